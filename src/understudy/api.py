@@ -108,7 +108,10 @@ def replay(
         raise ConfigError("decisions are recorded by KV-aware routing only; choose routing kv")
     if pools and compare_without_tiers:
         raise ConfigError("compare_without_tiers does not support pools; leave out one of them")
-    if compare_without_tiers and not WorkerPool(engine=engine or VllmConfig(), tiers=tiers).below().tiers:
+    if (
+        compare_without_tiers
+        and not WorkerPool(engine=engine or VllmConfig(), tiers=tiers).resolve_tiers().tiers
+    ):
         raise ConfigError("compare_without_tiers needs tiers to compare with; add a g2 tier (--g2)")
     routing_without_tiers = _copy_routing(routing) if compare_without_tiers else routing
     if synthesize_tokens:
@@ -223,7 +226,7 @@ def _note_generic_times(
 def _note_eviction_order(engines: list[VllmConfig]) -> list[str]:
     """Note eviction orders that make a run an approximation of vLLM."""
     return [
-        f"eviction_policy={engine.described()['eviction_policy']} is not the order of {engine.kv_manager} blocks: "
+        f"eviction_policy={engine.describe()['eviction_policy']} is not the order of {engine.kv_manager} blocks: "
         f"the run is not step-exact with vLLM {engine.vllm_version}"
         for engine in engines
         if not engine.has_engine_eviction_order

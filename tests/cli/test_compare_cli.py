@@ -73,7 +73,7 @@ def test_no_comparison_without_the_origin_of_its_times(reports: list[Path], tmp_
         f"Times of {path.stem}" for path in (reports[0], other, silent)
     ]
     assert lines[1].endswith("preset: ours")
-    assert lines[2].endswith("a source that its report does not name")
+    assert lines[2].endswith("an unnamed source")
 
 
 def test_three_reports_are_compared_with_the_first(reports: list[Path], tmp_path: Path) -> None:

@@ -246,7 +246,7 @@ def refused(
         (f"replay {TRACE} --keep-ids", "--keep-ids is not an option of format mooncake; known are"),
         (
             f"replay {ROOT}/examples/logs/sharegpt.json --format sharegpt",
-            "has no timestamps: replay it closed loop (--concurrency N",
+            "has no timestamps; replay it closed loop (--concurrency N",
         ),
         (
             'serve m --tiers {"tiers":[{"tier":"g2","blocks":4096}]}',

@@ -251,7 +251,7 @@ def test_an_empty_file_changes_nothing(tmp_path: Path, trace: Path) -> None:
         (["--set", "engine..x=3"], "a.b=value"),
         (["--set", "workers=[1"], "workers=[1"),
         (["--workers", "0"], "workers must be at least 1"),
-        (["--routing", "kv_router"], "here it is kv"),
+        (["--routing", "kv_router"], "write kv"),
         (["--event-delay-ms", "5"], "--event-delay-ms is for routing kv, but routing is round_robin"),
         (["--routing", "kv", "--event-loss", "2"], "--event-loss must be from 0 to below 1"),
         (["--routing", "fair"], "choose one of round_robin, random, least_loaded"),

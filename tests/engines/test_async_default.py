@@ -53,7 +53,7 @@ def test_with_speculation_it_depends_on_the_method_and_the_version(
 ) -> None:
     config = VllmConfig(vllm_version=version, speculative_config=drafts(method))
     assert config.asynchronous is asynchronous
-    assert config.described()["async_scheduling"] is asynchronous
+    assert config.describe()["async_scheduling"] is asynchronous
 
 
 def test_bursts_of_the_mocker_are_synchronous() -> None:

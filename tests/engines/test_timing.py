@@ -335,7 +335,7 @@ class Slower:
 
 def test_a_model_in_python_is_asked_by_one_thread() -> None:
     workload, model = single_turns([50] * 8, 5, arrival_ms=list(range(8))), Slower()
-    with pytest.raises(ConfigError, match=r"threads > 1 .* timing Slower .* leave threads out"):
+    with pytest.raises(ConfigError, match=r"threads > 1 .* timing Slower, .* leave threads out"):
         run_offline(workload, workers=2, timing=model, threads=2)
     assert model.asked == 0
     digests = {run_offline(workload, timing=Slower(), threads=threads).facts["digest"] for threads in (1, 2)}

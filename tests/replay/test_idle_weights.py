@@ -25,7 +25,7 @@ ENGINE = VllmConfig(block_size=16, num_gpu_blocks=60)
 )
 def test_a_weight_without_a_tier_is_refused_by_its_field(weight: dict[str, Any], field: str) -> None:
     idle = TiersConfig(**weight)
-    says = f"tiers: {field} says what a token weighs in a tier, and there is none; add one"
+    says = f"tiers: {field} gives the KV bytes per token in a tier, and there is none; add one"
     with pytest.raises(ConfigError, match=says):
         understudy.replay(crowd(), ENGINE, tiers=idle)
     with pytest.raises(ConfigError, match=says):

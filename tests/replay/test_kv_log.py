@@ -233,7 +233,7 @@ def test_what_the_run_did_not_keep_is_not_written_nor_anything_beside_it(
     assert run.kv is not None
     missing = "kv_trace" if "events" in kept else "events"
     paths: dict[str, Any] = {name: tmp_path / file for name, file in asked.items()}
-    with pytest.raises(InvalidArgument, match=f"the run kept no {missing}: play it with {missing}=True"):
+    with pytest.raises(InvalidArgument, match=f"the run kept no {missing}; run it with {missing}=True"):
         run.kv.write(**paths)
     assert list(tmp_path.iterdir()) == []
 

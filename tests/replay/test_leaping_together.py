@@ -17,7 +17,7 @@ from understudy.engines.timing import Constant, Interpolated, Polynomial
 from understudy.errors import WrongState
 from understudy.router.kv import KvRouting
 from understudy.run.offline import run_offline
-from understudy.run.schema import columns_of
+from understudy.run.schema import list_columns
 from understudy.run.timeline import Timeline
 from understudy.tiers.settings import TiersConfig
 from understudy.timing.coefficients import StepCoefficients
@@ -307,6 +307,6 @@ def test_whoever_comes_while_a_step_runs_finds_the_worker_as_if_it_had_not_ended
         leapt, stepped = (
             run_offline(workload, config, leaping=leaping, **how).timeline for leaping in (True, False)
         )
-        for declared in columns_of(Timeline):
+        for declared in list_columns(Timeline):
             for one, other in zip(declared.arrays(leapt), declared.arrays(stepped), strict=True):
                 assert one.tolist() == other.tolist(), (seed, declared.name)

@@ -31,7 +31,7 @@ def test_timestamps_begin_at_zero_and_are_divided_by_the_arrival_rate_scale() ->
 
 def test_a_workload_without_timestamps_needs_a_concurrency() -> None:
     workload = single_turns([10, 10], has_arrivals=False)
-    with pytest.raises(ConfigError, match=r"no timestamps: replay it closed loop \(--concurrency N, or load"):
+    with pytest.raises(ConfigError, match=r"no timestamps; replay it closed loop \(--concurrency N, or load"):
         run_offline(workload)
     assert run_offline(workload, load=ClosedLoop(concurrency=1)).timeline.completed.all()
 

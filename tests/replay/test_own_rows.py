@@ -13,7 +13,7 @@ from replay.building import conversations, crowd, single_turns
 from understudy.cli import main
 from understudy.engines.config import VllmConfig
 from understudy.run.offline import run_offline
-from understudy.run.schema import columns_of
+from understudy.run.schema import list_columns
 from understudy.run.tier_columns import TierColumns
 from understudy.tiers import TiersConfig
 from workload.building import row, trace_file
@@ -53,7 +53,7 @@ def test_row_i_is_request_i_of_the_workload_as_it_was_given(
     if tiers is not None:
         assert before.tiers is not None
         assert after.tiers is not None
-        declared = [column for column in columns_of(TierColumns) if column.about.per == "request"]
+        declared = [column for column in list_columns(TierColumns) if column.about.per == "request"]
         for column in declared:
             for ours, theirs in zip(column.arrays(after.tiers), column.arrays(before.tiers), strict=True):
                 np.testing.assert_array_equal(ours, theirs[rows], err_msg=column.name)

@@ -24,7 +24,7 @@ from understudy.report.verdicts import verdicts
 from understudy.router import FleetView, KvEventBatch, KvRouting, Router, RouteRequest
 from understudy.run.digest import digests
 from understudy.run.offline import OfflineRun, run_offline
-from understudy.run.pools import WorkerPool, names_of
+from understudy.run.pools import WorkerPool, name_pools
 from understudy.run.settings import ReplaySettings
 from understudy.tiers import TiersConfig
 from understudy.workload import ClosedLoop
@@ -294,7 +294,7 @@ def test_the_device_of_pools_without_tiers_is_a_tier_too() -> None:
     ],
 )
 def test_pools_are_told_apart(given: list[str], told: list[str]) -> None:
-    assert names_of([WorkerPool(name=name) for name in given]) == told
+    assert name_pools([WorkerPool(name=name) for name in given]) == told
 
 
 @pytest.mark.parametrize(
@@ -334,7 +334,7 @@ def test_a_file_may_list_pools(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "why"),
     [
-        ("workers: 2\npools: [{}]", "pools have workers of their own"),
+        ("workers: 2\npools: [{}]", "pools have their own workers"),
         ("pools: 3", "pools must be a list"),
         ("pools: [{size: 3}]", r"pools\[0\].size is not known"),
         ("pools: [{workers: 0}]", "workers"),
@@ -353,7 +353,7 @@ def test_pools_of_a_file_that_make_no_sense_are_refused(text: str, why: str, tmp
 
 
 def test_blanks_around_the_name_of_a_pool_do_not_count() -> None:
-    assert names_of([WorkerPool(name=" a"), WorkerPool(name="a")]) == ["pool 0", "pool 1"]
+    assert name_pools([WorkerPool(name=" a"), WorkerPool(name="a")]) == ["pool 0", "pool 1"]
     with pytest.raises(ConfigError, match="name must be text"):
         WorkerPool(name=5)  # type: ignore[arg-type]
 

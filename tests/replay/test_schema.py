@@ -21,7 +21,7 @@ from understudy.report import Report
 from understudy.report.requests import key_of
 from understudy.run.digest import digests
 from understudy.run.offline import run_offline
-from understudy.run.schema import About, check_columns, columns_of, take_columns, totals_of
+from understudy.run.schema import About, check_columns, list_columns, list_totals, take_columns
 from understudy.run.tier_columns import TierColumns
 from understudy.run.timeline import Timeline
 from understudy.tiers import TiersConfig
@@ -52,11 +52,11 @@ class Little:
 
 
 def test_a_declaration_has_name_type_unit_and_meaning() -> None:
-    a, b, c = columns_of(Little)
+    a, b, c = list_columns(Little)
     assert (a.name, a.dtype, a.about.unit, a.parts) == ("a_ns", np.int64, "ns", 1)
     assert (b.name, b.dtype, b.about.source) == ("b", np.int32, "workload")
     assert (c.parts, c.about.per) == (2, "sample")
-    assert totals_of(Little) == ("count",)
+    assert list_totals(Little) == ("count",)
 
 
 def test_columns_come_from_the_core_and_the_workload_in_the_workloads_order() -> None:
@@ -77,8 +77,8 @@ def test_columns_of_one_kind_are_as_long() -> None:
 
 def test_every_array_and_number_of_the_core_is_declared() -> None:
     """What the core counts and nobody declares would be in no output."""
-    declared = {c.about.core_name or c.name for c in (*columns_of(Timeline), *columns_of(TierColumns))}
-    told = declared | set(totals_of(Timeline)) | {"tiers", "tier_totals", "links", "events", "kv_trace"}
+    declared = {c.about.core_name or c.name for c in (*list_columns(Timeline), *list_columns(TierColumns))}
+    told = declared | set(list_totals(Timeline)) | {"tiers", "tier_totals", "links", "events", "kv_trace"}
     told |= {"step_ns", "uncovered_ns"}  # of the timing model, for the report: no part of what happened
     core = {name for name in dir(FleetResult) if not name.startswith("_")}
     assert core - told == {"rejections", "total_preemptions"}
@@ -89,8 +89,8 @@ def test_a_column_of_the_core_is_declared_in_one_file_of_it() -> None:
     room = sorted((ROOT / "core" / "replay").iterdir())
     sources = {path.name: path.read_text() for path in (*room, ROOT / "core" / "bindings" / "replay.cpp")}
     sources["replay.cpp"] = re.sub(r'from\.read(_if_there)?\("\w+"', "", sources["replay.cpp"])
-    totals = set(totals_of(Timeline)) - {"num_workers", "blocks_per_worker", "block_size"}
-    columns = (*columns_of(Timeline), *columns_of(TierColumns))
+    totals = set(list_totals(Timeline)) - {"num_workers", "blocks_per_worker", "block_size"}
+    columns = (*list_columns(Timeline), *list_columns(TierColumns))
     names = totals | {c.about.core_name or c.name for c in columns if c.about.source == "core"}
     names -= {"evictions", "stored_blocks"}  # of the engine's store
     for name in names:
@@ -103,7 +103,7 @@ def test_lines_of_requests_have_every_column_with_a_row_a_request(tmp_path: Path
     path = tmp_path / "requests.jsonl"
     Report.build(run_offline(crowd(5), ENGINE, tiers=TIERS).timeline).requests_jsonl(path)
     keys = set(json.loads(path.read_text().splitlines()[0]))
-    for declared in (*columns_of(Timeline), *columns_of(TierColumns)):
+    for declared in (*list_columns(Timeline), *list_columns(TierColumns)):
         if declared.about.per == "request":
             for part in range(declared.parts):
                 assert key_of(declared, part) in keys
@@ -129,10 +129,10 @@ def unchecked(timeline: Timeline, **changes: Any) -> Any:
 def test_no_column_can_change_without_the_digest_but_one_that_came_later_and_says_so() -> None:
     timeline, tiers = record()
     before = digests(timeline)["digest"]
-    assert [declared.name for declared in columns_of(Timeline) if not declared.about.digested] == [
+    assert [declared.name for declared in list_columns(Timeline) if not declared.about.digested] == [
         "queued_ns"
     ]
-    for declared in columns_of(Timeline):
+    for declared in list_columns(Timeline):
         if not declared.about.digested:
             continue
         (array,) = declared.arrays(timeline)
@@ -140,10 +140,10 @@ def test_no_column_can_change_without_the_digest_but_one_that_came_later_and_say
         changed = array.copy()
         changed[-1] += 1
         assert digests(unchecked(timeline, **{declared.name: changed}))["digest"] != before, declared.name
-    for name in totals_of(Timeline):
+    for name in list_totals(Timeline):
         other = unchecked(timeline, **{name: getattr(timeline, name) + 1})
         assert digests(other)["digest"] != before, name
-    for declared in columns_of(TierColumns):
+    for declared in list_columns(TierColumns):
         for part, array in enumerate(declared.arrays(tiers)):
             changed = array.copy()
             changed[-1] += 1
@@ -225,7 +225,7 @@ def test_a_run_that_keeps_its_events_has_the_digest_of_one_that_does_not() -> No
 )
 def test_the_type_of_a_column_is_read_however_numpy_spells_an_array(array: Any) -> None:
     record = type("R", (), {"__annotations__": {"sizes": Annotated[array, About("request", "tokens", "x")]}})
-    (column,) = columns_of(record)
+    (column,) = list_columns(record)
     assert column.dtype is np.int32
 
 
@@ -234,4 +234,4 @@ def test_a_column_without_a_type_is_refused_by_name() -> None:
         "R", (), {"__annotations__": {"sizes": Annotated[list[Any], About("request", "tokens", "x")]}}
     )
     with pytest.raises(InvalidArgument, match=r"R\.sizes"):
-        columns_of(record)
+        list_columns(record)

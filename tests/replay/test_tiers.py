@@ -13,7 +13,7 @@ from understudy._core import Tier
 from understudy.engines.config import VllmConfig
 from understudy.errors import ConfigError, PolicyError
 from understudy.kv import EvictionPolicy
-from understudy.run.layers import tiers_by_name
+from understudy.run.layers import index_tiers_by_name
 from understudy.run.offline import run_offline
 from understudy.run.settings import ReplaySettings
 from understudy.tiers import TierPlan, TiersConfig, to_core
@@ -275,16 +275,16 @@ def test_a_file_lists_tiers_and_single_settings_win_over_it(tmp_path: Path) -> N
     ("layer", "match"),
     [
         ({"tiers": [{"tier": "g2"}, {"tier": "g2"}]}, "g2 is given more than once"),
-        ({"tiers": [5]}, r"tiers\[0\] must hold settings"),
-        ({"tiers": [{"blocks": 5}]}, r"tiers\[0\] must hold settings, tier"),
+        ({"tiers": [5]}, r"tiers\[0\] must be settings"),
+        ({"tiers": [{"blocks": 5}]}, r"tiers\[0\] must be settings with tier"),
         ({"tiers": 5}, "tiers must be a list"),
-        ({"tiers": {"g2": {"tier": "g3"}}}, "tiers.g2 must hold settings of g2"),
-        ({"tiers": {"g2": 5}}, "tiers.g2 must hold settings of g2"),
+        ({"tiers": {"g2": {"tier": "g3"}}}, "tiers.g2 must be settings of g2"),
+        ({"tiers": {"g2": 5}}, "tiers.g2 must be settings of g2"),
     ],
 )
 def test_tiers_that_are_no_list_of_tiers_are_refused(layer: dict[str, Any], match: str) -> None:
     with pytest.raises(ConfigError, match=match):
-        tiers_by_name(layer)
+        index_tiers_by_name(layer)
 
 
 # --- Dynamo's names -------------------------------------------------------------------------------------------------
@@ -334,7 +334,7 @@ def test_tiers_given_twice_are_refused_and_a_weight_may_stand_with_the_engine() 
     host = TiersConfig.from_dict({"tiers": [{"tier": "g2", "blocks": 5}]})
     run = run_offline(crowd(), weighed, tiers=host)
     assert run.facts["tiers"]["kv_bytes_per_token"] == 1024
-    with pytest.raises(ConfigError, match="what a token weighs is given twice"):
+    with pytest.raises(ConfigError, match="kv_bytes_per_token is given twice"):
         run_offline(crowd(), weighed, tiers=TiersConfig.from_dict({"model": "Qwen3-8B"}))
     with pytest.raises(ConfigError, match="tiers: not a setting of engine"):
         VllmConfig.from_dict({"tiers": []})

@@ -12,7 +12,7 @@ from understudy.report.metrics import DISTRIBUTIONS, SCALARS
 from understudy.report.statistics import PERCENTILE_METHOD
 from understudy.report.tier_metrics import TIER_DISTRIBUTIONS, TIER_ROWS, TIER_SCALARS
 from understudy.run.digest import OF_LINK, OF_TIER, OF_VLLM_OFFLOAD
-from understudy.run.schema import columns_of, totals_of
+from understudy.run.schema import list_columns, list_totals
 from understudy.run.tier_columns import TierColumns
 from understudy.run.timeline import Timeline
 
@@ -32,7 +32,7 @@ def table(metrics: tuple[Metric, ...]) -> str:
 
 def columns() -> str:
     """One row a column of the record; those of runs with tiers last."""
-    declared = (*columns_of(Timeline), *columns_of(TierColumns))
+    declared = (*list_columns(Timeline), *list_columns(TierColumns))
     rows = [f"| `{c.name}` | {c.about.per} | {c.about.unit} | {c.about.doc} |" for c in declared]
     return "\n".join(["| column | one per | unit | meaning |", "|---|---|---|---|", *rows])
 
@@ -53,19 +53,21 @@ def quoted(names: Sequence[str]) -> str:
 
 def left_out() -> list[str]:
     """The names of these, by the schema."""
-    columns = (*columns_of(Timeline), *columns_of(TierColumns))
-    covered = {c.name for c in columns if c.about.digested} | {*totals_of(Timeline), "tiers"}
-    undigested = [c.name for c in columns_of(TierColumns) if not c.about.digested]
+    columns = (*list_columns(Timeline), *list_columns(TierColumns))
+    covered = {c.name for c in columns if c.about.digested} | {*list_totals(Timeline), "tiers"}
+    undigested = [c.name for c in list_columns(TierColumns) if not c.about.digested]
     return [each.name for each in fields(Timeline) if each.name not in covered] + undigested
 
 
 def digest() -> str:
     """What the digest covers, and what not."""
-    bare = quoted([c.name for c in (*columns_of(Timeline), *columns_of(TierColumns)) if not c.about.digested])
+    bare = quoted(
+        [c.name for c in (*list_columns(Timeline), *list_columns(TierColumns)) if not c.about.digested]
+    )
     totals = [name for name in dir(TierTotals) if not name.startswith("_") and name not in OF_VLLM_OFFLOAD]
     lines = [
         f"- every column above, but for {bare};",
-        f"- the run's numbers: {quoted(totals_of(Timeline))};",
+        f"- the run's numbers: {quoted(list_totals(Timeline))};",
         f"- with tiers, their totals: {quoted(totals)}, and {quoted(OF_VLLM_OFFLOAD)} where they are not 0;",
         f"- of each tier its name, {quoted(OF_TIER)} and its residency over time;",
         f"- of each link its name, `bandwidth_gbps`, {quoted(OF_LINK)} and `bucket_bytes`.",

@@ -20,7 +20,7 @@ def test_a_report_at_a_prompt_is_one_line() -> None:
     shown = repr(Report.build(timeline(Row([10, 20, 30])), {"workload": "t.jsonl"}))
     assert shown == (
         "<Report t.jsonl: 1 of 1 requests in 0.0 s, TTFT p50 10 ms, p99 10 ms, 100 output tokens/s, 0 verdicts; "
-        "times from a source that its report does not name>"
+        "times from an unnamed source>"
     )
     assert "\n" not in repr(Report.build(crowd(300)))
 

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 PRESET = "preset: Llama-3.1-8B in bf16 (KV bf16) on H100, fitted: BLIS"
 FITTED = "calibrated: Llama-3.1-8B in bf16 on 1 × H100"
-UNNAMED = "times from a source that its report does not name"
+UNNAMED = "times from an unnamed source"
 ON_H100 = ["--model", "Llama-3.1-8B", "--gpu", "H100"]
 REQUESTS = [
     {"request_id": f"r{i}", "arrival_s": i / 10, "input_tokens": 500, "output_tokens": 8} for i in range(3)

@@ -113,7 +113,7 @@ def test_columns_that_contradict_the_timeline_are_refused() -> None:
         tiered(sample_held_blocks=[0, 21, 0])
     with pytest.raises(InvalidArgument, match="room_wait_ns must have 3 entries"):
         tiered(room_wait_ns=[0])
-    with pytest.raises(InvalidArgument, match="sample_held_blocks has another number of rows"):
+    with pytest.raises(InvalidArgument, match="sample_held_blocks and sample_time_ns have different"):
         tiered(sample_held_blocks=[0], sample_host_blocks=[0])
 
 

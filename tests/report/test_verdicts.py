@@ -123,9 +123,7 @@ def test_prefixes_that_meet_different_workers_are_scattered() -> None:
     in_turn = [[number % 12, 100 + number] for number in range(120)]
     load = single_turns([512] * 120, 4, [50.0 * n for n in range(120)], in_turn, trace_block_size=256)
     tight = understudy.replay(load, VllmConfig(block_size=16, num_gpu_blocks=40), workers=4)
-    assert "unlimited caches with the same routing would hit 45.0 %" in found(
-        rules.cache_too_small(tight)
-    )
+    assert "unlimited caches with the same routing would hit 45.0 %" in found(rules.cache_too_small(tight))
     assert rules.scattered_prefixes(tight) is None
 
 

@@ -11,7 +11,7 @@ import numpy as np
 from understudy.calibrate.load import Load, requests
 from understudy.errors import InvalidArgument
 from understudy.run.offline import run_offline
-from understudy.run.times import times_in_words
+from understudy.run.times import format_times
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -143,4 +143,4 @@ def predict_run(
     tpot = (columns.last_token_ns - columns.first_token_ns) / 1e6 / gaps
     names = load.workload.request_ids or []
     requests = list(zip(names, ttft.tolist(), tpot.tolist(), e2e.tolist(), strict=True))
-    return PredictedRun(requests, times_in_words(run.facts["times"]))
+    return PredictedRun(requests, format_times(run.facts["times"]))

@@ -163,7 +163,7 @@ def _emit(args: argparse.Namespace) -> int:
     from understudy.events.endpoints import rank_endpoint
     from understudy.events.synthesize import TokenSource
     from understudy.run.offline import run_offline
-    from understudy.run.settings import ReplaySettings, files_given
+    from understudy.run.settings import ReplaySettings, list_given_files
     from understudy.workload.formats import read_trace
 
     if (args.out is None) == (args.bind is None):
@@ -186,7 +186,7 @@ def _emit(args: argparse.Namespace) -> int:
     settings = ReplaySettings.read(args.config, flags, args.set, base=scenario_settings(args))
     if settings.pools:
         raise ConfigError("pools: events emit supports equal workers only; give engine and workers instead")
-    given_files = files_given(args.config, args.set) | files_named(settings)
+    given_files = list_given_files(args.config, args.set) | files_named(settings)
     inputs = {"TRACE": args.trace, "--config": args.config, **given_files}
     check_outputs({"--out": args.out}, inputs)
     reading = {} if args.trace_block_size is None else {"trace_block_size": args.trace_block_size}

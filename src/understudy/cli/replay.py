@@ -184,7 +184,7 @@ def run(args: argparse.Namespace) -> int:
     from understudy.cli.progress import progress_bar, progress_bars
     from understudy.cli.replay_others import read_slo, replay_on_live_workers, replay_real_engine
     from understudy.errors import InvalidArgument
-    from understudy.run.settings import ReplaySettings, files_given
+    from understudy.run.settings import ReplaySettings, list_given_files
     from understudy.workload import read_trace
     from understudy.workload.progress import reporting_progress
 
@@ -209,7 +209,7 @@ def run(args: argparse.Namespace) -> int:
         all_tiers = [pool.tiers for pool in settings.pools] if settings.pools else [settings.tiers]
         loads_fail = any(tiers is not None and tiers.offload.onboard_failure_rate for tiers in all_tiers)
         router_flags.read_seed(args.seed, settings.router or settings.routing, loads_fail=loads_fail)
-    check_outputs(outputs, {**files_given(args.config, args.set), **files_named(settings)})
+    check_outputs(outputs, {**list_given_files(args.config, args.set), **files_named(settings)})
     started = time.perf_counter()
     is_silent = args.quiet or args.digest
     with (

@@ -278,7 +278,7 @@ class VllmConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
         free_list = "vllm_append" if appends.get(profile.free_order, False) else "vllm"
         return self.eviction_policy in (None, free_list)
 
-    def described(self) -> dict[str, Any]:
+    def describe(self) -> dict[str, Any]:
         """Return the engine's settings without tiers, as JSON values."""
         alone = msgspec.structs.replace(self, tiers=TiersConfig())
         described: dict[str, Any] = msgspec.to_builtins(alone, enc_hook=name_of)

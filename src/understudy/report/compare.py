@@ -19,7 +19,7 @@ from understudy.report.metrics import BY_KEY
 from understudy.report.saved import read_report
 from understudy.report.text import NONE, quantity
 from understudy.router.kv import KvRouting
-from understudy.run.times import times_in_words
+from understudy.run.times import format_times
 from understudy.tiers.settings import OffloadSettings
 
 if TYPE_CHECKING:
@@ -111,7 +111,7 @@ class Comparison:
         """Name the source of each report's times, one line per source."""
         sources: dict[str, list[str]] = {}
         for name, report in zip(self.names, self.reports, strict=True):
-            sources.setdefault(times_in_words(report["run"].get("times")), []).append(name)
+            sources.setdefault(format_times(report["run"].get("times")), []).append(name)
         if len(sources) == 1:
             return [f"Times from {words}" for words in sources]
         return [f"Times of {', '.join(names)} from {words}" for words, names in sources.items()]

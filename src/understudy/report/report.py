@@ -20,7 +20,7 @@ from understudy.report.statistics import PERCENTILE_METHOD, Statistics
 from understudy.report.tier_metrics import TIER_METRICS
 from understudy.report.tiers import TiersReport
 from understudy.run.timeline import FinishReason, Status
-from understudy.run.times import times_in_words
+from understudy.run.times import format_times
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -291,7 +291,7 @@ class Report:
             f"<Report {self.run.get('workload', '')}: {self.requests.completed:,} of {self.requests.total:,} requests "
             f"in {self.duration_s:,.1f} s, TTFT p50 {self.ttft_ms.p50:,.0f} ms, p99 {self.ttft_ms.p99:,.0f} ms, "
             f"{self.throughput.output_tokens_per_s:,.0f} output tokens/s, {len(self.verdicts)} verdicts; "
-            f"times from {times_in_words(self.run.get('times'))}>"
+            f"times from {format_times(self.run.get('times'))}>"
         )
 
     def _repr_html_(self) -> str:

@@ -14,7 +14,7 @@ from understudy.errors import ConfigError
 from understudy.outputs import create
 from understudy.report.latency import NS_PER_MS, Latencies
 from understudy.report.tiers import tier_hits
-from understudy.run.schema import NEVER, Column, columns_of
+from understudy.run.schema import NEVER, Column, list_columns
 from understudy.run.tier_columns import BELOW, TierColumns
 from understudy.run.timeline import FinishReason, Status, Timeline
 
@@ -92,7 +92,7 @@ def _row_type(keys: tuple[str, ...]) -> Any:
 def _convert_columns(record: Timeline | TierColumns, part: slice) -> dict[str, list[Any]]:
     return {
         key_of(declared, at): _convert_values(declared, array[part])
-        for declared in columns_of(type(record))
+        for declared in list_columns(type(record))
         if declared.about.per == "request"
         for at, array in enumerate(declared.arrays(record))
     }

@@ -18,7 +18,7 @@ from understudy.report.tier_table import (
     build_tier_table,
     list_tier_facts,
 )
-from understudy.run.times import lateness_in_words, times_in_words
+from understudy.run.times import format_lateness, format_times
 
 if TYPE_CHECKING:
     from rich.console import Console, ConsoleOptions, RenderResult
@@ -64,10 +64,10 @@ class ReportTable:
             yield Padding(text, (0, 1), expand=False)
         for note in self.report.run.get("notes", ()):
             yield Padding(Text.assemble(("Note  ", "yellow"), note), (0, 1), expand=False)
-        words = times_in_words(self.report.run.get("times"))
+        words = format_times(self.report.run.get("times"))
         yield Padding(Text.assemble(("Times from  ", "dim"), words), (0, 1), expand=False)
         if "lateness_ms" in self.report.run:
-            late = lateness_in_words(self.report.run["lateness_ms"])
+            late = format_lateness(self.report.run["lateness_ms"])
             yield Padding(Text.assemble(("Machine late  ", "dim"), late), (0, 1), expand=False)
         if "digest" in self.report.run:
             digest = Text.assemble(("Digest  ", "dim"), str(self.report.run["digest"]), overflow="fold")

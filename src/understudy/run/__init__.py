@@ -1,1 +1,1 @@
-"""Runs: workloads through simulated workers on a virtual clock, and the record that they leave."""
+"""Replays of workloads on simulated workers with a virtual clock, and the records of such runs."""

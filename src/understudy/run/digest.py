@@ -1,4 +1,4 @@
-"""Digests: equal runs have equal ones on every machine."""
+"""Digests of runs; equal runs have equal digests on every machine."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from understudy._core import xxh3_64
-from understudy.run.schema import columns_of, totals_of
-from understudy.run.tier_columns import name_of
+from understudy.run.schema import list_columns, list_totals
+from understudy.run.tier_columns import name_tier
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -35,18 +35,18 @@ OF_VLLM_OFFLOAD = ("deferred_lookups", "flushed_copies", "refused_stores")
 
 
 def digests(timeline: Timeline, kv: KvLog | None = None) -> dict[str, Any]:
-    """`digest`, over the whole timeline, and `digests`, of its parts, so that runs that differ show in what.
+    """Compute `digest` over the whole timeline, and `digests` of its parts, which show where runs differ.
 
-    Covered is every declared column (requests, gaps, samples; with tiers loads) that does not say `digested=False`,
-    every whole number and, with tiers, their totals, residency and links. Not covered are `queued_ns`, the names of
-    requests, the wording of rejections and the blocks of single workers (docs/metrics.md lists them). Events are no
-    part of it, since a run may not have kept them: where `kv` has them, they are a part of their own.
+    Covered are all declared columns (requests, gaps, samples; with tiers loads) without `digested=False`, all whole
+    numbers and, with tiers, their totals, residency and links. Not covered are `queued_ns`, the names of requests, the
+    wording of rejections and the blocks of single workers (docs/metrics.md lists them). Events are not in `digest`,
+    because a run may not keep them; where `kv` has them, they are a separate part.
     """
     parts = {
         "requests": _hash(_columns(timeline, "request")),
         "gaps": _hash(_columns(timeline, "gap")),
         "samples": _hash(_columns(timeline, "sample")),
-        "totals": _hash((name, getattr(timeline, name)) for name in totals_of(type(timeline))),
+        "totals": _hash((name, getattr(timeline, name)) for name in list_totals(type(timeline))),
     }
     if (tiers := timeline.tiers) is not None:
         parts["tier_requests"] = _hash(_columns(tiers, "request"))
@@ -79,7 +79,7 @@ def _bytes(item: NDArray[Any] | int | float | str) -> bytes:
 
 
 def _columns(record: Timeline | TierColumns, per: str) -> Iterator[Item]:
-    for declared in columns_of(type(record)):
+    for declared in list_columns(type(record)):
         if declared.about.per == per and declared.about.digested:
             for array in declared.arrays(record):
                 yield declared.name, array
@@ -88,11 +88,11 @@ def _columns(record: Timeline | TierColumns, per: str) -> Iterator[Item]:
 def _tiers(tiers: TierColumns) -> Iterator[Item]:
     totals = tiers.totals
     for name in dir(type(totals)):
-        # What only vLLM's offload counts is told where it did: other runs have the digests that they had before it.
+        # Counters of vLLM's offload are added only if not 0, so that digests of other runs stay equal.
         if not name.startswith("_") and (name not in OF_VLLM_OFFLOAD or getattr(totals, name)):
             yield name, getattr(totals, name)
     for summary in tiers.tiers:
-        yield "tier", name_of(summary)
+        yield "tier", name_tier(summary)
         for name in OF_TIER:
             yield name, getattr(summary, name)
         for array in summary.residency:

@@ -1,4 +1,4 @@
-"""The fleet of a run: pools of workers with tiers below them, in the core's terms and in words."""
+"""The fleet of a run: pools of workers with tiers, converted for the core and for a run's facts."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from understudy.memory import (
     WORKER_BYTES,
     require_memory,
 )
-from understudy.run.pools import names_of
+from understudy.run.pools import name_pools
 from understudy.tiers.native import slots_for, to_core
 from understudy.tiers.plan import TierPlan
 
@@ -33,8 +33,9 @@ if TYPE_CHECKING:
 
 
 class FleetPlan:
-    """Every worker is a deployment of `ranks` engines, which its pool then has as workers of their own; they `meet`
-    unless what they share says that they do not: then they are played one after another.
+    """Plan the engines of a run. Every worker is a deployment of `ranks` engines, each a worker of its pool.
+
+    `meet`: workers share state and run at the same time; else they run one after another.
 
     ConfigError where the fleet cannot serve the workload, or would not fit into this machine's memory.
     """
@@ -44,58 +45,58 @@ class FleetPlan:
     ) -> None:
         if workload.adapter is not None and not all(pool.engine.enable_lora for pool in pools):
             named = ", ".join(workload.adapters[:3])
-            raise ConfigError(f"the workload names LoRA adapters ({named}): set enable_lora, and max_loras")
+            raise ConfigError(f"the workload names LoRA adapters ({named}); set enable_lora, and max_loras")
         self.ranks = ranks
         self.deployments = sum(pool.workers for pool in pools)
         self.pools = [msgspec.structs.replace(pool, workers=pool.workers * ranks) for pool in pools]
-        self._names = names_of(pools)
-        self._plans = [TierPlan.of(pool.below(), pool.engine.block_size) for pool in pools]
-        self._most_blocks = _blocks_of(workload, self.engine)
+        self._names = name_pools(pools)
+        self._plans = [TierPlan.of(pool.resolve_tiers(), pool.engine.block_size) for pool in pools]
+        self._max_blocks = _count_blocks(workload, self.engine)
         self._require_memory(meet)
 
     @property
     def engine(self) -> VllmConfig:
-        """Of the first pool: where all must agree, it speaks for them."""
+        """Engine settings of the first pool; used where all pools must agree."""
         return self.pools[0].engine
 
     @property
     def workers(self) -> int:
-        """Of all pools."""
+        """Number of workers in all pools."""
         return self.deployments * self.ranks
 
     @property
     def worker_blocks(self) -> list[int]:
-        """On the device of every worker."""
+        """Device blocks of each worker."""
         return [pool.engine.num_gpu_blocks for pool in self.pools for _ in range(pool.workers)]
 
     def native(self, timing: TimingModel | None, *, events: bool, kv_trace: bool, seed: int) -> list[Pool]:
-        """As the core takes it; `timing` is in place of each engine's own."""
+        """Build the core's pools; `timing` replaces each engine's own model."""
         return [
             Pool(
                 engine=pool.engine.native(
                     events=events,
                     kv_trace=kv_trace,
-                    offload=build_vllm_offload(plan, pool.engine, self._most_blocks),
+                    offload=build_vllm_offload(plan, pool.engine, self._max_blocks),
                 ),
                 timing=pool.engine.native_timing(timing),
                 workers=pool.workers,
-                tiers=None if plan is None else to_core(plan, self._most_blocks, seed=seed),
+                tiers=None if plan is None else to_core(plan, self._max_blocks, seed=seed),
                 name=name,
             )
             for pool, plan, name in zip(self.pools, self._plans, self._names, strict=True)
         ]
 
     def size(self) -> dict[str, int]:
-        """For a run's facts."""
+        """Return the number of workers and ranks, for a run's facts."""
         return {"workers": self.workers, **({} if self.ranks == 1 else {"data_parallel_size": self.ranks})}
 
-    def described(self) -> dict[str, Any]:
-        """Its settings, for a run's facts: of each pool, where there are several."""
+    def describe(self) -> dict[str, Any]:
+        """Return the settings for a run's facts, per pool where there are several."""
         pools = [
             {
                 "scheduling": describe_scheduling([pool.engine]),
-                "engine": pool.engine.described(),
-                **({} if plan is None else {"tiers": pool.below().described()}),
+                "engine": pool.engine.describe(),
+                **({} if plan is None else {"tiers": pool.resolve_tiers().describe()}),
             }
             for pool, plan in zip(self.pools, self._plans, strict=True)
         ]
@@ -110,25 +111,26 @@ class FleetPlan:
         }
 
     def _require_memory(self, meet: bool) -> None:
-        """Refuse at once what cannot fit, with an estimate. Slots cost as they are used, so a fleet is as large as its
-        content; but a policy of the user's is told of every slot.
+        """Raise ConfigError if the estimated memory does not fit into this machine.
+
+        A slot uses memory only once it is filled, except that a user-defined policy has an entry for every slot.
         """
-        what, need, most = [], 0, self._most_blocks
+        parts, need, most = [], 0, self._max_blocks
         for pool, plan in zip(self.pools, self._plans, strict=True):
             tiers = () if plan is None else plan.tiers
             short = SLOT_BYTES * pool.engine.num_gpu_blocks * (pool.engine.num_gpu_blocks < SHORT_BLOCKS)
-            there = (
+            resident = (
                 pool.workers
                 if meet or tiers or not isinstance(pool.engine.eviction_policy, str | None)
                 else 1
             )
-            need += there * (WORKER_BYTES + short + (TIERS_BYTES if tiers else 0))
-            need += (pool.workers - there) * ABSENT_BYTES
+            need += resident * (WORKER_BYTES + short + (TIERS_BYTES if tiers else 0))
+            need += (pool.workers - resident) * ABSENT_BYTES
             own = pool.engine.num_gpu_blocks + sum(
                 slots_for(tier.blocks, most) for tier in tiers if not tier.shared
             )
             shared = sum(slots_for(tier.blocks, most) for tier in tiers if tier.shared)
-            what.append(
+            parts.append(
                 f"{pool.workers:,} workers of {own:,} blocks"
                 + (f" and {shared:,} shared ones" if shared else "")
             )
@@ -136,17 +138,17 @@ class FleetPlan:
             for tier in tiers:
                 holders = 1 if tier.shared else pool.workers
                 slots.append((holders * slots_for(tier.blocks, most), tier.eviction))
-            for there_are, policy in slots:
+            for number, policy in slots:
                 native = policy is None or isinstance(policy, str)
-                need += SLOT_BYTES * (slots_for(there_are, most) if native else there_are)
+                need += SLOT_BYTES * (slots_for(number, most) if native else number)
         require_memory(
-            ", ".join(what),
+            ", ".join(parts),
             need,
             "fewer workers, or fewer blocks (num_gpu_blocks, and those of the tiers), need less",
         )
 
 
-def _blocks_of(workload: Workload, engine: VllmConfig) -> int:
-    """Blocks that hold every token of the workload, if none is shared."""
+def _count_blocks(workload: Workload, engine: VllmConfig) -> int:
+    """Count the blocks for all tokens of the workload if none are shared."""
     tokens = workload.prompt_tokens.astype(np.int64) + workload.output_tokens
     return int((-(-tokens // engine.block_size)).sum())

@@ -1,4 +1,4 @@
-"""What the workers of a run said about their blocks, and what they did with them."""
+"""KV events, allocations and evictions of a run's workers."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from understudy.errors import InvalidArgument
 from understudy.events import Consolidator, EventColumns, EventsLost, Stored, decode
 from understudy.events.file import write_columns
 from understudy.outputs import create
-from understudy.run.tier_columns import SHARED, name_of
+from understudy.run.tier_columns import SHARED, name_tier
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -28,9 +28,9 @@ if TYPE_CHECKING:
 
 
 class KvLog:
-    """Events and allocations of a run, by worker. Only what the run was asked to keep is there.
+    """Events and allocations of a run by worker, as far as the run kept them.
 
-    A tier that workers share (G3, G4) is a publisher of its own, beside them; one of each pool that has it.
+    A tier that workers share (G3, G4) is a separate publisher, one per pool.
     """
 
     def __init__(
@@ -49,19 +49,19 @@ class KvLog:
         self._kept = {"events": events, "kv_trace": kv_trace}
 
     def events(self, worker: int, stream: Stream) -> Iterator[tuple[int, Stored | Removed]]:
-        """(end of its step in ns, event) in order; the ids of a stream count from 0 by 1.
+        """Yield (end of the step in ns, event) in order; the ids of a stream count from 0 by 1.
 
         InvalidArgument when the run kept no events, or has no such worker.
         """
         self._require("events")
         if not 0 <= worker < self._workers:
             raise InvalidArgument(f"worker must be from 0 to {self._workers - 1}, got {worker}")
-        return self._decoded(self._result.events(worker), stream)
+        return self._decode(self._result.events(worker), stream)
 
     def shared_events(
         self, tier: Tier, stream: Stream, pool: str | None = None
     ) -> Iterator[tuple[int, Stored | Removed]]:
-        """As `events`, of a tier that workers share: those of `pool`, where several have one.
+        """Yield the events of a shared tier as `events` does; `pool` selects one where several have such a tier.
 
         InvalidArgument when there is none, or more than one.
         """
@@ -72,32 +72,32 @@ class KvLog:
             raise InvalidArgument(f"{named} {tier.name}")
         if len(found) > 1:
             pools = ", ".join(repr(summary.pool) for summary in found)
-            raise InvalidArgument(f"several pools have a tier {tier.name}: name one of them, {pools}")
-        return self._decoded(found[0].events, stream)
+            raise InvalidArgument(f"several pools have a tier {tier.name}; name one of {pools}")
+        return self._decode(found[0].events, stream)
 
     def digests(self) -> Iterator[tuple[str, int]]:
-        """Of what every publisher said, and when, by name; InvalidArgument when the run kept no events."""
+        """Yield (publisher, digest of its events and times); InvalidArgument when the run kept no events."""
         self._require("events")
-        return ((name, told.digest) for name, told in self._tables().items())
+        return ((name, table.digest) for name, table in self._tables().items())
 
     def raw_distance(self) -> dict[str, float]:
-        """How far a router on the raw streams, which takes every Removed at its word, is from the truth.
+        """Compare the consolidated blocks with those of a router that applies every Removed of the raw streams.
 
-        Copies that are announced beside others, and that leave before the last: each of these is a block that such a
-        router believes gone. How many those are, the mean of every worker over its events, and the most of any.
+        `second_copies` were stored in addition to another copy; each of `early_removals`, before the last copy, makes
+        such a router miss a block. `wrong_blocks` counts these: mean per worker over its events, and peak.
         """
         self._require("events")
         distances = []
-        for told in self._tables().values():
-            heads, hashes = told.heads(raw=True), told.sequence_hashes(raw=True)
+        for table in self._tables().values():
+            heads, hashes = table.heads(raw=True), table.sequence_hashes(raw=True)
             names = np.concatenate(hashes) if hashes else np.zeros(0, np.uint64)
-            truth = Consolidator()
+            consolidator = Consolidator()
             unknown = np.zeros_like(names)
             kinds, tiers, parents, offsets = (
                 heads[name] for name in ("kinds", "tiers", "parents", "offsets")
             )
-            truth.apply(EventColumns(kinds, tiers, parents, offsets, names, unknown))  # type: ignore[arg-type]
-            distances.append(truth.distance)
+            consolidator.apply(EventColumns(kinds, tiers, parents, offsets, names, unknown))  # type: ignore[arg-type]
+            distances.append(consolidator.distance)
         return {
             "second_copies": sum(distance.second_copies for distance in distances),
             "early_removals": sum(distance.early_removals for distance in distances),
@@ -108,21 +108,21 @@ class KvLog:
     def _require(self, *what: Literal["events", "kv_trace"]) -> None:
         for name in what:
             if not self._kept[name]:
-                raise InvalidArgument(f"the run kept no {name}: play it with {name}=True")
+                raise InvalidArgument(f"the run kept no {name}; run it with {name}=True")
 
     def _tables(self) -> dict[str, EventTable]:
         tables = {f"worker {worker}": self._result.events(worker) for worker in range(self._workers)}
-        return tables | {name_of(summary): summary.events for summary in self._shared()}
+        return tables | {name_tier(summary): summary.events for summary in self._shared()}
 
     def _shared(self) -> list[TierSummary]:
         shared = [summary for summary in self._result.tiers if summary.tier in SHARED]
         return sorted(shared, key=lambda summary: (summary.first_worker, int(summary.tier)))
 
-    def _decoded(self, told: EventTable, stream: Stream) -> Iterator[tuple[int, Stored | Removed]]:
+    def _decode(self, table: EventTable, stream: Stream) -> Iterator[tuple[int, Stored | Removed]]:
         ids = count()
-        batch, times = told.rows()
+        batch, times = table.rows()
         for event in decode(batch, dp_rank=0, block_size=self._block_size, stream=stream):
-            assert not isinstance(event, EventsLost)  # nothing bounds an engine's events
+            assert not isinstance(event, EventsLost)  # an engine's events are unbounded
             yield int(times[event.event_id]), msgspec.structs.replace(event, event_id=next(ids))
 
     def write(
@@ -133,9 +133,9 @@ class KvLog:
         kv_trace: str | PathLike[str] | None = None,
         tokens: TokenSource | None = None,
     ) -> None:
-        """Write the files that are named; lines of events with `tokens`, and the local hashes of those, where given.
+        """Write the given files; with `tokens`, event lines have token ids and their local hashes.
 
-        InvalidArgument, and no file, when the run did not keep one of them.
+        InvalidArgument, with no file written, when the run did not keep one of them.
         """
         if events is not None or raw_events is not None:
             self._require("events")
@@ -151,9 +151,9 @@ class KvLog:
     def write_events(
         self, path: str | PathLike[str], stream: Stream, tokens: TokenSource | None = None
     ) -> None:
-        """Write the events of all publishers: columns where the name ends in .npz, else a JSON line an event, by time.
+        """Write the events of all publishers: columns if the name ends in .npz, else one JSON line per event, by time.
 
-        InvalidArgument when that is not possible.
+        InvalidArgument when the file cannot be written.
         """
         self._require("events")
         if stream not in ("raw", "consolidated"):
@@ -162,21 +162,23 @@ class KvLog:
             write_columns(path, self._tables(), stream=stream, block_size=self._block_size)
             return
 
-        def spoken(events: Iterator[tuple[int, Stored | Removed]]) -> Iterator[tuple[int, Stored | Removed]]:
+        def with_tokens(
+            events: Iterator[tuple[int, Stored | Removed]],
+        ) -> Iterator[tuple[int, Stored | Removed]]:
             return events if tokens is None else tokens.add_tokens(events)
 
         workers = [
-            _event_lines({"worker": worker}, spoken(self.events(worker, stream)))
+            _event_lines({"worker": worker}, with_tokens(self.events(worker, stream)))
             for worker in range(self._workers)
         ]
         tiers = [
-            _event_lines({"publisher": name_of(summary)}, spoken(self._decoded(summary.events, stream)))
+            _event_lines({"publisher": name_tier(summary)}, with_tokens(self._decode(summary.events, stream)))
             for summary in self._shared()
         ]
         _write(path, heapq.merge(*workers, *tiers, key=_time))
 
     def write_trace(self, path: str | PathLike[str]) -> None:
-        """Write a JSON line an allocation or eviction, by time and then worker. Errors as `write_events`."""
+        """Write one JSON line per allocation or eviction, by time, then worker. Errors as `write_events`."""
         self._require("kv_trace")
         _write(path, heapq.merge(*map(self._trace_lines, range(self._workers)), key=_time))
 
@@ -220,7 +222,7 @@ def _event_lines(
 
 
 def _time(line: dict[str, Any]) -> int:
-    """Merging keeps publishers in order where times are equal."""
+    """Return the sort key of a line; the merge keeps the order of publishers at equal times."""
     time_ns: int = line["time_ns"]
     return time_ns
 

@@ -1,4 +1,4 @@
-"""Settings of tiers in layers: a file, flags and assignments, each over the one before."""
+"""Settings of tiers in layers (a file, flags, assignments), each of which overrides the previous one."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ if TYPE_CHECKING:
     from understudy.tiers.settings import TiersConfig
 
 TIER_FIELDS = ("tiers", "offload", "kv_bytes_per_token", "model", "kv_dtype")
-_WEIGHTS = (("kv_bytes_per_token",), ("model", "kv_dtype"))
+_KV_SIZES = (("kv_bytes_per_token",), ("model", "kv_dtype"))
 
 
-def tiers_by_name(layer: dict[str, Any]) -> dict[str, Any]:
-    """The layer with its list of tiers as settings by the tier's name, so that one setting of one can be replaced."""
+def index_tiers_by_name(layer: dict[str, Any]) -> dict[str, Any]:
+    """Convert a layer's list of tiers to settings by name, so that a later layer can replace single settings."""
     tiers = layer.get("tiers")
     if tiers is None:
         return {name: value for name, value in layer.items() if name != "tiers"}
@@ -23,9 +23,7 @@ def tiers_by_name(layer: dict[str, Any]) -> dict[str, Any]:
         named: dict[str, Any] = {}
         for at, tier in enumerate(tiers):
             if not isinstance(tier, dict) or not isinstance(tier.get("tier"), str):
-                raise ConfigError(
-                    f"tiers[{at}] must hold settings, tier (g2, g3 or g4) among them; got {tier!r}"
-                )
+                raise ConfigError(f"tiers[{at}] must be settings with tier (g2, g3 or g4); got {tier!r}")
             name = tier["tier"]
             if name in named:
                 raise ConfigError(f"tiers: {name} is given more than once")
@@ -35,53 +33,53 @@ def tiers_by_name(layer: dict[str, Any]) -> dict[str, Any]:
         raise ConfigError(f"tiers must be a list of tiers, got {tiers!r}")
     for name, tier in tiers.items():
         if not isinstance(tier, dict) or tier.get("tier", name) != name:
-            raise ConfigError(f"tiers.{name} must hold settings of {name}, got {tier!r}")
+            raise ConfigError(f"tiers.{name} must be settings of {name}, got {tier!r}")
     return {**layer, "tiers": {name: {"tier": name, **tier} for name, tier in tiers.items()}}
 
 
-def superseded(base: dict[str, Any], layer: dict[str, Any]) -> dict[str, Any]:
-    """`base` (by name) without what `layer` says in another way: all tiers, a capacity, what a token weighs."""
+def drop_superseded(base: dict[str, Any], layer: dict[str, Any]) -> dict[str, Any]:
+    """Remove settings from `base` that `layer` replaces: all tiers, a capacity, KV bytes per token."""
     base = dict(base)
     if layer.get("tiers", ()) is None or isinstance(layer.get("tiers"), list):
         base.pop("tiers", None)
     elif isinstance(base.get("tiers"), dict) and isinstance(layer.get("tiers"), dict):
         base["tiers"] = {
-            name: _resized(tier, layer["tiers"].get(name)) for name, tier in base["tiers"].items()
+            name: _drop_capacity(tier, layer["tiers"].get(name)) for name, tier in base["tiers"].items()
         }
-    for ours, others in (_WEIGHTS, _WEIGHTS[::-1]):
+    for ours, others in (_KV_SIZES, _KV_SIZES[::-1]):
         if any(layer.get(name) is not None for name in ours):
             for other in others:
                 base.pop(other, None)
     return base
 
 
-def refuse_idle_weight(
-    tiers: TiersConfig, engine: dict[str, Any], *, none_on_purpose: bool, or_gpu: bool = True
+def reject_unused_kv_size(
+    tiers: TiersConfig, engine: dict[str, Any], *, removed_on_purpose: bool, or_gpu: bool = True
 ) -> None:
-    """For a run without a tier or a GPU: what a token weighs is then asked by nobody, and a mistake to give.
+    """Raise ConfigError for a KV size (bytes per token, model) that a run without tiers or GPU does not use.
 
-    Unless the tiers were taken away on purpose (`tiers: []`, the mocker's `num_g2_blocks: 0`), which leaves the weight
-    behind; a model has to exist even so. `engine` has the engine's settings as they were written.
+    Exception: the tiers were removed on purpose (`tiers: []`, the mocker's `num_g2_blocks: 0`); then only an unknown
+    model is an error. `engine` has the engine's settings as given.
     """
-    if none_on_purpose or engine.keys() & {"num_g2_blocks", "native_host_offload"}:
+    if removed_on_purpose or engine.keys() & {"num_g2_blocks", "native_host_offload"}:
         if tiers.model is not None:
             ModelShape.find(tiers.model).bytes_per_token(kv_dtype=tiers.kv_dtype)
         return
-    given = [name for names in _WEIGHTS for name in names if getattr(tiers, name) is not None]
+    given = [name for names in _KV_SIZES for name in names if getattr(tiers, name) is not None]
     if not given:
         return
     theirs = engine.get("kv_cache_bytes_per_token") is not None
     name = "kv_cache_bytes_per_token" if theirs else given[0]
     if not or_gpu:
         raise ConfigError(f"{name} needs a tier: give tiers")
-    if tiers.model is None:  # which a GPU asks for, and not for a weight
+    if tiers.model is None:  # a GPU needs a model, not KV bytes per token
         raise ConfigError(f"{name} needs a tier: give tiers (--g2 or --g2-bytes)")
     raise ConfigError(
         f"{name} needs a GPU or a tier: give gpu (--gpu, or --gpu-memory) or tiers (--g2 or --g2-bytes)"
     )
 
 
-def _resized(tier: dict[str, Any], over: Any) -> dict[str, Any]:
+def _drop_capacity(tier: dict[str, Any], over: Any) -> dict[str, Any]:
     if not isinstance(over, dict) or not {"blocks", "bytes"} & over.keys():
         return tier
     return {name: value for name, value in tier.items() if name not in ("blocks", "bytes")}

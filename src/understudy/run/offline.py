@@ -1,4 +1,4 @@
-"""Offline replay: a workload through simulated workers on a virtual clock."""
+"""Offline replay: run a workload on simulated workers with a virtual clock."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from understudy.router.kv import Decisions, KvRouter, KvRouting
 from understudy.run.digest import digests
 from understudy.run.fleet_plan import FleetPlan
 from understudy.run.kv_log import KvLog
-from understudy.run.pools import WorkerPool, pools_of
-from understudy.run.ranks import RankFront, ranks_of
-from understudy.run.routed import summarise
+from understudy.run.pools import WorkerPool, make_pools
+from understudy.run.ranks import RankFront, count_ranks
+from understudy.run.routed import summarise_decisions
 from understudy.run.timeline import Timeline
-from understudy.run.times import describe_times, front_end_ns, seen_by_client
+from understudy.run.times import add_front_end_time, describe_times, front_end_ns
 from understudy.workload import ClosedLoop, Lockstep, OpenLoop, Workload
 from understudy.workload.arrivals import LOCKSTEP_NS
 from understudy.workload.files import create_trace
@@ -42,13 +42,13 @@ Routing = Literal["round_robin", "random", "least_loaded", "power_of_two", "sess
 
 
 class OfflineRun(msgspec.Struct, frozen=True):
-    """What a run left: its columns, the facts to reproduce it (with its digest), and its blocks' history if kept."""
+    """Result of a run: its columns, the facts to reproduce it (with its digest), and its KV log if kept."""
 
     timeline: Timeline
     facts: dict[str, Any]
     kv: KvLog | None = None
     decisions: Decisions | None = None
-    """Of a KV-aware router, with the rows of the workload as it was given."""
+    """Decisions of a KV-aware router; rows are those of the given workload."""
 
 
 def run_offline(
@@ -105,24 +105,26 @@ def run_offline(
     )
     seed = whole_number("seed", seed, 0, 2**64 - 1)
     threads = whole_number("threads", threads, 1, 4096)
-    pools = pools_of(pools, engine, workers, tiers)
+    pools = make_pools(pools, engine, workers, tiers)
     if record_steps is not None:
         _check_recordable(pools)
     given = workload
-    workload, order = _as_it_arrives(workload, load)
-    looked_at = record_steps is not None or on_step_end is not None or ranks
-    alone = isinstance(load, OpenLoop) and routing in ("round_robin", "random") and not workload.turn.any()
-    fleet = FleetPlan(pools, workload, ranks_of(pools, routing), meet=looked_at or not alone)
-    if threads > 1 and timing is not None and fleet.workers > 1:  # they share it, as they may share a policy
+    workload, order = _sort_by_arrival(workload, load)
+    is_observed = record_steps is not None or on_step_end is not None or ranks
+    are_independent = (
+        isinstance(load, OpenLoop) and routing in ("round_robin", "random") and not workload.turn.any()
+    )
+    fleet = FleetPlan(pools, workload, count_ranks(pools, routing), meet=is_observed or not are_independent)
+    if threads > 1 and timing is not None and fleet.workers > 1:  # workers share it
         raise ConfigError(
-            f"threads > 1 needs independent workers, and timing {type(timing).__qualname__} is asked by all of them, "
-            "in an order that threads do not keep: leave threads out"
+            f"threads > 1 needs independent workers, but all share timing {type(timing).__qualname__}, whose order of "
+            "calls is not fixed with threads; leave threads out"
         )
     if routing == "kv":
         routing = KvRouting()
-    router = _router(routing, fleet, workload, seed)
+    router = _build_router(routing, fleet, workload, seed)
     outside_ns = front_end_ns(fleet.pools, timing)
-    if outside_ns:  # a client that has its answer that much later asks the next that much later
+    if outside_ns:  # the client receives each answer later, and so sends the next turn later
         workload = replace(workload, delay_ns=workload.delay_ns + outside_ns * (workload.turn > 0))
     settings = FleetSettings(
         pools=fleet.native(timing, events=events or record_steps is not None, kv_trace=kv_trace, seed=seed),
@@ -137,27 +139,29 @@ def run_offline(
         ranks=ranks,
         turnaround_ns=round(load.turnaround_ms * 1e6) + outside_ns if isinstance(load, ClosedLoop) else 0,
     )
-    play = partial(run_fleet, workload, settings, progress=progress)
+    run = partial(run_fleet, workload, settings, progress=progress)
     if record_steps is None:
-        names = _names(workload, order, fleet.engine)
-        result = play(names=names, on_step=None if on_step_end is None else _ends(on_step_end))
+        names = _list_request_names(workload, order, fleet.engine)
+        result = run(names=names, on_step=None if on_step_end is None else _ends(on_step_end))
     else:
         timed = not isinstance(load, Lockstep)
-        listens = events or not isinstance(router, str)  # a router hears of blocks, too
-        result = _play_recorded(play, record_steps, workload, order, fleet, timed=timed, keep_events=listens)
-    timeline = Timeline.of(
+        keep_events = events or not isinstance(router, str)  # a router object may receive events
+        result = _run_recorded(
+            run, record_steps, workload, order, fleet, timed=timed, keep_events=keep_events
+        )
+    timeline = Timeline.from_result(
         result, given, order, worker_blocks=fleet.worker_blocks, block_size=fleet.engine.block_size
     )
-    timeline = seen_by_client(timeline, outside_ns)
+    timeline = add_front_end_time(timeline, outside_ns)
     kv = None
     if events or kv_trace:
         kv = KvLog(result, fleet.engine.block_size, timeline.worker_blocks, events=events, kv_trace=kv_trace)
     facts = {
         **fleet.size(),
-        "routing": _described(routing),
+        "routing": _describe_routing(routing),
         "seed": seed,
         "load": msgspec.to_builtins(load),
-        **fleet.described(),
+        **fleet.describe(),
         **({} if timing is None else {"timing": type(timing).__qualname__}),
         "times": describe_times(fleet.pools, timing, result),
         **digests(timeline, kv if events else None),
@@ -167,12 +171,12 @@ def run_offline(
         decisions = router.decisions
         if order is not None:
             decisions = msgspec.structs.replace(decisions, rows=order[decisions.rows])
-        facts["router"] = summarise(decisions, timeline, fleet.engine.block_size)
+        facts["router"] = summarise_decisions(decisions, timeline, fleet.engine.block_size)
     return OfflineRun(timeline, facts, kv, decisions)
 
 
-def _check(load: object, routing: object, timing: object, progress: object, **yes_or_no: object) -> None:
-    """ConfigError for an argument that is something else than it should be."""
+def _check(load: object, routing: object, timing: object, progress: object, **switches: object) -> None:
+    """Raise ConfigError for an argument of the wrong type."""
     if isinstance(timing, str | type):
         raise ConfigError(f"timing must be a TimingModel, an object with its methods, got {timing!r}")
     if not isinstance(load, OpenLoop | ClosedLoop | Lockstep):
@@ -180,35 +184,35 @@ def _check(load: object, routing: object, timing: object, progress: object, **ye
     if routing is None or isinstance(routing, type):
         raise ConfigError(
             f"routing must be {', '.join(get_args(Routing))}, a KvRouting or a Router with choose(request, view), "
-            f"not a class of them; got {routing!r}"
+            f"not a class; got {routing!r}"
         )
-    for name, value in yes_or_no.items():
+    for name, value in switches.items():
         if not isinstance(value, bool):
             raise ConfigError(f"{name} must be True or False, got {value!r}")
     if progress is not None and not callable(progress):
-        raise ConfigError(f"progress must be a function of the requests that are done, got {progress!r}")
+        raise ConfigError(f"progress must be a function of the number of finished requests, got {progress!r}")
 
 
 def _check_recordable(pools: Sequence[WorkerPool]) -> None:
-    """A line a step says which blocks go next, which is for a policy of the user's alone to know."""
+    """Refuse user-defined policies: a recorded step lists the next blocks to evict, which they do not expose."""
     for pool in pools:
         if not isinstance(pool.engine.eviction_policy, str | None):
-            name = pool.engine.described()["eviction_policy"]
+            name = pool.engine.describe()["eviction_policy"]
             raise ConfigError(
-                f"record_steps tells which blocks go next, and eviction_policy {name} "
-                "is yours and keeps that to itself: name a built-in policy, or leave record_steps out"
+                f"record_steps lists the next blocks to evict, which the user-defined eviction_policy {name} "
+                "does not expose; name a built-in policy, or leave record_steps out"
             )
 
 
-def _as_it_arrives(
+def _sort_by_arrival(
     workload: Workload, load: OpenLoop | ClosedLoop | Lockstep
 ) -> tuple[Workload, npt.NDArray[np.int64] | None]:
-    """Its rows in the order in which they come, at the pace at which they do; and that order (None: as they stand)."""
+    """Return the rows in order of arrival at the load's rate, and that order (None: unchanged)."""
     if isinstance(load, ClosedLoop):
         return workload, None
     if isinstance(load, OpenLoop) and not workload.has_arrivals:
         raise ConfigError(
-            "the workload has no timestamps: replay it closed loop (--concurrency N, or load=ClosedLoop(N))"
+            "the workload has no timestamps; replay it closed loop (--concurrency N, or load=ClosedLoop(N))"
         )
     order = workload.arrival_order()
     workload = workload if order is None else workload.take(order)
@@ -217,7 +221,7 @@ def _as_it_arrives(
     return workload, order
 
 
-def _router(
+def _build_router(
     routing: Routing | KvRouting | Router | NativeRouter, fleet: FleetPlan, workload: Workload, seed: int
 ) -> Routing | Router | NativeRouter:
     if isinstance(routing, KvRouting):
@@ -228,15 +232,17 @@ def _router(
     return RankFront(routing, workload, fleet.deployments, fleet.ranks, seed=seed, profile=profile)
 
 
-def _names(workload: Workload, order: npt.NDArray[np.int64] | None, engine: VllmConfig) -> list[str]:
-    """By which a run's errors know its requests; none: by their rows. Under priorities, names break ties."""
+def _list_request_names(
+    workload: Workload, order: npt.NDArray[np.int64] | None, engine: VllmConfig
+) -> list[str]:
+    """Return request names for error messages (empty: rows are used). Under priorities, names break ties."""
     if engine.scheduling_policy == "priority":
         return workload.request_ids or []
     return [] if order is None else list(map(str, order.tolist()))
 
 
-def _play_recorded(
-    play: Callable[..., FleetResult],
+def _run_recorded(
+    run: Callable[..., FleetResult],
     path: str | PathLike[str],
     workload: Workload,
     order: npt.NDArray[np.int64] | None,
@@ -253,7 +259,7 @@ def _play_recorded(
         steps = StepFile(
             file, workload, names, fleet.engine, workers=fleet.workers, timed=timed, keep_events=keep_events
         )
-        result = play(names=names, on_step=steps.on_step)
+        result = run(names=names, on_step=steps.on_step)
         steps.finish()
     return result
 
@@ -266,7 +272,7 @@ def _ends(tell: Callable[[int, int], None]) -> Callable[[int, Engine, bool], Non
     return on_step
 
 
-def _described(routing: Routing | KvRouting | Router | NativeRouter) -> Any:
+def _describe_routing(routing: Routing | KvRouting | Router | NativeRouter) -> Any:
     if isinstance(routing, KvRouting):
         return {"kind": "kv", **msgspec.to_builtins(routing)}
     return routing if isinstance(routing, str) else type(routing).__qualname__

@@ -1,4 +1,4 @@
-"""Pools of a fleet: workers that are alike."""
+"""Pools of a fleet: groups of workers with equal settings."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ if TYPE_CHECKING:
 
 
 class WorkerPool(msgspec.Struct, frozen=True, kw_only=True):
-    """`workers` workers with one engine's settings, and tiers that they share with nobody else.
+    """`workers` workers with equal engine settings, and tiers that only they share.
 
-    The workers of a fleet are numbered through its pools. Pools of one fleet agree on the size of a block, which
-    routers and events go by. ConfigError names what is wrong.
+    The workers of a fleet are numbered across its pools. All pools of a fleet have the same block size, which routers
+    and events use. ConfigError names a wrong field.
     """
 
     engine: VllmConfig = VllmConfig()
     workers: int = 1
     tiers: TiersConfig | None = None
-    """Below the device; unless given, those that came with the engine's settings."""
+    """Tiers below the device (default: those in the engine's settings)."""
     name: str = "workers"
-    """What its tiers and links are called by where a fleet has several pools; blanks around it do not count."""
+    """Prefix of the names of its tiers and links where a fleet has several pools; stripped of blanks."""
 
     def __post_init__(self) -> None:
         if not isinstance(self.engine, VllmConfig):
@@ -41,35 +41,37 @@ class WorkerPool(msgspec.Struct, frozen=True, kw_only=True):
         msgspec.structs.force_setattr(self, "name", self.name.strip())
         msgspec.structs.force_setattr(self, "workers", whole_number("workers", self.workers, 1))
 
-    def below(self) -> TiersConfig:
-        """The tiers that were given, or those of the engine's settings. What a token weighs may stand with either."""
+    def resolve_tiers(self) -> TiersConfig:
+        """Return the given tiers, or those of the engine's settings; either may give KV bytes per token."""
         if self.tiers is None or self.tiers == TiersConfig():
             return self.engine.tiers
         if self.engine.tiers.tiers:
-            raise ConfigError("tiers are given twice: in the engine's settings, and beside it")
-        weight = self.engine.tiers.kv_bytes_per_token
-        if weight is None:
-            return self.tiers
-        if self.tiers.model is not None or self.tiers.kv_bytes_per_token not in (None, weight):
             raise ConfigError(
-                "what a token weighs is given twice: in the engine's settings, and beside the tiers"
+                "tiers are given twice; leave them out of the engine's settings, or of the pool"
             )
-        return msgspec.structs.replace(self.tiers, kv_bytes_per_token=weight)
+        kv_bytes = self.engine.tiers.kv_bytes_per_token
+        if kv_bytes is None:
+            return self.tiers
+        if self.tiers.model is not None or self.tiers.kv_bytes_per_token not in (None, kv_bytes):
+            raise ConfigError(
+                "kv_bytes_per_token is given twice; leave it out of the engine's settings, or of the tiers"
+            )
+        return msgspec.structs.replace(self.tiers, kv_bytes_per_token=kv_bytes)
 
-    def refuse_idle_weight(self) -> None:
-        """Refuse what a token weighs beside no tier, where nobody asks for it. ConfigError names the field."""
-        if self.tiers is None or self.below().tiers:
+    def reject_unused_kv_size(self) -> None:
+        """Raise ConfigError for a KV size (bytes per token, model) without tiers, where it is not used."""
+        if self.tiers is None or self.resolve_tiers().tiers:
             return
         for name in KV_SIZE_FIELDS:
             if getattr(self.tiers, name) is not None:
                 raise ConfigError(
-                    f"tiers: {name} says what a token weighs in a tier, and there is none; add one "
+                    f"tiers: {name} gives the KV bytes per token in a tier, and there is none; add one "
                     "(TierSettings(tier='g2', blocks=4096)), or leave it out"
                 )
 
 
 def check_pools(pools: Sequence[WorkerPool]) -> None:
-    """Whether they make a fleet."""
+    """Raise ConfigError if the pools do not form a fleet."""
     if not isinstance(pools, list | tuple):
         raise ConfigError(f"pools must be a list of WorkerPools, got {pools!r}")
     for pool in pools:
@@ -80,11 +82,13 @@ def check_pools(pools: Sequence[WorkerPool]) -> None:
         listed = ", ".join(f"{pool.engine.block_size} ({pool.name})" for pool in pools)
         raise ConfigError(f"pools of one fleet need one block_size, got {listed}")
     if len({pool.engine.scheduling_policy for pool in pools}) > 1:
-        raise ConfigError("pools of one fleet need one scheduling_policy: it says how requests are named")
+        raise ConfigError(
+            "pools of one fleet need one scheduling_policy, because it determines request names"
+        )
 
 
-def names_of(pools: Sequence[WorkerPool]) -> list[str]:
-    """What tells the pools of a fleet apart: their names, or their numbers where two have the same. One has none."""
+def name_pools(pools: Sequence[WorkerPool]) -> list[str]:
+    """Return distinct names: the pools' own, or numbers where two are equal. A single pool's name is empty."""
     if len(pools) == 1:
         return [""]
     given = [pool.name for pool in pools]
@@ -95,18 +99,18 @@ def names_of(pools: Sequence[WorkerPool]) -> list[str]:
     ]
 
 
-def pools_of(
+def make_pools(
     pools: Sequence[WorkerPool], engine: VllmConfig | None, workers: int, tiers: TiersConfig | None
 ) -> Sequence[WorkerPool]:
-    """The pools that were given, or one of workers that are all alike; ConfigError where they make no fleet."""
+    """Return the given pools, or one pool of equal workers; ConfigError if they do not form a fleet."""
     if pools and (engine is not None or workers != 1 or tiers is not None):
         raise ConfigError(
-            "pools have engines, workers and tiers of their own: leave engine, workers and tiers out"
+            "pools have their own engines, workers and tiers; leave engine, workers and tiers out"
         )
     pools = pools or [
         WorkerPool(engine=VllmConfig() if engine is None else engine, workers=workers, tiers=tiers)
     ]
     check_pools(pools)
     for pool in pools:
-        pool.refuse_idle_weight()
+        pool.reject_unused_kv_size()
     return pools

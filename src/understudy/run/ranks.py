@@ -1,4 +1,4 @@
-"""Data-parallel ranks of an offline run: separate engines, and the front of a deployment, which chooses among them."""
+"""Data-parallel ranks of an offline run: separate engines, and a front end that chooses among them."""
 
 from __future__ import annotations
 
@@ -19,24 +19,26 @@ if TYPE_CHECKING:
     from understudy.workload import Workload
 
 
-def ranks_of(pools: Sequence[WorkerPool], routing: object) -> int:
-    """How many ranks a deployment has; ConfigError where this version cannot play them."""
+def count_ranks(pools: Sequence[WorkerPool], routing: object) -> int:
+    """Return the number of ranks per deployment; ConfigError for unsupported combinations."""
     ranks = max(pool.engine.data_parallel_size for pool in pools)
     if ranks > 1 and len(pools) > 1:
         raise ConfigError("data_parallel_size above 1 needs a fleet of one pool; leave it out, or pools")
     if ranks > 1 and routing == "session_affinity":
-        raise ConfigError("data_parallel_size above 1 does not go with routing session_affinity")
+        raise ConfigError(
+            "data_parallel_size above 1 contradicts routing session_affinity; choose another routing"
+        )
     return ranks
 
 
 class RankFront(Router):
-    """Deployments by a policy of the fleet, and in each its ranks as vLLM's front chooses them.
+    """Choose a deployment by the fleet's policy, and a rank in it as vLLM's front end does.
 
-    Engine d · ranks + r is rank r of deployment d. The front takes the rank with the lowest score, from a place that
-    moves on with every request: what was sent there and has not ended, or what runs and waits if that is more; who
-    waits at a rank whose KV cache is more than half full counts up to four times. Before 0.27 the score was
-    4 · waiting + running, and before 0.25 the place was always rank 0. The front of vLLM hears of the ranks every
-    100 ms; this one knows them as they are.
+    Engine d · ranks + r is rank r of deployment d. The front end takes the rank with the lowest score, searching from a
+    start that rotates with every request. The score is the larger of requests sent there that have not ended, and
+    running plus waiting ones; waiting requests of a rank whose KV cache is more than half full count up to four times.
+    Before 0.27 the score was 4 · waiting + running, and before 0.25 the search always started at rank 0. vLLM's front
+    end receives the ranks' state every 100 ms; this one always has the current state.
     """
 
     def __init__(
@@ -54,10 +56,10 @@ class RankFront(Router):
         self._deployments = deployments
         self._ranks = ranks
         self._profile = profile
-        self._from = [0] * deployments
+        self._start = [0] * deployments
 
     def choose(self, request: RouteRequest, view: FleetView) -> int:
-        """See `Router`."""
+        """Choose an engine, as `Router` describes."""
         shape = (self._deployments, self._ranks)
         sent = view.outstanding_requests.reshape(shape)
         deployment = 0
@@ -69,9 +71,9 @@ class RankFront(Router):
         running, waiting = view.running[own], view.waiting[own]
         score = 4.0 * waiting + running
         if self._profile.front_counts_sent:
-            crowded = 6.0 * np.maximum(0.0, view.used_blocks[own] / view.total_blocks[own] - 0.5)
-            score = np.maximum(sent[deployment], waiting + running) + waiting * crowded
-        first = self._from[deployment]
+            penalty = 6.0 * np.maximum(0.0, view.used_blocks[own] / view.total_blocks[own] - 0.5)
+            score = np.maximum(sent[deployment], waiting + running) + waiting * penalty
+        first = self._start[deployment]
         if self._profile.front_rotates:
-            self._from[deployment] = (first + 1) % self._ranks
+            self._start[deployment] = (first + 1) % self._ranks
         return own.start + (first + int(np.argmin(np.roll(score, -first)))) % self._ranks

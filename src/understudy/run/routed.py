@@ -1,4 +1,4 @@
-"""How well requests were routed, and why each went where it went."""
+"""Summarize and write the decisions of a KV-aware router."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ if TYPE_CHECKING:
     from understudy.run.timeline import Timeline
 
 
-def summarise(decisions: Decisions, timeline: Timeline, block_size: int) -> dict[str, Any]:
-    """Decisions in numbers: believed and real hits as shares of prompt tokens, regret in blocks, and imbalance."""
+def summarise_decisions(decisions: Decisions, timeline: Timeline, block_size: int) -> dict[str, Any]:
+    """Summarize predicted and actual hits (shares of prompt tokens), regret (blocks) and imbalance."""
     if not len(decisions):
         return {"decisions": 0}
     rows = decisions.rows
@@ -43,7 +43,7 @@ def summarise(decisions: Decisions, timeline: Timeline, block_size: int) -> dict
 
 
 def write_decisions(path: str | PathLike[str], decisions: Decisions, timeline: Timeline) -> None:
-    """Write a JSON line a decision, in the order in which they were made. InvalidArgument when that is not possible."""
+    """Write one JSON line per decision, in order. InvalidArgument when the file cannot be written."""
     names = [name for name in decisions.__struct_fields__ if name != "rows"]
     columns = {"row": decisions.rows.tolist()} | {name: getattr(decisions, name).tolist() for name in names}
     columns["cached_tokens"] = timeline.cached_tokens_first[decisions.rows].tolist()

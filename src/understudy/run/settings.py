@@ -1,4 +1,4 @@
-"""Settings of a replay: from a YAML file, flags and single assignments, in that order of increasing weight."""
+"""Settings of a replay from a YAML file, flags and assignments; later ones override earlier ones."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from understudy.errors import ConfigError
 from understudy.outputs import files_named
 from understudy.router.kv import KvRouting  # noqa: TC001  (msgspec reads the annotation)
 from understudy.router.load import load_router, names_file_and_class
-from understudy.run.layers import TIER_FIELDS, refuse_idle_weight, superseded, tiers_by_name
+from understudy.run.layers import TIER_FIELDS, drop_superseded, index_tiers_by_name, reject_unused_kv_size
 from understudy.run.offline import Routing
 from understudy.run.pools import WorkerPool, check_pools
 from understudy.tiers.gpu import GpuSettings  # noqa: TC001  (msgspec reads the annotation)
@@ -42,35 +42,35 @@ _POOL_FIELDS = ("name", "workers", "engine", *TIER_FIELDS)
 
 
 class ReplaySettings(msgspec.Struct, frozen=True, kw_only=True):
-    """What a replay needs besides its workload."""
+    """All settings of a replay except its workload."""
 
     workers: int = 1
     routing: str = "round_robin"
-    """The name of a policy, or `FILE.py:CLASS`, a router of yours."""
+    """The name of a policy, or `FILE.py:CLASS` for a user-defined router."""
     router: KvRouting | None = None
-    """Of routing `kv`."""
+    """Settings of routing `kv`."""
     route_rejected: bool = False
     seed: int = 0
     load: OpenLoop | ClosedLoop | Lockstep = OpenLoop()
     engine: VllmConfig = VllmConfig()
     tiers: TiersConfig = TiersConfig()
-    """In a file: `tiers` (a list), `offload`, `kv_bytes_per_token`, `model` and `kv_dtype`, beside the others."""
+    """In a file: the top-level keys `tiers` (a list), `offload`, `kv_bytes_per_token`, `model` and `kv_dtype`."""
 
     pools: tuple[WorkerPool, ...] = ()
-    """In place of `workers`, `engine` and the tiers: a list, each with `name`, `workers`, `engine` and its tiers."""
+    """Pools instead of `workers`, `engine` and tiers; each has `name`, `workers`, `engine` and its tiers."""
 
     gpu: GpuSettings | None = None
-    """What steps take and how many blocks a worker has, from the model and the GPUs, where the engine does not say."""
+    """Model and GPUs, which determine step times and blocks per worker unless the engine's settings do."""
 
     ranks: bool = False
-    """Workers are data-parallel ranks that share experts: they step together. Follows from `gpu`."""
+    """Whether workers are data-parallel ranks that share experts and so step together. Derived from `gpu`."""
 
     notes: tuple[str, ...] = ()
-    """What was concluded from these settings, for the report."""
+    """Notes on derived settings, for the report."""
 
     @property
     def policy(self) -> Routing | KvRouting | Router:
-        """What to give to a replay as its routing: a router of yours is made anew for each."""
+        """Routing argument for a replay; a user-defined router is created anew by each access."""
         if self.router is not None:
             return self.router
         return (
@@ -86,7 +86,7 @@ class ReplaySettings(msgspec.Struct, frozen=True, kw_only=True):
         *,
         base: dict[str, Any] | None = None,
     ) -> ReplaySettings:
-        """Merge `base`, the file, the flags and `a.b=value` assignments. ConfigError names the field at fault."""
+        """Merge `base`, the file, the flags and `a.b=value` assignments. ConfigError names the wrong field."""
         merged: dict[str, Any] = {}
         layers = (
             base or {},
@@ -95,7 +95,7 @@ class ReplaySettings(msgspec.Struct, frozen=True, kw_only=True):
             *map(_parse_assignment, assignments),
         )
         for layer in layers:
-            merged = _merge(superseded(merged, layer), tiers_by_name(layer))
+            merged = _merge(drop_superseded(merged, layer), index_tiers_by_name(layer))
         for name in merged:
             if name not in _FIELDS:
                 raise ConfigError(f"{name} is not a setting of a replay; known are {', '.join(_FIELDS)}")
@@ -103,32 +103,34 @@ class ReplaySettings(msgspec.Struct, frozen=True, kw_only=True):
         if (listed := merged.pop("pools", None)) is not None:
             alone = [name for name in ("workers", "engine", "gpu", *TIER_FIELDS) if name in merged]
             if alone:
-                raise ConfigError(f"pools have {alone[0]} of their own: give it to each of them")
+                raise ConfigError(f"pools have their own {alone[0]}; give it to each of them")
             return msgspec.structs.replace(cls._read_routed(merged), pools=_read_pools(listed))
         settings = merged.pop("engine", {})
         if not isinstance(settings, dict):
-            raise ConfigError(f"engine must hold settings by name, got {settings!r}")
+            raise ConfigError(f"engine must be settings by name, got {settings!r}")
         engine = VllmConfig.from_dict(settings)
         below = {name: merged.pop(name) for name in TIER_FIELDS if name in merged}
-        engine, tiers = _one_set_of_tiers(engine, below)
+        engine, tiers = _merge_tiers(engine, below)
         read = msgspec.structs.replace(cls._read_routed(merged), engine=engine, tiers=tiers)
         if read.gpu is None:
             check_fitted_for(engine.timing, {"model": tiers.model, "kv_dtype": tiers.kv_dtype})
             if not tiers.tiers:
-                refuse_idle_weight(tiers, settings, none_on_purpose=any("tiers" in layer for layer in layers))
+                reject_unused_kv_size(
+                    tiers, settings, removed_on_purpose=any("tiers" in layer for layer in layers)
+                )
             return msgspec.structs.replace(read, tiers=tiers.drop_unused_kv_size())
         has_blocks = settings.get("num_gpu_blocks") is not None
         has_timing = any(settings.get(name) is not None for name in ("timing", "planner_profile_data"))
         if read.gpu.is_known:
             read.gpu.reject_unused_settings(engine.timing, has_blocks=has_blocks, has_timing=has_timing)
-        engine, notes = on_gpus(
+        engine, notes = apply_gpus(
             read.gpu, engine, tiers.model, tiers.kv_dtype, has_blocks=has_blocks, has_timing=has_timing
         )
         workers = read.workers
         if (size := read.gpu.data_parallel_size) > 1:
             if workers not in (1, size):
                 raise ConfigError(
-                    f"workers={workers} are not the {size} ranks of gpu.data_parallel_size, each of which is a worker; "
+                    f"workers={workers} differs from gpu.data_parallel_size={size}, where each rank is a worker; "
                     "leave workers out"
                 )
             workers = size
@@ -140,24 +142,24 @@ class ReplaySettings(msgspec.Struct, frozen=True, kw_only=True):
 
     @classmethod
     def _read_routed(cls, merged: dict[str, Any]) -> ReplaySettings:
-        """What stands beside the engine, or beside pools. A router's settings are for the one that was asked for."""
+        """Read the settings except engine, tiers and pools. ConfigError for `router` without routing kv."""
         read = read_as(cls, merged)
         if read.router is not None and read.routing != "kv":
             named = list(merged["router"]) or ["router"]
-            what = f"{', '.join(named)} {'is' if len(named) == 1 else 'are'}"
-            raise ConfigError(f"{what} for routing kv, but routing is {read.routing}")
+            subject = f"{', '.join(named)} {'is' if len(named) == 1 else 'are'}"
+            raise ConfigError(f"{subject} for routing kv, but routing is {read.routing}")
         return read
 
 
-def files_given(path: Path | None, assignments: list[str]) -> dict[str, Path]:
-    """The files that a file of settings and assignments name, those too of which settings keep only what they said."""
+def list_given_files(path: Path | None, assignments: list[str]) -> dict[str, Path]:
+    """List all files that a settings file and assignments name, including those that are only read."""
     found = files_named(_read_settings(path) if path else {})
     for assignment in assignments:
         found |= files_named(_parse_assignment(assignment))
     return found
 
 
-def on_gpus(
+def apply_gpus(
     gpu: GpuSettings,
     engine: VllmConfig,
     model: str | None,
@@ -166,9 +168,11 @@ def on_gpus(
     has_blocks: bool,
     has_timing: bool,
 ) -> tuple[VllmConfig, tuple[str, ...]]:
-    """The engine on these GPUs: its step times and blocks where it was not told them, and what to say of those."""
+    """Set step times and blocks from the GPUs unless given; return the engine and notes for the report."""
     if has_blocks and not gpu.is_known:
-        raise ConfigError("engine.num_gpu_blocks and gpu both say how many blocks a worker has; give one")
+        raise ConfigError(
+            "engine.num_gpu_blocks contradicts gpu, which determines the blocks of a worker; give one"
+        )
     if has_timing:
         gpu.check_timing(engine.timing, model, kv_dtype)
     elif gpu.is_known:
@@ -183,29 +187,27 @@ def on_gpus(
         sequences=engine.max_num_seqs,
     )
     note = (
-        f"about {found.blocks:,} KV blocks of {engine.block_size} tokens fit beside weights (± {found.plus_minus:,}: "
-        "an estimate; an engine's log knows better: --num-gpu-blocks, with its --block-size)"
+        f"estimated {found.blocks:,} KV blocks of {engine.block_size} tokens per worker (± {found.plus_minus:,}); for "
+        "the exact number pass --num-gpu-blocks and --block-size from vLLM's start-up log"
     )
     engine = msgspec.structs.replace(engine, num_gpu_blocks=found.blocks)
     return engine, (note,) if found.plus_minus else ()
 
 
-def _one_set_of_tiers(engine: VllmConfig, below: dict[str, Any]) -> tuple[VllmConfig, TiersConfig]:
-    """The tiers given beside the engine, or those that came with its settings under the mocker's names.
+def _merge_tiers(engine: VllmConfig, below: dict[str, Any]) -> tuple[VllmConfig, TiersConfig]:
+    """Return the given tiers, or those in the engine's settings under the mocker's names.
 
-    What a token weighs, and how blocks go down, may be said beside those too.
+    The latter may be combined with given KV bytes per token and offload settings.
     """
     given = {**below, "tiers": list(below.get("tiers", {}).values())}
     if engine.tiers == TiersConfig() or given["tiers"]:
         return engine, TiersConfig.from_dict(given)
-    mocker = engine.tiers.described()
-    weights = [name for name in ("kv_bytes_per_token", "model") if below.get(name) is not None]
-    if weights and mocker["kv_bytes_per_token"] not in (None, below.get("kv_bytes_per_token")):
-        raise ConfigError(
-            f"{weights[0]} and the engine's kv_bytes_per_token both say what a token weighs; give one"
-        )
-    beside = {name: value for name, value in below.items() if value is not None and name != "tiers"}
-    merged = _merge(mocker, beside)
+    mocker = engine.tiers.describe()
+    kv_sizes = [name for name in ("kv_bytes_per_token", "model") if below.get(name) is not None]
+    if kv_sizes and mocker["kv_bytes_per_token"] not in (None, below.get("kv_bytes_per_token")):
+        raise ConfigError(f"{kv_sizes[0]} contradicts the engine's kv_bytes_per_token; give one")
+    given_here = {name: value for name, value in below.items() if value is not None and name != "tiers"}
+    merged = _merge(mocker, given_here)
     return msgspec.structs.replace(engine, tiers=TiersConfig()), TiersConfig.from_dict(merged)
 
 
@@ -225,8 +227,10 @@ def _read_pools(listed: object) -> tuple[WorkerPool, ...]:
         engine = VllmConfig.from_dict(given)
         tiers = TiersConfig.from_dict(below) if below else None
         pool = WorkerPool(name=name, workers=settings.get("workers", 1), engine=engine, tiers=tiers)
-        if not pool.below().tiers:
-            refuse_idle_weight(pool.below(), given, none_on_purpose="tiers" in settings, or_gpu=False)
+        if not pool.resolve_tiers().tiers:
+            reject_unused_kv_size(
+                pool.resolve_tiers(), given, removed_on_purpose="tiers" in settings, or_gpu=False
+            )
             pool = msgspec.structs.replace(pool, tiers=None if tiers is None else tiers.drop_unused_kv_size())
         pools.append(pool)
     check_pools(pools)
@@ -235,7 +239,7 @@ def _read_pools(listed: object) -> tuple[WorkerPool, ...]:
 
 def _check_routing(name: object) -> None:
     if name == "kv_router":
-        raise ConfigError("routing kv_router is Dynamo's name for it; here it is kv")
+        raise ConfigError("routing kv_router is Dynamo's name; write kv")
     if isinstance(name, str) and names_file_and_class(name):
         return
     if name not in _ROUTINGS:
@@ -248,7 +252,7 @@ def _read_settings(path: Path) -> dict[str, Any]:
     from understudy.yaml_text import read_yaml
 
     content = read_yaml(path)
-    if content is None:  # nothing but comments
+    if content is None:  # only comments
         return {}
     if not isinstance(content, dict):
         raise ConfigError(f"{path}: expected settings by name at the top level")
@@ -281,7 +285,7 @@ def _merge(base: dict[str, Any], over: dict[str, Any]) -> dict[str, Any]:
         if known is not None and isinstance(known, dict) != isinstance(value, dict):
             raise ConfigError(f"{name} is given both as settings by name and as a single value")
         if not isinstance(known, dict) or value.get("kind", known.get("kind")) != known.get("kind"):
-            merged[name] = value  # settings of another kind have nothing in common
+            merged[name] = value  # settings of another kind share no fields
         else:
             merged[name] = _merge(known, value)
     return merged

@@ -1,4 +1,4 @@
-"""A file with every step of a replay, in the form of a recording of the real scheduler."""
+"""A file with every step of a replay, in the format of a recording of the real scheduler."""
 
 from __future__ import annotations
 
@@ -16,11 +16,10 @@ if TYPE_CHECKING:
 
 
 class StepFile:
-    """Writes a header, a line a step in the order in which steps end, and the totals.
+    """Write a header, one line per step in order of their ends, and the totals.
 
-    A line is what `understudy conformance` compares. Where workers keep their own time it has `end_ns` too, and with
-    several workers `worker`. `names` are those of the workload's rows.
-    `first_tokens` are the trace's ids; null where an output has none.
+    `understudy conformance` compares these lines. Workers on a clock also have `end_ns`, and several workers `worker`.
+    `names` are those of the workload's rows. `first_tokens` are the trace's ids; null for outputs without ids.
     """
 
     def __init__(
@@ -38,7 +37,9 @@ class StepFile:
         self._file = file
         self._workload = workload
         self._block_size = engine.block_size
-        self._first: dict[int, int | None] = {}  # of all workers: one may load what another computed
+        self._first: dict[
+            int, int | None
+        ] = {}  # shared by all workers: one may load blocks that another computed
         self._recorders = [
             StepRecorder(
                 engine.block_size, engine.asynchronous, keep_events=keep_events, first_tokens=self._first
@@ -72,7 +73,7 @@ class StepFile:
         self._file.write(json.dumps(line, separators=(",", ":")).encode() + b"\n")
 
     def _first_tokens(self, row: int) -> dict[int, int | None]:
-        """The first token of each block that prompt and output fill, by sequence hash."""
+        """Return the first token of each full block of prompt and output by sequence hash."""
         w = self._workload
         size = self._block_size
         prompt, output = int(w.prompt_tokens[row]), int(w.output_tokens[row])

@@ -1,6 +1,6 @@
-"""What the tiers of a run did, as columns beside those of the timeline."""
+"""Columns of a run's tiers, in addition to those of the timeline."""
 
-# Annotations are evaluated as the class is made: the schema reads them.
+# Annotations are evaluated when the class is created, because the schema reads them.
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated
 
@@ -20,48 +20,51 @@ BELOW = (Tier.G2, Tier.G3, Tier.G4)
 SHARED = (Tier.G3, Tier.G4)
 
 
-def name_of(summary: TierSummary) -> str:
-    """Its tier, behind the name of its pool where there are several."""
+def name_tier(summary: TierSummary) -> str:
+    """Return the tier's name, with its pool's name as prefix where there are several."""
     return f"{summary.pool} {summary.tier.name}".lstrip()
 
 
 @dataclass(frozen=True, eq=False, slots=True, kw_only=True)
 class TierColumns:
-    """Columns of a run with tiers: a row a request, in workload order, unless said otherwise."""
+    """Columns of a run with tiers, one row per request in workload order unless stated otherwise."""
 
     below_tokens_first: Annotated[
         tuple[Int64Column, Int64Column, Int64Column],
         About(
             "request",
             "tokens",
-            "Of `cached_tokens_first`, those from G2, G3 and G4; the rest was on the device.",
+            "Part of `cached_tokens_first` that came from G2, G3 and G4; the rest was on the device.",
         ),
     ]
     below_tokens_total: Annotated[
         tuple[Int64Column, Int64Column, Int64Column],
-        About("request", "tokens", "The same of `cached_tokens_total`."),
+        About("request", "tokens", "Part of `cached_tokens_total` that came from G2, G3 and G4."),
     ]
     parked_ns: Annotated[
-        Int64Column, About("request", "ns", "How long it was parked while its blocks were brought up.")
+        Int64Column, About("request", "ns", "Time that the request was parked while its blocks were loaded.")
     ]
     room_wait_ns: Annotated[
-        Int64Column, About("request", "ns", "How long it waited for slots whose bytes were still leaving.")
+        Int64Column,
+        About("request", "ns", "Time that the request waited for slots that were still being offloaded."),
     ]
-    onboard_ns: Annotated[Int64Column, About("load", "ns", "How long a load took that has ended.")]
+    onboard_ns: Annotated[Int64Column, About("load", "ns", "Duration of a finished load.")]
     sample_held_blocks: Annotated[
         Int64Column,
-        About("sample", "blocks", "Of the worker's active blocks, those whose bytes are still leaving."),
+        About("sample", "blocks", "Active blocks of the worker that are still being offloaded."),
     ]
     sample_host_blocks: Annotated[Int64Column, About("sample", "blocks", "Blocks on the worker's host.")]
     tiers: tuple[TierSummary, ...]
-    """Each tier at the end, pool by pool, the device first; those of a pool's workers together."""
+    """Tiers at the end of the run by pool, the device first; workers of a pool are combined."""
     totals: TierTotals
     links: tuple[LinkUsage, ...]
-    """Every link, until all transfers had ended."""
+    """Usage of every link until all transfers had ended."""
 
     @classmethod
-    def of(cls, result: "FleetResult", workload: "Workload", order: Int64Column | None) -> "TierColumns":
-        """Take them from a run of the core, as `Timeline.of` does."""
+    def from_result(
+        cls, result: "FleetResult", workload: "Workload", order: Int64Column | None
+    ) -> "TierColumns":
+        """Convert a result of the core, as `Timeline.from_result` does."""
         return cls(
             **take_columns(cls, result, workload, order),
             tiers=tuple(sorted(result.tiers, key=lambda summary: (summary.first_worker, int(summary.tier)))),
@@ -73,12 +76,12 @@ class TierColumns:
         check_columns(self)
 
     def workers_of(self, summary: TierSummary, num_workers: int) -> range:
-        """The workers of its pool, in a run of so many."""
+        """Return the workers of the tier's pool."""
         firsts = {other.first_worker for other in self.tiers if other.first_worker > summary.first_worker}
         return range(summary.first_worker, min(firsts, default=num_workers))
 
     def pool_of(self, worker: int) -> str:
-        """The name of its pool, which has tiers; empty where there is one pool only."""
+        """Return the name of the worker's pool, which has tiers; empty if there is one pool."""
         of_pool = max((s for s in self.tiers if s.first_worker <= worker), key=lambda s: s.first_worker)
         return of_pool.pool
 
@@ -87,7 +90,7 @@ class TierColumns:
         if len(self.parked_ns) != len(timeline):
             raise InvalidArgument(f"parked_ns has {len(self.parked_ns)} rows for {len(timeline)} requests")
         if len(self.sample_held_blocks) != len(timeline.sample_time_ns):
-            raise InvalidArgument("sample_held_blocks has another number of rows than sample_time_ns")
+            raise InvalidArgument("sample_held_blocks and sample_time_ns have different numbers of rows")
         for name, below, cached in (
             ("below_tokens_first", self.below_tokens_first, timeline.cached_tokens_first),
             ("below_tokens_total", self.below_tokens_total, timeline.cached_tokens_total),
@@ -98,5 +101,7 @@ class TierColumns:
             refuse(name, getattr(self, name) < 0, "must not be negative")
         held = self.sample_held_blocks
         refuse(
-            "sample_held_blocks", (held < 0) | (held > timeline.sample_used_blocks), "is not of the active"
+            "sample_held_blocks",
+            (held < 0) | (held > timeline.sample_used_blocks),
+            "is more than the active blocks",
         )

@@ -1,6 +1,6 @@
-"""The timeline: what happened to every request of a run, and how the workers fared, as columns."""
+"""The timeline of a run: columns of its requests and of samples of its workers."""
 
-# Annotations are evaluated as the class is made: the schema reads them, and to compile their text takes milliseconds.
+# Annotations are evaluated when the class is created: the schema reads them, and compiling their text takes ms.
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from understudy.errors import InvalidArgument
-from understudy.run.schema import NEVER, About, check_columns, refuse, take_columns, totals_of
+from understudy.run.schema import NEVER, About, check_columns, list_totals, refuse, take_columns
 from understudy.run.tier_columns import TierColumns
 from understudy.workload.columns import BoolColumn, Int32Column, Int64Column
 
@@ -34,7 +34,7 @@ _SIZES = ("num_workers", "blocks_per_worker", "block_size")
 
 
 class Status(IntEnum):
-    """How a request ended."""
+    """Final status of a request."""
 
     COMPLETED = 0
     REJECTED = 1
@@ -43,23 +43,22 @@ class Status(IntEnum):
 
 
 class FinishReason(IntEnum):
-    """What ended a request that completed."""
+    """Reason why a completed request ended."""
 
     NONE = 0
-    """It did not complete."""
+    """Not completed."""
     LENGTH = 1
-    """Its limit, or the model's context."""
+    """Limit of output tokens, or the model's context."""
     STOP = 2
-    """The model itself: EOS."""
+    """End-of-sequence token of the model."""
 
 
 @dataclass(frozen=True, eq=False, slots=True, kw_only=True)
 class Timeline:
-    """Columns that a replay fills: row i of a request column describes request i of the workload as it was given.
+    """Columns of a run: row i of a request column describes request i of the given workload.
 
-    Times are nanoseconds on the run's clock, −1 for never. Arrays are read-only and not copied when they come
-    with the right dtype. The constructor raises InvalidArgument or RowError, naming column and row, before an
-    inconsistent timeline exists.
+    Times are nanoseconds on the run's clock, −1 for never. Arrays are read-only, and not copied if they have the right
+    dtype. The constructor raises InvalidArgument or RowError, naming column and row, for inconsistent columns.
     """
 
     arrival_ns: Annotated[
@@ -67,7 +66,7 @@ class Timeline:
         About(
             "request",
             "time ns",
-            "When the request became ready; −1 for a turn whose session never got so far.",
+            "When the request became ready; −1 for a turn that its session did not reach.",
         ),
     ]
     queued_ns: Annotated[
@@ -75,12 +74,12 @@ class Timeline:
         About(
             "request",
             "time ns",
-            "When its engine read it: at once when idle, else at the end of the step that ran (vLLM's `queued_ts`).",
+            "When its engine read the request: on arrival if idle, else at the end of the step (vLLM's `queued_ts`).",
             digested=False,
         ),
     ]
     first_admit_ns: Annotated[
-        Int64Column, About("request", "time ns", "Start of the step that first scheduled it.")
+        Int64Column, About("request", "time ns", "Start of the step that first scheduled the request.")
     ]
     first_token_ns: Annotated[
         Int64Column, About("request", "time ns", "When the first output token was visible.")
@@ -90,14 +89,14 @@ class Timeline:
     ]
     last_token_ns: Annotated[
         Int64Column,
-        About("request", "time ns", "When the last output token was visible; −1 when there was none."),
+        About("request", "time ns", "When the last output token was visible; −1 if there was none."),
     ]
     finish_ns: Annotated[
         Int64Column,
         About(
             "request",
             "time ns",
-            "When it completed, was rejected or was cancelled; −1 exactly when it is unfinished.",
+            "When the request completed, was rejected or was cancelled; −1 only if unfinished.",
         ),
     ]
     prompt_tokens: Annotated[Int32Column, About("request", "tokens", "Prompt length.", "workload")]
@@ -106,22 +105,22 @@ class Timeline:
         About(
             "request",
             "tokens",
-            "Output length of the workload, as far as a limit does not cut it.",
+            "Output length in the workload, after limits.",
             "workload",
             "cut_output_tokens",
         ),
     ]
-    output_tokens: Annotated[Int32Column, About("request", "tokens", "Tokens that were emitted.")]
+    output_tokens: Annotated[Int32Column, About("request", "tokens", "Emitted tokens.")]
     cached_tokens_first: Annotated[
         Int32Column,
-        About("request", "tokens", "Prompt tokens found in the prefix cache at the first admission."),
+        About("request", "tokens", "Prompt tokens in the prefix cache at the first admission."),
     ]
     cached_tokens_total: Annotated[
         Int64Column,
         About(
             "request",
             "tokens",
-            "Tokens found in the prefix cache, summed over all admissions (one more after each preemption).",
+            "Tokens in the prefix cache, summed over all admissions (one more after each preemption).",
         ),
     ]
     looked_up_tokens: Annotated[
@@ -129,16 +128,16 @@ class Timeline:
         About(
             "request",
             "tokens",
-            "Tokens that the request had (prompt, and output so far), summed over all admissions.",
+            "Tokens of the request (prompt and output so far), summed over all admissions.",
         ),
     ]
-    preemptions: Annotated[Int32Column, About("request", "times", "How often the request was preempted.")]
-    worker: Annotated[Int32Column, About("request", "index", "Worker that it was sent to; −1 for none.")]
-    status: Annotated[UInt8Column, About("request", "name", "How it ended: a `Status`.")]
+    preemptions: Annotated[Int32Column, About("request", "times", "Number of preemptions of the request.")]
+    worker: Annotated[Int32Column, About("request", "index", "Worker of the request; −1 for none.")]
+    status: Annotated[UInt8Column, About("request", "name", "Final status: a `Status`.")]
     finish_reason: Annotated[
         UInt8Column,
         About(
-            "request", "name", "What ended a completed request: a `FinishReason`, `length` or `stop` (EOS)."
+            "request", "name", "Why a completed request ended: a `FinishReason`, `length` or `stop` (EOS)."
         ),
     ]
     session: Annotated[
@@ -147,60 +146,60 @@ class Timeline:
     turn: Annotated[Int32Column, About("request", "index", "Position within the session.", "workload")]
     itl_ns: Annotated[
         Int64Column,
-        About("gap", "ns", "Distinct gaps between neighbouring tokens of completed requests, ascending."),
+        About("gap", "ns", "Distinct gaps between consecutive tokens of completed requests, ascending."),
     ]
-    itl_count: Annotated[Int64Column, About("gap", "gaps", "How many gaps have that length.")]
+    itl_count: Annotated[Int64Column, About("gap", "gaps", "Number of gaps of that length.")]
     sample_time_ns: Annotated[
         Int64Column,
         About(
             "sample",
             "time ns",
-            "When a worker was sampled; what a sample says holds until the worker's next one.",
+            "When a worker was sampled; a sample is valid until the worker's next one.",
         ),
     ]
-    sample_worker: Annotated[Int32Column, About("sample", "index", "Which worker.")]
-    sample_running: Annotated[Int64Column, About("sample", "requests", "Its running requests.")]
-    sample_waiting: Annotated[Int64Column, About("sample", "requests", "Its waiting requests.")]
-    sample_used_blocks: Annotated[Int64Column, About("sample", "blocks", "Its active blocks.")]
+    sample_worker: Annotated[Int32Column, About("sample", "index", "Index of the sampled worker.")]
+    sample_running: Annotated[Int64Column, About("sample", "requests", "Running requests of the worker.")]
+    sample_waiting: Annotated[Int64Column, About("sample", "requests", "Waiting requests of the worker.")]
+    sample_used_blocks: Annotated[Int64Column, About("sample", "blocks", "Active blocks of the worker.")]
     sample_cached_blocks: Annotated[
-        Int64Column, About("sample", "blocks", "Its inactive blocks: cached, evictable.")
+        Int64Column, About("sample", "blocks", "Inactive blocks of the worker: cached, evictable.")
     ]
 
     num_workers: int
     """Workers in the run, ≥ 1."""
     blocks_per_worker: int
-    """Usable KV blocks of each, ≥ 1; the most that one has where pools differ."""
+    """Usable KV blocks of each worker, ≥ 1; the maximum where pools differ."""
     block_size: int
     """Tokens in a block, ≥ 1."""
     steps: int
     """Engine steps over all workers."""
     evictions: int
-    """Cached blocks that were evicted."""
+    """Evicted cached blocks."""
     stored_blocks: int
-    """Blocks that were stored in the prefix cache."""
+    """Blocks stored in the prefix cache."""
     phantom_hit_blocks: int = 0
-    """Blocks counted as hits that did not hold the tokens (a defect of some engine versions)."""
+    """Blocks counted as hits without their tokens (a defect of some engine versions)."""
     burst_steps: int = 0
-    """Turns that sampled with speculation."""
+    """Steps of requests that sampled with the mocker's speculation."""
     burst_tokens: int = 0
-    """Tokens that came of them."""
+    """Tokens of these steps."""
     draft_rounds: int = 0
-    """Turns that verified drafts (vLLM's speculation)."""
+    """Steps of requests that verified drafts (vLLM's speculation)."""
     drafted_tokens: int = 0
-    """Drafts that they verified."""
+    """Verified drafts."""
     accepted_tokens: int = 0
-    """Of those, the ones that were right."""
+    """Accepted drafts."""
     request_ids: Sequence[str] | None = None
-    """The workload's own names of its requests, where it has them."""
+    """Request names of the workload, if it has them."""
     reject_reasons: Mapping[int, str] = field(default_factory=dict)
-    """Why, for rows that were rejected."""
+    """Reasons by row for rejected requests."""
     own_blocks: Sequence[int] = ()
     """KV blocks of each worker, where pools differ; empty where all have `blocks_per_worker`."""
     tiers: TierColumns | None = None
-    """What lay below the device; None where nothing did."""
+    """Columns of tiers; None without tiers."""
 
     @classmethod
-    def of(
+    def from_result(
         cls,
         result: "FleetResult",
         workload: "Workload",
@@ -209,8 +208,8 @@ class Timeline:
         worker_blocks: Sequence[int],
         block_size: int,
     ) -> "Timeline":
-        """What a run of the core left, whose rows are those of `workload` in `order` (None: as they are)."""
-        totals = {name: getattr(result, name) for name in totals_of(cls) if name not in _SIZES}
+        """Convert a result of the core, whose rows are those of `workload` in `order` (None: unchanged)."""
+        totals = {name: getattr(result, name) for name in list_totals(cls) if name not in _SIZES}
         rejections = {row if order is None else int(order[row]): why for row, why in result.rejections}
         return cls(
             **take_columns(cls, result, workload, order),
@@ -221,7 +220,7 @@ class Timeline:
             block_size=block_size,
             request_ids=workload.request_ids,
             reject_reasons=rejections,
-            tiers=TierColumns.of(result, workload, order) if result.tiers else None,
+            tiers=TierColumns.from_result(result, workload, order) if result.tiers else None,
         )
 
     def __post_init__(self) -> None:
@@ -245,31 +244,31 @@ class Timeline:
 
     @property
     def completed(self) -> BoolColumn:
-        """Which requests completed."""
+        """Mask of completed requests."""
         done: BoolColumn = self.status == Status.COMPLETED
         return done
 
     @property
     def served_ns(self) -> Int64Column:
-        """When a request had all it got: its last token or, without any, its finish."""
+        """Time of each request's last token or, without tokens, of its finish."""
         return np.where(self.output_tokens > 0, self.last_token_ns, self.finish_ns)
 
     @property
     def start_ns(self) -> int:
-        """First arrival; 0 when nobody arrived."""
+        """First arrival; 0 if no request arrived."""
         arrived = self.arrival_ns[self.arrival_ns >= 0]
         return int(arrived.min()) if len(arrived) else 0
 
     @property
     def end_ns(self) -> int:
-        """Last token of anybody; when nobody emitted one the last completion, else `start_ns`."""
+        """Last token of any request; without tokens the last completion, else `start_ns`."""
         last = int(self.last_token_ns.max(initial=NEVER))
         if last == NEVER:
             last = int(self.finish_ns[self.completed].max(initial=NEVER))
         return max(last, self.start_ns)
 
     def _check_scalars(self) -> None:
-        for name in totals_of(type(self)):
+        for name in list_totals(type(self)):
             value = getattr(self, name)
             least = 1 if name in _SIZES else 0
             if isinstance(value, bool) or not isinstance(value, int) or value < least:
@@ -321,7 +320,7 @@ class Timeline:
             raise InvalidArgument(
                 f"itl_count adds up to {self.itl_count.sum()}, but completed requests have {gaps} gaps"
             )
-        # Both sums may wrap; they wrap alike.
+        # Both sums may wrap around, with equal results.
         if (self.itl_ns * self.itl_count).sum() != (self.last_token_ns - self.first_token_ns)[rows].sum():
             raise InvalidArgument("itl_ns times itl_count is not the time from first to last tokens")
 

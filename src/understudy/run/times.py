@@ -1,4 +1,4 @@
-"""Where the milliseconds of a run come from, and what they spend outside of the engine."""
+"""Origin of a run's times, and the time that requests spend outside the engine."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ if TYPE_CHECKING:
     from understudy.run.timeline import Timeline
 
 BEFORE_ENGINE = 0.6
-"""Of the time between client and engine, the part before it."""
+"""Share of the time between client and engine that is before the engine."""
 
 
 def front_end_ns(pools: Sequence[WorkerPool], timing: TimingModel | None) -> int:
-    """What a request spends outside of its engine until its first token is out: pools share one front end."""
+    """Return the ns between client and engine until the first token; ConfigError if pools differ."""
     if timing is not None:
         return 0
     found = {pool.engine.timing.front_end_ms for pool in pools}
@@ -30,8 +30,8 @@ def front_end_ns(pools: Sequence[WorkerPool], timing: TimingModel | None) -> int
     return round(found.pop() * 1e6)
 
 
-def seen_by_client(timeline: Timeline, outside_ns: int) -> Timeline:
-    """The timeline with that time around the engine: a request arrives when it is sent, a token when it is received."""
+def add_front_end_time(timeline: Timeline, outside_ns: int) -> Timeline:
+    """Add the time between client and engine: requests arrive when sent, tokens when received by the client."""
     if outside_ns == 0:
         return timeline
 
@@ -42,7 +42,7 @@ def seen_by_client(timeline: Timeline, outside_ns: int) -> Timeline:
     shifted = {
         name: later(name, outside_ns) for name in ("first_token_ns", "second_token_ns", "last_token_ns")
     }
-    # A request that was never admitted ends where it arrived.
+    # A request that was never admitted ends when it arrived.
     ended = np.where(timeline.first_admit_ns >= 0, later("finish_ns", outside_ns), timeline.finish_ns)
     before_ns = round(outside_ns * BEFORE_ENGINE)
     shifted |= {name: later(name, before_ns) for name in ("queued_ns", "first_admit_ns")}
@@ -50,19 +50,19 @@ def seen_by_client(timeline: Timeline, outside_ns: int) -> Timeline:
 
 
 class StepTimes(Protocol):
-    """Who took steps: how long all of them were, and those outside of what the timing model was made from."""
+    """Total time of steps, and of those outside the domain that the timing model was fitted to."""
 
     @property
     def step_ns(self) -> int:
-        """Of all of them."""
+        """Total ns of all steps."""
 
     @property
     def uncovered_ns(self) -> int:
-        """Of those outside."""
+        """Total ns of steps outside the fitted domain."""
 
 
-def outside_share(taken: Iterable[StepTimes]) -> float:
-    """The share of the time of these steps that stands on steps like none before."""
+def compute_outside_share(taken: Iterable[StepTimes]) -> float:
+    """Return the share of step time outside the fitted domain."""
     totals = [(one.uncovered_ns, one.step_ns) for one in taken]
     outside, whole = (sum(column) for column in zip(*totals, strict=True))
     return outside / whole if whole else 0.0
@@ -73,35 +73,35 @@ def describe_times(
     timing: TimingModel | None,
     steps: StepTimes,
 ) -> dict[str, Any]:
-    """For the report: in words where times come from, and which share of them stands on steps like none before."""
+    """Describe for the report the origin of times and the share outside the fitted domain."""
     if timing is not None:
-        told = getattr(timing, "describe_origin", None)
-        origins = [f"a timing model in Python, {type(timing).__qualname__}" if told is None else told()]
+        describe = getattr(timing, "describe_origin", None)
+        origins = [
+            f"a timing model in Python, {type(timing).__qualname__}" if describe is None else describe()
+        ]
     else:
         origins = list(dict.fromkeys(pool.engine.timing.describe_origin() for pool in pools))
     return {
         "from": "; ".join(origins),
-        "outside_domain_share": outside_share([steps]),
+        "outside_domain_share": compute_outside_share([steps]),
         "front_end_ms": front_end_ns(pools, timing) / 1e6,
     }
 
 
-def times_in_words(times: dict[str, Any] | None) -> str:
-    """One line of it; None is of a report that does not say it, which is told as well."""
+def format_times(times: dict[str, Any] | None) -> str:
+    """Format the origin of times in one line; None is a report without it."""
     if times is None:
-        return "a source that its report does not name"
+        return "an unnamed source"
     words = str(times["from"])
     if times["outside_domain_share"] > 0:
-        words += (
-            f"; {times['outside_domain_share']:.1%} of the time in steps outside of what that was fitted on"
-        )
+        words += f"; {times['outside_domain_share']:.1%} of the time in steps outside the fitted domain"
     if times["front_end_ms"] > 0:
-        words += f"; TTFT and E2E count {round(times['front_end_ms'], 2):g} ms between client and engine"
+        words += f"; TTFT and E2E include {round(times['front_end_ms'], 2):g} ms between client and engine"
     return words
 
 
-def lateness_in_words(late_ms: dict[str, float]) -> str:
-    """One line of how late the machine was that a run was played on."""
+def format_lateness(late_ms: dict[str, float]) -> str:
+    """Format in one line how late tokens were on the machine of a live run."""
     return (
         f"tokens p50 {late_ms['token_p50']:.1f} ms, p99 {late_ms['token_p99']:.1f} ms; "
         f"first tokens at the client p99 {late_ms['client_first_token_p99']:.1f} ms"

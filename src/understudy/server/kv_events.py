@@ -117,7 +117,7 @@ class KvEventSender:
         """The number of the next message."""
         return self._publisher.next_sequence
 
-    def described(self) -> dict[str, Any]:
+    def describe(self) -> dict[str, Any]:
         """As `/kv_event_sources` tells it."""
         told = msgspec.to_builtins(self._config)
         del told["dialect"]

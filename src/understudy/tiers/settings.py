@@ -222,7 +222,7 @@ class TiersConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
         """Return the settings without the KV size if there are no tiers (it was given for the GPU only)."""
         return self if self.tiers else msgspec.structs.replace(self, **dict.fromkeys(KV_SIZE_FIELDS))
 
-    def described(self) -> dict[str, Any]:
+    def describe(self) -> dict[str, Any]:
         """Return the settings as JSON values: classes by name, and inf as text."""
         described: dict[str, Any] = _convert_to_json(msgspec.to_builtins(self, enc_hook=name_of))
         return described

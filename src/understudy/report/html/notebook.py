@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from understudy.report.metrics import DISTRIBUTIONS
 from understudy.report.text import duration, fixed
-from understudy.run.times import times_in_words
+from understudy.run.times import format_times
 
 if TYPE_CHECKING:
     from understudy.report.report import Report
@@ -30,6 +30,6 @@ def summary(report: Report) -> str:
         f"<b>{escape(str(report.run.get('workload', 'Replay')))}</b>: {report.requests.completed:,} of "
         f"{report.requests.total:,} requests in {duration(report.duration_s)}"
         f"<table><thead><tr><th></th>{head}</tr></thead><tbody>{rows}</tbody></table>"
-        f"<p>times from {escape(times_in_words(report.run.get('times')))}</p>"
+        f"<p>times from {escape(format_times(report.run.get('times')))}</p>"
         + (f"<ul>{verdicts}</ul>" if verdicts else "")
     )

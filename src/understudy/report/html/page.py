@@ -24,7 +24,7 @@ from understudy.report.statistics import PERCENTILE_METHOD
 from understudy.report.text import duration, fixed, quantity, significant
 from understudy.run.schema import NEVER
 from understudy.run.timeline import Status
-from understudy.run.times import lateness_in_words, times_in_words
+from understudy.run.times import format_lateness, format_times
 
 if TYPE_CHECKING:
     from understudy.report.html.charts import Card
@@ -73,12 +73,12 @@ def _header(report: Report, title: str, baseline: Report | None) -> str:
         facts.append(f"in <b>{duration(wall_time_s)}</b>, {significant(speed)} × real time")
     if report.steps:
         facts.append(f"<b>{report.steps:,}</b> steps")
-    facts.append(f"times from {escape(times_in_words(report.run.get('times')))}")
+    facts.append(f"times from {escape(format_times(report.run.get('times')))}")
     if "lateness_ms" in report.run:
-        facts.append(f"lateness of the machine: {escape(lateness_in_words(report.run['lateness_ms']))}")
+        facts.append(f"lateness of the machine: {escape(format_lateness(report.run['lateness_ms']))}")
     if baseline is not None:
         facts.append(f"compared with <b>{escape(str(baseline.run.get('workload', 'a baseline')))}</b>")
-        if (others := times_in_words(baseline.run.get("times"))) != times_in_words(report.run.get("times")):
+        if (others := format_times(baseline.run.get("times"))) != format_times(report.run.get("times")):
             facts.append(f"its times from {escape(others)}")
     if "digest" in report.run:
         facts.append(f"digest <code>{escape(str(report.run['digest']))}</code>")

@@ -17,7 +17,7 @@ from understudy.report.series import StepFunction, window_of, windows
 from understudy.report.text import compact, duration, significant
 from understudy.report.tier_table import format_link, list_limiting_links
 from understudy.report.tiers import tier_hits
-from understudy.run.tier_columns import SHARED, name_of
+from understudy.run.tier_columns import SHARED, name_tier
 
 if TYPE_CHECKING:
     from understudy.report.report import Report
@@ -140,7 +140,7 @@ def _residency(report: Report) -> Card | None:
         if summary.tier in SHARED:
             means = StepFunction(*summary.residency).means(edges) / summary.capacity_blocks
             style = "s2" if summary.tier == Tier.G3 else "s3"
-            lines.append((name_of(summary), f"{style} thin" if summary.first_worker else style, means))
+            lines.append((name_tier(summary), f"{style} thin" if summary.first_worker else style, means))
     top = max(float(values.max()) for _, _, values in lines)
     x, seconds = charts.time_axis(report, HALF)
     y = Scale.linear(1.0 if top > 0.5 else max(top, 1e-9), HALF.y, label=charts.percent)

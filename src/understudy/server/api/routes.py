@@ -196,7 +196,7 @@ class Routes:
         return 200, {"object": "list", "data": cards}
 
     def _event_sources(self, *_: object) -> tuple[int, Any]:
-        return 200, {str(rank): sender.described() for rank, sender in enumerate(self._worker.senders)}
+        return 200, {str(rank): sender.describe() for rank, sender in enumerate(self._worker.senders)}
 
     def _tokenize(self, request: Request, _: dict[str, str]) -> tuple[int, Any]:
         worker = self._worker

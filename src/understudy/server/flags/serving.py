@@ -250,7 +250,7 @@ def settings_of(line: CommandLine) -> ServerSettings:
         engine = msgspec.structs.replace(engine, max_model_len=given["max_model_len"])
     given["engine"] = engine
     if (within := given["engine"].tiers).tiers:
-        given["tiers"] = offload_below(within.described(), given.get("tiers"), given["model"])
+        given["tiers"] = offload_below(within.describe(), given.get("tiers"), given["model"])
     if values.get("tiers") is not None:
         check_tiers(given["tiers"], values["tiers"], given["engine"].block_size)
     for field in ("shutdown_timeout_s", "startup_duration_s", "clock_speed", "sse_keep_alive_interval_s"):
@@ -313,7 +313,7 @@ def _strays(values: dict[str, Any], latency_ms: tuple[float, float] | None) -> t
 
 
 def _engine(values: dict[str, Any], max_model_len: int, model: str) -> VllmConfig:
-    from understudy.run.settings import _merge, _parse_assignment, on_gpus
+    from understudy.run.settings import _merge, _parse_assignment, apply_gpus
 
     settings: dict[str, Any] = {"block_size": 16, "max_model_len": max_model_len}
     for name, field in _ENGINE.items():
@@ -352,7 +352,7 @@ def _engine(values: dict[str, Any], max_model_len: int, model: str) -> VllmConfi
     ours = msgspec.structs.replace(there, gpu_memory_utilization=0.9, front_end_ms=None)
     ours.reject_unused_settings(engine.timing, has_blocks=has_blocks, has_timing=has_timing)
     kv = None if dtype is None else str(dtype)
-    return on_gpus(there, engine, model, kv, has_blocks=has_blocks, has_timing=has_timing)[0]
+    return apply_gpus(there, engine, model, kv, has_blocks=has_blocks, has_timing=has_timing)[0]
 
 
 def _refuse_beside_constants(values: dict[str, Any], *, has_blocks: bool, has_timing: bool) -> None:

@@ -24,11 +24,11 @@ def read_tiers(value: Any) -> TiersConfig:
 
 def check_tiers(tiers: TiersConfig, given: dict[str, Any], block_size: int) -> None:
     """What can be known of them before a server starts, in the words of --tiers."""
-    from understudy.run.layers import refuse_idle_weight
+    from understudy.run.layers import reject_unused_kv_size
 
     try:
         if not tiers.tiers:
-            refuse_idle_weight(tiers, {}, none_on_purpose="tiers" in given, or_gpu=False)
+            reject_unused_kv_size(tiers, {}, removed_on_purpose="tiers" in given, or_gpu=False)
         TierPlan.of(tiers, block_size)
     except ConfigError as error:
         raise _of_json(error) from None

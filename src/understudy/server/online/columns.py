@@ -60,7 +60,7 @@ class LiveColumns:
         for run in self._shared:
             columns.add_run(run)
         result = columns.take()
-        timeline = Timeline.of(
+        timeline = Timeline.from_result(
             result,
             self._workload,
             None,

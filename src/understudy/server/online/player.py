@@ -11,7 +11,7 @@ import numpy as np
 
 from understudy.engines.config import describe_scheduling
 from understudy.errors import WrongState
-from understudy.run.times import outside_share
+from understudy.run.times import compute_outside_share
 from understudy.server.fleet.fleet import Fleet, FleetSettings, name_of
 from understudy.server.lateness import Lateness
 from understudy.server.online.columns import LiveColumns
@@ -76,10 +76,10 @@ class Player:
             "seed": self._settings.seed,
             "speedup": fleet.stage.clock.speed,
             "scheduling": describe_scheduling([self._engine]),
-            "engine": self._engine.described(),
+            "engine": self._engine.describe(),
             "times": {
                 "from": self._engine.timing.describe_origin(),
-                "outside_domain_share": outside_share([result]),
+                "outside_domain_share": compute_outside_share([result]),
                 "front_end_ms": 0.0,
             },
             "lateness_ms": self._lateness_ms(),

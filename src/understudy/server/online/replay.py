@@ -64,8 +64,8 @@ def run_online(
     length = max(engine.max_model_len or 0, int(tokens.max(initial=1)) + 1)
     most = engine.num_gpu_blocks * engine.block_size
     pool = WorkerPool(engine=engine, workers=workers, tiers=tiers)
-    pool.refuse_idle_weight()
-    below = pool.below()
+    pool.reject_unused_kv_size()
+    below = pool.resolve_tiers()
     settings = ServerSettings(
         model="online",
         max_model_len=min(length, most),
@@ -79,7 +79,7 @@ def run_online(
     timeline, facts = run(Player(workload, fleet, engine, progress).play())
     facts["load"] = msgspec.to_builtins(OpenLoop(arrival_rate_scale=arrival_rate_scale))
     if below.tiers:
-        facts["tiers"] = below.described()
+        facts["tiers"] = below.describe()
     return OnlineRun(timeline, facts)
 
 

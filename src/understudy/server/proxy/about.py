@@ -117,5 +117,5 @@ class About:
             "up": rank.worker.up,
             **({"why_down": rank.worker.why_down} if rank.worker.why_down else {}),
             "outstanding_requests": self._dispatcher.outstanding.requests[rank.number],
-            "view": rank.follower.described(),
+            "view": rank.follower.describe(),
         }

@@ -91,7 +91,7 @@ class Follower:
         """Whether its events do not tell all."""
         return self.health != "live"
 
-    def described(self) -> dict[str, Any]:
+    def describe(self) -> dict[str, Any]:
         """For people."""
         told: dict[str, Any] = {"state": self.health, "meaning": MEANING[self.health]}
         if self.degraded:
