@@ -96,7 +96,7 @@ def test_adapters_need_an_engine_that_takes_them() -> None:
         run_offline(adapted([16], [1], [0]), VllmConfig())
     with pytest.raises(ConfigError, match="max_loras must be at least 1, got 0"):
         VllmConfig(enable_lora=True, max_loras=0)
-    with pytest.raises(InvalidArgument, match="adapter and adapters go together"):
+    with pytest.raises(InvalidArgument, match="adapter and adapters need each other"):
         single_turns([16], adapter=[0])
 
 

@@ -96,7 +96,7 @@ def test_a_client_takes_its_time_between_two_requests_of_a_slot() -> None:
     workload = single_turns([10] * 4, 5, arrival_ms=[0, 0, 0, 0])
     run = play(workload, MILLISECOND_STEPS, load=ClosedLoop(concurrency=2, turnaround_ms=2.5))
     assert run.timeline.arrival_ns.tolist() == [0, 0, 7_500_000, 7_500_000]
-    with pytest.raises(ConfigError, match="turnaround_ms must be finite and not negative, got -1"):
+    with pytest.raises(ConfigError, match="turnaround_ms must be a finite number from 0, got -1"):
         ClosedLoop(concurrency=1, turnaround_ms=-1.0)
 
 

@@ -20,7 +20,7 @@ from understudy.errors import ConfigError, InvalidArgument
 from understudy.events import Stored
 from understudy.events.file import read_columns
 from understudy.report import Report
-from understudy.report.verdicts import verdicts
+from understudy.report.verdicts import find_verdicts
 from understudy.router import FleetView, KvEventBatch, KvRouting, Router, RouteRequest
 from understudy.run.digest import digests
 from understudy.run.offline import OfflineRun, run_offline
@@ -370,7 +370,8 @@ def test_verdicts_know_the_tiers_that_the_workers_of_a_pool_share() -> None:
     workload = single_turns([144] * 64, [4] * 64, [40 * i for i in range(64)], content)
     pools = [WorkerPool(engine=engine, workers=2, tiers=shared, name=name) for name in ("a", "b")]
     rules = [
-        verdict.rule for verdict in verdicts(understudy.replay(workload, pools=pools, routing="round_robin"))
+        verdict.rule
+        for verdict in find_verdicts(understudy.replay(workload, pools=pools, routing="round_robin"))
     ]
     assert "cache_too_small" in rules
     assert "scattered_prefixes" not in rules

@@ -208,7 +208,7 @@ def test_what_a_filter_raises_ends_the_run() -> None:
 def test_an_object_that_is_no_filter_is_refused() -> None:
     with pytest.raises(ConfigError, match="filter must be a class that implements OffloadPolicy"):
         config(offload={"filter": Nothing()})
-    with pytest.raises(ConfigError, match=r"offload.filter made .*no select"):
+    with pytest.raises(ConfigError, match=r"offload.filter returned .*no select"):
         played(crowd(), config(offload={"filter": dict}))
 
 
