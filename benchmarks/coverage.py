@@ -23,8 +23,8 @@ from rich.table import Table
 
 from understudy.calibrate.benchmark import DRAWS, Benchmark
 from understudy.calibrate.experiment import build_engine_config
-from understudy.calibrate.fit import NOT_FITTED, REPEATED, EngineFlags, fit, numbers_to_fit
-from understudy.calibrate.load import Load, random_lengths, requests
+from understudy.calibrate.fit import NOT_FITTED, RUN_TO_RUN, EngineFlags, fit, select_parameters
+from understudy.calibrate.load import Load, build_load, random_lengths
 from understudy.calibrate.simulate import simulate
 from understudy.timing.architecture import Architecture
 from understudy.timing.deployment import Deployment, Parallelism
@@ -84,7 +84,7 @@ def study(deployment: Deployment, kind: str, seed: int) -> dict[str, tuple[float
     start = preset(deployment.model, deployment.gpu, deployment.weights, deployment.kv).efficiencies
     loads = summaries(seed) if kind == "summaries" else [every_request(draw)]
     blank = [Benchmark(file="", format="", sha256="", load=load, means={}) for load in loads]
-    wanted = numbers_to_fit(deployment, blank, detailed=kind != "summaries")
+    wanted = select_parameters(deployment, blank, detailed=kind != "summaries")
     truth = drawn(start, {**NOT_FITTED, **wanted}, draw)
     benchmarks = [measured(load, deployment, truth, draw, kind) for load in loads]
     if kind == "summaries":  # what a reader makes of one
@@ -126,7 +126,7 @@ def summaries(seed: int) -> list[Load]:
 def every_request(draw: np.random.Generator) -> Load:
     """A hundred requests at random times."""
     rows = 100
-    return requests(
+    return build_load(
         draw.integers(200, 3000, rows),
         draw.integers(20, 120, rows),
         arrival_s=np.cumsum(draw.exponential(1 / 12, rows)),
@@ -145,7 +145,7 @@ def measured(
     )
     timing = Physical(coefficients=deployment.coefficients(truth))
     seen = simulate(load, msgspec.structs.replace(engine, timing=timing), front_end_ms=truth.front_end_ms)
-    off = {name: float(np.exp(spread * draw.standard_normal())) for name, spread in REPEATED.items()}
+    off = {name: float(np.exp(spread * draw.standard_normal())) for name, spread in RUN_TO_RUN.items()}
     means = {name: seen.mean(name) * factor for name, factor in off.items()}
     every = {name: getattr(seen, name) * factor for name, factor in off.items()}
     if kind == "summaries":

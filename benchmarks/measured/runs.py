@@ -13,7 +13,7 @@ from rich.table import Table as Grid
 from understudy.calibrate.benchmark import Benchmark
 from understudy.calibrate.experiment import build_engine_config
 from understudy.calibrate.fit import EngineFlags, fit
-from understudy.calibrate.load import requests
+from understudy.calibrate.load import build_load
 from understudy.calibrate.recorded import predict_run
 from understudy.timing.architecture import Architecture
 from understudy.timing.deployment import Deployment, Parallelism
@@ -62,7 +62,7 @@ def _recorded(folder: Path, *, prompts: bool) -> Benchmark:
         file=folder.name,
         format="recorded run",
         sha256="",
-        load=requests(
+        load=build_load(
             [row["input_toks"] for row in rows],
             outputs,
             arrival_s=arrival - arrival.min(),

@@ -9,7 +9,7 @@ import msgspec
 import numpy as np
 
 from understudy.calibrate.experiment import build_engine_config
-from understudy.calibrate.load import Load, requests
+from understudy.calibrate.load import Load, build_load
 from understudy.calibrate.simulate import Outcome, simulate
 from understudy.timing.architecture import Architecture
 from understudy.timing.deployment import Deployment, Parallelism
@@ -29,7 +29,7 @@ SEQS, BATCHED = 64, 4096
 
 def open_load(rows: int = 60, rate: float = 12.0, seed: int = 1) -> Load:
     draw = np.random.default_rng(seed)
-    return requests(
+    return build_load(
         draw.integers(200, 3000, rows),
         draw.integers(20, 120, rows),
         arrival_s=np.cumsum(draw.exponential(1 / rate, rows)),

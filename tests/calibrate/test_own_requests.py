@@ -63,7 +63,7 @@ def test_data_parallel_ranks_are_one_benchmark_together(tmp_path: Path) -> None:
     [together] = read_benchmarks(path, data_parallel_size=2)
     assert (together.file, len(together.load.workload)) == ("requests.jsonl", 80)
     with pytest.raises(
-        InvalidArgument, match=r"requests\.jsonl: worker has 2 values, and data_parallel_size is 3;"
+        InvalidArgument, match=r"requests\.jsonl: worker has 2 values, but data_parallel_size is 3;"
     ):
         read_benchmarks(path, data_parallel_size=3)
 
@@ -112,4 +112,4 @@ def test_a_share_above_its_peak_is_told(tmp_path: Path, capsys: pytest.CaptureFi
     told = capsys.readouterr().err
     found = {one.name: one.value for one in TimingFile.read(tmp_path / "timing.yaml").fitted}
     assert found["compute"] > 1
-    assert f"note: compute is {found['compute']:.3g} of what a H100 can do at most, which cannot be" in told
+    assert f"note: compute is {found['compute']:.3g} times the peak of a H100" in told

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from understudy.calibrate.load import constant_stages, random_lengths, requests
+from understudy.calibrate.load import build_load, constant_stages, random_lengths
 from understudy.calibrate.predict import Prediction, predict_table
 from understudy.calibrate.simulate import simulate
 from understudy.calibrate.tables import Table
@@ -90,7 +90,7 @@ def predicted(rows: Table) -> list[dict[str, float]]:
 
 
 def test_a_client_waits_for_the_front_end_before_and_after_the_engine() -> None:
-    load = requests([10, 10], [3, 3], concurrency=1)
+    load = build_load([10, 10], [3, 3], concurrency=1)
     seen = simulate(load, TEN_MS, front_end_ms=6.0)
     assert seen.ttft_ms.tolist() == [16.0, 16.0]
     assert seen.tpot_ms.tolist() == [10.0, 10.0]
@@ -103,7 +103,7 @@ def test_random_lengths_are_uniform_below_the_nominal_ones() -> None:
     assert [w.prompt_tokens.min(), w.prompt_tokens.max()] == [800, 1000]
     assert 890 < w.prompt_tokens.mean() < 910
     assert 445 < w.output_tokens.mean() < 455
-    with pytest.raises(ConfigError, match="least length"):
+    with pytest.raises(ConfigError, match="least must be in"):
         random_lengths(10, 10, least=0.0, concurrency=1, prompts=1, seed=0)
 
 
@@ -144,7 +144,7 @@ def test_a_row_whose_measurement_nobody_can_read_is_predicted_and_not_compared_w
     found = Table.read(table(tmp_path / "in.csv", {**ROW, "ttft_ms": cell, "tpot_ms": "9.5"})).experiment(0)
     assert found.measurement("tpot_ms") == 9.5
     with pytest.raises(
-        InvalidArgument, match=r"in\.csv:2: ttft_ms must be a number above 0 .*leave the row out"
+        InvalidArgument, match=r"in\.csv:2: ttft_ms must be a number above 0 .*remove the row"
     ):
         found.measurement("ttft_ms")
 
@@ -167,8 +167,8 @@ def test_the_same_table_gives_the_same_bytes(tmp_path: Path) -> None:
         ({"isl": "many"}, r"in\.csv:2: isl must be a number, got 'many'"),
         ({"conc": "0"}, r"in\.csv:2: conc must be finite and above 0"),
         ({"osl": ""}, r"in\.csv:2: osl is empty"),
-        ({"isl": " nan "}, r"in\.csv:2: isl is 'nan', which stands for nothing$"),
-        ({"system": "N/A"}, r"in\.csv:2: system is 'N/A', which stands for nothing$"),
+        ({"isl": " nan "}, r"in\.csv:2: isl is 'nan', which means empty"),
+        ({"system": "N/A"}, r"in\.csv:2: system is 'N/A', which means empty"),
         ({"conc": "", "key": "nothing"}, r"in\.csv:2: conc is empty"),
         ({"isl": "1e12"}, r"in\.csv:2: isl must be a whole number up to"),
         ({"system": "h100_pcie"}, r"in\.csv:2: gpu 'h100_pcie' is not known"),
@@ -240,7 +240,7 @@ def test_experts_of_more_gpus_than_a_rank_has_are_those_of_several_ranks(tmp_pat
     one = Table.read(table(tmp_path / "in.csv", row)).experiment(0)
     assert one.deployment.parallel == Parallelism(tensor=2, data=2, expert=4)
     odd = Table.read(table(tmp_path / "odd.csv", {**row, "tp_size": "8"}))
-    with pytest.raises(InvalidArgument, match="moe_ep_size = 4 is no multiple of tp_size=8"):
+    with pytest.raises(InvalidArgument, match="moe_ep_size = 4 is not a multiple of tp_size=8"):
         odd.experiment(0)
 
 

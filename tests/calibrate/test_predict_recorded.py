@@ -57,7 +57,7 @@ def test_prompts_of_a_recorded_run_share_what_their_tokens_share(tmp_path: Path)
     ttft = {name: ttft for name, ttft, *_ in predict_run(load, engine).requests}
     assert ttft == {"a": 40.0, "b": 41.0 - 32, "c": 41.0}  # two whole blocks of the first are found again
     del rows[1]["input_token_ids"]
-    with pytest.raises(InvalidArgument, match="request 'b' has no input_token_ids, though others have them"):
+    with pytest.raises(InvalidArgument, match="request 'b' has no input_token_ids, but others have them"):
         read_run(run_file(tmp_path / "run.jsonl", rows))
 
 
@@ -205,8 +205,8 @@ def test_an_arrival_that_is_ages_after_the_first_is_refused_by_its_line(
 def test_a_run_that_is_cut_off_or_names_a_request_twice_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "run.jsonl"
     path.write_text('{"request_id": "a", "arriv')
-    with pytest.raises(InvalidArgument, match="may be cut off"):
+    with pytest.raises(InvalidArgument, match="may be truncated"):
         read_run(path)
     row = {"request_id": "a", "arrival_s": 0.0, "input_tokens": 10, "output_tokens": 10}
-    with pytest.raises(InvalidArgument, match="request_id 'a' is there twice"):
+    with pytest.raises(InvalidArgument, match="request_id 'a' is repeated"):
         read_run(run_file(path, [row, row]))

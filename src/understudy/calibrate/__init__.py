@@ -1,1 +1,1 @@
-"""Times against measurements: the loads of benchmarks replayed, predictions, and numbers fitted to files."""
+"""Calibrate timing models: replay the loads of benchmarks, predict their times, and fit parameters to them."""

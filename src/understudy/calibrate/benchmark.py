@@ -1,4 +1,4 @@
-"""A benchmark that somebody ran: its load, and what was measured, of each request or in the mean."""
+"""`Benchmark`: the load of a measured benchmark and its times, per request or as means."""
 
 from __future__ import annotations
 
@@ -15,66 +15,66 @@ if TYPE_CHECKING:
 
 Times = NDArray[np.float64]
 DRAWS = 3
-"""Of a load whose very lengths are not known."""
+"""Samples of a load whose exact lengths are unknown."""
 
 
 class Benchmark(msgspec.Struct, frozen=True, kw_only=True):
-    """One run of a load generator. Milliseconds at the client."""
+    """One run of a load generator; times in milliseconds, measured at the client."""
 
     file: str
     format: str
     sha256: str
     load: Load
     other_draws: tuple[Load, ...] = ()
-    """Of a file that does not have the very lengths: the load drawn otherwise. By how much they differ is chance."""
+    """Other samples of the load, for a file without exact lengths; their spread estimates the sampling noise."""
     means: dict[str, float]
-    """ttft_ms, tpot_ms and e2e_ms, as far as the file has them."""
+    """Means of ttft_ms, tpot_ms and e2e_ms, those that the file has."""
     ttft_ms: Times | None = None
-    """Of every request, in the order of the load; None where the file has means only."""
+    """Times of each request, in the order of the load; None if the file has only means."""
     tpot_ms: Times | None = None
     e2e_ms: Times | None = None
     engine: dict[str, int] = {}
-    """Settings of the engine that the file names: max_num_seqs, max_num_batched_tokens, tensor_parallel_size."""
+    """Engine settings in the file: max_num_seqs, max_num_batched_tokens, tensor_parallel_size."""
     notes: tuple[str, ...] = ()
 
     @property
     def detailed(self) -> bool:
-        """Whether it has times of single requests."""
+        """Whether the file has times of single requests."""
         return self.ttft_ms is not None
 
 
 class Fields:
-    """The keys of one JSON object of a file; errors name the file and the key."""
+    """Reads the keys of one JSON object of a file; errors name the file and the key."""
 
     def __init__(self, where: str, content: dict[str, object]) -> None:
         self.where = where
         self.content = content
 
     def need(self, key: str, remedy: str = "") -> object:
-        """The value of a key that must be there."""
+        """Return the value of a required key."""
         if self.content.get(key) is None:
             raise InvalidArgument(f"{self.where}: {key} is missing{f'; {remedy}' if remedy else ''}")
         return self.content[key]
 
     def number(self, key: str, *, least: float | None = None, remedy: str = "") -> float:
-        """A finite number of at least `least`."""
+        """Return a finite number of at least `least`."""
         return self.as_number(key, self.need(key, remedy), least)
 
     def count(self, key: str, *, least: int = 1, remedy: str = "") -> int:
-        """A whole number."""
+        """Return a whole number of at least `least`."""
         value = self.number(key, least=least, remedy=remedy)
         if value != int(value):
             raise InvalidArgument(f"{self.where}: {key} must be a whole number, got {value}")
         return int(value)
 
     def numbers(self, key: str, length: int | None, *, least: float | None = None) -> Times:
-        """A list of finite numbers."""
+        """Return a list of finite numbers."""
         values = self.need(key)
         if not isinstance(values, list):
             raise InvalidArgument(f"{self.where}: {key} must be a list, got {type(values).__name__}")
         if length is not None and len(values) != length:
             raise InvalidArgument(
-                f"{self.where}: {key} has {len(values)} entries for {length} requests; the file is cut off or mixed"
+                f"{self.where}: {key} has {len(values)} entries for {length} requests; the file is truncated or mixed"
             )
         return np.array(
             [self.as_number(f"{key}[{index}]", value, least) for index, value in enumerate(values)],
@@ -82,7 +82,7 @@ class Fields:
         )
 
     def as_number(self, key: str, value: object, least: float | None = None) -> float:
-        """`value` as a number, or InvalidArgument."""
+        """Return `value` as a number, else raise InvalidArgument."""
         if isinstance(value, bool) or not isinstance(value, int | float) or not np.isfinite(value):
             raise InvalidArgument(f"{self.where}: {key} must be a number, got {value!r}")
         if least is not None and value < least:
@@ -91,31 +91,29 @@ class Fields:
 
 
 def check_clock(where: str, key: str, seconds: Times) -> None:
-    """Refuse times of starts that cannot be seconds of one run."""
+    """Raise InvalidArgument if start times span more than a week, so that their unit is not seconds."""
     span = float(seconds.max() - seconds.min()) if len(seconds) else 0.0
     if span > 7 * 86400:
-        raise InvalidArgument(
-            f"{where}: {key} spans {span:.3g} s, more than a week; its unit is not that of the format"
-        )
+        raise InvalidArgument(f"{where}: {key} spans {span:.3g} s, more than a week; check its unit")
 
 
-def check_units(where: str, key: str, said: float, found: float, beside: str) -> None:
-    """Refuse a time that another of the same file contradicts by more than chance can: one unit is not as it says."""
-    if said > 0 and found > 0 and not 0.1 < found / said < 10:
+def check_units(where: str, key: str, value_ms: float, other_ms: float, other: str) -> None:
+    """Raise InvalidArgument if two times of one quantity differ tenfold, so that one has another unit."""
+    if value_ms > 0 and other_ms > 0 and not 0.1 < other_ms / value_ms < 10:
         raise InvalidArgument(
-            f"{where}: {key} is {said:g}, and {beside} {found:g} ms: units are mixed, or the file is; save the "
+            f"{where}: {key} is {value_ms:g}, and {other} {other_ms:g} ms: units or files are mixed; save the "
             "benchmark again"
         )
 
 
 def check_times(where: str, ttft_ms: Times, e2e_ms: Times) -> None:
-    """Refuse times that run backwards: a request ends before its first token, or comes before it was sent."""
+    """Raise InvalidArgument for a negative TTFT, or an end before the first token."""
     for name, bad in (
         ("time to first token", ttft_ms < 0),
         ("end before the first token", e2e_ms < ttft_ms - 1e-6),
     ):
         if bad.any():
             raise InvalidArgument(
-                f"{where}: request {int(np.flatnonzero(bad)[0])} has a negative {name}; its clock runs backwards or "
-                "units are mixed: export the benchmark again"
+                f"{where}: request {int(np.flatnonzero(bad)[0])} has a negative {name}: its clock ran backwards or "
+                "units are mixed; export the benchmark again"
             )

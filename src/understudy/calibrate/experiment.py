@@ -1,4 +1,4 @@
-"""An experiment: a deployment, the settings of its engine, and the load that was put on it."""
+"""`Experiment`: a deployment, its engine's settings, its load, and the measured times."""
 
 from __future__ import annotations
 
@@ -24,33 +24,35 @@ if TYPE_CHECKING:
 MEASURES = ("ttft_ms", "tpot_ms", "e2e_ms")
 _BLOCK_SIZE = 16
 MAX_BLOCKS = 2**22
-"""Of an estimate: more than any benchmark fills."""
+"""Limit of an estimated number of blocks: more than any benchmark fills."""
 
 
 class Experiment(msgspec.Struct, frozen=True, kw_only=True):
-    """What was run, and what of it was measured."""
+    """One experiment and its measured means."""
 
     name: str
     deployment: Deployment
     engine: VllmConfig
     loads: tuple[Load, ...]
-    """Draws of the same random load: their outcomes are averaged."""
+    """Samples of one random load; their outcomes are averaged."""
     measured: dict[str, str]
-    """Means of milliseconds by name, as far as they are there, as they are written: `measurement` reads them."""
+    """Cells of measured means (ms) by name, unparsed; `measurement` reads them."""
     release: str = ""
-    """Of vLLM, where it is told."""
+    """Release of vLLM, if known."""
     where: str = ""
     """File and line, for errors."""
     client_output_tokens: float | None = None
-    """Tokens that the client counted in an answer, where it did not count those that the engine made."""
+    """Output tokens as counted by the client, if its count differs from the engine's."""
 
     def preset(self) -> Preset:
-        """The efficiencies that nothing but its deployment tells."""
-        what = self.deployment
-        return preset(what.model, what.gpu, what.weights, what.kv, release=self.release)
+        """Find the preset of the deployment."""
+        deployment = self.deployment
+        return preset(
+            deployment.model, deployment.gpu, deployment.weights, deployment.kv, release=self.release
+        )
 
     def measurement(self, name: str) -> float:
-        """What was measured. InvalidArgument where nothing is, or nothing that can be compared with."""
+        """Return a measured mean. InvalidArgument if it is missing or not a number above 0."""
         text = self.measured.get(name, "")
         try:
             value = float(text)
@@ -59,28 +61,28 @@ class Experiment(msgspec.Struct, frozen=True, kw_only=True):
         if not (math.isfinite(value) and value > 0):
             raise InvalidArgument(
                 f"{self.where}: {name} must be a number above 0 to compare with, got {text or 'nothing'}; correct the "
-                "cell, or leave the row out"
+                "cell, or remove the row"
             )
         return value
 
-    def outcomes(self, reached: Efficiencies) -> list[Outcome]:
-        """Each load replayed with these efficiencies."""
-        timing = Physical(coefficients=self.deployment.coefficients(reached))
+    def outcomes(self, efficiencies: Efficiencies) -> list[Outcome]:
+        """Replay each load with these efficiencies."""
+        timing = Physical(coefficients=self.deployment.coefficients(efficiencies))
         engine = msgspec.structs.replace(self.engine, timing=timing)
         return [
             simulate(
                 load,
                 engine,
-                front_end_ms=reached.front_end_ms,
+                front_end_ms=efficiencies.front_end_ms,
                 workers=self.deployment.parallel.data,
                 ranks=self.deployment.steps_together,
             )
             for load in self.loads
         ]
 
-    def predict(self, reached: Efficiencies) -> dict[str, float]:
-        """Means over all requests."""
-        outcomes = self.outcomes(reached)
+    def predict(self, efficiencies: Efficiencies) -> dict[str, float]:
+        """Predict the mean times (ms) over all requests."""
+        outcomes = self.outcomes(efficiencies)
         means = {name: float(np.mean([one.mean(name) for one in outcomes])) for name in MEASURES}
         if self.client_output_tokens is not None:
             gaps = max(self.client_output_tokens - 1, 1.0)
@@ -98,9 +100,9 @@ def build_engine_config(
     num_gpu_blocks: int | None = None,
     vllm_version: str = NEWEST,
 ) -> VllmConfig:
-    """vLLM as a benchmark runs it: blocks of 16 tokens, as many as fit, schedules decided one step ahead.
+    """Configure vLLM as benchmarks run it: blocks of 16 tokens, as many as fit, asynchronous scheduling.
 
-    Without a deployment `num_gpu_blocks` has to say how many there are.
+    Without a deployment `num_gpu_blocks` is required.
     """
     if num_gpu_blocks is None:
         assert deployment is not None
@@ -123,6 +125,6 @@ def build_engine_config(
     )
 
 
-def draws_of(concurrency: int, prompts: int, *, enough: int = 400, most: int = 5) -> int:
-    """How many draws of random lengths make the mean steady: a small benchmark is an accident of its lengths."""
+def count_draws(concurrency: int, prompts: int, *, enough: int = 400, most: int = 5) -> int:
+    """Return how many samples of random lengths to average; small benchmarks need more."""
     return max(1, min(most, math.ceil(enough / max(prompts, concurrency, 1))))

@@ -1,4 +1,4 @@
-"""Fit a deployment's efficiencies to benchmarks, by replaying their very loads."""
+"""Fit a deployment's efficiencies to benchmarks by replaying their loads."""
 
 from __future__ import annotations
 
@@ -35,15 +35,15 @@ if TYPE_CHECKING:
 
 _WEIGHTS = {"tpot_ms": 1.5, "ttft_ms": 0.5, "e2e_ms": 1.0}
 _PLUS_MS = 30.0
-"""Added to both TTFTs of single requests before they are compared: what is below it is accident."""
+"""Added to measured and simulated TTFT before comparison, because smaller TTFTs are mostly chance."""
 _PRIOR = 0.25
-"""How far a number may be from its preset: a standard deviation of its logarithm."""
-_TIGHT = 0.1
-"""The same for numbers that hardly anything but the prior tells."""
+"""Standard deviation of a parameter's logarithm around its preset."""
+_TIGHT_PRIOR = 0.1
+"""Standard deviation for parameters that the data hardly determine."""
 _NOISE = 0.02
-"""Of equal benchmarks: what is left when everything is right."""
-REPEATED = {"ttft_ms": 0.04, "tpot_ms": 0.02, "e2e_ms": 0.02}
-"""By how much a benchmark comes out otherwise when it is run again, all of its requests together."""
+"""Residual noise of a perfect model."""
+RUN_TO_RUN = {"ttft_ms": 0.04, "tpot_ms": 0.02, "e2e_ms": 0.02}
+"""Relative standard deviation of a benchmark's means between repeated runs."""
 NOT_FITTED = {
     "attention": 0.15,
     "layer_us": 0.25,
@@ -56,14 +56,14 @@ NOT_FITTED = {
     "link": 0.2,
     "link_latency_us": 0.2,
 }
-"""How far numbers may be from the preset that a fit leaves there."""
+"""Standard deviation (of the logarithm) of parameters that a fit leaves at their preset."""
 _LINK = ("link", "link_latency_us")
 _DETERMINED = 0.6
-"""A number is determined where the data left less than this share of the prior's uncertainty."""
+"""A parameter is determined if the data left less than this share of the prior's uncertainty."""
 
 
 class EngineFlags(msgspec.Struct, frozen=True, kw_only=True):
-    """Settings of the engine that ran the benchmarks, where a file does not name its own."""
+    """Engine settings of the benchmarks, for files that do not contain them."""
 
     max_num_seqs: int = 256
     max_num_batched_tokens: int = 8192
@@ -74,17 +74,17 @@ class EngineFlags(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Fit(msgspec.Struct, frozen=True):
-    """What was found, and how the benchmarks come out of it."""
+    """Result of a fit: the timing file, the simulated benchmarks, and notes."""
 
     file: TimingFile
     outcomes: tuple[Outcome, ...]
     notes: tuple[str, ...]
 
 
-def numbers_to_fit(
+def select_parameters(
     deployment: Deployment, benchmarks: Sequence[Benchmark], *, detailed: bool | None = None
 ) -> dict[str, float]:
-    """Which efficiencies these benchmarks may tell, and how far each may move (of its logarithm)."""
+    """Select the efficiencies that the benchmarks can determine, with their priors (of the logarithm)."""
     sizes = {one.engine.get("tensor_parallel_size", deployment.parallel.tensor) for one in benchmarks}
     prompts = {round(float(np.median(one.load.workload.prompt_tokens)), -2) for one in benchmarks}
     if detailed is None:
@@ -97,12 +97,12 @@ def numbers_to_fit(
             "expert_compute": _PRIOR,
             "kv": _PRIOR,
             "step_ms": _PRIOR,
-            "weights": _TIGHT,
+            "weights": _TIGHT_PRIOR,
         }
     if len(prompts) > 1 or detailed:
         wanted["front_end_ms"] = _PRIOR
     if detailed:
-        wanted |= {"prefill_ms": _PRIOR, "mixed_kv_factor": _TIGHT, "sequence_us": _PRIOR}
+        wanted |= {"prefill_ms": _PRIOR, "mixed_kv_factor": _TIGHT_PRIOR, "sequence_us": _PRIOR}
     if len(sizes) > 1:
         wanted |= {"link_latency_us": _PRIOR, "link": _PRIOR}
     return wanted
@@ -118,46 +118,47 @@ def fit(
     iterations: int = 8,
     progress: Callable[[int], None] | None = None,
 ) -> Fit:
-    """Damped least squares from `start`, which is also the prior. `in_engine`: the times were taken in the engine, so
-    that nothing passes between client and engine.
+    """Fit efficiencies to benchmarks by damped least squares from `start`, which is also the prior.
+
+    `in_engine` means that the times were measured inside the engine, so the front-end time is 0.
     """
     if not benchmarks:
-        raise ConfigError("nothing to fit: give at least one benchmark")
+        raise ConfigError("there is nothing to fit; give at least one benchmark")
     if in_engine:
         start = msgspec.structs.replace(start, front_end_ms=0.0)
     wanted = {
         name: spread
-        for name, spread in numbers_to_fit(deployment, benchmarks).items()
+        for name, spread in select_parameters(deployment, benchmarks).items()
         if getattr(start, name) > 0
     }
     names = list(wanted)
     runs = [Run.of(one, deployment, flags) for one in benchmarks]
 
-    def efficiencies(values: Vector) -> Efficiencies:
+    def build_efficiencies(values: Vector) -> Efficiencies:
         found = dict(zip(names, map(float, values), strict=True))
         if "mixed_kv_factor" in found:
             found["mixed_kv_factor"] = max(found["mixed_kv_factor"], 1.0)
         return msgspec.structs.replace(start, **found)
 
     def residuals(values: Vector) -> Vector:
-        reached = efficiencies(values)
-        return np.concatenate([run.residuals(run.play(reached)) for run in runs])
+        efficiencies = build_efficiencies(values)
+        return np.concatenate([run.residuals(run.replay(efficiencies)) for run in runs])
 
     solution = solve(
         residuals,
         np.array([getattr(start, name) for name in names]),
         prior=np.array(list(wanted.values())),
-        noise=float(np.hypot(_NOISE, _chance_of_draws(runs, start))),
+        noise=float(np.hypot(_NOISE, _estimate_sampling_noise(runs, start))),
         iterations=iterations,
         progress=progress,
     )
-    reached = efficiencies(solution.values)
-    outcomes = tuple(run.play(reached) for run in runs)
-    deviations = solution.deviations(_in_common(runs, reached, wanted, solution.residuals))
+    efficiencies = build_efficiencies(solution.values)
+    outcomes = tuple(run.replay(efficiencies) for run in runs)
+    deviations = solution.deviations(_estimate_shared_errors(runs, efficiencies, wanted, solution.residuals))
     fitted = tuple(
         FittedNumber(
             name=name,
-            value=round(getattr(reached, name), 6),
+            value=round(getattr(efficiencies, name), 6),
             plus_minus_percent=round(100 * float(deviation), 1),
             preset=getattr(start, name),
             determined=bool(deviation < _DETERMINED * wanted[name]),
@@ -173,46 +174,50 @@ def fit(
         weights=deployment.weights,
         kv=deployment.kv,
         parallel=deployment.parallel,
-        efficiencies=reached,
+        efficiencies=efficiencies,
         fitted=fitted,
         inputs=inputs,
         residuals=summarise(inputs),
         domain=_domain(runs),
     )
     notes = tuple(f"{one.file}: {note}" for one in benchmarks for note in one.notes)
-    return Fit(file, outcomes, notes + _beyond_the_peak(file))
+    return Fit(file, outcomes, notes + _note_impossible_efficiencies(file))
 
 
-def _beyond_the_peak(file: TimingFile) -> tuple[str, ...]:
-    """Numbers that no such GPU can reach; where the preset does, what is above 1 stands for what is not modelled."""
+def _note_impossible_efficiencies(file: TimingFile) -> tuple[str, ...]:
+    """Note efficiencies above 1, unless the preset is above 1 too (it then covers unmodelled effects)."""
     return tuple(
-        f"{one.name} is {one.value:.3g} of what a {file.gpu.name} can do at most, which cannot be (± "
-        f"{one.plus_minus_percent:.0f} %): "
+        f"{one.name} is {one.value:.3g} times the peak of a {file.gpu.name} (± {one.plus_minus_percent:.0f} %), which "
+        "is impossible: "
         + (
-            "the benchmark did not run as the flags say (model, types, GPU, sizes, prefixes that were found in a cache)"
+            "the benchmark did not run with these flags (check model, data types, GPU, sizes, prefix caching)"
             if one.determined
-            else "the data does not determine it, or did not come about as the flags say"
+            else "the data do not determine it, or the benchmark did not run with these flags"
         )
         for one in file.fitted
         if one.name in PEAKS and one.value > 1 >= one.preset
     )
 
 
-def _chance_of_draws(runs: Sequence[Run], reached: Efficiencies) -> float:
-    """By how much a residual differs between draws of lengths that a file does not have, root mean square."""
+def _estimate_sampling_noise(runs: Sequence[Run], efficiencies: Efficiencies) -> float:
+    """Return the root mean square difference of residuals between samples of unknown lengths."""
     squares = []
     for run in runs:
-        others = [run.residuals(run.play(reached, load)) for load in run.benchmark.other_draws]
-        here = run.residuals(run.play(reached))
+        others = [run.residuals(run.replay(efficiencies, load)) for load in run.benchmark.other_draws]
+        own = run.residuals(run.replay(efficiencies))
         squares.append(
-            np.mean([(other - here) ** 2 for other in others], axis=0) if others else np.zeros_like(here)
+            np.mean([(other - own) ** 2 for other in others], axis=0) if others else np.zeros_like(own)
         )
     return float(np.sqrt(np.concatenate(squares).mean()))
 
 
-def _in_common(runs: Sequence[Run], reached: Efficiencies, wanted: dict[str, float], left: Vector) -> Vector:
-    """What many residuals have wrong together, a standard deviation a column: a benchmark that was as a whole a little
-    fast or slow, and the numbers that are not fitted, which may be off as well."""
+def _estimate_shared_errors(
+    runs: Sequence[Run], efficiencies: Efficiencies, wanted: dict[str, float], left: Vector
+) -> Vector:
+    """Return errors that many residuals share, one standard deviation per column.
+
+    They are the run-to-run variation of a whole benchmark, and the errors of parameters that are not fitted.
+    """
     columns: list[Vector] = []
     start = 0
     for run in runs:
@@ -222,18 +227,18 @@ def _in_common(runs: Sequence[Run], reached: Efficiencies, wanted: dict[str, flo
             column[start : start + size] = measure
             columns.append(column)
             start += size
-    alone = all(run.deployment.parallel.tensor * run.deployment.parallel.data == 1 for run in runs)
+    single_gpu = all(run.deployment.parallel.tensor * run.deployment.parallel.data == 1 for run in runs)
     for name, spread in NOT_FITTED.items():
-        value = getattr(reached, name)
-        if name in wanted or value <= 0 or (name in _LINK and alone):
+        value = getattr(efficiencies, name)
+        if name in wanted or value <= 0 or (name in _LINK and single_gpu):
             continue
-        moved = msgspec.structs.replace(reached, **{name: value * float(np.exp(spread))})
-        columns.append(np.concatenate([run.residuals(run.play(moved)) for run in runs]) - left)
+        moved = msgspec.structs.replace(efficiencies, **{name: value * float(np.exp(spread))})
+        columns.append(np.concatenate([run.residuals(run.replay(moved)) for run in runs]) - left)
     return np.stack(columns, axis=1)
 
 
 class Run(msgspec.Struct, frozen=True):
-    """A benchmark with the deployment and the engine that it ran on."""
+    """A benchmark with its deployment and engine configuration."""
 
     benchmark: Benchmark
     deployment: Deployment
@@ -241,7 +246,7 @@ class Run(msgspec.Struct, frozen=True):
 
     @classmethod
     def of(cls, benchmark: Benchmark, deployment: Deployment, flags: EngineFlags) -> Run:
-        """The settings that the file names win over the flags."""
+        """Configure the engine of a benchmark; settings in the file override the flags."""
         own = benchmark.engine
         tensor = own.get("tensor_parallel_size", deployment.parallel.tensor)
         if tensor != deployment.parallel.tensor:
@@ -260,22 +265,22 @@ class Run(msgspec.Struct, frozen=True):
         )
         return cls(benchmark, deployment, engine)
 
-    def play(self, reached: Efficiencies, load: Load | None = None) -> Outcome:
-        """Its load, or another draw of it, replayed with these efficiencies."""
-        timing = Physical(coefficients=self.deployment.coefficients(reached))
+    def replay(self, efficiencies: Efficiencies, load: Load | None = None) -> Outcome:
+        """Replay the benchmark's load, or another sample of it, with these efficiencies."""
+        timing = Physical(coefficients=self.deployment.coefficients(efficiencies))
         return simulate(
             self.benchmark.load if load is None else load,
             msgspec.structs.replace(self.engine, timing=timing),
-            front_end_ms=reached.front_end_ms,
+            front_end_ms=efficiencies.front_end_ms,
             workers=self.deployment.parallel.data,
             ranks=self.deployment.steps_together,
         )
 
     def residuals(self, outcome: Outcome) -> Vector:
-        """Logarithms of simulated over measured, weighted; by measure.
+        """Return the weighted logarithms of simulated over measured times, by measure.
 
-        Of a file with every request, these are means of groups, by when requests came and by how long they are: one
-        request more or less in a batch moves single times by a step, and groups of them hardly.
+        A file with single requests is compared by means of groups (by arrival and by prompt length), because one
+        request more or less in a batch shifts single times by a whole step.
         """
         if not self.benchmark.detailed:
             return np.array(
@@ -290,20 +295,21 @@ class Run(msgspec.Struct, frozen=True):
             [
                 weights
                 * weight
-                * _off(getattr(self.benchmark, name)[group], getattr(outcome, name)[group], name)
+                * _log_ratio(getattr(self.benchmark, name)[group], getattr(outcome, name)[group], name)
                 for name, weight in _WEIGHTS.items()
                 for group in self._groups
             ]
         )
 
     def measures(self) -> list[Vector]:
-        """What a standard deviation of one measure of the whole benchmark does to the residuals that it is part of."""
+        """Return the change of the residuals per standard deviation of each measure between repeated runs."""
         if not self.benchmark.detailed:
             names = [name for name, value in self.benchmark.means.items() if value > 0]
-            return [np.array([_WEIGHTS[name] * REPEATED[name]]) for name in names]
+            return [np.array([_WEIGHTS[name] * RUN_TO_RUN[name]]) for name in names]
         weights = _DETAILED_WEIGHT / np.sqrt(len(self._groups))
         return [
-            np.full(len(self._groups), weights * weight * REPEATED[name]) for name, weight in _WEIGHTS.items()
+            np.full(len(self._groups), weights * weight * RUN_TO_RUN[name])
+            for name, weight in _WEIGHTS.items()
         ]
 
     @property
@@ -318,10 +324,10 @@ class Run(msgspec.Struct, frozen=True):
 _GROUPS_BY_TIME = 8
 _GROUPS_BY_LENGTH = 4
 _DETAILED_WEIGHT = 3.0
-"""A file with every request weighs as much as nine summaries."""
+"""A file with single requests counts as much as nine summaries."""
 
 
-def _off(measured: Vector, simulated: Vector, name: str) -> float:
+def _log_ratio(measured: Vector, simulated: Vector, name: str) -> float:
     known = np.isfinite(measured) & np.isfinite(simulated)
     if not known.any():
         return 0.0
@@ -330,7 +336,7 @@ def _off(measured: Vector, simulated: Vector, name: str) -> float:
 
 
 def score(benchmark: Benchmark, outcome: Outcome) -> FittedInput:
-    """How far simulated means are from measured ones."""
+    """Compute the relative errors of the simulated means, in percent."""
     off = {
         name: 100 * (outcome.mean(name) / value - 1)
         for name, value in benchmark.means.items()
@@ -346,7 +352,7 @@ def score(benchmark: Benchmark, outcome: Outcome) -> FittedInput:
 
 
 def summarise(inputs: Sequence[FittedInput]) -> Residuals:
-    """Medians of |simulated / measured − 1| over files."""
+    """Compute the medians of |simulated / measured − 1| over files, in percent."""
     medians: dict[str, float] = {}
     for name in ("ttft_percent", "tpot_percent", "e2e_percent"):
         found = [abs(value) for one in inputs if (value := getattr(one, name)) is not None]
@@ -356,18 +362,18 @@ def summarise(inputs: Sequence[FittedInput]) -> Residuals:
 
 
 def _domain(runs: Sequence[Run]) -> Domain:
-    """The most that steps had of each in these loads."""
+    """Return the largest step sizes that the loads contain."""
     prompts = max(int(run.benchmark.load.workload.prompt_tokens.max()) for run in runs)
     budget = max(run.engine.max_num_batched_tokens or 0 for run in runs)
-    together = max(_together(run) for run in runs)
+    requests = max(_max_running(run) for run in runs)
     longest = max(
         int((run.benchmark.load.workload.prompt_tokens + run.benchmark.load.workload.output_tokens).max())
         for run in runs
     )
-    return Domain(tokens=budget, requests=together, context_tokens=together * longest, prompt_tokens=prompts)
+    return Domain(tokens=budget, requests=requests, context_tokens=requests * longest, prompt_tokens=prompts)
 
 
-def _together(run: Run) -> int:
+def _max_running(run: Run) -> int:
     load = run.benchmark.load
-    most = load.concurrency or len(load.workload)
-    return min(most, run.engine.max_num_seqs or most)
+    concurrency = load.concurrency or len(load.workload)
+    return min(concurrency, run.engine.max_num_seqs or concurrency)

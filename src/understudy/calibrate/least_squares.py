@@ -1,4 +1,4 @@
-"""Damped least squares in the logarithms of positive numbers, with a robust loss and a prior at their start."""
+"""Damped least squares over the logarithms of positive parameters, with a robust loss and a prior."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ if TYPE_CHECKING:
     Vector = NDArray[np.float64]
 
 _ROBUST = 0.1
-"""Residuals beyond this count linearly: one bad measurement does not bend the rest."""
+"""Larger residuals count linearly, so that one bad measurement does not dominate the fit."""
 _DIFFERENCE = 0.06
-"""Of finite differences to both sides, in the logarithm."""
+"""Step of central differences, in the logarithm."""
 _LONGEST_STEP = 0.5
 _TRIES = 7
-"""Of ever shorter steps, before there is none that helps: where batches change at every step, long ones may not."""
+"""Number of ever shorter steps to try; batches change with every step, so long steps may not help."""
 _WIDER = 1.5
-"""Than linear theory has it: a schedule is not linear. Found by benchmarks/coverage.py; no wider than the prior."""
+"""Factor on the linear error estimate, because schedules are not linear (benchmarks/coverage.py); at most the prior."""
 
 
 class Solution(msgspec.Struct, frozen=True):
-    """Numbers that fit best, and what it takes to say how well: residuals there, and their slopes in the logarithms."""
+    """The best parameters, with the residuals and their slopes (by logarithm) for error estimates."""
 
     values: Vector
     residuals: Vector
@@ -36,17 +36,17 @@ class Solution(msgspec.Struct, frozen=True):
     evaluations: int
 
     def deviations(self, systematic: Vector | None = None) -> Vector:
-        """Standard deviations of the logarithms of the numbers.
+        """Return the standard deviations of the logarithms of the parameters.
 
-        Three things make an estimate wrong: noise of each residual by itself, as large as what the fit leaves; a
-        prior that pulls, as far from the truth as it says it may be; and errors that many residuals have in common:
-        columns of `systematic`, each what one standard deviation of such an error does to all of them.
+        Three sources of error are added: independent noise of the residuals, as large as the fit leaves; the pull of
+        the prior, by its standard deviation; and errors that many residuals share, as columns of `systematic` (the
+        effect of one standard deviation on all residuals).
         """
         weights = _weights(self.residuals)
         left = np.linalg.inv(
             self.slope.T @ (weights[:, None] * self.slope) / self.noise**2 + np.diag(1 / self.prior**2)
         )
-        moved = left @ (self.slope.T * weights) / self.noise**2  # the numbers, by the residuals
+        moved = left @ (self.slope.T * weights) / self.noise**2  # change of parameters per residual
         spread = max(self.noise, float(np.sqrt(np.average(self.residuals**2, weights=weights))))
         pulled = np.eye(len(self.values)) - moved @ self.slope
         parts = [spread * moved / np.sqrt(weights), pulled * self.prior]
@@ -65,10 +65,10 @@ def solve(
     iterations: int = 8,
     progress: Callable[[int], None] | None = None,
 ) -> Solution:
-    """Find positive numbers for which `residuals` (about 0, in relative terms) are small.
+    """Find positive parameters that minimise `residuals` (relative deviations, about 0).
 
-    `prior` is how far each number may be from its start, as a standard deviation of its logarithm; `noise` that of a
-    residual that nothing explains.
+    `prior` is the standard deviation of each parameter's logarithm around its start; `noise` is that of an
+    unexplained residual.
     """
     origin = np.log(start)
     at = origin.copy()
@@ -78,7 +78,7 @@ def solve(
     for iteration in range(iterations):
         found = _slopes(residuals, at, left)
         evaluations += 2 * len(at)
-        # What moves by chance with every change cannot be told from the data: the prior holds the more.
+        # Residuals that change randomly with any step carry little information: strengthen the prior.
         weight_of_prior = (noise**2 + found.chance**2) / prior**2
         best = _cost(left, at - origin, weight_of_prior)
         weights = _weights(left)
@@ -115,24 +115,23 @@ def solve(
 class _Slopes(msgspec.Struct, frozen=True):
     slope: Vector
     chance: float
-    """By how much a residual moves with any change at all, since another request is in a batch: what differences on
-    both sides do not agree on."""
+    """Random change of a residual with any step, because batches change: the disagreement of both differences."""
 
 
 def _slopes(residuals: Callable[[Vector], Vector], at: Vector, left: Vector) -> _Slopes:
-    """How residuals, which are `left` at the logarithms `at`, change with each of these."""
+    """Return the slopes of the residuals, which are `left` at the logarithms `at`."""
     slope = np.zeros((len(left), len(at)))
     bent = np.zeros_like(slope)
     for column in range(len(at)):
         sides = []
-        for way in (1, -1):
+        for sign in (1, -1):
             moved = at.copy()
-            moved[column] += way * _DIFFERENCE
+            moved[column] += sign * _DIFFERENCE
             sides.append(residuals(np.exp(moved)))
         slope[:, column] = (sides[0] - sides[1]) / (2 * _DIFFERENCE)
         bent[:, column] = sides[0] + sides[1] - 2 * left
     chance = float(np.sqrt(np.mean(bent**2) / 6))
-    # Of a slope, what chance alone would give tells nothing.
+    # Shrink slopes that chance alone would give.
     size = (slope**2).mean(axis=0)
     slope *= np.clip(1 - chance**2 / (2 * _DIFFERENCE**2) / np.maximum(size, 1e-30), 0, 1)
     return _Slopes(slope, chance)

@@ -1,4 +1,4 @@
-"""Loads of benchmarks: the same requests, at the same times or with the same concurrency, as a workload."""
+"""`Load`: the requests of a benchmark as a workload, with its arrival times or its concurrency."""
 
 from __future__ import annotations
 
@@ -17,24 +17,24 @@ if TYPE_CHECKING:
 
 _BLOCK = 16
 _ONE_ID = 1 << 30
-"""Tokens that one id stands for: a prompt has one, so that prompts are equal or have nothing in common."""
+"""Tokens per hash id: a prompt has one id, so that prompts are equal or share no prefix."""
 
 
 class Load(msgspec.Struct, frozen=True):
-    """Requests, and how they come: at their times, or as soon as one of `concurrency` slots is free."""
+    """Requests, sent at their arrival times or as soon as one of `concurrency` slots is free."""
 
     workload: Workload
     concurrency: int = 0
-    """0: at their times."""
+    """0: send requests at their arrival times."""
 
     def loop(self, turnaround_ms: float) -> OpenLoop | ClosedLoop:
-        """How to replay it, where a client takes so long from the end of one request to the start of another."""
+        """Return the load mode; `turnaround_ms` is the client's time between two requests of a slot."""
         if not self.concurrency:
             return OpenLoop()
         return ClosedLoop(concurrency=self.concurrency, turnaround_ms=turnaround_ms)
 
 
-def requests(
+def build_load(
     prompt_tokens: ArrayLike,
     output_tokens: ArrayLike,
     *,
@@ -44,8 +44,10 @@ def requests(
     request_ids: Sequence[str] | None = None,
     concurrency: int = 0,
 ) -> Load:
-    """Requests of these lengths. Equal `contents` are equal prompts, and `tokens` says what each consists of; unless
-    one is given, no two have anything in common."""
+    """Build a load from lengths; equal `contents` mean equal prompts, `tokens` are the prompts' token ids.
+
+    Without both, no two prompts share a prefix.
+    """
     prompts = np.asarray(prompt_tokens, dtype=np.int32)
     rows = len(prompts)
     ids = np.arange(rows) if contents is None else np.asarray(contents)
@@ -69,7 +71,7 @@ def requests(
 
 
 def _prefix_ids(tokens: Sequence[Sequence[int]]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Offsets, and an id for each block of 16 tokens that stands for all tokens up to its end."""
+    """Return CSR offsets and an id per block of 16 tokens; equal ids mean equal prefixes."""
     known: dict[tuple[int, tuple[int, ...]], int] = {}
     offsets, ids = [0], []
     for prompt in tokens:
@@ -84,15 +86,15 @@ def _prefix_ids(tokens: Sequence[Sequence[int]]) -> tuple[NDArray[np.int64], NDA
 def random_lengths(
     mean_input: int, mean_output: int, *, least: float, concurrency: int, prompts: int, seed: int
 ) -> Load:
-    """A closed loop of prompts whose lengths are uniform from `least` of the nominal ones to all of them."""
+    """Build a closed loop with lengths uniform between `least` times the nominal length and the nominal length."""
     if not 0 < least <= 1:
-        raise ConfigError(f"the least length is a share of the nominal one in (0, 1], got {least}")
+        raise ConfigError(f"least must be in (0, 1], a share of the nominal length, got {least}")
     draw = np.random.default_rng(seed)
     lengths = [
         draw.integers(max(int(nominal * least), 1), nominal + 1, size=prompts)
         for nominal in (mean_input, mean_output)
     ]
-    return requests(lengths[0], lengths[1], concurrency=concurrency)
+    return build_load(lengths[0], lengths[1], concurrency=concurrency)
 
 
 def constant_stages(
@@ -103,10 +105,10 @@ def constant_stages(
     stage_seconds: Sequence[float],
     distinct_prompts: int,
 ) -> Load:
-    """Arrivals at a constant rate, stage after stage, of prompts that repeat.
+    """Build a load of constant rates, stage after stage, with repeating prompts.
 
-    The prompts differ by up to 15 tokens around their mean length, so that what a block-wise cache leaves to compute is
-    no accident of that one length.
+    Prompt lengths vary by up to 15 tokens around their mean, so that the uncached rest of a block does not depend on
+    one length.
     """
     times, start = [], 0.0
     for rate, seconds in zip(rates_per_s, stage_seconds, strict=True):
@@ -115,4 +117,4 @@ def constant_stages(
     arrivals = np.concatenate(times)
     which = np.arange(len(arrivals)) % max(distinct_prompts, 1)
     lengths = np.maximum(prompt_tokens + which % 16 - 7, 1)
-    return requests(lengths, np.full(len(arrivals), output_tokens), arrival_s=arrivals, contents=which)
+    return build_load(lengths, np.full(len(arrivals), output_tokens), arrival_s=arrivals, contents=which)

@@ -1,4 +1,4 @@
-"""A page: measured beside simulated, for every benchmark of a fit or of a check."""
+"""Build a page that compares measured and simulated times of each benchmark."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ _MEASURES = {"ttft_ms": "TTFT", "tpot_ms": "TPOT", "e2e_ms": "E2E"}
 _POINTS = 200
 _LEGEND = (("base", "measured"), ("s1", "simulated"))
 _STYLE = ".whole svg { min-width: 0; }"
-"""Both axes of a scatter say the same: on a narrow screen it shrinks, and is not cut off."""
+"""Lets scatter plots shrink on a narrow screen, because both axes must stay visible."""
 
 
 def page(file: TimingFile, benchmarks: Sequence[Benchmark], outcomes: Sequence[Outcome]) -> str:
-    """The whole page as text, with nothing to load."""
+    """Return the whole page as self-contained text."""
     deployment = file.deployment
     title = f"{file.model.name} on {deployment.parallel.tensor * deployment.parallel.data} × {file.gpu.name}"
     cards = [_means(benchmarks, outcomes)]
@@ -44,8 +44,8 @@ def page(file: TimingFile, benchmarks: Sequence[Benchmark], outcomes: Sequence[O
         f"<b>{len(file.inputs)}</b> benchmark{'' if len(file.inputs) == 1 else 's'}</span>"
         f"<span>times from {escape(file.timing().describe_origin())}</span></div></div>{THEME_BUTTON}</header>"
     )
-    body = (header, f'<div class="cards">{"".join(cards)}{_numbers(file)}</div>')
-    footer = "Times at the client, where the benchmark measured them there. "
+    body = (header, f'<div class="cards">{"".join(cards)}{_parameters(file)}</div>')
+    footer = "Times are those at the client, if the benchmark measured them there. "
     return build_document(f"{title} · calibrated", body, footer=footer, style=_STYLE)
 
 
@@ -66,24 +66,24 @@ def _means(benchmarks: Sequence[Benchmark], outcomes: Sequence[Outcome]) -> str:
             f'<tr><td>{escape(benchmark.file)} <span class="unit">{escape(benchmark.format)}</span></td>'
             f"<td>{len(benchmark.load.workload):,}</td>{cells}</tr>"
         )
-    head = "".join(f"<th>{name}</th><th>simulated</th><th>off</th>" for name in _MEASURES.values())
+    head = "".join(f"<th>{name}</th><th>simulated</th><th>error</th>" for name in _MEASURES.values())
     return (
-        '<section class="card full"><div class="head"><h2>Means</h2><span class="sub">milliseconds, measured beside '
+        '<section class="card full"><div class="head"><h2>Means</h2><span class="sub">milliseconds, measured and '
         f'simulated</span></div><div class="scroll"><table><thead><tr><th>Benchmark</th><th>Requests</th>{head}</tr>'
         f"</thead><tbody>{''.join(rows)}</tbody></table></div></section>"
     )
 
 
-def _numbers(file: TimingFile) -> str:
+def _parameters(file: TimingFile) -> str:
     rows = "".join(
         f"<tr><td>{escape(one.name)}</td><td>{one.value:.4g}</td><td>± {one.plus_minus_percent:.1f} %</td>"
-        f'<td>{one.preset:.4g}</td><td class="text">{"yes" if one.determined else "no: the preset, more or less"}</td>'
+        f'<td>{one.preset:.4g}</td><td class="text">{"yes" if one.determined else "no: close to the preset"}</td>'
         "</tr>"
         for one in file.fitted
     )
     return (
-        '<section class="card full"><div class="head"><h2>Numbers</h2><span class="sub">as fitted</span></div>'
-        '<div class="scroll"><table><thead><tr><th>Number</th><th>Value</th><th>Uncertainty</th><th>Preset</th>'
+        '<section class="card full"><div class="head"><h2>Parameters</h2><span class="sub">as fitted</span></div>'
+        '<div class="scroll"><table><thead><tr><th>Parameter</th><th>Value</th><th>Uncertainty</th><th>Preset</th>'
         f'<th class="text">Determined by the data</th></tr></thead><tbody>{rows}</tbody></table></div></section>'
     )
 
@@ -118,7 +118,7 @@ def _scatter(file: str, name: str, measured: Times, simulated: Times) -> Card:
     everything = np.concatenate([measured, simulated])
     log = _needs_log_scale(everything)
     x, y = latency_scale(everything, HALF.x, log=log), latency_scale(everything, HALF.y, log=log)
-    plot = Plot(HALF, x, y, f"{name} of each request: simulated over measured")
+    plot = Plot(HALF, x, y, f"{name} of each request: simulated against measured")
     ends = np.array([x.low, x.high])
     plot.line(ends, ends, "base")
     plot.dots(measured, simulated, "s1")
@@ -130,10 +130,10 @@ def _scatter(file: str, name: str, measured: Times, simulated: Times) -> Card:
             for row, (a, b) in enumerate(zip(measured.tolist(), simulated.tolist(), strict=True))
         ],
     )
-    legend = (("base", "equal"), ("s1", "a request"))
+    legend = (("base", "equal"), ("s1", "request"))
     return Card(
         f"{name} of each request",
-        f"{file}: simulated (up) over measured (across)",
+        f"{file}: simulated (vertical) against measured (horizontal)",
         plot.svg(),
         legend,
         "half whole",

@@ -1,4 +1,4 @@
-"""Predictions for a table of experiments: each row's load through the engine, with the preset of its deployment."""
+"""Predict the times of a table of experiments: replay each row's load with the preset of its deployment."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class Prediction(msgspec.Struct, frozen=True):
-    """Mean times of a row by name, in milliseconds, and in words where they come from."""
+    """Mean times of a row by name, in milliseconds, and the source of the step times."""
 
     means: dict[str, float]
     origin: str
@@ -26,9 +26,9 @@ class Prediction(msgspec.Struct, frozen=True):
 def predict_table(
     table: Table, *, threads: int | None = None, progress: Callable[[int], None] | None = None
 ) -> list[Prediction | UnderstudyError]:
-    """Every row, in order; the error of a row that cannot be predicted, which does not harm the others.
+    """Predict every row, in order; a row that cannot be predicted yields its error instead.
 
-    `progress` hears how many are done.
+    `progress` is called with the number of rows done.
     """
 
     def predict(index: int) -> Prediction | UnderstudyError:

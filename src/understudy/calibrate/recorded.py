@@ -1,4 +1,4 @@
-"""A recorded run: when each request came, and how long it was; predictions for every one of them."""
+"""Read recorded runs (arrivals and lengths of requests) and predict the times of each request."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import numpy as np
 
-from understudy.calibrate.load import Load, requests
+from understudy.calibrate.load import Load, build_load
 from understudy.errors import InvalidArgument
 from understudy.run.offline import run_offline
 from understudy.run.times import format_times
@@ -21,16 +21,16 @@ if TYPE_CHECKING:
 
 _FIELDS = ("request_id", "arrival_s", "input_tokens", "output_tokens")
 COLUMNS = ("request_id", "ttft_ms", "tpot_ms", "e2e_ms")
-_MOST_S = 4e9
-"""Of an arrival, and after the first one: an engine's times end at 2^62 ns, and finer than that no number is."""
-_MOST_TOKENS = 2**31 - 1
+_MAX_S = 4e9
+"""Largest arrival, also relative to the first: the engine's clock ends at 2^62 ns."""
+_MAX_TOKENS = 2**31 - 1
 
 
 def read_run(path: Path) -> Load:
-    """Requests by line: `request_id`, `arrival_s`, `input_tokens`, `output_tokens`, and `input_token_ids` where they
-    are known: without them no two prompts have anything in common.
+    """Read one request per line: `request_id`, `arrival_s`, `input_tokens`, `output_tokens`, `input_token_ids`.
 
-    InvalidArgument names file, line and key: what is missing, no number, zero, or too large.
+    Without the optional `input_token_ids`, no two prompts share a prefix. InvalidArgument names file, line and key of
+    a missing or invalid value.
     """
     rows: list[dict[str, Any]] = []
     places: list[str] = []
@@ -39,23 +39,23 @@ def read_run(path: Path) -> Load:
             for number, line in enumerate(file, 1):
                 if line.strip():
                     places.append(f"{path}:{number}")
-                    rows.append(_read(places[-1], line))
+                    rows.append(_read_row(places[-1], line))
     except (OSError, UnicodeDecodeError) as error:
         raise InvalidArgument(f"{path}: {error}") from error
     if not rows:
-        raise InvalidArgument(f"{path} holds no request")
+        raise InvalidArgument(f"{path} contains no requests")
     arrivals = np.array([row["arrival_s"] for row in rows], dtype=np.float64)
     arrivals -= arrivals.min()
-    if arrivals.max() > _MOST_S:
+    if arrivals.max() > _MAX_S:
         late = int(np.argmax(arrivals))
         raise InvalidArgument(
             f"{places[late]}: arrival_s of {rows[late]['arrival_s']:g} is {arrivals[late]:g} s after the first; "
-            f"{_MOST_S:g} s are the most"
+            f"at most {_MAX_S:g} s are supported"
         )
     names = [str(row["request_id"]) for row in rows]
     if len(set(names)) < len(names):
         twice = next(name for name in names if names.count(name) > 1)
-        raise InvalidArgument(f"{path}: request_id {twice!r} is there twice")
+        raise InvalidArgument(f"{path}: request_id {twice!r} is repeated")
     tokens: list[list[int]] = [
         row["input_token_ids"] for row in rows if row.get("input_token_ids") is not None
     ]
@@ -63,8 +63,10 @@ def read_run(path: Path) -> Load:
         without = next(
             name for name, row in zip(names, rows, strict=True) if row.get("input_token_ids") is None
         )
-        raise InvalidArgument(f"{path}: request {without!r} has no input_token_ids, though others have them")
-    return requests(
+        raise InvalidArgument(
+            f"{path}: request {without!r} has no input_token_ids, but others have them; give all or none"
+        )
+    return build_load(
         [row["input_tokens"] for row in rows],
         [row["output_tokens"] for row in rows],
         arrival_s=arrivals,
@@ -73,13 +75,13 @@ def read_run(path: Path) -> Load:
     )
 
 
-def _read(where: str, line: str) -> dict[str, Any]:
+def _read_row(where: str, line: str) -> dict[str, Any]:
     try:
         row = json.loads(line)
     except ValueError as error:
-        raise InvalidArgument(f"{where}: {error}; the file may be cut off") from error
+        raise InvalidArgument(f"{where}: {error}; the file may be truncated") from error
     if not isinstance(row, dict):
-        raise InvalidArgument(f"{where}: expected keys and values")
+        raise InvalidArgument(f"{where}: must be a JSON object")
     for name in _FIELDS:
         if name not in row:
             raise InvalidArgument(f"{where}: {name} is missing; a line has {', '.join(_FIELDS)}")
@@ -88,12 +90,12 @@ def _read(where: str, line: str) -> dict[str, Any]:
         if isinstance(value, bool) or not isinstance(value, int | float):
             raise InvalidArgument(f"{where}: {name} must be a number, got {value!r}")
         if name == "arrival_s":
-            if not -_MOST_S <= value <= _MOST_S:
+            if not -_MAX_S <= value <= _MAX_S:
                 raise InvalidArgument(
-                    f"{where}: arrival_s must be seconds from {-_MOST_S:g} to {_MOST_S:g}, got {value!r:.40}"
+                    f"{where}: arrival_s must be seconds from {-_MAX_S:g} to {_MAX_S:g}, got {value!r:.40}"
                 )
-        elif not 1 <= value <= _MOST_TOKENS or value != int(value):
-            wanted = f"of at most {_MOST_TOKENS:,}" if value > _MOST_TOKENS else "of at least 1"
+        elif not 1 <= value <= _MAX_TOKENS or value != int(value):
+            wanted = f"of at most {_MAX_TOKENS:,}" if value > _MAX_TOKENS else "of at least 1"
             raise InvalidArgument(f"{where}: {name} must be a whole number {wanted}, got {value!r:.40}")
     ids = row.get("input_token_ids")
     if ids is not None:
@@ -107,7 +109,7 @@ def _read(where: str, line: str) -> dict[str, Any]:
 
 
 class PredictedRun(msgspec.Struct, frozen=True):
-    """Name, TTFT, TPOT and whole time of each request in ms, in order, and in words where these times come from."""
+    """Name, TTFT, TPOT and E2E (ms) of each request, in order, and the source of the step times."""
 
     requests: list[tuple[str, float, float, float]]
     origin: str
@@ -121,9 +123,10 @@ def predict_run(
     ranks: bool = False,
     progress: Callable[[int], None] | None = None,
 ) -> PredictedRun:
-    """Times of each request from when the engine sees it. `ranks` says that workers step together.
+    """Predict the times of each request, from the moment the engine reads it.
 
-    A busy engine reads what has come when a step ends: until then a request is not seen. TPOT of one token is 0.
+    A busy engine reads new requests at the end of a step. `ranks` means that workers step together. TPOT of one token
+    is 0.
     """
     run = run_offline(
         load.workload,

@@ -1,4 +1,4 @@
-"""One load through one engine, and its times as a client sees them."""
+"""Simulate a load on an engine, with times as measured at the client."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ if TYPE_CHECKING:
 
 
 class Outcome(msgspec.Struct, frozen=True):
-    """Times of every request in milliseconds, in the order of the load; NaN where a request has none."""
+    """Times of each request in milliseconds, in the order of the load; NaN without a value."""
 
     ttft_ms: Times
     tpot_ms: Times
-    """Of requests with two tokens or more."""
+    """TPOT of requests with at least two tokens."""
     e2e_ms: Times
     input_tokens: NDArray[np.int32]
     output_tokens: NDArray[np.int32]
 
     def mean(self, name: str) -> float:
-        """Over the requests that have it; 0 where none does, as TPOT of answers of one token."""
+        """Return the mean over the requests that have a value; 0 if none has, as TPOT of one-token answers."""
         times = getattr(self, name)
         return float(np.nanmean(times)) if np.isfinite(times).any() else 0.0
 
@@ -38,10 +38,10 @@ class Outcome(msgspec.Struct, frozen=True):
 def simulate(
     load: Load, engine: VllmConfig, *, front_end_ms: float = 0.0, workers: int = 1, ranks: bool = False
 ) -> Outcome:
-    """Replay it. `front_end_ms` passes between client and engine: it is part of TTFT and of the whole request, and
-    keeps a slot of a closed loop empty. `ranks` says that workers are ranks that step together.
+    """Replay the load and return the times at the client.
 
-    InvalidArgument says which request can never be served, and why.
+    `front_end_ms` is the time between client and engine: part of TTFT and E2E, and of the turnaround of a closed
+    loop's slot. `ranks` means that workers step together. InvalidArgument names a request that can never be served.
     """
     run = run_offline(
         load.workload,

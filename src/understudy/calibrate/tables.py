@@ -1,4 +1,4 @@
-"""Tables of experiments, one a row: closed loops of random lengths (InferenceX), or constant rates by stage (BLIS)."""
+"""Read tables of experiments, one per row: closed loops of random lengths (InferenceX) or constant rates (BLIS)."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import operator
 import re
 from typing import TYPE_CHECKING, Literal
 
-from understudy.calibrate.experiment import Experiment, build_engine_config, draws_of
+from understudy.calibrate.experiment import Experiment, build_engine_config, count_draws
 from understudy.calibrate.load import constant_stages, random_lengths
 from understudy.errors import ConfigError, InvalidArgument, UnderstudyError
 from understudy.timing.architecture import Architecture
@@ -43,15 +43,15 @@ _NEEDS: dict[Layout, tuple[str, ...]] = {
 _LEAST_LENGTH = 0.8
 _PROMPTS_PER_SLOT = 10
 _MAX_STAGE_S = 600.0
-_MOST = 10_000_000
-_MOST_REQUESTS = 1_000_000
-"""Of one experiment: what a typing error makes of a rate is refused before it is drawn."""
-_NOTHING = ("nan", "none", "null", "na", "n/a", "<na>", "-")
-"""What is written for an empty cell."""
+_MAX_COUNT = 10_000_000
+_MAX_REQUESTS = 1_000_000
+"""Limit of one experiment, to check its rates before sampling from them."""
+_EMPTY = ("nan", "none", "null", "na", "n/a", "<na>", "-")
+"""Texts that mean an empty cell."""
 
 
 class Table:
-    """The rows of a CSV file, and which of the two layouts they have."""
+    """The rows of a CSV file and their layout."""
 
     def __init__(self, path: Path, layout: Layout, rows: list[dict[str, str]]) -> None:
         self.path = path
@@ -60,7 +60,7 @@ class Table:
 
     @classmethod
     def read(cls, path: Path) -> Table:
-        """Errors: ConfigError naming the file, and the columns that are missing."""
+        """Read a table. ConfigError names the file and the missing column."""
         try:
             with path.open(encoding="utf-8-sig", newline="") as file:
                 reader = csv.DictReader(file)
@@ -82,16 +82,16 @@ class Table:
 
     @property
     def columns_out(self) -> tuple[str, ...]:
-        """The header of the predictions."""
+        """Header of the predictions."""
         if self.layout == "stages":
             return ("exp_id", "ttft_ms", "itl_ms", "e2e_ms")
         return ("key", "ttft_ms", "tpot_ms")
 
     def experiment(self, index: int) -> Experiment:
-        """One row. InvalidArgument names file, line, column and what is wrong."""
+        """Build the experiment of one row. InvalidArgument names file, line, column and problem."""
         row = _Row(f"{self.path}:{index + 2}", self.rows[index])
         try:
-            return _closed_loop(row) if self.layout == "closed_loop" else _stages(row)
+            return _read_closed_loop(row) if self.layout == "closed_loop" else _read_stages(row)
         except UnderstudyError as error:
             text = str(error)
             raise InvalidArgument(text if text.startswith(row.where) else f"{row.where}: {text}") from error
@@ -103,14 +103,14 @@ class _Row:
         self.cells = cells
 
     def text(self, name: str, *others: str, default: str | None = None) -> str:
-        """The cell of the first of these columns that has something in it."""
+        """Return the first non-empty cell of these columns."""
         for column in (name, *others):
             if value := self._cell(column):
                 return value
         if default is None:
             written = (self.cells.get(name) or "").strip()
-            what = f"{written!r}, which stands for nothing" if written else "empty"
-            raise InvalidArgument(f"{self.where}: {name} is {what}")
+            what = f"{written!r}, which means empty" if written else "empty"
+            raise InvalidArgument(f"{self.where}: {name} is {what}; fill the cell")
         return default
 
     def number(self, name: str) -> float:
@@ -120,9 +120,9 @@ class _Row:
         if default is not None and not self._cell(name):
             return default
         value = self.number(name)
-        if value != int(value) or value > _MOST:
+        if value != int(value) or value > _MAX_COUNT:
             raise InvalidArgument(
-                f"{self.where}: {name} must be a whole number up to {_MOST:,}, got {value:g}"
+                f"{self.where}: {name} must be a whole number up to {_MAX_COUNT:,}, got {value:g}"
             )
         return int(value)
 
@@ -130,13 +130,13 @@ class _Row:
         return [self._number(name, part) for part in re.split(r"[\s,;|\[\]]+", self.text(name)) if part]
 
     def measured(self, *names: str) -> dict[str, str]:
-        """What the cells of measurements say, where there are any: predictions do not depend on it."""
+        """Return the non-empty cells of measurements, unparsed, because predictions do not depend on them."""
         return {name: self._cell(name) for name in names if self._cell(name)}
 
     def _cell(self, name: str) -> str:
-        """What is in it; nothing where a spreadsheet says that nothing is."""
+        """Return the text of a cell; empty for spreadsheet words such as nan."""
         text = (self.cells.get(name) or "").strip()
-        return "" if text.lower() in _NOTHING else text
+        return "" if text.lower() in _EMPTY else text
 
     def _number(self, name: str, text: str) -> float:
         try:
@@ -148,16 +148,16 @@ class _Row:
         return value
 
 
-def _closed_loop(row: _Row) -> Experiment:
+def _read_closed_loop(row: _Row) -> Experiment:
     model = Architecture.find(row.text("model_path"))
     deployment = Deployment(
         model=model,
         gpu=find_gpu(row.text("system")),
-        weights=_weights(row, model, "quant", "precision"),
+        weights=_read_weight_type(row, model, "quant", "precision"),
         kv=row.text("kv_cache_dtype", default="auto"),
-        parallel=_parallel(row, model),
+        parallel=_read_parallelism(row, model),
     )
-    concurrency = _concurrency(row)
+    concurrency = _read_concurrency(row)
     prompts = _PROMPTS_PER_SLOT * concurrency
     _check_requests(row, "conc", prompts)
     loads = tuple(
@@ -169,7 +169,7 @@ def _closed_loop(row: _Row) -> Experiment:
             prompts=prompts,
             seed=seed,
         )
-        for seed in range(draws_of(concurrency, prompts))
+        for seed in range(count_draws(concurrency, prompts))
     )
     return Experiment(
         name=row.text("key"),
@@ -188,23 +188,24 @@ def _closed_loop(row: _Row) -> Experiment:
 
 
 def _check_requests(row: _Row, column: str, requests: float) -> None:
-    if not 1 <= requests <= _MOST_REQUESTS:
+    if not 1 <= requests <= _MAX_REQUESTS:
         raise InvalidArgument(
-            f"{row.where}: {column} makes {requests:,.0f} requests; from 1 to {_MOST_REQUESTS:,} can be replayed"
+            f"{row.where}: {column} gives {requests:,.0f} requests; 1 to {_MAX_REQUESTS:,} are supported"
         )
 
 
-def _weights(row: _Row, model: Architecture, *columns: str) -> str:
-    """The type that a row names, or the model's own."""
+def _read_weight_type(row: _Row, model: Architecture, *columns: str) -> str:
+    """Return the weight type that a row names, or the model's own."""
     named = row.text(*columns, default="auto")
     if named.lower() == "auto":
         return model.weights
     kind = weight_type(named).name
-    return "mxfp4" if model.weights == "mxfp4" and kind == "nvfp4" else kind  # it has no other type of 4 bits
+    # For an mxfp4 model, "fp4" can only mean mxfp4.
+    return "mxfp4" if model.weights == "mxfp4" and kind == "nvfp4" else kind
 
 
-def _parallel(row: _Row, model: Architecture) -> Parallelism:
-    """Experts of more GPUs than a rank has are those of several ranks."""
+def _read_parallelism(row: _Row, model: Architecture) -> Parallelism:
+    """Read the parallel sizes; experts on more GPUs than a rank has mean several ranks."""
     tensor = row.count("tp_size", 1)
     if not model.num_experts:
         return Parallelism(tensor=tensor)
@@ -212,33 +213,33 @@ def _parallel(row: _Row, model: Architecture) -> Parallelism:
     gpus = row.count("moe_tp_size", max(tensor // expert, 1)) * expert
     if gpus % tensor:
         raise InvalidArgument(
-            f"{row.where}: moe_tp_size · moe_ep_size = {gpus} is no multiple of tp_size={tensor}"
+            f"{row.where}: moe_tp_size · moe_ep_size = {gpus} is not a multiple of tp_size={tensor}"
         )
     return Parallelism(tensor=tensor, data=gpus // tensor, expert=expert)
 
 
-def _concurrency(row: _Row) -> int:
-    """Its column, or what the key says of it: ..._c64_..."""
+def _read_concurrency(row: _Row) -> int:
+    """Return the column conc, else the concurrency in the key (..._c64_...)."""
     named = re.search(r"_c(\d+)(?:_|#|$)", row.text("key"))
     return row.count("conc", int(named[1]) if named else None)
 
 
-def _stages(row: _Row) -> Experiment:
+def _read_stages(row: _Row) -> Experiment:
     model = Architecture.find(row.text("model"))
     deployment = Deployment(
         model=model,
         gpu=find_gpu(row.text("hardware")),
-        weights=_weights(row, model, "dtype"),
+        weights=_read_weight_type(row, model, "dtype"),
         parallel=Parallelism(tensor=row.count("tp", 1)),
     )
     rates, seconds = row.numbers("stage_rates_per_s"), row.numbers("stage_seconds")
     if len(rates) != len(seconds):
         raise InvalidArgument(
-            f"{row.where}: stage_rates_per_s has {len(rates)} stages and stage_seconds {len(seconds)}"
+            f"{row.where}: stage_rates_per_s has {len(rates)} stages, but stage_seconds has {len(seconds)}"
         )
     max_tokens = row.count("max_tokens")
     counted = row.text("client_output_tokens", default="")
-    # Stages of a steady load say in some minutes what they say in an hour; their shares of the requests stay.
+    # A few minutes of a steady load are enough: shorten all stages by one factor.
     longest = max(seconds)
     seconds = [one * min(1.0, _MAX_STAGE_S / longest) for one in seconds]
     _check_requests(row, "stage_rates_per_s", sum(map(operator.mul, rates, seconds)))

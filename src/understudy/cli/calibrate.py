@@ -147,7 +147,7 @@ def _check(args: argparse.Namespace, paths: list[Path]) -> int:
     efficiencies = replace(file.efficiencies, front_end_ms=0.0) if args.in_engine else file.efficiencies
     with progress_bar("replaying", len(benchmarks), "benchmarks") as progress:
         for benchmark in benchmarks:
-            outcomes.append(Run.of(benchmark, file.deployment, flags).play(efficiencies))
+            outcomes.append(Run.of(benchmark, file.deployment, flags).replay(efficiencies))
             if progress is not None:
                 progress(len(outcomes))
     scores = [score(benchmark, outcome) for benchmark, outcome in zip(benchmarks, outcomes, strict=True)]

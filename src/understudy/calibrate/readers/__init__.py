@@ -1,4 +1,4 @@
-"""Readers of benchmark files, one a format; `read_benchmarks` recognises each by its keys."""
+"""Readers of benchmark files, one module per format; `read_benchmarks` detects the format from the keys."""
 
 from __future__ import annotations
 
@@ -23,17 +23,17 @@ FORMATS = (
 )
 
 TAKE_LEAST_LENGTH = ("vllm bench serve", "CSV of summaries")
-"""Formats (of a `Benchmark`) that leave open how random lengths were; the others have them, or say so."""
+"""Formats (of a `Benchmark`) that lack the range of random lengths."""
 
 
 def read_benchmarks(
     path: Path, *, least_length: float | None = None, data_parallel_size: int = 1
 ) -> list[Benchmark]:
-    """Every benchmark in a file. `least_length` is the shortest random length as a share of the nominal one, where a
-    summary cannot say it; `data_parallel_size` says how many workers belong together, where lines name theirs.
+    """Read all benchmarks in a file.
 
-    InvalidArgument names the file, the key and the remedy: for formats that are not known, for files that are cut off,
-    and for those that lack lengths or arrivals.
+    `least_length` is the shortest random length as a share of the nominal one, for summaries that lack it;
+    `data_parallel_size` is the number of workers of one deployment, for lines that name their worker. InvalidArgument
+    names the file, the key and the remedy for unknown formats, truncated files, and files without lengths or arrivals.
     """
     try:
         raw = path.read_bytes()
@@ -52,12 +52,12 @@ def read_benchmarks(
         if len(lines) > 1 and lines[0].lstrip().startswith("{") and lines[0].rstrip().endswith("}"):
             return _read_lines(source, str(path), lines, data_parallel_size)
         raise InvalidArgument(
-            f"{path} is not JSON: {error}; it may be cut off: save the benchmark again"
+            f"{path} is not JSON: {error}; it may be truncated: save the benchmark again"
         ) from error
     if isinstance(content, dict) and _is_line(content):
         return _read_lines(source, str(path), lines, data_parallel_size)
     if not isinstance(content, dict):
-        raise InvalidArgument(f"{path}: expected keys and values at the top level")
+        raise InvalidArgument(f"{path}: must be a JSON object at the top level")
     return _read_object(source, str(path), content, least_length)
 
 
@@ -74,16 +74,16 @@ def _read_lines(
             row = json.loads(line)
         except ValueError as error:
             raise InvalidArgument(
-                f"{where}:{number} is not JSON: {error}; the file is cut off: export it again"
+                f"{where}:{number} is not JSON: {error}; the file is truncated: export it again"
             ) from error
         if not isinstance(row, dict):
-            raise InvalidArgument(f"{where}:{number}: expected keys and values")
+            raise InvalidArgument(f"{where}:{number}: must be a JSON object")
         rows.append(row)
     if aiperf.is_record(rows[0]):
         return aiperf.read_records(source, where, rows)
     if own_report.is_request(rows[0]):
         return own_report.read_requests(source, where, rows, data_parallel_size)
-    raise _unknown(where, rows[0])
+    raise _unknown_format(where, rows[0])
 
 
 def _read_object(
@@ -97,13 +97,13 @@ def _read_object(
         return aiperf.read_summary(source, where, content)
     if own_report.is_report(content):
         raise InvalidArgument(
-            f"{where} is a report of understudy: it has means, not arrivals; write --requests-jsonl and give that"
+            f"{where} is a report of understudy, which has no arrivals; give a file of --requests-jsonl instead"
         )
-    raise _unknown(where, content)
+    raise _unknown_format(where, content)
 
 
-def _unknown(where: str, content: dict[str, Any]) -> InvalidArgument:
+def _unknown_format(where: str, content: dict[str, Any]) -> InvalidArgument:
     keys = ", ".join(list(content)[:8]) or "none"
     return InvalidArgument(
-        f"{where} is no benchmark that is known (its keys: {keys}); known are {'; '.join(FORMATS)}"
+        f"{where} is not a known benchmark format (its keys: {keys}); known are {'; '.join(FORMATS)}"
     )

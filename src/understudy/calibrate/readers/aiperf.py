@@ -1,4 +1,4 @@
-"""AIPerf's exports: a record a request (`profile_export.jsonl`), or the summary (`profile_export_aiperf.json`)."""
+"""Reader of AIPerf's exports: records (`profile_export.jsonl`) or a summary (`profile_export_aiperf.json`)."""
 
 from __future__ import annotations
 
@@ -7,25 +7,25 @@ from typing import Any
 import numpy as np
 
 from understudy.calibrate.benchmark import DRAWS, Benchmark, Fields, Times, check_units
-from understudy.calibrate.load import requests
-from understudy.calibrate.readers.single_requests import of_requests
+from understudy.calibrate.load import build_load
+from understudy.calibrate.readers.single_requests import build_benchmark
 from understudy.errors import InvalidArgument
 
 _TO_MS = {"ns": 1e-6, "us": 1e-3, "ms": 1.0, "s": 1e3, "sec": 1e3, "seconds": 1e3, "milliseconds": 1.0}
 
 
 def is_record(row: dict[str, Any]) -> bool:
-    """Whether these are the keys of a record."""
+    """Whether `row` has the keys of a record."""
     return isinstance(row.get("metadata"), dict) and isinstance(row.get("metrics"), dict)
 
 
 def is_summary(content: dict[str, Any]) -> bool:
-    """Whether these are the keys of a summary."""
+    """Whether `content` has the keys of a summary."""
     return "input_config" in content and isinstance(content.get("time_to_first_token"), dict)
 
 
 def read_records(source: tuple[str, str], where: str, rows: list[dict[str, Any]]) -> list[Benchmark]:
-    """Requests of the profiling phase, by when they started."""
+    """Read the requests of the profiling phase, by start."""
     kept = []
     for number, row in enumerate(rows, 1):
         if not is_record(row):
@@ -33,56 +33,60 @@ def read_records(source: tuple[str, str], where: str, rows: list[dict[str, Any]]
         if row["metadata"].get("benchmark_phase", "profiling") == "profiling":
             kept.append((number, row))
     if not kept:
-        raise InvalidArgument(f"{where}: no record has benchmark_phase profiling: nothing to fit")
-    read = [_record(f"{where}:{number}", row) for number, row in kept]
-    return [of_requests(source, where, "aiperf records", "metadata.request_start_ns", read)]
+        raise InvalidArgument(f"{where}: no record has benchmark_phase profiling, so there is nothing to fit")
+    read = [_read_record(f"{where}:{number}", row) for number, row in kept]
+    return [build_benchmark(source, where, "aiperf records", "metadata.request_start_ns", read)]
 
 
-def _record(where: str, row: dict[str, Any]) -> tuple[float, float, float, float, float]:
+def _read_record(where: str, row: dict[str, Any]) -> tuple[float, float, float, float, float]:
     metadata, metrics = (
         Fields(f"{where}: metadata", row["metadata"]),
         Fields(f"{where}: metrics", row["metrics"]),
     )
     if row["metadata"].get("was_cancelled") or row.get("error"):
         raise InvalidArgument(
-            f"{where}: the request was cancelled or failed: it loaded the engine, and nobody knows how much; repeat "
-            "the benchmark until all complete"
+            f"{where}: the request was cancelled or failed, and put an unknown load on the engine; repeat the "
+            "benchmark until all complete"
         )
     start, end = metadata.number("request_start_ns"), metadata.number("request_end_ns")
     if end < start:
         raise InvalidArgument(
-            f"{where}: request_end_ns comes before request_start_ns: the clock runs backwards"
+            f"{where}: request_end_ns is before request_start_ns: the clock ran backwards; export again"
         )
-    latency = took = (end - start) / 1e6
+    latency = duration = (end - start) / 1e6
     if metrics.content.get("request_latency"):
-        latency = _milliseconds(metrics, "request_latency")
+        latency = _read_milliseconds(metrics, "request_latency")
         check_units(
-            where, "metrics.request_latency", latency, took, "from request_start_ns to request_end_ns it took"
+            where, "metrics.request_latency", latency, duration, "request_end_ns − request_start_ns is"
         )
     return (
         start / 1e9,
-        _count(metrics, "input_sequence_length"),
-        _count(metrics, "output_sequence_length"),
-        _milliseconds(metrics, "time_to_first_token"),
+        _read_count(metrics, "input_sequence_length"),
+        _read_count(metrics, "output_sequence_length"),
+        _read_milliseconds(metrics, "time_to_first_token"),
         latency,
     )
 
 
 def read_summary(source: tuple[str, str], where: str, content: dict[str, Any]) -> list[Benchmark]:
-    """Means of a closed loop: it needs the concurrency and both lengths."""
+    """Read the means of a closed loop; the concurrency and both lengths are required."""
     fields = Fields(where, content)
     config = content.get("input_config")
     concurrency = _find(config, "concurrency")
     if not isinstance(concurrency, int) or isinstance(concurrency, bool) or concurrency < 1:
         raise InvalidArgument(
-            f"{where}: input_config has no concurrency, so nobody can tell when requests came; give "
-            "profile_export.jsonl, which has their times"
+            f"{where}: input_config has no concurrency, so arrivals are unknown; give profile_export.jsonl, which "
+            "has them"
         )
     rows = int(_average(fields, "request_count")[0])
-    inputs, outputs = (_average(fields, f"{way}_sequence_length") for way in ("input", "output"))
+    inputs, outputs = (_average(fields, f"{side}_sequence_length") for side in ("input", "output"))
     draw = np.random.default_rng(0)
     load, *others = (
-        requests(_lengths(draw, *inputs, rows), _lengths(draw, *outputs, rows), concurrency=concurrency)
+        build_load(
+            _sample_lengths(draw, *inputs, rows),
+            _sample_lengths(draw, *outputs, rows),
+            concurrency=concurrency,
+        )
         for _ in range(DRAWS)
     )
     means = {
@@ -103,7 +107,7 @@ def read_summary(source: tuple[str, str], where: str, content: dict[str, Any]) -
     ]
 
 
-def _lengths(draw: np.random.Generator, mean: float, deviation: float, rows: int) -> Times:
+def _sample_lengths(draw: np.random.Generator, mean: float, deviation: float, rows: int) -> Times:
     lengths: Times = np.maximum(np.round(draw.normal(mean, deviation, size=rows)), 1)
     return lengths
 
@@ -126,12 +130,12 @@ def _block(fields: Fields, key: str) -> dict[str, object]:
     return block
 
 
-def _milliseconds(metrics: Fields, key: str) -> float:
+def _read_milliseconds(metrics: Fields, key: str) -> float:
     block = Fields(f"{metrics.where}.{key}", _block(metrics, key))
     return block.number("value", least=0) * _unit(block)
 
 
-def _count(metrics: Fields, key: str) -> float:
+def _read_count(metrics: Fields, key: str) -> float:
     block = metrics.need(key)
     if isinstance(block, dict):
         return Fields(f"{metrics.where}.{key}", block).number("value", least=1)
@@ -146,7 +150,7 @@ def _unit(block: Fields) -> float:
 
 
 def _find(config: object, name: str) -> object:
-    """A key, wherever it is nested."""
+    """Find a key at any depth."""
     if isinstance(config, dict):
         if name in config:
             return config[name]

@@ -1,4 +1,4 @@
-"""A benchmark of single requests, from what a load generator saw of each."""
+"""Build a benchmark from the measured times of single requests."""
 
 from __future__ import annotations
 
@@ -7,22 +7,22 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from understudy.calibrate.benchmark import Benchmark, Times, check_clock, check_times
-from understudy.calibrate.load import requests
+from understudy.calibrate.load import build_load
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
 
-def of_requests(
+def build_benchmark(
     source: tuple[str, str],
     where: str,
     kind: str,
     clock_key: str,
     read: Sequence[tuple[float, float, float, float, float]],
 ) -> Benchmark:
-    """Rows of start (s), input and output tokens, TTFT and E2E (ms), played by when they started.
+    """Build a benchmark from rows of start (s), input and output tokens, TTFT and E2E (ms), by start.
 
-    Errors: InvalidArgument names `clock_key`, or a latency, that cannot be.
+    Errors: InvalidArgument names an impossible `clock_key` or latency.
     """
     columns = [np.array(column) for column in zip(*read, strict=True)]
     order = np.argsort(columns[0], kind="stable")
@@ -37,7 +37,7 @@ def of_requests(
         file=source[0],
         sha256=source[1],
         format=kind,
-        load=requests(inputs, outputs, arrival_s=start_s - start_s.min()),
+        load=build_load(inputs, outputs, arrival_s=start_s - start_s.min()),
         means=means,
         ttft_ms=ttft_ms,
         tpot_ms=tpot,

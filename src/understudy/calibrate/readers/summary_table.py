@@ -1,4 +1,4 @@
-"""A CSV of summaries, one closed loop a row, as InferenceX publishes them."""
+"""Reader of CSVs of summaries, one closed loop per row, as InferenceX publishes them."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _PROMPTS_PER_SLOT = 10
 
 
 def read(source: tuple[str, str], where: str, text: str, least_length: float | None) -> list[Benchmark]:
-    """Every row. Lengths are uniform from `least_length` of the nominal ones (0.8 unless given, as there)."""
+    """Read all rows; lengths are uniform from `least_length` (default: 0.8) times the nominal length up to it."""
     try:
         rows = list(csv.DictReader(io.StringIO(text), strict=True))
     except csv.Error as error:
@@ -33,14 +33,14 @@ def read(source: tuple[str, str], where: str, text: str, least_length: float | N
     if not rows:
         raise InvalidArgument(f"{where} has no row below its header")
     return [
-        _row(source, f"{where}:{number}", row, 0.8 if least_length is None else least_length)
+        _read_row(source, f"{where}:{number}", row, 0.8 if least_length is None else least_length)
         for number, row in enumerate(rows, 2)
     ]
 
 
-def _row(source: tuple[str, str], where: str, row: dict[str, str], least: float) -> Benchmark:
+def _read_row(source: tuple[str, str], where: str, row: dict[str, str], least: float) -> Benchmark:
     fields = Fields(where, {})
-    values = {name: _number(fields, row, names) for name, names in _NAMES.items()}
+    values = {name: _read_number(fields, row, names) for name, names in _NAMES.items()}
     missing = [name for name, value in values.items() if value is None]
     if missing:
         wanted = " or ".join(_NAMES[missing[0]])
@@ -63,7 +63,7 @@ def _row(source: tuple[str, str], where: str, row: dict[str, str], least: float)
         )
         for seed in range(DRAWS)
     )
-    engine = {name: _number(fields, row, names) for name, names in _ENGINE.items()}
+    engine = {name: _read_number(fields, row, names) for name, names in _ENGINE.items()}
     return Benchmark(
         file=f"{source[0]}:{where.rpartition(':')[2]}",
         sha256=source[1],
@@ -75,7 +75,7 @@ def _row(source: tuple[str, str], where: str, row: dict[str, str], least: float)
     )
 
 
-def _number(fields: Fields, row: dict[str, str], names: tuple[str, ...]) -> float | None:
+def _read_number(fields: Fields, row: dict[str, str], names: tuple[str, ...]) -> float | None:
     for name in names:
         text = (row.get(name) or "").strip()
         if text:

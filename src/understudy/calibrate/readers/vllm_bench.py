@@ -1,4 +1,4 @@
-"""Results of `vllm bench serve --save-result`, plain or with `--save-detailed`."""
+"""Reader of results of `vllm bench serve --save-result`, plain or with `--save-detailed`."""
 
 from __future__ import annotations
 
@@ -16,52 +16,52 @@ from understudy.calibrate.benchmark import (
     check_times,
     check_units,
 )
-from understudy.calibrate.load import Load, requests
+from understudy.calibrate.load import Load, build_load
 from understudy.errors import InvalidArgument
 
 _ENGINE = ("max_num_seqs", "max_num_batched_tokens", "tensor_parallel_size", "num_gpu_blocks")
 _LISTS = ("input_lens", "output_lens", "ttfts", "itls")
-"""What --save-detailed adds, an entry a request."""
+"""Lists that --save-detailed adds, one entry per request."""
 _SEED = 0
 
 
 def is_result(content: dict[str, Any]) -> bool:
-    """Whether these are its keys."""
+    """Whether `content` has the keys of a result."""
     return any(name in content for name in ("total_input_tokens", "input_lens", "ttfts"))
 
 
 def read(
     source: tuple[str, str], where: str, content: dict[str, Any], least_length: float | None
 ) -> list[Benchmark]:
-    """One result. InvalidArgument for failed requests, and for what lacks lengths or arrivals."""
+    """Read one result. InvalidArgument for failed requests, or missing lengths or arrivals."""
     fields = Fields(where, content)
     failed = content.get("failed") or 0
     errors = [text for text in content.get("errors") or () if text]
     if failed or errors:
         raise InvalidArgument(
-            f"{where}: failed={failed or len(errors)}: requests that failed loaded the engine, and nobody knows how "
-            "much; repeat the benchmark until all complete"
+            f"{where}: failed={failed or len(errors)}: failed requests put an unknown load on the engine; repeat the "
+            "benchmark until all complete"
         )
     engine = {name: int(float(content[name])) for name in _ENGINE if _is_count(content.get(name))}
     if content.get("input_lens") is None and content.get("ttfts") is None:
-        return [_plain(source, fields, engine, least_length)]
+        return [_read_summary(source, fields, engine, least_length)]
     if missing := [name for name in _LISTS if content.get(name) is None]:
-        there = next(name for name in _LISTS if name not in missing)
+        present = next(name for name in _LISTS if name not in missing)
         raise InvalidArgument(
-            f"{where}: {', '.join(missing)} {'is' if len(missing) == 1 else 'are'} missing, though {there} are there: "
-            "times can be fitted only where lengths and times are known; save it with --save-detailed"
+            f"{where}: {', '.join(missing)} {'is' if len(missing) == 1 else 'are'} missing, but {present} are present: "
+            "a fit needs lengths and times; save the result with --save-detailed"
         )
-    return [_detailed(source, fields, engine)]
+    return [_read_detailed(source, fields, engine)]
 
 
-def _detailed(source: tuple[str, str], fields: Fields, engine: dict[str, int]) -> Benchmark:
+def _read_detailed(source: tuple[str, str], fields: Fields, engine: dict[str, int]) -> Benchmark:
     inputs = fields.numbers("input_lens", None, least=1)
     rows = len(inputs)
     outputs = fields.numbers("output_lens", rows, least=1)
     ttft_ms = fields.numbers("ttfts", rows, least=0) * 1e3
     gaps = fields.need("itls")
     if not isinstance(gaps, list) or len(gaps) != rows or not all(isinstance(gap, list) for gap in gaps):
-        raise InvalidArgument(f"{fields.where}: itls must be a list for each of {rows} requests")
+        raise InvalidArgument(f"{fields.where}: itls must have a list for each of {rows} requests")
     spans = 1e3 * np.array(
         [
             sum(fields.as_number(f"itls[{row}][{at}]", value, 0) for at, value in enumerate(gap))
@@ -73,24 +73,24 @@ def _detailed(source: tuple[str, str], fields: Fields, engine: dict[str, int]) -
     completed = fields.content.get("completed")
     if isinstance(completed, int) and completed != rows:
         raise InvalidArgument(
-            f"{fields.where}: completed={completed}, and input_lens has {rows} entries; the file is cut off or mixed"
+            f"{fields.where}: completed={completed}, but input_lens has {rows} entries; the file is truncated or mixed"
         )
     if (ttft_ms > 3_600_000).any():
-        raise InvalidArgument(f"{fields.where}: ttfts holds more than an hour: they must be seconds, not ms")
+        raise InvalidArgument(f"{fields.where}: ttfts exceed an hour; they must be seconds, not ms")
     concurrency = fields.content.get("max_concurrency")
     if fields.content.get("start_times") is not None:
         starts = fields.numbers("start_times", rows)
         check_clock(fields.where, "start_times", starts)
-        load = requests(inputs, outputs, arrival_s=starts - starts.min())
+        load = build_load(inputs, outputs, arrival_s=starts - starts.min())
     elif _is_count(concurrency) and fields.content.get("request_rate") in ("inf", math.inf, None):
-        load = requests(inputs, outputs, concurrency=int(float(str(concurrency))))
+        load = build_load(inputs, outputs, concurrency=int(float(str(concurrency))))
     else:
         raise InvalidArgument(
-            f"{fields.where}: start_times are missing, and without max_concurrency nobody can tell when requests came; "
-            "save it with a newer vLLM, or run it with --max-concurrency"
+            f"{fields.where}: start_times are missing, and without max_concurrency arrivals are unknown; save the "
+            "result with a newer vLLM, or run with --max-concurrency"
         )
     tpot: Times = np.where(outputs > 1, spans / np.maximum(outputs - 1, 1), np.nan)
-    means = _means(ttft_ms, tpot, e2e_ms)
+    means = _compute_means(ttft_ms, tpot, e2e_ms)
     _check_units(fields, means)
     return Benchmark(
         file=source[0],
@@ -106,17 +106,17 @@ def _detailed(source: tuple[str, str], fields: Fields, engine: dict[str, int]) -
 
 
 def _check_units(fields: Fields, means: dict[str, float]) -> None:
-    """Lists are in seconds and means in milliseconds: where both are there, they say the same."""
+    """Check that the lists (in seconds) agree with the means (in milliseconds)."""
     for key, name in (("mean_ttft_ms", "ttft_ms"), ("mean_tpot_ms", "tpot_ms")):
-        said, found = fields.content.get(key), means.get(name, 0.0)
-        if isinstance(said, int | float):
-            check_units(fields.where, key, float(said), found, "its list has a mean of")
+        mean, found = fields.content.get(key), means.get(name, 0.0)
+        if isinstance(mean, int | float):
+            check_units(fields.where, key, float(mean), found, "its list has a mean of")
 
 
-def _plain(
+def _read_summary(
     source: tuple[str, str], fields: Fields, engine: dict[str, int], least_length: float | None
 ) -> Benchmark:
-    completed = fields.count("completed", remedy="no request completed: nothing to fit")
+    completed = fields.count("completed", remedy="no request completed, so there is nothing to fit")
     mean_input = fields.count("total_input_tokens") / completed
     mean_output = fields.count("total_output_tokens") / completed
     least = least_length
@@ -125,13 +125,13 @@ def _plain(
         ratio = fields.content.get("random_range_ratio")
         least = float(ratio) if isinstance(ratio, int | float | str) and _is_share(ratio) else 1.0
         if ratio is None:
-            notes = ("lengths are taken to be all alike: say --least-length where they were random",)
+            notes = ("all lengths are assumed equal; give --least-length if they were random",)
     draw = np.random.default_rng(_SEED)
     load, *others = (
-        _load(
+        _sample_load(
             fields,
-            _lengths(draw, mean_input, least, completed),
-            _lengths(draw, mean_output, least, completed),
+            _sample_lengths(draw, mean_input, least, completed),
+            _sample_lengths(draw, mean_output, least, completed),
             draw,
         )
         for _ in range(DRAWS)
@@ -154,33 +154,33 @@ def _plain(
     )
 
 
-def _lengths(draw: np.random.Generator, mean: float, least: float, rows: int) -> Times:
-    """Uniform, from `least` of the longest to the longest, with this mean."""
+def _sample_lengths(draw: np.random.Generator, mean: float, least: float, rows: int) -> Times:
+    """Sample lengths with this mean, uniform from `least` times the longest to the longest."""
     longest = mean * 2 / (1 + least)
     values: Times = np.maximum(np.round(draw.uniform(least * longest, longest, size=rows)), 1)
     return values
 
 
-def _load(fields: Fields, inputs: Times, outputs: Times, draw: np.random.Generator) -> Load:
-    rate = fields.need("request_rate", "it says how requests came: a number, or inf with max_concurrency")
+def _sample_load(fields: Fields, inputs: Times, outputs: Times, draw: np.random.Generator) -> Load:
+    rate = fields.need("request_rate", "give a number, or inf with max_concurrency")
     concurrency = fields.content.get("max_concurrency")
     if rate in ("inf", math.inf):
         if not _is_count(concurrency):  # all at once
-            return requests(inputs, outputs, arrival_s=np.zeros(len(inputs)))
-        return requests(inputs, outputs, concurrency=int(float(str(concurrency))))
+            return build_load(inputs, outputs, arrival_s=np.zeros(len(inputs)))
+        return build_load(inputs, outputs, concurrency=int(float(str(concurrency))))
     rate_per_s = fields.as_number("request_rate", rate, 1e-9)
     if _is_count(concurrency) and int(float(str(concurrency))) < len(inputs):
         raise InvalidArgument(
-            f"{fields.where}: request_rate={rate} with max_concurrency={concurrency}: which of the two held requests "
-            "back is not in a summary; save it with --save-detailed"
+            f"{fields.where}: request_rate={rate} with max_concurrency={concurrency}: a summary does not say which "
+            "limited the requests; save the result with --save-detailed"
         )
     burstiness = fields.content.get("burstiness", 1.0)
     shape = fields.as_number("burstiness", burstiness, 1e-9)
     gaps = draw.gamma(shape, 1 / (rate_per_s * shape), size=len(inputs))
-    return requests(inputs, outputs, arrival_s=np.cumsum(gaps))
+    return build_load(inputs, outputs, arrival_s=np.cumsum(gaps))
 
 
-def _means(ttft: Times, tpot: Times, e2e: Times) -> dict[str, float]:
+def _compute_means(ttft: Times, tpot: Times, e2e: Times) -> dict[str, float]:
     found = {"ttft_ms": float(np.mean(ttft)), "e2e_ms": float(np.mean(e2e))}
     if np.isfinite(tpot).any():
         found["tpot_ms"] = float(np.nanmean(tpot))
