@@ -52,13 +52,13 @@ def with_cancels(seed: int) -> None:
     play_with_cancels(seed, _profile(seed), bursts=_turn(seed) % 5 < 2)
 
 
-def leaping(seed: int) -> None:
+def fast_forward(seed: int) -> None:
     """An engine that leaps beside one that steps."""
     assert_leaping_changes_nothing(seed, PROFILES[_turn(seed) % len(PROFILES)])
 
 
 def fleets(seed: int) -> None:
-    """A replay: leaping or not, checked, in threads, recorded."""
+    """A replay: fast_forward or not, checked, in threads, recorded."""
     single_turns = _turn(seed) % 3 > 0
     case = random_case(seed, single_turns=single_turns)
     run = assert_same_run(case)
@@ -78,7 +78,7 @@ def fleets(seed: int) -> None:
 KINDS: dict[str, Callable[[int], None]] = {
     "model": like_the_model,
     "cancels": with_cancels,
-    "leaping": leaping,
+    "fast_forward": fast_forward,
     "fleets": fleets,
 }
 

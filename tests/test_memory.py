@@ -46,9 +46,9 @@ layout = KvLayout(page_size=16, num_layers=1, kv_heads=1, head_dim=1)
 timing = small.native_timing(None)
 workload = synthesise(SyntheticSpec(sessions=1, prompt_tokens=Fixed(16), output_tokens=Fixed(1)))
 makes = {
-    "num_gpu_blocks: 1000000000 blocks": lambda: _core.Engine(large.native(), timing),
-    "num_gpu_blocks: 100 blocks and 1000000000 of tiers": lambda: _core.Engine(small.native(), timing, tiers=host),
-    "and 1000000009 of tiers (g2_blocks, num_blocks)": lambda: _core.Engine(small.native(), timing, tiers=deep),
+    "num_gpu_blocks: 1000000000 blocks": lambda: _core.VllmEngine(large.native(), timing),
+    "num_gpu_blocks: 100 blocks and 1000000000 of tiers": lambda: _core.VllmEngine(small.native(), timing, tiers=host),
+    "and 1000000009 of tiers (g2_blocks, num_blocks)": lambda: _core.VllmEngine(small.native(), timing, tiers=deep),
     "num_blocks: 1000000000 blocks of shared tiers": lambda: _core.TierRun(deep, 16),
     "num_gpu_blocks: 1000000000 blocks need": lambda: KvManager(MANY, 16),
     "num_gpu_blocks: 1000000000 blocks need about": lambda: KvManager(MANY, 16, backend="native"),
@@ -75,7 +75,7 @@ def taken():
 
 
 before = taken()
-engine = _core.Engine(VllmConfig(num_gpu_blocks=10**7).native(), timing)
+engine = _core.VllmEngine(VllmConfig(num_gpu_blocks=10**7).native(), timing)
 told.append(["bytes a slot", f"{(taken() - before) / 10**7}"])
 replay(workload, engine=small)
 print(json.dumps(told))

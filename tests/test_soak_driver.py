@@ -18,12 +18,12 @@ def test_a_failure_names_its_kind_and_seed(monkeypatch: pytest.MonkeyPatch) -> N
     def fails_once(seed: int) -> None:
         assert seed != 7, "seven"
 
-    monkeypatch.setitem(soak.KINDS, "leaping", fails_once)
-    told = soak.play(["leaping"], range(10))
+    monkeypatch.setitem(soak.KINDS, "fast_forward", fails_once)
+    told = soak.play(["fast_forward"], range(10))
     assert told is not None
     assert "AssertionError: seven" in told
-    assert "--kind leaping --seed 7 --count 1" in told
-    assert soak.play(["leaping"], range(7)) is None
+    assert "--kind fast_forward --seed 7 --count 1" in told
+    assert soak.play(["fast_forward"], range(7)) is None
 
 
 def test_seeds_are_shared_out_and_counted(capsys: pytest.CaptureFixture[str]) -> None:

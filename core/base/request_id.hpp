@@ -5,7 +5,7 @@
 
 namespace understudy {
 
-// Number of the submission to one engine, from 0. Never reused, so a stale id is recognised.
+// Chosen by the driver of an engine. Never used twice in one engine, so that an old id is known as such.
 using RequestId = std::uint64_t;
 
 // Index of an unfinished request in its engine and its tiers. Reused.

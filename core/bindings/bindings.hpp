@@ -18,7 +18,6 @@ void bind_request_kv(nanobind::module_& m);
 void bind_links(nanobind::module_& m);
 void bind_tiers(nanobind::module_& m);
 void bind_timing(nanobind::module_& m);
-void bind_forward_pass(nanobind::module_& m);
 void bind_offload(nanobind::module_& m);
 void bind_engine_config(nanobind::module_& m);
 void bind_engine(nanobind::module_& m);

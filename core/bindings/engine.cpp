@@ -8,6 +8,8 @@
 #include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
 
+#include <algorithm>
+
 #include "bindings.hpp"
 #include "convert.hpp"
 #include "engine/vllm/engine.hpp"
@@ -17,7 +19,7 @@
 
 namespace understudy {
 
-void bind_engine_tiers(ExclusiveClass<VllmEngine>& engine);  // engine_tiers.cpp
+void bind_engine_tiers(ExclusiveClass<VllmEngine, Engine>& engine);  // engine_tiers.cpp
 
 namespace {
 
@@ -60,7 +62,10 @@ RequestId submit(VllmEngine& self, const std::string& name, nb::handle prompt_to
     }
     spec.identities = std::make_shared<GivenIdentities>(*identities);
   }
-  return self.submit(std::move(spec));
+  spec.id = self.num_submitted();
+  const RequestId id = spec.id;
+  (void)self.submit(std::move(spec), self.now_ns());
+  return id;
 }
 
 std::vector<std::pair<RequestId, std::uint32_t>> scheduled(const VllmEngine& self) {
@@ -109,7 +114,23 @@ std::string name_of(const VllmEngine& self, RequestId id) {
   return self.request(id).spec.name;
 }
 
-std::shared_ptr<VllmEngine> make_engine(const EngineConfig& config, const StepTiming& timing, const TierConfig* tiers,
+// Python names its cancelled request, and gets its record.
+std::optional<RequestRecord> cancel(VllmEngine& self, RequestId id, std::int64_t now_ns) {
+  const Effects& effects = self.cancel(id, now_ns);
+  const auto found = std::ranges::find(effects.finished, id, &RequestRecord::id);
+  return found == effects.finished.end() ? std::nullopt : std::optional(*found);
+}
+
+std::int64_t begin_step(VllmEngine& self, std::int64_t now_ns) {
+  const Effects& effects = self.begin_step(now_ns);
+  return self.in_step() ? effects.wake_ns - now_ns : 0;
+}
+
+Effects advance(VllmEngine& self, std::int64_t until_ns, bool stop_on_finish) {
+  return self.advance(until_ns, {.stop_on_finish = stop_on_finish});
+}
+
+std::shared_ptr<VllmEngine> make_engine(const VllmConfig& config, const StepTiming& timing, const TierConfig* tiers,
                                         LiveRun* run, const std::string& name) {
   if (run != nullptr && tiers == nullptr) throw Error(ErrorKind::ConfigError, "run needs tiers");
   std::optional<ExclusiveCall> guard;
@@ -120,8 +141,13 @@ std::shared_ptr<VllmEngine> make_engine(const EngineConfig& config, const StepTi
     what += text_of(" and ", static_cast<std::uint64_t>(slots_below(*tiers, 1)), " of tiers (g2_blocks, num_blocks)");
     blocks += slots_below(*tiers, 1);
   }
-  auto engine = within_memory(what, blocks * kSlotBytes,
-                              [&] { return std::make_shared<VllmEngine>(config, timing, tiers, run, name); });
+  EngineSite site;
+  site.timing = timing;
+  site.tiers = tiers;
+  site.run = run;
+  site.name = name;
+  auto engine =
+      within_memory(what, blocks * kSlotBytes, [&] { return std::make_shared<VllmEngine>(config, site); });
   if (run != nullptr) run->keep(engine);
   return engine;
 }
@@ -172,25 +198,26 @@ void bind_engine(nb::module_& m) {
       .def_ro("parked_ns", &RequestRecord::parked_ns)
       .def_ro("room_wait_ns", &RequestRecord::room_wait_ns);
 
-  nb::class_<StepEffects>(m, "StepEffects", "What became visible at the end of a step, or of many.")
+  nb::class_<Effects>(m, "Effects", "What a call made visible.")
       .def_prop_ro(
           "tokens",
-          [](const StepEffects& self) {
+          [](const Effects& self) {
             std::vector<std::pair<RequestId, std::uint32_t>> out;
             for (const NewTokens& fresh : self.tokens) out.emplace_back(fresh.request, fresh.tokens);
             return out;
           },
           "(request, new tokens), in the engine's order.")
-      .def_ro("finished", &StepEffects::finished, "Records, in the order in which requests ended.")
+      .def_ro("finished", &Effects::finished, "Records, in the order in which requests ended.")
       .def_prop_ro(
           "wake_ns",
-          [](const StepEffects& self) {
+          [](const Effects& self) {
             return self.wake_ns == Engine::kNever ? std::nullopt : std::optional(self.wake_ns);
           },
-          "When the next begin_step is due; None until somebody comes.");
+          "When the driver must call next; None until it brings something.");
 
-  ExclusiveClass<VllmEngine> engine(m, "Engine",
-                                    "A vLLM-style engine that is told the time. One call at a time: WrongState.");
+  nb::class_<Engine>(m, "Engine", "A simulated engine: a state machine that never reads a clock.");
+  ExclusiveClass<VllmEngine, Engine> engine(m, "VllmEngine",
+                                       "An engine with vLLM's scheduler. A second caller at a time raises WrongState.");
   engine
       .def_new(&make_engine, "config"_a, "timing"_a, nb::kw_only(), "tiers"_a.none() = nb::none(),
                "run"_a.none() = nb::none(), "name"_a = "worker", nb::keep_alive<0, 5>(),
@@ -202,24 +229,24 @@ void bind_engine(nb::module_& m) {
            "output token with number `eos_at` ends it before `max_tokens` does. `adapter` is of LoRA, 0 for none.")
       .def("never_fits", &VllmEngine::never_fits, "prompt_tokens"_a, "max_tokens"_a,
            "Why a request of this size could never run to its end, or None.")
-      .def("cancel", &VllmEngine::cancel, "request"_a, "now_ns"_a,
+      .def("cancel", &cancel, "request"_a, "now_ns"_a,
            "Drop a request: it gets no more tokens, and this is its record. None when it is unknown or has ended.")
       .def("set_admitting", &VllmEngine::set_admitting, "on"_a,
-           "While off, nobody is admitted but who holds blocks already; the queue waits.")
-      .def_prop_ro("drained", &VllmEngine::drained, "Nobody who holds blocks is left.")
-      .def("forget_cache", &VllmEngine::forget_cache, "now_ns"_a, "Forget every block on the device that nobody holds.")
-      .def("begin_step", &VllmEngine::begin_step, "now_ns"_a, "Schedule a step; returns its duration in ns.")
+           "While off, only requests that hold blocks go on; the queue waits.")
+      .def_prop_ro("drained", &VllmEngine::drained, "Whether no request holds blocks.")
+      .def("forget_cache", &VllmEngine::forget_cache, "now_ns"_a, "Drop every unreferenced block of the device.")
+      .def("begin_step", &begin_step, "now_ns"_a, "Schedule a step; returns its duration in ns.")
       .def("end_step", &VllmEngine::end_step, "end_ns"_a, "Make the step's tokens visible.")
-      .def("begin_turn", &VllmEngine::begin_turn, "now_ns"_a,
+      .def("begin_recorded_step", &VllmEngine::begin_recorded_step, "now_ns"_a,
            "Schedule as a recording counts steps; not to be mixed with begin_step.")
-      .def("end_turn", &VllmEngine::end_turn, "now_ns"_a,
+      .def("end_recorded_step", &VllmEngine::end_recorded_step, "now_ns"_a,
            "The update that follows: asynchronously that of the batch before.")
-      .def("advance", &VllmEngine::advance, "until_ns"_a, "stop_on_finish"_a = false,
-           nb::call_guard<nb::gil_scoped_release>(), "Play steps back to back up to `until_ns`.")
+      .def("advance", &advance, "until_ns"_a, "stop_on_finish"_a = false, nb::call_guard<nb::gil_scoped_release>(),
+           "Run steps back to back up to `until_ns`.")
       .def("skip_to", &VllmEngine::skip_to, "time_ns"_a, "Let idle time pass.")
       .def_prop_ro("now_ns", &VllmEngine::now_ns, "When the open step ends, or else when the next may begin.")
       .def_prop_ro("in_step", &VllmEngine::in_step)
-      .def("set_leaping", &VllmEngine::set_leaping, "on"_a)
+      .def("set_fast_forward", &VllmEngine::set_fast_forward, "on"_a)
       .def_prop_ro("idle", &VllmEngine::idle)
       .def_prop_ro("stuck", &VllmEngine::stuck)
       .def(
@@ -235,7 +262,6 @@ void bind_engine(nb::module_& m) {
           "Output tokens of a request that are visible.")
       .def("name", &name_of, "request"_a,
            "The name under which a request was submitted that has not ended, or has in the last step.")
-      .def("forward_pass", &VllmEngine::forward_pass, "The open step in numbers; WrongState when none is open.")
       .def_prop_ro("scheduled", &scheduled, "(request, tokens) of the last step, in order.")
       .def_prop_ro("admitted", &admitted, "(request, resumed, cached tokens) of the last step, in order.")
       .def_prop_ro("preempted", [](const VllmEngine& self) { return self.log().preempted; })

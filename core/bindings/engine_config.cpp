@@ -26,11 +26,11 @@ Enum read_choice(const std::string& value, const char* field,
 }
 
 std::uint32_t read_limit(nb::handle value, const char* field) {
-  if (value.is_none()) return EngineConfig::kUnlimited;
-  return static_cast<std::uint32_t>(read_uint(value, field, EngineConfig::kUnlimited - 1));
+  if (value.is_none()) return VllmConfig::kUnlimited;
+  return static_cast<std::uint32_t>(read_uint(value, field, VllmConfig::kUnlimited - 1));
 }
 
-void make_config(EngineConfig* self, nb::handle block_size, nb::handle num_gpu_blocks, nb::handle max_num_seqs,
+void make_config(VllmConfig* self, nb::handle block_size, nb::handle num_gpu_blocks, nb::handle max_num_seqs,
                  nb::handle max_num_batched_tokens, nb::handle max_model_len, nb::handle long_prefill_token_threshold,
                  bool enable_prefix_caching, bool enable_chunked_prefill, const std::string& policy,
                  const std::string& preemption_mode, bool scheduler_reserve_full_isl, double watermark,
@@ -40,14 +40,14 @@ void make_config(EngineConfig* self, nb::handle block_size, nb::handle num_gpu_b
                  nb::handle max_num_active_seqs, bool long_prefill_token_threshold_adaptive, bool events, bool kv_trace,
                  bool check, nb::handle max_loras, bool preempted_first, const VllmOffload* offload,
                  double stay_sample) {
-  EngineConfig config;
+  VllmConfig config;
   config.block_size = static_cast<std::uint32_t>(read_uint(block_size, "block_size", BlockStore::kMaxBlockSize));
   config.num_gpu_blocks = read_uint(num_gpu_blocks, "num_gpu_blocks", BlockStore::kMaxBlocks);
   config.max_num_seqs = read_limit(max_num_seqs, "max_num_seqs");
   config.max_num_batched_tokens = read_limit(max_num_batched_tokens, "max_num_batched_tokens");
   config.max_model_len = read_limit(max_model_len, "max_model_len");
   config.long_prefill_token_threshold = static_cast<std::uint32_t>(
-      read_uint(long_prefill_token_threshold, "long_prefill_token_threshold", EngineConfig::kUnlimited - 1));
+      read_uint(long_prefill_token_threshold, "long_prefill_token_threshold", VllmConfig::kUnlimited - 1));
   config.enable_prefix_caching = enable_prefix_caching;
   config.enable_chunked_prefill = enable_chunked_prefill;
   config.policy = read_choice<SchedulingPolicy>(
@@ -81,7 +81,7 @@ void make_config(EngineConfig* self, nb::handle block_size, nb::handle num_gpu_b
   config.kv_trace = kv_trace;
   config.stay_sample = stay_sample;
   config.check = check;
-  new (self) EngineConfig(config);
+  new (self) VllmConfig(config);
 }
 
 }  // namespace
@@ -109,7 +109,10 @@ void bind_engine_config(nb::module_& m) {
           "drops_last_hit"_a = false, "pads_admissions"_a = true, "pads_hits"_a = true, "pads_within_context"_a = true,
           "admission_lookahead"_a = true, "accept_rates"_a = nb::list(), "seed"_a = 42);
 
-  nb::class_<EngineConfig>(m, "EngineConfig", "Settings of a vLLM-style engine, with vLLM's names.")
+  nb::class_<EngineConfig>(m, "EngineConfig", "Settings of an engine of any kind.")
+      .def_ro("block_size", &EngineConfig::block_size)
+      .def_ro("num_gpu_blocks", &EngineConfig::num_gpu_blocks);
+  nb::class_<VllmConfig, EngineConfig>(m, "VllmEngineConfig", "Settings of a vLLM engine, with vLLM's names.")
       .def("__init__", &make_config, nb::kw_only(), "block_size"_a = 64, "num_gpu_blocks"_a = 16384,
            "max_num_seqs"_a.none() = 256, "max_num_batched_tokens"_a.none() = 8192,
            "max_model_len"_a.none() = nb::none(), "long_prefill_token_threshold"_a = 0,

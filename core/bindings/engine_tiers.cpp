@@ -44,7 +44,7 @@ std::tuple<std::uint64_t, std::uint64_t, std::uint64_t, std::uint64_t> tier_bloc
 
 }  // namespace
 
-void bind_engine_tiers(ExclusiveClass<VllmEngine>& engine) {
+void bind_engine_tiers(ExclusiveClass<VllmEngine, Engine>& engine) {
   engine.def_prop_ro("asleep", &VllmEngine::asleep, "Nothing to compute until a transfer lands; no step is open.")
       .def_prop_ro("parked", &VllmEngine::parked, "Requests whose blocks are being loaded.")
       .def_prop_ro(

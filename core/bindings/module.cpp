@@ -17,7 +17,6 @@ NB_MODULE(_core, m) {
   understudy::bind_links(m);
   understudy::bind_tiers(m);
   understudy::bind_timing(m);
-  understudy::bind_forward_pass(m);
   understudy::bind_offload(m);
   understudy::bind_engine_config(m);
   understudy::bind_engine(m);

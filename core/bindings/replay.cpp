@@ -136,14 +136,14 @@ WorkloadColumns read_workload(ColumnReader& from, nb::handle workload) {
 }
 
 void make_settings(FleetConfig* self, std::vector<WorkerPool> pools, nb::handle routing, nb::handle seed,
-                   nb::handle concurrency, nb::handle threads, bool leaping, bool check, bool route_rejected,
+                   nb::handle concurrency, nb::handle threads, bool fast_forward, bool check, bool route_rejected,
                    nb::handle lockstep_ns, nb::handle turnaround_ns, bool ranks) {
   FleetConfig config;
   config.pools = std::move(pools);
   config.router = read_router(routing, read_uint(seed, "seed"));
   config.concurrency = static_cast<std::uint32_t>(read_uint(concurrency, "concurrency", 0xFFFFFFFFu));
   config.threads = static_cast<unsigned>(read_uint(threads, "threads", 4096));
-  config.leaping = leaping;
+  config.fast_forward = fast_forward;
   config.check = check;
   config.route_rejected = route_rejected;
   config.lockstep_ns = static_cast<std::int64_t>(read_uint(lockstep_ns, "lockstep_ns", std::uint64_t{1} << 62));
@@ -162,14 +162,14 @@ class LentEngines {
     for (auto& [engine, handle] : handles_) nb::inst_set_state(handle, false, false);
   }
 
-  nb::object handle_of(VllmEngine& engine) {
+  nb::object handle_of(Engine& engine) {
     nb::object& handle = handles_[&engine];
-    if (!handle.is_valid()) handle = nb::inst_reference(nb::type<VllmEngine>(), &engine);
+    if (!handle.is_valid()) handle = nb::cast(&engine, nb::rv_policy::reference);  // as its own class
     return handle;
   }
 
  private:
-  std::unordered_map<VllmEngine*, nb::object> handles_;
+  std::unordered_map<Engine*, nb::object> handles_;
 };
 
 FleetResult run_fleet(nb::handle workload, FleetConfig settings, const std::vector<std::string>& names,
@@ -184,7 +184,7 @@ FleetResult run_fleet(nb::handle workload, FleetConfig settings, const std::vect
   if (!on_step.is_none()) {
     settings.on_step = [&on_step, &lent](std::size_t worker, Engine& stepped, bool ended) {
       nb::gil_scoped_acquire gil;
-      on_step(worker, lent.handle_of(static_cast<VllmEngine&>(stepped)), ended);
+      on_step(worker, lent.handle_of(stepped), ended);
     };
   }
   const Fleet::Progress report = [&progress](std::size_t ended) {
@@ -198,7 +198,7 @@ FleetResult run_fleet(nb::handle workload, FleetConfig settings, const std::vect
   double blocks = 0;
   for (const WorkerPool& pool : settings.pools) {
     workers += pool.num_workers;
-    blocks += static_cast<double>(pool.num_workers) * static_cast<double>(pool.engine.num_gpu_blocks);
+    blocks += static_cast<double>(pool.num_workers) * static_cast<double>(pool.engine->num_gpu_blocks);
     if (pool.tiers) blocks += slots_below(*pool.tiers, pool.num_workers);
   }
   const std::string what = text_of("num_gpu_blocks, tiers: ", static_cast<std::uint64_t>(blocks), " blocks of ",
@@ -336,7 +336,8 @@ void bind_replay(nb::module_& m) {
           [](WorkerPool* self, const EngineConfig& engine, const StepTiming& timing, nb::handle workers,
              const TierConfig* tiers, const std::string& name) {
             const auto count = static_cast<std::uint32_t>(read_uint(workers, "workers", 0xFFFFFFFFu));
-            new (self) WorkerPool{name, engine, timing, tiers == nullptr ? std::nullopt : std::optional(*tiers), count};
+            const std::optional<TierConfig> own = tiers == nullptr ? std::nullopt : std::optional(*tiers);
+            new (self) WorkerPool{name, engine.clone(), timing, own, count};
           },
           nb::kw_only(), "engine"_a, "timing"_a, "workers"_a = 1, "tiers"_a.none() = nb::none(), "name"_a = "");
 
@@ -346,7 +347,7 @@ void bind_replay(nb::module_& m) {
 
   nb::class_<FleetConfig>(m, "FleetSettings", "How a fleet of simulated workers plays a workload.")
       .def("__init__", &make_settings, nb::kw_only(), "pools"_a, "routing"_a = "round_robin", "seed"_a = 0,
-           "concurrency"_a = 0, "threads"_a = 1, "leaping"_a = true, "check"_a = false, "route_rejected"_a = false,
+           "concurrency"_a = 0, "threads"_a = 1, "fast_forward"_a = true, "check"_a = false, "route_rejected"_a = false,
            "lockstep_ns"_a = 0, "turnaround_ns"_a = 0, "ranks"_a = false);
   m.def("run_fleet", &run_fleet, "workload"_a, "settings"_a, nb::kw_only(), "names"_a = nb::list(),
         "progress"_a.none() = nb::none(), "on_step"_a.none() = nb::none(),

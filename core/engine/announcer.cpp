@@ -5,7 +5,7 @@ namespace understudy {
 void Announcer::show(std::int64_t now_ns) {
   if (!on_) return;
   if (names_only(config_)) {
-    untold_.expire();
+    unpublished_.expire();
     if (holds_) {
       store_.read_events([&](std::span<const EventRecord> told) { log_.add(told); });
     } else {
@@ -21,7 +21,7 @@ void Announcer::show(std::int64_t now_ns) {
     truth_.apply(shown, now_ns);
     truth_.require_equal(store_, EventTruth::Scope::Below);
   }
-  if (!config_.events) log_.take_visible(unheard_);
+  if (!config_.events) log_.take_visible(discarded_);
 }
 
 DrainedEvents Announcer::take_all() {
@@ -34,17 +34,17 @@ DrainedEvents Announcer::peek_new() {
   return log_.peek_new();
 }
 
-std::size_t Announcer::known_prefix(std::span<const BlockIdentity> blocks) {
+std::size_t Announcer::published_prefix(std::span<const BlockIdentity> blocks) {
   if (!on_) return 0;
-  untold_.follow(log_.hidden(), store_.peek_events());
-  if (untold_.empty()) return store_.prefix_length(0, blocks);
+  unpublished_.follow(log_.hidden(), store_.peek_events());
+  if (unpublished_.empty()) return store_.prefix_length(0, blocks);
   std::size_t known = 0;
   while (known < blocks.size()) {
     const std::size_t there = known + store_.prefix_length(0, blocks.subspan(known));
     for (; known < there; ++known) {
-      if (untold_.of(blocks[known]) == UntoldChanges::Was::Absent) return known;
+      if (unpublished_.of(blocks[known]) == UnpublishedChanges::Was::Absent) return known;
     }
-    if (known == blocks.size() || untold_.of(blocks[known]) != UntoldChanges::Was::There) return known;
+    if (known == blocks.size() || unpublished_.of(blocks[known]) != UnpublishedChanges::Was::There) return known;
     ++known;  // it goes with the step in progress
   }
   return known;

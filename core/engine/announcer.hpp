@@ -5,7 +5,7 @@
 #include <span>
 
 #include "engine/config.hpp"
-#include "engine/untold_changes.hpp"
+#include "engine/unpublished_changes.hpp"
 #include "events/event_log.hpp"
 #include "events/event_truth.hpp"
 #include "store/block_store.hpp"
@@ -19,7 +19,7 @@ class Announcer {
 
   // Whether the store tells what happens. Without prefix caching there is nothing that anybody could use.
   static bool wanted(const EngineConfig& config) {
-    return (config.events || config.check || config.known_blocks) && config.enable_prefix_caching;
+    return (config.events || config.check || config.published_blocks) && config.enable_prefix_caching;
   }
   // Of a block no more than its name: rows matter only until they could be shown.
   static bool names_only(const EngineConfig& config) { return !config.events && !config.check; }
@@ -39,6 +39,7 @@ class Announcer {
   }
 
   // ── For those who listen ──
+  bool has_visible() const noexcept { return log_.has_visible(); }
   void take_visible(TimedEvents& out) { log_.take_visible(out); }
   DrainedEvents take_all();  // those of the step in progress too, as the store tells them
   DrainedEvents peek_new();  // the same, and they stay to be taken
@@ -47,7 +48,7 @@ class Announcer {
 
   // Leading blocks that are on the device as far as `show` has let anybody know: not what the step in progress has
   // changed. For an engine without tiers.
-  std::size_t known_prefix(std::span<const BlockIdentity> blocks);
+  std::size_t published_prefix(std::span<const BlockIdentity> blocks);
 
   // InvariantViolated when rows and blocks contradict each other.
   void check(EventTruth::Scope scope);
@@ -58,8 +59,8 @@ class Announcer {
   const bool on_ = wanted(config_);
   EngineEventLog log_;
   bool holds_ = false;
-  UntoldChanges untold_;
-  TimedEvents unheard_;  // what nobody but `check` listens to; its room
+  UnpublishedChanges unpublished_;
+  TimedEvents discarded_;  // what nobody but `check` listens to; its room
   EventTruth truth_;
 };
 

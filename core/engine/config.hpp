@@ -1,46 +1,35 @@
-// Settings of a simulated vLLM-style engine, and what differs between vLLM versions.
+// Settings that every kind of engine has, and the one factory: a kind derives its settings and makes its engine.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <functional>
 #include <limits>
-#include <optional>
-#include <vector>
+#include <memory>
+#include <span>
+#include <string>
 
-#include "engine/vllm/offload_config.hpp"
-#include "eviction/policy.hpp"
+#include "engine/timing.hpp"
+#include "tiers/tier_config.hpp"
 
 namespace understudy {
 
-enum class SchedulingPolicy : std::uint8_t { Fcfs, Priority };
-enum class PreemptionMode : std::uint8_t { Lifo, Fifo };  // under Fcfs: the newest or the oldest running request goes
+class Engine;
+class GapSum;
+class TierRun;
 
-// Who decides which blocks a request gets.
-enum class KvManagerKind : std::uint8_t {
-  Kvbm,    // one physical block a hash, visible as soon as it is acquired
-  Native,  // vLLM's: copies of a hash live side by side, each visible once its last token is scheduled
-};
-
-// Where a freed block without a key enters the free list.
-enum class FreeOrder : std::uint8_t {
-  UnkeyedFirst,  // in front
-  AllLast,       // at the end, like every other
-  UncachedLast,  // at the end if prefix caching is off, else in front
-};
-
-// vLLM's speculative decoding: what a method asks of the scheduler, and how many of its drafts turn out right.
-struct Speculation {
-  std::uint32_t tokens = 0;          // drafts that follow a sampled token; 0: off
-  std::uint32_t lookahead = 0;       // positions behind those scheduled that the drafter writes
-  std::uint32_t draft_slots = 0;     // of the budget, taken by every request besides
-  std::uint32_t reserved_slots = 0;  // of the budget, taken whoever is there
-  bool drops_last_hit = false;       // it needs hidden states, which the cache does not hold
-  bool pads_admissions = true;       // a request that joins decodes with one token to compute gets blank drafts
-  bool pads_hits = true;             // so does one whose other tokens are cached, though nobody else decodes
-  bool pads_within_context = true;   // where the context has no room for them, it goes without; else it waits
-  bool admission_lookahead = true;   // an admission takes the lookahead too
-  std::vector<double> accept_rates;  // of draft i, if all before it were accepted
-  std::uint64_t seed = 42;
+// Where an engine runs: what it gets from its driver besides its settings.
+struct EngineSite {
+  StepTiming timing;
+  const TierConfig* tiers = nullptr;  // below the device; null: none
+  TierRun* run = nullptr;             // what workers share of them; null: the engine is alone
+  std::string name = "worker";
+  std::size_t worker = 0;    // random streams differ by worker
+  GapSum* gaps = nullptr;    // a sum that engines share; null: each keeps its own
+  bool keeps_times = false;  // Engine::keep_times
+  bool fast_forward = true;
+  // Called for every step that is not fast-forwarded, after it has begun (false) and after it has ended (true).
+  std::function<void(Engine& engine, bool ended)> on_step;
 };
 
 struct EngineConfig {
@@ -48,40 +37,38 @@ struct EngineConfig {
 
   std::uint32_t block_size = 64;
   std::uint64_t num_gpu_blocks = 16384;  // usable ones; vLLM's own count has one more
-  std::uint32_t max_num_seqs = 256;
   std::uint32_t max_num_batched_tokens = 8192;
   std::uint32_t max_model_len = kUnlimited;
-  std::uint32_t max_num_active_seqs = kUnlimited;      // nobody is admitted while so many run
-  std::uint32_t long_prefill_token_threshold = 0;      // 0: off
-  bool long_prefill_token_threshold_adaptive = false;  // no lower than everybody's fair share of the budget
   bool enable_prefix_caching = true;
-  bool enable_chunked_prefill = true;
-  SchedulingPolicy policy = SchedulingPolicy::Fcfs;
-  PreemptionMode preemption_mode = PreemptionMode::Lifo;
-  bool scheduler_reserve_full_isl = true;
-  double watermark = 0.0;
-  std::uint32_t max_loras = kUnlimited;  // adapters in one batch
-  bool async_scheduling = false;
-  KvManagerKind kv_manager = KvManagerKind::Native;
-  // Makes the eviction policy of the device, for each worker; none: the manager's own (vLLM's free list, or lineage).
-  std::function<PolicyConfig()> eviction;
-  bool eviction_is_users = false;    // it makes policies of the user's, or one for all workers
-  std::vector<double> accept_rates;  // of the draft tokens of a speculative burst; empty: no speculation
-  std::uint64_t burst_seed = 42;
-  Speculation speculation;
-  std::optional<VllmOffload> offload;  // vLLM's own; without links, or over those of the tiers
 
-  // Version profile.
-  FreeOrder free_order = FreeOrder::UnkeyedFirst;
-  bool caps_lone_prefill = true;  // the long-prefill threshold holds though nobody else is there
-  bool preempted_first = true;    // in the queue, before those who were passed over because of their adapter
-  bool phantom_hits = true;       // a victim already scheduled keeps keys of blocks that nobody will compute
+  bool events = false;           // keep KV events until they are taken; none without prefix caching
+  bool published_blocks = false;  // keep a step's changes until it ends, for Engine::published_prefix; without tiers
+  bool kv_trace = false;         // keep a record of every allocation and eviction until it is taken
+  bool check = false;            // verify conservation and events at the end of every step
+  // Above 0: every step takes this long, busy or not, and is counted as recordings of schedulers count steps.
+  std::int64_t lockstep_ns = 0;
 
-  bool events = false;        // keep what happens to blocks until it is taken; nothing without prefix caching
-  bool known_blocks = false;  // keep what a step changes until it ends, for VllmEngine::known_prefix; without tiers
-  bool kv_trace = false;      // keep a record of every allocation and eviction until it is taken
-  double stay_sample = 0.0;   // share of blocks whose stay is measured, step by step only
-  bool check = false;         // verify conservation and the truth of events at the end of every step
+  virtual ~EngineConfig() = default;
+  virtual std::unique_ptr<Engine> make(const EngineSite& site) const = 0;
+  // One engine of ranks that step together, a site each. ConfigError: this kind has none.
+  virtual std::unique_ptr<Engine> make_ranks(std::span<const EngineSite> sites) const;
+  virtual std::shared_ptr<EngineConfig> clone() const = 0;
+
+  // Whether requests must name their blocks.
+  virtual bool reads_identities() const noexcept { return enable_prefix_caching; }
+  // Whether the names of requests decide which goes first.
+  virtual bool orders_by_name() const noexcept { return false; }
+  // Whether user-defined policies are called, which one run may share between workers.
+  virtual bool has_user_policy() const noexcept { return false; }
+  // Whether engines of this kind send messages to each other.
+  virtual bool sends_messages() const noexcept { return false; }
+  // Whether KV events also name blocks below the device.
+  virtual bool publishes_below_device() const noexcept { return false; }
+
+ protected:
+  EngineConfig() = default;
+  EngineConfig(const EngineConfig&) = default;
+  EngineConfig& operator=(const EngineConfig&) = default;
 };
 
 }  // namespace understudy

@@ -26,11 +26,6 @@ class IdentitySource {
     extend(room, count);
     return room;
   }
-  // Append token ids until `out` holds `count`, for an engine that keys a tree by tokens instead of blocks.
-  virtual void extend_tokens(std::vector<Token>& out, std::size_t count) const {
-    throw Error(ErrorKind::InvalidArgument, "token ", out.size(), " of ", count,
-                " is needed, and the request names blocks only");
-  }
 };
 
 // Identities that are known beforehand, prompt and output.
@@ -52,6 +47,7 @@ class GivenIdentities final : public IdentitySource {
 
 // What no step asks for stands first, so that the rest is near what follows in a request.
 struct RequestSpec {
+  RequestId id = 0;                                  // chosen by the driver, never used twice in one engine
   std::string name;                                  // breaks ties under the priority policy
   std::shared_ptr<const IdentitySource> identities;  // null: nothing of it is ever found again
   // With speculation: how many drafts are accepted in the step whose first output has number p (from 0), at p modulo
@@ -60,6 +56,7 @@ struct RequestSpec {
   std::int64_t priority = 0;
   double arrival_time = 0;
   std::uint32_t adapter = 0;  // of LoRA; 0: the model itself
+  std::uint32_t rank = 0;     // of an engine with several
   std::uint32_t prompt_tokens = 0;
   std::uint32_t max_tokens = 0;
   std::uint32_t eos_at = 0;  // its output token of this number (from 1) is EOS; 0: only a limit ends it

@@ -77,6 +77,7 @@ class EngineEventLog {
   std::span<const EventRecord> hidden() const noexcept { return hidden_; }
   void forget_hidden() noexcept { hidden_.clear(); }
 
+  bool has_visible() const noexcept { return !visible_.batch.records.empty(); }
   // Takes the visible rows since the last call, by time.
   TimedEvents take_visible() {
     TimedEvents out;

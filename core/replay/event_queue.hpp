@@ -1,4 +1,4 @@
-// Everything that will happen in a run, in one order: by time, then class, then owner, then who was first.
+// Everything that will happen in a run, in one order: by time, class, owner, and order of entry.
 #pragma once
 
 #include <algorithm>
@@ -14,19 +14,18 @@
 
 namespace understudy {
 
-// What happens at one time happens in this order.
+// The order of events at one time.
 enum class EventClass : std::uint8_t {
   Landing,   // transfers end
-  StepEnd,   // a worker's step ends, or a worker is looked at because it may have
-  Delivery,  // a router learns what happened to blocks
-  HandOff,   // a request moves from one pool to another
-  Tick,      // somebody who looks at the fleet now and then
-  Arrival,   // a request comes
-  Begin,     // workers that are free begin a step, with all that came before
+  StepEnd,   // a worker's step ends, or the worker is polled because it may have finished a request
+  Delivery,  // KV events reach the router
+  HandOff,   // a message from one worker reaches another
+  Arrival,   // a request arrives
+  Begin,     // workers that are free begin a step, with all that arrived before
 };
 
-// One that was pushed can be taken back. Of landings there is one entry, which moves; beginnings are all of one time,
-// and come when nothing else of it is left: neither needs a place in the heap.
+// Entries can be cancelled. Landings have one entry, which moves; beginnings are all of one time, and come when nothing
+// else of that time is left: neither needs a place in the heap.
 class EventQueue {
  public:
   using Handle = std::uint32_t;
@@ -37,8 +36,8 @@ class EventQueue {
     EventClass kind = EventClass::Landing;
     Handle id = kNone;
     std::uint64_t owner = 0;     // orders equals; never how workers are numbered
-    std::uint64_t sequence = 0;  // and then who was pushed first
-    std::uint64_t subject = 0;   // whom it is about, for whoever pushed it
+    std::uint64_t sequence = 0;  // and then the order of entry
+    std::uint64_t subject = 0;   // of the owner's choosing
 
     bool operator<(const Entry& other) const noexcept {
       return std::tie(time_ns, kind, owner, sequence) <
@@ -68,7 +67,7 @@ class EventQueue {
     out.swap(beginnings_);
   }
 
-  // What comes next; a landing stays, and so do beginnings until they are taken.
+  // Returns the next entry; a landing stays, and so do beginnings until they are taken.
   Entry pop() {
     const std::int64_t time_ns = heap_.empty() ? kNever : heap_.top().time_ns;
     if (!beginnings_.empty() && beginning_ns_ < std::min(time_ns, landing_ns_.value_or(kNever))) {
@@ -76,12 +75,12 @@ class EventQueue {
     }
     if (landing_ns_ && *landing_ns_ <= time_ns) return {*landing_ns_, EventClass::Landing};
     const Entry first = heap_.top();
-    take_back(first.id);
+    cancel(first.id);
     return first;
   }
 
-  // The entry never was. Its handle must not be used again.
-  void take_back(Handle handle) {
+  // Removes an entry. Its handle must not be used again.
+  void cancel(Handle handle) {
     free_.push_back(handle);
     heap_.erase(handle);
   }

@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <utility>
 
-#include "engine/vllm/engine.hpp"
 #include "replay/trace_identities.hpp"
 
 namespace understudy {
@@ -11,25 +10,28 @@ namespace understudy {
 Fleet::Fleet(FleetConfig config, WorkloadColumns workload)
     : config_(std::move(config)),
       workload_(workload),
-      looks_(config_.router->reads_residency() && can_be_looked_at()),
-      observes_(config_.router->observes() && !looks_),
+      shows_blocks_(config_.router->reads_residency() && can_show_blocks()),
+      observes_(config_.router->observes() && !shows_blocks_),
       tracks_(config_.router->tracks()),
       started_(tracks_ ? workload.size() : 0),
       arrival_ns_(workload.size(), -1),
       worker_of_(workload.size(), -1) {
   if (config_.pools.empty()) throw Error(ErrorKind::ConfigError, "a fleet needs at least one pool");
-  for (WorkerPool& pool : config_.pools) {
+  for (const WorkerPool& pool : config_.pools) {
     if (pool.num_workers < 1) throw Error(ErrorKind::ConfigError, "workers must be at least 1");
     if (pool.tiers && config_.lockstep_ns > 0) {
       throw Error(ErrorKind::ConfigError,
                   "tiers contradict lockstep, whose steps have one length whatever is on its way");
     }
-    pool.engine.check = config_.check;
-    keeps_events_ = keeps_events_ || pool.engine.events;
-    pool.engine.events = pool.engine.events || observes_;
-    pool.engine.known_blocks = looks_;
+    const std::shared_ptr<EngineConfig> engine = pool.engine->clone();
+    keeps_events_ = keeps_events_ || engine->events;
+    engine->check = config_.check;
+    engine->events = engine->events || observes_;
+    engine->published_blocks = shows_blocks_;
+    engine->lockstep_ns = config_.lockstep_ns;
     Pool& added = pools_.emplace_back();
     added.config = pool;
+    added.engine = engine;
     added.first_worker = workers_.size();
     for (std::uint32_t i = 0; i < pool.num_workers; ++i) {
       workers_.emplace_back().pool = static_cast<std::uint32_t>(pools_.size() - 1);
@@ -37,12 +39,12 @@ Fleet::Fleet(FleetConfig config, WorkloadColumns workload)
   }
   loads_.resize(workers_.size());
   std::vector<std::uint64_t> batch_tokens;
+  std::vector<std::uint32_t> pool_of;
   for (const Worker& worker : workers_) {
-    batch_tokens.push_back(pools_[worker.pool].config.engine.max_num_batched_tokens);
+    batch_tokens.push_back(pools_[worker.pool].engine->max_num_batched_tokens);
+    pool_of.push_back(worker.pool);
   }
   config_.router->begin(batch_tokens);
-  std::vector<std::uint32_t> pool_of;
-  for (const Worker& worker : workers_) pool_of.push_back(worker.pool);
   config_.router->set_pools(pool_of);
   if (std::ranges::any_of(workload_.next_turn, [](std::int64_t next) { return next >= 0; })) {
     session_.resize(workload_.size());
@@ -53,88 +55,118 @@ Fleet::Fleet(FleetConfig config, WorkloadColumns workload)
       }
     }
   }
-  stepping_ = !config_.leaping || config_.ranks || config_.lockstep_ns > 0 || config_.on_step || user_policies() ||
-              shares_tiers() || free_prompts() || (config_.check && observes_) || config_.router->queues();
-  resting_ = stepping_ && config_.leaping && !config_.ranks && config_.lockstep_ns == 0 && !config_.on_step &&
-             !user_policies() && !config_.check && !observes_ && !looks_ && !config_.router->queues();
-  unseen_ = !stepping_ && !observes_ && !looks_ && !tracks_ && !config_.router->asks_workers();
+  mode_ = choose_mode();
+  may_run_ahead_ = mode_.mode == RunMode::Lookahead && !observes_ && !shows_blocks_ && !tracks_ &&
+                   !config_.router->asks_workers();
   for (Pool& pool : pools_) {
     const TierConfig* tiers = pool.config.tiers ? &*pool.config.tiers : nullptr;
-    if (tiers == nullptr || independent() || (!stepping_ && !tiers->g3 && !tiers->g4)) continue;
-    const EngineConfig& engine = pool.config.engine;
+    if (tiers == nullptr || mode_.mode == RunMode::Independent || (!stepwise() && !tiers->g3 && !tiers->g4)) continue;
+    const EngineConfig& engine = *pool.engine;
     pool.tiers =
         std::make_unique<TierRun>(*tiers, engine.block_size, engine.events, engine.check, &hub_, pool.config.name);
     pool.shared_events.resize(pool.tiers->shared().size());
   }
-  // Those who do not meet are played one after another, and need memory only while they are.
-  for (std::size_t i = 0; i < workers_.size(); ++i) {
-    if (!independent() || i == pools_[workers_[i].pool].first_worker) make_engine(i);
+  // Independent workers run one after another, and need memory only while they run.
+  for (std::size_t i = 0; i < num_units(); ++i) {
+    if (mode_.mode != RunMode::Independent || i == pools_[workers_[i].pool].first_worker) make_engine(i);
   }
+}
+
+RunModeChoice Fleet::choose_mode() const {
+  if (independent()) return {RunMode::Independent, "open loop, single turns, a router that looks at requests alone"};
+  if (!config_.fast_forward) return {RunMode::Stepwise, "fast-forward is off"};
+  if (config_.ranks) return {RunMode::Stepwise, "ranks step together"};
+  if (config_.lockstep_ns > 0) return {RunMode::Stepwise, "steps have a fixed length"};
+  if (config_.on_step) return {RunMode::Stepwise, "every step is reported"};
+  if (has_user_policies()) return {RunMode::Stepwise, "a user-defined policy sees workers in the order of time"};
+  if (config_.router->queues()) return {RunMode::Stepwise, "requests wait in the router for the end of any step"};
+  if (config_.check && observes_) return {RunMode::Stepwise, "the router's index is checked after every step"};
+  if (!shares_tiers() && !has_free_prompts()) {
+    return {RunMode::Lookahead, "workers affect each other only when a request ends or a router asks"};
+  }
+  if (config_.check) return {RunMode::Stepwise, "shared tiers are checked after every step"};
+  if (observes_ || shows_blocks_) return {RunMode::Stepwise, "the router follows blocks on shared tiers"};
+  return {RunMode::Deferred, "workers affect each other through shared tiers"};
+}
+
+EngineSite Fleet::site_of(std::size_t index) {
+  Pool& pool = pools_[workers_[index].pool];
+  EngineSite site;
+  site.timing = pool.config.timing;
+  site.tiers = pool.config.tiers ? &*pool.config.tiers : nullptr;
+  site.run = pool.tiers.get();
+  site.name = "worker ";
+  site.name += std::to_string(index);
+  site.worker = index;
+  site.gaps = mode_.mode == RunMode::Independent ? nullptr : &columns_.gaps();
+  site.keeps_times = true;
+  site.fast_forward = config_.fast_forward;
+  if (config_.on_step) {
+    site.on_step = [this, index](Engine& engine, bool ended) { config_.on_step(index, engine, ended); };
+  }
+  return site;
 }
 
 void Fleet::make_engine(std::size_t index) {
-  Pool& pool = pools_[workers_[index].pool];
-  EngineConfig config = pool.config.engine;
-  config.burst_seed += index;  // streams of their own
-  config.speculation.seed += index;
-  std::string name = "worker ";
-  name += std::to_string(index);
-  const TierConfig* tiers = pool.config.tiers ? &*pool.config.tiers : nullptr;
-  auto engine = std::make_unique<VllmEngine>(config, pool.config.timing, tiers, pool.tiers.get(), name);
-  engine->keep_times();
-  if (!independent()) engine->share_gaps(columns_.gaps());
-  engine->set_leaping(config_.leaping && !config_.on_step);
-  if (config_.on_step) {
-    engine->set_observer([this, index, it = engine.get()](bool ended) { config_.on_step(index, *it, ended); });
+  std::unique_ptr<Engine>& engine = workers_[index].engine;
+  if (config_.ranks) {
+    std::vector<EngineSite> sites;
+    for (std::size_t rank = 0; rank < workers_.size(); ++rank) sites.push_back(site_of(rank));
+    engine = config_of(index).make_ranks(sites);
+  } else {
+    engine = config_of(index).make(site_of(index));
   }
-  if (resting_ && engine->tiers() != nullptr) {
-    engine->tiers()->set_before_landing(
-        [this, index](std::int64_t, bool samples_only) { samples_only ? rest_on(index) : rouse(index, true); });
-  }
-  workers_[index].engine = std::move(engine);
+  const EngineSnapshot now = engine->snapshot();
+  workers_[index].phase = now.phase;
+  workers_[index].wake_ns = now.wake_ns;
+  if (mode_.mode != RunMode::Deferred) return;
+  engine->set_before_landing([this, index](bool samples_only) {
+    samples_only ? run_deferred_samples(index) : run_deferred_steps(index, true);
+  });
 }
 
-// Policies of the user's may be one object for all workers: it sees what happens in the order in which it happens.
-bool Fleet::user_policies() const noexcept {
+// One user-defined policy may serve all workers: it must see what happens in the order of time.
+bool Fleet::has_user_policies() const {
   return workers_.size() > 1 && std::ranges::any_of(pools_, [](const Pool& pool) {
-           return pool.config.engine.eviction_is_users ||
+           return pool.engine->has_user_policy() ||
                   (pool.config.tiers && (pool.config.tiers->filter || pool.config.tiers->g2_policy_is_users));
          });
 }
 
-bool Fleet::shares_tiers() const noexcept {
+bool Fleet::shares_tiers() const {
   return std::ranges::any_of(
       pools_, [](const Pool& pool) { return pool.config.tiers && (pool.config.tiers->g3 || pool.config.tiers->g4); });
 }
 
-// Who is preempted may come back and end at once, in a step that takes no time: nobody can say before when nobody ends.
-bool Fleet::free_prompts() const {
+// A preempted request may return and end at once, in a step that takes no time: no lower bound of its end is known.
+bool Fleet::has_free_prompts() const {
   return std::ranges::any_of(pools_, [](const Pool& pool) {
     const StepTiming& timing = pool.config.timing;
-    const EngineConfig& engine = pool.config.engine;
-    return !timing.charges_first_token &&
-           timing.duration_ns(StepLoad::of_prompt(1, 0), engine.num_gpu_blocks * engine.block_size) == 0;
+    return !timing.charges_first_token && timing.duration_ns(StepLoad::of_prompt(1, 0), pool.engine->num_gpu_blocks *
+                                                                                            pool.engine->block_size) == 0;
   });
 }
 
-// Whether a router can be shown what workers hold, instead of being told: on their devices alone. Somebody else's
-// events are made anyway; and a check is of events.
-bool Fleet::can_be_looked_at() const noexcept {
+// Whether a router can look at the blocks of workers instead of receiving events: blocks of devices alone, where no one
+// else needs the events. A check is of events.
+bool Fleet::can_show_blocks() const {
   return !config_.check && std::ranges::none_of(config_.pools, [](const WorkerPool& pool) {
-    return pool.tiers || pool.engine.offload || pool.engine.events;
+    return pool.tiers || pool.engine->publishes_below_device() || pool.engine->events;
   });
 }
 
-bool Fleet::independent() const noexcept {
-  return !shares_tiers() && !user_policies() && config_.concurrency == 0 && config_.lockstep_ns == 0 &&
+bool Fleet::independent() const {
+  return !shares_tiers() && !has_user_policies() && config_.concurrency == 0 && config_.lockstep_ns == 0 &&
          !config_.ranks && !config_.on_step && config_.router->blind() && !observes_ &&
+         std::ranges::none_of(pools_, [](const Pool& pool) { return pool.engine->sends_messages(); }) &&
          std::ranges::all_of(workload_.next_turn, [](std::int64_t next) { return next < 0; });
 }
 
 FleetResult Fleet::run(const Progress& progress) {
   const unsigned threads = config_.threads;
+  const bool independent = mode_.mode == RunMode::Independent;
   if (threads < 1) throw Error(ErrorKind::ConfigError, "threads must be at least 1");
-  if (threads > 1 && !independent()) {
+  if (threads > 1 && !independent) {
     throw Error(
         ErrorKind::ConfigError,
         "threads > 1 needs independent workers: open loop, single-turn requests, round_robin or random routing, no "
@@ -142,7 +174,7 @@ FleetResult Fleet::run(const Progress& progress) {
   }
   if (!workers_[0].engine) throw Error(ErrorKind::WrongState, "a fleet runs once");
   prepare_columns();
-  if (independent()) {
+  if (independent) {
     run_independent(threads, progress);
   } else {
     run_together(progress);
@@ -163,8 +195,8 @@ void Fleet::report(const Progress& progress) {
 
 // ── Requests ──
 
-// The worker of a request, or Router::kLater. One that can never fit where it would be served is rejected in front of
-// the engines, and the rest go on; a router is not asked about what fits nowhere.
+// Chooses the worker of a request, or Router::kLater. A request that can never fit is rejected before it reaches an
+// engine; the router is not asked about one that fits nowhere.
 std::optional<std::size_t> Fleet::route(std::uint64_t row) {
   const auto prompt = static_cast<std::uint32_t>(workload_.prompt_tokens[row]);
   const std::uint32_t output = std::min(workload_.limit(row), static_cast<std::uint32_t>(workload_.output_tokens[row]));
@@ -177,15 +209,15 @@ std::optional<std::size_t> Fleet::route(std::uint64_t row) {
     reject(row, *why);
     return std::nullopt;
   }
-  const EngineConfig& first = pools_[0].config.engine;
-  asked_ = {};
+  const EngineConfig& first = *pools_[0].engine;
+  routed_ = {};
   if (!config_.router->blind() && first.enable_prefix_caching) {
-    asked_ = {row, first.block_size, identities_of(row, first.block_size)};
+    routed_ = {row, first.block_size, identities_of(row, first.block_size)};
   }
   const std::size_t worker = config_.router->choose(
       {row, session_of(row), arrival_ns_[row], prompt, output, workload_.priority.empty() ? 0 : workload_.priority[row],
        workload_.strict_priority.empty() ? 0 : workload_.strict_priority[row], first.block_size,
-       asked_.identities.get()},
+       routed_.identities.get()},
       *this);
   if (worker == Router::kLater && config_.router->queues()) return worker;
   if (worker >= workers_.size()) {
@@ -198,10 +230,10 @@ std::optional<std::size_t> Fleet::route(std::uint64_t row) {
 std::optional<std::string> Fleet::why_not(std::uint64_t row, const Pool& pool) const {
   const auto prompt = static_cast<std::uint32_t>(workload_.prompt_tokens[row]);
   const std::uint32_t output = std::min(workload_.limit(row), static_cast<std::uint32_t>(workload_.output_tokens[row]));
-  return workers_[pool.first_worker].engine->never_fits(prompt, output);
+  return workers_[lead(pool.first_worker)].engine->never_fits(prompt, output);
 }
 
-// Whether a request can be served where it was sent; else it is rejected.
+// Rejects a request that can never fit on its worker; returns whether it can.
 bool Fleet::fits(std::uint64_t row, std::size_t worker) {
   const std::optional<std::string> why = why_not(row, pools_[workers_[worker].pool]);
   if (why) reject(row, *why);
@@ -235,16 +267,17 @@ std::shared_ptr<const IdentitySource> Fleet::identities_of(std::uint64_t row, st
       block_size, row, workload_.adapter.empty() ? 0 : static_cast<std::uint32_t>(workload_.adapter[row] + 1));
 }
 
-void Fleet::submit(std::size_t index, std::uint64_t row, std::int64_t arrival_ns) {
-  Worker& worker = workers_[index];
-  const EngineConfig& engine = pools_[worker.pool].config.engine;
+const Effects& Fleet::submit(std::size_t index, std::uint64_t row, std::int64_t arrival_ns) {
+  const EngineConfig& engine = config_of(index);
   RequestSpec spec;
+  spec.id = row;
+  spec.rank = static_cast<std::uint32_t>(index - lead(index));
   spec.prompt_tokens = static_cast<std::uint32_t>(workload_.prompt_tokens[row]);
   const auto output = static_cast<std::uint32_t>(workload_.output_tokens[row]);
   spec.max_tokens = workload_.limit(row);
   if (!workload_.max_tokens.empty() && workload_.max_tokens[row] >= 0 && output <= spec.max_tokens)
     spec.eos_at = output;
-  if (!workload_.accepted_draft_offsets.empty() && engine.speculation.tokens > 0) {
+  if (!workload_.accepted_draft_offsets.empty()) {
     const auto begin = static_cast<std::size_t>(workload_.accepted_draft_offsets[row]);
     const auto end = static_cast<std::size_t>(workload_.accepted_draft_offsets[row + 1]);
     const auto own = workload_.accepted_drafts.subspan(begin, end - begin);
@@ -256,40 +289,34 @@ void Fleet::submit(std::size_t index, std::uint64_t row, std::int64_t arrival_ns
       workload_.queue_order.empty() ? static_cast<double>(arrival_ns) : static_cast<double>(workload_.queue_order[row]);
   if (!workload_.names.empty()) {
     spec.name = workload_.names[row];
-  } else if (engine.policy == SchedulingPolicy::Priority) {
+  } else if (engine.orders_by_name()) {
     spec.name = std::to_string(row);
   }
-  if (engine.enable_prefix_caching || engine.offload) {
-    const bool known = asked_.block_size == engine.block_size && asked_.row == row;
-    spec.identities = known ? std::exchange(asked_, {}).identities : identities_of(row, engine.block_size);
+  if (engine.reads_identities()) {
+    const bool known = routed_.block_size == engine.block_size && routed_.row == row;
+    spec.identities = known ? std::exchange(routed_, {}).identities : identities_of(row, engine.block_size);
   }
+  Worker& worker = workers_[index];
+  if (worker.first_row == kNoRow) worker.first_row = row;
   const std::uint64_t tokens = std::uint64_t{spec.prompt_tokens} + output;
-  worker.engine->submit(std::move(spec));
-  worker.rows.push_back(row);
+  const Effects& effects = engine_of(index).submit(std::move(spec), arrival_ns);
   ++loads_[index].outstanding_requests;
   loads_[index].outstanding_tokens += tokens;
+  return effects;
 }
 
-void Fleet::require_progress(const Worker& worker) const {
-  if (!worker.engine->stuck()) return;
-  const Stall stall = worker.engine->stall();
-  std::string who;
+void Fleet::require_progress(std::size_t index) {
+  if (workers_[index].phase != Phase::Stalled) return;
+  const Stall stall = workers_[index].engine->stall();
+  std::string names;
   for (const Stall::Waiting& waiting : stall.first) {
-    if (!who.empty()) who += ", ";
-    who += "row " + std::to_string(worker.rows[waiting.request]) + " (" + std::to_string(waiting.tokens) + " tokens)";
+    if (!names.empty()) names += ", ";
+    names += "row " + std::to_string(waiting.request) + " (" + std::to_string(waiting.tokens) + " tokens)";
   }
   const char* why = stall.thrashing ? " requests wait and those that run preempt each other without end, first "
                                     : " requests wait and none can be admitted, first ";
-  const EngineConfig& engine = pools_[worker.pool].config.engine;
-  std::string defect;
-  if (stall.holders_starve) {
-    defect =
-        "; one that finds no room stands before others that hold blocks which were loaded for them: a defect of "
-        "the offload of vLLM " +
-        engine.offload->release + ", not of the run; vLLM 0.31 and later serve those first";
-  }
-  throw Error(ErrorKind::WrongState, "the run makes no progress: ", stall.waiting, why, who, "; ", stall.free_blocks,
-              " of ", engine.num_gpu_blocks, " blocks are free", defect);
+  throw Error(ErrorKind::WrongState, "the run makes no progress: ", stall.waiting, why, names, "; ", stall.free_blocks,
+              " of ", config_of(index).num_gpu_blocks, " blocks are free", stall.note);
 }
 
 }  // namespace understudy

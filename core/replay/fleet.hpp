@@ -24,42 +24,57 @@
 
 namespace understudy {
 
+// What the workers of a pool do for a request.
+enum class WorkerRole : std::uint8_t { Both, Prefill, Decode };
+
 // Workers that are alike.
 struct WorkerPool {
-  std::string name;  // of its tiers and links, where there are several; two have not the same
-  EngineConfig engine;
+  std::string name;  // also of its tiers and links; unique where there are several pools
+  std::shared_ptr<const EngineConfig> engine;
   StepTiming timing;
   std::optional<TierConfig> tiers;
   std::uint32_t num_workers = 1;
+  WorkerRole role = WorkerRole::Both;
 };
 
 struct FleetConfig {
   std::vector<WorkerPool> pools;  // workers are numbered through them
   std::shared_ptr<Router> router;
   std::uint32_t concurrency = 0;   // sessions at a time; 0: open loop
-  std::int64_t turnaround_ns = 0;  // from the end of a session to the start of the one that takes its place
-  unsigned threads = 1;            // above 1: of workers that never meet
-  bool leaping = true;
-  bool route_rejected = false;  // a router is asked about what fits nowhere, too, as in Dynamo's replay
-  bool check = false;           // verify conservation and the truth of events after every step
-  // Above 0: every worker takes a step of this length after another, busy or not, until all requests have ended.
+  std::int64_t turnaround_ns = 0;  // from the end of a session to the start of the next one in its place
+  unsigned threads = 1;            // above 1: independent workers only
+  bool fast_forward = true;
+  bool route_rejected = false;  // route requests that fit no worker before they are rejected, as Dynamo's replay does
+  bool check = false;           // verify conservation and events
+  // Above 0: every worker takes steps of this length back to back, busy or not, until all requests have ended.
   std::int64_t lockstep_ns = 0;
   // Workers are data-parallel ranks of one model: they step together, and as long as the slowest of them.
   bool ranks = false;
-  // Told of every step in the order of time, after it has begun and after it has ended. Turns leaping off.
+  // Called for every step in time order, after it has begun and after it has ended. Turns fast-forward off.
   std::function<void(std::size_t worker, Engine& engine, bool ended)> on_step;
+};
+
+// How a run advances its workers. The result is the same; the cost is not.
+enum class RunMode : std::uint8_t {
+  Independent,  // one worker after another, or in threads: no worker's requests depend on another worker
+  Lookahead,    // each worker up to the earliest time at which it can finish a request
+  Deferred,     // every step is an event, except stretches of steps that nothing outside can observe
+  Stepwise,     // every step is an event
+};
+
+struct RunModeChoice {
+  RunMode mode = RunMode::Stepwise;
+  const char* reason = "";
 };
 
 class Fleet final : private FleetView {
  public:
-  // Called now and then, on the thread that runs the fleet, with the number of requests that have ended; may throw to
-  // stop the run.
+  // Called now and then, on the thread that runs the fleet, with the number of ended requests; may throw to stop the run.
   using Progress = std::function<void(std::size_t)>;
 
   Fleet(FleetConfig config, WorkloadColumns workload);
 
-  // Whether every worker's requests are known beforehand, so that workers can be played one by one, or in threads.
-  bool independent() const noexcept;
+  const RunModeChoice& mode() const noexcept { return mode_; }
   FleetResult run(const Progress& progress);
 
  private:
@@ -68,67 +83,85 @@ class Fleet final : private FleetView {
 
   struct Pool {
     WorkerPool config;
-    std::unique_ptr<TierRun> tiers;         // that its workers share; null when each has its own
-    std::vector<EventTable> shared_events;  // of those tiers, that the router has been told of, if they are kept
+    std::shared_ptr<const EngineConfig> engine;  // with the settings of the run
+    std::unique_ptr<TierRun> tiers;              // shared by its workers; null when each has its own
+    std::vector<EventTable> shared_events;       // of those tiers, published so far, if they are kept
     std::size_t first_worker = 0;
   };
   struct Worker {
-    std::unique_ptr<Engine> engine;
+    std::unique_ptr<Engine> engine;  // of ranks, the first worker has it for all
     std::uint32_t pool = 0;
-    std::vector<std::uint64_t> rows;              // by the engine's request index
+    std::uint64_t first_row = kNoRow;  // the first request that it got
+    Phase phase = Phase::Idle;         // of its engine, after the last call
+    std::int64_t wake_ns = Engine::kNever;
     EventQueue::Handle next = EventQueue::kNone;  // its entry among step ends
     bool begins = false;                          // it has one among beginnings
-    bool resting = false;                         // its plain steps are not played yet; `next` is their end
-    std::uint64_t ready_round = 0;                // of beginnings: the last it came too late for
-    std::vector<RequestRecord> finished;          // and not recorded
-    EventTable events;                            // that it has told so far, if they are kept
+    std::uint64_t ready_round = 0;                // the last round of beginnings that it was too late for
+    std::vector<RequestRecord> finished;          // not recorded yet
+    EventTable events;                            // published so far, if they are kept
   };
+  static constexpr std::uint64_t kNoRow = ~std::uint64_t{0};
 
+  RunModeChoice choose_mode() const;
+  bool independent() const;
+  bool has_user_policies() const;
+  bool shares_tiers() const;
+  bool has_free_prompts() const;
+  bool can_show_blocks() const;
   void make_engine(std::size_t index);
-  bool user_policies() const noexcept;
-  bool shares_tiers() const noexcept;
-  bool free_prompts() const;
-  bool can_be_looked_at() const noexcept;
+  EngineSite site_of(std::size_t index);
+  bool stepwise() const noexcept { return mode_.mode == RunMode::Stepwise || mode_.mode == RunMode::Deferred; }
+  const EngineConfig& config_of(std::size_t worker) const { return *pools_[workers_[worker].pool].engine; }
+  // Ranks step together: the first worker stands for all of them in the queue.
+  std::size_t lead(std::size_t worker) const noexcept { return config_.ranks ? 0 : worker; }
+  std::size_t num_units() const noexcept { return config_.ranks ? 1 : workers_.size(); }
+  Engine& engine_of(std::size_t worker) { return *workers_[lead(worker)].engine; }
+  Engine& rank_of(std::size_t worker) { return engine_of(worker).rank(config_.ranks ? worker : 0); }
 
   // fleet_alone.cpp: workers that never meet
   void run_independent(unsigned threads, const Progress& progress);
   void play_in_threads(unsigned threads, const std::vector<std::vector<std::uint64_t>>& rows, const Progress& progress);
   void play_alone(std::size_t index, const std::vector<std::uint64_t>& rows, const Progress& progress);
 
-  // fleet_together.cpp: workers that meet, in the order of the queue
+  // fleet_together.cpp: workers that affect each other, in the order of the queue
   void run_together(const Progress& progress);
   void open_arrivals();
   void push_next_arrival();
   void push_arrival(std::int64_t time_ns, std::uint64_t row);
   void arrive(std::uint64_t row);
   void place(std::uint64_t row, std::size_t worker);
-  void release();  // those that need not wait in the router any longer
+  void release_queued();
+  void absorb(std::size_t worker, const Effects& effects);
   void record_finished(std::size_t worker);
-  void after(std::uint64_t row, std::int64_t time_ns);
+  void end_turn(std::uint64_t row, std::int64_t time_ns);
   std::uint64_t order_of(std::size_t worker) const;
   void want_begin(std::size_t worker);
-  void forget(EventQueue::Handle& handle);
-  // … step by step,
-  void land();
-  void end_step(std::size_t worker);
+  void push_step_end(std::size_t worker);
+  void cancel_entry(EventQueue::Handle& handle);
+  void sync_worker(std::size_t worker);
+  void after_input(std::size_t worker);
+  void deliver_message(std::size_t index);
   void begin_all();
-  void step_together();
-  void begin_step(std::size_t worker);
-  void open_step(std::size_t worker);
-  void rouse(std::size_t worker, bool landing);
-  void rest_on(std::size_t worker);
-  void set_resting(Worker& worker, bool on);
-  // … or each as far as nothing can reach it.
-  void absorb(Worker& worker, const StepEffects& effects);
-  void join(std::size_t worker);
-  void look(std::size_t worker);
-  void halt();
-  void plan(std::size_t worker);
-  // What a router is told.
-  bool bring_up_to_date();
+
+  // fleet_steps.cpp: step by step (RunMode::Stepwise, Deferred)
+  void land_transfers();
+  void end_step(std::size_t worker);
+  void begin_step(std::size_t worker, bool may_defer);
+  void run_deferred_steps(std::size_t worker, bool before_landing);
+  void run_deferred_samples(std::size_t worker);
+  void wake_after_instant_landings();
+
+  // fleet_lookahead.cpp: each worker as far as nothing can reach it (RunMode::Lookahead)
+  void advance_to_now(std::size_t worker);
+  void poll(std::size_t worker);
+  void schedule_poll(std::size_t worker);
+  [[noreturn]] void throw_first_stuck();
+
+  // fleet_events.cpp: what a router receives
+  bool bring_router_up_to_date();
   bool gather_events();
-  bool tell_router(std::size_t publisher, std::uint32_t pool, std::uint64_t owner, EventTable& kept);
-  void deliver(std::size_t index);
+  bool publish(std::size_t publisher, std::uint32_t pool, std::uint64_t owner, EventTable& kept);
+  void deliver_events(std::size_t index);
 
   // FleetView
   std::int64_t now_ns() const override { return now_ns_; }
@@ -144,14 +177,14 @@ class Fleet final : private FleetView {
   bool fits(std::uint64_t row, std::size_t worker);
   void reject(std::uint64_t row, const std::string& why);
   std::shared_ptr<const IdentitySource> identities_of(std::uint64_t row, std::uint32_t block_size) const;
-  void submit(std::size_t worker, std::uint64_t row, std::int64_t arrival_ns);
-  void require_progress(const Worker& worker) const;
+  const Effects& submit(std::size_t worker, std::uint64_t row, std::int64_t arrival_ns);
+  void require_progress(std::size_t worker);
 
   // fleet_columns.cpp
   void prepare_columns();
-  void collect(std::size_t index);  // what a worker leaves, which has ended; its engine goes
-  void keep(const Worker& worker, const RequestRecord& record);  // of a request that has ended
-  void keep_events(Worker& worker, TimedEvents& room);           // that it has told since the last call
+  void collect(std::size_t worker);  // of a worker that has ended
+  void keep(const RequestRecord& record);
+  void keep_events(std::size_t worker, TimedEvents& room);  // that became visible since the last call
   FleetResult finish_columns();
 
   FleetConfig config_;
@@ -160,15 +193,14 @@ class Fleet final : private FleetView {
   std::vector<Pool> pools_;
   std::vector<Worker> workers_;
   std::vector<WorkerLoad> loads_;
-  bool looks_ = false;                  // the router sees what workers hold
-  bool observes_ = false;               // or it is told, by events
-  bool tracks_ = false;                 // and it wants to know of first tokens and ends
+  bool shows_blocks_ = false;           // the router sees what workers have cached
+  bool observes_ = false;               // or it receives their events
+  bool tracks_ = false;                 // and it wants to know of first tokens and completions
   std::vector<bool> started_;           // rows with a first token, if the router tracks them
   std::vector<std::uint64_t> session_;  // of each row; empty: its own
   bool keeps_events_ = false;           // in the result
-  bool stepping_ = false;               // workers that meet take every step in the order of the queue
-  bool resting_ = false;                // except for those that concern nobody else
-  bool unseen_ = false;                 // nobody asks what happens inside of workers: they may be a step ahead
+  bool may_run_ahead_ = false;          // nothing asks for the state of workers: they may be a step ahead
+  RunModeChoice mode_;
 
   EventQueue queue_;
   std::int64_t now_ns_ = 0;
@@ -179,25 +211,27 @@ class Fleet final : private FleetView {
   std::uint64_t round_ = 1;  // of beginnings; there may be several at one time
   std::int64_t round_ns_ = -1;
   std::uint64_t rounds_before_ = 1;     // before the first of this time
-  std::vector<KvDelivery> deliveries_;  // on their way
+  std::vector<Message> messages_;       // between workers, not delivered yet
+  std::vector<std::size_t> free_messages_;
+  std::vector<KvDelivery> deliveries_;  // of events, not delivered yet
   std::vector<std::size_t> free_deliveries_;
-  std::int64_t told_ns_ = -1;     // when the router was last brought up to date,
-  std::uint64_t told_round_ = 0;  // and after which beginnings
-  TimedEvents gathered_;          // by the call at hand
+  std::int64_t up_to_date_ns_ = -1;     // when the router was last brought up to date,
+  std::uint64_t up_to_date_round_ = 0;  // and after which beginnings
+  TimedEvents gathered_;                // memory of the call in progress
 
-  // What workers held of the last prompt; those that come at the same time mostly begin alike.
+  // Blocks of the last prompt that each worker has: prompts that arrive together mostly begin alike.
   struct {
     std::int64_t time_ns = -1;  // and after which beginnings
     std::uint64_t round = 0;
     std::vector<LineageHash> prompt;
     std::vector<std::uint32_t> blocks;  // by worker
-  } seen_;
-  // Of the row that the router was last asked about: whoever serves it need not compute them again.
+  } shown_;
+  // Identities of the row that was routed last, so that its worker need not compute them again.
   struct {
     std::uint64_t row = 0;
     std::uint32_t block_size = 0;  // 0: none
     std::shared_ptr<const IdentitySource> identities;
-  } asked_;
+  } routed_;
   std::vector<std::int64_t> arrival_ns_;  // when each row really arrived; -1 if never
   std::vector<std::int32_t> worker_of_;
   std::vector<std::pair<std::int64_t, std::string>> rejections_;

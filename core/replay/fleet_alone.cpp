@@ -1,4 +1,4 @@
-// Workers that do not depend on each other: played one by one, or in threads.
+// Independent workers: one after another, or in threads.
 #include <algorithm>
 #include <condition_variable>
 #include <limits>
@@ -15,7 +15,7 @@ namespace {
 
 constexpr std::int64_t kForever = std::numeric_limits<std::int64_t>::max();
 
-struct Stopped {};  // thrown in a worker's thread when the run is over
+struct Stopped {};  // thrown in a thread to end it
 
 }  // namespace
 
@@ -47,7 +47,7 @@ void Fleet::run_independent(unsigned threads, const Progress& progress) {
   }
 }
 
-// The threads play; this one reports. Of several workers that fail, the first one's error counts, whoever was faster.
+// Runs workers in threads while this thread reports. If several fail, the error of the first worker is thrown.
 void Fleet::play_in_threads(unsigned threads, const std::vector<std::vector<std::uint64_t>>& rows,
                             const Progress& progress) {
   std::atomic<std::size_t> next = 0;
@@ -55,7 +55,7 @@ void Fleet::play_in_threads(unsigned threads, const std::vector<std::vector<std:
   std::mutex mutex;
   std::condition_variable changed;
   std::vector<bool> played(workers_.size(), false);
-  std::size_t collected = 0;  // in the order of workers, whoever was faster
+  std::size_t collected = 0;  // in the order of workers
   std::size_t playing = std::min<std::size_t>(threads, workers_.size());
   const auto work = [&] {
     const KeptMappings kept;
@@ -86,7 +86,7 @@ void Fleet::play_in_threads(unsigned threads, const std::vector<std::vector<std:
     const std::size_t wanted = playing;
     try {
       while (pool.size() < wanted) pool.emplace_back(work);
-    } catch (const std::system_error&) {  // the system gives no more: fewer do the same, or this one alone
+    } catch (const std::system_error&) {  // the system gives no more threads: fewer do the work
       {
         const std::lock_guard lock(mutex);
         playing -= wanted - std::max<std::size_t>(pool.size(), 1);
@@ -113,36 +113,34 @@ void Fleet::play_in_threads(unsigned threads, const std::vector<std::vector<std:
 void Fleet::play_alone(std::size_t index, const std::vector<std::uint64_t>& rows, const Progress& progress) {
   Worker& worker = workers_[index];
   if (!worker.engine) make_engine(index);
-  std::size_t counted = 0;  // of the effects at hand
-  TimedEvents told;         // its room
-  const auto pause = [this, &progress, &counted](const StepEffects& effects) {
+  std::size_t counted = 0;  // of the finished requests of the effects in hand
+  TimedEvents room;
+  const std::function<void(const Effects&)> on_progress = [this, &progress, &counted](const Effects& effects) {
     ended_ += effects.finished.size() - counted;
     counted = effects.finished.size();
     if (stop_) throw Stopped();
     report(progress);
   };
-  const auto advance = [&](std::int64_t until_ns) {
-    counted = 0;
-    const StepEffects& effects = worker.engine->advance_through(until_ns);
+  const auto take = [&](const Effects& effects) {
     ended_ += effects.finished.size() - counted;
-    for (const RequestRecord& record : effects.finished) keep(worker, record);
-    if (keeps_events_) keep_events(worker, told);
+    counted = 0;
+    for (const RequestRecord& record : effects.finished) keep(record);
+    if (keeps_events_) keep_events(index, room);
+    worker.phase = effects.phase;
   };
-  worker.engine->set_pause(pause);
+  const AdvanceOptions options{false, LastStep::Complete, false, &on_progress};
   for (std::size_t i = 0; i < rows.size(); ++i) {
     if (i % kReportEvery == 0) {
       if (stop_) throw Stopped();
       report(progress);
     }
     const std::int64_t arrival_ns = workload_.arrival_ns[rows[i]];
-    advance(arrival_ns);
-    if (!worker.engine->in_step()) worker.engine->skip_to(arrival_ns);
-    submit(index, rows[i], arrival_ns);
+    take(worker.engine->advance(arrival_ns, options));
+    take(submit(index, rows[i], arrival_ns));
   }
-  advance(kForever);
-  require_progress(worker);
+  take(worker.engine->advance(kForever, options));
+  require_progress(index);
   worker.engine->finish_transfers();
-  worker.engine->set_pause({});
 }
 
 }  // namespace understudy

@@ -1,4 +1,4 @@
-// What a run leaves: columns of its requests, gaps, samples, tiers and links.
+// The result of a run: columns of its requests, gaps, samples, tiers and links.
 #include <algorithm>
 #include <utility>
 
@@ -13,34 +13,33 @@ void Fleet::prepare_columns() {
 }
 
 void Fleet::collect(std::size_t index) {
-  Worker& worker = workers_[index];
-  Engine& engine = *worker.engine;
+  Engine& engine = rank_of(index);
   if (config_.check) engine.check();
   if (keeps_events_) {
-    keep_events(worker, gathered_);
-    columns_.result().events.push_back(std::move(worker.events));
+    keep_events(index, gathered_);
+    columns_.result().events.push_back(std::move(workers_[index].events));
   }
-  if (pools_[worker.pool].config.engine.kv_trace) columns_.result().kv_trace.push_back(engine.take_kv_trace());
+  if (config_of(index).kv_trace) columns_.result().kv_trace.push_back(engine.take_kv_trace());
   columns_.add_engine(index, engine);
-  worker.engine.reset();
+  if (!config_.ranks) workers_[index].engine.reset();
 }
 
-void Fleet::keep(const Worker& worker, const RequestRecord& record) {
-  const std::uint64_t row = worker.rows[record.id];
+void Fleet::keep(const RequestRecord& record) {
+  const std::uint64_t row = record.id;
   columns_.keep(row, record);
-  if (!config_.check) return;
+  if (!config_.check || record.reason == FinishReason::Cancelled) return;
   const auto asked = std::min(static_cast<std::uint32_t>(workload_.output_tokens[row]), workload_.limit(row));
   const auto prompt = static_cast<std::uint32_t>(workload_.prompt_tokens[row]);
-  const std::uint32_t expected = std::min(asked, pools_[worker.pool].config.engine.max_model_len - prompt);
+  const std::uint32_t expected = std::min(asked, config_of(static_cast<std::size_t>(worker_of_[row])).max_model_len - prompt);
   if (record.output_tokens != expected) {
     throw Error(ErrorKind::InvariantViolated, "row ", row, " emitted ", record.output_tokens, " of ", expected,
                 " tokens");
   }
 }
 
-void Fleet::keep_events(Worker& worker, TimedEvents& room) {
-  worker.engine->take_events(room);
-  worker.events.append(room);
+void Fleet::keep_events(std::size_t index, TimedEvents& room) {
+  rank_of(index).take_events(room);
+  workers_[index].events.append(room);
 }
 
 FleetResult Fleet::finish_columns() {

@@ -143,7 +143,7 @@ def replay(
         "load": load,
         "timing": timing,
         "threads": threads,
-        "leaping": fast_forward,
+        "fast_forward": fast_forward,
         "check": check,
         "ranks": ranks,
         "progress": progress,

@@ -43,10 +43,10 @@ def engine_for(
     timing: _core.StepTiming | None = None,
     *,
     check: bool = False,
-) -> _core.Engine:
+) -> _core.VllmEngine:
     """An engine with a scenario's settings; with `check` it verifies itself and its events at every step."""
     settings = msgspec.convert(dict(config), ScenarioConfig)
-    return _core.Engine(settings.engine_config(engine_profile(profile), check=check), timing or constant())
+    return _core.VllmEngine(settings.engine_config(engine_profile(profile), check=check), timing or constant())
 
 
 def request_spec(name: str, prompt: list[int | list[int]], max_tokens: int, priority: int = 0) -> RequestSpec:
@@ -55,7 +55,7 @@ def request_spec(name: str, prompt: list[int | list[int]], max_tokens: int, prio
 
 
 def submit_spec(
-    engine: _core.Engine, spec: RequestSpec, index: int, block_size: int, max_model_len: int = 131072
+    engine: _core.VllmEngine, spec: RequestSpec, index: int, block_size: int, max_model_len: int = 131072
 ) -> int:
     """Queue the request that stands at `index` of its scenario."""
     request = msgspec.convert(spec, ScenarioRequest)
@@ -71,7 +71,7 @@ def submit_spec(
     )
 
 
-def submit_scenario_request(engine: _core.Engine, scenario: Scenario, index: int) -> int:
+def submit_scenario_request(engine: _core.VllmEngine, scenario: Scenario, index: int) -> int:
     """Queue request `index` of the scenario."""
     settings = msgspec.convert(scenario["config"], ScenarioConfig)
     return submit_spec(

@@ -28,7 +28,7 @@ class LiveDriver:
     At one time: the step in progress ends, then the script acts, then an idle engine begins a step.
     """
 
-    def __init__(self, engine: _core.Engine) -> None:
+    def __init__(self, engine: _core.VllmEngine) -> None:
         self.engine = engine
         self.now_ns = 0
         self.seen: list[Seen] = []
@@ -81,7 +81,7 @@ class LiveDriver:
         self._end_ns = self.now_ns + self.engine.begin_step(self.now_ns)
         assert not self.engine.stuck
 
-    def _look(self, effects: _core.StepEffects) -> None:
+    def _look(self, effects: _core.Effects) -> None:
         for request, fresh in effects.tokens:
             assert 1 <= fresh <= 6  # a token, and a burst of at most five
             self.seen[request].token_ns += [self.now_ns] * fresh

@@ -173,7 +173,7 @@ class Pair:
         self.model.add(spec, index)
 
     def begin(self) -> None:
-        self.engine.begin_turn(self.now_ns)
+        self.engine.begin_recorded_step(self.now_ns)
         self.plan = self.model._schedule()
         self.compare()
         assert self.engine.scheduled == [
@@ -183,7 +183,7 @@ class Pair:
     def end(self) -> None:
         assert self.plan is not None
         self.now_ns += MS
-        records = self.engine.end_turn(self.now_ns).finished
+        records = self.engine.end_recorded_step(self.now_ns).finished
         self.finished += [record.id for record in records]
         self.outputs += [record.output_tokens for record in records]
         received: Plan | None = self.plan

@@ -99,9 +99,9 @@ def test_settings_of_speculation_that_make_no_sense_are_named(settings: dict[str
 
 
 def test_the_core_refuses_bursts_under_asynchronous_scheduling() -> None:
-    config = _core.EngineConfig(async_scheduling=True, accept_rates=[0.5])
+    config = _core.VllmEngineConfig(async_scheduling=True, accept_rates=[0.5])
     with pytest.raises(ConfigError, match="async_scheduling"):
-        _core.Engine(config, _core.constant_timing(1, 1))
+        _core.VllmEngine(config, _core.constant_timing(1, 1))
 
 
 # ── The engine ──
@@ -109,7 +109,7 @@ def test_the_core_refuses_bursts_under_asynchronous_scheduling() -> None:
 TWO: dict[str, Any] = {"aic_nextn": 2, "aic_nextn_accept_rates": "1,1"}
 
 
-def step(engine: _core.Engine) -> _core.StepEffects:
+def step(engine: _core.VllmEngine) -> _core.Effects:
     effects = engine.end_step(engine.now_ns + engine.begin_step(engine.now_ns))
     engine.check()
     return effects
@@ -261,10 +261,10 @@ SPECULATIVE = VllmConfig(block_size=16, num_gpu_blocks=60, max_num_seqs=8, aic_n
 def test_runs_agree_whether_they_leap_or_step_and_however_many_threads_play() -> None:
     workload = crowd(120)
     digests = {
-        run_offline(workload, SPECULATIVE, workers=3, leaping=leaping, threads=threads, check=check).facts[
+        run_offline(workload, SPECULATIVE, workers=3, fast_forward=fast_forward, threads=threads, check=check).facts[
             "digest"
         ]
-        for leaping, threads, check in [
+        for fast_forward, threads, check in [
             (True, 1, False),
             (False, 1, False),
             (True, 2, False),

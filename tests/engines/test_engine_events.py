@@ -36,7 +36,7 @@ EVERY_MANAGER = pytest.mark.parametrize(
 class Listener:
     """An engine whose consolidated events feed a plain index, compared at the end of every step."""
 
-    def __init__(self, worker: _core.Engine, block_size: int) -> None:
+    def __init__(self, worker: _core.VllmEngine, block_size: int) -> None:
         self.worker = worker
         self.block_size = block_size
         self.index = PlainIndex(parents=True)
@@ -72,15 +72,15 @@ class Listener:
         assert self.worker.pool[1] == 0
 
 
-def small(manager: str, blocks: int, **config: Any) -> _core.Engine:
+def small(manager: str, blocks: int, **config: Any) -> _core.VllmEngine:
     return engine_for({"block_size": 4, "num_blocks": blocks + 1, "kv_manager": manager, **config})
 
 
-def submit(worker: _core.Engine, prompt: int, outputs: int, start: int = 1, index: int = 0) -> int:
+def submit(worker: _core.VllmEngine, prompt: int, outputs: int, start: int = 1, index: int = 0) -> int:
     return submit_spec(worker, request_spec(f"{index}", [[start, prompt]], outputs), index, 4)
 
 
-def run(worker: _core.Engine, stream: Stream) -> list[tuple[str, int | None, list[int]]]:
+def run(worker: _core.VllmEngine, stream: Stream) -> list[tuple[str, int | None, list[int]]]:
     """Plays to the end; what was told since the call before."""
     while not worker.idle:
         worker.begin_step(worker.now_ns)
@@ -191,7 +191,7 @@ def test_an_index_fed_by_the_events_meets_no_error(
         enable_chunked_prefill=chunked,
         kv_manager="kvbm" if manager == "kvbm" else "native",
     )
-    worker = _core.Engine(config.native(events=True, check=True), _core.constant_timing(1.0, 1.0))
+    worker = _core.VllmEngine(config.native(events=True, check=True), _core.constant_timing(1.0, 1.0))
     for request in range(200):
         start = 1 if shared else 1 + 1000 * request
         outputs = range(10_000_000 + 100 * request, 10_000_000 + 100 * (request + 1))

@@ -32,12 +32,12 @@ class Fragile:
         return ms
 
 
-def play(fails_at: int, asynchronous: bool, leaping: bool) -> tuple[list[Any], int, int]:
+def play(fails_at: int, asynchronous: bool, fast_forward: bool) -> tuple[list[Any], int, int]:
     """What becomes of requests that arrive at different times, how often the model raised and was asked."""
     model = Fragile(fails_at)
     config = {"block_size": 4, "num_blocks": 14, "async_scheduling": asynchronous}
     engine = engine_for(config, timing=_core.python_timing(model, 1.0, 1.0))
-    engine.set_leaping(leaping)
+    engine.set_fast_forward(fast_forward)
     seen: list[Any] = []
     raised = 0
     for number, until_ms in enumerate([0, 3, 11, 500]):
@@ -63,13 +63,13 @@ def play(fails_at: int, asynchronous: bool, leaping: bool) -> tuple[list[Any], i
 
 
 @pytest.mark.parametrize("asynchronous", [False, True], ids=["sync", "async"])
-@pytest.mark.parametrize("leaping", [False, True], ids=["stepping", "leaping"])
-def test_the_engine_goes_on_wherever_the_model_raised(asynchronous: bool, leaping: bool) -> None:
-    whole, raised, calls = play(-1, asynchronous, leaping)
+@pytest.mark.parametrize("fast_forward", [False, True], ids=["stepping", "fast_forward"])
+def test_the_engine_goes_on_wherever_the_model_raised(asynchronous: bool, fast_forward: bool) -> None:
+    whole, raised, calls = play(-1, asynchronous, fast_forward)
     assert raised == 0
     assert len(whole) == 3 + 2
     for fails_at in range(1, calls + 1):
-        again, raised, _ = play(fails_at, asynchronous, leaping)
+        again, raised, _ = play(fails_at, asynchronous, fast_forward)
         assert raised == 1
         assert again == whole, fails_at
 
@@ -137,8 +137,8 @@ def test_a_model_that_raises_while_the_queue_is_looked_at_names_no_block_that_no
         host = _core.TierConfig(
             bytes_per_block=1000, g2_blocks=64, host=_core.LinkPairConfig(down_gbps=1.0, up_gbps=1.0)
         )
-        engine = _core.Engine(
-            _core.EngineConfig(block_size=4, num_gpu_blocks=9, events=True),
+        engine = _core.VllmEngine(
+            _core.VllmEngineConfig(block_size=4, num_gpu_blocks=9, events=True),
             _core.python_timing(model, 1.0, 1.0),
             tiers=host,
         )

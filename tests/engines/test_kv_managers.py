@@ -15,24 +15,24 @@ BLOCK = 4
 MANAGERS = pytest.mark.parametrize("manager", ["native", "kvbm"])
 
 
-def engine(manager: str, blocks: int = 100, **config: Any) -> _core.Engine:
+def engine(manager: str, blocks: int = 100, **config: Any) -> _core.VllmEngine:
     """An engine with so many usable blocks of 4 that checks itself and its events at every step."""
     settings = {"block_size": BLOCK, "num_blocks": blocks + 1, "kv_manager": manager, **config}
     return engine_for(settings, check=True)
 
 
-def submit(worker: _core.Engine, prompt: int, outputs: int, start: int = 1, index: int = 0) -> int:
+def submit(worker: _core.VllmEngine, prompt: int, outputs: int, start: int = 1, index: int = 0) -> int:
     """A prompt of so many tokens that count from `start`; `index` decides the outputs."""
     spec = request_spec(f"{index}", [[start, prompt]], outputs)
     return submit_spec(worker, spec, index, BLOCK)
 
 
-def step(worker: _core.Engine) -> list[_core.RequestRecord]:
+def step(worker: _core.VllmEngine) -> list[_core.RequestRecord]:
     worker.begin_step(worker.now_ns)
     return worker.end_step(worker.now_ns).finished
 
 
-def drain(worker: _core.Engine) -> list[_core.RequestRecord]:
+def drain(worker: _core.VllmEngine) -> list[_core.RequestRecord]:
     records = []
     for _ in range(1000):
         if worker.idle:

@@ -79,7 +79,7 @@ def op_tables(rng: Random) -> _core.StepTiming:
 # ── The engine: state and events after every stop ──
 
 
-def play_engine(seed: int, profile: Profile, *, leaping: bool, **config: str) -> list[Any]:
+def play_engine(seed: int, profile: Profile, *, fast_forward: bool, **config: str) -> list[Any]:
     """A random scenario on a random clock: arrivals and cancels fall where they may; what was seen at each stop."""
     scenario = random_scenario(seed, profile)
     scenario["config"] |= config
@@ -89,7 +89,7 @@ def play_engine(seed: int, profile: Profile, *, leaping: bool, **config: str) ->
     if rng.random() < 0.4:
         timing = rng.choice([_core.polynomial_timing(), physical(rng), physical(rng), op_tables(rng)])
     engine = engine_for(scenario["config"], profile, timing)
-    engine.set_leaping(leaping)
+    engine.set_fast_forward(fast_forward)
     stretch = rng.choice([0, 1, 3, 20, 80]) * 1_000_000
     pending = sorted(
         (int(spec["arrival_step"] * stretch) + rng.randint(0, stretch), index)
@@ -148,8 +148,8 @@ def play_engine(seed: int, profile: Profile, *, leaping: bool, **config: str) ->
 
 
 def assert_leaping_changes_nothing(seed: int, profile: Profile, **config: str) -> None:
-    single = play_engine(seed, profile, leaping=False, **config)
-    leapt = play_engine(seed, profile, leaping=True, **config)
+    single = play_engine(seed, profile, fast_forward=False, **config)
+    leapt = play_engine(seed, profile, fast_forward=True, **config)
     for stop, (ours, theirs) in enumerate(zip(leapt, single, strict=True)):
         assert ours == theirs, f"seed {seed}, {profile.name}: stop {stop}"
 
@@ -166,12 +166,12 @@ def test_an_engine_with_shared_blocks_leaps_as_it_steps(eviction: str) -> None:
         assert_leaping_changes_nothing(seed, RECORDED, kv_manager="kvbm", eviction_policy=eviction)
 
 
-@pytest.mark.parametrize("leaping", [False, True])
-def test_a_waiting_prompt_is_admitted_in_the_step_that_generates_the_block_it_lacks(leaping: bool) -> None:
+@pytest.mark.parametrize("fast_forward", [False, True])
+def test_a_waiting_prompt_is_admitted_in_the_step_that_generates_the_block_it_lacks(fast_forward: bool) -> None:
     # `first` generates what `second` quotes. It holds five of six blocks, `second` needs six; the four that it finds
     # are too few, the fifth is filled by the token that step 6 schedules.
     engine = engine_for({"block_size": 4, "num_blocks": 7}, timing=constant(0.0, 1.0))
-    engine.set_leaping(leaping)
+    engine.set_fast_forward(fast_forward)
     first = submit_spec(engine, request_spec("first", [[1, 14]], 20), 0, 4)
     engine.advance(3 * MS + 1)
     quoted: list[int | list[int]] = [[1, 14], [output_token(0, 0), 6], [500, 4]]
@@ -187,17 +187,17 @@ def test_a_waiting_prompt_is_admitted_in_the_step_that_generates_the_block_it_la
 # ── The fleet: columns and digest ──
 
 
-def play(case: Case, *, leaping: bool) -> OfflineRun | str:
+def play(case: Case, *, fast_forward: bool) -> OfflineRun | str:
     """The run, or the error of one that makes no progress."""
     try:
-        return run_offline(case.workload, case.config, leaping=leaping, **case.how)
+        return run_offline(case.workload, case.config, fast_forward=fast_forward, **case.how)
     except WrongState as error:  # of which there is one: no progress
         return str(error)
 
 
 def assert_same_run(case: Case) -> OfflineRun | None:
     """The run, None when both ways end with the same lack of progress."""
-    single, leapt = play(case, leaping=False), play(case, leaping=True)
+    single, leapt = play(case, fast_forward=False), play(case, fast_forward=True)
     if isinstance(single, str) or isinstance(leapt, str):
         assert single == leapt
         return None
@@ -234,7 +234,7 @@ def test_a_request_lets_go_of_its_whole_chain_from_the_tail_so_that_lineage_and_
     evictions = 0
     for seed in range(FLEET_SEEDS // 4):
         runs = [
-            play(random_case(seed, kv_manager="kvbm", eviction_policy=eviction), leaping=True)
+            play(random_case(seed, kv_manager="kvbm", eviction_policy=eviction), fast_forward=True)
             for eviction in ("lineage", "lru")
         ]
         if isinstance(runs[0], str) or isinstance(runs[1], str):
@@ -252,12 +252,12 @@ def test_a_leap_takes_the_sum_of_its_steps_whatever_the_model(asynchronous: bool
         rng = Random(f"sums {seed}")
         timing = rng.choice([physical, op_tables])(rng)
         engines = []
-        for leaping in (True, False):
+        for fast_forward in (True, False):
             engine = engine_for(
                 {"block_size": 4, "num_blocks": 400, "max_num_seqs": 9, "async_scheduling": asynchronous},
                 timing=timing,
             )
-            engine.set_leaping(leaping)
+            engine.set_fast_forward(fast_forward)
             engines.append(engine)
         for index in range(rng.randint(1, 6)):
             spec = request_spec(str(index), [[1000 * index + 1, rng.randint(1, 60)]], rng.randint(1, 60))
@@ -311,9 +311,9 @@ def test_a_timing_model_in_python_sees_the_same_batches() -> None:
             self.batches.add((requests, context_tokens))
             return 1.0
 
-    for leaping in (False, True):
+    for fast_forward in (False, True):
         asked = Asked()
-        run_offline(single_turns([10, 20], [3, 5]), timing=asked, leaping=leaping)
+        run_offline(single_turns([10, 20], [3, 5]), timing=asked, fast_forward=fast_forward)
         assert asked.batches == {(2, 30), (2, 32), (2, 34), (1, 23), (1, 24)}
 
 

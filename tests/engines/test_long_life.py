@@ -57,7 +57,7 @@ def test_the_id_of_a_request_that_has_ended_is_known_as_such_though_its_slot_is_
     assert (record.id, record.name, record.reason) == (first, "first", "length")
     second = engine.submit("second", 8, 5, content(1, 13))
     assert (engine.num_slots, second) == (1, 1)
-    with pytest.raises(InvalidArgument, match="request 0 has ended"):
+    with pytest.raises(InvalidArgument, match="request 0 has ended, or was never submitted"):
         engine.emitted(first)
     with pytest.raises(InvalidArgument, match="request 7 was never submitted"):
         engine.emitted(7)

@@ -34,12 +34,12 @@ class SlowTiming:
         return 1.0
 
 
-def engine_of(timing: _core.StepTiming, config: _core.TierConfig | None, **more: Any) -> _core.Engine:
-    settings = _core.EngineConfig(block_size=4, num_gpu_blocks=32)
-    return _core.Engine(settings, timing, tiers=config, **more)
+def engine_of(timing: _core.StepTiming, config: _core.TierConfig | None, **more: Any) -> _core.VllmEngine:
+    settings = _core.VllmEngineConfig(block_size=4, num_gpu_blocks=32)
+    return _core.VllmEngine(settings, timing, tiers=config, **more)
 
 
-CALLS: dict[str, Callable[[_core.Engine], object]] = {
+CALLS: dict[str, Callable[[_core.VllmEngine], object]] = {
     "submit": lambda engine: engine.submit("late", 8, 2, chain(7)),
     "cancel": lambda engine: engine.cancel(0, 0),
     "begin_step": lambda engine: engine.begin_step(0),
@@ -77,10 +77,10 @@ def test_a_second_thread_is_told_and_the_first_goes_on(call: str) -> None:
 
 
 def test_what_a_call_returns_is_the_callers_own_whoever_calls_next() -> None:
-    settings = _core.EngineConfig(
+    settings = _core.VllmEngineConfig(
         block_size=4, num_gpu_blocks=4096, enable_prefix_caching=False, max_num_seqs=256
     )
-    engine = _core.Engine(settings, _core.constant_timing(0.0, 1.0))
+    engine = _core.VllmEngine(settings, _core.constant_timing(0.0, 1.0))
     answers: list[int] = []
 
     def play() -> None:
@@ -145,9 +145,9 @@ def test_what_an_engine_has_under_way_lands_though_it_was_dropped(write_through:
 class Meddler:
     """An offload policy that calls its engine back."""
 
-    def __init__(self, meddle: Callable[[_core.Engine], object]) -> None:
+    def __init__(self, meddle: Callable[[_core.VllmEngine], object]) -> None:
         self.meddle = meddle
-        self.engine: _core.Engine | None = None
+        self.engine: _core.VllmEngine | None = None
         self.refusals = 0
 
     def select(self, lineages: list[int], _reuse: object) -> list[bool]:

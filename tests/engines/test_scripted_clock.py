@@ -237,7 +237,7 @@ def tokens_of(workload: Workload, row: int) -> np.ndarray[tuple[int], np.dtype[n
     return np.concatenate([prompt, outputs])
 
 
-def play_live(workload: Workload, config: VllmConfig, engine: _core.Engine) -> LiveDriver:
+def play_live(workload: Workload, config: VllmConfig, engine: _core.VllmEngine) -> LiveDriver:
     live = LiveDriver(engine)
 
     def arrive(row: int, driver: LiveDriver) -> None:
@@ -257,7 +257,7 @@ def test_a_driver_with_a_clock_sees_what_a_replay_reports(part: int) -> None:
     for seed in range(part, 120, 4):
         case = random_case(seed, single_turns=True)
         workload = case.workload.normalised()
-        engine = _core.Engine(case.config.native(), case.config.native_timing())
+        engine = _core.VllmEngine(case.config.native(), case.config.native_timing())
         lengths = zip(workload.prompt_tokens, workload.output_tokens, strict=True)
         if any(engine.never_fits(prompt, output) for prompt, output in lengths):
             continue

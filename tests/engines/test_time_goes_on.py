@@ -13,7 +13,7 @@ from understudy.errors import InvalidArgument
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    Call = Callable[[_core.Engine, int], object]
+    Call = Callable[[_core.VllmEngine, int], object]
 
 BOTH = pytest.mark.parametrize("below", [False, True], ids=["alone", "with tiers"])
 AHEAD = pytest.mark.parametrize("ahead", [False, True], ids=["sync", "async"])
@@ -61,7 +61,7 @@ def test_a_step_does_not_begin_before_the_last_one_has_ended(below: bool, ahead:
     worker = worker_of(below, ahead)
     end_ns = worker.now_ns
     for now_ns in (end_ns - 1, 0, -1):
-        assert_refuses(worker, _core.Engine.begin_step, now_ns, end_ns)
+        assert_refuses(worker, _core.VllmEngine.begin_step, now_ns, end_ns)
     assert_goes_on(worker)
 
 
@@ -71,7 +71,7 @@ def test_a_step_does_not_end_before_it_began(below: bool, ahead: bool) -> None:
     worker = worker_of(below, ahead)
     worker.begin(30)
     for now_ns in (30 * MS - 1, 0, -1):
-        assert_refuses(worker, _core.Engine.end_step, now_ns, 30 * MS)
+        assert_refuses(worker, _core.VllmEngine.end_step, now_ns, 30 * MS)
     assert_goes_on(worker)
 
 
@@ -86,12 +86,12 @@ def test_a_step_may_end_sooner_than_it_was_to(below: bool) -> None:
 
 
 @BOTH
-@pytest.mark.parametrize("leaping", [False, True], ids=["stepping", "leaping"])
-def test_steps_are_not_played_up_to_a_time_before_the_last_one_began(below: bool, leaping: bool) -> None:
+@pytest.mark.parametrize("fast_forward", [False, True], ids=["stepping", "fast_forward"])
+def test_steps_are_not_played_up_to_a_time_before_the_last_one_began(below: bool, fast_forward: bool) -> None:
     worker = worker_of(below)
-    worker.engine.set_leaping(leaping)
+    worker.engine.set_fast_forward(fast_forward)
     worker.begin(30)
-    assert_refuses(worker, _core.Engine.advance, 30 * MS - 1, 30 * MS)
+    assert_refuses(worker, _core.VllmEngine.advance, 30 * MS - 1, 30 * MS)
     worker.engine.advance(30 * MS)  # up to where it stands, nothing happens
     assert worker.engine.in_step
     assert_goes_on(worker)
@@ -99,14 +99,14 @@ def test_steps_are_not_played_up_to_a_time_before_the_last_one_began(below: bool
 
 @BOTH
 @AHEAD
-@pytest.mark.parametrize("leaping", [False, True], ids=["stepping", "leaping"])
-def test_the_last_step_that_was_played_whole_counts_too(below: bool, ahead: bool, leaping: bool) -> None:
+@pytest.mark.parametrize("fast_forward", [False, True], ids=["stepping", "fast_forward"])
+def test_the_last_step_that_was_played_whole_counts_too(below: bool, ahead: bool, fast_forward: bool) -> None:
     worker = worker_of(below, ahead)
-    worker.engine.set_leaping(leaping)
+    worker.engine.set_fast_forward(fast_forward)
     for until_ms in (30, 35, 60):
         worker.engine.advance(until_ms * MS)  # where a step ends
         assert not worker.engine.in_step
-        assert_refuses(worker, _core.Engine.advance, (until_ms - 5) * MS - 1, (until_ms - 5) * MS)
+        assert_refuses(worker, _core.VllmEngine.advance, (until_ms - 5) * MS - 1, (until_ms - 5) * MS)
         worker.engine.advance((until_ms - 5) * MS)
     assert worker.engine.now_ns == 60 * MS
     assert_goes_on(worker)
@@ -135,11 +135,11 @@ def test_nothing_else_happens_in_the_past_either(name: str, below: bool, in_step
     assert_goes_on(worker)
 
 
-@pytest.mark.parametrize("leaping", [False, True], ids=["stepping", "leaping"])
+@pytest.mark.parametrize("fast_forward", [False, True], ids=["stepping", "fast_forward"])
 @pytest.mark.parametrize("name", [*ANY, *WITH_TIERS])
-def test_steps_go_on_after_what_happened_later_than_the_last_one(name: str, leaping: bool) -> None:
+def test_steps_go_on_after_what_happened_later_than_the_last_one(name: str, fast_forward: bool) -> None:
     worker = worker_of(True)
-    worker.engine.set_leaping(leaping)
+    worker.engine.set_fast_forward(fast_forward)
     later = worker.submit(2, BLOCK)
     cancel: dict[str, Call] = {"cancel": lambda engine, now_ns: engine.cancel(later, now_ns)}
     call = (ANY | WITH_TIERS | cancel)[name]
@@ -157,7 +157,7 @@ LATE = r"is after 2\^62 \(146 years\).*count nanoseconds from the beginning of t
 @pytest.mark.parametrize("name", ["begin_step", *ANY, *WITH_TIERS])
 def test_nothing_happens_at_the_end_of_time(name: str) -> None:
     worker = worker_of(True)
-    call: Call = ANY.get(name) or WITH_TIERS.get(name) or _core.Engine.begin_step
+    call: Call = ANY.get(name) or WITH_TIERS.get(name) or _core.VllmEngine.begin_step
     for now_ns in (2**63 - 1, 2**62 + 1):
         with pytest.raises(InvalidArgument, match=rf"now_ns {now_ns} {LATE}"):
             call(worker.engine, now_ns)
@@ -194,8 +194,8 @@ def test_the_engine_has_come_to_where_a_step_could_not_begin(below: bool, ahead:
 
         decode_ms = prefill_ms
 
-    settings = _core.EngineConfig(block_size=4, num_gpu_blocks=32, events=True, async_scheduling=ahead)
-    engine = _core.Engine(settings, _core.python_timing(Raises()), tiers=tiers() if below else None)
+    settings = _core.VllmEngineConfig(block_size=4, num_gpu_blocks=32, events=True, async_scheduling=ahead)
+    engine = _core.VllmEngine(settings, _core.python_timing(Raises()), tiers=tiers() if below else None)
     engine.submit("a", 8, 2, chain(1))
     with pytest.raises(RuntimeError, match="no idea"):
         engine.begin_step(5 * MS)
@@ -206,11 +206,11 @@ def test_the_engine_has_come_to_where_a_step_could_not_begin(below: bool, ahead:
 
 @BOTH
 @AHEAD
-@pytest.mark.parametrize("leaping", [False, True], ids=["stepping", "leaping"])
-def test_steps_are_played_as_long_as_there_is_time(below: bool, ahead: bool, leaping: bool) -> None:
+@pytest.mark.parametrize("fast_forward", [False, True], ids=["stepping", "fast_forward"])
+def test_steps_are_played_as_long_as_there_is_time(below: bool, ahead: bool, fast_forward: bool) -> None:
     three_years_ms = 1e11
     worker = Worker(64, tiers() if below else None, step_ms=three_years_ms, async_scheduling=ahead)
-    worker.engine.set_leaping(leaping)
+    worker.engine.set_fast_forward(fast_forward)
     worker.submit(1, 3 * BLOCK, 60)
     with pytest.raises(InvalidArgument, match=LATE):
         worker.engine.advance(2**63 - 1)

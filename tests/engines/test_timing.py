@@ -274,7 +274,7 @@ class Model:
 
 def test_a_model_that_echoes_the_batch_is_believed() -> None:
     echo = Model(lambda requests, *_: float(requests), lambda requests, *_: float(requests))
-    columns = timeline([10] * 7, [2] * 7, timing=echo, leaping=False)
+    columns = timeline([10] * 7, [2] * 7, timing=echo, fast_forward=False)
     assert columns.first_token_ns.tolist() == [14 * MS] * 7
     assert columns.last_token_ns.tolist() == [21 * MS] * 7
 
@@ -285,7 +285,7 @@ def test_a_model_is_asked_in_means_of_the_batch_and_told_the_capacity() -> None:
     workload = single_turns(
         [100, 301], 2, arrival_ms=[0, 1.5], content=[range(7), [*range(6), *range(100, 113)]]
     )
-    run_offline(workload, engine, timing=model, leaping=False)
+    run_offline(workload, engine, timing=model, fast_forward=False)
     assert model.prefills == [(1, 100, 0), (1, 301, 96)]
     assert model.decodes == [(1, 100, 100, 1600), (2, 402, 201, 1600), (1, 302, 302, 1600)]
 

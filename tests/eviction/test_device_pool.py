@@ -122,10 +122,10 @@ class Moody(Newest):
 def lives(fails_at: int, manager: str) -> tuple[list[Any], int]:
     """What becomes of three requests, and how often the policy failed."""
     policy = Moody(fails_at)
-    config = _core.EngineConfig(
+    config = _core.VllmEngineConfig(
         block_size=4, num_gpu_blocks=13, kv_manager=manager, eviction_policy=lambda: policy, events=True
     )
-    engine = _core.Engine(config, _core.constant_timing(1.0, 1.0))
+    engine = _core.VllmEngine(config, _core.constant_timing(1.0, 1.0))
     for number in range(3):
         engine.submit(f"{number}", 8 + number, 14, content(1 + 100 * number, 22 + number))
     ended: list[Any] = []

@@ -64,9 +64,9 @@ def test_leaping_and_stepping_agree() -> None:
         adapter = np.array([rng.randint(-1, 3) for _ in range(len(case.workload))], np.int32)
         played = replace(case.workload, adapter=adapter, adapters=names)
         runs: list[Any] = []
-        for leaping in (True, False):
+        for fast_forward in (True, False):
             try:
-                runs.append(run_offline(played, case.config, leaping=leaping, **case.how).timeline)
+                runs.append(run_offline(played, case.config, fast_forward=fast_forward, **case.how).timeline)
             except WrongState as error:  # a run without progress: both say so
                 runs.append(str(error))
         if isinstance(runs[0], str):

@@ -36,11 +36,11 @@ def lines(path: Path) -> list[dict[str, Any]]:
 
 @MANAGERS
 @pytest.mark.parametrize("workload", [crowd(), conversations()], ids=["single", "sessions"])
-@pytest.mark.parametrize("leaping", [False, True])
+@pytest.mark.parametrize("fast_forward", [False, True])
 def test_events_of_every_worker_build_an_index_without_error(
-    manager: dict[str, Any], workload: Workload, leaping: bool
+    manager: dict[str, Any], workload: Workload, fast_forward: bool
 ) -> None:
-    run = run_offline(workload, VllmConfig(**TIGHT, **manager), workers=2, events=True, leaping=leaping)
+    run = run_offline(workload, VllmConfig(**TIGHT, **manager), workers=2, events=True, fast_forward=fast_forward)
     assert run.kv is not None
     for worker in range(2):
         index = PlainIndex(parents=True)
@@ -61,7 +61,7 @@ def test_leaping_tells_the_same_at_the_same_times(manager: dict[str, Any], strea
 
     config = VllmConfig(**TIGHT, **manager)
     runs = [
-        run_offline(crowd(), config, workers=2, events=True, leaping=leaping) for leaping in (False, True)
+        run_offline(crowd(), config, workers=2, events=True, fast_forward=fast_forward) for fast_forward in (False, True)
     ]
     assert events(runs[0]) == events(runs[1])
 
@@ -192,7 +192,7 @@ def test_a_trace_accounts_for_every_block_handed_out_and_evicted(
         assert line["utilization"] == (100 - line["free_blocks"]) / 100
     times = [line["time_ns"] for line in trace]
     assert times == sorted(times)
-    leapt = run_offline(crowd(), VllmConfig(**TIGHT, **manager), workers=2, kv_trace=True, leaping=False)
+    leapt = run_offline(crowd(), VllmConfig(**TIGHT, **manager), workers=2, kv_trace=True, fast_forward=False)
     assert leapt.kv is not None
     leapt.kv.write(kv_trace=tmp_path / "single.jsonl")
     assert (tmp_path / "single.jsonl").read_text() == path.read_text()

@@ -36,9 +36,9 @@ CHEAP_PROMPTS = StepCoefficients(
 def digests(case: Case, **how: Any) -> list[Any]:
     """Of both ways, or the halt that they come to."""
     found: list[Any] = []
-    for leaping in (True, False):
+    for fast_forward in (True, False):
         try:
-            run = run_offline(case.workload, case.config, leaping=leaping, **{**case.how, **how})
+            run = run_offline(case.workload, case.config, fast_forward=fast_forward, **{**case.how, **how})
         except WrongState as halt:
             found.append(str(halt))
         else:
@@ -86,9 +86,9 @@ def test_an_end_is_not_heard_late_because_of_who_comes_back_behind_the_step_that
     )
     leapt, stepped = (
         run_offline(
-            workload, config, workers=2, load=ClosedLoop(4), routing="round_robin", leaping=leaping
+            workload, config, workers=2, load=ClosedLoop(4), routing="round_robin", fast_forward=fast_forward
         ).timeline
-        for leaping in (True, False)
+        for fast_forward in (True, False)
     )
     assert stepped.preemptions[9] == 1
     assert leapt.arrival_ns.tolist() == stepped.arrival_ns.tolist()
@@ -117,7 +117,7 @@ def test_an_end_is_not_heard_late_because_who_was_preempted_comes_back_by_a_chea
         watermark=0,
         timing=Physical(coefficients=timing),
     )
-    leapt, stepped = (run_offline(workload, config, leaping=leaping).timeline for leaping in (True, False))
+    leapt, stepped = (run_offline(workload, config, fast_forward=fast_forward).timeline for fast_forward in (True, False))
     assert stepped.preemptions.tolist() == [1, 0, 0]
     assert leapt.arrival_ns.tolist() == stepped.arrival_ns.tolist()
 
@@ -245,9 +245,9 @@ def test_a_router_hears_of_what_has_landed_on_a_host_while_its_worker_did_nothin
                 routing=KvRouting(event_loss=0.4),
                 tiers=below,
                 seed=seed,
-                leaping=leaping,
+                fast_forward=fast_forward,
             )
-            for leaping in (True, False)
+            for fast_forward in (True, False)
         ]
         believed = [run.decisions.lower_overlap_blocks.tolist() for run in runs if run.decisions is not None]
         assert believed[0] == believed[1], seed
@@ -271,8 +271,8 @@ def test_whoever_waits_for_room_leaves_a_budget_that_the_head_of_the_queue_may_u
         }
         fleet = {"num_gpu_blocks": rng.choice([40, 80, 120]), "max_num_batched_tokens": rng.choice([4, 8])}
         leapt, stepped = (
-            play(crowd, tiers(**below), **fleet, timing=timing, check=False, leaping=leaping)
-            for leaping in (True, False)
+            play(crowd, tiers(**below), **fleet, timing=timing, check=False, fast_forward=fast_forward)
+            for fast_forward in (True, False)
         )
         assert digest(leapt) == digest(stepped), seed
         waits += int(leapt.room_wait_ns.sum() > 0)
@@ -305,7 +305,7 @@ def test_whoever_comes_while_a_step_runs_finds_the_worker_as_if_it_had_not_ended
         )
         how: dict[str, Any] = {"workers": rng.choice([1, 2, 3]), "load": load}
         leapt, stepped = (
-            run_offline(workload, config, leaping=leaping, **how).timeline for leaping in (True, False)
+            run_offline(workload, config, fast_forward=fast_forward, **how).timeline for fast_forward in (True, False)
         )
         for declared in list_columns(Timeline):
             for one, other in zip(declared.arrays(leapt), declared.arrays(stepped), strict=True):

@@ -205,13 +205,13 @@ def test_a_request_counts_in_the_usage_from_its_first_step_on() -> None:
     assert run.timeline.sample_cached_blocks.tolist() == [0, 2, 2, 4]
 
 
-@pytest.mark.parametrize("leaping", [True, False])
-def test_a_worker_that_idles_most_of_a_long_run_has_little_usage(leaping: bool) -> None:
+@pytest.mark.parametrize("fast_forward", [True, False])
+def test_a_worker_that_idles_most_of_a_long_run_has_little_usage(fast_forward: bool) -> None:
     # 0.1 s of work every 1.7 s, more often than there are samples
     count = 6000
     workload = single_turns([16] * count, 100, [1700 * row for row in range(count)])
     config = VllmConfig(block_size=16, num_gpu_blocks=8, timing=ONE_MS)
-    timeline = run_offline(workload, config, leaping=leaping).timeline
+    timeline = run_offline(workload, config, fast_forward=fast_forward).timeline
     assert 1000 < len(timeline.sample_time_ns) <= 2048
     assert float(worker_means(timeline, timeline.sample_running)[0][0]) == pytest.approx(0.1 / 1.7, rel=0.15)
 

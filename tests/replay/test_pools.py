@@ -88,9 +88,9 @@ def test_pools_may_have_tiers_or_none() -> None:
     assert run.timeline.tiers is not None
 
 
-@pytest.mark.parametrize("leaping", [True, False])
+@pytest.mark.parametrize("fast_forward", [True, False])
 @pytest.mark.parametrize("routing", ["round_robin", "least_loaded"])
-def test_pools_with_a_tier_of_the_run_each_keep_their_own(routing: str, leaping: bool) -> None:
+def test_pools_with_a_tier_of_the_run_each_keep_their_own(routing: str, fast_forward: bool) -> None:
     shared = TiersConfig.from_dict(
         {
             "kv_bytes_per_token": 1 << 14,
@@ -101,7 +101,7 @@ def test_pools_with_a_tier_of_the_run_each_keep_their_own(routing: str, leaping:
         }
     )
     pools = [WorkerPool(engine=SMALL, workers=2, tiers=shared), WorkerPool(engine=LARGE, tiers=HOST)]
-    run = run_offline(crowd(60), pools=pools, routing=routing, leaping=leaping, check=True)  # type: ignore[arg-type]
+    run = run_offline(crowd(60), pools=pools, routing=routing, fast_forward=fast_forward, check=True)  # type: ignore[arg-type]
     assert (run.timeline.finish_ns >= 0).all()
 
 
@@ -114,7 +114,7 @@ def test_links_stand_in_the_order_of_workers_whether_pools_leap_or_step(how: dic
         WorkerPool(engine=SMALL, tiers=HOST, name="b"),
     ]
     leapt, stepped = (
-        run_offline(crowd(40), pools=pools, leaping=leaping, **how) for leaping in (True, False)
+        run_offline(crowd(40), pools=pools, fast_forward=fast_forward, **how) for fast_forward in (True, False)
     )
     for run in (leapt, stepped):
         assert run.timeline.tiers is not None

@@ -97,7 +97,7 @@ config = VllmConfig(block_size=16384, num_gpu_blocks=10_000)
 signal.signal(signal.SIGINT, signal.default_int_handler)  # a runner may ignore it
 threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGINT)).start()
 try:
-    run_offline(workload, config, leaping=False, **how)
+    run_offline(workload, config, fast_forward=False, **how)
 except KeyboardInterrupt:
     sys.exit(42)
 """

@@ -42,9 +42,9 @@ def test_who_comes_between_two_steps_or_to_an_idle_engine_is_read_at_once() -> N
 
 def test_who_has_no_seat_is_read_all_the_same_and_waits_in_the_queue() -> None:
     workload = single_turns([16, 16], [50, 1], [0, 25])
-    for leaping in (True, False):
+    for fast_forward in (True, False):
         engine = VllmConfig(block_size=16, timing=TEN_MS, async_scheduling=False, max_num_seqs=1)
-        columns = run_offline(workload, engine, leaping=leaping).timeline
+        columns = run_offline(workload, engine, fast_forward=fast_forward).timeline
         assert columns.queued_ns.tolist() == [0, 30 * MS]
         assert columns.first_admit_ns.tolist() == [0, 500 * MS]
 

@@ -115,9 +115,9 @@ def test_requests_that_preempt_each_other_for_ever_end_with_an_error(
         timing=ONE_MS,
     )
     said = set()
-    for leaping in (True, False):
+    for fast_forward in (True, False):
         with pytest.raises(WrongState, match="preempt each other without end") as caught:
-            run_offline(workload, engine, routing=routing, leaping=leaping)
+            run_offline(workload, engine, routing=routing, fast_forward=fast_forward)
         said.add(str(caught.value))
     # Told as of when that was clear, and not as of when somebody looked.
     assert len(said) == 1
@@ -141,9 +141,9 @@ def test_a_halt_tells_the_blocks_that_were_free_when_it_was_clear(load: OpenLoop
     )
     host = {"tier": "g2", "blocks": 10, "link": {"down_gbps": 0.001, "up_gbps": 0.0001}}
     tiers = TiersConfig.from_dict({"kv_bytes_per_token": 1000, "tiers": [host], "offload": {"mode": "vllm"}})
-    for leaping in (True, False):
+    for fast_forward in (True, False):
         with pytest.raises(WrongState, match="; 0 of 12 blocks are free"):
-            run_offline(single_turns([112, 20], 60), engine, load=load, tiers=tiers, leaping=leaping)
+            run_offline(single_turns([112, 20], 60), engine, load=load, tiers=tiers, fast_forward=fast_forward)
 
 
 @pytest.mark.parametrize("routing", ["round_robin", "least_loaded"])

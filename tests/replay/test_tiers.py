@@ -395,8 +395,8 @@ def test_leaping_changes_nothing_when_a_head_waits_whose_hits_may_be_evicted(num
         {"tier": "g2", "blocks": "unlimited", "link": {"fixed_us": 500}}, offload={"mode": "write_through"}
     )
     digests = {
-        run_offline(crowd(), engine, tiers=tiers, leaping=leaping).facts["digest"]
-        for leaping in (True, False)
+        run_offline(crowd(), engine, tiers=tiers, fast_forward=fast_forward).facts["digest"]
+        for fast_forward in (True, False)
     }
     assert len(digests) == 1
 

@@ -38,7 +38,7 @@ def outcome(case: Any, how: dict[str, Any]) -> Any:
 def test_a_fleet_that_meets_gives_what_stepping_gives(seed: int) -> None:
     case = random_case(seed)
     how = {**case.how, "workers": 2 + seed % 4, **WAYS[seed % len(WAYS)]}
-    assert outcome(case, how) == outcome(case, {**how, "leaping": False})
+    assert outcome(case, how) == outcome(case, {**how, "fast_forward": False})
 
 
 @pytest.mark.parametrize("seed", range(400, 440))
@@ -59,7 +59,7 @@ def test_so_does_a_fleet_with_hosts_of_its_own(seed: int) -> None:
         TiersConfig,
     )
     how = {**case.how, "workers": 2 + seed % 3, **WAYS[seed % len(WAYS)], "tiers": tiers}
-    assert outcome(case, how) == outcome(case, {**how, "leaping": False})
+    assert outcome(case, how) == outcome(case, {**how, "fast_forward": False})
 
 
 @pytest.mark.parametrize("how", WAYS)
@@ -75,8 +75,8 @@ def test_a_timing_model_that_nobody_can_foresee_changes_nothing(how: dict[str, A
 
     config = VllmConfig(block_size=16, num_gpu_blocks=300, timing=ONE_MS)
     digests = {
-        run_offline(crowd(60), config, workers=3, timing=Falling(), leaping=leaping, **how).facts["digest"]
-        for leaping in (True, False)
+        run_offline(crowd(60), config, workers=3, timing=Falling(), fast_forward=fast_forward, **how).facts["digest"]
+        for fast_forward in (True, False)
     }
     assert len(digests) == 1
 

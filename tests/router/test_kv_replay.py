@@ -27,8 +27,8 @@ ENGINE = VllmConfig(block_size=64, num_gpu_blocks=2048, charge_first_token=False
 FAN_OUT = FanOut(contexts=40, context_interval_ms=1200.0, seed=3).build()
 
 
-def play(routing: Any = "kv", *, workers: int = 8, seed: int = 0, leaping: bool = True) -> OfflineRun:
-    return run_offline(FAN_OUT, ENGINE, workers=workers, seed=seed, routing=routing, leaping=leaping)
+def play(routing: Any = "kv", *, workers: int = 8, seed: int = 0, fast_forward: bool = True) -> OfflineRun:
+    return run_offline(FAN_OUT, ENGINE, workers=workers, seed=seed, routing=routing, fast_forward=fast_forward)
 
 
 def ttft_ms(run: OfflineRun) -> float:
@@ -44,8 +44,8 @@ def test_a_stale_view_costs_what_prediction_wins_back() -> None:
     assert late < blind * 1.1
 
 
-@pytest.mark.parametrize("leaping", [True, False], ids=["leaping", "stepping"])
-def test_what_lands_on_a_host_after_the_last_step_is_told_too(leaping: bool) -> None:
+@pytest.mark.parametrize("fast_forward", [True, False], ids=["fast_forward", "stepping"])
+def test_what_lands_on_a_host_after_the_last_step_is_told_too(fast_forward: bool) -> None:
     slow = {"tier": "g2", "blocks": 8, "link": {"down_gbps": 0.001}}
     tiers = TiersConfig.from_dict({"tiers": [slow], "kv_bytes_per_token": 100})
     router = KvRouting().build(0)
@@ -55,7 +55,7 @@ def test_what_lands_on_a_host_after_the_last_step_is_told_too(leaping: bool) -> 
         workers=2,
         tiers=tiers,
         routing=router,
-        leaping=leaping,
+        fast_forward=fast_forward,
     )
     held = [[router.index.num_blocks(w, tier=tier) for tier in (Tier.G1, Tier.G2)] for w in range(2)]
     assert sorted(held) == [[0, 0], [4, 4]]
@@ -96,7 +96,7 @@ def test_the_seed_decides_between_equals_and_nothing_else() -> None:
     "routing", [KvRouting(), KvRouting(event_delay_ms=30, event_loss=0.2, predict_ttl_ms=50)]
 )
 def test_leaps_change_nothing(routing: KvRouting) -> None:
-    leapt, stepped = play(routing), play(routing, leaping=False)
+    leapt, stepped = play(routing), play(routing, fast_forward=False)
     assert (leapt.timeline.worker == stepped.timeline.worker).all()
     assert (leapt.timeline.finish_ns == stepped.timeline.finish_ns).all()
 
@@ -108,9 +108,9 @@ def test_which_events_are_lost_does_not_depend_on_leaps() -> None:
     )
     engine = VllmConfig(block_size=16, num_gpu_blocks=90, max_num_seqs=8)
     told = []
-    for leaping in (True, False):
+    for fast_forward in (True, False):
         router = KvRouting(event_delay_ms=5, event_loss=0.3).build()
-        run = run_offline(conversations(40), engine, workers=3, routing=router, tiers=tiers, leaping=leaping)
+        run = run_offline(conversations(40), engine, workers=3, routing=router, tiers=tiers, fast_forward=fast_forward)
         told.append((run.facts["digest"], router.lost_deliveries, router.decisions.overlap_blocks.tolist()))
     assert told[0] == told[1]
 

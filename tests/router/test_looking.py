@@ -57,7 +57,7 @@ def knows(run: OfflineRun) -> list[Any]:
     batch=st.sampled_from([32, 64, 512]),
     threshold=st.sampled_from([None, None, 0.0, 1.0]),
     concurrency=st.sampled_from([None, None, 3]),
-    leaping=st.booleans(),
+    fast_forward=st.booleans(),
 )
 @settings(max_examples=60, deadline=None)
 def test_looking_is_as_good_as_being_told_of_everything_at_once(
@@ -69,7 +69,7 @@ def test_looking_is_as_good_as_being_told_of_everything_at_once(
     batch: int,
     threshold: float | None,
     concurrency: int | None,
-    leaping: bool,
+    fast_forward: bool,
 ) -> None:
     engine = VllmConfig(
         block_size=BLOCK,
@@ -82,7 +82,7 @@ def test_looking_is_as_good_as_being_told_of_everything_at_once(
     load = None if concurrency is None else ClosedLoop(concurrency)
     how: dict[str, Any] = {"workers": 3, "load": load, "routing": KvRouting(queue_threshold=threshold)}
     try:
-        looked = knows(run_offline(workload, engine, leaping=leaping, **how))
+        looked = knows(run_offline(workload, engine, fast_forward=fast_forward, **how))
     except WrongState:  # this fleet preempts itself without end, whoever routes
         return
     assert looked == knows(run_offline(workload, engine, events=True, **how))
@@ -147,6 +147,6 @@ def test_who_wants_no_events_is_told_of_first_tokens_before_it_is_asked_again(as
     engine = VllmConfig(block_size=BLOCK, num_gpu_blocks=400, timing=ONE_MS, async_scheduling=asynchronous)
     leapt, stepped = Told(), Told()
     run_offline(workload, engine, workers=3, routing=leapt)
-    run_offline(workload, engine, workers=3, routing=stepped, leaping=False)
+    run_offline(workload, engine, workers=3, routing=stepped, fast_forward=False)
     assert leapt.before == stepped.before
     assert any(what == "first" for what, _ in leapt.before[10][1])

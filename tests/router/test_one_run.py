@@ -91,7 +91,7 @@ def test_an_engine_that_a_run_has_lent_is_gone_with_it() -> None:
     workload = single_turns([64] * 4, 8)
     fleet = FleetPlan([WorkerPool(engine=ENGINE)], workload, 1)
     pools = fleet.native(None, events=False, kv_trace=False, seed=0)
-    kept: list[_core.Engine] = []
+    kept: list[_core.VllmEngine] = []
     _core.run_fleet(
         workload,
         _core.FleetSettings(pools=pools),

@@ -79,24 +79,24 @@ def test_it_sees_each_request_when_it_comes_and_the_fleet_as_it_is_then() -> Non
     assert used == ([0, 0], [2, 0], [0, 2])
 
 
-@pytest.mark.parametrize("leaping", [True, False])
-def test_it_is_told_in_the_order_of_time_and_before_it_is_asked(leaping: bool) -> None:
+@pytest.mark.parametrize("fast_forward", [True, False])
+def test_it_is_told_in_the_order_of_time_and_before_it_is_asked(fast_forward: bool) -> None:
     router = Recorder()
-    run = run_offline(crowd(60), ENGINE, workers=3, routing=router, events=True, leaping=leaping)
+    run = run_offline(crowd(60), ENGINE, workers=3, routing=router, events=True, fast_forward=fast_forward)
     assert router.told
     assert [time for time, *_ in router.told] == sorted(time for time, *_ in router.told)
     for _, now_ns, *_, told in router.seen:
         assert all(time <= now_ns for time, *_ in router.told[:told])
         assert all(time > now_ns for time, *_ in router.told[told:])
     # The run keeps all the same what it would keep without.
-    plain = run_offline(crowd(60), ENGINE, workers=3, routing="least_loaded", events=True, leaping=leaping)
+    plain = run_offline(crowd(60), ENGINE, workers=3, routing="least_loaded", events=True, fast_forward=fast_forward)
     assert {**plain.facts, "routing": "Recorder"} == run.facts
 
 
 def test_what_it_sees_and_is_told_is_the_same_leaping_or_stepping() -> None:
     routers = (Recorder(), Recorder())
-    for router, leaping in zip(routers, (True, False), strict=True):
-        run_offline(crowd(60), ENGINE, workers=3, routing=router, leaping=leaping)
+    for router, fast_forward in zip(routers, (True, False), strict=True):
+        run_offline(crowd(60), ENGINE, workers=3, routing=router, fast_forward=fast_forward)
     assert routers[0].seen == routers[1].seen
     assert routers[0].told == routers[1].told
 

@@ -73,8 +73,8 @@ class Worker:
         name: str = "worker",
         **settings: Any,
     ) -> None:
-        self.engine = _core.Engine(
-            _core.EngineConfig(block_size=BLOCK, num_gpu_blocks=num_gpu_blocks, events=True, **settings),
+        self.engine = _core.VllmEngine(
+            _core.VllmEngineConfig(block_size=BLOCK, num_gpu_blocks=num_gpu_blocks, events=True, **settings),
             _core.constant_timing(0.0, step_ms),
             tiers=config,
             run=run,
@@ -103,7 +103,7 @@ class Worker:
         self.keep(self.engine.end_step(self.now_ns))
         self.check()
 
-    def keep(self, effects: _core.StepEffects) -> None:
+    def keep(self, effects: _core.Effects) -> None:
         """The records of those that have finished."""
         self.records |= {record.id: record for record in effects.finished}
 

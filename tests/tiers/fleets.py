@@ -39,12 +39,12 @@ def crowd_of(
 
 def play(workload: Workload, config: _core.TierConfig | None, **how: Any) -> _core.FleetResult:
     """Replay with every invariant checked after every step, unless told otherwise."""
-    fleet = {"routing", "seed", "concurrency", "threads", "leaping", "check", "on_step"}
+    fleet = {"routing", "seed", "concurrency", "threads", "fast_forward", "check", "on_step"}
     given: dict[str, Any] = {"check": True, **{name: value for name, value in how.items() if name in fleet}}
     engine = {"block_size": 4, "num_gpu_blocks": 24} | {k: v for k, v in how.items() if k not in fleet}
     timing = engine.pop("timing", None) or _core.constant_timing(1.0, 1.0)
     workers = engine.pop("workers", 1)
-    pool = _core.Pool(engine=_core.EngineConfig(**engine), timing=timing, workers=workers, tiers=config)
+    pool = _core.Pool(engine=_core.VllmEngineConfig(**engine), timing=timing, workers=workers, tiers=config)
     on_step = given.pop("on_step", None)
     return _core.run_fleet(workload, _core.FleetSettings(pools=[pool], **given), on_step=on_step)
 

@@ -77,7 +77,7 @@ class TierPair:
         settings = msgspec.convert(config, ScenarioConfig)
         native_tiers = native(tiers)
         self.run = _core.TierRun(native_tiers, settings.block_size, True)
-        self.engine = _core.Engine(
+        self.engine = _core.VllmEngine(
             settings.engine_config(engine_profile(profile)),
             _core.python_timing(TokenTiming(tiers.ns_per_token or 0)),
             tiers=native_tiers,
@@ -139,7 +139,7 @@ class TierPair:
 
     def begin(self) -> bool:
         """Whether a step has begun."""
-        self.engine.begin_turn(self.now_ns)
+        self.engine.begin_recorded_step(self.now_ns)
         self.plan = self.model.begin(self.now_ns)
         assert self.engine.asleep == (self.plan is None)
         self.compare()
@@ -161,7 +161,7 @@ class TierPair:
         assert self.plan is not None
         self.in_step = False
         self.now_ns += duration_ns
-        self.records |= {record.id: record for record in self.engine.end_turn(self.now_ns).finished}
+        self.records |= {record.id: record for record in self.engine.end_recorded_step(self.now_ns).finished}
         self.model.end(self.plan, self.now_ns)
         self.compare()
 

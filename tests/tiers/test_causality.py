@@ -195,8 +195,8 @@ def test_how_workers_are_numbered_changes_no_result_of_a_request(change: dict[st
 
 def test_what_a_shared_tier_tells_is_whole_though_the_worker_was_not_told_of_that_tier() -> None:
     run = _core.TierRun(tiers(g3=shared()), BLOCK, True)
-    config = _core.EngineConfig(block_size=BLOCK, num_gpu_blocks=6)
-    engine = _core.Engine(config, _core.constant_timing(0.0, 1.0), tiers=tiers(), run=run)
+    config = _core.VllmEngineConfig(block_size=BLOCK, num_gpu_blocks=6)
+    engine = _core.VllmEngine(config, _core.constant_timing(0.0, 1.0), tiers=tiers(), run=run)
     for tag in (1, 2, 3):
         engine.submit("r", 4 * BLOCK, 1, chain(tag))
         engine.advance(10_000 * MS)

@@ -88,8 +88,8 @@ def test_where_nothing_qualifies_the_run_is_that_without_tiers(
 def test_where_nothing_qualifies_the_device_tells_what_it_tells_without_tiers() -> None:
     told = []
     for config in (tiers(offload_filter=Only()), None):
-        engine = _core.Engine(
-            _core.EngineConfig(block_size=4, num_gpu_blocks=12, events=True),
+        engine = _core.VllmEngine(
+            _core.VllmEngineConfig(block_size=4, num_gpu_blocks=12, events=True),
             _core.constant_timing(1.0, 1.0),
             tiers=config,
         )
@@ -161,7 +161,7 @@ def test_leaps_threads_and_the_way_of_playing_change_nothing(seed: int) -> None:
     crowd = crowd_of(seed, 60, burst=2)
     plain = play(crowd, config, **how)
     drained(plain)
-    for other in ({"leaping": True, "check": False}, {"threads": 2}, {"threads": 2, "check": False}):
+    for other in ({"fast_forward": True, "check": False}, {"threads": 2}, {"threads": 2, "check": False}):
         assert digest(play(crowd, config, **how, **other)) == digest(plain)
     if how["workers"] == 1:  # as part of a fleet, worker by worker in time
         assert digest(play(crowd, config, **how, routing="least_loaded")) == digest(plain)

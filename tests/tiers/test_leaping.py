@@ -1,4 +1,4 @@
-"""With tiers, too, leaping over decode steps changes nothing: no column, no sample, no event, no time of one."""
+"""With tiers, too, fast_forward over decode steps changes nothing: no column, no sample, no event, no time of one."""
 
 from __future__ import annotations
 
@@ -59,8 +59,8 @@ def test_a_leap_yields_the_samples_and_events_of_its_steps(seed: int) -> None:
     workload, below, fleet = scenario(seed)
     crowd = crowd_of(seed, **workload)
     leapt, stepped = (
-        play(crowd, tiers(**below), **fleet, events=True, check=False, leaping=leaping)
-        for leaping in (True, False)
+        play(crowd, tiers(**below), **fleet, events=True, check=False, fast_forward=fast_forward)
+        for fast_forward in (True, False)
     )
     assert digest(leapt) == digest(stepped)
     assert told(leapt, fleet["workers"]) == told(stepped, fleet["workers"])

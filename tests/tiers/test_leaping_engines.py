@@ -29,7 +29,7 @@ class Picky:
         return [lineage % 4 != 0 for lineage in lineages]
 
 
-def engine_of(rng: Random, failing: bool) -> _core.Engine:
+def engine_of(rng: Random, failing: bool) -> _core.VllmEngine:
     """An engine with tiers, small enough that everything happens."""
     gbps = rng.choice([0.05, 0.3, 1.0, 10.0, INF])
     through = rng.random() < 0.3
@@ -54,7 +54,7 @@ def engine_of(rng: Random, failing: bool) -> _core.Engine:
         below["offload_filter"] = Picky({rng.randrange(1, 12) for _ in range(2)} if failing else set())
     if rng.random() < 0.2:
         below["g3"] = shared(rng.choice([10, 100]))
-    config = _core.EngineConfig(
+    config = _core.VllmEngineConfig(
         block_size=rng.choice([1, 2, 4]),
         num_gpu_blocks=rng.choice([12, 18, 30]),
         max_num_seqs=rng.choice([2, 4, 16]),
@@ -66,14 +66,14 @@ def engine_of(rng: Random, failing: bool) -> _core.Engine:
         kv_trace=True,
     )
     timing = _core.constant_timing(rng.choice([0.0, 1.0]), rng.choice([0.5, 1.0, 3.0]))
-    return _core.Engine(config, timing, tiers=_core.TierConfig(bytes_per_block=1_000_000, **below))
+    return _core.VllmEngine(config, timing, tiers=_core.TierConfig(bytes_per_block=1_000_000, **below))
 
 
-def live(seed: int, failing: bool, leaping: bool) -> list[Any]:
+def live(seed: int, failing: bool, fast_forward: bool) -> list[Any]:
     """Everything that can be seen of a life with requests that come, and are cancelled, at any time."""
     rng = Random(f"live {seed}")
     engine = engine_of(rng, failing)
-    engine.set_leaping(leaping)
+    engine.set_fast_forward(fast_forward)
     seen: list[Any] = []
     requests: list[int] = []
     emitted: Counter[int] = Counter()
@@ -124,33 +124,33 @@ def live(seed: int, failing: bool, leaping: bool) -> list[Any]:
 
 @pytest.mark.parametrize("seed", range(50))
 def test_requests_come_and_go_between_leaps_as_between_steps(seed: int) -> None:
-    assert live(seed, failing=False, leaping=True) == live(seed, failing=False, leaping=False)
+    assert live(seed, failing=False, fast_forward=True) == live(seed, failing=False, fast_forward=False)
 
 
 @pytest.mark.parametrize("seed", range(50, 80))
 def test_a_policy_that_fails_in_a_leap_leaves_what_it_leaves_in_a_step(seed: int) -> None:
-    assert live(seed, failing=True, leaping=True) == live(seed, failing=True, leaping=False)
+    assert live(seed, failing=True, fast_forward=True) == live(seed, failing=True, fast_forward=False)
 
 
 def test_that_policy_does_fail() -> None:
-    seen = live(50, failing=True, leaping=True)
+    seen = live(50, failing=True, fast_forward=True)
     assert "not today" in [row[0] for row in seen if isinstance(row, tuple)]
 
 
-def cancelled_at(time_ns: int, victim: int, leaping: bool) -> list[Any]:
+def cancelled_at(time_ns: int, victim: int, fast_forward: bool) -> list[Any]:
     """Two requests decode on a device full of what others left, which leaves by slow copies; a third one waits.
 
     One of them goes at `time_ns`: between steps, in one, or where blocks were taken for a step that cannot begin
     before a copy has ended, and whose events nobody has seen.
     """
-    engine = _core.Engine(
-        _core.EngineConfig(block_size=4, num_gpu_blocks=12, max_num_seqs=2, events=True, kv_trace=True),
+    engine = _core.VllmEngine(
+        _core.VllmEngineConfig(block_size=4, num_gpu_blocks=12, max_num_seqs=2, events=True, kv_trace=True),
         _core.constant_timing(1.0, 1.0),
         tiers=_core.TierConfig(
             bytes_per_block=1_000_000, g2_blocks=20, host=way(0.6, 0.6), recompute_fallback=False
         ),
     )
-    engine.set_leaping(leaping)
+    engine.set_fast_forward(fast_forward)
     engine.submit("before", 44, 4, chain(9, 20))
     engine.advance(20_000_000)
     requests = [
@@ -180,7 +180,7 @@ def cancelled_at(time_ns: int, victim: int, leaping: bool) -> list[Any]:
 def test_a_request_may_go_wherever_a_leap_has_stopped(victim: int) -> None:
     waits = 0
     for time_ns in range(20_000_000, 62_000_000, 250_000):
-        leapt, stepped = (cancelled_at(time_ns, victim, leaping) for leaping in (True, False))
+        leapt, stepped = (cancelled_at(time_ns, victim, fast_forward) for fast_forward in (True, False))
         assert leapt == stepped, time_ns
         waits += leapt[2] is True
     assert waits, "nobody ever waited for a copy"

@@ -10,15 +10,15 @@ from understudy import _core
 BLOCK = 64  # tokens: requests decode for long before they have a turn
 
 
-def engine_on(config: _core.TierConfig, run: _core.TierRun, name: str, leaping: bool) -> _core.Engine:
+def engine_on(config: _core.TierConfig, run: _core.TierRun, name: str, fast_forward: bool) -> _core.VllmEngine:
     """One of those that share the run; every step takes a millisecond."""
-    settings = _core.EngineConfig(block_size=BLOCK, num_gpu_blocks=20)
-    engine = _core.Engine(settings, _core.constant_timing(1.0, 1.0), tiers=config, run=run, name=name)
-    engine.set_leaping(leaping)
+    settings = _core.VllmEngineConfig(block_size=BLOCK, num_gpu_blocks=20)
+    engine = _core.VllmEngine(settings, _core.constant_timing(1.0, 1.0), tiers=config, run=run, name=name)
+    engine.set_fast_forward(fast_forward)
     return engine
 
 
-def samples_of(engine: _core.Engine) -> list[tuple[Any, ...]]:
+def samples_of(engine: _core.VllmEngine) -> list[tuple[Any, ...]]:
     """(ms, blocks in use, cached, on the host)."""
     columns = _core.RunColumns(0, tiers=True)
     columns.add_engine(0, engine)
@@ -27,10 +27,10 @@ def samples_of(engine: _core.Engine) -> list[tuple[Any, ...]]:
     return list(zip((result.sample_time_ns / MS).tolist(), *(of.tolist() for of in blocks), strict=True))
 
 
-def prefetching(leaping: bool) -> list[tuple[Any, ...]]:
+def prefetching(fast_forward: bool) -> list[tuple[Any, ...]]:
     """Two blocks of the host come up at 10 ms a block, while somebody decodes."""
     config = tiers(gbps=0.1, write_through=True)
-    engine = engine_on(config, _core.TierRun(config, BLOCK, False), "worker", leaping)
+    engine = engine_on(config, _core.TierRun(config, BLOCK, False), "worker", fast_forward)
     engine.submit("before", 2 * BLOCK, 1, chain(1))
     engine.advance(100 * MS)
     engine.skip_to(100 * MS)
@@ -43,16 +43,16 @@ def prefetching(leaping: bool) -> list[tuple[Any, ...]]:
 
 
 def test_a_prefetch_in_a_leap_shows_from_the_next_step_on() -> None:
-    stepped = prefetching(leaping=False)
+    stepped = prefetching(fast_forward=False)
     assert (111.0, 3, 0, 2) in stepped
-    assert prefetching(leaping=True) == stepped
+    assert prefetching(fast_forward=True) == stepped
 
 
-def dropping(leaping: bool) -> list[tuple[Any, ...]]:
+def dropping(fast_forward: bool) -> list[tuple[Any, ...]]:
     """Two blocks of another worker's come to the shared tier at 43 ms; who waited for them there has been cancelled."""
     config = tiers(write_through=True, g3=shared(worker=0.05))
     run = _core.TierRun(config, BLOCK, False)
-    writer, reader = (engine_on(config, run, name, leaping) for name in ("writer", "reader"))
+    writer, reader = (engine_on(config, run, name, fast_forward) for name in ("writer", "reader"))
     writer.submit("writes", 2 * BLOCK + 1, 1, chain(1))
     writer.advance(4 * MS)
     reader.skip_to(4 * MS)
@@ -67,6 +67,6 @@ def dropping(leaping: bool) -> list[tuple[Any, ...]]:
 
 
 def test_a_load_that_another_workers_landing_drops_shows_from_the_next_step_on() -> None:
-    stepped = dropping(leaping=False)
+    stepped = dropping(fast_forward=False)
     assert (44.0, 1, 0, 0) in stepped
-    assert dropping(leaping=True) == stepped
+    assert dropping(fast_forward=True) == stepped

@@ -30,8 +30,8 @@ def worker_of(
 ) -> Worker:
     worker = Worker(num_gpu_blocks, None)
     worker.run = run
-    worker.engine = _core.Engine(
-        _core.EngineConfig(block_size=BLOCK, num_gpu_blocks=num_gpu_blocks, events=True, policy=policy),
+    worker.engine = _core.VllmEngine(
+        _core.VllmEngineConfig(block_size=BLOCK, num_gpu_blocks=num_gpu_blocks, events=True, policy=policy),
         _core.python_timing(TokenTiming(ms_per_token)),
         tiers=config,
         run=run,

@@ -238,7 +238,7 @@ def test_what_a_prefetch_evicted_is_told_though_the_hosts_policy_raises() -> Non
     worker.engine.check()
 
 
-def played_with_a_policy_that_fails(fails_at: int, leaping: bool) -> tuple[int, int]:
+def played_with_a_policy_that_fails(fails_at: int, fast_forward: bool) -> tuple[int, int]:
     """How often the policy of a shared tier was called and raised, while an engine is asked again until it is idle."""
     calls = raised = 0
 
@@ -255,13 +255,13 @@ def played_with_a_policy_that_fails(fails_at: int, leaping: bool) -> tuple[int, 
 
     config = tiers(g2_blocks=6, g3=shared(num_blocks=8, policy=Fragile))
     run = _core.TierRun(config, BLOCK, check=True)
-    engine = _core.Engine(
-        _core.EngineConfig(block_size=BLOCK, num_gpu_blocks=8, events=True),
+    engine = _core.VllmEngine(
+        _core.VllmEngineConfig(block_size=BLOCK, num_gpu_blocks=8, events=True),
         _core.constant_timing(0.0, 1.0),
         tiers=config,
         run=run,
     )
-    engine.set_leaping(leaping)
+    engine.set_fast_forward(fast_forward)
     for request in range(12):
         engine.submit(str(request), 4 * BLOCK, 2, chain(request % 5))
     for _ in range(2):
@@ -275,9 +275,9 @@ def played_with_a_policy_that_fails(fails_at: int, leaping: bool) -> tuple[int, 
     return calls, raised
 
 
-@pytest.mark.parametrize("leaping", [False, True])
-def test_an_engine_goes_on_wherever_the_policy_of_a_shared_tier_raised(leaping: bool) -> None:
-    calls, raised = played_with_a_policy_that_fails(-1, leaping)
+@pytest.mark.parametrize("fast_forward", [False, True])
+def test_an_engine_goes_on_wherever_the_policy_of_a_shared_tier_raised(fast_forward: bool) -> None:
+    calls, raised = played_with_a_policy_that_fails(-1, fast_forward)
     assert (calls > 20, raised) == (True, 0)
     for fails_at in range(1, calls + 1):
-        assert played_with_a_policy_that_fails(fails_at, leaping)[1] == 1, fails_at
+        assert played_with_a_policy_that_fails(fails_at, fast_forward)[1] == 1, fails_at

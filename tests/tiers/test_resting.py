@@ -89,9 +89,9 @@ def test_a_fleet_with_shared_tiers_gives_what_stepping_gives(seed: int) -> None:
             **fleet,
             timing=TIMINGS[seed % len(TIMINGS)](),
             check=False,
-            leaping=leaping,
+            fast_forward=fast_forward,
         )
-        for leaping in (True, False)
+        for fast_forward in (True, False)
     )
     assert everything(rested, fleet["workers"], fleet["events"]) == everything(
         stepped, fleet["workers"], fleet["events"]
@@ -105,8 +105,8 @@ def test_what_a_rest_took_its_steps_for_is_forgotten_once_somebody_comes_or_goes
     fleet |= {"block_size": size, "max_model_len": fleet["num_gpu_blocks"] * size}
     fleet |= {"async_scheduling": False, "events": False}
     rested, stepped = (
-        play(crowd, tiers(**below), **fleet, timing=_core.polynomial_timing(), check=False, leaping=leaping)
-        for leaping in (True, False)
+        play(crowd, tiers(**below), **fleet, timing=_core.polynomial_timing(), check=False, fast_forward=fast_forward)
+        for fast_forward in (True, False)
     )
     assert everything(rested, fleet["workers"], False) == everything(stepped, fleet["workers"], False)
 
@@ -138,8 +138,8 @@ def test_no_rest_goes_over_the_step_that_fills_what_the_head_of_a_queue_waits_fo
     fleet |= {"kv_manager": "native", "async_scheduling": False}
     timing = TIMINGS[seed % len(TIMINGS)]
     rested, stepped = (
-        play(crowd, tiers(**below), **fleet, timing=timing(), check=False, leaping=leaping)
-        for leaping in (True, False)
+        play(crowd, tiers(**below), **fleet, timing=timing(), check=False, fast_forward=fast_forward)
+        for fast_forward in (True, False)
     )
     assert everything(rested, fleet["workers"], fleet["events"]) == everything(
         stepped, fleet["workers"], fleet["events"]
@@ -157,8 +157,8 @@ def test_uses_are_counted_before_what_lands_after_them(seed: int) -> None:
     fleet.pop("eviction_policy", None)
     timing = TIMINGS[seed % len(TIMINGS)]
     rested, stepped = (
-        play(crowd, tiers(**below), **fleet, timing=timing(), check=False, leaping=leaping)
-        for leaping in (True, False)
+        play(crowd, tiers(**below), **fleet, timing=timing(), check=False, fast_forward=fast_forward)
+        for fast_forward in (True, False)
     )
     assert everything(rested, 2, False) == everything(stepped, 2, False)
 
@@ -222,7 +222,7 @@ def test_the_head_of_a_queue_that_lacks_room_goes_on_when_one_of_its_hits_is_evi
         }
     )
     rested, stepped = (
-        run_offline(crowd, engine, tiers=below, workers=2, routing="random", seed=0, leaping=leaping)
-        for leaping in (True, False)
+        run_offline(crowd, engine, tiers=below, workers=2, routing="random", seed=0, fast_forward=fast_forward)
+        for fast_forward in (True, False)
     )
     assert rested.facts["digest"] == stepped.facts["digest"]

@@ -52,7 +52,7 @@ def test_gaps_are_those_of_workers_alone(seed: int, asynchronous: bool) -> None:
     assert alone.total_preemptions > 0
     for how in (
         {"config": NOTHING_QUALIFIES},
-        {"config": NOTHING_QUALIFIES, "leaping": False},
+        {"config": NOTHING_QUALIFIES, "fast_forward": False},
         {"on_step": lambda *_: None},
     ):
         together = run(workload, async_scheduling=asynchronous, **how)
@@ -63,7 +63,7 @@ def test_gaps_are_those_of_workers_alone(seed: int, asynchronous: bool) -> None:
 def test_steps_that_concern_nobody_are_forgotten_early() -> None:
     kept = 0
 
-    def look(_worker: int, engine: _core.Engine, _ended: bool) -> None:
+    def look(_worker: int, engine: _core.VllmEngine, _ended: bool) -> None:
         nonlocal kept
         kept = max(kept, engine.steps_kept)
 

@@ -57,10 +57,10 @@ def test_the_settings_of_a_run_are_refused_by_their_names(tmp_path: Path) -> Non
 # A load is as long as what a request asks for and the tiers have, which nobody knows before.
 
 
-@pytest.mark.parametrize("leaping", [True, False], ids=["leaping", "stepping"])
-def test_a_load_that_is_too_large_tells_what_to_change(leaping: bool) -> None:
+@pytest.mark.parametrize("fast_forward", [True, False], ids=["fast_forward", "stepping"])
+def test_a_load_that_is_too_large_tells_what_to_change(fast_forward: bool) -> None:
     worker = Worker(8, tiers(100, INF, bytes_per_block=QUARTER, offload_batch_size=1))
-    worker.engine.set_leaping(leaping)
+    worker.engine.set_fast_forward(fast_forward)
     for tag in (1, 2):
         worker.cache(tag, 7)
     worker.submit(1, 7 * BLOCK, 2)

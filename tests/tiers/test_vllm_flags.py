@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from replay.building import single_turns
-from understudy._core import Engine, VllmOffload, constant_timing
+from understudy._core import VllmEngine, VllmOffload, constant_timing
 from understudy.cli import main
 from understudy.engines.config import VllmConfig
 from understudy.engines.timing import Constant
@@ -69,9 +69,9 @@ def test_a_closed_loop_sees_the_end_of_a_request_that_was_loading(asynchronous: 
             engine(14, asynchronous),
             tiers=offloading(1 << 18),
             load=ClosedLoop(concurrency=2),
-            leaping=leaping,
+            fast_forward=fast_forward,
         )
-        for leaping in (True, False)
+        for fast_forward in (True, False)
     ]
     assert runs[0].facts["digests"] == runs[1].facts["digests"]
     assert runs[0].timeline.arrival_ns.max() < 20_000_000
@@ -86,8 +86,8 @@ def test_who_ends_in_a_leap_renews_its_chunks_before_the_next_stores() -> None:
         16,
     )
     runs = [
-        run_offline(load, engine(12, False), tiers=offloading(1 << 10, 8), leaping=leaping, events=True)
-        for leaping in (True, False)
+        run_offline(load, engine(12, False), tiers=offloading(1 << 10, 8), fast_forward=fast_forward, events=True)
+        for fast_forward in (True, False)
     ]
     assert runs[0].facts["digests"] == runs[1].facts["digests"]
 
@@ -95,13 +95,13 @@ def test_who_ends_in_a_leap_renews_its_chunks_before_the_next_stores() -> None:
 def test_a_request_without_identities_is_refused() -> None:
     config = VllmConfig(enable_prefix_caching=False).native(offload=VllmOffload(host_chunks=8))
     with pytest.raises(InvalidArgument, match="vLLM's offload needs identities"):
-        Engine(config, constant_timing(1.0, 1.0)).submit("a", 20, 4)
+        VllmEngine(config, constant_timing(1.0, 1.0)).submit("a", 20, 4)
 
 
 def test_chunks_beyond_all_measure_are_refused() -> None:
     config = VllmConfig().native(offload=VllmOffload(host_chunks=8, blocks_per_chunk=1 << 26))
     with pytest.raises(InvalidArgument, match="blocks_per_chunk"):
-        Engine(config, constant_timing(1.0, 1.0))
+        VllmEngine(config, constant_timing(1.0, 1.0))
 
 
 @pytest.mark.parametrize(

@@ -23,7 +23,7 @@ ROWS = [  # arrival in ms, outputs, blocks of the prompt
 ]
 
 
-def play(version: str, *, leaping: bool = True) -> OfflineRun:
+def play(version: str, *, fast_forward: bool = True) -> OfflineRun:
     """Row 6 is loaded while row 5, which comes before it and does not fit beside what was loaded, waits."""
     load = single_turns(
         [16 * len(blocks) for _, _, blocks in ROWS],
@@ -46,20 +46,20 @@ def play(version: str, *, leaping: bool = True) -> OfflineRun:
         load,
         engine,
         tiers=TiersConfig.from_dict({**tiers, "offload": {"mode": "vllm"}}),
-        leaping=leaping,
+        fast_forward=fast_forward,
     )
 
 
-@pytest.mark.parametrize("leaping", [True, False])
+@pytest.mark.parametrize("fast_forward", [True, False])
 @pytest.mark.parametrize(
     ("version", "named"),
     [("recorded", r"revision a014e35f\w* \(recorded\)"), ("0.28.0", r"0\.28"), ("0.30.0", r"0\.30")],
 )
 def test_a_replay_that_halts_names_the_defect_and_the_release(
-    version: str, named: str, leaping: bool
+    version: str, named: str, fast_forward: bool
 ) -> None:
     with pytest.raises(WrongState, match="the run makes no progress: 2 requests wait") as halt:
-        play(version, leaping=leaping)
+        play(version, fast_forward=fast_forward)
     assert halt.match(r"row 5 \(224 tokens\), row 6 \(192 tokens\); 13 of 22 blocks are free")
     assert halt.match("stands before others that hold blocks which were loaded for them")
     assert halt.match(rf"a defect of the offload of vLLM {named}, not of the run; vLLM 0\.31 and later")

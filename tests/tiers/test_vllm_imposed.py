@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from model.vllm_connector import RELEASES
 from model.vllm_offload import OffloadModel
-from understudy._core import Engine, LinkPairConfig, TierConfig, TokenBlocks, constant_timing
+from understudy._core import LinkPairConfig, TierConfig, TokenBlocks, VllmEngine, constant_timing
 from understudy.engines.config import VllmConfig
 from understudy.engines.offload_profiles import offload_profile
 
@@ -102,7 +102,7 @@ def on_the_clock(load: dict[str, Any], version: str) -> tuple[list[dict[str, Any
         host=LinkPairConfig(down_gbps=down, up_gbps=up),
         write_through=True,
     )
-    engine = Engine(config, constant_timing(1.0, 1.0), tiers=tiers)
+    engine = VllmEngine(config, constant_timing(1.0, 1.0), tiers=tiers)
     names = {}
     for index, request in enumerate(load["requests"]):
         tokens = tokens_of(request, index)

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from replay.building import single_turns
 from tiers.building import EVENT_COLUMNS, INF, forked
-from understudy._core import Engine, EngineConfig, LinkPairConfig, TierConfig, constant_timing
+from understudy._core import LinkPairConfig, TierConfig, VllmEngine, VllmEngineConfig, constant_timing
 from understudy.engines.config import VllmConfig
 from understudy.engines.offload_profiles import offload_profile
 from understudy.engines.timing import Constant
@@ -93,16 +93,16 @@ def outcome(run: dict[str, Any], **how: Any) -> Any:
 @given(run=runs())
 def test_leaps_are_not_seen(run: dict[str, Any]) -> None:
     leapt = outcome(run)
-    assert outcome(run, leaping=False) == leapt
+    assert outcome(run, fast_forward=False) == leapt
     assert outcome(run, check=True) == leapt
 
 
-def live(seed: int, leaping: bool) -> list[Any]:
+def live(seed: int, fast_forward: bool) -> list[Any]:
     """Everything that can be seen of an engine whose requests come, and are cancelled, at any time."""
     rng = Random(f"offload {seed}")
     chunk, chunks = rng.choice([1, 2, 4]), rng.randint(2, 40)
     rules = offload_profile(rng.choice(["recorded", "0.30", "0.32"]))
-    config = EngineConfig(
+    config = VllmEngineConfig(
         block_size=4,
         num_gpu_blocks=rng.randint(16, 40),
         max_num_seqs=rng.choice([2, 4, 16]),
@@ -120,8 +120,8 @@ def live(seed: int, leaping: bool) -> list[Any]:
         down_fixed_ns=rng.choice([0, 300_000]),
     )
     below = TierConfig(bytes_per_block=1_000_000, g2_blocks=chunk * chunks, host=speeds, write_through=True)
-    engine = Engine(config, constant_timing(1.0, rng.choice([0.5, 1.0])), tiers=below)
-    engine.set_leaping(leaping)
+    engine = VllmEngine(config, constant_timing(1.0, rng.choice([0.5, 1.0])), tiers=below)
+    engine.set_fast_forward(fast_forward)
     seen: list[Any] = []
     requests: list[int] = []
     until_ns = 0
@@ -173,9 +173,9 @@ def test_a_load_that_takes_no_time_has_come_though_another_worker_began_then() -
         "routing": "least_loaded",
     }
     leapt = outcome(run)
-    assert outcome(run, leaping=False) == leapt
+    assert outcome(run, fast_forward=False) == leapt
     assert outcome(run, check=True) == leapt
-    timeline = run_offline(**run, leaping=False).timeline
+    timeline = run_offline(**run, fast_forward=False).timeline
     assert timeline.worker.tolist() == [0, 0, 0, 1]
     assert timeline.first_admit_ns.tolist() == [1_000_000 * time_ms for time_ms in arrivals_ms]
     assert timeline.tiers is not None

@@ -9,7 +9,7 @@ import pytest
 
 from replay.building import conversations, crowd, single_turns
 from tiers.building import INF
-from understudy._core import Engine, LinkPairConfig, TierConfig, TokenBlocks, VllmOffload, constant_timing
+from understudy._core import LinkPairConfig, TierConfig, TokenBlocks, VllmEngine, VllmOffload, constant_timing
 from understudy.cli import build_parser
 from understudy.cli.tier_flags import tier_settings
 from understudy.engines.config import VllmConfig
@@ -79,7 +79,7 @@ def test_runs_that_are_played_otherwise_have_the_same_digests(
         max_num_seqs=12,
     )
     load = conversations(30)
-    ways: tuple[dict[str, Any], ...] = ({}, {"leaping": False}, {"check": True})
+    ways: tuple[dict[str, Any], ...] = ({}, {"fast_forward": False}, {"check": True})
     runs = [
         run_offline(load, engine, workers=2, tiers=tiers, events=True, **how).facts["digests"] for how in ways
     ]
@@ -146,7 +146,7 @@ def told(line: dict[str, Any]) -> dict[str, Any]:
     return {"jobs": jobs, "evicted": line["evicted"], "flush": len(line["flush"])}
 
 
-def decisions(engine: Engine, prompts: list[np.ndarray[Any, Any]]) -> list[Any]:
+def decisions(engine: VllmEngine, prompts: list[np.ndarray[Any, Any]]) -> list[Any]:
     """Everything that a crowd which is there from the start makes the engine decide, empty steps left out."""
     for index, prompt in enumerate(prompts):
         outputs = np.arange(1_000_000 + 100 * index, 1_000_008 + 100 * index, dtype=np.uint32)
@@ -196,7 +196,7 @@ def test_links_without_limits_decide_as_a_worker_that_needs_no_steps(
         ).native(events=True, check=True, offload=rules_of(rules, **settings))
         way = LinkPairConfig(down_gbps=INF, up_gbps=INF)
         below = TierConfig(bytes_per_block=1 << 16, g2_blocks=24 * chunk, host=way, write_through=True)
-        engine = Engine(config, constant_timing(1.0, 1.0), tiers=below if links else None)
+        engine = VllmEngine(config, constant_timing(1.0, 1.0), tiers=below if links else None)
         runs.append(decisions(engine, prompts))
     assert runs[0] == runs[1]
     assert any(line["jobs"][0] for *_, line in runs[0])

@@ -10,7 +10,7 @@ import pytest
 
 import understudy
 import understudy.engines.offload as offload_module
-from understudy._core import Engine, LinkPairConfig, TierConfig, VllmOffload, constant_timing
+from understudy._core import LinkPairConfig, TierConfig, VllmEngine, VllmOffload, constant_timing
 from understudy.cli import main
 from understudy.cli.fleet import read_fleet
 from understudy.engines.config import VllmConfig
@@ -231,7 +231,7 @@ def test_a_host_of_another_size_than_the_offloads_is_refused_by_the_core(blocks:
     with pytest.raises(
         ConfigError, match=f"g2_blocks={blocks} contradicts the offload, whose host has 12 chunks"
     ):
-        Engine(config, constant_timing(1.0, 1.0), tiers=below)
+        VllmEngine(config, constant_timing(1.0, 1.0), tiers=below)
 
 
 def test_an_unlimited_host_is_whole_chunks_wherever_it_is_asked_for(tmp_path: Path) -> None:

@@ -138,12 +138,12 @@ def assert_told_every_time(call: Callable[[], object], worker: Worker) -> None:
         worker.check()
 
 
-@pytest.mark.parametrize("leaping", [True, False], ids=["leaping", "stepping"])
+@pytest.mark.parametrize("fast_forward", [True, False], ids=["fast_forward", "stepping"])
 @pytest.mark.parametrize("ahead", [True, False], ids=["async", "sync"])
 @pytest.mark.parametrize("how", CROWDED)
-def test_a_transfer_that_is_refused_later_is_told_every_time(how: str, ahead: bool, leaping: bool) -> None:
+def test_a_transfer_that_is_refused_later_is_told_every_time(how: str, ahead: bool, fast_forward: bool) -> None:
     worker = crowded(how, async_scheduling=ahead)
-    worker.engine.set_leaping(leaping)
+    worker.engine.set_fast_forward(fast_forward)
     assert_told_every_time(lambda: worker.engine.advance(10**15), worker)
     assert_told_every_time(worker.engine.finish_transfers, worker)
     now_ns = worker.engine.now_ns + MS
@@ -156,9 +156,9 @@ def test_a_transfer_that_is_refused_later_is_told_every_time(how: str, ahead: bo
 @pytest.mark.parametrize("how", CROWDED)
 def test_leaps_come_as_far_as_steps_before_a_refusal(how: str, ahead: bool) -> None:
     ends = []
-    for leaping in (True, False):
+    for fast_forward in (True, False):
         worker = crowded(how, async_scheduling=ahead)
-        worker.engine.set_leaping(leaping)
+        worker.engine.set_fast_forward(fast_forward)
         with pytest.raises(CapacityExhausted, match=REFUSED):
             worker.engine.advance(10**15)
         ended = worker.engine.take_finished()

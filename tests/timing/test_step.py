@@ -207,7 +207,7 @@ def test_time_outside_of_the_domain_is_counted() -> None:
     timing = Physical(coefficients=StepCoefficients(step_ms=2.0), domain=Domain(requests=1, prompt_tokens=40))
     shares = []
     for prompts in ([30], [50], [30, 30]):
-        engine = _core.Engine(config.native(), timing.build(1.0, 1.0))
+        engine = _core.VllmEngine(config.native(), timing.build(1.0, 1.0))
         for number, prompt in enumerate(prompts):
             engine.submit(str(number), prompt, 10 + 10 * number, content(1 + 200 * number, 150, 16))
         engine.advance(10**12)

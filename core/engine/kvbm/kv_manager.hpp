@@ -9,7 +9,7 @@
 #include <unordered_map>
 #include <vector>
 
-#include "engine/config.hpp"
+#include "engine/kvbm/kv_manager_kind.hpp"
 #include "engine/kv_trace.hpp"
 #include "engine/kvbm/kv_events.hpp"
 #include "engine/kvbm/shared_blocks.hpp"

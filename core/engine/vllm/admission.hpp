@@ -4,7 +4,7 @@
 #include <cstddef>
 #include <cstdint>
 
-#include "engine/kv_backend.hpp"
+#include "engine/vllm/kv_backend.hpp"
 #include "engine/request.hpp"
 
 namespace understudy {

@@ -9,7 +9,7 @@ namespace understudy {
 void VllmEngine::admit(std::int64_t now_ns) {
   if (offload_) return admit_offloading(now_ns);
   if (!admitting_) return;
-  if (config_.max_loras == EngineConfig::kUnlimited) return admit_heads(now_ns);
+  if (config_.max_loras == VllmConfig::kUnlimited) return admit_heads(now_ns);
   adapters_.clear();
   for (const Scheduled& turn : log_.scheduled) note_adapter(requests_[turn.slot]);
   try {

@@ -6,7 +6,7 @@
 #include <utility>
 #include <vector>
 
-#include "engine/kv_backend.hpp"
+#include "engine/vllm/kv_backend.hpp"
 #include "engine/step_load.hpp"
 #include "engine/vllm/offload_connector.hpp"
 

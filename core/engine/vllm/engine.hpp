@@ -16,10 +16,9 @@
 
 #include "base/exclusive_call.hpp"
 #include "engine/announcer.hpp"
-#include "engine/block_backend.hpp"
-#include "engine/config.hpp"
+#include "engine/vllm/block_backend.hpp"
+#include "engine/vllm/config.hpp"
 #include "engine/engine.hpp"
-#include "engine/forward_pass.hpp"
 #include "engine/kv_trace.hpp"
 #include "engine/timing.hpp"
 #include "engine/token_log.hpp"
@@ -41,28 +40,25 @@ namespace understudy {
 // next is scheduled behind it, so that who comes while batch s runs is first computed in batch s + 2.
 class VllmEngine final : public Engine {
  public:
-  // With `tiers`, blocks go down to them and come back; `run` is what its workers share (null: the engine is alone).
-  VllmEngine(const EngineConfig& config, StepTiming timing, const TierConfig* tiers = nullptr, TierRun* run = nullptr,
-             const std::string& name = "worker");
+  VllmEngine(const VllmConfig& config, const EngineSite& site);
   ~VllmEngine() override;
 
-  const EngineConfig& config() const noexcept { return config_; }
+  const VllmConfig& config() const noexcept { return config_; }
   BlockStore& store() noexcept { return store_; }
   const BlockStore& store() const noexcept { return store_; }
 
   // ── Requests ──
-  RequestId submit(RequestSpec spec) override;
+  const Effects& submit(RequestSpec spec, std::int64_t now_ns) override;
   std::optional<std::string> never_fits(std::uint32_t prompt_tokens, std::uint32_t max_tokens) const override;
-  std::optional<RequestRecord> cancel(RequestId id, std::int64_t now_ns) override;
-  // While off, nobody is admitted but who holds blocks already: those in progress end, the others stay queued. For
-  // drivers that play step by step; `advance` raises WrongState meanwhile.
-  void set_admitting(bool on);
-  // Whether nobody who holds blocks is left: while admissions are off, a step would find nothing to do.
-  bool drained() const;
-  // Nobody is here, or nobody who may go on.
-  bool at_rest() const { return idle() || (!admitting_ && drained()); }
-  // Forgets every block on the device that nobody holds.
+  const Effects& cancel(RequestId id, std::int64_t now_ns) override;
+  // While off, `advance` raises WrongState: drivers step.
+  void set_admitting(bool on) override;
+  bool drained() const override;
+  // No request is here that may go on.
+  bool quiescent() const { return idle() || (!admitting_ && drained()); }
+  // Drops every unreferenced block of the device.
   void forget_cache(std::int64_t now_ns);
+  std::uint64_t num_submitted() const noexcept { return num_submitted_; }
   // One that has not ended; InvalidArgument when there is none.
   const EngineRequest& request(RequestId id) const;
   // Tokens that it will have emitted when it has run to its end.
@@ -75,12 +71,12 @@ class VllmEngine final : public Engine {
   std::size_t num_slots() const noexcept { return requests_.size(); }  // as many were here at one time
   std::size_t steps_kept() const noexcept { return token_log_.steps_kept(); }
   std::int64_t room_wait_ns(RequestId id) const { return tiers_->waited_ns(slots_.at(id)); }
-  bool idle() const noexcept override {
+  bool idle() const noexcept {
     return running_.empty() && num_waiting() == 0 && planned_.empty() && parked_ == 0;
   }
   std::size_t parked() const noexcept { return parked_; }  // requests whose blocks are being loaded
-  WorkerTiers* tiers() noexcept override { return tiers_.get(); }
-  const WorkerTiers* tiers() const noexcept override { return tiers_.get(); }
+  WorkerTiers* tiers() noexcept { return tiers_.get(); }
+  const WorkerTiers* tiers() const noexcept { return tiers_.get(); }
   void finish_transfers() override;
   void land(std::int64_t now_ns);                                  // every transfer that ends by then, each at its time
   OffloadConnector* offload() noexcept { return offload_.get(); }  // null: none
@@ -99,53 +95,42 @@ class VllmEngine final : public Engine {
   // Nor after kLatestNs, but for the end of a step that has begun: what takes years from there on is still a time.
   void require_time(std::int64_t now_ns) const;
   static constexpr std::int64_t kLatestNs = std::int64_t{1} << 62;
-  std::int64_t begin_step(std::int64_t now_ns) override;
-  std::int64_t retime_step(std::uint64_t rank_tokens) override;
-  std::uint64_t step_tokens() const noexcept override { return open_load().tokens; }
-  const StepEffects& end_step(std::int64_t end_ns) override;
-  // A turn in two parts. Asynchronously the update is of the batch before, so that no time passes in between. Not to be
-  // mixed with begin_step and end_step.
-  void begin_turn(std::int64_t now_ns);
-  const StepEffects& end_turn(std::int64_t now_ns);
-  const StepEffects& play_turn(std::int64_t now_ns) override {
-    begin_turn(now_ns);
-    return end_turn(now_ns);
-  }
+  const Effects& begin_step(std::int64_t now_ns) override;
+  const Effects& end_step(std::int64_t end_ns) override;
+  const Effects& begin_stretch(std::int64_t now_ns) override;
+  const Effects& advance(std::int64_t until_ns, const AdvanceOptions& options) override;
+  std::int64_t next_visible_ns() const override;
+  const Effects& transfers_landed(std::int64_t now_ns) override;
+  void set_before_landing(std::function<void(bool samples_only)> before) override;
+  // A step as recordings count them: a schedule, and the update that follows it. Asynchronously that is the update of
+  // the batch before, so that no time passes in between. Not to be mixed with begin_step and end_step.
+  void begin_recorded_step(std::int64_t now_ns);
+  const Effects& end_recorded_step(std::int64_t now_ns) { return end_step(now_ns); }
+  // Of ranks that step together: the tokens that the open step computes; and its new end, once it is known what all
+  // ranks compute.
+  std::uint64_t step_tokens() const noexcept { return open_load().tokens; }
+  std::int64_t retime_step(std::uint64_t rank_tokens);
+  bool in_step() const noexcept { return in_step_; }
+  std::int64_t now_ns() const noexcept { return now_ns_; }  // the end of the open step, else when the next may begin
+  std::int64_t wake_ns() const;
+  Phase phase() const;
   const StepLog& log() const noexcept { return log_; }
   const std::vector<Scheduled>& batch() const noexcept {  // what the open step computes
     return config_.async_scheduling ? open_.turns : log_.scheduled;
   }
-  // The step that is open, and what waits. WrongState when none is.
-  ForwardPass forward_pass() const;
-  // Leaps over runs of plain decode steps.
-  const StepEffects& advance(std::int64_t until_ns, bool stop_on_finish) override;
-  const StepEffects& advance_lazily(std::int64_t until_ns) override;
-  const StepEffects& advance_through(std::int64_t until_ns) override;
-  std::int64_t no_finish_before() const override;
-  std::optional<std::int64_t> rest(std::int64_t now_ns) override;
-  const StepEffects& catch_up(std::int64_t now_ns, bool landing) override;
-  const StepEffects& rest_on(std::int64_t now_ns) override;
-  void skip_to(std::int64_t time_ns) noexcept override {
+  // Lets idle time pass.
+  void skip_to(std::int64_t time_ns) noexcept {
     now_ns_ = std::max(now_ns_, time_ns);
     finish_bound_.reset();
   }
-  std::int64_t wake_ns() const override;
-  void set_leaping(bool on) noexcept { leaping_ = on; }
-  // Told of every step that is not leapt over, after it has begun (false) and after it has ended (true).
-  using Observer = std::function<void(bool ended)>;
-  void set_observer(Observer observer) {
-    observer_ = std::move(observer);
-    announcer_.keep_taken();
-  }
-  void set_pause(std::function<void(const StepEffects&)> pause) override { pause_ = std::move(pause); }
+  void set_fast_forward(bool on) noexcept { fast_forwards_ = on; }
   // Requests preempt each other without end when the oldest must give way: preemption_mode fifo, or equal priorities.
-  bool stuck() const noexcept override { return stuck_.has_value(); }
+  bool stuck() const noexcept { return stuck_.has_value(); }
   Stall stall() const override;
-  bool asleep() const noexcept override { return landing_wait_.on; }
-  bool landed(std::int64_t now_ns) override;
+  bool asleep() const noexcept { return landing_wait_.on; }
 
   // What the last call of end_step or advance returned, if nobody has taken it.
-  StepEffects take_effects() { return std::exchange(effects_, {}); }
+  Effects take_effects() { return std::exchange(effects_, {}); }
 
   EngineSnapshot snapshot() const override;
   TierReport tier_report() override;
@@ -156,8 +141,6 @@ class VllmEngine final : public Engine {
     if (tiers_) tiers_->keep_load_times();
     if (offload_links_) offload_links_->keep_load_times();
   }
-  // Gaps go to a sum of many engines now and then, and not all in the end.
-  void share_gaps(GapSum& sum) noexcept { token_log_.share_gaps(sum); }
   void take_gaps(GapSum& out) override { token_log_.take_gaps(out); }
   std::vector<EngineSample> samples() const override { return token_log_.samples(); }
 
@@ -168,8 +151,8 @@ class VllmEngine final : public Engine {
   void take_events(TimedEvents& out) override { announcer_.take_visible(out); }
   DrainedEvents take_all_events() { return announcer_.take_all(); }
   DrainedEvents peek_events() { return announcer_.peek_new(); }
-  // With config().known_blocks.
-  std::size_t known_prefix(std::span<const BlockIdentity> blocks) override { return announcer_.known_prefix(blocks); }
+  // With config().published_blocks.
+  std::size_t published_prefix(std::span<const BlockIdentity> blocks) override { return announcer_.published_prefix(blocks); }
   std::vector<TimedKvTrace> take_kv_trace() override { return kv_->take_trace(); }
   std::vector<BlockStay> take_stays() noexcept { return kv_->take_stays(); }
   // Of the drafts that were verified, those accepted at each place.
@@ -182,16 +165,10 @@ class VllmEngine final : public Engine {
   static constexpr std::uint64_t kThrashing = 1 << 17;  // fruitless preemptions: far more than real progress has
   using Room = KvBackend::Room;
 
-  // What `play` does with the step that is in progress when its time is up.
-  enum class Last : std::uint8_t {
-    Open,    // it has begun
-    Lazy,    // the same, unless nobody outside has to know before somebody ends
-    Played,  // it has ended, if it could be leapt over
-  };
-  class Leap;  // leap.hpp
+  class FastForward;  // fast_forward.hpp
 
   // requests.cpp
-  void somebody_came_or_went();
+  void on_requests_changed();
   void read_input(std::int64_t now_ns);
   void retire(EngineRequest& request, bool aborted, std::int64_t now_ns);
   void complete(RequestSlot slot, std::int64_t now_ns);
@@ -273,16 +250,24 @@ class VllmEngine final : public Engine {
 
   // step.cpp
   const StepLoad& open_load() const noexcept { return config_.async_scheduling ? open_.load : load_; }
-  void greet(std::int64_t now_ns);
+  void sync_to(std::int64_t now_ns);
+  void begin_one_step(std::int64_t now_ns);
   std::int64_t try_schedule(std::int64_t now_ns);
   bool found_work(std::int64_t now_ns);
   void open_step(std::int64_t now_ns, const StepLoad& load, std::int64_t duration_ns);
   void finish_step(std::int64_t end_ns);
   void close_step();
-  void play(std::int64_t until_ns, bool stop_on_finish, Last last);
-  void new_effects();
-  const StepEffects& hand_out();
+  void play(std::int64_t until_ns, const AdvanceOptions& options);
+  void clear_returned_effects();
+  const Effects& return_effects();
   bool thrashing() const noexcept { return fruitless_preemptions_ > kThrashing; }
+
+  // stretch.cpp
+  bool defer_steps(std::int64_t now_ns);
+  void run_deferred_steps(std::int64_t until_ns, bool before_landing);
+  void run_deferred_samples(std::int64_t now_ns);
+  void close_stretch();
+  void watch_landings(bool on);
 
   // receive.cpp
   void receive(const std::vector<Scheduled>& turns, std::int64_t end_ns);
@@ -312,7 +297,7 @@ class VllmEngine final : public Engine {
   void sample(std::size_t running);
   void check_counts(bool whole) const;
 
-  EngineConfig config_;
+  VllmConfig config_;
   CallFlag call_flag_;
   StepTiming timing_;
   BlockStore store_;
@@ -329,7 +314,7 @@ class VllmEngine final : public Engine {
   std::vector<EngineRequest> requests_;  // by slot
   std::vector<RequestSlot> free_slots_;
   std::unordered_map<RequestId, RequestSlot> slots_;  // of those who have not ended
-  RequestId next_id_ = 0;
+  std::uint64_t num_submitted_ = 0;
   std::vector<RequestSlot> running_;
   WaitingQueue waiting_;
   std::vector<RequestSlot> unread_;  // who came since the engine last looked
@@ -350,13 +335,13 @@ class VllmEngine final : public Engine {
   OffloadOrders orders_;               // of the last schedule
   std::uint64_t scheduled_steps_ = 0;  // that computed anything
   std::uint64_t processed_steps_ = 0;
-  std::deque<Kept> deferred_;
+  std::deque<Kept> deferred_frees_;
   std::unordered_map<RequestId, Kept> orphans_;  // of requests that were aborted while they were loaded
 
   // The schedule at hand, and the last one.
   std::uint64_t budget_ = 0;
   std::uint64_t input_budget_ = 0;  // less than the budget where a draft model takes slots of its own
-  std::uint32_t prefill_cap_ = EngineConfig::kUnlimited;
+  std::uint32_t prefill_cap_ = VllmConfig::kUnlimited;
   StepLog log_;
   StepLoad load_;
   Refusal refusal_;
@@ -366,25 +351,30 @@ class VllmEngine final : public Engine {
   Batch planned_;                         // and what comes behind it
 
   // Time.
+  std::int64_t now_ns_ = 0;
+  std::int64_t begun_ns_ = 0;        // when the last step began
+  std::int64_t stretch_end_ns_ = 0;  // of deferred steps
+  std::int64_t first_deferred_end_ns_ = 0;
+  bool in_step_ = false;
+  bool deferred_ = false;  // a stretch is open
   std::optional<std::uint64_t> stuck_;                // with so many blocks free when it got there
   mutable std::optional<std::int64_t> finish_bound_;  // no_finish_before, while nothing has changed
   bool played_through_ = false;                       // the last step, to its end after the time that was asked for
-  bool catching_up_ = false;                          // transfers may have come further than the steps that are played
+  bool behind_transfers_ = false;                     // transfers may have come further than the steps that run
   std::uint64_t fruitless_preemptions_ = 0;           // since the last token
   LandingWait landing_wait_;
   std::uint64_t landings_noticed_ = 0;
-  bool leaping_ = true;
-  std::unique_ptr<Leap> leap_;
+  bool fast_forwards_ = true;
+  std::unique_ptr<FastForward> fast_forward_;
 
   // Watch.
-  StepEffects effects_;
-  bool handed_out_ = false;
+  Effects effects_;
+  bool effects_returned_ = false;
   EngineTotals totals_;
   std::uint64_t steps_at_check_ = 0;        // when everything was last compared, with config().check
   std::vector<std::uint64_t> accepted_at_;  // its size: drafts of a round at most
   TokenLog token_log_;
-  Observer observer_;
-  std::function<void(const StepEffects&)> pause_;
+  std::function<void(Engine&, bool ended)> observer_;
 };
 
 }  // namespace understudy

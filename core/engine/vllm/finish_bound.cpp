@@ -2,7 +2,7 @@
 #include <algorithm>
 
 #include "engine/vllm/engine.hpp"
-#include "engine/vllm/leap.hpp"
+#include "engine/vllm/fast_forward.hpp"
 
 namespace understudy {
 
@@ -20,7 +20,7 @@ std::optional<Outlook> VllmEngine::outlook() const {
     return std::nullopt;
   }
   const bool ahead = config_.async_scheduling;  // by a step, and a token
-  if (ahead && !leap_->plans_next_tokens()) return std::nullopt;
+  if (ahead && !fast_forward_->plans_next_tokens()) return std::nullopt;
   Outlook out{DecodeSums(*timing_.model)};
   DecodeSums& sums = out.sums;
   std::size_t prompts = 0;
@@ -62,9 +62,9 @@ std::optional<Outlook> VllmEngine::outlook() const {
   for (const RequestSlot id : waiting_.ids()) blocks += lacks(id) + 1;
   for (std::size_t i = sums.requests(); i < running_.size(); ++i) blocks += lacks(running_[i]) + 1;
   // Nearly always there is room for many more.
-  if (leap_->has_room(blocks + sums.requests() * (steps / config_.block_size + 2))) return out;
+  if (fast_forward_->has_room(blocks + sums.requests() * (steps / config_.block_size + 2))) return out;
   for (std::size_t i = 0; i < sums.requests(); ++i) blocks += lacks(running_[i]);
-  return leap_->has_room(blocks) ? std::optional(out) : std::nullopt;
+  return fast_forward_->has_room(blocks) ? std::optional(out) : std::nullopt;
 }
 
 // Whether everybody who is here can stay until its end: nobody is preempted.
@@ -79,10 +79,10 @@ bool VllmEngine::has_room_for_all() const {
   std::ranges::for_each(running_, add);
   std::ranges::for_each(waiting_.ids(), add);
   std::ranges::for_each(skipped_.ids(), add);
-  return leap_->has_room(blocks);
+  return fast_forward_->has_room(blocks);
 }
 
-std::int64_t VllmEngine::no_finish_before() const {
+std::int64_t VllmEngine::next_visible_ns() const {
   if (!finish_bound_ || tiers_) finish_bound_ = finish_bound();
   return *finish_bound_;
 }

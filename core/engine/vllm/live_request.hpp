@@ -5,7 +5,7 @@
 #include <cstdint>
 #include <vector>
 
-#include "engine/kv_backend.hpp"
+#include "engine/vllm/kv_backend.hpp"
 #include "engine/request.hpp"
 #include "engine/token_runs.hpp"
 

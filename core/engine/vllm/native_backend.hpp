@@ -4,7 +4,7 @@
 #include <cstdint>
 
 #include "base/huge_array.hpp"
-#include "engine/block_backend.hpp"
+#include "engine/vllm/block_backend.hpp"
 
 namespace understudy {
 

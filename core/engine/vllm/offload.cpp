@@ -222,7 +222,7 @@ void VllmEngine::leave_offload(EngineRequest& request, bool aborted, std::int64_
 // Its blocks are free, unless a step in flight may still write to them.
 void VllmEngine::release_or_defer(EngineRequest& request) {
   if (!offload_ || freeable(request.last_step)) return kv_->release(request);
-  if (!request.table.empty()) deferred_.push_back({scheduled_steps_, std::move(request.table)});
+  if (!request.table.empty()) deferred_frees_.push_back({scheduled_steps_, std::move(request.table)});
   request.table.clear();
   request.keyed = 0;
 }
@@ -231,8 +231,8 @@ void VllmEngine::release_or_defer(EngineRequest& request) {
 void VllmEngine::free_deferred(bool computed) {
   if (!computed) return;
   ++processed_steps_;
-  for (; !deferred_.empty() && deferred_.front().step <= processed_steps_; deferred_.pop_front()) {
-    store_.release(0, deferred_.front().table, true);
+  for (; !deferred_frees_.empty() && deferred_frees_.front().step <= processed_steps_; deferred_frees_.pop_front()) {
+    store_.release(0, deferred_frees_.front().table, true);
   }
 }
 
@@ -271,7 +271,7 @@ void VllmEngine::report_offload(std::vector<JobId> done) {
     if (freeable(orphan->second.step)) {
       store_.release(0, orphan->second.table, true);
     } else {
-      deferred_.push_back({scheduled_steps_, std::move(orphan->second.table)});
+      deferred_frees_.push_back({scheduled_steps_, std::move(orphan->second.table)});
     }
     orphans_.erase(orphan);
   }
@@ -280,7 +280,7 @@ void VllmEngine::report_offload(std::vector<JobId> done) {
 // A step has ended on the clock. When nobody is left to schedule, vLLM goes on with empty steps until all is stored.
 void VllmEngine::offload_after_step(std::int64_t now_ns) {
   if (offload_links_->has_done()) report_offload(offload_links_->take_done());
-  const bool rests = at_rest();
+  const bool rests = quiescent();
   if (rests) (void)begin_transfers_alone(now_ns);
   while (rests && (offload_->has_ended_to_tell() || !offload_links_->submitted())) {
     (void)offload_links_->begin(offload_->close_schedule(), *offload_, now_ns);
@@ -293,7 +293,7 @@ std::uint64_t VllmEngine::check_offload() const {
   for (const WaitingQueue* queue : {&skipped_, &waiting_}) {
     for (const RequestSlot slot : queue->ids()) references += requests_[slot].table.size();
   }
-  for (const Kept& kept : deferred_) references += kept.table.size();
+  for (const Kept& kept : deferred_frees_) references += kept.table.size();
   for (const auto& [id, kept] : orphans_) references += kept.table.size();
   return references;
 }

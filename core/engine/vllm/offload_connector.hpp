@@ -10,7 +10,7 @@
 #include <vector>
 
 #include "base/huge_array.hpp"
-#include "engine/kv_backend.hpp"
+#include "engine/vllm/kv_backend.hpp"
 #include "engine/vllm/offload_config.hpp"
 #include "tiers/vllm_host.hpp"
 

@@ -4,11 +4,11 @@
 
 #include "base/spares.hpp"
 #include "engine/vllm/engine.hpp"
-#include "engine/vllm/leap.hpp"
+#include "engine/vllm/fast_forward.hpp"
 
 namespace understudy {
 
-RequestId VllmEngine::submit(RequestSpec spec) {
+const Effects& VllmEngine::submit(RequestSpec spec, std::int64_t now_ns) {
   if (spec.prompt_tokens == 0) throw Error(ErrorKind::InvalidArgument, "request ", spec.name, ": the prompt is empty");
   if (!spec.identities && (config_.enable_prefix_caching || offload_)) {
     throw Error(ErrorKind::InvalidArgument, "request ", spec.name, ": ", offload_ ? "vLLM's offload" : "prefix caching",
@@ -22,6 +22,12 @@ RequestId VllmEngine::submit(RequestSpec spec) {
     throw Error(ErrorKind::InvalidArgument, "request ", spec.name, ": eos_at ", spec.eos_at,
                 " is after max_tokens=", spec.max_tokens, ", which ends it before; leave eos_at out");
   }
+  if (slots_.contains(spec.id)) {
+    throw Error(ErrorKind::InvalidArgument, "request ", spec.name, ": id ", spec.id, " is taken; choose a new one");
+  }
+  clear_returned_effects();
+  if (deferred_) run_deferred_steps(now_ns, false);
+  if (!in_step_) skip_to(now_ns);
   if (free_slots_.empty()) {
     free_slots_.push_back(static_cast<RequestSlot>(requests_.size()));
     requests_.emplace_back();
@@ -29,7 +35,8 @@ RequestId VllmEngine::submit(RequestSpec spec) {
   const RequestSlot slot = free_slots_.back();
   free_slots_.pop_back();
   EngineRequest& request = requests_[slot] = {};
-  request.id = next_id_++;
+  ++num_submitted_;
+  request.id = spec.id;
   request.slot = slot;
   request.spec = std::move(spec);
   request.known = request.spec.prompt_tokens;
@@ -37,9 +44,9 @@ RequestId VllmEngine::submit(RequestSpec spec) {
   waiting_.push(slot, false);
   unread_.push_back(slot);
   if (offload_) offload_->came(request);
-  somebody_came_or_went();
-  if (played_through_) sample(running_.size());  // it came before that step ended
-  return request.id;
+  on_requests_changed();
+  if (played_through_) sample(running_.size());  // it arrived before that step ended
+  return return_effects();
 }
 
 std::optional<std::string> VllmEngine::never_fits(std::uint32_t prompt_tokens, std::uint32_t max_tokens) const {
@@ -69,10 +76,15 @@ std::optional<std::string> VllmEngine::never_fits(std::uint32_t prompt_tokens, s
                  " prompt tokens exceeds max_num_batched_tokens=", config_.max_num_batched_tokens);
 }
 
-std::optional<RequestRecord> VllmEngine::cancel(RequestId id, std::int64_t now_ns) {
+const Effects& VllmEngine::cancel(RequestId id, std::int64_t now_ns) {
   const auto found = slots_.find(id);
-  if (found == slots_.end()) return std::nullopt;
+  if (found == slots_.end()) {
+    clear_returned_effects();
+    return return_effects();
+  }
+  if (deferred_) run_deferred_steps(now_ns, false);
   require_time(now_ns);
+  clear_returned_effects();
   const RequestSlot slot = found->second;
   EngineRequest& request = requests_[slot];
   if (tiers_) tiers_->hub().run_until(now_ns);  // what landed before did so for a request that was still there
@@ -89,16 +101,17 @@ std::optional<RequestRecord> VllmEngine::cancel(RequestId id, std::int64_t now_n
   }
   log_.ended.emplace_back(id, request.spec.name);
   retire(request, true, now_ns);
-  somebody_came_or_went();
+  on_requests_changed();
   announcer_.show(now_ns);
   if (tiers_ && !in_step_) skip_to(now_ns);  // to where the transfers have come
-  return take_record(slot, FinishReason::Cancelled, now_ns);
+  effects_.finished.push_back(take_record(slot, FinishReason::Cancelled, now_ns));
+  return return_effects();
 }
 
 void VllmEngine::set_admitting(bool on) {
   if (on == admitting_) return;
   admitting_ = on;
-  somebody_came_or_went();  // or may, from now on
+  on_requests_changed();  // or may, from now on
 }
 
 bool VllmEngine::drained() const {
@@ -110,16 +123,16 @@ void VllmEngine::forget_cache(std::int64_t now_ns) {
   require_time(now_ns);
   if (tiers_) tiers_->hub().run_until(now_ns);  // what landed before is told before
   (void)store_.clear_inactive(0);
-  somebody_came_or_went();  // what the next in the queue would find has gone
+  on_requests_changed();  // what the next in the queue would find has gone
   announcer_.show(now_ns);
   if (!in_step_) skip_to(now_ns);  // nothing is told of a time before
 }
 
-void VllmEngine::somebody_came_or_went() {
+void VllmEngine::on_requests_changed() {
   finish_bound_.reset();
   refusal_.stands = false;
   landing_wait_.visited = true;
-  leap_->forget_begun();
+  fast_forward_->forget_begun();
   if (!in_step_) announcer_.stop_holding();  // for a step that a leap had begun
   stuck_.reset();
   fruitless_preemptions_ = 0;
@@ -161,7 +174,7 @@ RequestRecord VllmEngine::take_record(RequestSlot slot, FinishReason reason, std
 const EngineRequest& VllmEngine::request(RequestId id) const {
   const auto found = slots_.find(id);
   if (found == slots_.end()) {
-    throw Error(ErrorKind::InvalidArgument, "request ", id, id < next_id_ ? " has ended" : " was never submitted");
+    throw Error(ErrorKind::InvalidArgument, "request ", id, " has ended, or was never submitted");
   }
   return requests_[found->second];
 }

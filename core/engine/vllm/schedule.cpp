@@ -113,7 +113,7 @@ std::uint32_t VllmEngine::next_tokens(const EngineRequest& request) const {
 std::uint32_t VllmEngine::prefill_cap() const {
   const std::size_t requests = running_.size() + num_waiting() + parked_;
   if (config_.long_prefill_token_threshold == 0 || (!config_.caps_lone_prefill && requests <= 1)) {
-    return EngineConfig::kUnlimited;
+    return VllmConfig::kUnlimited;
   }
   if (!config_.long_prefill_token_threshold_adaptive) return config_.long_prefill_token_threshold;
   const std::size_t share = config_.max_num_batched_tokens / std::max<std::size_t>(requests, 1);

@@ -2,16 +2,17 @@
 #include <algorithm>
 #include <utility>
 
-#include "engine/kvbm/kvbm_backend.hpp"
+#include "engine/vllm/kvbm_backend.hpp"
 #include "engine/vllm/engine.hpp"
-#include "engine/vllm/leap.hpp"
+#include "engine/vllm/fast_forward.hpp"
 #include "engine/vllm/native_backend.hpp"
+#include "engine/vllm/rank_group.hpp"
 
 namespace understudy {
 
 namespace {
 
-const EngineConfig& checked(const EngineConfig& c) {
+const VllmConfig& checked(const VllmConfig& c) {
   const auto at_least_one = [](std::uint64_t value, const char* field) {
     if (value < 1) throw Error(ErrorKind::ConfigError, field, " must be at least 1, got ", value);
   };
@@ -20,7 +21,7 @@ const EngineConfig& checked(const EngineConfig& c) {
   at_least_one(c.max_model_len, "max_model_len");
   at_least_one(c.max_num_active_seqs, "max_num_active_seqs");
   at_least_one(c.max_loras, "max_loras");
-  if (c.max_num_active_seqs != EngineConfig::kUnlimited && c.max_num_active_seqs > c.max_num_seqs) {
+  if (c.max_num_active_seqs != VllmConfig::kUnlimited && c.max_num_active_seqs > c.max_num_seqs) {
     throw Error(ErrorKind::ConfigError, "max_num_active_seqs must not be above max_num_seqs=", c.max_num_seqs, ", got ",
                 c.max_num_active_seqs);
   }
@@ -64,7 +65,7 @@ const EngineConfig& checked(const EngineConfig& c) {
                 " makes chunks of more than 2^30 tokens");
   }
   if (c.kv_manager == KvManagerKind::Kvbm || c.speculation.tokens > 0 || !c.accept_rates.empty() ||
-      c.max_loras != EngineConfig::kUnlimited) {
+      c.max_loras != VllmConfig::kUnlimited) {
     throw Error(ErrorKind::ConfigError,
                 "vLLM's offload needs kv_manager native, no speculation, and no limit of adapters");
   }
@@ -86,7 +87,7 @@ void require_speed(const LinkPairConfig& way, const std::string& prefix, double 
 }
 
 // Loads are as large as what a request finds below, which shows later.
-void require_sizes(const TierConfig& tiers, const EngineConfig& c) {
+void require_sizes(const TierConfig& tiers, const VllmConfig& c) {
   if (tiers.bytes_per_block == 0 || tiers.bytes_per_block > LinkFlow::kMaxBytes) return;  // refused by itself
   const std::uint64_t most_blocks = LinkFlow::kMaxBytes / tiers.bytes_per_block;
   const auto require = [&](const char* field, std::uint64_t given, std::uint64_t blocks) {
@@ -100,7 +101,7 @@ void require_sizes(const TierConfig& tiers, const EngineConfig& c) {
   require("offload_batch_size", batch, std::min({batch, tiers.g2_blocks, c.num_gpu_blocks}));
 }
 
-void require_speeds(const TierConfig& tiers, const EngineConfig& c) {
+void require_speeds(const TierConfig& tiers, const VllmConfig& c) {
   // What is loaded has room on the host and on the device. vLLM stores all at once that a step has completed.
   const auto at_most = [&](std::uint64_t blocks) { return std::min({blocks, tiers.g2_blocks, c.num_gpu_blocks}); };
   const std::uint64_t batch = c.offload ? kNoLimit : tiers.offload_batch_size;
@@ -120,7 +121,7 @@ void require_speeds(const TierConfig& tiers, const EngineConfig& c) {
 }
 
 // Of an offload over the links of tiers: their host is the one that it fills.
-const TierConfig* checked(const TierConfig* tiers, const EngineConfig& c) {
+const TierConfig* checked(const TierConfig* tiers, const VllmConfig& c) {
   if (tiers != nullptr) {
     require_sizes(*tiers, c);
     require_speeds(*tiers, c);
@@ -137,7 +138,7 @@ const TierConfig* checked(const TierConfig* tiers, const EngineConfig& c) {
 }
 
 // In which order blocks of the device go, unless the settings say otherwise.
-PolicyKind own_order(const EngineConfig& c) {
+PolicyKind own_order(const VllmConfig& c) {
   if (c.kv_manager == KvManagerKind::Kvbm) return PolicyKind::Lineage;
   const bool append =
       c.free_order == FreeOrder::AllLast || (c.free_order == FreeOrder::UncachedLast && !c.enable_prefix_caching);
@@ -145,7 +146,7 @@ PolicyKind own_order(const EngineConfig& c) {
 }
 
 // `below`: there are tiers below the host that tell who a block is.
-StoreConfig store_config(const EngineConfig& c, const TierConfig* tiers, bool below) {
+StoreConfig store_config(const VllmConfig& c, const TierConfig* tiers, bool below) {
   StoreConfig store;
   store.block_size = c.block_size;
   PoolConfig pool;
@@ -187,24 +188,45 @@ StoreConfig store_config(const EngineConfig& c, const TierConfig* tiers, bool be
 
 }  // namespace
 
-VllmEngine::VllmEngine(const EngineConfig& config, StepTiming timing, const TierConfig* tiers, TierRun* run,
-                       const std::string& name)
+namespace {
+
+std::unique_ptr<VllmEngine> make_vllm(VllmConfig config, const EngineSite& site) {
+  config.burst_seed += site.worker;
+  config.speculation.seed += site.worker;
+  return std::make_unique<VllmEngine>(config, site);
+}
+
+}  // namespace
+
+std::unique_ptr<Engine> VllmConfig::make(const EngineSite& site) const { return make_vllm(*this, site); }
+
+std::unique_ptr<Engine> VllmConfig::make_ranks(std::span<const EngineSite> sites) const {
+  std::vector<std::unique_ptr<VllmEngine>> ranks;
+  for (const EngineSite& site : sites) ranks.push_back(make_vllm(*this, site));
+  return std::make_unique<RankGroup>(std::move(ranks));
+}
+
+VllmEngine::VllmEngine(const VllmConfig& config, const EngineSite& site)
     : config_(checked(config)),
-      timing_(std::move(timing)),
-      store_(store_config(config, checked(tiers, config), run != nullptr && run->emits() && !run->shared().empty())),
+      timing_(site.timing),
+      store_(store_config(config, checked(site.tiers, config),
+                          site.run != nullptr && site.run->emits() && !site.run->shared().empty())),
       announcer_(config_, store_),
-      own_run_(tiers != nullptr && run == nullptr
-                   ? std::make_unique<TierRun>(*tiers, config.block_size, config.events, config.check)
+      own_run_(site.tiers != nullptr && site.run == nullptr
+                   ? std::make_unique<TierRun>(*site.tiers, config.block_size, config.events, config.check)
                    : nullptr),
-      tiers_(tiers == nullptr ? nullptr
-                              : std::make_unique<WorkerTiers>(*tiers, store_, run != nullptr ? *run : *own_run_, name)),
+      tiers_(site.tiers == nullptr ? nullptr
+                                   : std::make_unique<WorkerTiers>(
+                                         *site.tiers, store_, site.run != nullptr ? *site.run : *own_run_, site.name)),
       capacity_tokens_(config.num_gpu_blocks * config.block_size),
       // vLLM's own count of blocks has one more, and the watermark is taken of that.
       watermark_blocks_(static_cast<std::uint64_t>(config.watermark * static_cast<double>(config.num_gpu_blocks + 1))),
       bursts_(config.accept_rates, config.burst_seed),
       acceptance_(config.speculation.accept_rates, config.speculation.seed),
       waiting_(config_, requests_),
-      skipped_(config_, requests_) {
+      skipped_(config_, requests_),
+      fast_forwards_(site.fast_forward && !site.on_step),
+      observer_(site.on_step) {
   if (config.kv_manager == KvManagerKind::Kvbm) {
     kv_ = std::make_unique<KvbmBackend>(config_, store_, tiers_.get(), announcer_.log());
   } else {
@@ -222,8 +244,11 @@ VllmEngine::VllmEngine(const EngineConfig& config, StepTiming timing, const Tier
       offload_steps_ = std::make_unique<OffloadSteps>(config.offload->store_steps, config.offload->load_steps);
     }
   }
-  leap_ = std::make_unique<Leap>(*this);
+  fast_forward_ = std::make_unique<FastForward>(*this);
   accepted_at_.resize(config.speculation.tokens);
+  if (observer_) announcer_.keep_taken();
+  if (site.keeps_times) keep_times();
+  if (site.gaps != nullptr) token_log_.share_gaps(*site.gaps);
   if (tiers_ && announcer_.log() != nullptr) {
     tiers_->set_on_change([this](std::int64_t time_ns) { announcer_.show(time_ns); });
   }

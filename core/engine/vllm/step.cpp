@@ -1,9 +1,9 @@
-// A step from its beginning to its end, and many of them: what drivers call.
+// One step from begin to end, and the loop over many: the calls of a driver.
 #include <algorithm>
 #include <utility>
 
 #include "engine/vllm/engine.hpp"
-#include "engine/vllm/leap.hpp"
+#include "engine/vllm/fast_forward.hpp"
 
 namespace understudy {
 
@@ -16,30 +16,43 @@ void VllmEngine::require_time(std::int64_t now_ns) const {
     throw Error(ErrorKind::InvalidArgument, "now_ns ", now_ns,
                 " is after 2^62 (146 years), where times end: ", "count nanoseconds from the beginning of the run");
   }
-  if (!tiers_ || catching_up_ || now_ns >= tiers_->hub().links().now_ns()) return;
+  if (!tiers_ || behind_transfers_ || now_ns >= tiers_->hub().links().now_ns()) return;
   throw Error(ErrorKind::InvalidArgument, "now_ns ", now_ns, " is before ", tiers_->hub().links().now_ns(),
               ", to where the transfers have come: time never goes backwards");
 }
 
-std::int64_t VllmEngine::begin_step(std::int64_t now_ns) {
-  if (!in_step_) leap_->close();
-  greet(now_ns);
+const Effects& VllmEngine::begin_step(std::int64_t now_ns) {
+  clear_returned_effects();
+  if (config_.lockstep_ns > 0 && config_.async_scheduling) {
+    // The update that follows a schedule is that of the step before, which ends now.
+    begin_recorded_step(now_ns);
+    finish_step(now_ns);
+    now_ns_ = now_ns + config_.lockstep_ns;
+    return return_effects();
+  }
+  begin_one_step(now_ns);
+  if (config_.lockstep_ns > 0 && in_step_) now_ns_ = now_ns + config_.lockstep_ns;
+  return return_effects();
+}
+
+void VllmEngine::begin_one_step(std::int64_t now_ns) {
+  if (!in_step_) close_stretch();
+  sync_to(now_ns);
   // Behind an empty queue, the batch that begins now is scheduled first.
   std::int64_t ready_ns = now_ns;
   if (planned_.empty()) {
     ready_ns = begin_transfers_alone(now_ns);
     const std::int64_t duration_ns = try_schedule(now_ns);
-    if (!found_work(now_ns)) return 0;
+    if (!found_work(now_ns)) return;
     if (!config_.async_scheduling) {
       const std::int64_t flushed_ns = offload_ ? begin_transfers(std::exchange(orders_, {}), now_ns) - now_ns : 0;
-      open_step(now_ns, load_, duration_ns + flushed_ns);
-      return duration_ns + flushed_ns;
+      return open_step(now_ns, load_, duration_ns + flushed_ns);
     }
     planned_ = {log_.scheduled, load_, duration_ns};
     if (offload_) planned_.orders = std::exchange(orders_, {});
-    if (observer_ && !planned_.empty()) {  // it is told of every schedule, and of both halves
-      observer_(false);
-      observer_(true);
+    if (observer_ && !planned_.empty()) {  // every schedule is reported, with both halves
+      observer_(*this, false);
+      observer_(*this, true);
       log_.clear();
     }
   }
@@ -58,19 +71,18 @@ std::int64_t VllmEngine::begin_step(std::int64_t now_ns) {
     open_.duration_ns += std::max(ready_ns, begin_transfers(std::move(open_.orders), now_ns)) - now_ns;
   }
   open_step(now_ns, open_.load, open_.duration_ns);
-  return open_.duration_ns;
 }
 
-// The time of a step has come: what has landed by then is here.
-void VllmEngine::greet(std::int64_t now_ns) {
+// Brings the engine to the begin of a step: transfers that end by then have landed.
+void VllmEngine::sync_to(std::int64_t now_ns) {
   if (in_step_) throw Error(ErrorKind::WrongState, "begin_step before the step in progress has ended");
   require_time(now_ns);
-  begun_ns_ = now_ns_ = now_ns;  // also where no step begins, as somebody fails: what is told now stays told
+  begun_ns_ = now_ns_ = now_ns;  // also if no step begins because a policy throws: published events stay published
   finish_bound_.reset();
   read_input(now_ns);
   landing_wait_.visited = false;
   log_.clear();
-  if (tiers_ && !leap_->has_begun(now_ns)) {
+  if (tiers_ && !fast_forward_->has_begun(now_ns)) {
     announcer_.stop_holding();
     tiers_->hub().run_until(now_ns);
     resume_loaded();
@@ -78,20 +90,20 @@ void VllmEngine::greet(std::int64_t now_ns) {
     landings_noticed_ = tiers_->landings();
     announcer_.show(now_ns);
   }
-  leap_->forget_begun();
+  fast_forward_->forget_begun();
 }
 
 std::int64_t VllmEngine::try_schedule(std::int64_t now_ns) {
   announcer_.hold();
   try {
     return schedule(now_ns);
-  } catch (...) {  // a policy or a timing model of the user's: no step begins
+  } catch (...) {  // from a user-defined policy or timing model: no step begins
     announcer_.release(now_ns);
     throw;
   }
 }
 
-// After a schedule behind an empty queue: whether a step begins. Else the engine waits for a landing.
+// Whether a step begins, after a schedule behind an empty queue; else the engine waits for a landing.
 bool VllmEngine::found_work(std::int64_t now_ns) {
   const bool nothing = log_.scheduled.empty() && log_.preempted.empty() && planned_.empty();
   const bool landings = tiers_ && (!tiers_->idle() || (offload_links_ && !offload_links_->idle()));
@@ -116,11 +128,11 @@ void VllmEngine::open_step(std::int64_t now_ns, const StepLoad& load, std::int64
   if (thrashing() && !stuck_) stuck_ = kv_->available();
   landing_wait_.on = false;
   now_ns_ = now_ns;
-  if (tiers_) announcer_.show(now_ns);  // what went on the host
-  // Blocks for a prompt are held while it is computed; one more for a token can wait for the end of its step.
+  if (tiers_) announcer_.show(now_ns);  // blocks that were stored on the host
+  // Blocks of a prompt are referenced while it is computed; one more block for a token shows at the end of the step.
   if (load.mocker.prefill_requests > 0) sample(running_.size());
   now_ns_ = now_ns + duration_ns;
-  if (observer_) observer_(false);
+  if (observer_) observer_(*this, false);
 }
 
 std::int64_t VllmEngine::retime_step(std::uint64_t rank_tokens) {
@@ -133,21 +145,26 @@ std::int64_t VllmEngine::retime_step(std::uint64_t rank_tokens) {
   return now_ns_ - begun_ns_;
 }
 
-const StepEffects& VllmEngine::end_step(std::int64_t end_ns) {
-  new_effects();
-  finish_step(end_ns);
-  return hand_out();
+const Effects& VllmEngine::end_step(std::int64_t end_ns) {
+  clear_returned_effects();
+  if (deferred_) {
+    run_deferred_steps(end_ns, false);
+    if (in_step_ && now_ns_ <= end_ns) finish_step(end_ns);
+  } else {
+    finish_step(end_ns);
+  }
+  return return_effects();
 }
 
-// What a call did that failed in the middle is told by the next.
-void VllmEngine::new_effects() {
-  if (!std::exchange(handed_out_, false)) return;
-  effects_.tokens.clear();
-  effects_.finished.clear();
+// Effects of a call that threw are returned by the next.
+void VllmEngine::clear_returned_effects() {
+  if (std::exchange(effects_returned_, false)) effects_.clear();
 }
 
-const StepEffects& VllmEngine::hand_out() {
-  handed_out_ = true;
+const Effects& VllmEngine::return_effects() {
+  effects_returned_ = true;
+  effects_.has_events = announcer_.has_visible();
+  effects_.phase = phase();
   effects_.wake_ns = wake_ns();
   return effects_;
 }
@@ -155,10 +172,10 @@ const StepEffects& VllmEngine::hand_out() {
 void VllmEngine::finish_step(std::int64_t end_ns) {
   if (!in_step_) throw Error(ErrorKind::WrongState, "end_step without a step in progress");
   require_time(end_ns);
-  if (leap_->in_step()) return leap_->finish_step();
+  if (fast_forward_->in_step()) return fast_forward_->finish_step();
   if (tiers_) {
     tiers_->hub().run_until(end_ns);
-    if (!offload_) write_through(batch(), end_ns);  // may ask a policy of the user's, and fail
+    if (!offload_) write_through(batch(), end_ns);  // may call a user-defined policy, which may throw
   }
   in_step_ = false;
   finish_bound_.reset();
@@ -169,17 +186,14 @@ void VllmEngine::finish_step(std::int64_t end_ns) {
   sample(running_.size());
   close_step();
   if (observer_) {
-    observer_(true);
+    observer_(*this, true);
     announcer_.forget_taken();
   }
 }
 
-void VllmEngine::begin_turn(std::int64_t now_ns) {
-  if (!config_.async_scheduling) {
-    (void)begin_step(now_ns);
-    return;
-  }
-  greet(now_ns);
+void VllmEngine::begin_recorded_step(std::int64_t now_ns) {
+  if (!config_.async_scheduling) return begin_one_step(now_ns);
+  sync_to(now_ns);
   const std::int64_t duration_ns = try_schedule(now_ns);
   if (!found_work(now_ns)) return;
   Batch behind{log_.scheduled, load_, duration_ns};
@@ -188,53 +202,49 @@ void VllmEngine::begin_turn(std::int64_t now_ns) {
   open_step(now_ns, {}, 0);
 }
 
-const StepEffects& VllmEngine::end_turn(std::int64_t now_ns) { return end_step(now_ns); }
-
-// The step that ends now has told everything.
+// Publishes the events of the step that ends now, and checks the engine.
 void VllmEngine::close_step() {
   announcer_.release(now_ns_);
   if (!config_.check) return;
-  // Everything is compared every step in a small pool, and in a large one so seldom that it costs a step little; sooner
-  // where nothing is under way, unless there is much that has not changed since.
-  constexpr std::uint64_t kSlotsAStep = 16;
-  constexpr std::uint64_t kSlotsAStepAtRest = 32;
+  // A small pool is compared as a whole after every step; a large one after so many steps that it costs each of them
+  // little. An idle engine is compared sooner, unless most of it has not changed since.
+  constexpr std::uint64_t kSlotsPerStep = 16;
+  constexpr std::uint64_t kSlotsPerIdleStep = 32;
   const std::uint64_t steps = totals_.steps - steps_at_check_;
-  const bool whole = steps * kSlotsAStep >= store_.num_slots() ||
-                     (idle() && steps * kSlotsAStepAtRest >= store_.num_slots() - store_.num_empty());
+  const bool whole = steps * kSlotsPerStep >= store_.num_slots() ||
+                     (idle() && steps * kSlotsPerIdleStep >= store_.num_slots() - store_.num_empty());
   if (whole) steps_at_check_ = totals_.steps;
   announcer_.check(whole ? EventTruth::Scope::Whole : EventTruth::Scope::All);
   if (whole) store_.check();
   check_counts(whole);
 }
 
-const StepEffects& VllmEngine::advance(std::int64_t until_ns, bool stop_on_finish) {
-  if (until_ns < begun_ns_) {
+const Effects& VllmEngine::advance(std::int64_t until_ns, const AdvanceOptions& options) {
+  if (deferred_) {
+    clear_returned_effects();
+    if (options.last_step == LastStep::Unopened) {
+      run_deferred_samples(until_ns);
+    } else {
+      run_deferred_steps(until_ns, options.before_landing);
+    }
+    return return_effects();
+  }
+  if (until_ns < begun_ns_ && options.last_step == LastStep::Open) {
     throw Error(ErrorKind::InvalidArgument, "until_ns ", until_ns, " is before ", begun_ns_,
                 ", when the last step began: time never goes backwards");
   }
-  new_effects();
-  play(until_ns, stop_on_finish, Last::Open);
-  return hand_out();
+  clear_returned_effects();
+  play(until_ns, options);
+  if (options.last_step == LastStep::Complete) played_through_ = !in_step_ && now_ns_ > until_ns;
+  return return_effects();
 }
 
-const StepEffects& VllmEngine::advance_lazily(std::int64_t until_ns) {
-  new_effects();
-  play(until_ns, true, Last::Lazy);
-  return hand_out();
-}
-
-const StepEffects& VllmEngine::advance_through(std::int64_t until_ns) {
-  new_effects();
-  play(until_ns, false, Last::Played);
-  played_through_ = !in_step_ && now_ns_ > until_ns;
-  return hand_out();
-}
-
-void VllmEngine::play(std::int64_t until_ns, bool stop_on_finish, Last last) {
-  if (!admitting_) throw Error(ErrorKind::WrongState, "advance while admissions are off: play step by step");
+void VllmEngine::play(std::int64_t until_ns, const AdvanceOptions& options) {
+  if (!admitting_) throw Error(ErrorKind::WrongState, "advance while admission is off: step instead");
   played_through_ = false;
-  for (std::uint32_t turns = 1;; ++turns) {
-    if (turns % 64 == 0 && pause_) pause_(effects_);
+  const LastStep last = options.last_step;
+  for (std::uint32_t rounds = 1;; ++rounds) {
+    if (rounds % 64 == 0 && options.on_progress != nullptr) (*options.on_progress)(effects_);
     const std::size_t finished = effects_.finished.size();
     if (in_step_) {
       if (now_ns_ > until_ns) return;
@@ -245,29 +255,31 @@ void VllmEngine::play(std::int64_t until_ns, bool stop_on_finish, Last last) {
         const std::optional<std::int64_t> wake = tiers_->hub().next_wake_ns();
         if (wake && *wake > until_ns) return;
         if (wake) {
-          now_ns_ = std::max(now_ns_, *wake);  // also where a policy fails at it: transfers have come that far
+          now_ns_ = std::max(now_ns_, *wake);  // also if a policy throws: transfers have come that far
           tiers_->hub().run_until(*wake);
           notice_landings(now_ns_);
           if (!landing_wait_over()) continue;
         }
         if (now_ns_ >= until_ns) return;
       }
-      const bool leaps = leaping_ && leap_->possible();
-      if (last == Last::Lazy && leaps) {
-        if (tiers_ ? now_ns_ + leap_->step_of_all_ns() > until_ns : no_finish_before() > until_ns) return;
+      const bool possible = fast_forwards_ && fast_forward_->possible();
+      if (last == LastStep::Unopened && possible) {
+        if (tiers_ ? now_ns_ + fast_forward_->step_of_all_ns() > until_ns : next_visible_ns() > until_ns) return;
       }
-      const bool leapt = leaps && leap_->play(until_ns, stop_on_finish, last == Last::Played && !offload_);
-      const bool out_of_time = leaps && leap_->out_of_time();
-      if (out_of_time && ((last == Last::Lazy && !tiers_ && until_ns <= kLatestNs) || now_ns_ >= until_ns)) return;
-      // In the latter case, the one that it had no time for.
-      if (!leapt || (out_of_time && last != Last::Lazy)) begin_step(now_ns_);
+      const bool moved =
+          possible && fast_forward_->play(until_ns, options.stop_on_finish, last == LastStep::Complete && !offload_);
+      const bool out_of_time = possible && fast_forward_->out_of_time();
+      const bool may_stop = last == LastStep::Unopened && !tiers_ && until_ns <= kLatestNs;
+      if (out_of_time && (may_stop || now_ns_ >= until_ns)) return;
+      // Out of time, an ordinary step follows: the one that the fast-forward had no time for.
+      if (!moved || (out_of_time && last != LastStep::Unopened)) begin_one_step(now_ns_);
       if (stuck_ && in_step_ && batch().empty()) {
         in_step_ = false;  // nothing was scheduled, so nothing ends
         announcer_.release(now_ns_);
         --totals_.steps;
       }
     }
-    if (stop_on_finish && effects_.finished.size() > finished) return;
+    if (options.stop_on_finish && effects_.finished.size() > finished) return;
   }
 }
 

@@ -44,7 +44,7 @@ void VllmEngine::finish_transfers() {
     tiers_->hub().run_until(*wake);
   }
   // Nobody is left to schedule: what has landed since the last step is told as it landed.
-  while (offload_links_ && !in_step_ && at_rest() && offload_links_->has_done()) {
+  while (offload_links_ && !in_step_ && quiescent() && offload_links_->has_done()) {
     std::int64_t time_ns = 0;
     report_offload(offload_links_->take_first_done(time_ns));
     announcer_.show(time_ns);
@@ -57,7 +57,7 @@ void VllmEngine::land(std::int64_t now_ns) {
   require_time(now_ns);
   tiers_->hub().run_until(now_ns);
   if (!in_step_) skip_to(now_ns);                         // no step begins before
-  if (!offload_links_ || in_step_ || !at_rest()) return;  // else the next step is told
+  if (!offload_links_ || in_step_ || !quiescent()) return;  // else the next step is told
   offload_after_step(now_ns);
   announcer_.show(now_ns);
 }
@@ -124,9 +124,14 @@ void VllmEngine::notice_landings(std::int64_t now_ns) {
   announcer_.show(now_ns);
 }
 
-bool VllmEngine::landed(std::int64_t now_ns) {
-  notice_landings(now_ns);
-  return landing_wait_over();
+const Effects& VllmEngine::transfers_landed(std::int64_t now_ns) {
+  clear_returned_effects();
+  if (own_run_) {
+    tiers_->hub().run_until(now_ns);
+  } else if (landing_wait_.on) {
+    notice_landings(now_ns);
+  }
+  return return_effects();
 }
 
 // Whether the head of the queue may be admitted on room that was made since it was last asked.

@@ -7,14 +7,14 @@
 #include <tuple>
 #include <vector>
 
-#include "engine/config.hpp"
+#include "engine/vllm/config.hpp"
 #include "engine/request.hpp"
 
 namespace understudy {
 
 class WaitingQueue {
  public:
-  WaitingQueue(const EngineConfig& config, const std::vector<EngineRequest>& requests)
+  WaitingQueue(const VllmConfig& config, const std::vector<EngineRequest>& requests)
       : policy_(config.policy), preempted_first_(config.preempted_first), requests_(requests) {}
 
   bool empty() const noexcept { return ids_.empty(); }

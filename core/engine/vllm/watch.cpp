@@ -1,4 +1,6 @@
 // What the engine lets others see of itself: samples over time, and checks.
+#include <algorithm>
+
 #include "engine/vllm/engine.hpp"
 
 namespace understudy {
@@ -34,24 +36,40 @@ std::vector<RequestId> VllmEngine::waiting(std::size_t count) const {
   return ids;
 }
 
+Phase VllmEngine::phase() const {
+  if (stuck_) return Phase::Stalled;
+  if (in_step_) return Phase::InStep;
+  if (deferred_) return Phase::Deferred;
+  if (idle() && config_.lockstep_ns == 0) return Phase::Idle;
+  return landing_wait_.on ? Phase::Asleep : Phase::Ready;
+}
+
 std::int64_t VllmEngine::wake_ns() const {
   if (in_step_) return now_ns_;
-  if (idle() || stuck_) return kNever;
+  if (deferred_) return stretch_end_ns_;
+  if (stuck_ || (idle() && config_.lockstep_ns == 0)) return kNever;
   if (landing_wait_.on && !landing_wait_over()) return tiers_->hub().next_wake_ns().value_or(kNever);
   return now_ns_;
 }
 
 Stall VllmEngine::stall() const {
-  Stall stall{thrashing(), num_waiting(), {}, stuck_.value_or(kv_->available()), false};
+  Stall stall{thrashing(), num_waiting(), {}, stuck_.value_or(kv_->available()), {}, begun_ns_};
   for (const RequestId id : waiting(3)) stall.first.push_back({id, request(id).known});
   if (!offload_ || config_.offload->holders_first) return stall;
-  for (const RequestSlot id : skipped_.ids()) stall.holders_starve |= !requests_[id].table.empty();
+  if (std::ranges::any_of(skipped_.ids(), [&](RequestSlot id) { return !requests_[id].table.empty(); })) {
+    stall.note =
+        "; one that finds no room stands before others that hold blocks which were loaded for them: a defect of "
+        "the offload of vLLM " +
+        config_.offload->release + ", not of the run; vLLM 0.31 and later serve those first";
+  }
   return stall;
 }
 
 EngineSnapshot VllmEngine::snapshot() const {
   const PoolMetrics m = store_.metrics(0);
   EngineSnapshot now;
+  now.phase = phase();
+  now.wake_ns = wake_ns();
   now.running = running_.size();
   now.waiting = num_waiting();
   now.loading = parked_ + loading_;
@@ -93,44 +111,13 @@ TierReport VllmEngine::tier_report() {
   return report;
 }
 
-ForwardPass VllmEngine::forward_pass() const {
-  if (!in_step_) throw Error(ErrorKind::WrongState, "forward_pass without a step in progress");
-  ForwardPass pass;
-  pass.duration_ns = now_ns_ - begun_ns_;
-  for (const Scheduled& turn : batch()) {
-    if (!live(turn)) continue;
-    const EngineRequest& request = requests_[turn.slot];
-    if (turn.before < request.spec.prompt_tokens) {
-      pass.prefill_lengths.add(request.spec.prompt_tokens);
-      pass.prefill_tokens += turn.tokens;
-      pass.prefill_kv_tokens += turn.before;
-    } else {
-      pass.decode_kv_tokens.add(turn.before + turn.tokens);
-    }
-  }
-  const auto queue = [&pass](const EngineRequest& request, RequestStatus status) {
-    const bool never_ran = status == RequestStatus::Waiting;
-    (never_ran ? pass.queued_prefill_lengths : pass.queued_decode_kv_tokens).add(request.known);
-  };
-  for (const RequestSlot id : waiting_.ids()) queue(requests_[id], requests_[id].status);
-  for (const RequestSlot id : skipped_.ids()) {
-    const EngineRequest& request = requests_[id];
-    queue(request, request.status == RequestStatus::Loading ? request.before_park : request.status);
-  }
-  if (parked_ == 0) return pass;
-  for (const EngineRequest& request : requests_) {
-    if (request.status == RequestStatus::Parked) queue(request, request.before_park);
-  }
-  return pass;
-}
-
 void VllmEngine::check() {
   store_.check();
   check_counts(true);
   // In the middle of a step there is more to tell.
   if (!in_step_) announcer_.check(EventTruth::Scope::Whole);
   if (store_.num_events() > 0 && !announcer_.holds())
-    throw Error(ErrorKind::InvariantViolated, "blocks changed, and nobody was told");
+    throw Error(ErrorKind::InvariantViolated, "blocks changed without a KV event");
 }
 
 // Every request is in one place, and what requests hold is what the store has given away. O(requests under way), and

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from understudy._core import Engine, constant_timing
+from understudy._core import VllmEngine, constant_timing
 from understudy.engines.conformance import Difference, Outcome
 from understudy.engines.profiles import PROFILES
 from understudy.engines.scenario import ScenarioConfig, ScenarioRequest, submit
@@ -98,7 +98,7 @@ def run_clock_scenario(
 class _Loop:
     def __init__(self, scenario: ClockScenario, profile: VersionProfile, *, check: bool) -> None:
         self._scenario = scenario
-        self._engine = Engine(scenario.config.engine_config(profile, check=check), constant_timing(0.0, 1.0))
+        self._engine = VllmEngine(scenario.config.engine_config(profile, check=check), constant_timing(0.0, 1.0))
         order = sorted(range(len(scenario.requests)), key=lambda index: scenario.requests[index].t)
         self._to_come = [(scenario.requests[index].t, index) for index in reversed(order)]
         self._aborts = sorted(scenario.aborts, key=lambda abort: -abort.t)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 import msgspec
 import numpy as np
 
-from understudy._core import EngineConfig, Speculation, StepTiming, VllmOffload, python_timing
+from understudy._core import VllmEngineConfig, Speculation, StepTiming, VllmOffload, python_timing
 from understudy.checks import plain_number, read_as, whole_number
 from understudy.engines.mocker_names import refuse_unknown, take_mocker_names
 from understudy.engines.profiles import NEWEST, VersionProfile, find_profile
@@ -304,7 +304,7 @@ class VllmConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
         check: bool = False,
         profile: VersionProfile | None = None,
         offload: VllmOffload | None = None,
-    ) -> EngineConfig:
+    ) -> VllmEngineConfig:
         """The core's form of these settings, under the version they name or a profile of your own.
 
         `events` and `kv_trace` keep events and trace records until they are taken; `check` verifies conservation of
@@ -313,7 +313,7 @@ class VllmConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
         profile = profile or find_profile(self.vllm_version)
         self._check_profile_has(profile, profile.name)
         reserve = self.scheduler_reserve_full_isl
-        return EngineConfig(
+        return VllmEngineConfig(
             block_size=self.block_size,
             num_gpu_blocks=self.num_gpu_blocks,
             max_num_seqs=self.max_num_seqs,

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import msgspec
 
-from understudy._core import Engine, constant_timing
+from understudy._core import VllmEngine, constant_timing
 from understudy.engines.recorder import STEP_NS, Aborts, StepRecorder
 from understudy.engines.scenario import ScenarioAbort, ScenarioConfig, ScenarioRequest, submit
 from understudy.errors import InvalidArgument
@@ -80,7 +80,7 @@ class OffloadRun:
         self.scenario = scenario
         self.halted_at: int | None = None
         config = scenario.config
-        self._engine = Engine(
+        self._engine = VllmEngine(
             config.engine_config(profile, check=check, offload=scenario.offload.native(rules)),
             constant_timing(1.0, 1.0),
         )
@@ -100,10 +100,10 @@ class OffloadRun:
             self._submit(step)
             loading = host.loading
             before = aborts.play(step, "before")
-            engine.begin_turn(step * STEP_NS)
+            engine.begin_recorded_step(step * STEP_NS)
             loading_now = [host.names[r] for r in engine.loading]
             mid = aborts.play(step, "mid")
-            engine.end_turn((step + 1) * STEP_NS)
+            engine.end_recorded_step((step + 1) * STEP_NS)
             if self._check:
                 engine.check()
             host.aborted += len(before) + len(mid)
@@ -146,7 +146,7 @@ class _HostRecorder:
         self._held_back: list[Line] = []
         self._steps = 0
 
-    def tell(self, engine: Engine) -> Line:
+    def tell(self, engine: VllmEngine) -> Line:
         """The part of a step's line; chunks are named by their sequence hashes yet."""
         told: dict[str, Any] = engine.take_offload_line()
         name = self.names.__getitem__

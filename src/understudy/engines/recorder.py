@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from understudy._core import Engine, EventBatch, constant_timing
+from understudy._core import VllmEngine, EventBatch, constant_timing
 from understudy.engines.scenario import DEFAULT_PROFILE, Scenario, submit
 
 if TYPE_CHECKING:
@@ -96,7 +96,7 @@ class StepRecorder:
         """Numbers of all sequence hashes so far."""
         return self._events.numbers
 
-    def ended(self, engine: Engine) -> dict[str, Any]:
+    def ended(self, engine: VllmEngine) -> dict[str, Any]:
         """The line of the step."""
         # Asynchronously the first schedule is followed by no update, so its events wait for the next.
         events = [] if self._asynchronous and self.steps == 0 else self._tell(engine)
@@ -111,7 +111,7 @@ class StepRecorder:
             totals[f"{event['type']}_blocks"] += event["n"]
         return line
 
-    def _tell(self, engine: Engine) -> list[dict[str, Any]]:
+    def _tell(self, engine: VllmEngine) -> list[dict[str, Any]]:
         lines = self._events.describe(engine.peek_events())
         if not self._keep_events:
             engine.take_events()
@@ -132,7 +132,7 @@ def run_scenario(
     With `check`, the engine verifies its invariants after every step.
     """
     config = scenario.config
-    engine = Engine(config.engine_config(profile), constant_timing(1.0, 1.0))
+    engine = VllmEngine(config.engine_config(profile), constant_timing(1.0, 1.0))
     recorder = StepRecorder(config.block_size, config.async_scheduling)
     to_come = list(enumerate(scenario.requests))
     numbers: dict[str, int] = {}
@@ -147,9 +147,9 @@ def run_scenario(
         to_come = [(index, request) for index, request in to_come if request.arrival_step > step]
 
         aborted = aborts.play(step, "before")
-        engine.begin_turn(step * STEP_NS)
+        engine.begin_recorded_step(step * STEP_NS)
         aborted += aborts.play(step, "mid")
-        engine.end_turn((step + 1) * STEP_NS)
+        engine.end_recorded_step((step + 1) * STEP_NS)
         if check:
             engine.check()
         line = recorder.ended(engine)
@@ -164,7 +164,7 @@ def run_scenario(
 class Aborts:
     """Apply a scenario's aborts at their steps."""
 
-    def __init__(self, engine: Engine, numbers: dict[str, int], aborts: Sequence[ScenarioAbort]) -> None:
+    def __init__(self, engine: VllmEngine, numbers: dict[str, int], aborts: Sequence[ScenarioAbort]) -> None:
         self._engine = engine
         self._numbers = numbers
         self._due: dict[tuple[int, str], list[str]] = {}
@@ -183,7 +183,7 @@ class Aborts:
         return len(self._engine.running) + self._engine.num_waiting < before
 
 
-def _describe_step(engine: Engine, step: int, events: list[dict[str, Any]]) -> dict[str, Any]:
+def _describe_step(engine: VllmEngine, step: int, events: list[dict[str, Any]]) -> dict[str, Any]:
     name = engine.name
     new = [(name(r), cached) for r, resumed, cached in engine.admitted if not resumed]
     again = [(name(r), cached) for r, resumed, cached in engine.admitted if resumed]

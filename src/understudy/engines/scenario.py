@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import msgspec
 import numpy as np
 
-from understudy._core import EngineConfig, Identities, TokenBlocks
+from understudy._core import VllmEngineConfig, Identities, TokenBlocks
 from understudy.engines.config import VllmConfig
 from understudy.engines.profiles import PROFILES, VersionProfile
 from understudy.errors import InvalidArgument
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     import numpy.typing as npt
 
-    from understudy._core import Engine, VllmOffload
+    from understudy._core import VllmEngine, VllmOffload
     from understudy.engines.speculation import SpeculativeConfig
 
 OUTPUT_BASE = 1_000_000
@@ -72,7 +72,7 @@ class ScenarioConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         check: bool = False,
         speculative_config: SpeculativeConfig | None = None,
         offload: VllmOffload | None = None,
-    ) -> EngineConfig:
+    ) -> VllmEngineConfig:
         """The engine's settings under a version profile; ConfigError for a setting that the version lacks.
 
         With `check`, the engine verifies conservation and its events at the end of every step.
@@ -149,7 +149,7 @@ def blocks_of(
 
 
 def submit(
-    engine: Engine,
+    engine: VllmEngine,
     config: ScenarioConfig,
     index: int,
     request: ScenarioRequest,

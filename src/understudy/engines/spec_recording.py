@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from understudy._core import Engine, constant_timing
+from understudy._core import VllmEngine, constant_timing
 from understudy.engines.profiles import Method  # noqa: TC001  (msgspec reads the annotation)
 from understudy.engines.recorder import STEP_NS, Aborts
 from understudy.engines.scenario import ScenarioAbort, ScenarioConfig, ScenarioRequest, submit
@@ -58,7 +58,7 @@ def run_spec_scenario(
     """Run the scenario and yield its recording's lines, one per step."""
     speculation = SpeculativeConfig(method=scenario.method, num_speculative_tokens=scenario.k)
     config = scenario.config
-    engine = Engine(
+    engine = VllmEngine(
         config.engine_config(profile, check=check, speculative_config=speculation), constant_timing(1.0, 1.0)
     )
     to_come = list(enumerate(scenario.requests))
@@ -72,9 +72,9 @@ def run_spec_scenario(
             numbers[request.id], _ = submit(engine, config, index, request, request.accept)
         to_come = [(index, request) for index, request in to_come if request.arrival_step > step]
         finished += len(aborts.play(step, "before"))
-        engine.begin_turn(step * STEP_NS)
+        engine.begin_recorded_step(step * STEP_NS)
         finished += len(aborts.play(step, "mid"))
-        effects = engine.end_turn((step + 1) * STEP_NS)
+        effects = engine.end_recorded_step((step + 1) * STEP_NS)
         if check:
             engine.check()
         finished += len(effects.finished)

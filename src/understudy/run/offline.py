@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     import numpy as np
     import numpy.typing as npt
 
-    from understudy._core import Engine, FleetResult, NativeRouter
+    from understudy._core import VllmEngine, FleetResult, NativeRouter
     from understudy.engines.config import VllmConfig
     from understudy.engines.timing import TimingModel
     from understudy.router import Router
@@ -63,7 +63,7 @@ def run_offline(
     timing: TimingModel | None = None,
     tiers: TiersConfig | None = None,
     threads: int = 1,
-    leaping: bool = True,
+    fast_forward: bool = True,
     check: bool = False,
     events: bool = False,
     kv_trace: bool = False,
@@ -83,7 +83,7 @@ def run_offline(
     needs workers that are independent: open loop, single-turn requests, round-robin or random routing, neither g3 nor
     g4, neither policies nor a timing model of yours. `check` verifies, after every step, conservation and that an index
     fed by the events alone knows exactly the blocks that are there (InvariantViolated); `events` and `kv_trace` keep
-    the run's KV events, and its allocations and evictions; `leaping` off plays every decode step by itself, with the
+    the run's KV events, and its allocations and evictions; `fast_forward` off plays every decode step by itself, with the
     same result. `record_steps` names a file for every step of every worker, in the form of a recorded schedule (gzipped
     when its name ends in .gz): it tells which blocks go next, so that it needs a built-in eviction policy on the
     device; `on_step_end` is told the worker and the time (ns) at the end of every step. Both see every step by itself.
@@ -98,7 +98,7 @@ def run_offline(
         routing,
         timing,
         progress,
-        leaping=leaping,
+        fast_forward=fast_forward,
         check=check,
         ranks=ranks,
         route_rejected=route_rejected,
@@ -132,7 +132,7 @@ def run_offline(
         seed=seed,
         concurrency=load.concurrency if isinstance(load, ClosedLoop) else 0,
         threads=threads,
-        leaping=leaping,
+        fast_forward=fast_forward,
         check=check,
         route_rejected=route_rejected,
         lockstep_ns=LOCKSTEP_NS if isinstance(load, Lockstep) else 0,
@@ -264,8 +264,8 @@ def _run_recorded(
     return result
 
 
-def _ends(tell: Callable[[int, int], None]) -> Callable[[int, Engine, bool], None]:
-    def on_step(worker: int, engine: Engine, ended: bool) -> None:
+def _ends(tell: Callable[[int, int], None]) -> Callable[[int, VllmEngine, bool], None]:
+    def on_step(worker: int, engine: VllmEngine, ended: bool) -> None:
         if ended:
             tell(worker, engine.now_ns)
 

@@ -10,7 +10,7 @@ from understudy.engines.recorder import StepRecorder, end_line
 from understudy.workload.identities import row_identities
 
 if TYPE_CHECKING:
-    from understudy._core import Engine
+    from understudy._core import VllmEngine
     from understudy.engines.config import VllmConfig
     from understudy.workload import Workload
 
@@ -50,7 +50,7 @@ class StepFile:
         header = {"format": 1, "understudy": __version__, "workers": workers, "requests": len(workload)}
         self._write({"header": header})
 
-    def on_step(self, worker: int, engine: Engine, ended: bool) -> None:
+    def on_step(self, worker: int, engine: VllmEngine, ended: bool) -> None:
         """What a fleet calls for both halves of every step."""
         recorder = self._recorders[worker]
         if not ended:

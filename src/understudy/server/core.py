@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
-from understudy._core import Engine, Tier
+from understudy._core import VllmEngine, Tier
 
 if TYPE_CHECKING:
     import numpy as np
@@ -172,8 +172,8 @@ class EngineCore:
         native = config.native(events=events, check=check, offload=offload, stay_sample=stay_sample)
         steps = config.native_timing(timing)
 
-        def make() -> Engine:
-            return Engine(native, steps, tiers=tiers, run=run, name=name)
+        def make() -> VllmEngine:
+            return VllmEngine(native, steps, tiers=tiers, run=run, name=name)
 
         self._make = make
         self.has_tiers = tiers is not None

@@ -1,11 +1,11 @@
 // Whether the next steps are such that can be leapt over.
 #include <algorithm>
 
-#include "engine/vllm/leap.hpp"
+#include "engine/vllm/fast_forward.hpp"
 
 namespace understudy {
 
-bool VllmEngine::Leap::possible() const {
+bool VllmEngine::FastForward::possible() const {
   const VllmEngine& e = engine_;
   if (e.kv_->names_on_receipt() && e.tiers_)
     return false;                        // such blocks go down a step later than a leap would send them
@@ -27,16 +27,16 @@ bool VllmEngine::Leap::possible() const {
 }
 
 // Under vLLM's offload: a step of decodes asks nothing of the host, and nobody is looked up.
-bool VllmEngine::Leap::possible_offloading() const {
+bool VllmEngine::FastForward::possible_offloading() const {
   const VllmEngine& e = engine_;
   if (e.offload_steps_ || !e.config_.offload->prompt_only || !e.offload_->quiet()) return false;
   if (!e.offload_links_->submitted() || e.offload_links_->has_done() || !e.planned_.orders.empty()) return false;
-  if (!e.deferred_.empty() || !e.orphans_.empty()) return false;  // blocks that come free when a step has ended
+  if (!e.deferred_frees_.empty() || !e.orphans_.empty()) return false;  // blocks that come free when a step has ended
   return e.num_waiting() == 0 || e.running_.size() >= e.max_running();
 }
 
 // The same with a batch planned, which must be of everybody's next token.
-bool VllmEngine::Leap::possible_ahead() const {
+bool VllmEngine::FastForward::possible_ahead() const {
   const VllmEngine& e = engine_;
   if (e.kv_->names_on_receipt()) return false;
   if (e.tiers_ && (has_begun(e.now_ns_) || e.head_may_move() || e.tiers_->calls_user_code_after_steps())) return false;
@@ -50,19 +50,19 @@ bool VllmEngine::Leap::possible_ahead() const {
          });
 }
 
-bool VllmEngine::Leap::plans_next_token(const Scheduled& turn, RequestSlot slot) const {
+bool VllmEngine::FastForward::plans_next_token(const Scheduled& turn, RequestSlot slot) const {
   const VllmEngine& e = engine_;
   return turn.slot == slot && e.live(turn) && turn.samples && turn.tokens == 1 && !e.requests_[slot].tokens.empty();
 }
 
-bool VllmEngine::Leap::plans_next_tokens() const {
+bool VllmEngine::FastForward::plans_next_tokens() const {
   return std::ranges::equal(engine_.planned_.turns, engine_.running_,
                             [this](const Scheduled& turn, RequestSlot slot) { return plans_next_token(turn, slot); });
 }
 
 // The same of those who have room; the others wait for it, or did until now. (A schedule that failed may have left
 // somebody waiting whose token is planned.)
-bool VllmEngine::Leap::plans_all_but_waiting() const {
+bool VllmEngine::FastForward::plans_all_but_waiting() const {
   const VllmEngine& e = engine_;
   if (e.planned_.empty()) return false;
   auto turn = e.planned_.turns.begin();
@@ -78,7 +78,7 @@ bool VllmEngine::Leap::plans_all_but_waiting() const {
   return turn == e.planned_.turns.end();
 }
 
-bool VllmEngine::Leap::has_room(std::uint64_t blocks) const {
+bool VllmEngine::FastForward::has_room(std::uint64_t blocks) const {
   const VllmEngine& e = engine_;
   if (blocks > e.kv_->available()) return false;
   if (!e.tiers_ || e.tiers_->config().mode == OffloadMode::WriteThrough) return true;
@@ -86,7 +86,7 @@ bool VllmEngine::Leap::has_room(std::uint64_t blocks) const {
   return e.kv_->evicts_last() && blocks <= e.kv_->usage().free;
 }
 
-std::int64_t VllmEngine::Leap::step_of_all_ns() const {
+std::int64_t VllmEngine::FastForward::step_of_all_ns() const {
   DecodeSums sums(*engine_.timing_.model);
   if (engine_.config_.async_scheduling) {
     for (const Scheduled& turn : engine_.planned_.turns) sums.add(engine_.requests_[turn.slot].known);

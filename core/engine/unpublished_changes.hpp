@@ -13,7 +13,7 @@ namespace understudy {
 
 // Rows of a step in progress, by hash: was the block there before? Made when somebody asks, and again when rows have
 // been added or told since.
-class UntoldChanges {
+class UnpublishedChanges {
  public:
   enum class Was : std::uint8_t { Unchanged, Absent, There };
 

@@ -1,4 +1,4 @@
-#include "engine/block_backend.hpp"
+#include "engine/vllm/block_backend.hpp"
 
 #include "base/spares.hpp"
 

@@ -7,9 +7,9 @@
 #include <utility>
 #include <vector>
 
-#include "engine/block_stays.hpp"
-#include "engine/config.hpp"
-#include "engine/kv_backend.hpp"
+#include "engine/vllm/block_stays.hpp"
+#include "engine/vllm/config.hpp"
+#include "engine/vllm/kv_backend.hpp"
 #include "engine/kv_trace.hpp"
 #include "store/block_store.hpp"
 
@@ -18,7 +18,7 @@ namespace understudy {
 class BlockBackend : public KvBackend {
  public:
   // `tiers` may be null. Both outlive the backend.
-  BlockBackend(const EngineConfig& config, BlockStore& store, WorkerTiers* tiers)
+  BlockBackend(const VllmConfig& config, BlockStore& store, WorkerTiers* tiers)
       : config_(config), store_(store), tiers_(tiers), order_(store.policy_kind(0)) {
     if (config.stay_sample > 0) stays_.emplace(config.stay_sample);
   }
@@ -58,7 +58,7 @@ class BlockBackend : public KvBackend {
     if (stays_) stays_->found(slots, now_ns);
   }
 
-  const EngineConfig& config_;
+  const VllmConfig& config_;
   BlockStore& store_;
   WorkerTiers* const tiers_;
 

@@ -2,40 +2,40 @@
 #include <algorithm>
 #include <numeric>
 
-#include "engine/vllm/leap.hpp"
+#include "engine/vllm/fast_forward.hpp"
 
 namespace understudy {
 
 namespace {
 
-constexpr std::uint64_t kMostAtRest = 4096;
+constexpr std::uint64_t kMostSteps = 4096;
 
 }  // namespace
 
-void VllmEngine::Leap::open_now() {
+void VllmEngine::FastForward::open_stretch() {
   start(kNever, false, false);
   open_ = true;
 }
 
-void VllmEngine::Leap::close() {
+void VllmEngine::FastForward::close() {
   if (!open_) return;
   open_ = false;
-  tell_requests();
+  update_requests();
   engine_.finish_bound_.reset();
 }
 
-std::optional<std::int64_t> VllmEngine::Leap::go_on() {
-  if (!goes_on()) {
+std::optional<std::int64_t> VllmEngine::FastForward::next_stretch() {
+  if (!can_go_on()) {
     close();
     return std::nullopt;
   }
-  const std::uint64_t steps = steps_to_rest();
+  const std::uint64_t steps = steps_unobserved();
   if (steps == 0) return begin_step() ? std::optional(engine_.now_ns_) : std::nullopt;
   return engine_.now_ns_ + steps_ns(steps);
 }
 
 // Whether the next step is one that can be leapt over, as `possible` says it of the first.
-bool VllmEngine::Leap::goes_on() {
+bool VllmEngine::FastForward::can_go_on() {
   const VllmEngine& e = engine_;
   if (running() == 0) return false;
   if (e.token_log_.crowded()) engine_.fold_token_log();
@@ -54,14 +54,14 @@ bool VllmEngine::Leap::goes_on() {
 // How many of the next steps concern nobody outside before the last of them ends: no block is copied or looked up below
 // the device. At the end of the last one somebody may end, or a block that is full go down. Who waits for room goes on
 // waiting, or something has landed.
-std::uint64_t VllmEngine::Leap::steps_to_rest() const {
+std::uint64_t VllmEngine::FastForward::steps_unobserved() const {
   if (ahead_ && !paused_.empty()) return 0;  // who waited joins in the next
   const VllmEngine& e = engine_;
   const bool through = e.tiers_->config().mode == OffloadMode::WriteThrough;
   // A full block may be what the head of the queue waits for: it is found when the step begins.
   const bool stops_before_full = e.refusal_.stands && e.refusal_.wants_block && !e.waiting_.empty();
-  std::uint64_t steps = kMostAtRest;
-  for (const Turn& turn : turns_) {  // whose end, or full block, is not before it
+  std::uint64_t steps = kMostSteps;
+  for (const MemberEvent& turn : events_) {  // whose end, or full block, is not before it
     const std::uint32_t order = turn.order;
     if (turn.step - steps_ >= steps || !computes(order)) continue;
     const std::uint32_t into = computed_by(order, steps_) % size_;
@@ -72,7 +72,7 @@ std::uint64_t VllmEngine::Leap::steps_to_rest() const {
   }
   // Most often everybody could have as many blocks as that, which are never too few: all have room for what they have.
   if (has_room(sums_.requests() * ((steps + size_ - 1) / size_))) return steps;
-  std::uint64_t to_next_block = kMostAtRest;
+  std::uint64_t to_next_block = kMostSteps;
   for (std::uint32_t order = 0; order < members_.size(); ++order) {
     if (!computes(order)) continue;
     const std::uint32_t computed = computed_by(order, steps_);
@@ -91,24 +91,24 @@ std::uint64_t VllmEngine::Leap::steps_to_rest() const {
 }
 
 // What so many of them take.
-std::int64_t VllmEngine::Leap::steps_ns(std::uint64_t steps) {
+std::int64_t VllmEngine::FastForward::steps_ns(std::uint64_t steps) {
   const StepTiming& timing = engine_.timing_;
   if (sums_.window() == TimingModel::kNoWindow) {
-    foreseen_.first = steps_;
-    foreseen_.load = sums_.load();
-    foreseen_.known = 0;
-    const std::size_t wanted = std::min<std::uint64_t>(steps, foreseen_.durations_ns.size());
+    predicted_.first = steps_;
+    predicted_.load = sums_.load();
+    predicted_.known = 0;
+    const std::size_t wanted = std::min<std::uint64_t>(steps, predicted_.durations_ns.size());
     std::size_t known = 0;
     while (known < wanted) {
       const auto some =
-          std::span(foreseen_.durations_ns).subspan(known, std::min(wanted - known, StepTiming::kMostAtOnce));
+          std::span(predicted_.durations_ns).subspan(known, std::min(wanted - known, StepTiming::kMostAtOnce));
       known += timing.next_steps_ns(sums_.after(known), engine_.capacity_tokens_, some);
     }
-    foreseen_.known = known;
+    predicted_.known = known;
     DecodeSums later = sums_;
     later.grow(known);
-    const auto end = foreseen_.durations_ns.begin() + static_cast<std::ptrdiff_t>(known);
-    return std::accumulate(foreseen_.durations_ns.begin(), end, std::int64_t{0}) +
+    const auto end = predicted_.durations_ns.begin() + static_cast<std::ptrdiff_t>(known);
+    return std::accumulate(predicted_.durations_ns.begin(), end, std::int64_t{0}) +
            later.duration_ns(steps - known, timing, engine_.capacity_tokens_);
   }
   std::vector<std::uint64_t> passing;  // after how many steps somebody's context is the window
@@ -130,18 +130,18 @@ std::int64_t VllmEngine::Leap::steps_ns(std::uint64_t steps) {
   return sum_ns + sums.duration_ns(steps - done, timing, engine_.capacity_tokens_);
 }
 
-// Of that step and those behind it, if they are what was foreseen: nobody has come or gone since.
-std::span<const std::int64_t> VllmEngine::Leap::foreseen(std::uint64_t step, const DecodeLoad& load) const {
-  const std::uint64_t passed = step - foreseen_.first;  // wraps where it is before
-  if (passed >= foreseen_.known || load.requests != foreseen_.load.requests ||
-      load.context_tokens != foreseen_.load.context_tokens + passed * load.requests ||
-      load.longest_context != foreseen_.load.longest_context + passed) {
+// Of that step and those behind it, if they are what was predicted: nobody has come or gone since.
+std::span<const std::int64_t> VllmEngine::FastForward::predicted(std::uint64_t step, const DecodeLoad& load) const {
+  const std::uint64_t passed = step - predicted_.first;  // wraps where it is before
+  if (passed >= predicted_.known || load.requests != predicted_.load.requests ||
+      load.context_tokens != predicted_.load.context_tokens + passed * load.requests ||
+      load.longest_context != predicted_.load.longest_context + passed) {
     return {};
   }
-  return std::span(foreseen_.durations_ns).first(foreseen_.known).subspan(passed);
+  return std::span(predicted_.durations_ns).first(predicted_.known).subspan(passed);
 }
 
-bool VllmEngine::Leap::play_on(std::int64_t until_ns) {
+bool VllmEngine::FastForward::run_until(std::int64_t until_ns) {
   until_ns_ = until_ns;
   out_of_time_ = false;
   play_steps();
@@ -150,12 +150,12 @@ bool VllmEngine::Leap::play_on(std::int64_t until_ns) {
   return in_time;
 }
 
-bool VllmEngine::Leap::begin_step() {
+bool VllmEngine::FastForward::begin_step() {
   due_.clear();
   fresh_ = 0;
   bool at_once = true;
   bool ordinary = false;
-  if (turns_.front().step == steps_) {
+  if (events_.front().step == steps_) {
     fresh_ = gather_due();
     at_once = fresh_ == 0 || has_room(fresh_);
     ordinary = ordinary_ || fresh_ > engine_.kv_->available() || (!at_once && !head_stays());
@@ -176,12 +176,12 @@ bool VllmEngine::Leap::begin_step() {
   }
   engine_.announcer_.hold();
   engine_.now_ns_ += step_ns();
-  take_turns(!at_once);
+  apply_events(!at_once);
   in_step_ = engine_.in_step_ = true;
   return true;
 }
 
-void VllmEngine::Leap::finish_step() {
+void VllmEngine::FastForward::finish_step() {
   in_step_ = engine_.in_step_ = false;
   (void)end_step(fresh_);
   if (running() == 0) close();

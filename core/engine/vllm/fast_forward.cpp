@@ -1,4 +1,4 @@
-#include "engine/vllm/leap.hpp"
+#include "engine/vllm/fast_forward.hpp"
 
 #include <algorithm>
 #include <array>
@@ -10,7 +10,7 @@
 namespace understudy {
 
 // Begins as a step does.
-bool VllmEngine::Leap::play(std::int64_t until_ns, bool stop_on_finish, bool through) {
+bool VllmEngine::FastForward::play(std::int64_t until_ns, bool stop_on_finish, bool through) {
   engine_.finish_bound_.reset();
   engine_.read_input(engine_.now_ns_);
   engine_.landing_wait_.on = false;
@@ -29,28 +29,28 @@ bool VllmEngine::Leap::play(std::int64_t until_ns, bool stop_on_finish, bool thr
     for (const Scheduled& turn : filled_) engine_.kv_->withdraw(engine_.requests_[turn.slot], false);
     engine_.announcer_.release(engine_.now_ns_);
   }
-  tell_requests();
+  update_requests();
   if (failure) std::rethrow_exception(failure);
   return steps_ > 0;
 }
 
 // It is over.
-void VllmEngine::Leap::tell_requests() {
+void VllmEngine::FastForward::update_requests() {
   for (std::uint32_t order = 0; order < members_.size(); ++order) {
     if (order + 1 < members_.size()) request(order + 1).warm();
-    if (computes(order)) catch_up(order);
+    if (computes(order)) update_request(order);
   }
   forget_finished();
   if (steps_ > 0) engine_.fruitless_preemptions_ = 0;
   if (ahead_) plan_next();
 }
 
-void VllmEngine::Leap::forget_finished() {
+void VllmEngine::FastForward::forget_finished() {
   std::erase_if(engine_.running_,
                 [this](RequestSlot id) { return engine_.requests_[id].status == RequestStatus::Finished; });
 }
 
-void VllmEngine::Leap::start(std::int64_t until_ns, bool stop_on_finish, bool through) {
+void VllmEngine::FastForward::start(std::int64_t until_ns, bool stop_on_finish, bool through) {
   ahead_ = engine_.config_.async_scheduling;
   names_on_receipt_ = engine_.kv_->names_on_receipt();
   until_ns_ = std::min(until_ns, kLatestNs);  // an ordinary step says what is wrong
@@ -59,14 +59,14 @@ void VllmEngine::Leap::start(std::int64_t until_ns, bool stop_on_finish, bool th
   base_ = engine_.token_log_.next_step();
   steps_ = counted_ = 0;
   sums_ = DecodeSums(*engine_.timing_.model);
-  foreseen_.known = 0;
+  predicted_.known = 0;
   ordinary_ = out_of_time_ = false;
   filled_.clear();
   members_ = engine_.running_;
   since_.assign(members_.size(), 0);
   last_.resize(members_.size());
   out_.assign(members_.size(), kOut);
-  turns_.clear();
+  events_.clear();
   paused_.clear();
   rejoining_.clear();
   const std::vector<Scheduled>& planned = engine_.planned_.turns;
@@ -75,16 +75,16 @@ void VllmEngine::Leap::start(std::int64_t until_ns, bool stop_on_finish, bool th
                            : !engine_.tiers_ || !engine_.tiers_->waiting(members_[order]);
     if (in) {
       join(order);
-      turns_.push_back(turn_of(order, steps_));
+      events_.push_back(event_of(order, steps_));
     } else {
       paused_.push_back(order);
     }
   }
-  std::ranges::make_heap(turns_, std::greater<>());
+  std::ranges::make_heap(events_, std::greater<>());
 }
 
 // The batch behind the last step that was played, as stepping would have scheduled it.
-void VllmEngine::Leap::plan_next() {
+void VllmEngine::FastForward::plan_next() {
   if (engine_.offload_) count_schedules();
   Batch& next = engine_.planned_;
   next.turns.clear();
@@ -99,13 +99,13 @@ void VllmEngine::Leap::plan_next() {
 }
 
 // Of the steps that were played, each scheduled the one behind it, and gave back what that may free.
-void VllmEngine::Leap::count_schedules() {
+void VllmEngine::FastForward::count_schedules() {
   engine_.scheduled_steps_ += steps_ - counted_;
   engine_.processed_steps_ += steps_ - counted_;
   counted_ = steps_;
 }
 
-void VllmEngine::Leap::play_steps() {
+void VllmEngine::FastForward::play_steps() {
   while (running() > 0) {
     if (engine_.token_log_.crowded()) engine_.fold_token_log();
     // A step ahead, nothing is planned once everybody waits.
@@ -115,15 +115,15 @@ void VllmEngine::Leap::play_steps() {
       begun_ns_ = engine_.now_ns_;  // what follows is no new step
       return;
     }
-    const std::uint64_t turn = turns_.front().step;
-    if (turn > steps_ ? !play_plain_steps(turn) : !play_turns()) return;
+    const std::uint64_t turn = events_.front().step;
+    if (turn > steps_ ? !play_plain_steps(turn) : !play_events()) return;
   }
 }
 
 // ── Steps ──
 
 // Between two steps: whether something has landed that an ordinary step must decide on.
-bool VllmEngine::Leap::interrupted() {
+bool VllmEngine::FastForward::interrupted() {
   engine_.announcer_.hold();  // it landed in the middle of a step
   engine_.tiers_->hub().run_until(engine_.now_ns_);
   engine_.announcer_.stop_holding();
@@ -132,13 +132,13 @@ bool VllmEngine::Leap::interrupted() {
   return engine_.tiers_->has_ready() || engine_.head_may_move();
 }
 
-std::int64_t VllmEngine::Leap::step_ns() const {
-  if (const auto known = foreseen(steps_, sums_.load()); !known.empty()) return known.front();
+std::int64_t VllmEngine::FastForward::step_ns() const {
+  if (const auto known = predicted(steps_, sums_.load()); !known.empty()) return known.front();
   return engine_.timing_.duration_ns(sums_.load(), engine_.capacity_tokens_);
 }
 
 // Up to the next turn, or until something has landed. False: time is up.
-bool VllmEngine::Leap::play_plain_steps(std::uint64_t until_step) {
+bool VllmEngine::FastForward::play_plain_steps(std::uint64_t until_step) {
   // Copies, which stay in registers.
   DecodeSums sums = sums_;
   std::uint64_t steps = steps_;
@@ -153,7 +153,7 @@ bool VllmEngine::Leap::play_plain_steps(std::uint64_t until_step) {
   while (steps < until_step && !stop && !out_of_time_) {
     std::span<std::int64_t> durations_ns =
         std::span(room).first(std::min<std::uint64_t>(until_step - steps, room.size()));
-    if (const auto known = foreseen(steps, sums.load()); !known.empty()) {
+    if (const auto known = predicted(steps, sums.load()); !known.empty()) {
       durations_ns = durations_ns.first(std::min(known.size(), durations_ns.size()));
       std::copy_n(known.begin(), durations_ns.size(), durations_ns.begin());
     } else {
@@ -212,7 +212,7 @@ bool VllmEngine::Leap::play_plain_steps(std::uint64_t until_step) {
 }
 
 // Steps of these durations, the first of which begins now: the ends of those that are in time, in their place.
-std::span<const std::int64_t> VllmEngine::Leap::ends_in_time(std::span<std::int64_t> durations_ns,
+std::span<const std::int64_t> VllmEngine::FastForward::ends_in_time(std::span<std::int64_t> durations_ns,
                                                              std::int64_t now_ns) {
   std::size_t steps = 0;
   for (; steps < durations_ns.size(); ++steps) {
@@ -225,7 +225,7 @@ std::span<const std::int64_t> VllmEngine::Leap::ends_in_time(std::span<std::int6
 }
 
 // A step in which somebody has a turn. False: it is for an ordinary one, or nothing may follow.
-bool VllmEngine::Leap::play_turns() {
+bool VllmEngine::FastForward::play_events() {
   std::int64_t end_ns = engine_.now_ns_ + step_ns();
   out_of_time_ = !in_time(engine_.now_ns_, end_ns);
   if (out_of_time_) return false;
@@ -246,16 +246,16 @@ bool VllmEngine::Leap::play_turns() {
   }
   engine_.announcer_.hold();
   engine_.now_ns_ = end_ns;
-  take_turns(!at_once);
+  apply_events(!at_once);
   return end_step(fresh);
 }
 
 // Or it may go on the room that a block makes which leaves the device.
-bool VllmEngine::Leap::head_stays() const {
+bool VllmEngine::FastForward::head_stays() const {
   return engine_.waiting_.empty() || engine_.tiers_->waiting(engine_.waiting_.head()) || engine_.head_lacks_room();
 }
 
-void VllmEngine::Leap::serve_or_pause() {
+void VllmEngine::FastForward::serve_or_pause() {
   engine_.announcer_.hold();
   std::erase_if(due_, [this](std::uint32_t order) {
     if (serve(order)) return false;
@@ -266,7 +266,7 @@ void VllmEngine::Leap::serve_or_pause() {
   });
 }
 
-void VllmEngine::Leap::take_turns(bool served) {
+void VllmEngine::FastForward::apply_events(bool served) {
   done_.clear();
   for (const std::uint32_t order : due_) {
     if (!served) (void)serve(order);
@@ -275,22 +275,22 @@ void VllmEngine::Leap::take_turns(bool served) {
     } else if (last_[order] == steps_ || out_[order] == kPausing) {
       done_.push_back(order);
     } else {
-      push_turn(order, steps_ + 1);
+      push_event(order, steps_ + 1);
     }
   }
 }
 
 // Who has a turn now; returns how many of them need a block.
-std::uint64_t VllmEngine::Leap::gather_due() {
+std::uint64_t VllmEngine::FastForward::gather_due() {
   const Refusal& refusal = engine_.refusal_;
   const bool wants_block = refusal.stands && refusal.wants_block && !names_on_receipt_;
   std::uint64_t fresh = 0;
   ordinary_ = false;
   due_.clear();
-  while (!turns_.empty() && turns_.front().step == steps_) {
-    const std::uint32_t order = turns_.front().order;
-    std::ranges::pop_heap(turns_, std::greater<>());
-    turns_.pop_back();
+  while (!events_.empty() && events_.front().step == steps_) {
+    const std::uint32_t order = events_.front().order;
+    std::ranges::pop_heap(events_, std::greater<>());
+    events_.pop_back();
     due_.push_back(order);
     // It ends before its limit, which the scheduler does not know: the batch behind has it too.
     const RequestSpec& spec = request(order).spec;
@@ -305,7 +305,7 @@ std::uint64_t VllmEngine::Leap::gather_due() {
 }
 
 // Tokens are visible, and who has its last one is gone. False: the queue, or the caller, has to see to it.
-bool VllmEngine::Leap::end_step(std::uint64_t fresh) {
+bool VllmEngine::FastForward::end_step(std::uint64_t fresh) {
   const std::int64_t end_ns = engine_.now_ns_;
   if (engine_.tiers_) {
     engine_.tiers_->hub().run_until(end_ns);  // may fail: then there was no such step
@@ -332,7 +332,7 @@ bool VllmEngine::Leap::end_step(std::uint64_t fresh) {
     }
     if (last_[order] + 1 != steps_) continue;
     finished = true;
-    catch_up(order);
+    update_request(order);
     sums_.remove(request(order).known - 1);  // what it added to the context of this step
     engine_.retire(request(order), false, end_ns);
     out_[order] = kOut;
@@ -369,7 +369,7 @@ bool VllmEngine::Leap::end_step(std::uint64_t fresh) {
 }
 
 // Everybody waits: on to the next landing, if that is in time and the queue has nothing to decide.
-bool VllmEngine::Leap::wait_for_landing() {
+bool VllmEngine::FastForward::wait_for_landing() {
   TransferHub& hub = engine_.tiers_->hub();
   const std::optional<std::int64_t> wake = hub.next_wake_ns();
   if (!engine_.waiting_.empty() || !wake || *wake >= until_ns_) return false;

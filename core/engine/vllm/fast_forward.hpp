@@ -19,9 +19,9 @@ namespace understudy {
 // whose next block has to wait for a copy pauses, while the others go on. Asynchronously a step schedules the token
 // after the one that it computes: who pauses has the token of the step at hand, and who goes on is computed from the
 // next one on.
-class VllmEngine::Leap {
+class VllmEngine::FastForward {
  public:
-  explicit Leap(VllmEngine& engine) : engine_(engine), size_(engine.config_.block_size), sums_(*engine.timing_.model) {}
+  explicit FastForward(VllmEngine& engine) : engine_(engine), size_(engine.config_.block_size), sums_(*engine.timing_.model) {}
 
   // Every running request decodes or waits for room, and nobody can be admitted until one of them ends.
   bool possible() const;
@@ -40,13 +40,13 @@ class VllmEngine::Leap {
   // ── Kept open, for an engine that rests ──
   // It goes on over many calls, in which requests do not learn of their steps; no other leap meanwhile.
   bool open() const noexcept { return open_; }
-  void open_now();
+  void open_stretch();
   void close();  // they do now
   // Between two steps: until when the next concern nobody outside; or one has begun that does, and ends then. Nothing:
   // it is closed, and an ordinary step must follow.
-  std::optional<std::int64_t> go_on();
+  std::optional<std::int64_t> next_stretch();
   // Plays those that end by then. False: it is closed before.
-  bool play_on(std::int64_t until_ns);
+  bool run_until(std::int64_t until_ns);
   // One begins, and ends with `finish_step`. False: it is closed, and an ordinary step must follow.
   bool begin_step();
   bool in_step() const noexcept { return in_step_; }
@@ -61,10 +61,10 @@ class VllmEngine::Leap {
   bool has_room(std::uint64_t blocks) const;
 
  private:
-  struct Turn {
+  struct MemberEvent {
     std::uint64_t step;
     std::uint32_t order;  // place in the running list when the leap began
-    bool operator>(const Turn& other) const { return std::tie(step, order) > std::tie(other.step, other.order); }
+    bool operator>(const MemberEvent& other) const { return std::tie(step, order) > std::tie(other.step, other.order); }
   };
 
   // leap_possible.cpp
@@ -74,14 +74,14 @@ class VllmEngine::Leap {
   bool possible_offloading() const;
 
   // leap_open.cpp
-  bool goes_on();
-  std::uint64_t steps_to_rest() const;
+  bool can_go_on();
+  std::uint64_t steps_unobserved() const;
   std::int64_t steps_ns(std::uint64_t steps);
-  std::span<const std::int64_t> foreseen(std::uint64_t step, const DecodeLoad& load) const;
+  std::span<const std::int64_t> predicted(std::uint64_t step, const DecodeLoad& load) const;
 
   void start(std::int64_t until_ns, bool stop_on_finish, bool through);
   void play_steps();
-  void tell_requests();
+  void update_requests();
   void plan_next();
   void count_schedules();
   void forget_finished();
@@ -103,9 +103,9 @@ class VllmEngine::Leap {
   }
   bool begins_block(std::uint32_t order) const;
   void join(std::uint32_t order);
-  Turn turn_of(std::uint32_t order, std::uint64_t from) const;  // its next one
-  void push_turn(std::uint32_t order, std::uint64_t from);
-  void catch_up(std::uint32_t order);
+  MemberEvent event_of(std::uint32_t order, std::uint64_t from) const;  // its next one
+  void push_event(std::uint32_t order, std::uint64_t from);
+  void update_request(std::uint32_t order);
   void pause(std::uint32_t order);
   void pause_and_rejoin();
   void find_longest(std::uint64_t step);
@@ -116,10 +116,10 @@ class VllmEngine::Leap {
   bool interrupted();
   bool play_plain_steps(std::uint64_t until_step);
   std::span<const std::int64_t> ends_in_time(std::span<std::int64_t> durations_ns, std::int64_t now_ns);
-  bool play_turns();
+  bool play_events();
   bool head_stays() const;
   void serve_or_pause();
-  void take_turns(bool served);
+  void apply_events(bool served);
   std::uint64_t gather_due();
   bool end_step(std::uint64_t fresh);
   bool wait_for_landing();
@@ -148,13 +148,13 @@ class VllmEngine::Leap {
   std::uint64_t counted_ = 0;  // of them, those of which the engine's counts know
   DecodeSums sums_;            // of members that decode
   // What steps take, as far as somebody has asked for the end of a rest: for who plays them.
-  struct Foreseen {
+  struct Predicted {
     std::uint64_t first = 0;  // step
     DecodeLoad load;          // in it
     std::size_t known = 0;
     std::array<std::int64_t, 2 * StepTiming::kMostAtOnce> durations_ns;
   };
-  Foreseen foreseen_;
+  Predicted predicted_;
   bool ordinary_ = false;  // the step at hand is not for a leap: it may admit the head of the queue, or waste a token
   std::vector<RequestSlot> members_;
   std::vector<std::uint64_t> since_;  // how many steps its request knows of
@@ -169,7 +169,7 @@ class VllmEngine::Leap {
   std::vector<std::uint8_t> out_;         // one of these for each member
   std::vector<std::uint32_t> paused_;     // those that wait, or rejoin
   std::vector<std::uint32_t> rejoining_;  // those that the step at hand has scheduled
-  std::vector<Turn> turns_;               // a heap, the next first
+  std::vector<MemberEvent> events_;               // a heap, the next first
   std::vector<std::uint32_t> due_;        // in the step at hand
   std::vector<std::uint32_t> done_;       // of them, with it; or they pause
   std::vector<Scheduled> filled_;         // requests whose block is complete

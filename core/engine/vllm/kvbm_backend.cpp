@@ -1,4 +1,4 @@
-#include "engine/kvbm/kvbm_backend.hpp"
+#include "engine/vllm/kvbm_backend.hpp"
 
 #include <algorithm>
 

@@ -1,69 +1,66 @@
-// What a router is told, or shown, of blocks.
+// KV events on their way to the router; or the blocks themselves, where it can look at them.
 #include <algorithm>
 
 #include "replay/fleet.hpp"
 
 namespace understudy {
 
-// Before it is asked, the router knows what has happened by now. Whether it has to be told something first.
-bool Fleet::bring_up_to_date() {
-  if (!looks_ && !observes_ && !tracks_) return false;
-  if (told_ns_ == now_ns_ && told_round_ == round_) return false;
-  told_ns_ = now_ns_;
-  told_round_ = round_;
-  for (std::size_t index = 0; !stepping_ && index < workers_.size(); ++index) join(index);
+// Brings workers to now before the router is asked. Returns whether events must be delivered to it first.
+bool Fleet::bring_router_up_to_date() {
+  if (!shows_blocks_ && !observes_ && !tracks_) return false;
+  if (up_to_date_ns_ == now_ns_ && up_to_date_round_ == round_) return false;
+  up_to_date_ns_ = now_ns_;
+  up_to_date_round_ = round_;
+  for (std::size_t index = 0; !stepwise() && index < workers_.size(); ++index) advance_to_now(index);
   return observes_ && gather_events();
 }
 
 bool Fleet::held(std::span<const BlockIdentity> prompt, std::vector<std::uint32_t>& out) {
-  if (!looks_) return false;
+  if (!shows_blocks_) return false;
   constexpr std::size_t kTiers = 4;
-  if (seen_.time_ns != now_ns_ || seen_.round != round_) {
-    seen_.time_ns = now_ns_;
-    seen_.round = round_;
-    seen_.prompt.clear();
-    seen_.blocks.assign(workers_.size(), 0);
+  if (shown_.time_ns != now_ns_ || shown_.round != round_) {
+    shown_.time_ns = now_ns_;
+    shown_.round = round_;
+    shown_.prompt.clear();
+    shown_.blocks.assign(workers_.size(), 0);
   }
-  const auto [end, _] = std::ranges::mismatch(prompt, seen_.prompt, {}, &BlockIdentity::lineage);
+  const auto [end, _] = std::ranges::mismatch(prompt, shown_.prompt, {}, &BlockIdentity::lineage);
   const auto alike = static_cast<std::uint32_t>(end - prompt.begin());
   out.assign(workers_.size() * kTiers, 0);
   for (std::size_t index = 0; index < workers_.size(); ++index) {
-    std::uint32_t& blocks = seen_.blocks[index];
+    std::uint32_t& blocks = shown_.blocks[index];
     if (blocks >= alike) {
-      blocks = alike + static_cast<std::uint32_t>(workers_[index].engine->known_prefix(prompt.subspan(alike)));
+      blocks = alike + static_cast<std::uint32_t>(rank_of(index).published_prefix(prompt.subspan(alike)));
     }
     out[index * kTiers] = blocks;
   }
-  seen_.prompt.resize(prompt.size());
-  std::ranges::transform(prompt, seen_.prompt.begin(), &BlockIdentity::lineage);
+  shown_.prompt.resize(prompt.size());
+  std::ranges::transform(prompt, shown_.prompt.begin(), &BlockIdentity::lineage);
   return true;
 }
 
-// What has become visible by now is on its way to the router. Whether any of it has to reach it before it is asked.
+// Sends events that are visible by now to the router. Returns whether any must reach it before it is asked.
 bool Fleet::gather_events() {
   bool due = false;
   for (std::size_t index = 0; index < workers_.size(); ++index) {
     Worker& worker = workers_[index];
-    // Idle, or in the middle of a step: what has landed by now is told now.
-    if (WorkerTiers* const tiers = worker.engine->tiers(); !stepping_ && tiers != nullptr) {
-      tiers->hub().run_until(now_ns_);
-    }
-    worker.engine->take_events(gathered_);
-    due = tell_router(index, worker.pool, order_of(index), worker.events) || due;
+    if (!stepwise()) absorb(index, worker.engine->transfers_landed(now_ns_));
+    rank_of(index).take_events(gathered_);
+    due = publish(index, worker.pool, order_of(index), worker.events) || due;
   }
   for (std::uint32_t number = 0; number < pools_.size(); ++number) {
     Pool& pool = pools_[number];
     for (std::size_t tier = 0; pool.tiers && tier < pool.tiers->shared().size(); ++tier) {
       pool.tiers->shared()[tier]->take_events(gathered_);
       const std::uint64_t owner = workload_.size() + workers_.size() + tier;
-      due = tell_router(KvDelivery::kShared, number, owner, pool.shared_events[tier]) || due;
+      due = publish(KvDelivery::kShared, number, owner, pool.shared_events[tier]) || due;
     }
   }
   return due;
 }
 
-// What was gathered of one publisher.
-bool Fleet::tell_router(std::size_t publisher, std::uint32_t pool, std::uint64_t owner, EventTable& kept) {
+// Sends the gathered events of one publisher.
+bool Fleet::publish(std::size_t publisher, std::uint32_t pool, std::uint64_t owner, EventTable& kept) {
   const TimedEvents& events = gathered_;
   const EventRecords& records = events.batch.records;
   if (records.empty()) return false;
@@ -97,7 +94,7 @@ bool Fleet::tell_router(std::size_t publisher, std::uint32_t pool, std::uint64_t
   return due;
 }
 
-void Fleet::deliver(std::size_t index) {
+void Fleet::deliver_events(std::size_t index) {
   free_deliveries_.push_back(index);
   config_.router->observe(deliveries_[index]);
 }

@@ -4,7 +4,7 @@
 #include <cstdint>
 #include <vector>
 
-#include "engine/block_backend.hpp"
+#include "engine/vllm/block_backend.hpp"
 #include "engine/kvbm/shared_blocks.hpp"
 #include "events/event_log.hpp"
 
@@ -13,7 +13,7 @@ namespace understudy {
 class KvbmBackend final : public BlockBackend {
  public:
   // `log` is where rows of the store go, or null: under kvbm an allocation tells what it stored before what it removed.
-  KvbmBackend(const EngineConfig& config, BlockStore& store, WorkerTiers* tiers, EngineEventLog* log)
+  KvbmBackend(const VllmConfig& config, BlockStore& store, WorkerTiers* tiers, EngineEventLog* log)
       : BlockBackend(config, store, tiers), shared_(store), log_(log) {}
 
   std::uint64_t cost(KvRequest& request, const KvHit& hit, std::size_t blocks) override;

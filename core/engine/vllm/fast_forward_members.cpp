@@ -2,30 +2,30 @@
 #include <algorithm>
 #include <functional>
 
-#include "engine/vllm/leap.hpp"
+#include "engine/vllm/fast_forward.hpp"
 
 namespace understudy {
 
-bool VllmEngine::Leap::decodes(RequestSlot id) const noexcept {
+bool VllmEngine::FastForward::decodes(RequestSlot id) const noexcept {
   const EngineRequest& r = engine_.requests_[id];
   return r.computed + 1 == r.known && r.computed >= r.spec.prompt_tokens && !r.tokens.empty();
 }
 
 // Asynchronously a step schedules the token after the one that it computes, unless that is the last.
-bool VllmEngine::Leap::begins_block(std::uint32_t order) const {
+bool VllmEngine::FastForward::begins_block(std::uint32_t order) const {
   if (ahead_ && last_[order] == steps_) return false;
   const std::uint32_t computed = computed_by(order, steps_);
   return computed % size_ == 0 && request(order).table.size() * size_ <= computed;
 }
 
-void VllmEngine::Leap::join(std::uint32_t order) {
+void VllmEngine::FastForward::join(std::uint32_t order) {
   since_[order] = steps_;
   last_[order] = steps_ + engine_.outputs_left(request(order)) - 1;
   out_[order] = kIn;
   sums_.add(request(order).known);
 }
 
-VllmEngine::Leap::Turn VllmEngine::Leap::turn_of(std::uint32_t order, std::uint64_t from) const {
+VllmEngine::FastForward::MemberEvent VllmEngine::FastForward::event_of(std::uint32_t order, std::uint64_t from) const {
   const std::uint32_t into = computed_by(order, from) % size_;
   // A step ahead, the block that is filled has its name when the next is begun: in one turn.
   const std::uint64_t block = into == 0 ? from : from + (size_ - (ahead_ ? 0 : 1) - into);
@@ -37,13 +37,13 @@ VllmEngine::Leap::Turn VllmEngine::Leap::turn_of(std::uint32_t order, std::uint6
   return {std::min({block, last_[order], passes}), order};
 }
 
-void VllmEngine::Leap::push_turn(std::uint32_t order, std::uint64_t from) {
-  turns_.push_back(turn_of(order, from));
-  std::ranges::push_heap(turns_, std::greater<>());
+void VllmEngine::FastForward::push_event(std::uint32_t order, std::uint64_t from) {
+  events_.push_back(event_of(order, from));
+  std::ranges::push_heap(events_, std::greater<>());
 }
 
 // Its request learns of the steps so far.
-void VllmEngine::Leap::catch_up(std::uint32_t order) {
+void VllmEngine::FastForward::update_request(std::uint32_t order) {
   EngineRequest& member = request(order);
   const std::uint64_t first = base_ + since_[order];
   const auto played = static_cast<std::uint32_t>(steps_ - since_[order]);
@@ -55,8 +55,8 @@ void VllmEngine::Leap::catch_up(std::uint32_t order) {
   since_[order] = steps_;
 }
 
-void VllmEngine::Leap::pause(std::uint32_t order) {
-  catch_up(order);
+void VllmEngine::FastForward::pause(std::uint32_t order) {
+  update_request(order);
   if (ahead_) {  // its next token is not in flight
     --request(order).computed;
     request(order).ahead = 0;
@@ -68,7 +68,7 @@ void VllmEngine::Leap::pause(std::uint32_t order) {
 }
 
 // A step ahead, where the step has ended: who has to wait is not in the next batch, and who no longer has to is.
-void VllmEngine::Leap::pause_and_rejoin() {
+void VllmEngine::FastForward::pause_and_rejoin() {
   for (const std::uint32_t order : done_) {
     if (out_[order] == kPausing) pause(order);
   }
@@ -77,13 +77,13 @@ void VllmEngine::Leap::pause_and_rejoin() {
     request(order).ahead = 1;
     std::erase(paused_, order);
     join(order);
-    push_turn(order, steps_);
+    push_event(order, steps_);
   }
   rejoining_.clear();
 }
 
 // Of those that decode, in that step: somebody has left.
-void VllmEngine::Leap::find_longest(std::uint64_t step) {
+void VllmEngine::FastForward::find_longest(std::uint64_t step) {
   if (!engine_.timing_.model->wants_longest()) return;
   std::uint64_t longest = 0;
   for (std::uint32_t order = 0; order < members_.size(); ++order) {
@@ -93,7 +93,7 @@ void VllmEngine::Leap::find_longest(std::uint64_t step) {
 }
 
 // The blocks of its turn: one that it begins, one that it fills. False: it must wait for the first.
-bool VllmEngine::Leap::serve(std::uint32_t order) {
+bool VllmEngine::FastForward::serve(std::uint32_t order) {
   if (begins_block(order) && engine_.kv_->add(request(order), engine_.begun_ns_) != Room::Taken) return false;
   const std::uint32_t filled = filled_by(order, steps_);
   if (names_on_receipt_ || filled % size_ != 0 || (ahead_ && last_[order] == steps_)) return true;
@@ -101,7 +101,7 @@ bool VllmEngine::Leap::serve(std::uint32_t order) {
   return true;
 }
 
-void VllmEngine::Leap::name_filled(std::uint32_t order, std::uint32_t full) {
+void VllmEngine::FastForward::name_filled(std::uint32_t order, std::uint32_t full) {
   EngineRequest& member = request(order);
   if (!engine_.config_.enable_prefix_caching || member.keyed == full) return;
   member.keyed_before = member.keyed;
@@ -110,7 +110,7 @@ void VllmEngine::Leap::name_filled(std::uint32_t order, std::uint32_t full) {
 }
 
 // False: one of them computes a prompt, which takes an ordinary step.
-bool VllmEngine::Leap::resume_paused() {
+bool VllmEngine::FastForward::resume_paused() {
   bool prefills = false;
   std::erase_if(paused_, [&](std::uint32_t order) {
     const RequestSlot id = members_[order];
@@ -121,12 +121,12 @@ bool VllmEngine::Leap::resume_paused() {
       out_[order] = kRejoining;
       since_[order] = steps_;
       last_[order] = steps_ + engine_.outputs_left(request(order));
-      turns_.push_back({steps_, order});
-      std::ranges::push_heap(turns_, std::greater<>());
+      events_.push_back({steps_, order});
+      std::ranges::push_heap(events_, std::greater<>());
       return false;
     }
     join(order);
-    push_turn(order, steps_);
+    push_event(order, steps_);
     return true;
   });
   return !prefills;

@@ -1,0 +1,92 @@
+// The defaults of the engine interface: correct, and slow.
+#include "engine/engine.hpp"
+
+#include <utility>
+
+#include "base/errors.hpp"
+#include "engine/config.hpp"
+
+namespace understudy {
+
+namespace {
+
+class NoBlocks final : public Residency {
+ public:
+  std::size_t num_pools() const noexcept override { return 0; }
+  Tier tier(std::size_t) const override { return Tier::G1; }
+  std::size_t num_hashes() const override { return 0; }
+  void has_blocks(std::size_t, std::span<const BlockIdentity> blocks, bool* out) const override {
+    for (std::size_t i = 0; i < blocks.size(); ++i) out[i] = false;
+  }
+  std::vector<BlockIdentity> resident(std::size_t) const override { return {}; }
+};
+
+bool is_open(Phase phase) { return phase == Phase::InStep || phase == Phase::Deferred; }
+
+void append(Effects& all, const Effects& some) {
+  all.tokens.insert(all.tokens.end(), some.tokens.begin(), some.tokens.end());
+  all.finished.insert(all.finished.end(), some.finished.begin(), some.finished.end());
+  all.messages.insert(all.messages.end(), some.messages.begin(), some.messages.end());
+  all.has_events = all.has_events || some.has_events;
+  all.phase = some.phase;
+  all.wake_ns = some.wake_ns;
+}
+
+}  // namespace
+
+std::unique_ptr<Engine> EngineConfig::make_ranks(std::span<const EngineSite>) const {
+  throw Error(ErrorKind::ConfigError, "ranks: this kind of engine has none that step together; leave ranks out");
+}
+
+const Effects& Engine::advance(std::int64_t until_ns, const AdvanceOptions& options) {
+  Effects& all = default_effects_;
+  all.clear();
+  const EngineSnapshot now = snapshot();
+  all.phase = now.phase;
+  all.wake_ns = now.wake_ns;
+  for (std::uint32_t calls = 1;; ++calls) {
+    if (calls % 64 == 0 && options.on_progress != nullptr) (*options.on_progress)(all);
+    const bool open = is_open(all.phase);
+    if (open ? all.wake_ns > until_ns || (options.before_landing && all.wake_ns == until_ns)
+             : all.phase != Phase::Ready || all.wake_ns >= until_ns) {
+      return all;
+    }
+    const std::size_t finished = all.finished.size();
+    append(all, open ? end_step(all.wake_ns) : begin_step(all.wake_ns));
+    if (options.stop_on_finish && all.finished.size() > finished) return all;
+  }
+}
+
+const Effects& Engine::receive(const Message& message, std::int64_t) {
+  throw Error(ErrorKind::WrongState, "message ", message.kind, " for request ", message.request,
+              ": this engine takes no messages");
+}
+
+const Effects& Engine::transfers_landed(std::int64_t) {
+  const EngineSnapshot now = snapshot();
+  default_effects_.clear();
+  default_effects_.phase = now.phase;
+  default_effects_.wake_ns = now.wake_ns;
+  return default_effects_;
+}
+
+void Engine::set_admitting(bool) {
+  throw Error(ErrorKind::WrongState, "set_admitting: this engine cannot stop admission; restart it instead");
+}
+
+Stall Engine::stall() const {
+  const EngineSnapshot now = snapshot();
+  return {false, now.waiting, {}, now.free_blocks, {}, 0};
+}
+
+void Engine::take_events(TimedEvents& out) {
+  out.batch.records.clear();
+  out.time_ns.clear();
+}
+
+const Residency& Engine::residency() const {
+  static const NoBlocks none;
+  return none;
+}
+
+}  // namespace understudy

@@ -1,0 +1,80 @@
+// Settings of a simulated vLLM engine, and what differs between vLLM versions.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <vector>
+
+#include "engine/config.hpp"
+#include "engine/kvbm/kv_manager_kind.hpp"
+#include "engine/vllm/offload_config.hpp"
+#include "eviction/policy.hpp"
+
+namespace understudy {
+
+enum class SchedulingPolicy : std::uint8_t { Fcfs, Priority };
+enum class PreemptionMode : std::uint8_t { Lifo, Fifo };  // under Fcfs: the newest or the oldest running request goes
+
+// Where a freed block without a key enters the free list.
+enum class FreeOrder : std::uint8_t {
+  UnkeyedFirst,  // in front
+  AllLast,       // at the end, like every other
+  UncachedLast,  // at the end if prefix caching is off, else in front
+};
+
+// vLLM's speculative decoding: what a method asks of the scheduler, and how many of its drafts turn out right.
+struct Speculation {
+  std::uint32_t tokens = 0;          // drafts that follow a sampled token; 0: off
+  std::uint32_t lookahead = 0;       // positions behind those scheduled that the drafter writes
+  std::uint32_t draft_slots = 0;     // of the budget, taken by every request besides
+  std::uint32_t reserved_slots = 0;  // of the budget, taken whoever is there
+  bool drops_last_hit = false;       // it needs hidden states, which the cache does not hold
+  bool pads_admissions = true;       // a request that joins decodes with one token to compute gets blank drafts
+  bool pads_hits = true;             // so does one whose other tokens are cached, though nobody else decodes
+  bool pads_within_context = true;   // where the context has no room for them, it goes without; else it waits
+  bool admission_lookahead = true;   // an admission takes the lookahead too
+  std::vector<double> accept_rates;  // of draft i, if all before it were accepted
+  std::uint64_t seed = 42;
+};
+
+struct VllmConfig final : EngineConfig {
+  std::uint32_t max_num_seqs = 256;
+  std::uint32_t max_num_active_seqs = kUnlimited;      // nobody is admitted while so many run
+  std::uint32_t long_prefill_token_threshold = 0;      // 0: off
+  bool long_prefill_token_threshold_adaptive = false;  // no lower than everybody's fair share of the budget
+  bool enable_chunked_prefill = true;
+  SchedulingPolicy policy = SchedulingPolicy::Fcfs;
+  PreemptionMode preemption_mode = PreemptionMode::Lifo;
+  bool scheduler_reserve_full_isl = true;
+  double watermark = 0.0;
+  std::uint32_t max_loras = kUnlimited;  // adapters in one batch
+  bool async_scheduling = false;
+  KvManagerKind kv_manager = KvManagerKind::Native;
+  // Makes the eviction policy of the device, for each worker; none: the manager's own (vLLM's free list, or lineage).
+  std::function<PolicyConfig()> eviction;
+  bool eviction_is_users = false;    // it makes user-defined policies, or one policy for all workers
+  std::vector<double> accept_rates;  // of the draft tokens of a speculative burst; empty: no speculation
+  std::uint64_t burst_seed = 42;
+  Speculation speculation;
+  std::optional<VllmOffload> offload;  // vLLM's own; without links, or over those of the tiers
+
+  // Version profile.
+  FreeOrder free_order = FreeOrder::UnkeyedFirst;
+  bool caps_lone_prefill = true;  // the long-prefill threshold holds though nobody else is there
+  bool preempted_first = true;    // in the queue, before those who were passed over because of their adapter
+  bool phantom_hits = true;       // a victim already scheduled keeps keys of blocks that nobody will compute
+
+  double stay_sample = 0.0;  // share of blocks whose time in the cache is measured, step by step only
+
+  std::unique_ptr<Engine> make(const EngineSite& site) const override;
+  std::unique_ptr<Engine> make_ranks(std::span<const EngineSite> sites) const override;
+  std::shared_ptr<EngineConfig> clone() const override { return std::make_shared<VllmConfig>(*this); }
+  bool reads_identities() const noexcept override { return enable_prefix_caching || offload.has_value(); }
+  bool orders_by_name() const noexcept override { return policy == SchedulingPolicy::Priority; }
+  bool has_user_policy() const noexcept override { return eviction_is_users; }
+  bool publishes_below_device() const noexcept override { return offload.has_value(); }
+};
+
+}  // namespace understudy
