@@ -147,7 +147,7 @@ clean:
 
 .venv/installed-dev: .venv/created $(SOURCES)
 	@echo 'building understudy (a minute or two the first time)'
-	@$(BIN)/python $(BUILD) $(BIN)/python $(PIP_BUILD) '.[dev]'
+	@$(BIN)/python $(BUILD) $(BIN)/python $(PIP_BUILD) -C cmake.define.UNDERSTUDY_TEST_ENGINES=ON '.[dev]'
 	@touch .venv/installed $@
 
 .venv-interop/installed: Makefile | .venv/created
@@ -168,6 +168,7 @@ clean:
 .venv-sanitize/installed: .venv-sanitize/created $(SOURCES)
 	@echo 'building understudy under ASan and UBSan (a minute or two the first time)'
 	@CXX=$(SANITIZE_CXX) $(SANITIZE_BIN)/python $(BUILD) $(SANITIZE_BIN)/python $(PIP_BUILD) -C cmake.define.UNDERSTUDY_SANITIZE=ON \
+	  -C cmake.define.UNDERSTUDY_TEST_ENGINES=ON \
 	  -C build-dir=build/sanitize -C install.strip=false '.[dev]'
 	@touch $@
 

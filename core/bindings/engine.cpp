@@ -146,8 +146,7 @@ std::shared_ptr<VllmEngine> make_engine(const VllmConfig& config, const StepTimi
   site.tiers = tiers;
   site.run = run;
   site.name = name;
-  auto engine =
-      within_memory(what, blocks * kSlotBytes, [&] { return std::make_shared<VllmEngine>(config, site); });
+  auto engine = within_memory(what, blocks * kSlotBytes, [&] { return std::make_shared<VllmEngine>(config, site); });
   if (run != nullptr) run->keep(engine);
   return engine;
 }
@@ -216,8 +215,8 @@ void bind_engine(nb::module_& m) {
           "When the driver must call next; None until it brings something.");
 
   nb::class_<Engine>(m, "Engine", "A simulated engine: a state machine that never reads a clock.");
-  ExclusiveClass<VllmEngine, Engine> engine(m, "VllmEngine",
-                                       "An engine with vLLM's scheduler. A second caller at a time raises WrongState.");
+  ExclusiveClass<VllmEngine, Engine> engine(
+      m, "VllmEngine", "An engine with vLLM's scheduler. A second caller at a time raises WrongState.");
   engine
       .def_new(&make_engine, "config"_a, "timing"_a, nb::kw_only(), "tiers"_a.none() = nb::none(),
                "run"_a.none() = nb::none(), "name"_a = "worker", nb::keep_alive<0, 5>(),

@@ -26,4 +26,5 @@ NB_MODULE(_core, m) {
   understudy::bind_kv_router(m);
   understudy::bind_replay(m);
   understudy::bind_run_columns(m);
+  understudy::bind_test_engines(m);
 }

@@ -41,10 +41,10 @@ struct EngineConfig {
   std::uint32_t max_model_len = kUnlimited;
   bool enable_prefix_caching = true;
 
-  bool events = false;           // keep KV events until they are taken; none without prefix caching
+  bool events = false;            // keep KV events until they are taken; none without prefix caching
   bool published_blocks = false;  // keep a step's changes until it ends, for Engine::published_prefix; without tiers
-  bool kv_trace = false;         // keep a record of every allocation and eviction until it is taken
-  bool check = false;            // verify conservation and events at the end of every step
+  bool kv_trace = false;          // keep a record of every allocation and eviction until it is taken
+  bool check = false;             // verify conservation and events at the end of every step
   // Above 0: every step takes this long, busy or not, and is counted as recordings of schedulers count steps.
   std::int64_t lockstep_ns = 0;
 

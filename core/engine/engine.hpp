@@ -1,8 +1,8 @@
 // The engine interface: a simulated engine as its drivers see it.
 //
 // An engine is a state machine that never reads a clock. A driver submits requests, begins a step, waits until the step
-// ends, and ends it. Every call returns what became visible, and when the driver must call next. At one time a step ends
-// before requests arrive, and requests arrive before the next step begins.
+// ends, and ends it. Every call returns what became visible, and when the driver must call next. At one time a step
+// ends before requests arrive, and requests arrive before the next step begins.
 #pragma once
 
 #include <cstdint>
@@ -121,8 +121,8 @@ struct Stall {
   std::size_t waiting = 0;
   std::vector<Waiting> first;  // a few of them
   std::uint64_t free_blocks = 0;
-  std::string note;             // a known defect of the real engine that explains it, or empty
-  std::int64_t since_ns = 0;    // when the last step began
+  std::string note;           // a known defect of the real engine that explains it, or empty
+  std::int64_t since_ns = 0;  // when the last step began
 };
 
 // Calls come from one thread at a time. How many batches an engine keeps ahead, and how it keeps blocks, is not visible

@@ -56,8 +56,8 @@ Fleet::Fleet(FleetConfig config, WorkloadColumns workload)
     }
   }
   mode_ = choose_mode();
-  may_run_ahead_ = mode_.mode == RunMode::Lookahead && !observes_ && !shows_blocks_ && !tracks_ &&
-                   !config_.router->asks_workers();
+  may_run_ahead_ =
+      mode_.mode == RunMode::Lookahead && !observes_ && !shows_blocks_ && !tracks_ && !config_.router->asks_workers();
   for (Pool& pool : pools_) {
     const TierConfig* tiers = pool.config.tiers ? &*pool.config.tiers : nullptr;
     if (tiers == nullptr || mode_.mode == RunMode::Independent || (!stepwise() && !tiers->g3 && !tiers->g4)) continue;
@@ -142,8 +142,8 @@ bool Fleet::shares_tiers() const {
 bool Fleet::has_free_prompts() const {
   return std::ranges::any_of(pools_, [](const Pool& pool) {
     const StepTiming& timing = pool.config.timing;
-    return !timing.charges_first_token && timing.duration_ns(StepLoad::of_prompt(1, 0), pool.engine->num_gpu_blocks *
-                                                                                            pool.engine->block_size) == 0;
+    return !timing.charges_first_token &&
+           timing.duration_ns(StepLoad::of_prompt(1, 0), pool.engine->num_gpu_blocks * pool.engine->block_size) == 0;
   });
 }
 

@@ -69,7 +69,8 @@ struct RunModeChoice {
 
 class Fleet final : private FleetView {
  public:
-  // Called now and then, on the thread that runs the fleet, with the number of ended requests; may throw to stop the run.
+  // Called now and then, on the thread that runs the fleet, with the number of ended requests; may throw to stop the
+  // run.
   using Progress = std::function<void(std::size_t)>;
 
   Fleet(FleetConfig config, WorkloadColumns workload);
@@ -210,8 +211,8 @@ class Fleet final : private FleetView {
   std::vector<std::size_t> beginning_;
   std::uint64_t round_ = 1;  // of beginnings; there may be several at one time
   std::int64_t round_ns_ = -1;
-  std::uint64_t rounds_before_ = 1;     // before the first of this time
-  std::vector<Message> messages_;       // between workers, not delivered yet
+  std::uint64_t rounds_before_ = 1;  // before the first of this time
+  std::vector<Message> messages_;    // between workers, not delivered yet
   std::vector<std::size_t> free_messages_;
   std::vector<KvDelivery> deliveries_;  // of events, not delivered yet
   std::vector<std::size_t> free_deliveries_;

@@ -1,4 +1,5 @@
-// Lookahead: each worker advances as far as nothing can reach it, up to the earliest time at which a request can finish.
+// Lookahead: each worker advances as far as nothing can reach it, up to the earliest time at which a request can
+// finish.
 #include <algorithm>
 #include <utility>
 

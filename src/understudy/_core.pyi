@@ -626,6 +626,17 @@ class EngineConfig:
     @property
     def num_gpu_blocks(self) -> int: ...
 
+class ToyEngineConfig(EngineConfig):
+    def __init__(
+        self,
+        *,
+        block_size: int = 16,
+        num_gpu_blocks: int = 4096,
+        max_running: int = 4,
+        queue_limit: int = 8,
+        events: bool = False,
+    ) -> None: ...
+
 class VllmEngineConfig(EngineConfig):
     def __init__(
         self,

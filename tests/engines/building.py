@@ -46,7 +46,9 @@ def engine_for(
 ) -> _core.VllmEngine:
     """An engine with a scenario's settings; with `check` it verifies itself and its events at every step."""
     settings = msgspec.convert(dict(config), ScenarioConfig)
-    return _core.VllmEngine(settings.engine_config(engine_profile(profile), check=check), timing or constant())
+    return _core.VllmEngine(
+        settings.engine_config(engine_profile(profile), check=check), timing or constant()
+    )
 
 
 def request_spec(name: str, prompt: list[int | list[int]], max_tokens: int, priority: int = 0) -> RequestSpec:

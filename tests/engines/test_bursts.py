@@ -261,9 +261,9 @@ SPECULATIVE = VllmConfig(block_size=16, num_gpu_blocks=60, max_num_seqs=8, aic_n
 def test_runs_agree_whether_they_leap_or_step_and_however_many_threads_play() -> None:
     workload = crowd(120)
     digests = {
-        run_offline(workload, SPECULATIVE, workers=3, fast_forward=fast_forward, threads=threads, check=check).facts[
-            "digest"
-        ]
+        run_offline(
+            workload, SPECULATIVE, workers=3, fast_forward=fast_forward, threads=threads, check=check
+        ).facts["digest"]
         for fast_forward, threads, check in [
             (True, 1, False),
             (False, 1, False),

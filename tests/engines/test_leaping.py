@@ -167,7 +167,9 @@ def test_an_engine_with_shared_blocks_leaps_as_it_steps(eviction: str) -> None:
 
 
 @pytest.mark.parametrize("fast_forward", [False, True])
-def test_a_waiting_prompt_is_admitted_in_the_step_that_generates_the_block_it_lacks(fast_forward: bool) -> None:
+def test_a_waiting_prompt_is_admitted_in_the_step_that_generates_the_block_it_lacks(
+    fast_forward: bool,
+) -> None:
     # `first` generates what `second` quotes. It holds five of six blocks, `second` needs six; the four that it finds
     # are too few, the fifth is filled by the token that step 6 schedules.
     engine = engine_for({"block_size": 4, "num_blocks": 7}, timing=constant(0.0, 1.0))

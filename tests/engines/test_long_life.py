@@ -59,7 +59,7 @@ def test_the_id_of_a_request_that_has_ended_is_known_as_such_though_its_slot_is_
     assert (engine.num_slots, second) == (1, 1)
     with pytest.raises(InvalidArgument, match="request 0 has ended, or was never submitted"):
         engine.emitted(first)
-    with pytest.raises(InvalidArgument, match="request 7 was never submitted"):
+    with pytest.raises(InvalidArgument, match="request 7 has ended, or was never submitted"):
         engine.emitted(7)
     assert engine.cancel(first, engine.now_ns) is None
     assert engine.cancel(7, engine.now_ns) is None

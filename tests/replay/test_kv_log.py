@@ -40,7 +40,9 @@ def lines(path: Path) -> list[dict[str, Any]]:
 def test_events_of_every_worker_build_an_index_without_error(
     manager: dict[str, Any], workload: Workload, fast_forward: bool
 ) -> None:
-    run = run_offline(workload, VllmConfig(**TIGHT, **manager), workers=2, events=True, fast_forward=fast_forward)
+    run = run_offline(
+        workload, VllmConfig(**TIGHT, **manager), workers=2, events=True, fast_forward=fast_forward
+    )
     assert run.kv is not None
     for worker in range(2):
         index = PlainIndex(parents=True)
@@ -61,7 +63,8 @@ def test_leaping_tells_the_same_at_the_same_times(manager: dict[str, Any], strea
 
     config = VllmConfig(**TIGHT, **manager)
     runs = [
-        run_offline(crowd(), config, workers=2, events=True, fast_forward=fast_forward) for fast_forward in (False, True)
+        run_offline(crowd(), config, workers=2, events=True, fast_forward=fast_forward)
+        for fast_forward in (False, True)
     ]
     assert events(runs[0]) == events(runs[1])
 

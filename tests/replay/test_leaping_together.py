@@ -117,7 +117,9 @@ def test_an_end_is_not_heard_late_because_who_was_preempted_comes_back_by_a_chea
         watermark=0,
         timing=Physical(coefficients=timing),
     )
-    leapt, stepped = (run_offline(workload, config, fast_forward=fast_forward).timeline for fast_forward in (True, False))
+    leapt, stepped = (
+        run_offline(workload, config, fast_forward=fast_forward).timeline for fast_forward in (True, False)
+    )
     assert stepped.preemptions.tolist() == [1, 0, 0]
     assert leapt.arrival_ns.tolist() == stepped.arrival_ns.tolist()
 
@@ -305,7 +307,8 @@ def test_whoever_comes_while_a_step_runs_finds_the_worker_as_if_it_had_not_ended
         )
         how: dict[str, Any] = {"workers": rng.choice([1, 2, 3]), "load": load}
         leapt, stepped = (
-            run_offline(workload, config, fast_forward=fast_forward, **how).timeline for fast_forward in (True, False)
+            run_offline(workload, config, fast_forward=fast_forward, **how).timeline
+            for fast_forward in (True, False)
         )
         for declared in list_columns(Timeline):
             for one, other in zip(declared.arrays(leapt), declared.arrays(stepped), strict=True):

@@ -114,7 +114,8 @@ def test_links_stand_in_the_order_of_workers_whether_pools_leap_or_step(how: dic
         WorkerPool(engine=SMALL, tiers=HOST, name="b"),
     ]
     leapt, stepped = (
-        run_offline(crowd(40), pools=pools, fast_forward=fast_forward, **how) for fast_forward in (True, False)
+        run_offline(crowd(40), pools=pools, fast_forward=fast_forward, **how)
+        for fast_forward in (True, False)
     )
     for run in (leapt, stepped):
         assert run.timeline.tiers is not None

@@ -143,7 +143,9 @@ def test_a_halt_tells_the_blocks_that_were_free_when_it_was_clear(load: OpenLoop
     tiers = TiersConfig.from_dict({"kv_bytes_per_token": 1000, "tiers": [host], "offload": {"mode": "vllm"}})
     for fast_forward in (True, False):
         with pytest.raises(WrongState, match="; 0 of 12 blocks are free"):
-            run_offline(single_turns([112, 20], 60), engine, load=load, tiers=tiers, fast_forward=fast_forward)
+            run_offline(
+                single_turns([112, 20], 60), engine, load=load, tiers=tiers, fast_forward=fast_forward
+            )
 
 
 @pytest.mark.parametrize("routing", ["round_robin", "least_loaded"])

@@ -37,7 +37,8 @@ COLUMNS = (
 
 def settings() -> _core.FleetSettings:
     pool = _core.Pool(
-        engine=_core.VllmEngineConfig(block_size=16, num_gpu_blocks=64), timing=_core.constant_timing(1.0, 1.0)
+        engine=_core.VllmEngineConfig(block_size=16, num_gpu_blocks=64),
+        timing=_core.constant_timing(1.0, 1.0),
     )
     return _core.FleetSettings(pools=[pool])
 

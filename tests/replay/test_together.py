@@ -75,7 +75,9 @@ def test_a_timing_model_that_nobody_can_foresee_changes_nothing(how: dict[str, A
 
     config = VllmConfig(block_size=16, num_gpu_blocks=300, timing=ONE_MS)
     digests = {
-        run_offline(crowd(60), config, workers=3, timing=Falling(), fast_forward=fast_forward, **how).facts["digest"]
+        run_offline(crowd(60), config, workers=3, timing=Falling(), fast_forward=fast_forward, **how).facts[
+            "digest"
+        ]
         for fast_forward in (True, False)
     }
     assert len(digests) == 1

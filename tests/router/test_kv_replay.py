@@ -28,7 +28,9 @@ FAN_OUT = FanOut(contexts=40, context_interval_ms=1200.0, seed=3).build()
 
 
 def play(routing: Any = "kv", *, workers: int = 8, seed: int = 0, fast_forward: bool = True) -> OfflineRun:
-    return run_offline(FAN_OUT, ENGINE, workers=workers, seed=seed, routing=routing, fast_forward=fast_forward)
+    return run_offline(
+        FAN_OUT, ENGINE, workers=workers, seed=seed, routing=routing, fast_forward=fast_forward
+    )
 
 
 def ttft_ms(run: OfflineRun) -> float:
@@ -110,7 +112,9 @@ def test_which_events_are_lost_does_not_depend_on_leaps() -> None:
     told = []
     for fast_forward in (True, False):
         router = KvRouting(event_delay_ms=5, event_loss=0.3).build()
-        run = run_offline(conversations(40), engine, workers=3, routing=router, tiers=tiers, fast_forward=fast_forward)
+        run = run_offline(
+            conversations(40), engine, workers=3, routing=router, tiers=tiers, fast_forward=fast_forward
+        )
         told.append((run.facts["digest"], router.lost_deliveries, router.decisions.overlap_blocks.tolist()))
     assert told[0] == told[1]
 

@@ -13,7 +13,7 @@ from understudy import _core
 from understudy.engines.config import VllmConfig
 from understudy.engines.timing import Constant, Polynomial
 from understudy.server.clock import ScriptedClock, WallClock
-from understudy.server.core import EngineCore, LiveRequest, Effects
+from understudy.server.core import EngineCore, LiveRequest, StepEffects
 from understudy.server.driver import Driver
 from understudy.tiers.native import to_core
 from understudy.tiers.plan import TierPlan
@@ -39,7 +39,7 @@ class Diary:
 
     def on_broken(self, request: LiveRequest) -> None: ...
 
-    def on_step(self, core: EngineCore, effects: Effects, now_ns: int) -> None:
+    def on_step(self, core: EngineCore, effects: StepEffects, now_ns: int) -> None:
         self.lines.append((now_ns, effects.batch_tokens, core.engine.pool, self._events(core)))
 
     def on_landed(self, core: EngineCore) -> None:

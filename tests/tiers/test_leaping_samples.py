@@ -10,7 +10,9 @@ from understudy import _core
 BLOCK = 64  # tokens: requests decode for long before they have a turn
 
 
-def engine_on(config: _core.TierConfig, run: _core.TierRun, name: str, fast_forward: bool) -> _core.VllmEngine:
+def engine_on(
+    config: _core.TierConfig, run: _core.TierRun, name: str, fast_forward: bool
+) -> _core.VllmEngine:
     """One of those that share the run; every step takes a millisecond."""
     settings = _core.VllmEngineConfig(block_size=BLOCK, num_gpu_blocks=20)
     engine = _core.VllmEngine(settings, _core.constant_timing(1.0, 1.0), tiers=config, run=run, name=name)

@@ -105,7 +105,14 @@ def test_what_a_rest_took_its_steps_for_is_forgotten_once_somebody_comes_or_goes
     fleet |= {"block_size": size, "max_model_len": fleet["num_gpu_blocks"] * size}
     fleet |= {"async_scheduling": False, "events": False}
     rested, stepped = (
-        play(crowd, tiers(**below), **fleet, timing=_core.polynomial_timing(), check=False, fast_forward=fast_forward)
+        play(
+            crowd,
+            tiers(**below),
+            **fleet,
+            timing=_core.polynomial_timing(),
+            check=False,
+            fast_forward=fast_forward,
+        )
         for fast_forward in (True, False)
     )
     assert everything(rested, fleet["workers"], False) == everything(stepped, fleet["workers"], False)
@@ -222,7 +229,9 @@ def test_the_head_of_a_queue_that_lacks_room_goes_on_when_one_of_its_hits_is_evi
         }
     )
     rested, stepped = (
-        run_offline(crowd, engine, tiers=below, workers=2, routing="random", seed=0, fast_forward=fast_forward)
+        run_offline(
+            crowd, engine, tiers=below, workers=2, routing="random", seed=0, fast_forward=fast_forward
+        )
         for fast_forward in (True, False)
     )
     assert rested.facts["digest"] == stepped.facts["digest"]

@@ -86,7 +86,9 @@ def test_who_ends_in_a_leap_renews_its_chunks_before_the_next_stores() -> None:
         16,
     )
     runs = [
-        run_offline(load, engine(12, False), tiers=offloading(1 << 10, 8), fast_forward=fast_forward, events=True)
+        run_offline(
+            load, engine(12, False), tiers=offloading(1 << 10, 8), fast_forward=fast_forward, events=True
+        )
         for fast_forward in (True, False)
     ]
     assert runs[0].facts["digests"] == runs[1].facts["digests"]

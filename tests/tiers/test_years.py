@@ -141,7 +141,9 @@ def assert_told_every_time(call: Callable[[], object], worker: Worker) -> None:
 @pytest.mark.parametrize("fast_forward", [True, False], ids=["fast_forward", "stepping"])
 @pytest.mark.parametrize("ahead", [True, False], ids=["async", "sync"])
 @pytest.mark.parametrize("how", CROWDED)
-def test_a_transfer_that_is_refused_later_is_told_every_time(how: str, ahead: bool, fast_forward: bool) -> None:
+def test_a_transfer_that_is_refused_later_is_told_every_time(
+    how: str, ahead: bool, fast_forward: bool
+) -> None:
     worker = crowded(how, async_scheduling=ahead)
     worker.engine.set_fast_forward(fast_forward)
     assert_told_every_time(lambda: worker.engine.advance(10**15), worker)

@@ -9,9 +9,9 @@
 #include <unordered_map>
 #include <vector>
 
-#include "engine/kvbm/kv_manager_kind.hpp"
 #include "engine/kv_trace.hpp"
 #include "engine/kvbm/kv_events.hpp"
+#include "engine/kvbm/kv_manager_kind.hpp"
 #include "engine/kvbm/shared_blocks.hpp"
 #include "store/block_store.hpp"
 

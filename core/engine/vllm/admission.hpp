@@ -4,8 +4,8 @@
 #include <cstddef>
 #include <cstdint>
 
-#include "engine/vllm/kv_backend.hpp"
 #include "engine/request.hpp"
+#include "engine/vllm/kv_backend.hpp"
 
 namespace understudy {
 

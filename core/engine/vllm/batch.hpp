@@ -6,8 +6,8 @@
 #include <utility>
 #include <vector>
 
-#include "engine/vllm/kv_backend.hpp"
 #include "engine/step_load.hpp"
+#include "engine/vllm/kv_backend.hpp"
 #include "engine/vllm/offload_connector.hpp"
 
 namespace understudy {

@@ -7,10 +7,10 @@
 #include <utility>
 #include <vector>
 
+#include "engine/kv_trace.hpp"
 #include "engine/vllm/block_stays.hpp"
 #include "engine/vllm/config.hpp"
 #include "engine/vllm/kv_backend.hpp"
-#include "engine/kv_trace.hpp"
 #include "store/block_store.hpp"
 
 namespace understudy {

@@ -16,15 +16,15 @@
 
 #include "base/exclusive_call.hpp"
 #include "engine/announcer.hpp"
-#include "engine/vllm/block_backend.hpp"
-#include "engine/vllm/config.hpp"
 #include "engine/engine.hpp"
 #include "engine/kv_trace.hpp"
 #include "engine/timing.hpp"
 #include "engine/token_log.hpp"
 #include "engine/vllm/admission.hpp"
 #include "engine/vllm/batch.hpp"
+#include "engine/vllm/block_backend.hpp"
 #include "engine/vllm/burst_sampler.hpp"
+#include "engine/vllm/config.hpp"
 #include "engine/vllm/decode_sums.hpp"
 #include "engine/vllm/live_request.hpp"
 #include "engine/vllm/offload_links.hpp"
@@ -71,9 +71,7 @@ class VllmEngine final : public Engine {
   std::size_t num_slots() const noexcept { return requests_.size(); }  // as many were here at one time
   std::size_t steps_kept() const noexcept { return token_log_.steps_kept(); }
   std::int64_t room_wait_ns(RequestId id) const { return tiers_->waited_ns(slots_.at(id)); }
-  bool idle() const noexcept {
-    return running_.empty() && num_waiting() == 0 && planned_.empty() && parked_ == 0;
-  }
+  bool idle() const noexcept { return running_.empty() && num_waiting() == 0 && planned_.empty() && parked_ == 0; }
   std::size_t parked() const noexcept { return parked_; }  // requests whose blocks are being loaded
   WorkerTiers* tiers() noexcept { return tiers_.get(); }
   const WorkerTiers* tiers() const noexcept { return tiers_.get(); }
@@ -152,7 +150,9 @@ class VllmEngine final : public Engine {
   DrainedEvents take_all_events() { return announcer_.take_all(); }
   DrainedEvents peek_events() { return announcer_.peek_new(); }
   // With config().published_blocks.
-  std::size_t published_prefix(std::span<const BlockIdentity> blocks) override { return announcer_.published_prefix(blocks); }
+  std::size_t published_prefix(std::span<const BlockIdentity> blocks) override {
+    return announcer_.published_prefix(blocks);
+  }
   std::vector<TimedKvTrace> take_kv_trace() override { return kv_->take_trace(); }
   std::vector<BlockStay> take_stays() noexcept { return kv_->take_stays(); }
   // Of the drafts that were verified, those accepted at each place.
@@ -356,7 +356,7 @@ class VllmEngine final : public Engine {
   std::int64_t stretch_end_ns_ = 0;  // of deferred steps
   std::int64_t first_deferred_end_ns_ = 0;
   bool in_step_ = false;
-  bool deferred_ = false;  // a stretch is open
+  bool deferred_ = false;                             // a stretch is open
   std::optional<std::uint64_t> stuck_;                // with so many blocks free when it got there
   mutable std::optional<std::int64_t> finish_bound_;  // no_finish_before, while nothing has changed
   bool played_through_ = false;                       // the last step, to its end after the time that was asked for

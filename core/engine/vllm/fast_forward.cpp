@@ -213,7 +213,7 @@ bool VllmEngine::FastForward::play_plain_steps(std::uint64_t until_step) {
 
 // Steps of these durations, the first of which begins now: the ends of those that are in time, in their place.
 std::span<const std::int64_t> VllmEngine::FastForward::ends_in_time(std::span<std::int64_t> durations_ns,
-                                                             std::int64_t now_ns) {
+                                                                    std::int64_t now_ns) {
   std::size_t steps = 0;
   for (; steps < durations_ns.size(); ++steps) {
     const std::int64_t end_ns = now_ns + durations_ns[steps];

@@ -21,7 +21,8 @@ namespace understudy {
 // next one on.
 class VllmEngine::FastForward {
  public:
-  explicit FastForward(VllmEngine& engine) : engine_(engine), size_(engine.config_.block_size), sums_(*engine.timing_.model) {}
+  explicit FastForward(VllmEngine& engine)
+      : engine_(engine), size_(engine.config_.block_size), sums_(*engine.timing_.model) {}
 
   // Every running request decodes or waits for room, and nobody can be admitted until one of them ends.
   bool possible() const;
@@ -169,7 +170,7 @@ class VllmEngine::FastForward {
   std::vector<std::uint8_t> out_;         // one of these for each member
   std::vector<std::uint32_t> paused_;     // those that wait, or rejoin
   std::vector<std::uint32_t> rejoining_;  // those that the step at hand has scheduled
-  std::vector<MemberEvent> events_;               // a heap, the next first
+  std::vector<MemberEvent> events_;       // a heap, the next first
   std::vector<std::uint32_t> due_;        // in the step at hand
   std::vector<std::uint32_t> done_;       // of them, with it; or they pause
   std::vector<Scheduled> filled_;         // requests whose block is complete

@@ -4,8 +4,8 @@
 #include <cstdint>
 #include <vector>
 
-#include "engine/vllm/block_backend.hpp"
 #include "engine/kvbm/shared_blocks.hpp"
+#include "engine/vllm/block_backend.hpp"
 #include "events/event_log.hpp"
 
 namespace understudy {

@@ -5,9 +5,9 @@
 #include <cstdint>
 #include <vector>
 
-#include "engine/vllm/kv_backend.hpp"
 #include "engine/request.hpp"
 #include "engine/token_runs.hpp"
+#include "engine/vllm/kv_backend.hpp"
 
 namespace understudy {
 

@@ -2,9 +2,9 @@
 #include <algorithm>
 #include <utility>
 
-#include "engine/vllm/kvbm_backend.hpp"
 #include "engine/vllm/engine.hpp"
 #include "engine/vllm/fast_forward.hpp"
+#include "engine/vllm/kvbm_backend.hpp"
 #include "engine/vllm/native_backend.hpp"
 #include "engine/vllm/rank_group.hpp"
 

@@ -60,8 +60,8 @@ void VllmEngine::run_deferred_steps(std::int64_t now_ns, bool before_landing) {
   if (before_landing && !in_step_) begin_one_step(now_ns_);
 }
 
-// Runs the steps that ended before `now_ns`, when a transfer lands that only samples show. The stretch goes on, unless a
-// step is open.
+// Runs the steps that ended before `now_ns`, when a transfer lands that only samples show. The stretch goes on, unless
+// a step is open.
 void VllmEngine::run_deferred_samples(std::int64_t now_ns) {
   const BehindTransfers behind(behind_transfers_);
   if (fast_forward_->open() && fast_forward_->run_until(now_ns - 1)) {

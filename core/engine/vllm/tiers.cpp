@@ -56,7 +56,7 @@ void VllmEngine::land(std::int64_t now_ns) {
   if (!tiers_) throw Error(ErrorKind::WrongState, "this engine has no tiers");
   require_time(now_ns);
   tiers_->hub().run_until(now_ns);
-  if (!in_step_) skip_to(now_ns);                         // no step begins before
+  if (!in_step_) skip_to(now_ns);                           // no step begins before
   if (!offload_links_ || in_step_ || !quiescent()) return;  // else the next step is told
   offload_after_step(now_ns);
   announcer_.show(now_ns);

@@ -7,8 +7,8 @@
 #include <tuple>
 #include <vector>
 
-#include "engine/vllm/config.hpp"
 #include "engine/request.hpp"
+#include "engine/vllm/config.hpp"
 
 namespace understudy {
 

@@ -98,7 +98,9 @@ def run_clock_scenario(
 class _Loop:
     def __init__(self, scenario: ClockScenario, profile: VersionProfile, *, check: bool) -> None:
         self._scenario = scenario
-        self._engine = VllmEngine(scenario.config.engine_config(profile, check=check), constant_timing(0.0, 1.0))
+        self._engine = VllmEngine(
+            scenario.config.engine_config(profile, check=check), constant_timing(0.0, 1.0)
+        )
         order = sorted(range(len(scenario.requests)), key=lambda index: scenario.requests[index].t)
         self._to_come = [(scenario.requests[index].t, index) for index in reversed(order)]
         self._aborts = sorted(scenario.aborts, key=lambda abort: -abort.t)

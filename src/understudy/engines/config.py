@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 import msgspec
 import numpy as np
 
-from understudy._core import VllmEngineConfig, Speculation, StepTiming, VllmOffload, python_timing
+from understudy._core import Speculation, StepTiming, VllmEngineConfig, VllmOffload, python_timing
 from understudy.checks import plain_number, read_as, whole_number
 from understudy.engines.mocker_names import refuse_unknown, take_mocker_names
 from understudy.engines.profiles import NEWEST, VersionProfile, find_profile

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from understudy._core import VllmEngine, EventBatch, constant_timing
+from understudy._core import EventBatch, VllmEngine, constant_timing
 from understudy.engines.scenario import DEFAULT_PROFILE, Scenario, submit
 
 if TYPE_CHECKING:

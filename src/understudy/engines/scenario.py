@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import msgspec
 import numpy as np
 
-from understudy._core import VllmEngineConfig, Identities, TokenBlocks
+from understudy._core import Identities, TokenBlocks, VllmEngineConfig
 from understudy.engines.config import VllmConfig
 from understudy.engines.profiles import PROFILES, VersionProfile
 from understudy.errors import InvalidArgument

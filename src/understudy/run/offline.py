@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     import numpy as np
     import numpy.typing as npt
 
-    from understudy._core import VllmEngine, FleetResult, NativeRouter
+    from understudy._core import FleetResult, NativeRouter, VllmEngine
     from understudy.engines.config import VllmConfig
     from understudy.engines.timing import TimingModel
     from understudy.router import Router
@@ -83,7 +83,7 @@ def run_offline(
     needs workers that are independent: open loop, single-turn requests, round-robin or random routing, neither g3 nor
     g4, neither policies nor a timing model of yours. `check` verifies, after every step, conservation and that an index
     fed by the events alone knows exactly the blocks that are there (InvariantViolated); `events` and `kv_trace` keep
-    the run's KV events, and its allocations and evictions; `fast_forward` off plays every decode step by itself, with the
+    the run's KV events, and its allocations and evictions; `fast_forward` off runs every decode step, with the
     same result. `record_steps` names a file for every step of every worker, in the form of a recorded schedule (gzipped
     when its name ends in .gz): it tells which blocks go next, so that it needs a built-in eviction policy on the
     device; `on_step_end` is told the worker and the time (ns) at the end of every step. Both see every step by itself.

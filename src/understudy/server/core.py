@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
-from understudy._core import VllmEngine, Tier
+from understudy._core import Tier, VllmEngine
 
 if TYPE_CHECKING:
     import numpy as np
