@@ -26,5 +26,7 @@ NB_MODULE(_core, m) {
   understudy::bind_kv_router(m);
   understudy::bind_replay(m);
   understudy::bind_run_columns(m);
+#ifdef UNDERSTUDY_TEST_ENGINES
   understudy::bind_test_engines(m);
+#endif
 }

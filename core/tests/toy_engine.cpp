@@ -1,4 +1,4 @@
-#include "tests/toy_engine.hpp"
+#include "toy_engine.hpp"
 
 #include <algorithm>
 #include <utility>

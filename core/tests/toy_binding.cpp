@@ -1,17 +1,14 @@
-// Engines that are compiled for tests only (CMake option UNDERSTUDY_TEST_ENGINES).
+// The toy engine in Python, compiled for tests only (CMake option UNDERSTUDY_TEST_ENGINES).
 #include <nanobind/nanobind.h>
 
-#include "bindings.hpp"
-#ifdef UNDERSTUDY_TEST_ENGINES
-#include "tests/toy_engine.hpp"
-#endif
+#include "bindings/bindings.hpp"
+#include "toy_engine.hpp"
 
 namespace understudy {
 
 namespace nb = nanobind;
 
-void bind_test_engines([[maybe_unused]] nb::module_& m) {
-#ifdef UNDERSTUDY_TEST_ENGINES
+void bind_test_engines(nb::module_& m) {
   using namespace nb::literals;
   nb::class_<ToyConfig, EngineConfig>(m, "ToyEngineConfig", "Settings of the toy engine, for tests of the interface.")
       .def(
@@ -28,7 +25,6 @@ void bind_test_engines([[maybe_unused]] nb::module_& m) {
           },
           nb::kw_only(), "block_size"_a = 16, "num_gpu_blocks"_a = 4096, "max_running"_a = 4, "queue_limit"_a = 8,
           "events"_a = false);
-#endif
 }
 
 }  // namespace understudy
