@@ -45,7 +45,7 @@ std::size_t Announcer::published_prefix(std::span<const BlockIdentity> blocks) {
       if (unpublished_.of(blocks[known]) == UnpublishedChanges::Was::Absent) return known;
     }
     if (known == blocks.size() || unpublished_.of(blocks[known]) != UnpublishedChanges::Was::There) return known;
-    ++known;  // it goes with the step in progress
+    ++known;  // removed by the step in progress
   }
   return known;
 }

@@ -1,4 +1,4 @@
-// What an engine says about its blocks, and when: of the device at the end of a step, of tiers below at once.
+// Publishes an engine's block changes: those of the device at the end of a step, those of lower tiers at once.
 #pragma once
 
 #include <cstdint>
@@ -12,42 +12,42 @@
 
 namespace understudy {
 
-// Takes what the store tells. With `check`, an index that knows nothing else must agree with the store.
+// Reads the store's events. With `check`, an index that knows only these events must agree with the store.
 class Announcer {
  public:
   Announcer(const EngineConfig& config, BlockStore& store) : config_(config), store_(store) {}
 
-  // Whether the store tells what happens. Without prefix caching there is nothing that anybody could use.
+  // Whether the store records events. Without prefix caching no reader could use them.
   static bool wanted(const EngineConfig& config) {
     return (config.events || config.check || config.published_blocks) && config.enable_prefix_caching;
   }
-  // Of a block no more than its name: rows matter only until they could be shown.
+  // Record only a block's name: rows matter only until they are published.
   static bool names_only(const EngineConfig& config) { return !config.events && !config.check; }
   EngineEventLog* log() noexcept { return on_ ? &log_ : nullptr; }
 
   // ── Steps ──
   // Rows of the device are those of a step that has not ended, from now on.
   void hold() noexcept { holds_ = true; }
-  // They are not: what comes next is nobody's.
+  // Stop holding back: later changes belong to no step.
   void stop_holding() noexcept { holds_ = false; }
   bool holds() const noexcept { return holds_; }
-  // What happened to blocks since the last call is visible from now on; on the device, unless that is held back.
+  // Publish block changes since the last call; those on the device unless they are held back.
   void show(std::int64_t now_ns);
   void release(std::int64_t now_ns) {
     stop_holding();
     show(now_ns);
   }
 
-  // ── For those who listen ──
+  // ── For listeners ──
   bool has_visible() const noexcept { return log_.has_visible(); }
   void take_visible(TimedEvents& out) { log_.take_visible(out); }
-  DrainedEvents take_all();  // those of the step in progress too, as the store tells them
-  DrainedEvents peek_new();  // the same, and they stay to be taken
+  DrainedEvents take_all();  // including the step in progress, as the store recorded them
+  DrainedEvents peek_new();  // the same, without taking them
   void keep_taken() noexcept { log_.keep_taken(); }
   void forget_taken() noexcept { log_.forget_taken(); }
 
-  // Leading blocks that are on the device as far as `show` has let anybody know: not what the step in progress has
-  // changed. For an engine without tiers.
+  // Leading blocks on the device as published by `show`: without changes of the step in progress. For an engine without
+  // tiers.
   std::size_t published_prefix(std::span<const BlockIdentity> blocks);
 
   // InvariantViolated when rows and blocks contradict each other.
@@ -60,7 +60,7 @@ class Announcer {
   EngineEventLog log_;
   bool holds_ = false;
   UnpublishedChanges unpublished_;
-  TimedEvents discarded_;  // what nobody but `check` listens to; its room
+  TimedEvents discarded_;  // events that only `check` reads; a reused buffer
   EventTruth truth_;
 };
 

@@ -22,7 +22,7 @@ class TierRun;
 struct EngineSite {
   StepTiming timing;
   const TierConfig* tiers = nullptr;  // below the device; null: none
-  TierRun* run = nullptr;             // what workers share of them; null: the engine is alone
+  TierRun* run = nullptr;             // state that workers share; null: the engine is alone
   std::string name = "worker";
   std::size_t worker = 0;    // random streams differ by worker
   GapSum* gaps = nullptr;    // a sum that engines share; null: each keeps its own

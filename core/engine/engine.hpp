@@ -37,7 +37,7 @@ struct Message {
   std::uint64_t value = 0;
 };
 
-// Where an engine stands between two calls.
+// State of an engine between two calls.
 enum class Phase : std::uint8_t {
   Idle,      // nothing to do until the driver brings something
   Ready,     // begin_step is due at wake_ns
@@ -47,7 +47,7 @@ enum class Phase : std::uint8_t {
   Stalled,   // no step will make progress until a request is submitted or cancelled (Engine::stall)
 };
 
-// What a call made visible. Valid until the next call of the same engine.
+// Results of a call. Valid until the next call of the same engine.
 struct Effects {
   static constexpr std::int64_t kNever = std::numeric_limits<std::int64_t>::max();
   static constexpr std::int64_t kUnknown = kNever - 1;
@@ -67,11 +67,11 @@ struct Effects {
   }
 };
 
-// What `advance` does with the step that is in progress at its end.
+// How `advance` treats the step that is in progress at its end.
 enum class LastStep : std::uint8_t {
-  Open,      // it has begun
-  Unopened,  // it need not have begun, as long as nothing outside can observe it before next_visible_ns
-  Complete,  // it may have been played to its end; for a driver that shows nothing of it before then
+  Open,      // has begun
+  Unopened,  // need not have begun, as long as nothing outside can observe it before next_visible_ns
+  Complete,  // may have been run to its end; for a driver that shows none of it before then
 };
 
 struct AdvanceOptions {
@@ -85,7 +85,7 @@ struct AdvanceOptions {
 struct EngineTotals {
   std::uint64_t steps = 0;
   std::int64_t step_ns = 0;       // duration of all steps
-  std::int64_t uncovered_ns = 0;  // of that, steps outside the range that the timing model was made from
+  std::int64_t uncovered_ns = 0;  // part of it: steps outside the range that the timing model was made from
   std::uint64_t preemptions = 0;
   std::uint64_t burst_steps = 0;
   std::uint64_t burst_tokens = 0;
@@ -201,7 +201,7 @@ class Engine {
   virtual void check() {}
 
  private:
-  Effects default_effects_;  // of the defaults above
+  Effects default_effects_;  // returned by the defaults above
 };
 
 }  // namespace understudy

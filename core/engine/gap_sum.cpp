@@ -8,7 +8,7 @@ namespace understudy {
 
 namespace {
 
-constexpr unsigned kKeyShift = 32;   // of a gap in its word
+constexpr unsigned kKeyShift = 32;   // position of a gap in its word
 constexpr unsigned kDigitBits = 10;  // three digits make a second
 
 // By gap, least significant digit first. Digits are counted in one pass over all.
@@ -78,7 +78,7 @@ void GapSum::merge_last() {
   lists_.back() = std::move(merged);
 }
 
-// What was added one by one becomes a list.
+// Turn gaps that were added one by one into a list.
 void GapSum::fold() {
   const auto list = [](std::size_t most, auto& from, auto gap_of) {
     Gaps out;

@@ -54,10 +54,10 @@ class GapSum {
   void merge_last();
 
   std::vector<std::uint64_t> packed_;
-  std::vector<std::uint64_t> sorted_;  // its room
-  std::uint64_t longest_ns_ = 0;       // of those packed: no bit is higher
+  std::vector<std::uint64_t> sorted_;  // reused buffer
+  std::uint64_t longest_ns_ = 0;       // longest packed gap: no bit is higher
   std::vector<GapCount> rare_;
-  std::vector<Gaps> lists_;  // that get shorter by more than half
+  std::vector<Gaps> lists_;  // each less than half as long as the one before
 };
 
 }  // namespace understudy

@@ -100,7 +100,7 @@ double OpTableTiming::whole_ms(std::uint64_t tokens, std::uint64_t sequences, st
   return kernels * 1e-3 + of_.comm_ms + of_.comm_token_ms * wide + of_.comm_rank_token_ms * all;
 }
 
-// Of a layer. Each prompt attends to itself alone; decodes are what they add to all prompts together.
+// Attention time of a layer. Each prompt attends to itself alone; decodes add their extra time to that of all prompts.
 double OpTableTiming::attention_us(const StepLoad& load) const {
   double total = 0;
   double fresh = 0;

@@ -45,7 +45,7 @@ struct OpTableSet {
   OpTable prompts;                 // attention of a layer, by new tokens and history,
   OpTable decodes;                 // by requests and their mean context,
   OpTable mixed;                   // and by all four
-  std::optional<OpTable> experts;  // of a layer, by tokens of all ranks
+  std::optional<OpTable> experts;  // time of a layer, by tokens of all ranks
   double layers = 0;
   double skew = 0;  // how far uneven contexts go from the time at the mean to that at the longest
   std::uint64_t ranks = 1;

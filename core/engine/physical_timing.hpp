@@ -15,26 +15,26 @@ struct StepCoefficients {
   double weights_ms = 0;                // linear weights, read once
   double token_ms = 0;                  // computing a token with them
   double expert_ms = 0;                 // weights of one expert in all layers, read once
-  double local_experts = 0;             // that are on the rank
-  double expert_share = 0;              // of the experts, that a token is sent to
+  double local_experts = 0;             // experts on the rank
+  double expert_share = 0;              // share of the experts that a token is sent to
   double expert_token_ms = 0;           // computing a rank token with them
   double head_ms = 0;                   // the output matrix, read once
   double head_sequence_ms = 0;          // computing the logits of a sequence
   double context_ms = 0;                // KV of a token of context
   double window_context_ms = 0;         // the same in layers with a sliding window
-  std::uint64_t window = 0;             // its size; 0: no layer has one
+  std::uint64_t window = 0;             // window size; 0: no layer has one
   double mix = 1;                       // factor on the two when there is prefill
-  double attention_ms = 0;              // of a new prompt token with a token of its past
+  double attention_ms = 0;              // a new prompt token with a token of its past
   double window_attention_ms = 0;       // the same in layers with a sliding window
-  double comm_ms = 0;                   // between tensor-parallel ranks, of a step
-  double comm_token_ms = 0;             // and of a token
+  double comm_ms = 0;                   // between tensor-parallel ranks, per step
+  double comm_token_ms = 0;             // the same per token
   double comm_rank_token_ms = 0;        // between data-parallel ranks
-  std::uint64_t ranks = 1;              // of those; where a step does not say what they compute, each as much as it
-  double step_ms = 0;                   // overheads: of a step,
-  double sequence_ms = 0;               // of a sequence,
-  double prefill_ms = 0;                // and of prefill being there
-  double floor_ms = 0;                  // no step with prefill takes less that is too large for a graph,
-  std::uint64_t floor_above = 0;        // which are those with more tokens
+  std::uint64_t ranks = 1;              // data-parallel; without their token count, each computes as much as this one
+  double step_ms = 0;                   // overhead per step
+  double sequence_ms = 0;               // overhead per sequence
+  double prefill_ms = 0;                // overhead of any prefill
+  double floor_ms = 0;                  // least time of a step with prefill that is too large for a graph
+  std::uint64_t floor_above = 0;        // such steps have more tokens than this
   std::vector<std::uint64_t> captures;  // sizes of graphs, rising; a step is padded to the next
   double softness = 2;                  // reading and computing overlap: (a^p + b^p)^(1/p)
 
@@ -42,12 +42,12 @@ struct StepCoefficients {
   void set(std::string_view name, double value);
 };
 
-// What steps were like that the coefficients were fitted on: the most of each.
+// Range of the steps that the coefficients were fitted on: the maximum of each.
 struct TimingDomain {
   std::uint64_t tokens = ~std::uint64_t{0};
   std::uint64_t requests = ~std::uint64_t{0};
-  std::uint64_t context_tokens = ~std::uint64_t{0};  // of those that decode
-  std::uint64_t prompt_tokens = ~std::uint64_t{0};   // of one prompt, this chunk included
+  std::uint64_t context_tokens = ~std::uint64_t{0};  // of decoding requests
+  std::uint64_t prompt_tokens = ~std::uint64_t{0};   // longest prompt, this chunk included
 };
 
 // Rises with every argument; affine in the context for steps that only decode.

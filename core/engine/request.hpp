@@ -19,8 +19,8 @@ class IdentitySource {
   virtual ~IdentitySource() = default;
   // Append identities until `out` holds `count` blocks, or more that were at hand.
   virtual void extend(std::vector<BlockIdentity>& out, std::size_t count) const = 0;
-  // The first `count`, for who looks at them before the request is served: in `room`, or kept here until an empty `out`
-  // gets them.
+  // The first `count` blocks, for readers before the request is served: in `room`, or kept here until an empty `out`
+  // receives them.
   virtual std::span<const BlockIdentity> first(std::size_t count, std::vector<BlockIdentity>& room) const {
     room.clear();
     extend(room, count);
@@ -45,33 +45,33 @@ class GivenIdentities final : public IdentitySource {
   Identities blocks_;
 };
 
-// What no step asks for stands first, so that the rest is near what follows in a request.
+// Fields that no step reads come first, so that the others are next to the hot fields of a request.
 struct RequestSpec {
   RequestId id = 0;                                  // chosen by the driver, never used twice in one engine
   std::string name;                                  // breaks ties under the priority policy
   std::shared_ptr<const IdentitySource> identities;  // null: nothing of it is ever found again
-  // With speculation: how many drafts are accepted in the step whose first output has number p (from 0), at p modulo
-  // its length; null: by rates.
+  // With speculation: accepted drafts of the step whose first output has number p (from 0), at p modulo the length;
+  // null: by rates.
   std::shared_ptr<const std::vector<std::uint32_t>> accepts;
   std::int64_t priority = 0;
   double arrival_time = 0;
-  std::uint32_t adapter = 0;  // of LoRA; 0: the model itself
-  std::uint32_t rank = 0;     // of an engine with several
+  std::uint32_t adapter = 0;  // LoRA adapter; 0: the model itself
+  std::uint32_t rank = 0;     // rank in an engine with several
   std::uint32_t prompt_tokens = 0;
   std::uint32_t max_tokens = 0;
-  std::uint32_t eos_at = 0;  // its output token of this number (from 1) is EOS; 0: only a limit ends it
+  std::uint32_t eos_at = 0;  // number (from 1) of the output token that is EOS; 0: only a limit ends it
 
-  // How many output tokens it ends with, unless max_model_len cuts it. The scheduler knows only `max_tokens`.
+  // Output tokens at the end, unless max_model_len cuts them. The scheduler knows only `max_tokens`.
   std::uint32_t outputs() const noexcept { return eos_at > 0 && eos_at < max_tokens ? eos_at : max_tokens; }
 };
 
 enum class FinishReason : std::uint8_t {
-  Length,     // it has as many tokens as it asked for, or as the model can hold
-  Stop,       // it ended by itself before that
+  Length,     // reached max_tokens or the model's length limit
+  Stop,       // reached EOS before that
   Cancelled,  // by Engine::cancel
 };
 
-// What a request leaves. Times are -1 for what never happened.
+// Record of a finished request. Times are -1 for events that never happened.
 struct RequestRecord {
   RequestId id = 0;
   std::string name;
@@ -86,11 +86,11 @@ struct RequestRecord {
   std::uint32_t preemptions = 0;
   std::uint32_t cached_first = 0;  // tokens found at its first admission
   std::uint64_t cached_total = 0;  // at all admissions together
-  std::uint64_t looked_up = 0;     // its tokens at every admission, together
+  std::uint64_t looked_up = 0;     // tokens looked up, summed over admissions
 
   // Tiers.
-  std::array<std::uint32_t, 3> below_first{};  // of cached_first, tokens that came from G2, G3, G4
-  std::array<std::uint64_t, 3> below_total{};  // of cached_total
+  std::array<std::uint32_t, 3> below_first{};  // part of cached_first from G2, G3, G4
+  std::array<std::uint64_t, 3> below_total{};  // part of cached_total
   std::int64_t parked_ns = 0;                  // while its blocks were loaded
   std::int64_t room_wait_ns = 0;               // while copies left the device
 };

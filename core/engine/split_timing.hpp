@@ -66,7 +66,7 @@ class PolynomialTiming final : public SplitTiming {
     }
     return load.requests > 0;
   }
-  // It rises with utilisation all the way to 1.
+  // A valid bound, because the time rises with utilisation up to 1.
   double least_decode_ms(std::uint64_t requests, std::uint64_t context_tokens, std::uint64_t mean_context,
                          std::uint64_t capacity_tokens) const override {
     return decode_ms(requests, context_tokens, mean_context, capacity_tokens);

@@ -1,4 +1,4 @@
-// What a step computes, as timing models see it.
+// The load of a step, as input of timing models.
 #pragma once
 
 #include <algorithm>
@@ -13,7 +13,7 @@ struct PrefillChunk {
   std::uint32_t history = 0;
 };
 
-// A step in which everybody computes one token.
+// A step in which every request computes one token.
 struct DecodeLoad {
   std::uint64_t requests = 0;
   std::uint64_t context_tokens = 0;    // sum of their lengths, that token included
@@ -25,7 +25,7 @@ struct DecodeLoad {
 struct MockerLoad {
   std::uint64_t prefill_requests = 0;       // requests that compute prompt tokens
   std::uint64_t prefill_input_tokens = 0;   // sum of their prompt lengths so far, this chunk included
-  std::uint64_t prefill_cached_tokens = 0;  // of those, computed before this step or taken from the cache
+  std::uint64_t prefill_cached_tokens = 0;  // part computed before this step or taken from the cache
   std::uint64_t decode_requests = 0;        // requests that sample a token
   std::uint64_t decode_context_tokens = 0;  // sum of their lengths
 };
@@ -36,11 +36,11 @@ struct StepLoad {
   MockerLoad mocker;
   std::uint64_t tokens = 0;            // computed by all
   std::uint64_t requests = 0;          // sequences of the batch
-  std::uint64_t decodes = 0;           // of them, that decode
-  std::uint64_t context_tokens = 0;    // exact sum of the lengths of these
+  std::uint64_t decodes = 0;           // requests that decode
+  std::uint64_t context_tokens = 0;    // exact sum of their lengths
   std::uint64_t windowed_context = 0;  // the same with no length counted past the model's window
   std::uint64_t longest_context = 0;
-  std::uint64_t rank_tokens = 0;  // of all data-parallel ranks that step together; 0: nobody has told
+  std::uint64_t rank_tokens = 0;  // tokens of all data-parallel ranks that step together; 0: unknown
   std::vector<PrefillChunk> chunks;
 
   static StepLoad of(const DecodeLoad& decodes) {

@@ -1,4 +1,4 @@
-// What the tiers of an engine have done until its end.
+// Report of an engine's tiers at its end.
 #pragma once
 
 #include <cstdint>
@@ -11,7 +11,7 @@ namespace understudy {
 
 class TierRun;
 
-// Of one tier that is the engine's own.
+// Use of one tier that the engine owns.
 struct TierUse {
   Tier tier = Tier::G1;
   std::uint64_t capacity_blocks = 0;
@@ -22,9 +22,9 @@ struct TierUse {
 
 struct TierReport {
   std::vector<TierUse> own;            // the device first
-  TierTotals totals;                   // of copies and loads
-  std::vector<std::int64_t> loads_ns;  // how long each took, if that was kept
-  TierRun* run = nullptr;              // what it has for itself of the rest: tiers below, and links; null: nothing
+  TierTotals totals;                   // copies and loads
+  std::vector<std::int64_t> loads_ns;  // duration of each, if kept
+  TierRun* run = nullptr;              // the engine's own lower tiers and links; null: none
 };
 
 }  // namespace understudy

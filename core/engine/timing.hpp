@@ -13,10 +13,10 @@
 
 namespace understudy {
 
-// What times are divided by.
+// Divisors of step times.
 struct Speedups {
   double all = 1.0;
-  double decode = 1.0;  // further, of what is charged for decoding alone
+  double decode = 1.0;  // additional divisor of times charged for decoding alone
 };
 
 inline bool is_duration(double ms) noexcept { return ms >= 0 && ms <= 4e12; }
@@ -38,13 +38,13 @@ class TimingModel {
   // The same as step_ms of StepLoad::of(load).
   virtual double decode_step_ms(const DecodeLoad& load, std::uint64_t capacity_tokens,
                                 const Speedups& speedups) const = 0;
-  // The same for as many steps in which all of these decode, each with a context a token longer in every step. False,
-  // and nothing is said: this model wants to be asked of one step at a time.
+  // The same for consecutive steps in which all of these decode, each context growing by a token per step. False, with
+  // `out` unset: this model times one step at a time.
   virtual bool next_steps_ms(const DecodeLoad&, std::uint64_t /*capacity_tokens*/, const Speedups&,
                              std::span<double> /*out*/) const {
     return false;
   }
-  // What every step takes that decodes at least this with a mean context of at least that, or 0 where nobody can tell.
+  // Lower bound for steps with at least this decode load and at least this mean context; 0 where it is unknown.
   virtual double least_ms(const DecodeLoad&, std::uint64_t /*mean_context*/, std::uint64_t /*capacity_tokens*/,
                           const Speedups&) const {
     return 0;
@@ -74,8 +74,8 @@ struct StepTiming {
   std::int64_t duration_ns(const DecodeLoad& load, std::uint64_t capacity_tokens) const {
     return rounded(model->decode_step_ms(load, capacity_tokens, speedups));
   }
-  // What the next steps take in which all of these decode; returns of how many that is known now, from the first on: at
-  // least one, at most `out.size()` (itself at most kMostAtOnce).
+  // Time the next steps in which all of these decode; returns how many were timed, from the first on: at least one, at
+  // most `out.size()` (itself at most kMostAtOnce).
   static constexpr std::size_t kMostAtOnce = 32;
   std::size_t next_steps_ns(const DecodeLoad& first, std::uint64_t capacity_tokens, std::span<std::int64_t> out) const {
     std::array<double, kMostAtOnce> ms;
@@ -95,7 +95,7 @@ struct StepTiming {
   }
 
  private:
-  // As llround does, which is a call: what is behind the point is exact.
+  // Same result as llround, without the call: the fraction is exact.
   static std::int64_t rounded(double ms) {
     const double ns = checked_ms(ms) * 1e6;
     const auto whole = static_cast<std::int64_t>(ns);

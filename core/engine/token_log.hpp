@@ -17,8 +17,8 @@ struct EngineSample {
   std::uint32_t waiting;
   std::uint32_t active_blocks;
   std::uint32_t cached_blocks;
-  std::uint32_t held_blocks = 0;  // of the active ones, on their way to the host
-  std::uint32_t host_blocks = 0;  // that the host has
+  std::uint32_t held_blocks = 0;  // active blocks being copied to the host
+  std::uint32_t host_blocks = 0;  // blocks on the host
 
   bool operator==(const EngineSample&) const = default;
 };
@@ -43,8 +43,8 @@ class TokenLog {
     keeps_gaps_ = true;
     crowd_ = least_crowd_ = kCrowd;
   }
-  // They go to this sum, which outlives the log, whenever steps are forgotten. That is often: logs that grow side by
-  // side would all take fresh memory, and keep it until the last has ended.
+  // Gaps are moved to this sum, which outlives the log, whenever steps are dropped. That happens often: logs that grow
+  // in parallel would all take fresh memory, and keep it until the last has ended.
   void share_gaps(GapSum& sum) noexcept;
   // The request is complete: its gaps count. Tokens beyond one a step came together: no gap, so gaps of 0.
   void count_gaps(const TokenRuns& runs, std::uint64_t tokens) {
@@ -66,16 +66,17 @@ class TokenLog {
   // Adds every gap since the last call. O(steps).
   void take_gaps(GapSum& out);
 
-  // Steps are forgotten that concern nobody: it is time to say from which one on they do. What is left is as large as
-  // that, and as the number of different gaps.
+  // True when it is time to drop steps that no request needs. The memory left depends on the needed steps and on the
+  // number of different gaps.
   bool crowded() const noexcept { return ends_.size() >= crowd_; }
-  void fold(std::uint64_t first_needed, std::size_t asked);  // of how many that had to be found out
+  void fold(std::uint64_t first_needed, std::size_t asked);  // `asked`: requests examined to find that step
   std::size_t steps_kept() const noexcept { return ends_.size(); }
 
-  // Whether the state may have changed though no block or request has had a turn: somebody came, or a copy landed.
+  // Whether the state may have changed without an event of a block or request: a request was submitted, or a copy
+  // landed.
   bool wants_sample() const noexcept { return touched_; }
   void touch() noexcept { touched_ = true; }
-  // The state of the engine from `now.time_ns` on. Of several at one time the last counts.
+  // Set the state of the engine from `now.time_ns` on. At equal times the last one counts.
   void add_sample(const EngineSample& now);
   // The state at grid points of time, where it differs from the one before, and the last one: a bounded number. Exact
   // for a short run; for a long one the grid is coarse, and what lasts longer is met more often.
@@ -93,17 +94,17 @@ class TokenLog {
   void make_room(std::size_t steps);
   void pour_gaps(GapSum& out);
 
-  std::vector<std::int64_t> ends_;  // of the steps from first_kept_ on
+  std::vector<std::int64_t> ends_;  // ends of the steps from first_kept_ on
   std::uint64_t first_kept_ = 0;
   bool keeps_gaps_ = false;
   std::size_t least_crowd_ = kCrowdWithoutGaps;
   std::size_t crowd_ = kCrowdWithoutGaps;
   GapSum* shared_ = nullptr;               // that gaps go to; null: they are folded here
   Gaps folded_;                            // gaps that were counted; the next three are still to be
-  std::vector<std::int32_t> gap_changes_;  // of the number of requests with a gap that ends with the step
-  std::vector<std::int64_t> odd_gaps_;     // between runs: a preemption, or a step without a turn
+  std::vector<std::int32_t> gap_changes_;  // change of the number of requests with a gap that ends with the step
+  std::vector<std::int64_t> odd_gaps_;     // between runs: a preemption, or a step without this request
   std::int64_t zero_gaps_ = 0;             // within bursts
-  std::vector<EngineSample> samples_;      // of states that have ended
+  std::vector<EngineSample> samples_;      // past states
   std::optional<EngineSample> state_;
   std::int64_t grid_ns_ = 1;  // a power of two
   bool touched_ = false;

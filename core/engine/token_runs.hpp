@@ -16,7 +16,7 @@ struct TokenRun {
   std::uint32_t count;
 };
 
-// In order. Nearly always there is one run, which stands here, near the rest of its request: every step extends it.
+// Runs in order. Nearly always there is one, stored inline next to its request: every step extends it.
 class TokenRuns {
  public:
   bool empty() const noexcept { return last_.count == 0; }
@@ -35,7 +35,7 @@ class TokenRuns {
     }
     last_.count += count;
   }
-  // Nobody needs them any more: their memory is for the next.
+  // Recycle the memory of runs that are not needed any more.
   void give_back() { Spares<TokenRun>::keep(std::move(earlier_)); }
 
  private:

@@ -1,4 +1,4 @@
-// What has happened to blocks of the device and nobody has been told of.
+// Changes of device blocks that are not yet published.
 #pragma once
 
 #include <bit>
@@ -11,8 +11,8 @@
 
 namespace understudy {
 
-// Rows of a step in progress, by hash: was the block there before? Made when somebody asks, and again when rows have
-// been added or told since.
+// Index of a step's rows by hash: was the block present before? Built on the first query, and again after rows were
+// added or published.
 class UnpublishedChanges {
  public:
   enum class Was : std::uint8_t { Unchanged, Absent, There };
@@ -53,7 +53,7 @@ class UnpublishedChanges {
     while (places_[at].was != Was::Unchanged && places_[at].hash != hash) at = (at + 1) & mask;
     return at;
   }
-  // The first change of a block tells what was before.
+  // The first change of a block determines its earlier state.
   void enter(const EventRecord& row) {
     const std::uint64_t hash = row.identity.sequence_hash();
     Place& place = places_[place_of(hash)];

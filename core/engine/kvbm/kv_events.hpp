@@ -1,4 +1,4 @@
-// What a KV manager says about its blocks: one row a block, sorted into the events of two streams.
+// KV events of a manager: one row per block, grouped into the events of two streams.
 #pragma once
 
 #include <cstdint>
@@ -19,13 +19,13 @@ struct KvEventRow {
   std::uint64_t generation = 0;
   EventKind kind = EventKind::Stored;
   std::uint64_t raw_id = 0;
-  std::uint64_t raw_parent = 0;             // of the event's first block, as the engine would say it; 0: none
+  std::uint64_t raw_parent = 0;             // parent of the event's first block, as the engine would report it; 0: none
   std::uint64_t consolidated_id = kSilent;  // kSilent: a further copy came, or not the last one left
 };
 
 struct KvEventRows {
   std::vector<KvEventRow> rows;
-  std::vector<Token> tokens;  // block_size for every Stored row, when token ids were asked for
+  std::vector<Token> tokens;  // block_size for every Stored row, if token ids are requested
 };
 
 // Stored rows that are one event of the raw stream, from row `first` of its call on.
@@ -36,7 +36,7 @@ struct StoredRun {
 
 class KvEventLog {
  public:
-  // What one call to the manager did. What it stored is told first, in the given runs, then what it removed.
+  // Add the rows of one call to the manager: first stored blocks, in the given runs, then removed ones.
   void add(const DrainedEvents& call, std::span<const StoredRun> runs);
   KvEventRows drain() noexcept { return std::exchange(kept_, {}); }
 

@@ -22,8 +22,8 @@ class BlockLease {
   BlockLease(const BlockLease&) = delete;
   BlockLease& operator=(const BlockLease&) = delete;
 
-  // Hold blocks for the first `tokens` tokens. The first allocation may take `prefix`, resident leading
-  // blocks, from the cache; the rest are new. All or nothing.
+  // Allocate blocks for the first `tokens` tokens. The first allocation may take `prefix`, resident leading blocks,
+  // from the cache; the others are new. All or nothing.
   void allocate(std::size_t tokens, std::span<const BlockIdentity> prefix = {});
   // The first `tokens` tokens are computed: blocks that this completes become visible. `identities` name all
   // complete blocks, `token_ids` hold the tokens of those that become visible. How many do.
@@ -31,7 +31,7 @@ class BlockLease {
                        std::span<const Token> token_ids = {});
   // From the last block to the first, so that the leaf is the first to be evicted.
   void release();
-  // As release, but nobody finds the blocks any more, not even those that others hold.
+  // Like release, but the blocks cannot be matched any more, including those that other leases reference.
   void discard();
 
   std::size_t allocated_tokens() const noexcept { return tokens_; }

@@ -79,7 +79,7 @@ std::vector<KvManager::Use> KvManager::classify(std::span<const KvBlock> blocks)
   shared_.look(fulls);
 
   const bool distinct = rising(fulls);
-  std::map<LineageHash, std::size_t> named;  // of this call, and so are the next
+  std::map<LineageHash, std::size_t> named;  // positions in this call, here and in the next
   std::map<PartialId, std::size_t> opened;
   std::vector<Use> uses(blocks.size());
   std::size_t full = 0;
@@ -182,7 +182,7 @@ void KvManager::take(std::span<const KvBlock> blocks, std::span<Use> uses, std::
   trace(fresh.size(), evicted.size());
 }
 
-// ── Let go ──
+// ── Release ──
 
 KvManager::Resolved KvManager::resolve(std::span<const KvBlock> blocks) const {
   const std::vector<BlockIdentity> fulls = full_blocks(blocks);
@@ -205,7 +205,7 @@ KvManager::Resolved KvManager::resolve(std::span<const KvBlock> blocks) const {
     }
     const SlotId slot = slots[full];
     const std::uint32_t held = references[full++];
-    // Holders of before the discard come first: whoever acquired the hash anew came later.
+    // References from before the discard are released first: later ones acquired the hash anew.
     const auto orphan = std::find_if(out.orphans.begin(), out.orphans.end(), [&](const Orphan& o) {
       return o.references > 0 && o.lineage == block.identity.lineage;
     });

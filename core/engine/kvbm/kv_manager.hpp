@@ -40,7 +40,7 @@ struct KvBlock {
   PartialId partial = 0;
 };
 
-// Leading resident blocks, and how many of them somebody references.
+// Leading resident blocks, and how many of them are referenced.
 struct KvOverlap {
   std::size_t resident = 0;
   std::size_t active = 0;
@@ -52,15 +52,15 @@ class KvManager {
   explicit KvManager(const KvManagerConfig& config);
 
   // ── Kvbm only ──
-  // One reference more to each block. Those that are neither active nor inactive are allocated; full ones are
-  // registered at once. All or nothing (CapacityExhausted), or with `partial` the longest prefix that fits:
-  // its length. `tokens` are those of the full blocks, when events carry them.
+  // Add one reference to each block. Blocks that are neither active nor inactive are allocated; full ones are
+  // registered at once. All or nothing (CapacityExhausted), or with `partial` the longest prefix that fits; returns its
+  // length. `tokens` are those of the full blocks, when events carry them.
   std::size_t acquire(std::span<const KvBlock> blocks, std::span<const Token> tokens = {}, bool partial = false);
-  // One reference less to each, in this order. At zero a full block is cached and a partial one empty.
+  // Drop one reference of each, in this order. At zero a full block is cached and a partial one empty.
   void release(std::span<const KvBlock> blocks);
   // A held partial block becomes the full block `identity`, or gives way to the one that is here already.
   void seal(PartialId partial, const BlockIdentity& identity, std::span<const Token> tokens = {});
-  // Releases, and nobody finds the blocks any more; slots that others hold become empty when they let go.
+  // Release, and make the blocks unmatchable; slots with other references become empty when those are released.
   void discard(std::span<const KvBlock> blocks);
 
   // ── Find ──

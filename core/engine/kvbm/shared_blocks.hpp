@@ -1,4 +1,4 @@
-// The rules of kvbm: one physical block a hash, shared by all who want it, and found as soon as it is acquired.
+// The rules of kvbm: one physical block per hash, shared by all requests, and matchable as soon as it is acquired.
 #pragma once
 
 #include <cstddef>
@@ -10,27 +10,27 @@
 
 namespace understudy {
 
-// Over pool 0 of a store. An acquisition is look, hold, store (or undo_hold), with room made in between: for those
-// blocks that are `missing`, and for as many without a name as its caller likes.
+// Operates on pool 0 of a store. An acquisition is look, hold, store (or undo_hold); in between the caller makes room
+// for the `missing` blocks, and for any number of blocks without a name.
 class SharedBlocks {
  public:
   explicit SharedBlocks(BlockStore& store) : store_(store) {}
 
-  // Where distinct `blocks` are, and how many hold each. Returns how many nobody holds. Changes nothing.
+  // Find distinct `blocks` and the references of each. Returns how many are unreferenced. Changes nothing.
   std::uint64_t look(std::span<const BlockIdentity> blocks);
   std::span<const SlotId> slots() const noexcept { return slots_; }
   std::span<const std::uint32_t> holders() const noexcept { return holders_; }
   std::size_t missing() const noexcept;
 
-  // One reference more to each that is here, so that making room for the others cannot evict it. Only what nobody held
-  // counts as used again.
+  // Add one reference to each resident block, so that making room for the others cannot evict it. Only blocks that were
+  // unreferenced count as used again.
   void hold(std::span<const BlockIdentity> blocks);
   void undo_hold();
-  // The rest go to `fresh` slots and are found from now on; `slots` then says where all of them are. `tokens` are those
-  // of all `blocks`, where events carry them. Returns how many fresh slots it used: the first ones.
+  // Put the missing blocks into `fresh` slots and make them matchable; `slots` then has the slots of all. `tokens` are
+  // those of all `blocks`, where events carry them. Returns how many fresh slots it used: the first ones.
   std::size_t store(std::span<const BlockIdentity> blocks, std::span<SlotId> fresh, std::span<const Token> tokens = {});
 
-  // The block without a name in `slot` becomes `block`, or gives way to the one that is here already.
+  // Name the unnamed block in `slot`, or replace it by the resident block of that name.
   void seal(SlotId& slot, const BlockIdentity& block, std::span<const Token> tokens = {});
 
  private:

@@ -1,4 +1,4 @@
-// What a scheduler remembers of those who wait: the one that it could admit, and why it did not.
+// Scheduler state about waiting requests: the candidate for admission, and why it was not admitted.
 #pragma once
 
 #include <cstddef>
@@ -24,22 +24,23 @@ struct Admission {
   std::uint32_t total() const noexcept { return hit_tokens + tokens; }
 };
 
-// The head of the queue was not admitted, and will not be while this stands: the others only decode.
+// The head of the queue was not admitted and stays refused while `stands` is set: the other requests only decode.
 struct Refusal {
   bool stands = false;
   bool wants_block = false;
   LineageHash missing;         // the block that would lengthen its hit
   std::uint64_t released = 0;  // by the tiers until then
-  // It cannot go before tiers have made so many blocks free, unless a load ends, of which there were so many.
+  // The head cannot be admitted before tiers have freed `lacks` blocks, unless a load ends (the count was
+  // `loads_ended`).
   std::uint64_t lacks = 0;
   std::uint64_t loads_ended = 0;
-  bool has_preempted = false;  // in a schedule that failed then: the one that takes its place admits nobody either
+  bool has_preempted = false;  // set by a schedule that failed: the schedule that replaces it admits no request either
 };
 
-// Nothing can be computed before a transfer lands, unless somebody comes or goes.
+// No request can compute before a transfer lands, unless a request is submitted, finished or cancelled.
 struct LandingWait {
   bool on = false;
-  bool visited = false;        // somebody came or went since the last step began
+  bool visited = false;        // a request was submitted, finished or cancelled since the last step began
   std::uint64_t released = 0;  // by the tiers until then
 };
 

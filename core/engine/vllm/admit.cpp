@@ -1,5 +1,5 @@
-// The second half of a schedule: admissions from the head of the queue. Nobody overtakes, but for those whose adapter
-// has no place in the batch.
+// The second half of a schedule: admissions from the head of the queue, in order. Only requests whose adapter has no
+// place in the batch are passed over.
 #include <algorithm>
 
 #include "engine/vllm/engine.hpp"
@@ -14,7 +14,7 @@ void VllmEngine::admit(std::int64_t now_ns) {
   for (const Scheduled& turn : log_.scheduled) note_adapter(requests_[turn.slot]);
   try {
     admit_heads(now_ns);
-  } catch (...) {  // a policy of the user's
+  } catch (...) {  // user-defined policy
     put_back_passed_over();
     throw;
   }
@@ -28,8 +28,8 @@ void VllmEngine::put_back_passed_over() {
   refusal_.stands = false;  // an adapter may leave the batch at any time
 }
 
-// Who may not go on, or waits for blocks to come or to leave, ends the loop or is set aside; the head that passes all
-// of it runs.
+// A head that may not continue, or waits for blocks to load or to be freed, ends the loop or is set aside; a head that
+// passes all checks runs.
 void VllmEngine::admit_heads(std::int64_t now_ns) {
   const bool decodes_only = only_decodes();
   const bool joins = !log_.scheduled.empty();
@@ -85,7 +85,7 @@ bool VllmEngine::only_decodes() const {
                               [this](const Scheduled& turn) { return requests_[turn.slot].prefilling; });
 }
 
-// What the device has of it.
+// Find the request's cached blocks on the device.
 Admission VllmEngine::look_up(RequestSlot slot) {
   EngineRequest& request = requests_[slot];
   Admission head;
@@ -101,7 +101,8 @@ Admission VllmEngine::look_up(RequestSlot slot) {
   return head;
 }
 
-// What it computes in this step. False: one token that would have to be padded, and there is no budget for that.
+// Set the tokens that the head computes in this step. False: its one token would need padding, and the budget has no
+// room for it.
 bool VllmEngine::size_up(Admission& head, bool decodes_only, bool joins) const {
   const EngineRequest& request = requests_[head.slot];
   const Speculation& speculation = config_.speculation;
@@ -142,12 +143,12 @@ bool VllmEngine::fits(const Admission& head) {
   return kv_->cost(request, head.hit, blocks_up_to(request, head.total(), true)) + watermark <= free;
 }
 
-// It stays where it is: for how long is known, or not.
+// Leave the head in the queue; record whether the refusal stays valid for the next steps.
 void VllmEngine::refuse(const Admission& head) {
-  // Blocks only get scarcer while the others decode, whatever the order of eviction: each that they take is one less,
-  // and at most one less that this request would have to hold, for a hit that goes has to be computed instead, and so
-  // have those behind it. But the budget may have gone to prompts of this step alone.
-  // Asynchronously, who has its last token in flight takes none of it.
+  // While the others decode, free blocks only decrease, whatever the eviction order: each block taken is one fewer
+  // free, and reduces what this request needs by at most one, because an evicted hit and the hits behind it must be
+  // computed. The budget, however, may have been used by prompts of this step only. Asynchronously, a request whose
+  // last token is in flight uses no budget.
   refusal_.stands =
       !head.too_long || (!config_.async_scheduling && head.wanted + running_.size() > config_.max_num_batched_tokens);
   // A hit that is evicted takes those behind it along, and a chunk without them may need less than it did.
@@ -156,7 +157,7 @@ void VllmEngine::refuse(const Admission& head) {
   if (refusal_.wants_block) refusal_.missing = requests_[head.slot].blocks[head.hit.blocks].lineage;
 }
 
-// It runs from now on, and has its blocks.
+// Move the head, which has its blocks, to the running list.
 void VllmEngine::enter(const Admission& head, std::int64_t now_ns) {
   EngineRequest& request = requests_[head.slot];
   const bool resumed = request.status == RequestStatus::Preempted;
@@ -182,8 +183,8 @@ void VllmEngine::enter(const Admission& head, std::int64_t now_ns) {
   charge(head.tokens);
 }
 
-// Blocks that a turn ending at `total` tokens needs: for its longest burst too, should it sample, and for what a
-// drafter writes behind them.
+// Blocks needed by an entry of the batch that ends at `total` tokens, including its longest burst, if it samples, and
+// the drafter's lookahead.
 std::uint32_t VllmEngine::blocks_up_to(const EngineRequest& request, std::uint32_t total,
                                        bool admission) const noexcept {
   std::uint32_t more = 0;

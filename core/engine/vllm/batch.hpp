@@ -1,4 +1,4 @@
-// What a schedule decides: a batch, and the log of how it came about.
+// The result of a schedule: a batch, and the log of its decisions.
 #pragma once
 
 #include <cstdint>
@@ -12,14 +12,14 @@
 
 namespace understudy {
 
-// What a request computes in a batch.
+// An entry of the batch: the tokens that one request computes.
 struct Scheduled {
   RequestSlot slot;
   std::uint32_t tokens;
   std::uint32_t before;  // computed until then
   bool samples;
   RequestId id;              // the slot may have gone to another since
-  std::uint32_t drafts = 0;  // of the tokens, to be verified
+  std::uint32_t drafts = 0;  // tokens that are drafts to be verified
   bool blank = false;        // none of the drafts can be right
 };
 
@@ -29,8 +29,8 @@ struct Batch {
 
   std::vector<Scheduled> turns;
   StepLoad load;
-  std::int64_t duration_ns = 0;  // or kUnknown, until somebody asks
-  // vLLM's offload: what begins with it; and, in lockstep, the transfers that are done when it is.
+  std::int64_t duration_ns = 0;  // kUnknown until the first query
+  // vLLM's offload: transfers that begin with the batch; and, in lockstep, those that are done when it ends.
   OffloadOrders orders{};
   std::vector<JobId> reports{};
 
@@ -44,8 +44,8 @@ struct FetchStages {
   std::size_t done = 0;  // and not admitted yet
 };
 
-// What the last step decided, in vLLM's order. Of two schedules (asynchronously, behind an empty queue) `scheduled` is
-// that of the second.
+// Decisions of the last step, in vLLM's order. If there were two schedules (asynchronously, behind an empty queue),
+// `scheduled` is the second one's.
 struct StepLog {
   std::vector<Scheduled> scheduled;
   std::vector<RequestId> admitted;  // with `resumed` and `cached` of the same length

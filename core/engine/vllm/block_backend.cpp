@@ -13,7 +13,7 @@ constexpr std::uint64_t kPrivateSeed = 0x6B76626DULL;
 KvHit BlockBackend::find(KvRequest& request, std::size_t limit) {
   if (!config_.enable_prefix_caching) return {};
   need_names(request, limit);
-  if (hits_.size() < limit) hits_.resize(limit);  // what is there are guesses
+  if (hits_.size() < limit) hits_.resize(limit);  // existing entries serve as guesses
   KvHit hit;
   hit.blocks = store_.peek_prefix(0, std::span<const BlockIdentity>(request.blocks).first(limit), hits_.data(),
                                   &hit.unreferenced);
@@ -41,7 +41,7 @@ void BlockBackend::need_names(KvRequest& request, std::size_t blocks) {
     request.spec.identities->extend(request.blocks, blocks);
     return;
   }
-  // Names that nobody else has, the same for the request's life.
+  // Unique names that stay equal for the request's life.
   while (request.blocks.size() < blocks) {
     const auto position = static_cast<std::uint32_t>(request.blocks.size());
     request.blocks.push_back(
@@ -57,7 +57,7 @@ KvBackend::Room BlockBackend::take(KvRequest& request, std::size_t count, std::i
   Room room = Room::Short;
   try {
     room = take_slots(request.slot, std::span<SlotId>(request.table).subspan(held), now_ns);
-  } catch (...) {  // a policy of the user's
+  } catch (...) {  // user-defined policy
     request.table.resize(held);
     throw;
   }

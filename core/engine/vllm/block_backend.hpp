@@ -1,4 +1,4 @@
-// What the backends over a block store have in common: names of blocks, and slots that tiers may have to make free.
+// Common part of the backends over a block store: names of blocks, and slots that tiers may have to free first.
 #pragma once
 
 #include <cstdint>
@@ -30,18 +30,18 @@ class BlockBackend : public KvBackend {
   std::uint64_t available() const final { return store_.available(0); }
   KvUsage usage() const final { return {store_.in(0, SlotState::Reset), store_.in(0, SlotState::Inactive)}; }
 
-  // ── Block by block, for those who know what they do ──
-  // One more block, without a name; or nothing has changed.
+  // ── Single blocks, for callers that keep the invariants themselves ──
+  // Add one block without a name; on failure nothing has changed.
   Room add(KvRequest& request, std::int64_t now_ns) { return take(request, 1, now_ns); }
-  // Others can find its first `blocks` blocks from now on.
+  // Make the first `blocks` blocks matchable by other requests.
   virtual void name(KvRequest& request, std::uint32_t blocks) = 0;
   // A block is found once its tokens have come; else from the schedule of its last one on.
   virtual bool names_on_receipt() const noexcept = 0;
   // Nothing that is cached goes while there is an empty block.
   bool evicts_last() const noexcept { return order_ != PolicyKind::VllmAppend && order_ != PolicyKind::Advised; }
-  // The order is a policy of the user's, which may fail whenever a block is taken.
+  // The eviction order is a user-defined policy, which may throw whenever a block is taken.
   bool asks_user() const noexcept { return order_ == PolicyKind::Advised; }
-  // Identities of its first `blocks` blocks are known.
+  // Compute the identities of the first `blocks` blocks.
   void need_names(KvRequest& request, std::size_t blocks);
 
   std::vector<TimedKvTrace> take_trace() noexcept { return std::exchange(trace_, {}); }
@@ -51,9 +51,9 @@ class BlockBackend : public KvBackend {
   Room take(KvRequest& request, std::size_t count, std::int64_t now_ns);
   // All of `out`, or nothing has changed.
   Room take_slots(RequestSlot who, std::span<SlotId> out, std::int64_t now_ns);
-  // They have a new owner: what was known of them holds no longer.
+  // The slots have a new owner: knowledge about their old content is invalid.
   virtual void handed_out(std::span<const SlotId>) {}
-  // A request holds them, whoever else does.
+  // A request references the slots; others may reference them too.
   void note_found(std::span<const SlotId> slots, std::int64_t now_ns) {
     if (stays_) stays_->found(slots, now_ns);
   }
@@ -66,9 +66,9 @@ class BlockBackend : public KvBackend {
   void trace(std::size_t taken, std::uint64_t evictions_before, std::int64_t now_ns);
 
   const PolicyKind order_;    // in which blocks go
-  std::vector<SlotId> hits_;  // of the last find
+  std::vector<SlotId> hits_;  // slots of the last find
   std::vector<TimedKvTrace> trace_;
-  std::optional<BlockStays> stays_;  // where it is measured
+  std::optional<BlockStays> stays_;  // set when measured
 };
 
 }  // namespace understudy

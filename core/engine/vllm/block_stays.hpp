@@ -29,7 +29,7 @@ class BlockStays {
   // `sample`: the share of blocks that are followed.
   explicit BlockStays(double sample) : sample_(sample) {}
 
-  // They have a new owner. `told`: what is known of the one before is worth a record.
+  // The slots have a new owner. `told`: record the stay of the previous one.
   void handed_out(std::span<const SlotId> slots, std::int64_t now_ns, bool told) {
     for (const SlotId slot : slots) {
       if (const auto known = lives_.find(slot); known != lives_.end()) {

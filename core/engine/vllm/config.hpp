@@ -24,26 +24,26 @@ enum class FreeOrder : std::uint8_t {
   UncachedLast,  // at the end if prefix caching is off, else in front
 };
 
-// vLLM's speculative decoding: what a method asks of the scheduler, and how many of its drafts turn out right.
+// vLLM's speculative decoding: a method's demands on the scheduler, and the acceptance rates of its drafts.
 struct Speculation {
   std::uint32_t tokens = 0;          // drafts that follow a sampled token; 0: off
   std::uint32_t lookahead = 0;       // positions behind those scheduled that the drafter writes
-  std::uint32_t draft_slots = 0;     // of the budget, taken by every request besides
-  std::uint32_t reserved_slots = 0;  // of the budget, taken whoever is there
-  bool drops_last_hit = false;       // it needs hidden states, which the cache does not hold
+  std::uint32_t draft_slots = 0;     // extra budget that every request takes
+  std::uint32_t reserved_slots = 0;  // budget that is always taken
+  bool drops_last_hit = false;       // the drafter needs hidden states, which the cache does not hold
   bool pads_admissions = true;       // a request that joins decodes with one token to compute gets blank drafts
-  bool pads_hits = true;             // so does one whose other tokens are cached, though nobody else decodes
-  bool pads_within_context = true;   // where the context has no room for them, it goes without; else it waits
+  bool pads_hits = true;             // also when all its other tokens are cached and no other request decodes
+  bool pads_within_context = true;   // without room in the context it gets none; else it waits
   bool admission_lookahead = true;   // an admission takes the lookahead too
-  std::vector<double> accept_rates;  // of draft i, if all before it were accepted
+  std::vector<double> accept_rates;  // rate of draft i, if all before it were accepted
   std::uint64_t seed = 42;
 };
 
 struct VllmConfig final : EngineConfig {
   std::uint32_t max_num_seqs = 256;
-  std::uint32_t max_num_active_seqs = kUnlimited;      // nobody is admitted while so many run
+  std::uint32_t max_num_active_seqs = kUnlimited;      // no admission while this many run
   std::uint32_t long_prefill_token_threshold = 0;      // 0: off
-  bool long_prefill_token_threshold_adaptive = false;  // no lower than everybody's fair share of the budget
+  bool long_prefill_token_threshold_adaptive = false;  // at least the fair share of the budget per request
   bool enable_chunked_prefill = true;
   SchedulingPolicy policy = SchedulingPolicy::Fcfs;
   PreemptionMode preemption_mode = PreemptionMode::Lifo;
@@ -54,17 +54,17 @@ struct VllmConfig final : EngineConfig {
   KvManagerKind kv_manager = KvManagerKind::Native;
   // Makes the eviction policy of the device, for each worker; none: the manager's own (vLLM's free list, or lineage).
   std::function<PolicyConfig()> eviction;
-  bool eviction_is_users = false;    // it makes user-defined policies, or one policy for all workers
-  std::vector<double> accept_rates;  // of the draft tokens of a speculative burst; empty: no speculation
+  bool eviction_is_users = false;    // the config makes user-defined policies, or one policy for all workers
+  std::vector<double> accept_rates;  // rates of the draft tokens of a speculative burst; empty: no speculation
   std::uint64_t burst_seed = 42;
   Speculation speculation;
-  std::optional<VllmOffload> offload;  // vLLM's own; without links, or over those of the tiers
+  std::optional<VllmOffload> offload;  // vLLM's own offload; without links, or over the links of the tiers
 
   // Version profile.
   FreeOrder free_order = FreeOrder::UnkeyedFirst;
-  bool caps_lone_prefill = true;  // the long-prefill threshold holds though nobody else is there
-  bool preempted_first = true;    // in the queue, before those who were passed over because of their adapter
-  bool phantom_hits = true;       // a victim already scheduled keeps keys of blocks that nobody will compute
+  bool caps_lone_prefill = true;  // the long-prefill threshold applies to a lone request too
+  bool preempted_first = true;    // queued before requests that were passed over because of their adapter
+  bool phantom_hits = true;       // a victim already scheduled keeps keys of blocks that are never computed
 
   double stay_sample = 0.0;  // share of blocks whose time in the cache is measured, step by step only
 

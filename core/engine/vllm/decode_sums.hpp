@@ -1,4 +1,4 @@
-// What requests that decode together read, step after step: in each of them every context grows by a token.
+// Sums over requests that decode together, step after step: every context grows by a token per step.
 #pragma once
 
 #include <algorithm>
@@ -44,7 +44,7 @@ class DecodeSums {
   }
   void grow(std::uint64_t steps) noexcept { load_ = after(steps); }
   void pass_window() noexcept { --below_; }
-  // What so many steps take, if nobody passes the window.
+  // Time of the next `steps` steps, if no context passes the window.
   std::int64_t duration_ns(std::uint64_t steps, const StepTiming& timing, std::uint64_t capacity_tokens) const {
     std::int64_t sum_ns = 0;
     std::array<std::int64_t, StepTiming::kMostAtOnce> durations_ns;
@@ -56,7 +56,7 @@ class DecodeSums {
     }
     return sum_ns;
   }
-  // After so many steps, if nobody passes the window.
+  // Load after `steps` steps, if no context passes the window.
   DecodeLoad after(std::uint64_t steps) const noexcept {
     return {load_.requests, load_.context_tokens + steps * load_.requests, load_.windowed_context + steps * below_,
             load_.longest_context + steps};
@@ -68,11 +68,11 @@ class DecodeSums {
   std::uint64_t below_ = 0;  // contexts shorter than the window
 };
 
-// What is certain of the next steps, unless somebody comes: in each of them all of these decode.
+// Prediction for the next steps, valid until a request is submitted: all counted requests decode in each of them.
 struct Outlook {
   DecodeSums sums;
-  std::uint64_t steps = ~std::uint64_t{0};      // to the first end, of whomever
-  std::uint64_t to_window = ~std::uint64_t{0};  // until somebody's context is the model's window
+  std::uint64_t steps = ~std::uint64_t{0};      // until the first request finishes
+  std::uint64_t to_window = ~std::uint64_t{0};  // until the first context reaches the model's window
   bool alone = false;                           // nothing else is computed
 };
 

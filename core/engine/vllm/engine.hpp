@@ -35,9 +35,9 @@
 
 namespace understudy {
 
-// Step-exact with the real scheduler of the configured version. Synchronously a step is begin_step (schedule; what it
-// admits is visible at once) and end_step (its tokens are). Asynchronously there are two batches: when one begins, the
-// next is scheduled behind it, so that who comes while batch s runs is first computed in batch s + 2.
+// Step-exact with the real scheduler of the configured version. Synchronously a step is begin_step (schedules;
+// admissions are visible at once) and end_step (tokens are visible). Asynchronously there are two batches: when one
+// begins, the next is scheduled behind it, so a request submitted while batch s runs is first computed in batch s + 2.
 class VllmEngine final : public Engine {
  public:
   VllmEngine(const VllmConfig& config, const EngineSite& site);
@@ -68,7 +68,7 @@ class VllmEngine final : public Engine {
   std::vector<RequestId> running() const;
   std::vector<RequestId> waiting(std::size_t count) const;  // the first so many
   std::size_t num_waiting() const noexcept { return waiting_.size() + skipped_.size(); }
-  std::size_t num_slots() const noexcept { return requests_.size(); }  // as many were here at one time
+  std::size_t num_slots() const noexcept { return requests_.size(); }  // the most requests present at one time
   std::size_t steps_kept() const noexcept { return token_log_.steps_kept(); }
   std::int64_t room_wait_ns(RequestId id) const { return tiers_->waited_ns(slots_.at(id)); }
   bool idle() const noexcept { return running_.empty() && num_waiting() == 0 && planned_.empty() && parked_ == 0; }
@@ -83,7 +83,7 @@ class VllmEngine final : public Engine {
   bool offload_pending() const noexcept { return offload_ && (offload_->has_jobs() || offload_->has_ended_to_tell()); }
   std::vector<RequestId> loading() const;  // requests whose blocks are being loaded, in the order of the queues
   FetchStages fetch_stages() const;
-  // Loads the prefix that tiers below have, before anybody asks for it. True when something is on its way.
+  // Prefetch the prefix that lower tiers have. True when a load has started.
   bool prefetch(std::span<const BlockIdentity> blocks, std::int64_t now_ns);
   TierRun* own_run() noexcept { return own_run_.get(); }
   CallFlag& call_flag() noexcept { return tiers_ ? tiers_->call_flag() : call_flag_; }
@@ -104,8 +104,8 @@ class VllmEngine final : public Engine {
   // the batch before, so that no time passes in between. Not to be mixed with begin_step and end_step.
   void begin_recorded_step(std::int64_t now_ns);
   const Effects& end_recorded_step(std::int64_t now_ns) { return end_step(now_ns); }
-  // Of ranks that step together: the tokens that the open step computes; and its new end, once it is known what all
-  // ranks compute.
+  // For ranks that step together: the tokens that the open step computes; and its new end, once the tokens of all ranks
+  // are known.
   std::uint64_t step_tokens() const noexcept { return open_load().tokens; }
   std::int64_t retime_step(std::uint64_t rank_tokens);
   bool in_step() const noexcept { return in_step_; }
@@ -113,10 +113,10 @@ class VllmEngine final : public Engine {
   std::int64_t wake_ns() const;
   Phase phase() const;
   const StepLog& log() const noexcept { return log_; }
-  const std::vector<Scheduled>& batch() const noexcept {  // what the open step computes
+  const std::vector<Scheduled>& batch() const noexcept {  // the batch of the open step
     return config_.async_scheduling ? open_.turns : log_.scheduled;
   }
-  // Lets idle time pass.
+  // Advance the clock of an idle engine.
   void skip_to(std::int64_t time_ns) noexcept {
     now_ns_ = std::max(now_ns_, time_ns);
     finish_bound_.reset();
@@ -127,7 +127,7 @@ class VllmEngine final : public Engine {
   Stall stall() const override;
   bool asleep() const noexcept { return landing_wait_.on; }
 
-  // What the last call of end_step or advance returned, if nobody has taken it.
+  // Effects of the last call of end_step or advance that have not been taken.
   Effects take_effects() { return std::exchange(effects_, {}); }
 
   EngineSnapshot snapshot() const override;
@@ -155,7 +155,7 @@ class VllmEngine final : public Engine {
   }
   std::vector<TimedKvTrace> take_kv_trace() override { return kv_->take_trace(); }
   std::vector<BlockStay> take_stays() noexcept { return kv_->take_stays(); }
-  // Of the drafts that were verified, those accepted at each place.
+  // Accepted drafts by position, out of those verified.
   const std::vector<std::uint64_t>& accepted_at() const noexcept { return accepted_at_; }
 
   // Raises InvariantViolated when requests, blocks and (with config().check) events contradict each other. O(blocks).
@@ -313,15 +313,16 @@ class VllmEngine final : public Engine {
   // Requests.
   std::vector<EngineRequest> requests_;  // by slot
   std::vector<RequestSlot> free_slots_;
-  std::unordered_map<RequestId, RequestSlot> slots_;  // of those who have not ended
+  std::unordered_map<RequestId, RequestSlot> slots_;  // requests that have not ended
   std::uint64_t num_submitted_ = 0;
   std::vector<RequestSlot> running_;
   WaitingQueue waiting_;
-  std::vector<RequestSlot> unread_;  // who came since the engine last looked
+  std::vector<RequestSlot> unread_;  // submitted since the engine last read its queue
   std::size_t parked_ = 0;
   bool admitting_ = true;
 
-  // vLLM's offload: who was skipped, or (by release) who holds blocks; and blocks that steps in flight still write.
+  // vLLM's offload: requests that were skipped, or (by release) that hold blocks; and blocks that steps in flight still
+  // write.
   struct Kept {
     std::uint64_t step = 0;
     std::vector<SlotId> table;
@@ -332,11 +333,11 @@ class VllmEngine final : public Engine {
   WaitingQueue skipped_;
   std::size_t loading_ = 0;
   std::vector<RequestSlot> prefills_in_flight_;
-  OffloadOrders orders_;               // of the last schedule
-  std::uint64_t scheduled_steps_ = 0;  // that computed anything
+  OffloadOrders orders_;               // orders of the last schedule
+  std::uint64_t scheduled_steps_ = 0;  // steps that computed a token
   std::uint64_t processed_steps_ = 0;
   std::deque<Kept> deferred_frees_;
-  std::unordered_map<RequestId, Kept> orphans_;  // of requests that were aborted while they were loaded
+  std::unordered_map<RequestId, Kept> orphans_;  // requests aborted during their load
 
   // The schedule at hand, and the last one.
   std::uint64_t budget_ = 0;
@@ -345,22 +346,22 @@ class VllmEngine final : public Engine {
   StepLog log_;
   StepLoad load_;
   Refusal refusal_;
-  std::vector<std::uint32_t> adapters_;   // of the batch
-  std::vector<RequestSlot> passed_over_;  // heads of the queue, for want of a place for theirs
-  Batch open_;                            // asynchronously: what the open step computes
-  Batch planned_;                         // and what comes behind it
+  std::vector<std::uint32_t> adapters_;   // adapters in the batch
+  std::vector<RequestSlot> passed_over_;  // heads of the queue without a place for their adapter
+  Batch open_;                            // asynchronously: the batch of the open step
+  Batch planned_;                         // the batch behind it
 
   // Time.
   std::int64_t now_ns_ = 0;
   std::int64_t begun_ns_ = 0;        // when the last step began
-  std::int64_t stretch_end_ns_ = 0;  // of deferred steps
+  std::int64_t stretch_end_ns_ = 0;  // end of the deferred steps
   std::int64_t first_deferred_end_ns_ = 0;
   bool in_step_ = false;
   bool deferred_ = false;                             // a stretch is open
   std::optional<std::uint64_t> stuck_;                // with so many blocks free when it got there
   mutable std::optional<std::int64_t> finish_bound_;  // no_finish_before, while nothing has changed
-  bool played_through_ = false;                       // the last step, to its end after the time that was asked for
-  bool behind_transfers_ = false;                     // transfers may have come further than the steps that run
+  bool played_through_ = false;                       // the last step was run to its end, after the requested time
+  bool behind_transfers_ = false;                     // transfers may be ahead of the steps that run
   std::uint64_t fruitless_preemptions_ = 0;           // since the last token
   LandingWait landing_wait_;
   std::uint64_t landings_noticed_ = 0;
@@ -372,7 +373,7 @@ class VllmEngine final : public Engine {
   bool effects_returned_ = false;
   EngineTotals totals_;
   std::uint64_t steps_at_check_ = 0;        // when everything was last compared, with config().check
-  std::vector<std::uint64_t> accepted_at_;  // its size: drafts of a round at most
+  std::vector<std::uint64_t> accepted_at_;  // size: most drafts of a round
   TokenLog token_log_;
   std::function<void(Engine&, bool ended)> observer_;
 };

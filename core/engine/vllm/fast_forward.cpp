@@ -20,12 +20,12 @@ bool VllmEngine::FastForward::play(std::int64_t until_ns, bool stop_on_finish, b
     engine_.announcer_.show(engine_.now_ns_);
   }
   start(until_ns, stop_on_finish, through);
-  std::exception_ptr failure;  // of a policy of the user's: the steps before it stand
+  std::exception_ptr failure;  // from a user-defined policy: the steps before it are valid
   try {
     play_steps();
   } catch (...) {
     failure = std::current_exception();
-    // Nobody computes what the step at hand would have completed.
+    // Blocks that the current step would have completed are not computed.
     for (const Scheduled& turn : filled_) engine_.kv_->withdraw(engine_.requests_[turn.slot], false);
     engine_.announcer_.release(engine_.now_ns_);
   }
@@ -34,7 +34,7 @@ bool VllmEngine::FastForward::play(std::int64_t until_ns, bool stop_on_finish, b
   return steps_ > 0;
 }
 
-// It is over.
+// Write the result of the finished fast-forward to all requests.
 void VllmEngine::FastForward::update_requests() {
   for (std::uint32_t order = 0; order < members_.size(); ++order) {
     if (order + 1 < members_.size()) request(order + 1).warm();
@@ -98,7 +98,7 @@ void VllmEngine::FastForward::plan_next() {
   next.duration_ns = Batch::kUnknown;
 }
 
-// Of the steps that were played, each scheduled the one behind it, and gave back what that may free.
+// Each executed step scheduled the one behind it, and freed the blocks whose release was deferred to it.
 void VllmEngine::FastForward::count_schedules() {
   engine_.scheduled_steps_ += steps_ - counted_;
   engine_.processed_steps_ += steps_ - counted_;
@@ -108,11 +108,11 @@ void VllmEngine::FastForward::count_schedules() {
 void VllmEngine::FastForward::play_steps() {
   while (running() > 0) {
     if (engine_.token_log_.crowded()) engine_.fold_token_log();
-    // A step ahead, nothing is planned once everybody waits.
+    // A step ahead, no batch is planned once all requests wait.
     if (engine_.tiers_ && (interrupted() || (ahead_ && sums_.requests() == 0) || !resume_paused())) return;
     if (sums_.requests() == 0) {
       if (wait_for_landing()) continue;
-      begun_ns_ = engine_.now_ns_;  // what follows is no new step
+      begun_ns_ = engine_.now_ns_;  // the next step has begun already
       return;
     }
     const std::uint64_t turn = events_.front().step;
@@ -124,7 +124,7 @@ void VllmEngine::FastForward::play_steps() {
 
 // Between two steps: whether something has landed that an ordinary step must decide on.
 bool VllmEngine::FastForward::interrupted() {
-  engine_.announcer_.hold();  // it landed in the middle of a step
+  engine_.announcer_.hold();  // the transfer landed in the middle of a step
   engine_.tiers_->hub().run_until(engine_.now_ns_);
   engine_.announcer_.stop_holding();
   engine_.notice_landings(engine_.now_ns_);
@@ -137,7 +137,7 @@ std::int64_t VllmEngine::FastForward::step_ns() const {
   return engine_.timing_.duration_ns(sums_.load(), engine_.capacity_tokens_);
 }
 
-// Up to the next turn, or until something has landed. False: time is up.
+// Run steps up to the next event of a member, or until a transfer lands. False: time is up.
 bool VllmEngine::FastForward::play_plain_steps(std::uint64_t until_step) {
   // Copies, which stay in registers.
   DecodeSums sums = sums_;
@@ -148,7 +148,7 @@ bool VllmEngine::FastForward::play_plain_steps(std::uint64_t until_step) {
   const StepTiming& timing = engine_.timing_;
   const bool covered = timing.model->covers(sums.after(until_step - steps));
   bool stop = false;
-  std::exception_ptr failure;  // of a timing model of the user's
+  std::exception_ptr failure;  // from a user-defined timing model
   std::array<std::int64_t, StepTiming::kMostAtOnce> room;
   while (steps < until_step && !stop && !out_of_time_) {
     std::span<std::int64_t> durations_ns =
@@ -224,7 +224,7 @@ std::span<const std::int64_t> VllmEngine::FastForward::ends_in_time(std::span<st
   return durations_ns.first(steps);
 }
 
-// A step in which somebody has a turn. False: it is for an ordinary one, or nothing may follow.
+// Run a step with events of members. False: an ordinary step must run it, or none may follow.
 bool VllmEngine::FastForward::play_events() {
   std::int64_t end_ns = engine_.now_ns_ + step_ns();
   out_of_time_ = !in_time(engine_.now_ns_, end_ns);
@@ -238,11 +238,11 @@ bool VllmEngine::FastForward::play_events() {
     if (!head_stays()) return false;
     serve_or_pause();
     if (sums_.requests() == 0 && wait_for_landing()) return true;
-    begun_ns_ = engine_.now_ns_;  // what follows is no new step
+    begun_ns_ = engine_.now_ns_;  // the next step has begun already
     end_ns = engine_.now_ns_ + step_ns();
     if (sums_.requests() == 0 || !in_time(engine_.now_ns_, end_ns) || engine_.head_may_move()) return false;
     begun_ns_ = -1;
-    engine_.announcer_.show(engine_.now_ns_);  // what went on the host
+    engine_.announcer_.show(engine_.now_ns_);  // publish evictions to the host
   }
   engine_.announcer_.hold();
   engine_.now_ns_ = end_ns;
@@ -260,7 +260,7 @@ void VllmEngine::FastForward::serve_or_pause() {
   std::erase_if(due_, [this](std::uint32_t order) {
     if (serve(order)) return false;
     if (!ahead_) pause(order);
-    // Its token is in the batch at hand, and not in the one behind it.
+    // Its token is in the current batch, and not in the one behind it.
     if (ahead_) out_[order] = out_[order] == kRejoining ? kOut : kPausing;
     return out_[order] == kOut;
   });
@@ -280,7 +280,7 @@ void VllmEngine::FastForward::apply_events(bool served) {
   }
 }
 
-// Who has a turn now; returns how many of them need a block.
+// Collect the members with an event in this step; returns how many need a block.
 std::uint64_t VllmEngine::FastForward::gather_due() {
   const Refusal& refusal = engine_.refusal_;
   const bool wants_block = refusal.stands && refusal.wants_block && !names_on_receipt_;
@@ -292,7 +292,7 @@ std::uint64_t VllmEngine::FastForward::gather_due() {
     std::ranges::pop_heap(events_, std::greater<>());
     events_.pop_back();
     due_.push_back(order);
-    // It ends before its limit, which the scheduler does not know: the batch behind has it too.
+    // The request ends before its limit, which the scheduler does not know: the batch behind includes it too.
     const RequestSpec& spec = request(order).spec;
     ordinary_ = ordinary_ || (ahead_ && last_[order] == steps_ && spec.outputs() < spec.max_tokens);
     fresh += begins_block(order) ? 1 : 0;
@@ -304,7 +304,7 @@ std::uint64_t VllmEngine::FastForward::gather_due() {
   return fresh;
 }
 
-// Tokens are visible, and who has its last one is gone. False: the queue, or the caller, has to see to it.
+// Publish tokens and retire finished requests. False: the queue or the caller has to act.
 bool VllmEngine::FastForward::end_step(std::uint64_t fresh) {
   const std::int64_t end_ns = engine_.now_ns_;
   if (engine_.tiers_) {
@@ -321,8 +321,8 @@ bool VllmEngine::FastForward::end_step(std::uint64_t fresh) {
   }
   bool sealed = false;
   bool finished = false;
-  // Where blocks are named when their tokens come, those come in turn: a block is sealed, or a request ends, before the
-  // next one's.
+  // Where blocks are named when their tokens arrive, tokens arrive in order: each request seals its block or ends
+  // before the next one's token.
   for (const std::uint32_t order : names_on_receipt_ ? due_ : done_) {
     const std::uint32_t computed = computed_by(order, steps_);
     if (ahead_ && filled_by(order, steps_ - 1) % size_ == 0) name_filled(order, filled_by(order, steps_ - 1) / size_);
@@ -333,7 +333,7 @@ bool VllmEngine::FastForward::end_step(std::uint64_t fresh) {
     if (last_[order] + 1 != steps_) continue;
     finished = true;
     update_request(order);
-    sums_.remove(request(order).known - 1);  // what it added to the context of this step
+    sums_.remove(request(order).known - 1);  // its share of this step's context
     engine_.retire(request(order), false, end_ns);
     out_[order] = kOut;
     engine_.complete(members_[order], end_ns);
@@ -361,14 +361,14 @@ bool VllmEngine::FastForward::end_step(std::uint64_t fresh) {
   if (fresh > 0 || finished || sealed || below || engine_.token_log_.wants_sample()) engine_.sample(running());
   engine_.close_step();
   if (sealed && engine_.refusal_.stands) {
-    engine_.refusal_.stands = false;  // what was sealed may be what the head of the queue lacks, or have freed a block
+    engine_.refusal_.stands = false;  // a sealed block may be the one the head of the queue lacks, or have freed one
     if (!engine_.waiting_.empty()) return false;
   }
-  if (finished && engine_.offload_) return false;  // it may have something to store
+  if (finished && engine_.offload_) return false;  // the finished request may have blocks to store
   return !finished || (!stop_on_finish_ && engine_.waiting_.empty());
 }
 
-// Everybody waits: on to the next landing, if that is in time and the queue has nothing to decide.
+// All members wait: advance to the next landing, if it is in time and the queue has nothing to decide.
 bool VllmEngine::FastForward::wait_for_landing() {
   TransferHub& hub = engine_.tiers_->hub();
   const std::optional<std::int64_t> wake = hub.next_wake_ns();

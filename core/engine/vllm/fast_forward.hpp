@@ -1,4 +1,4 @@
-// A run of decode steps, without a turn for every request in every step. Same result as stepping, to the byte.
+// Fast-forward over decode steps, without work for every request in every step. Results equal stepping, to the byte.
 #pragma once
 
 #include <array>
@@ -13,58 +13,58 @@
 
 namespace understudy {
 
-// The engine asks whether a leap is possible and lets it play; nothing else of it is known outside. Its members are the
-// requests that run. A member has a turn when its step begins a block, fills one, is its last, or the last that reads
-// less than the model's window; a step without turns changes the clock and the context, and nothing else. A member
-// whose next block has to wait for a copy pauses, while the others go on. Asynchronously a step schedules the token
-// after the one that it computes: who pauses has the token of the step at hand, and who goes on is computed from the
-// next one on.
+// The engine asks whether a fast-forward is possible and runs it; everything else is private. Its members are the
+// running requests. A member has an event when its step begins a block, fills one, is its last, or is the last that
+// reads less than the model's window; a step without events changes only the clock and the context. A member whose next
+// block has to wait for a copy pauses while the others continue. Asynchronously a step schedules the token after the
+// one that it computes: a pausing member still has the token of the current step, and a rejoining one is computed from
+// the next step on.
 class VllmEngine::FastForward {
  public:
   explicit FastForward(VllmEngine& engine)
       : engine_(engine), size_(engine.config_.block_size), sums_(*engine.timing_.model) {}
 
-  // Every running request decodes or waits for room, and nobody can be admitted until one of them ends.
+  // Every running request decodes or waits for room, and no request can be admitted until one of them ends.
   bool possible() const;
-  // Steps that end by `until_ns` (with `through`, that begin before it); false when there was none, and an ordinary
+  // Run steps that end by `until_ns` (with `through`, that begin before it); false when there was none, and an ordinary
   // step must follow.
   bool play(std::int64_t until_ns, bool stop_on_finish, bool through);
 
-  // A leap may end where it has taken blocks for a step that only an ordinary one can decide on. That step has begun:
-  // nothing lands before it.
+  // A fast-forward may end after taking blocks for a step that only an ordinary step can decide. That step has begun:
+  // no transfer lands before it.
   bool has_begun(std::int64_t now_ns) const noexcept { return begun_ns_ == now_ns; }
   void forget_begun() noexcept { begun_ns_ = -1; }
 
   // The last one ended because its next step would end after its time.
   bool out_of_time() const noexcept { return out_of_time_; }
 
-  // ── Kept open, for an engine that rests ──
-  // It goes on over many calls, in which requests do not learn of their steps; no other leap meanwhile.
+  // ── Deferred steps: a fast-forward that stays open ──
+  // It continues over many calls, without updating the requests; no other fast-forward may run meanwhile.
   bool open() const noexcept { return open_; }
   void open_stretch();
-  void close();  // they do now
-  // Between two steps: until when the next concern nobody outside; or one has begun that does, and ends then. Nothing:
-  // it is closed, and an ordinary step must follow.
+  void close();  // updates the requests
+  // Between two steps: return the time until which the next steps have no external effects, or the end of a begun step
+  // that has one. Nothing: the stretch is closed, and an ordinary step must follow.
   std::optional<std::int64_t> next_stretch();
-  // Plays those that end by then. False: it is closed before.
+  // Run the steps that end by then. False: the stretch was closed before.
   bool run_until(std::int64_t until_ns);
   // One begins, and ends with `finish_step`. False: it is closed, and an ordinary step must follow.
   bool begin_step();
   bool in_step() const noexcept { return in_step_; }
   void finish_step();
-  std::int64_t step_ns() const;  // what the next takes
+  std::int64_t step_ns() const;  // duration of the next step
 
-  // What one decode step of all that run takes, now.
+  // Duration of one decode step of all running requests, now.
   std::int64_t step_of_all_ns() const;
-  // Asynchronously: the batch that is planned is of everybody's next token.
+  // Asynchronously: the planned batch computes the next token of every running request.
   bool plans_next_tokens() const;
-  // Whether so many blocks can be taken without a wait, or a preemption.
+  // Whether `blocks` blocks can be taken without waiting or preempting.
   bool has_room(std::uint64_t blocks) const;
 
  private:
   struct MemberEvent {
     std::uint64_t step;
-    std::uint32_t order;  // place in the running list when the leap began
+    std::uint32_t order;  // place in the running list when the fast-forward began
     bool operator>(const MemberEvent& other) const { return std::tie(step, order) > std::tie(other.step, other.order); }
   };
 
@@ -87,14 +87,14 @@ class VllmEngine::FastForward {
   void count_schedules();
   void forget_finished();
 
-  // Of a member, by its place in the running list (leap_members.cpp):
+  // A member, by its place in the running list (fast_forward_members.cpp):
   EngineRequest& request(std::uint32_t order) const { return engine_.requests_[members_[order]]; }
   bool decodes(RequestSlot id) const noexcept;
   bool computes(std::uint32_t order) const noexcept { return out_[order] == kIn || out_[order] == kPausing; }
   std::uint32_t computed_by(std::uint32_t order, std::uint64_t step) const {
     return static_cast<std::uint32_t>(request(order).computed + (step - since_[order]));
   }
-  // What it reads in that step.
+  // Tokens that the member reads in `step`.
   std::uint64_t known_by(std::uint32_t order, std::uint64_t step) const {
     return request(order).known + (step - since_[order]);
   }
@@ -104,7 +104,7 @@ class VllmEngine::FastForward {
   }
   bool begins_block(std::uint32_t order) const;
   void join(std::uint32_t order);
-  MemberEvent event_of(std::uint32_t order, std::uint64_t from) const;  // its next one
+  MemberEvent event_of(std::uint32_t order, std::uint64_t from) const;  // next event of a member
   void push_event(std::uint32_t order, std::uint64_t from);
   void update_request(std::uint32_t order);
   void pause(std::uint32_t order);
@@ -130,25 +130,25 @@ class VllmEngine::FastForward {
   std::size_t running() const { return sums_.requests() + paused_.size(); }
 
   VllmEngine& engine_;
-  const std::uint32_t size_;    // of a block
-  std::int64_t begun_ns_ = -1;  // a step that has begun, and was not played; -1: none
+  const std::uint32_t size_;    // block size, tokens
+  std::int64_t begun_ns_ = -1;  // start of a step that has begun but was not run; -1: none
 
   bool open_ = false;
-  bool in_step_ = false;     // of the open leap
+  bool in_step_ = false;     // a step of the open stretch
   std::uint64_t fresh_ = 0;  // blocks that this step takes
 
-  // Of the leap at hand.
+  // State of the current fast-forward.
   bool ahead_ = false;             // asynchronous: a batch is planned behind the one that runs
-  bool names_on_receipt_ = false;  // as the backend says
+  bool names_on_receipt_ = false;  // set by the backend
   std::int64_t until_ns_ = 0;
   bool stop_on_finish_ = false;
   bool through_ = false;
   bool out_of_time_ = false;
   std::uint64_t base_ = 0;     // the first step, in the token log
   std::uint64_t steps_ = 0;    // completed
-  std::uint64_t counted_ = 0;  // of them, those of which the engine's counts know
-  DecodeSums sums_;            // of members that decode
-  // What steps take, as far as somebody has asked for the end of a rest: for who plays them.
+  std::uint64_t counted_ = 0;  // steps already added to the engine's counts
+  DecodeSums sums_;            // over members that decode
+  // Durations of steps computed to predict the end of a stretch, reused when they run.
   struct Predicted {
     std::uint64_t first = 0;  // step
     DecodeLoad load;          // in it
@@ -156,23 +156,23 @@ class VllmEngine::FastForward {
     std::array<std::int64_t, 2 * StepTiming::kMostAtOnce> durations_ns;
   };
   Predicted predicted_;
-  bool ordinary_ = false;  // the step at hand is not for a leap: it may admit the head of the queue, or waste a token
+  bool ordinary_ = false;  // this step needs an ordinary one: it may admit the head of the queue, or waste a token
   std::vector<RequestSlot> members_;
-  std::vector<std::uint64_t> since_;  // how many steps its request knows of
-  std::vector<std::uint64_t> last_;   // step of each
+  std::vector<std::uint64_t> since_;  // steps already applied to each request
+  std::vector<std::uint64_t> last_;   // last step of each
   enum : std::uint8_t {
     kIn,
-    kOut,  // it has ended, or waits for room
+    kOut,  // ended, or waits for room
     // Asynchronously:
-    kPausing,    // it waits, and has the token of the step at hand
-    kRejoining,  // it no longer waits, and the step at hand schedules it, for the next
+    kPausing,    // waits, but has the token of the current step
+    kRejoining,  // waits no longer: the current step schedules it for the next
   };
-  std::vector<std::uint8_t> out_;         // one of these for each member
+  std::vector<std::uint8_t> out_;         // one of these per member
   std::vector<std::uint32_t> paused_;     // those that wait, or rejoin
   std::vector<std::uint32_t> rejoining_;  // those that the step at hand has scheduled
   std::vector<MemberEvent> events_;       // a heap, the next first
   std::vector<std::uint32_t> due_;        // in the step at hand
-  std::vector<std::uint32_t> done_;       // of them, with it; or they pause
+  std::vector<std::uint32_t> done_;       // due members that are finished with it, or pause
   std::vector<Scheduled> filled_;         // requests whose block is complete
 };
 

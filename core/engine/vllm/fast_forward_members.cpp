@@ -1,4 +1,4 @@
-// The members of a leap: what each of them needs in the steps where it has a turn.
+// Members of a fast-forward: the blocks that each needs in the steps where it has an event.
 #include <algorithm>
 #include <functional>
 
@@ -27,7 +27,7 @@ void VllmEngine::FastForward::join(std::uint32_t order) {
 
 VllmEngine::FastForward::MemberEvent VllmEngine::FastForward::event_of(std::uint32_t order, std::uint64_t from) const {
   const std::uint32_t into = computed_by(order, from) % size_;
-  // A step ahead, the block that is filled has its name when the next is begun: in one turn.
+  // A step ahead, the filled block is named when the next is begun: in one event.
   const std::uint64_t block = into == 0 ? from : from + (size_ - (ahead_ ? 0 : 1) - into);
   const std::uint64_t known = known_by(order, from);
   const std::uint64_t window = sums_.window();
@@ -42,7 +42,7 @@ void VllmEngine::FastForward::push_event(std::uint32_t order, std::uint64_t from
   std::ranges::push_heap(events_, std::greater<>());
 }
 
-// Its request learns of the steps so far.
+// Apply the steps so far to the member's request.
 void VllmEngine::FastForward::update_request(std::uint32_t order) {
   EngineRequest& member = request(order);
   const std::uint64_t first = base_ + since_[order];
@@ -57,7 +57,7 @@ void VllmEngine::FastForward::update_request(std::uint32_t order) {
 
 void VllmEngine::FastForward::pause(std::uint32_t order) {
   update_request(order);
-  if (ahead_) {  // its next token is not in flight
+  if (ahead_) {  // the next token is not in flight
     --request(order).computed;
     request(order).ahead = 0;
   }
@@ -67,7 +67,8 @@ void VllmEngine::FastForward::pause(std::uint32_t order) {
   paused_.push_back(order);
 }
 
-// A step ahead, where the step has ended: who has to wait is not in the next batch, and who no longer has to is.
+// A step ahead, after the step's end: members that must wait leave the next batch, and those that wait no longer join
+// it.
 void VllmEngine::FastForward::pause_and_rejoin() {
   for (const std::uint32_t order : done_) {
     if (out_[order] == kPausing) pause(order);
@@ -82,7 +83,7 @@ void VllmEngine::FastForward::pause_and_rejoin() {
   rejoining_.clear();
 }
 
-// Of those that decode, in that step: somebody has left.
+// Find the longest context among decoding members in `step`, after one has left.
 void VllmEngine::FastForward::find_longest(std::uint64_t step) {
   if (!engine_.timing_.model->wants_longest()) return;
   std::uint64_t longest = 0;
@@ -92,7 +93,7 @@ void VllmEngine::FastForward::find_longest(std::uint64_t step) {
   sums_.set_longest(longest);
 }
 
-// The blocks of its turn: one that it begins, one that it fills. False: it must wait for the first.
+// Take the block that the member begins and name the one it fills. False: it must wait for the first.
 bool VllmEngine::FastForward::serve(std::uint32_t order) {
   if (begins_block(order) && engine_.kv_->add(request(order), engine_.begun_ns_) != Room::Taken) return false;
   const std::uint32_t filled = filled_by(order, steps_);
@@ -117,7 +118,7 @@ bool VllmEngine::FastForward::resume_paused() {
     if (engine_.tiers_->waiting(id)) return false;
     prefills = prefills || !decodes(id);
     if (prefills) return false;
-    if (ahead_) {  // this step schedules it: it has a turn, and no token
+    if (ahead_) {  // this step schedules it: an event without a token
       out_[order] = kRejoining;
       since_[order] = steps_;
       last_[order] = steps_ + engine_.outputs_left(request(order));

@@ -8,9 +8,9 @@ namespace understudy {
 bool VllmEngine::FastForward::possible() const {
   const VllmEngine& e = engine_;
   if (e.kv_->names_on_receipt() && e.tiers_)
-    return false;                        // such blocks go down a step later than a leap would send them
-  if (e.kv_->asks_user()) return false;  // and would have to be undone in the middle of a leap
-  // Requests learn of their tokens where a leap ends, not after each step.
+    return false;                        // such blocks are offloaded a step later than a fast-forward would send them
+  if (e.kv_->asks_user()) return false;  // would need a rollback inside a fast-forward
+  // Requests receive their tokens where a fast-forward ends, not after each step.
   if (e.config_.check || e.bursts_.on() || e.config_.speculation.tokens > 0) return false;
   if (e.in_step_ || e.running_.empty() || e.running_.size() > e.config_.max_num_batched_tokens) return false;
   if (!e.timing_.model->needs_sums_only()) return false;
@@ -18,7 +18,7 @@ bool VllmEngine::FastForward::possible() const {
   if (e.config_.async_scheduling) return possible_ahead();
   if (e.tiers_ && (has_begun(e.now_ns_) || e.head_may_move() || e.tiers_->calls_user_code_after_steps())) return false;
   if (!e.waiting_.empty() && !e.refusal_.stands && e.running_.size() < e.max_running()) {
-    // Who waits for room leaves of the budget what the head of the queue may be given.
+    // Requests that wait for room leave budget that the head of the queue may take.
     const auto waits = [&](RequestSlot id) { return e.tiers_ && e.tiers_->waiting(id); };
     if (e.running_.size() < e.config_.max_num_batched_tokens || std::ranges::any_of(e.running_, waits)) return false;
   }
@@ -26,7 +26,7 @@ bool VllmEngine::FastForward::possible() const {
                              [&](RequestSlot id) { return decodes(id) || (e.tiers_ && e.tiers_->waiting(id)); });
 }
 
-// Under vLLM's offload: a step of decodes asks nothing of the host, and nobody is looked up.
+// Under vLLM's offload: a decode step needs nothing from the host, and looks up no request.
 bool VllmEngine::FastForward::possible_offloading() const {
   const VllmEngine& e = engine_;
   if (e.offload_steps_ || !e.config_.offload->prompt_only || !e.offload_->quiet()) return false;
@@ -35,7 +35,7 @@ bool VllmEngine::FastForward::possible_offloading() const {
   return e.num_waiting() == 0 || e.running_.size() >= e.max_running();
 }
 
-// The same with a batch planned, which must be of everybody's next token.
+// The same with a planned batch, which must compute the next token of every running request.
 bool VllmEngine::FastForward::possible_ahead() const {
   const VllmEngine& e = engine_;
   if (e.kv_->names_on_receipt()) return false;
@@ -43,7 +43,7 @@ bool VllmEngine::FastForward::possible_ahead() const {
   if (!e.waiting_.empty() && !e.refusal_.stands && e.running_.size() < e.max_running()) return false;
   if (!e.tiers_ || e.offload_) return plans_next_tokens();
   if (e.tiers_->config().mode != OffloadMode::WriteThrough) return plans_all_but_waiting();
-  // Who has just come back on blocks that it found, with one token to compute, has yet to offer those.
+  // A request resumed on cached blocks, with one token to compute, has yet to offer those blocks.
   return plans_next_tokens() && std::ranges::all_of(e.planned_.turns, [&](const Scheduled& turn) {
            const EngineRequest& request = e.requests_[turn.slot];
            return request.through >= std::min(request.keyed, (turn.before + 1) / size_);
@@ -60,8 +60,8 @@ bool VllmEngine::FastForward::plans_next_tokens() const {
                             [this](const Scheduled& turn, RequestSlot slot) { return plans_next_token(turn, slot); });
 }
 
-// The same of those who have room; the others wait for it, or did until now. (A schedule that failed may have left
-// somebody waiting whose token is planned.)
+// The same for requests that have room; the others wait for it, or did until now. (A failed schedule may have left a
+// request waiting whose token is planned.)
 bool VllmEngine::FastForward::plans_all_but_waiting() const {
   const VllmEngine& e = engine_;
   if (e.planned_.empty()) return false;
@@ -82,7 +82,7 @@ bool VllmEngine::FastForward::has_room(std::uint64_t blocks) const {
   const VllmEngine& e = engine_;
   if (blocks > e.kv_->available()) return false;
   if (!e.tiers_ || e.tiers_->config().mode == OffloadMode::WriteThrough) return true;
-  // What is cached leaves by a copy, which takes time; and in some orders it may come before what is empty.
+  // Evicting a cached block needs a copy, which takes time; and some orders evict it before empty ones are used.
   return e.kv_->evicts_last() && blocks <= e.kv_->usage().free;
 }
 

@@ -1,4 +1,4 @@
-// A leap that is kept open while its engine rests: what it does that concerns others happens at its time.
+// Deferred steps: a fast-forward that stays open; its external effects happen at their own times.
 #include <algorithm>
 #include <numeric>
 
@@ -46,16 +46,16 @@ bool VllmEngine::FastForward::can_go_on() {
   }
   if (sums_.requests() == 0 && ahead_) return false;  // nothing is planned
   if (!resume_paused() || sums_.requests() == 0) return false;
-  // Where nobody can say what a step takes, or it may take nothing, steps are played in their order.
+  // Where the duration of a step is unknown, or may be zero, steps run in their order.
   const std::uint64_t mean = sums_.load().context_tokens / sums_.requests();
   return e.timing_.least_ns(sums_.load(), mean, e.capacity_tokens_) > 0;
 }
 
-// How many of the next steps concern nobody outside before the last of them ends: no block is copied or looked up below
-// the device. At the end of the last one somebody may end, or a block that is full go down. Who waits for room goes on
-// waiting, or something has landed.
+// Count the next steps without external effects before the last of them ends: no block is copied or looked up below the
+// device. At the end of the last one a request may finish, or a full block be offloaded. Requests that wait for room
+// keep waiting, unless a transfer has landed.
 std::uint64_t VllmEngine::FastForward::steps_unobserved() const {
-  if (ahead_ && !paused_.empty()) return 0;  // who waited joins in the next
+  if (ahead_ && !paused_.empty()) return 0;  // waiting members rejoin in the next step
   const VllmEngine& e = engine_;
   const bool through = e.tiers_->config().mode == OffloadMode::WriteThrough;
   // A full block may be what the head of the queue waits for: it is found when the step begins.
@@ -70,7 +70,7 @@ std::uint64_t VllmEngine::FastForward::steps_unobserved() const {
     const std::uint32_t to_full = ahead_ ? (size_ - into) % size_ : size_ - 1 - into;
     if (stops_before_full || through) steps = std::min<std::uint64_t>(steps, to_full + (stops_before_full ? 0 : 1));
   }
-  // Most often everybody could have as many blocks as that, which are never too few: all have room for what they have.
+  // Cheap upper bound first: most often all members have room for the blocks of that many steps.
   if (has_room(sums_.requests() * ((steps + size_ - 1) / size_))) return steps;
   std::uint64_t to_next_block = kMostSteps;
   for (std::uint32_t order = 0; order < members_.size(); ++order) {
@@ -90,7 +90,7 @@ std::uint64_t VllmEngine::FastForward::steps_unobserved() const {
   return has_room(blocks) ? steps : to_next_block;
 }
 
-// What so many of them take.
+// Duration of the next `steps` steps.
 std::int64_t VllmEngine::FastForward::steps_ns(std::uint64_t steps) {
   const StepTiming& timing = engine_.timing_;
   if (sums_.window() == TimingModel::kNoWindow) {
@@ -111,7 +111,7 @@ std::int64_t VllmEngine::FastForward::steps_ns(std::uint64_t steps) {
     return std::accumulate(predicted_.durations_ns.begin(), end, std::int64_t{0}) +
            later.duration_ns(steps - known, timing, engine_.capacity_tokens_);
   }
-  std::vector<std::uint64_t> passing;  // after how many steps somebody's context is the window
+  std::vector<std::uint64_t> passing;  // steps until each context reaches the window
   for (std::uint32_t order = 0; order < members_.size(); ++order) {
     if (!computes(order)) continue;
     const std::uint64_t known = known_by(order, steps_);
@@ -130,7 +130,7 @@ std::int64_t VllmEngine::FastForward::steps_ns(std::uint64_t steps) {
   return sum_ns + sums.duration_ns(steps - done, timing, engine_.capacity_tokens_);
 }
 
-// Of that step and those behind it, if they are what was predicted: nobody has come or gone since.
+// Predicted durations from `step` on, if still valid: no request was submitted, finished or cancelled since.
 std::span<const std::int64_t> VllmEngine::FastForward::predicted(std::uint64_t step, const DecodeLoad& load) const {
   const std::uint64_t passed = step - predicted_.first;  // wraps where it is before
   if (passed >= predicted_.known || load.requests != predicted_.load.requests ||
@@ -168,11 +168,11 @@ bool VllmEngine::FastForward::begin_step() {
   if (!at_once) {
     serve_or_pause();
     if (sums_.requests() == 0 || engine_.head_may_move()) {
-      begun_ns_ = engine_.now_ns_;  // what follows is no new step
+      begun_ns_ = engine_.now_ns_;  // the next step has begun already
       close();
       return false;
     }
-    engine_.announcer_.show(engine_.now_ns_);  // what went on the host
+    engine_.announcer_.show(engine_.now_ns_);  // publish evictions to the host
   }
   engine_.announcer_.hold();
   engine_.now_ns_ += step_ns();

@@ -1,4 +1,4 @@
-// Before when nobody ends: what can be said of steps that have not been played.
+// A lower bound of the next finish time, without running the steps before it.
 #include <algorithm>
 
 #include "engine/vllm/engine.hpp"
@@ -8,12 +8,12 @@ namespace understudy {
 
 namespace {
 
-constexpr std::uint64_t kMostTimed = 128;  // steps: to time more of them costs more than to look again
+constexpr std::uint64_t kMostTimed = 128;  // steps: timing more of them costs more than predicting again
 
 }  // namespace
 
-// Unless somebody comes, all that decode get a token in each step until the first of all ends: there is room for what
-// everybody adds, and they stand before those who compute a prompt, or wait.
+// Until a request is submitted, every decoding request gets a token in each step until the first finish: blocks suffice
+// for all of them, and they are scheduled before requests that compute a prompt or wait.
 std::optional<Outlook> VllmEngine::outlook() const {
   if (running_.empty() || parked_ > 0 || loading_ > 0 || bursts_.on() || config_.speculation.tokens > 0 ||
       running_.size() > config_.max_num_batched_tokens) {
@@ -36,8 +36,8 @@ std::optional<Outlook> VllmEngine::outlook() const {
     const EngineRequest& request = requests[id];
     if (request.spec.max_tokens == 0 || (tiers_ && tiers_->waiting(id))) return std::nullopt;
     out.steps = std::min(out.steps, to_finish(request));
-    // The last token of a prompt is no decode. A step ahead, who comes back with the batch behind the open one, for a
-    // single token, has none of the open one.
+    // The last token of a prompt is no decode. A step ahead, a request that resumes with the planned batch, for a
+    // single token, gets none from the open one.
     const bool decodes = request.computed + (in_step_ ? 0 : 1) == request.known + (ahead ? 1 : 0) &&
                          request.computed >= request.spec.prompt_tokens;
     if (!decodes) {
@@ -67,9 +67,10 @@ std::optional<Outlook> VllmEngine::outlook() const {
   return fast_forward_->has_room(blocks) ? std::optional(out) : std::nullopt;
 }
 
-// Whether everybody who is here can stay until its end: nobody is preempted.
+// Whether all present requests can stay until they finish, without a preemption.
 bool VllmEngine::has_room_for_all() const {
-  if (bursts_.on() || config_.speculation.tokens > 0) return false;  // which take more than their tokens
+  if (bursts_.on() || config_.speculation.tokens > 0)
+    return false;  // bursts and drafts take more blocks than their tokens
   std::uint64_t blocks = 0;
   const auto add = [&](RequestSlot id) {
     const EngineRequest& request = requests_[id];
@@ -109,11 +110,11 @@ std::int64_t VllmEngine::finish_bound() const {
     if (in_step_) sums.grow();
     return from_ns + sums.duration_ns(out->steps - (in_step_ ? 1 : 0), timing_, capacity_tokens_);
   }
-  // Who is preempted may have its next tokens, nobody knows how many, of steps that compute it again and are free.
+  // A preempted request may get any number of its next tokens from recomputing steps, which are not charged.
   if (!timing_.charges_first_token && !has_room_for_all()) return from_ns;
-  // All that is certain of a step that gives a request a token is that the request is in it. Who was preempted has one
-  // of a step that computes it again, which need not read it as a decode does; and one that wants no tokens does not
-  // decode.
+  // A step that gives a request a token certainly includes the request; nothing more is known. A preempted request gets
+  // one from a recomputing step, which need not read the context as a decode does; and a request for zero tokens does
+  // not decode.
   std::int64_t least_ns = kNever;
   const std::int64_t token_ns = timing_.least_ns({1, 0, 0}, 1, capacity_tokens_);
   const auto consider = [&](RequestSlot id, bool ends_prompt) {

@@ -1,4 +1,4 @@
-// Where the KV of an engine's requests lives: who finds what is cached, makes room, and lets go.
+// Interface of an engine's KV cache: find cached blocks, allocate, and release them.
 #pragma once
 
 #include <cstddef>
@@ -15,7 +15,7 @@ namespace understudy {
 // A request as its backend knows it; an engine's own request is one, and more.
 struct KvRequest {
   RequestSpec spec;
-  std::vector<BlockIdentity> blocks;  // their names, as far as somebody asked; a backend may do without
+  std::vector<BlockIdentity> blocks;  // names computed so far; a backend may do without
   RequestId id = 0;
   RequestSlot slot = 0;
   std::uint32_t known = 0;         // prompt and the outputs that the scheduler has received
@@ -26,8 +26,7 @@ struct KvRequest {
   std::uint32_t outputs() const noexcept { return known - spec.prompt_tokens; }
 };
 
-// Leading blocks of a request that are cached, and how many of them nobody holds: those count as free, and leave what
-// is free when they are taken.
+// Leading cached blocks of a request, and how many of them are unreferenced: those count as free until they are taken.
 struct KvHit {
   std::size_t blocks = 0;
   std::size_t unreferenced = 0;
@@ -50,26 +49,26 @@ class KvBackend {
   // ── Admission ──
   // The longest cached prefix of at most `limit` blocks. Changes nothing.
   virtual KvHit find(KvRequest& request, std::size_t limit) = 0;
-  // What holding its first `blocks` blocks, `hit` among them, takes of those that are available.
+  // Available blocks that holding the first `blocks` blocks, `hit` among them, would take.
   virtual std::uint64_t cost(KvRequest& request, const KvHit& hit, std::size_t blocks) = 0;
-  // Holds the hit of the last `find`, and room up to `blocks`, for a request that computes up to `total` tokens; or
-  // nothing has changed.
+  // Reference the hit of the last `find` and allocate up to `blocks`, for a request that computes up to `total` tokens;
+  // on failure nothing has changed.
   virtual Room place(KvRequest& request, const KvHit& hit, std::size_t blocks, std::uint32_t total,
                      std::int64_t now_ns) = 0;
-  // Of the hit that was placed, blocks that nobody ever computed.
+  // Blocks of the placed hit that no request ever computed.
   virtual std::uint64_t phantoms(const KvHit&) const { return 0; }
 
   // ── While it runs ──
   // Room up to `blocks` for a request that is scheduled up to `total` tokens; or nothing has changed.
   virtual Room grow(KvRequest& request, std::size_t blocks, std::uint32_t total, std::int64_t now_ns) = 0;
-  // Its tokens have come; `computed` of them are certain to have KV by now (0: the schedule said so before).
+  // Tokens have arrived; `computed` of them are certain to have KV by now (0: the schedule said so before).
   virtual void received(KvRequest& request, std::uint32_t computed) = 0;
-  // Lets go of what is behind its first `blocks` blocks.
+  // Release the blocks behind the first `blocks`.
   virtual void trim(KvRequest& request, std::size_t blocks) = 0;
-  // Nobody computes what the last place or grow was for. `found_all_the_same`: what others could find of it from then
-  // on they still can, as in engines that forget to take it back.
+  // Undo the last place or grow: its tokens are not computed. `found_all_the_same`: blocks that other requests could
+  // match since then stay matchable, as in engines that do not roll them back.
   virtual void withdraw(KvRequest& request, bool found_all_the_same) = 0;
-  // It ends, or is preempted.
+  // Release all blocks: the request ends or is preempted.
   virtual void release(KvRequest& request) = 0;
 
   // ── Watch ──

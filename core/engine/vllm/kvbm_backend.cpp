@@ -10,7 +10,7 @@ std::uint32_t KvbmBackend::named_blocks(const KvRequest& request) const noexcept
   return std::max(request.spec.prompt_tokens, request.known - 1) / config_.block_size;
 }
 
-// Of blocks [table.size(), blocks), those with a name: the first ones.
+// The named blocks among [table.size(), blocks): the first ones.
 std::span<const BlockIdentity> KvbmBackend::names_to_take(KvRequest& request, std::size_t blocks) {
   const std::size_t held = request.table.size();
   const std::size_t named = std::clamp<std::size_t>(named_blocks(request), held, blocks);
@@ -37,7 +37,7 @@ KvBackend::Room KvbmBackend::grow(KvRequest& request, std::size_t blocks, std::u
   Room room = Room::Short;
   try {
     room = take_slots(request.slot, fresh_, now_ns);
-  } catch (...) {  // a policy of the user's
+  } catch (...) {  // user-defined policy
     shared_.undo_hold();
     throw;
   }

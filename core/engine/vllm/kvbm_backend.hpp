@@ -12,7 +12,7 @@ namespace understudy {
 
 class KvbmBackend final : public BlockBackend {
  public:
-  // `log` is where rows of the store go, or null: under kvbm an allocation tells what it stored before what it removed.
+  // `log` receives rows of the store, or is null: under kvbm an allocation publishes stored blocks before removed ones.
   KvbmBackend(const VllmConfig& config, BlockStore& store, WorkerTiers* tiers, EngineEventLog* log)
       : BlockBackend(config, store, tiers), shared_(store), log_(log) {}
 
@@ -22,7 +22,7 @@ class KvbmBackend final : public BlockBackend {
   }
   Room grow(KvRequest& request, std::size_t blocks, std::uint32_t total, std::int64_t now_ns) override;
   void received(KvRequest& request, std::uint32_t computed) override;
-  // What is acquired is found, computed or not, and others may hold it by now.
+  // Acquired blocks are matchable, computed or not, and other requests may reference them by now.
   void withdraw(KvRequest&, bool) override {}
 
   void name(KvRequest& request, std::uint32_t blocks) override;

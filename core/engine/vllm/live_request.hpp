@@ -15,22 +15,22 @@ enum class RequestStatus : std::uint8_t {
   Waiting,
   Running,
   Preempted,
-  Parked,   // its blocks are being loaded, and it waits aside
-  Loading,  // the same under vLLM's offload: it waits in a queue, and holds the blocks that they are loaded to
+  Parked,   // outside the queue while its blocks are loaded
+  Loading,  // the same under vLLM's offload: in a queue, holding the blocks that are loaded
   Finished
 };
 
-// What every step looks at stands together, in the lines that `warm` asks for.
+// Fields that every step reads are adjacent, in the cache lines that `warm` prefetches.
 struct alignas(64) EngineRequest : KvRequest {
   RequestStatus status = RequestStatus::Waiting;
-  std::uint32_t computed = 0;  // of the known tokens (and of those in flight), with KV or being given it
+  std::uint32_t computed = 0;  // known tokens (and tokens in flight) with KV, or with KV being computed
   std::uint32_t ahead = 0;     // sampled, not yet received (asynchronous scheduling)
-  std::uint32_t drafts = 0;    // that wait to be verified
-  bool passed_over = false;    // in the queue, because the batch had its adapters
-  bool prefilling = false;     // its last turn did not reach the end of its tokens
+  std::uint32_t drafts = 0;    // drafts to be verified
+  bool passed_over = false;    // in the queue, because the batch has no place for its adapter
+  bool prefilling = false;     // its last entry of a batch did not reach the end of its tokens
   TokenRuns tokens;
 
-  RequestRecord record;           // what is known by now
+  RequestRecord record;           // filled in so far
   std::uint32_t first_burst = 0;  // tokens of the step that gave the first
 
   // Tiers.
@@ -40,12 +40,12 @@ struct alignas(64) EngineRequest : KvRequest {
 
   // vLLM's offload.
   bool wants_load = false;          // the host has more of it than there was room for
-  bool loaded = false;              // reported, and nobody has looked since
-  std::uint32_t loaded_tokens = 0;  // of those computed at its admission
+  bool loaded = false;              // reported, and not yet read
+  std::uint32_t loaded_tokens = 0;  // part of those computed at its admission
   std::int64_t load_begun_ns = 0;
-  std::uint64_t last_step = 0;  // that had it, of those that computed anything
+  std::uint64_t last_step = 0;  // last step with this request, counting steps that computed a token
 
-  void warm() const noexcept {  // a turn ahead of its use
+  void warm() const noexcept {  // one iteration ahead of its use
     const char* const first = reinterpret_cast<const char*>(this) + 64;
     for (std::size_t line = 0; line < 3; ++line) __builtin_prefetch(first + 64 * line, 1, 3);
   }

@@ -20,7 +20,7 @@ KvBackend::Room NativeBackend::place(KvRequest& request, const KvHit& hit, std::
                                      std::int64_t now_ns) {
   const std::span<const SlotId> slots = found(hit);
   store_.reference(0, slots);
-  // It comes in chunks, and grows with its output.
+  // Reserve capacity once: the table fills in chunks and grows with the output.
   const std::uint32_t output = request.spec.outputs() - std::min(request.spec.outputs(), request.outputs());
   const std::uint64_t tokens = std::uint64_t{request.known} + std::min(output, kOutputAhead);
   if (request.table.capacity() == 0) request.table = Spares<SlotId>::take();
@@ -29,7 +29,7 @@ KvBackend::Room NativeBackend::place(KvRequest& request, const KvHit& hit, std::
   Room room = Room::Short;
   try {
     room = take(request, blocks > hit.blocks ? blocks - hit.blocks : 0, now_ns);
-  } catch (...) {  // a policy of the user's
+  } catch (...) {  // user-defined policy
     release(request);
     throw;
   }
@@ -60,15 +60,14 @@ KvBackend::Room NativeBackend::grow(KvRequest& request, std::size_t blocks, std:
   return Room::Taken;
 }
 
-// Versions with the defect leave the names of an undone allocation: those blocks are found though nobody will ever
-// compute them.
+// Versions with the defect leave the names of an undone allocation: those blocks match though they are never computed.
 void NativeBackend::withdraw(KvRequest& request, bool found_all_the_same) {
   if (request.keyed == request.keyed_before) return;
   const auto fresh =
       std::span<const SlotId>(request.table).subspan(request.keyed_before, request.keyed - request.keyed_before);
   if (!found_all_the_same) {
     if (tiers_) tiers_->hold_copied(request.slot);
-    // Who was admitted on such a block in the same schedule stays so, and it will be computed after all.
+    // A request admitted on such a block in the same schedule keeps it, and computes it after all.
     std::size_t shared = fresh.size();
     while (shared > 0 && store_.references(0, fresh[shared - 1]) == 1) --shared;
     store_.unregister(0, fresh.subspan(shared));

@@ -1,5 +1,4 @@
-// Where the engine meets vLLM's own host offload: admissions that look below, loads under way, and blocks that are let
-// go late.
+// The engine's side of vLLM's host offload: admissions that look below, loads under way, and deferred frees.
 #include <algorithm>
 #include <utility>
 
@@ -9,13 +8,13 @@ namespace understudy {
 
 // ── Admissions ──
 
-// As vLLM's second phase with this connector. Who waits for a transfer is passed over; a failed allocation ends the
-// scan, whoever stands behind.
+// Like vLLM's second phase with this connector: a request that waits for a transfer is passed over; a failed allocation
+// ends the scan.
 void VllmEngine::admit_offloading(std::int64_t now_ns) {
   std::vector<RequestSlot> passed;
   try {
     admit_or_pass(passed, now_ns);
-  } catch (...) {  // a policy of the user's: who was passed over waits on
+  } catch (...) {  // user-defined policy: requests that were passed over keep waiting
     put_back(passed);
     throw;
   }
@@ -55,7 +54,7 @@ void VllmEngine::admit_or_pass(std::vector<RequestSlot>& passed, std::int64_t no
       } else {
         break;
       }
-    } else {  // its blocks have come, or came and found no room for the rest
+    } else {  // its load has ended; possibly an earlier schedule had no room for the other blocks
       head.slot = request.slot;
       head.hit_tokens = request.computed;
     }
@@ -128,7 +127,7 @@ std::uint64_t VllmEngine::lacking() const {
   return blocks;
 }
 
-// Its blocks have come: others can find them, and it can be admitted.
+// The load has ended: make the blocks matchable and the request admissible.
 void VllmEngine::promote(EngineRequest& request, std::int64_t now_ns) {
   kv_->name(request, request.computed / config_.block_size);
   if (request.computed == request.known) {  // something to sample from
@@ -183,7 +182,7 @@ FetchStages VllmEngine::fetch_stages() const {
 
 // ── Steps ──
 
-// The connector hears who was scheduled, and says what is to be transferred.
+// Report the scheduled requests to the connector, and collect the transfers to start.
 void VllmEngine::close_offload(std::size_t admitted_before) {
   const std::size_t admitted = log_.admitted.size() - admitted_before;
   const std::size_t first_admitted = log_.scheduled.size() - admitted;
@@ -199,13 +198,13 @@ void VllmEngine::close_offload(std::size_t admitted_before) {
   orders_ = offload_->close_schedule();
 }
 
-// What it holds is about to be taken from it.
+// Notify the connector that the victim's blocks are about to be freed.
 void VllmEngine::withdraw_from_offload(const EngineRequest& victim) {
   offload_->preempted(victim);
   std::erase(prefills_in_flight_, victim.slot);
 }
 
-// It ends. While its blocks are being loaded nobody else may have them.
+// Remove a request that ends. Blocks that are being loaded stay reserved.
 void VllmEngine::leave_offload(EngineRequest& request, bool aborted, std::int64_t now_ns) {
   std::erase(prefills_in_flight_, request.slot);
   const bool loading = request.status == RequestStatus::Loading;
@@ -219,7 +218,7 @@ void VllmEngine::leave_offload(EngineRequest& request, bool aborted, std::int64_
   }
 }
 
-// Its blocks are free, unless a step in flight may still write to them.
+// Free the request's blocks, or defer it while a step in flight may still write to them.
 void VllmEngine::release_or_defer(EngineRequest& request) {
   if (!offload_ || freeable(request.last_step)) return kv_->release(request);
   if (!request.table.empty()) deferred_frees_.push_back({scheduled_steps_, std::move(request.table)});
@@ -246,13 +245,13 @@ std::int64_t VllmEngine::begin_transfers(OffloadOrders orders, std::int64_t now_
   return offload_links_ ? offload_links_->begin(orders, *offload_, now_ns) : now_ns;
 }
 
-// A batch that computes nothing may have transfers all the same. Its turn has come.
+// Begin the transfers of a planned batch that computes no token.
 std::int64_t VllmEngine::begin_transfers_alone(std::int64_t now_ns) {
   if (!offload_links_ || !planned_.empty() || planned_.orders.empty()) return now_ns;
   return offload_links_->begin(std::exchange(planned_.orders, {}), *offload_, now_ns);
 }
 
-// Whether a step in which nobody computes brings anybody nearer to the end.
+// Whether a step without computed tokens makes progress on transfers.
 bool VllmEngine::still_offloads() const {
   if (!offload_) return false;
   return offload_links_ ? !orders_.empty() || !planned_.orders.empty() || !offload_links_->idle()
@@ -277,7 +276,7 @@ void VllmEngine::report_offload(std::vector<JobId> done) {
   }
 }
 
-// A step has ended on the clock. When nobody is left to schedule, vLLM goes on with empty steps until all is stored.
+// A step has ended. Without requests to schedule, vLLM runs empty steps until all stores are done.
 void VllmEngine::offload_after_step(std::int64_t now_ns) {
   if (offload_links_->has_done()) report_offload(offload_links_->take_done());
   const bool rests = quiescent();
@@ -287,7 +286,7 @@ void VllmEngine::offload_after_step(std::int64_t now_ns) {
   }
 }
 
-// What is held on the device for it, beside the tables of those that run.
+// Count device blocks that the offload references, apart from the tables of running requests.
 std::uint64_t VllmEngine::check_offload() const {
   std::uint64_t references = 0;
   for (const WaitingQueue* queue : {&skipped_, &waiting_}) {

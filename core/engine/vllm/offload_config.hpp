@@ -18,11 +18,11 @@ struct VllmOffload {
   std::uint32_t load_steps = 0;
 
   // Version profile.
-  std::string release;            // as messages name it
-  bool touches = true;            // lookups and stores make chunks young; else the end of a request does
-  bool arc_falls_back = false;    // where no chunk seen again may go, one seen once does, however few there are
-  bool stores_last_token = true;  // a request that has ended offers its last token too, which nobody computed
-  bool holders_first = false;     // who waits and holds blocks has a queue of its own, served first
+  std::string release;            // name used in messages
+  bool touches = true;            // lookups and stores mark chunks as recently used; else the end of a request does
+  bool arc_falls_back = false;    // if no frequent chunk is evictable, evict a recent one, however few there are
+  bool stores_last_token = true;  // a finished request also offers its last token, which was never computed
+  bool holders_first = false;     // waiting requests that hold blocks have their own queue, served first
   bool spares_in_flight = false;  // a victim whose step is in flight is not preempted
 
   bool log = false;      // keep what each step did, in the words of a recording

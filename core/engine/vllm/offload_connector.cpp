@@ -53,7 +53,7 @@ std::optional<std::uint32_t> OffloadConnector::look_up(KvRequest& request, std::
   return hit;
 }
 
-// Whoever waits for its lookup waits no longer.
+// Record how long the request's lookup was deferred.
 void OffloadConnector::answered(Tracked& tracked, std::int64_t now_ns) {
   if (config_.samples && tracked.deferred_ns >= 0) samples_.deferred_ns.push_back(now_ns - tracked.deferred_ns);
   tracked.deferred_ns = -1;
@@ -98,7 +98,7 @@ void OffloadConnector::begin_load(const KvRequest& request, std::uint32_t local,
 
 // ── Schedule ──
 
-// Its table is about to go. An output in flight may still end it, and it then offers what it had.
+// The table is about to be freed. An output in flight may still end the request, which then offers its old blocks.
 void OffloadConnector::preempted(const KvRequest& request) {
   Seat& seat = seats_[request.slot];
   Tracked& tracked = tracked_[seat.tracked];
@@ -136,12 +136,12 @@ OffloadOrders OffloadConnector::close_schedule() {
     store(seat.tracked, request.blocks, request.table, request.known, offer.after, prompt);
     seat.due = due(tracked_[seat.tracked], prompt);
   }
-  if (!config_.log && offers_.empty() && ended_.empty() && orders_.empty()) {  // everybody decodes
+  if (!config_.log && offers_.empty() && ended_.empty() && orders_.empty()) {  // all requests decode
     allocated_.clear();
     ++schedule_;
     return {};
   }
-  // A set in vLLM: whoever came first, here.
+  // A set in vLLM: here in order of arrival.
   std::ranges::sort(ended_, [this](std::uint32_t a, std::uint32_t b) {
     return std::tie(tracked_[a].arrival_time, tracked_[a].request) <
            std::tie(tracked_[b].arrival_time, tracked_[b].request);
@@ -312,7 +312,7 @@ OffloadJob& OffloadConnector::new_job(std::uint32_t tracked, bool store) {
   return job;
 }
 
-// Its blocks are free, and read until the job is done.
+// The job's blocks are free, but the store reads them until it is done.
 void OffloadConnector::fence(const OffloadJob& job) {
   if (!job.store) return;
   for (const SlotId slot : job.device) fenced_[slot].push_back(job.id);

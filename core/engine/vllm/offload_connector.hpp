@@ -24,13 +24,13 @@ struct OffloadJob {
   RequestId request = 0;
   std::uint32_t tracked = 0;  // the connector's name of its request
   bool store = false;
-  std::uint32_t first_chunk = 0;      // of a load
+  std::uint32_t first_chunk = 0;      // of a load: its first chunk
   std::vector<std::uint32_t> chunks;  // positions
   std::vector<SlotId> host;           // a slot for each
   std::vector<SlotId> device;         // their blocks
 };
 
-// What one schedule asks of the worker.
+// Transfers that one schedule requests from the worker.
 struct OffloadOrders {
   std::vector<JobId> loads;
   std::vector<JobId> stores;
@@ -52,7 +52,7 @@ struct OffloadTotals {
   std::uint64_t flushed_jobs = 0;
 };
 
-// What happened since it was taken last, one by one: for the histograms of a server.
+// Single samples since the last take, for the histograms of a server.
 struct OffloadSamples {
   struct Moved {
     std::uint64_t bytes = 0;
@@ -60,13 +60,13 @@ struct OffloadSamples {
   };
   std::vector<Moved> loads;  // over the links, ended
   std::vector<Moved> stores;
-  std::uint64_t lookups = 0;              // of requests without transfers
+  std::uint64_t lookups = 0;              // lookups for requests without transfers
   std::vector<std::int64_t> deferred_ns;  // from a request's first deferred lookup to its answer, or its end
-  std::vector<std::size_t> asked_chunks;  // that a store needed, whether or not there was room
+  std::vector<std::size_t> asked_chunks;  // chunks that a store needed, whether or not there was room
   std::uint64_t refused_stores = 0;
 };
 
-// What a schedule and the update behind it did, in the words of a recording.
+// Log of a schedule and the update behind it, in the format of a recording.
 struct OffloadLog {
   struct Lookup {
     RequestId request = 0;
@@ -76,7 +76,7 @@ struct OffloadLog {
   struct Blocks {
     RequestId request = 0;
     bool resumed = false;
-    bool fresh = false;  // it was admitted for the first time
+    bool fresh = false;  // first admission
     std::vector<SlotId> slots;
   };
   struct Load {
@@ -99,7 +99,7 @@ struct OffloadLog {
   std::vector<std::vector<std::uint64_t>> evicted;  // by the store that they made room for
 };
 
-// Told of everything that the scheduler does with a request. A request is known by its slot until it has ended.
+// Receives everything that the scheduler does with a request. A request is known by its slot until it has ended.
 class OffloadConnector {
  public:
   OffloadConnector(const VllmOffload& config, std::uint32_t block_size, bool prefix_caching, BlockStore& store);
@@ -112,16 +112,16 @@ class OffloadConnector {
   // ── Admission ──
   // Tokens behind `local` ones (found on the device, whole blocks) that can be loaded; nothing: ask again next step.
   std::optional<std::uint32_t> look_up(KvRequest& request, std::uint32_t local, std::int64_t now_ns);
-  // It has blocks for the answer: they are on their way.
+  // The request has blocks for the chunks found: start loading them.
   void begin_load(const KvRequest& request, std::uint32_t local, std::uint32_t tokens);
 
   // ── Schedule ──
   void preempted(const KvRequest& request);
-  // It was scheduled, and will have computed `after` tokens; `admitted` in this schedule.
+  // The request was scheduled, and will have computed `after` tokens; `admitted` in this schedule.
   void scheduled(KvRequest& request, std::uint32_t after, bool admitted, bool resumed);
-  // Nothing more is scheduled: what the worker is asked to do.
+  // End the schedule; returns the transfers requested from the worker.
   OffloadOrders close_schedule();
-  // It has ended, and `computed` of its tokens have (or are being given) KV. Before its blocks are freed.
+  // The request has ended, and `computed` of its tokens have (or are being given) KV. Call before its blocks are freed.
   void ended(KvRequest& request, std::uint32_t computed, bool aborted, std::int64_t now_ns);
 
   // ── Update ──
@@ -132,7 +132,7 @@ class OffloadConnector {
   // ── Watch ──
   bool has_jobs() const noexcept { return !jobs_.empty(); }
   bool has_ended_to_tell() const noexcept { return !ended_.empty(); }
-  // It has nothing to do while requests only decode, if it stores no outputs.
+  // True if the connector has nothing to do while requests only decode (with prompt-only stores).
   bool quiet() const noexcept { return ended_.empty() && fenced_.empty() && refused_last_ == 0; }
   const OffloadTotals& totals() const noexcept { return totals_; }
   OffloadLog& log() noexcept { return log_; }
@@ -148,10 +148,10 @@ class OffloadConnector {
     std::uint32_t next_stored = 0;  // chunk
     std::int64_t deferred_ns = -1;  // since when its lookup has no answer
     std::vector<JobId> jobs;
-    std::vector<ChunkMemo> memos;  // of its chunks, by position
-    // From its preemption or its end on, as they were then.
+    std::vector<ChunkMemo> memos;  // one per chunk, by position
+    // Table at the request's preemption or end.
     std::vector<SlotId> blocks;
-    // From its end on.
+    // Set when the request ends.
     bool has_ended = false;
     bool signalled = false;
     std::uint32_t known = 0;
@@ -160,11 +160,11 @@ class OffloadConnector {
     std::vector<BlockIdentity> names;
   };
 
-  // All that a step which only decodes has to look at.
+  // State that a decode-only step reads.
   struct Seat {
     std::uint32_t tracked = kNobody;
-    std::uint32_t told = 0;  // blocks of its table that the schedules told of
-    std::uint32_t due = 0;   // tokens with which it has another chunk to store
+    std::uint32_t told = 0;  // blocks of the table reported by schedules so far
+    std::uint32_t due = 0;   // token count at which the next chunk can be stored
   };
 
   Tracked& of(const KvRequest& request) { return tracked_[seats_[request.slot].tracked]; }
@@ -186,10 +186,10 @@ class OffloadConnector {
 
   VllmOffload config_;
   std::uint32_t chunk_tokens_;
-  bool defers_to_loads_;  // what somebody loads is waited for: it will be on the device
+  bool defers_to_loads_;  // wait for chunks that another request loads: they will be on the device
   VllmHost host_;
 
-  std::vector<Seat> seats_;  // of requests that have not ended, by slot
+  std::vector<Seat> seats_;  // requests that have not ended, by slot
   std::deque<Tracked> tracked_;
   std::vector<std::uint32_t> free_tracked_;
   std::unordered_map<JobId, OffloadJob> jobs_;
@@ -201,10 +201,10 @@ class OffloadConnector {
     KvRequest* request;
     std::uint32_t after;
   };
-  std::vector<Offer> offers_;  // of those that have something to store
+  std::vector<Offer> offers_;  // requests with chunks to store
   OffloadOrders orders_;
   std::vector<SlotId> allocated_;
-  HugeArray<std::uint64_t> allocated_in_;  // by device slot: the schedule that gave it to somebody
+  HugeArray<std::uint64_t> allocated_in_;  // by device slot: the schedule that last allocated it
   std::uint64_t schedule_ = 1;
   std::size_t refused_last_ = 0;
   std::unordered_map<SlotId, std::vector<JobId>> fenced_;  // device slots that stores of ended requests still read

@@ -13,27 +13,27 @@
 
 namespace understudy {
 
-// As vLLM's worker, which has a stream for each direction. Stores of a batch are begun with the next, so that they
-// never delay its tokens.
+// Like vLLM's worker, with a stream for each direction. Stores of a batch begin with the next batch, so they never
+// delay its tokens.
 class OffloadLinks final : public TransferOwner {
  public:
-  // `samples`: where what has ended is counted one by one; null for nowhere.
+  // `samples` counts each finished transfer; null: none.
   OffloadLinks(TransferHub& hub, const LinkPair& way, const LinkPairConfig& speeds, std::uint64_t bytes_per_block,
                OffloadSamples* samples)
       : hub_(hub), ways_{way.down, way.up}, down_(speeds.down), bytes_per_block_(bytes_per_block), samples_(samples) {}
 
-  // The batch with these orders begins. Returns until when it waits for what must be flushed: exact, unless somebody
-  // else joins the link.
+  // Begin the batch with these orders. Returns until when it waits for flushed jobs: exact, unless another worker joins
+  // the link.
   std::int64_t begin(const OffloadOrders& orders, const OffloadConnector& connector, std::int64_t now_ns);
-  // Those that are done and were not taken: stores before loads, each in order.
+  // Take the finished jobs: stores before loads, each in order.
   std::vector<JobId> take_done();
-  // Of them, those that ended first, all at one time, which `time_ns` then is.
+  // Take only the jobs that finished first, all at the time `time_ns`.
   std::vector<JobId> take_first_done(std::int64_t& time_ns);
 
   bool has_done() const noexcept { return !done_[kDown].empty() || !done_[kUp].empty(); }
   bool idle() const noexcept { return queues_[kDown].empty() && queues_[kUp].empty() && unsubmitted_.empty(); }
   bool submitted() const noexcept { return unsubmitted_.empty(); }
-  // How long each load took that has ended, from when it was asked for, if that is kept.
+  // Duration of each finished load since its request, if kept.
   void keep_load_times() noexcept { keeps_load_times_ = true; }
   const std::vector<std::int64_t>& load_ns() const noexcept { return load_ns_; }
 
@@ -56,10 +56,10 @@ class OffloadLinks final : public TransferOwner {
   std::uint64_t bytes_per_block_;
   std::vector<JobId> unsubmitted_;
   std::array<std::deque<Job>, 2> queues_;  // the first is under way
-  TransferId under_way_ = 0;               // of the stores
+  TransferId under_way_ = 0;               // the stores' transfer
   std::array<std::vector<JobId>, 2> done_;
-  std::array<std::vector<std::int64_t>, 2> done_ns_;  // and when each was
-  std::array<std::int64_t, 2> started_ns_{};          // of those under way
+  std::array<std::vector<std::int64_t>, 2> done_ns_;  // end time of each
+  std::array<std::int64_t, 2> started_ns_{};          // start of the current one
   OffloadSamples* samples_;
   bool keeps_load_times_ = false;
   std::vector<std::int64_t> load_ns_;

@@ -41,7 +41,7 @@ class RankGroup final : public Engine {
   std::vector<std::unique_ptr<VllmEngine>> ranks_;
   std::vector<std::size_t> order_;  // ranks by their first request: the order in which they begin
   std::unordered_map<RequestId, std::size_t> rank_of_;
-  std::int64_t end_ns_ = 0;  // of the open step
+  std::int64_t end_ns_ = 0;  // end of the open step
   Effects effects_;
 };
 

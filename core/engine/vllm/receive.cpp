@@ -1,11 +1,11 @@
-// Tokens come: one for each turn that samples, or several where the engine speculates.
+// Receive tokens: one for each sampling entry of the batch, or several with speculation.
 #include <algorithm>
 
 #include "engine/vllm/engine.hpp"
 
 namespace understudy {
 
-// The tokens of a batch have come, in its order; who has its last one is freed on the spot.
+// Receive the tokens of a batch, in its order; a request with its last token is freed at once.
 void VllmEngine::receive(const std::vector<Scheduled>& turns, std::int64_t end_ns) {
   const std::uint64_t step = token_log_.next_step();
   token_log_.end_step(end_ns);
@@ -53,7 +53,7 @@ bool VllmEngine::receive_token(const Scheduled& turn, std::uint64_t step) {
   return request.outputs() >= request.spec.outputs() || request.known >= config_.max_model_len;
 }
 
-// Steps before the first token of everybody who is here concern nobody any more.
+// Drop steps before the first token of every present request: no request reads them.
 void VllmEngine::fold_token_log() {
   std::uint64_t oldest = token_log_.next_step();
   for (const auto& [id, slot] : slots_) {

@@ -45,14 +45,14 @@ const Effects& VllmEngine::submit(RequestSpec spec, std::int64_t now_ns) {
   unread_.push_back(slot);
   if (offload_) offload_->came(request);
   on_requests_changed();
-  if (played_through_) sample(running_.size());  // it arrived before that step ended
+  if (played_through_) sample(running_.size());  // the request arrived before that step ended
   return return_effects();
 }
 
 std::optional<std::string> VllmEngine::never_fits(std::uint32_t prompt_tokens, std::uint32_t max_tokens) const {
   const std::uint64_t end =
       std::min<std::uint64_t>(std::uint64_t{prompt_tokens} + std::max(max_tokens, 1u), config_.max_model_len);
-  // The last token is never computed; a burst reserves room for it all the same.
+  // The last token is never computed; a burst still reserves room for it.
   const Speculation& drafts = config_.speculation;
   const std::uint64_t stored =
       bursts_.on()        ? end
@@ -87,7 +87,8 @@ const Effects& VllmEngine::cancel(RequestId id, std::int64_t now_ns) {
   clear_returned_effects();
   const RequestSlot slot = found->second;
   EngineRequest& request = requests_[slot];
-  if (tiers_) tiers_->hub().run_until(now_ns);  // what landed before did so for a request that was still there
+  if (tiers_)
+    tiers_->hub().run_until(now_ns);  // transfers that landed before belong to a request that was still present
   if (request.status == RequestStatus::Running) {
     running_.erase(std::find(running_.begin(), running_.end(), slot));
   } else if (request.status == RequestStatus::Parked) {
@@ -121,11 +122,11 @@ bool VllmEngine::drained() const {
 
 void VllmEngine::forget_cache(std::int64_t now_ns) {
   require_time(now_ns);
-  if (tiers_) tiers_->hub().run_until(now_ns);  // what landed before is told before
+  if (tiers_) tiers_->hub().run_until(now_ns);  // publish earlier landings first
   (void)store_.clear_inactive(0);
-  on_requests_changed();  // what the next in the queue would find has gone
+  on_requests_changed();  // cached blocks of the next request in the queue are gone
   announcer_.show(now_ns);
-  if (!in_step_) skip_to(now_ns);  // nothing is told of a time before
+  if (!in_step_) skip_to(now_ns);  // nothing may be published for an earlier time
 }
 
 void VllmEngine::on_requests_changed() {
@@ -133,19 +134,19 @@ void VllmEngine::on_requests_changed() {
   refusal_.stands = false;
   landing_wait_.visited = true;
   fast_forward_->forget_begun();
-  if (!in_step_) announcer_.stop_holding();  // for a step that a leap had begun
+  if (!in_step_) announcer_.stop_holding();  // held for a step that a fast-forward had begun
   stuck_.reset();
   fruitless_preemptions_ = 0;
   token_log_.touch();
 }
 
-// Between two steps the engine reads its input: who came while the last one ran is queued now.
+// Between two steps the engine reads its input: requests submitted during the last step are queued now.
 void VllmEngine::read_input(std::int64_t now_ns) {
   for (const RequestSlot slot : unread_) requests_[slot].record.queued_ns = now_ns;
   unread_.clear();
 }
 
-// What the request leaves, which has ended: its slot is free.
+// Free the slot of a finished request and return its record.
 RequestRecord VllmEngine::take_record(RequestSlot slot, FinishReason reason, std::int64_t now_ns) {
   EngineRequest& request = requests_[slot];
   slots_.erase(request.id);

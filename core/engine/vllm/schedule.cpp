@@ -26,7 +26,7 @@ std::int64_t VllmEngine::schedule(std::int64_t now_ns) {
     }
     measure();
     duration_ns = timing_.duration_ns(load_, capacity_tokens_);
-  } catch (...) {  // a policy or a timing model of the user's
+  } catch (...) {  // user-defined policy or timing model
     refusal_.has_preempted = has_preempted || log_.preempted.size() > preempted_before;
     undo_schedule();
     throw;
@@ -47,8 +47,8 @@ std::int64_t VllmEngine::schedule(std::int64_t now_ns) {
   return duration_ns;
 }
 
-// Nobody computes what was scheduled. Those admitted stay so, with their blocks; what others would have found of them
-// goes.
+// Undo the schedule: its tokens are not computed. Admitted requests stay admitted, with their blocks; names given in
+// this schedule are withdrawn.
 void VllmEngine::undo_schedule() {
   for (const Scheduled& turn : log_.scheduled) {
     EngineRequest& request = requests_[turn.slot];
@@ -58,7 +58,7 @@ void VllmEngine::undo_schedule() {
   log_.clear();
 }
 
-// ── Phase 1: the running list, in order; nobody rotates ──
+// ── Phase 1: the running list, in order, without rotation ──
 
 void VllmEngine::schedule_running(std::int64_t now_ns) {
   const std::uint64_t most_ahead = config_.speculation.lookahead + (bursts_.on() ? bursts_.longest() : 0);
@@ -101,7 +101,7 @@ void VllmEngine::schedule_running(std::int64_t now_ns) {
 std::uint32_t VllmEngine::next_tokens(const EngineRequest& request) const {
   const std::uint64_t end = std::uint64_t{request.spec.prompt_tokens} + request.spec.max_tokens;
   if (request.ahead > 0 && std::uint64_t{request.computed} + 2 - request.ahead >= end)
-    return 0;  // its last is in flight
+    return 0;  // the last token is in flight
   const std::uint32_t tokens =
       std::min(request.known + request.drafts + request.ahead - request.computed, prefill_cap_);
   const std::uint32_t room = config_.max_model_len - std::min(request.computed + 1, config_.max_model_len);
@@ -109,7 +109,7 @@ std::uint32_t VllmEngine::next_tokens(const EngineRequest& request) const {
   return static_cast<std::uint32_t>(std::min<std::uint64_t>({tokens, budget_, input, room}));
 }
 
-// Of a prompt in one step. Since v0.31 a request that is alone has nobody to starve, and the cap is off.
+// Most prompt tokens of one request in a step. Since v0.31 the cap is off for a lone request, which starves no other.
 std::uint32_t VllmEngine::prefill_cap() const {
   const std::size_t requests = running_.size() + num_waiting() + parked_;
   if (config_.long_prefill_token_threshold == 0 || (!config_.caps_lone_prefill && requests <= 1)) {
@@ -160,7 +160,7 @@ void VllmEngine::preempt(std::size_t position) {
 
 // ── What it costs ──
 
-// What was scheduled, into load_.
+// Measure the scheduled batch into load_.
 void VllmEngine::measure() {
   load_.clear();
   MockerLoad& load = load_.mocker;

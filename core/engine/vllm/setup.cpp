@@ -102,7 +102,7 @@ void require_sizes(const TierConfig& tiers, const VllmConfig& c) {
 }
 
 void require_speeds(const TierConfig& tiers, const VllmConfig& c) {
-  // What is loaded has room on the host and on the device. vLLM stores all at once that a step has completed.
+  // Loads need room on the host and on the device. vLLM stores all blocks that a step has completed at once.
   const auto at_most = [&](std::uint64_t blocks) { return std::min({blocks, tiers.g2_blocks, c.num_gpu_blocks}); };
   const std::uint64_t batch = c.offload ? kNoLimit : tiers.offload_batch_size;
   const auto check = [&](const LinkPairConfig& way, const std::string& prefix, std::uint64_t blocks) {
@@ -120,7 +120,7 @@ void require_speeds(const TierConfig& tiers, const VllmConfig& c) {
   }
 }
 
-// Of an offload over the links of tiers: their host is the one that it fills.
+// Check an offload over the links of tiers: the offload fills the tiers' host.
 const TierConfig* checked(const TierConfig* tiers, const VllmConfig& c) {
   if (tiers != nullptr) {
     require_sizes(*tiers, c);
@@ -145,7 +145,7 @@ PolicyKind own_order(const VllmConfig& c) {
   return append ? PolicyKind::VllmAppend : PolicyKind::Vllm;
 }
 
-// `below`: there are tiers below the host that tell who a block is.
+// `below`: tiers below the host need a block's full identity.
 StoreConfig store_config(const VllmConfig& c, const TierConfig* tiers, bool below) {
   StoreConfig store;
   store.block_size = c.block_size;
@@ -154,7 +154,7 @@ StoreConfig store_config(const VllmConfig& c, const TierConfig* tiers, bool belo
   pool.duplicates = c.kv_manager == KvManagerKind::Kvbm ? DuplicatePolicy::Reject : DuplicatePolicy::Keep;
   pool.policy.kind = own_order(c);
   if (c.eviction) pool.policy = c.eviction();
-  // A hash is enough to copy what is evicted to the host; not for those who look at it there or below.
+  // A hash is enough to copy evicted blocks to the host, but not to look them up there or below.
   const bool names_evicted = tiers != nullptr && tiers->mode == OffloadMode::OnEviction;
   const bool details = Announcer::wanted(c) && !Announcer::names_only(c);
   pool.keeps_details = details || (names_evicted && (below || tiers->filter));
@@ -163,7 +163,7 @@ StoreConfig store_config(const VllmConfig& c, const TierConfig* tiers, bool belo
     PoolConfig host;
     host.tier = Tier::G2;
     host.num_blocks = c.offload->host_chunks;
-    host.policy.kind = PolicyKind::Fifo;  // not asked: the connector says who goes
+    host.policy.kind = PolicyKind::Fifo;  // unused: the connector chooses victims
     host.duplicates = DuplicatePolicy::Reject;
     host.keeps_details = details;
     store.pools.push_back(host);
@@ -182,7 +182,7 @@ StoreConfig store_config(const VllmConfig& c, const TierConfig* tiers, bool belo
   }
   store.events.enabled = Announcer::wanted(c);
   store.events.names_only = Announcer::names_only(c);
-  store.thread_safe = false;  // an engine is one state machine: whoever steps it owns it
+  store.thread_safe = false;  // an engine is one state machine, owned by the thread that steps it
   return store;
 }
 

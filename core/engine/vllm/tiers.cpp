@@ -3,7 +3,7 @@
 
 namespace understudy {
 
-// Looks below for what follows the head's hits on the device; parks it when that is on its way.
+// Look up the blocks behind the head's device hits in lower tiers; park the head while they load.
 WorkerTiers::Onboard VllmEngine::onboard(const Admission& head, std::int64_t now_ns) {
   EngineRequest& request = requests_[head.slot];
   const std::size_t hits = head.hit.blocks;
@@ -25,7 +25,7 @@ WorkerTiers::Onboard VllmEngine::onboard(const Admission& head, std::int64_t now
   request.status = RequestStatus::Parked;
   request.onboard_tried = true;
   ++parked_;
-  resume_loaded();  // what needed no time
+  resume_loaded();  // loads that took no time
   return outcome;
 }
 
@@ -43,7 +43,7 @@ void VllmEngine::finish_transfers() {
   while (const std::optional<std::int64_t> wake = tiers_ ? tiers_->hub().next_wake_ns() : std::nullopt) {
     tiers_->hub().run_until(*wake);
   }
-  // Nobody is left to schedule: what has landed since the last step is told as it landed.
+  // No request is left to schedule: report landings since the last step at the times when they landed.
   while (offload_links_ && !in_step_ && quiescent() && offload_links_->has_done()) {
     std::int64_t time_ns = 0;
     report_offload(offload_links_->take_first_done(time_ns));
@@ -57,7 +57,7 @@ void VllmEngine::land(std::int64_t now_ns) {
   require_time(now_ns);
   tiers_->hub().run_until(now_ns);
   if (!in_step_) skip_to(now_ns);                           // no step begins before
-  if (!offload_links_ || in_step_ || !quiescent()) return;  // else the next step is told
+  if (!offload_links_ || in_step_ || !quiescent()) return;  // else the next step reports it
   offload_after_step(now_ns);
   announcer_.show(now_ns);
 }
@@ -71,7 +71,7 @@ bool VllmEngine::prefetch(std::span<const BlockIdentity> blocks, std::int64_t no
   bool under_way = false;
   try {
     under_way = tiers_->prefetch(now_ns, blocks);
-  } catch (...) {  // a policy of the user's: what was evicted for it has gone all the same
+  } catch (...) {  // user-defined policy: blocks evicted for the load stay evicted
     announcer_.show(now_ns);
     throw;
   }
@@ -88,7 +88,7 @@ void VllmEngine::count_origins(const Admission& head, bool resumed) {
   const std::optional<WorkerTiers::Origin> origin = tiers_->take_origin(head.slot);
   if (!origin) return;
   request.record.parked_ns += origin->parked_ns;
-  if (origin->failed) return;  // what is there was computed by somebody else meanwhile
+  if (origin->failed) return;  // another request computed the blocks meanwhile
   for (std::size_t i = 0; i < origin->tiers.size() && origin->first_block + i < head.hit.blocks; ++i) {
     if (origin->tiers[i] == Tier::G1) continue;
     const auto below = static_cast<std::size_t>(origin->tiers[i]) - static_cast<std::size_t>(Tier::G2);
@@ -116,7 +116,7 @@ void VllmEngine::write_through(const std::vector<Scheduled>& turns, std::int64_t
   tiers_->hub().run_until(now_ns);
 }
 
-// What landed outside of a step is told, and may show in a sample.
+// Publish landings outside of a step, and sample the state they changed.
 void VllmEngine::notice_landings(std::int64_t now_ns) {
   if (tiers_->landings() == landings_noticed_) return;
   landings_noticed_ = tiers_->landings();
@@ -134,14 +134,14 @@ const Effects& VllmEngine::transfers_landed(std::int64_t now_ns) {
   return return_effects();
 }
 
-// Whether the head of the queue may be admitted on room that was made since it was last asked.
+// Whether blocks freed since the last attempt may admit the head of the queue.
 bool VllmEngine::head_may_move() const {
   return !waiting_.empty() && refusal_.released != tiers_->released() && !tiers_->waiting(waiting_.head()) &&
          !head_lacks_room();
 }
 
-// A block that the others take is one less, and at most one less that it would have to hold (see `refuse`): only what
-// tiers let go of brings it nearer.
+// A block taken by another request is one fewer free, and reduces what the head needs by at most one (see `refuse`):
+// only blocks released by tiers help it.
 bool VllmEngine::head_lacks_room() const {
   return refusal_.stands && tiers_->released() - refusal_.released < refusal_.lacks &&
          refusal_.loads_ended == tiers_->loads_ended();

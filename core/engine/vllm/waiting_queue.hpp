@@ -46,7 +46,7 @@ class WaitingQueue {
                              }),
                 id);
   }
-  // Who was passed over goes in front again, in the old order.
+  // Put requests that were passed over back in front, in the old order.
   void put_back(std::span<const RequestSlot> passed) {
     if (policy_ != SchedulingPolicy::Priority) {
       ids_.insert(ids_.begin(), passed.begin(), passed.end());
@@ -56,7 +56,7 @@ class WaitingQueue {
   }
   bool contains(RequestSlot id) const { return std::find(ids_.begin(), ids_.end(), id) != ids_.end(); }
   void pop() { ids_.pop_front(); }
-  // Who was passed over is the next again.
+  // Put a request that was passed over back in front.
   void put_back(RequestSlot id) {
     if (policy_ == SchedulingPolicy::Priority) return push(id, false);
     ids_.push_front(id);

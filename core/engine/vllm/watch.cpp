@@ -1,4 +1,4 @@
-// What the engine lets others see of itself: samples over time, and checks.
+// Observation of the engine: samples over time, and checks.
 #include <algorithm>
 
 #include "engine/vllm/engine.hpp"
@@ -114,7 +114,7 @@ TierReport VllmEngine::tier_report() {
 void VllmEngine::check() {
   store_.check();
   check_counts(true);
-  // In the middle of a step there is more to tell.
+  // In the middle of a step some changes are unpublished.
   if (!in_step_) announcer_.check(EventTruth::Scope::Whole);
   if (store_.num_events() > 0 && !announcer_.holds())
     throw Error(ErrorKind::InvariantViolated, "blocks changed without a KV event");
