@@ -1,4 +1,4 @@
-// What each binding file offers to the module, one function per file.
+// One function per binding file, which adds its names to the module.
 #pragma once
 
 #include <nanobind/nanobind.h>

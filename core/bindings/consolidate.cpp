@@ -67,7 +67,7 @@ void bind_consolidate(nb::module_& m) {
           [](const RawDistance& self) {
             return self.blocks == 0 ? 0.0 : static_cast<double>(self.wrong_sum) / static_cast<double>(self.blocks);
           },
-          "Blocks wrongly believed gone, on average over all blocks told of.");
+          "Blocks wrongly believed gone, on average over all blocks published.");
   ExclusiveClass<Consolidator>(m, "Consolidator", "Counts the copies of blocks; one caller at a time (WrongState).")
       .def("__init__", &make_consolidator, nb::arg("max_blocks"), nb::arg("by_content"))
       .def("apply", &apply, nb::arg("kinds"), nb::arg("tiers"), nb::arg("parents"), nb::arg("offsets"),

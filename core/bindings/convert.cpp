@@ -17,14 +17,14 @@ std::string describe(nb::handle value) {
   return text.size() <= 60 ? text : text.substr(0, 57) + "...";
 }
 
-constexpr auto kFailed = static_cast<unsigned long long>(-1);  // what the C API returns with an error
+constexpr auto kFailed = static_cast<unsigned long long>(-1);  // the C API's return value on error
 
 template <typename... Parts>
 [[noreturn]] void reject(const std::string& name, const Parts&... parts) {
   throw Error(ErrorKind::InvalidArgument, name, " ", parts...);
 }
 
-// Turns a pending TypeError, ValueError or OverflowError into `reject`; other errors are the caller's own.
+// Convert a pending TypeError, ValueError or OverflowError into `reject`; other errors propagate.
 template <typename... Parts>
 [[noreturn]] void reject_pending(const std::string& name, nb::handle value, const Parts&... parts) {
   const bool bad_value = PyErr_ExceptionMatches(PyExc_TypeError) != 0 ||

@@ -30,7 +30,7 @@ namespace nb = nanobind;
 std::uint64_t read_uint(nb::handle value, const std::string& name,
                         std::uint64_t max = std::numeric_limits<std::uint64_t>::max());
 
-// Of a block's slot, whether it is used or not: address space, at first. 36 on tiers that tell no events.
+// Bytes of a block's slot, used or not: only address space at first. 36 on tiers that publish no events.
 inline constexpr double kSlotBytes = 64;
 
 // Slots that tiers take on each worker, and those that workers share.
@@ -42,7 +42,7 @@ inline double slots_below(const TierConfig& tiers, double workers) {
   return slots;
 }
 
-// Runs `make`, which needs about that many bytes. Turns a failed allocation into a ConfigError; `what` names the field
+// Run `make`, which needs about `bytes` bytes. Converts a failed allocation into a ConfigError; `what` names the field
 // and its value.
 template <typename Make>
 decltype(auto) within_memory(const std::string& what, double bytes, Make make) {

@@ -154,7 +154,7 @@ std::shared_ptr<VllmEngine> make_engine(const VllmConfig& config, const StepTimi
 }  // namespace
 
 void bind_engine(nb::module_& m) {
-  nb::class_<EventTruth>(m, "EventTruth", "An index that knows only what the consolidated stream tells.")
+  nb::class_<EventTruth>(m, "EventTruth", "An index built only from the consolidated event stream.")
       .def(nb::init<>())
       .def(
           "apply", [](EventTruth& self, const DrainedEvents& batch) { self.apply(batch.records); }, "batch"_a,
@@ -171,7 +171,8 @@ void bind_engine(nb::module_& m) {
       .def(nb::init<std::vector<double>, std::uint64_t>(), "rates"_a, "seed"_a)
       .def("draw", &BurstSampler::draw, "remaining"_a, "Tokens of one step, at most `remaining`.");
 
-  nb::class_<RequestRecord>(m, "RequestRecord", "What a request leaves. Times are -1 for what never happened.")
+  nb::class_<RequestRecord>(m, "RequestRecord",
+                            "Record of a finished request. Times are -1 for events that never happened.")
       .def_ro("id", &RequestRecord::id)
       .def_ro("name", &RequestRecord::name)
       .def_prop_ro(
@@ -197,7 +198,7 @@ void bind_engine(nb::module_& m) {
       .def_ro("parked_ns", &RequestRecord::parked_ns)
       .def_ro("room_wait_ns", &RequestRecord::room_wait_ns);
 
-  nb::class_<Effects>(m, "Effects", "What a call made visible.")
+  nb::class_<Effects>(m, "Effects", "Results of a call.")
       .def_prop_ro(
           "tokens",
           [](const Effects& self) {
@@ -276,9 +277,9 @@ void bind_engine(nb::module_& m) {
             for (const Scheduled& turn : self.batch()) out.emplace_back(turn.id, turn.tokens);
             return out;
           },
-          "(request, tokens) of what the open step computes, in order.")
-      .def_prop_ro("num_slots", &VllmEngine::num_slots, "As many requests have been here at one time.")
-      .def_prop_ro("steps_kept", &VllmEngine::steps_kept, "Ends of steps that a request may still ask for.")
+          "(request, tokens) of the open step's batch, in order.")
+      .def_prop_ro("num_slots", &VllmEngine::num_slots, "Most requests present at one time.")
+      .def_prop_ro("steps_kept", &VllmEngine::steps_kept, "Number of step ends kept for present requests.")
       .def_prop_ro("free_blocks", [](const VllmEngine& self) { return self.store().available(0); })
       .def(
           "free_head", [](const VllmEngine& self, std::size_t count) { return self.store().eviction_order(0, count); },

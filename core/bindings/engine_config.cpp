@@ -87,7 +87,7 @@ void make_config(VllmConfig* self, nb::handle block_size, nb::handle num_gpu_blo
 }  // namespace
 
 void bind_engine_config(nb::module_& m) {
-  nb::class_<Speculation>(m, "Speculation", "What speculative decoding asks of the scheduler, and its acceptance.")
+  nb::class_<Speculation>(m, "Speculation", "Speculative decoding: demands on the scheduler, and acceptance rates.")
       .def(
           "__init__",
           [](Speculation* self, std::uint32_t tokens, std::uint32_t lookahead, std::uint32_t draft_slots,

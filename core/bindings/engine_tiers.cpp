@@ -1,4 +1,4 @@
-// What the simulated engine says of the tiers below it, in Python.
+// Python bindings for the tiers of the simulated engine.
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/pair.h>
@@ -66,9 +66,8 @@ void bind_engine_tiers(ExclusiveClass<VllmEngine, Engine>& engine) {
             if (!self.in_step()) self.skip_to(now_ns);  // to where the transfers have come
           },
           "now_ns"_a, "tier"_a, "share"_a,
-          "From now on the links to and from a tier have this share of their bandwidths, 0.001 to 1. A shared tier's "
-          "are "
-          "everybody's.")
+          "Set the share of bandwidth of the links to and from a tier, 0.001 to 1. A shared tier's "
+          "links change for all workers.")
       .def("tier_lookup", &tier_lookup, "identities"_a,
            "(kind, tier, ns) of the leading blocks, ended by the first miss. hit: it is there; pending: it will be at "
            "that time, unless transfers join its links; retry: it is on its way, ask again next step; miss.")
@@ -78,7 +77,7 @@ void bind_engine_tiers(ExclusiveClass<VllmEngine, Engine>& engine) {
           [](VllmEngine& self, const Identities& identities, std::int64_t now_ns) {
             return self.prefetch(identities.span(), now_ns);
           },
-          "identities"_a, "now_ns"_a, "Load the prefix that tiers below have, before anybody asks for it.")
+          "identities"_a, "now_ns"_a, "Prefetch the prefix that lower tiers have.")
       .def_prop_ro("loading", &VllmEngine::loading,
                    "Requests that hold blocks which are being loaded, under vLLM's offload.")
       .def_prop_ro(
@@ -90,9 +89,8 @@ void bind_engine_tiers(ExclusiveClass<VllmEngine, Engine>& engine) {
           "Requests in the queues whose load from below has not begun, is under way, and has come.")
       .def_prop_ro("offload_pending", &VllmEngine::offload_pending,
                    "Under vLLM's offload: transfers are under way, or requests have ended that may still store.")
-      .def("take_offload_line", &take_offload_line, "What the last turn did about the host, where that is logged.")
-      .def("take_offload_samples", &take_offload_samples,
-           "What happened since the last call, one by one, where that is kept.")
+      .def("take_offload_line", &take_offload_line, "Log line of the last step's offload, if logged.")
+      .def("take_offload_samples", &take_offload_samples, "Single samples since the last call, if kept.")
       .def_prop_ro(
           "offload_usage",
           [](const VllmEngine& self) {
@@ -111,7 +109,7 @@ void bind_engine_tiers(ExclusiveClass<VllmEngine, Engine>& engine) {
             const auto& below = self.request(id).record.below_total;
             return std::tuple(below[0], below[1], below[2]);
           },
-          "request"_a, "Of its cached tokens, those that came from G2, G3 and G4.")
+          "request"_a, "Cached tokens that came from G2, G3 and G4.")
       .def(
           "tier_waits",
           [](VllmEngine& self, RequestId id) {

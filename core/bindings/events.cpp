@@ -94,19 +94,18 @@ void append_rows(EventTable& self, const DrainedEvents& rows, std::int64_t time_
 
 void bind_event_table(nb::module_& m) {
   using Handle = nb::handle_t<EventTable>;
-  nb::class_<EventTable>(m, "EventTable", "What a publisher said in a run, a row a block, in columns by parts.")
+  nb::class_<EventTable>(m, "EventTable", "Events of a publisher in a run, one row per block, in columns by parts.")
       .def(nb::init<>())
-      .def("append", &append_rows, "rows"_a, "time_ns"_a,
-           "Behind what is there: rows that became visible at that time.")
+      .def("append", &append_rows, "rows"_a, "time_ns"_a, "Append rows published at that time.")
       .def("__len__", &EventTable::size)
-      .def_prop_ro("digest", &EventTable::digest, "Of equal tables alone, but for chance.")
+      .def_prop_ro("digest", &EventTable::digest, "Equal for equal tables; different otherwise, up to collisions.")
       .def(
           "rows",
           [](const EventTable& self) {
             TimedEvents rows = self.rows();
             return nb::make_tuple(std::move(rows.batch), to_array(std::move(rows.time_ns)));
           },
-          "Its rows, with the time of each in ns.")
+          "All rows, with the time of each in ns.")
       .def(
           "heads",
           [](const EventTable& self, bool raw) {
@@ -126,7 +125,7 @@ void bind_event_table(nb::module_& m) {
       .def(
           "sequence_hashes",
           [](Handle self, bool raw) { return parts_of(self, raw, &EventTable::Part::sequence_hashes); }, "raw"_a,
-          "Of every block of those events, by parts.")
+          "Sequence hashes of every block of those events, by parts.")
       .def(
           "stored_local_hashes",
           [](Handle self, bool raw) { return parts_of(self, raw, &EventTable::Part::local_hashes); }, "raw"_a,

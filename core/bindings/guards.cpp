@@ -179,7 +179,8 @@ void bind_guards(nb::module_& m) {
   nb::class_<RegisteredBlocks, Guard> registered(m, "RegisteredBlocks", "References to registered, matchable blocks.");
   nb::class_<WeakBlocks> weak(m, "WeakBlocks", "Remembers blocks without holding them.");
 
-  mutable_blocks.def_prop_ro("evicted", &MutableBlocks::evicted, "What the allocation evicted, in eviction order.")
+  mutable_blocks
+      .def_prop_ro("evicted", &MutableBlocks::evicted, "Blocks that the allocation evicted, in eviction order.")
       .def_prop_ro(
           "evicted_token_ids", [](const MutableBlocks& self) { return to_array(self.evicted_tokens()); },
           "Their token ids, one block after another, where events carry them; else empty.")

@@ -90,7 +90,7 @@ class Guard {
     const Lent lent(*this);
     without_gil(manager, ids.size(), [&] { work(manager, ids); });
   }
-  // The first `count` ids leave with the caller; the rest stay.
+  // Move the first `count` ids to the caller; the others stay.
   std::vector<SlotId> split(std::size_t count);
   void require_live() const;
 

@@ -168,7 +168,7 @@ void bind_lineage(nb::module_& m) {
 void bind_identities(nb::module_& m) {
   bind_lineage(m);
 
-  nb::class_<BlockIdentity>(m, "Identity", "What one block is: its hashes and its position. Read-only.")
+  nb::class_<BlockIdentity>(m, "Identity", "Identity of a block: its hashes and its position. Read-only.")
       .def_prop_ro(
           "lineage_hash", [](const BlockIdentity& self) { return lineage_to_int(self.lineage); },
           "The 128-bit identity: position, sequence hash and a fragment of the parent's.")

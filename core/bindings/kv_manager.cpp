@@ -254,7 +254,7 @@ void bind_lease(nb::module_& m) {
           "name all "
           "complete blocks. How many became visible.")
       .def("release", &OwnedLease::release, "Give every block back, the last one first. The lease can start over.")
-      .def("discard", &OwnedLease::discard, "Give every block back, and let nobody find these copies any more.")
+      .def("discard", &OwnedLease::discard, "Release every block and make these copies unmatchable.")
       .def("__enter__", [](nb::handle self) { return nb::borrow(self); })
       .def("__exit__", [](OwnedLease& self, nb::args) { self.release(); })
       .def_prop_ro("allocated_tokens", &OwnedLease::allocated_tokens)

@@ -194,8 +194,8 @@ void bind_kv_router(nb::module_& m) {
             require_begun(self);
             return std::shared_ptr<PrefixIndex>(self.shared_view(), &self.shared_view()->index());
           },
-          "What events have told it; worker i has this number there. A replay that shows it what workers hold tells "
-          "nothing.")
+          "Index built from received events; worker i has number i. Empty in a replay where the router reads the "
+          "workers' blocks instead.")
       .def_prop_ro("rows", &column<std::int64_t, &KvDecision::row>)
       .def_prop_ro("time_ns", &column<std::int64_t, &KvDecision::time_ns>)
       .def_prop_ro("worker", &column<std::int32_t, &KvDecision::worker>)
@@ -210,7 +210,7 @@ void bind_kv_router(nb::module_& m) {
       .def_prop_ro("waited_ns", &column<std::int64_t, &KvDecision::waited_ns>)
       .def_prop_ro(
           "costs", [](const KvRouter& self) { return to_array(std::vector<double>(self.costs())); },
-          "By worker: what the last decision weighed; infinite for who is not available.")
+          "Cost of each worker in the last decision; infinite for unavailable workers.")
       .def_prop_ro(
           "prefill_tokens",
           [](const KvRouter& self) {

@@ -30,7 +30,7 @@ std::int64_t read_ns(nb::handle value, const char* name) {
 }  // namespace
 
 void bind_links(nb::module_& m) {
-  nb::class_<LinkUsage>(m, "LinkUsage", "What a link has carried up to a time.")
+  nb::class_<LinkUsage>(m, "LinkUsage", "Transfers, bytes and busy time of a link up to a time.")
       .def_ro("name", &LinkUsage::name)
       .def_ro("bandwidth_gbps", &LinkUsage::bandwidth_gbps, "10^9 bytes per second; inf: no limit.")
       .def_ro("transfers_started", &LinkUsage::transfers_started)
@@ -83,7 +83,7 @@ void bind_links(nb::module_& m) {
             links.set_duplex_share(read_ns(now_ns, "now_ns"),
                                    static_cast<DuplexId>(read_uint(duplex, "duplex", kMaxId)), share);
           },
-          "now_ns"_a, "duplex"_a, "share"_a, "As `set_share`, of a cap over links.")
+          "now_ns"_a, "duplex"_a, "share"_a, "Like `set_share`, for a cap over links.")
       .def(
           "start",
           [](Links& links, nb::handle now_ns, nb::handle path, nb::handle num_bytes, bool background) {
@@ -102,7 +102,7 @@ void bind_links(nb::module_& m) {
                                    background ? Priority::Background : Priority::Demand);
           },
           "now_ns"_a, "path"_a, "num_bytes"_a, nb::kw_only(), "background"_a = false,
-          "As many transfers, one after the other and all of them or none; returns the id of the first.")
+          "Start transfers in order, all or none; returns the id of the first.")
       .def("next_completion_ns", &Links::next_completion_ns,
            "When pop_due next has something to return if no transfer starts before; None when nothing is under way.")
       .def("next_wake_ns", &Links::next_wake_ns,
@@ -125,10 +125,10 @@ void bind_links(nb::module_& m) {
           [](const Links& links, nb::handle link) {
             return links.usage(static_cast<LinkId>(read_uint(link, "link", kMaxId)));
           },
-          "link"_a, "What the link has carried up to now.")
-      .def_prop_ro("now_ns", &Links::now_ns, "The latest time it was told.")
+          "link"_a, "Usage of the link up to now.")
+      .def_prop_ro("now_ns", &Links::now_ns, "The latest time passed to a call.")
       .def_prop_ro("in_flight", &Links::in_flight, "Transfers that have not ended.")
-      .def_prop_ro("idle", &Links::idle, "Nothing is under way and nothing waits to be popped.")
+      .def_prop_ro("idle", &Links::idle, "True if no transfer is in flight or waits to be popped.")
       .def_prop_ro("operations", &Links::operations, "Work done so far, for tests of its growth.")
       .def("check", &Links::check, "Verify conservation; InvariantViolated says what is wrong.");
 }

@@ -9,7 +9,7 @@
 
 namespace understudy {
 
-// It keeps an engine for as long as something of it is under way: that will land, whoever has dropped the engine.
+// Keeps an engine alive while its transfers are in flight: they land even if Python has dropped the engine.
 class LiveRun : public TierRun {
  public:
   using TierRun::TierRun;

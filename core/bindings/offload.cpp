@@ -130,14 +130,15 @@ void bind_offload(nb::module_& m) {
           "arc_falls_back"_a = false, "stores_last_token"_a = true, "holders_first"_a = false,
           "spares_in_flight"_a = false, "log"_a = false, "samples"_a = false);
 
-  nb::class_<OffloadSamples>(m, "OffloadSamples", "What vLLM's offload did since it was asked last, one by one.")
+  nb::class_<OffloadSamples>(m, "OffloadSamples", "Single samples of vLLM's offload since the last call.")
       .def_prop_ro(
           "loads", [](const OffloadSamples& self) { return moved(self.loads); }, "(bytes, ns) of each.")
       .def_prop_ro(
           "stores", [](const OffloadSamples& self) { return moved(self.stores); }, "(bytes, ns) of each.")
-      .def_ro("lookups", &OffloadSamples::lookups, "Of requests without transfers.")
+      .def_ro("lookups", &OffloadSamples::lookups, "Lookups for requests without transfers.")
       .def_ro("deferred_ns", &OffloadSamples::deferred_ns, "From a first deferred lookup to its answer, or the end.")
-      .def_ro("asked_chunks", &OffloadSamples::asked_chunks, "Of each store, whether or not there was room.")
+      .def_ro("asked_chunks", &OffloadSamples::asked_chunks,
+              "Chunks that each store needed, whether or not there was room.")
       .def_ro("refused_stores", &OffloadSamples::refused_stores);
 }
 

@@ -122,7 +122,7 @@ Matches find(const PrefixIndex& self, nb::handle hashes, bool early_exit) {
 }  // namespace
 
 void bind_prefix_index(nb::module_& m) {
-  nb::class_<Applied>(m, "Applied", "What became of events that an index was told.")
+  nb::class_<Applied>(m, "Applied", "Counts of applied events by outcome.")
       .def_ro("stored", &Applied::stored, "Blocks that the worker had not had on the tier.")
       .def_ro("removed", &Applied::removed, "Blocks that it no longer has there.")
       .def_ro("repeated", &Applied::repeated, "Blocks stored again although there.")
@@ -166,18 +166,18 @@ void bind_prefix_index(nb::module_& m) {
             }
             return nb::make_tuple(out[0], out[1], out[2], out[3]);
           },
-          "worker"_a, "dp_rank"_a = 0, "Blocks of one worker on G1 to G4; zeros when nobody knows it.");
+          "worker"_a, "dp_rank"_a = 0, "Blocks of one worker on G1 to G4; zeros for an unknown worker.");
 
   nb::class_<PrefixIndex>(m, "PrefixIndex",
                           "Which worker holds which blocks on which tier, built from KV events alone.")
       .def("__init__", &make_index, nb::kw_only(), "ttl_ms"_a = nb::none(), "max_worker_blocks"_a = nb::none(),
            "counts_copies"_a = false)
       .def("store", &store, "worker"_a, "hashes"_a, nb::kw_only(), "dp_rank"_a = 0, "tier"_a = Tier::G1,
-           "now_ms"_a = 0.0, "The worker holds these blocks (sequence hashes) on a tier.")
+           "now_ms"_a = 0.0, "Record that the worker holds these blocks (sequence hashes) on a tier.")
       .def("remove", &remove, "worker"_a, "hashes"_a, nb::kw_only(), "dp_rank"_a = 0, "tier"_a = Tier::G1,
-           "It no longer does. Unknown ones are reported, and the rest go.")
+           "Remove blocks of a worker from a tier; unknown ones are counted.")
       .def("apply_batch", &apply_batch, "worker"_a, "batch"_a, nb::kw_only(), "dp_rank"_a = 0, "raw"_a = false,
-           "now_ms"_a = 0.0, "Rows that a store's ring gave.")
+           "now_ms"_a = 0.0, "Apply rows of a store's event ring.")
       .def("apply_columns", &apply_columns, "worker"_a, "kinds"_a, "tiers"_a, "offsets"_a, "sequence_hashes"_a,
            nb::kw_only(), "dp_rank"_a = 0, "now_ms"_a = 0.0, "Events as columns.")
       .def(
@@ -230,7 +230,7 @@ void bind_prefix_index(nb::module_& m) {
                      for (const WorkerRank& each : self.members()) out.emplace_back(each.worker, each.rank);
                      return out;
                    })
-      .def_prop_ro("memory_bytes", &PrefixIndex::bytes, "What its tables take.")
+      .def_prop_ro("memory_bytes", &PrefixIndex::bytes, "Memory of the index's tables.")
       .def("dump_columns", &dump, "(workers, dp_ranks, tiers, hashes), a row for each block that a worker holds.")
       .def(
           "snapshot",

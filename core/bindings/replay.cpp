@@ -37,7 +37,7 @@ class ColumnReader {
  public:
   explicit ColumnReader(nb::handle workload) : workload_(workload) {}
 
-  // Of `rows` rows, if that is said.
+  // Read a column; with `rows`, require that length.
   template <typename T>
   void read(const char* name, std::span<const T>& column, std::optional<std::size_t> rows = std::nullopt) {
     Column<T> values;
@@ -152,7 +152,7 @@ void make_settings(FleetConfig* self, std::vector<WorkerPool> pools, nb::handle 
   new (self) FleetConfig(std::move(config));
 }
 
-// Engines as a callback sees them. When the run is over they are gone, whoever has kept a handle.
+// Engines lent to a callback. They are invalid when the run is over, even if Python keeps a handle.
 class LentEngines {
  public:
   LentEngines() = default;
@@ -288,8 +288,8 @@ void bind_columns(nb::class_<FleetResult>& result) {
 void bind_replay(nb::module_& m) {
   nb::class_<TierSummary>(m, "TierSummary", "One tier of a pool at the end of a run; those of its workers together.")
       .def_ro("tier", &TierSummary::tier)
-      .def_ro("pool", &TierSummary::pool, "Its name; empty in a run of one pool.")
-      .def_ro("first_worker", &TierSummary::first_worker, "Of the pool.")
+      .def_ro("pool", &TierSummary::pool, "Pool name; empty in a run of one pool.")
+      .def_ro("first_worker", &TierSummary::first_worker, "First worker of the pool.")
       .def_ro("capacity_blocks", &TierSummary::capacity_blocks)
       .def_ro("resident_blocks", &TierSummary::resident_blocks)
       .def_ro("stored_blocks", &TierSummary::stored_blocks)
@@ -306,14 +306,14 @@ void bind_replay(nb::module_& m) {
             return nb::make_tuple(to_array(std::move(time_ns)), to_array(std::move(blocks)));
           },
           "(time in ns, blocks) of a tier that workers share; else empty.")
-      .def_ro("events", &TierSummary::events, "Its own, if it is shared and they were kept; else empty.");
+      .def_ro("events", &TierSummary::events, "Events of a shared tier, if kept; else empty.");
   nb::class_<FleetResult> result(m, "FleetResult", "Columns of a run, one row a request in workload order.");
   bind_columns(result);
   result.def_ro("rejections", &FleetResult::rejections)
       .def(
           "events",
           [](const FleetResult& self, std::size_t worker) -> const EventTable& { return self.events.at(worker); },
-          nb::rv_policy::reference_internal, "worker"_a, "What a worker said, at the ends of its steps.")
+          nb::rv_policy::reference_internal, "worker"_a, "Events of a worker, published at the ends of its steps.")
       .def(
           "kv_trace",
           [](const FleetResult& self, std::size_t worker) {
@@ -323,7 +323,7 @@ void bind_replay(nb::module_& m) {
             }
             return out;
           },
-          "worker"_a, "A worker's allocations and evictions, as Engine.take_kv_trace tells them.")
+          "worker"_a, "A worker's allocations and evictions, in the format of Engine.take_kv_trace.")
       .def_ro("tiers", &FleetResult::tiers)
       .def_ro("tier_totals", &FleetResult::tier_totals)
       .def_ro("links", &FleetResult::links)

@@ -18,7 +18,7 @@ namespace {
 
 using namespace nb::literals;
 
-// A request belongs to one thread at a time; long calls run without the GIL, so a second one is told.
+// A request belongs to one thread at a time; long calls run without the GIL, so a concurrent call raises WrongState.
 struct SharedRequest {
   SharedRequest(std::shared_ptr<BlockStore> store, std::size_t pool, TokenBlocks tokens, std::uint64_t max_output,
                 bool register_blocks)
@@ -38,7 +38,7 @@ SharedRequest::~SharedRequest() {
   report_leak(manager, held, "close()");
 }
 
-// `blocks` tells how long the call is; it is asked once the turn is ours, since another thread may be changing it.
+// `blocks` returns the size of the call; it runs under the ExclusiveCall, since another thread may be changing it.
 template <typename Blocks, typename Work>
 auto on(SharedRequest& self, Blocks blocks, Work work) {
   const ExclusiveCall guard(self.call_flag, "this request");
@@ -107,7 +107,7 @@ auto read(SharedRequest& self) {
 }  // namespace
 
 void bind_request_kv(nb::module_& m) {
-  nb::class_<RequestKv::Outcome>(m, "StepOutcome", "What applying a step did.")
+  nb::class_<RequestKv::Outcome>(m, "StepOutcome", "Result of applying a step.")
       .def_ro("blocks_registered", &RequestKv::Outcome::blocks_registered)
       .def_ro("finished", &RequestKv::Outcome::finished, "The output budget is used up.");
 

@@ -25,7 +25,7 @@ void bind_reuse_stack(nb::module_& m) {
           "first `readable` ones.")
       .def(
           "depths", [](const ReuseStack& self) { return to_array(std::vector<std::uint32_t>(self.depths())); },
-          "Of every block that was found: the smallest LRU cache, in blocks, that would have had it.")
+          "For every hit: size in blocks of the smallest LRU cache that would have had it.")
       .def("__len__", &ReuseStack::live, "Blocks that a cache without limits would hold by now.");
 }
 

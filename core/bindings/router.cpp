@@ -1,4 +1,4 @@
-// Routers in Python: what they are asked, what they see, and what they are told.
+// Routers in Python: the requests and views that they receive, and their notifications.
 #include "router.hpp"
 
 #include <nanobind/nanobind.h>
@@ -58,13 +58,12 @@ nb::object states_of(const ViewHandle& self) {
   return by_worker<std::int64_t>(self, [&](std::size_t worker) { return self->state(worker).*Field; });
 }
 
-// What a router has of its own; the base class has methods that do nothing, and say so.
+// Whether a router overrides a method; the methods of the base class are marked `does_nothing`.
 bool has_own(nb::handle router, const char* method) {
   return nb::hasattr(router, method) && !nb::hasattr(router.attr(method), "does_nothing");
 }
 
-// Asks an object with choose(request, view) and, as far as it has them, tells observe(batch), first_token(row) and
-// ended(row).
+// Calls an object's choose(request, view) and, where defined, notifies observe(batch), first_token(row) and ended(row).
 class PythonRouter final : public Router {
  public:
   explicit PythonRouter(nb::handle router)
@@ -86,7 +85,7 @@ class PythonRouter final : public Router {
     std::vector<BlockIdentity> blocks;
     if (request.identities != nullptr) request.identities->extend(blocks, request.prompt_tokens / request.block_size);
     const nb::object asked = nb::cast(AskedRequest{request, Identities(std::move(blocks))});
-    nb::inst_ptr<AskedRequest>(asked)->request.identities = nullptr;  // it does not outlive this call
+    nb::inst_ptr<AskedRequest>(asked)->request.identities = nullptr;  // invalid after this call
     const nb::object seen = nb::cast(ViewHandle(view));
     const ClosesView closes{*nb::inst_ptr<ViewHandle>(seen)};  // also where the router raises
     const nb::object answer = router_.attr("choose")(asked, seen);
@@ -124,7 +123,7 @@ class PythonRouter final : public Router {
   bool hears_ends_;
 };
 
-// A fleet that somebody else plays, of which only what was sent is known.
+// A fleet driven elsewhere, of which only the dispatched requests are known.
 class CountedFleet final : public FleetView {
  public:
   CountedFleet(std::vector<WorkerLoad> loads, std::int64_t now_ns) : loads_(std::move(loads)), now_ns_(now_ns) {}
@@ -189,16 +188,18 @@ void bind_router(nb::module_& m) {
       "native_router",
       [](const std::string& name, nb::handle seed) { return make_router(name, read_uint(seed, "seed")); }, "name"_a,
       "seed"_a, "A router by name; None: there is none of that name (or it needs more than loads).");
-  nb::class_<AskedRequest>(m, "RouteRequest", "What a router knows of a request.")
+  nb::class_<AskedRequest>(m, "RouteRequest", "A request as a router sees it.")
       .def_prop_ro(
-          "row", [](const AskedRequest& self) { return self.request.row; }, "Its row of the workload.")
+          "row", [](const AskedRequest& self) { return self.request.row; }, "Row of the workload.")
       .def_prop_ro("arrival_ns", [](const AskedRequest& self) { return self.request.arrival_ns; })
       .def_prop_ro("prompt_tokens", [](const AskedRequest& self) { return self.request.prompt_tokens; })
       .def_prop_ro(
-          "output_tokens", [](const AskedRequest& self) { return self.request.output_tokens; }, "As requested.")
+          "output_tokens", [](const AskedRequest& self) { return self.request.output_tokens; },
+          "Requested output tokens.")
       .def_prop_ro("priority", [](const AskedRequest& self) { return self.request.priority; })
       .def_prop_ro(
-          "block_size", [](const AskedRequest& self) { return self.request.block_size; }, "Of the first pool.")
+          "block_size", [](const AskedRequest& self) { return self.request.block_size; },
+          "Block size of the first pool.")
       .def_prop_ro(
           "prompt_blocks", [](const AskedRequest& self) { return self.prompt_blocks; },
           "Identities of the full blocks of its prompt; empty without prefix caching.");
@@ -219,7 +220,7 @@ void bind_router(nb::module_& m) {
       .def_prop_ro("waiting", &states_of<&WorkerState::waiting>, "By worker: requests that have not.")
       .def_prop_ro("used_blocks", &states_of<&WorkerState::used_blocks>, "By worker: referenced blocks.")
       .def_prop_ro("total_blocks", &states_of<&WorkerState::total_blocks>);
-  nb::class_<KvDelivery>(m, "KvEventBatch", "What happened to blocks in one step of a worker, or on a shared tier.")
+  nb::class_<KvDelivery>(m, "KvEventBatch", "Block changes of one step of a worker, or of a shared tier.")
       .def_prop_ro(
           "worker",
           [](const KvDelivery& self) -> nb::object {

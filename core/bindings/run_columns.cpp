@@ -40,7 +40,8 @@ void bind_run_columns(nb::module_& m) {
             });
             new (self) RunColumns(std::move(columns));
           },
-          "rows"_a, nb::kw_only(), "tiers"_a = false, "Of so many requests; with the columns of tiers, if there are.")
+          "rows"_a, nb::kw_only(), "tiers"_a = false,
+          "Columns for `rows` requests; with `tiers`, the tier columns too.")
       .def(
           "keep",
           [](RunColumns& self, nb::handle row, const RequestRecord& record, nb::handle worker,
@@ -50,7 +51,7 @@ void bind_run_columns(nb::module_& m) {
             self.keep(at, record);
             self.result().worker[at] = index;
           },
-          "row"_a, "record"_a, "worker"_a, "arrival_ns"_a, "A request has ended.")
+          "row"_a, "record"_a, "worker"_a, "arrival_ns"_a, "Record a finished request.")
       .def(
           "reject",
           [](RunColumns& self, nb::handle row, std::int64_t now_ns, const std::string& why) {
@@ -59,7 +60,7 @@ void bind_run_columns(nb::module_& m) {
             self.result().finish_ns[at] = now_ns;
             self.result().rejections.emplace_back(static_cast<std::int64_t>(at), why);
           },
-          "row"_a, "now_ns"_a, "why"_a, "A request was refused in front of the engines.")
+          "row"_a, "now_ns"_a, "why"_a, "Record a request that was rejected before it reached an engine.")
       .def(
           "add_engine",
           [](RunColumns& self, nb::handle worker, VllmEngine& engine) {
@@ -68,7 +69,7 @@ void bind_run_columns(nb::module_& m) {
             self.add_engine(index, engine);
           },
           "worker"_a, "engine"_a,
-          "Its samples, totals and tiers; gaps between tokens and the times of loads if it was told to keep them.")
+          "Add an engine's samples, totals and tiers; token gaps and load times if it keeps them.")
       .def(
           "add_run",
           [](RunColumns& self, LiveRun& run) {

@@ -236,7 +236,7 @@ void bind_metrics(nb::module_& m) {
 
 // ── Garbage collection ──
 
-// The advisors whose only owner is this manager: a reference that somebody else shares is not its to report.
+// The advisors whose only owner is this manager: references with other owners are not reported.
 template <typename Visit>
 int each_own_advisor(PyObject* self, Visit visit) {
   if (!nb::inst_ready(self)) return 0;
@@ -304,7 +304,7 @@ void bind_manager(nb::module_& m) {
             nb::gil_scoped_release release;
             return self.store->clear_inactive(self.pool);
           },
-          "Forget every cached block that nobody references; returns how many.")
+          "Remove every unreferenced cached block; returns how many.")
       .def_prop_ro(
           "available", [](const Manager& self) { return self.store->available(self.pool); },
           "Blocks that an allocation can get: empty ones and cached ones.")
@@ -318,10 +318,10 @@ void bind_manager(nb::module_& m) {
           "All counters and gauges at one instant.")
       .def(
           "active_keys", [](const Manager& self) { return Identities(self.store->resident(self.pool, true)); },
-          "The blocks that somebody references, each hash once. O(blocks).")
+          "The referenced blocks, each hash once. O(blocks).")
       .def(
           "inactive_keys", [](const Manager& self) { return Identities(self.store->resident(self.pool, false)); },
-          "The blocks that are cached and referenced by nobody, each hash once. O(blocks).")
+          "The unreferenced cached blocks, each hash once. O(blocks).")
       .def("eviction_order", &eviction_order, "limit"_a.none() = nb::none(),
            "Ids in the order in which the policy would hand them out. WrongState for a policy written in Python.")
       .def(

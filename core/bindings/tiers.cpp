@@ -60,7 +60,7 @@ std::uint32_t read_concurrency(nb::handle value) {
   return value.is_none() ? kNoLimit : static_cast<std::uint32_t>(read_uint(value, "offload_concurrency", kNoLimit));
 }
 
-// Of a tier that may be larger than what it is filled with: far from where sums overflow.
+// Limit of a tier that may be larger than its content: far below where sums overflow.
 constexpr std::uint64_t kMostBlocks = std::uint64_t{1} << 42;
 
 void make_shared_tier(SharedTierConfig* self, nb::handle num_blocks, nb::handle policy, const LinkPairConfig& worker,
@@ -134,10 +134,9 @@ void bind_tiers(nb::module_& m) {
       .def("stage_ns", &TransferEstimate::stage_ns, "tier"_a, "num_bytes"_a, "loads"_a, "copies"_a,
            "A shared tier to the host.")
       .def("load_ns", &TransferEstimate::load_ns, "num_bytes"_a, "loads"_a, "copies"_a, "Host to device.");
-  ExclusiveClass<LiveRun>(
-      m, "TierRun",
-      "What the workers of a run share: links and the tiers below the host. One call at a time, theirs "
-      "included: WrongState.")
+  ExclusiveClass<LiveRun>(m, "TierRun",
+                          "Links and lower tiers that the workers of a run share. One call at a time, the workers' "
+                          "included: WrongState.")
       .def(
           "__init__",
           [](LiveRun* self, const TierConfig& config, std::uint32_t block_size, bool events, bool check) {
@@ -163,7 +162,7 @@ void bind_tiers(nb::module_& m) {
           },
           "tier"_a, "Take the events of one shared tier, a publisher of its own, with the time of each row in ns.")
       .def("check", [](LiveRun& self) { self.check(true); });
-  nb::class_<TierTotals>(m, "TierTotals", "What the tiers did.")
+  nb::class_<TierTotals>(m, "TierTotals", "Counts of tier operations.")
       .def_ro("offloaded_blocks", &TierTotals::offloaded_blocks)
       .def_ro("dropped_blocks", &TierTotals::dropped_blocks)
       .def_ro("onboards", &TierTotals::onboards)

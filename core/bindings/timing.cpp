@@ -20,7 +20,7 @@ namespace {
 namespace nb = nanobind;
 using namespace nb::literals;
 
-// An object of the user's. The engine runs without the GIL.
+// A user-defined model. The engine runs without the GIL.
 class PythonModel {
  public:
   explicit PythonModel(nb::object model) : model_(std::move(model)), says_covers_(nb::hasattr(model_, "covers")) {}
@@ -107,7 +107,7 @@ StepTiming with_speedups(std::shared_ptr<const TimingModel> model, double speedu
   return timing;
 }
 
-// A step of which nothing can be told apart takes no speed-up of a part.
+// A step without separable parts takes no speed-up of a part.
 StepTiming whole_steps(std::shared_ptr<const TimingModel> model, double speedup_ratio, double decode_speedup_ratio) {
   if (decode_speedup_ratio != 1) {
     throw Error(ErrorKind::ConfigError, "decode_speedup_ratio=", decode_speedup_ratio,
@@ -140,7 +140,7 @@ StepLoad make_load(const std::vector<Chunk>& chunks, std::uint64_t decodes, std:
 }
 
 void bind_step_load(nb::module_& m) {
-  nb::class_<StepLoad>(m, "StepLoad", "What a step computes, as timing models see it.")
+  nb::class_<StepLoad>(m, "StepLoad", "The load of a step, as input of timing models.")
       .def(
           "__init__",
           [](StepLoad* self, const std::vector<Chunk>& chunks, std::uint64_t decodes, std::uint64_t context_tokens,
@@ -158,13 +158,13 @@ void bind_step_load(nb::module_& m) {
             return chunks;
           },
           "(tokens, history) of each request that computes a prompt, or more than its next token.")
-      .def_ro("tokens", &StepLoad::tokens, "Computed by all.")
+      .def_ro("tokens", &StepLoad::tokens, "Tokens computed in the step.")
       .def_ro("requests", &StepLoad::requests, "Sequences of the batch.")
-      .def_ro("decodes", &StepLoad::decodes, "Of them, those that compute the token after their last.")
-      .def_ro("context_tokens", &StepLoad::context_tokens, "Lengths of those that decode, together.")
-      .def_ro("longest_context", &StepLoad::longest_context, "The greatest of these.")
+      .def_ro("decodes", &StepLoad::decodes, "Sequences that decode.")
+      .def_ro("context_tokens", &StepLoad::context_tokens, "Sum of the lengths of decoding sequences.")
+      .def_ro("longest_context", &StepLoad::longest_context, "Longest of these lengths.")
       .def_ro("rank_tokens", &StepLoad::rank_tokens,
-              "Tokens of all data-parallel ranks that step together; 0: nobody has told.")
+              "Tokens of all data-parallel ranks that step together; 0: unknown.")
       .def_prop_ro(
           "has_prefill", [](const StepLoad& self) { return !self.chunks.empty(); }, "Whether there are chunks.");
 }
@@ -244,7 +244,7 @@ void bind_timing(nb::module_& m) {
           [](const StepTiming& self, const StepLoad& load, std::uint64_t capacity_tokens) {
             return checked_ms(self.model->step_ms(load, capacity_tokens, self.speedups));
           },
-          "load"_a, "capacity_tokens"_a = 0, "Of one step, before it is rounded to nanoseconds.")
+          "load"_a, "capacity_tokens"_a = 0, "Milliseconds of one step, before rounding to nanoseconds.")
       .def(
           "covers", [](const StepTiming& self, const StepLoad& load) { return self.model->covers(load); }, "load"_a,
           "Whether the step is like those that the model was made from.");

@@ -37,7 +37,7 @@ class EventQueue {
     Handle id = kNone;
     std::uint64_t owner = 0;     // orders equals; never how workers are numbered
     std::uint64_t sequence = 0;  // and then the order of entry
-    std::uint64_t subject = 0;   // of the owner's choosing
+    std::uint64_t subject = 0;   // chosen by the owner
 
     bool operator<(const Entry& other) const noexcept {
       return std::tie(time_ns, kind, owner, sequence) <

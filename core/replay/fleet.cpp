@@ -147,8 +147,8 @@ bool Fleet::has_free_prompts() const {
   });
 }
 
-// Whether a router can look at the blocks of workers instead of receiving events: blocks of devices alone, where no one
-// else needs the events. A check is of events.
+// Whether a router can read the workers' blocks instead of receiving events: device blocks only, where nothing else
+// needs the events. `check` needs events.
 bool Fleet::can_show_blocks() const {
   return !config_.check && std::ranges::none_of(config_.pools, [](const WorkerPool& pool) {
     return pool.tiers || pool.engine->publishes_below_device() || pool.engine->events;
@@ -195,8 +195,8 @@ void Fleet::report(const Progress& progress) {
 
 // ── Requests ──
 
-// Chooses the worker of a request, or Router::kLater. A request that can never fit is rejected before it reaches an
-// engine; the router is not asked about one that fits nowhere.
+// Choose the worker of a request, or Router::kLater. A request that can never fit is rejected before it reaches an
+// engine; the router is not called for one that fits nowhere.
 std::optional<std::size_t> Fleet::route(std::uint64_t row) {
   const auto prompt = static_cast<std::uint32_t>(workload_.prompt_tokens[row]);
   const std::uint32_t output = std::min(workload_.limit(row), static_cast<std::uint32_t>(workload_.output_tokens[row]));

@@ -24,10 +24,10 @@
 
 namespace understudy {
 
-// What the workers of a pool do for a request.
+// The stages of a request that the workers of a pool serve.
 enum class WorkerRole : std::uint8_t { Both, Prefill, Decode };
 
-// Workers that are alike.
+// A group of equal workers.
 struct WorkerPool {
   std::string name;  // also of its tiers and links; unique where there are several pools
   std::shared_ptr<const EngineConfig> engine;
@@ -86,20 +86,20 @@ class Fleet final : private FleetView {
     WorkerPool config;
     std::shared_ptr<const EngineConfig> engine;  // with the settings of the run
     std::unique_ptr<TierRun> tiers;              // shared by its workers; null when each has its own
-    std::vector<EventTable> shared_events;       // of those tiers, published so far, if they are kept
+    std::vector<EventTable> shared_events;       // events of those tiers published so far, if kept
     std::size_t first_worker = 0;
   };
   struct Worker {
-    std::unique_ptr<Engine> engine;  // of ranks, the first worker has it for all
+    std::unique_ptr<Engine> engine;  // with ranks, the first worker owns the engine of all
     std::uint32_t pool = 0;
-    std::uint64_t first_row = kNoRow;  // the first request that it got
-    Phase phase = Phase::Idle;         // of its engine, after the last call
+    std::uint64_t first_row = kNoRow;  // its first request
+    Phase phase = Phase::Idle;         // phase of its engine after the last call
     std::int64_t wake_ns = Engine::kNever;
     EventQueue::Handle next = EventQueue::kNone;  // its entry among step ends
-    bool begins = false;                          // it has one among beginnings
+    bool begins = false;                          // has an entry among beginnings
     std::uint64_t ready_round = 0;                // the last round of beginnings that it was too late for
     std::vector<RequestRecord> finished;          // not recorded yet
-    EventTable events;                            // published so far, if they are kept
+    EventTable events;                            // published so far, if kept
   };
   static constexpr std::uint64_t kNoRow = ~std::uint64_t{0};
 
@@ -113,7 +113,7 @@ class Fleet final : private FleetView {
   EngineSite site_of(std::size_t index);
   bool stepwise() const noexcept { return mode_.mode == RunMode::Stepwise || mode_.mode == RunMode::Deferred; }
   const EngineConfig& config_of(std::size_t worker) const { return *pools_[workers_[worker].pool].engine; }
-  // Ranks step together: the first worker stands for all of them in the queue.
+  // Ranks step together: the first worker represents all of them in the queue.
   std::size_t lead(std::size_t worker) const noexcept { return config_.ranks ? 0 : worker; }
   std::size_t num_units() const noexcept { return config_.ranks ? 1 : workers_.size(); }
   Engine& engine_of(std::size_t worker) { return *workers_[lead(worker)].engine; }
@@ -183,14 +183,14 @@ class Fleet final : private FleetView {
 
   // fleet_columns.cpp
   void prepare_columns();
-  void collect(std::size_t worker);  // of a worker that has ended
+  void collect(std::size_t worker);  // for a finished worker
   void keep(const RequestRecord& record);
-  void keep_events(std::size_t worker, TimedEvents& room);  // that became visible since the last call
+  void keep_events(std::size_t worker, TimedEvents& room);  // events published since the last call
   FleetResult finish_columns();
 
   FleetConfig config_;
   WorkloadColumns workload_;
-  TransferHub hub_;  // of tiers that workers share
+  TransferHub hub_;  // for tiers that workers share
   std::vector<Pool> pools_;
   std::vector<Worker> workers_;
   std::vector<WorkerLoad> loads_;
@@ -198,9 +198,9 @@ class Fleet final : private FleetView {
   bool observes_ = false;               // or it receives their events
   bool tracks_ = false;                 // and it wants to know of first tokens and completions
   std::vector<bool> started_;           // rows with a first token, if the router tracks them
-  std::vector<std::uint64_t> session_;  // of each row; empty: its own
+  std::vector<std::uint64_t> session_;  // session of each row; empty: one per row
   bool keeps_events_ = false;           // in the result
-  bool may_run_ahead_ = false;          // nothing asks for the state of workers: they may be a step ahead
+  bool may_run_ahead_ = false;          // nothing reads the state of workers: they may be a step ahead
   RunModeChoice mode_;
 
   EventQueue queue_;
@@ -209,15 +209,15 @@ class Fleet final : private FleetView {
   std::size_t next_first_turn_ = 0;
   std::vector<std::size_t> sleepers_;
   std::vector<std::size_t> beginning_;
-  std::uint64_t round_ = 1;  // of beginnings; there may be several at one time
+  std::uint64_t round_ = 1;  // round of beginnings; there may be several at one time
   std::int64_t round_ns_ = -1;
   std::uint64_t rounds_before_ = 1;  // before the first of this time
   std::vector<Message> messages_;    // between workers, not delivered yet
   std::vector<std::size_t> free_messages_;
-  std::vector<KvDelivery> deliveries_;  // of events, not delivered yet
+  std::vector<KvDelivery> deliveries_;  // events not delivered yet
   std::vector<std::size_t> free_deliveries_;
-  std::int64_t up_to_date_ns_ = -1;     // when the router was last brought up to date,
-  std::uint64_t up_to_date_round_ = 0;  // and after which beginnings
+  std::int64_t up_to_date_ns_ = -1;     // when the router was last brought up to date
+  std::uint64_t up_to_date_round_ = 0;  // and after which round of beginnings
   TimedEvents gathered_;                // memory of the call in progress
 
   // Blocks of the last prompt that each worker has: prompts that arrive together mostly begin alike.

@@ -113,7 +113,7 @@ void Fleet::play_in_threads(unsigned threads, const std::vector<std::vector<std:
 void Fleet::play_alone(std::size_t index, const std::vector<std::uint64_t>& rows, const Progress& progress) {
   Worker& worker = workers_[index];
   if (!worker.engine) make_engine(index);
-  std::size_t counted = 0;  // of the finished requests of the effects in hand
+  std::size_t counted = 0;  // finished requests of the current effects that are counted already
   TimedEvents room;
   const std::function<void(const Effects&)> on_progress = [this, &progress, &counted](const Effects& effects) {
     ended_ += effects.finished.size() - counted;

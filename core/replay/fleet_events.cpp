@@ -1,11 +1,11 @@
-// KV events on their way to the router; or the blocks themselves, where it can look at them.
+// Delivery of KV events to the router, or of the blocks themselves where it can read them.
 #include <algorithm>
 
 #include "replay/fleet.hpp"
 
 namespace understudy {
 
-// Brings workers to now before the router is asked. Returns whether events must be delivered to it first.
+// Advance workers to now before calling the router. Returns whether events must be delivered to it first.
 bool Fleet::bring_router_up_to_date() {
   if (!shows_blocks_ && !observes_ && !tracks_) return false;
   if (up_to_date_ns_ == now_ns_ && up_to_date_round_ == round_) return false;
@@ -39,7 +39,7 @@ bool Fleet::held(std::span<const BlockIdentity> prompt, std::vector<std::uint32_
   return true;
 }
 
-// Sends events that are visible by now to the router. Returns whether any must reach it before it is asked.
+// Send published events to the router. Returns whether any must reach it before its next call.
 bool Fleet::gather_events() {
   bool due = false;
   for (std::size_t index = 0; index < workers_.size(); ++index) {

@@ -1,5 +1,5 @@
-// What a run leaves, and its columns declared: a column has its field and its line in a table here; it is filled, and
-// handed to Python, by the table.
+// The result of a run. Each column has its field and its line in a table here; the table fills it and passes it to
+// Python.
 #pragma once
 
 #include <array>
@@ -21,13 +21,13 @@ enum class RequestFate : std::uint8_t { Completed = 0, Rejected = 1, Cancelled =
 // One tier of a pool at the end of a run; those of its workers together.
 struct TierSummary {
   Tier tier = Tier::G1;
-  std::string pool;  // its name; empty in a run of one pool
+  std::string pool;  // pool name; empty in a run of one pool
   std::uint64_t first_worker = 0;
   std::uint64_t capacity_blocks = 0;
   std::uint64_t resident_blocks = 0;
   std::uint64_t stored_blocks = 0;
   std::uint64_t evicted_blocks = 0;
-  // Of a tier that workers share: blocks over time, and its events if they were kept.
+  // A tier that workers share: blocks over time, and its events if kept.
   std::vector<SharedTier::Residency> residency;
   EventTable events;
 };
@@ -47,15 +47,15 @@ struct FleetResult {
   std::vector<std::int32_t> preemptions;
   std::vector<std::int32_t> worker;
   std::vector<std::uint8_t> fate;
-  std::vector<std::uint8_t> finish_reason;  // of what completed: 1 its limit (or the model's), 2 EOS; else 0
+  std::vector<std::uint8_t> finish_reason;  // completed requests: 1 length limit (or the model's), 2 EOS; else 0
   std::vector<std::pair<std::int64_t, std::string>> rejections;
 
   // With tiers; else empty.
-  std::array<std::vector<std::int64_t>, 3> below_tokens_first;  // of cached_tokens_first, from G2, G3, G4
+  std::array<std::vector<std::int64_t>, 3> below_tokens_first;  // part of cached_tokens_first from G2, G3, G4
   std::array<std::vector<std::int64_t>, 3> below_tokens_total;
   std::vector<std::int64_t> parked_ns;     // while its blocks were loaded
   std::vector<std::int64_t> room_wait_ns;  // while copies left the device
-  std::vector<std::int64_t> onboard_ns;    // of every load
+  std::vector<std::int64_t> onboard_ns;    // duration of every load
   std::vector<TierSummary> tiers;
   TierTotals tier_totals;
   std::vector<LinkUsage> links;
@@ -68,13 +68,13 @@ struct FleetResult {
   std::vector<EventTable> events;  // by worker; empty unless the engines keep them, and so is the trace
   std::vector<std::vector<TimedKvTrace>> kv_trace;
 
-  EngineTotals totals;  // of all workers
+  EngineTotals totals;  // sum over all workers
   std::uint64_t evictions = 0;
   std::uint64_t stored_blocks = 0;
 };
 
-// A column that a request's record fills: its name, where it is kept, what of a record it has, and what stands there
-// for a request that left none.
+// A column filled from request records: its name, its field, the value taken from a record, and the value for a request
+// without one.
 template <typename Kept, typename Of>
 struct RecordColumn {
   constexpr RecordColumn(const char* its_name, Kept FleetResult::* where, Of what, int for_none)
@@ -119,7 +119,7 @@ inline constexpr std::tuple kTierRecordColumns{
     RecordColumn{"room_wait_ns", &FleetResult::room_wait_ns, &RequestRecord::room_wait_ns, 0},
 };
 
-// What has a name and a member, and is filled where it comes up.
+// A named member that is filled where its value arises.
 template <typename Member>
 struct Named {
   constexpr Named(const char* its_name, Member where) : name(its_name), member(where) {}

@@ -177,7 +177,7 @@ void Fleet::record_finished(std::size_t index) {
   if (workers_[index].finished.empty()) workers_[index].finished.swap(finished);  // keeps the memory
 }
 
-// A turn has ended: its session goes on, or another session takes its place.
+// A chat turn has ended: start the session's next turn, or another session in its place.
 void Fleet::end_turn(std::uint64_t row, std::int64_t time_ns) {
   ++ended_;
   if (workload_.next_turn[row] >= 0) {

@@ -1,4 +1,4 @@
-// Gathers what the engines of a run leave into its columns: of one that a fleet plays, and of one on somebody's clock.
+// Gathers the results of a run's engines into columns, for fleets in simulated time and for engines on a live clock.
 #pragma once
 
 #include <cstddef>
@@ -15,18 +15,18 @@ namespace understudy {
 
 class RunColumns {
  public:
-  // Of so many requests, none of which has left anything; with `tiers`, those columns too. `events`: what shared tiers
-  // told is kept.
+  // Prepare columns for `rows` requests without results; with `tiers`, the tier columns too. `events`: keep the events
+  // of shared tiers.
   void prepare(std::size_t rows, bool tiers, bool events);
-  // The next workers are of a pool of that name, whose tiers stand by themselves. Unless told, all are of one.
+  // Assign the next workers to a pool of that name, with its own tiers. Without a call all workers are in one pool.
   void add_pool(std::string name, std::size_t first_worker);
 
-  // A request has ended. Threads may call it, each for rows of its own.
+  // Record a finished request. Threads may call it, each for its own rows.
   void keep(std::uint64_t row, const RequestRecord& record);
   // An engine has ended, and so have its transfers: its samples, totals, gaps and tiers.
   void add_engine(std::size_t worker, Engine& engine);
-  // What workers of a pool share, whose first is that one; `told` are events that were taken before, one table a tier,
-  // or none.
+  // Add the state that workers of a pool share, starting at `first_worker`; `told` are events taken before, one table
+  // per tier, or none.
   void add_shared(TierRun& run, std::size_t first_worker = 0, std::span<EventTable> told = {});
   void add_links(const Links& links);
 
@@ -48,7 +48,7 @@ class RunColumns {
   std::vector<Pool> pools_{1};
   bool tiers_ = false;
   bool events_ = false;
-  GapSum gaps_;  // of workers that have ended, and what others have given before
+  GapSum gaps_;  // gaps of finished workers, and those handed over earlier by others
 };
 
 }  // namespace understudy

@@ -67,7 +67,7 @@ void TraceIdentities::make(std::vector<BlockIdentity>& out, std::size_t count) c
   }
 }
 
-// Of (id, length) runs, neighbours with one id joined: equal content has one hash however it is cut.
+// Hash (id, length) runs, with equal neighbours joined: equal content has one hash however it is split.
 std::uint64_t TraceIdentities::local_hash(std::uint64_t first_token) const {
   std::vector<std::uint64_t> runs;
   const std::uint64_t end = first_token + block_size_;

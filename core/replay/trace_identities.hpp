@@ -9,11 +9,11 @@
 
 namespace understudy {
 
-// A trace block of `trace_block` tokens stands for as many copies of its id, so a block of the engine is known by the
-// runs of ids that it covers, whatever the two sizes are. `stream` names the ids of all `stream_tokens` known tokens
-// (a prompt, or the next turn's prompt when that contains this turn's output), and `outputs` are tokens that follow
-// them, under a LoRA `adapter` (0: none) blocks of its own; beyond, up to `total_tokens` if it runs to its end, blocks
-// belong to this request alone, and keep their identity for its life.
+// A trace block of `trace_block` tokens represents as many copies of its id, so an engine's block is identified by the
+// runs of ids that it covers, whatever the two sizes are. `stream` has the ids of all `stream_tokens` known tokens (a
+// prompt, or the next turn's prompt when that contains this turn's output), and `outputs` are tokens that follow them;
+// a LoRA `adapter` (0: none) has its own blocks. Beyond them, up to `total_tokens` if the request runs to its end,
+// blocks belong to this request alone, and keep their identity for its life.
 class TraceIdentities final : public IdentitySource {
  public:
   TraceIdentities(std::span<const std::uint32_t> stream, std::uint32_t trace_block, std::uint64_t stream_tokens,
@@ -44,7 +44,7 @@ class TraceIdentities final : public IdentitySource {
   std::uint32_t block_size_;
   std::uint64_t request_;
   std::uint64_t seed_;
-  mutable std::vector<BlockIdentity> made_;  // for somebody who only looked; the next gets them
+  mutable std::vector<BlockIdentity> made_;  // made for a lookup; the next `extend` takes them
 };
 
 }  // namespace understudy

@@ -8,19 +8,19 @@
 
 namespace understudy {
 
-// Columns of a workload, one row a request; the arrays outlive the run. Rows stand in the order in which ties are
-// broken. `next_turn` is -1 for the last turn of a session.
+// Columns of a workload, one row per request; the arrays outlive the run. Row order breaks ties. `next_turn` is -1 for
+// the last turn of a session.
 struct WorkloadColumns {
   std::span<const std::int64_t> arrival_ns;
   std::span<const std::int32_t> prompt_tokens;
   std::span<const std::int32_t> output_tokens;
-  std::span<const std::int32_t> max_tokens;  // limits of the output, -1 for none; empty: nobody has one
+  std::span<const std::int32_t> max_tokens;  // limits of the output, -1 for none; empty: no limits
   std::span<const std::int32_t> priority;
-  std::span<const std::int32_t> adapter;          // of LoRA, from 0, -1 for none; empty: nobody has one
-  std::span<const std::int64_t> strict_priority;  // of a router's queue; empty: all alike
+  std::span<const std::int32_t> adapter;          // LoRA adapter from 0, -1 for none; empty: no adapters
+  std::span<const std::int64_t> strict_priority;  // for a router's queue; empty: all equal
   std::span<const std::int32_t> turn;
   std::span<const std::int64_t> next_turn;
-  std::span<const std::int64_t> delay_ns;  // between the end of the turn before and this one
+  std::span<const std::int64_t> delay_ns;  // from the end of the previous turn to this one
   std::span<const std::int64_t> hash_offsets;
   std::span<const std::uint32_t> hash_ids;
   std::span<const bool> output_in_next;                // empty: nowhere

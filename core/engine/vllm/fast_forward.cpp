@@ -260,7 +260,7 @@ void VllmEngine::FastForward::serve_or_pause() {
   std::erase_if(due_, [this](std::uint32_t order) {
     if (serve(order)) return false;
     if (!ahead_) pause(order);
-    // Its token is in the current batch, and not in the one behind it.
+    // The member has a token in the current batch, and none in the one behind it.
     if (ahead_) out_[order] = out_[order] == kRejoining ? kOut : kPausing;
     return out_[order] == kOut;
   });
