@@ -31,7 +31,7 @@ PIP_BUILD = -m pip install -v --disable-pip-version-check --no-build-isolation \
 BUILD = tools/build.py 'building understudy'
 
 .DELETE_ON_ERROR:
-.PHONY: help demo test torch lint conformance exact sanitize clang mutants interop bench fuzz soak clients-ci clients clean
+.PHONY: help demo test torch lint conformance exact sanitize clang mutants interop bench fuzz soak live-soak clients-ci clients clean
 
 help:
 	@echo 'make demo         replay a bundled workload; prints a table and writes out/demo.html'
@@ -47,6 +47,7 @@ help:
 	@echo 'make bench        run the benchmark of the block manager against a peer in the same run'
 	@echo 'make fuzz         run the test suite with new random examples (make test always draws the same ones)'
 	@echo 'make soak         run the randomised state machines for SOAK_OPS=$(SOAK_OPS) operations, then scenarios for SOAK_SECONDS=$(SOAK_SECONDS)'
+	@echo 'make live-soak  run a live fleet of 100 for ten minutes after a warm-up and compare object counts'
 	@echo 'make clients-ci   run openai and aiperf, unmodified, against a live server'
 	@echo 'make clients      the same plus vllm bench serve and guidellm, and compare times (installs several GB)'
 	@echo 'make clean        remove environments, builds and caches'
@@ -112,6 +113,9 @@ fuzz: .venv/installed-dev
 soak: .venv/installed-dev
 	UNDERSTUDY_SOAK_OPS=$(SOAK_OPS) $(BIN)/python -m pytest -n auto -m soak
 	$(BIN)/python tests/soak.py --seconds $(SOAK_SECONDS)
+
+live-soak: .venv/installed-dev
+	$(BIN)/python tests/live_soak.py
 
 # Load generators have many dependencies, so they have a separate environment.
 clients-ci: .venv/installed-dev .venv-clients/installed

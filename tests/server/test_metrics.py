@@ -246,3 +246,16 @@ def test_the_page_is_also_at_its_other_name() -> None:
             return await _scrape(client)
 
     assert asyncio.run(go()).startswith(b"# HELP")
+
+
+def test_methods_that_clients_make_up_are_one_series() -> None:
+    async def go() -> None:
+        async with serving() as (client, _):
+            for number in range(20):
+                await client.ask(f"METHOD{number}", "/health")
+            told = (await client.get("/metrics")).body.decode()
+            counted = [line for line in told.splitlines() if line.startswith("http_requests_total{")]
+            assert [line for line in counted if "METHOD" in line] == []
+            assert len([line for line in counted if 'method="other"' in line]) == 1
+
+    asyncio.run(go())

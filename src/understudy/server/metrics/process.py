@@ -97,6 +97,9 @@ def _statm(field: int) -> float:
         return float(file.read().split()[field])
 
 
+_METHODS = frozenset({"GET", "POST", "PUT", "PATCH", "DELETE", "HEAD", "OPTIONS", "QUERY"})
+
+
 class HttpMetrics:
     """Requests by method and status."""
 
@@ -111,8 +114,10 @@ class HttpMetrics:
         )
 
     def answered(self, method: str, status: int, seconds: float, received: int, sent: int) -> None:
-        """A request has been answered."""
+        """Count an answered request."""
         registry = self._registry
+        if method not in _METHODS:  # any client can make up a name: each would be a series for ever
+            method = "other"
         group = f"{status // 100}xx"
         counter = self._requests.get((method, group))
         if counter is None:
