@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import stat
 import subprocess
 import sys
@@ -191,3 +192,49 @@ def test_settings_name_files_wherever_they_stand(tmp_path: Path, monkeypatch: py
         "pools.0.timing.path": Path("steps"),
         "trace": Path("kv"),
     }
+
+
+WRITES = """
+import sys, time
+from understudy import outputs
+if sys.argv[2] == "named":
+    outputs._open_unnamed = lambda target: None
+with outputs.create(sys.argv[1] + "/one") as file, outputs.create(sys.argv[1] + "/two") as other:
+    file.write(b"half of it")
+    file.flush()
+    print("open", flush=True)
+    time.sleep(60)
+"""
+
+
+@pytest.mark.parametrize(
+    ("how", "number"),
+    [("named", signal.SIGTERM), ("unnamed", signal.SIGTERM), ("unnamed", signal.SIGKILL)],
+)
+def test_a_signal_that_ends_the_process_leaves_no_file_behind(
+    tmp_path: Path, how: str, number: signal.Signals
+) -> None:
+    if how == "unnamed" and not hasattr(os, "O_TMPFILE"):
+        pytest.skip("needs files without a name")
+    (tmp_path / "two").write_bytes(b"before")
+    command = [sys.executable, "-c", WRITES, str(tmp_path), how]
+    with subprocess.Popen(command, stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == b"open\n"
+        process.send_signal(number)
+        assert process.wait(30) == -number
+    assert [file.name for file in tmp_path.iterdir()] == ["two"]
+    assert (tmp_path / "two").read_bytes() == b"before"
+
+
+def test_a_named_part_takes_the_place_of_the_file_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(outputs, "_open_unnamed", lambda target: None)  # noqa: ARG005
+    before = signal.getsignal(signal.SIGTERM)
+    with create(tmp_path / "one") as file:
+        file.write(b"whole")
+    with pytest.raises(RuntimeError), create(tmp_path / "one") as file:
+        raise RuntimeError
+    assert signal.getsignal(signal.SIGTERM) == before
+    assert [(file.name, file.read_bytes()) for file in tmp_path.iterdir()] == [("one", b"whole")]

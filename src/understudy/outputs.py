@@ -4,20 +4,24 @@ from __future__ import annotations
 
 import errno
 import os
+import signal
 import sys
 from collections.abc import Mapping
 from contextlib import contextmanager
 from itertools import count
 from pathlib import Path
 from stat import S_IMODE
+from threading import current_thread, main_thread
 from typing import IO, TYPE_CHECKING, Any
 
 from understudy.errors import ConfigError, InvalidArgument
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
+    from contextlib import AbstractContextManager
 
     FilePath = str | os.PathLike[str]
+    _Part = tuple[IO[bytes], Callable[[], Path]]
 
 STDOUT = "-"
 """As the name of an output: standard output."""
@@ -63,27 +67,96 @@ def create(path: FilePath) -> Iterator[IO[bytes]]:
             with target.open("wb") as file:
                 yield file
             return
-        beside, part = _open_beside(target)
-        try:
-            with part as file:
-                yield file
-            if target.exists():
-                beside.chmod(S_IMODE(target.stat().st_mode))
-            beside.replace(target)
-        finally:
-            beside.unlink(missing_ok=True)
+        with _open_unnamed(target) or _open_beside(target) as (file, name):
+            yield file
+            file.flush()
+            part = name()
+            try:
+                if target.exists():
+                    part.chmod(S_IMODE(target.stat().st_mode))
+                part.replace(target)
+            finally:
+                part.unlink(missing_ok=True)
     except OSError as error:
         raise InvalidArgument(f"cannot write {path}: {error.strerror or error}") from error
 
 
-def _open_beside(target: Path) -> tuple[Path, IO[bytes]]:
-    """A new file in the folder of `target`: another process may have our number, or have had it when it was killed."""
+def _free_name(target: Path) -> Path:
+    """Return a hidden name next to `target`."""
+    return target.with_name(f".understudy-{os.getpid()}-{next(_numbers)}.part")
+
+
+def _open_unnamed(target: Path) -> AbstractContextManager[_Part] | None:
+    """Open a file without a name, which vanishes with this process however it ends; None where there is no such."""
+    if not hasattr(os, "O_TMPFILE"):
+        return None
+    try:
+        opened = os.open(target.parent, os.O_TMPFILE | os.O_WRONLY, 0o666)
+    except OSError:  # not on this file system; what else is wrong, the named file meets too
+        return None
+    return _unnamed(opened, target)
+
+
+@contextmanager
+def _unnamed(opened: int, target: Path) -> Iterator[_Part]:
+    with os.fdopen(opened, "wb") as file:
+
+        def name() -> Path:
+            folder = os.open(target.parent, os.O_RDONLY)
+            try:
+                while True:
+                    part = _free_name(target)
+                    try:  # with a folder, because link(2) alone does not follow the link in /proc
+                        os.link(f"/proc/self/fd/{opened}", part, src_dir_fd=folder, follow_symlinks=True)
+                    except FileExistsError:  # of another process with our number, or of one that was killed
+                        continue
+                    return part
+            finally:
+                os.close(folder)
+
+        yield file, name
+
+
+@contextmanager
+def _open_beside(target: Path) -> Iterator[_Part]:
+    """Open a file with a name, and remove it when the block or SIGTERM ends."""
     while True:
-        beside = target.with_name(f".understudy-{os.getpid()}-{next(_numbers)}.part")
+        part = _free_name(target)
         try:
-            return beside, beside.open("xb")
+            opened = part.open("xb")
         except FileExistsError:
             continue
+        break
+    with opened as file, _unlinked_by_sigterm(part):
+        try:
+            yield file, lambda: part
+        finally:
+            part.unlink(missing_ok=True)
+
+
+_parts: set[Path] = set()
+
+
+@contextmanager
+def _unlinked_by_sigterm(part: Path) -> Iterator[None]:
+    """Remove `part` before SIGTERM ends the process as usual, where no other handler is set."""
+    ours = current_thread() is main_thread() and signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+    _parts.add(part)
+    if ours:
+        signal.signal(signal.SIGTERM, _end)
+    try:
+        yield
+    finally:
+        if ours:
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        _parts.discard(part)
+
+
+def _end(number: int, _: object) -> None:
+    for part in list(_parts):
+        part.unlink(missing_ok=True)
+    signal.signal(number, signal.SIG_DFL)
+    os.kill(os.getpid(), number)
 
 
 def check_outputs(outputs: Mapping[str, FilePath | None], inputs: Mapping[str, FilePath | None]) -> None:
