@@ -26,6 +26,13 @@ class Unreachable(UpstreamError):
     """No connection could be made, so the engine has not read the request."""
 
 
+class OutOfFiles(UpstreamError):
+    """This process has no file free for a connection, which says nothing about the engine."""
+
+    status = 503
+    kind = "Service Unavailable"
+
+
 class EngineStalled(UpstreamError):
     """The engine sent nothing within a time limit."""
 

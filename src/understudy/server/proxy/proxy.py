@@ -20,7 +20,7 @@ from understudy.server.metrics.families import CONTENT_TYPE
 from understudy.server.metrics.process import HttpMetrics
 from understudy.server.proxy.about import About
 from understudy.server.proxy.metrics import router_metrics
-from understudy.server.proxy.upstream import Unreachable, UpstreamError
+from understudy.server.proxy.upstream import OutOfFiles, Unreachable, UpstreamError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine
@@ -250,6 +250,9 @@ class Proxy:
         except Unreachable as error:
             self._workers.down(rank.worker, str(error))
             return False
+        except OutOfFiles as error:
+            self._workers.close_idle()
+            raise _api_error(error) from error
         except UpstreamError as error:
             # The request may have caused the failure: it goes to no other engine.
             await self._workers.check(rank.worker)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
@@ -14,6 +15,7 @@ from understudy.server.proxy.engine_connection import (
     NO_LIMITS,
     EngineConnection,
     EngineStalled,
+    OutOfFiles,
     TimeLimits,
     Unreachable,
     UpstreamError,
@@ -24,7 +26,7 @@ if TYPE_CHECKING:
 
     from understudy.server.http.parsing import AnswerHead
 
-__all__ = ["NO_LIMITS", "Answer", "TimeLimits", "Unreachable", "Upstream", "UpstreamError"]
+__all__ = ["NO_LIMITS", "Answer", "OutOfFiles", "TimeLimits", "Unreachable", "Upstream", "UpstreamError"]
 
 MAX_HEAD_BYTES = 256 * 1024
 _MAX_LINE_BYTES = 64 * 1024
@@ -177,6 +179,10 @@ class Upstream:
                 lambda: EngineConnection(self._limits), self.host, self.port
             )
         except (OSError, ValueError) as error:  # of names that no address has, some are no names
+            if isinstance(error, OSError) and error.errno in (errno.EMFILE, errno.ENFILE):
+                raise OutOfFiles(
+                    f"no file is free for a connection to {self.url}; raise the limit of open files (ulimit -n)"
+                ) from error
             why = str(error) or type(error).__name__
             raise Unreachable(f"{self.url} cannot be reached: {why}") from error
         return connection
@@ -207,6 +213,10 @@ class Upstream:
     def close(self) -> None:
         """Close idle connections, and others when their answer ends."""
         self._closed = True
+        self.close_idle()
+
+    def close_idle(self) -> None:
+        """Close the connections that no request uses."""
         for connection in tuple(self._idle):
             connection.close()
 

@@ -13,7 +13,7 @@ from understudy.errors import ConfigError
 from understudy.server.api.errors import ApiError
 from understudy.server.api.fields import whole_number
 from understudy.server.proxy.follower import ASSUMED, MEANING, EventSource, Follower
-from understudy.server.proxy.upstream import NO_LIMITS, TimeLimits, Upstream, UpstreamError
+from understudy.server.proxy.upstream import NO_LIMITS, OutOfFiles, TimeLimits, Upstream, UpstreamError
 
 if TYPE_CHECKING:
     from understudy.router.dispatch import Dispatcher
@@ -190,6 +190,11 @@ class Workers:
         worker.up, worker.why_down = False, why
         self._tell(worker)
 
+    def close_idle(self) -> None:
+        """Close connections that no request uses, to have their files."""
+        for worker in self.all:
+            worker.upstream.close_idle()
+
     def _tell(self, worker: ProxyWorker) -> None:
         for rank in worker.ranks:
             self.dispatcher.set_available(rank.number, worker.up and not worker.gone)
@@ -254,6 +259,9 @@ class Workers:
         """Ask it how it is."""
         try:
             status, _ = await worker.upstream.get("/health")
+        except OutOfFiles:
+            self.close_idle()
+            return
         except UpstreamError as error:
             self.down(worker, str(error))
             return
