@@ -18,7 +18,7 @@ import time
 import weakref
 from collections import Counter
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import msgspec
 import zmq
@@ -99,7 +99,7 @@ def run_soak(
         spawn = multiprocessing.get_context("spawn")
         here, there = spawn.Pipe()
         endpoints = [sender.endpoint for server in fleet.servers for sender in server.worker.senders]
-        process = spawn.Process(target=load, args=(fleet.port, endpoints, streams, there))
+        process = spawn.Process(target=load, args=(fleet.port, fleet.ports, endpoints, streams, there))
         process.start()
         try:
             for stretch_s in stretches_s:
@@ -216,8 +216,10 @@ def count_ends(endpoints: Endpoints, told: Counter[str]) -> None:
 # ── The load, in a process of its own ──
 
 
-def load(port: int, endpoints: list[str], streams: int, orders: Connection) -> None:
+def load(port: int, workers: list[int], endpoints: list[str], streams: int, orders: Connection) -> None:
     """Run clients for as long as each order says, and readers of events all the time; report what they saw."""
+    # Workers count answers by status, each with a first time: every worker meets each kind before it is counted.
+    kinds = ("refused", "cancelled", "completed")
 
     async def main() -> None:
         context = zmq.asyncio.Context()
@@ -226,6 +228,8 @@ def load(port: int, endpoints: list[str], streams: int, orders: Connection) -> N
         readers = [asyncio.create_task(watch(endpoint, context, events)) for endpoint in endpoints]
         await asyncio.sleep(1)  # let them all be connected before the first event
         draws = [random.Random(number) for number in range(streams)]
+        for kind in kinds:
+            await asyncio.gather(*(ask(worker, draws[0], kind, ends) for worker in workers))
         while (stretch_s := await asyncio.to_thread(orders.recv)) is not None:
             until_s = time.monotonic() + stretch_s
             await asyncio.gather(*(client(port, until_s, draw, ends) for draw in draws))
@@ -240,32 +244,35 @@ def load(port: int, endpoints: list[str], streams: int, orders: Connection) -> N
 
 
 async def client(port: int, until_s: float, draw: random.Random, ends: Counter[str]) -> None:
-    """Ask for one stream after the other; now and then go away in the middle. Each ends in one way."""
+    """Ask for one stream after the other; some are wrong requests, and some are left in the middle."""
     while time.monotonic() < until_s:
-        family = draw.randrange(40)
-        prompt = [family * 50 + place for place in range(200)] + draw.choices(range(5000), k=60)
-        refused = draw.random() < 0.05
-        asked: dict[str, Any] = {"prompt": prompt, "max_tokens": draw.randrange(20, 120), "stream": True}
-        body = msgspec.json.encode({**asked, "n": 0 if refused else 1})
-        reader, writer = await asyncio.open_connection("127.0.0.1", port)
-        ends["refused" if refused else "asked"] += 1
-        writer.write(
-            b"POST /v1/completions HTTP/1.1\r\nhost: s\r\nconnection: close\r\ncontent-type: application/json\r\n"
-            b"content-length: %d\r\n\r\n%b" % (len(body), body)
+        chance = draw.random()
+        await ask(
+            port, draw, "refused" if chance < 0.05 else "cancelled" if chance < 0.1 else "completed", ends
         )
-        if not refused and draw.random() < 0.05:
-            await reader.read(2000)
-            writer.close()
-            ends["cancelled"] += 1
-            continue
-        first = answer = await reader.read(1 << 16)
-        while data := await reader.read(1 << 16):
-            answer = answer[-64:] + data
-        writer.close()
-        if refused or not first.startswith(b"HTTP/1.1 200"):
-            ends["rejected"] += not (refused and first.startswith(b"HTTP/1.1 400"))
-        else:
-            ends["completed" if b"[DONE]" in answer and b'"error"' not in answer else "failed"] += 1
+
+
+async def ask(port: int, draw: random.Random, kind: str, ends: Counter[str]) -> None:
+    """Send a request that ends as `kind` says, and count how it ends."""
+    family = draw.randrange(40)
+    prompt = [family * 50 + place for place in range(200)] + draw.choices(range(5000), k=60)
+    asked = {"prompt": prompt, "max_tokens": draw.randrange(20, 120), "stream": True}
+    body = msgspec.json.encode({**asked, "n": 0 if kind == "refused" else 1})
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    ends["asked"] += kind != "refused"
+    writer.write(
+        b"POST /v1/completions HTTP/1.1\r\nhost: s\r\nconnection: close\r\ncontent-type: application/json\r\n"
+        b"content-length: %d\r\n\r\n%b" % (len(body), body)
+    )
+    first = answer = await reader.read(1 << 16)
+    while kind != "cancelled" and (data := await reader.read(1 << 16)):
+        answer = answer[-64:] + data
+    writer.close()
+    if not first.startswith(b"HTTP/1.1 400" if kind == "refused" else b"HTTP/1.1 200"):
+        kind = "rejected"
+    elif kind == "completed" and (b"[DONE]" not in answer or b'"error"' in answer):
+        kind = "failed"
+    ends[kind] += 1
 
 
 async def watch(endpoint: str, context: zmq.asyncio.Context, events: Counter[str]) -> None:

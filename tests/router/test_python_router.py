@@ -183,8 +183,10 @@ def test_a_comparison_without_tiers_begins_with_the_router_as_it_was_given() -> 
     assert len(router.asked) == 1 + 61  # it is the first run's; a copy served the second
 
 
-@pytest.mark.parametrize("routing", ["kv", KvRouting(temperature=1.0), KvRouting(temperature=1.0).build(3)])
-def test_what_begins_anew_with_a_run_needs_no_copy(routing: Any) -> None:
+@pytest.mark.parametrize("built", [None, False, True])
+def test_what_begins_anew_with_a_run_needs_no_copy(built: bool | None) -> None:
+    kv = KvRouting(temperature=1.0)
+    routing = "kv" if built is None else kv.build(3) if built else kv
     how: dict[str, Any] = {"engine": ENGINE, "workers": 3, "routing": routing, "seed": 3}
     both = understudy.replay(crowd(60), **how, tiers=HOST, compare_without_tiers=True)
     assert both.without_tiers is not None
