@@ -26,10 +26,10 @@ from understudy.qwen3.host import HostTier
 from understudy.qwen3.limits import SchedulerConfig
 from understudy.qwen3.link import measure_link
 from understudy.qwen3.pages import PinnedPages
-from understudy.qwen3.play import Played, VirtualClock, measure, play
+from understudy.qwen3.runner import RunRecord, VirtualClock, measure, run_workload
 from understudy.qwen3.scheduler import Scheduler
-from understudy.qwen3.twin import again, twin_of
-from understudy.qwen3.workloads import RAMP, Traffic, fresh, workload
+from understudy.qwen3.twin import build_recorded_twin, build_twin
+from understudy.qwen3.workloads import RAMP, Traffic, copy_requests, generate_workload
 from understudy.timing.recorded.fit import FittedStepTime, kind_of
 from understudy.timing.recorded.load import LinkTimes
 from understudy.timing.recorded.record import Record
@@ -37,7 +37,7 @@ from understudy.timing.recorded.record import Record
 if TYPE_CHECKING:
     from understudy.qwen3.request import Request
 
-    Measured = dict[str, list[Played]]
+    Measured = dict[str, list[RunRecord]]
     """Of every workload, its rounds."""
 
 WORKLOADS: dict[str, tuple[Traffic | tuple[Traffic, ...], bool]] = {
@@ -58,7 +58,7 @@ KEPT = ("steps", "polls", "copies", "arrival_ms", "first_ms", "last_ms", "tokens
 def requests_of(name: str, requests: int, vocab: int) -> list[tuple[float, Request]]:
     """The same ones in every round, and in the twin."""
     count = requests * (2 if name == "fit" else 1)
-    return workload(WORKLOADS[name][0], count, vocab, seed=list(WORKLOADS).index(name))
+    return generate_workload(WORKLOADS[name][0], count, vocab, seed=list(WORKLOADS).index(name))
 
 
 def measure_all(model: str, requests: int, rounds: int) -> tuple[Measured, LinkTimes]:
@@ -77,7 +77,7 @@ def measure_all(model: str, requests: int, rounds: int) -> tuple[Measured, LinkT
         f"a page down and {link.up_ms:.4f} ms up"
     )
     hosted = Engine(Scheduler(small, LIMITS, host=tier), plain.executor)
-    measure(plain, workload(RAMP, requests // 4, vocab, seed=9))  # warm
+    measure(plain, generate_workload(RAMP, requests // 4, vocab, seed=9))  # warm
     gc.freeze()
     played: Measured = {name: [] for name in WORKLOADS}
     for number in range(rounds):
@@ -109,11 +109,11 @@ def save(path: Path, played: Measured, link: LinkTimes, model: str, requests: in
 def load(path: Path) -> tuple[Measured, LinkTimes, str, int]:
     """What `save` wrote."""
     whole = json.loads(gzip.decompress(path.read_bytes()))
-    played = {name: [Played(**p) for p in rounds] for name, rounds in whole["played"].items()}
+    played = {name: [RunRecord(**p) for p in rounds] for name, rounds in whole["played"].items()}
     return played, LinkTimes(**whole["link"]), whole["model"], whole["requests"]
 
 
-def residuals(name: str, rounds: list[Played], model: FittedStepTime) -> None:
+def residuals(name: str, rounds: list[RunRecord], model: FittedStepTime) -> None:
     """How far the model is from each kind of step."""
     for kind in ("decode", "mixed", "eager"):
         steps = [step for played in rounds for step in played.steps]
@@ -130,13 +130,13 @@ def residuals(name: str, rounds: list[Played], model: FittedStepTime) -> None:
 
 
 def compare(
-    name: str, model: str, requests: int, rounds: list[Played], time: FittedStepTime, link: LinkTimes
+    name: str, model: str, requests: int, rounds: list[RunRecord], time: FittedStepTime, link: LinkTimes
 ) -> dict[str, Any]:
     """The twin's run beside the measured ones, and the twin with each round's own durations."""
     config, host = find_config(model), WORKLOADS[name][1]
     rows = requests_of(name, requests, config.vocab_size)
     clock = VirtualClock()
-    twin = twin_of(
+    twin = build_twin(
         LIMITS,
         HOST_DEVICE_BLOCKS if host else BLOCKS,
         config.layout(16),
@@ -144,11 +144,11 @@ def compare(
         clock,
         host=(HOST_BLOCKS, link) if host else None,
     )
-    predicted = play(twin, fresh(rows), clock)
+    predicted = run_workload(twin, copy_requests(rows), clock)
     equal = True
     for measured in rounds:
-        imposing, recorded = again(measured, twin)
-        imposed = play(imposing, fresh(rows), recorded)
+        imposing, recorded = build_recorded_twin(measured, twin)
+        imposed = run_workload(imposing, copy_requests(rows), recorded)
         imposing.close()
         equal &= measured.decisions == imposed.decisions and measured.cached == imposed.cached
     twin.close()

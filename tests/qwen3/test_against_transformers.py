@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 transformers = pytest.importorskip("transformers", reason="transformers is not installed")
 
 
-def twin_of(config: Qwen3Config, weights: Weights) -> Any:
+def build_twin(config: Qwen3Config, weights: Weights) -> Any:
     """The same network in `transformers`."""
     settings = transformers.Qwen3Config(
         hidden_size=config.hidden_size,
@@ -75,7 +75,7 @@ def logits_of(model: Any, tokens: list[int]) -> torch.Tensor:
 )
 def test_every_logit_of_a_prompt_is_that_of_transformers(config: Qwen3Config) -> None:
     weights = random_weights(config, 7, CPU)
-    model = twin_of(config, weights)
+    model = build_twin(config, weights)
     manager = manager_of(config, 64)
     executor = executor_of(config, manager, weights)
     tokens = prompt_of(3, 41, config.vocab_size)
@@ -90,7 +90,7 @@ def test_every_logit_of_a_prompt_is_that_of_transformers(config: Qwen3Config) ->
 @torch.inference_mode()
 def test_chunks_and_decodes_in_one_step_see_what_each_would_see_alone() -> None:
     weights = random_weights(TINY, 7, CPU)
-    model = twin_of(TINY, weights)
+    model = build_twin(TINY, weights)
     manager = manager_of(TINY, 64)
     executor = executor_of(TINY, manager, weights)
     first, second = prompt_of(1, 21), prompt_of(2, 13)
@@ -119,7 +119,7 @@ def test_chunks_and_decodes_in_one_step_see_what_each_would_see_alone() -> None:
 
 def test_greedy_tokens_are_those_of_transformers() -> None:
     weights = random_weights(TINY, 7, CPU)
-    model = twin_of(TINY, weights)
+    model = build_twin(TINY, weights)
     prompts = [prompt_of(seed, length) for seed, length in ((1, 5), (2, 16), (3, 33))]
     answers = generate(engine_of(weights=weights, budget=16), *prompts, max_tokens=20)
     for prompt, answer in zip(prompts, answers, strict=True):

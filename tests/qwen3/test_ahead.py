@@ -29,7 +29,7 @@ from understudy.qwen3 import graphs
 from understudy.qwen3.arrays import StepArrays
 from understudy.qwen3.engine import Engine
 from understudy.qwen3.executor import Computed, TorchExecutor
-from understudy.qwen3.forward import alone
+from understudy.qwen3.forward import no_reduce
 from understudy.qwen3.graphs import StepGraphs
 from understudy.qwen3.limits import SchedulerConfig
 from understudy.qwen3.request import Request
@@ -53,7 +53,7 @@ def watched(engine: Engine) -> list[bool]:
     return seen
 
 
-# --- which steps can be foreseen ---------------------------------------------------------------------
+# --- which steps can be predicted ---------------------------------------------------------------------
 
 
 def test_a_step_is_foreseen_while_everybody_decodes() -> None:
@@ -155,7 +155,7 @@ def test_a_name_is_free_again_as_soon_as_its_request_has_stopped() -> None:
 def test_a_foreseen_step_that_fails_ends_its_culprit_alone(at_begin: bool) -> None:
     engine, fake = engine_with(9)
     fake.at_begin = at_begin
-    fake.poison = {23}  # the fourth token of b, fed to a step that was foreseen
+    fake.poison = {23}  # the fourth token of b, fed to a step that was predicted
     engine.submit(request("a", 5, 12))
     engine.submit(request("b", 20, 12))
     outputs = engine.run()
@@ -284,8 +284,8 @@ class LateArrays(StepArrays):
     def _send(self, host: torch.Tensor, until: int) -> None:
         self.stream.queued.append(lambda: StepArrays._send(self, host, until))
 
-    def feed(self, tokens: torch.Tensor) -> None:
-        self.stream.queued.append(lambda: StepArrays.feed(self, tokens))
+    def set_decode_tokens(self, tokens: torch.Tensor) -> None:
+        self.stream.queued.append(lambda: StepArrays.set_decode_tokens(self, tokens))
 
 
 class LateGraphs(StepGraphs):
@@ -331,7 +331,7 @@ def captured(monkeypatch: pytest.MonkeyPatch) -> tuple[Engine, LateGraphs]:
             plain.weights,
             plain.buffer,
             plain.backend,
-            alone,
+            no_reduce,
             padding_block=manager.padding_block,
             max_decodes=4,
             max_tokens=64,

@@ -121,7 +121,7 @@ def test_one_file_and_shards_load_alike(tmp_path: Path) -> None:
     [
         ("model.norm.weight", None, "model.norm.weight is missing"),
         ("model.norm.weight", (49,), r"model.norm.weight has shape \[49\], not \[48\]"),
-        ("model.layers.9.mlp.up_proj.weight", (2, 2), "model.layers.9.mlp.up_proj.weight is no part"),
+        ("model.layers.9.mlp.up_proj.weight", (2, 2), "model.layers.9.mlp.up_proj.weight is not part"),
     ],
 )
 def test_a_tensor_that_is_missing_misshapen_or_too_many_is_named(

@@ -19,7 +19,7 @@ from qwen3.building import (
     whole,
 )
 from understudy.qwen3.batch import Chunk, Decode
-from understudy.qwen3.executor import Step, as_decodes
+from understudy.qwen3.executor import Step, convert_to_decodes
 from understudy.qwen3.forward import batch_decode, batch_prefill
 from understudy.qwen3.request import Request
 from understudy.qwen3.sampling import Draw
@@ -184,7 +184,7 @@ def test_a_short_chunk_is_as_many_decodes_of_the_same_pages() -> None:
         kv.apply_prefill()
         kv.schedule_prefill(11)
         step = Step([Chunk(np.array(prompt[10:]), kv.view())], [], [Draw()])
-        rows = as_decodes(step)
+        rows = convert_to_decodes(step)
         assert rows is not None
         assert rows.wanted == [10]
         one, other = (executor.buffer for executor in executors)

@@ -20,7 +20,7 @@ from understudy.qwen3.weights import random_weights
 from understudy.timing.recorded.shapes import Shape
 
 pytest.importorskip("transformers", reason="transformers is not installed")
-from qwen3.test_against_transformers import logits_of, twin_of
+from qwen3.test_against_transformers import build_twin, logits_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -100,7 +100,7 @@ def _rest(kv: RequestKv) -> Chunk:
 @cache
 def theirs() -> torch.Tensor:
     """Log probabilities of `transformers`, [sequence, 17, vocab]."""
-    model: Any = twin_of(CONFIG, WEIGHTS)
+    model: Any = build_twin(CONFIG, WEIGHTS)
     rows = []
     for prompt, answer in zip(PROMPTS, ANSWERS, strict=True):
         rows.append(logits_of(model, [*prompt, *answer])[len(prompt) - 1 :].float().log_softmax(-1))

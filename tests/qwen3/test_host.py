@@ -11,7 +11,7 @@ from understudy.qwen3.engine import Engine
 from understudy.qwen3.host import HostTier
 from understudy.qwen3.limits import SchedulerConfig
 from understudy.qwen3.link import measure_link
-from understudy.qwen3.pages import PinnedPages, runs
+from understudy.qwen3.pages import PinnedPages, merge_runs
 from understudy.qwen3.request import Request
 from understudy.qwen3.scheduler import Scheduler
 from understudy.tiers.settings import TiersConfig
@@ -22,9 +22,9 @@ class Slow(HostTier):
 
     stalled = False
 
-    def set_off(self) -> None:
-        asked = list(self._asked)
-        super().set_off()
+    def begin_copies(self) -> None:
+        asked = list(self._pending)
+        super().begin_copies()
         for copy in asked:
             copy.done = lambda: not self.stalled
 
@@ -40,7 +40,7 @@ def engine_with(blocks: int = 24, host: int = 64, seqs: int = 8) -> tuple[Engine
 
 def everything_is_back(engine: Engine, tier: Slow) -> None:
     tier.stalled = False
-    tier.note_ended()
+    tier.collect_ended()
     whole(engine)
     assert tier.blocks.available == tier.blocks.num_blocks
 
@@ -79,7 +79,7 @@ def test_a_page_that_came_back_is_the_one_that_left_to_the_bit() -> None:
     buffer.fill_(float("nan"))
     copy = tier.onboard(first)
     assert copy is not None
-    tier.set_off()
+    tier.begin_copies()
     with tier.commit(copy) as back:
         assert buffer[back.ids.tolist()].equal(left)
 
@@ -93,7 +93,7 @@ def test_copies_are_set_off_while_the_device_computes_unless_it_has_nothing_to_d
     assert all(running for _, running in seen[:-1]), "what is sealed while others run waits for the next step"
     assert seen[-1] == (True, False), "behind the last step there is none"
     seen.clear()
-    tier.note_ended()
+    tier.collect_ended()
     engine.scheduler.manager.blocks.clear_inactive()
     engine.submit(Request("long", PROMPTS[1], 30))
     for _ in range(3):
@@ -108,7 +108,7 @@ def test_a_copy_that_was_asked_for_and_not_set_off_has_not_come() -> None:
     engine, tier = engine_with()
     generate(engine, PROMPTS[0], max_tokens=1)
     request = Request("r", PROMPTS[0], 1)
-    tier.note_ended()
+    tier.collect_ended()
     engine.scheduler.manager.blocks.clear_inactive()
     assert engine.scheduler.add(request) is None
     assert engine.scheduler.schedule() is None, "it waits for its pages"
@@ -118,14 +118,14 @@ def test_a_copy_that_was_asked_for_and_not_set_off_has_not_come() -> None:
     assert tier.blocks.available < tier.blocks.num_blocks, (
         "its pages are held until the copy has been and gone"
     )
-    tier.set_off()
+    tier.begin_copies()
     everything_is_back(engine, tier)
 
 
 def test_what_a_last_step_seals_goes_down_too() -> None:
     engine, tier = engine_with()
     generate(engine, PROMPTS[0], max_tokens=1)
-    tier.note_ended()
+    tier.collect_ended()
     assert tier.offloaded_blocks == 10
     everything_is_back(engine, tier)
 
@@ -201,9 +201,12 @@ def test_requests_that_hold_restored_pages_cannot_lock_each_other_out() -> None:
 @pytest.mark.parametrize(
     ("tiers", "word"),
     [
-        ([{"tier": "g2", "blocks": 4}, {"tier": "g3", "blocks": 4}], "g3: the real engine has host memory"),
+        (
+            [{"tier": "g2", "blocks": 4}, {"tier": "g3", "blocks": 4}],
+            "g3: the real engine has only host memory",
+        ),
         ([{"tier": "g2", "blocks": "unlimited"}], "unlimited"),
-        ([{"tier": "g2", "bytes": 10}], "hold no page"),
+        ([{"tier": "g2", "bytes": 10}], "is less than a page"),
     ],
 )
 def test_what_a_real_host_cannot_be_is_refused(tiers: list[dict[str, object]], word: str) -> None:
@@ -233,8 +236,8 @@ def test_the_simulators_settings_make_a_real_host() -> None:
 @pytest.mark.parametrize(
     ("offload", "tier", "word"),
     [
-        ({"mode": "evict"}, {}, "offload: mode: .* write_through alone"),
-        ({"min_reuse": 2}, {}, "offload: min_reuse: .* in a filter"),
+        ({"mode": "evict"}, {}, "offload: mode: .* choose write_through"),
+        ({"min_reuse": 2}, {}, "offload: min_reuse: .* give a filter"),
         ({"demand_first": True}, {}, "offload: demand_first"),
         ({"onboard_failure_rate": 0.1}, {}, "offload: onboard_failure_rate"),
         ({}, {"latency_ms": 1.0}, "g2: latency_ms"),
@@ -281,9 +284,9 @@ def host_of(offload: dict[str, object]) -> tuple[Engine, HostTier]:
 def test_a_policy_of_the_simulator_says_what_goes_down() -> None:
     engine, tier = host_of({"filter": EverySecond})
     generate(engine, PROMPTS[0], max_tokens=1)
-    tier.note_ended()
-    assert isinstance(tier.worth, EverySecond)
-    assert tier.worth.asked == [10]
+    tier.collect_ended()
+    assert isinstance(tier.filter, EverySecond)
+    assert tier.filter.asked == [10]
     assert tier.offloaded_blocks == 5
     whole(engine)
 
@@ -301,13 +304,18 @@ def test_a_copy_down_has_no_more_pages_than_it_may() -> None:
     tier.on_copy = lambda copy: sizes.append(len(copy.identities))
     generate(engine, PROMPTS[0], max_tokens=1)
     assert sizes == [4, 4, 2]
-    tier.note_ended()
+    tier.collect_ended()
     assert tier.offloaded_blocks == 10
 
 
 def test_pages_that_lie_end_to_end_on_both_sides_are_one_transfer() -> None:
-    assert runs([3, 4, 5, 9, 1, 2], [7, 8, 9, 10, 0, 5]) == [(3, 7, 3), (9, 10, 1), (1, 0, 1), (2, 5, 1)]
-    assert runs([], []) == []
+    assert merge_runs([3, 4, 5, 9, 1, 2], [7, 8, 9, 10, 0, 5]) == [
+        (3, 7, 3),
+        (9, 10, 1),
+        (1, 0, 1),
+        (2, 5, 1),
+    ]
+    assert merge_runs([], []) == []
 
 
 def test_the_link_is_measured_and_nothing_stays_behind() -> None:

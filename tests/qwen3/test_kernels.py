@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 from understudy.qwen3.batch import Batch, Chunk, Decode
 from understudy.qwen3.buffer import KvBuffer
 from understudy.qwen3.forward import forward
-from understudy.qwen3.kernels import decode, gated, likeliest, matvec, norm, prefill
+from understudy.qwen3.kernels import argmax, decode, gated, matvec, norm, prefill
 from understudy.qwen3.reference import ReferenceBackend
 from understudy.qwen3.triton_backend import TritonBackend
 from understudy.qwen3.weights import random_weights
@@ -86,12 +86,12 @@ def test_the_likeliest_token_is_the_first_of_the_largest(width: int) -> None:
     logits[2, -1] = 99.0
     logits[3, :-1] = float("-inf")
     out = torch.full((4,), -1, dtype=torch.int64, device=DEVICE)
-    likeliest.likeliest(logits, out)
+    argmax.argmax(logits, out)
     expected = [int((row == row.max()).nonzero()[0, 0]) for row in logits]
     assert out.tolist() == expected
     assert expected[1:] == [0, width - 1, width - 1]
     ours, theirs = out.clone(), torch.empty_like(out)
-    ReferenceBackend(TINY, DEVICE).likeliest(logits.float(), theirs)
+    ReferenceBackend(TINY, DEVICE).argmax(logits.float(), theirs)
     assert logits.gather(-1, ours[:, None]).equal(logits.gather(-1, theirs[:, None]))
 
 

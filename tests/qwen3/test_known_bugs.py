@@ -28,12 +28,12 @@ from understudy.kv import KvView
 from understudy.qwen3.arrays import StepArrays
 from understudy.qwen3.backend import rotary_tables
 from understudy.qwen3.batch import Batch, Chunk, Decode
-from understudy.qwen3.build import EngineOptions, _warm
+from understudy.qwen3.build import EngineOptions, _warm_up
 from understudy.qwen3.engine import Engine
 from understudy.qwen3.forward import forward, unified_step
 from understudy.qwen3.host import HostTier
 from understudy.qwen3.limits import SchedulerConfig
-from understudy.qwen3.memory import worst_step
+from understudy.qwen3.memory import build_worst_step
 from understudy.qwen3.pages import PinnedPages
 from understudy.qwen3.request import Output, Request
 from understudy.qwen3.scheduler import Scheduler
@@ -94,13 +94,13 @@ def test_b4_the_window_is_the_models_and_is_an_admission_rule_of_its_own() -> No
 def test_b4_no_step_before_the_first_request_reads_past_the_window(longest: int) -> None:
     """A budget may be larger than the window: then dry steps have several prompts."""
     options = EngineOptions(max_batched_tokens=1000, max_num_seqs=16)
-    seen: list[Step] = [worst_step(options, longest)]
+    seen: list[Step] = [build_worst_step(options, longest)]
     assert sum(len(chunk.tokens) for chunk in seen[0].chunks) + len(seen[0].decodes) == 1000
     pages = np.concatenate([chunk.view.page_ids for chunk in seen[0].chunks])
     taken = [*pages.tolist(), *(int(decode.view.page_ids[0]) for decode in seen[0].decodes)]
     assert max(taken) < -(-1000 // 16) + 16 + 1
     executor = SimpleNamespace(begin=seen.append, finish=lambda: None)
-    _warm(executor, options, longest, 0, 0, None)  # type: ignore[arg-type]
+    _warm_up(executor, options, longest, 0, 0, None)  # type: ignore[arg-type]
     assert len(seen) > 20
     for step in seen:
         assert len(step.draws) == len(step)
@@ -212,7 +212,7 @@ def test_b15_what_is_restored_never_takes_blocks_that_were_promised() -> None:
     OPEN.append(engine)
     warm = prompt_of(1, 25)
     answer = generate(engine, warm, max_tokens=4)[0]
-    tier.note_ended()
+    tier.collect_ended()
     manager.blocks.clear_inactive()  # on the host alone now
     engine.submit(Request("long", prompt_of(2, 8), 29))  # nine blocks at its end, two at its beginning
     engine.submit(Request("warm", warm, 4))  # seven

@@ -63,7 +63,7 @@ def test_two_ranks_answer_as_one_and_one_that_dies_fails_the_step_for_all(tmp_pa
             "a": "error",
             "b": "error",
         }
-        with pytest.raises(WrongState, match="build the engine anew"):
+        with pytest.raises(WrongState, match="build a new engine"):
             executor.begin(Step())
         assert manager.available_blocks == manager.total_blocks - 1
     finally:

@@ -10,9 +10,9 @@ import pytest
 from understudy.cli import main
 from understudy.errors import ConfigError
 from understudy.qwen3.limits import SchedulerConfig
-from understudy.qwen3.play import VirtualClock, play
-from understudy.qwen3.twin import twin_of
-from understudy.qwen3.workloads import RAMP, workload
+from understudy.qwen3.runner import VirtualClock, run_workload
+from understudy.qwen3.twin import build_twin
+from understudy.qwen3.workloads import RAMP, generate_workload
 from understudy.timing.recorded.load import load_of
 from understudy.timing.recorded.record import Record
 
@@ -44,8 +44,8 @@ def layout() -> KvLayout:
 @pytest.fixture
 def steps(tmp_path: Path) -> Path:
     clock = VirtualClock()
-    engine = twin_of(SchedulerConfig(256, 16, 4096), 401, layout(), Plain(), clock)
-    played = play(engine, workload(RAMP[:4], 60, 5000, longest=3000), clock)
+    engine = build_twin(SchedulerConfig(256, 16, 4096), 401, layout(), Plain(), clock)
+    played = run_workload(engine, generate_workload(RAMP[:4], 60, 5000, longest=3000), clock)
     engine.close()
     path = tmp_path / "steps.jsonl"
     Record.of(played.steps, None, **HEADER).write(path)

@@ -8,7 +8,7 @@ import torch
 from qwen3.building import engine_of, generate, prompt_of
 from understudy.errors import InvalidArgument
 from understudy.qwen3.request import Request
-from understudy.qwen3.sampling import GREEDY, Draw, SamplingParams, sample, uniform_of
+from understudy.qwen3.sampling import GREEDY, Draw, SamplingParams, draw_uniform, sample
 
 LOGITS = torch.tensor([[0.0, 3.0, 1.0, 2.0], [4.0, 0.0, 0.0, 0.0]])
 
@@ -37,11 +37,11 @@ def test_the_random_number_walks_down_the_tokens_in_order_of_probability(
 
 
 def test_random_numbers_are_even_and_depend_on_seed_and_number_alone() -> None:
-    drawn = [uniform_of(7, number) for number in range(4000)]
-    assert drawn == [uniform_of(7, number) for number in range(4000)]
+    drawn = [draw_uniform(7, number) for number in range(4000)]
+    assert drawn == [draw_uniform(7, number) for number in range(4000)]
     assert all(0 <= value < 1 for value in drawn)
     assert abs(sum(drawn) / 4000 - 0.5) < 0.02
-    assert uniform_of(8, 0) != uniform_of(7, 0)
+    assert draw_uniform(8, 0) != draw_uniform(7, 0)
 
 
 def test_a_seeded_request_answers_alike_alone_and_in_company() -> None:

@@ -235,7 +235,7 @@ def test_the_last_token_is_never_written(
 def test_an_id_that_is_under_way_is_refused_and_may_come_again_later() -> None:
     engine, _ = engine_with(64)
     engine.submit(request("a", 4, 2))
-    with pytest.raises(InvalidArgument, match="'a' is already under way"):
+    with pytest.raises(InvalidArgument, match="'a' is already running or queued"):
         engine.submit(request("a", 4, 2))
     engine.run()
     engine.submit(request("a", 4, 2))

@@ -167,7 +167,7 @@ def test_what_the_engine_cannot_do_is_refused_with_the_reason(model: Path) -> No
             ({"prompt": PROMPT, "frequency_penalty": 1.0}, "penalties"),
             ({"prompt": PROMPT, "prompt_logprobs": 1}, "prompt_logprobs"),
             ({"prompt": PROMPT, "structured_outputs": {"choice": ["a"]}}, "structured"),
-            ({"prompt": PROMPT * 20}, "context of 252"),
+            ({"prompt": PROMPT * 20}, "maximum context length is 252 tokens"),
         ):
             reply = await client.post(C, {"max_tokens": 4, **more})
             assert reply.status == 400

@@ -111,7 +111,7 @@ class Lives(RuleBasedStateMachine):
         self.executor.failures = 0
         self.step(1)
         self.engine.run()
-        self.host.note_ended()
+        self.host.collect_ended()
         assert self.manager.available_blocks == BLOCKS - 1
         self.engine.close()
 

@@ -14,10 +14,10 @@ from understudy.qwen3.engine import Engine
 from understudy.qwen3.host import HostTier
 from understudy.qwen3.limits import SchedulerConfig
 from understudy.qwen3.pages import PinnedPages
-from understudy.qwen3.play import VirtualClock, play
 from understudy.qwen3.request import Request
+from understudy.qwen3.runner import VirtualClock, run_workload
 from understudy.qwen3.scheduler import Scheduler
-from understudy.qwen3.twin import again, twin_of
+from understudy.qwen3.twin import build_recorded_twin, build_twin
 from understudy.timing.recorded.fit import FittedStepTime, kind_of
 from understudy.timing.recorded.load import LinkTimes, StepLoad, load_of, load_of_row
 from understudy.timing.recorded.shapes import shape_of
@@ -64,11 +64,11 @@ def workload(count: int = 12) -> list[tuple[float, Request]]:
 
 def test_with_the_measured_durations_the_twin_decides_as_the_engine_did() -> None:
     engine = engine_of(TINY, budget=24, seqs=4, blocks=40)
-    real = play(engine, workload(), Ticking())
+    real = run_workload(engine, workload(), Ticking())
     assert all(step["ms"] > 0 for step in real.steps)
-    twin, clock = again(real, engine)
+    twin, clock = build_recorded_twin(real, engine)
     OPEN.append(twin)
-    imposed = play(twin, workload(), clock)
+    imposed = run_workload(twin, workload(), clock)
     assert imposed.decisions == real.decisions
     assert imposed.cached == real.cached
     assert sum(real.cached.values()) > 0
@@ -84,8 +84,8 @@ class Lazy(PinnedPages):
     def wait(self) -> None:
         self.hurry = True
 
-    def carry(self, *given, **how):  # type: ignore[no-untyped-def]
-        done = super().carry(*given, **how)
+    def begin_copy(self, *given, **how):  # type: ignore[no-untyped-def]
+        done = super().begin_copy(*given, **how)
         asked = [0]
 
         def late() -> bool:
@@ -106,11 +106,11 @@ def test_so_it_does_with_host_memory_below() -> None:
         for number in range(20)
     ]
     fresh = [(at_ms, Request(request.id, request.prompt, request.max_tokens)) for at_ms, request in rows]
-    real = play(engine, rows, Ticking())
+    real = run_workload(engine, rows, Ticking())
     assert tier.onboarded_blocks > 0
-    twin, clock = again(real, engine)
+    twin, clock = build_recorded_twin(real, engine)
     OPEN.append(twin)
-    imposed = play(twin, fresh, clock)
+    imposed = run_workload(twin, fresh, clock)
     assert imposed.decisions == real.decisions
     assert imposed.cached == real.cached
     assert imposed.copies == real.copies
@@ -118,7 +118,7 @@ def test_so_it_does_with_host_memory_below() -> None:
 
 def test_simulated_pages_take_the_link_and_the_host_their_time() -> None:
     clock = VirtualClock()
-    engine = twin_of(
+    engine = build_twin(
         SchedulerConfig(64, 4, 512),
         13,
         TINY.layout(4),
@@ -132,7 +132,7 @@ def test_simulated_pages_take_the_link_and_the_host_their_time() -> None:
         (500.0, Request("b", prompt_of(2, 40), 1)),
         (1000.0, Request("c", prompt_of(1, 24), 1)),
     ]
-    played = play(engine, asks, clock)
+    played = run_workload(engine, asks, clock)
     assert played.cached == {"a": 0, "b": 0, "c": 20}
     assert played.first_ms["a"] == pytest.approx(
         2.0 + 2.4 + 6 * 0.5
@@ -143,9 +143,9 @@ def test_simulated_pages_take_the_link_and_the_host_their_time() -> None:
 
 def test_outputs_are_told_when_the_next_step_has_been_launched() -> None:
     clock = VirtualClock()
-    engine = twin_of(SchedulerConfig(64, 4, 512), 40, TINY.layout(4), Measured(), clock)
+    engine = build_twin(SchedulerConfig(64, 4, 512), 40, TINY.layout(4), Measured(), clock)
     OPEN.append(engine)
-    played = play(engine, [(0.0, Request("a", prompt_of(1, 10), 2))], clock)
+    played = run_workload(engine, [(0.0, Request("a", prompt_of(1, 10), 2))], clock)
     assert played.first_ms["a"] == pytest.approx(3.0 + 0.251)
     assert played.last_ms["a"] == pytest.approx(3.0 + 2.11)
 
@@ -184,7 +184,7 @@ def test_a_fit_without_a_kind_of_step_is_refused() -> None:
 
 def test_arrivals_that_go_back_in_time_are_refused() -> None:
     with pytest.raises(InvalidArgument, match="ascend"):
-        play(engine_of(), [(2.0, Request("a", [1], 1)), (1.0, Request("b", [1], 1))], VirtualClock())
+        run_workload(engine_of(), [(2.0, Request("a", [1], 1)), (1.0, Request("b", [1], 1))], VirtualClock())
 
 
 @pytest.mark.parametrize(
@@ -202,9 +202,9 @@ def test_the_twin_takes_its_time_from_any_timing_model_of_a_simulated_engine(
     """Both see the same step: one type, whoever made it."""
     timing = make()
     clock = VirtualClock()
-    engine = twin_of(SchedulerConfig(24, 4, 512), 40, TINY.layout(4), timing, clock)
+    engine = build_twin(SchedulerConfig(24, 4, 512), 40, TINY.layout(4), timing, clock)
     OPEN.append(engine)
-    played = play(engine, workload(), clock)
+    played = run_workload(engine, workload(), clock)
     assert len(played.ended) == 12
     for step in played.steps:
         chunks = [(tokens, history) for _, tokens, history in step["chunks"]]

@@ -250,10 +250,10 @@ def _bench(args: argparse.Namespace) -> int:
     from rich.table import Table
 
     from understudy.qwen3.bench import ROWS, Bench
-    from understudy.qwen3.build import device_of
+    from understudy.qwen3.build import find_device
     from understudy.qwen3.config import find_config
 
-    if device_of(args.device).type != "cuda":
+    if find_device(args.device).type != "cuda":
         raise ConfigError("qwen3 bench needs a CUDA device; on others only --record is supported")
     engine = _build_engine(args)
     try:
@@ -267,7 +267,7 @@ def _bench(args: argparse.Namespace) -> int:
         with counter("measuring", ROWS, "rows") as measured:
             for row in bench.rows(context=args.context or 1024):
                 table.add_row(
-                    row.what, f"{row.ms:.3f}", row.beside, f"{row.beside_ms:.3f}", f"{row.ratio:.2f}×"
+                    row.what, f"{row.ms:.3f}", row.baseline, f"{row.baseline_ms:.3f}", f"{row.ratio:.2f}×"
                 )
                 if measured is not None:
                     measured(table.row_count)
@@ -283,8 +283,8 @@ def _record(args: argparse.Namespace) -> int:
     from understudy.qwen3.host import HostTier
     from understudy.qwen3.link import measure_link
     from understudy.qwen3.pages import PinnedPages
-    from understudy.qwen3.play import measure
-    from understudy.qwen3.workloads import RAMP, workload
+    from understudy.qwen3.runner import measure
+    from understudy.qwen3.workloads import RAMP, generate_workload
     from understudy.timing.recorded.record import Record
 
     check_outputs({"--record": args.record}, files_named(Path(args.model), "MODEL"))
@@ -297,7 +297,7 @@ def _record(args: argparse.Namespace) -> int:
         longest = min(engine.scheduler.config.max_positions, manager.max_request_blocks * args.page_size)
         requests = args.requests or 480
         for count in (max(8, requests // 8), requests):
-            rows = workload(RAMP, count, config.vocab_size, seed=args.seed or 0, longest=longest)
+            rows = generate_workload(RAMP, count, config.vocab_size, seed=args.seed or 0, longest=longest)
             manager.blocks.clear_inactive()
             doing = "warming up" if count < requests else "recording"
             with counter(doing, len(rows), "requests") as report_progress:

@@ -1,6 +1,6 @@
-"""Qwen3 in PyTorch on the KV manager: a real engine beside the simulated ones. Needs the extra `[torch]`.
+"""Qwen3 in PyTorch on the KV manager: a real engine next to the simulated ones. Needs the extra `[torch]`.
 
-PyTorch is imported with the first of these names; recorded steps (`record`, `steptime`) are read without it.
+The first access to one of these names imports PyTorch; reading recorded steps does not need it.
 """
 
 from __future__ import annotations
@@ -43,6 +43,6 @@ def __getattr__(name: str) -> Any:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     try:
         import torch  # noqa: F401
-    except ImportError as error:  # pragma: no cover - told to a person
-        raise ImportError("understudy.qwen3 needs PyTorch: pip install 'understudy[torch]'") from error
+    except ImportError as error:  # pragma: no cover - a message for users
+        raise ImportError("understudy.qwen3 needs PyTorch; pip install 'understudy[torch]'") from error
     return getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)

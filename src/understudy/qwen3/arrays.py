@@ -1,4 +1,4 @@
-"""The metadata of a captured step: a step that is padded to its shape, in arrays that stay where they are."""
+"""Metadata of a captured step: arrays at fixed addresses, padded to the step's shape."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ if TYPE_CHECKING:
 
 
 class StepArrays:
-    """Metadata of a captured step: arrays on the host and one on the device, whose addresses never change.
+    """Metadata of a captured step: host arrays and one device array, whose addresses never change.
 
-    On the host there are two in turn: a step is described while the device may still read what describes the last.
+    Two host arrays alternate: the next step is written to one while the device may still read the other.
 
     A step is padded to its shape. Padded rows feed token 0 at position 0 of the padding block, padded tiles compute
-    nothing, and nobody reads what comes of either.
+    nothing, and the results of both are ignored.
     """
 
     def __init__(
@@ -42,18 +42,18 @@ class StepArrays:
             "tile_owners": tiles,
             "tile_starts": tiles,
             "logit_rows": requests,
-            "page_ids": requests * max_pages,  # requests share pages: as many as all contexts have
+            "page_ids": requests * max_pages,  # requests share pages, so this is the sum over all contexts
         }
         self._pages_at = sum(sizes.values()) - sizes["page_ids"]
         pinned = device.type == "cuda"
         self._hosts = [torch.zeros(sum(sizes.values()), dtype=torch.int32, pin_memory=pinned) for _ in "ab"]
-        self._turn = 0
+        self._host_index = 0
         self._device = torch.zeros_like(self._hosts[0], device=device, pin_memory=False)
         parts = zip(sizes, self._device.split(list(sizes.values())), strict=True)
-        self._there: dict[str, torch.Tensor] = dict(parts)
-        self.logit_rows = self._there["logit_rows"]
+        self._device_arrays: dict[str, torch.Tensor] = dict(parts)
+        self.logit_rows = self._device_arrays["logit_rows"]
         places = np.cumsum([0, *sizes.values()])
-        self._heres: list[dict[str, npt.NDArray[np.int32]]] = [
+        self._host_arrays: list[dict[str, npt.NDArray[np.int32]]] = [
             {
                 name: host.numpy()[at : at + size]
                 for (name, size), at in zip(sizes.items(), places, strict=False)
@@ -62,8 +62,8 @@ class StepArrays:
         ]
 
     def batch(self, shape: Shape) -> Batch:
-        """The arrays of a shape, as kernels read them."""
-        there, slots = self._there, shape.slots
+        """Return the device arrays of a shape, as kernels read them."""
+        there, slots = self._device_arrays, shape.slots
         requests = slots + shape.decode_rows
         return Batch(
             tokens=there["tokens"][: shape.tokens],
@@ -91,15 +91,15 @@ class StepArrays:
         decodes: Sequence[Decode],
         wanted: Sequence[int] | None = None,
     ) -> None:
-        """Describe a step, and send it to the device at once. A step of nothing is all padding.
+        """Write a step's metadata and copy it to the device. An empty step is all padding.
 
-        `wanted` are the rows of `logit_rows` where not all requests' last ones are.
+        `wanted` are the rows of `logit_rows`, if not the last row of each request.
         """
-        self._turn = 1 - self._turn
-        here, slots, at = self._heres[self._turn], shape.slots, shape.chunk_rows
+        self._host_index = 1 - self._host_index
+        here, slots, at = self._host_arrays[self._host_index], shape.slots, shape.chunk_rows
         first, padding = len(chunks), slots + shape.decode_rows
         end, last = at + len(decodes), slots + len(decodes)
-        flat = Flat.of(chunks, decodes) if chunks or decodes else None
+        flat = Flat.build(chunks, decodes) if chunks or decodes else None
         fed = 0 if flat is None else int(flat.chunk_indptr[-1])
         for name, blank in (("tokens", 0), ("positions", 0), ("owners", padding)):
             rows = here[name]
@@ -135,11 +135,11 @@ class StepArrays:
                 here["chunk_indptr"][: first + 1] = flat.chunk_indptr
                 owners, starts = flat.tiles(shape.tile_rows)
                 here["tile_owners"][: len(owners)], here["tile_starts"][: len(starts)] = owners, starts
-        self._send(self._hosts[self._turn], self._pages_at + used + padded)
+        self._send(self._hosts[self._host_index], self._pages_at + used + padded)
 
-    def feed(self, tokens: torch.Tensor) -> None:
-        """Tokens that are still being computed, for as many decodes without prompts."""
-        self._there["tokens"][: len(tokens)].copy_(tokens)
+    def set_decode_tokens(self, tokens: torch.Tensor) -> None:
+        """Copy device tokens, which may still be computed, to the decodes of a step without prompts."""
+        self._device_arrays["tokens"][: len(tokens)].copy_(tokens)
 
     def _send(self, host: torch.Tensor, until: int) -> None:
         if self._device.device.type == "cuda":

@@ -1,4 +1,4 @@
-"""The operations of a layer, behind which a kernel library stands."""
+"""Interface of a layer's operations, implemented by a kernel library."""
 
 from __future__ import annotations
 
@@ -15,37 +15,37 @@ if TYPE_CHECKING:
 
 
 class Backend(Protocol):
-    """Pure functions, but for `store`, which writes the rows of this step and nothing else."""
+    """Pure functions, except `store`, which writes only the rows of this step."""
 
     def linear(self, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-        """`x` times the transpose of `weight` [out, in]."""
+        """Multiply `x` by the transpose of `weight` [out, in]."""
 
     def normed_linear(
         self, x: torch.Tensor | None, residual: torch.Tensor, norm: torch.Tensor, weight: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """`weight` applied to the RMS norm of `x + residual` (without `x`: of `residual`), and that sum."""
+        """Return `weight` applied to the RMS norm of `x + residual` (without `x`: of `residual`), and that sum."""
 
     def normed_gated(
         self, x: torch.Tensor, residual: torch.Tensor, norm: torch.Tensor, gate_up: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """The same with the fused matrix of the MLP: SiLU of the first half of the result times the second."""
+        """Return SiLU of the first half times the second half of `normed_linear` with the MLP's fused matrix."""
 
     def store(
         self, qkv: torch.Tensor, layer: Layer, batch: Batch, keys: torch.Tensor, values: torch.Tensor
     ) -> torch.Tensor:
-        """Norm and rotate the heads, write K and V to their pages; returns the queries [tokens, heads, dim]."""
+        """Norm and rotate the heads, write K and V to their pages, and return the queries [tokens, heads, dim]."""
 
     def attend(
         self, queries: torch.Tensor, batch: Batch, keys: torch.Tensor, values: torch.Tensor
     ) -> torch.Tensor:
-        """Causal attention over each request's pages: a query at position t sees keys 0..t. [tokens, heads * dim]."""
+        """Return causal attention over each request's pages: a query at t sees keys 0..t. [tokens, heads * dim]."""
 
-    def likeliest(self, logits: torch.Tensor, out: torch.Tensor) -> None:
-        """The first of the largest of every row [rows, vocabulary], into `out` [rows] of int64."""
+    def argmax(self, logits: torch.Tensor, out: torch.Tensor) -> None:
+        """Write the index of the first maximum of every row [rows, vocabulary] to `out` [rows] of int64."""
 
 
 def rotary_tables(config: Qwen3Config, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
-    """Cosines and sines [position, head_dim / 2] in float32, for every position that the model has."""
+    """Compute cosines and sines [position, head_dim / 2] in float32 for all positions of the model."""
     import torch
 
     half = config.head_dim // 2
@@ -55,14 +55,14 @@ def rotary_tables(config: Qwen3Config, device: torch.device) -> tuple[torch.Tens
 
 
 def make_backend(config: Qwen3Config, device: torch.device, name: str | None = None) -> Backend:
-    """The kernels on CUDA, plain torch elsewhere, or the one that is named."""
+    """Create the named backend; the default is Triton kernels on CUDA and plain torch elsewhere."""
     name = name or ("triton" if device.type == "cuda" else "reference")
     if name == "reference":
         from understudy.qwen3.reference import ReferenceBackend
 
         return ReferenceBackend(config, device)
     if name != "triton":
-        raise ConfigError(f"backend {name!r} is not one of reference, triton")
+        raise ConfigError(f"backend {name!r} is not known; choose reference or triton")
     if device.type != "cuda":
         raise ConfigError("backend triton needs a CUDA device; choose reference")
     from understudy.qwen3.triton_backend import TritonBackend

@@ -1,4 +1,4 @@
-"""What a step computes, as arrays that kernels read: flat tokens, their positions, and the pages of each request."""
+"""Arrays of a step that kernels read: flat tokens, their positions, and the pages of each request."""
 
 from __future__ import annotations
 
@@ -20,21 +20,21 @@ if TYPE_CHECKING:
 
 
 class Chunk(NamedTuple):
-    """A piece of a prompt: tokens that the step computes, the last of `view`. What is before it is in the pages."""
+    """A part of a prompt: the last tokens of `view`, which the step computes. Earlier tokens are in the pages."""
 
     tokens: npt.NDArray[np.integer]
     view: KvView
 
 
 class Decode(NamedTuple):
-    """One token that a request feeds, the last of `view`."""
+    """One input token of a request, the last of `view`."""
 
     token: int
     view: KvView
 
 
 def are_uneven(decodes: Sequence[Decode]) -> bool:
-    """Whether the device would wait for the longest context of these."""
+    """Return whether one context is so long that the device would wait for it."""
     if len(decodes) < 2:
         return False
     lengths = [decode.view.seq_len for decode in decodes]
@@ -42,7 +42,7 @@ def are_uneven(decodes: Sequence[Decode]) -> bool:
 
 
 class Flat(NamedTuple):
-    """A step's arrays on the host, chunks first and then decodes: positions have no other source than the views."""
+    """A step's arrays on the host, chunks before decodes; positions are derived only from the views."""
 
     tokens: npt.NDArray[np.int32]  # [T]
     positions: npt.NDArray[np.int32]  # [T]
@@ -54,8 +54,8 @@ class Flat(NamedTuple):
     ends: npt.NDArray[np.int32]  # [B] last token of each request
 
     @classmethod
-    def of(cls, chunks: Sequence[Chunk], decodes: Sequence[Decode]) -> Flat:
-        """InvalidArgument when there is nothing, or a chunk is empty or longer than its view."""
+    def build(cls, chunks: Sequence[Chunk], decodes: Sequence[Decode]) -> Flat:
+        """Build the arrays. InvalidArgument without any row, or when a chunk is empty or longer than its view."""
         for chunk in chunks:
             if not 0 < len(chunk.tokens) <= chunk.view.seq_len:
                 raise InvalidArgument(
@@ -83,7 +83,7 @@ class Flat(NamedTuple):
         return cls(tokens, positions, owners, page_ids, page_indptr, seq_lens, chunk_indptr, ends - 1)
 
     def tiles(self, rows: int) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.int32]]:
-        """Chunks cut into pieces of `rows` tokens: whose each is and where it starts, the longest contexts first."""
+        """Split chunks into tiles of `rows` tokens; return chunk and start of each, longest contexts first."""
         lengths = np.diff(self.chunk_indptr)
         counts = -(-lengths // rows)
         owners = np.repeat(np.arange(len(lengths), dtype=np.int32), counts)
@@ -95,7 +95,7 @@ class Flat(NamedTuple):
 
 @dataclass(slots=True)
 class Batch:
-    """Arrays on the device, those of `Flat`. Ints beside them are what a launch needs to know without asking it."""
+    """The arrays of `Flat` on the device, with host-side numbers that kernel launches need."""
 
     tokens: torch.Tensor
     positions: torch.Tensor
@@ -104,14 +104,14 @@ class Batch:
     page_indptr: torch.Tensor
     seq_lens: torch.Tensor
     chunk_indptr: torch.Tensor
-    tile_owners: torch.Tensor  # chunk of each tile; -1: nothing to do
+    tile_owners: torch.Tensor  # chunk of each tile; -1: empty tile
     tile_starts: torch.Tensor
-    logit_rows: torch.Tensor  # rows whose logits are wanted
+    logit_rows: torch.Tensor  # rows whose logits are returned
     tile_rows: int
     num_chunks: int
     chunk_tokens: int
     num_decodes: int
-    histories: tuple[int, ...]  # of each chunk, tokens before it
+    histories: tuple[int, ...]  # tokens before each chunk
     uneven: bool = False  # a decode may have a far longer context than the others
 
     @classmethod
@@ -123,8 +123,8 @@ class Batch:
         *,
         all_logits: bool = False,
     ) -> Batch:
-        """From views, in one copy to the device. InvalidArgument as `Flat.of`."""
-        flat = Flat.of(chunks, decodes)
+        """Build a batch from views with one copy to the device. InvalidArgument as in `Flat.build`."""
+        flat = Flat.build(chunks, decodes)
         lengths = np.diff(flat.chunk_indptr)
         longest = int(lengths.max(initial=0))
         tile_rows = 128 if longest > 64 else 64 if longest > 16 else 16

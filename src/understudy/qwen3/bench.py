@@ -1,4 +1,4 @@
-"""How fast the engine is beside what the device could do: the tables of `understudy qwen3 bench`."""
+"""Measure the engine relative to the device's limits: the tables of `understudy qwen3 bench`."""
 
 from __future__ import annotations
 
@@ -30,26 +30,26 @@ if TYPE_CHECKING:
 BATCHES = (1, 8, 64, 256)
 PREFILLS = (2048, 8192, 16384)
 ROWS = len(BATCHES) + len(PREFILLS) + 3
-"""Of `Bench.rows`."""
+"""Number of rows of `Bench.rows`."""
 
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One line: what was measured, in milliseconds, beside what it is compared with."""
+    """A row: a measurement in ms, and the baseline that it is compared with."""
 
     what: str
     ms: float
-    beside: str
-    beside_ms: float
+    baseline: str
+    baseline_ms: float
 
     @property
     def ratio(self) -> float:
-        """How many times the other one."""
-        return self.ms / self.beside_ms
+        """The measurement divided by the baseline."""
+        return self.ms / self.baseline_ms
 
 
 class Bench:
-    """Measures an engine on CUDA. Its requests come and go; nothing else may use the engine meanwhile."""
+    """Measure an engine on CUDA by submitting requests; nothing else may use the engine meanwhile."""
 
     def __init__(self, engine: Engine, config: Qwen3Config) -> None:
         executor = engine.executor
@@ -60,7 +60,7 @@ class Bench:
         self.copy_bytes_per_ms = self._copy_bandwidth()
 
     def rows(self, context: int = 1024) -> Iterator[Row]:
-        """The lines of the table, as they are measured."""
+        """Yield the rows of the table as they are measured."""
         for batch in BATCHES:
             yield self.decode(batch, context)
         yield self.whole_step(64, context)
@@ -72,7 +72,7 @@ class Bench:
     # ── Decode ──
 
     def decode(self, batch: int, context: int) -> Row:
-        """A replayed decode step beside the time to read weights and KV once."""
+        """Measure a replayed decode step relative to the time to read weights and KV once."""
         graphs = self.executor._graphs
         assert graphs is not None, "decode is measured with graphs"
         step = self._decodes(batch, context)
@@ -85,12 +85,12 @@ class Bench:
         )
 
     def floor_ms(self, batch: int, context: int) -> float:
-        """Weights and KV read once, at the bandwidth that a copy has."""
+        """Return ms to read weights and KV once at the bandwidth of a copy."""
         kv = batch * context * self.config.layout(self.page).bytes_per_token
         return (self.config.weight_bytes + kv) / self.copy_bytes_per_ms
 
     def whole_step(self, batch: int, context: int, steps: int = 64) -> Row:
-        """The engine's step beside the replay alone, at the same lengths."""
+        """Measure the engine's step relative to the replay alone, at the same lengths."""
         rng = np.random.default_rng(1)
         engine = self.engine
         for number in range(batch):
@@ -115,7 +115,7 @@ class Bench:
     # ── Prefill ──
 
     def prefill(self, tokens: int) -> Row:
-        """A cold prompt beside torch's matrices and attention on the same sizes."""
+        """Measure a cold prompt relative to torch's matrices and attention of the same sizes."""
         pages = -(-tokens // self.page)
         view = KvView(np.arange(pages, dtype=np.int32), tokens, self.page)
         prompt = np.random.default_rng(2).integers(0, self.config.vocab_size, tokens)
@@ -128,7 +128,7 @@ class Bench:
         return Row(f"prefill, {tokens} tokens", self._timed(ours, 5), "torch", self._torch_prefill_ms(tokens))
 
     def cached_first_token(self, tokens: int) -> Row:
-        """From submission to the first token of a prompt whose pages are all cached but the last, beside a cold one."""
+        """Measure time to first token of a prompt with all pages but the last cached, relative to a cold one."""
         rng = np.random.default_rng(4)
         prompts = [rng.integers(0, self.config.vocab_size, tokens).tolist() for _ in range(3)]
         cold = [self._first_token_ms(prompt) for prompt in prompts]
@@ -136,11 +136,11 @@ class Bench:
         return Row(f"first token, {tokens} tokens cached", median(warm), "cold", median(cold))
 
     def restore(self, tokens: int) -> Row:
-        """Pages of a prompt back from pinned host memory, beside the link's time for as many bytes in one copy."""
+        """Measure loading a prompt's pages from pinned host memory, relative to one copy of as many bytes."""
         manager, buffer = self.engine.scheduler.manager, self.executor.buffer
         pages = (tokens - 1) // self.page
-        carrier = PinnedPages(pages, buffer)
-        tier = HostTier(manager, carrier)
+        copier = PinnedPages(pages, buffer)
+        tier = HostTier(manager, copier)
         prompt = np.random.default_rng(5).integers(0, self.config.vocab_size, tokens)
         names = TokenBlocks(prompt, self.page).identities[:pages]
         tier.blocks.allocate(pages).register(names).release()
@@ -150,14 +150,14 @@ class Bench:
             start = time.perf_counter()
             copy = tier.onboard(names)
             assert copy is not None
-            tier.set_off()
+            tier.begin_copies()
             while not copy.done():
                 pass
             times.append((time.perf_counter() - start) * 1e3)
             tier.commit(copy).release()
             manager.blocks.clear_inactive()
-        target = torch.empty_like(carrier.pages, device=self.device, pin_memory=False)
-        link = self._timed(lambda: target.copy_(carrier.pages, non_blocking=True), 5)
+        target = torch.empty_like(copier.pages, device=self.device, pin_memory=False)
+        link = self._timed(lambda: target.copy_(copier.pages, non_blocking=True), 5)
         return Row(f"restore, {pages * self.page} tokens", median(times), "link", link)
 
     def _first_token_ms(self, prompt: list[int]) -> float:
@@ -209,7 +209,7 @@ class Bench:
         return 2 * source.nbytes / ms
 
     def _timed(self, act: Callable[[], object], repeat: int = 20) -> float:
-        """The median of the device's time, in milliseconds."""
+        """Return the median device time in ms."""
         for _ in range(3):
             act()
         times = []

@@ -1,4 +1,4 @@
-"""The memory behind the pages of one rank."""
+"""Memory of one rank's pages."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ class KvBuffer:
 
     @property
     def num_blocks(self) -> int:
-        """Pages, padding included."""
+        """Number of pages, including padding."""
         return int(self.pages.shape[0])
 
     def layer(self, index: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """Keys and values of one layer, `[page, row, head, dim]` each, without a copy."""
+        """Return views of one layer's keys and values, each `[page, row, head, dim]`."""
         return self.pages[:, index, 0], self.pages[:, index, 1]

@@ -1,4 +1,4 @@
-"""From a model's name or folder to an engine: weights, memory for KV, graphs."""
+"""Build an engine from a model's name or folder: weights, memory for KV, graphs."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from understudy.qwen3.buffer import KvBuffer
 from understudy.qwen3.config import Qwen3Config, find_config
 from understudy.qwen3.engine import Engine
 from understudy.qwen3.executor import Executor, Step, TorchExecutor
-from understudy.qwen3.forward import alone
+from understudy.qwen3.forward import no_reduce
 from understudy.qwen3.graphs import StepGraphs
 from understudy.qwen3.host import HostTier
 from understudy.qwen3.limits import SchedulerConfig
-from understudy.qwen3.memory import blocks_that_fit, dry_chunks
+from understudy.qwen3.memory import build_dry_chunks, count_blocks_that_fit
 from understudy.qwen3.ranks import RankedExecutor, RankSettings
 from understudy.qwen3.sampling import Draw
 from understudy.qwen3.scheduler import Scheduler
@@ -34,19 +34,19 @@ if TYPE_CHECKING:
     from understudy.tiers.settings import TiersConfig
 
 Progress = Callable[[str, int, int], None]
-"""Called with what is being done, how much of it is done, and of how much."""
+"""Callback with the current activity, the number of finished parts, and the number of all parts."""
 
 
 @dataclass(frozen=True, slots=True)
 class EngineOptions:
-    """How an engine is built. Left out, the device is CUDA where there is one, and the backend fits it."""
+    """Options of an engine. The default device is CUDA if available, with the matching backend."""
 
     device: str | None = None
     dtype: str | None = None
     backend: Literal["reference", "triton"] | None = None
     page_size: int = 16
     num_blocks: int | None = None
-    """Of KV; left out, what `memory_utilization` of the device leaves after a worst-case step."""
+    """KV blocks (default: what fits into `memory_utilization` of the device after a worst-case step)."""
     memory_utilization: float = 0.9
     max_num_seqs: int = 256
     max_batched_tokens: int = 2048
@@ -54,15 +54,15 @@ class EngineOptions:
     prefix_caching: bool = True
     cuda_graphs: bool = True
     random_weights: int | None = None
-    """A seed in place of a checkpoint."""
+    """Seed for random weights instead of a checkpoint."""
     seed: int = 0
     events: bool = False
     tiers: TiersConfig | None = None
-    """Host memory below the device, as the simulator is told of it."""
+    """Host memory below the device, with the simulator's settings."""
     tensor_parallel_size: int = 1
-    """Processes that share the heads, a device each."""
+    """Processes that share the heads, one device each."""
     deadline_s: float = 60.0
-    """Within which each of them answers."""
+    """Time limit for each process's answer, in seconds."""
 
     def __post_init__(self) -> None:
         for name in ("page_size", "max_num_seqs", "max_batched_tokens", "tensor_parallel_size"):
@@ -81,7 +81,7 @@ class EngineOptions:
 def build_engine(
     model: str, options: EngineOptions | None = None, progress: Progress | None = None
 ) -> Engine:
-    """An engine that is ready to step. ConfigError names what does not fit together."""
+    """Build an engine that is ready to step. ConfigError names contradicting options."""
     options = EngineOptions() if options is None else options
     config = find_config(model)
     if options.dtype is not None:
@@ -92,24 +92,24 @@ def build_engine(
                 f"max_model_len={options.max_model_len} exceeds max_position_embeddings={config.max_positions}"
             )
         config = replace(config, max_positions=options.max_model_len)
-    device = device_of(options.device)
+    device = find_device(options.device)
     limits = SchedulerConfig(options.max_batched_tokens, options.max_num_seqs, config.max_positions)
     if options.tensor_parallel_size != 1:
-        return _ranked(model, config, options, device)
+        return _build_ranked(model, config, options, device)
     backend = make_backend(config, device, options.backend)
-    weights = _weights(model, config, options, device, progress)
+    weights = _load_weights(model, config, options, device, progress)
     layout = config.layout(options.page_size)
-    blocks = options.num_blocks or blocks_that_fit(config, weights, backend, options, device)
+    blocks = options.num_blocks or count_blocks_that_fit(config, weights, backend, options, device)
     manager = KvCacheManager(blocks, layout, prefix_caching=options.prefix_caching, events=options.events)
     buffer = KvBuffer(blocks, layout, getattr(torch, config.dtype), device)
     graphs = None
     if device.type == "cuda" and options.cuda_graphs:
-        told = None if progress is None else lambda done, of: progress("capturing graphs", done, of)
-        graphs = StepGraphs.of(config, options, weights, buffer, backend, alone, told)
+        report = None if progress is None else lambda done, of: progress("capturing graphs", done, of)
+        graphs = StepGraphs.build(config, options, weights, buffer, backend, no_reduce, report)
     executor = TorchExecutor(weights, buffer, backend, graphs=graphs)
     if device.type == "cuda":
         captured = CHUNK_ROWS[-1] if graphs else 0
-        _warm(executor, options, config.max_positions, manager.padding_block, captured, progress)
+        _warm_up(executor, options, config.max_positions, manager.padding_block, captured, progress)
     scheduler = Scheduler(
         manager,
         limits,
@@ -119,8 +119,8 @@ def build_engine(
     return Engine(scheduler, executor)
 
 
-def device_of(name: str | None) -> torch.device:
-    """The device of that name, or by default CUDA where there is one. ConfigError where there is none."""
+def find_device(name: str | None) -> torch.device:
+    """Return the named device, by default CUDA if available. ConfigError if it does not exist."""
     try:
         device = torch.device(name or ("cuda" if torch.cuda.is_available() else "cpu"))
     except RuntimeError:
@@ -129,28 +129,28 @@ def device_of(name: str | None) -> torch.device:
         raise ConfigError(f"device {name!r} is not supported; choose cuda or cpu")
     if name is not None and device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
         raise ConfigError(
-            f"device {name!r} is not here: PyTorch sees {torch.cuda.device_count()} CUDA devices; choose cpu"
+            f"device {name!r} does not exist (PyTorch sees {torch.cuda.device_count()} CUDA devices); choose cpu"
         )
     return device
 
 
-def _ranked(model: str, config: Qwen3Config, options: EngineOptions, device: torch.device) -> Engine:
-    """One manager here, and a process for every rank."""
+def _build_ranked(model: str, config: Qwen3Config, options: EngineOptions, device: torch.device) -> Engine:
+    """Build an engine with one manager here and a process for every rank."""
     ranks = options.tensor_parallel_size
     if ranks < 1:
         raise ConfigError(f"tensor_parallel_size must be at least 1, got {ranks}")
     if options.tiers is not None:
-        raise ConfigError("tiers need tensor_parallel_size=1: pages of several ranks are not copied yet")
+        raise ConfigError("tiers need tensor_parallel_size=1; pages of several ranks are not copied yet")
     if device.type == "cuda" and ranks > torch.cuda.device_count():
         raise ConfigError(
-            f"tensor_parallel_size={ranks} needs as many CUDA devices, and there are {torch.cuda.device_count()}"
+            f"tensor_parallel_size={ranks} needs as many CUDA devices; there are {torch.cuda.device_count()}"
         )
     executor = RankedExecutor(
         RankSettings(
             config,
             ranks,
             replace(options, device=device.type, tiers=None),
-            folder=None if options.random_weights is not None else _folder(model),
+            folder=None if options.random_weights is not None else _check_folder(model),
         )
     )
     manager = KvCacheManager(
@@ -163,7 +163,7 @@ def _ranked(model: str, config: Qwen3Config, options: EngineOptions, device: tor
     return Engine(Scheduler(manager, limits, seed=options.seed), executor)
 
 
-def _warm(
+def _warm_up(
     executor: Executor,
     options: EngineOptions,
     max_positions: int,
@@ -171,15 +171,14 @@ def _warm(
     captured: int,
     progress: Progress | None,
 ) -> None:
-    """Steps of every size that is not captured once, on the padding block: kernels are compiled and loaded before the
-    first request."""
+    """Run steps of every size that is not captured on the padding block, so that kernels are compiled and loaded."""
     known = {16 << shift for shift in range(20)} | set(range(1024, 16385, 1024))
     most = options.max_batched_tokens
     sizes = sorted(size for size in {size for size in known if size < most} | {most} if size > captured)
     for number, tokens in enumerate(sizes):
         one = Decode(0, KvView(np.array([page], np.int32), 1, options.page_size))
-        for history in (False, True):  # behind a history other kernels run
-            chunks = dry_chunks(tokens, max_positions, options.page_size, page=page, history=history)
+        for history in (False, True):  # with a history other kernels run
+            chunks = build_dry_chunks(tokens, max_positions, options.page_size, page=page, history=history)
             for decodes in ([], [one]):
                 executor.begin(Step(chunks, decodes, [Draw()] * (len(chunks) + len(decodes))))
                 executor.finish()
@@ -187,18 +186,18 @@ def _warm(
             progress("warming up", number + 1, len(sizes))
 
 
-def _weights(
+def _load_weights(
     model: str, config: Qwen3Config, options: EngineOptions, device: torch.device, progress: Progress | None
 ) -> Weights:
     if options.random_weights is not None:
         return random_weights(config, options.random_weights, device)
-    told = None if progress is None else lambda done, of: progress("loading weights", done, of)
-    return load_weights(config, _folder(model), device, progress=told)
+    report = None if progress is None else lambda done, of: progress("loading weights", done, of)
+    return load_weights(config, _check_folder(model), device, progress=report)
 
 
-def _folder(model: str) -> str:
+def _check_folder(model: str) -> str:
     if not Path(model).is_dir():
         raise ConfigError(
-            f"model {model!r} is no folder with weights; give one, or random_weights with a seed"
+            f"model {model!r} is not a folder with weights; give one, or random_weights with a seed"
         )
     return model

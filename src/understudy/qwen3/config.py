@@ -1,4 +1,4 @@
-"""The shape of a dense Qwen3, from a Hugging Face `config.json`."""
+"""Shape of a dense Qwen3 model, read from a Hugging Face `config.json`."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from understudy.kv.counts import count
 ARCHITECTURE = "Qwen3ForCausalLM"
 DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 
-# Keys that say something other than the shape, or that transformers writes for every model.
+# Keys that do not describe the shape, or that transformers writes for every model.
 _IGNORED = {
     "architectures",
     "attention_dropout",
@@ -37,7 +37,7 @@ _IGNORED = {
     "transformers_version",
     "use_cache",
 }
-# Keys that may only have the value that this engine computes.
+# Keys with the only values that this engine supports.
 _ONLY: dict[str, tuple[Any, ...]] = {
     "attention_bias": (False,),
     "hidden_act": ("silu",),
@@ -51,7 +51,7 @@ _ONLY: dict[str, tuple[Any, ...]] = {
 
 @dataclass(frozen=True, slots=True)
 class Qwen3Config:
-    """Sizes of the network and its limits. `dtype` is that of weights and KV."""
+    """Sizes and limits of the network. `dtype` is that of weights and KV."""
 
     hidden_size: int
     intermediate_size: int
@@ -77,7 +77,7 @@ class Qwen3Config:
                 f"num_key_value_heads={self.kv_heads} does not divide num_attention_heads={self.num_heads}"
             )
         if self.head_dim % 2:
-            raise ConfigError(f"head_dim={self.head_dim} must be even: rotary halves are paired")
+            raise ConfigError(f"head_dim={self.head_dim} must be even, because rotary halves are paired")
         if not (self.rope_theta > 0 and self.norm_eps > 0):
             raise ConfigError("rope_theta and rms_norm_eps must be positive")
         if self.dtype not in DTYPE_BYTES:
@@ -99,10 +99,10 @@ class Qwen3Config:
 
     @classmethod
     def from_dict(cls, content: dict[str, Any]) -> Qwen3Config:
-        """Read the keys of a `config.json`. Another architecture, or a key this engine cannot honour, is an error."""
+        """Read the keys of a `config.json`. ConfigError for another architecture or an unsupported key."""
         named = content.get("architectures") or [content.get("model_type")]
         if ARCHITECTURE not in named and "qwen3" not in named:
-            raise ConfigError(f"architectures={named}: only {ARCHITECTURE} (dense Qwen3) runs here")
+            raise ConfigError(f"architectures={named}: not supported; only {ARCHITECTURE} (dense Qwen3) is")
         rest = {key: value for key, value in content.items() if key not in _IGNORED}
         rope = rest.pop("rope_parameters", None) or {}
         if rope.get("rope_type", "default") != "default":
@@ -150,20 +150,20 @@ class Qwen3Config:
 
     @property
     def attention_width(self) -> int:
-        """Of all query heads together; not the hidden size."""
+        """Width of all query heads together; not the hidden size."""
         return self.num_heads * self.head_dim
 
     @property
     def kv_width(self) -> int:
-        """Of all key heads together."""
+        """Width of all key heads together."""
         return self.kv_heads * self.head_dim
 
     def layout(self, page_size: int) -> KvLayout:
-        """How its KV lies in pages of `page_size` tokens."""
+        """Return the layout of its KV in pages of `page_size` tokens."""
         return KvLayout(page_size, self.num_layers, self.kv_heads, self.head_dim, DTYPE_BYTES[self.dtype])
 
     def shard(self, ranks: int) -> Qwen3Config:
-        """The shape of one of `ranks` tensor-parallel ranks: a share of the heads and of the MLP."""
+        """Return the shape of one of `ranks` tensor-parallel ranks: a share of the heads and of the MLP."""
         for field in ("num_heads", "kv_heads", "intermediate_size"):
             if getattr(self, field) % ranks:
                 raise ConfigError(
@@ -178,7 +178,7 @@ class Qwen3Config:
 
     @property
     def parameters(self) -> int:
-        """Weights, a tied head counted once."""
+        """Number of weights; a tied head counts once."""
         attention = self.hidden_size * (self.attention_width * 2 + self.kv_width * 2) + 2 * self.head_dim
         layer = attention + 3 * self.hidden_size * self.intermediate_size + 2 * self.hidden_size
         heads = 1 if self.tied_embeddings else 2
@@ -215,11 +215,11 @@ SHAPES = {
     "Qwen3-14B": _known(5120, 17408, 40, 40, 8),
     "Qwen3-32B": _known(5120, 25600, 64, 64, 8),
 }
-"""The published dense sizes, for random weights where no checkpoint is at hand."""
+"""Published dense sizes, for random weights without a checkpoint."""
 
 
 def find_config(model: str) -> Qwen3Config:
-    """A published shape by name (`Qwen/Qwen3-4B` too), or the configuration at a path."""
+    """Return a published shape by name (also `Qwen/Qwen3-4B`), or the configuration at a path."""
     path = Path(model)
     if path.exists():
         return Qwen3Config.from_file(path)

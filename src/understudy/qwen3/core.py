@@ -1,4 +1,4 @@
-"""The real engine as the server sees an engine: requests of its API in, what each step did out."""
+"""Adapter of the real engine for the server: API requests in, effects of each step out."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ if TYPE_CHECKING:
     from understudy.server.kv_events import KvEventSender
 
 
-class _Seen:
-    """The numbers of the engine under the names that metrics ask a simulated one by."""
+class _MetricsView:
+    """The engine's numbers under the names that metrics read from a simulated engine."""
 
     def __init__(self, engine: Engine) -> None:
         self._scheduler = engine.scheduler
@@ -38,7 +38,7 @@ class _Seen:
 
     @property
     def loading(self) -> list[Any]:
-        """Requests whose pages are being restored."""
+        """Requests whose pages are being loaded."""
         restores = self._scheduler.restores
         return [] if restores is None else list(restores.loading)
 
@@ -48,20 +48,20 @@ class _Seen:
 
     @property
     def pool(self) -> tuple[int, int, int]:
-        """Free, held and cached blocks."""
-        told = self._scheduler.manager.blocks.metrics()
-        held = told.total_blocks - told.reset_blocks - told.inactive_blocks
-        return told.reset_blocks, held, told.inactive_blocks
+        """Free, used and cached blocks."""
+        metrics = self._scheduler.manager.blocks.metrics()
+        used = metrics.total_blocks - metrics.reset_blocks - metrics.inactive_blocks
+        return metrics.reset_blocks, used, metrics.inactive_blocks
 
 
 class Qwen3Core(EngineCore):
-    """The engine behind the rank. Its steps run in the driver's thread; requests come and go between them."""
+    """The real engine of a rank. Steps run in the driver's thread; requests are added and cancelled between them."""
 
     def __init__(self, engine: Engine, config: Qwen3Config, name: str, *, events: bool) -> None:
         self.real = engine
         self.model = config
         self.name = name
-        self.engine = _Seen(engine)  # type: ignore[assignment]
+        self.engine = _MetricsView(engine)  # type: ignore[assignment]
         self.has_tiers = False
         self.offload = None
         self.stay_sample = 0.0
@@ -73,31 +73,31 @@ class Qwen3Core(EngineCore):
         self.preemptions = self.steps = 0
         self.step_end_ns = self.wake_ns = -1
         self.sender: KvEventSender | None = None
-        self._asked: deque[Callable[[], object]] = deque()  # by the event loop, done in the driver's thread
+        self._pending_calls: deque[Callable[[], object]] = deque()  # run in the driver's thread
         self._number = 0
         self._admitted: list[tuple[int, int]] = []
         self._step_tokens = 0
         self._chains: dict[int, TokenBlocks] = {}
         self._events: EventBatch | None = None
-        engine.on_step = self._note
+        engine.on_step = self._record_step
 
     # ── From the event loop ──
 
     def refusal(self, request: LiveRequest) -> str | None:
-        """Why the engine could never run it."""
+        """Return why the engine can never run the request; None if it can."""
         prompt = _choice(request).prompt
         if len(prompt) and int(prompt.max()) >= self.model.vocab_size:
             return f"token {int(prompt.max())} is not one of the model's {self.model.vocab_size}"
         return self.real.scheduler.refusal(len(prompt), request.max_tokens)
 
     def submit(self, request: LiveRequest) -> None:
-        """It is queued before the next step begins."""
+        """Queue the request before the next step begins."""
         self._number += 1
         request.engine_id, request.rank = self._number, self
         self.live[request.engine_id] = request
         choice, sampling = _choice(request), _choice(request).generation.sampling
         lora = choice.generation.model if choice.generation.model in choice.generation.worker.loras else ""
-        asked = Request(
+        engine_request = Request(
             f"{request.engine_id}",
             choice.prompt,  # type: ignore[arg-type]
             request.max_tokens,
@@ -118,40 +118,40 @@ class Qwen3Core(EngineCore):
                 choice.prompt, size, salt=sampling.cache_salt, lora=lora
             )
         if self.holding:
-            self._held[request.engine_id] = lambda: self.real.submit(asked)
+            self._held[request.engine_id] = lambda: self.real.submit(engine_request)
         else:
-            self._asked.append(lambda: self.real.submit(asked))
+            self._pending_calls.append(lambda: self.real.submit(engine_request))
 
     def cancel(self, request: LiveRequest, now_ns: int) -> bool:
-        """It hears nothing more, and its blocks are free before the next step begins."""
+        """Cancel the request: no more notifications, and its blocks are free before the next step begins."""
         if self.live.pop(request.engine_id, None) is None:
             return False
         self._chains.pop(request.engine_id, None)
         name = f"{request.engine_id}"
         if self._held.pop(request.engine_id, None) is None:
-            self._asked.append(lambda: self.real.cancel(name))
+            self._pending_calls.append(lambda: self.real.cancel(name))
         request.finish_ns, request.ended = now_ns, "cancelled"
         return True
 
     def hold(self, on: bool) -> None:
-        """While on, who comes is not handed to the engine; who is there goes on to its end."""
+        """While on, keep new requests from the engine; requests in the engine run to their end."""
         self.holding = on
         if not on:
-            self._asked.extend(self._held.values())
+            self._pending_calls.extend(self._held.values())
             self._held.clear()
 
     @property
     def quiet(self) -> bool:
-        """There is nothing to do."""
-        return self.paused or (not self._asked and self.real.idle)
+        """Whether there is nothing to do."""
+        return self.paused or (not self._pending_calls and self.real.idle)
 
     @property
     def holds_blocks(self) -> bool:
-        """Requests hold some of its blocks."""
+        """Whether requests use some of its blocks."""
         return len(self.live) > len(self._held)
 
     def restart(self) -> list[LiveRequest]:
-        """Every request is lost, and nothing is cached."""
+        """Cancel every request as lost, empty the cache, and return the lost requests."""
         lost = list(self.live.values())
         for request in lost:
             self.cancel(request, -1)
@@ -160,48 +160,48 @@ class Qwen3Core(EngineCore):
         return lost
 
     def forget_cache(self, now_ns: int) -> bool:  # noqa: ARG002
-        """Every block that nobody holds is empty. Whether that is all of them."""
-        self._asked.append(lambda: self.real.scheduler.manager.blocks.clear_inactive())
+        """Empty all blocks without references; return whether those are all blocks."""
+        self._pending_calls.append(lambda: self.real.scheduler.manager.blocks.clear_inactive())
         return not self.holds_blocks
 
     def take_events(self) -> tuple[EventBatch, Any]:
-        """Of the step that was told last."""
+        """Return the events of the last published step, with their times."""
         events, self._events = self._events, None
         assert events is not None
         return events, np.zeros(len(events), np.int64)
 
     @property
     def num_running(self) -> int:
-        """Requests that the scheduler runs."""
+        """Number of requests that the scheduler runs."""
         return len(self.engine.running)
 
     @property
     def num_waiting(self) -> int:
-        """Requests in the queue."""
-        return self.engine.num_waiting + len(self._asked) + len(self._held)
+        """Number of requests in the queue."""
+        return self.engine.num_waiting + len(self._pending_calls) + len(self._held)
 
     @property
     def usage(self) -> float:
-        """The share of blocks that requests hold."""
+        """Share of blocks that requests use."""
         return self.engine.pool[1] / self.real.scheduler.manager.total_blocks
 
     # ── From the driver ──
 
     def advance(self) -> tuple[list[Output], list[tuple[int, int]], int, EventBatch | None]:
-        """One step, in the driver's thread: outputs, (request, cached tokens) of the admitted, tokens, events."""
+        """Run a step in the driver's thread; return outputs, admitted (request, cached tokens), tokens and events."""
         outputs = self.real.step(self._poll)
         admitted, self._admitted = self._admitted, []
         tokens, self._step_tokens = self._step_tokens, 0
         store = self.real.scheduler.manager.blocks.store
         return outputs, admitted, tokens, store.drain_events() if self.has_events else None
 
-    def tell(
+    def publish_step(
         self,
-        told: tuple[list[Output], list[tuple[int, int]], int, EventBatch | None],
+        step: tuple[list[Output], list[tuple[int, int]], int, EventBatch | None],
         now_ns: int,
     ) -> StepEffects:
-        """What a step did, on the event loop."""
-        outputs, admitted, batch_tokens, self._events = told
+        """Apply a step's results to live requests on the event loop; return its effects."""
+        outputs, admitted, batch_tokens, self._events = step
         self.steps += 1
         for engine_id, cached in admitted:
             request = self.live.get(engine_id)
@@ -212,7 +212,7 @@ class Qwen3Core(EngineCore):
         finished: list[LiveRequest] = []
         for output in outputs:
             request = self.live.get(int(output.request_id))
-            if request is None:  # its client has gone
+            if request is None:  # its client disconnected
                 continue
             if output.token is not None:
                 last = output.finish_reason is not None
@@ -232,10 +232,10 @@ class Qwen3Core(EngineCore):
         return StepEffects(tokens, finished, batch_tokens)
 
     def _poll(self) -> None:
-        while self._asked:
-            self._asked.popleft()()
+        while self._pending_calls:
+            self._pending_calls.popleft()()
 
-    def _note(self, plan: Plan) -> None:
+    def _record_step(self, plan: Plan) -> None:
         self._step_tokens += sum(len(chunk.tokens) for chunk in plan.step.chunks) + len(plan.decodes)
         self._admitted += [
             (int(request.id), request.cached_tokens)
@@ -244,7 +244,7 @@ class Qwen3Core(EngineCore):
         ]
 
     def _remember(self, request: LiveRequest, token: int) -> None:
-        """A block that the answer fills is spoken of by its tokens."""
+        """Report the tokens of a block that the answer has filled to the event sender."""
         chain = self._chains.get(request.engine_id)
         if chain is None or self.sender is None:
             return
@@ -261,5 +261,5 @@ class Qwen3Core(EngineCore):
 
 
 def _choice(request: LiveRequest) -> Choice:
-    """A request of the server's is listened to by one choice of its answer."""
+    """Return the listener of a server request, which is one choice of its answer."""
     return cast("Choice", request.listener)

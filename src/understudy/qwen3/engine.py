@@ -1,4 +1,4 @@
-"""The engine: a scheduler and an executor, one step after another. Drivers (a server, a benchmark) own the clock."""
+"""The engine: a scheduler and an executor that run step by step. Drivers (a server, a benchmark) own the clock."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ if TYPE_CHECKING:
 
 
 class Engine:
-    """Requests in, outputs out. One thread at a time.
+    """Run requests and return outputs. One thread at a time.
 
-    `step` ends the step that is under way, applies it, and begins the next one before it returns: while the device
-    computes, the caller delivers what it got and takes in what came. Then the next step is prepared as far as it can be
-    foreseen; if it comes so, the device gets it first, and what was computed is applied meanwhile. Copies between
-    device and host memory are set off then, too.
+    `step` ends the current step, applies it, and begins the next one before it returns: while the device computes, the
+    caller delivers outputs and reads new requests. The next step is then prepared by lookahead; if the prediction is
+    right, the device gets it first, and the results of the last step are applied meanwhile. Copies between device and
+    host memory also begin then.
     """
 
     def __init__(self, scheduler: Scheduler, executor: Executor) -> None:
@@ -30,23 +30,23 @@ class Engine:
         self.executor = executor
         self.steps = 0
         self.on_step: Callable[[Plan], None] | None = None
-        """Told of every step that succeeded, before it is applied."""
+        """Callback for every successful step, before it is applied."""
         self._running: Plan | None = None
-        self._computed: tuple[Plan, Computed] | None = None  # and not yet applied
+        self._computed: tuple[Plan, Computed] | None = None  # not yet applied
         self._outputs: list[Output] = []
         self._closed = False
 
     def submit(self, request: Request) -> None:
-        """Queue a request; if it can never run, the next step says so. InvalidArgument for an id that is under way."""
+        """Queue a request; if it can never run, the next step reports that. InvalidArgument for an id in use."""
         if self._closed:
             raise WrongState("this engine is closed")
         if (refused := self.scheduler.add(request)) is not None:
             self._outputs.append(refused)
 
     def cancel(self, request_id: str) -> bool:
-        """End a request wherever it is; its blocks are free at once. False when it is not under way.
+        """End a request in any state and free its blocks. False when there is no such request.
 
-        What was computed for it before is heard first, and if that ends it, it has ended so.
+        Tokens computed before are reported first; if they end the request, that is its finish reason.
         """
         self._apply()
         if not self.scheduler.cancel(request_id):
@@ -56,55 +56,55 @@ class Engine:
 
     @property
     def idle(self) -> bool:
-        """Nothing waits, runs or has something to say."""
+        """Whether there are no requests and no outputs."""
         return self._running is None and self.scheduler.idle and not self._outputs
 
     @property
     def running(self) -> bool:
-        """A step is under way."""
+        """Whether a step is in progress."""
         return self._running is not None
 
     @property
-    def waits(self) -> bool:
-        """Requests are there, and none can be computed before pages have come from the host."""
+    def waits_for_pages(self) -> bool:
+        """Whether all requests wait for pages from the host."""
         return self._running is None and not self._outputs and not self.scheduler.idle
 
     def step(self, poll: Callable[[], None] | None = None) -> list[Output]:
-        """What requests hear of the step that ends now. `poll` may submit and cancel, right before the next begins."""
+        """End the current step and return its outputs. `poll` may submit and cancel just before the next begins."""
         if self._running is None:
             self._begin(poll)
-        self._set_off_copies()
+        self._begin_copies()
         if (plan := self._running) is not None:
-            foreseen = self._prepare(plan)
+            predicted = self._prepare(plan)
             self._running = None
             try:
                 computed = self.executor.finish()
-            except Exception as error:  # the step did not happen; only its culprit ends
+            except Exception as error:  # the step is rolled back; only the failing request ends
                 self._outputs += self.scheduler.fail(plan, error)
                 self._begin(poll)
             else:
                 self.steps += 1
                 if self.on_step is not None:
                     self.on_step(plan)
-                self._go_on(plan, computed, foreseen, poll)
-        if self._running is None:  # nothing to wait for: whoever waits for pages waits for these
-            self._set_off_copies()
+                self._apply_and_begin_next(plan, computed, predicted, poll)
+        if self._running is None:  # no step runs: requests may wait for these copies
+            self._begin_copies()
         outputs, self._outputs = self._outputs, []
         return outputs
 
     def run(self) -> list[Output]:
-        """Step until nothing is left to do."""
+        """Step until all requests have ended; return all outputs."""
         outputs: list[Output] = []
         while not self.idle:
             outputs += self.step()
         return outputs
 
     def close(self) -> None:
-        """End every request and give the device back. Idempotent."""
+        """End every request and release the device. Idempotent."""
         if self._closed:
             return
         if self._running is not None:
-            with suppress(Exception):  # it ends one way or the other
+            with suppress(Exception):  # its result is not needed
                 self.executor.finish()
             self._running = None
         for request in self.scheduler.live():
@@ -115,25 +115,25 @@ class Engine:
             self.scheduler.restores.host.close()
         self.scheduler.manager.close()
 
-    def _set_off_copies(self) -> None:
+    def _begin_copies(self) -> None:
         if self.scheduler.restores is not None:
-            self.scheduler.restores.host.set_off()
+            self.scheduler.restores.host.begin_copies()
 
     def _prepare(self, plan: Plan) -> Plan | None:
-        foreseen = self.scheduler.foresee(plan)
-        if foreseen is not None:
+        predicted = self.scheduler.predict_next(plan)
+        if predicted is not None:
             try:
-                self.executor.prepare(foreseen.step)
-            except Exception:  # whatever is wrong with it is found again, and told, when it is begun
+                self.executor.prepare(predicted.step)
+            except Exception:  # the same error is raised and reported when the step begins
                 return None
-        return foreseen
+        return predicted
 
-    def _go_on(
-        self, plan: Plan, computed: Computed, foreseen: Plan | None, poll: Callable[[], None] | None
+    def _apply_and_begin_next(
+        self, plan: Plan, computed: Computed, predicted: Plan | None, poll: Callable[[], None] | None
     ) -> None:
-        """Apply what was computed and begin the next step, in this order only where the next one depends on it."""
+        """Apply the results and begin the next step, in this order only if the next step depends on them."""
         self._computed = (plan, computed)
-        if foreseen is None or self.scheduler.stops(plan, computed):
+        if predicted is None or self.scheduler.has_stop_token(plan, computed):
             self._apply()
             self._begin(poll)
             return
@@ -141,9 +141,9 @@ class Engine:
         try:
             if poll is not None:
                 poll()
-            if self._computed is not None and (confirmed := self.scheduler.confirm(foreseen, computed)):
-                self._running = foreseen
-                self.executor.begin(foreseen.step)
+            if self._computed is not None and (confirmed := self.scheduler.confirm(predicted, computed)):
+                self._running = predicted
+                self.executor.begin(predicted.step)
         except Exception as error:
             if not confirmed:
                 raise
@@ -151,10 +151,10 @@ class Engine:
         finally:
             self._apply()
         if confirmed:
-            self.scheduler.adopt(foreseen)
+            self.scheduler.schedule_confirmed(predicted)
         if failure is not None:
             self._running = None
-            self._outputs += self.scheduler.fail(foreseen, failure)
+            self._outputs += self.scheduler.fail(predicted, failure)
         if self._running is None:
             self._begin(None)
 

@@ -1,4 +1,4 @@
-"""Who computes a step: the small surface that the scheduler sees, and the one that computes here, on one device."""
+"""Executors, which compute steps: their interface, and one for a single device in this process."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import torch
 
 from understudy.kv import KvView
 from understudy.qwen3.batch import Batch, Chunk, Decode
-from understudy.qwen3.forward import Reduce, alone, forward
+from understudy.qwen3.forward import Reduce, forward, no_reduce
 from understudy.qwen3.sampling import Draw, Logprobs, Sampled, sample
 from understudy.timing.recorded.shapes import is_short
 
@@ -25,43 +25,43 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True)
 class Step:
-    """What to compute: chunks, then decodes, and a draw for every row (of an unfinished prompt it is thrown away)."""
+    """A step: chunks, then decodes, and a draw for every row (unused for an unfinished prompt)."""
 
     chunks: list[Chunk] = field(default_factory=list)
     decodes: list[Decode] = field(default_factory=list)
     draws: list[Draw] = field(default_factory=list)
     ahead: bool = False
-    """It was foreseen while the one before it ran, so that only its tokens were missing."""
+    """Whether it was predicted during the previous step, with only its tokens missing."""
 
     def __len__(self) -> int:
         return len(self.chunks) + len(self.decodes)
 
 
 class Computed(NamedTuple):
-    """A token for every chunk, then for every decode; and their log probabilities where one was asked for."""
+    """A token per chunk, then per decode, with log probabilities where requested."""
 
     tokens: list[int]
     logprobs: list[Logprobs | None]
 
 
 class Executor(Protocol):
-    """Computes steps in the order in which they are begun. It knows views, never requests."""
+    """Compute steps in the order in which they begin, from views without requests."""
 
     def prepare(self, step: Step) -> None:
-        """What may be begun next: row by row it feeds the tokens of the step under way."""
+        """Prepare a step that may begin next; its rows take the tokens of the current step."""
 
     def begin(self, step: Step) -> None:
-        """Start to compute. At most one step is under way."""
+        """Start computing a step. At most one is in progress."""
 
     def finish(self) -> Computed:
-        """Wait for the step that was begun. Raises what went wrong with it; then nothing of it counts."""
+        """Wait for the current step and return its results. Raises its error; the step then has no effect."""
 
     def close(self) -> None:
-        """Give the device back. Idempotent."""
+        """Release the device. Idempotent."""
 
 
 class TorchExecutor:
-    """One rank: weights, buffer and backend on one device. With `graphs`, steps that were captured are replayed."""
+    """One rank: weights, buffer and backend on one device. With `graphs`, captured steps are replayed."""
 
     def __init__(
         self,
@@ -69,7 +69,7 @@ class TorchExecutor:
         buffer: KvBuffer,
         backend: Backend,
         *,
-        reduce: Reduce = alone,
+        reduce: Reduce = no_reduce,
         graphs: StepGraphs | None = None,
     ) -> None:
         self.weights = weights
@@ -83,7 +83,7 @@ class TorchExecutor:
 
     @torch.inference_mode()
     def prepare(self, step: Step) -> None:
-        """Its metadata queue up behind the step that computes, and so do the tokens that come of it."""
+        """Enqueue the step's metadata on the device after the current step, whose tokens it takes."""
         if self._graphs is None or self._running is None:
             return
         if (shape := self._graphs.shape_of((), step.decodes)) is not None:
@@ -95,33 +95,33 @@ class TorchExecutor:
         prepared, self._prepared = self._prepared, None
         if self._graphs is not None and prepared is not None and prepared[0] is step:
             logits, greedy = self._graphs.replay_prepared(prepared[1], len(step))
-            self._sampled(step, sample(logits, step.draws, greedy))
+            self._send_sampled(step, sample(logits, step.draws, greedy))
             return
         replayed = None if self._graphs is None else self._replay(self._graphs, step)
         if replayed is not None:
             logits, greedy = replayed
-            self._sampled(step, sample(logits, step.draws, greedy))
+            self._send_sampled(step, sample(logits, step.draws, greedy))
             return
         batch = Batch.build(step.chunks, step.decodes, self.buffer.pages.device)
         logits = forward(self.weights, batch, self.buffer, self.backend, self._reduce)
-        self._sampled(step, sample(logits, step.draws))
+        self._send_sampled(step, sample(logits, step.draws))
 
     def finish(self) -> Computed:
-        assert self._running is not None, "no step was begun"
+        assert self._running is not None, "no step is in progress"
         (step, sampled), self._running = self._running, None
         tokens = sampled.tokens.tolist() if self._delivery is None else self._delivery.receive(len(step))
-        return collect(step.draws, sampled, tokens)
+        return collect_outputs(step.draws, sampled, tokens)
 
     def close(self) -> None:
         self._running = self._prepared = None
 
-    def _sampled(self, step: Step, sampled: Sampled) -> None:
+    def _send_sampled(self, step: Step, sampled: Sampled) -> None:
         if self._delivery is not None:
             self._delivery.send(sampled.tokens)
         self._running = (step, sampled)
 
     def _replay(self, graphs: StepGraphs, step: Step) -> tuple[torch.Tensor, torch.Tensor] | None:
-        if (rows := as_decodes(step)) is not None and (
+        if (rows := convert_to_decodes(step)) is not None and (
             shape := graphs.shape_of((), rows.decodes)
         ) is not None:
             return graphs.replay(shape, (), rows.decodes, rows.wanted)
@@ -131,16 +131,16 @@ class TorchExecutor:
 
 
 class Rows(NamedTuple):
-    """A step as decodes alone, and which of them the step asks for."""
+    """A step with only decodes, and the rows whose outputs are wanted."""
 
     decodes: list[Decode]
     wanted: list[int]
 
 
-def as_decodes(step: Step) -> Rows | None:
-    """Short chunks as decodes of the same pages, one token further each; None when there are none, or long ones.
+def convert_to_decodes(step: Step) -> Rows | None:
+    """Convert short chunks to one decode per token on the same pages; None without chunks or with long ones.
 
-    Within a layer all rows are written before any is read, so each token sees those before it.
+    A layer writes all rows before it reads any, so each token sees those before it.
     """
     if not step.chunks or not is_short(sum(len(c.tokens) for c in step.chunks), len(step.decodes)):
         return None
@@ -158,31 +158,31 @@ def as_decodes(step: Step) -> Rows | None:
 
 
 class Delivery:
-    """Sampled tokens to the host: written there by a kernel, because a copy would queue behind pages that go down."""
+    """Transfer of sampled tokens to the host by a kernel, because a copy would queue behind offloaded pages."""
 
     def __init__(self) -> None:
         from understudy.qwen3.kernels.fetch import fetch
 
         self._fetch = fetch
-        self._there = torch.empty(256, dtype=torch.int64, pin_memory=True)
+        self._host_tokens = torch.empty(256, dtype=torch.int64, pin_memory=True)
         self._sent = torch.cuda.Event()
 
     def send(self, tokens: torch.Tensor) -> None:
-        """Behind the kernels that choose them. What was sent before has been received."""
-        if len(tokens) > len(self._there):
-            self._there = torch.empty(len(tokens), dtype=torch.int64, pin_memory=True)
-        self._fetch(tokens, self._there, len(tokens))
+        """Enqueue the transfer after the sampling kernels. Earlier tokens must have been received."""
+        if len(tokens) > len(self._host_tokens):
+            self._host_tokens = torch.empty(len(tokens), dtype=torch.int64, pin_memory=True)
+        self._fetch(tokens, self._host_tokens, len(tokens))
         self._sent.record()
 
     def receive(self, count: int) -> list[int]:
-        """What was sent last, when it has come."""
+        """Wait for the last transfer and return its tokens."""
         self._sent.synchronize()
-        tokens: list[int] = self._there[:count].tolist()
+        tokens: list[int] = self._host_tokens[:count].tolist()
         return tokens
 
 
-def collect(draws: Sequence[Draw], sampled: Sampled, tokens: list[int]) -> Computed:
-    """To the host: log probabilities only where a row wants them."""
+def collect_outputs(draws: Sequence[Draw], sampled: Sampled, tokens: list[int]) -> Computed:
+    """Collect tokens and, for rows that want them, log probabilities on the host."""
     logprobs: list[Logprobs | None] = [None] * len(draws)
     if sampled.chosen is not None and sampled.top_tokens is not None and sampled.top_values is not None:
         chosen, names, values = (

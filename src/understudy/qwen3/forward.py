@@ -1,6 +1,6 @@
-"""The network as pure functions over views: tokens, views, buffer and layout in, logits out.
+"""The network as pure functions from tokens, views and buffer to logits.
 
-They allocate no KV and change no request. Who calls them has scheduled the step before, and applies it afterwards.
+They allocate no KV and change no request. The caller schedules the step before and applies it afterwards.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ if TYPE_CHECKING:
     from understudy.qwen3.weights import Weights
 
 Reduce = Callable[[torch.Tensor], torch.Tensor]
-"""Sums a tensor over the ranks, in place where it can."""
+"""Function that sums a tensor over the ranks, in place if possible."""
 
 
-def alone(x: torch.Tensor) -> torch.Tensor:
-    """The reduction of a single rank."""
+def no_reduce(x: torch.Tensor) -> torch.Tensor:
+    """Return `x`: the reduction of a single rank."""
     return x
 
 
@@ -34,19 +34,24 @@ def batch_prefill(
     buffer: KvBuffer,
     backend: Backend,
     *,
-    reduce: Reduce = alone,
+    reduce: Reduce = no_reduce,
     echo: bool = False,
 ) -> torch.Tensor:
-    """Logits behind the last token of each chunk, or with `echo` behind every token."""
+    """Return logits after the last token of each chunk, or with `echo` after every token."""
     return forward(
         weights, Batch.build(chunks, (), buffer.pages.device, all_logits=echo), buffer, backend, reduce
     )
 
 
 def batch_decode(
-    weights: Weights, decodes: Sequence[Decode], buffer: KvBuffer, backend: Backend, *, reduce: Reduce = alone
+    weights: Weights,
+    decodes: Sequence[Decode],
+    buffer: KvBuffer,
+    backend: Backend,
+    *,
+    reduce: Reduce = no_reduce,
 ) -> torch.Tensor:
-    """Logits behind each token."""
+    """Return logits after each token."""
     return forward(weights, Batch.build((), decodes, buffer.pages.device), buffer, backend, reduce)
 
 
@@ -57,18 +62,18 @@ def unified_step(
     buffer: KvBuffer,
     backend: Backend,
     *,
-    reduce: Reduce = alone,
+    reduce: Reduce = no_reduce,
 ) -> torch.Tensor:
-    """Logits behind each chunk, then behind each decode. Needs at least one of each: B9, echo has no place here."""
+    """Return logits after each chunk, then after each decode. Needs at least one of each; no echo (B9)."""
     if not chunks or not decodes:
         raise InvalidArgument("a unified step has chunks and decodes; call batch_prefill or batch_decode")
     return forward(weights, Batch.build(chunks, decodes, buffer.pages.device), buffer, backend, reduce)
 
 
 def forward(
-    weights: Weights, batch: Batch, buffer: KvBuffer, backend: Backend, reduce: Reduce = alone
+    weights: Weights, batch: Batch, buffer: KvBuffer, backend: Backend, reduce: Reduce = no_reduce
 ) -> torch.Tensor:
-    """One pass. In each layer the rows of this step are written before any row is read."""
+    """Run one pass and return logits. In each layer, all rows of the step are written before any is read."""
     residual = F.embedding(batch.tokens, weights.embed)
     x: torch.Tensor | None = None
     for index, layer in enumerate(weights.layers):

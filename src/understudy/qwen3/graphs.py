@@ -1,4 +1,4 @@
-"""Steps as captured CUDA graphs: one launch a step, whatever its requests and their lengths."""
+"""Steps as captured CUDA graphs: one launch per step, independent of its requests and their lengths."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ if TYPE_CHECKING:
 
 
 class Graph(Protocol):
-    """What was captured."""
+    """A captured graph."""
 
     def replay(self) -> None:
-        """Compute it once more, with what its arrays hold by then."""
+        """Compute the graph with the current contents of its arrays."""
 
 
 class StepGraphs:
-    """Captured at start-up, replayed for ever."""
+    """Graphs of all step shapes, captured at start-up."""
 
     _pool: Any = None
 
@@ -52,18 +52,18 @@ class StepGraphs:
         shapes = shapes_up_to(max_tokens, max_decodes)
         self._arrays = StepArrays(shapes, padding_block=padding_block, max_pages=max_pages, device=device)
         rows = max(shape.slots + shape.decode_rows for shape in shapes)
-        # One place for what all of them compute: each is read before the next is replayed.
+        # All graphs share these outputs: each is read before the next is replayed.
         self._logits = torch.empty(rows, weights.head.shape[0], dtype=weights.head.dtype, device=device)
         self._greedy = torch.empty(rows, dtype=torch.int64, device=device)
         self._graphs: dict[Shape, Graph] = {}
-        for number, shape in enumerate(shapes):  # the largest first: the rest fits into its memory
+        for number, shape in enumerate(shapes):  # the largest first: the others fit into its memory
             batch = self._arrays.batch(shape)
             self._arrays.fill(shape, (), ())
 
             def compute(batch: Batch = batch) -> None:
                 logits = forward(weights, batch, buffer, backend, reduce)
                 self._logits[: len(logits)] = logits
-                backend.likeliest(logits, self._greedy[: len(logits)])
+                backend.argmax(logits, self._greedy[: len(logits)])
 
             self._graphs[shape] = self._capture(compute)
             if progress is not None:
@@ -71,7 +71,7 @@ class StepGraphs:
 
     @classmethod
     @torch.inference_mode()
-    def of(
+    def build(
         cls,
         config: Qwen3Config,
         options: EngineOptions,
@@ -81,7 +81,7 @@ class StepGraphs:
         reduce: Reduce,
         progress: Callable[[int, int], None] | None = None,
     ) -> StepGraphs:
-        """Every step within an engine's limits. Any manager of the buffer's size pads with the same block."""
+        """Capture all shapes within an engine's limits. The padding block depends only on the size."""
         with KvCacheManager(buffer.num_blocks, buffer.layout) as manager:
             padding_block = manager.padding_block
         return cls(
@@ -97,7 +97,7 @@ class StepGraphs:
         )
 
     def shape_of(self, chunks: Sequence[Chunk], decodes: Sequence[Decode]) -> Shape | None:
-        """What such a step is padded to, or None when it was not captured."""
+        """Return the shape that such a step is padded to, or None when it was not captured."""
         tokens = sum(len(chunk.tokens) for chunk in chunks)
         shape = shape_of(tokens, len(chunks), len(decodes), uneven=not chunks and are_uneven(decodes))
         return shape if shape in self._graphs else None
@@ -110,9 +110,9 @@ class StepGraphs:
         decodes: Sequence[Decode],
         wanted: Sequence[int] | None = None,
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Logits and likeliest tokens behind chunks, then decodes; of decodes alone, those that are `wanted`.
+        """Return logits and most likely tokens after chunks, then decodes; `wanted` selects rows of decodes.
 
-        Both are overwritten by the next replay.
+        The next replay overwrites both.
         """
         self._arrays.fill(shape, chunks, decodes, wanted)
         if wanted is None:
@@ -122,25 +122,25 @@ class StepGraphs:
         return self._logits[rows], self._greedy[rows]
 
     def prepare(self, shape: Shape, decodes: Sequence[Decode], tokens: torch.Tensor) -> None:
-        """Describe decodes that feed what is being computed. Behind that, for all of it runs on one stream."""
+        """Write metadata of decodes whose input tokens are still being computed; one stream keeps the order."""
         self._arrays.fill(shape, (), decodes)
-        self._arrays.feed(tokens)
+        self._arrays.set_decode_tokens(tokens)
 
     @torch.inference_mode()
     def replay_prepared(self, shape: Shape, count: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """As `replay`, of the step that was described last."""
+        """Replay the step whose metadata was written last; returns as `replay`."""
         self._graphs[shape].replay()
         return self._logits[:count], self._greedy[:count]
 
     def graph(self, shape: Shape) -> Graph:
-        """To be replayed once more with the metadata that are there, by a benchmark."""
+        """Return the graph of a shape, for benchmarks that replay it with the current metadata."""
         return self._graphs[shape]
 
     def _capture(self, compute: Callable[[], None]) -> Graph:
-        compute()  # compiles kernels outside of the capture
+        compute()  # compiles kernels outside the capture
         torch.cuda.synchronize()
         graph = torch.cuda.CUDAGraph()
-        # Other threads (of a group of ranks) may ask the device something meanwhile.
+        # Other threads (of a group of ranks) may use the device meanwhile.
         with torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
             compute()
         self._pool = graph.pool()

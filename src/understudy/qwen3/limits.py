@@ -1,4 +1,4 @@
-"""What a step and a request may be at most."""
+"""Limits of a step and of a request."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class SchedulerConfig:
     max_num_seqs: int = 256
     max_positions: int = 40960
     max_chunks: int = MOST_CHUNKS
-    """Prompts in one step: as many as a captured one has room for."""
+    """Prompts per step: as many as a captured step has room for."""
 
     def __post_init__(self) -> None:
         if min(self.max_num_seqs, self.max_positions, self.max_chunks) < 1:
@@ -28,11 +28,11 @@ class SchedulerConfig:
         if self.max_batched_tokens < self.max_num_seqs:
             raise ConfigError(
                 f"max_batched_tokens={self.max_batched_tokens} must not be less than "
-                f"max_num_seqs={self.max_num_seqs}: every running request decodes in every step"
+                f"max_num_seqs={self.max_num_seqs}, because every running request decodes in every step"
             )
 
     def refusal(self, manager: KvCacheManager, prompt: int, output: int) -> str | None:
-        """Why a request of such lengths could never run."""
+        """Return why a request of such lengths can never run; None if it can."""
         if prompt < 1 or output < 1:
             return f"a request needs at least one prompt token and max_tokens of at least 1, got {prompt} and {output}"
         if prompt + output > self.max_positions:

@@ -1,4 +1,4 @@
-"""How long it takes to bring pages to host memory and back: what the twin's host memory is told."""
+"""Measure the time to copy pages to host memory and back, for the twin's simulated host memory."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ ALONE = 16
 
 
 def measure_link(tier: HostTier, rounds: int = 5) -> LinkTimes:
-    """Of an idle engine: sealed pages go down, one by one and then many at once, and come up again.
+    """Measure an idle engine: offload sealed pages one by one, then many at once, and load them again.
 
-    Those many lie scattered, as the pages of requests that come and go do.
+    The many pages are scattered, as those of requests in a running engine are.
     """
     blocks, size = tier.manager.blocks, tier.manager.layout.page_size
     many = min(PAGES, tier.blocks.available - ALONE, blocks.available // 2 - ALONE)
@@ -36,21 +36,21 @@ def measure_link(tier: HostTier, rounds: int = 5) -> LinkTimes:
         scattered = names[ALONE:]
         start_ms = _now_ms()
         for place in range(ALONE):
-            tier.offer(names[place : place + 1])
-            tier.set_off()
+            tier.offload(names[place : place + 1])
+            tier.begin_copies()
         alone.append((_now_ms() - start_ms) / ALONE)
-        _until_copied(tier)
+        _wait_for_offloads(tier)
         start_ms = _now_ms()
-        tier.offer(scattered)
-        tier.set_off()
+        tier.offload(scattered)
+        tier.begin_copies()
         together.append(_now_ms() - start_ms)
-        _until_copied(tier)
+        _wait_for_offloads(tier)
         down.append((_now_ms() - start_ms) / many)
         blocks.clear_inactive()
         start_ms = _now_ms()
         copy = tier.onboard(scattered)
-        assert copy is not None, "the host has what it was just given"
-        tier.set_off()
+        assert copy is not None, "the host has the offloaded pages"
+        tier.begin_copies()
         while not copy.done():
             pass
         up.append((_now_ms() - start_ms) / many)
@@ -62,9 +62,9 @@ def measure_link(tier: HostTier, rounds: int = 5) -> LinkTimes:
     return LinkTimes(max(0.0, median(alone) - page_ms), page_ms, median(down), median(up))
 
 
-def _until_copied(tier: HostTier) -> None:
-    while tier.leaving:
-        tier.note_ended()
+def _wait_for_offloads(tier: HostTier) -> None:
+    while tier.offloads_in_flight:
+        tier.collect_ended()
 
 
 def _now_ms() -> float:

@@ -1,4 +1,4 @@
-"""What timing models see of an executor's step."""
+"""Load of an executor's step, as timing models use it."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ if TYPE_CHECKING:
     from understudy.qwen3.executor import Step
 
 
-def load_of_step(step: Step) -> StepLoad:
-    """Of what an executor is given."""
+def compute_step_load(step: Step) -> StepLoad:
+    """Compute the load of a step."""
     return load_of(
         ((len(chunk.tokens), chunk.view.seq_len - len(chunk.tokens)) for chunk in step.chunks),
         (decode.view.seq_len for decode in step.decodes),
-        shared_tokens([decode.view for decode in step.decodes]),
+        count_shared_tokens([decode.view for decode in step.decodes]),
         ahead=step.ahead,
     )
 
 
-def shared_tokens(views: Sequence[KvView]) -> int:
-    """Tokens on pages beyond their first mention."""
+def count_shared_tokens(views: Sequence[KvView]) -> int:
+    """Count tokens on pages that an earlier view already has."""
     if len(views) < 2:
         return 0
     pages = np.concatenate([view.page_ids for view in views])

@@ -1,4 +1,4 @@
-"""How many pages of KV a device has room for."""
+"""Number of KV pages that fit into a device's memory."""
 
 from __future__ import annotations
 
@@ -21,19 +21,19 @@ if TYPE_CHECKING:
     from understudy.qwen3.weights import Weights
 
 
-def blocks_that_fit(
+def count_blocks_that_fit(
     config: Qwen3Config, weights: Weights, backend: Backend, options: EngineOptions, device: torch.device
 ) -> int:
-    """What a dry step of the worst composition leaves of the memory of one rank's device, whose shape `config` is."""
+    """Count the blocks that fit into one rank's device next to a worst-case step; `config` is the rank's shape."""
     if device.type != "cuda":
-        raise ConfigError("num_blocks is needed where device memory cannot be asked: on a CPU")
+        raise ConfigError("num_blocks is needed on a CPU, whose memory is not measured; give it")
     layout = config.layout(options.page_size)
     pages = -(-options.max_batched_tokens // options.page_size)
     buffer = KvBuffer(pages + options.max_num_seqs + 1, layout, getattr(torch, config.dtype), device)
     torch.cuda.synchronize(device)
     torch.cuda.reset_peak_memory_stats(device)
     executor = TorchExecutor(weights, buffer, backend)
-    executor.begin(worst_step(options, config.max_positions))
+    executor.begin(build_worst_step(options, config.max_positions))
     executor.finish()
     torch.cuda.synchronize(device)
     kv_bytes = buffer.pages.nbytes
@@ -46,22 +46,22 @@ def blocks_that_fit(
     return layout.block_budget(max(0, room), 1.0)
 
 
-def worst_step(options: EngineOptions, max_positions: int) -> Step:
-    """As many decodes as there may be, prompts that fill the budget, and tokens chosen in the dearest way."""
+def build_worst_step(options: EngineOptions, max_positions: int) -> Step:
+    """Build a step with the most decodes, prompts that fill the budget, and the most expensive sampling."""
     size, decodes = options.page_size, options.max_num_seqs - 1
-    chunks = dry_chunks(options.max_batched_tokens - decodes, max_positions, size)
+    chunks = build_dry_chunks(options.max_batched_tokens - decodes, max_positions, size)
     page = -(-options.max_batched_tokens // size)
     rows = [Decode(0, KvView(np.array([page + row], np.int32), 1, size)) for row in range(decodes)]
     draw = Draw(SamplingParams(top_p=0.9, logprobs=8), 0.5)
     return Step(chunks, rows, [draw] * (len(chunks) + decodes))
 
 
-def dry_chunks(
+def build_dry_chunks(
     tokens: int, max_positions: int, page_size: int, *, page: int | None = None, history: bool = False
 ) -> list[Chunk]:
-    """Prompts of so many tokens in all, none longer than the model has positions: no table has more rows.
+    """Build prompts with that many tokens in total, none longer than the model's positions.
 
-    Their pages are the first ones, or always the same `page`. With `history`, half of each is there already.
+    They use the first pages, or only `page`. With `history`, half of each prompt is already computed.
     """
     chunks = []
     for start in range(0, tokens, max_positions):

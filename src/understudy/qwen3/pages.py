@@ -1,4 +1,4 @@
-"""Who carries pages between the device and host memory: for real, or on a clock that only counts."""
+"""Copy pages between the device and host memory: real copies, or simulated ones on a virtual clock."""
 
 from __future__ import annotations
 
@@ -14,31 +14,31 @@ if TYPE_CHECKING:
     from understudy.qwen3.buffer import KvBuffer
 
 
-class Carrier(Protocol):
-    """Copies whole pages, those of one direction in order. A copy that was begun cannot be called back."""
+class PageCopier(Protocol):
+    """Copies whole pages, in order per direction. A copy that has begun cannot be cancelled."""
 
     @property
     def num_blocks(self) -> int:
-        """Pages of host memory."""
+        """Number of pages of host memory."""
 
     def mark(self) -> object:
-        """What the device was given so far, which may still use pages that a copy asked for now reads or writes."""
+        """Mark the device's queue: earlier work may still use pages that a copy requested now reads or writes."""
 
-    def carry(
+    def begin_copy(
         self, target: Sequence[int], source: Sequence[int], after: object, *, down: bool
     ) -> Callable[[], bool]:
-        """Begin to copy, behind a mark; what is returned says whether all have come."""
+        """Begin to copy after a mark; return a function that says whether the copy has ended."""
 
     def wait(self) -> None:
-        """Until all have come."""
+        """Wait until all copies have ended."""
 
     @property
     def next_ms(self) -> float | None:
-        """When the next copy ends, where that can be known."""
+        """End of the next copy in ms, if known."""
 
 
 class PinnedPages:
-    """Pinned memory, and streams of their own beside the one that computes."""
+    """Pinned host memory, with a stream per direction in addition to the compute stream."""
 
     def __init__(self, num_blocks: int, buffer: KvBuffer) -> None:
         cuda = buffer.pages.device.type == "cuda"
@@ -49,47 +49,47 @@ class PinnedPages:
 
     @property
     def num_blocks(self) -> int:
-        """See `Carrier`."""
+        """Implement `PageCopier`."""
         return int(self.pages.shape[0])
 
     @property
     def next_ms(self) -> float | None:
-        """See `Carrier`."""
+        """Implement `PageCopier`."""
         return None
 
     def mark(self) -> object:
-        """See `Carrier`."""
+        """Implement `PageCopier`."""
         return None if self._streams is None else torch.cuda.current_stream().record_event()
 
-    def carry(
+    def begin_copy(
         self, target: Sequence[int], source: Sequence[int], after: object, *, down: bool
     ) -> Callable[[], bool]:
-        """A page is one range of bytes on both sides, and pages that follow each other on both are one transfer."""
+        """Begin to copy; pages that are consecutive on both sides are one transfer."""
         to, of = (self.pages, self.buffer.pages) if down else (self.buffer.pages, self.pages)
         if self._streams is None:
-            for there, here, count in runs(target, source):
+            for there, here, count in merge_runs(target, source):
                 to[there : there + count].copy_(of[here : here + count])
             return lambda: True
         stream = self._streams[0 if down else 1]
         assert isinstance(after, torch.cuda.Event)
         stream.wait_event(after)
         with torch.cuda.stream(stream), torch.inference_mode():
-            for there, here, count in runs(target, source):
+            for there, here, count in merge_runs(target, source):
                 to[there : there + count].copy_(of[here : here + count], non_blocking=True)
             ended = torch.cuda.Event()
             ended.record(stream)
         return ended.query
 
     def wait(self) -> None:
-        """See `Carrier`."""
+        """Implement `PageCopier`."""
         for stream in self._streams or ():
             stream.synchronize()
 
 
 class SimulatedPages:
-    """No bytes: a copy ends when the link would have carried it, and to begin it takes the host its time."""
+    """Simulated copies: each ends when the link would have copied it; beginning it takes host time."""
 
-    def __init__(self, num_blocks: int, times: LinkTimes, clock: Counting) -> None:
+    def __init__(self, num_blocks: int, times: LinkTimes, clock: AdjustableClock) -> None:
         self.num_blocks = num_blocks
         self.times = times
         self.clock = clock
@@ -97,10 +97,10 @@ class SimulatedPages:
         self._ends: list[float] = []
 
     def mark(self) -> object:
-        """See `Carrier`."""
+        """Implement `PageCopier`."""
         return None
 
-    def carry(
+    def begin_copy(
         self,
         target: Sequence[int],
         source: Sequence[int],  # noqa: ARG002
@@ -108,7 +108,7 @@ class SimulatedPages:
         *,
         down: bool,
     ) -> Callable[[], bool]:
-        """See `Carrier`."""
+        """Implement `PageCopier`."""
         self.clock.now_ms += self.times.copy_ms + len(target) * self.times.page_ms
         each = self.times.down_ms if down else self.times.up_ms
         way = 0 if down else 1
@@ -116,12 +116,12 @@ class SimulatedPages:
         return self._until(end_ms)
 
     def wait(self) -> None:
-        """See `Carrier`."""
+        """Implement `PageCopier`."""
         self.clock.now_ms = max([self.clock.now_ms, *self._ends])
 
     @property
     def next_ms(self) -> float | None:
-        """See `Carrier`."""
+        """Implement `PageCopier`."""
         return min((end for end in self._ends if end > self.clock.now_ms), default=None)
 
     def _until(self, end_ms: float) -> Callable[[], bool]:
@@ -131,13 +131,13 @@ class SimulatedPages:
 
 
 class RecordedPages(SimulatedPages):
-    """Each copy ends when the recorded engine saw the same one end."""
+    """Simulated copies that end at the times that were recorded from the real engine."""
 
-    def __init__(self, num_blocks: int, seen_ms: Sequence[float], clock: Counting) -> None:
+    def __init__(self, num_blocks: int, seen_ms: Sequence[float], clock: AdjustableClock) -> None:
         super().__init__(num_blocks, LinkTimes(0.0, 0.0, 0.0, 0.0), clock)
         self._seen = list(reversed(seen_ms))
 
-    def carry(
+    def begin_copy(
         self,
         target: Sequence[int],  # noqa: ARG002
         source: Sequence[int],  # noqa: ARG002
@@ -145,18 +145,18 @@ class RecordedPages(SimulatedPages):
         *,
         down: bool,  # noqa: ARG002
     ) -> Callable[[], bool]:
-        """See `Carrier`."""
+        """Implement `PageCopier`."""
         return self._until(self._seen.pop() if self._seen else float("inf"))
 
 
-class Counting(Protocol):
-    """A clock that is told how late it is."""
+class AdjustableClock(Protocol):
+    """A clock whose time can be set."""
 
     now_ms: float
 
 
-def runs(target: Sequence[int], source: Sequence[int]) -> list[tuple[int, int, int]]:
-    """(to, from, pages) of what lies end to end on both sides."""
+def merge_runs(target: Sequence[int], source: Sequence[int]) -> list[tuple[int, int, int]]:
+    """Merge pages that are consecutive on both sides; return (to, from, pages) of each run."""
     found: list[tuple[int, int, int]] = []
     for there, here in zip(target, source, strict=True):
         if found and (there, here) == (found[-1][0] + found[-1][2], found[-1][1] + found[-1][2]):

@@ -1,4 +1,4 @@
-"""Tensor parallelism: one process a rank, one manager for all. Ranks know views, and nothing about requests."""
+"""Tensor parallelism: one process per rank, one manager for all. Ranks receive views, not requests."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from understudy.qwen3.backend import make_backend
 from understudy.qwen3.buffer import KvBuffer
 from understudy.qwen3.executor import Computed, Step, TorchExecutor
 from understudy.qwen3.graphs import StepGraphs
-from understudy.qwen3.memory import blocks_that_fit
+from understudy.qwen3.memory import count_blocks_that_fit
 from understudy.qwen3.weights import load_weights, random_weights
 
 if TYPE_CHECKING:
@@ -32,12 +32,12 @@ if TYPE_CHECKING:
 
 
 class RankFailed(UnderstudyError):
-    """A rank raised, died or did not answer in time. The message says which; the step did not happen."""
+    """A rank raised, died or did not answer in time. The message names it; the step has no effect."""
 
 
 @dataclass(frozen=True, slots=True)
 class RankSettings:
-    """What every rank is told when it starts. Its weights come from a folder, or from the options' seed."""
+    """Settings of every rank at start. Weights come from a folder, or from the options' seed."""
 
     config: Qwen3Config
     ranks: int
@@ -46,16 +46,16 @@ class RankSettings:
 
 
 class RankedExecutor:
-    """See `Executor`. The same step goes to every rank; the first one's tokens count, once all have answered.
+    """Executor that sends each step to every rank and returns the first rank's tokens once all have answered.
 
-    A rank that fails takes the others along, since they may wait for it in a sum: every later step is refused.
+    If a rank fails, all are ended, because the others may wait for it in a sum; later steps are refused.
     """
 
     def __init__(self, settings: RankSettings) -> None:
-        settings.config.shard(settings.ranks)  # refuses what does not divide, before a process is started
+        settings.config.shard(settings.ranks)  # raises if the shape does not divide, before a process starts
         self.settings = settings
         self.num_blocks = 0
-        """Pages that every rank has: as many as the one with the least memory has room for."""
+        """Pages of every rank: as many as fit into the rank with the least memory."""
         self._folder = tempfile.TemporaryDirectory(prefix="understudy-ranks-")
         spawn = multiprocessing.get_context("spawn")
         self._pipes: list[Connection[Any, Any]] = []
@@ -81,11 +81,11 @@ class RankedExecutor:
             raise
 
     def prepare(self, step: Step) -> None:
-        """Ranks get a step as a whole."""
+        """Do nothing: ranks receive whole steps."""
 
     def begin(self, step: Step) -> None:
         if self._broken or self._closed:
-            raise WrongState(f"the ranks are gone ({self._broken or 'closed'}); build the engine anew")
+            raise WrongState(f"the ranks have ended ({self._broken or 'closed'}); build a new engine")
         self._send(step)
 
     def finish(self) -> Computed:
@@ -98,7 +98,7 @@ class RankedExecutor:
             return
         self._closed = True
         for pipe in self._pipes:
-            pipe.close()  # a rank that reads finds the end and leaves
+            pipe.close()  # a rank that reads from it ends
         for process in self._processes:
             process.join(timeout=5 if not self._broken else 0)
             if process.is_alive():
@@ -106,15 +106,15 @@ class RankedExecutor:
                 process.join()
         self._folder.cleanup()
 
-    def _send(self, told: object) -> None:
+    def _send(self, message: object) -> None:
         for rank, pipe in enumerate(self._pipes):
             try:
-                pipe.send(told)
+                pipe.send(message)
             except OSError as error:
                 raise self._fail(f"rank {rank} has died") from error
 
     def _answers(self, what: str) -> list[object]:
-        """One of each rank; all are given up when one fails, or none is heard of within the deadline."""
+        """Receive an answer from each rank; RankFailed when one fails, or none answers within the deadline."""
         answers: dict[int, object] = {}
         while len(answers) < len(self._pipes):
             open_ones = [pipe for rank, pipe in enumerate(self._pipes) if rank not in answers]
@@ -131,7 +131,7 @@ class RankedExecutor:
                     raise self._fail(f"rank {rank} has died") from error
                 if isinstance(answer, str):
                     raise self._fail(f"rank {rank}: {answer}")
-                if answer is not None:  # else it is still at it
+                if answer is not None:  # else it is still working
                     answers[rank] = answer
         return [answers[rank] for rank in range(len(self._pipes))]
 
@@ -143,7 +143,7 @@ class RankedExecutor:
 
 
 def _serve(settings: RankSettings, rank: int, pipe: Connection[Any, Any], meeting: str) -> None:
-    """The life of a rank: load a shard, say how many pages there is room for, then one answer for every step."""
+    """Run a rank: load a shard, send the number of pages that fit, then answer every step."""
     try:
         device = _join(settings, rank, meeting)
         weights = _weights(settings, rank, device)
@@ -153,7 +153,7 @@ def _serve(settings: RankSettings, rank: int, pipe: Connection[Any, Any], meetin
         pipe.send(True)
     except EOFError:  # another rank could not start
         return
-    except Exception as error:  # told to who can do something about it
+    except Exception as error:  # reported to the parent process
         pipe.send(f"{type(error).__name__}: {error}")
         return
     while True:
@@ -169,7 +169,7 @@ def _serve(settings: RankSettings, rank: int, pipe: Connection[Any, Any], meetin
 
 
 def _join(settings: RankSettings, rank: int, meeting: str) -> torch.device:
-    """The rank's device, and the group that it sums with: NCCL between GPUs, gloo between CPUs."""
+    """Join the rank's process group (NCCL between GPUs, gloo between CPUs) and return its device."""
     cuda = settings.options.device == "cuda"
     device = torch.device("cuda", rank) if cuda else torch.device("cpu")
     if cuda:
@@ -198,7 +198,9 @@ def _weights(settings: RankSettings, rank: int, device: torch.device) -> Weights
 def _blocks(settings: RankSettings, weights: Weights, backend: Backend, device: torch.device) -> int:
     if settings.options.num_blocks is not None:
         return settings.options.num_blocks
-    return blocks_that_fit(settings.config.shard(settings.ranks), weights, backend, settings.options, device)
+    return count_blocks_that_fit(
+        settings.config.shard(settings.ranks), weights, backend, settings.options, device
+    )
 
 
 def _executor(
@@ -219,6 +221,6 @@ def _executor(
 
     graphs = None
     if device.type == "cuda" and options.cuda_graphs:
-        # All ranks capture the same shapes in the same order, and so the sums in them meet.
-        graphs = StepGraphs.of(config, options, weights, buffer, backend, total, progress)
+        # All ranks capture the same shapes in the same order, so their sums match.
+        graphs = StepGraphs.build(config, options, weights, buffer, backend, total, progress)
     return TorchExecutor(weights, buffer, backend, reduce=total, graphs=graphs)

@@ -1,4 +1,4 @@
-"""Plain torch on any device: slow, obvious, and the oracle of the kernels."""
+"""Backend in plain torch for any device: slow and simple; the reference for testing the kernels."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 class ReferenceBackend:
-    """See `Backend`. `config` is that of the rank."""
+    """Implement `Backend` in plain torch. `config` is that of the rank."""
 
     def __init__(self, config: Qwen3Config, device: torch.device) -> None:
         self.config = config
@@ -39,7 +39,7 @@ class ReferenceBackend:
         return F.silu(gate) * up, total
 
     def norm(self, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-        """RMS norm over the last dimension, in float32."""
+        """Compute the RMS norm over the last dimension in float32."""
         wide = x.float()
         scale = torch.rsqrt(wide.square().mean(-1, keepdim=True) + self.config.norm_eps)
         return weight * (wide * scale).to(x.dtype)
@@ -69,7 +69,7 @@ class ReferenceBackend:
         starts = [*batch.chunk_indptr.tolist()[:-1], *range(batch.chunk_tokens, len(queries))]
         ends = [*batch.chunk_indptr.tolist()[1:], *range(batch.chunk_tokens + 1, len(queries) + 1)]
         for request, (start, end) in enumerate(zip(starts, ends, strict=True)):
-            if start == end:  # a place that nobody takes in a captured step
+            if start == end:  # an unused row of a captured step
                 continue
             pages = batch.page_ids[indptr[request] : indptr[request + 1]].long()
             length = lengths[request]
@@ -84,7 +84,7 @@ class ReferenceBackend:
             out[start:end] = attended[0].transpose(0, 1)
         return out.flatten(1)
 
-    def likeliest(self, logits: torch.Tensor, out: torch.Tensor) -> None:
+    def argmax(self, logits: torch.Tensor, out: torch.Tensor) -> None:
         torch.argmax(logits, -1, out=out)
 
     def _rotate(self, x: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:

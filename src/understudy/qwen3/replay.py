@@ -1,4 +1,4 @@
-"""`understudy replay --engine qwen3`: a trace through the real engine's twin, on one worker."""
+"""`understudy replay --engine qwen3`: replay a trace on the real engine's twin, on one worker."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from understudy import __version__
 from understudy.errors import ConfigError
 from understudy.kv import KvLayout
 from understudy.qwen3.limits import SchedulerConfig
-from understudy.qwen3.play import VirtualClock, play
 from understudy.qwen3.request import Request
-from understudy.qwen3.twin import twin_of
+from understudy.qwen3.runner import VirtualClock, run_workload
+from understudy.qwen3.twin import build_twin
 from understudy.report import Report
 from understudy.run.digest import digests
 from understudy.run.timeline import FinishReason, Status, Timeline
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from understudy.qwen3.engine import Engine
-    from understudy.qwen3.play import Played
+    from understudy.qwen3.runner import RunRecord
     from understudy.report import Slo
     from understudy.timing.recorded.fit import FittedStepTime
     from understudy.timing.recorded.record import Record
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class TwinOptions:
-    """The engine that is played. What is left out is as it was when its steps were recorded."""
+    """Options of the twin; defaults are those of the recorded engine."""
 
     num_blocks: int | None = None
     block_size: int | None = None
@@ -44,8 +44,8 @@ class TwinOptions:
     host_blocks: int | None = None
     arrival_rate_scale: float = 1.0
 
-    def known(self, about: dict[str, Any]) -> dict[str, int]:
-        """Every size. ConfigError names one that neither says."""
+    def resolve_sizes(self, about: dict[str, Any]) -> dict[str, int]:
+        """Return all sizes, given or recorded. ConfigError names one that is neither."""
         sizes = {}
         for name in ("num_blocks", "block_size", "max_num_seqs", "max_num_batched_tokens"):
             value = getattr(self, name)
@@ -65,15 +65,17 @@ def replay_twin(
     slo: Slo | None = None,
     progress: Callable[[int], None] | None = None,
 ) -> Report:
-    """Play it open loop; a session's next turn comes when the one before has ended. ConfigError for what cannot be."""
+    """Replay open loop; a session's next turn follows the end of the previous. ConfigError names a wrong option."""
     options = TwinOptions() if options is None else options
     if not workload.has_arrivals:
-        raise ConfigError("--engine qwen3 plays timestamps, and the workload has none")
-    sizes = options.known(record.about)
+        raise ConfigError(
+            "--engine qwen3 needs timestamps, and the workload has none; give a trace with timestamps"
+        )
+    sizes = options.resolve_sizes(record.about)
     host = None
     if options.host_blocks is not None:
         if record.link is None:
-            raise ConfigError("the record does not say how fast the link is: record it with --host-blocks")
+            raise ConfigError("host_blocks: the record has no link times; record it with --host-blocks")
         host = (options.host_blocks, record.link)
     workload = workload.normalised().scale_arrival_rate(options.arrival_rate_scale)
     clock, time = VirtualClock(), record.fit()
@@ -82,7 +84,7 @@ def replay_twin(
         min(sizes["max_num_seqs"], sizes["max_num_batched_tokens"]),
         options.max_model_len,
     )
-    engine = twin_of(
+    engine = build_twin(
         config,
         sizes["num_blocks"] + 1,  # one is padding
         KvLayout(sizes["block_size"], 1, 1, 1),
@@ -92,8 +94,8 @@ def replay_twin(
         host=host,
     )
     try:
-        played = _play(engine, workload, clock, progress)
-        timeline = _timeline(workload, played, engine, sizes)
+        run = _run(engine, workload, clock, progress)
+        timeline = _timeline(workload, run, engine, sizes)
     finally:
         engine.close()
     facts = {
@@ -110,18 +112,18 @@ def replay_twin(
         },
         "times": {
             "from": f"steps recorded of {record.about.get('model', 'the real engine')}",
-            "outside_domain_share": _outside(played, time),
+            "outside_domain_share": _outside(run, time),
             "front_end_ms": 0.0,
         },
-        "decisions": played.decisions,
+        "decisions": run.decisions,
         **digests(timeline),
     }
     return Report.build(timeline, facts, slo)
 
 
-def _play(
+def _run(
     engine: Engine, workload: Workload, clock: VirtualClock, progress: Callable[[int], None] | None
-) -> Played:
+) -> RunRecord:
     def request(row: int) -> Request:
         priority = 0 if workload.priority is None else int(workload.priority[row])
         output = max(int(workload.cut_output_tokens[row]), 1)
@@ -132,27 +134,27 @@ def _play(
         return None if row < 0 else (now_ms + float(workload.delay_ns[row]) / 1e6, request(row))
 
     def sample() -> tuple[int, int, int, int]:
-        scheduler, told = engine.scheduler, engine.scheduler.manager.blocks.metrics()
+        scheduler, metrics = engine.scheduler, engine.scheduler.manager.blocks.metrics()
         running = len(scheduler.prefilling) + len(scheduler.decoding)
-        used = told.total_blocks - told.reset_blocks - told.inactive_blocks - 1
-        return running, len(scheduler.live()) - running, used, told.inactive_blocks
+        used = metrics.total_blocks - metrics.reset_blocks - metrics.inactive_blocks - 1
+        return running, len(scheduler.live()) - running, used, metrics.inactive_blocks
 
     heads = np.flatnonzero(workload.turn == 0)
     heads = heads[np.argsort(workload.arrival_ns[heads], kind="stable")]
     arrivals = [(float(workload.arrival_ns[row]) / 1e6, request(int(row))) for row in heads]
-    return play(engine, arrivals, clock, progress, follow=follow, sample=sample)
+    return run_workload(engine, arrivals, clock, progress, follow=follow, sample=sample)
 
 
-def _outside(played: Played, time: FittedStepTime) -> float:
-    """The share of the time in steps larger than those that were recorded."""
-    whole = sum(step["ms"] or 0.0 for step in played.steps)
-    beyond = sum(step["ms"] or 0.0 for step in played.steps if not time.covers(load_of_row(step)))
+def _outside(run: RunRecord, time: FittedStepTime) -> float:
+    """Return the share of time in steps larger than the recorded ones."""
+    whole = sum(step["ms"] or 0.0 for step in run.steps)
+    beyond = sum(step["ms"] or 0.0 for step in run.steps if not time.covers(load_of_row(step)))
     return beyond / whole if whole else 0.0
 
 
-def _timeline(workload: Workload, played: Played, engine: Engine, sizes: dict[str, int]) -> Timeline:
+def _timeline(workload: Workload, run: RunRecord, engine: Engine, sizes: dict[str, int]) -> Timeline:
     rows = len(workload)
-    told = engine.scheduler.manager.blocks.metrics()
+    metrics = engine.scheduler.manager.blocks.metrics()
 
     def times(of: dict[str, float]) -> Any:
         column = np.full(rows, -1, np.int64)
@@ -168,27 +170,27 @@ def _timeline(workload: Workload, played: Played, engine: Engine, sizes: dict[st
 
     status = np.full(rows, Status.UNFINISHED, np.uint8)
     rejected = {}
-    for row, (reason, why) in played.ended.items():
+    for row, (reason, why) in run.ended.items():
         status[int(row)] = Status.COMPLETED if reason == "length" else Status.REJECTED
         if reason != "length":
             rejected[int(row)] = why or ""
-    arrived = times(played.arrival_ms)
-    finish = np.where(status == Status.REJECTED, arrived, times(played.last_ms))
-    cached = counts(played.cached, np.int32)
-    looked = np.where(times(played.admitted_ms) >= 0, workload.prompt_tokens, 0).astype(np.int64)
-    gaps = sorted(played.gaps_ns.items())
-    samples = np.array(played.samples, np.int64).reshape(-1, 5)
+    arrived = times(run.arrival_ms)
+    finish = np.where(status == Status.REJECTED, arrived, times(run.last_ms))
+    cached = counts(run.cached, np.int32)
+    looked = np.where(times(run.admitted_ms) >= 0, workload.prompt_tokens, 0).astype(np.int64)
+    gaps = sorted(run.gaps_ns.items())
+    samples = np.array(run.samples, np.int64).reshape(-1, 5)
     return Timeline(
         arrival_ns=arrived,
-        queued_ns=np.where(status == Status.REJECTED, -1, times(played.queued_ms)),
-        first_admit_ns=times(played.admitted_ms),
-        first_token_ns=times(played.first_ms),
-        second_token_ns=times(played.second_ms),
-        last_token_ns=times(played.last_ms),
+        queued_ns=np.where(status == Status.REJECTED, -1, times(run.queued_ms)),
+        first_admit_ns=times(run.admitted_ms),
+        first_token_ns=times(run.first_ms),
+        second_token_ns=times(run.second_ms),
+        last_token_ns=times(run.last_ms),
         finish_ns=finish,
         prompt_tokens=workload.prompt_tokens,
         requested_output_tokens=workload.cut_output_tokens,
-        output_tokens=counts(played.tokens, np.int32),
+        output_tokens=counts(run.tokens, np.int32),
         cached_tokens_first=cached,
         cached_tokens_total=cached.astype(np.int64),
         looked_up_tokens=looked,
@@ -209,9 +211,9 @@ def _timeline(workload: Workload, played: Played, engine: Engine, sizes: dict[st
         num_workers=1,
         blocks_per_worker=sizes["num_blocks"],
         block_size=sizes["block_size"],
-        steps=len(played.steps),
-        evictions=told.evictions,
-        stored_blocks=told.registrations,
+        steps=len(run.steps),
+        evictions=metrics.evictions,
+        stored_blocks=metrics.registrations,
         request_ids=workload.request_ids,
         reject_reasons=rejected,
     )

@@ -1,4 +1,4 @@
-"""A request of the real engine, and what it hears back."""
+"""Requests and outputs of the real engine."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Literal
 import numpy as np
 
 from understudy.errors import InvalidArgument
-from understudy.qwen3.sampling import GREEDY, Draw, Logprobs, SamplingParams, uniform_of
+from understudy.qwen3.sampling import GREEDY, Draw, Logprobs, SamplingParams, draw_uniform
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -24,7 +24,7 @@ FinishReason = Literal["stop", "length", "abort", "error", "rejected"]
 
 @dataclass(slots=True, eq=False)
 class Request:
-    """Tokens in, tokens out. `stop_ids` end it, and the one that did is not part of the output."""
+    """A request. A token of `stop_ids` ends it and is not part of the output."""
 
     id: str
     prompt: Sequence[int]
@@ -37,22 +37,22 @@ class Request:
     lora: str = ""
 
     tokens: npt.NDArray[np.uint32] = field(init=False)
-    """The prompt as the device's side wants it, made here: the device does not wait for whoever makes requests."""
+    """The prompt as an array, converted here so that a step does not wait for it."""
 
-    # The scheduler's:
+    # Set by the scheduler:
     kv: RequestKv | None = None
     arrival: int = 0
     seed: int = 0
     output: list[int] = field(default_factory=list)
     cached_tokens: int = 0
     chain: TokenBlocks | None = None
-    """Names of its blocks; kept while there is host memory to copy them to."""
+    """Identities of its blocks, if there is host memory."""
     offered: int = 0
-    """Leading blocks that were offered to the host."""
+    """Leading blocks that were offloaded or rejected by the host."""
     load: Copy | None = None
-    """What is being brought back for it."""
+    """Copy from the host that it waits for."""
     holds: list[RegisteredBlocks] = field(default_factory=list)
-    """Its prefix on the device and what was brought back behind it, until it is admitted."""
+    """References to its prefix on the device and its loaded blocks, until it is admitted."""
 
     def __post_init__(self) -> None:
         try:
@@ -64,30 +64,30 @@ class Request:
 
     @property
     def held(self) -> RequestKv:
-        """Its KV, which it has from admission to its end."""
+        """KV of the request, from admission to its end."""
         assert self.kv is not None, f"request {self.id!r} has not been admitted, or has ended"
         return self.kv
 
     @property
     def prefilling(self) -> bool:
-        """Whether a part of its prompt is still to be computed."""
+        """Whether part of the prompt is not computed."""
         return self.kv is not None and self.kv.computed_tokens < self.kv.prefill_target
 
     def release_holds(self) -> None:
-        """Of what it holds beside its KV."""
+        """Release all references in `holds`."""
         while self.holds:
             self.holds.pop().release()
 
     def draw(self, ahead: int = 0) -> Draw:
-        """For its next token, or one that comes so many later."""
+        """Return the draw of its next token, or of the token `ahead` later."""
         if self.sampling.greedy:
             return Draw(self.sampling)
-        return Draw(self.sampling, uniform_of(self.seed, len(self.output) + ahead))
+        return Draw(self.sampling, draw_uniform(self.seed, len(self.output) + ahead))
 
 
 @dataclass(frozen=True, slots=True)
 class Output:
-    """What a request hears of one step: a token, or its end, or both. `error` says why for error and rejected."""
+    """Output of a step for a request: a token, its end, or both. `error` explains error and rejected."""
 
     request_id: str
     token: int | None = None

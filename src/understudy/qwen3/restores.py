@@ -1,4 +1,4 @@
-"""Requests whose pages are being brought back from host memory, and what goes there: the scheduler's fifth beat."""
+"""Requests that wait for pages from host memory, and offloading of sealed pages."""
 
 from __future__ import annotations
 
@@ -14,27 +14,31 @@ if TYPE_CHECKING:
 
 
 class Restores:
-    """Owns the requests that wait for a copy. One that is brought back is registered first and matched afterwards, so
-    that a prefix on the device and one that was restored take the same way in."""
+    """Owns the requests that wait for a copy.
+
+    Loaded blocks are registered first and then matched, so that cached and loaded prefixes are admitted equally.
+    """
 
     def __init__(self, host: HostTier) -> None:
         self.host = host
         self.loading: list[Request] = []
 
     def begin(self, request: Request) -> bool:
-        """Whether the request has to wait for pages that the host has and the device lacks."""
+        """Begin to load pages that only the host has; return whether the request must wait for them."""
         if request.chain is None:
             request.chain = TokenBlocks(
                 request.tokens, self.host.manager.layout.page_size, salt=request.salt, lora=request.lora
             )
-        if request.holds:  # it has been here
+        if request.holds:  # its pages were loaded before
             return False
-        most = (len(request.prompt) - 1) // self.host.manager.layout.page_size  # a token is left to compute
+        most = (
+            len(request.prompt) - 1
+        ) // self.host.manager.layout.page_size  # at least one token must be computed
         names = request.chain.identities[:most]
         here = self.host.manager.blocks.prefix_length(names)
         if here == most or self.host.blocks.prefix_length(names[here : here + 1]) == 0:
             return False
-        held = self.host.manager.blocks.match_prefix(names[:here])  # must not be evicted for what comes
+        held = self.host.manager.blocks.match_prefix(names[:here])  # must not be evicted by the load
         request.load = self.host.onboard(names[here:])
         if request.load is None:
             held.release()
@@ -43,9 +47,9 @@ class Restores:
         self.loading.append(request)
         return True
 
-    def arrived(self) -> list[Request]:
-        """Requests whose pages have come."""
-        self.host.note_ended()
+    def collect_loaded(self) -> list[Request]:
+        """Return the requests whose pages have been loaded, and remove them from `loading`."""
+        self.host.collect_ended()
         ready = [request for request in self.loading if request.load is not None and request.load.done()]
         for request in ready:
             self.loading.remove(request)
@@ -55,24 +59,24 @@ class Restores:
         return ready
 
     def release_one(self, waiting: Iterable[Request]) -> bool:
-        """Nobody runs and the first in line lacks room: the last that holds restored pages gives them up."""
+        """Release the loaded pages of the last waiting request that has some; used when the first has no room."""
         for request in reversed(list(waiting)):
             if request.holds:
                 request.release_holds()
                 return True
         return False
 
-    def offer(self, request: Request) -> None:
-        """Have the blocks copied down that a step has sealed."""
+    def offload(self, request: Request) -> None:
+        """Offload the blocks that a step has sealed."""
         kv, chain = request.kv, request.chain
         if kv is None or chain is None or kv.registered_blocks <= request.offered:
             return
         names = chain.identities[request.offered : kv.registered_blocks]
         request.offered = kv.registered_blocks
-        self.host.offer(names)
+        self.host.offload(names)
 
     def drop(self, request: Request) -> None:
-        """The request ends, wherever it is; a copy under way ends by itself."""
+        """Remove a request that ends; a copy in progress is abandoned."""
         if request in self.loading:
             self.loading.remove(request)
         if request.load is not None:

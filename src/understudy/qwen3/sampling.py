@@ -1,4 +1,4 @@
-"""From logits to tokens, for the whole batch on the device."""
+"""Sample tokens from logits for the whole batch on the device."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class SamplingParams:
-    """How a request's tokens are chosen. `temperature` 0 is greedy; `top_k` 0 and `top_p` 1 leave all tokens in.
+    """Sampling parameters of a request. `temperature` 0 is greedy; `top_k` 0 and `top_p` 1 keep all tokens.
 
-    With a `seed` the choice depends on it, the logits and the token's number alone, whoever shares the batch.
-    `logprobs` asks for that many alternatives beside the chosen token's own.
+    With a `seed`, the choice depends only on it, the logits and the token's index, not on other requests.
+    `logprobs` is the number of alternatives to return in addition to the chosen token.
     """
 
     temperature: float = 1.0
@@ -40,7 +40,7 @@ class SamplingParams:
 
     @property
     def greedy(self) -> bool:
-        """Whether the likeliest token is taken."""
+        """Whether the most likely token is always chosen."""
         return self.temperature == 0 or self.top_k == 1
 
 
@@ -48,26 +48,26 @@ GREEDY = SamplingParams(temperature=0.0)
 
 
 class Draw(NamedTuple):
-    """One row's choice: how, and its random number, which the scheduler draws so that ranks never draw their own."""
+    """Sampling parameters and random number of a row; drawn by the scheduler, so that all ranks use the same."""
 
     params: SamplingParams = GREEDY
     uniform: float = 0.0
 
 
-def uniform_of(seed: int, number: int) -> float:
-    """The random number in [0, 1) of a request's output token `number`."""
+def draw_uniform(seed: int, number: int) -> float:
+    """Return the random number in [0, 1) of a request's output token `number`."""
     return (xxh3_64(number.to_bytes(8, "little"), seed % 2**64) >> 11) * 2.0**-53
 
 
 class Logprobs(NamedTuple):
-    """Of one token: its own log probability, and the likeliest tokens with theirs."""
+    """Log probability of a chosen token, and the most likely tokens with theirs."""
 
     chosen: float
     top: tuple[tuple[int, float], ...]
 
 
 class Sampled(NamedTuple):
-    """Tokens on the device, and the log probabilities of every row if a row asked for them."""
+    """Tokens on the device, and log probabilities of all rows if any row requested them."""
 
     tokens: torch.Tensor
     chosen: torch.Tensor | None = None
@@ -76,7 +76,7 @@ class Sampled(NamedTuple):
 
 
 def sample(logits: torch.Tensor, draws: Sequence[Draw], greedy: torch.Tensor | None = None) -> Sampled:
-    """A token for every row. `greedy`: the likeliest ones, where they are known already."""
+    """Sample a token for every row. `greedy`: the most likely tokens, if already computed."""
     greedy = logits.argmax(-1) if greedy is None else greedy
     tokens = greedy
     if not all(draw.params.greedy for draw in draws):
@@ -91,21 +91,21 @@ def sample(logits: torch.Tensor, draws: Sequence[Draw], greedy: torch.Tensor | N
 
 
 def _draw(logits: torch.Tensor, draws: Sequence[Draw]) -> torch.Tensor:
-    """By the inverse of the cumulative distribution over tokens in falling order of probability."""
+    """Sample by the inverse cumulative distribution over tokens in descending order of probability."""
     temperature = _column(logits, [max(draw.params.temperature, 1e-6) for draw in draws])
     values, order = (logits.float() / temperature[:, None]).sort(dim=-1, descending=True)
     probabilities = values.softmax(-1)
     top_k = _column(logits, [draw.params.top_k or logits.shape[-1] for draw in draws])
     probabilities[torch.arange(logits.shape[-1], device=logits.device) >= top_k[:, None]] = 0
     cumulative = probabilities.cumsum(-1)
-    # A token stays while those before it have not reached top_p; the likeliest always stays.
+    # A token stays while those before it have not reached top_p; the most likely one always stays.
     top_p = _column(logits, [draw.params.top_p for draw in draws]) * cumulative[:, -1]
     probabilities[(cumulative - probabilities) >= top_p[:, None]] = 0
     cumulative = probabilities.cumsum(-1)
     uniform = _column(logits, [draw.uniform for draw in draws])
     threshold = uniform[:, None] * cumulative[:, -1:]
     place = (cumulative <= threshold).sum(-1, keepdim=True)
-    last = (probabilities > 0).sum(-1, keepdim=True) - 1  # rounding must not pass the last that stays
+    last = (probabilities > 0).sum(-1, keepdim=True) - 1  # rounding must not exceed the last token that stays
     return order.gather(-1, place.minimum(last))[:, 0]
 
 

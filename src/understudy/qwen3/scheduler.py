@@ -1,7 +1,7 @@
-"""Who computes what in the next step: admission by lifetime, prompts in chunks beside decodes, priorities.
+"""Schedule steps: admission by lifetime, prompts in chunks next to decodes, priorities.
 
-The four beats of a step: *schedule* takes the blocks that it writes, *view* freezes them, the executor *runs*, *apply*
-commits. An admitted request can always run to its end: it never waits for a block, and nobody is preempted.
+A step has four phases: *schedule* allocates the blocks that it writes, *view* freezes them, the executor *runs*,
+*apply* commits. An admitted request can always run to its end: it never waits for a block and is never preempted.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 class Scheduler:
-    """Owns the requests and their blocks. It never computes, and never reads a clock."""
+    """Owns the requests and their blocks. It computes nothing and reads no clock."""
 
     def __init__(
         self, manager: KvCacheManager, config: SchedulerConfig, *, seed: int = 0, host: HostTier | None = None
@@ -33,15 +33,15 @@ class Scheduler:
         self.waiting: list[Request] = []
         self.prefilling: list[Request] = []
         self.decoding: list[Request] = []
-        self._suspects: list[Request] = []  # of a failed step: each runs alone until it is cleared
+        self._suspects: list[Request] = []  # requests of a failed step; each runs alone next
         self._arrivals = 0
 
     # ── Requests ──
 
     def add(self, request: Request) -> Output | None:
-        """Queue it, or say at once why it could never run."""
+        """Queue a request, or return its rejection if it can never run."""
         if any(request.id == other.id for other in self.live()):
-            raise InvalidArgument(f"request {request.id!r} is already under way")
+            raise InvalidArgument(f"request {request.id!r} is already running or queued; choose another id")
         request.arrival = self._arrivals
         request.seed = (
             self.seed * 1_000_003 + self._arrivals if request.sampling.seed is None else request.sampling.seed
@@ -53,12 +53,12 @@ class Scheduler:
         return None
 
     def live(self) -> list[Request]:
-        """Every request that has not ended."""
+        """List all requests that have not ended."""
         loading = [] if self.restores is None else self.restores.loading
         return self.waiting + loading + self.prefilling + self.decoding
 
     def cancel(self, request_id: str) -> bool:
-        """End it, in whatever state it is; False when it is not there. A step under way ignores it from now on."""
+        """End a request in any state; False when there is none. A current step then ignores it."""
         for request in self.live():
             if request.id == request_id:
                 self._drop(request)
@@ -67,15 +67,15 @@ class Scheduler:
 
     @property
     def idle(self) -> bool:
-        """No request is under way."""
+        """Whether there are no requests."""
         return not self.live()
 
     # ── A step ──
 
     def schedule(self) -> Plan | None:
-        """The next step with its views, or None when there is nothing to compute. All or nothing."""
+        """Schedule the next step with its views; None when there is nothing to compute. All or nothing."""
         if self.restores is not None:
-            for request in self.restores.arrived():
+            for request in self.restores.collect_loaded():
                 self._queue(request)
         self._admit()
         plan = Plan()
@@ -91,7 +91,7 @@ class Scheduler:
         return plan if len(plan.step) else None
 
     def apply(self, plan: Plan, computed: Computed) -> list[Output]:
-        """Commit what the executor computed: requests learn their tokens, and those that end give their blocks back."""
+        """Commit the executor's results: append tokens to requests, and free the blocks of those that end."""
         outputs: list[Output] = []
         rows = zip(plan.requests, computed.tokens, computed.logprobs, strict=True)
         for row, (request, token, logprobs) in enumerate(rows):
@@ -104,7 +104,7 @@ class Scheduler:
             else:
                 kv.apply_prefill(None if unfinished else token)
             if self.restores is not None:
-                self.restores.offer(request)  # before it may end
+                self.restores.offload(request)  # before it may end
             if unfinished:
                 continue
             if row < len(plan.chunks):
@@ -114,65 +114,66 @@ class Scheduler:
         self._suspects = [request for request in self._suspects if request not in plan.requests]
         return outputs
 
-    def foresee(self, plan: Plan) -> Plan | None:
-        """The step behind one that is under way, all of it but its tokens, if nobody comes, goes or ends by then.
+    def predict_next(self, plan: Plan) -> Plan | None:
+        """Predict the step after the current one, except its tokens, assuming that no request joins or ends.
 
-        Its blocks are taken. None where more than the tokens is open.
+        Allocates its blocks. None if more than the tokens is unknown.
         """
-        if plan.chunks or self._suspects or not self._goes_on(plan):
+        if plan.chunks or self._suspects or not self._keeps_requests(plan):
             return None
         if any(len(request.output) + 2 > request.max_tokens for request in plan.decodes):
             return None
-        return plan.following()
+        return plan.build_next()
 
-    def stops(self, plan: Plan, computed: Computed) -> bool:
-        """Whether a token that was computed ends its request."""
+    def has_stop_token(self, plan: Plan, computed: Computed) -> bool:
+        """Return whether a computed token ends its request."""
         rows = zip(plan.requests, computed.tokens, strict=True)
         return any(token in request.stop_ids for request, token in rows)
 
-    def confirm(self, foreseen: Plan, computed: Computed) -> bool:
-        """Whether it is what comes next, now that the step before it is computed; then it learns its tokens.
+    def confirm(self, predicted: Plan, computed: Computed) -> bool:
+        """Return whether the prediction is right after the previous step was computed; then set its tokens.
 
-        Nobody `stops` by these. It may begin at once. That step is applied meanwhile, and `adopt` comes right after.
+        No token is a stop token. The step may begin immediately; the previous one is applied meanwhile, and
+        `schedule_confirmed` follows.
         """
         if self.restores is not None:
-            for request in self.restores.arrived():
+            for request in self.restores.collect_loaded():
                 self._queue(request)
-        if not self._goes_on(foreseen):
+        if not self._keeps_requests(predicted):
             return False
-        foreseen.feed(computed.tokens)
+        predicted.set_tokens(computed.tokens)
         return True
 
-    def adopt(self, confirmed: Plan) -> None:
-        """The step before it has been applied: its requests are scheduled as it says."""
+    def schedule_confirmed(self, confirmed: Plan) -> None:
+        """Schedule the requests of a confirmed step, after the previous step was applied."""
         for request in confirmed.decodes:
             request.held.schedule_decode()
 
     def fail(self, plan: Plan, error: BaseException) -> list[Output]:
-        """The executor failed. Of several requests each is tried alone next, so that only the culprit ends."""
+        """Roll back a failed step. Several requests are retried one by one, so that only the failing one ends."""
         plan.revert()
-        there = [request for request in plan.requests if request.kv is not None]
-        if len(there) > 1:
-            self._suspects = there
+        affected = [request for request in plan.requests if request.kv is not None]
+        if len(affected) > 1:
+            self._suspects = affected
             return []
-        for request in there:
+        for request in affected:
             self._drop(request)
-        return [Output(request.id, finish_reason="error", error=str(error)) for request in there]
+        return [Output(request.id, finish_reason="error", error=str(error)) for request in affected]
 
     # ── Admission ──
 
     def refusal(self, prompt: int, output: int) -> str | None:
-        """Why a request of such lengths could never run."""
+        """Return why a request of such lengths can never run; None if it can."""
         return self.config.refusal(self.manager, prompt, output)
 
     def _admit(self) -> None:
-        """In order, while the whole life of the next one fits beside what the active ones may still draw."""
+        """Admit requests in order while all their blocks fit next to the future blocks of active requests."""
         while self.waiting and len(self.prefilling) + len(self.decoding) < self.config.max_num_seqs:
             request = self.waiting[0]
             active = [other.kv for other in self.prefilling + self.decoding if other.kv is not None]
             room = self.manager.available_blocks - self.manager.future_blocks(active)
             needed = self.manager.lifetime_blocks(len(request.prompt), request.max_tokens)
-            needed -= sum(map(len, request.holds))  # it has these already
+            needed -= sum(map(len, request.holds))  # it already has these
             if needed > room:
                 if active or self.restores is None or not self.restores.release_one(self.waiting[1:]):
                     return
@@ -194,10 +195,10 @@ class Scheduler:
         self.waiting.append(request)
         self.waiting.sort(key=lambda queued: (queued.priority, queued.arrival))
 
-    def _goes_on(self, plan: Plan) -> bool:
-        """Everybody who runs decodes, they are those of `plan`, and nobody can be admitted beside them."""
+    def _keeps_requests(self, plan: Plan) -> bool:
+        """Return whether all running requests are the decodes of `plan`, and no other can be admitted."""
         full = len(self.decoding) >= self.config.max_num_seqs
-        # A twin that is rejected would move pages to another copy under a view that was made before.
+        # A rejected duplicate would move pages to another copy while an older view refers to them.
         keeps_pages = self.manager.blocks.duplicates == "allow"
         return (
             (full or not self.waiting)

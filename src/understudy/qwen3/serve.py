@@ -1,4 +1,4 @@
-"""`understudy serve MODEL --engine qwen3`: from its flags to a server with the real engine behind it."""
+"""`understudy serve MODEL --engine qwen3`: build a server with the real engine from flags."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ _SIMULATED = (
     *("clock-speed", "response-mode", "response-file", "time-to-first-token", "inter-token-latency", "vllm-version"),
     *("set", "fake-metrics", "lora-modules"),
 )  # fmt: skip
-"""Flags that say how a simulated engine behaves."""
+"""Flags of simulated engines only."""
 
 
 def open_server(plan: ServePlan, progress: Progress | None = None) -> tuple[Server, Qwen3Serving]:
-    """The server, which does not listen yet, and the engine to close behind it. ConfigError names what cannot be."""
+    """Build a server that does not listen yet, and its engine, to be closed last. ConfigError names a wrong flag."""
     values, settings = plan.line.values, plan.settings
     for name in _SIMULATED:
         if values.get(name) not in (None, []):

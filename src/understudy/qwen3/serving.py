@@ -1,4 +1,4 @@
-"""The real engine behind the server: the same HTTP API, metrics and KV events as the simulated ones have."""
+"""Serve the real engine with the same HTTP API, metrics and KV events as simulated engines."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 class Qwen3Serving:
-    """See `GivenEngine`. It owns the engine from now on; `close` ends it."""
+    """Implement `GivenEngine` for the real engine, which it owns; `close` ends it."""
 
     def __init__(self, engine: Engine, config: Qwen3Config, end_ids: frozenset[int]) -> None:
         self.engine = engine
@@ -34,17 +34,17 @@ class Qwen3Serving:
         self._core: Qwen3Core | None = None
 
     def driver(self, clock: Clock) -> Driver:
-        """See `GivenEngine`."""
+        """Implement `GivenEngine`."""
         return Qwen3Driver(clock)
 
     def core(self, name: str, *, events: bool) -> EngineCore:
-        """See `GivenEngine`."""
+        """Implement `GivenEngine`."""
         assert self._core is None, "one engine serves one worker"
         self._core = Qwen3Core(self.engine, self.config, name, events=events)
         return self._core
 
     def plan(self, sampling: Sampling, texts: TokenTexts, limit: int) -> GrowingPlan:
-        """See `GivenEngine`."""
+        """Implement `GivenEngine`."""
         for name, asked in (
             ("structured outputs and forced tools", sampling.structure is not None),
             ("prompt_logprobs", sampling.prompt_logprobs is not None),
@@ -56,7 +56,7 @@ class Qwen3Serving:
         return GrowingPlan(sampling, texts, limit, self.end_ids)
 
     def tell(self, sender: KvEventSender) -> None:
-        """See `GivenEngine`."""
+        """Implement `GivenEngine`."""
         assert self._core is not None
         self._core.sender = sender
 
@@ -66,7 +66,7 @@ class Qwen3Serving:
 
 
 class Qwen3Driver(Driver):
-    """Steps the engine in a thread of its own, as fast as it goes, and tells of every step on the event loop."""
+    """Step the engine in its own thread without delay, and publish every step on the event loop."""
 
     def __init__(self, clock: Clock) -> None:
         super().__init__(clock)
@@ -76,12 +76,12 @@ class Qwen3Driver(Driver):
         self._task: asyncio.Task[None] | None = None
 
     def observe(self, core: EngineCore, observer: Any) -> None:
-        """Tell it of every step."""
+        """Notify the observer of every step."""
         super().observe(core, observer)
         self._core = cast("Qwen3Core", core)
 
     def submit(self, core: EngineCore, request: LiveRequest) -> None:
-        """A request has come. InvalidArgument at once when the engine could never run it."""
+        """Submit a request. InvalidArgument when the engine can never run it."""
         why = cast("Qwen3Core", core).refusal(request)
         if why is not None:
             raise InvalidArgument(f"request {request.name}: {why}")
@@ -91,7 +91,7 @@ class Qwen3Driver(Driver):
         self._woken.set()
 
     def cancel(self, request: LiveRequest, at_ns: int | None = None) -> None:
-        """Its client has gone: its listener hears `on_end` as soon as the event loop is free."""
+        """Cancel a request; its listener receives `on_end` from the event loop."""
         core = request.rank
         now_ns = self.clock.now_ns() if at_ns is None else at_ns
         if request.ended or core is None:
@@ -103,17 +103,17 @@ class Qwen3Driver(Driver):
             self._loop.call_soon(self._ended, request, now_ns)
 
     def do(self, core: EngineCore, action: Callable[[int], object]) -> None:  # noqa: ARG002
-        """Anything else that happens to the engine, now."""
+        """Run an action on the engine now."""
         action(self.clock.now_ns())
         self._woken.set()
 
     def start(self) -> None:
-        """Step whenever there is something to do, from now on."""
+        """Start stepping whenever there is work."""
         self._loop = asyncio.get_running_loop()
         self._task = self._loop.create_task(self._run())
 
     def stop(self) -> None:
-        """Step no longer."""
+        """Stop stepping."""
         super().stop()
         if self._task is not None:
             self._task.cancel()
@@ -131,9 +131,9 @@ class Qwen3Driver(Driver):
                     self._tell(core, observer.on_rest, core)
                 await self._woken.wait()
                 continue
-            told = await loop.run_in_executor(self._thread, core.advance)
+            step = await loop.run_in_executor(self._thread, core.advance)
             now_ns = self.clock.now_ns()
-            effects = core.tell(told, now_ns)
+            effects = core.publish_step(step, now_ns)
             effects.tell(now_ns)
             observer = self._observers.get(id(core))
             if observer is not None:

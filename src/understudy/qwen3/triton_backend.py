@@ -1,4 +1,4 @@
-"""The kernels behind the backend's interface (CUDA)."""
+"""Backend of Triton kernels (CUDA)."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 
 from understudy.qwen3.backend import rotary_tables
-from understudy.qwen3.kernels import decode, likeliest, matvec, prefill, rotary
+from understudy.qwen3.kernels import argmax, decode, matvec, prefill, rotary
 from understudy.qwen3.kernels.gated import MOST_ROWS, gated
 from understudy.qwen3.kernels.norm import add_norm, gate
 from understudy.timing.recorded.shapes import parts_of
@@ -20,11 +20,11 @@ if TYPE_CHECKING:
 
 
 FLASH_TOKENS = 1024
-"""From here on torch's own attention is worth a copy of the keys and values to where it can read them."""
+"""From this length on, torch's attention is faster, including the copy of keys and values that it needs."""
 
 
 class TritonBackend:
-    """See `Backend`. `config` is that of the rank."""
+    """Implement `Backend` with Triton kernels. `config` is that of the rank."""
 
     def __init__(self, config: Qwen3Config, device: torch.device) -> None:
         self.config = config
@@ -103,24 +103,24 @@ class TritonBackend:
             )
         return out.flatten(1)
 
-    def likeliest(self, logits: torch.Tensor, out: torch.Tensor) -> None:
-        likeliest.likeliest(logits, out)
+    def argmax(self, logits: torch.Tensor, out: torch.Tensor) -> None:
+        argmax.argmax(logits, out)
 
 
 def _flash(queries: torch.Tensor, batch: Batch, keys: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
-    """One whole prompt, which begins at position 0: plain causal attention over its gathered pages."""
+    """Compute causal attention of one whole prompt from position 0 over its gathered pages."""
     tokens = queries.shape[0]
-    padded = -(-tokens // FLASH_TOKENS) * FLASH_TOKENS  # torch plans anew for every length, which takes long
+    padded = -(-tokens // FLASH_TOKENS) * FLASH_TOKENS  # torch plans again for every length, which is slow
     pages = batch.page_ids[: -(-tokens // keys.shape[1])]
 
-    def lengthened(x: torch.Tensor) -> torch.Tensor:
+    def pad(x: torch.Tensor) -> torch.Tensor:
         more = F.pad(x, (0, 0, 0, 0, 0, padded - tokens)) if padded > tokens else x
         return more.transpose(0, 1)[None]
 
     attended = F.scaled_dot_product_attention(
-        lengthened(queries),
-        lengthened(keys[pages].flatten(0, 1)[:tokens]),
-        lengthened(values[pages].flatten(0, 1)[:tokens]),
+        pad(queries),
+        pad(keys[pages].flatten(0, 1)[:tokens]),
+        pad(values[pages].flatten(0, 1)[:tokens]),
         is_causal=True,
         enable_gqa=True,
     )

@@ -1,4 +1,4 @@
-"""The engine's twin: the same scheduler with an executor that only knows how long a step takes."""
+"""The engine's twin: the same scheduler with an executor that only simulates step times."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from understudy.kv import KvCacheManager
 from understudy.qwen3.engine import Engine
 from understudy.qwen3.executor import Computed, Step
 from understudy.qwen3.host import HostTier
-from understudy.qwen3.load import load_of_step
+from understudy.qwen3.load import compute_step_load
 from understudy.qwen3.pages import RecordedPages, SimulatedPages
-from understudy.qwen3.play import RecordedClock, VirtualClock
+from understudy.qwen3.runner import RecordedClock, VirtualClock
 from understudy.qwen3.scheduler import Scheduler
 
 if TYPE_CHECKING:
@@ -18,22 +18,22 @@ if TYPE_CHECKING:
 
     from understudy.kv import KvLayout
     from understudy.qwen3.limits import SchedulerConfig
-    from understudy.qwen3.play import Played
+    from understudy.qwen3.runner import RunRecord
     from understudy.timing.recorded.load import LinkTimes, StepLoad
 
 
 class StepTime(Protocol):
-    """How long a step takes, in milliseconds: every timing model of a simulated engine is one.
+    """Model of step times in ms; every timing model of a simulated engine is one.
 
-    One that has `launch_ms` too says how much of it passes before the host tells what the step before computed.
+    With `launch_ms`, it also gives the part of a step before the host reports the previous step's results.
     """
 
     def step_ms(self, step: StepLoad, /) -> float:
-        """Never negative."""
+        """Return the duration of a step in ms, not negative."""
 
 
 class SimulatedExecutor:
-    """Takes its time from a model, on a virtual clock. Its tokens are filler."""
+    """Executor with step times of a model on a virtual clock. Its tokens are all 0."""
 
     def __init__(self, time: StepTime, clock: VirtualClock) -> None:
         self.time = time
@@ -43,29 +43,29 @@ class SimulatedExecutor:
         self._until_ms = 0.0
 
     def prepare(self, step: Step) -> None:
-        """See `Executor`."""
+        """Implement `Executor`."""
 
     def begin(self, step: Step) -> None:
-        """See `Executor`."""
-        load = load_of_step(step)
+        """Implement `Executor`."""
+        load = compute_step_load(step)
         self._step = step
         self._until_ms = self.clock.now_ms + self.time.step_ms(load)
         self.clock.now_ms += self._launch_ms(load)
 
     def finish(self) -> Computed:
-        """See `Executor`."""
+        """Implement `Executor`."""
         step, self._step = self._step, None
         assert step is not None, "no step was begun"
         self.clock.wait_until(self._until_ms)
         return Computed([0] * len(step), [None] * len(step))
 
     def close(self) -> None:
-        """See `Executor`."""
+        """Implement `Executor`."""
         self._step = None
 
 
 class RecordedExecutor(SimulatedExecutor):
-    """What was measured happens again, to the moment."""
+    """Executor with the recorded times of each step."""
 
     def __init__(self, steps: Sequence[dict[str, Any]], clock: VirtualClock) -> None:
         self.clock = clock
@@ -73,20 +73,20 @@ class RecordedExecutor(SimulatedExecutor):
         self._steps = list(reversed(steps))
 
     def begin(self, step: Step) -> None:
-        """See `Executor`."""
+        """Implement `Executor`."""
         self._step = step
         self._row = self._steps.pop()
         self.clock.now_ms += self._row["launch_ms"]
 
     def finish(self) -> Computed:
-        """See `Executor`."""
+        """Implement `Executor`."""
         step, self._step = self._step, None
         assert step is not None, "no step was begun"
         self.clock.now_ms = self._row["until_ms"]
         return Computed([0] * len(step), [None] * len(step))
 
 
-def twin_of(
+def build_twin(
     config: SchedulerConfig,
     num_blocks: int,
     layout: KvLayout,
@@ -97,16 +97,16 @@ def twin_of(
     events: bool = False,
     host: tuple[int, LinkTimes] | None = None,
 ) -> Engine:
-    """An engine that counts. `host`: pages of host memory, and how fast they come and go."""
+    """Build a simulated twin. `host`: pages of host memory, and their copy times."""
     manager = KvCacheManager(num_blocks, layout, prefix_caching=prefix_caching, events=events)
     below = None if host is None else HostTier(manager, SimulatedPages(*host, clock))
     return Engine(Scheduler(manager, config, host=below), SimulatedExecutor(time, clock))
 
 
-def again(played: Played, of: Engine) -> tuple[Engine, RecordedClock]:
-    """A twin of an engine to which the same things happen at the same moments: it must decide as the engine did."""
+def build_recorded_twin(record: RunRecord, of: Engine) -> tuple[Engine, RecordedClock]:
+    """Build a twin with the recorded times of a run; its decisions must equal those of the engine."""
     scheduler = of.scheduler
-    clock = RecordedClock(played.polls)
+    clock = RecordedClock(record.polls)
     manager = KvCacheManager(
         scheduler.manager.total_blocks,
         scheduler.manager.layout,
@@ -115,7 +115,7 @@ def again(played: Played, of: Engine) -> tuple[Engine, RecordedClock]:
     below = None
     if scheduler.restores is not None:
         below = HostTier(
-            manager, RecordedPages(scheduler.restores.host.carrier.num_blocks, played.copies, clock)
+            manager, RecordedPages(scheduler.restores.host.copier.num_blocks, record.copies, clock)
         )
-    executor = RecordedExecutor(played.steps, clock)
+    executor = RecordedExecutor(record.steps, clock)
     return Engine(Scheduler(manager, scheduler.config, host=below), executor), clock

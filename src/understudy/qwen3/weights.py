@@ -1,4 +1,4 @@
-"""The weights of one rank: fused as the forward pass wants them, from a checkpoint or from a seed."""
+"""Weights of one rank, fused for the forward pass, from a checkpoint or from a seed."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ if TYPE_CHECKING:
     from understudy.qwen3.config import Qwen3Config
 
 Progress = Callable[[int, int], None]
-"""Called with the number of tensors read, and of all."""
+"""Callback with the number of tensors read, and of all tensors."""
 
 
 @dataclass(slots=True)
 class Layer:
-    """One block of the network. Matrices are [out, in]; q, k, v are one, and so are gate and up."""
+    """One layer. Matrices are [out, in]; q, k and v are fused, and so are gate and up."""
 
     input_norm: torch.Tensor
     qkv: torch.Tensor
@@ -35,7 +35,7 @@ class Layer:
 
 @dataclass(slots=True)
 class Weights:
-    """Everything a forward pass reads besides KV. `head` is `embed` itself when they are tied."""
+    """All weights of a forward pass. `head` is `embed` itself when they are tied."""
 
     embed: torch.Tensor
     layers: list[Layer]
@@ -44,7 +44,7 @@ class Weights:
 
 
 def expected_shapes(config: Qwen3Config) -> dict[str, tuple[int, ...]]:
-    """Every tensor of a checkpoint by name, with its whole (unsharded) shape."""
+    """List the tensors of a checkpoint by name, with their unsharded shapes."""
     hidden, width, kv = config.hidden_size, config.attention_width, config.kv_width
     shapes: dict[str, tuple[int, ...]] = {"model.embed_tokens.weight": (config.vocab_size, hidden)}
     for index in range(config.num_layers):
@@ -71,13 +71,13 @@ def expected_shapes(config: Qwen3Config) -> dict[str, tuple[int, ...]]:
 def random_weights(
     config: Qwen3Config, seed: int, device: torch.device, *, rank: int = 0, ranks: int = 1
 ) -> Weights:
-    """Weights from a seed, the same on every rank count of one device type: each tensor has a stream of its own."""
+    """Create weights from a seed; equal for every number of ranks on one device type."""
     names = list(expected_shapes(config).items())
 
     def read(name: str) -> torch.Tensor:
         number = next(i for i, (known, _) in enumerate(names) if known == name)
         shape = names[number][1]
-        if len(shape) == 1:  # norms near one, so that they matter
+        if len(shape) == 1:  # norms near one, so that they have an effect
             generator = torch.Generator(device).manual_seed(seed * 1_000_003 + number)
             near_one = torch.rand(shape, generator=generator, device=device) * 0.2 + 0.9
             return near_one.to(getattr(torch, config.dtype))
@@ -98,10 +98,10 @@ def load_weights(
     ranks: int = 1,
     progress: Progress | None = None,
 ) -> Weights:
-    """Read safetensors, one file or sharded with an index. Names and shapes are checked before anything is read."""
+    """Read safetensors, one file or shards with an index. Names and shapes are checked first."""
     from safetensors import safe_open
 
-    files = _files_of(Path(folder))
+    files = _list_files(Path(folder))
     where: dict[str, Path] = {}
     shapes: dict[str, tuple[int, ...]] = {}
     for path in files:
@@ -118,7 +118,7 @@ def load_weights(
         if shapes[name] != shape:
             raise ConfigError(f"{folder}: tensor {name} has shape {list(shapes[name])}, not {list(shape)}")
     if surplus := sorted(shapes.keys() - expected.keys()):
-        raise ConfigError(f"{folder}: tensor {surplus[0]} is no part of this model")
+        raise ConfigError(f"{folder}: tensor {surplus[0]} is not part of this model")
     done = 0
 
     def read(name: str) -> torch.Tensor:
@@ -134,7 +134,7 @@ def load_weights(
     return _assemble(config, read, device, rank, ranks)
 
 
-def _files_of(folder: Path) -> list[Path]:
+def _list_files(folder: Path) -> list[Path]:
     index = folder / "model.safetensors.index.json"
     if index.exists():
         try:
@@ -156,7 +156,7 @@ def _assemble(
     config: Qwen3Config, read: Callable[[str], torch.Tensor], device: torch.device, rank: int, ranks: int
 ) -> Weights:
     """Fuse and shard: q, k, v, gate and up by output rows, o and down by input columns."""
-    config.shard(ranks)  # refuses what does not divide
+    config.shard(ranks)  # raises if the shape does not divide
 
     def rows(name: str) -> torch.Tensor:
         return read(name).chunk(ranks, dim=0)[rank]

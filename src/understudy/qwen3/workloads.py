@@ -1,4 +1,4 @@
-"""Synthetic traffic for the real engine and its twin: arrivals by chance, prompts with and without shared stems."""
+"""Synthetic traffic for the real engine and its twin: random arrivals, prompts with and without shared prefixes."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from understudy.qwen3.request import Request
 
 @dataclass(frozen=True, slots=True)
 class Traffic:
-    """`rate` requests a second, on average, of gamma-distributed lengths behind one of `stems` shared beginnings."""
+    """`rate` requests per second on average, with gamma-distributed lengths after one of `stems` shared prefixes."""
 
     rate: float
     prompt: int
@@ -31,13 +31,13 @@ RAMP = (
     Traffic(3.0, 5000, 200),
     Traffic(8.0, 200, 100, 6, 3500),
 )
-"""What a fit is recorded on: quiet and busy, short and long, with and without a cache."""
+"""Traffic for recording a fit: low and high load, short and long, with and without cache hits."""
 
 
-def workload(
+def generate_workload(
     traffic: Traffic | tuple[Traffic, ...], count: int, vocab: int, *, seed: int = 0, longest: int = 1 << 30
 ) -> list[tuple[float, Request]]:
-    """`count` requests with their arrivals (ms); of several traffics each has its share, one after the other."""
+    """Generate `count` requests with arrivals (ms); several traffics follow each other with equal shares."""
     parts = traffic if isinstance(traffic, tuple) else (traffic,)
     rng = np.random.default_rng(seed)
     at_ms = 0.0
@@ -54,6 +54,6 @@ def workload(
     return rows
 
 
-def fresh(rows: list[tuple[float, Request]]) -> list[tuple[float, Request]]:
-    """The same requests, unplayed."""
+def copy_requests(rows: list[tuple[float, Request]]) -> list[tuple[float, Request]]:
+    """Return new copies of the requests for another run."""
     return [(at_ms, Request(r.id, r.prompt, r.max_tokens)) for at_ms, r in rows]

@@ -1,1 +1,1 @@
-"""Triton kernels of the CUDA backend, one idea a file. Each launcher takes and returns torch tensors."""
+"""Triton kernels of the CUDA backend, one idea per file. Each launcher takes and returns torch tensors."""

@@ -1,4 +1,4 @@
-"""Paged attention of one query a request, split along the context so that a small batch fills the device too."""
+"""Paged attention of one query per request, split along the context so that small batches also fill the device."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from understudy.timing.recorded.shapes import Parts
 
 BLOCK = 64
-"""Tokens that a program reads at a time."""
+"""Tokens that a program reads per iteration."""
 
 
 @triton.jit
@@ -21,7 +21,7 @@ def _share(length, splits: tl.constexpr, block: tl.constexpr, least: tl.constexp
     return tl.maximum(tl.cdiv(tl.cdiv(length, splits), block) * block, least)
 
 
-# Slices of one array, wherever they begin: one kernel for all of them.
+# Slices of one array have any alignment: compile one kernel for all.
 @triton.jit(do_not_specialize_on_alignment=["page_ids", "page_indptr", "seq_lens"])
 def _decode(  # type: ignore[no-untyped-def]
     queries, keys, values, page_ids, page_indptr, seq_lens, out, partial, stats, scale, page_stride, row_stride,
@@ -111,7 +111,7 @@ def decode_attention(
     out: torch.Tensor,
     parts: Parts,
 ) -> None:
-    """Attention of queries [batch, heads, dim] over their requests' pages, into `out` of the same shape."""
+    """Compute attention of queries [batch, heads, dim] over their requests' pages into `out` of equal shape."""
     splits, least = parts
     batch, heads, dim = queries.shape
     _, page_size, kv_heads, _ = keys.shape

@@ -1,4 +1,4 @@
-"""Between pinned host memory and the device by a kernel: a copy would queue behind pages that come and go."""
+"""Transfer between pinned host memory and the device by a kernel, because a copy would queue behind pages."""
 
 from __future__ import annotations
 
@@ -18,5 +18,5 @@ def _fetch(source, target, count, block: tl.constexpr):  # type: ignore[no-untyp
 
 
 def fetch(source: torch.Tensor, target: torch.Tensor, count: int) -> None:
-    """The first `count` ints of `source` into `target`; the device can read and write both."""
+    """Copy the first `count` ints of `source` to `target`; the device must be able to access both."""
     _fetch[(triton.cdiv(count, 1024),)](source, target, count, 1024)

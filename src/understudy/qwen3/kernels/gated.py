@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     import torch
 
 MOST_ROWS = 64
-"""Beyond, cuBLAS is faster (measured on an H200)."""
+"""Maximum rows; for more, cuBLAS is faster (measured on an H200)."""
 
 
 @triton.jit(do_not_specialize=["count"])
@@ -45,14 +45,14 @@ def _gated(  # type: ignore[no-untyped-def]
 
 
 def shape_of(rows: int) -> tuple[int, int, int, int, int]:
-    """Rows of `x`, rows of a half and columns of a program's tile, warps, stages: measured with Qwen3-4B's shapes."""
+    """Return rows of `x`, rows of a half, columns of a tile, warps and stages, tuned for Qwen3-4B's shapes."""
     if rows <= 16:
         return 16, 32, 128, 4, 3
     return (32, 16, 64, 2, 4) if rows <= 32 else (64, 32, 64, 4, 4)
 
 
 def gated(x: torch.Tensor, gate_up: torch.Tensor) -> torch.Tensor:
-    """`x` [rows, in] times the transpose of `gate_up` [2 * out, in]: SiLU of the first half times the second."""
+    """Multiply `x` [rows, in] by the transpose of `gate_up` [2 * out, in]; return SiLU of the first half × second."""
     outs, width = gate_up.shape[0] // 2, gate_up.shape[1]
     out = x.new_empty(x.shape[0], outs)
     rows, tile, block, warps, stages = shape_of(x.shape[0])

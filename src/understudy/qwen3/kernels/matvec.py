@@ -30,7 +30,7 @@ def _matvec(  # type: ignore[no-untyped-def]
     below = source
     if gates:
         below += outs.to(tl.int64) * width
-    # The first of the matrix is on its way before the row that it meets is asked for.
+    # Start loading the matrix before the row is loaded.
     first = inside & (col < width)[None, :]
     matrix = tl.load(source + col[None, :], mask=first, other=0.0)
     if gates:
@@ -69,7 +69,7 @@ def _matvec(  # type: ignore[no-untyped-def]
 
 
 def shape_of(outs: int, width: int, gates: bool) -> tuple[int, int, int]:
-    """Rows and columns of a program's tile, and its warps: measured on an H200 with the shapes of Qwen3-4B."""
+    """Return rows and columns of a tile, and warps, tuned on an H200 with the shapes of Qwen3-4B."""
     if gates:
         return 1, 2048, 2
     if outs > 65536:
@@ -80,7 +80,7 @@ def shape_of(outs: int, width: int, gates: bool) -> tuple[int, int, int]:
 
 
 def matvec(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-    """`x` [1, in] times the transpose of `weight` [out, in]."""
+    """Multiply `x` [1, in] by the transpose of `weight` [out, in]."""
     return _launch(x, None, None, weight, 0.0, gates=False)[0]
 
 
@@ -93,7 +93,7 @@ def normed_matvec(
     *,
     gates: bool = False,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """The same of the norm of `x + residual` (without `x`: of `residual`), and that sum.
+    """Multiply the norm of `x + residual` (without `x`: of `residual`) by `weight`; return it and the sum.
 
     With `gates`, SiLU of the first half of the result times the second.
     """

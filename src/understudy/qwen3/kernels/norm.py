@@ -1,4 +1,4 @@
-"""RMS norm, with the residual added first where there is one; and the gate of the MLP."""
+"""RMS norm with an optional residual added first, and the gate of the MLP."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def _gate(gate_up, out, width, block: tl.constexpr):  # type: ignore[no-untyped-
 def add_norm(
     x: torch.Tensor | None, residual: torch.Tensor, weight: torch.Tensor, eps: float
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """The RMS norm of every row of `x + residual` (without `x`: of `residual`), and that sum."""
+    """Return the RMS norm of every row of `x + residual` (without `x`: of `residual`), and that sum."""
     out = torch.empty_like(residual)
     total = residual if x is None else torch.empty_like(residual)
     width = residual.shape[1]
@@ -51,7 +51,7 @@ def add_norm(
 
 
 def gate(gate_up: torch.Tensor) -> torch.Tensor:
-    """SiLU of the first half of every row times the second."""
+    """Return SiLU of the first half of every row times the second half."""
     rows, width = gate_up.shape[0], gate_up.shape[1] // 2
     out = gate_up.new_empty(rows, width)
     block = 1024

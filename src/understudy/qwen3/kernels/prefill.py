@@ -1,4 +1,4 @@
-"""Paged causal attention of prompt chunks: the pages hold the cached prefix, and the chunk itself by now."""
+"""Paged causal attention of prompt chunks; the pages contain the cached prefix and the chunk itself."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def _tile(  # type: ignore[no-untyped-def]
     return top, total, mixed
 
 
-# Slices of one array, wherever they begin: one kernel for all of them.
+# Slices of one array have any alignment: compile one kernel for all.
 @triton.jit(
     do_not_specialize_on_alignment=[
         *("page_ids", "page_indptr", "seq_lens", "chunk_indptr", "tile_owners", "tile_starts"),
@@ -102,7 +102,7 @@ def prefill_attention(
     values: torch.Tensor,
     out: torch.Tensor,
 ) -> None:
-    """Attention of queries [tokens, heads, dim], chunk after chunk, into `out` of the same shape.
+    """Compute attention of queries [tokens, heads, dim], chunk after chunk, into `out` of equal shape.
 
     `tiles` are the pieces of chunks that programs compute: owners (-1: none), starts, and the rows of each.
     """
@@ -120,5 +120,5 @@ def prefill_attention(
 
 
 def launch_of(rows: int) -> tuple[int, int, int]:
-    """Keys of a tile, warps and stages: measured on an H200."""
+    """Return keys per tile, warps and stages, tuned on an H200."""
     return {128: (128, 8, 3), 64: (128, 4, 3)}.get(rows, (64, 4, 3))

@@ -1,4 +1,4 @@
-"""From the fused projection to pages: norm and rotate queries and keys, write K and V to their rows."""
+"""Norm and rotate queries and keys of the fused projection, and write K and V to their pages."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     import torch
 
 
-# Slices of one array, wherever they begin: one kernel for all of them.
+# Slices of one array have any alignment: compile one kernel for all.
 @triton.jit(do_not_specialize_on_alignment=["positions", "owners", "page_ids", "page_indptr"])
 def _store(  # type: ignore[no-untyped-def]
     qkv, q_norm, k_norm, cos, sin, positions, owners, page_ids, page_indptr, queries, keys, values, eps,
@@ -68,7 +68,7 @@ def store(
     heads: int,
     eps: float,
 ) -> torch.Tensor:
-    """Queries [tokens, heads, dim]; keys and values are [page, row, head, dim] views of the buffer."""
+    """Store K and V and return queries [tokens, heads, dim]; keys and values are [page, row, head, dim] views."""
     _, page_size, kv_heads, dim = keys.shape
     queries = qkv.new_empty(qkv.shape[0], heads, dim)
     together = next(n for n in (8, 4, 2, 1) if heads % n == 0 and kv_heads % n == 0)

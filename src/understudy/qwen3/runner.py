@@ -1,4 +1,4 @@
-"""A workload on an engine, real or simulated: what was computed when, and what each request heard."""
+"""Run a workload on an engine, real or simulated, and record its steps and outputs."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
 from understudy.errors import InvalidArgument, WrongState
-from understudy.qwen3.load import shared_tokens
+from understudy.qwen3.load import count_shared_tokens
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -25,54 +25,54 @@ if TYPE_CHECKING:
 
 
 class Clock(Protocol):
-    """What `play` needs of time."""
+    """Clock of `run_workload`."""
 
     @property
     def now_ms(self) -> float:
         """Milliseconds since the run began."""
 
     def wait_until(self, ms: float) -> None:
-        """Return when it is so late."""
+        """Wait until that time."""
 
 
 class WallClock:
-    """Milliseconds since it was made."""
+    """Wall clock in ms since its creation."""
 
     def __init__(self) -> None:
         self._start = time.perf_counter()
 
     @property
     def now_ms(self) -> float:
-        """See `Clock`."""
+        """Milliseconds since the run began."""
         return (time.perf_counter() - self._start) * 1e3
 
     def wait_until(self, ms: float) -> None:
-        """Asleep, and awake for the last of it."""
+        """Sleep, then poll for the last 2 ms."""
         while (left := ms - self.now_ms) > 0:
             if left > 2:
                 time.sleep((left - 1) / 1e3)
 
 
 class VirtualClock:
-    """Time that passes only when it is told to."""
+    """Virtual clock, whose time is set by its users."""
 
     def __init__(self) -> None:
         self.now_ms = 0.0
 
     def wait_until(self, ms: float) -> None:
-        """Let it become so late."""
+        """Advance to that time."""
         self.now_ms = max(self.now_ms, ms)
 
 
 class RecordedClock(VirtualClock):
-    """Looks up only when the recorded engine did."""
+    """Virtual clock that stops only at the times at which the recorded engine polled."""
 
     def __init__(self, polls: Sequence[float]) -> None:
         super().__init__()
         self._polls = polls
 
     def wait_until(self, ms: float) -> None:
-        """See `Clock`. WrongState when the recorded engine had ended by then."""
+        """Advance to the first recorded poll from that time on. WrongState when there is none."""
         at = bisect_left(self._polls, max(ms, self.now_ms))
         if at == len(self._polls):
             raise WrongState(f"the recording has nothing after {self.now_ms:.3f} ms")
@@ -80,17 +80,17 @@ class RecordedClock(VirtualClock):
 
 
 @dataclass(slots=True)
-class Played:
-    """What a workload left: the steps, and when each request got its first and its last token."""
+class RunRecord:
+    """Record of a run: its steps, and the times of each request's tokens."""
 
     steps: list[dict[str, Any]] = field(default_factory=list)
-    """`chunks` as [request, tokens, history], `decodes` as [request, context]; from `at_ms`, when arrivals were taken
-    in, `ms` until they were again, of which `launch_ms` passed before outputs of the step before were told; `shared`
-    tokens of contexts are on pages that another one has too; one that was prepared `ahead` found the device sooner."""
+    """`chunks` as [request, tokens, history], `decodes` as [request, context]; `ms` from `at_ms`, when arrivals were
+    polled, to the next poll; `launch_ms` of it before the previous step's outputs were reported; `shared` tokens of
+    contexts are on pages that another context also has; `ahead` if the step was prepared by lookahead."""
     polls: list[float] = field(default_factory=list)
-    """When something was found on looking up: an arrival, the end of a copy, a step to begin."""
+    """Times (ms) of polls with a result: an arrival, the end of a copy, a step to begin."""
     copies: list[float] = field(default_factory=list)
-    """When the end of each copy was seen, in the order in which they began."""
+    """Times (ms) at which the end of each copy was detected, in the order in which they began."""
     arrival_ms: dict[str, float] = field(default_factory=dict)
     queued_ms: dict[str, float] = field(default_factory=dict)
     admitted_ms: dict[str, float] = field(default_factory=dict)
@@ -101,24 +101,24 @@ class Played:
     cached: dict[str, int] = field(default_factory=dict)
     ended: dict[str, tuple[FinishReason, str | None]] = field(default_factory=dict)
     gaps_ns: Counter[int] = field(default_factory=Counter)
-    """How often neighbouring tokens of a request were so far apart."""
+    """Number of gaps between consecutive tokens of a request by length (ns)."""
     samples: list[tuple[int, int, int, int, int]] = field(default_factory=list)
-    """Time (ns) and what was asked for at each step."""
+    """Time (ns) and result of `sample` for each step."""
 
     @property
     def decisions(self) -> str:
-        """A digest of who computed what in which step."""
+        """Digest of the requests and tokens of all steps."""
         plain = [(step["chunks"], step["decodes"]) for step in self.steps]
         return hashlib.sha256(json.dumps(plain).encode()).hexdigest()[:16]
 
     @property
     def ttft_ms(self) -> list[float]:
-        """Arrival to first token, of each request."""
+        """Time from arrival to first token of each request."""
         return [self.first_ms[name] - self.arrival_ms[name] for name in self.first_ms]
 
     @property
     def tpot_ms(self) -> list[float]:
-        """Time between tokens after the first, of each request that had several."""
+        """Mean time between tokens of each request with several."""
         several = [name for name, count in self.tokens.items() if count > 1]
         return [(self.last_ms[n] - self.first_ms[n]) / (self.tokens[n] - 1) for n in several]
 
@@ -133,7 +133,7 @@ class Played:
         return sum(self.tpot_ms) / len(self.tpot_ms)
 
 
-def play(
+def run_workload(
     engine: Engine,
     workload: Sequence[tuple[float, Request]],
     clock: Clock,
@@ -141,52 +141,51 @@ def play(
     *,
     follow: Callable[[str, float], tuple[float, Request] | None] | None = None,
     sample: Callable[[], tuple[int, int, int, int]] | None = None,
-) -> Played:
+) -> RunRecord:
     """Submit each request at its time (ms, ascending), and step until all have ended.
 
-    `follow` may name a request that comes because another has ended, and `sample` is asked at every step.
+    `follow` may return a request that follows the end of another; `sample` is called at every step.
 
-    A step lasts from the moment at which arrivals were taken in for it to the same moment of the next: whoever is given
-    those durations makes the same decisions.
+    A step lasts from one poll for arrivals to the next; an engine with these durations makes the same decisions.
     """
     if any(a[0] > b[0] for a, b in itertools.pairwise(workload)):
         raise InvalidArgument("arrivals must ascend")
-    player = _Player(engine, workload, clock, progress)
-    player.follow, player.sample = follow, sample
+    runner = _WorkloadRunner(engine, workload, clock, progress)
+    runner.follow, runner.sample = follow, sample
     host = None if engine.scheduler.restores is None else engine.scheduler.restores.host
-    engine.on_step = player.note
+    engine.on_step = runner.on_step
     if host is not None:
-        host.on_copy = player.watch
+        host.on_copy = runner.on_copy
     try:
-        player.run(None if host is None else lambda: host.carrier.next_ms)
+        runner.run(None if host is None else lambda: host.copier.next_ms)
     finally:
         engine.on_step = None
         if host is not None:
             host.on_copy = None
-    player.played.polls = sorted(player.found)
-    return player.played
+    runner.record.polls = sorted(runner.found)
+    return runner.record
 
 
 def measure(
     engine: Engine, workload: Sequence[tuple[float, Request]], progress: Callable[[int], None] | None = None
-) -> Played:
-    """Play it by the wall clock, undisturbed: what is recorded is much, and nobody looks through it for garbage."""
+) -> RunRecord:
+    """Run on the wall clock with garbage collection off, because the large record would make it slow."""
     gc.collect()
     gc.disable()
     try:
-        return play(engine, workload, WallClock(), progress)
+        return run_workload(engine, workload, WallClock(), progress)
     finally:
         gc.enable()
 
 
 @dataclass(slots=True)
-class _Noted:
+class _RecordedStep:
     plan: Plan
     at_ms: float
     launch_ms: float
     until_ms: float | None = None
 
-    def row(self) -> dict[str, Any]:
+    def to_row(self) -> dict[str, Any]:
         plan, step = self.plan, self.plan.step
         rows = zip(plan.chunks, step.chunks, strict=True)
         pairs = zip(plan.decodes, step.decodes, strict=True)
@@ -194,7 +193,7 @@ class _Noted:
             "at_ms": self.at_ms,
             "ms": None if self.until_ms is None else self.until_ms - self.at_ms,
             "launch_ms": self.launch_ms,
-            "shared": shared_tokens([decode.view for decode in step.decodes]),
+            "shared": count_shared_tokens([decode.view for decode in step.decodes]),
             "ahead": step.ahead,
             "chunks": [
                 [r.id, len(chunk.tokens), chunk.view.seq_len - len(chunk.tokens)] for r, chunk in rows
@@ -204,7 +203,7 @@ class _Noted:
         return row if self.until_ms is None else {**row, "until_ms": self.until_ms}
 
 
-class _Player:
+class _WorkloadRunner:
     def __init__(
         self,
         engine: Engine,
@@ -212,7 +211,7 @@ class _Player:
         clock: Clock,
         progress: Callable[[int], None] | None,
     ) -> None:
-        self.played = Played()
+        self.record = RunRecord()
         self.found: set[float] = set()
         self._engine, self._clock, self._progress = engine, clock, progress
         self._queue = list(reversed(workload))
@@ -220,72 +219,76 @@ class _Player:
         self._launch_ms = 0.0
         self.follow: Callable[[str, float], tuple[float, Request] | None] | None = None
         self.sample: Callable[[], tuple[int, int, int, int]] | None = None
-        self._noted: list[_Noted] = []
+        self._steps: list[_RecordedStep] = []
 
-    def run(self, landing: Callable[[], float | None] | None) -> None:
+    def run(self, next_copy_end: Callable[[], float | None] | None) -> None:
         engine, queue, clock = self._engine, self._queue, self._clock
         while queue or not engine.idle:
             if engine.idle:
                 clock.wait_until(queue[-1][0])
-            elif engine.waits and landing is not None and (next_ms := landing()) is not None:
+            elif (
+                engine.waits_for_pages
+                and next_copy_end is not None
+                and (next_ms := next_copy_end()) is not None
+            ):
                 clock.wait_until(min(next_ms, queue[-1][0]) if queue else next_ms)
             outputs = engine.step(self._poll)
             now_ms = clock.now_ms
             self._launch_ms = now_ms - self._began_ms if outputs and engine.running else 0.0
-            self._tell(outputs, now_ms)
-        self.played.steps = [noted.row() for noted in self._noted]
+            self._record_outputs(outputs, now_ms)
+        self.record.steps = [step.to_row() for step in self._steps]
 
-    def note(self, plan: Plan) -> None:
-        """A step has been computed. The device waits for the next one: what the step was is written down later."""
-        self._noted.append(_Noted(plan, self._began_ms, self._launch_ms))
+    def on_step(self, plan: Plan) -> None:
+        """Record a computed step; its row is built later, because the device waits for the next step."""
+        self._steps.append(_RecordedStep(plan, self._began_ms, self._launch_ms))
         if self.sample is not None:
-            self.played.samples.append((round(self._began_ms * 1e6), *self.sample()))
+            self.record.samples.append((round(self._began_ms * 1e6), *self.sample()))
         self._launch_ms = 0.0
         self.found.add(self._began_ms)
         for request in plan.chunks:
-            self.played.admitted_ms.setdefault(request.id, self._began_ms)
+            self.record.admitted_ms.setdefault(request.id, self._began_ms)
 
-    def watch(self, copy: Copy) -> None:
-        """A copy begins."""
-        seen, done, number = self.played.copies, copy.done, len(self.played.copies)
+    def on_copy(self, copy: Copy) -> None:
+        """Record when the end of a copy that begins now is first detected."""
+        seen, done, number = self.record.copies, copy.done, len(self.record.copies)
         seen.append(float("inf"))
 
-        def asked() -> bool:
+        def is_done() -> bool:
             if seen[number] == float("inf") and done():
                 seen[number] = self._began_ms
                 self.found.add(self._began_ms)
             return seen[number] < float("inf")
 
-        copy.done = asked
+        copy.done = is_done
 
     def _poll(self) -> None:
         self._began_ms = now_ms = self._clock.now_ms
-        if self._noted and self._noted[-1].until_ms is None:
-            self._noted[-1].until_ms = now_ms
+        if self._steps and self._steps[-1].until_ms is None:
+            self._steps[-1].until_ms = now_ms
         while self._queue and self._queue[-1][0] <= now_ms:
             at_ms, request = self._queue.pop()
-            self.played.arrival_ms[request.id] = at_ms
-            self.played.queued_ms[request.id] = now_ms
+            self.record.arrival_ms[request.id] = at_ms
+            self.record.queued_ms[request.id] = now_ms
             self.found.add(now_ms)
             self._engine.submit(request)
 
-    def _tell(self, outputs: Sequence[Any], now_ms: float) -> None:
-        played = self.played
+    def _record_outputs(self, outputs: Sequence[Any], now_ms: float) -> None:
+        record = self.record
         for output in outputs:
             name = output.request_id
             if output.token is not None:
-                count = played.tokens[name] = played.tokens.get(name, 0) + 1
+                count = record.tokens[name] = record.tokens.get(name, 0) + 1
                 if count == 1:
-                    played.first_ms[name] = now_ms
+                    record.first_ms[name] = now_ms
                 elif count == 2:
-                    played.second_ms[name] = now_ms
+                    record.second_ms[name] = now_ms
                 if count > 1:
-                    played.gaps_ns[round(now_ms * 1e6) - round(played.last_ms[name] * 1e6)] += 1
-                played.last_ms[name] = now_ms
-                played.cached[name] = output.cached_tokens
+                    record.gaps_ns[round(now_ms * 1e6) - round(record.last_ms[name] * 1e6)] += 1
+                record.last_ms[name] = now_ms
+                record.cached[name] = output.cached_tokens
             if output.finish_reason is not None:
-                played.ended[name] = (output.finish_reason, output.error)
+                record.ended[name] = (output.finish_reason, output.error)
                 if self._progress is not None:
-                    self._progress(len(played.ended))
+                    self._progress(len(record.ended))
                 if self.follow is not None and (later := self.follow(name, now_ms)) is not None:
                     insort(self._queue, later, key=lambda row: -row[0])

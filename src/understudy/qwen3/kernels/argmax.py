@@ -1,4 +1,4 @@
-"""The likeliest token of every row: parts of a row side by side, then the best of them; of equal ones the first."""
+"""Argmax of every row: parts of a row in parallel, then the best of them; the first of equal maxima."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import triton
 import triton.language as tl
 
 BLOCK = 4096
-"""Logits that a program looks at."""
+"""Logits per program."""
 
 
 @triton.jit
@@ -30,8 +30,8 @@ def _pick(values, places, out, parts, block: tl.constexpr):  # type: ignore[no-u
     tl.store(out + row, tl.load(places + row * parts + part).to(tl.int64))
 
 
-def likeliest(logits: torch.Tensor, out: torch.Tensor) -> None:
-    """The place of the largest of every row of `logits` [rows, vocabulary], into `out` [rows] of int64."""
+def argmax(logits: torch.Tensor, out: torch.Tensor) -> None:
+    """Write the index of the maximum of every row of `logits` [rows, vocabulary] to `out` [rows] of int64."""
     rows, width = logits.shape
     parts = triton.cdiv(width, BLOCK)
     values = torch.empty(rows * parts, dtype=torch.float32, device=logits.device)
