@@ -112,7 +112,7 @@ IntArray<T>::IntArray(nb::handle value, const std::string& name) {
       unsigned long long number = kFailed;
       if (PyLong_CheckExact(item)) number = PyLong_AsUnsignedLongLong(item);
       if (number == kFailed || !std::in_range<T>(number)) {
-        // Not a plain int, or a mistake: by the road that can name the element.
+        // Not a plain int, or out of range: the slow path names the element in its error.
         PyErr_Clear();
         number = read_uint(item, at(name, i), std::numeric_limits<T>::max());
       }

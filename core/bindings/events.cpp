@@ -68,7 +68,7 @@ nb::tuple event_columns(const DrainedEvents& self, bool raw) {
                         to_array(std::move(offsets)), to_array(std::move(hashes)), to_array(std::move(locals)));
 }
 
-// A column by parts: as they are, which live as long as the table does, or what of them the consolidated stream has.
+// A column by parts: views that live as long as the table, or copies of the rows in the consolidated stream.
 nb::list parts_of(nb::handle_t<EventTable> self, bool raw,
                   EventTable::Column<std::uint64_t> EventTable::Part::* column) {
   const auto& table = nb::cast<const EventTable&>(self);

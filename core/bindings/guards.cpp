@@ -23,7 +23,7 @@ void Guard::release(bool tail_first) {
   released_ = true;
   std::vector<SlotId> ids = std::exchange(ids_, {});
   if (lent_ > 0) {
-    if (ids.empty()) return;  // said before
+    if (ids.empty()) return;  // already reported
     left_ = std::move(ids);
     tail_first_ = tail_first;
     return;
@@ -68,7 +68,7 @@ void report_leak(const Manager& manager, std::size_t blocks, const char* remedy)
   manager.store->note_leak(manager.pool);
   if (Py_IsInitialized() == 0) return;
   PyObject *type = nullptr, *value = nullptr, *trace = nullptr;
-  PyErr_Fetch(&type, &value, &trace);  // a finalizer may run while an exception is on its way
+  PyErr_Fetch(&type, &value, &trace);  // a finalizer may run while an exception is pending
   if (PyErr_WarnFormat(PyExc_ResourceWarning, 1, "%zu blocks were dropped without %s; use `with` or call it", blocks,
                        remedy) < 0) {
     PyErr_WriteUnraisable(nullptr);

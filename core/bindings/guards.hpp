@@ -15,7 +15,7 @@ namespace understudy {
 
 namespace nb = nanobind;
 
-// A pool of a store: what Python calls a block manager.
+// A pool of a store, named a block manager in Python.
 struct Manager {
   std::shared_ptr<BlockStore> store;
   std::size_t pool = 0;
@@ -59,8 +59,8 @@ class Guard {
   void release(bool tail_first = false);
   // The ids, which the caller now owns. WrongState when the guard was released or consumed.
   std::vector<SlotId> consume();
-  // Hands the ids to `work`, which may run without the GIL, and takes them back if it fails; a release() that comes
-  // in the meantime is then carried out.
+  // Pass the ids to `work`, which may run without the GIL, and restore them if it fails; a concurrent release() is then
+  // carried out.
   template <typename Work>
   std::vector<SlotId> transfer(Work work) {
     std::vector<SlotId> ids = consume();
@@ -80,8 +80,8 @@ class Guard {
     manager_.store.reset();
     return ids;
   }
-  // Runs `work` on the ids, without the GIL where it is long, and keeps their references until it is over: a
-  // release() that comes in the meantime is carried out then.
+  // Run `work` on the ids, without the GIL if it is long, and keep their references until it ends: a concurrent
+  // release() is carried out then.
   template <typename Work>
   void lend(Work work) {
     require_live();

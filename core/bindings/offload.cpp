@@ -1,4 +1,4 @@
-// vLLM's native host offload in Python: its settings, and what each step of it did.
+// vLLM's native host offload in Python: its settings, and the log of each step.
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>

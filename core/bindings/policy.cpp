@@ -22,7 +22,7 @@ constexpr std::pair<const char*, PolicyKind> kNames[] = {
     {"vllm_append", PolicyKind::VllmAppend},
 };
 
-// Asks an object with on_freed, on_taken and select. The store calls it without its lock; it takes the GIL itself.
+// Calls an object's on_freed, on_taken and select. The store calls it without its lock; it takes the GIL itself.
 class PythonAdvisor final : public PolicyAdvisor {
  public:
   explicit PythonAdvisor(nb::object policy) : policy_(std::move(policy)) {}

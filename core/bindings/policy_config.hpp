@@ -19,8 +19,8 @@ std::function<PolicyConfig()> read_policy_maker(nanobind::handle policy);
 // An object whose last reference may go on a thread without the GIL.
 std::shared_ptr<nanobind::object> keep(nanobind::handle object);
 
-// For the garbage collector, since a policy may refer to the manager that it serves: the object behind an advisor
-// that read_policy made, and letting go of it. Such an advisor raises PolicyError from then on.
+// For the garbage collector, since a policy may refer to the manager that it serves: return, or release, the object
+// behind an advisor from read_policy. A released advisor raises PolicyError from then on.
 nanobind::handle policy_object(const PolicyAdvisor& advisor) noexcept;
 void forget_policy(PolicyAdvisor& advisor) noexcept;
 

@@ -1,4 +1,4 @@
-// The prefix index in Python: hashes come from buffers, and nothing here holds the GIL for long.
+// The prefix index in Python: hashes are read from buffers, and nothing here holds the GIL for long.
 #include <nanobind/nanobind.h>
 #include <nanobind/ndarray.h>
 #include <nanobind/stl/optional.h>

@@ -13,7 +13,7 @@ namespace {
 
 using namespace nb::literals;
 
-// A row that nothing is known of so far, and that is known to have come now.
+// Check that the row is new, and set its arrival time.
 std::size_t come(RunColumns& self, nb::handle row, std::int64_t arrival_ns) {
   FleetResult& out = self.result();
   const auto at = static_cast<std::size_t>(read_uint(row, "row"));

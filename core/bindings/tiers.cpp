@@ -1,4 +1,4 @@
-// Tiers in Python: their settings, and what they did.
+// Tiers in Python: their settings and totals.
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/shared_ptr.h>
@@ -17,7 +17,7 @@ namespace {
 
 using namespace nb::literals;
 
-// Asks an object with select(lineages, reuse), which returns a truth value for each block.
+// Calls an object's select(lineages, reuse), which returns a truth value for each block.
 class PythonFilter final : public OffloadFilter {
  public:
   explicit PythonFilter(nb::handle filter) : filter_(keep(filter)) {}

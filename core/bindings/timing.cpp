@@ -44,7 +44,7 @@ class PythonModel {
     return ms;
   }
 
-  // One that does not say is made for every step; one that cannot say for this one is not.
+  // A model without `covers` covers every step; one whose `covers` raises does not cover the step.
   bool covers(const StepLoad& load) const noexcept {
     if (!says_covers_) return true;
     nb::gil_scoped_acquire gil;
@@ -61,7 +61,7 @@ class PythonModel {
   bool says_covers_;
 };
 
-// Asks for the whole step.
+// Calls the model for the whole step.
 class PythonStepTiming final : public TimingModel {
  public:
   explicit PythonStepTiming(nb::object model) : model_(std::move(model)) {}
@@ -78,7 +78,7 @@ class PythonStepTiming final : public TimingModel {
   PythonModel model_;
 };
 
-// Asks for prompts and for decoding, apart.
+// Calls the model for prompts and for decoding separately.
 class PythonTiming final : public SplitTiming {
  public:
   explicit PythonTiming(nb::object model) : model_(std::move(model)) {}

@@ -15,7 +15,7 @@ namespace {
 
 using namespace nb::literals;
 
-// From here on the work outweighs giving the GIL away and asking for it again.
+// From this size on the work costs more than releasing and reacquiring the GIL.
 constexpr std::size_t kLongCallBytes = std::size_t{1} << 15;
 
 // Python may call one object from several threads, and long calls run without the GIL.

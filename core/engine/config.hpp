@@ -18,7 +18,7 @@ class Engine;
 class GapSum;
 class TierRun;
 
-// Where an engine runs: what it gets from its driver besides its settings.
+// Inputs of an engine from its driver, in addition to its settings.
 struct EngineSite {
   StepTiming timing;
   const TierConfig* tiers = nullptr;  // below the device; null: none
@@ -56,7 +56,7 @@ struct EngineConfig {
 
   // Whether requests must name their blocks.
   virtual bool reads_identities() const noexcept { return enable_prefix_caching; }
-  // Whether the names of requests decide which goes first.
+  // Whether names of requests break ties in scheduling order.
   virtual bool orders_by_name() const noexcept { return false; }
   // Whether user-defined policies are called, which one run may share between workers.
   virtual bool has_user_policy() const noexcept { return false; }

@@ -1,8 +1,8 @@
 // The engine interface: a simulated engine as its drivers see it.
 //
 // An engine is a state machine that never reads a clock. A driver submits requests, begins a step, waits until the step
-// ends, and ends it. Every call returns what became visible, and when the driver must call next. At one time a step
-// ends before requests arrive, and requests arrive before the next step begins.
+// ends, and ends it. Every call returns its effects, and when the driver must call next. At equal times a step ends
+// before requests arrive, and requests arrive before the next step begins.
 #pragma once
 
 #include <cstdint>
@@ -39,7 +39,7 @@ struct Message {
 
 // State of an engine between two calls.
 enum class Phase : std::uint8_t {
-  Idle,      // nothing to do until the driver brings something
+  Idle,      // nothing to do until the driver submits or delivers something
   Ready,     // begin_step is due at wake_ns
   InStep,    // a step is open; end_step is due at wake_ns, or when the step has been computed (kUnknown)
   Deferred,  // a stretch of steps is open that nothing outside can observe before its end, wake_ns
@@ -101,7 +101,7 @@ struct EngineSnapshot {
   std::int64_t wake_ns = Effects::kNever;
   std::size_t running = 0;
   std::size_t waiting = 0;
-  std::size_t loading = 0;  // requests whose blocks come from a tier
+  std::size_t loading = 0;  // requests whose blocks are loaded from a tier
   std::uint64_t free_blocks = 0;
   std::uint64_t cached_blocks = 0;
   std::uint64_t active_blocks = 0;  // all others, held ones included
@@ -125,8 +125,8 @@ struct Stall {
   std::int64_t since_ns = 0;  // when the last step began
 };
 
-// Calls come from one thread at a time. How many batches an engine keeps ahead, and how it keeps blocks, is not visible
-// here: a driver sees steps, one after the other. A call that throws leaves an engine that can be called again.
+// Calls are made from one thread at a time. The number of planned batches and the layout of blocks are private: a
+// driver sees one step after the other. After a call that throws, the engine can be called again.
 class Engine {
  public:
   static constexpr std::int64_t kNever = Effects::kNever;
@@ -166,9 +166,9 @@ class Engine {
   virtual std::int64_t next_visible_ns() const { return snapshot().wake_ns; }
   // Delivers a message of another engine.
   virtual const Effects& receive(const Message& message, std::int64_t now_ns);
-  // Transfers that the run owns have come to `now_ns`.
+  // Notify the engine that transfers of the run have advanced to `now_ns`.
   virtual const Effects& transfers_landed(std::int64_t now_ns);
-  // Lets every transfer land, for an engine that has no request.
+  // Finish every transfer, for an engine that has no request.
   virtual void finish_transfers() {}
   // While off, only requests that hold blocks go on; for draining and scale-down.
   virtual void set_admitting(bool on);
@@ -189,7 +189,7 @@ class Engine {
   }
   // Blocks that are cached here, for routers and checks.
   virtual const Residency& residency() const;
-  // How many leading blocks the device has, as a subscriber of its events knows it.
+  // Leading blocks on the device, as known to a subscriber of its events.
   virtual std::size_t published_prefix(std::span<const BlockIdentity> /*blocks*/) { return 0; }
   // Keeps gaps between tokens and load times from here on. Off by default: they grow with every step.
   virtual void keep_times() {}

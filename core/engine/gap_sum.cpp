@@ -11,7 +11,7 @@ namespace {
 constexpr unsigned kKeyShift = 32;   // position of a gap in its word
 constexpr unsigned kDigitBits = 10;  // three digits make a second
 
-// By gap, least significant digit first. Digits are counted in one pass over all.
+// Radix sort by gap, least significant digit first. All digits are counted in one pass.
 void sort_packed(std::vector<std::uint64_t>& packed, std::vector<std::uint64_t>& sorted, std::uint64_t longest_ns) {
   constexpr std::size_t kDigits = (kKeyShift + kDigitBits - 1) / kDigitBits;
   constexpr std::size_t kValues = std::size_t{1} << kDigitBits;

@@ -25,7 +25,7 @@ Gaps merge_gaps(std::span<const GapCount> a, std::span<const GapCount> b);
 // have to be merged with all others.
 class GapSum {
  public:
-  // So many will be added at most, one by one.
+  // Reserve room for at most `gaps` single additions.
   void expect(std::size_t gaps) {
     const std::size_t most = std::min(packed_.size() + gaps, kMany);
     if (most > packed_.capacity()) packed_.reserve(std::clamp(2 * packed_.capacity(), most, kMany));

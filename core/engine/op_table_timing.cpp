@@ -21,7 +21,7 @@ OpTable::OpTable(std::string name, std::vector<Axis> axes, std::vector<double> u
 }
 
 double OpTable::us(std::span<const double> values) const {
-  // The corners of the cell that the point is in, and what each counts; those that count nothing may be holes.
+  // Corners of the cell that contains the point, with their weights; corners of weight zero may be holes.
   std::array<std::pair<std::size_t, double>, 1 << kMostAxes> corners{};
   std::size_t count = 1;
   corners[0] = {0, 1.0};

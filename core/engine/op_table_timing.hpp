@@ -12,8 +12,8 @@
 
 namespace understudy {
 
-// A time by several numbers, linear in each. Below its first point an axis is flat where it has to be; beyond its last
-// one, ConfigError unless it goes on as between the last two.
+// A time as a function of several numbers, linear in each. Below its first point an axis is constant where it has to
+// be; beyond its last point, ConfigError unless the axis extrapolates from the last two.
 class OpTable {
  public:
   static constexpr std::size_t kMostAxes = 4;
@@ -40,11 +40,11 @@ class OpTable {
 
 struct OpTableSet {
   OpTable layer;                   // by tokens: linear and elementwise kernels of a layer
-  OpTable once;                    // by tokens: what runs once a step
+  OpTable once;                    // by tokens: kernels that run once per step
   OpTable head;                    // by sequences
-  OpTable prompts;                 // attention of a layer, by new tokens and history,
-  OpTable decodes;                 // by requests and their mean context,
-  OpTable mixed;                   // and by all four
+  OpTable prompts;                 // attention of a layer, by new tokens and history
+  OpTable decodes;                 // attention by requests and their mean context
+  OpTable mixed;                   // attention by all four
   std::optional<OpTable> experts;  // time of a layer, by tokens of all ranks
   double layers = 0;
   double skew = 0;  // how far uneven contexts go from the time at the mean to that at the longest

@@ -1,4 +1,4 @@
-// The time of a step from what a GPU has to read and to compute in it.
+// The time of a step from the bytes that a GPU reads and the operations that it computes.
 #pragma once
 
 #include <cstdint>
@@ -9,8 +9,8 @@
 
 namespace understudy {
 
-// Milliseconds on one rank, reduced from a model, a GPU and the way in which the one is spread over several of the
-// other. "Token" is one of the step, padded where graphs are; "rank token" one of all data-parallel ranks together.
+// Milliseconds on one rank, derived from a model, a GPU and the parallel layout. "Token" is a token of the step, padded
+// where graphs are; "rank token" a token of any data-parallel rank.
 struct StepCoefficients {
   double weights_ms = 0;                // linear weights, read once
   double token_ms = 0;                  // computing a token with them
@@ -68,7 +68,7 @@ class PhysicalTiming final : public TimingModel {
   std::uint64_t of_all_ranks(const StepLoad& load) const noexcept {
     return load.rank_tokens == 0 ? load.tokens * of_.ranks : load.rank_tokens;
   }
-  // All but attention and the overhead of prefill: of so many tokens, and rows that the output matrix sees.
+  // Time without attention and prefill overhead, for `tokens` tokens and `rows` rows of the output matrix.
   double base_ms(std::uint64_t tokens, std::uint64_t sequences, std::uint64_t rows, std::uint64_t rank_tokens) const;
   double context_ms(std::uint64_t context, std::uint64_t windowed) const;
   double soft(double a, double b) const;

@@ -1,4 +1,4 @@
-// A request as it comes to a simulated engine, and what it leaves. It has lengths and identities, never tokens.
+// A request as submitted to a simulated engine, and its record. It has lengths and identities, never tokens.
 #pragma once
 
 #include <array>
@@ -13,11 +13,11 @@
 
 namespace understudy {
 
-// Where the identities of a request's blocks come from, computed when they are first needed.
+// Source of the identities of a request's blocks, computed when they are first needed.
 class IdentitySource {
  public:
   virtual ~IdentitySource() = default;
-  // Append identities until `out` holds `count` blocks, or more that were at hand.
+  // Append identities until `out` holds `count` blocks, or more that are already computed.
   virtual void extend(std::vector<BlockIdentity>& out, std::size_t count) const = 0;
   // The first `count` blocks, for readers before the request is served: in `room`, or kept here until an empty `out`
   // receives them.

@@ -18,7 +18,7 @@ struct DecodeLoad {
   std::uint64_t requests = 0;
   std::uint64_t context_tokens = 0;    // sum of their lengths, that token included
   std::uint64_t windowed_context = 0;  // the same with no length counted past the model's window
-  std::uint64_t longest_context = 0;   // the greatest of them, where the model asks for it
+  std::uint64_t longest_context = 0;   // longest of them, if the model needs it
 };
 
 // A step as Dynamo's mocker counts it: prompts, and the requests that sample.
@@ -30,8 +30,8 @@ struct MockerLoad {
   std::uint64_t decode_context_tokens = 0;  // sum of their lengths
 };
 
-// A step as a whole. A request decodes when its prompt was computed before and it computes one token, drafts apart;
-// else what it computes is a chunk.
+// A whole step. A request decodes when its prompt was computed before and it computes one token, not counting drafts;
+// otherwise its tokens are a chunk.
 struct StepLoad {
   MockerLoad mocker;
   std::uint64_t tokens = 0;            // computed by all

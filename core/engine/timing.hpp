@@ -51,11 +51,10 @@ class TimingModel {
   }
   // Context of which layers with a sliding window read no more.
   virtual std::uint64_t window() const noexcept { return kNoWindow; }
-  // Whether what a DecodeLoad says is all that it wants to know of one; and whether the longest context is part of
-  // that.
+  // Whether a DecodeLoad is sufficient input for a decode step; and whether the model reads its longest context.
   virtual bool needs_sums_only() const noexcept { return true; }
   virtual bool wants_longest() const noexcept { return false; }
-  // Whether such steps are like those that the model was made from. What is less than something covered is covered.
+  // Whether the model's data covers such steps. A load below a covered one is covered.
   virtual bool covers(const StepLoad&) const noexcept { return true; }
   virtual bool covers(const DecodeLoad&) const noexcept { return true; }
 };
@@ -87,8 +86,7 @@ struct StepTiming {
     out[0] = duration_ns(first, capacity_tokens);
     return 1;
   }
-  // No step is shorter that decodes at least so much; the last digit of a double may say otherwise, hence the
-  // nanosecond.
+  // Lower bound for steps with at least this decode load, reduced by a nanosecond for rounding errors.
   std::int64_t least_ns(const DecodeLoad& load, std::uint64_t mean_context, std::uint64_t capacity_tokens) const {
     const double ms = model->least_ms(load, mean_context, capacity_tokens, speedups);
     return ms > 0 && ms < 4e12 ? std::llround(ms * 1e6) - 1 : 0;

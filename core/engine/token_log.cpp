@@ -7,7 +7,7 @@ namespace understudy {
 
 namespace {
 
-constexpr std::size_t kCrowdOfMany = 4096;  // steps of a log beside others
+constexpr std::size_t kCrowdOfMany = 4096;  // steps of a log among many
 
 }  // namespace
 
@@ -32,14 +32,14 @@ void TokenLog::fold(std::uint64_t first_needed, std::size_t asked) {
   if (shared_ != nullptr) {
     pour_gaps(*shared_);
   } else {
-    // One fold needs as much room as the next, and memory that goes back to the system comes from there page by page.
+    // Reuse the buffer: folds need about equal memory, and memory returned to the system is mapped again page by page.
     static thread_local GapSum sum;
     take_gaps(sum);
     folded_ = sum.take();
   }
   ends_.erase(ends_.begin(), ends_.begin() + static_cast<std::ptrdiff_t>(first_needed - first_kept_));
   first_kept_ = first_needed;
-  // Where thousands wait, to ask them all costs more than memory.
+  // With thousands of waiting requests, examining all of them costs more than memory.
   const std::size_t least = shared_ == nullptr ? least_crowd_ : std::max(least_crowd_, std::min(8 * asked, kCrowd));
   crowd_ = std::max({least, 2 * ends_.size(), folded_.size()});
 }

@@ -1,4 +1,4 @@
-// When tokens became visible, kept as step ends and runs of steps; and samples of the engine's state over time.
+// Times when tokens became visible, kept as step ends and runs of steps; and samples of the engine's state over time.
 #pragma once
 
 #include <cstdint>
@@ -46,7 +46,7 @@ class TokenLog {
   // Gaps are moved to this sum, which outlives the log, whenever steps are dropped. That happens often: logs that grow
   // in parallel would all take fresh memory, and keep it until the last has ended.
   void share_gaps(GapSum& sum) noexcept;
-  // The request is complete: its gaps count. Tokens beyond one a step came together: no gap, so gaps of 0.
+  // Count the gaps of a complete request. Several tokens of one step arrive together: gaps of 0.
   void count_gaps(const TokenRuns& runs, std::uint64_t tokens) {
     if (!keeps_gaps_) return;
     zero_gaps_ += static_cast<std::int64_t>(tokens);
@@ -78,8 +78,8 @@ class TokenLog {
   void touch() noexcept { touched_ = true; }
   // Set the state of the engine from `now.time_ns` on. At equal times the last one counts.
   void add_sample(const EngineSample& now);
-  // The state at grid points of time, where it differs from the one before, and the last one: a bounded number. Exact
-  // for a short run; for a long one the grid is coarse, and what lasts longer is met more often.
+  // The state at grid points of time, where it differs from the previous one, and the last one: a bounded number. Exact
+  // for a short run; for a long one the grid is coarse, and states that last longer are sampled more often.
   std::vector<EngineSample> samples() const;
 
  private:
@@ -89,7 +89,7 @@ class TokenLog {
   void coarsen_grid(std::int64_t now_ns);
 
   static constexpr std::size_t kCrowd = 65536;
-  static constexpr std::size_t kCrowdWithoutGaps = 1024;  // nothing to merge: to forget steps costs little
+  static constexpr std::size_t kCrowdWithoutGaps = 1024;  // nothing to merge: dropping steps costs little
 
   void make_room(std::size_t steps);
   void pour_gaps(GapSum& out);
@@ -99,7 +99,7 @@ class TokenLog {
   bool keeps_gaps_ = false;
   std::size_t least_crowd_ = kCrowdWithoutGaps;
   std::size_t crowd_ = kCrowdWithoutGaps;
-  GapSum* shared_ = nullptr;               // that gaps go to; null: they are folded here
+  GapSum* shared_ = nullptr;               // receives the gaps; null: they are folded here
   Gaps folded_;                            // gaps that were counted; the next three are still to be
   std::vector<std::int32_t> gap_changes_;  // change of the number of requests with a gap that ends with the step
   std::vector<std::int64_t> odd_gaps_;     // between runs: a preemption, or a step without this request

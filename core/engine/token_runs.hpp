@@ -25,7 +25,7 @@ class TokenRuns {
   const TokenRun& back() const noexcept { return last_; }
   const TokenRun& operator[](std::size_t i) const noexcept { return i < earlier_.size() ? earlier_[i] : last_; }
 
-  // A token in each of so many steps, behind those that are known.
+  // Append a token in each of `count` steps.
   void add(std::uint64_t first_step, std::uint32_t count) {
     if (count == 0) return;
     if (last_.first_step + last_.count != first_step || empty()) {

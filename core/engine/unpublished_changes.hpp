@@ -43,10 +43,10 @@ class UnpublishedChanges {
   static constexpr std::size_t kExpired = ~std::size_t{0};
   struct Place {
     std::uint64_t hash = 0;
-    Was was = Was::Unchanged;  // this one is free
+    Was was = Was::Unchanged;  // Unchanged: the place is free
   };
 
-  // Where the hash is, or would be.
+  // Index of the hash, or of the free place for it.
   std::size_t place_of(std::uint64_t hash) const noexcept {
     const std::size_t mask = places_.size() - 1;
     std::size_t at = (hash ^ hash >> 32) & mask;

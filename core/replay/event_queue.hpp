@@ -24,8 +24,8 @@ enum class EventClass : std::uint8_t {
   Begin,     // workers that are free begin a step, with all that arrived before
 };
 
-// Entries can be cancelled. Landings have one entry, which moves; beginnings are all of one time, and come when nothing
-// else of that time is left: neither needs a place in the heap.
+// Entries can be cancelled. Landings have a single entry, which moves; beginnings are all of one time, and follow all
+// other events of that time: neither needs a place in the heap.
 class EventQueue {
  public:
   using Handle = std::uint32_t;
@@ -55,7 +55,7 @@ class EventQueue {
     return handle;
   }
 
-  // When the next transfers end, if any are under way.
+  // Time of the next transfer end, if any is in flight.
   void set_landing(const std::optional<std::int64_t>& time_ns) noexcept { landing_ns_ = time_ns; }
   // Now, which is not before anything that has happened.
   void push_beginning(std::int64_t now_ns, std::size_t subject) {

@@ -125,7 +125,7 @@ void Fleet::make_engine(std::size_t index) {
   });
 }
 
-// One user-defined policy may serve all workers: it must see what happens in the order of time.
+// One user-defined policy may serve all workers: its calls must be in time order.
 bool Fleet::has_user_policies() const {
   return workers_.size() > 1 && std::ranges::any_of(pools_, [](const Pool& pool) {
            return pool.engine->has_user_policy() ||

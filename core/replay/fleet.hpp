@@ -158,7 +158,7 @@ class Fleet final : private FleetView {
   void schedule_poll(std::size_t worker);
   [[noreturn]] void throw_first_stuck();
 
-  // fleet_events.cpp: what a router receives
+  // fleet_events.cpp: events and blocks for a router
   bool bring_router_up_to_date();
   bool gather_events();
   bool publish(std::size_t publisher, std::uint32_t pool, std::uint64_t owner, EventTable& kept);
@@ -194,9 +194,9 @@ class Fleet final : private FleetView {
   std::vector<Pool> pools_;
   std::vector<Worker> workers_;
   std::vector<WorkerLoad> loads_;
-  bool shows_blocks_ = false;           // the router sees what workers have cached
+  bool shows_blocks_ = false;           // the router reads the workers' cached blocks
   bool observes_ = false;               // or it receives their events
-  bool tracks_ = false;                 // and it wants to know of first tokens and completions
+  bool tracks_ = false;                 // and receives first tokens and completions
   std::vector<bool> started_;           // rows with a first token, if the router tracks them
   std::vector<std::uint64_t> session_;  // session of each row; empty: one per row
   bool keeps_events_ = false;           // in the result
@@ -233,7 +233,7 @@ class Fleet final : private FleetView {
     std::uint32_t block_size = 0;  // 0: none
     std::shared_ptr<const IdentitySource> identities;
   } routed_;
-  std::vector<std::int64_t> arrival_ns_;  // when each row really arrived; -1 if never
+  std::vector<std::int64_t> arrival_ns_;  // actual arrival of each row; -1 if never
   std::vector<std::int32_t> worker_of_;
   std::vector<std::pair<std::int64_t, std::string>> rejections_;
   RunColumns columns_;

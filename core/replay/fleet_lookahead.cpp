@@ -7,8 +7,8 @@
 
 namespace understudy {
 
-// Brings a worker to now, for an arrival or a router that asks. Where steps take no time, other workers may have begun
-// steps now, once or more often; this one has begun as many, if it was ready.
+// Advance a worker to now, for an arrival or a call of the router. Where steps take no time, other workers may have
+// begun steps now, once or more often; this one begins as many, if it was ready.
 void Fleet::advance_to_now(std::size_t index) {
   Worker& worker = workers_[index];
   Engine& engine = *worker.engine;

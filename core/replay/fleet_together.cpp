@@ -230,7 +230,7 @@ void Fleet::cancel_entry(EventQueue::Handle& handle) {
   handle = EventQueue::kNone;
 }
 
-// Begins the steps of one time together: what one of them starts may end at once, and the others must not see it.
+// Begin the steps of one time together: a step may start something that ends at once, and the others must not see it.
 void Fleet::begin_all() {
   queue_.take_beginnings(beginning_);
   for (const std::size_t index : beginning_) workers_[index].begins = false;

@@ -7,7 +7,7 @@ namespace {
 constexpr std::uint64_t kTimestampEnd = 1'000'000'000'000;
 constexpr std::ptrdiff_t kMaxDigits = 18;
 
-// Takes tokens from the front of a text; each call says whether the token was there.
+// Takes tokens from the front of a text; each call returns whether the token was present.
 class Cursor {
  public:
   explicit Cursor(std::string_view text) : at_(text.data()), end_(text.data() + text.size()) {}

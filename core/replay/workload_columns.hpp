@@ -26,7 +26,7 @@ struct WorkloadColumns {
   std::span<const bool> output_in_next;                // empty: nowhere
   std::span<const std::int64_t> output_token_offsets;  // empty: no row has exact outputs
   std::span<const std::uint32_t> output_token_ids;
-  std::span<const std::int64_t> accepted_draft_offsets;  // empty: no row says how many drafts are accepted
+  std::span<const std::int64_t> accepted_draft_offsets;  // empty: no row gives its accepted drafts
   std::span<const std::uint32_t> accepted_drafts;
   std::uint32_t trace_block_size = 512;
   std::span<const std::int64_t> queue_order;  // orders equal priorities; empty: by arrival

@@ -20,7 +20,7 @@ struct KvEventRow {
   EventKind kind = EventKind::Stored;
   std::uint64_t raw_id = 0;
   std::uint64_t raw_parent = 0;             // parent of the event's first block, as the engine would report it; 0: none
-  std::uint64_t consolidated_id = kSilent;  // kSilent: a further copy came, or not the last one left
+  std::uint64_t consolidated_id = kSilent;  // kSilent: not the first copy stored, or not the last removed
 };
 
 struct KvEventRows {

@@ -96,7 +96,7 @@ void BlockLease::release() {
 }
 
 void BlockLease::discard() {
-  // Those that another lease discarded first are without a hash already.
+  // Blocks that another lease discarded first have no hash already.
   std::vector<SlotId> registered;
   for (std::size_t i = 0; i < visible_; ++i) {
     if (manager_->store()->is_registered(0, slots_[i])) registered.push_back(slots_[i]);

@@ -11,10 +11,9 @@
 
 namespace understudy {
 
-// Blocks in position order. A block is private until `finalize` says that its last token is computed. After a
-// release (end or preemption) the lease is empty and can start over. Every call checks first and throws with
-// nothing changed. (NativeBackend keeps the same rules for the simulated engine, which knows its requests and asks
-// before it takes; what both do to blocks is BlockStore's.)
+// Blocks in position order. A block is private until `finalize` marks its last token as computed. After a release (end
+// or preemption) the lease is empty and can start over. Every call checks first and throws with nothing changed.
+// (NativeBackend follows the same rules for the simulated engine; BlockStore implements the block operations of both.)
 class BlockLease {
  public:
   explicit BlockLease(std::shared_ptr<KvManager> manager);  // WrongState unless the backend is native

@@ -35,7 +35,7 @@ std::vector<BlockIdentity> full_blocks(std::span<const KvBlock> blocks) {
   return out;
 }
 
-// A lineage hash knows its position, so blocks in order of position cannot repeat.
+// A lineage hash includes its position, so blocks in order of position cannot repeat.
 bool rising(std::span<const BlockIdentity> blocks) {
   return std::is_sorted(blocks.begin(), blocks.end(),
                         [](const BlockIdentity& a, const BlockIdentity& b) { return a.position() <= b.position(); });
@@ -129,7 +129,7 @@ std::size_t KvManager::acquire(std::span<const KvBlock> blocks, std::span<const 
   return fit;
 }
 
-// There is room for everything. Blocks that are named again come last, when they have a place.
+// Take blocks, for which there is room. Repeated names are handled last, when their blocks have slots.
 void KvManager::take(std::span<const KvBlock> blocks, std::span<Use> uses, std::span<const Token> tokens) {
   const std::size_t per_block = store_->emits_token_ids() ? config_.block_size : 0;
   std::vector<BlockIdentity> names;

@@ -58,7 +58,7 @@ class KvManager {
   std::size_t acquire(std::span<const KvBlock> blocks, std::span<const Token> tokens = {}, bool partial = false);
   // Drop one reference of each, in this order. At zero a full block is cached and a partial one empty.
   void release(std::span<const KvBlock> blocks);
-  // A held partial block becomes the full block `identity`, or gives way to the one that is here already.
+  // Turn a held partial block into the full block `identity`, or replace it by the resident one.
   void seal(PartialId partial, const BlockIdentity& identity, std::span<const Token> tokens = {});
   // Release, and make the blocks unmatchable; slots with other references become empty when those are released.
   void discard(std::span<const KvBlock> blocks);
@@ -66,7 +66,7 @@ class KvManager {
   // ── Find ──
   std::size_t probe_new_blocks(std::span<const KvBlock> blocks) const;  // neither active nor inactive
   KvOverlap overlap(std::span<const KvBlock> blocks) const;             // none without prefix caching
-  bool resident(const KvBlock& block) const;                            // for a partial block: held
+  bool resident(const KvBlock& block) const;                            // a partial block: held
   std::uint64_t references(const KvBlock& block) const;
 
   // ── Watch ──
@@ -81,8 +81,8 @@ class KvManager {
   // Raises InvariantViolated when the state is inconsistent. O(blocks).
   void check() const;
 
-  // For leases: token ids of `blocks` full blocks, as the events need them. What a call did to the store
-  // becomes events.
+  // For leases: check the token ids of `blocks` full blocks, which events carry; and log a call's changes of the store
+  // as events.
   void check_tokens(std::size_t blocks, std::span<const Token> tokens) const;
   void log_call(std::span<const StoredRun> runs);
   void trace(std::size_t allocated, std::size_t evicted);
@@ -91,7 +91,7 @@ class KvManager {
   enum class Outcome : std::uint8_t {
     Held,    // referenced already
     Cached,  // inactive
-    Fresh,   // not here
+    Fresh,   // not resident
     Repeat,  // Cached or Fresh, and named earlier in the same call
   };
   struct Use {
@@ -107,7 +107,7 @@ class KvManager {
     SlotId slot = kNoSlot;
     std::uint32_t references = 0;
   };
-  // Where the blocks of a release or discard are, and what they leave.
+  // Slots of the blocks of a release or discard, and references to discarded copies.
   struct Resolved {
     std::vector<SlotId> slots;
     std::vector<std::uint32_t> references;  // before; 0: not registered

@@ -9,17 +9,17 @@
 
 namespace understudy {
 
-// The head of the queue, as the step at hand could admit it.
+// The head of the queue, as the current step could admit it.
 struct Admission {
   RequestSlot slot = 0;
-  std::size_t limit = 0;  // blocks that it could find at most
+  std::size_t limit = 0;  // most blocks that a lookup may find
   KvHit hit;
   std::uint32_t hit_tokens = 0;
-  std::uint32_t wanted = 0;  // tokens that it would compute if the budget were no matter
-  std::uint32_t tokens = 0;  // that it does
+  std::uint32_t wanted = 0;  // tokens to compute with an unlimited budget
+  std::uint32_t tokens = 0;  // tokens to compute in this step
   bool padded = false;       // with blank drafts
-  bool too_long = false;     // without chunks, for the budget that is left
-  bool slow_load = false;    // tiers have more of it, and would take longer than computing it
+  bool too_long = false;     // does not fit the remaining budget without chunks
+  bool slow_load = false;    // tiers have more of its blocks, but loading takes longer than computing
 
   std::uint32_t total() const noexcept { return hit_tokens + tokens; }
 };
@@ -29,7 +29,7 @@ struct Refusal {
   bool stands = false;
   bool wants_block = false;
   LineageHash missing;         // the block that would lengthen its hit
-  std::uint64_t released = 0;  // by the tiers until then
+  std::uint64_t released = 0;  // blocks that the tiers had released by then
   // The head cannot be admitted before tiers have freed `lacks` blocks, unless a load ends (the count was
   // `loads_ended`).
   std::uint64_t lacks = 0;

@@ -78,7 +78,7 @@ bool VllmEngine::lacks_adapter(const EngineRequest& request) const {
          std::ranges::find(adapters_, adapter) == adapters_.end();
 }
 
-// Whether no prompt is scheduled: what is, verifies drafts.
+// Whether no prompt is scheduled, so that all entries verify drafts.
 bool VllmEngine::only_decodes() const {
   if (config_.speculation.tokens == 0) return false;
   return std::ranges::none_of(log_.scheduled,

@@ -16,11 +16,11 @@ namespace understudy {
 struct Scheduled {
   RequestSlot slot;
   std::uint32_t tokens;
-  std::uint32_t before;  // computed until then
+  std::uint32_t before;  // tokens computed before
   bool samples;
-  RequestId id;              // the slot may have gone to another since
+  RequestId id;              // the slot may belong to another request since
   std::uint32_t drafts = 0;  // tokens that are drafts to be verified
-  bool blank = false;        // none of the drafts can be right
+  bool blank = false;        // all drafts are blank and will be rejected
 };
 
 // Scheduled together; run together.
@@ -52,8 +52,8 @@ struct StepLog {
   std::vector<bool> resumed;
   std::vector<std::uint32_t> cached;
   std::vector<RequestId> preempted;
-  std::vector<RequestId> finished;                       // that the scheduler learnt of since
-  std::vector<std::pair<RequestId, std::string>> ended;  // and the names of these, and of those cancelled since
+  std::vector<RequestId> finished;                       // reported to the scheduler since
+  std::vector<std::pair<RequestId, std::string>> ended;  // names of these, and of requests cancelled since
   std::uint64_t free_after_schedule = 0;
 
   void clear() noexcept {  // keeps the memory

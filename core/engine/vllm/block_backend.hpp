@@ -35,9 +35,9 @@ class BlockBackend : public KvBackend {
   Room add(KvRequest& request, std::int64_t now_ns) { return take(request, 1, now_ns); }
   // Make the first `blocks` blocks matchable by other requests.
   virtual void name(KvRequest& request, std::uint32_t blocks) = 0;
-  // A block is found once its tokens have come; else from the schedule of its last one on.
+  // Whether a block is matchable once its tokens have arrived; else from the schedule of its last token on.
   virtual bool names_on_receipt() const noexcept = 0;
-  // Nothing that is cached goes while there is an empty block.
+  // Whether empty blocks are always used before cached ones are evicted.
   bool evicts_last() const noexcept { return order_ != PolicyKind::VllmAppend && order_ != PolicyKind::Advised; }
   // The eviction order is a user-defined policy, which may throw whenever a block is taken.
   bool asks_user() const noexcept { return order_ == PolicyKind::Advised; }

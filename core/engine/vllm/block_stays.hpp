@@ -1,4 +1,4 @@
-// How long blocks stay on the device, of a sample of them: what vLLM's kv_cache_metrics measures.
+// Residence times of a sample of device blocks, like vLLM's kv_cache_metrics.
 #pragma once
 
 #include <array>
@@ -14,7 +14,7 @@
 
 namespace understudy {
 
-// The life of a block that has gone to another owner.
+// The stay of a block whose slot has a new owner.
 struct BlockStay {
   static constexpr std::size_t kMostGaps = 3;
 
@@ -55,7 +55,7 @@ class BlockStays {
     std::int64_t born_ns;
     std::int64_t last_ns;
     std::array<std::int64_t, BlockStay::kMostGaps> gaps_ns{};  // the last ones, oldest first
-    std::size_t times = 0;                                     // that it was found
+    std::size_t times = 0;                                     // number of hits
 
     void found(std::int64_t now_ns) noexcept {
       if (times > 0) {

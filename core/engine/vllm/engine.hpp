@@ -66,7 +66,7 @@ class VllmEngine final : public Engine {
     return std::min(request.spec.outputs(), config_.max_model_len - request.spec.prompt_tokens);
   }
   std::vector<RequestId> running() const;
-  std::vector<RequestId> waiting(std::size_t count) const;  // the first so many
+  std::vector<RequestId> waiting(std::size_t count) const;  // the first `count`
   std::size_t num_waiting() const noexcept { return waiting_.size() + skipped_.size(); }
   std::size_t num_slots() const noexcept { return requests_.size(); }  // the most requests present at one time
   std::size_t steps_kept() const noexcept { return token_log_.steps_kept(); }
@@ -89,8 +89,8 @@ class VllmEngine final : public Engine {
   CallFlag& call_flag() noexcept { return tiers_ ? tiers_->call_flag() : call_flag_; }
 
   // ── Steps ──
-  // InvalidArgument when the engine has come further than `now_ns`, or transfers have: nothing happens in their past.
-  // Nor after kLatestNs, but for the end of a step that has begun: what takes years from there on is still a time.
+  // Throws InvalidArgument when the engine or its transfers have advanced past `now_ns`, or when `now_ns` is after
+  // kLatestNs, except for the end of a begun step: even a step of years from there has a valid end time.
   void require_time(std::int64_t now_ns) const;
   static constexpr std::int64_t kLatestNs = std::int64_t{1} << 62;
   const Effects& begin_step(std::int64_t now_ns) override;
@@ -339,9 +339,9 @@ class VllmEngine final : public Engine {
   std::deque<Kept> deferred_frees_;
   std::unordered_map<RequestId, Kept> orphans_;  // requests aborted during their load
 
-  // The schedule at hand, and the last one.
+  // State of the current schedule, and of the last one.
   std::uint64_t budget_ = 0;
-  std::uint64_t input_budget_ = 0;  // less than the budget where a draft model takes slots of its own
+  std::uint64_t input_budget_ = 0;  // less than the budget where a draft model takes slots
   std::uint32_t prefill_cap_ = VllmConfig::kUnlimited;
   StepLog log_;
   StepLoad load_;
@@ -358,8 +358,8 @@ class VllmEngine final : public Engine {
   std::int64_t first_deferred_end_ns_ = 0;
   bool in_step_ = false;
   bool deferred_ = false;                             // a stretch is open
-  std::optional<std::uint64_t> stuck_;                // with so many blocks free when it got there
-  mutable std::optional<std::int64_t> finish_bound_;  // no_finish_before, while nothing has changed
+  std::optional<std::uint64_t> stuck_;                // free blocks when the engine got stuck
+  mutable std::optional<std::int64_t> finish_bound_;  // no_finish_before, valid until something changes
   bool played_through_ = false;                       // the last step was run to its end, after the requested time
   bool behind_transfers_ = false;                     // transfers may be ahead of the steps that run
   std::uint64_t fruitless_preemptions_ = 0;           // since the last token

@@ -53,7 +53,7 @@ void VllmEngine::FastForward::forget_finished() {
 void VllmEngine::FastForward::start(std::int64_t until_ns, bool stop_on_finish, bool through) {
   ahead_ = engine_.config_.async_scheduling;
   names_on_receipt_ = engine_.kv_->names_on_receipt();
-  until_ns_ = std::min(until_ns, kLatestNs);  // an ordinary step says what is wrong
+  until_ns_ = std::min(until_ns, kLatestNs);  // past kLatestNs an ordinary step throws
   stop_on_finish_ = stop_on_finish;
   through_ = through;
   base_ = engine_.token_log_.next_step();
@@ -83,7 +83,7 @@ void VllmEngine::FastForward::start(std::int64_t until_ns, bool stop_on_finish, 
   std::ranges::make_heap(events_, std::greater<>());
 }
 
-// The batch behind the last step that was played, as stepping would have scheduled it.
+// Plan the batch behind the last executed step, as stepping would have scheduled it.
 void VllmEngine::FastForward::plan_next() {
   if (engine_.offload_) count_schedules();
   Batch& next = engine_.planned_;
@@ -250,7 +250,7 @@ bool VllmEngine::FastForward::play_events() {
   return end_step(fresh);
 }
 
-// Or it may go on the room that a block makes which leaves the device.
+// Whether the head of the queue stays queued. If not, it may use room made by a block that leaves the device.
 bool VllmEngine::FastForward::head_stays() const {
   return engine_.waiting_.empty() || engine_.tiers_->waiting(engine_.waiting_.head()) || engine_.head_lacks_room();
 }
@@ -349,13 +349,13 @@ bool VllmEngine::FastForward::end_step(std::uint64_t fresh) {
   if (finished && open_) forget_finished();
   if (engine_.offload_links_) {
     if (finished) forget_finished();
-    if (ahead_ && engine_.running_.empty()) {  // nothing was scheduled behind
+    if (ahead_ && engine_.running_.empty()) {  // no batch was scheduled behind
       engine_.planned_.turns.clear();
       --engine_.scheduled_steps_;
     }
     engine_.offload_after_step(end_ns);
   }
-  // A block that is full counts as it did, unless it goes to the host at once and pushes others out.
+  // A full block does not change the counts, unless it is offloaded at once and evicts others on the host.
   const bool below = engine_.tiers_ && (engine_.offload_ || engine_.tiers_->config().mode != OffloadMode::OnEviction ||
                                         engine_.tiers_->landings() != engine_.landings_noticed_);
   if (fresh > 0 || finished || sealed || below || engine_.token_log_.wants_sample()) engine_.sample(running());

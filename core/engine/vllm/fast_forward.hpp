@@ -168,10 +168,10 @@ class VllmEngine::FastForward {
     kRejoining,  // waits no longer: the current step schedules it for the next
   };
   std::vector<std::uint8_t> out_;         // one of these per member
-  std::vector<std::uint32_t> paused_;     // those that wait, or rejoin
-  std::vector<std::uint32_t> rejoining_;  // those that the step at hand has scheduled
+  std::vector<std::uint32_t> paused_;     // members that wait or rejoin
+  std::vector<std::uint32_t> rejoining_;  // members that the current step has scheduled
   std::vector<MemberEvent> events_;       // a heap, the next first
-  std::vector<std::uint32_t> due_;        // in the step at hand
+  std::vector<std::uint32_t> due_;        // members with an event in the current step
   std::vector<std::uint32_t> done_;       // due members that are finished with it, or pause
   std::vector<Scheduled> filled_;         // requests whose block is complete
 };

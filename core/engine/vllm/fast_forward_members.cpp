@@ -11,7 +11,7 @@ bool VllmEngine::FastForward::decodes(RequestSlot id) const noexcept {
   return r.computed + 1 == r.known && r.computed >= r.spec.prompt_tokens && !r.tokens.empty();
 }
 
-// Asynchronously a step schedules the token after the one that it computes, unless that is the last.
+// Asynchronously a step schedules the token after the one that it computes, except after a member's last.
 bool VllmEngine::FastForward::begins_block(std::uint32_t order) const {
   if (ahead_ && last_[order] == steps_) return false;
   const std::uint32_t computed = computed_by(order, steps_);

@@ -34,7 +34,7 @@ std::optional<std::int64_t> VllmEngine::FastForward::next_stretch() {
   return engine_.now_ns_ + steps_ns(steps);
 }
 
-// Whether the next step is one that can be leapt over, as `possible` says it of the first.
+// Whether the fast-forward may include the next step: the same conditions as `possible` for the first.
 bool VllmEngine::FastForward::can_go_on() {
   const VllmEngine& e = engine_;
   if (running() == 0) return false;
@@ -44,7 +44,7 @@ bool VllmEngine::FastForward::can_go_on() {
       (ahead_ || e.running_.size() < e.config_.max_num_batched_tokens || !paused_.empty())) {
     return false;
   }
-  if (sums_.requests() == 0 && ahead_) return false;  // nothing is planned
+  if (sums_.requests() == 0 && ahead_) return false;  // no batch is planned
   if (!resume_paused() || sums_.requests() == 0) return false;
   // Where the duration of a step is unknown, or may be zero, steps run in their order.
   const std::uint64_t mean = sums_.load().context_tokens / sums_.requests();
@@ -58,7 +58,7 @@ std::uint64_t VllmEngine::FastForward::steps_unobserved() const {
   if (ahead_ && !paused_.empty()) return 0;  // waiting members rejoin in the next step
   const VllmEngine& e = engine_;
   const bool through = e.tiers_->config().mode == OffloadMode::WriteThrough;
-  // A full block may be what the head of the queue waits for: it is found when the step begins.
+  // The head of the queue may wait for a full block, which it finds when the step begins.
   const bool stops_before_full = e.refusal_.stands && e.refusal_.wants_block && !e.waiting_.empty();
   std::uint64_t steps = kMostSteps;
   for (const MemberEvent& turn : events_) {  // whose end, or full block, is not before it

@@ -120,7 +120,7 @@ std::int64_t VllmEngine::finish_bound() const {
   const auto consider = [&](RequestSlot id, bool ends_prompt) {
     const EngineRequest& request = requests_[id];
     std::uint64_t steps = steps_to_finish(request);
-    // The step that ends a prompt (or what is computed again) may take no time for the token that it gives.
+    // The step that ends a prompt (or a recomputation) may take no time for its token.
     if (ends_prompt && !timing_.charges_first_token && --steps == 0) {
       least_ns = from_ns;
     } else {
@@ -131,7 +131,7 @@ std::int64_t VllmEngine::finish_bound() const {
   for (const RequestSlot id : running_) consider(id, prefills(id));
   for (const RequestSlot id : waiting_.ids()) consider(id, prefills(id));
   for (const RequestSlot id : skipped_.ids()) consider(id, prefills(id));
-  // A step ahead, what is planned counts as computed, and is not.
+  // A step ahead, planned tokens count as computed, but are not yet.
   for (const Scheduled& turn : planned_.turns) {
     if (live(turn) && turn.before < requests_[turn.slot].spec.prompt_tokens) consider(turn.slot, true);
   }

@@ -12,16 +12,16 @@
 
 namespace understudy {
 
-// A request as its backend knows it; an engine's own request is one, and more.
+// The backend's view of a request, and the base of the engine's own.
 struct KvRequest {
   RequestSpec spec;
   std::vector<BlockIdentity> blocks;  // names computed so far; a backend may do without
   RequestId id = 0;
   RequestSlot slot = 0;
   std::uint32_t known = 0;         // prompt and the outputs that the scheduler has received
-  std::uint32_t keyed = 0;         // leading blocks of `table` that others can find
-  std::uint32_t keyed_before = 0;  // the same, before the allocation of the step at hand
-  std::vector<SlotId> table;       // the blocks that it holds, in order
+  std::uint32_t keyed = 0;         // leading blocks of `table` that other requests can match
+  std::uint32_t keyed_before = 0;  // the same before the current step's allocation
+  std::vector<SlotId> table;       // referenced blocks, in order
 
   std::uint32_t outputs() const noexcept { return known - spec.prompt_tokens; }
 };
@@ -37,9 +37,9 @@ struct KvUsage {
   std::uint64_t cached = 0;
 };
 
-// A block is as many tokens as the engine's block size says, down to one. What names it is the backend's business (an
-// identity a block, or the tokens themselves on the edges of a tree: IdentitySource offers both), so that nothing here
-// is made for each token. Calls come once for a request in a step, never for each block.
+// A block has the engine's block size in tokens, down to one. Naming is up to the backend (an identity per block, or
+// the tokens on the edges of a tree: IdentitySource offers both), so that nothing here is made per token. Calls are
+// made once per request and step, never per block.
 class KvBackend {
  public:
   using Room = WorkerTiers::Room;

@@ -27,7 +27,7 @@ std::uint64_t KvbmBackend::cost(KvRequest& request, const KvHit&, std::size_t bl
 KvBackend::Room KvbmBackend::grow(KvRequest& request, std::size_t blocks, std::uint32_t, std::int64_t now_ns) {
   const std::size_t held = request.table.size();
   if (blocks <= held) return Room::Taken;
-  if (log_ != nullptr) log_->add(store_.drain_events(~std::size_t{0}));  // not of this allocation
+  if (log_ != nullptr) log_->add(store_.drain_events(~std::size_t{0}));  // rows from before this allocation
   const std::span<const BlockIdentity> names = names_to_take(request, blocks);
   const std::size_t unnamed = blocks - held - names.size();
   const std::uint64_t unheld = shared_.look(names);
@@ -56,7 +56,7 @@ KvBackend::Room KvbmBackend::grow(KvRequest& request, std::size_t blocks, std::u
 
 void KvbmBackend::received(KvRequest& request, std::uint32_t) { name(request, named_blocks(request)); }
 
-// Blocks that were partial and have a name now join the others, or give way to the one that is here already.
+// Name blocks that were partial: each becomes matchable, or is replaced by the resident block of that name.
 void KvbmBackend::name(KvRequest& request, std::uint32_t blocks) {
   blocks = std::min(blocks, static_cast<std::uint32_t>(request.table.size()));
   if (blocks <= request.keyed) return;

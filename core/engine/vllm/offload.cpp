@@ -93,7 +93,7 @@ void VllmEngine::put_back(std::span<const RequestSlot> passed) {
   waiting_.put_back(others);
 }
 
-// Room for what will be loaded, beside all that others in progress still lack: a load holds its blocks, computes
+// Allocate blocks for a load, on top of all that requests in progress still need: a load holds its blocks, computes
 // nothing, and cannot be preempted.
 bool VllmEngine::place_load(const Admission& head, std::uint32_t tokens, std::int64_t now_ns) {
   EngineRequest& request = requests_[head.slot];
@@ -226,7 +226,7 @@ void VllmEngine::release_or_defer(EngineRequest& request) {
   request.keyed = 0;
 }
 
-// The output of a step has come; `computed`: there was something to compute.
+// Free deferred blocks after a step's output has arrived; `computed`: the step computed tokens.
 void VllmEngine::free_deferred(bool computed) {
   if (!computed) return;
   ++processed_steps_;
@@ -239,7 +239,7 @@ void VllmEngine::free_deferred(bool computed) {
 
 std::vector<JobId> VllmEngine::run_offload_step() { return offload_steps_->run(std::exchange(orders_, {})); }
 
-// A batch begins: when it can compute, for it may have to wait for what must be flushed.
+// Begin a batch's transfers; returns when it can compute, since it may have to wait for flushed jobs.
 std::int64_t VllmEngine::begin_transfers(OffloadOrders orders, std::int64_t now_ns) {
   if (offload_steps_) open_.reports = offload_steps_->run(orders);
   return offload_links_ ? offload_links_->begin(orders, *offload_, now_ns) : now_ns;

@@ -1,4 +1,4 @@
-// vLLM's native host offload as a setting of its engine, and what its releases do differently.
+// Settings of vLLM's native host offload, and differences between its releases.
 #pragma once
 
 #include <cstdint>
@@ -25,8 +25,8 @@ struct VllmOffload {
   bool holders_first = false;     // waiting requests that hold blocks have their own queue, served first
   bool spares_in_flight = false;  // a victim whose step is in flight is not preempted
 
-  bool log = false;      // keep what each step did, in the words of a recording
-  bool samples = false;  // keep what the histograms of a server count, until it is taken
+  bool log = false;      // keep a log of each step, in the format of a recording
+  bool samples = false;  // keep samples for the histograms of a server, until taken
 };
 
 }  // namespace understudy

@@ -1,4 +1,4 @@
-// The scheduler's side of vLLM's native host offload: what is looked up, loaded, stored and flushed.
+// The scheduler's side of vLLM's native host offload: lookups, loads, stores and flushes.
 #pragma once
 
 #include <cstdint>
@@ -96,7 +96,7 @@ struct OffloadLog {
   std::vector<JobId> flush;
   std::vector<Blocks> blocks;
   std::vector<JobId> done;
-  std::vector<std::vector<std::uint64_t>> evicted;  // by the store that they made room for
+  std::vector<std::vector<std::uint64_t>> evicted;  // by the store that needed their room
 };
 
 // Receives everything that the scheduler does with a request. A request is known by its slot until it has ended.
@@ -110,7 +110,7 @@ class OffloadConnector {
 
   void came(const KvRequest& request);
   // ── Admission ──
-  // Tokens behind `local` ones (found on the device, whole blocks) that can be loaded; nothing: ask again next step.
+  // Loadable tokens behind `local` ones (found on the device, whole blocks); nothing: retry in the next step.
   std::optional<std::uint32_t> look_up(KvRequest& request, std::uint32_t local, std::int64_t now_ns);
   // The request has blocks for the chunks found: start loading them.
   void begin_load(const KvRequest& request, std::uint32_t local, std::uint32_t tokens);
@@ -125,7 +125,7 @@ class OffloadConnector {
   void ended(KvRequest& request, std::uint32_t computed, bool aborted, std::int64_t now_ns);
 
   // ── Update ──
-  // The worker has done these, in this order. Returns requests whose blocks have come, ended ones included.
+  // The worker has finished these jobs, in this order. Returns requests whose loads are complete, ended ones included.
   std::vector<RequestId> done(std::span<const JobId> jobs);
   const OffloadJob& job(JobId id) const { return jobs_.at(id); }
 
@@ -196,7 +196,7 @@ class OffloadConnector {
   JobId next_job_ = 0;
   std::vector<std::uint32_t> ended_;  // since the last schedule; indexes tracked_
 
-  // The schedule at hand.
+  // State of the current schedule.
   struct Offer {
     KvRequest* request;
     std::uint32_t after;

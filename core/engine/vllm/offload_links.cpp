@@ -19,7 +19,7 @@ std::int64_t OffloadLinks::begin(const OffloadOrders& orders, const OffloadConne
   for (const JobId id : orders.loads) submit(kUp, id, connector, now_ns);
   if (orders.flush.empty()) return now_ns;
 
-  // All stores before the last of them must have gone.
+  // All stores up to the last flushed one must be finished.
   std::size_t last = 0;
   for (std::size_t i = 0; i < queues_[kDown].size(); ++i) {
     if (flushed(queues_[kDown][i].id)) last = i + 1;

@@ -55,7 +55,7 @@ class OffloadLinks final : public TransferOwner {
   LinkSettings down_;
   std::uint64_t bytes_per_block_;
   std::vector<JobId> unsubmitted_;
-  std::array<std::deque<Job>, 2> queues_;  // the first is under way
+  std::array<std::deque<Job>, 2> queues_;  // the first is in flight
   TransferId under_way_ = 0;               // the stores' transfer
   std::array<std::vector<JobId>, 2> done_;
   std::array<std::vector<std::int64_t>, 2> done_ns_;  // end time of each

@@ -1,4 +1,4 @@
-// A worker without a clock: a transfer takes so many steps. What recordings of the scheduler were made with.
+// A worker without a clock: a transfer takes a number of steps. Recordings of the scheduler were made with it.
 #pragma once
 
 #include <algorithm>

@@ -76,7 +76,7 @@ void VllmEngine::receive_burst(EngineRequest& request) {
   kv_->trim(request, blocks_for(request.computed));
 }
 
-// One token and the drafts that were right; what was computed for the others is forgotten, their blocks stay.
+// Receive one token and the accepted drafts; rejected drafts are dropped, but their blocks stay.
 void VllmEngine::receive_drafts(EngineRequest& request, const Scheduled& turn) {
   const bool running = request.status == RequestStatus::Running;  // else it was preempted meanwhile
   std::uint32_t accepted = 0;

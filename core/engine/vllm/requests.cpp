@@ -1,4 +1,4 @@
-// Requests come and go; what they leave.
+// Submitting, cancelling and finishing requests, and their records.
 #include <algorithm>
 #include <utility>
 
@@ -104,7 +104,7 @@ const Effects& VllmEngine::cancel(RequestId id, std::int64_t now_ns) {
   retire(request, true, now_ns);
   on_requests_changed();
   announcer_.show(now_ns);
-  if (tiers_ && !in_step_) skip_to(now_ns);  // to where the transfers have come
+  if (tiers_ && !in_step_) skip_to(now_ns);  // transfers have advanced to there
   effects_.finished.push_back(take_record(slot, FinishReason::Cancelled, now_ns));
   return return_effects();
 }

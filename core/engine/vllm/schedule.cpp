@@ -158,7 +158,7 @@ void VllmEngine::preempt(std::size_t position) {
   log_.preempted.push_back(victim.id);
 }
 
-// ── What it costs ──
+// ── Load of the batch ──
 
 // Measure the scheduled batch into load_.
 void VllmEngine::measure() {

@@ -1,4 +1,4 @@
-// An engine's settings, checked, and what it is built of.
+// Validation of an engine's settings, and construction of its parts.
 #include <algorithm>
 #include <utility>
 
@@ -86,7 +86,7 @@ void require_speed(const LinkPairConfig& way, const std::string& prefix, double 
   require("duplex_gbps", way.duplex_gbps, std::max(down_bytes, up_bytes));
 }
 
-// Loads are as large as what a request finds below, which shows later.
+// Check sizes of transfers up front: the size of a load depends on hits, and would fail only later.
 void require_sizes(const TierConfig& tiers, const VllmConfig& c) {
   if (tiers.bytes_per_block == 0 || tiers.bytes_per_block > LinkFlow::kMaxBytes) return;  // refused by itself
   const std::uint64_t most_blocks = LinkFlow::kMaxBytes / tiers.bytes_per_block;
@@ -137,7 +137,7 @@ const TierConfig* checked(const TierConfig* tiers, const VllmConfig& c) {
               "g2_blocks = host_chunks x blocks_per_chunk");
 }
 
-// In which order blocks of the device go, unless the settings say otherwise.
+// Default eviction order of device blocks.
 PolicyKind own_order(const VllmConfig& c) {
   if (c.kv_manager == KvManagerKind::Kvbm) return PolicyKind::Lineage;
   const bool append =
@@ -230,7 +230,7 @@ VllmEngine::VllmEngine(const VllmConfig& config, const EngineSite& site)
   if (config.kv_manager == KvManagerKind::Kvbm) {
     kv_ = std::make_unique<KvbmBackend>(config_, store_, tiers_.get(), announcer_.log());
   } else {
-    // Under vLLM's offload what leaves the device was copied before, or is lost.
+    // Under vLLM's offload an evicted block was copied before, or is lost.
     kv_ = std::make_unique<NativeBackend>(config_, store_, config.offload ? nullptr : tiers_.get());
   }
   if (config.offload) {

@@ -38,7 +38,7 @@ const Effects& VllmEngine::begin_step(std::int64_t now_ns) {
 void VllmEngine::begin_one_step(std::int64_t now_ns) {
   if (!in_step_) close_stretch();
   sync_to(now_ns);
-  // Behind an empty queue, the batch that begins now is scheduled first.
+  // Behind an empty queue, the beginning batch is scheduled first.
   std::int64_t ready_ns = now_ns;
   if (planned_.empty()) {
     ready_ns = begin_transfers_alone(now_ns);
@@ -206,8 +206,8 @@ void VllmEngine::begin_recorded_step(std::int64_t now_ns) {
 void VllmEngine::close_step() {
   announcer_.release(now_ns_);
   if (!config_.check) return;
-  // A small pool is compared as a whole after every step; a large one after so many steps that it costs each of them
-  // little. An idle engine is compared sooner, unless most of it has not changed since.
+  // Check a small pool as a whole after every step, and a large one rarely enough to cost little per step. An idle
+  // engine is checked sooner, unless most of it has not changed since.
   constexpr std::uint64_t kSlotsPerStep = 16;
   constexpr std::uint64_t kSlotsPerIdleStep = 32;
   const std::uint64_t steps = totals_.steps - steps_at_check_;
@@ -271,10 +271,10 @@ void VllmEngine::play(std::int64_t until_ns, const AdvanceOptions& options) {
       const bool out_of_time = possible && fast_forward_->out_of_time();
       const bool may_stop = last == LastStep::Unopened && !tiers_ && until_ns <= kLatestNs;
       if (out_of_time && (may_stop || now_ns_ >= until_ns)) return;
-      // Out of time, an ordinary step follows: the one that the fast-forward had no time for.
+      // Out of time, an ordinary step follows: the one that did not fit into the fast-forward.
       if (!moved || (out_of_time && last != LastStep::Unopened)) begin_one_step(now_ns_);
       if (stuck_ && in_step_ && batch().empty()) {
-        in_step_ = false;  // nothing was scheduled, so nothing ends
+        in_step_ = false;  // no batch was scheduled, so no step ends
         announcer_.release(now_ns_);
         --totals_.steps;
       }

@@ -8,7 +8,7 @@ namespace understudy {
 
 namespace {
 
-// While it is alive, transfers may have come further than the steps that run.
+// While this object exists, transfers may be ahead of the steps that run.
 class BehindTransfers {
  public:
   explicit BehindTransfers(bool& on) : on_(on) { on_ = true; }
@@ -46,8 +46,8 @@ bool VllmEngine::defer_steps(std::int64_t now_ns) {
   return true;
 }
 
-// Leaves the stretch: its steps run up to `now_ns`. A step that has not ended is open then, or, before a landing, one
-// that ends at that very time.
+// End the stretch: run its steps up to `now_ns`. A step that has not ended is open then; before a landing, so is one
+// that ends at `now_ns`.
 void VllmEngine::run_deferred_steps(std::int64_t now_ns, bool before_landing) {
   watch_landings(false);
   const BehindTransfers behind(behind_transfers_);
@@ -60,7 +60,7 @@ void VllmEngine::run_deferred_steps(std::int64_t now_ns, bool before_landing) {
   if (before_landing && !in_step_) begin_one_step(now_ns_);
 }
 
-// Runs the steps that ended before `now_ns`, when a transfer lands that only samples show. The stretch goes on, unless
+// Run the steps that ended before `now_ns`, when a transfer lands that only samples show. The stretch continues, unless
 // a step is open.
 void VllmEngine::run_deferred_samples(std::int64_t now_ns) {
   const BehindTransfers behind(behind_transfers_);

@@ -1,4 +1,4 @@
-// Where the engine meets its tiers: loads before an admission, copies after a step.
+// The engine's side of its tiers: loads before an admission, copies after a step.
 #include "engine/vllm/engine.hpp"
 
 namespace understudy {
@@ -79,7 +79,7 @@ bool VllmEngine::prefetch(std::span<const BlockIdentity> blocks, std::int64_t no
   return under_way;
 }
 
-// An admission: which of its hits came from below, and were on the device only for it.
+// Count an admission's hits that came from lower tiers and were on the device only for this request.
 void VllmEngine::count_origins(const Admission& head, bool resumed) {
   EngineRequest& request = requests_[head.slot];
   tiers_->note_hits(kv_->found(head.hit));

@@ -36,7 +36,7 @@ class WaitingQueue {
       ids_.push_back(id);
     }
   }
-  // A request that left the queue to be loaded takes its place again: ahead of all that came later.
+  // Return a request that left the queue to be loaded to its place: ahead of all later arrivals.
   void resume(RequestSlot id, bool preempted) {
     if (policy_ == SchedulingPolicy::Priority || preempted) return push(id, preempted);
     ids_.insert(std::find_if(ids_.begin(), ids_.end(),

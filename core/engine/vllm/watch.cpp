@@ -120,8 +120,8 @@ void VllmEngine::check() {
     throw Error(ErrorKind::InvariantViolated, "blocks changed without a KV event");
 }
 
-// Every request is in one place, and what requests hold is what the store has given away. O(requests under way), and
-// without `whole` what has changed below.
+// Check that every request is in one place, and that requests reference exactly the blocks that the store has handed
+// out. O(requests); without `whole`, lower tiers are checked only where they changed.
 void VllmEngine::check_counts(bool whole) const {
   if (running_.size() + num_waiting() + parked_ != slots_.size() ||
       slots_.size() + free_slots_.size() != requests_.size()) {
