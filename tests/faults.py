@@ -19,7 +19,7 @@ class Mutant:
 
 ESTIMATE = "core/tiers/transfer_estimate.hpp"
 HUB = "core/tiers/transfer_hub.hpp"
-RESTS = "core/engine/vllm/leap_open.cpp"
+RESTS = "core/engine/vllm/fast_forward_stretch.cpp"
 RESTING = "tests/tiers/test_resting.py"
 YEARS = "tests/tiers/test_years.py"
 MUTANTS = [
@@ -117,8 +117,8 @@ MUTANTS = [
     Mutant(
         "ties are broken by how workers are numbered",
         "core/replay/fleet_together.cpp",
-        "workload_.size() + worker : rows.front();",
-        "workload_.size() + worker : FAULT ? worker : rows.front();",
+        "workload_.size() + worker : row;",
+        "workload_.size() + worker : FAULT ? worker : row;",
         "tests/tiers/test_causality.py",
     ),
     Mutant(
@@ -172,7 +172,7 @@ MUTANTS = [
     ),
     Mutant(
         "a leap counts on what is empty, whatever the order of eviction",
-        "core/engine/vllm/leap_possible.cpp",
+        "core/engine/vllm/fast_forward_possible.cpp",
         "return e.kv_->evicts_last() && blocks",
         "return (FAULT || e.kv_->evicts_last()) && blocks",
         "tests/tiers/test_leaping.py tests/eviction/test_device_pool.py",
@@ -251,8 +251,8 @@ MUTANTS = [
     Mutant(
         "a rest's durations are good for whoever runs",
         RESTS,
-        "if (passed >= foreseen_.known || load.requests",
-        "if (FAULT ? passed >= foreseen_.known : passed >= foreseen_.known || load.requests",
+        "if (passed >= predicted_.known || load.requests",
+        "if (FAULT ? passed >= predicted_.known : passed >= predicted_.known || load.requests",
         RESTING,
     ),
     Mutant(

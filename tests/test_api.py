@@ -78,7 +78,7 @@ def test_a_model_that_changes_capacity_and_not_speed_is_said_so() -> None:
         ({"workers": "4"}, "workers must be a whole number"),
         ({"threads": 1.5}, "threads must be a whole number"),
         ({"routing": None}, "routing must be round_robin, random, .* or a Router with choose"),
-        ({"routing": KvRouting}, "routing must be .* not a class of them; got <class"),
+        ({"routing": KvRouting}, "routing must be .* not a class; got <class"),
         ({"fast_forward": "yes"}, "fast_forward must be True or False, got 'yes'"),
         ({"speed_up": 2.0}, r"speed_up is not a parameter of replay; give load=OpenLoop"),
         ({"leaping": False}, "leaping is not a parameter of replay; give fast_forward"),

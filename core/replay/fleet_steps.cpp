@@ -1,6 +1,7 @@
 // Step by step: every step has its place in the queue, except stretches that nothing outside can observe.
 #include <algorithm>
 
+#include "base/assert.hpp"
 #include "replay/fleet.hpp"
 
 namespace understudy {
@@ -41,6 +42,7 @@ void Fleet::begin_step(std::size_t index, bool may_defer) {
   record_finished(index);
   if (worker.phase == Phase::Stalled) require_progress(index);
   if (worker.phase == Phase::Asleep) {
+    UNDERSTUDY_ASSERT(std::ranges::find(sleepers_, index) == sleepers_.end(), "a worker sleeps once");
     sleepers_.push_back(index);
   } else if (worker.phase != Phase::Idle) {
     push_step_end(index);

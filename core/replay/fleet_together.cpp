@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "base/assert.hpp"
 #include "replay/fleet.hpp"
 
 namespace understudy {
@@ -165,6 +166,7 @@ void Fleet::record_finished(std::size_t index) {
   for (const RequestRecord& record : finished) {
     const std::uint64_t row = record.id;
     WorkerLoad& load = loads_[static_cast<std::size_t>(worker_of_[row])];
+    UNDERSTUDY_ASSERT(load.outstanding_requests > 0, "a request ends on the worker that it was sent to");
     keep(record);
     --load.outstanding_requests;
     load.outstanding_tokens -= static_cast<std::uint64_t>(workload_.prompt_tokens[row]) +
@@ -222,6 +224,8 @@ void Fleet::want_begin(std::size_t index) {
 
 void Fleet::push_step_end(std::size_t index) {
   Worker& worker = workers_[index];
+  UNDERSTUDY_ASSERT(worker.wake_ns >= now_ns_, "a step does not end in the past");
+  UNDERSTUDY_ASSERT(worker.next == EventQueue::kNone, "a worker has one entry among step ends");
   worker.next = queue_.push(worker.wake_ns, EventClass::StepEnd, order_of(index), index);
 }
 

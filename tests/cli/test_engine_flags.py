@@ -106,7 +106,7 @@ def test_a_number_of_0_blocks_is_no_tier(run_of: Callable[..., dict[str, Any]]) 
     [
         (["--num-g3-blocks", "5"], "--num-g3-blocks needs --num-g2-blocks"),
         (["--num-g2-blocks", "5", "--g2", "6", "--kv-bytes-per-token", "1"], "tiers are given twice"),
-        (["--num-g2-blocks", "5", "--kv-cache-bytes-per-token", "1", "--model", "Qwen3-8B"], "both say"),
+        (["--num-g2-blocks", "5", "--kv-cache-bytes-per-token", "1", "--model", "Qwen3-8B"], "contradicts"),
         (["--g1-backend", "kvbm", "--kv-manager", "kvbm"], "--g1-backend and --kv-manager"),
         (["--num-g2-blocks", "5", "--bandwidth-g1-to-g2-gbps", "0"], "--bandwidth-g1-to-g2-gbps"),
     ],

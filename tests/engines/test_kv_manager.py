@@ -165,8 +165,8 @@ def test_releasing_what_nobody_holds_changes_nothing() -> None:
     refused(kv, WrongState, "held by nobody", lambda: kv.release([*tree(0), 3, *tree(1)]))
     refused(kv, UnknownBlock, "not here", lambda: kv.release([*tree(0), *tree(5)]))
     refused(kv, UnknownBlock, "partial block 4 is not held", lambda: kv.release([3, 4]))
-    refused(kv, WrongState, "nobody holds", lambda: kv.release([*tree(0), *tree(0)]))
-    refused(kv, WrongState, "nobody holds", lambda: kv.release([3, 3]))
+    refused(kv, WrongState, "released but not referenced", lambda: kv.release([*tree(0), *tree(0)]))
+    refused(kv, WrongState, "released but not referenced", lambda: kv.release([3, 3]))
 
 
 # ── Seal ──

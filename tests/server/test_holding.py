@@ -121,7 +121,7 @@ def test_nobody_leaps_over_a_queue_that_is_held() -> None:
     core = core_of("", False)
     core.hold(True)
     core.submit(live_request(Part("x", 0.0, [1, 2, 3], 2), Diary()))
-    with pytest.raises(WrongState, match="admissions are off"):
+    with pytest.raises(WrongState, match="admission is off"):
         core.engine.advance(10**9)
     core.hold(False)
     core.engine.advance(10**9)

@@ -194,7 +194,7 @@ def test_over_http_the_report_has_the_tiers_of_the_replay_at_the_same_stamps(
     assert "Machine late" in table.getvalue()
     online.to_html(tmp_path / "online.html")
     page = (tmp_path / "online.html").read_text()
-    for words in ("Hits by tier", "Residency", "Onboard latency", "G2 → G1", "the machine was late"):
+    for words in ("Hits by tier", "Residency", "Onboard latency", "G2 → G1", "lateness of the machine"):
         assert words in page
 
 

@@ -2,6 +2,7 @@
 // place in the batch are passed over.
 #include <algorithm>
 
+#include "base/assert.hpp"
 #include "engine/vllm/engine.hpp"
 
 namespace understudy {
@@ -161,6 +162,8 @@ void VllmEngine::refuse(const Admission& head) {
 void VllmEngine::enter(const Admission& head, std::int64_t now_ns) {
   EngineRequest& request = requests_[head.slot];
   const bool resumed = request.status == RequestStatus::Preempted;
+  UNDERSTUDY_ASSERT(request.status != RequestStatus::Running, "a request is admitted once");
+  UNDERSTUDY_ASSERT(head.hit_tokens < request.known, "an admission leaves a token to compute");
   running_.push_back(head.slot);
   request.status = RequestStatus::Running;
   request.passed_over = false;

@@ -65,9 +65,9 @@ class KvBackend {
   virtual void received(KvRequest& request, std::uint32_t computed) = 0;
   // Release the blocks behind the first `blocks`.
   virtual void trim(KvRequest& request, std::size_t blocks) = 0;
-  // Undo the last place or grow: its tokens are not computed. `found_all_the_same`: blocks that other requests could
+  // Undo the last place or grow: its tokens are not computed. `keep_matchable`: blocks that other requests could
   // match since then stay matchable, as in engines that do not roll them back.
-  virtual void withdraw(KvRequest& request, bool found_all_the_same) = 0;
+  virtual void withdraw(KvRequest& request, bool keep_matchable) = 0;
   // Release all blocks: the request ends or is preempted.
   virtual void release(KvRequest& request) = 0;
 

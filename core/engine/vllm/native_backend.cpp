@@ -61,11 +61,11 @@ KvBackend::Room NativeBackend::grow(KvRequest& request, std::size_t blocks, std:
 }
 
 // Versions with the defect leave the names of an undone allocation: those blocks match though they are never computed.
-void NativeBackend::withdraw(KvRequest& request, bool found_all_the_same) {
+void NativeBackend::withdraw(KvRequest& request, bool keep_matchable) {
   if (request.keyed == request.keyed_before) return;
   const auto fresh =
       std::span<const SlotId>(request.table).subspan(request.keyed_before, request.keyed - request.keyed_before);
-  if (!found_all_the_same) {
+  if (!keep_matchable) {
     if (tiers_) tiers_->hold_copied(request.slot);
     // A request admitted on such a block in the same schedule keeps it, and computes it after all.
     std::size_t shared = fresh.size();

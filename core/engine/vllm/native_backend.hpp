@@ -18,7 +18,7 @@ class NativeBackend final : public BlockBackend {
   std::uint64_t phantoms(const KvHit& hit) const override;
   Room grow(KvRequest& request, std::size_t blocks, std::uint32_t total, std::int64_t now_ns) override;
   void received(KvRequest& request, std::uint32_t computed) override { name_full(request, computed); }
-  void withdraw(KvRequest& request, bool found_all_the_same) override;
+  void withdraw(KvRequest& request, bool keep_matchable) override;
 
   void name(KvRequest& request, std::uint32_t blocks) override;
   bool names_on_receipt() const noexcept override { return false; }

@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "base/assert.hpp"
 #include "base/spares.hpp"
 #include "engine/vllm/engine.hpp"
 #include "engine/vllm/fast_forward.hpp"
@@ -149,8 +150,10 @@ void VllmEngine::read_input(std::int64_t now_ns) {
 // Free the slot of a finished request and return its record.
 RequestRecord VllmEngine::take_record(RequestSlot slot, FinishReason reason, std::int64_t now_ns) {
   EngineRequest& request = requests_[slot];
+  UNDERSTUDY_ASSERT(request.table.empty(), "an ended request holds no blocks");
   slots_.erase(request.id);
   free_slots_.push_back(slot);
+  UNDERSTUDY_ASSERT(slots_.size() + free_slots_.size() == requests_.size(), "every slot is in use or free");
   RequestRecord record = std::move(request.record);
   record.id = request.id;
   record.name = std::move(request.spec.name);

@@ -3,6 +3,7 @@
 #include <tuple>
 #include <utility>
 
+#include "base/assert.hpp"
 #include "engine/vllm/engine.hpp"
 
 namespace understudy {
@@ -41,6 +42,8 @@ std::int64_t VllmEngine::schedule(std::int64_t now_ns) {
     request.ahead += 1 + turn.drafts;
     request.drafts = config_.speculation.tokens;  // whatever they will be
   }
+  UNDERSTUDY_ASSERT(budget_ <= config_.max_num_batched_tokens, "a schedule stays within the budget of tokens");
+  UNDERSTUDY_ASSERT(running_.size() <= config_.max_num_seqs, "no more requests run than max_num_seqs");
   if (offload_) close_offload(admitted_before);
   log_.free_after_schedule = kv_->available();
   fruitless_preemptions_ += log_.preempted.size() - preempted_before;
@@ -137,6 +140,7 @@ std::size_t VllmEngine::choose_victim() const {
 void VllmEngine::preempt(std::size_t position) {
   const RequestSlot id = running_[position];
   EngineRequest& victim = requests_[id];
+  UNDERSTUDY_ASSERT(victim.status == RequestStatus::Running, "only running requests are preempted");
   running_.erase(running_.begin() + static_cast<std::ptrdiff_t>(position));
   const auto turn =
       std::find_if(log_.scheduled.begin(), log_.scheduled.end(), [id](const Scheduled& s) { return s.slot == id; });

@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "base/assert.hpp"
 #include "engine/vllm/engine.hpp"
 #include "engine/vllm/fast_forward.hpp"
 
@@ -122,6 +123,8 @@ bool VllmEngine::found_work(std::int64_t now_ns) {
 }
 
 void VllmEngine::open_step(std::int64_t now_ns, const StepLoad& load, std::int64_t duration_ns) {
+  UNDERSTUDY_ASSERT(!in_step_, "one step is open at a time");
+  UNDERSTUDY_ASSERT(duration_ns >= 0, "a step does not end before it begins");
   ++totals_.steps;
   count_time(load, duration_ns);
   in_step_ = true;
@@ -177,6 +180,7 @@ void VllmEngine::finish_step(std::int64_t end_ns) {
     tiers_->hub().run_until(end_ns);
     if (!offload_) write_through(batch(), end_ns);  // may call a user-defined policy, which may throw
   }
+  UNDERSTUDY_ASSERT(end_ns >= begun_ns_, "time never goes backwards");
   in_step_ = false;
   finish_bound_.reset();
   now_ns_ = end_ns;
