@@ -53,7 +53,8 @@ WireColumns apply(Consolidator& self, const Column<std::uint8_t>& kinds, const C
 }  // namespace
 
 void bind_consolidate(nb::module_& m) {
-  nb::class_<RawDistance>(m, "RawDistance", "How far a reader that takes every Removed at its word is from the truth.")
+  nb::class_<RawDistance>(m, "RawDistance",
+                          "Errors of a reader that applies every Removed event without counting copies.")
       .def_ro("blocks", &RawDistance::blocks)
       .def_ro("second_copies", &RawDistance::second_copies)
       .def_ro("early_removals", &RawDistance::early_removals)

@@ -213,7 +213,7 @@ void bind_engine(nb::module_& m) {
           [](const Effects& self) {
             return self.wake_ns == Engine::kNever ? std::nullopt : std::optional(self.wake_ns);
           },
-          "When the driver must call next; None until it brings something.");
+          "When the driver must call next; None until it submits or delivers something.");
 
   nb::class_<Engine>(m, "Engine", "A simulated engine: a state machine that never reads a clock.");
   ExclusiveClass<VllmEngine, Engine> engine(
@@ -230,7 +230,7 @@ void bind_engine(nb::module_& m) {
       .def("never_fits", &VllmEngine::never_fits, "prompt_tokens"_a, "max_tokens"_a,
            "Why a request of this size could never run to its end, or None.")
       .def("cancel", &cancel, "request"_a, "now_ns"_a,
-           "Drop a request: it gets no more tokens, and this is its record. None when it is unknown or has ended.")
+           "Cancel a request; returns its record, or None when it is unknown or has ended.")
       .def("set_admitting", &VllmEngine::set_admitting, "on"_a,
            "While off, only requests that hold blocks go on; the queue waits.")
       .def_prop_ro("drained", &VllmEngine::drained, "Whether no request holds blocks.")
@@ -287,7 +287,7 @@ void bind_engine(nb::module_& m) {
       .def("take_all_events", &VllmEngine::take_all_events,
            "Take all events so far, those of the step in progress too; with `check`, that step misses them at its end.")
       .def("peek_events", &VllmEngine::peek_events,
-           "The events since the last call, those of the step in progress too. They stay to be taken.")
+           "Return the events since the last call, the step in progress included, without taking them.")
       .def(
           "take_events",
           [](VllmEngine& self) {
@@ -312,7 +312,7 @@ void bind_engine(nb::module_& m) {
           },
           "identities"_a, "How many leading blocks the device has. Reads only.")
       .def("keep_times", &VllmEngine::keep_times,
-           "From here on gaps between tokens and the times of loads are kept for RunColumns; it grows with every step.")
+           "Keep token gaps and load times for RunColumns from now on; memory grows with every step.")
       .def(
           "take_kv_trace", [](VllmEngine& self) { return trace_rows(self.take_kv_trace()); },
           "Take (time ns, eviction, blocks, free, active, inactive) of allocations and evictions.")
@@ -342,7 +342,7 @@ void bind_engine(nb::module_& m) {
       .def_prop_ro("phantom_hit_blocks", [](const VllmEngine& self) { return self.totals().phantom_hit_blocks; })
       .def_prop_ro(
           "operations", [](const VllmEngine& self) { return self.store().operations(); },
-          "Index probes and policy steps of its blocks so far, for tests of growth.")
+          "Index probes and policy steps so far, for tests of growth.")
       .def("check", &VllmEngine::check);
   bind_engine_tiers(engine);
 }

@@ -49,12 +49,12 @@ void bind_engine_tiers(ExclusiveClass<VllmEngine, Engine>& engine) {
       .def_prop_ro("parked", &VllmEngine::parked, "Requests whose blocks are being loaded.")
       .def_prop_ro(
           "wake_ns", [](VllmEngine& self) { return tiers_of(self).hub().next_wake_ns(); },
-          "Not after the next transfer lands; None when none is under way.")
+          "A time not after the next landing; None when no transfer is in flight.")
       .def_prop_ro(
           "tiers_idle", [](VllmEngine& self) { return tiers_of(self).idle(); },
-          "No transfer of this engine's is under way or waits for its turn.")
+          "True if no transfer of this engine is in flight or queued.")
       .def("land", &VllmEngine::land, "now_ns"_a, nb::call_guard<nb::gil_scoped_release>(),
-           "Let every transfer that ends by then land, each at its time.")
+           "Finish every transfer that ends by then, each at its time.")
       .def("finish_transfers", &VllmEngine::finish_transfers, nb::call_guard<nb::gil_scoped_release>(),
            "Let every transfer land; for an engine that has nothing more to do.")
       .def(
@@ -86,9 +86,9 @@ void bind_engine_tiers(ExclusiveClass<VllmEngine, Engine>& engine) {
             const FetchStages stages = self.fetch_stages();
             return std::tuple(stages.to_start, stages.under_way, stages.done);
           },
-          "Requests in the queues whose load from below has not begun, is under way, and has come.")
+          "Queued requests whose load from lower tiers has not begun, is in flight, and is done.")
       .def_prop_ro("offload_pending", &VllmEngine::offload_pending,
-                   "Under vLLM's offload: transfers are under way, or requests have ended that may still store.")
+                   "Under vLLM's offload: transfers are in flight, or ended requests may still store.")
       .def("take_offload_line", &take_offload_line, "Log line of the last step's offload, if logged.")
       .def("take_offload_samples", &take_offload_samples, "Single samples since the last call, if kept.")
       .def_prop_ro(
@@ -116,7 +116,7 @@ void bind_engine_tiers(ExclusiveClass<VllmEngine, Engine>& engine) {
             (void)tiers_of(self);
             return std::pair(self.request(id).record.parked_ns, self.room_wait_ns(id));
           },
-          "request"_a, "Nanoseconds that it was parked for loads, and waited for copies to leave the device.");
+          "request"_a, "Nanoseconds parked for loads, and waiting for copies to leave the device.");
 }
 
 }  // namespace understudy

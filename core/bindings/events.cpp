@@ -139,7 +139,7 @@ void bind_events(nb::module_& m) {
   nb::class_<DrainedEvents> batch(m, "EventBatch", "Events taken from a store, as columns with one row a block.");
   batch.def("__len__", [](const DrainedEvents& self) { return self.records.size(); })
       .def("event_columns", &event_columns, "raw"_a, "Events, as `EventColumns` has them.")
-      .def_ro("lost", &DrainedEvents::lost, "Events that a bounded ring forgot before these.")
+      .def_ro("lost", &DrainedEvents::lost, "Events that a bounded ring dropped before these.")
       .def_prop_ro(
           "token_ids", [](const DrainedEvents& self) { return to_array(std::vector<Token>(self.tokens)); },
           "block_size tokens for every stored row, concatenated; empty unless asked for.");

@@ -206,7 +206,7 @@ void bind_guards(nb::module_& m) {
           "token_ids", &tokens_of,
           "Those of the blocks, one after another, where events carry them; else empty. With them a copy is registered "
           "in another store, which has no other way to know.")
-      .def("clone", &clone, "A second guard over the same blocks, with references of its own.")
+      .def("clone", &clone, "A second guard over the same blocks, with its own references.")
       .def(
           "take",
           [](RegisteredBlocks& self, nb::handle count) {
@@ -230,7 +230,7 @@ void bind_guards(nb::module_& m) {
             self.require_live();
             self.manager().store->set_reset_on_release(self.manager().pool, self.ids(), value);
           },
-          "value"_a, "Whether the blocks are emptied, not cached, when the last reference goes.")
+          "value"_a, "Whether the blocks are emptied, not cached, when the last reference is released.")
       .def(
           "release", [](RegisteredBlocks& self, bool tail_first) { self.release(tail_first); }, "tail_first"_a = true,
           "Drop the references, by default from the last block to the first, so that a tail is evicted before "
@@ -239,7 +239,8 @@ void bind_guards(nb::module_& m) {
   weak.def("__len__", [](const WeakBlocks& self) { return self.ids.size(); })
       .def_ro("identities", &WeakBlocks::identities)
       .def("upgrade", &upgrade,
-           "References to all of the blocks, possibly in other copies, or None if any is gone. Counts as no use.");
+           "References to all of the blocks, possibly in other copies, or None if any was evicted. Does not count as a "
+           "use.");
 }
 
 }  // namespace understudy

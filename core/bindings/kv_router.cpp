@@ -57,7 +57,7 @@ nb::object column(const KvRouter& self) {
 }  // namespace
 
 void bind_kv_router(nb::module_& m) {
-  nb::class_<KvDecision>(m, "LastDecision", "Why a request went where it went.")
+  nb::class_<KvDecision>(m, "LastDecision", "The values behind a routing decision.")
       .def_ro("row", &KvDecision::row)
       .def_ro("worker", &KvDecision::worker)
       .def_ro("cost", &KvDecision::cost)
@@ -112,32 +112,31 @@ void bind_kv_router(nb::module_& m) {
                                                     read_uint(batch_tokens, "batch_tokens"));
             self.begin(tokens);
           },
-          "workers"_a, "batch_tokens"_a = 8192,
-          "Start anew with so many workers; `batch_tokens` fit into a step of each.")
+          "workers"_a, "batch_tokens"_a = 8192, "Reset to `workers` workers; `batch_tokens` fit into a step of each.")
       .def(
           "add_worker",
           [](KvRouter& self, nb::handle batch_tokens) {
             require_begun(self);
             return self.add_worker(read_uint(batch_tokens, "batch_tokens"));
           },
-          "batch_tokens"_a = 8192, "One more worker; returns its number.")
+          "batch_tokens"_a = 8192, "Add a worker; returns its number.")
       .def(
           "set_available",
           [](KvRouter& self, nb::handle worker, bool available) {
             self.set_available(read_worker(self, worker), available);
           },
-          "worker"_a, "available"_a, "Whether it may be chosen.")
+          "worker"_a, "available"_a, "Set whether the worker may be chosen.")
       .def(
           "forget", [](KvRouter& self, nb::handle worker) { self.forget(read_worker(self, worker)); }, "worker"_a,
-          "Nothing that was known of its cache is so any more.")
+          "Drop all knowledge of the worker's cache.")
       .def(
           "set_degraded",
           [](KvRouter& self, nb::handle worker, bool degraded) {
             self.set_degraded(read_worker(self, worker), degraded);
           },
           "worker"_a, "degraded"_a,
-          "While what events say of a worker is not the whole truth, what is sent there counts as cached, too, for "
-          "`approximate_ttl_ms`; when it is the truth again, that is forgotten.")
+          "Mark a worker's events as incomplete: blocks of requests sent there also count as cached for "
+          "`approximate_ttl_ms`. Unmarking drops those blocks.")
       .def(
           "decide",
           [](KvRouter& self, nb::handle row, nb::handle hashes, nb::handle prompt_tokens, nb::handle block_size,
@@ -161,8 +160,8 @@ void bind_kv_router(nb::module_& m) {
           },
           "row"_a, "hashes"_a, "prompt_tokens"_a, "block_size"_a, "now_ms"_a, nb::kw_only(), "priority"_a = 0,
           "strict_priority"_a = 0,
-          "The worker of a request, by the sequence hashes of its prompt's full blocks; None: it waits until "
-          "`release` names it.")
+          "Choose the worker of a request, by the sequence hashes of its prompt's full blocks; None: it waits until "
+          "`release` returns it.")
       .def(
           "release",
           [](KvRouter& self, double now_ms) -> std::optional<std::pair<std::uint64_t, std::size_t>> {
@@ -171,8 +170,8 @@ void bind_kv_router(nb::module_& m) {
             if (!next) return std::nullopt;
             return std::pair(next->row, next->worker);
           },
-          "now_ms"_a, "The row that need not wait any longer, and its worker; None: the rest wait. Ask until then.")
-      .def_prop_ro("waiting", &KvRouter::waiting, "Requests that wait here.")
+          "now_ms"_a, "Take the next released row and its worker; None: all others wait. Call until None.")
+      .def_prop_ro("waiting", &KvRouter::waiting, "Number of queued requests.")
       .def_prop_ro("last", &KvRouter::last, "The last decision.")
       .def(
           "first_token",
@@ -180,14 +179,14 @@ void bind_kv_router(nb::module_& m) {
             require_begun(self);
             self.first_token(read_uint(row, "row"));
           },
-          "row"_a, "The request has its first token: its prompt is no longer before others.")
+          "row"_a, "Record a request's first token: its prompt does not delay others any more.")
       .def(
           "ended",
           [](KvRouter& self, nb::handle row) {
             require_begun(self);
             self.ended(read_uint(row, "row"));
           },
-          "row"_a, "The request is gone.")
+          "row"_a, "Record that the request has ended.")
       .def_prop_ro(
           "index",
           [](KvRouter& self) {
@@ -218,7 +217,7 @@ void bind_kv_router(nb::module_& m) {
             const auto tokens = self.load()->prefill_tokens();
             return to_array(std::vector<std::int64_t>(tokens.begin(), tokens.end()));
           },
-          "By worker: prompt tokens that were sent there uncached and have no first token yet.")
+          "By worker: uncached prompt tokens of dispatched requests without a first token.")
       .def_prop_ro(
           "active_blocks",
           [](const KvRouter& self) {

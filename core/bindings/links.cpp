@@ -76,7 +76,7 @@ void bind_links(nb::module_& m) {
             links.set_share(read_ns(now_ns, "now_ns"), static_cast<LinkId>(read_uint(link, "link", kMaxId)), share);
           },
           "now_ns"_a, "link"_a, "share"_a,
-          "From now on the link has this share of its bandwidth (0.001 to 1), for what is under way too.")
+          "Set the share of the link's bandwidth (0.001 to 1), also for transfers in flight.")
       .def(
           "set_duplex_share",
           [](Links& links, nb::handle now_ns, nb::handle duplex, double share) {
@@ -104,7 +104,7 @@ void bind_links(nb::module_& m) {
           "now_ns"_a, "path"_a, "num_bytes"_a, nb::kw_only(), "background"_a = false,
           "Start transfers in order, all or none; returns the id of the first.")
       .def("next_completion_ns", &Links::next_completion_ns,
-           "When pop_due next has something to return if no transfer starts before; None when nothing is under way.")
+           "Time of the next completion if no transfer starts before; None when no transfer is in flight.")
       .def("next_wake_ns", &Links::next_wake_ns,
            "A time not after the next completion, cheaper to know; pop_due then may return nothing.")
       .def(
@@ -115,7 +115,7 @@ void bind_links(nb::module_& m) {
               due.append(nb::make_tuple(end.time_ns, end.id));
             return due;
           },
-          "now_ns"_a, "(time_ns, id) of what ended up to now_ns, each once, by time and then by start.")
+          "now_ns"_a, "(time_ns, id) of transfers that ended up to now_ns, each once, by time and then by start.")
       .def(
           "deadline_ns",
           [](const Links& links, nb::handle transfer) { return links.deadline_ns(read_uint(transfer, "transfer")); },
@@ -130,7 +130,7 @@ void bind_links(nb::module_& m) {
       .def_prop_ro("in_flight", &Links::in_flight, "Transfers that have not ended.")
       .def_prop_ro("idle", &Links::idle, "True if no transfer is in flight or waits to be popped.")
       .def_prop_ro("operations", &Links::operations, "Work done so far, for tests of its growth.")
-      .def("check", &Links::check, "Verify conservation; InvariantViolated says what is wrong.");
+      .def("check", &Links::check, "Verify conservation; throws InvariantViolated.");
 }
 
 }  // namespace understudy

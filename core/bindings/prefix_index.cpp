@@ -124,17 +124,17 @@ Matches find(const PrefixIndex& self, nb::handle hashes, bool early_exit) {
 void bind_prefix_index(nb::module_& m) {
   nb::class_<Applied>(m, "Applied", "Counts of applied events by outcome.")
       .def_ro("stored", &Applied::stored, "Blocks that the worker had not had on the tier.")
-      .def_ro("removed", &Applied::removed, "Blocks that it no longer has there.")
-      .def_ro("repeated", &Applied::repeated, "Blocks stored again although there.")
+      .def_ro("removed", &Applied::removed, "Blocks removed from the worker's tier.")
+      .def_ro("repeated", &Applied::repeated, "Blocks stored again although present.")
       .def_prop_ro(
           "unknown", [](const Applied& self) { return to_array(std::vector<std::uint64_t>(self.unknown)); },
-          "Hashes removed although not there; all others were.")
+          "Hashes in Removed events that were not present.")
       .def("__repr__", [](const Applied& self) {
         return nb::str("Applied(stored={}, removed={}, repeated={}, unknown={})")
             .format(self.stored, self.removed, self.repeated, self.unknown.size());
       });
 
-  nb::class_<Matches>(m, "Matches", "How far into a prompt each worker holds its blocks.")
+  nb::class_<Matches>(m, "Matches", "Leading blocks of a prompt that each worker holds.")
       .def_prop_ro(
           "workers",
           [](const Matches& self) {
@@ -154,7 +154,7 @@ void bind_prefix_index(nb::module_& m) {
             return nb::cast(nb::ndarray<nb::numpy, std::uint32_t, nb::ndim<2>>(
                 data, {self.members.size(), PrefixIndex::kTiers}, owner));
           },
-          "A row a worker, a column a tier (G1 to G4): blocks that it holds there, each counted once.")
+          "Blocks held, each counted once: a row per worker, a column per tier (G1 to G4).")
       .def(
           "of",
           [](const Matches& self, nb::handle worker, nb::handle dp_rank) {
@@ -188,7 +188,7 @@ void bind_prefix_index(nb::module_& m) {
             if (const auto member = self.member(publisher)) self.clear(*member, tier);
           },
           "worker"_a, nb::kw_only(), "dp_rank"_a = 0, "tier"_a = nb::none(),
-          "The worker holds nothing any more, on a tier or on all. It stays known.")
+          "Remove all blocks of a worker, on one tier or on all. The worker stays known.")
       .def(
           "remove_worker",
           [](PrefixIndex& self, nb::handle worker, std::optional<std::uint32_t> dp_rank) {
@@ -198,7 +198,7 @@ void bind_prefix_index(nb::module_& m) {
               if (each.worker == gone && (!dp_rank || *dp_rank == each.rank)) self.leave(each);
             }
           },
-          "worker"_a, "dp_rank"_a = nb::none(), "Forget a worker, with all its ranks or one. Nothing of it stays.")
+          "worker"_a, "dp_rank"_a = nb::none(), "Remove a worker and its blocks, with all its ranks or one.")
       .def(
           "expire",
           [](PrefixIndex& self, double now_ms) {
@@ -206,7 +206,7 @@ void bind_prefix_index(nb::module_& m) {
             nb::gil_scoped_release release;
             return self.expire(now_ns);
           },
-          "now_ms"_a, "Let go of what is older than `ttl_ms`, and return how many blocks that were.")
+          "now_ms"_a, "Drop blocks older than `ttl_ms`; returns how many.")
       .def("find", &find, "hashes"_a, nb::kw_only(), "early_exit"_a = false,
            "How many leading blocks of a prompt each worker holds, by tier.")
       .def(
@@ -242,7 +242,7 @@ void bind_prefix_index(nb::module_& m) {
             }
             return nb::bytes(bytes.data(), bytes.size());
           },
-          "All of it as bytes, with a checksum.")
+          "Serialize the index to bytes, with a checksum.")
       .def(
           "restore",
           [](PrefixIndex& self, nb::bytes snapshot, double now_ms) {
@@ -252,7 +252,7 @@ void bind_prefix_index(nb::module_& m) {
             self.restore(bytes, now_ns);
           },
           "snapshot"_a, nb::kw_only(), "now_ms"_a = 0.0,
-          "Become what a snapshot was; ages begin anew. InvalidArgument, and no change, when it is damaged.")
+          "Restore a snapshot; ages restart. InvalidArgument, and no change, when it is damaged.")
       .def("check", &PrefixIndex::check, nb::call_guard<nb::gil_scoped_release>(),
            "Raise InvariantViolated when the index contradicts itself.");
 }

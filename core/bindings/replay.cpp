@@ -286,7 +286,7 @@ void bind_columns(nb::class_<FleetResult>& result) {
 }  // namespace
 
 void bind_replay(nb::module_& m) {
-  nb::class_<TierSummary>(m, "TierSummary", "One tier of a pool at the end of a run; those of its workers together.")
+  nb::class_<TierSummary>(m, "TierSummary", "One tier of a pool at the end of a run, summed over its workers.")
       .def_ro("tier", &TierSummary::tier)
       .def_ro("pool", &TierSummary::pool, "Pool name; empty in a run of one pool.")
       .def_ro("first_worker", &TierSummary::first_worker, "First worker of the pool.")
@@ -353,7 +353,7 @@ void bind_replay(nb::module_& m) {
         "progress"_a.none() = nb::none(), "on_step"_a.none() = nb::none(),
         "Replay a workload (its columns, by name) through a fleet; `names` are those of its requests, if any matter.");
   m.def("give_back_memory", &KeptMappings::give_back, nb::call_guard<nb::gil_scoped_release>(),
-        "Return to the system what runs that are over have left for the next one; False when that was nothing.");
+        "Return memory cached by finished runs to the system; False when there was none.");
   m.def("trace_identities", &trace_identities, "stream"_a, "trace_block_size"_a, "stream_tokens"_a, "outputs"_a,
         "block_size"_a, "row"_a, "count"_a, "adapter"_a = 0,
         "Identities of the first `count` blocks of a trace row, as a fleet sees them.");

@@ -183,11 +183,11 @@ std::shared_ptr<Router> read_router(nb::handle router, std::uint64_t seed) {
 void bind_router(nb::module_& m) {
   ExclusiveClass<Router>(m, "NativeRouter", "A router of the core's; one caller or run at a time (WrongState).")
       .def("pick", &pick, "row"_a, "session"_a, "outstanding_requests"_a, "outstanding_tokens"_a,
-           "The worker of a request, by what was sent to each and has not ended: for fleets that run elsewhere.");
+           "Choose a worker from the loads dispatched and not ended: for fleets that run elsewhere.");
   m.def(
       "native_router",
       [](const std::string& name, nb::handle seed) { return make_router(name, read_uint(seed, "seed")); }, "name"_a,
-      "seed"_a, "A router by name; None: there is none of that name (or it needs more than loads).");
+      "seed"_a, "Make a router by name; None: no router of that name (or it needs more than loads).");
   nb::class_<AskedRequest>(m, "RouteRequest", "A request as a router sees it.")
       .def_prop_ro(
           "row", [](const AskedRequest& self) { return self.request.row; }, "Row of the workload.")
@@ -202,20 +202,20 @@ void bind_router(nb::module_& m) {
           "Block size of the first pool.")
       .def_prop_ro(
           "prompt_blocks", [](const AskedRequest& self) { return self.prompt_blocks; },
-          "Identities of the full blocks of its prompt; empty without prefix caching.");
+          "Identities of the prompt's full blocks; empty without prefix caching.");
   nb::class_<ViewHandle>(m, "FleetView", "The fleet as its router sees it, for one call of choose().")
       .def_prop_ro("now_ns", [](const ViewHandle& self) { return self->now_ns(); })
       .def("__len__", [](const ViewHandle& self) { return self->loads().size(); })
       .def_prop_ro("outstanding_requests", &loads_of<&WorkerLoad::outstanding_requests>,
-                   "By worker: sent there and not ended.")
+                   "By worker: requests dispatched and not ended.")
       .def_prop_ro("outstanding_tokens", &loads_of<&WorkerLoad::outstanding_tokens>,
-                   "By worker: prompt and requested output of those.")
+                   "By worker: prompt and requested output tokens of those.")
       .def_prop_ro(
           "pools",
           [](const ViewHandle& self) {
             return by_worker<std::int64_t>(self, [&](std::size_t worker) { return self->pool_of(worker); });
           },
-          "By worker: the number of its pool.")
+          "By worker: pool number.")
       .def_prop_ro("running", &states_of<&WorkerState::running>, "By worker: requests that have been admitted.")
       .def_prop_ro("waiting", &states_of<&WorkerState::waiting>, "By worker: requests that have not.")
       .def_prop_ro("used_blocks", &states_of<&WorkerState::used_blocks>, "By worker: referenced blocks.")
@@ -227,8 +227,8 @@ void bind_router(nb::module_& m) {
             return self.worker == KvDelivery::kShared ? nb::none() : nb::object(nb::int_(self.worker));
           },
           "None: a tier that the workers of a pool share.")
-      .def_ro("pool", &KvDelivery::pool, "The number of the worker's pool, or of the one whose tier it is.")
-      .def_ro("time_ns", &KvDelivery::time_ns, "When it became visible where it happened.")
+      .def_ro("pool", &KvDelivery::pool, "Number of the worker's pool, or of the pool that owns the tier.")
+      .def_ro("time_ns", &KvDelivery::time_ns, "When the events became visible at their source.")
       .def_ro("events", &KvDelivery::events);
 }
 

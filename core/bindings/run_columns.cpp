@@ -26,7 +26,7 @@ std::size_t come(RunColumns& self, nb::handle row, std::int64_t arrival_ns) {
 }  // namespace
 
 void bind_run_columns(nb::module_& m) {
-  nb::class_<RunColumns>(m, "RunColumns", "Gathers what live engines leave into the columns that a replay has.")
+  nb::class_<RunColumns>(m, "RunColumns", "Gathers the results of live engines into the columns of a replay.")
       .def(
           "__init__",
           [](RunColumns* self, nb::handle rows, bool tiers) {
@@ -78,7 +78,7 @@ void bind_run_columns(nb::module_& m) {
             self.add_links(run.hub().links());
           },
           "run"_a, "The tiers and links that engines shared.")
-      .def("take", &RunColumns::take, "All of it, once.");
+      .def("take", &RunColumns::take, "Take the result, once.");
 }
 
 }  // namespace understudy

@@ -281,7 +281,7 @@ void bind_manager(nb::module_& m) {
       .def("match_scattered", &match_scattered, "identities"_a,
            "(references to every hit, mask of the hits). A repeated hash is referenced once for each occurrence.")
       .def("scan", &scan, "identities"_a, nb::kw_only(), "touch"_a = true,
-           "References to the distinct blocks among `identities` that are here.")
+           "References to the distinct blocks among `identities` that are resident.")
       .def(
           "prefix_length",
           [](const Manager& self, const Identities& identities) {
@@ -289,15 +289,15 @@ void bind_manager(nb::module_& m) {
             return without_gil(self, identities.size(),
                                [&] { return self.store->prefix_length(self.pool, identities.span()); });
           },
-          "identities"_a, "How many leading blocks are here. Changes nothing.")
-      .def("has_blocks", &has_blocks, "identities"_a, "Which blocks are here. Changes nothing.")
+          "identities"_a, "Number of leading resident blocks. Changes nothing.")
+      .def("has_blocks", &has_blocks, "identities"_a, "Whether each block is resident. Changes nothing.")
       .def(
           "touch",
           [](const Manager& self, const Identities& identities) {
             require_block_size(self, identities);
             without_gil(self, identities.size(), [&] { self.store->touch(self.pool, identities.span()); });
           },
-          "identities"_a, "Count a use of the blocks that are here, without referencing them.")
+          "identities"_a, "Count a use of the resident blocks, without referencing them.")
       .def(
           "clear_inactive",
           [](const Manager& self) {

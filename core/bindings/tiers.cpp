@@ -126,7 +126,7 @@ void bind_tiers(nb::module_& m) {
            "onboard_failure_rate"_a = 0.0, "seed"_a = 0, "g3"_a.none() = nb::none(), "g4"_a.none() = nb::none(),
            "most_blocks"_a.none() = nb::none());
   nb::class_<TransferEstimate>(m, "TransferEstimate",
-                               "How long a transfer takes in ns, beside those that are under way when it starts.")
+                               "Estimated time of a transfer in ns, next to those in flight when it starts.")
       .def(nb::init<const TierConfig&>(), "config"_a, nb::keep_alive<1, 2>())
       .def("copy_ns", &TransferEstimate::copy_ns, "num_bytes"_a, "copies"_a, "Device to host.")
       .def("lower_copy_ns", &TransferEstimate::lower_copy_ns, "tier"_a, "num_bytes"_a, "copies"_a,
@@ -147,7 +147,7 @@ void bind_tiers(nb::module_& m) {
           "config"_a, "block_size"_a, "events"_a = false, "check"_a = false)
       .def(
           "run_until", [](LiveRun& self, std::int64_t now_ns) { self.hub().run_until(now_ns); }, "now_ns"_a,
-          nb::call_guard<nb::gil_scoped_release>(), "Let every transfer that ends by then land, each at its time.")
+          nb::call_guard<nb::gil_scoped_release>(), "Finish every transfer that ends by then, each at its time.")
       .def_prop_ro("next_wake_ns", [](LiveRun& self) { return self.hub().next_wake_ns(); })
       .def(
           "take_events",
@@ -160,7 +160,7 @@ void bind_tiers(nb::module_& m) {
             }
             throw Error(ErrorKind::ConfigError, "this run has no tier G", static_cast<int>(tier));
           },
-          "tier"_a, "Take the events of one shared tier, a publisher of its own, with the time of each row in ns.")
+          "tier"_a, "Take the events of one shared tier, a separate publisher, with the time of each row in ns.")
       .def("check", [](LiveRun& self) { self.check(true); });
   nb::class_<TierTotals>(m, "TierTotals", "Counts of tier operations.")
       .def_ro("offloaded_blocks", &TierTotals::offloaded_blocks)

@@ -213,7 +213,7 @@ void bind_op_tables(nb::module_& m) {
           "name"_a, "points"_a, "extrapolate"_a)
       .def(
           "us", [](const OpTable& self, const std::vector<double>& values) { return self.us(std::span(values)); },
-          "values"_a, "ConfigError outside of the points, unless it goes on as at its border.");
+          "values"_a, "ConfigError outside of the points, unless the table extrapolates.");
   m.def(
       "op_table_timing",
       [](const OpTable& layer, const OpTable& once, const OpTable& head, const OpTable& prompts, const OpTable& decodes,
@@ -238,7 +238,7 @@ void bind_op_tables(nb::module_& m) {
 void bind_timing(nb::module_& m) {
   nb::class_<StepTiming>(m, "StepTiming", "A timing model with its speed-ups.")
       .def_rw("charges_first_token", &StepTiming::charges_first_token,
-              "Whether a request whose prompt ends in a step is among those that decode in it.")
+              "Whether a request whose prompt ends in a step counts as decoding in it.")
       .def(
           "step_ms",
           [](const StepTiming& self, const StepLoad& load, std::uint64_t capacity_tokens) {
@@ -247,7 +247,7 @@ void bind_timing(nb::module_& m) {
           "load"_a, "capacity_tokens"_a = 0, "Milliseconds of one step, before rounding to nanoseconds.")
       .def(
           "covers", [](const StepTiming& self, const StepLoad& load) { return self.model->covers(load); }, "load"_a,
-          "Whether the step is like those that the model was made from.");
+          "Whether the model's data covers the step.");
   bind_step_load(m);
   bind_physical(m);
   bind_op_tables(m);

@@ -33,7 +33,7 @@ WireColumns read_wire(const nb::sequence& payloads) {
 }  // namespace
 
 void bind_wire(nb::module_& m) {
-  nb::class_<WireColumns>(m, "WireColumns", "Events of many messages, a row an event, and what could not be read.")
+  nb::class_<WireColumns>(m, "WireColumns", "Events of many messages, one row per event, and the unreadable parts.")
       .def_prop_ro("kinds", &column<&WireColumns::kinds>)
       .def_prop_ro("tiers", &column<&WireColumns::tiers>)
       .def_prop_ro("parents", &column<&WireColumns::parents>)
