@@ -32,13 +32,13 @@ class Ends:
     def on_end(self, request: LiveRequest, now_ns: int) -> None:
         self.told.append((request.name, request.ended, now_ns))
 
-    def on_broken(self, request: LiveRequest) -> None: ...
+    def on_error(self, request: LiveRequest) -> None: ...
 
     def on_step(self, core: EngineCore, effects: StepEffects, now_ns: int) -> None: ...
 
     def on_landed(self, core: EngineCore) -> None: ...
 
-    def on_rest(self, core: EngineCore) -> None: ...
+    def on_idle(self, core: EngineCore) -> None: ...
 
 
 class Scene:
@@ -67,7 +67,7 @@ class Scene:
     def fail(self) -> None:
         self.come()
         with pytest.raises(CapacityExhausted, match="years"):
-            self.driver.run_to(self.clock)  # copies of a byte a second, one behind the other
+            self.driver.run_until(self.clock)  # copies of a byte a second, one behind the other
 
 
 def test_an_engine_that_fails_says_why_and_who_was_in_it_is_told_at_once() -> None:
@@ -75,7 +75,7 @@ def test_an_engine_that_fails_says_why_and_who_was_in_it_is_told_at_once() -> No
     scene.fail()
     core = scene.core
     assert "years" in str(core.failure)
-    assert (core.live, core.step_end_ns, core.quiet) == ({}, -1, True)
+    assert (core.live, core.step_end_ns, core.is_idle) == ({}, -1, True)
     assert scene.ends.told == [(request.name, "lost", scene.clock.time_ns) for request in scene.requests]
 
 
@@ -89,8 +89,8 @@ def test_nothing_happens_in_it_any_more() -> None:
         scene.driver.cancel(request)  # they have ended
     late = LiveRequest("late", 40, 5, chain(9, 20), scene.ends, cache_hit_threshold=0.5)
     scene.driver.submit(scene.core, late)
-    scene.driver.do(scene.core, scene.core.forget_cache)
-    scene.driver.run_to(scene.clock)
+    scene.driver.enqueue(scene.core, scene.core.forget_cache)
+    scene.driver.run_until(scene.clock)
     assert scene.ends.told == [("late", "lost", scene.clock.time_ns)]
     assert (scene.core.steps, scene.driver.idle) == (steps, True)
 
@@ -103,18 +103,18 @@ def test_one_that_fails_does_not_stop_the_others() -> None:
     for request in others.requests:
         scene.driver.submit(others.core, request)
     with pytest.raises(CapacityExhausted, match="years"):
-        scene.driver.run_to(scene.clock)
-    scene.driver.run_to(scene.clock)
+        scene.driver.run_until(scene.clock)
+    scene.driver.run_until(scene.clock)
     assert [how for _, how, _ in others.ends.told] == ["finished"] * 6
 
 
 def test_a_new_engine_takes_its_place_when_it_is_killed() -> None:
     scene = Scene()
     scene.fail()
-    scene.driver.do(scene.core, lambda _: scene.core.restart())
+    scene.driver.enqueue(scene.core, lambda _: scene.core.restart())
     again = LiveRequest("again", 40, 5, chain(9, 20), scene.ends)
     scene.driver.submit(scene.core, again)
-    scene.driver.run_to(scene.clock, scene.clock.time_ns + 100 * MS)
+    scene.driver.run_until(scene.clock, scene.clock.time_ns + 100 * MS)
     assert (again.ended, scene.core.failure) == ("finished", None)
 
 
@@ -155,9 +155,9 @@ def test_a_server_whose_engine_has_failed_is_not_healthy_and_stops_at_once() -> 
 def test_links_that_cannot_be_slowed_stay_as_they_are_and_everything_goes_on() -> None:
     scene = Scene(host=way(INF))
     scene.come()
-    scene.driver.do(scene.core, lambda now_ns: scene.core.engine.set_link_share(now_ns, Tier.G2, 0.5))
+    scene.driver.enqueue(scene.core, lambda now_ns: scene.core.engine.set_link_share(now_ns, Tier.G2, 0.5))
     with pytest.raises(InvalidArgument, match="no limit to be lowered"):
-        scene.driver.run_to(scene.clock)
-    scene.driver.run_to(scene.clock)  # those who came at that very time have begun
+        scene.driver.run_until(scene.clock)
+    scene.driver.run_until(scene.clock)  # those who came at that very time have begun
     assert [how for _, how, _ in scene.ends.told] == ["finished"] * 6
     assert scene.core.failure is None

@@ -37,7 +37,7 @@ class Diary:
     def on_end(self, request: LiveRequest, now_ns: int) -> None:
         self.lines.append((now_ns, request.ended, request.name, request.preemptions))
 
-    def on_broken(self, request: LiveRequest) -> None: ...
+    def on_error(self, request: LiveRequest) -> None: ...
 
     def on_step(self, core: EngineCore, effects: StepEffects, now_ns: int) -> None:
         self.lines.append((now_ns, effects.batch_tokens, core.engine.pool, self._events(core)))
@@ -47,7 +47,7 @@ class Diary:
         if rows[0]:
             self.lines.append(("landed", core.engine.pool, rows))
 
-    def on_rest(self, core: EngineCore) -> None:
+    def on_idle(self, core: EngineCore) -> None:
         """It says nothing: how often depends on when inputs came."""
 
     def _events(self, core: EngineCore) -> list[list[int]]:
@@ -164,14 +164,14 @@ def play_offline(parts: list[Part], core: EngineCore, inputs: list[tuple[int, st
     by_name = {part.name: part for part in parts}
     requests: dict[str, LiveRequest] = {}
     for time_ns, kind, name in inputs:
-        driver.run_to(clock, time_ns)
+        driver.run_until(clock, time_ns)
         clock.time_ns = time_ns
         if kind == "submit":
             requests[name] = live_request(by_name[name], diary)
             driver.submit(core, requests[name])
         else:
             driver.cancel(requests[name])
-    driver.run_to(clock)
+    driver.run_until(clock)
     return diary
 
 

@@ -147,7 +147,7 @@ def test_a_duration_is_a_finite_number_above_zero(given: float) -> None:
 
 @pytest.mark.parametrize("kind", ["lose_events", "resume_events", "none"])
 def test_a_fault_that_does_not_last_has_no_duration(kind: str) -> None:
-    with pytest.raises(ApiError, match=f"duration_s is nothing to {kind}"):
+    with pytest.raises(ApiError, match=f"duration_s is not a field of {kind}"):
         FaultOrder.read({"kind": kind, "duration_s": 1})
 
 

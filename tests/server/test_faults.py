@@ -190,14 +190,17 @@ def test_a_fault_of_no_time_that_there_is_is_refused(kind: str, name: str, value
     [
         ({"kind": "lose_events", "count": -3}, "count must be at least 1, got -3"),
         ({"kind": "lose_events", "count": 0}, "count must be at least 1, got 0"),
-        ({"kind": "reject", "workers": []}, "workers names nobody; leave it out for all of them"),
-        ({"kind": "kill", "workers": [0, 0]}, "workers names somebody twice: [0, 0]"),
+        ({"kind": "reject", "workers": []}, "workers is empty; leave it out for all workers"),
+        ({"kind": "kill", "workers": [0, 0]}, "workers lists a worker twice: [0, 0]"),
         (
             {"kind": "reject", "delay_ms": 1},
-            "delay_ms is nothing to reject, which takes workers, status, rate, seed",
+            "delay_ms is not a field of reject, which takes workers, status, rate, seed",
         ),
-        ({"kind": "kill", "rate": 0.5}, "rate is nothing to kill, which takes workers"),
-        ({"kind": "slow_link", "status": 503}, "status is nothing to slow_link, which takes workers, tier,"),
+        ({"kind": "kill", "rate": 0.5}, "rate is not a field of kill, which takes workers"),
+        (
+            {"kind": "slow_link", "status": 503},
+            "status is not a field of slow_link, which takes workers, tier,",
+        ),
         (
             {"kind": "foo"},
             "kind must be one of delay, drop, kill, lose_events, none, reject, resume_events, slow, slow_link, "

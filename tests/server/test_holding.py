@@ -70,19 +70,19 @@ def play(seed: int, below: str, asynchronous: bool) -> tuple[int, int]:
     for _ in range(6):
         send(draw.randrange(1, 12))
         until_ns = clock.time_ns + draw.randrange(1, 400) * MS
-        driver.run_to(clock, until_ns)
+        driver.run_until(clock, until_ns)
         clock.time_ns = until_ns
         begun = {one.name for one in core.live.values() if one.admitted_ns >= 0 and one.preemptions == 0}
         loading += len(core.engine.loading) if below == "offload" else core.engine.parked
         loads = {one.name for one in core.live.values() if one.engine_id in core.engine.loading}
-        core.hold(True)
-        driver.do(core, lambda _: None)
+        core.pause_admission(True)
+        driver.enqueue(core, lambda _: None)
         send(draw.randrange(4))
         if draw.random() < 0.3 and core.live:
             driver.cancel(draw.choice(list(core.live.values())))
-        driver.run_to(clock)
+        driver.run_until(clock)
         # Nothing moves any more: who was in progress has ended, or gave way to others and is queued again.
-        assert core.quiet
+        assert core.is_idle
         assert core.engine.drained
         left = core.live.values()
         assert not (begun | loads) & {one.name for one in left if one.preemptions == 0}
@@ -93,13 +93,13 @@ def play(seed: int, below: str, asynchronous: bool) -> tuple[int, int]:
         core.engine.check()
         if draw.random() < 0.5:
             assert not core.holds_blocks
-            driver.do(core, core.forget_cache)
-            driver.run_to(clock)
+            driver.enqueue(core, core.forget_cache)
+            driver.run_until(clock)
             assert core.engine.resident_hashes() == []
             assert len(core.live) == len(left)
-        core.hold(False)
-        driver.do(core, lambda _: None)
-    driver.run_to(clock)
+        core.pause_admission(False)
+        driver.enqueue(core, lambda _: None)
+    driver.run_until(clock)
     assert not core.live
     assert {one.ended for one in requests} <= {"finished", "cancelled"}
     assert all(one.emitted == one.max_tokens for one in requests if one.ended == "finished")
@@ -119,11 +119,11 @@ def test_who_is_in_progress_ends_and_the_queue_waits(below: str, asynchronous: b
 
 def test_nobody_leaps_over_a_queue_that_is_held() -> None:
     core = core_of("", False)
-    core.hold(True)
+    core.pause_admission(True)
     core.submit(live_request(Part("x", 0.0, [1, 2, 3], 2), Diary()))
     with pytest.raises(WrongState, match="admission is off"):
         core.engine.advance(10**9)
-    core.hold(False)
+    core.pause_admission(False)
     core.engine.advance(10**9)
     assert core.engine.idle
 
@@ -133,28 +133,28 @@ def test_in_a_step_that_all_have_left_the_driver_waits_for_its_end(monkeypatch: 
     core, diary, clock = core_of("tiers", asynchronous=False), Diary(), ScriptedClock()
     driver = Driver(clock)
     times: list[int] = []
-    play_at = driver._play
+    play_at = driver._process
 
     def played(now_ns: int) -> None:
         times.append(now_ns)
         assert len(times) < 100
         play_at(now_ns)
 
-    monkeypatch.setattr(driver, "_play", played)
+    monkeypatch.setattr(driver, "_process", played)
     first = live_request(Part("first", 0.0, list(range(160)), 1), diary)
     driver.submit(core, first)
     while not first.ended:  # its blocks go down from now on, 16 KiB each at 0.2 GB/s
-        driver.run_to(clock, driver._queue[0][0] + 1)
+        driver.run_until(clock, driver._queue[0][0] + 1)
     second = live_request(Part("second", 0.0, list(range(500, 600)), 5), diary)
     driver.submit(core, second)
-    driver.run_to(clock, clock.time_ns + 1)
+    driver.run_until(clock, clock.time_ns + 1)
     assert core.engine.in_step
     driver.cancel(second)
-    driver.run_to(clock, clock.time_ns + 1)
+    driver.run_until(clock, clock.time_ns + 1)
     assert core.engine.in_step
-    assert core.still_lands
+    assert core.waits_for_transfers
     assert core.engine.wake_ns is not None
     assert core.engine.wake_ns < core.step_end_ns
-    driver.run_to(clock)
+    driver.run_until(clock)
     assert core.engine.idle
-    assert not core.still_lands
+    assert not core.waits_for_transfers

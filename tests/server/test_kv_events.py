@@ -261,7 +261,7 @@ class Nobody:
     def on_admitted(self, request: LiveRequest, now_ns: int) -> None: ...
     def on_tokens(self, request: LiveRequest, first: int, count: int, now_ns: int) -> None: ...
     def on_end(self, request: LiveRequest, now_ns: int) -> None: ...
-    def on_broken(self, request: LiveRequest) -> None: ...
+    def on_error(self, request: LiveRequest) -> None: ...
 
 
 class Tiered:
@@ -314,14 +314,14 @@ def test_of_blocks_that_no_tier_has_the_tokens_of_the_latest_are_kept(
 ) -> None:
     fleet = Tiered(monkeypatch, keep_blocks=2)
     fleet.ask(1, 2, 1, 3)  # 2 was wanted longest ago
-    fleet.sender.forget_some()
+    fleet.sender.trim()
     for number in (1, 2, 3):
         fleet.put(fleet.device, number)
     assert fleet.said == [(1, (2, 3)), (1, None), (1, (6, 7))]
     assert len(fleet.sender._tokens) == 2  # 1, of which nobody has a copy any more, and 3
-    fleet.sender.forget_all()
+    fleet.sender.mark_cleared()
     fleet.ask(4)
-    fleet.sender.forget_some()
+    fleet.sender.trim()
     assert len(fleet.sender._tokens) == 2
     fleet.sender.close()
 
@@ -335,9 +335,9 @@ def test_blocks_of_requests_on_their_way_keep_their_tokens_however_many_wait(
         tokens = TokenBlocks([2 * number, 2 * number + 1], 2)
         fleet.sender.remember(tokens.identities, tokens.tokens)
         waiting.append(LiveRequest(f"{number}", 2, 1, tokens.identities, Nobody()))
-        fleet.sender.hold(waiting[-1])
+        fleet.sender.retain(waiting[-1])
     again = LiveRequest("again", 2, 1, TokenBlocks([0, 1], 2).identities, Nobody())
-    fleet.sender.hold(again)
+    fleet.sender.retain(again)
     assert len(fleet.sender._tokens) == 20
     fleet.put(fleet.device, 7)
     assert fleet.said == [(1, (14, 15))]
@@ -350,7 +350,7 @@ def test_blocks_of_requests_on_their_way_keep_their_tokens_however_many_wait(
     del again
     gc.collect()
     fleet.ask(5)
-    fleet.sender.forget_some()
-    assert set(fleet.sender._tokens) == set(fleet.sender._nowhere)
-    assert not fleet.sender._held
+    fleet.sender.trim()
+    assert set(fleet.sender._tokens) == set(fleet.sender._unused)
+    assert not fleet.sender._retained
     fleet.sender.close()

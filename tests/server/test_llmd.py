@@ -207,7 +207,7 @@ def test_how_far_latencies_stray_is_turned_while_the_server_runs() -> None:
             assert (told["time-to-first-token-std-dev"], told["inter-token-latency-std-dev"]) == (0.0, 3.0)
             turned = await client.post("/admin/config", {"time-to-first-token-std-dev": 6})
             assert turned.json["time-to-first-token-std-dev"] == 6.0
-            assert latency.strays_ms == (6.0, 3.0)
+            assert latency.std_devs_ms == (6.0, 3.0)
             assert len({latency.prefill_ms(1, 1, 0) for _ in range(9)}) == 9
             # More than 30 % of the latency that there is then, or none at all: nothing changes.
             for wrong, what in (
@@ -219,7 +219,7 @@ def test_how_far_latencies_stray_is_turned_while_the_server_runs() -> None:
                 refused = await client.post("/admin/config", wrong)
                 assert refused.status == 400
                 assert what in refused.json["error"]["message"]
-                assert (latency.decode_cost_ms, latency.strays_ms) == (10.0, (6.0, 3.0))
+                assert (latency.decode_cost_ms, latency.std_devs_ms) == (10.0, (6.0, 3.0))
             both = {"inter-token-latency": 5, "inter-token-latency-std-dev": 0}
             assert (await client.post("/admin/config", both)).status == 200
             assert latency.decode_ms() == 5.0

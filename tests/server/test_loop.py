@@ -82,7 +82,7 @@ def test_a_frozen_heap_is_collected_again_when_it_ends() -> None:
 
 
 def test_a_flood_of_the_same_trouble_is_told_once(caplog: pytest.LogCaptureFixture) -> None:
-    hears = loop.FewerWords()
+    hears = loop.RateLimitedErrorHandler()
     with contextlib.closing(loop.new_loop()) as other:
         for _ in range(50):
             hears(other, {"message": "accept", "exception": OSError(errno.EMFILE, "Too many open files")})

@@ -247,7 +247,7 @@ def test_values_that_cannot_be_are_refused(path: str, body: bytes, param: str | 
     asyncio.run(main())
 
 
-@pytest.mark.parametrize("what", ["on_step", "on_rest"])
+@pytest.mark.parametrize("what", ["on_step", "on_idle"])
 def test_what_cannot_be_told_of_a_step_stops_no_engine_and_is_counted(
     what: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -278,7 +278,7 @@ def test_an_order_that_an_engine_cannot_follow_is_counted(caplog: pytest.LogCapt
 
     async def main() -> None:
         async with serving() as (client, server):
-            server.worker.driver.do(server.worker.cores[0], fails)
+            server.worker.driver.enqueue(server.worker.cores[0], fails)
             assert (await client.post(C, {"prompt": "x", "max_tokens": 3})).status == 200
             assert b'understudy:errors_total{engine="0"} 1.0' in (await client.get("/metrics")).body
 

@@ -88,7 +88,7 @@ class Silent:
     def on_tokens(self, request: LiveRequest, first: int, count: int, now_ns: int) -> None: ...
 
     def on_end(self, request: LiveRequest, now_ns: int) -> None: ...
-    def on_broken(self, request: LiveRequest) -> None: ...
+    def on_error(self, request: LiveRequest) -> None: ...
 
 
 def cores_of(
@@ -123,10 +123,10 @@ def play_on(cores: list[EngineCore], workload: Workload) -> list[LiveRequest]:
         named = np.concatenate([prompt_of(workload, row), outputs]).astype(np.uint32)
         identities = _core.TokenBlocks(named, ENGINE.block_size).identities
         requests.append(LiveRequest(f"row-{row}", prompt, output, identities, Silent()))
-        driver.run_to(clock, int(workload.arrival_ns[row]))
+        driver.run_until(clock, int(workload.arrival_ns[row]))
         clock.time_ns = int(workload.arrival_ns[row])
         driver.submit(cores[row % len(cores)], requests[-1])
-    driver.run_to(clock)
+    driver.run_until(clock)
     return requests
 
 

@@ -97,7 +97,7 @@ def test_a_lost_message_is_asked_for_again_and_the_view_is_whole() -> None:
 
         await told.until(whole)
         before = (await told.dump())["workers"][0]["view"]
-        sender.lose = 1
+        sender.batches_to_drop = 1
         await told.client.post(C, {"prompt": list(range(160)), "max_tokens": 1})
         await told.client.post(C, {"prompt": list(range(200, 360)), "max_tokens": 1})
         blocks += 20
@@ -113,7 +113,7 @@ def test_without_a_replay_socket_a_gap_leaves_a_view_that_is_said_to_be_partial(
     async def test(told: Scene) -> None:
         sender = told.servers[0].worker.senders[0]
         await told.joined()
-        sender.lose = 1
+        sender.batches_to_drop = 1
         lost = {"prompt": list(range(160)), "max_tokens": 1}
         await told.client.post(C, lost)
         await told.client.post(C, {"prompt": list(range(200, 360)), "max_tokens": 1})

@@ -68,7 +68,7 @@ class Qwen3Core(EngineCore):
         self.draft_tokens = 0
         self.has_events = events
         self.live = {}
-        self.paused = self.holding = False
+        self.paused = self.admission_paused = False
         self._held: dict[int, Callable[[], object]] = {}
         self.preemptions = self.steps = 0
         self.step_end_ns = self.wake_ns = -1
@@ -117,7 +117,7 @@ class Qwen3Core(EngineCore):
             self._chains[request.engine_id] = TokenBlocks(
                 choice.prompt, size, salt=sampling.cache_salt, lora=lora
             )
-        if self.holding:
+        if self.admission_paused:
             self._held[request.engine_id] = lambda: self.real.submit(engine_request)
         else:
             self._pending_calls.append(lambda: self.real.submit(engine_request))
@@ -133,15 +133,15 @@ class Qwen3Core(EngineCore):
         request.finish_ns, request.ended = now_ns, "cancelled"
         return True
 
-    def hold(self, on: bool) -> None:
+    def pause_admission(self, on: bool) -> None:
         """While on, keep new requests from the engine; requests in the engine run to their end."""
-        self.holding = on
+        self.admission_paused = on
         if not on:
             self._pending_calls.extend(self._held.values())
             self._held.clear()
 
     @property
-    def quiet(self) -> bool:
+    def is_idle(self) -> bool:
         """Whether there is nothing to do."""
         return self.paused or (not self._pending_calls and self.real.idle)
 

@@ -55,7 +55,7 @@ class Qwen3Serving:
                 raise ApiError(f"the engine qwen3 has no {name}; leave them out")
         return GrowingPlan(sampling, texts, limit, self.end_ids)
 
-    def tell(self, sender: KvEventSender) -> None:
+    def connect_events(self, sender: KvEventSender) -> None:
         """Implement `GivenEngine`."""
         assert self._core is not None
         self._core.sender = sender
@@ -102,7 +102,7 @@ class Qwen3Driver(Driver):
         if self._loop is not None:
             self._loop.call_soon(self._ended, request, now_ns)
 
-    def do(self, core: EngineCore, action: Callable[[int], object]) -> None:  # noqa: ARG002
+    def enqueue(self, core: EngineCore, action: Callable[[int], object]) -> None:  # noqa: ARG002
         """Run an action on the engine now."""
         action(self.clock.now_ns())
         self._woken.set()
@@ -124,24 +124,24 @@ class Qwen3Driver(Driver):
         loop, core = asyncio.get_running_loop(), self._core
         assert core is not None
         while True:
-            if core.quiet:
+            if core.is_idle:
                 self._woken.clear()
                 observer = self._observers.get(id(core))
                 if observer is not None:
-                    self._tell(core, observer.on_rest, core)
+                    self._notify(core, observer.on_idle, core)
                 await self._woken.wait()
                 continue
             step = await loop.run_in_executor(self._thread, core.advance)
             now_ns = self.clock.now_ns()
             effects = core.publish_step(step, now_ns)
-            effects.tell(now_ns)
+            effects.notify_listeners(now_ns)
             observer = self._observers.get(id(core))
             if observer is not None:
-                self._tell(core, observer.on_step, core, effects, now_ns)
+                self._notify(core, observer.on_step, core, effects, now_ns)
             if self.after_pump is not None:
                 self.after_pump()
 
     def _ended(self, request: LiveRequest, now_ns: int) -> None:
-        request.tell_end(now_ns)
+        request.notify_end(now_ns)
         if self.after_pump is not None:
             self.after_pump()

@@ -79,7 +79,7 @@ class Unauthorized(ApiError):
         super().__init__("Unauthorized", status=401)
 
     def body(self) -> bytes:
-        """The JSON of it."""
+        """Return the answer's JSON."""
         return b'{"error":"Unauthorized"}'
 
 
@@ -100,7 +100,7 @@ class Access:
         self._host = host.lower()
 
     def check(self, kind: RouteClass, request: Request, connection: Connection) -> None:
-        """ApiError when the client may not call a route of this class."""
+        """Raise ApiError when the client may not call a route of this class."""
         if kind is RouteClass.PUBLIC or request.method == "OPTIONS":
             return
         if self._keys and not self._has_key(request):

@@ -41,7 +41,7 @@ _METHODS = b"DELETE, GET, HEAD, OPTIONS, PATCH, POST, PUT, QUERY"
 
 
 class App:
-    """Answers the requests of one port. Never raises: what nobody foresaw is a 500 of its own."""
+    """Answers the requests of one port. Never raises: an unhandled exception becomes a 500."""
 
     def __init__(self, worker: Worker) -> None:
         self.worker = worker
@@ -64,36 +64,36 @@ class App:
             origins=self.settings.allowed_origins,
             host=self.settings.host,
         )
-        self.tell_port(worker.settings.port)
+        self.set_port(worker.settings.port)
         self.ready_at_s = time.monotonic() + worker.settings.startup_duration_s
         self.draining = False
-        self._said_dead = False
+        self._killed = False
         self.answering: set[Connection] = set()
         """Connections whose requests have not been answered in full."""
         self.before: list[Callable[[Request, Connection], bool]] = []
-        """Asked first, in order; one that answers itself returns True."""
+        """Hooks that run before the route, in order; one that answers the request returns True."""
         self.faults = Faults(self)
         if self.settings.enable_lora or worker.loras or self.settings.runtime_lora:
             add_adapters(worker.registry, self.settings.max_loras, self._adapters)
         self.knobs = Knobs(self)
         if self.settings.knobs:
-            self.knobs.turn(self.settings.knobs)
+            self.knobs.update(self.settings.knobs)
 
     @property
     def dead(self) -> bool:
-        """Nothing is computed here: an engine has failed, or somebody says so."""
-        return self._said_dead or self.worker.failed
+        """True when an engine has failed, or an injected fault says so."""
+        return self._killed or self.worker.failed
 
     @dead.setter
     def dead(self, dead: bool) -> None:
-        self._said_dead = dead
+        self._killed = dead
 
-    def tell_port(self, port: int) -> None:
-        """This is where it listens, for those whom answers tell it."""
+    def set_port(self, port: int) -> None:
+        """Set the port that answers name in their headers."""
         self._headers = _VARY + _pod_headers(port)
 
     def handle(self, request: Request, connection: Connection) -> None:
-        """Answer, now or when the engine has."""
+        """Answer a request, now or when the engine has finished it."""
         began = time.monotonic()
         method, size = request.method, len(request.body)
         http = self.worker.http
@@ -111,14 +111,14 @@ class App:
             answer_error(error, connection)
 
     def _request_id(self, request: Request) -> bytes:
-        """The header that tells it, where that was asked for: the client's own, or a new one."""
+        """Build the X-Request-Id header if enabled: the client's id, or a new one."""
         if not self.settings.enable_request_id_headers:
             return b""
         shown = request.headers.get("x-request-id") or secrets.token_hex(16)
         return f"x-request-id: {shown}\r\n".encode("latin-1", "replace")
 
     def _adapters(self) -> tuple[list[str], list[str]]:
-        """Adapters of requests that run, and of those that wait."""
+        """List the adapters of running and of waiting requests."""
         running: list[str] = []
         waiting: list[str] = []
         for generation in self.endpoints.in_flight:
@@ -129,7 +129,7 @@ class App:
         return running, waiting
 
     def malformed(self, status: int, why: str) -> bytes:
-        """The body of the answer to bytes that are no request."""
+        """Build the body of the answer to a malformed request."""
         return error_body(status, why, "Bad Request")
 
     def _answer(self, request: Request, connection: Connection) -> None:
@@ -147,7 +147,7 @@ class App:
         self._by_path(request, connection)
 
     def handle_now(self, request: Request, connection: Connection) -> None:
-        """Answer a request that was held back."""
+        """Answer a request that was delayed."""
         if connection.closed:
             return
         try:
@@ -205,7 +205,7 @@ class App:
         query = {name: values[-1] for name, values in parse_qs(request.query).items()}
         status, reply = answer(request, query)
         if isinstance(reply, Later):
-            reply.ask(lambda told: connection.respond(status, encode(told)))
+            reply.start(lambda result: connection.respond(status, encode(result)))
         elif isinstance(reply, str):
             connection.respond(
                 status, reply.encode(), "text/html; charset=utf-8" if isinstance(reply, Html) else ""
@@ -216,7 +216,7 @@ class App:
             connection.respond(status, encode(reply))
 
     def _unknown(self, request: Request, connection: Connection) -> None:
-        """No such path; one with a slash too many is sent to where it belongs."""
+        """Answer an unknown path: 404, or a redirect when it has one slash too many."""
         parts = request.path.split("/")
         if request.path.startswith("/v1/responses/") and len(parts) in (4, 5) and parts[-1]:
             method = "GET" if len(parts) == 4 else "POST"
@@ -264,7 +264,7 @@ class App:
             self._wrong_method(connection, "GET, POST")
 
     def _metrics(self, request: Request, connection: Connection) -> None:
-        """The page; below it and by other methods too, older, and by name where some are asked for."""
+        """Send the metrics; paths below /metrics and other methods get the older format and filter by name."""
         page = self.worker.registry.render()
         if request.path == "/metrics" and request.method == "GET":
             connection.respond(200, page, CONTENT_TYPE)
@@ -283,7 +283,7 @@ class App:
         connection.respond(405, b'{"detail":"Method Not Allowed"}', headers=f"allow: {allowed}\r\n".encode())
 
     def _cors(self, request: Request, connection: Connection, origin: str) -> bool:
-        """Cross-origin: answer a preflight (True), or mark the answer to come."""
+        """Answer a CORS preflight (True), or add headers to the coming answer (False)."""
         allowed = "*" in self.settings.allowed_origins or origin in self.settings.allowed_origins
         preflight = request.method == "OPTIONS" and "access-control-request-method" in request.headers
         shown = b""
@@ -303,15 +303,17 @@ class App:
 
 
 def _pod_headers(port: int) -> bytes:
-    """Who answers, where a cluster has told us, as llm-d-inference-sim does it."""
+    """Build the pod headers of llm-d-inference-sim from POD_NAME and POD_NAMESPACE."""
     pod, space = os.environ.get("POD_NAME"), os.environ.get("POD_NAMESPACE")
-    told = {"x-inference-pod": pod, "x-inference-namespace": space}
+    headers = {"x-inference-pod": pod, "x-inference-namespace": space}
     if pod:
-        told["x-inference-port"] = str(port)
-    lines = "".join(f"{name}: {value}\r\n" for name, value in told.items() if value and value.isprintable())
+        headers["x-inference-port"] = str(port)
+    lines = "".join(
+        f"{name}: {value}\r\n" for name, value in headers.items() if value and value.isprintable()
+    )
     return lines.encode("latin-1", "replace")
 
 
 def encode(reply: Any) -> bytes:
-    """JSON of a reply."""
+    """Encode a reply as JSON."""
     return msgspec.json.encode(reply)

@@ -1,4 +1,4 @@
-"""The time that live engines are told."""
+"""Clocks of live engines."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ class Clock(Protocol):
     speed: float
 
     def now_ns(self) -> int:
-        """Simulated time."""
+        """Return the simulated time."""
 
 
 class WallClock:
@@ -23,22 +23,22 @@ class WallClock:
         self._start_ns = time.monotonic_ns()
 
     def start_in(self, ahead_ns: int) -> None:
-        """It is 0 in so many nanoseconds of the world's. Before anybody was told the time."""
+        """Set time 0 to `ahead_ns` of real time from now. Call before the first `now_ns`."""
         self._start_ns = time.monotonic_ns() + ahead_ns
 
     def now_ns(self) -> int:
-        """Simulated time since the clock was made, or started; below 0 before that."""
+        """Return the simulated time since the clock was made, or started; below 0 before that."""
         passed = time.monotonic_ns() - self._start_ns
         return passed if self.speed == 1 else int(passed * self.speed)
 
 
 class ScriptedClock:
-    """Time passes when somebody says so: the offline twin of a wall clock."""
+    """Clock whose time is set by the caller, for offline runs."""
 
     def __init__(self) -> None:
         self.speed = 1.0
         self.time_ns = 0
 
     def now_ns(self) -> int:
-        """The time that was last set."""
+        """Return the time that was last set."""
         return self.time_ns

@@ -1,4 +1,4 @@
-"""One live engine: the simulated engine, the requests in it, and what a step of it did."""
+"""One live engine: the simulated engine, its requests, and the effects of a step."""
 
 from __future__ import annotations
 
@@ -19,23 +19,23 @@ log = logging.getLogger("understudy.server")
 
 
 class Listener(Protocol):
-    """Who waits for the tokens of a request. Called between steps, never in the middle of one."""
+    """Receives the progress of a request. Called between steps only."""
 
     def on_admitted(self, request: LiveRequest, now_ns: int) -> None:
-        """It was scheduled for the first time; `request.cached_tokens` is known."""
+        """Handle the first scheduling of a request; `request.cached_tokens` is known."""
 
     def on_tokens(self, request: LiveRequest, first: int, count: int, now_ns: int) -> None:
-        """Outputs `first` … `first + count − 1` became visible."""
+        """Handle outputs `first` … `first + count − 1`, which became visible."""
 
     def on_end(self, request: LiveRequest, now_ns: int) -> None:
-        """It has ended: `request.ended` says how. Nothing follows."""
+        """Handle the end of a request, the last call; `request.ended` says how it ended."""
 
-    def on_broken(self, request: LiveRequest) -> None:
-        """It raised, and whoever waits for it must not wait for ever."""
+    def on_error(self, request: LiveRequest) -> None:
+        """Handle an exception of this listener: fail the answer, so that its client does not wait."""
 
 
 class LiveRequest:
-    """A request on its way through one engine, with the times at which things happened to it (ns, −1: not yet)."""
+    """A request in one engine, with the times of its transitions (ns, −1: not yet)."""
 
     __slots__ = (
         "__weakref__",
@@ -43,6 +43,7 @@ class LiveRequest:
         "adapter",
         "admitted_ns",
         "arrival_ns",
+        "below_cache_threshold",
         "cache_hit_threshold",
         "cached_tokens",
         "emitted",
@@ -61,7 +62,6 @@ class LiveRequest:
         "prompt_tokens",
         "rank",
         "record",
-        "turned_away",
     )
 
     def __init__(
@@ -81,7 +81,7 @@ class LiveRequest:
         self.eos_at = eos_at
         self.adapter = adapter
         self.cache_hit_threshold = cache_hit_threshold
-        """The share of its prompt that must be cached when it comes; with less it is not computed here."""
+        """Least share of the prompt that must be cached on arrival; with less the request is not computed here."""
         self.prompt_tokens = prompt_tokens
         self.max_tokens = max_tokens
         self.identities = identities
@@ -89,39 +89,39 @@ class LiveRequest:
         self.priority = priority
         self.rank: EngineCore | None = None
         self.record: RequestRecord | None = None
-        """What the engine wrote of it, once it has ended there."""
+        """The engine's record of the request, once it has ended there."""
         self.engine_id = -1
         self.emitted = 0
         self.cached_tokens = 0
         self.preemptions = 0
         self.arrival_ns = self.admitted_ns = self.first_token_ns = self.last_token_ns = self.finish_ns = -1
         self.aborted = False
-        """It was ended from inside, and its client is to be told what there was of it."""
-        self.turned_away = False
-        """Too little of it was cached; the engine has not seen it."""
+        """True when the server ended the request; its client gets the outputs so far."""
+        self.below_cache_threshold = False
+        """True when too little of the prompt was cached; the request was not submitted to the engine."""
         self.ended = ""
-        """"finished", "cancelled", "lost" (its engine was killed, or has failed), or "" while it is on its way."""
+        """"finished", "cancelled", "lost" (its engine was killed, or has failed), or "" while in flight."""
 
-    def tell_end(self, now_ns: int) -> None:
-        """Who waits for it hears that it has ended; nobody else hears of it if that fails."""
+    def notify_end(self, now_ns: int) -> None:
+        """Notify the listener that the request has ended; log its errors."""
         try:
             self.listener.on_end(self, now_ns)
         except Exception:
-            self.broke()
+            self.report_failure()
 
-    def broke(self) -> None:
-        """What was raised just now is its own affair: it goes to the log, and all others go on."""
+    def report_failure(self) -> None:
+        """Log and count the exception being handled, and notify the listener."""
         log.exception("the answer to request %s failed", ascii(self.name))
         if self.rank is not None:
             self.rank.errors += 1
         try:
-            self.listener.on_broken(self)
+            self.listener.on_error(self)
         except Exception:
-            log.exception("nor could its client be told")
+            log.exception("the failure of request %s could not be sent to its client", ascii(self.name))
 
 
 class StepEffects(NamedTuple):
-    """What became visible at the end of a step."""
+    """Effects that become visible at the end of a step."""
 
     tokens: list[tuple[LiveRequest, int, int]]
     """(request, first output, count), in the order of the batch."""
@@ -130,25 +130,25 @@ class StepEffects(NamedTuple):
     batch_tokens: int
     """Tokens that the step computed."""
 
-    def tell(self, now_ns: int) -> None:
-        """Who waits for these requests hears of it."""
+    def notify_listeners(self, now_ns: int) -> None:
+        """Notify the listeners of these requests."""
         for request, first, count in self.tokens:
             try:
                 request.listener.on_tokens(request, first, count, now_ns)
             except Exception:
-                request.broke()
+                request.report_failure()
             request.last_token_ns = now_ns
         for request in self.finished:
-            request.tell_end(now_ns)
+            request.notify_end(now_ns)
 
 
 class EngineCore:
-    """The engine behind a rank. Told the time by a driver; reads no clock."""
+    """The engine behind a rank. A driver passes the time; the engine reads no clock."""
 
     failure: Exception | None = None
-    """Why it computes nothing any more; None while it does."""
+    """The exception that stopped the engine; None while it computes."""
     errors = 0
-    """What failed around it, was told to the log, and stopped nobody: `understudy:errors` on `/metrics`."""
+    """Logged failures that did not stop the engine: `understudy:errors` on `/metrics`."""
 
     def __init__(
         self,
@@ -185,11 +185,11 @@ class EngineCore:
         self.steps = 0
         self.preemptions = 0
         self.paused = False
-        self.holding = False
+        self.admission_paused = False
         self._batch_tokens = 0
 
     def submit(self, request: LiveRequest) -> None:
-        """Queue it. InvalidArgument when the engine could never run it; nothing has changed then."""
+        """Queue a request. InvalidArgument when the engine could never run it; nothing has changed then."""
         request.engine_id = self.engine.submit(
             request.name,
             request.prompt_tokens,
@@ -200,12 +200,12 @@ class EngineCore:
             eos_at=request.eos_at,
             adapter=request.adapter,
         )
-        request.identities = None  # the engine has its own
+        request.identities = None  # the engine has its own copy
         request.rank = self
         self.live[request.engine_id] = request
 
-    def cached_share(self, request: LiveRequest) -> float:
-        """What it would find of its prompt, on the device and below, if it began now; before it is submitted."""
+    def compute_cached_share(self, request: LiveRequest) -> float:
+        """Return the cached share of a prompt, on the device and in tiers; before submission only."""
         if request.identities is None or request.prompt_tokens == 0:
             return 0.0
         size = self.config.block_size
@@ -217,7 +217,7 @@ class EngineCore:
         return found * size / request.prompt_tokens
 
     def cancel(self, request: LiveRequest, now_ns: int) -> bool:
-        """Drop it and free its blocks. False when it has already ended."""
+        """Drop a request and free its blocks. False when it has already ended."""
         if request.rank is not self or request.engine_id not in self.live:
             return False
         request.record = self.engine.cancel(request.engine_id, now_ns)
@@ -226,35 +226,35 @@ class EngineCore:
         request.ended = "cancelled"
         return True
 
-    def lose(self, request: LiveRequest, now_ns: int) -> None:
-        """It has ended, whatever its engine, which can no longer be told, makes of it."""
+    def mark_lost(self, request: LiveRequest, now_ns: int) -> None:
+        """Mark a request as lost without calling the engine, which has failed."""
         self.live.pop(request.engine_id, None)
         request.ended, request.finish_ns = "lost", now_ns
 
-    def hold(self, on: bool) -> None:
-        """While on, the queue waits: who holds blocks goes on to its end, and nobody else begins."""
-        self.holding = on
+    def pause_admission(self, on: bool) -> None:
+        """Stop or restart admission: while paused, requests with blocks run to their end and no other starts."""
+        self.admission_paused = on
         self.engine.set_admitting(not on)
 
     @property
-    def quiet(self) -> bool:
-        """No step is in progress, and none would begin."""
+    def is_idle(self) -> bool:
+        """True when no step is in progress and none would begin."""
         engine = self.engine
         if self.failure is not None:
             return True
         if engine.in_step:
             return False
-        return self.paused or engine.idle or engine.stuck or (self.holding and engine.drained)
+        return self.paused or engine.idle or engine.stuck or (self.admission_paused and engine.drained)
 
     @property
     def holds_blocks(self) -> bool:
-        """Requests hold some of its blocks."""
+        """True when requests hold blocks."""
         return bool(self.live) and not self.engine.drained
 
     def begin(self, now_ns: int) -> bool:
-        """Begin a step if there is something to do and none is open; True if so, and `step_end_ns` is its end."""
+        """Begin a step if there is work and no step is open; True if so, with its end in `step_end_ns`."""
         engine = self.engine
-        if self.quiet or engine.in_step:
+        if self.is_idle or engine.in_step:
             return False
         duration_ns = engine.begin_step(now_ns)
         for engine_id, _, cached in engine.admitted:
@@ -265,7 +265,7 @@ class EngineCore:
                 try:
                     request.listener.on_admitted(request, now_ns)
                 except Exception:
-                    request.broke()
+                    request.report_failure()
         for engine_id in engine.preempted:
             if engine_id in self.live:
                 self.live[engine_id].preemptions += 1
@@ -277,13 +277,13 @@ class EngineCore:
         return True
 
     def end(self, now_ns: int) -> StepEffects:
-        """End the open step. What it did is visible in the result, and nowhere before."""
-        told = self.engine.end_step(now_ns)
+        """End the open step and return its effects."""
+        ended = self.engine.end_step(now_ns)
         self.step_end_ns = -1
         self.steps += 1
         live = self.live
         tokens: list[tuple[LiveRequest, int, int]] = []
-        for engine_id, count in told.tokens:
+        for engine_id, count in ended.tokens:
             if engine_id not in live:
                 continue
             request = live[engine_id]
@@ -292,7 +292,7 @@ class EngineCore:
             if request.first_token_ns < 0:
                 request.first_token_ns = now_ns
         finished: list[LiveRequest] = []
-        for record in told.finished:
+        for record in ended.finished:
             if record.id in live:
                 request = live.pop(record.id)
                 request.record = record
@@ -302,20 +302,20 @@ class EngineCore:
         return StepEffects(tokens, finished, self._batch_tokens)
 
     def fail(self, failure: Exception) -> list[LiveRequest]:
-        """It computes nothing any more, in the middle of a step or not. Returns the requests that are lost with it."""
+        """Stop the engine, also within a step. Returns the requests that are lost."""
         self.failure = failure
         self.step_end_ns = -1
-        return self._lose_all()
+        return self._mark_all_lost()
 
     def restart(self) -> list[LiveRequest]:
-        """The engine dies and another takes its place, with nothing cached. Returns the requests that died with it."""
-        lost = self._lose_all()
-        self._renew()
+        """Replace the engine by a new one with an empty cache. Returns the requests that are lost."""
+        lost = self._mark_all_lost()
+        self._replace_engine()
         self.step_end_ns = -1
         self.failure = None
         return lost
 
-    def _lose_all(self) -> list[LiveRequest]:
+    def _mark_all_lost(self) -> list[LiveRequest]:
         lost = list(self.live.values())
         self.live.clear()
         for request in lost:
@@ -323,14 +323,15 @@ class EngineCore:
         return lost
 
     def forget_cache(self, now_ns: int) -> bool:
-        """Forget every block that nobody holds; below the device too where nobody is here.
+        """Clear every block that no request holds; in tiers too when there is no request.
 
-        Whether that was all of them: then no events tell of it. Else the next step's tell which: what lies below stays.
+        True when all were cleared: no events are published then. Else the next step's events list the cleared ones,
+        and tiers keep their blocks.
         """
         if self.failure is not None:
             return False
         if not self.live and not self.engine.in_step and self.engine.idle:
-            self._renew()
+            self._replace_engine()
             return True
         some_stay = self.holds_blocks or self.has_tiers
         self.engine.forget_cache(now_ns)
@@ -338,34 +339,34 @@ class EngineCore:
             self.engine.take_events()
         return not some_stay
 
-    def _renew(self) -> None:
+    def _replace_engine(self) -> None:
         self.engine = self._make()
-        self.engine.set_admitting(not self.holding)
+        self.engine.set_admitting(not self.admission_paused)
 
     def take_events(self) -> tuple[EventBatch, npt.NDArray[np.int64]]:
-        """The events of ended steps since the last call."""
+        """Return the events of the steps that ended since the last call."""
         return self.engine.take_events()
 
     @property
     def num_running(self) -> int:
-        """Requests that the scheduler runs."""
+        """Number of requests that the scheduler runs."""
         return len(self.engine.running)
 
     @property
     def num_waiting(self) -> int:
-        """Requests in the queue, those whose blocks are being loaded among them."""
+        """Number of queued requests, with those whose blocks are being loaded."""
         return self.engine.num_waiting + (self.engine.parked if self.has_tiers else 0)
 
     @property
-    def still_lands(self) -> bool:
-        """Nobody is here, or nobody who may go on, and what those who were left is on its way to or between tiers."""
-        if not (self.engine.idle or (self.holding and self.engine.drained)):
+    def waits_for_transfers(self) -> bool:
+        """True when no request can run and transfers to or between tiers are still in flight."""
+        if not (self.engine.idle or (self.admission_paused and self.engine.drained)):
             return False
         return self.engine.offload_pending if self.offload is not None else not self.engine.tiers_idle
 
     @property
     def host_usage(self) -> float:
-        """The share of the host's blocks that hold something, 0 … 1; 0 without a host tier."""
+        """Share of the host tier's blocks that are in use, 0 … 1; 0 without a host tier."""
         if not self.has_tiers:
             return 0.0
         free, active, inactive, _ = self.engine.tier_blocks(Tier.G2)
@@ -374,5 +375,5 @@ class EngineCore:
 
     @property
     def usage(self) -> float:
-        """The share of blocks that requests hold, 0 … 1."""
+        """Share of blocks that requests hold, 0 … 1."""
         return self.engine.pool[1] / self.config.num_gpu_blocks

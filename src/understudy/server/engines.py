@@ -1,4 +1,4 @@
-"""What a server needs of an engine that it did not make itself: one that computes its answers."""
+"""Interface between a server and a real engine, which computes its answers."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ class GivenEngine(Protocol):
     """A real engine in place of the simulated ones. It serves one worker."""
 
     def driver(self, clock: Clock) -> Driver:
-        """Who plays it."""
+        """Make the driver that steps the engine."""
 
     def core(self, name: str, *, events: bool) -> EngineCore:
-        """The engine behind the worker's only rank."""
+        """Return the engine behind the worker's only rank."""
 
     def plan(self, sampling: Sampling, texts: TokenTexts, limit: int) -> GrowingPlan:
-        """An answer to come. ApiError for what the engine cannot do."""
+        """Plan an answer. ApiError for options that the engine does not support."""
 
-    def tell(self, sender: KvEventSender) -> None:
-        """Tokens of the blocks that the engine will speak of go there."""
+    def connect_events(self, sender: KvEventSender) -> None:
+        """Send the tokens of published blocks to `sender`."""

@@ -1,4 +1,4 @@
-"""Faults on purpose, seeded: what goes wrong, where, how often. By `/admin/fault`, by header, or from the start."""
+"""Seeded fault injection: by `/admin/fault`, by request header, or from the start."""
 
 from __future__ import annotations
 
@@ -36,14 +36,14 @@ FAILURES: dict[str, tuple[int, str, str | None, str]] = {
     "invalid_request": (400, "invalid_request_error", None, "Invalid request"),
     "model_not_found": (404, "invalid_request_error", "model", "The model `{model}` does not exist"),
 }
-"""llm-d-inference-sim's types of failure: status, type, param, and the phrase by which clients know them."""
+"""llm-d-inference-sim's failure types: status, type, param, and the phrase that clients match."""
 
 
 MAX_FACTOR = 1000
 
 
 class FaultOrder(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
-    """One order. As JSON it has what was given, so that another process reads it as this one did.
+    """One fault order. Its JSON has only the fields that were given, so that another process reads it equally.
 
     `reject`: answer `status` instead; `delay`: answer `delay_ms` later; `drop`: cut the connection `after_ms`; `slow`:
     all that is sent to the client arrives `delay_ms` later, as over a slow line; `slow_link`: the links to and from a
@@ -78,7 +78,7 @@ class FaultOrder(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 
     @classmethod
     def read(cls, value: Any) -> FaultOrder:
-        """ApiError names a field that is unknown, wrong, or means nothing to an order of this kind."""
+        """Read an order. ApiError names a field that is unknown, invalid, or unused by this kind."""
         try:
             order = read_as(cls, value)
         except ConfigError as error:
@@ -86,26 +86,26 @@ class FaultOrder(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
         taken = ("kind", "workers", *_FIELDS[order.kind])
         for name in value:
             if name not in taken:
-                raise _wrong(name, f"is nothing to {order.kind}, which takes {', '.join(taken[1:])}")
+                raise _invalid(name, f"is not a field of {order.kind}, which takes {', '.join(taken[1:])}")
         if not 0 <= order.rate <= 1:
-            raise _wrong("rate", f"must be a share from 0 to 1, got {order.rate:g}")
+            raise _invalid("rate", f"must be a share from 0 to 1, got {order.rate:g}")
         if not 200 <= order.status <= 599:
-            raise _wrong("status", f"must be from 200 to 599, got {order.status}")
+            raise _invalid("status", f"must be from 200 to 599, got {order.status}")
         for name, time_ms in (("delay_ms", order.delay_ms), ("after_ms", order.after_ms)):
             if not (math.isfinite(time_ms) and time_ms >= 0):
-                raise _wrong(name, f"must be a finite number from 0, got {time_ms:g}")
+                raise _invalid(name, f"must be a finite number from 0, got {time_ms:g}")
         if order.duration_s is not None and not (math.isfinite(order.duration_s) and order.duration_s > 0):
-            raise _wrong("duration_s", f"must be a finite number above 0, got {order.duration_s:g}")
+            raise _invalid("duration_s", f"must be a finite number above 0, got {order.duration_s:g}")
         if order.count < 1:
-            raise _wrong("count", f"must be at least 1, got {order.count}")
+            raise _invalid("count", f"must be at least 1, got {order.count}")
         if not 1 <= order.factor <= MAX_FACTOR:
-            raise _wrong("factor", f"must be from 1 to {MAX_FACTOR}, got {order.factor:g}")
+            raise _invalid("factor", f"must be from 1 to {MAX_FACTOR}, got {order.factor:g}")
         if order.kind == "kill" and order.workers is None:
-            raise _wrong("workers", "must name the workers to kill, as [0]")
+            raise _invalid("workers", "must name the workers to kill, as [0]")
         if order.workers is not None and not order.workers:
-            raise _wrong("workers", "names nobody; leave it out for all of them")
+            raise _invalid("workers", "is empty; leave it out for all workers")
         if len(order.workers or ()) != len(set(order.workers or ())):
-            raise _wrong("workers", f"names somebody twice: {order.workers}")
+            raise _invalid("workers", f"lists a worker twice: {order.workers}")
         return order
 
 
@@ -122,10 +122,10 @@ _FIELDS: dict[str, tuple[str, ...]] = {
     "lose_events": ("count",),
     "none": (),
 }
-"""What an order takes besides whom it is for."""
+"""Fields of an order by kind, in addition to `kind` and `workers`."""
 
 
-def _wrong(name: str, why: str) -> ApiError:
+def _invalid(name: str, why: str) -> ApiError:
     return ApiError(f"{name} {why}", param=name)
 
 
@@ -137,19 +137,19 @@ class ActiveFault(NamedTuple):
 
 
 class Faults:
-    """The faults of one worker. `before` is called before every request that generates."""
+    """The faults of one worker. `before` is called before every generation request."""
 
     def __init__(self, app: App) -> None:
         self._app = app
         self._active: dict[str, ActiveFault] = {}
-        """By what they affect: requests, events, the engine, or one link."""
+        """Active faults by target: requests, events, the engine, or one link."""
         self._draw = random.Random(0)
         self.failure_rate = 0.0
         self.failure_types: tuple[str, ...] = tuple(FAILURES)
         app.before.append(self.before)
 
-    def carry_out(self, order: FaultOrder) -> int:
-        """Begin or end a fault. Returns the number of lost requests."""
+    def apply(self, order: FaultOrder) -> int:
+        """Begin or end a fault; return the number of lost requests."""
         worker, lost = self._app.worker, 0
         if order.kind == "kill":
             self._end("engine")
@@ -158,7 +158,7 @@ class Faults:
                 self._begin("engine", order)
         elif order.kind == "lose_events":
             for sender in worker.senders:
-                sender.lose += order.count
+                sender.batches_to_drop += order.count
         elif order.kind == "resume_events":
             self._end("events")
         elif order.kind == "stop_events":
@@ -169,7 +169,7 @@ class Faults:
             for what in tuple(self._active):
                 self._end(what)
             for sender in worker.senders:
-                sender.lose = 0
+                sender.batches_to_drop = 0
         else:
             self._begin("requests", order)
         return lost
@@ -182,7 +182,7 @@ class Faults:
             fields = {name: getattr(order, name) for name in _FIELDS[order.kind]}
             left_s = None if timer is None else round(max(timer.when() - now_s, 0.0), 3)
             rows.append({"kind": order.kind, **fields, "left_s": left_s})
-        if lose := max((sender.lose for sender in self._app.worker.senders), default=0):
+        if lose := max((sender.batches_to_drop for sender in self._app.worker.senders), default=0):
             rows.append({"kind": "lose_events", "count": lose, "left_s": None})
         return rows
 
@@ -214,7 +214,7 @@ class Faults:
             self._app.worker.slow_links(order.tier, order.factor if on else 1.0)
 
     def before(self, request: Request, connection: Connection) -> bool:
-        """True when the request was answered, or will be."""
+        """Apply faults to a request. True when a fault answers it, now or later."""
         if request.path not in self._app.routes.generators:
             return False
         asked = whole_number(request.headers.get("x-return-error", ""))
@@ -252,7 +252,7 @@ class Faults:
 
 
 def chosen_workers(order: FaultOrder, workers: Sequence[ServerSettings]) -> list[int]:
-    """Whom an order is for: some workers, or all. ApiError names one that is not there or that it means nothing to."""
+    """List the workers of an order. ApiError names one that does not exist or lacks the link."""
     chosen = list(range(len(workers))) if order.workers is None else order.workers
     for index in chosen:
         if not 0 <= index < len(workers):
@@ -273,9 +273,9 @@ def _has_limit(settings: ServerSettings, tier: str) -> bool:
 
 
 def apply_order(order: FaultOrder, apps: list[App]) -> dict[str, Any]:
-    """Carry an order out on some workers, or all. ApiError when it cannot be; nothing has happened then."""
+    """Apply an order to its workers, or to all. ApiError when it is invalid; nothing has changed then."""
     chosen = chosen_workers(order, [app.settings for app in apps])
-    lost = sum(apps[index].faults.carry_out(order) for index in chosen)
+    lost = sum(apps[index].faults.apply(order) for index in chosen)
     return {"fault": order.kind, "workers": chosen, "lost_requests": lost}
 
 

@@ -1,4 +1,4 @@
-"""Settings that can be turned while the server runs: `/admin/config`, as llm-d-inference-sim has it."""
+"""Settings that can change while the server runs: `/admin/config`, as in llm-d-inference-sim."""
 
 from __future__ import annotations
 
@@ -20,33 +20,37 @@ if TYPE_CHECKING:
 
 
 class Latency:
-    """A timing model of two numbers that may change between steps, in milliseconds."""
+    """A timing model of two constants, in milliseconds, that may change between steps."""
 
     def __init__(
-        self, prefill_ms: float, decode_ms: float, strays_ms: tuple[float, float] = (0.0, 0.0), seed: int = 0
+        self,
+        prefill_ms: float,
+        decode_ms: float,
+        std_devs_ms: tuple[float, float] = (0.0, 0.0),
+        seed: int = 0,
     ) -> None:
         self.prefill_cost_ms = prefill_ms
         self.decode_cost_ms = decode_ms
-        self.strays_ms = strays_ms
-        """Their standard deviations."""
+        self.std_devs_ms = std_devs_ms
+        """Standard deviations of prefill and decode."""
         self._draw = random.Random(seed)
 
-    def _strayed(self, mean_ms: float, stray_ms: float) -> float:
-        if not stray_ms:
+    def _sample(self, mean_ms: float, std_dev_ms: float) -> float:
+        if not std_dev_ms:
             return mean_ms
-        return min(max(self._draw.gauss(mean_ms, stray_ms), 0.3 * mean_ms), 1.7 * mean_ms)
+        return min(max(self._draw.gauss(mean_ms, std_dev_ms), 0.3 * mean_ms), 1.7 * mean_ms)
 
     def prefill_ms(self, requests: int, mean_input: int, mean_cached: int, /) -> float:  # noqa: ARG002
-        """Of the prompts of a step, together."""
-        return self._strayed(self.prefill_cost_ms, self.strays_ms[0])
+        """Return the time of a step's prefills together, milliseconds."""
+        return self._sample(self.prefill_cost_ms, self.std_devs_ms[0])
 
     def decode_ms(self, *_: float) -> float:
-        """Of the decodes of a step, together."""
-        return self._strayed(self.decode_cost_ms, self.strays_ms[1])
+        """Return the time of a step's decodes together, milliseconds."""
+        return self._sample(self.decode_cost_ms, self.std_devs_ms[1])
 
 
 class Wave(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A number that moves by itself between two others, once a `period_s`."""
+    """A value that moves between `start` and `end` with a period of `period_s`."""
 
     type: Literal["oscillate", "ramp", "rampreset", "squarewave"]
     start: float
@@ -54,7 +58,7 @@ class Wave(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     period_s: float = 60.0
 
     def at(self, passed_s: float) -> float:
-        """Its value so long after it began."""
+        """Return the value `passed_s` after the start."""
         share = passed_s / self.period_s if self.period_s > 0 else 1.0
         span = self.end - self.start
         match self.type:
@@ -68,7 +72,7 @@ class Wave(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
 
 
 class Config(msgspec.Struct, kw_only=True, forbid_unknown_fields=True, rename="kebab"):
-    """What may be turned, under llm-d-inference-sim's names. Times are milliseconds."""
+    """The settings that can change, under llm-d-inference-sim's names. Times are milliseconds."""
 
     failure_injection_rate: float = 0.0
     failure_types: list[str] = msgspec.field(default_factory=lambda: list(FAILURES))
@@ -80,28 +84,28 @@ class Config(msgspec.Struct, kw_only=True, forbid_unknown_fields=True, rename="k
 
 
 LATENCIES = ("time-to-first-token", "inter-token-latency")
-MAX_STRAY = 0.3
+MAX_STD_DEV = 0.3
 MAX_LATENCY_MS = 86_400_000.0
-"""A day: an engine's times must stay small enough to add up."""
+"""One day: sums of an engine's times must not overflow."""
 
 
 def check_latency(name: str, value_ms: float | None) -> None:
-    """ConfigError where no step can take so long."""
+    """Raise ConfigError for a latency outside 0 … one day."""
     if value_ms is not None and not 0 <= value_ms <= MAX_LATENCY_MS:
         raise ConfigError(f"{name} must be from 0 to {MAX_LATENCY_MS:.0f} ms (a day), got {value_ms:g}")
 
 
-def check_stray(name: str, mean_ms: float, stray_ms: float) -> None:
-    """A latency strays by at most 30 %, as llm-d-inference-sim has it. ConfigError."""
-    if not 0 <= stray_ms <= MAX_STRAY * mean_ms:
-        raise ConfigError(f"{name}-std-dev must be from 0 to 30 % of {name}={mean_ms:g}, got {stray_ms:g}")
+def check_std_dev(name: str, mean_ms: float, std_dev_ms: float) -> None:
+    """Raise ConfigError for a standard deviation above 30 % of the mean, as llm-d-inference-sim."""
+    if not 0 <= std_dev_ms <= MAX_STD_DEV * mean_ms:
+        raise ConfigError(f"{name}-std-dev must be from 0 to 30 % of {name}={mean_ms:g}, got {std_dev_ms:g}")
 
 
 _FAKED = {"running-requests": "running", "waiting-requests": "waiting", "kv-cache-usage": "usage"}
 
 
 class Knobs:
-    """The knobs of one worker. A body with one wrong key changes nothing."""
+    """The changeable settings of one worker. A body with one invalid key changes nothing."""
 
     def __init__(self, app: App) -> None:
         self._app = app
@@ -111,24 +115,24 @@ class Knobs:
         if latency is not None:
             self.config.time_to_first_token = latency.prefill_cost_ms
             self.config.inter_token_latency = latency.decode_cost_ms
-            strays_ms = latency.strays_ms
-            self.config.time_to_first_token_std_dev, self.config.inter_token_latency_std_dev = strays_ms
+            std_devs_ms = latency.std_devs_ms
+            self.config.time_to_first_token_std_dev, self.config.inter_token_latency_std_dev = std_devs_ms
 
     def answer(self, request: Request) -> tuple[int, Any]:
-        """The knobs as they are, after they were turned."""
+        """Return the settings; a POST changes them first."""
         if request.method not in ("GET", "POST"):
             raise ApiError("only GET and POST", status=405)
         if request.method == "POST":
             try:
-                self.turn(read_json(request))
+                self.update(read_json(request))
             except ConfigError as error:
                 raise ApiError(str(error)) from None
         return 200, self.config
 
-    def turn(self, changes: Any) -> None:
-        """Turn some of them. ConfigError names what cannot be; then nothing has changed."""
+    def update(self, changes: Any) -> None:
+        """Change some settings. ConfigError names an invalid one; then nothing has changed."""
         if not isinstance(changes, dict):
-            raise ConfigError("the knobs are turned by name: give an object")
+            raise ConfigError("/admin/config: the body must be an object; give settings by name")
         merged = {**msgspec.to_builtins(self.config), **changes}
         try:
             config = msgspec.convert(merged, Config)
@@ -149,11 +153,11 @@ class Knobs:
         if latency is None and any(value is not None for value in times):
             raise ConfigError(
                 "latencies follow the engine's timing model; start with --time-to-first-token or "
-                "--inter-token-latency to turn them by hand"
+                "--inter-token-latency to set them"
             )
-        strays_ms = (config.time_to_first_token_std_dev, config.inter_token_latency_std_dev)
-        for name, mean_ms, stray_ms in zip(LATENCIES, times, strays_ms, strict=True):
-            check_stray(name, mean_ms or 0.0, stray_ms)
+        std_devs_ms = (config.time_to_first_token_std_dev, config.inter_token_latency_std_dev)
+        for name, mean_ms, std_dev_ms in zip(LATENCIES, times, std_devs_ms, strict=True):
+            check_std_dev(name, mean_ms or 0.0, std_dev_ms)
         self.config = config
         faults = self._app.faults
         faults.failure_rate = config.failure_injection_rate
@@ -161,12 +165,14 @@ class Knobs:
         if latency is not None:
             latency.prefill_cost_ms = config.time_to_first_token or 0.0
             latency.decode_cost_ms = config.inter_token_latency or 0.0
-            latency.strays_ms = strays_ms
+            latency.std_devs_ms = std_devs_ms
         self._began_s = time.monotonic()
         for metrics in self._app.worker.metrics:
-            metrics.fake = {_FAKED[name]: self._reader(value) for name, value in config.fake_metrics.items()}
+            metrics.fake = {
+                _FAKED[name]: self._make_reader(value) for name, value in config.fake_metrics.items()
+            }
 
-    def _reader(self, value: float | Wave) -> Any:
+    def _make_reader(self, value: float | Wave) -> Any:
         if isinstance(value, Wave):
             return lambda: value.at(time.monotonic() - self._began_s)
         return lambda: float(value)

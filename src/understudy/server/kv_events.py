@@ -1,4 +1,4 @@
-"""KV events of a live engine on the wire: what it says at the end of each step, with the tokens it speaks of."""
+"""Publishes the KV events of a live engine after each step, with the tokens of the blocks."""
 
 from __future__ import annotations
 
@@ -33,12 +33,12 @@ class KvEventsConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     hwm: int = 100_000
     max_queue_size: int = 100_000
     topic: str = ""
-    """`{host}`, `{port}` and `{model}` in it stand for the server's own: `kv@{host}:{port}@{model}` is llm-d's."""
+    """Topic; `{host}`, `{port}` and `{model}` are replaced by the server's: llm-d uses `kv@{host}:{port}@{model}`."""
     dialect: str = "vllm"
 
     @classmethod
     def read(cls, settings: dict[str, Any]) -> KvEventsConfig:
-        """ConfigError names a field that is unknown or wrong."""
+        """Read the settings. ConfigError names a field that is unknown or invalid."""
         try:
             config = msgspec.convert(settings, cls)
         except msgspec.ValidationError as error:
@@ -48,7 +48,7 @@ class KvEventsConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
         return config
 
     def at(self, host: str, port: int, model: str) -> KvEventsConfig:
-        """With the topic of this server; the host is `POD_IP` where that is set, as in a cluster."""
+        """Return a copy with the topic of this server; `POD_IP`, if set, replaces the host."""
         named = {"{host}": os.environ.get("POD_IP") or host, "{port}": str(port), "{model}": model}
         topic = self.topic
         for name, value in named.items():
@@ -57,12 +57,12 @@ class KvEventsConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
 
     @property
     def publishes(self) -> bool:
-        """Whether anything is sent."""
+        """True when events are sent."""
         return self.enable_kv_cache_events and self.publisher != "null"
 
 
 class _Names(NamedTuple):
-    """What blocks are told with beside their tokens, "" where there is none."""
+    """Labels of a block in events, in addition to its tokens; "" for none."""
 
     lora: str = ""
     salt: str = ""
@@ -70,12 +70,12 @@ class _Names(NamedTuple):
 
 
 class KvEventSender:
-    """Sends the events of one rank. A step that says nothing sends nothing.
+    """Publishes the events of one rank. A step without events sends no message.
 
-    An engine knows blocks by their hashes; the tokens behind them are kept here: of blocks that some tier has, because
-    they may be copied to another; of those that a request on its way may fill (`hold`); and of as many others as
-    `keep_blocks` says, the latest. They are forgotten between steps only (`forget_some`): while one is open, whoever
-    fills blocks in it may have gone already, and what comes may not be held yet.
+    An engine identifies blocks by hash; this class keeps their tokens: of blocks that a tier has, because they may be
+    copied to another; of blocks that a request in flight may fill (`retain`); and of the latest `keep_blocks` others.
+    It drops tokens between steps only (`trim`): within a step, a request that fills blocks may already have ended, and
+    a new one may not be retained yet.
     """
 
     def __init__(self, config: KvEventsConfig, block_size: int, rank: int, *, keep_blocks: int) -> None:
@@ -85,14 +85,14 @@ class KvEventSender:
         self._keep_blocks = keep_blocks
         self._tokens: dict[int, bytes] = {}  # as 32-bit numbers: a fleet has many blocks
         self._names: dict[int, _Names] = {}  # of those that have any
-        self._copies: dict[int, int] = {}  # on all tiers, of those that are on any
-        self._held: dict[int, int] = {}  # by requests on their way
-        self._gone: deque[list[int]] = deque()  # what requests held that live no more
-        self._nowhere: dict[int, None] = {}  # the rest of those whose tokens are known, the longest ago first
+        self._copies: dict[int, int] = {}  # number of tiers that have a block
+        self._retained: dict[int, int] = {}  # number of requests in flight by block
+        self._ended: deque[list[int]] = deque()  # blocks of requests that have ended
+        self._unused: dict[int, None] = {}  # other blocks with known tokens, oldest first
         self._cleared = False
         self.stopped = False
-        self.lose = 0
-        """Batches that are to be lost on the way, on purpose."""
+        self.batches_to_drop = 0
+        """Number of next batches to drop, as an injected fault."""
         self._publisher = self._open()
 
     def _open(self) -> Publisher:
@@ -109,20 +109,20 @@ class KvEventSender:
 
     @property
     def endpoint(self) -> str:
-        """Where it is published, with the port that was picked."""
+        """Endpoint of the publisher, with the port that was chosen."""
         return self._publisher.endpoint
 
     @property
     def next_sequence(self) -> int:
-        """The number of the next message."""
+        """Sequence number of the next message."""
         return self._publisher.next_sequence
 
     def describe(self) -> dict[str, Any]:
-        """As `/kv_event_sources` tells it."""
-        told = msgspec.to_builtins(self._config)
-        del told["dialect"]
+        """Describe the publisher for `/kv_event_sources`."""
+        fields = msgspec.to_builtins(self._config)
+        del fields["dialect"]
         return {
-            **told,
+            **fields,
             "publisher": "zmq",
             "endpoint": self._publisher.endpoint,
             "replay_endpoint": self._publisher.replay,
@@ -137,7 +137,7 @@ class KvEventSender:
         lora: str = "",
         session: str = "",
     ) -> None:
-        """A request comes whose blocks are these."""
+        """Keep the tokens of a new request's blocks."""
         size = self._block_size
         names = _Names(lora, salt, session) if lora or salt or session else None
         for place, value in enumerate(identities.sequence_hashes.tolist()):
@@ -147,90 +147,90 @@ class KvEventSender:
                 self._names[value] = names
             elif self._names:
                 self._names.pop(value, None)
-            if value not in self._copies and value not in self._held:
-                self._nowhere.pop(value, None)
-                self._nowhere[value] = None
+            if value not in self._copies and value not in self._retained:
+                self._unused.pop(value, None)
+                self._unused[value] = None
 
-    def hold(self, request: LiveRequest) -> None:
-        """Its blocks are remembered for as long as it lives, however many requests wait with it."""
+    def retain(self, request: LiveRequest) -> None:
+        """Keep the tokens of a request's blocks while the request is alive."""
         assert request.identities is not None
         values = request.identities.sequence_hashes.tolist()
         for value in values:
-            self._held[value] = self._held.get(value, 0) + 1
-            self._nowhere.pop(value, None)
-        # However it ends, and also if it is refused. That may be found in the middle of anything, so it is only noted.
-        weakref.finalize(request, self._gone.append, values).atexit = False
+            self._retained[value] = self._retained.get(value, 0) + 1
+            self._unused.pop(value, None)
+        # Covers every end and rejection. A finalizer may run at any point, so it only records the end.
+        weakref.finalize(request, self._ended.append, values).atexit = False
 
     def _release(self) -> None:
-        while self._gone:
-            for value in self._gone.popleft():
-                left = self._held.pop(value) - 1
+        while self._ended:
+            for value in self._ended.popleft():
+                left = self._retained.pop(value) - 1
                 if left > 0:
-                    self._held[value] = left
+                    self._retained[value] = left
                 elif value not in self._copies and value in self._tokens:
-                    self._nowhere[value] = None
+                    self._unused[value] = None
 
-    def _came(self, value: int) -> None:
+    def _count_stored(self, value: int) -> None:
         self._copies[value] = self._copies.get(value, 0) + 1
-        self._nowhere.pop(value, None)
+        self._unused.pop(value, None)
 
-    def _went(self, value: int) -> None:
+    def _count_removed(self, value: int) -> None:
         left = self._copies.pop(value, 0) - 1
         if left > 0:
             self._copies[value] = left
-        elif value in self._tokens and value not in self._held:
-            self._nowhere[value] = None
+        elif value in self._tokens and value not in self._retained:
+            self._unused[value] = None
 
-    def forget_some(self) -> None:
-        """No step is open: nothing will be told of but what requests hold, and what is copied."""
+    def trim(self) -> None:
+        """Drop the oldest unused tokens over `keep_blocks`; call between steps only."""
         self._release()
-        while len(self._nowhere) > self._keep_blocks:
-            value = next(iter(self._nowhere))
-            del self._nowhere[value]
+        while len(self._unused) > self._keep_blocks:
+            value = next(iter(self._unused))
+            del self._unused[value]
             del self._tokens[value]
             self._names.pop(value, None)
 
-    def forget_all(self) -> None:
-        """The cache was cleared: readers hear of it with the next step."""
+    def mark_cleared(self) -> None:
+        """Mark the cache as cleared; the next step publishes that."""
         self._cleared = True
         self._copies.clear()
-        self._nowhere = {value: None for value in self._tokens if value not in self._held}
+        self._unused = {value: None for value in self._tokens if value not in self._retained}
 
     def restart(self) -> None:
-        """The engine died and another took its place: its stream begins again at 0."""
+        """Restart the stream at sequence 0, for a new engine."""
         self._publisher.close()
-        self.forget_all()  # but for what somebody holds, who may have come for the next engine
+        self.mark_cleared()  # retained blocks stay: their requests may be for the new engine
         self._cleared = False
         self._publisher = self._open()
 
     def on_step(self, batch: EventBatch) -> None:
-        """Send what the engine said of the step."""
+        """Publish the events of a step."""
         if not len(batch) and not self._cleared:
-            self.forget_some()
+            self.trim()
             return
-        spoken: list[PublishedEvent] = []
+        events: list[PublishedEvent] = []
         if self._cleared:
-            spoken.append(Cleared(0, self._rank))
+            events.append(Cleared(0, self._rank))
             self._cleared = False
         for event in decode(batch, dp_rank=self._rank, block_size=self._block_size, stream="raw"):
             if isinstance(event, Stored):
-                spoken.append(self._with_tokens(event))
+                events.append(self._add_tokens(event))
                 for block in event.blocks:
-                    self._came(block.sequence_hash)
-            elif isinstance(event, Removed):  # an engine speaks of them one by one
-                for gone in event.blocks:
-                    self._went(gone.sequence_hash)
-                spoken += [
+                    self._count_stored(block.sequence_hash)
+            elif isinstance(event, Removed):  # vLLM publishes removals one by one
+                for removed in event.blocks:
+                    self._count_removed(removed.sequence_hash)
+                events += [
                     Removed(event.event_id, (block,), event.tier, event.dp_rank) for block in event.blocks
                 ]
-        self.forget_some()
+        self.trim()
         if self.stopped:
             return
-        lost = self.lose > 0
-        self.lose -= lost
-        self._publisher.publish_events(spoken, block_size=self._block_size, lost=lost)
+        lost = self.batches_to_drop > 0
+        self.batches_to_drop -= lost
+        self._publisher.publish_events(events, block_size=self._block_size, lost=lost)
 
-    def _with_tokens(self, event: Stored) -> Stored:
+    def _add_tokens(self, event: Stored) -> Stored:
         blocks = []
         for block in event.blocks:
             tokens = self._tokens.get(block.sequence_hash)
@@ -247,5 +247,5 @@ class KvEventSender:
         )
 
     def close(self) -> None:
-        """Let go of the addresses."""
+        """Close the sockets."""
         self._publisher.close()

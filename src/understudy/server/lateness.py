@@ -1,4 +1,4 @@
-"""How late the machine is: the gap between when something was due on the simulated clock and when it was done."""
+"""Lateness of the machine: real time of an event minus its due time on the simulated clock."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ BOUNDS_S = (
     *(round(10.0**power * step, 9) for power in range(-5, 1) for step in (1, 1.5, 2, 3, 4, 5, 7)),
     10.0,
 )
-"""Seven bounds a decade, from 10 µs to 10 s: a quantile is known to within a fifth of itself or so."""
+"""Seven bounds per decade, from 10 µs to 10 s: a quantile is accurate to about 20 %."""
 
 
 class Lateness:
@@ -21,7 +21,7 @@ class Lateness:
         self.max_s = 0.0
 
     def record(self, late_s: float, weight: int = 1) -> None:
-        """Something was so late, `weight` times."""
+        """Count `weight` events that were `late_s` late."""
         late_s = max(late_s, 0.0)
         self.counts[bisect_left(BOUNDS_S, late_s)] += weight
         self.count += weight
@@ -29,9 +29,9 @@ class Lateness:
         self.max_s = max(self.max_s, late_s)
 
     def quantile(self, share: float, since: list[int] | None = None) -> float:
-        """The bound that at least this share stayed within; 0 before anything was recorded.
+        """Return the bound (seconds) that at least this share stayed within; 0 without records.
 
-        `since`: only what was recorded after `counts` had these values.
+        `since`: earlier values of `counts`, to use only later records.
         """
         counts = (
             self.counts

@@ -1,4 +1,4 @@
-"""The event loop of live servers. Who sleeps until a step ends wants to wake then, and not at the next millisecond."""
+"""The event loop of live servers, with timers finer than a millisecond."""
 
 from __future__ import annotations
 
@@ -21,26 +21,26 @@ _Result = TypeVar("_Result")
 log = logging.getLogger("understudy.server")
 
 MANY_FILES = 1 << 16
-TELL_EVERY_S = 10.0
+LOG_INTERVAL_S = 10.0
 LARGEST_FD = 1024
-"""select() can watch files with lower numbers only."""
+"""select() accepts lower file descriptors only."""
 
 
 def new_loop() -> asyncio.AbstractEventLoop:
-    """A loop whose timers are good to some ten microseconds where the system can."""
+    """Make a loop whose timers are accurate to about ten microseconds where the system allows."""
     return asyncio.SelectorEventLoop(new_selector())
 
 
 def run(main: Coroutine[object, object, _Result]) -> _Result:
-    """As `asyncio.run`, on such a loop, with as many open files as the system lets us have."""
+    """Run like `asyncio.run`, on `new_loop`, with the largest limit of open files."""
     allow_many_files()
     with asyncio.Runner(loop_factory=new_loop) as runner:
-        runner.get_loop().set_exception_handler(FewerWords())
+        runner.get_loop().set_exception_handler(RateLimitedErrorHandler())
         return runner.run(main)
 
 
 def allow_many_files() -> None:
-    """A connection is an open file, and the usual limit is there for programs that have few."""
+    """Raise the limit of open files; each connection is one."""
     try:
         import resource
     except ImportError:  # not on this system
@@ -52,28 +52,28 @@ def allow_many_files() -> None:
             resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
 
-class FewerWords:
-    """Hears of errors that nobody caught. That no connection can be accepted is told now and then, not each time."""
+class RateLimitedErrorHandler:
+    """Logs unhandled exceptions of the loop; failed accepts at most once per `LOG_INTERVAL_S`."""
 
     def __init__(self) -> None:
-        self._told_s = -math.inf
+        self._logged_s = -math.inf
 
     def __call__(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
-        """See `loop.set_exception_handler`."""
+        """Handle an exception (see `loop.set_exception_handler`)."""
         error = context.get("exception")
         if not (isinstance(error, OSError) and error.errno in (errno.EMFILE, errno.ENFILE)):
             loop.default_exception_handler(context)
             return
-        if time.monotonic() - self._told_s >= TELL_EVERY_S:
-            self._told_s = time.monotonic()
+        if time.monotonic() - self._logged_s >= LOG_INTERVAL_S:
+            self._logged_s = time.monotonic()
             log.error("connections wait: %s; raise the limit of open files (ulimit -n)", error)
 
 
 @contextlib.contextmanager
 def heap_frozen() -> Iterator[None]:
-    """The process has started: what there is now stays, and the collector need not look at it until this ends.
+    """Exclude all current objects from garbage collection within this context.
 
-    Each full collection of a freshly started server would stop it for tens of milliseconds.
+    A full collection of a freshly started server would stop it for tens of milliseconds.
     """
     gc.collect()
     gc.freeze()
@@ -84,13 +84,13 @@ def heap_frozen() -> Iterator[None]:
 
 
 def new_selector() -> selectors.BaseSelector:
-    """What such a loop waits with."""
+    """Make the selector of `new_loop`."""
     epoll = getattr(selectors, "EpollSelector", None)
     if epoll is None:
         return selectors.DefaultSelector()  # kqueue waits for nanoseconds
 
     class FineSelector(epoll):  # type: ignore[misc, valid-type]
-        """Waits with select(), which knows microseconds: epoll's own timeout is rounded up to milliseconds."""
+        """Waits with select(), which takes microseconds; epoll rounds timeouts up to milliseconds."""
 
         def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
             number = self.fileno()

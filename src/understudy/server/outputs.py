@@ -1,4 +1,4 @@
-"""What the model says: filler words, the prompt again, or answers from a file. Known before the first step."""
+"""Output text of a simulated model: filler words, the prompt, or answers from a file; fixed before the first step."""
 
 from __future__ import annotations
 
@@ -24,16 +24,16 @@ _MEAN_WORDS = 128
 
 
 class Answer(msgspec.Struct, frozen=True):
-    """The tokens of an answer, and whether it ends by itself there."""
+    """Tokens of an answer, and whether it ends with a stop token."""
 
     tokens: npt.NDArray[np.uint32]
     stops: bool
     room: int
-    """Tokens that it might have had."""
+    """Most tokens that the answer could have."""
 
 
 class Outputs:
-    """Answers of one model. The same prompt, seed and choice give the same answer, on every machine."""
+    """Generates the answers of one model. Equal prompt, seed and choice give equal answers on every machine."""
 
     def __init__(
         self, tokenizer: Tokenizer, mode: Mode = "filler", *, recorded: Path | None = None, seed: int = 0
@@ -62,7 +62,7 @@ class Outputs:
         ignore_eos: bool = False,
         min_tokens: int = 0,
     ) -> Answer:
-        """At most `limit` tokens. Without a length `asked` for, an answer ends by itself where it likes to."""
+        """Generate at most `limit` tokens. Without `asked`, a length is drawn and the answer stops there."""
         key = xxh3_64(prompt.tobytes(), (self._seed if seed is None else seed) + (choice << 32))
         if self.mode == "echo":
             return _fit(prompt, limit, ends=not ignore_eos, repeat=ignore_eos, at_least=min_tokens)
@@ -82,7 +82,7 @@ class Outputs:
         return Answer(self._filler(key, count), stops, limit)
 
     def text_tokens(self, text: str) -> npt.NDArray[np.uint32]:
-        """The tokens of a text that is to be said as it is."""
+        """Tokenize a literal answer."""
         return np.array(self._tokenizer.encode(text), dtype=np.uint32)
 
     def _filler(self, key: int, count: int) -> npt.NDArray[np.uint32]:
@@ -93,7 +93,7 @@ class Outputs:
 
 
 def _natural_length(key: int) -> int:
-    """Exponentially distributed words, by the key alone."""
+    """Draw an exponentially distributed length from the key."""
     share = ((key >> 11) + 1) / float(1 << 53)
     return min(int(-np.log(share) * _MEAN_WORDS) + 1, 16 * _MEAN_WORDS)
 
@@ -105,7 +105,7 @@ def _fit(tokens: npt.NDArray[np.uint32], limit: int, *, ends: bool, repeat: bool
 
 
 def _read_answers(path: Path, tokenizer: Tokenizer) -> dict[str, npt.NDArray[np.uint32]]:
-    """JSON lines of {"prompt": …, "response": …}. A prompt answers to itself, and to prompts that contain it."""
+    """Read JSON lines of {"prompt": …, "response": …}. A row also answers prompts that contain its prompt."""
     answers: dict[str, npt.NDArray[np.uint32]] = {}
     try:
         lines = path.read_text(encoding="utf-8").splitlines()

@@ -1,7 +1,7 @@
-"""A worker at rest: paused or asleep, as vLLM's schedulers are.
+"""Pause and sleep of a worker, as in vLLM.
 
-Who comes meanwhile is queued. Who is here is aborted, goes on to its end ("wait": those in progress; the queue stays)
-or is kept as it is ("keep"). The answer to who asked for it waits until nothing moves any more.
+New requests queue. Running requests are aborted ("abort"), finished first ("wait"; queued ones stay queued) or frozen
+("keep"). The call returns once the engines are idle.
 """
 
 from __future__ import annotations
@@ -16,17 +16,17 @@ if TYPE_CHECKING:
     from understudy.server.worker import Worker
 
 MEMORY = frozenset(("weights", "kv_cache"))
-"""What a sleeping engine has given back, by the names under which it can be woken."""
+"""Tags of the memory that a sleeping engine has released; `wake` takes them."""
 _STATES = {1: "weights_offloaded", 2: "discard_all"}
 
 
-class _Wish(NamedTuple):
-    """Somebody waits until nothing moves any more."""
+class _PendingPause(NamedTuple):
+    """A call that returns once all engines are idle."""
 
     clear_cache: bool
     then: Callable[[], None]
-    instead: Callable[[], None] | None = None
-    """Called where the engines go on before that: it is no longer wanted. Without it, it is."""
+    on_resumed: Callable[[], None] | None = None
+    """Called instead of `then` if the engines resume before they are idle. None: `then` is called even so."""
 
 
 class Pauses:
@@ -35,15 +35,15 @@ class Pauses:
     def __init__(self, worker: Worker, metrics: SleepMetrics) -> None:
         self._worker = worker
         self._metrics = metrics
-        self._wishes: list[_Wish] = []
-        self._gone: set[str] = set()
+        self._pending: list[_PendingPause] = []
+        self._released: set[str] = set()
         self.paused = False
-        """Nobody new begins."""
+        """True while no new request starts."""
 
     @property
     def asleep(self) -> bool:
-        """Requests are accepted and wait; as vLLM tells it, a pause is a sleep too."""
-        return self.paused or bool(self._gone)
+        """True while requests are accepted but wait; vLLM counts a pause as sleep too."""
+        return self.paused or bool(self._released)
 
     def pause(
         self,
@@ -51,83 +51,83 @@ class Pauses:
         *,
         clear_cache: bool,
         then: Callable[[], None],
-        instead: Callable[[], None] | None = None,
+        on_resumed: Callable[[], None] | None = None,
     ) -> None:
-        """Begin nothing new from now on; `then` is called when nothing moves any more (`instead`: see `_Wish`)."""
+        """Stop admission and call `then` once the engines are idle (`on_resumed`: see `_PendingPause`)."""
         worker = self._worker
         self.paused = True
         if mode == "abort":
             worker.abort(worker.live())
-        self._wishes.append(_Wish(clear_cache, then, instead))
+        self._pending.append(_PendingPause(clear_cache, then, on_resumed))
         for core in worker.cores:
             core.paused = mode == "keep"
-            core.hold(True)
-            worker.driver.do(core, lambda _: None)
+            core.pause_admission(True)
+            worker.driver.enqueue(core, lambda _: None)
 
     def resume(self) -> None:
-        """Begin again. Who waits for a pause waits until nothing moves; a sleep that has not begun is off."""
+        """Resume admission. Pending pauses still wait until the engines are idle; a pending sleep is cancelled."""
         self.paused = False
-        given_up = [wish.instead for wish in self._wishes if wish.instead is not None]
-        self._wishes = [wish for wish in self._wishes if wish.instead is None]
+        cancelled = [pause.on_resumed for pause in self._pending if pause.on_resumed is not None]
+        self._pending = [pause for pause in self._pending if pause.on_resumed is None]
         for core in self._worker.cores:
             core.paused = False
-            core.hold(False)
-            self._worker.driver.do(core, lambda _: None)
-        for tell in given_up:
-            tell()
+            core.pause_admission(False)
+            self._worker.driver.enqueue(core, lambda _: None)
+        for notify in cancelled:
+            notify()
 
     def sleep(self, level: int, mode: str, *, then: Callable[[bool], None]) -> None:
-        """Pause; then give memory back (`level` 1: the weights are kept elsewhere, 2: nothing is; 0: keep all).
+        """Pause, then release memory (`level` 0: none; 1: all, weights offloaded; 2: all, weights discarded).
 
-        `then` is told whether it sleeps: not where it was woken, or resumed, before it came to rest.
+        `then` receives True, or False when the worker was woken or resumed before it was idle.
         """
         began_s = time.perf_counter()
 
-        def sleeping() -> None:
+        def on_idle() -> None:
             if level > 0:
-                self._gone |= MEMORY
-            self._tell(_STATES.get(level, "paused"))
+                self._released |= MEMORY
+            self._set_sleep_state(_STATES.get(level, "paused"))
             self._metrics.done("sleep", time.perf_counter() - began_s)
             then(True)
 
-        self.pause(mode, clear_cache=level > 0, then=sleeping, instead=lambda: then(False))
+        self.pause(mode, clear_cache=level > 0, then=on_idle, on_resumed=lambda: then(False))
 
     def release_cache(self) -> None:
-        """Give the memory of the KV cache back, which here is to forget it."""
+        """Release the memory of the KV cache: here, clear it."""
         began_s = time.perf_counter()
         self._worker.reset_prefix_cache()
         if self.paused:
-            self._gone.add("kv_cache")
-            self._tell("paused")
+            self._released.add("kv_cache")
+            self._set_sleep_state("paused")
         self._metrics.done("release_kv_cache_memory", time.perf_counter() - began_s)
 
     def wake(self, tags: list[str] | None) -> bool:
-        """Take memory back, all of it or by name; with all of it there, go on. Whether it is."""
+        """Reallocate memory, all (None) or by tag; once all is there, resume and return True."""
         began_s = time.perf_counter()
         wanted = None if tags is None else [tag for tag in tags if tag != "scheduling"]
         if wanted is None:
-            self._gone.clear()
-        elif self._gone.issuperset(wanted):  # with one that is not, nothing is
-            self._gone.difference_update(wanted)
-        awake = not self._gone
+            self._released.clear()
+        elif self._released.issuperset(wanted):  # one tag that is not released makes the call a no-op
+            self._released.difference_update(wanted)
+        awake = not self._released
         if awake:
-            self._tell("awake")
+            self._set_sleep_state("awake")
             self.resume()
         self._metrics.done("wake", time.perf_counter() - began_s)
         return awake
 
-    def look(self) -> None:
-        """An engine has come to rest: if all have, whoever waits for that is told."""
+    def complete_pending(self) -> None:
+        """Complete the pending pauses if all engines are idle."""
         worker = self._worker
-        if not self._wishes or not all(core.quiet for core in worker.cores):
+        if not self._pending or not all(core.is_idle for core in worker.cores):
             return
-        wishes, self._wishes = self._wishes, []
-        for wish in wishes:
-            if wish.clear_cache:
+        pending, self._pending = self._pending, []
+        for pause in pending:
+            if pause.clear_cache:
                 for core in worker.cores:
-                    worker.forget(core)
-            wish.then()
+                    worker.clear_cache(core)
+            pause.then()
 
-    def _tell(self, state: str) -> None:
+    def _set_sleep_state(self, state: str) -> None:
         for metrics in self._worker.metrics:
             metrics.asleep = state

@@ -1,4 +1,4 @@
-"""A running server: a worker, its app and its port, until somebody says stop."""
+"""A running server: a worker, its app and its port."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 
 class Stage:
-    """What the workers of one process share: the clock, the driver, the outbox, the tokenizer."""
+    """Parts that the workers of one process share: clock, driver, outbox, tokenizer."""
 
     def __init__(
         self, *, clock_speed: float = 1.0, tokenizer: Tokenizer, given: GivenEngine | None = None
@@ -51,9 +51,9 @@ class Stage:
     def worker(
         self, settings: ServerSettings, index: int = 0, *, run: TierRun | None = None, events: bool = False
     ) -> Worker:
-        """A worker on this stage. ConfigError names a setting that cannot be.
+        """Make a worker. ConfigError names an invalid setting.
 
-        `run` is what workers with tiers share; `events` are kept for whoever sets the worker's `on_events`.
+        Workers with tiers share `run`; with `events`, the worker calls its `on_events`.
         """
         key = (settings.response_mode, settings.response_file, settings.seed)
         if key not in self._outputs:
@@ -68,7 +68,7 @@ class Stage:
             self.driver,
             self.texts,
             self._outputs[key],
-            tiers=tiers_of(settings),
+            tiers=build_tiers(settings),
             run=run,
             index=index,
             token_lateness=self.token_lateness,
@@ -77,8 +77,8 @@ class Stage:
         )
 
 
-def tls_of(settings: ServerSettings) -> ssl.SSLContext | None:
-    """How connections are encrypted, if they are. ConfigError names a file that will not do."""
+def build_tls_context(settings: ServerSettings) -> ssl.SSLContext | None:
+    """Return the TLS context, None for plain HTTP. ConfigError names an unusable file."""
     if settings.ssl_certfile is None:
         if settings.ssl_keyfile is not None:
             raise ConfigError("--ssl-keyfile needs --ssl-certfile")
@@ -91,19 +91,19 @@ def tls_of(settings: ServerSettings) -> ssl.SSLContext | None:
         context.verify_mode = ssl.VerifyMode(settings.ssl_cert_reqs)
     except (OSError, ValueError) as error:  # an ssl.SSLError is an OSError
         raise ConfigError(
-            f"--ssl-certfile {settings.ssl_certfile}, or what goes with it, will not do: {error}"
+            f"--ssl-certfile {settings.ssl_certfile} or its key or CA file cannot be used: {error}"
         ) from None
     return context
 
 
-def tiers_of(settings: ServerSettings) -> TierConfig | None:
-    """The tiers below the device in the core's form."""
+def build_tiers(settings: ServerSettings) -> TierConfig | None:
+    """Convert the tier settings to the core's form; None without tiers."""
     plan = TierPlan.of(settings.tiers, settings.engine.block_size)
     return None if plan is None else to_core(plan, settings.most_blocks, seed=settings.seed)
 
 
 def new_stage(settings: ServerSettings) -> Stage:
-    """A stage for servers of these settings."""
+    """Make the shared parts for servers of these settings."""
     return Stage(clock_speed=settings.clock_speed, tokenizer=open_tokenizer(settings.tokenizer))
 
 
@@ -120,7 +120,7 @@ class Server:
         events: bool = False,
     ) -> None:
         self.settings = settings
-        self.tls = tls_of(settings)
+        self.tls = build_tls_context(settings)
         self.stage = stage or new_stage(settings)
         self.worker = self.stage.worker(settings, index, run=run, events=events)
         self.app = App(self.worker)
@@ -128,7 +128,7 @@ class Server:
         self.port = settings.port
 
     async def start(self) -> None:
-        """Listen. OSError when the port is taken."""
+        """Start to listen. OSError when the port is taken."""
         self.stage.driver.start()
         self._listening = await listen(
             self.app,
@@ -140,10 +140,10 @@ class Server:
         )
         if self.settings.uds is None:
             self.port = self._listening.sockets[0].getsockname()[1]
-        self.app.tell_port(self.port)
+        self.app.set_port(self.port)
 
     async def stop(self, drain_s: float | None = None) -> None:
-        """Stop listening; let answers leave for so long (the setting's own time unless given), abort the rest."""
+        """Stop listening; drain answers for `drain_s` (default: `shutdown_timeout_s`), then abort the rest."""
         if self._listening is not None:
             self._listening.close()
             self._listening = None
@@ -165,7 +165,7 @@ class Server:
 
     @property
     def address(self) -> str:
-        """Where it listens, as a URL or a path."""
+        """URL of the server, or the path of its Unix socket."""
         if self.settings.uds is not None:
             return f"unix:{self.settings.uds}"
         return f"{self.settings.scheme}://{address_of(self.settings.host, self.port)}"
@@ -174,25 +174,25 @@ class Server:
 async def run_until_stopped(
     start: Callable[[], Awaitable[None]], stop: Callable[[], Awaitable[None]], address: str
 ) -> None:
-    """Start, wait for SIGINT or SIGTERM, stop; a second one ends that at once. ConfigError when it cannot listen."""
+    """Start, wait for SIGINT or SIGTERM, stop; a second signal exits at once. ConfigError when it cannot listen."""
     stopping, at_once = asyncio.Event(), asyncio.Event()
     loop = asyncio.get_running_loop()
 
-    def told() -> None:
+    def on_signal() -> None:
         (at_once if stopping.is_set() else stopping).set()
 
     for number in (signal.SIGINT, signal.SIGTERM):
-        loop.add_signal_handler(number, told)
+        loop.add_signal_handler(number, on_signal)
     try:
         await start()
     except OSError as error:
         raise ConfigError(f"cannot listen on {address}: {error}") from None
     with heap_frozen():
         await stopping.wait()
-        ways = [asyncio.ensure_future(stop()), asyncio.ensure_future(at_once.wait())]
-        await asyncio.wait(ways, return_when=asyncio.FIRST_COMPLETED)
-        for way in ways:
-            way.cancel()
-        await asyncio.gather(*ways, return_exceptions=True)
-        if not ways[0].cancelled():
-            ways[0].result()
+        tasks = [asyncio.ensure_future(stop()), asyncio.ensure_future(at_once.wait())]
+        await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        if not tasks[0].cancelled():
+            tasks[0].result()

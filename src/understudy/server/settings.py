@@ -1,4 +1,4 @@
-"""What a server is told: the model it plays, and how it answers."""
+"""Settings of a server: the model it simulates, and how it answers."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class LoraModule(msgspec.Struct, frozen=True):
 
 
 class ServerSettings(msgspec.Struct, frozen=True, kw_only=True):
-    """One server. Names are vLLM's where it has one."""
+    """Settings of one server, under vLLM's names where it has one."""
 
     model: str = "understudy/tok"
     served_model_name: tuple[str, ...] = ()
@@ -32,7 +32,7 @@ class ServerSettings(msgspec.Struct, frozen=True, kw_only=True):
     engine: VllmConfig = VllmConfig(block_size=16)
     tiers: TiersConfig = TiersConfig()
     most_blocks: int = UNLIMITED_BLOCKS
-    """What requests will ever fill: the capacity of a tier without a limit."""
+    """Most blocks that requests can fill: the capacity of a tier without a limit."""
     data_parallel_size: int = 1
     tokenizer: str | None = None
     response_mode: Literal["filler", "echo", "recorded"] = "filler"
@@ -43,7 +43,7 @@ class ServerSettings(msgspec.Struct, frozen=True, kw_only=True):
     host: str = "127.0.0.1"
     port: int = 8000
     uds: str | None = None
-    """A path at which to listen, instead of host and port."""
+    """Path of a Unix socket to listen on, instead of host and port."""
     api_keys: tuple[str, ...] = ()
     admin_hosts: tuple[str, ...] = ()
     """Addresses and networks whose clients may call control routes; without a key only."""
@@ -58,7 +58,7 @@ class ServerSettings(msgspec.Struct, frozen=True, kw_only=True):
     ssl_ca_certs: str | None = None
     ssl_cert_reqs: int = 0
     global_cache_hit_threshold: float | None = None
-    """A prompt of which less is cached is not computed here; a request may say another share."""
+    """Least cached share of a prompt; with less it is not computed here. A request may set its own."""
 
     enable_request_id_headers: bool = False
     enable_prompt_tokens_details: bool = False
@@ -85,32 +85,32 @@ class ServerSettings(msgspec.Struct, frozen=True, kw_only=True):
     enable_scale_out: bool = False
     dev_mode: bool = False
     latency_ms: tuple[float, float] | None = None
-    """(prefill, decode) of every step, to be turned while it runs; None: the engine's timing model."""
+    """(prefill, decode) of every step, changeable by `/admin/config`; None: the engine's timing model."""
     latency_std_dev_ms: tuple[float, float] = (0.0, 0.0)
-    """How far they stray, with `latency_ms`; by `seed`, and by no more than 70 % of themselves."""
+    """Standard deviations of `latency_ms`, drawn by `seed`; a draw is within 70 % of the mean."""
     knobs: dict[str, Any] = msgspec.field(default_factory=dict)
-    """What `/admin/config` is to say from the start."""
+    """Initial values of `/admin/config`."""
     metrics: Literal["vllm", "sglang"] = "vllm"
     old_metric_names: bool = False
     kv_cache_metrics: bool = False
     kv_cache_metrics_sample: float = 0.01
-    """The share of blocks whose stay is measured, with `kv_cache_metrics`."""
+    """Share of blocks whose residency is measured, with `kv_cache_metrics`."""
     kv_events_config: dict[str, Any] = msgspec.field(default_factory=dict)
     cache_info: dict[str, str] = msgspec.field(default_factory=dict)
-    """More labels of cache_config_info: settings that were given and change nothing here."""
+    """Further labels of cache_config_info: given settings that have no effect here."""
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The model's names, the first of which is its label."""
+        """Names of the model; the first is its label in metrics."""
         return self.served_model_name or (self.model,)
 
     @property
     def scheme(self) -> str:
-        """Of its addresses."""
+        """URL scheme of the server's addresses."""
         return "http" if self.ssl_certfile is None else "https"
 
     def describe_times(self) -> str:
-        """Where the times of steps come from, in words."""
+        """Describe the origin of step times."""
         if self.latency_ms is None:
             return self.engine.timing.describe_origin()
         first, each = self.latency_ms

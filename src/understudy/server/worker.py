@@ -1,4 +1,4 @@
-"""A worker: its engines (one a rank), their metrics, and the models that they serve."""
+"""A worker: its engines (one per rank), their metrics, and the models that they serve."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
 
 class Worker:
-    """What answers requests behind one port. Its parts may be shared by the workers of a fleet."""
+    """Serves the requests of one port. Workers of a fleet may share its parts."""
 
     def __init__(
         self,
@@ -64,8 +64,8 @@ class Worker:
         self.created = int(time.time())
         self.loras = {module.name: module for module in settings.lora_modules}
         self._adapter_numbers: dict[str, int] = {}
-        self.worst_s = 0.0
-        """How late a token of its was delivered at most, since somebody looked and set it to 0."""
+        self.max_lateness_s = 0.0
+        """Greatest lateness of a delivered token, seconds, since the reader set it to 0."""
         capacity = settings.engine.num_gpu_blocks * settings.engine.block_size
         if settings.max_model_len > capacity:
             raise ConfigError(
@@ -115,23 +115,23 @@ class Worker:
         self.http = HttpMetrics(self.registry)
         self.pauses = Pauses(self, SleepMetrics(self.registry))
         self.on_events: Callable[[int, int, EventBatch], None] | None = None
-        """Told of every step's events: (worker, rank, batch)."""
+        """Called with every step's events: (worker, rank, batch)."""
         self.on_restart: Callable[[int], None] | None = None
-        """Told when the worker has lost its cache."""
+        """Called when the worker has lost its cache."""
         self.on_end: Callable[[int, LiveRequest], None] | None = None
-        """Told when a request has ended: (worker, request)."""
+        """Called when a request has ended: (worker, request)."""
         self.senders: list[KvEventSender] = []
         config = KvEventsConfig.read(settings.kv_events_config)
         config = config.at(settings.host, settings.port, settings.names[0])
         if config.publishes:
-            # A copy that is still on its way down may be told of after its block has gone above.
+            # The event of a copy to a tier may follow the removal of its block on the device.
             keep = 512 + (4 * settings.engine.num_gpu_blocks if settings.tiers.tiers else 0)
             self.senders = [
                 KvEventSender(config, settings.engine.block_size, rank, keep_blocks=keep)
                 for rank in range(len(self.cores))
             ]
         if given is not None and self.senders:
-            given.tell(self.senders[0])
+            given.connect_events(self.senders[0])
         add_lateness(self.registry, driver.step_lateness, token_lateness)
         add_errors(self.registry, self.cores)
         self._rank_of = {id(core): rank for rank, core in enumerate(self.cores)}
@@ -141,14 +141,14 @@ class Worker:
     # ── Requests ──
 
     def pick_rank(self, wanted: int | None) -> int:
-        """The rank that was asked for, or the one with the shortest queue."""
+        """Return the wanted rank, or the one with the shortest queue."""
         if wanted is not None and 0 <= wanted < len(self.cores):
             return wanted
         loads = [4 * core.num_waiting + core.num_running for core in self.cores]
         return loads.index(min(loads))
 
     def adapter_number(self, name: str) -> int:
-        """What the engine calls an adapter; 0 for the model itself."""
+        """Return the engine's number for an adapter; 0 for the base model."""
         return self._adapter_numbers.setdefault(name, len(self._adapter_numbers) + 1) if name else 0
 
     def identities(
@@ -161,7 +161,7 @@ class Worker:
         lora: str,
         session: str = "",
     ) -> Identities | None:
-        """Names of the blocks that prompt and output fill, on their way to a rank."""
+        """Compute the identities of the blocks that prompt and output fill; None without prefix caching."""
         if not self.settings.engine.enable_prefix_caching:
             return None
         blocks = TokenBlocks(prompt, self.settings.engine.block_size, salt=salt, lora=lora)
@@ -171,37 +171,37 @@ class Worker:
             self.senders[rank].remember(named, blocks.tokens, salt=salt, lora=lora, session=session)
         return named
 
-    def hold(self, request: LiveRequest, rank: int) -> None:
-        """It is about to be submitted there: what its blocks are is remembered as long as it lives."""
+    def retain_tokens(self, request: LiveRequest, rank: int) -> None:
+        """Keep the tokens of a request's blocks while it is alive; before it is submitted."""
         if self.senders and request.identities is not None:
-            self.senders[rank].hold(request)
+            self.senders[rank].retain(request)
 
     def submit(self, request: LiveRequest, rank: int) -> None:
-        """Hand it to the engine of a rank."""
+        """Submit a request to the engine of a rank."""
         self.driver.submit(self.cores[rank], request)
 
-    def metrics_of(self, request: LiveRequest) -> VllmMetrics:
-        """Where its rank counts."""
+    def find_metrics(self, request: LiveRequest) -> VllmMetrics:
+        """Return the metrics of a request's rank."""
         assert request.rank is not None
         return self.metrics[self._rank_of[id(request.rank)]]
 
     def on_step(self, core: EngineCore, effects: StepEffects, now_ns: int) -> None:  # noqa: ARG002
-        """A step has ended."""
+        """Count a step and publish its events."""
         rank = self._rank_of[id(core)]
         self.metrics[rank].on_step(effects)
-        self._tell_events(core, rank)
+        self._publish_events(core, rank)
 
-    def on_rest(self, core: EngineCore) -> None:
-        """It begins no step now."""
+    def on_idle(self, core: EngineCore) -> None:
+        """Trim the event sender's tokens and complete pending pauses."""
         if self.senders and core.step_end_ns < 0:
-            self.senders[self._rank_of[id(core)]].forget_some()
-        self.pauses.look()
+            self.senders[self._rank_of[id(core)]].trim()
+        self.pauses.complete_pending()
 
     def on_landed(self, core: EngineCore) -> None:
-        """Transfers have landed in an idle engine: what they changed is told now, since no step will."""
-        self._tell_events(core, self._rank_of[id(core)])
+        """Publish the events of transfers that landed in an idle engine."""
+        self._publish_events(core, self._rank_of[id(core)])
 
-    def _tell_events(self, core: EngineCore, rank: int) -> None:
+    def _publish_events(self, core: EngineCore, rank: int) -> None:
         if not core.has_events:
             return
         batch, _ = core.take_events()
@@ -211,73 +211,73 @@ class Worker:
             self.on_events(self.index, rank, batch)
 
     def live(self) -> list[LiveRequest]:
-        """Requests on their way."""
+        """List the requests in flight."""
         return [request for core in self.cores for request in core.live.values()]
 
-    # ── Life ──
+    # ── Lifecycle ──
 
     @property
     def failed(self) -> bool:
-        """One of its engines computes nothing any more."""
+        """True when one of the engines has failed."""
         return any(core.failure is not None for core in self.cores)
 
     def reset_prefix_cache(self) -> bool:
-        """Forget every cached block, unless requests hold some."""
+        """Clear every cached block. False, and no effect, when requests hold some."""
         if any(core.holds_blocks for core in self.cores):
             return False
         for core in self.cores:
-            self.forget(core)
+            self.clear_cache(core)
         return True
 
-    def forget(self, core: EngineCore) -> None:
-        """Its cache is empty from now on, but for what requests hold."""
+    def clear_cache(self, core: EngineCore) -> None:
+        """Clear an engine's cache, except the blocks that requests hold."""
 
-        def go(now_ns: int) -> None:
+        def clear(now_ns: int) -> None:
             if not core.forget_cache(now_ns):
-                return  # its events say what has gone
+                return  # events list the cleared blocks
             if self.senders:
-                self.senders[self._rank_of[id(core)]].forget_all()
+                self.senders[self._rank_of[id(core)]].mark_cleared()
             if self.on_restart is not None:
                 self.on_restart(self.index)
 
-        self.driver.do(core, go)
+        self.driver.enqueue(core, clear)
 
     def abort(self, requests: list[LiveRequest]) -> None:
-        """End them now; their clients get what there was."""
+        """End requests now; their clients get the outputs so far."""
         for request in requests:
             request.aborted = True
             self.driver.cancel(request)
 
     def kill(self) -> int:
-        """The engines die and start again with nothing cached; requests in them are lost. Returns how many."""
+        """Replace the engines by new ones with empty caches. Returns the number of lost requests."""
         lost = 0
         for core in self.cores:
 
-            def die(now_ns: int, core: EngineCore = core) -> None:
+            def restart(now_ns: int, core: EngineCore = core) -> None:
                 for request in core.restart():
                     request.finish_ns = now_ns
-                    request.tell_end(now_ns)
+                    request.notify_end(now_ns)
                 if self.senders:
                     self.senders[self._rank_of[id(core)]].restart()
                 if self.on_restart is not None:
                     self.on_restart(self.index)
 
             lost += len(core.live)
-            self.driver.do(core, die)
+            self.driver.enqueue(core, restart)
         return lost
 
     def slow_links(self, tier: str, factor: float) -> None:
-        """The links to and from a tier are so many times as slow from now on. A shared tier's are everybody's."""
+        """Divide the bandwidth of a tier's links by `factor`. Links of a shared tier slow down for all workers."""
         wanted, share = Tier[tier.upper()], 1 / factor
         for core in self.cores:
 
             def slow(now_ns: int, core: EngineCore = core) -> None:
                 core.engine.set_link_share(now_ns, wanted, share)
 
-            self.driver.do(core, slow)
-        self.driver.nudge()
+            self.driver.enqueue(core, slow)
+        self.driver.poll_all()
 
     def close(self) -> None:
-        """Let go of what others could want, such as addresses."""
+        """Release sockets."""
         for sender in self.senders:
             sender.close()

@@ -25,10 +25,10 @@ _ACTIONS = ("checksum", "reset", "compare")
 
 
 class Later(NamedTuple):
-    """A reply that is not there yet."""
+    """A reply that is sent later."""
 
-    ask: Callable[[Callable[[Any], None]], None]
-    """Begin what it tells of; what it is given is called with the reply."""
+    start: Callable[[Callable[[Any], None]], None]
+    """Start the operation; it calls its argument with the reply."""
 
 
 class Developer:

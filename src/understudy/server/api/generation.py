@@ -89,7 +89,7 @@ class Choice:
         below = (0, 0, 0)
         if core is not None and core.has_tiers:
             below = core.engine.below_tokens(request.engine_id)
-        worker.metrics_of(request).on_admitted(request, below)
+        worker.find_metrics(request).on_admitted(request, below)
 
     def on_tokens(self, request: LiveRequest, first: int, count: int, now_ns: int) -> None:
         """More of it can be seen."""
@@ -100,7 +100,7 @@ class Choice:
         self.emitted = first + count
         last = self.emitted >= plan.total
         generation = self.generation
-        generation.worker.metrics_of(request).on_tokens(request, first, count, now_ns)
+        generation.worker.find_metrics(request).on_tokens(request, first, count, now_ns)
         if first == 0:
             generation.connection.tell_first_token()
         if generation.sampling.stream:
@@ -130,16 +130,16 @@ class Choice:
             generation.worker.on_end(generation.worker.index, request)
         complete = self.emitted >= self.plan.total  # perhaps at a stop string, and the engine would go on
         if request.aborted and request.ended == "cancelled" and not complete:
-            self._cut("cache_threshold" if request.turned_away else "abort")
+            self._cut("cache_threshold" if request.below_cache_threshold else "abort")
         elif complete:
-            generation.worker.metrics_of(request).on_finished(
+            generation.worker.find_metrics(request).on_finished(
                 request, self.plan.finish, self.emitted, self.plan.limit
             )
         generation.one_ended(self, request.ended)
 
-    def on_broken(self, request: LiveRequest) -> None:  # noqa: ARG002
+    def on_error(self, request: LiveRequest) -> None:  # noqa: ARG002
         """What it has to say cannot be told."""
-        self.generation.broke()
+        self.generation.report_failure()
         self.done = True
 
     def _cut(self, why: str) -> None:
@@ -223,7 +223,7 @@ class Generation:
             adapter=worker.adapter_number(lora),
             cache_hit_threshold=sampling.cache_hit_threshold or 0.0,
         )
-        worker.hold(choice.request, rank)
+        worker.retain_tokens(choice.request, rank)
 
     def run(self, rank: int) -> None:
         """Hand the choices to the engine, all of them prepared. InvalidArgument if it could never run one."""
@@ -283,7 +283,7 @@ class Generation:
                 self._tell("cancelled")
             return
         if len(self.choices):
-            metrics = self.worker.metrics_of(self.choices[0].request or LiveRequest("", 1, 1, None, choice))
+            metrics = self.worker.find_metrics(self.choices[0].request or LiveRequest("", 1, 1, None, choice))
             metrics.params_n.observe(self.sampling.n)
             metrics.request_max_generation.observe(max(one.emitted for one in self.choices))
         if self.sampling.stream:
@@ -295,7 +295,7 @@ class Generation:
             self.connection.respond(200, self.style.whole(self), headers=self._load_header())
         self._tell("completed")
 
-    def broke(self) -> None:
+    def report_failure(self) -> None:
         """An answer of it cannot be told: its client is told that."""
         if not self._gone:
             self._fail("broken")

@@ -15,7 +15,7 @@ from understudy.server.api.errors import SHUTTING_DOWN
 from understudy.server.fleet.front import FrontDoor
 from understudy.server.fleet.routing import FleetRouting
 from understudy.server.http import address_of, listen
-from understudy.server.server import Server, Stage, new_stage, tiers_of
+from understudy.server.server import Server, Stage, build_tiers, new_stage
 
 if TYPE_CHECKING:
     from understudy.router.kv import KvRouting
@@ -81,7 +81,7 @@ class Fleet:
 
     def _shared_run(self, pool: ServerSettings) -> TierRun | None:
         """Disks and object stores belong to the fleet; host memory to each worker."""
-        tiers = tiers_of(pool)
+        tiers = build_tiers(pool)
         if tiers is None or not any(tier.tier in ("g3", "g4") for tier in pool.tiers.tiers):
             return None
         return TierRun(tiers, pool.engine.block_size)

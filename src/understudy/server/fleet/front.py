@@ -259,8 +259,8 @@ class FrontDoor:
             tokens = sum(one.generation_tokens.value for one in server.worker.metrics)
             self._rates[index] = round((tokens - self._last_tokens[index]) / passed_s, 1)
             self._last_tokens[index] = tokens
-            self._late_ms[index] = round(server.worker.worst_s * 1e3, 1)
-            server.worker.worst_s = 0.0
+            self._late_ms[index] = round(server.worker.max_lateness_s * 1e3, 1)
+            server.worker.max_lateness_s = 0.0
         self._last_shown_s = now_s
         self._token_counts.append(list(self.servers[0].stage.token_lateness.counts))
 

@@ -18,7 +18,7 @@ LEAVE_S = 1.0
 class Late(Protocol):
     """Who is told how late what it made was delivered."""
 
-    worst_s: float
+    max_lateness_s: float
 
 
 class Outbox:
@@ -61,5 +61,5 @@ class Outbox:
                 self._lateness.record(late_s, connection.due_tokens)
                 connection.due_tokens = 0
                 whose = connection.due_of
-                if whose is not None and late_s > whose.worst_s:
-                    whose.worst_s = late_s
+                if whose is not None and late_s > whose.max_lateness_s:
+                    whose.max_lateness_s = late_s
