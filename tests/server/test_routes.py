@@ -10,7 +10,7 @@ import msgspec
 
 from server.client import QUICK, serving
 from understudy.engines.timing import Constant
-from understudy.server.api.described import describe
+from understudy.server.api.openapi import describe
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable

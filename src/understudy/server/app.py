@@ -13,11 +13,11 @@ import msgspec
 
 from understudy.server.access import Access, RouteClass, Unauthorized, route_class
 from understudy.server.api.adapters import PREFIX
-from understudy.server.api.described import Html
 from understudy.server.api.developer import Later
 from understudy.server.api.endpoints import Endpoints
 from understudy.server.api.errors import ApiError, answer_error, error_body
 from understudy.server.api.fields import read_json
+from understudy.server.api.openapi import Html
 from understudy.server.api.routes import Routes, no_such_response
 from understudy.server.faults import FaultOrder, Faults, active_faults, apply_order
 from understudy.server.knobs import Knobs

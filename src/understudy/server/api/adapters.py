@@ -1,4 +1,4 @@
-"""Adapters that come and go while a server runs: vLLM's own routes, and those of SageMaker for the same."""
+"""Routes of vLLM and of SageMaker that load and unload LoRA adapters at run time."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ PREFIX = "/adapters/"
 
 
 class Adapters:
-    """Answers for one worker."""
+    """Answers the adapter routes of one worker."""
 
     def __init__(self, worker: Worker) -> None:
         self._worker = worker
@@ -31,7 +31,7 @@ class Adapters:
         }
 
     def delete(self, path: str) -> tuple[int, str]:
-        """`DELETE /adapters/{name}`."""
+        """Answer `DELETE /adapters/{name}`."""
         return self._remove(unquote(path[len(PREFIX) :]))
 
     def _load(self, request: Request, _: dict[str, str]) -> tuple[int, Any]:
@@ -51,7 +51,7 @@ class Adapters:
         return self._remove(name)
 
     def _register(self, request: Request, _: dict[str, str]) -> tuple[int, Any]:
-        """SageMaker's form: any type of content, and bytes that are no JSON say nothing."""
+        """Answer SageMaker's route, which takes any content type and treats invalid JSON as an empty body."""
         try:
             body = msgspec.json.decode(request.body)
         except (msgspec.DecodeError, UnicodeDecodeError):

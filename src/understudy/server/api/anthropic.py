@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 def check_anthropic(body: dict[str, Any], schema: dict[str, Shape]) -> None:
-    """A body in Anthropic's form; what is wrong is told in vLLM's own."""
+    """Check a body in Anthropic's form. ApiError in vLLM's form lists the problems."""
     fields = Fields(body)
     messages = body.get("messages")
     if "messages" not in body:
@@ -54,7 +54,7 @@ def _check_turn(fields: Fields, where: str, message: Any) -> None:
 
 
 def _check_tools(fields: Fields, tools: Any, choice: Any) -> None:
-    """Note what is wrong inside tools and tool_choice; that they are objects is checked elsewhere."""
+    """Note problems inside tools and tool_choice; `check_types` checks that they are objects."""
     for place, tool in enumerate(tools if isinstance(tools, list) else ()):
         if not isinstance(tool, dict):
             continue
@@ -74,14 +74,14 @@ def _check_tools(fields: Fields, tools: Any, choice: Any) -> None:
         fields.note("value_error", "tool_choice", "tool_choice.name is required when type is 'tool'", choice)
 
 
-def in_anthropics_words(error: ApiError) -> ApiError:
-    """What is wrong with values is told in Anthropic's own form of an error."""
+def use_anthropic_form(error: ApiError) -> ApiError:
+    """Switch an error about values to Anthropic's form."""
     error.anthropic = error.kind != "Bad Request"
     return error
 
 
-def messages_of(body: dict[str, Any]) -> Any:
-    """Its messages, with the system's in front, as a chat has them."""
+def to_chat_messages(body: dict[str, Any]) -> Any:
+    """Return the messages in the form of a chat, with the system message first."""
     messages = body.get("messages")
     system = body.get("system")
     if system is None or not isinstance(messages, list):
@@ -89,8 +89,8 @@ def messages_of(body: dict[str, Any]) -> Any:
     return [{"role": "system", "content": system}, *messages]
 
 
-def tools_of(body: dict[str, Any]) -> dict[str, Any]:
-    """Its tools and which of them to call, as a chat has them."""
+def to_chat_tools(body: dict[str, Any]) -> dict[str, Any]:
+    """Return tools and tool_choice in the form of a chat."""
     tools = body.get("tools")
     if not tools:
         return {}

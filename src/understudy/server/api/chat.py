@@ -1,4 +1,4 @@
-"""`/v1/chat/completions`: how its answers look."""
+"""Answer format of `/v1/chat/completions`."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ _RUNNING = b'"},"logprobs":null,"finish_reason":null,"token_ids":null}]}\n\n'
 
 
 class ChatStyle:
-    """A message; in a stream its role comes with its first token, and so do the roles of all its choices."""
+    """Formats chat answers. A stream sends the roles of all choices with the first token."""
 
     def __init__(self, role: str = "assistant") -> None:
         self._role = role
         self._heads: list[bytes] = []
         self._common = b""
-        self._told_roles = False
+        self._roles_sent = False
 
     def begin(self, generation: Generation) -> None:
-        """What all chunks begin with."""
+        """Prepare the common beginning of all chunks."""
         self._common = (
             b'data: {"id":"%b","object":"chat.completion.chunk","created":%d,"model":"%b","choices":['
             % (json_text(generation.id), generation.created, json_text(generation.model))
@@ -36,10 +36,10 @@ class ChatStyle:
         ]
 
     def chunk(self, generation: Generation, choice: Choice, first: int, count: int, last: bool) -> bytes:
-        """The text of these tokens; the last carries why it ended."""
+        """Format the text of these tokens; the last chunk has the finish reason."""
         plan, sampling = choice.plan, generation.sampling
         head = self._heads[choice.index]
-        role = b"" if self._told_roles else self._roles(generation)
+        role = b"" if self._roles_sent else self._roles(generation)
         if plan.pieces is None:
             plain = generation.worker.texts.plain
             text = (
@@ -67,7 +67,7 @@ class ChatStyle:
             if last:
                 delta = b'"tool_calls":' + msgspec.json.encode([{"index": 0, **choice.tool}])
         if last:
-            tail |= {"finish_reason": finish_of(choice), "stop_reason": plan.stop_reason}
+            tail |= {"finish_reason": finish_reason(choice), "stop_reason": plan.stop_reason}
         tail["token_ids"] = plan.tokens[first : first + count] if sampling.return_token_ids else None
         rest = msgspec.json.encode(tail)
         usage = self._usage(generation, generation.completion_tokens)
@@ -75,8 +75,8 @@ class ChatStyle:
         return b"".join((role, head, delta, b"},", rest[1:], b"]", usage, end, b"}\n\n"))
 
     def _roles(self, generation: Generation) -> bytes:
-        """Once, a chunk for every choice."""
-        self._told_roles = True
+        """Format the role chunks of all choices; sent once."""
+        self._roles_sent = True
         sampling = generation.sampling
         prompt = generation.choices[0].prompt.tolist() if sampling.return_token_ids else None
         text = generation.detail.get("prompt_text")
@@ -99,11 +99,11 @@ class ChatStyle:
         )
 
     def close(self, generation: Generation) -> bytes:
-        """The usage, if it was asked for, and the end."""
+        """Format the usage, if requested, and the end of the stream."""
         return end_of_stream(self._common, generation, created=0)
 
     def whole(self, generation: Generation) -> bytes:
-        """Everything at once, every key present but those of tools."""
+        """Format the whole answer with every key; tool keys only with a tool call."""
         sampling = generation.sampling
         choices = []
         for choice in generation.choices:
@@ -127,7 +127,7 @@ class ChatStyle:
                     "index": choice.index,
                     "message": message,
                     "logprobs": logprobs,
-                    "finish_reason": finish_of(choice),
+                    "finish_reason": finish_reason(choice),
                     "stop_reason": choice.plan.stop_reason,
                     "token_ids": choice.plan.tokens[: choice.emitted] if sampling.return_token_ids else None,
                     "routed_experts": None,
@@ -154,6 +154,6 @@ class ChatStyle:
         )
 
 
-def finish_of(choice: Choice) -> str:
-    """Why it ended, where a call of a tool is a reason of its own."""
+def finish_reason(choice: Choice) -> str:
+    """Return the finish reason; a finished tool call is "tool_calls"."""
     return "tool_calls" if choice.tool is not None and choice.plan.finish == "stop" else choice.plan.finish

@@ -1,4 +1,4 @@
-"""`/v1/completions`: how its answers look."""
+"""Answer format of `/v1/completions`."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _RUNNING = b'","logprobs":null,"finish_reason":null,"stop_reason":null,"prompt_t
 
 
 class CompletionStyle:
-    """Text after text."""
+    """Formats completions."""
 
     def __init__(self, *, echo: bool = False, echo_text: list[str] | None = None) -> None:
         self._echo = echo
@@ -26,7 +26,7 @@ class CompletionStyle:
         self._common = b""
 
     def begin(self, generation: Generation) -> None:
-        """What all chunks begin with."""
+        """Prepare the common beginning of all chunks."""
         self._common = (
             b'data: {"id":"%b","object":"text_completion","created":%d,"model":"%b","choices":['
             % (json_text(generation.id), generation.created, json_text(generation.model))
@@ -36,7 +36,7 @@ class CompletionStyle:
         ]
 
     def chunk(self, generation: Generation, choice: Choice, first: int, count: int, last: bool) -> bytes:
-        """The text of these tokens; the last carries why it ended."""
+        """Format the text of these tokens; the last chunk has the finish reason."""
         plan, sampling = choice.plan, generation.sampling
         if plan.pieces is None:
             plain = generation.worker.texts.plain
@@ -83,11 +83,11 @@ class CompletionStyle:
         return b"".join((self._heads[choice.index], text, b'",', rest[1:], b"]", usage, end, b"}\n\n"))
 
     def close(self, generation: Generation) -> bytes:
-        """The usage, if it was asked for, and the end."""
+        """Format the usage, if requested, and the end of the stream."""
         return end_of_stream(self._common, generation)
 
     def whole(self, generation: Generation) -> bytes:
-        """Everything at once, every key present."""
+        """Format the whole answer with every key."""
         sampling = generation.sampling
         choices = []
         for choice in generation.choices:
@@ -134,11 +134,11 @@ class CompletionStyle:
 
 FINGERPRINT = b"vllm-0.32.0-0d05e0a1"
 FINGERPRINT_FIELD = b',"system_fingerprint":"%b"' % FINGERPRINT
-"""Of the last chunk of a choice, where no usage follows."""
+"""Field of the last chunk of a choice, when no usage follows."""
 
 
 def end_of_stream(common: bytes, generation: Generation, created: int | None = None) -> bytes:
-    """The usage, with the times that are known, if it was asked for, and the end. `created`: see `Generation.usage`."""
+    """Format usage and known times, if requested, and the end. `created`: see `Generation.usage`."""
     if not generation.sampling.include_usage:
         return DONE
     usage = msgspec.json.encode(generation.usage(last=False, nulls=False, created=created))
@@ -148,7 +148,7 @@ def end_of_stream(common: bytes, generation: Generation, created: int | None = N
 
 
 def prompt_logprobs(generation: Generation, choice: Choice) -> list[Any] | None:
-    """One entry a token of the prompt, the first of which has none."""
+    """Build one entry per prompt token; None for the first."""
     from understudy.server.api.logprobs import logprob_of
 
     if generation.sampling.prompt_logprobs is None:

@@ -1,6 +1,6 @@
-"""Tokens read as text: answers of `/inference/v1/generate`, whole or chunk by chunk, in OpenAI's forms.
+"""Detokenization of `/inference/v1/generate` answers, whole or by chunk, into OpenAI's forms.
 
-No stream is kept here: what the next chunk needs to know of those before goes to the client, and comes back with it.
+The server keeps no stream state: the client receives it with a chunk and sends it back with the next one.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ if TYPE_CHECKING:
     from understudy.server.worker import Worker
 
 _SEED_TOKENS = 5
-"""Of the prompt: enough for a tokenizer to know what stands before the first token."""
+"""Last prompt tokens that give the tokenizer context for the first output token."""
 _UNREAD = "�"
 _MOST_UNREAD = 64
-"""So many tokens may wait for what makes a character of them; then they are none, and told as they are."""
+"""Most tokens held back for an incomplete character; then they are decoded as they are."""
 
 
 class _Texts(NamedTuple):
-    """One of OpenAI's forms."""
+    """Object names of one of OpenAI's forms."""
 
     whole: str
     chunk: str
@@ -48,7 +48,7 @@ _CHAT = _Texts("chat.completion", "chat.completion.chunk", chat=True)
 
 
 class Derender:
-    """Answers for one worker."""
+    """Answers the derender routes of one worker."""
 
     def __init__(self, worker: Worker) -> None:
         self._worker = worker
@@ -95,13 +95,13 @@ class Derender:
                     }
                 )
         params = answers[0].kv_transfer_params
-        told = self._told(answers[0], asked.model, _COMPLETION.whole, choices)
-        told["usage"] = _usage(sum(asked.prompt_tokens or []), _tokens(answers))
-        told["kv_transfer_params"] = (
+        reply = self._build_answer(answers[0], asked.model, _COMPLETION.whole, choices)
+        reply["usage"] = _usage(sum(asked.prompt_tokens or []), _tokens(answers))
+        reply["kv_transfer_params"] = (
             params if all(one.kv_transfer_params == params for one in answers) else None
         )
-        told["metrics"] = answers[0].metrics if len(answers) == 1 else None
-        return 200, {**told, "service_tier": None, "ec_transfer_params": None}
+        reply["metrics"] = answers[0].metrics if len(answers) == 1 else None
+        return 200, {**reply, "service_tier": None, "ec_transfer_params": None}
 
     def _chat(self, request: Request, _: dict[str, str]) -> tuple[int, Any]:
         body = read_body(request)
@@ -127,11 +127,11 @@ class Derender:
                     "routed_experts": None,
                 }
             )
-        told = self._told(answer, asked.model, _CHAT.whole, choices)
-        told["usage"] = _usage(asked.prompt_tokens or 0, _tokens([answer]))
-        told |= {"prompt_logprobs": answer.prompt_logprobs, "kv_transfer_params": answer.kv_transfer_params}
+        reply = self._build_answer(answer, asked.model, _CHAT.whole, choices)
+        reply["usage"] = _usage(asked.prompt_tokens or 0, _tokens([answer]))
+        reply |= {"prompt_logprobs": answer.prompt_logprobs, "kv_transfer_params": answer.kv_transfer_params}
         rest = dict.fromkeys(("service_tier", "prompt_token_ids", "prompt_text", "ec_transfer_params"))
-        return 200, {**told, "metrics": answer.metrics, **rest}
+        return 200, {**reply, "metrics": answer.metrics, **rest}
 
     # ── Chunk by chunk ──
 
@@ -169,7 +169,7 @@ class Derender:
             seen = [*state.logprob_context_token_ids, *(choice.token_ids or ())]
             state.logprob_context_token_ids = seen[-CONTEXT_TOKENS:]
             choices.append(shown)
-        chunk = self._told(answer, asked.model, form.chunk, choices)
+        chunk = self._build_answer(answer, asked.model, form.chunk, choices)
         if form.chat:
             chunk |= {"prompt_token_ids": None, "prompt_text": None}
         usage = answer.usage
@@ -179,7 +179,7 @@ class Derender:
         return {"chunk": {**chunk, "metrics": answer.metrics}, "stream_state": state}
 
     def _seed(self, prompt: list[int] | None, answer: Answer) -> StreamState:
-        """Before the first token there was the prompt."""
+        """Make the state before the first output token, from the end of the prompt."""
         tail = (answer.prompt_token_ids if prompt is None else prompt) or []
         words = [str(token) for token in tail[-_SEED_TOKENS:]]
         return StreamState(prev_tokens=words, read_offset=len(words))
@@ -187,7 +187,7 @@ class Derender:
     def _read_on(
         self, choice: Choice, state: StreamState, *, skip: bool, may_be_empty: bool = False
     ) -> tuple[str, StreamState]:
-        """What its tokens add to the text, and what is known afterwards. Half a character waits for its other half."""
+        """Return the text that the tokens add, and the new state. An incomplete character is held back."""
         if not choice.token_ids and not may_be_empty:
             raise ApiError(f"choice {choice.index} has no token_ids")
         limit = self._worker.tokenizer.vocabulary
@@ -219,7 +219,7 @@ class Derender:
 
     # ── Parts ──
 
-    def _told(
+    def _build_answer(
         self, answer: Answer, model: str | None, kind: str, choices: list[dict[str, Any]]
     ) -> dict[str, Any]:
         return {
@@ -250,20 +250,20 @@ class Derender:
         }
 
     def _completion_logprobs(self, choice: Choice, offset: int) -> dict[str, Any] | None:
-        told = self._chat_logprobs(choice)
-        if told is None:
+        logprobs = self._chat_logprobs(choice)
+        if logprobs is None:
             return None
         offsets = []
-        for entry in told["content"]:
+        for entry in logprobs["content"]:
             offsets.append(offset)
             offset += len(entry["token"])
         return {
             "text_offset": offsets,
-            "token_logprobs": [entry["logprob"] for entry in told["content"]],
-            "tokens": [entry["token"] for entry in told["content"]],
+            "token_logprobs": [entry["logprob"] for entry in logprobs["content"]],
+            "tokens": [entry["token"] for entry in logprobs["content"]],
             "top_logprobs": [
                 {top["token"]: top["logprob"] for top in entry["top_logprobs"]} or None
-                for entry in told["content"]
+                for entry in logprobs["content"]
             ],
         }
 
@@ -281,7 +281,7 @@ class Derender:
             raise ApiError(f"prompt_token_ids are more than {limit}")
 
     def _check_parser(self, wanted: dict[str, Any] | None) -> None:
-        """With a parser of tools, the request that was rendered must come along."""
+        """Raise ApiError when a tool parser is set and the rendered request is missing."""
         if self._worker.settings.tool_call_parser is not None and wanted is None:
             raise ApiError("chat_request is needed with --tool-call-parser")
 

@@ -1,4 +1,4 @@
-"""What is read as text: answers of `/inference/v1/generate`, requests that carry them, and the state of a stream."""
+"""Bodies of the derender routes: answers of `/inference/v1/generate`, requests with them, stream state."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ _Form = TypeVar("_Form")
 
 
 class Top(msgspec.Struct):
-    """A token that could have come, by number."""
+    """An alternative token, by id."""
 
     token_id: _Count
     logprob: float
 
 
 class Entry(msgspec.Struct):
-    """A token that came."""
+    """A generated token, by id."""
 
     token_id: _Count
     logprob: float
@@ -33,13 +33,13 @@ class Entry(msgspec.Struct):
 
 
 class Logprobs(msgspec.Struct):
-    """Of the tokens of a choice."""
+    """Logprobs of the tokens of a choice."""
 
     content: list[Entry] | None = None
 
 
 class Choice(msgspec.Struct):
-    """One answer, or what a chunk adds to it."""
+    """One answer, or a chunk of it."""
 
     index: int
     token_ids: _Ids | None = None
@@ -49,14 +49,14 @@ class Choice(msgspec.Struct):
 
 
 class Usage(msgspec.Struct):
-    """What it cost."""
+    """Token counts of a request."""
 
     prompt_tokens: int = 0
     completion_tokens: int | None = 0
 
 
 class Answer(msgspec.Struct):
-    """Of `/inference/v1/generate`: all of it, or a chunk."""
+    """An answer of `/inference/v1/generate`, or a chunk of it."""
 
     choices: list[Choice]
     request_id: str = msgspec.field(default_factory=new_id)
@@ -69,13 +69,13 @@ class Answer(msgspec.Struct):
 
 
 class StreamState(msgspec.Struct):
-    """What a client carries from chunk to chunk, under vLLM's names."""
+    """Stream state that a client sends back with each chunk, under vLLM's names."""
 
     prev_tokens: Annotated[list[str], msgspec.Meta(max_length=1024)] = []
-    """The tokens that may still change what the next ones read as."""
+    """Tokens that may still change how the next ones decode."""
     prefix_offset: _Count = 0
     read_offset: _Count = 0
-    """Of them, so many have been told."""
+    """Number of `prev_tokens` whose text was returned."""
     role_sent: bool = False
     logprob_context_token_ids: Annotated[list[int], msgspec.Meta(max_length=CONTEXT_TOKENS)] = []
     logprob_text_offset: _Count = 0
@@ -86,7 +86,7 @@ class StreamState(msgspec.Struct):
 
 
 class Whole(msgspec.Struct):
-    """Of `/v1/completions/derender`: an answer for each prompt."""
+    """Body of `/v1/completions/derender`: an answer per prompt."""
 
     generate_responses: list[Answer]
     model: str | None = None
@@ -96,7 +96,7 @@ class Whole(msgspec.Struct):
 
 
 class WholeChat(msgspec.Struct):
-    """Of `/v1/chat/completions/derender`."""
+    """Body of `/v1/chat/completions/derender`."""
 
     generate_response: Answer
     model: str | None = None
@@ -106,7 +106,7 @@ class WholeChat(msgspec.Struct):
 
 
 class Part(msgspec.Struct):
-    """Of both, for a stream: one chunk."""
+    """Body of both routes for a stream: one chunk."""
 
     generate_chunk: Answer
     model: str | None = None
@@ -118,7 +118,7 @@ class Part(msgspec.Struct):
 
 
 def streams(body: dict[str, Any], where: str) -> bool:
-    """Whether it is a chunk of a stream. ApiError for anything but true and false."""
+    """Return True for a chunk of a stream. ApiError when `stream` is not a boolean."""
     given = body.get("stream", False)
     if not isinstance(given, bool | int) or given not in (0, 1):
         raise invalid_body([Problem("literal_error", f"{where}.stream", "must be true or false", given)])
@@ -126,7 +126,7 @@ def streams(body: dict[str, Any], where: str) -> bool:
 
 
 def read_form(body: dict[str, Any], form: type[_Form], where: str) -> _Form:
-    """ApiError in vLLM's order: of a chunk that is none, the first complaint is that it is no whole answer."""
+    """Read a body. ApiError in vLLM's order: for an invalid chunk, the first problem is `stream`."""
     try:
         read = msgspec.convert(body, form, strict=False)
         state = getattr(read, "stream_state", None)

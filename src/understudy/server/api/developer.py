@@ -1,4 +1,4 @@
-"""What vLLM answers in developer mode: caches, sleep, pauses, weights, calls into its workers."""
+"""Routes of vLLM's developer mode: caches, sleep, pauses, weights, calls into its workers."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Later(NamedTuple):
 
 
 class Developer:
-    """Answers for one worker. Weights are told of and never there: an update changes their version alone."""
+    """Answers the developer routes of one worker. There are no weights: an update changes only their version."""
 
     def __init__(self, worker: Worker) -> None:
         self._worker = worker
@@ -52,9 +52,9 @@ class Developer:
             "/abort_requests": {"POST": self._abort},
             "/is_paused": {"GET": lambda *_: (200, {"is_paused": worker.pauses.paused})},
             "/init_weight_transfer_engine": {"POST": self._init_transfer},
-            "/shutdown_weight_transfer_engine": {"POST": _says("Weight transfer shut down")},
-            "/start_weight_update": {"POST": _says("Weight update started")},
-            "/start_draft_weight_update": {"POST": _says("Draft weight update started")},
+            "/shutdown_weight_transfer_engine": {"POST": _make_reply("Weight transfer shut down")},
+            "/start_weight_update": {"POST": _make_reply("Weight update started")},
+            "/start_draft_weight_update": {"POST": _make_reply("Draft weight update started")},
             "/update_weights": {"POST": self._update_weights},
             "/finish_weight_update": {"POST": self._finish_update},
             "/update_weight_version": {"POST": self._set_version},
@@ -98,15 +98,15 @@ class Developer:
 
     def _pause(self, _: Request, query: dict[str, str]) -> tuple[int, Any]:
         mode, clear_cache = _mode(query), _flag(query, "clear_cache", default=True)
-        pause, told = self._worker.pauses.pause, {"status": "paused"}
-        return 200, Later(lambda answer: pause(mode, clear_cache=clear_cache, then=lambda: answer(told)))
+        pause, reply = self._worker.pauses.pause, {"status": "paused"}
+        return 200, Later(lambda answer: pause(mode, clear_cache=clear_cache, then=lambda: answer(reply)))
 
     def _resume(self, *_: object) -> tuple[int, Any]:
         self._worker.pauses.resume()
         return 200, {"status": "resumed"}
 
     def _abort(self, request: Request, _: dict[str, str]) -> tuple[int, Any]:
-        """Those that are named, or all of them."""
+        """Abort the named requests, or all."""
         named = read_object(request).get("request_ids")
         live = self._worker.live()
         if not named:
@@ -117,7 +117,7 @@ class Developer:
         abort(self._worker, named)
         return 200, {"status": "aborted", "aborted": len(named)}
 
-    # ── Inside ──
+    # ── Introspection ──
 
     def _info(self, _: Request, query: dict[str, str]) -> tuple[int, Any]:
         form = query.get("config_format", "text")
@@ -126,7 +126,7 @@ class Developer:
                 [Problem("literal_error", "query.config_format", "must be text or json", form)]
             )
         described = msgspec.to_builtins(self._worker.settings)
-        described.pop("api_keys", None)  # nobody's business
+        described.pop("api_keys", None)  # secret
         shown: Any = described if form == "json" else str(described)
         return 200, {"vllm_config": shown, "vllm_env": {}, "system_env": {}}
 
@@ -135,7 +135,7 @@ class Developer:
         return 200, {"world_size": len(self._worker.cores) if with_ranks else 1}
 
     def _call(self, request: Request, _: dict[str, str]) -> tuple[int, Any]:
-        """A method of vLLM's workers, of which there are none: every rank answers nothing."""
+        """Answer null for every rank: there are no vLLM workers to call."""
         body = read_object(request)
         if body.get("method") is None:
             raise bad_request("the body names no method")
@@ -187,17 +187,17 @@ class Developer:
 
 
 def abort(worker: Worker, names: list[Any] | str) -> None:
-    """End the requests of these names, a completion's with its place among the prompts; of others nothing is known."""
+    """Abort the requests of these names (a completion's with its prompt index); ignore unknown names."""
     wanted = {names} if isinstance(names, str) else {name for name in names if isinstance(name, str)}
     worker.abort([one for one in worker.live() if one.name in wanted or f"{one.name}-0" in wanted])
 
 
-def _says(message: str) -> Plain:
+def _make_reply(message: str) -> Plain:
     return lambda *_: (200, {"message": message})
 
 
 def _read(request: Request, schema: dict[str, Shape]) -> Fields:
-    """Fields that are embedded in a body of any form: one without them lacks them."""
+    """Read embedded fields from a body of any form. ApiError names the missing ones."""
     body = read_json(request) if request.body else None
     fields = Fields(body if isinstance(body, dict) else {})
     if body is not None and not isinstance(body, dict):

@@ -1,4 +1,4 @@
-"""The endpoints that generate: a body in, a generation out."""
+"""The generation endpoints: turn a body into a generation."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import numpy as np
 
 from understudy._core import xxh3_64
 from understudy.errors import InvalidArgument
-from understudy.server.api.before import check_batch, check_salt
+from understudy.server.api.body_checks import check_batch, check_salt
 from understudy.server.api.chat import ChatStyle
 from understudy.server.api.completions import CompletionStyle
 from understudy.server.api.errors import ApiError
@@ -34,7 +34,7 @@ from understudy.server.api.structured import (
     characters_for,
     structured_text,
 )
-from understudy.server.api.turns import CHOICE_COST, in_turns
+from understudy.server.api.time_slices import CHOICE_COST, run_in_slices
 from understudy.server.outputs import Answer
 
 if TYPE_CHECKING:
@@ -64,7 +64,7 @@ class Endpoints:
         style: Style | None = None,
         prefix: str = "cmpl-",
     ) -> Generation:
-        """`/v1/completions`, and what is told in another style."""
+        """Answer `/v1/completions`, or a route that formats completions in another style."""
         read = self.reads.completion(body)
         sampling, model = read.sampling, read.model
         self._headers(sampling, request)
@@ -81,7 +81,7 @@ class Endpoints:
         style: Style | None = None,
         prefix: str = "chatcmpl-",
     ) -> Generation:
-        """`/v1/chat/completions`, and what is told in another style."""
+        """Answer `/v1/chat/completions`, or a route that formats chats in another style."""
         read = self.reads.chat(body, checked=style is not None)
         sampling, model, tool, (tokens,) = read.sampling, read.model, read.tool, read.tokens
         self._headers(sampling, request)
@@ -93,7 +93,7 @@ class Endpoints:
         return self._run(generation, request, [tokens], sampling.n, tool=tool)
 
     def batch(self, body: dict[str, Any], request: Request, connection: Connection) -> Generation:
-        """`/v1/chat/completions/batch`: several conversations, an answer to each."""
+        """Answer `/v1/chat/completions/batch`: several conversations, one answer each."""
         worker, settings = self.worker, self.worker.settings
         check_batch(body)
         fields = Fields(body)
@@ -114,7 +114,7 @@ class Endpoints:
         return self._run(generation, request, prompts)
 
     def scoring(self, body: dict[str, Any], request: Request, connection: Connection) -> Generation:
-        """`/generative_scoring`: how likely the labels are after each item, from a prefill and one token."""
+        """Answer `/generative_scoring`: score the labels after each item, from a prefill and one token."""
         worker, settings = self.worker, self.worker.settings
         check_salt(body)
         fields = Fields(body)
@@ -157,7 +157,7 @@ class Endpoints:
         if sampling.cache_hit_threshold is None:
             sampling.cache_hit_threshold = self.worker.settings.global_cache_hit_threshold
         if request.headers.get("x-cache-threshold-finish-reason", "").lower() == "true":
-            sampling.cache_hit_threshold = math.inf  # nobody has so much
+            sampling.cache_hit_threshold = math.inf  # no cache reaches it
         sampling.session_id = sampling.session_id or request.headers.get("x-session-id", "")
         sampling.priority = max(min(sampling.priority, 2**62), -(2**62))
         if self.worker.settings.enable_force_include_usage and sampling.stream:
@@ -191,7 +191,7 @@ class Endpoints:
                 min_tokens=sampling.min_tokens,
             )
         plan = plan_answer(answer, sampling, self.worker.texts)
-        if empty:  # only the prompt is told
+        if empty:  # only the prompt is returned
             return msgspec.structs.replace(plan, pieces=["" for _ in plan.tokens])
         return plan
 
@@ -244,7 +244,7 @@ class Endpoints:
         empty: bool = False,
         tool: dict[str, Any] | None = None,
     ) -> Generation:
-        """Make its answers, and hand them to the engine: in turns where that takes long, and somebody waits."""
+        """Make the answers and submit them to the engine, in time slices."""
 
         def work() -> Generator[int]:
             yield from self._answers(generation, prompts, n, empty=empty, tool=tool)
@@ -260,7 +260,7 @@ class Endpoints:
                 raise ApiError(str(error)) from None
 
         generation.on_done = self._done
-        in_turns(work(), generation, lambda: self.in_flight.add(generation))
+        run_in_slices(work(), generation, lambda: self.in_flight.add(generation))
         return generation
 
     def _answers(
@@ -272,10 +272,10 @@ class Endpoints:
         empty: bool,
         tool: dict[str, Any] | None,
     ) -> Generator[int]:
-        """Every answer to every prompt; what each cost to make, in tokens and characters."""
+        """Make all answers to all prompts; yield the cost of each, in tokens and characters."""
         sampling = generation.sampling
         for tokens in prompts:
-            generation.ask(tokens)
+            generation.count_prompt(tokens)
             cost = len(tokens) // 8
             for index in range(n):
                 before = sampling.formed_characters
@@ -292,7 +292,7 @@ class Endpoints:
 
     def _rank(self, request: Request) -> int:
         number = whole_number(request.headers.get("x-data-parallel-rank", ""))
-        if number is not None and number < 0:  # that is no wish, and neither is what is no number
+        if number is not None and number < 0:  # ignored, like a value that is not a number
             number = None
         ranks = self.worker.settings.data_parallel_size
         if number is not None and number >= ranks:

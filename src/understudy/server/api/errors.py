@@ -1,4 +1,4 @@
-"""Errors as vLLM sends them."""
+"""Error answers in vLLM's form."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ log = logging.getLogger("understudy.server")
 
 
 class ApiError(Exception):
-    """An answer that is an error. `param` names what was wrong with it."""
+    """An error answer. `param` names the invalid field."""
 
     def __init__(
         self, message: str, *, status: int = 400, kind: str = "BadRequestError", param: str | None = None
@@ -26,12 +26,12 @@ class ApiError(Exception):
         self.kind = kind
         self.param = param
         self.detail = False
-        """Told as the framework below vLLM tells it."""
+        """True for the error form of FastAPI."""
         self.anthropic = False
-        """Told in Anthropic's form: only what kind it is, and its message."""
+        """True for Anthropic's form: only kind and message."""
 
     def body(self) -> bytes:
-        """The JSON of it."""
+        """Return the answer's JSON."""
         if self.detail:
             return msgspec.json.encode({"detail": str(self)})
         if self.anthropic:
@@ -40,7 +40,7 @@ class ApiError(Exception):
 
 
 def error_body(status: int, message: str, kind: str, param: str | None = None) -> bytes:
-    """OpenAI's shape, with the status as code."""
+    """Build a body in OpenAI's form, with the status as code."""
     return msgspec.json.encode({"error": {"message": message, "type": kind, "param": param, "code": status}})
 
 
@@ -49,28 +49,28 @@ SHUTTING_DOWN = error_body(503, "the server is shutting down", "Service Unavaila
 
 
 def answer_error(error: Exception, connection: Connection) -> None:
-    """What is wrong, to the client; what nobody foresaw to the log, too."""
+    """Send an error to the client; log an unhandled exception."""
     connection.on_close = None
     if isinstance(error, ApiError):
         connection.respond(error.status, error.body())
         return
-    log.error("a request failed that nobody foresaw", exc_info=error)
+    log.error("unhandled exception in a request", exc_info=error)
     connection.respond(500, error_body(500, "an error inside the server", "InternalServerError"))
 
 
 def bad_value(message: str, param: str, value: object = msgspec.UNSET) -> ApiError:
-    """A value that was read and cannot be: the message ends with the parameter."""
+    """Build the error for an invalid value: the message ends with the parameter."""
     given = f"parameter={param}" if value is msgspec.UNSET else f"parameter={param}, value={value}"
     return ApiError(f"{message} ({given})", param=param)
 
 
 def bad_request(message: str) -> ApiError:
-    """What vLLM's smaller routes say of a body that they cannot use: neither field nor value is named."""
+    """Build the error of vLLM's smaller routes for an unusable body, without param."""
     return ApiError(message, kind="Bad Request")
 
 
 def no_such_model(name: str, names: tuple[str, ...]) -> ApiError:
-    """A model that is not served here."""
+    """Build the error for a model that is not served here."""
     known = ", ".join(names)
     return ApiError(
         f"The model `{name}` does not exist. Valid aliases: {known}.",
@@ -81,7 +81,7 @@ def no_such_model(name: str, names: tuple[str, ...]) -> ApiError:
 
 
 class Problem(msgspec.Struct, frozen=True):
-    """One thing that a schema finds wrong with a body."""
+    """One schema violation of a body."""
 
     kind: str
     where: str
@@ -107,11 +107,11 @@ _USUAL = {
     "bool_type": "Input should be a valid boolean",
     "bool_parsing": "Input should be a valid boolean, unable to interpret input",
 }
-"""The phrase by which clients know a kind of problem, before what is said of this one."""
+"""Phrases that clients match, by kind; they precede the message of a problem."""
 
 
 _MAX_SHOWN = 200
-"""Characters of a wrong value in a message."""
+"""Most characters of an invalid value in a message."""
 
 
 def _beginning(value: object) -> str:
@@ -143,7 +143,7 @@ def _pieces(value: object) -> Iterator[str]:
 
 
 def invalid_body(problems: list[Problem], *, param: bool = True) -> ApiError:
-    """The other kind of 400: the body does not have the shape of a request."""
+    """Build the 400 for a body that violates the schema."""
     count = len(problems)
     lines = "\n".join(f"  {problem}" for problem in problems[:10])
     return ApiError(

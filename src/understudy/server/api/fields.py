@@ -1,4 +1,4 @@
-"""Reads the fields of a body as leniently as vLLM's schema does: "5" is an int, 1 is true, a string only a string."""
+"""Reads fields of a body with the conversions of vLLM's schema: "5" is an int, 1 is true, a number is no string."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _HALF_CHARACTER = "must be text; half of a surrogate pair is no character"
 
 
 def read_body(request: Request) -> dict[str, Any]:
-    """The JSON object of a request. ApiError with vLLM's param otherwise."""
+    """Read the JSON object of a request. ApiError with vLLM's param otherwise."""
     check_content_type(request)
     body = read_json(request) if request.body else None
     if not isinstance(body, dict):
@@ -28,7 +28,7 @@ def read_body(request: Request) -> dict[str, Any]:
 
 
 def check_content_type(request: Request) -> None:
-    """It must be JSON's. ApiError as vLLM's otherwise."""
+    """Raise vLLM's ApiError when the content type is not JSON."""
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if kind != "application/json":
         raise invalid_body(
@@ -38,7 +38,7 @@ def check_content_type(request: Request) -> None:
 
 
 def read_object(request: Request) -> dict[str, Any]:
-    """The JSON object of a request to a route that looks at nothing else, its type of content included."""
+    """Read the JSON object of a request to a route that ignores the content type."""
     body = read_any(request)
     if not isinstance(body, dict):
         raise bad_request("the body must be an object")
@@ -46,7 +46,7 @@ def read_object(request: Request) -> dict[str, Any]:
 
 
 def read_any(request: Request) -> Any:
-    """The JSON of a request to such a route."""
+    """Read any JSON of a request to a route that ignores the content type."""
     decoded = request.decode()
     if decoded.error:
         raise bad_request(f"body: {decoded.error[:200]}")
@@ -56,7 +56,7 @@ def read_any(request: Request) -> Any:
 
 
 def read_json(request: Request) -> Any:
-    """Decode the body of a request. ApiError as vLLM's when it is no JSON, or nested too deeply."""
+    """Decode the body of a request. vLLM's ApiError when it is invalid JSON or nested too deeply."""
     decoded = request.decode()
     if not decoded.is_utf8:
         error = ApiError("the body is not UTF-8")
@@ -70,14 +70,14 @@ def read_json(request: Request) -> Any:
 
 
 def whole_number(text: str, most_digits: int = 18) -> int | None:
-    """Of a header, a path or a key, in ASCII's digits (`int` and `isdigit` take others too); None if it is none."""
+    """Parse a whole number in ASCII digits (`int` and `isdigit` accept others too); None if invalid."""
     if not _NUMBER.fullmatch(text) or len(text.removeprefix("-")) > most_digits:
         return None
     return int(text)
 
 
 class Fields:
-    """The fields of one object; every wrong type is noted, and `done` raises them together."""
+    """Reads the fields of one object; collects wrong types, and `done` raises them together."""
 
     def __init__(self, values: dict[str, Any], where: str = "body") -> None:
         self._values = values
@@ -85,24 +85,24 @@ class Fields:
         self.problems: list[Problem] = []
 
     def done(self) -> None:
-        """ApiError if anything was wrong."""
+        """Raise ApiError if there were problems."""
         if self.problems:
             raise invalid_body(self.problems)
 
     def raw(self, name: str) -> Any:
-        """As it came; None if it did not."""
+        """Return the unconverted value; None if missing."""
         return self._values.get(name)
 
     def has(self, name: str) -> bool:
-        """Whether it was given, null included."""
+        """Return True if the field is present, also as null."""
         return name in self._values
 
     def note(self, kind: str, name: str, message: str, given: object = None) -> None:
-        """Something about a field is wrong."""
+        """Record a problem of a field."""
         self.problems.append(Problem(kind, f"{self._where}.{name}", message, given))
 
     def integer(self, name: str, default: int | None = None) -> int | None:
-        """A whole number, also as text, float or bool."""
+        """Read a whole number, also from text, float or bool."""
         value = self._values.get(name)
         return default if value is None else self._integer(name, value, default)
 
@@ -126,7 +126,7 @@ class Fields:
         return default
 
     def number(self, name: str, default: float | None = None) -> float | None:
-        """A number, also as text or bool."""
+        """Read a number, also from text or bool."""
         value = self._values.get(name)
         if value is None:
             return default
@@ -145,7 +145,7 @@ class Fields:
         return default
 
     def boolean(self, name: str, default: bool = False) -> bool:
-        """True or false, also as 0, 1 or a word for it."""
+        """Read a boolean, also from 0, 1 or a word for it."""
         value = self._values.get(name)
         if value is None:
             return default
@@ -161,7 +161,7 @@ class Fields:
         return default
 
     def text(self, name: str, default: str | None = None) -> str | None:
-        """A string and nothing else."""
+        """Read a string."""
         value = self._values.get(name)
         if value is None:
             return default
@@ -171,7 +171,7 @@ class Fields:
         return default
 
     def texts(self, name: str) -> list[str]:
-        """A string or a list of them."""
+        """Read a string or a list of strings."""
         value = self._values.get(name)
         if value is None:
             return []
@@ -186,7 +186,7 @@ class Fields:
         return [member for member in value if isinstance(member, str)]
 
     def integers(self, name: str) -> list[int]:
-        """A list of whole numbers."""
+        """Read a list of whole numbers."""
         value = self._values.get(name)
         if value is None:
             return []
@@ -199,7 +199,7 @@ class Fields:
         return [number for number in read if number is not None]
 
     def object(self, name: str) -> dict[str, Any] | None:
-        """An object."""
+        """Read an object."""
         value = self._values.get(name)
         if value is None or isinstance(value, dict):
             return value

@@ -1,4 +1,4 @@
-"""Tokens in, tokens out: `/inference/v1/generate`, how its answers look."""
+"""Answer format of `/inference/v1/generate`: tokens in, tokens out."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from understudy.server.api.generation import DONE
-from understudy.server.api.logprobs import chat_logprobs, told
+from understudy.server.api.logprobs import chat_logprobs, logprobs_at
 
 if TYPE_CHECKING:
     from understudy.server.api.generation import Choice, Generation
 
 
 class GenerateStyle:
-    """Token ids, and their text where that was asked for."""
+    """Formats token ids, and their text if requested."""
 
     def __init__(self, *, text: bool, shows_prompt: bool) -> None:
         self._text = text
@@ -25,10 +25,10 @@ class GenerateStyle:
         return "text" if self._text else "tokens"
 
     def begin(self, generation: Generation) -> None:
-        """Every chunk is written whole."""
+        """Do nothing: chunks have no common part."""
 
     def chunk(self, generation: Generation, choice: Choice, first: int, count: int, last: bool) -> bytes:
-        """These tokens; the last carries why it ended."""
+        """Format these tokens; the last chunk has the finish reason."""
         body: dict[str, Any] = {"request_id": generation.id, "usage": None, "output_mode": self._mode}
         if generation.sampling.continuous_usage:
             body["usage"] = generation.usage(nulls=False)
@@ -38,7 +38,7 @@ class GenerateStyle:
         return b"data: " + msgspec.json.encode(body) + b"\n\n"
 
     def close(self, generation: Generation) -> bytes:
-        """The usage, if it was asked for, and the end."""
+        """Format the usage, if requested, and the end of the stream."""
         if not generation.sampling.include_usage:
             return DONE
         usage = generation.usage(last=False, nulls=False)
@@ -46,7 +46,7 @@ class GenerateStyle:
         return b"data: " + msgspec.json.encode(body) + b"\n\n" + DONE
 
     def whole(self, generation: Generation) -> bytes:
-        """Everything at once, every key present."""
+        """Format the whole answer with every key."""
         choices = [
             self._choice(generation, choice, 0, choice.emitted, last=True) for choice in generation.choices
         ]
@@ -92,12 +92,12 @@ class GenerateStyle:
 
 
 def _token_logprobs(generation: Generation, choice: Choice, first: int, count: int) -> dict[str, Any]:
-    """By the numbers of tokens: no text is needed."""
+    """Build logprobs by token id, without text."""
     words = generation.worker.texts.words
     wanted = max(generation.sampling.logprobs or 0, 0)
     content = []
     for place, token in enumerate(choice.plan.tokens[first : first + count], first):
-        value, others = told(choice, place, max(wanted - 1, 0), words)
+        value, others = logprobs_at(choice, place, max(wanted - 1, 0), words)
         tops = [(token, value), *others][: max(wanted, 1)]
         content.append(
             {

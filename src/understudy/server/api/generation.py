@@ -1,4 +1,4 @@
-"""One HTTP request that generates: its choices, each a request to the engine, and the answer that they make up."""
+"""One generation request over HTTP: its choices, each an engine request, and the answer built from them."""
 
 from __future__ import annotations
 
@@ -28,28 +28,28 @@ DONE = b"data: [DONE]\n\n"
 KEEP_ALIVE = b": keep-alive\n\n"
 MAX_CHOICES = 1 << 16
 MAX_PLANNED = 1 << 23
-"""Tokens of the answers to one request: what it will say is made when it comes."""
+"""Most tokens in the answers to one request; they are generated when the request arrives."""
 _FAILURES = {"lost": "the engine has died", "broken": "an error inside the server"}
 
 
 class Style(Protocol):
-    """How an endpoint tells an answer."""
+    """Formats the answers of an endpoint."""
 
     def begin(self, generation: Generation) -> None:
-        """Prepare what all chunks of a stream have in common."""
+        """Prepare the common part of a stream's chunks."""
 
     def chunk(self, generation: Generation, choice: Choice, first: int, count: int, last: bool) -> bytes:
-        """Events for these tokens of a choice."""
+        """Format the SSE events for these tokens of a choice."""
 
     def close(self, generation: Generation) -> bytes:
-        """Events after the last token of the last choice."""
+        """Format the SSE events after the last token of the last choice."""
 
     def whole(self, generation: Generation) -> bytes:
-        """The whole answer as one body."""
+        """Format the whole answer as one body."""
 
 
 class Choice:
-    """One answer of a request; listens to the engine."""
+    """One answer of a request, and the listener of its engine request."""
 
     __slots__ = (
         "decoded",
@@ -83,7 +83,7 @@ class Choice:
         self.tool: dict[str, Any] | None = None
 
     def on_admitted(self, request: LiveRequest, now_ns: int) -> None:  # noqa: ARG002
-        """It was scheduled for the first time."""
+        """Count the first scheduling of the request."""
         worker = self.generation.worker
         core = request.rank
         below = (0, 0, 0)
@@ -92,7 +92,7 @@ class Choice:
         worker.find_metrics(request).on_admitted(request, below)
 
     def on_tokens(self, request: LiveRequest, first: int, count: int, now_ns: int) -> None:
-        """More of it can be seen."""
+        """Count new tokens and send them in a stream."""
         if self.done:
             return
         plan = self.plan
@@ -116,12 +116,12 @@ class Choice:
                 connection.due_ns = now_ns
                 connection.due_of = generation.worker
                 connection.due_tokens += self.emitted - sent
-                generation.spoke = True
+                generation.has_sent = True
         if last and plan.stopped:
             generation.worker.driver.cancel(request, now_ns)
 
     def on_end(self, request: LiveRequest, now_ns: int) -> None:  # noqa: ARG002
-        """The engine has nothing more to say."""
+        """Count the end of the request and complete the answer with the last choice."""
         if self.done:
             return
         self.done = True
@@ -135,15 +135,15 @@ class Choice:
             generation.worker.find_metrics(request).on_finished(
                 request, self.plan.finish, self.emitted, self.plan.limit
             )
-        generation.one_ended(self, request.ended)
+        generation.on_choice_ended(self, request.ended)
 
     def on_error(self, request: LiveRequest) -> None:  # noqa: ARG002
-        """What it has to say cannot be told."""
+        """Fail the answer after an exception in this listener."""
         self.generation.report_failure()
         self.done = True
 
     def _cut(self, why: str) -> None:
-        """What there was of it is the answer."""
+        """End the answer with the tokens so far."""
         generation, sent = self.generation, self.sent
         self.plan = self.plan.cut(self.emitted, why)
         if generation.sampling.stream and not generation.gone:
@@ -155,7 +155,7 @@ class Choice:
 
 
 class Generation:
-    """The request of one client. Its answer leaves when its choices have ended, or token by token."""
+    """The request of one client. Its answer is sent when its choices have ended, or as a stream."""
 
     def __init__(
         self,
@@ -177,7 +177,7 @@ class Generation:
         self.choices: list[Choice] = []
         self.prompts = 0
         self.prompt_tokens = 0
-        self.started = self.spoke = False  # spoke: a chunk has left since somebody last looked
+        self.started = self.has_sent = False  # has_sent: a chunk was sent since the last keep-alive check
         self.on_done: Callable[[Generation, str], None] | None = None
         self._planned = 0
         self._left = 0
@@ -185,13 +185,13 @@ class Generation:
         self.load_format = ""
         self.detail: dict[str, Any] = {}
 
-    def ask(self, prompt: npt.NDArray[np.uint32]) -> None:
-        """One more prompt is to be answered."""
+    def count_prompt(self, prompt: npt.NDArray[np.uint32]) -> None:
+        """Count one more prompt to answer."""
         self.prompts += 1
         self.prompt_tokens += len(prompt)
 
     def add(self, prompt: npt.NDArray[np.uint32], plan: Plan | GrowingPlan) -> Choice:
-        """One more answer. ApiError when they are more than one request may take of the server's memory."""
+        """Add an answer. ApiError when the answers exceed one request's limits."""
         self._planned += len(plan.tokens)
         if len(self.choices) >= MAX_CHOICES or self._planned > MAX_PLANNED:
             raise ApiError(
@@ -202,7 +202,7 @@ class Generation:
         return choice
 
     def prepare(self, choice: Choice, rank: int, *, lora: str) -> None:
-        """The engine's request for an answer, once all there will be are known."""
+        """Make the engine's request for an answer, once all choices are added."""
         worker, sampling = self.worker, self.sampling
         identities = worker.identities(
             choice.prompt,
@@ -226,7 +226,7 @@ class Generation:
         worker.retain_tokens(choice.request, rank)
 
     def run(self, rank: int) -> None:
-        """Hand the choices to the engine, all of them prepared. InvalidArgument if it could never run one."""
+        """Submit the prepared choices to the engine. InvalidArgument if it could never run one."""
         self._left = len(self.choices)
         self.connection.on_close = self.client_gone
         for choice in self.choices:
@@ -238,41 +238,41 @@ class Generation:
                 self._keep_alive()
 
     def _keep_alive(self) -> None:
-        """From now on a comment for every interval in which nothing else left."""
+        """Send a comment after every interval in which no chunk was sent."""
         interval_s = self.worker.settings.sse_keep_alive_interval_s
 
-        def look() -> None:
+        def send_if_silent() -> None:
             if self._left == 0 or self._gone:
                 return
-            if not self.spoke:
+            if not self.has_sent:
                 if not self.started:
                     self.start()
                 self.connection.send_event(KEEP_ALIVE)
                 self.connection.flush()
-            self.spoke = False
-            asyncio.get_running_loop().call_later(interval_s, look)
+            self.has_sent = False
+            asyncio.get_running_loop().call_later(interval_s, send_if_silent)
 
-        asyncio.get_running_loop().call_later(interval_s, look)
+        asyncio.get_running_loop().call_later(interval_s, send_if_silent)
 
     def start(self) -> None:
-        """The stream begins, with its first token."""
+        """Start the stream, at the first token."""
         self.started = True
         self.connection.start_stream()
 
     def client_gone(self) -> None:
-        """Nobody waits for the answer any more: its blocks return."""
+        """Cancel the engine requests, because the client has disconnected."""
         self._gone = True
         for choice in self.choices:
             if choice.request is not None and not choice.done:
                 self.worker.driver.cancel(choice.request)
 
-    def give_up(self) -> None:
-        """It comes to nothing, and the engine has not seen it."""
+    def cancel_before_run(self) -> None:
+        """Cancel the generation before the engine has received it."""
         self._gone = True
-        self._tell("cancelled")
+        self._notify_done("cancelled")
 
-    def one_ended(self, choice: Choice, how: str) -> None:
-        """A choice has ended; with the last one the answer has."""
+    def on_choice_ended(self, choice: Choice, how: str) -> None:
+        """Handle the end of a choice; after the last one, complete the answer."""
         self._left -= 1
         complete = choice.emitted >= choice.plan.total
         if not complete and not self._gone:
@@ -280,7 +280,7 @@ class Generation:
             return
         if self._left or self._gone:
             if self._left == 0:
-                self._tell("cancelled")
+                self._notify_done("cancelled")
             return
         if len(self.choices):
             metrics = self.worker.find_metrics(self.choices[0].request or LiveRequest("", 1, 1, None, choice))
@@ -293,10 +293,10 @@ class Generation:
             self.connection.end_stream()
         else:
             self.connection.respond(200, self.style.whole(self), headers=self._load_header())
-        self._tell("completed")
+        self._notify_done("completed")
 
     def report_failure(self) -> None:
-        """An answer of it cannot be told: its client is told that."""
+        """Send an internal error to the client, unless it has disconnected."""
         if not self._gone:
             self._fail("broken")
 
@@ -304,10 +304,10 @@ class Generation:
         """End the answer with an error, because the server stops."""
         self.client_gone()
         self.connection.end_early(503, SHUTTING_DOWN)
-        self._tell("failed")
+        self._notify_done("failed")
 
     def _fail(self, how: str) -> None:
-        """It gets no more from the engine: an error, in the stream if it has begun."""
+        """End the answer with an error, within the stream if it has started."""
         self.client_gone()
         text = _FAILURES.get(how, "the request was aborted by the engine")
         body = error_body(500, text, "InternalServerError")
@@ -317,15 +317,15 @@ class Generation:
         else:
             self.connection.on_close = None
             self.connection.respond(500, body)
-        self._tell("failed")
+        self._notify_done("failed")
 
-    def _tell(self, how: str) -> None:
-        told, self.on_done = self.on_done, None
-        if told is not None:
-            told(self, how)
+    def _notify_done(self, how: str) -> None:
+        on_done, self.on_done = self.on_done, None
+        if on_done is not None:
+            on_done(self, how)
 
     def _load_header(self) -> bytes:
-        """The endpoint's load in the header that load balancers ask for."""
+        """Build the load header that load balancers request."""
         if self.load_format not in ("TEXT", "JSON"):
             return b""
         cores = self.worker.cores
@@ -340,21 +340,21 @@ class Generation:
 
     @property
     def gone(self) -> bool:
-        """Nobody waits for it any more."""
+        """True when the client has disconnected or the answer has failed."""
         return self._gone
 
     @property
     def completion_tokens(self) -> int:
-        """Tokens of all choices so far."""
+        """Total of output tokens over all choices so far."""
         return sum(choice.emitted for choice in self.choices)
 
     def cached_tokens(self, *, last: bool) -> int:
-        """Of the last prompt, or of the first."""
+        """Return the cached tokens of the last prompt, or of the first."""
         request = self.choices[-1 if last else 0].request
         return 0 if request is None else request.cached_tokens
 
     def metrics(self) -> dict[str, Any] | None:
-        """Its times, where the server tells them and it has one answer; None for the unknown ones."""
+        """Return the request's times if enabled and there is one choice; unknown values are None."""
         request = self.choices[0].request
         if not self.worker.settings.enable_per_request_metrics or len(self.choices) != 1 or request is None:
             return None
@@ -373,11 +373,11 @@ class Generation:
         }
 
     def plain_usage(self) -> dict[str, Any]:
-        """What it cost, without a word on the cache."""
+        """Return the usage without cache details."""
         return {**self.usage(), "prompt_tokens_details": None}
 
     def usage(self, *, last: bool = True, nulls: bool = True, created: int | None = None) -> dict[str, Any]:
-        """What it cost. `created`: tokens that it left in the cache, where an endpoint tells them."""
+        """Return the usage. `created`: tokens added to the cache, for endpoints that report them."""
         completion = self.completion_tokens
         usage: dict[str, Any] = {
             "prompt_tokens": self.prompt_tokens,
@@ -399,5 +399,5 @@ class Generation:
 
 
 def new_id() -> str:
-    """Sixteen hex digits."""
+    """Generate an id of sixteen hex digits."""
     return secrets.token_hex(8)

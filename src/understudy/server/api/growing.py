@@ -1,4 +1,4 @@
-"""An answer that is not known before it is given: a real engine's, token by token."""
+"""The answer of a real engine, which grows token by token."""
 
 from __future__ import annotations
 
@@ -13,23 +13,22 @@ if TYPE_CHECKING:
 
 
 class GrowingPlan:
-    """What was said so far, in the form of a `Plan`. `total` is out of reach until the answer has ended.
+    """The answer so far, with the interface of `Plan`. `total` exceeds the length until the answer has ended.
 
-    Text that may turn out to be the beginning of a stop string is held back, and so are the bytes of a character that
-    is not complete.
+    Text that may begin a stop string is held back, and so are the bytes of an incomplete character.
     """
 
     def __init__(self, sampling: Sampling, texts: TokenTexts, limit: int, end_ids: frozenset[int]) -> None:
         self.tokens: list[int] = []
         self.pieces: list[str] = []
         self.logprobs: list[tuple[float, Sequence[tuple[int, float]]] | None] = []
-        """Of each token, its own and the likeliest ones'."""
+        """Logprobs of each token: its own and those of the likeliest tokens."""
         self.limit = self.engine_tokens = limit
         self.total = limit + 1
         self.finish = ""
         self.stop_reason: str | int | None = None
         self.stopped = False
-        """The engine would go on, and is to drop it."""
+        """True when the engine would continue and must cancel the request."""
         self.eos_at: int | None = None
         self._sampling = sampling
         self._tokenizer = texts.tokenizer
@@ -42,7 +41,7 @@ class GrowingPlan:
     def take(
         self, token: int, logprobs: tuple[float, Sequence[tuple[int, float]]] | None = None, *, last: bool
     ) -> None:
-        """One more token; with the `last` the engine has nothing to add."""
+        """Add a token; `last` marks the engine's final one."""
         self.tokens.append(token)
         self.logprobs.append(logprobs)
         count, early = len(self.tokens), len(self.tokens) < self._sampling.min_tokens
@@ -50,41 +49,41 @@ class GrowingPlan:
         text = self._held + self._decoder.decode(b"" if hidden else self._tokenizer.token_bytes(token))
         if not early and token in self._ends | self._stops:
             self._end("stop", stop_reason=None if token in self._ends else token, stopped=not last)
-        elif not early and (found := self._stop_in(text)) is not None:
+        elif not early and (found := self._find_stop(text)) is not None:
             place, stop = found
             text = text[: place + len(stop)] if self._sampling.include_stop else text[:place]
             self._end("stop", stop_reason=stop, stopped=not last)
-            self._tell(text, 0)
+            self._append_piece(text, 0)
             return
         elif last:
             self._end("length", stop_reason=None, stopped=False)
         if self.total == count:
-            self._tell(text + self._decoder.decode(b"", final=True), 0)
+            self._append_piece(text + self._decoder.decode(b"", final=True), 0)
         else:
-            self._tell(text, max((len(stop) for stop in self._sampling.stop), default=1) - 1)
+            self._append_piece(text, max((len(stop) for stop in self._sampling.stop), default=1) - 1)
 
     def cut(self, count: int, why: str) -> GrowingPlan:
-        """It was ended from outside after so many tokens."""
-        for told in (self.tokens, self.pieces, self.logprobs):
-            del told[count:]
+        """End the answer after `count` tokens, for the reason `why`."""
+        for column in (self.tokens, self.pieces, self.logprobs):
+            del column[count:]
         self._end(why, stop_reason=None, stopped=False)
         return self
 
     def text(self, _: TokenTexts, count: int) -> str:
-        """What can be seen of its first `count` tokens."""
+        """Return the visible text of the first `count` tokens."""
         return "".join(self.pieces[:count])
 
     def _end(self, finish: str, *, stop_reason: str | int | None, stopped: bool) -> None:
         self.finish, self.stop_reason, self.stopped = finish, stop_reason, stopped
         self.total = len(self.tokens)
 
-    def _tell(self, text: str, hold: int) -> None:
+    def _append_piece(self, text: str, hold: int) -> None:
         seen = text[: len(text) - hold] if hold else text
         self.pieces.append(seen)
         self._held = text[len(seen) :]
 
-    def _stop_in(self, text: str) -> tuple[int, str] | None:
-        """The stop string that is complete first."""
+    def _find_stop(self, text: str) -> tuple[int, str] | None:
+        """Find the stop string that is complete first; return its place and text."""
         found = [
             (place + len(stop), order, place, stop)
             for order, stop in enumerate(self._sampling.stop)

@@ -1,4 +1,4 @@
-"""Log probabilities: a real engine's own; of a simulated one made up, well-formed, and the same every time."""
+"""Log probabilities: from a real engine, or synthetic and deterministic for a simulated one."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ if TYPE_CHECKING:
 
 
 def logprob_of(token: int, rank: int = 0) -> float:
-    """−0.1 … −1.0 for the token that was chosen, a little less for each that was not."""
+    """Return a synthetic logprob: −0.1 … −1.0 for the chosen token, 0.01 less per rank."""
     return round(-0.1 * ((token % 10) + 1) - 0.01 * rank, 6)
 
 
 def others(token: int, count: int, vocabulary: list[int]) -> list[int]:
-    """The tokens that could have come instead, the chosen one not among them."""
+    """List `count` alternative tokens, without the chosen one."""
     size = len(vocabulary)
     found: list[int] = []
     place = token % size
@@ -31,10 +31,10 @@ def others(token: int, count: int, vocabulary: list[int]) -> list[int]:
     return found
 
 
-def told(
+def logprobs_at(
     choice: Choice, place: int, wanted: int, vocabulary: list[int]
 ) -> tuple[float, list[tuple[int, float]]]:
-    """Of the token at `place`: its own, and those of `wanted` tokens, of which the likeliest may be itself."""
+    """Return the logprob of the token at `place`, and those of `wanted` top tokens, which may include it."""
     plan = choice.plan
     token = plan.tokens[place]
     if isinstance(plan, GrowingPlan):
@@ -46,7 +46,7 @@ def told(
 
 
 def completion_logprobs(generation: Generation, choice: Choice, first: int, count: int) -> dict[str, Any]:
-    """In the form of completions."""
+    """Build the logprobs of a completion."""
     texts, sampling = generation.worker.texts, generation.sampling
     wanted = max(sampling.logprobs or 0, 0)
     words = texts.words
@@ -59,7 +59,7 @@ def completion_logprobs(generation: Generation, choice: Choice, first: int, coun
         key = ("completion", sampling.tokens_as_ids, token, wanted)
         found = texts.logprobs.get(key)
         if found is None:
-            value, tops_of = told(choice, place, wanted, words)
+            value, tops_of = logprobs_at(choice, place, wanted, words)
             name = _name(texts, token, sampling.tokens_as_ids)
             top = {name: value}
             for other, of in tops_of:
@@ -87,7 +87,7 @@ def _name(texts: TokenTexts, token: int, as_id: bool) -> str:
 
 
 def chat_logprobs(generation: Generation, choice: Choice, first: int, count: int) -> dict[str, Any]:
-    """In the form of chat."""
+    """Build the logprobs of a chat answer."""
     texts, tokenizer = generation.worker.texts, generation.worker.tokenizer
     words = texts.words
     wanted = max(generation.sampling.logprobs or 0, 0)
@@ -102,7 +102,7 @@ def chat_logprobs(generation: Generation, choice: Choice, first: int, count: int
         found = texts.logprobs.get(key)
         if found is None:
             made_up = not isinstance(choice.plan, GrowingPlan)
-            value, top_values = told(choice, place, wanted - made_up, words)
+            value, top_values = logprobs_at(choice, place, wanted - made_up, words)
             if made_up:
                 top_values = [(token, value), *top_values] if wanted else []
             shown = {**entry(token, value), "top_logprobs": [entry(other, of) for other, of in top_values]}

@@ -1,4 +1,4 @@
-"""An answer before it is given: its tokens, where it ends and why, and what of it can be seen after each token."""
+"""A planned answer: its tokens, its end and finish reason, and the visible text after each token."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ if TYPE_CHECKING:
 
 
 class Plan(msgspec.Struct, frozen=True, kw_only=True):
-    """What will be said.
+    """A planned answer.
 
-    The engine generates `engine_tokens`; the answer ends after `total` of them, for `finish`. Where a stop string
-    ends it, the engine would have gone on, and is told to drop the request then.
+    The engine generates `engine_tokens`; the answer ends after `total` of them, for `finish`. At a stop string the
+    engine would continue, so the server cancels the request.
     """
 
     tokens: list[int]
@@ -25,40 +25,40 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     engine_tokens: int
     finish: str
     limit: int
-    """Tokens that it was allowed to have."""
+    """Most tokens that the answer may have."""
     ends_itself: bool = False
-    """The engine sees the token that ends it: it need not be told to drop it."""
+    """True when the engine itself ends the request, at an end token."""
     stop_reason: str | int | None = None
     pieces: list[str] | None = None
-    """Text that becomes visible with each token; None: the token's own, all of them plain."""
+    """Text that becomes visible with each token; None: the text of the token itself."""
 
     @property
     def stopped(self) -> bool:
-        """Whether the engine is to drop it."""
+        """True when the server must cancel the engine request."""
         return self.total < self.engine_tokens and not self.ends_itself
 
     @property
     def eos_at(self) -> int | None:
-        """Which output ends it, where one does."""
+        """Index of the output that ends the request, if one does."""
         return self.total if self.ends_itself else None
 
     def cut(self, count: int, why: str) -> Plan:
-        """The same, ended from outside after so many tokens."""
+        """Return a copy that ends after `count` tokens, for the reason `why`."""
         return msgspec.structs.replace(self, total=count, finish=why, stop_reason=None)
 
     def text(self, texts: TokenTexts, count: int) -> str:
-        """What can be seen of its first `count` tokens."""
+        """Return the visible text of the first `count` tokens."""
         if self.pieces is None:
             return texts.tokenizer.decode(self.tokens[:count])
         return "".join(self.pieces[:count])
 
 
 def plan_answer(answer: Answer, sampling: Sampling, texts: TokenTexts) -> Plan:
-    """Where the answer ends: by itself, at a stop token, at a stop string, or at its length."""
+    """Plan the end of an answer: at its natural end, a stop token, a stop string, or its length."""
     tokens: list[int] = answer.tokens.tolist()
     total = len(tokens)
     finish, reason = ("stop", None) if answer.stops else ("length", None)
-    # A token behind the end, which nobody gets to see: the length is not what ends it.
+    # An invisible token after the end, so that the length does not end the request.
     beyond = tokens[-1:] if answer.stops and answer.room > total else []
     plan = Plan(
         tokens=tokens + beyond,

@@ -1,4 +1,4 @@
-"""Prompts: what a request may ask, as tokens."""
+"""Reads the prompts of requests as tokens."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _CHARACTERS_A_TOKEN = 16
 
 
 def read_prompts(fields: Fields) -> list[str | list[int]]:
-    """`prompt` of a completion: texts, or lists of token ids. Wrong types are noted in `fields`."""
+    """Read `prompt` of a completion: texts, or lists of token ids. Records wrong types in `fields`."""
     value = fields.raw("prompt")
     if value is None or value == "":
         return []
@@ -53,7 +53,7 @@ def read_prompts(fields: Fields) -> list[str | list[int]]:
 
 
 def _ids(value: Any) -> list[int] | tuple[str, str, str, Any]:
-    """Token ids, or what is wrong with the first that is none."""
+    """Return token ids, or the problem of the first invalid one."""
     if not isinstance(value, list):
         return "list_type", "prompt", "must be a list of token ids", value
     if set(map(type, value)) <= {int} and (not value or min(value) >= 0):  # there may be a million of them
@@ -75,7 +75,7 @@ def _ids(value: Any) -> list[int] | tuple[str, str, str, Any]:
 def tokens_of(
     prompt: str | list[int], sampling: Sampling, tokenizer: Tokenizer, max_model_len: int
 ) -> npt.NDArray[np.uint32]:
-    """The tokens of a prompt, cut as was asked for. ApiError if it is too long, empty or unknown."""
+    """Tokenize a prompt, truncated as requested. ApiError if it is too long, empty or out of vocabulary."""
     if isinstance(prompt, str):
         whole = sampling.truncate is not None
         ids = tokenizer.encode(prompt) if whole else encode_within(prompt, tokenizer, max_model_len)
@@ -92,7 +92,7 @@ def tokens_of(
 
 
 def encode_within(text: str, tokenizer: Tokenizer, max_model_len: int) -> list[int]:
-    """The tokens of a text, of which the context has room for all. ApiError otherwise; it is not read to its end."""
+    """Tokenize a text. ApiError if it exceeds the context; then the rest is not tokenized."""
     if len(text) > max_model_len * _CHARACTERS_A_TOKEN:
         most = max_model_len * _CHARACTERS_A_TOKEN
         raise _too_long(
@@ -108,7 +108,7 @@ def encode_within(text: str, tokenizer: Tokenizer, max_model_len: int) -> list[i
 
 
 def check_length(ids: Sequence[object], max_model_len: int) -> None:
-    """ApiError if the context has no room for so many tokens."""
+    """Raise ApiError if the tokens exceed the context."""
     if len(ids) > max_model_len:
         raise _too_long(
             f"at least {max_model_len + 1} input tokens, which exceeds this limit even without any output tokens",
@@ -149,7 +149,7 @@ def _truncate(ids: list[int], sampling: Sampling, max_model_len: int) -> list[in
 
 
 def room_for(prompt_tokens: int, sampling: Sampling, max_model_len: int) -> int:
-    """Tokens that an answer may have at most. ApiError if it may have none, or if more were asked for than fit."""
+    """Return the most tokens of an answer. ApiError if none fit, or more were requested than fit."""
     asked = sampling.asked_tokens
     field = sampling.tokens_field
     if asked is not None and asked > max_model_len:
@@ -166,7 +166,7 @@ def room_for(prompt_tokens: int, sampling: Sampling, max_model_len: int) -> int:
 
 
 def chat_text(fields: Fields, messages: list[tuple[str, str]], tokenizer: Tokenizer, *, trusted: bool) -> str:
-    """A conversation as the model reads it, its last message open where it is to be continued."""
+    """Render a conversation with the chat template; leave the last message open if it is to be continued."""
     if not messages:
         raise ApiError("Cannot apply chat template to an empty conversation. Provide at least one message.")
     if fields.raw("chat_template") is not None and not trusted:
@@ -186,7 +186,7 @@ def chat_text(fields: Fields, messages: list[tuple[str, str]], tokenizer: Tokeni
 
 
 def read_conversations(fields: Fields, model: str) -> list[list[tuple[str, str]]]:
-    """The conversations of a batch. Wrong shapes are noted in `fields`."""
+    """Read the conversations of a batch. Records wrong shapes in `fields`."""
     value = fields.raw("messages")
     if not isinstance(value, list) or not value:
         kind = "missing" if not fields.has("messages") else "too_short" if value == [] else "list_type"
@@ -205,7 +205,7 @@ def read_conversations(fields: Fields, model: str) -> list[list[tuple[str, str]]
 
 
 def read_scoring(fields: Fields) -> tuple[str | list[int], list[Any]]:
-    """Query and items, each texts or token ids. Wrong shapes are noted in `fields`."""
+    """Read query and items, each texts or token ids. Records wrong shapes in `fields`."""
 
     def ids(value: Any) -> bool:
         return isinstance(_ids(value), list)
@@ -227,7 +227,7 @@ _MEDIA_PARTS = ("image_url", "input_image", "input_audio", "audio_url", "video_u
 
 
 def read_messages(fields: Fields, name: str, model: str) -> list[tuple[str, str]]:
-    """Messages as (role, text). Wrong shapes are noted in `fields`; media is an ApiError."""
+    """Read messages as (role, text). Records wrong shapes in `fields`; media is an ApiError."""
     value = fields.raw(name)
     if value is None:
         fields.note("missing", name, "must be given")

@@ -1,11 +1,11 @@
-"""What bodies ask for: prompts as tokens, and how they are to be answered."""
+"""Reads generation requests: prompts as tokens, and sampling parameters."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from understudy._core import TokenBlocks
-from understudy.server.api.before import NO_SUCH_TOOL, check_chat, check_completion
+from understudy.server.api.body_checks import NO_SUCH_TOOL, check_chat, check_completion
 from understudy.server.api.errors import ApiError, bad_value, no_such_model
 from understudy.server.api.fields import Fields
 from understudy.server.api.prompts import MAX_PROMPTS, chat_text, read_messages, read_prompts, tokens_of
@@ -21,35 +21,35 @@ if TYPE_CHECKING:
 
 
 class Read(NamedTuple):
-    """What a body asks for."""
+    """The content of a generation request."""
 
     sampling: Sampling
     model: str
     tokens: list[npt.NDArray[np.uint32]]
-    """Of its prompts."""
+    """Tokens of each prompt."""
     echo: bool = False
     echoed: list[str] = []  # noqa: RUF012
     empty: bool = False
-    """Only the prompt is to be told."""
+    """True when only the prompt is to be returned."""
     tool: dict[str, Any] | None = None
     role: str = "assistant"
     text: str | None = None
-    """The prompt of a chat, where it is to be shown."""
+    """The rendered prompt of a chat, if requested."""
 
     @property
     def prompts(self) -> list[list[int]]:
-        """The tokens as numbers."""
+        """Tokens of each prompt as a list."""
         return [tokens.tolist() for tokens in self.tokens]
 
 
 class Reader:
-    """Reads on behalf of one worker. ApiError as vLLM's for what cannot be read."""
+    """Reads the requests of one worker. vLLM's ApiError for invalid ones."""
 
     def __init__(self, worker: Worker) -> None:
         self.worker = worker
 
     def completion(self, body: dict[str, Any]) -> Read:
-        """The prompts of a completion as tokens, and how they are to be answered."""
+        """Read a completion request."""
         worker, settings = self.worker, self.worker.settings
         check_completion(body, MAX_PROMPTS)
         fields = Fields(body)
@@ -76,7 +76,7 @@ class Reader:
         return Read(sampling, model, tokens, echo=echo, echoed=echoed, empty=empty)
 
     def chat(self, body: dict[str, Any], *, checked: bool = False) -> Read:
-        """The same of a chat. `checked`: fields that contradict each other were looked for elsewhere."""
+        """Read a chat request. `checked`: contradictory fields were checked before."""
         worker, settings = self.worker, self.worker.settings
         if not checked:
             check_chat(body)
@@ -97,7 +97,7 @@ class Reader:
         return Read(sampling, model, [tokens], tool=tool, role=role, text=shown)
 
     def prompt_blocks(self, body: dict[str, Any]) -> tuple[int, Identities | None]:
-        """For routers: tokens of a body's (first) prompt, and the blocks that they fill. ApiError if there is none."""
+        """Return, for routers, the length of the first prompt and its blocks. ApiError without a prompt."""
         worker, settings = self.worker, self.worker.settings
         fields = Fields(body)
         chat = "messages" in body or "input" in body
@@ -123,7 +123,7 @@ class Reader:
         return len(tokens), blocks.identities
 
     def check(self, fields: Fields, sampling: Sampling) -> None:
-        """What is asked for is within what the server allows."""
+        """Check the sampling parameters against the server's limits. ApiError for the first problem."""
         settings = self.worker.settings
         sampling.stream_interval = max(sampling.stream_interval, settings.stream_interval)
         check_sampling(
@@ -134,7 +134,7 @@ class Reader:
         )
 
     def model(self, fields: Fields) -> str:
-        """The model or adapter that is named, or the server's own."""
+        """Return the requested model or adapter; the server's model by default."""
         names = self.worker.settings.names
         given = fields.text("model")
         if given is None or given == "":
@@ -145,7 +145,7 @@ class Reader:
         return given
 
     def check_tools(self, fields: Fields) -> dict[str, Any] | None:
-        """The function that is to be called, if one must be. ApiError where the server was not told how."""
+        """Return the function that must be called, if any. ApiError when the server has no tool parser."""
         settings = self.worker.settings
         tools, choice = fields.raw("tools"), fields.raw("tool_choice")
         if tools is None or choice == "none" or (choice is None and fields.has("tool_choice")):

@@ -1,17 +1,22 @@
-"""Paths and what answers them."""
+"""Routes of vLLM's API."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
 from understudy.server.api.adapters import Adapters
-from understudy.server.api.anthropic import check_anthropic, in_anthropics_words, messages_of, tools_of
-from understudy.server.api.before import check_salt
-from understudy.server.api.described import pages
+from understudy.server.api.anthropic import (
+    check_anthropic,
+    to_chat_messages,
+    to_chat_tools,
+    use_anthropic_form,
+)
+from understudy.server.api.body_checks import check_salt
 from understudy.server.api.developer import Developer
 from understudy.server.api.errors import ApiError, bad_request, bad_value, no_such_model
 from understudy.server.api.fields import Fields, check_content_type, read_any, read_body, read_object
 from understudy.server.api.generation import new_id
+from understudy.server.api.openapi import pages
 from understudy.server.api.prompts import chat_text, check_length, encode_within, read_messages, tokens_of
 from understudy.server.api.sampling import Sampling
 from understudy.server.api.scale_out import ScaleOut
@@ -39,7 +44,7 @@ if TYPE_CHECKING:
 
 
 class Routes:
-    """`generators` answer when the engine has; `plain` ones at once, with a status and a reply."""
+    """Tables of routes: `generators` answer after the engine; `plain` ones at once with (status, reply)."""
 
     def __init__(self, worker: Worker, endpoints: Endpoints) -> None:
         self._worker = worker
@@ -77,7 +82,7 @@ class Routes:
             "/inference/v1/abort_requests",
         ):
             self.plain[path] = closed
-        # A response of that name is asked for by the same path.
+        # GET on this path requests the response named "render".
         self.plain["/v1/responses/render"] = {**closed, "GET": _no_response_of_that_name}
         if settings.enable_scale_out:
             opened = ScaleOut(worker, endpoints)
@@ -95,7 +100,7 @@ class Routes:
             self.plain |= pages(lambda: [*self.plain, *self.generators], self.methods_of)
 
     def read(self, request: Request) -> dict[str, Any]:
-        """The body of a request that generates. ApiError when it is none."""
+        """Read the body of a generation request. ApiError when it is invalid."""
         if request.path != "/invocations":
             return read_body(request)
         check_content_type(request)
@@ -105,13 +110,13 @@ class Routes:
         return body
 
     def methods_of(self, path: str) -> tuple[str, ...]:
-        """The methods that a path takes."""
+        """List the methods that a path accepts."""
         return ("POST",) if path in self.generators else tuple(self.plain.get(path, {}))
 
-    # ── Generators in other words ──
+    # ── Generation in other forms ──
 
     def _invocations(self, body: dict[str, Any], request: Request, connection: Connection) -> None:
-        """SageMaker's: whatever the body fits, a chat or a completion. The adapter is named in a header, or none is."""
+        """Answer SageMaker's route: a chat or a completion, by the body. A header names the adapter."""
         given = {name: value for name, value in body.items() if name != "model"}
         adapter = request.headers.get("x-amzn-sagemaker-adapter-identifier")
         if adapter:
@@ -153,7 +158,7 @@ class Routes:
         }
         try:
             self._endpoints.chat(chat, request, connection, ResponsesStyle(body), "resp_")
-        except ApiError as error:  # what was translated is told in the words of who asked
+        except ApiError as error:  # name the client's field, not the translated one
             if error.param == "max_completion_tokens":
                 raise ApiError(
                     str(error).replace(error.param, "max_output_tokens"), param="max_output_tokens"
@@ -164,11 +169,15 @@ class Routes:
         check_anthropic(body, MESSAGES)
         names = ("model", "max_tokens", "stream", "temperature", "top_k", "top_p", "cache_salt", "vllm_xargs")
         chat = {name: body[name] for name in names if body.get(name) is not None}
-        chat |= {"messages": messages_of(body), "stop": body.get("stop_sequences"), **tools_of(body)}
+        chat |= {
+            "messages": to_chat_messages(body),
+            "stop": body.get("stop_sequences"),
+            **to_chat_tools(body),
+        }
         try:
             self._endpoints.chat(chat, request, connection, MessagesStyle())
         except ApiError as error:
-            raise in_anthropics_words(error) from None
+            raise use_anthropic_form(error) from None
 
     # ── Answers at once ──
 
@@ -245,21 +254,21 @@ class Routes:
     def _count_tokens(self, request: Request, _: dict[str, str]) -> tuple[int, Any]:
         body = read_body(request)
         check_anthropic(body, COUNT)
-        fields = Fields({**body, "messages": messages_of(body)})
+        fields = Fields({**body, "messages": to_chat_messages(body)})
         worker = self._worker
         try:
             self._known_model(fields)
             messages = read_messages(fields, "messages", worker.settings.names[0])
             fields.done()
-            self._endpoints.reads.check_tools(Fields(tools_of(body)))
+            self._endpoints.reads.check_tools(Fields(to_chat_tools(body)))
             text = chat_text(fields, messages, worker.tokenizer, trusted=False)
             count = len(tokens_of(text, Sampling(), worker.tokenizer, worker.settings.max_model_len))
         except ApiError as error:
-            raise in_anthropics_words(error) from None
+            raise use_anthropic_form(error) from None
         return 200, {"input_tokens": count, "context_management": {"original_input_tokens": count}}
 
     def _systemone(self, request: Request, _: dict[str, str]) -> tuple[int, Any]:
-        """Decisions of a model that was made for them, which no model here is."""
+        """Reject structured decisions, which no model here supports."""
         fields = Fields(read_body(request))
         for name in ("state", "questions"):
             if fields.raw(name) is None:
@@ -268,7 +277,7 @@ class Routes:
         raise ApiError("this model makes no structured decisions")
 
     def _scale(self, request: Request, _: dict[str, str]) -> tuple[int, Any]:
-        """More or fewer ranks, which a simulated server does not grow: it has as many as it has."""
+        """Answer a request to scale; the number of ranks is fixed, so only the current one succeeds."""
         check_content_type(request)
         body = read_object(request)
         ranks, patience_s = body.get("new_data_parallel_size"), body.get("drain_timeout", 120)
@@ -299,7 +308,7 @@ def _no_response_of_that_name(request: Request, _: dict[str, str]) -> tuple[int,
 
 
 def no_such_response(name: str) -> ApiError:
-    """Responses are not kept, so that none can be asked for."""
+    """Build the error for a stored response; responses are not stored here."""
     return ApiError(
         f"There is no response {name!r} here.",
         status=404,
@@ -309,7 +318,7 @@ def no_such_response(name: str) -> ApiError:
 
 
 def _permission(created: int) -> dict[str, Any]:
-    """As OpenAI's models had it, of which clients may read `allow_sampling`."""
+    """Build the permission entry of a model card; clients may read `allow_sampling`."""
     allowed = {
         "sampling": True,
         "logprobs": True,
@@ -330,7 +339,7 @@ def _permission(created: int) -> dict[str, Any]:
 
 
 def _listed(given: Any) -> list[Any]:
-    """Input items of a response as messages; those of another kind say nothing."""
+    """Convert input items of a response to messages; ignore other kinds."""
     items = given if isinstance(given, list) else [given]
     return [
         {"role": item.get("role", "user"), "content": item.get("content", "")}

@@ -1,4 +1,4 @@
-"""What a request may say about how it is answered, and what vLLM checks of it."""
+"""Sampling parameters of a request, and vLLM's checks of them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ MAX_CHOICES = 16384
 
 
 class Sampling(msgspec.Struct, kw_only=True):
-    """How to answer. `asked_tokens`: the length that was asked for, if any."""
+    """Sampling parameters. `asked_tokens`: the requested length, if any."""
 
     n: int = 1
     asked_tokens: int | None = None
@@ -23,7 +23,7 @@ class Sampling(msgspec.Struct, kw_only=True):
     top_p: float = 1.0
     top_k: int = 0
     steered: bool = False
-    """A penalty, a bias or min_p was asked for."""
+    """True when a penalty, a bias or min_p was requested."""
     seed: int | None = None
     stop: list[str] = msgspec.field(default_factory=list)
     stop_token_ids: list[int] = msgspec.field(default_factory=list)
@@ -31,7 +31,7 @@ class Sampling(msgspec.Struct, kw_only=True):
     ignore_eos: bool = False
     skip_special: bool = True
     logprobs: int | None = None
-    """How many alternatives to tell of each token; None: tell nothing."""
+    """Number of alternatives to return per token; None: no logprobs."""
     prompt_logprobs: int | None = None
     stream: bool = False
     include_usage: bool = False
@@ -53,7 +53,7 @@ class Sampling(msgspec.Struct, kw_only=True):
 
 
 def read_sampling(fields: Fields, *, chat: bool) -> Sampling:
-    """Read the fields that completions and chat share. Wrong types are noted in `fields`."""
+    """Read the fields that completions and chat share. Records wrong types in `fields`."""
     sampling = Sampling()
     sampling.n = _or(fields.integer("n", 1), 1)
     sampling.min_tokens = _or(fields.integer("min_tokens", 0), 0)
@@ -72,9 +72,9 @@ def read_sampling(fields: Fields, *, chat: bool) -> Sampling:
     sampling.stream = fields.boolean("stream")
     options = fields.object("stream_options")
     if options is not None:
-        told = Fields(options)
-        sampling.include_usage = told.boolean("include_usage")
-        sampling.continuous_usage = told.boolean("continuous_usage_stats") and sampling.include_usage
+        stream_fields = Fields(options)
+        sampling.include_usage = stream_fields.boolean("include_usage")
+        sampling.continuous_usage = stream_fields.boolean("continuous_usage_stats") and sampling.include_usage
     sampling.stream_interval = _or(fields.integer("stream_interval", 1), 1)
     sampling.priority = _or(fields.integer("priority", 0), 0)
     sampling.cache_salt = fields.text("cache_salt") or ""
@@ -109,7 +109,7 @@ def read_sampling(fields: Fields, *, chat: bool) -> Sampling:
 
 
 def check_sampling(fields: Fields, sampling: Sampling, *, max_logprobs: int, vocabulary: int) -> None:
-    """The values themselves, in vLLM's words of type and param. ApiError for the first that cannot be."""
+    """Check the values, with vLLM's error type and param. ApiError for the first invalid one."""
     _check_budget(fields.raw("thinking_token_budget"))
     for name in ("mm_processor_kwargs", "media_io_kwargs"):
         if fields.raw(name):
@@ -142,7 +142,7 @@ def check_sampling(fields: Fields, sampling: Sampling, *, max_logprobs: int, voc
 
 
 def _check_budget(value: Any) -> None:
-    """Tokens to think with, of which a model that does not think has none."""
+    """Check the thinking budget. ApiError when it is invalid, or the model does not reason."""
     if value is None or value == -1:
         return
     if isinstance(value, bool) or not isinstance(value, int) or value < 0:
@@ -153,7 +153,7 @@ def _check_budget(value: Any) -> None:
 
 
 def _check_ids(fields: Fields, vocabulary: int) -> None:
-    """Tokens of the vocabulary wherever a request names some."""
+    """Check that all token ids in a request are in the vocabulary."""
     biased = fields.object("logit_bias") or {}
     numbers = [whole_number(key) for key in biased]
     if None in numbers:

@@ -1,10 +1,10 @@
-"""What `--enable-scale-out` opens: prompts rendered to tokens, tokens generated from tokens, tokens read as text."""
+"""Routes of `--enable-scale-out`: render prompts to tokens, generate from tokens, detokenize."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from understudy.server.api.anthropic import check_anthropic, messages_of
+from understudy.server.api.anthropic import check_anthropic, to_chat_messages
 from understudy.server.api.derender import Derender
 from understudy.server.api.developer import abort
 from understudy.server.api.errors import ApiError, Problem, bad_request, invalid_body
@@ -87,11 +87,11 @@ _SAMPLING = {
     **dict.fromkeys(("stop_token_ids", "allowed_token_ids"), Shape("ints")),
     "bad_words": Shape("strs"),
 }
-"""Types of vLLM's sampling parameters. Others are ignored, as there: no field is unknown to it."""
+"""Types of vLLM's sampling parameters. Unknown fields are ignored, as in vLLM."""
 
 
 class ScaleOut:
-    """Answers for one worker."""
+    """Answers the scale-out routes of one worker."""
 
     def __init__(self, worker: Worker, endpoints: Endpoints) -> None:
         self._worker = worker
@@ -161,13 +161,13 @@ class ScaleOut:
         body = read_body(request)
         try:
             check_anthropic(body, MESSAGES)
-        except ApiError as error:  # this route speaks as its neighbours do
+        except ApiError as error:  # this route uses the error form of the other render routes
             error.anthropic = False
             raise
         chat = {
             "model": body["model"],
             "max_tokens": body["max_tokens"],
-            "messages": messages_of(body),
+            "messages": to_chat_messages(body),
             "stream": bool(body.get("stream")),
         }
         return 200, self._chat(chat, request, "chatcmpl-")
@@ -194,7 +194,7 @@ class ScaleOut:
         return self._rendered(body, read, read.prompts[0], f"{prefix}{_name(request, read)}")
 
     def _rendered(self, body: dict[str, Any], read: Read, tokens: list[int], name: str) -> dict[str, Any]:
-        """A request to `generate` that has the same answer."""
+        """Build the `generate` request that has an equal answer."""
         sampling = read.sampling
         left = max(self._worker.settings.max_model_len - len(tokens), 1)
         params: dict[str, Any] = {
@@ -212,7 +212,7 @@ class ScaleOut:
             "bad_words": [],
             "skip_reading_prefix_cache": False,
         }
-        for field in _SAMPLED:  # what was asked for and is no default
+        for field in _SAMPLED:  # requested values that differ from the defaults
             if body.get(field) is not None and field not in ("stop", "logprobs"):
                 params[field] = body[field]
         if sampling.logprobs is not None:
@@ -239,7 +239,7 @@ class ScaleOut:
 
 
 def _check_sampling(given: dict[str, Any]) -> None:
-    """Of whatever is wrong in them, vLLM complains of the parameters as a whole first."""
+    """Check the types of sampling parameters. ApiError names the whole object first, as vLLM."""
     sampling = Fields(given, "body.sampling_params")
     check_types(sampling, _SAMPLING)
     stop = given.get("stop")

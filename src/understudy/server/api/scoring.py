@@ -1,4 +1,4 @@
-"""`/generative_scoring`: how its answers look."""
+"""Answer format of `/generative_scoring`."""
 
 from __future__ import annotations
 
@@ -15,25 +15,25 @@ if TYPE_CHECKING:
 
 
 class ScoringStyle:
-    """A probability of the first label for every item. Made up of prompt and label, the same every time."""
+    """Scores the first label for every item: a synthetic probability, computed from prompt and label."""
 
     def __init__(self, labels: list[int], *, softmax: bool) -> None:
         self._labels = labels
         self._softmax = softmax
 
     def begin(self, generation: Generation) -> None:
-        """Nothing is streamed."""
+        """Do nothing: scores are not streamed."""
 
     def chunk(self, generation: Generation, choice: Choice, first: int, count: int, last: bool) -> bytes:  # noqa: ARG002
-        """Nothing is streamed."""
+        """Return no events: scores are not streamed."""
         return b""
 
     def close(self, generation: Generation) -> bytes:  # noqa: ARG002
-        """Nothing is streamed."""
+        """Return no events: scores are not streamed."""
         return b""
 
     def whole(self, generation: Generation) -> bytes:
-        """A score an item."""
+        """Format one score per item."""
         return msgspec.json.encode(
             {
                 "id": generation.id,

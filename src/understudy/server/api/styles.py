@@ -1,4 +1,4 @@
-"""The plain text forms of `/v1/responses` and `/v1/messages`."""
+"""Answer formats of `/v1/responses` and `/v1/messages`."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ def _event(name: str, body: dict[str, Any]) -> bytes:
     return b"event: %b\ndata: %b\n\n" % (name.encode(), msgspec.json.encode({**body, "type": name}))
 
 
-def _told(name: str, **body: Any) -> bytes:
-    """An event as Anthropic writes it, its type in front."""
+def _anthropic_event(name: str, **body: Any) -> bytes:
+    """Format an Anthropic event, with its type first."""
     return b"event: %b\ndata: %b\n\n" % (name.encode(), msgspec.json.encode({"type": name, **body}))
 
 
-def _text_of(choice: Choice, generation: Generation, first: int, count: int) -> bytes:
+def _encode_text(choice: Choice, generation: Generation, first: int, count: int) -> bytes:
     if choice.plan.pieces is None:
         plain = generation.worker.texts.plain
         return b"".join(plain[token] for token in choice.plan.tokens[first : first + count])
@@ -30,7 +30,7 @@ def _text_of(choice: Choice, generation: Generation, first: int, count: int) -> 
 
 
 class ResponsesStyle:
-    """OpenAI's responses: one message of output text."""
+    """Formats OpenAI responses: one message of output text."""
 
     def __init__(self, body: dict[str, Any]) -> None:
         self._body = body
@@ -38,14 +38,14 @@ class ResponsesStyle:
         self._sequence = -1
 
     def begin(self, generation: Generation) -> None:
-        """Nothing is common to the events but a number."""
+        """Do nothing: events have no common part."""
 
     def _next(self) -> int:
         self._sequence += 1
         return self._sequence
 
     def chunk(self, generation: Generation, choice: Choice, first: int, count: int, last: bool) -> bytes:
-        """Deltas of the text; the first is preceded by the response, its item and its part."""
+        """Format text deltas; before the first, also the response, its item and its part."""
         out: list[bytes] = []
         place = {"output_index": 0, "item_id": self._message}
         if first == 0:
@@ -67,7 +67,7 @@ class ResponsesStyle:
                     {"part": part, "content_index": 0, **place, "sequence_number": self._next()},
                 )
             )
-        text = _text_of(choice, generation, first, count)
+        text = _encode_text(choice, generation, first, count)
         if text:
             out.append(
                 b'event: response.output_text.delta\ndata: {"type":"response.output_text.delta","content_index":0,'
@@ -102,12 +102,12 @@ class ResponsesStyle:
         return b"".join(out)
 
     def close(self, generation: Generation) -> bytes:
-        """The whole response once more."""
+        """Format the completed response."""
         response = msgspec.json.decode(self.whole(generation))
         return _event("response.completed", {"response": response, "sequence_number": self._next()})
 
     def whole(self, generation: Generation) -> bytes:
-        """The response."""
+        """Format the whole response."""
         choice = generation.choices[0]
         text = choice.plan.text(generation.worker.texts, choice.emitted)
         status = "completed" if choice.plan.finish == "stop" else "incomplete"
@@ -186,7 +186,7 @@ class ResponsesStyle:
 
 
 def _incomplete(generation: Generation, status: str) -> dict[str, str] | None:
-    """Why a response is not complete."""
+    """Return the reason of an incomplete response, None for others."""
     if status != "incomplete":
         return None
     why = generation.choices[0].plan.finish
@@ -197,13 +197,13 @@ _MESSAGE_ENDS = {"length": "max_tokens", "stop": "end_turn", "cache_threshold": 
 
 
 class MessagesStyle:
-    """Anthropic's messages: one block of text."""
+    """Formats Anthropic messages: one block of text."""
 
     def begin(self, generation: Generation) -> None:
-        """Nothing is common to the events."""
+        """Do nothing: events have no common part."""
 
     def chunk(self, generation: Generation, choice: Choice, first: int, count: int, last: bool) -> bytes:
-        """Deltas of the text, between the start and the stop of its block."""
+        """Format text deltas, between the start and the stop of their block."""
         out: list[bytes] = []
         if first == 0:
             usage = {"input_tokens": generation.prompt_tokens, "output_tokens": 0}
@@ -217,26 +217,30 @@ class MessagesStyle:
                 "stop_sequence": None,
                 "usage": usage,
             }
-            out.append(_told("message_start", message=message))
-            out.append(_told("content_block_start", content_block={"type": "text", "text": ""}, index=0))
-        text = _text_of(choice, generation, first, count)
+            out.append(_anthropic_event("message_start", message=message))
+            out.append(
+                _anthropic_event("content_block_start", content_block={"type": "text", "text": ""}, index=0)
+            )
+        text = _encode_text(choice, generation, first, count)
         if text:
             out.append(
                 b'event: content_block_delta\ndata: {"type":"content_block_delta",'
                 b'"delta":{"type":"text_delta","text":"%b"},"index":0}\n\n' % text
             )
         if last:
-            out.append(_told("content_block_stop", index=0))
+            out.append(_anthropic_event("content_block_stop", index=0))
         return b"".join(out)
 
     def close(self, generation: Generation) -> bytes:
-        """Why it ended, and what it cost."""
+        """Format the stop reason and the usage."""
         choice = generation.choices[0]
         delta = {"stop_reason": self._end(choice), "stop_sequence": self._sequence(choice)}
-        return _told("message_delta", delta=delta, usage=self._usage(generation)) + _told("message_stop")
+        return _anthropic_event(
+            "message_delta", delta=delta, usage=self._usage(generation)
+        ) + _anthropic_event("message_stop")
 
     def whole(self, generation: Generation) -> bytes:
-        """The message."""
+        """Format the whole message."""
         choice = generation.choices[0]
         body: dict[str, Any] = {
             "id": generation.id,
@@ -260,7 +264,7 @@ class MessagesStyle:
         return usage
 
     def _end(self, choice: Choice) -> str | None:
-        """Why it ended; None for an abort, which these messages have no word for."""
+        """Return the stop reason; None for an abort, which Anthropic does not define."""
         return (
             "stop_sequence" if self._sequence(choice) is not None else _MESSAGE_ENDS.get(choice.plan.finish)
         )

@@ -1,4 +1,4 @@
-"""Tokens as text, once and for all: the JSON of every token that stands for itself."""
+"""Text of tokens, cached: the JSON of every token that decodes on its own."""
 
 from __future__ import annotations
 
@@ -19,20 +19,20 @@ MAX_KEPT_BYTES = 1 << 24
 
 
 class TokenTexts:
-    """The text of tokens in a stream, where a character may be spread over several of them."""
+    """Decodes tokens in a stream, where a character may span several tokens."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self.tokenizer = tokenizer
         self.words = tokenizer.words()
-        """The tokenizer's: those of a directory take it seconds to find."""
+        """The tokenizer's word tokens; a tokenizer from a directory needs seconds to list them."""
         self.plain: dict[int, bytes] = {token: self._json(token) or b"" for token in self.words}
-        """The JSON of tokens of which every run reads as the sum of its parts, without the quotes."""
+        """JSON, without quotes, of the tokens that decode independently of their neighbours."""
         self.logprobs: dict[KeptKey, Kept] = {}
-        """What was made up for a token and is the same every time: its text, its own one and the JSON of all."""
+        """Cache of synthetic logprobs by token: its text, its logprob and the JSON of all."""
         self._kept_bytes = 0
 
     def keep_logprobs(self, key: KeptKey, made: Kept) -> None:
-        """They will be asked for again; not all of them can be kept."""
+        """Cache synthetic logprobs; clear the cache when it exceeds `MAX_KEPT_BYTES`."""
         size = len(bytes(made[2])) + 256
         if self._kept_bytes + size > MAX_KEPT_BYTES:
             self.logprobs.clear()
@@ -41,12 +41,12 @@ class TokenTexts:
         self.logprobs[key] = made
 
     def is_plain(self, tokens: Sequence[int]) -> bool:
-        """Whether all of them stand for themselves."""
+        """Return True if all tokens decode independently."""
         plain = self.plain
         return all(token in plain for token in tokens)
 
     def pieces(self, tokens: Sequence[int], *, skip_special: bool = True) -> list[str]:
-        """What each token adds to the text; nothing where a character is not complete yet."""
+        """Return the text that each token adds; "" while a character is incomplete."""
         decoder = codecs.getincrementaldecoder("utf-8")("replace")
         special = self.special if skip_special else frozenset()
         out = [
@@ -59,7 +59,7 @@ class TokenTexts:
 
     @property
     def special(self) -> frozenset[int]:
-        """Tokens that are not text."""
+        """Special tokens, which are not text."""
         special = getattr(self.tokenizer, "special", None)
         return frozenset(special.values()) if special else frozenset({self.tokenizer.end_id})
 
@@ -72,7 +72,7 @@ class TokenTexts:
 
 
 def json_text(text: str) -> bytes:
-    """A string as JSON, without its quotes. Lone surrogates, which JSON can say and UTF-8 cannot, become '?'."""
+    """Encode a string as JSON without quotes. Lone surrogates, which UTF-8 cannot encode, become '?'."""
     try:
         return msgspec.json.encode(text)[1:-1]
     except (UnicodeEncodeError, ValueError):

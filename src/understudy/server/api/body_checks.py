@@ -1,4 +1,4 @@
-"""What vLLM looks at in a body before the types of its fields: fields that contradict each other."""
+"""Checks for contradictory fields, which vLLM runs before those of the fields' types."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ NO_SUCH_TOOL = "The tool specified in `tool_choice` does not match any of the sp
 
 
 def check_completion(body: dict[str, Any], max_prompts: int) -> None:
-    """Of `/v1/completions`, in vLLM's order. ApiError for the first."""
+    """Check a body of `/v1/completions` in vLLM's order. ApiError for the first problem."""
     prompt, embeds = body.get("prompt"), body.get("prompt_embeds")
     if isinstance(prompt, list) and len(prompt) > max_prompts and not all(isinstance(p, int) for p in prompt):
         raise bad_value(
@@ -27,7 +27,7 @@ def check_completion(body: dict[str, Any], max_prompts: int) -> None:
 
 
 def check_chat(body: dict[str, Any]) -> None:
-    """Of `/v1/chat/completions`, in vLLM's order. ApiError for the first."""
+    """Check a body of `/v1/chat/completions` in vLLM's order. ApiError for the first problem."""
     messages = body.get("messages", [])
     if not isinstance(messages, list | str | dict):
         raise ApiError("messages must be a list")
@@ -46,7 +46,7 @@ def check_chat(body: dict[str, Any]) -> None:
 
 
 def check_batch(body: dict[str, Any]) -> None:
-    """Of `/v1/chat/completions/batch`. ApiError for the first."""
+    """Check a body of `/v1/chat/completions/batch`. ApiError for the first problem."""
     if body.get("use_beam_search"):
         raise bad_value("a batch does not search beams", "use_beam_search")
     _check_structure(body, None)
@@ -134,7 +134,7 @@ def _check_tools(body: dict[str, Any]) -> None:
 
 
 def check_salt(body: dict[str, Any]) -> None:
-    """A salt must be one."""
+    """Raise ApiError when cache_salt is invalid."""
     salt = body.get("cache_salt")
     if salt is None:
         return

@@ -1,4 +1,4 @@
-"""What the server answers, for programs (`/openapi.json`) and for people (`/docs`)."""
+"""Description of the server's routes: `/openapi.json` and `/docs`."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ _TYPES: dict[str, dict[str, Any]] = {
 def pages(
     paths: Callable[[], list[str]], methods: Callable[[str], tuple[str, ...]]
 ) -> dict[str, dict[str, Plain]]:
-    """The routes that describe the others, which may still be added to."""
+    """Build the description routes; `paths` is read at each request."""
 
     def document(*_: object) -> tuple[int, Any]:
         return 200, describe({**{path: methods(path) for path in paths() if path not in _PAGES}, **_OWN})
@@ -80,11 +80,11 @@ def pages(
 
 
 class Html(str):
-    """A reply that is a page."""
+    """A reply in HTML."""
 
 
 def describe(routes: dict[str, tuple[str, ...]]) -> dict[str, Any]:
-    """An OpenAPI document of paths and their methods."""
+    """Build an OpenAPI document of paths and their methods."""
     schemas: dict[str, Any] = {"ErrorResponse": _ERROR}
     paths: dict[str, Any] = {}
     for path, methods in sorted(routes.items()):
@@ -116,19 +116,19 @@ def _json(name: str) -> dict[str, Any]:
 
 
 def _schema(fields: dict[str, schema.Shape]) -> dict[str, Any]:
-    told = {"type": "object", "properties": {name: _field(shape) for name, shape in fields.items()}}
+    described = {"type": "object", "properties": {name: _field(shape) for name, shape in fields.items()}}
     required = [name for name, shape in fields.items() if shape.required]
-    return {**told, "required": required} if required else told
+    return {**described, "required": required} if required else described
 
 
 def _field(shape: schema.Shape) -> dict[str, Any]:
-    told = dict(_TYPES[shape.kind])
+    described = dict(_TYPES[shape.kind])
     if shape.choices:
-        told["enum"] = list(shape.choices)
+        described["enum"] = list(shape.choices)
     if shape.kind in ("int", "float"):
         bounds = {"minimum": shape.least, "maximum": shape.most}
-        told |= {name: value for name, value in bounds.items() if value is not None}
-    return {"anyOf": [told, {"type": "null"}]} if shape.null and told else told
+        described |= {name: value for name, value in bounds.items() if value is not None}
+    return {"anyOf": [described, {"type": "null"}]} if shape.null and described else described
 
 
 def _words(path: str) -> str:
@@ -136,7 +136,7 @@ def _words(path: str) -> str:
 
 
 def _page(document: dict[str, Any]) -> str:
-    """A list of what there is. It loads nothing from anywhere."""
+    """Render the list of routes as a page without external resources."""
     rows = []
     for path, methods in document["paths"].items():
         for method, answer in methods.items():
