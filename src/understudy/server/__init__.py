@@ -1,1 +1,1 @@
-"""The simulated engine on the wall clock: an OpenAI-compatible server that clients cannot tell from vLLM."""
+"""Live server: simulated engines on the wall clock behind vLLM's HTTP API."""

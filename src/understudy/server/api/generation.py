@@ -102,7 +102,7 @@ class Choice:
         generation = self.generation
         generation.worker.find_metrics(request).on_tokens(request, first, count, now_ns)
         if first == 0:
-            generation.connection.tell_first_token()
+            generation.connection.notify_first_token()
         if generation.sampling.stream:
             connection = generation.connection
             if not generation.started:

@@ -47,7 +47,7 @@ class Sampling(msgspec.Struct, kw_only=True):
     truncate_left: bool = True
     structure: dict[str, Any] | None = None
     formed_characters: int = 0
-    """Of the answers that were made by it so far."""
+    """Characters generated for `structure` so far."""
     kv_transfer_params: dict[str, Any] | None = None
     cache_hit_threshold: float | None = None
 
@@ -217,7 +217,7 @@ def _check_ranges(fields: Fields, sampling: Sampling) -> None:
 
 
 def _structure(fields: Fields) -> dict[str, Any] | None:
-    """What the answer must look like: {"json": schema}, {"choice": […]}, {"regex": …} or {"object": true}."""
+    """Read the required form: {"json": schema}, {"choice": […]}, {"regex": …} or {"object": true}."""
     wanted = fields.object("structured_outputs")
     if wanted is not None:
         for name in ("json", "choice", "regex", "grammar", "structural_tag"):

@@ -55,7 +55,7 @@ _ELSEWHERE = {
 
 
 class Flag(msgspec.Struct, frozen=True):
-    """One flag. `names`: with their dashes; the first is the name it goes by."""
+    """One flag. `names` have their dashes; the first is the main one."""
 
     names: list[str]
     kind: Literal["bool", "int", "float", "size", "json", "str", "any"] = "any"
@@ -65,12 +65,12 @@ class Flag(msgspec.Struct, frozen=True):
 
     @property
     def name(self) -> str:
-        """Without dashes in front."""
+        """Main name without leading dashes."""
         return self.names[0].lstrip("-")
 
 
 class CommandLine(msgspec.Struct):
-    """What was given: values by the flag's name, words that belong to no flag."""
+    """A parsed command line: values by the flag's name, and positional words."""
 
     values: dict[str, Any] = msgspec.field(default_factory=dict)
     words: list[str] = msgspec.field(default_factory=list)
@@ -78,14 +78,14 @@ class CommandLine(msgspec.Struct):
 
 @cache
 def vllm_flags() -> dict[str, Flag]:
-    """vLLM 0.32's flags, by every name they have."""
+    """Return vLLM 0.32's flags, by every name."""
     text = files(__package__).joinpath("vllm-0.32.0.jsonl").read_text(encoding="utf-8")
     flags = [msgspec.json.decode(line, type=Flag) for line in text.splitlines()]
     return {name: flag for flag in flags for name in flag.names}
 
 
 def read_command_line(arguments: list[str], flags: dict[str, Flag]) -> CommandLine:
-    """Values by flag. ConfigError names a flag that is unknown, gone, or has the wrong value."""
+    """Parse a command line. ConfigError names a flag that is unknown, removed, or has an invalid value."""
     line = CommandLine()
     rest = _with_config_file(arguments, flags)
     place = 0
@@ -168,7 +168,7 @@ def _value(flag: Flag, name: str, text: str) -> Any:
 
 
 def read_size(text: str) -> int:
-    """32k = 32000, 32K = 32768. ValueError if it is no number."""
+    """Parse a size: 32k = 32000, 32K = 32768. ValueError if it is not a number."""
     match = _SIZE.match(text)
     if match is None:
         raise ValueError(text)
@@ -210,7 +210,7 @@ def _unknown(name: str, flags: Iterable[str]) -> ConfigError:
 
 
 def _with_config_file(arguments: list[str], flags: dict[str, Flag]) -> list[str]:
-    """The flags of `--config FILE` in front of the others, which therefore win."""
+    """Insert the flags of `--config FILE` before the others, which override them."""
     rest: list[str] = []
     from_file: list[str] = []
     place = 0

@@ -1,4 +1,4 @@
-"""What the flags of `understudy serve` mean: vLLM's, those that are ours, and those that change nothing here."""
+"""Reads the flags of `understudy serve`: vLLM's, our own, and those without effect here."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ OURS = (
         if f"--{name}" not in vllm_flags()
     ),
 )
-"""Flags that vLLM does not have (`--model` it takes as a word)."""
+"""Flags that vLLM does not have (it takes `--model` as a positional argument)."""
 
 _PLAIN = {
     "max-logprobs": "max_logprobs",
@@ -106,14 +106,14 @@ _ENGINE = {
     **{field.replace("_", "-"): field for field in VllmConfig.__struct_fields__},
     "num-gpu-blocks-override": "num_gpu_blocks",
 }
-"""Flags that are settings of the engine, where vLLM (or we) have a flag of that name."""
+"""Flags that set the engine setting of the same name."""
 _IDLE_WITHOUT = {
     "max-loras": "enable_lora",
     "long-prefill-token-threshold-adaptive": "long_prefill_token_threshold",
 }
-"""Flags that vLLM takes without these settings of the engine and makes nothing of: so does a server, and says so."""
+"""Flags that have no effect without these engine settings, as in vLLM; the server reports them."""
 _TIMES = ("timing", *(name for name in GPU_FLAGS if f"--{name}" not in vllm_flags()))
-"""Flags of ours that say how long steps take, which a real engine knows."""
+"""Our flags for the time of steps, which a real engine measures."""
 _HANDLED = frozenset(
     (
         "timing",
@@ -136,7 +136,7 @@ _HANDLED = frozenset(
 
 
 class ServePlan(msgspec.Struct, frozen=True):
-    """The settings, and the flags that were accepted and change nothing."""
+    """The settings, and the accepted flags without effect."""
 
     settings: ServerSettings
     idle: list[str]
@@ -144,12 +144,12 @@ class ServePlan(msgspec.Struct, frozen=True):
 
 
 def all_flags() -> dict[str, Flag]:
-    """vLLM's flags and ours, by every name."""
+    """Return vLLM's flags and ours, by every name."""
     return {**vllm_flags(), **{name: flag for flag in OURS for name in flag.names}}
 
 
 def read_serve(arguments: list[str], *, more: tuple[Flag, ...] = ()) -> ServePlan:
-    """What a command line asks for. ConfigError names what is wrong and what to do."""
+    """Read a command line. ConfigError names the problem and the remedy."""
     flags = {**all_flags(), **{name: flag for flag in more for name in flag.names}}
     line = read_command_line(arguments, flags)
     extra = {flag.name for flag in more}
@@ -183,7 +183,7 @@ def read_serve(arguments: list[str], *, more: tuple[Flag, ...] = ()) -> ServePla
 
 
 def settings_of(line: CommandLine) -> ServerSettings:
-    """The settings that the flags mean."""
+    """Build the settings from the flags. ConfigError names an invalid flag."""
     values = line.values
     if len(line.words) > 1:
         raise ConfigError(f"one model, please; got {', '.join(line.words)}")
@@ -302,7 +302,7 @@ def read_api_keys(given: list[Any] | None) -> tuple[str, ...]:
 
 
 def _strays(values: dict[str, Any], latency_ms: tuple[float, float] | None) -> tuple[float, float]:
-    """The standard deviations of the two latencies, as llm-d-inference-sim has them: at most 30 %."""
+    """Return the standard deviations of the two latencies; at most 30 %, as in llm-d-inference-sim."""
     strays = []
     for place, name in enumerate(("time-to-first-token", "inter-token-latency")):
         stray = float(values.get(f"{name}-std-dev") or 0.0)
@@ -348,7 +348,7 @@ def _engine(values: dict[str, Any], max_model_len: int, model: str) -> VllmConfi
         )
         return engine
     there = read_as(GpuSettings, gpu, "gpu")
-    # These two are accepted, and told to be idle.
+    # These two are accepted, and reported as unused.
     ours = msgspec.structs.replace(there, gpu_memory_utilization=0.9, front_end_ms=None)
     ours.reject_unused_settings(engine.timing, has_blocks=has_blocks, has_timing=has_timing)
     kv = None if dtype is None else str(dtype)
@@ -356,7 +356,7 @@ def _engine(values: dict[str, Any], max_model_len: int, model: str) -> VllmConfi
 
 
 def _refuse_beside_constants(values: dict[str, Any], *, has_blocks: bool, has_timing: bool) -> None:
-    """Constant latencies are in place of any timing model, and leave a GPU nothing but its blocks."""
+    """Raise ConfigError for flags that contradict constant latencies, which replace any timing model."""
     both = ("num-gpu-blocks", "num-gpu-blocks-override")
     if len({values[name] for name in both if values.get(name) is not None}) > 1:
         raise ConfigError(

@@ -1,4 +1,4 @@
-"""What stands below the device of `understudy serve`: `--tiers`, and vLLM's flags of its offload."""
+"""Tier flags of `understudy serve`: `--tiers`, and vLLM's offload flags."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from understudy.tiers.settings import TiersConfig
 
 
 def read_tiers(value: Any) -> TiersConfig:
-    """What --tiers says. ConfigError names the key at fault."""
+    """Read --tiers. ConfigError names the invalid key."""
     if not isinstance(value, dict):
         raise ConfigError(
             '--tiers must be a JSON object, such as {"tiers": [{"tier": "g2", "blocks": 4096}], …}'
@@ -23,7 +23,7 @@ def read_tiers(value: Any) -> TiersConfig:
 
 
 def check_tiers(tiers: TiersConfig, given: dict[str, Any], block_size: int) -> None:
-    """What can be known of them before a server starts, in the words of --tiers."""
+    """Check tiers before a server starts. ConfigError names the keys of --tiers."""
     from understudy.run.layers import reject_unused_kv_size
 
     try:
@@ -35,24 +35,22 @@ def check_tiers(tiers: TiersConfig, given: dict[str, Any], block_size: int) -> N
 
 
 def _of_json(error: ConfigError) -> ConfigError:
-    """The error with the keys of the JSON alone: the flags beside them are those of a replay."""
+    """Rewrite an error to name JSON keys only, without the flags of a replay."""
     message = re.sub(r" \(--[^)]*\)", "", str(error)).removeprefix("tiers: ")
     return ConfigError(f"--tiers: {message}")
 
 
 def offload_below(below: dict[str, Any], given: TiersConfig | None, model: str) -> TiersConfig:
-    """What stands below by vLLM's flags, or by a setting of the engine. What a token weighs stands in --tiers, or the
-    model says so.
-    """
+    """Build the tiers of vLLM's offload flags. KV bytes per token come from --tiers or from the model."""
     if given is not None and given.tiers:
         raise ConfigError("--kv-offloading-size and --tiers both say what is below the device; give one")
     if below.get("kv_bytes_per_token") is not None:
         return TiersConfig.from_dict(below)
-    weight = {"model": model}
+    kv_size = {"model": model}
     if given is not None:
-        weight = {
+        kv_size = {
             name: value
             for name in ("kv_bytes_per_token", "model", "kv_dtype")
             if (value := getattr(given, name)) is not None
         }
-    return TiersConfig.from_dict({**below, **weight})
+    return TiersConfig.from_dict({**below, **kv_size})

@@ -1,1 +1,1 @@
-"""A fleet in one process: many workers, one front door, a page that shows them."""
+"""A fleet in one process: workers, one routed front end, a page that shows them."""

@@ -1,4 +1,4 @@
-"""Many workers in one process, each with its own port, and one routed front door."""
+"""Workers in one process, each with its own port, and one routed front end."""
 
 from __future__ import annotations
 
@@ -24,34 +24,34 @@ if TYPE_CHECKING:
 
 
 class FleetSettings(msgspec.Struct, frozen=True, kw_only=True):
-    """A fleet: pools of equal workers, and a door."""
+    """Settings of a fleet: pools of equal workers, and a front end."""
 
     pools: tuple[tuple[int, ServerSettings], ...]
-    """(workers, their settings)."""
+    """Pools as (number of workers, settings)."""
     base_port: int = 9000
     host: str = "127.0.0.1"
     port: int = 8000
-    """Of the front door."""
+    """Port of the front end."""
     door_host: str | None = None
-    """Address of the front door; None: `host`, that of the workers."""
+    """Address of the front end; None: `host`, that of the workers."""
     admin_hosts: tuple[str, ...] = ()
-    """Addresses and networks whose clients may call the door's control routes; without a key only."""
+    """Addresses and networks whose clients may call the front end's control routes; without a key only."""
     routing: str | KvRouting | Router = "round_robin"
     seed: int = 0
 
     @property
     def api_keys(self) -> tuple[str, ...]:
-        """Keys for the door's control routes: those of all pools."""
+        """Keys for the front end's control routes: those of all pools."""
         return tuple(dict.fromkeys(key for _, pool in self.pools for key in pool.api_keys))
 
     def access(self) -> Access:
-        """Build the checks of the front door."""
+        """Build the access checks of the front end."""
         origins = self.pools[0][1].allowed_origins
         return Access(keys=self.api_keys, admin_hosts=self.admin_hosts, origins=origins, host=self.host)
 
 
 class Fleet:
-    """The workers of one process on one stage."""
+    """The workers of one process, with a shared clock and driver."""
 
     def __init__(self, settings: FleetSettings) -> None:
         self.settings = settings
@@ -66,7 +66,7 @@ class Fleet:
         self.servers: list[Server] = []
         self.routing = FleetRouting(self.servers, settings.routing, settings.seed)
         self.shared_runs: list[TierRun] = []
-        """What lies below the hosts of pools that have such tiers."""
+        """Tiers that the workers of a pool share (G3, G4), for pools that have them."""
         for count, pool in settings.pools:
             run = self._shared_run(pool)
             if run is not None:
@@ -80,7 +80,7 @@ class Fleet:
         self.port = settings.port
 
     def _shared_run(self, pool: ServerSettings) -> TierRun | None:
-        """Disks and object stores belong to the fleet; host memory to each worker."""
+        """Make the shared tiers of a pool: disks and object stores; host memory belongs to each worker."""
         tiers = build_tiers(pool)
         if tiers is None or not any(tier.tier in ("g3", "g4") for tier in pool.tiers.tiers):
             return None
@@ -97,11 +97,11 @@ class Fleet:
 
     @property
     def ports(self) -> list[int]:
-        """Of the workers."""
+        """Ports of the workers."""
         return [server.port for server in self.servers]
 
     async def start(self) -> None:
-        """Listen, everywhere. OSError when a port is taken; nothing listens then."""
+        """Listen on all ports. OSError when a port is taken; then none is open."""
         port = 0
         try:
             for server in self.servers:
@@ -135,7 +135,7 @@ class Fleet:
 
 
 def name_of(policy: str | KvRouting | Router) -> str:
-    """What a policy is called."""
+    """Return the name of a policy."""
     if isinstance(policy, str):
         return policy
     kind = type(policy).__name__
@@ -143,7 +143,7 @@ def name_of(policy: str | KvRouting | Router) -> str:
 
 
 def shifted(events: dict[str, Any], by: int) -> dict[str, Any]:
-    """Every worker publishes at a port of its own."""
+    """Return event endpoints with their ports moved by `by`, so that workers do not share one."""
     shifted = {}
     for name in ("endpoint", "replay_endpoint"):
         endpoint = events.get(name, "tcp://*:5557" if name == "endpoint" else None)

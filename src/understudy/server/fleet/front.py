@@ -1,4 +1,4 @@
-"""The front door of a fleet: routes requests, shows the fleet, takes orders for faults."""
+"""The front end of a fleet: routes requests, shows the fleet, injects faults."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ SHOWN_DECISIONS = 24
 def in_numbers(
     decision: Decision, asked: LiveRouteRequest, worker: int, path: str, why: str, load: int
 ) -> dict[str, Any]:
-    """A decision, as the page tells it."""
+    """Describe a routing decision for the page."""
     return {
         "at": time.time(),
         "worker": worker,
@@ -55,7 +55,7 @@ def in_numbers(
 
 
 class FrontDoor:
-    """Answers on the fleet's own port."""
+    """Answers on the fleet's front-end port."""
 
     def __init__(self, servers: list[Server], routing: FleetRouting, name: str, access: Access) -> None:
         self.servers = servers
@@ -94,12 +94,12 @@ class FrontDoor:
             "/fleet/workers/": {"GET": self._worker},
             "/admin/fault": {"GET": self._faults, "POST": self._order},
         }
-        """Routes of the door itself, by path and method; a path that ends with a slash stands for those below it."""
+        """Routes of the front end itself, by path and method; a path that ends with a slash covers those below it."""
 
     # ── HTTP ──
 
     def handle(self, request: Request, connection: Connection) -> None:
-        """Answer, or let a worker answer."""
+        """Answer a request, or forward it to a worker."""
         began = time.monotonic()
         method, size = request.method, len(request.body)
 
@@ -119,7 +119,7 @@ class FrontDoor:
             answer_error(error, connection)
 
     def malformed(self, status: int, why: str) -> bytes:
-        """The body of the answer to bytes that are no request."""
+        """Build the body of the answer to a malformed request."""
         return error_body(status, why, "Bad Request")
 
     def _show_page(self, _: Request, connection: Connection) -> None:
@@ -145,9 +145,9 @@ class FrontDoor:
         if request.path not in generators or request.method != "POST":
             self.servers[self._first_alive()].app.handle(request, connection)
             return
-        self._router.look()
+        self._router.update_availability()
         asked = self._asked(request)
-        told = connection.on_answered
+        on_answered = connection.on_answered
 
         def go(decision: Decision) -> None:
             self._send(asked, decision, request, connection)
@@ -155,21 +155,21 @@ class FrontDoor:
         connection.on_close = lambda: self._dispatcher.ended(asked.row)
         try:
             self._dispatcher.dispatch(asked, go)
-        except WrongState:  # the first one says what is wrong with it
-            connection.on_close, connection.on_answered = None, told
+        except WrongState:  # no worker is available: the first one answers with its error
+            connection.on_close, connection.on_answered = None, on_answered
             self.servers[0].app.handle(request, connection)
         except PolicyError as error:
             connection.on_close = None
             raise ApiError(str(error), status=500, kind="InternalServerError") from error
 
     def _asked(self, request: Request) -> LiveRouteRequest:
-        """What the policy may know of a request. Who goes by loads alone gets a guess of its length."""
+        """Build the policy's view of a request. A policy without blocks gets an estimated length."""
         tokens, blocks = len(request.body) // 5, self._no_blocks
         if self._dispatcher.wants_blocks:
             try:
                 tokens, found = self.servers[0].app.endpoints.reads.prompt_blocks(read_body(request))
                 blocks = blocks if found is None else found
-            except ApiError:  # the worker says what is wrong with it
+            except ApiError:  # the worker will answer with the error
                 pass
         session = request.headers.get("x-session-id") or request.headers.get("x-session-affinity")
         priority = whole_number(request.headers.get("x-vllm-priority", ""), 9)
@@ -178,7 +178,7 @@ class FrontDoor:
             self.servers[0].stage.clock.now_ns(),
             tokens,
             0,
-            # vLLM's lower numbers go first; a router's queue has it the other way round.
+            # vLLM schedules lower numbers first, a router's queue higher ones.
             -(priority or 0),
             self.servers[0].settings.engine.block_size,
             blocks,
@@ -214,7 +214,7 @@ class FrontDoor:
         connection.respond(200, msgspec.json.encode(self.state()))
 
     def state(self) -> dict[str, Any]:
-        """The fleet in columns, a number a worker."""
+        """Return the state of the fleet in columns, one value per worker."""
         self._measure_rates()
         columns: dict[str, list[float]] = {
             name: []
@@ -250,7 +250,7 @@ class FrontDoor:
         }
 
     def _measure_rates(self) -> None:
-        """Tokens a second, and how late the latest of them was, since the last time, for however many watch."""
+        """Measure tokens per second and the greatest lateness since the last call."""
         now_s = time.monotonic()
         passed_s = now_s - self._last_shown_s
         if passed_s < 0.8 * SHOWN_EVERY_S:
@@ -299,7 +299,7 @@ class FrontDoor:
             self._shower = asyncio.get_running_loop().call_later(SHOWN_EVERY_S, self._show)
 
     def _show(self) -> None:
-        """Tell all that watch; nobody watches, nothing happens."""
+        """Send the state to all watchers; stop when there is none."""
         self._shower = None
         self._watchers = {watcher for watcher in self._watchers if not watcher.closed}
         if not self._watchers:
@@ -315,7 +315,7 @@ class FrontDoor:
         connection.flush()
 
     def close(self) -> None:
-        """Send the watchers away."""
+        """Disconnect the watchers."""
         if self._shower is not None:
             self._shower.cancel()
             self._shower = None
@@ -324,7 +324,7 @@ class FrontDoor:
 
 
 def _route_of(path: str) -> str:
-    """The key of a path in the table of routes."""
+    """Return the key of a path in the table of routes."""
     if path.startswith("/fleet/workers/"):
         return "/fleet/workers/"
     return "/metrics" if path == "/metrics/" else path

@@ -1,4 +1,4 @@
-"""The workers of a fleet as its router sees them, and what they tell it."""
+"""A router's view of the workers of a fleet, and their events."""
 
 from __future__ import annotations
 
@@ -20,21 +20,21 @@ if TYPE_CHECKING:
     from understudy.server.server import Server
 
 UNLIMITED_TOKENS = 10_000_000
-"""The budget of a step that has none, as Dynamo counts it."""
+"""Token budget of a step without a limit, as in Dynamo."""
 
 
 class FleetRouting:
-    """One policy for the workers of a fleet; each rank of a worker is a place of its own to it."""
+    """One policy for the workers of a fleet; each rank of a worker is a target."""
 
     def __init__(self, servers: list[Server], policy: str | KvRouting | Router, seed: int) -> None:
         self.servers = servers
         self.targets: list[tuple[int, int]] = []
-        """(server, rank), by the number that the policy knows it by."""
+        """(server, rank) by the policy's worker number."""
         self.dispatcher = Dispatcher(policy, seed=seed, view=LiveFleetView(servers, self.targets))
         self._numbers: dict[tuple[int, int], int] = {}
 
     def add(self, server: Server, index: int) -> None:
-        """A worker that has been made."""
+        """Add a worker."""
         budget = server.settings.engine.max_num_batched_tokens or UNLIMITED_TOKENS
         for rank in range(server.settings.data_parallel_size):
             self._numbers[index, rank] = self.dispatcher.add_worker(budget)
@@ -43,8 +43,8 @@ class FleetRouting:
             server.worker.on_events = self._observe
             server.worker.on_restart = self._forget
 
-    def look(self) -> None:
-        """See who is dead."""
+    def update_availability(self) -> None:
+        """Mark dead workers as unavailable."""
         for number, (server, _) in enumerate(self.targets):
             self.dispatcher.set_available(number, not self.servers[server].app.dead)
 
@@ -58,7 +58,7 @@ class FleetRouting:
 
 
 class LiveFleetView:
-    """What a router may know of the workers, as of now: a number for each, or for each of its ranks."""
+    """Current state of the workers for a router: one value per rank."""
 
     def __init__(self, servers: list[Server], targets: list[tuple[int, int]]) -> None:
         self._servers = servers
@@ -69,37 +69,37 @@ class LiveFleetView:
 
     @property
     def now_ns(self) -> int:
-        """The workers' clock."""
+        """Time of the workers' clock."""
         return self._servers[0].stage.clock.now_ns()
 
     @property
     def outstanding_requests(self) -> npt.NDArray[np.int64]:
-        """Requests that were sent to each worker and have not ended."""
+        """Number of unfinished requests per rank."""
         return self._each(lambda core: len(core.live))
 
     @property
     def outstanding_tokens(self) -> npt.NDArray[np.int64]:
-        """Their tokens, prompt and output."""
+        """Prompt and output tokens of unfinished requests per rank."""
         return self._each(lambda core: sum(one.prompt_tokens + one.max_tokens for one in core.live.values()))
 
     @property
     def running(self) -> npt.NDArray[np.int64]:
-        """Requests in each worker's batch."""
+        """Number of running requests per rank."""
         return self._each(lambda core: core.num_running)
 
     @property
     def waiting(self) -> npt.NDArray[np.int64]:
-        """Requests in each worker's queue."""
+        """Number of queued requests per rank."""
         return self._each(lambda core: core.num_waiting)
 
     @property
     def used_blocks(self) -> npt.NDArray[np.int64]:
-        """Blocks that requests hold on each worker's device."""
+        """Device blocks that requests hold, per rank."""
         return self._each(lambda core: core.engine.pool[1])
 
     @property
     def total_blocks(self) -> npt.NDArray[np.int64]:
-        """Blocks of each worker's device."""
+        """Device blocks per rank."""
         blocks = [self._servers[server].settings.engine.num_gpu_blocks for server, _ in self._targets]
         return np.array(blocks, dtype=np.int64)
 

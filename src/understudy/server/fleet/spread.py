@@ -1,7 +1,7 @@
-"""A fleet over several processes: workers in groups, each in a process of its own, and a router in front.
+"""A fleet over several processes: groups of workers, one process each, behind a router.
 
-The door is the standalone router: what it knows of the workers it hears from their KV events, as it would of real ones.
-Each group has a door of its own, unseen, which tells of its workers and takes orders for them.
+The front end is the standalone router, which receives the workers' KV events as it would from real engines. Each group
+has an internal front end, which reports on its workers and takes fault orders for them.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ START_S = 120.0
 
 
 class SpreadFleet:
-    """The groups and the door."""
+    """The groups of workers and their front end."""
 
     def __init__(self, settings: FleetSettings, processes: int) -> None:
         total = sum(count for count, _ in settings.pools)
@@ -68,7 +68,7 @@ class SpreadFleet:
         self._own: SpreadDoor | None = None
 
     async def start(self) -> None:
-        """Start the groups, then the door. ConfigError when one of them cannot."""
+        """Start the groups, then the front end. ConfigError when one of them fails."""
         context = multiprocessing.get_context("spawn")
         try:
             for group in self._groups:
@@ -80,10 +80,10 @@ class SpreadFleet:
             loop = asyncio.get_running_loop()
             doors = []
             for group, (_, pipe) in zip(self._groups, self._children, strict=True):
-                told = await loop.run_in_executor(None, _wait, pipe)
-                if isinstance(told, str):
-                    raise ConfigError(told)
-                door, ports = told
+                started = await loop.run_in_executor(None, _wait, pipe)
+                if isinstance(started, str):
+                    raise ConfigError(started)
+                door, ports = started
                 key = next(iter(group.api_keys), None)
                 doors.append((Upstream(f"http://127.0.0.1:{door}", key=key), len(ports)))
                 self.ports += ports
@@ -122,14 +122,14 @@ class SpreadFleet:
         self.port = self.door.port
 
     async def stop(self) -> None:
-        """Stop the door, then the groups, as the workers' settings say."""
+        """Stop the front end, then the groups, as the workers' settings say."""
         if self._own is not None:
             self._own.close()
         drain_s = max(pool.shutdown_timeout_s for _, pool in self.settings.pools)
         if self.door is not None:
             await self.door.stop(drain_s)
         for _, pipe in self._children:
-            pipe.close()  # their sign to stop
+            pipe.close()  # the signal to stop
         for child, _ in self._children:
             await asyncio.get_running_loop().run_in_executor(None, child.join, 30 + drain_s)
             if child.is_alive():
@@ -139,7 +139,7 @@ class SpreadFleet:
 
 
 def _groups(settings: FleetSettings, processes: int, folder: Path) -> list[tuple[Any, int]]:
-    """Workers in order, spread evenly; each publishes where the door finds it, unless it was told where."""
+    """Split workers evenly, in order; workers without event settings publish on sockets in `folder`."""
     workers: list[ServerSettings] = [pool for count, pool in settings.pools for _ in range(count)]
     groups = []
     for group in range(processes):
@@ -171,10 +171,10 @@ def _wait(pipe: Pipe) -> Any:
 
 
 def _serve_group(settings: FleetSettings, pipe: Pipe) -> None:
-    """A process: its workers listen until the pipe closes."""
+    """Run a group's process: its workers listen until the pipe closes."""
     import signal
 
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent says when
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent stops it
 
     async def main() -> None:
         try:
@@ -187,7 +187,7 @@ def _serve_group(settings: FleetSettings, pipe: Pipe) -> None:
         gone = asyncio.Event()
         loop = asyncio.get_running_loop()
         loop.add_reader(pipe.fileno(), gone.set)
-        loop.add_signal_handler(signal.SIGTERM, gone.set)  # systemd tells all of a unit to stop
+        loop.add_signal_handler(signal.SIGTERM, gone.set)  # systemd signals every process of a unit
         with heap_frozen():
             await gone.wait()
         loop.remove_reader(pipe.fileno())

@@ -1,4 +1,4 @@
-"""The page and the orders of a fleet over several processes: each group tells of its workers, and this adds up."""
+"""Page and fault orders of a fleet over several processes: combines the reports of the groups."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 class SpreadDoor:
-    """Routes of the fleet at the router's port. `groups`: each group's own door, and its number of workers."""
+    """Routes of the fleet at the router's port. `groups`: each group's front end and number of workers."""
 
     def __init__(
         self,
@@ -53,10 +53,10 @@ class SpreadDoor:
             "/fleet/workers/": {"GET": self._worker},
             "/admin/fault": {"GET": self._faults, "POST": self._order},
         }
-        """By path and method; a path that ends with a slash stands for those below it."""
+        """Routes by path and method; a path that ends with a slash covers those below it."""
 
     async def answer(self, request: Request, connection: Connection) -> bool:
-        """True when the path is one of the fleet's."""
+        """Answer a request to one of the fleet's paths. False for other paths."""
         below = "/fleet/workers/"
         path = below if request.path.startswith(below) else request.path
         own = self.routes.get(path, {}).get(request.method)
@@ -72,7 +72,7 @@ class SpreadDoor:
         connection.respond(200, self._page, "text/html; charset=utf-8")
 
     def routed(self, request: Request, asked: LiveRouteRequest, decision: Decision, rank: Rank) -> None:
-        """A request goes to a worker."""
+        """Keep a routing decision for the page."""
         worker, load = self._ranks.all.index(rank.worker), self._dispatcher.outstanding.requests[rank.number]
         self._decisions.append(in_numbers(decision, asked, worker, request.path, self._routing, load))
 
@@ -80,17 +80,20 @@ class SpreadDoor:
         connection.respond(200, msgspec.json.encode(await self.state()))
 
     async def state(self) -> dict[str, Any]:
-        """As the page of one process has it: workers in order, and the lateness of the latest process."""
-        told = await asyncio.gather(*(_read(door, "/fleet/state") for door, _ in self._groups))
+        """Return the state of all workers in order, with the greatest lateness of all processes."""
+        states = await asyncio.gather(*(_read(door, "/fleet/state") for door, _ in self._groups))
         columns = {
-            name: [value for group in told for value in group["workers"][name]] for name in told[0]["workers"]
+            name: [value for group in states for value in group["workers"][name]]
+            for name in states[0]["workers"]
         }
         return {
             "workers": columns,
-            "ports": [port for group in told for port in group["ports"]],
+            "ports": [port for group in states for port in group["ports"]],
             "routing": self._routing,
             "queued": self._dispatcher.num_waiting,
-            "late_ms": {name: max(group["late_ms"][name] for group in told) for name in told[0]["late_ms"]},
+            "late_ms": {
+                name: max(group["late_ms"][name] for group in states) for name in states[0]["late_ms"]
+            },
             "decisions": list(self._decisions)[-SHOWN_DECISIONS:],
         }
 
@@ -116,7 +119,7 @@ class SpreadDoor:
         connection.respond(200, msgspec.json.encode({"faults": rows}))
 
     async def _order(self, request: Request, connection: Connection) -> None:
-        """Pass an order on to the groups of its workers. Nothing has happened when it is refused."""
+        """Forward an order to the groups of its workers. Nothing has changed when it is invalid."""
         order = FaultOrder.read(read_json(request))
         chosen = chosen_workers(order, self._settings)
         first = lost = 0
@@ -132,7 +135,7 @@ class SpreadDoor:
         report = {"fault": order.kind, "workers": chosen, "lost_requests": lost}
         connection.respond(200, msgspec.json.encode(report))
 
-    # ── Who watches ──
+    # ── Watchers ──
 
     async def _watch(self, _: Request, connection: Connection) -> None:
         data = _event(await self.state())
@@ -145,19 +148,19 @@ class SpreadDoor:
             self._shower = asyncio.get_running_loop().create_task(self._show())
 
     async def _show(self) -> None:
-        """Tell all that watch; nobody watches, nothing happens."""
+        """Send the state to all watchers; stop when there is none."""
         while self._watchers:
             await asyncio.sleep(SHOWN_EVERY_S)
             try:
                 data = _event(await self.state())
-            except UpstreamError:  # a group is gone, and the fleet with it soon
+            except UpstreamError:  # a group has ended, so the fleet ends soon
                 continue
             for watcher in list(self._watchers):
                 watcher.send_event(data)
                 watcher.flush()
 
     def close(self) -> None:
-        """Send the watchers away."""
+        """Disconnect the watchers."""
         if self._shower is not None:
             self._shower.cancel()
             self._shower = None

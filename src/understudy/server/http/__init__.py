@@ -1,4 +1,4 @@
-"""HTTP/1.1 as this server speaks it: a protocol of its own, one write per step and connection."""
+"""HTTP/1.1 server on asyncio protocols, with one write per step and connection."""
 
 from __future__ import annotations
 

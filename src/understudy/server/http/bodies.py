@@ -34,7 +34,7 @@ _SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
 
 
 class Decoded(NamedTuple):
-    """The value of a body, or why it is no JSON."""
+    """The value of a body, or the error of invalid JSON."""
 
     value: Any = None
     error: str = ""
@@ -43,11 +43,11 @@ class Decoded(NamedTuple):
     """Offset of the error, in characters."""
     is_utf8: bool = True
     half_character: str | None = None
-    """Where a text has half of a surrogate pair, as `body.a.0`: it is no character, and cannot be sent on."""
+    """Path of a text with half of a surrogate pair, as `body.a.0`: it cannot be encoded as UTF-8."""
 
 
 def decode(data: bytes, max_depth: int) -> Decoded:
-    """Decode JSON of at most `max_depth` levels; what is wrong is returned, not raised."""
+    """Decode JSON of at most `max_depth` levels; errors are returned, not raised."""
     too_much = structure_error(data, max_depth)
     if too_much:
         return Decoded(error=too_much)
@@ -58,7 +58,7 @@ def decode(data: bytes, max_depth: int) -> Decoded:
         return Decoded(error=_too_deep(max_depth))
     except (msgspec.DecodeError, UnicodeDecodeError):
         pass
-    # The slower decoder knows where it failed, and takes NaN, other encodings and halves of surrogate pairs.
+    # The slower decoder reports the error's place, and accepts NaN, other encodings and halves of surrogate pairs.
     is_utf8 = _is_utf8(data)
     try:
         with _no_collections():
@@ -86,7 +86,7 @@ def _no_collections() -> Iterator[None]:
 
 
 def structure_error(data: bytes, max_depth: int) -> str:
-    """Say what of a body is too much by its brackets outside of strings; empty if nothing. Linear."""
+    """Return the limit that the brackets outside of strings exceed; "" if none. Linear."""
     if data.count(b"[") + data.count(b"{") <= min(max_depth, MAX_CONTAINERS):
         return ""  # most bodies, whatever their encoding
     encoding = json.detect_encoding(data)

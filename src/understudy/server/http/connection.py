@@ -28,9 +28,9 @@ if TYPE_CHECKING:
 
 KEEP_ALIVE_S = 5.0
 MAX_ARRIVAL_S = 60.0
-"""A request that takes longer to come in is not waited for."""
+"""Longest time for a request to arrive, seconds."""
 MAX_UNSENT_BYTES = 4 * 1024 * 1024
-"""A reader who lags behind by more loses its connection, and nobody else anything."""
+"""Most unsent bytes of a slow client; with more its connection is closed."""
 
 _HEX = [f"{size:x}\r\n".encode() for size in range(4096)]
 
@@ -44,9 +44,9 @@ class Connection(asyncio.Protocol):
         self._transport: asyncio.Transport | None = None
         self._buffer = bytearray()
         self._searched = 0
-        """Bytes of it in which no header ends."""
+        """Bytes of the buffer without the end of a header."""
         self._full = False
-        """What it was told waits to be read: nothing more is asked until then."""
+        """True while the client has unread answers; no further request is read until then."""
         self._head: Head | None = None
         self._chunks: ChunkedBody | None = None
         self._answering = False
@@ -62,18 +62,18 @@ class Connection(asyncio.Protocol):
         self.due_ns = 0
         self.due_tokens = 0
         self.due_of: Late | None = None
-        """Who made them."""
+        """Worker whose lateness the due tokens count for."""
         self.on_close: Callable[[], None] | None = None
-        """Called once if the client goes away before the answer has ended."""
+        """Called once if the client disconnects before the answer has ended."""
         self.on_answered: Callable[[int, int], None] | None = None
         """Called with the status and the size of an answer that has ended."""
         self.on_first_token: Callable[[], None] | None = None
-        """Called once by whoever generates, with the first token of the answer."""
+        """Called once at the first token of the answer."""
         self.on_ended: Callable[[], None] | None = None
-        """Called once when the answer has ended or the client has gone, after all others."""
+        """Called once when the answer has ended or the client has disconnected, after the other callbacks."""
         self.extra_headers = b""
         self.slow_s = 0.0
-        """What is sent arrives so much later: a slow line, on purpose. For this answer."""
+        """Injected delay of everything sent for this answer, seconds."""
         self._slow_until_s = 0.0
         self._status = 0
         self._sent_bytes = 0
@@ -81,7 +81,7 @@ class Connection(asyncio.Protocol):
     # ── The transport's side ──
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """A client has come."""
+        """Register the connection."""
         assert isinstance(transport, asyncio.Transport)
         self._transport = transport
         sock = transport.get_extra_info("socket")
@@ -92,7 +92,7 @@ class Connection(asyncio.Protocol):
         self._rest()
 
     def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002
-        """The client has gone."""
+        """End the answer, because the client has disconnected."""
         self._transport = None
         self._outbox.open.discard(self)
         self._stop_resting()
@@ -100,23 +100,23 @@ class Connection(asyncio.Protocol):
             self._close_answer()
 
     def eof_received(self) -> bool:
-        """A client that closes its side has gone."""
+        """Close the connection when the client closes its side."""
         return False
 
     def data_received(self, data: bytes) -> None:
-        """More bytes of a request, or of several."""
+        """Buffer received bytes and read the requests in them."""
         self._buffer += data
         if not self._answering and not self._full:
             self._read()
         elif len(self._buffer) > MAX_HEADER_BYTES + self._handler.max_body_bytes:
-            self.drop()  # it says more than any request could, and does not wait for its answer
+            self.drop()  # more than any request, sent before the answer to the last one
 
     def pause_writing(self) -> None:
-        """The client reads more slowly than answers come."""
+        """Stop reading requests while the client reads too slowly."""
         self._full = True
 
     def resume_writing(self) -> None:
-        """It has caught up."""
+        """Read requests again."""
         self._full = False
         if self._buffer and not self._answering:
             asyncio.get_running_loop().call_soon(self._read)
@@ -188,7 +188,7 @@ class Connection(asyncio.Protocol):
 
     @property
     def peer(self) -> str | None:
-        """The client's address; empty on a Unix socket, None when the client has gone."""
+        """The client's address; "" on a Unix socket, None when the client has disconnected."""
         name = None if self._transport is None else self._transport.get_extra_info("peername")
         if name is None:
             return None
@@ -196,23 +196,23 @@ class Connection(asyncio.Protocol):
 
     @property
     def ends(self) -> bool:
-        """It reads no more requests."""
+        """True when no more requests are read."""
         return self._transport is None or self._transport.is_closing()
 
     @property
     def unsent_bytes(self) -> int:
-        """Of what it was told, those that the system has not taken; 1 or more while a slow line keeps some."""
+        """Bytes of answers that the system has not taken; at least 1 while an injected delay holds some."""
         transport = self._transport
         if transport is None:
             return 0
-        # What was encrypted already waits one transport further down.
+        # Encrypted bytes wait in the inner transport.
         inner = getattr(getattr(transport, "_ssl_protocol", None), "_transport", None)
         below = 0 if inner is None else int(inner.get_write_buffer_size())
         return transport.get_write_buffer_size() + below + (1 if self._answering and self.slow_s else 0)
 
     @property
     def closed(self) -> bool:
-        """Nobody is there to read."""
+        """True when the client has disconnected."""
         return self._transport is None
 
     def respond(
@@ -224,11 +224,11 @@ class Connection(asyncio.Protocol):
         *,
         length: int | None = None,
     ) -> None:
-        """The whole answer. `headers`: more lines, each with its end; `length`: of a body that is not sent."""
+        """Send a whole answer. `headers`: further lines with CRLF; `length`: of a body that is not sent."""
         if self._transport is None:
             return
         kind = f"content-type: {content_type}\r\n".encode() if content_type else b""
-        if status in BODYLESS:  # whatever follows would be taken for the next answer
+        if status in BODYLESS:  # a client would take a body for the next answer
             body = b""
         size = len(body) if length is None else length
         self._write(
@@ -242,7 +242,7 @@ class Connection(asyncio.Protocol):
                     self.extra_headers,
                     self._stays(),
                     b"\r\n",
-                    b"" if self._bodyless else body,  # who asked for the head alone reads no more
+                    b"" if self._bodyless else body,  # a HEAD request gets no body
                 )
             )
         )
@@ -257,7 +257,7 @@ class Connection(asyncio.Protocol):
         status: int = 200,
         content_type: str = "text/event-stream; charset=utf-8",
     ) -> None:
-        """The head of a stream of events; it leaves with the first of them."""
+        """Send the head of a stream."""
         self._status = status
         self._sent_bytes = 0
         self._streaming = True
@@ -278,13 +278,13 @@ class Connection(asyncio.Protocol):
             self._write(b"".join(head))
 
     def _stays(self) -> bytes:
-        """Whether the connection does: an old client is told if so, a new one if not."""
+        """Build the Connection header, where it differs from the default of the HTTP version."""
         if self._keep_alive:
             return b"connection: keep-alive\r\n" if self._old else b""
         return b"connection: close\r\n"
 
     def send_event(self, data: bytes) -> None:
-        """An event of the stream; it leaves with the next flush. Nothing is no event: an empty chunk ends a stream."""
+        """Queue an event for the next flush. Empty data is dropped, because an empty chunk ends a stream."""
         if not data:
             return
         if not self._parts:
@@ -292,7 +292,7 @@ class Connection(asyncio.Protocol):
         self._parts.append(data)
 
     def end_stream(self) -> None:
-        """Nothing follows. Sends what is left."""
+        """Send the remaining events and end the stream."""
         self._streaming = False
         self.flush()
         if self._transport is not None:
@@ -301,7 +301,7 @@ class Connection(asyncio.Protocol):
             self._end()
 
     def flush(self) -> None:
-        """Send the events so far in one write."""
+        """Send the queued events in one write."""
         if not self._parts:
             return
         data = b"".join(self._parts)
@@ -332,7 +332,7 @@ class Connection(asyncio.Protocol):
             self.drop()
 
     def drop(self) -> None:
-        """Cut the connection in the middle of whatever it is doing."""
+        """Abort the connection at once."""
         if self._transport is not None:
             self._transport.abort()
 
@@ -340,31 +340,31 @@ class Connection(asyncio.Protocol):
         if self._transport is None:
             return
         if self.slow_s:
-            self._late(self._transport.write, data)
+            self._call_delayed(self._transport.write, data)
         else:
             self._transport.write(data)
 
     def _end(self) -> None:
         if self.slow_s:
-            self._late(self._finish_late)
+            self._call_delayed(self._finish_delayed)
         else:
             self._finish()
 
-    def _late(self, act: Callable[..., object], *args: object) -> None:
-        """As late as the line is slow, and behind what was sent before."""
+    def _call_delayed(self, act: Callable[..., object], *args: object) -> None:
+        """Call `act` after the injected delay, in order with earlier calls."""
         loop = asyncio.get_running_loop()
         self._slow_until_s = max(self._slow_until_s + 1e-6, loop.time() + self.slow_s)
         loop.call_at(self._slow_until_s, act, *args)
 
-    def _finish_late(self) -> None:
-        if self._answering:  # else the client has gone
+    def _finish_delayed(self) -> None:
+        if self._answering:  # else the client has disconnected
             self._finish()
 
     def _finish(self) -> None:
         self.slow_s = 0.0
         self._answering = False
         self.on_close = None
-        self._told()
+        self._notify_ended()
         if self._transport is None:
             return
         if not self._keep_alive:
@@ -378,25 +378,25 @@ class Connection(asyncio.Protocol):
         self.slow_s = 0.0
         self._answering = False
         self._parts.clear()
-        gone, self.on_close = self.on_close, None
-        self._told()
-        if gone is not None:
-            gone()
+        on_close, self.on_close = self.on_close, None
+        self._notify_ended()
+        if on_close is not None:
+            on_close()
 
-    def _told(self) -> None:
-        told, self.on_answered = self.on_answered, None
-        if told is not None:
-            told(self._status, self._sent_bytes)
+    def _notify_ended(self) -> None:
+        on_answered, self.on_answered = self.on_answered, None
+        if on_answered is not None:
+            on_answered(self._status, self._sent_bytes)
         self.on_first_token = None
-        ended, self.on_ended = self.on_ended, None
-        if ended is not None:
-            ended()
+        on_ended, self.on_ended = self.on_ended, None
+        if on_ended is not None:
+            on_ended()
 
-    def tell_first_token(self) -> None:
-        """The answer has its first token."""
-        told, self.on_first_token = self.on_first_token, None
-        if told is not None:
-            told()
+    def notify_first_token(self) -> None:
+        """Call `on_first_token`, once."""
+        on_first_token, self.on_first_token = self.on_first_token, None
+        if on_first_token is not None:
+            on_first_token()
 
     # ── Between requests ──
 

@@ -1,4 +1,4 @@
-"""The lines above an answer."""
+"""Status and date lines of answers."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from email.utils import formatdate
 from http import HTTPStatus
 
 BODYLESS = (204, 304)
-"""Answers of these statuses end with their head."""
+"""Statuses of answers without a body."""
 _REASONS = {status.value: status.phrase for status in HTTPStatus}
 
 
 def status_line(status: int) -> bytes:
-    """The first of them."""
+    """Build the status line."""
     return f"HTTP/1.1 {status} {_REASONS.get(status, '')}\r\n".encode()
 
 
@@ -20,7 +20,7 @@ _date_cache: tuple[int, bytes] = (0, b"")
 
 
 def date_lines() -> bytes:
-    """When, and by whom."""
+    """Build the Date and Server headers."""
     global _date_cache
     now = int(time.time())
     if _date_cache[0] != now:

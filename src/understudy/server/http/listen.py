@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 BACKLOG = 1024
-"""Connections that wait to be accepted while a step is told; the next ones would be tried again after a second."""
+"""Connections that may wait for accept while a step is processed; clients retry further ones after a second."""
 
 
 async def listen(
@@ -31,7 +31,7 @@ async def listen(
     *,
     uds: str | None = None,
 ) -> asyncio.Server:
-    """Accept connections, encrypted ones with `tls`; port 0 picks a free one. `uds`: at a path instead. OSError."""
+    """Accept connections, with TLS if `tls`; port 0 chooses a free one. `uds`: a Unix socket instead. OSError."""
     sock = _bound(host, port) if uds is None else _bound_at(Path(uds))
     try:
         sock.setblocking(False)
@@ -45,7 +45,7 @@ async def listen(
 
 
 def address_of(host: str, port: int) -> str:
-    """As it stands in a URL."""
+    """Format host and port for a URL."""
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
@@ -62,7 +62,7 @@ def _bound(host: str | None, port: int) -> socket.socket:
 
 
 def _bound_at(path: Path) -> socket.socket:
-    """A socket that nobody listens at any more, left by one who was killed, gives way."""
+    """Bind a Unix socket; replace the stale one of a killed server."""
     sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
         if path.exists() and stat.S_ISSOCK(path.stat().st_mode):

@@ -1,4 +1,4 @@
-"""What leaves with a step: connections with something to send get one write each, and lateness is measured there."""
+"""Sends the output of a step, one write per connection, and measures its lateness."""
 
 from __future__ import annotations
 
@@ -16,24 +16,24 @@ LEAVE_S = 1.0
 
 
 class Late(Protocol):
-    """Who is told how late what it made was delivered."""
+    """Receives the lateness of its delivered tokens."""
 
     max_lateness_s: float
 
 
 class Outbox:
-    """Connections with something to send: each gets one write, when the step has been told."""
+    """Connections with queued output; each gets one write after a step."""
 
     def __init__(self, clock: Clock, lateness: Lateness) -> None:
         self._clock = clock
         self._lateness = lateness
         self.dirty: list[Connection] = []
         self.open: set[Connection] = set()
-        """All that there are."""
+        """All open connections."""
 
     @property
     def sending(self) -> bool:
-        """Somebody has not taken all that it was told."""
+        """True while a connection has unsent bytes."""
         return any(connection.unsent_bytes for connection in self.open)
 
     def end_all(self, status: int, body: bytes) -> None:
@@ -42,14 +42,14 @@ class Outbox:
             connection.end_early(status, body)
 
     async def leave(self) -> None:
-        """Wait until all that was sent has left, for at most `LEAVE_S`."""
+        """Wait until all output is sent, for at most `LEAVE_S`."""
         until_s = time.monotonic() + LEAVE_S
         while self.sending and time.monotonic() < until_s:
             await asyncio.sleep(0.01)
         await asyncio.sleep(0)  # so that connections are closed when this returns
 
     def flush(self) -> None:
-        """Send, and note how late the tokens were."""
+        """Send queued output and record the lateness of its tokens."""
         if not self.dirty:
             return
         dirty, self.dirty = self.dirty, []

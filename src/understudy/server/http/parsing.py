@@ -19,7 +19,7 @@ _ONCE = ("content-length", "transfer-encoding", "host")
 
 
 class BadRequest(Exception):
-    """Bytes that are no HTTP/1.1; the connection cannot go on. `status`: the answer to a client that sent them."""
+    """Invalid HTTP/1.1; the connection must close. `status`: of the answer to the client."""
 
     def __init__(self, status: int, why: str) -> None:
         super().__init__(why)
@@ -36,20 +36,20 @@ class Head(NamedTuple):
     keep_alive: bool
     http_1_0: bool
     length: int
-    """Of the body; −1: it comes in chunks."""
+    """Length of the body; −1: chunked."""
     target: str
-    """Path and query as they came, escapes and all: what is passed on to others."""
+    """Path and query as received, with escapes, for forwarding."""
 
     @property
     def expects_more(self) -> bool:
-        """The client waits with the body until it is told to go on. One of HTTP/1.0 knows nothing of that."""
+        """True when the client waits for `100 Continue` before the body; HTTP/1.0 does not have it."""
         return not self.http_1_0 and self.headers.get("expect", "").lower() == "100-continue"
 
 
 def check_beginning(data: bytearray, known: int = 0) -> None:
-    """BadRequest when these bytes cannot become a request: of another protocol, or lines that end otherwise.
+    """Raise BadRequest when bytes cannot become a request: another protocol, or other line ends.
 
-    The first `known` of them were looked at before.
+    The first `known` bytes were checked before.
     """
     if (
         data and data[0] not in _TOKEN_BYTES and data != b"\r"
@@ -60,7 +60,7 @@ def check_beginning(data: bytearray, known: int = 0) -> None:
 
 
 def parse_head(data: bytes) -> Head:
-    """The request line and headers, without the empty line. BadRequest when they are none."""
+    """Parse request line and headers, without the empty line. BadRequest when they are invalid."""
     lines = data.split(b"\r\n")
     parts = lines[0].split(b" ")
     if len(parts) != 3 or not _TOKEN.fullmatch(parts[0]):
@@ -103,11 +103,11 @@ class AnswerHead(NamedTuple):
     headers: dict[str, str]
     keep_alive: bool
     length: int | None
-    """Bytes of the body; −1: it comes in chunks; None: it ends with the connection."""
+    """Bytes of the body; −1: chunked; None: it ends with the connection."""
 
 
 def parse_answer_head(data: bytes) -> AnswerHead:
-    """Parse a status line and headers, without the empty line. BadRequest when they are none."""
+    """Parse a status line and headers, without the empty line. BadRequest when they are invalid."""
     lines = data.split(b"\r\n")
     match = _STATUS_LINE.fullmatch(lines[0])
     if match is None:
@@ -133,7 +133,7 @@ def _fields(lines: list[bytes]) -> list[tuple[str, str]]:
 
 
 def parse_field(line: bytes) -> tuple[str, str]:
-    """Split a header line into its name (in lower case) and value. BadRequest when it is none."""
+    """Split a header line into its name (in lower case) and value. BadRequest when it is invalid."""
     name, colon, value = line.partition(b":")
     if not colon or not _TOKEN.fullmatch(name) or not _VALUE.fullmatch(value):
         raise BadRequest(400, "a header is malformed")
@@ -141,7 +141,7 @@ def parse_field(line: bytes) -> tuple[str, str]:
 
 
 def _by_name(fields: list[tuple[str, str]]) -> dict[str, str]:
-    """Values by name; those of one name are joined by commas."""
+    """Map names to values; repeated values are joined by commas."""
     headers: dict[str, str] = {}
     for name, value in fields:
         if name in _ONCE and name in headers:
@@ -173,7 +173,7 @@ def chunk_size(line: bytes) -> int:
 
 
 def too_large(limit: int) -> BadRequest:
-    """Make the refusal of a body of more than `limit` bytes."""
+    """Build the error for a body of more than `limit` bytes."""
     why = f"body: larger than {limit} bytes; send less, or raise --max-request-body-size-mb"
     return BadRequest(413, why)
 
@@ -188,7 +188,7 @@ class ChunkedBody:
         self._left = -1  # of the chunk at hand; −1: its size comes next; −2: trailers come next
 
     def feed(self, buffer: bytearray) -> bytes | None:
-        """The whole body once it is complete, taken from the front of the buffer; None before."""
+        """Remove chunks from the front of the buffer; return the body once complete, else None."""
         while True:
             if self._left >= 0:
                 if len(buffer) < self._left + 2:
@@ -208,7 +208,7 @@ class ChunkedBody:
             if self._left == -2:
                 if not line:
                     return b"".join(self._parts)
-                parse_field(line)  # not read, but a request that were taken for one would be lost
+                parse_field(line)  # ignored, but must be valid: it could be the next request
                 self._trailers += 1
                 if self._trailers > MAX_HEADERS:
                     raise BadRequest(431, f"more than {MAX_HEADERS} headers behind the body")

@@ -1,4 +1,4 @@
-"""A request, and who answers it."""
+"""A request, and the interface of its handler."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 class Request:
-    """A request that has come in whole."""
+    """A complete request."""
 
     __slots__ = ("_decoded", "_max_depth", "body", "head", "headers", "method", "path", "query")
 
@@ -40,7 +40,7 @@ class Handler(Protocol):
     max_body_depth: int
 
     def handle(self, request: Request, connection: Connection) -> None:
-        """Answer on the connection, now or when the answer is there."""
+        """Answer on the connection, now or later."""
 
     def malformed(self, status: int, why: str) -> bytes:
-        """The body of the answer to bytes that are no request."""
+        """Build the body of the answer to a malformed request."""

@@ -1,4 +1,4 @@
-"""The settings of the cache as a metric, the way vLLM has them."""
+"""vLLM's metric of the cache settings."""
 
 from __future__ import annotations
 
@@ -36,11 +36,11 @@ CACHE_INFO = {
         "None",
     ),
 }
-"""The labels of cache_config_info that say nothing of a simulated cache, as vLLM writes its defaults."""
+"""Labels of cache_config_info without meaning for a simulated cache, with vLLM's defaults."""
 
 
 def add_cache_info(registry: Registry, settings: ServerSettings, ranks: int) -> None:
-    """The line of every rank."""
+    """Add the metric of every rank."""
     engine = settings.engine
     for rank in range(ranks):
         labels = {

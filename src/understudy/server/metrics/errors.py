@@ -1,4 +1,4 @@
-"""What failed inside and stopped nobody, as a metric of our own: the log alone is not watched."""
+"""Counter of logged internal failures that stopped no engine."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 def add_errors(registry: Registry, cores: Sequence[EngineCore]) -> None:
-    """A counter for each engine."""
+    """Add a counter per engine."""
     for rank, core in enumerate(cores):
         counter = registry.counter(
             "understudy:errors",

@@ -1,4 +1,4 @@
-"""Counters, gauges and histograms, and the text that Prometheus reads. Rendered here: a page must not cost a step."""
+"""Counters, gauges and histograms, and a fast renderer of Prometheus text."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ OLD_CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 
 def label_text(labels: dict[str, str]) -> str:
-    """Labels as they stand on the page, by name; nothing for none."""
+    """Render labels, sorted by name; "" for none."""
     if not labels:
         return ""
     parts = (f'{name}="{_escape(value)}"' for name, value in sorted(labels.items()))
@@ -23,7 +23,7 @@ def label_text(labels: dict[str, str]) -> str:
 
 
 def number_text(value: float) -> str:
-    """A number as Prometheus clients write it."""
+    """Format a number as Prometheus clients do."""
     if value != value:
         return "NaN"
     if value in (float("inf"), float("-inf")):
@@ -43,7 +43,7 @@ def _escape(value: str) -> str:
 
 
 class Counter:
-    """A number that only grows."""
+    """A monotonic count."""
 
     __slots__ = ("created", "labels", "value")
 
@@ -53,12 +53,12 @@ class Counter:
         self.created = time.time()
 
     def add(self, amount: float = 1.0) -> None:
-        """Grow."""
+        """Increase the count."""
         self.value += amount
 
 
 class Gauge:
-    """A number as it is when somebody asks."""
+    """A value that is read when the page is rendered."""
 
     __slots__ = ("labels", "read")
 
@@ -83,14 +83,14 @@ class Histogram:
         self.lines = [label_text({**labels, "le": edge}) for edge in edges]
 
     def observe(self, value: float, times: int = 1) -> None:
-        """Count one, or so many of the same."""
+        """Count a value, `times` times."""
         self.counts[bisect_left(self.bounds, value)] += times
         self.count += times
         self.sum += value * times
 
 
 class Summary:
-    """Only a count and a sum."""
+    """A count and a sum."""
 
     __slots__ = ("count", "created", "labels", "sum")
 
@@ -101,7 +101,7 @@ class Summary:
         self.created = time.time()
 
     def observe(self, value: float) -> None:
-        """Count one."""
+        """Count a value."""
         self.count += 1
         self.sum += value
 
@@ -111,30 +111,30 @@ M = TypeVar("M", Counter, Gauge, Histogram, Summary)
 
 
 class Registry:
-    """The families of one page, in the order in which they were first named."""
+    """The metric families of one page, in the order of registration."""
 
     def __init__(self) -> None:
         self._families: dict[str, tuple[str, str, list[Metric]]] = {}
         self._refresh: list[Callable[[], None]] = []
 
     def before_page(self, refresh: Callable[[], None]) -> None:
-        """Call it before a page is rendered."""
+        """Call `refresh` before each rendering of the page."""
         self._refresh.append(refresh)
 
     def counter(self, name: str, help_text: str, **labels: str) -> Counter:
-        """A counter; `_total` is added on the page."""
+        """Add a counter; the page appends `_total`."""
         return self._add(name, "counter", help_text, Counter(labels))
 
     def gauge(self, name: str, help_text: str, read: Callable[[], float], **labels: str) -> Gauge:
-        """A gauge, read when the page is."""
+        """Add a gauge, read when the page is rendered."""
         return self._add(name, "gauge", help_text, Gauge(labels, read))
 
     def histogram(self, name: str, help_text: str, bounds: Sequence[float], **labels: str) -> Histogram:
-        """A histogram with these bounds."""
+        """Add a histogram with these bounds."""
         return self._add(name, "histogram", help_text, Histogram(labels, bounds))
 
     def summary(self, name: str, help_text: str, **labels: str) -> Summary:
-        """A count and a sum."""
+        """Add a count and a sum."""
         return self._add(name, "summary", help_text, Summary(labels))
 
     def _add(self, name: str, kind: str, help_text: str, metric: M) -> M:
@@ -142,11 +142,11 @@ class Registry:
         return metric
 
     def remove(self, name: str) -> None:
-        """Forget a family, so that it can be made anew."""
+        """Remove a family."""
         self._families.pop(name, None)
 
     def render(self) -> bytes:
-        """The page."""
+        """Render the page."""
         for refresh in self._refresh:
             refresh()
         out: list[str] = []
@@ -166,7 +166,7 @@ class Registry:
 
 
 def only(page: bytes, names: set[str]) -> bytes:
-    """Of a page, the samples of these names, each with what is said above it."""
+    """Filter a page to the samples of these names, with their HELP and TYPE lines."""
     kept: list[str] = []
     said: list[str] = []
     for line in page.decode().splitlines(keepends=True):

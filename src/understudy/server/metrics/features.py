@@ -1,4 +1,4 @@
-"""vLLM's metrics that come with a feature: speculation, offload, loads by stage, the stay of blocks, sleep."""
+"""vLLM's metrics of optional features: speculation, offload, loads by stage, block residency, sleep."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ FETCH_STAGES = ("waiting_to_start", "in_progress", "completed_waiting")
 
 
 class FeatureMetrics:
-    """What the features of one engine add to its page; nothing for those that are off."""
+    """Metrics of the enabled features of one engine."""
 
     def __init__(self, registry: Registry, core: EngineCore, labels: dict[str, str]) -> None:
         self._core = core
@@ -38,7 +38,7 @@ class FeatureMetrics:
             self._add_stay()
 
     def on_step(self) -> None:
-        """A step has ended."""
+        """Update the metrics after a step."""
         for counter, read in self._counters:
             counter.value = read()
         if self._offload is not None:
@@ -95,14 +95,14 @@ class FeatureMetrics:
 
 
 class SleepMetrics:
-    """Sleeping and waking, once somebody has asked for either. Both are done at once here."""
+    """Metrics of sleep and wake, from the first request for either."""
 
     def __init__(self, registry: Registry) -> None:
         self._registry = registry
         self._durations: dict[str, Histogram] = {}
 
     def done(self, operation: str, seconds: float) -> None:
-        """An operation has been carried out: sleep, release_kv_cache_memory or wake."""
+        """Count an operation: sleep, release_kv_cache_memory or wake."""
         if operation not in self._durations:
             self._durations[operation] = self._registry.histogram(
                 "vllm:sleep_mode_operation_duration_seconds",

@@ -1,4 +1,4 @@
-"""How late the machine is, as metrics of our own."""
+"""Metrics of the machine's lateness."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 def add_lateness(registry: Registry, steps: Lateness, tokens: Lateness | None) -> None:
-    """Quantiles and distributions of ends of steps and, where they are measured, of delivered tokens."""
+    """Add quantiles and distributions for ends of steps and, if measured, for delivered tokens."""
     sources = {"step_end": steps}
     if tokens is not None:
         sources["token"] = tokens

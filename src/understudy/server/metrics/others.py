@@ -1,4 +1,4 @@
-"""Names beside vLLM's present ones: SGLang's, those that vLLM has dropped, and adapters."""
+"""Metrics in addition to vLLM's current ones: SGLang's, those that vLLM has dropped, and adapters."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ REQUEST_S = (0.1, 0.2, 0.4, 0.6, 0.8, 1, 2, 4, 6, 8, 10, 20, 40, 60, 80, 100, 20
 
 
 class SglangMetrics(VllmMetrics):
-    """The same numbers under SGLang's names; vLLM's do not appear on the page."""
+    """The metrics of `VllmMetrics` under SGLang's names only."""
 
     def __init__(
         self, registry: Registry, core: EngineCore, model_name: str, rank: int, max_model_len: int
@@ -70,12 +70,12 @@ class SglangMetrics(VllmMetrics):
         return self.cached_tokens.value / self.queries.value if self.queries.value else 0.0
 
     def on_admitted(self, request: LiveRequest, below: tuple[int, int, int]) -> None:
-        """Its prompt was looked up."""
+        """Count the cache lookup of a prompt."""
         super().on_admitted(request, below)
         self._prompt.add(request.prompt_tokens)
 
     def on_tokens(self, request: LiveRequest, first: int, count: int, now_ns: int) -> None:
-        """Tokens of it became visible."""
+        """Count visible tokens."""
         super().on_tokens(request, first, count, now_ns)
         self._generated.add(count)
         if first == 0:
@@ -84,14 +84,14 @@ class SglangMetrics(VllmMetrics):
             self._gap.observe((now_ns - request.last_token_ns) / 1e9)
 
     def on_finished(self, request: LiveRequest, reason: str, tokens: int, max_tokens: int) -> None:
-        """It ran to its end."""
+        """Count a finished request."""
         super().on_finished(request, reason, tokens, max_tokens)
         self._requests.add()
         self._e2e.observe((request.finish_ns - request.arrival_ns) / 1e9)
 
 
 def add_old_names(registry: Registry, metrics: VllmMetrics, model_name: str) -> None:
-    """What dashboards still ask for although vLLM no longer says it."""
+    """Add metrics that vLLM has dropped and dashboards still use."""
     core, label = metrics.core, {"model_name": model_name}
     registry.gauge("vllm:gpu_cache_usage_perc", "Now kv_cache_usage_perc.", lambda: core.usage, **label)
     registry.gauge("vllm:num_requests_swapped", "Always 0: nothing is swapped.", lambda: 0.0, **label)
@@ -107,7 +107,7 @@ def add_old_names(registry: Registry, metrics: VllmMetrics, model_name: str) -> 
 def add_adapters(
     registry: Registry, max_lora: int, adapters: Callable[[], tuple[Iterable[str], Iterable[str]]]
 ) -> None:
-    """`lora_requests_info`: the adapters of running and waiting requests, as labels; its value is the time."""
+    """Add `lora_requests_info`: labels list the adapters of running and waiting requests; the value is the time."""
     name = "vllm:lora_requests_info"
 
     def refresh() -> None:

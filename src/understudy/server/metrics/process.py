@@ -1,4 +1,4 @@
-"""What every Python server says of itself: its process, its garbage, its HTTP."""
+"""Metrics of a Python server: its process, garbage collector and HTTP."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ _FINE_S = (
 
 
 def add_process(registry: Registry) -> None:
-    """The process and its garbage collector."""
+    """Add the metrics of the process and its garbage collector."""
     names = {
         "objects_collected": "collected",
         "objects_uncollectable": "uncollectable",
@@ -101,7 +101,7 @@ _METHODS = frozenset({"GET", "POST", "PUT", "PATCH", "DELETE", "HEAD", "OPTIONS"
 
 
 class HttpMetrics:
-    """Requests by method and status."""
+    """HTTP metrics by method and status."""
 
     def __init__(self, registry: Registry) -> None:
         self._registry = registry

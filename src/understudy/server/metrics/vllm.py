@@ -48,7 +48,7 @@ ENDS = ("stop", "length", "abort", "error", "repetition")
 
 
 def decade_bounds(largest: int) -> list[int]:
-    """1, 2, 5, 10, … up to a length."""
+    """Return the bounds 1, 2, 5, 10, … up to `largest`."""
     bounds: list[int] = []
     scale = 1
     while True:
@@ -60,7 +60,7 @@ def decade_bounds(largest: int) -> list[int]:
 
 
 class VllmMetrics:
-    """The numbers of one rank. `model_name` is the first served name, `engine` the rank."""
+    """Metrics of one rank. `model_name` is the first served name, `engine` the rank."""
 
     def __init__(
         self, registry: Registry, core: EngineCore, model_name: str, rank: int, max_model_len: int
@@ -68,7 +68,7 @@ class VllmMetrics:
         self.core = core
         self.asleep = "awake"
         self.fake: dict[str, Callable[[], float]] = {}
-        """Numbers that are told in place of the truth, on purpose: running, waiting, usage."""
+        """Readers of injected values that replace the true ones: running, waiting, usage."""
         both = {"model_name": model_name, "engine": str(rank)}
         counter, gauge = registry.counter, registry.gauge
         for what in ("flops", "read_bytes", "write_bytes"):
@@ -76,13 +76,13 @@ class VllmMetrics:
         gauge(
             "vllm:num_requests_running",
             "Requests in the batch.",
-            lambda: self._told("running", core.num_running),
+            lambda: self._faked("running", core.num_running),
             **both,
         )
         gauge(
             "vllm:num_requests_waiting",
             "Requests in the queue.",
-            lambda: self._told("waiting", core.num_waiting),
+            lambda: self._faked("waiting", core.num_waiting),
             **both,
         )
         for reason, read in (("capacity", self._capacity), ("deferred", self._deferred)):
@@ -104,7 +104,7 @@ class VllmMetrics:
         gauge(
             "vllm:kv_cache_usage_perc",
             "Share of blocks that requests hold.",
-            lambda: self._told("usage", core.usage),
+            lambda: self._faked("usage", core.usage),
             **both,
         )
         self.queries = counter("vllm:prefix_cache_queries", "Tokens looked up.", **both)
@@ -189,7 +189,7 @@ class VllmMetrics:
         )
         self._features = FeatureMetrics(registry, core, both)
 
-    def _told(self, name: str, truth: float) -> float:
+    def _faked(self, name: str, truth: float) -> float:
         return self.fake[name]() if name in self.fake else truth
 
     def _capacity(self) -> float:
@@ -199,10 +199,10 @@ class VllmMetrics:
         engine = self.core.engine
         return float(engine.parked + len(engine.loading) if self.core.has_tiers else 0)
 
-    # ── What happens ──
+    # ── Events ──
 
     def on_admitted(self, request: LiveRequest, below: tuple[int, int, int]) -> None:
-        """Its prompt was looked up; `below` of the cached tokens came from G2, G3 and G4."""
+        """Count the cache lookup of a prompt; `below` of the cached tokens came from G2, G3 and G4."""
         cached, external = request.cached_tokens, sum(below)
         local = cached - external
         self.queries.add(request.prompt_tokens)
@@ -220,7 +220,7 @@ class VllmMetrics:
             self.cached_by[source].add(tokens)
 
     def on_tokens(self, request: LiveRequest, first: int, count: int, now_ns: int) -> None:
-        """Tokens of it became visible."""
+        """Count visible tokens."""
         self.generation_tokens.value += count
         if first == 0:
             self.first_token.observe((now_ns - request.arrival_ns) / 1e9)
@@ -228,13 +228,13 @@ class VllmMetrics:
             self.gap.observe((now_ns - request.last_token_ns) / 1e9)
 
     def on_step(self, effects: StepEffects) -> None:
-        """A step has ended."""
+        """Count a step."""
         self.iteration.observe(effects.batch_tokens)
         self.preemptions.value = self.core.preemptions
         self._features.on_step()
 
     def on_finished(self, request: LiveRequest, reason: str, tokens: int, max_tokens: int) -> None:
-        """It ran to its end."""
+        """Count a finished request."""
         self.success[reason].add()
         self.request_prompt.observe(request.prompt_tokens)
         self.request_generation.observe(tokens)

@@ -1,4 +1,4 @@
-"""vLLM 0.32's metrics of its native host offload, where the engine offloads as it does."""
+"""vLLM 0.32's metrics of its native host offload."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ USED = {"usage": "hold", "write_usage": "write", "read_usage": "read"}
 
 
 class OffloadMetrics:
-    """The connector's numbers of one rank, and its host's. Brought up to date by `refresh`, also before a page."""
+    """Metrics of one rank's connector and its host. `refresh` updates them, also before a page."""
 
     def __init__(self, registry: Registry, core: EngineCore, labels: dict[str, str]) -> None:
         self._core = core
@@ -53,7 +53,7 @@ class OffloadMetrics:
         registry.before_page(self.refresh)
 
     def refresh(self) -> None:
-        """Count what happened since the last call."""
+        """Count the transfers since the last call."""
         samples = self._core.engine.take_offload_samples()
         self._loads.count(samples.loads)
         self._stores.count(samples.stores)
@@ -66,7 +66,7 @@ class OffloadMetrics:
 
 
 class _Transfers:
-    """One direction, under its name and under the older ones, which have the direction as a label."""
+    """Metrics of one direction, under its name and under older names with a direction label."""
 
     def __init__(self, registry: Registry, name: str, direction: str, labels: dict[str, str]) -> None:
         both = ((name, labels), ("total", {**labels, "transfer_type": direction}))
@@ -86,7 +86,7 @@ class _Transfers:
         ]
 
     def count(self, transfers: list[tuple[int, int]]) -> None:
-        """(bytes, ns) of each that has ended."""
+        """Count finished transfers, given as (bytes, ns)."""
         for moved, took_ns in transfers:
             for moved_bytes, seconds, sizes in zip(self._bytes, self._time, self._sizes, strict=True):
                 moved_bytes.add(moved)

@@ -1,4 +1,4 @@
-"""What live engines did to a workload, in the columns of a replay."""
+"""Results of live engines for a workload, in the columns of a replay."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class LiveColumns:
     def __init__(
         self, workload: Workload, cores: Sequence[EngineCore], shared: Sequence[TierRun] = ()
     ) -> None:
-        """`cores` are the engines of the workers, in order, and `shared` the tiers below some of them."""
+        """Prepare the columns; `cores` are the workers' engines, in order, and `shared` their shared tiers."""
         self._workload = workload
         self._cores = cores
         self._shared = shared
@@ -34,19 +34,19 @@ class LiveColumns:
             core.engine.keep_times()
 
     def on_end(self, row: int, worker: int, request: LiveRequest) -> None:
-        """The request of a row has ended in its worker."""
+        """Record the end of a row's request."""
         self._requests[row] = worker, request
 
     def on_refused(self, row: int, now_ns: int, why: str) -> None:
-        """The request of a row was turned away."""
+        """Record the rejection of a row's request."""
         self._refused[row] = now_ns, why
 
     def request(self, row: int) -> LiveRequest:
-        """That of a row, which has ended."""
+        """Return the ended request of a row."""
         return self._requests[row][1]
 
     def gathered(self) -> tuple[Timeline, FleetResult]:
-        """All of it, once, and the core's own form of it. Nobody plays the engines any more."""
+        """Return timeline and core result, once; call after the engines have stopped."""
         for core in self._cores:
             core.engine.finish_transfers()
         columns = RunColumns(len(self._workload), tiers=any(core.has_tiers for core in self._cores))

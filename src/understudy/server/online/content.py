@@ -1,4 +1,4 @@
-"""What is said online: the tokens of a workload's prompts, and answers of its lengths."""
+"""Prompts and answers of an online replay, with the workload's tokens and lengths."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class TrueOutputs(Outputs):
     def answer(
         self, prompt: npt.NDArray[np.uint32], limit: int, *, seed: int | None = None, **how: Any
     ) -> Answer:
-        """See `Outputs`."""
+        """Generate an answer (see `Outputs`)."""
         answer = super().answer(prompt, limit, seed=seed, **how)
         if seed is None:
             return answer
@@ -44,13 +44,13 @@ class TrueOutputs(Outputs):
 
 
 def limit_of(workload: Workload, row: int) -> int | None:
-    """The limit of a row that has one of its own."""
+    """Return the output limit of a row, if it has one."""
     limit = -1 if workload.max_tokens is None else int(workload.max_tokens[row])
     return None if limit < 0 or workload.output_tokens[row] == 0 else limit
 
 
 def prompt_of(workload: Workload, row: int) -> npt.NDArray[np.int64]:
-    """Token ids of a prompt: equal content hashes are equal tokens, others are not."""
+    """Make the token ids of a prompt: equal content hashes give equal tokens, others different ones."""
     first, last = int(workload.hash_offsets[row]), int(workload.hash_offsets[row + 1])
     size = workload.trace_block_size
     hashes = workload.hash_ids[first:last].astype(np.uint64)

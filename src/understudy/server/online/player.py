@@ -26,11 +26,11 @@ if TYPE_CHECKING:
     from understudy.workload import Workload
 
 _HEAD_START_NS = 20_000_000
-"""From when everybody is ready until the workload's time is 0, outside."""
+"""Real time between the start of all clients and time 0 of the workload."""
 
 
 class Player:
-    """One run: a fleet, and the clients of its front door."""
+    """One run: a fleet, and the clients of its front end."""
 
     def __init__(
         self,
@@ -53,7 +53,7 @@ class Player:
         self._ended = 0
 
     async def play(self) -> tuple[Timeline, dict[str, Any]]:
-        """Play it to its end. Times are those of the workload: its first request is due at 0."""
+        """Run the workload to its end. Times are the workload's: its first request is due at 0."""
         fleet = self._fleet
         for server in fleet.servers:
             server.worker.on_end = self._on_end
@@ -148,7 +148,7 @@ class Player:
         self._first_byte.record((seen_ns - first_ns) / clock.speed / 1e9)
 
     def _lateness_ms(self) -> dict[str, float]:
-        """How late tokens and ends of steps were, and first tokens as their clients saw them."""
+        """Return quantiles of the lateness of tokens and ends of steps, and of first tokens at clients."""
         stage = self._fleet.stage
         late_s = {
             "token_p50": stage.token_lateness.quantile(0.5),

@@ -1,4 +1,4 @@
-"""How a workload is replayed online: the fleet that it needs, and the report on it."""
+"""Online replay of a workload: builds its fleet and the report."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 
 class OnlineRun(msgspec.Struct, frozen=True):
-    """What a run left: its columns, and facts with how late the machine was."""
+    """The result of a run: its columns, and facts with the machine's lateness."""
 
     timeline: Timeline
     facts: dict[str, Any]
@@ -86,7 +86,7 @@ def run_online(
 def replay_online(
     workload: Workload, name: str, engine: VllmConfig, *, slo: Slo | None = None, **how: Any
 ) -> Report:
-    """Play it as `run_online` does, and report on it as a replay does."""
+    """Run a workload with `run_online` and build the report of a replay."""
     from understudy.report import Report
     from understudy.run.digest import digests
 

@@ -1,4 +1,4 @@
-"""What a standalone router says of itself: whom it knows, what it believes, and how far it trusts that."""
+"""Introspection routes of a standalone router: its engines, its view of their caches, and its health."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class About:
         self._prompts = prompts
 
     async def query(self, body: Any) -> dict[str, Any]:
-        """What each engine is believed to hold of a prompt; nothing is sent and nothing booked."""
+        """Return each engine's expected cache hits for a prompt; no request is sent or counted."""
         kv = self._dispatcher.kv
         if kv is None:
             raise ApiError("only --routing kv knows what engines hold")
@@ -63,7 +63,7 @@ class About:
         }
 
     async def register(self, body: Any) -> dict[str, Any]:
-        """One more engine."""
+        """Register an engine."""
         try:
             worker = await self._workers.add(msgspec.convert(body, WorkerAddress))
         except (msgspec.ValidationError, ConfigError) as error:
@@ -71,7 +71,7 @@ class About:
         return {"registered": [self._described(rank) for rank in worker.ranks]}
 
     def unregister(self, body: Any) -> dict[str, Any]:
-        """One engine less."""
+        """Unregister an engine."""
         if not isinstance(body, dict) or not isinstance(body.get("url"), str):
             raise ApiError("name the url of an engine")
         try:
@@ -81,7 +81,7 @@ class About:
         return {"unregistered": body["url"]}
 
     def dump(self, query: str) -> dict[str, Any]:
-        """Every engine and how its view is, and who is awaited; with `?blocks=1`, each block it is said to hold."""
+        """Describe engines, their views and awaited engines; with `?blocks=1`, also each block in the index."""
         kv = self._dispatcher.kv
         hashes = parse_qs(query).get("blocks", ["0"])[0] not in ("", "0")
         self._workers.look()

@@ -1,4 +1,4 @@
-"""A connection to an engine. It is used again only while no byte on it can belong to an earlier answer."""
+"""A connection to an engine, reused only while no byte on it can belong to an earlier answer."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _MAX_UNREAD_BYTES = 256 * 1024
 
 
 class UpstreamError(Exception):
-    """The engine cannot be reached, sends what is no HTTP, or sends nothing. `status`: the client's answer."""
+    """The engine cannot be reached, sends invalid HTTP, or sends nothing. `status`: of the client's answer."""
 
     status = 502
     kind = "Bad Gateway"
@@ -41,7 +41,7 @@ class EngineStalled(UpstreamError):
 
 
 class TimeLimits(NamedTuple):
-    """How long to wait for an engine, in seconds; 0: without limit."""
+    """Time limits for an engine, in seconds; 0: without limit."""
 
     first_byte_s: float
     """From sending a request to the first byte of the answer's body: the queue and the prefill, or, without a
@@ -89,7 +89,7 @@ class EngineConnection(asyncio.Protocol):
         self._wake()
 
     def eof_received(self) -> bool:
-        """Note that nothing follows, and let the transport close."""
+        """Record the end of input, and let the transport close."""
         self._ended = True
         self._wake()
         return False
@@ -174,7 +174,7 @@ class EngineConnection(asyncio.Protocol):
             if timer is not None:
                 timer.cancel()
 
-    # ── Between two ──
+    # ── Between requests ──
 
     def become_idle(self, on_leave: Callable[[EngineConnection], None]) -> bool:
         """Become idle. False, and closed, when bytes are unread or unsent, or the engine has closed."""

@@ -1,4 +1,4 @@
-"""What a router knows of one engine's cache, how it learns it, and how far that can be trusted."""
+"""A router's view of one engine's cache: its events, and how complete they are."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ ASSUMED = "what is sent there counts as cached there, for a while, beside what i
 
 
 class EventSource(msgspec.Struct, frozen=True):
-    """Where a rank of an engine publishes."""
+    """Endpoints at which a rank of an engine publishes."""
 
     endpoint: str
     replay: str | None = None
@@ -39,7 +39,7 @@ class EventSource(msgspec.Struct, frozen=True):
 
 
 class Follower:
-    """Follows one rank's events in a thread of its own, and hands them to the loop that routes."""
+    """Receives one rank's events in a thread and passes them to the router's event loop."""
 
     def __init__(
         self,
@@ -52,11 +52,11 @@ class Follower:
         self.source = source
         self.health: Health = "none" if source is None else "waiting"
         self.changes = 0
-        """How often its trust was lost or won."""
+        """Number of health changes."""
         self.counters: dict[str, int] = {}
         self._silence_s = silence_s
         self._expected_since_s: float | None = None
-        self._heard_s = 0.0
+        self._received_s = 0.0
         self._apply = apply
         self._loop = loop
         self._stop = threading.Event()
@@ -69,14 +69,14 @@ class Follower:
     # ── The loop's side ──
 
     def expect(self, sent_s: float) -> None:
-        """It has answered a request, sent then (`time.monotonic`), with blocks that nobody had: it should say so."""
-        if self._expected_since_s is None and self._heard_s < sent_s:
+        """Expect events for new blocks of an answered request, sent at `sent_s` (`time.monotonic`)."""
+        if self._expected_since_s is None and self._received_s < sent_s:
             self._expected_since_s = time.monotonic()
 
     def look(self) -> Health:
-        """How far its events can be trusted, as of now."""
+        """Update and return the health of the view."""
         since = self._expected_since_s
-        if since is not None and self._heard_s >= since:
+        if since is not None and self._received_s >= since:
             self._expected_since_s = since = None
         state = self._state
         if state == "live" and since is not None and time.monotonic() - since > self._silence_s:
@@ -88,7 +88,7 @@ class Follower:
 
     @property
     def degraded(self) -> bool:
-        """Whether its events do not tell all."""
+        """True when events may be missing."""
         return self.health != "live"
 
     def describe(self) -> dict[str, Any]:
@@ -110,9 +110,9 @@ class Follower:
 
     @property
     def _state(self) -> Health:
-        return self._told if self.source is not None else "none"
+        return self._reported if self.source is not None else "none"
 
-    _told: Health = "waiting"
+    _reported: Health = "waiting"
 
     def _follow(self, subscriber: Subscriber) -> None:
         truth = Consolidator(by_content=True)
@@ -126,16 +126,16 @@ class Follower:
                     continue
                 columns = None if update is None else truth.apply(update.columns)
                 seen = (subscriber.state, counters)
-                told = {**counters, "unnamed_blocks": truth.distance.unnamed}
+                shown = {**counters, "unnamed_blocks": truth.distance.unnamed}
                 try:
-                    self._loop.call_soon_threadsafe(self._hear, columns, subscriber.state, told)
+                    self._loop.call_soon_threadsafe(self._receive, columns, subscriber.state, shown)
                 except RuntimeError:  # the loop has ended
                     return
 
-    def _hear(self, columns: EventColumns | None, state: Health, counters: dict[str, int]) -> None:
+    def _receive(self, columns: EventColumns | None, state: Health, counters: dict[str, int]) -> None:
         if self._stop.is_set():
             return
-        self._told, self.counters = state, counters
+        self._reported, self.counters = state, counters
         if columns is not None:
-            self._heard_s = time.monotonic()
+            self._received_s = time.monotonic()
             self._apply(columns)

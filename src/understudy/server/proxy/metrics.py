@@ -1,4 +1,4 @@
-"""A standalone router's page of metrics."""
+"""Metrics of a standalone router."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _COUNTERS = ("gaps", "restarts", "conflicts", "partial_views", "replayed_message
 
 
 def router_metrics(workers: Workers, counts: Callable[[], dict[str, int]]) -> Registry:
-    """What is shown of the router (`counts`, by name) and of each engine behind it."""
+    """Build the metrics of the router (`counts`, by name) and of each engine behind it."""
     registry = Registry()
     add_process(registry)
     for name in counts():

@@ -1,4 +1,4 @@
-"""The tokens of a request's prompt, as the engine that will get it counts them."""
+"""Tokenizes the prompts of requests as the engines do."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _KEPT = 4096
 
 
 class Prompt(NamedTuple):
-    """What a request asks, as far as its blocks are concerned."""
+    """The parts of a request that define its blocks."""
 
     tokens: list[int]
     output_tokens: int
@@ -31,7 +31,7 @@ class Prompt(NamedTuple):
     model: str
 
     def blocks(self, block_size: int, adapters: set[str]) -> Identities:
-        """The full blocks of the prompt, under the names that events give them."""
+        """Compute the identities of the prompt's full blocks, as in events."""
         lora = self.model if self.model in adapters else ""
         ids = np.array(self.tokens, dtype=np.uint32)
         return TokenBlocks(ids, block_size, salt=self.salt, lora=lora).identities
@@ -48,7 +48,7 @@ class PromptReader:
         self._known: OrderedDict[bytes, list[int]] = OrderedDict()
 
     async def read(self, body: Any, upstream: Upstream) -> Prompt | None:
-        """The (first) prompt; None when there is none, or nobody can tokenize it."""
+        """Read the first prompt; None when there is none, or it cannot be tokenized."""
         if not isinstance(body, dict):
             return None
         tokens = await self._tokens(body, upstream)
@@ -130,6 +130,6 @@ class PromptReader:
 
 
 def _ids(value: Any) -> list[int] | None:
-    """A list of token ids, or None for what is none."""
+    """Return the list if it has only token ids, else None."""
     fits = isinstance(value, list) and all(type(token) is int and 0 <= token < 1 << 32 for token in value)
     return value if fits else None

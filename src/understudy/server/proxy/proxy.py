@@ -1,4 +1,4 @@
-"""The router's own port: requests are passed to the engine that the policy chooses, answers as they come."""
+"""The router's HTTP handler: forwards requests to the engine that the policy chooses, and streams answers."""
 
 from __future__ import annotations
 
@@ -48,13 +48,13 @@ _ANSWERS_OWN_HEADERS = (*_OWN_HEADERS, "date", "server", "content-type", "traile
 
 
 class OwnPaths(Protocol):
-    """Who answers paths of its own at the router's port, and is told where requests went."""
+    """Answers further paths at the router's port, and receives routing decisions."""
 
     async def answer(self, request: Request, connection: Connection) -> bool:
-        """True when it has answered, or will."""
+        """Return True when the request is answered, now or later."""
 
     def routed(self, request: Request, asked: LiveRouteRequest, decision: Decision, rank: Rank) -> None:
-        """A request goes to an engine."""
+        """Receive the routing decision of a request."""
 
 
 class Proxy:
@@ -78,7 +78,7 @@ class Proxy:
         self._tasks: set[asyncio.Task[None]] = set()
         self._no_blocks = Identities.from_local_hashes([])
         self.counts = {"untokenized": 0, "retried": 0}
-        """Requests whose prompt nobody could read, which went by load alone; and those that went to another engine."""
+        """Requests routed by load alone, because tokenization failed; and requests sent to a second engine."""
         self.registry = router_metrics(workers, lambda: {**self.counts, "waiting": dispatcher.num_waiting})
         self.http = HttpMetrics(self.registry)
         self._about = About(workers, dispatcher, prompts)
@@ -95,13 +95,13 @@ class Proxy:
 
     @property
     def busy(self) -> bool:
-        """Somebody waits for an answer, or for the rest of it."""
+        """True while answers are incomplete."""
         return bool(self._tasks)
 
     # ── HTTP ──
 
     def handle(self, request: Request, connection: Connection) -> None:
-        """Answer, now or when an engine has."""
+        """Answer a request, now or after an engine."""
         began, method, size = time.monotonic(), request.method, len(request.body)
 
         def answered(status: int, sent: int) -> None:
@@ -129,11 +129,11 @@ class Proxy:
         task.add_done_callback(self._tasks.discard)
 
     def malformed(self, status: int, why: str) -> bytes:
-        """The body of the answer to bytes that are no request."""
+        """Build the body of the answer to a malformed request."""
         return error_body(status, why, "Bad Request")
 
     async def close(self) -> None:
-        """Let nobody wait."""
+        """Cancel all answers."""
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -146,10 +146,10 @@ class Proxy:
             await answer(request, connection)
         except ApiError as error:
             connection.respond(error.status, error.body())
-        except asyncio.CancelledError:  # the client has gone, or the router stops
+        except asyncio.CancelledError:  # the client has disconnected, or the router stops
             connection.end_early(503, SHUTTING_DOWN)
         except Exception:
-            log.exception("a request failed that nobody foresaw")
+            log.exception("unhandled exception in a request")
             connection.respond(500, error_body(500, "an error inside the router", "InternalServerError"))
 
     async def _query(self, request: Request, connection: Connection) -> None:
@@ -238,7 +238,7 @@ class Proxy:
         asked: LiveRouteRequest,
         decision: Decision,
     ) -> bool:
-        """Pass it on. False: the engine cannot be reached, and nothing has been said to it nor to the client."""
+        """Forward a request. False: the engine cannot be reached, and no byte was sent to it or to the client."""
         headers = {name: value for name, value in request.headers.items() if name not in _OWN_HEADERS}
         if len(rank.worker.ranks) > 1:
             headers.setdefault("x-data-parallel-rank", str(rank.rank))
@@ -257,7 +257,7 @@ class Proxy:
             # The request may have caused the failure: it goes to no other engine.
             await self._workers.check(rank.worker)
             raise _api_error(error) from error
-        if answer.status >= 500:  # a dead engine is quick to answer, and would get more and more
+        if answer.status >= 500:  # a dead engine answers quickly, and would attract more requests
             self._begin(self._workers.check(rank.worker))
         more = _passed_on(
             [
@@ -283,7 +283,7 @@ class Proxy:
                     connection.send_event(part)
                     self._outbox.flush()
                     if connection.ends:
-                        await asyncio.sleep(0)  # a client that has gone is known to be in the next turn
+                        await asyncio.sleep(0)  # let the loop report that the client has disconnected
                 connection.end_stream()
         except UpstreamError as error:
             if not answer.has_length:
@@ -309,7 +309,7 @@ class Proxy:
             connection.drop()
 
     async def _pass_on(self, request: Request, connection: Connection) -> None:
-        """What is not routed goes to the first engine that is up."""
+        """Forward a request without routing, to the first engine that is up."""
         worker = self._workers.any_up()
         headers = {name: value for name, value in request.headers.items() if name not in _OWN_HEADERS}
         try:
@@ -319,8 +319,8 @@ class Proxy:
             await self._workers.check(worker)
             raise _api_error(error) from error
         kind = answer.headers.get("content-type", "")
-        told = whole_number(answer.headers.get("content-length", "")) if answer.bodyless else None
-        connection.respond(answer.status, body, kind, _passed_on(answer.head.fields), length=told)
+        length = whole_number(answer.headers.get("content-length", "")) if answer.bodyless else None
+        connection.respond(answer.status, body, kind, _passed_on(answer.head.fields), length=length)
 
 
 def _api_error(error: UpstreamError) -> ApiError:
@@ -328,6 +328,6 @@ def _api_error(error: UpstreamError) -> ApiError:
 
 
 def _passed_on(fields: list[tuple[str, str]]) -> bytes:
-    """Lines of an engine's answer that are for the client: all but those of the connection that it came by."""
+    """Build the header lines to forward to the client: all but those of the engine's connection."""
     lines = (f"{name}: {value}\r\n" for name, value in fields if name not in _ANSWERS_OWN_HEADERS)
     return "".join(lines).encode("latin-1", "replace")

@@ -1,4 +1,4 @@
-"""A standalone router that runs."""
+"""A running standalone router."""
 
 from __future__ import annotations
 
@@ -27,23 +27,23 @@ if TYPE_CHECKING:
 
 
 class RouterSettings(msgspec.Struct, frozen=True, kw_only=True):
-    """What a standalone router is told."""
+    """Settings of a standalone router."""
 
     workers: tuple[WorkerAddress, ...] = ()
     routing: str | KvRouting | Router = "kv"
     host: str = "127.0.0.1"
     port: int = 8080
     block_size: int | None = None
-    """Of the engines' caches; None: as they say on their metrics page."""
+    """Tokens per block of the engines' caches; None: read from their /metrics."""
     tokenizer: str | None = None
     """None: the engines tokenize (`/tokenize`); `builtin`, or a local Hugging Face directory."""
     max_num_batched_tokens: int = 8192
     """Prompt tokens in a step of an engine, for the queue's threshold."""
     silence_s: float = 5.0
-    """An engine that answers and says nothing of its blocks for so long is not believed to tell all."""
+    """Seconds without events, while it serves requests, after which an engine's view counts as incomplete."""
     look_every_s: float = 1.0
     awaits_workers: bool = False
-    """An engine that is not there at the start is asked again until it is; else it is refused."""
+    """True: retry engines that do not answer at the start. False: ConfigError."""
     seed: int = 0
     first_byte_timeout_s: float = 600.0
     """Seconds from sending a request to the first byte of the answer's body; 0: without limit."""
@@ -61,7 +61,7 @@ class RouterSettings(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RouterService:
-    """Listens on one port, and routes to engines elsewhere."""
+    """Listens on one port and routes to engines."""
 
     def __init__(self, settings: RouterSettings) -> None:
         self.settings = settings
@@ -90,7 +90,7 @@ class RouterService:
         self.port = settings.port
 
     async def start(self) -> None:
-        """Find the engines and listen. ConfigError when one cannot be routed to, OSError when the port is taken."""
+        """Add the engines and listen. ConfigError when one cannot be used, OSError when the port is taken."""
         try:
             for address in self.settings.workers:
                 try:

@@ -1,4 +1,4 @@
-"""Asking an engine over HTTP/1.1: connections that are used again, answers that are passed on as they come."""
+"""HTTP/1.1 client for engines, with reused connections and streamed answers."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ _BEGINNING = b"HTTP/1."
 
 
 class Answer:
-    """An answer whose body is still to come."""
+    """An answer whose body is not read yet."""
 
     def __init__(
         self, head: AnswerHead, upstream: Upstream, connection: EngineConnection, *, bodyless: bool
@@ -45,13 +45,13 @@ class Answer:
         self.status = head.status
         self.headers = head.headers
         self.bodyless = bodyless or head.status in BODYLESS
-        """Its head is all of it; a length says what there would be."""
+        """True for an answer without a body, even if it has a length."""
         self.has_length = self.bodyless or (head.length is not None and head.length >= 0)
         self._upstream = upstream
         self._connection = connection
 
     async def chunks(self) -> AsyncIterator[bytes]:
-        """The body as it comes. UpstreamError when it breaks off, or stalls."""
+        """Read the body as it arrives. UpstreamError when it is cut off, or stalls."""
         connection, left = self._connection, self.head.length
         try:
             if self.bodyless:
@@ -80,7 +80,7 @@ class Answer:
         except BaseException:
             self.close()
             raise
-        # Not every engine agrees that an answer without a body has ended.
+        # Some engines send a body even where HTTP forbids one.
         if self.head.keep_alive and left is not None and not self.bodyless:
             self._upstream.keep(connection)
         else:
@@ -99,7 +99,7 @@ class Answer:
             parse_field(line)  # trailers are not passed on
 
     async def body(self) -> bytes:
-        """All of it."""
+        """Read the whole body."""
         return b"".join([part async for part in self.chunks()])
 
     def close(self) -> None:
@@ -178,7 +178,7 @@ class Upstream:
             _, connection = await loop.create_connection(
                 lambda: EngineConnection(self._limits), self.host, self.port
             )
-        except (OSError, ValueError) as error:  # of names that no address has, some are no names
+        except (OSError, ValueError) as error:  # ValueError: an invalid host name
             if isinstance(error, OSError) and error.errno in (errno.EMFILE, errno.ENFILE):
                 raise OutOfFiles(
                     f"no file is free for a connection to {self.url}; raise the limit of open files (ulimit -n)"
@@ -188,11 +188,11 @@ class Upstream:
         return connection
 
     async def get(self, target: str, timeout_s: float = 5.0) -> tuple[int, bytes]:
-        """Status and body of a GET. UpstreamError when there is no answer in time."""
+        """Return status and body of a GET. UpstreamError when there is no answer in time."""
         return await self._whole("GET", target, b"", timeout_s)
 
     async def post(self, target: str, body: bytes, timeout_s: float = 5.0) -> tuple[int, bytes]:
-        """The same of a POST of JSON."""
+        """Return status and body of a POST of JSON. UpstreamError when there is no answer in time."""
         return await self._whole("POST", target, body, timeout_s)
 
     async def _whole(self, method: str, target: str, body: bytes, timeout_s: float) -> tuple[int, bytes]:

@@ -1,4 +1,4 @@
-"""The engines behind a standalone router: found, followed, watched."""
+"""The engines behind a standalone router: registration, events, health checks."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _WILD = ("*", "0.0.0.0", "[::]", "::", "")
 
 
 class WorkerAddress(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """An engine: its URL, and where it publishes, unless it says so itself (`/kv_event_sources`, vLLM 0.32)."""
+    """An engine: its URL and event endpoints; without them `/kv_event_sources` is read (vLLM 0.32)."""
 
     url: str
     events: str | None = None
@@ -34,18 +34,18 @@ class WorkerAddress(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
 
     @classmethod
     def parse(cls, text: str) -> WorkerAddress:
-        """`URL`, `URL=EVENTS` or `URL=EVENTS+REPLAY`."""
+        """Parse `URL`, `URL=EVENTS` or `URL=EVENTS+REPLAY`."""
         url, _, rest = text.partition("=")
         events, _, replay = rest.partition("+")
         return cls(url=url, events=events or None, replay=replay or None)
 
 
 class EngineAway(ConfigError):
-    """An engine that does not answer, or is not ready: it may come."""
+    """An engine that does not answer or is not ready; a retry may succeed."""
 
 
 class Rank:
-    """One engine behind a URL: a place that the policy can choose."""
+    """One engine behind a URL: a target of the policy."""
 
     def __init__(self, worker: ProxyWorker, rank: int, number: int, follower: Follower) -> None:
         self.worker = worker
@@ -86,19 +86,19 @@ class Workers:
         self.block_size = block_size
         self.all: list[ProxyWorker] = []
         self.ranks: list[Rank] = []
-        """By the number that the policy knows."""
+        """Ranks by the policy's worker number."""
         self.awaited: dict[WorkerAddress, str] = {}
-        """Engines that were named and are not there yet, and why not."""
+        """Engines that do not answer yet, with the error."""
         self._batch_tokens = batch_tokens
         self._silence_s = silence_s
         self._look_every_s = look_every_s
         self._limits = limits
         self._watcher: asyncio.Task[None] | None = None
 
-    # ── Who is there ──
+    # ── Registration ──
 
     async def add(self, address: WorkerAddress) -> ProxyWorker:
-        """Find out what an engine is, and follow it. ConfigError when that cannot be, EngineAway when it may yet."""
+        """Register an engine and follow its events. ConfigError when it is unusable, EngineAway when not ready."""
         upstream = Upstream(address.url, self._limits, self._key)
         self._refuse_twice(upstream)
         numbers: list[int] = []
@@ -107,7 +107,7 @@ class Workers:
             sources = await self._sources(upstream, address)
             await self._agree_on_blocks(upstream)
             adapters = await self._adapters(upstream)
-            self._refuse_twice(upstream)  # somebody else may have named it meanwhile
+            self._refuse_twice(upstream)  # another call may have registered it meanwhile
             followers = self._follow(sources, numbers)
         except UpstreamError as error:
             upstream.close()
@@ -117,10 +117,10 @@ class Workers:
             raise
         worker = ProxyWorker(upstream)
         worker.adapters = adapters
-        for rank, follower in enumerate(followers):  # nothing is refused from here on: numbers are for good
+        for rank, follower in enumerate(followers):  # no error from here on: numbers are permanent
             number = self.dispatcher.add_worker(self._batch_tokens)
             numbers.append(number)
-            self.dispatcher.set_degraded(number, True)  # until it has been heard
+            self.dispatcher.set_degraded(number, True)  # until its first event
             worker.ranks.append(Rank(worker, rank, number, follower))
             self.ranks.append(worker.ranks[-1])
         self.all.append(worker)
@@ -135,7 +135,7 @@ class Workers:
             raise ConfigError(f"{upstream.url} is registered already")
 
     def _follow(self, sources: list[EventSource | None], numbers: list[int]) -> list[Follower]:
-        """Who follows each rank, by the numbers that they get later. ConfigError when one cannot be; then none is."""
+        """Make a follower per rank; `numbers` is filled later. ConfigError when one fails; then none is left."""
         followers: list[Follower] = []
         loop = asyncio.get_running_loop()
         try:
@@ -144,8 +144,8 @@ class Workers:
                 def apply(columns: Any, rank: int = rank) -> None:
                     self.dispatcher.observe_columns(numbers[rank], columns)
 
-                heard = source if self.dispatcher.wants_events else None
-                followers.append(Follower(heard, apply, loop, silence_s=self._silence_s))
+                followed = source if self.dispatcher.wants_events else None
+                followers.append(Follower(followed, apply, loop, silence_s=self._silence_s))
         except ConfigError:
             for follower in followers:
                 follower.close()
@@ -153,13 +153,13 @@ class Workers:
         return followers
 
     def expect(self, address: WorkerAddress, why: str) -> None:
-        """It is asked again and again, and added when it answers."""
+        """Retry an engine periodically, and add it when it answers."""
         log.warning("%s is awaited: %s", address.url, why)
         self.awaited[address] = why
         self._begin_watching()
 
     def remove(self, url: str) -> None:
-        """It gets no more requests, and its cache is forgotten. ConfigError when it is not there."""
+        """Unregister an engine and drop its blocks from the index. ConfigError when it is not registered."""
         wanted = Upstream(url).url
         for address in self.awaited:
             if Upstream(address.url).url == wanted:
@@ -168,7 +168,7 @@ class Workers:
         for worker in self.all:
             if worker.upstream.url == wanted and not worker.gone:
                 worker.gone, worker.up = True, False
-                self._tell(worker)
+                self._update_availability(worker)
                 for rank in worker.ranks:
                     rank.follower.close()
                     self.dispatcher.forget(rank.number)
@@ -177,25 +177,25 @@ class Workers:
         raise ConfigError(f"{wanted} is not registered")
 
     def any_up(self) -> ProxyWorker:
-        """The first engine that is up; ApiError 503 when none is."""
+        """Return the first engine that is up. ApiError 503 when none is."""
         for worker in self.all:
             if worker.up:
                 return worker
         raise ApiError("no engine behind this router is up", status=503, kind="Service Unavailable")
 
     def down(self, worker: ProxyWorker, why: str) -> None:
-        """It did not answer: nothing is sent there until it is healthy."""
+        """Mark an engine as down; no request is sent there until it is healthy."""
         if worker.up:
             log.warning("%s is down: %s; others get its requests", worker.upstream.url, why)
         worker.up, worker.why_down = False, why
-        self._tell(worker)
+        self._update_availability(worker)
 
     def close_idle(self) -> None:
         """Close connections that no request uses, to have their files."""
         for worker in self.all:
             worker.upstream.close_idle()
 
-    def _tell(self, worker: ProxyWorker) -> None:
+    def _update_availability(self, worker: ProxyWorker) -> None:
         for rank in worker.ranks:
             self.dispatcher.set_available(rank.number, worker.up and not worker.gone)
 
@@ -211,7 +211,7 @@ class Workers:
             worker.upstream.close()
         await asyncio.sleep(0)  # so that connections are closed when this returns
 
-    # ── How they are ──
+    # ── Health ──
 
     def _begin_watching(self) -> None:
         if self._watcher is None:
@@ -222,7 +222,7 @@ class Workers:
             await asyncio.sleep(self._look_every_s)
             self.look()
             await asyncio.gather(*(self.check(worker) for worker in self.all if not worker.gone))
-            for address in tuple(self.awaited):  # one by one: the first that comes says the block size
+            for address in tuple(self.awaited):  # one by one: the first one sets the block size
                 await self._ask_for(address)
 
     async def _ask_for(self, address: WorkerAddress) -> None:
@@ -237,7 +237,7 @@ class Workers:
             log.info("%s has come: %d ranks", worker.upstream.url, len(worker.ranks))
 
     def look(self) -> None:
-        """What the events of each can be trusted for."""
+        """Update the health of all views, and report changes to the log and the dispatcher."""
         for rank in self.ranks:
             if rank.worker.gone:
                 continue
@@ -256,7 +256,7 @@ class Workers:
                     self.dispatcher.forget(rank.number)
 
     async def check(self, worker: ProxyWorker) -> None:
-        """Ask it how it is."""
+        """Read an engine's /health and mark it up or down."""
         try:
             status, _ = await worker.upstream.get("/health")
         except OutOfFiles:
@@ -270,12 +270,12 @@ class Workers:
         elif not worker.up and not worker.gone:
             log.warning("%s is up again", worker.upstream.url)
             worker.up, worker.why_down = True, ""
-            self._tell(worker)
+            self._update_availability(worker)
 
-    # ── What they say of themselves ──
+    # ── Discovery ──
 
     async def _require_ready(self, upstream: Upstream) -> None:
-        """While it loads, an engine may answer and know nothing of itself yet."""
+        """Raise UpstreamError while an engine loads: its other routes are not valid yet."""
         status, _ = await upstream.get("/health")
         if status != 200:
             raise UpstreamError(f"{upstream.url}/health says {status}")
@@ -287,12 +287,12 @@ class Workers:
         if status != 200:  # before vLLM 0.32
             return [None]
         try:
-            told = msgspec.json.decode(body, type=dict[str, dict[str, Any]])
+            listed = msgspec.json.decode(body, type=dict[str, dict[str, Any]])
         except msgspec.DecodeError:
             raise UpstreamError(f"{upstream.url}/kv_event_sources is not what vLLM says there") from None
         sources: list[EventSource | None] = []
-        for rank in sorted(told, key=lambda name: whole_number(name) or 0):
-            config = told[rank]
+        for rank in sorted(listed, key=lambda name: whole_number(name) or 0):
+            config = listed[rank]
             if not config.get("endpoint") or config.get("enable_kv_cache_events") is False:
                 sources.append(None)
                 continue
@@ -308,7 +308,7 @@ class Workers:
         return sources or [None]
 
     async def _agree_on_blocks(self, upstream: Upstream) -> None:
-        """An index holds blocks of one size."""
+        """Check that all engines have one block size. ConfigError otherwise."""
         status, page = await upstream.get("/metrics")
         found = _LABEL.search(page.decode("utf-8", "replace")) if status == 200 else None
         size = None if found is None else int(found[1])
@@ -337,7 +337,7 @@ class Workers:
 
 
 def _reachable(endpoint: str, host: str) -> str:
-    """Where a publisher that binds `tcp://*:5557` is found from here."""
+    """Replace a wildcard address such as `tcp://*:5557` by the engine's host."""
     scheme, _, rest = endpoint.partition("://")
     name, colon, port = rest.rpartition(":")
     return f"{scheme}://{host}:{port}" if colon and scheme == "tcp" and name in _WILD else endpoint

@@ -1,4 +1,4 @@
-"""What a server needs of a tokenizer."""
+"""Interface of a server's tokenizer."""
 
 from __future__ import annotations
 
@@ -12,33 +12,33 @@ if TYPE_CHECKING:
 
 
 class Tokenizer(Protocol):
-    """Text to ids and back. Implementations lose nothing and never raise for a text."""
+    """Converts text to ids and back, without loss; never raises for a text."""
 
     name: str
     end_id: int
 
     @property
     def vocabulary(self) -> int:
-        """Ids below this may stand in a prompt."""
+        """Upper bound of the ids in a prompt."""
 
     def encode(self, text: str, *, enough: int | None = None) -> list[int]:
-        """The ids of a text; special tokens in it are parsed. Who has `enough` ids need not read on."""
+        """Tokenize a text, with its special tokens; may stop after `enough` ids."""
 
     def decode(self, ids: Sequence[int], *, skip_special: bool = True) -> str:
-        """The text of ids."""
+        """Return the text of ids."""
 
     def token_bytes(self, token: int) -> bytes:
-        """What one token stands for."""
+        """Return the bytes of a token."""
 
     def render_chat(self, messages: Sequence[tuple[str, str]], *, add_generation_prompt: bool = True) -> str:
-        """The conversation as one text."""
+        """Render a conversation as one text."""
 
     def words(self) -> list[int]:
-        """Tokens of which any run re-tokenizes to itself."""
+        """List tokens of which any sequence re-tokenizes to itself."""
 
 
 def open_tokenizer(name: str | None) -> Tokenizer:
-    """The built-in one for None or `builtin`, else that of a local Hugging Face directory. ConfigError if neither."""
+    """Open the built-in tokenizer (None or `builtin`) or that of a local Hugging Face directory. ConfigError."""
     from understudy.server.tokenizer.builtin import BuiltinTokenizer, builtin
 
     if name in (None, "builtin", BuiltinTokenizer.name):

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
 PIECES = r" ?[A-Za-z]{1,32}| ?[0-9]{1,16}| ?[^ \t\r\nA-Za-z0-9]{1,16}|[ \t\r\n]{1,16}"
-"""Text is cut into these before pairs are merged; the same to Python and to Hugging Face."""
+"""Pattern that splits text before pairs are merged; equal in Python and Hugging Face."""
 
 END_OF_TEXT, TURN_START, TURN_END = "<|endoftext|>", "<|im_start|>", "<|im_end|>"
 SPECIAL = (END_OF_TEXT, TURN_START, TURN_END)
@@ -51,11 +51,11 @@ class BuiltinTokenizer:
 
     @property
     def vocabulary(self) -> int:
-        """Ids below this may stand in a prompt."""
+        """Upper bound of the ids in a prompt."""
         return MODEL_VOCABULARY
 
     def encode(self, text: str, *, enough: int | None = None) -> list[int]:
-        """The ids of a text; special tokens in it are parsed. It is not read on once there are `enough`."""
+        """Tokenize a text, with its special tokens; stop after `enough` ids."""
         most = sys.maxsize if enough is None else enough
         if "<|" not in text:
             return self._encode_plain(text, most)
@@ -96,21 +96,21 @@ class BuiltinTokenizer:
         return [self._ids[symbol] for symbol in symbols]
 
     def token_bytes(self, token: int) -> bytes:
-        """What a token stands for; nothing for ids that only the model has."""
+        """Return the bytes of a token; b"" for ids that only the model has."""
         return self.tokens[token] if token < len(self.tokens) else b""
 
     def decode(self, ids: Sequence[int], *, skip_special: bool = True) -> str:
-        """The text of ids; bytes that are not UTF-8 become U+FFFD."""
+        """Return the text of ids; bytes that are not UTF-8 become U+FFFD."""
         special = len(self.tokens) - len(SPECIAL) if skip_special else len(self.tokens)
         return b"".join(self.tokens[token] for token in ids if token < special).decode("utf-8", "replace")
 
     def render_chat(self, messages: Sequence[tuple[str, str]], *, add_generation_prompt: bool = True) -> str:
-        """The conversation as one text, turn by turn."""
+        """Render a conversation as one text, turn by turn."""
         turns = [f"{TURN_START}{role}\n{content}{TURN_END}\n" for role, content in messages]
         return "".join(turns) + (f"{TURN_START}assistant\n" if add_generation_prompt else "")
 
     def words(self) -> list[int]:
-        """Tokens that are a word with a space before it: any run of them is cut into exactly itself again."""
+        """List tokens of a space and a word; any sequence of them re-tokenizes to itself."""
         return list(_word_ids(self))
 
 
@@ -124,12 +124,12 @@ CHAT_TEMPLATE = (
 
 @cache
 def builtin() -> BuiltinTokenizer:
-    """The one tokenizer of the process."""
+    """Return the process's shared tokenizer."""
     return BuiltinTokenizer()
 
 
 def read_merges() -> list[tuple[bytes, bytes]]:
-    """Pairs in the order of their rank."""
+    """Read the merge pairs in the order of their rank."""
     text = files(__package__).joinpath("merges.txt").read_text(encoding="ascii")
     pairs = (line.split(" ") for line in text.splitlines())
     return [(left.replace("_", " ").encode(), right.replace("_", " ").encode()) for left, right in pairs]

@@ -1,4 +1,4 @@
-"""Writes the built-in tokenizer as Hugging Face programs read it."""
+"""Writes the built-in tokenizer in Hugging Face's format."""
 
 from __future__ import annotations
 
@@ -119,7 +119,7 @@ def _tokenizer_json(tokenizer: BuiltinTokenizer) -> dict[str, Any]:
 
 
 def byte_letters() -> list[str]:
-    """The letter that byte-level tokenizers write for each byte: itself where it is visible, else one from U+0100."""
+    """List the letter of each byte in byte-level tokenizers: itself if visible, else one from U+0100."""
     visible = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
     hidden = (value for value in range(256) if value not in visible)
     moved = {value: chr(0x100 + place) for place, value in enumerate(hidden)}

@@ -18,7 +18,7 @@ _WORD = re.compile(r"^ [a-z]{3,12}$")
 
 
 class HuggingFaceTokenizer:
-    """`tokenizer.json`, and the chat template beside it (ChatML where there is none)."""
+    """Tokenizer from `tokenizer.json`, with its chat template (default: ChatML)."""
 
     def __init__(self, path: Path) -> None:
         try:
@@ -44,25 +44,25 @@ class HuggingFaceTokenizer:
 
     @property
     def vocabulary(self) -> int:
-        """Ids below this may stand in a prompt."""
+        """Upper bound of the ids in a prompt."""
         return max(int(self._inner.get_vocab_size(with_added_tokens=True)), 1)
 
-    def encode(self, text: str, *, enough: int | None = None) -> list[int]:  # noqa: ARG002 (nobody can tell it)
-        """The ids of a text, all of them, without the tokens that a template would add."""
+    def encode(self, text: str, *, enough: int | None = None) -> list[int]:  # noqa: ARG002 (the library cannot stop early)
+        """Tokenize a whole text, without the tokens that a template would add."""
         ids: list[int] = self._inner.encode(text, add_special_tokens=False).ids
         return ids
 
     def decode(self, ids: Sequence[int], *, skip_special: bool = True) -> str:
-        """The text of ids."""
+        """Return the text of ids."""
         text: str = self._inner.decode(list(ids), skip_special_tokens=skip_special)
         return text
 
     def token_bytes(self, token: int) -> bytes:
-        """The token by itself, as text."""
+        """Return the bytes of a token decoded alone."""
         return self.decode([token], skip_special=False).encode()
 
     def render_chat(self, messages: Sequence[tuple[str, str]], *, add_generation_prompt: bool = True) -> str:
-        """The conversation by the directory's own template, which needs jinja2; without a template, ChatML."""
+        """Render a conversation with the directory's template, which needs jinja2; default: ChatML."""
         if self._template is None:
             turns = [f"{TURN_START}{role}\n{content}{TURN_END}\n" for role, content in messages]
             return "".join(turns) + (f"{TURN_START}assistant\n" if add_generation_prompt else "")
@@ -86,7 +86,7 @@ class HuggingFaceTokenizer:
         return environment.from_string(self._template or "")
 
     def words(self) -> list[int]:
-        """Tokens that are one word with a space before it, checked in a row: they re-tokenize to themselves."""
+        """List tokens of a space and a word that re-tokenize to themselves in sequence."""
         found = [token for token in range(self.vocabulary) if _WORD.match(self.decode([token]))][:2000]
         while found:
             again = self.encode(self.decode(found))

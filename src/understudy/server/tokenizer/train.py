@@ -13,7 +13,7 @@ _HERE = Path(__file__).parent
 
 
 def learn_merges(words: list[str]) -> list[tuple[str, str]]:
-    """Merges in the order of their rank. A word counts more the earlier it stands; ties go to the lesser pair."""
+    """Learn merges in the order of their rank. Earlier words count more; ties go to the lesser pair."""
     pieces: Counter[tuple[str, ...]] = Counter()
     for place, word in enumerate(words):
         weight = 1 + 20_000 // (place + 10)
@@ -68,7 +68,7 @@ def _merge(symbols: tuple[str, ...], pair: tuple[str, str]) -> tuple[str, ...]:
 
 
 def main() -> None:
-    """Write the merges, a line each, a space written as `_`."""
+    """Write the merges, one per line, with `_` for a space."""
     words = (_HERE / "words.txt").read_text().split()
     lines = (f"{left} {right}\n" for left, right in _named(learn_merges(words)))
     (_HERE / "merges.txt").write_text("".join(lines))
