@@ -137,7 +137,7 @@ async def count(fleet: Fleet) -> Count:
     senders = [sender for server in fleet.servers for sender in server.worker.senders]
     gc.collect()
     for sender in senders:
-        sender.forget_some()  # the next step would
+        sender.trim()  # the next step would
     gc.collect()
     names = (sys.intern(f"{type(one).__module__}.{type(one).__qualname__}") for one in gc.get_objects())
     objects = dict(Counter(names))

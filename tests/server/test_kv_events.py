@@ -170,14 +170,14 @@ def heard(server: Any) -> list[tuple[int, ...] | None]:
     """The tokens of every block that it will say it has stored."""
     said: list[tuple[int, ...] | None] = []
     sender = server.worker.senders[0]
-    tell = sender._with_tokens
+    tell = sender._add_tokens
 
     def listen(event: Stored) -> Stored:
         told: Stored = tell(event)
         said.extend(block.token_ids for block in told.blocks)
         return told
 
-    sender._with_tokens = listen
+    sender._add_tokens = listen
     return said
 
 
