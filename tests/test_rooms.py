@@ -34,7 +34,9 @@ def test_a_room_of_the_core_uses_only_those_before_it(room: str) -> None:
 
 
 def test_a_run_knows_engines_by_their_interface_alone() -> None:
-    assert not [path.name for path in sorted((CORE / "replay").iterdir()) if "vllm" in path.read_text().lower()]
+    assert not [
+        path.name for path in sorted((CORE / "replay").iterdir()) if "vllm" in path.read_text().lower()
+    ]
 
 
 def test_the_core_uses_no_iostreams() -> None:

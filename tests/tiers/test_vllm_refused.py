@@ -210,7 +210,7 @@ def test_the_settings_of_an_engine_may_hold_vllms_names() -> None:
             "model": "Llama-3.1-8B",
         }
     )
-    with pytest.raises(ConfigError, match="contradicts Dynamo.s tiers; give one"):
+    with pytest.raises(ConfigError, match="contradicts Dynamo's tiers; give one"):
         VllmConfig.from_dict({**asked, "num_g2_blocks": 100, "kv_bytes_per_token": 7})
 
 
