@@ -270,7 +270,7 @@ class VllmEngine final : public Engine {
   void watch_landings(bool on);
 
   // receive.cpp
-  void receive(const std::vector<Scheduled>& turns, std::int64_t end_ns);
+  void receive_tokens(const std::vector<Scheduled>& turns, std::int64_t end_ns);
   bool receive_token(const Scheduled& turn, std::uint64_t step);
   void receive_drafts(EngineRequest& request, const Scheduled& turn);
   void receive_burst(EngineRequest& request);

@@ -6,7 +6,7 @@
 namespace understudy {
 
 // Receive the tokens of a batch, in its order; a request with its last token is freed at once.
-void VllmEngine::receive(const std::vector<Scheduled>& turns, std::int64_t end_ns) {
+void VllmEngine::receive_tokens(const std::vector<Scheduled>& turns, std::int64_t end_ns) {
   const std::uint64_t step = token_log_.next_step();
   token_log_.end_step(end_ns);
   bool finished = false;

@@ -184,7 +184,7 @@ void VllmEngine::finish_step(std::int64_t end_ns) {
   in_step_ = false;
   finish_bound_.reset();
   now_ns_ = end_ns;
-  receive(batch(), end_ns);
+  receive_tokens(batch(), end_ns);
   if (offload_steps_) report_offload(std::exchange(open_.reports, {}));
   if (offload_links_) offload_after_step(end_ns);
   sample(running_.size());
