@@ -5,6 +5,7 @@ libzmq aborts the process when it cannot open a file, so file descriptors are ch
 
 from __future__ import annotations
 
+import itertools
 import os
 import threading
 
@@ -16,6 +17,7 @@ NEEDED_FILES = 16
 """File descriptors of a context and the sockets of one publisher or subscriber, with some spare."""
 _MONITOR_FILES = 4
 _UNBIND_MS = 1000  # usually microseconds
+_monitor_numbers = itertools.count()
 
 
 class _SharedContext:
@@ -87,7 +89,9 @@ class Sockets:
 
     def monitor(self, socket: zmq.Socket[bytes], events: int) -> zmq.Socket[bytes]:
         """Return a socket that reports these connection events of `socket`."""
-        self._monitors.append(socket.get_monitor_socket(events))
+        # pyzmq's own address has the file descriptor, which another socket may have had a moment ago.
+        address = f"inproc://understudy-monitor-{next(_monitor_numbers)}"
+        self._monitors.append(socket.get_monitor_socket(events, address))
         return self._monitors[-1]
 
     def close(self) -> None:
