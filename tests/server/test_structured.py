@@ -5,13 +5,14 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING, Any
 
+import msgspec
 import pytest
 
-from server.client import serving
+from server.client import QUICK, serving
 from understudy.errors import InvalidArgument
 from understudy.server.api.endpoints import Endpoints
 from understudy.server.api.errors import ApiError
-from understudy.server.api.structured import characters_for, instance, structured_text
+from understudy.server.api.structured.form import Form
 
 if TYPE_CHECKING:
     from understudy.server.core import EngineCore
@@ -19,12 +20,12 @@ if TYPE_CHECKING:
 C, H = "/v1/completions", "/v1/chat/completions"
 
 
-def test_a_pattern_that_wants_more_than_anybody_could_say_is_cut() -> None:
+def test_only_the_beginning_of_a_text_that_exceeds_all_answers_is_made() -> None:
     for pattern in ("((((a{999}){999}){999}){999}){999}", "(ab{9}){99999}", "(a{999}b{999}){999}c" * 50):
-        text = structured_text({"regex": pattern}, 1)
+        text, too_long, _ = Form({"regex": pattern}).answer(1)
         assert text.startswith("a")
-        assert len(text) == 1 << 17
-    assert structured_text({"regex": "(ab){3}c?[0-9]{2}"}, 1) == "ababab00"
+        assert (len(text), too_long) == (1 << 17, "regex")
+    assert Form({"regex": "(ab){3}c?[0-9]{2}"}).answer(1).text == "ababab00"
 
 
 @pytest.mark.parametrize(
@@ -37,20 +38,14 @@ def test_a_pattern_that_wants_more_than_anybody_could_say_is_cut() -> None:
 )
 def test_patterns_that_take_long_to_read_are_refused(form: dict[str, Any]) -> None:
     with pytest.raises(ApiError, match=r"(has|have) at most (16384|65536) characters"):
-        structured_text(form, 1)
-    assert structured_text({"regex": "(a|b)" * 3000}, 1) == "a" * 3000
+        Form(form)
+    assert Form({"regex": "(a|b)" * 3000}).answer(1).text == "a" * 3000
 
 
 def test_a_schema_that_refers_to_itself_many_times_is_cut() -> None:
     names = [f"p{n}" for n in range(20)]
     schema = {"type": "object", "properties": {name: {"$ref": "#"} for name in names}}
-
-    def count(value: Any) -> int:
-        return 1 + sum(map(count, value.values())) if isinstance(value, dict) else 1
-
-    made = instance(schema, 1)
-    assert list(made) == names
-    assert count(made) < 300_000
+    assert msgspec.json.decode(Form({"json": schema}).answer(1).text) == {name: {} for name in names}
 
 
 def nested(inner: dict[str, Any], levels: int = 3) -> dict[str, Any]:
@@ -66,21 +61,15 @@ def nested(inner: dict[str, Any], levels: int = 3) -> dict[str, Any]:
         {"type": "string", "minLength": 4096},
         {"const": "a" * 100_000},
         {"enum": [["a" * 100_000]]},
-        {"type": "object", "properties": {"a" * 100_000: {"type": "null"}}},
+        {"type": "object", "required": ["a" * 100_000]},
     ],
 )
 def test_the_parts_of_an_answer_share_what_it_may_have(inner: dict[str, Any]) -> None:
-    whole = structured_text({"json": nested(inner)}, 1)
-    assert 100_000 < len(whole) < 300_000
-    begun = structured_text({"json": nested(inner)}, 1, characters_for(2))
-    assert len(begun) < 200_000
-    assert begun[:1000] == whole[:1000]
+    text, too_long, _ = Form({"json": nested(inner)}).answer(1)
+    assert (len(text), too_long) == (1 << 17, "minItems")
 
 
-def test_what_no_token_is_left_for_is_not_made() -> None:
-    for form in ({"json": nested({"type": "string", "pattern": "(ab){65536}"})}, {"regex": "(ab){65536}"}):
-        assert len(structured_text(form, 1, characters_for(2))) < 2000
-
+def test_an_answer_that_exceeds_its_tokens_is_cut_and_one_that_exceeds_all_answers_is_refused() -> None:
     async def main() -> None:
         async with serving() as (client, _):
             form = {"json": nested({"type": "string", "pattern": "a{131072}"})}
@@ -95,12 +84,22 @@ def test_what_no_token_is_left_for_is_not_made() -> None:
                 texts.append(reply["choices"][0]["text"])
             assert texts[0].startswith("[[")
             assert texts[1].startswith(texts[0])
+        config = msgspec.structs.replace(QUICK, max_model_len=1 << 18, num_gpu_blocks=1 << 15)
+        async with serving(engine=config, max_model_len=1 << 18) as (client, _):
+            body = {"prompt": "x", "max_tokens": 1 << 17, "structured_outputs": form}
+            reply = await client.post(C, body)
+            assert reply.status == 400
+            assert "minItems: the answer would exceed 131072 characters" in reply.json["error"]["message"]
 
     asyncio.run(main())
 
 
 def test_the_answers_to_one_request_share_what_it_may_have() -> None:
-    schema = {"type": "object", "properties": {"a": {"type": "string", "pattern": "a{131072}"}}}
+    schema = {
+        "type": "object",
+        "properties": {"a": {"type": "string", "pattern": "a{131072}"}},
+        "required": ["a"],
+    }
     tool = {"type": "function", "function": {"name": "f", "parameters": schema}}
     called = {"type": "function", "function": {"name": "f"}}
     chat = {"messages": [{"role": "user", "content": "x"}], "max_tokens": 2}
@@ -108,7 +107,7 @@ def test_the_answers_to_one_request_share_what_it_may_have() -> None:
     async def main() -> None:
         async with serving(tool_call_parser="hermes") as (client, server):
             for path, body in (
-                (C, {"prompt": "x", "max_tokens": 4000, "structured_outputs": {"json": schema}}),
+                (C, {"prompt": "x", "max_tokens": 40, "structured_outputs": {"json": schema}}),
                 ("/v1/chat/completions", {**chat, "tools": [tool], "tool_choice": called}),
             ):
                 assert (await client.post(path, {**body, "n": 4})).status == 200

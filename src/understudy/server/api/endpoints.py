@@ -28,12 +28,9 @@ from understudy.server.api.reading import Reader
 from understudy.server.api.sampling import Sampling, read_sampling
 from understudy.server.api.schema import BATCH, SCORING, check_types
 from understudy.server.api.scoring import ScoringStyle
-from understudy.server.api.structured import (
-    MAX_CHARACTERS,
-    MAX_FORMED,
-    characters_for,
-    structured_text,
-)
+from understudy.server.api.structured.errors import FormError
+from understudy.server.api.structured.form import MAX_FORMED, Form, Formed, characters_for
+from understudy.server.api.structured.texts import MAX_CHARACTERS
 from understudy.server.api.time_slices import CHOICE_COST, run_in_slices
 from understudy.server.outputs import Answer
 
@@ -46,6 +43,8 @@ if TYPE_CHECKING:
     from understudy.server.api.growing import GrowingPlan
     from understudy.server.http import Connection, Request
     from understudy.server.worker import Worker
+
+_STEP_COST = 8
 
 
 class Endpoints:
@@ -89,7 +88,7 @@ class Endpoints:
         if read.text is not None:
             generation.detail["prompt_text"] = read.text
         if tool is not None:
-            sampling.structure = {"json": tool.get("parameters", {})}
+            sampling.structure = {"json": tool.get("parameters") or {"type": "object"}}
         return self._run(generation, request, [tokens], sampling.n, tool=tool)
 
     def batch(self, body: dict[str, Any], request: Request, connection: Connection) -> Generation:
@@ -174,8 +173,12 @@ class Endpoints:
             return self.worker.given.plan(sampling, self.worker.texts, room)
         outputs = self.worker.outputs
         if sampling.structure is not None:
-            key, most = self._key(tokens, index), characters_for(room)
-            said = outputs.text_tokens(self._formed(sampling, key, most))
+            formed = self._formed(sampling, self._key(tokens, index))
+            said = outputs.text_tokens(formed.text[: characters_for(room)])
+            if formed.too_long and len(said) <= room:
+                raise FormError(
+                    formed.too_long, f"the answer would exceed {MAX_CHARACTERS} characters; ask for less"
+                )
             if not len(said):  # a form may be met by nothing: then the end is all that is said
                 said = np.array([self.worker.tokenizer.end_id], dtype=np.uint32)
             answer = Answer(said[:room], len(said) <= room, room)
@@ -195,16 +198,19 @@ class Endpoints:
             return msgspec.structs.replace(plan, pieces=["" for _ in plan.tokens])
         return plan
 
-    def _formed(self, sampling: Sampling, key: int, most: int = MAX_CHARACTERS) -> str:
-        """A text of the form that was asked for. ApiError when one request wants too much of that."""
+    def _formed(self, sampling: Sampling, key: int) -> Formed:
+        """Make an answer of the form. ApiError when the answers to one request are too long together."""
         assert sampling.structure is not None
-        text = structured_text(sampling.structure, key, most)
-        sampling.formed_characters += len(text)
+        if sampling.form is None:
+            sampling.form = Form(sampling.structure)
+        formed = sampling.form.answer(key)
+        sampling.formed_characters += len(formed.text)
+        sampling.formed_cost += len(formed.text) + _STEP_COST * formed.steps
         if sampling.formed_characters > MAX_FORMED:
             raise ApiError(
                 f"the answers to one request that have a form are of {MAX_FORMED} characters together; send several"
             )
-        return text
+        return formed
 
     def _open(
         self,
@@ -278,16 +284,16 @@ class Endpoints:
             generation.count_prompt(tokens)
             cost = len(tokens) // 8
             for index in range(n):
-                before = sampling.formed_characters
+                before = sampling.formed_cost
                 choice = generation.add(tokens, self._plan(tokens, sampling, index, empty=empty))
                 if tool is not None:
-                    arguments = self._formed(sampling, self._key(tokens, index))
+                    arguments = choice.plan.text(self.worker.texts, choice.plan.total)
                     choice.tool = {
                         "id": f"chatcmpl-tool-{new_id()}",
                         "type": "function",
                         "function": {"name": tool.get("name", ""), "arguments": arguments},
                     }
-                yield cost + CHOICE_COST + len(choice.plan.tokens) + sampling.formed_characters - before
+                yield cost + CHOICE_COST + len(choice.plan.tokens) + sampling.formed_cost - before
                 cost = 0
 
     def _rank(self, request: Request) -> int:

@@ -155,6 +155,7 @@ class Routes:
             **{name: value for name, value in body.items() if name not in _OF_RESPONSES},
             "messages": messages,
             "max_completion_tokens": body.get("max_output_tokens"),
+            "response_format": _format_of(body.get("text")),
         }
         try:
             self._endpoints.chat(chat, request, connection, ResponsesStyle(body), "resp_")
@@ -336,6 +337,14 @@ def _permission(created: int) -> dict[str, Any]:
         "group": None,
         "is_blocking": False,
     }
+
+
+def _format_of(text: Any) -> dict[str, Any] | None:
+    """Return the format of a response's text as the `response_format` of a chat."""
+    form = text.get("format") if isinstance(text, dict) else None
+    if isinstance(form, dict) and form.get("type") == "json_schema":
+        return {"type": "json_schema", "json_schema": form}
+    return form if isinstance(form, dict) else None
 
 
 def _listed(given: Any) -> list[Any]:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from understudy.server.api.errors import ApiError, bad_value
 from understudy.server.api.fields import Fields, whole_number
+
+if TYPE_CHECKING:
+    from understudy.server.api.structured.form import Form
 
 MAX_CHOICES = 16384
 
@@ -46,8 +49,12 @@ class Sampling(msgspec.Struct, kw_only=True):
     truncate: int | None = None
     truncate_left: bool = True
     structure: dict[str, Any] | None = None
+    form: Form | None = None
+    """The structure, once it was read."""
     formed_characters: int = 0
     """Characters generated for `structure` so far."""
+    formed_cost: int = 0
+    """Cost of generating them, in the unit of `run_in_slices`."""
     kv_transfer_params: dict[str, Any] | None = None
     cache_hit_threshold: float | None = None
 
