@@ -32,8 +32,8 @@ WorkerTiers::Room WorkerTiers::take(RequestSlot request, std::int64_t now_ns, st
     bool copied = false;
     try {
       copied = offload(request, now_ns, out, evicted);
-    } catch (...) {  // a user-defined policy threw: evicted blocks are lost, the slots are not
-      store_.give_back(kG1, out);
+    } catch (...) {  // a user-defined filter or host policy
+      undo_eviction(out, evicted);
       throw;
     }
     if (!copied) {
@@ -51,6 +51,24 @@ WorkerTiers::Room WorkerTiers::take(RequestSlot request, std::int64_t now_ns, st
       return Room::Wait;
     }
   }
+}
+
+// Caches the blocks that were evicted for `out` again, as the most recently used, and frees the other slots of `out`.
+void WorkerTiers::undo_eviction(std::span<const SlotId> out, std::size_t evicted) {
+  const auto blocks = std::span<const BlockIdentity>(evicted_).first(out.size()).last(evicted);
+  const auto slots = std::span<const SlotId>(evicted_slots_).first(out.size()).last(evicted);
+  std::vector<SlotId> empty(out.begin(), out.end());
+  std::vector<SlotId> cached;
+  std::vector<BlockIdentity> names;
+  for (std::size_t i = 0; i < slots.size(); ++i) {
+    if (slots[i] == kNoSlot) continue;  // another copy of the block is cached
+    std::erase(empty, slots[i]);
+    cached.push_back(slots[i]);
+    names.push_back(blocks[i]);
+  }
+  store_.give_back(kG1, empty);
+  store_.commit(kG1, cached, names);
+  store_.release(kG1, cached, true);
 }
 
 // True if the next `slots` slots hold blocks that the host lacks. A prefetch does not start such copies, because no

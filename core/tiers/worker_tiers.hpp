@@ -217,6 +217,7 @@ class WorkerTiers final : public TransferOwner, public LandingWaiter {
   void land(const Purpose& purpose, std::int64_t time_ns);
 
   // device_room.cpp
+  void undo_eviction(std::span<const SlotId> out, std::size_t evicted);
   bool eviction_needs_copies(std::size_t slots);
   void wait_for(RequestSlot request, std::int64_t now_ns, Copy& copy);
   void wait_for_held(RequestSlot request, std::int64_t now_ns, std::uint64_t slots);
