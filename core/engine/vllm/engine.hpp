@@ -177,6 +177,7 @@ class VllmEngine final : public Engine {
   // schedule.cpp
   std::int64_t schedule(std::int64_t now_ns);
   void undo_schedule();
+  const Scheduled* scheduled_before(RequestId id) const;
   void schedule_running(std::int64_t now_ns);
   std::uint32_t next_tokens(const EngineRequest& request) const;
   std::uint32_t prefill_cap() const;
@@ -346,6 +347,13 @@ class VllmEngine final : public Engine {
   StepLog log_;
   StepLoad load_;
   Refusal refusal_;
+  // The last schedule, if a policy or a timing model raised. A retry at that time gives requests the same tokens.
+  struct FailedSchedule {
+    std::int64_t now_ns;
+    std::vector<Scheduled> scheduled;
+    bool admitting;  // the running list was done: running requests that are not in `scheduled` get no tokens
+  };
+  std::optional<FailedSchedule> failed_;
   std::vector<std::uint32_t> adapters_;   // adapters in the batch
   std::vector<RequestSlot> passed_over_;  // heads of the queue without a place for their adapter
   Batch open_;                            // asynchronously: the batch of the open step

@@ -18,8 +18,10 @@ std::int64_t VllmEngine::schedule(std::int64_t now_ns) {
   const std::size_t preempted_before = log_.preempted.size();
   const std::size_t admitted_before = log_.admitted.size();
   std::int64_t duration_ns = 0;
+  bool admitting = false;
   try {
     schedule_running(now_ns);
+    admitting = true;
     if (!has_preempted && log_.preempted.size() == preempted_before) admit(now_ns);
     if (tiers_) {
       refusal_.released = tiers_->released();
@@ -30,8 +32,11 @@ std::int64_t VllmEngine::schedule(std::int64_t now_ns) {
   } catch (...) {  // user-defined policy or timing model
     refusal_.has_preempted = has_preempted || log_.preempted.size() > preempted_before;
     undo_schedule();
+    failed_ = {now_ns, std::move(log_.scheduled), admitting};
+    log_.clear();
     throw;
   }
+  failed_.reset();
   for (Scheduled& turn : log_.scheduled) {
     EngineRequest& request = requests_[turn.slot];
     turn.before = request.computed;
@@ -58,7 +63,13 @@ void VllmEngine::undo_schedule() {
     if (turn.drafts > 0 && !turn.blank) request.drafts = config_.speculation.tokens;
     kv_->withdraw(request, false);
   }
-  log_.clear();
+}
+
+// The tokens of a request in the schedule that is retried. The budget cannot tell: requests that the first attempt
+// preempted had a part of it.
+const Scheduled* VllmEngine::scheduled_before(RequestId id) const {
+  const auto found = std::ranges::find(failed_->scheduled, id, &Scheduled::id);
+  return found == failed_->scheduled.end() ? nullptr : &*found;
 }
 
 // ── Phase 1: the running list, in order, without rotation ──
@@ -70,7 +81,9 @@ void VllmEngine::schedule_running(std::int64_t now_ns) {
     const RequestSlot id = running_[cursor];
     if (cursor + 1 < running_.size()) requests_[running_[cursor + 1]].warm();
     EngineRequest& request = requests_[id];
-    const std::uint32_t tokens = tiers_ && tiers_->waiting(id) ? 0 : next_tokens(request);
+    const Scheduled* const before = failed_ ? scheduled_before(request.id) : nullptr;
+    const bool skipped = (tiers_ && tiers_->waiting(id)) || (failed_ && failed_->admitting && before == nullptr);
+    const std::uint32_t tokens = skipped ? 0 : (before != nullptr ? before->tokens : next_tokens(request));
     if (tokens == 0) {
       ++cursor;
       continue;
@@ -94,7 +107,8 @@ void VllmEngine::schedule_running(std::int64_t now_ns) {
       continue;
     }
     const std::uint32_t real = request.known + request.ahead;
-    log_.scheduled.push_back({id, tokens, 0, false, request.id, end > real ? end - real : 0});
+    const bool blank = before != nullptr && before->blank;
+    log_.scheduled.push_back({id, tokens, 0, false, request.id, end > real ? end - real : 0, blank});
     request.drafts = 0;
     charge(tokens);
     ++cursor;

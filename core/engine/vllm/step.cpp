@@ -81,9 +81,12 @@ void VllmEngine::sync_to(std::int64_t now_ns) {
   begun_ns_ = now_ns_ = now_ns;  // also if no step begins because a policy throws: published events stay published
   finish_bound_.reset();
   read_input(now_ns);
-  landing_wait_.visited = false;
+  landing_wait_ = {};
   log_.clear();
-  if (tiers_ && !fast_forward_->has_begun(now_ns)) {
+  // A retry must not see the transfers that the first attempt started.
+  const bool retries = failed_ && failed_->now_ns == now_ns;
+  if (!retries) failed_.reset();
+  if (tiers_ && !retries && !fast_forward_->has_begun(now_ns)) {
     announcer_.stop_holding();
     tiers_->hub().run_until(now_ns);
     resume_loaded();
@@ -266,7 +269,7 @@ void VllmEngine::play(std::int64_t until_ns, const AdvanceOptions& options) {
         }
         if (now_ns_ >= until_ns) return;
       }
-      const bool possible = fast_forwards_ && fast_forward_->possible();
+      const bool possible = fast_forwards_ && !failed_ && fast_forward_->possible();
       if (last == LastStep::Unopened && possible) {
         if (tiers_ ? now_ns_ + fast_forward_->step_of_all_ns() > until_ns : next_visible_ns() > until_ns) return;
       }
