@@ -212,14 +212,14 @@ def test_commands_that_contradict_themselves_are_refused(
     [
         ("", "is empty"),
         ("understudy_timing: 2\n", "understudy_timing 2 is not 1"),
-        ("kind: physical\n", "is no timing file"),
+        ("kind: physical\n", "is not a timing file"),
         ("understudy_timing: 1\ndate: today\n", "missing required field"),
     ],
 )
 def test_a_file_that_is_no_timing_file_is_refused(tmp_path: Path, content: str, match: str) -> None:
     path = tmp_path / "timing.yaml"
     path.write_text(content)
-    with pytest.raises(ConfigError, match=match if content else "is no timing file"):
+    with pytest.raises(ConfigError, match=match if content else "is not a timing file"):
         TimingFile.read(path)
     with pytest.raises(ConfigError, match=r"cannot read .*: No such file or directory$"):
         TimingFile.read(tmp_path / "nowhere.yaml")

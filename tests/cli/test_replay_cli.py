@@ -284,7 +284,7 @@ def test_an_empty_file_changes_nothing(tmp_path: Path, trace: Path) -> None:
         (["--kv-offloading-backend", "lmcache"], "--kv-offloading-backend needs --kv-offloading-size"),
         (
             ["--timing", "aiconfigurater"],
-            "--timing aiconfigurater: there is no such file or folder; names are",
+            "--timing aiconfigurater: no such file or folder; names are",
         ),
         (["--clock-speed", "10"], "--clock-speed needs --online"),
         (["--online", "--clock-speed", "0"], "--clock-speed must be positive, got 0"),

@@ -24,10 +24,10 @@ from understudy.qwen3.forward import forward
 from understudy.qwen3.reference import ReferenceBackend
 from understudy.qwen3.weights import random_weights
 from understudy.timing.recorded.shapes import (
-    BESIDE_ROWS,
     CHUNK_ROWS,
     DECODE_ROWS,
-    MOST_CHUNKS,
+    MAX_CHUNKS,
+    MIXED_DECODE_ROWS,
     Shape,
     is_uneven,
     parts_of,
@@ -38,7 +38,7 @@ from understudy.timing.recorded.shapes import (
 DEVICE = torch.device("cuda") if torch.cuda.is_available() else CPU
 
 
-@given(st.integers(0, 2048), st.integers(0, MOST_CHUNKS), st.integers(0, 256))
+@given(st.integers(0, 2048), st.integers(0, MAX_CHUNKS), st.integers(0, 256))
 def test_every_step_of_the_default_limits_has_a_shape_that_was_captured(
     tokens: int, chunks: int, decodes: int
 ) -> None:
@@ -93,8 +93,8 @@ def test_beside_prompts_many_contexts_are_always_read_in_parts() -> None:
 
 def test_what_is_too_large_has_no_shape() -> None:
     assert shape_of(CHUNK_ROWS[-1] + 1, 1, 0) is None
-    assert shape_of(64, MOST_CHUNKS + 1, 0) is None
-    assert shape_of(64, 1, BESIDE_ROWS[-1] + 1) is None
+    assert shape_of(64, MAX_CHUNKS + 1, 0) is None
+    assert shape_of(64, 1, MIXED_DECODE_ROWS[-1] + 1) is None
     assert shape_of(0, 0, DECODE_ROWS[-1] + 1) is None
 
 

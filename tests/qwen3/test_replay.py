@@ -167,7 +167,7 @@ def test_a_record_is_read_as_it_was_written_and_what_is_none_is_named(steps: Pat
     with pytest.raises(ConfigError, match=r"steps.jsonl:4: the step lacks 'ahead'; record it again"):
         Record.read(steps)
     steps.write_text('{"kind": "something"}\n')
-    with pytest.raises(ConfigError, match="no record of steps"):
+    with pytest.raises(ConfigError, match="not a record of steps"):
         Record.read(steps)
 
 

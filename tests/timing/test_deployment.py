@@ -152,7 +152,7 @@ def test_gpus_are_found_by_usual_names_and_others_by_their_data_sheet() -> None:
         find_gpu("MI300X")
     sheet = sheet_gpu(bandwidth_gbps=5300, tflops=1307, memory_gb=192)
     assert preset(Architecture.find("Llama-3.1-8B"), sheet, "bf16", "bf16").trust == "uncalibrated"
-    with pytest.raises(ConfigError, match="bandwidth_gbps must be finite and above 0"):
+    with pytest.raises(ConfigError, match="bandwidth_gbps must be a finite number above 0"):
         sheet_gpu(bandwidth_gbps=0, tflops=1, memory_gb=1)
 
 
@@ -226,9 +226,9 @@ def test_every_preset_times_every_model_that_fits_its_gpu() -> None:
 @pytest.mark.parametrize(
     ("change", "match"),
     [
-        ({"weights": 0.0}, "timing.weights must be finite and above 0"),
-        ({"step_ms": -1.0}, "timing.step_ms must be finite and not negative"),
-        ({"kv": float("nan")}, "timing.kv must be finite"),
+        ({"weights": 0.0}, "timing.weights must be a finite number above 0"),
+        ({"step_ms": -1.0}, "timing.step_ms must be a finite number from 0"),
+        ({"kv": float("nan")}, "timing.kv must be a finite number"),
     ],
 )
 def test_efficiencies_that_make_no_sense_are_refused(change: dict[str, Any], match: str) -> None:
@@ -239,7 +239,7 @@ def test_efficiencies_that_make_no_sense_are_refused(change: dict[str, Any], mat
 
 
 def test_coefficients_that_make_no_sense_are_refused() -> None:
-    with pytest.raises(ConfigError, match=r"timing\.context_ms must be finite and not negative"):
+    with pytest.raises(ConfigError, match=r"timing\.context_ms must be a finite number from 0"):
         StepCoefficients(context_ms=-1.0)
 
 

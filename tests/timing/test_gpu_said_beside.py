@@ -32,7 +32,7 @@ def test_a_link_replaces_the_one_that_a_gpu_has_by_its_name() -> None:
     assert comm_token_ms(link_gbps=45.0) == pytest.approx(10 * comm_token_ms())  # 450 on the data sheet
     said = GpuSettings(name="H100", tensor_parallel_size=2, link_gbps=45.0).timing("Llama-3.1-8B", None)
     assert "on 2 x H100 (links of 45 GB/s), " in said.describe_origin()
-    with pytest.raises(ConfigError, match=r"gpu\.link_gbps must be finite and above 0, got 0"):
+    with pytest.raises(ConfigError, match=r"gpu\.link_gbps must be a finite number above 0, got 0"):
         comm_token_ms(link_gbps=0.0)
 
 

@@ -107,7 +107,7 @@ def test_gpus_that_are_half_said_are_refused(gpu: dict[str, Any], says: str) -> 
 
 
 def test_a_model_that_does_not_fit_is_refused_with_a_remedy() -> None:
-    with pytest.raises(ConfigError, match="leaves no room for KV blocks; use more GPUs"):
+    with pytest.raises(ConfigError, match="which leaves no room for KV blocks; use more GPUs"):
         settings("model=Llama-3.1-405B", "gpu.name=H100")
 
 

@@ -198,7 +198,7 @@ def _emit(args: argparse.Namespace) -> int:
         # Bind before the run, so that an address in use fails early.
         publishers = [] if args.bind is None else _open_publishers(stack, args, rules, settings.workers)
         with progress_bar("replaying", len(workload), "requests") as progress:
-            played = run_offline(
+            run = run_offline(
                 workload,
                 settings.engine,
                 workers=settings.workers,
@@ -211,8 +211,8 @@ def _emit(args: argparse.Namespace) -> int:
                 events=True,
                 progress=progress,
             )
-        assert played.kv is not None
-        streams: list[Any] = [played.kv.events(worker, args.stream) for worker in range(settings.workers)]
+        assert run.kv is not None
+        streams: list[Any] = [run.kv.events(worker, args.stream) for worker in range(settings.workers)]
         if args.synthesize_tokens:
             source = TokenSource(workload, settings.engine.block_size)
             streams = [source.add_tokens(events) for events in streams]

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from understudy.errors import ConfigError
-from understudy.timing.recorded.shapes import MOST_CHUNKS
+from understudy.timing.recorded.shapes import MAX_CHUNKS
 
 if TYPE_CHECKING:
     from understudy.kv import KvCacheManager
@@ -19,7 +19,7 @@ class SchedulerConfig:
     max_batched_tokens: int = 2048
     max_num_seqs: int = 256
     max_positions: int = 40960
-    max_chunks: int = MOST_CHUNKS
+    max_chunks: int = MAX_CHUNKS
     """Prompts per step: as many as a captured step has room for."""
 
     def __post_init__(self) -> None:

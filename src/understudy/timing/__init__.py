@@ -1,1 +1,1 @@
-"""How long a step takes on a GPU: shapes of models, presets of GPUs, and what they come to."""
+"""Step times on GPUs: model architectures, GPU data sheets, presets, and timing models built from them."""

@@ -1,4 +1,4 @@
-"""Step times from the operator database of AIConfigurator, where that package is installed (extra [aiconfigurator])."""
+"""Step times from the operator database of the AIConfigurator package (extra [aiconfigurator])."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ _KV = {"bf16": "bfloat16", "fp8": "fp8"}
 
 
 class AiconfiguratorSteps:
-    """A timing model in Python: what the package's compiled engine says of each part of a step.
+    """Timing model in Python that sums the package's times of the parts of a step.
 
-    Linear layers, experts and communication see all tokens of the step; every chunk of a prompt has attention of its
-    own, and decodes attend at their mean context. Kernels alone: nothing is added for the engine around them.
+    Linear layers, experts and communication process all tokens of the step; each prompt chunk has its own attention,
+    and decodes attend at their mean context. Only kernel times are counted, no engine overhead.
     """
 
     def __init__(self, deployment: Deployment) -> None:
-        """ConfigError where the package is missing, or does not cover the model, the GPU, a type or the division."""
+        """Compile the engine. ConfigError if the package is missing or does not cover the deployment."""
         self._engine = _compile(deployment)
         self._shared = lru_cache(maxsize=1 << 16)(self._shared_ms)
         self._prompt = lru_cache(maxsize=1 << 16)(self._prompt_ms)
@@ -47,35 +47,35 @@ class AiconfiguratorSteps:
             raise _uncovered(deployment, error) from error
 
     def step_ms(self, step: StepLoad, /) -> float:
-        """Of the whole step."""
+        """Return the time of a step in milliseconds."""
         chunks, decodes = step.chunks, step.decodes
         mean = max(round(step.context_tokens / decodes), 1) if decodes else 0
         if not chunks:
             return float(self._engine.decode_step_latency(step.tokens, mean, 2))
         new = sum(tokens for tokens, _ in chunks)
-        # Tokens of drafts are decodes too.
+        # Draft tokens count as decodes.
         ms = self._shared(new, step.tokens - new) + sum(self._prompt(*chunk) for chunk in chunks)
         if decodes:
             ms += self._engine.mixed_step_breakdown(new, decodes, mean, 2)[3]
         return float(ms)
 
     def _shared_ms(self, new: int, decodes: int) -> float:
-        """All but attention."""
+        """Return the time of everything but attention."""
         return float(self._engine.mixed_step_breakdown(new, decodes, new, 2)[1])
 
     def _prompt_ms(self, new: int, history: int) -> float:
-        """Attention of a chunk."""
+        """Return the attention time of a prompt chunk."""
         whole = self._engine.predict_prefill_latency(1, new + history, history)
         return max(float(whole) - self._shared(new, 0), 0.0)
 
 
 def aiconfigurator_version() -> str:
-    """Of the package that is installed; ConfigError where there is none."""
+    """Return the version of the installed package. ConfigError if it is not installed."""
     try:
         import aiconfigurator_core  # noqa: F401
     except ImportError as error:
         raise ConfigError(
-            "--timing aiconfigurator needs that package: pip install 'understudy[aiconfigurator]'"
+            "--timing aiconfigurator needs that package; pip install 'understudy[aiconfigurator]'"
         ) from error
     from importlib.metadata import PackageNotFoundError, version
 
@@ -89,24 +89,24 @@ def _compile(deployment: Deployment) -> Any:
     aiconfigurator_version()
     from aiconfigurator_core.sdk.engine import EngineHandle
 
-    # It tells of every table that stands in for another; what it lacks it raises.
+    # Silence its warnings about substituted tables; missing ones raise.
     logging.getLogger("aiconfigurator_core").setLevel(logging.ERROR)
     model, parallel = deployment.model, deployment.parallel
     system = _SYSTEMS.get(deployment.gpu.name)
     if system is None:
         raise ConfigError(
-            f"aiconfigurator has no {deployment.gpu.name}; it has {', '.join(_SYSTEMS)}: use --timing physical"
+            f"aiconfigurator has no {deployment.gpu.name}, only {', '.join(_SYSTEMS)}; use --timing physical"
         )
     linear, experts = weight_type(model.linear_type(deployment.weights)).name, deployment.weights
     if linear not in _LINEAR:
-        raise ConfigError(f"aiconfigurator has no linear layers in {linear}: use --timing physical")
-    divided: dict[str, Any] = {"tp_size": parallel.tensor, "attention_dp_size": parallel.data}
+        raise ConfigError(f"aiconfigurator has no linear layers in {linear}; use --timing physical")
+    sizes: dict[str, Any] = {"tp_size": parallel.tensor, "attention_dp_size": parallel.data}
     if model.num_experts:
         gpus = parallel.tensor * parallel.data
-        divided |= {"moe_tp_size": gpus // parallel.expert, "moe_ep_size": parallel.expert}
-        divided["moe_quant_mode"] = _EXPERTS[weight_type(experts).name]
+        sizes |= {"moe_tp_size": gpus // parallel.expert, "moe_ep_size": parallel.expert}
+        sizes["moe_quant_mode"] = _EXPERTS[weight_type(experts).name]
     elif parallel.data > 1:
-        del divided["attention_dp_size"]  # ranks of a dense model have nothing to do with each other
+        del sizes["attention_dp_size"]  # ranks of a dense model are independent
     try:
         return EngineHandle.compile(
             _model_path(model.name),
@@ -114,7 +114,7 @@ def _compile(deployment: Deployment) -> Any:
             "vllm",
             gemm_quant_mode=_LINEAR[linear],
             kvcache_quant_mode=_KV[kv_type(deployment.kv)],
-            **divided,
+            **sizes,
         )
     except ConfigError:
         raise
@@ -123,7 +123,7 @@ def _compile(deployment: Deployment) -> Any:
 
 
 def _model_path(name: str) -> str:
-    """The model under the name that the package has a shape for; it would ask the network for any other."""
+    """Return the model name that the package has a shape for; it would download any other."""
     from importlib.resources import files
 
     wanted = plain_name(name)
@@ -133,7 +133,7 @@ def _model_path(name: str) -> str:
         path = file.removesuffix("_config.json").replace("--", "/", 1)
         if file.endswith("_config.json") and plain_name(path) == wanted:
             return path
-    raise ConfigError(f"aiconfigurator has no shape of {name}: use --timing physical")
+    raise ConfigError(f"aiconfigurator has no shape of {name}; use --timing physical")
 
 
 def _uncovered(deployment: Deployment, error: Exception) -> ConfigError:

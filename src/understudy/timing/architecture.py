@@ -1,4 +1,4 @@
-"""The shape of a transformer, as far as the time of its steps depends on it."""
+"""`Architecture`: the dimensions of a transformer that set its step times."""
 
 from __future__ import annotations
 
@@ -45,11 +45,11 @@ _DECODERS = {
     ),
     *("ernie4_5", "ernie4_5_moe", "hunyuan_v1_dense", "hunyuan_v1_moe", "dots1", "bailing_moe"),
 }
-"""Kinds of models (`model_type`) whose layers are attention and a gated MLP, or experts of such."""
+"""Values of `model_type` whose layers are attention and a gated MLP, or experts with gated MLPs."""
 
 
 class Architecture(msgspec.Struct, frozen=True, kw_only=True):
-    """Layers of attention and of a gated MLP, or of experts, between an embedding and a head."""
+    """A decoder: an embedding, layers of attention and a gated MLP (or experts), and a head."""
 
     name: str
     num_layers: int
@@ -59,31 +59,31 @@ class Architecture(msgspec.Struct, frozen=True, kw_only=True):
     head_dim: int
     vocab_size: int
     intermediate_size: int = 0
-    """Of the MLP of a dense layer; 0 where every layer has experts."""
+    """Intermediate size of a dense layer's MLP; 0 if every layer has experts."""
     num_experts: int = 0
     experts_per_token: int = 0
     expert_size: int = 0
-    """The intermediate size of one expert."""
+    """Intermediate size of one expert."""
     shared_expert_size: int = 0
-    """Of the experts that every token goes to, together."""
+    """Total intermediate size of the shared experts, which process every token."""
     dense_layers: int = 0
-    """Of a model with experts: layers that have none."""
+    """Layers without experts, in a model with experts."""
     window_tokens: int = 0
-    """The window of sliding layers; 0 where no layer slides."""
+    """Window of sliding-attention layers; 0 without such layers."""
     window_layers: int = 0
     tied_head: bool = False
-    """The head is the embedding: it weighs nothing more, and is read all the same."""
+    """Whether the head shares the embedding's weights; it takes no memory, but is still read."""
     weights: str = "bf16"
-    """The type that the weights come in unless told otherwise."""
+    """Default type of the weights."""
     dense_weights: str | None = None
-    """The type of all but the experts, where it does not follow that of the experts."""
+    """Type of all weights but the experts', if it differs."""
 
     def __post_init__(self) -> None:
         for name in ("num_layers", "hidden_size", "num_heads", "kv_heads", "head_dim", "vocab_size"):
             count(f"{self.name}: {name}", getattr(self, name), 1, ConfigError)
         if self.num_heads % self.kv_heads:
             raise ConfigError(
-                f"{self.name}: num_attention_heads={self.num_heads} is no multiple of "
+                f"{self.name}: num_attention_heads={self.num_heads} is not a multiple of "
                 f"num_key_value_heads={self.kv_heads}"
             )
         if self.num_experts:
@@ -91,7 +91,7 @@ class Architecture(msgspec.Struct, frozen=True, kw_only=True):
             count(f"{self.name}: expert_size", self.expert_size, 1, ConfigError)
             if self.experts_per_token > self.num_experts:
                 raise ConfigError(
-                    f"{self.name}: a token goes to {self.experts_per_token} experts of {self.num_experts}"
+                    f"{self.name}: experts_per_token={self.experts_per_token} exceeds num_experts={self.num_experts}"
                 )
         if self.dense_layers > self.num_layers or self.window_layers > self.num_layers:
             raise ConfigError(
@@ -101,49 +101,49 @@ class Architecture(msgspec.Struct, frozen=True, kw_only=True):
             raise ConfigError(f"{self.name}: intermediate_size must be an int of at least 1")
         if bool(self.window_layers) != bool(self.window_tokens):
             raise ConfigError(
-                f"{self.name}: sliding layers need sliding_window, and a window needs such layers"
+                f"{self.name}: sliding_window and layers of sliding attention need each other; give both or none"
             )
 
     @property
     def shape(self) -> Architecture:
-        """The same under no name and in no type: what kernels know of a model."""
+        """The dimensions without name and weight types."""
         return msgspec.structs.replace(self, name="", weights="bf16", dense_weights=None, tied_head=False)
 
     @property
     def expert_layers(self) -> int:
-        """Layers that have experts."""
+        """Number of layers with experts."""
         return self.num_layers - self.dense_layers if self.num_experts else 0
 
     @property
     def attention_parameters(self) -> int:
-        """Of one layer: the projections to queries, keys, values, and back."""
+        """Parameters of one layer's attention: projections to queries, keys and values, and the output."""
         return self.hidden_size * self.head_dim * 2 * (self.num_heads + self.kv_heads)
 
     @property
     def linear_parameters(self) -> int:
-        """Of all layers, without experts and head: what every token is multiplied with."""
+        """Parameters of all layers that every token uses: without routed experts and head."""
         dense = (self.num_layers - self.expert_layers) * 3 * self.hidden_size * self.intermediate_size
         routed = self.expert_layers * self.hidden_size * (3 * self.shared_expert_size + self.num_experts)
         return self.num_layers * self.attention_parameters + dense + routed
 
     @property
     def expert_parameters(self) -> int:
-        """Of one expert of one layer."""
+        """Parameters of one expert of one layer."""
         return 3 * self.hidden_size * self.expert_size
 
     @property
     def head_parameters(self) -> int:
-        """Of the projection to the vocabulary."""
+        """Parameters of the projection to the vocabulary."""
         return self.vocab_size * self.hidden_size
 
     def linear_type(self, weights: str | None) -> str:
-        """The type of everything but experts and head under the given type of weights (None: its own)."""
+        """Return the type of linear layers for the given type of weights (None: the default)."""
         if self.dense_weights is not None:
             return self.dense_weights
         return weight_type(self.weights if weights is None else weights).name
 
     def weight_bytes(self, weights: str | None = None) -> int:
-        """The whole model: linear layers and experts in their type, embedding and head in bf16."""
+        """Return the bytes of the model: linear layers and experts in their types, embedding and head in bf16."""
         expert_type = weight_type(self.weights if weights is None else weights)
         linear = self.linear_parameters * weight_type(self.linear_type(weights)).bytes
         experts = self.expert_layers * self.num_experts * self.expert_parameters * expert_type.bytes
@@ -151,9 +151,9 @@ class Architecture(msgspec.Struct, frozen=True, kw_only=True):
 
     @classmethod
     def find(cls, model: str) -> Architecture:
-        """A model by name, or from the path of a `config.json` or of the folder that holds one.
+        """Find a model by name, or read the `config.json` at a path or in a folder.
 
-        ConfigError names what is not known, what is missing, and what is refused (latent attention).
+        ConfigError names an unknown model, a missing key, or an unsupported architecture (latent attention).
         """
         path = Path(model)
         if path.is_dir():
@@ -166,9 +166,9 @@ class Architecture(msgspec.Struct, frozen=True, kw_only=True):
 
     @classmethod
     def from_config(cls, path: Path) -> Architecture:
-        """Read a Hugging Face `config.json`. ConfigError names the file and the key at fault."""
+        """Read a Hugging Face `config.json`. ConfigError names the file and the invalid key."""
         content = read_settings(path, "model ")
-        text = content.get("text_config")  # of a model that also sees or hears
+        text = content.get("text_config")  # multimodal models have their language model here
         if isinstance(text, dict):
             content = {"quantization_config": content.get("quantization_config"), **text}
         return _Reader(f"model {path}", content).read(_name_of(path, content))
@@ -192,21 +192,21 @@ def _name_of(path: Path, content: dict[str, Any]) -> str:
 
 
 class _Reader:
-    """The keys of one `config.json`."""
+    """Reads the keys of one `config.json`."""
 
     def __init__(self, where: str, config: dict[str, Any]) -> None:
         self.where = where
         self.config = config
 
     def read(self, name: str) -> Architecture:
-        self._refuse()
+        self._reject_unsupported()
         config = self.config
         layers = self._number("num_hidden_layers")
         heads = self._number("num_attention_heads")
         hidden = self._number("hidden_size")
         if config.get("head_dim") is None and hidden % heads:
             raise ConfigError(
-                f"{self.where}: head_dim is missing, and hidden_size={hidden} is no multiple of "
+                f"{self.where}: head_dim is missing, and hidden_size={hidden} is not a multiple of "
                 f"num_attention_heads={heads}"
             )
         experts = self._first("num_local_experts", "num_experts", "n_routed_experts", "moe_num_experts")
@@ -231,26 +231,26 @@ class _Reader:
                 raise
             raise ConfigError(f"{self.where}: {str(error).removeprefix(f'{name}: ')}") from error
 
-    def _refuse(self) -> None:
+    def _reject_unsupported(self) -> None:
         config = self.config
         kind = str(config.get("model_type", "llama")).removesuffix("_text")
         if kind not in _DECODERS and config.get("kv_lora_rank") is None:
             raise ConfigError(
-                f"{self.where}: model_type {kind!r} is not known, and neither is what its layers compute; if they are "
-                "those of a known one (llama, qwen3_moe, …), give a copy of the file that says so"
+                f"{self.where}: model_type {kind!r} is not known; if its layers equal those of a known type (llama, "
+                "qwen3_moe, …), give a copy of the file with that type"
             )
         if config.get("kv_lora_rank") is not None:
             raise ConfigError(
-                f"{self.where}: kv_lora_rank: latent attention (MLA) has no timing yet; give measured times instead"
+                f"{self.where}: kv_lora_rank: latent attention (MLA) is not supported yet; give measured times instead"
             )
         kinds = set(config.get("layer_types") or config.get("layers_block_type") or ())
         odd = kinds - {"full_attention", "sliding_attention", "attention", "chunked_attention"}
         if odd or any(key in config for key in ("ssm_cfg", "state_size", "mamba_d_state", "index_head_dim")):
             raise ConfigError(
-                f"{self.where}: layers that are neither attention nor a window of it have no timing yet"
+                f"{self.where}: only layers of full or sliding attention are supported; give measured times instead"
             )
         if config.get("is_encoder_decoder"):
-            raise ConfigError(f"{self.where}: is_encoder_decoder: encoders have no timing yet")
+            raise ConfigError(f"{self.where}: is_encoder_decoder: encoders are not supported")
 
     def _dense(self) -> dict[str, Any]:
         return {"intermediate_size": self._number("intermediate_size")}
@@ -294,7 +294,7 @@ class _Reader:
             kind = "int4"
         else:
             raise ConfigError(
-                f"{self.where}: quantization_config.quant_method {method!r} is not known; give the type of weights"
+                f"{self.where}: quantization_config.quant_method {method!r} is not known; give --weight-dtype"
             )
         return {"weights": kind, **({"dense_weights": "bf16"} if kind == "mxfp4" else {})}
 

@@ -1,4 +1,4 @@
-"""How many KV blocks fit on the GPUs of a worker, when no log says it: an estimate, good to some percent."""
+"""Estimate how many KV blocks fit on the GPUs of a worker."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ if TYPE_CHECKING:
     from understudy.timing.deployment import Deployment
 
 BLOCKS_PLUS_MINUS = 0.08
-"""How far the estimate may be off, as a share."""
+"""Relative uncertainty of the estimate."""
 
 _FIXED_BYTES = 0.6e9
-"""CUDA's context and graphs, buffers of collectives. From one recorded run (RTX 4090, Llama-3.1-8B, 2,588 blocks)."""
+"""Bytes of CUDA's context, graphs and collective buffers, from one run (RTX 4090, Llama-3.1-8B, 2,588 blocks)."""
 
 
 def kv_blocks(
@@ -27,11 +27,11 @@ def kv_blocks(
     weight_bytes: float | None = None,
     overhead_bytes: float | None = None,
 ) -> int:
-    """Usable blocks of one worker: what weights, activations of the largest step and graphs leave of its memory.
+    """Estimate the usable blocks of one worker: memory less weights, activations of the largest step and graphs.
 
-    `memory_bytes`, `weight_bytes` (of the whole model) and `overhead_bytes` (all but weights) replace what the GPU, the
-    shape and the estimate say. Layers with a sliding window keep that much of each sequence, the others all of it.
-    ConfigError where the model does not fit.
+    `memory_bytes`, `weight_bytes` (of the whole model) and `overhead_bytes` (all but weights) override the GPU's
+    memory, the architecture's size and the estimate. Sliding-window layers keep only their window of each sequence.
+    ConfigError if the model does not fit.
     """
     if not 0 < gpu_memory_utilization <= 1:
         raise ConfigError(f"gpu_memory_utilization must be in (0, 1], got {gpu_memory_utilization}")
@@ -57,8 +57,8 @@ def kv_blocks(
     blocks = int((usable - spent) // block) - 1  # one is reserved
     if blocks < 1:
         raise ConfigError(
-            f"{model.name} in {deployment.weights} takes {spent / 1e9:.1f} of the {usable / 1e9:.1f} GB that it may "
-            f"use of a {deployment.gpu.name} and leaves no room for KV blocks; use more GPUs "
-            "(tensor_parallel_size), a smaller type of weights, or a higher gpu_memory_utilization"
+            f"{model.name} in {deployment.weights} takes {spent / 1e9:.1f} of the {usable / 1e9:.1f} usable GB of a "
+            f"{deployment.gpu.name}, which leaves no room for KV blocks; use more GPUs (tensor_parallel_size), a "
+            "smaller weight type, or a higher gpu_memory_utilization"
         )
     return blocks

@@ -1,4 +1,4 @@
-"""What a rank reads and computes in a step, in milliseconds: all that the core's physical model knows of a GPU."""
+"""`StepCoefficients`: the parameters of the core's physical timing model, in milliseconds."""
 
 from __future__ import annotations
 
@@ -10,76 +10,76 @@ from understudy._core import StepTiming, physical_timing
 from understudy.errors import ConfigError
 
 CAPTURES = (1, 2, 4, *range(8, 257, 8), *range(272, 513, 16))
-"""Batch sizes for which vLLM captures a CUDA graph unless told otherwise; a step is padded to the next."""
+"""Batch sizes for which vLLM captures a CUDA graph by default; a step is padded to the next size."""
 
 
 class StepCoefficients(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Times of one rank, reduced from a model, a GPU and how the one is spread over several of the other.
+    """Step times of one rank, computed from a model, a GPU and the parallelism.
 
-    A step is the sum of linear layers, experts, head, KV, prefill attention, communication and overheads; where weights
-    are read and computed with, the two overlap: (a^p + b^p)^(1/p) with p = `softness`.
+    A step is the sum of linear layers, experts, head, KV, prefill attention, communication and overheads. Reading
+    weights and computing with them overlap: (a^p + b^p)^(1/p) with p = `softness`.
     """
 
     weights_ms: float = 0.0
-    """Linear weights, read once."""
+    """Reading the linear weights, per step."""
     token_ms: float = 0.0
-    """Computing a token with them, of those that the step is padded to."""
+    """Computing with the linear weights, per padded token."""
     expert_ms: float = 0.0
-    """Weights of one expert in all layers, read once."""
+    """Reading one expert's weights in all layers."""
     local_experts: float = 0.0
-    """Experts of a layer that are on the rank."""
+    """Experts per layer on this rank."""
     expert_share: float = 0.0
-    """Of a layer's experts, the part that a token is sent to: k / E."""
+    """Share of a layer's experts that a token uses: k / E."""
     expert_token_ms: float = 0.0
-    """Computing a token of all data-parallel ranks with them, this rank's part of it."""
+    """This rank's expert computation, per token of all data-parallel ranks."""
     head_ms: float = 0.0
-    """The output matrix, read once."""
+    """Reading the output matrix, per step."""
     head_sequence_ms: float = 0.0
-    """Computing the logits of a sequence."""
+    """Computing the logits, per sequence."""
     context_ms: float = 0.0
-    """Reading the KV of a token of context, in layers that see all of it."""
+    """Reading KV in full-attention layers, per token of context."""
     window_context_ms: float = 0.0
-    """The same in layers with a sliding window."""
+    """Reading KV in sliding-window layers, per token of context."""
     window: int = 0
-    """Its size in tokens; 0 where no layer has one."""
+    """Window of sliding-window layers in tokens; 0 without such layers."""
     mix: float = 1.0
-    """Factor on reading KV when there is prefill in the step."""
+    """Factor on reading KV in a step with prefill."""
     attention_ms: float = 0.0
-    """Of a new prompt token with one token before it, in layers that see all of them."""
+    """Prefill attention in full-attention layers, per pair of a new token and an earlier one."""
     window_attention_ms: float = 0.0
-    """The same in layers with a sliding window."""
+    """Prefill attention in sliding-window layers, per pair."""
     comm_ms: float = 0.0
-    """Between tensor-parallel ranks, each step."""
+    """Communication between tensor-parallel ranks, per step."""
     comm_token_ms: float = 0.0
-    """And each token that the step is padded to."""
+    """Communication between tensor-parallel ranks, per padded token."""
     comm_rank_token_ms: float = 0.0
-    """Between data-parallel ranks, each token of all of them."""
+    """Communication between data-parallel ranks, per token of all ranks."""
     ranks: int = 1
-    """How many there are; where a step does not say what all of them compute, each is taken to be as busy."""
+    """Number of data-parallel ranks; if a step does not give the load of all, they are assumed equally busy."""
     step_ms: float = 0.0
-    """Overhead of a step."""
+    """Overhead per step."""
     sequence_ms: float = 0.0
-    """Of a sequence in it."""
+    """Overhead per sequence in a step."""
     prefill_ms: float = 0.0
-    """Of prefill being in it."""
+    """Overhead of a step with prefill."""
     floor_ms: float = 0.0
-    """A step with prefill that is too large for a graph takes no less: its kernels are launched one by one."""
+    """Least time of a step with prefill that is too large for a graph, whose kernels are launched one by one."""
     floor_above_tokens: int | None = None
-    """How many tokens fit a graph; None: as many as the largest capture."""
+    """Largest step in tokens that fits a graph; None: the largest capture."""
     captures: tuple[int, ...] = CAPTURES
-    """Sizes of graphs, rising."""
+    """Batch sizes of CUDA graphs, ascending."""
     softness: float = 2.0
 
     def __post_init__(self) -> None:
         for field in self.__struct_fields__:
             value = getattr(self, field)
             if isinstance(value, int | float) and (not math.isfinite(value) or value < 0):
-                raise ConfigError(f"timing.{field} must be finite and not negative, got {value}")
+                raise ConfigError(f"timing.{field} must be a finite number from 0, got {value}")
 
     def build(
         self, speedup_ratio: float = 1.0, decode_speedup_ratio: float = 1.0, **domain: int | None
     ) -> StepTiming:
-        """The native model of these numbers; `domain` as in `_core.physical_timing`."""
+        """Build the native timing model; `domain` as in `_core.physical_timing`."""
         whole = ("captures", "window", "floor_above_tokens", "ranks")
         above = self.floor_above_tokens
         return physical_timing(

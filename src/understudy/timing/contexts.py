@@ -47,7 +47,7 @@ _VARIANTS = (
     (re.compile(r"yi-34b-200k"), 200000),
     (re.compile(r"qwen3-.*-2507|qwen3-coder-"), 262144),
 )
-"""Variants of a known model with a context of their own, by how their names begin."""
+"""Variants of known models with another context, by the start of their names."""
 
 _LATENT = {name_key(name): 163840 for name in ("DeepSeek-V3", "DeepSeek-R1")}
 
@@ -55,7 +55,7 @@ _LATENT = {name_key(name): 163840 for name in ("DeepSeek-V3", "DeepSeek-R1")}
 def known_context(model: str) -> int | None:
     """Return the context of a known model, or of the `config.json` at a path, in tokens; None: unknown.
 
-    ConfigError names the file and the key at fault.
+    ConfigError names the file and the invalid key.
     """
     path = Path(model) if model.endswith(".json") else Path(model, "config.json")
     if path.is_file():

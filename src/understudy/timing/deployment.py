@@ -1,4 +1,4 @@
-"""A model on GPUs: how its work divides among them, and what a step of one rank then costs."""
+"""`Deployment`: a model on GPUs, and the step coefficients of one rank."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ if TYPE_CHECKING:
 
 
 class Parallelism(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """How many GPUs share one model. Experts are cut among all of them, or dealt out whole among `expert` groups."""
+    """Parallel sizes of one model. Experts are sharded over all GPUs, or placed whole in `expert` groups."""
 
     tensor: int = 1
     data: int = 1
     expert: int = 1
-    """Groups that experts are dealt out to: 1, or a divisor of tensor · data."""
+    """Number of expert-parallel groups: 1, or a divisor of tensor · data."""
 
     def __post_init__(self) -> None:
         for name in ("tensor", "data", "expert"):
@@ -35,7 +35,7 @@ class Parallelism(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
             )
 
     def check(self, model: Architecture) -> None:
-        """ConfigError where the model cannot be divided so."""
+        """Raise ConfigError if the sizes do not divide the model."""
         if model.num_heads % self.tensor:
             raise ConfigError(
                 f"tensor_parallel_size={self.tensor} does not divide the {model.num_heads} heads of {model.name}"
@@ -45,7 +45,9 @@ class Parallelism(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
                 f"tensor_parallel_size={self.tensor} does not fit the {model.kv_heads} KV heads of {model.name}"
             )
         if self.expert > 1 and not model.num_experts:
-            raise ConfigError(f"expert_parallel_size={self.expert}: {model.name} has no experts")
+            raise ConfigError(
+                f"expert_parallel_size={self.expert}: {model.name} has no experts; leave it out"
+            )
         if model.num_experts and model.num_experts % self.expert:
             raise ConfigError(
                 f"expert_parallel_size={self.expert} does not divide the {model.num_experts} experts of {model.name}"
@@ -53,12 +55,12 @@ class Parallelism(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 
 
 class Deployment(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A model, its types, the GPU that it runs on and how many of them."""
+    """A model with its data types, its GPU and its parallel sizes."""
 
     model: Architecture
     gpu: Gpu
     weights: str
-    """The type of the weights: bf16, fp8, int4, mxfp4, nvfp4."""
+    """Type of the weights: bf16, fp8, int4, mxfp4, nvfp4."""
     kv: str = "bf16"
     parallel: Parallelism = Parallelism()
 
@@ -69,12 +71,12 @@ class Deployment(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 
     @property
     def steps_together(self) -> bool:
-        """Whether data-parallel ranks wait for each other in every step: those that share experts do."""
+        """Whether data-parallel ranks wait for each other in every step, because they share experts."""
         return self.parallel.data > 1 and self.model.num_experts > 0
 
     @property
     def weight_bytes_per_gpu(self) -> int:
-        """What of the model one GPU holds; embedding and head are divided as well."""
+        """Weight bytes on one GPU; embedding and head are sharded too."""
         model, parallel = self.model, self.parallel
         experts = (
             model.expert_layers
@@ -83,60 +85,62 @@ class Deployment(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
             * weight_type(self.weights).bytes
         )
         rest = model.weight_bytes(self.weights) - experts
-        return int(rest / parallel.tensor + experts / self._expert_cut)
+        return int(rest / parallel.tensor + experts / self._expert_shards)
 
     @property
     def kv_bytes_per_token(self) -> int:
-        """Of one GPU and all its layers, as if none slid."""
+        """KV bytes per token on one GPU over all layers, with windows counted as full attention."""
         return self._kv_bytes_per_layer * self.model.num_layers
 
-    def coefficients(self, reached: Efficiencies) -> StepCoefficients:
-        """What each part of a step costs a rank with these efficiencies.
+    def coefficients(self, efficiencies: Efficiencies) -> StepCoefficients:
+        """Compute the step coefficients of a rank with these efficiencies.
 
-        Ranks that share experts see the tokens of all; one that steps by itself takes the others to be as busy.
+        Ranks that share experts process the tokens of all ranks; a rank simulated alone assumes equally busy peers.
         """
         model, gpu, tp = self.model, self.gpu, self.parallel.tensor
         linear, experts = weight_type(model.linear_type(self.weights)), weight_type(self.weights)
-        read = 1e3 / (gpu.bandwidth_gbps * 1e9)  # ms a byte
-        linear_flop = 1e3 / (gpu.tflops(linear.peak) * 1e12 * reached.compute)
-        expert_flop = 1e3 / (gpu.tflops(experts.peak) * 1e12 * reached.expert_compute)
-        head_flop = 1e3 / (gpu.bf16_tflops * 1e12 * reached.compute)
-        pair_flop = 1e3 / (gpu.bf16_tflops * 1e12 * reached.attention)
+        read = 1e3 / (gpu.bandwidth_gbps * 1e9)  # ms per byte
+        linear_flop = 1e3 / (gpu.tflops(linear.peak) * 1e12 * efficiencies.compute)
+        expert_flop = 1e3 / (gpu.tflops(experts.peak) * 1e12 * efficiencies.expert_compute)
+        head_flop = 1e3 / (gpu.bf16_tflops * 1e12 * efficiencies.compute)
+        pair_flop = 1e3 / (gpu.bf16_tflops * 1e12 * efficiencies.attention)
         linear_parameters = model.linear_parameters / tp
-        held = model.expert_layers * model.num_experts * model.expert_parameters / self._expert_cut
-        active = model.expert_layers * model.experts_per_token * model.expert_parameters / self._expert_cut
-        kv = self._kv_bytes_per_layer * read / reached.kv
+        stored = model.expert_layers * model.num_experts * model.expert_parameters / self._expert_shards
+        active = model.expert_layers * model.experts_per_token * model.expert_parameters / self._expert_shards
+        kv = self._kv_bytes_per_layer * read / efficiencies.kv
         pair = 4 * model.num_heads / tp * model.head_dim * pair_flop
         full_layers = model.num_layers - model.window_layers
-        comm_step, comm_token, expert_comm = self._communication(reached)
+        comm_step, comm_token, expert_comm = self._communication_ms(efficiencies)
         return StepCoefficients(
-            weights_ms=linear_parameters * linear.bytes * read / reached.weights,
+            weights_ms=linear_parameters * linear.bytes * read / efficiencies.weights,
             token_ms=2 * linear_parameters * linear_flop,
-            expert_ms=held * experts.bytes * read / reached.experts / self._local_experts if held else 0.0,
+            expert_ms=stored * experts.bytes * read / efficiencies.experts / self._local_experts
+            if stored
+            else 0.0,
             local_experts=self._local_experts,
             expert_share=model.experts_per_token / model.num_experts if model.num_experts else 0.0,
             expert_token_ms=2 * active * expert_flop,
-            head_ms=model.head_parameters * 2 / tp * read / reached.weights,
+            head_ms=model.head_parameters * 2 / tp * read / efficiencies.weights,
             head_sequence_ms=2 * model.head_parameters / tp * head_flop,
             context_ms=full_layers * kv,
             window_context_ms=model.window_layers * kv,
             window=model.window_tokens,
-            mix=reached.mixed_kv_factor,
+            mix=efficiencies.mixed_kv_factor,
             attention_ms=full_layers * pair,
             window_attention_ms=model.window_layers * pair,
             comm_ms=comm_step,
             comm_token_ms=comm_token,
             comm_rank_token_ms=expert_comm,
             ranks=self.parallel.data,
-            step_ms=reached.step_ms + reached.layer_us * model.num_layers / 1e3,
-            sequence_ms=reached.sequence_us / 1e3,
-            prefill_ms=reached.prefill_ms,
-            floor_ms=reached.floor_ms_per_layer * model.num_layers,
+            step_ms=efficiencies.step_ms + efficiencies.layer_us * model.num_layers / 1e3,
+            sequence_ms=efficiencies.sequence_us / 1e3,
+            prefill_ms=efficiencies.prefill_ms,
+            floor_ms=efficiencies.floor_ms_per_layer * model.num_layers,
         )
 
     @property
-    def _expert_cut(self) -> int:
-        """Into how many parts the experts go, cut or dealt out: one for every GPU of every rank."""
+    def _expert_shards(self) -> int:
+        """Number of parts of the experts, sharded or placed whole: one per GPU of all ranks."""
         return self.parallel.tensor * self.parallel.data
 
     @property
@@ -148,20 +152,23 @@ class Deployment(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
         heads = max(self.model.kv_heads // self.parallel.tensor, 1)
         return 2 * heads * self.model.head_dim * KV_TYPES[kv_type(self.kv)]
 
-    def _communication(self, reached: Efficiencies) -> tuple[float, float, float]:
-        """Of a step, of a token of this rank, and of a token of all ranks, in ms; what does not divide among GPUs.
+    def _communication_ms(self, efficiencies: Efficiencies) -> tuple[float, float, float]:
+        """Return the communication per step, per token of this rank, and per token of all ranks, in ms.
 
-        Tensor-parallel ranks add up twice a layer. Data-parallel ones gather the tokens of all before the experts and
-        scatter the results behind them, which are the halves of one such sum: each moves the other ranks' share once.
+        Tensor-parallel ranks all-reduce twice per layer. Data-parallel ranks all-gather the tokens before the experts
+        and reduce-scatter the results after them, each half of an all-reduce. Expert routing is included.
         """
         model, parallel = self.model, self.parallel
-        tp, moved = parallel.tensor, model.hidden_size * 2 * 1e3 / (self.gpu.link_gbps * 1e9 * reached.link)
+        tp = parallel.tensor
+        moved = model.hidden_size * 2 * 1e3 / (self.gpu.link_gbps * 1e9 * efficiencies.link)
         step = token = 0.0
-        dealt = model.expert_layers * reached.routing_ns / 1e6
+        routed = model.expert_layers * efficiencies.routing_ns / 1e6
         if tp > 1:
-            step += 2 * model.num_layers * reached.link_latency_us / 1e3 * (1 + 0.15 * (tp - 2))
+            step += 2 * model.num_layers * efficiencies.link_latency_us / 1e3 * (1 + 0.15 * (tp - 2))
             token += 2 * model.num_layers * moved * 2 * (tp - 1) / tp
         if parallel.data > 1 and model.num_experts:
-            step += model.expert_layers * reached.link_latency_us / 1e3 * (1 + 0.15 * (parallel.data - 2))
-            dealt += 2 * model.expert_layers * moved * (parallel.data - 1) / parallel.data
-        return step, token, dealt
+            step += (
+                model.expert_layers * efficiencies.link_latency_us / 1e3 * (1 + 0.15 * (parallel.data - 2))
+            )
+            routed += 2 * model.expert_layers * moved * (parallel.data - 1) / parallel.data
+        return step, token, routed

@@ -1,4 +1,4 @@
-"""What of a data sheet a GPU reaches, and what a step costs besides: the numbers that presets hold and fits find."""
+"""`Efficiencies`: shares of a GPU's peaks, and step overheads; presets contain them and fits determine them."""
 
 from __future__ import annotations
 
@@ -10,47 +10,47 @@ from understudy.errors import ConfigError
 
 
 class Efficiencies(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Shares of a GPU's peaks, and overheads. A fitted share may pass 1 where it absorbs what is not modelled."""
+    """Shares of a GPU's peaks, and overheads. A fitted share may exceed 1 if it absorbs unmodelled effects."""
 
     weights: float
-    """Of the memory bandwidth, reading the weights of linear layers and head."""
+    """Share of the memory bandwidth when reading the weights of linear layers and head."""
     compute: float
-    """Of the peak of the weights' type, in linear layers and head."""
+    """Share of the peak of the weights' type in linear layers and head."""
     kv: float
-    """Of the memory bandwidth, reading the KV cache in decodes."""
+    """Share of the memory bandwidth when decodes read the KV cache."""
     attention: float = 0.65
-    """Of the bf16 peak, in the attention of prefill."""
+    """Share of the bf16 peak in prefill attention."""
     experts: float = 0.8
-    """Of the memory bandwidth, reading experts."""
+    """Share of the memory bandwidth when reading experts."""
     expert_compute: float = 0.15
-    """Of the peak of the experts' type."""
+    """Share of the peak of the experts' type."""
     routing_ns: float = 0.0
-    """Of a token in a layer of experts, whatever the number of GPUs: choosing experts, reordering tokens."""
+    """Time per token and expert layer to choose experts and reorder tokens, independent of the number of GPUs."""
     link: float = 0.6
-    """Of the link between GPUs."""
+    """Share of the bandwidth of the link between GPUs."""
     link_latency_us: float = 14.0
-    """Of one all-reduce between two GPUs."""
+    """Latency of one all-reduce between two GPUs."""
     step_ms: float = 0.95
     layer_us: float = 6.5
     sequence_us: float = 11.0
     prefill_ms: float = 1.1
-    """More, in a step with prefill."""
+    """Extra overhead of a step with prefill."""
     floor_ms_per_layer: float = 0.0
-    """The least that a step outside CUDA graphs takes to launch."""
+    """Least time per layer to launch a step outside CUDA graphs."""
     mixed_kv_factor: float = 1.0
-    """What reading the KV cache takes in a step with prefill, against one without."""
+    """Factor on reading the KV cache in a step with prefill."""
     front_end_ms: float = 6.6
-    """Between client and engine, over HTTP: in TTFT, not between tokens."""
+    """Time between client and engine over HTTP; part of TTFT, not of ITL."""
 
     def __post_init__(self) -> None:
         for name in self.__struct_fields__:
             value = getattr(self, name)
             if not math.isfinite(value) or value < 0 or (value == 0 and name in SHARES):
-                least = "above 0" if name in SHARES else "not negative"
-                raise ConfigError(f"timing.{name} must be finite and {least}, got {value}")
+                least = "above" if name in SHARES else "from"
+                raise ConfigError(f"timing.{name} must be a finite number {least} 0, got {value}")
 
 
 PEAKS = ("weights", "compute", "kv", "attention", "experts", "expert_compute", "link")
-"""Those that are shares of what a data sheet says: nothing that is modelled as it is passes 1."""
+"""Fields that are shares of data-sheet peaks; in an accurate model none exceeds 1."""
 SHARES = (*PEAKS, "mixed_kv_factor")
-"""Those that something is divided by, or multiplied with."""
+"""Fields that are factors or divisors, so they must be above 0."""

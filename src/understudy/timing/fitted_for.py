@@ -1,4 +1,4 @@
-"""Whose times they are: a fit is of one deployment, and says nothing of another."""
+"""Check that fitted times are used only for the deployment that they were fitted to."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ if TYPE_CHECKING:
 
     from understudy.timing.deployment import Deployment
 
-_AMONG_EXPERTS = ("data_parallel_size", "expert_parallel_size")
-"""Divisions that only experts notice: ranks of a dense model have nothing in common."""
+_EXPERT_SETTINGS = ("data_parallel_size", "expert_parallel_size")
+"""Settings that affect only models with experts, because ranks of a dense model are independent."""
 
 
 def facts_of(deployment: Deployment) -> dict[str, Any]:
-    """A deployment under the names of settings."""
+    """Return the facts of a deployment by the names of their settings."""
     parallel = deployment.parallel
     return {
         "model": deployment.model,
@@ -33,41 +33,41 @@ def facts_of(deployment: Deployment) -> dict[str, Any]:
 
 
 def check_fitted_for(timing: object, asked: Mapping[str, Any]) -> None:
-    """Refuse a fit of another deployment than what is asked for, as far as that is said (None: it is not).
+    """Raise ConfigError, naming the differences, if `timing` was fitted to another deployment than `asked`.
 
-    `timing` is any timing model; those that are of no deployment in particular pass. A model is compared by its shape,
-    and one that is not known by nothing. ConfigError names all that differs.
+    Timing models without a deployment pass, and so do facts that `asked` lacks (None). Models are compared by their
+    dimensions; unknown models are not compared.
     """
     fitted: Deployment | None = getattr(timing, "fitted_for", None)
     if fitted is None:
         return
-    here = []
+    differences = []
     for name, own in facts_of(fitted).items():
         value = asked.get(name)
-        if value is None or (name in _AMONG_EXPERTS and not fitted.model.num_experts):
+        if value is None or (name in _EXPERT_SETTINGS and not fitted.model.num_experts):
             continue
         if name == "model" and isinstance(value, str):
             try:
                 value = Architecture.find(value)
             except ConfigError:
                 continue
-        if _plain(name, value) != _plain(name, own):
-            here.append(f"{name} is {getattr(value, 'name', value)}")
-    if here:
+        if _normalise(name, value) != _normalise(name, own):
+            differences.append(f"{name} is {getattr(value, 'name', value)}")
+    if differences:
         parallel = fitted.parallel
         raise ConfigError(
             f"timing was fitted to {fitted.model.name} in {fitted.weights} (KV {fitted.kv}) on "
-            f"{parallel.tensor * parallel.data} × {fitted.gpu.name}, but here {' and '.join(here)}; give the file of "
-            "this deployment (understudy calibrate fits one), or leave --timing out for the times of --gpu"
+            f"{parallel.tensor * parallel.data} × {fitted.gpu.name}, but here {' and '.join(differences)}; give the "
+            "file of this deployment (understudy calibrate fits one), or leave --timing out for the times of --gpu"
         )
 
 
-def _plain(name: str, value: Any) -> object:
-    """What two of the same have in common, however they are called."""
+def _normalise(name: str, value: Any) -> object:
+    """Return a value that is equal for all names of one model, GPU or type."""
     if isinstance(value, Architecture):
         return value.shape
     if isinstance(value, Gpu):
-        # By name, since later versions may have better numbers of it; a data sheet is its numbers.
+        # Known GPUs are compared by name, because later versions may correct their numbers.
         numbers = (value.bandwidth_gbps, value.bf16_tflops, value.link_gbps)
         return (value.name, numbers if value.name == "data sheet" else ())
     try:
@@ -75,4 +75,4 @@ def _plain(name: str, value: Any) -> object:
             return weight_type(value).name
         return kv_type(value) if name == "kv_dtype" else value
     except ConfigError:
-        return value  # a type of which there are no times
+        return value  # an unknown type

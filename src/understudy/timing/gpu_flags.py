@@ -1,4 +1,4 @@
-"""The settings `gpu` as flags, the same in every verb, and what `--timing` says of them."""
+"""GPU flags, equal in every verb, and the settings that `--timing` selects."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from understudy.errors import ConfigError
 
 
 class GpuFlag(NamedTuple):
-    """A field of the settings `gpu` as a flag; `kind` bool is a flag without a value."""
+    """A setting of `gpu` as a flag; `kind` bool is a flag without a value."""
 
     field: str
     kind: Literal["str", "int", "float", "bool"]
@@ -18,86 +18,99 @@ class GpuFlag(NamedTuple):
 
 
 GPU_FLAGS = {
-    "gpu": GpuFlag("name", "str", "NAME", "H100, H200, B200, A100, L40S, RTX-4090 or RTX-PRO-6000"),
-    "gpu-bandwidth-gbps": GpuFlag(
-        "bandwidth_gbps", "float", "X", "or any GPU by its data sheet: of its memory, 10^9 bytes a second"
+    "gpu": GpuFlag("name", "str", "NAME", "GPU: H100, H200, B200, A100, L40S, RTX-4090 or RTX-PRO-6000"),
+    "gpu-bandwidth-gbps": GpuFlag("bandwidth_gbps", "float", "X", "memory bandwidth of a custom GPU, GB/s"),
+    "gpu-tflops": GpuFlag(
+        "tflops", "float", "X", "peak of dense bf16 matrix products of a custom GPU, TFLOP/s"
     ),
-    "gpu-tflops": GpuFlag("tflops", "float", "X", "and its peak of dense bf16 products"),
-    "gpu-link-gbps": GpuFlag("link_gbps", "float", "X", "and its link to the other GPUs, one direction"),
-    "gpu-memory": GpuFlag("memory", "str", "SIZE", "its memory, such as 80GiB; alone, it gives blocks only"),
+    "gpu-link-gbps": GpuFlag(
+        "link_gbps", "float", "X", "bandwidth of the GPU's link to other GPUs, per direction, GB/s"
+    ),
+    "gpu-memory": GpuFlag(
+        "memory",
+        "str",
+        "SIZE",
+        "memory of the GPU, such as 80GiB; without --gpu it sets only the number of blocks",
+    ),
     "gpu-weights": GpuFlag(
-        "weights", "str", "SIZE", "of the whole model, such as 16GiB, in place of its shape's"
+        "weights", "str", "SIZE", "weights of the whole model, such as 16GiB (default: from its architecture)"
     ),
-    "gpu-memory-utilization": GpuFlag("gpu_memory_utilization", "float", "X", "of its memory (default: 0.9)"),
+    "gpu-memory-utilization": GpuFlag(
+        "gpu_memory_utilization", "float", "X", "share of the GPU's memory to use (default: 0.9)"
+    ),
     "weight-dtype": GpuFlag(
-        "weight_dtype", "str", "NAME", "bf16, fp8, int4, mxfp4 or nvfp4 (default: the model's)"
+        "weight_dtype",
+        "str",
+        "NAME",
+        "type of the weights: bf16, fp8, int4, mxfp4 or nvfp4 (default: the model's)",
     ),
-    "tensor-parallel-size": GpuFlag("tensor_parallel_size", "int", "N", "GPUs of a worker (default: 1)"),
+    "tensor-parallel-size": GpuFlag("tensor_parallel_size", "int", "N", "GPUs per worker (default: 1)"),
     "data-parallel-size": GpuFlag(
-        "data_parallel_size", "int", "N", "ranks that share experts, each a worker (default: 1)"
+        "data_parallel_size",
+        "int",
+        "N",
+        "data-parallel ranks that share experts, one worker each (default: 1)",
     ),
     "expert-parallel-size": GpuFlag(
-        "expert_parallel_size", "int", "N", "groups that experts are dealt out to (default: 1)"
+        "expert_parallel_size", "int", "N", "number of expert-parallel groups (default: 1)"
     ),
     "enable-expert-parallel": GpuFlag(
-        "enable_expert_parallel", "bool", "", "deal experts out whole to all GPUs, do not cut them"
+        "enable_expert_parallel", "bool", "", "place whole experts on GPUs instead of sharding each"
     ),
     "front-end-ms": GpuFlag(
         "front_end_ms",
         "float",
         "MS",
-        "between client and engine (default: the preset's; 0: times of the engine)",
+        "time between client and engine (default: the preset's; 0: times inside the engine)",
     ),
     "extrapolate": GpuFlag(
-        "extrapolate", "bool", "", "go on past the ends of op tables, which refuse it otherwise"
+        "extrapolate", "bool", "", "extrapolate past the ends of op tables instead of rejecting such steps"
     ),
 }
 RECORD_SUFFIX = ".jsonl"
-"""Of recorded steps; a timing file has any other."""
+"""Suffix of recorded steps; a file with another suffix is a timing file."""
 
 TIMING_HELP = (
-    "a timing file, recorded steps (`understudy qwen3 bench --record`), a folder of op tables (with --gpu), "
-    "aiconfigurator (with --gpu; extra [aiconfigurator]), physical (implied by --gpu) or polynomial (of no GPU; the "
-    "default without one)"
+    "source of step times: a timing file, recorded steps (`understudy qwen3 bench --record`), a folder of op tables "
+    "(with --gpu), aiconfigurator (with --gpu; extra [aiconfigurator]), physical (implied by --gpu), or polynomial "
+    "(Dynamo mocker's generic polynomial; NOT a real GPU; the default without --gpu)"
 )
 
 
 def timing_settings(
     given: str | None, gpu: dict[str, Any], *, has_model: bool = False
 ) -> tuple[dict[str, Any], dict[str, Any] | None]:
-    """What --timing means: the settings `gpu` with it, and the setting `engine.timing` (None: the GPU says it).
+    """Convert --timing to settings of `gpu` and the setting `engine.timing` (None: times follow from the GPU).
 
-    ConfigError names what it needs beside it: a GPU, and a model unless that is known.
+    ConfigError names missing flags: a GPU, and a model unless `has_model`.
     """
     and_model = "" if has_model else " and --model"
-    known = "name" in gpu or "bandwidth_gbps" in gpu
+    has_gpu = "name" in gpu or "bandwidth_gbps" in gpu
     if given is None:
-        _no_extrapolation(gpu)
+        _reject_extrapolation(gpu)
         return gpu, None
     if Path(given).is_dir():
-        if not known:
-            raise ConfigError(
-                f"--timing with a folder of op tables needs --gpu{and_model}, whose tables they are"
-            )
+        if not has_gpu:
+            raise ConfigError(f"--timing with a folder of op tables needs --gpu{and_model}; give them")
         return {**gpu, "op_tables": given}, None
-    _no_extrapolation(gpu)
+    _reject_extrapolation(gpu)
     if given in ("physical", "aiconfigurator"):
-        if not known:
-            raise ConfigError(f"--timing {given} needs --gpu (or its data sheet){and_model}")
+        if not has_gpu:
+            raise ConfigError(f"--timing {given} needs --gpu (or its data sheet){and_model}; give them")
         return ({**gpu, "aiconfigurator": True} if given == "aiconfigurator" else gpu), None
     if given == "polynomial":
         return gpu, {"kind": "polynomial"}
     if not Path(given).exists():
         raise ConfigError(
-            f"--timing {given}: there is no such file or folder; names are physical, aiconfigurator and polynomial"
+            f"--timing {given}: no such file or folder; names are physical, aiconfigurator and polynomial"
         )
     if Path(given).suffix == RECORD_SUFFIX:
         return gpu, {"kind": "recorded_steps", "path": given}
-    from understudy.timing.timing_file import TimingFile  # heavy, and every verb describes these flags
+    from understudy.timing.timing_file import TimingFile  # slow to import, and every verb imports these flags
 
     return gpu, TimingFile.read(Path(given)).setting()
 
 
-def _no_extrapolation(gpu: dict[str, Any]) -> None:
+def _reject_extrapolation(gpu: dict[str, Any]) -> None:
     if gpu.get("extrapolate"):
-        raise ConfigError("--extrapolate is for op tables: give their folder as --timing")
+        raise ConfigError("--extrapolate is for op tables; give their folder as --timing")

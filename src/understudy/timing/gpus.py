@@ -1,4 +1,4 @@
-"""Data sheets of GPUs: the peaks that efficiencies are shares of. Dense products, no sparsity."""
+"""Data sheets of GPUs: their peaks for dense matrix products, without sparsity."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from understudy.timing.names import name_key, unknown_name
 
 
 class Gpu(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """One GPU. `link_gbps` is one direction of its link to the other GPUs of the worker, 10^9 bytes a second."""
+    """One GPU. `link_gbps` is the bandwidth per direction of its link to the worker's other GPUs, GB/s."""
 
     name: str
     bandwidth_gbps: float
@@ -21,18 +21,17 @@ class Gpu(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     fp4_tflops: float | None = None
     link_gbps: float
     memory_gb: float
-    """10^9 bytes."""
+    """Memory in GB (10^9 bytes)."""
     origin: str
 
     def __post_init__(self) -> None:
         for name in ("bandwidth_gbps", "bf16_tflops", "link_gbps", "memory_gb", "fp8_tflops", "fp4_tflops"):
             value = getattr(self, name)
             if value is not None and not (math.isfinite(value) and value > 0):
-                raise ConfigError(f"gpu.{name} must be finite and above 0, got {value}")
+                raise ConfigError(f"gpu.{name} must be a finite number above 0, got {value}")
 
     def tflops(self, peak: str) -> float:
-        """The peak for products of a type (bf16, fp8, fp4); in one that the GPU lacks, weights are kept and not
-        multiplied: they compute in bf16."""
+        """Return the peak of matrix products of a type (bf16, fp8, fp4); bf16's if the GPU lacks the type."""
         own = {"fp8": self.fp8_tflops, "fp4": self.fp4_tflops}.get(peak)
         return self.bf16_tflops if own is None else own
 
@@ -76,7 +75,7 @@ GPUS = {
             bandwidth_gbps=2039,
             bf16_tflops=312,
             link_gbps=300,
-            memory_gb=85.0,  # that of 80 GB
+            memory_gb=85.0,  # the 80 GB variant
             origin=_NVLINK,
         ),
         Gpu(
@@ -94,7 +93,7 @@ GPUS = {
             bf16_tflops=165,
             fp8_tflops=330,
             link_gbps=32,
-            memory_gb=25.25,  # as a recorded run shows it
+            memory_gb=25.25,  # from a recorded run
             origin=_PCIE,
         ),
         Gpu(
@@ -109,7 +108,7 @@ GPUS = {
         ),
     )
 }
-"""By name. What a driver shows of the memory is more or less than what is sold; blocks follow from what it shows."""
+"""GPUs by name. `memory_gb` is what the driver shows, which differs from what is sold and sets the number of blocks."""
 
 
 ALIASES = {
@@ -126,7 +125,7 @@ ALIASES = {
         "RTX PRO 6000 Blackwell Server Edition",
     ),
 }
-"""Other names of the same GPU, from drivers and from tables of measurements; each also with NVIDIA in front."""
+"""Other names of a GPU, from drivers and tables of measurements; each also with the prefix NVIDIA."""
 
 _BY_KEY = {name_key(name): GPUS[own] for own, others in ALIASES.items() for name in (own, *others)}
 
@@ -134,15 +133,14 @@ _BY_KEY = {name_key(name): GPUS[own] for own, others in ALIASES.items() for name
 def find_gpu(name: str) -> Gpu:
     """Return a GPU by its name or by one of its `ALIASES`; ConfigError lists the nearest names.
 
-    Case, spaces, hyphens and underscores do not matter. A name that only contains a known one is not it: an H100 NVL
-    or an A100 of 40 GB has other peaks.
+    Case, spaces, hyphens and underscores are ignored. A name that merely contains a known one does not match: an H100
+    NVL or an A100 of 40 GB has other peaks.
     """
     found = _BY_KEY.get(name_key(name).removeprefix("nvidia"))
     if found is None:
         what = unknown_name(f"gpu {name!r} is not known", GPUS, name)
         raise ConfigError(
-            f"{what}; give any other by its data sheet: --gpu-bandwidth-gbps, --gpu-tflops, --gpu-memory, "
-            "--gpu-link-gbps"
+            f"{what}; describe another GPU with --gpu-bandwidth-gbps, --gpu-tflops, --gpu-memory and --gpu-link-gbps"
         )
     return found
 
@@ -150,7 +148,7 @@ def find_gpu(name: str) -> Gpu:
 def sheet_gpu(
     *, bandwidth_gbps: float, tflops: float, memory_gb: float, link_gbps: float | None = None
 ) -> Gpu:
-    """A GPU of which only the data sheet is known; 8-bit products are taken to run at twice `tflops` (bf16)."""
+    """Build a custom GPU from its data sheet; fp8 products are assumed to run at twice `tflops` (bf16)."""
     return Gpu(
         name="data sheet",
         bandwidth_gbps=bandwidth_gbps,
@@ -158,5 +156,5 @@ def sheet_gpu(
         fp8_tflops=2 * tflops,
         link_gbps=bandwidth_gbps / 8 if link_gbps is None else link_gbps,
         memory_gb=memory_gb,
-        origin="numbers that the user gave",
+        origin="user-defined data sheet",
     )

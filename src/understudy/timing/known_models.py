@@ -1,4 +1,4 @@
-"""Shapes of common models, from the `config.json` of their repositories."""
+"""Architectures of known models, from the `config.json` of their repositories."""
 
 from __future__ import annotations
 
@@ -124,13 +124,13 @@ MODELS = {
         _dense("Phi-3-medium", 40, 5120, 40, 10, 17920, 32064),
         _dense("Phi-4", 40, 5120, 40, 10, 17920, 100352),
         _dense("Granite-3.1-8B", 40, 4096, 32, 8, 12800, 49155, tied=True),
-        # window: tokens, and layers that slide
+        # window: tokens, and number of sliding layers
         _dense("Gemma-2-9B", 42, 3584, 16, 8, 14336, 256000, head_dim=256, tied=True, window=(4096, 21)),
         _dense("Gemma-2-27B", 46, 4608, 32, 16, 36864, 256000, tied=True, window=(4096, 23)),
         _dense("Gemma-3-4B", 34, 2560, 8, 4, 10240, 262208, head_dim=256, tied=True, window=(1024, 29)),
         _dense("Gemma-3-12B", 48, 3840, 16, 8, 15360, 262208, head_dim=256, tied=True, window=(1024, 40)),
         _dense("Gemma-3-27B", 62, 5376, 32, 16, 21504, 262208, tied=True, window=(1024, 52)),
-        # experts: how many, how many a token goes to, the size of one
+        # experts: number, experts per token, size of one
         _experts("Mixtral-8x7B", 32, 4096, 32, 8, (8, 2, 14336), 32000),
         _experts("Mixtral-8x22B", 56, 6144, 48, 8, (8, 2, 16384), 32768),
         _experts("Qwen3-30B-A3B", 48, 2048, 32, 4, (128, 8, 768), 151936),
@@ -193,10 +193,10 @@ MODELS = {
         ),
     )
 }
-"""By the name of their repository, without its owner and without endings such as -Instruct."""
+"""Models by repository name, without the owner and suffixes such as -Instruct."""
 
 _DISTILLED = re.compile(r"^deepseek-r1-(distill-|0528-)?(?=llama|qwen)")
-"""Other models that were taught by one; their shapes are their own."""
+"""Distilled models, which have the architecture of the base model in their name."""
 _LATENT = ("deepseek-v2", "deepseek-v3", "deepseek-r1", "kimi-k2", "minicpm3", "glm-5")
 
 _SHORT = {
@@ -234,28 +234,26 @@ _BY_KEY = {**{name_key(name): name for name in MODELS}, **_SHORT}
 def known_name(model: str) -> str | None:
     """Return the name in `MODELS` that `model` is a spelling, a variant or a short form of; None: unknown."""
     name = plain_name(model)
-    if _DISTILLED.match(name):  # those of Qwen are of its second generation, unless it says the third
+    if _DISTILLED.match(name):  # distilled Qwen models are Qwen2.5 unless their name says Qwen3
         name = re.sub(r"^qwen-", "qwen2.5-", _DISTILLED.sub("", name))
     return _BY_KEY.get(name_key(name))
 
 
 def known_model(model: str) -> Architecture:
-    """Return a model of the table, in the type of weights that the name tells, if it tells one.
+    """Return a known model, in the weight type that its name contains, if any.
 
-    ConfigError lists the nearest names of an unknown model, and names latent attention.
+    ConfigError lists the nearest names of an unknown model, or names latent attention.
     """
     name = known_name(model)
     if name is None:
         if plain_name(model).startswith(_LATENT):
             raise ConfigError(
-                f"model {model!r} has latent attention (MLA), which has no timing yet; give measured times instead"
+                f"model {model!r} has latent attention (MLA), which is not supported yet; give measured times instead"
             )
         raise unknown_model(model, MODELS)
     known, kind = MODELS[name], type_in_name(model)
-    if kind in (None, known.weights) or (kind, known.weights) == (
-        "nvfp4",
-        "mxfp4",
-    ):  # its only type of 4 bits
+    # In the name of an mxfp4 model, "fp4" can only mean mxfp4.
+    if kind in (None, known.weights) or (kind, known.weights) == ("nvfp4", "mxfp4"):
         return known
     return msgspec.structs.replace(known, weights=kind)
 

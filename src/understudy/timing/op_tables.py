@@ -1,15 +1,15 @@
-"""Step times from op tables: microseconds of kernels by shape, as a profiler wrote them, interpolated.
+"""Step times interpolated from op tables: measured microseconds of kernels by size.
 
-Reads the layout of LLMServingSim's profiles, one folder a size of tensor parallelism (tp1, tp2; or the one above them):
+Reads the layout of LLMServingSim's profiles, one folder per tensor-parallel size (tp1, tp2; or their parent folder):
 
-    dense.csv         layer, tokens, time_us                of a layer's linear and elementwise kernels
-    attention.csv     prefill_chunk, kv_prefill, n_decode, kv_decode, time_us      of a layer
-    per_sequence.csv  layer, sequences, time_us             of the head and of sampling, once a step
-    moe.csv           tokens, activated_experts, time_us    of a layer's experts, where it has some
+    dense.csv         layer, tokens, time_us                linear and elementwise kernels of a layer
+    attention.csv     prefill_chunk, kv_prefill, n_decode, kv_decode, time_us      attention of a layer
+    per_sequence.csv  layer, sequences, time_us             head and sampling, once per step
+    moe.csv           tokens, activated_experts, time_us    experts of a layer, for models with experts
 
-each plain or gzipped; `meta.yaml` in the folder above says whose they are and how uneven contexts were found to cost.
-The tables hold kernels alone, launched one by one; an engine that schedules ahead hides the rest behind them, so
-nothing is added.
+Files are plain or gzipped. `meta.yaml` in the parent folder names the model and has the measured cost of uneven
+contexts. The tables contain kernel times only; an engine that schedules ahead hides its other work behind the kernels,
+so no overhead is added.
 """
 
 from __future__ import annotations
@@ -46,70 +46,75 @@ _ATTENTION = ("prefill_chunk", "kv_prefill", "n_decode", "kv_decode")
 
 
 class OpTables:
-    """The tables of one folder. ConfigError names the file and the column that is missing."""
+    """The op tables of one folder. ConfigError names the file and the missing column."""
 
     def __init__(
         self,
         folder: Path,
         deployment: Deployment,
-        reached: Efficiencies,
+        efficiencies: Efficiencies,
         *,
         extrapolate: bool = False,
     ) -> None:
-        """Read them. Communication between GPUs is the physical model's, with `reached`."""
+        """Read the tables; communication between GPUs comes from the physical model with `efficiencies`."""
         model = deployment.model
-        folder = _of_size(folder, deployment.parallel.tensor)
-        meta = _meta(folder)
+        folder = _find_folder(folder, deployment.parallel.tensor)
+        meta = _read_meta(folder)
         _check_model(folder, meta, model)
-        dense = _read(folder, "dense", ("layer", "tokens", "time_us"))
-        sequences = _read(folder, "per_sequence", ("layer", "sequences", "time_us"))
-        attention = _read(folder, "attention", (*_ATTENTION, "time_us"))
+        dense = _read_csv(folder, "dense", ("layer", "tokens", "time_us"))
+        sequences = _read_csv(folder, "per_sequence", ("layer", "sequences", "time_us"))
+        attention = _read_csv(folder, "attention", (*_ATTENTION, "time_us"))
         points = {tuple(map(int, row[:4])): row[4] for row in attention}
         powers = {at: us for at, us in points.items() if all(_is_power(number) for number in at)}
         experts = None
         if model.num_experts:
-            moe = _read(folder, "moe", ("tokens", "activated_experts", "time_us"))
+            moe = _read_csv(folder, "moe", ("tokens", "activated_experts", "time_us"))
             table = {(int(row[0]), int(row[1])): row[2] for row in moe}
-            experts = _table("moe", ("tokens",), _experts_by_tokens(table, deployment), extrapolate)
-        coefficients = deployment.coefficients(msgspec.structs.replace(reached, routing_ns=0.0))  # in moe.csv
+            experts = _build_table("moe", ("tokens",), _experts_by_tokens(table, deployment), extrapolate)
+        # moe.csv includes the routing time.
+        coefficients = deployment.coefficients(msgspec.structs.replace(efficiencies, routing_ns=0.0))
         self._parts: dict[str, Any] = {
-            "layer": _table("dense", ("tokens",), _summed(dense, _ONCE, inside=False), extrapolate),
-            "once": _table("dense", ("tokens",), _summed(dense, _ONCE, inside=True), extrapolate),
-            "head": _table("per_sequence", ("sequences",), _summed(sequences, (), inside=False), extrapolate),
-            "prompts": _table(
+            "layer": _build_table(
+                "dense", ("tokens",), _sum_by_size(dense, _ONCE, inside=False), extrapolate
+            ),
+            "once": _build_table("dense", ("tokens",), _sum_by_size(dense, _ONCE, inside=True), extrapolate),
+            "head": _build_table(
+                "per_sequence", ("sequences",), _sum_by_size(sequences, (), inside=False), extrapolate
+            ),
+            "prompts": _build_table(
                 "attention",
                 _ATTENTION[:2],
                 {at[:2]: us for at, us in powers.items() if not at[2]},
                 extrapolate,
             ),
-            "decodes": _table(
+            "decodes": _build_table(
                 "attention",
                 _ATTENTION[2:],
                 {at[2:]: us for at, us in powers.items() if not at[0]},
                 extrapolate,
             ),
-            "mixed": _table(
+            "mixed": _build_table(
                 "attention", _ATTENTION, {at: us for at, us in powers.items() if at[0] and at[2]}, extrapolate
             ),
             "experts": experts,
             "layers": model.num_layers,
-            "skew": _skew(folder, meta),
+            "skew": _read_skew(folder, meta),
             "ranks": deployment.parallel.data,
             "comm_ms": (coefficients.comm_ms, coefficients.comm_token_ms, coefficients.comm_rank_token_ms),
             "captures": CAPTURES,
         }
 
     def build(self, speedup_ratio: float = 1.0, decode_speedup_ratio: float = 1.0) -> StepTiming:
-        """The native model."""
+        """Build the native timing model."""
         return op_table_timing(
             **self._parts, speedup_ratio=speedup_ratio, decode_speedup_ratio=decode_speedup_ratio
         )
 
 
-def _table(
+def _build_table(
     name: str, axes: tuple[str, ...], points: dict[tuple[int, ...], float], extrapolate: bool
 ) -> OpTable:
-    """Points of a table as a grid; where none was measured there is a hole."""
+    """Arrange the points of a table as a grid; unmeasured points are NaN."""
     if not points:
         raise ConfigError(f"op tables: {name} has no row for {', '.join(axes)}")
     at = [sorted({point[axis] for point in points}) for axis in range(len(axes))]
@@ -122,25 +127,25 @@ def _table(
 def _experts_by_tokens(
     table: dict[tuple[int, int], float], deployment: Deployment
 ) -> dict[tuple[int, ...], float]:
-    """Time of a layer's experts by tokens of all ranks: so many of the experts of this GPU are met."""
+    """Return the time of a layer's experts by tokens of all ranks, at the expected number of activated experts."""
     model, parallel = deployment.model, deployment.parallel
-    grid = _table("moe", ("tokens", "activated_experts"), dict(_filled(table).items()), True)
+    grid = _build_table("moe", ("tokens", "activated_experts"), dict(_fill_holes(table).items()), True)
     local = model.num_experts / parallel.expert
     share = model.experts_per_token / model.num_experts
     points = {}
     for tokens in sorted({at[0] for at in table}):
-        met = max(local * (1 - (1 - share) ** tokens), 1.0)
-        points[tokens] = grid.us([max(tokens / parallel.expert, 1.0), met])
+        activated = max(local * (1 - (1 - share) ** tokens), 1.0)
+        points[tokens] = grid.us([max(tokens / parallel.expert, 1.0), activated])
     if len(points) < 2:
-        raise ConfigError("op tables: moe has rows of one number of tokens; two or more are needed")
+        raise ConfigError("op tables: moe has rows for one number of tokens; at least two are needed")
     *_, before, last = sorted(points)
-    # Twice as many tokens still meet experts that are all there is to meet: they go on as before.
+    # Add a point at twice the tokens: all experts are active by then, so the slope stays constant.
     points[2 * last] = points[last] + (points[last] - points[before]) / (last - before) * last
     return {(tokens,): us for tokens, us in points.items()}
 
 
-def _filled(table: dict[tuple[int, int], float]) -> dict[tuple[int, int], float]:
-    """Few tokens cannot meet many experts: such points take what the next larger batch takes."""
+def _fill_holes(table: dict[tuple[int, int], float]) -> dict[tuple[int, int], float]:
+    """Fill impossible points (few tokens, many experts) with the time of the next larger batch."""
     tokens, experts = (sorted({at[axis] for at in table}) for axis in (0, 1))
     full = dict(table)
     for count in experts:
@@ -149,14 +154,14 @@ def _filled(table: dict[tuple[int, int], float]) -> dict[tuple[int, int], float]
             larger = next((value for size, value in known if size >= at), None)
             if larger is None:
                 raise ConfigError(
-                    f"op tables: moe has no row of tokens={at} with activated_experts={count}, nor of more tokens"
+                    f"op tables: moe has no row with activated_experts={count} for tokens={at} or more"
                 )
             full.setdefault((at, count), larger)
     return full
 
 
-def _summed(rows: list[_Row], once: tuple[str, ...], *, inside: bool) -> dict[tuple[int, ...], float]:
-    """Time by size over all kinds of rows that are (or are not) in `once`; some run twice a layer."""
+def _sum_by_size(rows: list[_Row], once: tuple[str, ...], *, inside: bool) -> dict[tuple[int, ...], float]:
+    """Sum times by size over the kernels that are (or are not) in `once`; layernorm runs twice per layer."""
     points: dict[tuple[int, ...], float] = {}
     for name, size, value in rows:
         if (name in once) == inside:
@@ -165,24 +170,24 @@ def _summed(rows: list[_Row], once: tuple[str, ...], *, inside: bool) -> dict[tu
     return points or {(1,): 0.0}
 
 
-def _of_size(folder: Path, tensor: int) -> Path:
-    """The tables of this size of tensor parallelism: the folder, or the one in it that is named so (tp2)."""
+def _find_folder(folder: Path, tensor: int) -> Path:
+    """Return the folder with the tables of a tensor-parallel size: `folder` or its subfolder (tp2)."""
     if (folder / f"tp{tensor}").is_dir():
         return folder / f"tp{tensor}"
     named = folder.name.removeprefix("tp")
     if named != folder.name and named.isdigit() and int(named) != tensor:
         raise ConfigError(
-            f"op tables: {folder} is of tensor_parallel_size={named}, and {tensor} are asked for; give the folder of "
-            f"tp{tensor}, or that above it"
+            f"op tables: {folder} is for tensor_parallel_size={named}, not {tensor}; give the folder tp{tensor} "
+            "or its parent"
         )
     sizes = sorted(path.name for path in folder.glob("tp[0-9]*") if path.is_dir())
     if sizes and not (folder / "dense.csv").exists() and not (folder / "dense.csv.gz").exists():
-        raise ConfigError(f"op tables: {folder} has {', '.join(sizes)}, and no tp{tensor}")
+        raise ConfigError(f"op tables: {folder} has {', '.join(sizes)}, but no tp{tensor}")
     return folder
 
 
-def _meta(folder: Path) -> dict[str, Any]:
-    """What `meta.yaml` above the folder says, where there is one."""
+def _read_meta(folder: Path) -> dict[str, Any]:
+    """Read `meta.yaml` in the parent folder; empty if there is none."""
     path = folder.parent / "meta.yaml"
     if not path.exists():
         return {}
@@ -191,12 +196,12 @@ def _meta(folder: Path) -> dict[str, Any]:
     except (OSError, UnicodeDecodeError, yaml.YAMLError, RecursionError) as error:
         raise ConfigError(f"op tables: {path}: {error}") from error
     if not isinstance(found, dict):
-        raise ConfigError(f"op tables: {path}: expected settings by name at the top level")
+        raise ConfigError(f"op tables: {path}: must be a mapping at the top level")
     return found
 
 
 def _check_model(folder: Path, meta: dict[str, Any], model: Architecture) -> None:
-    """Refuse tables of another model, where they say of which they are and it is one that is known."""
+    """Raise ConfigError if the tables name a known model with another architecture."""
     try:
         theirs = known_model(str(meta["model"]))
     except (KeyError, ConfigError):
@@ -212,13 +217,13 @@ def _check_model(folder: Path, meta: dict[str, Any], model: Architecture) -> Non
     )
     if any(getattr(theirs, name) != getattr(model, name) for name in names):
         raise ConfigError(
-            f"op tables: {folder.parent / 'meta.yaml'}: model is {meta['model']}, and {model.name} has another shape; "
-            "give that model, or its tables"
+            f"op tables: {folder.parent / 'meta.yaml'}: model is {meta['model']}, but {model.name} has another "
+            "architecture; give that model, or the tables of this one"
         )
 
 
-def _skew(folder: Path, meta: dict[str, Any]) -> float:
-    """Of decodes with uneven contexts: how far to go from the time at the mean context to that at the longest."""
+def _read_skew(folder: Path, meta: dict[str, Any]) -> float:
+    """Return the weight of the longest context, against the mean, in the time of decodes with uneven contexts."""
     try:
         found = meta.get("skew_fit", {})
         if not found.get("enabled"):
@@ -233,10 +238,10 @@ def _is_power(number: int) -> bool:
 
 
 _Row = list[Any]
-"""Cells in the order that was asked for: `layer` is text, the others are numbers."""
+"""Cells in the requested order; `layer` is text, the others are numbers."""
 
 
-def _read(folder: Path, name: str, columns: tuple[str, ...]) -> list[_Row]:
+def _read_csv(folder: Path, name: str, columns: tuple[str, ...]) -> list[_Row]:
     found = next(
         (path for path in (folder / f"{name}.csv", folder / f"{name}.csv.gz") if path.exists()), None
     )
@@ -247,14 +252,14 @@ def _read(folder: Path, name: str, columns: tuple[str, ...]) -> list[_Row]:
         text = (gzip.decompress(raw) if found.suffix == ".gz" else raw).decode("utf-8-sig")
         lines = list(csv.reader(io.StringIO(text)))
     except (OSError, EOFError, zlib.error, UnicodeDecodeError, csv.Error) as error:
-        raise ConfigError(f"op tables: {found}: {error}; it may be cut off") from error
+        raise ConfigError(f"op tables: {found}: {error}; it may be truncated") from error
     header = lines[0] if lines else []
     missing = [column for column in columns if column not in header]
     if missing:
         raise ConfigError(f"op tables: {found}: column {missing[0]} is missing")
     order = [header.index(column) for column in columns]
     rows = [
-        [_cell(f"{found}:{number}", column, row, at) for column, at in zip(columns, order, strict=True)]
+        [_read_cell(f"{found}:{number}", column, row, at) for column, at in zip(columns, order, strict=True)]
         for number, row in enumerate(lines[1:], 2)
         if row
     ]
@@ -263,9 +268,9 @@ def _read(folder: Path, name: str, columns: tuple[str, ...]) -> list[_Row]:
     return rows
 
 
-def _cell(where: str, column: str, row: list[str], at: int) -> str | float:
+def _read_cell(where: str, column: str, row: list[str], at: int) -> str | float:
     if at >= len(row):
-        raise ConfigError(f"op tables: {where}: {column} is missing; the file may be cut off")
+        raise ConfigError(f"op tables: {where}: {column} is missing; the file may be truncated")
     if column == "layer":
         return row[at]
     try:
@@ -273,7 +278,5 @@ def _cell(where: str, column: str, row: list[str], at: int) -> str | float:
     except ValueError:
         value = math.nan
     if not (math.isfinite(value) and value >= 0):
-        raise ConfigError(
-            f"op tables: {where}: {column} must be a number that is not negative, got {row[at]}"
-        )
+        raise ConfigError(f"op tables: {where}: {column} must be a finite number from 0, got {row[at]}")
     return value

@@ -1,4 +1,4 @@
-"""Step times of a GPU: coefficients, where they come from, and what they were fitted on."""
+"""`Physical`: step times computed from what a GPU reads and computes, with their origin."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 class Residuals(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """How far simulated times were from measured ones in the fit: median |simulated / measured − 1|."""
+    """Errors of a fit: median |simulated / measured − 1|, in percent."""
 
     ttft_percent: float | None = None
     tpot_percent: float | None = None
@@ -24,17 +24,17 @@ class Residuals(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
 
 
 class Origin(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Where step times come from, as every report says it."""
+    """The source of step times, as reports show it."""
 
     source: Literal[
         "preset", "data sheet", "calibrated", "op tables", "aiconfigurator", "recorded steps", "coefficients"
     ] = "coefficients"
     detail: str = ""
-    """What a person wants to read beside it: the model, the GPU, how they are spread, a warning."""
+    """Details for readers: the model, the GPU, the parallelism, warnings."""
     residuals: Residuals | None = None
 
     def text(self) -> str:
-        """In one line."""
+        """Describe the source in one line."""
         words = [f"{self.source}: {self.detail}" if self.detail else self.source]
         if self.residuals is not None:
             found = [
@@ -51,7 +51,7 @@ class Origin(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
 
 class Domain(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The most that steps had of each where the numbers were fitted; None: as many as you like."""
+    """Largest step sizes that a fit covered; None: no limit."""
 
     tokens: int | None = None
     requests: int | None = None
@@ -62,25 +62,25 @@ class Domain(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 class Physical(
     msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag_field="kind", tag="physical"
 ):
-    """A step from what a GPU has to read and to compute in it, timed as a whole."""
+    """Timing model that computes a step's time from what a GPU reads and computes in it."""
 
     coefficients: StepCoefficients
     origin: Origin = Origin()
     domain: Domain = Domain()
     front_end_ms: float = 0.0
-    """What a request spends outside the engine until its first token is out: 60 % before it, 40 % after."""
+    """Time of a request outside the engine until its first token: 60 % before the engine, 40 % after."""
     fitted_for: Deployment | None = None
-    """Whose times they are, where they were measured on one deployment; settings of another are refused."""
+    """Deployment that the times were fitted to; settings of another deployment are rejected."""
 
     def __post_init__(self) -> None:
         if not 0 <= self.front_end_ms < float("inf"):
-            raise ConfigError(f"timing.front_end_ms must be finite and not negative, got {self.front_end_ms}")
+            raise ConfigError(f"timing.front_end_ms must be a finite number from 0, got {self.front_end_ms}")
 
     def describe_origin(self) -> str:
-        """Where its times come from."""
+        """Describe the source of the times."""
         return self.origin.text()
 
     def build(self, speedup_ratio: float, decode_speedup_ratio: float) -> StepTiming:
-        """The native model."""
+        """Build the native timing model."""
         limits = {f"most_{name}": getattr(self.domain, name) for name in self.domain.__struct_fields__}
         return self.coefficients.build(speedup_ratio, decode_speedup_ratio, **limits)

@@ -1,8 +1,8 @@
-"""Presets: efficiencies by GPU, by type of weights and, for experts, by model. Each says where its numbers come from.
+"""Presets of efficiencies by GPU, weight type and, for experts, model, each with the origin of its numbers.
 
-Fitted on public measurements of vLLM (docs/accuracy.md names them, and which rows each number saw):
+They are fitted to public measurements of vLLM (docs/accuracy.md lists which data each number was fitted to):
 
-- "InferenceX": Llama-3.1-70B, gpt-oss-120b and MiniMax-M2.5 on H100, H200 and B200, one mean TTFT and TPOT a row.
+- "InferenceX": Llama-3.1-70B, gpt-oss-120b and MiniMax-M2.5 on H100, H200 and B200, one mean TTFT and TPOT per row.
 - "BLIS": experiments with fp16 models on H100, A100 and L40S at constant rates.
 - "op tables": kernel times of RTX 4090 and RTX PRO 6000, and "recorded runs" on them, from LLMServingSim.
 """
@@ -25,10 +25,10 @@ Trust = Literal["fitted", "rough", "uncalibrated"]
 
 
 class Preset(msgspec.Struct, frozen=True, kw_only=True):
-    """Efficiencies, and how far to trust them.
+    """Efficiencies and their quality.
 
-    "fitted": from many measurements of this GPU and kind of model; "rough": from one or two, or from kernels alone;
-    "uncalibrated": nothing was measured on this GPU, or of this model's experts: numbers of the nearest that was.
+    "fitted": from many measurements of this GPU and kind of model; "rough": from one or two, or from kernels only;
+    "uncalibrated": without measurements of this GPU or of this model's experts, from the nearest that has some.
     """
 
     efficiencies: Efficiencies
@@ -48,12 +48,12 @@ class _Experts(msgspec.Struct, frozen=True, kw_only=True):
     compute: float
     origin: str
     others: dict[str, float] = {}
-    """Other efficiencies that this model's runs ask for."""
+    """Other efficiencies of this model."""
     releases: dict[str, dict[str, float]] = {}
-    """What is otherwise in other releases of vLLM, by how their version begins: kernels of experts change with them."""
+    """Efficiencies that differ in other releases of vLLM, by the start of the version; expert kernels change often."""
 
     def numbers(self, release: str) -> dict[str, float]:
-        """Efficiencies by name, those of a release where they were measured."""
+        """Return the efficiencies by name, those of the release if they were measured."""
         own = next((found for start, found in self.releases.items() if release.startswith(start)), {})
         return {"experts": self.read, "expert_compute": self.compute, **self.others, **own}
 
@@ -106,7 +106,7 @@ _B200_FP8 = _Dense(
     ),
     kv_fp8=0.96,
     trust="fitted",
-    origin="InferenceX Llama-3.1-70B fp8 on B200; bf16 KV taken to be as fp8",
+    origin="InferenceX Llama-3.1-70B fp8 on B200; bf16 KV assumed equal to fp8",
 )
 _B200_NVFP4 = _Dense(
     efficiencies=Efficiencies(
@@ -124,7 +124,7 @@ _B200_NVFP4 = _Dense(
     ),
     kv_fp8=0.86,
     trust="fitted",
-    origin="InferenceX Llama-3.1-70B nvfp4 on B200; bf16 KV taken to be as fp8",
+    origin="InferenceX Llama-3.1-70B nvfp4 on B200; bf16 KV assumed equal to fp8",
 )
 _A100 = _Dense(
     efficiencies=msgspec.structs.replace(
@@ -173,8 +173,8 @@ _RTX_PRO_6000 = _Dense(
     ),
     kv_fp8=0.85,
     trust="rough",
-    origin="op tables and a recorded run of Llama-3.1-8B (FlashAttention 2); its link as those who recorded it "
-    "describe the machine (16 GB/s, 20 µs a hop)",
+    origin="op tables and a recorded run of Llama-3.1-8B (FlashAttention 2); its link as documented with the recording "
+    "(16 GB/s, 20 µs per hop)",
 )
 
 DENSE: dict[tuple[str, str], _Dense] = {
@@ -188,7 +188,7 @@ DENSE: dict[tuple[str, str], _Dense] = {
     ("RTX 4090", "*"): _RTX_4090,
     ("RTX PRO 6000", "*"): _RTX_PRO_6000,
 }
-_SEEN = {
+_MEASURED = {
     ("H100", "bf16"),
     ("H100", "fp8"),
     ("H200", "bf16"),
@@ -200,7 +200,7 @@ _SEEN = {
     ("RTX 4090", "bf16"),
     ("RTX PRO 6000", "bf16"),
 }
-"""Pairs of GPU and type of weights that were measured."""
+"""Measured pairs of GPU and weight type."""
 
 EXPERTS: dict[tuple[str, str, str], _Experts] = {
     ("gpt-oss-120b", "mxfp4", "H100"): _Experts(
@@ -306,8 +306,7 @@ EXPERTS: dict[tuple[str, str, str], _Experts] = {
         others={"layer_us": 9.6, "routing_ns": 89.0},
     ),
 }
-"""Efficiencies of experts belong to kernels: to a model, the type of its experts and the GPU. A value above 1 absorbs
-what is not modelled."""
+"""Efficiencies of experts by model, expert type and GPU. A value above 1 absorbs unmodelled effects."""
 
 _NEAREST = {
     "bf16": ("Mixtral-8x7B", "bf16", "H100"),
@@ -316,14 +315,16 @@ _NEAREST = {
     "fp8": ("MiniMax-M2.5", "fp8", "B200"),
     "nvfp4": ("MiniMax-M2.5", "nvfp4", "B200"),
 }
-"""Whose experts stand in for those that nobody measured on a GPU like this, by the type of their weights."""
+"""Experts to use, by weight type, if none were measured on the GPU or its sibling."""
 
 _SIBLINGS = {"H100": "H200", "H200": "H100"}
 
 
 def _nearest_experts(kind: str, gpu: Gpu, dense: _Dense) -> _Experts:
-    """Those of another model, of this GPU or of its sibling if it can be; else read as much better or worse as this
-    GPU reads other weights."""
+    """Return the experts of another model, on this GPU or its sibling if possible.
+
+    The share of bandwidth is scaled by the GPUs' ratio for other weights.
+    """
     near = (gpu.name, _SIBLINGS.get(gpu.name))
     same = [name for where in near for name in EXPERTS if name[1] == kind and name[2] == where]
     source = same[0] if same else _NEAREST[kind]
@@ -332,7 +333,7 @@ def _nearest_experts(kind: str, gpu: Gpu, dense: _Dense) -> _Experts:
     others: dict[str, float] = {
         name: known.others[name] for name in ("layer_us", "routing_ns") if name in known.others
     }
-    # A share above 1 absorbs what is not modelled of the model that it was fitted to: it is nothing to lend.
+    # A share above 1 absorbs unmodelled effects of its own model and must not be transferred.
     read = min(known.read * dense.efficiencies.weights / there.efficiencies.weights, 1.0)
     return _Experts(
         read=round(read, 3),
@@ -343,29 +344,29 @@ def _nearest_experts(kind: str, gpu: Gpu, dense: _Dense) -> _Experts:
 
 
 def preset(model: Architecture, gpu: Gpu, weights: str, kv: str, *, release: str = "") -> Preset:
-    """The efficiencies to start from. A GPU that is not among the presets gets Hopper's, and says so.
+    """Find the efficiencies of a model on a GPU; an unknown GPU gets Hopper's, as the origin says.
 
-    `release` is the version of vLLM, which matters to experts that were measured with several.
+    `release` is the version of vLLM, used for experts that were measured with several versions.
     """
     kind, cache, release = weight_type(weights).name, kv_type(kv), release.removeprefix("v")
     known = DENSE.get((gpu.name, kind)) or DENSE.get((gpu.name, "*"))
     dense = known or _HOPPER
     trust: Trust = dense.trust if known else "uncalibrated"
-    origin = dense.origin if known else f"{gpu.name}: {gpu.origin}; shares of them as on Hopper"
+    origin = dense.origin if known else f"{gpu.name}: {gpu.origin}; efficiencies of Hopper"
     linear = model.linear_type(kind)
     name = next((one for one, *_ in EXPERTS if MODELS[one].shape == model.shape), model.name)
     experts = EXPERTS.get((name, kind, gpu.name)) if model.num_experts else None
-    if known and experts is None and (gpu.name, linear) not in _SEEN:
+    if known and experts is None and (gpu.name, linear) not in _MEASURED:
         trust, origin = "uncalibrated", f"{origin}; {linear} weights were not measured on {gpu.name}"
-    reached = dense.efficiencies
+    efficiencies = dense.efficiencies
     if cache == "fp8":
-        reached = msgspec.structs.replace(reached, kv=dense.kv_fp8)
-    if reached.mixed_kv_factor > 1:
-        # FlashAttention 2 reads the cache for every query head there: op tables have 1.75 with four a KV head, and 2.9
-        # with eight.
+        efficiencies = msgspec.structs.replace(efficiencies, kv=dense.kv_fp8)
+    if efficiencies.mixed_kv_factor > 1:
+        # FlashAttention 2 reads the cache once per query head in mixed steps: op tables show a factor of 1.75 with
+        # four query heads per KV head, and 2.9 with eight.
         packed = (model.num_heads / model.kv_heads / 4) ** 1.34
-        reached = msgspec.structs.replace(
-            reached, mixed_kv_factor=round(1 + (reached.mixed_kv_factor - 1) * packed, 3)
+        efficiencies = msgspec.structs.replace(
+            efficiencies, mixed_kv_factor=round(1 + (efficiencies.mixed_kv_factor - 1) * packed, 3)
         )
     if model.num_experts:
         if experts is None:
@@ -375,5 +376,5 @@ def preset(model: Architecture, gpu: Gpu, weights: str, kv: str, *, release: str
             origin = f"{origin}; experts: {experts.origin} {name} on {gpu.name}"
             if any(release.startswith(start) for start in experts.releases):
                 origin = f"{origin} with vLLM {release}"
-        reached = msgspec.structs.replace(reached, **experts.numbers(release))
-    return Preset(efficiencies=reached, trust=trust, origin=origin)
+        efficiencies = msgspec.structs.replace(efficiencies, **experts.numbers(release))
+    return Preset(efficiencies=efficiencies, trust=trust, origin=origin)

@@ -1,4 +1,4 @@
-"""Timing models from measurements, as settings: op tables in a folder, AIConfigurator's database, recorded steps."""
+"""Timing models from measurements: op tables, AIConfigurator's database, recorded steps."""
 
 from __future__ import annotations
 
@@ -25,71 +25,71 @@ class _Measured(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
 
     def __post_init__(self) -> None:
         if not 0 <= self.front_end_ms < float("inf"):
-            raise ConfigError(f"timing.front_end_ms must be finite and not negative, got {self.front_end_ms}")
+            raise ConfigError(f"timing.front_end_ms must be a finite number from 0, got {self.front_end_ms}")
 
 
 class MeasuredKernels(_Measured, frozen=True, kw_only=True, tag="op_tables"):
-    """Steps from op tables, interpolated."""
+    """Timing model that interpolates op tables."""
 
     folder: str
     deployment: Deployment
     efficiencies: Efficiencies
-    """Of communication between GPUs, which the tables do not have."""
+    """Efficiencies for the communication between GPUs, which the tables lack."""
     extrapolate: bool = False
 
     def describe_origin(self) -> str:
-        """Where its times come from."""
-        ends = ", extrapolated where they end" if self.extrapolate else ""
-        detail = f"{self.folder}, {_words(self.deployment)}{ends}"
+        """Describe the source of the times."""
+        ends = ", extrapolated past their ends" if self.extrapolate else ""
+        detail = f"{self.folder}, {_describe(self.deployment)}{ends}"
         return Origin(source="op tables", detail=detail).text()
 
     def build(self, speedup_ratio: float, decode_speedup_ratio: float) -> StepTiming:
-        """The native model. ConfigError names the file and the column that is missing."""
+        """Build the native timing model. ConfigError names the file and the missing column."""
         tables = OpTables(Path(self.folder), self.deployment, self.efficiencies, extrapolate=self.extrapolate)
         return tables.build(speedup_ratio, decode_speedup_ratio)
 
 
 class Aiconfigurator(_Measured, frozen=True, kw_only=True, tag="aiconfigurator"):
-    """Steps from AIConfigurator's database of kernels; asked once a step."""
+    """Timing model of AIConfigurator's kernel database, called once per step."""
 
     deployment: Deployment
 
     def describe_origin(self) -> str:
-        """Where its times come from."""
+        """Describe the source of the times."""
         detail = (
-            f"{aiconfigurator_version()}, kernels of {_words(self.deployment)}, nothing added for the engine"
+            f"{aiconfigurator_version()}, kernels of {_describe(self.deployment)}, without engine overhead"
         )
         return Origin(source="aiconfigurator", detail=detail).text()
 
     def build(self, speedup_ratio: float, decode_speedup_ratio: float) -> StepTiming:
-        """The native model. ConfigError names what the package does not cover."""
+        """Build the native timing model. ConfigError names what the package does not cover."""
         return python_timing(self.model(), speedup_ratio, decode_speedup_ratio)
 
     def model(self) -> AiconfiguratorSteps:
-        """The model in Python."""
+        """Create the timing model in Python."""
         return AiconfiguratorSteps(self.deployment)
 
 
 class RecordedSteps(_Measured, frozen=True, kw_only=True, tag="recorded_steps"):
-    """Steps as the real engine took them (`understudy qwen3 bench --record`), fitted; asked once a step."""
+    """Timing model fitted to recorded steps (`understudy qwen3 bench --record`), called once per step."""
 
     path: str
 
     def describe_origin(self) -> str:
-        """Where its times come from."""
+        """Describe the source of the times."""
         about = self.record().about
-        detail = f"{self.path}, a fit of {about.get('model', 'the real engine')}'s"
+        detail = f"{self.path}, fitted to {about.get('model', 'the real engine')}"
         return Origin(source="recorded steps", detail=detail).text()
 
     def build(self, speedup_ratio: float, decode_speedup_ratio: float) -> StepTiming:
-        """The native model. ConfigError names the line at fault."""
+        """Build the native timing model. ConfigError names the invalid line."""
         return python_timing(self.record().fit(), speedup_ratio, decode_speedup_ratio)
 
     def record(self) -> Record:
-        """The file."""
+        """Read the recorded steps."""
         return Record.read(Path(self.path))
 
 
-def _words(deployment: Deployment) -> str:
+def _describe(deployment: Deployment) -> str:
     gpus = deployment.parallel.tensor * deployment.parallel.data
     return f"{deployment.model.name} in {deployment.weights} on {gpus} × {deployment.gpu.name}"

@@ -1,4 +1,4 @@
-"""A timing file: calibrated numbers with where they come from, as `calibrate` writes it and `--timing` takes it."""
+"""`TimingFile`: fitted parameters and their origin, as `calibrate` writes and `--timing` reads them."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ FORMAT = 1
 
 
 class FittedNumber(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """One of the efficiencies that were fitted."""
+    """One fitted efficiency."""
 
     name: str
     value: float
@@ -30,11 +30,11 @@ class FittedNumber(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     """One standard deviation."""
     preset: float
     determined: bool
-    """False: the data hardly moved it; it is the preset's, more or less."""
+    """False: the data hardly determine it; it is close to the preset."""
 
 
 class FittedInput(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A benchmark that was fitted, and how far the fit is from it: simulated / measured − 1."""
+    """A fitted benchmark and the errors of the fit: simulated / measured − 1, in percent."""
 
     file: str
     sha256: str
@@ -46,7 +46,7 @@ class FittedInput(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 
 
 class TimingFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What a timing file holds. The GPU and the model are written out, so that it means the same in later versions."""
+    """Content of a timing file, with the full GPU and model, so that later versions read the same numbers."""
 
     understudy_timing: int = FORMAT
     date: str
@@ -64,15 +64,15 @@ class TimingFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 
     @classmethod
     def read(cls, path: Path) -> TimingFile:
-        """Errors: ConfigError naming the file and the key."""
+        """Read a timing file. ConfigError names the file and the key."""
         content = read_yaml(path)
         if not isinstance(content, dict) or "understudy_timing" not in content:
             raise ConfigError(
-                f"{path} is no timing file: understudy_timing is missing (understudy calibrate writes one)"
+                f"{path} is not a timing file: understudy_timing is missing; write one with understudy calibrate"
             )
         if content["understudy_timing"] != FORMAT:
             raise ConfigError(
-                f"{path}: understudy_timing {content['understudy_timing']!r} is not {FORMAT}, which this version reads"
+                f"{path}: understudy_timing must be {FORMAT} for this version, got {content['understudy_timing']!r}"
             )
         try:
             return msgspec.convert(content, cls)
@@ -80,7 +80,7 @@ class TimingFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
             raise ConfigError(f"{path}: {error}") from error
 
     def text(self) -> str:
-        """As YAML."""
+        """Return the file as YAML."""
         plain: dict[str, Any] = msgspec.to_builtins(self)
         body: str = yaml.safe_dump(plain, sort_keys=False, allow_unicode=True, width=110)
         return (
@@ -90,13 +90,13 @@ class TimingFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 
     @property
     def deployment(self) -> Deployment:
-        """What it was fitted for."""
+        """Deployment that the times were fitted to."""
         return Deployment(
             model=self.model, gpu=self.gpu, weights=self.weights, kv=self.kv, parallel=self.parallel
         )
 
     def timing(self) -> Physical:
-        """The timing model, with its origin, its residuals and the domain of the fit."""
+        """Build the timing model, with its origin, residuals and the domain of the fit."""
         parallel = self.parallel
         detail = (
             f"{self.model.name} in {self.weights} on {parallel.tensor * parallel.data} × {self.gpu.name}, fitted "
@@ -111,6 +111,6 @@ class TimingFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
         )
 
     def setting(self) -> dict[str, Any]:
-        """As the setting `engine.timing`."""
+        """Return the timing model as the setting `engine.timing`."""
         timing: dict[str, Any] = msgspec.to_builtins(self.timing())
         return timing

@@ -1,4 +1,4 @@
-"""Types of weights and of the KV cache: what an element weighs, and which of a GPU's peaks it computes at."""
+"""Data types of weights and of the KV cache: bytes per element, and the GPU peak they compute at."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from understudy.errors import ConfigError
 
 
 class WeightType(NamedTuple):
-    """A type of weights. `bytes` is of one parameter, its share of the scales included."""
+    """A weight type. `bytes` is per parameter, including its share of the scales."""
 
     name: str
     bytes: float
     peak: str
-    """Which peak of the GPU its products run at: bf16, fp8 or fp4. Weight-only types compute in bf16."""
+    """GPU peak of its matrix products: bf16, fp8 or fp4. Weight-only types compute in bf16."""
 
 
 WEIGHT_TYPES = {
@@ -35,7 +35,7 @@ _WEIGHT_NAMES = {
     **dict.fromkeys(
         ("w8a8", "fp8_w8a8", "w8a8_fp8", "modelopt", "modelopt_fp8", "fbgemm_fp8", "fp8_ootb"), "fp8"
     ),
-    # Whole numbers of 8 bits weigh as much, and are multiplied as fast.
+    # int8 has the size and the peak of fp8.
     **dict.fromkeys(("int8", "w8a8_int8", "int8_w8a8"), "fp8"),
     **dict.fromkeys(("awq", "gptq", "w4a16", "int4_wo", "awq_marlin", "gptq_marlin"), "int4"),
     **dict.fromkeys(("int4_awq", "awq_int4", "int4_gptq", "gptq_int4", "w4a16_awq", "w4a16_gptq"), "int4"),
@@ -52,27 +52,27 @@ _KV_NAMES = {
 
 
 def weight_type(name: str) -> WeightType:
-    """A type of weights by its name or by one that engines use for it; ConfigError for one that is not known."""
-    plain = _plain(name)
-    known = WEIGHT_TYPES.get(_WEIGHT_NAMES.get(plain, plain))
+    """Return a weight type by its name or an alias used by engines. ConfigError for an unknown name."""
+    key = _normalise(name)
+    known = WEIGHT_TYPES.get(_WEIGHT_NAMES.get(key, key))
     if known is None:
         raise ConfigError(f"weight type {name!r} is not known; known are {', '.join(WEIGHT_TYPES)}")
     return known
 
 
 def kv_type(name: str) -> str:
-    """bf16 or fp8, by any name that engines use for it; ConfigError for one that is not known."""
-    plain = _plain(name)
-    plain = _KV_NAMES.get(plain, plain)
-    if plain not in KV_TYPES:
+    """Return bf16 or fp8 for any name used by engines. ConfigError for an unknown name."""
+    key = _normalise(name)
+    key = _KV_NAMES.get(key, key)
+    if key not in KV_TYPES:
         raise ConfigError(f"KV type {name!r} is not known; known are {', '.join(KV_TYPES)}")
-    return plain
+    return key
 
 
 def type_in_name(model: str) -> str | None:
-    """The type of weights that a model's name tells, such as fp8 of Llama-3.1-70B-Instruct-FP8; None: it tells none.
+    """Return the weight type in a model's name, such as fp8 in Llama-3.1-70B-Instruct-FP8; None without one.
 
-    ConfigError where it tells one that is not known (…-quantized.w8a16).
+    ConfigError for an unknown type (…-quantized.w8a16).
     """
     name = model.rpartition("/")[2].lower()
     _, quantised, kind = name.partition("quantized.")
@@ -84,5 +84,5 @@ def type_in_name(model: str) -> str | None:
     )
 
 
-def _plain(name: str) -> str:
+def _normalise(name: str) -> str:
     return name.strip().lower().removeprefix("torch.").replace("-", "_")

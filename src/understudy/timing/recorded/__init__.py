@@ -1,1 +1,1 @@
-"""Steps that the real engine took, as a file and as a timing model: read without PyTorch."""
+"""Recorded steps of the real engine, as a file and as a timing model; needs no PyTorch."""

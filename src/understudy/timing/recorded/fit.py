@@ -1,4 +1,4 @@
-"""A model of step times, fitted on recorded steps: what the twin takes its time from."""
+"""Fit a timing model to recorded steps of the real engine."""
 
 from __future__ import annotations
 
@@ -18,42 +18,42 @@ if TYPE_CHECKING:
     from understudy._core import StepLoad
 
 KINDS = ("decode", "mixed", "eager")
-"""Captured without prompts, captured with prompts, and launched kernel by kernel."""
+"""Kinds of steps: graphs without prompts, graphs with prompts, and kernels launched one by one."""
 _NAMES = {"decode": "that only decode", "mixed": "with prompts"}
-_FEWEST = 8
+_MIN_STEPS = 8
 
 
 @dataclass(frozen=True, slots=True)
 class FittedStepTime:
-    """Linear, apart for each kind of step, in what it reads and computes and in the rows that it is padded to."""
+    """Step times, linear per kind of step in the tokens read and computed and in the padded rows."""
 
     terms: dict[str, tuple[float, ...]]
     launches: dict[str, float]
-    """Milliseconds of the host before a step runs on its own, which is when the outputs of the last are told."""
+    """Host milliseconds to launch a step, by kind; then the host publishes the outputs of the previous step."""
     most: tuple[int, int, int] = (0, 0, 0)
-    """Prompt tokens, decodes and tokens of their contexts in the largest steps that it was fitted on."""
+    """Largest prompt tokens, decodes and context tokens of the fitted steps."""
 
     @classmethod
     def fit(
         cls, steps: Sequence[tuple[StepLoad, float]], launches: Iterable[tuple[StepLoad, float]] = ()
     ) -> FittedStepTime:
-        """Least squares of relative errors, none negative; those that took far longer than such steps do are left out
-        (the machine did something else). InvalidArgument when there are too few of a kind.
+        """Fit by least squares of relative errors with non-negative terms; outliers are left out.
 
-        Steps that were launched kernel by kernel may be missing: they take what the largest captured ones promise.
+        Eager steps may be missing: the fit of mixed steps is used for them. InvalidArgument if there are too few steps
+        of a kind.
         """
         kinds: dict[str, list[tuple[StepLoad, float]]] = {kind: [] for kind in KINDS}
         for step, ms in steps:
             kinds[kind_of(step)].append((step, ms))
         for kind, name in _NAMES.items():
-            if len(kinds[kind]) < _FEWEST:
+            if len(kinds[kind]) < _MIN_STEPS:
                 raise InvalidArgument(
-                    f"a fit needs at least {_FEWEST} steps {name}, got {len(kinds[kind])}: record a longer run"
+                    f"a fit needs at least {_MIN_STEPS} steps {name}, got {len(kinds[kind])}; record a longer run"
                 )
         terms = {
-            kind: _robust([_TERMS[kind](step) for step, _ in rows], [ms for _, ms in rows])
+            kind: _fit_robustly([_TERMS[kind](step) for step, _ in rows], [ms for _, ms in rows])
             for kind, rows in kinds.items()
-            if len(rows) >= _FEWEST
+            if len(rows) >= _MIN_STEPS
         }
         terms.setdefault("eager", terms["mixed"])
         began: dict[str, list[float]] = {}
@@ -65,21 +65,21 @@ class FittedStepTime:
         return cls(terms, means, (prompts, decodes, contexts))
 
     def step_ms(self, step: StepLoad, /) -> float:
-        """Of one step, as timing models are asked."""
+        """Return the time of a step in milliseconds."""
         kind = kind_of(step)
         return float(np.dot(self.terms[kind], _TERMS[kind](step)))
 
     def covers(self, step: StepLoad, /) -> bool:
-        """Whether it is no larger than those that were fitted."""
+        """Whether the step is no larger than the fitted ones."""
         return all(size <= most for size, most in zip(_sizes(step), self.most, strict=True))
 
     def launch_ms(self, step: StepLoad, /) -> float:
-        """Of it, until the host is free again."""
+        """Return the host's time to launch a step, in milliseconds."""
         return min(self.launches.get(kind_of(step), 0.0), self.step_ms(step))
 
 
 def kind_of(step: StepLoad) -> str:
-    """One of `KINDS`."""
+    """Return the kind of a step, one of `KINDS`."""
     prompts = sum(tokens for tokens, _ in step.chunks)
     if not step.chunks or is_short(prompts, step.decodes):
         return "decode" if shape_of(0, 0, step.tokens) is not None else "eager"
@@ -87,7 +87,7 @@ def kind_of(step: StepLoad) -> str:
 
 
 def _decode_terms(step: StepLoad) -> list[float]:
-    # In a short step each token of a chunk is a row of its own, behind those before it.
+    # In a short step each token of a chunk is computed as a decode of the tokens before it.
     rows = sum(tokens * history + tokens * (tokens + 1) / 2 for tokens, history in step.chunks)
     longest = max(step.longest_context, max((sum(chunk) for chunk in step.chunks), default=0))
     uneven = is_uneven(step.tokens, step.context_tokens + int(rows), longest)
@@ -125,14 +125,14 @@ def _sizes(step: StepLoad) -> tuple[int, int, int]:
 
 
 def _shared(step: StepLoad) -> int:
-    """A simulated engine, whose steps this times too, knows contexts by their lengths alone."""
+    """Return the shared context tokens; 0 for steps of a simulated engine, which has only lengths."""
     return getattr(step, "shared_tokens", 0)
 
 
 _TERMS = {"decode": _decode_terms, "mixed": _mixed_terms, "eager": _mixed_terms}
 
 
-def _robust(rows: list[list[float]], times: list[float]) -> tuple[float, ...]:
+def _fit_robustly(rows: list[list[float]], times: list[float]) -> tuple[float, ...]:
     terms, wanted = np.array(rows), np.array(times)
     keep = np.ones(len(wanted), bool)
     for _ in range(3):
@@ -140,9 +140,9 @@ def _robust(rows: list[list[float]], times: list[float]) -> tuple[float, ...]:
         off = wanted / np.maximum(terms @ solution, 1e-6) - 1
         spread = float(np.median(np.abs(off[keep]))) or 1e-6
         keep = np.abs(off) < max(0.05, 6 * spread)
-        if keep.sum() < _FEWEST:
+        if keep.sum() < _MIN_STEPS:
             break
-    # What was left out happens again: its time is shared out, so that the whole takes as long as it did.
+    # Outliers will occur again: scale the fit so that the total time is kept.
     share = float(wanted.sum() / max((terms @ solution).sum(), 1e-9))
     return tuple(float(value * share) for value in solution)
 

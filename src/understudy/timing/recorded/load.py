@@ -1,4 +1,4 @@
-"""A step as timing models see it, whoever computes or simulates it; and the times of a link."""
+"""`StepLoad`: a step's work as input of timing models; and measured times of a link."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 
 class StepLoad(_core.StepLoad):
-    """That of a simulated engine, with what the real one knows besides: any timing model may be asked about it."""
+    """Step load with the additional facts of the real engine; any timing model accepts it."""
 
     def __init__(
         self,
@@ -27,13 +27,13 @@ class StepLoad(_core.StepLoad):
             chunks=chunks, decodes=decodes, context_tokens=context_tokens, longest_context=longest_context
         )
         self.shared_tokens = shared_tokens
-        """Of the contexts, those on pages that another decode of the step reads too: they are read once."""
+        """Context tokens on pages that several decodes of the step share; they are read once."""
         self.ahead = ahead
-        """It was prepared while the one before it ran."""
+        """Whether the step was prepared while the previous one ran."""
 
 
 class LinkTimes(NamedTuple):
-    """Milliseconds that it takes the host to set off a copy and each page of it, and the link to carry a page."""
+    """Milliseconds of the host per copy and per page, and of the link per page down and up."""
 
     copy_ms: float
     page_ms: float
@@ -44,7 +44,7 @@ class LinkTimes(NamedTuple):
 def load_of(
     chunks: Iterable[tuple[int, int]], contexts: Iterable[int], shared_tokens: int = 0, *, ahead: bool = False
 ) -> StepLoad:
-    """From each chunk's tokens and history, and each decode's context."""
+    """Build a step load from each chunk's tokens and history and each decode's context."""
     lengths = list(contexts)
     return StepLoad(
         chunks=list(chunks),
@@ -57,7 +57,7 @@ def load_of(
 
 
 def load_of_row(row: dict[str, Any]) -> StepLoad:
-    """What a timing model sees of a recorded step."""
+    """Build the step load of a recorded step."""
     chunks = ((tokens, history) for _, tokens, history in row["chunks"])
     contexts = (context for _, context in row["decodes"])
     return load_of(chunks, contexts, row["shared"], ahead=row["ahead"])

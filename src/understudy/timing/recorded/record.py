@@ -1,4 +1,4 @@
-"""Recorded steps as a file, JSON lines: a header that says of what, then each step's composition and milliseconds."""
+"""Read and write recorded steps as JSON lines: a header, then each step's composition and milliseconds."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ KIND = "understudy qwen3 steps"
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """Steps of one run, the link's times where they were measured, and what else the header says."""
+    """Steps of one run, the link's times if they were measured, and the other facts of the header."""
 
     steps: list[dict[str, Any]]
     link: LinkTimes | None
     about: dict[str, Any]
 
     def write(self, path: Path) -> None:
-        """A line a step."""
+        """Write a header and one line per step."""
         header = {"kind": KIND, **self.about, "link": None if self.link is None else self.link._asdict()}
         with create(path) as file:
             for row in (header, *self.steps):
@@ -36,12 +36,12 @@ class Record:
 
     @classmethod
     def of(cls, steps: list[dict[str, Any]], link: LinkTimes | None = None, **about: Any) -> Record:
-        """What was just played."""
+        """Create a record of measured steps."""
         return cls(steps, link, about)
 
     @classmethod
     def read(cls, path: Path) -> Record:
-        """ConfigError names the line at fault."""
+        """Read a file. ConfigError names the invalid line."""
         try:
             lines = path.read_text(encoding="utf-8").splitlines()
         except (OSError, UnicodeDecodeError) as error:
@@ -61,19 +61,21 @@ class Record:
                 raise ConfigError(f"{path}:{number}: not a recorded step ({error})") from error
             rows.append(row)
         if not rows or not isinstance(rows[0], dict) or rows[0].get("kind") != KIND:
-            raise ConfigError(f"{path}: no record of steps; write one with `understudy qwen3 bench --record`")
+            raise ConfigError(
+                f"{path}: not a record of steps; write one with `understudy qwen3 bench --record`"
+            )
         header = rows[0]
         link = header.get("link")
         about = {name: value for name, value in header.items() if name not in ("kind", "link")}
         return cls(rows[1:], None if link is None else LinkTimes(**link), about)
 
     def fit(self) -> FittedStepTime:
-        """Step times for a twin."""
+        """Fit a timing model to the steps."""
         if not self.steps:
-            raise InvalidArgument("the record holds no steps")
+            raise InvalidArgument("the record contains no steps; record a longer run")
         launches = [(load_of_row(step), step["launch_ms"]) for step in self.steps if step["launch_ms"]]
         return FittedStepTime.fit(self.loads(), launches)
 
     def loads(self) -> list[tuple[StepLoad, float]]:
-        """Steps with their milliseconds."""
+        """Return the step loads with their milliseconds."""
         return [(load_of_row(step), step["ms"]) for step in self.steps]

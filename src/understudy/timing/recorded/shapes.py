@@ -1,27 +1,27 @@
-"""Which steps are captured: every shape that a CUDA graph is made for, and the one that a step is padded to."""
+"""Shapes of captured CUDA graphs of the real engine, and the shape that a step is padded to."""
 
 from __future__ import annotations
 
 from typing import NamedTuple
 
 DECODE_ROWS: tuple[int, ...] = (1, 2, 4, 8, *range(16, 257, 16))
-"""Decodes of a step without prompts."""
+"""Decode rows of graphs without prompts."""
 CHUNK_ROWS: tuple[int, ...] = (64, *range(128, 2049, 128))
-"""Tokens of prompts in a step; a larger one keeps the device busy for longer than it takes to launch its kernels."""
-BESIDE_ROWS = (0, 16, 64, 128, 256)
-"""Decodes beside prompts."""
-MOST_CHUNKS = 32
-"""Prompts in one step."""
+"""Prompt rows of graphs; in a larger step the kernels run longer than the host needs to launch them."""
+MIXED_DECODE_ROWS = (0, 16, 64, 128, 256)
+"""Decode rows of graphs with prompts."""
+MAX_CHUNKS = 32
+"""Most prompts in one captured step."""
 SHORT_CHUNK_TOKENS = 32
-"""Up to so many tokens of prompts are computed as so many decodes of the same pages, which split a long context."""
+"""Up to so many prompt tokens are computed as decodes of the same pages, which split a long context."""
 UNEVEN_ROWS = 32
-"""So many decodes fill the device, one program for each context and head. Then a long one among them is waited for."""
+"""Number of decodes that fill the device with one program per context and head; a long context then delays the step."""
 PARTS_COST_TOKENS = 6
-"""What it costs to read all of them in parts, for each: so many more tokens of one context would take as long."""
+"""Cost of reading contexts in parts, per decode, in context tokens of equal time."""
 
 
 class Shape(NamedTuple):
-    """Rows that a captured step has: of prompts, then of decodes, whose contexts may be `uneven`."""
+    """Rows of a captured step: prompt rows, then decode rows, whose contexts may be `uneven`."""
 
     chunk_rows: int
     decode_rows: int
@@ -29,49 +29,49 @@ class Shape(NamedTuple):
 
     @property
     def tokens(self) -> int:
-        """All rows."""
+        """Number of rows."""
         return self.chunk_rows + self.decode_rows
 
     @property
     def in_parts(self) -> bool:
-        """Whether it reads contexts in parts however many they are: beside prompts always, which take far longer."""
+        """Whether it reads contexts in parts; with prompts always from 32 decodes on, because prompts dominate."""
         return self.uneven or (self.chunk_rows > 0 and self.decode_rows >= UNEVEN_ROWS)
 
     @property
     def slots(self) -> int:
-        """Prompts that it has room for."""
-        return MOST_CHUNKS if self.chunk_rows else 0
+        """Number of prompts that fit."""
+        return MAX_CHUNKS if self.chunk_rows else 0
 
     @property
     def tile_rows(self) -> int:
-        """Rows of a prompt that one program attends for."""
+        """Prompt rows per attention program."""
         return 64 if self.chunk_rows <= 512 else 128
 
     @property
     def tiles(self) -> int:
-        """Programs that its prompts need at most."""
+        """Most attention programs that the prompts need."""
         return self.chunk_rows // self.tile_rows + self.slots
 
 
 class Parts(NamedTuple):
-    """Contexts are read in up to so many parts at a time, none of fewer tokens but the last of a context."""
+    """Split of contexts: at most `most` parts, each of at least `tokens` tokens except the last."""
 
     most: int
     tokens: int = 64
 
 
 def is_uneven(decodes: int, context_tokens: int, longest: int) -> bool:
-    """Whether a step of decodes would wait longer for its longest context than parts cost (measured on an H200)."""
-    if decodes <= _below(UNEVEN_ROWS):
+    """Whether waiting for the longest context costs more than reading in parts (measured on an H200)."""
+    if decodes <= _largest_below(UNEVEN_ROWS):
         return False
     return longest - context_tokens / decodes > PARTS_COST_TOKENS * decodes
 
 
 def parts_of(rows: int, kv_heads: int = 8, multiprocessors: int = 132, *, uneven: bool = False) -> Parts:
-    """How contexts of so many decodes are read: known from a shape alone, so that its graph serves every length.
+    """Return the split of contexts for a number of decode rows; one graph then serves all context lengths.
 
-    More parts than would fill the device, so that nobody waits for the longest context; a large batch fills it by
-    itself and would pay for each, so that it gets them only if it is uneven.
+    Small batches get more parts than fill the device, so that the longest context does not delay the step. A large
+    batch fills the device by itself and pays for each part, so it is split only if it is uneven.
     """
     if uneven:
         return Parts(16, 512 if rows < 128 else 1024)
@@ -80,42 +80,42 @@ def parts_of(rows: int, kv_heads: int = 8, multiprocessors: int = 132, *, uneven
 
 
 def shape_of(chunk_tokens: int, chunks: int, decodes: int, *, uneven: bool = False) -> Shape | None:
-    """The smallest that holds such a step, or None when none does. Beside prompts one is for `uneven` contexts too."""
+    """Return the smallest shape that fits a step; None without one. With prompts, `uneven` makes no difference."""
     if chunks == 0:
-        return None if decodes == 0 else _found(Shape(0, _least(DECODE_ROWS, decodes), uneven))
-    if chunks > MOST_CHUNKS:
+        return None if decodes == 0 else _check_shape(Shape(0, _pad(DECODE_ROWS, decodes), uneven))
+    if chunks > MAX_CHUNKS:
         return None
-    return _found(Shape(_least(CHUNK_ROWS, chunk_tokens), _least(BESIDE_ROWS, decodes)))
+    return _check_shape(Shape(_pad(CHUNK_ROWS, chunk_tokens), _pad(MIXED_DECODE_ROWS, decodes)))
 
 
 def shapes_up_to(max_tokens: int, max_decodes: int) -> list[Shape]:
-    """All that steps of such limits are padded to, the largest first."""
+    """Return all shapes that steps within these limits are padded to, the largest first."""
     decodes = _up_to(DECODE_ROWS, min(max_decodes + SHORT_CHUNK_TOKENS, max_tokens))
-    beside = _up_to(BESIDE_ROWS, max_decodes)
+    mixed = _up_to(MIXED_DECODE_ROWS, max_decodes)
     shapes = [Shape(0, rows) for rows in decodes]
     shapes += [Shape(0, rows, uneven=True) for rows in decodes if rows >= UNEVEN_ROWS]
-    shapes += [Shape(rows, others) for rows in _up_to(CHUNK_ROWS, max_tokens) for others in beside]
+    shapes += [Shape(rows, others) for rows in _up_to(CHUNK_ROWS, max_tokens) for others in mixed]
     return sorted(shapes, key=lambda shape: shape.tokens, reverse=True)
 
 
 def is_short(chunk_tokens: int, decodes: int) -> bool:
-    """Whether a step with prompts is computed as decodes alone."""
+    """Whether a step with prompts is computed as decodes only."""
     return chunk_tokens <= SHORT_CHUNK_TOKENS and chunk_tokens + decodes <= DECODE_ROWS[-1]
 
 
-def _below(rows: int) -> int:
-    """The most decodes that are padded to fewer rows."""
+def _largest_below(rows: int) -> int:
+    """Return the largest number of decodes that is padded to fewer rows."""
     return max(size for size in DECODE_ROWS if size < rows)
 
 
-def _least(sizes: tuple[int, ...], wanted: int) -> int:
+def _pad(sizes: tuple[int, ...], wanted: int) -> int:
     return next((size for size in sizes if size >= wanted), -1)
 
 
 def _up_to(sizes: tuple[int, ...], most: int) -> tuple[int, ...]:
-    last = _least(sizes, most)
+    last = _pad(sizes, most)
     return sizes if last < 0 else tuple(size for size in sizes if size <= last)
 
 
-def _found(shape: Shape) -> Shape | None:
+def _check_shape(shape: Shape) -> Shape | None:
     return None if -1 in shape[:2] else shape
