@@ -153,7 +153,7 @@ def test_a_place_where_nothing_can_be_written_is_known_before(
 ) -> None:
     dangling = tmp_path / "link"
     dangling.symlink_to(tmp_path / "no" / "file")
-    with pytest.raises(ConfigError, match="link: there is no such folder"):
+    with pytest.raises(ConfigError, match="link: the folder does not exist"):
         check_outputs({"--json": dangling}, {})
     with pytest.raises(ConfigError, match="File name too long"):
         check_outputs({"--json": tmp_path / ("a" * 300)}, {})

@@ -1,4 +1,4 @@
-"""Files that are written: never over what was read, and there as a whole or not at all."""
+"""Write output files atomically, and reject outputs that would overwrite an input."""
 
 from __future__ import annotations
 
@@ -24,17 +24,12 @@ if TYPE_CHECKING:
     _Part = tuple[IO[bytes], Callable[[], Path]]
 
 STDOUT = "-"
-"""As the name of an output: standard output."""
+"""Name of an output that means standard output."""
 
 _numbers = count()
-_PATHS = (
-    "path",
-    "timing",
-    "tokenizer",
-    "model",
-    "op_tables",
-)  # settings whose value is read where it is a file
-_IN_FOLDERS = (
+_PATH_SETTINGS = ("path", "timing", "tokenizer", "model", "op_tables")
+"""Settings whose value may be the path of an input."""
+_FILES_IN_FOLDERS = (
     *("config.json", "generation_config.json", "tokenizer.json", "*.safetensors", "*.safetensors.index.json"),
     "meta.yaml",
     *(
@@ -43,15 +38,15 @@ _IN_FOLDERS = (
         for name in ("dense", "per_sequence", "attention", "moe")
     ),
 )
-"""What is read where the value is a folder: a model's, or one of op tables."""
+"""Files that are read from a folder: a model's, or one of op tables."""
 
 
 @contextmanager
 def create(path: FilePath) -> Iterator[IO[bytes]]:
-    """Open a file that takes the place of `path` when the block ends well; else what was there stays.
+    """Open a new file that replaces `path` when the block succeeds; on an error `path` is unchanged.
 
-    A link is followed; a device or a pipe, `-` (standard output) and what the shell has opened (`/dev/stdout`,
-    `>(command)`) are written as they are. InvalidArgument names the file that cannot be written.
+    Symbolic links are followed. Devices, pipes, `-` (standard output) and files that the shell has opened
+    (`/dev/stdout`, `>(command)`) are written directly. InvalidArgument names a file that cannot be written.
     """
     if is_stdout(path):
         yield sys.stdout.buffer
@@ -59,7 +54,7 @@ def create(path: FilePath) -> Iterator[IO[bytes]]:
         return
     target = Path(os.path.realpath(path))
     try:
-        if (opened := _descriptor(path)) is not None:
+        if (opened := _find_descriptor(path)) is not None:
             with os.fdopen(os.dup(opened), "wb") as file:
                 yield file
             return
@@ -67,10 +62,10 @@ def create(path: FilePath) -> Iterator[IO[bytes]]:
             with target.open("wb") as file:
                 yield file
             return
-        with _open_unnamed(target) or _open_beside(target) as (file, name):
+        with _open_unnamed(target) or _open_named(target) as (file, link):
             yield file
             file.flush()
-            part = name()
+            part = link()
             try:
                 if target.exists():
                     part.chmod(S_IMODE(target.stat().st_mode))
@@ -87,39 +82,39 @@ def _free_name(target: Path) -> Path:
 
 
 def _open_unnamed(target: Path) -> AbstractContextManager[_Part] | None:
-    """Open a file without a name, which vanishes with this process however it ends; None where there is no such."""
+    """Open a file without a name, which the kernel removes when the process ends; None if unsupported."""
     if not hasattr(os, "O_TMPFILE"):
         return None
     try:
         opened = os.open(target.parent, os.O_TMPFILE | os.O_WRONLY, 0o666)
-    except OSError:  # not on this file system; what else is wrong, the named file meets too
+    except OSError:  # unsupported by this file system; the named file reports other errors
         return None
-    return _unnamed(opened, target)
+    return _write_unnamed(opened, target)
 
 
 @contextmanager
-def _unnamed(opened: int, target: Path) -> Iterator[_Part]:
+def _write_unnamed(opened: int, target: Path) -> Iterator[_Part]:
     with os.fdopen(opened, "wb") as file:
 
-        def name() -> Path:
+        def link() -> Path:
             folder = os.open(target.parent, os.O_RDONLY)
             try:
                 while True:
                     part = _free_name(target)
-                    try:  # with a folder, because link(2) alone does not follow the link in /proc
+                    try:  # with src_dir_fd, because link(2) alone does not follow the link in /proc
                         os.link(f"/proc/self/fd/{opened}", part, src_dir_fd=folder, follow_symlinks=True)
-                    except FileExistsError:  # of another process with our number, or of one that was killed
+                    except FileExistsError:  # left by another process with this process id
                         continue
                     return part
             finally:
                 os.close(folder)
 
-        yield file, name
+        yield file, link
 
 
 @contextmanager
-def _open_beside(target: Path) -> Iterator[_Part]:
-    """Open a file with a name, and remove it when the block or SIGTERM ends."""
+def _open_named(target: Path) -> Iterator[_Part]:
+    """Open a file with a name; remove it at the end of the block or on SIGTERM."""
     while True:
         part = _free_name(target)
         try:
@@ -139,20 +134,20 @@ _parts: set[Path] = set()
 
 @contextmanager
 def _unlinked_by_sigterm(part: Path) -> Iterator[None]:
-    """Remove `part` before SIGTERM ends the process as usual, where no other handler is set."""
-    ours = current_thread() is main_thread() and signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+    """Remove `part` before SIGTERM ends the process, unless another handler is set."""
+    installs = current_thread() is main_thread() and signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
     _parts.add(part)
-    if ours:
-        signal.signal(signal.SIGTERM, _end)
+    if installs:
+        signal.signal(signal.SIGTERM, _on_sigterm)
     try:
         yield
     finally:
-        if ours:
+        if installs:
             signal.signal(signal.SIGTERM, signal.SIG_DFL)
         _parts.discard(part)
 
 
-def _end(number: int, _: object) -> None:
+def _on_sigterm(number: int, _: object) -> None:
     for part in list(_parts):
         part.unlink(missing_ok=True)
     signal.signal(number, signal.SIG_DFL)
@@ -160,36 +155,43 @@ def _end(number: int, _: object) -> None:
 
 
 def check_outputs(outputs: Mapping[str, FilePath | None], inputs: Mapping[str, FilePath | None]) -> None:
-    """Refuse, before anything is written, outputs that would destroy an input or each other.
+    """Raise ConfigError for outputs that would overwrite an input or each other, or cannot be written.
 
-    Names are those that the user knows: flags or parameters. ConfigError also where no file can be written.
+    Names are flags or parameters. Call it before anything is written.
     """
     taken = {name: path for name, path in inputs.items() if path is not None}
     for name, path in outputs.items():
         if path is None:
             continue
         if not is_stdout(path):
-            _check_place(Path(path))
+            _check_writable(Path(path))
         for other, theirs in taken.items():
             if _same_file(path, theirs):
                 verb = "is written" if other in outputs else "is read"
-                raise ConfigError(f"{name} would overwrite {path}, which {verb} for {other}: name another")
+                raise ConfigError(
+                    f"{name} would overwrite {path}, which {verb} for {other}; name another file"
+                )
         taken[name] = path
 
 
 def files_named(settings: Any, name: str = "") -> dict[str, Path]:
-    """The files that settings name, by where they stand: what a run reads is more than its trace.
+    """Find the existing files that settings name, by the dotted name of their setting.
 
-    A name without a folder or an ending (`kv`) is that of a policy, unless its field may be a path.
+    A plain word (`kv`) is the name of a policy, unless its setting may be a path.
     """
     if isinstance(settings, str | os.PathLike):
         text = os.fspath(settings)
         path = Path(text.rpartition(":")[0] if ".py:" in text else text)
-        is_path = len(path.parts) > 1 or path.suffix or name.endswith(_PATHS) or not isinstance(settings, str)
+        is_path = (
+            len(path.parts) > 1
+            or path.suffix
+            or name.endswith(_PATH_SETTINGS)
+            or not isinstance(settings, str)
+        )
         if is_path and _is_file(path):
             return {name: path}
         inside = (
-            [file for pattern in _IN_FOLDERS for file in path.glob(pattern)]
+            [file for pattern in _FILES_IN_FOLDERS for file in path.glob(pattern)]
             if is_path and _is_folder(path)
             else []
         )
@@ -208,17 +210,17 @@ def files_named(settings: Any, name: str = "") -> dict[str, Path]:
 
 def is_stdout(path: FilePath) -> bool:
     """Whether an output of that name goes to standard output."""
-    return os.fspath(path) == STDOUT or _descriptor(path) == 1
+    return os.fspath(path) == STDOUT or _find_descriptor(path) == 1
 
 
-def _descriptor(path: FilePath) -> int | None:
-    """The number of a file that this process has open, where the path is a name of it, as `/dev/stdout` is.
+def _find_descriptor(path: FilePath) -> int | None:
+    """Return the descriptor of an open file that the path names, such as `/dev/stdout`; None for other paths.
 
-    Such a name resolves to the file behind it, which may have more in it than we are about to write, and writers
-    besides us; to that of a pipe, which nobody can open.
+    Such a path must not be resolved: the file behind it may have other content and other writers, and a pipe cannot
+    be opened by name.
     """
     place = os.fspath(path)
-    for _ in range(40):  # links, before it is a loop
+    for _ in range(40):  # limit on links, in case they form a loop
         folder, name = os.path.split(place)
         folder = os.path.realpath(folder)
         if folder in ("/dev/fd", f"/proc/{os.getpid()}/fd") and name.isdecimal():
@@ -230,18 +232,18 @@ def _descriptor(path: FilePath) -> int | None:
     return None
 
 
-def _check_place(path: Path) -> None:
-    if _descriptor(path) is not None:
+def _check_writable(path: Path) -> None:
+    if _find_descriptor(path) is not None:
         return
     target = Path(os.path.realpath(path))
     try:
         exists = target.exists()
-    except OSError as error:  # a name that no file can have
+    except OSError as error:  # not a valid file name
         raise ConfigError(f"cannot write {path}: {error.strerror}") from error
     if target.is_dir():
-        raise ConfigError(f"{path} is a folder: name a file")
+        raise ConfigError(f"{path} is a folder; name a file")
     if not target.parent.is_dir():
-        raise ConfigError(f"{path}: there is no such folder")
+        raise ConfigError(f"{path}: the folder does not exist; create it")
     if not os.access(target if exists and _is_special(target) else target.parent, os.W_OK):
         raise ConfigError(f"cannot write {path}: {os.strerror(errno.EACCES)}")
 
@@ -252,7 +254,7 @@ def _same_file(one: FilePath, other: FilePath) -> bool:
     if os.path.realpath(one) == os.path.realpath(other):
         return not _is_special(Path(one))
     try:
-        return os.path.samefile(one, other)  # by another name: a hard link, or one in capitals
+        return os.path.samefile(one, other)  # a hard link, or another spelling on this file system
     except OSError:
         return False
 
@@ -260,7 +262,7 @@ def _same_file(one: FilePath, other: FilePath) -> bool:
 def _is_file(path: Path) -> bool:
     try:
         return path.is_file()
-    except (OSError, ValueError):  # no name that a file could have
+    except (OSError, ValueError):  # not a valid file name
         return False
 
 
@@ -272,5 +274,5 @@ def _is_folder(path: Path) -> bool:
 
 
 def _is_special(path: Path) -> bool:
-    """A device or a pipe: it keeps nothing that could be lost."""
+    """Whether the path is a device or a pipe, which has no content to lose."""
     return path.exists() and not path.is_file() and not path.is_dir()

@@ -110,7 +110,7 @@ def test_emitted_events_overwrite_no_trace(
     assert trace.read_bytes() == before
     for act in (["emit", str(trace), "--out"], ["tap", "tcp://127.0.0.1:1", "--record"]):
         assert main(["events", *act, str(tmp_path / "nowhere" / "file")]) == 2
-        assert "there is no such folder" in capsys.readouterr().err
+        assert "the folder does not exist" in capsys.readouterr().err
 
 
 def test_a_converted_trace_overwrites_no_tokenizer(tmp_path: Path, trace: Path) -> None:

@@ -230,10 +230,10 @@ def refused(
         (f"serve --tiers {DEEP}", "--tiers must be a JSON object"),
         ("calibrate check run.jsonl --timing deep.yaml", "deep.yaml: lists or settings are nested too"),
         ("events emit trace.jsonl --out trace.jsonl", "--out would overwrite trace.jsonl, which is read for"),
-        ("events emit trace.jsonl --out nodir/x", "nodir/x: there is no such folder"),
-        ("events tap tcp://localhost:5 --record nodir/x", "nodir/x: there is no such folder"),
+        ("events emit trace.jsonl --out nodir/x", "nodir/x: the folder does not exist"),
+        ("events tap tcp://localhost:5 --record nodir/x", "nodir/x: the folder does not exist"),
         ("events verify empty.jsonl --stream raw", "empty.jsonl: no message arrived; nothing was verified"),
-        ("workload fanout -o nodir/x", "nodir/x: there is no such folder"),
+        ("workload fanout -o nodir/x", "nodir/x: the folder does not exist"),
         ("convert empty.csv o --format azure", "column TIMESTAMP is missing; the file is empty"),
         (
             "convert trace.jsonl o --format aiperf",

@@ -182,7 +182,7 @@ def run(args: argparse.Namespace) -> int:
 
     from understudy.api import replay
     from understudy.cli.progress import progress_bar, progress_bars
-    from understudy.cli.replay_others import read_slo, replay_on_live_workers, replay_real_engine
+    from understudy.cli.replay_modes import read_slo, replay_on_live_workers, replay_real_engine
     from understudy.errors import InvalidArgument
     from understudy.run.settings import ReplaySettings, list_given_files
     from understudy.workload import read_trace

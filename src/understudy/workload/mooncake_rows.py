@@ -1,8 +1,8 @@
-"""The lines of a Mooncake trace, decoded a megabyte at a time into columns.
+"""Decode the lines of a Mooncake trace into columns, one megabyte at a time.
 
-Most traces have four keys and plain numbers: those rows the core reads. Any other chunk is decoded in one call and its
-numbers are converted in bulk; line by line happens only to say which line is wrong. Hash ids are by far the most of a
-trace, so they never become Python integers.
+Most traces have four keys and plain numbers; the core reads such rows. Any other chunk is decoded in one call and its
+numbers are converted in bulk; lines are decoded one by one only to name an invalid line. Hash ids are most of a trace,
+so they are never converted to Python integers.
 """
 
 from __future__ import annotations
