@@ -100,7 +100,7 @@ def test_it_is_asked_for_the_deployment_under_its_own_names(installed: Any) -> N
 def test_a_report_says_where_such_times_come_from(installed: Any) -> None:
     said = timing(tensor_parallel_size=2).describe_origin()
     assert said.startswith("aiconfigurator: ")
-    assert said.endswith("kernels of Llama-3.1-8B in bf16 on 2 × H100, nothing added for the engine")
+    assert said.endswith("kernels of Llama-3.1-8B in bf16 on 2 × H100, without engine overhead")
 
 
 @pytest.mark.parametrize(
