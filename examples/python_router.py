@@ -9,14 +9,12 @@ from collections import defaultdict
 from typing import TYPE_CHECKING
 
 from understudy.engines.config import VllmConfig
-from understudy.router import Router
+from understudy.router import EventKind, Router
 from understudy.run.offline import run_offline
 from understudy.workload import Constant, Fixed, SyntheticSpec, SystemPrompts, synthesise
 
 if TYPE_CHECKING:
     from understudy.router import FleetView, KvEventBatch, RouteRequest
-
-STORED = 0
 
 
 class PrefixAffinity(Router):
@@ -34,17 +32,17 @@ class PrefixAffinity(Router):
         for kind, sole, name in zip(events.kinds, events.sole, events.sequence_hashes.tolist(), strict=True):
             if not sole:  # the worker had another copy before, or still has one
                 continue
-            if kind == STORED:
+            if kind == EventKind.STORED:
                 known.add(name)
             else:
                 known.discard(name)
 
     def choose(self, request: RouteRequest, view: FleetView) -> int:
-        """Return the worker with the lowest cost; ties go to the first."""
-        costs = view.outstanding_tokens + request.prompt_tokens
-        for worker in range(len(view)):
+        """Return the ready worker with the lowest cost; ties go to the first."""
+        costs = view.outstanding_tokens.copy()
+        for worker in view.ready.tolist():
             costs[worker] -= self._hits(request, worker) * request.block_size
-        return int(costs.argmin())
+        return int(view.ready[costs[view.ready].argmin()])
 
     def _hits(self, request: RouteRequest, worker: int) -> int:
         known = self._blocks[worker]

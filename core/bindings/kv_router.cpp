@@ -108,22 +108,24 @@ void bind_kv_router(nb::module_& m) {
           "begin",
           [](KvRouter& self, nb::handle workers, nb::handle batch_tokens) {
             const std::uint64_t count = read_uint(workers, "workers", 1u << 20);
-            const std::vector<std::uint64_t> tokens(static_cast<std::size_t>(count),
-                                                    read_uint(batch_tokens, "batch_tokens"));
-            self.begin(tokens);
+            const std::uint64_t tokens = read_uint(batch_tokens, "batch_tokens");
+            self.begin();
+            for (WorkerId id = 0; id < count; ++id) self.add_worker({.id = id, .batch_tokens = tokens});
           },
           "workers"_a, "batch_tokens"_a = 8192, "Reset to `workers` workers; `batch_tokens` fit into a step of each.")
       .def(
           "add_worker",
           [](KvRouter& self, nb::handle batch_tokens) {
             require_begun(self);
-            return self.add_worker(read_uint(batch_tokens, "batch_tokens"));
+            const WorkerId id = self.num_workers();
+            self.add_worker({.id = id, .batch_tokens = read_uint(batch_tokens, "batch_tokens")});
+            return id;
           },
-          "batch_tokens"_a = 8192, "Add a worker; returns its number.")
+          "batch_tokens"_a = 8192, "Add a worker; returns its id.")
       .def(
           "set_available",
           [](KvRouter& self, nb::handle worker, bool available) {
-            self.set_available(read_worker(self, worker), available);
+            self.set_state(read_worker(self, worker), available ? WorkerState::Ready : WorkerState::Draining);
           },
           "worker"_a, "available"_a, "Set whether the worker may be chosen.")
       .def(

@@ -1,7 +1,12 @@
 // Routers in Python: the requests and views that they receive, and their notifications.
 #include "router.hpp"
 
+#include <algorithm>
+#include <functional>
+#include <numeric>
+
 #include <nanobind/nanobind.h>
+#include <nanobind/stl/optional.h>
 #include <nanobind/stl/shared_ptr.h>
 #include <nanobind/stl/string.h>
 
@@ -44,18 +49,46 @@ struct AskedRequest {
 template <typename T, typename Read>
 nb::object by_worker(const ViewHandle& self, Read read) {
   std::vector<T> out;
-  for (std::size_t worker = 0; worker < self->loads().size(); ++worker) out.push_back(static_cast<T>(read(worker)));
+  for (WorkerId worker = 0; worker < self->loads().size(); ++worker) out.push_back(static_cast<T>(read(worker)));
   return to_array(std::move(out));
 }
 
 template <auto Field>
 nb::object loads_of(const ViewHandle& self) {
-  return by_worker<std::int64_t>(self, [&](std::size_t worker) { return self->loads()[worker].*Field; });
+  return by_worker<std::int64_t>(self, [&](WorkerId worker) { return self->loads()[worker].*Field; });
 }
 
 template <auto Field>
-nb::object states_of(const ViewHandle& self) {
-  return by_worker<std::int64_t>(self, [&](std::size_t worker) { return self->state(worker).*Field; });
+nb::object counts_of(const ViewHandle& self) {
+  return by_worker<std::int64_t>(self, [&](WorkerId worker) { return self->counts(worker).*Field; });
+}
+
+nb::object by_name(const ViewHandle& self, auto name_of) {
+  nb::list out;
+  for (WorkerId worker = 0; worker < self->loads().size(); ++worker) out.append(name_of(worker));
+  return nb::tuple(out);
+}
+
+const char* name_of(RequestStage stage) {
+  return stage == RequestStage::Whole ? "whole" : stage == RequestStage::Prefill ? "prefill" : "decode";
+}
+
+const char* name_of(WorkerRole role) {
+  return role == WorkerRole::Both ? "both" : role == WorkerRole::Prefill ? "prefill" : "decode";
+}
+
+const char* name_of(WorkerState state) {
+  switch (state) {
+    case WorkerState::Starting:
+      return "starting";
+    case WorkerState::Ready:
+      return "ready";
+    case WorkerState::Draining:
+      return "draining";
+    case WorkerState::Gone:
+      break;
+  }
+  return "gone";
 }
 
 // Whether a router overrides a method; the methods of the base class are marked `does_nothing`.
@@ -80,7 +113,7 @@ class PythonRouter final : public Router {
     router_.reset();
   }
 
-  std::size_t choose(const RouteRequest& request, FleetView& view) override {
+  WorkerId choose(const RouteRequest& request, FleetView& view) override {
     nb::gil_scoped_acquire gil;
     std::vector<BlockIdentity> blocks;
     if (request.identities != nullptr) request.identities->extend(blocks, request.prompt_tokens / request.block_size);
@@ -91,10 +124,11 @@ class PythonRouter final : public Router {
     const nb::object answer = router_.attr("choose")(asked, seen);
     std::int64_t worker = -1;
     if (!nb::try_cast(answer, worker) || worker < 0) {
-      throw Error(ErrorKind::PolicyError, "the router's choose() must return the number of a worker, got ",
+      throw Error(ErrorKind::PolicyError,
+                  "the router's choose() must return the id of a worker, out of view.ready; got ",
                   nb::repr(answer).c_str());
     }
-    return static_cast<std::size_t>(worker);
+    return static_cast<WorkerId>(worker);
   }
 
   bool asks_workers() const noexcept override { return true; }
@@ -126,19 +160,25 @@ class PythonRouter final : public Router {
 // A fleet driven elsewhere, of which only the dispatched requests are known.
 class CountedFleet final : public FleetView {
  public:
-  CountedFleet(std::vector<WorkerLoad> loads, std::int64_t now_ns) : loads_(std::move(loads)), now_ns_(now_ns) {}
-  std::int64_t now_ns() const override { return now_ns_; }
+  CountedFleet(std::vector<WorkerLoad> loads, std::vector<WorkerId> ready)
+      : loads_(std::move(loads)), ready_(std::move(ready)) {}
+  std::int64_t now_ns() const override { return 0; }
+  std::span<const WorkerId> ready() const override { return ready_; }
   std::span<const WorkerLoad> loads() const override { return loads_; }
-  WorkerState state(std::size_t) override { return {}; }
-  std::uint32_t pool_of(std::size_t) const override { return 0; }
+  const WorkerInfo& info(WorkerId) const override { return info_; }
+  WorkerState state(WorkerId worker) const override {
+    return std::ranges::binary_search(ready_, worker) ? WorkerState::Ready : WorkerState::Draining;
+  }
+  WorkerCounts counts(WorkerId) override { return {}; }
 
  private:
   std::vector<WorkerLoad> loads_;
-  std::int64_t now_ns_;
+  std::vector<WorkerId> ready_;
+  WorkerInfo info_;
 };
 
-std::size_t pick(Router& self, nb::handle row, nb::handle session, nb::handle outstanding_requests,
-                 nb::handle outstanding_tokens) {
+WorkerId pick(Router& self, nb::handle row, nb::handle session, nb::handle outstanding_requests,
+              nb::handle outstanding_tokens, nb::handle ready) {
   if (dynamic_cast<KvRouter*>(&self) != nullptr) {
     throw Error(ErrorKind::WrongState, "a KV-aware router needs more than loads: decide()");
   }
@@ -149,14 +189,24 @@ std::size_t pick(Router& self, nb::handle row, nb::handle session, nb::handle ou
                 "outstanding_requests and outstanding_tokens need a number for each worker");
   }
   std::vector<WorkerLoad> loads;
-  for (std::size_t worker = 0; worker < tokens.span().size(); ++worker) {
+  for (WorkerId worker = 0; worker < tokens.span().size(); ++worker) {
     loads.push_back({requests.span()[worker], tokens.span()[worker]});
+  }
+  std::vector<WorkerId> ids(loads.size());
+  std::iota(ids.begin(), ids.end(), WorkerId{0});
+  if (!ready.is_none()) {
+    const IntArray<std::uint64_t> given(ready, "ready");
+    ids.assign(given.span().begin(), given.span().end());
+    if (ids.empty() || ids.back() >= loads.size() ||
+        std::ranges::adjacent_find(ids, std::greater_equal<>()) != ids.end()) {
+      throw Error(ErrorKind::InvalidArgument, "ready must have ids of workers, at least one, ascending");
+    }
   }
   RouteRequest request;
   request.row = read_uint(row, "row");
   request.session = read_uint(session, "session");
   request.block_size = 1;
-  CountedFleet fleet(std::move(loads), 0);
+  CountedFleet fleet(std::move(loads), std::move(ids));
   return self.choose(request, fleet);
 }
 
@@ -183,7 +233,9 @@ std::shared_ptr<Router> read_router(nb::handle router, std::uint64_t seed) {
 void bind_router(nb::module_& m) {
   ExclusiveClass<Router>(m, "NativeRouter", "A router of the core's; one caller or run at a time (WrongState).")
       .def("pick", &pick, "row"_a, "session"_a, "outstanding_requests"_a, "outstanding_tokens"_a,
-           "Choose a worker from the loads dispatched and not ended: for fleets that run elsewhere.");
+           "ready"_a.none() = nb::none(),
+           "Choose one of the `ready` workers (default: any) by the loads dispatched and not ended, which are by id: "
+           "for fleets that run elsewhere.");
   m.def(
       "native_router",
       [](const std::string& name, nb::handle seed) { return make_router(name, read_uint(seed, "seed")); }, "name"_a,
@@ -191,6 +243,19 @@ void bind_router(nb::module_& m) {
   nb::class_<AskedRequest>(m, "RouteRequest", "A request as a router sees it.")
       .def_prop_ro(
           "row", [](const AskedRequest& self) { return self.request.row; }, "Row of the workload.")
+      .def_prop_ro(
+          "session", [](const AskedRequest& self) { return self.request.session; },
+          "Session; requests of one session have the same number.")
+      .def_prop_ro(
+          "parent_session",
+          [](const AskedRequest& self) -> std::optional<std::uint64_t> {
+            if (self.request.parent_session == RouteRequest::kNoSession) return std::nullopt;
+            return self.request.parent_session;
+          },
+          "Session that started this one, or None.")
+      .def_prop_ro(
+          "stage", [](const AskedRequest& self) { return name_of(self.request.stage); },
+          "Part of the request that needs a worker: whole, prefill or decode.")
       .def_prop_ro("arrival_ns", [](const AskedRequest& self) { return self.request.arrival_ns; })
       .def_prop_ro("prompt_tokens", [](const AskedRequest& self) { return self.request.prompt_tokens; })
       .def_prop_ro(
@@ -205,7 +270,27 @@ void bind_router(nb::module_& m) {
           "Identities of the prompt's full blocks; empty without prefix caching.");
   nb::class_<ViewHandle>(m, "FleetView", "The fleet as its router sees it, for one call of choose().")
       .def_prop_ro("now_ns", [](const ViewHandle& self) { return self->now_ns(); })
-      .def("__len__", [](const ViewHandle& self) { return self->loads().size(); })
+      .def(
+          "__len__", [](const ViewHandle& self) { return self->loads().size(); },
+          "Number of ids assigned so far, those of workers that have left included.")
+      .def_prop_ro(
+          "ready",
+          [](const ViewHandle& self) {
+            return to_array(std::vector<std::int64_t>(self->ready().begin(), self->ready().end()));
+          },
+          "Ids of the workers that may be chosen for this request, ascending.")
+      .def_prop_ro(
+          "roles",
+          [](const ViewHandle& self) {
+            return by_name(self, [&](WorkerId worker) { return name_of(self->info(worker).role); });
+          },
+          "By worker: both, prefill or decode.")
+      .def_prop_ro(
+          "states",
+          [](const ViewHandle& self) {
+            return by_name(self, [&](WorkerId worker) { return name_of(self->state(worker)); });
+          },
+          "By worker: starting, ready, draining or gone.")
       .def_prop_ro("outstanding_requests", &loads_of<&WorkerLoad::outstanding_requests>,
                    "By worker: requests dispatched and not ended.")
       .def_prop_ro("outstanding_tokens", &loads_of<&WorkerLoad::outstanding_tokens>,
@@ -213,13 +298,13 @@ void bind_router(nb::module_& m) {
       .def_prop_ro(
           "pools",
           [](const ViewHandle& self) {
-            return by_worker<std::int64_t>(self, [&](std::size_t worker) { return self->pool_of(worker); });
+            return by_worker<std::int64_t>(self, [&](WorkerId worker) { return self->info(worker).pool; });
           },
           "By worker: pool number.")
-      .def_prop_ro("running", &states_of<&WorkerState::running>, "By worker: requests that have been admitted.")
-      .def_prop_ro("waiting", &states_of<&WorkerState::waiting>, "By worker: requests that have not.")
-      .def_prop_ro("used_blocks", &states_of<&WorkerState::used_blocks>, "By worker: referenced blocks.")
-      .def_prop_ro("total_blocks", &states_of<&WorkerState::total_blocks>);
+      .def_prop_ro("running", &counts_of<&WorkerCounts::running>, "By worker: requests that have been admitted.")
+      .def_prop_ro("waiting", &counts_of<&WorkerCounts::waiting>, "By worker: requests that have not.")
+      .def_prop_ro("used_blocks", &counts_of<&WorkerCounts::used_blocks>, "By worker: referenced blocks.")
+      .def_prop_ro("total_blocks", &counts_of<&WorkerCounts::total_blocks>);
   nb::class_<KvDelivery>(m, "KvEventBatch", "Block changes of one step of a worker, or of a shared tier.")
       .def_prop_ro(
           "worker",

@@ -17,6 +17,7 @@ Fleet::Fleet(FleetConfig config, WorkloadColumns workload)
       arrival_ns_(workload.size(), -1),
       worker_of_(workload.size(), -1) {
   if (config_.pools.empty()) throw Error(ErrorKind::ConfigError, "a fleet needs at least one pool");
+  config_.router->begin();
   for (const WorkerPool& pool : config_.pools) {
     if (pool.num_workers < 1) throw Error(ErrorKind::ConfigError, "workers must be at least 1");
     if (pool.tiers && config_.lockstep_ns > 0) {
@@ -33,19 +34,8 @@ Fleet::Fleet(FleetConfig config, WorkloadColumns workload)
     added.config = pool;
     added.engine = engine;
     added.first_worker = workers_.size();
-    for (std::uint32_t i = 0; i < pool.num_workers; ++i) {
-      workers_.emplace_back().pool = static_cast<std::uint32_t>(pools_.size() - 1);
-    }
+    for (std::uint32_t i = 0; i < pool.num_workers; ++i) add_worker(static_cast<std::uint32_t>(pools_.size() - 1));
   }
-  loads_.resize(workers_.size());
-  std::vector<std::uint64_t> batch_tokens;
-  std::vector<std::uint32_t> pool_of;
-  for (const Worker& worker : workers_) {
-    batch_tokens.push_back(pools_[worker.pool].engine->max_num_batched_tokens);
-    pool_of.push_back(worker.pool);
-  }
-  config_.router->begin(batch_tokens);
-  config_.router->set_pools(pool_of);
   if (std::ranges::any_of(workload_.next_turn, [](std::int64_t next) { return next >= 0; })) {
     session_.resize(workload_.size());
     for (std::uint64_t row = 0; row < workload_.size(); ++row) {
@@ -68,7 +58,31 @@ Fleet::Fleet(FleetConfig config, WorkloadColumns workload)
   }
   // Independent workers run one after another, and need memory only while they run.
   for (std::size_t i = 0; i < num_units(); ++i) {
-    if (mode_.mode != RunMode::Independent || i == pools_[workers_[i].pool].first_worker) make_engine(i);
+    if (mode_.mode != RunMode::Independent || i == pools_[workers_[i].info.pool].first_worker) make_engine(i);
+  }
+}
+
+WorkerId Fleet::add_worker(std::uint32_t pool) {
+  const Pool& its = pools_[pool];
+  Worker& worker = workers_.emplace_back();
+  worker.info = {workers_.size() - 1, pool, its.config.role, its.engine->max_num_batched_tokens};
+  loads_.emplace_back();
+  config_.router->add_worker(worker.info);
+  set_state(worker.info.id, WorkerState::Ready);
+  return worker.info.id;
+}
+
+void Fleet::set_state(WorkerId id, WorkerState state) {
+  Worker& worker = workers_[id];
+  worker.state = state;
+  config_.router->set_state(id, state);
+  for (const RequestStage stage : {RequestStage::Whole, RequestStage::Prefill, RequestStage::Decode}) {
+    std::vector<WorkerId>& ready = ready_[static_cast<std::size_t>(stage)];
+    const auto at = std::ranges::lower_bound(ready, id);
+    const bool was_ready = at != ready.end() && *at == id;
+    const bool is_ready = state == WorkerState::Ready && serves(worker.info.role, stage);
+    if (is_ready && !was_ready) ready.insert(at, id);
+    if (!is_ready && was_ready) ready.erase(at);
   }
 }
 
@@ -90,7 +104,7 @@ RunModeChoice Fleet::choose_mode() const {
 }
 
 EngineSite Fleet::site_of(std::size_t index) {
-  Pool& pool = pools_[workers_[index].pool];
+  Pool& pool = pools_[workers_[index].info.pool];
   EngineSite site;
   site.timing = pool.config.timing;
   site.tiers = pool.config.tiers ? &*pool.config.tiers : nullptr;
@@ -214,15 +228,22 @@ std::optional<std::size_t> Fleet::route(std::uint64_t row) {
   if (!config_.router->blind() && first.enable_prefix_caching) {
     routed_ = {row, first.block_size, identities_of(row, first.block_size)};
   }
-  const std::size_t worker = config_.router->choose(
-      {row, session_of(row), arrival_ns_[row], prompt, output, workload_.priority.empty() ? 0 : workload_.priority[row],
-       workload_.strict_priority.empty() ? 0 : workload_.strict_priority[row], first.block_size,
-       routed_.identities.get()},
-      *this);
+  RouteRequest request;
+  request.row = row;
+  request.session = session_of(row);
+  request.arrival_ns = arrival_ns_[row];
+  request.prompt_tokens = prompt;
+  request.output_tokens = output;
+  request.priority = workload_.priority.empty() ? 0 : workload_.priority[row];
+  request.strict_priority = workload_.strict_priority.empty() ? 0 : workload_.strict_priority[row];
+  request.block_size = first.block_size;
+  request.identities = routed_.identities.get();
+  stage_ = request.stage;
+  const WorkerId worker = config_.router->choose(request, *this);
   if (worker == Router::kLater && config_.router->queues()) return worker;
-  if (worker >= workers_.size()) {
-    throw Error(ErrorKind::PolicyError, "the router chose worker ", worker, " for row ", row, "; there are ",
-                workers_.size());
+  if (!std::ranges::binary_search(ready(), worker)) {
+    throw Error(ErrorKind::PolicyError, "the router chose worker ", worker, " for row ", row,
+                ", which is not ready; choose one of the ", ready().size(), " ids in view.ready");
   }
   return fits(row, worker) ? std::optional(worker) : std::nullopt;
 }
@@ -235,7 +256,7 @@ std::optional<std::string> Fleet::why_not(std::uint64_t row, const Pool& pool) c
 
 // Rejects a request that can never fit on its worker; returns whether it can.
 bool Fleet::fits(std::uint64_t row, std::size_t worker) {
-  const std::optional<std::string> why = why_not(row, pools_[workers_[worker].pool]);
+  const std::optional<std::string> why = why_not(row, pools_[workers_[worker].info.pool]);
   if (why) reject(row, *why);
   return !why;
 }

@@ -1,6 +1,7 @@
 // A run: a workload, pools of simulated workers, a router, and one deterministic order of everything that happens.
 #pragma once
 
+#include <array>
 #include <atomic>
 #include <chrono>
 #include <cstdint>
@@ -24,9 +25,6 @@
 
 namespace understudy {
 
-// The stages of a request that the workers of a pool serve.
-enum class WorkerRole : std::uint8_t { Both, Prefill, Decode };
-
 // A group of equal workers.
 struct WorkerPool {
   std::string name;  // also of its tiers and links; unique where there are several pools
@@ -38,7 +36,7 @@ struct WorkerPool {
 };
 
 struct FleetConfig {
-  std::vector<WorkerPool> pools;  // workers are numbered through them
+  std::vector<WorkerPool> pools;  // the first workers have their ids in this order
   std::shared_ptr<Router> router;
   std::uint32_t concurrency = 0;   // sessions at a time; 0: open loop
   std::int64_t turnaround_ns = 0;  // from the end of a session to the start of the next one in its place
@@ -91,7 +89,8 @@ class Fleet final : private FleetView {
   };
   struct Worker {
     std::unique_ptr<Engine> engine;  // with ranks, the first worker owns the engine of all
-    std::uint32_t pool = 0;
+    WorkerInfo info;
+    WorkerState state = WorkerState::Ready;
     std::uint64_t first_row = kNoRow;  // its first request
     Phase phase = Phase::Idle;         // phase of its engine after the last call
     std::int64_t wake_ns = Engine::kNever;
@@ -109,10 +108,12 @@ class Fleet final : private FleetView {
   bool shares_tiers() const;
   bool has_free_prompts() const;
   bool can_show_blocks() const;
+  WorkerId add_worker(std::uint32_t pool);
+  void set_state(WorkerId worker, WorkerState state);
   void make_engine(std::size_t index);
   EngineSite site_of(std::size_t index);
   bool stepwise() const noexcept { return mode_.mode == RunMode::Stepwise || mode_.mode == RunMode::Deferred; }
-  const EngineConfig& config_of(std::size_t worker) const { return *pools_[workers_[worker].pool].engine; }
+  const EngineConfig& config_of(std::size_t worker) const { return *pools_[workers_[worker].info.pool].engine; }
   // Ranks step together: the first worker represents all of them in the queue.
   std::size_t lead(std::size_t worker) const noexcept { return config_.ranks ? 0 : worker; }
   std::size_t num_units() const noexcept { return config_.ranks ? 1 : workers_.size(); }
@@ -166,9 +167,11 @@ class Fleet final : private FleetView {
 
   // FleetView
   std::int64_t now_ns() const override { return now_ns_; }
+  std::span<const WorkerId> ready() const override { return ready_[static_cast<std::size_t>(stage_)]; }
   std::span<const WorkerLoad> loads() const override { return loads_; }
-  WorkerState state(std::size_t worker) override;
-  std::uint32_t pool_of(std::size_t worker) const override { return workers_.at(worker).pool; }
+  const WorkerInfo& info(WorkerId worker) const override { return workers_.at(worker).info; }
+  WorkerState state(WorkerId worker) const override { return workers_.at(worker).state; }
+  WorkerCounts counts(WorkerId worker) override;
   bool held(std::span<const BlockIdentity> prompt, std::vector<std::uint32_t>& out) override;
 
   void report(const Progress& progress);
@@ -192,15 +195,18 @@ class Fleet final : private FleetView {
   WorkloadColumns workload_;
   TransferHub hub_;  // for tiers that workers share
   std::vector<Pool> pools_;
-  std::vector<Worker> workers_;
-  std::vector<WorkerLoad> loads_;
-  bool shows_blocks_ = false;           // the router reads the workers' cached blocks
-  bool observes_ = false;               // or it receives their events
-  bool tracks_ = false;                 // and receives first tokens and completions
-  std::vector<bool> started_;           // rows with a first token, if the router tracks them
-  std::vector<std::uint64_t> session_;  // session of each row; empty: one per row
-  bool keeps_events_ = false;           // in the result
-  bool may_run_ahead_ = false;          // nothing reads the state of workers: they may be a step ahead
+  std::vector<Worker> workers_;    // by id
+  std::vector<WorkerLoad> loads_;  // by id
+  // Ids of the workers that may be chosen, by RequestStage.
+  std::array<std::vector<WorkerId>, 3> ready_;
+  RequestStage stage_ = RequestStage::Whole;  // of the request that is being routed
+  bool shows_blocks_ = false;                 // the router reads the workers' cached blocks
+  bool observes_ = false;                     // or it receives their events
+  bool tracks_ = false;                       // and receives first tokens and completions
+  std::vector<bool> started_;                 // rows with a first token, if the router tracks them
+  std::vector<std::uint64_t> session_;        // session of each row; empty: one per row
+  bool keeps_events_ = false;                 // in the result
+  bool may_run_ahead_ = false;                // nothing reads the state of workers: they may be a step ahead
   RunModeChoice mode_;
 
   EventQueue queue_;

@@ -46,7 +46,7 @@ bool Fleet::gather_events() {
     Worker& worker = workers_[index];
     if (!stepwise()) absorb(index, worker.engine->transfers_landed(now_ns_));
     rank_of(index).take_events(gathered_);
-    due = publish(index, worker.pool, order_of(index), worker.events) || due;
+    due = publish(index, worker.info.pool, order_of(index), worker.events) || due;
   }
   for (std::uint32_t number = 0; number < pools_.size(); ++number) {
     Pool& pool = pools_[number];

@@ -259,7 +259,7 @@ void Fleet::begin_all() {
   }
 }
 
-WorkerState Fleet::state(std::size_t index) {
+WorkerCounts Fleet::counts(WorkerId index) {
   stepwise() ? run_deferred_steps(lead(index), false) : advance_to_now(index);
   const EngineSnapshot now = rank_of(index).snapshot();
   return {now.running, now.waiting + now.loading, now.active_blocks,

@@ -13,8 +13,6 @@ namespace understudy {
 
 class KvLoad {
  public:
-  explicit KvLoad(std::size_t workers) : prefill_tokens_(workers, 0), requests_(workers, 0), prompts_(workers) {}
-
   void add_worker() {
     prompts_.add_worker();
     prefill_tokens_.push_back(0);

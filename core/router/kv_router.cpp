@@ -51,27 +51,25 @@ KvRouter::KvRouter(KvRouterConfig config) : config_(std::move(config)), random_(
           "queue_threshold must be finite and not negative");
 }
 
-void KvRouter::begin(std::span<const std::uint64_t> batch_tokens) {
+void KvRouter::begin() {
   random_.seed(config_.seed);
-  view_ = std::make_shared<KvView>(config_, batch_tokens.size());
-  load_ = std::make_unique<KvLoad>(batch_tokens.size());
-  batch_tokens_.assign(batch_tokens.begin(), batch_tokens.end());
-  available_.assign(batch_tokens.size(), true);
+  view_ = std::make_shared<KvView>(config_);
+  load_ = std::make_unique<KvLoad>();
+  batch_tokens_.clear();
+  ready_.clear();
   while (!queue_.empty()) queue_.pop();
   decisions_.clear();
 }
 
-void KvRouter::set_pools(std::span<const std::uint32_t> pool_of) { view_->set_pools(pool_of); }
-
-std::size_t KvRouter::add_worker(std::uint64_t batch_tokens) {
-  view_->add_worker();
+void KvRouter::add_worker(const WorkerInfo& worker) {
+  UNDERSTUDY_ASSERT(worker.id == ready_.size(), "ids of workers are assigned in order");
+  view_->add_worker(worker.pool);
   load_->add_worker();
-  batch_tokens_.push_back(batch_tokens);
-  available_.push_back(true);
-  return available_.size() - 1;
+  batch_tokens_.push_back(worker.batch_tokens);
+  ready_.push_back(true);
 }
 
-void KvRouter::set_available(std::size_t worker, bool available) { available_.at(worker) = available; }
+void KvRouter::set_state(WorkerId worker, WorkerState state) { ready_.at(worker) = state == WorkerState::Ready; }
 
 void KvRouter::forget(std::size_t worker) { view_->forget(worker); }
 
@@ -102,7 +100,7 @@ void KvRouter::ended(std::uint64_t row) {
 }
 
 std::size_t KvRouter::choose(const RouteRequest& request, FleetView& view) {
-  require_available();
+  require_ready();
   std::span<const BlockIdentity> blocks;
   if (request.identities != nullptr) {
     blocks = request.identities->first(request.prompt_tokens / request.block_size, identities_);
@@ -118,13 +116,13 @@ std::size_t KvRouter::choose(const RouteRequest& request, FleetView& view) {
 }
 
 std::size_t KvRouter::choose(const RouteRequest& request, std::vector<std::uint64_t> prompt, std::int64_t now_ns) {
-  require_available();
+  require_ready();
   view_->match(prompt, now_ns, held_);
   return admit_or_queue(request, std::move(prompt), now_ns);
 }
 
-void KvRouter::require_available() const {
-  if (std::ranges::find(available_, true) == available_.end()) {
+void KvRouter::require_ready() const {
+  if (std::ranges::find(ready_, true) == ready_.end()) {
     throw Error(ErrorKind::WrongState, "no worker is available");
   }
 }
@@ -145,13 +143,13 @@ std::optional<Released> KvRouter::release(std::int64_t now_ns) {
   if (queue_.empty() || all_busy()) return std::nullopt;
   KvQueue::Waiting next = queue_.pop();
   held_ = std::move(next.held);
-  held_.resize(available_.size() * kTiers, 0);  // workers added meanwhile hold nothing
+  held_.resize(ready_.size() * kTiers, 0);  // workers added meanwhile hold nothing
   return Released{next.request.row, admit(next.request, std::move(next.prompt), next.since_ns, now_ns)};
 }
 
 bool KvRouter::all_busy() const {
-  for (std::size_t worker = 0; worker < available_.size(); ++worker) {
-    if (available_[worker] && !queue_.busy(load_->prefill_tokens()[worker], batch_tokens_[worker])) return false;
+  for (std::size_t worker = 0; worker < ready_.size(); ++worker) {
+    if (ready_[worker] && !queue_.busy(load_->prefill_tokens()[worker], batch_tokens_[worker])) return false;
   }
   return true;
 }
@@ -163,7 +161,7 @@ std::size_t KvRouter::admit(const RouteRequest& request, std::vector<std::uint64
   compute_costs(request, request.prompt_tokens / request.block_size, held_, costs_);
   KvDecision decision;
   std::size_t worker = config_.temperature > 0 ? sample_by_cost() : pick_cheapest(decision.ties);
-  UNDERSTUDY_ASSERT(worker < workers && available_[worker], "chooses a worker that is not available");
+  UNDERSTUDY_ASSERT(worker < workers && ready_[worker], "chooses a worker that is not available");
   if (!config_.imposed.empty()) {
     if (request.row >= config_.imposed.size() || config_.imposed[request.row] < 0 ||
         static_cast<std::size_t>(config_.imposed[request.row]) >= workers) {
@@ -190,12 +188,12 @@ void KvRouter::compute_costs(const RouteRequest& request, std::size_t blocks, co
   const auto size = static_cast<double>(request.block_size);
   std::uint64_t least = ~std::uint64_t{0};
   for (std::size_t worker = 0; worker < prefill.size(); ++worker) {
-    if (available_[worker]) least = std::min(least, prefill[worker]);
+    if (ready_[worker]) least = std::min(least, prefill[worker]);
   }
   const double request_blocks = std::ceil(static_cast<double>(request.prompt_tokens) / size);
   costs.resize(prefill.size());
   for (std::size_t worker = 0; worker < prefill.size(); ++worker) {
-    if (!available_[worker]) {
+    if (!ready_[worker]) {
       costs[worker] = kNever;
       continue;
     }

@@ -36,11 +36,11 @@ class KvRouter final : public Router {
  public:
   explicit KvRouter(KvRouterConfig config);
 
-  void begin(std::span<const std::uint64_t> batch_tokens) override;
-  void set_pools(std::span<const std::uint32_t> pool_of) override;
-  // For fleets that change: adds a worker, or makes one available for choice. choose throws WrongState when none is.
-  std::size_t add_worker(std::uint64_t batch_tokens);
-  void set_available(std::size_t worker, bool available);
+  void begin() override;
+  void add_worker(const WorkerInfo& worker) override;
+  // choose throws WrongState when no worker is ready.
+  void set_state(WorkerId worker, WorkerState state) override;
+  std::size_t num_workers() const noexcept { return ready_.size(); }
   // Forgets the worker's cache.
   void forget(std::size_t worker);
   void set_degraded(std::size_t worker, bool degraded);  // KvView::set_degraded
@@ -70,7 +70,7 @@ class KvRouter final : public Router {
   const KvLoad* load() const noexcept { return load_.get(); }
 
  private:
-  void require_available() const;
+  void require_ready() const;
   bool all_busy() const;
   std::size_t admit_or_queue(const RouteRequest& request, std::vector<std::uint64_t> prompt, std::int64_t now_ns);
   std::size_t admit(const RouteRequest& request, std::vector<std::uint64_t> prompt, std::int64_t since_ns,
@@ -89,7 +89,7 @@ class KvRouter final : public Router {
   KvDecision last_;
   KvQueue queue_{config_};
   std::vector<std::uint64_t> batch_tokens_;  // by worker, as is the next
-  std::vector<bool> available_;
+  std::vector<bool> ready_;
   std::vector<BlockIdentity> identities_;  // scratch, as are the following
   std::vector<std::uint32_t> held_;
   std::vector<std::uint32_t> active_;

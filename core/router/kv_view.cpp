@@ -16,10 +16,6 @@ Decay::Limits sent_limits(const KvRouterConfig& config) {
   return {config.approximate_ttl_ns, 0};
 }
 
-void join_all(PrefixIndex& index, std::size_t workers) {
-  for (std::size_t worker = 0; worker < workers; ++worker) index.join({worker, 0});
-}
-
 std::uint64_t mixed(std::uint64_t z) noexcept {
   z += 0x9E3779B97F4A7C15u;
   z = (z ^ (z >> 30)) * 0xBF58476D1CE4E5B9u;
@@ -35,28 +31,20 @@ double chance(std::uint64_t seed, std::uint64_t publisher, std::int64_t time_ns)
 
 }  // namespace
 
-KvView::KvView(const KvRouterConfig& config, std::size_t workers) : config_(config) {
-  join_all(index_, workers);
-  if (!config.use_events || config.predict_ttl_ns > 0) {
-    predicted_ = std::make_unique<PrefixIndex>(sent_limits(config));
-    join_all(*predicted_, workers);
-  }
-  late_.resize(workers);
-  degraded_.resize(workers);
+KvView::KvView(const KvRouterConfig& config) : config_(config) {
+  if (!config.use_events || config.predict_ttl_ns > 0) predicted_ = std::make_unique<PrefixIndex>(sent_limits(config));
   const bool exact = config.use_events && config.predict_ttl_ns == 0 && config.punctual();
-  if (!exact && config.keep_decisions) {
-    truth_ = std::make_unique<PrefixIndex>();
-    join_all(*truth_, workers);
-  }
+  if (!exact && config.keep_decisions) truth_ = std::make_unique<PrefixIndex>();
 }
 
-void KvView::add_worker() {
+void KvView::add_worker(std::uint32_t pool) {
   const std::uint64_t worker = late_.size();
   for (PrefixIndex* const index : {&index_, predicted_.get(), truth_.get(), assumed_.get()}) {
     if (index != nullptr) index->join({worker, 0});
   }
   late_.emplace_back();
   degraded_.push_back(false);
+  pool_of_.push_back(pool);
 }
 
 void KvView::set_degraded(std::size_t worker, bool degraded) {
@@ -64,7 +52,7 @@ void KvView::set_degraded(std::size_t worker, bool degraded) {
   degraded_[worker] = degraded;
   if (!assumed_) {
     assumed_ = std::make_unique<PrefixIndex>(Decay::Limits{config_.approximate_ttl_ns, 0});
-    join_all(*assumed_, degraded_.size());
+    for (std::size_t other = 0; other < degraded_.size(); ++other) assumed_->join({other, 0});
   }
   if (!degraded) assumed_->clear(static_cast<PrefixIndex::Member>(worker), std::nullopt);
 }
@@ -92,7 +80,7 @@ void KvView::observe_shared(std::uint32_t pool, const TimedEvents& events) {
   Shared& shared = shared_[pool];
   if (!shared.index) {
     shared.index = std::make_unique<PrefixIndex>();
-    join_all(*shared.index, 1);
+    shared.index->join({0, 0});
   }
   if (config_.punctual()) {
     apply(*shared.index, 0, events.batch.records);
@@ -195,7 +183,7 @@ void KvView::add_shared(std::uint32_t pool, std::span<const std::uint64_t> promp
     }
   }
   for (std::size_t row = 0; row < out.size(); row += kTiers) {
-    if (pool_of(row / kTiers) != pool) continue;
+    if (pool_of_[row / kTiers] != pool) continue;
     std::size_t own = 0;
     for (std::size_t tier = 0; tier < kTiers; ++tier) own += out[row + tier];
     own = std::min(own, prompt.size());  // sent prompts and events of slower tiers may overlap

@@ -15,10 +15,8 @@ namespace understudy {
 
 class KvView {
  public:
-  KvView(const KvRouterConfig& config, std::size_t workers);
-  void add_worker();
-  // Pool of each worker, whose shared tiers it reaches. Default: all in pool 0.
-  void set_pools(std::span<const std::uint32_t> pool_of) { pool_of_.assign(pool_of.begin(), pool_of.end()); }
+  explicit KvView(const KvRouterConfig& config);
+  void add_worker(std::uint32_t pool);  // whose shared tiers it reaches
 
   // ── Input ──
   // Events of a worker, in order of time; applied late or never, as configured.
@@ -57,7 +55,6 @@ class KvView {
   void apply(PrefixIndex& index, std::size_t worker, std::span<const EventRecord> rows);
   void observe_late(std::deque<Late>& late, std::uint64_t publisher, const TimedEvents& events);
   void add_shared(std::uint32_t pool, std::span<const std::uint64_t> prompt, std::vector<std::uint32_t>& out) const;
-  std::uint32_t pool_of(std::size_t worker) const noexcept { return worker < pool_of_.size() ? pool_of_[worker] : 0; }
   void apply_due_events(std::int64_t now_ns);
   void take_larger(PrefixIndex& other, std::span<const std::uint64_t> prompt, std::int64_t now_ns,
                    std::vector<std::uint32_t>& out);
@@ -73,7 +70,7 @@ class KvView {
     std::deque<Late> late;
   };
   std::vector<Shared> shared_;          // by pool, up to the last with events
-  std::vector<std::uint32_t> pool_of_;  // by worker; others are in pool 0
+  std::vector<std::uint32_t> pool_of_;  // by worker
   std::vector<std::deque<Late>> late_;  // by worker, in order of delivery
   std::vector<std::uint32_t> scratch_;
   std::uint64_t checks_ = 0;

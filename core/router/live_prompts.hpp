@@ -14,7 +14,7 @@ class LivePrompts {
  public:
   using Node = std::uint32_t;  // 0: a prompt without blocks
 
-  explicit LivePrompts(std::size_t workers) : nodes_(1), blocks_(workers, 0) {}
+  LivePrompts() : nodes_(1) {}
   void add_worker() { blocks_.push_back(0); }
 
   // Adds a prompt of the worker, until `leave` with the returned node.

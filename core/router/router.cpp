@@ -10,7 +10,7 @@ namespace {
 
 class RoundRobin final : public Router {
  public:
-  std::size_t choose(const RouteRequest&, FleetView& view) override { return next_++ % view.loads().size(); }
+  WorkerId choose(const RouteRequest&, FleetView& view) override { return view.ready()[next_++ % view.ready().size()]; }
   bool blind() const noexcept override { return true; }
 
  private:
@@ -20,8 +20,8 @@ class RoundRobin final : public Router {
 class Random final : public Router {
  public:
   explicit Random(std::uint64_t seed) : random_(seed) {}
-  std::size_t choose(const RouteRequest&, FleetView& view) override {
-    return static_cast<std::size_t>(random_() % view.loads().size());
+  WorkerId choose(const RouteRequest&, FleetView& view) override {
+    return view.ready()[static_cast<std::size_t>(random_() % view.ready().size())];
   }
   bool blind() const noexcept override { return true; }
 
@@ -31,10 +31,9 @@ class Random final : public Router {
 
 class LeastLoaded final : public Router {
  public:
-  std::size_t choose(const RouteRequest&, FleetView& view) override {
+  WorkerId choose(const RouteRequest&, FleetView& view) override {
     const std::span<const WorkerLoad> loads = view.loads();
-    const auto least = std::ranges::min_element(loads, {}, &WorkerLoad::outstanding_tokens);
-    return static_cast<std::size_t>(least - loads.begin());
+    return *std::ranges::min_element(view.ready(), {}, [loads](WorkerId id) { return loads[id].outstanding_tokens; });
   }
 };
 
@@ -42,31 +41,33 @@ class LeastLoaded final : public Router {
 class PowerOfTwo final : public Router {
  public:
   explicit PowerOfTwo(std::uint64_t seed) : random_(seed) {}
-  std::size_t choose(const RouteRequest&, FleetView& view) override {
-    const std::span<const WorkerLoad> loads = view.loads();
-    const auto one = static_cast<std::size_t>(random_() % loads.size());
-    if (loads.size() == 1) return one;
-    const std::size_t other = (one + 1 + static_cast<std::size_t>(random_() % (loads.size() - 1))) % loads.size();
-    return loads[other].outstanding_tokens < loads[one].outstanding_tokens ? other : one;
+  WorkerId choose(const RouteRequest&, FleetView& view) override {
+    const std::span<const WorkerId> ready = view.ready();
+    const auto first = static_cast<std::size_t>(random_() % ready.size());
+    if (ready.size() == 1) return ready[first];
+    const std::size_t second = (first + 1 + static_cast<std::size_t>(random_() % (ready.size() - 1))) % ready.size();
+    const WorkerId one = ready[first];
+    const WorkerId other = ready[second];
+    return view.loads()[other].outstanding_tokens < view.loads()[one].outstanding_tokens ? other : one;
   }
 
  private:
   std::mt19937_64 random_;
 };
 
-// A session stays on the worker that was least loaded when it began.
+// A session stays on the worker that was least loaded when it began, as long as that one is ready.
 class SessionAffinity final : public Router {
  public:
-  void begin(std::span<const std::uint64_t>) override { worker_of_.clear(); }
-  std::size_t choose(const RouteRequest& request, FleetView& view) override {
+  void begin() override { worker_of_.clear(); }
+  WorkerId choose(const RouteRequest& request, FleetView& view) override {
     const auto [at, fresh] = worker_of_.try_emplace(request.session, 0);
-    if (fresh) at->second = least_.choose(request, view);
+    if (fresh || !std::ranges::binary_search(view.ready(), at->second)) at->second = least_.choose(request, view);
     return at->second;
   }
 
  private:
   LeastLoaded least_;
-  std::unordered_map<std::uint64_t, std::size_t> worker_of_;
+  std::unordered_map<std::uint64_t, WorkerId> worker_of_;
 };
 
 }  // namespace

@@ -13,13 +13,18 @@
 #include "engine/request.hpp"
 #include "events/event_log.hpp"
 #include "events/event_truth.hpp"
+#include "router/worker.hpp"
 
 namespace understudy {
 
 // A request as its router sees it.
 struct RouteRequest {
-  std::uint64_t row = 0;      // of the workload
-  std::uint64_t session = 0;  // row of its first turn
+  static constexpr std::uint64_t kNoSession = ~std::uint64_t{0};
+
+  std::uint64_t row = 0;                      // of the workload
+  std::uint64_t session = 0;                  // row of its first turn
+  std::uint64_t parent_session = kNoSession;  // session that started this one, as an agent starts another
+  RequestStage stage = RequestStage::Whole;
   std::int64_t arrival_ns = 0;
   std::uint32_t prompt_tokens = 0;
   std::uint32_t output_tokens = 0;  // as requested
@@ -29,39 +34,28 @@ struct RouteRequest {
   const IdentitySource* identities = nullptr;  // of its blocks of that size; null without prefix caching
 };
 
-// Counts that a router keeps itself, from the requests that it sent and their ends.
-struct WorkerLoad {
-  std::uint64_t outstanding_requests = 0;
-  std::uint64_t outstanding_tokens = 0;  // prompt and requested output
-};
-
-// State that a worker reports.
-struct WorkerState {
-  std::uint64_t running = 0;
-  std::uint64_t waiting = 0;
-  std::uint64_t used_blocks = 0;  // referenced
-  std::uint64_t total_blocks = 0;
-};
-
-// The fleet as its router sees it; valid for one call.
+// The fleet as its router sees it; valid for one call. Workers that have left keep their place in what is by id.
 class FleetView {
  public:
   virtual ~FleetView() = default;
   virtual std::int64_t now_ns() const = 0;
-  virtual std::span<const WorkerLoad> loads() const = 0;  // by worker
-  // State as of now. Costs more than loads(): the worker is advanced to this moment.
-  virtual WorkerState state(std::size_t worker) = 0;
-  virtual std::uint32_t pool_of(std::size_t worker) const = 0;
-  // Leading blocks of a prompt that each worker holds now, a row per worker and a column per tier. False with nothing
+  // Workers that may be chosen for this request, ascending; never empty.
+  virtual std::span<const WorkerId> ready() const = 0;
+  virtual std::span<const WorkerLoad> loads() const = 0;  // by id
+  virtual const WorkerInfo& info(WorkerId worker) const = 0;
+  virtual WorkerState state(WorkerId worker) const = 0;
+  // Counts as of now. Costs more than loads(): the worker is advanced to this moment.
+  virtual WorkerCounts counts(WorkerId worker) = 0;
+  // Leading blocks of a prompt that each worker holds now, a row per id and a column per tier. False with nothing
   // changed: not available; use events.
   virtual bool held(std::span<const BlockIdentity> /*prompt*/, std::vector<std::uint32_t>& /*out*/) { return false; }
 };
 
 // KV events of one step of a worker, or of a shared tier.
 struct KvDelivery {
-  static constexpr std::size_t kShared = ~std::size_t{0};
+  static constexpr WorkerId kShared = ~std::size_t{0};
 
-  std::size_t worker = 0;    // kShared: a tier shared by the workers of a pool
+  WorkerId worker = 0;       // kShared: a tier shared by the workers of a pool
   std::uint32_t pool = 0;    // of the worker or the tier
   std::int64_t time_ns = 0;  // when it became visible at its origin
   DrainedEvents events;
@@ -70,24 +64,25 @@ struct KvDelivery {
 // A queued request that now has a worker.
 struct Released {
   std::uint64_t row = 0;
-  std::size_t worker = 0;
+  WorkerId worker = 0;
 };
 
 class Router {
  public:
-  static constexpr std::size_t kLater = ~std::size_t{0};
+  static constexpr WorkerId kLater = ~std::size_t{0};
 
   virtual ~Router() = default;
 
   CallFlag& call_flag() noexcept { return call_flag_; }  // set during a run
 
-  // Begins a run; per worker, the prompt tokens that fit into one step. Forgets earlier runs.
-  virtual void begin(std::span<const std::uint64_t> /*batch_tokens*/) {}
-  // Then: pool of each worker, whose shared tiers it reaches. Default: one pool.
-  virtual void set_pools(std::span<const std::uint32_t> /*pool_of*/) {}
+  // Begins a run without workers. Forgets earlier runs.
+  virtual void begin() {}
+  // A worker appeared, with the next id; it is ready. Later changes of its state follow.
+  virtual void add_worker(const WorkerInfo& /*worker*/) {}
+  virtual void set_state(WorkerId /*worker*/, WorkerState /*state*/) {}
 
-  // Returns the worker of a request, below view.loads().size(); kLater: it waits in the router.
-  virtual std::size_t choose(const RouteRequest& request, FleetView& view) = 0;
+  // Returns the worker of a request, out of view.ready(); kLater: it waits in the router.
+  virtual WorkerId choose(const RouteRequest& request, FleetView& view) = 0;
 
   // True if FleetView::held can replace events, because nothing delays or loses them.
   virtual bool reads_residency() const noexcept { return false; }
@@ -96,12 +91,12 @@ class Router {
   virtual std::int64_t event_delay_ns() const noexcept { return 0; }
   virtual void observe(const KvDelivery&) {}
   // Receives all events of a worker since the last call, for a router that delays them itself. False: use observe.
-  virtual bool gather(std::size_t /*worker*/, const TimedEvents&) { return false; }
+  virtual bool gather(WorkerId /*worker*/, const TimedEvents&) { return false; }
   virtual bool gather_shared(std::uint32_t /*pool*/, const TimedEvents&) { return false; }
 
   // Called after a step whose events were all gathered. Throws InvariantViolated when the router's exact knowledge
   // differs from the store.
-  virtual void check(std::size_t /*worker*/, const Residency& /*store*/) {}
+  virtual void check(WorkerId /*worker*/, const Residency& /*store*/) {}
 
   // True if it subscribes to first tokens and ends of requests, which it receives before the next choose.
   virtual bool tracks() const noexcept { return false; }
@@ -123,7 +118,7 @@ class Router {
   CallFlag call_flag_;
 };
 
-// Returns a router by name: round_robin, random, least_loaded (fewest outstanding tokens, then lowest index),
+// Returns a router by name: round_robin, random, least_loaded (fewest outstanding tokens, then lowest id),
 // power_of_two (less loaded of two random ones), session_affinity (worker of the session). Null for other names.
 std::shared_ptr<Router> make_router(const std::string& name, std::uint64_t seed);
 

@@ -211,7 +211,7 @@ def test_commands_that_contradict_themselves_are_refused(
     ("content", "match"),
     [
         ("", "is empty"),
-        ("understudy_timing: 2\n", "understudy_timing 2 is not 1"),
+        ("understudy_timing: 2\n", "understudy_timing must be 1 for this version, got 2"),
         ("kind: physical\n", "is not a timing file"),
         ("understudy_timing: 1\ndate: today\n", "missing required field"),
     ],

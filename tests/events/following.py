@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING, Any
 
-from understudy.events.columns import CLEARED, STORED
+from understudy.events.columns import EventKind
 from understudy.events.wire import BlockRemoved, BlockStored
 
 if TYPE_CHECKING:
@@ -43,10 +43,10 @@ class PlainView:
         offsets = columns.offsets.tolist()
         for i, (kind, tier) in enumerate(zip(columns.kinds.tolist(), columns.tiers.tolist(), strict=True)):
             told = {(tier, value) for value in columns.sequence_hashes[offsets[i] : offsets[i + 1]].tolist()}
-            if kind == CLEARED:
+            if kind == EventKind.CLEARED:
                 self.blocks.clear()
                 self.clears += 1
-            elif kind == STORED:
+            elif kind == EventKind.STORED:
                 self.blocks |= told
             else:
                 self.blocks -= told

@@ -11,7 +11,7 @@ import pytest
 from events.building import BLOCK_SIZE, chain, manager_of
 from understudy.errors import InvalidArgument
 from understudy.events import EventColumns, Removed, Stored, decode
-from understudy.events.columns import CLEARED, REMOVED, STORED
+from understudy.events.columns import EventKind
 
 
 def drained() -> Any:
@@ -35,7 +35,7 @@ def test_columns_hold_what_decoded_events_hold(stream: Any) -> None:
     for i, event in enumerate(events):
         assert isinstance(event, Stored | Removed)
         blocks = slice(*columns.offsets[i : i + 2].tolist())
-        assert columns.kinds[i] == (STORED if isinstance(event, Stored) else REMOVED)
+        assert columns.kinds[i] == (EventKind.STORED if isinstance(event, Stored) else EventKind.REMOVED)
         assert columns.tiers[i] == event.tier
         assert columns.sequence_hashes[blocks].tolist() == [block.sequence_hash for block in event.blocks]
         if isinstance(event, Stored):
@@ -76,12 +76,12 @@ def test_no_events_are_columns_too() -> None:
         ({"offsets": np.array([0, 3], np.int64)}, "offsets"),
         ({"offsets": np.array([1, 2], np.int64)}, "offsets"),
         ({"local_hashes": np.zeros(1, np.uint64)}, "local_hashes must be 2 values"),
-        ({"kinds": np.array([CLEARED], np.uint8)}, "a cleared event has blocks"),
+        ({"kinds": np.array([EventKind.CLEARED], np.uint8)}, "a cleared event has blocks"),
     ],
 )
 def test_a_column_that_contradicts_the_others_is_named(change: dict[str, Any], message: str) -> None:
     good = EventColumns(
-        np.array([STORED], np.uint8),
+        np.array([EventKind.STORED], np.uint8),
         np.array([1], np.uint8),
         np.array([0], np.uint64),
         np.array([0, 2], np.int64),

@@ -18,9 +18,11 @@ from threads import run_together
 from understudy.engines.config import VllmConfig
 from understudy.errors import CapacityExhausted, InvalidArgument, WrongState
 from understudy.events import EventColumns
-from understudy.events.columns import CLEARED, REMOVED, STORED
+from understudy.events.columns import EventKind
 from understudy.events.consolidate import Consolidator
 from understudy.run.offline import run_offline
+
+STORED, REMOVED, CLEARED = EventKind
 
 
 def columns(*events: tuple[int, int, list[int]], tier: int = 1) -> EventColumns:

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from events.building import chain, manager_of
 from understudy._core import EventTable
 from understudy.events import EventColumns
-from understudy.events.columns import STORED
+from understudy.events.columns import EventKind
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -24,7 +24,7 @@ OF_STORED = ("local_hashes", "parent_hashes")
 
 def rows_of(batch: EventBatch) -> dict[str, list[int]]:
     """What is kept of rows: of Removed neither parents nor local hashes."""
-    stored = batch.kinds == STORED
+    stored = batch.kinds == EventKind.STORED
     kept = {name: getattr(batch, name).tolist() for name in COLUMNS}
     return kept | {name: np.where(stored, getattr(batch, name), 0).tolist() for name in OF_STORED}
 
@@ -77,7 +77,7 @@ def test_a_table_has_the_rows_and_both_streams(calls: list[Any], moments: list[i
         for name in ("kinds", "tiers", "parents", "offsets"):
             assert heads[name].tolist() == getattr(columns, name).tolist()
         hashes, local = columns.sequence_hashes.tolist(), columns.local_hashes
-        stored = np.repeat(columns.kinds == STORED, np.diff(columns.offsets))
+        stored = np.repeat(columns.kinds == EventKind.STORED, np.diff(columns.offsets))
         assert [value for part in table.sequence_hashes(raw) for value in part.tolist()] == hashes
         assert [value for part in table.stored_local_hashes(raw) for value in part.tolist()] == local[
             stored

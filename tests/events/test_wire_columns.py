@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from understudy._core import read_wire, salt_hash, xxh3_64
 from understudy.errors import InvalidArgument, MalformedBatch
-from understudy.events.columns import CLEARED, REMOVED, STORED
+from understudy.events.columns import EventKind
 from understudy.events.consolidate import to_event_columns
 from understudy.events.dialects import TIER_OF_MEDIUM, Dialect, known_dialects
 from understudy.events.events import Cleared, Removed, Stored
@@ -57,7 +57,7 @@ def expected(payload: bytes) -> tuple[Rows, int, int]:
             bad += 1
             continue
         if isinstance(event, Cleared):
-            rows.append((CLEARED, 0, 0, [], []))
+            rows.append((EventKind.CLEARED, 0, 0, [], []))
             continue
         assert not isinstance(said, AllBlocksCleared)
         if event.group or said.ownership is not None or said.locality not in (None, "LOCAL"):
@@ -65,10 +65,10 @@ def expected(payload: bytes) -> tuple[Rows, int, int]:
         elif isinstance(event, Stored) and event.blocks:
             hashes = [block.sequence_hash for block in event.blocks]
             local = [block.local_hash or 0 for block in event.blocks]
-            rows.append((STORED, int(event.tier), event.parent_hash or 0, hashes, local))
+            rows.append((EventKind.STORED, int(event.tier), event.parent_hash or 0, hashes, local))
         elif isinstance(event, Removed) and event.blocks:
             hashes = [block.sequence_hash for block in event.blocks]
-            rows.append((REMOVED, int(event.tier), 0, hashes, [0] * len(hashes)))
+            rows.append((EventKind.REMOVED, int(event.tier), 0, hashes, [0] * len(hashes)))
     return rows, bad, ignored
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from enum import IntEnum
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -16,18 +17,25 @@ if TYPE_CHECKING:
     from understudy._core import EventBatch
     from understudy.events.events import Stream
 
-STORED, REMOVED, CLEARED = 0, 1, 2
-ALL_TIERS = 0  # the tier of a Cleared
+ALL_TIERS = 0  # the tier of a cleared event
 
 U8 = npt.NDArray[np.uint8]
 U64 = npt.NDArray[np.uint64]
 I64 = npt.NDArray[np.int64]
 
 
+class EventKind(IntEnum):
+    """Kind of a KV event, as in the column `kinds`."""
+
+    STORED = 0
+    REMOVED = 1
+    CLEARED = 2
+
+
 class EventColumns(msgspec.Struct, frozen=True, eq=False):
     """Ordered events of one publisher (a worker's DP rank): one row per event, blocks located by `offsets`.
 
-    Event `i` is `kinds[i]` (0 stored, 1 removed, 2 cleared) on tier `tiers[i]` (1 to 4; 0, all of them, when cleared)
+    Event `i` is `kinds[i]` (an `EventKind`) on tier `tiers[i]` (1 to 4; 0, all of them, when cleared)
     and covers blocks `offsets[i]` to `offsets[i + 1]` of `sequence_hashes` and `local_hashes`. In a Stored, each block
     is the parent of the next, and `parents[i]` is the parent of the first (0: none, or unknown). `local_hashes` is 0
     where unknown and in every Removed. A Cleared has no blocks: the publisher's cache is empty. Arrays are contiguous;
@@ -110,9 +118,9 @@ class EventColumns(msgspec.Struct, frozen=True, eq=False):
                 raise InvalidArgument(f"{name} must be {length} values of {np.dtype(kind)}")
         if self.offsets[0] != 0 or self.offsets[-1] != blocks or (np.diff(self.offsets) < 0).any():
             raise InvalidArgument(f"offsets must rise from 0 to {blocks}, the number of blocks")
-        if (self.kinds > CLEARED).any():
+        if (self.kinds > EventKind.CLEARED).any():
             raise InvalidArgument("kinds must be 0 (stored), 1 (removed) or 2 (cleared)")
-        cleared = self.kinds == CLEARED
+        cleared = self.kinds == EventKind.CLEARED
         if ((self.tiers < 1) | (self.tiers > 4))[~cleared].any():
             raise InvalidArgument("tiers must be from 1 to 4; 0 is only for cleared events")
         if np.diff(self.offsets)[cleared].any():
@@ -123,7 +131,7 @@ def build_cleared() -> EventColumns:
     """Build one Cleared event, which invalidates all known blocks of the publisher."""
     none = np.zeros(0, np.uint64)
     return EventColumns(
-        np.array([CLEARED], np.uint8),
+        np.array([EventKind.CLEARED], np.uint8),
         np.array([ALL_TIERS], np.uint8),
         np.zeros(1, np.uint64),
         np.zeros(2, np.int64),

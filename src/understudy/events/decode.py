@@ -9,14 +9,13 @@ import numpy as np
 
 from understudy._core import Tier
 from understudy.errors import InvalidArgument
+from understudy.events.columns import EventKind
 from understudy.events.events import EventsLost, KvEvent, Removed, RemovedBlock, Stored, StoredBlock, Stream
 
 if TYPE_CHECKING:
     import numpy.typing as npt
 
     from understudy._core import EventBatch
-
-_STORED = 0
 
 
 def decode(batch: EventBatch, *, dp_rank: int, block_size: int, stream: Stream) -> list[KvEvent]:
@@ -52,7 +51,7 @@ def decode(batch: EventBatch, *, dp_rank: int, block_size: int, stream: Stream) 
     for start, stop in pairwise(bounds):
         run = slice(start, stop)
         tier = Tier(tiers[start])
-        if kinds[start] == _STORED:
+        if kinds[start] == EventKind.STORED:
             stored = map(
                 StoredBlock, hashes[run], local_hashes[run], positions[run], generations[run], token_ids[run]
             )
@@ -75,7 +74,7 @@ def _bounds(batch: EventBatch, rows: npt.NDArray[np.intp]) -> list[int]:
     )
     child = batch.parent_hashes[after] == batch.sequence_hashes[before]
     child &= positions[after] == positions[before] + 1
-    cuts = np.flatnonzero(~(alike & (child | (kinds[after] != _STORED)))) + 1
+    cuts = np.flatnonzero(~(alike & (child | (kinds[after] != EventKind.STORED)))) + 1
     return [0, *cuts.tolist(), len(rows)]
 
 
@@ -84,7 +83,7 @@ def _token_ids(batch: EventBatch, block_size: int) -> dict[int, tuple[int, ...]]
     flat = batch.token_ids
     if len(flat) == 0:
         return {}
-    rows = np.flatnonzero(batch.kinds == _STORED).tolist()
+    rows = np.flatnonzero(batch.kinds == EventKind.STORED).tolist()
     if len(flat) != len(rows) * block_size:
         raise InvalidArgument(
             f"block_size: {block_size} does not fit {len(flat)} token ids of {len(rows)} stored blocks; "

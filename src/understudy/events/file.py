@@ -16,7 +16,7 @@ import numpy as np
 
 from understudy._core import Tier
 from understudy.errors import InvalidArgument
-from understudy.events.columns import STORED, EventColumns
+from understudy.events.columns import EventColumns, EventKind
 from understudy.events.events import Removed, RemovedBlock, Stored, StoredBlock
 from understudy.outputs import create
 
@@ -63,7 +63,7 @@ class PublisherEvents(msgspec.Struct, frozen=True, eq=False):
         times, kinds, tiers = self.time_ns.tolist(), columns.kinds.tolist(), columns.tiers.tolist()
         for i in range(len(columns)):
             run = range(bounds[i], bounds[i + 1])
-            if kinds[i] == STORED:
+            if kinds[i] == EventKind.STORED:
                 stored = (
                     StoredBlock(hashes[at], local[at] or None, positions[at], generations[at], None)
                     for at in run
@@ -138,7 +138,7 @@ def _read_publisher(arrays: dict[str, Any], number: int) -> PublisherEvents:
 
     kinds, tiers, parents, offsets, time_ns, runs, run_positions, run_generations = map(part, _HEADS)
     hashes = part("sequence_hashes")
-    stored = np.repeat(kinds == STORED, np.diff(offsets))
+    stored = np.repeat(kinds == EventKind.STORED, np.diff(offsets))
     local_hashes = np.zeros(len(hashes), np.uint64)
     local_hashes[stored] = part("stored_local_hashes")
     columns = EventColumns(kinds, tiers, parents, offsets, hashes, local_hashes)

@@ -5,6 +5,7 @@ Simple policies have names; `KvRouting` chooses by cached prefixes and load; a u
 """
 
 from understudy._core import FleetView, KvEventBatch, RouteRequest
+from understudy.events.columns import EventKind
 from understudy.router.kv import Decisions, KvRouter, KvRouting
 from understudy.router.prefix_index import Applied, IndexDump, Matches, PrefixIndex
 from understudy.router.router import Router
@@ -12,6 +13,7 @@ from understudy.router.router import Router
 __all__ = [
     "Applied",
     "Decisions",
+    "EventKind",
     "FleetView",
     "IndexDump",
     "KvEventBatch",

@@ -29,7 +29,6 @@ log = logging.getLogger("understudy.router")
 
 POLICIES = ("round_robin", "random", "least_loaded", "power_of_two", "session_affinity", "kv")
 BATCH_TOKENS = 8192
-_NEVER = 1 << 62  # outstanding tokens of a worker that must not be chosen
 
 
 class LiveRouteRequest(NamedTuple):
@@ -44,6 +43,10 @@ class LiveRouteRequest(NamedTuple):
     prompt_blocks: Identities
     session: int | None = None
     """Session id; requests of one session have the same number."""
+    parent_session: int | None = None
+    """Session that started this one."""
+    stage: str = "whole"
+    """Part of the request that needs a worker: whole, prefill or decode."""
 
 
 class Decision(NamedTuple):
@@ -82,13 +85,43 @@ class LiveEventBatch(NamedTuple):
 class View(Protocol):
     """Workers as a Python router sees them; `FleetView` in a replay."""
 
+    available: list[bool]
+    """By worker id; set by the dispatcher."""
+
     def __len__(self) -> int: ...
 
+    @property
+    def ready(self) -> npt.NDArray[np.int64]:
+        """Ids of the workers that may be chosen, ascending."""
 
-class OutstandingWork:
+
+class ReadyWorkers:
+    """Ids of the workers that may be chosen: the part of a view that is the same in every live fleet."""
+
+    def __init__(self) -> None:
+        self.available: list[bool] = []
+
+    @property
+    def ready(self) -> npt.NDArray[np.int64]:
+        """Ids of the workers that may be chosen, ascending."""
+        return np.flatnonzero(self.available)
+
+    @property
+    def states(self) -> tuple[str, ...]:
+        """By worker: ready or gone."""
+        return tuple("ready" if available else "gone" for available in self.available)
+
+    @property
+    def roles(self) -> tuple[str, ...]:
+        """By worker: both, since live workers serve all stages of a request."""
+        return ("both",) * len(self.available)
+
+
+class OutstandingWork(ReadyWorkers):
     """Requests and tokens sent to each worker that have not ended, counted by the router itself."""
 
     def __init__(self) -> None:
+        super().__init__()
         self.requests: list[int] = []
         self.tokens: list[int] = []
 
@@ -144,7 +177,7 @@ class Dispatcher:
             self.kv.begin(0)
         self.outstanding = OutstandingWork()
         self._view = self.outstanding if view is None else view
-        self._available: list[bool] = []
+        self._view.available = self._available = self.outstanding.available
         self._sent: dict[int, tuple[int, int]] = {}  # worker and tokens by row
         self._waiting: dict[int, tuple[LiveRouteRequest, Callable[[Decision], None]]] = {}
         self._rows = 0
@@ -171,7 +204,7 @@ class Dispatcher:
         return len(self._waiting)
 
     def add_worker(self, batch_tokens: int = BATCH_TOKENS) -> int:
-        """Add a worker and return its number. `batch_tokens` prompt tokens fit into one of its steps."""
+        """Add a worker and return its id. `batch_tokens` prompt tokens fit into one of its steps."""
         if self.kv is not None:
             self.kv.add_worker(batch_tokens)
         self._available.append(True)
@@ -283,24 +316,19 @@ class Dispatcher:
                 worker = self._python.choose(request, self._view)
             except Exception as error:
                 raise self._record_exception("choose", error) from error
-            if not isinstance(worker, int | np.integer) or not 0 <= worker < len(self._available):
+            if worker not in self._view.ready or not isinstance(worker, int | np.integer):
                 raise self._record_failure(
-                    "choose", f"the router chose worker {worker!r}; there are {len(self._available)}"
+                    "choose",
+                    f"the router chose worker {worker!r}, which is not ready; "
+                    f"choose one of the {len(self._view.ready)} ids in view.ready",
                 )
-            return int(worker) if self._available[int(worker)] else self._available.index(True)
+            return int(worker)
         policy, session = self._native, request.session
         if session is None:
             policy, session = self._no_session or policy, request.row
         assert policy is not None
-        tokens = [
-            tokens if up else _NEVER
-            for tokens, up in zip(self.outstanding.tokens, self._available, strict=True)
-        ]
-        for _ in tokens:  # round robin and random policies may pick a worker that is not available
-            worker = policy.pick(request.row, session, self.outstanding.requests, tokens)
-            if self._available[worker]:
-                return worker
-        return self._available.index(True)
+        work = self.outstanding
+        return policy.pick(request.row, session, work.requests, work.tokens, work.ready)
 
     def _send(self, request: LiveRouteRequest, send: Callable[[Decision], None], decision: Decision) -> None:
         tokens = request.prompt_tokens + request.output_tokens

@@ -28,9 +28,10 @@ class Router(ABC):
 
     @abstractmethod
     def choose(self, request: RouteRequest, view: FleetView) -> int:
-        """Return the worker of the request, from 0 to `len(view) - 1`.
+        """Return the id of the worker that gets the request, out of `view.ready`.
 
-        `view` is valid during this call only. Work sent to each worker that has not ended (`outstanding_requests`,
+        `view` is valid during this call only. Its columns are by id; a worker that leaves the fleet keeps its id, and
+        no other worker gets it. Work sent to each worker that has not ended (`outstanding_requests`,
         `outstanding_tokens`) is cheap to read; `running`, `waiting` and `used_blocks` are the workers' own current
         counts, and make the replay advance every worker to this time.
         """

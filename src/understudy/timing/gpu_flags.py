@@ -91,12 +91,12 @@ def timing_settings(
         return gpu, None
     if Path(given).is_dir():
         if not has_gpu:
-            raise ConfigError(f"--timing with a folder of op tables needs --gpu{and_model}; give them")
+            raise ConfigError(f"--timing with a folder of op tables needs --gpu{and_model}")
         return {**gpu, "op_tables": given}, None
     _reject_extrapolation(gpu)
     if given in ("physical", "aiconfigurator"):
         if not has_gpu:
-            raise ConfigError(f"--timing {given} needs --gpu (or its data sheet){and_model}; give them")
+            raise ConfigError(f"--timing {given} needs --gpu (or its data sheet){and_model}")
         return ({**gpu, "aiconfigurator": True} if given == "aiconfigurator" else gpu), None
     if given == "polynomial":
         return gpu, {"kind": "polynomial"}

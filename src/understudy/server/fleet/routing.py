@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from understudy.router.dispatch import Dispatcher
+from understudy.router.dispatch import Dispatcher, ReadyWorkers
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -57,10 +57,11 @@ class FleetRouting:
                 self.dispatcher.forget(number)
 
 
-class LiveFleetView:
+class LiveFleetView(ReadyWorkers):
     """Current state of the workers for a router: one value per rank."""
 
     def __init__(self, servers: list[Server], targets: list[tuple[int, int]]) -> None:
+        super().__init__()
         self._servers = servers
         self._targets = targets
 

@@ -1,7 +1,7 @@
 r"""Formats of strings: a check of any text, and a pattern of texts that certainly have the format.
 
-The pattern lets a format be combined with `pattern`, `minLength` and `maxLength`. It may miss rare texts (leap
-seconds, for example), which only `enum` and `const` can ask for.
+The pattern lets a format be combined with `pattern`, `minLength` and `maxLength`. It may miss rare texts (second 60,
+for example), which only `enum` and `const` can ask for.
 """
 
 from __future__ import annotations
