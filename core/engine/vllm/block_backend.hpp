@@ -39,6 +39,13 @@ class BlockBackend : public KvBackend {
   virtual bool names_on_receipt() const noexcept = 0;
   // Whether empty blocks are always used before cached ones are evicted.
   bool evicts_last() const noexcept { return order_ != PolicyKind::VllmAppend && order_ != PolicyKind::Advised; }
+  // Whether `blocks` blocks can be taken without preempting, and without waiting for copies to `tiers`.
+  bool has_room(std::uint64_t blocks, const WorkerTiers* tiers) const {
+    if (blocks > available()) return false;
+    if (tiers == nullptr || tiers->config().mode == OffloadMode::WriteThrough) return true;
+    // Evicting a cached block needs a copy, which takes time; and some orders evict it before empty ones are used.
+    return evicts_last() && blocks <= usage().free;
+  }
   // The eviction order is a user-defined policy, which may throw whenever a block is taken.
   bool asks_user() const noexcept { return order_ == PolicyKind::Advised; }
   // Compute the identities of the first `blocks` blocks.

@@ -25,6 +25,7 @@
 #include "engine/vllm/block_backend.hpp"
 #include "engine/vllm/burst_sampler.hpp"
 #include "engine/vllm/config.hpp"
+#include "engine/vllm/decode_state.hpp"
 #include "engine/vllm/decode_sums.hpp"
 #include "engine/vllm/live_request.hpp"
 #include "engine/vllm/offload_links.hpp"
@@ -35,10 +36,12 @@
 
 namespace understudy {
 
+class FastForward;
+
 // Step-exact with the real scheduler of the configured version. Synchronously a step is begin_step (schedules;
 // admissions are visible at once) and end_step (tokens are visible). Asynchronously there are two batches: when one
 // begins, the next is scheduled behind it, so a request submitted while batch s runs is first computed in batch s + 2.
-class VllmEngine final : public Engine {
+class VllmEngine final : public Engine, private DecodeHost {
  public:
   VllmEngine(const VllmConfig& config, const EngineSite& site);
   ~VllmEngine() override;
@@ -92,7 +95,7 @@ class VllmEngine final : public Engine {
   // Throws InvalidArgument when the engine or its transfers have advanced past `now_ns`, or when `now_ns` is after
   // kLatestNs, except for the end of a begun step: even a step of years from there has a valid end time.
   void require_time(std::int64_t now_ns) const;
-  static constexpr std::int64_t kLatestNs = std::int64_t{1} << 62;
+  static constexpr std::int64_t kLatestNs = StepClock::kLatestNs;
   const Effects& begin_step(std::int64_t now_ns) override;
   const Effects& end_step(std::int64_t end_ns) override;
   const Effects& begin_stretch(std::int64_t now_ns) override;
@@ -108,8 +111,10 @@ class VllmEngine final : public Engine {
   // are known.
   std::uint64_t step_tokens() const noexcept { return open_load().tokens; }
   std::int64_t retime_step(std::uint64_t rank_tokens);
-  bool in_step() const noexcept { return in_step_; }
-  std::int64_t now_ns() const noexcept { return now_ns_; }  // the end of the open step, else when the next may begin
+  bool in_step() const noexcept { return clock_.in_step; }
+  std::int64_t now_ns() const noexcept {
+    return clock_.now_ns;
+  }  // the end of the open step, else when the next may begin
   std::int64_t wake_ns() const;
   Phase phase() const;
   const StepLog& log() const noexcept { return log_; }
@@ -118,7 +123,7 @@ class VllmEngine final : public Engine {
   }
   // Advance the clock of an idle engine.
   void skip_to(std::int64_t time_ns) noexcept {
-    now_ns_ = std::max(now_ns_, time_ns);
+    clock_.now_ns = std::max(clock_.now_ns, time_ns);
     finish_bound_.reset();
   }
   void set_fast_forward(bool on) noexcept { fast_forwards_ = on; }
@@ -164,8 +169,6 @@ class VllmEngine final : public Engine {
  private:
   static constexpr std::uint64_t kThrashing = 1 << 17;  // fruitless preemptions: far more than real progress has
   using Room = KvBackend::Room;
-
-  class FastForward;  // fast_forward.hpp
 
   // requests.cpp
   void on_requests_changed();
@@ -215,12 +218,13 @@ class VllmEngine final : public Engine {
   void resume_loaded();
   void count_origins(const Admission& head, bool resumed);
   void write_through(const std::vector<Scheduled>& turns, std::int64_t now_ns);
-  void notice_landings(std::int64_t now_ns);
+  void notice_landings(std::int64_t now_ns) override;
   bool landing_wait_over() const noexcept {
     return landing_wait_.visited || (offload_links_ && offload_links_->has_done()) || tiers_->has_ready() ||
            tiers_->released() != landing_wait_.released;
   }
-  bool head_may_move() const;
+  bool head_may_move() const override;
+  bool head_stays() const override;
   bool head_lacks_room() const;
 
   // offload.cpp
@@ -237,7 +241,7 @@ class VllmEngine final : public Engine {
   void withdraw_from_offload(const EngineRequest& victim);
   void leave_offload(EngineRequest& request, bool aborted, std::int64_t now_ns);
   bool freeable(std::uint64_t last_step) const noexcept {
-    return !config_.async_scheduling || last_step <= processed_steps_;
+    return !config_.async_scheduling || last_step <= counts_.processed;
   }
   void release_or_defer(EngineRequest& request);
   void free_deferred(bool computed);
@@ -246,7 +250,7 @@ class VllmEngine final : public Engine {
   std::int64_t begin_transfers_alone(std::int64_t now_ns);
   bool still_offloads() const;
   void report_offload(std::vector<JobId> done);
-  void offload_after_step(std::int64_t now_ns);
+  void offload_after_step(std::int64_t now_ns) override;
   std::uint64_t check_offload() const;
 
   // step.cpp
@@ -257,11 +261,30 @@ class VllmEngine final : public Engine {
   bool found_work(std::int64_t now_ns);
   void open_step(std::int64_t now_ns, const StepLoad& load, std::int64_t duration_ns);
   void finish_step(std::int64_t end_ns);
-  void close_step();
+  void close_step() override;
   void play(std::int64_t until_ns, const AdvanceOptions& options);
   void clear_returned_effects();
   const Effects& return_effects();
   bool thrashing() const noexcept { return fruitless_preemptions_ > kThrashing; }
+
+  // can_fast_forward.cpp
+  // Every running request decodes or waits for room, and no request can be admitted until one of them ends.
+  bool can_fast_forward() const;
+  bool can_fast_forward_ahead() const;
+  bool can_fast_forward_offloading() const;
+  bool plans_next_token(const Scheduled& turn, RequestSlot slot) const;
+  // Asynchronously: the planned batch computes the next token of every running request.
+  bool plans_next_tokens() const;
+  bool plans_all_but_waiting() const;
+  std::int64_t step_of_all_ns() const;  // duration of one decode step of all running requests, now
+  DecodeState decode_state();
+  bool fast_forward(std::int64_t until_ns, bool stop_on_finish, bool through);
+  bool landed(std::int64_t now_ns) override;
+  void offload_computed(const std::vector<Scheduled>& filled, std::int64_t end_ns) override;
+  void finish(RequestSlot slot, std::int64_t end_ns) override;
+  bool report_offloads(std::int64_t end_ns) override;
+  bool changed_below() const override;
+  void progressed(std::uint64_t steps) override;
 
   // stretch.cpp
   bool defer_steps(std::int64_t now_ns);
@@ -275,7 +298,7 @@ class VllmEngine final : public Engine {
   bool receive_token(const Scheduled& turn, std::uint64_t step);
   void receive_drafts(EngineRequest& request, const Scheduled& turn);
   void receive_burst(EngineRequest& request);
-  void fold_token_log();
+  void fold_token_log() override;
   bool live(const Scheduled& turn) const noexcept {
     return requests_[turn.slot].id == turn.id && requests_[turn.slot].status != RequestStatus::Finished;
   }
@@ -295,7 +318,7 @@ class VllmEngine final : public Engine {
   std::int64_t finish_bound() const;
 
   // watch.cpp
-  void sample(std::size_t running);
+  void sample(std::size_t running) override;
   void check_counts(bool whole) const;
 
   VllmConfig config_;
@@ -334,9 +357,8 @@ class VllmEngine final : public Engine {
   WaitingQueue skipped_;
   std::size_t loading_ = 0;
   std::vector<RequestSlot> prefills_in_flight_;
-  OffloadOrders orders_;               // orders of the last schedule
-  std::uint64_t scheduled_steps_ = 0;  // steps that computed a token
-  std::uint64_t processed_steps_ = 0;
+  OffloadOrders orders_;  // orders of the last schedule
+  StepCounts counts_;
   std::deque<Kept> deferred_frees_;
   std::unordered_map<RequestId, Kept> orphans_;  // requests aborted during their load
 
@@ -360,11 +382,9 @@ class VllmEngine final : public Engine {
   Batch planned_;                         // the batch behind it
 
   // Time.
-  std::int64_t now_ns_ = 0;
-  std::int64_t begun_ns_ = 0;        // when the last step began
+  StepClock clock_;
   std::int64_t stretch_end_ns_ = 0;  // end of the deferred steps
   std::int64_t first_deferred_end_ns_ = 0;
-  bool in_step_ = false;
   bool deferred_ = false;                             // a stretch is open
   std::optional<std::uint64_t> stuck_;                // free blocks when the engine got stuck
   mutable std::optional<std::int64_t> finish_bound_;  // no_finish_before, valid until something changes

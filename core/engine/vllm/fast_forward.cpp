@@ -9,16 +9,7 @@
 
 namespace understudy {
 
-// Begins as a step does.
-bool VllmEngine::FastForward::play(std::int64_t until_ns, bool stop_on_finish, bool through) {
-  engine_.finish_bound_.reset();
-  engine_.read_input(engine_.now_ns_);
-  engine_.landing_wait_.on = false;
-  if (engine_.tiers_) {
-    engine_.tiers_->hub().run_until(engine_.now_ns_);
-    engine_.notice_landings(engine_.now_ns_);
-    engine_.announcer_.show(engine_.now_ns_);
-  }
+bool FastForward::play(std::int64_t until_ns, bool stop_on_finish, bool through) {
   start(until_ns, stop_on_finish, through);
   std::exception_ptr failure;  // from a user-defined policy: the steps before it are valid
   try {
@@ -26,8 +17,8 @@ bool VllmEngine::FastForward::play(std::int64_t until_ns, bool stop_on_finish, b
   } catch (...) {
     failure = std::current_exception();
     // Blocks that the current step would have completed are not computed.
-    for (const Scheduled& turn : filled_) engine_.kv_->withdraw(engine_.requests_[turn.slot], false);
-    engine_.announcer_.release(engine_.now_ns_);
+    for (const Scheduled& turn : filled_) state_.kv.withdraw(state_.requests[turn.slot], false);
+    state_.announcer.release(clock_.now_ns);
   }
   update_requests();
   if (failure) std::rethrow_exception(failure);
@@ -35,44 +26,44 @@ bool VllmEngine::FastForward::play(std::int64_t until_ns, bool stop_on_finish, b
 }
 
 // Write the result of the finished fast-forward to all requests.
-void VllmEngine::FastForward::update_requests() {
+void FastForward::update_requests() {
   for (std::uint32_t order = 0; order < members_.size(); ++order) {
     if (order + 1 < members_.size()) request(order + 1).warm();
     if (computes(order)) update_request(order);
   }
   forget_finished();
-  if (steps_ > 0) engine_.fruitless_preemptions_ = 0;
+  host_.progressed(steps_);
   if (ahead_) plan_next();
 }
 
-void VllmEngine::FastForward::forget_finished() {
-  std::erase_if(engine_.running_,
-                [this](RequestSlot id) { return engine_.requests_[id].status == RequestStatus::Finished; });
+void FastForward::forget_finished() {
+  std::erase_if(state_.running,
+                [this](RequestSlot id) { return state_.requests[id].status == RequestStatus::Finished; });
 }
 
-void VllmEngine::FastForward::start(std::int64_t until_ns, bool stop_on_finish, bool through) {
-  ahead_ = engine_.config_.async_scheduling;
-  names_on_receipt_ = engine_.kv_->names_on_receipt();
-  until_ns_ = std::min(until_ns, kLatestNs);  // past kLatestNs an ordinary step throws
+void FastForward::start(std::int64_t until_ns, bool stop_on_finish, bool through) {
+  ahead_ = state_.config.async_scheduling;
+  names_on_receipt_ = state_.kv.names_on_receipt();
+  until_ns_ = std::min(until_ns, StepClock::kLatestNs);  // later, an ordinary step throws
   stop_on_finish_ = stop_on_finish;
   through_ = through;
-  base_ = engine_.token_log_.next_step();
+  base_ = state_.token_log.next_step();
   steps_ = counted_ = 0;
-  sums_ = DecodeSums(*engine_.timing_.model);
+  sums_ = DecodeSums(*state_.timing.model);
   predicted_.known = 0;
   ordinary_ = out_of_time_ = false;
   filled_.clear();
-  members_ = engine_.running_;
+  members_ = state_.running;
   since_.assign(members_.size(), 0);
   last_.resize(members_.size());
   out_.assign(members_.size(), kOut);
   events_.clear();
   paused_.clear();
   rejoining_.clear();
-  const std::vector<Scheduled>& planned = engine_.planned_.turns;
+  const std::vector<Scheduled>& planned = state_.planned.turns;
   for (std::uint32_t order = 0; order < members_.size(); ++order) {
     const bool in = ahead_ ? sums_.requests() < planned.size() && planned[sums_.requests()].slot == members_[order]
-                           : !engine_.tiers_ || !engine_.tiers_->waiting(members_[order]);
+                           : !state_.tiers || !state_.tiers->waiting(members_[order]);
     if (in) {
       join(order);
       events_.push_back(event_of(order, steps_));
@@ -84,14 +75,14 @@ void VllmEngine::FastForward::start(std::int64_t until_ns, bool stop_on_finish, 
 }
 
 // Plan the batch behind the last executed step, as stepping would have scheduled it.
-void VllmEngine::FastForward::plan_next() {
-  if (engine_.offload_) count_schedules();
-  Batch& next = engine_.planned_;
+void FastForward::plan_next() {
+  if (state_.offloads) count_schedules();
+  Batch& next = state_.planned;
   next.turns.clear();
   for (std::uint32_t order = 0; order < members_.size(); ++order) {
     if (!computes(order)) continue;
     EngineRequest& member = request(order);
-    member.last_step = engine_.scheduled_steps_;
+    member.last_step = state_.counts.scheduled;
     next.turns.push_back({members_[order], 1, member.computed - 1, true, member.id});
   }
   next.load = StepLoad::of(sums_.load());
@@ -99,20 +90,20 @@ void VllmEngine::FastForward::plan_next() {
 }
 
 // Each executed step scheduled the one behind it, and freed the blocks whose release was deferred to it.
-void VllmEngine::FastForward::count_schedules() {
-  engine_.scheduled_steps_ += steps_ - counted_;
-  engine_.processed_steps_ += steps_ - counted_;
+void FastForward::count_schedules() {
+  state_.counts.scheduled += steps_ - counted_;
+  state_.counts.processed += steps_ - counted_;
   counted_ = steps_;
 }
 
-void VllmEngine::FastForward::play_steps() {
+void FastForward::play_steps() {
   while (running() > 0) {
-    if (engine_.token_log_.crowded()) engine_.fold_token_log();
+    if (state_.token_log.crowded()) host_.fold_token_log();
     // A step ahead, no batch is planned once all requests wait.
-    if (engine_.tiers_ && (interrupted() || (ahead_ && sums_.requests() == 0) || !resume_paused())) return;
+    if (state_.tiers && (interrupted() || (ahead_ && sums_.requests() == 0) || !resume_paused())) return;
     if (sums_.requests() == 0) {
       if (wait_for_landing()) continue;
-      begun_ns_ = engine_.now_ns_;  // the next step has begun already
+      begun_ns_ = clock_.now_ns;  // the next step has begun already
       return;
     }
     const std::uint64_t turn = events_.front().step;
@@ -123,29 +114,27 @@ void VllmEngine::FastForward::play_steps() {
 // ── Steps ──
 
 // Between two steps: whether something has landed that an ordinary step must decide on.
-bool VllmEngine::FastForward::interrupted() {
-  engine_.announcer_.hold();  // the transfer landed in the middle of a step
-  engine_.tiers_->hub().run_until(engine_.now_ns_);
-  engine_.announcer_.stop_holding();
-  engine_.notice_landings(engine_.now_ns_);
-  if (engine_.offload_links_ && engine_.offload_links_->has_done()) return true;
-  return engine_.tiers_->has_ready() || engine_.head_may_move();
+bool FastForward::interrupted() {
+  state_.announcer.hold();  // the transfer landed in the middle of a step
+  state_.tiers->hub().run_until(clock_.now_ns);
+  state_.announcer.stop_holding();
+  return host_.landed(clock_.now_ns);
 }
 
-std::int64_t VllmEngine::FastForward::step_ns() const {
+std::int64_t FastForward::step_ns() const {
   if (const auto known = predicted(steps_, sums_.load()); !known.empty()) return known.front();
-  return engine_.timing_.duration_ns(sums_.load(), engine_.capacity_tokens_);
+  return state_.timing.duration_ns(sums_.load(), state_.capacity_tokens);
 }
 
 // Run steps up to the next event of a member, or until a transfer lands. False: time is up.
-bool VllmEngine::FastForward::play_plain_steps(std::uint64_t until_step) {
+bool FastForward::play_plain_steps(std::uint64_t until_step) {
   // Copies, which stay in registers.
   DecodeSums sums = sums_;
   std::uint64_t steps = steps_;
-  std::int64_t now_ns = engine_.now_ns_;
-  std::int64_t begun_ns = engine_.begun_ns_;
+  std::int64_t now_ns = clock_.now_ns;
+  std::int64_t begun_ns = clock_.begun_ns;
   const std::int64_t from_ns = now_ns;
-  const StepTiming& timing = engine_.timing_;
+  const StepTiming& timing = state_.timing;
   const bool covered = timing.model->covers(sums.after(until_step - steps));
   bool stop = false;
   std::exception_ptr failure;  // from a user-defined timing model
@@ -158,23 +147,23 @@ bool VllmEngine::FastForward::play_plain_steps(std::uint64_t until_step) {
       std::copy_n(known.begin(), durations_ns.size(), durations_ns.begin());
     } else {
       try {
-        durations_ns = durations_ns.first(timing.next_steps_ns(sums.load(), engine_.capacity_tokens_, durations_ns));
+        durations_ns = durations_ns.first(timing.next_steps_ns(sums.load(), state_.capacity_tokens, durations_ns));
       } catch (...) {
         failure = std::current_exception();
         break;
       }
     }
     const auto lands = [&] {
-      return engine_.tiers_->hub().due(std::accumulate(durations_ns.begin(), durations_ns.end(), now_ns));
+      return state_.tiers->hub().due(std::accumulate(durations_ns.begin(), durations_ns.end(), now_ns));
     };
-    if (covered && !engine_.token_log_.wants_sample() && !(engine_.tiers_ && lands())) {
+    if (covered && !state_.token_log.wants_sample() && !(state_.tiers && lands())) {
       // Time passes, and nothing else.
       const std::span<const std::int64_t> ends_ns = ends_in_time(durations_ns, now_ns);
       if (!ends_ns.empty()) {
         begun_ns = ends_ns.size() > 1 ? ends_ns[ends_ns.size() - 2] : now_ns;
-        now_ns = engine_.now_ns_ = ends_ns.back();
+        now_ns = clock_.now_ns = ends_ns.back();
       }
-      engine_.token_log_.end_steps(ends_ns);
+      state_.token_log.end_steps(ends_ns);
       steps += ends_ns.size();
       sums.grow(ends_ns.size());
       continue;
@@ -183,28 +172,25 @@ bool VllmEngine::FastForward::play_plain_steps(std::uint64_t until_step) {
       const std::int64_t end_ns = now_ns + duration_ns;
       out_of_time_ = !in_time(now_ns, end_ns);
       if (out_of_time_ || stop) break;
-      if (!covered && !timing.model->covers(sums.load())) engine_.totals_.uncovered_ns += duration_ns;
+      if (!covered && !timing.model->covers(sums.load())) state_.totals.uncovered_ns += duration_ns;
       begun_ns = now_ns;
-      now_ns = engine_.now_ns_ = end_ns;
+      now_ns = clock_.now_ns = end_ns;
       ++steps;
-      engine_.token_log_.end_step(end_ns);
+      state_.token_log.end_step(end_ns);
       sums.grow();
-      if (engine_.tiers_ && engine_.tiers_->hub().due(end_ns)) {
+      if (state_.tiers && state_.tiers->hub().due(end_ns)) {
         stop = interrupted() || !paused_.empty();
-        if (engine_.offload_links_ && engine_.offload_links_->has_done()) {
-          engine_.announcer_.hold();
-          engine_.report_offload(engine_.offload_links_->take_done());
-          engine_.announcer_.release(end_ns);
-          engine_.sample(running());
+        if (state_.offloads && host_.report_offloads(end_ns)) {
+          host_.sample(running());
           continue;
         }
       }
-      if (engine_.token_log_.wants_sample()) engine_.sample(running());
+      if (state_.token_log.wants_sample()) host_.sample(running());
     }
   }
-  engine_.begun_ns_ = begun_ns;
-  engine_.totals_.steps += steps - steps_;
-  engine_.totals_.step_ns += now_ns - from_ns;
+  clock_.begun_ns = begun_ns;
+  state_.totals.steps += steps - steps_;
+  state_.totals.step_ns += now_ns - from_ns;
   steps_ = steps;
   sums_ = sums;
   if (failure) std::rethrow_exception(failure);
@@ -212,8 +198,7 @@ bool VllmEngine::FastForward::play_plain_steps(std::uint64_t until_step) {
 }
 
 // Steps of these durations, the first of which begins now: the ends of those that are in time, in their place.
-std::span<const std::int64_t> VllmEngine::FastForward::ends_in_time(std::span<std::int64_t> durations_ns,
-                                                                    std::int64_t now_ns) {
+std::span<const std::int64_t> FastForward::ends_in_time(std::span<std::int64_t> durations_ns, std::int64_t now_ns) {
   std::size_t steps = 0;
   for (; steps < durations_ns.size(); ++steps) {
     const std::int64_t end_ns = now_ns + durations_ns[steps];
@@ -225,38 +210,33 @@ std::span<const std::int64_t> VllmEngine::FastForward::ends_in_time(std::span<st
 }
 
 // Run a step with events of members. False: an ordinary step must run it, or none may follow.
-bool VllmEngine::FastForward::play_events() {
-  std::int64_t end_ns = engine_.now_ns_ + step_ns();
-  out_of_time_ = !in_time(engine_.now_ns_, end_ns);
+bool FastForward::play_events() {
+  std::int64_t end_ns = clock_.now_ns + step_ns();
+  out_of_time_ = !in_time(clock_.now_ns, end_ns);
   if (out_of_time_) return false;
   const std::uint64_t fresh = gather_due();
   // A hit that the head of the queue has been waiting for, or a preemption.
-  if (ordinary_ || fresh > engine_.kv_->available()) return false;
-  engine_.begun_ns_ = engine_.now_ns_;
-  const bool at_once = fresh == 0 || has_room(fresh);
+  if (ordinary_ || fresh > state_.kv.available()) return false;
+  clock_.begun_ns = clock_.now_ns;
+  const bool at_once = fresh == 0 || state_.has_room(fresh);
   if (!at_once) {
-    if (!head_stays()) return false;
+    if (!host_.head_stays()) return false;  // it may use the room that a leaving block makes
     serve_or_pause();
     if (sums_.requests() == 0 && wait_for_landing()) return true;
-    begun_ns_ = engine_.now_ns_;  // the next step has begun already
-    end_ns = engine_.now_ns_ + step_ns();
-    if (sums_.requests() == 0 || !in_time(engine_.now_ns_, end_ns) || engine_.head_may_move()) return false;
+    begun_ns_ = clock_.now_ns;  // the next step has begun already
+    end_ns = clock_.now_ns + step_ns();
+    if (sums_.requests() == 0 || !in_time(clock_.now_ns, end_ns) || host_.head_may_move()) return false;
     begun_ns_ = -1;
-    engine_.announcer_.show(engine_.now_ns_);  // publish evictions to the host
+    state_.announcer.show(clock_.now_ns);  // publish evictions to the host
   }
-  engine_.announcer_.hold();
-  engine_.now_ns_ = end_ns;
+  state_.announcer.hold();
+  clock_.now_ns = end_ns;
   apply_events(!at_once);
   return end_step(fresh);
 }
 
-// Whether the head of the queue stays queued. If not, it may use room made by a block that leaves the device.
-bool VllmEngine::FastForward::head_stays() const {
-  return engine_.waiting_.empty() || engine_.tiers_->waiting(engine_.waiting_.head()) || engine_.head_lacks_room();
-}
-
-void VllmEngine::FastForward::serve_or_pause() {
-  engine_.announcer_.hold();
+void FastForward::serve_or_pause() {
+  state_.announcer.hold();
   std::erase_if(due_, [this](std::uint32_t order) {
     if (serve(order)) return false;
     if (!ahead_) pause(order);
@@ -266,7 +246,7 @@ void VllmEngine::FastForward::serve_or_pause() {
   });
 }
 
-void VllmEngine::FastForward::apply_events(bool served) {
+void FastForward::apply_events(bool served) {
   done_.clear();
   for (const std::uint32_t order : due_) {
     if (!served) (void)serve(order);
@@ -281,8 +261,8 @@ void VllmEngine::FastForward::apply_events(bool served) {
 }
 
 // Collect the members with an event in this step; returns how many need a block.
-std::uint64_t VllmEngine::FastForward::gather_due() {
-  const Refusal& refusal = engine_.refusal_;
+std::uint64_t FastForward::gather_due() {
+  const Refusal& refusal = state_.refusal;
   const bool wants_block = refusal.stands && refusal.wants_block && !names_on_receipt_;
   std::uint64_t fresh = 0;
   ordinary_ = false;
@@ -298,26 +278,24 @@ std::uint64_t VllmEngine::FastForward::gather_due() {
     fresh += begins_block(order) ? 1 : 0;
     const std::uint32_t filled = filled_by(order, steps_);
     if (!wants_block || filled % size_ != 0) continue;
-    engine_.kv_->need_names(request(order), filled / size_);
+    state_.kv.need_names(request(order), filled / size_);
     ordinary_ = ordinary_ || request(order).blocks[filled / size_ - 1].lineage == refusal.missing;
   }
   return fresh;
 }
 
 // Publish tokens and retire finished requests. False: the queue or the caller has to act.
-bool VllmEngine::FastForward::end_step(std::uint64_t fresh) {
-  const std::int64_t end_ns = engine_.now_ns_;
-  if (engine_.tiers_) {
-    engine_.tiers_->hub().run_until(end_ns);  // may fail: then there was no such step
-    if (!engine_.offload_) engine_.write_through(filled_, end_ns);
-  }
+bool FastForward::end_step(std::uint64_t fresh) {
+  const std::int64_t end_ns = clock_.now_ns;
+  if (state_.tiers) host_.offload_computed(filled_, end_ns);
   ++steps_;
-  ++engine_.totals_.steps;
-  engine_.token_log_.end_step(end_ns);
-  engine_.count_time(sums_.load(), end_ns - engine_.begun_ns_);
-  if (ahead_ && engine_.offload_) {
+  ++state_.totals.steps;
+  state_.token_log.end_step(end_ns);
+  state_.totals.step_ns += end_ns - clock_.begun_ns;
+  if (!state_.timing.model->covers(sums_.load())) state_.totals.uncovered_ns += end_ns - clock_.begun_ns;
+  if (ahead_ && state_.offloads) {
     count_schedules();
-    for (const std::uint32_t order : done_) request(order).last_step = engine_.processed_steps_;
+    for (const std::uint32_t order : done_) request(order).last_step = state_.counts.processed;
   }
   bool sealed = false;
   bool finished = false;
@@ -327,16 +305,15 @@ bool VllmEngine::FastForward::end_step(std::uint64_t fresh) {
     const std::uint32_t computed = computed_by(order, steps_);
     if (ahead_ && filled_by(order, steps_ - 1) % size_ == 0) name_filled(order, filled_by(order, steps_ - 1) / size_);
     if (names_on_receipt_ && computed % size_ == 0) {
-      engine_.kv_->name(request(order), computed / size_);
+      state_.kv.name(request(order), computed / size_);
       sealed = true;
     }
     if (last_[order] + 1 != steps_) continue;
     finished = true;
     update_request(order);
     sums_.remove(request(order).known - 1);  // its share of this step's context
-    engine_.retire(request(order), false, end_ns);
     out_[order] = kOut;
-    engine_.complete(members_[order], end_ns);
+    host_.finish(members_[order], end_ns);
   }
   filled_.clear();
   if (finished) find_longest(steps_ - 1);
@@ -345,38 +322,37 @@ bool VllmEngine::FastForward::end_step(std::uint64_t fresh) {
     if (computes(order) && known_by(order, steps_) == sums_.window()) sums_.pass_window();
   }
   if (ahead_) pause_and_rejoin();
-  if (finished) engine_.refusal_.stands = false;
+  if (finished) state_.refusal.stands = false;
   if (finished && open_) forget_finished();
-  if (engine_.offload_links_) {
+  if (state_.offloads) {
     if (finished) forget_finished();
-    if (ahead_ && engine_.running_.empty()) {  // no batch was scheduled behind
-      engine_.planned_.turns.clear();
-      --engine_.scheduled_steps_;
+    if (ahead_ && state_.running.empty()) {  // no batch was scheduled behind
+      state_.planned.turns.clear();
+      --state_.counts.scheduled;
     }
-    engine_.offload_after_step(end_ns);
+    host_.offload_after_step(end_ns);
   }
   // A full block does not change the counts, unless it is offloaded at once and evicts others on the host.
-  const bool below = engine_.tiers_ && (engine_.offload_ || engine_.tiers_->config().mode != OffloadMode::OnEviction ||
-                                        engine_.tiers_->landings() != engine_.landings_noticed_);
-  if (fresh > 0 || finished || sealed || below || engine_.token_log_.wants_sample()) engine_.sample(running());
-  engine_.close_step();
-  if (sealed && engine_.refusal_.stands) {
-    engine_.refusal_.stands = false;  // a sealed block may be the one the head of the queue lacks, or have freed one
-    if (!engine_.waiting_.empty()) return false;
+  const bool below = state_.tiers && host_.changed_below();
+  if (fresh > 0 || finished || sealed || below || state_.token_log.wants_sample()) host_.sample(running());
+  host_.close_step();
+  if (sealed && state_.refusal.stands) {
+    state_.refusal.stands = false;  // a sealed block may be the one the head of the queue lacks, or have freed one
+    if (!state_.waiting.empty()) return false;
   }
-  if (finished && engine_.offload_) return false;  // the finished request may have blocks to store
-  return !finished || (!stop_on_finish_ && engine_.waiting_.empty());
+  if (finished && state_.offloads) return false;  // the finished request may have blocks to store
+  return !finished || (!stop_on_finish_ && state_.waiting.empty());
 }
 
 // All members wait: advance to the next landing, if it is in time and the queue has nothing to decide.
-bool VllmEngine::FastForward::wait_for_landing() {
-  TransferHub& hub = engine_.tiers_->hub();
+bool FastForward::wait_for_landing() {
+  TransferHub& hub = state_.tiers->hub();
   const std::optional<std::int64_t> wake = hub.next_wake_ns();
-  if (!engine_.waiting_.empty() || !wake || *wake >= until_ns_) return false;
-  engine_.announcer_.release(engine_.now_ns_);
-  engine_.now_ns_ = std::max(engine_.now_ns_, *wake);
+  if (!state_.waiting.empty() || !wake || *wake >= until_ns_) return false;
+  state_.announcer.release(clock_.now_ns);
+  clock_.now_ns = std::max(clock_.now_ns, *wake);
   hub.run_until(*wake);
-  engine_.notice_landings(engine_.now_ns_);
+  host_.notice_landings(clock_.now_ns);
   return true;
 }
 

@@ -9,23 +9,22 @@
 #include <tuple>
 #include <vector>
 
-#include "engine/vllm/engine.hpp"
+#include "engine/vllm/decode_state.hpp"
+#include "engine/vllm/decode_sums.hpp"
 
 namespace understudy {
 
-// The engine asks whether a fast-forward is possible and runs it; everything else is private. Its members are the
-// running requests. A member has an event when its step begins a block, fills one, is its last, or is the last that
+// The engine decides whether a fast-forward is possible (VllmEngine::can_fast_forward). Its members are the running
+// requests. A member has an event when its step begins a block, fills one, is its last, or is the last that
 // reads less than the model's window; a step without events changes only the clock and the context. A member whose next
 // block has to wait for a copy pauses while the others continue. Asynchronously a step schedules the token after the
 // one that it computes: a pausing member still has the token of the current step, and a rejoining one is computed from
 // the next step on.
-class VllmEngine::FastForward {
+class FastForward {
  public:
-  explicit FastForward(VllmEngine& engine)
-      : engine_(engine), size_(engine.config_.block_size), sums_(*engine.timing_.model) {}
+  FastForward(const DecodeState& state, DecodeHost& host)
+      : state_(state), host_(host), clock_(state.clock), size_(state.config.block_size), sums_(*state.timing.model) {}
 
-  // Every running request decodes or waits for room, and no request can be admitted until one of them ends.
-  bool possible() const;
   // Run steps that end by `until_ns` (with `through`, that begin before it); false when there was none, and an ordinary
   // step must follow.
   bool play(std::int64_t until_ns, bool stop_on_finish, bool through);
@@ -54,27 +53,16 @@ class VllmEngine::FastForward {
   void finish_step();
   std::int64_t step_ns() const;  // duration of the next step
 
-  // Duration of one decode step of all running requests, now.
-  std::int64_t step_of_all_ns() const;
-  // Asynchronously: the planned batch computes the next token of every running request.
-  bool plans_next_tokens() const;
-  // Whether `blocks` blocks can be taken without waiting or preempting.
-  bool has_room(std::uint64_t blocks) const;
-
  private:
+  using Room = KvBackend::Room;
+
   struct MemberEvent {
     std::uint64_t step;
     std::uint32_t order;  // place in the running list when the fast-forward began
     bool operator>(const MemberEvent& other) const { return std::tie(step, order) > std::tie(other.step, other.order); }
   };
 
-  // leap_possible.cpp
-  bool possible_ahead() const;
-  bool plans_next_token(const Scheduled& turn, RequestSlot slot) const;
-  bool plans_all_but_waiting() const;
-  bool possible_offloading() const;
-
-  // leap_open.cpp
+  // fast_forward_stretch.cpp
   bool can_go_on();
   std::uint64_t steps_unobserved() const;
   std::int64_t steps_ns(std::uint64_t steps);
@@ -88,8 +76,7 @@ class VllmEngine::FastForward {
   void forget_finished();
 
   // A member, by its place in the running list (fast_forward_members.cpp):
-  EngineRequest& request(std::uint32_t order) const { return engine_.requests_[members_[order]]; }
-  bool decodes(RequestSlot id) const noexcept;
+  EngineRequest& request(std::uint32_t order) const { return state_.requests[members_[order]]; }
   bool computes(std::uint32_t order) const noexcept { return out_[order] == kIn || out_[order] == kPausing; }
   std::uint32_t computed_by(std::uint32_t order, std::uint64_t step) const {
     return static_cast<std::uint32_t>(request(order).computed + (step - since_[order]));
@@ -118,7 +105,6 @@ class VllmEngine::FastForward {
   bool play_plain_steps(std::uint64_t until_step);
   std::span<const std::int64_t> ends_in_time(std::span<std::int64_t> durations_ns, std::int64_t now_ns);
   bool play_events();
-  bool head_stays() const;
   void serve_or_pause();
   void apply_events(bool served);
   std::uint64_t gather_due();
@@ -129,7 +115,9 @@ class VllmEngine::FastForward {
   }
   std::size_t running() const { return sums_.requests() + paused_.size(); }
 
-  VllmEngine& engine_;
+  const DecodeState state_;
+  DecodeHost& host_;
+  StepClock& clock_;
   const std::uint32_t size_;    // block size, tokens
   std::int64_t begun_ns_ = -1;  // start of a step that has begun but was not run; -1: none
 

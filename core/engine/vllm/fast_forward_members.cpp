@@ -6,26 +6,21 @@
 
 namespace understudy {
 
-bool VllmEngine::FastForward::decodes(RequestSlot id) const noexcept {
-  const EngineRequest& r = engine_.requests_[id];
-  return r.computed + 1 == r.known && r.computed >= r.spec.prompt_tokens && !r.tokens.empty();
-}
-
 // Asynchronously a step schedules the token after the one that it computes, except after a member's last.
-bool VllmEngine::FastForward::begins_block(std::uint32_t order) const {
+bool FastForward::begins_block(std::uint32_t order) const {
   if (ahead_ && last_[order] == steps_) return false;
   const std::uint32_t computed = computed_by(order, steps_);
   return computed % size_ == 0 && request(order).table.size() * size_ <= computed;
 }
 
-void VllmEngine::FastForward::join(std::uint32_t order) {
+void FastForward::join(std::uint32_t order) {
   since_[order] = steps_;
-  last_[order] = steps_ + engine_.outputs_left(request(order)) - 1;
+  last_[order] = steps_ + state_.outputs_left(request(order)) - 1;
   out_[order] = kIn;
   sums_.add(request(order).known);
 }
 
-VllmEngine::FastForward::MemberEvent VllmEngine::FastForward::event_of(std::uint32_t order, std::uint64_t from) const {
+FastForward::MemberEvent FastForward::event_of(std::uint32_t order, std::uint64_t from) const {
   const std::uint32_t into = computed_by(order, from) % size_;
   // A step ahead, the filled block is named when the next is begun: in one event.
   const std::uint64_t block = into == 0 ? from : from + (size_ - (ahead_ ? 0 : 1) - into);
@@ -37,25 +32,25 @@ VllmEngine::FastForward::MemberEvent VllmEngine::FastForward::event_of(std::uint
   return {std::min({block, last_[order], passes}), order};
 }
 
-void VllmEngine::FastForward::push_event(std::uint32_t order, std::uint64_t from) {
+void FastForward::push_event(std::uint32_t order, std::uint64_t from) {
   events_.push_back(event_of(order, from));
   std::ranges::push_heap(events_, std::greater<>());
 }
 
 // Apply the steps so far to the member's request.
-void VllmEngine::FastForward::update_request(std::uint32_t order) {
+void FastForward::update_request(std::uint32_t order) {
   EngineRequest& member = request(order);
   const std::uint64_t first = base_ + since_[order];
   const auto played = static_cast<std::uint32_t>(steps_ - since_[order]);
   member.computed += played;
   member.known += played;
   member.record.output_tokens += played;
-  if (played > 0) engine_.effects_.tokens.push_back({member.id, played});
+  if (played > 0) state_.tokens.push_back({member.id, played});
   member.tokens.add(first, played);
   since_[order] = steps_;
 }
 
-void VllmEngine::FastForward::pause(std::uint32_t order) {
+void FastForward::pause(std::uint32_t order) {
   update_request(order);
   if (ahead_) {  // the next token is not in flight
     --request(order).computed;
@@ -69,7 +64,7 @@ void VllmEngine::FastForward::pause(std::uint32_t order) {
 
 // A step ahead, after the step's end: members that must wait leave the next batch, and those that wait no longer join
 // it.
-void VllmEngine::FastForward::pause_and_rejoin() {
+void FastForward::pause_and_rejoin() {
   for (const std::uint32_t order : done_) {
     if (out_[order] == kPausing) pause(order);
   }
@@ -84,8 +79,8 @@ void VllmEngine::FastForward::pause_and_rejoin() {
 }
 
 // Find the longest context among decoding members in `step`, after one has left.
-void VllmEngine::FastForward::find_longest(std::uint64_t step) {
-  if (!engine_.timing_.model->wants_longest()) return;
+void FastForward::find_longest(std::uint64_t step) {
+  if (!state_.timing.model->wants_longest()) return;
   std::uint64_t longest = 0;
   for (std::uint32_t order = 0; order < members_.size(); ++order) {
     if (computes(order)) longest = std::max(longest, known_by(order, step));
@@ -94,34 +89,34 @@ void VllmEngine::FastForward::find_longest(std::uint64_t step) {
 }
 
 // Take the block that the member begins and name the one it fills. False: it must wait for the first.
-bool VllmEngine::FastForward::serve(std::uint32_t order) {
-  if (begins_block(order) && engine_.kv_->add(request(order), engine_.begun_ns_) != Room::Taken) return false;
+bool FastForward::serve(std::uint32_t order) {
+  if (begins_block(order) && state_.kv.add(request(order), clock_.begun_ns) != Room::Taken) return false;
   const std::uint32_t filled = filled_by(order, steps_);
   if (names_on_receipt_ || filled % size_ != 0 || (ahead_ && last_[order] == steps_)) return true;
   name_filled(order, filled / size_);
   return true;
 }
 
-void VllmEngine::FastForward::name_filled(std::uint32_t order, std::uint32_t full) {
+void FastForward::name_filled(std::uint32_t order, std::uint32_t full) {
   EngineRequest& member = request(order);
-  if (!engine_.config_.enable_prefix_caching || member.keyed == full) return;
+  if (!state_.config.enable_prefix_caching || member.keyed == full) return;
   member.keyed_before = member.keyed;
-  engine_.kv_->name(member, full);
-  if (engine_.tiers_) filled_.push_back({members_[order], 1, full * size_ - 1, true, member.id});
+  state_.kv.name(member, full);
+  if (state_.tiers) filled_.push_back({members_[order], 1, full * size_ - 1, true, member.id});
 }
 
 // False: one of them computes a prompt, which takes an ordinary step.
-bool VllmEngine::FastForward::resume_paused() {
+bool FastForward::resume_paused() {
   bool prefills = false;
   std::erase_if(paused_, [&](std::uint32_t order) {
     const RequestSlot id = members_[order];
-    if (engine_.tiers_->waiting(id)) return false;
-    prefills = prefills || !decodes(id);
+    if (state_.tiers->waiting(id)) return false;
+    prefills = prefills || !state_.requests[id].decodes();
     if (prefills) return false;
     if (ahead_) {  // this step schedules it: an event without a token
       out_[order] = kRejoining;
       since_[order] = steps_;
-      last_[order] = steps_ + engine_.outputs_left(request(order));
+      last_[order] = steps_ + state_.outputs_left(request(order));
       events_.push_back({steps_, order});
       std::ranges::push_heap(events_, std::greater<>());
       return false;

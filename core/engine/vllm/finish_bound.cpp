@@ -20,7 +20,7 @@ std::optional<Outlook> VllmEngine::outlook() const {
     return std::nullopt;
   }
   const bool ahead = config_.async_scheduling;  // by a step, and a token
-  if (ahead && !fast_forward_->plans_next_tokens()) return std::nullopt;
+  if (ahead && !plans_next_tokens()) return std::nullopt;
   Outlook out{DecodeSums(*timing_.model)};
   DecodeSums& sums = out.sums;
   std::size_t prompts = 0;
@@ -38,7 +38,7 @@ std::optional<Outlook> VllmEngine::outlook() const {
     out.steps = std::min(out.steps, to_finish(request));
     // The last token of a prompt is no decode. A step ahead, a request that resumes with the planned batch, for a
     // single token, gets none from the open one.
-    const bool decodes = request.computed + (in_step_ ? 0 : 1) == request.known + (ahead ? 1 : 0) &&
+    const bool decodes = request.computed + (clock_.in_step ? 0 : 1) == request.known + (ahead ? 1 : 0) &&
                          request.computed >= request.spec.prompt_tokens;
     if (!decodes) {
       ++prompts;
@@ -62,9 +62,9 @@ std::optional<Outlook> VllmEngine::outlook() const {
   for (const RequestSlot id : waiting_.ids()) blocks += lacks(id) + 1;
   for (std::size_t i = sums.requests(); i < running_.size(); ++i) blocks += lacks(running_[i]) + 1;
   // Nearly always there is room for many more.
-  if (fast_forward_->has_room(blocks + sums.requests() * (steps / config_.block_size + 2))) return out;
+  if (kv_->has_room(blocks + sums.requests() * (steps / config_.block_size + 2), tiers_.get())) return out;
   for (std::size_t i = 0; i < sums.requests(); ++i) blocks += lacks(running_[i]);
-  return fast_forward_->has_room(blocks) ? std::optional(out) : std::nullopt;
+  return kv_->has_room(blocks, tiers_.get()) ? std::optional(out) : std::nullopt;
 }
 
 // Whether all present requests can stay until they finish, without a preemption.
@@ -80,7 +80,7 @@ bool VllmEngine::has_room_for_all() const {
   std::ranges::for_each(running_, add);
   std::ranges::for_each(waiting_.ids(), add);
   std::ranges::for_each(skipped_.ids(), add);
-  return fast_forward_->has_room(blocks);
+  return kv_->has_room(blocks, tiers_.get());
 }
 
 std::int64_t VllmEngine::next_visible_ns() const {
@@ -89,14 +89,14 @@ std::int64_t VllmEngine::next_visible_ns() const {
 }
 
 std::int64_t VllmEngine::finish_bound() const {
-  if (idle() && !in_step_) return kNever;
-  std::int64_t from_ns = now_ns_;
-  if (!in_step_ && landing_wait_.on && !landing_wait_over()) {
+  if (idle() && !clock_.in_step) return kNever;
+  std::int64_t from_ns = clock_.now_ns;
+  if (!clock_.in_step && landing_wait_.on && !landing_wait_over()) {
     from_ns = std::max(from_ns, tiers_->hub().next_wake_ns().value_or(from_ns));
   }
   // The step that is open may be the first of them.
   const auto after = [&](std::uint64_t steps, std::int64_t step_ns) {
-    if (in_step_) --steps;
+    if (clock_.in_step) --steps;
     const std::int64_t most = (kNever - from_ns) / std::max<std::int64_t>(step_ns, 1);
     return from_ns + std::min(static_cast<std::int64_t>(std::min<std::uint64_t>(steps, 1u << 31)), most) * step_ns;
   };
@@ -107,8 +107,8 @@ std::int64_t VllmEngine::finish_bound() const {
     if (!out->alone || least_ns <= 0 || out->steps > std::min(kMostTimed, out->to_window)) {
       return after(out->steps, least_ns);
     }
-    if (in_step_) sums.grow();
-    return from_ns + sums.duration_ns(out->steps - (in_step_ ? 1 : 0), timing_, capacity_tokens_);
+    if (clock_.in_step) sums.grow();
+    return from_ns + sums.duration_ns(out->steps - (clock_.in_step ? 1 : 0), timing_, capacity_tokens_);
   }
   // A preempted request may get any number of its next tokens from recomputing steps, which are not charged.
   if (!timing_.charges_first_token && !has_room_for_all()) return from_ns;

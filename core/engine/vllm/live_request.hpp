@@ -45,6 +45,9 @@ struct alignas(64) EngineRequest : KvRequest {
   std::int64_t load_begun_ns = 0;
   std::uint64_t last_step = 0;  // last step with this request, counting steps that computed a token
 
+  // Its next token is the only one that has no KV.
+  bool decodes() const noexcept { return computed + 1 == known && computed >= spec.prompt_tokens && !tokens.empty(); }
+
   void warm() const noexcept {  // one iteration ahead of its use
     const char* const first = reinterpret_cast<const char*>(this) + 64;
     for (std::size_t line = 0; line < 3; ++line) __builtin_prefetch(first + 64 * line, 1, 3);

@@ -186,13 +186,13 @@ FetchStages VllmEngine::fetch_stages() const {
 void VllmEngine::close_offload(std::size_t admitted_before) {
   const std::size_t admitted = log_.admitted.size() - admitted_before;
   const std::size_t first_admitted = log_.scheduled.size() - admitted;
-  if (!log_.scheduled.empty()) ++scheduled_steps_;
+  if (!log_.scheduled.empty()) ++counts_.scheduled;
   for (std::size_t i = 0; i < log_.scheduled.size(); ++i) {
     const Scheduled& turn = log_.scheduled[i];
     EngineRequest& request = requests_[turn.slot];
     const bool fresh = i >= first_admitted;
     offload_->scheduled(request, request.computed, fresh, fresh && log_.resumed[admitted_before + i - first_admitted]);
-    request.last_step = scheduled_steps_;
+    request.last_step = counts_.scheduled;
     if (turn.samples && !prefills_in_flight_.empty()) std::erase(prefills_in_flight_, turn.slot);
   }
   orders_ = offload_->close_schedule();
@@ -221,7 +221,7 @@ void VllmEngine::leave_offload(EngineRequest& request, bool aborted, std::int64_
 // Free the request's blocks, or defer it while a step in flight may still write to them.
 void VllmEngine::release_or_defer(EngineRequest& request) {
   if (!offload_ || freeable(request.last_step)) return kv_->release(request);
-  if (!request.table.empty()) deferred_frees_.push_back({scheduled_steps_, std::move(request.table)});
+  if (!request.table.empty()) deferred_frees_.push_back({counts_.scheduled, std::move(request.table)});
   request.table.clear();
   request.keyed = 0;
 }
@@ -229,8 +229,8 @@ void VllmEngine::release_or_defer(EngineRequest& request) {
 // Free deferred blocks after a step's output has arrived; `computed`: the step computed tokens.
 void VllmEngine::free_deferred(bool computed) {
   if (!computed) return;
-  ++processed_steps_;
-  for (; !deferred_frees_.empty() && deferred_frees_.front().step <= processed_steps_; deferred_frees_.pop_front()) {
+  ++counts_.processed;
+  for (; !deferred_frees_.empty() && deferred_frees_.front().step <= counts_.processed; deferred_frees_.pop_front()) {
     store_.release(0, deferred_frees_.front().table, true);
   }
 }
@@ -270,7 +270,7 @@ void VllmEngine::report_offload(std::vector<JobId> done) {
     if (freeable(orphan->second.step)) {
       store_.release(0, orphan->second.table, true);
     } else {
-      deferred_frees_.push_back({scheduled_steps_, std::move(orphan->second.table)});
+      deferred_frees_.push_back({counts_.scheduled, std::move(orphan->second.table)});
     }
     orphans_.erase(orphan);
   }

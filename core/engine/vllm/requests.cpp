@@ -28,7 +28,7 @@ const Effects& VllmEngine::submit(RequestSpec spec, std::int64_t now_ns) {
   }
   clear_returned_effects();
   if (deferred_) run_deferred_steps(now_ns, false);
-  if (!in_step_) skip_to(now_ns);
+  if (!clock_.in_step) skip_to(now_ns);
   if (free_slots_.empty()) {
     free_slots_.push_back(static_cast<RequestSlot>(requests_.size()));
     requests_.emplace_back();
@@ -105,7 +105,7 @@ const Effects& VllmEngine::cancel(RequestId id, std::int64_t now_ns) {
   retire(request, true, now_ns);
   on_requests_changed();
   announcer_.show(now_ns);
-  if (tiers_ && !in_step_) skip_to(now_ns);  // transfers have advanced to there
+  if (tiers_ && !clock_.in_step) skip_to(now_ns);  // transfers have advanced to there
   effects_.finished.push_back(take_record(slot, FinishReason::Cancelled, now_ns));
   return return_effects();
 }
@@ -127,7 +127,7 @@ void VllmEngine::forget_cache(std::int64_t now_ns) {
   (void)store_.clear_inactive(0);
   on_requests_changed();  // cached blocks of the next request in the queue are gone
   announcer_.show(now_ns);
-  if (!in_step_) skip_to(now_ns);  // nothing may be published for an earlier time
+  if (!clock_.in_step) skip_to(now_ns);  // nothing may be published for an earlier time
 }
 
 void VllmEngine::on_requests_changed() {
@@ -135,7 +135,7 @@ void VllmEngine::on_requests_changed() {
   refusal_.stands = false;
   landing_wait_.visited = true;
   fast_forward_->forget_begun();
-  if (!in_step_) announcer_.stop_holding();  // held for a step that a fast-forward had begun
+  if (!clock_.in_step) announcer_.stop_holding();  // held for a step that a fast-forward had begun
   stuck_.reset();
   fruitless_preemptions_ = 0;
   token_log_.touch();

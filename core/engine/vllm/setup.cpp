@@ -244,7 +244,7 @@ VllmEngine::VllmEngine(const VllmConfig& config, const EngineSite& site)
       offload_steps_ = std::make_unique<OffloadSteps>(config.offload->store_steps, config.offload->load_steps);
     }
   }
-  fast_forward_ = std::make_unique<FastForward>(*this);
+  fast_forward_ = std::make_unique<FastForward>(decode_state(), static_cast<DecodeHost&>(*this));
   accepted_at_.resize(config.speculation.tokens);
   if (observer_) announcer_.keep_taken();
   if (site.keeps_times) keep_times();

@@ -9,11 +9,12 @@
 namespace understudy {
 
 void VllmEngine::require_time(std::int64_t now_ns) const {
-  if (const std::int64_t here_ns = in_step_ ? begun_ns_ : now_ns_; now_ns < here_ns) {
+  if (const std::int64_t here_ns = clock_.in_step ? clock_.begun_ns : clock_.now_ns; now_ns < here_ns) {
     throw Error(ErrorKind::InvalidArgument, "now_ns ", now_ns, " is before ", here_ns,
-                in_step_ ? ", when the step began" : ", to where the engine has come", ": time never goes backwards");
+                clock_.in_step ? ", when the step began" : ", to where the engine has come",
+                ": time never goes backwards");
   }
-  if (now_ns > kLatestNs && !(in_step_ && now_ns <= now_ns_)) {
+  if (now_ns > kLatestNs && !(clock_.in_step && now_ns <= clock_.now_ns)) {
     throw Error(ErrorKind::InvalidArgument, "now_ns ", now_ns,
                 " is after 2^62 (146 years), where times end: ", "count nanoseconds from the beginning of the run");
   }
@@ -28,16 +29,16 @@ const Effects& VllmEngine::begin_step(std::int64_t now_ns) {
     // The update that follows a schedule is that of the step before, which ends now.
     begin_recorded_step(now_ns);
     finish_step(now_ns);
-    now_ns_ = now_ns + config_.lockstep_ns;
+    clock_.now_ns = now_ns + config_.lockstep_ns;
     return return_effects();
   }
   begin_one_step(now_ns);
-  if (config_.lockstep_ns > 0 && in_step_) now_ns_ = now_ns + config_.lockstep_ns;
+  if (config_.lockstep_ns > 0 && clock_.in_step) clock_.now_ns = now_ns + config_.lockstep_ns;
   return return_effects();
 }
 
 void VllmEngine::begin_one_step(std::int64_t now_ns) {
-  if (!in_step_) close_stretch();
+  if (!clock_.in_step) close_stretch();
   sync_to(now_ns);
   // Behind an empty queue, the beginning batch is scheduled first.
   std::int64_t ready_ns = now_ns;
@@ -76,9 +77,10 @@ void VllmEngine::begin_one_step(std::int64_t now_ns) {
 
 // Brings the engine to the begin of a step: transfers that end by then have landed.
 void VllmEngine::sync_to(std::int64_t now_ns) {
-  if (in_step_) throw Error(ErrorKind::WrongState, "begin_step before the step in progress has ended");
+  if (clock_.in_step) throw Error(ErrorKind::WrongState, "begin_step before the step in progress has ended");
   require_time(now_ns);
-  begun_ns_ = now_ns_ = now_ns;  // also if no step begins because a policy throws: published events stay published
+  clock_.begun_ns = clock_.now_ns =
+      now_ns;  // also if no step begins because a policy throws: published events stay published
   finish_bound_.reset();
   read_input(now_ns);
   landing_wait_ = {};
@@ -114,7 +116,7 @@ bool VllmEngine::found_work(std::int64_t now_ns) {
   landing_wait_.on = nothing && landings && !idle();
   if (landing_wait_.on) {
     landing_wait_.released = tiers_->released();
-    now_ns_ = now_ns;
+    clock_.now_ns = now_ns;
     if (offload_) (void)begin_transfers(std::exchange(orders_, {}), now_ns);
     announcer_.release(now_ns);
     return false;
@@ -126,18 +128,18 @@ bool VllmEngine::found_work(std::int64_t now_ns) {
 }
 
 void VllmEngine::open_step(std::int64_t now_ns, const StepLoad& load, std::int64_t duration_ns) {
-  UNDERSTUDY_ASSERT(!in_step_, "one step is open at a time");
+  UNDERSTUDY_ASSERT(!clock_.in_step, "one step is open at a time");
   UNDERSTUDY_ASSERT(duration_ns >= 0, "a step does not end before it begins");
   ++totals_.steps;
   count_time(load, duration_ns);
-  in_step_ = true;
+  clock_.in_step = true;
   if (thrashing() && !stuck_) stuck_ = kv_->available();
   landing_wait_.on = false;
-  now_ns_ = now_ns;
+  clock_.now_ns = now_ns;
   if (tiers_) announcer_.show(now_ns);  // blocks that were stored on the host
   // Blocks of a prompt are referenced while it is computed; one more block for a token shows at the end of the step.
   if (load.mocker.prefill_requests > 0) sample(running_.size());
-  now_ns_ = now_ns + duration_ns;
+  clock_.now_ns = now_ns + duration_ns;
   if (observer_) observer_(*this, false);
 }
 
@@ -147,15 +149,15 @@ std::int64_t VllmEngine::retime_step(std::uint64_t rank_tokens) {
   load.rank_tokens = rank_tokens;
   const std::int64_t later_ns = timing_.duration_ns(load, capacity_tokens_) - alone_ns;
   count_time(load, later_ns);
-  now_ns_ += later_ns;
-  return now_ns_ - begun_ns_;
+  clock_.now_ns += later_ns;
+  return clock_.now_ns - clock_.begun_ns;
 }
 
 const Effects& VllmEngine::end_step(std::int64_t end_ns) {
   clear_returned_effects();
   if (deferred_) {
     run_deferred_steps(end_ns, false);
-    if (in_step_ && now_ns_ <= end_ns) finish_step(end_ns);
+    if (clock_.in_step && clock_.now_ns <= end_ns) finish_step(end_ns);
   } else {
     finish_step(end_ns);
   }
@@ -176,17 +178,17 @@ const Effects& VllmEngine::return_effects() {
 }
 
 void VllmEngine::finish_step(std::int64_t end_ns) {
-  if (!in_step_) throw Error(ErrorKind::WrongState, "end_step without a step in progress");
+  if (!clock_.in_step) throw Error(ErrorKind::WrongState, "end_step without a step in progress");
   require_time(end_ns);
   if (fast_forward_->in_step()) return fast_forward_->finish_step();
   if (tiers_) {
     tiers_->hub().run_until(end_ns);
     if (!offload_) write_through(batch(), end_ns);  // may call a user-defined policy, which may throw
   }
-  UNDERSTUDY_ASSERT(end_ns >= begun_ns_, "time never goes backwards");
-  in_step_ = false;
+  UNDERSTUDY_ASSERT(end_ns >= clock_.begun_ns, "time never goes backwards");
+  clock_.in_step = false;
   finish_bound_.reset();
-  now_ns_ = end_ns;
+  clock_.now_ns = end_ns;
   receive_tokens(batch(), end_ns);
   if (offload_steps_) report_offload(std::exchange(open_.reports, {}));
   if (offload_links_) offload_after_step(end_ns);
@@ -211,7 +213,7 @@ void VllmEngine::begin_recorded_step(std::int64_t now_ns) {
 
 // Publishes the events of the step that ends now, and checks the engine.
 void VllmEngine::close_step() {
-  announcer_.release(now_ns_);
+  announcer_.release(clock_.now_ns);
   if (!config_.check) return;
   // Check a small pool as a whole after every step, and a large one rarely enough to cost little per step. An idle
   // engine is checked sooner, unless most of it has not changed since.
@@ -236,13 +238,13 @@ const Effects& VllmEngine::advance(std::int64_t until_ns, const AdvanceOptions& 
     }
     return return_effects();
   }
-  if (until_ns < begun_ns_ && options.last_step == LastStep::Open) {
-    throw Error(ErrorKind::InvalidArgument, "until_ns ", until_ns, " is before ", begun_ns_,
+  if (until_ns < clock_.begun_ns && options.last_step == LastStep::Open) {
+    throw Error(ErrorKind::InvalidArgument, "until_ns ", until_ns, " is before ", clock_.begun_ns,
                 ", when the last step began: time never goes backwards");
   }
   clear_returned_effects();
   play(until_ns, options);
-  if (options.last_step == LastStep::Complete) played_through_ = !in_step_ && now_ns_ > until_ns;
+  if (options.last_step == LastStep::Complete) played_through_ = !clock_.in_step && clock_.now_ns > until_ns;
   return return_effects();
 }
 
@@ -253,36 +255,36 @@ void VllmEngine::play(std::int64_t until_ns, const AdvanceOptions& options) {
   for (std::uint32_t rounds = 1;; ++rounds) {
     if (rounds % 64 == 0 && options.on_progress != nullptr) (*options.on_progress)(effects_);
     const std::size_t finished = effects_.finished.size();
-    if (in_step_) {
-      if (now_ns_ > until_ns) return;
-      finish_step(now_ns_);
+    if (clock_.in_step) {
+      if (clock_.now_ns > until_ns) return;
+      finish_step(clock_.now_ns);
     } else {
-      if (now_ns_ >= until_ns || idle() || stuck_) return;
+      if (clock_.now_ns >= until_ns || idle() || stuck_) return;
       if (landing_wait_.on && !landing_wait_over()) {
         const std::optional<std::int64_t> wake = tiers_->hub().next_wake_ns();
         if (wake && *wake > until_ns) return;
         if (wake) {
-          now_ns_ = std::max(now_ns_, *wake);  // also if a policy throws: transfers have come that far
+          clock_.now_ns = std::max(clock_.now_ns, *wake);  // also if a policy throws: transfers have come that far
           tiers_->hub().run_until(*wake);
-          notice_landings(now_ns_);
+          notice_landings(clock_.now_ns);
           if (!landing_wait_over()) continue;
         }
-        if (now_ns_ >= until_ns) return;
+        if (clock_.now_ns >= until_ns) return;
       }
-      const bool possible = fast_forwards_ && !failed_ && fast_forward_->possible();
+      const bool possible = fast_forwards_ && !failed_ && can_fast_forward();
       if (last == LastStep::Unopened && possible) {
-        if (tiers_ ? now_ns_ + fast_forward_->step_of_all_ns() > until_ns : next_visible_ns() > until_ns) return;
+        if (tiers_ ? clock_.now_ns + step_of_all_ns() > until_ns : next_visible_ns() > until_ns) return;
       }
       const bool moved =
-          possible && fast_forward_->play(until_ns, options.stop_on_finish, last == LastStep::Complete && !offload_);
+          possible && fast_forward(until_ns, options.stop_on_finish, last == LastStep::Complete && !offload_);
       const bool out_of_time = possible && fast_forward_->out_of_time();
       const bool may_stop = last == LastStep::Unopened && !tiers_ && until_ns <= kLatestNs;
-      if (out_of_time && (may_stop || now_ns_ >= until_ns)) return;
+      if (out_of_time && (may_stop || clock_.now_ns >= until_ns)) return;
       // Out of time, an ordinary step follows: the one that did not fit into the fast-forward.
-      if (!moved || (out_of_time && last != LastStep::Unopened)) begin_one_step(now_ns_);
-      if (stuck_ && in_step_ && batch().empty()) {
-        in_step_ = false;  // no batch was scheduled, so no step ends
-        announcer_.release(now_ns_);
+      if (!moved || (out_of_time && last != LastStep::Unopened)) begin_one_step(clock_.now_ns);
+      if (stuck_ && clock_.in_step && batch().empty()) {
+        clock_.in_step = false;  // no batch was scheduled, so no step ends
+        announcer_.release(clock_.now_ns);
         --totals_.steps;
       }
     }

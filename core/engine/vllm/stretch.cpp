@@ -31,16 +31,16 @@ const Effects& VllmEngine::begin_stretch(std::int64_t now_ns) {
 // Opens a stretch, or a step of it that is visible outside. False: an ordinary step must follow.
 bool VllmEngine::defer_steps(std::int64_t now_ns) {
   if (!fast_forward_->open()) {
-    if (!fast_forwards_ || !tiers_ || offload_ || tiers_->has_ready() || !fast_forward_->possible()) return false;
+    if (!fast_forwards_ || !tiers_ || offload_ || tiers_->has_ready() || !can_fast_forward()) return false;
     landing_wait_.on = false;
-    now_ns_ = now_ns;
+    clock_.now_ns = now_ns;
     fast_forward_->open_stretch();
   }
   read_input(now_ns);
   const std::optional<std::int64_t> end_ns = fast_forward_->next_stretch();
   if (!end_ns) return false;
-  first_deferred_end_ns_ = in_step_ ? now_ns_ : now_ns_ + fast_forward_->step_ns();
-  if (in_step_) return true;
+  first_deferred_end_ns_ = clock_.in_step ? clock_.now_ns : clock_.now_ns + fast_forward_->step_ns();
+  if (clock_.in_step) return true;
   stretch_end_ns_ = *end_ns;
   watch_landings(true);
   return true;
@@ -53,11 +53,11 @@ void VllmEngine::run_deferred_steps(std::int64_t now_ns, bool before_landing) {
   const BehindTransfers behind(behind_transfers_);
   const std::int64_t until_ns = before_landing ? now_ns - 1 : now_ns;
   const bool begins =
-      fast_forward_->open() && fast_forward_->run_until(until_ns) && (before_landing || now_ns_ < now_ns);
+      fast_forward_->open() && fast_forward_->run_until(until_ns) && (before_landing || clock_.now_ns < now_ns);
   const bool begun = begins && fast_forward_->open() && fast_forward_->begin_step();
   if (begun || fast_forward_->open()) return;
   play(until_ns, {});
-  if (before_landing && !in_step_) begin_one_step(now_ns_);
+  if (before_landing && !clock_.in_step) begin_one_step(clock_.now_ns);
 }
 
 // Run the steps that ended before `now_ns`, when a transfer lands that only samples show. The stretch continues, unless
@@ -65,11 +65,11 @@ void VllmEngine::run_deferred_steps(std::int64_t now_ns, bool before_landing) {
 void VllmEngine::run_deferred_samples(std::int64_t now_ns) {
   const BehindTransfers behind(behind_transfers_);
   if (fast_forward_->open() && fast_forward_->run_until(now_ns - 1)) {
-    first_deferred_end_ns_ = now_ns_ + fast_forward_->step_ns();
+    first_deferred_end_ns_ = clock_.now_ns + fast_forward_->step_ns();
   } else {
     play(now_ns - 1, {});
   }
-  if (in_step_) watch_landings(false);
+  if (clock_.in_step) watch_landings(false);
 }
 
 void VllmEngine::close_stretch() {

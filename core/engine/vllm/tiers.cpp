@@ -44,7 +44,7 @@ void VllmEngine::finish_transfers() {
     tiers_->hub().run_until(*wake);
   }
   // No request is left to schedule: report landings since the last step at the times when they landed.
-  while (offload_links_ && !in_step_ && quiescent() && offload_links_->has_done()) {
+  while (offload_links_ && !clock_.in_step && quiescent() && offload_links_->has_done()) {
     std::int64_t time_ns = 0;
     report_offload(offload_links_->take_first_done(time_ns));
     announcer_.show(time_ns);
@@ -56,8 +56,8 @@ void VllmEngine::land(std::int64_t now_ns) {
   if (!tiers_) throw Error(ErrorKind::WrongState, "this engine has no tiers");
   require_time(now_ns);
   tiers_->hub().run_until(now_ns);
-  if (!in_step_) skip_to(now_ns);                           // no step begins before
-  if (!offload_links_ || in_step_ || !quiescent()) return;  // else the next step reports it
+  if (!clock_.in_step) skip_to(now_ns);                           // no step begins before
+  if (!offload_links_ || clock_.in_step || !quiescent()) return;  // else the next step reports it
   offload_after_step(now_ns);
   announcer_.show(now_ns);
 }
@@ -66,7 +66,7 @@ bool VllmEngine::prefetch(std::span<const BlockIdentity> blocks, std::int64_t no
   if (!tiers_) throw Error(ErrorKind::WrongState, "this engine has no tiers");
   require_time(now_ns);
   tiers_->hub().run_until(now_ns);
-  if (!in_step_) skip_to(now_ns);
+  if (!clock_.in_step) skip_to(now_ns);
   token_log_.touch();
   bool under_way = false;
   try {
@@ -138,6 +138,10 @@ const Effects& VllmEngine::transfers_landed(std::int64_t now_ns) {
 bool VllmEngine::head_may_move() const {
   return !waiting_.empty() && refusal_.released != tiers_->released() && !tiers_->waiting(waiting_.head()) &&
          !head_lacks_room();
+}
+
+bool VllmEngine::head_stays() const {
+  return waiting_.empty() || tiers_->waiting(waiting_.head()) || head_lacks_room();
 }
 
 // A block taken by another request is one fewer free, and reduces what the head needs by at most one (see `refuse`):

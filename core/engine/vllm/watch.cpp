@@ -7,7 +7,7 @@ namespace understudy {
 
 void VllmEngine::sample(std::size_t running) {
   const KvUsage blocks = kv_->usage();
-  EngineSample sample{now_ns_, static_cast<std::uint32_t>(running), static_cast<std::uint32_t>(num_waiting()),
+  EngineSample sample{clock_.now_ns, static_cast<std::uint32_t>(running), static_cast<std::uint32_t>(num_waiting()),
                       static_cast<std::uint32_t>(config_.num_gpu_blocks - blocks.free - blocks.cached),
                       static_cast<std::uint32_t>(blocks.cached)};
   if (tiers_) {
@@ -38,22 +38,22 @@ std::vector<RequestId> VllmEngine::waiting(std::size_t count) const {
 
 Phase VllmEngine::phase() const {
   if (stuck_) return Phase::Stalled;
-  if (in_step_) return Phase::InStep;
+  if (clock_.in_step) return Phase::InStep;
   if (deferred_) return Phase::Deferred;
   if (idle() && config_.lockstep_ns == 0) return Phase::Idle;
   return landing_wait_.on ? Phase::Asleep : Phase::Ready;
 }
 
 std::int64_t VllmEngine::wake_ns() const {
-  if (in_step_) return now_ns_;
+  if (clock_.in_step) return clock_.now_ns;
   if (deferred_) return stretch_end_ns_;
   if (stuck_ || (idle() && config_.lockstep_ns == 0)) return kNever;
   if (landing_wait_.on && !landing_wait_over()) return tiers_->hub().next_wake_ns().value_or(kNever);
-  return now_ns_;
+  return clock_.now_ns;
 }
 
 Stall VllmEngine::stall() const {
-  Stall stall{thrashing(), num_waiting(), {}, stuck_.value_or(kv_->available()), {}, begun_ns_};
+  Stall stall{thrashing(), num_waiting(), {}, stuck_.value_or(kv_->available()), {}, clock_.begun_ns};
   for (const RequestId id : waiting(3)) stall.first.push_back({id, request(id).known});
   if (!offload_ || config_.offload->holders_first) return stall;
   if (std::ranges::any_of(skipped_.ids(), [&](RequestSlot id) { return !requests_[id].table.empty(); })) {
@@ -115,7 +115,7 @@ void VllmEngine::check() {
   store_.check();
   check_counts(true);
   // In the middle of a step some changes are unpublished.
-  if (!in_step_) announcer_.check(EventTruth::Scope::Whole);
+  if (!clock_.in_step) announcer_.check(EventTruth::Scope::Whole);
   if (store_.num_events() > 0 && !announcer_.holds())
     throw Error(ErrorKind::InvariantViolated, "blocks changed without a KV event");
 }

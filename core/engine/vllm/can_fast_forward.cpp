@@ -1,0 +1,158 @@
+// Whether the next steps can be fast-forwarded.
+#include <algorithm>
+
+#include "engine/vllm/engine.hpp"
+#include "engine/vllm/fast_forward.hpp"
+
+namespace understudy {
+
+bool VllmEngine::can_fast_forward() const {
+  if (kv_->names_on_receipt() && tiers_)
+    return false;                      // such blocks are offloaded a step later than a fast-forward would send them
+  if (kv_->asks_user()) return false;  // would need a rollback inside a fast-forward
+  // Requests receive their tokens where a fast-forward ends, not after each step.
+  if (config_.check || bursts_.on() || config_.speculation.tokens > 0) return false;
+  if (clock_.in_step || running_.empty() || running_.size() > config_.max_num_batched_tokens) return false;
+  if (!timing_.model->needs_sums_only()) return false;
+  if (offload_ && !can_fast_forward_offloading()) return false;
+  if (config_.async_scheduling) return can_fast_forward_ahead();
+  if (tiers_ && (fast_forward_->has_begun(clock_.now_ns) || head_may_move() || tiers_->calls_user_code_after_steps()))
+    return false;
+  if (!waiting_.empty() && !refusal_.stands && running_.size() < max_running()) {
+    // Requests that wait for room leave budget that the head of the queue may take.
+    const auto waits = [&](RequestSlot id) { return tiers_ && tiers_->waiting(id); };
+    if (running_.size() < config_.max_num_batched_tokens || std::ranges::any_of(running_, waits)) return false;
+  }
+  return std::ranges::all_of(
+      running_, [&](RequestSlot id) { return requests_[id].decodes() || (tiers_ && tiers_->waiting(id)); });
+}
+
+// Under vLLM's offload: a decode step needs nothing from the host, and looks up no request.
+bool VllmEngine::can_fast_forward_offloading() const {
+  if (offload_steps_ || !config_.offload->prompt_only || !offload_->quiet()) return false;
+  if (!offload_links_->submitted() || offload_links_->has_done() || !planned_.orders.empty()) return false;
+  if (!deferred_frees_.empty() || !orphans_.empty()) return false;  // blocks that come free when a step has ended
+  return num_waiting() == 0 || running_.size() >= max_running();
+}
+
+// The same with a planned batch, which must compute the next token of every running request.
+bool VllmEngine::can_fast_forward_ahead() const {
+  if (kv_->names_on_receipt()) return false;
+  if (tiers_ && (fast_forward_->has_begun(clock_.now_ns) || head_may_move() || tiers_->calls_user_code_after_steps()))
+    return false;
+  if (!waiting_.empty() && !refusal_.stands && running_.size() < max_running()) return false;
+  if (!tiers_ || offload_) return plans_next_tokens();
+  if (tiers_->config().mode != OffloadMode::WriteThrough) return plans_all_but_waiting();
+  // A request resumed on cached blocks, with one token to compute, has yet to offer those blocks.
+  return plans_next_tokens() && std::ranges::all_of(planned_.turns, [&](const Scheduled& turn) {
+           const EngineRequest& request = requests_[turn.slot];
+           return request.through >= std::min(request.keyed, (turn.before + 1) / config_.block_size);
+         });
+}
+
+bool VllmEngine::plans_next_token(const Scheduled& turn, RequestSlot slot) const {
+  return turn.slot == slot && live(turn) && turn.samples && turn.tokens == 1 && !requests_[slot].tokens.empty();
+}
+
+bool VllmEngine::plans_next_tokens() const {
+  return std::ranges::equal(planned_.turns, running_,
+                            [this](const Scheduled& turn, RequestSlot slot) { return plans_next_token(turn, slot); });
+}
+
+// The same for requests that have room; the others wait for it, or did until now. (A failed schedule may have left a
+// request waiting whose token is planned.)
+bool VllmEngine::plans_all_but_waiting() const {
+  if (planned_.empty()) return false;
+  auto turn = planned_.turns.begin();
+  for (const RequestSlot slot : running_) {
+    const bool waits = tiers_->waiting(slot);
+    if (turn != planned_.turns.end() && plans_next_token(*turn, slot)) {
+      if (waits) return false;
+      ++turn;
+    } else if (!waits && !requests_[slot].decodes()) {
+      return false;
+    }
+  }
+  return turn == planned_.turns.end();
+}
+
+std::int64_t VllmEngine::step_of_all_ns() const {
+  DecodeSums sums(*timing_.model);
+  if (config_.async_scheduling) {
+    for (const Scheduled& turn : planned_.turns) sums.add(requests_[turn.slot].known);
+  } else {
+    for (const RequestSlot id : running_) {
+      if (!tiers_ || !tiers_->waiting(id)) sums.add(requests_[id].known);
+    }
+  }
+  return timing_.duration_ns(sums.load(), capacity_tokens_);
+}
+
+// ── A fast-forward, and its calls ──
+
+DecodeState VllmEngine::decode_state() {
+  return {.config = config_,
+          .timing = timing_,
+          .capacity_tokens = capacity_tokens_,
+          .kv = *kv_,
+          .tiers = tiers_.get(),
+          .announcer = announcer_,
+          .token_log = token_log_,
+          .offloads = offload_ != nullptr,
+          .requests = requests_,
+          .running = running_,
+          .waiting = waiting_,
+          .refusal = refusal_,
+          .planned = planned_,
+          .clock = clock_,
+          .counts = counts_,
+          .totals = totals_,
+          .tokens = effects_.tokens};
+}
+
+// Begins as a step does. False: no step could be run, and an ordinary one must follow.
+bool VllmEngine::fast_forward(std::int64_t until_ns, bool stop_on_finish, bool through) {
+  finish_bound_.reset();
+  read_input(clock_.now_ns);
+  landing_wait_.on = false;
+  if (tiers_) {
+    tiers_->hub().run_until(clock_.now_ns);
+    notice_landings(clock_.now_ns);
+    announcer_.show(clock_.now_ns);
+  }
+  return fast_forward_->play(until_ns, stop_on_finish, through);
+}
+
+bool VllmEngine::landed(std::int64_t now_ns) {
+  notice_landings(now_ns);
+  return (offload_links_ && offload_links_->has_done()) || tiers_->has_ready() || head_may_move();
+}
+
+void VllmEngine::offload_computed(const std::vector<Scheduled>& filled, std::int64_t end_ns) {
+  tiers_->hub().run_until(end_ns);
+  if (!offload_) write_through(filled, end_ns);
+}
+
+void VllmEngine::finish(RequestSlot slot, std::int64_t end_ns) {
+  retire(requests_[slot], false, end_ns);
+  complete(slot, end_ns);
+}
+
+bool VllmEngine::report_offloads(std::int64_t end_ns) {
+  if (!offload_links_->has_done()) return false;
+  announcer_.hold();
+  report_offload(offload_links_->take_done());
+  announcer_.release(end_ns);
+  return true;
+}
+
+bool VllmEngine::changed_below() const {
+  return offload_ || tiers_->config().mode != OffloadMode::OnEviction || tiers_->landings() != landings_noticed_;
+}
+
+void VllmEngine::progressed(std::uint64_t steps) {
+  finish_bound_.reset();
+  if (steps > 0) fruitless_preemptions_ = 0;
+}
+
+}  // namespace understudy
