@@ -12,14 +12,14 @@ namespace understudy {
 // The head of the queue, as the current step could admit it.
 struct Admission {
   RequestSlot slot = 0;
-  std::size_t limit = 0;  // most blocks that a lookup may find
+  std::uint32_t limit = 0;  // most tokens that a lookup may find
   KvHit hit;
-  std::uint32_t hit_tokens = 0;
-  std::uint32_t wanted = 0;  // tokens to compute with an unlimited budget
-  std::uint32_t tokens = 0;  // tokens to compute in this step
-  bool padded = false;       // with blank drafts
-  bool too_long = false;     // does not fit the remaining budget without chunks
-  bool slow_load = false;    // tiers have more of its blocks, but loading takes longer than computing
+  std::uint32_t hit_tokens = 0;  // of the hit, or computed before
+  std::uint32_t wanted = 0;      // tokens to compute with an unlimited budget
+  std::uint32_t tokens = 0;      // tokens to compute in this step
+  bool padded = false;           // with blank drafts
+  bool too_long = false;         // does not fit the remaining budget without chunks
+  bool slow_load = false;        // tiers have more of its blocks, but loading takes longer than computing
 
   std::uint32_t total() const noexcept { return hit_tokens + tokens; }
 };

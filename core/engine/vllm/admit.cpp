@@ -56,8 +56,8 @@ void VllmEngine::admit_heads(std::int64_t now_ns) {
       head.slow_load = loading == WorkerTiers::Onboard::Slow;
     }
     EngineRequest& request = requests_[head.slot];
-    const std::size_t blocks = blocks_up_to(request, head.total(), true);
-    if (kv_->place(request, head.hit, blocks, head.total(), now_ns) != Room::Taken) {
+    const std::uint32_t room = room_up_to(request, head.total(), true);
+    if (kv_->place(request, head.hit, room, head.total(), now_ns) != Room::Taken) {
       refusal_.stands = true;
       return;
     }
@@ -92,13 +92,14 @@ Admission VllmEngine::look_up(RequestSlot slot) {
   Admission head;
   head.slot = slot;
   if (!config_.enable_prefix_caching) return head;
-  head.limit = (request.known - 1) / config_.block_size;  // at least one token is left to compute
+  const std::uint32_t most = request.known - 1;  // at least one token is left to compute
+  head.limit = most - most % config_.block_size;
   head.hit = kv_->find(request, head.limit);
   // The draft needs hidden states that the cache does not hold: the last block found is computed again.
-  if ((bursts_.on() || config_.speculation.drops_last_hit) && head.hit.blocks > 0) {
-    head.hit = kv_->find(request, head.hit.blocks - 1);
+  if ((bursts_.on() || config_.speculation.drops_last_hit) && head.hit.tokens > 0) {
+    head.hit = kv_->find(request, head.hit.tokens - 1);
   }
-  head.hit_tokens = static_cast<std::uint32_t>(head.hit.blocks * config_.block_size);
+  head.hit_tokens = head.hit.tokens;
   return head;
 }
 
@@ -133,15 +134,13 @@ bool VllmEngine::fits(const Admission& head) {
   const std::uint64_t free = kv_->available();
   const std::uint64_t watermark = running_.empty() ? 0 : watermark_blocks_;
   if (config_.scheduler_reserve_full_isl) {
-    const std::uint64_t whole = blocks_for(request.known);
-    const std::uint64_t beyond = whole > head.hit.blocks ? whole - head.hit.blocks : 0;
-    const std::uint64_t needs = beyond + head.hit.unreferenced + watermark;
+    const std::uint64_t needs = kv_->beyond(head.hit, request.known) + head.hit.unreferenced + watermark;
     if (needs > free) {
       refusal_.lacks = needs - free;
       return false;
     }
   }
-  return kv_->cost(request, head.hit, blocks_up_to(request, head.total(), true)) + watermark <= free;
+  return kv_->cost(request, head.hit, room_up_to(request, head.total(), true)) + watermark <= free;
 }
 
 // Leave the head in the queue; record whether the refusal stays valid for the next steps.
@@ -154,8 +153,10 @@ void VllmEngine::refuse(const Admission& head) {
       !head.too_long || (!config_.async_scheduling && head.wanted + running_.size() > config_.max_num_batched_tokens);
   // A hit that is evicted takes those behind it along, and a chunk without them may need less than it did.
   if (head.hit.unreferenced > 0 && !config_.scheduler_reserve_full_isl) refusal_.stands = false;
-  refusal_.wants_block = head.hit.blocks < head.limit;
-  if (refusal_.wants_block) refusal_.missing = requests_[head.slot].blocks[head.hit.blocks].lineage;
+  refusal_.wants_block = head.hit.tokens < head.limit;
+  if (refusal_.wants_block) {
+    refusal_.missing = requests_[head.slot].blocks[head.hit.tokens / config_.block_size].lineage;
+  }
 }
 
 // Move the head, which has its blocks, to the running list.
@@ -186,16 +187,15 @@ void VllmEngine::enter(const Admission& head, std::int64_t now_ns) {
   charge(head.tokens);
 }
 
-// Blocks needed by an entry of the batch that ends at `total` tokens, including its longest burst, if it samples, and
+// Tokens that an entry of the batch needs room for when it ends at `total`: also its longest burst, if it samples, and
 // the drafter's lookahead.
-std::uint32_t VllmEngine::blocks_up_to(const EngineRequest& request, std::uint32_t total,
-                                       bool admission) const noexcept {
+std::uint32_t VllmEngine::room_up_to(const EngineRequest& request, std::uint32_t total, bool admission) const noexcept {
   std::uint32_t more = 0;
   if (bursts_.on() && total >= request.known) more = std::min(bursts_.longest(), outputs_left(request));
   if (!admission || config_.speculation.admission_lookahead) {
     more += std::min(config_.speculation.lookahead, config_.max_model_len - std::min(total, config_.max_model_len));
   }
-  return blocks_for(total + more);
+  return total + more;
 }
 
 }  // namespace understudy

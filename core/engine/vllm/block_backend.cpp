@@ -10,17 +10,20 @@ constexpr std::uint64_t kPrivateSeed = 0x6B76626DULL;
 
 }  // namespace
 
-KvHit BlockBackend::find(KvRequest& request, std::size_t limit) {
+KvHit BlockBackend::find(KvRequest& request, std::uint32_t limit_tokens) {
   if (!config_.enable_prefix_caching) return {};
-  need_names(request, limit);
+  const std::size_t limit = limit_tokens / config_.block_size;
+  need_block_names(request, limit);
   if (hits_.size() < limit) hits_.resize(limit);  // existing entries serve as guesses
   KvHit hit;
-  hit.blocks = store_.peek_prefix(0, std::span<const BlockIdentity>(request.blocks).first(limit), hits_.data(),
-                                  &hit.unreferenced);
+  const std::size_t blocks = store_.peek_prefix(0, std::span<const BlockIdentity>(request.blocks).first(limit),
+                                                hits_.data(), &hit.unreferenced);
+  hit.tokens = static_cast<std::uint32_t>(blocks * config_.block_size);
   return hit;
 }
 
-void BlockBackend::trim(KvRequest& request, std::size_t blocks) {
+void BlockBackend::trim(KvRequest& request, std::uint32_t tokens) {
+  const std::size_t blocks = blocks_for(tokens);
   if (blocks == request.table.size()) return;
   if (tiers_) tiers_->hold_copied(request.slot);
   store_.release(0, std::span<const SlotId>(request.table).subspan(blocks), true);
@@ -34,7 +37,7 @@ void BlockBackend::release(KvRequest& request) {
   request.keyed = 0;
 }
 
-void BlockBackend::need_names(KvRequest& request, std::size_t blocks) {
+void BlockBackend::need_block_names(KvRequest& request, std::size_t blocks) {
   if (request.blocks.size() >= blocks) return;
   if (request.blocks.capacity() == 0) request.blocks = Spares<BlockIdentity>::take();
   if (config_.enable_prefix_caching) {

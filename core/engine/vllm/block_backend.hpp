@@ -1,6 +1,7 @@
 // Common part of the backends over a block store: names of blocks, and slots that tiers may have to free first.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <optional>
 #include <span>
@@ -23,38 +24,42 @@ class BlockBackend : public KvBackend {
     if (config.stay_sample > 0) stays_.emplace(config.stay_sample);
   }
 
-  KvHit find(KvRequest& request, std::size_t limit) final;
-  std::span<const SlotId> found(const KvHit& hit) const noexcept { return {hits_.data(), hit.blocks}; }
-  void trim(KvRequest& request, std::size_t blocks) final;
+  KvHit find(KvRequest& request, std::uint32_t limit) final;
+  std::span<const SlotId> found(const KvHit& hit) const final {
+    return {hits_.data(), hit.tokens / config_.block_size};
+  }
+  std::uint64_t beyond(const KvHit& hit, std::uint32_t tokens) const final {
+    const std::uint64_t blocks = blocks_for(tokens);
+    return blocks - std::min<std::uint64_t>(blocks, hit.tokens / config_.block_size);
+  }
+  Room add(KvRequest& request, std::int64_t now_ns) final { return take(request, 1, now_ns); }
+  void name(KvRequest& request, std::uint32_t tokens) final { name_blocks(request, tokens / config_.block_size); }
+  void need_names(KvRequest& request, std::uint32_t tokens) final {
+    need_block_names(request, tokens / config_.block_size);
+  }
+  void trim(KvRequest& request, std::uint32_t tokens) final;
   void release(KvRequest& request) override;
+  void release_table(std::span<const SlotId> table) final { store_.release(0, table, true); }
+  void forget_cached() final { (void)store_.clear_inactive(0); }
+
+  bool evicts_last() const noexcept final { return order_ != PolicyKind::VllmAppend && order_ != PolicyKind::Advised; }
+  bool asks_user() const noexcept final { return order_ == PolicyKind::Advised; }
+
   std::uint64_t available() const final { return store_.available(0); }
   KvUsage usage() const final { return {store_.in(0, SlotState::Reset), store_.in(0, SlotState::Inactive)}; }
-
-  // ── Single blocks, for callers that keep the invariants themselves ──
-  // Add one block without a name; on failure nothing has changed.
-  Room add(KvRequest& request, std::int64_t now_ns) { return take(request, 1, now_ns); }
-  // Make the first `blocks` blocks matchable by other requests.
-  virtual void name(KvRequest& request, std::uint32_t blocks) = 0;
-  // Whether a block is matchable once its tokens have arrived; else from the schedule of its last token on.
-  virtual bool names_on_receipt() const noexcept = 0;
-  // Whether empty blocks are always used before cached ones are evicted.
-  bool evicts_last() const noexcept { return order_ != PolicyKind::VllmAppend && order_ != PolicyKind::Advised; }
-  // Whether `blocks` blocks can be taken without preempting, and without waiting for copies to `tiers`.
-  bool has_room(std::uint64_t blocks, const WorkerTiers* tiers) const {
-    if (blocks > available()) return false;
-    if (tiers == nullptr || tiers->config().mode == OffloadMode::WriteThrough) return true;
-    // Evicting a cached block needs a copy, which takes time; and some orders evict it before empty ones are used.
-    return evicts_last() && blocks <= usage().free;
+  std::uint64_t lacks(const KvRequest& request, std::uint64_t tokens) const final {
+    const std::uint64_t blocks = blocks_for(tokens);
+    return blocks - std::min<std::uint64_t>(blocks, request.table.size());
   }
-  // The eviction order is a user-defined policy, which may throw whenever a block is taken.
-  bool asks_user() const noexcept { return order_ == PolicyKind::Advised; }
-  // Compute the identities of the first `blocks` blocks.
-  void need_names(KvRequest& request, std::size_t blocks);
-
-  std::vector<TimedKvTrace> take_trace() noexcept { return std::exchange(trace_, {}); }
-  std::vector<BlockStay> take_stays() noexcept { return stays_ ? stays_->take() : std::vector<BlockStay>{}; }
+  std::vector<TimedKvTrace> take_trace() noexcept final { return std::exchange(trace_, {}); }
+  std::vector<BlockStay> take_stays() noexcept final { return stays_ ? stays_->take() : std::vector<BlockStay>{}; }
 
  protected:
+  std::uint64_t blocks_for(std::uint64_t tokens) const noexcept {
+    return (tokens + config_.block_size - 1) / config_.block_size;
+  }
+  virtual void name_blocks(KvRequest& request, std::uint32_t blocks) = 0;
+  void need_block_names(KvRequest& request, std::size_t blocks);
   Room take(KvRequest& request, std::size_t count, std::int64_t now_ns);
   // All of `out`, or nothing has changed.
   Room take_slots(RequestSlot who, std::span<SlotId> out, std::int64_t now_ns);

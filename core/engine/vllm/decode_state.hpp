@@ -12,7 +12,8 @@
 #include "engine/token_log.hpp"
 #include "engine/vllm/admission.hpp"
 #include "engine/vllm/batch.hpp"
-#include "engine/vllm/block_backend.hpp"
+#include "engine/vllm/config.hpp"
+#include "engine/vllm/kv_backend.hpp"
 #include "engine/vllm/live_request.hpp"
 #include "engine/vllm/waiting_queue.hpp"
 #include "tiers/worker_tiers.hpp"
@@ -39,7 +40,7 @@ struct DecodeState {
   const VllmConfig& config;
   const StepTiming& timing;
   std::uint64_t capacity_tokens;
-  BlockBackend& kv;
+  KvBackend& kv;
   WorkerTiers* tiers;  // null: none
   Announcer& announcer;
   TokenLog& token_log;

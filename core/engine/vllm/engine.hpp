@@ -22,11 +22,11 @@
 #include "engine/token_log.hpp"
 #include "engine/vllm/admission.hpp"
 #include "engine/vllm/batch.hpp"
-#include "engine/vllm/block_backend.hpp"
 #include "engine/vllm/burst_sampler.hpp"
 #include "engine/vllm/config.hpp"
 #include "engine/vllm/decode_state.hpp"
 #include "engine/vllm/decode_sums.hpp"
+#include "engine/vllm/kv_backend.hpp"
 #include "engine/vllm/live_request.hpp"
 #include "engine/vllm/offload_links.hpp"
 #include "engine/vllm/offload_steps.hpp"
@@ -211,7 +211,7 @@ class VllmEngine final : public Engine, private DecodeHost {
   std::uint32_t blocks_for(std::uint32_t tokens) const noexcept {
     return (tokens + config_.block_size - 1) / config_.block_size;
   }
-  std::uint32_t blocks_up_to(const EngineRequest& request, std::uint32_t total, bool admission) const noexcept;
+  std::uint32_t room_up_to(const EngineRequest& request, std::uint32_t total, bool admission) const noexcept;
 
   // tiers.cpp
   WorkerTiers::Onboard onboard(const Admission& head, std::int64_t now_ns);
@@ -328,7 +328,7 @@ class VllmEngine final : public Engine, private DecodeHost {
   Announcer announcer_;
   std::unique_ptr<TierRun> own_run_;
   std::unique_ptr<WorkerTiers> tiers_;
-  std::unique_ptr<BlockBackend> kv_;  // whose blocks are those of store_
+  std::unique_ptr<KvBackend> kv_;  // whose blocks are those of store_
   std::uint64_t capacity_tokens_;
   std::uint64_t watermark_blocks_;
   BurstSampler bursts_;

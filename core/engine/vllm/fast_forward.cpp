@@ -278,7 +278,7 @@ std::uint64_t FastForward::gather_due() {
     fresh += begins_block(order) ? 1 : 0;
     const std::uint32_t filled = filled_by(order, steps_);
     if (!wants_block || filled % size_ != 0) continue;
-    state_.kv.need_names(request(order), filled / size_);
+    state_.kv.need_names(request(order), filled);
     ordinary_ = ordinary_ || request(order).blocks[filled / size_ - 1].lineage == refusal.missing;
   }
   return fresh;
@@ -305,7 +305,7 @@ bool FastForward::end_step(std::uint64_t fresh) {
     const std::uint32_t computed = computed_by(order, steps_);
     if (ahead_ && filled_by(order, steps_ - 1) % size_ == 0) name_filled(order, filled_by(order, steps_ - 1) / size_);
     if (names_on_receipt_ && computed % size_ == 0) {
-      state_.kv.name(request(order), computed / size_);
+      state_.kv.name(request(order), computed);
       sealed = true;
     }
     if (last_[order] + 1 != steps_) continue;

@@ -101,7 +101,7 @@ void FastForward::name_filled(std::uint32_t order, std::uint32_t full) {
   EngineRequest& member = request(order);
   if (!state_.config.enable_prefix_caching || member.keyed == full) return;
   member.keyed_before = member.keyed;
-  state_.kv.name(member, full);
+  state_.kv.name(member, full * size_);
   if (state_.tiers) filled_.push_back({members_[order], 1, full * size_ - 1, true, member.id});
 }
 

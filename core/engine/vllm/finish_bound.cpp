@@ -54,10 +54,7 @@ std::optional<Outlook> VllmEngine::outlook() const {
   if (sums.requests() == 0 || (!out.alone && (tiers_ || offload_))) return std::nullopt;
   for (const RequestSlot id : waiting_.ids()) out.steps = std::min(out.steps, to_finish(requests_[id]));
   const std::uint64_t steps = out.steps + (ahead ? 1 : 0);
-  const auto lacks = [&](RequestSlot id) {
-    const std::uint64_t blocks = (requests_[id].known + steps + config_.block_size - 1) / config_.block_size;
-    return blocks - std::min<std::uint64_t>(blocks, requests_[id].table.size());
-  };
+  const auto lacks = [&](RequestSlot id) { return kv_->lacks(requests_[id], requests_[id].known + steps); };
   std::uint64_t blocks = 0;
   for (const RequestSlot id : waiting_.ids()) blocks += lacks(id) + 1;
   for (std::size_t i = sums.requests(); i < running_.size(); ++i) blocks += lacks(running_[i]) + 1;
@@ -74,8 +71,7 @@ bool VllmEngine::has_room_for_all() const {
   std::uint64_t blocks = 0;
   const auto add = [&](RequestSlot id) {
     const EngineRequest& request = requests_[id];
-    const std::uint64_t all = blocks_for(request.spec.prompt_tokens + expected_outputs(request));
-    blocks += all - std::min<std::uint64_t>(all, request.table.size());
+    blocks += kv_->lacks(request, request.spec.prompt_tokens + expected_outputs(request));
   };
   std::ranges::for_each(running_, add);
   std::ranges::for_each(waiting_.ids(), add);

@@ -3,10 +3,13 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <span>
 #include <vector>
 
 #include "base/request_id.hpp"
+#include "engine/kv_trace.hpp"
 #include "engine/request.hpp"
+#include "engine/vllm/block_stays.hpp"
 #include "slots/slot.hpp"
 #include "tiers/worker_tiers.hpp"
 
@@ -26,9 +29,10 @@ struct KvRequest {
   std::uint32_t outputs() const noexcept { return known - spec.prompt_tokens; }
 };
 
-// Leading cached blocks of a request, and how many of them are unreferenced: those count as free until they are taken.
+// Leading cached tokens of a request, and how many of their blocks are unreferenced: those count as free until they
+// are taken.
 struct KvHit {
-  std::size_t blocks = 0;
+  std::uint32_t tokens = 0;
   std::size_t unreferenced = 0;
 };
 
@@ -37,9 +41,10 @@ struct KvUsage {
   std::uint64_t cached = 0;
 };
 
-// A block has the engine's block size in tokens, down to one. Naming is up to the backend (an identity per block, or
-// the tokens on the edges of a tree: IdentitySource offers both), so that nothing here is made per token. Calls are
-// made once per request and step, never per block.
+// Callers count tokens, because blocks of a model's layers may differ in size; only costs and room are counted in
+// blocks of the pool. Naming is up to the backend (an identity per block, or the tokens on the edges of a tree:
+// IdentitySource offers both), so that nothing here is made per token. Calls are made once per request and step, never
+// per block.
 class KvBackend {
  public:
   using Room = WorkerTiers::Room;
@@ -47,33 +52,66 @@ class KvBackend {
   virtual ~KvBackend() = default;
 
   // ── Admission ──
-  // The longest cached prefix of at most `limit` blocks. Changes nothing.
-  virtual KvHit find(KvRequest& request, std::size_t limit) = 0;
-  // Available blocks that holding the first `blocks` blocks, `hit` among them, would take.
-  virtual std::uint64_t cost(KvRequest& request, const KvHit& hit, std::size_t blocks) = 0;
-  // Reference the hit of the last `find` and allocate up to `blocks`, for a request that computes up to `total` tokens;
-  // on failure nothing has changed.
-  virtual Room place(KvRequest& request, const KvHit& hit, std::size_t blocks, std::uint32_t total,
+  // The longest cached prefix of at most `limit` tokens. Changes nothing.
+  virtual KvHit find(KvRequest& request, std::uint32_t limit) = 0;
+  // Blocks of the last hit, in order, for tiers.
+  virtual std::span<const SlotId> found(const KvHit& hit) const = 0;
+  // Available blocks that room for `tokens` tokens, `hit` among them, would take.
+  virtual std::uint64_t cost(KvRequest& request, const KvHit& hit, std::uint32_t tokens) = 0;
+  // Blocks for `tokens` tokens, apart from those of the hit.
+  virtual std::uint64_t beyond(const KvHit& hit, std::uint32_t tokens) const = 0;
+  // Reference the hit of the last `find` and allocate room for `tokens` tokens, for a request that computes up to
+  // `total` of them; on failure nothing has changed.
+  virtual Room place(KvRequest& request, const KvHit& hit, std::uint32_t tokens, std::uint32_t total,
                      std::int64_t now_ns) = 0;
   // Blocks of the placed hit that no request ever computed.
   virtual std::uint64_t phantoms(const KvHit&) const { return 0; }
 
   // ── While it runs ──
-  // Room up to `blocks` for a request that is scheduled up to `total` tokens; or nothing has changed.
-  virtual Room grow(KvRequest& request, std::size_t blocks, std::uint32_t total, std::int64_t now_ns) = 0;
+  // Room for `tokens` tokens, for a request that is scheduled up to `total` of them; or nothing has changed.
+  virtual Room grow(KvRequest& request, std::uint32_t tokens, std::uint32_t total, std::int64_t now_ns) = 0;
+  // Room for the tokens of one more block, which has no name yet; or nothing has changed.
+  virtual Room add(KvRequest& request, std::int64_t now_ns) = 0;
   // Tokens have arrived; `computed` of them are certain to have KV by now (0: the schedule said so before).
   virtual void received(KvRequest& request, std::uint32_t computed) = 0;
-  // Release the blocks behind the first `blocks`.
-  virtual void trim(KvRequest& request, std::size_t blocks) = 0;
+  // Make the full blocks of the first `tokens` tokens matchable by other requests.
+  virtual void name(KvRequest& request, std::uint32_t tokens) = 0;
+  // Compute the identities of the full blocks of the first `tokens` tokens.
+  virtual void need_names(KvRequest& request, std::uint32_t tokens) = 0;
+  // Release the blocks behind those of the first `tokens` tokens.
+  virtual void trim(KvRequest& request, std::uint32_t tokens) = 0;
   // Undo the last place or grow: its tokens are not computed. `keep_matchable`: blocks that other requests could
   // match since then stay matchable, as in engines that do not roll them back.
   virtual void withdraw(KvRequest& request, bool keep_matchable) = 0;
   // Release all blocks: the request ends or is preempted.
   virtual void release(KvRequest& request) = 0;
+  // Release the blocks of a request that has left them behind.
+  virtual void release_table(std::span<const SlotId> table) = 0;
+  // Drop every unreferenced block.
+  virtual void forget_cached() = 0;
+
+  // ── Rules ──
+  // Whether a block is matchable once its tokens have arrived; else from the schedule of its last token on.
+  virtual bool names_on_receipt() const noexcept = 0;
+  // Whether empty blocks are always used before cached ones are evicted.
+  virtual bool evicts_last() const noexcept = 0;
+  // The eviction order is a user-defined policy, which may throw whenever a block is taken.
+  virtual bool asks_user() const noexcept = 0;
 
   // ── Watch ──
   virtual std::uint64_t available() const = 0;  // blocks that a request could get, cached ones included
   virtual KvUsage usage() const = 0;
+  // Blocks that the request lacks for `tokens` tokens.
+  virtual std::uint64_t lacks(const KvRequest& request, std::uint64_t tokens) const = 0;
+  // Whether `blocks` blocks can be taken without preempting, and without waiting for copies to `tiers`.
+  bool has_room(std::uint64_t blocks, const WorkerTiers* tiers) const {
+    if (blocks > available()) return false;
+    if (tiers == nullptr || tiers->config().mode == OffloadMode::WriteThrough) return true;
+    // Evicting a cached block needs a copy, which takes time; and some orders evict it before empty ones are used.
+    return evicts_last() && blocks <= usage().free;
+  }
+  virtual std::vector<TimedKvTrace> take_trace() noexcept { return {}; }
+  virtual std::vector<BlockStay> take_stays() noexcept { return {}; }
 };
 
 }  // namespace understudy

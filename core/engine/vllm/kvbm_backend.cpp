@@ -14,19 +14,21 @@ std::uint32_t KvbmBackend::named_blocks(const KvRequest& request) const noexcept
 std::span<const BlockIdentity> KvbmBackend::names_to_take(KvRequest& request, std::size_t blocks) {
   const std::size_t held = request.table.size();
   const std::size_t named = std::clamp<std::size_t>(named_blocks(request), held, blocks);
-  need_names(request, named);
+  need_block_names(request, named);
   return std::span<const BlockIdentity>(request.blocks).subspan(held, named - held);
 }
 
 // Exact: blocks behind the first that is missing may be here too.
-std::uint64_t KvbmBackend::cost(KvRequest& request, const KvHit&, std::size_t blocks) {
+std::uint64_t KvbmBackend::cost(KvRequest& request, const KvHit&, std::uint32_t tokens) {
+  const std::uint64_t blocks = blocks_for(tokens);
   const std::span<const BlockIdentity> names = names_to_take(request, blocks);
   return blocks - request.table.size() - names.size() + shared_.look(names);
 }
 
-KvBackend::Room KvbmBackend::grow(KvRequest& request, std::size_t blocks, std::uint32_t, std::int64_t now_ns) {
+KvBackend::Room KvbmBackend::grow(KvRequest& request, std::uint32_t tokens, std::uint32_t, std::int64_t now_ns) {
   const std::size_t held = request.table.size();
-  if (blocks <= held) return Room::Taken;
+  if (tokens <= held * std::uint64_t{config_.block_size}) return Room::Taken;
+  const std::size_t blocks = blocks_for(tokens);
   if (log_ != nullptr) log_->add(store_.drain_events(~std::size_t{0}));  // rows from before this allocation
   const std::span<const BlockIdentity> names = names_to_take(request, blocks);
   const std::size_t unnamed = blocks - held - names.size();
@@ -54,13 +56,13 @@ KvBackend::Room KvbmBackend::grow(KvRequest& request, std::size_t blocks, std::u
   return Room::Taken;
 }
 
-void KvbmBackend::received(KvRequest& request, std::uint32_t) { name(request, named_blocks(request)); }
+void KvbmBackend::received(KvRequest& request, std::uint32_t) { name_blocks(request, named_blocks(request)); }
 
 // Name blocks that were partial: each becomes matchable, or is replaced by the resident block of that name.
-void KvbmBackend::name(KvRequest& request, std::uint32_t blocks) {
+void KvbmBackend::name_blocks(KvRequest& request, std::uint32_t blocks) {
   blocks = std::min(blocks, static_cast<std::uint32_t>(request.table.size()));
   if (blocks <= request.keyed) return;
-  need_names(request, blocks);
+  need_block_names(request, blocks);
   for (; request.keyed < blocks; ++request.keyed) {
     shared_.seal(request.table[request.keyed], request.blocks[request.keyed]);
   }

@@ -16,19 +16,20 @@ class KvbmBackend final : public BlockBackend {
   KvbmBackend(const VllmConfig& config, BlockStore& store, WorkerTiers* tiers, EngineEventLog* log)
       : BlockBackend(config, store, tiers), shared_(store), log_(log) {}
 
-  std::uint64_t cost(KvRequest& request, const KvHit& hit, std::size_t blocks) override;
-  Room place(KvRequest& request, const KvHit&, std::size_t blocks, std::uint32_t total, std::int64_t now_ns) override {
-    return grow(request, blocks, total, now_ns);
+  std::uint64_t cost(KvRequest& request, const KvHit& hit, std::uint32_t tokens) override;
+  Room place(KvRequest& request, const KvHit&, std::uint32_t tokens, std::uint32_t total,
+             std::int64_t now_ns) override {
+    return grow(request, tokens, total, now_ns);
   }
-  Room grow(KvRequest& request, std::size_t blocks, std::uint32_t total, std::int64_t now_ns) override;
+  Room grow(KvRequest& request, std::uint32_t tokens, std::uint32_t total, std::int64_t now_ns) override;
   void received(KvRequest& request, std::uint32_t computed) override;
   // Acquired blocks are matchable, computed or not, and other requests may reference them by now.
   void withdraw(KvRequest&, bool) override {}
 
-  void name(KvRequest& request, std::uint32_t blocks) override;
   bool names_on_receipt() const noexcept override { return true; }
 
  private:
+  void name_blocks(KvRequest& request, std::uint32_t blocks) override;
   std::uint32_t named_blocks(const KvRequest& request) const noexcept;
   std::span<const BlockIdentity> names_to_take(KvRequest& request, std::size_t blocks);
 

@@ -12,23 +12,23 @@ constexpr std::uint32_t kOutputAhead = 4096;  // tokens that a request's table h
 
 }  // namespace
 
-std::uint64_t NativeBackend::cost(KvRequest&, const KvHit& hit, std::size_t blocks) {
-  return (blocks > hit.blocks ? blocks - hit.blocks : 0) + hit.unreferenced;
+std::uint64_t NativeBackend::cost(KvRequest&, const KvHit& hit, std::uint32_t tokens) {
+  return beyond(hit, tokens) + hit.unreferenced;
 }
 
-KvBackend::Room NativeBackend::place(KvRequest& request, const KvHit& hit, std::size_t blocks, std::uint32_t total,
+KvBackend::Room NativeBackend::place(KvRequest& request, const KvHit& hit, std::uint32_t tokens, std::uint32_t total,
                                      std::int64_t now_ns) {
   const std::span<const SlotId> slots = found(hit);
   store_.reference(0, slots);
   // Reserve capacity once: the table fills in chunks and grows with the output.
   const std::uint32_t output = request.spec.outputs() - std::min(request.spec.outputs(), request.outputs());
-  const std::uint64_t tokens = std::uint64_t{request.known} + std::min(output, kOutputAhead);
+  const std::uint64_t most = std::uint64_t{request.known} + std::min(output, kOutputAhead);
   if (request.table.capacity() == 0) request.table = Spares<SlotId>::take();
-  request.table.reserve((tokens + config_.block_size - 1) / config_.block_size);
+  request.table.reserve(blocks_for(most));
   request.table.assign(slots.begin(), slots.end());
   Room room = Room::Short;
   try {
-    room = take(request, blocks > hit.blocks ? blocks - hit.blocks : 0, now_ns);
+    room = take(request, beyond(hit, tokens), now_ns);
   } catch (...) {  // user-defined policy
     release(request);
     throw;
@@ -38,7 +38,7 @@ KvBackend::Room NativeBackend::place(KvRequest& request, const KvHit& hit, std::
     return room;
   }
   note_found(slots, now_ns);
-  request.keyed = request.keyed_before = static_cast<std::uint32_t>(hit.blocks);
+  request.keyed = request.keyed_before = static_cast<std::uint32_t>(slots.size());
   name_full(request, total);
   return room;
 }
@@ -50,9 +50,11 @@ std::uint64_t NativeBackend::phantoms(const KvHit& hit) const {
   return count;
 }
 
-KvBackend::Room NativeBackend::grow(KvRequest& request, std::size_t blocks, std::uint32_t total, std::int64_t now_ns) {
-  if (blocks > request.table.size()) {
-    const Room room = take(request, blocks - request.table.size(), now_ns);
+KvBackend::Room NativeBackend::grow(KvRequest& request, std::uint32_t tokens, std::uint32_t total,
+                                    std::int64_t now_ns) {
+  // Mostly it holds enough, which takes no division to see.
+  if (tokens > request.table.size() * std::uint64_t{config_.block_size}) {
+    const Room room = take(request, lacks(request, tokens), now_ns);
     if (room != Room::Taken) return room;
   }
   request.keyed_before = request.keyed;
@@ -78,9 +80,9 @@ void NativeBackend::withdraw(KvRequest& request, bool keep_matchable) {
   for (const SlotId slot : fresh) phantom_[slot] = 1;
 }
 
-void NativeBackend::name(KvRequest& request, std::uint32_t blocks) {
+void NativeBackend::name_blocks(KvRequest& request, std::uint32_t blocks) {
   if (!config_.enable_prefix_caching || blocks <= request.keyed) return;
-  need_names(request, blocks);
+  need_block_names(request, blocks);
   store_.commit(0, std::span<SlotId>(request.table).subspan(request.keyed, blocks - request.keyed),
                 std::span<const BlockIdentity>(request.blocks).subspan(request.keyed, blocks - request.keyed));
   request.keyed = blocks;
@@ -89,7 +91,7 @@ void NativeBackend::name(KvRequest& request, std::uint32_t blocks) {
 void NativeBackend::name_full(KvRequest& request, std::uint32_t tokens) {
   const std::uint32_t full = std::min(tokens, request.known);
   // Mostly no block is, which takes no division to see.
-  if (full >= (std::uint64_t{request.keyed} + 1) * config_.block_size) name(request, full / config_.block_size);
+  if (full >= (std::uint64_t{request.keyed} + 1) * config_.block_size) name_blocks(request, full / config_.block_size);
 }
 
 void NativeBackend::handed_out(std::span<const SlotId> slots) {

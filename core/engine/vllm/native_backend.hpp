@@ -12,18 +12,18 @@ class NativeBackend final : public BlockBackend {
  public:
   using BlockBackend::BlockBackend;
 
-  std::uint64_t cost(KvRequest& request, const KvHit& hit, std::size_t blocks) override;
-  Room place(KvRequest& request, const KvHit& hit, std::size_t blocks, std::uint32_t total,
+  std::uint64_t cost(KvRequest& request, const KvHit& hit, std::uint32_t tokens) override;
+  Room place(KvRequest& request, const KvHit& hit, std::uint32_t tokens, std::uint32_t total,
              std::int64_t now_ns) override;
   std::uint64_t phantoms(const KvHit& hit) const override;
-  Room grow(KvRequest& request, std::size_t blocks, std::uint32_t total, std::int64_t now_ns) override;
+  Room grow(KvRequest& request, std::uint32_t tokens, std::uint32_t total, std::int64_t now_ns) override;
   void received(KvRequest& request, std::uint32_t computed) override { name_full(request, computed); }
   void withdraw(KvRequest& request, bool keep_matchable) override;
 
-  void name(KvRequest& request, std::uint32_t blocks) override;
   bool names_on_receipt() const noexcept override { return false; }
 
  private:
+  void name_blocks(KvRequest& request, std::uint32_t blocks) override;
   void name_full(KvRequest& request, std::uint32_t tokens);
   void handed_out(std::span<const SlotId> slots) override;
 

@@ -59,10 +59,10 @@ void VllmEngine::admit_or_pass(std::vector<RequestSlot>& passed, std::int64_t no
       head.hit_tokens = request.computed;
     }
     if (!size_up(head, false, false) || head.too_long) break;
-    const std::size_t blocks = blocks_up_to(request, head.total(), true);
+    const std::uint32_t room = room_up_to(request, head.total(), true);
     if (request.table.empty()) {
-      if (!fits(head) || kv_->place(request, head.hit, blocks, head.total(), now_ns) != Room::Taken) break;
-    } else if (!fits_behind(head) || kv_->grow(request, blocks, head.total(), now_ns) != Room::Taken) {
+      if (!fits(head) || kv_->place(request, head.hit, room, head.total(), now_ns) != Room::Taken) break;
+    } else if (!fits_behind(head) || kv_->grow(request, room, head.total(), now_ns) != Room::Taken) {
       break;
     }
     queue.pop();
@@ -100,10 +100,10 @@ bool VllmEngine::place_load(const Admission& head, std::uint32_t tokens, std::in
   const std::uint64_t free = kv_->available();
   const std::uint64_t watermark = running_.empty() ? 0 : watermark_blocks_;
   const std::uint64_t extra = head.hit.unreferenced + watermark;
-  if (config_.scheduler_reserve_full_isl && blocks_for(request.known) - head.hit.blocks + extra > free) return false;
-  const std::size_t blocks = blocks_for(head.hit_tokens + tokens);
-  if (blocks - head.hit.blocks + extra + lacking() > free) return false;
-  if (kv_->place(request, head.hit, blocks, head.hit_tokens, now_ns) != Room::Taken) return false;
+  if (config_.scheduler_reserve_full_isl && kv_->beyond(head.hit, request.known) + extra > free) return false;
+  const std::uint32_t room = head.hit_tokens + tokens;
+  if (kv_->beyond(head.hit, room) + extra + lacking() > free) return false;
+  if (kv_->place(request, head.hit, room, head.hit_tokens, now_ns) != Room::Taken) return false;
   offload_->begin_load(request, head.hit_tokens, tokens);
   request.computed = head.hit_tokens + tokens;
   request.before_park = request.status;
@@ -121,15 +121,14 @@ std::uint64_t VllmEngine::lacking() const {
   std::uint64_t blocks = 0;
   for (const RequestSlot slot : prefills_in_flight_) {
     const EngineRequest& request = requests_[slot];
-    const std::uint64_t whole = blocks_for(std::min(request.known, config_.max_model_len));
-    blocks += whole > request.table.size() ? whole - request.table.size() : 0;
+    blocks += kv_->lacks(request, std::min(request.known, config_.max_model_len));
   }
   return blocks;
 }
 
 // The load has ended: make the blocks matchable and the request admissible.
 void VllmEngine::promote(EngineRequest& request, std::int64_t now_ns) {
-  kv_->name(request, request.computed / config_.block_size);
+  kv_->name(request, request.computed);
   if (request.computed == request.known) {  // something to sample from
     --request.computed;
     --request.loaded_tokens;
@@ -143,13 +142,10 @@ void VllmEngine::promote(EngineRequest& request, std::int64_t now_ns) {
 // The same as `fits`, for a request that holds blocks.
 bool VllmEngine::fits_behind(const Admission& head) const {
   const EngineRequest& request = requests_[head.slot];
-  const std::uint64_t room = kv_->available() + request.table.size();
   const std::uint64_t watermark = running_.empty() ? 0 : watermark_blocks_;
-  const auto fit = [&](std::uint64_t blocks) {
-    return std::max<std::uint64_t>(blocks, request.table.size()) + watermark <= room;
-  };
-  if (config_.scheduler_reserve_full_isl && !fit(blocks_for(request.known))) return false;
-  return fit(blocks_up_to(request, head.total(), true));
+  const auto fit = [&](std::uint32_t tokens) { return kv_->lacks(request, tokens) + watermark <= kv_->available(); };
+  if (config_.scheduler_reserve_full_isl && !fit(request.known)) return false;
+  return fit(room_up_to(request, head.total(), true));
 }
 
 std::vector<RequestId> VllmEngine::loading() const {
@@ -231,7 +227,7 @@ void VllmEngine::free_deferred(bool computed) {
   if (!computed) return;
   ++counts_.processed;
   for (; !deferred_frees_.empty() && deferred_frees_.front().step <= counts_.processed; deferred_frees_.pop_front()) {
-    store_.release(0, deferred_frees_.front().table, true);
+    kv_->release_table(deferred_frees_.front().table);
   }
 }
 
@@ -268,7 +264,7 @@ void VllmEngine::report_offload(std::vector<JobId> done) {
       continue;
     }
     if (freeable(orphan->second.step)) {
-      store_.release(0, orphan->second.table, true);
+      kv_->release_table(orphan->second.table);
     } else {
       deferred_frees_.push_back({counts_.scheduled, std::move(orphan->second.table)});
     }

@@ -73,7 +73,7 @@ void VllmEngine::receive_burst(EngineRequest& request) {
   totals_.burst_tokens += tokens;
   request.known += tokens;
   request.computed = request.known - 1;
-  kv_->trim(request, blocks_for(request.computed));
+  kv_->trim(request, request.computed);
 }
 
 // Receive one token and the accepted drafts; rejected drafts are dropped, but their blocks stay.

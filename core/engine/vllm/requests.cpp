@@ -124,7 +124,7 @@ bool VllmEngine::drained() const {
 void VllmEngine::forget_cache(std::int64_t now_ns) {
   require_time(now_ns);
   if (tiers_) tiers_->hub().run_until(now_ns);  // publish earlier landings first
-  (void)store_.clear_inactive(0);
+  kv_->forget_cached();
   on_requests_changed();  // cached blocks of the next request in the queue are gone
   announcer_.show(now_ns);
   if (!clock_.in_step) skip_to(now_ns);  // nothing may be published for an earlier time

@@ -75,7 +75,6 @@ const Scheduled* VllmEngine::scheduled_before(RequestId id) const {
 // ── Phase 1: the running list, in order, without rotation ──
 
 void VllmEngine::schedule_running(std::int64_t now_ns) {
-  const std::uint64_t most_ahead = config_.speculation.lookahead + (bursts_.on() ? bursts_.longest() : 0);
   std::size_t cursor = 0;
   while (cursor < running_.size() && can_add()) {
     const RequestSlot id = running_[cursor];
@@ -89,11 +88,9 @@ void VllmEngine::schedule_running(std::int64_t now_ns) {
       continue;
     }
     const std::uint32_t end = request.computed + tokens;
-    // Mostly it holds enough, which takes no division to see.
-    const std::size_t held = request.table.size();
-    const std::size_t blocks = end + most_ahead <= held * config_.block_size ? held : blocks_up_to(request, end, false);
+    const std::uint32_t wanted = room_up_to(request, end, false);
     Room room = Room::Short;
-    while ((room = kv_->grow(request, blocks, end, now_ns)) == Room::Short) {
+    while ((room = kv_->grow(request, wanted, end, now_ns)) == Room::Short) {
       const std::size_t victim = choose_victim();
       if (offload_ && config_.offload->spares_in_flight && !freeable(requests_[running_[victim]].last_step)) return;
       const bool itself = running_[victim] == id;

@@ -6,9 +6,10 @@ namespace understudy {
 // Look up the blocks behind the head's device hits in lower tiers; park the head while they load.
 WorkerTiers::Onboard VllmEngine::onboard(const Admission& head, std::int64_t now_ns) {
   EngineRequest& request = requests_[head.slot];
-  const std::size_t hits = head.hit.blocks;
+  const std::size_t hits = head.hit.tokens / config_.block_size;
+  const std::size_t limit = head.limit / config_.block_size;
   const bool preempted = request.status == RequestStatus::Preempted;
-  if (hits == head.limit || request.onboard_tried || (preempted && !tiers_->config().onboard_preempted)) {
+  if (hits == limit || request.onboard_tried || (preempted && !tiers_->config().onboard_preempted)) {
     return WorkerTiers::Onboard::Miss;
   }
   const auto prefill_ns = [&](std::size_t blocks) {
@@ -18,7 +19,7 @@ WorkerTiers::Onboard VllmEngine::onboard(const Admission& head, std::int64_t now
   const auto saved_ns = [&](std::size_t blocks) { return prefill_ns(hits) - prefill_ns(hits + blocks); };
   const auto outcome =
       tiers_->onboard(head.slot, now_ns, kv_->found(head.hit),
-                      std::span<const BlockIdentity>(request.blocks).subspan(hits, head.limit - hits), saved_ns);
+                      std::span<const BlockIdentity>(request.blocks).subspan(hits, limit - hits), saved_ns);
   if (outcome != WorkerTiers::Onboard::Parked) return outcome;
   waiting_.pop();
   request.before_park = request.status;
@@ -89,7 +90,8 @@ void VllmEngine::count_origins(const Admission& head, bool resumed) {
   if (!origin) return;
   request.record.parked_ns += origin->parked_ns;
   if (origin->failed) return;  // another request computed the blocks meanwhile
-  for (std::size_t i = 0; i < origin->tiers.size() && origin->first_block + i < head.hit.blocks; ++i) {
+  const std::size_t hits = head.hit.tokens / config_.block_size;
+  for (std::size_t i = 0; i < origin->tiers.size() && origin->first_block + i < hits; ++i) {
     if (origin->tiers[i] == Tier::G1) continue;
     const auto below = static_cast<std::size_t>(origin->tiers[i]) - static_cast<std::size_t>(Tier::G2);
     request.record.below_total[below] += config_.block_size;

@@ -1,0 +1,99 @@
+"""Measure what fast-forward saves: CPU time of runs with it and without, for each way in which a run advances workers.
+
+    python benchmarks/fast_forward.py --trace PATH [--repeat 3] [--json PATH]
+
+A ratio is CPU seconds of one thread without fast-forward over those with it: medians of `--repeat` runs of each side in
+turn. Both sides must have the same digest. The first word of a row is the mode that `Fleet::choose_mode` picks.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import time
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from understudy.engines.config import VllmConfig
+from understudy.run.offline import run_offline
+from understudy.tiers import TiersConfig
+from understudy.workload import ClosedLoop, Workload, read_trace
+
+SYNCHRONOUS = VllmConfig(block_size=64, num_gpu_blocks=16384, async_scheduling=False)
+ASYNCHRONOUS = VllmConfig(block_size=64, num_gpu_blocks=16384)
+LINK = {"down_gbps": 25, "up_gbps": 25}
+DISK_LINK = {"down_gbps": 6, "up_gbps": 6, "backend_down_gbps": 40, "backend_up_gbps": 40}
+HOST = {"tier": "g2", "blocks": 65536, "link": LINK}
+DISK = {"tier": "g3", "blocks": 400_000, "link": DISK_LINK}
+
+
+def tiers(mode: str, *below: dict[str, Any]) -> TiersConfig:
+    """A host, and what is shared below it."""
+    return TiersConfig.from_dict(
+        {"kv_bytes_per_token": 131072, "tiers": [HOST, *below], "offload": {"mode": mode}}
+    )
+
+
+CASES: dict[str, tuple[VllmConfig, dict[str, Any]]] = {
+    "Independent: round robin": (SYNCHRONOUS, {}),
+    "Independent: round robin, asynchronous": (ASYNCHRONOUS, {}),
+    "Independent: host, write through": (SYNCHRONOUS, {"tiers": tiers("write_through")}),
+    "Independent: host, on eviction": (SYNCHRONOUS, {"tiers": tiers("evict")}),
+    "Independent: vLLM's host": (ASYNCHRONOUS, {"tiers": tiers("vllm")}),
+    "Lookahead: closed loop": (SYNCHRONOUS, {"load": ClosedLoop(64)}),
+    "Lookahead: least_loaded": (SYNCHRONOUS, {"routing": "least_loaded"}),
+    "Lookahead: least_loaded, asynchronous": (ASYNCHRONOUS, {"routing": "least_loaded"}),
+    "Lookahead: kv": (SYNCHRONOUS, {"routing": "kv"}),
+    "Lookahead: kv, host": (SYNCHRONOUS, {"routing": "kv", "tiers": tiers("write_through")}),
+    "Deferred: shared disk, write through": (SYNCHRONOUS, {"tiers": tiers("write_through", DISK)}),
+    "Deferred: shared disk, on eviction": (SYNCHRONOUS, {"tiers": tiers("evict", DISK)}),
+    "Stepwise: kv, shared disk": (SYNCHRONOUS, {"routing": "kv", "tiers": tiers("write_through", DISK)}),
+}
+
+
+def measure(workload: Workload, engine: VllmConfig, how: dict[str, Any], repeat: int) -> dict[str, float]:
+    """Run both sides in turn; SystemExit when their results differ."""
+    seconds: dict[bool, list[float]] = {True: [], False: []}
+    digests = set()
+    for _ in range(repeat):
+        for fast_forward, times in seconds.items():
+            begin = time.process_time()
+            run = run_offline(workload, engine, workers=4, fast_forward=fast_forward, **how)
+            times.append(time.process_time() - begin)
+            digests.add(run.facts["digest"])
+    if len(digests) != 1:
+        sys.exit("the result differs with and without fast-forward")
+    on, off = median(seconds[True]), median(seconds[False])
+    return {"on_s": on, "off_s": off, "ratio": off / on}
+
+
+def main() -> None:
+    """Measure all cases, or those that `--only` names."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--trace", type=Path, required=True)
+    parser.add_argument("--repeat", type=int, default=3)
+    parser.add_argument("--only", default="", help="part of a row's name")
+    parser.add_argument("--json", type=Path)
+    given = parser.parse_args()
+    workload = read_trace(given.trace)
+    results = {}
+    table = Table("mode and run", "on (s)", "off (s)", "off / on", title=f"Fast-forward, {given.trace.name}")
+    for name, (engine, how) in CASES.items():
+        if given.only not in name:
+            continue
+        row = results[name] = measure(workload, engine, how, given.repeat)
+        table.add_row(name, f"{row['on_s']:.2f}", f"{row['off_s']:.2f}", f"{row['ratio']:.1f}×")
+    Console().print(table)
+    if given.json:
+        given.json.write_text(json.dumps(results, indent=1))
+
+
+if __name__ == "__main__":
+    main()
