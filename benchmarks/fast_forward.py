@@ -50,9 +50,7 @@ CASES: dict[str, tuple[VllmConfig, dict[str, Any]]] = {
     "Lookahead: least_loaded, asynchronous": (ASYNCHRONOUS, {"routing": "least_loaded"}),
     "Lookahead: kv": (SYNCHRONOUS, {"routing": "kv"}),
     "Lookahead: kv, host": (SYNCHRONOUS, {"routing": "kv", "tiers": tiers("write_through")}),
-    "Deferred: shared disk, write through": (SYNCHRONOUS, {"tiers": tiers("write_through", DISK)}),
-    "Deferred: shared disk, on eviction": (SYNCHRONOUS, {"tiers": tiers("evict", DISK)}),
-    "Stepwise: kv, shared disk": (SYNCHRONOUS, {"routing": "kv", "tiers": tiers("write_through", DISK)}),
+    "Stepwise: shared disk, write through": (SYNCHRONOUS, {"tiers": tiers("write_through", DISK)}),
 }
 
 

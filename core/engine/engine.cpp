@@ -21,8 +21,6 @@ class NoBlocks final : public Residency {
   std::vector<BlockIdentity> resident(std::size_t) const override { return {}; }
 };
 
-bool is_open(Phase phase) { return phase == Phase::InStep || phase == Phase::Deferred; }
-
 void append(Effects& all, const Effects& some) {
   all.tokens.insert(all.tokens.end(), some.tokens.begin(), some.tokens.end());
   all.finished.insert(all.finished.end(), some.finished.begin(), some.finished.end());
@@ -46,11 +44,8 @@ const Effects& Engine::advance(std::int64_t until_ns, const AdvanceOptions& opti
   all.wake_ns = now.wake_ns;
   for (std::uint32_t calls = 1;; ++calls) {
     if (calls % 64 == 0 && options.on_progress != nullptr) (*options.on_progress)(all);
-    const bool open = is_open(all.phase);
-    if (open ? all.wake_ns > until_ns || (options.before_landing && all.wake_ns == until_ns)
-             : all.phase != Phase::Ready || all.wake_ns >= until_ns) {
-      return all;
-    }
+    const bool open = all.phase == Phase::InStep;
+    if (open ? all.wake_ns > until_ns : all.phase != Phase::Ready || all.wake_ns >= until_ns) return all;
     const std::size_t finished = all.finished.size();
     append(all, open ? end_step(all.wake_ns) : begin_step(all.wake_ns));
     if (options.stop_on_finish && all.finished.size() > finished) return all;

@@ -39,12 +39,11 @@ struct Message {
 
 // State of an engine between two calls.
 enum class Phase : std::uint8_t {
-  Idle,      // nothing to do until the driver submits or delivers something
-  Ready,     // begin_step is due at wake_ns
-  InStep,    // a step is open; end_step is due at wake_ns, or when the step has been computed (kUnknown)
-  Deferred,  // a stretch of steps is open that nothing outside can observe before its end, wake_ns
-  Asleep,    // waits for transfers; begin_step is due at wake_ns, not after the next one lands
-  Stalled,   // no step will make progress until a request is submitted or cancelled (Engine::stall)
+  Idle,     // nothing to do until the driver submits or delivers something
+  Ready,    // begin_step is due at wake_ns
+  InStep,   // a step is open; end_step is due at wake_ns, or when the step has been computed (kUnknown)
+  Asleep,   // waits for transfers; begin_step is due at wake_ns, not after the next one lands
+  Stalled,  // no step will make progress until a request is submitted or cancelled (Engine::stall)
 };
 
 // Results of a call. Valid until the next call of the same engine.
@@ -67,17 +66,8 @@ struct Effects {
   }
 };
 
-// How `advance` treats the step that is in progress at its end.
-enum class LastStep : std::uint8_t {
-  Open,      // has begun
-  Unopened,  // need not have begun, as long as nothing outside can observe it before next_visible_ns
-  Complete,  // may have been run to its end; for a driver that shows none of it before then
-};
-
 struct AdvanceOptions {
   bool stop_on_finish = false;  // return at the end of a step in which a request finished
-  LastStep last_step = LastStep::Open;
-  bool before_landing = false;  // transfers land at the end: a step that ends at that very time stays open
   // Called now and then between steps with the effects so far; may throw to stop there.
   const std::function<void(const Effects&)>* on_progress = nullptr;
 };
@@ -144,7 +134,7 @@ class Engine {
   // Schedules a step. Its end is wake_ns; no step is open if there is nothing to compute. If a timing model or policy
   // throws, no step is open and the call can be repeated; admitted requests stay admitted.
   virtual const Effects& begin_step(std::int64_t now_ns) = 0;
-  // Ends the open step, or a deferred stretch, and makes its results visible.
+  // Ends the open step and makes its results visible.
   virtual const Effects& end_step(std::int64_t now_ns) = 0;
   virtual EngineSnapshot snapshot() const = 0;
 
@@ -157,11 +147,6 @@ class Engine {
   // Runs steps back to back: ends those that end by `until_ns`, begins those that begin before. Stops early when there
   // is nothing to do. The same result as stepping, and faster where an engine overrides it.
   virtual const Effects& advance(std::int64_t until_ns, const AdvanceOptions& options);
-  // Begins a step, or a stretch of steps that nothing outside can observe before its end. `advance` runs a stretch up
-  // to a time, `end_step` to its end.
-  virtual const Effects& begin_stretch(std::int64_t now_ns) { return begin_step(now_ns); }
-  // Called before a transfer reaches an engine in a stretch; `samples_only`: its steps see it in their samples alone.
-  virtual void set_before_landing(std::function<void(bool samples_only)> /*before*/) {}
   // Lower bound of the time at which a request next finishes, whatever else arrives; the closer, the faster the run.
   virtual std::int64_t next_visible_ns() const { return snapshot().wake_ns; }
   // Delivers a message of another engine.

@@ -46,8 +46,6 @@ Fleet::Fleet(FleetConfig config, WorkloadColumns workload)
     }
   }
   mode_ = choose_mode();
-  may_run_ahead_ =
-      mode_.mode == RunMode::Lookahead && !observes_ && !shows_blocks_ && !tracks_ && !config_.router->asks_workers();
   for (Pool& pool : pools_) {
     const TierConfig* tiers = pool.config.tiers ? &*pool.config.tiers : nullptr;
     if (tiers == nullptr || mode_.mode == RunMode::Independent || (!stepwise() && !tiers->g3 && !tiers->g4)) continue;
@@ -98,9 +96,7 @@ RunModeChoice Fleet::choose_mode() const {
   if (!shares_tiers() && !has_free_prompts()) {
     return {RunMode::Lookahead, "workers affect each other only when a request ends or a router asks"};
   }
-  if (config_.check) return {RunMode::Stepwise, "shared tiers are checked after every step"};
-  if (observes_ || shows_blocks_) return {RunMode::Stepwise, "the router follows blocks on shared tiers"};
-  return {RunMode::Deferred, "workers affect each other through shared tiers"};
+  return {RunMode::Stepwise, "workers affect each other in any step: shared tiers, or prompts that take no time"};
 }
 
 EngineSite Fleet::site_of(std::size_t index) {
@@ -133,10 +129,6 @@ void Fleet::make_engine(std::size_t index) {
   const EngineSnapshot now = engine->snapshot();
   workers_[index].phase = now.phase;
   workers_[index].wake_ns = now.wake_ns;
-  if (mode_.mode != RunMode::Deferred) return;
-  engine->set_before_landing([this, index](bool samples_only) {
-    samples_only ? run_deferred_samples(index) : run_deferred_steps(index, true);
-  });
 }
 
 // One user-defined policy may serve all workers: its calls must be in time order.

@@ -56,7 +56,6 @@ struct FleetConfig {
 enum class RunMode : std::uint8_t {
   Independent,  // one worker after another, or in threads: no worker's requests depend on another worker
   Lookahead,    // each worker up to the earliest time at which it can finish a request
-  Deferred,     // every step is an event, except stretches of steps that nothing outside can observe
   Stepwise,     // every step is an event
 };
 
@@ -112,7 +111,7 @@ class Fleet final : private FleetView {
   void set_state(WorkerId worker, WorkerState state);
   void make_engine(std::size_t index);
   EngineSite site_of(std::size_t index);
-  bool stepwise() const noexcept { return mode_.mode == RunMode::Stepwise || mode_.mode == RunMode::Deferred; }
+  bool stepwise() const noexcept { return mode_.mode == RunMode::Stepwise; }
   const EngineConfig& config_of(std::size_t worker) const { return *pools_[workers_[worker].info.pool].engine; }
   // Ranks step together: the first worker represents all of them in the queue.
   std::size_t lead(std::size_t worker) const noexcept { return config_.ranks ? 0 : worker; }
@@ -145,12 +144,10 @@ class Fleet final : private FleetView {
   void deliver_message(std::size_t index);
   void begin_all();
 
-  // fleet_steps.cpp: step by step (RunMode::Stepwise, Deferred)
+  // fleet_steps.cpp: step by step (RunMode::Stepwise)
   void land_transfers();
   void end_step(std::size_t worker);
-  void begin_step(std::size_t worker, bool may_defer);
-  void run_deferred_steps(std::size_t worker, bool before_landing);
-  void run_deferred_samples(std::size_t worker);
+  void begin_step(std::size_t worker);
   void wake_after_instant_landings();
 
   // fleet_lookahead.cpp: each worker as far as nothing can reach it (RunMode::Lookahead)
@@ -206,7 +203,6 @@ class Fleet final : private FleetView {
   std::vector<bool> started_;                 // rows with a first token, if the router tracks them
   std::vector<std::uint64_t> session_;        // session of each row; empty: one per row
   bool keeps_events_ = false;                 // in the result
-  bool may_run_ahead_ = false;                // nothing reads the state of workers: they may be a step ahead
   RunModeChoice mode_;
 
   EventQueue queue_;

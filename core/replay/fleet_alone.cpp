@@ -128,7 +128,7 @@ void Fleet::play_alone(std::size_t index, const std::vector<std::uint64_t>& rows
     if (keeps_events_) keep_events(index, room);
     worker.phase = effects.phase;
   };
-  const AdvanceOptions options{false, LastStep::Complete, false, &on_progress};
+  const AdvanceOptions options{.on_progress = &on_progress};
   for (std::size_t i = 0; i < rows.size(); ++i) {
     if (i % kReportEvery == 0) {
       if (stop_) throw Stopped();

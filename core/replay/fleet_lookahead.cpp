@@ -12,7 +12,7 @@ namespace understudy {
 void Fleet::advance_to_now(std::size_t index) {
   Worker& worker = workers_[index];
   Engine& engine = *worker.engine;
-  absorb(index, engine.advance(now_ns_, {.last_step = may_run_ahead_ ? LastStep::Complete : LastStep::Open}));
+  absorb(index, engine.advance(now_ns_, {}));
   if (worker.phase == Phase::Stalled) throw_first_stuck();
   if (round_ns_ != now_ns_) return;
   for (std::uint64_t missed = std::max(worker.ready_round, rounds_before_); missed < round_; ++missed) {
@@ -25,7 +25,7 @@ void Fleet::advance_to_now(std::size_t index) {
 
 // The worker may have finished a request now, and not before.
 void Fleet::poll(std::size_t index) {
-  absorb(index, workers_[index].engine->advance(now_ns_, {.stop_on_finish = true, .last_step = LastStep::Unopened}));
+  absorb(index, workers_[index].engine->advance(now_ns_, {.stop_on_finish = true}));
   workers_[index].ready_round = round_;
   record_finished(index);
   schedule_poll(index);

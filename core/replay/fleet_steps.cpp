@@ -1,4 +1,4 @@
-// Step by step: every step has its place in the queue, except stretches that nothing outside can observe.
+// Step by step: every step has its place in the queue.
 #include <algorithm>
 
 #include "base/assert.hpp"
@@ -16,8 +16,7 @@ void Fleet::land_transfers() {
 
 void Fleet::end_step(std::size_t index) {
   Worker& worker = workers_[index];
-  const auto is_open = [&] { return worker.phase == Phase::InStep || worker.phase == Phase::Deferred; };
-  if (is_open()) absorb(index, worker.engine->end_step(now_ns_));
+  if (worker.phase == Phase::InStep) absorb(index, worker.engine->end_step(now_ns_));
   record_finished(index);
   // A queueing router may release a request at the end of any step, not only when one arrives.
   if (observes_ && (config_.check || config_.router->queues())) {
@@ -30,15 +29,15 @@ void Fleet::end_step(std::size_t index) {
       }
     }
   }
-  is_open() ? push_step_end(index) : want_begin(index);
+  want_begin(index);
 }
 
-void Fleet::begin_step(std::size_t index, bool may_defer) {
+void Fleet::begin_step(std::size_t index) {
   Worker& worker = workers_[index];
-  if (worker.phase == Phase::InStep || worker.phase == Phase::Deferred || worker.phase == Phase::Idle) return;
+  if (worker.phase == Phase::InStep || worker.phase == Phase::Idle) return;
   if (config_.lockstep_ns > 0 && ended_ == workload_.size()) return;
   if (worker.phase == Phase::Asleep) std::erase(sleepers_, index);
-  absorb(index, may_defer ? worker.engine->begin_stretch(now_ns_) : worker.engine->begin_step(now_ns_));
+  absorb(index, worker.engine->begin_step(now_ns_));
   record_finished(index);
   if (worker.phase == Phase::Stalled) require_progress(index);
   if (worker.phase == Phase::Asleep) {
@@ -56,32 +55,6 @@ void Fleet::wake_after_instant_landings() {
     absorb(index, workers_[index].engine->transfers_landed(now_ns_));
     if (workers_[index].wake_ns <= now_ns_) want_begin(index);
   }
-}
-
-// Runs the steps of a stretch up to now, because something reaches the worker. A landing precedes the step ends of the
-// same time, everything else follows them.
-void Fleet::run_deferred_steps(std::size_t index, bool before_landing) {
-  Worker& worker = workers_[index];
-  if (worker.phase != Phase::Deferred) return;
-  cancel_entry(worker.next);
-  absorb(index, worker.engine->advance(now_ns_, {.before_landing = before_landing}));
-  if (worker.phase == Phase::InStep) {
-    push_step_end(index);
-  } else if (round_ns_ == now_ns_) {
-    begin_step(index, false);  // the others have begun theirs
-  } else {
-    want_begin(index);
-  }
-}
-
-// A transfer lands that the steps of a stretch see in their samples alone.
-void Fleet::run_deferred_samples(std::size_t index) {
-  Worker& worker = workers_[index];
-  if (worker.phase != Phase::Deferred) return;
-  absorb(index, worker.engine->advance(now_ns_, {.last_step = LastStep::Unopened, .before_landing = true}));
-  if (worker.phase != Phase::InStep) return;
-  cancel_entry(worker.next);
-  push_step_end(index);
 }
 
 }  // namespace understudy

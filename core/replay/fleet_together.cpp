@@ -103,7 +103,7 @@ void Fleet::place(std::uint64_t row, std::size_t worker) {
 
 // Brings a worker to now before something from outside reaches it.
 void Fleet::sync_worker(std::size_t index) {
-  if (stepwise()) return run_deferred_steps(index, false);
+  if (stepwise()) return;
   advance_to_now(index);
   workers_[index].ready_round = round_;
 }
@@ -213,7 +213,7 @@ std::uint64_t Fleet::order_of(std::size_t worker) const {
 
 void Fleet::want_begin(std::size_t index) {
   Worker& worker = workers_[index];
-  if (worker.begins || worker.phase == Phase::InStep || worker.phase == Phase::Deferred) return;
+  if (worker.begins || worker.phase == Phase::InStep) return;
   if (worker.phase == Phase::Ready && worker.wake_ns > now_ns_) {
     cancel_entry(worker.next);
     return push_step_end(index);
@@ -246,7 +246,7 @@ void Fleet::begin_all() {
   round_ns_ = now_ns_;
   for (const std::size_t index : beginning_) {
     if (stepwise()) {
-      begin_step(index, mode_.mode == RunMode::Deferred);
+      begin_step(index);
     } else {
       if (workers_[index].phase != Phase::InStep) absorb(index, workers_[index].engine->begin_step(now_ns_));
       schedule_poll(index);
@@ -260,7 +260,7 @@ void Fleet::begin_all() {
 }
 
 WorkerCounts Fleet::counts(WorkerId index) {
-  stepwise() ? run_deferred_steps(lead(index), false) : advance_to_now(index);
+  if (!stepwise()) advance_to_now(index);
   const EngineSnapshot now = rank_of(index).snapshot();
   return {now.running, now.waiting + now.loading, now.active_blocks,
           now.active_blocks + now.cached_blocks + now.free_blocks};

@@ -184,8 +184,6 @@ class BlockStore final : public Residency {
   std::vector<Token> token_ids(std::size_t pool, std::span<const SlotId> slots) const;
   bool is_registered(std::size_t pool, SlotId slot) const;
   std::uint32_t references(std::size_t pool, SlotId slot) const;  // to this copy
-  // True if each of these has more than one reference.
-  bool all_shared(std::size_t pool, std::span<const SlotId> slots) const;
   std::size_t prefix_length(std::size_t pool, std::span<const BlockIdentity> identities) const;
   void has_blocks(std::size_t pool, std::span<const BlockIdentity> identities, bool* out) const override;
   void touch(std::size_t pool, std::span<const BlockIdentity> identities);

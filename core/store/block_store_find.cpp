@@ -195,12 +195,6 @@ std::uint32_t BlockStore::references(std::size_t pool_index, SlotId slot) const 
   return slots_[global(pool, slot)].refs;
 }
 
-bool BlockStore::all_shared(std::size_t pool_index, std::span<const SlotId> slots) const {
-  const Pool& pool = *pools_[pool_index];
-  const Lock lock(*this);
-  return std::ranges::all_of(slots, [&](SlotId slot) { return slots_[global(pool, slot)].refs > 1; });
-}
-
 void BlockStore::has_blocks(std::size_t pool_index, std::span<const BlockIdentity> identities, bool* out) const {
   Pool& pool = *pools_[pool_index];
   const Lock lock(*this);

@@ -186,13 +186,6 @@ void WorkerTiers::disown(Copy& copy) {
   copy.before = copy.after = kNoCopy;
 }
 
-// True for a copy whose blocks stay on the device, because another request references them, and no load waits for.
-bool WorkerTiers::keeps_device_unchanged(const Purpose& purpose) const {
-  if (static_cast<Role>(purpose.role) != kCopy || on_change_) return false;
-  const Copy& copy = copies_.at(purpose.index);
-  return !copy.evicted && copy.waiters.empty() && (copy.owner != kNoRequest || store_.all_shared(kG1, copy.from));
-}
-
 // Lands on the host, then starts copies further down; only then is the device's slot free.
 void WorkerTiers::copy_landed(std::uint32_t index, std::int64_t time_ns) {
   Copy& copy = copies_.at(index);

@@ -113,7 +113,6 @@ std::uint32_t WorkerTiers::begin_load(std::int64_t now_ns, std::span<const Block
 
 // A block that a load waits for has landed on its tier, referenced by the transfer that brought it.
 void WorkerTiers::source_landed(std::uint32_t index, std::uint32_t block, SlotId slot, std::int64_t time_ns) {
-  if (watched_) before_landing_(time_ns, false);  // another worker may have brought it
   ++landings_;
   Load& load = loads_[index];
   const std::span<const SlotId> one(&slot, 1);

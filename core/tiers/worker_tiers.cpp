@@ -25,9 +25,6 @@ WorkerTiers::WorkerTiers(const TierConfig& config, BlockStore& store, TierRun& r
     tier_links_.push_back(add_link_pair(links, tier->config().worker, worker + (disk ? " g2_to_g3" : " g2_to_g4"),
                                         worker + (disk ? " g3_to_g2" : " g4_to_g2"), config_.demand_first));
   }
-  for (std::size_t pool = 0; pool < store_.num_pools(); ++pool) {
-    counts_uses_ = counts_uses_ || store_.policy_kind(pool) == PolicyKind::MultiLru;
-  }
   if (config_.min_reuse > 0 || config_.filter) reuse_ = HugeArray<std::uint32_t>(store_.num_blocks(kG1));
 }
 
@@ -56,10 +53,6 @@ void WorkerTiers::set_link_share(std::int64_t now_ns, Tier tier, double share) {
 // ── Landings ──
 
 void WorkerTiers::landed(const Purpose& purpose, std::int64_t time_ns) {
-  // A copy further down leaves the blocks in place, except in exclusive mode. But where uses are counted, those of
-  // steps that have run must be counted first.
-  const bool seen = static_cast<Role>(purpose.role) != kLower || on_change_ || config_.exclusive || counts_uses_;
-  if (seen && watched_) before_landing_(time_ns, !counts_uses_ && keeps_device_unchanged(purpose));
   ++landings_;
   try {
     land(purpose, time_ns);

@@ -49,12 +49,6 @@ class WorkerTiers final : public TransferOwner, public LandingWaiter {
   // Called after every landing that may have changed a block of this worker, with its time.
   void set_on_change(std::function<void(std::int64_t)> on_change) { on_change_ = std::move(on_change); }
 
-  // Called, while watching, before a landing changes anything that this worker's steps can see, with its time.
-  // `samples_only`: nothing on the device changes and no request waits for it, so only samples of a step show it.
-  using BeforeLanding = std::function<void(std::int64_t time_ns, bool samples_only)>;
-  void set_before_landing(BeforeLanding before) { before_landing_ = std::move(before); }
-  void watch_landings(bool on) noexcept { watched_ = on; }
-
   // ── Room on the device ──
   enum class Room : std::uint8_t {
     Taken,
@@ -239,7 +233,6 @@ class WorkerTiers final : public TransferOwner, public LandingWaiter {
   void make_copies(std::int64_t now_ns, bool evicted, RequestSlot request, const Chosen& chosen);  // to copies_to_
   void start_copies(std::int64_t now_ns);
   bool may_start() const noexcept { return copying_ + starting_.size() < config_.offload_concurrency; }
-  bool keeps_device_unchanged(const Purpose& purpose) const;
   void hold_copies_of(RequestSlot request);
   void disown(Copy& copy);
   void copy_landed(std::uint32_t index, std::int64_t time_ns);
@@ -300,9 +293,6 @@ class WorkerTiers final : public TransferOwner, public LandingWaiter {
   BlockStore& store_;
   TierRun& run_;
   std::function<void(std::int64_t)> on_change_;
-  BeforeLanding before_landing_;
-  bool watched_ = false;
-  bool counts_uses_ = false;  // a pool of the store counts uses
   LinkPair host_;
   std::vector<LinkPair> tier_links_;   // to each shared tier
   HugeArray<std::uint32_t> reuse_{0};  // hits by device slot; empty when not needed

@@ -76,18 +76,6 @@ bool VllmEngine::plans_all_but_waiting() const {
   return turn == planned_.turns.end();
 }
 
-std::int64_t VllmEngine::step_of_all_ns() const {
-  DecodeSums sums(*timing_.model);
-  if (config_.async_scheduling) {
-    for (const Scheduled& turn : planned_.turns) sums.add(requests_[turn.slot].known);
-  } else {
-    for (const RequestSlot id : running_) {
-      if (!tiers_ || !tiers_->waiting(id)) sums.add(requests_[id].known);
-    }
-  }
-  return timing_.duration_ns(sums.load(), capacity_tokens_);
-}
-
 // ── A fast-forward, and its calls ──
 
 DecodeState VllmEngine::decode_state() {
@@ -111,7 +99,7 @@ DecodeState VllmEngine::decode_state() {
 }
 
 // Begins as a step does. False: no step could be run, and an ordinary one must follow.
-bool VllmEngine::fast_forward(std::int64_t until_ns, bool stop_on_finish, bool through) {
+bool VllmEngine::fast_forward(std::int64_t until_ns, bool stop_on_finish) {
   finish_bound_.reset();
   read_input(clock_.now_ns);
   landing_wait_.on = false;
@@ -120,7 +108,7 @@ bool VllmEngine::fast_forward(std::int64_t until_ns, bool stop_on_finish, bool t
     notice_landings(clock_.now_ns);
     announcer_.show(clock_.now_ns);
   }
-  return fast_forward_->play(until_ns, stop_on_finish, through);
+  return fast_forward_->play(until_ns, stop_on_finish);
 }
 
 bool VllmEngine::landed(std::int64_t now_ns) {

@@ -98,11 +98,9 @@ class VllmEngine final : public Engine, private DecodeHost {
   static constexpr std::int64_t kLatestNs = StepClock::kLatestNs;
   const Effects& begin_step(std::int64_t now_ns) override;
   const Effects& end_step(std::int64_t end_ns) override;
-  const Effects& begin_stretch(std::int64_t now_ns) override;
   const Effects& advance(std::int64_t until_ns, const AdvanceOptions& options) override;
   std::int64_t next_visible_ns() const override;
   const Effects& transfers_landed(std::int64_t now_ns) override;
-  void set_before_landing(std::function<void(bool samples_only)> before) override;
   // A step as recordings count them: a schedule, and the update that follows it. Asynchronously that is the update of
   // the batch before, so that no time passes in between. Not to be mixed with begin_step and end_step.
   void begin_recorded_step(std::int64_t now_ns);
@@ -276,22 +274,14 @@ class VllmEngine final : public Engine, private DecodeHost {
   // Asynchronously: the planned batch computes the next token of every running request.
   bool plans_next_tokens() const;
   bool plans_all_but_waiting() const;
-  std::int64_t step_of_all_ns() const;  // duration of one decode step of all running requests, now
   DecodeState decode_state();
-  bool fast_forward(std::int64_t until_ns, bool stop_on_finish, bool through);
+  bool fast_forward(std::int64_t until_ns, bool stop_on_finish);
   bool landed(std::int64_t now_ns) override;
   void offload_computed(const std::vector<Scheduled>& filled, std::int64_t end_ns) override;
   void finish(RequestSlot slot, std::int64_t end_ns) override;
   bool report_offloads(std::int64_t end_ns) override;
   bool changed_below() const override;
   void progressed(std::uint64_t steps) override;
-
-  // stretch.cpp
-  bool defer_steps(std::int64_t now_ns);
-  void run_deferred_steps(std::int64_t until_ns, bool before_landing);
-  void run_deferred_samples(std::int64_t now_ns);
-  void close_stretch();
-  void watch_landings(bool on);
 
   // receive.cpp
   void receive_tokens(const std::vector<Scheduled>& turns, std::int64_t end_ns);
@@ -383,13 +373,8 @@ class VllmEngine final : public Engine, private DecodeHost {
 
   // Time.
   StepClock clock_;
-  std::int64_t stretch_end_ns_ = 0;  // end of the deferred steps
-  std::int64_t first_deferred_end_ns_ = 0;
-  bool deferred_ = false;                             // a stretch is open
   std::optional<std::uint64_t> stuck_;                // free blocks when the engine got stuck
   mutable std::optional<std::int64_t> finish_bound_;  // no_finish_before, valid until something changes
-  bool played_through_ = false;                       // the last step was run to its end, after the requested time
-  bool behind_transfers_ = false;                     // transfers may be ahead of the steps that run
   std::uint64_t fruitless_preemptions_ = 0;           // since the last token
   LandingWait landing_wait_;
   std::uint64_t landings_noticed_ = 0;

@@ -9,8 +9,8 @@
 
 namespace understudy {
 
-bool FastForward::play(std::int64_t until_ns, bool stop_on_finish, bool through) {
-  start(until_ns, stop_on_finish, through);
+bool FastForward::play(std::int64_t until_ns, bool stop_on_finish) {
+  start(until_ns, stop_on_finish);
   std::exception_ptr failure;  // from a user-defined policy: the steps before it are valid
   try {
     play_steps();
@@ -41,16 +41,14 @@ void FastForward::forget_finished() {
                 [this](RequestSlot id) { return state_.requests[id].status == RequestStatus::Finished; });
 }
 
-void FastForward::start(std::int64_t until_ns, bool stop_on_finish, bool through) {
+void FastForward::start(std::int64_t until_ns, bool stop_on_finish) {
   ahead_ = state_.config.async_scheduling;
   names_on_receipt_ = state_.kv.names_on_receipt();
   until_ns_ = std::min(until_ns, StepClock::kLatestNs);  // later, an ordinary step throws
   stop_on_finish_ = stop_on_finish;
-  through_ = through;
   base_ = state_.token_log.next_step();
   steps_ = counted_ = 0;
   sums_ = DecodeSums(*state_.timing.model);
-  predicted_.known = 0;
   ordinary_ = out_of_time_ = false;
   filled_.clear();
   members_ = state_.running;
@@ -121,10 +119,7 @@ bool FastForward::interrupted() {
   return host_.landed(clock_.now_ns);
 }
 
-std::int64_t FastForward::step_ns() const {
-  if (const auto known = predicted(steps_, sums_.load()); !known.empty()) return known.front();
-  return state_.timing.duration_ns(sums_.load(), state_.capacity_tokens);
-}
+std::int64_t FastForward::step_ns() const { return state_.timing.duration_ns(sums_.load(), state_.capacity_tokens); }
 
 // Run steps up to the next event of a member, or until a transfer lands. False: time is up.
 bool FastForward::play_plain_steps(std::uint64_t until_step) {
@@ -142,16 +137,11 @@ bool FastForward::play_plain_steps(std::uint64_t until_step) {
   while (steps < until_step && !stop && !out_of_time_) {
     std::span<std::int64_t> durations_ns =
         std::span(room).first(std::min<std::uint64_t>(until_step - steps, room.size()));
-    if (const auto known = predicted(steps, sums.load()); !known.empty()) {
-      durations_ns = durations_ns.first(std::min(known.size(), durations_ns.size()));
-      std::copy_n(known.begin(), durations_ns.size(), durations_ns.begin());
-    } else {
-      try {
-        durations_ns = durations_ns.first(timing.next_steps_ns(sums.load(), state_.capacity_tokens, durations_ns));
-      } catch (...) {
-        failure = std::current_exception();
-        break;
-      }
+    try {
+      durations_ns = durations_ns.first(timing.next_steps_ns(sums.load(), state_.capacity_tokens, durations_ns));
+    } catch (...) {
+      failure = std::current_exception();
+      break;
     }
     const auto lands = [&] {
       return state_.tiers->hub().due(std::accumulate(durations_ns.begin(), durations_ns.end(), now_ns));
@@ -323,7 +313,6 @@ bool FastForward::end_step(std::uint64_t fresh) {
   }
   if (ahead_) pause_and_rejoin();
   if (finished) state_.refusal.stands = false;
-  if (finished && open_) forget_finished();
   if (state_.offloads) {
     if (finished) forget_finished();
     if (ahead_ && state_.running.empty()) {  // no batch was scheduled behind

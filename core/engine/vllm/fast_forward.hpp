@@ -25,9 +25,9 @@ class FastForward {
   FastForward(const DecodeState& state, DecodeHost& host)
       : state_(state), host_(host), clock_(state.clock), size_(state.config.block_size), sums_(*state.timing.model) {}
 
-  // Run steps that end by `until_ns` (with `through`, that begin before it); false when there was none, and an ordinary
+  // Run steps that end by `until_ns`; false when there was none, and an ordinary
   // step must follow.
-  bool play(std::int64_t until_ns, bool stop_on_finish, bool through);
+  bool play(std::int64_t until_ns, bool stop_on_finish);
 
   // A fast-forward may end after taking blocks for a step that only an ordinary step can decide. That step has begun:
   // no transfer lands before it.
@@ -36,22 +36,6 @@ class FastForward {
 
   // The last one ended because its next step would end after its time.
   bool out_of_time() const noexcept { return out_of_time_; }
-
-  // ── Deferred steps: a fast-forward that stays open ──
-  // It continues over many calls, without updating the requests; no other fast-forward may run meanwhile.
-  bool open() const noexcept { return open_; }
-  void open_stretch();
-  void close();  // updates the requests
-  // Between two steps: return the time until which the next steps have no external effects, or the end of a begun step
-  // that has one. Nothing: the stretch is closed, and an ordinary step must follow.
-  std::optional<std::int64_t> next_stretch();
-  // Run the steps that end by then. False: the stretch was closed before.
-  bool run_until(std::int64_t until_ns);
-  // One begins, and ends with `finish_step`. False: it is closed, and an ordinary step must follow.
-  bool begin_step();
-  bool in_step() const noexcept { return in_step_; }
-  void finish_step();
-  std::int64_t step_ns() const;  // duration of the next step
 
  private:
   using Room = KvBackend::Room;
@@ -62,13 +46,8 @@ class FastForward {
     bool operator>(const MemberEvent& other) const { return std::tie(step, order) > std::tie(other.step, other.order); }
   };
 
-  // fast_forward_stretch.cpp
-  bool can_go_on();
-  std::uint64_t steps_unobserved() const;
-  std::int64_t steps_ns(std::uint64_t steps);
-  std::span<const std::int64_t> predicted(std::uint64_t step, const DecodeLoad& load) const;
-
-  void start(std::int64_t until_ns, bool stop_on_finish, bool through);
+  std::int64_t step_ns() const;  // duration of the next step
+  void start(std::int64_t until_ns, bool stop_on_finish);
   void play_steps();
   void update_requests();
   void plan_next();
@@ -111,7 +90,7 @@ class FastForward {
   bool end_step(std::uint64_t fresh);
   bool wait_for_landing();
   bool in_time(std::int64_t begin_ns, std::int64_t end_ns) const noexcept {
-    return begin_ns < until_ns_ && (through_ || end_ns <= until_ns_);
+    return begin_ns < until_ns_ && end_ns <= until_ns_;
   }
   std::size_t running() const { return sums_.requests() + paused_.size(); }
 
@@ -121,30 +100,17 @@ class FastForward {
   const std::uint32_t size_;    // block size, tokens
   std::int64_t begun_ns_ = -1;  // start of a step that has begun but was not run; -1: none
 
-  bool open_ = false;
-  bool in_step_ = false;     // a step of the open stretch
-  std::uint64_t fresh_ = 0;  // blocks that this step takes
-
   // State of the current fast-forward.
   bool ahead_ = false;             // asynchronous: a batch is planned behind the one that runs
   bool names_on_receipt_ = false;  // set by the backend
   std::int64_t until_ns_ = 0;
   bool stop_on_finish_ = false;
-  bool through_ = false;
   bool out_of_time_ = false;
   std::uint64_t base_ = 0;     // the first step, in the token log
   std::uint64_t steps_ = 0;    // completed
   std::uint64_t counted_ = 0;  // steps already added to the engine's counts
   DecodeSums sums_;            // over members that decode
-  // Durations of steps computed to predict the end of a stretch, reused when they run.
-  struct Predicted {
-    std::uint64_t first = 0;  // step
-    DecodeLoad load;          // in it
-    std::size_t known = 0;
-    std::array<std::int64_t, 2 * StepTiming::kMostAtOnce> durations_ns;
-  };
-  Predicted predicted_;
-  bool ordinary_ = false;  // this step needs an ordinary one: it may admit the head of the queue, or waste a token
+  bool ordinary_ = false;      // this step needs an ordinary one: it may admit the head of the queue, or waste a token
   std::vector<RequestSlot> members_;
   std::vector<std::uint64_t> since_;  // steps already applied to each request
   std::vector<std::uint64_t> last_;   // last step of each

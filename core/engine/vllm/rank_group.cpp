@@ -17,7 +17,6 @@ int precedence(Phase phase) {
     case Phase::Ready:
       return 2;
     case Phase::InStep:
-    case Phase::Deferred:
       return 3;
     case Phase::Stalled:
       return 4;

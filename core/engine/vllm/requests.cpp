@@ -27,7 +27,6 @@ const Effects& VllmEngine::submit(RequestSpec spec, std::int64_t now_ns) {
     throw Error(ErrorKind::InvalidArgument, "request ", spec.name, ": id ", spec.id, " is taken; choose a new one");
   }
   clear_returned_effects();
-  if (deferred_) run_deferred_steps(now_ns, false);
   if (!clock_.in_step) skip_to(now_ns);
   if (free_slots_.empty()) {
     free_slots_.push_back(static_cast<RequestSlot>(requests_.size()));
@@ -46,7 +45,6 @@ const Effects& VllmEngine::submit(RequestSpec spec, std::int64_t now_ns) {
   unread_.push_back(slot);
   if (offload_) offload_->came(request);
   on_requests_changed();
-  if (played_through_) sample(running_.size());  // the request arrived before that step ended
   return return_effects();
 }
 
@@ -83,7 +81,6 @@ const Effects& VllmEngine::cancel(RequestId id, std::int64_t now_ns) {
     clear_returned_effects();
     return return_effects();
   }
-  if (deferred_) run_deferred_steps(now_ns, false);
   require_time(now_ns);
   clear_returned_effects();
   const RequestSlot slot = found->second;

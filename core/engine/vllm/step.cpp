@@ -18,7 +18,7 @@ void VllmEngine::require_time(std::int64_t now_ns) const {
     throw Error(ErrorKind::InvalidArgument, "now_ns ", now_ns,
                 " is after 2^62 (146 years), where times end: ", "count nanoseconds from the beginning of the run");
   }
-  if (!tiers_ || behind_transfers_ || now_ns >= tiers_->hub().links().now_ns()) return;
+  if (!tiers_ || now_ns >= tiers_->hub().links().now_ns()) return;
   throw Error(ErrorKind::InvalidArgument, "now_ns ", now_ns, " is before ", tiers_->hub().links().now_ns(),
               ", to where the transfers have come: time never goes backwards");
 }
@@ -38,7 +38,6 @@ const Effects& VllmEngine::begin_step(std::int64_t now_ns) {
 }
 
 void VllmEngine::begin_one_step(std::int64_t now_ns) {
-  if (!clock_.in_step) close_stretch();
   sync_to(now_ns);
   // Behind an empty queue, the beginning batch is scheduled first.
   std::int64_t ready_ns = now_ns;
@@ -155,12 +154,7 @@ std::int64_t VllmEngine::retime_step(std::uint64_t rank_tokens) {
 
 const Effects& VllmEngine::end_step(std::int64_t end_ns) {
   clear_returned_effects();
-  if (deferred_) {
-    run_deferred_steps(end_ns, false);
-    if (clock_.in_step && clock_.now_ns <= end_ns) finish_step(end_ns);
-  } else {
-    finish_step(end_ns);
-  }
+  finish_step(end_ns);
   return return_effects();
 }
 
@@ -180,7 +174,6 @@ const Effects& VllmEngine::return_effects() {
 void VllmEngine::finish_step(std::int64_t end_ns) {
   if (!clock_.in_step) throw Error(ErrorKind::WrongState, "end_step without a step in progress");
   require_time(end_ns);
-  if (fast_forward_->in_step()) return fast_forward_->finish_step();
   if (tiers_) {
     tiers_->hub().run_until(end_ns);
     if (!offload_) write_through(batch(), end_ns);  // may call a user-defined policy, which may throw
@@ -229,29 +222,17 @@ void VllmEngine::close_step() {
 }
 
 const Effects& VllmEngine::advance(std::int64_t until_ns, const AdvanceOptions& options) {
-  if (deferred_) {
-    clear_returned_effects();
-    if (options.last_step == LastStep::Unopened) {
-      run_deferred_samples(until_ns);
-    } else {
-      run_deferred_steps(until_ns, options.before_landing);
-    }
-    return return_effects();
-  }
-  if (until_ns < clock_.begun_ns && options.last_step == LastStep::Open) {
+  if (until_ns < clock_.begun_ns) {
     throw Error(ErrorKind::InvalidArgument, "until_ns ", until_ns, " is before ", clock_.begun_ns,
                 ", when the last step began: time never goes backwards");
   }
   clear_returned_effects();
   play(until_ns, options);
-  if (options.last_step == LastStep::Complete) played_through_ = !clock_.in_step && clock_.now_ns > until_ns;
   return return_effects();
 }
 
 void VllmEngine::play(std::int64_t until_ns, const AdvanceOptions& options) {
   if (!admitting_) throw Error(ErrorKind::WrongState, "advance while admission is off: step instead");
-  played_through_ = false;
-  const LastStep last = options.last_step;
   for (std::uint32_t rounds = 1;; ++rounds) {
     if (rounds % 64 == 0 && options.on_progress != nullptr) (*options.on_progress)(effects_);
     const std::size_t finished = effects_.finished.size();
@@ -272,16 +253,11 @@ void VllmEngine::play(std::int64_t until_ns, const AdvanceOptions& options) {
         if (clock_.now_ns >= until_ns) return;
       }
       const bool possible = fast_forwards_ && !failed_ && can_fast_forward();
-      if (last == LastStep::Unopened && possible) {
-        if (tiers_ ? clock_.now_ns + step_of_all_ns() > until_ns : next_visible_ns() > until_ns) return;
-      }
-      const bool moved =
-          possible && fast_forward(until_ns, options.stop_on_finish, last == LastStep::Complete && !offload_);
+      const bool moved = possible && fast_forward(until_ns, options.stop_on_finish);
       const bool out_of_time = possible && fast_forward_->out_of_time();
-      const bool may_stop = last == LastStep::Unopened && !tiers_ && until_ns <= kLatestNs;
-      if (out_of_time && (may_stop || clock_.now_ns >= until_ns)) return;
+      if (out_of_time && clock_.now_ns >= until_ns) return;
       // Out of time, an ordinary step follows: the one that did not fit into the fast-forward.
-      if (!moved || (out_of_time && last != LastStep::Unopened)) begin_one_step(clock_.now_ns);
+      if (!moved || out_of_time) begin_one_step(clock_.now_ns);
       if (stuck_ && clock_.in_step && batch().empty()) {
         clock_.in_step = false;  // no batch was scheduled, so no step ends
         announcer_.release(clock_.now_ns);

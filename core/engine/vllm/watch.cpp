@@ -39,14 +39,12 @@ std::vector<RequestId> VllmEngine::waiting(std::size_t count) const {
 Phase VllmEngine::phase() const {
   if (stuck_) return Phase::Stalled;
   if (clock_.in_step) return Phase::InStep;
-  if (deferred_) return Phase::Deferred;
   if (idle() && config_.lockstep_ns == 0) return Phase::Idle;
   return landing_wait_.on ? Phase::Asleep : Phase::Ready;
 }
 
 std::int64_t VllmEngine::wake_ns() const {
   if (clock_.in_step) return clock_.now_ns;
-  if (deferred_) return stretch_end_ns_;
   if (stuck_ || (idle() && config_.lockstep_ns == 0)) return kNever;
   if (landing_wait_.on && !landing_wait_over()) return tiers_->hub().next_wake_ns().value_or(kNever);
   return clock_.now_ns;
