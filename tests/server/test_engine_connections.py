@@ -377,6 +377,23 @@ def test_an_answer_that_is_no_http_is_a_502(data: bytes) -> None:
     asyncio.run(main())
 
 
+@pytest.mark.parametrize(("size", "status"), [(255 << 10, 200), (257 << 10, 502)])
+def test_the_head_of_an_answer_may_have_256_kb(size: int, status: int) -> None:
+    long = b"x-long: " + b"a" * size + b"\r\n"
+
+    async def main() -> None:
+        async with routed(says(answer(b"ok", long))) as (client, _, _):
+            for path in (C, "/other"):
+                reply = await client.post(path, BODY)
+                assert reply.status == status
+                if status == 200:
+                    assert (reply.body, len(reply.headers["x-long"])) == (b"ok", size)
+                else:
+                    assert "headers larger than 262144 bytes" in reply.json["error"]["message"]
+
+    asyncio.run(main())
+
+
 @pytest.mark.parametrize("size", [b"-1", b"0x2", b"+2", b"2_0", b"", b"2 2", b"g", b"2\x00"])
 def test_a_malformed_chunk_breaks_its_answer_off(size: bytes) -> None:
     data = OK + b"transfer-encoding: chunked\r\n\r\n%b\r\nok\r\n0\r\n\r\n" % size

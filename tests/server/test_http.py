@@ -91,8 +91,10 @@ def test_a_body_may_come_in_chunks_and_byte_by_byte() -> None:
         (HEAD + b"transfer-encoding: chunked\r\n\r\n0\r\n" + b"a: b\r\n" * 300 + b"\r\n", 431),
         (HEAD + b"transfer-encoding\n: chunked\r\n\r\n", 400),
         (HEAD + b"content-length: 99999999999\r\n\r\n", 413),
-        (HEAD + b"transfer-encoding: chunked\r\n\r\nfffffff\r\n", 413),
+        (HEAD + b"transfer-encoding: chunked\r\n\r\nfffffff\r\n" + b"x" * 2001, 413),
         (b"GET /health HTTP/1.1\r\n" + b"a: b\r\n" * 300 + b"\r\n", 431),
+        (b"GET /health HTTP/1.1\r\nhost: t\r\na: " + b"b" * (4 << 20) + b"\r\n\r\n", 431),
+        (b"GET /health HTTP/1.1\r\nhost: t\r\n" + (b"a: " + b"b" * 99_999 + b"\r\n") * 42 + b"c:", 431),
     ],
 )
 def test_bytes_that_are_no_request_are_refused_as_json_and_the_connection_ends(
@@ -104,6 +106,31 @@ def test_bytes_that_are_no_request_are_refused_as_json_and_the_connection_ends(
         assert reply.json["error"]["code"] == status
         assert reply.headers["connection"] == "close"
         assert (await client.get("/health")).status == 200
+
+    run(test, max_body_bytes=2000)
+
+
+def test_a_head_may_have_4_million_bytes() -> None:
+    async def test(client: Client, _: object) -> None:
+        long = b"b" * 2_000_000
+        head = b"GET /version?" + long + b" HTTP/1.1\r\nhost: t\r\nconnection: close\r\na: " + long
+        assert (await client.raw(head + b"\r\n\r\n")).status == 200
+
+    run(test)
+
+
+def test_a_request_for_another_protocol_is_answered_in_http_1_1() -> None:
+    async def test(client: Client, _: object) -> None:
+        upgrade = (
+            HEAD + b"connection: upgrade, http2-settings\r\nupgrade: h2c\r\nhttp2-settings: AAMAAABk\r\n"
+        )
+        asked = upgrade + b"content-length: %d\r\n\r\n" % len(BODY) + BODY
+        reader, writer = await asyncio.open_connection("127.0.0.1", client.port)
+        writer.write(asked * 2 + b"GET /version HTTP/1.1\r\n\r\n")
+        told = await asyncio.wait_for(reader.read(), 10)
+        writer.close()
+        assert told.count(b"HTTP/1.1 200 OK") == told.count(b'"finish_reason":"length"') == 2
+        assert b"host: missing" in told.partition(b"HTTP/1.1 400")[2]
 
     run(test)
 

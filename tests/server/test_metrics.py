@@ -248,11 +248,12 @@ def test_the_page_is_also_at_its_other_name() -> None:
     assert asyncio.run(go()).startswith(b"# HELP")
 
 
-def test_methods_that_clients_make_up_are_one_series() -> None:
+def test_methods_without_a_route_are_one_series_and_made_up_ones_are_refused() -> None:
     async def go() -> None:
         async with serving() as (client, _):
-            for number in range(20):
-                await client.ask(f"METHOD{number}", "/health")
+            for method in ("PROPFIND", "MKCOL", "LOCK", "M-SEARCH", "PURGE", "LINK"):
+                assert (await client.ask(method, "/health")).status == 405
+            assert (await client.ask("METHOD1", "/health")).status == 400
             told = (await client.get("/metrics")).body.decode()
             counted = [line for line in told.splitlines() if line.startswith("http_requests_total{")]
             assert [line for line in counted if "METHOD" in line] == []

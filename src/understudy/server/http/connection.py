@@ -9,22 +9,13 @@ from typing import TYPE_CHECKING
 
 from understudy.server.http.bodies import LARGE_BODY_BYTES
 from understudy.server.http.heads import BODYLESS, date_lines, status_line
-from understudy.server.http.parsing import (
-    MAX_HEADER_BYTES,
-    BadRequest,
-    ChunkedBody,
-    Head,
-    check_beginning,
-    parse_head,
-    too_large,
-)
-from understudy.server.http.request import Request
+from understudy.server.http.parsing import MAX_HEADER_BYTES, MalformedMessage, RequestParser
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from understudy.server.http.outbox import Late, Outbox
-    from understudy.server.http.request import Handler
+    from understudy.server.http.request import Handler, Request
 
 KEEP_ALIVE_S = 5.0
 MAX_ARRIVAL_S = 60.0
@@ -43,12 +34,14 @@ class Connection(asyncio.Protocol):
         self._outbox = outbox
         self._transport: asyncio.Transport | None = None
         self._buffer = bytearray()
-        self._searched = 0
-        """Bytes of the buffer without the end of a header."""
+        """Received bytes that are not parsed yet."""
+        self._parser = RequestParser(handler.max_body_bytes, handler.max_body_depth)
+        self._malformed: MalformedMessage | None = None
+        """Error behind the last complete request."""
+        self._continued = False
+        """True when the client of the incomplete request was told to continue."""
         self._full = False
         """True while the client has unread answers; no further request is read until then."""
-        self._head: Head | None = None
-        self._chunks: ChunkedBody | None = None
         self._answering = False
         self._keep_alive = True
         self._old = False
@@ -96,6 +89,7 @@ class Connection(asyncio.Protocol):
         self._transport = None
         self._outbox.open.discard(self)
         self._stop_resting()
+        self._parser.drop()
         if self._answering:
             self._close_answer()
 
@@ -118,71 +112,63 @@ class Connection(asyncio.Protocol):
     def resume_writing(self) -> None:
         """Read requests again."""
         self._full = False
-        if self._buffer and not self._answering:
+        if self._has_more and not self._answering:
             asyncio.get_running_loop().call_soon(self._read)
 
     # ── Requests ──
 
+    @property
+    def _has_more(self) -> bool:
+        """True when received bytes or requests wait for the end of the answer."""
+        return bool(self._buffer or self._parser.requests or self._malformed)
+
     def _read(self) -> None:
-        try:
-            while not self._answering and not self._full and not self.ends:
-                request = self._next()
-                if request is None:
-                    return
-                self._stop_resting()
-                self._answering = True
-                self._keep_alive = request.head.keep_alive
-                self._old = request.head.http_1_0
-                self._chunked = not self._old
-                self._bodyless = request.method == "HEAD"
-                self._status = 0
-                if len(request.body) > LARGE_BODY_BYTES:
-                    decoding = asyncio.get_running_loop().run_in_executor(None, request.decode)
-                    decoding.add_done_callback(partial(self._handle_decoded, request))
-                else:
-                    self._handler.handle(request, self)
-        except BadRequest as error:
+        while not self._answering and not self._full and not self.ends:
+            request = self._next()
+            if request is None:
+                if self._malformed is not None:
+                    self._refuse(self._malformed)
+                return
+            self._stop_resting()
             self._answering = True
-            self._keep_alive = False
-            self.respond(error.status, self._handler.malformed(error.status, str(error)))
+            self._keep_alive = request.head.keep_alive
+            self._old = request.head.http_1_0
+            self._chunked = not self._old
+            self._bodyless = request.method == "HEAD"
+            self._status = 0
+            if len(request.body) > LARGE_BODY_BYTES:
+                decoding = asyncio.get_running_loop().run_in_executor(None, request.decode)
+                decoding.add_done_callback(partial(self._handle_decoded, request))
+            else:
+                self._handler.handle(request, self)
+
+    def _refuse(self, error: MalformedMessage) -> None:
+        self._answering = True
+        self._keep_alive = self._bodyless = False
+        self.respond(error.status, self._handler.malformed(error.status, str(error)))
 
     def _handle_decoded(self, request: Request, _: object) -> None:
         if self._transport is not None:
             self._handler.handle(request, self)
 
     def _next(self) -> Request | None:
-        if self._head is None:
-            while self._buffer.startswith(b"\r\n"):
-                del self._buffer[:2]
-                self._searched = 0
-            end = self._buffer.find(b"\r\n\r\n", max(self._searched - 3, 0))
-            if end > MAX_HEADER_BYTES or (end < 0 and len(self._buffer) > MAX_HEADER_BYTES):
-                raise BadRequest(431, f"the headers are larger than {MAX_HEADER_BYTES} bytes")
-            if end < 0:
-                check_beginning(self._buffer, self._searched)
-                self._searched = len(self._buffer)
-                return None
-            self._searched = 0
-            head = parse_head(bytes(self._buffer[:end]))
-            del self._buffer[: end + 4]
-            if head.length > self._handler.max_body_bytes:
-                raise too_large(self._handler.max_body_bytes)
-            self._head = head
-            self._chunks = ChunkedBody(self._handler.max_body_bytes) if head.length < 0 else None
-            if self._transport is not None and head.expects_more:
+        parser = self._parser
+        if not parser.requests and self._buffer and self._malformed is None:
+            data = bytes(self._buffer)
+            self._buffer.clear()
+            try:
+                parser.feed(data)
+            except MalformedMessage as error:
+                self._malformed = error
+        if parser.requests:
+            self._continued = False
+            return parser.requests.popleft()
+        head = parser.head
+        if head is not None and head.expects_more and not self._continued and self._malformed is None:
+            self._continued = True
+            if self._transport is not None:
                 self._transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
-        head = self._head
-        if self._chunks is not None:
-            body = self._chunks.feed(self._buffer)
-            if body is None:
-                return None
-        else:
-            if len(self._buffer) < head.length:
-                return None
-            body = bytes(self._buffer[: head.length])
-            del self._buffer[: head.length]
-        self._head = self._chunks = None
-        return Request(head, body, self._handler.max_body_depth)
+        return None
 
     # ── Answers ──
 
@@ -371,7 +357,7 @@ class Connection(asyncio.Protocol):
             self._transport.close()
             return
         self._rest()
-        if self._buffer:
+        if self._has_more:
             asyncio.get_running_loop().call_soon(self._read)
 
     def _close_answer(self) -> None:
@@ -412,7 +398,7 @@ class Connection(asyncio.Protocol):
 
     def _close_idle(self) -> None:
         if self._transport is not None and not self._answering:
-            slow = bool(self._buffer) or self._head is not None
+            slow = bool(self._buffer) or self._parser.begun
             self._rests += 1
             if slow and self._rests * KEEP_ALIVE_S < MAX_ARRIVAL_S:
                 self._idle = asyncio.get_running_loop().call_later(KEEP_ALIVE_S, self._close_idle)

@@ -1,24 +1,22 @@
-"""Parse the heads and chunks of HTTP/1.1. Strict where two readers could disagree about where a message ends."""
+"""Parse HTTP/1.1 with llhttp in its strict mode; refuse what llhttp accepts and two readers could read differently."""
 
 from __future__ import annotations
 
-import re
+from collections import deque
 from typing import NamedTuple
 from urllib.parse import unquote
 
+import httptools
+
+from understudy.server.http.request import Request
+
 MAX_HEADER_BYTES = 4 * 1024 * 1024
 MAX_HEADERS = 256
-_TOKEN = re.compile(rb"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
-_CONTROL = re.compile(rb"[\x00-\x20\x7f]")
-_TOKEN_BYTES = frozenset(byte for byte in range(256) if _TOKEN.fullmatch(bytes([byte])))
-_IN_VALUE = rb"[^\x00-\x08\x0a-\x1f\x7f]*"
-_VALUE = re.compile(_IN_VALUE)
-_CHUNK = re.compile(rb"([0-9A-Fa-f]{1,15})(?:[ \t]*;" + _IN_VALUE + rb")?")
-_STATUS_LINE = re.compile(rb"HTTP/1\.([01]) ([1-9][0-9]{2})(?: " + _IN_VALUE + rb")?")
+_LONG_LINE_BYTES = 64 * 1024
 _ONCE = ("content-length", "transfer-encoding", "host")
 
 
-class BadRequest(Exception):
+class MalformedMessage(Exception):
     """Invalid HTTP/1.1; the connection must close. `status`: of the answer to the client."""
 
     def __init__(self, status: int, why: str) -> None:
@@ -46,175 +44,204 @@ class Head(NamedTuple):
         return not self.http_1_0 and self.headers.get("expect", "").lower() == "100-continue"
 
 
-def check_beginning(data: bytearray, known: int = 0) -> None:
-    """Raise BadRequest when bytes cannot become a request: another protocol, or other line ends.
+class MessageParser:
+    """Collects the header fields of messages, and limits their size. Subclasses receive llhttp's callbacks."""
 
-    The first `known` bytes were checked before.
-    """
-    if (
-        data and data[0] not in _TOKEN_BYTES and data != b"\r"
-    ):  # half of an empty line, of which some send one
-        raise BadRequest(400, "this is no HTTP; a client that encrypts needs a server that does")
-    if data.find(b"\n\n", max(known - 1, 0)) >= 0:
-        raise BadRequest(400, "lines must end with CR LF")
+    name = "message"
+    status = 400
+    """Status of the answer to a client when a message is malformed."""
 
+    def __init__(self, max_head_bytes: int) -> None:
+        self._max_head_bytes = max_head_bytes
+        self._llhttp: httptools.HttpRequestParser | httptools.HttpResponseParser
+        self._begin()
 
-def parse_head(data: bytes) -> Head:
-    """Parse request line and headers, without the empty line. BadRequest when they are invalid."""
-    lines = data.split(b"\r\n")
-    parts = lines[0].split(b" ")
-    if len(parts) != 3 or not _TOKEN.fullmatch(parts[0]):
-        raise BadRequest(400, "the request line is malformed")
-    method, target, version = parts
-    if version not in (b"HTTP/1.1", b"HTTP/1.0"):
-        raise BadRequest(400, "this server speaks HTTP/1.1")
-    headers = _by_name(_fields(lines[1:]))
-    old = version == b"HTTP/1.0"
-    if not old and "host" not in headers:
-        raise BadRequest(400, "host: missing; HTTP/1.1 needs it")
-    if old and "transfer-encoding" in headers:
-        raise BadRequest(400, "transfer-encoding: not part of HTTP/1.0; give a content-length")
-    if _CONTROL.search(target):
-        raise BadRequest(400, "the target has a control character in it")
-    path, mark, query = target.decode("latin-1").partition("?")
-    if not path.startswith("/") and path != "*":
-        scheme, separator, rest = path.partition("://")
-        if not separator or scheme.lower() not in ("http", "https"):
-            raise BadRequest(400, "the target is malformed")
-        path = "/" + rest.partition("/")[2]
-    return Head(
-        method.decode("ascii"),
-        unquote(path),
-        query,
-        headers,
-        _keep_alive(headers, old),
-        old,
-        _length(headers) or 0,
-        f"{path}{mark}{query}",
-    )
+    def _begin(self, *, in_head: bool = False) -> None:
+        self._fields: list[tuple[str, str]] = []
+        self._head_bytes = self._line_bytes = self._trailers = 0
+        self._in_head = in_head
+        self._same_head = False
+        """True while the bytes of one call to `feed` belong to one head."""
+        self._held = bytearray()
+        """Part of a long header line: llhttp's binding copies the line for each part that it receives."""
 
+    def feed(self, data: bytes) -> None:
+        """Parse further bytes. MalformedMessage when they are invalid."""
+        if self._in_head and self._line_bytes > _LONG_LINE_BYTES:
+            self._held += data
+            if b"\n" not in data and len(self._held) < _LONG_LINE_BYTES:
+                return
+            data = bytes(self._held)
+            self._held.clear()
+        self._same_head = self._in_head
+        rest = None
+        try:
+            self._llhttp.feed_data(data)
+        except httptools.HttpParserUpgrade as upgrade:
+            rest = data[upgrade.args[0] :]
+        except httptools.HttpParserCallbackError as error:
+            raise error.__context__ or error from None
+        except httptools.HttpParserError as error:
+            raise MalformedMessage(self.status, f"{self.name}: {error}; send plain HTTP/1.1") from None
+        if rest is not None:
+            self._ignore_upgrade(rest)
+        elif self._same_head and self._in_head:
+            end = data.rfind(b"\n")
+            self._line_bytes = self._line_bytes + len(data) if end < 0 else len(data) - end - 1
+            self._limit_head(self._line_bytes)
 
-class AnswerHead(NamedTuple):
-    """An engine's answer up to its body."""
+    def drop(self) -> None:
+        """Release the memory of an incomplete message."""
+        self._begin()
 
-    status: int
-    fields: list[tuple[str, str]]
-    """Names (in lower case) and values, in order."""
-    headers: dict[str, str]
-    keep_alive: bool
-    length: int | None
-    """Bytes of the body; −1: chunked; None: it ends with the connection."""
+    def _limit_head(self, more: int = 0) -> None:
+        if self._head_bytes + more > self._max_head_bytes:
+            raise MalformedMessage(
+                431 if self.status == 400 else self.status,
+                f"{self.name}: headers larger than {self._max_head_bytes} bytes; send fewer",
+            )
 
+    def _ignore_upgrade(self, rest: bytes) -> None:  # noqa: ARG002
+        raise MalformedMessage(self.status, f"{self.name}: switches protocols unasked; send plain HTTP/1.1")
 
-def parse_answer_head(data: bytes) -> AnswerHead:
-    """Parse a status line and headers, without the empty line. BadRequest when they are invalid."""
-    lines = data.split(b"\r\n")
-    match = _STATUS_LINE.fullmatch(lines[0])
-    if match is None:
-        raise BadRequest(502, f"no answer begins with {lines[0][:40]!r}")
-    fields = _fields(lines[1:])
-    headers = _by_name(fields)
-    old = match[1] == b"0"
-    length = _length(headers)
-    # HTTP/1.0 has no chunks: what follows such a body cannot be trusted.
-    keep_alive = _keep_alive(headers, old) and not (old and length == -1)
-    return AnswerHead(int(match[2]), fields, headers, keep_alive, length)
+    def on_header(self, name: bytes, value: bytes) -> None:
+        """Keep a header field; count a trailer, and drop it."""
+        if self._in_head:
+            self._head_bytes += len(name) + len(value) + 4
+            self._limit_head()
+            self._fields.append((name.decode("ascii").lower(), value.strip(b" \t").decode("latin-1")))
+        else:
+            self._trailers += 1
+        if len(self._fields) > MAX_HEADERS or self._trailers > MAX_HEADERS:
+            raise MalformedMessage(
+                431 if self.status == 400 else self.status,
+                f"{self.name}: more than {MAX_HEADERS} headers; send fewer",
+            )
 
+    def _headers(self) -> dict[str, str]:
+        """Map names to values; repeated values are joined by commas."""
+        headers: dict[str, str] = {}
+        for name, value in self._fields:
+            if name in headers:
+                if name in _ONCE:
+                    raise MalformedMessage(self.status, f"{name}: given twice; give it once")
+                value = f"{headers[name]}, {value}"
+            headers[name] = value
+        return headers
 
-def _keep_alive(headers: dict[str, str], old: bool) -> bool:
-    connection = headers.get("connection", "").lower()
-    return "close" not in connection and (not old or "keep-alive" in connection)
-
-
-def _fields(lines: list[bytes]) -> list[tuple[str, str]]:
-    if len(lines) > MAX_HEADERS:
-        raise BadRequest(431, f"more than {MAX_HEADERS} headers")
-    return [parse_field(line) for line in lines]
-
-
-def parse_field(line: bytes) -> tuple[str, str]:
-    """Split a header line into its name (in lower case) and value. BadRequest when it is invalid."""
-    name, colon, value = line.partition(b":")
-    if not colon or not _TOKEN.fullmatch(name) or not _VALUE.fullmatch(value):
-        raise BadRequest(400, "a header is malformed")
-    return name.decode("ascii").lower(), value.strip(b" \t").decode("latin-1")
-
-
-def _by_name(fields: list[tuple[str, str]]) -> dict[str, str]:
-    """Map names to values; repeated values are joined by commas."""
-    headers: dict[str, str] = {}
-    for name, value in fields:
-        if name in _ONCE and name in headers:
-            raise BadRequest(400, f"{name} is given twice")
-        headers[name] = value if name not in headers else f"{headers[name]}, {value}"
-    return headers
+    def _length(self, headers: dict[str, str]) -> int | None:
+        """Return the length of the body: −1 if chunked, None if no header gives it."""
+        encoding = headers.get("transfer-encoding")
+        if encoding is not None:
+            if encoding.lower() != "chunked":
+                raise MalformedMessage(self.status, "transfer-encoding: not understood; use chunked alone")
+            return -1
+        text = headers.get("content-length")
+        return None if text is None else int(text)
 
 
-def _length(headers: dict[str, str]) -> int | None:
-    encoding = headers.get("transfer-encoding")
-    if encoding is not None:
-        if encoding.lower() != "chunked" or "content-length" in headers:
-            raise BadRequest(400, "transfer-encoding must be chunked, without a content-length")
-        return -1
-    text = headers.get("content-length")
-    if text is None:
-        return None
-    if not (text.isascii() and text.isdigit()) or len(text) > 15:
-        raise BadRequest(400, "content-length is not a number")
-    return int(text)
+class RequestParser(MessageParser):
+    """Turns received bytes into requests."""
 
+    name = "request"
 
-def chunk_size(line: bytes) -> int:
-    """Parse the line before a chunk: its size in bytes, and extensions, which are ignored."""
-    match = _CHUNK.fullmatch(line)
-    if match is None:
-        raise BadRequest(400, "the size of a chunk is malformed")
-    return int(match[1], 16)
+    def __init__(self, max_body_bytes: int, max_body_depth: int) -> None:
+        self._llhttp = self._requests_llhttp = httptools.HttpRequestParser(self)
+        self._max_body_bytes = max_body_bytes
+        self._max_body_depth = max_body_depth
+        self._ignores_upgrade = False
+        self.requests: deque[Request] = deque()
+        """Complete requests."""
+        self.begun = False
+        """True while a request is incomplete."""
+        self.head: Head | None = None
+        """Head of the incomplete request; None before it is complete."""
+        super().__init__(MAX_HEADER_BYTES)
 
+    def _begin(self, *, in_head: bool = False) -> None:
+        super()._begin(in_head=in_head)
+        self._target = b""
+        self._body = bytearray()
 
-def too_large(limit: int) -> BadRequest:
-    """Build the error for a body of more than `limit` bytes."""
-    why = f"body: larger than {limit} bytes; send less, or raise --max-request-body-size-mb"
-    return BadRequest(413, why)
+    def _ignore_upgrade(self, rest: bytes) -> None:
+        """Read on in HTTP/1.1 after a request that asks for another protocol; llhttp skips its body."""
+        assert self.head is not None
+        length = self.head.length
+        size = b"transfer-encoding: chunked" if length < 0 else b"content-length: %d" % length
+        self._llhttp = self._requests_llhttp = httptools.HttpRequestParser(self)
+        self._llhttp.feed_data(b"POST / HTTP/1.1\r\n" + size + b"\r\n\r\n")
+        if rest:
+            self.feed(rest)
 
+    # ── llhttp's callbacks ──
 
-class ChunkedBody:
-    """Takes a chunked body out of a buffer, piece by piece."""
+    def on_message_begin(self) -> None:
+        """Begin a request."""
+        if not self._ignores_upgrade:
+            self._begin(in_head=True)
+            self.begun = True
 
-    def __init__(self, limit: int) -> None:
-        self._limit = limit
-        self._parts: list[bytes] = []
-        self._size = self._trailers = 0
-        self._left = -1  # of the chunk at hand; −1: its size comes next; −2: trailers come next
+    def on_url(self, part: bytes) -> None:
+        """Collect the target."""
+        self._target += part
 
-    def feed(self, buffer: bytearray) -> bytes | None:
-        """Remove chunks from the front of the buffer; return the body once complete, else None."""
-        while True:
-            if self._left >= 0:
-                if len(buffer) < self._left + 2:
-                    return None
-                if buffer[self._left : self._left + 2] != b"\r\n":
-                    raise BadRequest(400, "a chunk does not end where it said")
-                self._parts.append(bytes(buffer[: self._left]))
-                del buffer[: self._left + 2]
-                self._left = -1
-            end = buffer.find(b"\r\n")
-            if end < 0:
-                if len(buffer) > 4096:
-                    raise BadRequest(400, "a chunk has no size")
-                return None
-            line = bytes(buffer[:end])
-            del buffer[: end + 2]
-            if self._left == -2:
-                if not line:
-                    return b"".join(self._parts)
-                parse_field(line)  # ignored, but must be valid: it could be the next request
-                self._trailers += 1
-                if self._trailers > MAX_HEADERS:
-                    raise BadRequest(431, f"more than {MAX_HEADERS} headers behind the body")
-                continue
-            size = chunk_size(line)
-            self._size += size
-            if self._size > self._limit:
-                raise too_large(self._limit)
-            self._left = size if size else -2
+    def on_headers_complete(self) -> None:
+        """Check the head."""
+        if self._ignores_upgrade:
+            self._ignores_upgrade = False
+            return
+        self._in_head = False
+        self._limit_head(len(self._target))
+        self.head = self._read_head()
+        if self.head.length > self._max_body_bytes:
+            raise self._too_large()
+        self._ignores_upgrade = self._llhttp.should_upgrade()
+
+    def on_body(self, part: bytes) -> None:
+        """Collect the body."""
+        if len(self._body) + len(part) > self._max_body_bytes:
+            raise self._too_large()
+        self._body += part
+
+    def on_message_complete(self) -> None:
+        """Queue the request."""
+        if self._ignores_upgrade:
+            return
+        assert self.head is not None
+        self.requests.append(Request(self.head, bytes(self._body), self._max_body_depth))
+        self.begun, self.head = False, None
+        self._begin()
+
+    def _too_large(self) -> MalformedMessage:
+        why = (
+            f"body: larger than {self._max_body_bytes} bytes; send less, or raise --max-request-body-size-mb"
+        )
+        return MalformedMessage(413, why)
+
+    def _read_head(self) -> Head:
+        llhttp = self._requests_llhttp
+        version = llhttp.get_http_version()
+        if version not in ("1.1", "1.0"):
+            raise MalformedMessage(400, f"request: HTTP/{version} is not supported; send HTTP/1.1")
+        headers = self._headers()
+        old = version == "1.0"
+        if not old and "host" not in headers:
+            raise MalformedMessage(400, "host: missing; HTTP/1.1 needs it")
+        if old and "transfer-encoding" in headers:
+            raise MalformedMessage(400, "transfer-encoding: not part of HTTP/1.0; give a content-length")
+        path, mark, query = self._target.decode("ascii").partition("?")
+        if not path.startswith("/") and path != "*":
+            scheme, separator, rest = path.partition("://")
+            if not separator or scheme.lower() not in ("http", "https"):
+                raise MalformedMessage(400, "request: the target is malformed; give a path or an http URL")
+            path = "/" + rest.partition("/")[2]
+        return Head(
+            llhttp.get_method().decode("ascii"),
+            unquote(path),
+            query,
+            headers,
+            llhttp.should_keep_alive(),
+            old,
+            self._length(headers) or 0,
+            f"{path}{mark}{query}",
+        )

@@ -7,6 +7,9 @@ import select
 import socket
 from typing import TYPE_CHECKING, NamedTuple
 
+from understudy.server.http.parsing import MalformedMessage
+from understudy.server.proxy.answers import AnswerHead, AnswerParser
+
 if TYPE_CHECKING:
     from collections.abc import Callable
 
@@ -59,7 +62,8 @@ class EngineConnection(asyncio.Protocol):
     def __init__(self, limits: TimeLimits) -> None:
         self._limits = limits
         self._transport: asyncio.Transport | None = None
-        self._buffer = bytearray()
+        self._answer = AnswerParser()
+        self._malformed: MalformedMessage | None = None
         self._ended = False
         self._paused = False
         self._waiter: asyncio.Future[None] | None = None
@@ -78,12 +82,18 @@ class EngineConnection(asyncio.Protocol):
         transport.get_extra_info("socket").setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
 
     def data_received(self, data: bytes) -> None:
-        """Buffer what the engine sends; close when it was not asked for anything."""
+        """Parse what the engine sends; close when it was not asked for anything."""
         if self._on_leave is not None:
             self.close()
             return
-        self._buffer += data
-        if len(self._buffer) > _MAX_UNREAD_BYTES and self._transport is not None and not self._paused:
+        if self._answer.complete:
+            self._answer.surplus = True
+        elif self._malformed is None:
+            try:
+                self._answer.feed(data)
+            except MalformedMessage as error:
+                self._malformed = error
+        if len(self._answer.body) > _MAX_UNREAD_BYTES and self._transport is not None and not self._paused:
             self._paused = True
             self._transport.pause_reading()
         self._wake()
@@ -111,46 +121,30 @@ class EngineConnection(asyncio.Protocol):
         assert self._transport is not None
         limit_s = self._limits.first_byte_s
         self._first_byte_by = asyncio.get_running_loop().time() + limit_s if limit_s else None
+        self._answer = AnswerParser()
         self._transport.write(data)
 
-    async def read_until(
-        self, end: bytes, most: int, check: Callable[[bytearray], None] | None = None
-    ) -> bytes:
-        """Read up to `end`, which is removed; ValueError past `most` bytes. `check` sees what has come so far."""
-        searched = 0
-        while (place := self._buffer.find(end, searched)) < 0 and len(self._buffer) <= most:
-            if check is not None:
-                check(self._buffer)
-            searched = max(len(self._buffer) - len(end) + 1, 0)
+    async def read_head(self) -> AnswerHead:
+        """Wait for the head of the answer. MalformedMessage when it is invalid."""
+        while self._answer.head is None:
             await self._more()
-        if not 0 <= place <= most:
-            raise ValueError(f"more than {most} bytes without an end: {bytes(self._buffer[:40])!r}")
-        taken = bytes(self._buffer[:place])
-        del self._buffer[: place + len(end)]
-        return taken
+        return self._answer.head
 
-    async def read_exactly(self, size: int) -> bytes:
-        """Read `size` bytes."""
-        while len(self._buffer) < size:
-            await self._more()
-        self._first_byte_by = None
-        return self._take(size)
-
-    async def read_some(self, most: int) -> bytes:
-        """Read what has come, up to `most` bytes; nothing at the end."""
-        while not self._buffer:
-            if self._ended:
+    async def read_body(self) -> bytes:
+        """Read what has come of the body; nothing at its end."""
+        answer = self._answer
+        while not answer.body:
+            if answer.complete or (self._ended and answer.head is not None and answer.head.length is None):
                 return b""
             await self._more()
         self._first_byte_by = None
-        return self._take(most)
-
-    def _take(self, size: int) -> bytes:
-        taken = bytes(self._buffer[:size])
-        del self._buffer[:size]
+        taken = bytes(answer.body)
+        answer.body.clear()
         return taken
 
     async def _more(self) -> None:
+        if self._malformed is not None:
+            raise self._malformed
         if self._ended:
             raise UpstreamError("the connection was closed")
         if self._paused and self._transport is not None:
@@ -177,9 +171,10 @@ class EngineConnection(asyncio.Protocol):
     # ── Between requests ──
 
     def become_idle(self, on_leave: Callable[[EngineConnection], None]) -> bool:
-        """Become idle. False, and closed, when bytes are unread or unsent, or the engine has closed."""
-        transport = self._transport
-        if transport is None or self._ended or self._buffer or transport.get_write_buffer_size():
+        """Become idle. False, and closed, when bytes are surplus or unsent, or the engine has closed."""
+        transport, answer = self._transport, self._answer
+        clean = answer.complete and not answer.surplus and self._malformed is None
+        if transport is None or self._ended or not clean or transport.get_write_buffer_size():
             self.close()
             return False
         self._on_leave = on_leave

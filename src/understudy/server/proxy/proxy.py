@@ -239,7 +239,7 @@ class Proxy:
         decision: Decision,
     ) -> bool:
         """Forward a request. False: the engine cannot be reached, and no byte was sent to it or to the client."""
-        headers = {name: value for name, value in request.headers.items() if name not in _OWN_HEADERS}
+        headers = forwarded_headers(request)
         if len(rank.worker.ranks) > 1:
             headers.setdefault("x-data-parallel-rank", str(rank.rank))
         sent_s = time.monotonic()
@@ -311,7 +311,7 @@ class Proxy:
     async def _pass_on(self, request: Request, connection: Connection) -> None:
         """Forward a request without routing, to the first engine that is up."""
         worker = self._workers.any_up()
-        headers = {name: value for name, value in request.headers.items() if name not in _OWN_HEADERS}
+        headers = forwarded_headers(request)
         try:
             answer = await worker.upstream.ask(request.method, request.head.target, request.body, headers)
             body = await answer.body()
@@ -325,6 +325,11 @@ class Proxy:
 
 def _api_error(error: UpstreamError) -> ApiError:
     return ApiError(str(error), status=error.status, kind=error.kind)
+
+
+def forwarded_headers(request: Request) -> dict[str, str]:
+    """Return the headers to forward to an engine: all but those of the client's connection."""
+    return {name: value for name, value in request.headers.items() if name not in _OWN_HEADERS}
 
 
 def _passed_on(fields: list[tuple[str, str]]) -> bytes:

@@ -10,7 +10,7 @@ from urllib.parse import urlsplit
 from understudy.errors import ConfigError
 from understudy.server.http import address_of
 from understudy.server.http.heads import BODYLESS
-from understudy.server.http.parsing import BadRequest, chunk_size, parse_answer_head, parse_field
+from understudy.server.http.parsing import MalformedMessage
 from understudy.server.proxy.engine_connection import (
     NO_LIMITS,
     EngineConnection,
@@ -24,15 +24,11 @@ from understudy.server.proxy.engine_connection import (
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
-    from understudy.server.http.parsing import AnswerHead
+    from understudy.server.proxy.answers import AnswerHead
 
 __all__ = ["NO_LIMITS", "Answer", "OutOfFiles", "TimeLimits", "Unreachable", "Upstream", "UpstreamError"]
 
-MAX_HEAD_BYTES = 256 * 1024
-_MAX_LINE_BYTES = 64 * 1024
-_READ_BYTES = 64 * 1024
 _MAX_IDLE = 64
-_BEGINNING = b"HTTP/1."
 
 
 class Answer:
@@ -52,27 +48,14 @@ class Answer:
 
     async def chunks(self) -> AsyncIterator[bytes]:
         """Read the body as it arrives. UpstreamError when it is cut off, or stalls."""
-        connection, left = self._connection, self.head.length
+        connection = self._connection
         try:
-            if self.bodyless:
-                pass
-            elif left is None:
-                while part := await connection.read_some(_READ_BYTES):
-                    yield part
-            elif left < 0:
-                async for part in self._chunked():
-                    yield part
-            else:
-                while left:
-                    part = await connection.read_some(min(left, _READ_BYTES))
-                    if not part:
-                        raise UpstreamError("the connection was closed")
-                    left -= len(part)
-                    yield part
+            while not self.bodyless and (part := await connection.read_body()):
+                yield part
         except EngineStalled as error:
             self.close()
             raise EngineStalled(f"{self._upstream.url} {error}") from error
-        except (UpstreamError, ValueError, BadRequest) as error:
+        except (UpstreamError, MalformedMessage) as error:
             self.close()
             raise UpstreamError(
                 f"{self._upstream.url} broke off in the middle of its answer: {error}"
@@ -81,22 +64,10 @@ class Answer:
             self.close()
             raise
         # Some engines send a body even where HTTP forbids one.
-        if self.head.keep_alive and left is not None and not self.bodyless:
+        if self.head.keep_alive and not self.bodyless:
             self._upstream.keep(connection)
         else:
             self.close()
-
-    async def _chunked(self) -> AsyncIterator[bytes]:
-        connection = self._connection
-        while left := chunk_size(await connection.read_until(b"\r\n", _MAX_LINE_BYTES)):
-            while left:
-                part = await connection.read_exactly(min(left, _READ_BYTES))
-                left -= len(part)
-                yield part
-            if await connection.read_exactly(2) != b"\r\n":
-                raise ValueError("a chunk does not end where it said")
-        while line := await connection.read_until(b"\r\n", _MAX_LINE_BYTES):
-            parse_field(line)  # trailers are not passed on
 
     async def body(self) -> bytes:
         """Read the whole body."""
@@ -140,24 +111,18 @@ class Upstream:
         Unreachable: no connection could be made, and the request may go to another engine. No other failure proves
         that the engine has not read it, so nothing else may be sent again.
         """
-        lines = [
-            f"{method} {target} HTTP/1.1",
-            f"host: {self.address}",
-            f"content-length: {len(body)}",
-        ]
-        lines += [f"{name}: {value}" for name, value in (headers or {}).items()]
-        data = "\r\n".join(lines).encode("latin-1", "replace") + b"\r\n\r\n" + body
+        data = request_bytes(method, target, body, {"host": self.address, **(headers or {})})
         connection = self._reusable() or await self._connect()
         try:
             connection.send(data)
-            head = await _read_head(connection)
+            head = await connection.read_head()
         except EngineStalled as error:
             connection.close()
             raise EngineStalled(f"{self.url} {error}") from error
         except UpstreamError as error:
             connection.close()
             raise UpstreamError(f"{self.url} does not answer: {error}") from error
-        except (ValueError, BadRequest) as error:
+        except MalformedMessage as error:
             connection.close()
             raise UpstreamError(f"{self.url} does not speak HTTP: {error}") from error
         except BaseException:
@@ -221,17 +186,8 @@ class Upstream:
             connection.close()
 
 
-async def _read_head(connection: EngineConnection) -> AnswerHead:
-    while True:
-        data = await connection.read_until(b"\r\n\r\n", MAX_HEAD_BYTES, _check_beginning)
-        head = parse_answer_head(data)
-        if head.status == 101:
-            raise ValueError("it switches protocols unasked")
-        if head.status >= 200:
-            return head
-
-
-def _check_beginning(data: bytearray) -> None:
-    """Raise ValueError as soon as bytes cannot become the head of an answer."""
-    if not data.startswith(_BEGINNING[: len(data)]) or b"\n\n" in data:
-        raise ValueError(f"no answer begins with {bytes(data[:40])!r}")
+def request_bytes(method: str, target: str, body: bytes, headers: dict[str, str]) -> bytes:
+    """Build a request; its length is that of the body."""
+    lines = [f"{method} {target} HTTP/1.1", f"content-length: {len(body)}"]
+    lines += [f"{name}: {value}" for name, value in headers.items()]
+    return "\r\n".join(lines).encode("latin-1", "replace") + b"\r\n\r\n" + body
