@@ -33,13 +33,15 @@ class Connection(asyncio.Protocol):
         self._handler = handler
         self._outbox = outbox
         self._transport: asyncio.Transport | None = None
+        self._below: asyncio.Transport | None = None
+        """Transport of the encrypted bytes, with TLS."""
         self._buffer = bytearray()
         """Received bytes that are not parsed yet."""
         self._parser = RequestParser(handler.max_body_bytes, handler.max_body_depth)
         self._malformed: MalformedMessage | None = None
         """Error behind the last complete request."""
         self._continued = False
-        """True when the client of the incomplete request was told to continue."""
+        """True when `100 Continue` was sent for the incomplete request."""
         self._full = False
         """True while the client has unread answers; no further request is read until then."""
         self._answering = False
@@ -73,16 +75,20 @@ class Connection(asyncio.Protocol):
 
     # ── The transport's side ──
 
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Register the connection."""
+    def connection_made(
+        self, transport: asyncio.BaseTransport, below: asyncio.Transport | None = None
+    ) -> None:
+        """Register the connection. `below`: transport of its encrypted bytes, with TLS."""
         assert isinstance(transport, asyncio.Transport)
-        self._transport = transport
+        self._transport, self._below = transport, below
         sock = transport.get_extra_info("socket")
         if sock is not None and sock.family in (socket.AF_INET, socket.AF_INET6):
             # asyncio sets it only on sockets that were made with a protocol number.
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self._outbox.open.add(self)
         self._rest()
+        if self._has_more:  # the first bytes may come with the end of a TLS handshake
+            self._read()
 
     def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002
         """End the answer, because the client has disconnected."""
@@ -191,9 +197,7 @@ class Connection(asyncio.Protocol):
         transport = self._transport
         if transport is None:
             return 0
-        # Encrypted bytes wait in the inner transport.
-        inner = getattr(getattr(transport, "_ssl_protocol", None), "_transport", None)
-        below = 0 if inner is None else int(inner.get_write_buffer_size())
+        below = 0 if self._below is None else self._below.get_write_buffer_size()
         return transport.get_write_buffer_size() + below + (1 if self._answering and self.slow_s else 0)
 
     @property

@@ -37,11 +37,41 @@ async def listen(
         sock.setblocking(False)
         loop = asyncio.get_running_loop()
         make = loop.create_server if uds is None else loop.create_unix_server
-        return await make(lambda: Connection(handler, outbox), sock=sock, ssl=tls, backlog=BACKLOG)
+
+        def accept() -> asyncio.Protocol:
+            connection = Connection(handler, outbox)
+            return connection if tls is None else _TlsStart(connection, outbox, tls)
+
+        return await make(accept, sock=sock, backlog=BACKLOG)
     except BaseException:
         with contextlib.suppress(OSError):
             sock.close()
         raise
+
+
+class _TlsStart(asyncio.Protocol):
+    """Starts TLS below a connection. With `create_server(ssl=…)` the unsent encrypted bytes could not be counted."""
+
+    def __init__(self, connection: Connection, outbox: Outbox, tls: ssl.SSLContext) -> None:
+        self._connection = connection
+        self._outbox = outbox
+        self._tls = tls
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Begin the handshake."""
+        assert isinstance(transport, asyncio.Transport)
+        task = asyncio.get_running_loop().create_task(self._start(transport))
+        self._outbox.handshakes.add(task)
+        task.add_done_callback(self._outbox.handshakes.discard)
+
+    async def _start(self, below: asyncio.Transport) -> None:
+        loop = asyncio.get_running_loop()
+        try:
+            transport = await loop.start_tls(below, self._connection, self._tls, server_side=True)
+        except OSError:  # the handshake failed, and asyncio has closed the connection
+            return
+        if transport is not None and not transport.is_closing():
+            self._connection.connection_made(transport, below)
 
 
 def address_of(host: str, port: int) -> str:

@@ -30,6 +30,8 @@ class Outbox:
         self.dirty: list[Connection] = []
         self.open: set[Connection] = set()
         """All open connections."""
+        self.handshakes: set[asyncio.Task[None]] = set()
+        """TLS handshakes of clients that have just connected."""
 
     @property
     def sending(self) -> bool:
@@ -43,6 +45,8 @@ class Outbox:
 
     async def leave(self) -> None:
         """Wait until all output is sent, for at most `LEAVE_S`."""
+        for handshake in tuple(self.handshakes):
+            handshake.cancel()
         until_s = time.monotonic() + LEAVE_S
         while self.sending and time.monotonic() < until_s:
             await asyncio.sleep(0.01)
