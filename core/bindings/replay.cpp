@@ -3,6 +3,7 @@
 #include <nanobind/ndarray.h>
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/pair.h>
+#include <nanobind/stl/shared_ptr.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
@@ -137,7 +138,8 @@ WorkloadColumns read_workload(ColumnReader& from, nb::handle workload) {
 
 void make_settings(FleetConfig* self, std::vector<WorkerPool> pools, nb::handle routing, nb::handle seed,
                    nb::handle concurrency, nb::handle threads, bool fast_forward, bool check, bool route_rejected,
-                   nb::handle lockstep_ns, nb::handle turnaround_ns, bool ranks) {
+                   nb::handle lockstep_ns, nb::handle turnaround_ns, bool ranks,
+                   std::shared_ptr<Checkpoints> checkpoints) {
   FleetConfig config;
   config.pools = std::move(pools);
   config.router = read_router(routing, read_uint(seed, "seed"));
@@ -149,6 +151,7 @@ void make_settings(FleetConfig* self, std::vector<WorkerPool> pools, nb::handle 
   config.lockstep_ns = static_cast<std::int64_t>(read_uint(lockstep_ns, "lockstep_ns", std::uint64_t{1} << 62));
   config.turnaround_ns = static_cast<std::int64_t>(read_uint(turnaround_ns, "turnaround_ns", std::uint64_t{1} << 62));
   config.ranks = ranks;
+  config.checkpoints = std::move(checkpoints);
   new (self) FleetConfig(std::move(config));
 }
 
@@ -345,10 +348,16 @@ void bind_replay(nb::module_& m) {
         "Timestamps (ms), input and output lengths, numbers of hash ids and the ids of lines that are all plain rows, "
         "else None.");
 
+  nb::class_<Checkpoints>(m, "Checkpoints",
+                          "States at the ends of fast-forwards: a run with fast-forward records them, a run without "
+                          "compares its own (InvariantViolated).")
+      .def(nb::init<>())
+      .def_prop_ro("recorded", &Checkpoints::recorded)
+      .def_prop_ro("compared", &Checkpoints::compared);
   nb::class_<FleetConfig>(m, "FleetSettings", "How a fleet of simulated workers plays a workload.")
       .def("__init__", &make_settings, nb::kw_only(), "pools"_a, "routing"_a = "round_robin", "seed"_a = 0,
            "concurrency"_a = 0, "threads"_a = 1, "fast_forward"_a = true, "check"_a = false, "route_rejected"_a = false,
-           "lockstep_ns"_a = 0, "turnaround_ns"_a = 0, "ranks"_a = false);
+           "lockstep_ns"_a = 0, "turnaround_ns"_a = 0, "ranks"_a = false, "checkpoints"_a.none() = nb::none());
   m.def("run_fleet", &run_fleet, "workload"_a, "settings"_a, nb::kw_only(), "names"_a = nb::list(),
         "progress"_a.none() = nb::none(), "on_step"_a.none() = nb::none(),
         "Replay a workload (its columns, by name) through a fleet; `names` are those of its requests, if any matter.");

@@ -4,8 +4,8 @@ namespace understudy {
 
 void Announcer::show(std::int64_t now_ns) {
   if (!on_) return;
+  unpublished_.expire();
   if (names_only(config_)) {
-    unpublished_.expire();
     if (holds_) {
       store_.read_events([&](std::span<const EventRecord> told) { log_.add(told); });
     } else {
@@ -35,6 +35,12 @@ DrainedEvents Announcer::peek_new() {
 }
 
 std::size_t Announcer::published_prefix(std::span<const BlockIdentity> blocks) {
+  const std::size_t known = find_published(blocks);
+  if (config_.check && on_) truth_.require_prefix(blocks, known);
+  return known;
+}
+
+std::size_t Announcer::find_published(std::span<const BlockIdentity> blocks) {
   if (!on_) return 0;
   unpublished_.follow(log_.hidden(), store_.peek_events());
   if (unpublished_.empty()) return store_.prefix_length(0, blocks);

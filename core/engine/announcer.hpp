@@ -54,6 +54,8 @@ class Announcer {
   void check(EventTruth::Scope scope);
 
  private:
+  std::size_t find_published(std::span<const BlockIdentity> blocks);
+
   const EngineConfig& config_;
   BlockStore& store_;
   const bool on_ = wanted(config_);

@@ -30,6 +30,8 @@ struct EngineSite {
   bool fast_forward = true;
   // Called for every step that is not fast-forwarded, after it has begun (false) and after it has ended (true).
   std::function<void(Engine& engine, bool ended)> on_step;
+  // Called at the end of every step (false) and of every fast-forward (true), for Checkpoints.
+  std::function<void(Engine& engine, bool fast_forwarded)> on_checkpoint;
 };
 
 struct EngineConfig {
@@ -44,7 +46,7 @@ struct EngineConfig {
   bool events = false;            // keep KV events until they are taken; none without prefix caching
   bool published_blocks = false;  // keep a step's changes until it ends, for Engine::published_prefix; without tiers
   bool kv_trace = false;          // keep a record of every allocation and eviction until it is taken
-  bool check = false;             // verify conservation and events at the end of every step
+  bool check = false;             // verify the state after every step, and at both ends of every fast-forward
   // Above 0: every step takes this long, busy or not, and is counted as recordings of schedulers count steps.
   std::int64_t lockstep_ns = 0;
 

@@ -5,6 +5,7 @@
 // before requests arrive, and requests arrive before the next step begins.
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <functional>
 #include <limits>
@@ -101,6 +102,13 @@ struct EngineSnapshot {
   EngineTotals totals;
 };
 
+// Hashes of an engine's state between two steps, one per field: equal states have equal hashes.
+struct StateDigest {
+  static constexpr std::array kFields{"clock",        "running requests", "waiting requests", "planned batch",
+                                      "block counts", "totals",           "cached blocks"};
+  std::array<std::uint64_t, kFields.size()> values{};
+};
+
 // Why an engine makes no progress.
 struct Stall {
   struct Waiting {
@@ -184,6 +192,8 @@ class Engine {
   virtual TierReport tier_report() { return {}; }  // once its transfers have landed
   // Throws InvariantViolated if requests, blocks, events or transfers contradict each other. Cost: O(blocks).
   virtual void check() {}
+  // State after the last step; requests that it did not see are left out. `with_cached` costs O(blocks).
+  virtual StateDigest digest(bool /*with_cached*/) const { return {}; }
 
  private:
   Effects default_effects_;  // returned by the defaults above

@@ -59,4 +59,13 @@ void EventTruth::require_equal(const Residency& store, Scope scope) {
   }
 }
 
+void EventTruth::require_prefix(std::span<const BlockIdentity> blocks, std::size_t known) const {
+  const std::unordered_set<std::uint64_t>& resident = resident_[static_cast<std::size_t>(Tier::G1)];
+  std::size_t published = 0;
+  while (published < blocks.size() && resident.contains(blocks[published].sequence_hash())) ++published;
+  if (published == known) return;
+  throw Error(ErrorKind::InvariantViolated, "a router is shown ", known,
+              " leading blocks of a prompt, the events report ", published);
+}
+
 }  // namespace understudy

@@ -35,6 +35,8 @@ class EventTruth {
     Whole,  // every hash: O(blocks)
   };
   void require_equal(const Residency& store, Scope scope);
+  // Compares what a router is shown: exactly the first `known` of `blocks` are on the device, as far as events tell.
+  void require_prefix(std::span<const BlockIdentity> blocks, std::size_t known) const;
 
  private:
   std::int64_t time_ns_ = 0;

@@ -46,6 +46,7 @@ Fleet::Fleet(FleetConfig config, WorkloadColumns workload)
     }
   }
   mode_ = choose_mode();
+  if (config_.checkpoints) config_.checkpoints->begin(workers_.size(), config_.fast_forward);
   for (Pool& pool : pools_) {
     const TierConfig* tiers = pool.config.tiers ? &*pool.config.tiers : nullptr;
     if (tiers == nullptr || mode_.mode == RunMode::Independent || (!stepwise() && !tiers->g3 && !tiers->g4)) continue;
@@ -92,7 +93,6 @@ RunModeChoice Fleet::choose_mode() const {
   if (config_.on_step) return {RunMode::Stepwise, "every step is reported"};
   if (has_user_policies()) return {RunMode::Stepwise, "a user-defined policy sees workers in the order of time"};
   if (config_.router->queues()) return {RunMode::Stepwise, "requests wait in the router for the end of any step"};
-  if (config_.check && observes_) return {RunMode::Stepwise, "the router's index is checked after every step"};
   if (!shares_tiers() && !has_free_prompts()) {
     return {RunMode::Lookahead, "workers affect each other only when a request ends or a router asks"};
   }
@@ -111,6 +111,11 @@ EngineSite Fleet::site_of(std::size_t index) {
   site.gaps = mode_.mode == RunMode::Independent ? nullptr : &columns_.gaps();
   site.keeps_times = true;
   site.fast_forward = config_.fast_forward;
+  if (config_.checkpoints) {
+    site.on_checkpoint = [this, index](Engine& engine, bool fast_forwarded) {
+      config_.checkpoints->reach(index, engine, fast_forwarded);
+    };
+  }
   if (config_.on_step) {
     site.on_step = [this, index](Engine& engine, bool ended) { config_.on_step(index, engine, ended); };
   }
@@ -145,18 +150,27 @@ bool Fleet::shares_tiers() const {
 }
 
 // A preempted request may return and end at once, in a step that takes no time: no lower bound of its end is known.
+// A user-defined timing model is not asked about prompts that no request has.
 bool Fleet::has_free_prompts() const {
   return std::ranges::any_of(pools_, [](const Pool& pool) {
     const StepTiming& timing = pool.config.timing;
-    return !timing.charges_first_token &&
-           timing.duration_ns(StepLoad::of_prompt(1, 0), pool.engine->num_gpu_blocks * pool.engine->block_size) == 0;
+    if (timing.charges_first_token) return false;
+    if (!timing.model->needs_sums_only()) return true;
+    const EngineConfig& engine = *pool.engine;
+    const std::uint64_t capacity = engine.num_gpu_blocks * engine.block_size;
+    const std::uint64_t longest =
+        std::min<std::uint64_t>({capacity, engine.max_num_batched_tokens, engine.max_model_len});
+    for (std::uint32_t tokens = 1; tokens <= longest; ++tokens) {
+      if (timing.duration_ns(StepLoad::of_prompt(tokens, 0), capacity) == 0) return true;
+    }
+    return false;
   });
 }
 
 // Whether a router can read the workers' blocks instead of receiving events: device blocks only, where nothing else
-// needs the events. `check` needs events.
+// needs the events.
 bool Fleet::can_show_blocks() const {
-  return !config_.check && std::ranges::none_of(config_.pools, [](const WorkerPool& pool) {
+  return std::ranges::none_of(config_.pools, [](const WorkerPool& pool) {
     return pool.tiers || pool.engine->publishes_below_device() || pool.engine->events;
   });
 }
@@ -185,6 +199,7 @@ FleetResult Fleet::run(const Progress& progress) {
   } else {
     run_together(progress);
   }
+  if (config_.checkpoints) config_.checkpoints->finish();
   if (progress) progress(ended_);
   return finish_columns();
 }

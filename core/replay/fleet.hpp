@@ -16,6 +16,7 @@
 #include "engine/config.hpp"
 #include "engine/engine.hpp"
 #include "engine/timing.hpp"
+#include "replay/checkpoints.hpp"
 #include "replay/event_queue.hpp"
 #include "replay/fleet_result.hpp"
 #include "replay/run_columns.hpp"
@@ -43,7 +44,8 @@ struct FleetConfig {
   unsigned threads = 1;            // above 1: independent workers only
   bool fast_forward = true;
   bool route_rejected = false;  // route requests that fit no worker before they are rejected, as Dynamo's replay does
-  bool check = false;           // verify conservation and events
+  bool check = false;           // verify the states of engines, their events, the router's index and finish bounds
+  std::shared_ptr<Checkpoints> checkpoints;  // record them with fast-forward, else compare them; may be null
   // Above 0: every worker takes steps of this length back to back, busy or not, until all requests have ended.
   std::int64_t lockstep_ns = 0;
   // Workers are data-parallel ranks of one model: they step together, and as long as the slowest of them.
@@ -96,6 +98,7 @@ class Fleet final : private FleetView {
     EventQueue::Handle next = EventQueue::kNone;  // its entry among step ends
     bool begins = false;                          // has an entry among beginnings
     std::uint64_t ready_round = 0;                // the last round of beginnings that it was too late for
+    std::int64_t finish_bound_ns = 0;             // with `check`: no request finishes earlier
     std::vector<RequestRecord> finished;          // not recorded yet
     EventTable events;                            // published so far, if kept
   };
@@ -161,6 +164,8 @@ class Fleet final : private FleetView {
   bool gather_events();
   bool publish(std::size_t publisher, std::uint32_t pool, std::uint64_t owner, EventTable& kept);
   void deliver_events(std::size_t index);
+  void publish_step(std::size_t worker);
+  void check_index(std::size_t worker);
 
   // FleetView
   std::int64_t now_ns() const override { return now_ns_; }

@@ -59,6 +59,25 @@ bool Fleet::gather_events() {
   return due;
 }
 
+// Publish the events of a step that has ended.
+void Fleet::publish_step(std::size_t index) {
+  for (std::size_t rank = index; rank < (config_.ranks ? workers_.size() : index + 1); ++rank) {
+    rank_of(rank).take_events(gathered_);
+    (void)publish(rank, workers_[rank].info.pool, order_of(rank), workers_[rank].events);
+  }
+}
+
+// With `check`, compare the router's index with a worker's blocks, between two steps. Only for a router that gathers
+// events itself: when it gets them does not change what it knows at its next choice.
+void Fleet::check_index(std::size_t index) {
+  if (!config_.check || !observes_ || !config_.router->has_index()) return;
+  publish_step(index);
+  for (std::size_t rank = index; rank < (config_.ranks ? workers_.size() : index + 1); ++rank) {
+    // Without prefix caching an engine may name blocks for itself, and publishes nothing.
+    if (config_of(rank).enable_prefix_caching) config_.router->check(rank, rank_of(rank).residency());
+  }
+}
+
 // Sends the gathered events of one publisher.
 bool Fleet::publish(std::size_t publisher, std::uint32_t pool, std::uint64_t owner, EventTable& kept) {
   const TimedEvents& events = gathered_;

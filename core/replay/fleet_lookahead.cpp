@@ -25,8 +25,10 @@ void Fleet::advance_to_now(std::size_t index) {
 
 // The worker may have finished a request now, and not before.
 void Fleet::poll(std::size_t index) {
-  absorb(index, workers_[index].engine->advance(now_ns_, {.stop_on_finish = true}));
+  const Effects& effects = workers_[index].engine->advance(now_ns_, {.stop_on_finish = true});
+  absorb(index, effects);
   workers_[index].ready_round = round_;
+  if (!effects.finished.empty()) check_index(index);  // a step has ended, and no other has begun
   record_finished(index);
   schedule_poll(index);
 }
@@ -48,6 +50,7 @@ void Fleet::schedule_poll(std::size_t index) {
     absorb(index, worker.engine->advance(now_ns_, {}));
     next_ns = when();
   }
+  if (config_.check && worker.finished.empty()) worker.finish_bound_ns = next_ns;
   if (overdue(next_ns)) return want_begin(index);
   worker.next = queue_.push(next_ns, EventClass::StepEnd, order_of(index), index);
 }

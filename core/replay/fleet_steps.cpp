@@ -19,16 +19,8 @@ void Fleet::end_step(std::size_t index) {
   if (worker.phase == Phase::InStep) absorb(index, worker.engine->end_step(now_ns_));
   record_finished(index);
   // A queueing router may release a request at the end of any step, not only when one arrives.
-  if (observes_ && (config_.check || config_.router->queues())) {
-    for (std::size_t rank = index; rank < (config_.ranks ? workers_.size() : index + 1); ++rank) {
-      rank_of(rank).take_events(gathered_);
-      (void)publish(rank, workers_[rank].info.pool, order_of(rank), workers_[rank].events);
-      // Without prefix caching an engine may name blocks for itself, and publishes nothing.
-      if (config_.check && config_of(rank).enable_prefix_caching) {
-        config_.router->check(rank, rank_of(rank).residency());
-      }
-    }
-  }
+  if (observes_ && config_.router->queues()) publish_step(index);
+  check_index(index);
   want_begin(index);
 }
 

@@ -51,6 +51,7 @@ void Fleet::run_together(const Progress& progress) {
         workers_[index].engine->finish_transfers();
       }
       gather_events();
+      for (std::size_t index = 0; index < num_units(); ++index) check_index(index);
     }
   }
   for (std::size_t index = 0; index < num_units(); ++index) {
@@ -131,6 +132,11 @@ void Fleet::absorb(std::size_t index, const Effects& effects) {
   worker.phase = effects.phase;
   worker.wake_ns = effects.wake_ns;
   worker.finished.insert(worker.finished.end(), effects.finished.begin(), effects.finished.end());
+  for (const RequestRecord& record : effects.finished) {
+    if (record.finish_ns >= worker.finish_bound_ns || record.reason == FinishReason::Cancelled) continue;
+    throw Error(ErrorKind::InvariantViolated, "worker ", index, ": row ", record.id, " finishes at ", record.finish_ns,
+                " ns, before the bound of ", worker.finish_bound_ns, " ns");
+  }
   for (const Message& message : effects.messages) {
     if (free_messages_.empty()) {
       free_messages_.push_back(messages_.size());

@@ -54,6 +54,7 @@ class KvRouter final : public Router {
   bool observes() const noexcept override;
   bool gather(std::size_t worker, const TimedEvents& events) override;
   bool gather_shared(std::uint32_t pool, const TimedEvents& events) override;
+  bool has_index() const noexcept override { return true; }
   void check(std::size_t worker, const Residency& store) override;
   bool tracks() const noexcept override { return true; }
   void first_token(std::uint64_t row) override;

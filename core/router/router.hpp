@@ -94,8 +94,9 @@ class Router {
   virtual bool gather(WorkerId /*worker*/, const TimedEvents&) { return false; }
   virtual bool gather_shared(std::uint32_t /*pool*/, const TimedEvents&) { return false; }
 
-  // Called after a step whose events were all gathered. Throws InvariantViolated when the router's exact knowledge
-  // differs from the store.
+  // Whether `check` compares an index, which `gather` fills. It is called after a step whose events were all gathered,
+  // and throws InvariantViolated when the router's exact knowledge differs from the store.
+  virtual bool has_index() const noexcept { return false; }
   virtual void check(WorkerId /*worker*/, const Residency& /*store*/) {}
 
   // True if it subscribes to first tokens and ends of requests, which it receives before the next choose.

@@ -201,6 +201,49 @@ def test_an_end_is_not_heard_late_where_who_is_preempted_has_its_last_token_for_
         assert leapt == stepped, blocks
 
 
+def test_free_prompts_of_any_length_turn_lookahead_off(tmp_path: Path) -> None:
+    # A prompt of one token takes time, longer ones take none: a preempted request may return and end at once.
+    profile = tmp_path / "profile.npz"
+    preemptions = 0
+    for seed in (*range(20), 944, 1117, 1623, 1693, 2236):
+        rng = Random(f"decr {seed}")
+        np.savez(
+            profile,
+            prefill_isl=[1.0, rng.choice([3.0, 5.0, 9.0])],
+            prefill_ttft_ms=[rng.choice([0.3, 1.0]), 0.0],
+            decode_active_kv_tokens=[0.0, 60.0, 600.0],
+            decode_context_length=[0.0, 30.0, 200.0],
+            decode_itl=[[1.0, 1.0, 1.0]] * 3,
+        )
+        requests = rng.randint(4, 14)
+        workload = single_turns(
+            [rng.choice([4, 9, 16, 20]) for _ in range(requests)],
+            [rng.choice([1, 2, 3, 5, 12, 20]) for _ in range(requests)],
+            trace_block_size=4,
+        )
+        block_size = rng.choice([1, 4])
+        config = VllmConfig(
+            block_size=block_size,
+            max_num_batched_tokens=rng.choice([24, 64, 1000]),
+            enable_prefix_caching=rng.random() < 0.3,
+            async_scheduling=rng.random() < 0.3,
+            num_gpu_blocks=rng.randint(42, 90) // block_size,
+            max_num_seqs=8,
+            watermark=0,
+            scheduler_reserve_full_isl=False,
+            timing=Interpolated(str(profile)),
+            charge_first_token=False,
+        )
+        how: dict[str, Any] = {"workers": rng.choice([1, 2, 3]), "load": ClosedLoop(rng.choice([2, 4, 6]))}
+        how["routing"] = rng.choice(["round_robin", "least_loaded"])
+        fast, stepped = (
+            run_offline(workload, config, fast_forward=fast_forward, **how) for fast_forward in (True, False)
+        )
+        assert fast.facts["digest"] == stepped.facts["digest"], seed
+        preemptions += int(stepped.timeline.preemptions.sum())
+    assert preemptions
+
+
 def test_a_halt_names_who_was_stuck_first() -> None:
     # Without chunked prefill a preempted request returns whole, into a budget that is too small; then others come.
     halts = 0

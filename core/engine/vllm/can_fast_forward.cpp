@@ -11,7 +11,7 @@ bool VllmEngine::can_fast_forward() const {
     return false;                      // such blocks are offloaded a step later than a fast-forward would send them
   if (kv_->asks_user()) return false;  // would need a rollback inside a fast-forward
   // Requests receive their tokens where a fast-forward ends, not after each step.
-  if (config_.check || bursts_.on() || config_.speculation.tokens > 0) return false;
+  if (bursts_.on() || config_.speculation.tokens > 0) return false;
   if (clock_.in_step || running_.empty() || running_.size() > config_.max_num_batched_tokens) return false;
   if (!timing_.model->needs_sums_only()) return false;
   if (offload_ && !can_fast_forward_offloading()) return false;

@@ -88,8 +88,6 @@ class DecodeHost {
   // The state of lower tiers may have changed since the last sample.
   virtual bool changed_below() const = 0;
   virtual void sample(std::size_t running) = 0;
-  // Publishes the events of the step, and checks the engine.
-  virtual void close_step() = 0;
 
   virtual void fold_token_log() = 0;
   // Requests have been updated by this many steps.

@@ -163,6 +163,7 @@ class VllmEngine final : public Engine, private DecodeHost {
 
   // Raises InvariantViolated when requests, blocks and (with config().check) events contradict each other. O(blocks).
   void check() override;
+  StateDigest digest(bool with_cached) const override;
 
  private:
   static constexpr std::uint64_t kThrashing = 1 << 17;  // fruitless preemptions: far more than real progress has
@@ -259,7 +260,7 @@ class VllmEngine final : public Engine, private DecodeHost {
   bool found_work(std::int64_t now_ns);
   void open_step(std::int64_t now_ns, const StepLoad& load, std::int64_t duration_ns);
   void finish_step(std::int64_t end_ns);
-  void close_step() override;
+  void close_step();
   void play(std::int64_t until_ns, const AdvanceOptions& options);
   void clear_returned_effects();
   const Effects& return_effects();
@@ -310,6 +311,8 @@ class VllmEngine final : public Engine, private DecodeHost {
   // watch.cpp
   void sample(std::size_t running) override;
   void check_counts(bool whole) const;
+  void check_state();
+  void reach_checkpoint(bool fast_forwarded);
 
   VllmConfig config_;
   CallFlag call_flag_;
@@ -389,6 +392,7 @@ class VllmEngine final : public Engine, private DecodeHost {
   std::vector<std::uint64_t> accepted_at_;  // size: most drafts of a round
   TokenLog token_log_;
   std::function<void(Engine&, bool ended)> observer_;
+  std::function<void(Engine&, bool fast_forwarded)> on_checkpoint_;
 };
 
 }  // namespace understudy

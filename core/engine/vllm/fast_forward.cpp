@@ -324,7 +324,7 @@ bool FastForward::end_step(std::uint64_t fresh) {
   // A full block does not change the counts, unless it is offloaded at once and evicts others on the host.
   const bool below = state_.tiers && host_.changed_below();
   if (fresh > 0 || finished || sealed || below || state_.token_log.wants_sample()) host_.sample(running());
-  host_.close_step();
+  state_.announcer.release(state_.clock.now_ns);
   if (sealed && state_.refusal.stands) {
     state_.refusal.stands = false;  // a sealed block may be the one the head of the queue lacks, or have freed one
     if (!state_.waiting.empty()) return false;

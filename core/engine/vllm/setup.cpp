@@ -226,7 +226,8 @@ VllmEngine::VllmEngine(const VllmConfig& config, const EngineSite& site)
       waiting_(config_, requests_),
       skipped_(config_, requests_),
       fast_forwards_(site.fast_forward && !site.on_step),
-      observer_(site.on_step) {
+      observer_(site.on_step),
+      on_checkpoint_(site.on_checkpoint) {
   if (config.kv_manager == KvManagerKind::Kvbm) {
     kv_ = std::make_unique<KvbmBackend>(config_, store_, tiers_.get(), announcer_.log());
   } else {

@@ -204,21 +204,10 @@ void VllmEngine::begin_recorded_step(std::int64_t now_ns) {
   open_step(now_ns, {}, 0);
 }
 
-// Publishes the events of the step that ends now, and checks the engine.
+// Publishes the events of the step that ends now.
 void VllmEngine::close_step() {
   announcer_.release(clock_.now_ns);
-  if (!config_.check) return;
-  // Check a small pool as a whole after every step, and a large one rarely enough to cost little per step. An idle
-  // engine is checked sooner, unless most of it has not changed since.
-  constexpr std::uint64_t kSlotsPerStep = 16;
-  constexpr std::uint64_t kSlotsPerIdleStep = 32;
-  const std::uint64_t steps = totals_.steps - steps_at_check_;
-  const bool whole = steps * kSlotsPerStep >= store_.num_slots() ||
-                     (idle() && steps * kSlotsPerIdleStep >= store_.num_slots() - store_.num_empty());
-  if (whole) steps_at_check_ = totals_.steps;
-  announcer_.check(whole ? EventTruth::Scope::Whole : EventTruth::Scope::All);
-  if (whole) store_.check();
-  check_counts(whole);
+  reach_checkpoint(false);
 }
 
 const Effects& VllmEngine::advance(std::int64_t until_ns, const AdvanceOptions& options) {
@@ -253,7 +242,9 @@ void VllmEngine::play(std::int64_t until_ns, const AdvanceOptions& options) {
         if (clock_.now_ns >= until_ns) return;
       }
       const bool possible = fast_forwards_ && !failed_ && can_fast_forward();
+      if (possible && config_.check) check_state();
       const bool moved = possible && fast_forward(until_ns, options.stop_on_finish);
+      if (moved) reach_checkpoint(true);
       const bool out_of_time = possible && fast_forward_->out_of_time();
       if (out_of_time && clock_.now_ns >= until_ns) return;
       // Out of time, an ordinary step follows: the one that did not fit into the fast-forward.

@@ -2,6 +2,7 @@
 #include <algorithm>
 
 #include "engine/vllm/engine.hpp"
+#include "engine/vllm/fast_forward.hpp"
 
 namespace understudy {
 
@@ -116,6 +117,64 @@ void VllmEngine::check() {
   if (!clock_.in_step) announcer_.check(EventTruth::Scope::Whole);
   if (store_.num_events() > 0 && !announcer_.holds())
     throw Error(ErrorKind::InvariantViolated, "blocks changed without a KV event");
+}
+
+// Check a small pool as a whole every time, and a large one rarely enough to cost little per step. An idle engine is
+// checked sooner, unless most of it has not changed since.
+void VllmEngine::check_state() {
+  constexpr std::uint64_t kSlotsPerStep = 16;
+  constexpr std::uint64_t kSlotsPerIdleStep = 32;
+  const std::uint64_t steps = totals_.steps - steps_at_check_;
+  const bool whole = steps * kSlotsPerStep >= store_.num_slots() ||
+                     (idle() && steps * kSlotsPerIdleStep >= store_.num_slots() - store_.num_empty());
+  if (whole) steps_at_check_ = totals_.steps;
+  // Held back: changes of a step that a fast-forward has begun and left to an ordinary step.
+  if (!announcer_.holds()) announcer_.check(whole ? EventTruth::Scope::Whole : EventTruth::Scope::All);
+  if (whole) store_.check();
+  check_counts(whole);
+}
+
+// Called at the end of a step or a fast-forward. A fast-forward that has begun a step has no comparable state.
+void VllmEngine::reach_checkpoint(bool fast_forwarded) {
+  if (config_.check) check_state();
+  if (on_checkpoint_ && !fast_forward_->has_begun(clock_.now_ns)) on_checkpoint_(*this, fast_forwarded);
+}
+
+StateDigest VllmEngine::digest(bool with_cached) const {
+  const auto mix = [](std::uint64_t hash, auto... values) {
+    ((hash = (hash ^ static_cast<std::uint64_t>(values)) * 0x9E3779B97F4A7C15u, hash ^= hash >> 32), ...);
+    return hash;
+  };
+  StateDigest out;
+  auto& [clock, running, waiting, planned, counts, totals, cached] = out.values;
+  clock = static_cast<std::uint64_t>(clock_.now_ns);
+  for (const RequestSlot slot : running_) {
+    const EngineRequest& r = requests_[slot];
+    running = mix(running, r.id, r.computed, r.known, r.ahead, r.keyed, r.table.size(), r.record.preemptions);
+  }
+  // With tiers a request joins the queue when a landing is noticed: its place is not that of a step's end.
+  for (const WaitingQueue* queue : {&skipped_, &waiting_}) {
+    for (const RequestSlot slot : queue->ids()) {
+      if (std::ranges::find(unread_, slot) != unread_.end()) continue;
+      const EngineRequest& r = requests_[slot];
+      const std::uint64_t hash = mix(0, r.id, r.known, r.record.preemptions);
+      waiting = tiers_ ? waiting + hash : mix(waiting, hash);
+    }
+  }
+  for (const auto& [id, slot] : slots_) {
+    const EngineRequest& r = requests_[slot];
+    if (r.status == RequestStatus::Parked) waiting += mix(0, id, r.known, r.record.preemptions);
+  }
+  for (const Scheduled& turn : planned_.turns) {
+    if (live(turn)) planned = mix(planned, turn.id, turn.tokens, turn.before, turn.samples);
+  }
+  const PoolMetrics m = store_.metrics(0);
+  counts =
+      mix(0, m.reset_blocks, m.inactive_blocks, m.active_references, m.mutable_blocks, m.evictions, m.registrations);
+  totals = mix(0, totals_.steps, totals_.step_ns, totals_.uncovered_ns, totals_.preemptions);
+  if (!with_cached) return out;
+  for (const BlockIdentity& block : store_.resident(0)) cached += mix(0, block.sequence_hash());
+  return out;
 }
 
 // Check that every request is in one place, and that requests reference exactly the blocks that the store has handed

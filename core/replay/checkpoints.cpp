@@ -1,0 +1,64 @@
+#include "replay/checkpoints.hpp"
+
+#include "base/errors.hpp"
+
+namespace understudy {
+
+void Checkpoints::begin(std::size_t num_workers, bool records) {
+  records_ = records;
+  if (records) workers_.assign(num_workers, {});
+  if (workers_.size() != num_workers) {
+    throw Error(ErrorKind::WrongState, "checkpoints of ", workers_.size(), " workers, the fleet has ", num_workers);
+  }
+}
+
+void Checkpoints::reach(std::size_t index, const Engine& engine, bool fast_forwarded) {
+  Worker& worker = workers_[index];
+  if (records_ ? !fast_forwarded : worker.next == worker.points.size()) return;
+  const EngineSnapshot now = engine.snapshot();
+  const std::uint64_t step = now.totals.steps;
+  if (records_) {
+    // Cached blocks cost O(blocks): record them rarely enough to cost little per step.
+    constexpr std::uint64_t kBlocksPerStep = 16;
+    const bool with_cached = (step - worker.cached_step) * kBlocksPerStep >= now.cached_blocks + now.active_blocks;
+    if (with_cached) worker.cached_step = step;
+    worker.points.push_back({step, with_cached, engine.digest(with_cached)});
+    return;
+  }
+  const Checkpoint& point = worker.points[worker.next];
+  if (step < point.step) return;
+  const auto fail = [&](const char* what, std::int64_t time_ns) {
+    throw Error(ErrorKind::InvariantViolated, "worker ", index, ", step ", point.step, ", ", time_ns, " ns: ", what,
+                " differ between fast-forward and stepping");
+  };
+  const auto clock_ns = static_cast<std::int64_t>(point.state.values[0]);
+  if (step > point.step) fail("ends of steps", clock_ns);
+  const StateDigest state = engine.digest(point.with_cached);
+  for (std::size_t field = 0; field < state.values.size(); ++field) {
+    if (state.values[field] != point.state.values[field]) fail(StateDigest::kFields[field], clock_ns);
+  }
+  ++worker.next;
+}
+
+void Checkpoints::finish() const {
+  for (std::size_t index = 0; !records_ && index < workers_.size(); ++index) {
+    const Worker& worker = workers_[index];
+    if (worker.next == worker.points.size()) continue;
+    throw Error(ErrorKind::InvariantViolated, "worker ", index, ": step ", worker.points[worker.next].step,
+                " ends in the run with fast-forward alone");
+  }
+}
+
+std::uint64_t Checkpoints::recorded() const noexcept {
+  std::uint64_t sum = 0;
+  for (const Worker& worker : workers_) sum += worker.points.size();
+  return sum;
+}
+
+std::uint64_t Checkpoints::compared() const noexcept {
+  std::uint64_t sum = 0;
+  for (const Worker& worker : workers_) sum += worker.next;
+  return sum;
+}
+
+}  // namespace understudy
