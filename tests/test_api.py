@@ -82,7 +82,7 @@ def test_a_model_that_changes_capacity_and_not_speed_is_said_so() -> None:
         ({"fast_forward": "yes"}, "fast_forward must be True or False, got 'yes'"),
         ({"speed_up": 2.0}, r"speed_up is not a parameter of replay; give load=OpenLoop"),
         ({"leaping": False}, "leaping is not a parameter of replay; give fast_forward"),
-        ({"check": None}, "check must be True or False, got None"),
+        ({"check": None}, "check must be True, False or 'deep', got None"),
         ({"progress": 3}, "progress must be a function"),
         ({"pools": 3}, "pools must be a list of WorkerPools, got 3"),
         ({"events": 3}, "events must be the path of a file to write, got 3"),

@@ -35,7 +35,7 @@ class EventTruth {
     Whole,  // every hash: O(blocks)
   };
   void require_equal(const Residency& store, Scope scope);
-  // Compares what a router is shown: exactly the first `known` of `blocks` are on the device, as far as events tell.
+  // Compares what a router is shown: exactly the first `known` of `blocks` are on the device, by the events.
   void require_prefix(std::span<const BlockIdentity> blocks, std::size_t known) const;
 
  private:

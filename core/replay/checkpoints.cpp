@@ -27,15 +27,15 @@ void Checkpoints::reach(std::size_t index, const Engine& engine, bool fast_forwa
   }
   const Checkpoint& point = worker.points[worker.next];
   if (step < point.step) return;
-  const auto fail = [&](const char* what, std::int64_t time_ns) {
-    throw Error(ErrorKind::InvariantViolated, "worker ", index, ", step ", point.step, ", ", time_ns, " ns: ", what,
-                " differ between fast-forward and stepping");
+  const auto fail = [&](const auto&... what) {
+    throw Error(ErrorKind::InvariantViolated, "worker ", index, ", step ", point.step, ", ",
+                static_cast<std::int64_t>(point.state.values[0]), " ns: ", what...);
   };
-  const auto clock_ns = static_cast<std::int64_t>(point.state.values[0]);
-  if (step > point.step) fail("ends of steps", clock_ns);
+  if (step > point.step) fail("the step ends with fast-forward alone");
   const StateDigest state = engine.digest(point.with_cached);
   for (std::size_t field = 0; field < state.values.size(); ++field) {
-    if (state.values[field] != point.state.values[field]) fail(StateDigest::kFields[field], clock_ns);
+    if (state.values[field] == point.state.values[field]) continue;
+    fail("different ", StateDigest::kFields[field], " with fast-forward and step by step");
   }
   ++worker.next;
 }

@@ -150,14 +150,14 @@ bool Fleet::shares_tiers() const {
 }
 
 // A preempted request may return and end at once, in a step that takes no time: no lower bound of its end is known.
-// A user-defined timing model is not asked about prompts that no request has.
 bool Fleet::has_free_prompts() const {
   return std::ranges::any_of(pools_, [](const Pool& pool) {
     const StepTiming& timing = pool.config.timing;
     if (timing.charges_first_token) return false;
-    if (!timing.model->needs_sums_only()) return true;
     const EngineConfig& engine = *pool.engine;
     const std::uint64_t capacity = engine.num_gpu_blocks * engine.block_size;
+    // Without a bound of decode steps, as with user-defined models, there is nothing to look ahead by.
+    if (timing.least_ns({1, 0, 0}, 1, capacity) <= 0) return true;
     const std::uint64_t longest =
         std::min<std::uint64_t>({capacity, engine.max_num_batched_tokens, engine.max_model_len});
     for (std::uint32_t tokens = 1; tokens <= longest; ++tokens) {

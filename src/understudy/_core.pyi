@@ -1085,6 +1085,13 @@ class KvEventBatch:
 class _Router(Protocol):
     def choose(self, request: RouteRequest, view: FleetView) -> int: ...
 
+class Checkpoints:
+    def __init__(self) -> None: ...
+    @property
+    def recorded(self) -> int: ...
+    @property
+    def compared(self) -> int: ...
+
 class FleetSettings:
     def __init__(
         self,
@@ -1100,6 +1107,7 @@ class FleetSettings:
         lockstep_ns: int = 0,
         turnaround_ns: int = 0,
         ranks: bool = False,
+        checkpoints: Checkpoints | None = None,
     ) -> None: ...
 
 def run_fleet(

@@ -14,7 +14,7 @@ from difflib import get_close_matches
 from functools import partial
 from os import PathLike, fspath
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import msgspec
 
@@ -59,7 +59,7 @@ def replay(
     slo: Slo | None = None,
     threads: int = 1,
     fast_forward: bool = True,
-    check: bool = False,
+    check: bool | Literal["deep"] = False,
     ranks: bool = False,
     events: str | PathLike[str] | None = None,
     raw_events: str | PathLike[str] | None = None,
@@ -164,7 +164,12 @@ def replay(
         tokens = TokenSource(workload, run.timeline.block_size) if synthesize_tokens else None
         run.kv.write(events=events, raw_events=raw_events, kv_trace=kv_trace, tokens=tokens)
     engines = [pool.engine for pool in pools] if pools else [engine or VllmConfig()]
-    notes = [*workload.notes, *_note_generic_times(tiers, engine, timing), *_note_eviction_order(engines)]
+    notes = [
+        *workload.notes,
+        *run.notes,
+        *_note_generic_times(tiers, engine, timing),
+        *_note_eviction_order(engines),
+    ]
     facts = {
         "understudy": __version__,
         "workload": name,

@@ -152,7 +152,13 @@ def add_parser(verbs: Verbs) -> None:
         "--threads", type=int, default=1, metavar="N", help="threads for independent workers (default: 1)"
     )
     execution.add_argument(
-        "--check", action="store_true", help="verify conservation and events after every step (slow)"
+        "--check",
+        nargs="?",
+        const=True,
+        default=False,
+        type=_read_check,
+        metavar="deep",
+        help="verify the state after every step and fast-forward; deep: also replay the run step by step and compare",
     )
     execution.add_argument(
         "--online",
@@ -172,6 +178,15 @@ def add_parser(verbs: Verbs) -> None:
         help="simulate every decode step one by one instead of fast-forwarding; slower, same result",
     )
     add_renamed_flag(verb, "--no-leaping", "--no-fast-forward")
+
+
+def _read_check(value: str) -> str:
+    """Read the value of --check, which may be left out in front of another flag or at the end."""
+    import argparse
+
+    if value != "deep":
+        raise argparse.ArgumentTypeError(f"{value!r} is not deep; write TRACE before --check")
+    return value
 
 
 def run(args: argparse.Namespace) -> int:

@@ -8,11 +8,12 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import msgspec
 
-from understudy._core import FleetSettings, run_fleet
+from understudy._core import Checkpoints, FleetSettings, run_fleet
 from understudy.checks import whole_number
 from understudy.engines.profiles import find_profile
 from understudy.errors import ConfigError
 from understudy.router.kv import Decisions, KvRouter, KvRouting
+from understudy.run.deep_check import copy_inputs, describe_comparison, require_equal
 from understudy.run.digest import digests
 from understudy.run.fleet_plan import FleetPlan
 from understudy.run.kv_log import KvLog
@@ -49,6 +50,8 @@ class OfflineRun(msgspec.Struct, frozen=True):
     kv: KvLog | None = None
     decisions: Decisions | None = None
     """Decisions of a KV-aware router; rows are those of the given workload."""
+    notes: tuple[str, ...] = ()
+    """Results of `check="deep"`."""
 
 
 def run_offline(
@@ -64,7 +67,7 @@ def run_offline(
     tiers: TiersConfig | None = None,
     threads: int = 1,
     fast_forward: bool = True,
-    check: bool = False,
+    check: bool | Literal["deep"] = False,
     events: bool = False,
     kv_trace: bool = False,
     progress: Callable[[int], None] | None = None,
@@ -81,8 +84,9 @@ def run_offline(
     `load` defaults to an open loop at the workload's own pace; `timing` is a model of your own, in place of the
     engine's. `tiers` lie below the device; unless given, those that came with the engine's settings. `threads` > 1
     needs workers that are independent: open loop, single-turn requests, round-robin or random routing, neither g3 nor
-    g4, neither policies nor a timing model of yours. `check` verifies, after every step, conservation and that an index
-    fed by the events alone knows exactly the blocks that are there (InvariantViolated); `events` and `kv_trace` keep
+    g4, neither policies nor a timing model of yours. `check` verifies the state after every step and at both ends of
+    every fast-forward (InvariantViolated), without changing the run; "deep" also replays the run step by step, compares
+    the state at the end of every fast-forward and all columns, and adds a line to `notes`. `events` and `kv_trace` keep
     the run's KV events, and its allocations and evictions; `fast_forward` off runs every decode step, with the
     same result. `record_steps` names a file for every step of every worker, in the form of a recorded schedule (gzipped
     when its name ends in .gz): it tells which blocks go next, so that it needs a built-in eviction policy on the
@@ -99,9 +103,11 @@ def run_offline(
         timing,
         progress,
         fast_forward=fast_forward,
-        check=check,
         ranks=ranks,
         route_rejected=route_rejected,
+    )
+    is_deep = _is_deep(
+        check, steps_only=not fast_forward or record_steps is not None or on_step_end is not None
     )
     seed = whole_number("seed", seed, 0, 2**64 - 1)
     threads = whole_number("threads", threads, 1, 4096)
@@ -122,26 +128,32 @@ def run_offline(
         )
     if routing == "kv":
         routing = KvRouting()
+    copies = copy_inputs(fleet, routing, timing) if is_deep else None
     router = _build_router(routing, fleet, workload, seed)
     outside_ns = front_end_ns(fleet.pools, timing)
     if outside_ns:  # the client receives each answer later, and so sends the next turn later
         workload = replace(workload, delay_ns=workload.delay_ns + outside_ns * (workload.turn > 0))
-    settings = FleetSettings(
-        pools=fleet.native(timing, events=events or record_steps is not None, kv_trace=kv_trace, seed=seed),
-        routing=router,
+    checkpoints = Checkpoints() if is_deep else None
+    build_settings = partial(
+        FleetSettings,
         seed=seed,
         concurrency=load.concurrency if isinstance(load, ClosedLoop) else 0,
         threads=threads,
-        fast_forward=fast_forward,
-        check=check,
         route_rejected=route_rejected,
         lockstep_ns=LOCKSTEP_NS if isinstance(load, Lockstep) else 0,
         ranks=ranks,
         turnaround_ns=round(load.turnaround_ms * 1e6) + outside_ns if isinstance(load, ClosedLoop) else 0,
+        checkpoints=checkpoints,
+    )
+    settings = build_settings(
+        pools=fleet.native(timing, events=events or record_steps is not None, kv_trace=kv_trace, seed=seed),
+        routing=router,
+        fast_forward=fast_forward,
+        check=bool(check),
     )
     run = partial(run_fleet, workload, settings, progress=progress)
+    names = _list_request_names(workload, order, fleet.engine)
     if record_steps is None:
-        names = _list_request_names(workload, order, fleet.engine)
         result = run(names=names, on_step=None if on_step_end is None else _ends(on_step_end))
     else:
         timed = not isinstance(load, Lockstep)
@@ -149,13 +161,18 @@ def run_offline(
         result = _run_recorded(
             run, record_steps, workload, order, fleet, timed=timed, keep_events=keep_events
         )
-    timeline = Timeline.from_result(
-        result, given, order, worker_blocks=fleet.worker_blocks, block_size=fleet.engine.block_size
-    )
-    timeline = add_front_end_time(timeline, outside_ns)
-    kv = None
-    if events or kv_trace:
-        kv = KvLog(result, fleet.engine.block_size, timeline.worker_blocks, events=events, kv_trace=kv_trace)
+
+    def read_result(result: FleetResult) -> tuple[Timeline, KvLog | None]:
+        timeline = Timeline.from_result(
+            result, given, order, worker_blocks=fleet.worker_blocks, block_size=fleet.engine.block_size
+        )
+        timeline = add_front_end_time(timeline, outside_ns)
+        if not events and not kv_trace:
+            return timeline, None
+        blocks = timeline.worker_blocks
+        return timeline, KvLog(result, fleet.engine.block_size, blocks, events=events, kv_trace=kv_trace)
+
+    timeline, kv = read_result(result)
     facts = {
         **fleet.size(),
         "routing": _describe_routing(routing),
@@ -172,7 +189,33 @@ def run_offline(
         if order is not None:
             decisions = msgspec.structs.replace(decisions, rows=order[decisions.rows])
         facts["router"] = summarise_decisions(decisions, timeline, fleet.engine.block_size)
-    return OfflineRun(timeline, facts, kv, decisions)
+    notes: tuple[str, ...] = ()
+    if checkpoints is not None and copies is not None:
+        if checkpoints.recorded:
+            copied, routing, its_timing = copies
+            settings = build_settings(
+                pools=copied.native(its_timing, events=events, kv_trace=kv_trace, seed=seed),
+                routing=_build_router(routing, copied, workload, seed),
+                fast_forward=False,
+            )
+            replayed, its_kv = read_result(run_fleet(workload, settings, names=names))
+            require_equal(timeline, replayed, (kv, its_kv) if events else (None, None))
+        notes = (describe_comparison(checkpoints, fleet.pools, timing, ranks=ranks),)
+    return OfflineRun(timeline, facts, kv, decisions, notes)
+
+
+def _is_deep(check: object, *, steps_only: bool) -> bool:
+    """Return whether to replay the run by steps. ConfigError: not a kind of check, or nothing is fast-forwarded."""
+    if isinstance(check, bool):
+        return False
+    if check != "deep":
+        raise ConfigError(f"check must be True, False or 'deep', got {check!r}")
+    if steps_only:
+        raise ConfigError(
+            "check='deep' replays fast-forwards, and fast_forward=False, record_steps and on_step_end turn them off; "
+            "use check=True"
+        )
+    return True
 
 
 def _check(load: object, routing: object, timing: object, progress: object, **switches: object) -> None:
