@@ -38,8 +38,8 @@ void make_config(VllmConfig* self, nb::handle block_size, nb::handle num_gpu_blo
                  const std::vector<double>& accept_rates, nb::handle burst_seed, const Speculation* speculation,
                  const std::string& free_order, bool phantom_hits, bool caps_lone_prefill,
                  nb::handle max_num_active_seqs, bool long_prefill_token_threshold_adaptive, bool events, bool kv_trace,
-                 bool check, nb::handle max_loras, bool preempted_first, const VllmOffload* offload,
-                 double stay_sample) {
+                 bool check, nb::handle max_loras, bool preempted_first, const VllmOffload* offload, double stay_sample,
+                 bool self_preemption_ends, bool counts_running_loras, nb::handle prefill_schedule_interval) {
   VllmConfig config;
   config.block_size = static_cast<std::uint32_t>(read_uint(block_size, "block_size", BlockStore::kMaxBlockSize));
   config.num_gpu_blocks = read_uint(num_gpu_blocks, "num_gpu_blocks", BlockStore::kMaxBlocks);
@@ -80,6 +80,10 @@ void make_config(VllmConfig* self, nb::handle block_size, nb::handle num_gpu_blo
   config.events = events;
   config.kv_trace = kv_trace;
   config.stay_sample = stay_sample;
+  config.self_preemption_ends = self_preemption_ends;
+  config.counts_running_loras = counts_running_loras;
+  config.prefill_schedule_interval =
+      static_cast<std::uint32_t>(read_uint(prefill_schedule_interval, "prefill_schedule_interval", 1u << 30));
   config.check = check;
   new (self) VllmConfig(config);
 }
@@ -91,13 +95,16 @@ void bind_engine_config(nb::module_& m) {
       .def(
           "__init__",
           [](Speculation* self, std::uint32_t tokens, std::uint32_t lookahead, std::uint32_t draft_slots,
-             std::uint32_t reserved_slots, bool drops_last_hit, bool pads_admissions, bool pads_hits,
-             bool pads_within_context, bool admission_lookahead, std::vector<double> accept_rates, std::uint64_t seed) {
+             std::uint32_t reserved_slots, bool drops_last_hit, std::uint32_t hashed_ahead, bool keys_in_update,
+             bool pads_admissions, bool pads_hits, bool pads_within_context, bool admission_lookahead,
+             std::vector<double> accept_rates, std::uint64_t seed) {
             new (self) Speculation{tokens,
                                    lookahead,
                                    draft_slots,
                                    reserved_slots,
                                    drops_last_hit,
+                                   hashed_ahead,
+                                   keys_in_update,
                                    pads_admissions,
                                    pads_hits,
                                    pads_within_context,
@@ -106,12 +113,14 @@ void bind_engine_config(nb::module_& m) {
                                    seed};
           },
           nb::kw_only(), "tokens"_a = 0, "lookahead"_a = 0, "draft_slots"_a = 0, "reserved_slots"_a = 0,
-          "drops_last_hit"_a = false, "pads_admissions"_a = true, "pads_hits"_a = true, "pads_within_context"_a = true,
-          "admission_lookahead"_a = true, "accept_rates"_a = nb::list(), "seed"_a = 42);
+          "drops_last_hit"_a = false, "hashed_ahead"_a = 0, "keys_in_update"_a = false, "pads_admissions"_a = true,
+          "pads_hits"_a = true, "pads_within_context"_a = true, "admission_lookahead"_a = true,
+          "accept_rates"_a = nb::list(), "seed"_a = 42);
 
   nb::class_<EngineConfig>(m, "EngineConfig", "Settings of an engine of any kind.")
       .def_ro("block_size", &EngineConfig::block_size)
-      .def_ro("num_gpu_blocks", &EngineConfig::num_gpu_blocks);
+      .def_ro("num_gpu_blocks", &EngineConfig::num_gpu_blocks)
+      .def_prop_ro("hashed_ahead", &EngineConfig::hashed_ahead, "Tokens behind a block that are part of its identity.");
   nb::class_<VllmConfig, EngineConfig>(m, "VllmEngineConfig", "Settings of a vLLM engine, with vLLM's names.")
       .def("__init__", &make_config, nb::kw_only(), "block_size"_a = 64, "num_gpu_blocks"_a = 16384,
            "max_num_seqs"_a.none() = 256, "max_num_batched_tokens"_a.none() = 8192,
@@ -123,7 +132,8 @@ void bind_engine_config(nb::module_& m) {
            "free_order"_a = "unkeyed_first", "phantom_hits"_a = true, "caps_lone_prefill"_a = true,
            "max_num_active_seqs"_a.none() = nb::none(), "long_prefill_token_threshold_adaptive"_a = false,
            "events"_a = false, "kv_trace"_a = false, "check"_a = false, "max_loras"_a.none() = nb::none(),
-           "preempted_first"_a = true, "offload"_a.none() = nb::none(), "stay_sample"_a = 0.0);
+           "preempted_first"_a = true, "offload"_a.none() = nb::none(), "stay_sample"_a = 0.0,
+           "self_preemption_ends"_a = true, "counts_running_loras"_a = false, "prefill_schedule_interval"_a = 1);
 }
 
 }  // namespace understudy

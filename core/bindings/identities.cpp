@@ -195,6 +195,13 @@ void bind_identities(nb::module_& m) {
                       "Take sequence hashes as they are; each block is the parent of the next. Hash 0 is refused.")
           .def_static("from_lineage_hashes", &from_lineage_hashes, "lineage_hashes"_a,
                       "Take 128-bit lineage hashes as they are; local hashes are not known.")
+          .def(
+              "hash_ahead",
+              [](const Identities& self, nb::handle tokens, std::uint32_t ahead) {
+                return self.hash_ahead(IntArray<std::uint32_t>(tokens, "tokens").span(), ahead);
+              },
+              "tokens"_a, "ahead"_a,
+              "Blocks whose identity covers the `ahead` tokens behind them too; without the last, if it has none.")
           .def("__len__", &Identities::size)
           .def("__getitem__", &sliced, "index"_a)
           .def("__getitem__", &item, "index"_a)

@@ -107,7 +107,8 @@ void bind_offload(nb::module_& m) {
           [](VllmOffload* self, std::uint64_t host_chunks, std::uint32_t blocks_per_chunk,
              const std::string& eviction_policy, bool offload_prompt_only, std::uint32_t store_steps,
              std::uint32_t load_steps, const std::string& release, bool touches, bool arc_falls_back,
-             bool stores_last_token, bool holders_first, bool spares_in_flight, bool log, bool samples) {
+             bool stores_last_token, bool holders_first, bool spares_in_flight, bool ranks, bool offers_again, bool log,
+             bool samples) {
             VllmOffload out;
             out.host_chunks = host_chunks;
             out.blocks_per_chunk = blocks_per_chunk;
@@ -121,6 +122,8 @@ void bind_offload(nb::module_& m) {
             out.stores_last_token = stores_last_token;
             out.holders_first = holders_first;
             out.spares_in_flight = spares_in_flight;
+            out.ranks = ranks;
+            out.offers_again = offers_again;
             out.log = log;
             out.samples = samples;
             new (self) VllmOffload(std::move(out));
@@ -128,7 +131,8 @@ void bind_offload(nb::module_& m) {
           nb::kw_only(), "host_chunks"_a, "blocks_per_chunk"_a = 1, "eviction_policy"_a = "lru",
           "offload_prompt_only"_a = true, "store_steps"_a = 0, "load_steps"_a = 0, "release"_a = "", "touches"_a = true,
           "arc_falls_back"_a = false, "stores_last_token"_a = true, "holders_first"_a = false,
-          "spares_in_flight"_a = false, "log"_a = false, "samples"_a = false);
+          "spares_in_flight"_a = false, "ranks"_a = false, "offers_again"_a = false, "log"_a = false,
+          "samples"_a = false);
 
   nb::class_<OffloadSamples>(m, "OffloadSamples", "Single samples of vLLM's offload since the last call.")
       .def_prop_ro(

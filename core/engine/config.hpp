@@ -60,6 +60,8 @@ struct EngineConfig {
   virtual bool reads_identities() const noexcept { return enable_prefix_caching; }
   // Whether names of requests break ties in scheduling order.
   virtual bool orders_by_name() const noexcept { return false; }
+  // Tokens behind a block that are part of its identity.
+  virtual std::uint32_t hashed_ahead() const noexcept { return 0; }
   // Whether user-defined policies are called, which one run may share between workers.
   virtual bool has_user_policy() const noexcept { return false; }
   // Whether engines of this kind send messages to each other.

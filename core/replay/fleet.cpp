@@ -233,7 +233,7 @@ std::optional<std::size_t> Fleet::route(std::uint64_t row) {
   const EngineConfig& first = *pools_[0].engine;
   routed_ = {};
   if (!config_.router->blind() && first.enable_prefix_caching) {
-    routed_ = {row, first.block_size, identities_of(row, first.block_size)};
+    routed_ = {row, first.block_size, identities_of(row, first)};
   }
   RouteRequest request;
   request.row = row;
@@ -273,7 +273,7 @@ void Fleet::reject(std::uint64_t row, const std::string& why) {
   rejections_.emplace_back(static_cast<std::int64_t>(row), why);
 }
 
-std::shared_ptr<const IdentitySource> Fleet::identities_of(std::uint64_t row, std::uint32_t block_size) const {
+std::shared_ptr<const IdentitySource> Fleet::identities_of(std::uint64_t row, const EngineConfig& engine) const {
   const auto prompt = static_cast<std::uint64_t>(workload_.prompt_tokens[row]);
   const auto output = static_cast<std::uint64_t>(workload_.output_tokens[row]);
   std::uint64_t known = prompt;
@@ -292,7 +292,8 @@ std::shared_ptr<const IdentitySource> Fleet::identities_of(std::uint64_t row, st
   const auto last = static_cast<std::size_t>(workload_.hash_offsets[source + 1]);
   return std::make_shared<TraceIdentities>(
       workload_.hash_ids.subspan(first, last - first), workload_.trace_block_size, known, exact, prompt + output,
-      block_size, row, workload_.adapter.empty() ? 0 : static_cast<std::uint32_t>(workload_.adapter[row] + 1));
+      engine.block_size, row, workload_.adapter.empty() ? 0 : static_cast<std::uint32_t>(workload_.adapter[row] + 1),
+      engine.hashed_ahead());
 }
 
 const Effects& Fleet::submit(std::size_t index, std::uint64_t row, std::int64_t arrival_ns) {
@@ -321,8 +322,9 @@ const Effects& Fleet::submit(std::size_t index, std::uint64_t row, std::int64_t 
     spec.name = std::to_string(row);
   }
   if (engine.reads_identities()) {
-    const bool known = routed_.block_size == engine.block_size && routed_.row == row;
-    spec.identities = known ? std::exchange(routed_, {}).identities : identities_of(row, engine.block_size);
+    const bool known = routed_.block_size == engine.block_size && routed_.row == row &&
+                       pools_[0].engine->hashed_ahead() == engine.hashed_ahead();
+    spec.identities = known ? std::exchange(routed_, {}).identities : identities_of(row, engine);
   }
   Worker& worker = workers_[index];
   if (worker.first_row == kNoRow) worker.first_row = row;

@@ -182,7 +182,7 @@ class Fleet final : private FleetView {
   std::optional<std::string> why_not(std::uint64_t row, const Pool& pool) const;
   bool fits(std::uint64_t row, std::size_t worker);
   void reject(std::uint64_t row, const std::string& why);
-  std::shared_ptr<const IdentitySource> identities_of(std::uint64_t row, std::uint32_t block_size) const;
+  std::shared_ptr<const IdentitySource> identities_of(std::uint64_t row, const EngineConfig& engine) const;
   const Effects& submit(std::size_t worker, std::uint64_t row, std::int64_t arrival_ns);
   void require_progress(std::size_t worker);
 

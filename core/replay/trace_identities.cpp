@@ -56,6 +56,12 @@ void TraceIdentities::make(std::vector<BlockIdentity>& out, std::size_t count) c
       append(xxh3_64_pair(request_, position, ~kBaseSaltHash), position + 1);
       continue;
     }
+    if (ahead_ > 0) {
+      std::uint64_t local = local_hash(first);
+      for (std::uint64_t token = end; token < end + ahead_; ++token) local = xxh3_64_pair(local, id_of(token), seed_);
+      append(local, position + 1);
+      continue;
+    }
     // Blocks inside one trace block are alike.
     const std::uint64_t trace_end = std::min((first / trace_block_ + 1) * trace_block_, stream_tokens_);
     if (end > trace_end) {
@@ -65,6 +71,13 @@ void TraceIdentities::make(std::vector<BlockIdentity>& out, std::size_t count) c
     const std::uint64_t local = xxh3_64_pair(stream_[first / trace_block_], block_size_, seed_);
     append(local, std::min(count, static_cast<std::size_t>(trace_end / block_size_)));
   }
+}
+
+// The id that a known token is a copy of; other tokens belong to this request alone.
+std::uint64_t TraceIdentities::id_of(std::uint64_t token) const {
+  if (token < stream_tokens_) return stream_[token / trace_block_];
+  if (token < stream_tokens_ + outputs_.size()) return outputs_[token - stream_tokens_];
+  return xxh3_64_pair(request_, token, ~kBaseSaltHash);
 }
 
 // Hash (id, length) runs, with equal neighbours joined: equal content has one hash however it is split.

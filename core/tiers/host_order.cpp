@@ -1,6 +1,7 @@
 #include "tiers/host_order.hpp"
 
 #include <algorithm>
+#include <map>
 #include <utility>
 
 #include "base/assert.hpp"
@@ -61,7 +62,7 @@ class ListedOrder : public HostOrder {
 class IdleLru final : public ListedOrder {
  public:
   using ListedOrder::ListedOrder;
-  void inserted(std::span<const SlotId>) override {}
+  void inserted(ChunkUser, std::span<const std::uint32_t>, std::span<const SlotId>) override {}
   void idle(SlotId slot) override { list_.push_back(slot); }
   void busy(SlotId slot) override { list_.remove(slot); }
   void touch(std::span<const BlockIdentity>, std::span<const SlotId> slots) override {
@@ -76,7 +77,7 @@ class IdleLru final : public ListedOrder {
 class RequestLru final : public ListedOrder {
  public:
   using ListedOrder::ListedOrder;
-  void inserted(std::span<const SlotId> slots) override {
+  void inserted(ChunkUser, std::span<const std::uint32_t>, std::span<const SlotId> slots) override {
     for (const SlotId slot : slots) list_.push_back(slot);
   }
   void ended(std::span<const ChunkMemo> memos, std::span<const SlotId> slots) override {
@@ -84,6 +85,77 @@ class RequestLru final : public ListedOrder {
       if ((memos[i - 1].uses & kSeen) != 0 && slots[i - 1] != kNoSlot) list_.refresh(slots[i - 1]);
     }
   }
+};
+
+// All chunks by rank, the smallest evicted first. A request draws one number for all chunks that it uses: they lie
+// together, the last of them first, however they were batched. When it ends, its chunks are ranked anew.
+class RankedLru final : public HostOrder {
+ public:
+  explicit RankedLru(HostChunks& chunks) : chunks_(chunks), ranks_(chunks.size()) {}
+
+  void accessed(ChunkUser user, std::span<const FirstUse> uses) override {
+    if (uses.empty()) return;
+    draw(user);
+    for (const FirstUse& use : uses) {
+      if (use.slot == kNoSlot) continue;
+      const Rank rank = rank_of(user, use.place);
+      if (ranks_[use.slot] < rank) move(use.slot, rank);
+    }
+  }
+  void inserted(ChunkUser user, std::span<const std::uint32_t> places, std::span<const SlotId> slots) override {
+    if (slots.empty()) return;
+    draw(user);
+    for (std::size_t i = 0; i < slots.size(); ++i) place(slots[i], rank_of(user, places[i]));
+  }
+  void ended(std::span<const ChunkMemo> memos, std::span<const SlotId> slots) override {
+    for (std::size_t i = slots.size(); i > 0; --i) {
+      if ((memos[i - 1].uses & kSeen) != 0 && slots[i - 1] != kNoSlot) move(slots[i - 1], {++numbers_, 0});
+    }
+  }
+  bool evict(std::size_t count, std::vector<SlotId>& out) override {
+    const std::size_t before = out.size();
+    for (auto at = order_.begin(); at != order_.end() && out.size() < before + count; ++at) {
+      if (chunks_[at->second].evictable()) out.push_back(at->second);
+    }
+    if (out.size() < before + count) {
+      out.resize(before);
+      return false;
+    }
+    for (std::size_t i = before; i < out.size(); ++i) order_.erase(ranks_[out[i]]);
+    return true;
+  }
+  std::vector<SlotId> oldest(std::size_t limit) const override {
+    std::vector<SlotId> out;
+    for (auto at = order_.begin(); at != order_.end() && out.size() < limit; ++at) {
+      if (chunks_[at->second].idle()) out.push_back(at->second);
+    }
+    return out;
+  }
+
+ private:
+  using Rank = std::pair<std::uint64_t, std::int64_t>;  // number, and minus the position
+
+  void draw(ChunkUser user) {
+    if (user.number == 0) user.number = ++numbers_;
+  }
+  static Rank rank_of(ChunkUser user, std::uint32_t place) {
+    return {user.number, -(std::int64_t{user.first} + place + 1)};
+  }
+  void place(SlotId slot, Rank rank) {
+    ranks_[slot] = rank;
+    const bool fresh = order_.emplace(rank, slot).second;
+    UNDERSTUDY_ASSERT(fresh, "two chunks have one rank");
+    (void)fresh;
+  }
+  void move(SlotId slot, Rank rank) {
+    order_.erase(ranks_[slot]);
+    place(slot, rank);
+  }
+
+  HostChunks& chunks_;
+  std::vector<Rank> ranks_;  // by slot
+  std::map<Rank, SlotId> order_;
+  std::uint64_t numbers_ = 0;
 };
 
 constexpr std::size_t kAhead = 16;  // evicted keys prefetched at once
@@ -94,7 +166,7 @@ class Arc : public HostOrder {
  public:
   Arc(HostChunks& chunks, bool falls_back) : chunks_(chunks), once_(chunks), often_(chunks), falls_back_(falls_back) {}
 
-  void inserted(std::span<const SlotId> slots) override {
+  void inserted(ChunkUser, std::span<const std::uint32_t>, std::span<const SlotId> slots) override {
     const auto key = [&](std::size_t i) -> const LineageHash& { return chunks_[slots[i]].key; };
     for (const SlotId slot : slots) {
       chunks_[slot].often = false;
@@ -233,6 +305,7 @@ class RequestArc final : public Arc {
 
 std::unique_ptr<HostOrder> make_host_order(const HostRules& rules, HostChunks& chunks) {
   if (rules.policy == HostPolicy::Lru) {
+    if (rules.ranks) return std::make_unique<RankedLru>(chunks);
     if (rules.touches) return std::make_unique<IdleLru>(chunks);
     return std::make_unique<RequestLru>(chunks);
   }

@@ -16,6 +16,7 @@ enum class HostPolicy : std::uint8_t { Lru, Arc };
 struct HostRules {
   HostPolicy policy = HostPolicy::Lru;
   bool touches = true;          // lookups and stores refresh chunks (0.28 to 0.30); else the end of a request does
+  bool ranks = false;           // LRU ranks chunks by the request that used them last (since 0.33)
   bool arc_falls_back = false;  // evict a chunk seen once, however few there are, when none seen again is evictable
 };
 
@@ -57,6 +58,18 @@ struct ChunkMemo {
   std::uint8_t uses = 0;
 };
 
+// A request that uses chunks.
+struct ChunkUser {
+  std::uint64_t& number;    // drawn by an order at its first use; 0: none yet
+  std::uint32_t first = 0;  // position of the first chunk of a call
+};
+
+// A chunk that a request uses for the first time.
+struct FirstUse {
+  std::uint32_t place = 0;  // in its call
+  SlotId slot = kNoSlot;    // kNoSlot: absent
+};
+
 // A list of chunks; a chunk is in at most one list.
 class ChunkList {
  public:
@@ -86,11 +99,14 @@ class HostOrder {
  public:
   virtual ~HostOrder() = default;
 
-  virtual void inserted(std::span<const SlotId> slots) = 0;  // their writing begins
-  virtual void idle(SlotId) {}                               // no transfer uses it any more
+  // The writing of chunks begins, which are at these places of the user's call.
+  virtual void inserted(ChunkUser user, std::span<const std::uint32_t> places, std::span<const SlotId> slots) = 0;
+  virtual void idle(SlotId) {}  // no transfer uses it any more
   virtual void busy(SlotId) {}
   // A request was looked up or stored something; these are all of its chunks.
   virtual void touch(std::span<const BlockIdentity>, std::span<const SlotId>) {}
+  // A request loads or offers chunks that it has not used before; called before their insertion.
+  virtual void accessed(ChunkUser, std::span<const FirstUse>) {}
   // Absent chunks that a request offers for the first time. Those that find room are inserted next.
   virtual void missed(std::span<const LineageHash>) {}
   // A request has ended; `memos` are what it did to each of its chunks.

@@ -69,12 +69,15 @@ void VllmHost::touch(std::span<const BlockIdentity> keys, std::span<ChunkMemo> m
   order_->touch(keys, found_);
 }
 
-void VllmHost::begin_load(std::span<const BlockIdentity> keys, std::span<ChunkMemo> memos, std::vector<SlotId>& slots) {
+void VllmHost::begin_load(ChunkUser user, std::span<const BlockIdentity> keys, std::span<ChunkMemo> memos,
+                          std::vector<SlotId>& slots) {
   locate(keys, memos);
   slots.assign(found_.begin(), found_.end());
   store_.reference(kPool, slots);
+  first_uses_.clear();
   for (std::size_t i = 0; i < slots.size(); ++i) {
     HostChunk& chunk = chunks_[slots[i]];
+    if ((memos[i].uses & kSeen) == 0) first_uses_.push_back({static_cast<std::uint32_t>(i), slots[i]});
     if (chunk.idle()) {
       order_->busy(slots[i]);
       ++loading_;
@@ -82,6 +85,7 @@ void VllmHost::begin_load(std::span<const BlockIdentity> keys, std::span<ChunkMe
     ++chunk.refs;
     mark_used(memos[i]);
   }
+  order_->accessed(user, first_uses_);
 }
 
 void VllmHost::loaded(std::span<const SlotId> slots) {
@@ -94,16 +98,21 @@ void VllmHost::loaded(std::span<const SlotId> slots) {
   }
 }
 
-bool VllmHost::begin_store(std::span<const BlockIdentity> offered, std::span<ChunkMemo> memos,
+bool VllmHost::begin_store(ChunkUser user, std::span<const BlockIdentity> offered, std::span<ChunkMemo> memos,
                            std::vector<std::uint32_t>& places, std::vector<SlotId>& slots) {
   places.clear();
   slots.clear();
   absent_.clear();
   names_.clear();
   evicted_.clear();
+  first_uses_.clear();
   locate(offered, memos);
   for (std::size_t i = 0; i < offered.size(); ++i) {
     const SlotId slot = found_[i];
+    const bool unseen = (memos[i].uses & kSeen) == 0;
+    if (unseen && (slot == kNoSlot || chunks_[slot].ready())) {
+      first_uses_.push_back({static_cast<std::uint32_t>(i), slot});
+    }
     if (slot != kNoSlot) {
       if (chunks_[slot].ready()) mark_used(memos[i]);
       continue;
@@ -113,6 +122,7 @@ bool VllmHost::begin_store(std::span<const BlockIdentity> offered, std::span<Chu
     if ((memos[i].uses & kMissed) == 0) names_.push_back(offered[i].lineage);
     memos[i].uses |= kSeen | kMissed;
   }
+  order_->accessed(user, first_uses_);
   order_->missed(names_);
   if (absent_.empty()) return true;
 
@@ -146,7 +156,7 @@ bool VllmHost::begin_store(std::span<const BlockIdentity> offered, std::span<Chu
     memos[places[i]].uses |= kInserted;
     memos[places[i]].slot = slots[i];
   }
-  order_->inserted(slots);
+  order_->inserted(user, places, slots);
   resident_ += slots.size() - victims_.size();
   UNDERSTUDY_ASSERT(resident_ <= capacity(), "the host holds more chunks than it has room for");
   writing_ += slots.size();

@@ -32,11 +32,12 @@ class VllmHost {
   void touch(std::span<const BlockIdentity> keys, std::span<ChunkMemo> memos);
   // ── Load ──
   // References ready chunks: not evictable until `loaded`.
-  void begin_load(std::span<const BlockIdentity> keys, std::span<ChunkMemo> memos, std::vector<SlotId>& slots);
+  void begin_load(ChunkUser user, std::span<const BlockIdentity> keys, std::span<ChunkMemo> memos,
+                  std::vector<SlotId>& slots);
   void loaded(std::span<const SlotId> slots);
   // ── Store ──
   // Makes room for the absent chunks of `offered`; returns their indices and slots. False: no room, nothing changed.
-  bool begin_store(std::span<const BlockIdentity> offered, std::span<ChunkMemo> memos,
+  bool begin_store(ChunkUser user, std::span<const BlockIdentity> offered, std::span<ChunkMemo> memos,
                    std::vector<std::uint32_t>& places, std::vector<SlotId>& slots);
   void stored(std::span<const SlotId> slots);
   // A request that used chunks has ended.
@@ -77,6 +78,7 @@ class VllmHost {
   std::vector<SlotId> claimed_;
   std::vector<std::uint32_t> tags_;
   std::vector<LineageHash> names_;
+  std::vector<FirstUse> first_uses_;
   std::vector<BlockIdentity> absent_;
   std::vector<SlotId> victims_;
 };

@@ -3,8 +3,12 @@
 #include <algorithm>
 #include <utility>
 
+#include "tokens/xxh3.hpp"
+
 namespace understudy {
 namespace {
+
+constexpr std::uint64_t kAheadSeed = 0x6168656164ULL;
 
 // Positions start .. start + count - 1 must all fit into a lineage hash.
 void check_positions(std::uint64_t start, std::uint64_t count) {
@@ -85,6 +89,20 @@ Identities Identities::from_lineage_hashes(std::span<const LineageHash> lineage_
     blocks.push_back({lineage, 0, follows ? lineage_hashes[i - 1].current() : 0});
   }
   return Identities(std::move(blocks));
+}
+
+Identities Identities::hash_ahead(std::span<const std::uint32_t> tokens, std::uint32_t ahead) const {
+  if (block_size_ == 0) throw Error(ErrorKind::InvalidArgument, "hash_ahead needs blocks that were made from tokens");
+  const std::size_t most = tokens.size() < ahead ? 0 : (tokens.size() - ahead) / block_size_;
+  std::vector<std::uint64_t> locals;
+  for (std::size_t block = 0; block < std::min(most, size_); ++block) {
+    std::uint64_t local = (*this)[block].local_hash;
+    for (const std::uint32_t token : tokens.subspan((block + 1) * block_size_, ahead)) {
+      local = xxh3_64_pair(local, token, kAheadSeed);
+    }
+    locals.push_back(local);
+  }
+  return from_local_hashes(locals).with_block_size(block_size_);
 }
 
 Identities Identities::slice(std::size_t start, std::size_t stop) const {

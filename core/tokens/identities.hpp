@@ -49,6 +49,10 @@ class Identities {
   const BlockIdentity& operator[](std::size_t index) const noexcept { return first_.get()[index]; }
   std::span<const BlockIdentity> span() const noexcept { return {first_.get(), size_}; }
 
+  // Blocks whose identity covers the `ahead` tokens behind them too, as far as `tokens` (all of the request, from its
+  // first) has those.
+  Identities hash_ahead(std::span<const std::uint32_t> tokens, std::uint32_t ahead) const;
+
   // Returns elements [start, stop) in O(1). Throws InvalidArgument when the range is reversed or outside.
   Identities slice(std::size_t start, std::size_t stop) const;
   Identities concat(const Identities& other) const;

@@ -41,6 +41,7 @@ class Identities:
     def __init__(self) -> None: ...
     @staticmethod
     def from_local_hashes(local_hashes: _Ints, *, parent: Identities | None = None) -> Identities: ...
+    def hash_ahead(self, tokens: _Ints, ahead: int) -> Identities: ...
     @staticmethod
     def from_sequence_hashes(
         sequence_hashes: _Ints,
@@ -578,6 +579,8 @@ class Speculation:
         draft_slots: int = 0,
         reserved_slots: int = 0,
         drops_last_hit: bool = False,
+        hashed_ahead: int = 0,
+        keys_in_update: bool = False,
         pads_admissions: bool = True,
         pads_hits: bool = True,
         pads_within_context: bool = True,
@@ -602,6 +605,8 @@ class VllmOffload:
         stores_last_token: bool = True,
         holders_first: bool = False,
         spares_in_flight: bool = False,
+        ranks: bool = False,
+        offers_again: bool = False,
         log: bool = False,
         samples: bool = False,
     ) -> None: ...
@@ -625,6 +630,8 @@ class EngineConfig:
     def block_size(self) -> int: ...
     @property
     def num_gpu_blocks(self) -> int: ...
+    @property
+    def hashed_ahead(self) -> int: ...
 
 class ToyEngineConfig(EngineConfig):
     def __init__(
@@ -668,6 +675,9 @@ class VllmEngineConfig(EngineConfig):
         kv_trace: bool = False,
         check: bool = False,
         max_loras: int | None = None,
+        self_preemption_ends: bool = True,
+        counts_running_loras: bool = False,
+        prefill_schedule_interval: int = 1,
         preempted_first: bool = True,
         offload: VllmOffload | None = None,
         stay_sample: float = 0.0,

@@ -7,19 +7,29 @@
 
 namespace understudy {
 
-void VllmEngine::admit(std::int64_t now_ns) {
+// Returns whether requests are left in the queue, apart from those passed over.
+bool VllmEngine::admit(std::int64_t now_ns) {
   if (offload_) return admit_offloading(now_ns);
-  if (!admitting_) return;
-  if (config_.max_loras == VllmConfig::kUnlimited) return admit_heads(now_ns);
+  if (!admitting_) return false;
+  if (config_.max_loras == VllmConfig::kUnlimited) {
+    admit_heads(now_ns);
+    return !waiting_.empty();
+  }
   adapters_.clear();
-  for (const Scheduled& turn : log_.scheduled) note_adapter(requests_[turn.slot]);
+  if (config_.counts_running_loras) {
+    for (const RequestSlot slot : running_) note_adapter(requests_[slot]);
+  } else {
+    for (const Scheduled& turn : log_.scheduled) note_adapter(requests_[turn.slot]);
+  }
   try {
     admit_heads(now_ns);
   } catch (...) {  // user-defined policy
     put_back_passed_over();
     throw;
   }
+  const bool left = !waiting_.empty();
   put_back_passed_over();
+  return left;
 }
 
 void VllmEngine::put_back_passed_over() {
@@ -46,6 +56,7 @@ void VllmEngine::admit_heads(std::int64_t now_ns) {
       continue;
     }
     Admission head = look_up(waiting_.head());
+    if (interval_.defers() && computes_prompt(head)) return;
     if (!size_up(head, decodes_only, joins)) return;
     if (!fits(head)) return refuse(head);
     if (tiers_) {
@@ -92,7 +103,8 @@ Admission VllmEngine::look_up(RequestSlot slot) {
   Admission head;
   head.slot = slot;
   if (!config_.enable_prefix_caching) return head;
-  const std::uint32_t most = request.known - 1;  // at least one token is left to compute
+  // At least one token is left to compute; and a block has a key once the tokens that are part of it are known.
+  const std::uint32_t most = request.known - std::min(request.known, std::max(1u, config_.speculation.hashed_ahead));
   head.limit = most - most % config_.block_size;
   head.hit = kv_->find(request, head.limit);
   // The draft needs hidden states that the cache does not hold: the last block found is computed again.
@@ -169,6 +181,7 @@ void VllmEngine::enter(const Admission& head, std::int64_t now_ns) {
   request.status = RequestStatus::Running;
   request.passed_over = false;
   request.computed = head.hit_tokens;
+  if (computes_prompt(head)) interval_.carry();
   note_adapter(request);
   if (!resumed) {
     request.record.first_admit_ns = now_ns;

@@ -14,6 +14,7 @@ bool VllmEngine::can_fast_forward() const {
   if (bursts_.on() || config_.speculation.tokens > 0) return false;
   if (clock_.in_step || running_.empty() || running_.size() > config_.max_num_batched_tokens) return false;
   if (!timing_.model->needs_sums_only()) return false;
+  if (config_.prefill_schedule_interval > 1 && num_waiting() > 0) return false;  // whose prompts may be deferred
   if (offload_ && !can_fast_forward_offloading()) return false;
   if (config_.async_scheduling) return can_fast_forward_ahead();
   if (tiers_ && (fast_forward_->has_begun(clock_.now_ns) || head_may_move() || tiers_->calls_user_code_after_steps()))
@@ -140,7 +141,10 @@ bool VllmEngine::changed_below() const {
 
 void VllmEngine::progressed(std::uint64_t steps) {
   finish_bound_.reset();
-  if (steps > 0) fruitless_preemptions_ = 0;
+  if (steps == 0) return;
+  fruitless_preemptions_ = 0;
+  // Asynchronously the last of them scheduled nothing if all requests have ended.
+  interval_.decoded(steps - (config_.async_scheduling && planned_.empty() ? 1 : 0));
 }
 
 }  // namespace understudy

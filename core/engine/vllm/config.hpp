@@ -31,6 +31,8 @@ struct Speculation {
   std::uint32_t draft_slots = 0;     // extra budget that every request takes
   std::uint32_t reserved_slots = 0;  // budget that is always taken
   bool drops_last_hit = false;       // the drafter needs hidden states, which the cache does not hold
+  std::uint32_t hashed_ahead = 0;    // tokens behind a block that are part of its key
+  bool keys_in_update = false;       // synchronously too, blocks of accepted drafts get their keys with the tokens
   bool pads_admissions = true;       // a request that joins decodes with one token to compute gets blank drafts
   bool pads_hits = true;             // also when all its other tokens are cached and no other request decodes
   bool pads_within_context = true;   // without room in the context it gets none; else it waits
@@ -49,7 +51,8 @@ struct VllmConfig final : EngineConfig {
   PreemptionMode preemption_mode = PreemptionMode::Lifo;
   bool scheduler_reserve_full_isl = true;
   double watermark = 0.0;
-  std::uint32_t max_loras = kUnlimited;  // adapters in one batch
+  std::uint32_t max_loras = kUnlimited;         // adapters in one batch
+  std::uint32_t prefill_schedule_interval = 1;  // steps from one with a prompt to the next, while others decode
   bool async_scheduling = false;
   KvManagerKind kv_manager = KvManagerKind::Native;
   // Makes the eviction policy of the device, for each worker; none: the manager's own (vLLM's free list, or lineage).
@@ -62,9 +65,11 @@ struct VllmConfig final : EngineConfig {
 
   // Version profile.
   FreeOrder free_order = FreeOrder::UnkeyedFirst;
-  bool caps_lone_prefill = true;  // the long-prefill threshold applies to a lone request too
-  bool preempted_first = true;    // queued before requests that were passed over because of their adapter
-  bool phantom_hits = true;       // a victim already scheduled keeps keys of blocks that are never computed
+  bool caps_lone_prefill = true;      // the long-prefill threshold applies to a lone request too
+  bool preempted_first = true;        // queued before requests that were passed over because of their adapter
+  bool phantom_hits = true;           // a victim already scheduled keeps keys of blocks that are never computed
+  bool self_preemption_ends = true;   // a request that preempts itself is the last of the running list to be scheduled
+  bool counts_running_loras = false;  // max_loras counts all running requests; else those scheduled before admissions
 
   double stay_sample = 0.0;  // share of blocks whose time in the cache is measured, step by step only
 
@@ -73,6 +78,7 @@ struct VllmConfig final : EngineConfig {
   std::shared_ptr<EngineConfig> clone() const override { return std::make_shared<VllmConfig>(*this); }
   bool reads_identities() const noexcept override { return enable_prefix_caching || offload.has_value(); }
   bool orders_by_name() const noexcept override { return policy == SchedulingPolicy::Priority; }
+  std::uint32_t hashed_ahead() const noexcept override { return speculation.hashed_ahead; }
   bool has_user_policy() const noexcept override { return eviction_is_users; }
   bool publishes_below_device() const noexcept override { return offload.has_value(); }
 };

@@ -30,6 +30,7 @@
 #include "engine/vllm/live_request.hpp"
 #include "engine/vllm/offload_links.hpp"
 #include "engine/vllm/offload_steps.hpp"
+#include "engine/vllm/prefill_interval.hpp"
 #include "engine/vllm/waiting_queue.hpp"
 #include "store/block_store.hpp"
 #include "tiers/worker_tiers.hpp"
@@ -196,13 +197,15 @@ class VllmEngine final : public Engine, private DecodeHost {
   void charge(std::uint32_t tokens) noexcept;
 
   // admit.cpp
-  void admit(std::int64_t now_ns);
+  bool admit(std::int64_t now_ns);
   void admit_heads(std::int64_t now_ns);
   void note_adapter(const EngineRequest& request);
   bool lacks_adapter(const EngineRequest& request) const;
   void put_back_passed_over();
   bool only_decodes() const;
   Admission look_up(RequestSlot slot);
+  // More than the token that is sampled from.
+  bool computes_prompt(const Admission& head) const { return head.hit_tokens + 1 < requests_[head.slot].known; }
   bool size_up(Admission& head, bool decodes_only, bool joins) const;
   bool fits(const Admission& head);
   void refuse(const Admission& head);
@@ -227,7 +230,7 @@ class VllmEngine final : public Engine, private DecodeHost {
   bool head_lacks_room() const;
 
   // offload.cpp
-  void admit_offloading(std::int64_t now_ns);
+  bool admit_offloading(std::int64_t now_ns);
   void admit_or_pass(std::vector<RequestSlot>& passed, std::int64_t now_ns);
   WaitingQueue& next_queue() noexcept;
   WaitingQueue& queue_of(RequestSlot slot) { return skipped_.contains(slot) ? skipped_ : waiting_; }
@@ -359,6 +362,7 @@ class VllmEngine final : public Engine, private DecodeHost {
   std::uint64_t budget_ = 0;
   std::uint64_t input_budget_ = 0;  // less than the budget where a draft model takes slots
   std::uint32_t prefill_cap_ = VllmConfig::kUnlimited;
+  PrefillInterval interval_;
   StepLog log_;
   StepLoad load_;
   Refusal refusal_;

@@ -32,8 +32,8 @@ void FastForward::update_requests() {
     if (computes(order)) update_request(order);
   }
   forget_finished();
-  host_.progressed(steps_);
   if (ahead_) plan_next();
+  host_.progressed(steps_);
 }
 
 void FastForward::forget_finished() {

@@ -89,7 +89,8 @@ void NativeBackend::name_blocks(KvRequest& request, std::uint32_t blocks) {
 }
 
 void NativeBackend::name_full(KvRequest& request, std::uint32_t tokens) {
-  const std::uint32_t full = std::min(tokens, request.known);
+  const std::uint32_t full =
+      std::min(tokens, request.known - std::min(request.known, config_.speculation.hashed_ahead));
   // Mostly no block is, which takes no division to see.
   if (full >= (std::uint64_t{request.keyed} + 1) * config_.block_size) name_blocks(request, full / config_.block_size);
 }

@@ -10,7 +10,7 @@ namespace understudy {
 
 // Like vLLM's second phase with this connector: a request that waits for a transfer is passed over; a failed allocation
 // ends the scan.
-void VllmEngine::admit_offloading(std::int64_t now_ns) {
+bool VllmEngine::admit_offloading(std::int64_t now_ns) {
   std::vector<RequestSlot> passed;
   try {
     admit_or_pass(passed, now_ns);
@@ -18,7 +18,9 @@ void VllmEngine::admit_offloading(std::int64_t now_ns) {
     put_back(passed);
     throw;
   }
+  const bool left = num_waiting() > 0;
   put_back(passed);
+  return left;
 }
 
 void VllmEngine::admit_or_pass(std::vector<RequestSlot>& passed, std::int64_t now_ns) {
@@ -58,6 +60,7 @@ void VllmEngine::admit_or_pass(std::vector<RequestSlot>& passed, std::int64_t no
       head.slot = request.slot;
       head.hit_tokens = request.computed;
     }
+    if (interval_.defers() && computes_prompt(head)) break;
     if (!size_up(head, false, false) || head.too_long) break;
     const std::uint32_t room = room_up_to(request, head.total(), true);
     if (request.table.empty()) {

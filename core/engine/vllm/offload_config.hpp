@@ -24,6 +24,8 @@ struct VllmOffload {
   bool stores_last_token = true;  // a finished request also offers its last token, which was never computed
   bool holders_first = false;     // waiting requests that hold blocks have their own queue, served first
   bool spares_in_flight = false;  // a victim whose step is in flight is not preempted
+  bool ranks = false;             // LRU ranks chunks by the request that used them last
+  bool offers_again = false;      // a request that is looked up offers all its chunks again
 
   bool log = false;      // keep a log of each step, in the format of a recording
   bool samples = false;  // keep samples for the histograms of a server, until taken

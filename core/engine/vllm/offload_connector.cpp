@@ -11,7 +11,7 @@ OffloadConnector::OffloadConnector(const VllmOffload& config, std::uint32_t bloc
     : config_(config),
       chunk_tokens_(block_size * config.blocks_per_chunk),
       defers_to_loads_(prefix_caching),
-      host_(store, {config.policy, config.touches, config.arc_falls_back}),
+      host_(store, {config.policy, config.touches, config.ranks, config.arc_falls_back}),
       allocated_in_(store.num_blocks(0)) {}
 
 void OffloadConnector::came(const KvRequest& request) {
@@ -34,6 +34,10 @@ std::optional<std::uint32_t> OffloadConnector::look_up(KvRequest& request, std::
   Tracked& tracked = of(request);
   seats_[request.slot].told = 0;
   tracked.blocks.clear();
+  if (config_.offers_again) {
+    tracked.next_stored = 0;
+    seats_[request.slot].due = due(tracked, request.spec.prompt_tokens);
+  }
   std::optional<std::uint32_t> hit;
   if (tracked.jobs.empty()) {
     const std::uint32_t chunks = num_chunks(request.known);
@@ -82,7 +86,7 @@ void OffloadConnector::begin_load(const KvRequest& request, std::uint32_t local,
   seat.due = due(tracked, request.spec.prompt_tokens);
   OffloadJob& job = new_job(index, false);
   job.first_chunk = first;
-  host_.begin_load(keys(request.blocks, first, end), memos(tracked, first, end), job.host);
+  host_.begin_load({tracked.user, first}, keys(request.blocks, first, end), memos(tracked, first, end), job.host);
   for (std::uint32_t chunk = first; chunk < end; ++chunk) job.chunks.push_back(chunk);
   const std::size_t held = local / (chunk_tokens_ / config_.blocks_per_chunk);
   job.device.assign(request.table.begin() + static_cast<std::ptrdiff_t>(held), request.table.end());
@@ -200,7 +204,7 @@ void OffloadConnector::store(std::uint32_t index, std::span<const BlockIdentity>
       std::min(num_chunks(tokens), static_cast<std::uint32_t>(blocks.size()) / config_.blocks_per_chunk);
   if (end <= first) return;
   const auto offered = keys(names, first, end);
-  const bool room = host_.begin_store(offered, memos(tracked, first, end), places_, slots_);
+  const bool room = host_.begin_store({tracked.user, first}, offered, memos(tracked, first, end), places_, slots_);
   if (config_.samples && host_.num_absent() > 0) samples_.asked_chunks.push_back(host_.num_absent());
   if (!room) {
     ++refused_last_;

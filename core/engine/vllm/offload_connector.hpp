@@ -146,6 +146,7 @@ class OffloadConnector {
     RequestId request = 0;
     double arrival_time = 0;
     std::uint32_t next_stored = 0;  // chunk
+    std::uint64_t user = 0;         // its number in the host's order
     std::int64_t deferred_ns = -1;  // since when its lookup has no answer
     std::vector<JobId> jobs;
     std::vector<ChunkMemo> memos;  // one per chunk, by position

@@ -42,7 +42,8 @@ bool VllmEngine::receive_token(const Scheduled& turn, std::uint64_t step) {
   if (request.status == RequestStatus::Running) {
     const bool async = config_.async_scheduling;
     if (async && config_.speculation.tokens == 0) --request.ahead;
-    kv_->received(request, async || bursts_.on() ? request.computed - request.ahead : 0);
+    const bool certain = async || bursts_.on() || config_.speculation.keys_in_update;
+    kv_->received(request, certain ? request.computed - request.ahead : 0);
   }
   if (const std::uint32_t fresh = request.known - known; fresh > 0) {
     fruitless_preemptions_ = 0;
@@ -100,6 +101,8 @@ void VllmEngine::receive_drafts(EngineRequest& request, const Scheduled& turn) {
     request.ahead -= rejected + tokens;
   } else {
     request.drafts = config_.speculation.tokens;
+    // Accepted drafts behind the last token do not count as computed.
+    if (config_.speculation.keys_in_update) request.computed -= 1 + accepted - tokens;
   }
 }
 

@@ -15,6 +15,7 @@ std::int64_t VllmEngine::schedule(std::int64_t now_ns) {
   budget_ = config_.max_num_batched_tokens - config_.speculation.reserved_slots;
   input_budget_ = config_.max_num_batched_tokens;
   prefill_cap_ = prefill_cap();
+  interval_.begin(config_.prefill_schedule_interval, running_, requests_);
   const std::size_t preempted_before = log_.preempted.size();
   const std::size_t admitted_before = log_.admitted.size();
   std::int64_t duration_ns = 0;
@@ -22,7 +23,10 @@ std::int64_t VllmEngine::schedule(std::int64_t now_ns) {
   try {
     schedule_running(now_ns);
     admitting = true;
-    if (!has_preempted && log_.preempted.size() == preempted_before) admit(now_ns);
+    if (!has_preempted && log_.preempted.size() == preempted_before) {
+      const bool left = admit(now_ns);
+      interval_.admitted(left);
+    }
     if (tiers_) {
       refusal_.released = tiers_->released();
       refusal_.loads_ended = tiers_->loads_ended();
@@ -49,6 +53,7 @@ std::int64_t VllmEngine::schedule(std::int64_t now_ns) {
   }
   UNDERSTUDY_ASSERT(budget_ <= config_.max_num_batched_tokens, "a schedule stays within the budget of tokens");
   UNDERSTUDY_ASSERT(running_.size() <= config_.max_num_seqs, "no more requests run than max_num_seqs");
+  interval_.end(!log_.scheduled.empty());
   if (offload_) close_offload(admitted_before);
   log_.free_after_schedule = kv_->available();
   fruitless_preemptions_ += log_.preempted.size() - preempted_before;
@@ -81,7 +86,8 @@ void VllmEngine::schedule_running(std::int64_t now_ns) {
     if (cursor + 1 < running_.size()) requests_[running_[cursor + 1]].warm();
     EngineRequest& request = requests_[id];
     const Scheduled* const before = failed_ ? scheduled_before(request.id) : nullptr;
-    const bool skipped = (tiers_ && tiers_->waiting(id)) || (failed_ && failed_->admitting && before == nullptr);
+    const bool skipped = (tiers_ && tiers_->waiting(id)) || (failed_ && failed_->admitting && before == nullptr) ||
+                         (interval_.defers() && request.prefilling);
     const std::uint32_t tokens = skipped ? 0 : (before != nullptr ? before->tokens : next_tokens(request));
     if (tokens == 0) {
       ++cursor;
@@ -90,15 +96,17 @@ void VllmEngine::schedule_running(std::int64_t now_ns) {
     const std::uint32_t end = request.computed + tokens;
     const std::uint32_t wanted = room_up_to(request, end, false);
     Room room = Room::Short;
-    while ((room = kv_->grow(request, wanted, end, now_ns)) == Room::Short) {
+    bool itself = false;
+    while (!itself && (room = kv_->grow(request, wanted, end, now_ns)) == Room::Short) {
       const std::size_t victim = choose_victim();
       if (offload_ && config_.offload->spares_in_flight && !freeable(requests_[running_[victim]].last_step)) return;
-      const bool itself = running_[victim] == id;
+      itself = running_[victim] == id;
       if (victim < cursor) --cursor;
       if (tiers_) tiers_->stop_waiting(running_[victim], now_ns);
       preempt(victim);
-      if (itself) return;
+      if (itself && config_.self_preemption_ends) return;
     }
+    if (itself) continue;  // the cursor is at the next request
     if (room == Room::Wait) {
       ++cursor;
       continue;
@@ -107,6 +115,7 @@ void VllmEngine::schedule_running(std::int64_t now_ns) {
     const bool blank = before != nullptr && before->blank;
     log_.scheduled.push_back({id, tokens, 0, false, request.id, end > real ? end - real : 0, blank});
     request.drafts = 0;
+    if (request.prefilling) interval_.carry();
     charge(tokens);
     ++cursor;
   }

@@ -10,7 +10,7 @@ import msgspec
 
 from understudy._core import VllmEngine, constant_timing
 from understudy.engines.conformance import Difference, Outcome
-from understudy.engines.profiles import PROFILES
+from understudy.engines.profiles import PROFILES, find_recorded_profile
 from understudy.engines.scenario import ScenarioConfig, ScenarioRequest, submit
 from understudy.errors import InvalidArgument, UnderstudyError
 
@@ -64,11 +64,14 @@ class ClockRecording(msgspec.Struct, frozen=True):
 
     scenario: ClockScenario
     recorded: ClockRecord
+    vllm: str = "vllm-src"
+    """The recorded version."""
 
 
-def compare_clock(path: Path, profile: VersionProfile = RECORDED, *, check: bool = False) -> Outcome:
+def compare_clock(path: Path, profile: VersionProfile | None = None, *, check: bool = False) -> Outcome:
     """Run a scenario against its recording; InvalidArgument when the file is malformed."""
     recording = read_recording(path)
+    profile = profile or find_recorded_profile(recording.vllm)
     name = path.name.removesuffix(".json.gz")
     try:
         difference = describe_difference(
@@ -76,7 +79,7 @@ def compare_clock(path: Path, profile: VersionProfile = RECORDED, *, check: bool
         )
     except UnderstudyError as error:
         difference = Difference("", reason=f"{type(error).__name__}: {error}")
-    return Outcome(name, recording.recorded.steps, difference, "recorded", profile.name)
+    return Outcome(name, recording.recorded.steps, difference, recording.vllm, profile.name)
 
 
 def read_recording(path: Path) -> ClockRecording:

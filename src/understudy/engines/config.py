@@ -81,6 +81,8 @@ class VllmConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     long_prefill_token_threshold_adaptive: bool = False
     enable_prefix_caching: bool = True
     enable_chunked_prefill: bool = True
+    prefill_schedule_interval: int = 1
+    """Steps from one that computes prompts to the next, while other requests decode. Since vLLM 0.33."""
     scheduling_policy: Literal["fcfs", "priority"] = "fcfs"
     preemption_mode: Literal["lifo", "fifo"] = "lifo"
     scheduler_reserve_full_isl: bool | None = None
@@ -118,6 +120,7 @@ class VllmConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
             "max_num_active_seqs",
             "max_model_len",
             "max_loras",
+            "prefill_schedule_interval",
             "data_parallel_size",
         ):
             if (value := getattr(self, field)) is not None:
@@ -291,6 +294,10 @@ class VllmConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
             raise ConfigError(f"watermark is not a setting of vLLM {called}; leave it out")
         if self.scheduler_reserve_full_isl and not profile.has_reserve_full_isl:
             raise ConfigError(f"scheduler_reserve_full_isl is not a setting of vLLM {called}; leave it out")
+        if self.prefill_schedule_interval > 1 and not profile.has_prefill_interval:
+            raise ConfigError(
+                f"prefill_schedule_interval has no effect on a single engine of vLLM {called}; choose 0.33 or newer"
+            )
         for field in ("max_num_active_seqs", "long_prefill_token_threshold_adaptive"):
             if getattr(self, field) and not profile.has_active_seqs:
                 raise ConfigError(f"{field} is not a setting of vLLM {called}; choose 0.31 or newer")
@@ -335,7 +342,11 @@ class VllmConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
             burst_seed=self.aic_mtp_seed,
             speculation=Speculation()
             if self.speculative_config is None
-            else Speculation(**self.speculative_config.native(profile, self.max_num_seqs)),
+            else Speculation(
+                **self.speculative_config.native(
+                    profile, self.max_num_seqs, has_connector=offload is not None
+                )
+            ),
             free_order=profile.free_order,
             phantom_hits=profile.phantom_hits,
             caps_lone_prefill=profile.caps_lone_prefill,
@@ -346,6 +357,9 @@ class VllmConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
             check=check,
             max_loras=self.max_loras if self.enable_lora else None,
             preempted_first=profile.preempted_first,
+            self_preemption_ends=profile.self_preemption_ends,
+            counts_running_loras=profile.counts_running_loras,
+            prefill_schedule_interval=self.prefill_schedule_interval,
         )
 
     def native_timing(self, model: TimingModel | None = None) -> StepTiming:

@@ -11,7 +11,7 @@ from understudy.engines.offload_profiles import offload_profile
 from understudy.engines.offload_recording import OffloadRun, read_offload_scenario
 from understudy.engines.profiles import find_recorded_profile
 from understudy.engines.recorder import run_scenario
-from understudy.engines.recordings import Recording, find_recordings, read_lines, read_pair
+from understudy.engines.recordings import Recording, find_recordings, read_lines, read_pair, read_spec_events
 from understudy.engines.scenario import read_scenario
 from understudy.engines.spec_recording import read_spec_scenario, run_spec_scenario
 from understudy.errors import InvalidArgument, UnderstudyError
@@ -78,9 +78,9 @@ def compare_recording(
     if recording.kind == "offload":
         return compare_offload(recording.golden, profile, check=check)
     if recording.kind == "clock":
-        from understudy.engines.clock_conformance import RECORDED, compare_clock
+        from understudy.engines.clock_conformance import compare_clock
 
-        return compare_clock(recording.golden, profile or RECORDED, check=check)
+        return compare_clock(recording.golden, profile, check=check)
     return compare(recording.scenario, recording.golden, profile, check=check)
 
 
@@ -101,13 +101,20 @@ def compare(
 
 
 def compare_speculation(path: Path, profile: VersionProfile | None = None, *, check: bool = False) -> Outcome:
-    """Run a scenario with speculation and compare it with the recording in the same file."""
+    """Run a scenario with speculation and compare it with the recording in the same file.
+
+    KV events are compared too, if they were recorded in `../spec-events`.
+    """
     pair = read_pair(path)
     scenario = read_spec_scenario(pair["scenario"], path)
     version = pair.get("vllm", "vllm-src")
     profile = profile or find_recorded_profile(version)
-    ours = run_spec_scenario(scenario, profile, check=check)
-    steps, difference = first_difference(ours, pair["recorded"])
+    events = read_spec_events(path)
+    ours = run_spec_scenario(scenario, profile, check=check, events=events is not None)
+    recorded = pair["recorded"]
+    if events is not None:
+        recorded = [{**line, "kv_events": told} for line, told in zip(recorded, events, strict=True)]
+    steps, difference = first_difference(ours, recorded)
     return Outcome(scenario.name, steps, difference, str(version), profile.name)
 
 

@@ -20,7 +20,9 @@ class OffloadProfile(msgspec.Struct, frozen=True, kw_only=True):
     `stores_last_token`: a finished request also offers the chunk of its last token, whose KV was never computed.
     `holders_first`: waiting requests with blocks have their own queue, which is served first.
     `spares_in_flight`: with async scheduling, a request with a step in flight is not preempted, because that would
-    free no block. `has_arc`: ARC is available. `defect`: a way in which the release stops making progress, or empty.
+    free no block. `ranks`: under LRU, a request's chunks lie together, ranked by the request that used them last.
+    `offers_again`: a request that is looked up offers all its chunks again. `has_arc`: ARC is available. `defect`: a
+    way in which the release stops making progress, or empty.
     """
 
     name: str
@@ -29,6 +31,8 @@ class OffloadProfile(msgspec.Struct, frozen=True, kw_only=True):
     stores_last_token: bool
     holders_first: bool
     spares_in_flight: bool
+    ranks: bool = False
+    offers_again: bool = False
     has_arc: bool = True
     defect: str = ""
 
@@ -43,6 +47,8 @@ class OffloadProfile(msgspec.Struct, frozen=True, kw_only=True):
             stores_last_token=self.stores_last_token,
             holders_first=self.holders_first,
             spares_in_flight=self.spares_in_flight,
+            ranks=self.ranks,
+            offers_again=self.offers_again,
             **settings,
         )
 
@@ -76,8 +82,9 @@ RELEASES: dict[int, OffloadProfile] = {
     ),
     31: msgspec.structs.replace(V0_32, name="v0.31"),
     32: V0_32,
+    33: msgspec.structs.replace(V0_32, name="v0.33", ranks=True, offers_again=True),
 }
-"""Profiles by the minor number of 0.x. `recorded` and 0.32 are compared with recordings; the others follow from
+"""Profiles by the minor number of 0.x. `recorded`, 0.32 and 0.33 are compared with recordings; the others follow from
 differences in their connector, host policies and scheduler."""
 
 

@@ -31,6 +31,9 @@ class VersionProfile(msgspec.Struct, frozen=True, kw_only=True):
     every release since 0.14 does).
     `preempted_first`: a preempted request goes to the front of the queue, before requests that were skipped because
     of `max_loras`.
+    `self_preemption_ends`: when a request preempts itself, no running request behind it is scheduled in that step.
+    `counts_running_loras`: `max_loras` counts the adapters of all running requests, else of those already scheduled.
+    `has_prefill_interval`: `prefill_schedule_interval` has an effect on a single engine.
     `front_counts_sent`: the front end of data-parallel ranks balances by the requests that it has sent to each, and by
     their KV usage; `front_rotates`: it searches for the minimum from a rotating start.
 
@@ -38,7 +41,9 @@ class VersionProfile(msgspec.Struct, frozen=True, kw_only=True):
     request that joins decodes with one token to compute gets blank drafts, and waits where budget or context has no
     room for them; `spec_pads_within_context`: it gets none where the context has no room; `spec_pads_hits`: a request
     whose other tokens are cached also gets them when no other request decodes. `spec_slots_by_request`: a draft model
-    takes a slot of the budget per scheduled request, not per possible one.
+    takes a slot of the budget per scheduled request, not per possible one. `spec_hashes_ahead`: with mtp, eagle and
+    eagle3 the key of a block covers the token behind it too, so that the last block of a hit need not be dropped.
+    `spec_keys_in_update`: synchronously too, blocks of accepted drafts get their keys when the tokens arrive.
     """
 
     name: str
@@ -50,6 +55,9 @@ class VersionProfile(msgspec.Struct, frozen=True, kw_only=True):
     phantom_hits: bool = True
     async_methods: frozenset[Method] = _DRAFTERS
     preempted_first: bool = False
+    self_preemption_ends: bool = True
+    counts_running_loras: bool = False
+    has_prefill_interval: bool = False
     front_counts_sent: bool = True
     front_rotates: bool = True
     spec_admission_lookahead: bool = True
@@ -57,11 +65,26 @@ class VersionProfile(msgspec.Struct, frozen=True, kw_only=True):
     spec_pads_within_context: bool = False
     spec_pads_hits: bool = False
     spec_slots_by_request: bool = True
+    spec_hashes_ahead: bool = False
+    spec_keys_in_update: bool = False
 
 
 PROFILES: dict[str, VersionProfile] = {
     profile.name: profile
     for profile in (
+        VersionProfile(
+            name="v0.33",
+            caps_lone_prefill=False,
+            has_active_seqs=True,
+            preempted_first=True,
+            self_preemption_ends=False,
+            counts_running_loras=True,
+            has_prefill_interval=True,
+            spec_pads_within_context=True,
+            spec_pads_hits=True,
+            spec_hashes_ahead=True,
+            spec_keys_in_update=True,
+        ),
         VersionProfile(
             name="v0.31",
             caps_lone_prefill=False,
@@ -108,6 +131,7 @@ PROFILES: dict[str, VersionProfile] = {
 }
 
 RELEASES: dict[int, VersionProfile] = {
+    33: PROFILES["v0.33"],
     **dict.fromkeys((31, 32), PROFILES["v0.31"]),
     # Equal except for speculation.
     30: msgspec.structs.replace(PROFILES["recorded"], spec_pads_within_context=True, spec_pads_hits=True),

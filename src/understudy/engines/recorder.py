@@ -22,6 +22,8 @@ class RecordedEvents:
 
     def __init__(self, block_size: int, first_tokens: dict[int, int | None] | None = None) -> None:
         self.first_tokens = {} if first_tokens is None else first_tokens  # by sequence hash
+        self.tokens_ahead: dict[int, list[int]] = {}
+        """Tokens behind a block that are part of its key, by sequence hash."""
         self._block_size = block_size
         self._numbers: dict[int, int] = {}
 
@@ -59,8 +61,12 @@ class RecordedEvents:
                             "first_tokens": [],
                         }
                     )
+                    if self.tokens_ahead:
+                        events[-1]["lookahead"] = []
                 events[-1]["h"].append(number)
                 events[-1]["first_tokens"].append(self.first_tokens[value])
+                if self.tokens_ahead:
+                    events[-1]["lookahead"].append(self.tokens_ahead[value])
             events[-1]["n"] += 1
         return events
 

@@ -73,6 +73,18 @@ def read_pair(path: Path) -> dict[str, Any]:
     return pair
 
 
+def read_spec_events(path: Path) -> list[list[dict[str, Any]]] | None:
+    """Read the KV events of a scenario with speculation, a list per step; None when there are none."""
+    events = path.parents[1] / "spec-events" / path.name.replace(".json.gz", ".jsonl.gz")
+    if not events.exists():
+        return None
+    try:
+        with gzip.open(events, "rt", encoding="utf-8") as file:
+            return [json.loads(line) for line in file]
+    except (OSError, EOFError, ValueError, zlib.error) as error:
+        raise InvalidArgument(f"{events}: {error}") from error
+
+
 def _folders(directory: Path) -> Iterator[Path]:
     """Yield the directory and its subdirectories by name."""
     yield directory

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
 OUTPUT_BASE = 1_000_000
 OUTPUT_STRIDE = 100_000
+EOS = 2
 
 
 class ScenarioConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -45,6 +46,7 @@ class ScenarioConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     max_num_active_seqs: int | None = None
     long_prefill_token_threshold_adaptive: bool = False
     max_loras: int | None = None
+    prefill_schedule_interval: int = 1
     async_scheduling: bool = False
     kv_manager: Literal["native", "kvbm"] = "native"
     eviction_policy: str | None = None
@@ -101,7 +103,10 @@ class ScenarioRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         prompt = self.prompt_tokens()
         outputs = min(self.max_tokens if self.eos_at is None else self.eos_at, max_model_len)
         first = OUTPUT_BASE + index * OUTPUT_STRIDE
-        return np.concatenate([prompt, np.arange(first, first + outputs, dtype=np.uint32)])
+        tokens = np.concatenate([prompt, np.arange(first, first + outputs, dtype=np.uint32)])
+        if outputs == self.eos_at:
+            tokens[-1] = EOS
+        return tokens
 
     def prompt_tokens(self) -> npt.NDArray[np.uint32]:
         """Return the expanded prompt."""
@@ -140,10 +145,12 @@ def read_scenario(path: Path) -> Scenario:
 
 
 def blocks_of(
-    tokens: npt.NDArray[np.uint32], block_size: int, lora: int = 0
+    tokens: npt.NDArray[np.uint32], block_size: int, lora: int = 0, hashed_ahead: int = 0
 ) -> tuple[Identities, dict[int, int | None]]:
     """Return the identities of the full blocks, and the first token of each by sequence hash."""
     identities = TokenBlocks(tokens, block_size, lora=str(lora) if lora else "").identities
+    if hashed_ahead:
+        identities = identities.hash_ahead(tokens, hashed_ahead)
     firsts = tokens[: len(identities) * block_size : block_size]
     return identities, dict(zip(identities.sequence_hashes.tolist(), firsts.tolist(), strict=True))
 
@@ -154,13 +161,15 @@ def submit(
     index: int,
     request: ScenarioRequest,
     accepts: Sequence[int] | None = None,
+    hashed_ahead: int = 0,
 ) -> tuple[int, dict[int, int | None]]:
     """Submit the request at position `index` of its scenario; return its number and the blocks' first tokens.
 
-    `accepts`: numbers of accepted drafts, where the scenario gives them.
+    `accepts`: numbers of accepted drafts, where the scenario gives them. `hashed_ahead`: tokens behind a block that are
+    part of its identity.
     """
     tokens = request.tokens(index, config.max_model_len)
-    identities, firsts = blocks_of(tokens, config.block_size, request.lora)
+    identities, firsts = blocks_of(tokens, config.block_size, request.lora, hashed_ahead)
     number = engine.submit(
         request.id,
         len(request.prompt_tokens()),

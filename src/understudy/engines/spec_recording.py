@@ -8,7 +8,7 @@ import msgspec
 
 from understudy._core import VllmEngine, constant_timing
 from understudy.engines.profiles import Method  # noqa: TC001  (msgspec reads the annotation)
-from understudy.engines.recorder import STEP_NS, Aborts
+from understudy.engines.recorder import STEP_NS, Aborts, RecordedEvents
 from understudy.engines.scenario import ScenarioAbort, ScenarioConfig, ScenarioRequest, submit
 from understudy.engines.speculation import SpeculativeConfig
 from understudy.errors import InvalidArgument
@@ -53,23 +53,30 @@ def read_spec_scenario(scenario: object, path: Path) -> SpecScenario:
 
 
 def run_spec_scenario(
-    scenario: SpecScenario, profile: VersionProfile, *, check: bool = False
+    scenario: SpecScenario, profile: VersionProfile, *, check: bool = False, events: bool = False
 ) -> Iterator[dict[str, Any]]:
-    """Run the scenario and yield its recording's lines, one per step."""
+    """Run the scenario and yield its recording's lines, one per step; with `events`, the step's KV events too."""
     speculation = SpeculativeConfig(method=scenario.method, num_speculative_tokens=scenario.k)
     config = scenario.config
-    engine = VllmEngine(
-        config.engine_config(profile, check=check, speculative_config=speculation), constant_timing(1.0, 1.0)
-    )
+    settings = config.engine_config(profile, check=check, speculative_config=speculation)
+    engine = VllmEngine(settings, constant_timing(1.0, 1.0))
     to_come = list(enumerate(scenario.requests))
     numbers: dict[str, int] = {}
     aborts = Aborts(engine, numbers, scenario.aborts)
     finished = 0
+    recorded = RecordedEvents(config.block_size)
     for step in range(scenario.max_steps):
         for index, request in to_come:
             if request.arrival_step > step:
                 continue
-            numbers[request.id], _ = submit(engine, config, index, request, request.accept)
+            numbers[request.id], firsts = submit(
+                engine, config, index, request, request.accept, settings.hashed_ahead
+            )
+            recorded.first_tokens.update(firsts)
+            tokens = request.tokens(index, config.max_model_len).tolist()
+            for block, value in enumerate(firsts if settings.hashed_ahead else ()):
+                end = (block + 1) * config.block_size
+                recorded.tokens_ahead[value] = tokens[end : end + settings.hashed_ahead]
         to_come = [(index, request) for index, request in to_come if request.arrival_step > step]
         finished += len(aborts.play(step, "before"))
         engine.begin_recorded_step(step * STEP_NS)
@@ -79,7 +86,7 @@ def run_spec_scenario(
             engine.check()
         finished += len(effects.finished)
         name = engine.name
-        yield {
+        line = {
             "step": step,
             "scheduled": {name(r): tokens for r, tokens in engine.scheduled},
             "drafts": {name(r): drafts for r, drafts in engine.drafts},
@@ -90,5 +97,12 @@ def run_spec_scenario(
             "free_after_schedule": engine.free_after_schedule,
             "free_blocks": engine.free_blocks,
         }
+        # Asynchronously the first schedule is followed by no update, so its events wait for the next.
+        if events and not (config.async_scheduling and step == 0):
+            line["kv_events"] = recorded.describe(engine.peek_events())
+            engine.take_events()
+        elif events:
+            line["kv_events"] = []
+        yield line
         if finished == len(scenario.requests):
             return

@@ -24,13 +24,17 @@ class SpeculativeConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
     accepted drafts itself. Worker i samples from the stream `seed` + i.
 
     mtp, eagle and eagle3 read hidden states, which the prefix cache does not have: the last block of a hit is computed
-    again. They and draft_model write KV of the drafts, in blocks after the scheduled tokens; ngram does not.
+    again, unless `disable_eagle_block_drop`. Since 0.33 the key of a block covers the token behind it instead, unless
+    `disable_lookahead_block_hashes`, or a connector is in use. They and draft_model write KV of the drafts, in blocks
+    after the scheduled tokens; ngram does not.
     """
 
     method: Method
     num_speculative_tokens: int
     accept_rates: tuple[float, ...] = DEFAULT_RATES
     seed: int = 42
+    disable_eagle_block_drop: bool = False
+    disable_lookahead_block_hashes: bool = False
 
     def __post_init__(self) -> None:
         if self.num_speculative_tokens < 1:
@@ -54,8 +58,16 @@ class SpeculativeConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
         """Whether the drafter needs the hidden states of the model."""
         return self.method in ("mtp", "eagle", "eagle3")
 
-    def native(self, profile: VersionProfile, max_num_seqs: int | None) -> dict[str, Any]:
+    def hashes_ahead(self, profile: VersionProfile) -> bool:
+        """Whether the key of a block covers the token behind it, where there is a prefix cache and no connector."""
+        disabled = self.disable_lookahead_block_hashes or self.disable_eagle_block_drop
+        return profile.spec_hashes_ahead and self.reads_hidden_states and not disabled
+
+    def native(
+        self, profile: VersionProfile, max_num_seqs: int | None, *, has_connector: bool = False
+    ) -> dict[str, Any]:
         """Build the core's arguments for these settings under a version."""
+        hashes_ahead = self.hashes_ahead(profile) and not has_connector
         # A draft model's input keeps one more token than it is given.
         own_slots = int(self.method == "draft_model")
         if own_slots and not profile.spec_slots_by_request and max_num_seqs is None:
@@ -67,7 +79,10 @@ class SpeculativeConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
             "lookahead": 0 if self.method == "ngram" else self.num_speculative_tokens,
             "draft_slots": own_slots if profile.spec_slots_by_request else 0,
             "reserved_slots": 0 if profile.spec_slots_by_request else own_slots * (max_num_seqs or 0),
-            "drops_last_hit": self.reads_hidden_states,
+            "drops_last_hit": self.reads_hidden_states
+            and not (hashes_ahead or self.disable_eagle_block_drop),
+            "hashed_ahead": int(hashes_ahead),
+            "keys_in_update": profile.spec_keys_in_update,
             "pads_admissions": profile.spec_pads_admissions,
             "pads_hits": profile.spec_pads_hits,
             "pads_within_context": profile.spec_pads_within_context,
