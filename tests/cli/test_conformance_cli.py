@@ -111,7 +111,7 @@ def test_another_version_can_be_compared(recordings: Path, capsys: pytest.Captur
         (["{}/nowhere"], "no scenarios"),
         (["{}", "--only", "x*"], "'x*'"),
         (["{}", "--vllm-version", "v1"], "--vllm-version 'v1' is not known"),
-        (["{}", "--vllm-version", "1.2"], "the newest known release is 0.32"),
+        (["{}", "--vllm-version", "1.2"], "the newest known release is 0.33"),
     ],
 )
 def test_bad_arguments_are_a_message_and_exit_code_2(

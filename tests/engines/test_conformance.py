@@ -209,7 +209,8 @@ def test_a_setting_that_the_version_lacks_is_a_difference_that_names_it() -> Non
         ("0.19", "v0.23"),
         ("0.18", "v0.18"),
         ("recorded", "recorded"),
-        (NEWEST, "v0.31"),
+        ("0.33.0", "v0.33"),
+        (NEWEST, "v0.33"),
     ],
 )
 def test_every_release_has_its_profile(release: str, profile: str) -> None:
@@ -219,11 +220,11 @@ def test_every_release_has_its_profile(release: str, profile: str) -> None:
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("v0.33.0", r"0\.33\.0.*newest known release is 0\.32"),
-        ("1.0", r"newest known release is 0\.32"),
+        ("v0.34.0", r"0\.34\.0.*newest known release is 0\.33"),
+        ("1.0", r"newest known release is 0\.33"),
         ("0.17.0", r"oldest known release is 0\.18"),
-        ("main", r"'main'.*a release from 0\.18 to 0\.32"),
-        ("0.31.0rc1", r"a release from 0\.18 to 0\.32"),
+        ("main", r"'main'.*a release from 0\.18 to 0\.33"),
+        ("0.31.0rc1", r"a release from 0\.18 to 0\.33"),
         ("", r"a release from"),
     ],
 )

@@ -113,7 +113,7 @@ def test_eagle_like_methods_compute_the_last_block_of_a_hit_again_and_ngram_does
     hits = {}
     for method in ("mtp", "eagle", "eagle3", "draft_model", "ngram"):
         speculation = SpeculativeConfig(method=method, num_speculative_tokens=2)
-        config = VllmConfig(block_size=16, timing=ONE_MS, speculative_config=speculation)
+        config = VllmConfig(block_size=16, timing=ONE_MS, speculative_config=speculation, vllm_version="0.32")
         hits[method] = int(play(workload, config).timeline.cached_tokens_first[1])
     assert hits == {"mtp": 48, "eagle": 48, "eagle3": 48, "draft_model": 64, "ngram": 64}
 

@@ -78,6 +78,9 @@ class Config:
     @classmethod
     def parse(cls, settings: Mapping[str, Any], profile: Profile = RECORDED) -> Config:
         """Fill in the defaults. An unknown name, or a feature the profile lacks, is a ValueError."""
+        settings = dict(settings)
+        if settings.pop("prefill_schedule_interval", 1) != 1:
+            raise ValueError("prefill_schedule_interval is not modelled")
         unknown = set(settings) - {field.name for field in fields(cls)}
         if unknown:
             raise ValueError(f"unknown scheduler settings: {sorted(unknown)}")

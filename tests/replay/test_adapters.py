@@ -39,10 +39,13 @@ def test_who_would_bring_one_adapter_too_many_waits_and_others_pass() -> None:
     assert play(workload, two).timeline.first_admit_ns.tolist() == [0, 0, 0, 0]
 
 
-def test_asynchronously_the_place_is_free_once_the_last_token_is_in_flight() -> None:
+@pytest.mark.parametrize(("version", "admitted_ms"), [("0.32", 4), ("0.33", 5)])
+def test_asynchronously_the_place_is_free_when_the_last_token_is_in_flight_or_since_0_33_there(
+    version: str, admitted_ms: int
+) -> None:
     workload = adapted([16, 16], [5, 2], [0, 1])
-    columns = play(workload, msgspec.structs.replace(ENGINE, async_scheduling=True)).timeline
-    assert columns.first_admit_ns.tolist() == [0, 4 * MS]
+    engine = msgspec.structs.replace(ENGINE, async_scheduling=True, vllm_version=version)
+    assert play(workload, engine).timeline.first_admit_ns.tolist() == [0, admitted_ms * MS]
 
 
 def test_equal_prompts_share_blocks_under_one_adapter_only() -> None:

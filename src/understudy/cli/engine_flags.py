@@ -50,6 +50,11 @@ SETTINGS = (
     Flag(
         "scheduler_reserve_full_isl", bool, "admit only prompts that fit whole (default: as the version does)"
     ),
+    Flag(
+        "prefill_schedule_interval",
+        int,
+        "compute prompts only in every Nth step while requests decode (default: 1; since 0.33)",
+    ),
     Flag("watermark", float, "share of blocks that admissions keep free (default: 0)", "X"),
     Flag(
         "async_scheduling",
