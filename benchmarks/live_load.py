@@ -56,8 +56,8 @@ def serve(streams: int, step_ms: float, pipe: Pipe) -> None:
         with heap_frozen():
             while not pipe.poll():
                 await asyncio.sleep(0.1)
-        late = server.stage.token_lateness
-        steps = server.stage.driver.step_lateness
+        late = server.runtime.token_lateness
+        steps = server.runtime.driver.step_lateness
         pipe.send(
             {
                 "tokens": late.count,

@@ -112,11 +112,11 @@ def run_soak(
         finally:
             here.send(None)
             process.join()
-        late = fleet.stage.token_lateness
+        late = fleet.runtime.token_lateness
         soak.late_ms = (late.quantile(0.5) * 1e3, late.quantile(0.99) * 1e3)
         soak.tokens = sum(server.worker.metrics[0].generation_tokens.value for server in fleet.servers)
         await fleet.stop()
-        fleet.stage.driver.stop()
+        fleet.runtime.driver.stop()
         return soak
 
     return asyncio.run(main())
@@ -131,7 +131,7 @@ async def count(fleet: Fleet) -> Count:
     while busy:  # a client that went away is noticed a little later
         await asyncio.sleep(0.2)
         busy = any(server.app.endpoints.in_flight for server in fleet.servers) or bool(
-            fleet.stage.outbox.open
+            fleet.runtime.outbox.open
         )
     await asyncio.sleep(0.5)
     senders = [sender for server in fleet.servers for sender in server.worker.senders]
@@ -163,7 +163,7 @@ def core_sizes(fleet: Fleet) -> dict[str, int]:
     dispatcher = fleet.routing.dispatcher
     sizes["requests routed"] = len(dispatcher._sent)
     sizes["requests waiting for a worker"] = len(dispatcher._waiting)
-    sizes["connections"] = len(fleet.stage.outbox.open)
+    sizes["connections"] = len(fleet.runtime.outbox.open)
     return dict(sizes)
 
 

@@ -60,7 +60,7 @@ def serve(model: Path, test: Any, *flags: str) -> None:
             await test(Client(server.port), server, serving)
         finally:
             await server.stop(0)
-            server.stage.driver.stop()
+            server.runtime.driver.stop()
 
     try:
         asyncio.run(main())
@@ -89,7 +89,7 @@ def test_a_completion_is_what_the_model_generates_whole_and_as_a_stream(model: P
         assert choice["token_ids"] == expected
         assert choice["finish_reason"] == "length"
         assert reply["usage"]["completion_tokens"] == 9
-        pieces = server.stage.texts.pieces(expected)
+        pieces = server.runtime.texts.pieces(expected)
         assert choice["text"] == "".join(pieces)
         events = (await client.post(C, {**asked, "stream": True})).events
         assert events[-1] == "[DONE]"
@@ -124,7 +124,7 @@ def test_stops_end_an_answer_where_they_are_found(model: Path) -> None:
         asked = {"prompt": PROMPT, "max_tokens": 12, "temperature": 1, "seed": 3, "ignore_eos": True}
         whole = (await client.post(C, {**asked, "return_token_ids": True})).json["choices"][0]
         tokens = whole["token_ids"]
-        pieces = server.stage.texts.pieces(tokens)
+        pieces = server.runtime.texts.pieces(tokens)
         assert "".join(pieces) == whole["text"]
         stop = whole["text"][2:4]
         by_text = (await client.post(C, {**asked, "stop": [stop]})).json["choices"][0]

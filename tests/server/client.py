@@ -107,4 +107,4 @@ async def serving(**settings: Any) -> AsyncIterator[tuple[Client, Server]]:
         yield Client(server.port), server
     finally:
         await server.stop(0)
-        server.stage.driver.stop()
+        server.runtime.driver.stop()

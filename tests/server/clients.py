@@ -114,7 +114,7 @@ class Machine:
 
 
 class Target:
-    """A server, or a fleet's door, on a free port, and the workers behind it."""
+    """A server, or a fleet's front, on a free port, and the workers behind it."""
 
     def __init__(self, verb: str, *flags: str) -> None:
         self.name = verb

@@ -117,7 +117,7 @@ def with_fleet(test: Callable[[Client, Fleet], Awaitable[None]], **settings: Any
             await test(Client(fleet.port), fleet)
         finally:
             await fleet.stop()
-            fleet.stage.driver.stop()
+            fleet.runtime.driver.stop()
 
     asyncio.run(main())
 
@@ -125,11 +125,11 @@ def with_fleet(test: Callable[[Client, Fleet], Awaitable[None]], **settings: Any
 @pytest.mark.parametrize("has_key", [True, False])
 def test_no_route_of_a_fleets_door_is_open_by_accident(has_key: bool, elsewhere: None) -> None:
     async def test(client: Client, fleet: Fleet) -> None:
-        table = methods_of(fleet.door.own)
+        table = methods_of(fleet.front.own)
         for path in table:
             assert is_public(path) != is_own(path), path
-        # Requests that the door forwards are checked by the worker.
-        everything = methods_of(table_of(fleet.servers[0].app), fleet.door.own)  # type: ignore[arg-type]
+        # Requests that the front forwards are checked by the worker.
+        everything = methods_of(table_of(fleet.servers[0].app), fleet.front.own)  # type: ignore[arg-type]
         await check_table(client, everything, has_key=has_key, remote=True)
 
     with_fleet(test, **EVERYTHING, api_keys=("k",) if has_key else ())
@@ -283,8 +283,8 @@ def test_a_fleet_over_processes_works_with_a_key() -> None:
         client = Client(fleet.port)
         try:
             assert (await client.get("/")).status == 200
-            assert fleet.door is not None
-            table = methods_of(fleet.door.proxy.routes, fleet._own.routes)  # type: ignore[union-attr]
+            assert fleet.front is not None
+            table = methods_of(fleet.front.proxy.routes, fleet._own.routes)  # type: ignore[union-attr]
             await check_table(client, table, has_key=True, remote=False)
             for headers in (KEY, second):
                 assert (await client.ask("POST", "/v1/completions", body, headers=headers)).status == 200
@@ -297,7 +297,7 @@ def test_a_fleet_over_processes_works_with_a_key() -> None:
             assert (fault["worker"], fault["kind"]) == (2, "reject")
             assert 0 < fault["left_s"] <= 60
             # The router knows the adapters of its engines, which tell them with a key only.
-            assert all(worker.adapters == {"a"} for worker in fleet.door.workers.all)
+            assert all(worker.adapters == {"a"} for worker in fleet.front.workers.all)
             for group, _ in fleet._own._groups:  # type: ignore[union-attr]
                 assert (await Client(group.port).get("/fleet/state")).status == 401
         finally:

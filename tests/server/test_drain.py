@@ -41,7 +41,7 @@ async def streaming(port: int) -> tuple[asyncio.StreamReader, asyncio.StreamWrit
     return reader, writer, await reader.readuntil(b"data: ")
 
 
-@pytest.mark.parametrize("told", ["door", "all"])
+@pytest.mark.parametrize("told", ["front", "all"])
 def test_a_fleet_over_processes_lets_streams_end_as_long_as_it_was_told(told: str) -> None:
     line = ["stub", "--workers", "2", "--processes", "2", "--base-port", "0", "--port", "0"]
     times = ["--time-to-first-token", "1", "--inter-token-latency", "3", "--shutdown-timeout", "60"]

@@ -159,7 +159,7 @@ def test_clients_find_the_phrase_they_search_for(name: str) -> None:
 )
 def test_failures_on_purpose_carry_the_phrase_of_their_kind(kind: str, phrase: str) -> None:
     async def go() -> str:
-        async with serving(knobs={"failure-injection-rate": 1, "failure-types": [kind]}) as (client, _):
+        async with serving(live_config={"failure-injection-rate": 1, "failure-types": [kind]}) as (client, _):
             return await message_of(client, C, {"prompt": "x"})
 
     assert phrase in asyncio.run(go()).lower()

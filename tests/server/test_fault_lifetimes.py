@@ -134,7 +134,7 @@ def test_a_worker_that_is_killed_for_a_while_is_down_and_comes_back_empty() -> N
             assert await up()
         finally:
             await fleet.stop()
-            fleet.stage.driver.stop()
+            fleet.runtime.driver.stop()
 
     asyncio.run(main())
 

@@ -35,7 +35,7 @@ async def fleet_of(
         yield Client(fleet.port), fleet
     finally:
         await fleet.stop()
-        fleet.stage.driver.stop()
+        fleet.runtime.driver.stop()
 
 
 def run(test: Any, *args: Any, **settings: Any) -> None:
@@ -95,13 +95,13 @@ def test_kv_routing_sends_prompts_to_where_their_blocks_are() -> None:
 
 def test_requests_wait_at_the_door_while_every_worker_is_busy() -> None:
     async def test(client: Client, fleet: Fleet) -> None:
-        door, kv = fleet.routing.dispatcher, fleet.routing.dispatcher.kv
+        front, kv = fleet.routing.dispatcher, fleet.routing.dispatcher.kv
         assert kv is not None
         bodies = [{"prompt": [n] * 200, "max_tokens": 2, "stream": n % 2 == 0} for n in range(12)]
         tasks = [asyncio.create_task(client.post(C, body)) for body in bodies]
         most = 0
         while not all(task.done() for task in tasks):
-            most = max(most, door.num_waiting)
+            most = max(most, front.num_waiting)
             assert (kv.prefill_tokens <= 200).all()  # one prompt at a time on each
             await asyncio.sleep(0.002)
         assert most > 0
@@ -110,11 +110,11 @@ def test_requests_wait_at_the_door_while_every_worker_is_busy() -> None:
         assert sum(row["waited_ms"] > 0 for row in decisions) >= most
         assert not kv.prefill_tokens.any()
         assert not kv.active_blocks.any()
-        assert door.outstanding.requests == [0, 0]
+        assert front.outstanding.requests == [0, 0]
         # Clients that go away, some of them while they wait.
         await asyncio.gather(*(vanish(client, {"prompt": [n] * 900}, 0.003) for n in range(6)))
         await asyncio.sleep(0.1)
-        assert (door.num_waiting, door.outstanding.requests) == (0, [0, 0])
+        assert (front.num_waiting, front.outstanding.requests) == (0, [0, 0])
 
     run(test, 2, KvRouting(queue_threshold=0.0))
 
@@ -175,7 +175,7 @@ def test_the_page_and_its_stream_show_the_fleet() -> None:
         assert (await slow).status == 200
         assert (await client.get("/fleet/workers/7")).status == 404
         await asyncio.sleep(0.6)
-        assert fleet.door._shower is None  # nobody watches, nothing is computed
+        assert fleet.front._shower is None  # nobody watches, nothing is computed
 
     run(test, 2)
 
@@ -257,7 +257,7 @@ def test_a_slow_line_delays_every_chunk_and_loses_none() -> None:
     run(test, 1)
 
 
-def test_knobs_turn_while_it_runs_and_a_wrong_one_changes_nothing() -> None:
+def test_settings_change_while_it_runs_and_a_wrong_one_changes_nothing() -> None:
     async def test(client: Client, fleet: Fleet) -> None:
         worker = Client(fleet.servers[0].port)
         turned = await worker.post("/admin/config", {"inter-token-latency": 30, "failure-injection-rate": 0})

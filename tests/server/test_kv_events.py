@@ -231,7 +231,7 @@ def test_what_a_step_stores_is_told_with_its_tokens_though_its_request_has_gone_
             await ask_and_go(other)
         assert core.engine.in_step
         assert not said
-        server.stage.driver._end(core, core.step_end_ns)
+        server.runtime.driver._end(core, core.step_end_ns)
         assert len(said) == 1000
         assert None not in said
         assert len(server.worker.senders[0]._tokens) <= 1000 + 512

@@ -57,7 +57,7 @@ async def after(prompts: list[list[int]], gpu_blocks: int, host_blocks: int) -> 
     async with serving(**given) as (client, server):
         for prompt in prompts:
             await client.post("/v1/completions", {"prompt": prompt, "max_tokens": 2})
-        while not server.stage.driver.idle:
+        while not server.runtime.driver.idle:
             await asyncio.sleep(0.001)
         return Page((await client.get("/metrics")).body.decode())
 

@@ -11,7 +11,7 @@ from server.client import Client, Reply, serving
 from server.test_fleet import fleet_of
 from understudy.server.api.completions import CompletionStyle
 from understudy.server.api.generation import Choice
-from understudy.server.fleet.front import FrontDoor
+from understudy.server.fleet.front import FleetFront
 
 if TYPE_CHECKING:
     from understudy.server.api.generation import Generation
@@ -171,7 +171,7 @@ def test_what_nobody_foresaw_is_answered_behind_a_delay_too(
 def test_what_nobody_foresaw_is_answered_at_the_door_of_a_fleet(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    def fails(_: FrontDoor) -> None:
+    def fails(_: FleetFront) -> None:
         raise RuntimeError("no such thing")
 
     async def main() -> None:
@@ -186,7 +186,7 @@ def test_what_nobody_foresaw_is_answered_at_the_door_of_a_fleet(
             assert (await client.get("/fleet/workers/1")).json["worker"] == 1
             assert (await client.post(C, b'{"prompt":"x","cache_salt":"\\ud800"}')).status == 400
             assert (await client.post("/admin/fault", b'{"kind":"\\ud800"}')).status == 400
-            monkeypatch.setattr(FrontDoor, "state", fails)
+            monkeypatch.setattr(FleetFront, "state", fails)
             reply = await client.get("/fleet/state")
             assert (reply.status, reply.json["error"]["type"]) == (500, "InternalServerError")
 

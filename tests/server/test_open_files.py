@@ -1,4 +1,4 @@
-"""A door that has no open files left answers 503, keeps its engines, and serves again when files are free."""
+"""A front that has no open files left answers 503, keeps its engines, and serves again when files are free."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ HEAD = b"POST /v1/completions HTTP/1.1\r\nhost: x\r\nconnection: close\r\nconten
 
 
 @pytest.fixture
-def door() -> Iterator[int]:
+def front() -> Iterator[int]:
     """The port of a fleet over two processes, which may have few files open."""
     process = subprocess.Popen(
         [
@@ -40,7 +40,7 @@ def door() -> Iterator[int]:
     assert process.stderr is not None
     port = 0
     for line in process.stderr:
-        if found := re.search(r"front door and page on http://127\.0\.0\.1:(\d+)", line):
+        if found := re.search(r"front end and page on http://127\.0\.0\.1:(\d+)", line):
             port = int(found[1])
             break
     try:
@@ -67,11 +67,11 @@ async def status_of(port: int) -> int:
     return int(answer.split(b" ", 2)[1]) if answer else 0
 
 
-def test_a_door_without_free_files_answers_503_and_recovers(door: int) -> None:
+def test_a_door_without_free_files_answers_503_and_recovers(front: int) -> None:
     async def go() -> None:
-        told = Counter(await asyncio.gather(*(status_of(door) for _ in range(3 * FILES))))
+        told = Counter(await asyncio.gather(*(status_of(front) for _ in range(3 * FILES))))
         assert set(told) == {200, 503}
-        assert await status_of(door) == 200
+        assert await status_of(front) == 200
 
     asyncio.run(go())
 

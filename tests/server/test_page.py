@@ -53,7 +53,7 @@ def test_chromium_shows_every_worker_what_it_does_and_the_requests_of_one(tmp_pa
             return page
         finally:
             await fleet.stop()
-            fleet.stage.driver.stop()
+            fleet.runtime.driver.stop()
 
     page = asyncio.run(main())
     assert len(re.findall(r'<button class="w', page)) == WORKERS
@@ -68,7 +68,7 @@ def test_chromium_shows_every_worker_what_it_does_and_the_requests_of_one(tmp_pa
 
 FILL = b"""<script>setTimeout(() => {
   document.getElementById("key").value = "%b";
-  document.querySelector("#door form").requestSubmit();
+  document.querySelector("#access form").requestSubmit();
 }, 100)</script></body>"""
 
 
@@ -82,23 +82,23 @@ def test_the_page_asks_for_a_key_and_sends_it_with_every_request(given: bytes, t
         await fleet.start()
         try:
             if given:
-                fleet.door._page = fleet.door._page.replace(b"</body>", FILL % given)
+                fleet.front._page = fleet.front._page.replace(b"</body>", FILL % given)
             followed: list[str] = []
-            watch = fleet.door.own["/fleet/events"]["GET"]
+            watch = fleet.front.own["/fleet/events"]["GET"]
 
             def watching(request: Request, connection: Connection) -> None:
                 followed.append(request.headers["authorization"])
                 watch(request, connection)
 
-            fleet.door.own["/fleet/events"]["GET"] = watching
+            fleet.front.own["/fleet/events"]["GET"] = watching
             return await asyncio.to_thread(look, tmp_path, fleet.port), followed
         finally:
             await fleet.stop()
-            fleet.stage.driver.stop()
+            fleet.runtime.driver.stop()
 
     page, followed = asyncio.run(main())
     opened = given == b"k"
     assert len(re.findall(r'<button class="w', page)) == (3 if opened else 0)
-    assert ('<section id="door" hidden="">' in page) == opened
+    assert ('<section id="access" hidden="">' in page) == opened
     assert ("does not accept this key" in page.partition("<script>")[0]) == (given == b"wrong")
     assert followed == (["Bearer k"] if opened else [])

@@ -132,7 +132,7 @@ def test_requests_in_the_queue_of_a_fleets_router_get_an_error() -> None:
         while fleet.routing.dispatcher.num_waiting < 2:
             await asyncio.sleep(0.01)
         await fleet.stop()
-        fleet.stage.driver.stop()
+        fleet.runtime.driver.stop()
         assert [(await one).status for one in asked] == [503] * 3
 
     asyncio.run(main())

@@ -42,7 +42,7 @@ async def settled(server: Server) -> int:
     before, same = 0, 0
     while same < 20 or not before:
         await asyncio.sleep(0.005)
-        now = sum(connection.unsent_bytes for connection in server.stage.outbox.open)
+        now = sum(connection.unsent_bytes for connection in server.runtime.outbox.open)
         before, same = now, same + 1 if now == before else 0
     return before
 

@@ -1,4 +1,4 @@
-"""`understudy fleet --workers N`: many live workers in one process, behind one routed front door."""
+"""`understudy fleet --workers N`: many live workers in one process, behind one routed front end."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 EXAMPLES = """\
 examples:
-  understudy fleet --workers 20 --routing kv             front door and page on 8000, workers on 9000 ... 9019
+  understudy fleet --workers 20 --routing kv             front end and page on 8000, workers on 9000 ... 9019
   understudy fleet my-model --workers 200 --base-port 9000 --max-num-seqs 64
   understudy fleet Llama-3.1-8B --gpu H100 --workers 20  times and blocks of a known model on a GPU
   understudy fleet --fleet-config fleet.yaml             pools of different engines
@@ -21,15 +21,15 @@ examples:
 
 flags of the fleet:
   --workers N             number of workers (default: 4)
-  --processes N           run the workers in N processes; the front door is then the standalone router
+  --processes N           run the workers in N processes; the front end is then the standalone router
   --base-port PORT        port of the first worker (default: 9000); 0: any free ports
-  --port PORT             port of the front door (default: 8000)
+  --port PORT             port of the front end (default: 8000)
   --routing POLICY        round_robin (default), random, least_loaded, power_of_two, session_affinity, kv,
                           or FILE.py:CLASS, a user-defined router
   --router JSON           settings of kv: '{"queue_threshold": 2, "queue_policy": "wspt", "predict_ttl_ms": 2000}'
   --fleet-config FILE     YAML: routing, router, base_port, port, pools: [{workers: 8, flags: {max-num-seqs: 64}}]
 All flags of `understudy serve` configure the workers: --gpu NAME, --timing FILE, --clock-speed X, --tiers JSON, ...
---api-key and --admin-host also protect the control routes of the front door (/fleet/..., /admin/...).
+--api-key and --admin-host also protect the control routes of the front end (/fleet/..., /admin/...).
 """
 
 
@@ -39,8 +39,8 @@ def add_parser(verbs: Verbs) -> None:
 
     verb = verbs.add_parser(
         "fleet",
-        help="live workers in one process behind a routing front door, with a status page",
-        description="Serve a fleet: every worker has its own port, KV events and metrics; the front door routes.",
+        help="live workers in one process behind a routing front end, with a status page",
+        description="Serve a fleet: every worker has its own port, KV events and metrics; the front end routes.",
         usage="understudy fleet [MODEL] [--workers N] [--routing POLICY] [flags of vLLM]",
         epilog=EXAMPLES,
     )
@@ -68,10 +68,10 @@ def run(args: argparse.Namespace) -> int:
             ports = fleet.ports
             sources = dict.fromkeys(pool.describe_times() for _, pool in settings.pools)
             where = "" if processes == 1 else f"in {processes} processes, "
-            door = f"{settings.pools[0][1].scheme}://{address_of(settings.host, fleet.port)}"
+            front = f"{settings.pools[0][1].scheme}://{address_of(settings.host, fleet.port)}"
             print(
-                f"understudy fleet: {len(ports)} workers on ports {ports[0]} … {ports[-1]}, {where}front door and page "
-                f"on {door}\ntimes from {'; '.join(sources)}",
+                f"understudy fleet: {len(ports)} workers on ports {ports[0]} … {ports[-1]}, {where}front end and page "
+                f"on {front}\ntimes from {'; '.join(sources)}",
                 file=sys.stderr,
                 flush=True,
             )

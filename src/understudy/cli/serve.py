@@ -112,7 +112,7 @@ def run(args: argparse.Namespace) -> int:
 
     async def stop() -> None:
         await server.stop()
-        server.stage.driver.stop()
+        server.runtime.driver.stop()
 
     try:
         run_loop(run_until_stopped(start, stop, where))

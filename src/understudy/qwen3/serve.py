@@ -11,7 +11,7 @@ from understudy.qwen3.build import EngineOptions, build_engine
 from understudy.qwen3.config import find_config
 from understudy.qwen3.serving import Qwen3Serving
 from understudy.server.kv_events import KvEventsConfig
-from understudy.server.server import Server, Stage
+from understudy.server.server import Runtime, Server
 from understudy.server.tokenizer import open_tokenizer
 
 if TYPE_CHECKING:
@@ -44,7 +44,7 @@ def open_server(plan: ServePlan, progress: Progress | None = None) -> tuple[Serv
     )
     settings = msgspec.structs.replace(settings, engine=shown, max_model_len=most)
     serving = Qwen3Serving(engine, config, frozenset(config.eos_token_ids))
-    return Server(settings, Stage(tokenizer=tokenizer, given=serving)), serving
+    return Server(settings, Runtime(tokenizer=tokenizer, given=serving)), serving
 
 
 def _options(values: dict[str, Any], settings: Any) -> EngineOptions:

@@ -20,7 +20,7 @@ from understudy.server.api.fields import read_json
 from understudy.server.api.openapi import Html
 from understudy.server.api.routes import Routes, no_such_response
 from understudy.server.faults import FaultOrder, Faults, active_faults, apply_order
-from understudy.server.knobs import Knobs
+from understudy.server.live_config import LiveConfig
 from understudy.server.metrics.families import CONTENT_TYPE, OLD_CONTENT_TYPE, only
 from understudy.server.metrics.others import add_adapters
 
@@ -75,9 +75,9 @@ class App:
         self.faults = Faults(self)
         if self.settings.enable_lora or worker.loras or self.settings.runtime_lora:
             add_adapters(worker.registry, self.settings.max_loras, self._adapters)
-        self.knobs = Knobs(self)
-        if self.settings.knobs:
-            self.knobs.update(self.settings.knobs)
+        self.live_config = LiveConfig(self)
+        if self.settings.live_config:
+            self.live_config.update(self.settings.live_config)
 
     @property
     def dead(self) -> bool:
@@ -250,7 +250,7 @@ class App:
         connection.respond(404, b'{"detail":"Not Found"}')
 
     def _config(self, request: Request, connection: Connection) -> None:
-        status, reply = self.knobs.answer(request)
+        status, reply = self.live_config.answer(request)
         connection.respond(status, encode(reply))
 
     def _fault(self, request: Request, connection: Connection) -> None:

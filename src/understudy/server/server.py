@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from understudy.server.tokenizer import Tokenizer
 
 
-class Stage:
+class Runtime:
     """Parts that the workers of one process share: clock, driver, outbox, tokenizer."""
 
     def __init__(
@@ -102,9 +102,9 @@ def build_tiers(settings: ServerSettings) -> TierConfig | None:
     return None if plan is None else to_core(plan, settings.most_blocks, seed=settings.seed)
 
 
-def new_stage(settings: ServerSettings) -> Stage:
+def make_runtime(settings: ServerSettings) -> Runtime:
     """Make the shared parts for servers of these settings."""
-    return Stage(clock_speed=settings.clock_speed, tokenizer=open_tokenizer(settings.tokenizer))
+    return Runtime(clock_speed=settings.clock_speed, tokenizer=open_tokenizer(settings.tokenizer))
 
 
 class Server:
@@ -113,7 +113,7 @@ class Server:
     def __init__(
         self,
         settings: ServerSettings,
-        stage: Stage | None = None,
+        runtime: Runtime | None = None,
         index: int = 0,
         *,
         run: TierRun | None = None,
@@ -121,18 +121,18 @@ class Server:
     ) -> None:
         self.settings = settings
         self.tls = build_tls_context(settings)
-        self.stage = stage or new_stage(settings)
-        self.worker = self.stage.worker(settings, index, run=run, events=events)
+        self.runtime = runtime or make_runtime(settings)
+        self.worker = self.runtime.worker(settings, index, run=run, events=events)
         self.app = App(self.worker)
         self._listening: asyncio.Server | None = None
         self.port = settings.port
 
     async def start(self) -> None:
         """Start to listen. OSError when the port is taken."""
-        self.stage.driver.start()
+        self.runtime.driver.start()
         self._listening = await listen(
             self.app,
-            self.stage.outbox,
+            self.runtime.outbox,
             self.settings.host,
             self.settings.port,
             self.tls,
@@ -152,7 +152,7 @@ class Server:
         self.app.draining = True
         left_s = self.settings.shutdown_timeout_s if drain_s is None else drain_s
         try:
-            while left_s > 0 and (self.app.endpoints.in_flight or self.stage.outbox.sending):
+            while left_s > 0 and (self.app.endpoints.in_flight or self.runtime.outbox.sending):
                 await asyncio.sleep(0.02)
                 left_s -= 0.02
         finally:  # also when a second signal ends the wait
@@ -160,7 +160,7 @@ class Server:
                 generation.shut_down()
             for connection in tuple(self.app.answering):
                 connection.end_early(503, SHUTTING_DOWN)
-        await self.stage.outbox.leave()
+        await self.runtime.outbox.wait_until_sent()
         self.worker.close()
 
     @property

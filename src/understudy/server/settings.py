@@ -88,7 +88,7 @@ class ServerSettings(msgspec.Struct, frozen=True, kw_only=True):
     """(prefill, decode) of every step, changeable by `/admin/config`; None: the engine's timing model."""
     latency_std_dev_ms: tuple[float, float] = (0.0, 0.0)
     """Standard deviations of `latency_ms`, drawn by `seed`; a draw is within 70 % of the mean."""
-    knobs: dict[str, Any] = msgspec.field(default_factory=dict)
+    live_config: dict[str, Any] = msgspec.field(default_factory=dict)
     """Initial values of `/admin/config`."""
     metrics: Literal["vllm", "sglang"] = "vllm"
     old_metric_names: bool = False

@@ -9,8 +9,8 @@ from understudy._core import Tier, TokenBlocks
 from understudy.engines.offload import build_live_offload
 from understudy.errors import ConfigError
 from understudy.server.core import EngineCore, LiveRequest, StepEffects
-from understudy.server.knobs import Latency
 from understudy.server.kv_events import KvEventsConfig, KvEventSender
+from understudy.server.live_config import Latency
 from understudy.server.metrics import Registry
 from understudy.server.metrics.cache_info import add_cache_info
 from understudy.server.metrics.errors import add_errors

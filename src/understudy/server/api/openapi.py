@@ -73,7 +73,7 @@ def pages(
         return 200, Html(_page(document()[1]))
 
     def redirect(*_: object) -> tuple[int, Any]:
-        return 200, Html("<!doctype html><title>nobody signs in here</title>")
+        return 200, Html("<!doctype html><title>no sign-in</title>")
 
     answers: dict[str, Plain] = dict(zip(_PAGES, (document, page, redirect, page), strict=True))
     return {path: {"GET": answer, "HEAD": answer} for path, answer in answers.items()}

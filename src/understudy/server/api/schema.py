@@ -13,7 +13,7 @@ _INT64 = (-(2**63), 2**63 - 1)
 
 
 class Shape(msgspec.Struct, frozen=True):
-    """What a field may be. `null`: also null. `least` and `most` are of numbers."""
+    """Type and limits of a field. `null`: may be null; `least` and `most`: limits of numbers."""
 
     kind: Literal["str", "int", "float", "bool", "ints", "strs", "floats by name", "object", "objects", "any"]
     null: bool = True

@@ -14,7 +14,7 @@ from understudy.errors import ConfigError
 from understudy.server.access import admin_networks
 from understudy.server.flags.grammar import CommandLine, Flag, read_command_line, vllm_flags
 from understudy.server.flags.tiers import check_tiers, offload_below, read_tiers
-from understudy.server.knobs import LATENCIES, check_latency
+from understudy.server.live_config import LATENCIES, check_latency
 from understudy.server.settings import LoraModule, ServerSettings
 from understudy.tiers.gpu import GpuSettings
 from understudy.tiers.vllm_flags import offload_settings
@@ -285,8 +285,8 @@ def settings_of(line: CommandLine) -> ServerSettings:
     threshold = given.get("global_cache_hit_threshold")
     if threshold is not None and not 0 <= threshold <= 1:
         raise ConfigError(f"--global-cache-hit-threshold must be from 0 to 1, got {threshold:g}")
-    knobs = ("failure-injection-rate", "failure-types", "fake-metrics")
-    given["knobs"] = {name: values[name] for name in knobs if values.get(name) is not None}
+    live_config = ("failure-injection-rate", "failure-types", "fake-metrics")
+    given["live_config"] = {name: values[name] for name in live_config if values.get(name) is not None}
     try:
         return msgspec.convert(given, ServerSettings, strict=False)
     except msgspec.ValidationError as error:

@@ -12,10 +12,10 @@ from understudy.errors import ConfigError
 from understudy.memory import LIVE_BYTES, require_memory
 from understudy.server.access import Access
 from understudy.server.api.errors import SHUTTING_DOWN
-from understudy.server.fleet.front import FrontDoor
+from understudy.server.fleet.front import FleetFront
 from understudy.server.fleet.routing import FleetRouting
 from understudy.server.http import address_of, listen
-from understudy.server.server import Server, Stage, build_tiers, new_stage
+from understudy.server.server import Runtime, Server, build_tiers, make_runtime
 
 if TYPE_CHECKING:
     from understudy.router.kv import KvRouting
@@ -32,7 +32,7 @@ class FleetSettings(msgspec.Struct, frozen=True, kw_only=True):
     host: str = "127.0.0.1"
     port: int = 8000
     """Port of the front end."""
-    door_host: str | None = None
+    front_host: str | None = None
     """Address of the front end; None: `host`, that of the workers."""
     admin_hosts: tuple[str, ...] = ()
     """Addresses and networks whose clients may call the front end's control routes; without a key only."""
@@ -62,7 +62,7 @@ class Fleet:
         workers = sum(count for count, _ in settings.pools)
         engines = sum(count * pool.data_parallel_size for count, pool in settings.pools)
         require_memory(f"{workers:,} live workers", engines * LIVE_BYTES, "fewer workers need less")
-        self.stage: Stage = new_stage(first)
+        self.runtime: Runtime = make_runtime(first)
         self.servers: list[Server] = []
         self.routing = FleetRouting(self.servers, settings.routing, settings.seed)
         self.shared_runs: list[TierRun] = []
@@ -75,7 +75,7 @@ class Fleet:
                 server = self._server(pool, len(self.servers), run)
                 self.servers.append(server)
                 self.routing.add(server, len(self.servers) - 1)
-        self.door = FrontDoor(self.servers, self.routing, name_of(settings.routing), settings.access())
+        self.front = FleetFront(self.servers, self.routing, name_of(settings.routing), settings.access())
         self._listening: asyncio.Server | None = None
         self.port = settings.port
 
@@ -93,7 +93,7 @@ class Fleet:
         if events.get("enable_kv_cache_events"):
             own["kv_events_config"] = {**events, **shifted(events, index * pool.data_parallel_size)}
         events_kept = self.routing.dispatcher.wants_events
-        return Server(msgspec.structs.replace(pool, **own), self.stage, index, run=run, events=events_kept)
+        return Server(msgspec.structs.replace(pool, **own), self.runtime, index, run=run, events=events_kept)
 
     @property
     def ports(self) -> list[int]:
@@ -109,9 +109,9 @@ class Fleet:
                 await server.start()
             port = self.settings.port
             self._listening = await listen(
-                self.door,
-                self.stage.outbox,
-                self.settings.door_host or self.settings.host,
+                self.front,
+                self.runtime.outbox,
+                self.settings.front_host or self.settings.host,
                 self.settings.port,
                 self.servers[0].tls,
             )
@@ -126,12 +126,12 @@ class Fleet:
         if self._listening is not None:
             self._listening.close()
             self._listening = None
-        self.door.close()
+        self.front.close()
         try:
             await asyncio.gather(*(server.stop() for server in self.servers))
         finally:  # requests that wait for a worker
-            self.stage.outbox.end_all(503, SHUTTING_DOWN)
-        await self.stage.outbox.leave()
+            self.runtime.outbox.end_all(503, SHUTTING_DOWN)
+        await self.runtime.outbox.wait_until_sent()
 
 
 def name_of(policy: str | KvRouting | Router) -> str:

@@ -54,7 +54,7 @@ def in_numbers(
     }
 
 
-class FrontDoor:
+class FleetFront:
     """Answers on the fleet's front-end port."""
 
     def __init__(self, servers: list[Server], routing: FleetRouting, name: str, access: Access) -> None:
@@ -175,7 +175,7 @@ class FrontDoor:
         priority = whole_number(request.headers.get("x-vllm-priority", ""), 9)
         return LiveRouteRequest(
             self._dispatcher.next_row(),
-            self.servers[0].stage.clock.now_ns(),
+            self.servers[0].runtime.clock.now_ns(),
             tokens,
             0,
             # vLLM schedules lower numbers first, a router's queue higher ones.
@@ -234,7 +234,7 @@ class FrontDoor:
             columns["late_ms"].append(self._late_ms[index])
             columns["tokens"].append(tokens)
             columns["dead"].append(int(server.app.dead))
-        stage = self.servers[0].stage
+        runtime = self.servers[0].runtime
         since = self._token_counts[0] if self._token_counts else None
         return {
             "workers": columns,
@@ -242,9 +242,9 @@ class FrontDoor:
             "routing": self.routing,
             "queued": self._dispatcher.num_waiting,
             "late_ms": {
-                "token_p50": round(stage.token_lateness.quantile(0.5, since) * 1e3, 3),
-                "token_p99": round(stage.token_lateness.quantile(0.99, since) * 1e3, 3),
-                "step_p99": round(stage.driver.step_lateness.quantile(0.99) * 1e3, 3),
+                "token_p50": round(runtime.token_lateness.quantile(0.5, since) * 1e3, 3),
+                "token_p99": round(runtime.token_lateness.quantile(0.99, since) * 1e3, 3),
+                "step_p99": round(runtime.driver.step_lateness.quantile(0.99) * 1e3, 3),
             },
             "decisions": list(self._decisions)[-SHOWN_DECISIONS:],
         }
@@ -262,14 +262,14 @@ class FrontDoor:
             self._late_ms[index] = round(server.worker.max_lateness_s * 1e3, 1)
             server.worker.max_lateness_s = 0.0
         self._last_shown_s = now_s
-        self._token_counts.append(list(self.servers[0].stage.token_lateness.counts))
+        self._token_counts.append(list(self.servers[0].runtime.token_lateness.counts))
 
     def _worker(self, request: Request, connection: Connection) -> None:
         number = whole_number(request.path.rpartition("/")[2])
         if number is None or not 0 <= number < len(self.servers):
             raise ApiError(f"there are workers 0 … {len(self.servers) - 1}", status=404, kind="NotFoundError")
         server = self.servers[number]
-        now_ns = server.stage.clock.now_ns()
+        now_ns = server.runtime.clock.now_ns()
         requests = [
             {
                 "id": request.name,

@@ -71,7 +71,7 @@ class LiveFleetView(ReadyWorkers):
     @property
     def now_ns(self) -> int:
         """Time of the workers' clock."""
-        return self._servers[0].stage.clock.now_ns()
+        return self._servers[0].runtime.clock.now_ns()
 
     @property
     def outstanding_requests(self) -> npt.NDArray[np.int64]:

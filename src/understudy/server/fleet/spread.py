@@ -16,7 +16,7 @@ import msgspec
 
 from understudy.errors import ConfigError
 from understudy.server.fleet.fleet import Fleet, FleetSettings, name_of, shifted
-from understudy.server.fleet.spread_door import SpreadDoor
+from understudy.server.fleet.spread_front import SpreadFront
 from understudy.server.loop import heap_frozen, run
 from understudy.server.proxy.service import RouterService, RouterSettings
 from understudy.server.proxy.upstream import Upstream
@@ -57,15 +57,15 @@ class SpreadFleet:
                 pools=pools,
                 base_port=base,
                 port=0,
-                door_host="127.0.0.1",
+                front_host="127.0.0.1",
                 admin_hosts=(),
                 routing="round_robin",
             )
             for pools, base in _groups(settings, processes, Path(self._folder.name))
         ]
         self._children: list[tuple[BaseProcess, Pipe]] = []
-        self.door: RouterService | None = None
-        self._own: SpreadDoor | None = None
+        self.front: RouterService | None = None
+        self._own: SpreadFront | None = None
 
     async def start(self) -> None:
         """Start the groups, then the front end. ConfigError when one of them fails."""
@@ -78,18 +78,18 @@ class SpreadFleet:
                 theirs.close()
                 self._children.append((child, ours))
             loop = asyncio.get_running_loop()
-            doors = []
+            fronts = []
             for group, (_, pipe) in zip(self._groups, self._children, strict=True):
                 started = await loop.run_in_executor(None, _wait, pipe)
                 if isinstance(started, str):
                     raise ConfigError(started)
-                door, ports = started
+                front, ports = started
                 key = next(iter(group.api_keys), None)
-                doors.append((Upstream(f"http://127.0.0.1:{door}", key=key), len(ports)))
+                fronts.append((Upstream(f"http://127.0.0.1:{front}", key=key), len(ports)))
                 self.ports += ports
             urls = tuple(WorkerAddress(url=f"http://127.0.0.1:{port}") for port in self.ports)
             first = self.settings.pools[0][1]
-            self.door = RouterService(
+            self.front = RouterService(
                 RouterSettings(
                     workers=urls,
                     routing=self.settings.routing,
@@ -107,27 +107,27 @@ class SpreadFleet:
                     allowed_origins=first.allowed_origins,
                 )
             )
-            self._own = SpreadDoor(
-                doors,
+            self._own = SpreadFront(
+                fronts,
                 [pool for count, pool in self.settings.pools for _ in range(count)],
                 name_of(self.settings.routing),
-                self.door.dispatcher,
-                self.door.workers,
+                self.front.dispatcher,
+                self.front.workers,
             )
-            self.door.proxy.own = self._own
-            await self.door.start()
+            self.front.proxy.own = self._own
+            await self.front.start()
         except BaseException:
             await self.stop()
             raise
-        self.port = self.door.port
+        self.port = self.front.port
 
     async def stop(self) -> None:
         """Stop the front end, then the groups, as the workers' settings say."""
         if self._own is not None:
             self._own.close()
         drain_s = max(pool.shutdown_timeout_s for _, pool in self.settings.pools)
-        if self.door is not None:
-            await self.door.stop(drain_s)
+        if self.front is not None:
+            await self.front.stop(drain_s)
         for _, pipe in self._children:
             pipe.close()  # the signal to stop
         for child, _ in self._children:
@@ -192,6 +192,6 @@ def _serve_group(settings: FleetSettings, pipe: Pipe) -> None:
             await gone.wait()
         loop.remove_reader(pipe.fileno())
         await fleet.stop()
-        fleet.stage.driver.stop()
+        fleet.runtime.driver.stop()
 
     run(main())

@@ -53,7 +53,7 @@ class Connection(asyncio.Protocol):
         self._streams_events = False
         self._parts: list[bytes] = []
         self._idle: asyncio.TimerHandle | None = None
-        self._rests = 0
+        self._idle_checks = 0
         self.due_ns = 0
         self.due_tokens = 0
         self.due_of: Late | None = None
@@ -86,7 +86,7 @@ class Connection(asyncio.Protocol):
             # asyncio sets it only on sockets that were made with a protocol number.
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self._outbox.open.add(self)
-        self._rest()
+        self._start_idle_timer()
         if self._has_more:  # the first bytes may come with the end of a TLS handshake
             self._read()
 
@@ -94,7 +94,7 @@ class Connection(asyncio.Protocol):
         """End the answer, because the client has disconnected."""
         self._transport = None
         self._outbox.open.discard(self)
-        self._stop_resting()
+        self._stop_idle_timer()
         self._parser.drop()
         if self._answering:
             self._close_answer()
@@ -135,7 +135,7 @@ class Connection(asyncio.Protocol):
                 if self._malformed is not None:
                     self._refuse(self._malformed)
                 return
-            self._stop_resting()
+            self._stop_idle_timer()
             self._answering = True
             self._keep_alive = request.head.keep_alive
             self._old = request.head.http_1_0
@@ -230,7 +230,7 @@ class Connection(asyncio.Protocol):
                     kind,
                     headers,
                     self.extra_headers,
-                    self._stays(),
+                    self._connection_line(),
                     b"\r\n",
                     b"" if self._bodyless else body,  # a HEAD request gets no body
                 )
@@ -261,13 +261,13 @@ class Connection(asyncio.Protocol):
             headers,
             self.extra_headers,
             b"transfer-encoding: chunked\r\n" if self._chunked else b"",
-            self._stays(),
+            self._connection_line(),
             b"\r\n",
         )
         if self._transport is not None:
             self._write(b"".join(head))
 
-    def _stays(self) -> bytes:
+    def _connection_line(self) -> bytes:
         """Build the Connection header, where it differs from the default of the HTTP version."""
         if self._keep_alive:
             return b"connection: keep-alive\r\n" if self._old else b""
@@ -360,7 +360,7 @@ class Connection(asyncio.Protocol):
         if not self._keep_alive:
             self._transport.close()
             return
-        self._rest()
+        self._start_idle_timer()
         if self._has_more:
             asyncio.get_running_loop().call_soon(self._read)
 
@@ -390,12 +390,12 @@ class Connection(asyncio.Protocol):
 
     # ── Between requests ──
 
-    def _rest(self) -> None:
-        self._stop_resting()
-        self._rests = 0
+    def _start_idle_timer(self) -> None:
+        self._stop_idle_timer()
+        self._idle_checks = 0
         self._idle = asyncio.get_running_loop().call_later(KEEP_ALIVE_S, self._close_idle)
 
-    def _stop_resting(self) -> None:
+    def _stop_idle_timer(self) -> None:
         if self._idle is not None:
             self._idle.cancel()
             self._idle = None
@@ -403,8 +403,8 @@ class Connection(asyncio.Protocol):
     def _close_idle(self) -> None:
         if self._transport is not None and not self._answering:
             slow = bool(self._buffer) or self._parser.begun
-            self._rests += 1
-            if slow and self._rests * KEEP_ALIVE_S < MAX_ARRIVAL_S:
+            self._idle_checks += 1
+            if slow and self._idle_checks * KEEP_ALIVE_S < MAX_ARRIVAL_S:
                 self._idle = asyncio.get_running_loop().call_later(KEEP_ALIVE_S, self._close_idle)
             else:
                 self._transport.close()

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from understudy.server.http.connection import Connection
     from understudy.server.lateness import Lateness
 
-LEAVE_S = 1.0
+MAX_SEND_S = 1.0
 """Time that a client has to read the end of its answer when the server stops."""
 
 
@@ -43,11 +43,11 @@ class Outbox:
         for connection in tuple(self.open):
             connection.end_early(status, body)
 
-    async def leave(self) -> None:
-        """Wait until all output is sent, for at most `LEAVE_S`."""
+    async def wait_until_sent(self) -> None:
+        """Wait until all output is sent, for at most `MAX_SEND_S`."""
         for handshake in tuple(self.handshakes):
             handshake.cancel()
-        until_s = time.monotonic() + LEAVE_S
+        until_s = time.monotonic() + MAX_SEND_S
         while self.sending and time.monotonic() < until_s:
             await asyncio.sleep(0.01)
         await asyncio.sleep(0)  # so that connections are closed when this returns

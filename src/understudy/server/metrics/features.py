@@ -83,9 +83,9 @@ class FeatureMetrics:
 
     def _add_stay(self) -> None:
         about = {
-            "lifetime": "How long a block stayed on the device, of a sample.",
-            "idle_before_evict": "How long nobody had asked for it then.",
-            "reuse_gap": "Time between two requests that found it.",
+            "lifetime": "Time that a sampled block stayed on the device.",
+            "idle_before_evict": "Time between the last request that used a block and its eviction.",
+            "reuse_gap": "Time between two requests that used a block.",
         }
         lifetime, idle, gap = (
             self._registry.histogram(f"vllm:kv_block_{name}_seconds", text, STAY_S, **self._labels)

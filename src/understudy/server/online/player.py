@@ -59,14 +59,14 @@ class Player:
             server.worker.on_end = self._on_end
             server.worker.outputs = TrueOutputs(server.worker.outputs, self._workload)
         await fleet.start()
-        fleet.stage.clock.start_in(_HEAD_START_NS)
+        fleet.runtime.clock.start_in(_HEAD_START_NS)
         began_s = time.perf_counter()
         try:
             heads = np.flatnonzero(self._workload.turn == 0)
             await asyncio.gather(*(self._session(int(row)) for row in heads))
         finally:
             await fleet.stop()
-            fleet.stage.driver.stop()
+            fleet.runtime.driver.stop()
         played_s = round(time.perf_counter() - began_s, 3)
         timeline, result = self._columns.gathered()
         facts = {
@@ -74,7 +74,7 @@ class Player:
             "workers": len(fleet.servers),
             "routing": name_of(self._settings.routing),
             "seed": self._settings.seed,
-            "speedup": fleet.stage.clock.speed,
+            "speedup": fleet.runtime.clock.speed,
             "scheduling": describe_scheduling([self._engine]),
             "engine": self._engine.describe(),
             "times": {
@@ -100,15 +100,15 @@ class Player:
                 self._progress(self._ended)
             row = int(self._workload.next_turn[row])
             if row >= 0:
-                due_ns = self._fleet.stage.clock.now_ns() + int(self._workload.delay_ns[row])
+                due_ns = self._fleet.runtime.clock.now_ns() + int(self._workload.delay_ns[row])
 
     async def _until(self, due_ns: int) -> None:
-        clock = self._fleet.stage.clock
+        clock = self._fleet.runtime.clock
         while (wait_ns := due_ns - clock.now_ns()) > 0:
             await asyncio.sleep(wait_ns / clock.speed / 1e9)
 
     async def _request(self, row: int) -> None:
-        workload, clock = self._workload, self._fleet.stage.clock
+        workload, clock = self._workload, self._fleet.runtime.clock
         limit = limit_of(workload, row)
         most = self._settings.pools[0][1].max_model_len - int(workload.prompt_tokens[row])
         length = int(workload.cut_output_tokens[row]) if limit is None else min(limit, max(most, 1))
@@ -149,11 +149,11 @@ class Player:
 
     def _lateness_ms(self) -> dict[str, float]:
         """Return quantiles of the lateness of tokens and ends of steps, and of first tokens at clients."""
-        stage = self._fleet.stage
+        runtime = self._fleet.runtime
         late_s = {
-            "token_p50": stage.token_lateness.quantile(0.5),
-            "token_p99": stage.token_lateness.quantile(0.99),
-            "step_end_p99": stage.driver.step_lateness.quantile(0.99),
+            "token_p50": runtime.token_lateness.quantile(0.5),
+            "token_p99": runtime.token_lateness.quantile(0.99),
+            "step_end_p99": runtime.driver.step_lateness.quantile(0.99),
             "client_first_token_p50": self._first_byte.quantile(0.5),
             "client_first_token_p99": self._first_byte.quantile(0.99),
         }

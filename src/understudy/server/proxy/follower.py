@@ -20,14 +20,14 @@ if TYPE_CHECKING:
 Health: TypeAlias = Literal["live", "waiting", "partial", "silent", "conflict", "none"]
 
 MEANING: dict[Health, str] = {
-    "live": "every event has come",
-    "waiting": "nothing has been heard of it yet",
-    "partial": "events were lost and cannot be asked for again: what is known is true, but not all is known",
-    "silent": "it answers requests and says nothing of their blocks",
-    "conflict": "two publishers speak under its name: neither is believed",
+    "live": "all events were received",
+    "waiting": "no event was received yet",
+    "partial": "events were lost and cannot be replayed: the view is correct but incomplete",
+    "silent": "it answers requests but publishes no events for them",
+    "conflict": "two publishers use its name: the events of both are ignored",
     "none": "it publishes no events",
 }
-ASSUMED = "what is sent there counts as cached there, for a while, beside what is known"
+ASSUMED = "requests sent to it count as cached there for a while, in addition to its events"
 
 
 class EventSource(msgspec.Struct, frozen=True):
@@ -92,13 +92,13 @@ class Follower:
         return self.health != "live"
 
     def describe(self) -> dict[str, Any]:
-        """For people."""
-        told: dict[str, Any] = {"state": self.health, "meaning": MEANING[self.health]}
+        """Describe the view for `/dump`."""
+        described: dict[str, Any] = {"state": self.health, "meaning": MEANING[self.health]}
         if self.degraded:
-            told["meanwhile"] = ASSUMED
+            described["meanwhile"] = ASSUMED
         if self.source is not None:
-            told |= {"endpoint": self.source.endpoint, "replay": self.source.replay, **self.counters}
-        return told
+            described |= {"endpoint": self.source.endpoint, "replay": self.source.replay, **self.counters}
+        return described
 
     def close(self) -> None:
         """Stop following."""

@@ -115,5 +115,5 @@ class RouterService:
         while time.monotonic() < until_s and (self.proxy.busy or self._outbox.sending):
             await asyncio.sleep(0.02)
         await self.proxy.close()
-        await self._outbox.leave()
+        await self._outbox.wait_until_sent()
         await self.workers.close()

@@ -104,7 +104,7 @@ def check_std_dev(name: str, mean_ms: float, std_dev_ms: float) -> None:
 _FAKED = {"running-requests": "running", "waiting-requests": "waiting", "kv-cache-usage": "usage"}
 
 
-class Knobs:
+class LiveConfig:
     """The changeable settings of one worker. A body with one invalid key changes nothing."""
 
     def __init__(self, app: App) -> None:

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from understudy.server.settings import ServerSettings
 
 
-class SpreadDoor:
+class SpreadFront:
     """Routes of the fleet at the router's port. `groups`: each group's front end and number of workers."""
 
     def __init__(
@@ -81,7 +81,7 @@ class SpreadDoor:
 
     async def state(self) -> dict[str, Any]:
         """Return the state of all workers in order, with the greatest lateness of all processes."""
-        states = await asyncio.gather(*(_read(door, "/fleet/state") for door, _ in self._groups))
+        states = await asyncio.gather(*(_read(front, "/fleet/state") for front, _ in self._groups))
         columns = {
             name: [value for group in states for value in group["workers"][name]]
             for name in states[0]["workers"]
@@ -104,16 +104,16 @@ class SpreadDoor:
                 f"there are workers 0 … {len(self._settings) - 1}", status=404, kind="NotFoundError"
             )
         left = number
-        for door, count in self._groups:
+        for front, count in self._groups:
             if 0 <= left < count:
-                state = {**await _read(door, f"/fleet/workers/{left}"), "worker": number}
+                state = {**await _read(front, f"/fleet/workers/{left}"), "worker": number}
                 connection.respond(200, msgspec.json.encode(state))
             left -= count
 
     async def _faults(self, _: Request, connection: Connection) -> None:
         rows, first = [], 0
-        for door, count in self._groups:
-            faults = (await _read(door, "/admin/fault"))["faults"]
+        for front, count in self._groups:
+            faults = (await _read(front, "/admin/fault"))["faults"]
             rows += [{**row, "worker": first + row["worker"]} for row in faults]
             first += count
         connection.respond(200, msgspec.json.encode({"faults": rows}))
@@ -123,14 +123,14 @@ class SpreadDoor:
         order = FaultOrder.read(read_json(request))
         chosen = chosen_workers(order, self._settings)
         first = lost = 0
-        for door, count in self._groups:
+        for front, count in self._groups:
             here = [index - first for index in chosen if first <= index < first + count]
             first += count
             if here:
                 body = msgspec.json.encode(msgspec.structs.replace(order, workers=here))
-                status, answer = await door.post("/admin/fault", body)
+                status, answer = await front.post("/admin/fault", body)
                 if status != 200:
-                    raise UpstreamError(f"{door.url} refused a fault: {answer[:200]!r}")
+                    raise UpstreamError(f"{front.url} refused a fault: {answer[:200]!r}")
                 lost += msgspec.json.decode(answer)["lost_requests"]
         report = {"fault": order.kind, "workers": chosen, "lost_requests": lost}
         connection.respond(200, msgspec.json.encode(report))
@@ -166,14 +166,14 @@ class SpreadDoor:
             self._shower = None
         for watcher in list(self._watchers):
             watcher.drop()
-        for door, _ in self._groups:
-            door.close()
+        for front, _ in self._groups:
+            front.close()
 
 
-async def _read(door: Upstream, path: str) -> Any:
-    status, body = await door.get(path)
+async def _read(front: Upstream, path: str) -> Any:
+    status, body = await front.get(path)
     if status != 200:
-        raise UpstreamError(f"{door.url}{path} answers {status}")
+        raise UpstreamError(f"{front.url}{path} answers {status}")
     return msgspec.json.decode(body)
 
 
