@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 import msgspec
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
 
     from understudy.server.http import Connection
 
@@ -108,38 +107,6 @@ _USUAL = {
     "bool_parsing": "Input should be a valid boolean, unable to interpret input",
 }
 """Phrases that clients match, by kind; they precede the message of a problem."""
-
-
-_MAX_SHOWN = 200
-"""Most characters of an invalid value in a message."""
-
-
-def _beginning(value: object) -> str:
-    """Return the first characters of `str(value)`; the rest of a large value is not rendered."""
-    shown = ""
-    for piece in _pieces(value):
-        shown += piece
-        if len(shown) >= _MAX_SHOWN:
-            break
-    return shown[:_MAX_SHOWN]
-
-
-def _pieces(value: object) -> Iterator[str]:
-    if isinstance(value, dict):
-        yield "{"
-        for place, (name, member) in enumerate(value.items()):
-            yield f"{', ' if place else ''}{name!r}: "
-            yield from _pieces(member)
-        yield "}"
-    elif isinstance(value, list):
-        yield "["
-        for place, member in enumerate(value):
-            if place:
-                yield ", "
-            yield from _pieces(member)
-        yield "]"
-    else:
-        yield repr(value[:_MAX_SHOWN] if isinstance(value, str) else value)
 
 
 def invalid_body(problems: list[Problem], *, param: bool = True) -> ApiError:

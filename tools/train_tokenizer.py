@@ -1,6 +1,6 @@
 """Makes `merges.txt` from `words.txt`: plain byte-pair merges until every word, with a space before it, is one token.
 
-Run after a change of the words: `python -m understudy.server.tokenizer.train`. It changes the ids of all tokens.
+Run after a change of the words: `python tools/train_tokenizer.py`. It changes the ids of all tokens.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from collections import Counter, defaultdict
 from itertools import pairwise
 from pathlib import Path
 
-_HERE = Path(__file__).parent
+_HERE = Path(__file__).parents[1] / "src" / "understudy" / "server" / "tokenizer"
 
 
 def learn_merges(words: list[str]) -> list[tuple[str, str]]:

@@ -1,0 +1,47 @@
+"""No module uses private names of the standard library, which change without notice."""
+
+from __future__ import annotations
+
+import ast
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+SOURCES = sorted((Path(__file__).parents[1] / "src" / "understudy").rglob("*.py"))
+PUBLIC = {"os._exit", "argparse._SubParsersAction", "argparse._ArgumentGroup"}
+"""Documented, or a type that has no other name."""
+
+
+def is_private(name: str) -> bool:
+    return name.startswith("_") and not name.endswith("__")
+
+
+def is_standard(module: str) -> bool:
+    return module.partition(".")[0] in sys.stdlib_module_names and module != "__future__"
+
+
+def private_uses(tree: ast.Module) -> Iterator[str]:
+    modules: dict[str, str] = {}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            modules |= {one.asname or one.name.partition(".")[0]: one.name for one in node.names}
+        elif isinstance(node, ast.ImportFrom) and is_standard(node.module or ""):
+            modules |= {one.asname or one.name: f"{node.module}.{one.name}" for one in node.names}
+            yield from (f"{node.module}.{one.name}" for one in node.names if is_private(one.name))
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Attribute) and is_private(node.attr) and isinstance(node.value, ast.Name):
+            module = modules.get(node.value.id, "")
+            if is_standard(module):
+                yield f"{module}.{node.attr}"
+        elif isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "getattr":
+            name = node.args[1]
+            if isinstance(name, ast.Constant) and is_private(str(name.value)):
+                yield f"getattr {name.value}"
+
+
+def test_no_module_uses_a_private_name_of_the_standard_library() -> None:
+    found = {path.name: set(private_uses(ast.parse(path.read_text()))) - PUBLIC for path in SOURCES}
+    assert {name: uses for name, uses in found.items() if uses} == {}
