@@ -39,7 +39,7 @@ def private_uses(tree: ast.Module) -> Iterator[str]:
         elif isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "getattr":
             name = node.args[1]
             if isinstance(name, ast.Constant) and is_private(str(name.value)):
-                yield f"getattr {name.value}"
+                yield f"getattr {name.value!r}"
 
 
 def test_no_module_uses_a_private_name_of_the_standard_library() -> None:
