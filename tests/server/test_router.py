@@ -123,8 +123,8 @@ def test_without_a_replay_socket_a_gap_leaves_a_view_that_is_said_to_be_partial(
 
         await told.until(partial)
         row = (await told.dump())["workers"][0]
-        assert "cannot be asked for" in row["view"]["meaning"]
-        assert "counts as cached" in row["view"]["meanwhile"]
+        assert "cannot be replayed" in row["view"]["meaning"]
+        assert "count as cached" in row["view"]["meanwhile"]
         # What is sent there from now on counts, though the events may not tell all.
         await told.client.post(C, lost)
         again = await told.client.post(C, lost)
