@@ -86,6 +86,7 @@ async def aiohttps(port: int, load: Callable[[Callable[[str], Awaitable[int]]], 
 
 async def measure(client: Any, port: int, path: str, count: int, at_once: int) -> tuple[float, float]:
     """Return requests a second, and CPU microseconds per request."""
+    wall_s = 0.0
 
     async def load(ask: Callable[[str], Awaitable[int]]) -> float:
         expected = 600 if path == "/whole" else 32 * len(EVENT)
@@ -104,7 +105,6 @@ async def measure(client: Any, port: int, path: str, count: int, at_once: int) -
         wall_s = time.perf_counter() - began
         return time.process_time() - cpu
 
-    wall_s = 0.0
     cpu_s: float = await client(port, load)
     return count / wall_s, cpu_s / count * 1e6
 

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 import msgspec
 
 if TYPE_CHECKING:
-
     from understudy.server.http import Connection
 
 log = logging.getLogger("understudy.server")
