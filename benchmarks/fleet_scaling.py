@@ -81,6 +81,15 @@ def cases() -> list[tuple[str, float, VllmConfig, dict[str, Any], dict[str, Any]
     for name, below in TIER_SETS.items():
         own = {"workers": 4} if below is None else {"workers": 4, "tiers": tiers(*below)}
         rows.append((f"--check, {name}", 30.0, TIGHT, {**own, "check": True}, own))
+    deep: dict[str, dict[str, Any]] = {
+        "no tier": {},
+        "closed loop": {"load": ClosedLoop(64)},
+        "KV router": {"routing": "kv"},
+        "G2": {"tiers": tiers("write_through")},
+    }
+    for name, how in deep.items():
+        own = {"workers": 4, **how}
+        rows.append((f"deep check, {name}", 40.0, TIGHT, {**own, "check": "deep"}, own))
     rows.append(("--check, large device", 30.0, LARGE, {"workers": 4, "check": True}, {"workers": 4}))
     return rows
 

@@ -167,6 +167,8 @@ def test_the_tiers_of_each_pool_stand_by_themselves() -> None:
             _, blocks = summary.residency
             assert 0.9 * summary.resident_blocks < blocks.max() <= summary.capacity_blocks
             assert summary.stored_blocks - summary.evicted_blocks == summary.resident_blocks
+    fast, slow = (summary.residency[1].tolist() for summary in tiers.tiers if summary.tier == Tier.G3)
+    assert max(slow) <= 40 < max(fast)
 
 
 @pytest.mark.parametrize("routing", ["round_robin", "least_loaded", "kv"])
