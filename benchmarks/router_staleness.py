@@ -13,12 +13,18 @@ from pathlib import Path
 from statistics import fmean
 
 from understudy.engines.config import VllmConfig
+from understudy.engines.mocker_settings import MockerSettings
 from understudy.router import KvRouting
 from understudy.run.offline import run_offline
 from understudy.workload import Workload, read_trace
 from understudy.workload.families import FanOut, QuickTurns
 
-ENGINE = VllmConfig(block_size=64, num_gpu_blocks=16384, charge_first_token=False, async_scheduling=False)
+ENGINE = VllmConfig(
+    block_size=64,
+    num_gpu_blocks=16384,
+    mocker=MockerSettings(charge_first_token=False),
+    async_scheduling=False,
+)
 WORKERS = 16
 SEEDS = range(5)
 DELAYS_MS = (0, 50, 500, 5000)

@@ -82,9 +82,11 @@ OUR_REPLAY = """
 import json, resource, sys, time
 import understudy.api
 from understudy.engines.config import VllmConfig
+from understudy.engines.mocker_settings import MockerSettings
 from understudy.router import KvRouting
 trace, workers = sys.argv[1], int(sys.argv[2])
-engine = VllmConfig(block_size=64, num_gpu_blocks=16384, charge_first_token=False, async_scheduling=False)
+mocker = MockerSettings(charge_first_token=False)
+engine = VllmConfig(block_size=64, num_gpu_blocks=16384, mocker=mocker, async_scheduling=False)
 start = time.process_time()
 report = understudy.api.replay(trace, engine, workers=workers, routing=KvRouting())
 print(json.dumps({"cpu_s": time.process_time() - start, "ttft_ms": report.ttft_ms.mean,

@@ -15,6 +15,7 @@ import pytest
 import understudy
 from replay.building import single_turns
 from understudy.engines.config import VllmConfig
+from understudy.engines.mocker_settings import MockerSettings
 from understudy.engines.timing import Constant
 from understudy.errors import ConfigError
 from understudy.kv import EvictionPolicy
@@ -74,7 +75,7 @@ def test_a_model_that_changes_capacity_and_not_speed_is_said_so() -> None:
         ({"timing": "fast"}, "timing must be a TimingModel"),
         ({"slo": 5}, "slo must be an Slo"),
         ({"load": 5}, "load must be an OpenLoop"),
-        ({"engine": {"block_size": 3}}, "engine must be a VllmConfig"),
+        ({"engine": {"block_size": 3}}, "engine must be an EngineConfig, such as VllmConfig"),
         ({"workers": "4"}, "workers must be a whole number"),
         ({"threads": 1.5}, "threads must be a whole number"),
         ({"routing": None}, "routing must be round_robin, random, .* or a Router with choose"),
@@ -125,7 +126,7 @@ def test_what_is_no_workload_is_refused(workload: Any) -> None:
         (VllmConfig, {"enable_prefix_caching": "no"}, "enable_prefix_caching must be True or False"),
         (VllmConfig, {"async_scheduling": "no"}, "async_scheduling must be True or False, got 'no'"),
         (VllmConfig, {"enable_lora": None}, "enable_lora must be True or False, got None"),
-        (VllmConfig, {"speedup_ratio": "2"}, "speedup_ratio must be a number, got '2'"),
+        (MockerSettings, {"speedup_ratio": "2"}, "speedup_ratio must be a number, got '2'"),
         (VllmConfig, {"watermark": np.True_}, "watermark must be a number, got"),
         (VllmConfig, {"long_prefill_token_threshold": "x"}, "long_prefill_token_threshold must be a whole"),
         (
@@ -166,8 +167,10 @@ def test_numpys_numbers_are_numbers_wherever_one_is_asked_for(tmp_path: Path) ->
         VllmConfig(
             num_gpu_blocks=np.int32(64),  # type: ignore[arg-type]
             long_prefill_token_threshold=np.int64(8),  # type: ignore[arg-type]
-            speedup_ratio=np.float64(2),
-            decode_speedup_ratio=np.float32(1.5),  # type: ignore[arg-type]
+            mocker=MockerSettings(
+                speedup_ratio=np.float64(2),
+                decode_speedup_ratio=np.float32(1.5),  # type: ignore[arg-type]
+            ),
             watermark=np.int8(0),  # type: ignore[arg-type]
             enable_chunked_prefill=np.True_,  # type: ignore[arg-type]
         ),

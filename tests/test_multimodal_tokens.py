@@ -73,10 +73,10 @@ def test_streaming_equals_batch() -> None:
 
     pushed = TokenBlocks([], 4)
     pushed.extend([1, 2, 3])
-    assert pushed.push_run(0xA, 10) == range(3)
+    assert pushed.extend([0] * 10, [(0xA, 0, 10)]) == range(3)
     for token in [4, 5, 6, 7]:
         pushed.append(token)
-    pushed.push_run(0xB, 2)
+    pushed.extend([0] * 2, [(0xB, 0, 2)])
     pushed.extend([8, 9, 10, 11, 12])
 
     chunked = TokenBlocks([1, 2], 4)
@@ -96,16 +96,16 @@ def test_truncation_trims_the_runs_with_the_tokens(length: int) -> None:
     shorter = TokenBlocks(tokens[:length], 4, mm_runs=kept)
     for text_or_image in (blocks, shorter):
         text_or_image.extend([50, 51, 52, 53])
-        text_or_image.push_run(0xC, 3)
+        text_or_image.extend([0] * 3, [(0xC, 0, 3)])
     assert blocks.mm_runs == shorter.mm_runs
     assert blocks.identities == shorter.identities
 
 
-def test_pop_and_unwind_work_inside_a_run() -> None:
+def test_pop_and_truncate_work_inside_a_run() -> None:
     blocks = TokenBlocks([1, 2], 4)
-    blocks.push_run(0xA, 5)
+    blocks.extend([0] * 5, [(0xA, 0, 5)])
     assert blocks.pop() == 0
-    blocks.unwind(2)
+    blocks.truncate(4)
     assert blocks.mm_runs == [(0xA, 2, 2)]
     assert blocks.identities == TokenBlocks([1, 2, 0, 0], 4, mm_runs=[(0xA, 2, 2)]).identities
     blocks.truncate(0)
@@ -141,11 +141,3 @@ def test_bad_runs_are_refused_before_anything_changes(runs: list[hashing.Run], m
     assert blocks.tokens.tolist() == [1, 2, 3, 4, 5]
     assert blocks.mm_runs == [(9, 1, 2)]
     assert blocks.identities == before
-
-
-@pytest.mark.parametrize(("mm_hash", "length"), [(-1, 1), (2**64, 1), (1, -1), (1, 0), (1, 2**40)])
-def test_a_bad_pushed_run_changes_nothing(mm_hash: int, length: int) -> None:
-    blocks = TokenBlocks([1, 2, 3], 2)
-    with pytest.raises(InvalidArgument):
-        blocks.push_run(mm_hash, length)
-    assert (blocks.tokens.tolist(), blocks.mm_runs, blocks.num_blocks) == ([1, 2, 3], [], 1)

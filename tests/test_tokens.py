@@ -21,11 +21,11 @@ ONE_TO_SIXTEEN = list(range(1, 17))
 LOCAL_HASHES = [14643705804678351452, 16777012769546811212, 483935686894639516, 135165725823939817]
 SEQUENCE_HASHES = [14643705804678351452, 4945711292740353085, 12583592247330656132, 1921452330601040443]
 
-State = tuple[list[int], list[int], list[tuple[int, int, int]], "Identities"]
+State = tuple[list[int], list[tuple[int, int, int]], "Identities"]
 
 
 def state(blocks: TokenBlocks) -> State:
-    return blocks.tokens.tolist(), blocks.partial_tokens.tolist(), blocks.mm_runs, blocks.identities
+    return blocks.tokens.tolist(), blocks.mm_runs, blocks.identities
 
 
 def local_hash(tokens: Sequence[int], salt: int) -> int:
@@ -133,9 +133,8 @@ def test_append_reports_the_block_that_it_completes_at_once() -> None:
     blocks = TokenBlocks(range(10), 4)
     assert blocks.append(10) is None
     assert blocks.append(11) == 2
-    assert blocks.partial_tokens.tolist() == []
     assert blocks.append(12) is None
-    assert (len(blocks), blocks.num_blocks, blocks.partial_tokens.tolist()) == (13, 3, [12])
+    assert (len(blocks), blocks.num_blocks) == (13, 3)
     assert blocks.identities == TokenBlocks(range(13), 4).identities
 
 
@@ -158,21 +157,6 @@ def test_truncate_leaves_what_a_shorter_sequence_would_be(length: int) -> None:
     assert state(blocks) == state(TokenBlocks([*range(min(length, 10)), *range(100, 107)], 4))
 
 
-@pytest.mark.parametrize("count", range(11))
-def test_unwind_drops_tokens_from_the_end(count: int) -> None:
-    blocks = TokenBlocks(range(10), 4)
-    blocks.unwind(count)
-    assert state(blocks) == state(TokenBlocks(range(10 - count), 4))
-
-
-def test_unwinding_more_than_there_is_changes_nothing() -> None:
-    blocks = TokenBlocks(range(10), 4)
-    before = state(blocks)
-    with pytest.raises(InvalidArgument, match="cannot unwind 11 tokens: there are 10"):
-        blocks.unwind(11)
-    assert state(blocks) == before
-
-
 def test_pop_walks_back_to_empty_and_then_returns_none() -> None:
     blocks = TokenBlocks(range(10), 4)
     for token in reversed(range(10)):
@@ -193,7 +177,6 @@ def test_tokens_at_is_empty_for_a_range_that_is_not_inside() -> None:
 def test_a_partial_tail_is_never_hashed() -> None:
     blocks = TokenBlocks(range(11), 4)
     assert blocks.num_blocks == len(blocks.identities) == 2
-    assert blocks.partial_tokens.tolist() == [8, 9, 10]
     assert blocks.identities == TokenBlocks([*range(8), 99], 4).identities
 
 
@@ -340,12 +323,12 @@ def test_an_absurd_block_size_is_refused(size: int) -> None:
         TokenBlocks([1], size)
 
 
-@pytest.mark.parametrize("call", ["append", "truncate", "unwind"])
+@pytest.mark.parametrize("call", ["append", "truncate"])
 @pytest.mark.parametrize("bad", [-1, 2**64, 1.5, "1"])
 def test_bad_numbers_are_refused_and_change_nothing(call: str, bad: int) -> None:
     blocks = TokenBlocks(range(10), 4)
     before = state(blocks)
-    with pytest.raises(InvalidArgument, match=r"^(token|length|count) must be"):
+    with pytest.raises(InvalidArgument, match=r"^(token|length) must be"):
         getattr(blocks, call)(bad)
     assert state(blocks) == before
 
@@ -354,9 +337,7 @@ def test_a_sequence_ends_where_positions_end() -> None:
     blocks = TokenBlocks(range(10), 1)
     before = state(blocks)
     with pytest.raises(InvalidArgument, match="holds at most 16777216"):
-        blocks.push_run(1, 2**24 - 9)
-    with pytest.raises(InvalidArgument, match="cannot add"):
-        TokenBlocks([], 2**20).push_run(1, 2**64 - 1)
+        blocks.extend(np.zeros(2**24 - 9, np.uint32))
     assert state(blocks) == before
 
 

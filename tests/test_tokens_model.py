@@ -47,21 +47,10 @@ class TokenBlocksMachine(RuleBasedStateMachine):
         given = np.array(tokens, np.uint32) if as_array else tokens
         assert self.real.extend(given, runs) == self.model.extend(tokens, runs)
 
-    @rule(mm_hash=st.integers(0, 2**64 - 1), length=st.integers(1, 20))
-    def push_run(self, mm_hash: int, length: int) -> None:
-        expected = self.model.extend([0] * length, [(mm_hash, 0, length)])
-        assert self.real.push_run(mm_hash, length) == expected
-
     @rule(length=st.integers(0, 100))
     def truncate(self, length: int) -> None:
         self.model.truncate(length)
         self.real.truncate(length)
-
-    @rule(data=st.data())
-    def unwind(self, data: st.DataObject) -> None:
-        count = data.draw(st.integers(0, len(self.model.tokens)))
-        self.model.truncate(len(self.model.tokens) - count)
-        self.real.unwind(count)
 
     @precondition(lambda self: self.model.tokens)
     @rule()
@@ -79,7 +68,6 @@ class TokenBlocksMachine(RuleBasedStateMachine):
         blocks = self.model.blocks()
         ids = self.real.identities
         assert self.real.tokens.tolist() == self.model.tokens
-        assert self.real.partial_tokens.tolist() == self.model.tokens[len(blocks) * self.model.block_size :]
         assert self.real.mm_runs == self.model.runs
         assert (len(self.real), self.real.num_blocks) == (len(self.model.tokens), len(blocks))
         assert ids.lineage_hashes == [b.lineage for b in blocks]

@@ -35,10 +35,10 @@ void make_config(VllmConfig* self, nb::handle block_size, nb::handle num_gpu_blo
                  bool enable_prefix_caching, bool enable_chunked_prefill, const std::string& policy,
                  const std::string& preemption_mode, bool scheduler_reserve_full_isl, double watermark,
                  bool async_scheduling, const std::string& kv_manager, nb::handle eviction_policy,
-                 const std::vector<double>& accept_rates, nb::handle burst_seed, const Speculation* speculation,
-                 const std::string& free_order, bool phantom_hits, bool caps_lone_prefill,
-                 nb::handle max_num_active_seqs, bool long_prefill_token_threshold_adaptive, bool events, bool kv_trace,
-                 bool check, nb::handle max_loras, bool preempted_first, const VllmOffload* offload, double stay_sample,
+                 const MockerSettings* mocker, const Speculation* speculation, const std::string& free_order,
+                 bool phantom_hits, bool caps_lone_prefill, nb::handle max_num_active_seqs,
+                 bool long_prefill_token_threshold_adaptive, bool events, bool kv_trace, bool check,
+                 nb::handle max_loras, bool preempted_first, const VllmOffload* offload, double stay_sample,
                  bool self_preemption_ends, bool counts_running_loras, nb::handle prefill_schedule_interval) {
   VllmConfig config;
   config.block_size = static_cast<std::uint32_t>(read_uint(block_size, "block_size", BlockStore::kMaxBlockSize));
@@ -57,8 +57,7 @@ void make_config(VllmConfig* self, nb::handle block_size, nb::handle num_gpu_blo
   config.scheduler_reserve_full_isl = scheduler_reserve_full_isl;
   config.watermark = watermark;
   config.async_scheduling = async_scheduling;
-  config.accept_rates = accept_rates;
-  config.burst_seed = read_uint(burst_seed, "burst_seed");
+  if (mocker != nullptr) config.mocker = *mocker;
   if (speculation != nullptr) config.speculation = *speculation;
   config.free_order = read_choice<FreeOrder>(free_order, "free_order",
                                              {{"unkeyed_first", FreeOrder::UnkeyedFirst},
@@ -117,6 +116,22 @@ void bind_engine_config(nb::module_& m) {
           "pads_hits"_a = true, "pads_within_context"_a = true, "admission_lookahead"_a = true,
           "accept_rates"_a = nb::list(), "seed"_a = 42);
 
+  nb::class_<MockerSettings>(m, "MockerSettings", "Settings that imitate Dynamo's mocker and its replay.")
+      .def(
+          "__init__",
+          [](MockerSettings* self, double speedup_ratio, double decode_speedup_ratio, bool charge_first_token,
+             std::vector<double> accept_rates, nb::handle burst_seed, bool route_rejected) {
+            new (self) MockerSettings{{speedup_ratio, decode_speedup_ratio},
+                                      charge_first_token,
+                                      std::move(accept_rates),
+                                      read_uint(burst_seed, "burst_seed"),
+                                      route_rejected};
+          },
+          nb::kw_only(), "speedup_ratio"_a = 1.0, "decode_speedup_ratio"_a = 1.0, "charge_first_token"_a = true,
+          "accept_rates"_a = nb::list(), "burst_seed"_a = 42, "route_rejected"_a = false)
+      .def("apply_to", &MockerSettings::apply_to, "timing"_a,
+           "A copy of the timing with these settings. ConfigError: the model times whole steps, not decoding apart.");
+
   nb::class_<EngineConfig>(m, "EngineConfig", "Settings of an engine of any kind.")
       .def_ro("block_size", &EngineConfig::block_size)
       .def_ro("num_gpu_blocks", &EngineConfig::num_gpu_blocks)
@@ -128,12 +143,12 @@ void bind_engine_config(nb::module_& m) {
            "enable_prefix_caching"_a = true, "enable_chunked_prefill"_a = true, "policy"_a = "fcfs",
            "preemption_mode"_a = "lifo", "scheduler_reserve_full_isl"_a = true, "watermark"_a = 0.0,
            "async_scheduling"_a = false, "kv_manager"_a = "native", "eviction_policy"_a.none() = nb::none(),
-           "accept_rates"_a = nb::list(), "burst_seed"_a = 42, "speculation"_a.none() = nb::none(),
-           "free_order"_a = "unkeyed_first", "phantom_hits"_a = true, "caps_lone_prefill"_a = true,
-           "max_num_active_seqs"_a.none() = nb::none(), "long_prefill_token_threshold_adaptive"_a = false,
-           "events"_a = false, "kv_trace"_a = false, "check"_a = false, "max_loras"_a.none() = nb::none(),
-           "preempted_first"_a = true, "offload"_a.none() = nb::none(), "stay_sample"_a = 0.0,
-           "self_preemption_ends"_a = true, "counts_running_loras"_a = false, "prefill_schedule_interval"_a = 1);
+           "mocker"_a.none() = nb::none(), "speculation"_a.none() = nb::none(), "free_order"_a = "unkeyed_first",
+           "phantom_hits"_a = true, "caps_lone_prefill"_a = true, "max_num_active_seqs"_a.none() = nb::none(),
+           "long_prefill_token_threshold_adaptive"_a = false, "events"_a = false, "kv_trace"_a = false,
+           "check"_a = false, "max_loras"_a.none() = nb::none(), "preempted_first"_a = true,
+           "offload"_a.none() = nb::none(), "stay_sample"_a = 0.0, "self_preemption_ends"_a = true,
+           "counts_running_loras"_a = false, "prefill_schedule_interval"_a = 1);
 }
 
 }  // namespace understudy

@@ -125,7 +125,6 @@ void bind_prefix_index(nb::module_& m) {
   nb::class_<Applied>(m, "Applied", "Counts of applied events by outcome.")
       .def_ro("stored", &Applied::stored, "Blocks that the worker had not had on the tier.")
       .def_ro("removed", &Applied::removed, "Blocks removed from the worker's tier.")
-      .def_ro("repeated", &Applied::repeated, "Blocks stored again although present.")
       .def_prop_ro(
           "unknown", [](const Applied& self) { return to_array(std::vector<std::uint64_t>(self.unknown)); },
           "Hashes in Removed events that were not present.")

@@ -18,7 +18,7 @@
 #include "base/kept_mappings.hpp"
 #include "bindings.hpp"
 #include "convert.hpp"
-#include "engine/vllm/engine.hpp"
+#include "engine/engine.hpp"
 #include "replay/fleet.hpp"
 #include "replay/plain_rows.hpp"
 #include "replay/trace_identities.hpp"
@@ -137,9 +137,8 @@ WorkloadColumns read_workload(ColumnReader& from, nb::handle workload) {
 }
 
 void make_settings(FleetConfig* self, std::vector<WorkerPool> pools, nb::handle routing, nb::handle seed,
-                   nb::handle concurrency, nb::handle threads, bool fast_forward, bool check, bool route_rejected,
-                   nb::handle lockstep_ns, nb::handle turnaround_ns, bool ranks,
-                   std::shared_ptr<Checkpoints> checkpoints) {
+                   nb::handle concurrency, nb::handle threads, bool fast_forward, bool check, nb::handle lockstep_ns,
+                   nb::handle turnaround_ns, bool ranks, std::shared_ptr<Checkpoints> checkpoints) {
   FleetConfig config;
   config.pools = std::move(pools);
   config.router = read_router(routing, read_uint(seed, "seed"));
@@ -147,7 +146,6 @@ void make_settings(FleetConfig* self, std::vector<WorkerPool> pools, nb::handle 
   config.threads = static_cast<unsigned>(read_uint(threads, "threads", 4096));
   config.fast_forward = fast_forward;
   config.check = check;
-  config.route_rejected = route_rejected;
   config.lockstep_ns = static_cast<std::int64_t>(read_uint(lockstep_ns, "lockstep_ns", std::uint64_t{1} << 62));
   config.turnaround_ns = static_cast<std::int64_t>(read_uint(turnaround_ns, "turnaround_ns", std::uint64_t{1} << 62));
   config.ranks = ranks;
@@ -356,8 +354,8 @@ void bind_replay(nb::module_& m) {
       .def_prop_ro("compared", &Checkpoints::compared);
   nb::class_<FleetConfig>(m, "FleetSettings", "How a fleet of simulated workers plays a workload.")
       .def("__init__", &make_settings, nb::kw_only(), "pools"_a, "routing"_a = "round_robin", "seed"_a = 0,
-           "concurrency"_a = 0, "threads"_a = 1, "fast_forward"_a = true, "check"_a = false, "route_rejected"_a = false,
-           "lockstep_ns"_a = 0, "turnaround_ns"_a = 0, "ranks"_a = false, "checkpoints"_a.none() = nb::none());
+           "concurrency"_a = 0, "threads"_a = 1, "fast_forward"_a = true, "check"_a = false, "lockstep_ns"_a = 0,
+           "turnaround_ns"_a = 0, "ranks"_a = false, "checkpoints"_a.none() = nb::none());
   m.def("run_fleet", &run_fleet, "workload"_a, "settings"_a, nb::kw_only(), "names"_a = nb::list(),
         "progress"_a.none() = nb::none(), "on_step"_a.none() = nb::none(),
         "Replay a workload (its columns, by name) through a fleet; `names` are those of its requests, if any matter.");

@@ -316,12 +316,6 @@ void bind_manager(nb::module_& m) {
       .def(
           "metrics", [](const Manager& self) { return self.store->metrics(self.pool); },
           "All counters and gauges at one instant.")
-      .def(
-          "active_keys", [](const Manager& self) { return Identities(self.store->resident(self.pool, true)); },
-          "The referenced blocks, each hash once. O(blocks).")
-      .def(
-          "inactive_keys", [](const Manager& self) { return Identities(self.store->resident(self.pool, false)); },
-          "The unreferenced cached blocks, each hash once. O(blocks).")
       .def("eviction_order", &eviction_order, "limit"_a.none() = nb::none(),
            "Ids in the order in which the policy would hand them out. WrongState for a policy written in Python.")
       .def(

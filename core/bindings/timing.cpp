@@ -94,26 +94,10 @@ class PythonTiming final : public SplitTiming {
   PythonModel model_;
 };
 
-StepTiming with_speedups(std::shared_ptr<const TimingModel> model, double speedup_ratio, double decode_speedup_ratio) {
-  for (const double ratio : {speedup_ratio, decode_speedup_ratio}) {
-    if (!(ratio > 0) || !std::isfinite(ratio)) {
-      throw Error(ErrorKind::ConfigError, "speedup_ratio and decode_speedup_ratio must be finite and positive, got ",
-                  ratio);
-    }
-  }
+StepTiming of_model(std::shared_ptr<const TimingModel> model) {
   StepTiming timing;
   timing.model = std::move(model);
-  timing.speedups = {speedup_ratio, decode_speedup_ratio};
   return timing;
-}
-
-// A step without separable parts takes no speed-up of a part.
-StepTiming whole_steps(std::shared_ptr<const TimingModel> model, double speedup_ratio, double decode_speedup_ratio) {
-  if (decode_speedup_ratio != 1) {
-    throw Error(ErrorKind::ConfigError, "decode_speedup_ratio=", decode_speedup_ratio,
-                " needs a timing model that times decoding apart; this one times whole steps: use speedup_ratio");
-  }
-  return with_speedups(std::move(model), speedup_ratio, decode_speedup_ratio);
 }
 
 using Chunk = std::pair<std::uint32_t, std::uint32_t>;
@@ -164,9 +148,7 @@ void bind_step_load(nb::module_& m) {
       .def_ro("context_tokens", &StepLoad::context_tokens, "Sum of the lengths of decoding sequences.")
       .def_ro("longest_context", &StepLoad::longest_context, "Longest of these lengths.")
       .def_ro("rank_tokens", &StepLoad::rank_tokens,
-              "Tokens of all data-parallel ranks that step together; 0: unknown.")
-      .def_prop_ro(
-          "has_prefill", [](const StepLoad& self) { return !self.chunks.empty(); }, "Whether there are chunks.");
+              "Tokens of all data-parallel ranks that step together; 0: unknown.");
 }
 
 void bind_physical(nb::module_& m) {
@@ -174,8 +156,7 @@ void bind_physical(nb::module_& m) {
       "physical_timing",
       [](const std::map<std::string, double>& numbers, std::vector<std::uint64_t> captures, std::uint64_t window,
          std::uint64_t floor_above_tokens, std::optional<std::uint64_t> tokens, std::optional<std::uint64_t> requests,
-         std::optional<std::uint64_t> context_tokens, std::optional<std::uint64_t> prompt_tokens, std::uint64_t ranks,
-         double speedup, double decode_speedup) {
+         std::optional<std::uint64_t> context_tokens, std::optional<std::uint64_t> prompt_tokens, std::uint64_t ranks) {
         StepCoefficients coefficients;
         coefficients.ranks = ranks;
         coefficients.captures = std::move(captures);
@@ -186,12 +167,11 @@ void bind_physical(nb::module_& m) {
         const TimingDomain domain{tokens.value_or(all.tokens), requests.value_or(all.requests),
                                   context_tokens.value_or(all.context_tokens),
                                   prompt_tokens.value_or(all.prompt_tokens)};
-        return whole_steps(std::make_shared<PhysicalTiming>(std::move(coefficients), domain), speedup, decode_speedup);
+        return of_model(std::make_shared<PhysicalTiming>(std::move(coefficients), domain));
       },
       "numbers"_a, nb::kw_only(), "captures"_a = std::vector<std::uint64_t>(), "window"_a = 0,
       "floor_above_tokens"_a = 0, "most_tokens"_a = nb::none(), "most_requests"_a = nb::none(),
-      "most_context_tokens"_a = nb::none(), "most_prompt_tokens"_a = nb::none(), "ranks"_a = 1, "speedup_ratio"_a = 1.0,
-      "decode_speedup_ratio"_a = 1.0);
+      "most_context_tokens"_a = nb::none(), "most_prompt_tokens"_a = nb::none(), "ranks"_a = 1);
 }
 
 using Axes = std::vector<std::pair<std::string, std::vector<double>>>;
@@ -218,8 +198,7 @@ void bind_op_tables(nb::module_& m) {
       "op_table_timing",
       [](const OpTable& layer, const OpTable& once, const OpTable& head, const OpTable& prompts, const OpTable& decodes,
          const OpTable& mixed, const OpTable* experts, double layers, double skew, std::uint64_t ranks,
-         std::tuple<double, double, double> comm_ms, std::vector<std::uint64_t> captures, double speedup,
-         double decode_speedup) {
+         std::tuple<double, double, double> comm_ms, std::vector<std::uint64_t> captures) {
         OpTableSet tables{layer, once, head, prompts, decodes, mixed, std::nullopt};
         if (experts != nullptr) tables.experts = *experts;
         tables.layers = layers;
@@ -227,18 +206,16 @@ void bind_op_tables(nb::module_& m) {
         tables.ranks = ranks;
         std::tie(tables.comm_ms, tables.comm_token_ms, tables.comm_rank_token_ms) = comm_ms;
         tables.captures = std::move(captures);
-        return whole_steps(std::make_shared<OpTableTiming>(std::move(tables)), speedup, decode_speedup);
+        return of_model(std::make_shared<OpTableTiming>(std::move(tables)));
       },
       nb::kw_only(), "layer"_a, "once"_a, "head"_a, "prompts"_a, "decodes"_a, "mixed"_a, "experts"_a.none(), "layers"_a,
-      "skew"_a, "ranks"_a, "comm_ms"_a, "captures"_a, "speedup_ratio"_a = 1.0, "decode_speedup_ratio"_a = 1.0);
+      "skew"_a, "ranks"_a, "comm_ms"_a, "captures"_a);
 }
 
 }  // namespace
 
 void bind_timing(nb::module_& m) {
   nb::class_<StepTiming>(m, "StepTiming", "A timing model with its speed-ups.")
-      .def_rw("charges_first_token", &StepTiming::charges_first_token,
-              "Whether a request whose prompt ends in a step counts as decoding in it.")
       .def(
           "step_ms",
           [](const StepTiming& self, const StepLoad& load, std::uint64_t capacity_tokens) {
@@ -251,33 +228,26 @@ void bind_timing(nb::module_& m) {
   bind_step_load(m);
   bind_physical(m);
   bind_op_tables(m);
-  m.def(
-      "polynomial_timing",
-      [](double speedup, double decode_speedup) {
-        return with_speedups(std::make_shared<PolynomialTiming>(), speedup, decode_speedup);
-      },
-      "speedup_ratio"_a = 1.0, "decode_speedup_ratio"_a = 1.0);
+  m.def("polynomial_timing", [] { return of_model(std::make_shared<PolynomialTiming>()); });
   m.def(
       "constant_timing",
-      [](double prefill_ms, double decode_ms, double speedup, double decode_speedup) {
-        return with_speedups(std::make_shared<ConstantTiming>(prefill_ms, decode_ms), speedup, decode_speedup);
+      [](double prefill_ms, double decode_ms) {
+        return of_model(std::make_shared<ConstantTiming>(prefill_ms, decode_ms));
       },
-      "prefill_ms"_a, "decode_ms"_a, "speedup_ratio"_a = 1.0, "decode_speedup_ratio"_a = 1.0);
+      "prefill_ms"_a, "decode_ms"_a);
   m.def(
       "interpolated_timing",
       [](std::vector<double> isl, std::vector<double> ttft, std::vector<double> kv, std::vector<double> context,
-         std::vector<double> itl, double speedup, double decode_speedup) {
-        return with_speedups(std::make_shared<InterpolatedTiming>(std::move(isl), std::move(ttft), std::move(kv),
-                                                                  std::move(context), std::move(itl)),
-                             speedup, decode_speedup);
+         std::vector<double> itl) {
+        return of_model(std::make_shared<InterpolatedTiming>(std::move(isl), std::move(ttft), std::move(kv),
+                                                             std::move(context), std::move(itl)));
       },
-      "prefill_isl"_a, "prefill_ttft_ms"_a, "decode_active_kv_tokens"_a, "decode_context_length"_a, "decode_itl"_a,
-      "speedup_ratio"_a = 1.0, "decode_speedup_ratio"_a = 1.0);
+      "prefill_isl"_a, "prefill_ttft_ms"_a, "decode_active_kv_tokens"_a, "decode_context_length"_a, "decode_itl"_a);
   m.def(
       "python_timing",
-      [](nb::object model, double speedup, double decode_speedup) {
+      [](nb::object model) {
         if (nb::hasattr(model, "step_ms")) {
-          return whole_steps(std::make_shared<PythonStepTiming>(std::move(model)), speedup, decode_speedup);
+          return of_model(std::make_shared<PythonStepTiming>(std::move(model)));
         }
         for (const char* method : {"prefill_ms", "decode_ms"}) {
           if (!nb::hasattr(model, method)) {
@@ -285,9 +255,9 @@ void bind_timing(nb::module_& m) {
                         ", beside it the other of prefill_ms and decode_ms; or step_ms alone");
           }
         }
-        return with_speedups(std::make_shared<PythonTiming>(std::move(model)), speedup, decode_speedup);
+        return of_model(std::make_shared<PythonTiming>(std::move(model)));
       },
-      "model"_a, "speedup_ratio"_a = 1.0, "decode_speedup_ratio"_a = 1.0);
+      "model"_a);
 }
 
 }  // namespace understudy

@@ -70,14 +70,6 @@ nb::object extend(SharedTokenBlocks& self, nb::handle tokens, nb::handle mm_runs
   }));
 }
 
-nb::object push_run(SharedTokenBlocks& self, nb::handle mm_hash, nb::handle length) {
-  const std::uint64_t hash = read_uint(mm_hash, "mm_hash");
-  const std::uint64_t count = read_uint(length, "length");
-  return to_range(without_gil_if(count >= kLongCallBytes / sizeof(Token), [&] {
-    return locked(self, [&](TokenBlocks& blocks) { return blocks.push_run(hash, count); });
-  }));
-}
-
 std::vector<Token> copied(std::span<const Token> tokens) { return {tokens.begin(), tokens.end()}; }
 
 nb::object run_list(SharedTokenBlocks& self) {
@@ -119,9 +111,6 @@ void bind_tokens(nb::module_& m) {
       .def("extend", &extend, "tokens"_a, "mm_runs"_a = nb::tuple(),
            "Add tokens, with multimodal runs whose offsets count from the first of them; return the range of "
            "blocks completed.")
-      .def("push_run", &push_run, "mm_hash"_a, "length"_a,
-           "Add `length` placeholder tokens (0) of one multimodal object; return the range of blocks "
-           "completed.")
       .def(
           "truncate",
           [](SharedTokenBlocks& self, nb::handle length) {
@@ -129,13 +118,6 @@ void bind_tokens(nb::module_& m) {
             locked(self, [&](TokenBlocks& blocks) { blocks.truncate(kept); });
           },
           "length"_a, "Keep the first `length` tokens (all, when there are fewer); runs are trimmed with them.")
-      .def(
-          "unwind",
-          [](SharedTokenBlocks& self, nb::handle count) {
-            const std::uint64_t dropped = read_uint(count, "count");
-            locked(self, [&](TokenBlocks& blocks) { blocks.unwind(dropped); });
-          },
-          "count"_a, "Drop the last `count` tokens. Raises InvalidArgument when there are fewer.")
       .def(
           "pop", [](SharedTokenBlocks& self) { return locked(self, [](TokenBlocks& blocks) { return blocks.pop(); }); },
           "Drop the last token and return it, or return None.")
@@ -163,12 +145,6 @@ void bind_tokens(nb::module_& m) {
             return to_array(locked(self, [](TokenBlocks& blocks) { return copied(blocks.tokens()); }));
           },
           "All tokens as a new uint32 array.")
-      .def_prop_ro(
-          "partial_tokens",
-          [](SharedTokenBlocks& self) {
-            return to_array(locked(self, [](TokenBlocks& blocks) { return copied(blocks.partial_tokens()); }));
-          },
-          "Tokens behind the last complete block as a new uint32 array.")
       .def_prop_ro(
           "block_size", [](SharedTokenBlocks& self) { return self.blocks.block_size(); }, "Tokens per block.")
       .def_prop_ro(

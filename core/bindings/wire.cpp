@@ -40,8 +40,6 @@ void bind_wire(nb::module_& m) {
       .def_prop_ro("offsets", &column<&WireColumns::offsets>)
       .def_prop_ro("sequence_hashes", &column<&WireColumns::sequence_hashes>)
       .def_prop_ro("local_hashes", &column<&WireColumns::local_hashes>)
-      .def_prop_ro("message_events", &column<&WireColumns::message_events>,
-                   "Events before each message, and behind the last.")
       .def_prop_ro("ts", &column<&WireColumns::ts>, "Seconds, by message.")
       .def_prop_ro("ranks", &column<&WireColumns::ranks>, "By message; -1: none.")
       .def_ro("malformed", &WireColumns::malformed, "Messages that are no batch.")

@@ -9,6 +9,7 @@
 #include <span>
 #include <string>
 
+#include "engine/mocker_settings.hpp"
 #include "engine/timing.hpp"
 #include "tiers/tier_config.hpp"
 
@@ -42,6 +43,7 @@ struct EngineConfig {
   std::uint32_t max_num_batched_tokens = 8192;
   std::uint32_t max_model_len = kUnlimited;
   bool enable_prefix_caching = true;
+  MockerSettings mocker;
 
   bool events = false;            // keep KV events until they are taken; none without prefix caching
   bool published_blocks = false;  // keep a step's changes until it ends, for Engine::published_prefix; without tiers

@@ -40,6 +40,7 @@ class SplitTiming : public TimingModel {
     return least_decode_ms(load.requests, load.context_tokens, mean_context, capacity_tokens) /
            (speedups.all * speedups.decode);
   }
+  bool times_decoding_apart() const noexcept final { return true; }
 };
 
 // The mocker's default: prefill quadratic in new tokens, decode quadratic in KV utilisation.

@@ -54,6 +54,8 @@ class TimingModel {
   // Whether a DecodeLoad is sufficient input for a decode step; and whether the model reads its longest context.
   virtual bool needs_sums_only() const noexcept { return true; }
   virtual bool wants_longest() const noexcept { return false; }
+  // Whether decoding has a time of its own within a step, which settings can change.
+  virtual bool times_decoding_apart() const noexcept { return false; }
   // Whether the model's data covers such steps. A load below a covered one is covered.
   virtual bool covers(const StepLoad&) const noexcept { return true; }
   virtual bool covers(const DecodeLoad&) const noexcept { return true; }

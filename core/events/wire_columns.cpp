@@ -201,7 +201,6 @@ void WireColumns::read(std::span<const std::uint8_t> payload) {
   }
   ts.push_back(time);
   ranks.push_back(rank);
-  message_events.push_back(static_cast<std::int64_t>(kinds.size()));
 }
 
 }  // namespace understudy

@@ -20,7 +20,6 @@ struct WireColumns {
   std::vector<std::uint64_t> local_hashes;
 
   // By message, readable or not.
-  std::vector<std::int64_t> message_events{0};  // events before message i, and in total
   std::vector<double> ts;                       // seconds; 0 for a message that could not be read
   std::vector<std::int64_t> ranks;              // -1: none
 

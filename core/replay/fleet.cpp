@@ -226,11 +226,11 @@ std::optional<std::size_t> Fleet::route(std::uint64_t row) {
     why = why_not(row, pool);
     if (!why) break;
   }
-  if (why && !config_.route_rejected) {
+  const EngineConfig& first = *pools_[0].engine;
+  if (why && !first.mocker.route_rejected) {
     reject(row, *why);
     return std::nullopt;
   }
-  const EngineConfig& first = *pools_[0].engine;
   routed_ = {};
   if (!config_.router->blind() && first.enable_prefix_caching) {
     routed_ = {row, first.block_size, identities_of(row, first)};

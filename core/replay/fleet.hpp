@@ -43,8 +43,7 @@ struct FleetConfig {
   std::int64_t turnaround_ns = 0;  // from the end of a session to the start of the next one in its place
   unsigned threads = 1;            // above 1: independent workers only
   bool fast_forward = true;
-  bool route_rejected = false;  // route requests that fit no worker before they are rejected, as Dynamo's replay does
-  bool check = false;           // verify the states of engines, their events, the router's index and finish bounds
+  bool check = false;  // verify the states of engines, their events, the router's index and finish bounds
   std::shared_ptr<Checkpoints> checkpoints;  // record them with fast-forward, else compare them; may be null
   // Above 0: every worker takes steps of this length back to back, busy or not, until all requests have ended.
   std::int64_t lockstep_ns = 0;

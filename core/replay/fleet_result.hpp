@@ -147,7 +147,6 @@ inline constexpr std::tuple kTotals{
     Named{"steps", &EngineTotals::steps},
     Named{"step_ns", &EngineTotals::step_ns},
     Named{"uncovered_ns", &EngineTotals::uncovered_ns},
-    Named{"total_preemptions", &EngineTotals::preemptions},
     Named{"phantom_hit_blocks", &EngineTotals::phantom_hit_blocks},
     Named{"burst_steps", &EngineTotals::burst_steps},
     Named{"burst_tokens", &EngineTotals::burst_tokens},

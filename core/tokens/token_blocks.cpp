@@ -58,29 +58,12 @@ BlockRange TokenBlocks::extend(std::span<const Token> tokens, std::span<const Mu
   return seal_complete();
 }
 
-BlockRange TokenBlocks::push_run(std::uint64_t mm_hash, std::uint64_t length) {
-  check_room(length);
-  const MultimodalRun run{mm_hash, 0, length};
-  const std::vector<MultimodalRun> placed = placed_runs({&run, 1}, length);
-  reserve_more(length, 1);
-  tokens_.resize(tokens_.size() + length, Token{0});
-  runs_.push_back(placed.front());
-  return seal_complete();
-}
-
 void TokenBlocks::truncate(std::size_t length) noexcept {
   if (length >= tokens_.size()) return;
   tokens_.resize(length);
   blocks_.truncate(length / block_size_);
   while (!runs_.empty() && runs_.back().offset >= length) runs_.pop_back();
   if (!runs_.empty() && runs_.back().end() > length) runs_.back().length = length - runs_.back().offset;
-}
-
-void TokenBlocks::unwind(std::size_t count) {
-  if (count > tokens_.size()) {
-    throw Error(ErrorKind::InvalidArgument, "cannot unwind ", count, " tokens: there are ", tokens_.size());
-  }
-  truncate(tokens_.size() - count);
 }
 
 std::optional<Token> TokenBlocks::pop() noexcept {
@@ -93,10 +76,6 @@ std::optional<Token> TokenBlocks::pop() noexcept {
 std::span<const Token> TokenBlocks::tokens_at(std::size_t start, std::size_t stop) const noexcept {
   if (start >= stop || stop > tokens_.size()) return {};
   return tokens().subspan(start, stop - start);
-}
-
-std::span<const Token> TokenBlocks::partial_tokens() const noexcept {
-  return tokens().subspan(blocks_.size() * block_size_);
 }
 
 // Checks runs against a chunk of `length` tokens; returns them sorted, with offsets into the whole sequence.

@@ -50,13 +50,9 @@ class TokenBlocks {
   std::optional<std::size_t> append(Token token);
   // Adds tokens, with runs whose offsets count from the first of them; returns the completed blocks.
   BlockRange extend(std::span<const Token> tokens, std::span<const MultimodalRun> runs = {});
-  // Adds `length` placeholders (token 0) of one multimodal object; returns the completed blocks.
-  BlockRange push_run(std::uint64_t mm_hash, std::uint64_t length);
 
   // Keeps the first `length` tokens (all, when there are fewer) and trims the runs to them.
   void truncate(std::size_t length) noexcept;
-  // Drops the last `count` tokens. Throws InvalidArgument when there are fewer.
-  void unwind(std::size_t count);
   std::optional<Token> pop() noexcept;
 
   std::size_t size() const noexcept { return tokens_.size(); }
@@ -68,7 +64,6 @@ class TokenBlocks {
   std::span<const Token> tokens() const noexcept { return tokens_; }
   // Returns tokens [start, stop); empty when the range is reversed or not inside the sequence.
   std::span<const Token> tokens_at(std::size_t start, std::size_t stop) const noexcept;
-  std::span<const Token> partial_tokens() const noexcept;  // after the last complete block
 
   // Identities of the complete blocks: a view valid until the next change, or an O(1) snapshot that stays valid.
   std::span<const BlockIdentity> blocks() const noexcept { return blocks_.span(); }

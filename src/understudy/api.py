@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import msgspec
 
 from understudy import __version__
-from understudy.engines.config import VllmConfig
+from understudy.engines.kinds import DEFAULT_ENGINE
 from understudy.engines.timing import Polynomial
 from understudy.errors import ConfigError
 from understudy.events.synthesize import TokenSource
@@ -37,6 +37,7 @@ from understudy.workload.reuse import hit_curve, unlimited_hit_ratio
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from understudy.engines.engine_config import EngineConfig
     from understudy.engines.timing import TimingModel
     from understudy.router import Router
     from understudy.run.offline import Routing
@@ -45,7 +46,7 @@ if TYPE_CHECKING:
 
 def replay(
     workload: Workload | str | PathLike[str],
-    engine: VllmConfig | None = None,
+    engine: EngineConfig | None = None,
     *,
     workers: int = 1,
     pools: Sequence[WorkerPool] = (),
@@ -67,7 +68,6 @@ def replay(
     kv_trace: str | PathLike[str] | None = None,
     progress: Callable[[int], None] | None = None,
     record_steps: str | PathLike[str] | None = None,
-    route_rejected: bool = False,
     decisions: str | PathLike[str] | None = None,
     **trace_options: Any,
 ) -> Report:
@@ -110,7 +110,7 @@ def replay(
         raise ConfigError("compare_without_tiers does not support pools; leave out one of them")
     if (
         compare_without_tiers
-        and not WorkerPool(engine=engine or VllmConfig(), tiers=tiers).resolve_tiers().tiers
+        and not WorkerPool(engine=engine or DEFAULT_ENGINE, tiers=tiers).resolve_tiers().tiers
     ):
         raise ConfigError("compare_without_tiers needs tiers to compare with; add a g2 tier (--g2)")
     routing_without_tiers = _copy_routing(routing) if compare_without_tiers else routing
@@ -138,7 +138,6 @@ def replay(
         "workers": workers,
         "pools": pools,
         "routing": routing,
-        "route_rejected": route_rejected,
         "seed": seed,
         "load": load,
         "timing": timing,
@@ -163,12 +162,12 @@ def replay(
     if run.kv is not None:
         tokens = TokenSource(workload, run.timeline.block_size) if synthesize_tokens else None
         run.kv.write(events=events, raw_events=raw_events, kv_trace=kv_trace, tokens=tokens)
-    engines = [pool.engine for pool in pools] if pools else [engine or VllmConfig()]
+    engines = [pool.engine for pool in pools] if pools else [engine or DEFAULT_ENGINE]
     notes = [
         *workload.notes,
         *run.notes,
         *_note_generic_times(tiers, engine, timing),
-        *_note_eviction_order(engines),
+        *(note for one in engines for note in one.notes()),
     ]
     facts = {
         "understudy": __version__,
@@ -196,7 +195,7 @@ def replay(
     if not compare_without_tiers:
         return report
     started = time.perf_counter()
-    engine_without_tiers = msgspec.structs.replace(engine or VllmConfig(), tiers=TiersConfig())
+    engine_without_tiers = msgspec.structs.replace(engine or DEFAULT_ENGINE, tiers=TiersConfig())
     run = run_offline(workload, engine_without_tiers, **{**options, "routing": routing_without_tiers})
     without = Report.build(run.timeline, {"workload": f"{name} without tiers", **run.facts}, slo)
     return replace(report, without_tiers=without.with_run(wall_time_s=time.perf_counter() - started))
@@ -216,25 +215,15 @@ def _copy_routing(routing: Routing | KvRouting | Router) -> Routing | KvRouting 
 
 
 def _note_generic_times(
-    tiers: TiersConfig | None, engine: VllmConfig | None, timing: TimingModel | None
+    tiers: TiersConfig | None, engine: EngineConfig | None, timing: TimingModel | None
 ) -> list[str]:
     """Note that a model name alone sets KV sizes but not step times."""
     model = None if tiers is None else tiers.model
-    if model is None or timing is not None or not isinstance((engine or VllmConfig()).timing, Polynomial):
+    if model is None or timing is not None or not isinstance((engine or DEFAULT_ENGINE).timing, Polynomial):
         return []
     return [
         f"{model} sets the KV bytes per token only; step times are those of the generic polynomial, not of this model "
         "(add a GPU, or set engine.timing)"
-    ]
-
-
-def _note_eviction_order(engines: list[VllmConfig]) -> list[str]:
-    """Note eviction orders that make a run an approximation of vLLM."""
-    return [
-        f"eviction_policy={engine.describe()['eviction_policy']} is not the order of {engine.kv_manager} blocks: "
-        f"the run is not step-exact with vLLM {engine.vllm_version}"
-        for engine in engines
-        if not engine.has_engine_eviction_order
     ]
 
 
@@ -243,6 +232,7 @@ _REPLACEMENTS = {
     "arrival_rate_scale": "load=OpenLoop(arrival_rate_scale=X)",
     "speed_up": "load=OpenLoop(arrival_rate_scale=X)",
     "leaping": "fast_forward",
+    "route_rejected": "engine=VllmConfig(mocker=MockerSettings(route_rejected=True))",
 }
 """Names that users try as parameters (flags, former names), and the parameter to use instead."""
 

@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from understudy.cli import build_parser, main
-from understudy.cli.engine_flags import MOCKER_NAMES, SETTINGS
+from understudy.cli.engine_flags import MOCKER_NAMES, MOCKER_SETTINGS, SETTINGS
 from understudy.engines.config import VllmConfig
+from understudy.engines.mocker_settings import MockerSettings
 from understudy.tiers.dynamo import DYNAMO_NAMES
 
 if TYPE_CHECKING:
@@ -32,8 +33,10 @@ def run_of(tmp_path: Path) -> Callable[..., dict[str, Any]]:
 
 def test_every_setting_of_the_engine_has_a_flag() -> None:
     # --data-parallel-size describes GPUs: ranks that share experts. Ranks behind one front are set by name.
-    elsewhere = {"timing", "tiers", "data_parallel_size"}
+    elsewhere = {"timing", "mocker", "tiers", "data_parallel_size"}
     assert {flag.name for flag in SETTINGS} == set(VllmConfig.__struct_fields__) - elsewhere
+    apart = {"route_rejected"}  # for the fleet, also where its pools have engines of their own
+    assert {flag.name for flag in MOCKER_SETTINGS} == set(MockerSettings.__struct_fields__) - apart
 
 
 def test_every_name_of_the_mockers_tiers_has_a_flag() -> None:
@@ -122,5 +125,5 @@ def test_help_shows_them_all(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         build_parser().parse_args(["replay", "--help"])
     out = capsys.readouterr().out
-    for flag in SETTINGS + MOCKER_NAMES:
+    for flag in SETTINGS + MOCKER_SETTINGS + MOCKER_NAMES:
         assert f"--{flag.name.replace('_', '-')}" in out

@@ -10,6 +10,7 @@ import pytest
 from replay.building import MS, play, single_turns
 from understudy.cli import main
 from understudy.engines.config import VllmConfig
+from understudy.engines.mocker_settings import MockerSettings
 from understudy.engines.profiles import PROFILES
 from understudy.engines.speculation import SpeculativeConfig
 from understudy.engines.timing import Constant
@@ -57,7 +58,7 @@ def test_with_speculation_it_depends_on_the_method_and_the_version(
 
 
 def test_bursts_of_the_mocker_are_synchronous() -> None:
-    assert not VllmConfig(aic_nextn=2).asynchronous
+    assert not VllmConfig(mocker=MockerSettings(aic_nextn=2)).asynchronous
 
 
 def test_ngram_cannot_be_told_to_schedule_ahead() -> None:

@@ -11,6 +11,7 @@ from engines.building import MS, engine_for, request_spec, submit_spec
 from replay.building import ONE_MS, crowd, play, single_turns
 from understudy import _core
 from understudy.engines.config import VllmConfig
+from understudy.engines.mocker_settings import MockerSettings
 from understudy.errors import ConfigError
 from understudy.report import Report
 from understudy.run.offline import run_offline
@@ -58,7 +59,7 @@ def test_the_sampler_refuses_what_is_no_probability(rate: float) -> None:
 
 @pytest.mark.parametrize("nextn", [1, 2, 3, 4, 5])
 def test_one_to_five_draft_tokens(nextn: int) -> None:
-    assert len(VllmConfig(aic_nextn=nextn).accept_rates) == nextn
+    assert len(MockerSettings(aic_nextn=nextn).accept_rates) == nextn
 
 
 @pytest.mark.parametrize(
@@ -73,7 +74,7 @@ def test_one_to_five_draft_tokens(nextn: int) -> None:
 def test_accept_rates_are_padded_or_cut_to_the_draft(
     given: str | None, normalised: str, rates: list[float]
 ) -> None:
-    config = VllmConfig(aic_nextn=3, aic_nextn_accept_rates=given)
+    config = MockerSettings(aic_nextn=3, aic_nextn_accept_rates=given)
     assert (config.aic_nextn_accept_rates, config.accept_rates) == (normalised, rates)
 
 
@@ -99,7 +100,7 @@ def test_settings_of_speculation_that_make_no_sense_are_named(settings: dict[str
 
 
 def test_the_core_refuses_bursts_under_asynchronous_scheduling() -> None:
-    config = _core.VllmEngineConfig(async_scheduling=True, accept_rates=[0.5])
+    config = _core.VllmEngineConfig(async_scheduling=True, mocker=_core.MockerSettings(accept_rates=[0.5]))
     with pytest.raises(ConfigError, match="async_scheduling"):
         _core.VllmEngine(config, _core.constant_timing(1, 1))
 
@@ -195,13 +196,15 @@ def test_a_burst_ends_at_the_context_window() -> None:
 
 
 def test_a_request_without_output_draws_no_burst() -> None:
-    run = play(single_turns([8, 8], [0, 3]), VllmConfig(block_size=4, timing=ONE_MS, **TWO))
+    run = play(
+        single_turns([8, 8], [0, 3]), VllmConfig(block_size=4, timing=ONE_MS, mocker=MockerSettings(**TWO))
+    )
     assert run.timeline.output_tokens.tolist() == [0, 3]
     assert (run.timeline.burst_steps, run.timeline.burst_tokens) == (1, 3)
 
 
 def test_a_request_fits_only_with_room_for_its_last_burst() -> None:
-    config = VllmConfig(block_size=4, num_gpu_blocks=3, aic_nextn=1, timing=ONE_MS)
+    config = VllmConfig(block_size=4, num_gpu_blocks=3, mocker=MockerSettings(aic_nextn=1), timing=ONE_MS)
     run = play(single_turns([8, 8], [4, 5]), config)
     assert run.timeline.output_tokens.tolist() == [4, 0]
     assert run.timeline.reject_reasons[1] == (
@@ -213,7 +216,9 @@ def test_a_request_fits_only_with_room_for_its_last_burst() -> None:
 
 
 def test_tokens_of_a_burst_are_visible_together() -> None:
-    columns = play(single_turns([8, 8], [7, 1]), VllmConfig(timing=ONE_MS, **TWO)).timeline
+    columns = play(
+        single_turns([8, 8], [7, 1]), VllmConfig(timing=ONE_MS, mocker=MockerSettings(**TWO))
+    ).timeline
     assert columns.first_token_ns.tolist() == [MS, MS]
     assert columns.second_token_ns.tolist() == [MS, -1]
     assert columns.last_token_ns.tolist() == [3 * MS, MS]
@@ -226,7 +231,7 @@ def test_tokens_of_a_burst_are_visible_together() -> None:
 
 
 def test_the_second_token_comes_a_step_later_when_the_first_burst_is_one_token() -> None:
-    config = VllmConfig(timing=ONE_MS, aic_nextn=1, aic_nextn_accept_rates="0")
+    config = VllmConfig(timing=ONE_MS, mocker=MockerSettings(aic_nextn=1, aic_nextn_accept_rates="0"))
     columns = play(single_turns([8], [3]), config).timeline
     assert (columns.first_token_ns[0], columns.second_token_ns[0]) == (MS, 2 * MS)
 
@@ -244,18 +249,18 @@ def test_a_step_takes_as_long_as_without_speculation() -> None:
             return 1.0
 
     asked = Asked()
-    run_offline(single_turns([10, 20], [3, 5]), VllmConfig(**TWO), timing=asked)
+    run_offline(single_turns([10, 20], [3, 5]), VllmConfig(mocker=MockerSettings(**TWO)), timing=asked)
     assert asked.batches == [(2, 30), (1, 23)]
 
 
 def test_acceptance_makes_decoding_faster_by_its_mean() -> None:
     workload = single_turns([16], [4000])
-    config = VllmConfig(timing=ONE_MS, aic_nextn=2, aic_nextn_accept_rates="0.7,0.5")
+    config = VllmConfig(timing=ONE_MS, mocker=MockerSettings(aic_nextn=2, aic_nextn_accept_rates="0.7,0.5"))
     columns = run_offline(workload, config).timeline
     assert columns.steps == pytest.approx(4000 / 2.05, rel=0.05)
 
 
-SPECULATIVE = VllmConfig(block_size=16, num_gpu_blocks=60, max_num_seqs=8, aic_nextn=3)
+SPECULATIVE = VllmConfig(block_size=16, num_gpu_blocks=60, max_num_seqs=8, mocker=MockerSettings(aic_nextn=3))
 
 
 def test_runs_agree_whether_they_leap_or_step_and_however_many_threads_play() -> None:
@@ -279,17 +284,18 @@ def test_runs_agree_whether_they_leap_or_step_and_however_many_threads_play() ->
 
 def test_another_seed_is_another_run() -> None:
     workload = crowd(60)
-    settings = {"block_size": 16, "aic_nextn": 3}
-    runs = [run_offline(workload, VllmConfig(**settings, aic_mtp_seed=seed)) for seed in (1, 1, 2)]  # type: ignore[arg-type]
+    drafts = [MockerSettings(aic_nextn=3, aic_mtp_seed=seed) for seed in (1, 1, 2)]
+    runs = [run_offline(workload, VllmConfig(block_size=16, mocker=mocker)) for mocker in drafts]
     assert runs[0].facts["digest"] == runs[1].facts["digest"] != runs[2].facts["digest"]
 
 
 def test_workers_draw_from_streams_of_their_own() -> None:
     workload = single_turns([16, 16], [500, 500])
-    config = VllmConfig(timing=ONE_MS, aic_nextn=2, aic_nextn_accept_rates="0.5,0.5")
+    config = VllmConfig(timing=ONE_MS, mocker=MockerSettings(aic_nextn=2, aic_nextn_accept_rates="0.5,0.5"))
     columns = run_offline(workload, config, workers=2, load=ClosedLoop(concurrency=2)).timeline
     assert columns.last_token_ns[0] != columns.last_token_ns[1]
     # Worker 1 draws as worker 0 does with the next seed.
-    shifted = VllmConfig(timing=ONE_MS, aic_nextn=2, aic_nextn_accept_rates="0.5,0.5", aic_mtp_seed=43)
+    next_seed = MockerSettings(aic_nextn=2, aic_nextn_accept_rates="0.5,0.5", aic_mtp_seed=43)
+    shifted = VllmConfig(timing=ONE_MS, mocker=next_seed)
     alone = run_offline(workload.take(np.array([1])), shifted).timeline
     assert alone.last_token_ns[0] == columns.last_token_ns[1]

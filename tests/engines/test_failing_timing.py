@@ -36,7 +36,7 @@ def play(fails_at: int, asynchronous: bool, fast_forward: bool) -> tuple[list[An
     """What becomes of requests that arrive at different times, how often the model raised and was asked."""
     model = Fragile(fails_at)
     config = {"block_size": 4, "num_blocks": 14, "async_scheduling": asynchronous}
-    engine = engine_for(config, timing=_core.python_timing(model, 1.0, 1.0))
+    engine = engine_for(config, timing=_core.python_timing(model))
     engine.set_fast_forward(fast_forward)
     seen: list[Any] = []
     raised = 0
@@ -78,7 +78,7 @@ def crowded(fails_at: int, asynchronous: bool, seed: int) -> tuple[list[Any], in
     """A full pool: who waits could be admitted as soon as another is preempted."""
     model = Fragile(fails_at)
     config = {"block_size": 4, "num_blocks": 20, "async_scheduling": asynchronous}
-    engine = engine_for(config, timing=_core.python_timing(model, 1.0, 1.0))
+    engine = engine_for(config, timing=_core.python_timing(model))
     draw = random.Random(seed)
     seen: list[Any] = []
     until_ns = 0
@@ -115,7 +115,7 @@ def test_a_step_that_preempted_and_failed_admits_nobody_when_it_is_asked_for_aga
 
 def test_keys_of_blocks_that_nobody_computes_are_gone() -> None:
     model = Fragile(1)
-    engine = engine_for({"block_size": 4, "num_blocks": 14}, timing=_core.python_timing(model, 1.0, 1.0))
+    engine = engine_for({"block_size": 4, "num_blocks": 14}, timing=_core.python_timing(model))
     gone = engine.submit("a", 8, 2, content(1, 10))
     with pytest.raises(RuntimeError, match="no idea"):
         engine.begin_step(0)
@@ -139,7 +139,7 @@ def test_a_model_that_raises_while_the_queue_is_looked_at_names_no_block_that_no
         )
         engine = _core.VllmEngine(
             _core.VllmEngineConfig(block_size=4, num_gpu_blocks=9, events=True),
-            _core.python_timing(model, 1.0, 1.0),
+            _core.python_timing(model),
             tiers=host,
         )
         arrivals = {0: (1, 12, 2), 4: (200, 16, 3), 8: (300, 6, 16), 10: (1, 14, 4), 12: (1, 13, 4)}
@@ -172,7 +172,7 @@ def test_a_model_that_raises_while_the_queue_is_looked_at_names_no_block_that_no
 
 def test_who_was_admitted_on_a_block_of_the_same_schedule_keeps_it() -> None:
     model = Fragile(1)
-    engine = engine_for({"block_size": 4, "num_blocks": 14}, timing=_core.python_timing(model, 1.0, 1.0))
+    engine = engine_for({"block_size": 4, "num_blocks": 14}, timing=_core.python_timing(model))
     engine.submit("a", 9, 3, content(1, 12))
     engine.submit("b", 9, 3, content(1, 12))
     with pytest.raises(RuntimeError, match="no idea"):

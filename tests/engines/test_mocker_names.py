@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from understudy.engines.config import VllmConfig
+from understudy.engines.mocker_settings import MockerSettings
 from understudy.errors import ConfigError
 from understudy.run.settings import ReplaySettings
 
@@ -94,7 +95,10 @@ def test_a_name_with_a_meaning_is_taken(name: str) -> None:
     if name == "engine_type":
         assert config == VllmConfig()
     else:
-        assert getattr(config, name) == TAKEN[name] != getattr(VllmConfig(), name)
+        owner, default = (
+            (config, VllmConfig()) if hasattr(config, name) else (config.mocker, MockerSettings())
+        )
+        assert getattr(owner, name) == TAKEN[name] != getattr(default, name)
 
 
 @pytest.mark.parametrize("name", REFUSED)
@@ -160,4 +164,4 @@ def test_a_name_that_nobody_knows_and_a_wrong_type_are_refused(given: dict[str, 
 
 def test_a_mocker_s_configuration_works_in_a_replay_s_settings() -> None:
     settings = ReplaySettings.read(None, {}, ["engine.dp_size=1", "engine.aic_nextn=1", "engine.sglang=null"])
-    assert settings.engine.aic_nextn_accept_rates == "0.85"
+    assert settings.engine.mocker.aic_nextn_accept_rates == "0.85"

@@ -17,6 +17,7 @@ from model.vllm_config import RECORDED
 from replay.building import ONE_MS, crowd, play, single_turns
 from understudy.engines.config import VllmConfig
 from understudy.engines.conformance import compare_recording
+from understudy.engines.mocker_settings import MockerSettings
 from understudy.engines.profiles import find_profile
 from understudy.engines.recordings import Recording, find_recordings, read_pair
 from understudy.engines.spec_recording import SpecScenario, run_spec_scenario
@@ -169,7 +170,7 @@ def test_an_unknown_method_is_refused_with_the_known_ones() -> None:
 
 def test_vllm_s_speculation_contradicts_the_mocker_s_and_shared_blocks() -> None:
     with pytest.raises(ConfigError, match="aic_nextn contradicts speculative_config"):
-        mtp(aic_nextn=2)
+        mtp(mocker=MockerSettings(aic_nextn=2))
     with pytest.raises(ConfigError, match="needs kv_manager=native"):
         mtp(kv_manager="kvbm")
 

@@ -9,6 +9,7 @@ from random import Random
 from typing import Any
 
 from understudy.engines.config import VllmConfig
+from understudy.engines.mocker_settings import MockerSettings
 from understudy.engines.timing import Constant, Polynomial
 from understudy.workload import ClosedLoop, OpenLoop, Workload
 
@@ -90,7 +91,9 @@ def random_case(seed: int, *, single_turns: bool = False, **changes: Any) -> Cas
     if "max_model_len" in config and "long_prefill_token_threshold" in config:
         threshold = min(config["long_prefill_token_threshold"], config["max_model_len"])
         config["long_prefill_token_threshold"] = threshold
-    return Case(workload, VllmConfig(**{**config, **changes}), how)
+    config |= changes
+    mocker = {name: config.pop(name) for name in MockerSettings.__struct_fields__ if name in config}
+    return Case(workload, VllmConfig(**config, mocker=MockerSettings(**mocker)), how)
 
 
 def _random_engine(rng: Random) -> tuple[dict[str, Any], int]:

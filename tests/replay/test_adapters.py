@@ -59,7 +59,7 @@ def test_equal_prompts_share_blocks_under_one_adapter_only() -> None:
 def test_leaping_and_stepping_agree() -> None:
     for seed in range(40):
         changes: dict[str, Any] = {"enable_lora": True, "max_loras": 1 + seed % 3}
-        if seed % 2 and random_case(seed).config.aic_nextn is None:
+        if seed % 2 and random_case(seed).config.mocker.aic_nextn is None:
             changes["async_scheduling"] = True
         case = random_case(seed, single_turns=True, **changes)
         rng = Random(seed)

@@ -78,7 +78,7 @@ def test_leaping_and_stepping_agree_on_every_end(asynchronous: bool) -> None:
     for seed in range(60):
         case = random_case(seed, single_turns=seed % 3 > 0)
         if asynchronous:
-            if case.config.aic_nextn is not None:
+            if case.config.mocker.aic_nextn is not None:
                 continue
             case = random_case(seed, single_turns=seed % 3 > 0, async_scheduling=True)
         rng = Random(f"limits {seed}")

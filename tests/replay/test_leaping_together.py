@@ -13,6 +13,7 @@ from replay.building import single_turns
 from tiers.building import tiers, way
 from tiers.fleets import crowd_of, digest, play
 from understudy.engines.config import VllmConfig
+from understudy.engines.mocker_settings import MockerSettings
 from understudy.engines.timing import Constant, Interpolated, Polynomial
 from understudy.errors import WrongState
 from understudy.router.kv import KvRouting
@@ -166,8 +167,8 @@ def test_an_end_is_not_heard_late_where_the_first_token_is_free_and_a_decode_cos
             decode_itl=by_load[:, None] + by_context,
         )
         changes: dict[str, Any] = {"timing": Interpolated(str(profile)), "charge_first_token": False}
-        if asynchronous:
-            plain = VllmConfig()  # no drafts: they go with synchronous scheduling
+        if asynchronous:  # no drafts: they go with synchronous scheduling
+            plain = MockerSettings()
             changes |= {"async_scheduling": True, "aic_mtp_seed": plain.aic_mtp_seed}
             changes |= {"aic_nextn": None, "aic_nextn_accept_rates": None}
         case = random_case(seed, **changes)
@@ -194,7 +195,7 @@ def test_an_end_is_not_heard_late_where_who_is_preempted_has_its_last_token_for_
             enable_prefix_caching=False,
             async_scheduling=asynchronous,
             timing=Constant(prefill_ms, 1.0),
-            charge_first_token=False,
+            mocker=MockerSettings(charge_first_token=False),
         )
         workload = single_turns([120, 120, 15, 20], [30, 30, 6, 3], trace_block_size=1)
         leapt, stepped = digests(Case(workload, config, {}), load=ClosedLoop(3))

@@ -11,6 +11,7 @@ import understudy
 from model.replay_gen import COLUMNS, random_case
 from replay.building import MS, ONE_MS, conversations, crowd, play, sessions, single_turns
 from understudy.engines.config import VllmConfig
+from understudy.engines.mocker_settings import MockerSettings
 from understudy.engines.timing import Constant
 from understudy.errors import ConfigError, WrongState
 from understudy.report.series import worker_means
@@ -110,7 +111,8 @@ def test_everything_that_happens_to_a_request_is_in_the_digest() -> None:
     workload = crowd(10)
     base = run_offline(workload, workers=2).facts["digest"]
     assert run_offline(workload, workers=1).facts["digest"] != base
-    assert run_offline(workload, VllmConfig(speedup_ratio=1.0001), workers=2).facts["digest"] != base
+    faster = VllmConfig(mocker=MockerSettings(speedup_ratio=1.0001))
+    assert run_offline(workload, faster, workers=2).facts["digest"] != base
     assert run_offline(workload, VllmConfig(enable_prefix_caching=False), workers=2).facts["digest"] != base
 
 

@@ -81,7 +81,7 @@ def test_every_array_and_number_of_the_core_is_declared() -> None:
     told = declared | set(list_totals(Timeline)) | {"tiers", "tier_totals", "links", "events", "kv_trace"}
     told |= {"step_ns", "uncovered_ns"}  # of the timing model, for the report: no part of what happened
     core = {name for name in dir(FleetResult) if not name.startswith("_")}
-    assert core - told == {"rejections", "total_preemptions"}
+    assert core - told == {"rejections"}
 
 
 def test_a_column_of_the_core_is_declared_in_one_file_of_it() -> None:

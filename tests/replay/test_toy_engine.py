@@ -1,17 +1,26 @@
-"""A toy engine that implements only the required calls of the interface runs under every offline driver."""
+"""A toy engine that implements only the required calls of the interface runs through the public path."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import pytest
 
 from replay.building import single_turns
+from replay.toy_config import ToyConfig
 from understudy import _core
+from understudy.engines.mocker_settings import MockerSettings
+from understudy.engines.timing import Constant
+from understudy.errors import ConfigError
 from understudy.router.kv import KvRouting
+from understudy.run.offline import OfflineRun, run_offline
+from understudy.run.pools import WorkerPool
+from understudy.workload import ClosedLoop
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
+    from understudy.run.timeline import Timeline
     from understudy.workload import Workload
 
 pytestmark = pytest.mark.skipif(
@@ -19,46 +28,73 @@ pytestmark = pytest.mark.skipif(
 )
 
 COMPLETED, CANCELLED = 0, 2
+TOY: dict[str, Any] = {"block_size": 16, "num_gpu_blocks": 4096, "timing": Constant(1.0, 1.0)}
 
 
-def play(workload: Workload, *, workers: int = 2, engine: dict[str, Any] | None = None, **how: Any) -> Any:
-    pool = _core.Pool(
-        engine=_core.ToyEngineConfig(**(engine or {"queue_limit": 1000})),
-        timing=_core.constant_timing(1.0, 1.0),
-        workers=workers,
-    )
-    return _core.run_fleet(workload, _core.FleetSettings(pools=[pool], **how))
+def play(workload: Workload, *, workers: int = 2, queue_limit: int = 1000, **how: Any) -> Timeline:
+    return run(workload, ToyConfig(**TOY, queue_limit=queue_limit), workers=workers, **how).timeline
+
+
+def run(workload: Workload, engine: ToyConfig, **how: Any) -> OfflineRun:
+    return run_offline(workload, engine, **how)
 
 
 def burst(count: int = 40) -> Workload:
     return single_turns([32 + 16 * (row % 5) for row in range(count)], 6)
 
 
-def times(result: Any) -> list[Any]:
-    return [result.first_token_ns.tolist(), result.finish_ns.tolist(), result.worker.tolist()]
+def times(timeline: Timeline) -> list[Any]:
+    return [timeline.first_token_ns.tolist(), timeline.finish_ns.tolist(), timeline.worker.tolist()]
 
 
-@pytest.mark.parametrize("how", [{}, {"threads": 2}, {"concurrency": 5}, {"routing": "least_loaded"}])
+@pytest.mark.parametrize("how", [{}, {"threads": 2}, {"load": ClosedLoop(5)}, {"routing": "least_loaded"}])
 def test_the_toy_engine_runs_and_fast_forward_changes_nothing(how: dict[str, Any]) -> None:
-    result = play(burst(), **how)
-    assert result.output_tokens.tolist() == [6] * 40
-    assert times(result) == times(play(burst(), **how, fast_forward=False))
+    timeline = play(burst(), **how)
+    assert timeline.output_tokens.tolist() == [6] * 40
+    assert times(timeline) == times(play(burst(), **how, fast_forward=False))
 
 
 @pytest.mark.parametrize("check", [False, True])
 def test_the_kv_router_follows_the_events_of_the_toy_engine(check: bool) -> None:
-    workload = burst()
-    result = play(workload, workers=3, routing=KvRouting().build(0), check=check)
-    assert result.output_tokens.tolist() == [6] * 40
-    assert len(set(result.worker.tolist())) == 3
+    timeline = play(burst(), workers=3, routing=KvRouting(), check=check)
+    assert timeline.output_tokens.tolist() == [6] * 40
+    assert len(set(timeline.worker.tolist())) == 3
 
 
 @pytest.mark.parametrize(
-    "how", [{}, {"concurrency": 30}, {"routing": "least_loaded"}, {"fast_forward": False}]
+    "how", [{}, {"load": ClosedLoop(30)}, {"routing": "least_loaded"}, {"fast_forward": False}]
 )
 def test_a_queue_limit_ends_a_waiting_request_inside_submit(how: dict[str, Any]) -> None:
-    result = play(burst(), workers=1, engine={"queue_limit": 3, "max_running": 2}, check=True, **how)
-    status = np.asarray(result.status)
-    assert set(status.tolist()) == {COMPLETED, CANCELLED}
-    assert (np.asarray(result.output_tokens)[status == CANCELLED] == 0).all()
-    assert (np.asarray(result.finish_ns) >= 0).all()
+    engine = ToyConfig(**TOY, queue_limit=3, max_running=2)
+    timeline = run(burst(), engine, workers=1, check=True, **how).timeline
+    assert set(timeline.status.tolist()) == {COMPLETED, CANCELLED}
+    assert (timeline.output_tokens[timeline.status == CANCELLED] == 0).all()
+    assert (timeline.finish_ns >= 0).all()
+
+
+def test_a_fleet_has_pools_of_several_kinds() -> None:
+    pools = [WorkerPool(engine=ToyConfig(**TOY, queue_limit=1000)), WorkerPool(workers=2)]
+    with pytest.raises(ConfigError, match="pools of one fleet need one block_size, got 16"):
+        run_offline(burst(), pools=pools)
+    sixteen = pools[1].engine.__class__(block_size=16)
+    pools[1] = WorkerPool(engine=sixteen, workers=2)
+    mixed = run_offline(burst(), pools=pools, routing="least_loaded")
+    assert mixed.timeline.output_tokens.tolist() == [6] * 40
+    assert set(mixed.timeline.worker.tolist()) == {0, 1, 2}
+    assert [pool["engine"].get("queue_limit") for pool in mixed.facts["pools"]] == [1000, None]
+
+
+def test_speedups_apply_to_engines_of_every_kind() -> None:
+    fast = ToyConfig(**TOY, queue_limit=1000, mocker=MockerSettings(speedup_ratio=2.0))
+    plain = play(burst(1), workers=1)
+    assert run(burst(1), fast).timeline.finish_ns * 2 == plain.finish_ns
+
+
+def test_settings_of_another_kind_are_described_in_the_facts() -> None:
+    facts = run(burst(), ToyConfig(**TOY, queue_limit=1000)).facts
+    assert (facts["scheduling"], facts["engine"]["queue_limit"]) == ("synchronous", 1000)
+
+
+def test_steps_are_recorded_only_of_engines_that_support_it(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="record_steps: ToyConfig engines record no steps"):
+        play(burst(), record_steps=tmp_path / "steps.jsonl")

@@ -12,6 +12,7 @@ from replay.building import conversations, single_turns
 from understudy._core import Tier
 from understudy.api import replay
 from understudy.engines.config import VllmConfig
+from understudy.engines.mocker_settings import MockerSettings
 from understudy.errors import ConfigError, InvalidArgument
 from understudy.report.html.page import page
 from understudy.router import KvRouting
@@ -23,7 +24,7 @@ from understudy.workload.families import FanOut, QuickTurns
 if TYPE_CHECKING:
     from pathlib import Path
 
-ENGINE = VllmConfig(block_size=64, num_gpu_blocks=2048, charge_first_token=False)
+ENGINE = VllmConfig(block_size=64, num_gpu_blocks=2048, mocker=MockerSettings(charge_first_token=False))
 FAN_OUT = FanOut(contexts=40, context_interval_ms=1200.0, seed=3).build()
 
 
@@ -203,10 +204,13 @@ def test_imposed_choices_are_taken() -> None:
 
 
 def test_who_can_never_fit_is_routed_too_if_asked_for() -> None:
-    engine = VllmConfig(num_gpu_blocks=136)  # some questions are too long
-    runs = [
-        run_offline(FAN_OUT, engine, workers=4, route_rejected=flag).timeline.worker for flag in (False, True)
+    engines = [
+        VllmConfig(
+            num_gpu_blocks=136, mocker=MockerSettings(route_rejected=flag)
+        )  # some questions are too long
+        for flag in (False, True)
     ]
+    runs = [run_offline(FAN_OUT, engine, workers=4).timeline.worker for engine in engines]
     fits = runs[0] >= 0
     assert not fits.all()
     assert (runs[1][fits] == np.flatnonzero(fits) % 4).all()

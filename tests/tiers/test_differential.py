@@ -24,7 +24,7 @@ def calm(seed: int, requests: int = 60) -> dict[str, Any]:
 
 
 def hits(result: _core.FleetResult) -> int:
-    assert result.total_preemptions == 0
+    assert result.preemptions.sum() == 0
     return int(result.cached_tokens_first.sum())
 
 

@@ -48,7 +48,7 @@ def play(seed: int, fails_at: int) -> tuple[list[Any], int, int]:
         **rng.choice([{}, {}, {"policy": "priority"}, {"preemption_mode": "fifo"}]),
     }
     model = ByTokens(fails_at, rng.choice([0.0, 0.1, 1.0]), rng.choice([0.25, 1.0]))
-    timing = _core.python_timing(model, 1.0, 1.0)
+    timing = _core.python_timing(model)
     engine = _core.VllmEngine(_core.VllmEngineConfig(block_size=4, **config), timing, tiers=tiers(**below))
     engine.set_fast_forward(rng.random() < 0.5)
     seen: list[Any] = []

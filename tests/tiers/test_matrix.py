@@ -10,6 +10,7 @@ import pytest
 
 from tiers.building import INF, Only, shared, tiers, way
 from tiers.fleets import crowd_of, digest, drained, play
+from understudy import _core
 from understudy.engines.profiles import PROFILES
 
 CHOICES: dict[str, list[Any]] = {
@@ -118,7 +119,7 @@ def engine_settings(row: dict[str, Any]) -> dict[str, Any]:
     return {
         "kv_manager": manager,
         "eviction_policy": eviction_policy or "lineage",
-        "accept_rates": [0.7, 0.4] if row["ahead"] == "bursts" else [],
+        "mocker": _core.MockerSettings(accept_rates=[0.7, 0.4] if row["ahead"] == "bursts" else []),
         "num_gpu_blocks": row["device_blocks"],
         "policy": "priority" if row["scheduling"] == "priority" else "fcfs",
         "preemption_mode": "fifo" if row["scheduling"] == "fifo" else "lifo",
@@ -177,7 +178,7 @@ def test_something_happens_in_the_matrix() -> None:
             "failed_loads",
         ):
             happened[name] = happened.get(name, 0) + getattr(totals, name)
-        happened["preemptions"] = happened.get("preemptions", 0) + result.total_preemptions
+        happened["preemptions"] = happened.get("preemptions", 0) + int(result.preemptions.sum())
         for tier, column in enumerate(result.below_tokens_total, 2):
             happened[f"g{tier}"] = happened.get(f"g{tier}", 0) + int(column.sum())
     assert all(happened.values()), happened

@@ -14,6 +14,7 @@ from tiers.building import EVENT_COLUMNS, INF, shared, tiers
 from tiers.fleets import crowd_of, digest, play, random_tiers
 from understudy import _core
 from understudy.engines.config import VllmConfig
+from understudy.engines.mocker_settings import MockerSettings
 from understudy.engines.timing import Polynomial
 from understudy.kv import BUILT_IN_POLICIES
 from understudy.run.offline import run_offline
@@ -203,7 +204,7 @@ def test_the_head_of_a_queue_that_lacks_room_goes_on_when_one_of_its_hits_is_evi
         async_scheduling=False,
         vllm_version="v0.23",
         timing=Polynomial(),
-        speedup_ratio=7.0,
+        mocker=MockerSettings(speedup_ratio=7.0),
     )
     host = {"down_gbps": 0.002, "up_gbps": 0.02, "fixed_us": 2500, "offload_concurrency": 2}
     disk = {

@@ -13,6 +13,7 @@ from understudy._core import LinkPairConfig, TierConfig, TokenBlocks, VllmEngine
 from understudy.cli import build_parser
 from understudy.cli.tier_flags import tier_settings
 from understudy.engines.config import VllmConfig
+from understudy.engines.mocker_settings import MockerSettings
 from understudy.engines.offload import build_vllm_offload
 from understudy.engines.offload_profiles import RECORDED, V0_32, OffloadProfile
 from understudy.errors import ConfigError
@@ -267,7 +268,7 @@ def test_the_host_counts_chunks_that_begin_on_pages() -> None:
     [
         ({"vllm_version": "0.27.1"}, "native offload of vllm_version '0.27.1' is not simulated"),
         ({"kv_manager": "kvbm"}, "needs kv_manager=native"),
-        ({"aic_nextn": 2, "async_scheduling": False}, "contradicts aic_nextn"),
+        ({"mocker": MockerSettings(aic_nextn=2), "async_scheduling": False}, "contradicts aic_nextn"),
         ({"enable_prefix_caching": False}, "needs enable_prefix_caching"),
         ({"enable_lora": True, "max_loras": 2}, "contradicts enable_lora"),
     ],

@@ -120,13 +120,13 @@ def test_what_it_does_not_cover_is_refused_by_name(
     installed: Any, model: str, gpu: dict[str, Any], says: str
 ) -> None:
     with pytest.raises(ConfigError, match=says):
-        timing(model, **gpu).build(1.0, 1.0)
+        timing(model, **gpu).build()
 
 
 def test_without_the_package_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "aiconfigurator_core", None)
     with pytest.raises(ConfigError, match=r"pip install 'understudy\[aiconfigurator\]'"):
-        timing().build(1.0, 1.0)
+        timing().build()
 
 
 @pytest.mark.skipif(importlib.util.find_spec("aiconfigurator_core") is None, reason="an extra")

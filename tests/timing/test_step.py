@@ -16,6 +16,7 @@ from replay.building import MS, single_turns
 from understudy import _core
 from understudy._core import StepLoad
 from understudy.engines.config import VllmConfig
+from understudy.engines.mocker_settings import MockerSettings
 from understudy.errors import ConfigError
 from understudy.run.offline import run_offline
 from understudy.timing.coefficients import CAPTURES, StepCoefficients
@@ -155,7 +156,7 @@ def test_numbers_that_cannot_be_are_refused_by_name(wrong: dict[str, Any], says:
 
 
 def test_a_speedup_of_decoding_needs_a_model_that_times_it_apart() -> None:
-    engine = VllmConfig(timing=Physical(coefficients=FULL), decode_speedup_ratio=2.0)
+    engine = VllmConfig(timing=Physical(coefficients=FULL), mocker=MockerSettings(decode_speedup_ratio=2.0))
     with pytest.raises(ConfigError, match="decode_speedup_ratio=2 needs a timing model"):
         run_offline(single_turns([10]), engine)
 
@@ -207,7 +208,7 @@ def test_time_outside_of_the_domain_is_counted() -> None:
     timing = Physical(coefficients=StepCoefficients(step_ms=2.0), domain=Domain(requests=1, prompt_tokens=40))
     shares = []
     for prompts in ([30], [50], [30, 30]):
-        engine = _core.VllmEngine(config.native(), timing.build(1.0, 1.0))
+        engine = _core.VllmEngine(config.native(), timing.build())
         for number, prompt in enumerate(prompts):
             engine.submit(str(number), prompt, 10 + 10 * number, content(1 + 200 * number, 150, 16))
         engine.advance(10**12)

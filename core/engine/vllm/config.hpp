@@ -57,9 +57,7 @@ struct VllmConfig final : EngineConfig {
   KvManagerKind kv_manager = KvManagerKind::Native;
   // Makes the eviction policy of the device, for each worker; none: the manager's own (vLLM's free list, or lineage).
   std::function<PolicyConfig()> eviction;
-  bool eviction_is_users = false;    // the config makes user-defined policies, or one policy for all workers
-  std::vector<double> accept_rates;  // rates of the draft tokens of a speculative burst; empty: no speculation
-  std::uint64_t burst_seed = 42;
+  bool eviction_is_users = false;  // the config makes user-defined policies, or one policy for all workers
   Speculation speculation;
   std::optional<VllmOffload> offload;  // vLLM's own offload; without links, or over the links of the tiers
 

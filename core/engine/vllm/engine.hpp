@@ -304,7 +304,8 @@ class VllmEngine final : public Engine, private DecodeHost {
   // Every one of them ends with a token of the request, or with several if it speculates.
   std::uint64_t steps_to_finish(const EngineRequest& request) const noexcept {
     const std::uint64_t left = expected_outputs(request) - std::min(request.outputs(), expected_outputs(request));
-    const std::uint64_t drafts = std::max<std::uint64_t>(config_.accept_rates.size(), config_.speculation.tokens);
+    const std::uint64_t drafts =
+        std::max<std::uint64_t>(config_.mocker.accept_rates.size(), config_.speculation.tokens);
     return std::max<std::uint64_t>(1, drafts == 0 ? left : (left + drafts) / (drafts + 1));
   }
   std::optional<Outlook> outlook() const;

@@ -38,11 +38,11 @@ const VllmConfig& checked(const VllmConfig& c) {
     throw Error(ErrorKind::ConfigError,
                 "preemption_mode fifo needs the fcfs policy: under priority, priorities decide");
   }
-  if (c.async_scheduling && !c.accept_rates.empty()) {
+  if (c.async_scheduling && !c.mocker.accept_rates.empty()) {
     throw Error(ErrorKind::ConfigError,
                 "accept_rates contradict async_scheduling: the next step is scheduled before the burst is known");
   }
-  if (c.speculation.tokens > 0 && !c.accept_rates.empty()) {
+  if (c.speculation.tokens > 0 && !c.mocker.accept_rates.empty()) {
     throw Error(ErrorKind::ConfigError,
                 "accept_rates contradict num_speculative_tokens: one is the mocker's way of "
                 "speculation, the other vLLM's");
@@ -64,7 +64,7 @@ const VllmConfig& checked(const VllmConfig& c) {
     throw Error(ErrorKind::InvalidArgument, "offload: blocks_per_chunk of ", c.offload->blocks_per_chunk,
                 " makes chunks of more than 2^30 tokens");
   }
-  if (c.kv_manager == KvManagerKind::Kvbm || c.speculation.tokens > 0 || !c.accept_rates.empty() ||
+  if (c.kv_manager == KvManagerKind::Kvbm || c.speculation.tokens > 0 || !c.mocker.accept_rates.empty() ||
       c.max_loras != VllmConfig::kUnlimited) {
     throw Error(ErrorKind::ConfigError,
                 "vLLM's offload needs kv_manager native, no speculation, and no limit of adapters");
@@ -191,7 +191,7 @@ StoreConfig store_config(const VllmConfig& c, const TierConfig* tiers, bool belo
 namespace {
 
 std::unique_ptr<VllmEngine> make_vllm(VllmConfig config, const EngineSite& site) {
-  config.burst_seed += site.worker;
+  config.mocker.burst_seed += site.worker;
   config.speculation.seed += site.worker;
   return std::make_unique<VllmEngine>(config, site);
 }
@@ -221,7 +221,7 @@ VllmEngine::VllmEngine(const VllmConfig& config, const EngineSite& site)
       capacity_tokens_(config.num_gpu_blocks * config.block_size),
       // vLLM's own count of blocks has one more, and the watermark is taken of that.
       watermark_blocks_(static_cast<std::uint64_t>(config.watermark * static_cast<double>(config.num_gpu_blocks + 1))),
-      bursts_(config.accept_rates, config.burst_seed),
+      bursts_(config.mocker.accept_rates, config.mocker.burst_seed),
       acceptance_(config.speculation.accept_rates, config.speculation.seed),
       waiting_(config_, requests_),
       skipped_(config_, requests_),

@@ -18,6 +18,7 @@ from understudy.timing.presets import Preset, preset
 
 if TYPE_CHECKING:
     from understudy.calibrate.load import Load
+    from understudy.engines.engine_config import EngineConfig
     from understudy.timing.deployment import Deployment
     from understudy.timing.efficiencies import Efficiencies
 
@@ -32,7 +33,7 @@ class Experiment(msgspec.Struct, frozen=True, kw_only=True):
 
     name: str
     deployment: Deployment
-    engine: VllmConfig
+    engine: EngineConfig
     loads: tuple[Load, ...]
     """Samples of one random load; their outcomes are averaged."""
     measured: dict[str, str]
@@ -99,7 +100,7 @@ def build_engine_config(
     max_model_len: int | None = None,
     num_gpu_blocks: int | None = None,
     vllm_version: str = NEWEST,
-) -> VllmConfig:
+) -> EngineConfig:
     """Configure vLLM as benchmarks run it: blocks of 16 tokens, as many as fit, asynchronous scheduling.
 
     Without a deployment `num_gpu_blocks` is required.

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from understudy.calibrate.benchmark import Benchmark
     from understudy.calibrate.load import Load
     from understudy.calibrate.simulate import Outcome
-    from understudy.engines.config import VllmConfig
+    from understudy.engines.engine_config import EngineConfig
     from understudy.timing.deployment import Deployment
     from understudy.timing.efficiencies import Efficiencies
 
@@ -242,7 +242,7 @@ class Run(msgspec.Struct, frozen=True):
 
     benchmark: Benchmark
     deployment: Deployment
-    engine: VllmConfig
+    engine: EngineConfig
 
     @classmethod
     def of(cls, benchmark: Benchmark, deployment: Deployment, flags: EngineFlags) -> Run:

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-    from understudy.engines.config import VllmConfig
+    from understudy.engines.engine_config import EngineConfig
 
 _FIELDS = ("request_id", "arrival_s", "input_tokens", "output_tokens")
 COLUMNS = ("request_id", "ttft_ms", "tpot_ms", "e2e_ms")
@@ -117,7 +117,7 @@ class PredictedRun(msgspec.Struct, frozen=True):
 
 def predict_run(
     load: Load,
-    engine: VllmConfig,
+    engine: EngineConfig,
     *,
     workers: int = 1,
     ranks: bool = False,

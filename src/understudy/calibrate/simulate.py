@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from understudy.calibrate.load import Load
-    from understudy.engines.config import VllmConfig
+    from understudy.engines.engine_config import EngineConfig
 
     Times = NDArray[np.float64]
 
@@ -36,7 +36,7 @@ class Outcome(msgspec.Struct, frozen=True):
 
 
 def simulate(
-    load: Load, engine: VllmConfig, *, front_end_ms: float = 0.0, workers: int = 1, ranks: bool = False
+    load: Load, engine: EngineConfig, *, front_end_ms: float = 0.0, workers: int = 1, ranks: bool = False
 ) -> Outcome:
     """Replay the load and return the times at the client.
 

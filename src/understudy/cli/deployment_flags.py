@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     import argparse
     from collections.abc import Collection
 
-    from understudy.engines.config import VllmConfig
+    from understudy.engines.engine_config import EngineConfig
     from understudy.tiers.gpu import GpuSettings
     from understudy.timing.deployment import Deployment
 
@@ -128,7 +128,7 @@ def read_deployment(args: argparse.Namespace) -> Deployment:
     return gpu.deployment(args.model, args.kv_dtype)
 
 
-def build_engine(args: argparse.Namespace, deployment: Deployment | None) -> VllmConfig:
+def build_engine(args: argparse.Namespace, deployment: Deployment | None) -> EngineConfig:
     """Build the engine's configuration without its timing; a missing deployment needs --num-gpu-blocks."""
     from understudy.calibrate.experiment import MAX_BLOCKS, build_engine_config
 

@@ -79,6 +79,9 @@ SETTINGS = (
     Flag(
         "vllm_version", str, "vLLM release to simulate, such as 0.26.0 (default: the newest known)", "VERSION"
     ),
+)
+
+MOCKER_SETTINGS = (
     Flag("speedup_ratio", float, "divide the times of all steps by X (default: 1)", "X"),
     Flag("decode_speedup_ratio", float, "divide the times of decode steps by X (default: 1)", "X"),
     Flag(
@@ -106,18 +109,25 @@ MOCKER_NAMES = (
 
 
 def add_engine_flags(verb: argparse.ArgumentParser) -> None:
-    """Add the engine flags to a verb, in two groups."""
+    """Add the engine flags to a verb, in three groups."""
     _add_group(verb, "engine (any setting: --set engine.NAME=VALUE)", SETTINGS)
+    group = _add_group(verb, "imitating Dynamo's mocker and its replay", MOCKER_SETTINGS)
+    group.add_argument(
+        "--route-rejected",
+        action="store_const",
+        const=True,
+        help="also route requests that can never fit, as Dynamo's replay does",
+    )
     _add_group(verb, "engine and tiers, with the names and meanings of Dynamo's mocker", MOCKER_NAMES)
 
 
 def engine_settings(args: argparse.Namespace) -> dict[str, Any]:
     """Return the engine settings that were given as flags, by name."""
-    values = {flag.name: getattr(args, flag.name) for flag in SETTINGS + MOCKER_NAMES}
+    values = {flag.name: getattr(args, flag.name) for flag in SETTINGS + MOCKER_SETTINGS + MOCKER_NAMES}
     return {name: value for name, value in values.items() if value is not None}
 
 
-def _add_group(verb: argparse.ArgumentParser, title: str, flags: tuple[Flag, ...]) -> None:
+def _add_group(verb: argparse.ArgumentParser, title: str, flags: tuple[Flag, ...]) -> argparse._ArgumentGroup:
     group = verb.add_argument_group(title)
     for flag in flags:
         name = f"--{flag.name.replace('_', '-')}"
@@ -125,3 +135,4 @@ def _add_group(verb: argparse.ArgumentParser, title: str, flags: tuple[Flag, ...
             group.add_argument(name, action=argparse.BooleanOptionalAction, default=None, help=flag.help)
         else:
             group.add_argument(name, type=flag.kind, metavar=flag.metavar, help=flag.help)
+    return group

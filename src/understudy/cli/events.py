@@ -206,7 +206,6 @@ def _emit(args: argparse.Namespace) -> int:
                 seed=settings.seed,
                 load=settings.load,
                 tiers=settings.tiers,
-                route_rejected=settings.route_rejected,
                 ranks=settings.ranks,
                 events=True,
                 progress=progress,

@@ -201,9 +201,9 @@ def _read_named_times(args: argparse.Namespace) -> _Source:
 
 
 def _build_timing(setting: dict[str, Any]) -> Timing:
-    from understudy.engines.config import VllmConfig
+    from understudy.engines.kinds import read_engine
 
-    return VllmConfig.from_dict({"timing": setting}).timing
+    return read_engine({"timing": setting}).timing
 
 
 def _predict_recorded_run(args: argparse.Namespace, source: _Source) -> int:

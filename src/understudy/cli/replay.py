@@ -246,7 +246,6 @@ def run(args: argparse.Namespace) -> int:
                 workers=settings.workers,
                 pools=settings.pools,
                 routing=settings.policy,
-                route_rejected=settings.route_rejected,
                 seed=settings.seed,
                 load=settings.load,
                 max_tokens=args.max_tokens,

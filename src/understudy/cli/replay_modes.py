@@ -125,7 +125,7 @@ def replay_on_live_workers(
     clock_speed = 1.0 if args.clock_speed is None else args.clock_speed
     if not (math.isfinite(clock_speed) and clock_speed > 0):
         raise ConfigError(f"--clock-speed must be positive, got {clock_speed:g}")
-    if settings.route_rejected:
+    if settings.engine.mocker.route_rejected:
         raise ConfigError("--route-rejected is for offline runs; leave out --online")
     return replay_online(
         workload if args.max_tokens is None else workload.limited(args.max_tokens),

@@ -80,12 +80,6 @@ def add_router_flags(verb: argparse.ArgumentParser) -> None:
         choices=("fcfs", "lcfs", "wspt"),
         help="order of that queue: first come, last come, or least prompt tokens to compute (default: fcfs)",
     )
-    group.add_argument(
-        "--route-rejected",
-        action="store_const",
-        const=True,
-        help="also route requests that can never fit, as Dynamo's replay does",
-    )
 
 
 def router_settings(args: argparse.Namespace) -> dict[str, Any]:

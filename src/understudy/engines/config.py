@@ -1,49 +1,40 @@
-"""Configuration of a simulated engine, with vLLM's names and those of Dynamo's mocker."""
+"""Configuration of a simulated vLLM engine, with vLLM's names."""
 
 from __future__ import annotations
 
-import math
-from typing import TYPE_CHECKING, Any, Literal, get_args
+from typing import TYPE_CHECKING, Any, Literal
 
 import msgspec
-import numpy as np
 
-from understudy._core import Speculation, StepTiming, VllmEngineConfig, VllmOffload, python_timing
+from understudy._core import Speculation, VllmEngineConfig, VllmOffload
 from understudy.checks import plain_number, read_as, whole_number
+from understudy.engines.engine_config import EngineConfig
 from understudy.engines.mocker_names import refuse_unknown, take_mocker_names
+from understudy.engines.mocker_settings import MockerSettings
+from understudy.engines.offload import build_vllm_offload
 from understudy.engines.profiles import NEWEST, VersionProfile, find_profile
 from understudy.engines.speculation import SpeculativeConfig  # noqa: TC001  (msgspec reads the annotation)
-from understudy.engines.timing import Polynomial, Timing, TimingModel
 from understudy.errors import ConfigError
 from understudy.kv.policy import check_policy
 from understudy.tiers.dynamo import take_dynamo_names
-from understudy.tiers.settings import TiersConfig, name_of
+from understudy.tiers.settings import TiersConfig
 from understudy.tiers.vllm_flags import take_vllm_names
-from understudy.timing.physical import Physical
-from understudy.timing.sources import Aiconfigurator, MeasuredKernels, RecordedSteps
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from understudy.tiers.plan import TierPlan
 
-_MOST = {"block_size": 2**20, "num_gpu_blocks": 2**30}
 _CHOICES = {
     "scheduling_policy": ("fcfs", "priority"),
     "preemption_mode": ("lifo", "fifo"),
     "kv_manager": ("kvbm", "native"),
 }
 _SWITCHES = (
-    "enable_prefix_caching",
     "enable_chunked_prefill",
     "enable_lora",
-    "charge_first_token",
     "long_prefill_token_threshold_adaptive",
 )
-_MTP_SEED = 42
 _OPTIONAL_SWITCHES = ("scheduler_reserve_full_isl", "async_scheduling")
 """None: the release's default."""
-
-_WHOLE_STEPS = Physical | MeasuredKernels | Aiconfigurator | RecordedSteps
-"""Timing models of whole steps, which do not time decoding separately."""
 
 _KVBM_ORDERS = ("lineage", "lru", "multi_lru")
 """Eviction policies of Dynamo's block manager."""
@@ -52,7 +43,7 @@ DEFAULT_MAX_NUM_SEQS = 256
 """Lowered to a smaller `max_num_batched_tokens`, as in vLLM; an explicit value is not."""
 
 
-class VllmConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class VllmConfig(EngineConfig, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Settings of a vLLM worker. `num_gpu_blocks` counts usable blocks (vLLM's own count has one more).
 
     `kv_manager` (the mocker's `g1_backend`): "native" is vLLM's, with several copies of a block and vLLM's free list;
@@ -62,24 +53,14 @@ class VllmConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     (or another callable without arguments) that creates an `EvictionPolicy` for each worker. None is the manager's own
     order: vLLM's free list, or "lineage" under "kvbm". With any other, schedules differ from the real engine's.
 
-    `aic_nextn` draft tokens are verified in every step that samples; `aic_nextn_accept_rates` are the probabilities
-    that each is accepted if those before it were ("0.85,0.3"; missing ones are 0, more than `aic_nextn` are cut off).
-    Worker i samples from the stream `aic_mtp_seed` + i.
-
-    `speculative_config` is vLLM's speculation, which differs from the mocker's above.
+    `speculative_config` is vLLM's speculation, which differs from the mocker's (`MockerSettings.aic_nextn`).
 
     `vllm_version` is a release, such as 0.26.0 or v0.30 (default: the newest known one).
     """
 
-    block_size: int = 64
-    num_gpu_blocks: int = 16384
-    max_num_seqs: int | None = DEFAULT_MAX_NUM_SEQS
-    max_num_batched_tokens: int | None = 8192
     max_num_active_seqs: int | None = None
-    max_model_len: int | None = None
     long_prefill_token_threshold: int = 0
     long_prefill_token_threshold_adaptive: bool = False
-    enable_prefix_caching: bool = True
     enable_chunked_prefill: bool = True
     prefill_schedule_interval: int = 1
     """Steps from one that computes prompts to the next, while other requests decode. Since vLLM 0.33."""
@@ -90,42 +71,17 @@ class VllmConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     enable_lora: bool = False
     max_loras: int = 1
     """Adapters per batch: a request whose adapter does not fit waits, and others pass it. With enable_lora."""
-    data_parallel_size: int = 1
-    """Data-parallel ranks of a worker: separate engines, each with all these blocks, behind one front end."""
     async_scheduling: bool | None = None
     """None: vLLM's own choice, which since 0.14 is to schedule one batch ahead where possible."""
     kv_manager: Literal["native", "kvbm"] = "native"
     eviction_policy: Any = None
-    aic_nextn: int | None = None
-    aic_nextn_accept_rates: str | None = None
-    aic_mtp_seed: int = _MTP_SEED
     speculative_config: SpeculativeConfig | None = None
     vllm_version: str = NEWEST
-    timing: Timing = Polynomial()
-    speedup_ratio: float = 1.0
-    decode_speedup_ratio: float = 1.0
-    charge_first_token: bool = True
-    """False: no decode time for requests whose prompt ends in the step, as in Dynamo's mocker 1.6.1."""
-    tiers: TiersConfig = TiersConfig()
-    """Tiers from Dynamo's names among the engine's settings."""
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         self._check_types()
-        profile = find_profile(self.vllm_version)
-        for field in (
-            "block_size",
-            "num_gpu_blocks",
-            "max_num_seqs",
-            "max_num_batched_tokens",
-            "max_num_active_seqs",
-            "max_model_len",
-            "max_loras",
-            "prefill_schedule_interval",
-            "data_parallel_size",
-        ):
-            if (value := getattr(self, field)) is not None:
-                value = whole_number(field, value, 1, _MOST.get(field))
-                msgspec.structs.force_setattr(self, field, value)
+        self._check_limits(("max_num_active_seqs", "max_loras", "prefill_schedule_interval"))
         threshold = whole_number("long_prefill_token_threshold", self.long_prefill_token_threshold)
         msgspec.structs.force_setattr(self, "long_prefill_token_threshold", threshold)
         if self.max_num_active_seqs is not None and self.max_num_active_seqs > (
@@ -134,16 +90,10 @@ class VllmConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
             raise ConfigError(
                 f"max_num_active_seqs={self.max_num_active_seqs} must not be above max_num_seqs={self.max_num_seqs}"
             )
-        for field in ("speedup_ratio", "decode_speedup_ratio"):
-            value = getattr(self, field)
-            if not math.isfinite(value) or value <= 0:
-                raise ConfigError(
-                    f"{field} must be finite and positive (1 leaves times as they are), got {value}"
-                )
         if not 0 <= self.watermark < 1:
             raise ConfigError(f"watermark must be in [0, 1), got {self.watermark}")
-        self._check_limits()
-        self._check_profile_has(profile, self.vllm_version)
+        self._refuse_contradictions()
+        self._check_profile_has(self.profile, self.vllm_version)
         self._refuse_unused()
         if self.eviction_policy is not None:
             check_policy("eviction_policy", self.eviction_policy)
@@ -153,7 +103,7 @@ class VllmConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
             )
         self._check_speculation()
 
-    def _check_limits(self) -> None:
+    def _refuse_contradictions(self) -> None:
         """Refuse limits that contradict each other, as vLLM does."""
         budget = self.max_num_batched_tokens
         if budget is not None and self.max_num_seqs is not None and self.max_num_seqs > budget:
@@ -180,32 +130,19 @@ class VllmConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 
     def _check_types(self) -> None:
         """Check types of values passed to the class; `from_dict` checks them while reading."""
-        timing: Any = self.timing
-        if not isinstance(timing, Timing):
-            kinds = ", ".join(kind.__name__ for kind in get_args(Timing))
-            raise ConfigError(
-                f"timing must be one of {kinds}, got {timing!r}; pass a user-defined model to understudy.replay"
-            )
         version: Any = self.vllm_version
         if not isinstance(version, str):
             raise ConfigError(f"vllm_version must be text, as '0.26.0', got {version!r}")
         for field, choices in _CHOICES.items():
             if (value := getattr(self, field)) not in choices:
                 raise ConfigError(f"{field} must be one of {', '.join(choices)}; got {value!r}")
-        for field in ("speedup_ratio", "decode_speedup_ratio", "watermark"):
-            msgspec.structs.force_setattr(self, field, plain_number(field, getattr(self, field)))
-        for field in (*_SWITCHES, *_OPTIONAL_SWITCHES):
-            value = getattr(self, field)
-            if isinstance(value, np.bool_):
-                msgspec.structs.force_setattr(self, field, bool(value))
-            elif not isinstance(value, bool) and (value is not None or field in _SWITCHES):
-                raise ConfigError(f"{field} must be True or False, got {value!r}")
+        msgspec.structs.force_setattr(self, "watermark", plain_number("watermark", self.watermark))
+        self._check_switches(_SWITCHES)
+        self._check_switches(_OPTIONAL_SWITCHES, optional=True)
 
     def _check_speculation(self) -> None:
-        if not 0 <= self.aic_mtp_seed < 2**64:
-            raise ConfigError(f"aic_mtp_seed must be in 0 … 2^64−1, got {self.aic_mtp_seed}")
         if self.speculative_config is not None:
-            if self.aic_nextn is not None:
+            if self.mocker.aic_nextn is not None:
                 raise ConfigError(
                     "aic_nextn contradicts speculative_config (vLLM's own speculation); give one"
                 )
@@ -218,26 +155,11 @@ class VllmConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
                 raise ConfigError(
                     "speculative_config needs kv_manager=native, where rejected drafts stay in their blocks"
                 )
-            self.speculative_config.native(find_profile(self.vllm_version), self.max_num_seqs)
-        if self.aic_nextn is None:
-            if self.aic_nextn_accept_rates is not None:
-                raise ConfigError("aic_nextn_accept_rates needs aic_nextn, the number of draft tokens")
-            if self.aic_mtp_seed != _MTP_SEED:  # the mocker writes its default without drafts too
-                raise ConfigError("aic_mtp_seed needs aic_nextn, the number of draft tokens")
-            return
-        if not 1 <= self.aic_nextn <= 5:
-            raise ConfigError(f"aic_nextn must be in 1 … 5, got {self.aic_nextn}")
-        if self.decode_speedup_ratio != 1:
-            raise ConfigError(
-                "decode_speedup_ratio contradicts aic_nextn: speculation makes decoding faster by itself; leave it at 1"
-            )
-        if self.async_scheduling:
+            self.speculative_config.native(self.profile, self.max_num_seqs)
+        if self.async_scheduling and self.mocker.aic_nextn is not None:
             raise ConfigError(
                 "async_scheduling contradicts aic_nextn: the next step is scheduled before a burst is known"
             )
-        rates = _read_rates(self.aic_nextn_accept_rates, self.aic_nextn)
-        normalised = ",".join(f"{rate:g}" if float(f"{rate:g}") == rate else repr(rate) for rate in rates)
-        msgspec.structs.force_setattr(self, "aic_nextn_accept_rates", normalised)
 
     @classmethod
     def from_dict(cls, settings: dict[str, Any]) -> VllmConfig:
@@ -252,24 +174,22 @@ class VllmConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
                 raise ConfigError("vLLM's offload contradicts Dynamo's tiers; give one")
             tiers = TiersConfig.from_dict({**offload, "kv_bytes_per_token": tiers.kv_bytes_per_token})
         settings = take_mocker_names(settings)
-        refuse_unknown(settings, [name for name in cls.__struct_fields__ if name != "tiers"])
-        return msgspec.structs.replace(read_as(cls, settings, "engine"), tiers=tiers)
-
-    @property
-    def accept_rates(self) -> list[float]:
-        """Accept rate of every draft token; empty without speculation."""
-        return [] if self.aic_nextn is None else _read_rates(self.aic_nextn_accept_rates, self.aic_nextn)
+        apart = {name: settings.pop(name) for name in MockerSettings.__struct_fields__ if name in settings}
+        known = [name for name in cls.__struct_fields__ if name not in ("mocker", "tiers")]
+        refuse_unknown(settings, [*known, *MockerSettings.__struct_fields__])
+        mocker = read_as(MockerSettings, apart, "engine")
+        return msgspec.structs.replace(read_as(cls, settings, "engine"), mocker=mocker, tiers=tiers)
 
     @property
     def asynchronous(self) -> bool:
         """Whether the next batch is scheduled while this one runs: as set, or the version's default."""
-        return self._schedules_ahead(find_profile(self.vllm_version))
+        return self._schedules_ahead(self.profile)
 
     def _schedules_ahead(self, profile: VersionProfile) -> bool:
         if self.async_scheduling is not None:
             return self.async_scheduling
         method = None if self.speculative_config is None else self.speculative_config.method
-        return self.aic_nextn is None and (method is None or method in profile.async_methods)
+        return self.mocker.aic_nextn is None and (method is None or method in profile.async_methods)
 
     @property
     def has_engine_eviction_order(self) -> bool:
@@ -277,16 +197,50 @@ class VllmConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
         if self.kv_manager == "kvbm":
             return self.eviction_policy in (None, *_KVBM_ORDERS)
         appends = {"all_last": True, "uncached_last": not self.enable_prefix_caching}
-        profile = find_profile(self.vllm_version)
-        free_list = "vllm_append" if appends.get(profile.free_order, False) else "vllm"
+        free_list = "vllm_append" if appends.get(self.profile.free_order, False) else "vllm"
         return self.eviction_policy in (None, free_list)
+
+    @property
+    def profile(self) -> VersionProfile:
+        """Rules of the release."""
+        return find_profile(self.vllm_version)
+
+    @property
+    def accepts_adapters(self) -> bool:
+        """Whether requests may name LoRA adapters."""
+        return self.enable_lora
+
+    @property
+    def orders_by_name(self) -> bool:
+        """Whether names of requests break ties in scheduling order."""
+        return self.scheduling_policy == "priority"
+
+    @property
+    def has_user_policy(self) -> bool:
+        """Whether a user-defined policy chooses the device blocks to evict."""
+        return not isinstance(self.eviction_policy, str | None)
 
     def describe(self) -> dict[str, Any]:
         """Return the engine's settings without tiers, as JSON values."""
-        alone = msgspec.structs.replace(self, tiers=TiersConfig())
-        described: dict[str, Any] = msgspec.to_builtins(alone, enc_hook=name_of)
-        del described["tiers"]
-        return {**described, "async_scheduling": self.asynchronous}
+        return {**super().describe(), "async_scheduling": self.asynchronous}
+
+    def notes(self) -> list[str]:
+        """Note an eviction order that vLLM does not have."""
+        if self.has_engine_eviction_order:
+            return []
+        return [
+            f"eviction_policy={self.describe()['eviction_policy']} is not the order of {self.kv_manager} blocks: "
+            f"the run is not step-exact with vLLM {self.vllm_version}"
+        ]
+
+    def check_recordable(self) -> None:
+        """Refuse user-defined policies: a recorded step lists the next blocks to evict, which they do not expose."""
+        if self.has_user_policy:
+            raise ConfigError(
+                "record_steps lists the next blocks to evict, which the user-defined eviction_policy "
+                f"{self.describe()['eviction_policy']} does not expose; name a built-in policy, or leave record_steps "
+                "out"
+            )
 
     def _check_profile_has(self, profile: VersionProfile, called: str) -> None:
         """Refuse settings that the profile does not have; `called` is the version as the user gave it."""
@@ -301,6 +255,13 @@ class VllmConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
         for field in ("max_num_active_seqs", "long_prefill_token_threshold_adaptive"):
             if getattr(self, field) and not profile.has_active_seqs:
                 raise ConfigError(f"{field} is not a setting of vLLM {called}; choose 0.31 or newer")
+
+    def core_config(
+        self, plan: TierPlan | None, max_blocks: int, *, events: bool = False, kv_trace: bool = False
+    ) -> VllmEngineConfig:
+        """Build the core's form of these settings, with vLLM's offload if the tiers ask for it."""
+        offload = build_vllm_offload(plan, self, max_blocks)
+        return self.native(events=events, kv_trace=kv_trace, offload=offload)
 
     def native(
         self,
@@ -317,7 +278,7 @@ class VllmConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
         `events` and `kv_trace` keep events and trace records until they are taken; `check` verifies conservation of
         blocks and events at the end of every step. Residence times are measured for the share `stay_sample` of blocks.
         """
-        profile = profile or find_profile(self.vllm_version)
+        profile = profile or self.profile
         self._check_profile_has(profile, profile.name)
         reserve = self.scheduler_reserve_full_isl
         return VllmEngineConfig(
@@ -338,8 +299,7 @@ class VllmConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
             async_scheduling=self._schedules_ahead(profile),
             kv_manager=self.kv_manager,
             eviction_policy=self.eviction_policy,
-            accept_rates=self.accept_rates,
-            burst_seed=self.aic_mtp_seed,
+            mocker=self.mocker.native(),
             speculation=Speculation()
             if self.speculative_config is None
             else Speculation(
@@ -361,37 +321,3 @@ class VllmConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
             counts_running_loras=profile.counts_running_loras,
             prefill_schedule_interval=self.prefill_schedule_interval,
         )
-
-    def native_timing(self, model: TimingModel | None = None) -> StepTiming:
-        """Build the timing model, or wrap the given Python one, with the speed-up ratios."""
-        if model is not None:
-            built = python_timing(model, self.speedup_ratio, self.decode_speedup_ratio)
-        else:
-            if not self.charge_first_token and isinstance(self.timing, _WHOLE_STEPS):
-                raise ConfigError(
-                    "charge_first_token needs a timing model that times decoding separately; this one times whole "
-                    "steps: leave it out"
-                )
-            built = self.timing.build(self.speedup_ratio, self.decode_speedup_ratio)
-        built.charges_first_token = self.charge_first_token
-        return built
-
-
-def describe_scheduling(engines: Iterable[VllmConfig]) -> str:
-    """Describe how these engines schedule: asynchronous, synchronous, or both."""
-    modes = {"asynchronous" if engine.asynchronous else "synchronous" for engine in engines}
-    return " and ".join(sorted(modes))
-
-
-def _read_rates(text: str | None, count: int) -> list[float]:
-    """Parse the rates of `count` draft tokens, padded with 0 or cut off. ConfigError names a wrong one."""
-    rates: list[float] = []
-    for index, part in enumerate((text or "0.85,0.3").split(",")):
-        try:
-            rate = float(part)
-        except ValueError:
-            raise ConfigError(f"aic_nextn_accept_rates[{index}] is not a number: {part!r}") from None
-        if not 0 <= rate <= 1:
-            raise ConfigError(f"aic_nextn_accept_rates[{index}] must be in [0, 1], got {part.strip()}")
-        rates.append(rate)
-    return (rates + [0.0] * count)[:count]

@@ -109,6 +109,8 @@ def refuse_unknown(settings: dict[str, Any], known: Sequence[str]) -> None:
             raise ConfigError(f"{name} {_INSTEAD[name]}")
         if name in _LATER:
             raise ConfigError(f"{name} belongs to {_LATER[name]}, which this version does not have yet")
+        if name == "mocker":
+            raise ConfigError("mocker: not a setting of engine; give its fields by name next to the engine's")
         if name == "tiers":
             raise ConfigError(
                 "tiers: not a setting of engine; put it next to engine (Dynamo's names may be inside)"

@@ -42,8 +42,9 @@ def build_vllm_offload(
         raise ConfigError(f"g2: eviction arc: vLLM {rules.name} does not have it; choose lru")
     if engine.kv_manager != "native":
         raise ConfigError(f"offload mode vllm needs kv_manager=native, got {engine.kv_manager}")
-    for field in ("aic_nextn", "speculative_config"):
-        if getattr(engine, field) is not None:
+    drafts = {"aic_nextn": engine.mocker.aic_nextn, "speculative_config": engine.speculative_config}
+    for field, given in drafts.items():
+        if given is not None:
             raise ConfigError(f"offload mode vllm contradicts {field}; give one of them")
     if engine.enable_lora:
         raise ConfigError("offload mode vllm contradicts enable_lora; give one of them")

@@ -55,7 +55,7 @@ class ScenarioConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     aic_mtp_seed: int = 42
 
     def settings(self) -> dict[str, Any]:
-        """Return the settings under the names of VllmConfig."""
+        """Return the settings under the names that `VllmConfig.from_dict` reads."""
         settings = msgspec.structs.asdict(self)
         # Only the default is lowered to a smaller budget.
         if self.max_num_seqs == 128:
@@ -79,7 +79,8 @@ class ScenarioConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
         With `check`, the engine verifies conservation and its events at the end of every step.
         """
-        config = VllmConfig(**self.settings(), speculative_config=speculative_config)
+        config = VllmConfig.from_dict(self.settings())
+        config = msgspec.structs.replace(config, speculative_config=speculative_config)
         return config.native(events=True, check=check, profile=profile, offload=offload)
 
 

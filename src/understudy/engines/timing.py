@@ -53,9 +53,9 @@ class Polynomial(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_fi
         """Describe the source of its times."""
         return "a generic polynomial (Dynamo mocker), NOT a real GPU (add --model and --gpu for real times)"
 
-    def build(self, speedup_ratio: float, decode_speedup_ratio: float) -> StepTiming:
+    def build(self) -> StepTiming:
         """Build the native model."""
-        return polynomial_timing(speedup_ratio, decode_speedup_ratio)
+        return polynomial_timing()
 
 
 class Constant(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="kind", tag="constant"):
@@ -75,9 +75,9 @@ class Constant(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_fiel
             if not math.isfinite(value) or value < 0:
                 raise ConfigError(f"timing.{field} must be finite and not negative, got {value}")
 
-    def build(self, speedup_ratio: float, decode_speedup_ratio: float) -> StepTiming:
+    def build(self) -> StepTiming:
         """Build the native model."""
-        return constant_timing(self.prefill_ms, self.decode_ms, speedup_ratio, decode_speedup_ratio)
+        return constant_timing(self.prefill_ms, self.decode_ms)
 
 
 class Interpolated(
@@ -96,7 +96,7 @@ class Interpolated(
         """Describe the source of its times."""
         return f"a planner's profile, {self.path}, extrapolated beyond its grid"
 
-    def build(self, speedup_ratio: float, decode_speedup_ratio: float) -> StepTiming:
+    def build(self) -> StepTiming:
         """Build the native model. ConfigError names the file and the wrong array."""
         arrays = self._load()
         for name, array in arrays.items():
@@ -116,8 +116,6 @@ class Interpolated(
                 arrays["decode_active_kv_tokens"].tolist(),
                 arrays["decode_context_length"].tolist(),
                 arrays["decode_itl"].ravel().tolist(),
-                speedup_ratio,
-                decode_speedup_ratio,
             )
         except ConfigError as error:
             raise ConfigError(f"timing.path {self.path}: {error}") from error

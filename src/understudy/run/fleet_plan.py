@@ -8,8 +8,7 @@ import msgspec
 import numpy as np
 
 from understudy._core import Pool
-from understudy.engines.config import describe_scheduling
-from understudy.engines.offload import build_vllm_offload
+from understudy.engines.engine_config import describe_scheduling
 from understudy.errors import ConfigError
 from understudy.memory import (
     ABSENT_BYTES,
@@ -26,7 +25,7 @@ from understudy.tiers.plan import TierPlan
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from understudy.engines.config import VllmConfig
+    from understudy.engines.engine_config import EngineConfig
     from understudy.engines.timing import TimingModel
     from understudy.run.pools import WorkerPool
     from understudy.workload import Workload
@@ -43,7 +42,7 @@ class FleetPlan:
     def __init__(
         self, pools: Sequence[WorkerPool], workload: Workload, ranks: int = 1, *, meet: bool = True
     ) -> None:
-        if workload.adapter is not None and not all(pool.engine.enable_lora for pool in pools):
+        if workload.adapter is not None and not all(pool.engine.accepts_adapters for pool in pools):
             named = ", ".join(workload.adapters[:3])
             raise ConfigError(f"the workload names LoRA adapters ({named}); set enable_lora, and max_loras")
         self.ranks = ranks
@@ -55,7 +54,7 @@ class FleetPlan:
         self._require_memory(meet)
 
     @property
-    def engine(self) -> VllmConfig:
+    def engine(self) -> EngineConfig:
         """Engine settings of the first pool; used where all pools must agree."""
         return self.pools[0].engine
 
@@ -73,11 +72,7 @@ class FleetPlan:
         """Build the core's pools; `timing` replaces each engine's own model."""
         return [
             Pool(
-                engine=pool.engine.native(
-                    events=events,
-                    kv_trace=kv_trace,
-                    offload=build_vllm_offload(plan, pool.engine, self._max_blocks),
-                ),
+                engine=pool.engine.core_config(plan, self._max_blocks, events=events, kv_trace=kv_trace),
                 timing=pool.engine.native_timing(timing),
                 workers=pool.workers,
                 tiers=None if plan is None else to_core(plan, self._max_blocks, seed=seed),
@@ -119,11 +114,7 @@ class FleetPlan:
         for pool, plan in zip(self.pools, self._plans, strict=True):
             tiers = () if plan is None else plan.tiers
             short = SLOT_BYTES * pool.engine.num_gpu_blocks * (pool.engine.num_gpu_blocks < SHORT_BLOCKS)
-            resident = (
-                pool.workers
-                if meet or tiers or not isinstance(pool.engine.eviction_policy, str | None)
-                else 1
-            )
+            resident = pool.workers if meet or tiers or pool.engine.has_user_policy else 1
             need += resident * (WORKER_BYTES + short + (TIERS_BYTES if tiers else 0))
             need += (pool.workers - resident) * ABSENT_BYTES
             own = pool.engine.num_gpu_blocks + sum(
@@ -134,13 +125,13 @@ class FleetPlan:
                 f"{pool.workers:,} workers of {own:,} blocks"
                 + (f" and {shared:,} shared ones" if shared else "")
             )
-            slots = [(pool.workers * pool.engine.num_gpu_blocks, pool.engine.eviction_policy)]
+            slots = [(pool.workers * pool.engine.num_gpu_blocks, pool.engine.has_user_policy)]
             for tier in tiers:
                 holders = 1 if tier.shared else pool.workers
-                slots.append((holders * slots_for(tier.blocks, most), tier.eviction))
-            for number, policy in slots:
-                native = policy is None or isinstance(policy, str)
-                need += SLOT_BYTES * (slots_for(number, most) if native else number)
+                has_user_policy = not isinstance(tier.eviction, str | None)
+                slots.append((holders * slots_for(tier.blocks, most), has_user_policy))
+            for number, has_user_policy in slots:
+                need += SLOT_BYTES * (number if has_user_policy else slots_for(number, most))
         require_memory(
             ", ".join(parts),
             need,
@@ -148,7 +139,7 @@ class FleetPlan:
         )
 
 
-def _count_blocks(workload: Workload, engine: VllmConfig) -> int:
+def _count_blocks(workload: Workload, engine: EngineConfig) -> int:
     """Count the blocks for all tokens of the workload if none are shared."""
     tokens = workload.prompt_tokens.astype(np.int64) + workload.output_tokens
     return int((-(-tokens // engine.block_size)).sum())

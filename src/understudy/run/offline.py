@@ -10,7 +10,6 @@ import msgspec
 
 from understudy._core import Checkpoints, FleetSettings, run_fleet
 from understudy.checks import whole_number
-from understudy.engines.profiles import find_profile
 from understudy.errors import ConfigError
 from understudy.router.kv import Decisions, KvRouter, KvRouting
 from understudy.run.deep_check import copy_inputs, describe_comparison, require_equal
@@ -34,7 +33,7 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
     from understudy._core import FleetResult, NativeRouter, VllmEngine
-    from understudy.engines.config import VllmConfig
+    from understudy.engines.engine_config import EngineConfig
     from understudy.engines.timing import TimingModel
     from understudy.router import Router
     from understudy.tiers.settings import TiersConfig
@@ -56,7 +55,7 @@ class OfflineRun(msgspec.Struct, frozen=True):
 
 def run_offline(
     workload: Workload,
-    engine: VllmConfig | None = None,
+    engine: EngineConfig | None = None,
     *,
     workers: int = 1,
     pools: Sequence[WorkerPool] = (),
@@ -72,15 +71,13 @@ def run_offline(
     kv_trace: bool = False,
     progress: Callable[[int], None] | None = None,
     record_steps: str | PathLike[str] | None = None,
-    route_rejected: bool = False,
     on_step_end: Callable[[int, int], None] | None = None,
     ranks: bool = False,
 ) -> OfflineRun:
     """Play a workload to its end.
 
     `pools` describes a fleet whose workers are not all alike, in place of `engine`, `workers` and `tiers`. `routing` is
-    a name, settings of the KV-aware router (`KvRouting`), or a `Router` of your own; `route_rejected` asks it about
-    requests that can never fit, too, before they are rejected, as Dynamo's replay does.
+    a name, settings of the KV-aware router (`KvRouting`), or a `Router` of your own.
     `load` defaults to an open loop at the workload's own pace; `timing` is a model of your own, in place of the
     engine's. `tiers` lie below the device; unless given, those that came with the engine's settings. `threads` > 1
     needs workers that are independent: open loop, single-turn requests, round-robin or random routing, neither g3 nor
@@ -104,7 +101,6 @@ def run_offline(
         progress,
         fast_forward=fast_forward,
         ranks=ranks,
-        route_rejected=route_rejected,
     )
     is_deep = _is_deep(
         check, steps_only=not fast_forward or record_steps is not None or on_step_end is not None
@@ -113,7 +109,8 @@ def run_offline(
     threads = whole_number("threads", threads, 1, 4096)
     pools = make_pools(pools, engine, workers, tiers)
     if record_steps is not None:
-        _check_recordable(pools)
+        for pool in pools:
+            pool.engine.check_recordable()
     given = workload
     workload, order = _sort_by_arrival(workload, load)
     is_observed = record_steps is not None or on_step_end is not None or ranks
@@ -139,7 +136,6 @@ def run_offline(
         seed=seed,
         concurrency=load.concurrency if isinstance(load, ClosedLoop) else 0,
         threads=threads,
-        route_rejected=route_rejected,
         lockstep_ns=LOCKSTEP_NS if isinstance(load, Lockstep) else 0,
         ranks=ranks,
         turnaround_ns=round(load.turnaround_ms * 1e6) + outside_ns if isinstance(load, ClosedLoop) else 0,
@@ -236,17 +232,6 @@ def _check(load: object, routing: object, timing: object, progress: object, **sw
         raise ConfigError(f"progress must be a function of the number of finished requests, got {progress!r}")
 
 
-def _check_recordable(pools: Sequence[WorkerPool]) -> None:
-    """Refuse user-defined policies: a recorded step lists the next blocks to evict, which they do not expose."""
-    for pool in pools:
-        if not isinstance(pool.engine.eviction_policy, str | None):
-            name = pool.engine.describe()["eviction_policy"]
-            raise ConfigError(
-                f"record_steps lists the next blocks to evict, which the user-defined eviction_policy {name} "
-                "does not expose; name a built-in policy, or leave record_steps out"
-            )
-
-
 def _sort_by_arrival(
     workload: Workload, load: OpenLoop | ClosedLoop | Lockstep
 ) -> tuple[Workload, npt.NDArray[np.int64] | None]:
@@ -271,15 +256,16 @@ def _build_router(
         return routing.build(seed)
     if fleet.ranks == 1 or not isinstance(routing, str):
         return routing
-    profile = find_profile(fleet.engine.vllm_version)
-    return RankFront(routing, workload, fleet.deployments, fleet.ranks, seed=seed, profile=profile)
+    return RankFront(
+        routing, workload, fleet.deployments, fleet.ranks, seed=seed, profile=fleet.engine.profile
+    )
 
 
 def _list_request_names(
-    workload: Workload, order: npt.NDArray[np.int64] | None, engine: VllmConfig
+    workload: Workload, order: npt.NDArray[np.int64] | None, engine: EngineConfig
 ) -> list[str]:
     """Return request names for error messages (empty: rows are used). Under priorities, names break ties."""
-    if engine.scheduling_policy == "priority":
+    if engine.orders_by_name:
         return workload.request_ids or []
     return [] if order is None else list(map(str, order.tolist()))
 

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from understudy.checks import whole_number
-from understudy.engines.config import VllmConfig
+from understudy.engines.engine_config import EngineConfig
+from understudy.engines.kinds import DEFAULT_ENGINE
 from understudy.errors import ConfigError
 from understudy.tiers.settings import KV_SIZE_FIELDS, TiersConfig
 
@@ -22,7 +23,7 @@ class WorkerPool(msgspec.Struct, frozen=True, kw_only=True):
     and events use. ConfigError names a wrong field.
     """
 
-    engine: VllmConfig = VllmConfig()
+    engine: EngineConfig = DEFAULT_ENGINE
     workers: int = 1
     tiers: TiersConfig | None = None
     """Tiers below the device (default: those in the engine's settings)."""
@@ -30,8 +31,8 @@ class WorkerPool(msgspec.Struct, frozen=True, kw_only=True):
     """Prefix of the names of its tiers and links where a fleet has several pools; stripped of blanks."""
 
     def __post_init__(self) -> None:
-        if not isinstance(self.engine, VllmConfig):
-            raise ConfigError(f"engine must be a VllmConfig, got {self.engine!r}")
+        if not isinstance(self.engine, EngineConfig):
+            raise ConfigError(f"engine must be an EngineConfig, such as VllmConfig, got {self.engine!r}")
         if not isinstance(self.tiers, TiersConfig | None):
             raise ConfigError(
                 f"tiers must be a TiersConfig (TiersConfig.from_dict reads settings by name), got {self.tiers!r}"
@@ -81,10 +82,12 @@ def check_pools(pools: Sequence[WorkerPool]) -> None:
     if len(sizes) > 1:
         listed = ", ".join(f"{pool.engine.block_size} ({pool.name})" for pool in pools)
         raise ConfigError(f"pools of one fleet need one block_size, got {listed}")
-    if len({pool.engine.scheduling_policy for pool in pools}) > 1:
+    if len({pool.engine.orders_by_name for pool in pools}) > 1:
         raise ConfigError(
             "pools of one fleet need one scheduling_policy, because it determines request names"
         )
+    if len({pool.engine.mocker.route_rejected for pool in pools}) > 1:
+        raise ConfigError("pools of one fleet need one route_rejected, because one router serves them all")
 
 
 def name_pools(pools: Sequence[WorkerPool]) -> list[str]:
@@ -100,7 +103,7 @@ def name_pools(pools: Sequence[WorkerPool]) -> list[str]:
 
 
 def make_pools(
-    pools: Sequence[WorkerPool], engine: VllmConfig | None, workers: int, tiers: TiersConfig | None
+    pools: Sequence[WorkerPool], engine: EngineConfig | None, workers: int, tiers: TiersConfig | None
 ) -> Sequence[WorkerPool]:
     """Return the given pools, or one pool of equal workers; ConfigError if they do not form a fleet."""
     if pools and (engine is not None or workers != 1 or tiers is not None):
@@ -108,7 +111,7 @@ def make_pools(
             "pools have their own engines, workers and tiers; leave engine, workers and tiers out"
         )
     pools = pools or [
-        WorkerPool(engine=VllmConfig() if engine is None else engine, workers=workers, tiers=tiers)
+        WorkerPool(engine=DEFAULT_ENGINE if engine is None else engine, workers=workers, tiers=tiers)
     ]
     check_pools(pools)
     for pool in pools:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, cast, get_args
+from typing import TYPE_CHECKING, Any, TypeVar, cast, get_args
 
 import msgspec
 
 from understudy.checks import read_as
-from understudy.engines.config import VllmConfig
+from understudy.engines.engine_config import EngineConfig
+from understudy.engines.kinds import DEFAULT_ENGINE, read_engine
 from understudy.errors import ConfigError
 from understudy.outputs import files_named
 from understudy.router.kv import KvRouting  # noqa: TC001  (msgspec reads the annotation)
@@ -24,6 +25,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from understudy.router.router import Router
+
+_Engine = TypeVar("_Engine", bound=EngineConfig)
 
 _ROUTINGS = get_args(Routing)
 _FIELDS = (
@@ -49,10 +52,9 @@ class ReplaySettings(msgspec.Struct, frozen=True, kw_only=True):
     """The name of a policy, or `FILE.py:CLASS` for a user-defined router."""
     router: KvRouting | None = None
     """Settings of routing `kv`."""
-    route_rejected: bool = False
     seed: int = 0
     load: OpenLoop | ClosedLoop | Lockstep = OpenLoop()
-    engine: VllmConfig = VllmConfig()
+    engine: EngineConfig = DEFAULT_ENGINE
     tiers: TiersConfig = TiersConfig()
     """In a file: the top-level keys `tiers` (a list), `offload`, `kv_bytes_per_token`, `model` and `kv_dtype`."""
 
@@ -104,11 +106,12 @@ class ReplaySettings(msgspec.Struct, frozen=True, kw_only=True):
             alone = [name for name in ("workers", "engine", "gpu", *TIER_FIELDS) if name in merged]
             if alone:
                 raise ConfigError(f"pools have their own {alone[0]}; give it to each of them")
-            return msgspec.structs.replace(cls._read_routed(merged), pools=_read_pools(listed))
+            rejected = _take_route_rejected(merged)
+            return msgspec.structs.replace(cls._read_routed(merged), pools=_read_pools(listed, rejected))
         settings = merged.pop("engine", {})
         if not isinstance(settings, dict):
             raise ConfigError(f"engine must be settings by name, got {settings!r}")
-        engine = VllmConfig.from_dict(settings)
+        engine = read_engine({**settings, **_take_route_rejected(merged)})
         below = {name: merged.pop(name) for name in TIER_FIELDS if name in merged}
         engine, tiers = _merge_tiers(engine, below)
         read = msgspec.structs.replace(cls._read_routed(merged), engine=engine, tiers=tiers)
@@ -161,13 +164,13 @@ def list_given_files(path: Path | None, assignments: list[str]) -> dict[str, Pat
 
 def apply_gpus(
     gpu: GpuSettings,
-    engine: VllmConfig,
+    engine: _Engine,
     model: str | None,
     kv_dtype: str | None,
     *,
     has_blocks: bool,
     has_timing: bool,
-) -> tuple[VllmConfig, tuple[str, ...]]:
+) -> tuple[_Engine, tuple[str, ...]]:
     """Set step times and blocks from the GPUs unless given; return the engine and notes for the report."""
     if has_blocks and not gpu.is_known:
         raise ConfigError(
@@ -194,7 +197,7 @@ def apply_gpus(
     return engine, (note,) if found.plus_minus else ()
 
 
-def _merge_tiers(engine: VllmConfig, below: dict[str, Any]) -> tuple[VllmConfig, TiersConfig]:
+def _merge_tiers(engine: EngineConfig, below: dict[str, Any]) -> tuple[EngineConfig, TiersConfig]:
     """Return the given tiers, or those in the engine's settings under the mocker's names.
 
     The latter may be combined with given KV bytes per token and offload settings.
@@ -211,7 +214,12 @@ def _merge_tiers(engine: VllmConfig, below: dict[str, Any]) -> tuple[VllmConfig,
     return msgspec.structs.replace(engine, tiers=TiersConfig()), TiersConfig.from_dict(merged)
 
 
-def _read_pools(listed: object) -> tuple[WorkerPool, ...]:
+def _take_route_rejected(merged: dict[str, Any]) -> dict[str, Any]:
+    """Remove `route_rejected` from a replay's settings, for the settings of its engines."""
+    return {name: merged.pop(name) for name in ("route_rejected",) if name in merged}
+
+
+def _read_pools(listed: object, rejected: dict[str, Any]) -> tuple[WorkerPool, ...]:
     if not isinstance(listed, list) or not listed or not all(isinstance(pool, dict) for pool in listed):
         raise ConfigError(f"pools must be a list of pools, each with settings by name, got {listed!r}")
     pools = []
@@ -224,7 +232,7 @@ def _read_pools(listed: object) -> tuple[WorkerPool, ...]:
                 )
         below = {field: settings[field] for field in TIER_FIELDS if field in settings}
         given = settings.get("engine") or {}
-        engine = VllmConfig.from_dict(given)
+        engine = read_engine({**given, **rejected})
         tiers = TiersConfig.from_dict(below) if below else None
         pool = WorkerPool(name=name, workers=settings.get("workers", 1), engine=engine, tiers=tiers)
         if not pool.resolve_tiers().tiers:

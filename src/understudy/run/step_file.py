@@ -11,7 +11,7 @@ from understudy.workload.identities import row_identities
 
 if TYPE_CHECKING:
     from understudy._core import VllmEngine
-    from understudy.engines.config import VllmConfig
+    from understudy.engines.engine_config import EngineConfig
     from understudy.workload import Workload
 
 
@@ -27,7 +27,7 @@ class StepFile:
         file: IO[bytes],
         workload: Workload,
         names: list[str],
-        engine: VllmConfig,
+        engine: EngineConfig,
         *,
         workers: int,
         timed: bool,

@@ -76,9 +76,7 @@ class StepCoefficients(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
             if isinstance(value, int | float) and (not math.isfinite(value) or value < 0):
                 raise ConfigError(f"timing.{field} must be a finite number from 0, got {value}")
 
-    def build(
-        self, speedup_ratio: float = 1.0, decode_speedup_ratio: float = 1.0, **domain: int | None
-    ) -> StepTiming:
+    def build(self, **domain: int | None) -> StepTiming:
         """Build the native timing model; `domain` as in `_core.physical_timing`."""
         whole = ("captures", "window", "floor_above_tokens", "ranks")
         above = self.floor_above_tokens
@@ -88,7 +86,5 @@ class StepCoefficients(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
             window=self.window,
             ranks=self.ranks,
             floor_above_tokens=max(self.captures, default=0) if above is None else above,
-            speedup_ratio=speedup_ratio,
-            decode_speedup_ratio=decode_speedup_ratio,
             **domain,
         )

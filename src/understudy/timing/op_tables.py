@@ -104,11 +104,9 @@ class OpTables:
             "captures": CAPTURES,
         }
 
-    def build(self, speedup_ratio: float = 1.0, decode_speedup_ratio: float = 1.0) -> StepTiming:
+    def build(self) -> StepTiming:
         """Build the native timing model."""
-        return op_table_timing(
-            **self._parts, speedup_ratio=speedup_ratio, decode_speedup_ratio=decode_speedup_ratio
-        )
+        return op_table_timing(**self._parts)
 
 
 def _build_table(

@@ -80,7 +80,7 @@ class Physical(
         """Describe the source of the times."""
         return self.origin.text()
 
-    def build(self, speedup_ratio: float, decode_speedup_ratio: float) -> StepTiming:
+    def build(self) -> StepTiming:
         """Build the native timing model."""
         limits = {f"most_{name}": getattr(self.domain, name) for name in self.domain.__struct_fields__}
-        return self.coefficients.build(speedup_ratio, decode_speedup_ratio, **limits)
+        return self.coefficients.build(**limits)

@@ -43,10 +43,10 @@ class MeasuredKernels(_Measured, frozen=True, kw_only=True, tag="op_tables"):
         detail = f"{self.folder}, {_describe(self.deployment)}{ends}"
         return Origin(source="op tables", detail=detail).text()
 
-    def build(self, speedup_ratio: float, decode_speedup_ratio: float) -> StepTiming:
+    def build(self) -> StepTiming:
         """Build the native timing model. ConfigError names the file and the missing column."""
         tables = OpTables(Path(self.folder), self.deployment, self.efficiencies, extrapolate=self.extrapolate)
-        return tables.build(speedup_ratio, decode_speedup_ratio)
+        return tables.build()
 
 
 class Aiconfigurator(_Measured, frozen=True, kw_only=True, tag="aiconfigurator"):
@@ -61,9 +61,9 @@ class Aiconfigurator(_Measured, frozen=True, kw_only=True, tag="aiconfigurator")
         )
         return Origin(source="aiconfigurator", detail=detail).text()
 
-    def build(self, speedup_ratio: float, decode_speedup_ratio: float) -> StepTiming:
+    def build(self) -> StepTiming:
         """Build the native timing model. ConfigError names what the package does not cover."""
-        return python_timing(self.model(), speedup_ratio, decode_speedup_ratio)
+        return python_timing(self.model())
 
     def model(self) -> AiconfiguratorSteps:
         """Create the timing model in Python."""
@@ -81,9 +81,9 @@ class RecordedSteps(_Measured, frozen=True, kw_only=True, tag="recorded_steps"):
         detail = f"{self.path}, fitted to {about.get('model', 'the real engine')}"
         return Origin(source="recorded steps", detail=detail).text()
 
-    def build(self, speedup_ratio: float, decode_speedup_ratio: float) -> StepTiming:
+    def build(self) -> StepTiming:
         """Build the native timing model. ConfigError names the invalid line."""
-        return python_timing(self.record().fit(), speedup_ratio, decode_speedup_ratio)
+        return python_timing(self.record().fit())
 
     def record(self) -> Record:
         """Read the recorded steps."""

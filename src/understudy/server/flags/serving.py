@@ -10,6 +10,7 @@ import msgspec
 
 from understudy.checks import port_number, positive_number, read_as, whole_number
 from understudy.engines.config import VllmConfig
+from understudy.engines.mocker_settings import MockerSettings
 from understudy.errors import ConfigError
 from understudy.server.access import admin_networks
 from understudy.server.flags.grammar import CommandLine, Flag, read_command_line, vllm_flags
@@ -103,7 +104,10 @@ _PLAIN = {
     "tokenizer": "tokenizer",
 }
 _ENGINE = {
-    **{field.replace("_", "-"): field for field in VllmConfig.__struct_fields__},
+    **{
+        field.replace("_", "-"): field
+        for field in (*VllmConfig.__struct_fields__, *MockerSettings.__struct_fields__)
+    },
     "num-gpu-blocks-override": "num_gpu_blocks",
 }
 """Flags that set the engine setting of the same name."""
@@ -317,7 +321,7 @@ def _engine(values: dict[str, Any], max_model_len: int, model: str) -> VllmConfi
 
     settings: dict[str, Any] = {"block_size": 16, "max_model_len": max_model_len}
     for name, field in _ENGINE.items():
-        if name not in ("tiers", "timing", "max-model-len") and values.get(name) is not None:
+        if name not in ("mocker", "tiers", "timing", "max-model-len") and values.get(name) is not None:
             settings[field] = values[name]
     gpu = {about.field: values[name] for name, about in GPU_FLAGS.items() if values.get(name) is not None}
     named = None if values.get("timing") is None else str(values["timing"])

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import numpy as np
 
-from understudy.engines.config import describe_scheduling
+from understudy.engines.engine_config import describe_scheduling
 from understudy.errors import WrongState
 from understudy.run.times import compute_outside_share
 from understudy.server.fleet.fleet import Fleet, FleetSettings, name_of
@@ -20,7 +20,7 @@ from understudy.server.online.content import TrueOutputs, limit_of, prompt_of
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from understudy.engines.config import VllmConfig
+    from understudy.engines.engine_config import EngineConfig
     from understudy.run.timeline import Timeline
     from understudy.server.core import LiveRequest
     from understudy.workload import Workload
@@ -36,7 +36,7 @@ class Player:
         self,
         workload: Workload,
         settings: FleetSettings,
-        engine: VllmConfig,
+        engine: EngineConfig,
         progress: Callable[[int], None] | None,
     ) -> None:
         self._workload = workload

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import numpy as np
 
+from understudy.engines.config import VllmConfig
 from understudy.errors import ConfigError
 from understudy.run.pools import WorkerPool
 from understudy.server.fleet.fleet import FleetSettings
@@ -19,7 +20,7 @@ from understudy.workload.arrivals import OpenLoop
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from understudy.engines.config import VllmConfig
+    from understudy.engines.engine_config import EngineConfig
     from understudy.report import Report, Slo
     from understudy.router.kv import KvRouting
     from understudy.router.router import Router
@@ -37,7 +38,7 @@ class OnlineRun(msgspec.Struct, frozen=True):
 
 def run_online(
     workload: Workload,
-    engine: VllmConfig,
+    engine: EngineConfig,
     *,
     workers: int = 1,
     routing: str | KvRouting | Router = "round_robin",
@@ -51,6 +52,10 @@ def run_online(
 
     `arrival_rate_scale` divides the workload's timestamps, as offline. A turn is sent when the turn before has ended.
     """
+    if not isinstance(engine, VllmConfig):
+        raise ConfigError(
+            f"--online serves vLLM engines only, got {type(engine).__name__}; replay it offline"
+        )
     if not workload.has_arrivals:
         raise ConfigError("--online needs a workload with timestamps")
     if workload.adapter is not None:
@@ -84,7 +89,7 @@ def run_online(
 
 
 def replay_online(
-    workload: Workload, name: str, engine: VllmConfig, *, slo: Slo | None = None, **how: Any
+    workload: Workload, name: str, engine: EngineConfig, *, slo: Slo | None = None, **how: Any
 ) -> Report:
     """Run a workload with `run_online` and build the report of a replay."""
     from understudy.report import Report

@@ -1,0 +1,151 @@
+"""Settings that engines of every kind have, and how a kind makes its form for the core."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, get_args
+
+import msgspec
+import numpy as np
+
+from understudy._core import StepTiming, python_timing
+from understudy.checks import whole_number
+from understudy.engines.mocker_settings import MockerSettings
+from understudy.engines.profiles import NEWEST, VersionProfile, find_profile
+from understudy.engines.timing import Polynomial, Timing, TimingModel
+from understudy.errors import ConfigError
+from understudy.tiers.settings import TiersConfig, name_of
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+    from typing import Self
+
+    from understudy import _core
+    from understudy.tiers.plan import TierPlan
+
+_MOST = {"block_size": 2**20, "num_gpu_blocks": 2**30}
+_LIMITS = (
+    "block_size",
+    "num_gpu_blocks",
+    "max_num_seqs",
+    "max_num_batched_tokens",
+    "max_model_len",
+    "data_parallel_size",
+)
+
+
+class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Settings of a worker's engine. Each kind of engine derives a class, adds settings and defines `core_config`.
+
+    `num_gpu_blocks` counts usable blocks.
+    """
+
+    block_size: int = 64
+    num_gpu_blocks: int = 16384
+    max_num_seqs: int | None = 256
+    max_num_batched_tokens: int | None = 8192
+    max_model_len: int | None = None
+    enable_prefix_caching: bool = True
+    data_parallel_size: int = 1
+    """Data-parallel ranks of a worker: separate engines, each with all these blocks, behind one front end."""
+    timing: Timing = Polynomial()
+    mocker: MockerSettings = MockerSettings()
+    """Settings that imitate Dynamo's mocker; by name they are among the engine's settings."""
+    tiers: TiersConfig = TiersConfig()
+    """Tiers from Dynamo's names among the engine's settings."""
+
+    def __post_init__(self) -> None:
+        timing: Any = self.timing
+        if not isinstance(timing, Timing):
+            kinds = ", ".join(kind.__name__ for kind in get_args(Timing))
+            raise ConfigError(
+                f"timing must be one of {kinds}, got {timing!r}; pass a user-defined model to understudy.replay"
+            )
+        if not isinstance(self.mocker, MockerSettings):
+            raise ConfigError(f"mocker must be MockerSettings, got {self.mocker!r}")
+        self._check_limits(_LIMITS)
+        self._check_switches(("enable_prefix_caching",))
+
+    def _check_limits(self, fields: Iterable[str]) -> None:
+        for field in fields:
+            if (value := getattr(self, field)) is not None:
+                value = whole_number(field, value, 1, _MOST.get(field))
+                msgspec.structs.force_setattr(self, field, value)
+
+    def _check_switches(self, fields: Iterable[str], *, optional: bool = False) -> None:
+        for field in fields:
+            value = getattr(self, field)
+            if isinstance(value, np.bool_):
+                msgspec.structs.force_setattr(self, field, bool(value))
+            elif not isinstance(value, bool) and (value is not None or not optional):
+                raise ConfigError(f"{field} must be True or False, got {value!r}")
+
+    @classmethod
+    def from_dict(cls, settings: dict[str, Any]) -> Self:
+        """Read settings by name. ConfigError names an unknown, wrong or not yet supported field."""
+        raise NotImplementedError
+
+    def core_config(
+        self, plan: TierPlan | None, max_blocks: int, *, events: bool = False, kv_trace: bool = False
+    ) -> _core.EngineConfig:
+        """Build the core's form of these settings, which makes the engine.
+
+        `plan` are the tiers of the worker, whose unlimited ones have `max_blocks`; `events` and `kv_trace` keep events
+        and trace records until they are taken. ConfigError names a setting that contradicts the tiers.
+        """
+        raise NotImplementedError
+
+    def native_timing(self, model: TimingModel | None = None) -> StepTiming:
+        """Build the timing model, or wrap the given Python one, with the mocker's settings."""
+        built = self.timing.build() if model is None else python_timing(model)
+        return self.mocker.native().apply_to(built)
+
+    def describe(self) -> dict[str, Any]:
+        """Return the engine's settings without tiers, as JSON values; the mocker's are among them."""
+        alone = msgspec.structs.replace(self, tiers=TiersConfig())
+        described: dict[str, Any] = msgspec.to_builtins(alone, enc_hook=name_of)
+        del described["tiers"]
+        mocker = described.pop("mocker")
+        if not mocker["route_rejected"]:
+            del mocker["route_rejected"]
+        return {**described, **mocker}
+
+    def notes(self) -> list[str]:
+        """Return notes for the report where a run only approximates the real engine."""
+        return []
+
+    def check_recordable(self) -> None:
+        """Raise ConfigError if the steps of such an engine cannot be recorded."""
+        raise ConfigError(
+            f"record_steps: {type(self).__name__} engines record no steps; leave record_steps out"
+        )
+
+    @property
+    def accepts_adapters(self) -> bool:
+        """Whether requests may name LoRA adapters."""
+        return False
+
+    @property
+    def orders_by_name(self) -> bool:
+        """Whether names of requests break ties in scheduling order."""
+        return False
+
+    @property
+    def has_user_policy(self) -> bool:
+        """Whether a user-defined policy chooses the device blocks to evict."""
+        return False
+
+    @property
+    def asynchronous(self) -> bool:
+        """Whether the next batch is scheduled while this one runs."""
+        return False
+
+    @property
+    def profile(self) -> VersionProfile:
+        """Rules of the vLLM release whose front end chooses among data-parallel ranks."""
+        return find_profile(NEWEST)
+
+
+def describe_scheduling(engines: Iterable[EngineConfig]) -> str:
+    """Describe how these engines schedule: asynchronous, synchronous, or both."""
+    modes = {"asynchronous" if engine.asynchronous else "synchronous" for engine in engines}
+    return " and ".join(sorted(modes))
