@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import re
+import runpy
 import subprocess
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -176,6 +177,8 @@ def _run(program: str, words: list[str], monkeypatch: pytest.MonkeyPatch) -> Non
                 FaultOrder.read(body)
             except ApiError as error:
                 raise AssertionError(line) from error
+    elif program == "python":
+        runpy.run_path(words[0], run_name="__main__")
     elif program == "head":
         assert subprocess.run([program, *words], stdout=subprocess.DEVNULL, check=False).returncode == 0, line
     else:
