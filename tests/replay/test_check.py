@@ -13,6 +13,7 @@ from replay.building import ONE_MS, crowd, single_turns
 from understudy import _core
 from understudy.cli import main
 from understudy.engines.config import VllmConfig
+from understudy.engines.mocker_settings import MockerSettings
 from understudy.engines.timing import Constant
 from understudy.errors import ConfigError, InvariantViolated, UnderstudyError
 from understudy.router import FleetView, KvRouting, Router, RouteRequest
@@ -31,7 +32,7 @@ def random_run(seed: int) -> tuple[Case, dict[str, Any]]:
     rng = Random(f"check {seed}")
     changes: dict[str, Any] = {}
     if rng.random() < 0.3:
-        plain = VllmConfig()  # no drafts: they go with synchronous scheduling
+        plain = MockerSettings()  # no drafts: they go with synchronous scheduling
         changes |= {"async_scheduling": True, "aic_mtp_seed": plain.aic_mtp_seed}
         changes |= {"aic_nextn": None, "aic_nextn_accept_rates": None}
     if rng.random() < 0.3:

@@ -233,7 +233,7 @@ def test_free_prompts_of_any_length_turn_lookahead_off(tmp_path: Path) -> None:
             watermark=0,
             scheduler_reserve_full_isl=False,
             timing=Interpolated(str(profile)),
-            charge_first_token=False,
+            mocker=MockerSettings(charge_first_token=False),
         )
         how: dict[str, Any] = {"workers": rng.choice([1, 2, 3]), "load": ClosedLoop(rng.choice([2, 4, 6]))}
         how["routing"] = rng.choice(["round_robin", "least_loaded"])

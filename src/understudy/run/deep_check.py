@@ -65,11 +65,10 @@ def describe_comparison(
     if checkpoints.recorded:
         return f"check deep: {checkpoints.compared:,} fast-forwards equal the same steps one by one"
     reasons = [f"timing {type(timing).__qualname__} is user-defined"] if timing is not None else []
-    policies = [pool.engine.eviction_policy for pool in pools]
     reasons += [
-        f"eviction_policy {type(policy).__qualname__} is user-defined"
-        for policy in policies
-        if not isinstance(policy, str | None)
+        f"eviction_policy {pool.engine.describe()['eviction_policy']} is user-defined"
+        for pool in pools
+        if pool.engine.has_user_policy
     ]
     if ranks:
         reasons.append("ranks step together")
