@@ -49,8 +49,8 @@ class _Deaf(Router):
 
 FAILURES = [
     (ValueError("no\ntable"), "the router's choose() raised ValueError: no table"),
-    (99, "the router chose worker 99; there are 2"),
-    ("x", "the router chose worker 'x'; there are 2"),
+    (99, "the router chose worker 99, which is not ready; choose one of the 2 ids in view.ready"),
+    ("x", "the router chose worker 'x', which is not ready; choose one of the 2 ids in view.ready"),
 ]
 
 
