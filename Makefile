@@ -72,6 +72,7 @@ lint: .venv/installed-dev
 
 conformance: .venv/installed
 	@$(BIN)/understudy conformance vllm tests/golden
+	@$(BIN)/understudy conformance sglang tests/golden
 
 # EXACT_FIRST=1000 records other schedules.
 exact: .venv/installed-dev .venv-vllm/installed

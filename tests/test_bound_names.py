@@ -10,7 +10,6 @@ ROOT = Path(__file__).parents[1]
 
 ONLY_TESTS = {
     "EventTruth": "an index of events alone, which tests compare with an engine",
-    "EventTruth.require_equal": "the comparison",
     "BurstSampler": "the random stream of the mocker's bursts, compared with Dynamo's",
     "TransferEstimate": "the estimate behind load or recompute, compared with links",
     "TransferEstimate.copy_ns": "one of its terms",

@@ -20,6 +20,7 @@ NB_MODULE(_core, m) {
   understudy::bind_offload(m);
   understudy::bind_engine_config(m);
   understudy::bind_engine(m);
+  understudy::bind_sglang(m);
   understudy::bind_kv_manager(m);
   understudy::bind_prefix_index(m);
   understudy::bind_router(m);

@@ -2,7 +2,7 @@
 
 import enum
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Literal, Protocol, Self, TypeAlias, overload
+from typing import Any, Literal, Protocol, Self, TypeAlias, overload
 
 import numpy as np
 import numpy.typing as npt
@@ -613,6 +613,64 @@ class MockerSettings:
         route_rejected: bool = False,
     ) -> None: ...
     def apply_to(self, timing: StepTiming) -> StepTiming: ...
+
+class SglangSettings:
+    page_size: int
+    max_total_num_tokens: int
+    max_running_requests: int
+    max_prefill_tokens: int
+    chunked_prefill_size: int
+    prefill_max_requests: int | None
+    schedule_conservativeness: float
+    init_new_token_ratio: float
+    min_new_token_ratio_factor: float
+    new_token_ratio_decay_steps: int
+    retract_decode_steps: int
+    clip_max_new_tokens: int
+    in_batch_check_threshold: int
+    in_batch_deprioritize_threshold: int
+    enable_mixed_chunk: bool
+    disable_radix_cache: bool
+    ignore_eos: bool
+    overlap: bool
+    context_len: int
+    enable_priority_scheduling: bool
+    priority_scheduling_preemption_threshold: int
+    schedule_low_priority_values_first: bool
+    disable_priority_preemption: bool
+    max_queued_requests: int | None
+    prefill_decode_interval: int
+    prefill_decode_interval_min_bs: int
+    def __init__(self) -> None: ...
+    def set_names(
+        self, *, schedule_policy: str, radix_eviction_policy: str, retraction_policy: str, tree: str
+    ) -> None: ...
+
+class SglangIterations:
+    def __init__(self, settings: SglangSettings) -> None: ...
+    def submit(
+        self,
+        request: int,
+        prompt: Sequence[tuple[int, int]],
+        max_tokens: int,
+        first_output: int,
+        eos_at: int = 0,
+        priority: int | None = None,
+    ) -> None: ...
+    def abort(self, ids: Sequence[int]) -> None: ...
+    def schedule(self) -> tuple[str, list[tuple[int, int, bool]]] | None: ...
+    def process(self) -> bool: ...
+    def check(self) -> None: ...
+    @property
+    def avail(self) -> int: ...
+    @property
+    def chunked(self) -> int | None: ...
+    @property
+    def empty(self) -> bool: ...
+    @property
+    def state(self) -> dict[str, Any]: ...
+    def take_log(self) -> dict[str, list[Any]]: ...
+    def take_events(self) -> list[tuple[bool, list[int], int, int, int, int]]: ...
 
 class EngineConfig:
     @property

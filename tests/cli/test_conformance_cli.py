@@ -133,6 +133,6 @@ def test_a_missing_recording_is_exit_code_2(recordings: Path, capsys: pytest.Cap
 
 def test_another_engine_is_refused_by_the_parser(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as caught:
-        main(["conformance", "sglang", "somewhere"])
+        main(["conformance", "tensorrt", "somewhere"])
     assert caught.value.code == 2
-    assert "invalid choice: 'sglang'" in capsys.readouterr().err
+    assert "invalid choice: 'tensorrt'" in capsys.readouterr().err

@@ -1,8 +1,9 @@
-"""`understudy conformance vllm DIR`: compare the simulated scheduler with recorded schedules, step by step."""
+"""`understudy conformance ENGINE DIR`: compare the simulated scheduler with recorded schedules, step by step."""
 
 from __future__ import annotations
 
 import json
+from fnmatch import fnmatch
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -15,11 +16,13 @@ if TYPE_CHECKING:
     from understudy.cli import Verbs
     from understudy.engines.conformance import Outcome
     from understudy.engines.recordings import Recording
+    from understudy.engines.sglang_conformance import SglangRecording
 
 EXAMPLES = """\
 examples:
   understudy conformance vllm tests/golden
   understudy conformance vllm recordings --only 'async_*' --vllm-version 0.27.0
+  understudy conformance sglang tests/golden/sglang
 
 A folder anywhere under DIR contains scenarios/NAME.json and golden/NAME.jsonl.gz for every NAME, or NAME.json.gz with
 scenario and recording in one file. The recording names its version of vLLM.
@@ -37,7 +40,7 @@ def add_parser(verbs: Verbs) -> None:
         description="Run every scenario under a directory and compare each step with what the real scheduler did.",
         epilog=EXAMPLES,
     )
-    verb.add_argument("engine", choices=["vllm"], help="engine whose scheduler was recorded")
+    verb.add_argument("engine", choices=["vllm", "sglang"], help="engine whose scheduler was recorded")
     verb.add_argument("directory", type=Path, metavar="DIR", help="folder of recordings, at any depth")
     verb.add_argument(
         "--only", default="*", metavar="GLOB", help="scenarios whose name matches (default: all)"
@@ -58,13 +61,24 @@ def run(args: argparse.Namespace) -> int:
     from understudy.engines.conformance import compare_recording
     from understudy.engines.profiles import find_profile
     from understudy.engines.recordings import find_recordings
+    from understudy.engines.sglang_conformance import SglangRecording, compare_sglang, find_sglang_recordings
+    from understudy.errors import ConfigError
 
     console = Console(highlight=False, soft_wrap=True)
+    recordings: list[Recording] | list[SglangRecording]
+    if args.engine == "sglang":
+        if args.vllm_version is not None:
+            raise ConfigError("--vllm-version is for recordings of vLLM; leave it out")
+        recordings = [one for one in find_sglang_recordings(args.directory) if fnmatch(one.name, args.only)]
+    else:
+        recordings = find_recordings(args.directory, args.only)
     profile = None if args.vllm_version is None else find_profile(args.vllm_version)
-    recordings = find_recordings(args.directory, args.only)
     groups: dict[tuple[str, str, str], list[Outcome]] = {}
     for recording in _with_progress(recordings):
-        outcome = compare_recording(recording, profile, check=args.check)
+        if isinstance(recording, SglangRecording):
+            outcome = compare_sglang(recording, check=args.check)
+        else:
+            outcome = compare_recording(recording, profile, check=args.check)
         folder = str(recording.folder.relative_to(args.directory))
         groups.setdefault((folder, outcome.version, outcome.profile), []).append(outcome)
         if outcome.difference is not None:
@@ -80,19 +94,22 @@ def run(args: argparse.Namespace) -> int:
     return 0 if same == len(outcomes) else 1
 
 
-def _with_progress(recordings: list[Recording]) -> Iterator[Recording]:
+def _with_progress(
+    recordings: list[Recording] | list[SglangRecording],
+) -> Iterator[Recording | SglangRecording]:
     """Yield the recordings and show a progress bar on a terminal."""
     from rich.console import Console
     from rich.progress import track
 
     stderr = Console(stderr=True)
-    yield from track(recordings, "comparing", console=stderr, transient=True, disable=not stderr.is_terminal)
+    both: list[Recording | SglangRecording] = [*recordings]
+    yield from track(both, "comparing", console=stderr, transient=True, disable=not stderr.is_terminal)
 
 
 def _show_groups(console: Console, groups: dict[tuple[str, str, str], list[Outcome]]) -> None:
     from rich.table import Table
 
-    table = Table("folder", "vLLM recorded", "profile", header_style="bold")
+    table = Table("folder", "recorded", "profile", header_style="bold")
     for name in ("scenarios", "identical", "steps"):
         table.add_column(name, justify="right")
     for (folder, version, profile), outcomes in groups.items():

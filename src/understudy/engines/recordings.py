@@ -89,7 +89,7 @@ def _folders(directory: Path) -> Iterator[Path]:
     """Yield the directory and its subdirectories by name."""
     yield directory
     for path in sorted(directory.glob("*/")):
-        if path.is_dir() and path.name not in ("scenarios", "golden"):
+        if path.is_dir() and path.name not in ("scenarios", "golden") and not path.name.startswith("sglang"):
             yield from _folders(path)
 
 

@@ -1,0 +1,225 @@
+// SGLang's scheduler in Python, iteration by iteration, for recordings.
+#include <nanobind/nanobind.h>
+#include <nanobind/stl/optional.h>
+#include <nanobind/stl/pair.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/tuple.h>
+#include <nanobind/stl/vector.h>
+
+#include <map>
+#include <tuple>
+
+#include "bindings.hpp"
+#include "convert.hpp"
+#include "engine/sglang/radix_events.hpp"
+#include "engine/sglang/scheduler.hpp"
+
+namespace understudy {
+
+namespace {
+
+using namespace nb::literals;
+
+template <typename Value>
+Value read_name(const std::string& name, const char* field, const std::map<std::string, Value>& known) {
+  const auto found = known.find(name);
+  if (found != known.end()) return found->second;
+  std::string names;
+  for (const auto& [each, value] : known) names += (names.empty() ? "" : ", ") + each;
+  throw Error(ErrorKind::ConfigError, field, " must be one of ", names, "; got '", name, "'");
+}
+
+// A scheduler with its events, and the batch whose result is outstanding.
+class SglangIterations {
+ public:
+  explicit SglangIterations(const SglangSettings& settings)
+      : overlap_(settings.overlap),
+        events_(settings.page_size),
+        scheduler_(settings, [this](const RadixNode& node, bool stored) { events_.add(node, stored); }) {}
+
+  SglangScheduler& scheduler() noexcept { return scheduler_; }
+  RadixEvents& events() noexcept { return events_; }
+
+  // Schedules the next batch; null: none.
+  const SglangBatch* schedule() {
+    scheduler_.set_outstanding(outstanding_.get());
+    launched_ = scheduler_.schedule();
+    return launched_.get();
+  }
+  // Processes the result that is due in this iteration: of its batch, or with overlap of the one before.
+  bool process() {
+    std::unique_ptr<SglangBatch> due = overlap_ ? std::move(outstanding_) : std::move(launched_);
+    if (overlap_) outstanding_ = std::move(launched_);
+    scheduler_.set_outstanding(nullptr);
+    const bool idle = !due && (!overlap_ || !outstanding_);
+    if (due) scheduler_.process(*due);
+    scheduler_.end_iteration(idle);
+    return due != nullptr;
+  }
+
+ private:
+  bool overlap_;
+  RadixEvents events_;
+  SglangScheduler scheduler_;
+  std::unique_ptr<SglangBatch> launched_;
+  std::unique_ptr<SglangBatch> outstanding_;
+};
+
+const char* name_of(SglangMode mode) {
+  return mode == SglangMode::Extend ? "extend" : mode == SglangMode::Decode ? "decode" : "mixed";
+}
+
+nb::list ids_of(const std::vector<SglangRequest*>& requests, std::size_t most) {
+  nb::list out;
+  for (std::size_t i = 0; i < std::min(most, requests.size()); ++i) out.append(requests[i]->id);
+  return out;
+}
+
+nb::object describe(const SglangBatch* batch) {
+  if (batch == nullptr) return nb::none();
+  nb::list rows;
+  for (const SglangBatch::Row& row : batch->rows) rows.append(nb::make_tuple(row.request->id, row.tokens, row.decodes));
+  return nb::make_tuple(name_of(batch->mode), rows);
+}
+
+nb::dict describe_state(SglangIterations& self) {
+  SglangScheduler& scheduler = self.scheduler();
+  nb::dict out;
+  out["running"] = ids_of(scheduler.running(), scheduler.running().size());
+  out["batch_is_full"] = scheduler.is_full();
+  out["waiting"] = scheduler.waiting().size();
+  out["waiting_head"] = ids_of(scheduler.waiting(), 4);
+  out["new_token_ratio"] = scheduler.ratio();
+  out["avail"] = scheduler.avail();
+  out["evictable"] = scheduler.tree().evictable();
+  out["protected"] = scheduler.tree().locked();
+  out["nodes"] = scheduler.tree().num_nodes();
+  nb::list oldest;
+  for (const RadixNode* const node : scheduler.tree().oldest(4)) {
+    nb::list one;
+    one.append(node->begin);
+    one.append(node->length());
+    one.append(node->key.at(node->length() - 1));
+    oldest.append(one);
+  }
+  out["evict_head"] = oldest;
+  return out;
+}
+
+nb::dict take_log(SglangIterations& self) {
+  const SglangLog log = std::exchange(self.scheduler().log(), {});
+  nb::list admitted;
+  for (const SglangLog::Admission& one : log.admitted) {
+    admitted.append(nb::make_tuple(one.request, one.resumed, one.cached));
+  }
+  nb::dict out;
+  out["admitted"] = admitted;
+  out["retracted"] = nb::cast(log.retracted);
+  out["preempted"] = nb::cast(log.preempted);
+  out["finished"] = nb::cast(log.finished);
+  out["aborted"] = nb::cast(log.aborted);
+  out["sampled"] = nb::cast(log.sampled);
+  return out;
+}
+
+nb::list take_events(SglangIterations& self) {
+  nb::list out;
+  for (const RadixEvent& event : self.events().take()) {
+    out.append(nb::make_tuple(event.stored, nb::cast(event.pages), event.parent, event.begin, event.first_token,
+                              event.last_token));
+  }
+  return out;
+}
+
+}  // namespace
+
+void bind_sglang(nb::module_& m) {
+  nb::class_<SglangSettings>(m, "SglangSettings", "Settings of SGLang's scheduler, with SGLang's names.")
+      .def(nb::init<>())
+      .def_rw("page_size", &SglangSettings::page_size)
+      .def_rw("max_total_num_tokens", &SglangSettings::max_total_num_tokens)
+      .def_rw("max_running_requests", &SglangSettings::max_running_requests)
+      .def_rw("max_prefill_tokens", &SglangSettings::max_prefill_tokens)
+      .def_rw("chunked_prefill_size", &SglangSettings::chunked_prefill_size)
+      .def_rw("prefill_max_requests", &SglangSettings::prefill_max_requests, nb::arg().none())
+      .def_rw("schedule_conservativeness", &SglangSettings::schedule_conservativeness)
+      .def_rw("init_new_token_ratio", &SglangSettings::init_new_token_ratio)
+      .def_rw("min_new_token_ratio_factor", &SglangSettings::min_new_token_ratio_factor)
+      .def_rw("new_token_ratio_decay_steps", &SglangSettings::new_token_ratio_decay_steps)
+      .def_rw("retract_decode_steps", &SglangSettings::retract_decode_steps)
+      .def_rw("clip_max_new_tokens", &SglangSettings::clip_max_new_tokens)
+      .def_rw("in_batch_check_threshold", &SglangSettings::in_batch_check_threshold)
+      .def_rw("in_batch_deprioritize_threshold", &SglangSettings::in_batch_deprioritize_threshold)
+      .def_rw("enable_mixed_chunk", &SglangSettings::enable_mixed_chunk)
+      .def_rw("disable_radix_cache", &SglangSettings::disable_radix_cache)
+      .def_rw("ignore_eos", &SglangSettings::ignore_eos)
+      .def_rw("overlap", &SglangSettings::overlap)
+      .def_rw("context_len", &SglangSettings::context_len)
+      .def_rw("enable_priority_scheduling", &SglangSettings::enable_priority_scheduling)
+      .def_rw("priority_scheduling_preemption_threshold", &SglangSettings::priority_scheduling_preemption_threshold)
+      .def_rw("schedule_low_priority_values_first", &SglangSettings::schedule_low_priority_values_first)
+      .def_rw("disable_priority_preemption", &SglangSettings::disable_priority_preemption)
+      .def_rw("max_queued_requests", &SglangSettings::max_queued_requests, nb::arg().none())
+      .def_rw("prefill_decode_interval", &SglangSettings::prefill_decode_interval)
+      .def_rw("prefill_decode_interval_min_bs", &SglangSettings::prefill_decode_interval_min_bs)
+      .def(
+          "set_names",
+          [](SglangSettings& self, const std::string& schedule_policy, const std::string& radix_eviction_policy,
+             const std::string& retraction_policy, const std::string& tree) {
+            self.schedule_policy = read_name<SglangPolicy>(schedule_policy, "schedule_policy",
+                                                           {{"fcfs", SglangPolicy::Fcfs},
+                                                            {"lpm", SglangPolicy::Lpm},
+                                                            {"dfs-weight", SglangPolicy::DfsWeight},
+                                                            {"lof", SglangPolicy::Lof}});
+            self.radix_eviction_policy = read_name<RadixEviction>(radix_eviction_policy, "radix_eviction_policy",
+                                                                  {{"lru", RadixEviction::Lru},
+                                                                   {"lfu", RadixEviction::Lfu},
+                                                                   {"slru", RadixEviction::Slru},
+                                                                   {"fifo", RadixEviction::Fifo},
+                                                                   {"filo", RadixEviction::Filo},
+                                                                   {"mru", RadixEviction::Mru}});
+            self.retracts_by_priority =
+                read_name<bool>(retraction_policy, "retraction_policy", {{"length", false}, {"priority", true}});
+            self.older_tree = read_name<bool>(tree, "tree", {{"unified", false}, {"radix", true}});
+          },
+          nb::kw_only(), "schedule_policy"_a, "radix_eviction_policy"_a, "retraction_policy"_a, "tree"_a);
+  nb::class_<SglangIterations>(m, "SglangIterations", "SGLang's event loop without a clock.")
+      .def(nb::init<const SglangSettings&>(), "settings"_a)
+      .def(
+          "submit",
+          [](SglangIterations& self, RequestId id, const std::vector<std::pair<std::uint64_t, std::uint32_t>>& prompt,
+             std::uint32_t max_tokens, std::uint64_t first_output, std::uint32_t eos_at,
+             std::optional<std::int64_t> priority) {
+            SglangArrival arrival;
+            arrival.id = id;
+            for (const auto& [first, count] : prompt) arrival.prompt.append({first, count});
+            arrival.max_tokens = max_tokens;
+            arrival.first_output = first_output;
+            arrival.eos_at = eos_at;
+            arrival.priority = priority;
+            self.scheduler().submit(std::move(arrival));
+          },
+          "request"_a, "prompt"_a, "max_tokens"_a, "first_output"_a, "eos_at"_a = 0, "priority"_a.none() = nb::none(),
+          "Receive a request; `prompt` has runs of consecutive tokens.")
+      .def(
+          "abort", [](SglangIterations& self, const std::vector<RequestId>& ids) { self.scheduler().abort(ids); },
+          "ids"_a)
+      .def(
+          "schedule", [](SglangIterations& self) { return describe(self.schedule()); },
+          "Schedule a batch: (mode, [(id, tokens, decodes)]), or None.")
+      .def("process", &SglangIterations::process, "Process the result that is due; returns whether there was one.")
+      .def("check", [](SglangIterations& self) { self.scheduler().check(); })
+      .def_prop_ro("avail", [](SglangIterations& self) { return self.scheduler().avail(); })
+      .def_prop_ro("chunked",
+                   [](SglangIterations& self) -> std::optional<RequestId> {
+                     const SglangRequest* const chunked = self.scheduler().chunked();
+                     if (chunked == nullptr) return std::nullopt;
+                     return chunked->id;
+                   })
+      .def_prop_ro("empty", [](SglangIterations& self) { return self.scheduler().empty(); })
+      .def_prop_ro("state", &describe_state)
+      .def("take_log", &take_log)
+      .def("take_events", &take_events);
+}
+
+}  // namespace understudy

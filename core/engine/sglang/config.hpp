@@ -1,0 +1,47 @@
+// Settings of a simulated SGLang scheduler, with SGLang's names.
+#pragma once
+
+#include <cstdint>
+#include <limits>
+#include <optional>
+
+#include "engine/sglang/radix_tree.hpp"
+
+namespace understudy {
+
+enum class SglangPolicy : std::uint8_t { Fcfs, Lpm, DfsWeight, Lof };
+
+struct SglangSettings {
+  std::uint32_t page_size = 1;
+  std::uint64_t max_total_num_tokens = 16384;
+  std::uint32_t max_running_requests = 128;
+  std::int64_t max_prefill_tokens = 16384;
+  std::int64_t chunked_prefill_size = 8192;  // -1: off
+  std::optional<std::uint32_t> prefill_max_requests;
+  SglangPolicy schedule_policy = SglangPolicy::Fcfs;
+  double schedule_conservativeness = 1.0;
+  double init_new_token_ratio = 0.7;
+  double min_new_token_ratio_factor = 0.14;
+  std::uint32_t new_token_ratio_decay_steps = 600;
+  std::uint32_t retract_decode_steps = 20;
+  std::uint32_t clip_max_new_tokens = 4096;
+  std::uint32_t in_batch_check_threshold = 32;
+  std::uint32_t in_batch_deprioritize_threshold = 32;
+  bool enable_mixed_chunk = false;
+  bool disable_radix_cache = false;
+  bool ignore_eos = false;
+  bool overlap = true;
+  RadixEviction radix_eviction_policy = RadixEviction::Lru;
+  bool older_tree = false;
+  std::uint32_t context_len = 131072;
+  bool enable_priority_scheduling = false;
+  std::int64_t priority_scheduling_preemption_threshold = 10;
+  bool schedule_low_priority_values_first = false;
+  bool disable_priority_preemption = false;
+  bool retracts_by_priority = false;
+  std::optional<std::uint32_t> max_queued_requests;
+  std::uint32_t prefill_decode_interval = 0;
+  std::uint32_t prefill_decode_interval_min_bs = 0;
+};
+
+}  // namespace understudy

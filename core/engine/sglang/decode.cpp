@@ -1,0 +1,114 @@
+// Decode batches, and retraction where memory does not suffice.
+#include <algorithm>
+#include <tuple>
+
+#include "base/errors.hpp"
+#include "engine/sglang/scheduler.hpp"
+
+namespace understudy {
+
+void SglangScheduler::make_room(std::int64_t tokens) {
+  if (!has_cache()) return;
+  while (avail_ < tokens) {
+    const std::uint32_t freed = tree_.evict();
+    if (freed == 0) return;
+    avail_ += freed;
+  }
+}
+
+// Overlap: the outstanding result is the request's last by length.
+bool SglangScheduler::finishing(const SglangRequest& request) const {
+  if (outstanding_ == nullptr || request.outputs() + 1 < request.max_new) return false;
+  return std::ranges::any_of(outstanding_->rows, [&](const SglangBatch::Row& row) {
+    return row.request == &request && row.request != outstanding_->unfinished;
+  });
+}
+
+// Drops finished requests, and with overlap finishing ones. Returns whether any was dropped; `dropped`: finishing ones.
+bool SglangScheduler::drop_finishing(bool& dropped) {
+  const std::size_t before = running_.size();
+  std::erase_if(running_, [](const SglangRequest* request) { return request->finished; });
+  dropped = std::erase_if(running_, [this](const SglangRequest* request) { return finishing(*request); }) > 0;
+  return running_.size() < before;
+}
+
+bool SglangScheduler::fits(std::int64_t& need) {
+  const auto pages =
+      std::ranges::count_if(running_, [this](const SglangRequest* one) { return one->kv % page() == 0; });
+  need = pages * std::int64_t{page()};
+  make_room(need);
+  return avail_ >= need;
+}
+
+void SglangScheduler::allocate_decode(std::int64_t need) {
+  make_room(static_cast<std::int64_t>(page()) * static_cast<std::int64_t>(running_.size()));
+  if (avail_ < need) throw Error(ErrorKind::CapacityExhausted, "decode: out of memory");
+  avail_ -= need;
+  for (SglangRequest* const request : running_) ++request->kv;
+}
+
+std::unique_ptr<SglangBatch> SglangScheduler::form_decode() {
+  bool dropped = false;
+  bool fewer = drop_finishing(dropped);
+  if (running_.empty()) {
+    full_ = false;
+    return nullptr;
+  }
+  std::int64_t need = 0;
+  if (fits(need)) {
+    ratio_ = std::max(ratio_ - ratio_step_, min_ratio_);
+  } else if (dropped) {
+    full_ = false;
+    return nullptr;
+  } else {
+    retract();
+    fewer = true;
+    (void)fits(need);
+  }
+  if (fewer) full_ = false;
+  allocate_decode(need);
+  auto batch = std::make_unique<SglangBatch>();
+  batch->mode = SglangMode::Decode;
+  for (SglangRequest* const request : running_) batch->rows.push_back({request, 1, true});
+  return batch;
+}
+
+// Takes requests with few outputs back to the queue until the others fit.
+void SglangScheduler::retract() {
+  std::ranges::stable_sort(running_, {}, [this](const SglangRequest* one) {
+    const std::int64_t rank = settings_.retracts_by_priority ? one->priority * sign() : 0;
+    return std::tuple(rank, -static_cast<std::int64_t>(one->outputs()), one->prompt_tokens);
+  });
+  std::vector<SglangRequest*> victims;
+  const auto short_of_room = [this] {
+    std::int64_t need = 0;
+    return !fits(need);
+  };
+  bool first = true;
+  while (running_.size() > 1 && (first || short_of_room())) {
+    first = false;
+    SglangRequest* const victim = running_.back();
+    running_.pop_back();
+    victims.push_back(victim);
+    withdraw(victim);
+    make_room(static_cast<std::int64_t>(running_.size()) * settings_.retract_decode_steps);
+    log_.retracted.push_back(victim->id);
+  }
+  double outputs = 0;
+  double wanted = 0;
+  for (const SglangRequest* const request : running_) {
+    outputs += request->outputs() + static_cast<double>(settings_.retract_decode_steps);
+    wanted += request->max_new;
+  }
+  ratio_ = std::min(1.0, outputs / (wanted + 1));
+  for (SglangRequest* const victim : victims) enqueue(victim);
+}
+
+void SglangScheduler::withdraw(SglangRequest* request) {
+  release(*request, false);
+  request->prefix = request->own = request->kv = request->inserted = request->end = 0;
+  request->matched_prefix = 0;
+  request->withdrawn = true;
+}
+
+}  // namespace understudy

@@ -1,0 +1,205 @@
+#include "engine/sglang/radix_tree.hpp"
+
+#include <algorithm>
+#include <utility>
+
+#include "base/assert.hpp"
+#include "base/errors.hpp"
+
+namespace understudy {
+
+RadixTree::RadixTree(std::uint32_t page_size, RadixEviction eviction, bool one_time, OnChange on_change)
+    : page_(page_size), eviction_(eviction), one_time_(one_time), on_change_(std::move(on_change)) {}
+
+RadixTree::Rank RadixTree::rank_of(const RadixNode& node) const {
+  const auto used = static_cast<std::int64_t>(node.used);
+  const auto born = static_cast<std::int64_t>(node.born);
+  const auto hits = static_cast<std::int64_t>(node.hits);
+  switch (eviction_) {
+    case RadixEviction::Lru:
+      return {used, 0, node.place};
+    case RadixEviction::Lfu:
+      return {hits, used, node.place};
+    case RadixEviction::Slru:
+      return {hits >= 2 ? 1 : 0, used, node.place};
+    case RadixEviction::Fifo:
+      return {born, 0, node.place};
+    case RadixEviction::Filo:
+      return {-born, 0, node.place};
+    case RadixEviction::Mru:
+      return {-used, 0, node.place};
+  }
+  return {};
+}
+
+RadixNode* RadixTree::child_of(RadixNode& node, const TokenList& tokens, std::uint32_t from) {
+  const auto found = node.children.find(key_of(tokens, from));
+  return found == node.children.end() ? nullptr : found->second;
+}
+
+void RadixTree::touch(RadixNode& node) {
+  if (node.parent == nullptr) return;
+  leave(node);
+  node.used = one_time_ ? clock_ : ++clock_;
+  join(node);
+}
+
+// The upper part is a new node in the place of the old one, which keeps the rest.
+RadixNode* RadixTree::split(RadixNode& lower, std::uint32_t at) {
+  UNDERSTUDY_ASSERT(at > 0 && at < lower.length() && at % page_ == 0, "splits a node at a page inside it");
+  auto made = std::make_unique<RadixNode>();
+  RadixNode& upper = *made;
+  nodes_.emplace(made.get(), std::move(made));
+  leave(lower);
+  upper.key = lower.key.slice(0, at);
+  upper.begin = lower.begin;
+  upper.parent = lower.parent;
+  upper.place = lower.place;
+  upper.lock = lower.lock;
+  upper.hits = lower.hits;
+  upper.born = one_time_ ? ++clock_ : lower.born;
+  upper.parent->children[key_of(upper.key, 0)] = &upper;
+  lower.key = lower.key.slice(at, lower.key.size());
+  lower.begin += at;
+  lower.parent = &upper;
+  lower.place = ++places_;
+  upper.children[key_of(lower.key, 0)] = &lower;
+  upper.used = ++clock_;
+  if (!one_time_) lower.used = ++clock_;
+  join(lower);
+  return &upper;
+}
+
+RadixMatch RadixTree::match(const TokenList& tokens, std::uint32_t limit) {
+  limit = std::min(limit, tokens.size());
+  limit -= limit % page_;
+  RadixMatch out{&root_, 0};
+  if (limit == 0) return out;
+  if (one_time_) ++clock_;
+  const std::uint64_t time = clock_;
+  while (out.tokens < limit) {
+    RadixNode* child = child_of(*out.node, tokens, out.tokens);
+    if (child == nullptr) break;
+    const std::uint32_t equal = common(*child, tokens, out.tokens, limit);
+    if (equal == 0) break;
+    const bool whole = equal == child->length();
+    if (one_time_) {
+      leave(*child);
+      child->used = time;
+      join(*child);
+    }
+    out.node = whole ? child : split(*child, equal);
+    out.tokens += equal;
+    if (!whole) break;
+  }
+  if (one_time_) return out;
+  // The node reached is the most recently used, and its ancestors are just before it.
+  std::vector<RadixNode*> path;
+  for (RadixNode* node = out.node; node->parent != nullptr; node = node->parent) path.push_back(node);
+  for (auto node = path.rbegin(); node != path.rend(); ++node) touch(**node);
+  return out;
+}
+
+RadixInsert RadixTree::insert(const TokenList& tokens, std::uint32_t count, std::uint32_t own, std::uint32_t inserted,
+                              bool counts_hits) {
+  UNDERSTUDY_ASSERT(count % page_ == 0 && count <= tokens.size(), "inserts whole pages");
+  RadixInsert out{&root_, 0, 0};
+  if (count == 0) return out;
+  if (one_time_) ++clock_;
+  const std::uint64_t time = clock_;
+  std::uint32_t at = 0;
+  while (at < count) {
+    RadixNode* child = child_of(*out.node, tokens, at);
+    const std::uint32_t equal = child == nullptr ? 0 : common(*child, tokens, at, count);
+    if (equal == 0) break;
+    leave(*child);
+    child->used = one_time_ ? time : ++clock_;
+    join(*child);
+    RadixNode* const node = equal == child->length() ? child : split(*child, equal);
+    if (counts_hits && node->end() > inserted) {
+      leave(*node);
+      ++node->hits;
+      join(*node);
+    }
+    if (node->end() > own) out.duplicates += node->end() - std::max(own, at);
+    out.node = node;
+    at += equal;
+  }
+  if (at == count) return out;
+  auto made = std::make_unique<RadixNode>();
+  RadixNode& leaf = *made;
+  nodes_.emplace(made.get(), std::move(made));
+  leaf.key = tokens.slice(at, count);
+  leaf.begin = at;
+  leaf.parent = out.node;
+  leaf.place = ++places_;
+  leaf.used = leaf.born = ++clock_;
+  leaf.hits = counts_hits && count > inserted ? 1 : 0;
+  leave(*out.node);
+  out.node->children[key_of(leaf.key, 0)] = &leaf;
+  join(leaf);
+  evictable_ += leaf.length();
+  out.node = &leaf;
+  out.stored = leaf.length();
+  on_change_(leaf, true);
+  return out;
+}
+
+void RadixTree::lock(RadixNode* node) {
+  for (; node->parent != nullptr; node = node->parent) {
+    if (node->lock == 0) {
+      leave(*node);
+      evictable_ -= node->length();
+      locked_ += node->length();
+    }
+    ++node->lock;
+  }
+}
+
+void RadixTree::unlock(RadixNode* node) {
+  for (; node->parent != nullptr; node = node->parent) {
+    UNDERSTUDY_ASSERT(node->lock > 0, "unlocks a node that is not locked");
+    if (--node->lock > 0) continue;
+    evictable_ += node->length();
+    locked_ -= node->length();
+    join(*node);
+  }
+}
+
+std::uint32_t RadixTree::evict() {
+  if (candidates_.empty()) return 0;
+  RadixNode& node = *candidates_.begin()->second;
+  on_change_(node, false);
+  candidates_.erase(candidates_.begin());
+  RadixNode& parent = *node.parent;
+  parent.children.erase(key_of(node.key, 0));
+  join(parent);
+  const std::uint32_t tokens = node.length();
+  evictable_ -= tokens;
+  nodes_.erase(&node);
+  return tokens;
+}
+
+std::vector<const RadixNode*> RadixTree::oldest(std::size_t limit) const {
+  std::vector<const RadixNode*> out;
+  for (auto at = candidates_.begin(); at != candidates_.end() && out.size() < limit; ++at) out.push_back(at->second);
+  return out;
+}
+
+void RadixTree::check() const {
+  std::uint64_t evictable = 0;
+  std::uint64_t locked = 0;
+  for (const auto& [node, owned] : nodes_) {
+    (node->lock > 0 ? locked : evictable) += node->length();
+    const bool wrong = node->length() == 0 || node->length() % page_ != 0 ||
+                       node->begin != node->parent->begin + node->parent->length() ||
+                       (node->parent->parent != nullptr && node->lock > node->parent->lock);
+    if (wrong) throw Error(ErrorKind::InvariantViolated, "a node of the radix tree contradicts its parent");
+  }
+  if (evictable != evictable_ || locked != locked_) {
+    throw Error(ErrorKind::InvariantViolated, "the radix tree holds ", evictable, " evictable and ", locked,
+                " locked tokens, where it counts ", evictable_, " and ", locked_);
+  }
+}
+
+}  // namespace understudy

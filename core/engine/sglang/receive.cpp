@@ -1,0 +1,106 @@
+// What reaches the scheduler: requests and aborts.
+#include <algorithm>
+#include <limits>
+
+#include "base/errors.hpp"
+#include "engine/sglang/scheduler.hpp"
+
+namespace understudy {
+
+SglangScheduler::SglangScheduler(const SglangSettings& settings, RadixTree::OnChange on_change)
+    : settings_(settings),
+      tree_(settings.page_size, settings.radix_eviction_policy, settings.older_tree, std::move(on_change)),
+      avail_(static_cast<std::int64_t>(settings.max_total_num_tokens)),
+      free_slots_(settings.max_running_requests) {
+  init_ratio_ = std::min(settings.init_new_token_ratio * settings.schedule_conservativeness, 1.0);
+  min_ratio_ = std::min(init_ratio_ * settings.min_new_token_ratio_factor, 1.0);
+  ratio_step_ = (init_ratio_ - min_ratio_) / settings.new_token_ratio_decay_steps;
+  ratio_ = init_ratio_;
+}
+
+void SglangScheduler::submit(SglangArrival arrival) {
+  auto made = std::make_unique<SglangRequest>();
+  SglangRequest& request = *made;
+  request.id = arrival.id;
+  requests_[arrival.id] = std::move(made);
+  const std::int64_t length = arrival.prompt.size();
+  const auto total = static_cast<std::int64_t>(settings_.max_total_num_tokens);
+  const std::int64_t most = std::min<std::int64_t>(settings_.context_len, total) - 1;
+  const std::int64_t wanted =
+      std::min({static_cast<std::int64_t>(arrival.max_tokens), most - length - 1, total - up(length) - page() - 1});
+  request.max_new = static_cast<std::uint32_t>(std::max<std::int64_t>(0, wanted));
+  request.first_output = arrival.first_output;
+  request.eos_at = arrival.eos_at;
+  request.tokens = std::move(arrival.prompt);
+  if (length >= most - 5) {  // too long: it passes through the queue and ends at its first output
+    request.tokens = {};
+    request.tokens.append({0, 1});
+    request.to_abort = true;
+  }
+  request.prompt_tokens = request.tokens.size();
+  // A request without a priority has the worst one.
+  const auto worst =
+      sign() > 0 ? std::numeric_limits<std::int64_t>::max() / 4 : std::numeric_limits<std::int64_t>::min() / 4;
+  request.priority = arrival.priority.value_or(worst);
+  enqueue(&request);
+}
+
+// Appends to the queue, unless it is full: then the worst of all ends, or the newcomer.
+void SglangScheduler::enqueue(SglangRequest* request) {
+  request->entered = ++entries_;
+  if (settings_.max_queued_requests && waiting_.size() + 1 > *settings_.max_queued_requests) {
+    if (settings_.enable_priority_scheduling && !waiting_.empty()) {
+      const auto worst = std::ranges::max_element(
+          waiting_, {}, [this](const SglangRequest* one) { return std::pair(one->priority * sign(), one->entered); });
+      if (request->priority * sign() < (*worst)->priority * sign()) {
+        SglangRequest* const victim = *worst;
+        waiting_.erase(worst);
+        report_abort(victim);
+        waiting_.push_back(request);
+        return;
+      }
+    }
+    return report_abort(request);
+  }
+  waiting_.push_back(request);
+}
+
+void SglangScheduler::report_abort(SglangRequest* request) {
+  request->finished = true;
+  log_.aborted.push_back(request->id);
+}
+
+void SglangScheduler::abort(std::span<const RequestId> ids) {
+  const auto matches = [&](const SglangRequest* request) { return std::ranges::find(ids, request->id) != ids.end(); };
+  if (chunked_ != nullptr && matches(chunked_)) chunk_aborted_ = true;
+  for (std::size_t i = waiting_.size(); i > 0; --i) {
+    SglangRequest* const request = waiting_[i - 1];
+    if (!matches(request)) continue;
+    waiting_.erase(waiting_.begin() + static_cast<std::ptrdiff_t>(i - 1));
+    report_abort(request);
+  }
+  const auto mark = [&](SglangRequest* request) {
+    if (matches(request) && !request->finished) request->to_abort = true;
+  };
+  std::ranges::for_each(running_, mark);
+  if (last_) {
+    for (const SglangBatch::Row& row : last_->rows) mark(row.request);
+  }
+}
+
+void SglangScheduler::forget(RequestId id) { requests_.erase(id); }
+
+void SglangScheduler::check() const {
+  tree_.check();
+  std::int64_t held = 0;
+  for (const auto& [id, request] : requests_) {
+    if (request->has_slot) held += up(request->kv) - request->own;
+  }
+  const auto cached = static_cast<std::int64_t>(tree_.evictable() + tree_.locked());
+  if (avail_ + held + cached != static_cast<std::int64_t>(settings_.max_total_num_tokens)) {
+    throw Error(ErrorKind::InvariantViolated, avail_, " tokens are free, ", held, " held by requests and ", cached,
+                " cached; there are ", settings_.max_total_num_tokens);
+  }
+}
+
+}  // namespace understudy

@@ -1,0 +1,58 @@
+// A request inside the simulated SGLang scheduler, and a batch of them.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <vector>
+
+#include "base/request_id.hpp"
+#include "engine/sglang/radix_tree.hpp"
+#include "engine/sglang/token_list.hpp"
+
+namespace understudy {
+
+struct SglangRequest {
+  RequestId id = 0;
+  TokenList tokens;  // prompt and outputs so far
+  std::uint32_t prompt_tokens = 0;
+  std::uint32_t max_new = 0;
+  std::uint64_t first_output = 0;  // output p is the token first_output + p
+  std::uint32_t eos_at = 0;        // number (from 1) of the output that is EOS; 0: none
+  std::optional<std::int64_t> given_priority;
+  std::int64_t priority = 0;
+
+  std::uint32_t prefix = 0;    // leading tokens with KV when the next prefill starts
+  std::uint32_t end = 0;       // where this prefill stops
+  std::uint32_t kv = 0;        // tokens with KV
+  std::uint32_t own = 0;       // leading tokens that the tree owns
+  std::uint32_t inserted = 0;  // how far it has inserted since its admission
+  RadixNode* node = nullptr;   // locked; null: none
+  std::uint32_t chunks = 0;    // unfinished pieces whose results are outstanding
+  bool has_slot = false;
+  bool to_abort = false;  // ends as aborted at its next output
+  bool finished = false;
+  bool withdrawn = false;  // retracted or preempted, and not admitted again since
+  bool was_admitted = false;
+  std::uint64_t entered = 0;         // when it was last appended to the queue
+  std::uint32_t matched_tokens = 0;  // its tokens and device prefix when it was last matched
+  std::uint32_t matched_prefix = 0;
+
+  std::uint32_t size() const noexcept { return tokens.size(); }
+  std::uint32_t outputs() const noexcept { return tokens.size() - prompt_tokens; }
+  bool prefill_only() const noexcept { return max_new == 0; }
+};
+
+enum class SglangMode : std::uint8_t { Extend, Decode, Mixed };
+
+struct SglangBatch {
+  struct Row {
+    SglangRequest* request = nullptr;
+    std::uint32_t tokens = 0;
+    bool decodes = false;
+  };
+  SglangMode mode = SglangMode::Extend;
+  std::vector<Row> rows;
+  SglangRequest* unfinished = nullptr;  // whose prefill this batch leaves unfinished
+};
+
+}  // namespace understudy

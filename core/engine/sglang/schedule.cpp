@@ -1,0 +1,59 @@
+// An iteration's schedule: continue a chunk, take over the last batch, then prefill or decode.
+#include <algorithm>
+#include <utility>
+
+#include "engine/sglang/scheduler.hpp"
+
+namespace understudy {
+
+std::unique_ptr<SglangBatch> SglangScheduler::schedule() {
+  if (chunked_ != nullptr && chunk_aborted_) {
+    SglangRequest& request = *std::exchange(chunked_, nullptr);
+    release(request, false);
+    report_abort(&request);
+  }
+  chunk_aborted_ = false;
+  if (chunked_ != nullptr && chunked_->end > chunked_->prefix) keep(*chunked_);
+  take_over_last();
+  drop_finished();
+  std::unique_ptr<SglangBatch> batch;
+  bool deferred = false;
+  if (interval_left_ > 0) {
+    if (running_.size() < settings_.prefill_decode_interval_min_bs) {
+      interval_left_ = 0;
+    } else {
+      --interval_left_;
+      deferred = true;
+    }
+  }
+  if (!deferred) batch = form_prefill();
+  if (batch) interval_left_ = settings_.prefill_decode_interval;
+  if (!batch && !std::ranges::all_of(running_, &SglangRequest::prefill_only)) batch = form_decode();
+  last_ = batch ? std::make_unique<SglangBatch>(*batch) : nullptr;
+  return batch;
+}
+
+// Requests of the last prefill batch join the running ones.
+void SglangScheduler::take_over_last() {
+  if (!last_ || last_->mode == SglangMode::Decode) return;
+  std::vector<SglangRequest*> left;
+  for (const SglangBatch::Row& row : last_->rows) {
+    SglangRequest* const request = row.request;
+    if (request->finished || request == chunked_ || request == last_->unfinished) continue;
+    left.push_back(request);
+  }
+  if (left.size() < last_->rows.size()) full_ = false;
+  if (left.empty()) return;
+  if (running_.empty()) full_ = false;
+  running_.insert(running_.end(), left.begin(), left.end());
+}
+
+void SglangScheduler::drop_finished() {
+  if (std::erase_if(running_, [](const SglangRequest* request) { return request->finished; }) > 0) full_ = false;
+}
+
+void SglangScheduler::end_iteration(bool idle) {
+  if (idle && empty()) ratio_ = init_ratio_;
+}
+
+}  // namespace understudy

@@ -1,0 +1,182 @@
+// SGLang's scheduler, iteration by iteration: receive, schedule, run, process the result.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <span>
+#include <unordered_map>
+#include <vector>
+
+#include "engine/sglang/config.hpp"
+#include "engine/sglang/request.hpp"
+
+namespace understudy {
+
+// What an iteration did, in order.
+struct SglangLog {
+  struct Admission {
+    RequestId request = 0;
+    bool resumed = false;
+    std::uint32_t cached = 0;
+  };
+  std::vector<Admission> admitted;
+  std::vector<RequestId> retracted;
+  std::vector<RequestId> preempted;
+  std::vector<RequestId> finished;
+  std::vector<RequestId> aborted;
+  std::vector<RequestId> sampled;  // got a token
+
+  void clear() {
+    admitted.clear();
+    retracted.clear();
+    preempted.clear();
+    finished.clear();
+    aborted.clear();
+    sampled.clear();
+  }
+};
+
+struct SglangArrival {
+  RequestId id = 0;
+  TokenList prompt;
+  std::uint32_t max_tokens = 0;
+  std::uint64_t first_output = 0;
+  std::uint32_t eos_at = 0;
+  std::optional<std::int64_t> priority;
+};
+
+class SglangScheduler {
+ public:
+  static constexpr std::uint64_t kEos = 2;
+
+  SglangScheduler(const SglangSettings& settings, RadixTree::OnChange on_change);
+
+  // ── Receive ──
+  void submit(SglangArrival arrival);
+  void abort(std::span<const RequestId> ids);
+
+  // ── Schedule and results ──
+  // The batch to run, or null. Throws CapacityExhausted when the pool is too small for it: SGLang exits.
+  std::unique_ptr<SglangBatch> schedule();
+  void process(const SglangBatch& batch);
+  // The iteration has ended; `idle`: it launched no batch and processed no result.
+  void end_iteration(bool idle);
+  // Overlap: the batch whose result is processed after the next schedule.
+  void set_outstanding(const SglangBatch* batch) noexcept { outstanding_ = batch; }
+
+  // ── Watch ──
+  SglangLog& log() noexcept { return log_; }
+  std::int64_t avail() const noexcept { return avail_; }
+  double ratio() const noexcept { return ratio_; }
+  bool is_full() const noexcept { return full_; }
+  const SglangRequest* chunked() const noexcept { return chunked_; }
+  const std::vector<SglangRequest*>& running() const noexcept { return running_; }
+  const std::vector<SglangRequest*>& waiting() const noexcept { return waiting_; }
+  RadixTree& tree() noexcept { return tree_; }
+  const RadixTree& tree() const noexcept { return tree_; }
+  bool empty() const noexcept { return waiting_.empty() && running_.empty() && chunked_ == nullptr; }
+  const SglangRequest& request(RequestId id) const { return *requests_.at(id); }
+  void forget(RequestId id);  // one that has ended, and is in no batch
+  void check() const;
+
+ private:
+  enum class Verdict : std::uint8_t { Go, Stop, Full };
+  // Budgets of a prefill batch that is being formed.
+  struct Budget {
+    double total = 0;      // tokens that running and added requests will need
+    std::int64_t now = 0;  // tokens that they need at once
+    std::int64_t input = 0;
+    std::optional<std::int64_t> chunk;
+    struct Share {  // §5.1
+      std::int64_t left;
+      std::int64_t held;
+    };
+    std::vector<Share> shares;
+    bool has_shares = false;
+  };
+
+  std::uint32_t page() const noexcept { return settings_.page_size; }
+  std::int64_t up(std::int64_t n) const noexcept { return (n + page() - 1) / page() * page(); }
+  std::int64_t down(std::int64_t n) const noexcept { return n / page() * page(); }
+  bool has_cache() const noexcept { return !settings_.disable_radix_cache; }
+  bool chunks() const noexcept { return settings_.chunked_prefill_size > 0; }
+  bool mixes() const noexcept { return settings_.enable_mixed_chunk && chunks(); }
+  bool preempts() const noexcept {
+    return settings_.enable_priority_scheduling && !settings_.disable_priority_preemption;
+  }
+  std::int64_t sign() const noexcept { return settings_.schedule_low_priority_values_first ? 1 : -1; }
+  std::int64_t clipped(std::int64_t tokens) const {
+    return std::min<std::int64_t>(tokens, settings_.clip_max_new_tokens);
+  }
+  std::int64_t evictable() const { return has_cache() ? static_cast<std::int64_t>(tree_.evictable()) : 0; }
+
+  // receive
+  void enqueue(SglangRequest* request);
+  void report_abort(SglangRequest* request);
+
+  // schedule.cpp
+  void take_over_last();
+  void drop_finished();
+
+  // prefill.cpp
+  std::unique_ptr<SglangBatch> form_prefill();
+  double share_of(const SglangRequest& request) const;
+  double left_total(const Budget& budget) const { return static_cast<double>(avail_ + evictable()) - budget.total; }
+  std::int64_t left_now(const Budget& budget) const { return avail_ + evictable() - budget.now; }
+  void charge(Budget& budget, std::int64_t tokens, std::int64_t outputs) const;
+  Verdict verdict(const Budget& budget) const;
+  void add_chunked(SglangBatch& batch, Budget& budget);
+  Verdict try_to_add(SglangRequest* request, SglangBatch& batch, Budget& budget);
+  Verdict try_without_cache(SglangRequest* request, SglangBatch& batch, Budget& budget);
+  void add(SglangRequest* request, SglangBatch& batch, std::uint32_t tokens, bool stays_chunked);
+  bool preempt_for(const SglangRequest& request, Budget& budget);
+  void allocate_prefill(SglangBatch& batch);
+  void mix_in(SglangBatch& batch);
+
+  // queue_order.cpp
+  void order_queue();
+  bool order_by_prefix();
+  void order_by_weight(const std::vector<RadixNode*>& nodes);
+  void refresh_waiting();
+
+  // decode.cpp
+  std::unique_ptr<SglangBatch> form_decode();
+  bool drop_finishing(bool& dropped);
+  bool finishing(const SglangRequest& request) const;
+  bool fits(std::int64_t& need);
+  void allocate_decode(std::int64_t need);
+  void retract();
+  void withdraw(SglangRequest* request);
+  void make_room(std::int64_t tokens);
+
+  // result
+  void checkpoint(SglangRequest& request, std::uint32_t tokens);
+  void keep(SglangRequest& request);
+  void release(SglangRequest& request, bool inserts);
+  bool append_output(SglangRequest& request);
+
+  SglangSettings settings_;
+  RadixTree tree_;
+  std::unordered_map<RequestId, std::unique_ptr<SglangRequest>> requests_;
+  std::int64_t avail_;
+  std::uint32_t free_slots_;
+  std::vector<SglangRequest*> waiting_;
+  std::vector<SglangRequest*> running_;
+  bool full_ = false;
+  SglangRequest* chunked_ = nullptr;
+  bool chunk_aborted_ = false;
+  std::unique_ptr<SglangBatch> last_;  // the batch of the iteration before, or null
+  const SglangBatch* outstanding_ = nullptr;
+  double ratio_ = 0;
+  double init_ratio_ = 0;
+  double min_ratio_ = 0;
+  double ratio_step_ = 0;
+  std::uint64_t entries_ = 0;
+  std::uint64_t refreshes_ = 0;
+  std::uint32_t interval_left_ = 0;
+  std::vector<SglangRequest*> to_requeue_;  // preempted while a batch is formed
+  SglangLog log_;
+};
+
+}  // namespace understudy

@@ -1,0 +1,239 @@
+"""Recordings of SGLang's scheduler: scenarios by iteration, and the lines that a run gives."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Literal
+
+import msgspec
+
+from understudy._core import SglangIterations, SglangSettings
+from understudy.errors import CapacityExhausted, ConfigError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+OUTPUT_BASE = 1_000_000
+OUTPUT_STRIDE = 100_000
+
+_HOST = ("hicache_ratio", "load_back_threshold", "write_steps", "write_tokens_per_step", "load_steps")
+_NAMES = ("schedule_policy", "radix_eviction_policy", "retraction_policy", "tree")
+_OTHER = ("kv_events", "publish_events", "decode_log_interval", "hicache_write_policy", *_HOST)
+
+
+class SglangScenarioConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Settings of SGLang's scheduler, with SGLang's names and the recordings' defaults."""
+
+    page_size: int = 1
+    max_total_num_tokens: int = 16384
+    max_running_requests: int = 128
+    max_prefill_tokens: int = 16384
+    chunked_prefill_size: int = 8192
+    prefill_max_requests: int | None = None
+    schedule_policy: Literal["fcfs", "lpm", "dfs-weight", "lof"] = "fcfs"
+    schedule_conservativeness: float = 1.0
+    init_new_token_ratio: float = 0.7
+    min_new_token_ratio_factor: float = 0.14
+    new_token_ratio_decay_steps: int = 600
+    retract_decode_steps: int = 20
+    clip_max_new_tokens: int = 4096
+    in_batch_check_threshold: int = 32
+    in_batch_deprioritize_threshold: int = 32
+    enable_mixed_chunk: bool = False
+    disable_radix_cache: bool = False
+    ignore_eos: bool = False
+    overlap: bool = False
+    radix_eviction_policy: Literal["lru", "lfu", "slru", "fifo", "filo", "mru"] = "lru"
+    tree: Literal["unified", "radix"] = "unified"
+    context_len: int = 131072
+    kv_events: bool = True
+    enable_priority_scheduling: bool = False
+    priority_scheduling_preemption_threshold: int = 10
+    schedule_low_priority_values_first: bool = False
+    disable_priority_preemption: bool = False
+    retraction_policy: Literal["length", "priority"] = "length"
+    max_queued_requests: int | None = None
+    prefill_decode_interval: int = 0
+    prefill_decode_interval_min_bs: int = 0
+    hicache_write_policy: str | None = None
+    hicache_ratio: float = 2.0
+    load_back_threshold: int = 10
+    write_steps: int = 1
+    write_tokens_per_step: int | None = None
+    load_steps: int = 1
+    publish_events: bool = False
+    decode_log_interval: int = 40
+
+    def settings(self) -> SglangSettings:
+        """Build the core's form; ConfigError for a host tier, which is not simulated yet."""
+        if self.hicache_write_policy is not None:
+            raise ConfigError("hicache_write_policy: the host tier is not simulated yet; leave it out")
+        if self.publish_events:
+            raise ConfigError("publish_events: published events are not simulated yet; leave it out")
+        out = SglangSettings()
+        for name, value in msgspec.structs.asdict(self).items():
+            if name not in _NAMES and name not in _OTHER:
+                setattr(out, name, value)
+        out.set_names(**{name: getattr(self, name) for name in _NAMES})
+        return out
+
+
+class SglangRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """A request. A prompt item `[start, len]` is the run start, start + 1, …; an int is one token."""
+
+    id: str
+    prompt: list[int | tuple[int, int]]
+    max_tokens: int
+    arrival_step: int = 0
+    t: int = 0
+    """Arrival in ns, in recordings on a clock."""
+    eos_at: int | None = None
+    priority: int | None = None
+
+    def runs(self) -> list[tuple[int, int]]:
+        """Return the prompt as runs (first token, count)."""
+        return [(item, 1) if isinstance(item, int) else item for item in self.prompt]
+
+
+class SglangAbort(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """All requests whose id begins with `id` are aborted; `*` aborts all."""
+
+    id: str
+    step: int = 0
+    t: int = 0
+
+
+class SglangScenario(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Requests and aborts by step, or by time."""
+
+    config: SglangScenarioConfig
+    requests: list[SglangRequest]
+    name: str = ""
+    max_steps: int = 0
+    aborts: list[SglangAbort] = []
+    clock: dict[str, int] = {}
+
+
+class SglangRun:
+    """The event loop of one scenario, with names in place of numbers."""
+
+    def __init__(self, scenario: SglangScenario) -> None:
+        self._requests = scenario.requests
+        self.names = [request.id for request in scenario.requests]
+        self.loop = SglangIterations(scenario.config.settings())
+        self._numbers: dict[int, int] = {}
+
+    def submit(self, index: int) -> None:
+        """Receive the request at a place of the list."""
+        request = self._requests[index]
+        first = OUTPUT_BASE + index * OUTPUT_STRIDE
+        self.loop.submit(
+            index, request.runs(), request.max_tokens, first, request.eos_at or 0, priority=request.priority
+        )
+
+    def abort(self, prefix: str) -> None:
+        """Abort all requests whose id begins with `prefix`."""
+        self.loop.abort([i for i, name in enumerate(self.names) if prefix == "*" or name.startswith(prefix)])
+
+    def take_events(self) -> list[dict[str, Any]]:
+        """Describe the KV events since the last call; pages are numbered as stored events first name them."""
+        out: list[dict[str, Any]] = []
+        for stored, pages, parent, begin, first, last in self.loop.take_events():
+            if stored:
+                before = self._numbers[parent] if begin else None
+                numbers = [self._numbers.setdefault(page, len(self._numbers)) for page in pages]
+            else:
+                numbers = [self._numbers[page] for page in pages]
+            event: dict[str, Any] = {
+                "type": "stored" if stored else "removed",
+                "n": len(pages),
+                "h": _runs(numbers),
+            }
+            if stored:
+                event |= {"parent": before, "pos": begin, "first": first, "last": last}
+            out.append(event)
+        return out
+
+
+def _runs(numbers: list[int]) -> list[list[int]]:
+    runs: list[list[int]] = []
+    for number in numbers:
+        if runs and sum(runs[-1]) == number:
+            runs[-1][1] += 1
+        else:
+            runs.append([number, 1])
+    return runs
+
+
+def run_sglang_scenario(scenario: SglangScenario, *, check: bool = False) -> Iterator[dict[str, Any]]:
+    """Run the scenario and yield its recording's lines after the header: one per step, then the totals."""
+    run = SglangRun(scenario)
+    loop = run.loop
+    totals = dict.fromkeys(
+        ("prefill_steps", "decode_steps", "mixed_steps", "idle_steps", "retractions", "scheduled_tokens"), 0
+    )
+    cached_tokens = 0
+    blocks = {"stored": 0, "removed": 0}
+    ended: set[int] = set()
+    to_come = list(range(len(scenario.requests)))
+    aborts = list(scenario.aborts)
+    steps = 0
+    reason = "done"
+    while len(ended) < len(scenario.requests):
+        if steps == scenario.max_steps:
+            reason = "max_steps"
+            break
+        for index in [i for i in to_come if scenario.requests[i].arrival_step <= steps]:
+            run.submit(index)
+            to_come.remove(index)
+        for abort in [one for one in aborts if one.step <= steps]:
+            run.abort(abort.id)
+            aborts.remove(abort)
+        try:
+            batch = loop.schedule()
+        except CapacityExhausted:
+            reason = "out of memory"
+            break
+        after, chunked = loop.avail, loop.chunked
+        loop.process()
+        if check:
+            loop.check()
+        log = loop.take_log()
+        ended.update(log["finished"], log["aborted"])
+        mode, rows = (None, []) if batch is None else batch
+        names = run.names
+        line: dict[str, Any] = {
+            "step": steps,
+            "mode": mode,
+            "scheduled": {names[i]: tokens for i, tokens, _ in rows},
+            "new": [names[i] for i, resumed, _ in log["admitted"] if not resumed],
+            "resumed": [names[i] for i, resumed, _ in log["admitted"] if resumed],
+            "cached": {names[i]: cached for i, _, cached in log["admitted"]},
+            "chunked": None if chunked is None or mode in (None, "decode") else names[chunked],
+            "avail_after_schedule": after,
+        }
+        line |= {key: [names[i] for i in log[key]] for key in ("retracted", "finished", "aborted")}
+        state = loop.state
+        line |= {
+            key: [names[i] for i in value] if key in ("running", "waiting_head") else value
+            for key, value in state.items()
+        }
+        line["kv_events"] = run.take_events() if scenario.config.kv_events else []
+        if scenario.config.enable_priority_scheduling:
+            line["preempted"] = [names[i] for i in log["preempted"]]
+        totals[
+            {"extend": "prefill", "decode": "decode", "mixed": "mixed", None: "idle"}[mode] + "_steps"
+        ] += 1
+        totals["retractions"] += len(log["retracted"])
+        totals["scheduled_tokens"] += sum(tokens for _, tokens, _ in rows)
+        cached_tokens += sum(cached for _, _, cached in log["admitted"])
+        for event in line["kv_events"]:
+            blocks[event["type"]] += event["n"]
+        steps += 1
+        yield line
+    end: dict[str, Any] = {"reason": reason, "steps": steps, "finished": len(ended), **totals}
+    end |= {
+        "cached_tokens": cached_tokens,
+        "stored_blocks": blocks["stored"],
+        "removed_blocks": blocks["removed"],
+    }
+    yield {"end": end}

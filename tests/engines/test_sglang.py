@@ -1,0 +1,110 @@
+"""SGLang's scheduler against recordings: steps, aborts, priorities, limits, and both event loops on a clock."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import msgspec
+import pytest
+
+from understudy._core import SglangIterations
+from understudy.engines.sglang_conformance import SglangRecording, compare_sglang, find_sglang_recordings
+from understudy.engines.sglang_recording import (
+    SglangRequest,
+    SglangScenario,
+    SglangScenarioConfig,
+    run_sglang_scenario,
+)
+from understudy.errors import ConfigError, InvalidArgument
+
+GOLDEN = Path(__file__).parents[1] / "golden"
+FOLDERS = {"sglang": 108, "sglang-more": 54, "sglang-clock": 30}
+RECORDINGS = [one for folder in FOLDERS for one in find_sglang_recordings(GOLDEN / folder)]
+
+
+def name_of(recording: SglangRecording) -> str:
+    return f"{recording.folder.name}/{recording.name}"
+
+
+def test_all_recordings_are_found() -> None:
+    counts = {name: sum(one.folder.name == name for one in RECORDINGS) for name in FOLDERS}
+    assert counts == FOLDERS
+
+
+@pytest.mark.parametrize("recording", RECORDINGS, ids=name_of)
+def test_every_iteration_is_the_recorded_one(recording: SglangRecording) -> None:
+    outcome = compare_sglang(recording, check=True)
+    assert outcome.difference is None, str(outcome.difference)
+
+
+def random_scenario(seed: int) -> SglangScenario:
+    """Shared prefixes, small pools and random settings."""
+    rng = Random(f"sglang {seed}")
+    page = rng.choice([1, 1, 4, 16])
+    config: dict[str, Any] = {
+        "page_size": page,
+        "max_total_num_tokens": page * rng.choice([60, 200, 1000]),
+        "max_running_requests": rng.choice([2, 8, 64]),
+        "chunked_prefill_size": rng.choice([-1, page * 4, page * 32]),
+        "schedule_policy": rng.choice(["fcfs", "lpm", "dfs-weight", "lof"]),
+        "radix_eviction_policy": rng.choice(["lru", "lfu", "slru", "fifo", "filo", "mru"]),
+        "overlap": rng.random() < 0.5,
+        "disable_radix_cache": rng.random() < 0.2,
+        "ignore_eos": rng.random() < 0.2,
+        "schedule_conservativeness": rng.choice([0.3, 1.0]),
+    }
+    requests = []
+    for index in range(rng.randint(5, 40)):
+        shared = (rng.choice([100, 5000]), rng.randint(1, 6 * page))
+        own = (10_000 + 1000 * index, rng.randint(1, 4 * page))
+        requests.append(
+            SglangRequest(
+                id=f"r{index:02}",
+                prompt=[shared, own],
+                max_tokens=rng.randint(0, 30),
+                arrival_step=rng.randint(0, 40),
+                eos_at=rng.choice([None, None, rng.randint(1, 10)]),
+            )
+        )
+    return SglangScenario(SglangScenarioConfig(**config), requests, f"random {seed}", 3000)
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_memory_is_conserved_and_every_request_ends(seed: int) -> None:
+    *_, last = run_sglang_scenario(random_scenario(seed), check=True)
+    end = last["end"]
+    assert end["reason"] in ("done", "out of memory")
+    if end["reason"] == "done":
+        assert end["finished"] == len(random_scenario(seed).requests)
+
+
+def test_a_tree_node_holds_runs_however_many_tokens_there_are() -> None:
+    config = SglangScenarioConfig(
+        max_total_num_tokens=2**21, max_prefill_tokens=2**21, context_len=2**21, overlap=False
+    )
+    loop = SglangIterations(config.settings())
+    blocks = 1000
+    loop.submit(0, [(1000 * block, 512) for block in range(blocks)], 1, 2**40)
+    while loop.schedule() is not None:
+        loop.process()
+    assert loop.state["evictable"] == 512 * blocks
+    assert loop.state["nodes"] < 200
+
+
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        ({"hicache_write_policy": "write_through"}, "the host tier is not simulated yet"),
+        ({"publish_events": True}, "published events are not simulated yet"),
+    ],
+)
+def test_what_is_missing_is_refused_by_name(config: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        msgspec.convert(config, SglangScenarioConfig).settings()
+
+
+def test_a_folder_without_recordings_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(InvalidArgument, match=r"no scenarios/\*\.json"):
+        find_sglang_recordings(tmp_path)
