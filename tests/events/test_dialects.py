@@ -31,8 +31,10 @@ from understudy.events.dialects import dialect, known_dialects
         ("vllm-0.28.0.dev12+gabcdef0", 12, 4, False),
         ("vllm-0.29.0", 13, 5, False),
         ("VLLM-0.30.0", 14, 5, False),
-        ("vllm", 14, 5, False),
-        ("vllm-1.4.0", 14, 5, False),
+        ("vllm-0.32.0", 14, 5, False),
+        ("vllm-0.33.0", 15, 5, False),
+        ("vllm", 15, 5, False),
+        ("vllm-1.4.0", 15, 5, False),
         ("sglang-0.4.6.post5", 5, 1, True),
         ("sglang-0.5.8", 5, 1, True),
         ("sglang-0.5.3.post1", 5, 1, True),
@@ -71,7 +73,7 @@ def test_what_has_no_dialect_is_refused_with_the_remedy(name: str, message: str)
 
 def test_the_known_dialects_differ_from_their_neighbours() -> None:
     known = list(known_dialects())
-    assert len(known) == 19
+    assert len(known) == 20
     for before, after in pairwise(known):
         same = {name for name in before.__struct_fields__ if getattr(before, name) == getattr(after, name)}
         assert same != set(before.__struct_fields__) - {"version"}

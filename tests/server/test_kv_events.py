@@ -8,22 +8,23 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 import numpy as np
+import pytest
 import zmq
 import zmq.asyncio
 
 from server.client import QUICK, Client, serving
+from understudy.engines.speculation import SpeculativeConfig
 from understudy.events.events import Stored
-from understudy.events.wire import AllBlocksCleared, BlockStored, decode_batch
+from understudy.events.wire import AllBlocksCleared, BlockRemoved, BlockStored, decode_batch
 from understudy.kv import BlockManager, BlockStore, PoolConfig, Tier
 from understudy.server.core import LiveRequest
 from understudy.server.kv_events import KvEventsConfig, KvEventSender
+from understudy.server.settings import LoraModule
 from understudy.tiers.settings import TiersConfig
 from understudy.tokens import TokenBlocks
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
-
-    import pytest
 
     from understudy.events.events import PublishedEvent
 
@@ -50,12 +51,15 @@ class Reader:
         self._context.term()
 
 
-def run(test: Any, *, tiers: TiersConfig | None = None, **config: Any) -> None:
+def run(
+    test: Any, *, tiers: TiersConfig | None = None, settings: dict[str, Any] | None = None, **config: Any
+) -> None:
     events = {"enable_kv_cache_events": True, "endpoint": "tcp://*:0", "topic": "kv-events", **config}
 
     async def main() -> None:
         below = TiersConfig() if tiers is None else tiers
-        async with serving(kv_events_config=events, dev_mode=True, tiers=below) as (client, server):
+        given = {"kv_events_config": events, "dev_mode": True, "tiers": below, **(settings or {})}
+        async with serving(**given) as (client, server):
             sources = (await client.get("/kv_event_sources")).json
             reader = Reader(sources["0"]["endpoint"])
             try:
@@ -98,6 +102,104 @@ def test_steps_tell_what_they_stored_with_its_tokens() -> None:
         assert batch.events[0].session_id == "s-1"
 
     run(test)
+
+
+def release(version: str, **engine: Any) -> dict[str, Any]:
+    return {"engine": msgspec.structs.replace(QUICK, vllm_version=version, **engine)}
+
+
+@pytest.mark.parametrize(
+    ("version", "keys", "group", "kind"),
+    [
+        ("0.33", [None] * 3, 0, "full_attention"),
+        ("0.32", [None] * 3, 0, "full_attention"),
+        ("0.20", [None] * 3, 0, None),
+        ("0.17", [None] * 3, None, None),
+        ("0.16", None, None, None),
+    ],
+)
+def test_a_plain_prompt_is_published_as_its_release_does(
+    version: str, keys: list[None] | None, group: int | None, kind: str | None
+) -> None:
+    async def test(client: Client, server: Any, reader: Reader) -> None:
+        await client.post(C, {"prompt": RUN, "max_tokens": 1})
+        _, batch = await reader.next()
+        (event,) = batch.events
+        assert (event.extra_keys, event.group_idx, event.kv_cache_spec_kind) == (keys, group, kind)
+        assert (event.lora_id, event.session_id, event.lookahead_token_ids) == (None, None, None)
+
+    run(test, settings=release("0.33"), dialect=f"vllm-{version}")
+
+
+def test_events_have_the_format_of_the_release_that_is_served() -> None:
+    async def test(client: Client, server: Any, reader: Reader) -> None:
+        assert server.worker.senders[0]._publisher.dialect.name == "vllm-0.22"
+        await client.post(C, {"prompt": RUN, "max_tokens": 1})
+        _, batch = await reader.next()
+        assert batch.events[0].extra_keys == [None] * 3
+
+    run(test, settings=release("0.22"))
+
+
+def test_an_adapter_is_published_with_its_name_and_number() -> None:
+    async def test(client: Client, server: Any, reader: Reader) -> None:
+        body = {"model": "second", "prompt": RUN, "max_tokens": 1, "cache_salt": "salty"}
+        assert (await client.post(C, body)).status == 200
+        _, batch = await reader.next()
+        (event,) = batch.events
+        assert (event.lora_name, event.lora_id) == ("second", 2)
+        assert event.extra_keys == [["second", "salty"], ["second"], ["second"]]
+
+    modules = (LoraModule("first", "/first"), LoraModule("second", "/second"))
+    run(test, settings={"enable_lora": True, "lora_modules": modules})
+
+
+def test_each_block_that_the_device_evicts_has_an_event() -> None:
+    async def test(client: Client, server: Any, reader: Reader) -> None:
+        for first in (0, 500, 1000):  # 6 of 9 usable blocks each
+            await client.post(C, {"prompt": list(range(first, first + 96)), "max_tokens": 1})
+        removed: list[BlockRemoved] = []
+        while len(removed) < 6:
+            _, batch = await reader.next()
+            removed += [event for event in batch.events if isinstance(event, BlockRemoved)]
+        assert all((len(event.block_hashes), event.group_idx) == (1, 0) for event in removed)
+
+    run(test, settings={**release("0.33", num_gpu_blocks=10, max_model_len=112), "max_model_len": 112})
+
+
+def test_native_offload_publishes_hashes_only() -> None:
+    below = TiersConfig.from_dict(
+        {
+            "tiers": [{"tier": "g2", "blocks": 64}],
+            "offload": {"mode": "vllm"},
+            "kv_bytes_per_token": 2000,
+        }
+    )
+
+    async def test(client: Client, server: Any, reader: Reader) -> None:
+        await client.post(C, {"prompt": RUN, "max_tokens": 4})
+        host: list[BlockStored] = []
+        while len(host) < 3:
+            _, batch = await reader.next()
+            host += [event for event in batch.events if event.medium == "CPU"]
+        for event in host:
+            assert (len(event.block_hashes), event.parent_block_hash, event.token_ids) == (1, None, [])
+            assert (event.block_size, event.group_idx) == (0, 0)
+            assert (event.extra_keys, event.kv_cache_spec_kind) == (None, None)
+
+    run(test, tiers=below)
+
+
+def test_hashes_that_cover_the_next_token_are_published_with_it() -> None:
+    async def test(client: Client, server: Any, reader: Reader) -> None:
+        await client.post(C, {"prompt": [*RUN, 7], "max_tokens": 1})
+        _, batch = await reader.next()
+        stored = [event for event in batch.events if isinstance(event, BlockStored)]
+        assert [ids for event in stored for ids in event.lookahead_token_ids or []] == [[1016], [1032], [7]]
+        assert [token for event in stored for token in event.token_ids] == RUN
+
+    drafts = SpeculativeConfig(method="mtp", num_speculative_tokens=2)
+    run(test, settings=release("0.33", speculative_config=drafts))
 
 
 def test_a_cleared_cache_is_told_with_the_next_step() -> None:

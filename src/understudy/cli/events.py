@@ -215,7 +215,12 @@ def _emit(args: argparse.Namespace) -> int:
         if args.synthesize_tokens:
             source = TokenSource(workload, settings.engine.block_size)
             streams = [source.add_tokens(events) for events in streams]
-        batches = merge_wire_batches(streams, rules, block_size=settings.engine.block_size)
+        batches = merge_wire_batches(
+            streams,
+            rules,
+            block_size=settings.engine.block_size,
+            native_offload=settings.tiers.offload.mode == "vllm",
+        )
         sent = (
             _publish(args, publishers, batches)
             if publishers

@@ -39,6 +39,7 @@ _VLLM: tuple[_Field, ...] = (
     ((0, 26, 0, 0), "locality", True, True, False),
     ((0, 29, 0, 0), "ownership", True, True, False),
     ((0, 30, 0, 0), "session_id", True, False, False),
+    ((0, 33, 0, 0), "lookahead_token_ids", True, False, False),
 )
 _SGLANG: tuple[_Field, ...] = (
     *_BASE,
@@ -76,7 +77,7 @@ TIER_OF_MEDIUM: dict[str | None, Tier] = {
 }
 
 FIRST: dict[Producer, Version] = {"vllm": (0, 9, 0, 0), "sglang": (0, 4, 6, 5)}
-LAST: dict[Producer, str] = {"vllm": "0.32.0", "sglang": "0.5.23"}
+LAST: dict[Producer, str] = {"vllm": "0.33.0", "sglang": "0.5.23"}
 
 
 class Dialect(msgspec.Struct, frozen=True, kw_only=True):
@@ -87,6 +88,9 @@ class Dialect(msgspec.Struct, frozen=True, kw_only=True):
     carries a map with its salt after its last element. `has_rank`: a batch ends with its data-parallel rank, and a
     rank's port is the first port plus the rank. `signed_hashes`: hashes are int64. `replay_topic`: replies of the
     replay socket carry the topic. `media`: tier names (empty: only GPU events, without a tier name).
+    `joins_events`: an event continues the one before it where it can; else the device sends one BlockRemoved per block.
+    `starts_cleared`: a stream starts with AllBlocksCleared. `offloads_by_chunk`: native offload sends one event per
+    chunk, with its cache group.
     """
 
     producer: Producer
@@ -100,6 +104,9 @@ class Dialect(msgspec.Struct, frozen=True, kw_only=True):
     salt_element: bool
     signed_hashes: bool
     replay_topic: bool
+    joins_events: bool
+    starts_cleared: bool
+    offloads_by_chunk: bool
 
     @property
     def name(self) -> str:
@@ -163,6 +170,9 @@ def _dialect(producer: Producer, text: str) -> Dialect:
         salt_element=not vllm and (0, 5, 18, 0) <= version < (0, 5, 20, 0),
         signed_hashes=not vllm,
         replay_topic=version >= ((0, 26, 0, 0) if vllm else (0, 5, 22, 0)),
+        joins_events=not vllm,
+        starts_cleared=not vllm,
+        offloads_by_chunk=vllm and version >= (0, 24, 0, 0),
     )
 
 

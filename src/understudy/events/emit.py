@@ -8,6 +8,7 @@ from operator import itemgetter
 from typing import TYPE_CHECKING
 
 from understudy.events.translate import to_wire
+from understudy.events.wire import AllBlocksCleared
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -18,16 +19,25 @@ if TYPE_CHECKING:
 
 
 def merge_wire_batches(
-    publishers: list[Iterable[tuple[int, Stored | Removed]]], dialect: Dialect, *, block_size: int
+    publishers: list[Iterable[tuple[int, Stored | Removed]]],
+    dialect: Dialect,
+    *,
+    block_size: int,
+    native_offload: bool = False,
 ) -> Iterator[tuple[int, int, list[WireEvent]]]:
     """Yield (time in ns, publisher, events) by time; events of one publisher and time form one batch.
 
-    Events that such an engine does not publish are left out, and so are batches without any other.
+    Events that such an engine does not publish are left out, and so are batches without any other. `native_offload`
+    as in `to_wire`.
     """
+    started: set[int] = set()
     streams = [_group_by_time(index, events) for index, events in enumerate(publishers)]
     for time_ns, publisher, events in heapq.merge(*streams, key=itemgetter(0, 1)):
-        converted = (to_wire(event, dialect, block_size=block_size) for event in events)
-        if published := [event for event in converted if event is not None]:
+        published = to_wire(events, dialect, block_size=block_size, native_offload=native_offload)
+        if published and dialect.starts_cleared and publisher not in started:
+            published.insert(0, AllBlocksCleared())
+        if published:
+            started.add(publisher)
             yield time_ns, publisher, published
 
 

@@ -9,6 +9,7 @@ import msgspec
 from understudy._core import Tier  # noqa: TC001  # msgspec reads the annotations at run time
 
 Stream: TypeAlias = Literal["raw", "consolidated"]
+FULL_ATTENTION = "full_attention"  # vLLM's name of the usual kind of KV cache
 
 
 class StoredBlock(msgspec.Struct, frozen=True, gc=False):
@@ -36,8 +37,9 @@ class Stored(msgspec.Struct, frozen=True, tag="stored"):
     """A run of blocks appeared on a tier, each the child of the one before it.
 
     `parent_hash` is the sequence hash of the block before the first one: None at position 0, or when the store does
-    not know it. `group` is the cache group of a model with several kinds of attention;
-    adapter, salt and session are those of the request that the blocks were computed for.
+    not know it. `group` is the cache group of a model with several kinds of attention; `attention` names its kind and
+    `window` its sliding window in tokens. Adapter, salt and session are those of the request that the blocks were
+    computed for. `lookahead`: for every block, the next tokens that its hash covers too; None when it covers none.
     """
 
     event_id: int
@@ -49,6 +51,10 @@ class Stored(msgspec.Struct, frozen=True, tag="stored"):
     lora: str | None = None
     salt: str | None = None
     session: str | None = None
+    lora_id: int | None = None
+    attention: str = FULL_ATTENTION
+    window: int | None = None
+    lookahead: tuple[tuple[int, ...], ...] | None = None
 
 
 class Removed(msgspec.Struct, frozen=True, tag="removed"):

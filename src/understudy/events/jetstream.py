@@ -105,8 +105,7 @@ class JetStreamPublisher:
 
     async def publish_events(self, events: Iterable[PublishedEvent], *, block_size: int) -> int | None:
         """Convert and publish events. Return None, with nothing sent, when the dialect publishes none of them."""
-        converted = [to_wire(event, self.dialect, block_size=block_size) for event in events]
-        published = [event for event in converted if event is not None]
+        published = to_wire(events, self.dialect, block_size=block_size)
         return await self.publish(published) if published else None
 
     async def close(self) -> None:

@@ -84,7 +84,7 @@ def _extract_block(event: BlockStored, value: Hash) -> BlockStored:
     index = event.block_hashes.index(value)
     size = event.block_size
     fits = len(event.token_ids) == size * len(event.block_hashes)
-    extra = event.extra_keys
+    extra, ahead = event.extra_keys, event.lookahead_token_ids
     return BlockStored(
         [event.block_hashes[index]],
         _parent(event, value),
@@ -101,4 +101,5 @@ def _extract_block(event: BlockStored, value: Hash) -> BlockStored:
         event.ownership,
         event.session_id,
         event.cache_salt,
+        [ahead[index]] if ahead and index < len(ahead) else None,
     )

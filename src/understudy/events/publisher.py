@@ -148,10 +148,10 @@ class Publisher:
         block_size: int,
         ts: float | None = None,
         lost: bool = False,
+        native_offload: bool = False,
     ) -> int | None:
-        """Convert and publish events. Return None, with nothing sent, when the dialect publishes none of them."""
-        converted = [to_wire(event, self.dialect, block_size=block_size) for event in events]
-        published = [event for event in converted if event is not None]
+        """Convert as `to_wire` and publish. Return None, with nothing sent, when the dialect publishes none of them."""
+        published = to_wire(events, self.dialect, block_size=block_size, native_offload=native_offload)
         return self.publish(published, ts=ts, lost=lost) if published else None
 
     def close(self) -> None:

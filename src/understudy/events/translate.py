@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-from itertools import repeat
+from itertools import chain, repeat
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from understudy._core import salt_hash, xxh3_64
+from understudy._core import Tier, salt_hash, xxh3_64
 from understudy.errors import MalformedBatch
 from understudy.events.dialects import TIER_OF_MEDIUM
-from understudy.events.events import Cleared, Removed, RemovedBlock, Stored, StoredBlock
+from understudy.events.events import FULL_ATTENTION, Cleared, Removed, RemovedBlock, Stored, StoredBlock
 from understudy.events.wire import AllBlocksCleared, BlockRemoved, BlockStored
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterable, Iterator, Mapping
 
     from understudy.events.dialects import Dialect
     from understudy.events.events import PublishedEvent
@@ -24,40 +24,105 @@ _NO_POSITIONS: dict[int, int] = {}
 _TWO_64 = 1 << 64
 
 
-def to_wire(event: PublishedEvent, dialect: Dialect, *, block_size: int) -> WireEvent | None:
-    """Convert an event to a dialect; None when such an engine does not publish events of that tier.
+def to_wire(
+    events: Iterable[PublishedEvent], dialect: Dialect, *, block_size: int, native_offload: bool = False
+) -> list[WireEvent]:
+    """Convert events to those that an engine of a dialect sends for them, in order.
 
-    Fields that the dialect does not have are left out.
+    Events of tiers that such an engine does not publish are left out, and so are fields that the dialect does not
+    have. `native_offload`: vLLM itself copies blocks to the host and sends their hashes only.
     """
-    if isinstance(event, Cleared):
-        return AllBlocksCleared()
-    if not dialect.publishes_tier(event.tier):
-        return None
-    fields = dialect.stored_fields if isinstance(event, Stored) else dialect.removed_fields
-    medium = dialect.media.get(event.tier)
-    group = event.group or None if "group_idx" in fields else None
-    hashes: list[Hash] = [_encode_hash(block.sequence_hash, dialect) for block in event.blocks]
-    if isinstance(event, Removed):
-        return BlockRemoved(hashes, medium, group)
+    found: list[WireEvent] = []
+    for event in events:
+        if isinstance(event, Cleared):
+            found.append(AllBlocksCleared())
+        elif not dialect.publishes_tier(event.tier):
+            continue
+        elif isinstance(event, Removed):
+            found += _convert_removed(event, dialect)
+        elif native_offload and event.tier != Tier.G1:
+            found += _convert_offloaded(event, dialect)
+        else:
+            found.append(_convert_stored(event, dialect, block_size))
+    return list(_join(found)) if dialect.joins_events else found
+
+
+def _convert_removed(event: Removed, dialect: Dialect) -> list[BlockRemoved]:
+    medium, group = dialect.media.get(event.tier), _find_group(event, dialect)
+    hashes = _encode_hashes(event, dialect)
+    if event.tier == Tier.G1 and not dialect.joins_events:
+        return [BlockRemoved([each], medium, group) for each in hashes]
+    return [BlockRemoved(hashes, medium, group)]
+
+
+def _convert_offloaded(event: Stored, dialect: Dialect) -> list[BlockStored]:
+    medium, group = dialect.media.get(event.tier), _find_group(event, dialect)
+    hashes = _encode_hashes(event, dialect)
+    chunks = [[each] for each in hashes] if dialect.offloads_by_chunk else [hashes]
+    return [BlockStored(chunk, None, [], 0, medium=medium, group_idx=group) for chunk in chunks]
+
+
+def _convert_stored(event: Stored, dialect: Dialect, block_size: int) -> BlockStored:
+    fields = dialect.stored_fields
     parent = event.parent_hash
     tokens = [block.token_ids for block in event.blocks]
     stored = BlockStored(
-        hashes,
+        _encode_hashes(event, dialect),
         None if parent is None else _encode_hash(parent, dialect),
-        [] if None in tokens else [token for ids in tokens if ids is not None for token in ids],
+        [] if None in tokens else list(chain.from_iterable(tokens)),  # type: ignore[arg-type]
         block_size,
-        medium=medium,
-        group_idx=group,
+        medium=dialect.media.get(event.tier),
+        group_idx=_find_group(event, dialect),
     )
     if "lora_name" in fields:
         stored.lora_name = event.lora
+        stored.lora_id = event.lora_id if dialect.producer == "vllm" else None
     if "session_id" in fields:
         stored.session_id = event.session
     if "cache_salt" in fields or dialect.salt_element:
         stored.cache_salt = event.salt
     if "extra_keys" in fields:
         stored.extra_keys = _extra_keys(event)
+    if "kv_cache_spec_kind" in fields:
+        stored.kv_cache_spec_kind = event.attention
+        stored.kv_cache_spec_sliding_window = event.window
+    if event.lookahead is not None and "lookahead_token_ids" in fields:
+        stored.lookahead_token_ids = [list(ids) for ids in event.lookahead]
     return stored
+
+
+def _find_group(event: Stored | Removed, dialect: Dialect) -> int | None:
+    if "group_idx" not in dialect.removed_fields or not (event.tier == Tier.G1 or dialect.offloads_by_chunk):
+        return None
+    return event.group
+
+
+def _join(events: Iterable[WireEvent]) -> Iterator[WireEvent]:
+    """Yield SGLang's events: one that continues the event before it extends that one."""
+    last: WireEvent | None = None
+    for event in events:
+        if isinstance(event, BlockStored) and isinstance(last, BlockStored) and _continues(event, last):
+            last.block_hashes += event.block_hashes
+            last.token_ids += event.token_ids
+        elif (
+            isinstance(event, BlockRemoved) and isinstance(last, BlockRemoved) and event.medium == last.medium
+        ):
+            last.block_hashes += event.block_hashes
+        else:
+            if last is not None:
+                yield last
+            last = event
+    if last is not None:
+        yield last
+
+
+def _continues(event: BlockStored, last: BlockStored) -> bool:
+    return (
+        event.parent_block_hash == last.block_hashes[-1]
+        and bool(event.token_ids) == bool(last.token_ids)
+        and (event.medium, event.cache_salt, event.lora_name, event.session_id)
+        == (last.medium, last.cache_salt, last.lora_name, last.session_id)
+    )
 
 
 def from_wire(
@@ -92,9 +157,28 @@ def from_wire(
         repeat(0),
         _split_token_ids(event),
     )
+    ahead = event.lookahead_token_ids
     return Stored(
-        event_id, parent, tuple(stored), tier, dp_rank, group, event.lora_name, salt, event.session_id
+        event_id,
+        parent,
+        tuple(stored),
+        tier,
+        dp_rank,
+        group,
+        lora=event.lora_name,
+        salt=salt,
+        session=event.session_id,
+        lora_id=event.lora_id,
+        attention=event.kv_cache_spec_kind or FULL_ATTENTION,
+        window=event.kv_cache_spec_sliding_window,
+        lookahead=None if ahead is None else tuple(map(tuple, ahead)),
     )
+
+
+def _encode_hashes(event: Stored | Removed, dialect: Dialect) -> list[Hash]:
+    if not dialect.signed_hashes:
+        return [block.sequence_hash for block in event.blocks]
+    return [_encode_hash(block.sequence_hash, dialect) for block in event.blocks]
 
 
 def _encode_hash(value: int, dialect: Dialect) -> int:
@@ -109,11 +193,17 @@ def _decode_hash(value: Hash) -> int:
 
 
 def _extra_keys(event: Stored) -> list[list[str] | None] | None:
-    """List extra keys as vLLM does: the adapter with every block, the salt with the prompt's first block."""
-    keys = [[event.lora] if event.lora else [] for _ in event.blocks]
-    if event.salt and event.blocks and event.blocks[0].position == 0:
-        keys[0] = [*keys[0], event.salt]
-    return [each or None for each in keys] if any(keys) else None
+    """List extra keys as vLLM does: the adapter with every block, the salt with the prompt's first block.
+
+    Below the device there are none for plain text.
+    """
+    salted = event.salt and event.blocks and event.blocks[0].position == 0
+    if not event.lora and not salted:
+        return [None] * len(event.blocks) if event.tier == Tier.G1 else None
+    keys: list[list[str] | None] = [[event.lora] if event.lora else None for _ in event.blocks]
+    if event.salt and salted:
+        keys[0] = [*(keys[0] or []), event.salt]
+    return keys
 
 
 def _find_salt(event: BlockStored) -> str | None:

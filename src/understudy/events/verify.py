@@ -169,12 +169,13 @@ class Verifier:
         self.blocks += len(meant.blocks)
         if not meant.blocks:
             self._report("empty", f"a {type(event).__name__} without blocks", index)
-        if isinstance(event, BlockStored):
-            self._check_tokens(index, event)
-        if isinstance(meant, Stored):
-            self._check_stored(index, meant)
-        else:
+        if isinstance(meant, Removed):
             self._check_removed(index, meant)
+        elif isinstance(event, BlockStored):
+            described = meant.tier == Tier.G1 or bool(event.block_size or event.token_ids)
+            if described:
+                self._check_tokens(index, event)
+            self._check_stored(index, meant, described=described)
 
     def _check_dialect(self, index: int, event: WireEvent, data: bytes) -> None:
         assert self.dialect is not None
@@ -202,7 +203,8 @@ class Verifier:
         if event.token_ids and whole_prompt and len(event.token_ids) != expected:
             self._report("tokens", f"{len(event.token_ids)} ids for {expected} tokens of blocks", index)
 
-    def _check_stored(self, index: int, event: Stored) -> None:
+    def _check_stored(self, index: int, event: Stored, *, described: bool) -> None:
+        """Check a store; one that is not `described` (vLLM's native offload) has neither parents nor tokens."""
         here = self._live.setdefault((event.tier, event.group), {})
         parent = event.parent_hash
         if event.tier == Tier.G1 and self._is_complete and parent is not None and parent not in here:
@@ -213,6 +215,9 @@ class Verifier:
             value = block.sequence_hash
             if self.stream == "consolidated" and value in here:
                 self._report("stored_twice", f"block {value} is on {event.tier.name} already", index)
+            here[value] = here.get(value, 0) + 1
+            if not described:
+                continue
             before = self._known.get(value)
             if before is not None and not event.group and _differs(before, (parent, block.local_hash)):
                 self._report(
@@ -220,7 +225,6 @@ class Verifier:
                 )
             else:
                 self._known[value] = (parent, block.local_hash)
-            here[value] = here.get(value, 0) + 1
             parent = value
 
     def _check_removed(self, index: int, event: Removed) -> None:

@@ -5,7 +5,7 @@ Nothing is interpreted here: decoded events can be encoded again byte for byte. 
 
 from __future__ import annotations
 
-from functools import cache
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import msgspec
@@ -13,7 +13,7 @@ import msgspec
 from understudy.errors import InvalidArgument, MalformedBatch
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from understudy.events.dialects import Dialect
 
@@ -40,6 +40,7 @@ class BlockStored(msgspec.Struct, tag="BlockStored", tag_field="type", omit_defa
     ownership: str | None = None
     session_id: str | None = None
     cache_salt: str | None = None
+    lookahead_token_ids: list[list[int]] | None = None
 
 
 class BlockRemoved(msgspec.Struct, tag="BlockRemoved", tag_field="type", omit_defaults=True, gc=False):
@@ -83,42 +84,84 @@ _encoder = msgspec.msgpack.Encoder()
 
 def encode_event(event: WireEvent, dialect: Dialect) -> bytes:
     """Encode an event in a dialect. InvalidArgument when it has a field that the dialect does not have."""
-    return _encoder.encode(_plain(event, dialect))
+    return _encoder.encode(_converters(dialect)[type(event)](event))
 
 
 def encode_batch(batch: WireBatch, dialect: Dialect) -> bytes:
     """Encode the payload of a message, without unreadable events. InvalidArgument as in `encode_event`."""
-    events = [_plain(event, dialect) for event in batch.events]
+    convert = _converters(dialect)
+    events = [convert[type(event)](event) for event in batch.events]
     return _encoder.encode([batch.ts, events, batch.rank] if dialect.has_rank else [batch.ts, events])
 
 
-def _plain(event: WireEvent, dialect: Dialect) -> list[Any] | dict[str, Any]:
-    tag = type(event).__name__
-    if isinstance(event, AllBlocksCleared):
-        return [tag] if dialect.array_events else {"type": tag}
-    stored = isinstance(event, BlockStored)
-    fields = dialect.stored_fields if stored else dialect.removed_fields
-    for name in _list_missing_fields(type(event), fields):
-        if getattr(event, name) is not None and not (name == "cache_salt" and dialect.salt_element):
-            raise InvalidArgument(f"{dialect.name} has no {name} in a {tag}; leave it out")
-    if not dialect.array_events:
-        always = dialect.always
-        encoded: dict[str, Any] = {"type": tag}
-        for name in fields:
-            value = getattr(event, name)
-            if value is not None or name in always:
-                encoded[name] = value
-        return encoded
-    elements = [tag, *(getattr(event, name) for name in fields)]
-    if dialect.salt_element and isinstance(event, BlockStored) and event.cache_salt is not None:
-        elements.append({"cache_salt": event.cache_salt})
-    return elements
+class _Layout:
+    """Convert events of one kind to a struct as the release declares it, so that msgspec writes equal bytes.
+
+    A map with more than 15 declared fields has a 16-bit length, even when fewer are written.
+    """
+
+    def __init__(self, kind: type[WireEvent], fields: tuple[str, ...], dialect: Dialect) -> None:
+        self._dialect = dialect
+        self._missing = tuple(name for name in kind.__struct_fields__ if name not in fields)
+        self._read, self._read_missing = _reader(fields), _reader(self._missing)
+        self._nothing = (None,) * len(self._missing)
+        self._struct = msgspec.defstruct(
+            kind.__name__,
+            [name if name in dialect.always else (name, Any, None) for name in fields],
+            tag=kind.__name__,
+            tag_field=None if dialect.array_events else "type",
+            array_like=dialect.array_events,
+            omit_defaults=not dialect.array_events,
+            gc=False,
+        )
+
+    def convert(self, event: WireEvent) -> object:
+        """Return the release's struct. InvalidArgument as in `encode_event`."""
+        converted = self._struct(*self._read(event))
+        if self._read_missing(event) == self._nothing:
+            return converted
+        for name, value in zip(self._missing, self._read_missing(event), strict=True):
+            if value is not None and not (name == "cache_salt" and self._dialect.salt_element):
+                raise InvalidArgument(
+                    f"{self._dialect.name} has no {name} in a {type(event).__name__}; leave it out"
+                )
+        salt = {"cache_salt": getattr(event, "cache_salt", None)}
+        return [type(event).__name__, *msgspec.structs.astuple(converted), salt]
 
 
-@cache
-def _list_missing_fields(kind: type[BlockStored | BlockRemoved], fields: tuple[str, ...]) -> tuple[str, ...]:
-    """List the fields of an event that a dialect does not have."""
-    return tuple(name for name in kind.__struct_fields__ if name not in fields)
+def _reader(names: tuple[str, ...]) -> Callable[[object], tuple[Any, ...]]:
+    """Return a function that reads these attributes."""
+    if len(names) > 1:
+        return attrgetter(*names)
+    return lambda event: tuple(getattr(event, name) for name in names)
+
+
+_Converters: TypeAlias = "dict[type[WireEvent], Callable[[Any], object]]"
+_known_converters: dict[str, _Converters] = {}  # by name of the dialect
+
+
+def _converters(dialect: Dialect) -> _Converters:
+    """Return the functions that convert events of each kind to structs of a dialect."""
+    found = _known_converters.get(dialect.name)
+    if found is None:
+        removed = _Layout(BlockRemoved, dialect.removed_fields, dialect).convert
+        found = _known_converters[dialect.name] = {
+            BlockStored: _Layout(BlockStored, dialect.stored_fields, dialect).convert,
+            BlockRemoved: removed if dialect.array_events else _pass_usual(removed, dialect),
+            AllBlocksCleared: _Layout(AllBlocksCleared, (), dialect).convert,
+        }
+    return found
+
+
+def _pass_usual(convert: Callable[[Any], object], dialect: Dialect) -> Callable[[Any], object]:
+    """Convert only the removals whose bytes are not those of `BlockRemoved` itself: most events are removals."""
+    grouped = "group_idx" in dialect.removed_fields
+
+    def convert_removed(event: BlockRemoved) -> object:
+        usual = event.medium is not None and event.locality is None and event.ownership is None
+        return event if usual and (grouped or event.group_idx is None) else convert(event)
+
+    return convert_removed
 
 
 # --- reading ------------------------------------------------------------------------------------------

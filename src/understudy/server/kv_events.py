@@ -34,7 +34,8 @@ class KvEventsConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     max_queue_size: int = 100_000
     topic: str = ""
     """Topic; `{host}`, `{port}` and `{model}` are replaced by the server's: llm-d uses `kv@{host}:{port}@{model}`."""
-    dialect: str = "vllm"
+    dialect: str | None = None
+    """Release whose bytes are sent; None: the server's."""
 
     @classmethod
     def read(cls, settings: dict[str, Any]) -> KvEventsConfig:
@@ -47,13 +48,13 @@ class KvEventsConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
             raise ConfigError(f"--kv-events-config: publisher must be zmq or null, got {config.publisher!r}")
         return config
 
-    def at(self, host: str, port: int, model: str) -> KvEventsConfig:
-        """Return a copy with the topic of this server; `POD_IP`, if set, replaces the host."""
+    def at(self, host: str, port: int, model: str, release: str = "vllm") -> KvEventsConfig:
+        """Return a copy with the topic and the release of this server; `POD_IP`, if set, replaces the host."""
         named = {"{host}": os.environ.get("POD_IP") or host, "{port}": str(port), "{model}": model}
         topic = self.topic
         for name, value in named.items():
             topic = topic.replace(name, value)
-        return msgspec.structs.replace(self, topic=topic)
+        return msgspec.structs.replace(self, topic=topic, dialect=self.dialect or release)
 
     @property
     def publishes(self) -> bool:
@@ -65,6 +66,7 @@ class _Names(NamedTuple):
     """Labels of a block in events, in addition to its tokens; "" for none."""
 
     lora: str = ""
+    lora_id: int = 0
     salt: str = ""
     session: str = ""
 
@@ -72,35 +74,47 @@ class _Names(NamedTuple):
 class KvEventSender:
     """Publishes the events of one rank. A step without events sends no message.
 
+    `native_offload`: vLLM itself copies blocks to the host and publishes their hashes only.
+
     An engine identifies blocks by hash; this class keeps their tokens: of blocks that a tier has, because they may be
     copied to another; of blocks that a request in flight may fill (`retain`); and of the latest `keep_blocks` others.
     It drops tokens between steps only (`trim`): within a step, a request that fills blocks may already have ended, and
     a new one may not be retained yet.
     """
 
-    def __init__(self, config: KvEventsConfig, block_size: int, rank: int, *, keep_blocks: int) -> None:
+    def __init__(
+        self,
+        config: KvEventsConfig,
+        block_size: int,
+        rank: int,
+        *,
+        keep_blocks: int,
+        native_offload: bool = False,
+    ) -> None:
         self._config = config
         self._rank = rank
         self._block_size = block_size
         self._keep_blocks = keep_blocks
-        self._tokens: dict[int, bytes] = {}  # as 32-bit numbers: a fleet has many blocks
+        self._native_offload = native_offload
+        # 32-bit numbers, because a fleet has many blocks; with the next tokens that a block's hash covers.
+        self._tokens: dict[int, bytes] = {}
         self._names: dict[int, _Names] = {}  # of those that have any
         self._copies: dict[int, int] = {}  # number of tiers that have a block
         self._retained: dict[int, int] = {}  # number of requests in flight by block
         self._ended: deque[list[int]] = deque()  # blocks of requests that have ended
         self._unused: dict[int, None] = {}  # other blocks with known tokens, oldest first
-        self._cleared = False
         self.stopped = False
         self.batches_to_drop = 0
         """Number of next batches to drop, as an injected fault."""
         self._publisher = self._open()
+        self._cleared = self._publisher.dialect.starts_cleared
 
     def _open(self) -> Publisher:
         config = self._config
         return Publisher(
             config.endpoint,
             replay=config.replay_endpoint,
-            dialect=config.dialect,
+            dialect=config.dialect or "vllm",
             rank=self._rank,
             topic=config.topic,
             buffer_steps=config.buffer_steps,
@@ -135,14 +149,16 @@ class KvEventSender:
         *,
         salt: str = "",
         lora: str = "",
+        lora_id: int = 0,
         session: str = "",
+        hashed_ahead: int = 0,
     ) -> None:
-        """Keep the tokens of a new request's blocks."""
+        """Keep the tokens of a new request's blocks, and the `hashed_ahead` next tokens that their hashes cover."""
         size = self._block_size
-        names = _Names(lora, salt, session) if lora or salt or session else None
+        names = _Names(lora, lora_id, salt, session) if lora or salt or session else None
         for place, value in enumerate(identities.sequence_hashes.tolist()):
             if value not in self._tokens:
-                self._tokens[value] = tokens[place * size : (place + 1) * size].tobytes()
+                self._tokens[value] = tokens[place * size : (place + 1) * size + hashed_ahead].tobytes()
             if names is not None:
                 self._names[value] = names
             elif self._names:
@@ -200,8 +216,8 @@ class KvEventSender:
         """Restart the stream at sequence 0, for a new engine."""
         self._publisher.close()
         self.mark_cleared()  # retained blocks stay: their requests may be for the new engine
-        self._cleared = False
         self._publisher = self._open()
+        self._cleared = self._publisher.dialect.starts_cleared
 
     def on_step(self, batch: EventBatch) -> None:
         """Publish the events of a step."""
@@ -217,31 +233,36 @@ class KvEventSender:
                 events.append(self._add_tokens(event))
                 for block in event.blocks:
                     self._count_stored(block.sequence_hash)
-            elif isinstance(event, Removed):  # vLLM publishes removals one by one
+            elif isinstance(event, Removed):
+                events.append(event)
                 for removed in event.blocks:
                     self._count_removed(removed.sequence_hash)
-                events += [
-                    Removed(event.event_id, (block,), event.tier, event.dp_rank) for block in event.blocks
-                ]
         self.trim()
         if self.stopped:
             return
         lost = self.batches_to_drop > 0
         self.batches_to_drop -= lost
-        self._publisher.publish_events(events, block_size=self._block_size, lost=lost)
+        self._publisher.publish_events(
+            events, block_size=self._block_size, lost=lost, native_offload=self._native_offload
+        )
 
     def _add_tokens(self, event: Stored) -> Stored:
-        blocks = []
+        size = self._block_size
+        blocks, lookahead = [], []
         for block in event.blocks:
-            tokens = self._tokens.get(block.sequence_hash)
-            if tokens is None:
+            kept = self._tokens.get(block.sequence_hash)
+            if kept is None:
                 return event
-            blocks.append(msgspec.structs.replace(block, token_ids=tuple(memoryview(tokens).cast("I"))))
+            tokens = tuple(memoryview(kept).cast("I"))
+            blocks.append(msgspec.structs.replace(block, token_ids=tokens[:size]))
+            lookahead.append(tokens[size:])
         names = self._names.get(event.blocks[-1].sequence_hash, _Names()) if blocks else _Names()
         return msgspec.structs.replace(
             event,
             blocks=tuple(blocks),
             lora=names.lora or None,
+            lora_id=names.lora_id or None,
+            lookahead=tuple(lookahead) if all(lookahead) else None,
             salt=names.salt or None,
             session=names.session or None,
         )

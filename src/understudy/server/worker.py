@@ -63,7 +63,7 @@ class Worker:
         self.index = index
         self.created = int(time.time())
         self.loras = {module.name: module for module in settings.lora_modules}
-        self._adapter_numbers: dict[str, int] = {}
+        self._adapter_numbers = {name: number for number, name in enumerate(self.loras, 1)}
         self.max_lateness_s = 0.0
         """Greatest lateness of a delivered token, seconds, since the reader set it to 0."""
         capacity = settings.engine.num_gpu_blocks * settings.engine.block_size
@@ -95,6 +95,7 @@ class Worker:
                 for rank in range(settings.data_parallel_size)
             ]
         )
+        self._hashed_ahead = 0 if given is not None else settings.engine.native().hashed_ahead
         self.registry = Registry()
         add_process(self.registry)
         name = settings.names[0]
@@ -122,13 +123,20 @@ class Worker:
         """Called when a request has ended: (worker, request)."""
         self.senders: list[KvEventSender] = []
         config = KvEventsConfig.read(settings.kv_events_config)
-        config = config.at(settings.host, settings.port, settings.names[0])
+        release = f"vllm-{settings.engine.vllm_version}"
+        config = config.at(settings.host, settings.port, settings.names[0], release)
         if config.publishes:
             # The event of a copy to a tier may follow the removal of its block on the device.
             keep = 512 + (4 * settings.engine.num_gpu_blocks if settings.tiers.tiers else 0)
             self.senders = [
-                KvEventSender(config, settings.engine.block_size, rank, keep_blocks=keep)
-                for rank in range(len(self.cores))
+                KvEventSender(
+                    config,
+                    settings.engine.block_size,
+                    rank,
+                    keep_blocks=keep,
+                    native_offload=core.offload is not None,
+                )
+                for rank, core in enumerate(self.cores)
             ]
         if given is not None and self.senders:
             given.connect_events(self.senders[0])
@@ -167,8 +175,18 @@ class Worker:
         blocks = TokenBlocks(prompt, self.settings.engine.block_size, salt=salt, lora=lora)
         blocks.extend(output)
         named = blocks.identities
+        if self._hashed_ahead:
+            named = named.hash_ahead(blocks.tokens, self._hashed_ahead)
         if self.senders:
-            self.senders[rank].remember(named, blocks.tokens, salt=salt, lora=lora, session=session)
+            self.senders[rank].remember(
+                named,
+                blocks.tokens,
+                salt=salt,
+                lora=lora,
+                lora_id=self.adapter_number(lora),
+                session=session,
+                hashed_ahead=self._hashed_ahead,
+            )
         return named
 
     def retain_tokens(self, request: LiveRequest, rank: int) -> None:
