@@ -11,6 +11,7 @@
 
 #include "bindings.hpp"
 #include "convert.hpp"
+#include "engine/sglang/engine.hpp"
 #include "engine/sglang/radix_events.hpp"
 #include "engine/sglang/scheduler.hpp"
 
@@ -35,7 +36,7 @@ class SglangIterations {
   explicit SglangIterations(const SglangSettings& settings)
       : overlap_(settings.overlap),
         events_(settings.page_size),
-        scheduler_(settings, [this](const RadixNode& node, bool stored) { events_.add(node, stored); }) {}
+        scheduler_(settings, [this](RadixNode& node, bool stored) { events_.add(node, stored); }) {}
 
   SglangScheduler& scheduler() noexcept { return scheduler_; }
   RadixEvents& events() noexcept { return events_; }
@@ -183,6 +184,22 @@ void bind_sglang(nb::module_& m) {
             self.older_tree = read_name<bool>(tree, "tree", {{"unified", false}, {"radix", true}});
           },
           nb::kw_only(), "schedule_policy"_a, "radix_eviction_policy"_a, "retraction_policy"_a, "tree"_a);
+  nb::class_<SglangConfig, EngineConfig>(m, "SglangEngineConfig", "Settings of a simulated SGLang engine.")
+      .def(
+          "__init__",
+          [](SglangConfig* self, const SglangSettings& settings, bool events) {
+            SglangConfig config;
+            config.settings = settings;
+            config.block_size = settings.page_size;
+            config.num_gpu_blocks = settings.max_total_num_tokens / settings.page_size;
+            const std::int64_t chunk = settings.chunked_prefill_size;
+            config.max_num_batched_tokens = static_cast<std::uint32_t>(chunk > 0 ? chunk : settings.max_prefill_tokens);
+            config.max_model_len = settings.context_len;
+            config.enable_prefix_caching = !settings.disable_radix_cache;
+            config.events = events;
+            new (self) SglangConfig(config);
+          },
+          "settings"_a, nb::kw_only(), "events"_a = false);
   nb::class_<SglangIterations>(m, "SglangIterations", "SGLang's event loop without a clock.")
       .def(nb::init<const SglangSettings&>(), "settings"_a)
       .def(

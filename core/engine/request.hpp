@@ -10,6 +10,7 @@
 
 #include "base/request_id.hpp"
 #include "tokens/identities.hpp"
+#include "tokens/token_list.hpp"
 
 namespace understudy {
 
@@ -19,6 +20,10 @@ class IdentitySource {
   virtual ~IdentitySource() = default;
   // Append identities until `out` holds `count` blocks, or more that are already computed.
   virtual void extend(std::vector<BlockIdentity>& out, std::size_t count) const = 0;
+  // Append the tokens [from, to), as runs whose values are equal where the tokens are. Tokens behind the last full
+  // block are the request's own. Sources of many tokens override it.
+  virtual void append_tokens(TokenList& out, std::uint32_t from, std::uint32_t to, std::uint32_t block_size,
+                             RequestId request) const;
   // The first `count` blocks, for readers before the request is served: in `room`, or kept here until an empty `out`
   // receives them.
   virtual std::span<const BlockIdentity> first(std::size_t count, std::vector<BlockIdentity>& room) const {

@@ -73,6 +73,28 @@ void TraceIdentities::make(std::vector<BlockIdentity>& out, std::size_t count) c
   }
 }
 
+void TraceIdentities::append_tokens(TokenList& out, std::uint32_t from, std::uint32_t to, std::uint32_t,
+                                    RequestId) const {
+  constexpr unsigned kOffsetBits = 24;  // tokens of a trace block, or of a request
+  while (from < to) {
+    std::uint32_t end = from + 1;
+    std::uint64_t first = 0;
+    if (from < stream_tokens_) {
+      const std::uint64_t block = from / trace_block_;
+      end = static_cast<std::uint32_t>(std::min<std::uint64_t>({to, (block + 1) * trace_block_, stream_tokens_}));
+      first = (std::uint64_t{adapter_ % 63} << 56) + ((std::uint64_t{stream_[block]} + 1) << kOffsetBits) +
+              from % trace_block_;
+    } else if (from < stream_tokens_ + outputs_.size()) {
+      first = (std::uint64_t{1} << 62) + outputs_[from - stream_tokens_];
+    } else {
+      end = to;
+      first = (std::uint64_t{1} << 63) + (request_ << kOffsetBits) + from;
+    }
+    out.append({first, end - from});
+    from = end;
+  }
+}
+
 // The id that a known token is a copy of; other tokens belong to this request alone.
 std::uint64_t TraceIdentities::id_of(std::uint64_t token) const {
   if (token < stream_tokens_) return stream_[token / trace_block_];

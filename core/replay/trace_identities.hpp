@@ -27,10 +27,13 @@ class TraceIdentities final : public IdentitySource {
         total_tokens_(total_tokens),
         block_size_(block_size),
         request_(request),
+        adapter_(adapter),
         seed_(seed_of(adapter)),
         ahead_(ahead) {}
 
   void extend(std::vector<BlockIdentity>& out, std::size_t count) const override;
+  void append_tokens(TokenList& out, std::uint32_t from, std::uint32_t to, std::uint32_t block_size,
+                     RequestId request) const override;
   std::span<const BlockIdentity> first(std::size_t count, std::vector<BlockIdentity>& room) const override;
 
  private:
@@ -46,6 +49,7 @@ class TraceIdentities final : public IdentitySource {
   std::uint64_t total_tokens_;
   std::uint32_t block_size_;
   std::uint64_t request_;
+  std::uint32_t adapter_;
   std::uint64_t seed_;
   std::uint32_t ahead_;
   mutable std::vector<BlockIdentity> made_;  // made for a lookup; the next `extend` takes them

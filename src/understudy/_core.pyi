@@ -646,6 +646,9 @@ class SglangSettings:
         self, *, schedule_policy: str, radix_eviction_policy: str, retraction_policy: str, tree: str
     ) -> None: ...
 
+class SglangEngineConfig(EngineConfig):
+    def __init__(self, settings: SglangSettings, *, events: bool = False) -> None: ...
+
 class SglangIterations:
     def __init__(self, settings: SglangSettings) -> None: ...
     def submit(

@@ -60,6 +60,11 @@ RadixNode* RadixTree::split(RadixNode& lower, std::uint32_t at) {
   upper.born = one_time_ ? ++clock_ : lower.born;
   upper.parent->children[key_of(upper.key, 0)] = &upper;
   lower.key = lower.key.slice(at, lower.key.size());
+  if (!lower.names.empty()) {
+    const auto pages = static_cast<std::ptrdiff_t>(at / page_);
+    upper.names.assign(lower.names.begin(), lower.names.begin() + pages);
+    lower.names.erase(lower.names.begin(), lower.names.begin() + pages);
+  }
   lower.begin += at;
   lower.parent = &upper;
   lower.place = ++places_;

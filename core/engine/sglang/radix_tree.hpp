@@ -10,7 +10,8 @@
 #include <unordered_map>
 #include <vector>
 
-#include "engine/sglang/token_list.hpp"
+#include "tokens/identities.hpp"
+#include "tokens/token_list.hpp"
 
 namespace understudy {
 
@@ -26,6 +27,7 @@ struct RadixNode {
   std::uint64_t used = 0;
   std::uint64_t born = 0;
   std::uint64_t hits = 0;
+  std::vector<BlockIdentity> names;  // of its pages; empty: not kept
 
   std::uint32_t length() const noexcept { return key.size(); }
   std::uint32_t end() const noexcept { return begin + key.size(); }
@@ -45,7 +47,7 @@ struct RadixInsert {
 class RadixTree {
  public:
   // `on_change` is called after a leaf was stored (true) and before a node is removed (false).
-  using OnChange = std::function<void(const RadixNode& node, bool stored)>;
+  using OnChange = std::function<void(RadixNode& node, bool stored)>;
 
   RadixTree(std::uint32_t page_size, RadixEviction eviction, bool one_time, OnChange on_change);
 

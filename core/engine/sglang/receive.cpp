@@ -29,6 +29,7 @@ void SglangScheduler::submit(SglangArrival arrival) {
   const std::int64_t wanted =
       std::min({static_cast<std::int64_t>(arrival.max_tokens), most - length - 1, total - up(length) - page() - 1});
   request.max_new = static_cast<std::uint32_t>(std::max<std::int64_t>(0, wanted));
+  request.given_outputs = std::move(arrival.outputs);
   request.first_output = arrival.first_output;
   request.eos_at = arrival.eos_at;
   request.tokens = std::move(arrival.prompt);
@@ -86,6 +87,19 @@ void SglangScheduler::abort(std::span<const RequestId> ids) {
   if (last_) {
     for (const SglangBatch::Row& row : last_->rows) mark(row.request);
   }
+}
+
+bool SglangScheduler::empty() const {
+  // Requests of the last prefill join the running ones in the next schedule.
+  return waiting_.empty() && running_.empty() && chunked_ == nullptr &&
+         (!last_ || std::ranges::all_of(last_->rows, [](const auto& row) { return row.request->finished; }));
+}
+
+bool SglangScheduler::holds(RequestId id) const {
+  const auto is = [id](const SglangRequest* request) { return request->id == id; };
+  return (chunked_ != nullptr && is(chunked_)) || std::ranges::any_of(waiting_, is) ||
+         std::ranges::any_of(running_, is) ||
+         (last_ && std::ranges::any_of(last_->rows, [&](const auto& row) { return is(row.request); }));
 }
 
 void SglangScheduler::forget(RequestId id) { requests_.erase(id); }

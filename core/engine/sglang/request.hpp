@@ -7,7 +7,7 @@
 
 #include "base/request_id.hpp"
 #include "engine/sglang/radix_tree.hpp"
-#include "engine/sglang/token_list.hpp"
+#include "tokens/token_list.hpp"
 
 namespace understudy {
 
@@ -16,6 +16,7 @@ struct SglangRequest {
   TokenList tokens;  // prompt and outputs so far
   std::uint32_t prompt_tokens = 0;
   std::uint32_t max_new = 0;
+  TokenList given_outputs;         // the first outputs, where they are known
   std::uint64_t first_output = 0;  // output p is the token first_output + p
   std::uint32_t eos_at = 0;        // number (from 1) of the output that is EOS; 0: none
   std::optional<std::int64_t> given_priority;

@@ -28,7 +28,9 @@ void SglangScheduler::process(const SglangBatch& batch) {
 bool SglangScheduler::append_output(SglangRequest& request) {
   const std::uint32_t number = request.outputs() + 1;
   const bool eos = request.eos_at == number;
-  request.tokens.append({eos ? kEos : request.first_output + number - 1, 1});
+  const std::uint64_t token =
+      number <= request.given_outputs.size() ? request.given_outputs.at(number - 1) : request.first_output + number - 1;
+  request.tokens.append({eos ? kEos : token, 1});
   const bool ends = request.to_abort || (eos && !settings_.ignore_eos) || request.outputs() >= request.max_new;
   if (!ends) return false;
   request.finished = true;
@@ -39,6 +41,7 @@ bool SglangScheduler::append_output(SglangRequest& request) {
 
 // Inserts the first tokens into the tree, and locks where they end.
 void SglangScheduler::checkpoint(SglangRequest& request, std::uint32_t tokens) {
+  inserting_ = &request;
   const auto whole = static_cast<std::uint32_t>(down(tokens));
   const RadixInsert first = tree_.insert(request.tokens, whole, request.own, request.inserted);
   avail_ += first.duplicates;

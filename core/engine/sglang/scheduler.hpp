@@ -41,7 +41,8 @@ struct SglangArrival {
   RequestId id = 0;
   TokenList prompt;
   std::uint32_t max_tokens = 0;
-  std::uint64_t first_output = 0;
+  TokenList outputs;               // the first ones, where they are known
+  std::uint64_t first_output = 0;  // others are consecutive from here on
   std::uint32_t eos_at = 0;
   std::optional<std::int64_t> priority;
 };
@@ -75,9 +76,12 @@ class SglangScheduler {
   const std::vector<SglangRequest*>& waiting() const noexcept { return waiting_; }
   RadixTree& tree() noexcept { return tree_; }
   const RadixTree& tree() const noexcept { return tree_; }
-  bool empty() const noexcept { return waiting_.empty() && running_.empty() && chunked_ == nullptr; }
+  bool empty() const;  // no request is left that has not ended
   const SglangRequest& request(RequestId id) const { return *requests_.at(id); }
-  void forget(RequestId id);  // one that has ended, and is in no batch
+  void forget(RequestId id);       // one that has ended, and is in no batch
+  bool holds(RequestId id) const;  // in the queue, running, chunked or in the last batch
+  const SglangRequest* inserting() const noexcept { return inserting_; }  // whose tokens go into the tree now
+  bool defers_prefill() const noexcept { return interval_left_ > 0; }
   void check() const;
 
  private:
@@ -168,6 +172,7 @@ class SglangScheduler {
   bool chunk_aborted_ = false;
   std::unique_ptr<SglangBatch> last_;  // the batch of the iteration before, or null
   const SglangBatch* outstanding_ = nullptr;
+  const SglangRequest* inserting_ = nullptr;
   double ratio_ = 0;
   double init_ratio_ = 0;
   double min_ratio_ = 0;

@@ -5,11 +5,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from understudy.engines.config import VllmConfig
+from understudy.engines.sglang_config import SglangConfig
 
 if TYPE_CHECKING:
     from understudy.engines.engine_config import EngineConfig
 
-KINDS: dict[str, type[EngineConfig]] = {"vllm": VllmConfig}
+KINDS: dict[str, type[EngineConfig]] = {"vllm": VllmConfig, "sglang": SglangConfig}
 
 DEFAULT_ENGINE: EngineConfig = VllmConfig()
 
