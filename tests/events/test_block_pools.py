@@ -231,3 +231,11 @@ def test_hashes_that_cover_the_next_token_keep_it_through_a_dump() -> None:
     assert ahead[(100, 101, 102, 103)] == [[104]]
     assert ahead[(108, 109, 7, 7)] == [[7]]
     assert np.all([len(event.block_hashes) == 1 for event in mirror.dump()])
+
+
+def test_offloaded_blocks_without_tokens_have_no_position() -> None:
+    (payloads,) = [payloads for case, payloads in cases(RECORDED[-1]) if case == "offload"]
+    events = [from_wire(event) for payload in payloads for event in decode_batch(payload).events]
+    host = [event for event in events if isinstance(event, Stored) and event.tier == Tier.G2]
+    assert host
+    assert all(block.position == -1 for event in host for block in event.blocks)

@@ -149,6 +149,8 @@ def from_wire(
         raise MalformedBatch("a stored event names a block twice, or as its own parent")
     salt = event.cache_salt if event.cache_salt is not None else _find_salt(event)
     first = 0 if parent is None else positions.get(parent, -2) + 1
+    if tier != Tier.G1 and not event.block_size:  # native offload, without positions
+        first = -1
     stored = map(
         StoredBlock,
         hashes,
