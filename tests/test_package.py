@@ -212,7 +212,10 @@ def test_bad_usage_exits_with_two(arguments: list[str], capsys: pytest.CaptureFi
     with pytest.raises(SystemExit) as stop:
         main(arguments)
     assert stop.value.code == 2
-    assert "usage:" in capsys.readouterr().err
+    told = capsys.readouterr()
+    assert told.out == ""
+    assert told.err.startswith("understudy")
+    assert told.err.count("\n") == 1
 
 
 def test_a_typed_error_is_one_line_without_a_traceback() -> None:

@@ -123,7 +123,7 @@ def test_contradictions_are_refused(
 
 def test_help_shows_them_all(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
-        build_parser().parse_args(["replay", "--help"])
+        build_parser().parse_args(["replay", "--help-all"])
     out = capsys.readouterr().out
     for flag in SETTINGS + MOCKER_SETTINGS + MOCKER_NAMES:
         assert f"--{flag.name.replace('_', '-')}" in out

@@ -189,7 +189,9 @@ def test_emitting_binds_the_one_address_that_it_is_given(
             assert told.err.count("\n") == 1
     heard: list[int] = []
     reader = threading.Thread(
-        target=lambda: heard.append(main(["events", "tap", address, "--count", "1", "--seconds", "20"]))
+        target=lambda: heard.append(
+            main(["events", "tap", address, "--wait", "--count", "1", "--seconds", "20"])
+        )
     )
     reader.start()
     listening = ["--wait-s", "2", "--linger-s", "1", "--trace-block-size", "32"]

@@ -128,7 +128,10 @@ def refused(
         ("serve --workers 4", "several workers behind one address are `understudy fleet --workers N`"),
         ("serve --routing kv", "several workers behind one address are `understudy fleet --routing POLICY`"),
         ("router --port 99999", "--port must be at most 65,535"),
-        ("router --workers http://localhost:99999", "got 'http://localhost:99999': Port out of range"),
+        (
+            "router --workers http://localhost:99999",
+            "--workers: 'http://localhost:99999' is not the URL of an engine: Port out of range",
+        ),
         ("events tap tcp://localhost:99999", "port 99999 of tcp://localhost:99999 exceeds 65535"),
         ("events tap nonsense", "endpoint: 'nonsense' is not known; write tcp://HOST:PORT"),
         (

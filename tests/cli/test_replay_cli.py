@@ -400,7 +400,7 @@ def test_a_run_without_progress_is_exit_code_2(tmp_path: Path, capsys: pytest.Ca
 
 def test_help_names_every_group_of_flags(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as caught:
-        main(["replay", "--help"])
+        main(["replay", "--help-all"])
     assert caught.value.code == 0
     out = capsys.readouterr().out
     for flag in ("--workers", "--set", "--json", "--html", "--requests-jsonl", "--digest", "--threads"):

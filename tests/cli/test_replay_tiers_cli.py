@@ -254,7 +254,7 @@ def test_a_model_may_be_a_flag_where_a_file_has_the_gpu_or_takes_tiers_away(
 
 def test_help_has_a_group_for_tiers_with_examples(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
-        main(["replay", "--help"])
+        main(["replay", "--help-all"])
     out = capsys.readouterr().out
     assert "KV tiers below the GPU" in out
     assert "--g2 65536 --model Llama-3.1-8B --compare-without-tiers" in out

@@ -354,7 +354,7 @@ def test_what_cannot_be_routed_to_is_refused_at_the_start() -> None:
 
     with pytest.raises(ConfigError, match="cannot be reached"):
         asyncio.run(start(workers=(WorkerAddress(url="http://127.0.0.1:9"),)))
-    with pytest.raises(ConfigError, match="address like"):
+    with pytest.raises(ConfigError, match="is not the URL of an engine"):
         asyncio.run(start(workers=(WorkerAddress(url="ftp://x"),)))
     with pytest.raises(ConfigError, match="choose one of"):
         asyncio.run(start(routing="best"))

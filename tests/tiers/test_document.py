@@ -49,6 +49,6 @@ def test_every_command_and_every_flag_of_tiers_is_known(capsys: pytest.CaptureFi
     for command in commands:
         build_parser().parse_args(command)
     with pytest.raises(SystemExit):
-        build_parser().parse_args(["replay", "--help"])
+        build_parser().parse_args(["replay", "--help-all"])
     shown = set(re.findall(r"--[a-z0-9-]+", capsys.readouterr().out))
     assert set(re.findall(r"`(--[a-z0-9-]+)`", TEXT)) - shown == set()

@@ -195,7 +195,7 @@ def test_every_verb_has_the_same_names_of_these_flags(capsys: pytest.CaptureFixt
         ("calibrate", ("gpu-weights", "gpu-memory-utilization", "front-end-ms", "extrapolate")),
     ):
         with pytest.raises(SystemExit):
-            main([verb, "--help"])
+            main([verb, "--help-all" if verb == "replay" else "--help"])
         said = capsys.readouterr().out
         for name in GPU_FLAGS:
             assert (f"--{name} " in said or f"--{name}\n" in said) == (name not in without), (verb, name)

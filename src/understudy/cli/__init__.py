@@ -10,12 +10,13 @@ import argparse
 import errno
 import os
 import sys
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from understudy import __version__
 from understudy.cli import (
     calibrate,
     compare,
+    completion,
     conformance,
     convert,
     demo,
@@ -30,6 +31,7 @@ from understudy.cli import (
     workload,
 )
 from understudy.cli.flag_names import replace_settings_by_flags
+from understudy.cli.parser import Parser
 from understudy.errors import PolicyError, UnderstudyError
 
 if TYPE_CHECKING:
@@ -52,6 +54,7 @@ examples:
   understudy events verify recorded.jsonl --stream raw
   understudy demo                    show block allocation, reuse and eviction in one table
   understudy demo --policy vllm      the same, with vLLM's eviction order
+  understudy completion bash         print a completion script for the shell
   understudy VERB --help             describe a verb and its flags
 """
 
@@ -81,23 +84,13 @@ VERBS: dict[str, Verb] = {
     "conformance": conformance,
     "demo": demo,
     "qwen3": qwen3,
+    "completion": completion,
 }
-
-
-class _Parser(argparse.ArgumentParser):
-    """Parser that keeps the line breaks of examples and rejects abbreviated flags."""
-
-    def __init__(self, **settings: Any) -> None:
-        defaults: dict[str, Any] = {
-            "formatter_class": argparse.RawDescriptionHelpFormatter,
-            "allow_abbrev": False,
-        }
-        super().__init__(**defaults | settings)
 
 
 def build_parser() -> argparse.ArgumentParser:
     """Build the parser of the whole command line."""
-    top: argparse.ArgumentParser = _Parser(
+    top: argparse.ArgumentParser = Parser(
         prog="understudy",
         description="An LLM-serving fleet without its GPUs: engines simulated down to the KV-cache block.",
         epilog=EXAMPLES,
@@ -158,14 +151,15 @@ def _run_verb(args: argparse.Namespace) -> int:
 def _list_flags(top: argparse.ArgumentParser, verb: str) -> list[str]:
     """List the flags of a verb and of its subcommands."""
     flags: list[str] = []
-    pending = [_subparsers(top)[verb]]
+    pending = [list_verbs(top)[verb]]
     while pending:
         parser = pending.pop()
         flags += [flag for action in parser._actions for flag in action.option_strings]
-        pending += _subparsers(parser).values()
+        pending += list_verbs(parser).values()
     return flags
 
 
-def _subparsers(parser: argparse.ArgumentParser) -> dict[str, argparse.ArgumentParser]:
+def list_verbs(parser: argparse.ArgumentParser) -> dict[str, argparse.ArgumentParser]:
+    """Return the parsers of the verbs, or of the subcommands of a verb, by name."""
     choices = [each.choices for each in parser._actions if isinstance(each, argparse._SubParsersAction)]
     return dict(choices[0]) if choices else {}

@@ -40,7 +40,12 @@ def add_parser(verbs: Verbs) -> None:
         description="Run every scenario under a directory and compare each step with what the real scheduler did.",
         epilog=EXAMPLES,
     )
-    verb.add_argument("engine", choices=["vllm", "sglang"], help="engine whose scheduler was recorded")
+    verb.add_argument(
+        "engine",
+        choices=["vllm", "sglang"],
+        metavar="ENGINE",
+        help="vllm or sglang: engine whose scheduler was recorded",
+    )
     verb.add_argument("directory", type=Path, metavar="DIR", help="folder of recordings, at any depth")
     verb.add_argument(
         "--only", default="*", metavar="GLOB", help="scenarios whose name matches (default: all)"
@@ -65,6 +70,9 @@ def run(args: argparse.Namespace) -> int:
     from understudy.errors import ConfigError
 
     console = Console(highlight=False, soft_wrap=True)
+    if not args.directory.is_dir():
+        problem = "is a file" if args.directory.exists() else "does not exist"
+        raise ConfigError(f"DIR: {args.directory} {problem}; name a folder of recordings")
     recordings: list[Recording] | list[SglangRecording]
     if args.engine == "sglang":
         if args.vllm_version is not None:

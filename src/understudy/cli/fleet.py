@@ -9,6 +9,7 @@ if TYPE_CHECKING:
     import argparse
 
     from understudy.cli import Verbs
+    from understudy.server.flags import Flag
     from understudy.server.fleet.fleet import FleetSettings
 
 EXAMPLES = """\
@@ -82,6 +83,20 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
+def list_fleet_flags() -> tuple[Flag, ...]:
+    """List the flags of `fleet` that `serve` does not have."""
+    from understudy.server.flags import Flag
+
+    return (
+        Flag(["--workers"], "int"),
+        Flag(["--processes"], "int"),
+        Flag(["--base-port"], "int"),
+        Flag(["--routing"], "str"),
+        Flag(["--router"], "json"),
+        Flag(["--fleet-config"], "str"),
+    )
+
+
 def read_fleet(arguments: list[str]) -> tuple[FleetSettings, int]:
     """Read the fleet's settings and its number of processes. ConfigError names the invalid flag."""
     import json
@@ -91,19 +106,11 @@ def read_fleet(arguments: list[str]) -> tuple[FleetSettings, int]:
     from understudy.cli.router_flags import build_live_policy
     from understudy.cli.serve import print_unused_flags
     from understudy.errors import ConfigError
-    from understudy.server.flags import Flag
     from understudy.server.flags.serving import read_serve
     from understudy.server.fleet.fleet import FleetSettings
     from understudy.yaml_text import read_yaml
 
-    fleet_flags = (
-        Flag(["--workers"], "int"),
-        Flag(["--processes"], "int"),
-        Flag(["--base-port"], "int"),
-        Flag(["--routing"], "str"),
-        Flag(["--router"], "json"),
-        Flag(["--fleet-config"], "str"),
-    )
+    fleet_flags = list_fleet_flags()
     plan = read_serve(arguments, more=fleet_flags)
     print_unused_flags(plan.idle)
     values = plan.line.values

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from understudy.cli import engine_flags, gpu_flags, router_flags, tier_flags, trace_flags
 from understudy.cli.flag_names import add_renamed_flag
+from understudy.cli.parser import Parser
 from understudy.outputs import check_outputs, files_named, is_stdout
 
 if TYPE_CHECKING:
@@ -14,6 +15,37 @@ if TYPE_CHECKING:
 
     from understudy.cli import Verbs
     from understudy.report import Report
+
+SHORT_EXAMPLES = """\
+examples:
+  understudy replay trace.jsonl --workers 4 --html report.html
+  understudy replay trace.jsonl --model Llama-3.1-8B --gpu H100 --slo-ttft-ms 500 --slo-itl-ms 50
+  understudy replay trace.jsonl --workers 16 --routing kv --json report.json
+  understudy replay trace.jsonl --model Llama-3.1-8B --g2-bytes 512GiB --compare-without-tiers
+  understudy replay trace.jsonl --concurrency 64 --config fleet.yaml --set engine.max_num_seqs=128
+  zcat trace.jsonl.gz | understudy replay - --json - | jq .ttft_ms.p99
+"""
+TASKS = {
+    "read a trace and set the load": ("--format", "--concurrency", "--arrival-rate-scale"),
+    "describe the fleet": ("--workers", "--routing"),
+    "name the model and its GPU": ("--model", "--gpu", "--tensor-parallel-size", "--timing"),
+    "configure the engine": (
+        "--block-size",
+        "--num-gpu-blocks",
+        "--max-num-seqs",
+        "--max-num-batched-tokens",
+    ),
+    "add KV tiers below the GPU": ("--g2-bytes", "--g3-bytes", "--compare-without-tiers"),
+    "set service-level objectives": ("--slo-ttft-ms", "--slo-itl-ms"),
+    "write outputs (PATH may be -, for standard output)": (
+        "--json",
+        "--html",
+        "--requests-jsonl",
+        "--events",
+    ),
+    "give any setting, and run": ("--config", "--set", "--threads"),
+}
+"""Flags that --help shows, by task."""
 
 EXAMPLES = """\
 examples:
@@ -178,6 +210,8 @@ def add_parser(verbs: Verbs) -> None:
         help="simulate every decode step one by one instead of fast-forwarding; slower, same result",
     )
     add_renamed_flag(verb, "--no-leaping", "--no-fast-forward")
+    assert isinstance(verb, Parser)
+    verb.add_short_help("understudy replay TRACE [flags]", SHORT_EXAMPLES, TASKS)
 
 
 def _read_check(value: str) -> str:

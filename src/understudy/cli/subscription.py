@@ -9,6 +9,9 @@ if TYPE_CHECKING:
     import argparse
     from collections.abc import Iterator
 
+ANSWER_S = 2.0
+"""Seconds in which a publisher must accept a connection, without --wait."""
+
 
 def add_subscription_flags(parser: argparse.ArgumentParser) -> None:
     """Add the subscription flags to a subcommand."""
@@ -18,18 +21,42 @@ def add_subscription_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--topic", metavar="TEXT", help="only messages whose topic starts with TEXT")
     parser.add_argument("--count", type=int, metavar="N", help="stop after N messages")
     parser.add_argument("--seconds", type=float, metavar="S", help="stop after S seconds")
+    parser.add_argument(
+        "--wait",
+        action="store_const",
+        const=True,
+        help="wait for a publisher that has not started (default: fail if none accepts the connection)",
+    )
 
 
 def reject_flags_for_file(args: argparse.Namespace) -> None:
     """Raise ConfigError for subscription flags given with a recorded file, which is read whole."""
     from understudy.errors import ConfigError
 
-    names = ("replay", "topic", "count", "seconds")
+    names = ("replay", "topic", "count", "seconds", "wait")
     if flags := [f"--{name}" for name in names if getattr(args, name) is not None]:
         raise ConfigError(
             f"{', '.join(flags)} {'needs' if len(flags) == 1 else 'need'} a publisher, and {args.source} is a file, "
             f"which is read whole; leave {'it' if len(flags) == 1 else 'them'} out"
         )
+
+
+def _check_publisher_accepts(endpoint: str) -> None:
+    """Raise ConfigError if no process accepts connections at a TCP endpoint: ZMQ would retry without a word."""
+    import socket
+
+    from understudy.errors import ConfigError
+
+    if not endpoint.startswith("tcp://"):
+        return
+    host, _, port = endpoint.removeprefix("tcp://").rpartition(":")
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), timeout=ANSWER_S).close()
+    except (OSError, ValueError) as error:
+        problem = getattr(error, "strerror", None) or str(error)
+        raise ConfigError(
+            f"{endpoint}: {problem}; start the publisher or check the address; --wait keeps trying"
+        ) from None
 
 
 def receive_messages(args: argparse.Namespace, endpoint: str) -> Iterator[list[bytes]]:
@@ -50,6 +77,8 @@ def receive_messages(args: argparse.Namespace, endpoint: str) -> Iterator[list[b
     if args.count is not None:
         whole_number("--count", args.count, 1)
     rank_endpoint(endpoint, 0)
+    if not args.wait:
+        _check_publisher_accepts(endpoint)
     deadline = None if args.seconds is None else time.monotonic() + args.seconds
     count = 0
     sockets = Sockets()

@@ -32,7 +32,7 @@ def add_tier_flags(verb: argparse.ArgumentParser) -> None:
     for tier, place in _PLACE.items():
         group.add_argument(f"--{tier}", metavar="BLOCKS", help=f"capacity of {place}: blocks, or unlimited")
         group.add_argument(
-            f"--{tier}-bytes", metavar="SIZE", help=f"capacity of {tier} in bytes, such as 512GiB or 4TB"
+            f"--{tier}-bytes", metavar="SIZE", help=f"capacity of {place} in bytes, such as 512GiB"
         )
         group.add_argument(
             f"--{tier}-bandwidth-gbps",

@@ -92,9 +92,17 @@ class Upstream:
             parts = urlsplit(url if "://" in url else f"http://{url}")
             port = parts.port
         except ValueError as error:
-            raise ConfigError(f"a worker is an address like http://host:8000, got {url!r}: {error}") from None
-        if parts.scheme != "http" or not parts.hostname or parts.path not in ("", "/", "/v1", "/v1/"):
-            raise ConfigError(f"a worker is an address like http://host:8000, got {url!r}")
+            raise ConfigError(
+                f"workers: {url!r} is not the URL of an engine: {error}; write http://HOST:PORT"
+            ) from None
+        is_bare_word = "://" not in url and port is None
+        if (
+            parts.scheme != "http"
+            or not parts.hostname
+            or parts.path not in ("", "/", "/v1", "/v1/")
+            or is_bare_word
+        ):
+            raise ConfigError(f"workers: {url!r} is not the URL of an engine; write http://HOST:PORT")
         self.host = parts.hostname
         self.port = 80 if port is None else port
         self.address = address_of(self.host, self.port)
