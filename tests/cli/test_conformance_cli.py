@@ -108,7 +108,7 @@ def test_another_version_can_be_compared(recordings: Path, capsys: pytest.Captur
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["{}/nowhere"], "no scenarios"),
+        (["{}/nowhere"], "nowhere does not exist; name a folder of recordings"),
         (["{}", "--only", "x*"], "'x*'"),
         (["{}", "--vllm-version", "v1"], "--vllm-version 'v1' is not known"),
         (["{}", "--vllm-version", "1.2"], "the newest known release is 0.33"),
