@@ -2,18 +2,47 @@
 
 from __future__ import annotations
 
+from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from understudy.api import replay as replay
+    from understudy.calibrate.predict import predict as predict
+    from understudy.engines.config import VllmConfig as VllmConfig
+    from understudy.live import fleet as fleet
+    from understudy.live import serve as serve
+    from understudy.report.compare import compare as compare
+    from understudy.report.report import Report as Report
+    from understudy.router.kv import KvRouting as KvRouting
+    from understudy.tiers.settings import TiersConfig as TiersConfig
+    from understudy.workload.formats import read_trace as read_trace
 
 __version__ = "0.1.0"
 
+_MODULE_OF = {
+    "KvRouting": "router.kv",
+    "Report": "report.report",
+    "TiersConfig": "tiers.settings",
+    "VllmConfig": "engines.config",
+    "compare": "report.compare",
+    "fleet": "live",
+    "predict": "calibrate.predict",
+    "read_trace": "workload.formats",
+    "replay": "api",
+    "serve": "live",
+}
+"""Modules of the public names; each is imported at the first use of its name, so `import understudy` stays fast."""
 
-def __getattr__(name: str) -> object:
-    # Importing the package costs next to nothing; what a script uses is loaded when it is used.
-    if name == "replay":
-        from understudy.api import replay
 
-        return replay
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+def __dir__() -> list[str]:
+    return sorted(_MODULE_OF)
+
+
+if not TYPE_CHECKING:  # a type checker would accept any name
+
+    def __getattr__(name: str) -> object:
+        if name not in _MODULE_OF:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        value = getattr(import_module(f"{__name__}.{_MODULE_OF[name]}"), name)
+        globals()[name] = value
+        return value

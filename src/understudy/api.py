@@ -28,6 +28,7 @@ from understudy.report.goodput import Slo
 from understudy.report.report import Report
 from understudy.router.kv import KvRouter, KvRouting
 from understudy.run.offline import run_offline
+from understudy.run.on_gpu import place_on_gpu
 from understudy.run.pools import WorkerPool
 from understudy.run.routed import write_decisions
 from understudy.tiers.settings import TiersConfig
@@ -41,6 +42,7 @@ if TYPE_CHECKING:
     from understudy.engines.timing import TimingModel
     from understudy.router import Router
     from understudy.run.offline import Routing
+    from understudy.tiers.gpu import GpuSettings
     from understudy.workload import ClosedLoop, Lockstep, OpenLoop
 
 
@@ -48,6 +50,8 @@ def replay(
     workload: Workload | str | PathLike[str],
     engine: EngineConfig | None = None,
     *,
+    model: str | None = None,
+    gpu: str | GpuSettings | None = None,
     workers: int = 1,
     pools: Sequence[WorkerPool] = (),
     routing: Routing | KvRouting | Router = "round_robin",
@@ -73,6 +77,8 @@ def replay(
 ) -> Report:
     """Replay a workload or a trace file in simulation and return the report.
 
+    `model` and `gpu` (such as "Llama-3.1-8B" and "H100") give step times and KV blocks; timing and blocks that `engine`
+    sets are kept.
     The arguments are those of `understudy.run.offline.run_offline`, plus files to write as JSON lines: `events`
     (consolidated KV events), `raw_events` (KV events as engines send them), `kv_trace` (block allocations and
     evictions) and `decisions` (costs behind each choice of a KV-aware router). `slo` sets the objectives for goodput;
@@ -113,6 +119,19 @@ def replay(
         and not WorkerPool(engine=engine or DEFAULT_ENGINE, tiers=tiers).resolve_tiers().tiers
     ):
         raise ConfigError("compare_without_tiers needs tiers to compare with; add a g2 tier (--g2)")
+    placed: tuple[str, ...] = ()
+    if gpu is not None:
+        if pools or timing is not None:
+            raise ConfigError(
+                f"gpu: {'pools have engines of their own' if pools else 'timing also sets the step times'}; "
+                "leave out one of them"
+            )
+        engine, tiers, workers, together, placed = place_on_gpu(
+            model, gpu, engine or DEFAULT_ENGINE, tiers, workers
+        )
+        ranks = ranks or together
+    elif model is not None:
+        raise ConfigError("model: step times need a GPU too; give gpu, such as H100 (KV sizes: tiers.model)")
     routing_without_tiers = _copy_routing(routing) if compare_without_tiers else routing
     if synthesize_tokens:
         lines = [path for path in (events, raw_events) if path is not None]
@@ -166,6 +185,7 @@ def replay(
     notes = [
         *workload.notes,
         *run.notes,
+        *placed,
         *_note_generic_times(tiers, engine, timing),
         *(note for one in engines for note in one.notes()),
     ]

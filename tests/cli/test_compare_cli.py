@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from understudy.cli import main
-from understudy.report.compare import Comparison
+from understudy.report.compare import compare
 
 TRACE = Path(__file__).parents[2] / "examples" / "demo_trace.jsonl"
 
@@ -36,8 +36,8 @@ def reports(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
 
 
 def test_only_what_differed_is_shown(reports: list[Path]) -> None:
-    assert Comparison.read(reports).settings() == [("workers", [1, 2])]
-    same = Comparison.read([reports[0], reports[0]])
+    assert compare(*reports).settings() == [("workers", [1, 2])]
+    same = compare(reports[0], reports[0])
     assert same.settings() == []
     assert same.names == (str(reports[0]), str(reports[0]))
 
@@ -58,9 +58,9 @@ def test_numbers_are_those_of_the_reports_with_their_change(
 
 
 def test_no_comparison_without_the_origin_of_its_times(reports: list[Path], tmp_path: Path) -> None:
-    [line] = Comparison.read(reports).times()
+    [line] = compare(*reports).times()
     assert line.startswith("Times from a generic polynomial")
-    assert line in Comparison.read(reports).to_html().replace("&#x27;", "'")
+    assert line in compare(*reports).to_html().replace("&#x27;", "'")
     changed: dict[str, Any] = json.loads(reports[0].read_text())
     changed["run"]["times"]["from"] = "preset: ours"
     other = tmp_path / "other.json"
@@ -68,7 +68,7 @@ def test_no_comparison_without_the_origin_of_its_times(reports: list[Path], tmp_
     del changed["run"]["times"]
     silent = tmp_path / "silent.json"
     silent.write_text(json.dumps(changed))
-    lines = Comparison.read([reports[0], other, silent]).times()
+    lines = compare(reports[0], other, silent).times()
     assert [line.partition(" from ")[0] for line in lines] == [
         f"Times of {path.stem}" for path in (reports[0], other, silent)
     ]
@@ -81,7 +81,7 @@ def test_three_reports_are_compared_with_the_first(reports: list[Path], tmp_path
     changed["ttft_ms"]["mean"] *= 3
     third = tmp_path / "three.json"
     third.write_text(json.dumps(changed))
-    rows = Comparison.read([*reports, third]).metrics()
+    rows = compare(*reports, third).metrics()
     values = next(values for label, _, values in rows if label.endswith("(TTFT), mean"))
     assert values[2] == pytest.approx(3 * values[0])
 
@@ -157,7 +157,7 @@ def test_what_has_no_value_is_compared_as_such(reports: list[Path], tmp_path: Pa
     changed["itl_ms"] = dict.fromkeys(changed["itl_ms"])
     other = tmp_path / "other.json"
     other.write_text(json.dumps(changed))
-    values = {path: values for path, _, _, values in Comparison.read([reports[0], other]).rows()}
+    values = {path: values for path, _, _, values in compare(reports[0], other).rows()}
     assert math.isnan(values["itl_ms.mean"][1])
     assert "goodput.ratio" not in values
 
@@ -170,7 +170,7 @@ def test_what_a_run_has_beside_one_without_is_told_where_it_is_not_the_default(t
     for path, flags in zip(paths, ("", more), strict=True):
         argv = ["replay", str(TRACE), "--quiet", "--workers", "2", "--json", str(path), *flags.split()]
         assert main(argv) == 0
-    named = dict(Comparison.read(paths).settings())
+    named = dict(compare(*paths).settings())
     assert named["routing"] == ["round_robin", None]
     assert named["routing.kind"] == [None, "kv"]
     assert named["routing.event_delay_ms"] == [None, 50]
@@ -183,7 +183,7 @@ def test_what_a_run_has_beside_one_without_is_told_where_it_is_not_the_default(t
         *("routing.kind", "routing.event_delay_ms", "tiers.offload.min_reuse"),
         *("engine.timing.kind", "engine.timing.front_end_ms"),
     }
-    page = Comparison.read(paths).to_html()
+    page = compare(*paths).to_html()
     assert 'class="delta good"' in page  # changes are coloured by whether they are welcome
     assert "expert_ms" not in page
 
@@ -195,4 +195,4 @@ def test_tiers_are_told_setting_by_setting(reports: list[Path], tmp_path: Path) 
         report["run"]["tiers"] = {"tiers": [{"tier": "g2", "bytes": size}, {"tier": "g3", "bytes": 9}]}
         paths.append(tmp_path / f"{name}.json")
         paths[-1].write_text(json.dumps(report))
-    assert Comparison.read(paths).settings() == [("tiers.tiers.g2.bytes", [1, 2])]
+    assert compare(*paths).settings() == [("tiers.tiers.g2.bytes", [1, 2])]

@@ -55,7 +55,7 @@ def test_pandas_itself_reads_the_frame() -> None:
 
 def test_without_pandas_a_data_frame_is_refused_with_a_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "pandas", None)
-    with pytest.raises(ConfigError, match="pip install pandas"):
+    with pytest.raises(ConfigError, match=r"pip install .understudy\[pandas\]"):
         Report.build(timeline()).to_pandas()
 
 

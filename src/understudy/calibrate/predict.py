@@ -1,19 +1,24 @@
-"""Predict the times of a table of experiments: replay each row's load with the preset of its deployment."""
+"""Predict the times of benchmarks: a table of experiments, or a recorded run."""
 
 from __future__ import annotations
 
 import os
+from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from understudy.errors import InvalidArgument, UnderstudyError
+from understudy.calibrate.experiment import MAX_BLOCKS, build_engine_config
+from understudy.calibrate.recorded import COLUMNS, predict_run, read_run
+from understudy.calibrate.tables import Table
+from understudy.errors import ConfigError, InvalidArgument, UnderstudyError
+from understudy.tiers.gpu import GpuSettings
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-
-    from understudy.calibrate.tables import Table
+    from os import PathLike
 
 
 class Prediction(msgspec.Struct, frozen=True):
@@ -47,3 +52,82 @@ def predict_table(
             if progress is not None:
                 progress(len(results))
     return results
+
+
+class Predictions(msgspec.Struct, frozen=True):
+    """Predicted times: a name and times (ms) per row, the sources of step times, and rows without a prediction."""
+
+    columns: tuple[str, ...]
+    """Names of the values in a row: the row's name, then times in milliseconds."""
+    rows: list[tuple[str, *tuple[float, ...]]]
+    sources: dict[str, int]
+    """Number of rows by the source of their step times."""
+    errors: list[UnderstudyError]
+
+    @classmethod
+    def of(cls, table: Table, results: list[Prediction | UnderstudyError]) -> Predictions:
+        """Collect the results of all rows of a table."""
+        name, *measures = table.columns_out
+        found = [
+            (row[name], result)
+            for row, result in zip(table.rows, results, strict=True)
+            if isinstance(result, Prediction)
+        ]
+        return cls(
+            table.columns_out,
+            [(key, *(result.means[measure] for measure in measures)) for key, result in found],
+            dict(Counter(result.origin for _, result in found).most_common()),
+            [result for result in results if not isinstance(result, Prediction)],
+        )
+
+    def to_pandas(self) -> Any:
+        """Return the rows as a pandas DataFrame. ConfigError without pandas."""
+        from understudy.report.requests import import_pandas
+
+        return import_pandas().DataFrame(self.rows, columns=list(self.columns))
+
+
+def predict(
+    inputs: str | PathLike[str],
+    *,
+    model: str | None = None,
+    gpu: str | GpuSettings | None = None,
+    kv_dtype: str | None = None,
+    threads: int | None = None,
+) -> Predictions:
+    """Predict the times of a table of experiments (.csv) or of a recorded run (JSON lines).
+
+    Rows of a table name their own model and GPU; `threads` replays that many of them in parallel. A recorded run needs
+    `model` and `gpu`, and its times count from a request's arrival at the engine. Errors: ConfigError for a missing
+    or superfluous argument; InvalidArgument for a file that cannot be read.
+    """
+    path = Path(inputs)
+    if path.suffix.lower() == ".csv":
+        given = {"model": model, "gpu": gpu, "kv_dtype": kv_dtype}
+        if names := [name for name, value in given.items() if value is not None]:
+            raise ConfigError(f"{names[0]}: rows of {path.name} name their own; leave it out")
+        table = Table.read(path)
+        return Predictions.of(table, predict_table(table, threads=threads))
+    if threads is not None:
+        raise ConfigError("threads is for a table of experiments; leave it out for a recorded run")
+    if model is None or gpu is None:
+        raise ConfigError(f"model, gpu: the recorded run {path.name} needs both; give them")
+    gpus = GpuSettings(name=gpu) if isinstance(gpu, str) else gpu
+    gpus = msgspec.structs.replace(gpus, front_end_ms=0.0)
+    deployment = gpus.deployment(model, kv_dtype)
+    sequences, tokens = 128, 2048  # defaults of `understudy predict`
+    blocks = gpus.num_blocks(model, kv_dtype, 16, step_tokens=tokens, sequences=sequences).blocks
+    engine = build_engine_config(
+        deployment,
+        max_num_seqs=sequences,
+        max_num_batched_tokens=tokens,
+        enable_prefix_caching=True,
+        num_gpu_blocks=min(blocks, MAX_BLOCKS),
+    )
+    run = predict_run(
+        read_run(path),
+        msgspec.structs.replace(engine, timing=gpus.timing(model, kv_dtype)),
+        workers=deployment.parallel.data,
+        ranks=deployment.steps_together,
+    )
+    return Predictions(COLUMNS, list(run.requests), {run.origin: len(run.requests)}, [])

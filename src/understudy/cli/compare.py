@@ -40,15 +40,15 @@ def run(args: argparse.Namespace) -> int:
 
     from rich.console import Console
 
-    from understudy.report.compare import Comparison
+    from understudy.report.compare import compare
 
     check_outputs({"--html": args.html}, {f"REPORT {path}": path for path in args.reports})
-    comparison = Comparison.read(args.reports)
+    comparison = compare(*args.reports)
     if args.html is not None:
         with create(args.html) as file:
             file.write(comparison.to_html().encode())
         if not is_stdout(args.html):
             print(f"written: {args.html}", file=sys.stderr)
     to_stdout = args.html is not None and is_stdout(args.html)
-    Console(highlight=False, stderr=to_stdout).print(comparison.table())
+    comparison.print(Console(highlight=False, stderr=to_stdout))
     return 0

@@ -117,32 +117,24 @@ def _reject_flags_for_table(args: argparse.Namespace) -> None:
 
 def _predict_table(args: argparse.Namespace) -> int:
     import sys
-    from collections import Counter
 
-    from understudy.calibrate.predict import Prediction, predict_table
+    from understudy.calibrate.predict import Predictions, predict_table
     from understudy.calibrate.tables import Table
     from understudy.cli.progress import progress_bar
 
     table = Table.read(args.inputs)
     with progress_bar("predicting", len(table.rows), "experiments") as progress:
-        results = predict_table(table, threads=args.threads, progress=progress)
-    name, *measures = table.columns_out
-    found = [
-        (row[name], result)
-        for row, result in zip(table.rows, results, strict=True)
-        if isinstance(result, Prediction)
-    ]
-    errors = [result for result in results if not isinstance(result, Prediction)]
-    if not found:
+        found = Predictions.of(table, predict_table(table, threads=args.threads, progress=progress))
+    errors = found.errors
+    if not found.rows:
         raise errors[0]
-    rows = [(key, *(result.means[measure] for measure in measures)) for key, result in found]
-    _write_csv(args.output, table.columns_out, rows)
-    for origin, count in Counter(result.origin for _, result in found).most_common():
+    _write_csv(args.output, found.columns, found.rows)
+    for origin, count in found.sources.items():
         print(f"times of {count} row{'' if count == 1 else 's'} from {origin}", file=sys.stderr)
     for error in errors:
         print(f"understudy predict: {error}", file=sys.stderr)
     if errors:
-        print(f"{len(errors)} of {len(results)} rows are left out", file=sys.stderr)
+        print(f"{len(errors)} of {len(table.rows)} rows are left out", file=sys.stderr)
     return 2 if errors else 0
 
 

@@ -16,6 +16,7 @@ from rich.text import Text
 from understudy.errors import InvalidArgument
 from understudy.report.html.compare_page import compare_page
 from understudy.report.metrics import BY_KEY
+from understudy.report.report import Report
 from understudy.report.saved import read_report
 from understudy.report.text import NONE, quantity
 from understudy.router.kv import KvRouting
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from os import PathLike
 
-    from rich.console import RenderableType
+    from rich.console import Console, RenderableType
 
 COMPARED = (
     "ttft_ms.mean",
@@ -72,15 +73,11 @@ class Comparison:
     names: tuple[str, ...]
     reports: tuple[dict[str, Any], ...]
 
-    @classmethod
-    def read(cls, paths: Sequence[str | PathLike[str]]) -> Comparison:
-        """Read reports that `--json` wrote. InvalidArgument names the invalid file or field."""
-        if len(paths) < 2:
-            raise InvalidArgument("compare needs at least two reports")
-        names = [Path(path).stem for path in paths]
-        if len(set(names)) < len(names):
-            names = [str(path) for path in paths]
-        return cls(tuple(names), tuple(read_report(path, COMPARED) for path in paths))
+    def print(self, console: Console | None = None) -> None:
+        """Print the table to `console` (default: standard output)."""
+        from rich.console import Console
+
+        (console or Console(highlight=False)).print(self.table())
 
     def settings(self) -> list[tuple[str, list[Any]]]:
         """List the settings that differ between the runs, by dotted name."""
@@ -148,6 +145,32 @@ class Comparison:
             for name, report in zip(self.names, self.reports, strict=True)
             for verdict in report.get("verdicts", ())
         ]
+
+
+def compare(*reports: Report | str | PathLike[str], names: Sequence[str] = ()) -> Comparison:
+    """Compare reports, or files that `to_json` wrote, with the first of them.
+
+    `names` are the columns' titles (default: file names, and "report 1" and so on for reports). InvalidArgument for
+    fewer than two reports, an invalid file, or another number of names.
+    """
+    if len(reports) < 2:
+        raise InvalidArgument("compare needs at least two reports")
+    if isinstance(names, str) or (names and len(names) != len(reports)):
+        raise InvalidArgument(f"names: {len(reports)} reports need as many names, got {names!r}")
+    titles, contents = [], []
+    for number, report in enumerate(reports, 1):
+        if isinstance(report, Report):
+            titles.append(f"report {number}")
+            contents.append(report.to_dict())
+        else:
+            titles.append(Path(report).stem)
+            contents.append(read_report(report, COMPARED))
+    if len(set(titles)) < len(titles):
+        titles = [
+            title if isinstance(report, Report) else str(report)
+            for title, report in zip(titles, reports, strict=True)
+        ]
+    return Comparison(tuple(names or titles), tuple(contents))
 
 
 def _flatten(facts: dict[str, Any], prefix: str = "") -> dict[str, Any]:

@@ -46,11 +46,16 @@ def write_requests(report: Report, path: str | PathLike[str]) -> None:
 
 def request_frame(report: Report) -> Any:
     """Return the rows as a pandas DataFrame. ConfigError if pandas is not installed."""
+    return import_pandas().DataFrame(_rows_as_columns(report, slice(0, len(report.columns))))
+
+
+def import_pandas() -> Any:
+    """Import pandas, an optional dependency. ConfigError names the extra if it is not installed."""
     try:
-        import pandas as pd  # type: ignore[import-untyped, unused-ignore]
+        import pandas  # type: ignore[import-untyped, unused-ignore]
     except ImportError as error:
-        raise ConfigError("to_pandas needs pandas; pip install pandas") from error
-    return pd.DataFrame(_rows_as_columns(report, slice(0, len(report.columns))))
+        raise ConfigError("to_pandas needs pandas; pip install 'understudy[pandas]'") from error
+    return pandas
 
 
 def key_of(declared: Column, part: int = 0) -> str:

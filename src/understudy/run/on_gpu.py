@@ -1,0 +1,62 @@
+"""Derive step times, KV blocks and workers from a model and the GPU that it runs on."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+import msgspec
+
+from understudy.errors import ConfigError
+from understudy.run.settings import apply_gpus
+from understudy.tiers.gpu import GpuSettings
+from understudy.tiers.settings import TiersConfig
+
+if TYPE_CHECKING:
+    from understudy.engines.engine_config import EngineConfig
+
+
+class Placement(NamedTuple):
+    """Engine, tiers and workers of a model on its GPUs, with notes for the report."""
+
+    engine: EngineConfig
+    tiers: TiersConfig | None
+    workers: int
+    ranks: bool
+    notes: tuple[str, ...]
+
+
+def place_on_gpu(
+    model: str | None,
+    gpu: str | GpuSettings,
+    engine: EngineConfig,
+    tiers: TiersConfig | None,
+    workers: int,
+) -> Placement:
+    """Return the settings of `model` on `gpu`; timing and blocks of `engine` that are not defaults are kept."""
+    gpus = GpuSettings(name=gpu) if isinstance(gpu, str) else gpu
+    if not isinstance(gpus, GpuSettings):
+        raise ConfigError(f"gpu must be the name of a GPU or GpuSettings, got {gpu!r}")
+    below = tiers or TiersConfig()
+    if model is not None and below.model is not None and below.model != model:
+        raise ConfigError(f"model: {model} contradicts tiers.model={below.model}; give one")
+    model = model or below.model
+    if model is None:
+        raise ConfigError("gpu: step times need a model; give model, such as Llama-3.1-8B")
+    defaults = type(engine)()
+    has_blocks = engine.num_gpu_blocks != defaults.num_gpu_blocks
+    has_timing = engine.timing != defaults.timing
+    if gpus.is_known:
+        gpus.reject_unused_settings(engine.timing, has_blocks=has_blocks, has_timing=has_timing)
+    engine, notes = apply_gpus(
+        gpus, engine, model, below.kv_dtype, has_blocks=has_blocks, has_timing=has_timing
+    )
+    size = gpus.data_parallel_size
+    if size > 1 and workers not in (1, size):
+        raise ConfigError(
+            f"workers={workers} differs from gpu.data_parallel_size={size}, where each rank is a worker; "
+            "leave workers out"
+        )
+    if tiers is not None and tiers.tiers and tiers.model is None and tiers.kv_bytes_per_token is None:
+        tiers = msgspec.structs.replace(tiers, model=model)
+    together = gpus.steps_together(model, below.kv_dtype)
+    return Placement(engine, tiers, max(workers, size), together, notes)
