@@ -90,16 +90,18 @@ def test_a_run_has_the_recorded_times(path: Path) -> None:
     requests = [scenario["requests"][i] for i in order]
     limits = [one["max_tokens"] for one in requests]
     begin = requests[0]["t"]  # a workload begins with its first arrival
-    workload = Workload(
-        arrival_ns=[one["t"] - begin for one in requests],
-        prompt_tokens=[len(prompts[i]) for i in order],
-        output_tokens=[one.get("eos_at") or one["max_tokens"] for one in requests],
-        max_tokens=limits,
-        hash_offsets=np.cumsum([0, *(len(prompts[i]) for i in order)]),
-        hash_ids=[token for i in order for token in prompts[i]],
-        trace_block_size=1,
-    )
-    timeline = run_offline(workload, engine, timing=RecordedClock(scenario["clock"]), check=True).timeline
+    columns: dict[str, Any] = {
+        "arrival_ns": [one["t"] - begin for one in requests],
+        "prompt_tokens": [len(prompts[i]) for i in order],
+        "output_tokens": [one.get("eos_at") or one["max_tokens"] for one in requests],
+        "max_tokens": limits,
+        "hash_offsets": np.cumsum([0, *(len(prompts[i]) for i in order)]),
+        "hash_ids": [token for i in order for token in prompts[i]],
+        "trace_block_size": 1,
+    }
+    timeline = run_offline(
+        Workload(**columns), engine, timing=RecordedClock(scenario["clock"]), check=True
+    ).timeline
     for row, one in enumerate(requests):
         recorded = pair["recorded"]["requests"][one["id"]]
         assert timeline.first_token_ns[row] + begin == recorded["tokens"][0], one["id"]
