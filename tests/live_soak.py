@@ -154,7 +154,7 @@ def core_sizes(fleet: Fleet) -> dict[str, int]:
         sizes["requests of endpoints"] += len(server.app.endpoints.in_flight)
         sizes["requests of workers"] += len(worker.live())
         for core in worker.cores:
-            engine = core.engine
+            engine = core.vllm
             sizes["blocks in use"] += engine.pool[1]
             sizes["blocks"] += sum(engine.pool)
             sizes["requests waiting"] += engine.num_waiting

@@ -35,10 +35,10 @@ understudy.replay({TRACE!r}, workers=2, routing=Mine())
     "objects of a module": """
 from understudy.engines.config import VllmConfig
 from understudy.router.kv import KvRouting
-from understudy.server.core import EngineCore
+from understudy.server.engines import SimulatedCore
 from understudy.tokens import TokenBlocks
 router = KvRouting().build(seed=1)
-core = EngineCore(VllmConfig(block_size=16), events=True)
+core = SimulatedCore(VllmConfig(block_size=16), events=True)
 engine, blocks = core.engine, TokenBlocks(range(64), block_size=16)
 identities = blocks.identities
 """,
@@ -53,10 +53,10 @@ policy.manager = BlockManager(8, policy=policy)
 """,
     "an exception": """
 from understudy.engines.config import VllmConfig
-from understudy.server.core import EngineCore
+from understudy.server.engines import SimulatedCore
 def fail():
-    core = EngineCore(VllmConfig(block_size=16))
-    core.engine.submit("x", -1, 5, None)
+    core = SimulatedCore(VllmConfig(block_size=16))
+    core.vllm.submit("x", -1, 5, None)
 fail()
 """,
     "a publisher that is not closed": """

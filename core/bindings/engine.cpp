@@ -1,34 +1,27 @@
-// The simulated engine in Python.
+// The engine interface in Python: requests, effects, and the calls of a driver.
+#include "engine.hpp"
+
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/array.h>
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/pair.h>
 #include <nanobind/stl/shared_ptr.h>
 #include <nanobind/stl/string.h>
-#include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
-
-#include <algorithm>
 
 #include "bindings.hpp"
 #include "convert.hpp"
-#include "engine/vllm/engine.hpp"
 #include "exclusive_class.hpp"
-#include "live_run.hpp"
-#include "policy_config.hpp"
 
 namespace understudy {
 
-void bind_engine_tiers(ExclusiveClass<VllmEngine, Engine>& engine);  // engine_tiers.cpp
-
-namespace {
-
 using namespace nb::literals;
 
-RequestId submit(VllmEngine& self, const std::string& name, nb::handle prompt_tokens, nb::handle max_tokens,
-                 const Identities* identities, std::int64_t priority, double arrival_time, nb::handle eos_at,
-                 const std::optional<std::vector<std::uint32_t>>& accepts, nb::handle adapter) {
+RequestSpec make_spec(RequestId id, const std::string& name, nb::handle prompt_tokens, nb::handle max_tokens,
+                      const Identities* identities, std::int64_t priority, double arrival_time, nb::handle eos_at,
+                      const std::optional<std::vector<std::uint32_t>>& accepts, nb::handle adapter) {
   RequestSpec spec;
+  spec.id = id;
   spec.name = name;
   spec.prompt_tokens = static_cast<std::uint32_t>(read_uint(prompt_tokens, "prompt_tokens", 1u << 30));
   spec.max_tokens = static_cast<std::uint32_t>(read_uint(max_tokens, "max_tokens", 1u << 30));
@@ -44,16 +37,6 @@ RequestId submit(VllmEngine& self, const std::string& name, nb::handle prompt_to
   spec.adapter = static_cast<std::uint32_t>(read_uint(adapter, "adapter", 0xFFFFFFFFu));
   spec.arrival_time = arrival_time;
   if (identities != nullptr) {
-    // The last token is never computed, so it fills no block.
-    const std::uint64_t end = std::min<std::uint64_t>(std::uint64_t{spec.prompt_tokens} + std::max(spec.outputs(), 1u),
-                                                      self.config().max_model_len);
-    // Under vLLM's offload even its chunk may be looked for.
-    const std::uint64_t named = end > 0 && !self.config().offload ? end - 1 : end;
-    const std::uint64_t full = named / self.config().block_size;
-    if (self.config().enable_prefix_caching && identities->size() < full) {
-      throw Error(ErrorKind::InvalidArgument, "request ", name, ": identities name ", identities->size(),
-                  " blocks, prompt and output fill ", full);
-    }
     for (std::size_t i = 0; i < identities->size(); ++i) {
       if (const std::uint32_t position = identities->span()[i].position(); position != i) {
         throw Error(ErrorKind::InvalidArgument, "request ", name, ": identities[", i, "] is the block at position ",
@@ -62,76 +45,11 @@ RequestId submit(VllmEngine& self, const std::string& name, nb::handle prompt_to
     }
     spec.identities = std::make_shared<GivenIdentities>(*identities);
   }
-  spec.id = self.num_submitted();
-  const RequestId id = spec.id;
-  (void)self.submit(std::move(spec), self.now_ns());
-  return id;
+  return spec;
 }
 
-std::vector<std::pair<RequestId, std::uint32_t>> scheduled(const VllmEngine& self) {
-  std::vector<std::pair<RequestId, std::uint32_t>> out;
-  for (const Scheduled& turn : self.log().scheduled) out.emplace_back(turn.id, turn.tokens);
-  return out;
-}
-
-std::vector<std::tuple<RequestId, bool, std::uint32_t>> admitted(const VllmEngine& self) {
-  std::vector<std::tuple<RequestId, bool, std::uint32_t>> out;
-  const StepLog& log = self.log();
-  for (std::size_t i = 0; i < log.admitted.size(); ++i)
-    out.emplace_back(log.admitted[i], log.resumed[i], log.cached[i]);
-  return out;
-}
-
-using TraceRow = std::tuple<std::int64_t, bool, std::size_t, std::uint64_t, std::uint64_t, std::uint64_t>;
-
-std::vector<TraceRow> trace_rows(const std::vector<TimedKvTrace>& trace) {
-  std::vector<TraceRow> out;
-  for (const auto& [time_ns, r] : trace) out.emplace_back(time_ns, r.eviction, r.blocks, r.free, r.active, r.inactive);
-  return out;
-}
-
-using Stay = std::tuple<std::int64_t, std::int64_t, std::vector<std::int64_t>>;
-
-std::vector<Stay> take_stays(VllmEngine& self) {
-  std::vector<Stay> out;
-  for (const BlockStay& r : self.take_stays()) {
-    out.emplace_back(r.lifetime_ns, r.idle_ns,
-                     std::vector(r.gaps_ns.begin(), r.gaps_ns.begin() + static_cast<std::ptrdiff_t>(r.gaps)));
-  }
-  return out;
-}
-
-std::tuple<std::uint64_t, std::uint64_t, std::uint64_t> pool_counts(const VllmEngine& self) {
-  const PoolMetrics m = self.store().metrics(0);
-  return {m.reset_blocks, m.total_blocks - m.reset_blocks - m.inactive_blocks, m.inactive_blocks};
-}
-
-// Also of one that ended in the last step.
-std::string name_of(const VllmEngine& self, RequestId id) {
-  for (const auto& [ended, name] : self.log().ended) {
-    if (ended == id) return name;
-  }
-  return self.request(id).spec.name;
-}
-
-// Python names its cancelled request, and gets its record.
-std::optional<RequestRecord> cancel(VllmEngine& self, RequestId id, std::int64_t now_ns) {
-  const Effects& effects = self.cancel(id, now_ns);
-  const auto found = std::ranges::find(effects.finished, id, &RequestRecord::id);
-  return found == effects.finished.end() ? std::nullopt : std::optional(*found);
-}
-
-std::int64_t begin_step(VllmEngine& self, std::int64_t now_ns) {
-  const Effects& effects = self.begin_step(now_ns);
-  return self.in_step() ? effects.wake_ns - now_ns : 0;
-}
-
-Effects advance(VllmEngine& self, std::int64_t until_ns, bool stop_on_finish) {
-  return self.advance(until_ns, {.stop_on_finish = stop_on_finish});
-}
-
-std::shared_ptr<VllmEngine> make_engine(const VllmConfig& config, const StepTiming& timing, const TierConfig* tiers,
-                                        LiveRun* run, const std::string& name) {
+std::shared_ptr<Engine> make_engine(const EngineConfig& config, const StepTiming& timing, const TierConfig* tiers,
+                                    LiveRun* run, const std::string& name) {
   if (run != nullptr && tiers == nullptr) throw Error(ErrorKind::ConfigError, "run needs tiers");
   std::optional<ExclusiveCall> guard;
   if (run != nullptr) guard.emplace(run->call_flag(), "TierRun");
@@ -146,42 +64,68 @@ std::shared_ptr<VllmEngine> make_engine(const VllmConfig& config, const StepTimi
   site.tiers = tiers;
   site.run = run;
   site.name = name;
-  auto engine = within_memory(what, blocks * kSlotBytes, [&] { return std::make_shared<VllmEngine>(config, site); });
+  site.reports_batches = true;
+  auto engine = within_memory(what, blocks * kSlotBytes, [&] { return std::shared_ptr<Engine>(config.make(site)); });
   if (run != nullptr) run->keep(engine);
   return engine;
+}
+
+namespace {
+
+constexpr const char* kReasons[] = {"length", "stop", "cancelled", "failed"};
+
+FinishReason read_reason(const std::string& reason) {
+  for (std::size_t i = 0; i < std::size(kReasons); ++i) {
+    if (reason == kReasons[i]) return static_cast<FinishReason>(i);
+  }
+  throw Error(ErrorKind::InvalidArgument, "reason: '", reason, "' must be length, stop, cancelled or failed");
+}
+
+std::optional<std::int64_t> time_or_none(std::int64_t time_ns) {
+  return time_ns == Engine::kNever ? std::nullopt : std::optional(time_ns);
 }
 
 }  // namespace
 
 void bind_engine(nb::module_& m) {
-  nb::class_<EventTruth>(m, "EventTruth", "An index built only from the consolidated event stream.")
-      .def(nb::init<>())
-      .def(
-          "apply", [](EventTruth& self, const DrainedEvents& batch) { self.apply(batch.records); }, "batch"_a,
-          "InvariantViolated when a row contradicts those before it.")
-      .def(
-          "require_equal",
-          [](EventTruth& self, VllmEngine& engine) {
-            const ExclusiveCall guard(engine.call_flag(), "Engine");
-            self.require_equal(engine.store(), EventTruth::Scope::Whole);
-          },
-          "engine"_a, "InvariantViolated unless the engine holds exactly the blocks that the index knows.");
+  nb::enum_<Phase>(m, "Phase", "State of an engine between two calls.")
+      .value("IDLE", Phase::Idle, "Nothing to do until the driver submits something.")
+      .value("READY", Phase::Ready, "begin_step is due at wake_ns.")
+      .value("IN_STEP", Phase::InStep, "end_step is due at wake_ns, or once the step is computed (Effects.UNKNOWN).")
+      .value("ASLEEP", Phase::Asleep, "Waits for transfers.")
+      .value("STALLED", Phase::Stalled, "No step makes progress; one that is open still ends at wake_ns.");
 
-  nb::class_<BurstSampler>(m, "BurstSampler", "Draws how many tokens a step with speculation yields.")
-      .def(nb::init<std::vector<double>, std::uint64_t>(), "rates"_a, "seed"_a)
-      .def("draw", &BurstSampler::draw, "remaining"_a, "Tokens of one step, at most `remaining`.");
+  nb::class_<RequestSpec>(m, "RequestSpec", "A request for a simulated engine.")
+      .def(nb::new_([](RequestId id, const std::string& name, nb::handle prompt_tokens, nb::handle max_tokens,
+                       const Identities* identities, std::int64_t priority, double arrival_time, nb::handle eos_at,
+                       const std::optional<std::vector<std::uint32_t>>& accepts, nb::handle adapter) {
+             return make_spec(id, name, prompt_tokens, max_tokens, identities, priority, arrival_time, eos_at, accepts,
+                              adapter);
+           }),
+           "id"_a, "name"_a, "prompt_tokens"_a, "max_tokens"_a, "identities"_a.none() = nb::none(), nb::kw_only(),
+           "priority"_a = 0, "arrival_time"_a = 0.0, "eos_at"_a.none() = nb::none(), "accepts"_a.none() = nb::none(),
+           "adapter"_a = 0,
+           "`identities` name the blocks that prompt and output fill; the output token with number `eos_at` ends the "
+           "request before `max_tokens` does. `adapter` is of LoRA, 0 for none.");
 
   nb::class_<RequestRecord>(m, "RequestRecord",
                             "Record of a finished request. Times are -1 for events that never happened.")
+      .def(
+          "__init__",
+          [](RequestRecord* self, RequestId id, const std::string& reason, std::uint32_t output_tokens,
+             std::int64_t finish_ns) {
+            new (self) RequestRecord;
+            self->id = id;
+            self->reason = read_reason(reason);
+            self->output_tokens = output_tokens;
+            self->finish_ns = finish_ns;
+          },
+          "id"_a, "reason"_a, "output_tokens"_a = 0, "finish_ns"_a = -1)
       .def_ro("id", &RequestRecord::id)
       .def_ro("name", &RequestRecord::name)
       .def_prop_ro(
-          "reason",
-          [](const RequestRecord& self) {
-            constexpr const char* kNames[] = {"length", "stop", "cancelled"};
-            return kNames[static_cast<std::size_t>(self.reason)];
-          },
-          "length, stop or cancelled.")
+          "reason", [](const RequestRecord& self) { return kReasons[static_cast<std::size_t>(self.reason)]; },
+          "length, stop, cancelled or failed.")
       .def_ro("output_tokens", &RequestRecord::output_tokens)
       .def_ro("queued_ns", &RequestRecord::queued_ns, "When the engine read it: at a boundary between steps.")
       .def_ro("first_admit_ns", &RequestRecord::first_admit_ns)
@@ -198,7 +142,29 @@ void bind_engine(nb::module_& m) {
       .def_ro("parked_ns", &RequestRecord::parked_ns)
       .def_ro("room_wait_ns", &RequestRecord::room_wait_ns);
 
-  nb::class_<Effects>(m, "Effects", "Results of a call.")
+  nb::class_<AdmittedRequest>(m, "AdmittedRequest", "A request that a step admits.")
+      .def(nb::init<RequestId, std::uint32_t>(), "request"_a, "cached_tokens"_a)
+      .def_ro("request", &AdmittedRequest::request)
+      .def_ro("cached_tokens", &AdmittedRequest::cached_tokens)
+      .def_ro("below_tokens", &AdmittedRequest::below_tokens, "Cached tokens that came from G2, G3 and G4.");
+
+  nb::class_<Effects> effects(m, "Effects", "Results of a call.");
+  effects
+      .def(
+          "__init__",
+          [](Effects* self, Phase phase, std::optional<std::int64_t> wake_ns,
+             const std::vector<std::pair<RequestId, std::uint32_t>>& tokens, std::vector<RequestRecord> finished,
+             std::vector<AdmittedRequest> admitted, std::uint64_t batch_tokens) {
+            new (self) Effects;
+            self->phase = phase;
+            self->wake_ns = wake_ns.value_or(Effects::kNever);
+            for (const auto& [id, count] : tokens) self->tokens.push_back({id, count});
+            self->finished = std::move(finished);
+            self->admitted = std::move(admitted);
+            self->batch_tokens = batch_tokens;
+          },
+          "phase"_a, "wake_ns"_a.none() = nb::none(), nb::kw_only(), "tokens"_a = nb::list(), "finished"_a = nb::list(),
+          "admitted"_a = nb::list(), "batch_tokens"_a = 0)
       .def_prop_ro(
           "tokens",
           [](const Effects& self) {
@@ -208,143 +174,82 @@ void bind_engine(nb::module_& m) {
           },
           "(request, new tokens), in the engine's order.")
       .def_ro("finished", &Effects::finished, "Records, in the order in which requests ended.")
+      .def_ro("admitted", &Effects::admitted, "Requests that the step admits, if the engine reports them.")
+      .def_ro("preempted", &Effects::preempted, "Requests that the step preempts, if the engine reports them.")
+      .def_ro("batch_tokens", &Effects::batch_tokens, "Tokens that the open step computes; 0 if not reported.")
+      .def_ro("phase", &Effects::phase)
       .def_prop_ro(
-          "wake_ns",
-          [](const Effects& self) {
-            return self.wake_ns == Engine::kNever ? std::nullopt : std::optional(self.wake_ns);
-          },
+          "wake_ns", [](const Effects& self) { return time_or_none(self.wake_ns); },
           "When the driver must call next; None until it submits or delivers something.");
+  effects.attr("UNKNOWN") = Effects::kUnknown;
 
-  nb::class_<Engine>(m, "Engine", "A simulated engine: a state machine that never reads a clock.");
-  ExclusiveClass<VllmEngine, Engine> engine(
-      m, "VllmEngine", "An engine with vLLM's scheduler. A second caller at a time raises WrongState.");
-  engine
-      .def_new(&make_engine, "config"_a, "timing"_a, nb::kw_only(), "tiers"_a.none() = nb::none(),
-               "run"_a.none() = nb::none(), "name"_a = "worker", nb::keep_alive<0, 5>(),
-               "With `tiers`, and `run` where several engines share them.")
-      .def("submit", &submit, "name"_a, "prompt_tokens"_a, "max_tokens"_a, "identities"_a.none() = nb::none(),
-           nb::kw_only(), "priority"_a = 0, "arrival_time"_a = 0.0, "eos_at"_a.none() = nb::none(),
-           "accepts"_a.none() = nb::none(), "adapter"_a = 0,
-           "Queue a request; returns its index. `identities` name the blocks that prompt and output fill; the "
-           "output token with number `eos_at` ends it before `max_tokens` does. `adapter` is of LoRA, 0 for none.")
-      .def("never_fits", &VllmEngine::never_fits, "prompt_tokens"_a, "max_tokens"_a,
+  nb::class_<EngineSnapshot>(m, "EngineSnapshot", "The engine at the moment of the call.")
+      .def(
+          "__init__",
+          [](EngineSnapshot* self, Phase phase, std::size_t running, std::size_t waiting, std::size_t loading,
+             std::uint64_t active_blocks) {
+            new (self) EngineSnapshot;
+            self->phase = phase;
+            self->running = running;
+            self->waiting = waiting;
+            self->loading = loading;
+            self->active_blocks = active_blocks;
+          },
+          "phase"_a, nb::kw_only(), "running"_a = 0, "waiting"_a = 0, "loading"_a = 0, "active_blocks"_a = 0)
+      .def_ro("phase", &EngineSnapshot::phase)
+      .def_ro("running", &EngineSnapshot::running)
+      .def_ro("waiting", &EngineSnapshot::waiting, "Requests in the queue.")
+      .def_ro("loading", &EngineSnapshot::loading, "Requests whose blocks are loaded from a tier.")
+      .def_ro("parked", &EngineSnapshot::parked, "Part of `loading`: those that are not counted as waiting.")
+      .def_ro("active_blocks", &EngineSnapshot::active_blocks);
+
+  ExclusiveClass<Engine>(m, "Engine",
+                         "A simulated engine of any kind: a state machine that never reads a clock. A second caller at "
+                         "a time raises WrongState.")
+      .def(
+          "submit",
+          [](Engine& self, RequestSpec spec, std::int64_t now_ns) { return self.submit(std::move(spec), now_ns); },
+          "spec"_a, "now_ns"_a, "Queue a request, whose id is new; this may end another one.")
+      .def("cancel", &Engine::cancel, "request"_a, "now_ns"_a,
+           "End a request early; its record is among the effects. Unknown or finished ids are ignored.")
+      .def("begin_step", &Engine::begin_step, "now_ns"_a, "Schedule a step, which ends at the effects' wake_ns.")
+      .def("end_step", &Engine::end_step, "now_ns"_a, "Make the step's results visible.")
+      .def("snapshot", &Engine::snapshot)
+      .def("never_fits", &Engine::never_fits, "prompt_tokens"_a, "max_tokens"_a,
            "Why a request of this size could never run to its end, or None.")
-      .def("cancel", &cancel, "request"_a, "now_ns"_a,
-           "Cancel a request; returns its record, or None when it is unknown or has ended.")
-      .def("set_admitting", &VllmEngine::set_admitting, "on"_a,
+      .def(
+          "advance",
+          [](Engine& self, std::int64_t until_ns, bool stop_on_finish) {
+            return self.advance(until_ns, {.stop_on_finish = stop_on_finish});
+          },
+          "until_ns"_a, "stop_on_finish"_a = false, nb::call_guard<nb::gil_scoped_release>(),
+          "Run steps back to back up to `until_ns`.")
+      .def(
+          "next_landing_ns", [](const Engine& self) { return time_or_none(self.next_landing_ns()); },
+          "When to call `land` if no step is open; None if the engine waits for no transfer.")
+      .def("land", &Engine::land, "now_ns"_a, nb::call_guard<nb::gil_scoped_release>(),
+           "Finish every transfer that ends by then, each at its time.")
+      .def("finish_transfers", &Engine::finish_transfers, nb::call_guard<nb::gil_scoped_release>(),
+           "Let every transfer land; for an engine that has nothing more to do.")
+      .def("set_admitting", &Engine::set_admitting, "on"_a,
            "While off, only requests that hold blocks go on; the queue waits.")
-      .def_prop_ro("drained", &VllmEngine::drained, "Whether no request holds blocks.")
-      .def("forget_cache", &VllmEngine::forget_cache, "now_ns"_a, "Drop every unreferenced block of the device.")
-      .def("begin_step", &begin_step, "now_ns"_a, "Schedule a step; returns its duration in ns.")
-      .def("end_step", &VllmEngine::end_step, "end_ns"_a, "Make the step's tokens visible.")
-      .def("begin_recorded_step", &VllmEngine::begin_recorded_step, "now_ns"_a,
-           "Schedule as a recording counts steps; not to be mixed with begin_step.")
-      .def("end_recorded_step", &VllmEngine::end_recorded_step, "now_ns"_a,
-           "The update that follows: asynchronously that of the batch before.")
-      .def("advance", &advance, "until_ns"_a, "stop_on_finish"_a = false, nb::call_guard<nb::gil_scoped_release>(),
-           "Run steps back to back up to `until_ns`.")
-      .def("skip_to", &VllmEngine::skip_to, "time_ns"_a, "Let idle time pass.")
-      .def_prop_ro("now_ns", &VllmEngine::now_ns, "When the open step ends, or else when the next may begin.")
-      .def_prop_ro("in_step", &VllmEngine::in_step)
-      .def("set_fast_forward", &VllmEngine::set_fast_forward, "on"_a)
-      .def_prop_ro("idle", &VllmEngine::idle)
-      .def_prop_ro("stuck", &VllmEngine::stuck)
-      .def(
-          "take_finished",
-          [](VllmEngine& self) {
-            std::vector<RequestId> ids;
-            for (const RequestRecord& record : self.take_effects().finished) ids.push_back(record.id);
-            return ids;
-          },
-          "Requests that finished in the last call of end_step or advance, unless they were taken.")
-      .def(
-          "emitted", [](const VllmEngine& self, RequestId id) { return self.request(id).outputs(); }, "request"_a,
-          "Output tokens of a request that are visible.")
-      .def("name", &name_of, "request"_a,
-           "The name under which a request was submitted that has not ended, or has in the last step.")
-      .def_prop_ro("scheduled", &scheduled, "(request, tokens) of the last step, in order.")
-      .def_prop_ro("admitted", &admitted, "(request, resumed, cached tokens) of the last step, in order.")
-      .def_prop_ro("preempted", [](const VllmEngine& self) { return self.log().preempted; })
-      .def_prop_ro("finished", [](const VllmEngine& self) { return self.log().finished; })
-      .def_prop_ro("free_after_schedule", [](const VllmEngine& self) { return self.log().free_after_schedule; })
-      .def_prop_ro("running", &VllmEngine::running)
-      .def_prop_ro("num_waiting", &VllmEngine::num_waiting)
-      .def("waiting_head", &VllmEngine::waiting, "count"_a = 4)
-      .def_prop_ro(
-          "batch",
-          [](const VllmEngine& self) {
-            std::vector<std::pair<RequestId, std::uint32_t>> out;
-            for (const Scheduled& turn : self.batch()) out.emplace_back(turn.id, turn.tokens);
-            return out;
-          },
-          "(request, tokens) of the open step's batch, in order.")
-      .def_prop_ro("num_slots", &VllmEngine::num_slots, "Most requests present at one time.")
-      .def_prop_ro("steps_kept", &VllmEngine::steps_kept, "Number of step ends kept for present requests.")
-      .def_prop_ro("free_blocks", [](const VllmEngine& self) { return self.store().available(0); })
-      .def(
-          "free_head", [](const VllmEngine& self, std::size_t count) { return self.store().eviction_order(0, count); },
-          "count"_a = 4)
-      .def("take_all_events", &VllmEngine::take_all_events,
-           "Take all events so far, those of the step in progress too; with `check`, that step misses them at its end.")
-      .def("peek_events", &VllmEngine::peek_events,
-           "Return the events since the last call, the step in progress included, without taking them.")
+      .def_prop_ro("drained", &Engine::drained, "Whether no request holds blocks.")
+      .def("forget_cache", &Engine::forget_cache, "now_ns"_a, "Drop every unreferenced block of the device.")
       .def(
           "take_events",
-          [](VllmEngine& self) {
+          [](Engine& self) {
             TimedEvents events = self.take_events();
             return nb::make_tuple(std::move(events.batch), to_array(std::move(events.time_ns)));
           },
           "Take the visible events, with the time in ns from which each is: on the device the end of its step, on "
-          "tiers "
-          "below when it happened.")
+          "tiers below when it happened.")
       .def(
-          "resident_hashes",
-          [](const VllmEngine& self) {
-            std::vector<std::uint64_t> out;
-            for (const BlockIdentity& block : self.store().resident(0)) out.push_back(block.sequence_hash());
-            return out;
-          },
-          "Sequence hashes of the registered blocks, each once.")
-      .def(
-          "cached_blocks",
-          [](const VllmEngine& self, const Identities& identities) {
-            return self.store().prefix_length(0, identities.span());
-          },
-          "identities"_a, "How many leading blocks the device has. Reads only.")
-      .def("keep_times", &VllmEngine::keep_times,
+          "cached_prefix",
+          [](const Engine& self, const Identities& identities) { return self.cached_prefix(identities.span()); },
+          "identities"_a, "Leading blocks that an admission would find, on the device and below. Reads only.")
+      .def("keep_times", &Engine::keep_times,
            "Keep token gaps and load times for RunColumns from now on; memory grows with every step.")
-      .def(
-          "take_kv_trace", [](VllmEngine& self) { return trace_rows(self.take_kv_trace()); },
-          "Take (time ns, eviction, blocks, free, active, inactive) of allocations and evictions.")
-      .def("take_stays", &take_stays,
-           "Take (lifetime ns, idle ns, gaps ns) of the sampled blocks that went to another owner.")
-      .def_prop_ro("pool", &pool_counts, "(free, active, inactive) blocks.")
-      .def_prop_ro("steps", [](const VllmEngine& self) { return self.totals().steps; })
-      .def_prop_ro("step_ns", [](const VllmEngine& self) { return self.totals().step_ns; })
-      .def_prop_ro("uncovered_ns", [](const VllmEngine& self) { return self.totals().uncovered_ns; })
-      .def_prop_ro("preemptions", [](const VllmEngine& self) { return self.totals().preemptions; })
-      .def_prop_ro("burst_steps", [](const VllmEngine& self) { return self.totals().burst_steps; })
-      .def_prop_ro("burst_tokens", [](const VllmEngine& self) { return self.totals().burst_tokens; })
-      .def_prop_ro(
-          "drafts",
-          [](const VllmEngine& self) {
-            std::vector<std::pair<RequestId, std::uint32_t>> out;
-            for (const Scheduled& turn : self.log().scheduled) {
-              if (turn.drafts > 0) out.emplace_back(turn.id, turn.drafts);
-            }
-            return out;
-          },
-          "(request, drafts) that the last step verifies, in order.")
-      .def_prop_ro("draft_rounds", [](const VllmEngine& self) { return self.totals().draft_rounds; })
-      .def_prop_ro("drafted_tokens", [](const VllmEngine& self) { return self.totals().drafted_tokens; })
-      .def_prop_ro("accepted_tokens", [](const VllmEngine& self) { return self.totals().accepted_tokens; })
-      .def_prop_ro("accepted_at", &VllmEngine::accepted_at, "Accepted drafts by their place in the round.")
-      .def_prop_ro("phantom_hit_blocks", [](const VllmEngine& self) { return self.totals().phantom_hit_blocks; })
-      .def_prop_ro(
-          "operations", [](const VllmEngine& self) { return self.store().operations(); },
-          "Index probes and policy steps so far, for tests of growth.")
-      .def("check", &VllmEngine::check);
-  bind_engine_tiers(engine);
+      .def("check", &Engine::check);
 }
 
 }  // namespace understudy

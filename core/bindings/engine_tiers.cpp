@@ -53,10 +53,6 @@ void bind_engine_tiers(ExclusiveClass<VllmEngine, Engine>& engine) {
       .def_prop_ro(
           "tiers_idle", [](VllmEngine& self) { return tiers_of(self).idle(); },
           "True if no transfer of this engine is in flight or queued.")
-      .def("land", &VllmEngine::land, "now_ns"_a, nb::call_guard<nb::gil_scoped_release>(),
-           "Finish every transfer that ends by then, each at its time.")
-      .def("finish_transfers", &VllmEngine::finish_transfers, nb::call_guard<nb::gil_scoped_release>(),
-           "Let every transfer land; for an engine that has nothing more to do.")
       .def(
           "set_link_share",
           [](VllmEngine& self, std::int64_t now_ns, Tier tier, double share) {

@@ -4,7 +4,7 @@
 #include <memory>
 #include <vector>
 
-#include "engine/vllm/engine.hpp"
+#include "engine/engine.hpp"
 #include "tiers/shared_tier.hpp"
 
 namespace understudy {
@@ -14,16 +14,14 @@ class LiveRun : public TierRun {
  public:
   using TierRun::TierRun;
 
-  void keep(std::shared_ptr<VllmEngine> engine) {
-    std::erase_if(engines_, [](const std::shared_ptr<VllmEngine>& kept) {
-      const OffloadLinks* const offload = kept->offload_links();
-      return kept.use_count() == 1 && kept->tiers()->idle() && (offload == nullptr || offload->idle());
-    });
+  void keep(std::shared_ptr<Engine> engine) {
+    std::erase_if(engines_,
+                  [](const std::shared_ptr<Engine>& kept) { return kept.use_count() == 1 && !kept->has_transfers(); });
     engines_.push_back(std::move(engine));
   }
 
  private:
-  std::vector<std::shared_ptr<VllmEngine>> engines_;
+  std::vector<std::shared_ptr<Engine>> engines_;
 };
 
 }  // namespace understudy

@@ -287,6 +287,14 @@ void bind_columns(nb::class_<FleetResult>& result) {
 }  // namespace
 
 void bind_replay(nb::module_& m) {
+  nb::enum_<EventClass>(m, "EventClass", nb::is_arithmetic(), "The order of events at one time.")
+      .value("LANDING", EventClass::Landing, "Transfers end.")
+      .value("STEP_END", EventClass::StepEnd, "A step ends.")
+      .value("DELIVERY", EventClass::Delivery, "KV events reach the router.")
+      .value("HAND_OFF", EventClass::HandOff, "A message from one worker reaches another.")
+      .value("ARRIVAL", EventClass::Arrival, "A request arrives, or is cancelled.")
+      .value("BEGIN", EventClass::Begin, "Workers that are free begin a step, with all that arrived before.");
+
   nb::class_<TierSummary>(m, "TierSummary", "One tier of a pool at the end of a run, summed over its workers.")
       .def_ro("tier", &TierSummary::tier)
       .def_ro("pool", &TierSummary::pool, "Pool name; empty in a run of one pool.")

@@ -63,7 +63,7 @@ void bind_run_columns(nb::module_& m) {
           "row"_a, "now_ns"_a, "why"_a, "Record a request that was rejected before it reached an engine.")
       .def(
           "add_engine",
-          [](RunColumns& self, nb::handle worker, VllmEngine& engine) {
+          [](RunColumns& self, nb::handle worker, Engine& engine) {
             const auto index = static_cast<std::size_t>(read_uint(worker, "worker", 0x7FFFFFFFu));
             const ExclusiveCall guard(engine.call_flag(), "Engine");
             self.add_engine(index, engine);

@@ -29,6 +29,7 @@ struct EngineSite {
   GapSum* gaps = nullptr;    // a sum that engines share; null: each keeps its own
   bool keeps_times = false;  // Engine::keep_times
   bool fast_forward = true;
+  bool reports_batches = false;  // Effects name admitted and preempted requests, and the tokens of the batch
   // Called for every step that is not fast-forwarded, after it has begun (false) and after it has ended (true).
   std::function<void(Engine& engine, bool ended)> on_step;
   // Called at the end of every step (false) and of every fast-forward (true), for Checkpoints.

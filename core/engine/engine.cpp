@@ -1,6 +1,7 @@
 // The defaults of the engine interface: correct, and slow.
 #include "engine/engine.hpp"
 
+#include <algorithm>
 #include <utility>
 
 #include "base/errors.hpp"
@@ -25,6 +26,8 @@ void append(Effects& all, const Effects& some) {
   all.tokens.insert(all.tokens.end(), some.tokens.begin(), some.tokens.end());
   all.finished.insert(all.finished.end(), some.finished.begin(), some.finished.end());
   all.messages.insert(all.messages.end(), some.messages.begin(), some.messages.end());
+  all.admitted.insert(all.admitted.end(), some.admitted.begin(), some.admitted.end());
+  all.preempted.insert(all.preempted.end(), some.preempted.begin(), some.preempted.end());
   all.has_events = all.has_events || some.has_events;
   all.phase = some.phase;
   all.wake_ns = some.wake_ns;
@@ -72,6 +75,22 @@ void Engine::set_admitting(bool) {
 Stall Engine::stall() const {
   const EngineSnapshot now = snapshot();
   return {false, now.waiting, {}, now.free_blocks, {}, 0};
+}
+
+void Engine::forget_cache(std::int64_t) {
+  throw Error(ErrorKind::WrongState, "forget_cache: this engine cannot clear its cache; restart it instead");
+}
+
+std::size_t Engine::cached_prefix(std::span<const BlockIdentity> blocks) const {
+  const Residency& held = residency();
+  const auto found = std::make_unique<bool[]>(blocks.size());
+  const std::span<const bool> here(found.get(), blocks.size());
+  std::ptrdiff_t longest = 0;
+  for (std::size_t pool = 0; pool < held.num_pools(); ++pool) {
+    held.has_blocks(pool, blocks, found.get());
+    longest = std::max(longest, std::ranges::find(here, false) - here.begin());
+  }
+  return static_cast<std::size_t>(longest);
 }
 
 void Engine::take_events(TimedEvents& out) {

@@ -15,6 +15,7 @@
 #include <string>
 #include <vector>
 
+#include "base/exclusive_call.hpp"
 #include "base/request_id.hpp"
 #include "engine/kv_trace.hpp"
 #include "engine/request.hpp"
@@ -30,6 +31,13 @@ struct NewTokens {
   std::uint32_t tokens = 0;
 };
 
+// A request that a step admits.
+struct AdmittedRequest {
+  RequestId request = 0;
+  std::uint32_t cached_tokens = 0;
+  std::array<std::uint64_t, 3> below_tokens{};  // part of them from G2, G3, G4
+};
+
 // A hand-off or notification from one engine to another; its meaning is a matter of the two.
 struct Message {
   std::uint32_t to_worker = 0;
@@ -40,11 +48,13 @@ struct Message {
 
 // State of an engine between two calls.
 enum class Phase : std::uint8_t {
-  Idle,     // nothing to do until the driver submits or delivers something
-  Ready,    // begin_step is due at wake_ns
-  InStep,   // a step is open; end_step is due at wake_ns, or when the step has been computed (kUnknown)
-  Asleep,   // waits for transfers; begin_step is due at wake_ns, not after the next one lands
-  Stalled,  // no step will make progress until a request is submitted or cancelled (Engine::stall)
+  Idle,    // nothing to do until the driver submits or delivers something
+  Ready,   // begin_step is due at wake_ns
+  InStep,  // a step is open; end_step is due at wake_ns, or when the step has been computed (kUnknown)
+  Asleep,  // waits for transfers; begin_step is due at wake_ns, not after the next one lands
+  // No step will make progress until a request is submitted or cancelled (Engine::stall). One that is open still ends
+  // at wake_ns.
+  Stalled,
 };
 
 // Results of a call. Valid until the next call of the same engine.
@@ -55,7 +65,12 @@ struct Effects {
   std::vector<NewTokens> tokens;        // in the engine's order; one entry per request and step, or fast-forward
   std::vector<RequestRecord> finished;  // in completion order, each with its reason; cancelled requests included
   std::vector<Message> messages;        // to other engines
-  bool has_events = false;              // KV events became visible: Engine::take_events
+  // The batch of a step that begins, for a driver that asks for it (EngineSite::reports_batches) and an engine that
+  // reports it.
+  std::vector<AdmittedRequest> admitted;
+  std::vector<RequestId> preempted;
+  std::uint64_t batch_tokens = 0;
+  bool has_events = false;  // KV events became visible: Engine::take_events
   Phase phase = Phase::Idle;
   std::int64_t wake_ns = kNever;  // when the driver must call next; see Phase
 
@@ -63,6 +78,9 @@ struct Effects {
     tokens.clear();
     finished.clear();
     messages.clear();
+    admitted.clear();
+    preempted.clear();
+    batch_tokens = 0;
     has_events = false;
   }
 };
@@ -93,6 +111,7 @@ struct EngineSnapshot {
   std::size_t running = 0;
   std::size_t waiting = 0;
   std::size_t loading = 0;  // requests whose blocks are loaded from a tier
+  std::size_t parked = 0;   // part of them: those that are not counted as waiting
   std::uint64_t free_blocks = 0;
   std::uint64_t cached_blocks = 0;
   std::uint64_t active_blocks = 0;  // all others, held ones included
@@ -163,11 +182,20 @@ class Engine {
   virtual const Effects& transfers_landed(std::int64_t now_ns);
   // Finish every transfer, for an engine that has no request.
   virtual void finish_transfers() {}
+  // For a driver without a queue of transfers: when to call `land` if no step is open; kNever: the engine waits for
+  // none.
+  virtual std::int64_t next_landing_ns() const { return kNever; }
+  // Finish the transfers that end by `now_ns`, each at its time.
+  virtual const Effects& land(std::int64_t now_ns) { return transfers_landed(now_ns); }
+  // Transfers of this engine are in flight or queued.
+  virtual bool has_transfers() const { return false; }
   // While off, only requests that hold blocks go on; for draining and scale-down.
   virtual void set_admitting(bool on);
   // No request holds blocks: while admission is off, a step would find nothing to do.
   virtual bool drained() const { return snapshot().running == 0; }
   virtual Stall stall() const;  // for Phase::Stalled
+  // Drops every unreferenced block of the device.
+  virtual void forget_cache(std::int64_t now_ns);
   // Ranks that step together are one engine; each is watched by itself. A request names its rank.
   virtual std::size_t num_ranks() const noexcept { return 1; }
   virtual Engine& rank(std::size_t /*index*/) { return *this; }
@@ -182,6 +210,8 @@ class Engine {
   }
   // Blocks that are cached here, for routers and checks.
   virtual const Residency& residency() const;
+  // Leading blocks that an admission would find, on the device and below. Reads only.
+  virtual std::size_t cached_prefix(std::span<const BlockIdentity> blocks) const;
   // Leading blocks on the device, as known to a subscriber of its events.
   virtual std::size_t published_prefix(std::span<const BlockIdentity> /*blocks*/) { return 0; }
   // Keeps gaps between tokens and load times from here on. Off by default: they grow with every step.
@@ -194,8 +224,11 @@ class Engine {
   virtual void check() {}
   // State after the last step; requests that it did not see are left out. `with_cached` costs O(blocks).
   virtual StateDigest digest(bool /*with_cached*/) const { return {}; }
+  // Set while a call from Python runs; engines that share state share the flag.
+  virtual CallFlag& call_flag() noexcept { return call_flag_; }
 
  private:
+  CallFlag call_flag_;
   Effects default_effects_;  // returned by the defaults above
 };
 

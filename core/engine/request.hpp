@@ -3,6 +3,7 @@
 
 #include <array>
 #include <cstdint>
+#include <limits>
 #include <memory>
 #include <span>
 #include <string>
@@ -24,6 +25,8 @@ class IdentitySource {
   // block are the request's own. Sources of many tokens override it.
   virtual void append_tokens(TokenList& out, std::uint32_t from, std::uint32_t to, std::uint32_t block_size,
                              RequestId request) const;
+  // Most blocks that it can name.
+  virtual std::size_t size() const noexcept { return std::numeric_limits<std::size_t>::max(); }
   // The first `count` blocks, for readers before the request is served: in `room`, or kept here until an empty `out`
   // receives them.
   virtual std::span<const BlockIdentity> first(std::size_t count, std::vector<BlockIdentity>& room) const {
@@ -37,6 +40,7 @@ class IdentitySource {
 class GivenIdentities final : public IdentitySource {
  public:
   explicit GivenIdentities(Identities blocks) : blocks_(std::move(blocks)) {}
+  std::size_t size() const noexcept override { return blocks_.size(); }
   void extend(std::vector<BlockIdentity>& out, std::size_t count) const override {
     if (count > blocks_.size()) {
       throw Error(ErrorKind::InvalidArgument, "identities name ", blocks_.size(), " blocks; block ", count - 1,
@@ -73,7 +77,8 @@ struct RequestSpec {
 enum class FinishReason : std::uint8_t {
   Length,     // reached max_tokens or the model's length limit
   Stop,       // reached EOS before that
-  Cancelled,  // by Engine::cancel
+  Cancelled,  // by Engine::cancel, or by the engine itself (a queue limit)
+  Failed,     // could not be computed
 };
 
 // Record of a finished request. Times are -1 for events that never happened.

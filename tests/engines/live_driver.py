@@ -78,7 +78,8 @@ class LiveDriver:
 
     def _begin(self) -> None:
         self.step_starts_ns.append(self.now_ns)
-        self._end_ns = self.now_ns + self.engine.begin_step(self.now_ns)
+        self.engine.begin_step(self.now_ns)
+        self._end_ns = self.engine.now_ns
         assert not self.engine.stuck
 
     def _look(self, effects: _core.Effects) -> None:

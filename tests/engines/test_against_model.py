@@ -201,7 +201,7 @@ class Pair:
     def cancel(self, name: str) -> None:
         self.engine.cancel(self.names.index(name), self.now_ns)
         self.model.cancel(name)
-        assert not self.engine.cancel(self.names.index(name), self.now_ns)
+        assert not self.engine.cancel(self.names.index(name), self.now_ns).finished
         self.compare()
 
     def compare(self) -> None:
@@ -297,7 +297,7 @@ def test_a_finished_request_cannot_be_cancelled() -> None:
     engine.begin_step(0)
     engine.end_step(MS)
     assert engine.take_finished() == [done]
-    assert not engine.cancel(done, 2 * MS)
+    assert not engine.cancel(done, 2 * MS).finished
 
 
 def test_a_request_whose_last_token_is_in_flight_is_freed_at_once_by_a_cancel() -> None:
@@ -305,8 +305,7 @@ def test_a_request_whose_last_token_is_in_flight_is_freed_at_once_by_a_cancel() 
     gone = submit_spec(engine, request_spec("a", [[1, 8]], 2), 0, 4)
     engine.begin_step(0)
     assert engine.end_step(MS).tokens == [(gone, 1)]
-    record = engine.cancel(gone, MS)
-    assert record is not None
+    (record,) = engine.cancel(gone, MS).finished
     assert (record.reason, record.output_tokens, record.last_token_ns) == ("cancelled", 1, MS)
     assert (engine.running, engine.free_blocks, engine.idle) == ([], 8, False)
     engine.begin_step(MS)
@@ -316,7 +315,7 @@ def test_a_request_whose_last_token_is_in_flight_is_freed_at_once_by_a_cancel() 
 
 
 def test_to_cancel_a_request_that_was_never_submitted_does_nothing() -> None:
-    assert engine_for(TIGHT).cancel(0, 0) is None
+    assert not engine_for(TIGHT).cancel(0, 0).finished
 
 
 @pytest.mark.parametrize("profile", PROFILES, ids=lambda profile: profile.name)
@@ -352,7 +351,7 @@ def cancel_somebody(pair: Pair, rng: Random) -> None:
     candidates = pair.model.running + pair.model.waiting
     if candidates and rng.random() < 0.08:
         name = rng.choice(candidates).id
-        assert pair.engine.cancel(pair.names.index(name), pair.now_ns)
+        assert pair.engine.cancel(pair.names.index(name), pair.now_ns).finished
         pair.model.cancel(name)
         pair.compare()
 

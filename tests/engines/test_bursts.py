@@ -111,7 +111,8 @@ TWO: dict[str, Any] = {"aic_nextn": 2, "aic_nextn_accept_rates": "1,1"}
 
 
 def step(engine: _core.VllmEngine) -> _core.Effects:
-    effects = engine.end_step(engine.now_ns + engine.begin_step(engine.now_ns))
+    engine.begin_step(engine.now_ns)
+    effects = engine.end_step(engine.now_ns)
     engine.check()
     return effects
 

@@ -61,8 +61,8 @@ def test_the_id_of_a_request_that_has_ended_is_known_as_such_though_its_slot_is_
         engine.emitted(first)
     with pytest.raises(InvalidArgument, match="request 7 has ended, or was never submitted"):
         engine.emitted(7)
-    assert engine.cancel(first, engine.now_ns) is None
-    assert engine.cancel(7, engine.now_ns) is None
+    assert not engine.cancel(first, engine.now_ns).finished
+    assert not engine.cancel(7, engine.now_ns).finished
     assert engine.emitted(second) == 0
 
 
@@ -71,7 +71,7 @@ def test_a_token_in_flight_for_a_cancelled_request_does_not_reach_the_one_that_h
     gone = engine.submit("gone", 8, 9, content(1, 17))
     engine.begin_step(0)
     engine.end_step(MS)
-    assert engine.cancel(gone, MS) is not None
+    assert engine.cancel(gone, MS).finished
     other = engine.submit("other", 8, 9, content(100, 17))
     assert engine.num_slots == 1
     engine.begin_step(MS)

@@ -16,6 +16,7 @@ from understudy.errors import CapacityExhausted, InvalidArgument
 from understudy.server.clock import ScriptedClock
 from understudy.server.core import EngineCore, LiveRequest, StepEffects
 from understudy.server.driver import Driver
+from understudy.server.engines import SimulatedCore
 from understudy.tiers import TiersConfig
 
 
@@ -53,7 +54,7 @@ class Scene:
             timing=Constant(0.0, 1.0),
         )
         below = {"host": way(1e-9, INF), "write_through": True, **settings}
-        self.core = EngineCore(config, tiers=tiers(1000, **below))
+        self.core = SimulatedCore(config, tiers=tiers(1000, **below))
         self.clock = ScriptedClock()
         self.driver = Driver(self.clock)
         self.ends = Ends()
@@ -155,7 +156,7 @@ def test_a_server_whose_engine_has_failed_is_not_healthy_and_stops_at_once() -> 
 def test_links_that_cannot_be_slowed_stay_as_they_are_and_everything_goes_on() -> None:
     scene = Scene(host=way(INF))
     scene.come()
-    scene.driver.enqueue(scene.core, lambda now_ns: scene.core.engine.set_link_share(now_ns, Tier.G2, 0.5))
+    scene.driver.enqueue(scene.core, lambda now_ns: scene.core.vllm.set_link_share(now_ns, Tier.G2, 0.5))
     with pytest.raises(InvalidArgument, match="no limit to be lowered"):
         scene.driver.run_until(scene.clock)
     scene.driver.run_until(scene.clock)  # those who came at that very time have begun

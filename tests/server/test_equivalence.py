@@ -15,6 +15,7 @@ from understudy.engines.timing import Constant, Polynomial
 from understudy.server.clock import ScriptedClock, WallClock
 from understudy.server.core import EngineCore, LiveRequest, StepEffects
 from understudy.server.driver import Driver
+from understudy.server.engines import SimulatedCore
 from understudy.tiers.native import to_core
 from understudy.tiers.plan import TierPlan
 from understudy.tiers.settings import TiersConfig
@@ -40,12 +41,12 @@ class Diary:
     def on_error(self, request: LiveRequest) -> None: ...
 
     def on_step(self, core: EngineCore, effects: StepEffects, now_ns: int) -> None:
-        self.lines.append((now_ns, effects.batch_tokens, core.engine.pool, self._events(core)))
+        self.lines.append((now_ns, effects.batch_tokens, core.vllm.pool, self._events(core)))
 
     def on_landed(self, core: EngineCore) -> None:
         rows = self._events(core)
         if rows[0]:
-            self.lines.append(("landed", core.engine.pool, rows))
+            self.lines.append(("landed", core.vllm.pool, rows))
 
     def on_idle(self, core: EngineCore) -> None:
         """It says nothing: how often depends on when inputs came."""
@@ -120,7 +121,7 @@ def core_of(asynchronous: bool, tiers: bool) -> EngineCore:
         )
         assert plan is not None
         below = to_core(plan, 1 << 12)
-    return EngineCore(config, tiers=below, events=True, check=True)
+    return SimulatedCore(config, tiers=below, events=True, check=True)
 
 
 def live_request(part: Part, diary: Diary) -> LiveRequest:
@@ -190,7 +191,7 @@ def test_live_and_offline_do_the_same_to_the_block(asynchronous: bool, tiers: bo
     assert len(ends) == len(parts)  # each once
     assert {"finished", "cancelled"} <= set(ends)
     assert core.preemptions > 0
-    assert core.engine.pool[1] == 0
+    assert core.vllm.pool[1] == 0
     assert driver.step_lateness.count == core.steps
 
 
@@ -203,7 +204,7 @@ def test_a_live_run_is_the_replay_of_the_stamps_it_had() -> None:
     config = VllmConfig(block_size=16, num_gpu_blocks=64, max_model_len=256, timing=Polynomial())
 
     async def live() -> list[LiveRequest]:
-        core, clock, diary = EngineCore(config), WallClock(8), Diary()
+        core, clock, diary = SimulatedCore(config), WallClock(8), Diary()
         driver = Driver(clock)
         driver.start()
         requests = []

@@ -215,7 +215,7 @@ def test_a_killed_worker_loses_its_requests_with_an_error_and_goes_on() -> None:
         assert error["error"]["code"] == 500
         assert done == "[DONE]"
         assert (await client.post(C, {"prompt": "x", "max_tokens": 2})).status == 200
-        assert [server.worker.cores[0].engine.pool[1] for server in fleet.servers] == [0]
+        assert [server.worker.cores[0].vllm.pool[1] for server in fleet.servers] == [0]
 
     run(test, 1)
 
@@ -298,7 +298,7 @@ def test_nothing_is_lost_among_cancels_kills_and_rejections() -> None:
         for server in fleet.servers:
             assert server.worker.live() == []
             assert not server.app.endpoints.in_flight
-            assert server.worker.cores[0].engine.pool[1] == 0
+            assert server.worker.cores[0].vllm.pool[1] == 0
 
     run(test, 3, "kv")
 

@@ -23,7 +23,7 @@ def fuzz(count: int, seed: int, *, developers: bool = False) -> None:
                 await asyncio.sleep(0.02)
             assert not server.app.endpoints.in_flight
             assert server.worker.live() == []
-            assert server.worker.cores[0].engine.pool[1] == 0
+            assert server.worker.cores[0].vllm.pool[1] == 0
             assert not server.app.answering
             assert (await client.get("/health")).status == 200
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from typing import TYPE_CHECKING
 
 import pytest
 
@@ -12,11 +13,14 @@ from understudy.engines.offload import build_live_offload
 from understudy.engines.timing import Constant
 from understudy.errors import WrongState
 from understudy.server.clock import ScriptedClock
-from understudy.server.core import EngineCore, LiveRequest
 from understudy.server.driver import Driver
+from understudy.server.engines import SimulatedCore
 from understudy.tiers.native import to_core
 from understudy.tiers.plan import TierPlan
 from understudy.tiers.settings import TiersConfig
+
+if TYPE_CHECKING:
+    from understudy.server.core import EngineCore, LiveRequest
 
 MS = 1_000_000
 
@@ -32,7 +36,7 @@ def core_of(below: str, asynchronous: bool) -> EngineCore:
         timing=Constant(prefill_ms=20.0, decode_ms=3.0),
     )
     if not below:
-        return EngineCore(config, events=True, check=True)
+        return SimulatedCore(config, events=True, check=True)
     settings = {
         "tiers": [{"tier": "g2", "blocks": 64, "link": {"down_gbps": 0.2, "up_gbps": 0.02}}],
         "kv_bytes_per_token": 1024,
@@ -41,7 +45,7 @@ def core_of(below: str, asynchronous: bool) -> EngineCore:
     tiers = TiersConfig.from_dict(settings)
     plan = TierPlan.of(tiers, 16)
     assert plan is not None
-    return EngineCore(
+    return SimulatedCore(
         config,
         tiers=to_core(plan, 1 << 12),
         offload=build_live_offload(tiers, config),
@@ -73,8 +77,8 @@ def play(seed: int, below: str, asynchronous: bool) -> tuple[int, int]:
         driver.run_until(clock, until_ns)
         clock.time_ns = until_ns
         begun = {one.name for one in core.live.values() if one.admitted_ns >= 0 and one.preemptions == 0}
-        loading += len(core.engine.loading) if below == "offload" else core.engine.parked
-        loads = {one.name for one in core.live.values() if one.engine_id in core.engine.loading}
+        loading += len(core.vllm.loading) if below == "offload" else core.vllm.parked
+        loads = {one.name for one in core.live.values() if one.engine_id in core.vllm.loading}
         core.pause_admission(True)
         driver.enqueue(core, lambda _: None)
         send(draw.randrange(4))
@@ -87,15 +91,15 @@ def play(seed: int, below: str, asynchronous: bool) -> tuple[int, int]:
         left = core.live.values()
         assert not (begun | loads) & {one.name for one in left if one.preemptions == 0}
         assert all(one.admitted_ns < 0 or one.preemptions for one in left)
-        assert core.engine.pool[1] == 0
+        assert core.vllm.pool[1] == 0
         assert core.num_waiting == len(core.live)
         queued += len(left)
-        core.engine.check()
+        core.vllm.check()
         if draw.random() < 0.5:
             assert not core.holds_blocks
             driver.enqueue(core, core.forget_cache)
             driver.run_until(clock)
-            assert core.engine.resident_hashes() == []
+            assert core.vllm.resident_hashes() == []
             assert len(core.live) == len(left)
         core.pause_admission(False)
         driver.enqueue(core, lambda _: None)
@@ -103,8 +107,8 @@ def play(seed: int, below: str, asynchronous: bool) -> tuple[int, int]:
     assert not core.live
     assert {one.ended for one in requests} <= {"finished", "cancelled"}
     assert all(one.emitted == one.max_tokens for one in requests if one.ended == "finished")
-    assert core.engine.pool[1] == 0
-    core.engine.check()
+    assert core.vllm.pool[1] == 0
+    core.vllm.check()
     return loading, queued
 
 
@@ -120,12 +124,12 @@ def test_who_is_in_progress_ends_and_the_queue_waits(below: str, asynchronous: b
 def test_nobody_leaps_over_a_queue_that_is_held() -> None:
     core = core_of("", False)
     core.pause_admission(True)
-    core.submit(live_request(Part("x", 0.0, [1, 2, 3], 2), Diary()))
+    core.submit(live_request(Part("x", 0.0, [1, 2, 3], 2), Diary()), 0)
     with pytest.raises(WrongState, match="admission is off"):
-        core.engine.advance(10**9)
+        core.vllm.advance(10**9)
     core.pause_admission(False)
-    core.engine.advance(10**9)
-    assert core.engine.idle
+    core.vllm.advance(10**9)
+    assert core.vllm.idle
 
 
 def test_in_a_step_that_all_have_left_the_driver_waits_for_its_end(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -148,13 +152,13 @@ def test_in_a_step_that_all_have_left_the_driver_waits_for_its_end(monkeypatch: 
     second = live_request(Part("second", 0.0, list(range(500, 600)), 5), diary)
     driver.submit(core, second)
     driver.run_until(clock, clock.time_ns + 1)
-    assert core.engine.in_step
+    assert core.vllm.in_step
     driver.cancel(second)
     driver.run_until(clock, clock.time_ns + 1)
-    assert core.engine.in_step
-    assert core.waits_for_transfers
-    assert core.engine.wake_ns is not None
-    assert core.engine.wake_ns < core.step_end_ns
+    assert core.vllm.in_step
+    assert not core.vllm.tiers_idle
+    assert core.vllm.wake_ns is not None
+    assert core.vllm.wake_ns < core.step_end_ns
     driver.run_until(clock)
-    assert core.engine.idle
-    assert not core.waits_for_transfers
+    assert core.vllm.idle
+    assert core.engine.next_landing_ns() is None

@@ -39,7 +39,7 @@ def test_a_prompt_that_is_not_cached_enough_is_left_to_others_and_leaves_nothing
                 assert why(reply) == "cache_threshold"
                 assert reply.json["choices"][0]["text"] == ""
                 assert reply.json["usage"]["completion_tokens"] == 0
-            assert server.worker.cores[0].engine.resident_hashes() == []
+            assert server.worker.cores[0].vllm.resident_hashes() == []
             assert server.worker.cores[0].steps == 0
             assert why(await client.post(C, {**body, "cache_hit_threshold": 0})) == "length"
             assert why(await client.post(C, {**body, "cache_hit_threshold": 1})) == "length"
@@ -51,7 +51,7 @@ def test_a_prompt_that_is_not_cached_enough_is_left_to_others_and_leaves_nothing
             assert [event["choices"][0]["finish_reason"] for event in events[:-1]] == ["cache_threshold"]
             assert not server.worker.live()
             assert not server.app.endpoints.in_flight
-            assert server.worker.cores[0].engine.pool[1] == 0
+            assert server.worker.cores[0].vllm.pool[1] == 0
 
     asyncio.run(main())
 
@@ -90,7 +90,7 @@ def test_what_tiers_below_hold_counts_as_cached() -> None:
             assert why(await client.post(C, first)) == "length"
             await client.post(C, {"prompt": list(range(1000, 1190)), "max_tokens": 2})  # pushes it out
             core = server.worker.cores[0]
-            here = set(core.engine.resident_hashes())
+            here = set(core.vllm.resident_hashes())
             named = server.worker.identities(_array(first["prompt"]), _array([]), 0, salt="", lora="")
             assert named is not None
             assert not here >= set(named.sequence_hashes.tolist())

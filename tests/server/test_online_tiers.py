@@ -24,6 +24,7 @@ from understudy.run.offline import run_offline
 from understudy.server.clock import ScriptedClock
 from understudy.server.core import EngineCore, LiveRequest
 from understudy.server.driver import Driver
+from understudy.server.engines import SimulatedCore
 from understudy.server.online import prompt_of, replay_online
 from understudy.server.online.columns import LiveColumns
 from understudy.tiers.native import to_core
@@ -100,7 +101,7 @@ def cores_of(
     shared = [_core.TierRun(config, engine.block_size)] if len(below.tiers) > 1 else []
     offload = build_live_offload(below, engine, most)
     return [
-        EngineCore(
+        SimulatedCore(
             engine,
             tiers=config,
             offload=offload,
@@ -204,7 +205,7 @@ def test_an_engine_keeps_no_times_unless_somebody_will_take_them() -> None:
     (core,), _ = cores_of(ENGINE, below, 1, 1 << 12)
     play_on([core], workload)
     columns = _core.RunColumns(len(workload), tiers=True)
-    columns.add_engine(0, core.engine)
+    columns.add_engine(0, core.vllm)
     result = columns.take()
     assert result.tier_totals.onboards > 0
     assert len(result.onboard_ns) == len(result.itl_ns) == 0

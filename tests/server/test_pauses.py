@@ -35,7 +35,7 @@ def play(what: Callable[[Client, Server], Awaitable[None]], **settings: Any) -> 
         ):
             await what(client, server)
             await until(lambda: not server.worker.live())
-            assert all(core.engine.pool[1] == 0 for core in server.worker.cores)
+            assert all(core.vllm.pool[1] == 0 for core in server.worker.cores)
 
     asyncio.run(main())
 
@@ -146,7 +146,7 @@ def test_the_cache_goes_though_somebody_came_while_the_pause_waited() -> None:
         hurry(server)
         await first
         await paused
-        assert server.worker.cores[0].engine.resident_hashes() == []
+        assert server.worker.cores[0].vllm.resident_hashes() == []
         await client.post("/resume", None)
         assert (await again).json["usage"]["prompt_tokens_details"]["cached_tokens"] == 0
 
@@ -254,14 +254,14 @@ def test_readers_of_events_know_what_kept_requests_hold() -> None:
             await client.post("/wake_up", None)
             await until(lambda before=before: core.steps > before)  # type: ignore[misc]
             assert there
-            assert there == {int(value) for value in core.engine.resident_hashes()}
+            assert there == {int(value) for value in core.vllm.resident_hashes()}
         hurry(server)
         assert (await kept).status == 200
         await client.post("/pause", None)
         await client.post("/resume", None)
-        assert core.engine.resident_hashes() == []
+        assert core.vllm.resident_hashes() == []
         await client.post(C, SHORT)
-        assert there == {int(value) for value in core.engine.resident_hashes()}
+        assert there == {int(value) for value in core.vllm.resident_hashes()}
 
     play(what, kv_events_config={"enable_kv_cache_events": True, "endpoint": "tcp://*:0"})
 
@@ -302,15 +302,15 @@ def test_readers_of_events_know_what_lies_below_the_device_after_a_reset() -> No
             await client.post("/pause?mode=keep&clear_cache=false", None)
             queued = await ask(client, server, prompt(7), runs=False)
             assert (await client.post("/reset_prefix_cache", None)).json == {"success": True}
-            assert core.engine.resident_hashes() == []
+            assert core.vllm.resident_hashes() == []
             await client.post("/resume", None)
             assert (await queued).status == 200
             for seed in range(8, 16):
                 await client.post(C, prompt(seed))
-                assert there[Tier.G1] == {int(value) for value in core.engine.resident_hashes()}
+                assert there[Tier.G1] == {int(value) for value in core.vllm.resident_hashes()}
             assert not unheard
-            await until(lambda: core.engine.tiers_idle)
-            _, active, inactive, _ = core.engine.tier_blocks(Tier.G2)
+            await until(lambda: core.vllm.tiers_idle)
+            _, active, inactive, _ = core.vllm.tier_blocks(Tier.G2)
             assert len(there[Tier.G2]) == active + inactive
 
     asyncio.run(main())

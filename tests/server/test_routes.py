@@ -161,7 +161,7 @@ def test_requests_are_aborted_by_name_or_all() -> None:
             for reply in replies:  # what there was
                 assert len(reply["choices"][0]["text"].split()) == reply["usage"]["completion_tokens"] < 2000
             assert server.worker.live() == []
-            assert server.worker.cores[0].engine.pool[1] == 0
+            assert server.worker.cores[0].vllm.pool[1] == 0
             counted = server.worker.metrics[0].success.values()
             assert sum(counter.value for counter in counted) == 0
 

@@ -94,7 +94,8 @@ class Worker:
         if now_ms is not None:
             assert now_ms * MS >= self.now_ns
             self.now_ns = round(now_ms * MS)
-        self.duration_ns = self.engine.begin_step(self.now_ns)
+        self.engine.begin_step(self.now_ns)
+        self.duration_ns = self.engine.now_ns - self.now_ns
         self.check()
         return not self.engine.asleep
 

@@ -111,13 +111,13 @@ class TierPair:
         return index
 
     def cancel(self, index: int) -> bool:
-        record = self.engine.cancel(index, self.now_ns)
-        if record is not None:
-            self.records[index] = record
+        ended = self.engine.cancel(index, self.now_ns).finished
+        if ended:
+            self.records[index] = ended[0]
             self.model.land(self.now_ns)
             self.model.cancel(f"r{index:04}")
         self.compare()
-        return record is not None
+        return bool(ended)
 
     def prefetch(self, index: int, blocks: int) -> None:
         tokens = self.tokens[index]

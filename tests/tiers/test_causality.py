@@ -70,7 +70,7 @@ def test_a_request_that_leaves_before_the_copy_is_there_gives_all_its_room_back(
     request = b.submit(1, BLOCK + 1)
     assert not b.begin(1)
     assert b.engine.tier_blocks(_core.Tier.G2) == (99, 1, 0, 0)  # a place to stage
-    assert b.engine.cancel(request, MS)
+    assert b.engine.cancel(request, MS).finished
     run.run_until(2 * MS)
     b.check()
     assert b.engine.tier_blocks(_core.Tier.G1) == (8, 0, 0, 0)

@@ -110,7 +110,7 @@ def live(seed: int, failing: bool, fast_forward: bool) -> list[Any]:
         seen.append((engine.free_head(40), engine.wake_ns, sorted(emitted.items())))
         if requests and rng.random() < 0.3:
             now_ns = until_ns if engine.in_step else engine.now_ns
-            seen.append(engine.cancel(rng.choice(requests), now_ns) is None)
+            seen.append(not engine.cancel(rng.choice(requests), now_ns).finished)
         if engine.idle:
             engine.skip_to(until_ns)
     advance(10**13, False)
@@ -160,14 +160,14 @@ def cancelled_at(time_ns: int, victim: int, fast_forward: bool) -> list[Any]:
     ]
     engine.advance(time_ns)
     seen: list[Any] = [engine.now_ns, engine.in_step, engine.asleep, engine.running, engine.free_blocks]
-    record = engine.cancel(requests[victim], time_ns if engine.in_step else max(time_ns, engine.now_ns))
+    cancelled = engine.cancel(requests[victim], time_ns if engine.in_step else max(time_ns, engine.now_ns))
     told, told_ns = engine.take_events()  # what a router knows by now
     seen += [getattr(told, name).tolist() for name in EVENT_COLUMNS] + [told_ns.tolist()]
     engine.check()
     finished = engine.advance(10**12).finished
     engine.check()
     assert engine.idle
-    for ended in [*([record] if record else []), *finished]:
+    for ended in [*cancelled.finished, *finished]:
         seen.append(
             (ended.id, ended.output_tokens, ended.first_token_ns, ended.finish_ns, ended.room_wait_ns)
         )

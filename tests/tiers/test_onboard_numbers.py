@@ -274,7 +274,7 @@ def test_a_cancelled_load_keeps_its_room_until_its_bytes_have_come() -> None:
     request = worker.submit(1, 9)
     worker.begin()
     assert worker.active() == 2
-    assert worker.engine.cancel(request, round((start + 0.5) * MS))
+    assert worker.engine.cancel(request, round((start + 0.5) * MS)).finished
     assert (worker.engine.parked, worker.active(), worker.engine.idle) == (0, 2, True)
     worker.land(start + 2 - 1 / MS)
     assert worker.active() == 2
@@ -288,7 +288,7 @@ def test_a_load_that_is_cancelled_while_staged_starts_no_second_part() -> None:
     start = reader.now_ns / MS
     request = reader.submit(1, 5)
     reader.begin()
-    assert reader.engine.cancel(request, round((start + 0.5) * MS))
+    assert reader.engine.cancel(request, round((start + 0.5) * MS)).finished
     assert reader.active() == 1
     reader.land(start + 1)
     assert (reader.active(), reader.engine.wake_ns) == (0, None)
@@ -302,7 +302,7 @@ def test_a_load_that_is_cancelled_in_its_second_part_keeps_its_room_to_the_end()
     request = reader.submit(1, 5)
     reader.begin()
     reader.land(start + 1.5)
-    assert reader.engine.cancel(request, reader.now_ns)
+    assert reader.engine.cancel(request, reader.now_ns).finished
     assert reader.active() == 1
     reader.land(start + 2)
     assert reader.engine.tier_blocks(_core.Tier.G1) == (3, 0, 1, 0)  # it came, so it is cached
@@ -327,7 +327,7 @@ def test_a_request_of_the_same_name_waits_for_its_own_load() -> None:
     new = worker.submit(2, 9, name="twin")
     worker.step(start + 1)  # on the device: it does not wait, and not for that
     assert worker.engine.admitted == [(new, False, 8)]
-    assert not worker.engine.cancel(old, worker.now_ns)
+    assert not worker.engine.cancel(old, worker.now_ns).finished
 
 
 def test_a_load_that_is_not_worth_it_is_counted_once_however_long_the_request_waits_for_room() -> None:

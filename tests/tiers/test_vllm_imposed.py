@@ -121,7 +121,8 @@ def on_the_clock(load: dict[str, Any], version: str) -> tuple[list[dict[str, Any
     done: list[list[int]] = []
     now = 0
     while not engine.idle and not engine.stuck:
-        duration = engine.begin_step(now)
+        engine.begin_step(now)
+        duration = engine.now_ns - now
         line: dict[str, Any] = engine.take_offload_line()
         if done:
             done[-1] += line["done"]  # they had ended before this schedule

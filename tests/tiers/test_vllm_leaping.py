@@ -138,7 +138,7 @@ def live(seed: int, fast_forward: bool) -> list[Any]:
         seen += [engine.now_ns, engine.running, engine.steps, engine.free_head(40), engine.stuck]
         if requests and rng.random() < 0.4:
             now_ns = until_ns if engine.in_step else engine.now_ns
-            seen.append(engine.cancel(rng.choice(requests), now_ns) is None)
+            seen.append(not engine.cancel(rng.choice(requests), now_ns).finished)
         if engine.idle:
             engine.skip_to(until_ns)
     engine.advance(10**13)

@@ -61,7 +61,7 @@ class VllmEngine final : public Engine, private DecodeHost {
   // No request is here that may go on.
   bool quiescent() const { return idle() || (!admitting_ && drained()); }
   // Drops every unreferenced block of the device.
-  void forget_cache(std::int64_t now_ns);
+  void forget_cache(std::int64_t now_ns) override;
   std::uint64_t num_submitted() const noexcept { return num_submitted_; }
   // One that has not ended; InvalidArgument when there is none.
   const EngineRequest& request(RequestId id) const;
@@ -80,7 +80,11 @@ class VllmEngine final : public Engine, private DecodeHost {
   WorkerTiers* tiers() noexcept { return tiers_.get(); }
   const WorkerTiers* tiers() const noexcept { return tiers_.get(); }
   void finish_transfers() override;
-  void land(std::int64_t now_ns);                                  // every transfer that ends by then, each at its time
+  std::int64_t next_landing_ns() const override;
+  const Effects& land(std::int64_t now_ns) override;
+  bool has_transfers() const override {
+    return tiers_ && (!tiers_->idle() || (offload_links_ && !offload_links_->idle()));
+  }
   OffloadConnector* offload() noexcept { return offload_.get(); }  // null: none
   const OffloadConnector* offload() const noexcept { return offload_.get(); }
   const OffloadLinks* offload_links() const noexcept { return offload_links_.get(); }  // null: none, or in lockstep
@@ -90,7 +94,7 @@ class VllmEngine final : public Engine, private DecodeHost {
   // Prefetch the prefix that lower tiers have. True when a load has started.
   bool prefetch(std::span<const BlockIdentity> blocks, std::int64_t now_ns);
   TierRun* own_run() noexcept { return own_run_.get(); }
-  CallFlag& call_flag() noexcept { return tiers_ ? tiers_->call_flag() : call_flag_; }
+  CallFlag& call_flag() noexcept override { return tiers_ ? tiers_->call_flag() : Engine::call_flag(); }
 
   // ── Steps ──
   // Throws InvalidArgument when the engine or its transfers have advanced past `now_ns`, or when `now_ns` is after
@@ -137,6 +141,7 @@ class VllmEngine final : public Engine, private DecodeHost {
   EngineSnapshot snapshot() const override;
   TierReport tier_report() override;
   const Residency& residency() const noexcept override { return store_; }
+  std::size_t cached_prefix(std::span<const BlockIdentity> blocks) const override;
   const EngineTotals& totals() const noexcept { return totals_; }
   void keep_times() override {
     token_log_.keep_gaps();
@@ -267,6 +272,7 @@ class VllmEngine final : public Engine, private DecodeHost {
   void play(std::int64_t until_ns, const AdvanceOptions& options);
   void clear_returned_effects();
   const Effects& return_effects();
+  void report_batch();
   bool thrashing() const noexcept { return fruitless_preemptions_ > kThrashing; }
 
   // can_fast_forward.cpp
@@ -319,7 +325,6 @@ class VllmEngine final : public Engine, private DecodeHost {
   void reach_checkpoint(bool fast_forwarded);
 
   VllmConfig config_;
-  CallFlag call_flag_;
   StepTiming timing_;
   BlockStore store_;
   Announcer announcer_;
@@ -392,6 +397,7 @@ class VllmEngine final : public Engine, private DecodeHost {
   // Watch.
   Effects effects_;
   bool effects_returned_ = false;
+  bool reports_batches_ = false;
   EngineTotals totals_;
   std::uint64_t steps_at_check_ = 0;        // when everything was last compared, with config().check
   std::vector<std::uint64_t> accepted_at_;  // size: most drafts of a round

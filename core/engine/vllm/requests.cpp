@@ -23,6 +23,16 @@ const Effects& VllmEngine::submit(RequestSpec spec, std::int64_t now_ns) {
     throw Error(ErrorKind::InvalidArgument, "request ", spec.name, ": eos_at ", spec.eos_at,
                 " is after max_tokens=", spec.max_tokens, ", which ends it before; leave eos_at out");
   }
+  if (spec.identities && config_.enable_prefix_caching) {
+    const std::uint64_t end = std::min<std::uint64_t>(std::uint64_t{spec.prompt_tokens} + std::max(spec.outputs(), 1u),
+                                                      config_.max_model_len);
+    // The last token is never computed, so it fills no block; vLLM's offload may look for its chunk even so.
+    const std::uint64_t full = (offload_ ? end : end - 1) / config_.block_size;
+    if (const std::size_t named = spec.identities->size(); named < full) {
+      throw Error(ErrorKind::InvalidArgument, "request ", spec.name, ": identities name ", named,
+                  " blocks, prompt and output fill ", full);
+    }
+  }
   if (slots_.contains(spec.id)) {
     throw Error(ErrorKind::InvalidArgument, "request ", spec.name, ": id ", spec.id, " is taken; choose a new one");
   }

@@ -226,6 +226,7 @@ VllmEngine::VllmEngine(const VllmConfig& config, const EngineSite& site)
       waiting_(config_, requests_),
       skipped_(config_, requests_),
       fast_forwards_(site.fast_forward && !site.on_step),
+      reports_batches_(site.reports_batches),
       observer_(site.on_step),
       on_checkpoint_(site.on_checkpoint) {
   if (config.kv_manager == KvManagerKind::Kvbm) {

@@ -34,7 +34,18 @@ const Effects& VllmEngine::begin_step(std::int64_t now_ns) {
   }
   begin_one_step(now_ns);
   if (config_.lockstep_ns > 0 && clock_.in_step) clock_.now_ns = now_ns + config_.lockstep_ns;
+  if (reports_batches_) report_batch();
   return return_effects();
+}
+
+void VllmEngine::report_batch() {
+  for (std::size_t i = 0; i < log_.admitted.size(); ++i) {
+    const RequestId id = log_.admitted[i];
+    effects_.admitted.push_back({id, log_.cached[i], request(id).record.below_total});
+  }
+  effects_.preempted = log_.preempted;
+  if (!clock_.in_step) return;
+  for (const Scheduled& turn : batch()) effects_.batch_tokens += turn.tokens;
 }
 
 void VllmEngine::begin_one_step(std::int64_t now_ns) {

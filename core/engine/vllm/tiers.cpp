@@ -53,14 +53,30 @@ void VllmEngine::finish_transfers() {
   if (config_.check) check();
 }
 
-void VllmEngine::land(std::int64_t now_ns) {
+std::int64_t VllmEngine::next_landing_ns() const {
+  if (!tiers_ || clock_.in_step) return kNever;
+  const bool waits = landing_wait_.on || (quiescent() && (offload_ ? offload_pending() : !tiers_->idle()));
+  return waits ? tiers_->hub().next_wake_ns().value_or(kNever) : kNever;
+}
+
+const Effects& VllmEngine::land(std::int64_t now_ns) {
   if (!tiers_) throw Error(ErrorKind::WrongState, "this engine has no tiers");
+  clear_returned_effects();
   require_time(now_ns);
   tiers_->hub().run_until(now_ns);
-  if (!clock_.in_step) skip_to(now_ns);                           // no step begins before
-  if (!offload_links_ || clock_.in_step || !quiescent()) return;  // else the next step reports it
-  offload_after_step(now_ns);
-  announcer_.show(now_ns);
+  if (!clock_.in_step) skip_to(now_ns);                    // no step begins before
+  if (offload_links_ && !clock_.in_step && quiescent()) {  // else the next step reports it
+    offload_after_step(now_ns);
+    announcer_.show(now_ns);
+  }
+  return return_effects();
+}
+
+std::size_t VllmEngine::cached_prefix(std::span<const BlockIdentity> blocks) const {
+  if (!tiers_) return store_.prefix_length(0, blocks);
+  const std::vector<TierAnswer> answers = tiers_->lookup(blocks);
+  return static_cast<std::size_t>(
+      std::ranges::count_if(answers, [](const TierAnswer& answer) { return answer.kind != TierAnswer::Kind::Miss; }));
 }
 
 bool VllmEngine::prefetch(std::span<const BlockIdentity> blocks, std::int64_t now_ns) {

@@ -72,6 +72,7 @@ EngineSnapshot VllmEngine::snapshot() const {
   now.running = running_.size();
   now.waiting = num_waiting();
   now.loading = parked_ + loading_;
+  now.parked = parked_;
   now.free_blocks = m.reset_blocks;
   now.cached_blocks = m.inactive_blocks;
   now.active_blocks = m.total_blocks - m.reset_blocks - m.inactive_blocks;

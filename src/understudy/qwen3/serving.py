@@ -1,26 +1,26 @@
-"""Serve the real engine with the same HTTP API, metrics and KV events as simulated engines."""
+"""Serve the real engine with the same driver, HTTP API, metrics and KV events as simulated engines."""
 
 from __future__ import annotations
 
-import asyncio
-from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, cast
 
-from understudy.errors import InvalidArgument
-from understudy.qwen3.core import Qwen3Core
+import numpy as np
+
+from understudy.qwen3.live_engine import LiveEngine
+from understudy.qwen3.request import Request
+from understudy.qwen3.sampling import SamplingParams
 from understudy.server.api.errors import ApiError
 from understudy.server.api.growing import GrowingPlan
-from understudy.server.driver import Driver
+from understudy.server.core import EngineCore, LiveRequest, StepEffects
+from understudy.tokens import TokenBlocks
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
+    from understudy._core import Effects
     from understudy.qwen3.config import Qwen3Config
     from understudy.qwen3.engine import Engine
+    from understudy.server.api.generation import Choice
     from understudy.server.api.sampling import Sampling
     from understudy.server.api.texts import TokenTexts
-    from understudy.server.clock import Clock
-    from understudy.server.core import EngineCore, LiveRequest
     from understudy.server.kv_events import KvEventSender
 
 
@@ -32,10 +32,6 @@ class Qwen3Serving:
         self.config = config
         self.end_ids = end_ids
         self._core: Qwen3Core | None = None
-
-    def driver(self, clock: Clock) -> Driver:
-        """Implement `GivenEngine`."""
-        return Qwen3Driver(clock)
 
     def core(self, name: str, *, events: bool) -> EngineCore:
         """Implement `GivenEngine`."""
@@ -65,83 +61,92 @@ class Qwen3Serving:
         self.engine.close()
 
 
-class Qwen3Driver(Driver):
-    """Step the engine in its own thread without delay, and publish every step on the event loop."""
+class Qwen3Core(EngineCore):
+    """The real engine of a rank: requests have tokens, and answers grow by the tokens that it computes."""
 
-    def __init__(self, clock: Clock) -> None:
-        super().__init__(clock)
-        self._thread = ThreadPoolExecutor(1, "qwen3")
-        self._core: Qwen3Core | None = None
-        self._woken = asyncio.Event()
-        self._task: asyncio.Task[None] | None = None
+    def __init__(self, engine: Engine, config: Qwen3Config, name: str, *, events: bool) -> None:
+        self.model = config
+        self.sender: KvEventSender | None = None
+        self._chains: dict[int, TokenBlocks] = {}
+        self._live_engine = LiveEngine(engine, events=events)
+        manager = engine.scheduler.manager
+        super().__init__(
+            self._empty_engine,
+            name=name,
+            block_size=manager.layout.page_size,
+            num_blocks=manager.total_blocks,
+            events=events,
+        )
 
-    def observe(self, core: EngineCore, observer: Any) -> None:
-        """Notify the observer of every step."""
-        super().observe(core, observer)
-        self._core = cast("Qwen3Core", core)
+    def _empty_engine(self) -> LiveEngine:
+        self._live_engine.reset()
+        return self._live_engine
 
-    def submit(self, core: EngineCore, request: LiveRequest) -> None:
-        """Submit a request. InvalidArgument when the engine can never run it."""
-        why = cast("Qwen3Core", core).refusal(request)
-        if why is not None:
-            raise InvalidArgument(f"request {request.name}: {why}")
-        request.arrival_ns = self.clock.now_ns()
-        self._note(request.arrival_ns, "submit", request)
-        core.submit(request)
-        self._woken.set()
+    def find_refusal(self, request: LiveRequest) -> str | None:
+        """Return why the engine can never run a request; None if it can."""
+        prompt = _choice(request).prompt
+        if len(prompt) and int(prompt.max()) >= self.model.vocab_size:
+            return f"token {int(prompt.max())} is not one of the model's {self.model.vocab_size}"
+        return super().find_refusal(request)
 
-    def cancel(self, request: LiveRequest, at_ns: int | None = None) -> None:
-        """Cancel a request; its listener receives `on_end` from the event loop."""
-        core = request.rank
-        now_ns = self.clock.now_ns() if at_ns is None else at_ns
-        if request.ended or core is None:
+    def make_spec(self, request: LiveRequest) -> Request:
+        """Convert a request of the server, with its tokens and sampling."""
+        choice, sampling = _choice(request), _choice(request).generation.sampling
+        lora = choice.generation.model if choice.generation.model in choice.generation.worker.loras else ""
+        if self.sender is not None:
+            self._chains[request.engine_id] = TokenBlocks(
+                choice.prompt, self.block_size, salt=sampling.cache_salt, lora=lora
+            )
+        return Request(
+            f"{request.engine_id}",
+            choice.prompt,  # type: ignore[arg-type]
+            request.max_tokens,
+            SamplingParams(
+                temperature=sampling.temperature,
+                top_k=max(sampling.top_k, 0),
+                top_p=sampling.top_p,
+                seed=None if sampling.seed is None else sampling.seed + choice.index,
+                logprobs=sampling.logprobs if sampling.logprobs is None else max(sampling.logprobs, 0),
+            ),
+            priority=request.priority,
+            salt=sampling.cache_salt,
+            lora=lora,
+        )
+
+    def end(self, effects: Effects, now_ns: int) -> StepEffects:
+        """Append the computed tokens to the answers, then apply the effects."""
+        for output in self._live_engine.outputs:
+            request = self.live.get(int(output.request_id))
+            if request is not None and output.token is not None:
+                last = output.finish_reason is not None
+                logprobs = None if output.logprobs is None else tuple(output.logprobs)
+                cast("GrowingPlan", _choice(request).plan).take(output.token, logprobs, last=last)  # type: ignore[arg-type]
+                self._remember(request, output.token)
+        step = super().end(effects, now_ns)
+        for request in step.finished:
+            request.finish_ns = now_ns
+        for engine_id in self._chains.keys() - self.live.keys():
+            del self._chains[engine_id]
+        return step
+
+    def _remember(self, request: LiveRequest, token: int) -> None:
+        """Report the tokens of a block that the answer has filled to the event sender."""
+        chain = self._chains.get(request.engine_id)
+        if chain is None or self.sender is None:
             return
-        self._note(now_ns, "cancel", request)
-        core.cancel(request, now_ns)
-        self._woken.set()
-        if self._loop is not None:
-            self._loop.call_soon(self._ended, request, now_ns)
+        before = len(chain.identities)
+        chain.append(token)
+        if len(chain.identities) > before:
+            sampling = _choice(request).generation.sampling
+            start = before * self.block_size
+            self.sender.remember(
+                chain.identities[before:],
+                np.asarray(chain.tokens[start : start + self.block_size], np.uint32),
+                salt=sampling.cache_salt,
+                session=sampling.session_id,
+            )
 
-    def enqueue(self, core: EngineCore, action: Callable[[int], object]) -> None:  # noqa: ARG002
-        """Run an action on the engine now."""
-        action(self.clock.now_ns())
-        self._woken.set()
 
-    def start(self) -> None:
-        """Start stepping whenever there is work."""
-        self._loop = asyncio.get_running_loop()
-        self._task = self._loop.create_task(self._run())
-
-    def stop(self) -> None:
-        """Stop stepping."""
-        super().stop()
-        if self._task is not None:
-            self._task.cancel()
-            self._task = None
-        self._thread.shutdown()
-
-    async def _run(self) -> None:
-        loop, core = asyncio.get_running_loop(), self._core
-        assert core is not None
-        while True:
-            if core.is_idle:
-                self._woken.clear()
-                observer = self._observers.get(id(core))
-                if observer is not None:
-                    self._notify(core, observer.on_idle, core)
-                await self._woken.wait()
-                continue
-            step = await loop.run_in_executor(self._thread, core.advance)
-            now_ns = self.clock.now_ns()
-            effects = core.publish_step(step, now_ns)
-            effects.notify_listeners(now_ns)
-            observer = self._observers.get(id(core))
-            if observer is not None:
-                self._notify(core, observer.on_step, core, effects, now_ns)
-            if self.after_pump is not None:
-                self.after_pump()
-
-    def _ended(self, request: LiveRequest, now_ns: int) -> None:
-        request.notify_end(now_ns)
-        if self.after_pump is not None:
-            self.after_pump()
+def _choice(request: LiveRequest) -> Choice:
+    """Return the listener of a server request, which is one choice of its answer."""
+    return cast("Choice", request.listener)

@@ -1,21 +1,26 @@
-"""One live engine: the simulated engine, its requests, and the effects of a step."""
+"""One live engine of any kind, its requests, and the effects of a step."""
 
 from __future__ import annotations
 
 import logging
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
-from understudy._core import Tier, VllmEngine
+from understudy._core import Phase, RequestSpec, Tier, VllmEngine
+from understudy.errors import WrongState
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
     import numpy as np
     import numpy.typing as npt
 
-    from understudy._core import EventBatch, Identities, RequestRecord, TierConfig, TierRun, VllmOffload
-    from understudy.engines.config import VllmConfig
-    from understudy.engines.timing import TimingModel
+    from understudy._core import Effects, EventBatch, Identities, RequestRecord, VllmOffload
+    from understudy.engines.interface import Engine
 
 log = logging.getLogger("understudy.server")
+
+_ENDS = {"cancelled": "cancelled", "failed": "lost"}
+"""How requests end, by the reason of the engine's record; others are finished."""
 
 
 class Listener(Protocol):
@@ -44,6 +49,7 @@ class LiveRequest:
         "admitted_ns",
         "arrival_ns",
         "below_cache_threshold",
+        "below_tokens",
         "cache_hit_threshold",
         "cached_tokens",
         "emitted",
@@ -93,14 +99,24 @@ class LiveRequest:
         self.engine_id = -1
         self.emitted = 0
         self.cached_tokens = 0
+        self.below_tokens: Sequence[int] = (0, 0, 0)
+        """Cached tokens that came from G2, G3 and G4."""
         self.preemptions = 0
         self.arrival_ns = self.admitted_ns = self.first_token_ns = self.last_token_ns = self.finish_ns = -1
         self.aborted = False
-        """True when the server ended the request; its client gets the outputs so far."""
+        """True when the server or the engine ended the request; its client gets the outputs so far."""
         self.below_cache_threshold = False
         """True when too little of the prompt was cached; the request was not submitted to the engine."""
         self.ended = ""
         """"finished", "cancelled", "lost" (its engine was killed, or has failed), or "" while in flight."""
+
+    def notify_admitted(self, now_ns: int) -> None:
+        """Set the time of admission and notify the listener; log its errors."""
+        self.admitted_ns = now_ns
+        try:
+            self.listener.on_admitted(self, now_ns)
+        except Exception:
+            self.report_failure()
 
     def notify_end(self, now_ns: int) -> None:
         """Notify the listener that the request has ended; log its errors."""
@@ -121,14 +137,14 @@ class LiveRequest:
 
 
 class StepEffects(NamedTuple):
-    """Effects that become visible at the end of a step."""
+    """Effects of a call for the listeners of live requests."""
 
     tokens: list[tuple[LiveRequest, int, int]]
     """(request, first output, count), in the order of the batch."""
 
     finished: list[LiveRequest]
     batch_tokens: int
-    """Tokens that the step computed."""
+    """Tokens that the step computed; 0 if the engine does not report them."""
 
     def notify_listeners(self, now_ns: int) -> None:
         """Notify the listeners of these requests."""
@@ -143,54 +159,57 @@ class StepEffects(NamedTuple):
 
 
 class EngineCore:
-    """The engine behind a rank. A driver passes the time; the engine reads no clock."""
+    """The engine behind a rank and its live requests. A driver passes the time; the engine reads no clock."""
 
     failure: Exception | None = None
     """The exception that stopped the engine; None while it computes."""
     errors = 0
     """Logged failures that did not stop the engine: `understudy:errors` on `/metrics`."""
 
+    has_tiers = False
+    offload: VllmOffload | None = None
+    stay_sample = 0.0
+    draft_tokens = 0
+
     def __init__(
-        self,
-        config: VllmConfig,
-        *,
-        timing: TimingModel | None = None,
-        tiers: TierConfig | None = None,
-        offload: VllmOffload | None = None,
-        run: TierRun | None = None,
-        name: str = "worker",
-        events: bool = False,
-        stay_sample: float = 0.0,
-        check: bool = False,
+        self, make: Callable[[], Engine], *, name: str, block_size: int, num_blocks: int, events: bool = False
     ) -> None:
-        self.config = config
-        self.stay_sample = stay_sample
-        drafts = config.speculative_config
-        self.draft_tokens = 0 if drafts is None else drafts.num_speculative_tokens
-        self.name = name
-        self.offload = offload
-        native = config.native(events=events, check=check, offload=offload, stay_sample=stay_sample)
-        steps = config.native_timing(timing)
-
-        def make() -> VllmEngine:
-            return VllmEngine(native, steps, tiers=tiers, run=run, name=name)
-
+        """Make the engine; `make` is called again for one with an empty cache."""
         self._make = make
-        self.has_tiers = tiers is not None
+        self.name = name
+        self.block_size = block_size
+        self.num_blocks = num_blocks
         self.has_events = events
-        self.engine = self._make()
+        self.engine = make()
         self.live: dict[int, LiveRequest] = {}
         self.step_end_ns = -1
+        """When the open step ends, perhaps `Effects.UNKNOWN`; −1: none is open."""
+        self.computing = False
+        """True while a thread runs the engine's `end_step`."""
         self.wake_ns = -1
         self.steps = 0
         self.preemptions = 0
         self.paused = False
         self.admission_paused = False
+        self._phase = Phase.IDLE
+        self._next_id = 0
         self._batch_tokens = 0
 
-    def submit(self, request: LiveRequest) -> None:
-        """Queue a request. InvalidArgument when the engine could never run it; nothing has changed then."""
-        request.engine_id = self.engine.submit(
+    @property
+    def vllm(self) -> VllmEngine:
+        """Return the engine, for features that only vLLM's has. WrongState for another kind."""
+        if not isinstance(self.engine, VllmEngine):
+            raise WrongState(f"{self.name}: this needs a vLLM engine, not {type(self.engine).__name__}")
+        return self.engine
+
+    def find_refusal(self, request: LiveRequest) -> str | None:
+        """Return why the engine can never run a request; None if it can."""
+        return self.engine.never_fits(request.prompt_tokens, request.max_tokens)
+
+    def make_spec(self, request: LiveRequest) -> object:
+        """Convert a request to the engine's own form. InvalidArgument for a wrong value."""
+        return RequestSpec(
+            request.engine_id,
             request.name,
             request.prompt_tokens,
             request.max_tokens,
@@ -200,31 +219,32 @@ class EngineCore:
             eos_at=request.eos_at,
             adapter=request.adapter,
         )
+
+    def submit(self, request: LiveRequest, now_ns: int) -> StepEffects:
+        """Queue a request. InvalidArgument when the engine could never run it; nothing has changed then."""
+        request.engine_id = self._next_id
+        effects = self.engine.submit(self.make_spec(request), now_ns)
+        self._next_id += 1
         request.identities = None  # the engine has its own copy
         request.rank = self
         self.live[request.engine_id] = request
+        return self._apply(effects, now_ns)
 
     def compute_cached_share(self, request: LiveRequest) -> float:
         """Return the cached share of a prompt, on the device and in tiers; before submission only."""
         if request.identities is None or request.prompt_tokens == 0:
             return 0.0
-        size = self.config.block_size
-        prompt = request.identities[: request.prompt_tokens // size]
-        if self.has_tiers:
-            found = sum(kind != "miss" for kind, _, _ in self.engine.tier_lookup(prompt))
-        else:
-            found = self.engine.cached_blocks(prompt)
-        return found * size / request.prompt_tokens
+        found = self.engine.cached_prefix(request.identities[: request.prompt_tokens // self.block_size])
+        return found * self.block_size / request.prompt_tokens
 
-    def cancel(self, request: LiveRequest, now_ns: int) -> bool:
-        """Drop a request and free its blocks. False when it has already ended."""
-        if request.rank is not self or request.engine_id not in self.live:
-            return False
-        request.record = self.engine.cancel(request.engine_id, now_ns)
-        del self.live[request.engine_id]
-        request.finish_ns = now_ns
-        request.ended = "cancelled"
-        return True
+    def cancel(self, request: LiveRequest, now_ns: int) -> StepEffects:
+        """Drop a request and free its blocks. No effect when it has ended, or was not submitted here."""
+        if self.live.get(request.engine_id) is not request:
+            return StepEffects([], [], 0)
+        aborted = request.aborted
+        effects = self._apply(self.engine.cancel(request.engine_id, now_ns), now_ns)
+        request.aborted = aborted  # by this call, not by the engine
+        return effects
 
     def mark_lost(self, request: LiveRequest, now_ns: int) -> None:
         """Mark a request as lost without calling the engine, which has failed."""
@@ -233,18 +253,21 @@ class EngineCore:
 
     def pause_admission(self, on: bool) -> None:
         """Stop or restart admission: while paused, requests with blocks run to their end and no other starts."""
-        self.admission_paused = on
         self.engine.set_admitting(not on)
+        self.admission_paused = on
+        self._phase = self.engine.snapshot().phase
 
     @property
     def is_idle(self) -> bool:
         """True when no step is in progress and none would begin."""
-        engine = self.engine
+        if self.computing:
+            return False
         if self.failure is not None:
             return True
-        if engine.in_step:
+        if self.step_end_ns >= 0:
             return False
-        return self.paused or engine.idle or engine.stuck or (self.admission_paused and engine.drained)
+        idle = self.paused or self._phase in (Phase.IDLE, Phase.STALLED)
+        return idle or (self.admission_paused and self.engine.drained)
 
     @property
     def holds_blocks(self) -> bool:
@@ -253,53 +276,62 @@ class EngineCore:
 
     def begin(self, now_ns: int) -> bool:
         """Begin a step if there is work and no step is open; True if so, with its end in `step_end_ns`."""
-        engine = self.engine
-        if self.is_idle or engine.in_step:
+        if self.step_end_ns >= 0 or self.computing or self.is_idle:
             return False
-        duration_ns = engine.begin_step(now_ns)
-        for engine_id, _, cached in engine.admitted:
-            request = self.live[engine_id]
-            if request.admitted_ns < 0:
-                request.admitted_ns = now_ns
-                request.cached_tokens = cached
-                try:
-                    request.listener.on_admitted(request, now_ns)
-                except Exception:
-                    request.report_failure()
-        for engine_id in engine.preempted:
-            if engine_id in self.live:
-                self.live[engine_id].preemptions += 1
-                self.preemptions += 1
-        if engine.asleep:
+        effects = self.engine.begin_step(now_ns)
+        self._apply(effects, now_ns).notify_listeners(now_ns)
+        if effects.phase not in (Phase.IN_STEP, Phase.STALLED) or effects.wake_ns is None:
             return False
-        self.step_end_ns = now_ns + duration_ns
-        self._batch_tokens = sum(tokens for _, tokens in engine.batch)
+        self.step_end_ns = effects.wake_ns
+        self._batch_tokens = effects.batch_tokens
         return True
 
-    def end(self, now_ns: int) -> StepEffects:
-        """End the open step and return its effects."""
-        ended = self.engine.end_step(now_ns)
+    def end(self, effects: Effects, now_ns: int) -> StepEffects:
+        """Apply the effects of the engine's `end_step`."""
         self.step_end_ns = -1
         self.steps += 1
+        return self._apply(effects, now_ns, effects.batch_tokens or self._batch_tokens)
+
+    def land(self, now_ns: int) -> None:
+        """Finish the transfers that end by then."""
+        self._apply(self.engine.land(now_ns), now_ns).notify_listeners(now_ns)
+
+    def _apply(self, effects: Effects, now_ns: int, batch_tokens: int = 0) -> StepEffects:
+        """Update the live requests; the caller notifies their listeners."""
+        # A computing engine may have received requests after these effects.
+        self._phase = self.engine.snapshot().phase if self.computing else effects.phase
         live = self.live
+        for admitted in effects.admitted:
+            request = live.get(admitted.request)
+            if request is not None and request.admitted_ns < 0:
+                request.cached_tokens, request.below_tokens = admitted.cached_tokens, admitted.below_tokens
+                request.notify_admitted(now_ns)
+        for engine_id in effects.preempted:
+            if engine_id in live:
+                live[engine_id].preemptions += 1
+                self.preemptions += 1
         tokens: list[tuple[LiveRequest, int, int]] = []
-        for engine_id, count in ended.tokens:
-            if engine_id not in live:
+        for engine_id, count in effects.tokens:
+            request = live.get(engine_id)
+            if request is None:
                 continue
-            request = live[engine_id]
+            if request.admitted_ns < 0:  # the engine does not report admissions
+                request.notify_admitted(now_ns)
             tokens.append((request, request.emitted, count))
             request.emitted += count
             if request.first_token_ns < 0:
                 request.first_token_ns = now_ns
         finished: list[LiveRequest] = []
-        for record in ended.finished:
-            if record.id in live:
-                request = live.pop(record.id)
-                request.record = record
-                request.finish_ns = record.finish_ns
-                request.ended = "finished"
-                finished.append(request)
-        return StepEffects(tokens, finished, self._batch_tokens)
+        for record in effects.finished:
+            request = live.pop(record.id, None)
+            if request is None:
+                continue
+            request.record = record
+            request.finish_ns = record.finish_ns
+            request.ended = _ENDS.get(record.reason, "finished")
+            request.aborted = request.aborted or request.ended == "cancelled"
+            finished.append(request)
+        return StepEffects(tokens, finished, batch_tokens)
 
     def fail(self, failure: Exception) -> list[LiveRequest]:
         """Stop the engine, also within a step. Returns the requests that are lost."""
@@ -330,18 +362,21 @@ class EngineCore:
         """
         if self.failure is not None:
             return False
-        if not self.live and not self.engine.in_step and self.engine.idle:
+        if not self.live and self.step_end_ns < 0 and not self.computing and self._phase == Phase.IDLE:
             self._replace_engine()
             return True
         some_stay = self.holds_blocks or self.has_tiers
         self.engine.forget_cache(now_ns)
+        self._phase = self.engine.snapshot().phase
         if self.has_events and not some_stay:
             self.engine.take_events()
         return not some_stay
 
     def _replace_engine(self) -> None:
         self.engine = self._make()
-        self.engine.set_admitting(not self.admission_paused)
+        if self.admission_paused:
+            self.engine.set_admitting(False)
+        self._phase = self.engine.snapshot().phase
 
     def take_events(self) -> tuple[EventBatch, npt.NDArray[np.int64]]:
         """Return the events of the steps that ended since the last call."""
@@ -350,30 +385,29 @@ class EngineCore:
     @property
     def num_running(self) -> int:
         """Number of requests that the scheduler runs."""
-        return len(self.engine.running)
+        return self.engine.snapshot().running
 
     @property
     def num_waiting(self) -> int:
         """Number of queued requests, with those whose blocks are being loaded."""
-        return self.engine.num_waiting + (self.engine.parked if self.has_tiers else 0)
+        now = self.engine.snapshot()
+        return now.waiting + now.parked
 
     @property
-    def waits_for_transfers(self) -> bool:
-        """True when no request can run and transfers to or between tiers are still in flight."""
-        if not (self.engine.idle or (self.admission_paused and self.engine.drained)):
-            return False
-        return self.engine.offload_pending if self.offload is not None else not self.engine.tiers_idle
+    def active_blocks(self) -> int:
+        """Number of device blocks that requests hold."""
+        return self.engine.snapshot().active_blocks
+
+    @property
+    def usage(self) -> float:
+        """Share of blocks that requests hold, 0 … 1."""
+        return self.active_blocks / self.num_blocks
 
     @property
     def host_usage(self) -> float:
         """Share of the host tier's blocks that are in use, 0 … 1; 0 without a host tier."""
         if not self.has_tiers:
             return 0.0
-        free, active, inactive, _ = self.engine.tier_blocks(Tier.G2)
+        free, active, inactive, _ = self.vllm.tier_blocks(Tier.G2)
         total = free + active + inactive
         return (active + inactive) / total if total else 0.0
-
-    @property
-    def usage(self) -> float:
-        """Share of blocks that requests hold, 0 … 1."""
-        return self.engine.pool[1] / self.config.num_gpu_blocks

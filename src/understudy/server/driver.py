@@ -1,8 +1,9 @@
 """The live driver: runs engines in simulated time against a clock.
 
 Each input gets a timestamp from the clock and is processed at that time, in the order of the offline run: transfers
-land, steps end, requests are submitted and cancelled, free engines begin a step. A machine that is late processes the
-same events in the same order, later. So a live run equals, to the block, the offline run of its timestamps.
+land, steps end, requests are submitted and cancelled, free engines begin a step (`EventClass`). A machine that is late
+processes the same events in the same order, later. So a live run equals, to the block, the offline run of its
+timestamps. A step whose end is unknown is computed in a thread, and ends when that is done.
 """
 
 from __future__ import annotations
@@ -10,8 +11,10 @@ from __future__ import annotations
 import asyncio
 import heapq
 import logging
+from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Protocol
 
+from understudy._core import Effects, EventClass
 from understudy.errors import InvalidArgument
 from understudy.server.lateness import Lateness
 
@@ -22,8 +25,6 @@ if TYPE_CHECKING:
     from understudy.server.core import EngineCore, LiveRequest, StepEffects
 
 log = logging.getLogger("understudy.server")
-
-_LAND, _END, _INPUT = range(3)  # the order of simultaneous events
 
 
 class Observer(Protocol):
@@ -53,6 +54,7 @@ class Driver:
         self._sequence = 0
         self._cores: list[EngineCore] = []
         self._observers: dict[int, Observer] = {}
+        self._threads: dict[int, ThreadPoolExecutor] = {}
         self._timer: asyncio.TimerHandle | None = None
         self._due_ns = -1
         self._soon = False
@@ -71,7 +73,7 @@ class Driver:
 
     def submit(self, core: EngineCore, request: LiveRequest) -> None:
         """Submit a request now. InvalidArgument when the engine could never run it."""
-        why = core.engine.never_fits(request.prompt_tokens, request.max_tokens)
+        why = core.find_refusal(request)
         if why is not None:
             raise InvalidArgument(f"request {request.name}: {why}")
         request.arrival_ns = self.clock.now_ns()
@@ -94,13 +96,13 @@ class Driver:
                 return
             self._note(now_ns, "submit", request)
             try:
-                core.submit(request)
+                core.submit(request, now_ns).notify_listeners(now_ns)
             except Exception:
                 core.mark_lost(request, now_ns)
                 request.notify_end(now_ns)
                 raise
 
-        self._enqueue(request.arrival_ns, _INPUT, core, submit_now)
+        self._enqueue(request.arrival_ns, EventClass.ARRIVAL, core, submit_now)
         self._wake()
 
     def cancel(self, request: LiveRequest, at_ns: int | None = None) -> None:
@@ -117,26 +119,28 @@ class Driver:
                 return
             self._note(now_ns, "cancel", request)
             try:
-                if not core.cancel(request, now_ns):
-                    request.ended = "cancelled"
+                effects = core.cancel(request, now_ns)
             except Exception as failure:
                 self._fail_engine(core, failure, now_ns)
                 return
-            request.notify_end(now_ns)
+            effects.notify_listeners(now_ns)
+            if not request.ended:  # the engine never had it
+                request.ended = "cancelled"
+                request.notify_end(now_ns)
 
-        self._enqueue(self.clock.now_ns() if at_ns is None else at_ns, _INPUT, core, cancel_now)
+        self._enqueue(self.clock.now_ns() if at_ns is None else at_ns, EventClass.ARRIVAL, core, cancel_now)
         self._wake()
 
     def enqueue(self, core: EngineCore, action: Callable[[int], object]) -> None:
         """Queue `action(now_ns)` on an engine at the current time, in order with its other inputs."""
-        self._enqueue(self.clock.now_ns(), _INPUT, core, action)
+        self._enqueue(self.clock.now_ns(), EventClass.ARRIVAL, core, action)
         self._wake()
 
     def poll_all(self) -> None:
         """Poll all engines again, because the end times of transfers have changed."""
         now_ns = self.clock.now_ns()
         for core in self._cores:
-            self._enqueue(now_ns, _INPUT, core, None)
+            self._enqueue(now_ns, EventClass.ARRIVAL, core, None)
         self._wake()
 
     # ── Events ──
@@ -178,11 +182,11 @@ class Driver:
         landed: set[int] = set()
         while self._queue and self._queue[0][0] == now_ns:
             _, kind, _, core, action = heapq.heappop(self._queue)
-            if kind == _LAND:
+            if kind == EventClass.LANDING:
                 core.wake_ns = -1
-                if not core.engine.in_step and self._land(core, now_ns):
+                if core.step_end_ns < 0 and self._land(core, now_ns):
                     landed.add(id(core))
-            elif kind == _END:
+            elif kind == EventClass.STEP_END and action is None:
                 if core.step_end_ns != now_ns:
                     continue  # the engine was replaced since
                 self._end(core, now_ns)
@@ -191,14 +195,12 @@ class Driver:
             touched[id(core)] = core
         for core in touched.values():
             if self._begin(core, now_ns):
-                self._enqueue(core.step_end_ns, _END, core, None)
+                if core.step_end_ns == Effects.UNKNOWN:
+                    self._compute(core, now_ns)
+                else:
+                    self._enqueue(core.step_end_ns, EventClass.STEP_END, core, None)
                 continue
-            if (
-                core.failure is None
-                and core.has_tiers
-                and core.step_end_ns < 0
-                and (core.engine.asleep or core.waits_for_transfers)
-            ):
+            if core.failure is None and core.has_tiers and core.step_end_ns < 0:
                 self._enqueue_landing(core, now_ns)  # within a step nothing lands until its end
             observer = self._observers.get(id(core))
             if observer is not None:
@@ -231,7 +233,7 @@ class Driver:
         if core.failure is not None:
             return False
         try:
-            core.engine.land(now_ns)
+            core.land(now_ns)
         except Exception as failure:
             self._fail_engine(core, failure, now_ns)
             return False
@@ -244,10 +246,30 @@ class Driver:
             self._fail_engine(core, failure, now_ns)
             return False
 
-    def _end(self, core: EngineCore, now_ns: int) -> None:
+    def _compute(self, core: EngineCore, now_ns: int) -> None:
+        """Compute a step in the engine's thread; it ends when that is done."""
+        assert self._loop is not None, "an engine that computes needs an event loop"
+        core.computing = True
+        if id(core) not in self._threads:
+            self._threads[id(core)] = ThreadPoolExecutor(1, core.name)
+        computed = self._loop.run_in_executor(self._threads[id(core)], core.engine.end_step, now_ns)
+
+        def end(end_ns: int) -> None:
+            self._end(core, end_ns, computed)
+            core.computing = False
+
+        def on_computed(_: object) -> None:
+            if self._loop is not None:
+                self._enqueue(self.clock.now_ns(), EventClass.STEP_END, core, end)
+                self.pump()
+
+        computed.add_done_callback(on_computed)
+
+    def _end(self, core: EngineCore, now_ns: int, computed: asyncio.Future[Effects] | None = None) -> None:
         self.step_lateness.record((self.clock.now_ns() - now_ns) / self.clock.speed / 1e9)
         try:
-            effects = core.end(now_ns)
+            ended = core.engine.end_step(now_ns) if computed is None else computed.result()
+            effects = core.end(ended, now_ns)
         except Exception as failure:
             self._fail_engine(core, failure, now_ns)
             return
@@ -266,10 +288,10 @@ class Driver:
 
     def _enqueue_landing(self, core: EngineCore, now_ns: int) -> None:
         """Queue a poll of an engine that waits for transfers, at the next one's end."""
-        wake_ns = core.engine.wake_ns
+        wake_ns = core.engine.next_landing_ns()
         if wake_ns is not None and core.wake_ns != wake_ns:
             core.wake_ns = wake_ns
-            self._enqueue(max(wake_ns, now_ns + 1), _LAND, core, None)
+            self._enqueue(max(wake_ns, now_ns + 1), EventClass.LANDING, core, None)
 
     def _enqueue(
         self, time_ns: int, kind: int, core: EngineCore, action: Callable[[int], object] | None
@@ -304,6 +326,8 @@ class Driver:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
+        for thread in self._threads.values():
+            thread.shutdown()
 
     def _schedule_timer(self) -> None:
         loop = self._loop

@@ -1,24 +1,59 @@
-"""Interface between a server and a real engine, which computes its answers."""
+"""Engines of a server: simulated ones, built from settings, and the interface to a real one."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Protocol
 
+from understudy._core import VllmEngine
+from understudy.errors import ConfigError
+from understudy.server.core import EngineCore
+
 if TYPE_CHECKING:
+    from understudy._core import TierConfig, TierRun, VllmOffload
+    from understudy.engines.config import VllmConfig
+    from understudy.engines.timing import TimingModel
     from understudy.server.api.growing import GrowingPlan
     from understudy.server.api.sampling import Sampling
     from understudy.server.api.texts import TokenTexts
-    from understudy.server.clock import Clock
-    from understudy.server.core import EngineCore
-    from understudy.server.driver import Driver
     from understudy.server.kv_events import KvEventSender
+
+
+class SimulatedCore(EngineCore):
+    """A simulated engine, of the kind that its settings name."""
+
+    def __init__(
+        self,
+        config: VllmConfig,
+        *,
+        timing: TimingModel | None = None,
+        tiers: TierConfig | None = None,
+        offload: VllmOffload | None = None,
+        run: TierRun | None = None,
+        name: str = "worker",
+        events: bool = False,
+        stay_sample: float = 0.0,
+        check: bool = False,
+    ) -> None:
+        self.offload = offload
+        self.stay_sample = stay_sample
+        self.has_tiers = tiers is not None
+        drafts = config.speculative_config
+        self.draft_tokens = 0 if drafts is None else drafts.num_speculative_tokens
+        native = config.native(events=events, check=check, offload=offload, stay_sample=stay_sample)
+        steps = config.native_timing(timing)
+        super().__init__(
+            lambda: native.make_engine(steps, tiers=tiers, run=run, name=name),
+            name=name,
+            block_size=native.block_size,
+            num_blocks=native.num_gpu_blocks,
+            events=events,
+        )
+        if self.has_tiers and not isinstance(self.engine, VllmEngine):
+            raise ConfigError("tiers: this kind of engine has none; leave them out")
 
 
 class GivenEngine(Protocol):
     """A real engine in place of the simulated ones. It serves one worker."""
-
-    def driver(self, clock: Clock) -> Driver:
-        """Make the driver that steps the engine."""
 
     def core(self, name: str, *, events: bool) -> EngineCore:
         """Return the engine behind the worker's only rank."""

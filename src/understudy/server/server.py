@@ -41,7 +41,7 @@ class Runtime:
     ) -> None:
         self.clock = WallClock(clock_speed)
         self.given = given
-        self.driver = Driver(self.clock) if given is None else given.driver(self.clock)
+        self.driver = Driver(self.clock)
         self.token_lateness = Lateness()
         self.outbox = Outbox(self.clock, self.token_lateness)
         self.driver.after_pump = self.outbox.flush

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from understudy._core import Tier, TokenBlocks
 from understudy.engines.offload import build_live_offload
 from understudy.errors import ConfigError
-from understudy.server.core import EngineCore, LiveRequest, StepEffects
+from understudy.server.engines import SimulatedCore
 from understudy.server.kv_events import KvEventsConfig, KvEventSender
 from understudy.server.live_config import Latency
 from understudy.server.metrics import Registry
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 
     from understudy._core import EventBatch, Identities, TierConfig, TierRun
     from understudy.server.api.texts import TokenTexts
+    from understudy.server.core import EngineCore, LiveRequest, StepEffects
     from understudy.server.driver import Driver
     from understudy.server.engines import GivenEngine
     from understudy.server.lateness import Lateness
@@ -76,11 +77,11 @@ class Worker:
         self.latency = None
         if settings.latency_ms is not None:
             self.latency = Latency(*settings.latency_ms, settings.latency_std_dev_ms, settings.seed + index)
-        self.cores = (
+        self.cores: list[EngineCore] = (
             [given.core(f"worker {index}", events=events)]
             if given is not None
             else [
-                EngineCore(
+                SimulatedCore(
                     settings.engine,
                     timing=self.latency,
                     tiers=tiers,
@@ -290,7 +291,7 @@ class Worker:
         for core in self.cores:
 
             def slow(now_ns: int, core: EngineCore = core) -> None:
-                core.engine.set_link_share(now_ns, wanted, share)
+                core.vllm.set_link_share(now_ns, wanted, share)
 
             self.driver.enqueue(core, slow)
         self.driver.poll_all()

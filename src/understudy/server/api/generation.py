@@ -84,12 +84,7 @@ class Choice:
 
     def on_admitted(self, request: LiveRequest, now_ns: int) -> None:  # noqa: ARG002
         """Count the first scheduling of the request."""
-        worker = self.generation.worker
-        core = request.rank
-        below = (0, 0, 0)
-        if core is not None and core.has_tiers:
-            below = core.engine.below_tokens(request.engine_id)
-        worker.find_metrics(request).on_admitted(request, below)
+        self.generation.worker.find_metrics(request).on_admitted(request)
 
     def on_tokens(self, request: LiveRequest, first: int, count: int, now_ns: int) -> None:
         """Count new tokens and send them in a stream."""

@@ -96,7 +96,7 @@ class LiveFleetView(ReadyWorkers):
     @property
     def used_blocks(self) -> npt.NDArray[np.int64]:
         """Device blocks that requests hold, per rank."""
-        return self._each(lambda core: core.engine.pool[1])
+        return self._each(lambda core: core.active_blocks)
 
     @property
     def total_blocks(self) -> npt.NDArray[np.int64]:

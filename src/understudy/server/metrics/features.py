@@ -46,7 +46,7 @@ class FeatureMetrics:
         if self._stay is None:
             return
         lifetime, idle, gap = self._stay
-        for lifetime_ns, idle_ns, gaps_ns in self._core.engine.take_stays():
+        for lifetime_ns, idle_ns, gaps_ns in self._core.vllm.take_stays():
             lifetime.observe(lifetime_ns / 1e9)
             idle.observe(idle_ns / 1e9)
             for gap_ns in gaps_ns:
@@ -58,16 +58,22 @@ class FeatureMetrics:
 
     def _add_speculation(self, places: int) -> None:
         core = self._core
-        self._count("spec_decode_num_drafts", "Rounds of drafts.", lambda: core.engine.draft_rounds)
-        self._count("spec_decode_num_draft_tokens", "Tokens drafted.", lambda: core.engine.drafted_tokens)
+        self._count("spec_decode_num_drafts", "Rounds of drafts.", lambda: core.vllm.draft_rounds)
         self._count(
-            "spec_decode_num_accepted_tokens", "Drafts accepted.", lambda: core.engine.accepted_tokens
+            "spec_decode_num_draft_tokens",
+            "Tokens drafted.",
+            lambda: core.vllm.drafted_tokens,
+        )
+        self._count(
+            "spec_decode_num_accepted_tokens",
+            "Drafts accepted.",
+            lambda: core.vllm.accepted_tokens,
         )
         for place in range(places):
             self._count(
                 "spec_decode_num_accepted_tokens_per_pos",
                 "Drafts accepted, by their place in the round.",
-                lambda place=place: core.engine.accepted_at[place],  # type: ignore[misc]
+                lambda place=place: core.vllm.accepted_at[place],  # type: ignore[misc]
                 position=str(place),
             )
 
@@ -76,7 +82,7 @@ class FeatureMetrics:
             self._registry.gauge(
                 "vllm:num_requests_kv_fetch_by_stage",
                 "Requests in the queue that need blocks from below, by how far that has come.",
-                lambda place=place: self._core.engine.fetch_stages[place],  # type: ignore[misc]
+                lambda place=place: self._core.vllm.fetch_stages[place],  # type: ignore[misc]
                 stage=stage,
                 **self._labels,
             )

@@ -53,8 +53,8 @@ class SglangMetrics(VllmMetrics):
         gauge("sglang:num_queue_reqs", "Requests in the queue.", lambda: core.num_waiting, **labels)
         gauge("sglang:token_usage", "Share of the cache that requests hold.", lambda: core.usage, **labels)
         gauge("sglang:cache_hit_rate", "Share of prompt tokens that were cached.", self._hit_rate, **labels)
-        gauge("sglang:page_size", "Tokens in a page.", lambda: core.config.block_size, **labels)
-        gauge("sglang:num_pages", "Pages of the cache.", lambda: core.config.num_gpu_blocks, **labels)
+        gauge("sglang:page_size", "Tokens in a page.", lambda: core.block_size, **labels)
+        gauge("sglang:num_pages", "Pages of the cache.", lambda: core.num_blocks, **labels)
         self._prompt = registry.counter("sglang:prompt_tokens", "Tokens of prompts.", **labels)
         self._generated = registry.counter("sglang:generation_tokens", "Tokens generated.", **labels)
         self._requests = registry.counter("sglang:num_requests", "Requests that ended.", **labels)
@@ -69,9 +69,9 @@ class SglangMetrics(VllmMetrics):
     def _hit_rate(self) -> float:
         return self.cached_tokens.value / self.queries.value if self.queries.value else 0.0
 
-    def on_admitted(self, request: LiveRequest, below: tuple[int, int, int]) -> None:
+    def on_admitted(self, request: LiveRequest) -> None:
         """Count the cache lookup of a prompt."""
-        super().on_admitted(request, below)
+        super().on_admitted(request)
         self._prompt.add(request.prompt_tokens)
 
     def on_tokens(self, request: LiveRequest, first: int, count: int, now_ns: int) -> None:

@@ -193,17 +193,17 @@ class VllmMetrics:
         return self.fake[name]() if name in self.fake else truth
 
     def _capacity(self) -> float:
-        return float(self.core.engine.num_waiting - len(self.core.engine.loading))
+        now = self.core.engine.snapshot()
+        return float(now.waiting - (now.loading - now.parked))
 
     def _deferred(self) -> float:
-        engine = self.core.engine
-        return float(engine.parked + len(engine.loading) if self.core.has_tiers else 0)
+        return float(self.core.engine.snapshot().loading if self.core.has_tiers else 0)
 
     # ── Events ──
 
-    def on_admitted(self, request: LiveRequest, below: tuple[int, int, int]) -> None:
-        """Count the cache lookup of a prompt; `below` of the cached tokens came from G2, G3 and G4."""
-        cached, external = request.cached_tokens, sum(below)
+    def on_admitted(self, request: LiveRequest) -> None:
+        """Count the cache lookup of a prompt."""
+        cached, external = request.cached_tokens, sum(request.below_tokens)
         local = cached - external
         self.queries.add(request.prompt_tokens)
         self.hits.add(local)
@@ -216,7 +216,7 @@ class VllmMetrics:
         self.by_source["external_kv_transfer"].add(external)
         self.cached_tokens.add(cached)
         sources = ("device", "host", "disk", "external_unspecified")
-        for source, tokens in zip(sources, (local, *below), strict=True):
+        for source, tokens in zip(sources, (local, *request.below_tokens), strict=True):
             self.cached_by[source].add(tokens)
 
     def on_tokens(self, request: LiveRequest, first: int, count: int, now_ns: int) -> None:

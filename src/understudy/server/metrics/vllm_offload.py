@@ -24,7 +24,7 @@ class OffloadMetrics:
             registry.gauge(
                 f"vllm:kv_offload_cpu_cache_{name}_perc",
                 f"Share of the host that transfers {what}.",
-                lambda index=index: core.engine.offload_usage[index],  # type: ignore[misc]
+                lambda index=index: core.vllm.offload_usage[index],  # type: ignore[misc]
                 **labels,
             )
         self._asked = registry.histogram(
@@ -54,7 +54,7 @@ class OffloadMetrics:
 
     def refresh(self) -> None:
         """Count the transfers since the last call."""
-        samples = self._core.engine.take_offload_samples()
+        samples = self._core.vllm.take_offload_samples()
         self._loads.count(samples.loads)
         self._stores.count(samples.stores)
         self._lookups.observe(0.0, samples.lookups)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from understudy._core import RunColumns
+from understudy._core import Engine, RunColumns
 from understudy.run.timeline import Timeline
 
 if TYPE_CHECKING:
@@ -30,8 +30,9 @@ class LiveColumns:
         self._shared = shared
         self._requests: dict[int, tuple[int, LiveRequest]] = {}
         self._refused: dict[int, tuple[int, str]] = {}
-        for core in cores:
-            core.engine.keep_times()
+        self._engines = [core.engine for core in cores if isinstance(core.engine, Engine)]
+        for engine in self._engines:
+            engine.keep_times()
 
     def on_end(self, row: int, worker: int, request: LiveRequest) -> None:
         """Record the end of a row's request."""
@@ -47,16 +48,16 @@ class LiveColumns:
 
     def gathered(self) -> tuple[Timeline, FleetResult]:
         """Return timeline and core result, once; call after the engines have stopped."""
-        for core in self._cores:
-            core.engine.finish_transfers()
+        for engine in self._engines:
+            engine.finish_transfers()
         columns = RunColumns(len(self._workload), tiers=any(core.has_tiers for core in self._cores))
         for row, (worker, request) in self._requests.items():
             assert request.record is not None  # the engine wrote it at the end
             columns.keep(row, request.record, worker, request.arrival_ns)
         for row, (now_ns, why) in sorted(self._refused.items()):
             columns.reject(row, now_ns, why)
-        for worker, core in enumerate(self._cores):
-            columns.add_engine(worker, core.engine)
+        for worker, engine in enumerate(self._engines):
+            columns.add_engine(worker, engine)
         for run in self._shared:
             columns.add_run(run)
         result = columns.take()
@@ -64,7 +65,7 @@ class LiveColumns:
             result,
             self._workload,
             None,
-            worker_blocks=[core.config.num_gpu_blocks for core in self._cores],
-            block_size=self._cores[0].config.block_size,
+            worker_blocks=[core.num_blocks for core in self._cores],
+            block_size=self._cores[0].block_size,
         )
         return timeline, result

@@ -1,0 +1,212 @@
+// The vLLM engine in Python: what its decisions, blocks and drafts are, in addition to the interface.
+#include <nanobind/nanobind.h>
+#include <nanobind/stl/optional.h>
+#include <nanobind/stl/pair.h>
+#include <nanobind/stl/shared_ptr.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/tuple.h>
+#include <nanobind/stl/vector.h>
+
+#include "engine/vllm/engine.hpp"
+
+#include "bindings.hpp"
+#include "convert.hpp"
+#include "engine.hpp"
+#include "exclusive_class.hpp"
+
+namespace understudy {
+
+void bind_engine_tiers(ExclusiveClass<VllmEngine, Engine>& engine);  // engine_tiers.cpp
+
+namespace {
+
+using namespace nb::literals;
+
+std::vector<std::pair<RequestId, std::uint32_t>> scheduled(const VllmEngine& self) {
+  std::vector<std::pair<RequestId, std::uint32_t>> out;
+  for (const Scheduled& turn : self.log().scheduled) out.emplace_back(turn.id, turn.tokens);
+  return out;
+}
+
+std::vector<std::tuple<RequestId, bool, std::uint32_t>> admitted(const VllmEngine& self) {
+  std::vector<std::tuple<RequestId, bool, std::uint32_t>> out;
+  const StepLog& log = self.log();
+  for (std::size_t i = 0; i < log.admitted.size(); ++i)
+    out.emplace_back(log.admitted[i], log.resumed[i], log.cached[i]);
+  return out;
+}
+
+using TraceRow = std::tuple<std::int64_t, bool, std::size_t, std::uint64_t, std::uint64_t, std::uint64_t>;
+
+std::vector<TraceRow> trace_rows(const std::vector<TimedKvTrace>& trace) {
+  std::vector<TraceRow> out;
+  for (const auto& [time_ns, r] : trace) out.emplace_back(time_ns, r.eviction, r.blocks, r.free, r.active, r.inactive);
+  return out;
+}
+
+using Stay = std::tuple<std::int64_t, std::int64_t, std::vector<std::int64_t>>;
+
+std::vector<Stay> take_stays(VllmEngine& self) {
+  std::vector<Stay> out;
+  for (const BlockStay& r : self.take_stays()) {
+    out.emplace_back(r.lifetime_ns, r.idle_ns,
+                     std::vector(r.gaps_ns.begin(), r.gaps_ns.begin() + static_cast<std::ptrdiff_t>(r.gaps)));
+  }
+  return out;
+}
+
+std::tuple<std::uint64_t, std::uint64_t, std::uint64_t> pool_counts(const VllmEngine& self) {
+  const PoolMetrics m = self.store().metrics(0);
+  return {m.reset_blocks, m.total_blocks - m.reset_blocks - m.inactive_blocks, m.inactive_blocks};
+}
+
+// Also of one that ended in the last step.
+std::string name_of(const VllmEngine& self, RequestId id) {
+  for (const auto& [ended, name] : self.log().ended) {
+    if (ended == id) return name;
+  }
+  return self.request(id).spec.name;
+}
+
+// The engine chooses the id.
+RequestId submit(VllmEngine& self, const std::string& name, nb::handle prompt_tokens, nb::handle max_tokens,
+                 const Identities* identities, std::int64_t priority, double arrival_time, nb::handle eos_at,
+                 const std::optional<std::vector<std::uint32_t>>& accepts, nb::handle adapter) {
+  RequestSpec spec = make_spec(self.num_submitted(), name, prompt_tokens, max_tokens, identities, priority,
+                               arrival_time, eos_at, accepts, adapter);
+  const RequestId id = spec.id;
+  (void)self.submit(std::move(spec), self.now_ns());
+  return id;
+}
+
+std::shared_ptr<VllmEngine> make_vllm(const VllmConfig& config, const StepTiming& timing, const TierConfig* tiers,
+                                      LiveRun* run, const std::string& name) {
+  return std::static_pointer_cast<VllmEngine>(make_engine(config, timing, tiers, run, name));
+}
+
+}  // namespace
+
+void bind_vllm_engine(nb::module_& m) {
+  nb::class_<EventTruth>(m, "EventTruth", "An index built only from the consolidated event stream.")
+      .def(nb::init<>())
+      .def(
+          "apply", [](EventTruth& self, const DrainedEvents& batch) { self.apply(batch.records); }, "batch"_a,
+          "InvariantViolated when a row contradicts those before it.")
+      .def(
+          "require_equal",
+          [](EventTruth& self, VllmEngine& engine) {
+            const ExclusiveCall guard(engine.call_flag(), "Engine");
+            self.require_equal(engine.store(), EventTruth::Scope::Whole);
+          },
+          "engine"_a, "InvariantViolated unless the engine holds exactly the blocks that the index knows.");
+
+  nb::class_<BurstSampler>(m, "BurstSampler", "Draws how many tokens a step with speculation yields.")
+      .def(nb::init<std::vector<double>, std::uint64_t>(), "rates"_a, "seed"_a)
+      .def("draw", &BurstSampler::draw, "remaining"_a, "Tokens of one step, at most `remaining`.");
+
+  ExclusiveClass<VllmEngine, Engine> engine(
+      m, "VllmEngine", "An engine with vLLM's scheduler. A second caller at a time raises WrongState.");
+  engine
+      .def_new(&make_vllm, "config"_a, "timing"_a, nb::kw_only(), "tiers"_a.none() = nb::none(),
+               "run"_a.none() = nb::none(), "name"_a = "worker", nb::keep_alive<0, 5>(),
+               "With `tiers`, and `run` where several engines share them.")
+      .def(
+          "submit",
+          [](VllmEngine& self, RequestSpec spec, std::int64_t now_ns) { return self.submit(std::move(spec), now_ns); },
+          "spec"_a, "now_ns"_a, "Queue a request, as any engine does.")
+      .def("submit", &submit, "name"_a, "prompt_tokens"_a, "max_tokens"_a, "identities"_a.none() = nb::none(),
+           nb::kw_only(), "priority"_a = 0, "arrival_time"_a = 0.0, "eos_at"_a.none() = nb::none(),
+           "accepts"_a.none() = nb::none(), "adapter"_a = 0,
+           "Queue a request; returns its index. `identities` name the blocks that prompt and output fill; the "
+           "output token with number `eos_at` ends it before `max_tokens` does. `adapter` is of LoRA, 0 for none.")
+      .def("begin_recorded_step", &VllmEngine::begin_recorded_step, "now_ns"_a,
+           "Schedule as a recording counts steps; not to be mixed with begin_step.")
+      .def("end_recorded_step", &VllmEngine::end_recorded_step, "now_ns"_a,
+           "The update that follows: asynchronously that of the batch before.")
+      .def("skip_to", &VllmEngine::skip_to, "time_ns"_a, "Let idle time pass.")
+      .def_prop_ro("now_ns", &VllmEngine::now_ns, "When the open step ends, or else when the next may begin.")
+      .def_prop_ro("in_step", &VllmEngine::in_step)
+      .def("set_fast_forward", &VllmEngine::set_fast_forward, "on"_a)
+      .def_prop_ro("idle", &VllmEngine::idle)
+      .def_prop_ro("stuck", &VllmEngine::stuck)
+      .def(
+          "take_finished",
+          [](VllmEngine& self) {
+            std::vector<RequestId> ids;
+            for (const RequestRecord& record : self.take_effects().finished) ids.push_back(record.id);
+            return ids;
+          },
+          "Requests that finished in the last call of end_step or advance, unless they were taken.")
+      .def(
+          "emitted", [](const VllmEngine& self, RequestId id) { return self.request(id).outputs(); }, "request"_a,
+          "Output tokens of a request that are visible.")
+      .def("name", &name_of, "request"_a,
+           "The name under which a request was submitted that has not ended, or has in the last step.")
+      .def_prop_ro("scheduled", &scheduled, "(request, tokens) of the last step, in order.")
+      .def_prop_ro("admitted", &admitted, "(request, resumed, cached tokens) of the last step, in order.")
+      .def_prop_ro("preempted", [](const VllmEngine& self) { return self.log().preempted; })
+      .def_prop_ro("finished", [](const VllmEngine& self) { return self.log().finished; })
+      .def_prop_ro("free_after_schedule", [](const VllmEngine& self) { return self.log().free_after_schedule; })
+      .def_prop_ro("running", &VllmEngine::running)
+      .def_prop_ro("num_waiting", &VllmEngine::num_waiting)
+      .def("waiting_head", &VllmEngine::waiting, "count"_a = 4)
+      .def_prop_ro(
+          "batch",
+          [](const VllmEngine& self) {
+            std::vector<std::pair<RequestId, std::uint32_t>> out;
+            for (const Scheduled& turn : self.batch()) out.emplace_back(turn.id, turn.tokens);
+            return out;
+          },
+          "(request, tokens) of the open step's batch, in order.")
+      .def_prop_ro("num_slots", &VllmEngine::num_slots, "Most requests present at one time.")
+      .def_prop_ro("steps_kept", &VllmEngine::steps_kept, "Number of step ends kept for present requests.")
+      .def_prop_ro("free_blocks", [](const VllmEngine& self) { return self.store().available(0); })
+      .def(
+          "free_head", [](const VllmEngine& self, std::size_t count) { return self.store().eviction_order(0, count); },
+          "count"_a = 4)
+      .def("take_all_events", &VllmEngine::take_all_events,
+           "Take all events so far, those of the step in progress too; with `check`, that step misses them at its end.")
+      .def("peek_events", &VllmEngine::peek_events,
+           "Return the events since the last call, the step in progress included, without taking them.")
+      .def(
+          "resident_hashes",
+          [](const VllmEngine& self) {
+            std::vector<std::uint64_t> out;
+            for (const BlockIdentity& block : self.store().resident(0)) out.push_back(block.sequence_hash());
+            return out;
+          },
+          "Sequence hashes of the registered blocks, each once.")
+      .def(
+          "take_kv_trace", [](VllmEngine& self) { return trace_rows(self.take_kv_trace()); },
+          "Take (time ns, eviction, blocks, free, active, inactive) of allocations and evictions.")
+      .def("take_stays", &take_stays,
+           "Take (lifetime ns, idle ns, gaps ns) of the sampled blocks that went to another owner.")
+      .def_prop_ro("pool", &pool_counts, "(free, active, inactive) blocks.")
+      .def_prop_ro("steps", [](const VllmEngine& self) { return self.totals().steps; })
+      .def_prop_ro("step_ns", [](const VllmEngine& self) { return self.totals().step_ns; })
+      .def_prop_ro("uncovered_ns", [](const VllmEngine& self) { return self.totals().uncovered_ns; })
+      .def_prop_ro("preemptions", [](const VllmEngine& self) { return self.totals().preemptions; })
+      .def_prop_ro("burst_steps", [](const VllmEngine& self) { return self.totals().burst_steps; })
+      .def_prop_ro("burst_tokens", [](const VllmEngine& self) { return self.totals().burst_tokens; })
+      .def_prop_ro(
+          "drafts",
+          [](const VllmEngine& self) {
+            std::vector<std::pair<RequestId, std::uint32_t>> out;
+            for (const Scheduled& turn : self.log().scheduled) {
+              if (turn.drafts > 0) out.emplace_back(turn.id, turn.drafts);
+            }
+            return out;
+          },
+          "(request, drafts) that the last step verifies, in order.")
+      .def_prop_ro("draft_rounds", [](const VllmEngine& self) { return self.totals().draft_rounds; })
+      .def_prop_ro("drafted_tokens", [](const VllmEngine& self) { return self.totals().drafted_tokens; })
+      .def_prop_ro("accepted_tokens", [](const VllmEngine& self) { return self.totals().accepted_tokens; })
+      .def_prop_ro("accepted_at", &VllmEngine::accepted_at, "Accepted drafts by their place in the round.")
+      .def_prop_ro("phantom_hit_blocks", [](const VllmEngine& self) { return self.totals().phantom_hit_blocks; })
+      .def_prop_ro(
+          "operations", [](const VllmEngine& self) { return self.store().operations(); },
+          "Index probes and policy steps so far, for tests of growth.");
+  bind_engine_tiers(engine);
+}
+
+}  // namespace understudy
