@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from understudy._core import Effects
     from understudy.qwen3.config import Qwen3Config
     from understudy.qwen3.engine import Engine
-    from understudy.server.api.generation import Choice
+    from understudy.server.api.choice import Choice
     from understudy.server.api.sampling import Sampling
     from understudy.server.api.texts import TokenTexts
     from understudy.server.kv_events import KvEventSender

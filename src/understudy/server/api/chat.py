@@ -11,7 +11,8 @@ from understudy.server.api.logprobs import chat_logprobs
 from understudy.server.api.texts import json_text
 
 if TYPE_CHECKING:
-    from understudy.server.api.generation import Choice, Generation
+    from understudy.server.api.choice import Choice
+    from understudy.server.api.generation import Generation
 
 _RUNNING = b'"},"logprobs":null,"finish_reason":null,"token_ids":null}]}\n\n'
 

@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
     import numpy.typing as npt
 
-    from understudy.server.api.generation import Style
+    from understudy.server.api.choice import Style
     from understudy.server.api.growing import GrowingPlan
     from understudy.server.http import Connection, Request
     from understudy.server.worker import Worker

@@ -10,7 +10,8 @@ from understudy.server.api.generation import DONE
 from understudy.server.api.logprobs import chat_logprobs, logprobs_at
 
 if TYPE_CHECKING:
-    from understudy.server.api.generation import Choice, Generation
+    from understudy.server.api.choice import Choice
+    from understudy.server.api.generation import Generation
 
 
 class GenerateStyle:

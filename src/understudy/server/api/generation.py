@@ -1,15 +1,16 @@
-"""One generation request over HTTP: its choices, each an engine request, and the answer built from them."""
+"""One generation request over HTTP: makes its engine requests, and ends the answer with the last of them."""
 
 from __future__ import annotations
 
 import asyncio
 import secrets
 import time
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 import numpy as np
 
+from understudy.server.api.choice import Choice
 from understudy.server.api.errors import SHUTTING_DOWN, ApiError, error_body
 from understudy.server.core import LiveRequest
 
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
 
     import numpy.typing as npt
 
+    from understudy.server.api.choice import Style
     from understudy.server.api.growing import GrowingPlan
     from understudy.server.api.plan import Plan
     from understudy.server.api.sampling import Sampling
@@ -30,123 +32,6 @@ MAX_CHOICES = 1 << 16
 MAX_PLANNED = 1 << 23
 """Most tokens in the answers to one request; they are generated when the request arrives."""
 _FAILURES = {"lost": "the engine has died", "broken": "an error inside the server"}
-
-
-class Style(Protocol):
-    """Formats the answers of an endpoint."""
-
-    def begin(self, generation: Generation) -> None:
-        """Prepare the common part of a stream's chunks."""
-
-    def chunk(self, generation: Generation, choice: Choice, first: int, count: int, last: bool) -> bytes:
-        """Format the SSE events for these tokens of a choice."""
-
-    def close(self, generation: Generation) -> bytes:
-        """Format the SSE events after the last token of the last choice."""
-
-    def whole(self, generation: Generation) -> bytes:
-        """Format the whole answer as one body."""
-
-
-class Choice:
-    """One answer of a request, and the listener of its engine request."""
-
-    __slots__ = (
-        "decoded",
-        "done",
-        "emitted",
-        "generation",
-        "index",
-        "plan",
-        "prompt",
-        "request",
-        "sent",
-        "tool",
-    )
-
-    def __init__(
-        self,
-        generation: Generation,
-        index: int,
-        prompt: npt.NDArray[np.uint32],
-        plan: Plan | GrowingPlan,
-    ) -> None:
-        self.generation = generation
-        self.index = index
-        self.prompt = prompt
-        self.plan = plan
-        self.emitted = 0
-        self.sent = 0
-        self.decoded = 0
-        self.done = False
-        self.request: LiveRequest | None = None
-        self.tool: dict[str, Any] | None = None
-
-    def on_admitted(self, request: LiveRequest, now_ns: int) -> None:  # noqa: ARG002
-        """Count the first scheduling of the request."""
-        self.generation.worker.find_metrics(request).on_admitted(request)
-
-    def on_tokens(self, request: LiveRequest, first: int, count: int, now_ns: int) -> None:
-        """Count new tokens and send them in a stream."""
-        if self.done:
-            return
-        plan = self.plan
-        count = min(count, plan.total - first)
-        self.emitted = first + count
-        last = self.emitted >= plan.total
-        generation = self.generation
-        generation.worker.find_metrics(request).on_tokens(request, first, count, now_ns)
-        if first == 0:
-            generation.connection.notify_first_token()
-        if generation.sampling.stream:
-            connection = generation.connection
-            if not generation.started:
-                generation.start()
-            sent = self.sent
-            if last or sent == 0 or self.emitted - sent >= generation.sampling.stream_interval:
-                self.sent = self.emitted
-                connection.send_event(
-                    generation.style.chunk(generation, self, sent, self.emitted - sent, last)
-                )
-                connection.due_ns = now_ns
-                connection.due_of = generation.worker
-                connection.due_tokens += self.emitted - sent
-                generation.has_sent = True
-        if last and plan.stopped:
-            generation.worker.driver.cancel(request, now_ns)
-
-    def on_end(self, request: LiveRequest, now_ns: int) -> None:  # noqa: ARG002
-        """Count the end of the request and complete the answer with the last choice."""
-        if self.done:
-            return
-        self.done = True
-        generation = self.generation
-        if generation.worker.on_end is not None:
-            generation.worker.on_end(generation.worker.index, request)
-        complete = self.emitted >= self.plan.total  # perhaps at a stop string, and the engine would go on
-        if request.aborted and request.ended == "cancelled" and not complete:
-            self._cut("cache_threshold" if request.below_cache_threshold else "abort")
-        elif complete:
-            generation.worker.find_metrics(request).on_finished(
-                request, self.plan.finish, self.emitted, self.plan.limit
-            )
-        generation.on_choice_ended(self, request.ended)
-
-    def on_error(self, request: LiveRequest) -> None:  # noqa: ARG002
-        """Fail the answer after an exception in this listener."""
-        self.generation.report_failure()
-        self.done = True
-
-    def _cut(self, why: str) -> None:
-        """End the answer with the tokens so far."""
-        generation, sent = self.generation, self.sent
-        self.plan = self.plan.cut(self.emitted, why)
-        if generation.sampling.stream and not generation.gone:
-            if not generation.started:
-                generation.start()
-            self.sent = self.emitted
-            rest = self.emitted - sent
-            generation.connection.send_event(generation.style.chunk(generation, self, sent, rest, True))
 
 
 class Generation:

@@ -9,7 +9,8 @@ import msgspec
 from understudy.server.api.growing import GrowingPlan
 
 if TYPE_CHECKING:
-    from understudy.server.api.generation import Choice, Generation
+    from understudy.server.api.choice import Choice
+    from understudy.server.api.generation import Generation
     from understudy.server.api.texts import TokenTexts
 
 

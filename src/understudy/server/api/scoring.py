@@ -11,7 +11,8 @@ from understudy._core import xxh3_64
 from understudy.server.api.logprobs import logprob_of
 
 if TYPE_CHECKING:
-    from understudy.server.api.generation import Choice, Generation
+    from understudy.server.api.choice import Choice
+    from understudy.server.api.generation import Generation
 
 
 class ScoringStyle:

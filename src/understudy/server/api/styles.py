@@ -10,7 +10,8 @@ from understudy.server.api.generation import new_id
 from understudy.server.api.texts import json_text
 
 if TYPE_CHECKING:
-    from understudy.server.api.generation import Choice, Generation
+    from understudy.server.api.choice import Choice
+    from understudy.server.api.generation import Generation
 
 
 def _event(name: str, body: dict[str, Any]) -> bytes:
