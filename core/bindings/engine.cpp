@@ -17,6 +17,30 @@ namespace understudy {
 
 using namespace nb::literals;
 
+std::shared_ptr<Engine> make_engine(const EngineConfig& config, const StepTiming& timing, const TierConfig* tiers,
+                                    LiveRun* run, const std::string& name) {
+  if (run != nullptr && tiers == nullptr) throw Error(ErrorKind::ConfigError, "run needs tiers");
+  std::optional<ExclusiveCall> guard;
+  if (run != nullptr) guard.emplace(run->call_flag(), "TierRun");
+  std::string what = text_of("num_gpu_blocks: ", config.num_gpu_blocks, " blocks");
+  auto blocks = static_cast<double>(config.num_gpu_blocks);
+  if (tiers != nullptr) {
+    what += text_of(" and ", static_cast<std::uint64_t>(slots_below(*tiers, 1)), " of tiers (g2_blocks, num_blocks)");
+    blocks += slots_below(*tiers, 1);
+  }
+  EngineSite site;
+  site.timing = timing;
+  site.tiers = tiers;
+  site.run = run;
+  site.name = name;
+  site.reports_batches = true;
+  auto engine = within_memory(what, blocks * kSlotBytes, [&] { return std::shared_ptr<Engine>(config.make(site)); });
+  if (run != nullptr) run->keep(engine);
+  return engine;
+}
+
+namespace {
+
 RequestSpec make_spec(RequestId id, const std::string& name, nb::handle prompt_tokens, nb::handle max_tokens,
                       const Identities* identities, std::int64_t priority, double arrival_time, nb::handle eos_at,
                       const std::optional<std::vector<std::uint32_t>>& accepts, nb::handle adapter) {
@@ -48,30 +72,6 @@ RequestSpec make_spec(RequestId id, const std::string& name, nb::handle prompt_t
   return spec;
 }
 
-std::shared_ptr<Engine> make_engine(const EngineConfig& config, const StepTiming& timing, const TierConfig* tiers,
-                                    LiveRun* run, const std::string& name) {
-  if (run != nullptr && tiers == nullptr) throw Error(ErrorKind::ConfigError, "run needs tiers");
-  std::optional<ExclusiveCall> guard;
-  if (run != nullptr) guard.emplace(run->call_flag(), "TierRun");
-  std::string what = text_of("num_gpu_blocks: ", config.num_gpu_blocks, " blocks");
-  auto blocks = static_cast<double>(config.num_gpu_blocks);
-  if (tiers != nullptr) {
-    what += text_of(" and ", static_cast<std::uint64_t>(slots_below(*tiers, 1)), " of tiers (g2_blocks, num_blocks)");
-    blocks += slots_below(*tiers, 1);
-  }
-  EngineSite site;
-  site.timing = timing;
-  site.tiers = tiers;
-  site.run = run;
-  site.name = name;
-  site.reports_batches = true;
-  auto engine = within_memory(what, blocks * kSlotBytes, [&] { return std::shared_ptr<Engine>(config.make(site)); });
-  if (run != nullptr) run->keep(engine);
-  return engine;
-}
-
-namespace {
-
 constexpr const char* kReasons[] = {"length", "stop", "cancelled", "failed"};
 
 FinishReason read_reason(const std::string& reason) {
@@ -96,15 +96,9 @@ void bind_engine(nb::module_& m) {
       .value("STALLED", Phase::Stalled, "No step makes progress; one that is open still ends at wake_ns.");
 
   nb::class_<RequestSpec>(m, "RequestSpec", "A request for a simulated engine.")
-      .def(nb::new_([](RequestId id, const std::string& name, nb::handle prompt_tokens, nb::handle max_tokens,
-                       const Identities* identities, std::int64_t priority, double arrival_time, nb::handle eos_at,
-                       const std::optional<std::vector<std::uint32_t>>& accepts, nb::handle adapter) {
-             return make_spec(id, name, prompt_tokens, max_tokens, identities, priority, arrival_time, eos_at, accepts,
-                              adapter);
-           }),
-           "id"_a, "name"_a, "prompt_tokens"_a, "max_tokens"_a, "identities"_a.none() = nb::none(), nb::kw_only(),
-           "priority"_a = 0, "arrival_time"_a = 0.0, "eos_at"_a.none() = nb::none(), "accepts"_a.none() = nb::none(),
-           "adapter"_a = 0,
+      .def(nb::new_(&make_spec), "id"_a, "name"_a, "prompt_tokens"_a, "max_tokens"_a,
+           "identities"_a.none() = nb::none(), nb::kw_only(), "priority"_a = 0, "arrival_time"_a = 0.0,
+           "eos_at"_a.none() = nb::none(), "accepts"_a.none() = nb::none(), "adapter"_a = 0,
            "`identities` name the blocks that prompt and output fill; the output token with number `eos_at` ends the "
            "request before `max_tokens` does. `adapter` is of LoRA, 0 for none.");
 

@@ -68,14 +68,10 @@ std::string name_of(const VllmEngine& self, RequestId id) {
   return self.request(id).spec.name;
 }
 
-// The engine chooses the id.
-RequestId submit(VllmEngine& self, const std::string& name, nb::handle prompt_tokens, nb::handle max_tokens,
-                 const Identities* identities, std::int64_t priority, double arrival_time, nb::handle eos_at,
-                 const std::optional<std::vector<std::uint32_t>>& accepts, nb::handle adapter) {
-  RequestSpec spec = make_spec(self.num_submitted(), name, prompt_tokens, max_tokens, identities, priority,
-                               arrival_time, eos_at, accepts, adapter);
-  const RequestId id = spec.id;
-  (void)self.submit(std::move(spec), self.now_ns());
+// The engine chooses the id; other arguments are those of RequestSpec.
+RequestId submit(VllmEngine& self, const nb::args& args, const nb::kwargs& kwargs) {
+  const RequestId id = self.num_submitted();
+  (void)self.submit(nb::cast<RequestSpec>(nb::type<RequestSpec>()(id, *args, **kwargs)), self.now_ns());
   return id;
 }
 
@@ -114,11 +110,7 @@ void bind_vllm_engine(nb::module_& m) {
           "submit",
           [](VllmEngine& self, RequestSpec spec, std::int64_t now_ns) { return self.submit(std::move(spec), now_ns); },
           "spec"_a, "now_ns"_a, "Queue a request, as any engine does.")
-      .def("submit", &submit, "name"_a, "prompt_tokens"_a, "max_tokens"_a, "identities"_a.none() = nb::none(),
-           nb::kw_only(), "priority"_a = 0, "arrival_time"_a = 0.0, "eos_at"_a.none() = nb::none(),
-           "accepts"_a.none() = nb::none(), "adapter"_a = 0,
-           "Queue a request; returns its index. `identities` name the blocks that prompt and output fill; the "
-           "output token with number `eos_at` ends it before `max_tokens` does. `adapter` is of LoRA, 0 for none.")
+      .def("submit", &submit, "Queue a request with the arguments of RequestSpec but for its id, which is returned.")
       .def("begin_recorded_step", &VllmEngine::begin_recorded_step, "now_ns"_a,
            "Schedule as a recording counts steps; not to be mixed with begin_step.")
       .def("end_recorded_step", &VllmEngine::end_recorded_step, "now_ns"_a,
