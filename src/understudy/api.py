@@ -191,9 +191,7 @@ def replay(
     ]
     facts = {
         "understudy": __version__,
-        "workload": name,
-        "workload_digest": workload.digest,
-        "trace_block_size": workload.trace_block_size,
+        **workload.describe(name),
         **({"notes": notes} if notes else {}),
         **run.facts,
         **limit,

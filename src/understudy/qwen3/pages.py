@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from understudy.qwen3.buffer import KvBuffer
+    from understudy.qwen3.runner import VirtualClock
 
 
 class PageCopier(Protocol):
@@ -89,7 +90,7 @@ class PinnedPages:
 class SimulatedPages:
     """Simulated copies: each ends when the link would have copied it; beginning it takes host time."""
 
-    def __init__(self, num_blocks: int, times: LinkTimes, clock: AdjustableClock) -> None:
+    def __init__(self, num_blocks: int, times: LinkTimes, clock: VirtualClock) -> None:
         self.num_blocks = num_blocks
         self.times = times
         self.clock = clock
@@ -133,7 +134,7 @@ class SimulatedPages:
 class RecordedPages(SimulatedPages):
     """Simulated copies that end at the times that were recorded from the real engine."""
 
-    def __init__(self, num_blocks: int, seen_ms: Sequence[float], clock: AdjustableClock) -> None:
+    def __init__(self, num_blocks: int, seen_ms: Sequence[float], clock: VirtualClock) -> None:
         super().__init__(num_blocks, LinkTimes(0.0, 0.0, 0.0, 0.0), clock)
         self._seen = list(reversed(seen_ms))
 
@@ -147,12 +148,6 @@ class RecordedPages(SimulatedPages):
     ) -> Callable[[], bool]:
         """Implement `PageCopier`."""
         return self._until(self._seen.pop() if self._seen else float("inf"))
-
-
-class AdjustableClock(Protocol):
-    """A clock whose time can be set."""
-
-    now_ms: float
 
 
 def merge_runs(target: Sequence[int], source: Sequence[int]) -> list[tuple[int, int, int]]:

@@ -17,6 +17,7 @@ from understudy.qwen3.twin import build_twin
 from understudy.report import Report
 from understudy.run.digest import digests
 from understudy.run.timeline import FinishReason, Status, Timeline
+from understudy.run.times import build_time_facts
 from understudy.server.online import prompt_of
 from understudy.timing.recorded.load import load_of_row
 
@@ -100,9 +101,7 @@ def replay_twin(
         engine.close()
     facts = {
         "understudy": __version__,
-        "workload": name,
-        "workload_digest": workload.digest,
-        "trace_block_size": workload.trace_block_size,
+        **workload.describe(name),
         "workers": 1,
         "engine": {
             "kind": "qwen3 twin",
@@ -110,11 +109,9 @@ def replay_twin(
             **sizes,
             "host_blocks": options.host_blocks,
         },
-        "times": {
-            "from": f"steps recorded of {record.about.get('model', 'the real engine')}",
-            "outside_domain_share": _outside(run, time),
-            "front_end_ms": 0.0,
-        },
+        "times": build_time_facts(
+            f"steps recorded of {record.about.get('model', 'the real engine')}", _outside(run, time)
+        ),
         "decisions": run.decisions,
         **digests(timeline),
     }

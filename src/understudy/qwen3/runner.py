@@ -6,14 +6,14 @@ import gc
 import hashlib
 import itertools
 import json
-import time
 from bisect import bisect_left, insort
 from collections import Counter
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from understudy.errors import InvalidArgument, WrongState
 from understudy.qwen3.load import count_shared_tokens
+from understudy.server.clock import WallClock
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -22,35 +22,7 @@ if TYPE_CHECKING:
     from understudy.qwen3.host import Copy
     from understudy.qwen3.plan import Plan
     from understudy.qwen3.request import FinishReason, Request
-
-
-class Clock(Protocol):
-    """Clock of `run_workload`."""
-
-    @property
-    def now_ms(self) -> float:
-        """Milliseconds since the run began."""
-
-    def wait_until(self, ms: float) -> None:
-        """Wait until that time."""
-
-
-class WallClock:
-    """Wall clock in ms since its creation."""
-
-    def __init__(self) -> None:
-        self._start = time.perf_counter()
-
-    @property
-    def now_ms(self) -> float:
-        """Milliseconds since the run began."""
-        return (time.perf_counter() - self._start) * 1e3
-
-    def wait_until(self, ms: float) -> None:
-        """Sleep, then poll for the last 2 ms."""
-        while (left := ms - self.now_ms) > 0:
-            if left > 2:
-                time.sleep((left - 1) / 1e3)
+    from understudy.server.clock import WaitingClock
 
 
 class VirtualClock:
@@ -136,7 +108,7 @@ class RunRecord:
 def run_workload(
     engine: Engine,
     workload: Sequence[tuple[float, Request]],
-    clock: Clock,
+    clock: WaitingClock,
     progress: Callable[[int], None] | None = None,
     *,
     follow: Callable[[str, float], tuple[float, Request] | None] | None = None,
@@ -208,7 +180,7 @@ class _WorkloadRunner:
         self,
         engine: Engine,
         workload: Sequence[tuple[float, Request]],
-        clock: Clock,
+        clock: WaitingClock,
         progress: Callable[[int], None] | None,
     ) -> None:
         self.record = RunRecord()

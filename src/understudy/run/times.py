@@ -81,11 +81,13 @@ def describe_times(
         ]
     else:
         origins = list(dict.fromkeys(pool.engine.timing.describe_origin() for pool in pools))
-    return {
-        "from": "; ".join(origins),
-        "outside_domain_share": compute_outside_share([steps]),
-        "front_end_ms": front_end_ns(pools, timing) / 1e6,
-    }
+    front_end_ms = front_end_ns(pools, timing) / 1e6
+    return build_time_facts("; ".join(origins), compute_outside_share([steps]), front_end_ms)
+
+
+def build_time_facts(origin: str, outside_share: float, front_end_ms: float = 0.0) -> dict[str, Any]:
+    """Build the part of a run's facts about its times."""
+    return {"from": origin, "outside_domain_share": outside_share, "front_end_ms": front_end_ms}
 
 
 def format_times(times: dict[str, Any] | None) -> str:

@@ -1,4 +1,4 @@
-"""Clocks of live engines."""
+"""Clocks of live engines and of runs in real time."""
 
 from __future__ import annotations
 
@@ -13,6 +13,17 @@ class Clock(Protocol):
 
     def now_ns(self) -> int:
         """Return the simulated time."""
+
+
+class WaitingClock(Protocol):
+    """Time of a run in milliseconds, from 0, for a driver that waits itself."""
+
+    @property
+    def now_ms(self) -> float:
+        """Milliseconds since the run began."""
+
+    def wait_until(self, ms: float) -> None:
+        """Wait until that time."""
 
 
 class WallClock:
@@ -30,6 +41,17 @@ class WallClock:
         """Return the simulated time since the clock was made, or started; below 0 before that."""
         passed = time.monotonic_ns() - self._start_ns
         return passed if self.speed == 1 else int(passed * self.speed)
+
+    @property
+    def now_ms(self) -> float:
+        """Simulated milliseconds since the clock was made."""
+        return self.now_ns() / 1e6
+
+    def wait_until(self, ms: float) -> None:
+        """Sleep, then poll for the last 2 ms."""
+        while (left := (ms - self.now_ms) / self.speed) > 0:
+            if left > 2:
+                time.sleep((left - 1) / 1e3)
 
 
 class ScriptedClock:

@@ -187,6 +187,14 @@ class Workload:
         ]
         return max(largest, default=-1) + 1
 
+    def describe(self, name: str) -> dict[str, str | int]:
+        """Return the workload's part of a run's facts."""
+        return {
+            "workload": name,
+            "workload_digest": self.digest,
+            "trace_block_size": self.trace_block_size,
+        }
+
     @cached_property
     def digest(self) -> str:
         """Hash of the requests, independent of the file and format they came from."""

@@ -11,7 +11,7 @@ import numpy as np
 
 from understudy.engines.engine_config import describe_scheduling
 from understudy.errors import WrongState
-from understudy.run.times import compute_outside_share
+from understudy.run.times import build_time_facts, compute_outside_share
 from understudy.server.fleet.fleet import Fleet, FleetSettings, name_of
 from understudy.server.lateness import Lateness
 from understudy.server.online.columns import LiveColumns
@@ -77,11 +77,7 @@ class Player:
             "speedup": fleet.runtime.clock.speed,
             "scheduling": describe_scheduling([self._engine]),
             "engine": self._engine.describe(),
-            "times": {
-                "from": self._engine.timing.describe_origin(),
-                "outside_domain_share": compute_outside_share([result]),
-                "front_end_ms": 0.0,
-            },
+            "times": build_time_facts(self._engine.timing.describe_origin(), compute_outside_share([result])),
             "lateness_ms": self._lateness_ms(),
             "played_s": played_s,
         }

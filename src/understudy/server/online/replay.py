@@ -98,9 +98,7 @@ def replay_online(
     started_s = time.perf_counter()
     run = run_online(workload, engine, **how)
     facts = {
-        "workload": name,
-        "workload_digest": workload.digest,
-        "trace_block_size": workload.trace_block_size,
+        **workload.describe(name),
         **run.facts,
         **digests(run.timeline),
     }
