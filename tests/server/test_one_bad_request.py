@@ -12,7 +12,6 @@ from server.test_fleet import fleet_of
 from understudy.server.api.choice import Choice
 from understudy.server.api.completions import CompletionStyle
 from understudy.server.fleet.front import FleetFront
-from understudy.server.fleet.front import FrontDoor
 
 if TYPE_CHECKING:
     from understudy.server.api.generation import Generation
