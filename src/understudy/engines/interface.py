@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 class Engine(Protocol):
-    """A state machine that is told the time; `_core.Engine` describes the calls.
+    """A state machine that never reads a clock; `_core.Engine` describes the calls.
 
     An engine that computes returns `Effects.UNKNOWN` as the end of a step. Its driver calls `end_step` in a thread,
     where it returns when the step is computed. Other calls may come meanwhile; they take effect before the next step.
