@@ -105,4 +105,5 @@ def test_adapters_need_an_engine_that_takes_them() -> None:
 
 def test_a_server_has_as_many_places_as_it_is_told() -> None:
     engine = read_serve(["m", "--enable-lora", "--max-loras", "3"]).settings.engine
+    assert isinstance(engine, VllmConfig)
     assert (engine.enable_lora, engine.max_loras) == (True, 3)

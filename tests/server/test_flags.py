@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from understudy.cli import main as cli_main
+from understudy.engines.config import VllmConfig
 from understudy.errors import ConfigError
 from understudy.server.flags import vllm_flags
 from understudy.server.flags.serving import read_serve
@@ -77,6 +78,7 @@ def test_the_engine_gets_its_own() -> None:
     engine = plan.settings.engine
     assert (engine.block_size, engine.max_num_seqs, engine.num_gpu_blocks) == (32, 7, 4096)
     assert engine.enable_prefix_caching is False
+    assert isinstance(engine, VllmConfig)
     assert engine.scheduling_policy == "priority"
     assert type(engine.timing).__name__ == "Constant"
     assert plan.idle == []
@@ -142,6 +144,7 @@ def test_flags_that_vllm_takes_without_their_company_say_that_they_change_nothin
     assert both.idle == [adaptive.removeprefix("--")]
     raised = read_serve(["m", adaptive, "--set", "long_prefill_token_threshold=64"])
     assert raised.idle == []
+    assert isinstance(raised.settings.engine, VllmConfig)
     assert raised.settings.engine.long_prefill_token_threshold_adaptive
 
 

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import pytest
 
+from replay.toy_config import ToyConfig
 from server.client import QUICK, Client
 from understudy import _core
-from understudy.engines.config import VllmConfig
 from understudy.errors import ConfigError
 from understudy.router import KvRouting
 from understudy.server.engines import SimulatedCore
@@ -31,26 +31,12 @@ pytestmark = pytest.mark.skipif(
 C = "/v1/completions"
 
 
-class ToyConfig(VllmConfig, frozen=True, kw_only=True):
-    """Settings whose engine is the toy."""
-
-    queue_limit: int = 100
-
-    def native(self, *, events: bool = False, **_: Any) -> Any:
-        return _core.ToyEngineConfig(
-            block_size=self.block_size,
-            num_gpu_blocks=self.num_gpu_blocks,
-            max_running=2,
-            queue_limit=self.queue_limit,
-            events=events,
-        )
-
-
 def toy(**settings: Any) -> ToyConfig:
-    return ToyConfig(block_size=16, num_gpu_blocks=1024, max_model_len=4096, timing=QUICK.timing, **settings)
+    given = {"max_running": 2, "queue_limit": 100, **settings}
+    return ToyConfig(block_size=16, num_gpu_blocks=1024, max_model_len=4096, timing=QUICK.timing, **given)
 
 
-def settings_of(engine: VllmConfig) -> ServerSettings:
+def settings_of(engine: ToyConfig) -> ServerSettings:
     return ServerSettings(model="toy", port=0, engine=engine, max_model_len=4096)
 
 
@@ -62,7 +48,7 @@ def serve(test: Callable[[Client, Server], Awaitable[None]], **settings: Any) ->
             await test(Client(server.port), server)
         finally:
             await server.stop(0)
-            server.stage.driver.stop()
+            server.runtime.driver.stop()
 
     asyncio.run(main())
 
@@ -152,7 +138,7 @@ def test_the_kv_router_follows_the_events_of_live_toy_engines() -> None:
             assert len(set(workers)) > 1
         finally:
             await fleet.stop()
-            fleet.stage.driver.stop()
+            fleet.runtime.driver.stop()
 
     asyncio.run(main())
 
@@ -161,5 +147,5 @@ def test_tiers_below_an_engine_without_tiers_are_an_error() -> None:
     tiers = {"tiers": [{"tier": "g2", "blocks": 64}], "kv_bytes_per_token": 1024}
     plan = TierPlan.of(TiersConfig.from_dict(tiers), 16)
     assert plan is not None
-    with pytest.raises(ConfigError, match="tiers: this kind of engine has none"):
+    with pytest.raises(ConfigError, match="tiers, check and kv_cache_metrics"):
         SimulatedCore(toy(), tiers=to_core(plan, 1 << 12))

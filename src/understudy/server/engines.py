@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Protocol
 
-from understudy._core import VllmEngine
+from understudy.engines.config import VllmConfig
 from understudy.errors import ConfigError
 from understudy.server.core import EngineCore
 
 if TYPE_CHECKING:
+    from understudy import _core
     from understudy._core import TierConfig, TierRun, VllmOffload
-    from understudy.engines.config import VllmConfig
+    from understudy.engines.engine_config import EngineConfig
     from understudy.engines.timing import TimingModel
     from understudy.server.api.growing import GrowingPlan
     from understudy.server.api.sampling import Sampling
@@ -23,7 +24,7 @@ class SimulatedCore(EngineCore):
 
     def __init__(
         self,
-        config: VllmConfig,
+        config: EngineConfig,
         *,
         timing: TimingModel | None = None,
         tiers: TierConfig | None = None,
@@ -37,9 +38,17 @@ class SimulatedCore(EngineCore):
         self.offload = offload
         self.stay_sample = stay_sample
         self.has_tiers = tiers is not None
-        drafts = config.speculative_config
-        self.draft_tokens = 0 if drafts is None else drafts.num_speculative_tokens
-        native = config.native(events=events, check=check, offload=offload, stay_sample=stay_sample)
+        native: _core.EngineConfig
+        if isinstance(config, VllmConfig):
+            native = config.native(events=events, check=check, offload=offload, stay_sample=stay_sample)
+            drafts = config.speculative_config
+            self.draft_tokens = 0 if drafts is None else drafts.num_speculative_tokens
+        elif self.has_tiers or check or stay_sample > 0:
+            raise ConfigError(
+                "tiers, check and kv_cache_metrics: a live vLLM engine has them; leave them out"
+            )
+        else:
+            native = config.core_config(None, 0, events=events)
         steps = config.native_timing(timing)
         super().__init__(
             lambda: native.make_engine(steps, tiers=tiers, run=run, name=name),
@@ -48,8 +57,6 @@ class SimulatedCore(EngineCore):
             num_blocks=native.num_gpu_blocks,
             events=events,
         )
-        if self.has_tiers and not isinstance(self.engine, VllmEngine):
-            raise ConfigError("tiers: this kind of engine has none; leave them out")
 
 
 class GivenEngine(Protocol):

@@ -7,6 +7,7 @@ from typing import Any, Literal
 import msgspec
 
 from understudy.engines.config import VllmConfig
+from understudy.engines.engine_config import EngineConfig  # noqa: TC001  (msgspec reads the annotation)
 from understudy.engines.offload import UNLIMITED_BLOCKS
 from understudy.server.http.bodies import MAX_BODY_BYTES, MAX_BODY_DEPTH
 from understudy.tiers.settings import TiersConfig
@@ -29,7 +30,7 @@ class ServerSettings(msgspec.Struct, frozen=True, kw_only=True):
     model: str = "understudy/tok"
     served_model_name: tuple[str, ...] = ()
     max_model_len: int = 32768
-    engine: VllmConfig = VllmConfig(block_size=16)
+    engine: EngineConfig = VllmConfig(block_size=16)
     tiers: TiersConfig = TiersConfig()
     most_blocks: int = UNLIMITED_BLOCKS
     """Most blocks that requests can fill: the capacity of a tier without a limit."""

@@ -6,6 +6,7 @@ import time
 from typing import TYPE_CHECKING
 
 from understudy._core import Tier, TokenBlocks
+from understudy.engines.config import VllmConfig
 from understudy.engines.offload import build_live_offload
 from understudy.errors import ConfigError
 from understudy.server.engines import SimulatedCore
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
     import numpy as np
     import numpy.typing as npt
 
-    from understudy._core import EventBatch, Identities, TierConfig, TierRun
+    from understudy._core import EventBatch, Identities, TierConfig, TierRun, VllmOffload
     from understudy.server.api.texts import TokenTexts
     from understudy.server.core import EngineCore, LiveRequest, StepEffects
     from understudy.server.driver import Driver
@@ -85,7 +86,7 @@ class Worker:
                     settings.engine,
                     timing=self.latency,
                     tiers=tiers,
-                    offload=build_live_offload(settings.tiers, settings.engine, settings.most_blocks),
+                    offload=self._build_offload(),
                     run=run,
                     name=f"worker {index}"
                     if settings.data_parallel_size == 1
@@ -146,6 +147,13 @@ class Worker:
         self._rank_of = {id(core): rank for rank, core in enumerate(self.cores)}
         for core in self.cores:
             driver.observe(core, self)
+
+    def _build_offload(self) -> VllmOffload | None:
+        """Build vLLM's own offload if the tiers ask for it."""
+        settings = self.settings
+        if not isinstance(settings.engine, VllmConfig):
+            return None
+        return build_live_offload(settings.tiers, settings.engine, settings.most_blocks)
 
     # ── Requests ──
 

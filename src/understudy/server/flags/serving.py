@@ -177,7 +177,8 @@ def read_serve(arguments: list[str], *, more: tuple[Flag, ...] = ()) -> ServePla
     if not line.values.get("kv-cache-metrics"):
         used -= {"kv-cache-metrics-sample"}
     settings = settings_of(line)
-    if not settings.engine.long_prefill_token_threshold:
+    engine = settings.engine
+    if not isinstance(engine, VllmConfig) or not engine.long_prefill_token_threshold:
         used -= {"long-prefill-token-threshold-adaptive"}
     strays = any(settings.latency_std_dev_ms) or settings.tiers.offload.onboard_failure_rate
     if settings.response_mode == "echo" and not strays and not more and line.values.get("engine") != "qwen3":
