@@ -43,7 +43,7 @@ ONLY_TESTS = {
             *("VllmEngine.num_slots", "VllmEngine.operations", "VllmEngine.prefetch", "VllmEngine.skip_to"),
             *("VllmEngine.resident_hashes", "VllmEngine.set_fast_forward", "VllmEngine.steps_kept"),
             *("VllmEngine.take_all_events", "VllmEngine.take_finished", "VllmEngine.take_kv_trace"),
-            *("VllmEngine.tier_waits", "TierRun.next_wake_ns", "TierRun.run_until"),
+            *("VllmEngine.tier_waits", "VllmEngine.in_step", "TierRun.next_wake_ns", "TierRun.run_until"),
             *("RequestRecord.below_total", "RequestRecord.cached_first", "RequestRecord.cached_total"),
         ),
         "an engine without a driver, compared with a reference",

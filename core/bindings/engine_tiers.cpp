@@ -50,9 +50,6 @@ void bind_engine_tiers(ExclusiveClass<VllmEngine, Engine>& engine) {
       .def_prop_ro(
           "wake_ns", [](VllmEngine& self) { return tiers_of(self).hub().next_wake_ns(); },
           "A time not after the next landing; None when no transfer is in flight.")
-      .def_prop_ro(
-          "tiers_idle", [](VllmEngine& self) { return tiers_of(self).idle(); },
-          "True if no transfer of this engine is in flight or queued.")
       .def(
           "set_link_share",
           [](VllmEngine& self, std::int64_t now_ns, Tier tier, double share) {

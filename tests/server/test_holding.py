@@ -156,7 +156,6 @@ def test_in_a_step_that_all_have_left_the_driver_waits_for_its_end(monkeypatch: 
     driver.cancel(second)
     driver.run_until(clock, clock.time_ns + 1)
     assert core.vllm.in_step
-    assert not core.vllm.tiers_idle
     assert core.vllm.wake_ns is not None
     assert core.vllm.wake_ns < core.step_end_ns
     driver.run_until(clock)

@@ -309,7 +309,7 @@ def test_readers_of_events_know_what_lies_below_the_device_after_a_reset() -> No
                 await client.post(C, prompt(seed))
                 assert there[Tier.G1] == {int(value) for value in core.vllm.resident_hashes()}
             assert not unheard
-            await until(lambda: core.vllm.tiers_idle)
+            await until(lambda: core.engine.next_landing_ns() is None)
             _, active, inactive, _ = core.vllm.tier_blocks(Tier.G2)
             assert len(there[Tier.G2]) == active + inactive
 
