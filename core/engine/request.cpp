@@ -11,7 +11,7 @@ constexpr std::uint64_t kOwnTokens = std::uint64_t{1} << 63;
 void IdentitySource::append_tokens(TokenList& out, std::uint32_t from, std::uint32_t to, std::uint32_t block_size,
                                    RequestId request) const {
   std::vector<BlockIdentity> blocks;
-  extend(blocks, to / block_size);
+  extend(blocks, std::min<std::size_t>(to / block_size, size()));
   while (from < to) {
     const std::uint32_t block = from / block_size;
     const std::uint32_t end = block < blocks.size() ? (block + 1) * block_size : to;
