@@ -170,6 +170,8 @@ class EngineCore:
     offload: VllmOffload | None = None
     stay_sample = 0.0
     draft_tokens = 0
+    hashed_ahead = 0
+    """Tokens behind a block that are part of its identity."""
 
     def __init__(
         self, make: Callable[[], Engine], *, name: str, block_size: int, num_blocks: int, events: bool = False

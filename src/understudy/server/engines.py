@@ -49,6 +49,7 @@ class SimulatedCore(EngineCore):
             )
         else:
             native = config.core_config(None, 0, events=events)
+        self.hashed_ahead = native.hashed_ahead
         steps = config.native_timing(timing)
         super().__init__(
             lambda: native.make_engine(steps, tiers=tiers, run=run, name=name),

@@ -21,6 +21,7 @@ from understudy.server.metrics.others import SglangMetrics, add_old_names
 from understudy.server.metrics.process import HttpMetrics, add_process
 from understudy.server.metrics.vllm import VllmMetrics
 from understudy.server.pauses import Pauses
+from understudy.server.settings import VERSION
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -97,7 +98,7 @@ class Worker:
                 for rank in range(settings.data_parallel_size)
             ]
         )
-        self._hashed_ahead = 0 if given is not None else settings.engine.native().hashed_ahead
+        self._hashed_ahead = self.cores[0].hashed_ahead
         self.registry = Registry()
         add_process(self.registry)
         name = settings.names[0]
@@ -125,7 +126,9 @@ class Worker:
         """Called when a request has ended: (worker, request)."""
         self.senders: list[KvEventSender] = []
         config = KvEventsConfig.read(settings.kv_events_config)
-        release = f"vllm-{settings.engine.vllm_version}"
+        release = (
+            f"vllm-{settings.engine.vllm_version if isinstance(settings.engine, VllmConfig) else VERSION}"
+        )
         config = config.at(settings.host, settings.port, settings.names[0], release)
         if config.publishes:
             # The event of a copy to a tier may follow the removal of its block on the device.
