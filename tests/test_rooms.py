@@ -78,20 +78,17 @@ def test_every_file_of_the_engine_that_the_documents_name_is_there() -> None:
     assert len(named) >= 10
 
 
-def test_a_request_goes_from_replay_to_a_block_in_four_hops_as_the_documents_say() -> None:
-    """replay → run_offline → run_fleet → an engine's step → its KV backend, which takes blocks of the store."""
-    house = CORE.parent
-    way = {
-        "src/understudy/api.py": "run = run_offline(",
-        "src/understudy/run/offline.py": "partial(run_fleet, ",
-        "core/replay/fleet_alone.cpp": "engine->advance(",
-        "core/engine/vllm/admit.cpp": "kv_->place(",
-        "core/engine/vllm/block_backend.cpp": "store_.allocate(",
-    }
-    for path, call in way.items():
-        assert call in (house / path).read_text(), path
-    said = " ".join((house / "docs" / "architecture.md").read_text().split())
-    assert (
-        "four hops, all forward: `replay` (`api.py`) → `run_offline` (`run/offline.py`) → `_core.run_fleet`"
-        in said
-    )
+def test_the_two_walks_of_a_newcomer_name_files_that_are_there_and_none_twice() -> None:
+    """A trace row to a report cell in at most 12 files, and a POST to an SSE chunk in at most 16."""
+    root = CORE.parent
+    said = (root / "docs" / "architecture.md").read_text()
+    section = said[said.index("## Two walks through the code") :]
+    section = section[: section.index("\n## ", 5)]
+    walks = [re.findall(r"^\| `([\w/.]+)`", table, re.MULTILINE) for table in section.split("From `POST")]
+    assert [len(set(walk)) for walk in walks] == [len(walk) for walk in walks]
+    assert 8 <= len(walks[0]) <= 12
+    assert 10 <= len(walks[1]) <= 16
+    for path in walks[0]:
+        assert (root / path).is_file(), path
+    for path in walks[1]:
+        assert (root / path).is_file() or (root / "src" / "understudy" / "server" / path).is_file(), path

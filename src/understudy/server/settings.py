@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import msgspec
 
 from understudy.engines.config import VllmConfig
-from understudy.engines.engine_config import EngineConfig  # noqa: TC001  (msgspec reads the annotation)
 from understudy.engines.offload import UNLIMITED_BLOCKS
 from understudy.server.http.bodies import MAX_BODY_BYTES, MAX_BODY_DEPTH
 from understudy.tiers.settings import TiersConfig
+
+if TYPE_CHECKING:
+    from understudy.engines.engine_config import EngineConfig as AnyEngineConfig
+else:
+    AnyEngineConfig = Any  # msgspec passes an object of any kind on
 
 VERSION = "0.32.0"
 """The vLLM release that the server answers as."""
@@ -30,7 +34,7 @@ class ServerSettings(msgspec.Struct, frozen=True, kw_only=True):
     model: str = "understudy/tok"
     served_model_name: tuple[str, ...] = ()
     max_model_len: int = 32768
-    engine: EngineConfig = VllmConfig(block_size=16)
+    engine: AnyEngineConfig = VllmConfig(block_size=16)
     tiers: TiersConfig = TiersConfig()
     most_blocks: int = UNLIMITED_BLOCKS
     """Most blocks that requests can fill: the capacity of a tier without a limit."""
