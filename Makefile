@@ -7,12 +7,14 @@ CLANG ?= clang++
 SOAK_OPS ?= 1000000
 SOAK_SECONDS ?= 3600
 EXACT_FIRST ?= 0
-EXACT_COUNT ?= 300
-# Dependencies of vLLM that `vllm bench` imports.
-VLLM_BENCH_NEEDS := aiohttp anthropic blake3 cachetools cbor2 cloudpickle datasets einops 'fastapi>=0.133,<0.137' ijson \
-  jsonschema 'llguidance>=1.7,<1.8' mcp msgspec openai openai-harmony oss-harmony pandas partial-json-parser pillow \
-  prometheus-client prometheus-fastapi-instrumentator protobuf psutil py-cpuinfo pybase64 python-json-logger pyzmq regex \
-  requests sentencepiece setproctitle tiktoken 'transformers>=5.16.1,<5.20' uvloop watchfiles xgrammar==0.2.8
+EXACT_COUNT ?= 100
+# The newest vLLM release with a profile.
+KNOWN := 0.33.0
+# `make release VLLM=0.34.0` compares that release with the profile of OLD.
+VLLM ?= $(KNOWN)
+OLD ?= $(KNOWN)
+# Any release that vLLM imports; nothing is computed with it.
+TORCH ?= 2.13.0
 # Tests that use the core; pure Python (report, workload, the reference models) has nothing to sanitize.
 SANITIZE_TESTS := tests/kv tests/eviction tests/events tests/engines tests/replay tests/router tests/tiers $(filter-out tests/test_package.py tests/test_vllm_model.py,$(wildcard tests/test_*.py))
 
@@ -31,7 +33,7 @@ PIP_BUILD = -m pip install -v --disable-pip-version-check --no-build-isolation \
 BUILD = tools/build.py 'building understudy'
 
 .DELETE_ON_ERROR:
-.PHONY: help demo test torch lint conformance exact sanitize clang mutants interop bench fuzz soak live-soak clients-ci clients clean
+.PHONY: help demo test torch lint conformance exact release sanitize clang mutants interop bench fuzz soak live-soak clients-ci clients clean
 
 help:
 	@echo 'make demo         replay a bundled workload; prints a table and writes out/demo.html'
@@ -39,7 +41,8 @@ help:
 	@echo 'make torch        install PyTorch for the tests of the real engine, which are skipped without it'
 	@echo 'make lint         run ruff, mypy --strict and clang-format'
 	@echo 'make conformance  compare the engine with every recorded schedule of vLLM, step by step'
-	@echo 'make exact        record EXACT_COUNT=$(EXACT_COUNT) new schedules of the real vLLM and compare them (installs several GB)'
+	@echo 'make exact        record EXACT_COUNT=$(EXACT_COUNT) new schedules of each family with vLLM $(VLLM) and compare them (installs several GB)'
+	@echo 'make release      the drill for a new release: make release VLLM=0.34.0 records it, compares it with the profile of $(OLD) and writes docs/releases'
 	@echo 'make sanitize     run the test suite against a core under ASan and UBSan, and a leak check'
 	@echo 'make interop      feed our events to Dynamo'"'"'s own router, in a separate environment'
 	@echo 'make clang        compile the core with clang, warnings as errors (CLANG=clang++-16 names another one)'
@@ -74,12 +77,14 @@ conformance: .venv/installed
 	@$(BIN)/understudy conformance vllm tests/golden
 	@$(BIN)/understudy conformance sglang tests/golden
 
-# EXACT_FIRST=1000 records other schedules.
-exact: .venv/installed-dev .venv-vllm/installed
-	rm -rf build/exact
-	.venv-vllm/bin/python tests/exact/record.py --again tests/golden/vllm-versions/v0.32.0
-	.venv-vllm/bin/python tests/exact/record.py build/exact --first $(EXACT_FIRST) --count $(EXACT_COUNT)
-	$(BIN)/understudy conformance vllm build/exact
+# EXACT_FIRST=1000 records other schedules. The recorder first makes the release's recordings in tests/golden again.
+exact: .venv/installed-dev .venv-vllm-$(VLLM)/installed
+	.venv-vllm-$(VLLM)/bin/python tests/exact/record.py --again \
+	  $(wildcard tests/golden/vllm-$(basename $(VLLM)) tests/golden/vllm-versions/v$(VLLM))
+	$(BIN)/python tests/release/drill.py .venv-vllm-$(VLLM) --exact --first $(EXACT_FIRST) --count $(EXACT_COUNT)
+
+release: .venv/installed-dev .venv-vllm-$(VLLM)/installed .venv-vllm-$(OLD)/installed
+	$(BIN)/python tests/release/drill.py .venv-vllm-$(VLLM) --old .venv-vllm-$(OLD) --profile $(basename $(OLD)) --report docs/releases
 
 # The interpreter is not built for ASan, so the runtimes are preloaded. CPython keeps memory until exit, so only
 # the C++ driver checks for leaks.
@@ -122,11 +127,11 @@ live-soak: .venv/installed-dev
 clients-ci: .venv/installed-dev .venv-clients/installed
 	$(BIN)/python tests/server/clients.py --short --clients .venv-clients/bin
 
-clients: .venv/installed-dev .venv-clients/installed .venv-vllm/installed .venv-guidellm/installed
-	$(BIN)/python tests/server/clients.py --times --clients .venv-clients/bin --vllm .venv-vllm/bin --guidellm .venv-guidellm/bin
+clients: .venv/installed-dev .venv-clients/installed .venv-vllm-$(KNOWN)/installed .venv-guidellm/installed
+	$(BIN)/python tests/server/clients.py --times --clients .venv-clients/bin --vllm .venv-vllm-$(KNOWN)/bin --guidellm .venv-guidellm/bin
 
 clean:
-	rm -rf .venv .venv-sanitize .venv-clients .venv-vllm .venv-guidellm .venv-interop build dist out .hypothesis .mypy_cache .pytest_cache .ruff_cache
+	rm -rf .venv .venv-sanitize .venv-clients .venv-vllm-* .venv-guidellm .venv-interop build dist out .hypothesis .mypy_cache .pytest_cache .ruff_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # --- environments -------------------------------------------------------------------------------------
@@ -189,11 +194,12 @@ clean:
 	@$(@D)/bin/python $(PIP_INSTALL) guidellm==0.8.1
 	@touch $@
 
-# vLLM without its GPU dependencies, plus the packages that its command line imports.
-.venv-vllm/installed:
+# vLLM without its GPU dependencies.
+.venv-vllm-%/installed:
 	@echo 'creating $(@D)'
 	@$(PYTHON) -m venv $(@D)
-	@$(@D)/bin/python $(PIP_INSTALL) torch==2.13.0
-	@$(@D)/bin/python $(PIP_INSTALL) --no-deps vllm==0.32.0
-	@$(@D)/bin/python $(PIP_INSTALL) $(VLLM_BENCH_NEEDS)
+	@$(@D)/bin/python $(PIP_INSTALL) torch==$(TORCH)
+	@$(@D)/bin/python $(PIP_INSTALL) --no-deps vllm==$*
+	@$(@D)/bin/python tools/vllm_needs.py > $(@D)/needs.txt
+	@$(@D)/bin/python $(PIP_INSTALL) -r $(@D)/needs.txt
 	@touch $@

@@ -1,7 +1,7 @@
 """Load on one live worker: tokens a second and how late they are, with a client on the same machine.
 
     python benchmarks/live_load.py [--streams 256] [--tokens-per-second 10000] [--seconds 10]
-    python benchmarks/live_load.py --beside-vllm .venv-vllm/bin/python
+    python benchmarks/live_load.py --beside-vllm .venv-vllm-0.33.0/bin/python
 
 The server runs in a process of its own with constant step times, so that `streams` concurrent streams ask for the
 given rate; the client reads raw bytes and counts events and tokens. Lateness is the server's own: when a token was

@@ -1,6 +1,6 @@
 """vLLM's own HTTP front end before an engine that only waits: the peer of `live_load.py --beside-vllm`.
 
-    .venv-vllm/bin/python benchmarks/vllm_front.py --model NEW --tokenizer DIR --step-ms 25.6 [--streams 256]
+    .venv-vllm-0.33.0/bin/python benchmarks/vllm_front.py --model NEW --tokenizer DIR --step-ms 25.6 [--streams 256]
 
 Runs in an environment that has vLLM (0.32 was tried) and needs no GPU. Everything from the socket to the engine is
 vLLM's: its app, its serving classes, its input and output processors, its metrics. In place of the engine core, which

@@ -1,4 +1,4 @@
-"""The real scheduler, of a model that is no more than its config."""
+"""Build vLLM's own scheduler for a model that consists of a config file only."""
 
 from __future__ import annotations
 
@@ -10,9 +10,11 @@ import torch
 from vllm.config import (
     CacheConfig,
     DeviceConfig,
+    LoRAConfig,
     ModelConfig,
     ParallelConfig,
     SchedulerConfig,
+    SpeculativeConfig,
     VllmConfig,
 )
 from vllm.config.kv_events import KVEventsConfig
@@ -39,23 +41,38 @@ MODEL = {
     "max_position_embeddings": 131072,
     "torch_dtype": "float32",
 }
-"""Nothing of it is computed; its vocabulary holds every token of a scenario."""
-DEFAULTS = {field.name: field.default for field in fields(Config) if not field.name.startswith("aic_")}
-"""Of a scenario's settings."""
+"""Nothing is computed; the vocabulary holds every token of a scenario."""
+DEFAULTS: dict[str, Any] = {
+    **{field.name: field.default for field in fields(Config) if not field.name.startswith("aic_")},
+    "prefill_schedule_interval": 1,
+}
+"""Defaults of a scenario's settings."""
 ELSEWHERE = ("block_size", "num_blocks", "enable_prefix_caching", "max_loras")
-"""Those that vLLM's scheduler config has not."""
+"""Settings that are not part of vLLM's scheduler config."""
 
 
-def real_scheduler(config: dict[str, Any], model: Path) -> Any:
-    """As a scenario configures it; `model` is a folder, for the config of one."""
+def complete(scenario: dict[str, Any]) -> dict[str, Any]:
+    """Return the scenario's settings with defaults; only the default `max_num_seqs` is lowered to the budget."""
+    config = {**DEFAULTS, **scenario["config"]}
+    if "max_num_seqs" not in scenario["config"]:
+        config["max_num_seqs"] = min(config["max_num_seqs"], config["max_num_batched_tokens"])
+    return config
+
+
+def real_scheduler(
+    config: dict[str, Any], model: Path, *, method: str | None = None, k: int = 0, transfer: Any = None
+) -> Any:
+    """Build the scheduler that a scenario describes.
+
+    `model` is a folder for the model's config. `method` and `k`: speculation. `transfer`: vLLM's KV transfer config.
+    """
     (model / "config.json").write_text(json.dumps(MODEL), encoding="utf-8")
-    asked = {name: value for name, value in config.items() if name not in ELSEWHERE}
     settings = VllmConfig(
         model_config=ModelConfig(
             model=str(model), skip_tokenizer_init=True, dtype="float32", max_model_len=config["max_model_len"]
         ),
         scheduler_config=SchedulerConfig(
-            **{**asked, "enable_chunked_prefill": True}, is_encoder_decoder=False
+            **{**_scheduler_settings(config), "enable_chunked_prefill": True}, is_encoder_decoder=False
         ),
         cache_config=CacheConfig(
             block_size=config["block_size"], enable_prefix_caching=config["enable_prefix_caching"]
@@ -66,11 +83,14 @@ def real_scheduler(config: dict[str, Any], model: Path) -> Any:
             enable_kv_cache_events=config["enable_prefix_caching"], publisher="null"
         ),
     )
-    for name in (
-        "async_scheduling",
-        "enable_chunked_prefill",
-    ):  # it would refuse or overrule what a scheduler can do
+    # VllmConfig would refuse or overrule the following settings, which the scheduler can do.
+    for name in ("async_scheduling", "enable_chunked_prefill"):
         setattr(settings.scheduler_config, name, config[name])
+    if config["max_loras"] is not None:
+        settings.lora_config = LoRAConfig(max_loras=config["max_loras"])
+    if method is not None:
+        settings.speculative_config = _speculation(settings, method, k)
+    settings.kv_transfer_config = transfer
     settings.cache_config.num_gpu_blocks = config["num_blocks"]
     attention = FullAttentionSpec(
         block_size=config["block_size"], num_kv_heads=1, head_size=1, dtype=torch.float32
@@ -86,3 +106,27 @@ def real_scheduler(config: dict[str, Any], model: Path) -> Any:
         structured_output_manager=StructuredOutputManager(settings),
         block_size=config["block_size"],
     )
+
+
+def _scheduler_settings(config: dict[str, Any]) -> dict[str, Any]:
+    """Return the settings of vLLM's scheduler config; a release may lack those that have their defaults."""
+    known = SchedulerConfig.__dataclass_fields__  # also those of its constructor only
+    settings = {name: value for name, value in config.items() if name not in ELSEWHERE}
+    for name in [name for name in settings if name not in known]:
+        if settings.pop(name) != DEFAULTS.get(name):
+            raise ValueError(f"{name}: this release has no such setting")
+    return settings
+
+
+def _speculation(settings: Any, method: str, k: int) -> Any:
+    """Build a speculative config; methods with a draft model get none, because the scheduler does not use it."""
+    config = SpeculativeConfig(
+        method="ngram",
+        num_speculative_tokens=k,
+        prompt_lookup_max=2,
+        prompt_lookup_min=1,
+        target_model_config=settings.model_config,
+        target_parallel_config=settings.parallel_config,
+    )
+    config.method = method
+    return config

@@ -1,4 +1,4 @@
-"""vLLM's KV events as recordings write them: hashes by numbers, in the order in which they were first stored."""
+"""Format vLLM's KV events for recordings: hashes become numbers in the order of their first stored event."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 class EventNames:
-    """Of one recording."""
+    """Numbers of the block hashes in one recording."""
 
     def __init__(self, block_size: int) -> None:
         self._block_size = block_size
@@ -22,10 +22,17 @@ class EventNames:
         self.stored = 0
         self.removed = 0
 
+    @property
+    def numbers(self) -> dict[Any, int]:
+        """Numbers of all hashes in stored events of the GPU."""
+        return self._numbers
+
     def named(self, events: Iterable[Any]) -> list[KvEvent]:
-        """Those of a step; removals in a row are one."""
+        """Format the events of a step; consecutive removals are merged."""
         out: list[KvEvent] = []
         for event in events:
+            if getattr(event, "medium", None) == "CPU":
+                continue
             if isinstance(event, BlockStored):
                 out.append(self._stored(event))
             elif isinstance(event, BlockRemoved):
@@ -45,7 +52,7 @@ class EventNames:
             self._numbers.setdefault(block, len(self._numbers))
             self._positions[block] = first + place * self._block_size
         self.stored += len(event.block_hashes)
-        return {
+        line: KvEvent = {
             "type": "stored",
             "n": len(event.block_hashes),
             "h": [self._numbers[block] for block in event.block_hashes],
@@ -53,3 +60,6 @@ class EventNames:
             "pos": first,
             "first_tokens": list(event.token_ids[:: self._block_size]),
         }
+        if getattr(event, "lookahead_token_ids", None) is not None:
+            line["lookahead"] = [list(tokens) for tokens in event.lookahead_token_ids]
+        return line

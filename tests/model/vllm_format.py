@@ -40,7 +40,7 @@ class Scenario(TypedDict):
 
 
 class KvEvent(TypedDict):
-    """A KV event as the golden files write it; the last three keys belong to stored events."""
+    """A KV event as the golden files write it; the last four keys belong to stored events."""
 
     type: Literal["stored", "removed"]
     n: int
@@ -48,6 +48,7 @@ class KvEvent(TypedDict):
     parent: NotRequired[int | None]
     pos: NotRequired[int]
     first_tokens: NotRequired[list[int]]
+    lookahead: NotRequired[list[list[int]]]  # tokens behind each block that its hash covers
 
 
 class StepRecord(TypedDict):

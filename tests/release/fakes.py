@@ -1,0 +1,52 @@
+"""Stand-ins for a recorder with vLLM: our own engine under a profile, or a recorder that refuses."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from release.process import RecordingFailed
+from understudy.engines.clock_conformance import ClockScenario, run_clock_scenario
+from understudy.engines.profiles import find_profile
+from understudy.engines.recorder import run_scenario
+from understudy.engines.scenario import Scenario
+from understudy.engines.spec_recording import SpecScenario, run_spec_scenario
+from understudy.errors import UnderstudyError
+
+
+class EngineRecorder:
+    """Record our engine as if it were a vLLM release; count the calls."""
+
+    def __init__(self, release: str) -> None:
+        self._release = release
+        self._profile = find_profile(release)
+        self.calls = 0
+
+    def record(self, kind: str, scenario: dict[str, Any]) -> dict[str, Any]:
+        """Return the recording of a scenario; RecordingFailed when the engine refuses it."""
+        self.calls += 1
+        try:
+            return self._record(kind, scenario)
+        except UnderstudyError as error:
+            raise RecordingFailed(str(error)) from error
+
+    def _record(self, kind: str, scenario: dict[str, Any]) -> dict[str, Any]:
+        if kind == "steps":
+            lines = list(run_scenario(msgspec.convert(scenario, Scenario), self._profile))
+            return {"vllm": self._release, "recorded": [{"header": {"vllm": self._release}}, *lines]}
+        if kind == "clock":
+            record = run_clock_scenario(msgspec.convert(scenario, ClockScenario), self._profile)
+            return {"vllm": self._release, "recorded": msgspec.to_builtins(record)}
+        played = msgspec.convert(scenario, SpecScenario)
+        steps = list(run_spec_scenario(played, self._profile, events=True))
+        events = [step.pop("kv_events") for step in steps]
+        return {"vllm": self._release, "recorded": steps, "events": events}
+
+
+class RefusingRecorder:
+    """Refuse every scenario."""
+
+    def record(self, kind: str, scenario: dict[str, Any]) -> dict[str, Any]:
+        """Raise RecordingFailed."""
+        raise RecordingFailed(f"ValueError: {kind} of {len(scenario)} keys is not known")

@@ -1,0 +1,47 @@
+"""Count the recordings in the repository by release and family."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import TYPE_CHECKING
+
+from understudy.engines.profiles import REVISION
+from understudy.engines.recordings import find_recordings, read_lines, read_pair
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from understudy.engines.recordings import Recording
+
+
+def count_recordings(folder: Path) -> list[tuple[str, str, int]]:
+    """Return release, family and number of the recordings under a folder, newest release first."""
+    counts = Counter(
+        (_release(recording), _family(recording, folder)) for recording in find_recordings(folder)
+    )
+    ordered = sorted(counts.items(), key=lambda item: item[0][1])
+    ordered.sort(key=lambda item: _order(item[0][0]), reverse=True)
+    return [(release, family, count) for (release, family), count in ordered]
+
+
+def _release(recording: Recording) -> str:
+    if recording.kind == "steps":
+        version = str(read_lines(recording.golden)[0]["header"].get("vllm", "vllm-src"))
+    else:
+        pair = read_pair(recording.golden)
+        version = pair.get("vllm", "vllm-src")
+        if recording.kind == "offload":
+            version = pair["recorded"][0]["header"]["vllm"]
+    version = version.removeprefix("v")
+    return f"revision {REVISION}" if version == "llm-src" or version.startswith(REVISION) else version
+
+
+def _family(recording: Recording, folder: Path) -> str:
+    parts = recording.folder.relative_to(folder).parts
+    if parts[0] in ("vllm-versions", "vllm"):
+        return "versions"
+    return (parts[-1] if parts[0].startswith("vllm-0.") else parts[0]).removeprefix("vllm-")
+
+
+def _order(release: str) -> list[int]:
+    return [int(part) for part in release.split(".")] if release[0].isdigit() else [0, 28, -1]
