@@ -125,7 +125,7 @@ def describe_event() -> Schema:
     stored_block = {**removed_block, "local_hash": maybe_hash}
     stored = list_of(describe_object("stored block", stored_block, {"token_ids": list_of(COUNT)}))
     removed = list_of(describe_object("removed block", removed_block))
-    shapes = {
+    shapes: dict[str, Schema] = {
         "stored": {**tier, "parent_hash": maybe_hash, "blocks": stored},
         "removed": {**tier, "blocks": removed},
     }
