@@ -26,13 +26,14 @@ OURS = """
 import json, resource, sys, time
 import understudy.api
 from understudy.engines.config import VllmConfig
+from understudy.run.options import Execution
 from understudy.workload import ClosedLoop
 trace, block_size, num_blocks, workers, threads, concurrency = sys.argv[1], *map(int, sys.argv[2:])
 load = ClosedLoop(concurrency) if concurrency else None
 engine = VllmConfig(block_size=block_size, num_gpu_blocks=num_blocks, async_scheduling=False)
 before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 start = time.perf_counter()
-report = understudy.api.replay(trace, engine, workers=workers, threads=threads, load=load)
+report = understudy.api.replay(trace, engine, workers=workers, load=load, execution=Execution(threads=threads))
 seconds = time.perf_counter() - start
 print(json.dumps({
     "seconds": seconds, "ttft_ms": report.ttft_ms.mean, "itl_ms": report.itl_ms.mean, "e2e_ms": report.e2e_ms.mean,

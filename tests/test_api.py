@@ -20,6 +20,7 @@ from understudy.engines.timing import Constant
 from understudy.errors import ConfigError
 from understudy.kv import EvictionPolicy
 from understudy.router import KvRouting
+from understudy.run.options import Execution, Outputs
 from understudy.tiers import TiersConfig
 from understudy.workload import ClosedLoop, read_trace, register_format, synthesise
 from understudy.workload.families import FanOut, QuickTurns
@@ -43,7 +44,7 @@ def test_replay_is_a_plain_function_with_a_signature() -> None:
     assert type(understudy.replay) is FunctionType
     parameters = inspect.signature(understudy.replay).parameters
     assert list(parameters)[:2] == ["workload", "engine"]
-    assert {"workers", "routing", "tiers", "slo", "threads"} <= set(parameters)
+    assert {"workers", "routing", "tiers", "slo", "outputs", "execution"} <= set(parameters)
 
 
 def test_it_stays_one_after_its_rooms_were_imported() -> None:
@@ -77,18 +78,30 @@ def test_a_model_that_changes_capacity_and_not_speed_is_said_so() -> None:
         ({"load": 5}, "load must be an OpenLoop"),
         ({"engine": {"block_size": 3}}, "engine must be an EngineConfig, such as VllmConfig"),
         ({"workers": "4"}, "workers must be a whole number"),
-        ({"threads": 1.5}, "threads must be a whole number"),
+        ({"execution": Execution(threads=1.5)}, "threads must be a whole number"),  # type: ignore[arg-type]
         ({"routing": None}, "routing must be round_robin, random, .* or a Router with choose"),
         ({"routing": KvRouting}, "routing must be .* not a class; got <class"),
-        ({"fast_forward": "yes"}, "fast_forward must be True or False, got 'yes'"),
+        ({"execution": Execution(fast_forward="yes")}, "fast_forward must be True or False, got 'yes'"),  # type: ignore[arg-type]
         ({"speed_up": 2.0}, r"speed_up is not a parameter of replay; give load=OpenLoop"),
-        ({"leaping": False}, "leaping is not a parameter of replay; give fast_forward"),
-        ({"check": None}, "check must be True, False or 'deep', got None"),
-        ({"progress": 3}, "progress must be a function"),
+        (
+            {"leaping": False},
+            r"leaping is not a parameter of replay; give execution=Execution\(fast_forward=False\)",
+        ),
+        ({"execution": Execution(check=None)}, "check must be True, False or 'deep', got None"),  # type: ignore[arg-type]
+        ({"execution": Execution(progress=3)}, "progress must be a function"),  # type: ignore[arg-type]
         ({"pools": 3}, "pools must be a list of WorkerPools, got 3"),
-        ({"events": 3}, "events must be the path of a file to write, got 3"),
+        ({"events": "a"}, r"events is not a parameter of replay; give outputs=Outputs\(events=…\)"),
+        ({"threads": 2}, r"threads is not a parameter of replay; give execution=Execution\(threads=…\)"),
+        ({"trace_block_size": 64}, 'give trace_options={"trace_block_size": …}'),
+        ({"outputs": {"events": "a"}}, "outputs must be Outputs, got"),
+        ({"execution": 2}, "execution must be an Execution, got 2"),
+        ({"trace_options": 2}, "trace_options must be options by name, got 2"),
+        ({"zzz": 1}, "zzz is not a parameter of replay; known are workload, engine, model, gpu"),
         ({"max_tokens": "a"}, "max_tokens must be a whole number, got 'a'"),
-        ({"trace_block_size": 3}, "trace_block_size is for reading a trace file, but a Workload was given"),
+        (
+            {"trace_options": {"trace_block_size": 3}},
+            "trace_block_size is for reading a trace file, but a Workload was given",
+        ),
     ],
 )
 def test_wrong_arguments_are_refused_by_name(how: dict[str, Any], message: str) -> None:
@@ -96,6 +109,11 @@ def test_wrong_arguments_are_refused_by_name(how: dict[str, Any], message: str) 
         ConfigError, match=message.replace("workers?", r"workers\?").replace("tiers?", r"tiers\?")
     ):
         understudy.replay(single_turns([16]), **how)
+
+
+def test_an_output_that_is_not_a_path_is_refused() -> None:
+    with pytest.raises(ConfigError, match="events must be the path of a file to write, got 3"):
+        Outputs(events=3)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("routing", ["round_robin", "least_loaded"])
@@ -106,7 +124,7 @@ def test_decisions_that_nobody_keeps_are_refused_before_anything_is_written(
     with pytest.raises(
         ConfigError, match="decisions are recorded by KV-aware routing only; choose routing kv"
     ):
-        understudy.replay(single_turns([16]), routing=routing, **outputs)
+        understudy.replay(single_turns([16]), routing=routing, outputs=Outputs(**outputs))
     assert not list(tmp_path.iterdir())
 
 
@@ -185,4 +203,4 @@ def test_numpys_numbers_are_numbers_wherever_one_is_asked_for(tmp_path: Path) ->
     assert type(KvRouting(temperature=np.float32(0.5)).temperature) is float  # type: ignore[arg-type]
     contexts = FanOut(contexts=np.int64(2), context_interval_ms=np.int64(5))  # type: ignore[arg-type]
     assert len(contexts.build()) == 16
-    assert read_trace(TRACE, trace_block_size=np.int64(512)).trace_block_size == 512
+    assert read_trace(TRACE, trace_block_size=np.int64(512)).trace_block_size == 512  # type: ignore[arg-type]

@@ -19,7 +19,9 @@ from understudy.tiers.gpu import GpuSettings
 
 TRACE = Path(__file__).parents[1] / "examples" / "demo_trace.jsonl"
 NAMES = [
+    "Execution",
     "KvRouting",
+    "Outputs",
     "Report",
     "TiersConfig",
     "VllmConfig",

@@ -14,13 +14,17 @@ if TYPE_CHECKING:
     from understudy.report.compare import compare as compare
     from understudy.report.report import Report as Report
     from understudy.router.kv import KvRouting as KvRouting
+    from understudy.run.options import Execution as Execution
+    from understudy.run.options import Outputs as Outputs
     from understudy.tiers.settings import TiersConfig as TiersConfig
     from understudy.workload.formats import read_trace as read_trace
 
 __version__ = "0.1.0"
 
 _MODULE_OF = {
+    "Execution": "run.options",
     "KvRouting": "router.kv",
+    "Outputs": "run.options",
     "Report": "report.report",
     "TiersConfig": "tiers.settings",
     "VllmConfig": "engines.config",

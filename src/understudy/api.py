@@ -9,12 +9,12 @@ from __future__ import annotations
 import inspect
 import time
 from copy import deepcopy
-from dataclasses import replace
+from dataclasses import fields, replace
 from difflib import get_close_matches
 from functools import partial
-from os import PathLike, fspath
+from os import PathLike
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -29,19 +29,21 @@ from understudy.report.report import Report
 from understudy.router.kv import KvRouter, KvRouting
 from understudy.run.offline import run_offline
 from understudy.run.on_gpu import place_on_gpu
+from understudy.run.options import Execution, Outputs
 from understudy.run.pools import WorkerPool
 from understudy.run.routed import write_decisions
 from understudy.tiers.settings import TiersConfig
 from understudy.workload import Workload, read_trace
+from understudy.workload.formats import TraceOptions
 from understudy.workload.reuse import hit_curve, unlimited_hit_ratio
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
+    from typing import Never
 
     from understudy.engines.engine_config import EngineConfig
     from understudy.engines.timing import TimingModel
-    from understudy.router import Router
-    from understudy.run.offline import Routing
+    from understudy.run.offline import RoutingChoice
     from understudy.tiers.gpu import GpuSettings
     from understudy.workload import ClosedLoop, Lockstep, OpenLoop
 
@@ -54,7 +56,7 @@ def replay(
     gpu: str | GpuSettings | None = None,
     workers: int = 1,
     pools: Sequence[WorkerPool] = (),
-    routing: Routing | KvRouting | Router = "round_robin",
+    routing: RoutingChoice = "round_robin",
     seed: int = 0,
     load: OpenLoop | ClosedLoop | Lockstep | None = None,
     max_tokens: int | None = None,
@@ -62,55 +64,42 @@ def replay(
     tiers: TiersConfig | None = None,
     compare_without_tiers: bool = False,
     slo: Slo | None = None,
-    threads: int = 1,
-    fast_forward: bool = True,
-    check: bool | Literal["deep"] = False,
     ranks: bool = False,
-    events: str | PathLike[str] | None = None,
-    raw_events: str | PathLike[str] | None = None,
-    synthesize_tokens: bool = False,
-    kv_trace: str | PathLike[str] | None = None,
-    progress: Callable[[int], None] | None = None,
-    record_steps: str | PathLike[str] | None = None,
-    decisions: str | PathLike[str] | None = None,
-    **trace_options: Any,
+    outputs: Outputs | None = None,
+    execution: Execution | None = None,
+    trace_options: TraceOptions | None = None,
+    **unknown: Never,
 ) -> Report:
     """Replay a workload or a trace file in simulation and return the report.
 
     `model` and `gpu` (such as "Llama-3.1-8B" and "H100") give step times and KV blocks; timing and blocks that `engine`
     sets are kept.
-    The arguments are those of `understudy.run.offline.run_offline`, plus files to write as JSON lines: `events`
-    (consolidated KV events), `raw_events` (KV events as engines send them), `kv_trace` (block allocations and
-    evictions) and `decisions` (costs behind each choice of a KV-aware router). `slo` sets the objectives for goodput;
-    `trace_options` go to the trace's reader. The report's `wall_time_s` covers opening the file to the finished report.
-    `synthesize_tokens` adds generated token ids and their local hashes to event lines (equal hash ids, equal tokens).
-    `max_tokens` cuts the output of requests without a limit of their own. `fast_forward=False` simulates every decode
-    step one by one, with the same result. `compare_without_tiers` replays the workload again without tiers, into
-    `report.without_tiers`; a user-defined `Router` is copied (`copy.deepcopy`) before the first run, for the second.
+    The other arguments are those of `understudy.run.offline.run_offline`. `slo` sets the objectives for goodput,
+    `max_tokens` cuts the output of requests without a limit of their own, and `trace_options` go to the reader of the
+    trace file. `compare_without_tiers` replays the workload again without tiers, into `report.without_tiers`; a
+    user-defined `Router` is copied (`copy.deepcopy`) before the first run, for the second. The report's `wall_time_s`
+    covers opening the file to the finished report. Errors: ConfigError names the argument.
     """
     started = time.perf_counter()
     if not isinstance(workload, Workload | str | PathLike):
         raise ConfigError(f"workload must be a Workload or the path of a trace, got {workload!r}")
     if not isinstance(slo, Slo | None):
         raise ConfigError(f"slo must be an Slo, got {slo!r}")
-    if not isinstance(fast_forward, bool):
-        raise ConfigError(f"fast_forward must be True or False, got {fast_forward!r}")
-    for option in trace_options:
+    for option in unknown:
         if option in _REPLACEMENTS:
             raise ConfigError(f"{option} is not a parameter of replay; give {_REPLACEMENTS[option]}")
-        if similar := get_close_matches(option, _PARAMETERS, 1):
-            raise ConfigError(f"{option} is not a parameter of replay; did you mean {similar[0]}?")
-    outputs = {
-        "events": events,
-        "raw_events": raw_events,
-        "kv_trace": kv_trace,
-        "record_steps": record_steps,
-        "decisions": decisions,
-    }
-    for name, path in outputs.items():
-        if not isinstance(path, str | PathLike | None):
-            raise ConfigError(f"{name} must be the path of a file to write, got {path!r}")
-    if decisions is not None and routing != "kv" and not isinstance(routing, KvRouting | KvRouter):
+        similar = get_close_matches(option, _PARAMETERS, 1)
+        hint = f"did you mean {similar[0]}?" if similar else f"known are {', '.join(_PARAMETERS)}"
+        raise ConfigError(f"{option} is not a parameter of replay; {hint}")
+    outputs = Outputs() if outputs is None else outputs
+    execution = Execution() if execution is None else execution
+    if not isinstance(outputs, Outputs):
+        raise ConfigError(f"outputs must be Outputs, got {outputs!r}")
+    if not isinstance(execution, Execution):
+        raise ConfigError(f"execution must be an Execution, got {execution!r}")
+    if not isinstance(trace_options, dict | None):
+        raise ConfigError(f"trace_options must be options by name, got {trace_options!r}")
+    if outputs.decisions is not None and routing != "kv" and not isinstance(routing, KvRouting | KvRouter):
         raise ConfigError("decisions are recorded by KV-aware routing only; choose routing kv")
     if pools and compare_without_tiers:
         raise ConfigError("compare_without_tiers does not support pools; leave out one of them")
@@ -133,54 +122,52 @@ def replay(
     elif model is not None:
         raise ConfigError("model: step times need a GPU too; give gpu, such as H100 (KV sizes: tiers.model)")
     routing_without_tiers = _copy_routing(routing) if compare_without_tiers else routing
-    if synthesize_tokens:
-        lines = [path for path in (events, raw_events) if path is not None]
-        if not lines or any(fspath(path).endswith(".npz") for path in lines):
-            raise ConfigError(
-                "synthesize_tokens needs events written as JSON lines; name a .jsonl file for them"
-            )
     inputs = files_named(
-        {"engine": engine, "timing": timing, "tiers": tiers, "pools": pools, **trace_options}
+        {"engine": engine, "timing": timing, "tiers": tiers, "pools": pools, **(trace_options or {})}
     )
-    check_outputs(outputs, inputs if isinstance(workload, Workload) else {"workload": workload, **inputs})
+    check_outputs(
+        outputs.paths(), inputs if isinstance(workload, Workload) else {"workload": workload, **inputs}
+    )
     name = "workload"
     if not isinstance(workload, Workload):
         name = Path(workload).name
-        workload = read_trace(workload, **trace_options)
+        workload = read_trace(workload, **(trace_options or {}))
     elif trace_options:
         raise ConfigError(
             f"{next(iter(trace_options))} is for reading a trace file, but a Workload was given; leave it out"
         )
     if max_tokens is not None:
         workload = workload.limited(max_tokens)
-    options: dict[str, Any] = {
-        "workers": workers,
-        "pools": pools,
-        "routing": routing,
-        "seed": seed,
-        "load": load,
-        "timing": timing,
-        "threads": threads,
-        "fast_forward": fast_forward,
-        "check": check,
-        "ranks": ranks,
-        "progress": progress,
-    }
-    run = run_offline(
+    run_workload = partial(
+        run_offline,
         workload,
-        engine,
-        tiers=tiers,
-        events=events is not None or raw_events is not None,
-        kv_trace=kv_trace is not None,
-        record_steps=record_steps,
-        **options,
+        workers=workers,
+        pools=pools,
+        seed=seed,
+        load=load,
+        timing=timing,
+        threads=execution.threads,
+        fast_forward=execution.fast_forward,
+        check=execution.check,
+        ranks=ranks,
+        progress=execution.progress,
     )
-    if decisions is not None and run.decisions is not None:
-        write_decisions(decisions, run.decisions, run.timeline)
+    run = run_workload(
+        engine,
+        routing=routing,
+        tiers=tiers,
+        events=outputs.events is not None or outputs.raw_events is not None,
+        kv_trace=outputs.kv_trace is not None,
+        record_steps=outputs.record_steps,
+    )
+    if outputs.decisions is not None and run.decisions is not None:
+        write_decisions(outputs.decisions, run.decisions, run.timeline)
     limit = {} if max_tokens is None else {"max_tokens": int(max_tokens)}
     if run.kv is not None:
-        tokens = TokenSource(workload, run.timeline.block_size) if synthesize_tokens else None
-        run.kv.write(events=events, raw_events=raw_events, kv_trace=kv_trace, tokens=tokens)
+        tokens = TokenSource(workload, run.timeline.block_size) if outputs.synthesize_tokens else None
+        run.kv.write(
+            events=outputs.events, raw_events=outputs.raw_events, kv_trace=outputs.kv_trace, tokens=tokens
+        )
     engines = [pool.engine for pool in pools] if pools else [engine or DEFAULT_ENGINE]
     notes = [
         *workload.notes,
@@ -196,7 +183,7 @@ def replay(
         **run.facts,
         **limit,
     }
-    if run.kv is not None and raw_events is not None:
+    if run.kv is not None and outputs.raw_events is not None:
         facts["raw_stream"] = run.kv.raw_distance()
     report = Report.build(run.timeline, facts, slo)
     report = report.with_run(wall_time_s=time.perf_counter() - started)
@@ -214,12 +201,12 @@ def replay(
         return report
     started = time.perf_counter()
     engine_without_tiers = msgspec.structs.replace(engine or DEFAULT_ENGINE, tiers=TiersConfig())
-    run = run_offline(workload, engine_without_tiers, **{**options, "routing": routing_without_tiers})
+    run = run_workload(engine_without_tiers, routing=routing_without_tiers)
     without = Report.build(run.timeline, {"workload": f"{name} without tiers", **run.facts}, slo)
     return replace(report, without_tiers=without.with_run(wall_time_s=time.perf_counter() - started))
 
 
-def _copy_routing(routing: Routing | KvRouting | Router) -> Routing | KvRouting | Router:
+def _copy_routing(routing: RoutingChoice) -> RoutingChoice:
     """Copy a user-defined router before a run changes its state; return other routing as it is."""
     if isinstance(routing, str | KvRouting | KvRouter):  # these reset their state when a run begins
         return routing
@@ -249,9 +236,12 @@ _REPLACEMENTS = {
     "concurrency": "load=ClosedLoop(N)",
     "arrival_rate_scale": "load=OpenLoop(arrival_rate_scale=X)",
     "speed_up": "load=OpenLoop(arrival_rate_scale=X)",
-    "leaping": "fast_forward",
+    "leaping": "execution=Execution(fast_forward=False)",
     "route_rejected": "engine=VllmConfig(mocker=MockerSettings(route_rejected=True))",
 }
 """Names that users try as parameters (flags, former names), and the parameter to use instead."""
 
-_PARAMETERS = list(inspect.signature(replay).parameters)
+_REPLACEMENTS |= {field.name: f"outputs=Outputs({field.name}=…)" for field in fields(Outputs)}
+_REPLACEMENTS |= {field.name: f"execution=Execution({field.name}=…)" for field in fields(Execution)}
+_REPLACEMENTS |= {name: f'trace_options={{"{name}": …}}' for name in TraceOptions.__annotations__}
+_PARAMETERS = [name for name in inspect.signature(replay).parameters if name != "unknown"]

@@ -15,6 +15,7 @@ from understudy.engines.config import VllmConfig
 from understudy.errors import InvalidArgument
 from understudy.events import Stored
 from understudy.events.file import read_columns
+from understudy.run.options import Outputs
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -34,7 +35,7 @@ def test_columns_and_lines_tell_the_same(tmp_path: Path, stream: str, tiers: dic
     engine = VllmConfig.from_dict({"block_size": 16, "num_gpu_blocks": 100, **tiers})
     for path in (lines, columns):
         output: dict[str, Any] = {stream: path}
-        replay(crowd(), engine, workers=2, **output)
+        replay(crowd(), engine, workers=2, outputs=Outputs(**output))
     told = read_columns(columns)
     assert told.stream == ("raw" if stream == "raw_events" else "consolidated")
     assert told.block_size == 16
@@ -63,7 +64,7 @@ def test_columns_and_lines_tell_the_same(tmp_path: Path, stream: str, tiers: dic
 
 def test_a_run_without_events_is_an_empty_file(tmp_path: Path) -> None:
     path = tmp_path / "events.npz"
-    replay(crowd(), VllmConfig.from_dict({"enable_prefix_caching": False}), events=path)
+    replay(crowd(), VllmConfig.from_dict({"enable_prefix_caching": False}), outputs=Outputs(events=path))
     assert [len(publisher) for publisher in read_columns(path).publishers.values()] == [0]
 
 
@@ -79,7 +80,7 @@ def test_what_is_no_such_file_is_refused(tmp_path: Path) -> None:
     np.savez(path, format=np.array(2))
     with pytest.raises(InvalidArgument, match="not a file of KV events"):
         read_columns(path)
-    replay(crowd(), VllmConfig(), events=path)
+    replay(crowd(), VllmConfig(), outputs=Outputs(events=path))
     with np.load(path) as found:
         arrays = dict(found)
     arrays["0/offsets"] = arrays["0/offsets"] * 1000

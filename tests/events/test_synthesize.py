@@ -16,6 +16,7 @@ from understudy.errors import ConfigError
 from understudy.events import Stored
 from understudy.events.synthesize import TokenSource
 from understudy.run.offline import run_offline
+from understudy.run.options import Outputs
 from understudy.tokens import TokenBlocks
 
 if TYPE_CHECKING:
@@ -94,15 +95,15 @@ def test_blocks_of_outputs_have_tokens_of_their_own() -> None:
 def test_a_replay_writes_them_into_its_lines(tmp_path: Path) -> None:
     file = tmp_path / "events.jsonl"
     engine = VllmConfig(block_size=16, num_gpu_blocks=100)
-    replay(crowd(), engine, raw_events=file, synthesize_tokens=True)
+    replay(crowd(), engine, outputs=Outputs(raw_events=file, synthesize_tokens=True))
     stored = [line for line in map(json.loads, file.read_text().splitlines()) if line["type"] == "stored"]
     assert stored
     for line in stored:
         for block in line["blocks"]:
             assert block["local_hash"] == TokenBlocks(block["token_ids"], 16).identities.local_hashes[0]
-    replay(crowd(), engine, raw_events=file)
+    replay(crowd(), engine, outputs=Outputs(raw_events=file))
     assert "token_ids" not in file.read_text()
     with pytest.raises(ConfigError, match="jsonl"):
-        replay(crowd(), engine, events=tmp_path / "events.npz", synthesize_tokens=True)
+        replay(crowd(), engine, outputs=Outputs(events=tmp_path / "events.npz", synthesize_tokens=True))
     with pytest.raises(ConfigError, match="jsonl"):
-        replay(crowd(), engine, synthesize_tokens=True)
+        replay(crowd(), engine, outputs=Outputs(synthesize_tokens=True))

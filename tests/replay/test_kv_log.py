@@ -14,6 +14,7 @@ from understudy.api import replay
 from understudy.engines.config import VllmConfig
 from understudy.errors import ConfigError, InvalidArgument
 from understudy.run.offline import OfflineRun, run_offline
+from understudy.run.options import Execution, Outputs
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -124,7 +125,7 @@ def test_sharing_blocks_leaves_more_room_than_copies_do() -> None:
 
 def test_events_are_written_by_time_with_ids_that_count_for_each_worker(tmp_path: Path) -> None:
     path, raw = tmp_path / "events.jsonl", tmp_path / "raw.jsonl"
-    replay(crowd(), VllmConfig(**TIGHT), workers=3, events=path, raw_events=raw)
+    replay(crowd(), VllmConfig(**TIGHT), workers=3, outputs=Outputs(events=path, raw_events=raw))
     told = lines(path)
     assert [(line["time_ns"], line["worker"]) for line in told] == sorted(
         (line["time_ns"], line["worker"]) for line in told
@@ -146,7 +147,7 @@ def test_copies_are_told_in_the_raw_stream_alone(tmp_path: Path, manager: str, r
     workload = single_turns([64] * 10, 4, content=[[1, 2, 3, 4]] * 10)
     config = VllmConfig.from_dict({"block_size": 16, "num_gpu_blocks": 100, "kv_manager": manager})
     paths = tmp_path / "events.jsonl", tmp_path / "raw.jsonl"
-    replay(workload, config, events=paths[0], raw_events=paths[1])
+    replay(workload, config, outputs=Outputs(events=paths[0], raw_events=paths[1]))
     assert [sum(len(line["blocks"]) for line in lines(path)) for path in paths] == [4, raw]
 
 
@@ -156,7 +157,7 @@ def test_the_report_says_how_far_the_raw_stream_is_from_the_truth(tmp_path: Path
     content = [[1, 2, 3, 4]] * 10 + [list(range(100, 130))]
     workload = single_turns([64] * 10 + [480], 4, [0.0] * 10 + [60_000.0], content)
     config = VllmConfig.from_dict({"block_size": 16, "num_gpu_blocks": 40, "kv_manager": manager})
-    report = replay(workload, config, raw_events=tmp_path / "raw.npz")
+    report = replay(workload, config, outputs=Outputs(raw_events=tmp_path / "raw.npz"))
     told = report.run["raw_stream"]
     if manager == "kvbm":
         assert not any(told.values())
@@ -165,14 +166,14 @@ def test_the_report_says_how_far_the_raw_stream_is_from_the_truth(tmp_path: Path
     assert 0 < told["early_removals"] < 9
     assert told["wrong_blocks_peak"] == 1  # of all those copies one hash is believed gone that is there
     assert 0 < told["wrong_blocks_mean"] < 1
-    assert "raw_stream" not in replay(workload, config, events=tmp_path / "truth.npz").run
+    assert "raw_stream" not in replay(workload, config, outputs=Outputs(events=tmp_path / "truth.npz")).run
 
 
 def test_without_prefix_caching_there_is_nothing_to_tell(tmp_path: Path) -> None:
     for manager in ("native", "kvbm"):
         path = tmp_path / f"{manager}.jsonl"
         config = VllmConfig.from_dict({"enable_prefix_caching": False, "g1_backend": manager})
-        replay(crowd(), config, events=path, check=True)
+        replay(crowd(), config, outputs=Outputs(events=path), execution=Execution(check=True))
         assert path.read_text() == ""
 
 
@@ -204,7 +205,9 @@ def test_a_trace_accounts_for_every_block_handed_out_and_evicted(
 def test_the_first_allocation_of_a_request_is_its_first_step(tmp_path: Path) -> None:
     path = tmp_path / "kv.jsonl"
     workload = single_turns([20], 2, arrival_ms=[5])
-    replay(workload, VllmConfig(block_size=16, num_gpu_blocks=10, timing=ONE_MS), kv_trace=path)
+    replay(
+        workload, VllmConfig(block_size=16, num_gpu_blocks=10, timing=ONE_MS), outputs=Outputs(kv_trace=path)
+    )
     assert lines(path) == [
         {
             "time_ns": 0,

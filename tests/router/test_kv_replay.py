@@ -17,6 +17,7 @@ from understudy.errors import ConfigError, InvalidArgument
 from understudy.report.html.page import page
 from understudy.router import KvRouting
 from understudy.run.offline import OfflineRun, run_offline
+from understudy.run.options import Outputs
 from understudy.tiers.settings import TiersConfig
 from understudy.workload import Constant, Fixed, SyntheticSpec, SystemPrompts, synthesise
 from understudy.workload.families import FanOut, QuickTurns
@@ -261,7 +262,9 @@ def test_names_that_are_not_known_are_refused() -> None:
 
 def test_the_report_says_how_well_it_was_routed(tmp_path: Path) -> None:
     file = tmp_path / "why.jsonl"
-    report = replay(FAN_OUT, ENGINE, workers=8, routing=KvRouting(event_delay_ms=500), decisions=file)
+    report = replay(
+        FAN_OUT, ENGINE, workers=8, routing=KvRouting(event_delay_ms=500), outputs=Outputs(decisions=file)
+    )
     told = report.run["router"]
     assert told["decisions"] == len(FAN_OUT)
     assert told["predicted_hit"] < told["best_hit"]
@@ -273,7 +276,7 @@ def test_the_report_says_how_well_it_was_routed(tmp_path: Path) -> None:
         told["predicted_hit"] * FAN_OUT.prompt_tokens.sum()
     )
     with pytest.raises(ConfigError, match="routing kv"):
-        replay(FAN_OUT, ENGINE, decisions=file)
+        replay(FAN_OUT, ENGINE, outputs=Outputs(decisions=file))
 
 
 def test_the_page_says_what_was_believed_and_found_and_why() -> None:

@@ -233,6 +233,7 @@ def run(args: argparse.Namespace) -> int:
     from understudy.cli.progress import progress_bar, progress_bars
     from understudy.cli.replay_modes import read_slo, replay_on_live_workers, replay_real_engine
     from understudy.errors import InvalidArgument
+    from understudy.run.options import Execution, Outputs
     from understudy.run.settings import ReplaySettings, list_given_files
     from understudy.workload import read_trace
     from understudy.workload.progress import reporting_progress
@@ -286,17 +287,21 @@ def run(args: argparse.Namespace) -> int:
                 tiers=None if settings.pools else settings.tiers,
                 compare_without_tiers=args.compare_without_tiers,
                 slo=read_slo(args),
-                threads=args.threads,
-                fast_forward=not args.no_fast_forward,
-                check=args.check,
                 ranks=settings.ranks,
-                events=args.events,
-                raw_events=args.raw_events,
-                synthesize_tokens=args.synthesize_tokens,
-                kv_trace=args.kv_trace,
-                progress=progress,
-                record_steps=args.record_steps,
-                decisions=args.decisions,
+                outputs=Outputs(
+                    events=args.events,
+                    raw_events=args.raw_events,
+                    kv_trace=args.kv_trace,
+                    record_steps=args.record_steps,
+                    decisions=args.decisions,
+                    synthesize_tokens=args.synthesize_tokens,
+                ),
+                execution=Execution(
+                    threads=args.threads,
+                    fast_forward=not args.no_fast_forward,
+                    check=args.check,
+                    progress=progress,
+                ),
             )
         )
     report = report.with_run(workload=args.trace.name, wall_time_s=time.perf_counter() - started)

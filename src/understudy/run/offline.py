@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, Literal, get_args
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias, get_args
 
 import msgspec
 
@@ -38,6 +38,8 @@ if TYPE_CHECKING:
     from understudy.router import Router
     from understudy.tiers.settings import TiersConfig
 
+    RoutingChoice: TypeAlias = "Routing | KvRouting | Router | NativeRouter"
+
 Routing = Literal["round_robin", "random", "least_loaded", "power_of_two", "session_affinity", "kv"]
 
 
@@ -59,7 +61,7 @@ def run_offline(
     *,
     workers: int = 1,
     pools: Sequence[WorkerPool] = (),
-    routing: Routing | KvRouting | Router | NativeRouter = "round_robin",
+    routing: RoutingChoice = "round_robin",
     seed: int = 0,
     load: OpenLoop | ClosedLoop | Lockstep | None = None,
     timing: TimingModel | None = None,

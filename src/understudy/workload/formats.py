@@ -10,7 +10,7 @@ import inspect
 from collections.abc import Callable
 from os import PathLike
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypedDict, Unpack
 
 from understudy.errors import ConfigError, InvalidArgument
 from understudy.workload.conversations import read_openai, read_sharegpt
@@ -52,7 +52,33 @@ def register_format(name: str, reader: TraceReader, *, replace: bool = False) ->
     _readers[name] = reader
 
 
-def read_trace(path: str | os.PathLike[str], format: str = "mooncake", **options: object) -> Workload:  # noqa: A002
+class ReaderOptions(TypedDict, total=False):
+    """Options of the built-in trace readers; a reader rejects those of other formats."""
+
+    trace_block_size: int
+    """Tokens per hash id in the file (mooncake) or to generate (openai, sharegpt)."""
+    clamp_input_length: bool
+    """Shorten prompts that are longer than their hash ids (mooncake)."""
+    drop_surplus_hash_ids: bool
+    """Drop hash ids beyond the prompt's length (mooncake)."""
+    tokenizer: str | None
+    """Path of a tokenizer.json to count tokens with (openai, sharegpt)."""
+    keep_ids: bool
+    """Keep request ids (openai)."""
+
+
+class TraceOptions(ReaderOptions, total=False):
+    """Options for reading a trace file: its format, and those of the format's reader."""
+
+    format: str
+    """Name of the format (default: mooncake)."""
+
+
+def read_trace(
+    path: str | os.PathLike[str],
+    format: str = "mooncake",  # noqa: A002
+    **options: Unpack[ReaderOptions],
+) -> Workload:
     """Read a trace, in file order, with the reader of `format`; `options` are that reader's.
 
     Errors: ConfigError for an unknown format or option (it lists the known ones); InvalidArgument for a bad
