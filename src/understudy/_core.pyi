@@ -732,12 +732,12 @@ class VllmEngineConfig(EngineConfig):
         kv_trace: bool = False,
         check: bool = False,
         max_loras: int | None = None,
-        self_preemption_ends: bool = True,
-        counts_running_loras: bool = False,
-        prefill_schedule_interval: int = 1,
         preempted_first: bool = True,
         offload: VllmOffload | None = None,
         stay_sample: float = 0.0,
+        self_preemption_ends: bool = True,
+        counts_running_loras: bool = False,
+        prefill_schedule_interval: int = 1,
     ) -> None: ...
 
 _KvTraceRow: TypeAlias = tuple[int, bool, int, int, int, int]  # ns, eviction, blocks, free, active, inactive
