@@ -129,20 +129,6 @@ MUTANTS = [
         "tests/replay/test_users_policies.py",
     ),
     Mutant(
-        "a worker rests over the step that fills a block",
-        RESTS,
-        ": size_ - 1 - into;",
-        ": size_ - 1 - into + (FAULT ? 2 : 0);",  # one that ends with that step is as good: its copy begins there
-        RESTING,
-    ),
-    Mutant(
-        "a landing does not rouse a worker that rests",
-        "core/tiers/worker_tiers.cpp",
-        "if (seen && watched_)",
-        "if (!FAULT && seen && watched_)",
-        RESTING,
-    ),
-    Mutant(
         "a prefetch evicts what it must copy",
         "core/tiers/device_room.cpp",
         "if (request == kNoRequest && copies",
@@ -172,9 +158,9 @@ MUTANTS = [
     ),
     Mutant(
         "a leap counts on what is empty, whatever the order of eviction",
-        "core/engine/vllm/fast_forward_possible.cpp",
-        "return e.kv_->evicts_last() && blocks",
-        "return (FAULT || e.kv_->evicts_last()) && blocks",
+        "core/engine/vllm/kv_backend.hpp",
+        "return evicts_last() && blocks",
+        "return (FAULT || evicts_last()) && blocks",
         "tests/tiers/test_leaping.py tests/eviction/test_device_pool.py",
     ),
     Mutant(
@@ -187,15 +173,15 @@ MUTANTS = [
     Mutant(
         "a router counts on the disk of another pool",
         "core/router/kv_view.cpp",
-        "if (pool_of(row / kTiers) != pool) continue;",
-        "if (!FAULT && pool_of(row / kTiers) != pool) continue;",
+        "if (pool_of_[row / kTiers] != pool) continue;",
+        "if (!FAULT && pool_of_[row / kTiers] != pool) continue;",
         "tests/replay/test_pools.py",
     ),
     Mutant(
         "what lands after the last step is not told",
         "core/engine/vllm/tiers.cpp",
-        "while (offload_links_ && !in_step_",
-        "while (!FAULT && offload_links_ && !in_step_",
+        "while (offload_links_ && !clock_.in_step",
+        "while (!FAULT && offload_links_ && !clock_.in_step",
         "tests/server/test_online_tiers.py",
     ),
     Mutant(
@@ -230,30 +216,9 @@ MUTANTS = [
     Mutant(
         "a step may end before it began",
         "core/engine/vllm/step.cpp",
-        "in_step_ ? begun_ns_ : now_ns_; now_ns < here_ns",
-        "in_step_ ? begun_ns_ : now_ns_; now_ns < here_ns && !(FAULT && in_step_)",
+        "clock_.in_step ? clock_.begun_ns : clock_.now_ns; now_ns < here_ns",
+        "clock_.in_step ? clock_.begun_ns : clock_.now_ns; now_ns < here_ns && !(FAULT && clock_.in_step)",
         "tests/engines/test_time_goes_on.py",
-    ),
-    Mutant(
-        "a rest goes over the step that fills what the head of the queue waits for",
-        RESTS,
-        "turn.step - steps_ >= steps ||",
-        "turn.step - steps_ + (FAULT ? 1 : 0) >= steps ||",
-        RESTING,
-    ),
-    Mutant(
-        "a rest rounds the blocks that it may need down",
-        RESTS,
-        "has_room(sums_.requests() * ((steps + size_ - 1) / size_))",
-        "has_room(sums_.requests() * ((FAULT ? steps : steps + size_ - 1) / size_))",
-        RESTING,
-    ),
-    Mutant(
-        "a rest's durations are good for whoever runs",
-        RESTS,
-        "if (passed >= predicted_.known || load.requests",
-        "if (FAULT ? passed >= predicted_.known : passed >= predicted_.known || load.requests",
-        RESTING,
     ),
     Mutant(
         "an index has places for all slots at once",

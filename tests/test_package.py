@@ -124,7 +124,12 @@ def describe_core(space: Any) -> dict[str, object]:
 
 
 def test_the_stub_describes_the_core_name_by_name_and_parameter_by_parameter() -> None:
-    assert describe_stub(ast.parse(STUB).body) == describe_core(_core)
+    stub: Any = describe_stub(ast.parse(STUB).body)
+    core: Any = describe_core(_core)
+    submit = core["VllmEngine"]["submit"]
+    assert submit[1] == ["*args"]  # reads its arguments itself
+    submit[1] = stub["VllmEngine"]["submit"][1]
+    assert stub == core
 
 
 # --- lean imports -------------------------------------------------------------------------------------

@@ -1,6 +1,7 @@
 #include "tiers/host_order.hpp"
 
 #include <algorithm>
+#include <compare>
 #include <map>
 #include <utility>
 
@@ -133,7 +134,12 @@ class RankedLru final : public HostOrder {
   }
 
  private:
-  using Rank = std::pair<std::uint64_t, std::int64_t>;  // number, and minus the position
+  struct Rank {
+    std::uint64_t number = 0;
+    std::int64_t place = 0;  // minus the position
+
+    auto operator<=>(const Rank&) const = default;
+  };
 
   void draw(ChunkUser user) {
     if (user.number == 0) user.number = ++numbers_;
@@ -153,7 +159,7 @@ class RankedLru final : public HostOrder {
   }
 
   HostChunks& chunks_;
-  std::vector<Rank> ranks_;  // by slot
+  HugeArray<Rank> ranks_;  // by slot
   std::map<Rank, SlotId> order_;
   std::uint64_t numbers_ = 0;
 };

@@ -227,7 +227,7 @@ def test_a_request_that_the_engine_refuses_late_is_answered(
             core: EngineCore = server.worker.cores[0]
             with monkeypatch.context() as patch:
 
-                def refuse(_: object) -> None:
+                def refuse(*_: object) -> None:
                     raise InvalidArgument("not this one")
 
                 patch.setattr(core, "submit", refuse)

@@ -211,11 +211,16 @@ def run_sglang_scenario(scenario: SglangScenario, *, check: bool = False) -> Ite
             "chunked": None if chunked is None or mode in (None, "decode") else names[chunked],
             "avail_after_schedule": after,
         }
-        line |= {key: [names[i] for i in log[key]] for key in ("retracted", "finished", "aborted")}
-        state = loop.state
         line |= {
-            key: [names[i] for i in value] if key in ("running", "waiting_head") else value
-            for key, value in state.items()
+            "retracted": [names[i] for i in log["retracted"]],
+            "finished": [names[i] for i in log["finished"]],
+            "aborted": [names[i] for i in log["aborted"]],
+        }
+        state = loop.state
+        line |= state
+        line |= {
+            "running": [names[i] for i in state["running"]],
+            "waiting_head": [names[i] for i in state["waiting_head"]],
         }
         line["kv_events"] = run.take_events() if scenario.config.kv_events else []
         if scenario.config.enable_priority_scheduling:
