@@ -8,6 +8,8 @@ import msgspec
 
 from release.process import RecordingFailed
 from understudy.engines.clock_conformance import ClockScenario, run_clock_scenario
+from understudy.engines.offload_profiles import offload_profile
+from understudy.engines.offload_recording import OffloadRun, OffloadScenario
 from understudy.engines.profiles import find_profile
 from understudy.engines.recorder import run_scenario
 from understudy.engines.scenario import Scenario
@@ -38,6 +40,10 @@ class EngineRecorder:
         if kind == "clock":
             record = run_clock_scenario(msgspec.convert(scenario, ClockScenario), self._profile)
             return {"vllm": self._release, "recorded": msgspec.to_builtins(record)}
+        if kind == "offload":
+            rules = offload_profile(self._release)
+            run = OffloadRun(msgspec.convert(scenario, OffloadScenario), self._profile, rules)
+            return {"vllm": self._release, "recorded": [{"header": {"vllm": self._release}}, *run.lines()]}
         played = msgspec.convert(scenario, SpecScenario)
         steps = list(run_spec_scenario(played, self._profile, events=True))
         events = [step.pop("kv_events") for step in steps]

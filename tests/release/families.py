@@ -146,6 +146,23 @@ def _spec(seed: int, asynchronous: bool) -> Scenario:
     return {"method": rng.choice(methods), "k": k, **scenario}
 
 
+def _offload(seed: int) -> Scenario:
+    rng = Random(f"offload {seed}")
+    scenario = _configured(seed, enable_prefix_caching=True)
+    needs = _blocks(scenario)
+    per_chunk = rng.choice([1, 1, 2, 4])
+    chunks = rng.uniform(0.3, 4.0) * max(needs) / per_chunk
+    offload = {
+        "host_chunks": max(2, int(chunks)),
+        "blocks_per_chunk": per_chunk,
+        "eviction_policy": "lru" if rng.random() < 0.85 else "arc",
+        "offload_prompt_only": rng.random() < 0.6,
+        "store_steps": rng.choice([0, 1, 1, 4]),
+        "load_steps": rng.choice([0, 1, 1, 4]),
+    }
+    return {**scenario, "offload": offload, "max_steps": 400}
+
+
 FAMILIES = {
     family.name: family
     for family in (
@@ -160,5 +177,6 @@ FAMILIES = {
         Family("clock", "clock", _clock),
         Family("spec", "speculation", lambda seed: _spec(seed, False)),
         Family("async-spec", "speculation", lambda seed: _spec(seed, True)),
+        Family("offload", "offload", _offload),
     )
 }

@@ -15,10 +15,9 @@ if TYPE_CHECKING:
 
 
 def count_recordings(folder: Path) -> list[tuple[str, str, int]]:
-    """Return release, family and number of the recordings under a folder, newest release first."""
-    counts = Counter(
-        (_release(recording), _family(recording, folder)) for recording in find_recordings(folder)
-    )
+    """Return release, family and number of the vLLM recordings under a folder, newest release first."""
+    found = [r for one in sorted(folder.glob("vllm*/")) for r in find_recordings(one)]
+    counts = Counter((_release(recording), _family(recording, folder)) for recording in found)
     ordered = sorted(counts.items(), key=lambda item: item[0][1])
     ordered.sort(key=lambda item: _order(item[0][0]), reverse=True)
     return [(release, family, count) for (release, family), count in ordered]

@@ -22,7 +22,7 @@ def test_a_release_that_changed_nothing_is_identical(name: str, tmp_path: Path) 
     assert all(outcome.difference is None for outcome in compare_all(tmp_path))
 
 
-@pytest.mark.parametrize("name", ["priority", "lora", "interval", "spec", "async-spec"])
+@pytest.mark.parametrize("name", ["priority", "lora", "interval", "spec", "async-spec", "offload"])
 def test_rules_of_0_33_are_found_under_the_profile_of_0_32(name: str, tmp_path: Path) -> None:
     result, differing = run_family(FAMILIES[name], range(12), EngineRecorder("0.33.0"), "0.32", tmp_path)
     assert result.differ == len(differing) > 0
