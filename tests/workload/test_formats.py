@@ -42,7 +42,7 @@ def test_an_unknown_option_lists_the_known_ones(tmp_path: Path) -> None:
     with pytest.raises(
         ConfigError, match="block_size is not an option of format mooncake; known are trace_block"
     ):
-        read_trace(trace_file(tmp_path), block_size=4)
+        read_trace(trace_file(tmp_path), block_size=4)  # type: ignore[call-arg]
 
 
 def test_a_user_can_add_a_format(tmp_path: Path) -> None:
@@ -53,7 +53,8 @@ def test_a_user_can_add_a_format(tmp_path: Path) -> None:
     (tmp_path / "n").write_text("3")
     assert {"lengths", "mooncake", "openai", "vllm-scenario"} <= set(trace_formats())
     assert len(read_trace(tmp_path / "n", "lengths")) == 3
-    assert read_trace(tmp_path / "n", "lengths", tokens=8).prompt_tokens.tolist() == [8, 8, 8]
+    options: Any = {"tokens": 8}
+    assert read_trace(tmp_path / "n", "lengths", **options).prompt_tokens.tolist() == [8, 8, 8]
 
 
 def test_a_reader_with_free_options_gets_them_all(tmp_path: Path) -> None:
@@ -61,7 +62,8 @@ def test_a_reader_with_free_options_gets_them_all(tmp_path: Path) -> None:
         return workload([options["tokens"]])
 
     register_format("free", free)
-    assert read_trace(tmp_path, "free", tokens=8).prompt_tokens.tolist() == [8]
+    options: Any = {"tokens": 8}
+    assert read_trace(tmp_path, "free", **options).prompt_tokens.tolist() == [8]
 
 
 def test_a_known_name_is_replaced_only_on_request() -> None:

@@ -158,7 +158,8 @@ def test_any_odd_cell_is_taken_or_refused_in_a_sentence(
 def test_a_block_of_no_tokens_is_refused(form: str, tmp_path: Path) -> None:
     path = tmp_path / "log"
     path.write_text(json.dumps(SAMPLES[form][0]))
-    for size in (0, -1, "16", 1.5):
+    sizes: list[Any] = [0, -1, "16", 1.5]
+    for size in sizes:
         with pytest.raises(UnderstudyError, match="trace_block_size must be"):
             read_trace(path, form, trace_block_size=size)
 

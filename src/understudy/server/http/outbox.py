@@ -52,8 +52,11 @@ class Outbox:
 
     async def wait_until_sent(self) -> None:
         """Wait until all output is sent, for at most `MAX_SEND_S`."""
-        for handshake in tuple(self.handshakes):
+        handshakes = tuple(self.handshakes)
+        for handshake in handshakes:
             handshake.cancel()
+        await asyncio.gather(*handshakes, return_exceptions=True)
+        self.handshakes.difference_update(handshakes)
         until_s = time.monotonic() + MAX_SEND_S
         while self.sending and time.monotonic() < until_s:
             await asyncio.sleep(0.01)
