@@ -35,7 +35,7 @@ def record_offload(scenario: Line, model: Path) -> Line:
         line = steps.add(number, batch, aborted, answers)
         line.update({"aborted": aborted, **host.line()})
     number_hashes(steps.lines, play.names.numbers)
-    end = {**steps.end(), **_totals(steps.lines)}
+    end = {**steps.end(busy=host.busy), **_totals(steps.lines)}
     end |= {"aborted": host.aborted, "aborted_loading": host.aborted_loading}
     header = {**header_of(play), "offload": scenario["offload"]}
     return {"recorded": [{"header": header}, *steps.lines, {"end": end}]}
@@ -68,7 +68,8 @@ class Host:
     def __init__(self, play: Play) -> None:
         self._play = play
         self._side = play.scheduler.connector.connector_scheduler
-        self._order = {request["id"]: i for i, request in enumerate(play.scenario["requests"])}
+        requests = play.scenario["requests"]
+        self._arrival = {spec["id"]: (spec.get("arrival_time", i), i) for i, spec in enumerate(requests)}
         self._settings = play.scenario["offload"]
         self._line: Line = {}
         self._store_keys: list[Any] = []
@@ -191,12 +192,11 @@ class Host:
             return allocate(request, blocks, external)
 
         def built(output: Any) -> Any:
-            # vLLM's set has no order.
-            output.finished_req_ids = dict.fromkeys(
-                sorted(output.finished_req_ids, key=self._order.__getitem__)
-            )
+            # vLLM's set has no order; recordings have the order of arrival.
+            names = output.finished_req_ids
+            output.finished_req_ids = dict.fromkeys(sorted(names, key=self._arrival.__getitem__))
             self._meta = build(output)
-            output.finished_req_ids = set(output.finished_req_ids)
+            output.finished_req_ids = names
             return self._meta
 
         def stored(keys: Any, context: Any) -> Any:

@@ -90,9 +90,9 @@ class StepLines:
         self.lines.append(line)
         return line
 
-    def end(self) -> Line:
-        """Return the totals."""
-        done = self.totals["finished"] == len(self._play.scenario["requests"])
+    def end(self, *, busy: bool = False) -> Line:
+        """Return the totals; `busy`: transfers were left when the steps ended."""
+        done = self.totals["finished"] == len(self._play.scenario["requests"]) and not busy
         names = self._play.names
         moved = {"stored_blocks": names.stored, "removed_blocks": names.removed}
         reason = "done" if done else "max_steps"

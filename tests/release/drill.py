@@ -62,12 +62,18 @@ def run_family(
         difference = compare_with(profile, family.kind, name, scenario, answer)
         if difference is not None:
             result.differ += 1
-            key = difference.values[0][0] if difference.values else difference.reason
+            key = _first_key(difference)
             result.keys[key] = result.keys.get(key, 0) + 1
             differing.append((name, scenario))
         _show(f"{family.name}: {result.recorded} of {len(seeds)}, {result.differ} differ")
     print(f"\r{family.name}: {result.recorded} of {len(seeds)} recorded, {result.differ} differ", flush=True)
     return result, sorted(differing, key=lambda one: len(one[1]["requests"]))
+
+
+def _first_key(difference: Difference | None) -> str:
+    if difference is None:
+        return ""
+    return difference.values[0][0] if difference.values else difference.reason
 
 
 def find_smallest(
@@ -80,15 +86,15 @@ def find_smallest(
         return compare_with(profile, family.kind, name, candidate, answer), answer
 
     first, _ = difference_of(scenario)
-    has_values = first is not None and bool(first.values)
+    sought = _first_key(first)
 
     def differs(candidate: Scenario) -> bool:
-        # A scenario that our engine refuses has a reason instead of values: it is another difference.
+        # A difference in another key, or a scenario that our engine refuses, is another finding.
         try:
             difference, _ = difference_of(candidate)
         except RecordingFailed:
             return False
-        return difference is not None and bool(difference.values) == has_values
+        return difference is not None and _first_key(difference) == sought
 
     small = shrink(scenario, differs, calls)
     difference, answer = difference_of(small)

@@ -137,7 +137,8 @@ def _spec(seed: int, asynchronous: bool) -> Scenario:
     # With a smaller threshold vLLM's scheduler fails its own assertion on an admission with blank drafts.
     if scenario["config"].get("long_prefill_token_threshold"):
         threshold = max(scenario["config"]["long_prefill_token_threshold"], 1 + k)
-        scenario["config"]["long_prefill_token_threshold"] = threshold
+        longest = scenario["config"].get("max_model_len", threshold)
+        scenario["config"]["long_prefill_token_threshold"] = threshold if threshold <= longest else 0
     for spec in scenario["requests"]:
         spec["accept"] = [rng.randint(0, k) for _ in range(rng.randint(1, 6))]
         if rng.random() < 0.2:
