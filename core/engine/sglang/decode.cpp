@@ -42,7 +42,10 @@ bool SglangScheduler::fits(std::int64_t& need) {
 
 void SglangScheduler::allocate_decode(std::int64_t need) {
   make_room(static_cast<std::int64_t>(page()) * static_cast<std::int64_t>(running_.size()));
-  if (avail_ < need) throw Error(ErrorKind::CapacityExhausted, "decode: out of memory");
+  if (avail_ < need) {
+    throw Error(ErrorKind::CapacityExhausted, "num_gpu_blocks: ", running_.size(), " requests need ", need,
+                " tokens to decode and ", avail_, " are free, where SGLang exits; raise it, or lower max_num_seqs");
+  }
   avail_ -= need;
   for (SglangRequest* const request : running_) ++request->kv;
 }

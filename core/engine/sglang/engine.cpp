@@ -12,6 +12,9 @@ std::unique_ptr<Engine> SglangConfig::make(const EngineSite& site) const {
   if (site.tiers != nullptr) {
     throw Error(ErrorKind::ConfigError, "tiers: SGLang's host tier is not simulated yet; leave them out");
   }
+  if (lockstep_ns > 0) {
+    throw Error(ErrorKind::ConfigError, "lockstep: SGLang engines have no steps of a fixed length; leave it out");
+  }
   return std::make_unique<SglangEngine>(*this, site);
 }
 
@@ -42,6 +45,20 @@ Phase SglangEngine::phase() const {
 // ── Requests ──
 
 const Effects& SglangEngine::submit(RequestSpec spec, std::int64_t now_ns) {
+  if (spec.prompt_tokens == 0) {
+    throw Error(ErrorKind::InvalidArgument, "prompt_tokens must be at least 1");
+  }
+  if (scheduler_.knows(spec.id)) {
+    throw Error(ErrorKind::InvalidArgument, "request ", spec.id,
+                " is here already; give every request an id of its own");
+  }
+  if (spec.identities) {
+    const std::size_t pages = (std::size_t{spec.prompt_tokens} + spec.outputs()) / config_.block_size;
+    if (spec.identities->size() < pages) {
+      throw Error(ErrorKind::InvalidArgument, "identities name ", spec.identities->size(), " pages; the request has ",
+                  pages);
+    }
+  }
   fresh();
   if (!open_) now_ns_ = std::max(now_ns_, now_ns);
   // An idle loop goes back to its first estimate of output lengths.
@@ -50,8 +67,10 @@ const Effects& SglangEngine::submit(RequestSpec spec, std::int64_t now_ns) {
   arrival.id = spec.id;
   const std::uint32_t all = spec.prompt_tokens + spec.outputs();
   if (spec.identities) {
-    spec.identities->append_tokens(arrival.prompt, 0, spec.prompt_tokens, config_.block_size, spec.id);
-    spec.identities->append_tokens(arrival.outputs, spec.prompt_tokens, all, config_.block_size, spec.id);
+    TokenList tokens;  // in one call: a page may have the end of the prompt and the first outputs
+    spec.identities->append_tokens(tokens, 0, all, config_.block_size, spec.id);
+    arrival.prompt = tokens.slice(0, spec.prompt_tokens);
+    arrival.outputs = tokens.slice(spec.prompt_tokens, all);
   } else {
     arrival.prompt.append({(std::uint64_t{1} << 63) + (spec.id << 24), spec.prompt_tokens});
   }
@@ -72,7 +91,13 @@ const Effects& SglangEngine::submit(RequestSpec spec, std::int64_t now_ns) {
 
 const Effects& SglangEngine::cancel(RequestId id, std::int64_t now_ns) {
   fresh();
-  if (!live_.contains(id)) return done();
+  const auto found = live_.find(id);
+  if (found == live_.end() || found->second.reported) return done();
+  Live& live = found->second;
+  live.reported = true;
+  live.record.reason = FinishReason::Cancelled;
+  live.record.finish_ns = now_ns;
+  effects_.finished.push_back(live.record);
   stalled_ = false;
   aborts_.push_back(id);
   if (!open_) now_ns_ = std::max(now_ns_, now_ns);
@@ -90,9 +115,15 @@ std::optional<std::string> SglangEngine::never_fits(std::uint32_t prompt_tokens,
 void SglangEngine::finish(RequestId id, FinishReason reason, std::int64_t now_ns) {
   const auto found = live_.find(id);
   if (found == live_.end()) return;
-  found->second.record.reason = reason;
-  found->second.record.finish_ns = now_ns;
-  effects_.finished.push_back(std::move(found->second.record));
+  Live& live = found->second;
+  if (!live.reported) {
+    live.record.reason = reason;
+    live.record.finish_ns = now_ns;
+    if (reason != FinishReason::Cancelled) {
+      for (const std::int64_t gap_ns : live.gaps_ns) ++gaps_[gap_ns];
+    }
+    effects_.finished.push_back(std::move(live.record));
+  }
   live_.erase(found);
   ended_.push_back(id);
 }
@@ -103,7 +134,7 @@ std::unique_ptr<SglangBatch> SglangEngine::schedule(std::int64_t now_ns) {
   if (!aborts_.empty()) scheduler_.abort(std::exchange(aborts_, {}));
   std::unique_ptr<SglangBatch> batch = scheduler_.schedule();
   // An interval between prefills may pass without a batch.
-  while (!batch && !open_ && scheduler_.defers_prefill()) batch = scheduler_.schedule();
+  while (!batch && !planned_ && scheduler_.defers_prefill()) batch = scheduler_.schedule();
   apply_log(now_ns);
   return batch;
 }
@@ -119,16 +150,18 @@ const Effects& SglangEngine::begin_step(std::int64_t now_ns) {
     if (!stalled_) empty_since_ns_ = now_ns;
     return done();
   }
-  open_ = std::move(planned_);
-  const StepLoad load = load_of(*open_);
+  const StepLoad load = load_of(*planned_);
   const std::int64_t duration_ns = timing_.duration_ns(load, config_.num_gpu_blocks * config_.block_size);
+  const bool covered = timing_.model->covers(load);
+  std::unique_ptr<SglangBatch> behind;
   if (config_.settings.overlap) {
-    scheduler_.set_outstanding(open_.get());
-    planned_ = schedule(now_ns);
+    scheduler_.set_outstanding(planned_.get());
+    behind = schedule(now_ns);
   }
+  open_ = std::exchange(planned_, std::move(behind));
   ++totals_.steps;
   totals_.step_ns += duration_ns;
-  if (!timing_.model->covers(load)) totals_.uncovered_ns += duration_ns;
+  if (!covered) totals_.uncovered_ns += duration_ns;
   now_ns_ = now_ns + duration_ns;
   return done();
 }
@@ -141,7 +174,7 @@ const Effects& SglangEngine::end_step(std::int64_t end_ns) {
   scheduler_.process(*batch);
   scheduler_.set_outstanding(nullptr);
   apply_log(end_ns);
-  // Requests that have ended are in no batch any more once the one behind has ended, too.
+  // Forget ended requests once no batch refers to them.
   std::erase_if(ended_, [this](RequestId id) {
     if (planned_ && std::ranges::any_of(planned_->rows, [id](const auto& row) { return row.request->id == id; }))
       return false;
@@ -151,6 +184,7 @@ const Effects& SglangEngine::end_step(std::int64_t end_ns) {
   });
   if (scheduler_.empty()) empty_since_ns_ = end_ns;
   sample(end_ns);
+  if (config_.check) check();
   return done();
 }
 
@@ -205,13 +239,14 @@ void SglangEngine::apply_log(std::int64_t now_ns) {
   for (const RequestId id : log.sampled) {
     const auto found = live_.find(id);
     if (found == live_.end()) continue;
+    if (found->second.reported) continue;
     RequestRecord& record = found->second.record;
     effects_.tokens.push_back({id, 1});
     if (++record.output_tokens == 1) {
       record.first_token_ns = now_ns;
     } else {
       if (record.output_tokens == 2) record.second_token_ns = now_ns;
-      if (keeps_gaps_) ++gaps_[now_ns - record.last_token_ns];
+      if (keeps_gaps_) found->second.gaps_ns.push_back(now_ns - record.last_token_ns);
     }
     record.last_token_ns = now_ns;
   }

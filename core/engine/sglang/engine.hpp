@@ -49,6 +49,8 @@ class SglangEngine final : public Engine, private Residency {
     RequestSpec spec;
     RequestRecord record;
     std::vector<BlockIdentity> names;
+    std::vector<std::int64_t> gaps_ns;  // between its tokens, if kept
+    bool reported = false;              // its record was returned when it was cancelled
   };
 
   // Residency: one pool, the device.

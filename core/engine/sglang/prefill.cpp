@@ -233,7 +233,10 @@ void SglangScheduler::allocate_prefill(SglangBatch& batch) {
     taken += up(request.end) - up(request.prefix);
   }
   make_room(page() == 1 ? tokens : tokens + std::int64_t{page()} * static_cast<std::int64_t>(batch.rows.size()));
-  if (avail_ < taken) throw Error(ErrorKind::CapacityExhausted, "prefill: out of memory");
+  if (avail_ < taken) {
+    throw Error(ErrorKind::CapacityExhausted, "num_gpu_blocks: a prefill needs ", taken, " tokens and ", avail_,
+                " are free, where SGLang exits; raise it, or lower max_num_seqs");
+  }
   avail_ -= taken;
   for (const SglangBatch::Row& row : batch.rows) row.request->kv = row.request->end;
 }

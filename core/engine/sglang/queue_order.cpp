@@ -50,7 +50,7 @@ bool SglangScheduler::order_by_prefix() {
     request->matched_prefix = match.tokens;
     found.push_back(std::min<std::int64_t>(match.tokens, static_cast<std::int64_t>(request->size()) - 1));
     late.push_back(false);
-    if (match.tokens > settings_.in_batch_check_threshold) continue;
+    if (weighs || match.tokens > settings_.in_batch_check_threshold) continue;
     late.back() = std::ranges::any_of(noted, [&](const SglangRequest* other) {
       return request->tokens.common(0, other->tokens, request->size()) >= settings_.in_batch_deprioritize_threshold;
     });

@@ -97,8 +97,7 @@ bool SglangScheduler::empty() const {
 
 bool SglangScheduler::holds(RequestId id) const {
   const auto is = [id](const SglangRequest* request) { return request->id == id; };
-  return (chunked_ != nullptr && is(chunked_)) || std::ranges::any_of(waiting_, is) ||
-         std::ranges::any_of(running_, is) ||
+  return (chunked_ != nullptr && is(chunked_)) || std::ranges::any_of(running_, is) ||
          (last_ && std::ranges::any_of(last_->rows, [&](const auto& row) { return is(row.request); }));
 }
 

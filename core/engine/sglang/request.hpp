@@ -19,7 +19,6 @@ struct SglangRequest {
   TokenList given_outputs;         // the first outputs, where they are known
   std::uint64_t first_output = 0;  // output p is the token first_output + p
   std::uint32_t eos_at = 0;        // number (from 1) of the output that is EOS; 0: none
-  std::optional<std::int64_t> given_priority;
   std::int64_t priority = 0;
 
   std::uint32_t prefix = 0;    // leading tokens with KV when the next prefill starts

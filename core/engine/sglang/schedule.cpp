@@ -2,11 +2,24 @@
 #include <algorithm>
 #include <utility>
 
+#include "base/errors.hpp"
 #include "engine/sglang/scheduler.hpp"
 
 namespace understudy {
 
 std::unique_ptr<SglangBatch> SglangScheduler::schedule() {
+  if (out_of_memory_) {
+    throw Error(ErrorKind::WrongState, "SGLang has run out of memory and exited; make a new engine, with more blocks");
+  }
+  try {
+    return next_batch();
+  } catch (...) {
+    out_of_memory_ = true;
+    throw;
+  }
+}
+
+std::unique_ptr<SglangBatch> SglangScheduler::next_batch() {
   if (chunked_ != nullptr && chunk_aborted_) {
     SglangRequest& request = *std::exchange(chunked_, nullptr);
     release(request, false);
@@ -15,6 +28,7 @@ std::unique_ptr<SglangBatch> SglangScheduler::schedule() {
   chunk_aborted_ = false;
   if (chunked_ != nullptr && chunked_->end > chunked_->prefix) keep(*chunked_);
   take_over_last();
+  last_.reset();
   drop_finished();
   std::unique_ptr<SglangBatch> batch;
   bool deferred = false;

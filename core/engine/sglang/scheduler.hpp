@@ -78,8 +78,9 @@ class SglangScheduler {
   const RadixTree& tree() const noexcept { return tree_; }
   bool empty() const;  // no request is left that has not ended
   const SglangRequest& request(RequestId id) const { return *requests_.at(id); }
-  void forget(RequestId id);       // one that has ended, and is in no batch
-  bool holds(RequestId id) const;  // in the queue, running, chunked or in the last batch
+  void forget(RequestId id);  // one that has ended, and is in no batch
+  bool knows(RequestId id) const { return requests_.contains(id); }
+  bool holds(RequestId id) const;                                         // running, chunked or in the last batch
   const SglangRequest* inserting() const noexcept { return inserting_; }  // whose tokens go into the tree now
   bool defers_prefill() const noexcept { return interval_left_ > 0; }
   void check() const;
@@ -120,6 +121,7 @@ class SglangScheduler {
   void report_abort(SglangRequest* request);
 
   // schedule.cpp
+  std::unique_ptr<SglangBatch> next_batch();
   void take_over_last();
   void drop_finished();
 
@@ -170,6 +172,7 @@ class SglangScheduler {
   bool full_ = false;
   SglangRequest* chunked_ = nullptr;
   bool chunk_aborted_ = false;
+  bool out_of_memory_ = false;
   std::unique_ptr<SglangBatch> last_;  // the batch of the iteration before, or null
   const SglangBatch* outstanding_ = nullptr;
   const SglangRequest* inserting_ = nullptr;

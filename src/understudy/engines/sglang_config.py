@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, Any, Literal, Self
 
 import msgspec
@@ -58,6 +59,13 @@ class SglangConfig(EngineConfig, frozen=True, kw_only=True, forbid_unknown_field
 
     def __post_init__(self) -> None:
         EngineConfig.__post_init__(self)
+        self._check_limits(("max_prefill_tokens", "prefill_max_requests", "max_queued_requests"))
+        if not 0 < self.schedule_conservativeness < math.inf:
+            raise ConfigError(
+                f"schedule_conservativeness must be a finite number above 0, got {self.schedule_conservativeness}"
+            )
+        if self.max_num_batched_tokens not in (None, 8192):
+            raise ConfigError("max_num_batched_tokens is vLLM's name; give chunked_prefill_size or max_prefill_tokens")
         if self.chunked_prefill_size != -1 and (
             self.chunked_prefill_size < 1 or self.chunked_prefill_size % self.block_size
         ):

@@ -316,7 +316,8 @@ class Dispatcher:
                 worker = self._python.choose(request, self._view)
             except Exception as error:
                 raise self._record_exception("choose", error) from error
-            if worker not in self._view.ready or not isinstance(worker, int | np.integer):
+            is_id = isinstance(worker, int | np.integer) and not isinstance(worker, bool)
+            if not is_id or worker not in self._view.ready:
                 raise self._record_failure(
                     "choose",
                     f"the router chose worker {worker!r}, which is not ready; "
