@@ -31,8 +31,11 @@ def find_facts() -> dict[str, Any]:
 
 def _flags() -> dict[str, str]:
     """Return the default of each option of `vllm serve` by its names."""
+    from vllm.platforms import current_platform
     from vllm.utils.argparse_utils import FlexibleArgumentParser
 
+    if not current_platform.device_type:
+        current_platform.device_type = "cpu"  # without a device, defaults cannot be computed
     (path,) = (FOLDER / "entrypoints").rglob("cli_args.py")  # releases move it
     module = importlib.import_module(".".join(path.relative_to(FOLDER.parent).with_suffix("").parts))
     parser = module.make_arg_parser(FlexibleArgumentParser())

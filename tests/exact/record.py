@@ -45,7 +45,7 @@ RECORDERS: dict[str, Callable[[Line, Path], Line]] = {
 }
 
 
-def serve(model: Path) -> int:
+def serve(model: Path) -> None:
     """Answer requests until the input ends. What vLLM prints goes to standard error."""
     answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)
@@ -62,7 +62,6 @@ def serve(model: Path) -> int:
             where = f"{Path(place.filename).name}:{place.lineno} in {place.name}"
             answer = {"error": f"{type(error).__name__} at {where}: {error}"}
         print(json.dumps({"vllm": vllm.__version__, **answer}), file=answers, flush=True)
-    return 0
 
 
 def recordings(folder: Path) -> Iterator[tuple[str, str, Line, list[Any]]]:
@@ -131,9 +130,10 @@ def main() -> int:
         parser.error("give --serve, or --again FOLDER")
     init_none_hash(sha256)
     with tempfile.TemporaryDirectory() as model:
-        if args.serve:
-            return serve(Path(model))
-        return 1 if sum(again(folder, Path(model)) for folder in args.again) else 0
+        if not args.serve:
+            return 1 if sum(again(folder, Path(model)) for folder in args.again) else 0
+        serve(Path(model))
+    os._exit(0)  # threads of vLLM may keep the interpreter from ending
 
 
 if __name__ == "__main__":

@@ -50,13 +50,7 @@ class Facts:
 
 def compare_facts(old: dict[str, Any], new: dict[str, Any]) -> Facts:
     """Describe flags, metrics and event fields that were added, are gone or changed."""
-    flags = [f"added `{name}` ({text})" for name, text in new["flags"].items() if name not in old["flags"]]
-    flags += [f"gone `{name}`" for name in old["flags"] if name not in new["flags"]]
-    flags += [
-        f"changed `{name}`: {old['flags'][name]} → {text}"
-        for name, text in new["flags"].items()
-        if old["flags"].get(name, text) != text
-    ]
+    flags = _compare_flags(old["flags"], new["flags"])
     metrics = [f"added `{name}`" for name in new["metrics"] if name not in old["metrics"]]
     metrics += [f"gone `{name}`" for name in old["metrics"] if name not in new["metrics"]]
     events: list[str] = []
@@ -74,7 +68,26 @@ def compare_facts(old: dict[str, Any], new: dict[str, Any]) -> Facts:
     return Facts(**{name: [errors[name]] if name in errors else lines for name, lines in found.items()})
 
 
-def _shortened(lines: list[str], longest: int = 240) -> list[str]:
+def _compare_flags(old: dict[str, str], new: dict[str, str]) -> list[str]:
+    """Describe flags by their first names; those with other alternative names share a line."""
+    before = {names.split("/")[0]: (names, text) for names, text in old.items()}
+    after = {names.split("/")[0]: (names, text) for names, text in new.items()}
+    both = [flag for flag in after if flag in before]
+    lines = [f"added `{names}` ({text})" for flag, (names, text) in after.items() if flag not in before]
+    lines += [f"gone `{names}`" for flag, (names, _) in before.items() if flag not in after]
+    lines += [
+        f"changed `{flag}`: {before[flag][1]} → {after[flag][1]}"
+        for flag in both
+        if before[flag][1] != after[flag][1]
+    ]
+    renamed = [flag for flag in both if before[flag][0] != after[flag][0]]
+    if renamed:
+        first = f"as `{before[renamed[0]][0]}` → `{after[renamed[0]][0]}`"
+        lines.append(f"{len(renamed)} flags with other alternative names, {first}: {', '.join(renamed)}")
+    return lines
+
+
+def _shortened(lines: list[str], longest: int = 2000) -> list[str]:
     return [line if len(line) <= longest else f"{line[:longest]} …" for line in lines]
 
 

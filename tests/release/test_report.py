@@ -14,13 +14,13 @@ from understudy.engines.profiles import NEWEST
 ROOT = Path(__file__).parents[2]
 
 OLD = {
-    "flags": {"--a": "default 1", "--b": "default 2"},
+    "flags": {"--a": "default 1", "--b": "default 2", "--enable-d/--no-enable-d": "default 4"},
     "metrics": ["vllm:x", "vllm:y"],
     "events": {"BlockStored": ["block_hashes", "medium"]},
     "errors": {},
 }
 NEW = {
-    "flags": {"--a": "default 3", "--c": "default None"},
+    "flags": {"--a": "default 3", "--c": "default None", "--enable-d/--disable-d": "default 4"},
     "metrics": ["vllm:y", "vllm:z"],
     "events": {"BlockStored": ["block_hashes", "medium", "lookahead"], "BlockMoved": []},
     "errors": {},
@@ -33,6 +33,7 @@ def test_facts_name_what_was_added_is_gone_or_changed() -> None:
         "added `--c` (default None)",
         "gone `--b`",
         "changed `--a`: default 1 → default 3",
+        "1 flags with other alternative names, as `--enable-d/--no-enable-d` → `--enable-d/--disable-d`: --enable-d",
     ]
     assert facts.metrics == ["added `vllm:z`", "gone `vllm:x`"]
     assert facts.events == ["added `BlockMoved`", "added `BlockStored.lookahead`"]
