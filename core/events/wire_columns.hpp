@@ -20,8 +20,8 @@ struct WireColumns {
   std::vector<std::uint64_t> local_hashes;
 
   // By message, readable or not.
-  std::vector<double> ts;                       // seconds; 0 for a message that could not be read
-  std::vector<std::int64_t> ranks;              // -1: none
+  std::vector<double> ts;           // seconds; 0 for a message that could not be read
+  std::vector<std::int64_t> ranks;  // -1: none
 
   std::vector<std::uint32_t> malformed;  // messages that are not a batch and were dropped
   std::uint64_t bad_events = 0;          // unreadable or inconsistent; the rest of their batch is kept

@@ -65,7 +65,9 @@ class SglangConfig(EngineConfig, frozen=True, kw_only=True, forbid_unknown_field
                 f"schedule_conservativeness must be a finite number above 0, got {self.schedule_conservativeness}"
             )
         if self.max_num_batched_tokens not in (None, 8192):
-            raise ConfigError("max_num_batched_tokens is vLLM's name; give chunked_prefill_size or max_prefill_tokens")
+            raise ConfigError(
+                "max_num_batched_tokens is vLLM's name; give chunked_prefill_size or max_prefill_tokens"
+            )
         if self.chunked_prefill_size != -1 and (
             self.chunked_prefill_size < 1 or self.chunked_prefill_size % self.block_size
         ):
