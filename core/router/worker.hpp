@@ -34,7 +34,7 @@ inline bool serves(WorkerRole role, RequestStage stage) noexcept {
   return false;
 }
 
-// What does not change while a worker exists.
+// Facts of a worker that do not change while it exists.
 struct WorkerInfo {
   WorkerId id = 0;
   std::uint32_t pool = 0;  // whose shared tiers it reaches

@@ -37,8 +37,8 @@ void SglangScheduler::order_queue() {
 
 // False: the queue is too long, and stays as it is.
 bool SglangScheduler::order_by_prefix() {
-  const bool weighs = settings_.schedule_policy == SglangPolicy::DfsWeight;
-  if (!weighs && waiting_.size() > kMostMatched) return false;
+  const bool by_weight = settings_.schedule_policy == SglangPolicy::DfsWeight;
+  if (!by_weight && waiting_.size() > kMostMatched) return false;
   std::vector<RadixNode*> nodes;
   std::vector<std::int64_t> found;
   std::vector<const SglangRequest*> noted;
@@ -50,13 +50,13 @@ bool SglangScheduler::order_by_prefix() {
     request->matched_prefix = match.tokens;
     found.push_back(std::min<std::int64_t>(match.tokens, static_cast<std::int64_t>(request->size()) - 1));
     late.push_back(false);
-    if (weighs || match.tokens > settings_.in_batch_check_threshold) continue;
+    if (by_weight || match.tokens > settings_.in_batch_check_threshold) continue;
     late.back() = std::ranges::any_of(noted, [&](const SglangRequest* other) {
       return request->tokens.common(0, other->tokens, request->size()) >= settings_.in_batch_deprioritize_threshold;
     });
     if (!late.back()) noted.push_back(request);
   }
-  if (weighs) {
+  if (by_weight) {
     order_by_weight(nodes);
     return true;
   }

@@ -1,4 +1,4 @@
-// What reaches the scheduler: requests and aborts.
+// Requests and aborts that reach the scheduler.
 #include <algorithm>
 #include <limits>
 

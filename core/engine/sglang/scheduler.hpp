@@ -13,7 +13,7 @@
 
 namespace understudy {
 
-// What an iteration did, in order.
+// Decisions and results of an iteration, in order.
 struct SglangLog {
   struct Admission {
     RequestId request = 0;

@@ -1,4 +1,4 @@
-// What a fast-forward reads and advances of its engine, and the calls that it makes.
+// The state of an engine that a fast-forward reads and advances, and the calls that it makes.
 #pragma once
 
 #include <algorithm>

@@ -44,7 +44,7 @@ class PrefillInterval {
   std::int64_t interval_ = 1;
   std::int64_t executed_ = 0;                     // schedules that computed something
   std::int64_t last_ = -(std::int64_t{1} << 32);  // the last of them with a prompt
-  bool bound_ = false;                            // the queue has requests that are not deferred
+  bool bound_ = false;                            // requests are left waiting: nothing is deferred
   bool defers_ = false;
   bool carries_ = false;
   bool admitted_ = false;
