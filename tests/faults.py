@@ -173,8 +173,8 @@ MUTANTS = [
     Mutant(
         "a router counts on the disk of another pool",
         "core/router/kv_view.cpp",
-        "if (pool_of_[row / kTiers] != pool) continue;",
-        "if (!FAULT && pool_of_[row / kTiers] != pool) continue;",
+        "if (pool_of_[row / kColumns] != pool) continue;",
+        "if (!FAULT && pool_of_[row / kColumns] != pool) continue;",
         "tests/replay/test_pools.py",
     ),
     Mutant(

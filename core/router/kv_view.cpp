@@ -85,8 +85,8 @@ void KvView::observe_shared(std::uint32_t pool, const TimedEvents& events) {
   if (config_.punctual()) {
     apply(*shared.index, 0, events.batch.records);
   } else {
-    constexpr std::uint64_t kTiers = 8;
-    const std::uint64_t publisher = static_cast<std::uint64_t>(events.batch.records.front().tier) + kTiers * pool;
+    constexpr std::uint64_t kTierCodes = 8;
+    const std::uint64_t publisher = static_cast<std::uint64_t>(events.batch.records.front().tier) + kTierCodes * pool;
     observe_late(shared.late, ~publisher, events);
   }
 }
@@ -170,10 +170,11 @@ void KvView::add_assumed(std::span<const std::uint64_t> prompt, std::int64_t now
 // Extends what a worker holds with the following blocks on the shared tiers of its pool.
 void KvView::add_shared(std::uint32_t pool, std::span<const std::uint64_t> prompt,
                         std::vector<std::uint32_t>& out) const {
-  constexpr std::size_t kTiers = PrefixIndex::kTiers;
+  constexpr std::size_t kColumns = PrefixIndex::kTiers;
   const PrefixIndex* const shared = shared_[pool].index.get();
   if (shared == nullptr) return;
-  std::vector<std::array<std::uint32_t, kTiers>> ahead(prompt.size() + 1);  // run of blocks from each block on, by tier
+  std::vector<std::array<std::uint32_t, kColumns>> ahead(prompt.size() +
+                                                         1);  // run of blocks from each block on, by tier
   for (std::size_t i = prompt.size(); i-- > 0;) {
     for (const Tier tier : {Tier::G3, Tier::G4}) {
       if (!shared->holds(0, tier, prompt[i])) continue;
@@ -182,12 +183,12 @@ void KvView::add_shared(std::uint32_t pool, std::span<const std::uint64_t> promp
       break;
     }
   }
-  for (std::size_t row = 0; row < out.size(); row += kTiers) {
-    if (pool_of_[row / kTiers] != pool) continue;
+  for (std::size_t row = 0; row < out.size(); row += kColumns) {
+    if (pool_of_[row / kColumns] != pool) continue;
     std::size_t own = 0;
-    for (std::size_t tier = 0; tier < kTiers; ++tier) own += out[row + tier];
+    for (std::size_t tier = 0; tier < kColumns; ++tier) own += out[row + tier];
     own = std::min(own, prompt.size());  // sent prompts and events of slower tiers may overlap
-    for (std::size_t tier = 0; tier < kTiers; ++tier) out[row + tier] += ahead[own][tier];
+    for (std::size_t tier = 0; tier < kColumns; ++tier) out[row + tier] += ahead[own][tier];
   }
 }
 
