@@ -216,7 +216,8 @@ class Engine {
   virtual std::size_t published_prefix(std::span<const BlockIdentity> /*blocks*/) { return 0; }
   // Keeps gaps between tokens and load times from here on. Off by default: they grow with every step.
   virtual void keep_times() {}
-  virtual void take_gaps(GapSum& /*out*/) {}  // adds those of requests that finished since the last call
+  virtual void take_gaps(GapSum& /*out*/) {
+  }  // adds those of requests that completed since the last call; offline runs need them
   virtual std::vector<EngineSample> samples() const { return {}; }
   virtual std::vector<TimedKvTrace> take_kv_trace() { return {}; }
   virtual TierReport tier_report() { return {}; }  // once its transfers have landed

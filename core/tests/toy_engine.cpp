@@ -84,6 +84,7 @@ const Effects& ToyEngine::end_step(std::int64_t now_ns) {
     } else if (request.record.second_token_ns < 0) {
       request.record.second_token_ns = now_ns;
     }
+    if (request.record.output_tokens > 0) request.gaps_ns.push_back(now_ns - request.record.last_token_ns);
     request.record.last_token_ns = now_ns;
     ++request.record.output_tokens;
     effects_.tokens.push_back({request.spec.id, 1});
@@ -100,6 +101,9 @@ void ToyEngine::finish(Request& request, FinishReason reason, std::int64_t now_n
   request.record.name = request.spec.name;
   request.record.reason = reason;
   request.record.finish_ns = now_ns;
+  if (reason != FinishReason::Cancelled) {
+    gaps_ns_.insert(gaps_ns_.end(), request.gaps_ns.begin(), request.gaps_ns.end());
+  }
   effects_.finished.push_back(request.record);
 }
 
@@ -134,6 +138,10 @@ EngineSnapshot ToyEngine::snapshot() const {
   now.stored_blocks = cached_.size();
   now.totals.steps = steps_;
   return now;
+}
+
+void ToyEngine::take_gaps(GapSum& out) {
+  for (const std::int64_t gap_ns : std::exchange(gaps_ns_, {})) out.add(gap_ns, 1);
 }
 
 void ToyEngine::take_events(TimedEvents& out) {

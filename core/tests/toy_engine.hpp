@@ -35,6 +35,7 @@ class ToyEngine final : public Engine, private Residency {
   EngineSnapshot snapshot() const override;
 
   void take_events(TimedEvents& out) override;
+  void take_gaps(GapSum& out) override;
   const Residency& residency() const override { return *this; }
 
  private:
@@ -42,6 +43,7 @@ class ToyEngine final : public Engine, private Residency {
     RequestSpec spec;
     RequestRecord record;
     bool computed = false;  // its prompt
+    std::vector<std::int64_t> gaps_ns;
   };
 
   // Residency: one pool, the device.
@@ -65,6 +67,7 @@ class ToyEngine final : public Engine, private Residency {
   std::uint64_t steps_ = 0;
   std::unordered_map<std::uint64_t, BlockIdentity> cached_;  // by sequence hash; nothing is evicted
   TimedEvents events_;
+  std::vector<std::int64_t> gaps_ns_;  // between tokens of completed requests
   std::uint64_t next_event_ = 0;
   Effects effects_;
 };

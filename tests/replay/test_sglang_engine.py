@@ -53,7 +53,6 @@ def is_plain(path: Path) -> bool:
 
 
 PLAIN = [path for path in sorted(GOLDEN.glob("*.json.gz")) if is_plain(path)]
-OWN_NAMES = {"page_size", "max_total_num_tokens", "max_running_requests", "overlap", "context_len"}
 KEPT = {
     "max_prefill_tokens",
     "chunked_prefill_size",

@@ -70,8 +70,8 @@ void VllmEngine::undo_schedule() {
   }
 }
 
-// The tokens of a request in the schedule that is retried. The budget cannot tell: requests that the first attempt
-// preempted had a part of it.
+// The tokens of a request in the schedule that is retried. They do not follow from the budget: requests that the first
+// attempt preempted had a part of it.
 const Scheduled* VllmEngine::scheduled_before(RequestId id) const {
   const auto found = std::ranges::find(failed_->scheduled, id, &Scheduled::id);
   return found == failed_->scheduled.end() ? nullptr : &*found;

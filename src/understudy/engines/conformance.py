@@ -113,7 +113,7 @@ def compare_speculation(path: Path, profile: VersionProfile | None = None, *, ch
     ours = run_spec_scenario(scenario, profile, check=check, events=events is not None)
     recorded = pair["recorded"]
     if events is not None:
-        recorded = [{**line, "kv_events": told} for line, told in zip(recorded, events, strict=True)]
+        recorded = [{**line, "kv_events": step} for line, step in zip(recorded, events, strict=True)]
     steps, difference = first_difference(ours, recorded)
     return Outcome(scenario.name, steps, difference, str(version), profile.name)
 

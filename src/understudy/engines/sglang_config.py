@@ -14,7 +14,6 @@ from understudy.errors import ConfigError
 if TYPE_CHECKING:
     from understudy.tiers.plan import TierPlan
 
-SGLANG_VERSION = "0.5.23"
 _NAMES = ("schedule_policy", "radix_eviction_policy", "retraction_policy")
 _OWN = (
     "max_prefill_tokens",
