@@ -64,9 +64,11 @@ class Client:
 
     async def raw(self, data: bytes) -> Reply:
         reader, writer = await asyncio.open_connection("127.0.0.1", self.port)
-        writer.write(data)
-        answer = await asyncio.wait_for(reader.read(), 20)
-        writer.close()
+        try:
+            writer.write(data)
+            answer = await asyncio.wait_for(reader.read(), 20)
+        finally:
+            writer.close()
         return parse_reply(answer)
 
     async def get(self, path: str) -> Reply:

@@ -11,6 +11,7 @@ import pytest
 from replay.toy_config import ToyConfig
 from server.client import QUICK, Client
 from understudy import _core
+from understudy.engines.timing import Constant
 from understudy.errors import ConfigError
 from understudy.router import KvRouting
 from understudy.server.engines import SimulatedCore
@@ -32,8 +33,8 @@ C = "/v1/completions"
 
 
 def toy(**settings: Any) -> ToyConfig:
-    given = {"max_running": 2, "queue_limit": 100, **settings}
-    return ToyConfig(block_size=16, num_gpu_blocks=1024, max_model_len=4096, timing=QUICK.timing, **given)
+    given = {"max_running": 2, "queue_limit": 100, "timing": QUICK.timing, **settings}
+    return ToyConfig(block_size=16, num_gpu_blocks=1024, max_model_len=4096, **given)
 
 
 def settings_of(engine: ToyConfig) -> ServerSettings:
@@ -104,21 +105,24 @@ def test_a_client_that_disconnects_cancels_its_request_in_the_toy_engine() -> No
 def test_a_request_that_the_engine_aborts_inside_another_submit_gets_its_answer() -> None:
     async def test(client: Client, server: Server) -> None:
         core = server.worker.cores[0]
-        asked = {"prompt": [1, 2, 3], "max_tokens": 60, "ignore_eos": True}
+        asked = {"prompt": [1, 2, 3], "ignore_eos": True}
         replies = []
-        for number in range(5):  # two run, one waits: each further one ends the one that waits
-            body = {**asked, "stream": number == 3}
+        for number in range(5):  # two run until they are cancelled, one waits: each further one ends it
+            body = {**asked, "max_tokens": 4000 if number < 2 else 60, "stream": number == 3}
             replies.append(asyncio.create_task(client.post(C, body)))
-            await until(lambda number=number: core.steps > 0 and core._next_id == number + 1)  # type: ignore[misc]
+            await until(lambda number=number: core._next_id == number + 1)  # type: ignore[misc]
+            await until(lambda number=number: core.num_running == min(number + 1, 2))  # type: ignore[misc]
         whole, streamed = (await replies[2]).json, (await replies[3]).events
         assert (whole["choices"][0]["finish_reason"], whole["choices"][0]["text"]) == ("abort", "")
         assert whole["usage"]["completion_tokens"] == 0
         assert streamed[0]["choices"][0]["finish_reason"] == "abort"
         assert streamed[-1] == "[DONE]"
-        for number in (0, 1, 4):
-            assert (await replies[number]).json["usage"]["completion_tokens"] == 60
+        for number in (0, 1):
+            replies[number].cancel()
+        await asyncio.gather(*replies[:2], return_exceptions=True)
+        assert (await replies[4]).json["usage"]["completion_tokens"] == 60
 
-    serve(test, queue_limit=1)
+    serve(test, queue_limit=1, timing=Constant(prefill_ms=5.0, decode_ms=5.0))
 
 
 def test_the_kv_router_follows_the_events_of_live_toy_engines() -> None:
