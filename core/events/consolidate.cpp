@@ -38,7 +38,9 @@ WireColumns Consolidator::apply(const ColumnsView& events) {
       const std::uint64_t hash = events.sequence_hashes[i];
       std::uint64_t published = 0;
       if (kind == 0) {
-        const std::uint64_t named = name(hash, events.local_hashes[i], before, before_name);
+        const std::uint64_t local = events.local_hashes[i];
+        // Native offload sends hashes only: the block has the name that it has on the device.
+        const std::uint64_t named = local == 0 ? name_of(tier, hash) : name(hash, local, before, before_name);
         if (arrives(tier, hash, named)) published = named;
         before = hash;
         before_name = named;
@@ -61,6 +63,7 @@ WireColumns Consolidator::apply(const ColumnsView& events) {
 
 void Consolidator::clear() noexcept {
   for (auto& tier : copies_) tier.clear();
+  for (auto& tier : named_) tier.clear();
   live_ = 0;
   distance_.wrong_now = 0;
 }
@@ -68,7 +71,7 @@ void Consolidator::clear() noexcept {
 std::uint64_t Consolidator::name(std::uint64_t hash, std::uint64_t local, std::uint64_t parent,
                                  std::uint64_t parent_name) const {
   if (!by_content_) return hash;
-  if (local == 0 || (parent != 0 && parent_name == 0)) return 0;
+  if (parent != 0 && parent_name == 0) return 0;
   return parent == 0 ? local : chain_hash(parent_name, local);
 }
 
@@ -102,7 +105,7 @@ bool Consolidator::arrives(std::uint8_t tier, std::uint64_t hash, std::uint64_t 
   }
   tier_copies.emplace(hash, Copies{name, 1, false});
   ++live_;
-  return true;
+  return !by_content_ || ++named_[tier][name] == 1;
 }
 
 std::uint64_t Consolidator::leaves(std::uint8_t tier, std::uint64_t hash) {
@@ -119,12 +122,20 @@ std::uint64_t Consolidator::leaves(std::uint8_t tier, std::uint64_t hash) {
     distance_.wrong_now -= copies.believed_gone;
     tier_copies.erase(found);
     --live_;
-    return name;
+    return by_content_ && !forget_name(tier, name) ? 0 : name;
   }
   ++distance_.early_removals;
   distance_.wrong_now += !copies.believed_gone;
   copies.believed_gone = true;
   return 0;
+}
+
+bool Consolidator::forget_name(std::uint8_t tier, std::uint64_t name) {
+  const auto found = named_[tier].find(name);
+  UNDERSTUDY_ASSERT(found != named_[tier].end(), "forgets a name that no block has");
+  if (--found->second != 0) return false;
+  named_[tier].erase(found);
+  return true;
 }
 
 void Consolidator::count_row() {

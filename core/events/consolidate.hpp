@@ -29,7 +29,7 @@ struct RawDistance {
   std::uint64_t second_copies = 0;   // Stored for a block that was there
   std::uint64_t early_removals = 0;  // Removed while another copy stayed: such a reader loses the block
   std::uint64_t unknown_removals = 0;
-  std::uint64_t unnamed = 0;     // Stored by content without a content, or after an unknown parent: dropped
+  std::uint64_t unnamed = 0;     // Stored by content, with content and parent unknown on every tier: dropped
   std::uint64_t overflowed = 0;  // Stored beyond `max_blocks`: dropped
   std::uint64_t wrong_now = 0;   // resident blocks that such a reader believes gone
   std::uint64_t wrong_peak = 0;
@@ -57,19 +57,23 @@ class Consolidator {
     bool believed_gone = false;
   };
 
-  // Name of a block with that parent; 0 when there is none.
+  // Name of a block with that parent; 0 when it is unknown. Only for blocks with a local hash, if names are content.
   std::uint64_t name(std::uint64_t hash, std::uint64_t local, std::uint64_t parent, std::uint64_t parent_name) const;
   std::uint64_t name_of(std::uint8_t tier, std::uint64_t hash) const;
   // True: first copy. `name` 0: the block cannot be published.
   bool arrives(std::uint8_t tier, std::uint64_t hash, std::uint64_t name);
   // Name of a block whose last copy left, else 0.
   std::uint64_t leaves(std::uint8_t tier, std::uint64_t hash);
+  // Returns whether the tier has no other block of that name.
+  bool forget_name(std::uint8_t tier, std::uint64_t name);
   void count_row();
 
   std::size_t max_blocks_;
   bool by_content_;
   std::size_t live_ = 0;
   std::array<std::unordered_map<std::uint64_t, Copies>, 5> copies_;  // by tier
+  // By tier and name, if names are content: hashes that cover the next token differ for blocks of equal content.
+  std::array<std::unordered_map<std::uint64_t, std::uint32_t>, 5> named_;
   RawDistance distance_;
   CallFlag call_flag_;
 };

@@ -6,6 +6,7 @@ import contextlib
 from functools import partial
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 from hypothesis import given
@@ -76,6 +77,29 @@ def test_tiers_are_counted_apart_and_cleared_together() -> None:
     assert rows_of(truth.apply(columns((CLEARED, 0, [])))) == [(CLEARED, 0, 0, [], [])]
     assert len(truth) == 0
     assert rows_of(truth.apply(columns((STORED, 0, [1])))) == [(STORED, 1, 0, [1], [1])]
+
+
+def with_content(local: list[int], *events: tuple[int, int, list[int]], tier: int = 1) -> EventColumns:
+    """`columns` with these local hashes."""
+    return msgspec.structs.replace(columns(*events, tier=tier), local_hashes=np.array(local, np.uint64))
+
+
+def test_blocks_of_equal_content_and_other_next_tokens_are_one_until_the_last_leaves() -> None:
+    truth = Consolidator(by_content=True)
+    assert rows_of(truth.apply(with_content([7], (STORED, 0, [1])))) == [(STORED, 1, 0, [7], [7])]
+    assert rows_of(truth.apply(with_content([7], (STORED, 0, [2])))) == []
+    assert rows_of(truth.apply(columns((REMOVED, 0, [1])))) == []
+    assert rows_of(truth.apply(columns((REMOVED, 0, [2])))) == [(REMOVED, 1, 0, [7], [0])]
+    assert len(truth) == 0
+
+
+def test_a_block_that_is_offloaded_without_tokens_has_its_name_on_the_device() -> None:
+    truth = Consolidator(by_content=True)
+    ((*_, names, _),) = rows_of(truth.apply(with_content([7, 8], (STORED, 0, [1, 2]))))
+    offloaded = with_content([0, 0, 0], (STORED, 0, [2]), (STORED, 0, [1]), (STORED, 0, [9]), tier=2)
+    assert [hashes for *_, hashes, _ in rows_of(truth.apply(offloaded))] == [names[1:], names[:1]]
+    assert truth.distance.unnamed == 1
+    assert rows_of(truth.apply(columns((REMOVED, 0, [1]), tier=2))) == [(REMOVED, 2, 0, names[:1], [0])]
 
 
 def test_memory_is_bounded() -> None:

@@ -20,8 +20,8 @@ class Consolidator:
 
     With `by_content`, blocks are named by the sequence hash of their local hashes, which a router can compute for a
     prompt, instead of the engine's own hash (vLLM's is an internal SHA-256). It needs token ids in the stream; blocks
-    without them, or with an unknown parent, are dropped and counted as `unnamed`. One caller at a time: a second thread
-    gets WrongState.
+    without them that are on no other tier, or with an unknown parent, are dropped and counted as `unnamed`. One caller
+    at a time: a second thread gets WrongState.
     """
 
     def __init__(self, max_blocks: int = MAX_BLOCKS, *, by_content: bool = False) -> None:
