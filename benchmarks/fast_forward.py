@@ -63,7 +63,7 @@ def measure(workload: Workload, engine: VllmConfig, how: dict[str, Any], repeat:
             begin = time.process_time()
             run = run_offline(workload, engine, workers=4, fast_forward=fast_forward, **how)
             times.append(time.process_time() - begin)
-            digests.add(run.facts["digest"])
+            digests.add(run.facts.digest)
     if len(digests) != 1:
         sys.exit("the result differs with and without fast-forward")
     on, off = median(seconds[True]), median(seconds[False])

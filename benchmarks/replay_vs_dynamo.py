@@ -38,7 +38,7 @@ seconds = time.perf_counter() - start
 print(json.dumps({
     "seconds": seconds, "ttft_ms": report.ttft_ms.mean, "itl_ms": report.itl_ms.mean, "e2e_ms": report.e2e_ms.mean,
     "hit": report.prefix_hit_ratio.first_admission, "completed": report.requests.completed,
-    "peak_mb": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024, "digest": report.run["digest"],
+    "peak_mb": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024, "digest": report.run.digest,
 }))
 """
 

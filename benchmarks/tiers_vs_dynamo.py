@@ -45,7 +45,7 @@ host = None if tiers is None else report.tiers.tiers[1].hit_ratio_first
 print(json.dumps({
     "seconds": seconds, "hit": report.prefix_hit_ratio.first_admission, "host_hit": host,
     "ttft_ms": report.ttft_ms.mean, "e2e_ms": report.e2e_ms.mean, "completed": report.requests.completed,
-    "peak_mb": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024, "digest": report.run["digest"],
+    "peak_mb": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024, "digest": report.run.digest,
 }))
 """
 

@@ -69,7 +69,7 @@ def main() -> None:
         run = run_offline(workload, VllmConfig(num_gpu_blocks=512), workers=4, routing=routing)
         timeline = run.timeline
         hit = timeline.cached_tokens_first.sum() / timeline.prompt_tokens.sum()
-        print(f"{run.facts['routing']:16} {hit:6.1%} of the prompts' tokens were cached")
+        print(f"{run.facts.routing:16} {hit:6.1%} of the prompts' tokens were cached")
 
 
 if __name__ == "__main__":

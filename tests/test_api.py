@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import subprocess
 import sys
+from dataclasses import fields
 from pathlib import Path
 from types import FunctionType
 from typing import TYPE_CHECKING, Any
@@ -20,6 +21,7 @@ from understudy.engines.timing import Constant
 from understudy.errors import ConfigError
 from understudy.kv import EvictionPolicy
 from understudy.router import KvRouting
+from understudy.run.offline import run_offline
 from understudy.run.options import Execution, Outputs
 from understudy.tiers import TiersConfig
 from understudy.workload import ClosedLoop, read_trace, register_format, synthesise
@@ -47,19 +49,32 @@ def test_replay_is_a_plain_function_with_a_signature() -> None:
     assert {"workers", "routing", "tiers", "slo", "outputs", "execution"} <= set(parameters)
 
 
+def test_run_offline_and_replay_agree_on_types() -> None:
+    ours, core = (inspect.signature(one).parameters for one in (understudy.replay, run_offline))
+    shared = [name for name in core if name in ours and name != "workload"]
+    assert len(shared) > 8
+    for name in shared:
+        assert (ours[name].annotation, ours[name].default) == (core[name].annotation, core[name].default), (
+            name
+        )
+    for one in fields(Execution):
+        assert (one.type, one.default) == (core[one.name].annotation, core[one.name].default), one.name
+    assert not [name for name, one in ours.items() if "Any" in one.annotation]
+
+
 def test_it_stays_one_after_its_rooms_were_imported() -> None:
     subprocess.run([sys.executable, "-c", AFTER_ROOMS], check=True)
 
 
 def test_a_model_that_changes_capacity_and_not_speed_is_said_so() -> None:
     tiers = TiersConfig.from_dict({"model": "Llama-3.1-8B", "tiers": [{"tier": "g2", "blocks": 9}]})
-    (note,) = understudy.replay(single_turns([16]), tiers=tiers).run["notes"]
+    (note,) = understudy.replay(single_turns([16]), tiers=tiers).run.notes
     assert note.startswith(
         "Llama-3.1-8B sets the KV bytes per token only; step times are those of the generic"
     )
     measured = VllmConfig(timing=Constant(prefill_ms=1.0, decode_ms=1.0))
-    assert "notes" not in understudy.replay(single_turns([16]), measured, tiers=tiers).run
-    assert "notes" not in understudy.replay(single_turns([16])).run
+    assert understudy.replay(single_turns([16]), measured, tiers=tiers).run.notes == ()
+    assert understudy.replay(single_turns([16])).run.notes == ()
 
 
 @pytest.mark.parametrize(

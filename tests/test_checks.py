@@ -37,7 +37,7 @@ def test_whole_numbers_are_those_of_python_and_numpy() -> None:
 def test_a_run_takes_numpys_integers() -> None:
     config = VllmConfig(block_size=np.int64(16), num_gpu_blocks=np.int32(100))  # type: ignore[arg-type]
     run = run_offline(single_turns([16]), config, workers=np.int64(2), seed=np.uint8(3))  # type: ignore[arg-type]
-    assert (run.facts["workers"], run.facts["seed"], run.facts["engine"]["block_size"]) == (2, 3, 16)
+    assert (run.facts.workers, run.facts.seed, run.facts.engine["block_size"]) == (2, 3, 16)
 
 
 @pytest.mark.parametrize(

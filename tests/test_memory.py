@@ -259,7 +259,7 @@ from understudy.workload import Fixed, SyntheticSpec, synthesise
 
 workload = synthesise(SyntheticSpec(sessions=64, prompt_tokens=Fixed(64), output_tokens=Fixed(8)))
 resource.setrlimit(resource.RLIMIT_AS, (8 << 30, resource.RLIM_INFINITY))
-print(run_offline(workload, workers=32, threads=int(sys.argv[1])).facts["digest"])
+print(run_offline(workload, workers=32, threads=int(sys.argv[1])).facts.digest)
 """
 
 

@@ -60,14 +60,15 @@ def test_replay_and_configs_import_no_server() -> None:
 def test_model_and_gpu_give_the_run_of_the_command_line(capsys: pytest.CaptureFixture[str]) -> None:
     report = us.replay(TRACE, model="Llama-3.1-8B", gpu="H100", workers=2)
     main(["replay", str(TRACE), "--model", "Llama-3.1-8B", "--gpu", "H100", "--workers", "2", "--digest"])
-    assert report.run["digest"] == capsys.readouterr().out.strip()
-    assert any(note.startswith("estimated ") for note in report.run["notes"])
+    assert report.run.digest == capsys.readouterr().out.strip()
+    assert any(note.startswith("estimated ") for note in report.run.notes)
 
 
 def test_blocks_of_the_engine_are_kept_on_a_gpu() -> None:
     report = us.replay(TRACE, us.VllmConfig(num_gpu_blocks=900), model="Llama-3.1-8B", gpu="H100")
-    assert report.run["engine"]["num_gpu_blocks"] == 900
-    assert "H100" in report.run["times"]["from"]
+    assert report.run.engine["num_gpu_blocks"] == 900
+    assert report.run.times is not None
+    assert "H100" in report.run.times.source
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable
 from dataclasses import fields
 from pathlib import Path
 from typing import Any, get_type_hints
@@ -72,8 +71,8 @@ def describe_type(kind: Any, defs: Schema) -> Schema:
 def describe_report() -> Schema:
     """Describe the file that `replay --json` writes."""
     defs: Schema = {}
-    unknown = dict.fromkeys(("Timeline", "HitCurve", "Decisions"), Any)
-    hints = get_type_hints(Report, {**vars(report_module), "Callable": Callable, **unknown})
+    unknown = dict.fromkeys(("Timeline", "Decisions", "Workload"), Any)
+    hints = get_type_hints(Report, {**vars(report_module), **unknown})
     roots = dict.fromkeys(metric.key.partition(".")[0] for metric in METRICS)
     about = describe_object("definition", {"name": TEXT, "unit": TEXT, "definition": TEXT})
     known = {

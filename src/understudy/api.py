@@ -35,7 +35,6 @@ from understudy.run.routed import write_decisions
 from understudy.tiers.settings import TiersConfig
 from understudy.workload import Workload, read_trace
 from understudy.workload.formats import TraceOptions
-from understudy.workload.reuse import hit_curve, unlimited_hit_ratio
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -162,48 +161,39 @@ def replay(
     )
     if outputs.decisions is not None and run.decisions is not None:
         write_decisions(outputs.decisions, run.decisions, run.timeline)
-    limit = {} if max_tokens is None else {"max_tokens": int(max_tokens)}
     if run.kv is not None:
         tokens = TokenSource(workload, run.timeline.block_size) if outputs.synthesize_tokens else None
         run.kv.write(
             events=outputs.events, raw_events=outputs.raw_events, kv_trace=outputs.kv_trace, tokens=tokens
         )
     engines = [pool.engine for pool in pools] if pools else [engine or DEFAULT_ENGINE]
-    notes = [
+    notes = (
         *workload.notes,
         *run.notes,
         *placed,
         *_note_generic_times(tiers, engine, timing),
         *(note for one in engines for note in one.notes()),
-    ]
-    facts = {
-        "understudy": __version__,
-        **workload.describe(name),
-        **({"notes": notes} if notes else {}),
-        **run.facts,
-        **limit,
-    }
-    if run.kv is not None and outputs.raw_events is not None:
-        facts["raw_stream"] = run.kv.raw_distance()
-    report = Report.build(run.timeline, facts, slo)
-    report = report.with_run(wall_time_s=time.perf_counter() - started)
-    block_size = run.timeline.block_size
-    report = replace(
-        report,
-        compute_unlimited_hits=partial(unlimited_hit_ratio, workload, block_size),
-        compute_routed_hits=partial(unlimited_hit_ratio, workload, block_size, run.timeline.worker)
-        if run.timeline.num_workers > 1
-        else None,
-        compute_hit_curve=partial(hit_curve, workload, block_size),
-        decisions=run.decisions,
     )
+    facts = replace(
+        run.facts,
+        understudy=__version__,
+        **workload.describe(name),
+        notes=notes,
+        max_tokens=None if max_tokens is None else int(max_tokens),
+        raw_stream=run.kv.raw_distance() if run.kv is not None and outputs.raw_events is not None else {},
+    )
+    report = Report.build(run.timeline, facts, slo)
+    facts = replace(facts, wall_time_s=time.perf_counter() - started)
+    report = replace(report, run=facts, workload=workload, decisions=run.decisions)
     if not compare_without_tiers:
         return report
     started = time.perf_counter()
     engine_without_tiers = msgspec.structs.replace(engine or DEFAULT_ENGINE, tiers=TiersConfig())
     run = run_workload(engine_without_tiers, routing=routing_without_tiers)
-    without = Report.build(run.timeline, {"workload": f"{name} without tiers", **run.facts}, slo)
-    return replace(report, without_tiers=without.with_run(wall_time_s=time.perf_counter() - started))
+    facts = replace(run.facts, workload=f"{name} without tiers")
+    without = Report.build(run.timeline, facts, slo)
+    facts = replace(facts, wall_time_s=time.perf_counter() - started)
+    return replace(report, without_tiers=replace(without, run=facts))
 
 
 def _copy_routing(routing: RoutingChoice) -> RoutingChoice:

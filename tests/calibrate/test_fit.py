@@ -15,6 +15,7 @@ from understudy.calibrate.load import random_lengths
 from understudy.calibrate.readers import read_benchmarks
 from understudy.cli import main
 from understudy.errors import ConfigError
+from understudy.run.facts import TimeFacts
 from understudy.run.times import format_times
 from understudy.timing.presets import preset
 from understudy.timing.timing_file import TimingFile
@@ -226,5 +227,5 @@ def test_a_file_that_is_no_timing_file_is_refused(tmp_path: Path, content: str, 
 
 
 def test_times_in_words_are_as_exact_as_they_are_good_for() -> None:
-    times = {"from": "a benchmark", "outside_domain_share": 0.0, "front_end_ms": 4.480771}
+    times = TimeFacts("a benchmark", outside_domain_share=0.0, front_end_ms=4.480771)
     assert format_times(times).endswith("TTFT and E2E include 4.48 ms between client and engine")

@@ -153,7 +153,7 @@ def test_goals_give_goodput(tmp_path: Path, trace: Path) -> None:
 
 def test_python_replays_what_the_command_line_does(tmp_path: Path, trace: Path) -> None:
     report = understudy.replay(trace, workers=2, trace_options={"trace_block_size": 64})
-    assert report.run["digest"] == report_of(tmp_path, trace, "--workers", "2")["run"]["digest"]
+    assert report.run.digest == report_of(tmp_path, trace, "--workers", "2")["run"]["digest"]
     assert len(report.columns.arrival_ns) == ROWS
 
 

@@ -106,9 +106,9 @@ def test_pools_that_differ_are_both_named() -> None:
         WorkerPool(name="b", engine=VllmConfig(async_scheduling=False)),
     ]
     run = run_offline(single_turns([8, 8]), pools=pools)
-    assert run.facts["scheduling"] == "asynchronous and synchronous"
-    assert [pool["scheduling"] for pool in run.facts["pools"]] == ["asynchronous", "synchronous"]
-    assert Report.build(run.timeline, run.facts).run["scheduling"] == "asynchronous and synchronous"
+    assert run.facts.scheduling == "asynchronous and synchronous"
+    assert [pool.scheduling for pool in run.facts.pools] == ["asynchronous", "synchronous"]
+    assert Report.build(run.timeline, run.facts).run.scheduling == "asynchronous and synchronous"
 
 
 def test_a_server_schedules_as_vllm_does() -> None:

@@ -269,7 +269,7 @@ def test_runs_agree_whether_they_leap_or_step_and_however_many_threads_play() ->
     digests = {
         run_offline(
             workload, SPECULATIVE, workers=3, fast_forward=fast_forward, threads=threads, check=check
-        ).facts["digest"]
+        ).facts.digest
         for fast_forward, threads, check in [
             (True, 1, False),
             (False, 1, False),
@@ -287,7 +287,7 @@ def test_another_seed_is_another_run() -> None:
     workload = crowd(60)
     drafts = [MockerSettings(aic_nextn=3, aic_mtp_seed=seed) for seed in (1, 1, 2)]
     runs = [run_offline(workload, VllmConfig(block_size=16, mocker=mocker)) for mocker in drafts]
-    assert runs[0].facts["digest"] == runs[1].facts["digest"] != runs[2].facts["digest"]
+    assert runs[0].facts.digest == runs[1].facts.digest != runs[2].facts.digest
 
 
 def test_workers_draw_from_streams_of_their_own() -> None:

@@ -209,7 +209,7 @@ def assert_same_run(case: Case) -> OfflineRun | None:
         )
     for name in ("steps", "evictions", "stored_blocks", "phantom_hit_blocks", "reject_reasons"):
         assert getattr(leapt.timeline, name) == getattr(single.timeline, name), name
-    assert leapt.facts["digest"] == single.facts["digest"]
+    assert leapt.facts.digest == single.facts.digest
     return leapt
 
 
@@ -242,7 +242,7 @@ def test_a_request_lets_go_of_its_whole_chain_from_the_tail_so_that_lineage_and_
         if isinstance(runs[0], str) or isinstance(runs[1], str):
             assert runs[0] == runs[1]
             continue
-        assert runs[0].facts["digest"] == runs[1].facts["digest"]
+        assert runs[0].facts.digest == runs[1].facts.digest
         evictions += runs[0].timeline.evictions
     assert evictions > 0
 

@@ -136,7 +136,7 @@ def test_worker_streams_and_seeds_decide_and_leaping_changes_nothing() -> None:
     runs = [
         run_offline(crowd(40), config, workers=2, fast_forward=fast_forward) for fast_forward in (True, False)
     ]
-    assert runs[0].facts["digest"] == runs[1].facts["digest"]
+    assert runs[0].facts.digest == runs[1].facts.digest
     assert 0 < runs[0].timeline.accepted_tokens < runs[0].timeline.drafted_tokens
 
 

@@ -339,5 +339,5 @@ def test_a_model_in_python_is_asked_by_one_thread() -> None:
     with pytest.raises(ConfigError, match=r"threads > 1 .* timing Slower, .* leave threads out"):
         run_offline(workload, workers=2, timing=model, threads=2)
     assert model.asked == 0
-    digests = {run_offline(workload, timing=Slower(), threads=threads).facts["digest"] for threads in (1, 2)}
+    digests = {run_offline(workload, timing=Slower(), threads=threads).facts.digest for threads in (1, 2)}
     assert len(digests) == 1  # one worker is one thread's

@@ -96,7 +96,7 @@ def test_fast_forward_changes_nothing_under_an_interval(seed: int) -> None:
     load = rng.choice([None, ClosedLoop(6)])
     workload = crowd(60)
     digests = {
-        run_offline(workload, config, workers=2, load=load, fast_forward=on, routing=routing).facts["digest"]
+        run_offline(workload, config, workers=2, load=load, fast_forward=on, routing=routing).facts.digest
         for on in (True, False)
         for routing in ("least_loaded",)
     }

@@ -47,7 +47,7 @@ def digest(seed: int, tiers: dict[str, Any] | None = None, **changes: Any) -> st
         run = run_offline(case.workload, case.config, **case.how, **below)
     except understudy.errors.WrongState:
         return None
-    return str(run.facts["digest"])
+    return str(run.facts.digest)
 
 
 @pytest.mark.parametrize("manager", MANAGERS)
@@ -188,5 +188,5 @@ def test_the_report_says_when_steps_are_no_longer_those_of_the_engine(
     report = understudy.replay(
         single_turns([64, 32]), VllmConfig(block_size=16, num_gpu_blocks=8, **settings)
     )
-    notes = " ".join(report.run.get("notes", ()))
+    notes = " ".join(report.run.notes)
     assert ("not step-exact" in notes) is not exact

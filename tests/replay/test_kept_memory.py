@@ -38,9 +38,7 @@ def digests(workload: Workload, how: dict[str, Any]) -> object:
     config = {"kv_bytes_per_token": 1024, "tiers": below, "offload": {"mode": "write_through"}}
     tiers = TiersConfig.from_dict(config) if below else None
     threads = how.get("threads", 1)
-    return run_offline(workload, engine, workers=how["workers"], tiers=tiers, threads=threads).facts[
-        "digests"
-    ]
+    return run_offline(workload, engine, workers=how["workers"], tiers=tiers, threads=threads).facts.digests
 
 
 HOWS: tuple[dict[str, Any], ...] = (

@@ -43,7 +43,7 @@ def digests(case: Case, **how: Any) -> list[Any]:
         except WrongState as halt:
             found.append(str(halt))
         else:
-            found.append([run.facts["digest"], run.timeline.queued_ns.tolist()])
+            found.append([run.facts.digest, run.timeline.queued_ns.tolist()])
     return found
 
 
@@ -240,7 +240,7 @@ def test_free_prompts_of_any_length_turn_lookahead_off(tmp_path: Path) -> None:
         fast, stepped = (
             run_offline(workload, config, fast_forward=fast_forward, **how) for fast_forward in (True, False)
         )
-        assert fast.facts["digest"] == stepped.facts["digest"], seed
+        assert fast.facts.digest == stepped.facts.digest, seed
         preemptions += int(stepped.timeline.preemptions.sum())
     assert preemptions
 
@@ -297,7 +297,7 @@ def test_a_router_hears_of_what_has_landed_on_a_host_while_its_worker_did_nothin
         ]
         believed = [run.decisions.lower_overlap_blocks.tolist() for run in runs if run.decisions is not None]
         assert believed[0] == believed[1], seed
-        assert runs[0].facts["digest"] == runs[1].facts["digest"], seed
+        assert runs[0].facts.digest == runs[1].facts.digest, seed
         heard += believed[0][1] > 0
     assert heard
 

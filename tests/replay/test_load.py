@@ -156,7 +156,8 @@ def test_a_step_of_ranks_has_the_tokens_of_all_of_them(asynchronous: bool) -> No
     # Both are padded to the longer prompt, then to one token each, even when the first has ended.
     assert run.timeline.first_token_ns.tolist() == [60 * MS, 60 * MS]
     assert run.timeline.last_token_ns.tolist() == [62 * MS, 64 * MS]
-    assert run.facts["times"]["outside_domain_share"] == 0
+    assert run.facts.times is not None
+    assert run.facts.times.outside_domain_share == 0
 
 
 def test_experts_of_ranks_that_are_not_alike_are_timed_by_what_all_compute() -> None:

@@ -32,7 +32,7 @@ def assert_same_columns(one: OfflineRun, other: OfflineRun, *, but: tuple[str, .
 def test_twenty_runs_have_one_digest() -> None:
     workload = conversations()
     runs = [run_offline(workload, workers=3, routing="random", seed=7) for _ in range(20)]
-    assert len({run.facts["digest"] for run in runs}) == 1
+    assert len({run.facts.digest for run in runs}) == 1
 
 
 @pytest.mark.parametrize("routing", ["round_robin", "random"])
@@ -43,7 +43,7 @@ def test_any_number_of_threads_gives_the_same_run(routing: Any) -> None:
         run_offline(workload, engine, workers=5, routing=routing, seed=3, threads=threads)
         for threads in (1, 2, 3, 16)
     ]
-    assert len({run.facts["digest"] for run in runs}) == 1
+    assert len({run.facts.digest for run in runs}) == 1
     for run in runs[1:]:
         assert_same_columns(run, runs[0])
 
@@ -63,7 +63,7 @@ def test_workers_played_one_by_one_fare_as_in_one_order_of_all_events(part: int)
             continue
         together = run_offline(case.workload, case.config, **{**how, "routing": "least_loaded"})
         assert_same_columns(alone, together)
-        assert alone.facts["digest"] == together.facts["digest"]
+        assert alone.facts.digest == together.facts.digest
         compared += 1
     assert compared > 40
 
@@ -104,16 +104,16 @@ def test_checking_changes_nothing() -> None:
     engine = VllmConfig(block_size=16, num_gpu_blocks=120)
     plain = run_offline(workload, engine, workers=2)
     checked = run_offline(workload, engine, workers=2, check=True)
-    assert plain.facts["digest"] == checked.facts["digest"]
+    assert plain.facts.digest == checked.facts.digest
 
 
 def test_everything_that_happens_to_a_request_is_in_the_digest() -> None:
     workload = crowd(10)
-    base = run_offline(workload, workers=2).facts["digest"]
-    assert run_offline(workload, workers=1).facts["digest"] != base
+    base = run_offline(workload, workers=2).facts.digest
+    assert run_offline(workload, workers=1).facts.digest != base
     faster = VllmConfig(mocker=MockerSettings(speedup_ratio=1.0001))
-    assert run_offline(workload, faster, workers=2).facts["digest"] != base
-    assert run_offline(workload, VllmConfig(enable_prefix_caching=False), workers=2).facts["digest"] != base
+    assert run_offline(workload, faster, workers=2).facts.digest != base
+    assert run_offline(workload, VllmConfig(enable_prefix_caching=False), workers=2).facts.digest != base
 
 
 # ── Threads ──

@@ -67,7 +67,7 @@ def test_each_pool_has_its_own_engine_and_workers_are_numbered_through_them() ->
     assert router.pools == [0, 0, 1]
     assert (run.timeline.finish_ns // 1_000_000).tolist() == [4, 4, 8]
     assert run.timeline.worker_blocks.tolist() == [20, 20, 200]
-    assert [pool["name"] for pool in run.facts["pools"]] == ["workers", "large"]
+    assert [pool.name for pool in run.facts.pools] == ["workers", "large"]
 
 
 def test_a_request_is_rejected_by_the_pool_that_would_serve_it() -> None:
@@ -124,7 +124,7 @@ def test_links_stand_in_the_order_of_workers_whether_pools_leap_or_step(how: dic
             "worker 1",
             "worker 2",
         ]
-    assert leapt.facts["digest"] == stepped.facts["digest"]
+    assert leapt.facts.digest == stepped.facts.digest
 
 
 def disk(blocks: int, gbps: float) -> TiersConfig:

@@ -20,8 +20,8 @@ def test_a_rank_is_an_engine_of_its_own_and_the_least_busy_gets_the_next() -> No
     workload = single_turns([16, 16, 16], [2, 50, 2], arrival_ms=[0, 0.1, 20])
     run = play(workload, TWO)
     assert run.timeline.worker.tolist() == [0, 1, 0]
-    assert run.timeline.num_workers == run.facts["workers"] == 2
-    assert run.facts["data_parallel_size"] == 2
+    assert run.timeline.num_workers == run.facts.workers == 2
+    assert run.facts.data_parallel_size == 2
 
 
 def test_ties_go_round() -> None:
@@ -46,7 +46,7 @@ def test_a_kv_router_speaks_to_every_rank() -> None:
 def test_one_rank_changes_nothing() -> None:
     one = msgspec.structs.replace(TWO, data_parallel_size=1)
     plain = VllmConfig(block_size=16, num_gpu_blocks=64, timing=ONE_MS)
-    digests = [run_offline(crowd(20), engine, workers=2).facts["digest"] for engine in (one, plain)]
+    digests = [run_offline(crowd(20), engine, workers=2).facts.digest for engine in (one, plain)]
     assert digests[0] == digests[1]
 
 

@@ -114,7 +114,7 @@ def test_recording_takes_nothing_from_a_router_that_listens(routing: str, tmp_pa
     for path in (None, tmp_path / "steps.jsonl"):
         how: dict[str, Any] = {"routing": Listener() if routing == "mine" else routing, "record_steps": path}
         engine = VllmConfig(block_size=16, num_gpu_blocks=64)
-        digests.add(run_offline(crowd(40), engine, workers=2, **how).facts["digest"])
+        digests.add(run_offline(crowd(40), engine, workers=2, **how).facts.digest)
     assert len(digests) == 1
 
 

@@ -194,23 +194,23 @@ def test_runs_that_are_played_otherwise_have_the_same_digests(tiers: TiersConfig
     load = crowd(60)
     ways: tuple[dict[str, Any], ...] = ({}, {"fast_forward": False}, {"check": True})
     runs = [
-        run_offline(load, ENGINE, workers=3, tiers=tiers, events=True, **how).facts["digests"] for how in ways
+        run_offline(load, ENGINE, workers=3, tiers=tiers, events=True, **how).facts.digests for how in ways
     ]
     assert runs[0] == runs[1] == runs[2]
     assert "events" in runs[0]
     if tiers is None:
-        threaded = run_offline(load, ENGINE, workers=3, threads=2).facts["digests"]
+        threaded = run_offline(load, ENGINE, workers=3, threads=2).facts.digests
         assert threaded == {name: value for name, value in runs[0].items() if name != "events"}
 
 
 def test_a_run_that_keeps_its_events_has_the_digest_of_one_that_does_not() -> None:
     with_events = run_offline(crowd(20), ENGINE, events=True).facts
     without = run_offline(crowd(20), ENGINE).facts
-    assert with_events["digest"] == without["digest"]
+    assert with_events.digest == without.digest
     other = run_offline(crowd(20), ENGINE, events=True, seed=1).facts
-    assert other["digests"]["events"] == with_events["digests"]["events"]
+    assert other.digests["events"] == with_events.digests["events"]
     fewer = run_offline(crowd(20), VllmConfig(block_size=16, num_gpu_blocks=40), events=True).facts
-    assert fewer["digests"]["events"] != with_events["digests"]["events"]
+    assert fewer.digests["events"] != with_events.digests["events"]
 
 
 @pytest.mark.parametrize(

@@ -144,7 +144,7 @@ def test_every_driver_runs_it_alike_with_checks_and_without(
     plain = run_offline(workload, engine, workers=3, **how)
     checked = run_offline(workload, engine, workers=3, check=True, **how)
     stepped = run_offline(workload, engine, workers=3, **{**how, "threads": 1}, fast_forward=False)
-    assert plain.facts["digest"] == checked.facts["digest"] == stepped.facts["digest"]
+    assert plain.facts.digest == checked.facts.digest == stepped.facts.digest
     assert (plain.timeline.output_tokens == workload.output_tokens).all()
     assert plain.timeline.cached_tokens_first.sum() > 0
 

@@ -107,7 +107,7 @@ def test_a_workers_link_to_a_shared_tier_may_be_limited_in_one_direction(
 def test_host_tiers_leave_workers_independent_so_threads_change_nothing(mode: str) -> None:
     tiers = config(offload={"mode": mode})
     digests = {
-        run_offline(crowd(), ENGINE, workers=3, tiers=tiers, threads=threads).facts["digest"]
+        run_offline(crowd(), ENGINE, workers=3, tiers=tiers, threads=threads).facts.digest
         for threads in (1, 3)
     }
     assert len(digests) == 1
@@ -124,9 +124,9 @@ def test_the_digest_covers_where_prompts_came_from() -> None:
         run_offline(crowd(), ENGINE, tiers=config({"tier": "g2", "blocks": 400, "link": {"up_gbps": gbps}}))
         for gbps in (25, 0.05)
     )
-    assert fast.facts["digest"] != slow.facts["digest"]
+    assert fast.facts.digest != slow.facts.digest
     again = run_offline(crowd(), ENGINE, tiers=config({"tier": "g2", "blocks": 400, "link": {"up_gbps": 25}}))
-    assert again.facts["digest"] == fast.facts["digest"]
+    assert again.facts.digest == fast.facts.digest
 
 
 def test_sessions_with_all_four_tiers_conserve_blocks() -> None:
@@ -181,10 +181,10 @@ def test_a_filter_is_made_once_a_run_and_sees_hashes_and_reuse() -> None:
     second = run_offline(crowd(), ENGINE, workers=2, tiers=tiers)
     assert len(made) == 2
     assert made[0].asked == made[1].asked != []
-    assert first.facts["digest"] == second.facts["digest"]
-    assert first.facts["tiers"]["offload"]["filter"].endswith("Watching")
+    assert first.facts.digest == second.facts.digest
+    assert first.facts.tiers["offload"]["filter"].endswith("Watching")
     plain = run_offline(crowd(), ENGINE, workers=2, tiers=config())
-    assert plain.facts["digest"] == first.facts["digest"]
+    assert plain.facts.digest == first.facts.digest
 
 
 def test_a_filter_that_answers_for_others_is_an_error() -> None:
@@ -305,9 +305,9 @@ def test_a_run_takes_dynamos_engine_arguments() -> None:
     )
     theirs = understudy.replay(crowd(), engine)
     ours = understudy.replay(crowd(), ENGINE, tiers=config(offload={"mode": "write_through"}))
-    assert theirs.run["digest"] == ours.run["digest"]
-    assert theirs.run["tiers"] == ours.run["tiers"]
-    assert theirs.run["engine"] == ours.run["engine"]
+    assert theirs.run.digest == ours.run.digest
+    assert theirs.run.tiers == ours.run.tiers
+    assert theirs.run.engine == ours.run.engine
     assert theirs.tiers is not None
 
     staged = VllmConfig.from_dict(
@@ -333,7 +333,7 @@ def test_tiers_given_twice_are_refused_and_a_weight_may_stand_with_the_engine() 
     weighed = VllmConfig.from_dict({"kv_bytes_per_token": 1024})
     host = TiersConfig.from_dict({"tiers": [{"tier": "g2", "blocks": 5}]})
     run = run_offline(crowd(), weighed, tiers=host)
-    assert run.facts["tiers"]["kv_bytes_per_token"] == 1024
+    assert run.facts.tiers["kv_bytes_per_token"] == 1024
     with pytest.raises(ConfigError, match="kv_bytes_per_token is given twice"):
         run_offline(crowd(), weighed, tiers=TiersConfig.from_dict({"model": "Qwen3-8B"}))
     with pytest.raises(ConfigError, match="tiers: not a setting of engine"):
@@ -344,7 +344,7 @@ def test_a_comparison_plays_the_same_workload_without_tiers() -> None:
     report = understudy.replay(crowd(), ENGINE, tiers=config(), compare_without_tiers=True)
     bare = understudy.replay(crowd(), ENGINE)
     assert report.without_tiers is not None
-    assert report.without_tiers.run["digest"] == bare.run["digest"]
+    assert report.without_tiers.run.digest == bare.run.digest
     assert report.without_tiers.tiers is None
     with pytest.raises(ConfigError, match="compare_without_tiers needs tiers"):
         understudy.replay(
@@ -395,7 +395,7 @@ def test_leaping_changes_nothing_when_a_head_waits_whose_hits_may_be_evicted(num
         {"tier": "g2", "blocks": "unlimited", "link": {"fixed_us": 500}}, offload={"mode": "write_through"}
     )
     digests = {
-        run_offline(crowd(), engine, tiers=tiers, fast_forward=fast_forward).facts["digest"]
+        run_offline(crowd(), engine, tiers=tiers, fast_forward=fast_forward).facts.digest
         for fast_forward in (True, False)
     }
     assert len(digests) == 1

@@ -31,7 +31,7 @@ def outcome(case: Any, how: dict[str, Any]) -> Any:
         return type(stuck)
     timeline = run.timeline
     columns = {name: getattr(timeline, name).tolist() for name in COLUMNS}
-    return columns, timeline.steps, timeline.evictions, timeline.stored_blocks, run.facts["digest"]
+    return columns, timeline.steps, timeline.evictions, timeline.stored_blocks, run.facts.digest
 
 
 @pytest.mark.parametrize("seed", range(200, 320))
@@ -75,9 +75,9 @@ def test_a_timing_model_that_nobody_can_foresee_changes_nothing(how: dict[str, A
 
     config = VllmConfig(block_size=16, num_gpu_blocks=300, timing=ONE_MS)
     digests = {
-        run_offline(crowd(60), config, workers=3, timing=Falling(), fast_forward=fast_forward, **how).facts[
-            "digest"
-        ]
+        run_offline(
+            crowd(60), config, workers=3, timing=Falling(), fast_forward=fast_forward, **how
+        ).facts.digest
         for fast_forward in (True, False)
     }
     assert len(digests) == 1

@@ -81,7 +81,7 @@ def test_a_fleet_has_pools_of_several_kinds() -> None:
     mixed = run_offline(burst(), pools=pools, routing="least_loaded")
     assert mixed.timeline.output_tokens.tolist() == [6] * 40
     assert set(mixed.timeline.worker.tolist()) == {0, 1, 2}
-    assert [pool["engine"].get("queue_limit") for pool in mixed.facts["pools"]] == [1000, None]
+    assert [pool.engine.get("queue_limit") for pool in mixed.facts.pools] == [1000, None]
 
 
 def test_speedups_apply_to_engines_of_every_kind() -> None:
@@ -92,7 +92,7 @@ def test_speedups_apply_to_engines_of_every_kind() -> None:
 
 def test_settings_of_another_kind_are_described_in_the_facts() -> None:
     facts = run(burst(), ToyConfig(**TOY, queue_limit=1000)).facts
-    assert (facts["scheduling"], facts["engine"]["queue_limit"]) == ("synchronous", 1000)
+    assert (facts.scheduling, facts.engine["queue_limit"]) == ("synchronous", 1000)
 
 
 def test_steps_are_recorded_only_of_engines_that_support_it(tmp_path: Path) -> None:

@@ -16,6 +16,7 @@ from understudy.report import Report, Slo
 from understudy.report.html import page
 from understudy.report.html.scale import Scale
 from understudy.report.text import compact
+from understudy.run.facts import RunFacts
 from understudy.run.timeline import Status
 from understudy.workload.reuse import HitCurve
 
@@ -62,13 +63,11 @@ def checked(text: str) -> Checker:
     return checker
 
 
-CROWD = Report.build(
-    crowd(600), {"workload": "crowd", "config": {"engine": {"block_size": 64}}}, Slo(ttft_ms=500)
-)
+CROWD = Report.build(crowd(600), RunFacts(workload="crowd", engine={"block_size": 64}), Slo(ttft_ms=500))
 PAGES = {
     "crowd": page(CROWD),
     "many workers": page(Report.build(crowd(900, num_workers=200))),
-    "compared": page(CROWD, Report.build(crowd(300, seed=1), {"workload": "before"})),
+    "compared": page(CROWD, Report.build(crowd(300, seed=1), RunFacts(workload="before"))),
     "compared with nothing": page(CROWD, Report.build(timeline())),
     "nobody": page(Report.build(timeline())),
     "one token": page(Report.build(timeline(Row([10])))),
@@ -171,7 +170,9 @@ def test_the_curve_over_cache_sizes_marks_todays_sizes_and_the_bound() -> None:
         smallest_blocks=8,
         distinct_blocks=9_000,
     )
-    text = page(replace(CROWD, compute_hit_curve=lambda: curve))
+    report = replace(CROWD)
+    vars(report)["hit_curve"] = curve  # in place of the one of its workload
+    text = page(report)
     checked(text)
     workers, blocks = CROWD.columns.num_workers, CROWD.columns.blocks_per_worker
     assert f"one worker, {compact(blocks)}: {round(curve.hit_ratio(blocks) * 100):d} %" in text
@@ -195,7 +196,7 @@ def test_what_did_not_complete_is_listed_with_its_reason() -> None:
 
 def test_words_from_outside_are_escaped() -> None:
     evil = "<script>alert(1)</script>\"'&"
-    run = {"workload": evil, "digest": evil, "config": {evil: evil}}
+    run = RunFacts(workload=evil, digest=evil, engine={evil: evil})
     report = Report.build(timeline(Row(status=Status.REJECTED, worker=-1), reject_reasons={0: evil}), run)
     text = page(report, Report.build(timeline(), run))
     assert "<script>alert" not in text

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import fields
 from types import SimpleNamespace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -14,10 +15,14 @@ from understudy.errors import ConfigError
 from understudy.report import Report
 from understudy.report.requests import _rows_as_columns
 from understudy.report.table import timing_model
+from understudy.run.facts import RunFacts
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 
 def test_a_report_at_a_prompt_is_one_line() -> None:
-    shown = repr(Report.build(timeline(Row([10, 20, 30])), {"workload": "t.jsonl"}))
+    shown = repr(Report.build(timeline(Row([10, 20, 30])), RunFacts(workload="t.jsonl")))
     assert shown == (
         "<Report t.jsonl: 1 of 1 requests in 0.0 s, TTFT p50 10 ms, p99 10 ms, 100 output tokens/s, 0 verdicts; "
         "times from an unnamed source>"
@@ -26,7 +31,7 @@ def test_a_report_at_a_prompt_is_one_line() -> None:
 
 
 def test_a_notebook_shows_a_table_and_escapes_names() -> None:
-    html = Report.build(timeline(Row([10, 20])), {"workload": "<script>"})._repr_html_()
+    html = Report.build(timeline(Row([10, 20])), RunFacts(workload="<script>"))._repr_html_()
     assert "&lt;script&gt;" in html
     assert "Time to first token" in html
     assert html.count("<td>") == 7 * 6
@@ -59,7 +64,23 @@ def test_without_pandas_a_data_frame_is_refused_with_a_remedy(monkeypatch: pytes
         Report.build(timeline()).to_pandas()
 
 
+def test_text_is_returned_where_no_file_is_named(tmp_path: Path) -> None:
+    report = Report.build(crowd(20), RunFacts(workload="t.jsonl"))
+    report.to_json(tmp_path / "report.json")
+    report.to_html(tmp_path / "report.html")
+    assert report.to_json() == (tmp_path / "report.json").read_text()
+    assert report.to_html() == (tmp_path / "report.html").read_text()
+
+
+def test_fields_of_a_report_are_typed_values_and_no_closures() -> None:
+    hints = {one.name: str(one.type) for one in fields(Report)}
+    assert not [name for name, hint in hints.items() if "Any" in hint or "Callable" in hint or "dict" in hint]
+
+
 def test_the_report_says_which_timing_model_ran() -> None:
-    assert timing_model(Report.build(timeline(), {"engine": {"timing": {"kind": "constant"}}})) == "constant"
-    assert timing_model(Report.build(timeline(), {"timing": "MyModel", "engine": {}})) == "MyModel"
+    assert (
+        timing_model(Report.build(timeline(), RunFacts(engine={"timing": {"kind": "constant"}})))
+        == "constant"
+    )
+    assert timing_model(Report.build(timeline(), RunFacts(timing="MyModel"))) == "MyModel"
     assert timing_model(Report.build(timeline())) is None

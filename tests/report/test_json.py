@@ -9,6 +9,7 @@ import pytest
 from report.building import Row, crowd, timeline
 from understudy.errors import InvalidArgument
 from understudy.report import METRICS, PERCENTILE_METHOD, Report, Slo, Statistics
+from understudy.run.facts import RunFacts
 from understudy.run.timeline import Status
 
 if TYPE_CHECKING:
@@ -23,7 +24,7 @@ def strict(text: str) -> Any:
 
 
 REPORTS = {
-    "a crowd": Report.build(crowd(300), {"workload": "crowd", "config": {"x": math.nan}}, Slo(ttft_ms=500)),
+    "a crowd": Report.build(crowd(300), RunFacts(workload="crowd", engine={"x": math.nan}), Slo(ttft_ms=500)),
     "nobody": Report.build(timeline()),
     "all rejected": Report.build(
         timeline(Row(status=Status.REJECTED, worker=-1), reject_reasons={0: "too long"})
@@ -46,7 +47,7 @@ def test_json_says_what_the_report_says() -> None:
     assert data["throughput"]["output_tokens_per_s"] == report.throughput.output_tokens_per_s
     assert data["goodput"]["slo"] == {"ttft_ms": 500, "itl_ms": None, "e2e_ms": None}
     assert data["percentile_method"] == PERCENTILE_METHOD
-    assert data["run"] == {"workload": "crowd", "config": {"x": None}}
+    assert data["run"] == {"workload": "crowd", "engine": {"x": None}}
     assert REPORTS["nobody"].to_dict()["goodput"] is None
     assert REPORTS["nobody"].to_dict()["ttft_ms"]["mean"] is None
 

@@ -11,7 +11,10 @@ import pytest
 from report.building import MS, Row, crowd, timeline
 from understudy.errors import ConfigError, InvalidArgument
 from understudy.report import Report, Slo
+from understudy.router import KvRouting
+from understudy.run.facts import PoolFacts, RunFacts, TimeFacts
 from understudy.run.timeline import Status, Timeline
+from understudy.workload import OpenLoop
 
 
 def report(*rows: Row, slo: Slo | None = None, **overrides: Any) -> Report:
@@ -222,14 +225,36 @@ def test_a_crowd_agrees_with_a_plain_computation() -> None:
 
 def test_facts_about_the_run_must_fit_json() -> None:
     with pytest.raises(InvalidArgument, match="run must be JSON-serialisable"):
-        Report.build(timeline(), {"config": object()})
+        Report.build(timeline(), RunFacts(engine={"x": object()}))
 
 
-def test_facts_can_be_added_when_the_report_stands() -> None:
-    facts = {"workload": "chat", "config": {"workers": 4}}
-    first = Report.build(timeline(A), facts)
-    second = first.with_run(wall_time_s=0.5)
-    facts["workload"] = "changed"
-    assert first.run == {"workload": "chat", "config": {"workers": 4}}
-    assert second.run == {"workload": "chat", "config": {"workers": 4}, "wall_time_s": 0.5}
-    assert second.ttft_ms == first.ttft_ms
+def test_facts_by_name_are_refused() -> None:
+    with pytest.raises(InvalidArgument, match=r"run must be RunFacts, got \{'workload'"):
+        Report.build(timeline(), {"workload": "chat"})  # type: ignore[arg-type]
+
+
+def test_facts_that_are_unknown_are_not_written() -> None:
+    assert RunFacts().to_dict() == {}
+    facts = RunFacts(workload="chat", seed=0, engine={"block_size": 16, "max_num_seqs": None})
+    assert facts.to_dict() == {
+        "workload": "chat",
+        "seed": 0,
+        "engine": {"block_size": 16, "max_num_seqs": None},
+    }
+
+
+def test_facts_keep_the_json_of_loads_times_pools_and_routing() -> None:
+    facts = RunFacts(
+        online=True,
+        routing=KvRouting(temperature=0.5),
+        load=OpenLoop(),
+        pools=(PoolFacts("small", 2, "synchronous", {"block_size": 16}),),
+        times=TimeFacts("a table", 0.0),
+    ).to_dict()
+    assert facts["online"] is True
+    assert (facts["routing"]["kind"], facts["routing"]["temperature"]) == ("kv", 0.5)
+    assert facts["load"] == {"kind": "open_loop", "arrival_rate_scale": 1.0}
+    assert facts["pools"] == [
+        {"name": "small", "workers": 2, "scheduling": "synchronous", "engine": {"block_size": 16}}
+    ]
+    assert facts["times"] == {"from": "a table", "outside_domain_share": 0.0, "front_end_ms": 0.0}

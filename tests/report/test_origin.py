@@ -22,6 +22,7 @@ from understudy.cli import main
 from understudy.engines.config import VllmConfig
 from understudy.report import Report
 from understudy.report.html import page
+from understudy.run.facts import RunFacts
 from understudy.timing.efficiencies import Efficiencies
 from understudy.timing.physical import Domain
 
@@ -91,7 +92,7 @@ def test_a_report_in_python_at_a_prompt_in_a_notebook_and_beside_another() -> No
     known = replay(single_turns([64], 4), VllmConfig())
     for said in (repr(known), known._repr_html_()):
         assert "times from a generic polynomial" in said
-    nobody = Report.build(timeline(Row([10, 20])), {"workload": "old"})
+    nobody = Report.build(timeline(Row([10, 20])), RunFacts(workload="old"))
     for said in (repr(nobody), nobody._repr_html_(), page(nobody)):
         assert UNNAMED in said
     console = Console(width=200)

@@ -10,8 +10,9 @@ from rich.console import Console
 from report.building import Row, crowd, timeline
 from understudy.report import Report, Slo
 from understudy.report.text import compact, duration, quantity, significant
+from understudy.run.facts import RunFacts
 
-CROWD = Report.build(crowd(400), {"digest": "0123456789abcdef" * 4, "wall_time_s": 0.25}, Slo(ttft_ms=500))
+CROWD = Report.build(crowd(400), RunFacts(digest="0123456789abcdef" * 4, wall_time_s=0.25), Slo(ttft_ms=500))
 
 
 def printed(report: Report, width: int) -> str:

@@ -22,12 +22,13 @@ from understudy.report.html import page
 from understudy.report.text import size
 from understudy.report.tier_metrics import TIER_METRICS
 from understudy.report.tiers import LINK_WINDOWS, TiersReport
+from understudy.run.facts import RunFacts
 from understudy.workload.columns import RowError
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-REPORT = Report.build(tiered(), {"workload": "by hand", "digest": "0123456789abcdef"})
+REPORT = Report.build(tiered(), RunFacts(workload="by hand", digest="0123456789abcdef"))
 BARE = Report.build(crowd(300))
 assert REPORT.tiers is not None
 TIERS: TiersReport = REPORT.tiers
@@ -222,7 +223,7 @@ def test_unlimited_links_are_plotted_in_bytes_a_second() -> None:
 
 
 def test_a_comparison_shows_both_and_the_difference(tmp_path: Path) -> None:
-    without = Report.build(timeline(Row([40, 80], prompt_tokens=100), evictions=3), {"workload": "bare"})
+    without = Report.build(timeline(Row([40, 80], prompt_tokens=100), evictions=3), RunFacts(workload="bare"))
     report = replace(REPORT, without_tiers=without)
     text = printed(report)
     assert re.search(r"with tiers +without +difference", text)

@@ -20,6 +20,7 @@ from understudy.engines.timing import Constant
 from understudy.report import Report, Slo
 from understudy.report import verdicts as rules
 from understudy.report.html import page
+from understudy.run.facts import RunFacts
 from understudy.run.timeline import Status
 from understudy.tiers import TiersConfig
 from understudy.workload import Poisson
@@ -30,7 +31,7 @@ if TYPE_CHECKING:
     from understudy.workload import Workload
 
 
-def report(*rows: Row, run: dict[str, Any] | None = None, slo: Slo | None = None, **overrides: Any) -> Report:
+def report(*rows: Row, run: RunFacts | None = None, slo: Slo | None = None, **overrides: Any) -> Report:
     return Report.build(timeline(*rows, **overrides), run, slo)
 
 
@@ -210,7 +211,7 @@ def test_a_link_without_room_to_spare_is_named() -> None:
 
 def test_steps_that_prefill_can_miss_the_goal_that_others_meet() -> None:
     tokens = [*range(10, 110, 10), 400]  # nine gaps of 10 ms, one of 300
-    facts = {"engine": {"max_num_batched_tokens": 8192}}
+    facts = RunFacts(engine={"max_num_batched_tokens": 8192})
     said = found(rules.steps_too_long(report(Row(tokens), slo=Slo(itl_ms=50), run=facts)))
     assert "10.0 % of the gaps exceed the ITL objective of 50 ms" in said
     assert "Lower --max-num-batched-tokens (now 8,192); TTFT will rise." in said
@@ -224,7 +225,7 @@ DEMO = Path(__file__).parents[2] / "examples" / "demo_trace.jsonl"
 
 def missing(count: int, bad: Row, good: Row, *, total: int = 100, **goals: float) -> rules.Verdict | None:
     rows = [bad] * count + [good] * (total - count)
-    return rules.goal_missed(report(*rows, slo=Slo(**goals), run={"engine": {"max_num_seqs": 64}}))
+    return rules.goal_missed(report(*rows, slo=Slo(**goals), run=RunFacts(engine={"max_num_seqs": 64})))
 
 
 def test_the_goal_that_most_requests_miss_is_named_with_what_takes_their_time() -> None:

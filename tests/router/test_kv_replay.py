@@ -92,8 +92,8 @@ def test_what_an_oracle_believes_is_what_the_engine_finds() -> None:
 
 def test_the_seed_decides_between_equals_and_nothing_else() -> None:
     one, again, other = play(seed=1), play(seed=1), play(seed=2)
-    assert one.facts["digest"] == again.facts["digest"]
-    assert one.facts["digest"] != other.facts["digest"]
+    assert one.facts.digest == again.facts.digest
+    assert one.facts.digest != other.facts.digest
 
 
 @pytest.mark.parametrize(
@@ -117,7 +117,7 @@ def test_which_events_are_lost_does_not_depend_on_leaps() -> None:
         run = run_offline(
             conversations(40), engine, workers=3, routing=router, tiers=tiers, fast_forward=fast_forward
         )
-        told.append((run.facts["digest"], router.lost_deliveries, router.decisions.overlap_blocks.tolist()))
+        told.append((run.facts.digest, router.lost_deliveries, router.decisions.overlap_blocks.tolist()))
     assert told[0] == told[1]
 
 
@@ -265,7 +265,7 @@ def test_the_report_says_how_well_it_was_routed(tmp_path: Path) -> None:
     report = replay(
         FAN_OUT, ENGINE, workers=8, routing=KvRouting(event_delay_ms=500), outputs=Outputs(decisions=file)
     )
-    told = report.run["router"]
+    told = report.run.router
     assert told["decisions"] == len(FAN_OUT)
     assert told["predicted_hit"] < told["best_hit"]
     assert told["regretted"] > 0

@@ -38,8 +38,8 @@ CALLS: dict[str, Callable[[KvRouter], object]] = {
 
 def play(router: Any, on_step_end: Callable[[int, int], None] | None = None) -> str:
     run = run_offline(single_turns([64] * 20, 8), ENGINE, workers=2, routing=router, on_step_end=on_step_end)
-    digest: str = run.facts["digest"]
-    return digest
+    assert run.facts.digest is not None
+    return run.facts.digest
 
 
 @pytest.mark.parametrize("call", CALLS)

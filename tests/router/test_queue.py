@@ -173,7 +173,7 @@ def test_a_replay_lets_requests_wait_and_loses_none() -> None:
     admitted = run.timeline.first_admit_ns - run.timeline.arrival_ns
     assert (admitted[run.decisions.rows] >= waited).all()
     again = play(queue_threshold=1.0)
-    assert again.facts["digest"] == run.facts["digest"]
+    assert again.facts.digest == run.facts.digest
 
 
 def test_who_is_let_go_is_judged_by_what_workers_hold_by_then_checked_or_not() -> None:
@@ -212,7 +212,7 @@ def test_requests_of_a_step_start_and_end_one_by_one_and_let_others_go_in_betwee
 
 
 def test_a_threshold_that_nobody_reaches_changes_nothing() -> None:
-    assert play(queue_threshold=1e9).facts["digest"] == play().facts["digest"]
+    assert play(queue_threshold=1e9).facts.digest == play().facts.digest
 
 
 def test_the_shortest_first_serves_the_mean_and_the_last_first_does_not() -> None:

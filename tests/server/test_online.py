@@ -26,7 +26,7 @@ def test_counts_are_those_of_the_workload_and_times_follow_each_other() -> None:
     assert timeline.cached_tokens_first.tolist()[3] == 0
     assert timeline.cached_tokens_first.tolist()[1] >= 32
     assert timeline.stored_blocks > 0
-    assert run.facts["lateness_ms"]["token_p99"] >= 0
+    assert run.facts.lateness_ms["token_p99"] >= 0
     assert timeline.arrival_ns[3] >= 300e6  # never before it is due
 
 

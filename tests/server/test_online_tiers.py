@@ -189,7 +189,7 @@ def test_over_http_the_report_has_the_tiers_of_the_replay_at_the_same_stamps(
     for ours, theirs in zip(live["links"], replayed["links"], strict=True):
         for name in ("name", "links", "bandwidth_gbps", "transfers", "bytes", "busy_s"):
             assert ours[name] == theirs[name]
-    assert online.run["tiers"] == run.facts["tiers"]
+    assert online.run.tiers == run.facts.tiers
     table = StringIO()
     online.print(Console(file=table, width=100))
     assert "Machine late" in table.getvalue()

@@ -235,4 +235,4 @@ def test_the_head_of_a_queue_that_lacks_room_goes_on_when_one_of_its_hits_is_evi
         )
         for fast_forward in (True, False)
     )
-    assert rested.facts["digest"] == stepped.facts["digest"]
+    assert rested.facts.digest == stepped.facts.digest

@@ -73,7 +73,7 @@ def test_a_closed_loop_sees_the_end_of_a_request_that_was_loading(asynchronous: 
         )
         for fast_forward in (True, False)
     ]
-    assert runs[0].facts["digests"] == runs[1].facts["digests"]
+    assert runs[0].facts.digests == runs[1].facts.digests
     assert runs[0].timeline.arrival_ns.max() < 20_000_000
 
 
@@ -91,7 +91,7 @@ def test_who_ends_in_a_leap_renews_its_chunks_before_the_next_stores() -> None:
         )
         for fast_forward in (True, False)
     ]
-    assert runs[0].facts["digests"] == runs[1].facts["digests"]
+    assert runs[0].facts.digests == runs[1].facts.digests
 
 
 def test_a_request_without_identities_is_refused() -> None:

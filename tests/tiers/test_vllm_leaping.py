@@ -84,7 +84,7 @@ def outcome(run: dict[str, Any], **how: Any) -> Any:
     """The digests, or how it came to a halt."""
     rest = {name: value for name, value in run.items() if name not in ("workload", "engine")}
     try:
-        return run_offline(run["workload"], run["engine"], events=True, **rest, **how).facts["digests"]
+        return run_offline(run["workload"], run["engine"], events=True, **rest, **how).facts.digests
     except WrongState as halt:
         return str(halt)
 

@@ -82,7 +82,7 @@ def test_runs_that_are_played_otherwise_have_the_same_digests(
     load = conversations(30)
     ways: tuple[dict[str, Any], ...] = ({}, {"fast_forward": False}, {"check": True})
     runs = [
-        run_offline(load, engine, workers=2, tiers=tiers, events=True, **how).facts["digests"] for how in ways
+        run_offline(load, engine, workers=2, tiers=tiers, events=True, **how).facts.digests for how in ways
     ]
     assert runs[0] == runs[1] == runs[2]
 

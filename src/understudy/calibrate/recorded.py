@@ -146,4 +146,4 @@ def predict_run(
     tpot = (columns.last_token_ns - columns.first_token_ns) / 1e6 / gaps
     names = load.workload.request_ids or []
     requests = list(zip(names, ttft.tolist(), tpot.tolist(), e2e.tolist(), strict=True))
-    return PredictedRun(requests, format_times(run.facts["times"]))
+    return PredictedRun(requests, format_times(run.facts.times))

@@ -304,11 +304,15 @@ def run(args: argparse.Namespace) -> int:
                 ),
             )
         )
-    report = report.with_run(workload=args.trace.name, wall_time_s=time.perf_counter() - started)
-    if settings.notes:
-        report = report.with_run(notes=[*report.run.get("notes", ()), *settings.notes])
     if (without := report.without_tiers) is not None:
-        report = replace(report, without_tiers=without.with_run(workload=f"{args.trace.name} without tiers"))
+        without = replace(without, run=replace(without.run, workload=f"{args.trace.name} without tiers"))
+    facts = replace(
+        report.run,
+        workload=args.trace.name,
+        notes=(*report.run.notes, *settings.notes),
+        wall_time_s=time.perf_counter() - started,
+    )
+    report = replace(report, run=facts, without_tiers=without)
     if args.json:
         report.to_json(args.json)
     if args.requests_jsonl:
@@ -344,7 +348,7 @@ def _print_report(report: Report, args: argparse.Namespace, outputs: dict[str, P
     from rich.console import Console
 
     if args.digest:
-        print(report.run["digest"])
+        print(report.run.digest)
     elif not args.quiet:
         report.print(Console(highlight=False, stderr=any(map(is_stdout, outputs.values()))))
         for path in outputs.values():

@@ -16,8 +16,8 @@ from understudy.qwen3.runner import VirtualClock, run_workload
 from understudy.qwen3.twin import build_twin
 from understudy.report import Report
 from understudy.run.digest import digests
+from understudy.run.facts import RunFacts, TimeFacts
 from understudy.run.timeline import FinishReason, Status, Timeline
-from understudy.run.times import build_time_facts
 from understudy.server.online import prompt_of
 from understudy.timing.recorded.load import load_of_row
 
@@ -99,22 +99,22 @@ def replay_twin(
         timeline = _timeline(workload, run, engine, sizes)
     finally:
         engine.close()
-    facts = {
-        "understudy": __version__,
+    facts = RunFacts(
+        understudy=__version__,
         **workload.describe(name),
-        "workers": 1,
-        "engine": {
+        workers=1,
+        engine={
             "kind": "qwen3 twin",
             "recorded": record.about,
             **sizes,
             "host_blocks": options.host_blocks,
         },
-        "times": build_time_facts(
+        times=TimeFacts(
             f"steps recorded of {record.about.get('model', 'the real engine')}", _outside(run, time)
         ),
-        "decisions": run.decisions,
+        decisions=run.decisions,
         **digests(timeline),
-    }
+    )
     return Report.build(timeline, facts, slo)
 
 

@@ -20,6 +20,7 @@ from understudy.report.report import Report
 from understudy.report.saved import read_report
 from understudy.report.text import NONE, quantity
 from understudy.router.kv import KvRouting
+from understudy.run.facts import TimeFacts
 from understudy.run.times import format_times
 from understudy.tiers.settings import OffloadSettings
 
@@ -108,7 +109,8 @@ class Comparison:
         """Name the source of each report's times, one line per source."""
         sources: dict[str, list[str]] = {}
         for name, report in zip(self.names, self.reports, strict=True):
-            sources.setdefault(format_times(report["run"].get("times")), []).append(name)
+            times = msgspec.convert(report["run"].get("times"), TimeFacts | None)
+            sources.setdefault(format_times(times), []).append(name)
         if len(sources) == 1:
             return [f"Times from {words}" for words in sources]
         return [f"Times of {', '.join(names)} from {words}" for words, names in sources.items()]

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import math
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, overload
 
 import msgspec
 import numpy as np
@@ -19,20 +19,22 @@ from understudy.report.series import worker_means
 from understudy.report.statistics import PERCENTILE_METHOD, Statistics
 from understudy.report.tier_metrics import TIER_METRICS
 from understudy.report.tiers import TiersReport
+from understudy.run.facts import RunFacts
 from understudy.run.timeline import FinishReason, Status
 from understudy.run.times import format_times
+from understudy.workload.reuse import HitCurve, hit_curve, unlimited_hit_ratio
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
     from os import PathLike
 
+    from pandas import DataFrame
     from rich.console import Console, RenderableType
 
     from understudy.report.goodput import Slo
     from understudy.report.verdicts import Verdict
     from understudy.router.kv import Decisions
     from understudy.run.timeline import Timeline
-    from understudy.workload.reuse import HitCurve
+    from understudy.workload.workload import Workload
 
 SCHEMA = "understudy.report/1"
 
@@ -96,8 +98,8 @@ class Report:
     """
 
     columns: Timeline
-    run: dict[str, Any]
-    """Facts about the run, usually its workload, config, digest and wall_time_s."""
+    run: RunFacts
+    """Facts about the run: workload, settings, digest, wall time."""
 
     ttft_ms: Statistics
     ttft_queued_ms: Statistics
@@ -127,23 +129,21 @@ class Report:
     """None if there were no tiers."""
     without_tiers: Report | None = None
     """Report of the workload without tiers, if it was requested."""
-    compute_unlimited_hits: Callable[[], float] | None = field(default=None, repr=False)
-    """Computes the hit ratio of one unlimited cache; slow, so called only if a verdict needs it."""
-    compute_routed_hits: Callable[[], float] | None = field(default=None, repr=False)
-    """Computes the hit ratio of unlimited caches, one per worker, with this run's routing; called likewise."""
-    compute_hit_curve: Callable[[], HitCurve] | None = field(default=None, repr=False)
-    """Computes the hit ratios of LRU caches of every size; called only if the curve is drawn."""
-    decisions: Decisions | None = field(default=None, repr=False)
+    workload: Workload | None = None
+    """Requests of an offline run, from which `unlimited_hit_ratio`, `routed_hit_ratio` and `hit_curve` are computed."""
+    decisions: Decisions | None = None
     """Decisions of a KV-aware router, for the page."""
 
     @classmethod
-    def build(
-        cls, timeline: Timeline, run: Mapping[str, Any] | None = None, slo: Slo | None = None
-    ) -> Report:
+    def build(cls, timeline: Timeline, run: RunFacts | None = None, slo: Slo | None = None) -> Report:
         """Compute all metrics of `timeline`.
 
         `run` becomes part of the report. Errors: InvalidArgument if it is not JSON-serialisable.
         """
+        run = RunFacts() if run is None else run
+        if not isinstance(run, RunFacts):
+            raise InvalidArgument(f"run must be RunFacts, got {run!r}")
+        run.to_dict()  # raises for a setting that does not fit JSON
         latencies = Latencies.of(timeline)
         done = timeline.completed
         duration_s = (timeline.end_ns - timeline.start_ns) / NS_PER_S
@@ -155,7 +155,7 @@ class Report:
         gaps = slice(np.searchsorted(timeline.itl_ns, 1), None)
         return cls(
             columns=timeline,
-            run=_convert_to_json(run or {}),
+            run=run,
             ttft_ms=Statistics.of(present(latencies.ttft_ms)),
             ttft_queued_ms=Statistics.of(present(latencies.ttft_queued_ms)),
             ttst_ms=Statistics.of(present(latencies.ttst_ms)),
@@ -191,10 +191,6 @@ class Report:
             tiers=TiersReport.of(timeline),
         )
 
-    def with_run(self, **facts: Any) -> Report:
-        """Return the report with more facts about the run, such as wall_time_s."""
-        return replace(self, run=_convert_to_json({**self.run, **facts}))
-
     @cached_property
     def latencies(self) -> Latencies:
         """Latencies of each request."""
@@ -203,23 +199,25 @@ class Report:
     @cached_property
     def unlimited_hit_ratio(self) -> float | None:
         """Hit ratio of one unlimited cache; None if no block was evicted or the workload is unknown."""
-        known = self.run.get("unlimited_hit_ratio")
-        if known is not None or self.compute_unlimited_hits is None or not self.kv.evictions:
+        known = self.run.unlimited_hit_ratio
+        if known is not None or self.workload is None or not self.kv.evictions:
             return known
-        return self.compute_unlimited_hits()
+        return unlimited_hit_ratio(self.workload, self.columns.block_size)
 
     @cached_property
     def routed_hit_ratio(self) -> float | None:
-        """Hit ratio of unlimited caches, one per worker, with this run's routing; None likewise."""
-        known = self.run.get("routed_hit_ratio")
-        if known is not None or self.compute_routed_hits is None or not self.kv.evictions:
+        """Hit ratio of unlimited caches with this run's routing; None likewise, and for one worker."""
+        known = self.run.routed_hit_ratio
+        if known is not None or self.workload is None or not self.kv.evictions:
             return known
-        return self.compute_routed_hits()
+        if self.columns.num_workers == 1:
+            return None
+        return unlimited_hit_ratio(self.workload, self.columns.block_size, self.columns.worker)
 
     @cached_property
     def hit_curve(self) -> HitCurve | None:
         """Hit ratio by cache size; None if the workload is unknown."""
-        return None if self.compute_hit_curve is None else self.compute_hit_curve()
+        return None if self.workload is None else hit_curve(self.workload, self.columns.block_size)
 
     @cached_property
     def verdicts(self) -> tuple[Verdict, ...]:
@@ -246,20 +244,25 @@ class Report:
             metric.key: {"name": metric.name, "unit": metric.unit, "definition": metric.definition}
             for metric in METRICS + (TIER_METRICS if self.tiers is not None else ())
         }
-        unlimited = self.unlimited_hit_ratio
-        run = self.run if unlimited is None else {**self.run, "unlimited_hit_ratio": unlimited}
-        if (routed := self.routed_hit_ratio) is not None:
-            run = {**run, "routed_hit_ratio": routed}
+        run = replace(
+            self.run, unlimited_hit_ratio=self.unlimited_hit_ratio, routed_hit_ratio=self.routed_hit_ratio
+        ).to_dict()
         result: dict[str, Any] = _replace_nan(
             {"schema": SCHEMA, "run": run, "percentile_method": PERCENTILE_METHOD, **metrics}
         )
         return {**result, "definitions": definitions}
 
-    def to_json(self, path: str | PathLike[str]) -> None:
-        """Write `to_dict` to `path` as indented JSON."""
-        text = msgspec.json.format(msgspec.json.encode(self.to_dict()), indent=2)
-        with create(path) as file:
-            file.write(text + b"\n")
+    @overload
+    def to_json(self) -> str: ...
+    @overload
+    def to_json(self, path: str | PathLike[str]) -> None: ...
+    def to_json(self, path: str | PathLike[str] | None = None) -> str | None:
+        """Write the report to `path` as indented JSON, without its columns; return the text if `path` is left out.
+
+        docs/schema/report.json is its schema. Errors: InvalidArgument if the file cannot be written.
+        """
+        text = msgspec.json.format(msgspec.json.encode(self.to_dict()), indent=2) + b"\n"
+        return _write(path, text)
 
     def requests_jsonl(self, path: str | PathLike[str]) -> None:
         """Write one JSON line per request, in workload order, with the workload's ids."""
@@ -279,8 +282,8 @@ class Report:
 
         (console or Console(highlight=False)).print(self.table())
 
-    def to_pandas(self) -> Any:
-        """Return a pandas DataFrame with the rows of `requests_jsonl`. ConfigError without pandas."""
+    def to_pandas(self) -> DataFrame:
+        """Return one row per request, with the columns of `requests_jsonl`. ConfigError if pandas is not installed."""
         from understudy.report.requests import request_frame
 
         return request_frame(self)
@@ -288,10 +291,10 @@ class Report:
     def __repr__(self) -> str:
         """Return one line with the main numbers and the source of the times."""
         return (
-            f"<Report {self.run.get('workload', '')}: {self.requests.completed:,} of {self.requests.total:,} requests "
+            f"<Report {self.run.workload or ''}: {self.requests.completed:,} of {self.requests.total:,} requests "
             f"in {self.duration_s:,.1f} s, TTFT p50 {self.ttft_ms.p50:,.0f} ms, p99 {self.ttft_ms.p99:,.0f} ms, "
             f"{self.throughput.output_tokens_per_s:,.0f} output tokens/s, {len(self.verdicts)} verdicts; "
-            f"times from {format_times(self.run.get('times'))}>"
+            f"times from {format_times(self.run.times)}>"
         )
 
     def _repr_html_(self) -> str:
@@ -300,13 +303,19 @@ class Report:
 
         return summary(self)
 
-    def to_html(self, path: str | PathLike[str], baseline: Report | None = None) -> None:
-        """Write one self-contained page with plots; compare with `baseline` (default: `without_tiers`)."""
+    @overload
+    def to_html(self, path: None = None, baseline: Report | None = None) -> str: ...
+    @overload
+    def to_html(self, path: str | PathLike[str], baseline: Report | None = None) -> None: ...
+    def to_html(self, path: str | PathLike[str] | None = None, baseline: Report | None = None) -> str | None:
+        """Write one self-contained page with plots to `path`; return its text if `path` is left out.
+
+        `baseline` is a report to compare with (default: `without_tiers`). Errors: InvalidArgument if the file cannot be
+        written.
+        """
         from understudy.report.html import page
 
-        text = page(self, baseline or self.without_tiers)
-        with create(path) as file:
-            file.write(text.encode())
+        return _write(path, page(self, baseline or self.without_tiers).encode())
 
 
 def _count_requests(timeline: Timeline) -> RequestCounts:
@@ -349,12 +358,13 @@ def _compute_kv_usage(timeline: Timeline) -> KvUsage:
     )
 
 
-def _convert_to_json(run: Mapping[str, Any]) -> dict[str, Any]:
-    try:
-        facts: dict[str, Any] = msgspec.json.decode(msgspec.json.encode(dict(run)))
-    except (TypeError, ValueError, msgspec.MsgspecError) as error:
-        raise InvalidArgument(f"run must be JSON-serialisable: {error}") from error
-    return facts
+def _write(path: str | PathLike[str] | None, text: bytes) -> str | None:
+    """Write `text` to `path`; return it if `path` is None."""
+    if path is None:
+        return text.decode()
+    with create(path) as file:
+        file.write(text)
+    return None
 
 
 def _replace_nan(value: Any) -> Any:

@@ -21,6 +21,8 @@ from understudy.run.timeline import FinishReason, Status, Timeline
 if TYPE_CHECKING:
     from os import PathLike
 
+    from pandas import DataFrame
+
     from understudy.report.report import Report
 
 CHUNK_ROWS = 50_000  # limits the number of Python objects at a time
@@ -44,7 +46,7 @@ def write_requests(report: Report, path: str | PathLike[str]) -> None:
             file.write(encoder.encode_lines(rows))  # NaN is written as null
 
 
-def request_frame(report: Report) -> Any:
+def request_frame(report: Report) -> DataFrame:
     """Return the rows as a pandas DataFrame. ConfigError if pandas is not installed."""
     return import_pandas().DataFrame(_rows_as_columns(report, slice(0, len(report.columns))))
 

@@ -62,15 +62,15 @@ class ReportTable:
         for verdict in self.report.verdicts:
             text = Text.assemble(("▲ ", "bold red"), (verdict.finding, "bold"), " ", verdict.remedy)
             yield Padding(text, (0, 1), expand=False)
-        for note in self.report.run.get("notes", ()):
+        for note in self.report.run.notes:
             yield Padding(Text.assemble(("Note  ", "yellow"), note), (0, 1), expand=False)
-        words = format_times(self.report.run.get("times"))
+        words = format_times(self.report.run.times)
         yield Padding(Text.assemble(("Times from  ", "dim"), words), (0, 1), expand=False)
-        if "lateness_ms" in self.report.run:
-            late = format_lateness(self.report.run["lateness_ms"])
+        if self.report.run.lateness_ms:
+            late = format_lateness(self.report.run.lateness_ms)
             yield Padding(Text.assemble(("Machine late  ", "dim"), late), (0, 1), expand=False)
-        if "digest" in self.report.run:
-            digest = Text.assemble(("Digest  ", "dim"), str(self.report.run["digest"]), overflow="fold")
+        if self.report.run.digest is not None:
+            digest = Text.assemble(("Digest  ", "dim"), self.report.run.digest, overflow="fold")
             yield Padding(digest, (0, 1), expand=False)
 
 
@@ -133,9 +133,9 @@ def build_summary(facts: list[tuple[str, str]], width: int) -> Table:
 
 def timing_model(report: Report) -> str | None:
     """Return the name of the timing model; None if it is unknown."""
-    if "timing" in report.run:
-        return str(report.run["timing"])
-    timing = report.run.get("engine", {}).get("timing", {})
+    if report.run.timing is not None:
+        return report.run.timing
+    timing = report.run.engine.get("timing", {})
     return str(timing["kind"]) if isinstance(timing, dict) and "kind" in timing else None
 
 
@@ -150,10 +150,10 @@ def _list_facts(report: Report) -> list[tuple[str, str]]:
     facts.append(("Duration", duration(report.duration_s)))
     if (timing := timing_model(report)) is not None:
         facts.append(("Timing model", timing))
-    if "scheduling" in report.run:
-        facts.append(("Scheduling", str(report.run["scheduling"])))
-    if "wall_time_s" in report.run:
-        facts.append(("Wall time", duration(report.run["wall_time_s"])))
+    if report.run.scheduling is not None:
+        facts.append(("Scheduling", report.run.scheduling))
+    if report.run.wall_time_s is not None:
+        facts.append(("Wall time", duration(report.run.wall_time_s)))
     throughput = report.throughput
     facts.append(("Request throughput", f"{fixed(throughput.requests_per_s)} req/s"))
     facts.append(("Input throughput", f"{fixed(throughput.input_tokens_per_s)} tok/s"))

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -15,11 +15,14 @@ from understudy.report.latency import NS_PER_S
 from understudy.report.series import StepFunction
 from understudy.report.text import duration, quantity
 from understudy.report.tier_table import format_link
+from understudy.router.kv import KvRouting
+from understudy.workload.arrivals import ClosedLoop, OpenLoop
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from understudy.report.report import Report
+    from understudy.run.facts import PoolFacts, RunFacts
 
 
 _HEADROOM = 1.2
@@ -83,7 +86,7 @@ def overloaded(report: Report) -> Verdict | None:
     before, keep such a queue from growing.
     """
     timeline = report.columns
-    if report.run.get("load", {}).get("kind", "open_loop") != "open_loop" or not len(timeline.sample_time_ns):
+    if not isinstance(report.run.load, OpenLoop | None) or not len(timeline.sample_time_ns):
         return None
     arrived = np.sort(timeline.arrival_ns[timeline.arrival_ns >= 0])
     if len(arrived) < 2 or arrived[-1] - arrived[0] < NS_PER_S:
@@ -174,7 +177,7 @@ def goal_missed(report: Report) -> Verdict | None:
 
 def _advise_on_queue(report: Report) -> str:
     remedies = [f"Use more workers (now {report.columns.num_workers:,})"]
-    if report.run.get("load", {}).get("kind") == "closed_loop":
+    if isinstance(report.run.load, ClosedLoop):
         remedies.append("fewer concurrent sessions (--concurrency)")
     if report.kv.usage_max >= 0.95:
         used = quantity(report.kv.usage_mean, "ratio")
@@ -191,7 +194,7 @@ def _advise_on_prefill(report: Report) -> str:
 
 
 def _advise_on_decode(report: Report) -> str:
-    batches = {pool.get("engine", {}).get("max_num_seqs") for pool in _list_pools(report)} - {None}
+    batches = {pool.engine.get("max_num_seqs") for pool in _list_pools(report)} - {None}
     now = f" (now {batches.pop():,})" if len(batches) == 1 else ""
     return f"Lower --max-num-seqs{now}, or use more workers or faster GPUs, to shorten the steps."
 
@@ -219,7 +222,7 @@ def scattered_prefixes(report: Report) -> Verdict | None:
     if routed is None or best is None or not best - routed >= 0.05 or routed >= 0.8 * best:
         return None
     # The KV-aware router already considers prefixes.
-    if _has_shared_tier(report) or isinstance(report.run.get("routing"), dict):
+    if _has_shared_tier(report) or isinstance(report.run.routing, KvRouting):
         return None
     return Verdict(
         "scattered_prefixes",
@@ -236,7 +239,7 @@ def tier_hurts(report: Report) -> Verdict | None:
         return None
     working_s = report.duration_s * report.columns.num_workers
     remedy = "Try --offload-mode write_through, more bandwidth to the host, or offload.min_reuse."
-    modes = {pool.get("tiers", {}).get("offload", {}).get("mode") for pool in _list_pools(report)}
+    modes = {pool.tiers.get("offload", {}).get("mode") for pool in _list_pools(report)}
     if modes - {None} == {"write_through"}:
         remedy = "Use more bandwidth to the host, or offload reused blocks only (offload.min_reuse)."
     if without is not None and report.ttft_ms.mean > 1.05 * without.ttft_ms.mean:
@@ -312,7 +315,7 @@ def steps_too_long(report: Report) -> Verdict | None:
     late = int(timeline.itl_count[timeline.itl_ns > goal * 1e6].sum()) / int(timeline.itl_count.sum())
     if late < 0.01:
         return None
-    budgets = {pool.get("engine", {}).get("max_num_batched_tokens") for pool in _list_pools(report)}
+    budgets = {pool.engine.get("max_num_batched_tokens") for pool in _list_pools(report)}
     budget = budgets.pop() if len(budgets) == 1 else None
     now = "" if budget is None else f" (now {budget:,})"
     return Verdict(
@@ -340,14 +343,13 @@ RULES: tuple[Callable[[Report], Verdict | None], ...] = (
 
 def _has_shared_tier(report: Report) -> bool:
     """Whether workers share a tier."""
-    tiers = [tier for pool in _list_pools(report) for tier in pool.get("tiers", {}).get("tiers", [])]
+    tiers = [tier for pool in _list_pools(report) for tier in pool.tiers.get("tiers", [])]
     return any(tier.get("tier") in ("g3", "g4") for tier in tiers)
 
 
-def _list_pools(report: Report) -> list[dict[str, Any]]:
+def _list_pools(report: Report) -> tuple[PoolFacts | RunFacts, ...]:
     """Return the settings of each pool; those of the run if it has no pools."""
-    pools: list[dict[str, Any]] = report.run.get("pools") or [report.run]
-    return pools
+    return report.run.pools or (report.run,)
 
 
 def _count_failures(report: Report) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import struct
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypedDict
 
 import numpy as np
 
@@ -22,6 +22,14 @@ if TYPE_CHECKING:
 
     Item = tuple[str, NDArray[Any] | int | float | str]
 
+
+class Digests(TypedDict):
+    """Digests of a run, as `RunFacts` names them."""
+
+    digest: str
+    digests: dict[str, str]
+
+
 OF_TIER = ("capacity_blocks", "resident_blocks", "stored_blocks", "evicted_blocks")
 OF_LINK = (
     "transfers_started",
@@ -34,8 +42,8 @@ OF_LINK = (
 OF_VLLM_OFFLOAD = ("deferred_lookups", "flushed_copies", "refused_stores")
 
 
-def digests(timeline: Timeline, kv: KvLog | None = None) -> dict[str, Any]:
-    """Compute `digest` over the whole timeline, and `digests` of its parts, which show where runs differ.
+def digests(timeline: Timeline, kv: KvLog | None = None) -> Digests:
+    """Compute the digest of the whole timeline, and those of its parts, which show where runs differ.
 
     Covered are all declared columns (requests, gaps, samples; with tiers loads) without `digested=False`, all whole
     numbers and, with tiers, their totals, residency and links. Not covered are `queued_ns`, the names of requests, the

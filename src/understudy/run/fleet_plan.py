@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from dataclasses import replace
+from typing import TYPE_CHECKING
 
 import msgspec
 import numpy as np
@@ -18,6 +19,7 @@ from understudy.memory import (
     WORKER_BYTES,
     require_memory,
 )
+from understudy.run.facts import PoolFacts, RunFacts
 from understudy.run.pools import name_pools
 from understudy.tiers.native import slots_for, to_core
 from understudy.tiers.plan import TierPlan
@@ -81,29 +83,26 @@ class FleetPlan:
             for pool, plan, name in zip(self.pools, self._plans, self._names, strict=True)
         ]
 
-    def size(self) -> dict[str, int]:
-        """Return the number of workers and ranks, for a run's facts."""
-        return {"workers": self.workers, **({} if self.ranks == 1 else {"data_parallel_size": self.ranks})}
-
-    def describe(self) -> dict[str, Any]:
-        """Return the settings for a run's facts, per pool where there are several."""
-        pools = [
-            {
-                "scheduling": describe_scheduling([pool.engine]),
-                "engine": pool.engine.describe(),
-                **({} if plan is None else {"tiers": pool.resolve_tiers().describe()}),
-            }
-            for pool, plan in zip(self.pools, self._plans, strict=True)
-        ]
-        if len(pools) == 1:
-            return pools[0]
-        return {
-            "scheduling": describe_scheduling([pool.engine for pool in self.pools]),
-            "pools": [
-                {"name": name, "workers": pool.workers, **settings}
-                for pool, name, settings in zip(self.pools, self._names, pools, strict=True)
-            ],
-        }
+    def describe(self) -> RunFacts:
+        """Return the number of workers and the settings, per pool where there are several."""
+        pools = tuple(
+            PoolFacts(
+                name=name,
+                workers=pool.workers,
+                scheduling=describe_scheduling([pool.engine]),
+                engine=pool.engine.describe(),
+                tiers={} if plan is None else pool.resolve_tiers().describe(),
+            )
+            for pool, plan, name in zip(self.pools, self._plans, self._names, strict=True)
+        )
+        facts = RunFacts(
+            workers=self.workers,
+            data_parallel_size=None if self.ranks == 1 else self.ranks,
+            scheduling=describe_scheduling([pool.engine for pool in self.pools]),
+        )
+        if len(pools) > 1:
+            return replace(facts, pools=pools)
+        return replace(facts, engine=pools[0].engine, tiers=pools[0].tiers)
 
     def _require_memory(self, meet: bool) -> None:
         """Raise ConfigError if the estimated memory does not fit into this machine.

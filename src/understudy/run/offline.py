@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias, get_args
+from typing import TYPE_CHECKING, Literal, TypeAlias, get_args
 
 import msgspec
 
@@ -14,6 +14,7 @@ from understudy.errors import ConfigError
 from understudy.router.kv import Decisions, KvRouter, KvRouting
 from understudy.run.deep_check import copy_inputs, describe_comparison, require_equal
 from understudy.run.digest import digests
+from understudy.run.facts import RunFacts  # noqa: TC001  (msgspec reads the annotation)
 from understudy.run.fleet_plan import FleetPlan
 from understudy.run.kv_log import KvLog
 from understudy.run.pools import WorkerPool, make_pools
@@ -47,7 +48,7 @@ class OfflineRun(msgspec.Struct, frozen=True):
     """Result of a run: its columns, the facts to reproduce it (with its digest), and its KV log if kept."""
 
     timeline: Timeline
-    facts: dict[str, Any]
+    facts: RunFacts
     kv: KvLog | None = None
     decisions: Decisions | None = None
     """Decisions of a KV-aware router; rows are those of the given workload."""
@@ -171,22 +172,21 @@ def run_offline(
         return timeline, KvLog(result, fleet.engine.block_size, blocks, events=events, kv_trace=kv_trace)
 
     timeline, kv = read_result(result)
-    facts = {
-        **fleet.size(),
-        "routing": _describe_routing(routing),
-        "seed": seed,
-        "load": msgspec.to_builtins(load),
-        **fleet.describe(),
-        **({} if timing is None else {"timing": type(timing).__qualname__}),
-        "times": describe_times(fleet.pools, timing, result),
+    facts = replace(
+        fleet.describe(),
+        routing=routing if isinstance(routing, str | KvRouting) else type(routing).__qualname__,
+        seed=seed,
+        load=load,
+        timing=None if timing is None else type(timing).__qualname__,
+        times=describe_times(fleet.pools, timing, result),
         **digests(timeline, kv if events else None),
-    }
+    )
     decisions = None
     if isinstance(router, KvRouter):
         decisions = router.decisions
         if order is not None:
             decisions = msgspec.structs.replace(decisions, rows=order[decisions.rows])
-        facts["router"] = summarise_decisions(decisions, timeline, fleet.engine.block_size)
+        facts = replace(facts, router=summarise_decisions(decisions, timeline, fleet.engine.block_size))
     notes: tuple[str, ...] = ()
     if checkpoints is not None and copies is not None:
         if checkpoints.recorded:
@@ -301,9 +301,3 @@ def _ends(tell: Callable[[int, int], None]) -> Callable[[int, VllmEngine, bool],
             tell(worker, engine.now_ns)
 
     return on_step
-
-
-def _describe_routing(routing: Routing | KvRouting | Router | NativeRouter) -> Any:
-    if isinstance(routing, KvRouting):
-        return {"kind": "kv", **msgspec.to_builtins(routing)}
-    return routing if isinstance(routing, str) else type(routing).__qualname__

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from understudy.run.timeline import Timeline
 
 
-def summarise_decisions(decisions: Decisions, timeline: Timeline, block_size: int) -> dict[str, Any]:
+def summarise_decisions(decisions: Decisions, timeline: Timeline, block_size: int) -> dict[str, float]:
     """Summarize predicted and actual hits (shares of prompt tokens), regret (blocks) and imbalance."""
     if not len(decisions):
         return {"decisions": 0}

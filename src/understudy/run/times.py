@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 
 from understudy.errors import ConfigError
+from understudy.run.facts import TimeFacts
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -72,7 +73,7 @@ def describe_times(
     pools: Sequence[WorkerPool],
     timing: TimingModel | None,
     steps: StepTimes,
-) -> dict[str, Any]:
+) -> TimeFacts:
     """Describe for the report the origin of times and the share outside the fitted domain."""
     if timing is not None:
         describe = getattr(timing, "describe_origin", None)
@@ -81,24 +82,18 @@ def describe_times(
         ]
     else:
         origins = list(dict.fromkeys(pool.engine.timing.describe_origin() for pool in pools))
-    front_end_ms = front_end_ns(pools, timing) / 1e6
-    return build_time_facts("; ".join(origins), compute_outside_share([steps]), front_end_ms)
+    return TimeFacts("; ".join(origins), compute_outside_share([steps]), front_end_ns(pools, timing) / 1e6)
 
 
-def build_time_facts(origin: str, outside_share: float, front_end_ms: float = 0.0) -> dict[str, Any]:
-    """Build the part of a run's facts about its times."""
-    return {"from": origin, "outside_domain_share": outside_share, "front_end_ms": front_end_ms}
-
-
-def format_times(times: dict[str, Any] | None) -> str:
+def format_times(times: TimeFacts | None) -> str:
     """Format the origin of times in one line; None is a report without it."""
     if times is None:
         return "an unnamed source"
-    words = str(times["from"])
-    if times["outside_domain_share"] > 0:
-        words += f"; {times['outside_domain_share']:.1%} of the time in steps outside the fitted domain"
-    if times["front_end_ms"] > 0:
-        words += f"; TTFT and E2E include {round(times['front_end_ms'], 2):g} ms between client and engine"
+    words = times.source
+    if times.outside_domain_share > 0:
+        words += f"; {times.outside_domain_share:.1%} of the time in steps outside the fitted domain"
+    if times.front_end_ms > 0:
+        words += f"; TTFT and E2E include {round(times.front_end_ms, 2):g} ms between client and engine"
     return words
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, TypedDict, TypeVar
 
 import numpy as np
 
@@ -33,6 +33,14 @@ _ABSENT_INT64: Int64Column = np.empty(0, np.int64)
 _EXACT_DOUBLE = 2**53
 
 _Scalar = TypeVar("_Scalar", bound=np.generic)
+
+
+class WorkloadFacts(TypedDict):
+    """Facts about a workload, as `RunFacts` names them."""
+
+    workload: str
+    workload_digest: str
+    trace_block_size: int
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -187,7 +195,7 @@ class Workload:
         ]
         return max(largest, default=-1) + 1
 
-    def describe(self, name: str) -> dict[str, str | int]:
+    def describe(self, name: str) -> WorkloadFacts:
         """Return the workload's part of a run's facts."""
         return {
             "workload": name,

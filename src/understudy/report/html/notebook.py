@@ -27,9 +27,9 @@ def summary(report: Report) -> str:
     )
     verdicts = "".join(f"<li>{escape(str(verdict))}</li>" for verdict in report.verdicts)
     return (
-        f"<b>{escape(str(report.run.get('workload', 'Replay')))}</b>: {report.requests.completed:,} of "
+        f"<b>{escape(report.run.workload or 'Replay')}</b>: {report.requests.completed:,} of "
         f"{report.requests.total:,} requests in {duration(report.duration_s)}"
         f"<table><thead><tr><th></th>{head}</tr></thead><tbody>{rows}</tbody></table>"
-        f"<p>times from {escape(format_times(report.run.get('times')))}</p>"
+        f"<p>times from {escape(format_times(report.run.times))}</p>"
         + (f"<ul>{verdicts}</ul>" if verdicts else "")
     )

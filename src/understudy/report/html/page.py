@@ -37,7 +37,7 @@ SHOWN_IN_HEADER = ("workload", "wall_time_s", "digest")
 
 def page(report: Report, baseline: Report | None = None) -> str:
     """Return the whole page as text; equal reports give equal text."""
-    title = str(report.run.get("workload", "Replay"))
+    title = report.run.workload or "Replay"
     body = [
         _header(report, title, baseline),
         _verdicts(report),
@@ -65,23 +65,23 @@ def _header(report: Report, title: str, baseline: Report | None) -> str:
         f"<b>{workers}</b> × {timeline.blocks_per_worker:,} blocks of {timeline.block_size} tokens",
         f"<b>{duration(report.duration_s)}</b> simulated",
     ]
-    if "scheduling" in report.run:
-        facts.insert(1, f"<b>{escape(str(report.run['scheduling']))}</b> scheduling")
-    wall_time_s = report.run.get("wall_time_s")
-    if isinstance(wall_time_s, (int, float)) and wall_time_s > 0:
+    run = report.run
+    if run.scheduling is not None:
+        facts.insert(1, f"<b>{escape(run.scheduling)}</b> scheduling")
+    if (wall_time_s := run.wall_time_s) is not None and wall_time_s > 0:
         speed = report.duration_s / wall_time_s
         facts.append(f"in <b>{duration(wall_time_s)}</b>, {significant(speed)} × real time")
     if report.steps:
         facts.append(f"<b>{report.steps:,}</b> steps")
-    facts.append(f"times from {escape(format_times(report.run.get('times')))}")
-    if "lateness_ms" in report.run:
-        facts.append(f"lateness of the machine: {escape(format_lateness(report.run['lateness_ms']))}")
+    facts.append(f"times from {escape(format_times(run.times))}")
+    if run.lateness_ms:
+        facts.append(f"lateness of the machine: {escape(format_lateness(run.lateness_ms))}")
     if baseline is not None:
-        facts.append(f"compared with <b>{escape(str(baseline.run.get('workload', 'a baseline')))}</b>")
-        if (others := format_times(baseline.run.get("times"))) != format_times(report.run.get("times")):
+        facts.append(f"compared with <b>{escape(baseline.run.workload or 'a baseline')}</b>")
+        if (others := format_times(baseline.run.times)) != format_times(run.times):
             facts.append(f"its times from {escape(others)}")
-    if "digest" in report.run:
-        facts.append(f"digest <code>{escape(str(report.run['digest']))}</code>")
+    if run.digest is not None:
+        facts.append(f"digest <code>{escape(run.digest)}</code>")
     spans = "".join(f"<span>{fact}</span>" for fact in facts)
     return (
         f'<header><div><h1>{escape(title)}</h1><div class="facts">{spans}</div></div>{THEME_BUTTON}</header>'
@@ -91,7 +91,7 @@ def _header(report: Report, title: str, baseline: Report | None) -> str:
 def _verdicts(report: Report) -> str:
     """Build the list of verdicts and notes; empty without any."""
     items = [f"<li><b>{escape(v.finding)}</b> {escape(v.remedy)}</li>" for v in report.verdicts]
-    items += [f'<li class="note">{escape(note)}</li>' for note in report.run.get("notes", ())]
+    items += [f'<li class="note">{escape(note)}</li>' for note in report.run.notes]
     return f'<ul class="verdicts">{"".join(items)}</ul>' if items else ""
 
 
@@ -188,7 +188,9 @@ def _problems(report: Report) -> str:
 
 
 def _run(report: Report) -> str:
-    facts = _flatten({name: value for name, value in report.run.items() if name not in SHOWN_IN_HEADER})
+    facts = _flatten(
+        {name: value for name, value in report.run.to_dict().items() if name not in SHOWN_IN_HEADER}
+    )
     if not facts:
         return ""
     rows = "".join(

@@ -82,8 +82,8 @@ def routing_card(report: Report) -> Card | None:
 
 def routing_table(report: Report) -> str:
     """Tabulate the decisions and list the costliest; empty without decisions."""
-    decisions, statistics = report.decisions, report.run.get("router")
-    if decisions is None or not len(decisions) or not isinstance(statistics, dict):
+    decisions, statistics = report.decisions, report.run.router
+    if decisions is None or not len(decisions) or not statistics:
         return ""
     items = [
         f'<div><span data-tip="{escape(tip)}" tabindex="0">{name}</span><span>{percent(statistics[key])}</span></div>'

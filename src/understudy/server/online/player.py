@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import time
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import msgspec
 import numpy as np
 
 from understudy.engines.engine_config import describe_scheduling
 from understudy.errors import WrongState
-from understudy.run.times import build_time_facts, compute_outside_share
+from understudy.run.facts import RunFacts, TimeFacts
+from understudy.run.times import compute_outside_share
 from understudy.server.fleet.fleet import Fleet, FleetSettings, name_of
 from understudy.server.lateness import Lateness
 from understudy.server.online.columns import LiveColumns
@@ -52,7 +53,7 @@ class Player:
         self._first_byte = Lateness()
         self._ended = 0
 
-    async def play(self) -> tuple[Timeline, dict[str, Any]]:
+    async def play(self) -> tuple[Timeline, RunFacts]:
         """Run the workload to its end. Times are the workload's: its first request is due at 0."""
         fleet = self._fleet
         for server in fleet.servers:
@@ -69,18 +70,18 @@ class Player:
             fleet.runtime.driver.stop()
         played_s = round(time.perf_counter() - began_s, 3)
         timeline, result = self._columns.gathered()
-        facts = {
-            "online": True,
-            "workers": len(fleet.servers),
-            "routing": name_of(self._settings.routing),
-            "seed": self._settings.seed,
-            "speedup": fleet.runtime.clock.speed,
-            "scheduling": describe_scheduling([self._engine]),
-            "engine": self._engine.describe(),
-            "times": build_time_facts(self._engine.timing.describe_origin(), compute_outside_share([result])),
-            "lateness_ms": self._lateness_ms(),
-            "played_s": played_s,
-        }
+        facts = RunFacts(
+            online=True,
+            workers=len(fleet.servers),
+            routing=name_of(self._settings.routing),
+            seed=self._settings.seed,
+            speedup=fleet.runtime.clock.speed,
+            scheduling=describe_scheduling([self._engine]),
+            engine=self._engine.describe(),
+            times=TimeFacts(self._engine.timing.describe_origin(), compute_outside_share([result])),
+            lateness_ms=self._lateness_ms(),
+            played_s=played_s,
+        )
         return timeline, facts
 
     def _on_end(self, worker: int, request: LiveRequest) -> None:

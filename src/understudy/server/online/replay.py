@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING, Any
+from dataclasses import replace
+from typing import TYPE_CHECKING
 
 import msgspec
 import numpy as np
 
 from understudy.engines.config import VllmConfig
 from understudy.errors import ConfigError
+from understudy.run.facts import RunFacts  # noqa: TC001  (msgspec reads the annotation)
 from understudy.run.pools import WorkerPool
 from understudy.server.fleet.fleet import FleetSettings
 from understudy.server.loop import run
@@ -33,7 +35,7 @@ class OnlineRun(msgspec.Struct, frozen=True):
     """The result of a run: its columns, and facts with the machine's lateness."""
 
     timeline: Timeline
-    facts: dict[str, Any]
+    facts: RunFacts
 
 
 def run_online(
@@ -82,24 +84,41 @@ def run_online(
     )
     fleet = FleetSettings(pools=((workers, settings),), base_port=0, port=0, routing=routing, seed=seed)
     timeline, facts = run(Player(workload, fleet, engine, progress).play())
-    facts["load"] = msgspec.to_builtins(OpenLoop(arrival_rate_scale=arrival_rate_scale))
-    if below.tiers:
-        facts["tiers"] = below.describe()
-    return OnlineRun(timeline, facts)
+    tiers_used = below.describe() if below.tiers else {}
+    load = OpenLoop(arrival_rate_scale=arrival_rate_scale)
+    return OnlineRun(timeline, replace(facts, load=load, tiers=tiers_used))
 
 
 def replay_online(
-    workload: Workload, name: str, engine: EngineConfig, *, slo: Slo | None = None, **how: Any
+    workload: Workload,
+    name: str,
+    engine: EngineConfig,
+    *,
+    workers: int = 1,
+    routing: str | KvRouting | Router = "round_robin",
+    seed: int = 0,
+    arrival_rate_scale: float = 1.0,
+    clock_speed: float = 1.0,
+    tiers: TiersConfig | None = None,
+    slo: Slo | None = None,
+    progress: Callable[[int], None] | None = None,
 ) -> Report:
     """Run a workload with `run_online` and build the report of a replay."""
     from understudy.report import Report
     from understudy.run.digest import digests
 
     started_s = time.perf_counter()
-    run = run_online(workload, engine, **how)
-    facts = {
-        **workload.describe(name),
-        **run.facts,
-        **digests(run.timeline),
-    }
-    return Report.build(run.timeline, facts, slo).with_run(wall_time_s=time.perf_counter() - started_s)
+    run = run_online(
+        workload,
+        engine,
+        workers=workers,
+        routing=routing,
+        seed=seed,
+        arrival_rate_scale=arrival_rate_scale,
+        clock_speed=clock_speed,
+        tiers=tiers,
+        progress=progress,
+    )
+    facts = replace(run.facts, **workload.describe(name), **digests(run.timeline))
+    report = Report.build(run.timeline, facts, slo)
+    return replace(report, run=replace(facts, wall_time_s=time.perf_counter() - started_s))

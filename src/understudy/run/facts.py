@@ -1,0 +1,101 @@
+"""Facts about a run that reports carry: its workload, settings, digests and wall time."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, TypeAlias
+
+import msgspec
+
+from understudy.errors import InvalidArgument
+from understudy.router.kv import KvRouting
+from understudy.workload.arrivals import ClosedLoop, Lockstep, OpenLoop  # noqa: TC001  (msgspec reads them)
+
+Settings: TypeAlias = dict[str, Any]
+"""Settings by name, as they are written in JSON."""
+
+
+class TimeFacts(msgspec.Struct, frozen=True):
+    """Origin of a run's times."""
+
+    source: str = msgspec.field(name="from")
+    outside_domain_share: float
+    """Share of step time outside the domain that the timing model was fitted to."""
+    front_end_ms: float = 0.0
+    """Time between client and engine that TTFT and E2E include."""
+
+
+class PoolFacts(msgspec.Struct, frozen=True, omit_defaults=True):
+    """Settings of one pool of a fleet."""
+
+    name: str
+    workers: int
+    scheduling: str
+    engine: Settings
+    tiers: Settings = msgspec.field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RunFacts:
+    """Facts about a run. A field with None or without entries is unknown, or does not apply, and is not written."""
+
+    understudy: str | None = None
+    """Version of this package."""
+    workload: str | None = None
+    """Name of the trace file."""
+    workload_digest: str | None = None
+    trace_block_size: int | None = None
+    """Tokens per hash id of the trace."""
+    notes: tuple[str, ...] = ()
+    """Remarks on the workload and on derived settings."""
+    online: bool = False
+    """Whether live workers served the run, on the wall clock."""
+    workers: int | None = None
+    data_parallel_size: int | None = None
+    routing: str | KvRouting | None = None
+    seed: int | None = None
+    speedup: float | None = None
+    """Speed of the clock of an online run, relative to real time."""
+    load: OpenLoop | ClosedLoop | Lockstep | None = None
+    scheduling: str | None = None
+    engine: Settings = field(default_factory=dict)
+    tiers: Settings = field(default_factory=dict)
+    pools: tuple[PoolFacts, ...] = ()
+    """Pools of a fleet of several; `engine` and `tiers` are empty then."""
+    timing: str | None = None
+    """Class of a user-defined timing model."""
+    times: TimeFacts | None = None
+    lateness_ms: dict[str, float] = field(default_factory=dict)
+    """Quantiles of the machine's lateness in an online run, in ms."""
+    played_s: float | None = None
+    """Real time that an online run took, in s."""
+    decisions: str | None = None
+    """Digest of the decisions of the real engine's scheduler."""
+    digest: str | None = None
+    """Digest of the timeline; equal runs have equal digests."""
+    digests: dict[str, str] = field(default_factory=dict)
+    """Digests of the parts of the timeline."""
+    router: dict[str, float] = field(default_factory=dict)
+    """Statistics of a KV-aware router's choices."""
+    max_tokens: int | None = None
+    raw_stream: dict[str, float] = field(default_factory=dict)
+    """Differences of raw events from consolidated ones."""
+    wall_time_s: float | None = None
+    unlimited_hit_ratio: float | None = None
+    """Hit ratio of one unlimited cache; None: computed from the workload if it is needed."""
+    routed_hit_ratio: float | None = None
+    """Hit ratio of unlimited caches, one per worker, with this run's routing; None likewise."""
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the known facts as plain JSON values. InvalidArgument for a setting that does not fit JSON."""
+        try:
+            facts: dict[str, Any] = msgspec.json.decode(msgspec.json.encode(self))
+        except (TypeError, ValueError, msgspec.MsgspecError) as error:
+            raise InvalidArgument(f"run must be JSON-serialisable: {error}") from error
+        if isinstance(self.routing, KvRouting):
+            facts["routing"] = {"kind": "kv", **facts["routing"]}
+        return {
+            name: value
+            for name, value in facts.items()
+            if value is not None and value is not False and value not in ([], {})
+        }
