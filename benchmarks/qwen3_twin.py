@@ -26,10 +26,11 @@ from understudy.qwen3.host import HostTier
 from understudy.qwen3.limits import SchedulerConfig
 from understudy.qwen3.link import measure_link
 from understudy.qwen3.pages import PinnedPages
-from understudy.qwen3.runner import RunRecord, VirtualClock, measure, run_workload
+from understudy.qwen3.runner import RunRecord, measure, run_workload
 from understudy.qwen3.scheduler import Scheduler
 from understudy.qwen3.twin import build_recorded_twin, build_twin
 from understudy.qwen3.workloads import RAMP, Traffic, copy_requests, generate_workload
+from understudy.server.clock import ScriptedClock
 from understudy.timing.recorded.fit import FittedStepTime, kind_of
 from understudy.timing.recorded.load import LinkTimes
 from understudy.timing.recorded.record import Record
@@ -55,7 +56,7 @@ KEPT = ("steps", "polls", "copies", "arrival_ms", "first_ms", "last_ms", "tokens
 """Of what was played, what a comparison needs."""
 
 
-def requests_of(name: str, requests: int, vocab: int) -> list[tuple[float, Request]]:
+def requests_of(name: str, requests: int, vocab: int) -> list[tuple[int, Request]]:
     """The same ones in every round, and in the twin."""
     count = requests * (2 if name == "fit" else 1)
     return generate_workload(WORKLOADS[name][0], count, vocab, seed=list(WORKLOADS).index(name))
@@ -135,7 +136,7 @@ def compare(
     """The twin's run beside the measured ones, and the twin with each round's own durations."""
     config, host = find_config(model), WORKLOADS[name][1]
     rows = requests_of(name, requests, config.vocab_size)
-    clock = VirtualClock()
+    clock = ScriptedClock()
     twin = build_twin(
         LIMITS,
         HOST_DEVICE_BLOCKS if host else BLOCKS,

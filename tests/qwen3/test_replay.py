@@ -10,9 +10,10 @@ import pytest
 from understudy.cli import main
 from understudy.errors import ConfigError
 from understudy.qwen3.limits import SchedulerConfig
-from understudy.qwen3.runner import VirtualClock, run_workload
+from understudy.qwen3.runner import run_workload
 from understudy.qwen3.twin import build_twin
 from understudy.qwen3.workloads import RAMP, generate_workload
+from understudy.server.clock import ScriptedClock
 from understudy.timing.recorded.load import load_of
 from understudy.timing.recorded.record import Record
 
@@ -43,7 +44,7 @@ def layout() -> KvLayout:
 
 @pytest.fixture
 def steps(tmp_path: Path) -> Path:
-    clock = VirtualClock()
+    clock = ScriptedClock()
     engine = build_twin(SchedulerConfig(256, 16, 4096), 401, layout(), Plain(), clock)
     played = run_workload(engine, generate_workload(RAMP[:4], 60, 5000, longest=3000), clock)
     engine.close()

@@ -15,15 +15,19 @@ from understudy.qwen3.host import HostTier
 from understudy.qwen3.limits import SchedulerConfig
 from understudy.qwen3.pages import PinnedPages
 from understudy.qwen3.request import Request
-from understudy.qwen3.runner import VirtualClock, run_workload
+from understudy.qwen3.runner import run_workload
 from understudy.qwen3.scheduler import Scheduler
 from understudy.qwen3.twin import build_recorded_twin, build_twin
+from understudy.qwen3.workloads import copy_requests
+from understudy.server.clock import ScriptedClock
 from understudy.timing.recorded.fit import FittedStepTime, kind_of
 from understudy.timing.recorded.load import LinkTimes, StepLoad, load_of, load_of_row
 from understudy.timing.recorded.shapes import shape_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+MS = 1_000_000
 
 
 class Measured:
@@ -36,26 +40,19 @@ class Measured:
         return 0.25 + 0.001 * step.tokens
 
 
-class Ticking:
+class Ticking(ScriptedClock):
     """A wall clock for a real engine: every look at it costs a little."""
 
-    def __init__(self) -> None:
-        self._now = 0.0
-
-    @property
-    def now_ms(self) -> float:
-        self._now += 0.37
-        return self._now
-
-    def wait_until(self, ms: float) -> None:
-        self._now = max(self._now, ms)
+    def now_ns(self) -> int:
+        self.time_ns += 370_000
+        return self.time_ns
 
 
-def workload(count: int = 12) -> list[tuple[float, Request]]:
+def workload(count: int = 12) -> list[tuple[int, Request]]:
     stem = prompt_of(99, 9)
     return [
         (
-            7.0 * number,
+            7 * MS * number,
             Request(f"{number}", stem + prompt_of(number, 3 + 5 * number % 17), 2 + 3 * number % 11),
         )
         for number in range(count)
@@ -102,10 +99,10 @@ def test_so_it_does_with_host_memory_below() -> None:
     engine = Engine(Scheduler(manager, SchedulerConfig(24, 4, 512), host=tier), executor)
     OPEN.append(engine)
     rows = [
-        (11.0 * number, Request(f"{number}", prompt_of(number % 5, 40) + prompt_of(90 + number, 3), 3))
+        (11 * MS * number, Request(f"{number}", prompt_of(number % 5, 40) + prompt_of(90 + number, 3), 3))
         for number in range(20)
     ]
-    fresh = [(at_ms, Request(request.id, request.prompt, request.max_tokens)) for at_ms, request in rows]
+    fresh = copy_requests(rows)
     real = run_workload(engine, rows, Ticking())
     assert tier.onboarded_blocks > 0
     twin, clock = build_recorded_twin(real, engine)
@@ -117,7 +114,7 @@ def test_so_it_does_with_host_memory_below() -> None:
 
 
 def test_simulated_pages_take_the_link_and_the_host_their_time() -> None:
-    clock = VirtualClock()
+    clock = ScriptedClock()
     engine = build_twin(
         SchedulerConfig(64, 4, 512),
         13,
@@ -128,9 +125,9 @@ def test_simulated_pages_take_the_link_and_the_host_their_time() -> None:
     )
     OPEN.append(engine)
     asks = [
-        (0.0, Request("a", prompt_of(1, 24), 1)),
-        (500.0, Request("b", prompt_of(2, 40), 1)),
-        (1000.0, Request("c", prompt_of(1, 24), 1)),
+        (0, Request("a", prompt_of(1, 24), 1)),
+        (500 * MS, Request("b", prompt_of(2, 40), 1)),
+        (1000 * MS, Request("c", prompt_of(1, 24), 1)),
     ]
     played = run_workload(engine, asks, clock)
     assert played.cached == {"a": 0, "b": 0, "c": 20}
@@ -142,10 +139,10 @@ def test_simulated_pages_take_the_link_and_the_host_their_time() -> None:
 
 
 def test_outputs_are_told_when_the_next_step_has_been_launched() -> None:
-    clock = VirtualClock()
+    clock = ScriptedClock()
     engine = build_twin(SchedulerConfig(64, 4, 512), 40, TINY.layout(4), Measured(), clock)
     OPEN.append(engine)
-    played = run_workload(engine, [(0.0, Request("a", prompt_of(1, 10), 2))], clock)
+    played = run_workload(engine, [(0, Request("a", prompt_of(1, 10), 2))], clock)
     assert played.first_ms["a"] == pytest.approx(3.0 + 0.251)
     assert played.last_ms["a"] == pytest.approx(3.0 + 2.11)
 
@@ -184,7 +181,7 @@ def test_a_fit_without_a_kind_of_step_is_refused() -> None:
 
 def test_arrivals_that_go_back_in_time_are_refused() -> None:
     with pytest.raises(InvalidArgument, match="ascend"):
-        run_workload(engine_of(), [(2.0, Request("a", [1], 1)), (1.0, Request("b", [1], 1))], VirtualClock())
+        run_workload(engine_of(), [(2, Request("a", [1], 1)), (1, Request("b", [1], 1))], ScriptedClock())
 
 
 @pytest.mark.parametrize(
@@ -201,7 +198,7 @@ def test_the_twin_takes_its_time_from_any_timing_model_of_a_simulated_engine(
 ) -> None:
     """Both see the same step: one type, whoever made it."""
     timing = make()
-    clock = VirtualClock()
+    clock = ScriptedClock()
     engine = build_twin(SchedulerConfig(24, 4, 512), 40, TINY.layout(4), timing, clock)
     OPEN.append(engine)
     played = run_workload(engine, workload(), clock)

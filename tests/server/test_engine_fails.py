@@ -68,7 +68,7 @@ class Scene:
     def fail(self) -> None:
         self.come()
         with pytest.raises(CapacityExhausted, match="years"):
-            self.driver.run_until(self.clock)  # copies of a byte a second, one behind the other
+            self.driver.run_until()  # copies of a byte a second, one behind the other
 
 
 def test_an_engine_that_fails_says_why_and_who_was_in_it_is_told_at_once() -> None:
@@ -91,7 +91,7 @@ def test_nothing_happens_in_it_any_more() -> None:
     late = LiveRequest("late", 40, 5, chain(9, 20), scene.ends, cache_hit_threshold=0.5)
     scene.driver.submit(scene.core, late)
     scene.driver.enqueue(scene.core, scene.core.forget_cache)
-    scene.driver.run_until(scene.clock)
+    scene.driver.run_until()
     assert scene.ends.told == [("late", "lost", scene.clock.time_ns)]
     assert (scene.core.steps, scene.driver.idle) == (steps, True)
 
@@ -104,8 +104,8 @@ def test_one_that_fails_does_not_stop_the_others() -> None:
     for request in others.requests:
         scene.driver.submit(others.core, request)
     with pytest.raises(CapacityExhausted, match="years"):
-        scene.driver.run_until(scene.clock)
-    scene.driver.run_until(scene.clock)
+        scene.driver.run_until()
+    scene.driver.run_until()
     assert [how for _, how, _ in others.ends.told] == ["finished"] * 6
 
 
@@ -115,7 +115,7 @@ def test_a_new_engine_takes_its_place_when_it_is_killed() -> None:
     scene.driver.enqueue(scene.core, lambda _: scene.core.restart())
     again = LiveRequest("again", 40, 5, chain(9, 20), scene.ends)
     scene.driver.submit(scene.core, again)
-    scene.driver.run_until(scene.clock, scene.clock.time_ns + 100 * MS)
+    scene.driver.run_until(scene.clock.time_ns + 100 * MS)
     assert (again.ended, scene.core.failure) == ("finished", None)
 
 
@@ -158,7 +158,7 @@ def test_links_that_cannot_be_slowed_stay_as_they_are_and_everything_goes_on() -
     scene.come()
     scene.driver.enqueue(scene.core, lambda now_ns: scene.core.vllm.set_link_share(now_ns, Tier.G2, 0.5))
     with pytest.raises(InvalidArgument, match="no limit to be lowered"):
-        scene.driver.run_until(scene.clock)
-    scene.driver.run_until(scene.clock)  # those who came at that very time have begun
+        scene.driver.run_until()
+    scene.driver.run_until()  # those who came at that very time have begun
     assert [how for _, how, _ in scene.ends.told] == ["finished"] * 6
     assert scene.core.failure is None

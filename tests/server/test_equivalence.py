@@ -165,14 +165,14 @@ def play_offline(parts: list[Part], core: EngineCore, inputs: list[tuple[int, st
     by_name = {part.name: part for part in parts}
     requests: dict[str, LiveRequest] = {}
     for time_ns, kind, name in inputs:
-        driver.run_until(clock, time_ns)
+        driver.run_until(time_ns)
         clock.time_ns = time_ns
         if kind == "submit":
             requests[name] = live_request(by_name[name], diary)
             driver.submit(core, requests[name])
         else:
             driver.cancel(requests[name])
-    driver.run_until(clock)
+    driver.run_until()
     return diary
 
 

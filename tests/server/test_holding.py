@@ -74,7 +74,7 @@ def play(seed: int, below: str, asynchronous: bool) -> tuple[int, int]:
     for _ in range(6):
         send(draw.randrange(1, 12))
         until_ns = clock.time_ns + draw.randrange(1, 400) * MS
-        driver.run_until(clock, until_ns)
+        driver.run_until(until_ns)
         clock.time_ns = until_ns
         begun = {one.name for one in core.live.values() if one.admitted_ns >= 0 and one.preemptions == 0}
         loading += len(core.vllm.loading) if below == "offload" else core.vllm.parked
@@ -84,7 +84,7 @@ def play(seed: int, below: str, asynchronous: bool) -> tuple[int, int]:
         send(draw.randrange(4))
         if draw.random() < 0.3 and core.live:
             driver.cancel(draw.choice(list(core.live.values())))
-        driver.run_until(clock)
+        driver.run_until()
         # Nothing moves any more: who was in progress has ended, or gave way to others and is queued again.
         assert core.is_idle
         assert core.engine.drained
@@ -98,12 +98,12 @@ def play(seed: int, below: str, asynchronous: bool) -> tuple[int, int]:
         if draw.random() < 0.5:
             assert not core.holds_blocks
             driver.enqueue(core, core.forget_cache)
-            driver.run_until(clock)
+            driver.run_until()
             assert core.vllm.resident_hashes() == []
             assert len(core.live) == len(left)
         core.pause_admission(False)
         driver.enqueue(core, lambda _: None)
-    driver.run_until(clock)
+    driver.run_until()
     assert not core.live
     assert {one.ended for one in requests} <= {"finished", "cancelled"}
     assert all(one.emitted == one.max_tokens for one in requests if one.ended == "finished")
@@ -148,16 +148,16 @@ def test_in_a_step_that_all_have_left_the_driver_waits_for_its_end(monkeypatch: 
     first = live_request(Part("first", 0.0, list(range(160)), 1), diary)
     driver.submit(core, first)
     while not first.ended:  # its blocks go down from now on, 16 KiB each at 0.2 GB/s
-        driver.run_until(clock, driver._queue[0][0] + 1)
+        driver.run_until(driver._queue[0][0] + 1)
     second = live_request(Part("second", 0.0, list(range(500, 600)), 5), diary)
     driver.submit(core, second)
-    driver.run_until(clock, clock.time_ns + 1)
+    driver.run_until(clock.time_ns + 1)
     assert core.vllm.in_step
     driver.cancel(second)
-    driver.run_until(clock, clock.time_ns + 1)
+    driver.run_until(clock.time_ns + 1)
     assert core.vllm.in_step
     assert core.vllm.wake_ns is not None
     assert core.vllm.wake_ns < core.step_end_ns
-    driver.run_until(clock)
+    driver.run_until()
     assert core.vllm.idle
     assert core.engine.next_landing_ns() is None

@@ -124,10 +124,10 @@ def play_on(cores: list[EngineCore], workload: Workload) -> list[LiveRequest]:
         named = np.concatenate([prompt_of(workload, row), outputs]).astype(np.uint32)
         identities = _core.TokenBlocks(named, ENGINE.block_size).identities
         requests.append(LiveRequest(f"row-{row}", prompt, output, identities, Silent()))
-        driver.run_until(clock, int(workload.arrival_ns[row]))
+        driver.run_until(int(workload.arrival_ns[row]))
         clock.time_ns = int(workload.arrival_ns[row])
         driver.submit(cores[row % len(cores)], requests[-1])
-    driver.run_until(clock)
+    driver.run_until()
     return requests
 
 

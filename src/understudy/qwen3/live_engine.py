@@ -41,6 +41,9 @@ class LiveEngine:
         self._admits = True
         self._admitted: list[AdmittedRequest] = []
         self._batch_tokens = 0
+        self._landed = False
+        self.on_poll: Callable[[], None] | None = None
+        """Callback just before the calls since the last step take effect."""
         engine.on_step = self._record_step
 
     def submit(self, spec: Request, now_ns: int) -> Effects:  # noqa: ARG002
@@ -64,7 +67,12 @@ class LiveEngine:
 
     def begin_step(self, now_ns: int) -> Effects:  # noqa: ARG002
         """Return an unknown end if there is work; `end_step` begins and computes the step."""
-        return Effects(Phase.IDLE) if self._phase == Phase.IDLE else Effects(Phase.IN_STEP, Effects.UNKNOWN)
+        if self._phase == Phase.IDLE:
+            return Effects(Phase.IDLE)
+        if not self._calls and not self._landed and self.next_landing_ns() is not None:
+            return Effects(Phase.READY)
+        self._landed = False
+        return Effects(Phase.IN_STEP, Effects.UNKNOWN)
 
     def end_step(self, now_ns: int) -> Effects:
         """Compute the step. Its end is known to the driver only, so records have no time."""
@@ -104,11 +112,13 @@ class LiveEngine:
         return self.real.scheduler.refusal(prompt_tokens, max_tokens)
 
     def next_landing_ns(self) -> int | None:
-        """Return None: `end_step` waits for copies from the host."""
-        return None
+        """Return the end of the next copy from the host if all requests wait for one and it is known."""
+        restores = self.real.scheduler.restores
+        return None if restores is None or not self.real.waits_for_pages else restores.host.copier.next_ns
 
     def land(self, now_ns: int) -> Effects:  # noqa: ARG002
-        """Do nothing: `end_step` waits for copies from the host."""
+        """Begin a step next; it applies the copies that have ended."""
+        self._landed = True
         return Effects(self._phase)
 
     def set_admitting(self, on: bool) -> None:
@@ -149,6 +159,8 @@ class LiveEngine:
         return Phase.READY if self._calls or not self.real.idle else Phase.IDLE
 
     def _poll(self) -> None:
+        if self.on_poll is not None:
+            self.on_poll()
         while self._calls:
             self._calls.popleft()()
 

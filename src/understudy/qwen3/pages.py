@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from math import isinf
 from typing import TYPE_CHECKING, Protocol
 
 import torch
@@ -12,7 +13,10 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from understudy.qwen3.buffer import KvBuffer
-    from understudy.qwen3.runner import VirtualClock
+    from understudy.server.clock import ScriptedClock
+
+NEVER_NS = 1 << 62
+"""End of a recorded copy that was never detected."""
 
 
 class PageCopier(Protocol):
@@ -34,8 +38,8 @@ class PageCopier(Protocol):
         """Wait until all copies have ended."""
 
     @property
-    def next_ms(self) -> float | None:
-        """End of the next copy in ms, if known."""
+    def next_ns(self) -> int | None:
+        """End of the next copy, if known."""
 
 
 class PinnedPages:
@@ -54,7 +58,7 @@ class PinnedPages:
         return int(self.pages.shape[0])
 
     @property
-    def next_ms(self) -> float | None:
+    def next_ns(self) -> int | None:
         """Implement `PageCopier`."""
         return None
 
@@ -90,12 +94,12 @@ class PinnedPages:
 class SimulatedPages:
     """Simulated copies: each ends when the link would have copied it; beginning it takes host time."""
 
-    def __init__(self, num_blocks: int, times: LinkTimes, clock: VirtualClock) -> None:
+    def __init__(self, num_blocks: int, times: LinkTimes, clock: ScriptedClock) -> None:
         self.num_blocks = num_blocks
         self.times = times
         self.clock = clock
-        self._free_ms = [0.0, 0.0]
-        self._ends: list[float] = []
+        self._free_ns = [0, 0]
+        self._ends: list[int] = []
 
     def mark(self) -> object:
         """Implement `PageCopier`."""
@@ -110,33 +114,34 @@ class SimulatedPages:
         down: bool,
     ) -> Callable[[], bool]:
         """Implement `PageCopier`."""
-        self.clock.now_ms += self.times.copy_ms + len(target) * self.times.page_ms
-        each = self.times.down_ms if down else self.times.up_ms
+        self.clock.time_ns += round((self.times.copy_ms + len(target) * self.times.page_ms) * 1e6)
+        each_ms = self.times.down_ms if down else self.times.up_ms
         way = 0 if down else 1
-        end_ms = self._free_ms[way] = max(self._free_ms[way], self.clock.now_ms) + len(target) * each
-        return self._until(end_ms)
+        start_ns = max(self._free_ns[way], self.clock.time_ns)
+        end_ns = self._free_ns[way] = start_ns + round(len(target) * each_ms * 1e6)
+        return self._until(end_ns)
 
     def wait(self) -> None:
         """Implement `PageCopier`."""
-        self.clock.now_ms = max([self.clock.now_ms, *self._ends])
+        self.clock.time_ns = max([self.clock.time_ns, *self._ends])
 
     @property
-    def next_ms(self) -> float | None:
+    def next_ns(self) -> int | None:
         """Implement `PageCopier`."""
-        return min((end for end in self._ends if end > self.clock.now_ms), default=None)
+        return min((end for end in self._ends if end > self.clock.time_ns), default=None)
 
-    def _until(self, end_ms: float) -> Callable[[], bool]:
-        self._ends = [end for end in self._ends if end > self.clock.now_ms]
-        self._ends.append(end_ms)
-        return lambda: self.clock.now_ms >= end_ms
+    def _until(self, end_ns: int) -> Callable[[], bool]:
+        self._ends = [end for end in self._ends if end > self.clock.time_ns]
+        self._ends.append(end_ns)
+        return lambda: self.clock.time_ns >= end_ns
 
 
 class RecordedPages(SimulatedPages):
     """Simulated copies that end at the times that were recorded from the real engine."""
 
-    def __init__(self, num_blocks: int, seen_ms: Sequence[float], clock: VirtualClock) -> None:
+    def __init__(self, num_blocks: int, seen_ms: Sequence[float], clock: ScriptedClock) -> None:
         super().__init__(num_blocks, LinkTimes(0.0, 0.0, 0.0, 0.0), clock)
-        self._seen = list(reversed(seen_ms))
+        self._seen = [NEVER_NS if isinf(ms) else round(ms * 1e6) for ms in reversed(seen_ms)]
 
     def begin_copy(
         self,
@@ -147,7 +152,7 @@ class RecordedPages(SimulatedPages):
         down: bool,  # noqa: ARG002
     ) -> Callable[[], bool]:
         """Implement `PageCopier`."""
-        return self._until(self._seen.pop() if self._seen else float("inf"))
+        return self._until(self._seen.pop() if self._seen else NEVER_NS)
 
 
 def merge_runs(target: Sequence[int], source: Sequence[int]) -> list[tuple[int, int, int]]:

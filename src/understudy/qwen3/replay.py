@@ -12,12 +12,13 @@ from understudy.errors import ConfigError
 from understudy.kv import KvLayout
 from understudy.qwen3.limits import SchedulerConfig
 from understudy.qwen3.request import Request
-from understudy.qwen3.runner import VirtualClock, run_workload
+from understudy.qwen3.runner import run_workload
 from understudy.qwen3.twin import build_twin
 from understudy.report import Report
 from understudy.run.digest import digests
 from understudy.run.facts import RunFacts, TimeFacts
 from understudy.run.timeline import FinishReason, Status, Timeline
+from understudy.server.clock import ScriptedClock
 from understudy.server.online import prompt_of
 from understudy.timing.recorded.load import load_of_row
 
@@ -79,7 +80,7 @@ def replay_twin(
             raise ConfigError("host_blocks: the record has no link times; record it with --host-blocks")
         host = (options.host_blocks, record.link)
     workload = workload.normalised().scale_arrival_rate(options.arrival_rate_scale)
-    clock, time = VirtualClock(), record.fit()
+    clock, time = ScriptedClock(), record.fit()
     config = SchedulerConfig(
         sizes["max_num_batched_tokens"],
         min(sizes["max_num_seqs"], sizes["max_num_batched_tokens"]),
@@ -119,16 +120,16 @@ def replay_twin(
 
 
 def _run(
-    engine: Engine, workload: Workload, clock: VirtualClock, progress: Callable[[int], None] | None
+    engine: Engine, workload: Workload, clock: ScriptedClock, progress: Callable[[int], None] | None
 ) -> RunRecord:
     def request(row: int) -> Request:
         priority = 0 if workload.priority is None else int(workload.priority[row])
         output = max(int(workload.cut_output_tokens[row]), 1)
         return Request(f"{row}", prompt_of(workload, row), output, priority=priority)  # type: ignore[arg-type]
 
-    def follow(ended: str, now_ms: float) -> tuple[float, Request] | None:
+    def follow(ended: str, now_ns: int) -> tuple[int, Request] | None:
         row = int(workload.next_turn[int(ended)])
-        return None if row < 0 else (now_ms + float(workload.delay_ns[row]) / 1e6, request(row))
+        return None if row < 0 else (now_ns + int(workload.delay_ns[row]), request(row))
 
     def sample() -> tuple[int, int, int, int]:
         scheduler, metrics = engine.scheduler, engine.scheduler.manager.blocks.metrics()
@@ -138,7 +139,7 @@ def _run(
 
     heads = np.flatnonzero(workload.turn == 0)
     heads = heads[np.argsort(workload.arrival_ns[heads], kind="stable")]
-    arrivals = [(float(workload.arrival_ns[row]) / 1e6, request(int(row))) for row in heads]
+    arrivals = [(int(workload.arrival_ns[row]), request(int(row))) for row in heads]
     return run_workload(engine, arrivals, clock, progress, follow=follow, sample=sample)
 
 

@@ -6,14 +6,16 @@ import gc
 import hashlib
 import itertools
 import json
-from bisect import bisect_left, insort
 from collections import Counter
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from understudy.errors import InvalidArgument, WrongState
+from understudy.errors import InvalidArgument
+from understudy.qwen3.live_engine import LiveEngine
 from understudy.qwen3.load import count_shared_tokens
 from understudy.server.clock import WallClock
+from understudy.server.core import EngineCore, LiveRequest
+from understudy.server.driver import Driver
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -22,33 +24,8 @@ if TYPE_CHECKING:
     from understudy.qwen3.host import Copy
     from understudy.qwen3.plan import Plan
     from understudy.qwen3.request import FinishReason, Request
-    from understudy.server.clock import WaitingClock
-
-
-class VirtualClock:
-    """Virtual clock, whose time is set by its users."""
-
-    def __init__(self) -> None:
-        self.now_ms = 0.0
-
-    def wait_until(self, ms: float) -> None:
-        """Advance to that time."""
-        self.now_ms = max(self.now_ms, ms)
-
-
-class RecordedClock(VirtualClock):
-    """Virtual clock that stops only at the times at which the recorded engine polled."""
-
-    def __init__(self, polls: Sequence[float]) -> None:
-        super().__init__()
-        self._polls = polls
-
-    def wait_until(self, ms: float) -> None:
-        """Advance to the first recorded poll from that time on. WrongState when there is none."""
-        at = bisect_left(self._polls, max(ms, self.now_ms))
-        if at == len(self._polls):
-            raise WrongState(f"the recording has nothing after {self.now_ms:.3f} ms")
-        self.now_ms = self._polls[at]
+    from understudy.server.clock import Clock
+    from understudy.server.core import StepEffects
 
 
 @dataclass(slots=True)
@@ -107,14 +84,14 @@ class RunRecord:
 
 def run_workload(
     engine: Engine,
-    workload: Sequence[tuple[float, Request]],
-    clock: WaitingClock,
+    workload: Sequence[tuple[int, Request]],
+    clock: Clock,
     progress: Callable[[int], None] | None = None,
     *,
-    follow: Callable[[str, float], tuple[float, Request] | None] | None = None,
+    follow: Callable[[str, int], tuple[int, Request] | None] | None = None,
     sample: Callable[[], tuple[int, int, int, int]] | None = None,
 ) -> RunRecord:
-    """Submit each request at its time (ms, ascending), and step until all have ended.
+    """Submit each request at its time (ns, ascending), and step until all have ended. Requests get new ids.
 
     `follow` may return a request that follows the end of another; `sample` is called at every step.
 
@@ -122,24 +99,21 @@ def run_workload(
     """
     if any(a[0] > b[0] for a, b in itertools.pairwise(workload)):
         raise InvalidArgument("arrivals must ascend")
-    runner = _WorkloadRunner(engine, workload, clock, progress)
-    runner.follow, runner.sample = follow, sample
+    recorder = _Recorder(engine, clock, progress, follow, sample)
     host = None if engine.scheduler.restores is None else engine.scheduler.restores.host
-    engine.on_step = runner.on_step
+    engine.on_step = recorder.on_plan
     if host is not None:
-        host.on_copy = runner.on_copy
+        host.on_copy = recorder.on_copy
     try:
-        runner.run(None if host is None else lambda: host.copier.next_ms)
+        return recorder.run(workload)
     finally:
         engine.on_step = None
         if host is not None:
             host.on_copy = None
-    runner.record.polls = sorted(runner.found)
-    return runner.record
 
 
 def measure(
-    engine: Engine, workload: Sequence[tuple[float, Request]], progress: Callable[[int], None] | None = None
+    engine: Engine, workload: Sequence[tuple[int, Request]], progress: Callable[[int], None] | None = None
 ) -> RunRecord:
     """Run on the wall clock with garbage collection off, because the large record would make it slow."""
     gc.collect()
@@ -153,72 +127,104 @@ def measure(
 @dataclass(slots=True)
 class _RecordedStep:
     plan: Plan
-    at_ms: float
-    launch_ms: float
-    until_ms: float | None = None
+    at_ns: int
+    launch_ns: int
+    until_ns: int | None = None
 
-    def to_row(self) -> dict[str, Any]:
+    def to_row(self, names: Sequence[str]) -> dict[str, Any]:
         plan, step = self.plan, self.plan.step
         rows = zip(plan.chunks, step.chunks, strict=True)
         pairs = zip(plan.decodes, step.decodes, strict=True)
         row = {
-            "at_ms": self.at_ms,
-            "ms": None if self.until_ms is None else self.until_ms - self.at_ms,
-            "launch_ms": self.launch_ms,
+            "at_ms": self.at_ns / 1e6,
+            "ms": None if self.until_ns is None else (self.until_ns - self.at_ns) / 1e6,
+            "launch_ms": self.launch_ns / 1e6,
             "shared": count_shared_tokens([decode.view for decode in step.decodes]),
             "ahead": step.ahead,
             "chunks": [
-                [r.id, len(chunk.tokens), chunk.view.seq_len - len(chunk.tokens)] for r, chunk in rows
+                [names[int(r.id)], len(chunk.tokens), chunk.view.seq_len - len(chunk.tokens)]
+                for r, chunk in rows
             ],
-            "decodes": [[request.id, decode.view.seq_len] for request, decode in pairs],
+            "decodes": [[names[int(request.id)], decode.view.seq_len] for request, decode in pairs],
         }
-        return row if self.until_ms is None else {**row, "until_ms": self.until_ms}
+        return row if self.until_ns is None else {**row, "until_ms": self.until_ns / 1e6}
 
 
-class _WorkloadRunner:
+class _IgnoreProgress:
+    """Listener of requests whose progress is recorded by step."""
+
+    def on_admitted(self, *_: object) -> None:
+        pass
+
+    on_tokens = on_end = on_error = on_admitted
+
+
+class _WorkloadCore(EngineCore):
+    """The engine of a run. A request's id in the engine is its index in `names`."""
+
+    def __init__(self, live_engine: LiveEngine) -> None:
+        manager = live_engine.real.scheduler.manager
+        super().__init__(
+            lambda: live_engine,
+            name="qwen3",
+            block_size=manager.layout.page_size,
+            num_blocks=manager.total_blocks,
+        )
+        self.has_tiers = live_engine.real.scheduler.restores is not None
+        self.names: list[str] = []
+        self.specs: dict[LiveRequest, Request] = {}
+
+    def make_spec(self, request: LiveRequest) -> Request:
+        """Return the request of the workload, with its id in the engine."""
+        self.names.append(request.name)
+        spec = self.specs.pop(request)
+        spec.id = f"{request.engine_id}"
+        return spec
+
+
+class _Recorder:
+    """Runs a workload with the live driver, and records each step."""
+
     def __init__(
         self,
         engine: Engine,
-        workload: Sequence[tuple[float, Request]],
-        clock: WaitingClock,
+        clock: Clock,
         progress: Callable[[int], None] | None,
+        follow: Callable[[str, int], tuple[int, Request] | None] | None,
+        sample: Callable[[], tuple[int, int, int, int]] | None,
     ) -> None:
         self.record = RunRecord()
-        self.found: set[float] = set()
-        self._engine, self._clock, self._progress = engine, clock, progress
-        self._queue = list(reversed(workload))
-        self._began_ms = clock.now_ms
-        self._launch_ms = 0.0
-        self.follow: Callable[[str, float], tuple[float, Request] | None] | None = None
-        self.sample: Callable[[], tuple[int, int, int, int]] | None = None
+        self._progress, self._follow, self._sample = progress, follow, sample
+        self._driver = Driver(clock)
+        self._live_engine = LiveEngine(engine, events=False)
+        self._live_engine.on_poll = self._poll
+        self._core = _WorkloadCore(self._live_engine)
+        self._driver.observe(self._core, self)
+        self._began_ns = clock.now_ns()
+        self._launch_ns = 0
+        self._polls_ns: set[int] = set()
+        self._submitted: list[str] = []
         self._steps: list[_RecordedStep] = []
 
-    def run(self, next_copy_end: Callable[[], float | None] | None) -> None:
-        engine, queue, clock = self._engine, self._queue, self._clock
-        while queue or not engine.idle:
-            if engine.idle:
-                clock.wait_until(queue[-1][0])
-            elif (
-                engine.waits_for_pages
-                and next_copy_end is not None
-                and (next_ms := next_copy_end()) is not None
-            ):
-                clock.wait_until(min(next_ms, queue[-1][0]) if queue else next_ms)
-            outputs = engine.step(self._poll)
-            now_ms = clock.now_ms
-            self._launch_ms = now_ms - self._began_ms if outputs and engine.running else 0.0
-            self._record_outputs(outputs, now_ms)
-        self.record.steps = [step.to_row() for step in self._steps]
+    def run(self, workload: Sequence[tuple[int, Request]]) -> RunRecord:
+        """Run until all requests have ended."""
+        for at_ns, spec in workload:
+            self._submit_at(at_ns, spec)
+        self._driver.run_until()
+        self.record.steps = [step.to_row(self._core.names) for step in self._steps]
+        self.record.polls = [poll_ns / 1e6 for poll_ns in sorted(self._polls_ns)]
+        return self.record
 
-    def on_step(self, plan: Plan) -> None:
+    def on_plan(self, plan: Plan) -> None:
         """Record a computed step; its row is built later, because the device waits for the next step."""
-        self._steps.append(_RecordedStep(plan, self._began_ms, self._launch_ms))
-        if self.sample is not None:
-            self.record.samples.append((round(self._began_ms * 1e6), *self.sample()))
-        self._launch_ms = 0.0
-        self.found.add(self._began_ms)
+        began_ns = self._began_ns
+        self._steps.append(_RecordedStep(plan, began_ns, self._launch_ns))
+        if self._sample is not None:
+            self.record.samples.append((began_ns, *self._sample()))
+        self._launch_ns = 0
+        self._polls_ns.add(began_ns)
         for request in plan.chunks:
-            self.record.admitted_ms.setdefault(request.id, self._began_ms)
+            self.record.admitted_ms.setdefault(self._core.names[int(request.id)], began_ns / 1e6)
 
     def on_copy(self, copy: Copy) -> None:
         """Record when the end of a copy that begins now is first detected."""
@@ -227,40 +233,62 @@ class _WorkloadRunner:
 
         def is_done() -> bool:
             if seen[number] == float("inf") and done():
-                seen[number] = self._began_ms
-                self.found.add(self._began_ms)
+                seen[number] = self._began_ns / 1e6
+                self._polls_ns.add(self._began_ns)
             return seen[number] < float("inf")
 
         copy.done = is_done
 
-    def _poll(self) -> None:
-        self._began_ms = now_ms = self._clock.now_ms
-        if self._steps and self._steps[-1].until_ms is None:
-            self._steps[-1].until_ms = now_ms
-        while self._queue and self._queue[-1][0] <= now_ms:
-            at_ms, request = self._queue.pop()
-            self.record.arrival_ms[request.id] = at_ms
-            self.record.queued_ms[request.id] = now_ms
-            self.found.add(now_ms)
-            self._engine.submit(request)
-
-    def _record_outputs(self, outputs: Sequence[Any], now_ms: float) -> None:
+    def on_step(self, core: EngineCore, effects: StepEffects, now_ns: int) -> None:  # noqa: ARG002
+        """Record the outputs of a step, and when they were reported."""
+        outputs = self._live_engine.outputs
+        reports_late = outputs and self._live_engine.real.running
+        self._launch_ns = now_ns - self._began_ns if reports_late else 0
         record = self.record
         for output in outputs:
-            name = output.request_id
+            name = self._core.names[int(output.request_id)]
             if output.token is not None:
                 count = record.tokens[name] = record.tokens.get(name, 0) + 1
                 if count == 1:
-                    record.first_ms[name] = now_ms
+                    record.first_ms[name] = now_ns / 1e6
                 elif count == 2:
-                    record.second_ms[name] = now_ms
+                    record.second_ms[name] = now_ns / 1e6
                 if count > 1:
-                    record.gaps_ns[round(now_ms * 1e6) - round(record.last_ms[name] * 1e6)] += 1
-                record.last_ms[name] = now_ms
+                    record.gaps_ns[now_ns - round(record.last_ms[name] * 1e6)] += 1
+                record.last_ms[name] = now_ns / 1e6
                 record.cached[name] = output.cached_tokens
             if output.finish_reason is not None:
                 record.ended[name] = (output.finish_reason, output.error)
                 if self._progress is not None:
                     self._progress(len(record.ended))
-                if self.follow is not None and (later := self.follow(name, now_ms)) is not None:
-                    insort(self._queue, later, key=lambda row: -row[0])
+                if self._follow is not None and (later := self._follow(name, now_ns)) is not None:
+                    self._submit_at(*later)
+
+    def on_landed(self, core: EngineCore) -> None:
+        """Implement `Observer`."""
+
+    def on_idle(self, core: EngineCore) -> None:
+        """Implement `Observer`."""
+
+    def _submit_at(self, at_ns: int, spec: Request) -> None:
+        request = LiveRequest(spec.id, len(spec.tokens), spec.max_tokens, None, _IgnoreProgress())
+        request.arrival_ns = at_ns
+        self._core.specs[request] = spec
+
+        def submit(now_ns: int) -> None:
+            self._core.submit(request, now_ns)
+            self.record.arrival_ms[request.name] = at_ns / 1e6
+            self._submitted.append(request.name)
+
+        self._driver.enqueue(self._core, submit, at_ns)
+
+    def _poll(self) -> None:
+        """Submit the requests that are due; they reach the engine when this returns."""
+        self._began_ns = now_ns = self._driver.clock.now_ns()
+        if self._steps and self._steps[-1].until_ns is None:
+            self._steps[-1].until_ns = now_ns
+        self._driver.run_until(now_ns + 1)
+        if self._submitted:
+            self._polls_ns.add(now_ns)
+            self.record.queued_ms.update(dict.fromkeys(self._submitted, now_ns / 1e6))
+            self._submitted.clear()

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from typing import TYPE_CHECKING, Any, Protocol
 
+from understudy.errors import WrongState
 from understudy.kv import KvCacheManager
 from understudy.qwen3.engine import Engine
 from understudy.qwen3.executor import Computed, Step
 from understudy.qwen3.host import HostTier
 from understudy.qwen3.load import compute_step_load
 from understudy.qwen3.pages import RecordedPages, SimulatedPages
-from understudy.qwen3.runner import RecordedClock, VirtualClock
 from understudy.qwen3.scheduler import Scheduler
+from understudy.server.clock import ScriptedClock
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -20,6 +22,24 @@ if TYPE_CHECKING:
     from understudy.qwen3.limits import SchedulerConfig
     from understudy.qwen3.runner import RunRecord
     from understudy.timing.recorded.load import LinkTimes, StepLoad
+
+
+class RecordedClock(ScriptedClock):
+    """Clock that waits only for the times at which the recorded engine polled."""
+
+    def __init__(self, polls_ms: Sequence[float]) -> None:
+        super().__init__()
+        self.time_ns = -1  # before the first poll
+        self._polls_ns = [round(ms * 1e6) for ms in polls_ms]
+
+    def wait_until(self, time_ns: int) -> None:
+        """Advance to the first recorded poll from that time on. WrongState when there is none."""
+        if time_ns <= self.time_ns:
+            return
+        at = bisect_left(self._polls_ns, time_ns)
+        if at == len(self._polls_ns):
+            raise WrongState(f"the recording has nothing after {self.time_ns / 1e6:.3f} ms")
+        self.time_ns = self._polls_ns[at]
 
 
 class StepTime(Protocol):
@@ -35,12 +55,12 @@ class StepTime(Protocol):
 class SimulatedExecutor:
     """Executor with step times of a model on a virtual clock. Its tokens are all 0."""
 
-    def __init__(self, time: StepTime, clock: VirtualClock) -> None:
+    def __init__(self, time: StepTime, clock: ScriptedClock) -> None:
         self.time = time
         self.clock = clock
         self._launch_ms: Callable[[StepLoad], float] = getattr(time, "launch_ms", lambda _: 0.0)
         self._step: Step | None = None
-        self._until_ms = 0.0
+        self._until_ns = 0
 
     def prepare(self, step: Step) -> None:
         """Implement `Executor`."""
@@ -49,14 +69,14 @@ class SimulatedExecutor:
         """Implement `Executor`."""
         load = compute_step_load(step)
         self._step = step
-        self._until_ms = self.clock.now_ms + self.time.step_ms(load)
-        self.clock.now_ms += self._launch_ms(load)
+        self._until_ns = self.clock.time_ns + round(self.time.step_ms(load) * 1e6)
+        self.clock.time_ns += round(self._launch_ms(load) * 1e6)
 
     def finish(self) -> Computed:
         """Implement `Executor`."""
         step, self._step = self._step, None
         assert step is not None, "no step was begun"
-        self.clock.wait_until(self._until_ms)
+        self.clock.time_ns = max(self.clock.time_ns, self._until_ns)
         return Computed([0] * len(step), [None] * len(step))
 
     def close(self) -> None:
@@ -67,7 +87,7 @@ class SimulatedExecutor:
 class RecordedExecutor(SimulatedExecutor):
     """Executor with the recorded times of each step."""
 
-    def __init__(self, steps: Sequence[dict[str, Any]], clock: VirtualClock) -> None:
+    def __init__(self, steps: Sequence[dict[str, Any]], clock: ScriptedClock) -> None:
         self.clock = clock
         self._step = None
         self._steps = list(reversed(steps))
@@ -76,13 +96,13 @@ class RecordedExecutor(SimulatedExecutor):
         """Implement `Executor`."""
         self._step = step
         self._row = self._steps.pop()
-        self.clock.now_ms += self._row["launch_ms"]
+        self.clock.time_ns += round(self._row["launch_ms"] * 1e6)
 
     def finish(self) -> Computed:
         """Implement `Executor`."""
         step, self._step = self._step, None
         assert step is not None, "no step was begun"
-        self.clock.now_ms = self._row["until_ms"]
+        self.clock.time_ns = round(self._row["until_ms"] * 1e6)
         return Computed([0] * len(step), [None] * len(step))
 
 
@@ -91,7 +111,7 @@ def build_twin(
     num_blocks: int,
     layout: KvLayout,
     time: StepTime,
-    clock: VirtualClock,
+    clock: ScriptedClock,
     *,
     prefix_caching: bool = True,
     events: bool = False,

@@ -36,12 +36,12 @@ RAMP = (
 
 def generate_workload(
     traffic: Traffic | tuple[Traffic, ...], count: int, vocab: int, *, seed: int = 0, longest: int = 1 << 30
-) -> list[tuple[float, Request]]:
-    """Generate `count` requests with arrivals (ms); several traffics follow each other with equal shares."""
+) -> list[tuple[int, Request]]:
+    """Generate `count` requests with arrivals (ns); several traffics follow each other with equal shares."""
     parts = traffic if isinstance(traffic, tuple) else (traffic,)
     rng = np.random.default_rng(seed)
     at_ms = 0.0
-    rows: list[tuple[float, Request]] = []
+    rows: list[tuple[int, Request]] = []
     for number, part in enumerate(parts):
         stems = [rng.integers(0, vocab, part.stem_tokens) for _ in range(part.stems)]
         for _ in range(count * number // len(parts), count * (number + 1) // len(parts)):
@@ -50,10 +50,10 @@ def generate_workload(
             tokens = np.concatenate((stems[rng.integers(len(stems))], own)) if stems else own
             output = min(max(2, int(rng.gamma(2.0, part.output / 2))), max(2, longest // 2))
             tokens = tokens[: max(1, longest - output)]
-            rows.append((at_ms, Request(f"{len(rows)}", tokens.tolist(), output)))
+            rows.append((round(at_ms * 1e6), Request(f"{len(rows)}", tokens.tolist(), output)))
     return rows
 
 
-def copy_requests(rows: list[tuple[float, Request]]) -> list[tuple[float, Request]]:
+def copy_requests(rows: list[tuple[int, Request]]) -> list[tuple[int, Request]]:
     """Return new copies of the requests for another run."""
-    return [(at_ms, Request(r.id, r.prompt, r.max_tokens)) for at_ms, r in rows]
+    return [(at_ns, Request(r.id, r.prompt, r.max_tokens)) for at_ns, r in rows]

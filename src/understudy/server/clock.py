@@ -14,16 +14,8 @@ class Clock(Protocol):
     def now_ns(self) -> int:
         """Return the simulated time."""
 
-
-class WaitingClock(Protocol):
-    """Time of a run in milliseconds, from 0, for a driver that waits itself."""
-
-    @property
-    def now_ms(self) -> float:
-        """Milliseconds since the run began."""
-
-    def wait_until(self, ms: float) -> None:
-        """Wait until that time."""
+    def wait_until(self, time_ns: int) -> None:
+        """Return at that time, or at once if it has passed."""
 
 
 class WallClock:
@@ -42,16 +34,11 @@ class WallClock:
         passed = time.monotonic_ns() - self._start_ns
         return passed if self.speed == 1 else int(passed * self.speed)
 
-    @property
-    def now_ms(self) -> float:
-        """Simulated milliseconds since the clock was made."""
-        return self.now_ns() / 1e6
-
-    def wait_until(self, ms: float) -> None:
+    def wait_until(self, time_ns: int) -> None:
         """Sleep, then poll for the last 2 ms."""
-        while (left := (ms - self.now_ms) / self.speed) > 0:
-            if left > 2:
-                time.sleep((left - 1) / 1e3)
+        while (left_ms := (time_ns - self.now_ns()) / self.speed / 1e6) > 0:
+            if left_ms > 2:
+                time.sleep((left_ms - 1) / 1e3)
 
 
 class ScriptedClock:
@@ -64,3 +51,7 @@ class ScriptedClock:
     def now_ns(self) -> int:
         """Return the time that was last set."""
         return self.time_ns
+
+    def wait_until(self, time_ns: int) -> None:
+        """Advance to that time."""
+        self.time_ns = max(self.time_ns, time_ns)

@@ -3,7 +3,7 @@
 Each input gets a timestamp from the clock and is processed at that time, in the order of the offline run: transfers
 land, steps end, requests are submitted and cancelled, free engines begin a step (`EventClass`). A machine that is late
 processes the same events in the same order, later. So a live run equals, to the block, the offline run of its
-timestamps. A step whose end is unknown is computed in a thread, and ends when that is done.
+timestamps. A step whose end is unknown is computed in a thread, or offline in the caller's, and ends when that is done.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import heapq
 import logging
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TYPE_CHECKING, Protocol
 
 from understudy._core import Effects, EventClass
@@ -21,8 +21,10 @@ from understudy.server.lateness import Lateness
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from understudy.server.clock import Clock, ScriptedClock
+    from understudy.server.clock import Clock
     from understudy.server.core import EngineCore, LiveRequest, StepEffects
+
+    _Computed = Future[Effects] | asyncio.Future[Effects]
 
 log = logging.getLogger("understudy.server")
 
@@ -131,9 +133,9 @@ class Driver:
         self._enqueue(self.clock.now_ns() if at_ns is None else at_ns, EventClass.ARRIVAL, core, cancel_now)
         self._wake()
 
-    def enqueue(self, core: EngineCore, action: Callable[[int], object]) -> None:
-        """Queue `action(now_ns)` on an engine at the current time, in order with its other inputs."""
-        self._enqueue(self.clock.now_ns(), EventClass.ARRIVAL, core, action)
+    def enqueue(self, core: EngineCore, action: Callable[[int], object], at_ns: int | None = None) -> None:
+        """Queue `action(now_ns)` on an engine now or at `at_ns`, in order with its other inputs."""
+        self._enqueue(self.clock.now_ns() if at_ns is None else at_ns, EventClass.ARRIVAL, core, action)
         self._wake()
 
     def poll_all(self) -> None:
@@ -159,14 +161,16 @@ class Driver:
         finally:
             self._schedule_timer()
 
-    def run_until(self, clock: ScriptedClock, until_ns: int | None = None) -> None:
-        """Process every event before `until_ns` (default: all), each at its time.
+    def run_until(self, until_ns: int | None = None) -> None:
+        """Process every event before `until_ns` (default: all), each at its time, without an event loop.
 
-        Raises an engine's failure after all events of that time.
+        An engine that computes may call this for the inputs that are due. Raises an engine's failure after all events
+        of that time.
         """
         while self._queue and (until_ns is None or self._queue[0][0] < until_ns):
-            clock.time_ns = self._queue[0][0]
-            self._process(clock.time_ns)
+            time_ns = self._queue[0][0]
+            self.clock.wait_until(time_ns)
+            self._process(time_ns)
             failure, self._failure = self._failure, None
             if failure is not None:
                 raise failure
@@ -247,25 +251,35 @@ class Driver:
             return False
 
     def _compute(self, core: EngineCore, now_ns: int) -> None:
-        """Compute a step in the engine's thread; it ends when that is done."""
-        assert self._loop is not None, "an engine that computes needs an event loop"
+        """Compute a step in the engine's thread, offline in this one; it ends when that is done."""
         core.computing = True
-        if id(core) not in self._threads:
-            self._threads[id(core)] = ThreadPoolExecutor(1, core.name)
-        computed = self._loop.run_in_executor(self._threads[id(core)], core.engine.end_step, now_ns)
 
-        def end(end_ns: int) -> None:
-            self._end(core, end_ns, computed)
-            core.computing = False
+        def enqueue_end(computed: _Computed) -> None:
+            def end(end_ns: int) -> None:
+                self._end(core, end_ns, computed)
+                core.computing = False
 
-        def on_computed(_: object) -> None:
+            self._enqueue(self.clock.now_ns(), EventClass.STEP_END, core, end)
+
+        def on_computed(computed: asyncio.Future[Effects]) -> None:
             if self._loop is not None:
-                self._enqueue(self.clock.now_ns(), EventClass.STEP_END, core, end)
+                enqueue_end(computed)
                 self.pump()
 
-        computed.add_done_callback(on_computed)
+        if self._loop is None:
+            computed: Future[Effects] = Future()
+            try:
+                computed.set_result(core.engine.end_step(now_ns))
+            except Exception as failure:
+                computed.set_exception(failure)
+            enqueue_end(computed)
+            return
+        if id(core) not in self._threads:
+            self._threads[id(core)] = ThreadPoolExecutor(1, core.name)
+        thread = self._threads[id(core)]
+        self._loop.run_in_executor(thread, core.engine.end_step, now_ns).add_done_callback(on_computed)
 
-    def _end(self, core: EngineCore, now_ns: int, computed: asyncio.Future[Effects] | None = None) -> None:
+    def _end(self, core: EngineCore, now_ns: int, computed: _Computed | None = None) -> None:
         self.step_lateness.record((self.clock.now_ns() - now_ns) / self.clock.speed / 1e9)
         try:
             ended = core.engine.end_step(now_ns) if computed is None else computed.result()
