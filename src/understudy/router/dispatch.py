@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import logging
 import time
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -82,24 +82,22 @@ class LiveEventBatch(NamedTuple):
     events: Any
 
 
-class View(Protocol):
-    """Workers as a Python router sees them; `FleetView` in a replay."""
-
-    available: list[bool]
-    """By worker id; set by the dispatcher."""
-
-    def __len__(self) -> int: ...
-
-    @property
-    def ready(self) -> npt.NDArray[np.int64]:
-        """Ids of the workers that may be chosen, ascending."""
-
-
-class ReadyWorkers:
-    """Ids of the workers that may be chosen: the part of a view that is the same in every live fleet."""
+class OutstandingWork:
+    """Workers as a Python router sees them, with the work sent to each that has not ended; `FleetView` in a replay."""
 
     def __init__(self) -> None:
         self.available: list[bool] = []
+        """By worker id."""
+        self.requests: list[int] = []
+        self.tokens: list[int] = []
+
+    def __len__(self) -> int:
+        return len(self.available)
+
+    @property
+    def now_ns(self) -> int:
+        """Monotonic time in ns."""
+        return time.monotonic_ns()
 
     @property
     def ready(self) -> npt.NDArray[np.int64]:
@@ -116,23 +114,6 @@ class ReadyWorkers:
         """By worker: both, since live workers serve all stages of a request."""
         return ("both",) * len(self.available)
 
-
-class OutstandingWork(ReadyWorkers):
-    """Requests and tokens sent to each worker that have not ended, counted by the router itself."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.requests: list[int] = []
-        self.tokens: list[int] = []
-
-    def __len__(self) -> int:
-        return len(self.requests)
-
-    @property
-    def now_ns(self) -> int:
-        """Monotonic time in ns."""
-        return time.monotonic_ns()
-
     @property
     def outstanding_requests(self) -> npt.NDArray[np.int64]:
         """Outstanding requests of each worker."""
@@ -143,12 +124,26 @@ class OutstandingWork(ReadyWorkers):
         """Outstanding tokens of each worker: prompt and requested output."""
         return np.array(self.tokens, dtype=np.int64)
 
+    def add_worker(self) -> int:
+        """Add an available worker without work and return its id."""
+        self.available.append(True)
+        self.requests.append(0)
+        self.tokens.append(0)
+        return len(self.available) - 1
+
+    def count(self, worker: int, requests: int, tokens: int) -> None:
+        """Add to the outstanding work of a worker; negative when requests end."""
+        self.requests[worker] += requests
+        self.tokens[worker] += tokens
+
 
 class Dispatcher:
     """Dispatch requests of a live fleet to workers by one policy. For one thread."""
 
-    def __init__(self, policy: str | KvRouting | Router, *, seed: int = 0, view: View | None = None) -> None:
-        """Build the policy. `view` is passed to a Python router (default: the outstanding work counted here)."""
+    def __init__(
+        self, policy: str | KvRouting | Router, *, seed: int = 0, view: OutstandingWork | None = None
+    ) -> None:
+        """Build the policy. `view` is passed to a Python router; it may know more of the workers."""
         if policy == "kv":
             policy = KvRouting()
         if isinstance(policy, KvRouting):
@@ -175,9 +170,8 @@ class Dispatcher:
             self._python = policy
         if self.kv is not None:
             self.kv.begin(0)
-        self.outstanding = OutstandingWork()
-        self._view = self.outstanding if view is None else view
-        self._view.available = self._available = self.outstanding.available
+        self.outstanding = OutstandingWork() if view is None else view
+        self._available = self.outstanding.available
         self._sent: dict[int, tuple[int, int]] = {}  # worker and tokens by row
         self._waiting: dict[int, tuple[LiveRouteRequest, Callable[[Decision], None]]] = {}
         self._rows = 0
@@ -207,10 +201,7 @@ class Dispatcher:
         """Add a worker and return its id. `batch_tokens` prompt tokens fit into one of its steps."""
         if self.kv is not None:
             self.kv.add_worker(batch_tokens)
-        self._available.append(True)
-        self.outstanding.requests.append(0)
-        self.outstanding.tokens.append(0)
-        return len(self._available) - 1
+        return self.outstanding.add_worker()
 
     def set_available(self, worker: int, available: bool) -> None:
         """Set whether the worker may be chosen; releases queued requests."""
@@ -298,8 +289,7 @@ class Dispatcher:
         worker, tokens = self._sent.pop(row, (-1, 0))
         if worker >= 0:
             known = True
-            self.outstanding.requests[worker] -= 1
-            self.outstanding.tokens[worker] -= tokens
+            self.outstanding.count(worker, -1, -tokens)
         if not known:
             return
         if self.kv is not None:
@@ -313,15 +303,15 @@ class Dispatcher:
     def _pick(self, request: LiveRouteRequest) -> int:
         if self._python is not None:
             try:
-                worker = self._python.choose(request, self._view)
+                worker = self._python.choose(request, self.outstanding)
             except Exception as error:
                 raise self._record_exception("choose", error) from error
             is_id = isinstance(worker, int | np.integer) and not isinstance(worker, bool)
-            if not is_id or worker not in self._view.ready:
+            if not is_id or worker not in self.outstanding.ready:
                 raise self._record_failure(
                     "choose",
                     f"the router chose worker {worker!r}, which is not ready; "
-                    f"choose one of the {len(self._view.ready)} ids in view.ready",
+                    f"choose one of the {len(self.outstanding.ready)} ids in view.ready",
                 )
             return int(worker)
         policy, session = self._native, request.session
@@ -334,8 +324,7 @@ class Dispatcher:
     def _send(self, request: LiveRouteRequest, send: Callable[[Decision], None], decision: Decision) -> None:
         tokens = request.prompt_tokens + request.output_tokens
         self._sent[request.row] = (decision.worker, tokens)
-        self.outstanding.requests[decision.worker] += 1
-        self.outstanding.tokens[decision.worker] += tokens
+        self.outstanding.count(decision.worker, 1, tokens)
         send(decision)
 
     def _read_decision(self) -> Decision:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from understudy.router.dispatch import Dispatcher, ReadyWorkers
+from understudy.router.dispatch import Dispatcher, OutstandingWork
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -57,7 +57,7 @@ class FleetRouting:
                 self.dispatcher.forget(number)
 
 
-class LiveFleetView(ReadyWorkers):
+class LiveFleetView(OutstandingWork):
     """Current state of the workers for a router: one value per rank."""
 
     def __init__(self, servers: list[Server], targets: list[tuple[int, int]]) -> None:
@@ -65,23 +65,10 @@ class LiveFleetView(ReadyWorkers):
         self._servers = servers
         self._targets = targets
 
-    def __len__(self) -> int:
-        return len(self._targets)
-
     @property
     def now_ns(self) -> int:
         """Time of the workers' clock."""
         return self._servers[0].runtime.clock.now_ns()
-
-    @property
-    def outstanding_requests(self) -> npt.NDArray[np.int64]:
-        """Number of unfinished requests per rank."""
-        return self._each(lambda core: len(core.live))
-
-    @property
-    def outstanding_tokens(self) -> npt.NDArray[np.int64]:
-        """Prompt and output tokens of unfinished requests per rank."""
-        return self._each(lambda core: sum(one.prompt_tokens + one.max_tokens for one in core.live.values()))
 
     @property
     def running(self) -> npt.NDArray[np.int64]:
