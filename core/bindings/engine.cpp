@@ -42,8 +42,8 @@ std::shared_ptr<Engine> make_engine(const EngineConfig& config, const StepTiming
 namespace {
 
 RequestSpec make_spec(RequestId id, const std::string& name, nb::handle prompt_tokens, nb::handle max_tokens,
-                      const Identities* identities, std::int64_t priority, double arrival_time, nb::handle eos_at,
-                      const std::optional<std::vector<std::uint32_t>>& accepts, nb::handle adapter) {
+                      const Identities* identities, std::optional<std::int64_t> priority, double arrival_time,
+                      nb::handle eos_at, const std::optional<std::vector<std::uint32_t>>& accepts, nb::handle adapter) {
   RequestSpec spec;
   spec.id = id;
   spec.name = name;
@@ -57,7 +57,8 @@ RequestSpec make_spec(RequestId id, const std::string& name, nb::handle prompt_t
     if (accepts->empty()) throw Error(ErrorKind::InvalidArgument, "request ", name, ": accepts must not be empty");
     spec.accepts = std::make_shared<const std::vector<std::uint32_t>>(*accepts);
   }
-  spec.priority = priority;
+  spec.priority = priority.value_or(0);
+  spec.has_priority = priority.has_value();
   spec.adapter = static_cast<std::uint32_t>(read_uint(adapter, "adapter", 0xFFFFFFFFu));
   spec.arrival_time = arrival_time;
   if (identities != nullptr) {
@@ -97,7 +98,7 @@ void bind_engine(nb::module_& m) {
 
   nb::class_<RequestSpec>(m, "RequestSpec", "A request for a simulated engine.")
       .def(nb::new_(&make_spec), "id"_a, "name"_a, "prompt_tokens"_a, "max_tokens"_a,
-           "identities"_a.none() = nb::none(), nb::kw_only(), "priority"_a = 0, "arrival_time"_a = 0.0,
+           "identities"_a.none() = nb::none(), nb::kw_only(), "priority"_a.none() = 0, "arrival_time"_a = 0.0,
            "eos_at"_a.none() = nb::none(), "accepts"_a.none() = nb::none(), "adapter"_a = 0,
            "`identities` name the blocks that prompt and output fill; the output token with number `eos_at` ends the "
            "request before `max_tokens` does. `adapter` is of LoRA, 0 for none.");

@@ -30,37 +30,66 @@ Value read_name(const std::string& name, const char* field, const std::map<std::
   throw Error(ErrorKind::ConfigError, field, " must be one of ", names, "; got '", name, "'");
 }
 
+// Copies of the host tier take whole steps, as in recordings.
+class StepTransfers final : public HostTransfers {
+ public:
+  StepTransfers(std::int64_t write_steps, std::optional<std::uint64_t> write_tokens_per_step, std::int64_t load_steps)
+      : write_steps_(write_steps), write_tokens_per_step_(write_tokens_per_step), load_steps_(load_steps) {}
+
+  void begin_step() noexcept { ++now_; }
+  std::int64_t now() const override { return now_; }
+  std::int64_t write_ready(std::uint64_t tokens, std::int64_t earliest) override {
+    const std::uint64_t more = write_tokens_per_step_ ? tokens / *write_tokens_per_step_ : 0;
+    return std::max(now_ + write_steps_ + static_cast<std::int64_t>(more), earliest);
+  }
+  std::int64_t load_ready(std::uint64_t) override { return now_ + load_steps_; }
+  void wait_for_write(std::uint64_t) override {}
+
+ private:
+  std::int64_t now_ = -1;
+  std::int64_t write_steps_;
+  std::optional<std::uint64_t> write_tokens_per_step_;
+  std::int64_t load_steps_;
+};
+
 // A scheduler with its events, and the batch whose result is outstanding.
 class SglangIterations {
  public:
-  explicit SglangIterations(const SglangSettings& settings)
+  SglangIterations(const SglangSettings& settings, StepTransfers transfers)
       : overlap_(settings.overlap),
         events_(settings.page_size),
-        scheduler_(settings, [this](RadixNode& node, bool stored) { events_.add(node, stored); }) {}
+        transfers_(transfers),
+        scheduler_(
+            settings, [this](RadixNode& node, bool stored, RadixTier tier) { events_.add(node, stored, tier); },
+            &transfers_) {}
 
   SglangScheduler& scheduler() noexcept { return scheduler_; }
   RadixEvents& events() noexcept { return events_; }
 
   // Schedules the next batch; null: none.
   const SglangBatch* schedule() {
+    transfers_.begin_step();
     scheduler_.set_outstanding(outstanding_.get());
     launched_ = scheduler_.schedule();
     return launched_.get();
   }
   // Processes the result that is due in this iteration: of its batch, or with overlap of the one before.
-  bool process() {
+  // Returns the mode of its batch, "idle", or null.
+  const char* process() {
     std::unique_ptr<SglangBatch> due = overlap_ ? std::move(outstanding_) : std::move(launched_);
     if (overlap_) outstanding_ = std::move(launched_);
     scheduler_.set_outstanding(nullptr);
     const bool idle = !due && (!overlap_ || !outstanding_);
     if (due) scheduler_.process(*due);
     scheduler_.end_iteration(idle);
-    return due != nullptr;
+    if (due) return due->mode == SglangMode::Decode ? "decode" : "prefill";
+    return idle && scheduler_.is_idle() ? "idle" : nullptr;
   }
 
  private:
   bool overlap_;
   RadixEvents events_;
+  StepTransfers transfers_;
   SglangScheduler scheduler_;
   std::unique_ptr<SglangBatch> launched_;
   std::unique_ptr<SglangBatch> outstanding_;
@@ -83,6 +112,39 @@ nb::object describe(const SglangBatch* batch) {
   return nb::make_tuple(name_of(batch->mode), rows);
 }
 
+nb::list describe_leaves(const RadixTree& tree, RadixTier tier) {
+  nb::list out;
+  for (const RadixNode* const node : tree.oldest(4, tier)) {
+    nb::list one;
+    one.append(node->begin);
+    one.append(node->length());
+    one.append(node->key.at(node->length() - 1));
+    out.append(one);
+  }
+  return out;
+}
+
+nb::object describe_host(SglangIterations& self) {
+  SglangScheduler& scheduler = self.scheduler();
+  HostCache* const host = scheduler.host();
+  if (host == nullptr) return nb::none();
+  std::uint64_t on_both = 0;
+  std::uint64_t host_only = 0;
+  scheduler.tree().each([&](const RadixNode& node) {
+    if (node.host) (node.device ? on_both : host_only) += node.length();
+  });
+  nb::dict out;
+  out["writes"] = nb::cast(host->take_writes());
+  out["loads"] = nb::cast(host->take_loads());
+  out["host_avail"] = host->avail();
+  out["writing"] = host->writing();
+  out["loading"] = host->loading();
+  out["on_both"] = on_both;
+  out["host_only"] = host_only;
+  out["host_evict_head"] = describe_leaves(scheduler.tree(), RadixTier::Host);
+  return out;
+}
+
 nb::dict describe_state(SglangIterations& self) {
   SglangScheduler& scheduler = self.scheduler();
   nb::dict out;
@@ -95,15 +157,7 @@ nb::dict describe_state(SglangIterations& self) {
   out["evictable"] = scheduler.tree().evictable();
   out["protected"] = scheduler.tree().locked();
   out["nodes"] = scheduler.tree().num_nodes();
-  nb::list oldest;
-  for (const RadixNode* const node : scheduler.tree().oldest(4)) {
-    nb::list one;
-    one.append(node->begin);
-    one.append(node->length());
-    one.append(node->key.at(node->length() - 1));
-    oldest.append(one);
-  }
-  out["evict_head"] = oldest;
+  out["evict_head"] = describe_leaves(scheduler.tree(), RadixTier::Device);
   return out;
 }
 
@@ -111,7 +165,7 @@ nb::dict take_log(SglangIterations& self) {
   const SglangLog log = std::exchange(self.scheduler().log(), {});
   nb::list admitted;
   for (const SglangLog::Admission& one : log.admitted) {
-    admitted.append(nb::make_tuple(one.request, one.resumed, one.cached));
+    admitted.append(nb::make_tuple(one.request, one.resumed, one.cached, one.loaded));
   }
   nb::dict out;
   out["admitted"] = admitted;
@@ -126,8 +180,11 @@ nb::dict take_log(SglangIterations& self) {
 nb::list take_events(SglangIterations& self) {
   nb::list out;
   for (const RadixEvent& event : self.events().take()) {
-    out.append(nb::make_tuple(event.stored, nb::cast(event.pages), event.parent, event.begin, event.first_token,
-                              event.last_token));
+    nb::list runs;
+    event.tokens.each(0, event.tokens.size(),
+                      [&](TokenSpan run) { runs.append(nb::make_tuple(run.first, run.count)); });
+    out.append(nb::make_tuple(event.stored, nb::cast(event.pages), event.parent, event.begin, runs,
+                              event.tier == RadixTier::Host));
   }
   return out;
 }
@@ -163,6 +220,20 @@ void bind_sglang(nb::module_& m) {
       .def_rw("max_queued_requests", &SglangSettings::max_queued_requests, nb::arg().none())
       .def_rw("prefill_decode_interval", &SglangSettings::prefill_decode_interval)
       .def_rw("prefill_decode_interval_min_bs", &SglangSettings::prefill_decode_interval_min_bs)
+      .def_rw("decode_log_interval", &SglangSettings::decode_log_interval)
+      .def(
+          "set_host",
+          [](SglangSettings& self, const std::string& hicache_write_policy, double hicache_ratio,
+             std::uint32_t load_back_threshold, std::uint64_t tokens) {
+            self.host =
+                HostSettings{read_name<HostWritePolicy>(hicache_write_policy, "hicache_write_policy",
+                                                        {{"write_through", HostWritePolicy::WriteThrough},
+                                                         {"write_through_selective", HostWritePolicy::Selective},
+                                                         {"write_back", HostWritePolicy::WriteBack}}),
+                             hicache_ratio, tokens, load_back_threshold};
+          },
+          nb::kw_only(), "hicache_write_policy"_a, "hicache_ratio"_a, "load_back_threshold"_a, "tokens"_a = 0,
+          "Add a host tier below the device.")
       .def(
           "set_names",
           [](SglangSettings& self, const std::string& schedule_policy, const std::string& radix_eviction_policy,
@@ -187,7 +258,7 @@ void bind_sglang(nb::module_& m) {
   nb::class_<SglangConfig, EngineConfig>(m, "SglangEngineConfig", "Settings of a simulated SGLang engine.")
       .def(
           "__init__",
-          [](SglangConfig* self, const SglangSettings& settings, bool events) {
+          [](SglangConfig* self, const SglangSettings& settings, bool events, bool route_rejected) {
             SglangConfig config;
             config.settings = settings;
             config.block_size = settings.page_size;
@@ -197,11 +268,19 @@ void bind_sglang(nb::module_& m) {
             config.max_model_len = settings.context_len;
             config.enable_prefix_caching = !settings.disable_radix_cache;
             config.events = events;
+            config.mocker.route_rejected = route_rejected;
             new (self) SglangConfig(config);
           },
-          "settings"_a, nb::kw_only(), "events"_a = false);
+          "settings"_a, nb::kw_only(), "events"_a = false, "route_rejected"_a = false);
   nb::class_<SglangIterations>(m, "SglangIterations", "SGLang's event loop without a clock.")
-      .def(nb::init<const SglangSettings&>(), "settings"_a)
+      .def(
+          "__init__",
+          [](SglangIterations* self, const SglangSettings& settings, std::int64_t write_steps,
+             std::optional<std::uint64_t> write_tokens_per_step, std::int64_t load_steps) {
+            new (self) SglangIterations(settings, StepTransfers(write_steps, write_tokens_per_step, load_steps));
+          },
+          "settings"_a, nb::kw_only(), "write_steps"_a = 1, "write_tokens_per_step"_a.none() = nb::none(),
+          "load_steps"_a = 1)
       .def(
           "submit",
           [](SglangIterations& self, RequestId id, const std::vector<std::pair<std::uint64_t, std::uint32_t>>& prompt,
@@ -224,7 +303,8 @@ void bind_sglang(nb::module_& m) {
       .def(
           "schedule", [](SglangIterations& self) { return describe(self.schedule()); },
           "Schedule a batch: (mode, [(id, tokens, decodes)]), or None.")
-      .def("process", &SglangIterations::process, "Process the result that is due; returns whether there was one.")
+      .def("process", &SglangIterations::process,
+           "Process the result that is due; returns prefill, decode, idle or None.")
       .def("check", [](SglangIterations& self) { self.scheduler().check(); })
       .def_prop_ro("avail", [](SglangIterations& self) { return self.scheduler().avail(); })
       .def_prop_ro("chunked",
@@ -235,6 +315,12 @@ void bind_sglang(nb::module_& m) {
                    })
       .def_prop_ro("empty", [](SglangIterations& self) { return self.scheduler().empty(); })
       .def_prop_ro("state", &describe_state)
+      .def_prop_ro("host_tokens",
+                   [](SglangIterations& self) -> std::optional<std::uint64_t> {
+                     if (self.scheduler().host() == nullptr) return std::nullopt;
+                     return self.scheduler().host()->tokens();
+                   })
+      .def("take_host_state", &describe_host, "The host tier and its transfers since the last call, or None.")
       .def("take_log", &take_log)
       .def("take_events", &take_events);
 }

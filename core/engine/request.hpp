@@ -63,6 +63,7 @@ struct RequestSpec {
   // null: by rates.
   std::shared_ptr<const std::vector<std::uint32_t>> accepts;
   std::int64_t priority = 0;
+  bool has_priority = true;  // false: the caller gave none; SGLang then schedules it last, vLLM as 0
   double arrival_time = 0;
   std::uint32_t adapter = 0;  // LoRA adapter; 0: the model itself
   std::uint32_t rank = 0;     // rank in an engine with several

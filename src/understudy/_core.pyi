@@ -2,7 +2,7 @@
 
 import enum
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Literal, Protocol, Self, TypeAlias, TypedDict, overload
+from typing import Any, Literal, Protocol, Self, TypeAlias, TypedDict, overload
 
 import numpy as np
 import numpy.typing as npt
@@ -723,9 +723,23 @@ class SglangSettings:
     def set_names(
         self, *, schedule_policy: str, radix_eviction_policy: str, retraction_policy: str, tree: str
     ) -> None: ...
+    @property
+    def decode_log_interval(self) -> int: ...
+    @decode_log_interval.setter
+    def decode_log_interval(self, value: int) -> None: ...
+    def set_host(
+        self,
+        *,
+        hicache_write_policy: str,
+        hicache_ratio: float,
+        load_back_threshold: int,
+        tokens: int = 0,
+    ) -> None: ...
 
 class SglangEngineConfig(EngineConfig):
-    def __init__(self, settings: SglangSettings, *, events: bool = False) -> None: ...
+    def __init__(
+        self, settings: SglangSettings, *, events: bool = False, route_rejected: bool = False
+    ) -> None: ...
 
 class _SglangState(TypedDict):
     running: list[int]
@@ -740,7 +754,7 @@ class _SglangState(TypedDict):
     evict_head: list[list[int]]
 
 class _SglangLog(TypedDict):
-    admitted: list[tuple[int, bool, int]]
+    admitted: list[tuple[int, bool, int, int]]
     retracted: list[int]
     preempted: list[int]
     finished: list[int]
@@ -748,7 +762,14 @@ class _SglangLog(TypedDict):
     sampled: list[int]
 
 class SglangIterations:
-    def __init__(self, settings: SglangSettings) -> None: ...
+    def __init__(
+        self,
+        settings: SglangSettings,
+        *,
+        write_steps: int = 1,
+        write_tokens_per_step: int | None = None,
+        load_steps: int = 1,
+    ) -> None: ...
     def submit(
         self,
         request: int,
@@ -760,7 +781,7 @@ class SglangIterations:
     ) -> None: ...
     def abort(self, ids: Sequence[int]) -> None: ...
     def schedule(self) -> tuple[str, list[tuple[int, int, bool]]] | None: ...
-    def process(self) -> bool: ...
+    def process(self) -> Literal["prefill", "decode", "idle"] | None: ...
     def check(self) -> None: ...
     @property
     def avail(self) -> int: ...
@@ -771,7 +792,10 @@ class SglangIterations:
     @property
     def state(self) -> _SglangState: ...
     def take_log(self) -> _SglangLog: ...
-    def take_events(self) -> list[tuple[bool, list[int], int, int, int, int]]: ...
+    @property
+    def host_tokens(self) -> int | None: ...
+    def take_host_state(self) -> dict[str, Any] | None: ...
+    def take_events(self) -> list[tuple[bool, list[int], int, int, list[tuple[int, int]], bool]]: ...
 
 class EngineConfig:
     @property
@@ -858,7 +882,7 @@ class RequestSpec:
         max_tokens: int,
         identities: Identities | None = None,
         *,
-        priority: int = 0,
+        priority: int | None = 0,
         arrival_time: float = 0.0,
         eos_at: int | None = None,
         accepts: Sequence[int] | None = None,

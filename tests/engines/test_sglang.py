@@ -1,12 +1,12 @@
-"""SGLang's scheduler against recordings: steps, aborts, priorities, limits, and both event loops on a clock."""
+"""SGLang's scheduler against recordings: steps, limits, both event loops on a clock, HiCache, published events."""
 
 from __future__ import annotations
 
+import gzip
 from pathlib import Path
 from random import Random
 from typing import Any
 
-import msgspec
 import pytest
 
 from understudy._core import SglangIterations
@@ -17,10 +17,10 @@ from understudy.engines.sglang_recording import (
     SglangScenarioConfig,
     run_sglang_scenario,
 )
-from understudy.errors import ConfigError, InvalidArgument
+from understudy.errors import InvalidArgument
 
 GOLDEN = Path(__file__).parents[1] / "golden"
-FOLDERS = {"sglang": 108, "sglang-more": 54, "sglang-clock": 30}
+FOLDERS = {"sglang": 108, "sglang-more": 54, "sglang-clock": 30, "sglang-hicache": 43, "sglang-events": 14}
 RECORDINGS = [one for folder in FOLDERS for one in find_sglang_recordings(GOLDEN / folder)]
 
 
@@ -55,6 +55,14 @@ def random_scenario(seed: int) -> SglangScenario:
         "ignore_eos": rng.random() < 0.2,
         "schedule_conservativeness": rng.choice([0.3, 1.0]),
     }
+    if not config["disable_radix_cache"] and rng.random() < 0.5:
+        config |= {
+            "hicache_write_policy": rng.choice(["write_through", "write_through_selective", "write_back"]),
+            "hicache_ratio": rng.choice([0.5, 1.0, 3.0]),
+            "load_back_threshold": rng.choice([1, 10]),
+            "write_steps": rng.choice([1, 4]),
+            "load_steps": rng.choice([1, 3]),
+        }
     requests = []
     for index in range(rng.randint(5, 40)):
         shared = (rng.choice([100, 5000]), rng.randint(1, 6 * page))
@@ -71,7 +79,7 @@ def random_scenario(seed: int) -> SglangScenario:
     return SglangScenario(SglangScenarioConfig(**config), requests, f"random {seed}", 3000)
 
 
-@pytest.mark.parametrize("seed", range(60))
+@pytest.mark.parametrize("seed", range(120))
 def test_memory_is_conserved_and_every_request_ends(seed: int) -> None:
     *_, last = run_sglang_scenario(random_scenario(seed), check=True)
     end = last["end"]
@@ -93,18 +101,48 @@ def test_a_tree_node_holds_runs_however_many_tokens_there_are() -> None:
     assert loop.state["nodes"] < 200
 
 
-@pytest.mark.parametrize(
-    ("config", "message"),
-    [
-        ({"hicache_write_policy": "write_through"}, "the host tier is not simulated yet"),
-        ({"publish_events": True}, "published events are not simulated yet"),
-    ],
-)
-def test_what_is_missing_is_refused_by_name(config: dict[str, Any], message: str) -> None:
-    with pytest.raises(ConfigError, match=message):
-        msgspec.convert(config, SglangScenarioConfig).settings()
-
-
 def test_a_folder_without_recordings_is_refused(tmp_path: Path) -> None:
     with pytest.raises(InvalidArgument, match=r"no scenarios/\*\.json"):
         find_sglang_recordings(tmp_path)
+
+
+def copy_recording(folder: Path, name: str = "chunked_load") -> Path:
+    """A folder with one recording; returns its golden."""
+    source = GOLDEN / "sglang-hicache"
+    for part, file in (("scenarios", f"{name}.json"), ("golden", f"{name}.jsonl.gz")):
+        (folder / part).mkdir()
+        (folder / part / file).write_bytes((source / part / file).read_bytes())
+    return folder / "golden" / f"{name}.jsonl.gz"
+
+
+def test_a_scenario_without_a_recording_is_refused(tmp_path: Path) -> None:
+    copy_recording(tmp_path).unlink()
+    with pytest.raises(InvalidArgument, match=r"chunked_load\.json: has no recording; add "):
+        find_sglang_recordings(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"", "contains no lines"),
+        (b"[]\n", "contains no lines"),
+        (b"{}\n", "has no header with a config"),
+        (b'{"header": {"config": {"page": 4}}}\n', "unknown field `page`"),
+        (b"{", "Expecting property name"),
+    ],
+)
+def test_a_malformed_recording_is_refused_by_name(tmp_path: Path, content: bytes, message: str) -> None:
+    copy_recording(tmp_path).write_bytes(gzip.compress(content))
+    (recording,) = find_sglang_recordings(tmp_path)
+    with pytest.raises(InvalidArgument, match=rf"chunked_load\.jsonl\.gz: .*{message}"):
+        compare_sglang(recording)
+
+
+@pytest.mark.parametrize(
+    "content", [b"[]", b'{"recorded": {}}', b'{"scenario": {}, "recorded": {"config": {}}}']
+)
+def test_a_malformed_recording_on_a_clock_is_refused_by_name(tmp_path: Path, content: bytes) -> None:
+    (tmp_path / "one.json.gz").write_bytes(gzip.compress(content))
+    (recording,) = find_sglang_recordings(tmp_path)
+    with pytest.raises(InvalidArgument, match=r"one\.json\.gz: "):
+        compare_sglang(recording)

@@ -28,11 +28,13 @@ class Failing:
         return 1.0
 
 
-def engine(model: Failing | None = None, *, page: int = 4, **settings: object) -> _core.Engine:
+def engine(
+    model: Failing | None = None, *, page: int = 4, events: bool = True, **settings: object
+) -> _core.Engine:
     config = SglangConfig.from_dict(
         {"block_size": page, "num_gpu_blocks": 400, "chunked_prefill_size": -1, **settings}
     )
-    return config.core_config(None, 0, events=True).make_engine(_core.python_timing(model or Failing()))
+    return config.core_config(None, 0, events=events).make_engine(_core.python_timing(model or Failing()))
 
 
 def spec(number: int, prompt: int = 10, outputs: int = 4, hashes: range | None = None) -> _core.RequestSpec:
@@ -120,3 +122,71 @@ def test_settings_without_effect_or_sense_are_refused() -> None:
         SglangConfig.from_dict({"schedule_conservativeness": -1.0})
     with pytest.raises(ConfigError, match="max_prefill_tokens"):
         SglangConfig.from_dict({"max_prefill_tokens": 0})
+
+
+def test_a_request_without_a_priority_has_the_worst_one() -> None:
+    one = engine(enable_priority_scheduling=True, max_num_seqs=1)
+    for number, priority in enumerate([None, -5, 3, None]):
+        pages = _core.Identities.from_local_hashes(range(1000 * number + 1, 1000 * number + 11))
+        one.submit(_core.RequestSpec(number, f"r{number}", 10, 4, pages, priority=priority), 0)
+    assert run_to_end(one)[1] == [2, 1, 0, 3]
+
+
+@pytest.mark.parametrize("events", [True, False])
+def test_the_cached_prefix_is_known_with_events_and_without(events: bool) -> None:
+    one = engine(events=events)
+    pages = _core.Identities.from_local_hashes(range(50, 60))
+    assert one.cached_prefix(pages) == 0
+    one.submit(spec(1, prompt=22, outputs=4, hashes=range(50, 60)), 0)
+    run_to_end(one)
+    assert one.cached_prefix(pages) == 6
+    assert one.cached_prefix(pages[:3]) == 3
+    assert one.cached_prefix(_core.Identities.from_local_hashes(range(60, 70))) == 0
+
+
+def test_events_are_visible_when_sglang_publishes_them() -> None:
+    one = engine(disable_overlap_schedule=True)
+    one.submit(spec(1, prompt=8, outputs=6), 0)
+    one.submit(spec(2, prompt=8, outputs=60, hashes=range(5000, 5020)), 0)
+    times: list[int] = []
+    effects = one.begin_step(0)
+    while effects.phase != _core.Phase.IDLE:
+        step = one.end_step if effects.phase == _core.Phase.IN_STEP else one.begin_step
+        effects = step(due(effects))
+        times += one.take_events()[1].tolist()
+    # After the prefill, after the 40th decode (the end of request 1 was the 5th), and when the engine is idle.
+    assert sorted(set(times)) == [1 * MS, 41 * MS, 60 * MS]
+
+
+def test_a_prompt_that_never_fits_is_refused_with_a_remedy() -> None:
+    text = engine(num_gpu_blocks=10).never_fits(40, 1)
+    assert text == (
+        "prompt_tokens: 40 exceed the 33 that the context and the KV pool allow; shorten the prompt, or raise "
+        "max_model_len and num_gpu_blocks"
+    )
+    assert engine(num_gpu_blocks=10).never_fits(33, 1) is None
+
+
+def test_settings_of_dynamos_mocker_are_honoured_or_refused() -> None:
+    with pytest.raises(ConfigError, match="aic_nextn: SGLang engines simulate no speculation"):
+        SglangConfig.from_dict({"aic_nextn": 2})
+    assert SglangConfig.from_dict({"route_rejected": True}).mocker.route_rejected
+    assert SglangConfig.from_dict({"speedup_ratio": 2.0}).mocker.speedup_ratio == 2.0
+
+
+def test_sglangs_names_and_defaults() -> None:
+    config = SglangConfig.from_dict({})
+    assert (config.block_size, config.num_gpu_blocks, config.max_num_seqs) == (1, 2**20, None)
+    named = SglangConfig.from_dict(
+        {"page_size": 64, "max_total_tokens": 6400, "max_running_requests": 7, "context_length": 4096}
+    )
+    assert (named.block_size, named.num_gpu_blocks, named.max_num_seqs, named.max_model_len) == (
+        64,
+        100,
+        7,
+        4096,
+    )
+    with pytest.raises(ConfigError, match="page_size: block_size names the same setting"):
+        SglangConfig.from_dict({"page_size": 64, "block_size": 64})
+    with pytest.raises(ConfigError, match="max_total_tokens: 100 is not a multiple of page_size=64"):
+        SglangConfig.from_dict({"page_size": 64, "max_total_tokens": 100})

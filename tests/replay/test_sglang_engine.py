@@ -171,7 +171,10 @@ def test_settings_by_name_choose_the_kind() -> None:
     ("settings", "message"),
     [
         ({"schedule_policy": "random"}, "schedule_policy"),
-        ({"chunked_prefill_size": 100}, "chunked_prefill_size must be -1 or a multiple of block_size=64"),
+        (
+            {"page_size": 64, "chunked_prefill_size": 100},
+            "chunked_prefill_size must be -1 or a multiple of block_size=64",
+        ),
         ({"enable_priority_scheduling": True, "schedule_policy": "lpm"}, "choose fcfs or lof"),
         ({"enable_prefix_caching": False}, "give disable_radix_cache"),
         ({"hicache_ratio": 2}, "hicache_ratio"),
@@ -182,7 +185,37 @@ def test_wrong_settings_are_refused_by_name(settings: dict[str, Any], message: s
         read_engine({"engine_type": "sglang", **settings})
 
 
-def test_tiers_are_refused() -> None:
-    tiers = TiersConfig.from_dict({"kv_bytes_per_token": 1024, "tiers": [{"tier": "g2", "blocks": 10}]})
-    with pytest.raises(ConfigError, match="host tier is not simulated yet"):
+def tiers_of(*tiers: str, **more: object) -> TiersConfig:
+    return TiersConfig.from_dict(
+        {"kv_bytes_per_token": 1024, "tiers": [{"tier": tier, "blocks": 100} for tier in tiers], **more}
+    )
+
+
+@pytest.mark.parametrize("policy", ["write_through", "write_through_selective", "write_back"])
+@pytest.mark.parametrize("overlap", [True, False])
+def test_a_host_tier_is_hicache(policy: Any, overlap: bool) -> None:
+    engine = SglangConfig(
+        block_size=16,
+        num_gpu_blocks=60,
+        timing=ONE_MS,
+        hicache_write_policy=policy,
+        disable_overlap_schedule=not overlap,
+    )
+    run = run_offline(conversations(20), engine, tiers=tiers_of("g2"), check=True, events=True)
+    again = run_offline(conversations(20), engine, tiers=tiers_of("g2"))
+    assert run.facts["digest"] == again.facts["digest"]
+    without = run_offline(conversations(20), engine)
+    assert run.timeline.cached_tokens_first.sum() > without.timeline.cached_tokens_first.sum()
+
+
+@pytest.mark.parametrize(
+    ("tiers", "message"),
+    [
+        (tiers_of("g2", "g3"), "g3: SGLang's HiCache has no tier below the host"),
+        (tiers_of("g2", "g3", "g4"), "g3: SGLang's HiCache"),
+        (tiers_of("g2", offload={"mode": "evict"}), "offload: HiCache has its own rules"),
+    ],
+)
+def test_tiers_that_hicache_lacks_are_refused_by_name(tiers: TiersConfig, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
         run_offline(crowd(5), SglangConfig(timing=ONE_MS), tiers=tiers)

@@ -5,6 +5,7 @@
 #include <limits>
 #include <optional>
 
+#include "engine/sglang/host_cache.hpp"
 #include "engine/sglang/radix_tree.hpp"
 
 namespace understudy {
@@ -42,6 +43,8 @@ struct SglangSettings {
   std::optional<std::uint32_t> max_queued_requests;
   std::uint32_t prefill_decode_interval = 0;
   std::uint32_t prefill_decode_interval_min_bs = 0;
+  std::optional<HostSettings> host;        // below the device; nothing: none
+  std::uint32_t decode_log_interval = 40;  // decode results between two batches of published events
 };
 
 }  // namespace understudy

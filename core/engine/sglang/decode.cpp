@@ -9,6 +9,7 @@ namespace understudy {
 
 void SglangScheduler::make_room(std::int64_t tokens) {
   if (!has_cache()) return;
+  if (host_) return host_->make_room(avail_, tokens);
   while (avail_ < tokens) {
     const std::uint32_t freed = tree_.evict();
     if (freed == 0) return;
@@ -18,10 +19,7 @@ void SglangScheduler::make_room(std::int64_t tokens) {
 
 // Overlap: the outstanding result is the request's last by length.
 bool SglangScheduler::finishing(const SglangRequest& request) const {
-  if (outstanding_ == nullptr || request.outputs() + 1 < request.max_new) return false;
-  return std::ranges::any_of(outstanding_->rows, [&](const SglangBatch::Row& row) {
-    return row.request == &request && row.request != outstanding_->unfinished;
-  });
+  return request.is_outstanding && request.outputs() + 1 >= request.max_new;
 }
 
 // Drops finished requests, and with overlap finishing ones. Returns whether any was dropped; `dropped`: finishing ones.

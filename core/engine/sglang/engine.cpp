@@ -1,6 +1,7 @@
 #include "engine/sglang/engine.hpp"
 
 #include <algorithm>
+#include <limits>
 #include <utility>
 
 #include "base/assert.hpp"
@@ -8,21 +9,46 @@
 
 namespace understudy {
 
-std::unique_ptr<Engine> SglangConfig::make(const EngineSite& site) const {
-  if (site.tiers != nullptr) {
-    throw Error(ErrorKind::ConfigError, "tiers: SGLang's host tier is not simulated yet; leave them out");
+namespace {
+
+// HiCache has one tier, in host memory.
+void refuse_other_tiers(const TierConfig& tiers) {
+  if (tiers.g3 || tiers.g4) {
+    throw Error(ErrorKind::ConfigError, tiers.g3 ? "g3" : "g4",
+                ": SGLang's HiCache has no storage behind the host here; leave it out");
   }
+  if (tiers.host.duplex_gbps < std::numeric_limits<double>::infinity()) {
+    throw Error(ErrorKind::ConfigError, "duplex_gbps: HiCache's two directions do not share a limit; leave it out");
+  }
+}
+
+}  // namespace
+
+std::unique_ptr<Engine> SglangConfig::make(const EngineSite& site) const {
   if (lockstep_ns > 0) {
     throw Error(ErrorKind::ConfigError, "lockstep: SGLang engines have no steps of a fixed length; leave it out");
   }
+  if ((site.tiers != nullptr) != settings.host.has_value()) {
+    throw Error(ErrorKind::ConfigError, "tiers: HiCache needs a G2, and a G2 needs HiCache; give both or none");
+  }
+  if (site.tiers != nullptr) refuse_other_tiers(*site.tiers);
   return std::make_unique<SglangEngine>(*this, site);
 }
 
 SglangEngine::SglangEngine(const SglangConfig& config, const EngineSite& site)
     : config_(config),
       timing_(site.timing),
-      scheduler_(config.settings, [this](RadixNode& node, bool stored) { changed(node, stored); }),
-      keeps_gaps_(site.keeps_times) {}
+      links_(site.tiers != nullptr ? site.tiers->host : LinkPairConfig{},
+             site.tiers != nullptr ? site.tiers->bytes_per_block / config.block_size : 0),
+      scheduler_(
+          config.settings, [this](RadixNode& node, bool stored, RadixTier tier) { changed(node, stored, tier); },
+          &links_),
+      reports_batches_(site.reports_batches),
+      on_step_(site.on_step),
+      on_checkpoint_(site.on_checkpoint) {
+  if (site.keeps_times) token_log_.keep_gaps();
+  if (site.gaps != nullptr) token_log_.share_gaps(*site.gaps);
+}
 
 Effects& SglangEngine::fresh() {
   effects_.clear();
@@ -37,9 +63,9 @@ const Effects& SglangEngine::done() {
 }
 
 Phase SglangEngine::phase() const {
-  if (open_) return Phase::InStep;
+  if (in_step()) return Phase::InStep;
   if (stalled_) return Phase::Stalled;
-  return scheduler_.empty() && !planned_ && aborts_.empty() ? Phase::Idle : Phase::Ready;
+  return is_idle() ? Phase::Idle : Phase::Ready;
 }
 
 // ── Requests ──
@@ -60,9 +86,12 @@ const Effects& SglangEngine::submit(RequestSpec spec, std::int64_t now_ns) {
     }
   }
   fresh();
-  if (!open_) now_ns_ = std::max(now_ns_, now_ns);
-  // An idle loop goes back to its first estimate of output lengths.
-  if (!open_ && !planned_ && scheduler_.empty() && now_ns > empty_since_ns_) scheduler_.end_iteration(true);
+  if (!in_step()) now_ns_ = std::max(now_ns_, now_ns);
+  if (is_idle()) {
+    poll_host(now_ns);
+    // An idle loop goes back to its first estimate of output lengths.
+    if (now_ns > empty_since_ns_) scheduler_.end_iteration(true);
+  }
   SglangArrival arrival;
   arrival.id = spec.id;
   const std::uint32_t all = spec.prompt_tokens + spec.outputs();
@@ -77,7 +106,7 @@ const Effects& SglangEngine::submit(RequestSpec spec, std::int64_t now_ns) {
   arrival.first_output = (std::uint64_t{1} << 63) + (spec.id << 24) + spec.prompt_tokens;
   arrival.max_tokens = spec.max_tokens;
   arrival.eos_at = spec.eos_at > 0 && spec.eos_at < spec.max_tokens ? spec.eos_at : 0;
-  if (config_.settings.enable_priority_scheduling) arrival.priority = spec.priority;
+  if (spec.has_priority) arrival.priority = spec.priority;
   Live& live = live_[spec.id];
   live.record.id = spec.id;
   live.record.name = spec.name;
@@ -100,7 +129,7 @@ const Effects& SglangEngine::cancel(RequestId id, std::int64_t now_ns) {
   effects_.finished.push_back(live.record);
   stalled_ = false;
   aborts_.push_back(id);
-  if (!open_) now_ns_ = std::max(now_ns_, now_ns);
+  if (!in_step()) now_ns_ = std::max(now_ns_, now_ns);
   return done();
 }
 
@@ -108,8 +137,8 @@ std::optional<std::string> SglangEngine::never_fits(std::uint32_t prompt_tokens,
   const std::uint64_t most =
       std::min<std::uint64_t>(config_.settings.context_len, config_.settings.max_total_num_tokens) - 1;
   if (prompt_tokens + 5 < most) return std::nullopt;
-  return "a prompt of " + std::to_string(prompt_tokens) + " tokens is too long for " + std::to_string(most) +
-         ", the context or the pool";
+  return "prompt_tokens: " + std::to_string(prompt_tokens) + " exceed the " + std::to_string(most < 6 ? 0 : most - 6) +
+         " that the context and the KV pool allow; shorten the prompt, or raise max_model_len and num_gpu_blocks";
 }
 
 void SglangEngine::finish(RequestId id, FinishReason reason, std::int64_t now_ns) {
@@ -120,72 +149,107 @@ void SglangEngine::finish(RequestId id, FinishReason reason, std::int64_t now_ns
     live.record.reason = reason;
     live.record.finish_ns = now_ns;
     if (reason != FinishReason::Cancelled) {
-      for (const std::int64_t gap_ns : live.gaps_ns) ++gaps_[gap_ns];
+      token_log_.count_gaps(live.tokens, live.record.output_tokens);
     }
     effects_.finished.push_back(std::move(live.record));
   }
+  live.tokens.give_back();
   live_.erase(found);
   ended_.push_back(id);
 }
 
 // ── Steps ──
 
-std::unique_ptr<SglangBatch> SglangEngine::schedule(std::int64_t now_ns) {
+SglangEngine::Planned SglangEngine::schedule(std::int64_t now_ns) {
+  links_.set_now(now_ns);
   if (!aborts_.empty()) scheduler_.abort(std::exchange(aborts_, {}));
-  std::unique_ptr<SglangBatch> batch = scheduler_.schedule();
+  Planned out{scheduler_.schedule()};
   // An interval between prefills may pass without a batch.
-  while (!batch && !planned_ && scheduler_.defers_prefill()) batch = scheduler_.schedule();
+  while (!out.batch && !planned_.batch && scheduler_.defers_prefill()) out.batch = scheduler_.schedule();
+  out.written_ns = links_.written_ns();
+  out.loaded_ns = links_.loaded_ns();
   apply_log(now_ns);
-  return batch;
+  return out;
 }
 
 const Effects& SglangEngine::begin_step(std::int64_t now_ns) {
-  if (open_) throw Error(ErrorKind::WrongState, "begin_step before the step in progress has ended");
+  if (in_step()) throw Error(ErrorKind::WrongState, "begin_step before the step in progress has ended");
   fresh();
   now_ns_ = now_ns;
   scheduler_.set_outstanding(nullptr);
-  if (!planned_) planned_ = schedule(now_ns);
-  if (!planned_) {
+  if (!planned_.batch) planned_ = schedule(now_ns);
+  if (!planned_.batch) {
+    const std::optional<std::int64_t> ready_ns = has_transfers() ? scheduler_.host()->next_ready() : std::nullopt;
+    if (!scheduler_.empty() && ready_ns) {
+      waits_ = true;
+      now_ns_ = std::max(now_ns, *ready_ns);
+      return done();
+    }
     stalled_ = !scheduler_.empty();
     if (!stalled_) empty_since_ns_ = now_ns;
+    if (is_idle()) publish(now_ns);
     return done();
   }
-  const StepLoad load = load_of(*planned_);
-  const std::int64_t duration_ns = timing_.duration_ns(load, config_.num_gpu_blocks * config_.block_size);
+  const StepLoad load = load_of(*planned_.batch);
+  std::int64_t duration_ns = timing_.duration_ns(load, config_.num_gpu_blocks * config_.block_size);
   const bool covered = timing_.model->covers(load);
-  std::unique_ptr<SglangBatch> behind;
+  Planned behind;
   if (config_.settings.overlap) {
-    scheduler_.set_outstanding(planned_.get());
+    scheduler_.set_outstanding(planned_.batch.get());
     behind = schedule(now_ns);
   }
   open_ = std::exchange(planned_, std::move(behind));
+  // The batch starts when the scheduler's own copies have ended, and ends when the prefixes that it loads are there.
+  duration_ns = std::max({duration_ns, duration_ns + open_.written_ns - now_ns, open_.loaded_ns - now_ns});
   ++totals_.steps;
   totals_.step_ns += duration_ns;
   if (!covered) totals_.uncovered_ns += duration_ns;
+  if (reports_batches_) effects_.batch_tokens = load.tokens;
   now_ns_ = now_ns + duration_ns;
+  if (on_step_) on_step_(*this, false);
   return done();
 }
 
 const Effects& SglangEngine::end_step(std::int64_t end_ns) {
-  if (!open_) throw Error(ErrorKind::WrongState, "end_step without a step in progress");
+  if (!in_step()) throw Error(ErrorKind::WrongState, "end_step without a step in progress");
   fresh();
   now_ns_ = end_ns;
-  const std::unique_ptr<SglangBatch> batch = std::move(open_);
+  if (std::exchange(waits_, false)) return done();
+  links_.set_now(end_ns);
+  const std::unique_ptr<SglangBatch> batch = std::move(open_.batch);
   scheduler_.process(*batch);
   scheduler_.set_outstanding(nullptr);
+  token_log_.end_step(end_ns);
   apply_log(end_ns);
-  // Forget ended requests once no batch refers to them.
+  forget_ended();
+  if (scheduler_.empty()) empty_since_ns_ = end_ns;
+  publish_after(batch->mode, end_ns);
+  if (token_log_.crowded()) fold_token_log();
+  sample(end_ns);
+  if (config_.check) check();
+  if (on_step_) on_step_(*this, true);
+  if (on_checkpoint_) on_checkpoint_(*this, false);
+  return done();
+}
+
+// Forgets ended requests once no batch refers to them.
+void SglangEngine::forget_ended() {
   std::erase_if(ended_, [this](RequestId id) {
-    if (planned_ && std::ranges::any_of(planned_->rows, [id](const auto& row) { return row.request->id == id; }))
-      return false;
+    const auto is = [id](const auto& row) { return row.request->id == id; };
+    if (planned_.batch && std::ranges::any_of(planned_.batch->rows, is)) return false;
     if (scheduler_.holds(id)) return false;
     scheduler_.forget(id);
     return true;
   });
-  if (scheduler_.empty()) empty_since_ns_ = end_ns;
-  sample(end_ns);
-  if (config_.check) check();
-  return done();
+}
+
+// Drops step ends that no live request needs for its gaps.
+void SglangEngine::fold_token_log() {
+  std::uint64_t oldest = token_log_.next_step();
+  for (const auto& [id, live] : live_) {
+    if (!live.tokens.empty()) oldest = std::min(oldest, live.tokens.front().first_step);
+  }
+  token_log_.fold(oldest, live_.size());
 }
 
 StepLoad SglangEngine::load_of(const SglangBatch& batch) const {
@@ -206,7 +270,7 @@ StepLoad SglangEngine::load_of(const SglangBatch& batch) const {
     ++load.mocker.prefill_requests;
     load.mocker.prefill_input_tokens += context;
     load.mocker.prefill_cached_tokens += history;
-    if (row.request != batch.unfinished) {
+    if (row.request != batch.unfinished && timing_.charges_first_token) {
       ++load.mocker.decode_requests;
       load.mocker.decode_context_tokens += context;
     }
@@ -227,28 +291,24 @@ void SglangEngine::apply_log(std::int64_t now_ns) {
     }
     record.cached_total += one.cached;
     record.looked_up += scheduler_.request(one.request).size();
+    if (record.first_admit_ns == now_ns) record.below_first[0] = one.loaded;
+    record.below_total[0] += one.loaded;
+    if (reports_batches_) effects_.admitted.push_back({one.request, one.cached, {one.loaded, 0, 0}});
   }
   const auto count = [&](const std::vector<RequestId>& ids) {
     for (const RequestId id : ids) {
       if (const auto found = live_.find(id); found != live_.end()) ++found->second.record.preemptions;
       ++totals_.preemptions;
+      if (reports_batches_) effects_.preempted.push_back(id);
     }
   };
   count(log.retracted);
   count(log.preempted);
   for (const RequestId id : log.sampled) {
     const auto found = live_.find(id);
-    if (found == live_.end()) continue;
-    if (found->second.reported) continue;
-    RequestRecord& record = found->second.record;
+    if (found == live_.end() || found->second.reported) continue;
     effects_.tokens.push_back({id, 1});
-    if (++record.output_tokens == 1) {
-      record.first_token_ns = now_ns;
-    } else {
-      if (record.output_tokens == 2) record.second_token_ns = now_ns;
-      if (keeps_gaps_) found->second.gaps_ns.push_back(now_ns - record.last_token_ns);
-    }
-    record.last_token_ns = now_ns;
+    add_token(found->second, now_ns);
   }
   for (const RequestId id : log.aborted) finish(id, FinishReason::Cancelled, now_ns);
   for (const RequestId id : log.finished) {
@@ -257,94 +317,15 @@ void SglangEngine::apply_log(std::int64_t now_ns) {
     finish(id, stopped ? FinishReason::Stop : FinishReason::Length, now_ns);
   }
   log.clear();
-  for (std::size_t i = events_.time_ns.size(); i < events_.batch.records.size(); ++i) events_.time_ns.push_back(now_ns);
 }
 
-// ── KV events ──
-
-void SglangEngine::changed(RadixNode& node, bool stored) {
-  const std::uint32_t page = config_.block_size;
-  (stored ? stored_pages_ : removed_pages_) += node.length() / page;
-  if (!names_pages()) return;
-  if (stored) {
-    const auto found = live_.find(scheduler_.inserting()->id);
-    UNDERSTUDY_ASSERT(found != live_.end(), "a request that has ended inserts tokens");
-    Live& live = found->second;
-    if (!live.spec.identities) return;
-    live.spec.identities->extend(live.names, node.end() / page);
-    const auto first = live.names.begin() + node.begin / page;
-    node.names.assign(first, first + node.length() / page);
-  }
-  bool starts = true;
-  for (const BlockIdentity& name : node.names) {
-    if (stored) {
-      cached_.emplace(name.sequence_hash(), name);
-    } else {
-      cached_.erase(name.sequence_hash());
-    }
-    if (!config_.events) continue;
-    EventRecord row;
-    row.id = next_event_++;
-    row.identity = name;
-    row.kind = stored ? EventKind::Stored : EventKind::Removed;
-    row.starts = std::exchange(starts, false);
-    events_.batch.records.push_back(row);
-  }
-}
-
-void SglangEngine::take_events(TimedEvents& out) {
-  out.batch.records.clear();
-  out.time_ns.clear();
-  std::swap(out.batch.records, events_.batch.records);
-  std::swap(out.time_ns, events_.time_ns);
-}
-
-std::size_t SglangEngine::published_prefix(std::span<const BlockIdentity> blocks) {
-  std::size_t known = 0;
-  while (known < blocks.size() && cached_.contains(blocks[known].sequence_hash())) ++known;
-  return known;
-}
-
-void SglangEngine::has_blocks(std::size_t, std::span<const BlockIdentity> blocks, bool* out) const {
-  for (std::size_t i = 0; i < blocks.size(); ++i) out[i] = cached_.contains(blocks[i].sequence_hash());
-}
-
-std::vector<BlockIdentity> SglangEngine::resident(std::size_t) const {
-  std::vector<BlockIdentity> out;
-  for (const auto& [hash, identity] : cached_) out.push_back(identity);
-  return out;
-}
-
-// ── Watch ──
-
-EngineSnapshot SglangEngine::snapshot() const {
-  EngineSnapshot now;
-  const std::uint32_t page = config_.block_size;
-  now.phase = phase();
-  now.wake_ns = now.phase == Phase::Idle || now.phase == Phase::Stalled ? Effects::kNever : now_ns_;
-  now.waiting = scheduler_.waiting().size();
-  now.running = live_.size() - std::min(live_.size(), now.waiting);
-  now.free_blocks = static_cast<std::uint64_t>(scheduler_.avail()) / page;
-  now.cached_blocks = scheduler_.tree().evictable() / page;
-  now.active_blocks = config_.num_gpu_blocks - now.free_blocks - now.cached_blocks;
-  now.evictions = removed_pages_;
-  now.stored_blocks = stored_pages_;
-  now.totals = totals_;
-  return now;
-}
-
-void SglangEngine::sample(std::int64_t now_ns) {
-  const EngineSnapshot now = snapshot();
-  const EngineSample sample{now_ns, static_cast<std::uint32_t>(now.running), static_cast<std::uint32_t>(now.waiting),
-                            static_cast<std::uint32_t>(now.active_blocks),
-                            static_cast<std::uint32_t>(now.cached_blocks)};
-  EngineSample at_that_time = sample;
-  if (!samples_.empty()) at_that_time.time_ns = samples_.back().time_ns;
-  if (samples_.empty() || !(at_that_time == samples_.back())) samples_.push_back(sample);
-}
-
-void SglangEngine::take_gaps(GapSum& out) {
-  for (const auto& [gap_ns, count] : std::exchange(gaps_, {})) out.add(gap_ns, count);
+void SglangEngine::add_token(Live& live, std::int64_t now_ns) {
+  RequestRecord& record = live.record;
+  ++record.output_tokens;
+  if (record.output_tokens == 1) record.first_token_ns = now_ns;
+  if (record.output_tokens == 2) record.second_token_ns = now_ns;
+  record.last_token_ns = now_ns;
+  live.tokens.add(token_log_.next_step() - 1, 1);
 }
 
 }  // namespace understudy

@@ -1,6 +1,7 @@
 // A simulated SGLang engine: its scheduler on a clock, normal or with overlap.
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <memory>
 #include <optional>
@@ -10,7 +11,9 @@
 
 #include "engine/config.hpp"
 #include "engine/engine.hpp"
+#include "engine/sglang/host_links.hpp"
 #include "engine/sglang/scheduler.hpp"
+#include "engine/unpublished_changes.hpp"
 
 namespace understudy {
 
@@ -20,6 +23,7 @@ struct SglangConfig final : EngineConfig {
   std::unique_ptr<Engine> make(const EngineSite& site) const override;
   std::shared_ptr<EngineConfig> clone() const override { return std::make_shared<SglangConfig>(*this); }
   bool reads_identities() const noexcept override { return !settings.disable_radix_cache; }
+  bool publishes_below_device() const noexcept override { return settings.host.has_value(); }
 };
 
 // Normal: a step is schedule (begin_step) and result (end_step). With overlap, the next batch is scheduled when one
@@ -36,36 +40,57 @@ class SglangEngine final : public Engine, private Residency {
   EngineSnapshot snapshot() const override;
 
   std::optional<std::string> never_fits(std::uint32_t prompt_tokens, std::uint32_t max_tokens) const override;
+  const Effects& transfers_landed(std::int64_t now_ns) override;
+  void finish_transfers() override;
+  bool has_transfers() const override { return scheduler_.host() != nullptr && !scheduler_.host()->is_idle(); }
   void take_events(TimedEvents& out) override;
   const Residency& residency() const override { return *this; }
+  std::size_t cached_prefix(std::span<const BlockIdentity> blocks) const override;
   std::size_t published_prefix(std::span<const BlockIdentity> blocks) override;
-  void keep_times() override { keeps_gaps_ = true; }
-  void take_gaps(GapSum& out) override;
-  std::vector<EngineSample> samples() const override { return samples_; }
-  void check() override { scheduler_.check(); }
+  void keep_times() override { token_log_.keep_gaps(); }
+  void take_gaps(GapSum& out) override { token_log_.take_gaps(out); }
+  std::vector<EngineSample> samples() const override { return token_log_.samples(); }
+  void check() override;
+  StateDigest digest(bool with_cached) const override;
 
  private:
   struct Live {
     RequestSpec spec;
     RequestRecord record;
     std::vector<BlockIdentity> names;
-    std::vector<std::int64_t> gaps_ns;  // between its tokens, if kept
-    bool reported = false;              // its record was returned when it was cancelled
+    TokenRuns tokens;       // steps in which it got them
+    bool reported = false;  // its record was returned when it was cancelled
   };
+  // A batch with the times of the copies that it waits for.
+  struct Planned {
+    std::unique_ptr<SglangBatch> batch;
+    std::int64_t written_ns = 0;
+    std::int64_t loaded_ns = 0;
+  };
+  using Names = std::unordered_map<std::uint64_t, BlockIdentity>;  // by sequence hash
 
-  // Residency: one pool, the device.
-  std::size_t num_pools() const noexcept override { return 1; }
-  Tier tier(std::size_t) const override { return Tier::G1; }
-  std::size_t num_hashes() const override { return cached_.size(); }
-  void has_blocks(std::size_t, std::span<const BlockIdentity> blocks, bool* out) const override;
-  std::vector<BlockIdentity> resident(std::size_t) const override;
+  // Residency: the device, and the host if there is one.
+  std::size_t num_pools() const noexcept override { return scheduler_.host() == nullptr ? 1 : 2; }
+  Tier tier(std::size_t pool) const override { return pool == 0 ? Tier::G1 : Tier::G2; }
+  std::size_t num_hashes() const override { return cached_[0].size() + cached_[1].size(); }
+  void has_blocks(std::size_t pool, std::span<const BlockIdentity> blocks, bool* out) const override;
+  std::vector<BlockIdentity> resident(std::size_t pool) const override;
 
-  bool names_pages() const noexcept { return config_.events || config_.published_blocks; }
-  void changed(RadixNode& node, bool stored);
-  std::unique_ptr<SglangBatch> schedule(std::int64_t now_ns);
+  bool names_pages() const noexcept { return config_.events || config_.published_blocks || config_.check; }
+  void changed(RadixNode& node, bool stored, RadixTier tier);
+  void publish(std::int64_t now_ns);
+  void publish_after(SglangMode mode, std::int64_t now_ns);
+  bool in_step() const noexcept { return open_.batch || waits_; }
+  bool is_idle() const { return !in_step() && !planned_.batch && scheduler_.empty() && aborts_.empty(); }
+
+  Planned schedule(std::int64_t now_ns);
   StepLoad load_of(const SglangBatch& batch) const;
   void apply_log(std::int64_t now_ns);
+  void add_token(Live& live, std::int64_t now_ns);
   void finish(RequestId id, FinishReason reason, std::int64_t now_ns);
+  void forget_ended();
+  void fold_token_log();
+  void poll_host(std::int64_t now_ns);
   void sample(std::int64_t now_ns);
   Phase phase() const;
   Effects& fresh();
@@ -73,25 +98,34 @@ class SglangEngine final : public Engine, private Residency {
 
   SglangConfig config_;
   StepTiming timing_;
+  HostLinks links_;
   SglangScheduler scheduler_;
   std::unordered_map<RequestId, Live> live_;
   std::vector<RequestId> aborts_;  // not received yet
   std::vector<RequestId> ended_;   // the scheduler may still have them in a batch
-  std::unique_ptr<SglangBatch> open_;
-  std::unique_ptr<SglangBatch> planned_;  // overlap: the batch behind the open one
+  Planned open_;
+  Planned planned_;  // overlap: the batch behind the open one
   std::int64_t now_ns_ = 0;
   std::int64_t empty_since_ns_ = 0;
   bool stalled_ = false;
+  bool waits_ = false;  // a step without a batch is open: it ends when a copy of the host tier has landed
+  bool reports_batches_;
+  std::function<void(Engine&, bool ended)> on_step_;
+  std::function<void(Engine&, bool fast_forwarded)> on_checkpoint_;
   Effects effects_;
   EngineTotals totals_;
   std::uint64_t stored_pages_ = 0;
   std::uint64_t removed_pages_ = 0;
-  std::unordered_map<std::uint64_t, BlockIdentity> cached_;  // by sequence hash, if pages have names
+  TokenLog token_log_;
+
+  std::array<Names, 2> cached_;  // on the device and on the host, if pages have names
+  EventRecords unpublished_;     // since SGLang last published
+  UnpublishedChanges changes_;   // those on the device, by name
+  EventRecords device_changes_;
   TimedEvents events_;
+  EventTruth truth_;  // with `check`: an index that knows only published events
   std::uint64_t next_event_ = 1;
-  bool keeps_gaps_ = false;
-  std::unordered_map<std::int64_t, std::int64_t> gaps_;
-  std::vector<EngineSample> samples_;
+  std::uint64_t decode_results_ = 0;
 };
 
 }  // namespace understudy

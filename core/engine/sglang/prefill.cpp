@@ -50,10 +50,9 @@ std::unique_ptr<SglangBatch> SglangScheduler::form_prefill() {
   SglangRequest* const continued = chunked_;
   if (chunked_ != nullptr) add_chunked(*batch, budget);
   Verdict now = Verdict::Go;
-  const std::vector<SglangRequest*> queue = waiting_;
-  for (SglangRequest* const request : queue) {
+  const std::int64_t holders = continued != nullptr && continued->has_slot ? 1 : 0;  // waiting ones have no slot
+  for (SglangRequest* const request : waiting_) {
     if (verdict(budget) == Verdict::Stop) break;
-    const auto holders = std::ranges::count_if(batch->rows, [](const auto& row) { return row.request->has_slot; });
     const std::int64_t most = std::min<std::int64_t>(
         static_cast<std::int64_t>(settings_.max_running_requests) - static_cast<std::int64_t>(running_.size()),
         static_cast<std::int64_t>(free_slots_) + holders);
@@ -69,20 +68,21 @@ std::unique_ptr<SglangBatch> SglangScheduler::form_prefill() {
     for (SglangRequest* const request : requeued) enqueue(request);
     return nullptr;
   }
-  std::erase_if(waiting_, [&](const SglangRequest* request) {
-    return std::ranges::any_of(batch->rows, [&](const auto& row) { return row.request == request; });
-  });
+  for (const SglangBatch::Row& row : batch->rows) row.request->leaves_queue = true;
+  std::erase_if(waiting_, [&](const SglangRequest* request) { return request->leaves_queue; });
+  for (const SglangBatch::Row& row : batch->rows) row.request->leaves_queue = false;
   for (SglangRequest* const request : requeued) enqueue(request);
   batch->unfinished = chunked_;
   if (chunked_ != nullptr) ++chunked_->chunks;
   for (const SglangBatch::Row& row : batch->rows) {
     SglangRequest& request = *row.request;
     if (row.request == continued) continue;
-    log_.admitted.push_back({request.id, request.was_admitted, request.prefix});
+    log_.admitted.push_back({request.id, request.was_admitted, request.prefix, request.loaded});
     request.was_admitted = true;
     request.withdrawn = false;
     request.inserted = 0;
   }
+  if (host_) host_->submit_loads();
   allocate_prefill(*batch);
   if (mixes() && !running_.empty()) mix_in(*batch);
   return batch;
@@ -108,41 +108,52 @@ void SglangScheduler::add(SglangRequest* request, SglangBatch& batch, std::uint3
 }
 
 SglangScheduler::Verdict SglangScheduler::try_to_add(SglangRequest* request, SglangBatch& batch, Budget& budget) {
+  RadixMatch match;
   if (has_cache()) {
-    const RadixMatch match = tree_.match(request->tokens, request->size() - 1);
+    match = tree_.match(request->tokens, request->size() - 1);
     request->prefix = request->own = match.tokens;
     request->node = match.node;
     request->matched_tokens = request->size();
     request->matched_prefix = match.tokens;
   }
-  const auto forget = [&](Verdict result) {
-    request->node = nullptr;
-    return result;
-  };
+  request->loaded = 0;
   if (settings_.prefill_max_requests && batch.rows.size() >= *settings_.prefill_max_requests) {
-    return forget(Verdict::Stop);
+    request->node = nullptr;
+    return Verdict::Stop;
   }
   if (!has_cache() && settings_.ignore_eos) return try_without_cache(request, batch, budget);
   if (request->node != nullptr) tree_.lock(request->node);  // kept if it is added
-  const auto refuse = [&](Verdict result) {
+  const std::size_t before = batch.rows.size();
+  Verdict result = add_piece(request, match, batch, budget);
+  if (batch.rows.size() == before) {
     if (request->node != nullptr) tree_.unlock(request->node);
-    return forget(result);
-  };
+    request->node = nullptr;
+  }
+  return result;
+}
+
+// Adds the request whole, a first piece of it, or not at all.
+SglangScheduler::Verdict SglangScheduler::add_piece(SglangRequest* request, const RadixMatch& match, SglangBatch& batch,
+                                                    Budget& budget) {
   const std::int64_t size = request->size();
   const std::int64_t left = std::max<std::int64_t>(static_cast<std::int64_t>(request->max_new) - request->outputs(), 0);
   const std::int64_t need = size - request->prefix + clipped(left) + page();
-  if (static_cast<double>(need) >= left_total(budget)) return refuse(Verdict::Full);
-  const std::int64_t extent = size - request->prefix;
-  if (!chunks() && !batch.rows.empty() && up(extent) >= budget.input) return refuse(Verdict::Stop);
-  if (!budget.chunk || up(extent) <= *budget.chunk) {
-    add(request, batch, static_cast<std::uint32_t>(extent), false);
-    charge(budget, extent, clipped(request->max_new));
-  } else {
-    const std::int64_t piece = down(*budget.chunk);
-    if (piece <= 0) return refuse(Verdict::Stop);
-    add(request, batch, static_cast<std::uint32_t>(piece), true);
-    charge(budget, piece, 0);
+  if (static_cast<double>(need) >= left_total(budget)) return Verdict::Full;
+  const std::int64_t extent = size - request->prefix - match.host_tokens;
+  if (!chunks() && !batch.rows.empty() && up(extent) >= budget.input) return Verdict::Stop;
+  const bool whole = !budget.chunk || up(extent) <= *budget.chunk;
+  const std::int64_t tokens = whole ? extent : down(*budget.chunk);
+  if (tokens <= 0) return Verdict::Stop;
+  if (match.host_tokens > 0) {
+    if (!host_->load_back(match.last, avail_)) return add_piece(request, {match.node, match.tokens}, batch, budget);
+    request->prefix = request->own = request->prefix + match.host_tokens;
+    request->loaded = match.host_tokens;
+    tree_.lock(match.last);
+    tree_.unlock(request->node);
+    request->node = match.last;
   }
+  add(request, batch, static_cast<std::uint32_t>(tokens), !whole);
+  charge(budget, tokens, whole ? clipped(request->max_new) : 0);
   return verdict(budget);
 }
 

@@ -45,10 +45,11 @@ bool SglangScheduler::order_by_prefix() {
   std::vector<bool> late;
   for (SglangRequest* const request : waiting_) {
     const RadixMatch match = tree_.match(request->tokens, request->size());
-    nodes.push_back(match.node);
+    nodes.push_back(match.last);
     request->matched_tokens = request->size();
     request->matched_prefix = match.tokens;
-    found.push_back(std::min<std::int64_t>(match.tokens, static_cast<std::int64_t>(request->size()) - 1));
+    found.push_back(
+        std::min<std::int64_t>(match.tokens + match.host_tokens, static_cast<std::int64_t>(request->size()) - 1));
     late.push_back(false);
     if (by_weight || match.tokens > settings_.in_batch_check_threshold) continue;
     late.back() = std::ranges::any_of(noted, [&](const SglangRequest* other) {

@@ -8,14 +8,14 @@ constexpr std::uint64_t kPageSeed = 0x70616765ULL;
 
 }  // namespace
 
-void RadixEvents::add(const RadixNode& node, bool stored) {
+void RadixEvents::add(const RadixNode& node, bool stored, RadixTier tier) {
   std::vector<const RadixNode*> path;
   for (const RadixNode* at = &node; at->parent != nullptr; at = at->parent) path.push_back(at);
   RadixEvent event;
   event.stored = stored;
+  event.tier = tier;
   event.begin = node.begin;
-  event.first_token = node.key.at(0);
-  event.last_token = node.key.at(node.length() - 1);
+  event.tokens = node.key;
   std::uint64_t hash = 0;
   for (auto at = path.rbegin(); at != path.rend(); ++at) {
     const RadixNode& here = **at;
@@ -28,9 +28,9 @@ void RadixEvents::add(const RadixNode& node, bool stored) {
   if (!queue_.empty()) {
     RadixEvent& last = queue_.back();
     const bool continues = stored && last.stored && event.begin > 0 && last.pages.back() == event.parent;
-    if (continues || (!stored && !last.stored)) {
+    if (last.tier == tier && (continues || (!stored && !last.stored))) {
       last.pages.insert(last.pages.end(), event.pages.begin(), event.pages.end());
-      last.last_token = event.last_token;
+      last.tokens.append_from(event.tokens, 0, event.tokens.size());
       return;
     }
   }

@@ -12,18 +12,18 @@ namespace understudy {
 // Pages that were stored one behind the other, or removed together.
 struct RadixEvent {
   bool stored = false;
+  RadixTier tier = RadixTier::Device;
   std::vector<std::uint64_t> pages;  // hash of each page and everything before it
   std::uint64_t parent = 0;          // hash of the page before the first; 0: none
   std::uint32_t begin = 0;           // position of the first token
-  std::uint64_t first_token = 0;
-  std::uint64_t last_token = 0;
+  TokenList tokens;                  // of all pages
 };
 
 class RadixEvents {
  public:
   explicit RadixEvents(std::uint32_t page_size) : page_(page_size) {}
 
-  void add(const RadixNode& node, bool stored);
+  void add(const RadixNode& node, bool stored, RadixTier tier);
   std::vector<RadixEvent> take() { return std::exchange(queue_, {}); }
 
  private:

@@ -57,6 +57,10 @@ RadixNode* RadixTree::split(RadixNode& lower, std::uint32_t at) {
   upper.place = lower.place;
   upper.lock = lower.lock;
   upper.hits = lower.hits;
+  upper.device = lower.device;
+  upper.host = lower.host;
+  upper.host_lock = lower.host_lock;
+  upper.device_children = lower.device ? 1 : 0;
   upper.born = one_time_ ? ++clock_ : lower.born;
   upper.parent->children[key_of(upper.key, 0)] = &upper;
   lower.key = lower.key.slice(at, lower.key.size());
@@ -72,20 +76,22 @@ RadixNode* RadixTree::split(RadixNode& lower, std::uint32_t at) {
   upper.used = ++clock_;
   if (!one_time_) lower.used = ++clock_;
   join(lower);
+  if (watcher_ != nullptr) watcher_->on_split(upper, lower);
   return &upper;
 }
 
 RadixMatch RadixTree::match(const TokenList& tokens, std::uint32_t limit) {
   limit = std::min(limit, tokens.size());
   limit -= limit % page_;
-  RadixMatch out{&root_, 0};
+  RadixMatch out{&root_, 0, &root_, 0};
   if (limit == 0) return out;
   if (one_time_) ++clock_;
   const std::uint64_t time = clock_;
-  while (out.tokens < limit) {
-    RadixNode* child = child_of(*out.node, tokens, out.tokens);
+  std::uint32_t at = 0;
+  while (at < limit) {
+    RadixNode* child = child_of(*out.last, tokens, at);
     if (child == nullptr) break;
-    const std::uint32_t equal = common(*child, tokens, out.tokens, limit);
+    const std::uint32_t equal = common(*child, tokens, at, limit);
     if (equal == 0) break;
     const bool whole = equal == child->length();
     if (one_time_) {
@@ -93,16 +99,37 @@ RadixMatch RadixTree::match(const TokenList& tokens, std::uint32_t limit) {
       child->used = time;
       join(*child);
     }
-    out.node = whole ? child : split(*child, equal);
-    out.tokens += equal;
+    out.last = whole ? child : split(*child, equal);
+    at += equal;
+    if (out.last->device) {
+      out.node = out.last;
+      out.tokens = at;
+    } else {
+      out.host_tokens += equal;
+    }
     if (!whole) break;
   }
   if (one_time_) return out;
   // The node reached is the most recently used, and its ancestors are just before it.
   std::vector<RadixNode*> path;
-  for (RadixNode* node = out.node; node->parent != nullptr; node = node->parent) path.push_back(node);
+  for (RadixNode* node = out.last; node->parent != nullptr; node = node->parent) path.push_back(node);
   for (auto node = path.rbegin(); node != path.rend(); ++node) touch(**node);
   return out;
+}
+
+std::uint32_t RadixTree::find(const TokenList& tokens) const {
+  const std::uint32_t limit = tokens.size() - tokens.size() % page_;
+  const RadixNode* node = &root_;
+  std::uint32_t at = 0;
+  while (at < limit) {
+    const auto found = node->children.find(key_of(tokens, at));
+    if (found == node->children.end()) break;
+    node = found->second;
+    const std::uint32_t equal = common(*node, tokens, at, limit);
+    at += equal;
+    if (equal < node->length()) break;
+  }
+  return at;
 }
 
 RadixInsert RadixTree::insert(const TokenList& tokens, std::uint32_t count, std::uint32_t own, std::uint32_t inserted,
@@ -121,12 +148,13 @@ RadixInsert RadixTree::insert(const TokenList& tokens, std::uint32_t count, std:
     child->used = one_time_ ? time : ++clock_;
     join(*child);
     RadixNode* const node = equal == child->length() ? child : split(*child, equal);
-    if (counts_hits && node->end() > inserted) {
-      leave(*node);
-      ++node->hits;
-      join(*node);
+    if (!node->device) {
+      restore(*node);
+      watcher_->on_restored(*node);
+    } else if (node->end() > own) {
+      out.duplicates += node->end() - std::max(own, at);
     }
-    if (node->end() > own) out.duplicates += node->end() - std::max(own, at);
+    if (counts_hits && node->end() > inserted) count_hit(*node);
     out.node = node;
     at += equal;
   }
@@ -139,23 +167,34 @@ RadixInsert RadixTree::insert(const TokenList& tokens, std::uint32_t count, std:
   leaf.parent = out.node;
   leaf.place = ++places_;
   leaf.used = leaf.born = ++clock_;
-  leaf.hits = counts_hits && count > inserted ? 1 : 0;
   leave(*out.node);
   out.node->children[key_of(leaf.key, 0)] = &leaf;
+  ++out.node->device_children;
   join(leaf);
   evictable_ += leaf.length();
   out.node = &leaf;
   out.stored = leaf.length();
-  on_change_(leaf, true);
+  on_change_(leaf, true, RadixTier::Device);
+  if (counts_hits && count > inserted) count_hit(leaf);
   return out;
+}
+
+void RadixTree::count_hit(RadixNode& node) {
+  if (watcher_ != nullptr && !watcher_->counts_hits()) return;
+  leave(node);
+  ++node.hits;
+  join(node);
+  if (watcher_ != nullptr) watcher_->on_hit(node);
 }
 
 void RadixTree::lock(RadixNode* node) {
   for (; node->parent != nullptr; node = node->parent) {
     if (node->lock == 0) {
       leave(*node);
-      evictable_ -= node->length();
-      locked_ += node->length();
+      if (node->device) {
+        evictable_ -= node->length();
+        locked_ += node->length();
+      }
     }
     ++node->lock;
   }
@@ -165,8 +204,10 @@ void RadixTree::unlock(RadixNode* node) {
   for (; node->parent != nullptr; node = node->parent) {
     UNDERSTUDY_ASSERT(node->lock > 0, "unlocks a node that is not locked");
     if (--node->lock > 0) continue;
-    evictable_ += node->length();
-    locked_ -= node->length();
+    if (node->device) {
+      evictable_ += node->length();
+      locked_ -= node->length();
+    }
     join(*node);
   }
 }
@@ -174,20 +215,65 @@ void RadixTree::unlock(RadixNode* node) {
 std::uint32_t RadixTree::evict() {
   if (candidates_.empty()) return 0;
   RadixNode& node = *candidates_.begin()->second;
-  on_change_(node, false);
-  candidates_.erase(candidates_.begin());
-  RadixNode& parent = *node.parent;
-  parent.children.erase(key_of(node.key, 0));
-  join(parent);
   const std::uint32_t tokens = node.length();
-  evictable_ -= tokens;
-  nodes_.erase(&node);
+  remove(node);
   return tokens;
 }
 
-std::vector<const RadixNode*> RadixTree::oldest(std::size_t limit) const {
+void RadixTree::remove(RadixNode& node) {
+  UNDERSTUDY_ASSERT(node.children.empty() && node.lock == 0, "removes a node that is in use");
+  if (node.device) {
+    on_change_(node, false, RadixTier::Device);
+    evictable_ -= node.length();
+  } else {
+    on_change_(node, false, RadixTier::Host);
+  }
+  if (watcher_ != nullptr) watcher_->on_removed(node);
+  leave(node);
+  RadixNode& parent = *node.parent;
+  parent.children.erase(key_of(node.key, 0));
+  if (node.device) --parent.device_children;
+  join(parent);
+  nodes_.erase(&node);
+}
+
+void RadixTree::demote(RadixNode& node) {
+  UNDERSTUDY_ASSERT(node.device && node.host && node.lock == 0 && node.device_children == 0, "demotes no device leaf");
+  on_change_(node, false, RadixTier::Device);
+  leave(node);
+  node.device = false;
+  evictable_ -= node.length();
+  join(node);
+  --node.parent->device_children;
+  join(*node.parent);
+}
+
+void RadixTree::restore(RadixNode& node) {
+  UNDERSTUDY_ASSERT(!node.device && node.host, "restores a node that is on the device");
+  leave(node);
+  leave(*node.parent);
+  node.device = true;
+  ++node.parent->device_children;
+  (node.lock > 0 ? locked_ : evictable_) += node.length();
+  join(node);
+  on_change_(node, true, RadixTier::Device);
+}
+
+void RadixTree::set_host(RadixNode& node, bool host) {
+  UNDERSTUDY_ASSERT(node.device && node.host != host, "changes the host copy of a node without a device copy");
+  node.host = host;
+}
+
+void RadixTree::lock_host(RadixNode& node, bool on) {
+  leave(node);
+  node.host_lock += on ? 1 : std::uint32_t(-1);
+  join(node);
+}
+
+std::vector<const RadixNode*> RadixTree::oldest(std::size_t limit, RadixTier tier) const {
+  const Candidates& from = tier == RadixTier::Device ? candidates_ : host_candidates_;
   std::vector<const RadixNode*> out;
-  for (auto at = candidates_.begin(); at != candidates_.end() && out.size() < limit; ++at) out.push_back(at->second);
+  for (auto at = from.begin(); at != from.end() && out.size() < limit; ++at) out.push_back(at->second);
   return out;
 }
 
@@ -195,8 +281,11 @@ void RadixTree::check() const {
   std::uint64_t evictable = 0;
   std::uint64_t locked = 0;
   for (const auto& [node, owned] : nodes_) {
-    (node->lock > 0 ? locked : evictable) += node->length();
-    const bool wrong = node->length() == 0 || node->length() % page_ != 0 ||
+    if (node->device) (node->lock > 0 ? locked : evictable) += node->length();
+    const auto below = static_cast<std::size_t>(
+        std::ranges::count_if(node->children, [](const auto& child) { return child.second->device; }));
+    const bool wrong = node->length() == 0 || node->length() % page_ != 0 || !(node->device || node->host) ||
+                       node->device_children != below || (!node->device && below > 0) ||
                        node->begin != node->parent->begin + node->parent->length() ||
                        (node->parent->parent != nullptr && node->lock > node->parent->lock);
     if (wrong) throw Error(ErrorKind::InvariantViolated, "a node of the radix tree contradicts its parent");

@@ -17,6 +17,9 @@ namespace understudy {
 
 enum class RadixEviction : std::uint8_t { Lru, Lfu, Slru, Fifo, Filo, Mru };
 
+struct HostWrite;
+struct HostLoad;
+
 struct RadixNode {
   TokenList key;                                           // a positive multiple of the page size
   std::uint32_t begin = 0;                                 // position of its first token
@@ -29,13 +32,37 @@ struct RadixNode {
   std::uint64_t hits = 0;
   std::vector<BlockIdentity> names;  // of its pages; empty: not kept
 
+  // With a host tier (HostCache); at least one of the two is true.
+  bool device = true;
+  bool host = false;
+  std::uint32_t host_lock = 0;
+  std::uint32_t device_children = 0;
+  HostWrite* write = nullptr;         // its backup, queued or in flight
+  HostLoad* load = nullptr;           // its load, queued or in flight
+  std::uint64_t duplicate_place = 0;  // in the list of duplicates; 0: not there
+
   std::uint32_t length() const noexcept { return key.size(); }
   std::uint32_t end() const noexcept { return begin + key.size(); }
 };
 
 struct RadixMatch {
-  RadixNode* node = nullptr;
+  RadixNode* node = nullptr;  // last one on the device
   std::uint32_t tokens = 0;
+  RadixNode* last = nullptr;      // last one on any tier
+  std::uint32_t host_tokens = 0;  // behind `tokens`, on the host only
+};
+
+enum class RadixTier : std::uint8_t { Device, Host };
+
+// A host tier below the tree.
+class RadixWatcher {
+ public:
+  virtual ~RadixWatcher() = default;
+  virtual void on_split(RadixNode& upper, RadixNode& lower) = 0;
+  virtual bool counts_hits() const = 0;
+  virtual void on_hit(RadixNode& node) = 0;       // an insert counted a hit
+  virtual void on_restored(RadixNode& node) = 0;  // a request's pages became the node's device copy
+  virtual void on_removed(RadixNode& node) = 0;   // before it is deleted
 };
 
 struct RadixInsert {
@@ -46,13 +73,16 @@ struct RadixInsert {
 
 class RadixTree {
  public:
-  // `on_change` is called after a leaf was stored (true) and before a node is removed (false).
-  using OnChange = std::function<void(RadixNode& node, bool stored)>;
+  // `on_change` is called after a node was stored on a tier (true) and before it is removed from one (false).
+  using OnChange = std::function<void(RadixNode& node, bool stored, RadixTier tier)>;
 
   RadixTree(std::uint32_t page_size, RadixEviction eviction, bool one_time, OnChange on_change);
+  void set_watcher(RadixWatcher* watcher) noexcept { watcher_ = watcher; }
 
   // The longest cached prefix of the first `limit` tokens, in whole pages. Refreshes what it walks; may split a node.
   RadixMatch match(const TokenList& tokens, std::uint32_t limit);
+  // The length of the longest cached prefix; changes nothing.
+  std::uint32_t find(const TokenList& tokens) const;
   // Inserts the first `count` tokens (whole pages), of which the tree owns `own` already. Nodes that end beyond
   // `inserted` count a hit.
   RadixInsert insert(const TokenList& tokens, std::uint32_t count, std::uint32_t own, std::uint32_t inserted,
@@ -62,15 +92,30 @@ class RadixTree {
   // Evicts one leaf and returns its tokens; 0: none is evictable.
   std::uint32_t evict();
 
+  // ── With a host tier ──
+  // Device leaves, and nodes on the host only without children, both unlocked; the first to evict is first.
+  const auto& device_leaves() const noexcept { return candidates_; }
+  const auto& host_leaves() const noexcept { return host_candidates_; }
+  void demote(RadixNode& node);   // drops the device copy of a device leaf
+  void restore(RadixNode& node);  // gives a node on the host a device copy
+  void set_host(RadixNode& node, bool host);
+  void lock_host(RadixNode& node, bool on);
+  void remove(RadixNode& node);  // a node without children
+
   RadixNode* root() noexcept { return &root_; }
   std::uint64_t evictable() const noexcept { return evictable_; }
   std::uint64_t locked() const noexcept { return locked_; }
   std::size_t num_nodes() const noexcept { return nodes_.size(); }
-  std::vector<const RadixNode*> oldest(std::size_t limit) const;
+  std::vector<const RadixNode*> oldest(std::size_t limit, RadixTier tier = RadixTier::Device) const;
+  template <typename Visit>
+  void each(Visit visit) const {
+    for (const auto& [node, owned] : nodes_) visit(*node);
+  }
   void check() const;  // InvariantViolated
 
  private:
   using Rank = std::tuple<std::int64_t, std::int64_t, std::uint64_t>;
+  using Candidates = std::set<std::pair<Rank, RadixNode*>>;
 
   std::uint64_t key_of(const TokenList& tokens, std::uint32_t from) const { return tokens.hash(from, from + page_); }
   RadixNode* child_of(RadixNode& node, const TokenList& tokens, std::uint32_t from);
@@ -80,13 +125,20 @@ class RadixTree {
   }
   RadixNode* split(RadixNode& lower, std::uint32_t at);
   void touch(RadixNode& node);
+  void count_hit(RadixNode& node);
   Rank rank_of(const RadixNode& node) const;
-  bool is_candidate(const RadixNode& node) const {
-    return node.parent != nullptr && node.lock == 0 && node.children.empty();
+  // The set of candidates that a node belongs to; null: none.
+  Candidates* candidates_of(const RadixNode& node) {
+    if (node.parent == nullptr || node.lock > 0) return nullptr;
+    if (node.device) return node.device_children == 0 ? &candidates_ : nullptr;
+    return node.host_lock == 0 && node.children.empty() ? &host_candidates_ : nullptr;
   }
-  void leave(RadixNode& node) { candidates_.erase({rank_of(node), &node}); }
+  // A node leaves its set before a field changes on which its place depends, and joins again after.
+  void leave(RadixNode& node) {
+    if (Candidates* const from = candidates_of(node)) from->erase({rank_of(node), &node});
+  }
   void join(RadixNode& node) {
-    if (is_candidate(node)) candidates_.insert({rank_of(node), &node});
+    if (Candidates* const to = candidates_of(node)) to->insert({rank_of(node), &node});
   }
 
   const std::uint32_t page_;
@@ -95,7 +147,9 @@ class RadixTree {
   OnChange on_change_;
   RadixNode root_;
   std::unordered_map<const RadixNode*, std::unique_ptr<RadixNode>> nodes_;
-  std::set<std::pair<Rank, RadixNode*>> candidates_;
+  Candidates candidates_;
+  Candidates host_candidates_;
+  RadixWatcher* watcher_ = nullptr;
   std::uint64_t clock_ = 0;
   std::uint64_t places_ = 0;
   std::uint64_t evictable_ = 0;

@@ -1,15 +1,20 @@
 // Requests and aborts that reach the scheduler.
 #include <algorithm>
 #include <limits>
+#include <unordered_set>
 
 #include "base/errors.hpp"
 #include "engine/sglang/scheduler.hpp"
 
 namespace understudy {
 
-SglangScheduler::SglangScheduler(const SglangSettings& settings, RadixTree::OnChange on_change)
+SglangScheduler::SglangScheduler(const SglangSettings& settings, const RadixTree::OnChange& on_change,
+                                 HostTransfers* transfers)
     : settings_(settings),
-      tree_(settings.page_size, settings.radix_eviction_policy, settings.older_tree, std::move(on_change)),
+      tree_(settings.page_size, settings.radix_eviction_policy, settings.older_tree, on_change),
+      host_(settings.host ? std::make_unique<HostCache>(*settings.host, settings.page_size,
+                                                        settings.max_total_num_tokens, tree_, on_change, *transfers)
+                          : nullptr),
       avail_(static_cast<std::int64_t>(settings.max_total_num_tokens)),
       free_slots_(settings.max_running_requests) {
   init_ratio_ = std::min(settings.init_new_token_ratio * settings.schedule_conservativeness, 1.0);
@@ -72,14 +77,13 @@ void SglangScheduler::report_abort(SglangRequest* request) {
 }
 
 void SglangScheduler::abort(std::span<const RequestId> ids) {
-  const auto matches = [&](const SglangRequest* request) { return std::ranges::find(ids, request->id) != ids.end(); };
+  const std::unordered_set<RequestId> named(ids.begin(), ids.end());
+  const auto matches = [&](const SglangRequest* request) { return named.contains(request->id); };
   if (chunked_ != nullptr && matches(chunked_)) chunk_aborted_ = true;
-  for (std::size_t i = waiting_.size(); i > 0; --i) {
-    SglangRequest* const request = waiting_[i - 1];
-    if (!matches(request)) continue;
-    waiting_.erase(waiting_.begin() + static_cast<std::ptrdiff_t>(i - 1));
-    report_abort(request);
+  for (auto request = waiting_.rbegin(); request != waiting_.rend(); ++request) {
+    if (matches(*request)) report_abort(*request);
   }
+  std::erase_if(waiting_, matches);
   const auto mark = [&](SglangRequest* request) {
     if (matches(request) && !request->finished) request->to_abort = true;
   };
@@ -105,6 +109,7 @@ void SglangScheduler::forget(RequestId id) { requests_.erase(id); }
 
 void SglangScheduler::check() const {
   tree_.check();
+  if (host_) host_->check();
   std::int64_t held = 0;
   for (const auto& [id, request] : requests_) {
     if (request->has_slot) held += up(request->kv) - request->own;

@@ -27,9 +27,12 @@ struct SglangRequest {
   std::uint32_t own = 0;       // leading tokens that the tree owns
   std::uint32_t inserted = 0;  // how far it has inserted since its admission
   RadixNode* node = nullptr;   // locked; null: none
+  std::uint32_t loaded = 0;    // part of the prefix that its admission loaded from the host
   std::uint32_t chunks = 0;    // unfinished pieces whose results are outstanding
   bool has_slot = false;
-  bool to_abort = false;  // ends as aborted at its next output
+  bool is_outstanding = false;  // overlap: an output of the outstanding batch is its own
+  bool leaves_queue = false;    // part of the batch that is being formed
+  bool to_abort = false;        // ends as aborted at its next output
   bool finished = false;
   bool withdrawn = false;  // retracted or preempted, and not admitted again since
   bool was_admitted = false;

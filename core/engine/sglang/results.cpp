@@ -22,6 +22,7 @@ void SglangScheduler::process(const SglangBatch& batch) {
       keep(request);
     }
   }
+  if (host_) host_->submit_writes();
 }
 
 // Appends the next output; true: the request has ended.
@@ -54,6 +55,7 @@ void SglangScheduler::checkpoint(SglangRequest& request, std::uint32_t tokens) {
   tree_.lock(first.node);
   request.node = first.node;
   request.own = whole;
+  inserting_ = nullptr;
 }
 
 void SglangScheduler::keep(SglangRequest& request) {

@@ -26,6 +26,7 @@ std::unique_ptr<SglangBatch> SglangScheduler::next_batch() {
     report_abort(&request);
   }
   chunk_aborted_ = false;
+  if (host_) host_->poll();
   if (chunked_ != nullptr && chunked_->end > chunked_->prefix) keep(*chunked_);
   take_over_last();
   last_.reset();
@@ -44,6 +45,7 @@ std::unique_ptr<SglangBatch> SglangScheduler::next_batch() {
   if (batch) interval_left_ = settings_.prefill_decode_interval;
   if (!batch && !std::ranges::all_of(running_, &SglangRequest::prefill_only)) batch = form_decode();
   last_ = batch ? std::make_unique<SglangBatch>(*batch) : nullptr;
+  seen_entries_ = entries_;
   return batch;
 }
 
@@ -66,8 +68,19 @@ void SglangScheduler::drop_finished() {
   if (std::erase_if(running_, [](const SglangRequest* request) { return request->finished; }) > 0) full_ = false;
 }
 
+void SglangScheduler::set_outstanding(const SglangBatch* batch) noexcept {
+  const auto mark = [this](bool on) {
+    for (const SglangBatch::Row& row : outstanding_->rows) {
+      if (row.request != outstanding_->unfinished) row.request->is_outstanding = on;
+    }
+  };
+  if (outstanding_ != nullptr) mark(false);
+  outstanding_ = batch;
+  if (outstanding_ != nullptr) mark(true);
+}
+
 void SglangScheduler::end_iteration(bool idle) {
-  if (idle && empty()) ratio_ = init_ratio_;
+  if (idle && is_idle()) ratio_ = init_ratio_;
 }
 
 }  // namespace understudy

@@ -19,6 +19,7 @@ struct SglangLog {
     RequestId request = 0;
     bool resumed = false;
     std::uint32_t cached = 0;
+    std::uint32_t loaded = 0;  // part of them: from the host
   };
   std::vector<Admission> admitted;
   std::vector<RequestId> retracted;
@@ -51,7 +52,9 @@ class SglangScheduler {
  public:
   static constexpr std::uint64_t kEos = 2;
 
-  SglangScheduler(const SglangSettings& settings, RadixTree::OnChange on_change);
+  // `transfers` times copies of the host tier, if there is one.
+  SglangScheduler(const SglangSettings& settings, const RadixTree::OnChange& on_change,
+                  HostTransfers* transfers = nullptr);
 
   // ── Receive ──
   void submit(SglangArrival arrival);
@@ -64,7 +67,7 @@ class SglangScheduler {
   // The iteration has ended; `idle`: it launched no batch and processed no result.
   void end_iteration(bool idle);
   // Overlap: the batch whose result is processed after the next schedule.
-  void set_outstanding(const SglangBatch* batch) noexcept { outstanding_ = batch; }
+  void set_outstanding(const SglangBatch* batch) noexcept;
 
   // ── Watch ──
   SglangLog& log() noexcept { return log_; }
@@ -76,8 +79,15 @@ class SglangScheduler {
   const std::vector<SglangRequest*>& waiting() const noexcept { return waiting_; }
   RadixTree& tree() noexcept { return tree_; }
   const RadixTree& tree() const noexcept { return tree_; }
+  HostCache* host() noexcept { return host_.get(); }
+  const HostCache* host() const noexcept { return host_.get(); }
+  // Neither a request nor a copy of the host tier is left.
+  bool is_idle() const { return empty() && (!host_ || host_->is_idle()); }
   bool empty() const;  // no request is left that has not ended
+  // Whether the last schedule knew of a waiting request.
+  bool has_seen(const SglangRequest& request) const noexcept { return request.entered <= seen_entries_; }
   const SglangRequest& request(RequestId id) const { return *requests_.at(id); }
+  const SglangBatch* last() const noexcept { return last_.get(); }
   void forget(RequestId id);  // one that has ended, and is in no batch
   bool knows(RequestId id) const { return requests_.contains(id); }
   bool holds(RequestId id) const;                                         // running, chunked or in the last batch
@@ -135,6 +145,7 @@ class SglangScheduler {
   void add_chunked(SglangBatch& batch, Budget& budget);
   Verdict try_to_add(SglangRequest* request, SglangBatch& batch, Budget& budget);
   Verdict try_without_cache(SglangRequest* request, SglangBatch& batch, Budget& budget);
+  Verdict add_piece(SglangRequest* request, const RadixMatch& match, SglangBatch& batch, Budget& budget);
   void add(SglangRequest* request, SglangBatch& batch, std::uint32_t tokens, bool stays_chunked);
   bool preempt_for(const SglangRequest& request, Budget& budget);
   void allocate_prefill(SglangBatch& batch);
@@ -164,6 +175,7 @@ class SglangScheduler {
 
   SglangSettings settings_;
   RadixTree tree_;
+  std::unique_ptr<HostCache> host_;
   std::unordered_map<RequestId, std::unique_ptr<SglangRequest>> requests_;
   std::int64_t avail_;
   std::uint32_t free_slots_;
@@ -181,6 +193,7 @@ class SglangScheduler {
   double min_ratio_ = 0;
   double ratio_step_ = 0;
   std::uint64_t entries_ = 0;
+  std::uint64_t seen_entries_ = 0;
   std::uint64_t refreshes_ = 0;
   std::uint32_t interval_left_ = 0;
   std::vector<SglangRequest*> to_requeue_;  // preempted while a batch is formed

@@ -77,7 +77,7 @@ class _Clock:
 
     def _note(self, now: int) -> None:
         log = self._run.loop.take_log()
-        for index, resumed, cached in log["admitted"]:
+        for index, resumed, cached, _ in log["admitted"]:
             if not resumed:
                 self._cached[index] = cached
         for index in log["sampled"]:

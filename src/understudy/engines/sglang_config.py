@@ -7,9 +7,13 @@ from typing import TYPE_CHECKING, Any, Literal, Self
 
 import msgspec
 
-from understudy._core import SglangEngineConfig, SglangSettings
+from understudy._core import SglangEngineConfig, SglangSettings, Tier
+from understudy.checks import read_as, whole_number
 from understudy.engines.engine_config import EngineConfig
+from understudy.engines.mocker_names import refuse_unknown
+from understudy.engines.mocker_settings import MockerSettings
 from understudy.errors import ConfigError
+from understudy.tiers.settings import OffloadSettings
 
 if TYPE_CHECKING:
     from understudy.tiers.plan import TierPlan
@@ -30,14 +34,30 @@ _OWN = (
 )
 
 
-class SglangConfig(EngineConfig, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Settings of SGLang 0.5.23, with SGLang's names.
+_ALIASES = {
+    "page_size": "block_size",
+    "max_total_tokens": "num_gpu_blocks",
+    "max_running_requests": "max_num_seqs",
+    "context_length": "max_model_len",
+}
+"""SGLang's names of settings that engines of every kind have."""
+_DEFAULT_POOL = 2**20  # tokens
 
-    The pool has `num_gpu_blocks` pages of `block_size` tokens (SGLang's `page_size`, 1 by default there), which is its
-    `max_total_num_tokens`; `max_num_seqs` is its `max_running_requests`. `disable_overlap_schedule` runs the normal
-    event loop. The host tier (HiCache) is not simulated yet.
+
+class SglangConfig(EngineConfig, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Settings of SGLang 0.5.23, with SGLang's names and defaults.
+
+    `block_size` is SGLang's `page_size`, `max_num_seqs` its `max_running_requests`, `max_model_len` its
+    `context_length`; the pool has `num_gpu_blocks` pages, which is its `max_total_tokens` in pages. `from_dict` reads
+    both spellings. `disable_overlap_schedule` runs the normal event loop. With a G2 tier the engine has a host cache
+    (HiCache) of that size; tiers below it are refused.
     """
 
+    block_size: int = 1
+    num_gpu_blocks: int = -1
+    """Pages of the KV pool; -1: 2^20 tokens."""
+    max_num_seqs: int | None = None
+    """Most requests at a time; None: SGLang's rule, 2048 to 4096 by pool and context."""
     max_prefill_tokens: int = 16384
     chunked_prefill_size: int = 8192
     """Prompt tokens of a step; -1: prompts are never split."""
@@ -54,10 +74,20 @@ class SglangConfig(EngineConfig, frozen=True, kw_only=True, forbid_unknown_field
     disable_priority_preemption: bool = False
     retraction_policy: Literal["length", "priority"] = "length"
     max_queued_requests: int | None = None
+    hicache_write_policy: Literal["write_through", "write_through_selective", "write_back"] = "write_through"
+    """When the host cache gets pages; used with a G2 tier only."""
+    load_back_threshold: int = 10
+    """Fewest tokens that are loaded from the host; fewer are computed again."""
     sglang_version: Literal["0.5.23"] = "0.5.23"
 
     def __post_init__(self) -> None:
+        if self.num_gpu_blocks == -1:
+            pages = max(_DEFAULT_POOL // max(self.block_size, 1), 1)
+            msgspec.structs.force_setattr(self, "num_gpu_blocks", pages)
         EngineConfig.__post_init__(self)
+        if self.mocker.aic_nextn is not None:
+            raise ConfigError("aic_nextn: SGLang engines simulate no speculation; leave it out")
+        whole_number("load_back_threshold", self.load_back_threshold)
         self._check_limits(("max_prefill_tokens", "prefill_max_requests", "max_queued_requests"))
         if not 0 < self.schedule_conservativeness < math.inf:
             raise ConfigError(
@@ -83,20 +113,26 @@ class SglangConfig(EngineConfig, frozen=True, kw_only=True, forbid_unknown_field
 
     @classmethod
     def from_dict(cls, settings: dict[str, Any]) -> Self:
-        """Read settings by name. ConfigError names an unknown or wrong field."""
+        """Read settings by name, with SGLang's spelling too. ConfigError names an unknown or wrong field."""
         given = {name: value for name, value in settings.items() if name != "engine_type"}
-        try:
-            return msgspec.convert(given, cls)
-        except msgspec.ValidationError as error:
-            raise ConfigError(f"engine: {error}") from error
+        for name, ours in _ALIASES.items():
+            if name not in given:
+                continue
+            if given.get(ours) is not None:
+                raise ConfigError(f"{name}: {ours} names the same setting; give one")
+            given[ours] = given.pop(name)
+            if name == "max_total_tokens":
+                given[ours] = _count_pages(given[ours], given.get("block_size", 1))
+        apart = {name: given.pop(name) for name in MockerSettings.__struct_fields__ if name in given}
+        known = [name for name in cls.__struct_fields__ if name not in ("mocker", "tiers")]
+        refuse_unknown(given, [*known, *_ALIASES, *MockerSettings.__struct_fields__])
+        mocker = read_as(MockerSettings, apart, "engine")
+        return msgspec.structs.replace(read_as(cls, given, "engine"), mocker=mocker)
 
     def core_config(
         self, plan: TierPlan | None, max_blocks: int, *, events: bool = False, kv_trace: bool = False
     ) -> SglangEngineConfig:
         """Build the core's form of these settings, as `EngineConfig.core_config` describes."""
-        del max_blocks
-        if plan is not None:
-            raise ConfigError("tiers: SGLang's host tier is not simulated yet; leave them out")
         if kv_trace:
             raise ConfigError("kv_trace: SGLang engines keep no trace of blocks; leave it out")
         settings = SglangSettings()
@@ -104,15 +140,52 @@ class SglangConfig(EngineConfig, frozen=True, kw_only=True, forbid_unknown_field
             setattr(settings, name, getattr(self, name))
         settings.page_size = self.block_size
         settings.max_total_num_tokens = self.num_gpu_blocks * self.block_size
-        if self.max_num_seqs is not None:
-            settings.max_running_requests = self.max_num_seqs
         if self.max_model_len is not None:
             settings.context_len = self.max_model_len
+        settings.max_running_requests = self.max_num_seqs or _most_requests(settings)
         settings.overlap = not self.disable_overlap_schedule
         settings.set_names(**{name: getattr(self, name) for name in _NAMES}, tree="unified")
-        return SglangEngineConfig(settings, events=events)
+        if plan is not None:
+            self._add_host(settings, plan, max_blocks)
+        return SglangEngineConfig(settings, events=events, route_rejected=self.mocker.route_rejected)
+
+    def _add_host(self, settings: SglangSettings, plan: TierPlan, max_blocks: int) -> None:
+        """Add the host cache that the tiers describe. ConfigError for tiers and options that HiCache lacks."""
+        for planned in plan.tiers:
+            if planned.tier is not Tier.G2:
+                raise ConfigError(
+                    f"{planned.tier.name.lower()}: SGLang's HiCache has no tier below the host here; leave it out"
+                )
+        if plan.offload != OffloadSettings():
+            raise ConfigError(
+                "offload: HiCache has its own rules; leave it out, and give hicache_write_policy"
+            )
+        if self.disable_radix_cache:
+            raise ConfigError(
+                "disable_radix_cache contradicts g2: HiCache is below the radix cache; give one"
+            )
+        settings.set_host(
+            hicache_write_policy=self.hicache_write_policy,
+            hicache_ratio=2.0,
+            load_back_threshold=self.load_back_threshold,
+            tokens=plan.host_blocks(max_blocks) * self.block_size,
+        )
 
     @property
     def asynchronous(self) -> bool:
         """Whether the next batch is scheduled while this one runs."""
         return not self.disable_overlap_schedule
+
+
+def _most_requests(settings: SglangSettings) -> int:
+    """Return SGLang's own limit on running requests, where none is given."""
+    return min(max(settings.max_total_num_tokens * 512 // settings.context_len, 2048), 4096)
+
+
+def _count_pages(tokens: object, page_size: object) -> object:
+    """Convert a pool's tokens into pages; values of a wrong type stay as they are, to be refused by name."""
+    if not isinstance(tokens, int) or not isinstance(page_size, int) or page_size < 1:
+        return tokens
+    if tokens % page_size:
+        raise ConfigError(f"max_total_tokens: {tokens} is not a multiple of page_size={page_size}; round it")
+    return tokens // page_size

@@ -53,9 +53,11 @@ def _folders(directory: Path) -> Iterator[Path]:
 
 def _in_folder(folder: Path) -> Iterator[SglangRecording]:
     for path in sorted((folder / "scenarios").glob("*.json")):
-        for golden in ("golden", VERSION):
-            if (recorded := folder / golden / f"{path.stem}.jsonl.gz").exists():
-                yield SglangRecording(folder, path.stem, path, recorded)
+        names = [folder / golden / f"{path.stem}.jsonl.gz" for golden in ("golden", VERSION)]
+        recorded = next((name for name in names if name.exists()), None)
+        if recorded is None:
+            raise InvalidArgument(f"{path}: has no recording; add {names[0]} or {names[1]}")
+        yield SglangRecording(folder, path.stem, path, recorded)
     for path in sorted(folder.glob("*.json.gz")):
         yield SglangRecording(folder, path.name.removesuffix(".json.gz"), path, path)
 
@@ -66,7 +68,7 @@ def compare_sglang(recording: SglangRecording, *, check: bool = False) -> Outcom
         return _compare_clock(recording, check=check)
     scenario = _read(recording.scenario, recording.scenario.read_bytes())
     header, *expected = _read_lines(recording.golden)
-    scenario = _with_defaults(scenario, header["header"]["config"])
+    scenario = _with_defaults(recording.golden, scenario, header.get("header"))
     steps, difference = first_difference(run_sglang_scenario(scenario, check=check), expected)
     return Outcome(recording.name, steps, difference, VERSION, VERSION)
 
@@ -77,17 +79,18 @@ def _compare_clock(recording: SglangRecording, *, check: bool) -> Outcome:
             pair = json.load(file)
     except (OSError, EOFError, ValueError, zlib.error) as error:
         raise InvalidArgument(f"{recording.golden}: {error}") from error
-    scenario = _read(recording.golden, msgspec.json.encode(pair["scenario"]))
-    recorded: dict[str, Any] = pair["recorded"]
-    scenario = _with_defaults(scenario, recorded["config"])
+    if not isinstance(pair, dict) or not isinstance(recorded := pair.get("recorded"), dict):
+        raise InvalidArgument(f"{recording.golden}: has no scenario and recorded; record it again")
+    scenario = _read(recording.golden, msgspec.json.encode(pair.get("scenario")))
+    scenario = _with_defaults(recording.golden, scenario, recorded)
     try:
         ours = run_sglang_clock(scenario, check=check)
     except UnderstudyError as error:
         reason = f"{type(error).__name__}: {error}"
         return Outcome(recording.name, 0, Difference("", reason=reason), VERSION, VERSION)
-    values = tuple((key, ours[key], recorded[key]) for key in ours if ours[key] != recorded[key])
+    values = tuple((key, ours[key], recorded.get(key)) for key in ours if ours[key] != recorded.get(key))
     difference = Difference("at the end", values) if values else None
-    return Outcome(recording.name, recorded["turns"], difference, VERSION, VERSION)
+    return Outcome(recording.name, ours["turns"], difference, VERSION, VERSION)
 
 
 def _read(path: Path, content: bytes) -> SglangScenario:
@@ -97,16 +100,25 @@ def _read(path: Path, content: bytes) -> SglangScenario:
         raise InvalidArgument(f"{path}: {error}") from error
 
 
-def _with_defaults(scenario: SglangScenario, config: dict[str, Any]) -> SglangScenario:
+def _with_defaults(path: Path, scenario: SglangScenario, header: object) -> SglangScenario:
     """Take the settings that the recording's header has, with the defaults of the recorder."""
+    config = header.get("config") if isinstance(header, dict) else None
+    if not isinstance(config, dict):
+        raise InvalidArgument(f"{path}: has no header with a config; record it again")
     given = msgspec.to_builtins(scenario.config)
-    merged = msgspec.convert({**given, **config}, type(scenario.config))
+    try:
+        merged = msgspec.convert({**given, **config}, type(scenario.config))
+    except msgspec.ValidationError as error:
+        raise InvalidArgument(f"{path}: {error}") from error
     return msgspec.structs.replace(scenario, config=merged)
 
 
 def _read_lines(path: Path) -> list[dict[str, Any]]:
     try:
         with gzip.open(path, "rt", encoding="utf-8") as file:
-            return [json.loads(line) for line in file]
+            lines = [json.loads(line) for line in file]
     except (OSError, EOFError, ValueError, zlib.error) as error:
         raise InvalidArgument(f"{path}: {error}") from error
+    if not lines or not all(isinstance(line, dict) for line in lines):
+        raise InvalidArgument(f"{path}: contains no lines of a recording; record it again")
+    return lines

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any, Literal
 import msgspec
 
 from understudy._core import SglangIterations, SglangSettings
-from understudy.errors import CapacityExhausted, ConfigError
+from understudy.engines.sglang_published import NumberedEvents, PublishedEvents
+from understudy.errors import CapacityExhausted
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -15,9 +16,10 @@ if TYPE_CHECKING:
 OUTPUT_BASE = 1_000_000
 OUTPUT_STRIDE = 100_000
 
-_HOST = ("hicache_ratio", "load_back_threshold", "write_steps", "write_tokens_per_step", "load_steps")
+_HOST = ("hicache_write_policy", "hicache_ratio", "load_back_threshold")
+_TRANSFERS = ("write_steps", "write_tokens_per_step", "load_steps")
 _NAMES = ("schedule_policy", "radix_eviction_policy", "retraction_policy", "tree")
-_OTHER = ("kv_events", "publish_events", "decode_log_interval", "hicache_write_policy", *_HOST)
+_OTHER = ("kv_events", "publish_events", *_HOST, *_TRANSFERS)
 
 
 class SglangScenarioConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -54,7 +56,7 @@ class SglangScenarioConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=Tr
     max_queued_requests: int | None = None
     prefill_decode_interval: int = 0
     prefill_decode_interval_min_bs: int = 0
-    hicache_write_policy: str | None = None
+    hicache_write_policy: Literal["write_through", "write_through_selective", "write_back"] | None = None
     hicache_ratio: float = 2.0
     load_back_threshold: int = 10
     write_steps: int = 1
@@ -64,16 +66,18 @@ class SglangScenarioConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=Tr
     decode_log_interval: int = 40
 
     def settings(self) -> SglangSettings:
-        """Build the core's form; ConfigError for a host tier, which is not simulated yet."""
-        if self.hicache_write_policy is not None:
-            raise ConfigError("hicache_write_policy: the host tier is not simulated yet; leave it out")
-        if self.publish_events:
-            raise ConfigError("publish_events: published events are not simulated yet; leave it out")
+        """Build the core's form of the settings."""
         out = SglangSettings()
         for name, value in msgspec.structs.asdict(self).items():
             if name not in _NAMES and name not in _OTHER:
                 setattr(out, name, value)
         out.set_names(**{name: getattr(self, name) for name in _NAMES})
+        if self.hicache_write_policy is not None:
+            out.set_host(
+                hicache_write_policy=self.hicache_write_policy,
+                hicache_ratio=self.hicache_ratio,
+                load_back_threshold=self.load_back_threshold,
+            )
         return out
 
 
@@ -119,8 +123,11 @@ class SglangRun:
     def __init__(self, scenario: SglangScenario) -> None:
         self._requests = scenario.requests
         self.names = [request.id for request in scenario.requests]
-        self.loop = SglangIterations(scenario.config.settings())
-        self._numbers: dict[int, int] = {}
+        config = scenario.config
+        self.loop = SglangIterations(
+            config.settings(), **{name: getattr(config, name) for name in _TRANSFERS}
+        )
+        self._numbered = NumberedEvents(has_host=config.hicache_write_policy is not None)
 
     def submit(self, index: int) -> None:
         """Receive the request at a place of the list."""
@@ -135,39 +142,16 @@ class SglangRun:
         self.loop.abort([i for i, name in enumerate(self.names) if prefix == "*" or name.startswith(prefix)])
 
     def take_events(self) -> list[dict[str, Any]]:
-        """Describe the KV events since the last call; pages are numbered as stored events first name them."""
-        out: list[dict[str, Any]] = []
-        for stored, pages, parent, begin, first, last in self.loop.take_events():
-            if stored:
-                before = self._numbers[parent] if begin else None
-                numbers = [self._numbers.setdefault(page, len(self._numbers)) for page in pages]
-            else:
-                numbers = [self._numbers[page] for page in pages]
-            event: dict[str, Any] = {
-                "type": "stored" if stored else "removed",
-                "n": len(pages),
-                "h": _runs(numbers),
-            }
-            if stored:
-                event |= {"parent": before, "pos": begin, "first": first, "last": last}
-            out.append(event)
-        return out
-
-
-def _runs(numbers: list[int]) -> list[list[int]]:
-    runs: list[list[int]] = []
-    for number in numbers:
-        if runs and sum(runs[-1]) == number:
-            runs[-1][1] += 1
-        else:
-            runs.append([number, 1])
-    return runs
+        """Describe the KV events since the last call."""
+        return self._numbered.describe(self.loop.take_events())
 
 
 def run_sglang_scenario(scenario: SglangScenario, *, check: bool = False) -> Iterator[dict[str, Any]]:
     """Run the scenario and yield its recording's lines after the header: one per step, then the totals."""
     run = SglangRun(scenario)
     loop = run.loop
+    config = scenario.config
+    published = PublishedEvents(config.page_size, config.decode_log_interval)
     totals = dict.fromkeys(
         ("prefill_steps", "decode_steps", "mixed_steps", "idle_steps", "retractions", "scheduled_tokens"), 0
     )
@@ -194,23 +178,26 @@ def run_sglang_scenario(scenario: SglangScenario, *, check: bool = False) -> Ite
             reason = "out of memory"
             break
         after, chunked = loop.avail, loop.chunked
-        loop.process()
+        result = loop.process()
         if check:
             loop.check()
         log = loop.take_log()
         ended.update(log["finished"], log["aborted"])
+        host = loop.take_host_state()
         mode, rows = (None, []) if batch is None else batch
         names = run.names
         line: dict[str, Any] = {
             "step": steps,
             "mode": mode,
             "scheduled": {names[i]: tokens for i, tokens, _ in rows},
-            "new": [names[i] for i, resumed, _ in log["admitted"] if not resumed],
-            "resumed": [names[i] for i, resumed, _ in log["admitted"] if resumed],
-            "cached": {names[i]: cached for i, _, cached in log["admitted"]},
+            "new": [names[i] for i, resumed, *_ in log["admitted"] if not resumed],
+            "resumed": [names[i] for i, resumed, *_ in log["admitted"] if resumed],
+            "cached": {names[i]: cached for i, _, cached, _ in log["admitted"]},
             "chunked": None if chunked is None or mode in (None, "decode") else names[chunked],
             "avail_after_schedule": after,
         }
+        if host is not None:
+            line["loaded"] = {names[i]: loaded for i, _, _, loaded in log["admitted"] if loaded}
         line |= {
             "retracted": [names[i] for i in log["retracted"]],
             "finished": [names[i] for i in log["finished"]],
@@ -222,15 +209,21 @@ def run_sglang_scenario(scenario: SglangScenario, *, check: bool = False) -> Ite
             "running": [names[i] for i in state["running"]],
             "waiting_head": [names[i] for i in state["waiting_head"]],
         }
-        line["kv_events"] = run.take_events() if scenario.config.kv_events else []
-        if scenario.config.enable_priority_scheduling:
+        if config.publish_events:
+            line["kv_events"] = []
+        else:
+            line["kv_events"] = run.take_events() if config.kv_events else []
+        if config.enable_priority_scheduling:
             line["preempted"] = [names[i] for i in log["preempted"]]
+        if config.publish_events:
+            line["published"] = published.after(result, loop)
+        line |= host or {}
         totals[
             {"extend": "prefill", "decode": "decode", "mixed": "mixed", None: "idle"}[mode] + "_steps"
         ] += 1
         totals["retractions"] += len(log["retracted"])
         totals["scheduled_tokens"] += sum(tokens for _, tokens, _ in rows)
-        cached_tokens += sum(cached for _, _, cached in log["admitted"])
+        cached_tokens += sum(cached for _, _, cached, _ in log["admitted"])
         for event in line["kv_events"]:
             blocks[event["type"]] += event["n"]
         steps += 1

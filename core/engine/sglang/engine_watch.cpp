@@ -1,0 +1,214 @@
+// KV events of a simulated SGLang engine, and its state for drivers.
+#include <algorithm>
+#include <bit>
+#include <utility>
+
+#include "base/assert.hpp"
+#include "base/errors.hpp"
+#include "engine/sglang/engine.hpp"
+
+namespace understudy {
+
+// ── KV events ──
+
+void SglangEngine::changed(RadixNode& node, bool stored, RadixTier tier) {
+  const std::uint32_t page = config_.block_size;
+  if (tier == RadixTier::Device) (stored ? stored_pages_ : removed_pages_) += node.length() / page;
+  if (!names_pages()) return;
+  if (stored && node.names.empty() && scheduler_.inserting() != nullptr) {  // a new leaf
+    const auto found = live_.find(scheduler_.inserting()->id);
+    UNDERSTUDY_ASSERT(found != live_.end(), "a request that has ended inserts tokens");
+    Live& live = found->second;
+    if (!live.spec.identities) return;
+    live.spec.identities->extend(live.names, node.end() / page);
+    const auto first = live.names.begin() + node.begin / page;
+    node.names.assign(first, first + node.length() / page);
+  }
+  Names& cached = cached_[static_cast<std::size_t>(tier)];
+  bool starts = true;
+  for (const BlockIdentity& name : node.names) {
+    if (stored) {
+      cached.emplace(name.sequence_hash(), name);
+    } else {
+      cached.erase(name.sequence_hash());
+    }
+    EventRecord row;
+    row.identity = name;
+    row.kind = stored ? EventKind::Stored : EventKind::Removed;
+    row.tier = tier == RadixTier::Device ? Tier::G1 : Tier::G2;
+    row.starts = std::exchange(starts, false);
+    if (config_.published_blocks && tier == RadixTier::Device) device_changes_.push_back(row);
+    if (config_.events || config_.check) unpublished_.push_back(row);
+  }
+}
+
+// SGLang publishes after every prefill, after some decodes, and when it is idle.
+void SglangEngine::publish_after(SglangMode mode, std::int64_t now_ns) {
+  const bool prefills = mode != SglangMode::Decode;
+  if (!prefills) ++decode_results_;
+  const bool due = prefills || decode_results_ % config_.settings.decode_log_interval == 0;
+  if (due || is_idle()) publish(now_ns);
+}
+
+void SglangEngine::publish(std::int64_t now_ns) {
+  if (!device_changes_.empty()) {
+    device_changes_.clear();
+    changes_.expire();
+  }
+  if (unpublished_.empty()) return;
+  if (config_.check) truth_.apply(unpublished_, now_ns);
+  if (config_.events) {
+    for (EventRecord& row : unpublished_) row.id = next_event_++;
+    EventRecords& rows = events_.batch.records;
+    rows.insert(rows.end(), unpublished_.begin(), unpublished_.end());
+    events_.time_ns.resize(rows.size(), now_ns);
+  }
+  unpublished_.clear();
+}
+
+void SglangEngine::take_events(TimedEvents& out) {
+  out.batch.records.clear();
+  out.time_ns.clear();
+  std::swap(out.batch.records, events_.batch.records);
+  std::swap(out.time_ns, events_.time_ns);
+}
+
+std::size_t SglangEngine::published_prefix(std::span<const BlockIdentity> blocks) {
+  changes_.follow(device_changes_, {});
+  const auto is_known = [this](const BlockIdentity& block) {
+    const UnpublishedChanges::Was was = changes_.of(block);
+    if (was != UnpublishedChanges::Was::Unchanged) return was == UnpublishedChanges::Was::There;
+    return cached_[0].contains(block.sequence_hash());
+  };
+  return static_cast<std::size_t>(std::ranges::find_if_not(blocks, is_known) - blocks.begin());
+}
+
+std::size_t SglangEngine::cached_prefix(std::span<const BlockIdentity> blocks) const {
+  if (names_pages()) {
+    const auto is_cached = [this](const BlockIdentity& block) {
+      return cached_[0].contains(block.sequence_hash()) || cached_[1].contains(block.sequence_hash());
+    };
+    return static_cast<std::size_t>(std::ranges::find_if_not(blocks, is_cached) - blocks.begin());
+  }
+  // Without names, the tokens that such blocks have in the tree.
+  TokenList tokens;
+  const GivenIdentities given{Identities(std::vector<BlockIdentity>(blocks.begin(), blocks.end()))};
+  const auto size = static_cast<std::uint32_t>(blocks.size()) * config_.block_size;
+  given.append_tokens(tokens, 0, size, config_.block_size, 0);
+  return scheduler_.tree().find(tokens) / config_.block_size;
+}
+
+void SglangEngine::has_blocks(std::size_t pool, std::span<const BlockIdentity> blocks, bool* out) const {
+  for (std::size_t i = 0; i < blocks.size(); ++i) out[i] = cached_[pool].contains(blocks[i].sequence_hash());
+}
+
+std::vector<BlockIdentity> SglangEngine::resident(std::size_t pool) const {
+  std::vector<BlockIdentity> out;
+  for (const auto& [hash, identity] : cached_[pool]) out.push_back(identity);
+  return out;
+}
+
+// ── Host tier ──
+
+// Finishes copies of an engine that has no request: its loop polls them all the time.
+void SglangEngine::poll_host(std::int64_t now_ns) {
+  if (!has_transfers()) return;
+  links_.set_now(now_ns);
+  scheduler_.host()->poll();
+  publish(std::max(now_ns, now_ns_));
+}
+
+const Effects& SglangEngine::transfers_landed(std::int64_t now_ns) {
+  fresh();
+  if (is_idle()) poll_host(now_ns);
+  return done();
+}
+
+void SglangEngine::finish_transfers() {
+  if (!has_transfers() || !is_idle()) return;
+  scheduler_.host()->submit_writes();
+  poll_host(std::max(now_ns_, scheduler_.host()->last_ready()));
+}
+
+// ── Watch ──
+
+EngineSnapshot SglangEngine::snapshot() const {
+  EngineSnapshot now;
+  const std::uint32_t page = config_.block_size;
+  now.phase = phase();
+  now.wake_ns = now.phase == Phase::Idle || now.phase == Phase::Stalled ? Effects::kNever : now_ns_;
+  now.waiting = scheduler_.waiting().size();
+  now.running = live_.size() - std::min(live_.size(), now.waiting);
+  now.free_blocks = static_cast<std::uint64_t>(scheduler_.avail()) / page;
+  now.cached_blocks = scheduler_.tree().evictable() / page;
+  now.active_blocks = config_.num_gpu_blocks - now.free_blocks - now.cached_blocks;
+  now.evictions = removed_pages_;
+  now.stored_blocks = stored_pages_;
+  now.totals = totals_;
+  return now;
+}
+
+void SglangEngine::sample(std::int64_t now_ns) {
+  const EngineSnapshot now = snapshot();
+  EngineSample sample{now_ns, static_cast<std::uint32_t>(now.running), static_cast<std::uint32_t>(now.waiting),
+                      static_cast<std::uint32_t>(now.active_blocks), static_cast<std::uint32_t>(now.cached_blocks)};
+  if (const HostCache* const host = scheduler_.host()) {
+    const std::uint64_t free = static_cast<std::uint64_t>(host->avail());
+    sample.host_blocks = static_cast<std::uint32_t>((host->tokens() - free) / config_.block_size);
+  }
+  token_log_.add_sample(sample);
+}
+
+void SglangEngine::check() {
+  scheduler_.check();
+  if (!config_.check) return;
+  std::array<std::size_t, 2> pages{};
+  scheduler_.tree().each([&](const RadixNode& node) {
+    if (node.device) pages[0] += node.names.size();
+    if (node.host && node.write == nullptr) pages[1] += node.names.size();
+  });
+  for (std::size_t pool = 0; pool < num_pools(); ++pool) {
+    if (pages[pool] == cached_[pool].size()) continue;
+    throw Error(ErrorKind::InvariantViolated, "the radix tree has ", pages[pool], " named pages on ",
+                pool == 0 ? "the device" : "the host", ", where KV events say ", cached_[pool].size());
+  }
+  if (unpublished_.empty()) truth_.require_equal(*this, EventTruth::Scope::All);
+}
+
+StateDigest SglangEngine::digest(bool with_cached) const {
+  const auto mix = [](std::uint64_t hash, auto... values) {
+    ((hash = (hash ^ static_cast<std::uint64_t>(values)) * 0x9E3779B97F4A7C15u, hash ^= hash >> 32), ...);
+    return hash;
+  };
+  const auto add = [&](std::uint64_t hash, const SglangRequest& r) {
+    return mix(hash, r.id, r.size(), r.prefix, r.end, r.kv, r.own, r.inserted, r.chunks, r.to_abort, r.finished,
+               r.withdrawn);
+  };
+  StateDigest out;
+  auto& [clock, running, waiting, planned, counts, totals, cached] = out.values;
+  clock = static_cast<std::uint64_t>(now_ns_);
+  for (const SglangRequest* const r : scheduler_.running()) running = add(running, *r);
+  if (scheduler_.chunked() != nullptr) running = mix(running, scheduler_.chunked()->id);
+  if (const SglangBatch* const last = scheduler_.last()) {
+    for (const SglangBatch::Row& row : last->rows) running = add(mix(running, row.tokens, row.decodes), *row.request);
+  }
+  for (const SglangRequest* const r : scheduler_.waiting()) {
+    if (scheduler_.has_seen(*r)) waiting = add(waiting, *r);
+  }
+  if (planned_.batch) {
+    for (const SglangBatch::Row& row : planned_.batch->rows) planned = mix(planned, row.request->id, row.tokens);
+  }
+  const RadixTree& tree = scheduler_.tree();
+  counts =
+      mix(0, scheduler_.avail(), tree.evictable(), tree.locked(), tree.num_nodes(), stored_pages_, removed_pages_,
+          std::bit_cast<std::uint64_t>(scheduler_.ratio()), scheduler_.is_full(), decode_results_, unpublished_.size());
+  totals = mix(0, totals_.steps, totals_.step_ns, totals_.uncovered_ns, totals_.preemptions);
+  if (!with_cached) return out;
+  tree.each([&](const RadixNode& node) {
+    cached += mix(0, node.begin, node.length(), node.key.hash(0, node.length()), node.used, node.born, node.hits,
+                  node.lock, node.device, node.host);
+  });
+  return out;
+}
+
+}  // namespace understudy
