@@ -95,7 +95,10 @@ def test_a_misspelt_flag_is_answered_with_the_one_that_was_meant(
         ("replay", "understudy replay: TRACE: missing; see `understudy replay --help`"),
         ("replay t --workers x", "understudy replay: --workers must be a whole number, got 'x'; see"),
         ("replay t --slo-ttft-ms x", "understudy replay: --slo-ttft-ms must be a number, got 'x'; see"),
-        ("replay t --engine x", "understudy replay: --engine: 'x' is not known; choose vllm or qwen3"),
+        (
+            "replay t --engine x",
+            "understudy replay: --engine: 'x' is not known; choose vllm, sglang or qwen3",
+        ),
         ("replay t --json", "understudy replay: --json needs a value; see"),
         ("replay t --quiet=1", "understudy replay: --quiet takes no value, got '1'; leave it out"),
         ("replay t u", "understudy replay: 'u': one argument too many; see"),

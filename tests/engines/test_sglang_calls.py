@@ -168,7 +168,7 @@ def test_a_prompt_that_never_fits_is_refused_with_a_remedy() -> None:
 
 
 def test_settings_of_dynamos_mocker_are_honoured_or_refused() -> None:
-    with pytest.raises(ConfigError, match="aic_nextn: SGLang engines simulate no speculation"):
+    with pytest.raises(ConfigError, match="aic_nextn contradicts engine sglang"):
         SglangConfig.from_dict({"aic_nextn": 2})
     assert SglangConfig.from_dict({"route_rejected": True}).mocker.route_rejected
     assert SglangConfig.from_dict({"speedup_ratio": 2.0}).mocker.speedup_ratio == 2.0
@@ -188,5 +188,5 @@ def test_sglangs_names_and_defaults() -> None:
     )
     with pytest.raises(ConfigError, match="page_size: block_size names the same setting"):
         SglangConfig.from_dict({"page_size": 64, "block_size": 64})
-    with pytest.raises(ConfigError, match="max_total_tokens: 100 is not a multiple of page_size=64"):
+    with pytest.raises(ConfigError, match="max_total_tokens=100 is not a multiple of page_size=64"):
         SglangConfig.from_dict({"page_size": 64, "max_total_tokens": 100})

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from understudy.cli import engine_flags, gpu_flags, router_flags, tier_flags, trace_flags
+from understudy.cli import engine_flags, gpu_flags, router_flags, sglang_flags, tier_flags, trace_flags
 from understudy.cli.flag_names import add_renamed_flag
 from understudy.cli.parser import Parser
 from understudy.outputs import check_outputs, files_named, is_stdout
@@ -30,10 +30,10 @@ TASKS = {
     "describe the fleet": ("--workers", "--routing"),
     "name the model and its GPU": ("--model", "--gpu", "--tensor-parallel-size", "--timing"),
     "configure the engine": (
+        "--engine",
         "--block-size",
         "--num-gpu-blocks",
         "--max-num-seqs",
-        "--max-num-batched-tokens",
     ),
     "add KV tiers below the GPU": ("--g2-bytes", "--g3-bytes", "--compare-without-tiers"),
     "set service-level objectives": ("--slo-ttft-ms", "--slo-itl-ms"),
@@ -54,6 +54,7 @@ examples:
   understudy replay trace.jsonl --workers 8 --block-size 16 --num-gpu-blocks 65536 --json report.json
   understudy replay trace.jsonl --concurrency 64 --slo-ttft-ms 500 --slo-itl-ms 50
   understudy replay trace.jsonl --config fleet.yaml --set engine.max_num_seqs=128
+  understudy replay trace.jsonl --engine sglang --page-size 64 --schedule-policy lpm
   understudy replay trace.jsonl --engine qwen3 --step-times steps.jsonl    simulate the real engine
   zcat trace.jsonl.gz | understudy replay - --json - | jq .ttft_ms.p99
 """
@@ -105,9 +106,9 @@ def add_parser(verbs: Verbs) -> None:
 
     verb.add_argument(
         "--engine",
-        choices=("vllm", "qwen3"),
+        choices=("vllm", "sglang", "qwen3"),
         default="vllm",
-        help="vllm (default), or qwen3: simulate the real engine, one worker (extra [torch])",
+        help="vllm (default), sglang, or qwen3: simulate the real engine, one worker (extra [torch])",
     )
     verb.add_argument(
         "--step-times",
@@ -116,6 +117,7 @@ def add_parser(verbs: Verbs) -> None:
         help="with --engine qwen3: step times recorded by `understudy qwen3 bench --record`",
     )
     engine_flags.add_engine_flags(verb)
+    sglang_flags.add_sglang_flags(verb)
     router_flags.add_router_flags(verb)
     gpu_flags.add_gpu_flags(verb)
     tier_flags.add_tier_flags(verb)
@@ -363,6 +365,9 @@ def _read_flags(args: argparse.Namespace) -> dict[str, Any]:
     fleet = {name: getattr(args, name) for name in ("workers", "routing", "seed")}
     flags: dict[str, Any] = {name: value for name, value in fleet.items() if value is not None}
     flags |= gpu_flags.gpu_settings(args)
+    sglang = sglang_flags.read_sglang_flags(args)
+    for name, given in sglang.items():
+        flags[name] = {**flags.get(name, {}), **given}
     if engine := engine_flags.engine_settings(args):
         flags["engine"] = {**flags.get("engine", {}), **engine}
     if args.concurrency is not None and args.arrival_rate_scale is not None:

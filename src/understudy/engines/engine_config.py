@@ -135,6 +135,11 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         return False
 
     @property
+    def exact_pool_flags(self) -> str:
+        """Name the flags that give the exact size of the KV pool, and the engine whose log has it."""
+        return "--num-gpu-blocks and --block-size from vLLM's"
+
+    @property
     def asynchronous(self) -> bool:
         """Whether the next batch is scheduled while this one runs."""
         return False

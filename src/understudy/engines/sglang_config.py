@@ -34,7 +34,7 @@ _OWN = (
 )
 
 
-_ALIASES = {
+SGLANG_NAMES = {
     "page_size": "block_size",
     "max_total_tokens": "num_gpu_blocks",
     "max_running_requests": "max_num_seqs",
@@ -86,7 +86,9 @@ class SglangConfig(EngineConfig, frozen=True, kw_only=True, forbid_unknown_field
             msgspec.structs.force_setattr(self, "num_gpu_blocks", pages)
         EngineConfig.__post_init__(self)
         if self.mocker.aic_nextn is not None:
-            raise ConfigError("aic_nextn: SGLang engines simulate no speculation; leave it out")
+            raise ConfigError(
+                "aic_nextn contradicts engine sglang, whose speculation is not simulated; leave it out"
+            )
         whole_number("load_back_threshold", self.load_back_threshold)
         self._check_limits(("max_prefill_tokens", "prefill_max_requests", "max_queued_requests"))
         if not 0 < self.schedule_conservativeness < math.inf:
@@ -115,7 +117,7 @@ class SglangConfig(EngineConfig, frozen=True, kw_only=True, forbid_unknown_field
     def from_dict(cls, settings: dict[str, Any]) -> Self:
         """Read settings by name, with SGLang's spelling too. ConfigError names an unknown or wrong field."""
         given = {name: value for name, value in settings.items() if name != "engine_type"}
-        for name, ours in _ALIASES.items():
+        for name, ours in SGLANG_NAMES.items():
             if name not in given:
                 continue
             if given.get(ours) is not None:
@@ -125,7 +127,7 @@ class SglangConfig(EngineConfig, frozen=True, kw_only=True, forbid_unknown_field
                 given[ours] = _count_pages(given[ours], given.get("block_size", 1))
         apart = {name: given.pop(name) for name in MockerSettings.__struct_fields__ if name in given}
         known = [name for name in cls.__struct_fields__ if name not in ("mocker", "tiers")]
-        refuse_unknown(given, [*known, *_ALIASES, *MockerSettings.__struct_fields__])
+        refuse_unknown(given, [*known, *SGLANG_NAMES, *MockerSettings.__struct_fields__])
         mocker = read_as(MockerSettings, apart, "engine")
         return msgspec.structs.replace(read_as(cls, given, "engine"), mocker=mocker)
 
@@ -172,6 +174,11 @@ class SglangConfig(EngineConfig, frozen=True, kw_only=True, forbid_unknown_field
         )
 
     @property
+    def exact_pool_flags(self) -> str:
+        """Name the flags that give the exact size of the KV pool, and the engine whose log has it."""
+        return "--max-total-tokens and --page-size from SGLang's"
+
+    @property
     def asynchronous(self) -> bool:
         """Whether the next batch is scheduled while this one runs."""
         return not self.disable_overlap_schedule
@@ -187,5 +194,5 @@ def _count_pages(tokens: object, page_size: object) -> object:
     if not isinstance(tokens, int) or not isinstance(page_size, int) or page_size < 1:
         return tokens
     if tokens % page_size:
-        raise ConfigError(f"max_total_tokens: {tokens} is not a multiple of page_size={page_size}; round it")
+        raise ConfigError(f"max_total_tokens={tokens} is not a multiple of page_size={page_size}; round it")
     return tokens // page_size

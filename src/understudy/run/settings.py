@@ -122,7 +122,7 @@ class ReplaySettings(msgspec.Struct, frozen=True, kw_only=True):
                     tiers, settings, removed_on_purpose=any("tiers" in layer for layer in layers)
                 )
             return msgspec.structs.replace(read, tiers=tiers.drop_unused_kv_size())
-        has_blocks = settings.get("num_gpu_blocks") is not None
+        has_blocks = any(settings.get(name) is not None for name in ("num_gpu_blocks", "max_total_tokens"))
         has_timing = any(settings.get(name) is not None for name in ("timing", "planner_profile_data"))
         if read.gpu.is_known:
             read.gpu.reject_unused_settings(engine.timing, has_blocks=has_blocks, has_timing=has_timing)
@@ -191,7 +191,7 @@ def apply_gpus(
     )
     note = (
         f"estimated {found.blocks:,} KV blocks of {engine.block_size} tokens per worker (± {found.plus_minus:,}); for "
-        "the exact number pass --num-gpu-blocks and --block-size from vLLM's start-up log"
+        f"the exact number pass {engine.exact_pool_flags} start-up log"
     )
     engine = msgspec.structs.replace(engine, num_gpu_blocks=found.blocks)
     return engine, (note,) if found.plus_minus else ()

@@ -1,0 +1,110 @@
+"""Engine flags of `understudy replay --engine sglang`, with SGLang's own names and defaults."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from understudy.cli.engine_flags import MOCKER_NAMES, SETTINGS, Flag
+from understudy.errors import ConfigError
+
+if TYPE_CHECKING:
+    import argparse
+
+SGLANG_SETTINGS = (
+    Flag("page_size", int, "tokens per KV page (default: 1)"),
+    Flag("max_total_tokens", int, "tokens of the KV pool per worker (default: 1048576)"),
+    Flag("max_running_requests", int, "most requests at a time (default: 2048 to 4096, as SGLang chooses)"),
+    Flag("max_queued_requests", int, "most waiting requests; more are aborted (default: no limit)"),
+    Flag("context_length", int, "context window (default: 131072)"),
+    Flag("chunked_prefill_size", int, "prompt tokens of a step; -1: prompts are never split (default: 8192)"),
+    Flag("max_prefill_tokens", int, "prompt tokens of a batch (default: 16384)"),
+    Flag("prefill_max_requests", int, "most requests of a prefill batch (default: no limit)"),
+    Flag("schedule_policy", str, "fcfs (default), lpm, dfs-weight or lof", "NAME"),
+    Flag("schedule_conservativeness", float, "above 1: admit fewer requests (default: 1)", "X"),
+    Flag("enable_mixed_chunk", bool, "decode in steps that compute prompts"),
+    Flag("disable_radix_cache", bool, "reuse no prefixes"),
+    Flag("radix_eviction_policy", str, "lru (default), lfu, slru, fifo, filo or mru", "NAME"),
+    Flag("disable_overlap_schedule", bool, "schedule a batch only when the one before has ended"),
+    Flag("enable_priority_scheduling", bool, "order requests by priority; needs fcfs or lof"),
+    Flag(
+        "priority_scheduling_preemption_threshold", int, "preempt for a priority better by more (default: 10)"
+    ),
+    Flag("schedule_low_priority_values_first", bool, "lower values are better priorities"),
+    Flag("disable_priority_preemption", bool, "preempt for no priority"),
+    Flag("retraction_policy", str, "request to retract first: length (default) or priority", "NAME"),
+    Flag(
+        "hicache_write_policy",
+        str,
+        "with --g2-bytes: write_through (default), write_through_selective or write_back",
+        "NAME",
+    ),
+    Flag("sglang_version", str, "SGLang release to simulate (default and only one: 0.5.23)", "VERSION"),
+)
+
+_INSTEAD = {
+    "block_size": "--page-size",
+    "num_gpu_blocks": "--max-total-tokens",
+    "max_num_seqs": "--max-running-requests",
+    "max_num_batched_tokens": "--chunked-prefill-size",
+    "max_model_len": "--context-length",
+    "enable_prefix_caching": "--disable-radix-cache",
+    "enable_chunked_prefill": "--chunked-prefill-size",
+    "scheduling_policy": "--schedule-policy",
+    "async_scheduling": "--disable-overlap-schedule",
+    "eviction_policy": "--radix-eviction-policy",
+    "vllm_version": "--sglang-version",
+    "num_g2_blocks": "--g2-bytes",
+}
+"""vLLM's and the mocker's settings with a counterpart in SGLang."""
+
+
+def add_sglang_flags(verb: argparse.ArgumentParser) -> None:
+    """Add SGLang's flags to a verb, in one group."""
+    group = verb.add_argument_group("engine sglang (with --engine sglang)")
+    for flag in SGLANG_SETTINGS:
+        if flag.kind is bool:
+            group.add_argument(_spell(flag.name), action="store_true", default=None, help=flag.help)
+        else:
+            group.add_argument(_spell(flag.name), type=flag.kind, metavar=flag.metavar, help=flag.help)
+    group.add_argument(
+        "--mem-fraction-static",
+        type=float,
+        metavar="X",
+        help="with --gpu: share of its memory for weights and KV pool, for the estimate of the pool (default: 0.9)",
+    )
+
+
+def read_sglang_flags(args: argparse.Namespace) -> dict[str, Any]:
+    """Return the settings that SGLang's flags give, nested as in a file. ConfigError for flags of another engine."""
+    given = _list_given(args, SGLANG_SETTINGS)
+    fraction = args.mem_fraction_static
+    if args.engine != "sglang":
+        first = next(iter(given), None if fraction is None else "mem_fraction_static")
+        if first is not None:
+            raise ConfigError(f"{_spell(first)}: a setting of SGLang; add --engine sglang, or leave it out")
+        return {}
+    for name in _list_given(args, SETTINGS + MOCKER_NAMES):
+        instead = f"give {_INSTEAD[name]}" if name in _INSTEAD else "leave it out"
+        raise ConfigError(f"{_spell(name)}: no setting of SGLang; {instead}")
+    settings: dict[str, Any] = {"engine": {"engine_type": "sglang", **given}}
+    if fraction is not None:
+        if (
+            args.gpu is None
+            and args.gpu_bandwidth_gbps is None
+            and args.gpu_memory is None
+            and not args.config
+        ):
+            raise ConfigError("--mem-fraction-static: needs a GPU; give --gpu and --model")
+        if args.gpu_memory_utilization is not None:
+            raise ConfigError("--mem-fraction-static contradicts --gpu-memory-utilization; give one")
+        settings["gpu"] = {"gpu_memory_utilization": fraction}
+    return settings
+
+
+def _list_given(args: argparse.Namespace, flags: tuple[Flag, ...]) -> dict[str, Any]:
+    values = {flag.name: getattr(args, flag.name) for flag in flags}
+    return {name: value for name, value in values.items() if value is not None}
+
+
+def _spell(name: str) -> str:
+    return f"--{name.replace('_', '-')}"
