@@ -203,7 +203,7 @@ def test_a_host_tier_is_hicache(policy: Any, overlap: bool) -> None:
     )
     run = run_offline(conversations(20), engine, tiers=tiers_of("g2"), check=True, events=True)
     again = run_offline(conversations(20), engine, tiers=tiers_of("g2"))
-    assert run.facts["digest"] == again.facts["digest"]
+    assert run.facts.digest == again.facts.digest
     without = run_offline(conversations(20), engine)
     assert run.timeline.cached_tokens_first.sum() > without.timeline.cached_tokens_first.sum()
 
