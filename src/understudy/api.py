@@ -168,7 +168,6 @@ def replay(
         )
     engines = [pool.engine for pool in pools] if pools else [engine or DEFAULT_ENGINE]
     notes = (
-        *workload.notes,
         *run.notes,
         *placed,
         *_note_generic_times(tiers, engine, timing),
@@ -178,10 +177,10 @@ def replay(
         run.facts,
         understudy=__version__,
         **workload.describe(name),
-        notes=notes,
         max_tokens=None if max_tokens is None else int(max_tokens),
         raw_stream=run.kv.raw_distance() if run.kv is not None and outputs.raw_events is not None else {},
     )
+    facts = replace(facts, notes=(*workload.notes, *notes))
     report = Report.build(run.timeline, facts, slo)
     facts = replace(facts, wall_time_s=time.perf_counter() - started)
     report = replace(report, run=facts, workload=workload, decisions=run.decisions)

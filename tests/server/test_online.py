@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from replay.building import sessions, single_turns
 from understudy.engines.config import VllmConfig
 from understudy.engines.timing import Constant
@@ -46,6 +48,12 @@ def test_sessions_go_on_when_the_turn_before_has_ended() -> None:
     first, second = (row for row in range(3) if timeline.session[row] == timeline.session[0])
     assert timeline.arrival_ns[second] >= timeline.finish_ns[first] + 20e6
     assert report.requests.completed == 3
+
+
+def test_notes_on_the_trace_are_in_the_report() -> None:
+    workload = replace(single_turns([40], [2], [0]), notes=("lengths are approximate",))
+    report = replay_online(workload, "noted", ENGINE, clock_speed=4)
+    assert report.run.notes == ("lengths are approximate",)
 
 
 def test_a_turn_finds_the_answer_that_it_quotes_as_offline() -> None:

@@ -55,8 +55,9 @@ def run(args: argparse.Namespace) -> int:
         if not len(workload):
             raise InvalidArgument(f"{args.trace} contains no requests; give a trace with at least one")
         write_mooncake(workload, args.out)
+    sessions = "" if workload.sessions == len(workload) else f" in {workload.sessions:,} sessions"
     print(
-        f"{len(workload):,} requests, {workload.total_prompt_tokens:,} prompt tokens, "
+        f"{len(workload):,} requests{sessions}, {workload.total_prompt_tokens:,} prompt tokens, "
         f"{workload.total_output_tokens:,} output tokens; replay with --trace-block-size "
         f"{workload.trace_block_size}"
         + ("" if workload.has_arrivals else " --concurrency N (no timestamps)"),

@@ -115,6 +115,17 @@ class Comparison:
             return [f"Times from {words}" for words in sources]
         return [f"Times of {', '.join(names)} from {words}" for words, names in sources.items()]
 
+    def notes(self) -> list[str]:
+        """List the reports' notes; those that not all reports have are named after theirs."""
+        owners: dict[str, list[str]] = {}
+        for name, report in zip(self.names, self.reports, strict=True):
+            for note in dict.fromkeys(report["run"].get("notes", ())):
+                owners.setdefault(note, []).append(name)
+        everyone = list(self.names)
+        return [
+            note if names == everyone else f"{', '.join(names)}: {note}" for note, names in owners.items()
+        ]
+
     def table(self) -> RenderableType:
         """Build the table of differing settings and of metrics with their change from the first report."""
         settings = self._create_table("Configuration")
@@ -126,7 +137,8 @@ class Comparison:
             metrics.add_row(shown, *(Text(text) for text in _cells(values, unit)))
         same = Text(" the runs have the same configuration", style="dim")
         times = [Text(f" {line}", style="dim") for line in self.times()]
-        return Group(settings if settings.row_count else same, metrics, *times, *self._verdicts())
+        notes = [Text(f" {note}", style="dim") for note in self.notes()]
+        return Group(settings if settings.row_count else same, metrics, *times, *notes, *self._verdicts())
 
     def to_html(self) -> str:
         """Build one self-contained HTML page of the comparison."""

@@ -9,9 +9,12 @@ import numpy as np
 
 from understudy.checks import whole_number
 from understudy.errors import InvalidArgument
+from understudy.workload.columns import intern_ids
 from understudy.workload.lengths import json_file, json_lines, time_ns, timestamp_ns, token_count
+from understudy.workload.log_sessions import LoggedRequest, find_sessions
 from understudy.workload.progress import iterate_reporting
 from understudy.workload.text import BytesEncoder, PromptHasher, TokenizerEncoder
+from understudy.workload.validation import next_turn_rows
 from understudy.workload.workload import Workload
 
 if TYPE_CHECKING:
@@ -23,6 +26,8 @@ if TYPE_CHECKING:
 
 DEFAULT_BLOCK = 16
 _TIMES = ("timestamp", "created", "created_at", "start_time", "time", "request_time")
+_END_TIMES = ("end_time", "ended_at", "completed_at", "finished_at")
+_SESSIONS = ("session_id", "conversation_id", "conversation", "thread_id", "chat_id")
 _EPOCHS = (
     (1e17, 1),
     (1e14, 10**3),
@@ -41,38 +46,57 @@ def read_openai(
     or a number since 1970 in s, ms, µs or ns by its size (small numbers: seconds). Lengths are those of `usage`, else
     counted. Without a tokenizer, lengths are bytes divided by the log's bytes per token of `usage`, else by four.
 
+    Rows are sorted by time. Rows with the same `session_id` (or `conversation_id`, `conversation`, `thread_id`,
+    `chat_id`, also under `metadata`) are turns of a session; in a log without ids, so are prompts of which one extends
+    the other. A turn waits for the turn before and then for its think time: the time since that turn's `end_time` (or
+    `ended_at`, `completed_at`, `finished_at`), else since its start.
+
     Errors: InvalidArgument `FILE:LINE: …`.
     """
     trace_block_size = whole_number("trace_block_size", trace_block_size, 1)
     rows = [_Row(where, record) for where, record in json_lines(path)]
-    texts = [row.prompt for row in rows]
-    encoder: Encoder = TokenizerEncoder(tokenizer) if tokenizer else BytesEncoder(_bytes_per_token(rows))
-    hasher = PromptHasher(trace_block_size, encoder.units_per_token)
-    prompts, outputs, ids = [], [], []
-    for row, text in iterate_reporting("hashing", list(zip(rows, texts, strict=True))):
-        units = encoder.encode(text)
-        tokens = row.prompt_tokens or max(1, round(len(units) / encoder.units_per_token))
-        prompts.append(tokens)
-        ids.append(hasher.ids(units, tokens))
-        outputs.append(row.output_tokens(encoder))
-    times = [row.time_ns for row in rows]
-    if any(time is None for time in times) and not all(time is None for time in times):
+    if any(row.time_ns is None for row in rows) and not all(row.time_ns is None for row in rows):
         where = next(row.where for row in rows if row.time_ns is None)
         raise InvalidArgument(
             f"{where}: has no time ({', '.join(_TIMES)}), but other rows have one; give all or none"
         )
-    has_times = bool(times) and times[0] is not None
-    first = min((time for time in times if time is not None), default=0)
+    rows.sort(key=lambda row: row.time_ns or 0)
+    encoder: Encoder = TokenizerEncoder(tokenizer) if tokenizer else BytesEncoder(_bytes_per_token(rows))
+    hasher = PromptHasher(trace_block_size, encoder.units_per_token)
+    prompts, outputs, ids = [], [], []
+    for row in iterate_reporting("hashing", rows):
+        units = encoder.encode(row.prompt)
+        tokens = row.prompt_tokens or max(1, round(len(units) / encoder.units_per_token))
+        prompts.append(tokens)
+        ids.append(hasher.ids(units, tokens))
+        outputs.append(row.output_tokens(encoder))
+    found = find_sessions(
+        [row.logged(tokens < trace_block_size) for row, tokens in zip(rows, prompts, strict=True)]
+    )
+    quoted = np.zeros(len(rows), np.bool_)
+    following = next_turn_rows(found.session)
+    for at in reversed(range(len(rows))):  # from the last turn, whose prompt contains the others
+        later = int(following[at])
+        if later >= 0 and found.repeats_answer[at] and prompts[later] >= prompts[at] + outputs[at]:
+            quoted[at] = True
+            ids[at] = ids[later][: len(ids[at])]
+    has_times = bool(rows) and rows[0].time_ns is not None
+    times = np.array([row.time_ns or 0 for row in rows], np.int64)
     return Workload(
-        arrival_ns=np.array([(time or 0) - first if has_times else 0 for time in times], np.int64),
+        arrival_ns=(times - times.min(initial=times[0] if rows else 0))[found.first],
         prompt_tokens=np.array(prompts, np.int64),
         output_tokens=np.array(outputs, np.int64),
         hash_offsets=np.cumsum([0, *map(len, ids)]),
-        hash_ids=np.array([number for row in ids for number in row], np.uint32),
+        hash_ids=intern_ids(np.array([number for row_ids in ids for number in row_ids], np.uint32)),
         trace_block_size=trace_block_size,
         has_arrivals=has_times or not rows,
+        session=found.session,
+        turn=found.turn,
+        delay_ns=found.delay_ns,
+        output_in_next=quoted if quoted.any() else None,
         request_ids=_names(rows) if keep_ids else None,
-        notes=_list_notes(encoder, answers=False),
+        session_ids=found.names if keep_ids else None,
+        notes=(*_list_notes(encoder, answers=False), *found.notes),
     )
 
 
@@ -148,18 +172,15 @@ class _Row:
         usage = self._answer.get("usage") or record.get("usage") or {}
         self.prompt_tokens = self._count(usage, "prompt_tokens", "input_tokens")
         self._completion = self._count(usage, "completion_tokens", "output_tokens")
-        self.prompt = self._text()
-        self.time_ns = self._time()
+        self._parts = self._read_parts()
+        self.prompt = "".join(self._parts)
+        self.time_ns = self._time(_TIMES)
 
     def output_tokens(self, encoder: Encoder) -> int:
         """Return the output length from `usage`, else from the answer's text, else `max_tokens`."""
         if self._completion is not None:
             return self._completion
-        choices = self._answer.get("choices") or []
-        if not isinstance(choices, list) or not all(isinstance(choice, dict) for choice in choices):
-            raise InvalidArgument(f"{self.where}: choices must be a list of objects")
-        parts = [_content(choice.get("message") or choice) for choice in choices if choice]
-        if parts:
+        if parts := self._answers():
             return max(1, round(len(encoder.encode("".join(parts))) / encoder.units_per_token))
         asked = self._count(self._body, "max_completion_tokens", "max_tokens")
         if asked is None:
@@ -167,6 +188,18 @@ class _Row:
                 f"{self.where}: the output length is missing; give usage, an answer or max_tokens"
             )
         return asked
+
+    def logged(self, is_short: bool) -> LoggedRequest:
+        """Return what the row says about its session."""
+        answers = self._answers()
+        return LoggedRequest(
+            parts=self._parts,
+            answer=answers[0] if len(answers) == 1 else "",
+            session_id=self._session(),
+            start_ns=self.time_ns,
+            end_ns=self._time(_END_TIMES),
+            is_short=is_short,
+        )
 
     def name(self) -> str | None:
         """Return the request id that the row contains."""
@@ -184,11 +217,28 @@ class _Row:
             return token_count(value, name, self.where)
         return None
 
-    def _text(self) -> str:
+    def _answers(self) -> list[str]:
+        choices = self._answer.get("choices") or []
+        if not isinstance(choices, list) or not all(isinstance(choice, dict) for choice in choices):
+            raise InvalidArgument(f"{self.where}: choices must be a list of objects")
+        return [_content(choice.get("message") or choice) for choice in choices if choice]
+
+    def _session(self) -> str | None:
+        for holder in (self._record, self._body):
+            metadata = holder.get("metadata")
+            for place in (holder, metadata if isinstance(metadata, dict) else {}):
+                for key in _SESSIONS:
+                    value = place.get(key)
+                    value = value.get("id") if isinstance(value, dict) else value
+                    if isinstance(value, str | int) and not isinstance(value, bool) and value != "":
+                        return str(value)
+        return None
+
+    def _read_parts(self) -> tuple[str, ...] | str:
         body = self._body
         if isinstance(body.get("messages"), list):
             tools = json.dumps(body["tools"], sort_keys=True) if body.get("tools") else ""
-            return tools + "".join(_message(message, self.where) for message in body["messages"])
+            return (tools, *(_message(message, self.where) for message in body["messages"]))
         prompt = body.get("prompt", body.get("input"))
         if isinstance(prompt, str):
             return prompt
@@ -196,9 +246,9 @@ class _Row:
             return json.dumps(prompt, sort_keys=True)
         raise InvalidArgument(f"{self.where}: has neither messages nor a prompt")
 
-    def _time(self) -> int | None:
+    def _time(self, keys: tuple[str, ...]) -> int | None:
         for holder in (self._record, self._body, self._answer):
-            for key in _TIMES:
+            for key in keys:
                 value = holder.get(key)
                 if isinstance(value, str):
                     return timestamp_ns(value, self.where)
@@ -287,5 +337,5 @@ def _list_notes(encoder: Encoder, *, answers: bool) -> tuple[str, ...]:
             f"lengths are approximate: {encoder.units_per_token:.3g} bytes count as a token (no tokenizer)"
         )
     if not answers:
-        notes.append("generated tokens count as cached only if a later prompt in the log repeats them")
+        notes.append("generated tokens count as cached only if the next prompt of the session repeats them")
     return tuple(notes)

@@ -4,7 +4,8 @@ Keys: `output_length` (or `output_tokens`) and `hash_ids` are required; `input_l
 `timestamp` (or `created_time`, ms), `delay` (or `delay_ms`, ms), `session_id`, `request_id`,
 `output_token_ids`, `accepted_drafts`, `max_tokens`, `priority`, `strict_priority`, `policy_class`,
 `lora` (the name of an adapter) are optional; so is `output_in_next_turn`, an extension of Understudy (the next
-turn's prompt is this prompt, this output, and more). null means absent. Any other key is an error.
+turn's prompt is this prompt, this output, and more), and `notes`, another one: sentences on what the trace's source
+lacked, usually in the first row; every report repeats them. null means absent. Any other key is an error.
 
 Rules: rows with the same `session_id` are the turns of one session, in file order; a row without is its own
 session. Either every first turn has a timestamp, or none (then the workload can only run closed loop). A
@@ -232,6 +233,7 @@ class _Trace:
                 session_ids=self._session_ids,
                 clamped_prompts=clamped,
                 dropped_hash_ids=dropped,
+                notes=tuple(dict.fromkeys(note for chunk in self._chunks for note in chunk.notes)),
             )
         except RowError as error:
             self._fail(error.row, f"{_KEYS.get(error.field, error.field)} {error.reason}")

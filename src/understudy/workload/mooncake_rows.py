@@ -51,6 +51,7 @@ class _Row(msgspec.Struct, forbid_unknown_fields=True, gc=False):
     policy_class: str | None = None
     lora: str | None = None
     output_in_next_turn: bool | None = None
+    notes: list[str] | None = None
 
 
 _VALUES = attrgetter(*_Row.__struct_fields__)
@@ -88,6 +89,7 @@ class TraceChunk:
     output_token_ids: NDArray[np.uint64] | None
     accepted_draft_counts: Int64Column | None = None
     accepted_drafts: NDArray[np.uint64] | None = None
+    notes: tuple[str, ...] = ()
 
 
 def read_chunks(file: IO[bytes], name: str) -> Iterator[TraceChunk]:
@@ -196,6 +198,7 @@ class _Decoding:
             output_token_ids=output_ids,
             accepted_draft_counts=draft_counts,
             accepted_drafts=drafts,
+            notes=tuple(note for notes in self._values("notes") or () for note in notes or ()),
         )
 
     def _line_numbers(self) -> Int64Column:

@@ -41,6 +41,7 @@ class WorkloadFacts(TypedDict):
     workload: str
     workload_digest: str
     trace_block_size: int
+    notes: tuple[str, ...]
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -201,6 +202,7 @@ class Workload:
             "workload": name,
             "workload_digest": self.digest,
             "trace_block_size": self.trace_block_size,
+            "notes": self.notes,
         }
 
     @cached_property

@@ -89,6 +89,8 @@ class _Rows:
                 result["accepted_drafts"] = drafts.tolist()
         if w.output_in_next is not None and w.output_in_next[row]:
             result["output_in_next_turn"] = True
+        if row == 0 and w.notes:  # a key of a row, because other readers of the format skip keys, not lines
+            result["notes"] = list(w.notes)
         return result
 
 

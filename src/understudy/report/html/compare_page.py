@@ -35,6 +35,7 @@ def compare_page(comparison: Comparison, settings: list[tuple[str, list[str]]]) 
         for name, report in zip(comparison.names, comparison.reports, strict=True)
         for one in report.get("verdicts", ())
     )
+    verdicts += "".join(f'<li class="note">{escape(note)}</li>' for note in comparison.notes())
     times = "".join(f"<span>{escape(line)}</span>" for line in comparison.times())
     differed = [
         f"<tr><td>{escape(name)}</td>{_cells(map(escape, values), 'wrap')}</tr>" for name, values in settings
