@@ -71,13 +71,41 @@ def replay(
 ) -> Report:
     """Replay a workload or a trace file in simulation and return the report.
 
-    `model` and `gpu` (such as "Llama-3.1-8B" and "H100") give step times and KV blocks; timing and blocks that `engine`
-    sets are kept.
-    The other arguments are those of `understudy.run.offline.run_offline`. `slo` sets the objectives for goodput,
-    `max_tokens` cuts the output of requests without a limit of their own, and `trace_options` go to the reader of the
-    trace file. `compare_without_tiers` replays the workload again without tiers, into `report.without_tiers`; a
-    user-defined `Router` is copied (`copy.deepcopy`) before the first run, for the second. The report's `wall_time_s`
-    covers opening the file to the finished report. Errors: ConfigError names the argument.
+    `model` and `gpu` give step times and KV blocks; timing and blocks that `engine` sets are kept. Without them, step
+    times are those of a generic polynomial. Requests that can never fit are rejected and reported.
+
+    Parameters:
+        workload: path of a trace file, or a Workload, such as `read_trace` returns.
+        engine: settings of each worker's engine (default: VllmConfig()).
+        model: name of a known model, such as Llama-3.1-8B, or path of a Hugging Face config.json.
+        gpu: name of a GPU, such as H100, or `understudy.tiers.gpu.GpuSettings` (parallel sizes, a custom GPU).
+        workers: number of equal workers.
+        pools: groups of workers that differ (`understudy.run.pools.WorkerPool`), instead of `engine`, `workers` and
+            `tiers`.
+        routing: round_robin, random, least_loaded, power_of_two, session_affinity or kv; or KvRouting; or a
+            user-defined `understudy.router.Router`.
+        seed: seed of random choices, from 0; equal seeds give equal runs.
+        load: `understudy.workload.OpenLoop` (at the timestamps, the default), `ClosedLoop` (N sessions at a time) or
+            `Lockstep`.
+        max_tokens: limit on the output tokens of requests without a limit of their own.
+        timing: user-defined timing model, instead of the engine's.
+        tiers: KV tiers below the GPU: host memory, disk, object store.
+        compare_without_tiers: replay again without tiers, into `report.without_tiers`; a user-defined Router is copied
+            with copy.deepcopy for the second run.
+        slo: latency objectives in ms (`understudy.report.Slo`), for goodput.
+        ranks: workers are data-parallel ranks that share experts and step together.
+        outputs: files to write.
+        execution: threads, checks and progress; the report is equal for every choice.
+        trace_options: options of `read_trace` by name, if `workload` is a path.
+
+    Errors: ConfigError names the wrong argument and a remedy; InvalidArgument a bad row of the trace; WrongState the
+    requests of a run that makes no progress.
+
+    Example:
+        report = us.replay("trace.jsonl", model="Llama-3.1-8B", gpu="H100", workers=2)
+        print(report.ttft_ms.p99, report.run.digest)
+        for verdict in report.verdicts:
+            print(verdict.finding, verdict.remedy)
     """
     started = time.perf_counter()
     if not isinstance(workload, Workload | str | PathLike):

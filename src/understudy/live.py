@@ -102,9 +102,18 @@ def serve(
 ) -> LiveHandle:
     """Start a live server with vLLM's HTTP API in this process; return its handle, which has the URL.
 
-    `gpu` gives step times and KV blocks of a known model. Port 0 is any free port. `clock_speed` runs the simulated
-    clock that many times as fast as real time. `flags` are those of `understudy serve`, such as
-    ["--max-num-seqs", "64"]. Errors: ConfigError names an invalid flag or a port that is taken.
+    Parameters:
+        model: name that clients use; with `gpu` the name of a known model.
+        gpu: name of a GPU, such as H100; gives step times and KV blocks.
+        port: TCP port on 127.0.0.1; 0 is any free port.
+        clock_speed: speed of the simulated clock relative to real time.
+        flags: flags of `understudy serve`, such as ["--max-num-seqs", "64"].
+
+    Errors: ConfigError names an invalid flag or a port that is taken.
+
+    Example:
+        with us.serve("Llama-3.1-8B", gpu="H100", clock_speed=10) as server:
+            print(server.url)
     """
     from understudy.cli.serve import print_unused_flags
     from understudy.server.flags.serving import read_serve
@@ -143,8 +152,21 @@ def fleet(
 ) -> LiveHandle:
     """Start live workers behind a routing front end in this process; return the handle of the front end.
 
-    The parameters are those of `serve`, and `base_port` is the port of the first worker (0: any free ports). `flags`
-    are those of `understudy fleet`. Errors: ConfigError names an invalid flag or a port that is taken.
+    Parameters:
+        model: name that clients use; with `gpu` the name of a known model.
+        workers: number of workers.
+        routing: name of a policy, KvRouting, or a user-defined Router.
+        gpu: name of a GPU, such as H100; gives step times and KV blocks.
+        port: TCP port of the front end on 127.0.0.1; 0 is any free port.
+        base_port: port of the first worker; 0 is any free ports.
+        clock_speed: speed of the simulated clock relative to real time.
+        flags: flags of `understudy fleet`, such as ["--max-num-seqs", "64"].
+
+    Errors: ConfigError names an invalid flag or a port that is taken.
+
+    Example:
+        with us.fleet("Llama-3.1-8B", gpu="H100", workers=2, routing=us.KvRouting()) as fleet:
+            print(fleet.url)
     """
     from understudy.cli.fleet import read_fleet
     from understudy.server.fleet.fleet import Fleet

@@ -6,7 +6,7 @@ import os
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -19,6 +19,8 @@ from understudy.tiers.gpu import GpuSettings
 if TYPE_CHECKING:
     from collections.abc import Callable
     from os import PathLike
+
+    from pandas import DataFrame
 
 
 class Prediction(msgspec.Struct, frozen=True):
@@ -60,9 +62,11 @@ class Predictions(msgspec.Struct, frozen=True):
     columns: tuple[str, ...]
     """Names of the values in a row: the row's name, then times in milliseconds."""
     rows: list[tuple[str, *tuple[float, ...]]]
+    """Values of each row, in the order of `columns`."""
     sources: dict[str, int]
     """Number of rows by the source of their step times."""
     errors: list[UnderstudyError]
+    """Errors of rows without a prediction."""
 
     @classmethod
     def of(cls, table: Table, results: list[Prediction | UnderstudyError]) -> Predictions:
@@ -80,7 +84,7 @@ class Predictions(msgspec.Struct, frozen=True):
             [result for result in results if not isinstance(result, Prediction)],
         )
 
-    def to_pandas(self) -> Any:
+    def to_pandas(self) -> DataFrame:
         """Return the rows as a pandas DataFrame. ConfigError without pandas."""
         from understudy.report.requests import import_pandas
 
@@ -97,9 +101,21 @@ def predict(
 ) -> Predictions:
     """Predict the times of a table of experiments (.csv) or of a recorded run (JSON lines).
 
-    Rows of a table name their own model and GPU; `threads` replays that many of them in parallel. A recorded run needs
-    `model` and `gpu`, and its times count from a request's arrival at the engine. Errors: ConfigError for a missing
-    or superfluous argument; InvalidArgument for a file that cannot be read.
+    Rows of a table name their own model and GPU. A recorded run needs `model` and `gpu`, and its times count from a
+    request's arrival at the engine.
+
+    Parameters:
+        inputs: path of a table (.csv) or of a recorded run.
+        model: name of a known model, such as Llama-3.1-8B, or path of a Hugging Face config.json.
+        gpu: name of a GPU, such as H100, or GpuSettings.
+        kv_dtype: data type of the KV cache, such as fp8 (default: the model's own).
+        threads: rows of a table to replay in parallel (default: one per CPU).
+
+    Errors: ConfigError for a missing or superfluous argument; InvalidArgument for a file that cannot be read.
+
+    Example:
+        found = us.predict("recorded.jsonl", model="Llama-3.1-8B", gpu="H100")
+        print(found.columns, found.rows[0])
     """
     path = Path(inputs)
     if path.suffix.lower() == ".csv":

@@ -55,28 +55,45 @@ class VllmConfig(EngineConfig, frozen=True, kw_only=True, forbid_unknown_fields=
 
     `speculative_config` is vLLM's speculation, which differs from the mocker's (`MockerSettings.aic_nextn`).
 
-    `vllm_version` is a release, such as 0.26.0 or v0.30 (default: the newest known one).
+    Errors: ConfigError names the wrong field, or one that the release does not have.
+
+    Example:
+        engine = us.VllmConfig(num_gpu_blocks=900, max_num_seqs=64, vllm_version="0.30")
+        report = us.replay("trace.jsonl", engine)
     """
 
     max_num_active_seqs: int | None = None
+    """Admit no request while this many run; None: `max_num_seqs`. Since vLLM 0.31."""
     long_prefill_token_threshold: int = 0
+    """Most prompt tokens of one request per step; 0: no limit."""
     long_prefill_token_threshold_adaptive: bool = False
+    """Raise it to `max_num_batched_tokens` ÷ (running + waiting requests). Since vLLM 0.31."""
     enable_chunked_prefill: bool = True
+    """Whether a prompt may be computed in several steps."""
     prefill_schedule_interval: int = 1
     """Steps from one that computes prompts to the next, while other requests decode. Since vLLM 0.33."""
     scheduling_policy: Literal["fcfs", "priority"] = "fcfs"
+    """Order of waiting requests: by arrival, or by priority (lower first)."""
     preemption_mode: Literal["lifo", "fifo"] = "lifo"
+    """Which request is preempted when blocks run out: the newest or the oldest."""
     scheduler_reserve_full_isl: bool | None = None
+    """Admit a request only if blocks for its whole prompt are free; None: the release's default."""
     watermark: float = 0.0
+    """Share of blocks that stay free when requests are admitted, from 0 to below 1."""
     enable_lora: bool = False
+    """Whether requests may name LoRA adapters."""
     max_loras: int = 1
     """Adapters per batch: a request whose adapter does not fit waits, and others pass it. With enable_lora."""
     async_scheduling: bool | None = None
     """None: vLLM's own choice, which since 0.14 is to schedule one batch ahead where possible."""
     kv_manager: Literal["native", "kvbm"] = "native"
+    """Block manager: vLLM's, or Dynamo's."""
     eviction_policy: Any = None
+    """Eviction order of cached blocks; None: the manager's own."""
     speculative_config: SpeculativeConfig | None = None
+    """vLLM's speculative decoding; None: off."""
     vllm_version: str = NEWEST
+    """A release, such as 0.26.0 or v0.30 (default: the newest known one)."""
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -40,14 +40,21 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     """
 
     block_size: int = 64
+    """Tokens per KV block."""
     num_gpu_blocks: int = 16384
+    """Usable KV blocks of a worker."""
     max_num_seqs: int | None = 256
+    """Most running requests; None: no limit."""
     max_num_batched_tokens: int | None = 8192
+    """Most tokens per step; None: no limit."""
     max_model_len: int | None = None
+    """Most tokens of a request, prompt and output; None: no limit."""
     enable_prefix_caching: bool = True
+    """Whether requests reuse cached blocks of equal prefixes."""
     data_parallel_size: int = 1
     """Data-parallel ranks of a worker: separate engines, each with all these blocks, behind one front end."""
     timing: Timing = Polynomial()
+    """Model of step times; the default is generic, not that of a GPU."""
     mocker: MockerSettings = MockerSettings()
     """Settings that imitate Dynamo's mocker; by name they are among the engine's settings."""
     tiers: TiersConfig = TiersConfig()

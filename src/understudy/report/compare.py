@@ -72,7 +72,9 @@ class Comparison:
     """Reports with their names; the others are compared with the first."""
 
     names: tuple[str, ...]
+    """Titles of the reports."""
     reports: tuple[dict[str, Any], ...]
+    """Reports as `Report.to_dict` returns them."""
 
     def print(self, console: Console | None = None) -> None:
         """Print the table to `console` (default: standard output)."""
@@ -164,8 +166,15 @@ class Comparison:
 def compare(*reports: Report | str | PathLike[str], names: Sequence[str] = ()) -> Comparison:
     """Compare reports, or files that `to_json` wrote, with the first of them.
 
-    `names` are the columns' titles (default: file names, and "report 1" and so on for reports). InvalidArgument for
-    fewer than two reports, an invalid file, or another number of names.
+    Parameters:
+        reports: two or more reports, or paths of saved ones.
+        names: titles of the columns (default: file names, and "report 1" and so on for reports).
+
+    Errors: InvalidArgument for fewer than two reports, an invalid file, or another number of names.
+
+    Example:
+        one, two = (us.replay("trace.jsonl", workers=workers) for workers in (1, 2))
+        us.compare(one, two, names=["one worker", "two workers"]).print()
     """
     if len(reports) < 2:
         raise InvalidArgument("compare needs at least two reports")

@@ -94,10 +94,17 @@ class KvUsage:
 class Report:
     """Metrics of a run. Numbers without a value (a mean of nothing) are NaN, null in JSON.
 
-    `understudy.report.METRICS` defines every number.
+    `replay` returns it; docs/metrics.md defines every number.
+
+    Example:
+        report = us.replay("trace.jsonl", workers=2)
+        print(report.ttft_ms.p99, report.throughput.output_tokens_per_s, report.requests.completed)
+        report.to_json("report.json")
+        report.to_html("report.html")
     """
 
     columns: Timeline
+    """Columns of the run, one row per request: times in ns, tokens, worker, status."""
     run: RunFacts
     """Facts about the run: workload, settings, digest, wall time."""
 
@@ -117,7 +124,7 @@ class Report:
     tokens: TokenCounts
     throughput: Throughput
     goodput: Goodput | None
-    """None if no SLO was given."""
+    """Requests and tokens within the latency objectives, per s; None without objectives."""
     prefix_hit_ratio: PrefixHitRatio
     kv: KvUsage
     preemptions: int
@@ -126,7 +133,7 @@ class Report:
     wasted_drafts: int
     steps: int
     tiers: TiersReport | None = None
-    """None if there were no tiers."""
+    """Hits, usage and traffic of the tiers; None if there were none."""
     without_tiers: Report | None = None
     """Report of the workload without tiers, if it was requested."""
     workload: Workload | None = None
@@ -206,7 +213,7 @@ class Report:
 
     @cached_property
     def routed_hit_ratio(self) -> float | None:
-        """Hit ratio of unlimited caches with this run's routing; None likewise, and for one worker."""
+        """Hit ratio of unlimited caches, one per worker, with this run's routing; None for one worker or if unknown."""
         known = self.run.routed_hit_ratio
         if known is not None or self.workload is None or not self.kv.evictions:
             return known

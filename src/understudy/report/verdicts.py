@@ -44,8 +44,11 @@ class Verdict:
     """A problem: the `rule` that found it, the `finding` with its numbers, and a `remedy`."""
 
     rule: str
+    """Name of the rule, such as cache_too_small."""
     finding: str
+    """The problem with its numbers, in one sentence."""
     remedy: str
+    """Recommended change."""
 
     def __str__(self) -> str:
         return f"{self.finding} {self.remedy}"

@@ -21,29 +21,42 @@ class KvRouting(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     `overlap_score_credit_decay` on a worker with more queued prefill than others; the `_hit_weight`s below), plus the
     blocks of decoding requests, plus `decode_active_request_weight` per request. The lowest cost wins; with a
     `temperature`, workers are sampled, with higher probability for lower cost.
+
+    Errors: ConfigError names the wrong field.
+
+    Example:
+        us.replay("trace.jsonl", workers=4, routing=us.KvRouting(event_delay_ms=50.0, temperature=0.1))
     """
 
     overlap_score_credit: float = 1.0
+    """Credit per cached block on the device, in blocks."""
     overlap_score_credit_decay: float = 0.0
+    """Reduction of that credit on workers with more queued prefill than others."""
     prefill_load_scale: float = 1.0
+    """Cost per block of queued prompt tokens."""
     decode_active_request_weight: float = 0.0
+    """Cost per decoding request, in blocks."""
     host_cache_hit_weight: float = 0.75
+    """Credit per cached block in host memory (g2), relative to the device."""
     disk_cache_hit_weight: float = 0.25
+    """Credit per cached block on disk (g3), relative to the device."""
     external_cache_hit_weight: float = 0.0
+    """Credit per cached block in the object store (g4), relative to the device."""
     temperature: float = 0.0
+    """Above 0: sample workers, with higher probability for lower cost; 0: the lowest cost wins."""
 
     use_events: bool = True
     """False: use no KV events; prompts sent to a worker count as cached there (an approximation)."""
     event_delay_ms: float = 0.0
-    """Delay from the end of the step to the router."""
+    """Delay of KV events from the end of the step to the router, in ms."""
     event_period_ms: float = 0.0
-    """Above 0: events are delivered in batches, at multiples of this time."""
+    """Above 0: events are delivered in batches, at multiples of this time in ms."""
     event_loss: float = 0.0
     """Share of deliveries (one per step) that are lost."""
     predict_ttl_ms: float = 0.0
-    """Above 0: prompts sent to a worker also count as cached there for this time, in addition to events."""
+    """Above 0: prompts sent to a worker also count as cached there for this time (ms), in addition to events."""
     approximate_ttl_ms: float = 120_000.0
-    """Without events: how long prompts sent to a worker count as cached there."""
+    """Without events: how long prompts sent to a worker count as cached there, in ms."""
     approximate_blocks: int = 0
     """Above 0: without events, only this number of a worker's newest blocks count, without a time limit."""
 

@@ -44,6 +44,7 @@ class RunFacts:
     workload: str | None = None
     """Name of the trace file."""
     workload_digest: str | None = None
+    """Digest of the requests, independent of the file format."""
     trace_block_size: int | None = None
     """Tokens per hash id of the trace."""
     notes: tuple[str, ...] = ()
@@ -51,20 +52,29 @@ class RunFacts:
     online: bool = False
     """Whether live workers served the run, on the wall clock."""
     workers: int | None = None
+    """Number of workers, ranks included."""
     data_parallel_size: int | None = None
+    """Ranks per worker, if there are several."""
     routing: str | KvRouting | None = None
+    """Name or settings of the routing."""
     seed: int | None = None
+    """Seed of random choices."""
     speedup: float | None = None
     """Speed of the clock of an online run, relative to real time."""
     load: OpenLoop | ClosedLoop | Lockstep | None = None
+    """When requests are sent."""
     scheduling: str | None = None
+    """How engines schedule: asynchronous, synchronous, or both."""
     engine: Settings = field(default_factory=dict)
+    """Settings of the engine by name."""
     tiers: Settings = field(default_factory=dict)
+    """Settings of the tiers by name."""
     pools: tuple[PoolFacts, ...] = ()
     """Pools of a fleet of several; `engine` and `tiers` are empty then."""
     timing: str | None = None
     """Class of a user-defined timing model."""
     times: TimeFacts | None = None
+    """Origin of the step times: `source`, `outside_domain_share`, `front_end_ms`."""
     lateness_ms: dict[str, float] = field(default_factory=dict)
     """Quantiles of the machine's lateness in an online run, in ms."""
     played_s: float | None = None
@@ -78,13 +88,15 @@ class RunFacts:
     router: dict[str, float] = field(default_factory=dict)
     """Statistics of a KV-aware router's choices."""
     max_tokens: int | None = None
+    """Limit on output tokens that the run was given."""
     raw_stream: dict[str, float] = field(default_factory=dict)
     """Differences of raw events from consolidated ones."""
     wall_time_s: float | None = None
+    """Real time from opening the trace to the finished report, in s."""
     unlimited_hit_ratio: float | None = None
     """Hit ratio of one unlimited cache; None: computed from the workload if it is needed."""
     routed_hit_ratio: float | None = None
-    """Hit ratio of unlimited caches, one per worker, with this run's routing; None likewise."""
+    """Hit ratio of unlimited caches, one per worker, with this run's routing; None: computed if it is needed."""
 
     def to_dict(self) -> dict[str, Any]:
         """Return the known facts as plain JSON values. InvalidArgument for a setting that does not fit JSON."""

@@ -16,7 +16,14 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Outputs:
-    """Files that a replay writes; those left out are not written. Names ending in .npz hold columns."""
+    """Files that a replay writes; those left out are not written. Names ending in .npz hold columns.
+
+    Errors: ConfigError for a value that is not a path.
+
+    Example:
+        outputs = us.Outputs(events="events.jsonl", decisions="decisions.jsonl")
+        us.replay("trace.jsonl", workers=2, routing="kv", outputs=outputs)
+    """
 
     events: Path = None
     """Consolidated KV events, as JSON lines or .npz."""
@@ -49,10 +56,16 @@ class Outputs:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Execution:
-    """How a replay runs; the result is equal for every choice."""
+    """How a replay runs; the result is equal for every choice.
+
+    Errors: `replay` raises ConfigError for a wrong value, InvariantViolated if a check fails.
+
+    Example:
+        us.replay("trace.jsonl", workers=2, execution=us.Execution(check=True))
+    """
 
     threads: int = 1
-    """Threads for independent workers."""
+    """Threads for independent workers: open loop, single turns, round_robin or random routing, neither g3 nor g4."""
     fast_forward: bool = True
     """False simulates every decode step one by one."""
     check: bool | Literal["deep"] = False

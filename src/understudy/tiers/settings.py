@@ -158,12 +158,23 @@ class TiersConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 
     Bytes per token are given, or computed from `model`: a name in `understudy.tiers.model_shape`, or the path of a
     Hugging Face `config.json`. Bytes per token and bandwidths are those of a whole worker, over all its GPUs.
+
+    Errors: ConfigError names the wrong field; `from_dict` its path.
+
+    Example:
+        tiers = us.TiersConfig.from_dict({"tiers": [{"tier": "g2", "blocks": 4096}], "model": "Llama-3.1-8B"})
+        report = us.replay("trace.jsonl", us.VllmConfig(num_gpu_blocks=512), tiers=tiers)
     """
 
     tiers: tuple[TierSettings, ...] = ()
+    """Tiers with their capacities (blocks or bytes), eviction and links: g2 (host memory), g3 (disk), g4 (object
+    store)."""
     offload: OffloadSettings = OffloadSettings()
+    """Rules for offloading blocks and loading them back."""
     kv_bytes_per_token: int | None = None
+    """KV bytes per token of a worker, instead of `model`."""
     model: str | None = None
+    """Name of a known model, or path of a Hugging Face config.json."""
     kv_dtype: str | None = None
     """Data type of the KV cache, for example fp8 (default: the model's own)."""
 

@@ -81,8 +81,18 @@ def read_trace(
 ) -> Workload:
     """Read a trace, in file order, with the reader of `format`; `options` are that reader's.
 
-    Errors: ConfigError for an unknown format or option (it lists the known ones); InvalidArgument for a bad
-    row or a file that cannot be read.
+    Parameters:
+        path: the file, plain or gzipped.
+        format: mooncake, mooncake-delta, applied-compute, openai, sharegpt, vllm-bench, aiperf, azure, burstgpt,
+            vllm-scenario, or a format that `register_format` added.
+
+    Errors: ConfigError for an unknown format or option (it lists the known ones); InvalidArgument for a bad row or a
+    file that cannot be read.
+
+    Example:
+        workload = us.read_trace("trace.jsonl", trace_block_size=512)
+        print(len(workload), workload.prompt_tokens.mean())
+        report = us.replay(workload, workers=2)
     """
     if not isinstance(path, str | PathLike):
         raise ConfigError(f"path must be the path of a trace, got {path!r}")
