@@ -19,7 +19,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from understudy.engines.config import VllmConfig
+from understudy.engines.vllm_config import VllmConfig
 from understudy.run.offline import run_offline
 from understudy.tiers import TiersConfig
 from understudy.workload import ClosedLoop, Workload, read_trace

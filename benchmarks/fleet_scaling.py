@@ -24,7 +24,7 @@ import msgspec
 from rich.console import Console
 from rich.table import Table
 
-from understudy.engines.config import VllmConfig
+from understudy.engines.vllm_config import VllmConfig
 from understudy.run.offline import run_offline
 from understudy.tiers import Links, TiersConfig
 from understudy.workload import ClosedLoop, Workload, read_trace, repeat

@@ -34,8 +34,8 @@ if TYPE_CHECKING:
 
 
 def serve(streams: int, step_ms: float, pipe: Pipe) -> None:
-    from understudy.engines.config import VllmConfig
     from understudy.engines.timing import Constant
+    from understudy.engines.vllm_config import VllmConfig
     from understudy.server.loop import heap_frozen, run
     from understudy.server.server import Server
     from understudy.server.settings import ServerSettings

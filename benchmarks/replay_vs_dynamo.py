@@ -25,7 +25,7 @@ PEER_PYTHON = "ai-dynamo==1.6.1"  # without its dependencies: they are a serving
 OURS = """
 import json, resource, sys, time
 import understudy.api
-from understudy.engines.config import VllmConfig
+from understudy.engines.vllm_config import VllmConfig
 from understudy.run.options import Execution
 from understudy.workload import ClosedLoop
 trace, block_size, num_blocks, workers, threads, concurrency = sys.argv[1], *map(int, sys.argv[2:])

@@ -27,8 +27,8 @@ from typing import Any
 import numpy as np
 
 from replay_vs_dynamo import peer_python
-from understudy.engines.config import VllmConfig
 from understudy.engines.mocker_settings import MockerSettings
+from understudy.engines.vllm_config import VllmConfig
 from understudy.report import Report
 from understudy.router import KvRouting
 from understudy.run.offline import run_offline

@@ -12,8 +12,8 @@ import argparse
 from pathlib import Path
 from statistics import fmean
 
-from understudy.engines.config import VllmConfig
 from understudy.engines.mocker_settings import MockerSettings
+from understudy.engines.vllm_config import VllmConfig
 from understudy.router import KvRouting
 from understudy.run.offline import run_offline
 from understudy.workload import Workload, read_trace

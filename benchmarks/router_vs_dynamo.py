@@ -81,7 +81,7 @@ print(json.dumps({"blocks_per_s": blocks * workers / apply_s, "find_us": times[l
 OUR_REPLAY = """
 import json, resource, sys, time
 import understudy.api
-from understudy.engines.config import VllmConfig
+from understudy.engines.vllm_config import VllmConfig
 from understudy.engines.mocker_settings import MockerSettings
 from understudy.router import KvRouting
 trace, workers = sys.argv[1], int(sys.argv[2])

@@ -29,7 +29,7 @@ MOST_COST = 2.0
 OURS = """
 import json, resource, sys, time
 import understudy.api
-from understudy.engines.config import VllmConfig
+from understudy.engines.vllm_config import VllmConfig
 from understudy.tiers import TiersConfig
 trace, mode = sys.argv[1:]
 engine = VllmConfig(block_size=64, num_gpu_blocks=4096, async_scheduling=False)

@@ -18,7 +18,7 @@ from rich.console import Console
 from rich.table import Table
 
 from harness.report import machine
-from understudy.engines.config import VllmConfig
+from understudy.engines.vllm_config import VllmConfig
 from understudy.run.offline import run_offline
 from understudy.tiers.gpu import GpuSettings
 from understudy.workload import ClosedLoop, read_trace

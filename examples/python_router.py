@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections import defaultdict
 from typing import TYPE_CHECKING
 
-from understudy.engines.config import VllmConfig
+from understudy.engines.vllm_config import VllmConfig
 from understudy.router import EventKind, Router
 from understudy.run.offline import run_offline
 from understudy.workload import Constant, Fixed, SyntheticSpec, SystemPrompts, synthesise

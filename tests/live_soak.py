@@ -24,8 +24,8 @@ import msgspec
 import zmq
 import zmq.asyncio
 
-from understudy.engines.config import VllmConfig
 from understudy.engines.timing import Constant
+from understudy.engines.vllm_config import VllmConfig
 from understudy.server.fleet.fleet import Fleet, FleetSettings
 from understudy.server.settings import ServerSettings
 

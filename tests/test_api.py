@@ -15,9 +15,9 @@ import pytest
 
 import understudy
 from replay.building import single_turns
-from understudy.engines.config import VllmConfig
 from understudy.engines.mocker_settings import MockerSettings
 from understudy.engines.timing import Constant
+from understudy.engines.vllm_config import VllmConfig
 from understudy.errors import ConfigError
 from understudy.kv import EvictionPolicy
 from understudy.router import KvRouting

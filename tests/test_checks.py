@@ -13,7 +13,7 @@ import understudy.memory
 from replay.building import single_turns
 from understudy.checks import read_settings, whole_number
 from understudy.cli import main
-from understudy.engines.config import VllmConfig
+from understudy.engines.vllm_config import VllmConfig
 from understudy.errors import ConfigError
 from understudy.memory import available_bytes, require_memory
 from understudy.run.offline import run_offline

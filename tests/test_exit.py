@@ -33,7 +33,7 @@ class Mine(understudy.Router):
 understudy.replay({TRACE!r}, workers=2, routing=Mine())
 """,
     "objects of a module": """
-from understudy.engines.config import VllmConfig
+from understudy.engines.vllm_config import VllmConfig
 from understudy.router.kv import KvRouting
 from understudy.server.engines import SimulatedCore
 from understudy.tokens import TokenBlocks
@@ -52,7 +52,7 @@ policy = Mine()
 policy.manager = BlockManager(8, policy=policy)
 """,
     "an exception": """
-from understudy.engines.config import VllmConfig
+from understudy.engines.vllm_config import VllmConfig
 from understudy.server.engines import SimulatedCore
 def fail():
     core = SimulatedCore(VllmConfig(block_size=16))

@@ -30,7 +30,7 @@ as_asked_for = pytest.mark.skipif(
 MAKES = """
 import json, resource
 from understudy import _core, replay
-from understudy.engines.config import VllmConfig
+from understudy.engines.vllm_config import VllmConfig
 from understudy.engines.kv_manager import KvManager
 from understudy.errors import ConfigError
 from understudy.kv import BlockManager, KvCacheManager, KvLayout
@@ -104,7 +104,7 @@ FILLS = """
 import re, resource, sys
 from pathlib import Path
 import numpy as np
-from understudy.engines.config import VllmConfig
+from understudy.engines.vllm_config import VllmConfig
 from understudy.run.offline import run_offline
 from understudy.tiers import TiersConfig
 from understudy.workload import Workload
@@ -162,7 +162,7 @@ def test_a_host_takes_memory_for_what_it_is_filled_with(used: int) -> None:
 IDLES = """
 import re, sys
 from pathlib import Path
-from understudy.engines.config import VllmConfig
+from understudy.engines.vllm_config import VllmConfig
 from understudy.router import KvRouting
 from understudy.run.offline import run_offline
 from understudy.tiers import TiersConfig

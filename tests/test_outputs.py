@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from understudy import outputs
-from understudy.engines.config import VllmConfig
+from understudy.engines.vllm_config import VllmConfig
 from understudy.errors import ConfigError, InvalidArgument
 from understudy.outputs import check_outputs, create, files_named
 

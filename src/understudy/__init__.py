@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from understudy.api import replay as replay
     from understudy.calibrate.predict import predict as predict
-    from understudy.engines.config import VllmConfig as VllmConfig
+    from understudy.engines.vllm_config import VllmConfig as VllmConfig
     from understudy.live import fleet as fleet
     from understudy.live import serve as serve
     from understudy.report.compare import compare as compare
@@ -27,7 +27,7 @@ _MODULE_OF = {
     "Outputs": "run.options",
     "Report": "report.report",
     "TiersConfig": "tiers.settings",
-    "VllmConfig": "engines.config",
+    "VllmConfig": "engines.vllm_config",
     "compare": "report.compare",
     "fleet": "live",
     "predict": "calibrate.predict",

@@ -17,8 +17,8 @@ from understudy.calibrate.predict import Prediction, predict_table
 from understudy.calibrate.simulate import simulate
 from understudy.calibrate.tables import Table
 from understudy.cli import main
-from understudy.engines.config import VllmConfig
 from understudy.engines.timing import Constant
+from understudy.engines.vllm_config import VllmConfig
 from understudy.errors import ConfigError, InvalidArgument
 from understudy.timing.architecture import Architecture
 from understudy.timing.capacity import kv_blocks

@@ -11,7 +11,7 @@ import pytest
 from calibrate.test_predict import TEN_MS
 from understudy.calibrate.recorded import predict_run, read_run
 from understudy.cli import main
-from understudy.engines.config import VllmConfig
+from understudy.engines.vllm_config import VllmConfig
 from understudy.errors import InvalidArgument
 from understudy.timing.coefficients import StepCoefficients
 from understudy.timing.physical import Physical

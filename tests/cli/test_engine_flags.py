@@ -10,8 +10,8 @@ import pytest
 
 from understudy.cli import build_parser, main
 from understudy.cli.engine_flags import MOCKER_NAMES, MOCKER_SETTINGS, SETTINGS
-from understudy.engines.config import VllmConfig
 from understudy.engines.mocker_settings import MockerSettings
+from understudy.engines.vllm_config import VllmConfig
 from understudy.tiers.dynamo import DYNAMO_NAMES
 
 if TYPE_CHECKING:

@@ -9,11 +9,11 @@ import pytest
 
 from replay.building import MS, play, single_turns
 from understudy.cli import main
-from understudy.engines.config import VllmConfig
 from understudy.engines.mocker_settings import MockerSettings
 from understudy.engines.profiles import PROFILES
 from understudy.engines.speculation import SpeculativeConfig
 from understudy.engines.timing import Constant
+from understudy.engines.vllm_config import VllmConfig
 from understudy.errors import ConfigError
 from understudy.report import Report
 from understudy.run.offline import run_offline

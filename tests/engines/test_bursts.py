@@ -10,8 +10,8 @@ import pytest
 from engines.building import MS, engine_for, request_spec, submit_spec
 from replay.building import ONE_MS, crowd, play, single_turns
 from understudy import _core
-from understudy.engines.config import VllmConfig
 from understudy.engines.mocker_settings import MockerSettings
+from understudy.engines.vllm_config import VllmConfig
 from understudy.errors import ConfigError
 from understudy.report import Report
 from understudy.run.offline import run_offline

@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 
-from understudy.engines.config import VllmConfig
 from understudy.engines.conformance import (
     Outcome,
     compare,
@@ -22,6 +21,7 @@ from understudy.engines.profiles import NEWEST, PROFILES, find_profile
 from understudy.engines.recorder import run_scenario
 from understudy.engines.recordings import Recording, find_recordings
 from understudy.engines.scenario import read_scenario
+from understudy.engines.vllm_config import VllmConfig
 from understudy.errors import ConfigError, InvalidArgument
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "vllm"

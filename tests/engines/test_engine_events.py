@@ -12,7 +12,7 @@ from engines.building import MS, engine_for, request_spec, submit_spec
 from model.kv_manager import PlainIndex, told
 from model.scenario_gen import random_scenario
 from understudy import _core
-from understudy.engines.config import VllmConfig
+from understudy.engines.vllm_config import VllmConfig
 from understudy.errors import InvariantViolated
 from understudy.events import EventsLost, decode
 from understudy.tokens import TokenBlocks

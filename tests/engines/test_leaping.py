@@ -16,7 +16,7 @@ from model.vllm_config import PROFILES, RECORDED, Profile
 from model.vllm_format import output_token
 from replay.building import ONE_MS, single_turns
 from understudy import _core
-from understudy.engines.config import VllmConfig
+from understudy.engines.vllm_config import VllmConfig
 from understudy.errors import WrongState
 from understudy.run.offline import OfflineRun, run_offline
 from understudy.timing.coefficients import StepCoefficients

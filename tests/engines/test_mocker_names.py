@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from understudy.engines.config import VllmConfig
 from understudy.engines.mocker_settings import MockerSettings
+from understudy.engines.vllm_config import VllmConfig
 from understudy.errors import ConfigError
 from understudy.run.settings import ReplaySettings
 

@@ -20,7 +20,7 @@ from understudy.run.offline import run_offline
 from understudy.workload import OpenLoop
 
 if TYPE_CHECKING:
-    from understudy.engines.config import VllmConfig
+    from understudy.engines.vllm_config import VllmConfig
     from understudy.workload import Workload
 
 CONFIG = {"block_size": 4, "num_blocks": 33}

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 from replay.building import MS, single_turns
-from understudy.engines.config import VllmConfig
 from understudy.engines.mocker_settings import MockerSettings
 from understudy.engines.timing import Constant, Interpolated
+from understudy.engines.vllm_config import VllmConfig
 from understudy.errors import ConfigError, InvalidArgument
 from understudy.run.offline import run_offline
 

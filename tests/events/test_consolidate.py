@@ -16,7 +16,7 @@ from events.building import chain, manager_of
 from events.test_wire_columns import rows_of
 from replay.building import single_turns
 from threads import run_together
-from understudy.engines.config import VllmConfig
+from understudy.engines.vllm_config import VllmConfig
 from understudy.errors import CapacityExhausted, InvalidArgument, WrongState
 from understudy.events import EventColumns
 from understudy.events.columns import EventKind

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from replay.building import single_turns
-from understudy.engines.config import VllmConfig
+from understudy.engines.vllm_config import VllmConfig
 from understudy.events.dialects import dialect
 from understudy.events.emit import merge_wire_batches
 from understudy.events.wire import AllBlocksCleared, BlockRemoved, BlockStored

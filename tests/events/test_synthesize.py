@@ -11,7 +11,7 @@ import pytest
 
 from replay.building import crowd, single_turns
 from understudy.api import replay
-from understudy.engines.config import VllmConfig
+from understudy.engines.vllm_config import VllmConfig
 from understudy.errors import ConfigError
 from understudy.events import Stored
 from understudy.events.synthesize import TokenSource

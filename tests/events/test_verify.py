@@ -10,7 +10,7 @@ import pytest
 
 from events.following import SIZE, removed, stored
 from replay.building import single_turns
-from understudy.engines.config import VllmConfig
+from understudy.engines.vllm_config import VllmConfig
 from understudy.events.dialects import dialect, known_dialects
 from understudy.events.emit import merge_wire_batches
 from understudy.events.verify import RULES, Verifier

@@ -16,7 +16,7 @@ from model.replay_gen import random_case
 from model.vllm_config import PROFILES, RECORDED
 from replay.building import single_turns
 from understudy import _core
-from understudy.engines.config import VllmConfig
+from understudy.engines.vllm_config import VllmConfig
 from understudy.errors import ConfigError, PolicyError
 from understudy.kv import BUILT_IN_POLICIES, EvictionPolicy
 from understudy.run.offline import run_offline

@@ -9,8 +9,8 @@ import pytest
 
 import understudy
 from replay.building import single_turns
-from understudy.engines.config import VllmConfig
 from understudy.engines.kv_manager import KvManager
+from understudy.engines.vllm_config import VllmConfig
 from understudy.errors import ConfigError
 from understudy.kv import BUILT_IN_POLICIES, BlockManager
 from understudy.run.offline import run_offline

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from dynamo._core import RadixTree
 
-from understudy.engines.config import VllmConfig
+from understudy.engines.vllm_config import VllmConfig
 from understudy.events import Stored
 from understudy.events.dynamo import encode_dynamo_event
 from understudy.router import PrefixIndex

@@ -94,7 +94,7 @@ TRACE = """
 IMPORTS = """
 import resource, sys
 from pathlib import Path
-from understudy.engines.config import VllmConfig
+from understudy.engines.vllm_config import VllmConfig
 from understudy.run.offline import run_offline
 from understudy.tiers import TiersConfig
 from understudy.workload import read_trace

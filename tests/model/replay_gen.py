@@ -8,9 +8,9 @@ from itertools import accumulate
 from random import Random
 from typing import Any
 
-from understudy.engines.config import VllmConfig
 from understudy.engines.mocker_settings import MockerSettings
 from understudy.engines.timing import Constant, Polynomial
+from understudy.engines.vllm_config import VllmConfig
 from understudy.workload import ClosedLoop, OpenLoop, Workload
 
 MS = 1_000_000

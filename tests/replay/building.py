@@ -13,7 +13,7 @@ from understudy.workload import Normal, Poisson, SharedRatio, SyntheticSpec, Wor
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from understudy.engines.config import VllmConfig
+    from understudy.engines.vllm_config import VllmConfig
 
 MS = 1_000_000
 ONE_MS = Constant(prefill_ms=0.0, decode_ms=1.0)

@@ -12,7 +12,7 @@ import pytest
 
 from model.replay_gen import COLUMNS, random_case
 from replay.building import MS, ONE_MS, play, single_turns
-from understudy.engines.config import VllmConfig
+from understudy.engines.vllm_config import VllmConfig
 from understudy.errors import ConfigError, InvalidArgument, WrongState
 from understudy.run.offline import run_offline
 from understudy.server.flags.serving import read_serve

@@ -12,9 +12,9 @@ from model.replay_gen import Case, random_case
 from replay.building import ONE_MS, crowd, single_turns
 from understudy import _core
 from understudy.cli import main
-from understudy.engines.config import VllmConfig
 from understudy.engines.mocker_settings import MockerSettings
 from understudy.engines.timing import Constant
+from understudy.engines.vllm_config import VllmConfig
 from understudy.errors import ConfigError, InvariantViolated, UnderstudyError
 from understudy.router import FleetView, KvRouting, Router, RouteRequest
 from understudy.run.offline import OfflineRun, run_offline

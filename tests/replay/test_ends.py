@@ -14,7 +14,7 @@ from engines.test_leaping import assert_same_run
 from model.replay_gen import Case, random_case
 from replay.building import ONE_MS, play, single_turns
 from understudy.cli import main
-from understudy.engines.config import VllmConfig
+from understudy.engines.vllm_config import VllmConfig
 from understudy.errors import ConfigError, InvalidArgument
 from understudy.run.timeline import FinishReason
 from understudy.workload import concat, read_mooncake, write_mooncake

@@ -8,7 +8,7 @@ import pytest
 
 import understudy
 from replay.building import crowd
-from understudy.engines.config import VllmConfig
+from understudy.engines.vllm_config import VllmConfig
 from understudy.errors import ConfigError
 from understudy.run.offline import run_offline
 from understudy.run.pools import WorkerPool

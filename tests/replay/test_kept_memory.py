@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 import understudy.memory
-from understudy.engines.config import VllmConfig
+from understudy.engines.vllm_config import VllmConfig
 from understudy.errors import ConfigError
 from understudy.memory import release_spare_memory, require_memory
 from understudy.run.offline import run_offline

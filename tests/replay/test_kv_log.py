@@ -11,7 +11,7 @@ import pytest
 from model.kv_manager import PlainIndex
 from replay.building import ONE_MS, conversations, crowd, play, single_turns
 from understudy.api import replay
-from understudy.engines.config import VllmConfig
+from understudy.engines.vllm_config import VllmConfig
 from understudy.errors import ConfigError, InvalidArgument
 from understudy.run.offline import OfflineRun, run_offline
 from understudy.run.options import Execution, Outputs

@@ -12,9 +12,9 @@ from model.replay_gen import Case, random_case
 from replay.building import single_turns
 from tiers.building import tiers, way
 from tiers.fleets import crowd_of, digest, play
-from understudy.engines.config import VllmConfig
 from understudy.engines.mocker_settings import MockerSettings
 from understudy.engines.timing import Constant, Interpolated, Polynomial
+from understudy.engines.vllm_config import VllmConfig
 from understudy.errors import WrongState
 from understudy.router.kv import KvRouting
 from understudy.run.offline import run_offline

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from replay.building import MS, ONE_MS, conversations, play, sessions, single_turns
-from understudy.engines.config import VllmConfig
+from understudy.engines.vllm_config import VllmConfig
 from understudy.errors import ConfigError
 from understudy.run.offline import run_offline
 from understudy.timing.coefficients import StepCoefficients

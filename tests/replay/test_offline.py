@@ -10,9 +10,9 @@ import pytest
 import understudy
 from model.replay_gen import COLUMNS, random_case
 from replay.building import MS, ONE_MS, conversations, crowd, play, sessions, single_turns
-from understudy.engines.config import VllmConfig
 from understudy.engines.mocker_settings import MockerSettings
 from understudy.engines.timing import Constant
+from understudy.engines.vllm_config import VllmConfig
 from understudy.errors import ConfigError, WrongState
 from understudy.report.series import worker_means
 from understudy.run.offline import OfflineRun, run_offline

@@ -11,7 +11,7 @@ import pytest
 from model.replay_gen import REQUEST_COLUMNS
 from replay.building import conversations, crowd, single_turns
 from understudy.cli import main
-from understudy.engines.config import VllmConfig
+from understudy.engines.vllm_config import VllmConfig
 from understudy.run.offline import run_offline
 from understudy.run.schema import list_columns
 from understudy.run.tier_columns import TierColumns

@@ -14,8 +14,8 @@ from rich.console import Console
 import understudy
 from replay.building import ONE_MS, crowd, single_turns
 from understudy._core import Tier
-from understudy.engines.config import VllmConfig
 from understudy.engines.timing import Constant
+from understudy.engines.vllm_config import VllmConfig
 from understudy.errors import ConfigError, InvalidArgument
 from understudy.events import Stored
 from understudy.events.file import read_columns

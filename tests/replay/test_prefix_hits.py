@@ -8,7 +8,7 @@ import pytest
 from model.replay_gen import random_case
 from model.unlimited_cache import hits_one_after_another
 from replay.building import ONE_MS, conversations, crowd, play, sessions, single_turns
-from understudy.engines.config import VllmConfig
+from understudy.engines.vllm_config import VllmConfig
 from understudy.run.offline import run_offline
 from understudy.workload import ClosedLoop, Normal, Poisson, SharedRatio, SystemPrompts
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from replay.building import ONE_MS, single_turns
-from understudy.engines.config import VllmConfig
+from understudy.engines.vllm_config import VllmConfig
 from understudy.errors import WrongState
 from understudy.run.offline import run_offline
 
@@ -79,7 +79,7 @@ def test_an_error_in_the_progress_hook_stops_the_run(how: dict[str, Any]) -> Non
 ENDLESS = """
 import os, signal, sys, threading
 import numpy as np
-from understudy.engines.config import VllmConfig
+from understudy.engines.vllm_config import VllmConfig
 from understudy.run.offline import run_offline
 from understudy.workload import Workload
 

@@ -9,8 +9,8 @@ import pytest
 
 from model.replay_gen import random_case
 from replay.building import MS, single_turns
-from understudy.engines.config import VllmConfig
 from understudy.engines.timing import Constant
+from understudy.engines.vllm_config import VllmConfig
 from understudy.errors import WrongState
 from understudy.report import Report
 from understudy.run.offline import run_offline

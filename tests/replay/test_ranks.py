@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from replay.building import ONE_MS, crowd, play, single_turns
-from understudy.engines.config import VllmConfig
+from understudy.engines.vllm_config import VllmConfig
 from understudy.errors import ConfigError
 from understudy.router.kv import KvRouting
 from understudy.run.offline import run_offline

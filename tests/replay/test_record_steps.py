@@ -15,8 +15,8 @@ from replay.building import ONE_MS, conversations, crowd, sessions, single_turns
 from understudy import _core
 from understudy._core import Tier
 from understudy.cli import main
-from understudy.engines.config import VllmConfig
 from understudy.engines.scenario import read_scenario
+from understudy.engines.vllm_config import VllmConfig
 from understudy.errors import ConfigError, InvalidArgument, WrongState
 from understudy.kv import EvictionPolicy
 from understudy.router import Router

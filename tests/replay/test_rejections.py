@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from replay.building import MS, ONE_MS, play, sessions, single_turns
-from understudy.engines.config import VllmConfig
+from understudy.engines.vllm_config import VllmConfig
 from understudy.errors import WrongState
 from understudy.run.offline import run_offline
 from understudy.run.timeline import Status

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from replay.building import MS, ONE_MS, play, single_turns
-from understudy.engines.config import VllmConfig
 from understudy.engines.timing import Constant
+from understudy.engines.vllm_config import VllmConfig
 from understudy.run.offline import run_offline
 
 

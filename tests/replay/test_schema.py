@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from replay.building import conversations, crowd
 from understudy._core import FleetResult, TierTotals
-from understudy.engines.config import VllmConfig
+from understudy.engines.vllm_config import VllmConfig
 from understudy.errors import InvalidArgument
 from understudy.report import Report
 from understudy.report.requests import key_of

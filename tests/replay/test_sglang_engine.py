@@ -150,7 +150,7 @@ def test_every_driver_runs_it_alike_with_checks_and_without(
 
 
 def test_pools_hold_both_kinds_of_engines() -> None:
-    from understudy.engines.config import VllmConfig
+    from understudy.engines.vllm_config import VllmConfig
     from understudy.run.pools import WorkerPool
 
     pools = [

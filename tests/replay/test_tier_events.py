@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from understudy._core import Tier
-from understudy.engines.config import VllmConfig
+from understudy.engines.vllm_config import VllmConfig
 from understudy.errors import InvalidArgument
 from understudy.events import Stored
 from understudy.run.offline import OfflineRun, run_offline

@@ -10,7 +10,7 @@ import pytest
 import understudy
 from replay.building import conversations, crowd, single_turns
 from understudy._core import Tier
-from understudy.engines.config import VllmConfig
+from understudy.engines.vllm_config import VllmConfig
 from understudy.errors import ConfigError, PolicyError
 from understudy.kv import EvictionPolicy
 from understudy.run.layers import index_tiers_by_name

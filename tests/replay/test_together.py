@@ -9,7 +9,7 @@ import pytest
 
 from model.replay_gen import COLUMNS, random_case
 from replay.building import ONE_MS, crowd, single_turns
-from understudy.engines.config import VllmConfig
+from understudy.engines.vllm_config import VllmConfig
 from understudy.errors import WrongState
 from understudy.run.offline import run_offline
 from understudy.tiers import TiersConfig

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from replay.building import single_turns
-from understudy.engines.config import VllmConfig
+from understudy.engines.vllm_config import VllmConfig
 from understudy.kv import EvictionPolicy
 from understudy.run.offline import run_offline
 from understudy.tiers import OffloadPolicy, TiersConfig

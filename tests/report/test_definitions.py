@@ -14,7 +14,7 @@ import pytest
 
 from replay.building import conversations
 from understudy._core import Tier
-from understudy.engines.config import VllmConfig
+from understudy.engines.vllm_config import VllmConfig
 from understudy.events import Stored
 from understudy.report import Report, Slo
 from understudy.report.metrics import DISTRIBUTIONS, SCALARS

@@ -19,7 +19,7 @@ from report.building import Row, timeline
 from timing.test_hardware import CALIBRATED
 from understudy.api import replay
 from understudy.cli import main
-from understudy.engines.config import VllmConfig
+from understudy.engines.vllm_config import VllmConfig
 from understudy.report import Report
 from understudy.report.html import page
 from understudy.run.facts import RunFacts

@@ -15,8 +15,8 @@ from replay.building import conversations, crowd, single_turns
 from report.building import Row, timeline
 from report.tier_building import tiered
 from understudy.cli import main
-from understudy.engines.config import VllmConfig
 from understudy.engines.timing import Constant
+from understudy.engines.vllm_config import VllmConfig
 from understudy.report import Report, Slo
 from understudy.report import verdicts as rules
 from understudy.report.html import page

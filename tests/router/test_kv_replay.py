@@ -11,8 +11,8 @@ import pytest
 from replay.building import conversations, single_turns
 from understudy._core import Tier
 from understudy.api import replay
-from understudy.engines.config import VllmConfig
 from understudy.engines.mocker_settings import MockerSettings
+from understudy.engines.vllm_config import VllmConfig
 from understudy.errors import ConfigError, InvalidArgument
 from understudy.report.html.page import page
 from understudy.router import KvRouting

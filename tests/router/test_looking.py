@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from replay.building import ONE_MS, sessions, single_turns
-from understudy.engines.config import VllmConfig
 from understudy.engines.timing import Constant
+from understudy.engines.vllm_config import VllmConfig
 from understudy.errors import WrongState
 from understudy.router import KvRouting, Router
 from understudy.run.offline import OfflineRun, run_offline

@@ -9,7 +9,7 @@ import pytest
 
 from replay.building import single_turns
 from understudy import _core
-from understudy.engines.config import VllmConfig
+from understudy.engines.vllm_config import VllmConfig
 from understudy.errors import WrongState
 from understudy.router.kv import KvRouting
 from understudy.run.fleet_plan import FleetPlan

@@ -12,7 +12,7 @@ import pytest
 
 import understudy
 from replay.building import MS, ONE_MS, crowd, single_turns
-from understudy.engines.config import VllmConfig
+from understudy.engines.vllm_config import VllmConfig
 from understudy.errors import ConfigError, PolicyError, WrongState
 from understudy.router import KvRouting, Router
 from understudy.run.offline import run_offline

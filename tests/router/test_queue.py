@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from understudy.engines.config import VllmConfig
+from understudy.engines.vllm_config import VllmConfig
 from understudy.errors import ConfigError, WrongState
 from understudy.router import KvRouter, KvRouting, Router
 from understudy.run.offline import run_offline

@@ -9,7 +9,7 @@ import pytest
 
 from replay.building import ONE_MS, crowd, sessions
 from understudy._core import NativeRouter, native_router
-from understudy.engines.config import VllmConfig
+from understudy.engines.vllm_config import VllmConfig
 from understudy.errors import InvalidArgument, PolicyError
 from understudy.router import KvRouting, Router
 from understudy.router.dispatch import Decision, Dispatcher, LiveRouteRequest

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from understudy.engines.config import VllmConfig
 from understudy.engines.timing import Constant
+from understudy.engines.vllm_config import VllmConfig
 from understudy.server.server import Server
 from understudy.server.settings import ServerSettings
 

@@ -10,8 +10,8 @@ import pytest
 from server.client import serving
 from tiers.building import INF, MS, chain, tiers, way
 from understudy._core import Tier
-from understudy.engines.config import VllmConfig
 from understudy.engines.timing import Constant
+from understudy.engines.vllm_config import VllmConfig
 from understudy.errors import CapacityExhausted, InvalidArgument
 from understudy.server.clock import ScriptedClock
 from understudy.server.core import EngineCore, LiveRequest, StepEffects

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from understudy import _core
-from understudy.engines.config import VllmConfig
 from understudy.engines.timing import Constant, Polynomial
+from understudy.engines.vllm_config import VllmConfig
 from understudy.server.clock import ScriptedClock, WallClock
 from understudy.server.core import EngineCore, LiveRequest, StepEffects
 from understudy.server.driver import Driver

@@ -10,8 +10,8 @@ import pytest
 
 from server.client import Client, serving
 from understudy.cli.fleet import read_fleet
-from understudy.engines.config import VllmConfig
 from understudy.engines.timing import Constant
+from understudy.engines.vllm_config import VllmConfig
 from understudy.server.api.errors import ApiError
 from understudy.server.faults import FaultOrder, chosen_workers
 from understudy.server.fleet.spread import SpreadFleet

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from understudy.cli import main as cli_main
-from understudy.engines.config import VllmConfig
+from understudy.engines.vllm_config import VllmConfig
 from understudy.errors import ConfigError
 from understudy.server.flags import vllm_flags
 from understudy.server.flags.serving import read_serve

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 import pytest
 
 from server.test_equivalence import Diary, Part, live_request
-from understudy.engines.config import VllmConfig
-from understudy.engines.offload import build_live_offload
+from understudy.engines.offload import UNLIMITED_BLOCKS
 from understudy.engines.timing import Constant
+from understudy.engines.vllm_config import VllmConfig
 from understudy.errors import WrongState
 from understudy.server.clock import ScriptedClock
 from understudy.server.driver import Driver
@@ -48,7 +48,7 @@ def core_of(below: str, asynchronous: bool) -> EngineCore:
     return SimulatedCore(
         config,
         tiers=to_core(plan, 1 << 12),
-        offload=build_live_offload(tiers, config),
+        offload=config.build_live_offload(tiers, UNLIMITED_BLOCKS),
         events=True,
         check=True,
     )

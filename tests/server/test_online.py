@@ -5,8 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 
 from replay.building import sessions, single_turns
-from understudy.engines.config import VllmConfig
+from understudy.engines.sglang_config import SglangConfig
 from understudy.engines.timing import Constant
+from understudy.engines.vllm_config import VllmConfig
 from understudy.run.offline import run_offline
 from understudy.run.timeline import FinishReason, Status
 from understudy.server.online import prompt_of, replay_online, run_online
@@ -39,6 +40,15 @@ def test_requests_end_by_eos_or_at_their_limit_as_offline() -> None:
     assert online.output_tokens.tolist() == offline.output_tokens.tolist() == [5, 6, 7]
     assert online.finish_reason.tolist() == offline.finish_reason.tolist()
     assert online.finish_reason.tolist() == [FinishReason.STOP, FinishReason.LENGTH, FinishReason.LENGTH]
+
+
+def test_sglang_engines_do_online_what_they_do_offline() -> None:
+    engine = SglangConfig(block_size=16, num_gpu_blocks=256, timing=Constant(prefill_ms=4.0, decode_ms=2.0))
+    workload = sessions([(32, 40, 0), (96, 4, 20), (128, 4, 20)], quoted=True)
+    online = run_online(workload, engine, clock_speed=4).timeline
+    offline = run_offline(workload, engine).timeline
+    assert online.output_tokens.tolist() == offline.output_tokens.tolist() == [40, 4, 4]
+    assert online.cached_tokens_first.tolist() == offline.cached_tokens_first.tolist() == [0, 64, 96]
 
 
 def test_sessions_go_on_when_the_turn_before_has_ended() -> None:

@@ -14,9 +14,8 @@ from rich.console import Console
 
 from replay.building import single_turns
 from understudy import _core
-from understudy.engines.config import VllmConfig
-from understudy.engines.offload import build_live_offload
 from understudy.engines.timing import Constant
+from understudy.engines.vllm_config import VllmConfig
 from understudy.errors import InvalidArgument, WrongState
 from understudy.report import Report
 from understudy.run.digest import digests
@@ -99,7 +98,7 @@ def cores_of(
     assert plan is not None
     config = to_core(plan, most)
     shared = [_core.TierRun(config, engine.block_size)] if len(below.tiers) > 1 else []
-    offload = build_live_offload(below, engine, most)
+    offload = engine.build_live_offload(below, most)
     return [
         SimulatedCore(
             engine,

@@ -13,9 +13,9 @@ from replay.building import sessions
 from tiers.building import EVENT_COLUMNS, INF, shared, tiers
 from tiers.fleets import crowd_of, digest, play, random_tiers
 from understudy import _core
-from understudy.engines.config import VllmConfig
 from understudy.engines.mocker_settings import MockerSettings
 from understudy.engines.timing import Polynomial
+from understudy.engines.vllm_config import VllmConfig
 from understudy.kv import BUILT_IN_POLICIES
 from understudy.run.offline import run_offline
 from understudy.tiers import TiersConfig

@@ -9,8 +9,8 @@ import pytest
 from replay.building import single_turns
 from understudy._core import VllmEngine, VllmOffload, constant_timing
 from understudy.cli import main
-from understudy.engines.config import VllmConfig
 from understudy.engines.timing import Constant
+from understudy.engines.vllm_config import VllmConfig
 from understudy.errors import ConfigError, InvalidArgument
 from understudy.run.offline import run_offline
 from understudy.tiers.settings import TiersConfig

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from replay.building import single_turns
-from understudy.engines.config import VllmConfig
 from understudy.engines.timing import Constant
+from understudy.engines.vllm_config import VllmConfig
 from understudy.errors import WrongState
 from understudy.run.offline import OfflineRun, run_offline
 from understudy.tiers.settings import TiersConfig

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from model.vllm_connector import RELEASES
 from model.vllm_offload import OffloadModel
 from understudy._core import LinkPairConfig, TierConfig, TokenBlocks, VllmEngine, constant_timing
-from understudy.engines.config import VllmConfig
 from understudy.engines.offload_profiles import offload_profile
+from understudy.engines.vllm_config import VllmConfig
 
 if TYPE_CHECKING:
     from model.vllm_connector import Job

@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 from replay.building import single_turns
 from tiers.building import EVENT_COLUMNS, INF, forked
 from understudy._core import LinkPairConfig, TierConfig, VllmEngine, VllmEngineConfig, constant_timing
-from understudy.engines.config import VllmConfig
 from understudy.engines.offload_profiles import offload_profile
 from understudy.engines.timing import Constant
+from understudy.engines.vllm_config import VllmConfig
 from understudy.errors import WrongState
 from understudy.run.offline import run_offline
 from understudy.tiers.settings import TiersConfig

@@ -12,10 +12,10 @@ from tiers.building import INF
 from understudy._core import LinkPairConfig, TierConfig, TokenBlocks, VllmEngine, VllmOffload, constant_timing
 from understudy.cli import build_parser
 from understudy.cli.tier_flags import tier_settings
-from understudy.engines.config import VllmConfig
 from understudy.engines.mocker_settings import MockerSettings
 from understudy.engines.offload import build_vllm_offload
 from understudy.engines.offload_profiles import RECORDED, V0_32, OffloadProfile
+from understudy.engines.vllm_config import VllmConfig
 from understudy.errors import ConfigError
 from understudy.report.tier_table import list_tier_facts
 from understudy.report.tiers import TiersReport

@@ -13,8 +13,8 @@ import understudy.engines.offload as offload_module
 from understudy._core import LinkPairConfig, TierConfig, VllmEngine, VllmOffload, constant_timing
 from understudy.cli import main
 from understudy.cli.fleet import read_fleet
-from understudy.engines.config import VllmConfig
 from understudy.engines.offload_profiles import V0_32
+from understudy.engines.vllm_config import VllmConfig
 from understudy.errors import ConfigError
 from understudy.server.flags.serving import read_serve
 from understudy.server.fleet.fleet import Fleet

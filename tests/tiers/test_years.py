@@ -12,7 +12,7 @@ from replay.building import single_turns
 from tiers.building import BLOCK, INF, MS, Worker, chain, tiers, way
 from understudy import _core
 from understudy.cli import main
-from understudy.engines.config import VllmConfig
+from understudy.engines.vllm_config import VllmConfig
 from understudy.errors import CapacityExhausted, ConfigError, InvalidArgument
 from understudy.run.offline import run_offline
 from understudy.tiers import TiersConfig

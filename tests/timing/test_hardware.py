@@ -10,7 +10,7 @@ import pytest
 from replay.building import MS, conversations, single_turns
 from understudy.api import replay
 from understudy.cli import main
-from understudy.engines.config import VllmConfig
+from understudy.engines.vllm_config import VllmConfig
 from understudy.errors import ConfigError
 from understudy.run.offline import run_offline
 from understudy.run.settings import ReplaySettings

@@ -15,8 +15,8 @@ from model.physical_timing import Step, step_ms
 from replay.building import MS, single_turns
 from understudy import _core
 from understudy._core import StepLoad
-from understudy.engines.config import VllmConfig
 from understudy.engines.mocker_settings import MockerSettings
+from understudy.engines.vllm_config import VllmConfig
 from understudy.errors import ConfigError
 from understudy.run.offline import run_offline
 from understudy.timing.coefficients import CAPTURES, StepCoefficients

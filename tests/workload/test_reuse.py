@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 import understudy
 from understudy._core import Identities, ReuseStack
-from understudy.engines.config import VllmConfig
+from understudy.engines.vllm_config import VllmConfig
 from understudy.errors import InvalidArgument
 from understudy.workload import ClosedLoop, Workload
 from understudy.workload.reuse import hit_curve, unlimited_hit_ratio

@@ -9,8 +9,8 @@ import msgspec
 import numpy as np
 
 from understudy.calibrate.simulate import Outcome, simulate
-from understudy.engines.config import VllmConfig
 from understudy.engines.profiles import NEWEST
+from understudy.engines.vllm_config import VllmConfig
 from understudy.errors import InvalidArgument
 from understudy.timing.capacity import kv_blocks
 from understudy.timing.physical import Physical

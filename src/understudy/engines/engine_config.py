@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from typing import Self
 
     from understudy import _core
+    from understudy._core import VllmOffload
     from understudy.tiers.plan import TierPlan
 
 _MOST = {"block_size": 2**20, "num_gpu_blocks": 2**30}
@@ -101,6 +102,30 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         """
         raise NotImplementedError
 
+    def build_live_offload(self, tiers: TiersConfig, max_blocks: int) -> VllmOffload | None:  # noqa: ARG002
+        """Build the offload that is part of the engine itself, if the tiers of a live engine ask for one."""
+        return None
+
+    def live_config(
+        self,
+        *,
+        events: bool = False,
+        check: bool = False,
+        stay_sample: float = 0.0,
+        has_tiers: bool = False,
+        offload: VllmOffload | None = None,
+    ) -> _core.EngineConfig:
+        """Build the core's form for a live engine. ConfigError for what such engines do not have.
+
+        `check` verifies blocks and events after every step; residence times are measured for the share `stay_sample`
+        of blocks.
+        """
+        if has_tiers or check or stay_sample > 0 or offload is not None:
+            raise ConfigError(
+                "tiers, check and kv_cache_metrics: a live vLLM engine has them; leave them out"
+            )
+        return self.core_config(None, 0, events=events)
+
     def native_timing(self, model: TimingModel | None = None) -> StepTiming:
         """Build the timing model, or wrap the given Python one, with the mocker's settings."""
         built = self.timing.build() if model is None else python_timing(model)
@@ -150,6 +175,11 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     def asynchronous(self) -> bool:
         """Whether the next batch is scheduled while this one runs."""
         return False
+
+    @property
+    def draft_tokens(self) -> int:
+        """Number of tokens that speculation drafts per step."""
+        return 0
 
     @property
     def profile(self) -> VersionProfile:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from understudy.engines.config import VllmConfig
 from understudy.engines.sglang_config import SglangConfig
+from understudy.engines.vllm_config import VllmConfig
 
 if TYPE_CHECKING:
     from understudy.engines.engine_config import EngineConfig

@@ -7,23 +7,15 @@ from typing import TYPE_CHECKING
 from understudy._core import Tier
 from understudy.engines.offload_profiles import offload_profile
 from understudy.errors import ConfigError
-from understudy.tiers.plan import TierPlan
 
 if TYPE_CHECKING:
     from understudy._core import VllmOffload
-    from understudy.engines.config import VllmConfig
-    from understudy.tiers.settings import TiersConfig
+    from understudy.engines.vllm_config import VllmConfig
+    from understudy.tiers.plan import TierPlan
 
 
 UNLIMITED_BLOCKS = 1 << 22
 """Capacity of an unlimited host when the size of the workload is unknown."""
-
-
-def build_live_offload(
-    tiers: TiersConfig, engine: VllmConfig, max_blocks: int = UNLIMITED_BLOCKS
-) -> VllmOffload | None:
-    """Build the offload of a live engine, if the settings of tiers ask for one."""
-    return build_vllm_offload(TierPlan.of(tiers, engine.block_size), engine, max_blocks, samples=True)
 
 
 def build_vllm_offload(

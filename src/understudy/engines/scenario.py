@@ -8,8 +8,8 @@ import msgspec
 import numpy as np
 
 from understudy._core import Identities, TokenBlocks, VllmEngineConfig
-from understudy.engines.config import VllmConfig
 from understudy.engines.profiles import PROFILES, VersionProfile
+from understudy.engines.vllm_config import VllmConfig
 from understudy.errors import InvalidArgument
 
 if TYPE_CHECKING:

@@ -4,12 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Protocol
 
-from understudy.engines.config import VllmConfig
-from understudy.errors import ConfigError
 from understudy.server.core import EngineCore
 
 if TYPE_CHECKING:
-    from understudy import _core
     from understudy._core import TierConfig, TierRun, VllmOffload
     from understudy.engines.engine_config import EngineConfig
     from understudy.engines.timing import TimingModel
@@ -38,17 +35,10 @@ class SimulatedCore(EngineCore):
         self.offload = offload
         self.stay_sample = stay_sample
         self.has_tiers = tiers is not None
-        native: _core.EngineConfig
-        if isinstance(config, VllmConfig):
-            native = config.native(events=events, check=check, offload=offload, stay_sample=stay_sample)
-            drafts = config.speculative_config
-            self.draft_tokens = 0 if drafts is None else drafts.num_speculative_tokens
-        elif self.has_tiers or check or stay_sample > 0:
-            raise ConfigError(
-                "tiers, check and kv_cache_metrics: a live vLLM engine has them; leave them out"
-            )
-        else:
-            native = config.core_config(None, 0, events=events)
+        self.draft_tokens = config.draft_tokens
+        native = config.live_config(
+            events=events, check=check, stay_sample=stay_sample, has_tiers=self.has_tiers, offload=offload
+        )
         self.hashed_ahead = native.hashed_ahead
         steps = config.native_timing(timing)
         super().__init__(

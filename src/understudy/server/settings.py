@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import msgspec
 
-from understudy.engines.config import VllmConfig
+from understudy.engines.kinds import DEFAULT_ENGINE
 from understudy.engines.offload import UNLIMITED_BLOCKS
 from understudy.server.http.bodies import MAX_BODY_BYTES, MAX_BODY_DEPTH
 from understudy.tiers.settings import TiersConfig
@@ -34,7 +34,7 @@ class ServerSettings(msgspec.Struct, frozen=True, kw_only=True):
     model: str = "understudy/tok"
     served_model_name: tuple[str, ...] = ()
     max_model_len: int = 32768
-    engine: AnyEngineConfig = VllmConfig(block_size=16)
+    engine: AnyEngineConfig = msgspec.structs.replace(DEFAULT_ENGINE, block_size=16)
     tiers: TiersConfig = TiersConfig()
     most_blocks: int = UNLIMITED_BLOCKS
     """Most blocks that requests can fill: the capacity of a tier without a limit."""

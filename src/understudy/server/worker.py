@@ -6,8 +6,6 @@ import time
 from typing import TYPE_CHECKING
 
 from understudy._core import Tier, TokenBlocks
-from understudy.engines.config import VllmConfig
-from understudy.engines.offload import build_live_offload
 from understudy.errors import ConfigError
 from understudy.server.engines import SimulatedCore
 from understudy.server.kv_events import KvEventsConfig, KvEventSender
@@ -29,7 +27,7 @@ if TYPE_CHECKING:
     import numpy as np
     import numpy.typing as npt
 
-    from understudy._core import EventBatch, Identities, TierConfig, TierRun, VllmOffload
+    from understudy._core import EventBatch, Identities, TierConfig, TierRun
     from understudy.server.api.texts import TokenTexts
     from understudy.server.core import EngineCore, LiveRequest, StepEffects
     from understudy.server.driver import Driver
@@ -87,7 +85,7 @@ class Worker:
                     settings.engine,
                     timing=self.latency,
                     tiers=tiers,
-                    offload=self._build_offload(),
+                    offload=settings.engine.build_live_offload(settings.tiers, settings.most_blocks),
                     run=run,
                     name=f"worker {index}"
                     if settings.data_parallel_size == 1
@@ -126,9 +124,7 @@ class Worker:
         """Called when a request has ended: (worker, request)."""
         self.senders: list[KvEventSender] = []
         config = KvEventsConfig.read(settings.kv_events_config)
-        release = (
-            f"vllm-{settings.engine.vllm_version if isinstance(settings.engine, VllmConfig) else VERSION}"
-        )
+        release = f"vllm-{getattr(settings.engine, 'vllm_version', VERSION)}"
         config = config.at(settings.host, settings.port, settings.names[0], release)
         if config.publishes:
             # The event of a copy to a tier may follow the removal of its block on the device.
@@ -150,13 +146,6 @@ class Worker:
         self._rank_of = {id(core): rank for rank, core in enumerate(self.cores)}
         for core in self.cores:
             driver.observe(core, self)
-
-    def _build_offload(self) -> VllmOffload | None:
-        """Build vLLM's own offload if the tiers ask for it."""
-        settings = self.settings
-        if not isinstance(settings.engine, VllmConfig):
-            return None
-        return build_live_offload(settings.tiers, settings.engine, settings.most_blocks)
 
     # ── Requests ──
 

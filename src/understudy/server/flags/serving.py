@@ -9,8 +9,8 @@ from typing import Any
 import msgspec
 
 from understudy.checks import port_number, positive_number, read_as, whole_number
-from understudy.engines.config import VllmConfig
 from understudy.engines.mocker_settings import MockerSettings
+from understudy.engines.vllm_config import VllmConfig
 from understudy.errors import ConfigError
 from understudy.server.access import admin_networks
 from understudy.server.flags.grammar import CommandLine, Flag, read_command_line, vllm_flags

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING
 import msgspec
 import numpy as np
 
-from understudy.engines.config import VllmConfig
 from understudy.errors import ConfigError
 from understudy.run.facts import RunFacts  # noqa: TC001  (msgspec reads the annotation)
 from understudy.run.pools import WorkerPool
@@ -29,6 +28,9 @@ if TYPE_CHECKING:
     from understudy.run.timeline import Timeline
     from understudy.tiers.settings import TiersConfig
     from understudy.workload import Workload
+
+_RESERVE = 8
+"""Tokens of a context that no request fills: vLLM's front end keeps 1, SGLang 6."""
 
 
 class OnlineRun(msgspec.Struct, frozen=True):
@@ -54,10 +56,6 @@ def run_online(
 
     `arrival_rate_scale` divides the workload's timestamps, as offline. A turn is sent when the turn before has ended.
     """
-    if not isinstance(engine, VllmConfig):
-        raise ConfigError(
-            f"--online serves vLLM engines only, got {type(engine).__name__}; replay it offline"
-        )
     if not workload.has_arrivals:
         raise ConfigError("--online needs a workload with timestamps")
     if workload.adapter is not None:
@@ -68,7 +66,7 @@ def run_online(
         )
     workload = workload.normalised().scale_arrival_rate(arrival_rate_scale)
     tokens = workload.prompt_tokens.astype(np.int64) + workload.output_tokens
-    length = max(engine.max_model_len or 0, int(tokens.max(initial=1)) + 1)
+    length = max(engine.max_model_len or 0, int(tokens.max(initial=1)) + _RESERVE)
     most = engine.num_gpu_blocks * engine.block_size
     pool = WorkerPool(engine=engine, workers=workers, tiers=tiers)
     pool.reject_unused_kv_size()

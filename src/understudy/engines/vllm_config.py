@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import msgspec
 
@@ -17,11 +17,9 @@ from understudy.engines.speculation import SpeculativeConfig  # noqa: TC001  (ms
 from understudy.errors import ConfigError
 from understudy.kv.policy import check_policy
 from understudy.tiers.dynamo import take_dynamo_names
+from understudy.tiers.plan import TierPlan
 from understudy.tiers.settings import TiersConfig
 from understudy.tiers.vllm_flags import take_vllm_names
-
-if TYPE_CHECKING:
-    from understudy.tiers.plan import TierPlan
 
 _CHOICES = {
     "scheduling_policy": ("fcfs", "priority"),
@@ -223,6 +221,11 @@ class VllmConfig(EngineConfig, frozen=True, kw_only=True, forbid_unknown_fields=
         return find_profile(self.vllm_version)
 
     @property
+    def draft_tokens(self) -> int:
+        """Number of tokens that speculation drafts per step."""
+        return 0 if self.speculative_config is None else self.speculative_config.num_speculative_tokens
+
+    @property
     def accepts_adapters(self) -> bool:
         """Whether requests may name LoRA adapters."""
         return self.enable_lora
@@ -279,6 +282,23 @@ class VllmConfig(EngineConfig, frozen=True, kw_only=True, forbid_unknown_fields=
         """Build the core's form of these settings, with vLLM's offload if the tiers ask for it."""
         offload = build_vllm_offload(plan, self, max_blocks)
         return self.native(events=events, kv_trace=kv_trace, offload=offload)
+
+    def build_live_offload(self, tiers: TiersConfig, max_blocks: int) -> VllmOffload | None:
+        """Build vLLM's own offload of a live engine, if the tiers ask for one."""
+        return build_vllm_offload(TierPlan.of(tiers, self.block_size), self, max_blocks, samples=True)
+
+    def live_config(
+        self,
+        *,
+        events: bool = False,
+        check: bool = False,
+        stay_sample: float = 0.0,
+        has_tiers: bool = False,
+        offload: VllmOffload | None = None,
+    ) -> VllmEngineConfig:
+        """Build the core's form for a live engine."""
+        del has_tiers
+        return self.native(events=events, check=check, offload=offload, stay_sample=stay_sample)
 
     def native(
         self,
