@@ -16,7 +16,8 @@
 
 namespace understudy {
 
-void bind_engine_tiers(ExclusiveClass<VllmEngine, Engine>& engine);  // engine_tiers.cpp
+void bind_engine_groups(ExclusiveClass<VllmEngine, Engine>& engine);  // groups.cpp
+void bind_engine_tiers(ExclusiveClass<VllmEngine, Engine>& engine);   // engine_tiers.cpp
 
 namespace {
 
@@ -56,7 +57,7 @@ std::vector<Stay> take_stays(VllmEngine& self) {
 }
 
 std::tuple<std::uint64_t, std::uint64_t, std::uint64_t> pool_counts(const VllmEngine& self) {
-  const PoolMetrics m = self.store().metrics(0);
+  const PoolMetrics m = self.device_metrics();
   return {m.reset_blocks, m.total_blocks - m.reset_blocks - m.inactive_blocks, m.inactive_blocks};
 }
 
@@ -152,9 +153,16 @@ void bind_vllm_engine(nb::module_& m) {
           "(request, tokens) of the open step's batch, in order.")
       .def_prop_ro("num_slots", &VllmEngine::num_slots, "Most requests present at one time.")
       .def_prop_ro("steps_kept", &VllmEngine::steps_kept, "Number of step ends kept for present requests.")
-      .def_prop_ro("free_blocks", [](const VllmEngine& self) { return self.store().available(0); })
+      .def_prop_ro("free_blocks",
+                   [](const VllmEngine& self) {
+                     const PoolMetrics pool = self.device_metrics();
+                     return pool.reset_blocks + pool.inactive_blocks;
+                   })
       .def(
-          "free_head", [](const VllmEngine& self, std::size_t count) { return self.store().eviction_order(0, count); },
+          "free_head",
+          [](const VllmEngine& self, std::size_t count) {
+            return self.grouped() != nullptr ? self.grouped()->free_head(count) : self.store().eviction_order(0, count);
+          },
           "count"_a = 4)
       .def("take_all_events", &VllmEngine::take_all_events,
            "Take all events so far, those of the step in progress too; with `check`, that step misses them at its end.")
@@ -199,6 +207,7 @@ void bind_vllm_engine(nb::module_& m) {
           "operations", [](const VllmEngine& self) { return self.store().operations(); },
           "Index probes and policy steps so far, for tests of growth.");
   bind_engine_tiers(engine);
+  bind_engine_groups(engine);
 }
 
 }  // namespace understudy

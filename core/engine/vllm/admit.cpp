@@ -69,7 +69,7 @@ void VllmEngine::admit_heads(std::int64_t now_ns) {
     EngineRequest& request = requests_[head.slot];
     const std::uint32_t room = room_up_to(request, head.total(), true);
     if (kv_->place(request, head.hit, room, head.total(), now_ns) != Room::Taken) {
-      refusal_.stands = true;
+      refusal_.stands = grouped_ == nullptr;
       return;
     }
     waiting_.pop();
@@ -105,6 +105,12 @@ Admission VllmEngine::look_up(RequestSlot slot) {
   if (!config_.enable_prefix_caching) return head;
   // At least one token is left to compute; and a block has a key once the tokens that are part of it are known.
   const std::uint32_t most = request.known - std::min(request.known, std::max(1u, config_.speculation.hashed_ahead));
+  if (grouped_ != nullptr) {
+    head.limit = most;
+    head.hit = kv_->find(request, most);
+    head.hit_tokens = head.hit.tokens - std::min(head.hit.tokens, grouped_->replay());
+    return head;
+  }
   head.limit = most - most % config_.block_size;
   head.hit = kv_->find(request, head.limit);
   // The draft needs hidden states that the cache does not hold: the last block found is computed again.
@@ -137,7 +143,9 @@ bool VllmEngine::size_up(Admission& head, bool decodes_only, bool joins) const {
   head.wanted = std::min(head.padded ? 1 + drafts : request.known - head.hit_tokens, prefill_cap_);
   head.tokens = static_cast<std::uint32_t>(std::min<std::uint64_t>(head.wanted, budget));
   head.too_long = !config_.enable_chunked_prefill && head.wanted > budget;
-  return true;
+  if (grouped_ == nullptr || head.tokens == 0) return true;
+  head.tokens = grouped_->split(request, head.hit_tokens, head.tokens, prefill_cap_);
+  return head.tokens > 0;
 }
 
 bool VllmEngine::fits(const Admission& head) {
@@ -146,7 +154,9 @@ bool VllmEngine::fits(const Admission& head) {
   const std::uint64_t free = kv_->available();
   const std::uint64_t watermark = running_.empty() ? 0 : watermark_blocks_;
   if (config_.scheduler_reserve_full_isl) {
-    const std::uint64_t needs = kv_->beyond(head.hit, request.known) + head.hit.unreferenced + watermark;
+    const std::uint64_t whole = grouped_ != nullptr ? grouped_->whole_cost(request, head.hit, request.known)
+                                                    : kv_->beyond(head.hit, request.known) + head.hit.unreferenced;
+    const std::uint64_t needs = whole + watermark;
     if (needs > free) {
       refusal_.lacks = needs - free;
       return false;
@@ -157,6 +167,7 @@ bool VllmEngine::fits(const Admission& head) {
 
 // Leave the head in the queue; record whether the refusal stays valid for the next steps.
 void VllmEngine::refuse(const Admission& head) {
+  if (grouped_ != nullptr) return;  // windows that slide free blocks in any step
   // While the others decode, free blocks only decrease, whatever the eviction order: each block taken is one fewer
   // free, and reduces what this request needs by at most one, because an evicted hit and the hits behind it must be
   // computed. The budget, however, may have been used by prompts of this step only. Asynchronously, a request whose
@@ -190,6 +201,7 @@ void VllmEngine::enter(const Admission& head, std::int64_t now_ns) {
   request.record.cached_total += head.hit_tokens;
   request.record.looked_up += request.known;
   totals_.phantom_hit_blocks += kv_->phantoms(head.hit);
+  if (grouped_ != nullptr) grouped_->count_lookup(request.known, head.hit.tokens, resumed);
   if (tiers_) count_origins(head, resumed);
   if (head.slow_load) tiers_->note_slow();
   log_.admitted.push_back(request.id);

@@ -7,6 +7,7 @@
 namespace understudy {
 
 bool VllmEngine::can_fast_forward() const {
+  if (grouped_ != nullptr) return false;  // windows and states change their blocks without a new one being filled
   if (kv_->names_on_receipt() && tiers_)
     return false;                      // such blocks are offloaded a step later than a fast-forward would send them
   if (kv_->asks_user()) return false;  // would need a rollback inside a fast-forward

@@ -9,6 +9,7 @@
 
 #include "engine/config.hpp"
 #include "engine/kvbm/kv_manager_kind.hpp"
+#include "engine/vllm/groups/kv_group.hpp"
 #include "engine/vllm/offload_config.hpp"
 #include "eviction/policy.hpp"
 
@@ -59,6 +60,10 @@ struct VllmConfig final : EngineConfig {
   std::function<PolicyConfig()> eviction;
   bool eviction_is_users = false;  // the config makes user-defined policies, or one policy for all workers
   Speculation speculation;
+  // KV cache groups; empty: one group of full attention. Then block_size is the unit of hashing of the groups.
+  std::vector<KvGroup> groups;
+  std::uint32_t prefix_match_unit = 0;                               // tokens; 0: follows from the groups
+  std::optional<std::uint32_t> prefix_cache_retention_interval = 0;  // tokens; none: keep every block
   std::optional<VllmOffload> offload;  // vLLM's own offload; without links, or over the links of the tiers
 
   // Version profile.

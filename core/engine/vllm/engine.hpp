@@ -26,6 +26,7 @@
 #include "engine/vllm/config.hpp"
 #include "engine/vllm/decode_state.hpp"
 #include "engine/vllm/decode_sums.hpp"
+#include "engine/vllm/groups/grouped_backend.hpp"
 #include "engine/vllm/kv_backend.hpp"
 #include "engine/vllm/live_request.hpp"
 #include "engine/vllm/offload_links.hpp"
@@ -49,6 +50,10 @@ class VllmEngine final : public Engine, private DecodeHost {
 
   const VllmConfig& config() const noexcept { return config_; }
   BlockStore& store() noexcept { return store_; }
+  GroupedBackend* grouped() noexcept { return grouped_; }  // null: one group
+  const GroupedBackend* grouped() const noexcept { return grouped_; }
+  PoolMetrics device_metrics() const { return grouped_ != nullptr ? grouped_->metrics() : store_.metrics(0); }
+  std::span<const RequestSlot> running_slots() const noexcept { return running_; }
   const BlockStore& store() const noexcept { return store_; }
 
   // ── Requests ──
@@ -330,7 +335,8 @@ class VllmEngine final : public Engine, private DecodeHost {
   Announcer announcer_;
   std::unique_ptr<TierRun> own_run_;
   std::unique_ptr<WorkerTiers> tiers_;
-  std::unique_ptr<KvBackend> kv_;  // whose blocks are those of store_
+  std::unique_ptr<KvBackend> kv_;      // whose blocks are those of store_, unless there are groups
+  GroupedBackend* grouped_ = nullptr;  // the same, with several KV cache groups
   std::uint64_t capacity_tokens_;
   std::uint64_t watermark_blocks_;
   BurstSampler bursts_;

@@ -15,8 +15,8 @@ constexpr std::uint64_t kMostTimed = 128;  // steps: timing more of them costs m
 // Until a request is submitted, every decoding request gets a token in each step until the first finish: blocks suffice
 // for all of them, and they are scheduled before requests that compute a prompt or wait.
 std::optional<Outlook> VllmEngine::outlook() const {
-  if (running_.empty() || parked_ > 0 || loading_ > 0 || bursts_.on() || config_.speculation.tokens > 0 ||
-      running_.size() > config_.max_num_batched_tokens) {
+  if (grouped_ != nullptr || running_.empty() || parked_ > 0 || loading_ > 0 || bursts_.on() ||
+      config_.speculation.tokens > 0 || running_.size() > config_.max_num_batched_tokens) {
     return std::nullopt;
   }
   const bool ahead = config_.async_scheduling;  // by a step, and a token

@@ -67,7 +67,8 @@ std::optional<std::string> VllmEngine::never_fits(std::uint32_t prompt_tokens, s
       bursts_.on()        ? end
       : drafts.tokens > 0 ? std::min<std::uint64_t>(end - 1 + drafts.tokens + drafts.lookahead, config_.max_model_len)
                           : end - 1;
-  const std::uint64_t blocks = (stored + config_.block_size - 1) / config_.block_size;
+  const std::uint64_t blocks = grouped_ != nullptr ? grouped_->layout().most_blocks(static_cast<std::uint32_t>(stored))
+                                                   : (stored + config_.block_size - 1) / config_.block_size;
   const bool capped = config_.long_prefill_token_threshold > 0 && config_.caps_lone_prefill;
   const std::uint32_t chunk = capped ? std::min(prompt_tokens, config_.long_prefill_token_threshold) : prompt_tokens;
   const bool too_long = !config_.enable_chunked_prefill && chunk > config_.max_num_batched_tokens;

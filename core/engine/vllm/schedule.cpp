@@ -16,6 +16,7 @@ std::int64_t VllmEngine::schedule(std::int64_t now_ns) {
   input_budget_ = config_.max_num_batched_tokens;
   prefill_cap_ = prefill_cap();
   interval_.begin(config_.prefill_schedule_interval, running_, requests_);
+  if (grouped_ != nullptr) grouped_->begin_schedule();
   const std::size_t preempted_before = log_.preempted.size();
   const std::size_t admitted_before = log_.admitted.size();
   std::int64_t duration_ns = 0;
@@ -36,6 +37,7 @@ std::int64_t VllmEngine::schedule(std::int64_t now_ns) {
   } catch (...) {  // user-defined policy or timing model
     refusal_.has_preempted = has_preempted || log_.preempted.size() > preempted_before;
     undo_schedule();
+    if (grouped_ != nullptr) grouped_->end_schedule();
     failed_ = {now_ns, std::move(log_.scheduled), admitting};
     log_.clear();
     throw;
@@ -55,6 +57,7 @@ std::int64_t VllmEngine::schedule(std::int64_t now_ns) {
   UNDERSTUDY_ASSERT(running_.size() <= config_.max_num_seqs, "no more requests run than max_num_seqs");
   interval_.end(!log_.scheduled.empty());
   if (offload_) close_offload(admitted_before);
+  if (grouped_ != nullptr) grouped_->end_schedule();
   log_.free_after_schedule = kv_->available();
   fruitless_preemptions_ += log_.preempted.size() - preempted_before;
   return duration_ns;
@@ -129,7 +132,8 @@ std::uint32_t VllmEngine::next_tokens(const EngineRequest& request) const {
       std::min(request.known + request.drafts + request.ahead - request.computed, prefill_cap_);
   const std::uint32_t room = config_.max_model_len - std::min(request.computed + 1, config_.max_model_len);
   const std::uint64_t input = input_budget_ - config_.speculation.draft_slots;
-  return static_cast<std::uint32_t>(std::min<std::uint64_t>({tokens, budget_, input, room}));
+  const auto most = static_cast<std::uint32_t>(std::min<std::uint64_t>({tokens, budget_, input, room}));
+  return grouped_ == nullptr ? most : grouped_->split(request, request.computed, most, prefill_cap_);
 }
 
 // Most prompt tokens of one request in a step. Since v0.31 the cap is off for a lone request, which starves no other.

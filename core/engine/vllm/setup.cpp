@@ -12,6 +12,21 @@ namespace understudy {
 
 namespace {
 
+// KV cache groups have a cache of their own, without what was not recorded with them.
+void require_groups(const VllmConfig& c) {
+  const auto refuse = [](bool given, const char* field) {
+    if (given) throw Error(ErrorKind::ConfigError, "groups: several KV cache groups do not work with ", field, " yet");
+  };
+  refuse(c.kv_manager == KvManagerKind::Kvbm, "kv_manager kvbm");
+  refuse(c.speculation.tokens > 0, "num_speculative_tokens");
+  refuse(!c.mocker.accept_rates.empty(), "accept_rates");
+  refuse(c.offload.has_value(), "vLLM's offload");
+  refuse(static_cast<bool>(c.eviction), "eviction_policy");
+  refuse(c.stay_sample > 0, "stay_sample");
+  refuse(c.kv_trace, "kv_trace");
+  refuse(c.published_blocks, "published_blocks");
+}
+
 const VllmConfig& checked(const VllmConfig& c) {
   const auto at_least_one = [](std::uint64_t value, const char* field) {
     if (value < 1) throw Error(ErrorKind::ConfigError, field, " must be at least 1, got ", value);
@@ -57,6 +72,7 @@ const VllmConfig& checked(const VllmConfig& c) {
     throw Error(ErrorKind::ConfigError, "max_num_batched_tokens=", c.max_num_batched_tokens,
                 " leaves nothing beside the slots of the draft model");
   }
+  if (!c.groups.empty()) require_groups(c);
   if (!c.offload) return c;
   at_least_one(c.offload->host_chunks, "offload: chunks of the host");
   at_least_one(c.offload->blocks_per_chunk, "offload: blocks_per_chunk");
@@ -150,7 +166,7 @@ StoreConfig store_config(const VllmConfig& c, const TierConfig* tiers, bool belo
   StoreConfig store;
   store.block_size = c.block_size;
   PoolConfig pool;
-  pool.num_blocks = c.num_gpu_blocks;
+  pool.num_blocks = c.groups.empty() ? c.num_gpu_blocks : 1;  // groups have a pool of their own
   pool.duplicates = c.kv_manager == KvManagerKind::Kvbm ? DuplicatePolicy::Reject : DuplicatePolicy::Keep;
   pool.policy.kind = own_order(c);
   if (c.eviction) pool.policy = c.eviction();
@@ -180,7 +196,7 @@ StoreConfig store_config(const VllmConfig& c, const TierConfig* tiers, bool belo
     host.keeps_details = details;
     store.pools.push_back(host);
   }
-  store.events.enabled = Announcer::wanted(c);
+  store.events.enabled = Announcer::wanted(c) && c.groups.empty();
   store.events.names_only = Announcer::names_only(c);
   store.thread_safe = false;  // an engine is one state machine, owned by the thread that steps it
   return store;
@@ -229,7 +245,22 @@ VllmEngine::VllmEngine(const VllmConfig& config, const EngineSite& site)
       reports_batches_(site.reports_batches),
       observer_(site.on_step),
       on_checkpoint_(site.on_checkpoint) {
-  if (config.kv_manager == KvManagerKind::Kvbm) {
+  if (!config.groups.empty()) {
+    if (site.tiers != nullptr) {
+      throw Error(ErrorKind::ConfigError, "tiers: several KV cache groups do not work with tiers yet; leave them out");
+    }
+    auto grouped = std::make_unique<GroupedBackend>(config_);
+    grouped_ = grouped.get();
+    kv_ = std::move(grouped);
+    const GroupLayout& layout = grouped_->layout();
+    if (config.block_size != layout.hash_block) {
+      throw Error(ErrorKind::ConfigError, "block_size ", config.block_size, " must be the groups' unit of hashing, ",
+                  layout.hash_block);
+    }
+    capacity_tokens_ =
+        static_cast<std::uint64_t>(static_cast<double>(config.num_gpu_blocks + 1) /
+                                   static_cast<double>(layout.blocks_per_request()) * config.max_model_len);
+  } else if (config.kv_manager == KvManagerKind::Kvbm) {
     kv_ = std::make_unique<KvbmBackend>(config_, store_, tiers_.get(), announcer_.log());
   } else {
     // Under vLLM's offload an evicted block was copied before, or is lost.

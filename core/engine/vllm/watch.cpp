@@ -65,7 +65,7 @@ Stall VllmEngine::stall() const {
 }
 
 EngineSnapshot VllmEngine::snapshot() const {
-  const PoolMetrics m = store_.metrics(0);
+  const PoolMetrics m = device_metrics();
   EngineSnapshot now;
   now.phase = phase();
   now.wake_ns = wake_ns();
@@ -89,7 +89,7 @@ TierReport VllmEngine::tier_report() {
                    m.evictions * size};
   };
   TierReport report;
-  report.own.push_back(use(Tier::G1, config_.num_gpu_blocks, store_.metrics(0), 1));
+  report.own.push_back(use(Tier::G1, config_.num_gpu_blocks, device_metrics(), 1));
   if (!tiers_) return report;
   report.totals = tiers_->totals();
   report.run = own_run_.get();
@@ -169,11 +169,15 @@ StateDigest VllmEngine::digest(bool with_cached) const {
   for (const Scheduled& turn : planned_.turns) {
     if (live(turn)) planned = mix(planned, turn.id, turn.tokens, turn.before, turn.samples);
   }
-  const PoolMetrics m = store_.metrics(0);
+  const PoolMetrics m = device_metrics();
   counts =
       mix(0, m.reset_blocks, m.inactive_blocks, m.active_references, m.mutable_blocks, m.evictions, m.registrations);
+  if (grouped_ != nullptr) counts = mix(counts, grouped_->digest(running_));
   totals = mix(0, totals_.steps, totals_.step_ns, totals_.uncovered_ns, totals_.preemptions);
   if (!with_cached) return out;
+  if (grouped_ != nullptr) {
+    for (const std::uint64_t content : grouped_->contents()) cached += mix(0, content);
+  }
   for (const BlockIdentity& block : store_.resident(0)) cached += mix(0, block.sequence_hash());
   return out;
 }
@@ -191,6 +195,7 @@ void VllmEngine::check_counts(bool whole) const {
     throw Error(ErrorKind::InvariantViolated, parked_, " requests are being loaded, the tiers know of ",
                 tiers_->parked());
   }
+  if (grouped_ != nullptr) return grouped_->check(running_);
   std::uint64_t references = 0;
   for (const RequestSlot id : running_) {
     const EngineRequest& r = requests_[id];

@@ -7,6 +7,7 @@ import json
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from understudy.engines.group_recording import GroupRun, describe_sizes, read_group_scenario
 from understudy.engines.offload_profiles import offload_profile
 from understudy.engines.offload_recording import OffloadRun, read_offload_scenario
 from understudy.engines.profiles import find_recorded_profile
@@ -95,9 +96,22 @@ def compare(
     header, *expected = read_lines(golden)
     version = header["header"].get("vllm", "recorded")
     profile = profile or find_recorded_profile(version)
+    if "groups" in header["header"].get("config", {}):
+        return compare_groups(scenario, header["header"], expected, profile, check=check)
     ours = run_scenario(read_scenario(scenario), profile, check=check)
     steps, difference = first_difference(ours, expected)
     return Outcome(scenario.stem, steps, difference, str(version), profile.name)
+
+
+def compare_groups(
+    path: Path, header: Line, expected: list[Line], profile: VersionProfile, *, check: bool = False
+) -> Outcome:
+    """Run a scenario with several KV cache groups and compare it with its golden lines, sizes first."""
+    run = GroupRun(read_group_scenario(path), profile, check=check)
+    ours = itertools.chain([{"derived": describe_sizes(run.scenario, run.config)}], run.lines())
+    recorded = [{"derived": header.get("derived")}, *expected]
+    steps, difference = first_difference(ours, recorded)
+    return Outcome(path.stem, steps, difference, str(header.get("vllm")), profile.name)
 
 
 def compare_speculation(path: Path, profile: VersionProfile | None = None, *, check: bool = False) -> Outcome:

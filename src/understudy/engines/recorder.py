@@ -106,7 +106,7 @@ class StepRecorder:
         """The line of the step."""
         # Asynchronously the first schedule is followed by no update, so its events wait for the next.
         events = [] if self._asynchronous and self.steps == 0 else self._tell(engine)
-        line = _describe_step(engine, self.steps, events)
+        line = describe_step(engine, self.steps, events)
         self.steps += 1
         totals = self.totals
         totals["finished"] += len(line["finished"])
@@ -189,7 +189,8 @@ class Aborts:
         return len(self._engine.running) + self._engine.num_waiting < before
 
 
-def _describe_step(engine: VllmEngine, step: int, events: list[dict[str, Any]]) -> dict[str, Any]:
+def describe_step(engine: VllmEngine, step: int, events: list[dict[str, Any]]) -> dict[str, Any]:
+    """Format the last step as a line of a recording."""
     name = engine.name
     new = [(name(r), cached) for r, resumed, cached in engine.admitted if not resumed]
     again = [(name(r), cached) for r, resumed, cached in engine.admitted if resumed]

@@ -1,0 +1,114 @@
+// Keys of blocks: what other requests can find.
+#include <algorithm>
+
+#include "engine/vllm/groups/grouped_backend.hpp"
+
+namespace understudy {
+
+void GroupedBackend::need_names(KvRequest& request, std::uint32_t tokens) {
+  const std::size_t blocks = tokens / layout_.hash_block;
+  if (request.blocks.size() < blocks) request.spec.identities->extend(request.blocks, blocks);
+}
+
+// Give the blocks of the first `tokens` tokens their keys.
+void GroupedBackend::key(KvRequest& request, std::uint32_t tokens) {
+  if (!config_.enable_prefix_caching) return;
+  need_names(request, tokens);
+  Record& r = record(request);
+  const bool rounds = layout_.groups.size() > 1 && !layout_.partial_hits;
+  const std::uint32_t n = rounds ? tokens / layout_.scheduler_block * layout_.scheduler_block : tokens;
+  for (std::size_t g = 0; g < layout_.groups.size(); ++g) {
+    const KvGroup& group = layout_.groups[g];
+    if (!group.cacheable()) continue;
+    key_range(request, r, g, n);
+    if (group.state()) {
+      key_state(request, r, g, n);
+    } else if (group.kind == GroupKind::Full || group.kind == GroupKind::Mla) {
+      key_tail(request, r.groups[g], g, n);
+    }
+  }
+}
+
+void GroupedBackend::key_range(KvRequest& request, Record& r, std::size_t g, std::uint32_t tokens) {
+  const KvGroup& group = layout_.groups[g];
+  GroupTable& table = r.groups[g];
+  const std::uint32_t block = group.block_size;
+  const std::uint32_t full = tokens / block;
+  if (full <= table.keyed) return;
+  GroupEvent event;
+  event.stored = true;
+  for (std::uint32_t i = table.keyed; i < full; ++i) {
+    const SlotId slot = table.blocks[i];
+    if (slot == kNoSlot || !keeps(request, r, group, i, true)) continue;
+    const std::uint32_t end = (i + 1) * block;
+    pool_.drop_shorter(slot, end);
+    pool_.add_key(slot, content(request, end), static_cast<std::uint8_t>(g), end, group.state());
+    if (!pool_.records_events()) continue;
+    event.hashes.push_back(content(request, end));
+    event.ends.push_back(end);
+  }
+  if (pool_.records_events()) {
+    event.group = static_cast<std::uint8_t>(g);
+    event.block_size = block;
+    event.position = table.keyed * block;
+    event.length = (full - table.keyed) * block;
+    event.has_parent = table.keyed > 0;
+    if (event.has_parent) event.parent = content(request, event.position);
+    event.request = request.id;
+    pool_.events().push_back(std::move(event));
+  }
+  table.keyed = full;
+}
+
+// The last block of a prompt also has the key of the prompt's last unit of hashing.
+void GroupedBackend::key_tail(const KvRequest& request, GroupTable& table, std::size_t g, std::uint32_t tokens) {
+  const std::uint32_t block = layout_.groups[g].block_size;
+  if (block == layout_.hash_block) return;
+  const std::uint32_t end = (request.spec.prompt_tokens - 1) / layout_.hash_block * layout_.hash_block;
+  if (end == 0 || end > tokens || end % block == 0 || end / block >= table.blocks.size()) return;
+  const SlotId slot = table.blocks[end / block];
+  if (slot == kNoSlot) return;
+  pool_.drop_shorter(slot, end);
+  if (pool_.has_key(slot, end)) return;
+  store_unit(request, slot, g, end);
+}
+
+void GroupedBackend::store_unit(const KvRequest& request, SlotId block, std::size_t g, std::uint32_t end) {
+  const std::uint32_t unit = layout_.hash_block;
+  pool_.add_key(block, content(request, end), static_cast<std::uint8_t>(g), end, layout_.groups[g].state());
+  if (!pool_.records_events()) return;
+  GroupEvent event;
+  event.stored = true;
+  event.group = static_cast<std::uint8_t>(g);
+  event.block_size = event.length = unit;
+  event.position = end - unit;
+  event.has_parent = end > unit;
+  if (event.has_parent) event.parent = content(request, end - unit);
+  event.request = request.id;
+  event.hashes = {content(request, end)};
+  event.ends = {end};
+  pool_.events().push_back(std::move(event));
+}
+
+// Whether the block at `index` gets a key: by the retention interval, or (with `reach`) because the prompt or a
+// junction ends there.
+bool GroupedBackend::keeps(const KvRequest& request, const Record& r, const KvGroup& group, std::uint32_t index,
+                           bool reach) const {
+  const std::uint32_t block = group.block_size;
+  if (!group.slides() && !group.state()) return true;
+  const std::uint32_t need = group.slides() ? group.window_blocks() : 1;
+  if (!layout_.retention || *layout_.retention > 0) {
+    if (!layout_.retention && group.state()) return true;
+    const std::uint32_t period = (layout_.retention ? *layout_.retention : layout_.hit_unit) / block;
+    if (need >= period || index % period >= period - need) return true;
+    if (!layout_.retention) return false;
+  }
+  if (!reach) return false;
+  const auto covers = [&](std::uint32_t position) {
+    const std::uint32_t end = position / layout_.hit_unit * layout_.hit_unit / block;  // blocks
+    return index < end && index + need >= end;
+  };
+  return covers(request.spec.prompt_tokens - 1) || (r.junction > 0 && covers(r.junction));
+}
+
+}  // namespace understudy

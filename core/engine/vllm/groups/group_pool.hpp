@@ -1,0 +1,121 @@
+// Blocks that all KV cache groups share: one free list, and an index of keys by content and group.
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <unordered_map>
+#include <vector>
+
+#include "slots/slot.hpp"
+
+namespace understudy {
+
+// A change of keys, for KV events.
+struct GroupEvent {
+  bool stored = false;
+  std::uint8_t group = 0;
+  bool has_parent = false;
+  std::uint32_t block_size = 0;  // tokens of each named block
+  std::uint32_t position = 0;    // first token of the range
+  std::uint32_t length = 0;      // tokens of the range, those of unnamed blocks included
+  std::uint64_t parent = 0;
+  std::uint64_t request = 0;
+  std::vector<std::uint64_t> hashes;  // of named blocks
+  std::vector<std::uint32_t> ends;    // where they end, in tokens
+};
+
+// A block is free while no request references it; free blocks with a key are cached. A block may have several keys, and
+// several blocks may have equal keys.
+class GroupPool {
+ public:
+  GroupPool(std::size_t num_blocks, bool events);
+
+  // ── Blocks ──
+  std::size_t num_blocks() const noexcept { return blocks_.size() - 1; }
+  std::size_t num_free() const noexcept { return num_free_; }
+  std::size_t num_cached() const noexcept { return num_cached_; }  // free ones with a key
+  std::uint32_t references(SlotId block) const noexcept { return blocks_[block].references; }
+  // The first free block; its keys are dropped.
+  SlotId take();
+  void reference(SlotId block);
+  // One reference each, in order: blocks that come free and have a key go to the end of the free list, the others to
+  // its front.
+  void release(std::span<const SlotId> blocks);
+  // The first `count` free blocks.
+  std::vector<SlotId> free_head(std::size_t count) const;
+  void drop_all_cached();
+
+  // ── Keys ──
+  // The earliest block with that key; kNoSlot: none.
+  SlotId find(std::uint64_t content, std::uint8_t group) const;
+  void add_key(SlotId block, std::uint64_t content, std::uint8_t group, std::uint32_t end, bool fresh);
+  void drop_keys(SlotId block);
+  // Drop keys whose content ends before `end`.
+  void drop_shorter(SlotId block, std::uint32_t end);
+  // Move all keys; they are then the latest among equal ones.
+  void move_keys(SlotId from, SlotId to);
+  bool has_key(SlotId block, std::uint32_t end) const;
+  std::uint32_t longest_key(SlotId block) const;  // its end; 0: no key
+  // A state group has registered or moved a key of the block in this schedule.
+  bool is_fresh(SlotId block) const;
+  void begin_schedule() noexcept { ++schedule_; }
+  // Drop keys that the block got in this schedule.
+  void drop_new(SlotId block);
+
+  std::size_t num_keys() const noexcept { return num_keys_; }
+  std::uint64_t evictions() const noexcept { return evictions_; }
+  std::uint64_t registrations() const noexcept { return registrations_; }
+  std::vector<std::uint64_t> contents() const;  // of all keys, with their group, in no order
+
+  // ── Events ──
+  bool records_events() const noexcept { return records_; }
+  std::vector<GroupEvent>& events() noexcept { return events_; }
+
+  void check(std::uint64_t references) const;  // InvariantViolated
+
+ private:
+  static constexpr std::uint32_t kNone = ~std::uint32_t{0};
+
+  struct Block {
+    SlotId prev = kNoSlot;
+    SlotId next = kNoSlot;
+    std::uint32_t references = 0;
+    std::uint32_t first_key = kNone;  // in the order of registration
+  };
+  struct Key {
+    std::uint64_t content = 0;
+    SlotId block = kNoSlot;
+    std::uint32_t end = 0;
+    std::uint32_t next_equal = kNone;     // a later block with an equal key
+    std::uint32_t next_of_block = kNone;  // another key of the block
+    std::uint32_t schedule = 0;           // when it was registered
+    std::uint32_t fresh = 0;              // the schedule in which a state group registered or moved it
+    std::uint8_t group = 0;
+  };
+
+  static std::uint64_t index_key(std::uint64_t content, std::uint8_t group) noexcept {
+    return content ^ (std::uint64_t{group} * 0x9E3779B97F4A7C15u);
+  }
+  void link(SlotId block, SlotId before);
+  void unlink(SlotId block);
+  void append_equal(std::uint32_t key);
+  void remove_equal(std::uint32_t key);
+  template <typename Drops>
+  void drop_if(SlotId block, Drops drops);
+
+  std::vector<Block> blocks_;  // and the sentinel of the free list
+  std::vector<Key> keys_;
+  std::vector<std::uint32_t> spare_keys_;
+  std::unordered_map<std::uint64_t, std::uint32_t> index_;  // the earliest of equal keys
+  std::size_t num_free_ = 0;
+  std::size_t num_cached_ = 0;
+  std::size_t num_keys_ = 0;
+  std::uint64_t evictions_ = 0;
+  std::uint64_t registrations_ = 0;
+  std::uint32_t schedule_ = 0;
+  std::vector<SlotId> keyed_;  // scratch of `release`
+  bool records_ = false;
+  std::vector<GroupEvent> events_;
+};
+
+}  // namespace understudy

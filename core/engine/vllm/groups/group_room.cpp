@@ -1,0 +1,241 @@
+// Blocks that a request needs, takes and leaves behind, group by group.
+#include <algorithm>
+
+#include "base/assert.hpp"
+#include "engine/vllm/groups/grouped_backend.hpp"
+
+namespace understudy {
+
+GroupedBackend::Record& GroupedBackend::record(const KvRequest& request) {
+  if (records_.size() <= request.slot) records_.resize(request.slot + 1);
+  Record& r = records_[request.slot];
+  if (r.groups.empty()) r.groups.resize(layout_.groups.size());
+  return r;
+}
+
+// ── Need ──
+
+std::uint64_t GroupedBackend::whole_cost(const KvRequest& request, const KvHit& hit, std::uint32_t tokens) {
+  return need_all(request, hit.tokens, tokens, true, true);
+}
+
+std::uint64_t GroupedBackend::cost(KvRequest& request, const KvHit& hit, std::uint32_t tokens) {
+  return need_all(request, hit.tokens, std::max(hit.tokens, tokens), true, false);
+}
+
+std::uint64_t GroupedBackend::need_all(const KvRequest& request, std::uint32_t total, std::uint32_t slots,
+                                       bool admission, bool whole) {
+  Record& r = record(request);
+  std::uint64_t blocks = 0;
+  for (std::size_t g = 0; g < layout_.groups.size(); ++g) {
+    blocks += layout_.groups[g].state() ? need_state(request, r, g, total, slots, admission, whole)
+                                        : need(request, r, g, total, slots, admission, whole);
+  }
+  return blocks;
+}
+
+// Blocks for `slots` tokens, of which `total` are computed or found.
+std::uint64_t GroupedBackend::need(const KvRequest&, Record& r, std::size_t g, std::uint32_t total, std::uint32_t slots,
+                                   bool admission, bool whole) {
+  const KvGroup& group = layout_.groups[g];
+  const std::vector<SlotId>& table = r.groups[g].blocks;
+  if (group.kind == GroupKind::Circular) return table.empty() ? 1 : 0;
+  std::uint32_t want = ceil_div(slots, group.block_size);
+  if (whole && layout_.caps[g]) want = std::min(want, *layout_.caps[g]);
+  const std::uint32_t gone = group.skipped(total) / group.block_size;
+  const std::size_t found = admission ? hits_[g].size() : 0;
+  const std::size_t there = std::max<std::size_t>(gone, found + table.size());
+  std::uint64_t blocks = want - std::min<std::size_t>(want, there);
+  for (std::size_t i = gone; i < found; ++i) {
+    blocks += hits_[g][i] != kNoSlot && pool_.references(hits_[g][i]) == 0;
+  }
+  if (found > 0 && total % group.block_size != 0) ++blocks;  // the copy of the last one
+  return blocks;
+}
+
+std::uint64_t GroupedBackend::need_state(const KvRequest& request, Record& r, std::size_t g, std::uint32_t total,
+                                         std::uint32_t slots, bool admission, bool whole) {
+  const KvGroup& group = layout_.groups[g];
+  GroupTable& table = r.groups[g];
+  const std::vector<SlotId>& hits = hits_[g];
+  const std::size_t found = admission ? hits.size() : 0;
+  const auto point = checkpoint(request, table, group, total, slots);
+  if (!whole) table.checkpoint = point;
+  if (found > 0 && hits.back() != kNoSlot && pool_.is_fresh(hits.back())) return kImpossible;
+  const bool tail = (found > 0 && total % group.block_size != 0) || table.tail != Tail::None;
+  std::int64_t blocks = std::int64_t{ceil_div(slots, group.block_size)} - static_cast<std::int64_t>(found) -
+                        static_cast<std::int64_t>(table.blocks.size());
+  if (tail) blocks = std::max<std::int64_t>(blocks, 0) + 1;
+  if (blocks > 0) blocks = std::min<std::int64_t>(blocks, 1 + (tail ? 1 : 0) + (point ? 1 : 0));
+  std::uint64_t answer = blocks > 0 ? static_cast<std::uint64_t>(blocks) : 0;
+  for (std::size_t i = 0; i < found; ++i) answer += hits[i] != kNoSlot && pool_.references(hits[i]) == 0;
+  return answer;
+}
+
+// A bound, for engines that ask whether every request can stay.
+std::uint64_t GroupedBackend::lacks(const KvRequest&, std::uint64_t tokens) const {
+  std::uint64_t blocks = 0;
+  for (const KvGroup& group : layout_.groups) blocks += (tokens + group.block_size - 1) / group.block_size + 1;
+  return blocks;
+}
+
+std::uint64_t GroupedBackend::beyond(const KvHit&, std::uint32_t tokens) const { return layout_.most_blocks(tokens); }
+
+// ── Allocation ──
+
+KvBackend::Room GroupedBackend::place(KvRequest& request, const KvHit& hit, std::uint32_t tokens, std::uint32_t total,
+                                      std::int64_t) {
+  const std::uint32_t slots = std::max(hit.tokens, tokens);
+  if (need_all(request, hit.tokens, slots, true, false) > pool_.num_free()) return Room::Short;
+  Record& r = record(request);
+  adopt(r, hit.tokens);
+  grow_all(r, slots);
+  r.computed_before = hit.tokens - std::min(hit.tokens, layout_.replay);
+  r.computed = total;
+  r.last_tokens = total - r.computed_before;
+  r.last_schedule = schedule_;
+  for (GroupTable& table : r.groups) table.keyed_before = table.keyed;
+  key(request, std::min(std::max(hit.tokens, total), request.known));
+  return Room::Taken;
+}
+
+KvBackend::Room GroupedBackend::grow(KvRequest& request, std::uint32_t tokens, std::uint32_t total, std::int64_t) {
+  Record& r = record(request);
+  const std::uint32_t start = r.computed;
+  const std::uint32_t in_flight =
+      config_.async_scheduling && r.last_schedule + 1 == schedule_ ? std::min(r.last_tokens, start) : 0;
+  slide(request, r, start - in_flight);
+  if (need_all(request, start, tokens, false, false) > pool_.num_free()) return Room::Short;
+  grow_all(r, tokens);
+  r.computed_before = start;
+  r.computed = total;
+  r.last_tokens = total - start;
+  r.last_schedule = schedule_;
+  for (GroupTable& table : r.groups) table.keyed_before = table.keyed;
+  key(request, std::min(total, request.known));
+  return Room::Taken;
+}
+
+// Reference the blocks of the last find.
+void GroupedBackend::adopt(Record& r, std::uint32_t total) {
+  if (total == 0) return;
+  for (std::size_t g = 0; g < layout_.groups.size(); ++g) {
+    const KvGroup& group = layout_.groups[g];
+    GroupTable& table = r.groups[g];
+    const std::vector<SlotId>& hits = hits_[g];
+    const std::size_t gone = group.skipped(total) / group.block_size;
+    UNDERSTUDY_ASSERT(table.blocks.empty(), "a request is admitted without blocks");
+    table.blocks.assign(gone, kNoSlot);
+    for (std::size_t i = gone; i < hits.size(); ++i) {
+      if (hits[i] != kNoSlot) pool_.reference(hits[i]);
+      table.blocks.push_back(hits[i]);
+    }
+    table.keyed = static_cast<std::uint32_t>(table.blocks.size());
+    if (hits.empty() || total % group.block_size == 0) continue;
+    table.keyed = total / group.block_size;
+    table.tail = Tail::Found;
+  }
+}
+
+void GroupedBackend::grow_all(Record& r, std::uint32_t slots) {
+  for (std::size_t g = 0; g < layout_.groups.size(); ++g) {
+    const KvGroup& group = layout_.groups[g];
+    GroupTable& table = r.groups[g];
+    if (group.kind == GroupKind::Circular) {
+      if (table.blocks.empty()) table.blocks.push_back(pool_.take());
+    } else if (group.state()) {
+      grow_state(table, g, slots);
+    } else {
+      copy_tail(table, g);
+      while (table.blocks.size() < ceil_div(slots, group.block_size)) table.blocks.push_back(pool_.take());
+    }
+  }
+}
+
+void GroupedBackend::grow_state(GroupTable& table, std::size_t g, std::uint32_t slots) {
+  const std::size_t want = ceil_div(slots, layout_.groups[g].block_size);
+  if (want <= table.blocks.size() && table.tail == Tail::None && !table.checkpoint) return;
+  copy_tail(table, g);
+  const std::size_t last = table.checkpoint ? 2 : 1;  // entries that get a block
+  if (want > last && table.blocks.size() < want - last) table.blocks.resize(want - last, kNoSlot);
+  while (table.blocks.size() < want) table.blocks.push_back(pool_.take());
+}
+
+// The request goes on in a copy: of a block that others may use, or (its own state) of one that stays cached.
+void GroupedBackend::copy_tail(GroupTable& table, std::size_t g) {
+  if (table.tail == Tail::None) return;
+  const SlotId source = table.blocks.back();
+  const SlotId copy = pool_.take();
+  if (table.tail == Tail::Found) {
+    table.blocks.back() = copy;
+    pool_.reference(copy);
+  } else {
+    pool_.move_keys(source, copy);
+    pool_.reference(source);
+  }
+  table.tail = Tail::None;
+  ordered_.push_back({g, source, copy});
+}
+
+// ── Release ──
+
+// Leave the blocks behind that no later token reads, when `tokens` tokens have been computed.
+void GroupedBackend::slide(const KvRequest& request, Record& r, std::uint32_t tokens) {
+  for (std::size_t g = 0; g < layout_.groups.size(); ++g) {
+    const KvGroup& group = layout_.groups[g];
+    GroupTable& table = r.groups[g];
+    std::size_t first = 0;
+    std::size_t end = group.skipped(tokens) / group.block_size;
+    if (group.kind == GroupKind::Rswa) {
+      const std::uint32_t prompt = request.spec.prompt_tokens;
+      first = ceil_div(prompt, group.block_size);
+      end = std::max(prompt, tokens - std::min(tokens, group.window)) / group.block_size;
+    } else if (group.state()) {
+      first = table.slid;
+    }
+    end = std::min(end, table.blocks.size());
+    freed_.clear();
+    for (std::size_t i = end; i-- > first;) {
+      if (table.blocks[i] == kNoSlot) {
+        if (group.state()) continue;
+        break;
+      }
+      freed_.push_back(table.blocks[i]);
+      table.blocks[i] = kNoSlot;
+    }
+    if (group.state()) table.slid = std::max(table.slid, static_cast<std::uint32_t>(end));
+    pool_.release(freed_);
+  }
+}
+
+void GroupedBackend::release(KvRequest& request) {
+  Record& r = record(request);
+  for (GroupTable& table : r.groups) {
+    freed_.clear();
+    for (std::size_t i = table.blocks.size(); i-- > 0;) {
+      if (table.blocks[i] != kNoSlot) freed_.push_back(table.blocks[i]);
+    }
+    pool_.release(freed_);
+    table.blocks.clear();
+    table.keyed = table.keyed_before = table.slid = 0;
+    table.tail = Tail::None;
+    table.checkpoint.reset();
+  }
+  r.computed = r.computed_before = r.last_tokens = 0;
+  r.last_schedule = 0;
+}
+
+// Copies stay ordered: they only read and write blocks that are referenced until the schedule ends.
+void GroupedBackend::withdraw(KvRequest& request, bool keep_matchable) {
+  Record& r = record(request);
+  if (keep_matchable) return;
+  for (GroupTable& table : r.groups) {
+    for (std::size_t i = table.keyed_before; i < table.blocks.size(); ++i) {
+      if (table.blocks[i] != kNoSlot) pool_.drop_new(table.blocks[i]);
+    }
+    table.keyed = table.keyed_before;
+  }
+  r.computed = r.computed_before;
+}
+
+}  // namespace understudy

@@ -1,0 +1,99 @@
+#include "engine/vllm/groups/grouped_backend.hpp"
+
+#include <algorithm>
+
+#include "base/errors.hpp"
+
+namespace understudy {
+
+GroupLayout layout_of(const VllmConfig& c) {
+  return GroupLayout({c.groups, c.enable_prefix_caching, c.async_scheduling, c.max_model_len, c.max_num_batched_tokens,
+                      c.prefix_match_unit, c.prefix_cache_retention_interval});
+}
+
+GroupedBackend::GroupedBackend(const VllmConfig& config)
+    : config_(config),
+      layout_(layout_of(config)),
+      pool_(config.num_gpu_blocks, config.events && config.enable_prefix_caching),
+      hits_(layout_.groups.size()) {}
+
+void GroupedBackend::begin_schedule() {
+  ++schedule_;
+  pool_.begin_schedule();
+  copies_.clear();
+}
+
+void GroupedBackend::end_schedule() {
+  if (ordered_.empty()) return;
+  std::ranges::stable_sort(ordered_, {}, &Copy::group);
+  freed_.clear();
+  for (const Copy& copy : ordered_) {
+    copies_.emplace_back(copy.from, copy.to);
+    freed_.push_back(copy.from);
+    freed_.push_back(copy.to);
+  }
+  pool_.release(freed_);
+  ordered_.clear();
+}
+
+void GroupedBackend::received(KvRequest& request, std::uint32_t computed) {
+  if (computed > 0) key(request, computed);
+}
+
+void GroupedBackend::count_lookup(std::uint32_t queries, std::uint32_t hits, bool preempted) {
+  if (!config_.enable_prefix_caching) return;
+  GroupHitStats& stats = stats_[preempted ? 1 : 0];
+  ++stats.requests;
+  stats.queries += queries;
+  stats.hits += hits;
+}
+
+// ── Watch ──
+
+PoolMetrics GroupedBackend::metrics() const {
+  PoolMetrics m;
+  m.total_blocks = pool_.num_blocks();
+  m.reset_blocks = pool_.num_free() - pool_.num_cached();
+  m.inactive_blocks = pool_.num_cached();
+  m.active_blocks = pool_.num_blocks() - pool_.num_free();
+  m.evictions = pool_.evictions();
+  m.registrations = pool_.registrations();
+  return m;
+}
+
+std::vector<std::uint64_t> GroupedBackend::held(std::span<const RequestSlot> requests) const {
+  std::vector<std::uint64_t> counts(layout_.groups.size(), 0);
+  for (const RequestSlot slot : requests) {
+    for (std::size_t g = 0; g < counts.size(); ++g) {
+      for (const SlotId block : records_[slot].groups[g].blocks) counts[g] += block != kNoSlot;
+    }
+  }
+  return counts;
+}
+
+void GroupedBackend::check(std::span<const RequestSlot> running) const {
+  std::uint64_t references = 0;
+  for (const std::uint64_t blocks : held(running)) references += blocks;
+  pool_.check(references + 2 * ordered_.size());
+  for (std::size_t slot = 0; slot < records_.size(); ++slot) {
+    if (std::ranges::find(running, slot) != running.end()) continue;
+    for (const GroupTable& table : records_[slot].groups) {
+      if (!table.blocks.empty()) throw Error(ErrorKind::InvariantViolated, "a request that does not run holds blocks");
+    }
+  }
+}
+
+std::uint64_t GroupedBackend::digest(std::span<const RequestSlot> running) const {
+  std::uint64_t hash = pool_.num_free() * 31 + pool_.num_cached();
+  const auto mix = [&hash](std::uint64_t value) { hash = (hash ^ value) * 0x9E3779B97F4A7C15u; };
+  for (const RequestSlot slot : running) {
+    for (const GroupTable& table : records_[slot].groups) {
+      mix(table.blocks.size());
+      mix(table.keyed);
+      for (const SlotId block : table.blocks) mix(block != kNoSlot);
+    }
+  }
+  return hash;
+}
+
+}  // namespace understudy

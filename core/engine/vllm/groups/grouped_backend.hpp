@@ -1,0 +1,171 @@
+// KV cache with several groups, as vLLM's hybrid manager keeps it: a table of blocks for each group of a request.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <span>
+#include <utility>
+#include <vector>
+
+#include "engine/vllm/config.hpp"
+#include "engine/vllm/groups/group_pool.hpp"
+#include "engine/vllm/groups/kv_group.hpp"
+#include "engine/vllm/kv_backend.hpp"
+#include "store/block_store.hpp"
+
+namespace understudy {
+
+GroupLayout layout_of(const VllmConfig& config);
+
+// Admissions as vLLM's statistics count them, apart from those of preempted requests.
+struct GroupHitStats {
+  std::uint64_t requests = 0;
+  std::uint64_t queries = 0;  // tokens
+  std::uint64_t hits = 0;     // tokens
+};
+
+class GroupedBackend final : public KvBackend {
+ public:
+  explicit GroupedBackend(const VllmConfig& config);
+
+  const GroupLayout& layout() const noexcept { return layout_; }
+
+  // ── One schedule ──
+  void begin_schedule();
+  // Release the blocks of the copies that the schedule has ordered.
+  void end_schedule();
+  // Tokens that a request computes of `tokens` from `start` on: states are kept only at certain positions.
+  std::uint32_t split(const KvRequest& request, std::uint32_t start, std::uint32_t tokens,
+                      std::uint32_t threshold) const;
+  // Tokens of a hit that are computed again; a hit that is not longer counts for nothing.
+  std::uint32_t replay() const noexcept { return layout_.replay; }
+
+  KvHit find(KvRequest& request, std::uint32_t limit) override;
+  std::span<const SlotId> found(const KvHit&) const override { return {}; }
+  // Blocks for the whole request of `tokens` tokens, with those of its groups that are limited.
+  std::uint64_t whole_cost(const KvRequest& request, const KvHit& hit, std::uint32_t tokens);
+  std::uint64_t cost(KvRequest& request, const KvHit& hit, std::uint32_t tokens) override;
+  std::uint64_t beyond(const KvHit& hit, std::uint32_t tokens) const override;
+  Room place(KvRequest& request, const KvHit& hit, std::uint32_t tokens, std::uint32_t total,
+             std::int64_t now_ns) override;
+  Room grow(KvRequest& request, std::uint32_t tokens, std::uint32_t total, std::int64_t now_ns) override;
+  Room add(KvRequest&, std::int64_t) override { return Room::Short; }
+  void received(KvRequest& request, std::uint32_t computed) override;
+  void name(KvRequest& request, std::uint32_t tokens) override { key(request, tokens); }
+  void need_names(KvRequest& request, std::uint32_t tokens) override;
+  void trim(KvRequest&, std::uint32_t) override {}
+  void withdraw(KvRequest& request, bool keep_matchable) override;
+  void release(KvRequest& request) override;
+  void release_table(std::span<const SlotId>) override {}
+  void forget_cached() override { pool_.drop_all_cached(); }
+
+  bool names_on_receipt() const noexcept override { return false; }
+  bool evicts_last() const noexcept override { return true; }
+  bool asks_user() const noexcept override { return false; }
+
+  std::uint64_t available() const override { return pool_.num_free(); }
+  KvUsage usage() const override { return {pool_.num_free() - pool_.num_cached(), pool_.num_cached()}; }
+  std::uint64_t lacks(const KvRequest& request, std::uint64_t tokens) const override;
+
+  // ── Watch ──
+  PoolMetrics metrics() const;
+  std::vector<SlotId> free_head(std::size_t count) const { return pool_.free_head(count); }
+  // Blocks in the tables of these requests, by group.
+  std::vector<std::uint64_t> held(std::span<const RequestSlot> requests) const;
+  const std::vector<std::pair<SlotId, SlotId>>& copies() const noexcept { return copies_; }  // of the last schedule
+  std::vector<GroupEvent> take_events() { return std::exchange(pool_.events(), {}); }
+  const GroupHitStats& stats(bool preempted) const noexcept { return stats_[preempted ? 1 : 0]; }
+  void count_lookup(std::uint32_t queries, std::uint32_t hits, bool preempted);
+  void check(std::span<const RequestSlot> running) const;
+  std::uint64_t digest(std::span<const RequestSlot> running) const;
+  std::vector<std::uint64_t> contents() const { return pool_.contents(); }
+
+ private:
+  static constexpr std::uint64_t kImpossible = std::uint64_t{1} << 40;  // blocks
+
+  // A block that is shared or cached ends inside the tokens of a request, which continues in a copy of it.
+  enum class Tail : std::uint8_t {
+    None,
+    Found,  // the last block of a hit: the copy replaces it in the table
+    Own,    // a state that has its key: the copy takes over the keys
+  };
+  struct Checkpoint {
+    std::uint32_t end = 0;    // tokens
+    std::uint32_t index = 0;  // in the table
+  };
+  struct GroupTable {
+    std::vector<SlotId> blocks;  // kNoSlot: null
+    std::uint32_t keyed = 0;     // leading entries that have been considered for keys
+    std::uint32_t keyed_before = 0;
+    std::uint32_t slid = 0;  // State: leading entries that are null for certain
+    Tail tail = Tail::None;
+    std::optional<Checkpoint> checkpoint;  // of the last schedule
+  };
+  struct Record {
+    std::uint32_t junction = 0;  // where a longer hit of one kind ended; 0: nowhere
+    std::uint32_t computed = 0;
+    std::uint32_t computed_before = 0;
+    std::uint32_t last_tokens = 0;  // scheduled last
+    std::uint64_t last_schedule = 0;
+    std::vector<GroupTable> groups;
+  };
+
+  // group_find.cpp
+  bool look_up(const KvRequest& request, const std::vector<std::size_t>& kind, std::uint32_t end);
+  std::uint32_t find_kind(const KvRequest& request, const std::vector<std::size_t>& kind, std::uint32_t limit);
+  std::uint32_t find_full(const KvRequest& request, const std::vector<std::size_t>& kind, std::uint32_t limit);
+  std::uint32_t find_window(const KvRequest& request, const std::vector<std::size_t>& kind, std::uint32_t limit);
+  std::uint32_t find_local(const KvRequest& request, const std::vector<std::size_t>& kind, std::uint32_t limit);
+  std::uint32_t find_state(const KvRequest& request, const std::vector<std::size_t>& kind, std::uint32_t limit);
+  std::uint64_t content(const KvRequest& request, std::uint32_t end) const {
+    return request.blocks[end / layout_.hash_block - 1].sequence_hash();
+  }
+
+  // group_room.cpp
+  Record& record(const KvRequest& request);
+  std::uint64_t need_all(const KvRequest& request, std::uint32_t total, std::uint32_t slots, bool admission,
+                         bool whole);
+  std::uint64_t need(const KvRequest& request, Record& r, std::size_t g, std::uint32_t total, std::uint32_t slots,
+                     bool admission, bool whole);
+  std::uint64_t need_state(const KvRequest& request, Record& r, std::size_t g, std::uint32_t total, std::uint32_t slots,
+                           bool admission, bool whole);
+  void adopt(Record& r, std::uint32_t total);
+  void slide(const KvRequest& request, Record& r, std::uint32_t tokens);
+  void grow_all(Record& r, std::uint32_t slots);
+  void grow_state(GroupTable& table, std::size_t g, std::uint32_t slots);
+  void copy_tail(GroupTable& table, std::size_t g);
+
+  // group_states.cpp
+  std::uint32_t stop_of(const KvRequest& request) const;
+  std::optional<Checkpoint> checkpoint(const KvRequest& request, const GroupTable& table, const KvGroup& group,
+                                       std::uint32_t start, std::uint32_t end) const;
+  bool ends_internally(const KvRequest& request, std::uint32_t start, std::uint32_t end) const;
+  void key_state(KvRequest& request, Record& r, std::size_t g, std::uint32_t tokens);
+
+  // group_keys.cpp
+  void key(KvRequest& request, std::uint32_t tokens);
+  void key_range(KvRequest& request, Record& r, std::size_t g, std::uint32_t tokens);
+  void key_tail(const KvRequest& request, GroupTable& table, std::size_t g, std::uint32_t tokens);
+  // Give a block the key of `end` alone, with an event of one unit of hashing.
+  void store_unit(const KvRequest& request, SlotId block, std::size_t g, std::uint32_t end);
+  bool keeps(const KvRequest& request, const Record& r, const KvGroup& group, std::uint32_t index, bool reach) const;
+
+  const VllmConfig& config_;
+  GroupLayout layout_;
+  GroupPool pool_;
+  std::vector<Record> records_;            // by slot of the request
+  std::vector<std::vector<SlotId>> hits_;  // of the last find, by group
+  std::vector<SlotId> row_;                // blocks of one lookup, a member of the kind each
+  std::vector<SlotId> freed_;              // scratch
+  struct Copy {
+    std::size_t group;
+    SlotId from;
+    SlotId to;
+  };
+  std::vector<Copy> ordered_;  // in this schedule
+  std::vector<std::pair<SlotId, SlotId>> copies_;
+  std::uint64_t schedule_ = 1;
+  GroupHitStats stats_[2];
+};
+
+}  // namespace understudy

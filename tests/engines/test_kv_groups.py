@@ -1,0 +1,107 @@
+"""Engines with several KV cache groups against recordings of vLLM 0.33, and against the engine with one group."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from understudy import _core
+from understudy.engines.conformance import compare_recording
+from understudy.engines.group_recording import (
+    GroupRun,
+    GroupScenario,
+    GroupScenarioConfig,
+    ScenarioGroup,
+    read_group_scenario,
+)
+from understudy.engines.profiles import PROFILES
+from understudy.engines.recorder import run_scenario
+from understudy.engines.recordings import Recording, find_recordings
+from understudy.engines.scenario import read_scenario
+from understudy.errors import ConfigError, InvalidArgument, WrongState
+from understudy.tiers.native import to_core
+from understudy.tiers.plan import TierPlan
+from understudy.tiers.settings import TiersConfig
+
+GOLDEN = Path(__file__).parents[1] / "golden"
+RECORDINGS = find_recordings(GOLDEN / "vllm-hybrid")
+ONE_GROUP = [r for r in find_recordings(GOLDEN / "vllm-0.33") if r.kind == "steps"]
+NEW = PROFILES["v0.33"]
+
+
+def name_of(recording: Recording) -> str:
+    return recording.name
+
+
+@pytest.mark.parametrize("recording", RECORDINGS, ids=name_of)
+def test_every_step_is_the_recorded_one(recording: Recording) -> None:
+    outcome = compare_recording(recording, check=True)
+    assert outcome.difference is None, str(outcome.difference)
+
+
+def test_every_shared_recording_is_here() -> None:
+    assert len(RECORDINGS) == 63
+
+
+@pytest.mark.parametrize("recording", ONE_GROUP, ids=name_of)
+def test_one_group_of_full_attention_schedules_as_the_engine_without_groups(recording: Recording) -> None:
+    scenario = read_scenario(recording.scenario)
+    if scenario.aborts:
+        pytest.skip("recordings with groups have no aborts")
+    fields = {name: getattr(scenario.config, name) for name in scenario.config.__struct_fields__}
+    group = ScenarioGroup(kind="full", block_size=scenario.config.block_size)
+    config = GroupScenarioConfig(**fields, groups=[group])
+    grouped = GroupRun(
+        GroupScenario(scenario.name, config, scenario.max_steps, scenario.requests), NEW, check=True
+    )
+    for ours, plain in zip(grouped.lines(), run_scenario(scenario, NEW), strict=True):
+        if "end" in plain:
+            assert {key: ours["end"][key] for key in plain["end"]} == plain["end"]
+            continue
+        events = [{key: event[key] for key in ("type", "n", "h")} for event in ours.pop("kv_events")]
+        assert events == [{key: e[key] for key in ("type", "n", "h")} for e in plain.pop("kv_events")]
+        del ours["held"]
+        assert ours == plain
+
+
+def edit(name: str, **config: Any) -> GroupScenario:
+    scenario = read_group_scenario(GOLDEN / "vllm-hybrid" / "scenarios" / f"{name}.json")
+    return msgspec.structs.replace(scenario, config=msgspec.structs.replace(scenario.config, **config))
+
+
+@pytest.mark.parametrize(
+    ("config", "problem"),
+    [
+        ({"prefix_cache_retention_interval": 40}, "multiple of 16"),
+        ({"prefix_match_unit": 5}, "must divide the block size"),
+        ({"groups": []}, "give at least one"),
+        ({"groups": [ScenarioGroup(kind="sliding_window", block_size=16)]}, "window must be at least 2"),
+        ({"groups": [ScenarioGroup(kind="chunked_local", block_size=16, chunk=40)]}, "multiple of its block"),
+        ({"groups": [ScenarioGroup(kind="mamba", block_size=64, mode="none")]}, "needs mode align"),
+        ({"groups": [ScenarioGroup(kind="circular", block_size=8)]}, "can be cached"),
+        ({"groups": [ScenarioGroup(kind="full", block_size=0)]}, "block_size must be at least 1"),
+        ({"kv_manager": "kvbm"}, "kv_manager kvbm"),
+        ({"eviction_policy": "lru"}, "eviction_policy"),
+    ],
+)
+def test_groups_that_vllm_refuses_are_errors(config: dict[str, Any], problem: str) -> None:
+    with pytest.raises((ConfigError, InvalidArgument), match=problem):
+        GroupRun(edit("gptoss", **config), NEW)
+
+
+def test_an_engine_with_one_group_has_no_group_counts() -> None:
+    engine = _core.VllmEngine(_core.VllmEngineConfig(), _core.constant_timing(1.0, 1.0))
+    with pytest.raises(WrongState, match="one KV cache group"):
+        engine.held_by_group()
+
+
+def test_tiers_below_several_groups_are_refused_by_name() -> None:
+    config = GroupRun(edit("gptoss"), NEW).config
+    tiers = {"tiers": [{"tier": "g2", "blocks": 64}], "kv_bytes_per_token": 1024}
+    plan = TierPlan.of(TiersConfig.from_dict(tiers), 16)
+    assert plan is not None
+    with pytest.raises(ConfigError, match="tiers: several KV cache groups"):
+        _core.VllmEngine(config, _core.constant_timing(1.0, 1.0), tiers=to_core(plan, 1 << 12))
