@@ -315,11 +315,6 @@ void bind_sglang(nb::module_& m) {
                    })
       .def_prop_ro("empty", [](SglangIterations& self) { return self.scheduler().empty(); })
       .def_prop_ro("state", &describe_state)
-      .def_prop_ro("host_tokens",
-                   [](SglangIterations& self) -> std::optional<std::uint64_t> {
-                     if (self.scheduler().host() == nullptr) return std::nullopt;
-                     return self.scheduler().host()->tokens();
-                   })
       .def("take_host_state", &describe_host, "The host tier and its transfers since the last call, or None.")
       .def("take_log", &take_log)
       .def("take_events", &take_events);
