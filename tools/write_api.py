@@ -40,7 +40,8 @@ INTERNAL |= {
 
 HEAD = """# Python API
 
-`python tools/write_api.py` writes this page from the docstrings. `import understudy as us` offers these names:
+`import understudy as us` offers these names; `examples/notebook.py` uses them in one script. `python tools/write_api.py`
+writes this page from the docstrings.
 
 """
 
