@@ -31,7 +31,9 @@ def test_every_command_of_the_tutorial_runs(
         assert program == "understudy"
         assert main(argv) == 0, command
     out = capsys.readouterr().out
-    assert "SLO attainment" in out
+    attained = next(line for line in out.splitlines() if line.strip().startswith("SLO attainment"))
+    assert attained.count("%") == 3  # of every run that is compared
+    assert "–" not in attained
     assert {path.name for path in tmp_path.iterdir()} == {
         "examples",
         "one.json",

@@ -18,7 +18,7 @@ from understudy.errors import ConfigError
 from understudy.run.facts import TimeFacts
 from understudy.run.times import format_times
 from understudy.timing.presets import preset
-from understudy.timing.timing_file import TimingFile
+from understudy.timing.timing_file import FittedNumber, TimingFile
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -193,6 +193,39 @@ def test_a_newcomer_fits_checks_and_looks_at_the_page(
     assert "http://" not in page.replace("http://www.w3.org", "")
     assert main(["calibrate", "check", str(more), "--timing", str(timing), *flags]) == 0
     assert "more.json" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("value", "determined", "said"),
+    [
+        (1.336, False, "no: 66 % above the preset"),
+        (0.402, False, "no: 50 % below the preset"),
+        (0.81, False, "no: it stayed at the preset"),
+        (1.336, True, "yes"),
+    ],
+)
+def test_a_number_that_is_not_determined_is_described_by_its_distance_from_the_preset(
+    value: float, determined: bool, said: str
+) -> None:
+    number = FittedNumber(name="kv", value=value, plus_minus_percent=48, preset=0.803, determined=determined)
+    assert number.describe_determination() == said
+
+
+def test_a_warning_is_on_the_page_too(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    load = files.open_load(20)
+    truth = msgspec.structs.replace(TRUTH, weights=1.6)  # faster than the memory: another GPU
+    bench = files.vllm_detailed(tmp_path / "bench.json", load, files.measure(load, truth))
+    timing, html = tmp_path / "timing.yaml", tmp_path / "fit.html"
+    flags = ["--max-num-seqs", "64", "--max-num-batched-tokens", "4096", "--html", str(html)]
+    what = ["--model", "Llama-3.1-8B", "--gpu", "H100"]
+    assert main(["calibrate", str(bench), *what, *flags, "-o", str(timing)]) == 0
+    warning = "times the peak of a H100"
+    assert warning in capsys.readouterr().err
+    assert warning in html.read_text()
+    html.unlink()
+    assert main(["calibrate", "check", str(bench), *flags, "--timing", str(timing)]) == 0
+    assert warning in capsys.readouterr().err
+    assert warning in html.read_text()
 
 
 def test_commands_that_contradict_themselves_are_refused(

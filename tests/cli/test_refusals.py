@@ -355,12 +355,17 @@ def test_a_wrong_command_is_refused_by_name(refused: Callable[[str], str], line:
         ("a_b needs model x", ["--a-b", "1"], "--a-b needs --model x"),
         ("t.jsonl: row 3: c_d is missing", ["--c-d=1"], "t.jsonl: row 3: c_d is missing"),
         ("--a-b: c_d is missing", ["--c-d=1"], "--a-b: c_d is missing"),
+        (
+            "blok_size is not a setting; known are block_size, c_d",
+            ["--trace-block-size", "512", "--set", "engine.blok_size=1"],
+            "blok_size is not a setting; known are block_size, c_d",
+        ),
         ("workers must be", ["--max-workers", "1", "--least-workers", "2"], "workers must be"),
         ("t.jsonl:3: timestamp is given twice", ["--timestamp"], "t.jsonl:3: timestamp is given twice"),
     ],
 )
 def test_a_setting_is_called_by_the_flag_that_was_typed(message: str, words: list[str], said: str) -> None:
-    assert replace_settings_by_flags(message, words, ["--a-b", "--c-d", "--model"]) == said
+    assert replace_settings_by_flags(message, words, ["--a-b", "--block-size", "--c-d", "--model"]) == said
 
 
 def test_events_and_workloads_go_to_standard_output_alone(

@@ -111,7 +111,7 @@ VALUES: dict[str, Callable[[], list[float]]] = {
     "itl_ms": lambda: ms([gap for r in requests() for gap in gaps(r)]),
     "tpot_ms": lambda: [fmean(gaps(r)) / 1e6 for r in requests() if len(r.tokens) > 1],
     "e2e_ms": lambda: ms([r.tokens[-1] - r.arrival for r in requests()]),
-    "output_tokens_per_s_per_user": lambda: [1e9 / gap for r in requests() for gap in gaps(r) if gap],
+    "output_tokens_per_s_per_user": lambda: [1e9 / fmean(gaps(r)) for r in requests() if sum(gaps(r))],
     "prompt_tokens": lambda: [r.prompt for r in requests()],
     "output_tokens": lambda: [len(r.tokens) for r in requests()],
     "tiers.parked_ms": lambda: [v for v in ms(tier_columns().parked_ns.tolist()) if v],

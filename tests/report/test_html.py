@@ -220,3 +220,18 @@ def test_a_log_axis_covers_its_values_with_a_few_ticks(low: float, ratio: float)
     assert 0 <= len(scale.ticks) <= 12
     inside = scale.pixels(np.array([low, low * ratio]))
     assert -1e-6 <= inside[0] <= inside[1] <= 100 + 1e-6
+
+
+def test_flags_are_not_broken_across_lines() -> None:
+    from understudy.report.html.frame import prose
+    from understudy.report.html.style import STYLE
+
+    assert prose("Lower --max-num-batched-tokens (now 8,192) & wait") == (
+        'Lower <code class="flag">--max-num-batched-tokens</code> (now 8,192) &amp; wait'
+    )
+    assert prose("use --workers 4, or a dash -- here") == (
+        'use <code class="flag">--workers 4</code>, or a dash -- here'
+    )
+    assert "code.flag {" in STYLE
+    rule = STYLE.partition("code.flag {")[2].partition("}")[0]
+    assert "white-space: nowrap" in rule

@@ -30,11 +30,18 @@ def test_latencies_of_one_request() -> None:
     # Gaps 1, 1, 98: p75 is rank ceil(2.25) = 3. A rank that is rounded instead, round(2 · 0.75) = 2, agrees here.
     assert (r.itl_ms.p75, r.itl_ms.p90, r.itl_ms.p95, r.itl_ms.p99) == (98, 98, 98, 98)
     rate = r.output_tokens_per_s_per_user
-    assert rate.min == pytest.approx(1000 / 98)
-    assert rate.max == 1000
-    # Rates 10.2, 1000, 1000: the median is rank ceil(1.5) = 2.
-    assert (rate.count, rate.p50, rate.p99) == (3, 1000, 1000)
-    assert rate.mean == pytest.approx((1000 + 1000 + 1000 / 98) / 3)
+    assert rate.count == 1
+    assert rate.mean == pytest.approx(1000 / r.tpot_ms.mean)
+
+
+def test_the_slowest_user_is_the_one_with_the_largest_time_per_token() -> None:
+    # One gap of 98 ms among short ones is not a user who reads 10 tokens/s.
+    r = report(Row([10, 11, 12, 110]), Row([10, 20, 30]))
+    rate = r.output_tokens_per_s_per_user
+    assert rate.count == 2
+    assert rate.min == pytest.approx(1000 / r.tpot_ms.max)
+    assert rate.max == pytest.approx(1000 / r.tpot_ms.min)
+    assert rate.mean == pytest.approx((30 + 100) / 2)
 
 
 def test_where_nearest_rank_and_rounded_rank_differ() -> None:
@@ -141,10 +148,11 @@ def test_single_token_requests_have_no_gaps() -> None:
     assert r.output_tokens_per_s_per_user.count == 0
 
 
-def test_tokens_of_one_burst_have_a_gap_of_zero_and_no_rate() -> None:
+def test_tokens_of_one_burst_have_gaps_of_zero_and_alone_no_rate() -> None:
     r = report(Row([10, 10, 10, 20]))
     assert (r.itl_ms.count, r.itl_ms.min, r.itl_ms.p50, r.itl_ms.max) == (3, 0, 0, 10)
-    assert (r.output_tokens_per_s_per_user.count, r.output_tokens_per_s_per_user.mean) == (1, 100)
+    assert (r.output_tokens_per_s_per_user.count, r.output_tokens_per_s_per_user.mean) == (1, 300)
+    assert report(Row([10, 10])).output_tokens_per_s_per_user.count == 0
 
 
 def test_prefix_hits_count_over_admitted_requests() -> None:

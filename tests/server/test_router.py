@@ -302,8 +302,17 @@ def test_a_router_in_python_works_here_unchanged() -> None:
         await told.until(heard)
         reply = await told.client.post(C, {"prompt": list(range(320)), "max_tokens": 1})
         assert reply.headers["x-understudy-worker"] == "1"
+        assert (await told.dump())["routing"] == "_Sticky"
 
     play(test, 2, router)
+
+
+@pytest.mark.parametrize("policy", ["kv", "least_loaded", KvRouting()])
+def test_a_dump_names_the_policy(policy: str | KvRouting) -> None:
+    async def test(told: Scene) -> None:
+        assert (await told.dump())["routing"] == (policy if isinstance(policy, str) else "kv")
+
+    play(test, 1, policy)
 
 
 def test_engines_that_come_after_the_router_are_taken_when_they_are_ready() -> None:

@@ -180,13 +180,15 @@ def fit(
         residuals=summarise(inputs),
         domain=_domain(runs),
     )
-    notes = tuple(f"{one.file}: {note}" for one in benchmarks for note in one.notes)
-    return Fit(file, outcomes, notes + _note_impossible_efficiencies(file))
+    return Fit(file, outcomes, list_notes(file, benchmarks))
 
 
-def _note_impossible_efficiencies(file: TimingFile) -> tuple[str, ...]:
-    """Note efficiencies above 1, unless the preset is above 1 too (it then covers unmodelled effects)."""
-    return tuple(
+def list_notes(file: TimingFile, benchmarks: Sequence[Benchmark]) -> tuple[str, ...]:
+    """List the benchmarks' notes, and efficiencies above 1.
+
+    A preset above 1 covers unmodelled effects; such efficiencies are not listed.
+    """
+    return tuple(f"{one.file}: {note}" for one in benchmarks for note in one.notes) + tuple(
         f"{one.name} is {one.value:.3g} times the peak of a {file.gpu.name} (± {one.plus_minus_percent:.0f} %), which "
         "is impossible: "
         + (

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from understudy.report.html.charts import HALF, SMALL, Card
-from understudy.report.html.frame import THEME_BUTTON, build_document
+from understudy.report.html.frame import THEME_BUTTON, build_document, prose
 from understudy.report.html.plot import Plot
 from understudy.report.html.scale import Scale, latency_label, latency_scale
 
@@ -30,8 +30,10 @@ _STYLE = ".whole svg { min-width: 0; }"
 """Lets scatter plots shrink on a narrow screen, because both axes must stay visible."""
 
 
-def page(file: TimingFile, benchmarks: Sequence[Benchmark], outcomes: Sequence[Outcome]) -> str:
-    """Return the whole page as self-contained text."""
+def page(
+    file: TimingFile, benchmarks: Sequence[Benchmark], outcomes: Sequence[Outcome], notes: Sequence[str] = ()
+) -> str:
+    """Return the whole page as self-contained text, with the notes at the top."""
     deployment = file.deployment
     title = f"{file.model.name} on {deployment.parallel.tensor * deployment.parallel.data} × {file.gpu.name}"
     cards = [_means(benchmarks, outcomes)]
@@ -44,7 +46,9 @@ def page(file: TimingFile, benchmarks: Sequence[Benchmark], outcomes: Sequence[O
         f"<b>{len(file.inputs)}</b> benchmark{'' if len(file.inputs) == 1 else 's'}</span>"
         f"<span>times from {escape(file.timing().describe_origin())}</span></div></div>{THEME_BUTTON}</header>"
     )
-    body = (header, f'<div class="cards">{"".join(cards)}{_parameters(file)}</div>')
+    items = "".join(f'<li class="note">{prose(note)}</li>' for note in notes)
+    warnings = f'<ul class="verdicts">{items}</ul>' if items else ""
+    body = (header, warnings, f'<div class="cards">{"".join(cards)}{_parameters(file)}</div>')
     footer = "Times are those at the client, if the benchmark measured them there. "
     return build_document(f"{title} · calibrated", body, footer=footer, style=_STYLE)
 
@@ -77,7 +81,7 @@ def _means(benchmarks: Sequence[Benchmark], outcomes: Sequence[Outcome]) -> str:
 def _parameters(file: TimingFile) -> str:
     rows = "".join(
         f"<tr><td>{escape(one.name)}</td><td>{one.value:.4g}</td><td>± {one.plus_minus_percent:.1f} %</td>"
-        f'<td>{one.preset:.4g}</td><td class="text">{"yes" if one.determined else "no: close to the preset"}</td>'
+        f'<td>{one.preset:.4g}</td><td class="text">{escape(one.describe_determination())}</td>'
         "</tr>"
         for one in file.fitted
     )

@@ -114,7 +114,7 @@ def _fit(args: argparse.Namespace, paths: list[Path]) -> int:
         file.write(found.file.text().encode())
     if args.html is not None:
         with create(args.html) as file:
-            file.write(page(found.file, benchmarks, found.outcomes).encode())
+            file.write(page(found.file, benchmarks, found.outcomes, found.notes).encode())
     _print_tables(found.file, found.file.inputs)
     for note in found.notes:
         print(f"note: {note}", file=sys.stderr)
@@ -125,9 +125,11 @@ def _fit(args: argparse.Namespace, paths: list[Path]) -> int:
 
 
 def _check(args: argparse.Namespace, paths: list[Path]) -> int:
+    import sys
+
     from msgspec.structs import replace
 
-    from understudy.calibrate.fit import Run, score
+    from understudy.calibrate.fit import Run, list_notes, score
     from understudy.calibrate.page import page
     from understudy.cli.progress import progress_bar
     from understudy.errors import ConfigError
@@ -150,11 +152,14 @@ def _check(args: argparse.Namespace, paths: list[Path]) -> int:
             outcomes.append(Run.of(benchmark, file.deployment, flags).replay(efficiencies))
             if progress is not None:
                 progress(len(outcomes))
+    notes = list_notes(file, benchmarks)
     scores = [score(benchmark, outcome) for benchmark, outcome in zip(benchmarks, outcomes, strict=True)]
     if args.html is not None:
         with create(args.html) as out:
-            out.write(page(file, benchmarks, outcomes).encode())
+            out.write(page(file, benchmarks, outcomes, notes).encode())
     _print_tables(file, scores, parameters=False)
+    for note in notes:
+        print(f"note: {note}", file=sys.stderr)
     return 0
 
 
@@ -228,7 +233,7 @@ def _print_tables(
             f"{number.value:.4g}",
             f"± {number.plus_minus_percent:.1f} %",
             f"{number.preset:.4g}",
-            "yes" if number.determined else "no",
+            number.describe_determination(),
         )
     console.print(table)
 

@@ -59,7 +59,7 @@ def replace_settings_by_flags(message: str, words: Sequence[str], known: Collect
     def find_flag(setting: str, *flags: Iterable[str]) -> str | None:
         if any(f"{setting.rpartition('.')[2]}=" in value for value in values):
             return None
-        return next(filter(None, (_find_flag_among(setting, some) for some in flags)), None)
+        return next(filter(None, (_find_flag_among(setting, some, known) for some in flags)), None)
 
     settings = first[0].split(", ")
     named = [find_flag(setting, typed) for setting in settings]
@@ -81,13 +81,17 @@ def _drop_repeated_name(found: re.Match[str]) -> str:
     return found[2] if found[1].replace("_", "-") in (found[2], found[2][2:]) else found[0]
 
 
-def _find_flag_among(setting: str, flags: Iterable[str]) -> str | None:
-    """Return the flag among `flags` that sets `setting`."""
+def _find_flag_among(setting: str, flags: Iterable[str], known: Collection[str]) -> str | None:
+    """Return the flag among `flags` that sets `setting`; one that only ends in it, if none of `known` equals it."""
     name = "-".join(re.findall(r"\w+", setting)).replace("_", "-")
     for last in (name, name.rpartition("engine-")[2], name.removeprefix("tiers-")):
         if f"--{last}" in flags:
             return f"--{last}"
     if _FLAG_OF_SETTING.get(setting, setting) in flags:
         return _FLAG_OF_SETTING[setting]
+    if f"--no-{name}" in flags:
+        return f"--no-{name}"
+    if f"--{name}" in known:  # --trace-block-size does not set block_size
+        return None
     ends = [flag for flag in flags if flag.endswith(f"-{name}")]
     return ends[0] if len(ends) == 1 else None

@@ -53,7 +53,7 @@ DISTRIBUTIONS = (
         "output_tokens_per_s_per_user",
         "Output token throughput per user",
         "tokens/s",
-        "1 ÷ gap for every gap above zero between consecutive output tokens, pooled over all requests.",
+        "1 ÷ TPOT of each request whose tokens did not all come at once.",
     ),
     Metric("prompt_tokens", "Input sequence length", "tokens", "Prompt tokens per request."),
     Metric("output_tokens", "Output sequence length", "tokens", "Emitted tokens per request."),

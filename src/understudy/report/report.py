@@ -159,7 +159,7 @@ class Report:
             input=int(timeline.prompt_tokens[done].sum(dtype=np.int64)),
             output=int(timeline.output_tokens[done].sum(dtype=np.int64)),
         )
-        gaps = slice(np.searchsorted(timeline.itl_ns, 1), None)
+        tpot_ms = present(latencies.tpot_ms)
         return cls(
             columns=timeline,
             run=run,
@@ -167,12 +167,10 @@ class Report:
             ttft_queued_ms=Statistics.of(present(latencies.ttft_queued_ms)),
             ttst_ms=Statistics.of(present(latencies.ttst_ms)),
             itl_ms=Statistics.of(timeline.itl_ns / NS_PER_MS, timeline.itl_count),
-            tpot_ms=Statistics.of(present(latencies.tpot_ms)),
+            tpot_ms=Statistics.of(tpot_ms),
             e2e_ms=Statistics.of(present(latencies.e2e_ms)),
             queue_ms=Statistics.of(present(latencies.queue_ms)),
-            output_tokens_per_s_per_user=Statistics.of(
-                NS_PER_S / timeline.itl_ns[gaps][::-1], timeline.itl_count[gaps][::-1]
-            ),
+            output_tokens_per_s_per_user=Statistics.of(NS_PER_S / NS_PER_MS / tpot_ms[tpot_ms > 0]),
             prompt_tokens=Statistics.of(timeline.prompt_tokens[done].astype(np.float64)),
             output_tokens=Statistics.of(timeline.output_tokens[done].astype(np.float64)),
             duration_s=duration_s,

@@ -137,6 +137,13 @@ class OutstandingWork:
         self.tokens[worker] += tokens
 
 
+def name_policy(policy: str | KvRouting | Router) -> str:
+    """Return the name of a policy: the class of a user-defined router."""
+    if isinstance(policy, str):
+        return policy
+    return "kv" if isinstance(policy, KvRouting) else type(policy).__name__
+
+
 class Dispatcher:
     """Dispatch requests of a live fleet to workers by one policy. For one thread."""
 
@@ -144,6 +151,8 @@ class Dispatcher:
         self, policy: str | KvRouting | Router, *, seed: int = 0, view: OutstandingWork | None = None
     ) -> None:
         """Build the policy. `view` is passed to a Python router; it may know more of the workers."""
+        self.policy = name_policy(policy)
+        """Name of the policy; the class of a user-defined router."""
         if policy == "kv":
             policy = KvRouting()
         if isinstance(policy, KvRouting):

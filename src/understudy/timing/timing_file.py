@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 FORMAT = 1
+_CLOSE = 0.02
+"""Relative distance below which a value counts as the preset."""
 
 
 class FittedNumber(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -30,7 +32,16 @@ class FittedNumber(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     """One standard deviation."""
     preset: float
     determined: bool
-    """False: the data hardly determine it; it is close to the preset."""
+    """False: the data hardly narrow the prior around the preset."""
+
+    def describe_determination(self) -> str:
+        """Return whether the data determine the value, and else its distance from the preset."""
+        if self.determined:
+            return "yes"
+        change = self.value / self.preset - 1 if self.preset else 0.0
+        if abs(change) < _CLOSE:
+            return "no: it stayed at the preset"
+        return f"no: {abs(change):.0%} {'above' if change > 0 else 'below'} the preset".replace("%", " %")
 
 
 class FittedInput(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

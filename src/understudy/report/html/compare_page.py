@@ -5,7 +5,7 @@ from __future__ import annotations
 from html import escape
 from typing import TYPE_CHECKING
 
-from understudy.report.html.frame import THEME_BUTTON, build_document
+from understudy.report.html.frame import THEME_BUTTON, build_document, prose
 from understudy.report.html.tiles import change, points
 from understudy.report.text import quantity
 
@@ -31,11 +31,11 @@ def compare_page(comparison: Comparison, settings: list[tuple[str, list[str]]]) 
     """Build the page; `settings` are the formatted settings that differ."""
     title = escape(" · ".join(comparison.names))
     verdicts = "".join(
-        f"<li>{escape(name)}: <strong>{escape(one['finding'])}</strong> {escape(one['remedy'])}</li>"
+        f"<li>{escape(name)}: <strong>{prose(one['finding'])}</strong> {prose(one['remedy'])}</li>"
         for name, report in zip(comparison.names, comparison.reports, strict=True)
         for one in report.get("verdicts", ())
     )
-    verdicts += "".join(f'<li class="note">{escape(note)}</li>' for note in comparison.notes())
+    verdicts += "".join(f'<li class="note">{prose(note)}</li>' for note in comparison.notes())
     times = "".join(f"<span>{escape(line)}</span>" for line in comparison.times())
     differed = [
         f"<tr><td>{escape(name)}</td>{_cells(map(escape, values), 'wrap')}</tr>" for name, values in settings

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from html import escape
 from typing import TYPE_CHECKING
 
@@ -12,6 +13,14 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
 THEME_BUTTON = '<button id="theme" type="button" title="Switch between light and dark">◐ Theme</button>'
+
+
+_FLAG = re.compile(r"--[a-z0-9][a-z0-9-]*(?:[ =](?:\d(?:[\w.,]*\w)?|[A-Z]\b))?")
+
+
+def prose(text: str) -> str:
+    """Escape a sentence; flags, with a number behind them, are set as code and not broken across lines."""
+    return _FLAG.sub(lambda flag: f'<code class="flag">{flag[0]}</code>', escape(text))
 
 
 def build_document(title: str, body: Iterable[str], *, footer: str = "", style: str = "") -> str:

@@ -10,7 +10,7 @@ import numpy as np
 
 from understudy.report.html import charts
 from understudy.report.html.balance import worker_balance
-from understudy.report.html.frame import THEME_BUTTON, build_document
+from understudy.report.html.frame import THEME_BUTTON, build_document, prose
 from understudy.report.html.heat_map import usage_by_worker
 from understudy.report.html.hit_curve import hits_by_cache_size
 from understudy.report.html.phase_chart import latency_by_phase, phases_over_time
@@ -90,8 +90,8 @@ def _header(report: Report, title: str, baseline: Report | None) -> str:
 
 def _verdicts(report: Report) -> str:
     """Build the list of verdicts and notes; empty without any."""
-    items = [f"<li><b>{escape(v.finding)}</b> {escape(v.remedy)}</li>" for v in report.verdicts]
-    items += [f'<li class="note">{escape(note)}</li>' for note in report.run.notes]
+    items = [f"<li><b>{prose(v.finding)}</b> {prose(v.remedy)}</li>" for v in report.verdicts]
+    items += [f'<li class="note">{prose(note)}</li>' for note in report.run.notes]
     return f'<ul class="verdicts">{"".join(items)}</ul>' if items else ""
 
 

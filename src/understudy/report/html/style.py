@@ -35,6 +35,7 @@ h2 { font-size: 15px; font-weight: 650; margin: 0; }
 .facts { display: flex; flex-wrap: wrap; gap: 2px 20px; color: var(--soft); }
 .facts b { color: var(--ink); font-weight: 550; }
 .facts code, td code { font: 12px ui-monospace, SFMono-Regular, Menlo, Consolas, monospace; overflow-wrap: anywhere; }
+code.flag { font: .93em ui-monospace, SFMono-Regular, Menlo, Consolas, monospace; white-space: nowrap; }
 button {
   flex: none; font: inherit; color: var(--soft); background: var(--card); border: 1px solid var(--line);
   border-radius: 8px; padding: 5px 12px; cursor: pointer;

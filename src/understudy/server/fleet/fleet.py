@@ -10,6 +10,7 @@ import msgspec
 from understudy._core import TierRun
 from understudy.errors import ConfigError
 from understudy.memory import LIVE_BYTES, require_memory
+from understudy.router.dispatch import name_policy
 from understudy.server.access import Access
 from understudy.server.api.errors import SHUTTING_DOWN
 from understudy.server.fleet.front import FleetFront
@@ -75,7 +76,7 @@ class Fleet:
                 server = self._server(pool, len(self.servers), run)
                 self.servers.append(server)
                 self.routing.add(server, len(self.servers) - 1)
-        self.front = FleetFront(self.servers, self.routing, name_of(settings.routing), settings.access())
+        self.front = FleetFront(self.servers, self.routing, name_policy(settings.routing), settings.access())
         self._listening: asyncio.Server | None = None
         self.port = settings.port
 
@@ -132,14 +133,6 @@ class Fleet:
         finally:  # requests that wait for a worker
             self.runtime.outbox.end_all(503, SHUTTING_DOWN)
         await self.runtime.outbox.wait_until_sent()
-
-
-def name_of(policy: str | KvRouting | Router) -> str:
-    """Return the name of a policy."""
-    if isinstance(policy, str):
-        return policy
-    kind = type(policy).__name__
-    return "kv" if kind == "KvRouting" else kind
 
 
 def shifted(events: dict[str, Any], by: int) -> dict[str, Any]:

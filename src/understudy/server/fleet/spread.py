@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from understudy.errors import ConfigError
-from understudy.server.fleet.fleet import Fleet, FleetSettings, name_of, shifted
+from understudy.router.dispatch import name_policy
+from understudy.server.fleet.fleet import Fleet, FleetSettings, shifted
 from understudy.server.fleet.spread_front import SpreadFront
 from understudy.server.loop import heap_frozen, run
 from understudy.server.proxy.service import RouterService, RouterSettings
@@ -110,7 +111,7 @@ class SpreadFleet:
             self._own = SpreadFront(
                 fronts,
                 [pool for count, pool in self.settings.pools for _ in range(count)],
-                name_of(self.settings.routing),
+                name_policy(self.settings.routing),
                 self.front.dispatcher,
                 self.front.workers,
             )

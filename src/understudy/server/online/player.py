@@ -11,9 +11,10 @@ import numpy as np
 
 from understudy.engines.engine_config import describe_scheduling
 from understudy.errors import WrongState
+from understudy.router.dispatch import name_policy
 from understudy.run.facts import RunFacts, TimeFacts
 from understudy.run.times import compute_outside_share
-from understudy.server.fleet.fleet import Fleet, FleetSettings, name_of
+from understudy.server.fleet.fleet import Fleet, FleetSettings
 from understudy.server.lateness import Lateness
 from understudy.server.online.columns import LiveColumns
 from understudy.server.online.content import TrueOutputs, limit_of, prompt_of
@@ -73,7 +74,7 @@ class Player:
         facts = RunFacts(
             online=True,
             workers=len(fleet.servers),
-            routing=name_of(self._settings.routing),
+            routing=name_policy(self._settings.routing),
             seed=self._settings.seed,
             speedup=fleet.runtime.clock.speed,
             scheduling=describe_scheduling([self._engine]),

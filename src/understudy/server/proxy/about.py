@@ -101,7 +101,7 @@ class About:
                     row[f"{name}_hashes"] = columns[3][mine & (columns[2] == int(tier))].tolist()
             rows.append(row)
         return {
-            "routing": "kv" if kv is not None else "by load",
+            "routing": self._dispatcher.policy,
             "block_size": self._workers.block_size,
             "waiting": self._dispatcher.num_waiting,
             "degraded": [row["worker"] for row in rows if row["view"]["state"] != "live"],
