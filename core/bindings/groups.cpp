@@ -123,8 +123,9 @@ void bind_groups(nb::module_& m) {
       .def_ro("partial_hits", &GroupLayout::partial_hits)
       .def_ro("max_in_flight_tokens", &GroupLayout::in_flight)
       .def_ro("admission_caps", &GroupLayout::caps)
-      .def_prop_ro("blocks_per_request", &GroupLayout::blocks_per_request,
-                   "Blocks that vLLM's start-up plans for a request of max_model_len tokens.");
+      .def_prop_ro(
+          "blocks_per_request", [](const GroupLayout& self) { return self.blocks_per_request(self.max_model_len); },
+          "Blocks that vLLM's start-up plans for a request of max_model_len tokens.");
   m.def("with_groups", &with_groups, "config"_a, "groups"_a, nb::kw_only(), "prefix_match_unit"_a = 0,
         "prefix_cache_retention_interval"_a.none() = 0,
         "A copy with these KV cache groups; its block_size is their unit of hashing.");

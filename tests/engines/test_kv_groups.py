@@ -14,9 +14,9 @@ from understudy.engines.group_recording import (
     GroupRun,
     GroupScenario,
     GroupScenarioConfig,
-    ScenarioGroup,
     read_group_scenario,
 )
+from understudy.engines.kv_groups import KvCacheGroup
 from understudy.engines.profiles import PROFILES
 from understudy.engines.recorder import run_scenario
 from understudy.engines.recordings import Recording, find_recordings
@@ -52,7 +52,7 @@ def test_one_group_of_full_attention_schedules_as_the_engine_without_groups(reco
     if scenario.aborts:
         pytest.skip("recordings with groups have no aborts")
     fields = {name: getattr(scenario.config, name) for name in scenario.config.__struct_fields__}
-    group = ScenarioGroup(kind="full", block_size=scenario.config.block_size)
+    group = KvCacheGroup(kind="full", block_size=scenario.config.block_size)
     config = GroupScenarioConfig(**fields, groups=[group])
     grouped = GroupRun(
         GroupScenario(scenario.name, config, scenario.max_steps, scenario.requests), NEW, check=True
@@ -78,11 +78,11 @@ def edit(name: str, **config: Any) -> GroupScenario:
         ({"prefix_cache_retention_interval": 40}, "multiple of 16"),
         ({"prefix_match_unit": 5}, "must divide the block size"),
         ({"groups": []}, "give at least one"),
-        ({"groups": [ScenarioGroup(kind="sliding_window", block_size=16)]}, "window must be at least 2"),
-        ({"groups": [ScenarioGroup(kind="chunked_local", block_size=16, chunk=40)]}, "multiple of its block"),
-        ({"groups": [ScenarioGroup(kind="mamba", block_size=64, mode="none")]}, "needs mode align"),
-        ({"groups": [ScenarioGroup(kind="circular", block_size=8)]}, "can be cached"),
-        ({"groups": [ScenarioGroup(kind="full", block_size=0)]}, "block_size must be at least 1"),
+        ({"groups": [KvCacheGroup(kind="sliding_window", block_size=16)]}, "window must be at least 2"),
+        ({"groups": [KvCacheGroup(kind="chunked_local", block_size=16, chunk=40)]}, "multiple of its block"),
+        ({"groups": [KvCacheGroup(kind="mamba", block_size=64, mode="none")]}, "needs mode align"),
+        ({"groups": [KvCacheGroup(kind="circular", block_size=8)]}, "can be cached"),
+        ({"groups": [KvCacheGroup(kind="full", block_size=0)]}, "block_size must be at least 1"),
         ({"kv_manager": "kvbm"}, "kv_manager kvbm"),
         ({"eviction_policy": "lru"}, "eviction_policy"),
     ],

@@ -24,7 +24,7 @@ void require_groups(const VllmConfig& c) {
   refuse(static_cast<bool>(c.eviction), "eviction_policy");
   refuse(c.stay_sample > 0, "stay_sample");
   refuse(c.kv_trace, "kv_trace");
-  refuse(c.published_blocks, "published_blocks");
+  refuse(c.published_blocks, "KV-aware routing");
 }
 
 const VllmConfig& checked(const VllmConfig& c) {
@@ -257,9 +257,7 @@ VllmEngine::VllmEngine(const VllmConfig& config, const EngineSite& site)
       throw Error(ErrorKind::ConfigError, "block_size ", config.block_size, " must be the groups' unit of hashing, ",
                   layout.hash_block);
     }
-    capacity_tokens_ =
-        static_cast<std::uint64_t>(static_cast<double>(config.num_gpu_blocks + 1) /
-                                   static_cast<double>(layout.blocks_per_request()) * config.max_model_len);
+    capacity_tokens_ = layout.capacity_tokens(config.num_gpu_blocks);
   } else if (config.kv_manager == KvManagerKind::Kvbm) {
     kv_ = std::make_unique<KvbmBackend>(config_, store_, tiers_.get(), announcer_.log());
   } else {

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from understudy._core import VllmOffload
     from understudy.tiers.plan import TierPlan
 
+DEFAULT_BLOCK_SIZE = 64
 _MOST = {"block_size": 2**20, "num_gpu_blocks": 2**30}
 _LIMITS = (
     "block_size",
@@ -40,7 +41,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     `num_gpu_blocks` counts usable blocks.
     """
 
-    block_size: int = 64
+    block_size: int = DEFAULT_BLOCK_SIZE
     """Tokens per KV block."""
     num_gpu_blocks: int = 16384
     """Usable KV blocks of a worker."""

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from understudy._core import GroupLayout, KvGroup, VllmEngine, VllmEngineConfig, constant_timing, with_groups
+from understudy._core import GroupLayout, VllmEngine, VllmEngineConfig, constant_timing, with_groups
+from understudy.engines.kv_groups import KvCacheGroup  # noqa: TC001  (msgspec reads the annotation)
 from understudy.engines.recorder import STEP_NS, describe_step
 from understudy.engines.scenario import ScenarioConfig, ScenarioRequest, submit
 from understudy.errors import InvalidArgument
@@ -20,15 +21,6 @@ if TYPE_CHECKING:
 
     from understudy.engines.profiles import VersionProfile
 
-Kind = Literal[
-    "full", "mla", "sliding_window", "sliding_window_mla", "chunked_local", "mamba", "rswa", "circular"
-]
-EVENT_KINDS = {
-    "full": "full_attention",
-    "rswa": "full_attention",
-    "mla": "mla_attention",
-    "chunked_local": "chunked_local_attention",
-}
 COUNTS = (
     "finished",
     "preemptions",
@@ -40,41 +32,10 @@ COUNTS = (
 )
 
 
-class ScenarioGroup(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """One KV cache group; sizes in tokens."""
-
-    kind: Kind
-    block_size: int
-    window: int | None = None
-    chunk: int | None = None
-    mode: Literal["align", "none"] = "align"
-    checkpoint_blocks: int = 0
-    checkpoint_alignment: int | None = None
-    bounded_replay: bool = False
-
-    def native(self) -> KvGroup:
-        """Return the core's form."""
-        return KvGroup(
-            self.kind,
-            block_size=self.block_size,
-            window=self.window or 0,
-            chunk=self.chunk or 0,
-            align=self.mode == "align",
-            checkpoint_blocks=self.checkpoint_blocks,
-            checkpoint_alignment=self.checkpoint_alignment or 1,
-            bounded_replay=self.bounded_replay,
-        )
-
-    def describe_kind(self) -> tuple[str, int | None]:
-        """Return kind and window as KV events name them."""
-        slides = self.kind in ("sliding_window", "sliding_window_mla")
-        return EVENT_KINDS.get(self.kind, self.kind), self.window if slides else None
-
-
 class GroupScenarioConfig(ScenarioConfig, frozen=True, forbid_unknown_fields=True):
     """Settings of a scheduler with several KV cache groups."""
 
-    groups: list[ScenarioGroup] = msgspec.field(default_factory=list)
+    groups: list[KvCacheGroup] = msgspec.field(default_factory=list)
     prefix_cache_retention_interval: int | None = 0
     prefix_match_unit: int | None = None
 

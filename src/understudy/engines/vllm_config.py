@@ -6,9 +6,10 @@ from typing import Any, Literal
 
 import msgspec
 
-from understudy._core import Speculation, VllmEngineConfig, VllmOffload
+from understudy._core import GroupLayout, Speculation, VllmEngineConfig, VllmOffload, with_groups
 from understudy.checks import plain_number, read_as, whole_number
-from understudy.engines.engine_config import EngineConfig
+from understudy.engines.engine_config import DEFAULT_BLOCK_SIZE, EngineConfig
+from understudy.engines.kv_groups import KvCacheGroup
 from understudy.engines.mocker_names import refuse_unknown, take_mocker_names
 from understudy.engines.mocker_settings import MockerSettings
 from understudy.engines.offload import build_vllm_offload
@@ -90,6 +91,15 @@ class VllmConfig(EngineConfig, frozen=True, kw_only=True, forbid_unknown_fields=
     """Eviction order of cached blocks; None: the manager's own."""
     speculative_config: SpeculativeConfig | None = None
     """vLLM's speculative decoding; None: off."""
+    kv_cache_groups: tuple[KvCacheGroup, ...] = ()
+    """Groups of layers that keep different kinds of KV; empty: one group of full attention. Since vLLM 0.33.
+
+    Blocks of all groups are `num_gpu_blocks`; `block_size` follows from the groups: it is their unit of hashing.
+    """
+    prefix_cache_retention_interval: int | None = 0
+    """Tokens between cached blocks of windows and states; 0: only ends of prompts; None: every block."""
+    prefix_match_unit: int | None = None
+    """Unit of hashing in tokens; None: the greatest common divisor of the groups' block sizes."""
     vllm_version: str = NEWEST
     """A release, such as 0.26.0 or v0.30 (default: the newest known one)."""
 
@@ -117,6 +127,29 @@ class VllmConfig(EngineConfig, frozen=True, kw_only=True, forbid_unknown_fields=
                 "preemption_mode=fifo contradicts scheduling_policy=priority, where priorities decide; leave it out"
             )
         self._check_speculation()
+        self._check_groups()
+
+    def _check_groups(self) -> None:
+        """Check the KV cache groups, and set `block_size` to their unit of hashing."""
+        if not self.kv_cache_groups:
+            if self.prefix_cache_retention_interval != 0 or self.prefix_match_unit is not None:
+                raise ConfigError(
+                    "prefix_cache_retention_interval and prefix_match_unit need kv_cache_groups; leave them out"
+                )
+            return
+        if not all(isinstance(group, KvCacheGroup) for group in self.kv_cache_groups):
+            raise ConfigError(f"kv_cache_groups must be KvCacheGroup objects, got {self.kv_cache_groups!r}")
+        if self.profile is not find_profile(NEWEST):
+            raise ConfigError(
+                f"kv_cache_groups needs vLLM {NEWEST}, whose rules were recorded; got {self.vllm_version}"
+            )
+        unit = GroupLayout(self.native()).hash_block_size
+        if self.block_size not in (unit, DEFAULT_BLOCK_SIZE):
+            raise ConfigError(
+                f"block_size={self.block_size} contradicts kv_cache_groups: it is their unit of hashing, {unit}; "
+                "leave it out"
+            )
+        msgspec.structs.force_setattr(self, "block_size", unit)
 
     def _refuse_contradictions(self) -> None:
         """Refuse limits that contradict each other, as vLLM does."""
@@ -280,6 +313,12 @@ class VllmConfig(EngineConfig, frozen=True, kw_only=True, forbid_unknown_fields=
         self, plan: TierPlan | None, max_blocks: int, *, events: bool = False, kv_trace: bool = False
     ) -> VllmEngineConfig:
         """Build the core's form of these settings, with vLLM's offload if the tiers ask for it."""
+        if self.kv_cache_groups:
+            for given, name in ((events, "KV events"), (plan is not None, "tiers"), (kv_trace, "a KV trace")):
+                if given:
+                    raise ConfigError(
+                        f"kv_cache_groups: several groups do not work with {name} yet; leave them out"
+                    )
         offload = build_vllm_offload(plan, self, max_blocks)
         return self.native(events=events, kv_trace=kv_trace, offload=offload)
 
@@ -318,7 +357,7 @@ class VllmConfig(EngineConfig, frozen=True, kw_only=True, forbid_unknown_fields=
         profile = profile or self.profile
         self._check_profile_has(profile, profile.name)
         reserve = self.scheduler_reserve_full_isl
-        return VllmEngineConfig(
+        config = VllmEngineConfig(
             block_size=self.block_size,
             num_gpu_blocks=self.num_gpu_blocks,
             max_num_seqs=self.max_num_seqs,
@@ -357,4 +396,12 @@ class VllmConfig(EngineConfig, frozen=True, kw_only=True, forbid_unknown_fields=
             self_preemption_ends=profile.self_preemption_ends,
             counts_running_loras=profile.counts_running_loras,
             prefill_schedule_interval=self.prefill_schedule_interval,
+        )
+        if not self.kv_cache_groups:
+            return config
+        return with_groups(
+            config,
+            [group.native() for group in self.kv_cache_groups],
+            prefix_match_unit=self.prefix_match_unit or 0,
+            prefix_cache_retention_interval=self.prefix_cache_retention_interval,
         )

@@ -80,7 +80,7 @@ GroupLayout::GroupLayout(const GroupSettings& settings)
                 limited ? ", or a multiple of " : "; no group has a window or a state, and the blocks are ",
                 scheduler_block);
   }
-  in_flight = settings.max_num_batched_tokens * (settings.async_scheduling ? 2 : 1);
+  in_flight = std::uint64_t{settings.max_num_batched_tokens} * (settings.async_scheduling ? 2 : 1);
   for (const KvGroup& group : groups) caps.push_back(cap_of(group, in_flight, max_model_len));
   for (const bool full : {true, false}) {
     for (std::size_t g = 0; g < groups.size(); ++g) {
@@ -96,7 +96,7 @@ GroupLayout::GroupLayout(const GroupSettings& settings)
   }
 }
 
-std::uint64_t GroupLayout::blocks_per_request() const {
+std::uint64_t GroupLayout::blocks_per_request(std::uint64_t tokens) const {
   std::uint64_t blocks = 0;
   for (std::size_t g = 0; g < groups.size(); ++g) {
     const KvGroup& group = groups[g];
@@ -105,10 +105,15 @@ std::uint64_t GroupLayout::blocks_per_request() const {
     } else if (group.state()) {
       blocks += 2 + group.checkpoint_blocks;
     } else {
-      blocks += group.kind == GroupKind::Circular ? 1 : ceil_div(max_model_len, group.block_size);
+      blocks += group.kind == GroupKind::Circular ? 1 : ceil_div(tokens, group.block_size);
     }
   }
   return blocks;
+}
+
+std::uint64_t GroupLayout::capacity_tokens(std::uint64_t num_blocks) const {
+  const std::uint64_t longest = std::min<std::uint64_t>(max_model_len, num_blocks * scheduler_block);
+  return num_blocks * longest / std::max<std::uint64_t>(blocks_per_request(longest), 1);
 }
 
 std::uint64_t GroupLayout::most_blocks(std::uint32_t tokens) const {

@@ -71,7 +71,7 @@ struct GroupLayout {
   std::uint32_t block = 0;            // smallest block of the cacheable groups
   bool partial_hits = false;          // hits may end inside a block
   std::optional<std::uint32_t> retention;
-  std::uint32_t in_flight = 0;                     // most tokens scheduled and not yet received
+  std::uint64_t in_flight = 0;                     // most tokens scheduled and not yet received
   std::vector<std::optional<std::uint32_t>> caps;  // most blocks of a request, by group
   std::vector<std::vector<std::size_t>> kinds;     // groups with equal settings; full attention first
   std::uint32_t replay = 0;                        // tokens computed again after a hit
@@ -79,8 +79,10 @@ struct GroupLayout {
   bool has_states = false;
   std::uint32_t max_model_len = 0;
 
-  // Blocks that vLLM's start-up plans for a request of max_model_len tokens.
-  std::uint64_t blocks_per_request() const;
+  // Blocks that vLLM's start-up plans for a request of `tokens` tokens.
+  std::uint64_t blocks_per_request(std::uint64_t tokens) const;
+  // Tokens that this many blocks hold, in requests of max_model_len tokens.
+  std::uint64_t capacity_tokens(std::uint64_t num_blocks) const;
   // Most blocks that a request of `tokens` tokens holds.
   std::uint64_t most_blocks(std::uint32_t tokens) const;
 };

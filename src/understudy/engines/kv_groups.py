@@ -1,0 +1,77 @@
+"""KV cache groups of models whose layers keep different kinds of KV."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import msgspec
+
+from understudy._core import KvGroup
+from understudy.checks import whole_number
+from understudy.errors import ConfigError
+
+Kind = Literal[
+    "full", "mla", "sliding_window", "sliding_window_mla", "chunked_local", "mamba", "rswa", "circular"
+]
+_EVENT_KINDS = {
+    "full": "full_attention",
+    "rswa": "full_attention",
+    "mla": "mla_attention",
+    "chunked_local": "chunked_local_attention",
+}
+_SLIDING = ("sliding_window", "sliding_window_mla")
+
+
+class KvCacheGroup(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Layers of one kind, which share a block table; sizes in tokens.
+
+    Example:
+        window = us.KvCacheGroup(kind="sliding_window", block_size=16, window=128)
+        engine = us.VllmConfig(kv_cache_groups=(window, us.KvCacheGroup(kind="full", block_size=16)))
+    """
+
+    kind: Kind
+    """Kind of attention or state; `mamba` is any state layer."""
+    block_size: int
+    """Tokens per block of this group."""
+    window: int | None = None
+    """Window of the sliding kinds and of rswa."""
+    chunk: int | None = None
+    """Chunk of local attention, a multiple of `block_size`."""
+    mode: Literal["align", "none"] = "align"
+    """State layers: cache states at block ends, or (without prefix caching) one block per request."""
+    checkpoint_blocks: int = 0
+    """State layers: extra blocks for a state inside a chunk of the prompt."""
+    checkpoint_alignment: int | None = None
+    """State layers: such a state is a multiple of this many tokens behind the start of its chunk."""
+    bounded_replay: bool = False
+    """Sliding MLA layers: not cached; the tokens of the window are computed again after a hit."""
+
+    def __post_init__(self) -> None:
+        whole_number("kv_cache_groups: block_size", self.block_size, 1, 2**20)
+        needs_window = self.kind in (*_SLIDING, "rswa")
+        if needs_window != (self.window is not None):
+            problem = "needs a window" if needs_window else "has no window; leave it out"
+            raise ConfigError(f"kv_cache_groups: kind {self.kind} {problem}")
+        if (self.kind == "chunked_local") != (self.chunk is not None):
+            problem = "needs a chunk" if self.chunk is None else "has no chunk; leave it out"
+            raise ConfigError(f"kv_cache_groups: kind {self.kind} {problem}")
+        if self.checkpoint_blocks and self.kind != "mamba":
+            raise ConfigError("kv_cache_groups: checkpoint_blocks is for kind mamba; leave it out")
+
+    def native(self) -> KvGroup:
+        """Return the core's form."""
+        return KvGroup(
+            self.kind,
+            block_size=self.block_size,
+            window=self.window or 0,
+            chunk=self.chunk or 0,
+            align=self.mode == "align",
+            checkpoint_blocks=self.checkpoint_blocks,
+            checkpoint_alignment=self.checkpoint_alignment or 1,
+            bounded_replay=self.bounded_replay,
+        )
+
+    def describe_kind(self) -> tuple[str, int | None]:
+        """Return kind and window as KV events name them."""
+        return _EVENT_KINDS.get(self.kind, self.kind), self.window if self.kind in _SLIDING else None
