@@ -8,6 +8,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from replay.building import ONE_MS, crowd
 from understudy import _core
 from understudy.engines.conformance import compare_recording
 from understudy.engines.group_recording import (
@@ -21,7 +22,9 @@ from understudy.engines.profiles import PROFILES
 from understudy.engines.recorder import run_scenario
 from understudy.engines.recordings import Recording, find_recordings
 from understudy.engines.scenario import read_scenario
+from understudy.engines.vllm_config import VllmConfig
 from understudy.errors import ConfigError, InvalidArgument, WrongState
+from understudy.run.offline import run_offline
 from understudy.tiers.native import to_core
 from understudy.tiers.plan import TierPlan
 from understudy.tiers.settings import TiersConfig
@@ -78,11 +81,13 @@ def edit(name: str, **config: Any) -> GroupScenario:
         ({"prefix_cache_retention_interval": 40}, "multiple of 16"),
         ({"prefix_match_unit": 5}, "must divide the block size"),
         ({"groups": []}, "give at least one"),
-        ({"groups": [KvCacheGroup(kind="sliding_window", block_size=16)]}, "window must be at least 2"),
+        (
+            {"groups": [KvCacheGroup(kind="sliding_window", block_size=16, window=1)]},
+            "window must be at least 2",
+        ),
         ({"groups": [KvCacheGroup(kind="chunked_local", block_size=16, chunk=40)]}, "multiple of its block"),
         ({"groups": [KvCacheGroup(kind="mamba", block_size=64, mode="none")]}, "needs mode align"),
         ({"groups": [KvCacheGroup(kind="circular", block_size=8)]}, "can be cached"),
-        ({"groups": [KvCacheGroup(kind="full", block_size=0)]}, "block_size must be at least 1"),
         ({"kv_manager": "kvbm"}, "kv_manager kvbm"),
         ({"eviction_policy": "lru"}, "eviction_policy"),
     ],
@@ -105,3 +110,68 @@ def test_tiers_below_several_groups_are_refused_by_name() -> None:
     assert plan is not None
     with pytest.raises(ConfigError, match="tiers: several KV cache groups"):
         _core.VllmEngine(config, _core.constant_timing(1.0, 1.0), tiers=to_core(plan, 1 << 12))
+
+
+WINDOW = KvCacheGroup(kind="sliding_window", block_size=16, window=64)
+FULL = KvCacheGroup(kind="full", block_size=16)
+
+
+@pytest.mark.parametrize(
+    ("group", "problem"),
+    [
+        ({"kind": "sliding_window", "block_size": 16}, "kind sliding_window needs a window"),
+        ({"kind": "full", "block_size": 16, "window": 4}, "kind full has no window"),
+        ({"kind": "chunked_local", "block_size": 16}, "kind chunked_local needs a chunk"),
+        ({"kind": "full", "block_size": 16, "checkpoint_blocks": 1}, "checkpoint_blocks is for kind mamba"),
+        ({"kind": "full", "block_size": 0}, "block_size"),
+    ],
+)
+def test_a_group_that_contradicts_itself_is_an_error(group: dict[str, Any], problem: str) -> None:
+    with pytest.raises((ConfigError, InvalidArgument), match=problem):
+        KvCacheGroup(**group)
+
+
+def test_settings_of_groups_without_groups_are_errors() -> None:
+    with pytest.raises(ConfigError, match="need kv_cache_groups"):
+        VllmConfig(prefix_match_unit=16)
+    with pytest.raises(ConfigError, match="need kv_cache_groups"):
+        VllmConfig(prefix_cache_retention_interval=None)
+
+
+def test_block_size_is_the_groups_unit_of_hashing() -> None:
+    large = msgspec.structs.replace(FULL, block_size=48)
+    assert VllmConfig(kv_cache_groups=(WINDOW, large)).block_size == 16
+    with pytest.raises(ConfigError, match="block_size=32 contradicts kv_cache_groups"):
+        VllmConfig(kv_cache_groups=(WINDOW, FULL), block_size=32)
+
+
+def test_releases_without_recordings_of_groups_are_refused() -> None:
+    with pytest.raises(ConfigError, match="kv_cache_groups needs vLLM"):
+        VllmConfig(kv_cache_groups=(WINDOW, FULL), vllm_version="0.32")
+
+
+def test_groups_are_read_from_settings_by_name() -> None:
+    settings = {"kv_cache_groups": [{"kind": "sliding_window", "block_size": 16, "window": 64}]}
+    assert VllmConfig.from_dict(settings).kv_cache_groups == (WINDOW,)
+
+
+@pytest.mark.parametrize("asynchronous", [False, True])
+def test_a_replay_with_one_group_of_full_attention_equals_one_without_groups(asynchronous: bool) -> None:
+    workload = crowd(60)
+    plain = VllmConfig(block_size=16, num_gpu_blocks=60, async_scheduling=asynchronous, timing=ONE_MS)
+    grouped = msgspec.structs.replace(plain, kv_cache_groups=(FULL,))
+    runs = [run_offline(workload, config, workers=2) for config in (plain, grouped)]
+    assert runs[0].facts.digest == runs[1].facts.digest
+    assert runs[0].facts.digest is not None
+
+
+def test_a_replay_with_windows_passes_every_check_and_keeps_its_blocks() -> None:
+    config = VllmConfig(kv_cache_groups=(WINDOW, WINDOW, FULL), num_gpu_blocks=200, timing=ONE_MS)
+    run = run_offline(crowd(60), config, workers=2, check="deep")
+    assert run.facts.digest == run_offline(crowd(60), config, workers=2).facts.digest
+
+
+def test_kv_aware_routing_over_groups_is_refused_by_name() -> None:
+    config = VllmConfig(kv_cache_groups=(WINDOW, FULL), num_gpu_blocks=200, timing=ONE_MS)
+    with pytest.raises(ConfigError, match="groups"):
+        run_offline(crowd(10), config, workers=2, routing="kv")

@@ -98,6 +98,16 @@ class Play:
         self._events.clear()
         return events
 
+    def take_raw_events(self) -> list[Any]:
+        """Take vLLM's own events since the last call."""
+        events, self._events = self._events, []
+        return events
+
+    def hash_with(self, make: Any, block_size: int) -> None:
+        """Hash the requests to come in blocks of another size."""
+        if self._hasher is not None:
+            self._hasher = make(block_size, sha256)
+
     def add(self, spec: dict[str, Any]) -> None:
         """Submit a request."""
         sampling = SamplingParams(

@@ -47,7 +47,10 @@ DEFAULTS: dict[str, Any] = {
     "prefill_schedule_interval": 1,
 }
 """Defaults of a scenario's settings."""
-ELSEWHERE = ("block_size", "num_blocks", "enable_prefix_caching", "max_loras")
+ELSEWHERE = (
+    *("block_size", "num_blocks", "enable_prefix_caching", "max_loras"),
+    *("groups", "prefix_cache_retention_interval", "prefix_match_unit"),
+)
 """Settings that are not part of vLLM's scheduler config."""
 
 
@@ -92,6 +95,18 @@ def real_scheduler(
         settings.speculative_config = _speculation(settings, method, k)
     settings.kv_transfer_config = transfer
     settings.cache_config.num_gpu_blocks = config["num_blocks"]
+    make = AsyncScheduler if config["async_scheduling"] else Scheduler
+    if "groups" in config:
+        from exact.groups import build_groups
+
+        cache, scheduler_block, hash_block = build_groups(config, settings)
+        return make(
+            vllm_config=settings,
+            kv_cache_config=cache,
+            structured_output_manager=StructuredOutputManager(settings),
+            block_size=scheduler_block,
+            hash_block_size=hash_block,
+        )
     attention = FullAttentionSpec(
         block_size=config["block_size"], num_kv_heads=1, head_size=1, dtype=torch.float32
     )
@@ -100,7 +115,7 @@ def real_scheduler(
         kv_cache_tensors=[],
         kv_cache_groups=[KVCacheGroupSpec(["layer"], attention)],
     )
-    return (AsyncScheduler if config["async_scheduling"] else Scheduler)(
+    return make(
         vllm_config=settings,
         kv_cache_config=blocks,
         structured_output_manager=StructuredOutputManager(settings),

@@ -22,13 +22,13 @@ def write_recording(
 ) -> Recording:
     """Write a recording as `understudy conformance vllm` reads it."""
     version, recorded = f"v{answer['vllm']}", answer["recorded"]
-    if kind == "steps":
+    if kind == "steps" or kind == "groups":
         source, golden = folder / "scenarios" / f"{name}.json", folder / "golden" / f"{name}.jsonl.gz"
         for path in (source, golden):
             path.parent.mkdir(parents=True, exist_ok=True)
         source.write_text(json.dumps(scenario), encoding="utf-8")
         _write_lines(golden, recorded)
-        return Recording(kind, folder, name, source, golden)
+        return Recording("steps", folder, name, source, golden)
     folder.mkdir(parents=True, exist_ok=True)
     golden = folder / f"{name}.json.gz"
     pair = {"scenario": scenario, "recorded": recorded}

@@ -8,6 +8,7 @@ import msgspec
 
 from release.process import RecordingFailed
 from understudy.engines.clock_conformance import ClockScenario, run_clock_scenario
+from understudy.engines.group_recording import GroupRun, GroupScenario
 from understudy.engines.offload_profiles import offload_profile
 from understudy.engines.offload_recording import OffloadRun, OffloadScenario
 from understudy.engines.profiles import find_profile
@@ -44,6 +45,10 @@ class EngineRecorder:
             rules = offload_profile(self._release)
             run = OffloadRun(msgspec.convert(scenario, OffloadScenario), self._profile, rules)
             return {"vllm": self._release, "recorded": [{"header": {"vllm": self._release}}, *run.lines()]}
+        if kind == "groups":
+            grouped = GroupRun(msgspec.convert(scenario, GroupScenario), self._profile)
+            header = {"vllm": self._release, "config": {"groups": []}}
+            return {"vllm": self._release, "recorded": [{"header": header}, *grouped.lines()]}
         played = msgspec.convert(scenario, SpecScenario)
         steps = list(run_spec_scenario(played, self._profile, events=True))
         events = [step.pop("kv_events") for step in steps]

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal, cast
 from model.scenario_gen import random_scenario, with_adapters, with_caps, with_ends
 from model.vllm_config import V0_31
 from model.vllm_format import expand_prompt
+from release.group_family import with_groups
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
     from model.vllm_format import Scenario as ByStep
 
 Scenario = dict[str, Any]
-Kind = Literal["steps", "speculation", "clock", "offload"]
+Kind = Literal["steps", "speculation", "clock", "offload", "groups"]
 
 
 @dataclass(frozen=True)
@@ -164,6 +165,10 @@ def _offload(seed: int) -> Scenario:
     return {**scenario, "offload": offload, "max_steps": 400}
 
 
+def _groups(seed: int) -> Scenario:
+    return with_groups(_plain(seed), seed)
+
+
 FAMILIES = {
     family.name: family
     for family in (
@@ -179,5 +184,6 @@ FAMILIES = {
         Family("spec", "speculation", lambda seed: _spec(seed, False)),
         Family("async-spec", "speculation", lambda seed: _spec(seed, True)),
         Family("offload", "offload", _offload),
+        Family("groups", "groups", _groups),
     )
 }

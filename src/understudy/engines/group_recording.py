@@ -99,8 +99,8 @@ class GroupRun:
         self._numbers: dict[int, int] = {}
         self._tokens: dict[int, npt.NDArray[np.uint32]] = {}
 
-    def lines(self) -> Iterator[dict[str, Any]]:
-        """Yield a line per step, then the totals."""
+    def lines(self, *, count_lookups: bool = True) -> Iterator[dict[str, Any]]:
+        """Yield a line per step, then the totals, with those of lookups if they were recorded."""
         engine, requests = self._engine, self.scenario.requests
         totals = dict.fromkeys(COUNTS, 0)
         to_come = list(enumerate(requests))
@@ -142,7 +142,8 @@ class GroupRun:
             **{f"preempted_{name}": n for name, n in zip(names, engine.group_hits(True), strict=True)},
         }
         reason = "done" if done else "max_steps"
-        yield {"end": {"reason": reason, "steps": step, **totals, "prefix_stats": stats}}
+        lookups = {"prefix_stats": stats} if count_lookups else {}
+        yield {"end": {"reason": reason, "steps": step, **totals, **lookups}}
 
     def _submit(self, index: int, request: ScenarioRequest) -> None:
         config = msgspec.structs.replace(self.scenario.config, block_size=self.config.block_size)

@@ -1,0 +1,86 @@
+"""Random scenarios with several KV cache groups."""
+
+from __future__ import annotations
+
+import math
+from random import Random
+from typing import Any
+
+from model.vllm_format import expand_prompt
+
+Line = dict[str, Any]
+
+
+def draw_groups(rng: Random) -> list[Line]:
+    """Draw the groups of a model, in shapes that models have and in some that none has."""
+    size = rng.choice([8, 16, 16, 32])
+    full = {"kind": rng.choice(["full", "full", "mla"]), "block_size": size}
+
+    def window(block: int = size) -> Line:
+        return {"kind": "sliding_window", "block_size": block, "window": rng.randint(2, 8 * block)}
+
+    def state(block: int) -> Line:
+        checkpoint = rng.random() < 0.5
+        return {
+            "kind": "mamba",
+            "block_size": block,
+            "mode": "align",
+            "checkpoint_blocks": 1 if checkpoint else 0,
+            "checkpoint_alignment": rng.choice([1, 1, 16, block]) if checkpoint else None,
+        }
+
+    shape = rng.choice(
+        ["windows", "windows", "sizes", "local", "states", "states", "mixed", "none", "lone", "ring"]
+    )
+    match shape:
+        case "windows":
+            groups = [window()] * rng.randint(1, 4) + [window()] * rng.randint(0, 1) + [full]
+        case "sizes":
+            groups = [window(size * rng.choice([1, 2, 4])), {**full, "block_size": size * rng.choice([1, 3])}]
+        case "local":
+            local = {"kind": "chunked_local", "block_size": size, "chunk": size * rng.randint(1, 8)}
+            groups = [local] * rng.randint(1, 3) + [full]
+        case "states":
+            block = rng.choice([32, 64])
+            groups = [state(block)] * rng.randint(1, 3) + [{**full, "block_size": block}]
+        case "mixed":
+            block = rng.choice([32, 64])
+            groups = [state(block), window(block // rng.choice([1, 2])), {**full, "block_size": block}]
+        case "none":
+            groups = [window(), window()]
+        case "lone":
+            groups = [rng.choice([window(), {"kind": "rswa", "block_size": size, "window": 2 * size}, full])]
+        case _:
+            groups = [
+                {**full, "kind": "mla", "block_size": 4 * size},
+                {
+                    "kind": "sliding_window_mla",
+                    "block_size": size,
+                    "window": 2 * size,
+                    "bounded_replay": rng.random() < 0.6,
+                },
+                {"kind": "circular", "block_size": 8},
+            ]
+    groups = [dict(group) for group in groups]
+    rng.shuffle(groups)
+    return groups
+
+
+def with_groups(scenario: Line, seed: int) -> Line:
+    """Return a plain scenario with KV cache groups, a pool for them, and a retention interval."""
+    rng = Random(f"groups {seed}")
+    groups = draw_groups(rng)
+    common = math.lcm(*(group["block_size"] for group in groups))
+    config = {key: value for key, value in scenario["config"].items() if key != "block_size"}
+    longest = max(len(expand_prompt(spec["prompt"])) + spec["max_tokens"] for spec in scenario["requests"])
+    config["max_model_len"] = max(config.get("max_model_len", 0), 4096, longest + 1)
+    config["groups"] = groups
+    limited = any(g["kind"] in ("sliding_window", "sliding_window_mla", "mamba") for g in groups)
+    intervals = [0, 0, None, common, 3 * common] if limited else [0, None]
+    config["prefix_cache_retention_interval"] = rng.choice(intervals)
+    states = [group["block_size"] for group in groups if group["kind"] == "mamba"]
+    if states and len(groups) > 1 and rng.random() < 0.5:
+        config["prefix_match_unit"] = 16
+    needs = sum(math.ceil(longest / group["block_size"]) for group in groups) + len(groups)
+    config["num_blocks"] = 2 + int(needs * rng.choice([1.0, 1.2, 2.0, 6.0]))
+    return {**scenario, "config": config}
