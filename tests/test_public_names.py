@@ -20,6 +20,7 @@ from understudy.tiers.gpu import GpuSettings
 TRACE = Path(__file__).parents[1] / "examples" / "demo_trace.jsonl"
 NAMES = [
     "Execution",
+    "KvCacheGroup",
     "KvRouting",
     "Outputs",
     "Report",

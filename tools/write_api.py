@@ -32,6 +32,7 @@ INTERNAL |= {
     "VllmConfig": ("core_config", "native", "native_timing", "check_recordable", "notes", "describe")
 }
 INTERNAL |= {
+    "KvCacheGroup": ("native", "describe_kind"),
     "TiersConfig": ("describe", "drop_unused_kv_size"),
     "KvRouting": ("build",),
     "Outputs": ("paths",),

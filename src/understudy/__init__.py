@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from understudy.api import replay as replay
     from understudy.calibrate.predict import predict as predict
+    from understudy.engines.kv_groups import KvCacheGroup as KvCacheGroup
     from understudy.engines.vllm_config import VllmConfig as VllmConfig
     from understudy.live import fleet as fleet
     from understudy.live import serve as serve
@@ -23,6 +24,7 @@ __version__ = "0.1.0"
 
 _MODULE_OF = {
     "Execution": "run.options",
+    "KvCacheGroup": "engines.kv_groups",
     "KvRouting": "router.kv",
     "Outputs": "run.options",
     "Report": "report.report",
