@@ -41,8 +41,8 @@ INTERNAL |= {
 
 HEAD = """# Python API
 
-`import understudy as us` offers these names; `examples/notebook.py` uses them in one script. `python tools/write_api.py`
-writes this page from the docstrings.
+`import understudy as us` offers these names; `examples/notebook.py` uses them in one script. This page is written from
+the docstrings by `python tools/write_api.py`.
 
 """
 

@@ -14,7 +14,8 @@ from server.client import Client, serving
 from server.router_scene import C, Scene, play
 from server.test_fleet import run as in_fleet
 from understudy.errors import ConfigError
-from understudy.server.api.errors import Problem
+from understudy.server.api.body_checks import check_completion
+from understudy.server.api.errors import ApiError, Problem
 from understudy.server.flags.serving import read_serve
 from understudy.server.http import bodies
 from understudy.server.http.bodies import LARGE_BODY_BYTES, MAX_CONTAINERS, decode, structure_error
@@ -256,3 +257,21 @@ def test_names_of_requests_to_abort_may_be_many_and_of_any_type() -> None:
                 assert (await client.post(path, {"request_ids": names})).status == 200
 
     asyncio.run(main())
+
+
+@pytest.mark.parametrize(
+    ("prompt", "refused"),
+    [
+        ([7] * 40, False),
+        ([7] * 39 + [True], False),
+        ([7] * 39 + ["a"], True),
+        ([[7]] * 40, True),
+        (["a"] * 8, False),
+    ],
+)
+def test_many_prompts_are_refused_and_many_token_ids_are_not(prompt: list[Any], refused: bool) -> None:
+    if not refused:
+        check_completion({"prompt": prompt}, 32)
+        return
+    with pytest.raises(ApiError, match="prompt list length 40 exceeds the maximum allowed count of 32"):
+        check_completion({"prompt": prompt}, 32)

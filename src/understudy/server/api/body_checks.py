@@ -13,7 +13,11 @@ NO_SUCH_TOOL = "The tool specified in `tool_choice` does not match any of the sp
 def check_completion(body: dict[str, Any], max_prompts: int) -> None:
     """Check a body of `/v1/completions` in vLLM's order. ApiError for the first problem."""
     prompt, embeds = body.get("prompt"), body.get("prompt_embeds")
-    if isinstance(prompt, list) and len(prompt) > max_prompts and not all(isinstance(p, int) for p in prompt):
+    if (
+        isinstance(prompt, list)
+        and len(prompt) > max_prompts
+        and not {int, bool}.issuperset(map(type, prompt))
+    ):
         raise bad_value(
             f"prompt list length {len(prompt)} exceeds the maximum allowed count of {max_prompts}.", "prompt"
         )
