@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -14,10 +14,13 @@ from understudy.engines.timing import Constant
 from understudy.engines.vllm_config import VllmConfig
 from understudy.errors import CapacityExhausted, InvalidArgument
 from understudy.server.clock import ScriptedClock
-from understudy.server.core import EngineCore, LiveRequest, StepEffects
 from understudy.server.driver import Driver
 from understudy.server.engines import SimulatedCore
+from understudy.server.live_request import LiveRequest, StepEffects
 from understudy.tiers import TiersConfig
+
+if TYPE_CHECKING:
+    from understudy.server.core import EngineCore
 
 
 class Ends:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
@@ -13,12 +14,15 @@ from understudy import _core
 from understudy.engines.timing import Constant, Polynomial
 from understudy.engines.vllm_config import VllmConfig
 from understudy.server.clock import ScriptedClock, WallClock
-from understudy.server.core import EngineCore, LiveRequest, StepEffects
 from understudy.server.driver import Driver
 from understudy.server.engines import SimulatedCore
+from understudy.server.live_request import LiveRequest, StepEffects
 from understudy.tiers.native import to_core
 from understudy.tiers.plan import TierPlan
 from understudy.tiers.settings import TiersConfig
+
+if TYPE_CHECKING:
+    from understudy.server.core import EngineCore
 
 MS = 1_000_000
 

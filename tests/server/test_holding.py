@@ -20,7 +20,8 @@ from understudy.tiers.plan import TierPlan
 from understudy.tiers.settings import TiersConfig
 
 if TYPE_CHECKING:
-    from understudy.server.core import EngineCore, LiveRequest
+    from understudy.server.core import EngineCore
+    from understudy.server.live_request import LiveRequest
 
 MS = 1_000_000
 

@@ -17,8 +17,8 @@ from understudy.engines.speculation import SpeculativeConfig
 from understudy.events.events import Stored
 from understudy.events.wire import AllBlocksCleared, BlockRemoved, BlockStored, decode_batch
 from understudy.kv import BlockManager, BlockStore, PoolConfig, Tier
-from understudy.server.core import LiveRequest
 from understudy.server.kv_events import KvEventsConfig, KvEventSender
+from understudy.server.live_request import LiveRequest
 from understudy.server.settings import LoraModule
 from understudy.tiers.settings import TiersConfig
 from understudy.tokens import TokenBlocks

@@ -15,7 +15,7 @@ from understudy.server.fleet.front import FleetFront
 
 if TYPE_CHECKING:
     from understudy.server.api.generation import Generation
-    from understudy.server.core import LiveRequest
+    from understudy.server.live_request import LiveRequest
 
 C, H = "/v1/completions", "/v1/chat/completions"
 HALF = b'"a\\ud800"'

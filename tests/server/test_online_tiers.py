@@ -21,9 +21,9 @@ from understudy.report import Report
 from understudy.run.digest import digests
 from understudy.run.offline import run_offline
 from understudy.server.clock import ScriptedClock
-from understudy.server.core import EngineCore, LiveRequest
 from understudy.server.driver import Driver
 from understudy.server.engines import SimulatedCore
+from understudy.server.live_request import LiveRequest
 from understudy.server.online import prompt_of, replay_online
 from understudy.server.online.columns import LiveColumns
 from understudy.tiers.native import to_core
@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from understudy.run.timeline import Timeline
+    from understudy.server.core import EngineCore
     from understudy.workload import Workload
 
 ENGINE = VllmConfig(

@@ -14,8 +14,9 @@ from understudy.errors import InvalidArgument
 from understudy.qwen3.live_engine import LiveEngine
 from understudy.qwen3.load import count_shared_tokens
 from understudy.server.clock import WallClock
-from understudy.server.core import EngineCore, LiveRequest
+from understudy.server.core import EngineCore
 from understudy.server.driver import Driver
+from understudy.server.live_request import LiveRequest
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
     from understudy.qwen3.plan import Plan
     from understudy.qwen3.request import FinishReason, Request
     from understudy.server.clock import Clock
-    from understudy.server.core import StepEffects
+    from understudy.server.live_request import StepEffects
 
 
 @dataclass(slots=True)

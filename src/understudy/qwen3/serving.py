@@ -11,7 +11,7 @@ from understudy.qwen3.request import Request
 from understudy.qwen3.sampling import SamplingParams
 from understudy.server.api.errors import ApiError
 from understudy.server.api.growing import GrowingPlan
-from understudy.server.core import EngineCore, LiveRequest, StepEffects
+from understudy.server.core import EngineCore
 from understudy.tokens import TokenBlocks
 
 if TYPE_CHECKING:
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from understudy.server.api.sampling import Sampling
     from understudy.server.api.texts import TokenTexts
     from understudy.server.kv_events import KvEventSender
+    from understudy.server.live_request import LiveRequest, StepEffects
 
 
 class Qwen3Serving:

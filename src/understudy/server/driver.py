@@ -22,7 +22,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from understudy.server.clock import Clock
-    from understudy.server.core import EngineCore, LiveRequest, StepEffects
+    from understudy.server.core import EngineCore
+    from understudy.server.live_request import LiveRequest, StepEffects
 
     _Computed = Future[Effects] | asyncio.Future[Effects]
 

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
     from understudy._core import EventBatch, Identities
-    from understudy.server.core import LiveRequest
+    from understudy.server.live_request import LiveRequest
 
 
 class KvEventsConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

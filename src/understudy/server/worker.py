@@ -29,10 +29,11 @@ if TYPE_CHECKING:
 
     from understudy._core import EventBatch, Identities, TierConfig, TierRun
     from understudy.server.api.texts import TokenTexts
-    from understudy.server.core import EngineCore, LiveRequest, StepEffects
+    from understudy.server.core import EngineCore
     from understudy.server.driver import Driver
     from understudy.server.engines import GivenEngine
     from understudy.server.lateness import Lateness
+    from understudy.server.live_request import LiveRequest, StepEffects
     from understudy.server.outputs import Outputs
     from understudy.server.settings import ServerSettings
 

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from understudy.server.api.generation import Generation
     from understudy.server.api.growing import GrowingPlan
     from understudy.server.api.plan import Plan
-    from understudy.server.core import LiveRequest
+    from understudy.server.live_request import LiveRequest
 
 
 class Style(Protocol):

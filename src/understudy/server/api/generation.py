@@ -12,7 +12,7 @@ import numpy as np
 
 from understudy.server.api.choice import Choice
 from understudy.server.api.errors import SHUTTING_DOWN, ApiError, error_body
-from understudy.server.core import LiveRequest
+from understudy.server.live_request import LiveRequest
 
 if TYPE_CHECKING:
     from collections.abc import Callable

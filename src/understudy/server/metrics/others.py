@@ -11,7 +11,8 @@ from understudy.server.metrics.vllm import VllmMetrics
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
-    from understudy.server.core import EngineCore, LiveRequest
+    from understudy.server.core import EngineCore
+    from understudy.server.live_request import LiveRequest
 
 FIRST_TOKEN_S = (0.1, 0.2, 0.4, 0.6, 0.8, 1, 2, 4, 6, 8, 10, 20, 40, 60, 80, 100, 200, 400)
 GAP_S = (

@@ -9,7 +9,8 @@ from understudy.server.metrics.features import FeatureMetrics
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from understudy.server.core import EngineCore, LiveRequest, StepEffects
+    from understudy.server.core import EngineCore
+    from understudy.server.live_request import LiveRequest, StepEffects
     from understudy.server.metrics.families import Registry
 
 STEP_TOKENS = (1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)

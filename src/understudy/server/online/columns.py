@@ -11,7 +11,8 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from understudy._core import FleetResult, TierRun
-    from understudy.server.core import EngineCore, LiveRequest
+    from understudy.server.core import EngineCore
+    from understudy.server.live_request import LiveRequest
     from understudy.workload import Workload
 
 

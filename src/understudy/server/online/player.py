@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from understudy.engines.engine_config import EngineConfig
     from understudy.run.timeline import Timeline
-    from understudy.server.core import LiveRequest
+    from understudy.server.live_request import LiveRequest
     from understudy.workload import Workload
 
 _HEAD_START_NS = 20_000_000

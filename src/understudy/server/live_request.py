@@ -1,0 +1,149 @@
+"""A request in a live engine, its listener, and the effects of a step on requests."""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING, NamedTuple, Protocol
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from understudy._core import Identities, RequestRecord
+    from understudy.server.core import EngineCore
+
+log = logging.getLogger("understudy.server")
+
+
+class Listener(Protocol):
+    """Receives the progress of a request. Called between steps only."""
+
+    def on_admitted(self, request: LiveRequest, now_ns: int) -> None:
+        """Handle the first scheduling of a request; `request.cached_tokens` is known."""
+
+    def on_tokens(self, request: LiveRequest, first: int, count: int, now_ns: int) -> None:
+        """Handle outputs `first` … `first + count − 1`, which became visible."""
+
+    def on_end(self, request: LiveRequest, now_ns: int) -> None:
+        """Handle the end of a request, the last call; `request.ended` says how it ended."""
+
+    def on_error(self, request: LiveRequest) -> None:
+        """Handle an exception of this listener: fail the answer, so that its client does not wait."""
+
+
+class LiveRequest:
+    """A request in one engine, with the times of its transitions (ns, −1: not yet)."""
+
+    __slots__ = (
+        "__weakref__",
+        "aborted",
+        "adapter",
+        "admitted_ns",
+        "arrival_ns",
+        "below_cache_threshold",
+        "below_tokens",
+        "cache_hit_threshold",
+        "cached_tokens",
+        "emitted",
+        "ended",
+        "engine_id",
+        "eos_at",
+        "finish_ns",
+        "first_token_ns",
+        "identities",
+        "last_token_ns",
+        "listener",
+        "max_tokens",
+        "name",
+        "preemptions",
+        "priority",
+        "prompt_tokens",
+        "rank",
+        "record",
+    )
+
+    def __init__(
+        self,
+        name: str,
+        prompt_tokens: int,
+        max_tokens: int,
+        identities: Identities | None,
+        listener: Listener,
+        *,
+        priority: int = 0,
+        eos_at: int | None = None,
+        adapter: int = 0,
+        cache_hit_threshold: float = 0.0,
+    ) -> None:
+        self.name = name
+        self.eos_at = eos_at
+        self.adapter = adapter
+        self.cache_hit_threshold = cache_hit_threshold
+        """Least share of the prompt that must be cached on arrival; with less the request is not computed here."""
+        self.prompt_tokens = prompt_tokens
+        self.max_tokens = max_tokens
+        self.identities = identities
+        self.listener = listener
+        self.priority = priority
+        self.rank: EngineCore | None = None
+        self.record: RequestRecord | None = None
+        """The engine's record of the request, once it has ended there."""
+        self.engine_id = -1
+        self.emitted = 0
+        self.cached_tokens = 0
+        self.below_tokens: Sequence[int] = (0, 0, 0)
+        """Cached tokens that came from G2, G3 and G4."""
+        self.preemptions = 0
+        self.arrival_ns = self.admitted_ns = self.first_token_ns = self.last_token_ns = self.finish_ns = -1
+        self.aborted = False
+        """True when the server or the engine ended the request; its client gets the outputs so far."""
+        self.below_cache_threshold = False
+        """True when too little of the prompt was cached; the request was not submitted to the engine."""
+        self.ended = ""
+        """"finished", "cancelled", "lost" (its engine was killed, or has failed), or "" while in flight."""
+
+    def notify_admitted(self, now_ns: int) -> None:
+        """Set the time of admission and notify the listener; log its errors."""
+        self.admitted_ns = now_ns
+        try:
+            self.listener.on_admitted(self, now_ns)
+        except Exception:
+            self.report_failure()
+
+    def notify_end(self, now_ns: int) -> None:
+        """Notify the listener that the request has ended; log its errors."""
+        try:
+            self.listener.on_end(self, now_ns)
+        except Exception:
+            self.report_failure()
+
+    def report_failure(self) -> None:
+        """Log and count the exception being handled, and notify the listener."""
+        log.exception("the answer to request %s failed", ascii(self.name))
+        if self.rank is not None:
+            self.rank.errors += 1
+        try:
+            self.listener.on_error(self)
+        except Exception:
+            log.exception("the failure of request %s could not be sent to its client", ascii(self.name))
+
+
+class StepEffects(NamedTuple):
+    """Effects of a call for the listeners of live requests."""
+
+    tokens: list[tuple[LiveRequest, int, int]]
+    """(request, first output, count), in the order of the batch."""
+
+    finished: list[LiveRequest]
+    batch_tokens: int
+    """Tokens that the step computed; 0 if the engine does not report them."""
+
+    def notify_listeners(self, now_ns: int) -> None:
+        """Notify the listeners of these requests."""
+        for request, first, count in self.tokens:
+            try:
+                request.listener.on_tokens(request, first, count, now_ns)
+            except Exception:
+                request.report_failure()
+            request.last_token_ns = now_ns
+        for request in self.finished:
+            request.notify_end(now_ns)
