@@ -62,6 +62,10 @@ def test_times_of_gpus_stand_above_tiers_and_engines() -> None:
     assert rooms_used_by("timing") <= {"kv", "checks", "outputs", "yaml_text"}
 
 
+def test_kv_cache_groups_stand_above_tiers_and_engines() -> None:
+    assert rooms_used_by("groups") <= {"kv", "checks", "timing"}
+
+
 def test_nobody_but_the_command_line_uses_calibration() -> None:
     rooms = [
         path.name for path in PYTHON.iterdir() if path.is_dir() and path.name not in ("calibrate", "cli")

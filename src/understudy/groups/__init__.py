@@ -1,0 +1,6 @@
+"""KV cache groups: from the layers of a model to groups, block sizes and the number of blocks, as vLLM plans them."""
+
+from understudy.groups.layer import Layer
+from understudy.groups.plan import Group, GroupPlan, plan_groups
+
+__all__ = ["Group", "GroupPlan", "Layer", "plan_groups"]
