@@ -315,6 +315,12 @@ void bind_sglang(nb::module_& m) {
                    })
       .def_prop_ro("empty", [](SglangIterations& self) { return self.scheduler().empty(); })
       .def_prop_ro("state", &describe_state)
+      .def_prop_ro("cached_runs",
+                   [](SglangIterations& self) {
+                     std::size_t runs = 0;
+                     self.scheduler().tree().each([&](const RadixNode& node) { runs += node.key.num_runs(); });
+                     return runs;
+                   })
       .def("take_host_state", &describe_host, "The host tier and its transfers since the last call, or None.")
       .def("take_log", &take_log)
       .def("take_events", &take_events);

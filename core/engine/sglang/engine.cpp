@@ -44,6 +44,8 @@ SglangEngine::SglangEngine(const SglangConfig& config, const EngineSite& site)
           config.settings, [this](RadixNode& node, bool stored, RadixTier tier) { changed(node, stored, tier); },
           &links_),
       reports_batches_(site.reports_batches),
+      fast_forwards_(site.fast_forward && !site.on_step && !site.reports_batches &&
+                     site.timing.model->needs_sums_only()),
       on_step_(site.on_step),
       on_checkpoint_(site.on_checkpoint) {
   if (site.keeps_times) token_log_.keep_gaps();
@@ -51,7 +53,7 @@ SglangEngine::SglangEngine(const SglangConfig& config, const EngineSite& site)
 }
 
 Effects& SglangEngine::fresh() {
-  effects_.clear();
+  if (!advancing_) effects_.clear();
   return effects_;
 }
 
@@ -191,7 +193,7 @@ const Effects& SglangEngine::begin_step(std::int64_t now_ns) {
     return done();
   }
   const StepLoad load = load_of(*planned_.batch);
-  std::int64_t duration_ns = timing_.duration_ns(load, config_.num_gpu_blocks * config_.block_size);
+  std::int64_t duration_ns = timing_.duration_ns(load, capacity_tokens());
   const bool covered = timing_.model->covers(load);
   Planned behind;
   if (config_.settings.overlap) {
@@ -228,7 +230,7 @@ const Effects& SglangEngine::end_step(std::int64_t end_ns) {
   sample(end_ns);
   if (config_.check) check();
   if (on_step_) on_step_(*this, true);
-  if (on_checkpoint_) on_checkpoint_(*this, false);
+  if (on_checkpoint_) on_checkpoint_(*this, std::exchange(forwarded_, false));
   return done();
 }
 

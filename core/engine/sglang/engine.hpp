@@ -12,8 +12,8 @@
 #include "engine/config.hpp"
 #include "engine/engine.hpp"
 #include "engine/sglang/host_links.hpp"
+#include "engine/sglang/published_pages.hpp"
 #include "engine/sglang/scheduler.hpp"
-#include "engine/unpublished_changes.hpp"
 
 namespace understudy {
 
@@ -37,6 +37,8 @@ class SglangEngine final : public Engine, private Residency {
   const Effects& cancel(RequestId id, std::int64_t now_ns) override;
   const Effects& begin_step(std::int64_t now_ns) override;
   const Effects& end_step(std::int64_t end_ns) override;
+  const Effects& advance(std::int64_t until_ns, const AdvanceOptions& options) override;
+  std::int64_t next_visible_ns() const override;
   EngineSnapshot snapshot() const override;
 
   std::optional<std::string> never_fits(std::uint32_t prompt_tokens, std::uint32_t max_tokens) const override;
@@ -69,20 +71,22 @@ class SglangEngine final : public Engine, private Residency {
   };
   using Names = std::unordered_map<std::uint64_t, BlockIdentity>;  // by sequence hash
 
-  // Residency: the device, and the host if there is one.
+  // Residency: the device, and the host if there is one, as published.
   std::size_t num_pools() const noexcept override { return scheduler_.host() == nullptr ? 1 : 2; }
   Tier tier(std::size_t pool) const override { return pool == 0 ? Tier::G1 : Tier::G2; }
-  std::size_t num_hashes() const override { return cached_[0].size() + cached_[1].size(); }
+  std::size_t num_hashes() const override { return published_[0].size() + published_[1].size(); }
   void has_blocks(std::size_t pool, std::span<const BlockIdentity> blocks, bool* out) const override;
   std::vector<BlockIdentity> resident(std::size_t pool) const override;
 
-  bool names_pages() const noexcept { return config_.events || config_.published_blocks || config_.check; }
+  bool keeps_events() const noexcept { return config_.events || config_.check; }
   void changed(RadixNode& node, bool stored, RadixTier tier);
   void publish(std::int64_t now_ns);
   void publish_after(SglangMode mode, std::int64_t now_ns);
   bool in_step() const noexcept { return open_.batch || waits_; }
   bool is_idle() const { return !in_step() && !planned_.batch && scheduler_.empty() && aborts_.empty(); }
 
+  std::uint64_t capacity_tokens() const noexcept { return config_.num_gpu_blocks * config_.block_size; }
+  bool fast_forward(std::int64_t until_ns);
   Planned schedule(std::int64_t now_ns);
   StepLoad load_of(const SglangBatch& batch) const;
   void apply_log(std::int64_t now_ns);
@@ -110,6 +114,9 @@ class SglangEngine final : public Engine, private Residency {
   bool stalled_ = false;
   bool waits_ = false;  // a step without a batch is open: it ends when a copy of the host tier has landed
   bool reports_batches_;
+  bool fast_forwards_;
+  bool advancing_ = false;  // effects of several steps are collected
+  bool forwarded_ = false;  // the open step was begun by a fast-forward
   std::function<void(Engine&, bool ended)> on_step_;
   std::function<void(Engine&, bool fast_forwarded)> on_checkpoint_;
   Effects effects_;
@@ -118,10 +125,9 @@ class SglangEngine final : public Engine, private Residency {
   std::uint64_t removed_pages_ = 0;
   TokenLog token_log_;
 
-  std::array<Names, 2> cached_;  // on the device and on the host, if pages have names
-  EventRecords unpublished_;     // since SGLang last published
-  UnpublishedChanges changes_;   // those on the device, by name
-  EventRecords device_changes_;
+  std::array<Names, 2> published_;  // pages on the device and on the host, if events are kept
+  EventRecords unpublished_;        // since SGLang last published
+  PublishedPages pages_;            // on the device, if routers read them
   TimedEvents events_;
   EventTruth truth_;  // with `check`: an index that knows only published events
   std::uint64_t next_event_ = 1;

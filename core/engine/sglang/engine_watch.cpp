@@ -14,7 +14,7 @@ namespace understudy {
 void SglangEngine::changed(RadixNode& node, bool stored, RadixTier tier) {
   const std::uint32_t page = config_.block_size;
   if (tier == RadixTier::Device) (stored ? stored_pages_ : removed_pages_) += node.length() / page;
-  if (!names_pages()) return;
+  if (!keeps_events() && !config_.published_blocks) return;
   if (stored && node.names.empty() && scheduler_.inserting() != nullptr) {  // a new leaf
     const auto found = live_.find(scheduler_.inserting()->id);
     UNDERSTUDY_ASSERT(found != live_.end(), "a request that has ended inserts tokens");
@@ -24,21 +24,20 @@ void SglangEngine::changed(RadixNode& node, bool stored, RadixTier tier) {
     const auto first = live.names.begin() + node.begin / page;
     node.names.assign(first, first + node.length() / page);
   }
-  Names& cached = cached_[static_cast<std::size_t>(tier)];
+  if (config_.published_blocks && tier == RadixTier::Device) {
+    for (const BlockIdentity& name : node.names) {
+      stored ? pages_.stored(name.sequence_hash()) : pages_.removed(name.sequence_hash());
+    }
+  }
+  if (!keeps_events()) return;
   bool starts = true;
   for (const BlockIdentity& name : node.names) {
-    if (stored) {
-      cached.emplace(name.sequence_hash(), name);
-    } else {
-      cached.erase(name.sequence_hash());
-    }
     EventRecord row;
     row.identity = name;
     row.kind = stored ? EventKind::Stored : EventKind::Removed;
     row.tier = tier == RadixTier::Device ? Tier::G1 : Tier::G2;
     row.starts = std::exchange(starts, false);
-    if (config_.published_blocks && tier == RadixTier::Device) device_changes_.push_back(row);
-    if (config_.events || config_.check) unpublished_.push_back(row);
+    unpublished_.push_back(row);
   }
 }
 
@@ -51,11 +50,16 @@ void SglangEngine::publish_after(SglangMode mode, std::int64_t now_ns) {
 }
 
 void SglangEngine::publish(std::int64_t now_ns) {
-  if (!device_changes_.empty()) {
-    device_changes_.clear();
-    changes_.expire();
-  }
+  if (config_.published_blocks) pages_.publish();
   if (unpublished_.empty()) return;
+  for (const EventRecord& row : unpublished_) {
+    Names& published = published_[row.tier == Tier::G1 ? 0 : 1];
+    if (row.kind == EventKind::Stored) {
+      published.emplace(row.identity.sequence_hash(), row.identity);
+    } else {
+      published.erase(row.identity.sequence_hash());
+    }
+  }
   if (config_.check) truth_.apply(unpublished_, now_ns);
   if (config_.events) {
     for (EventRecord& row : unpublished_) row.id = next_event_++;
@@ -74,23 +78,13 @@ void SglangEngine::take_events(TimedEvents& out) {
 }
 
 std::size_t SglangEngine::published_prefix(std::span<const BlockIdentity> blocks) {
-  changes_.follow(device_changes_, {});
-  const auto is_known = [this](const BlockIdentity& block) {
-    const UnpublishedChanges::Was was = changes_.of(block);
-    if (was != UnpublishedChanges::Was::Unchanged) return was == UnpublishedChanges::Was::There;
-    return cached_[0].contains(block.sequence_hash());
-  };
-  return static_cast<std::size_t>(std::ranges::find_if_not(blocks, is_known) - blocks.begin());
+  const std::size_t known = pages_.prefix(blocks);
+  if (config_.check) truth_.require_prefix(blocks, known);
+  return known;
 }
 
+// Looks for the tokens that such blocks have in the tree.
 std::size_t SglangEngine::cached_prefix(std::span<const BlockIdentity> blocks) const {
-  if (names_pages()) {
-    const auto is_cached = [this](const BlockIdentity& block) {
-      return cached_[0].contains(block.sequence_hash()) || cached_[1].contains(block.sequence_hash());
-    };
-    return static_cast<std::size_t>(std::ranges::find_if_not(blocks, is_cached) - blocks.begin());
-  }
-  // Without names, the tokens that such blocks have in the tree.
   TokenList tokens;
   const GivenIdentities given{Identities(std::vector<BlockIdentity>(blocks.begin(), blocks.end()))};
   const auto size = static_cast<std::uint32_t>(blocks.size()) * config_.block_size;
@@ -99,12 +93,12 @@ std::size_t SglangEngine::cached_prefix(std::span<const BlockIdentity> blocks) c
 }
 
 void SglangEngine::has_blocks(std::size_t pool, std::span<const BlockIdentity> blocks, bool* out) const {
-  for (std::size_t i = 0; i < blocks.size(); ++i) out[i] = cached_[pool].contains(blocks[i].sequence_hash());
+  for (std::size_t i = 0; i < blocks.size(); ++i) out[i] = published_[pool].contains(blocks[i].sequence_hash());
 }
 
 std::vector<BlockIdentity> SglangEngine::resident(std::size_t pool) const {
   std::vector<BlockIdentity> out;
-  for (const auto& [hash, identity] : cached_[pool]) out.push_back(identity);
+  for (const auto& [hash, identity] : published_[pool]) out.push_back(identity);
   return out;
 }
 
@@ -161,18 +155,18 @@ void SglangEngine::sample(std::int64_t now_ns) {
 
 void SglangEngine::check() {
   scheduler_.check();
-  if (!config_.check) return;
+  if (!config_.check || !unpublished_.empty()) return;
   std::array<std::size_t, 2> pages{};
   scheduler_.tree().each([&](const RadixNode& node) {
     if (node.device) pages[0] += node.names.size();
     if (node.host && node.write == nullptr) pages[1] += node.names.size();
   });
   for (std::size_t pool = 0; pool < num_pools(); ++pool) {
-    if (pages[pool] == cached_[pool].size()) continue;
+    if (pages[pool] == published_[pool].size()) continue;
     throw Error(ErrorKind::InvariantViolated, "the radix tree has ", pages[pool], " named pages on ",
-                pool == 0 ? "the device" : "the host", ", where KV events say ", cached_[pool].size());
+                pool == 0 ? "the device" : "the host", ", where KV events say ", published_[pool].size());
   }
-  if (unpublished_.empty()) truth_.require_equal(*this, EventTruth::Scope::All);
+  truth_.require_equal(*this, EventTruth::Scope::All);
 }
 
 StateDigest SglangEngine::digest(bool with_cached) const {
@@ -199,9 +193,8 @@ StateDigest SglangEngine::digest(bool with_cached) const {
     for (const SglangBatch::Row& row : planned_.batch->rows) planned = mix(planned, row.request->id, row.tokens);
   }
   const RadixTree& tree = scheduler_.tree();
-  counts =
-      mix(0, scheduler_.avail(), tree.evictable(), tree.locked(), tree.num_nodes(), stored_pages_, removed_pages_,
-          std::bit_cast<std::uint64_t>(scheduler_.ratio()), scheduler_.is_full(), decode_results_, unpublished_.size());
+  counts = mix(0, scheduler_.avail(), tree.evictable(), tree.locked(), tree.num_nodes(), stored_pages_, removed_pages_,
+               std::bit_cast<std::uint64_t>(scheduler_.ratio()), scheduler_.is_full(), decode_results_);
   totals = mix(0, totals_.steps, totals_.step_ns, totals_.uncovered_ns, totals_.preemptions);
   if (!with_cached) return out;
   tree.each([&](const RadixNode& node) {

@@ -105,6 +105,18 @@ bool SglangScheduler::holds(RequestId id) const {
          (last_ && std::ranges::any_of(last_->rows, [&](const auto& row) { return is(row.request); }));
 }
 
+std::uint32_t SglangScheduler::fewest_outputs_left() const {
+  std::uint32_t fewest = std::numeric_limits<std::uint32_t>::max();
+  for (const auto& [id, request] : requests_) {
+    if (request->finished) continue;
+    if (request->to_abort) return 0;
+    std::uint32_t end = std::max<std::uint32_t>(request->max_new, 1);
+    if (request->eos_at > 0 && !settings_.ignore_eos) end = std::min(end, request->eos_at);
+    fewest = std::min(fewest, end - std::min(end, request->outputs()));
+  }
+  return fewest;
+}
+
 void SglangScheduler::forget(RequestId id) { requests_.erase(id); }
 
 void SglangScheduler::check() const {

@@ -69,6 +69,19 @@ class SglangScheduler {
   // Overlap: the batch whose result is processed after the next schedule.
   void set_outstanding(const SglangBatch* batch) noexcept;
 
+  // ── Fast-forward over plain decode ──
+  struct DecodeRun {
+    std::vector<std::uint32_t> new_pages;  // requests that begin a page in a step, by step modulo the page size
+    std::uint32_t steps = 0;
+  };
+  // Whether the next steps decode the running requests and do nothing else, given the open batch and the one behind.
+  bool decodes_plainly(const SglangBatch& open, const SglangBatch* planned) const;
+  std::uint32_t decodes_before_end() const;  // steps until a request ends, or is known to end
+  DecodeRun begin_decodes() const;
+  bool has_room_for(const DecodeRun& run) const;  // one more step evicts nothing
+  void schedule_decode(DecodeRun& run);
+  void end_decodes(const DecodeRun& run);  // gives every request its outputs
+
   // ── Watch ──
   SglangLog& log() noexcept { return log_; }
   std::int64_t avail() const noexcept { return avail_; }
@@ -92,6 +105,8 @@ class SglangScheduler {
   bool knows(RequestId id) const { return requests_.contains(id); }
   bool holds(RequestId id) const;                                         // running, chunked or in the last batch
   const SglangRequest* inserting() const noexcept { return inserting_; }  // whose tokens go into the tree now
+  // The least number of outputs after which a request ends; 0: one may end without an output.
+  std::uint32_t fewest_outputs_left() const;
   bool defers_prefill() const noexcept { return interval_left_ > 0; }
   void check() const;
 
