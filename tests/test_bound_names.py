@@ -45,6 +45,7 @@ ONLY_TESTS = {
             *("VllmEngine.take_all_events", "VllmEngine.take_finished", "VllmEngine.take_kv_trace"),
             *("VllmEngine.tier_waits", "VllmEngine.in_step", "TierRun.next_wake_ns"),
             *("RequestRecord.below_total", "RequestRecord.cached_first", "RequestRecord.cached_total"),
+            "SglangIterations.cached_runs",
         ),
         "an engine without a driver, compared with a reference",
     ),

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
+import resource
+from pathlib import Path
 from random import Random
 from typing import Any
 
@@ -11,7 +11,9 @@ import numpy as np
 import pytest
 
 from replay.building import ONE_MS
+from understudy._core import SglangIterations
 from understudy.engines.sglang_config import SglangConfig
+from understudy.engines.sglang_recording import SglangScenarioConfig
 from understudy.engines.timing import Polynomial
 from understudy.router import KvRouting
 from understudy.run.offline import run_offline
@@ -84,35 +86,26 @@ def test_deep_checks_compare_states_of_fast_forwards() -> None:
     assert compared > 100
 
 
-MEMORY = """
-import sys
-from understudy._core import SglangIterations
-from understudy.engines.sglang_recording import SglangScenarioConfig
-
-def resident():
-    with open("/proc/self/statm") as file:
-        return int(file.read().split()[1]) * 4096
-
-config = SglangScenarioConfig(max_total_num_tokens=2**20 + 2**16, chunked_prefill_size=-1, max_prefill_tokens=2**17)
-loop = SglangIterations(config.settings())
-before = resident()
-for request in range(128):
-    shared = [(1000 * block, 512) for block in range(4)]
-    own = [(10**9 + 10**6 * request + 1000 * block, 512) for block in range(16)]
-    loop.submit(request, shared + own, 1, 2**40 + request * 2**20)
-    while loop.schedule() is not None:
-        loop.process()
-        loop.take_events()
-        loop.take_log()
-print(loop.state["evictable"], loop.state["nodes"], loop.cached_runs, resident() - before)
-"""
+def resident_bytes() -> int:
+    return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
 
 
 def test_a_million_cached_tokens_take_memory_by_runs() -> None:
-    done = subprocess.run([sys.executable, "-c", MEMORY], check=True, capture_output=True, text=True)
-    tokens, nodes, runs, grown = map(int, done.stdout.split())
-    assert tokens == 128 * 16 * 512 + 4 * 512
+    config = SglangScenarioConfig(
+        max_total_num_tokens=2**20 + 2**16, chunked_prefill_size=-1, max_prefill_tokens=2**17
+    )
+    loop = SglangIterations(config.settings())
+    before = resident_bytes()
+    for request in range(128):
+        shared = [(1000 * block, 512) for block in range(4)]
+        own = [(10**9 + 10**6 * request + 1000 * block, 512) for block in range(16)]
+        loop.submit(request, shared + own, 1, 2**40 + request * 2**20)
+        while loop.schedule() is not None:
+            loop.process()
+            loop.take_events()
+            loop.take_log()
+    assert loop.state["evictable"] == 128 * 16 * 512 + 4 * 512
     # One node and 16 runs for each request; what they share is one node.
-    assert nodes <= 130
-    assert runs <= 128 * 16 + 4
-    assert grown < 200e6
+    assert loop.state["nodes"] <= 130
+    assert loop.cached_runs <= 128 * 16 + 4
+    assert resident_bytes() - before < 200e6
