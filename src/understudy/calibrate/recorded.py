@@ -133,17 +133,18 @@ def predict_run(
         engine,
         workers=workers,
         routing="round_robin" if workers == 1 else "least_loaded",
+        load=load.loop(0.0),
         ranks=ranks,
         progress=progress,
     )
     columns = run.timeline
+    names = load.workload.request_ids or list(map(str, range(len(load.workload))))
     if columns.reject_reasons:
         row, reason = next(iter(columns.reject_reasons.items()))
-        raise InvalidArgument(f"request {(columns.request_ids or [])[row]}: {reason}")
+        raise InvalidArgument(f"request {names[row]}: {reason}")
     ttft = (columns.first_token_ns - columns.queued_ns) / 1e6
     e2e = (columns.last_token_ns - columns.queued_ns) / 1e6
     gaps = np.maximum(columns.output_tokens - 1, 1)
     tpot = (columns.last_token_ns - columns.first_token_ns) / 1e6 / gaps
-    names = load.workload.request_ids or []
     requests = list(zip(names, ttft.tolist(), tpot.tolist(), e2e.tolist(), strict=True))
     return PredictedRun(requests, format_times(run.facts.times))

@@ -46,12 +46,12 @@ def run(args: argparse.Namespace) -> int:
 
     from understudy.cli.progress import progress_bars
     from understudy.errors import InvalidArgument
-    from understudy.workload import read_trace, write_mooncake
+    from understudy.workload import write_mooncake
     from understudy.workload.progress import reporting_progress
 
     check_outputs({"OUT": args.out}, {"TRACE": trace_flags.path_read(args), "--tokenizer": args.tokenizer})
     with progress_bars() as report_progress, reporting_progress(report_progress):
-        workload = read_trace(args.trace, format=args.format, **trace_flags.reader_options(args))
+        workload = trace_flags.read_workload(args.trace, args.format, trace_flags.reader_options(args))
         if not len(workload):
             raise InvalidArgument(f"{args.trace} contains no requests; give a trace with at least one")
         write_mooncake(workload, args.out)

@@ -156,7 +156,7 @@ def _emit(args: argparse.Namespace) -> int:
 
     from understudy.checks import positive_number
     from understudy.cli.progress import progress_bar
-    from understudy.cli.trace_flags import scenario_settings
+    from understudy.cli.trace_flags import read_workload, scenario_settings
     from understudy.errors import ConfigError
     from understudy.events.dialects import dialect
     from understudy.events.emit import merge_wire_batches
@@ -164,7 +164,6 @@ def _emit(args: argparse.Namespace) -> int:
     from understudy.events.synthesize import TokenSource
     from understudy.run.offline import run_offline
     from understudy.run.settings import ReplaySettings, list_given_files
-    from understudy.workload.formats import read_trace
 
     if (args.out is None) == (args.bind is None):
         raise ConfigError("the output is not named; give either --out PATH or --bind ADDRESS")
@@ -193,7 +192,7 @@ def _emit(args: argparse.Namespace) -> int:
     for address in (args.bind, args.replay_bind):
         if address is not None:
             rank_endpoint(address, max(settings.workers - 1, 0))  # reject a bad address before the run
-    workload = read_trace(args.trace, args.format, **reading)
+    workload = read_workload(args.trace, args.format, reading)
     with ExitStack() as stack:
         # Bind before the run, so that an address in use fails early.
         publishers = [] if args.bind is None else _open_publishers(stack, args, rules, settings.workers)

@@ -1,4 +1,4 @@
-"""`understudy predict INPUTS`: predict the times of benchmarks without running them."""
+"""`understudy predict [INPUTS]`: predict the times of benchmarks without running them."""
 
 from __future__ import annotations
 
@@ -12,12 +12,15 @@ from understudy.timing.gpu_flags import RECORD_SUFFIX, TIMING_HELP
 if TYPE_CHECKING:
     import argparse
 
+    from understudy.calibrate.inputs import NamedLoad
     from understudy.cli import Verbs
     from understudy.engines.timing import Timing
     from understudy.timing.deployment import Deployment
 
 EXAMPLES = """\
 examples:
+  understudy predict --isl 2000 --osl 300 --concurrency 64 --model Llama-3.1-8B --gpu H100
+  understudy predict bench.json --model Llama-3.1-8B --gpu H100
   understudy predict experiments.csv -o predictions.csv
   understudy predict run.jsonl --model Llama-3.1-8B --gpu "RTX PRO 6000" -o predictions.csv
   understudy predict run.jsonl --model Llama-3.1-8B --gpu "RTX 4090" --timing profiles/RTX4090/Llama-3.1-8B/tp1
@@ -25,10 +28,11 @@ examples:
   understudy predict run.jsonl --timing timing.yaml
   understudy predict run.jsonl --timing steps.jsonl --num-gpu-blocks 27000
 
-INPUTS is a table with one experiment per row (docs/accuracy.md lists its columns): closed loops of random lengths
-(key, system, model_path, quant, kv_cache_dtype, isl, osl, conc, tp_size, …) or constant rates in stages (exp_id,
-model, hardware, tp, …). Columns of measurements are ignored. Or it is a recorded run with one JSON line per request:
-request_id, arrival_s, input_tokens, output_tokens (and input_token_ids, if known); its times count from the
+INPUTS is a benchmark's result, in any format that `understudy calibrate` reads, of which only the load is used; or a
+trace, with its --format; or a table with one experiment per row (docs/accuracy.md lists its columns): closed loops of
+random lengths (key, system, model_path, quant, kv_cache_dtype, isl, osl, conc, tp_size, …) or constant rates in stages
+(exp_id, model, hardware, tp, …). Columns of measurements are ignored. Or it is a recorded run with one JSON line per
+request: request_id, arrival_s, input_tokens, output_tokens (and input_token_ids, if known); its times count from the
 request's arrival at the engine. The source of the step times is printed on standard error.
 """
 
@@ -41,7 +45,22 @@ def add_parser(verbs: Verbs) -> None:
         description="Replay the load of each experiment with the step times of its model and GPU.",
         epilog=EXAMPLES,
     )
-    verb.add_argument("inputs", type=Path, metavar="INPUTS", help=".csv of experiments or .jsonl of requests")
+    verb.add_argument(
+        "inputs",
+        type=Path,
+        nargs="?",
+        metavar="INPUTS",
+        help="benchmark result, .csv of experiments, .jsonl of requests, or a trace with its --format",
+    )
+    load = verb.add_argument_group("load, instead of a file")
+    load.add_argument("--isl", type=int, metavar="N", help="prompt tokens of each request")
+    load.add_argument("--osl", type=int, metavar="N", help="output tokens of each request")
+    load.add_argument("--concurrency", type=int, metavar="N", help="requests at a time (also for traces)")
+    load.add_argument("--num-prompts", type=int, metavar="N", help="requests in all (default: 10 per slot)")
+    verb.add_argument("--format", metavar="NAME", help="INPUTS is a trace of this format, as of `replay`")
+    verb.add_argument(
+        "--trace-block-size", type=int, metavar="N", help="with --format: tokens per hash id, as of `replay`"
+    )
     verb.add_argument(
         "-o",
         "--output",
@@ -67,21 +86,49 @@ def run(args: argparse.Namespace) -> int:
     check_outputs({"--output": args.output}, {"INPUTS": args.inputs, **read})
     if args.threads is not None:
         whole_number("--threads", args.threads, 1)
-    if args.inputs.suffix.lower() == ".csv":
+    loads = _read_loads(args)
+    if loads is None and args.inputs.suffix.lower() == ".csv" and args.format is None:
         _reject_flags_for_table(args)
         return _predict_table(args)
     if args.threads is not None:
         raise ConfigError("--threads is for a table of experiments; leave it out for a recorded run")
     if file is not None and file.suffix != RECORD_SUFFIX:
         deployment_flags.reject_flags_set_by_timing_file(args)
-        return _predict_recorded_run(args, _read_fitted_times(file))
-    if deployment_flags.names_model_and_gpu(args):
-        return _predict_recorded_run(args, _build_gpu_times(args))
-    if args.timing is None:
-        raise ConfigError(
-            f"{args.inputs}: a recorded run needs step times; give --model and --gpu, or --timing (a table is a .csv)"
-        )
-    return _predict_recorded_run(args, _read_named_times(args))
+        source = _read_fitted_times(file)
+    elif deployment_flags.names_model_and_gpu(args):
+        source = _build_gpu_times(args)
+    elif args.timing is None:
+        what = "this load" if args.inputs is None else f"{args.inputs}: a recorded run"
+        raise ConfigError(f"{what} needs step times; give --model and --gpu, or --timing (a table is a .csv)")
+    else:
+        source = _read_named_times(args)
+    return _predict_run(args, source) if loads is None else _predict_loads(args, loads, source)
+
+
+def _read_loads(args: argparse.Namespace) -> list[NamedLoad] | None:
+    """Read the loads that the flags or a benchmark file describe; None for a table, a trace or a recorded run."""
+    from understudy.calibrate.inputs import build_closed_loop, is_benchmark, read_loads
+    from understudy.errors import ConfigError
+
+    given = deployment_flags.list_given_flags(args, ("isl", "osl", "num-prompts"))
+    if args.inputs is not None:
+        if given:
+            raise ConfigError(f"{given[0]} describes a load, and INPUTS is one; leave out one of them")
+        if args.trace_block_size is not None and args.format is None:
+            raise ConfigError("--trace-block-size is for traces; give the trace's --format too")
+        if args.format is not None:
+            return None
+        if args.concurrency is not None:
+            raise ConfigError("--concurrency: the recorded run has arrival times; leave it out")
+        return read_loads(args.inputs) if is_benchmark(args.inputs) else None
+    if not given and args.concurrency is None:
+        raise ConfigError("INPUTS is missing; give a file, or --isl, --osl and --concurrency")
+    for name in ("isl", "osl", "concurrency"):
+        if getattr(args, name) is None:
+            raise ConfigError(f"--{name} is missing; give it, or a file")
+    if args.format is not None:
+        raise ConfigError("--format is for a trace; name the file")
+    return [build_closed_loop(args.isl, args.osl, args.concurrency, args.num_prompts)]
 
 
 _COLUMN_OF_FLAG = {
@@ -139,10 +186,11 @@ def _predict_table(args: argparse.Namespace) -> int:
 
 
 class _Source(NamedTuple):
-    """Timing model without front-end time, and the deployment if it is known."""
+    """Timing model without front-end time, the deployment if it is known, and the front-end time in ms."""
 
     timing: Timing
     deployment: Deployment | None
+    front_end_ms: float = 0.0
 
 
 def _read_fitted_times(file: Path) -> _Source:
@@ -152,7 +200,8 @@ def _read_fitted_times(file: Path) -> _Source:
     from understudy.timing.timing_file import TimingFile
 
     fitted = TimingFile.read(file)
-    return _Source(msgspec.structs.replace(fitted.timing(), front_end_ms=0.0), fitted.deployment)
+    timing = fitted.timing()
+    return _Source(msgspec.structs.replace(timing, front_end_ms=0.0), fitted.deployment, timing.front_end_ms)
 
 
 def _build_gpu_times(args: argparse.Namespace) -> _Source:
@@ -165,11 +214,13 @@ def _build_gpu_times(args: argparse.Namespace) -> _Source:
     gpu, named = timing_settings(args.timing, read_gpu_flags(args))
     settings = read_as(GpuSettings, {**gpu, "front_end_ms": 0.0}, "gpu")
     timing: Timing = settings.timing(args.model, args.kv_dtype) if named is None else _build_timing(named)
+    own = read_as(GpuSettings, gpu, "gpu")
+    front_end_ms = own.timing(args.model, args.kv_dtype).front_end_ms if named is None else 0.0
     has_blocks, has_timing = args.num_gpu_blocks is not None, named is not None
     deployment_flags.read_gpu(args).reject_unused_settings(
         timing, has_blocks=has_blocks, has_timing=has_timing
     )
-    return _Source(timing, settings.deployment(args.model, args.kv_dtype))
+    return _Source(timing, settings.deployment(args.model, args.kv_dtype), front_end_ms)
 
 
 def _read_named_times(args: argparse.Namespace) -> _Source:
@@ -198,17 +249,84 @@ def _build_timing(setting: dict[str, Any]) -> Timing:
     return read_engine({"timing": setting}).timing
 
 
-def _predict_recorded_run(args: argparse.Namespace, source: _Source) -> int:
+def _predict_loads(args: argparse.Namespace, loads: list[NamedLoad], source: _Source) -> int:
+    """Predict the mean times of each load as its client measures them, front-end time included."""
     import sys
 
     import msgspec
 
+    from understudy.calibrate.experiment import MEASURES
+    from understudy.calibrate.simulate import simulate
+    from understudy.cli.progress import progress_bar
+
+    deployment, rows = source.deployment, []
+    engine = msgspec.structs.replace(deployment_flags.build_engine(args, deployment), timing=source.timing)
+    with progress_bar("predicting", len(loads), "benchmarks") as progress:
+        for one in loads:
+            settings = _read_recorded_settings(args, one, deployment)
+            outcome = simulate(
+                one.load,
+                msgspec.structs.replace(engine, **settings),
+                front_end_ms=source.front_end_ms,
+                workers=1 if deployment is None else deployment.parallel.data,
+                ranks=deployment is not None and deployment.steps_together,
+            )
+            rows.append((one.name, *(outcome.mean(name) for name in MEASURES)))
+            if progress is not None:
+                progress(len(rows))
+    _write_csv(args.output, ("benchmark", *MEASURES), rows)
+    for one in loads:
+        for note in one.notes:
+            print(f"note: {one.name}: {note}", file=sys.stderr)
+    print(f"times from {source.timing.describe_origin()}", file=sys.stderr)
+    return 0
+
+
+def _read_recorded_settings(
+    args: argparse.Namespace, load: NamedLoad, deployment: Deployment | None
+) -> dict[str, int]:
+    """Return the engine settings in a benchmark's file. ConfigError if a flag or the deployment differs."""
+    from understudy.errors import ConfigError
+
+    settings = dict(load.engine)
+    tensor = settings.pop("tensor_parallel_size", None)
+    given = {name: getattr(args, name) for name in settings}
+    if tensor is not None and deployment is not None:
+        settings["tensor_parallel_size"], given["tensor_parallel_size"] = tensor, deployment.parallel.tensor
+    for name, value in settings.items():
+        if given[name] not in (None, value):
+            flag = f"--{name.replace('_', '-')}"
+            raise ConfigError(f"{flag}: {load.name} ran with {value}, not {given[name]}; give {flag} {value}")
+    settings.pop("tensor_parallel_size", None)
+    return settings
+
+
+def _predict_run(args: argparse.Namespace, source: _Source) -> int:
+    """Predict the times of each request of a recorded run or a trace."""
+    import sys
+
+    import msgspec
+
+    from understudy.calibrate.load import Load
     from understudy.calibrate.recorded import COLUMNS, predict_run, read_run
     from understudy.cli.progress import progress_bar
+    from understudy.cli.trace_flags import read_workload
+    from understudy.errors import InvalidArgument
+    from understudy.workload.guess import guess_format
 
     deployment = source.deployment
     engine = deployment_flags.build_engine(args, deployment)
-    load = read_run(args.inputs)
+    if args.format is not None:
+        load = Load(read_workload(args.inputs, args.format, _block_size(args)), args.concurrency or 0)
+    else:
+        try:
+            load = read_run(args.inputs)
+        except InvalidArgument as error:
+            if (likely := guess_format(args.inputs)) is None:
+                raise
+            raise InvalidArgument(
+                f"{error}; the file looks like format {likely} (--format {likely})"
+            ) from None
     with progress_bar("predicting", len(load.workload), "requests") as progress:
         found = predict_run(
             load,
@@ -220,6 +338,10 @@ def _predict_recorded_run(args: argparse.Namespace, source: _Source) -> int:
     _write_csv(args.output, COLUMNS, found.requests)
     print(f"times from {found.origin}", file=sys.stderr)
     return 0
+
+
+def _block_size(args: argparse.Namespace) -> dict[str, Any]:
+    return {} if args.trace_block_size is None else {"trace_block_size": args.trace_block_size}
 
 
 def _write_csv(path: Path, header: tuple[str, ...], rows: list[Any]) -> None:

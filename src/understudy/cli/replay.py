@@ -237,7 +237,6 @@ def run(args: argparse.Namespace) -> int:
     from understudy.errors import InvalidArgument
     from understudy.run.options import Execution, Outputs
     from understudy.run.settings import ReplaySettings, list_given_files
-    from understudy.workload import read_trace
     from understudy.workload.progress import reporting_progress
 
     if args.step_times is not None and args.engine != "qwen3":
@@ -268,7 +267,7 @@ def run(args: argparse.Namespace) -> int:
         nullcontext() if is_silent else progress_bars() as report_progress,
         reporting_progress(report_progress),
     ):
-        workload = read_trace(args.trace, format=args.format, **trace_flags.reader_options(args))
+        workload = trace_flags.read_workload(args.trace, args.format, trace_flags.reader_options(args))
     if not len(workload) and not args.allow_empty:
         raise InvalidArgument(f"{args.trace} contains no requests; --allow-empty accepts that")
     with nullcontext() if is_silent else progress_bar("replaying", len(workload), "requests") as progress:

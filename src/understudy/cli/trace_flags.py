@@ -8,12 +8,14 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     import argparse
 
+    from understudy.workload import Workload
+
 STDIN = "-"  # name of the trace that means standard input
 FORMATS = """\
 mooncake (default); mooncake-delta: the same with only the new tokens of each turn; applied-compute: agent sessions;
 openai: request logs with messages or prompts; sharegpt: conversations; vllm-bench: result of `vllm bench serve
 --save-detailed`; aiperf: profile_export.jsonl; azure and burstgpt: CSVs of lengths; vllm-scenario: a conformance
-scenario, with its settings and in lockstep"""
+scenario, with its settings and in lockstep; benchmark: a file that `understudy calibrate` reads, with its load"""
 _OPTIONS = ("trace_block_size", "clamp_input_length", "drop_surplus_hash_ids", "tokenizer", "keep_ids")
 
 
@@ -44,6 +46,20 @@ def reader_options(args: argparse.Namespace) -> dict[str, Any]:
     return {name: getattr(args, name) for name in _OPTIONS if getattr(args, name) is not None}
 
 
+def read_workload(path: Path, format: str, options: dict[str, Any]) -> Workload:  # noqa: A002
+    """Read a trace, or the load of a benchmark file (format `benchmark`). Errors as `read_trace`."""
+    from understudy.errors import ConfigError
+    from understudy.workload import read_trace
+
+    if format != "benchmark":
+        return read_trace(path, format=format, **options)
+    from understudy.calibrate.inputs import read_only_load
+
+    if options:
+        raise ConfigError(f"{next(iter(options))} is not an option of format benchmark; leave it out")
+    return read_only_load(path).workload
+
+
 def path_read(args: argparse.Namespace) -> Path:
     """Return the path of the trace; /dev/stdin for standard input."""
     path: Path = args.trace
@@ -51,7 +67,12 @@ def path_read(args: argparse.Namespace) -> Path:
 
 
 def scenario_settings(args: argparse.Namespace) -> dict[str, Any]:
-    """Return the engine and load settings that a vllm-scenario file contains; empty for other formats."""
+    """Return the engine and load settings that the file contains; empty for formats without any."""
+    if args.format == "benchmark":
+        from understudy.calibrate.inputs import read_only_load
+
+        concurrency = read_only_load(args.trace).concurrency
+        return {"load": {"kind": "closed_loop", "concurrency": concurrency}} if concurrency else {}
     if args.format != "vllm-scenario":
         return {}
     from understudy.engines.scenario import read_scenario

@@ -1,0 +1,152 @@
+"""Loads that every verb reads: a benchmark's file, a recorded run, a trace, or lengths given as flags."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+from typing import TYPE_CHECKING
+
+import pytest
+
+from calibrate import files
+from calibrate.test_fit import TRUTH
+from understudy.calibrate.load import random_lengths
+from understudy.cli import main
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+WHERE = ["--model", "Llama-3.1-8B", "--gpu", "H100"]
+SIZES = ["--max-num-seqs", str(files.SEQS), "--max-num-batched-tokens", str(files.BATCHED)]
+
+
+def rows(text: str) -> list[dict[str, str]]:
+    return list(csv.DictReader(io.StringIO(text)))
+
+
+def test_lengths_and_a_concurrency_need_no_file(capsys: pytest.CaptureFixture[str]) -> None:
+    found = {}
+    for concurrency in (1, 64):
+        load = ["--isl", "2000", "--osl", "300", "--concurrency", str(concurrency)]
+        assert main(["predict", *load, *WHERE]) == 0
+        said = capsys.readouterr()
+        [found[concurrency]] = rows(said.out)
+        assert "times from" in said.err
+    assert list(found[1]) == ["benchmark", "ttft_ms", "tpot_ms", "e2e_ms"]
+    assert found[64]["benchmark"] == "isl 2000, osl 300, concurrency 64"
+    assert float(found[64]["tpot_ms"]) > float(found[1]["tpot_ms"]) > 1
+    row = {name: float(value) for name, value in found[1].items() if name != "benchmark"}
+    assert row["e2e_ms"] == pytest.approx(row["ttft_ms"] + 299 * row["tpot_ms"], rel=0.001)
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ([], "INPUTS is missing; give a file, or --isl, --osl and --concurrency"),
+        (["--isl", "9", "--osl", "9"], "--concurrency is missing; give it"),
+        (["--osl", "9", "--concurrency", "1"], "--isl is missing; give it"),
+        (["--isl", "0", "--osl", "9", "--concurrency", "1"], "--isl must be at least 1"),
+        (["{run}", "--isl", "9"], "--isl describes a load, and INPUTS is one; leave out one of them"),
+        (["{run}", "--num-prompts", "9"], "--num-prompts describes a load, and INPUTS is one"),
+        (["{run}", "--concurrency", "9"], "--concurrency: the recorded run has arrival times; leave it out"),
+    ],
+)
+def test_loads_that_are_missing_or_given_twice_are_refused(
+    words: list[str], message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = tmp_path / "run.jsonl"
+    run.write_text('{"request_id": "a", "arrival_s": 0, "input_tokens": 9, "output_tokens": 3}\n')
+    assert main(["predict", *(word.format(run=run) for word in words), *WHERE]) == 2
+    assert message in capsys.readouterr().err
+
+
+def test_a_benchmark_that_calibrate_reads_is_predicted(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    load = files.open_load(30)
+    seen = files.measure(load, TRUTH)
+    closed = random_lengths(500, 50, least=0.8, concurrency=4, prompts=40, seed=3)
+    paths = [
+        files.vllm_detailed(tmp_path / "bench.json", load, seen),
+        files.guidellm(tmp_path / "guidellm.json", load, seen),
+        files.aiperf_records(tmp_path / "profile_export.jsonl", load, seen),
+        files.own_requests(tmp_path / "requests.jsonl", load, seen),
+        files.aiperf_summary(tmp_path / "summary.json", closed, files.measure(closed, TRUTH)),
+    ]
+    table = tmp_path / "summaries.csv"
+    table.write_text("isl,osl,conc,mean_ttft_ms,mean_tpot_ms\n500,50,4,30,9\n900,50,8,30,9\n")
+    first: dict[str, float] = {}
+    for path in (*paths, table):
+        assert main(["predict", str(path), *WHERE, *SIZES]) == 0
+        found = rows(capsys.readouterr().out)
+        assert list(found[0]) == ["benchmark", "ttft_ms", "tpot_ms", "e2e_ms"]
+        assert [row["benchmark"] for row in found][:1] == [
+            path.name if path is not table else "summaries.csv:2"
+        ]
+        assert len(found) == (2 if path is table else 1)
+        if path in paths[:4]:  # the same requests
+            numbers = {name: float(value) for name, value in found[0].items() if name != "benchmark"}
+            first = first or numbers
+            assert numbers == pytest.approx(first, rel=0.01)
+
+
+def test_settings_that_the_file_records_are_used_and_others_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    load = random_lengths(500, 50, least=1.0, concurrency=8, prompts=40, seed=3)
+    seen = files.measure(load, TRUTH)
+    slow, fast = (
+        files.vllm_plain(tmp_path / f"{size}.json", load, seen, max_num_seqs=size, tensor_parallel_size="1")
+        for size in ("1", "8")
+    )
+    ttft = {}
+    for path in (slow, fast):
+        assert main(["predict", str(path), *WHERE]) == 0
+        [row] = rows(capsys.readouterr().out)
+        ttft[path] = float(row["ttft_ms"])
+    assert ttft[slow] > 2 * ttft[fast]
+    assert main(["predict", str(slow), *WHERE, "--max-num-seqs", "8"]) == 2
+    assert "--max-num-seqs: 1.json ran with 1, not 8; give --max-num-seqs 1" in capsys.readouterr().err
+    assert main(["predict", str(slow), *WHERE, "--tensor-parallel-size", "2"]) == 2
+    assert "give --tensor-parallel-size 1" in capsys.readouterr().err
+
+
+def test_a_trace_is_predicted_request_by_request(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    trace = tmp_path / "trace.jsonl"
+    lines = [
+        {"timestamp": 100 * n, "input_length": 600, "output_length": 9, "hash_ids": [0, n + 1]}
+        for n in range(3)
+    ]
+    trace.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    assert main(["predict", str(trace), "--format", "mooncake", *WHERE]) == 0
+    found = rows(capsys.readouterr().out)
+    assert [row["request_id"] for row in found] == ["0", "1", "2"]
+    assert float(found[1]["ttft_ms"]) < float(found[0]["ttft_ms"])  # its first block is cached
+    assert main(["predict", str(trace), *WHERE]) == 2
+    assert "looks like format mooncake (--format mooncake)" in capsys.readouterr().err
+
+
+def test_replay_reads_benchmarks_and_recorded_runs(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    load = files.open_load(20)
+    bench = files.guidellm(tmp_path / "guidellm.json", load, files.measure(load, TRUTH))
+    report = tmp_path / "report.json"
+    assert main(["replay", str(bench), "--format", "benchmark", "--json", str(report)]) == 0
+    assert json.loads(report.read_text())["requests"]["total"] == 20
+    run = tmp_path / "run.jsonl"
+    run.write_text('{"request_id": "a", "arrival_s": 0, "input_tokens": 9, "output_tokens": 3}\n')
+    assert main(["replay", str(run), "--format", "benchmark", "--json", str(report)]) == 0
+    content = json.loads(report.read_text())
+    assert content["requests"]["completed"] == 1
+    assert any("prefix caching is unknown" in note for note in content["run"]["notes"])
+    closed = random_lengths(500, 50, least=0.8, concurrency=4, prompts=40, seed=3)
+    summary = files.aiperf_summary(tmp_path / "summary.json", closed, files.measure(closed, TRUTH))
+    assert main(["replay", str(summary), "--format", "benchmark", "--json", str(report)]) == 0
+    assert json.loads(report.read_text())["run"]["load"]["concurrency"] == 4
+    table = tmp_path / "summaries.csv"
+    table.write_text("isl,osl,conc,mean_ttft_ms,mean_tpot_ms\n500,50,4,30,9\n900,50,8,30,9\n")
+    capsys.readouterr()
+    assert main(["replay", str(table), "--format", "benchmark"]) == 2
+    assert "contains 2 benchmarks, and a replay has one load" in capsys.readouterr().err
