@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <vector>
 
+#include "links/link_usage.hpp"
 #include "slots/slot.hpp"
 #include "tiers/tier_totals.hpp"
 
@@ -24,6 +25,7 @@ struct TierReport {
   std::vector<TierUse> own;            // the device first
   TierTotals totals;                   // copies and loads
   std::vector<std::int64_t> loads_ns;  // duration of each, if kept
+  std::vector<LinkUsage> links;        // links that no run has
   TierRun* run = nullptr;              // the engine's own lower tiers and links; null: none
 };
 

@@ -68,6 +68,7 @@ void RunColumns::add_engine(std::size_t worker, Engine& engine) {
   for (const TierUse& use : tiers.own) add_tier(worker, use);
   out.onboard_ns.insert(out.onboard_ns.end(), tiers.loads_ns.begin(), tiers.loads_ns.end());
   out.tier_totals += tiers.totals;
+  out.links.insert(out.links.end(), tiers.links.begin(), tiers.links.end());
   if (tiers.run == nullptr) return;
   add_shared(*tiers.run, worker);
   add_links(tiers.run->hub().links());

@@ -206,6 +206,12 @@ def test_a_host_tier_is_hicache(policy: Any, overlap: bool) -> None:
     assert run.facts.digest == again.facts.digest
     without = run_offline(conversations(20), engine)
     assert run.timeline.cached_tokens_first.sum() > without.timeline.cached_tokens_first.sum()
+    tiers = run.timeline.tiers
+    assert tiers is not None
+    down, up = tiers.links
+    assert (down.name, up.name) == ("worker 0 g1_to_g2", "worker 0 g2_to_g1")
+    assert down.bytes_finished > 0
+    assert up.bytes_finished == 1024 * tiers.below_tokens_total[0].sum() > 0
 
 
 @pytest.mark.parametrize(

@@ -39,7 +39,7 @@ SglangEngine::SglangEngine(const SglangConfig& config, const EngineSite& site)
     : config_(config),
       timing_(site.timing),
       links_(site.tiers != nullptr ? site.tiers->host : LinkPairConfig{},
-             site.tiers != nullptr ? site.tiers->bytes_per_block / config.block_size : 0),
+             site.tiers != nullptr ? site.tiers->bytes_per_block / config.block_size : 0, site.name),
       scheduler_(
           config.settings, [this](RadixNode& node, bool stored, RadixTier tier) { changed(node, stored, tier); },
           &links_),
@@ -48,7 +48,7 @@ SglangEngine::SglangEngine(const SglangConfig& config, const EngineSite& site)
                      site.timing.model->needs_sums_only()),
       on_step_(site.on_step),
       on_checkpoint_(site.on_checkpoint) {
-  if (site.keeps_times) token_log_.keep_gaps();
+  if (site.keeps_times) SglangEngine::keep_times();
   if (site.gaps != nullptr) token_log_.share_gaps(*site.gaps);
 }
 
@@ -290,10 +290,10 @@ void SglangEngine::apply_log(std::int64_t now_ns) {
     if (record.first_admit_ns < 0) {
       record.first_admit_ns = now_ns;
       record.cached_first = one.cached;
+      record.below_first[0] = one.loaded;
     }
     record.cached_total += one.cached;
     record.looked_up += scheduler_.request(one.request).size();
-    if (record.first_admit_ns == now_ns) record.below_first[0] = one.loaded;
     record.below_total[0] += one.loaded;
     if (reports_batches_) effects_.admitted.push_back({one.request, one.cached, {one.loaded, 0, 0}});
   }

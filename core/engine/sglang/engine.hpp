@@ -49,9 +49,13 @@ class SglangEngine final : public Engine, private Residency {
   const Residency& residency() const override { return *this; }
   std::size_t cached_prefix(std::span<const BlockIdentity> blocks) const override;
   std::size_t published_prefix(std::span<const BlockIdentity> blocks) override;
-  void keep_times() override { token_log_.keep_gaps(); }
+  void keep_times() override {
+    token_log_.keep_gaps();
+    links_.keep_times();
+  }
   void take_gaps(GapSum& out) override { token_log_.take_gaps(out); }
   std::vector<EngineSample> samples() const override { return token_log_.samples(); }
+  TierReport tier_report() override;
   void check() override;
   StateDigest digest(bool with_cached) const override;
 

@@ -142,6 +142,26 @@ EngineSnapshot SglangEngine::snapshot() const {
   return now;
 }
 
+TierReport SglangEngine::tier_report() {
+  const std::uint64_t page = config_.block_size;
+  const RadixTree& tree = scheduler_.tree();
+  TierReport report;
+  report.own.push_back(
+      {Tier::G1, config_.num_gpu_blocks, (tree.evictable() + tree.locked()) / page, stored_pages_, removed_pages_});
+  const HostCache* const host = scheduler_.host();
+  if (host == nullptr) return report;
+  const HostTotals& totals = host->totals();
+  const std::uint64_t resident = host->tokens() - static_cast<std::uint64_t>(host->avail());
+  report.own.push_back({Tier::G2, host->tokens() / page, resident / page, totals.stored / page, totals.evicted / page});
+  report.totals.offloaded_blocks = totals.stored / page;
+  report.totals.refused_stores = totals.refused_writes;
+  report.totals.onboards = totals.loads;
+  report.totals.onboarded_blocks = totals.loaded / page;
+  report.loads_ns = links_.load_times_ns();
+  report.links = links_.usage();
+  return report;
+}
+
 void SglangEngine::sample(std::int64_t now_ns) {
   const EngineSnapshot now = snapshot();
   EngineSample sample{now_ns, static_cast<std::uint32_t>(now.running), static_cast<std::uint32_t>(now.waiting),

@@ -33,8 +33,12 @@ HostCache::HostCache(const HostSettings& settings, std::uint32_t page_size, std:
 
 bool HostCache::reserve(std::uint32_t tokens) {
   const std::int64_t missing = std::int64_t{tokens} - avail_;
-  if (missing > 0 && evict_host(missing) < missing) return false;
+  if (missing > 0 && evict_host(missing) < missing) {
+    ++totals_.refused_writes;
+    return false;
+  }
   avail_ -= tokens;
+  totals_.stored += tokens;
   return true;
 }
 
@@ -107,6 +111,8 @@ bool HostCache::load_back(RadixNode* last, std::int64_t& avail) {
     tree_.restore(*node);
     node->load = load.get();
   }
+  totals_.loaded += load->tokens;
+  ++totals_.loads;
   queued_loads_.push_back(std::move(load));
   ++num_loads_;
   return true;
@@ -207,6 +213,7 @@ std::uint32_t HostCache::drop_with_descendants(RadixNode& node) {
   });
   for (RadixNode* const one : below) {
     avail_ += one->length();
+    totals_.evicted += one->length();
     tree_.remove(*one);
   }
   const std::uint32_t tokens = node.length();
@@ -226,6 +233,7 @@ std::int64_t HostCache::evict_host(std::int64_t tokens) {
     avail_ += node.length();
     tree_.remove(node);
   }
+  totals_.evicted += static_cast<std::uint64_t>(freed);
   return freed;
 }
 

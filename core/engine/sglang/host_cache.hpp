@@ -35,6 +35,15 @@ struct HostLoad {
   std::uint32_t tokens = 0;
 };
 
+// Tokens copied and evicted since the tier was made.
+struct HostTotals {
+  std::uint64_t stored = 0;
+  std::uint64_t evicted = 0;
+  std::uint64_t loaded = 0;
+  std::uint64_t loads = 0;           // one per admission that loads
+  std::uint64_t refused_writes = 0;  // copies for which the host had no room
+};
+
 // Decides when copies are ready. Times are steps of a recording, or nanoseconds.
 class HostTransfers {
  public:
@@ -65,6 +74,7 @@ class HostCache final : private RadixWatcher {
   std::size_t loading() const noexcept { return num_loads_; }
   bool is_idle() const noexcept { return num_writes_ == 0 && num_loads_ == 0; }
   std::uint64_t tokens() const noexcept { return capacity_; }
+  const HostTotals& totals() const noexcept { return totals_; }
   // When the next copy in flight is ready; nothing: none is.
   std::optional<std::int64_t> next_ready() const noexcept {
     if (writes_.empty() && loads_.empty()) return std::nullopt;
@@ -112,6 +122,7 @@ class HostCache final : private RadixWatcher {
   HostTransfers& transfers_;
   const std::uint64_t capacity_;
   std::int64_t avail_;
+  HostTotals totals_;
   std::vector<std::unique_ptr<HostWrite>> queued_writes_;
   std::vector<std::unique_ptr<HostLoad>> queued_loads_;
   std::deque<Transfer<HostWrite>> writes_;
