@@ -1,0 +1,176 @@
+"""`groups_of_model`: KV cache groups of a known model, or of a local `config.json`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from understudy.errors import ConfigError
+from understudy.groups.config import ModelConfig
+from understudy.groups.known_layers import known_config
+from understudy.groups.layer import Layer
+from understudy.groups.plan import GroupPlan, plan_groups
+from understudy.groups.states import state_layer
+from understudy.kv.counts import count
+from understudy.timing.weight_types import kv_type
+
+_DTYPES = {
+    **dict.fromkeys(("bfloat16", "bf16"), "bf16"),
+    **dict.fromkeys(("float16", "fp16", "half"), "f16"),
+    **dict.fromkeys(("float32", "fp32"), "f32"),
+}
+_FP8_SPARSE_BYTES = 656
+"""Bytes of a token that vLLM's fp8 cache of sparse MLA keeps: 512 in fp8, their scales, and 64 in bf16."""
+
+
+def groups_of_model(
+    model: str,
+    *,
+    memory_bytes: int,
+    max_model_len: int,
+    block_size: int | None = None,
+    kv_dtype: str | None = None,
+    state_dtype: str | None = None,
+    tensor_parallel: int = 1,
+    disable_hybrid: bool | None = None,
+    **settings: Any,
+) -> GroupPlan:
+    """Plan the KV cache groups of `model` in `memory_bytes` of each GPU.
+
+    `disable_hybrid` is on by default for chunked local attention, as in vLLM; `settings` are those of `plan_groups`.
+    ConfigError names an unknown model, a key of its file, or the setting.
+    """
+    layers = layers_of_model(
+        model,
+        block_size=block_size,
+        kv_dtype=kv_dtype,
+        state_dtype=state_dtype,
+        tensor_parallel=tensor_parallel,
+    )
+    if disable_hybrid is None:
+        disable_hybrid = any(layer.kind == "chunked_local" for layer in layers)
+    return plan_groups(
+        layers,
+        memory_bytes=memory_bytes,
+        max_model_len=max_model_len,
+        disable_hybrid=disable_hybrid,
+        **settings,
+    )
+
+
+def layers_of_model(
+    model: str,
+    *,
+    block_size: int | None = None,
+    kv_dtype: str | None = None,
+    state_dtype: str | None = None,
+    tensor_parallel: int = 1,
+) -> list[Layer]:
+    """Return what each layer of `model` (a known name, or the path of a config.json) keeps on one GPU.
+
+    `block_size` is 64 for MLA and 16 for others by default; `state_dtype` replaces the type of recurrent states.
+    """
+    path = Path(model)
+    if path.is_dir() or path.suffix == ".json":
+        config = ModelConfig.read(path / "config.json" if path.is_dir() else path)
+    else:
+        config = known_config(model)
+    kinds = config.layer_kinds()
+    gpus = count("tensor_parallel", tensor_parallel, 1, ConfigError)
+    dtype = _dtype(config)
+    cache = "u8" if kv_dtype not in (None, "auto") and kv_type(kv_dtype) == "fp8" else dtype
+    found: dict[str, list[Layer]] = {
+        kind: _attention(config, kind, block_size, cache, gpus) for kind in set(kinds) - {"state"}
+    }
+    if "state" in kinds:
+        state = None if state_dtype is None else _named_dtype("state_dtype", state_dtype)
+        found["state"] = [
+            state_layer(
+                config, tensor_parallel=gpus, dtype=dtype, state_dtype=state or _state_dtype(config, dtype)
+            )
+        ]
+    return [layer for kind in kinds for layer in found[kind]]
+
+
+def _attention(
+    config: ModelConfig, kind: str, block_size: int | None, dtype: str, tensor_parallel: int
+) -> list[Layer]:
+    """Return the caches of an attention layer: one, and that of the indexer of sparse MLA."""
+    if config.has("kv_lora_rank"):
+        return _latent(config, block_size or 64, dtype)
+    block = count("block_size", block_size or 16, 1, ConfigError)
+    heads = config.number("num_attention_heads")
+    kv_heads = config.number("num_key_value_heads", default=heads)
+    head_size = _head_size(config, heads)
+    if kind == "full":
+        kv_heads = config.number("num_global_key_value_heads", default=kv_heads)
+        head_size = config.number("global_head_dim", default=head_size)
+    if kv_heads % tensor_parallel and tensor_parallel % kv_heads:
+        raise ConfigError(
+            f"tensor_parallel={tensor_parallel} does not fit the {kv_heads} KV heads of {config.where}; choose a "
+            "divisor or a multiple"
+        )
+    named: dict[str, Any] = {"kind": "full"}
+    if kind == "window":
+        named = {"kind": "sliding_window", "window": config.number("sliding_window")}
+    elif kind == "chunk":
+        named = {"kind": "chunked_local", "chunk": config.number("attention_chunk_size")}
+    kv_heads = max(kv_heads // tensor_parallel, 1)
+    return [Layer(**named, block_size=block, kv_heads=kv_heads, head_size=head_size, dtype=dtype)]
+
+
+def _latent(config: ModelConfig, block_size: int, dtype: str) -> list[Layer]:
+    size = config.number("kv_lora_rank") + config.number("qk_rope_head_dim")
+    sparse = config.has("index_head_dim")
+    packed = _FP8_SPARSE_BYTES if sparse and dtype == "u8" else None
+    layers = [
+        Layer(kind="mla", block_size=block_size, kv_heads=1, head_size=size, dtype=dtype, state_bytes=packed)
+    ]
+    if sparse:
+        keys = config.number("index_head_dim")  # in fp8, with a 32-bit scale for each 128
+        layers.append(
+            Layer(
+                kind="mla",
+                block_size=block_size,
+                kv_heads=1,
+                head_size=keys + keys // 128 * 4,
+                dtype="u8",
+                role="indexer",
+            )
+        )
+    return layers
+
+
+def _head_size(config: ModelConfig, heads: int) -> int:
+    if config.has("head_dim", "attention_head_dim"):
+        return config.number("head_dim", "attention_head_dim")
+    size, remainder = divmod(config.number("hidden_size"), heads)
+    if remainder:
+        raise ConfigError(
+            f"{config.where}: head_dim is missing, and hidden_size is not a multiple of num_attention_heads; add it"
+        )
+    return size
+
+
+def _dtype(config: ModelConfig) -> str:
+    named = config.content.get("dtype") or config.content.get("torch_dtype")
+    if not isinstance(named, str):
+        raise ConfigError(f"{config.where}: torch_dtype (or dtype) is missing; add it to the file")
+    return _named_dtype(f"{config.where}: torch_dtype", named)
+
+
+def _state_dtype(config: ModelConfig, dtype: str) -> str | None:
+    """Return the type of recurrent states: the file's, or vLLM's default for the architecture."""
+    named = config.content.get("mamba_ssm_cache_dtype") or config.content.get("mamba_ssm_dtype")
+    if isinstance(named, str) and named != "auto":
+        return _named_dtype(f"{config.where}: mamba_ssm_dtype", named)
+    if config.has("linear_attn_config"):
+        return None
+    return "f32" if config.model_type == "nemotron_h" else dtype
+
+
+def _named_dtype(where: str, name: str) -> str:
+    key = name.removeprefix("torch.").lower()
+    if key not in _DTYPES:
+        raise ConfigError(f"{where}: {name!r} is not known; known are {', '.join(_DTYPES)}")
+    return _DTYPES[key]
