@@ -5,18 +5,27 @@ from __future__ import annotations
 import asyncio
 import importlib.util
 import json
+import threading
 from pathlib import Path
 from typing import Any
 
 import jsonschema
 import pytest
 
+from server.router_scene import Scene, play
 from server.test_fleet import C, fleet_of
 from understudy.cli import main
+from understudy.events.publisher import Publisher
+from understudy.events.wire import AllBlocksCleared, BlockRemoved, BlockStored, WireEvent
+from understudy.timing.recorded.load import LinkTimes
+from understudy.timing.recorded.record import Record
 
 ROOT = Path(__file__).parent.parent
 TRACE = ROOT / "examples" / "demo_trace.jsonl"
-NAMES = ("decision", "event", "fleet-state", "kv-trace", "report", "request")
+NAMES = (
+    *("decision", "event", "fleet-state", "fleet-worker", "kv-trace", "message", "report", "request"),
+    *("router-dump", "router-query", "step", "step-times", "trace-row", "wire-event"),
+)
 
 
 def check(name: str, *documents: Any) -> None:
@@ -27,12 +36,16 @@ def check(name: str, *documents: Any) -> None:
         validator.validate(document)
 
 
+def read_lines(path: Path) -> list[Any]:
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
 @pytest.fixture(scope="module")
 def outputs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Folder with every JSON output of one replay with tiers and a KV-aware router."""
     folder = tmp_path_factory.mktemp("outputs")
     files = {"json": "report.json", "requests-jsonl": "request", "events": "event", "raw-events": "raw"}
-    files |= {"kv-trace": "kv-trace", "decisions": "decision"}
+    files |= {"kv-trace": "kv-trace", "decisions": "decision", "record-steps": "step"}
     flags = "--quiet --workers 2 --routing kv --num-gpu-blocks 256 --g2 512 --g3 4096 --model Llama-3.1-8B"
     named = [word for flag, name in files.items() for word in (f"--{flag}", str(folder / name))]
     assert (
@@ -73,12 +86,13 @@ def test_the_report_of_a_run_without_requests_follows_its_schema(tmp_path: Path)
         ("raw", "event"),
         ("kv-trace", "kv-trace"),
         ("decision", "decision"),
+        ("step", "step"),
     ],
 )
 def test_lines_of_a_replay_follow_their_schema(outputs: Path, file: str, name: str) -> None:
     lines = (outputs / file).read_text().splitlines()
     assert (file == "event") <= any('"publisher"' in line for line in lines)  # of the shared tier
-    check(name, *map(json.loads, lines[:: max(1, len(lines) // 200)]))
+    check(name, *map(json.loads, [*lines[:: max(1, len(lines) // 200)], lines[-1]]))
 
 
 def test_a_key_that_the_schema_does_not_know_is_an_error(outputs: Path) -> None:
@@ -97,3 +111,114 @@ def test_the_state_of_a_fleet_follows_its_schema(routing: str) -> None:
     state = asyncio.run(ask())
     assert state["decisions"]
     check("fleet-state", state)
+
+
+LOGS = {
+    "azure": "azure.csv",
+    "burstgpt": "burstgpt.csv",
+    "mooncake": "mooncake.jsonl",
+    "aiperf": "profile_export.jsonl",
+    "openai": "requests.jsonl",
+    "sharegpt": "sharegpt.json",
+    "vllm-bench": "vllm_bench.json",
+}
+
+
+@pytest.mark.parametrize("name", LOGS)
+def test_converted_logs_follow_the_schema_of_traces(name: str, tmp_path: Path) -> None:
+    log, trace = ROOT / "examples" / "logs" / LOGS[name], tmp_path / "trace.jsonl"
+    assert main(["convert", str(log), str(trace), "--format", name]) == 0
+    check("trace-row", *read_lines(trace))
+
+
+@pytest.mark.parametrize("kind", ["fanout", "turns"])
+def test_synthetic_workloads_follow_the_schema_of_traces(kind: str, tmp_path: Path) -> None:
+    assert main(["workload", kind, "--count", "5", "-o", str(tmp_path / "trace.jsonl")]) == 0
+    check("trace-row", *read_lines(tmp_path / "trace.jsonl"))
+
+
+def test_steps_of_one_worker_follow_their_schema(tmp_path: Path) -> None:
+    path = tmp_path / "steps.jsonl"
+    assert main(["replay", str(TRACE), "--quiet", "--record-steps", str(path)]) == 0
+    lines = read_lines(path)
+    assert (list(lines[0]), list(lines[-1])) == (["header"], ["end"])
+    check("step", *lines[:50], lines[-1])
+
+
+def test_recorded_step_times_follow_their_schema(tmp_path: Path) -> None:
+    step = {"at_ms": 0.0, "ms": 3.5, "launch_ms": 0.1, "shared": 0, "ahead": False, "until_ms": 3.5}
+    work: dict[str, Any] = {"chunks": [["a", 16, 0]], "decodes": [["b", 40]]}
+    sizes = {"num_blocks": 400, "block_size": 16, "max_num_seqs": 16, "max_num_batched_tokens": 256}
+    for link in (None, LinkTimes(0.1, 0.2, 0.3, 0.4)):
+        Record.of([{**step, **work}], link, model="Qwen3-0.6B", **sizes).write(tmp_path / "steps.jsonl")
+        check("step-times", *read_lines(tmp_path / "steps.jsonl"))
+
+
+@pytest.mark.parametrize("dialect", ["vllm-0.33.0", "vllm-0.11.0"])
+def test_messages_and_events_of_a_publisher_follow_their_schemas(
+    dialect: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "messages.jsonl"
+    how = ["--dialect", dialect, "--num-gpu-blocks", "256", "--synthesize-tokens", "--out", str(path)]
+    assert main(["events", "emit", str(TRACE), *how]) == 0
+    check("message", *read_lines(path)[:100])
+    events: list[WireEvent] = [BlockStored([1, 2], 7, [5] * 32, 16), BlockRemoved([1]), AllBlocksCleared()]
+    with Publisher("tcp://127.0.0.1:*", replay="tcp://127.0.0.1:*", dialect=dialect) as publisher:
+        stop = threading.Event()
+
+        def publish() -> None:
+            while not stop.wait(0.01):
+                publisher.publish(events)
+
+        thread = threading.Thread(target=publish)
+        thread.start()
+        capsys.readouterr()
+        try:
+            listen = [
+                publisher.endpoint,
+                "--replay",
+                str(publisher.replay),
+                "--count",
+                "2",
+                "--seconds",
+                "20",
+            ]
+            assert main(["events", "tap", *listen, "--json"]) == 0
+        finally:
+            stop.set()
+            thread.join()
+    lines = capsys.readouterr().out.splitlines()
+    assert [json.loads(line)["type"] for line in lines[:3]] == [
+        "BlockStored",
+        "BlockRemoved",
+        "AllBlocksCleared",
+    ]
+    check("wire-event", *map(json.loads, lines))
+
+
+def test_a_worker_of_a_fleet_follows_its_schema() -> None:
+    async def ask() -> Any:
+        async with fleet_of(1) as (client, _):
+            slow = asyncio.create_task(client.post(C, {"prompt": "x", "max_tokens": 300}))
+            state: Any = {"requests": []}
+            while not state["requests"] and not slow.done():
+                await asyncio.sleep(0.01)
+                state = (await client.get("/fleet/workers/0")).json
+            await slow
+            return state
+
+    state = asyncio.run(ask())
+    assert state["requests"]
+    check("fleet-worker", state)
+
+
+@pytest.mark.parametrize("routing", ["round_robin", "kv"])
+def test_answers_of_a_router_follow_their_schemas(routing: str) -> None:
+    async def test(told: Scene) -> None:
+        prompt = list(range(160))
+        await told.client.post(C, {"prompt": prompt, "max_tokens": 1})
+        check("router-dump", await told.dump(), (await told.client.get("/dump")).json)
+        if routing == "kv":
+            check("router-query", (await told.client.post("/query", {"token_ids": prompt})).json)
+
+    play(test, 2, routing)

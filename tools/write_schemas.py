@@ -6,10 +6,13 @@ import json
 import sys
 from dataclasses import fields
 from pathlib import Path
-from typing import Any, get_type_hints
+from typing import Any, get_args, get_type_hints
 
 import msgspec
 
+from understudy.engines.recorder import TOTALS
+from understudy.events.capture import CapturedMessage
+from understudy.events.wire import WireEvent
 from understudy.report import report as report_module
 from understudy.report.latency import Latencies
 from understudy.report.metrics import METRICS
@@ -19,6 +22,9 @@ from understudy.report.verdicts import Verdict
 from understudy.run.schema import list_columns
 from understudy.run.tier_columns import TierColumns
 from understudy.run.timeline import FinishReason, Status, Timeline
+from understudy.server.proxy.follower import Health
+from understudy.timing.recorded.load import LinkTimes
+from understudy.timing.recorded.record import KIND
 
 FOLDER = Path(__file__).resolve().parent.parent / "docs" / "schema"
 DRAFT = "https://json-schema.org/draft/2020-12/schema"
@@ -190,6 +196,154 @@ def describe_fleet_state() -> Schema:
     )
 
 
+def describe_trace_row() -> Schema:
+    """Describe a line of a trace that `convert` and `workload` write, in Mooncake's format."""
+    integers = ("max_tokens", "strict_priority")
+    texts = ("session_id", "request_id", "policy_class", "lora")
+    lists = ("output_token_ids", "accepted_drafts")
+    return describe_object(
+        "trace row",
+        {"input_length": COUNT, "output_length": COUNT, "hash_ids": list_of(COUNT)},
+        {
+            **dict.fromkeys(("timestamp", "delay"), NUMBER),
+            **dict.fromkeys(integers, COUNT),
+            "priority": INTEGER,
+            **dict.fromkeys(texts, TEXT),
+            **dict.fromkeys(lists, list_of(COUNT)),
+            "output_in_next_turn": {"const": True},
+            "notes": list_of(TEXT),
+        },
+    )
+
+
+def describe_step() -> Schema:
+    """Describe a line of `replay --record-steps`: the header, a step, or the totals."""
+    by_request = {"type": "object", "additionalProperties": COUNT}
+    removed = {"type": {"const": "removed"}, "n": COUNT, "h": list_of(COUNT)}
+    maybe = {"type": ["integer", "null"]}
+    stored = {
+        **removed,
+        "type": {"const": "stored"},
+        "parent": maybe,
+        "pos": COUNT,
+        "first_tokens": list_of(maybe),
+    }
+    lookahead = {"lookahead": list_of(list_of(COUNT))}
+    events = [describe_object("removed", removed), describe_object("stored", stored, lookahead)]
+    names = ("new", "resumed", "preempted", "finished", "running", "waiting_head")
+    step = {
+        "step": COUNT,
+        **dict.fromkeys(("scheduled", "cached"), by_request),
+        **dict.fromkeys(names, list_of(TEXT)),
+        **dict.fromkeys(("waiting", "free_blocks", "free_after_schedule"), COUNT),
+        "free_head": list_of(COUNT),
+        "kv_events": list_of({"oneOf": events}),
+    }
+    header = {"format": {"const": 1}, "understudy": TEXT, "workers": COUNT, "requests": COUNT}
+    end = {"reason": TEXT, "steps": COUNT, **dict.fromkeys(TOTALS, COUNT)}
+    return {
+        "title": "line of recorded steps",
+        "oneOf": [
+            describe_object("header", {"header": describe_object("facts", header)}),
+            describe_object("step", step, {"worker": COUNT, "end_ns": INTEGER}),
+            describe_object("totals", {"end": describe_object("totals", end)}),
+        ],
+    }
+
+
+def describe_step_times() -> Schema:
+    """Describe a line of `qwen3 bench --record`: the header, or a step with its times in ms."""
+    link = describe_object("link times in ms", dict.fromkeys(LinkTimes._fields, NUMBER))
+    sizes = ("num_blocks", "block_size", "max_num_seqs", "max_num_batched_tokens")
+    chunk = {"type": "array", "prefixItems": [TEXT, COUNT, COUNT], "items": False, "minItems": 3}
+    decode = {"type": "array", "prefixItems": [TEXT, COUNT], "items": False, "minItems": 2}
+    step = {
+        "at_ms": NUMBER,
+        "ms": MAYBE,
+        "launch_ms": NUMBER,
+        "shared": COUNT,
+        "ahead": {"type": "boolean"},
+        "chunks": {**list_of(chunk), "description": "request, tokens, tokens before them"},
+        "decodes": {**list_of(decode), "description": "request, tokens of context"},
+    }
+    header = {"kind": {"const": KIND}, "link": {"oneOf": [link, {"type": "null"}]}}
+    return {
+        "title": "line of recorded step times",
+        "oneOf": [
+            describe_object("header", header, {"model": TEXT, **dict.fromkeys(sizes, COUNT)}),
+            describe_object("step", step, {"until_ms": NUMBER}),
+        ],
+    }
+
+
+def describe_message() -> Schema:
+    """Describe a line of `events emit --out` or `events tap --record`."""
+    hexadecimal = {"type": "string", "pattern": "^([0-9a-f]{2})*$"}
+    keys = {"topic": hexadecimal, "sequence": COUNT, "payload": hexadecimal, "publisher": TEXT}
+    assert tuple(keys) == CapturedMessage.__struct_fields__
+    return describe_object("captured message", keys)
+
+
+def describe_wire_event() -> Schema:
+    """Describe a line of `events tap --json`: an event as it was sent, without fields that have their default."""
+    defs: Schema = {}
+    head = {"sequence": COUNT, "ts": NUMBER, "rank": {"type": ["integer", "null"]}}
+    shapes = []
+    for kind in get_args(WireEvent):
+        described = describe_type(kind, defs)
+        properties = defs.pop(described["$ref"].rpartition("/")[2])["properties"]
+        required = [name for name in ("type", "block_hashes") if name in properties]
+        first = {name: properties.pop(name) for name in required}
+        shapes.append(describe_object(kind.__name__, {**head, **first}, properties))
+    return {"title": "KV event as it was sent", "oneOf": shapes}
+
+
+def describe_fleet_worker() -> Schema:
+    """Describe the answer to GET /fleet/workers/N."""
+    counts = dict.fromkeys(("prompt", "cached", "done", "of"), COUNT)
+    state = {"age_ms": INTEGER, "state": {"enum": ["running", "waiting"]}}
+    requests = list_of(describe_object("live request", {"id": TEXT, **counts, **state}))
+    return describe_object("worker", {"worker": COUNT, "port": COUNT, "model": TEXT, "requests": requests})
+
+
+def describe_router_worker(extra: Schema, optional: Schema | None = None) -> Schema:
+    """Describe an engine in an answer of the router."""
+    view = {
+        **describe_object(
+            "view of the engine's cache", {"state": {"enum": list(get_args(Health))}, "meaning": TEXT}
+        ),
+        "additionalProperties": {"type": ["string", "number", "boolean", "null"]},
+    }
+    known = {
+        "worker": COUNT,
+        "url": TEXT,
+        "rank": COUNT,
+        "up": {"type": "boolean"},
+        "outstanding_requests": COUNT,
+    }
+    return describe_object("engine", {**known, "view": view, **extra}, {"why_down": TEXT, **(optional or {})})
+
+
+TIER_BLOCKS = describe_object("blocks by tier", dict.fromkeys(("device", "host", "disk", "external"), COUNT))
+MAYBE_COUNT: Schema = {"type": ["integer", "null"], "minimum": 0}
+
+
+def describe_router_dump() -> Schema:
+    """Describe the router's answer to GET /dump."""
+    hashes = {f"{tier}_hashes": list_of(COUNT) for tier in TIER_BLOCKS["properties"]}
+    engines = list_of(describe_router_worker({"routed": COUNT}, {"blocks": TIER_BLOCKS, **hashes}))
+    awaited = list_of(describe_object("awaited engine", {"url": TEXT, "why": TEXT}))
+    sizes = {"routing": TEXT, "block_size": MAYBE_COUNT, "waiting": COUNT, "degraded": list_of(COUNT)}
+    return describe_object("router", {**sizes, "workers": engines, "awaited": awaited})
+
+
+def describe_router_query() -> Schema:
+    """Describe the router's answer to POST /query."""
+    extra = {"held": TIER_BLOCKS, "prefill_tokens": COUNT, "active_blocks": COUNT}
+    sizes = {"tokens": COUNT, "blocks": COUNT, "block_size": MAYBE_COUNT}
+    return describe_object("expected hits", {**sizes, "workers": list_of(describe_router_worker(extra))})
+
+
 SCHEMAS = {
     "report": describe_report,
     "request": describe_request,
@@ -197,6 +351,14 @@ SCHEMAS = {
     "kv-trace": describe_kv_trace,
     "decision": describe_decision,
     "fleet-state": describe_fleet_state,
+    "fleet-worker": describe_fleet_worker,
+    "message": describe_message,
+    "router-dump": describe_router_dump,
+    "router-query": describe_router_query,
+    "step": describe_step,
+    "step-times": describe_step_times,
+    "trace-row": describe_trace_row,
+    "wire-event": describe_wire_event,
 }
 
 
