@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import msgspec
 import pytest
 
+from release.group_family import draw_groups
 from replay.building import ONE_MS, crowd
 from understudy import _core
 from understudy.engines.conformance import compare_recording
@@ -175,3 +178,39 @@ def test_kv_aware_routing_over_groups_is_refused_by_name() -> None:
     config = VllmConfig(kv_cache_groups=(WINDOW, FULL), num_gpu_blocks=200, timing=ONE_MS)
     with pytest.raises(ConfigError, match="groups"):
         run_offline(crowd(10), config, workers=2, routing="kv")
+
+
+def random_engine(seed: int) -> VllmConfig:
+    rng = Random(seed)
+    groups = tuple(msgspec.convert(group, KvCacheGroup) for group in draw_groups(rng))
+    common = math.lcm(*(group.block_size for group in groups))
+    limited = any(group.kind in ("sliding_window", "sliding_window_mla", "mamba") for group in groups)
+    fine = any(group.kind == "mamba" for group in groups) and len(groups) > 1 and rng.random() < 0.5
+    return VllmConfig(
+        kv_cache_groups=groups,
+        prefix_cache_retention_interval=rng.choice([0, None, common] if limited else [0, None]),
+        prefix_match_unit=16 if fine else None,
+        num_gpu_blocks=rng.choice([150, 400, 3000]),
+        max_num_batched_tokens=rng.choice([256, 1024]),
+        max_num_seqs=rng.choice([8, 256]),
+        async_scheduling=rng.random() < 0.5,
+        enable_prefix_caching=rng.random() < 0.85,
+        timing=ONE_MS,
+        max_model_len=2000,
+    )
+
+
+@pytest.mark.parametrize("block", range(8))
+def test_fast_forward_over_groups_equals_stepping(block: int) -> None:
+    for seed in range(block * 8, block * 8 + 8):
+        engine = random_engine(seed)
+        fast, slow = (
+            run_offline(crowd(40), engine, workers=2, fast_forward=fast_forward)
+            for fast_forward in (True, False)
+        )
+        assert fast.facts.digest == slow.facts.digest, seed
+
+
+def test_deep_checks_of_groups_find_nothing() -> None:
+    for seed in range(6):
+        run_offline(crowd(20), random_engine(seed), workers=2, check="deep")

@@ -144,7 +144,7 @@ bool VllmEngine::size_up(Admission& head, bool decodes_only, bool joins) const {
   head.tokens = static_cast<std::uint32_t>(std::min<std::uint64_t>(head.wanted, budget));
   head.too_long = !config_.enable_chunked_prefill && head.wanted > budget;
   if (grouped_ == nullptr || head.tokens == 0) return true;
-  head.tokens = grouped_->split(request, head.hit_tokens, head.tokens, prefill_cap_);
+  head.tokens = grouped_->split(request, head.hit_tokens, head.tokens);
   return head.tokens > 0;
 }
 

@@ -7,7 +7,10 @@
 namespace understudy {
 
 bool VllmEngine::can_fast_forward() const {
-  if (grouped_ != nullptr) return false;  // windows and states change their blocks without a new one being filled
+  if (grouped_ != nullptr &&
+      !std::ranges::all_of(running_, [this](RequestSlot slot) { return grouped_->settled(requests_[slot]); })) {
+    return false;
+  }
   if (kv_->names_on_receipt() && tiers_)
     return false;                      // such blocks are offloaded a step later than a fast-forward would send them
   if (kv_->asks_user()) return false;  // would need a rollback inside a fast-forward
@@ -85,6 +88,7 @@ DecodeState VllmEngine::decode_state() {
           .timing = timing_,
           .capacity_tokens = capacity_tokens_,
           .kv = *kv_,
+          .grouped = grouped_,
           .tiers = tiers_.get(),
           .announcer = announcer_,
           .token_log = token_log_,

@@ -13,6 +13,7 @@
 #include "engine/vllm/admission.hpp"
 #include "engine/vllm/batch.hpp"
 #include "engine/vllm/config.hpp"
+#include "engine/vllm/groups/grouped_backend.hpp"
 #include "engine/vllm/kv_backend.hpp"
 #include "engine/vllm/live_request.hpp"
 #include "engine/vllm/waiting_queue.hpp"
@@ -41,7 +42,8 @@ struct DecodeState {
   const StepTiming& timing;
   std::uint64_t capacity_tokens;
   KvBackend& kv;
-  WorkerTiers* tiers;  // null: none
+  GroupedBackend* grouped;  // the same, if there are several KV cache groups; else null
+  WorkerTiers* tiers;       // null: none
   Announcer& announcer;
   TokenLog& token_log;
   bool offloads;  // vLLM's own offload is on

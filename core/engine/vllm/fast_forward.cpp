@@ -265,6 +265,12 @@ std::uint64_t FastForward::gather_due() {
     // The request ends before its limit, which the scheduler does not know: the batch behind includes it too.
     const RequestSpec& spec = request(order).spec;
     ordinary_ = ordinary_ || (ahead_ && last_[order] == steps_ && spec.outputs() < spec.max_tokens);
+    if (state_.grouped != nullptr) {
+      if (!ahead_ || last_[order] != steps_) {
+        fresh += state_.grouped->step_cost(request(order), computed_by(order, steps_));
+      }
+      continue;
+    }
     fresh += begins_block(order) ? 1 : 0;
     const std::uint32_t filled = filled_by(order, steps_);
     if (!wants_block || filled % size_ != 0) continue;
@@ -293,7 +299,11 @@ bool FastForward::end_step(std::uint64_t fresh) {
   // before the next one's token.
   for (const std::uint32_t order : names_on_receipt_ ? due_ : done_) {
     const std::uint32_t computed = computed_by(order, steps_);
-    if (ahead_ && filled_by(order, steps_ - 1) % size_ == 0) name_filled(order, filled_by(order, steps_ - 1) / size_);
+    if (ahead_ && state_.grouped != nullptr) {
+      state_.kv.name(request(order), filled_by(order, steps_ - 1));
+    } else if (ahead_ && filled_by(order, steps_ - 1) % size_ == 0) {
+      name_filled(order, filled_by(order, steps_ - 1) / size_);
+    }
     if (names_on_receipt_ && computed % size_ == 0) {
       state_.kv.name(request(order), computed);
       sealed = true;
@@ -323,7 +333,8 @@ bool FastForward::end_step(std::uint64_t fresh) {
   }
   // A full block does not change the counts, unless it is offloaded at once and evicts others on the host.
   const bool below = state_.tiers && host_.changed_below();
-  if (fresh > 0 || finished || sealed || below || state_.token_log.wants_sample()) host_.sample(running());
+  const bool slid = state_.grouped != nullptr && !due_.empty();
+  if (fresh > 0 || slid || finished || sealed || below || state_.token_log.wants_sample()) host_.sample(running());
   state_.announcer.release(state_.clock.now_ns);
   if (sealed && state_.refusal.stands) {
     state_.refusal.stands = false;  // a sealed block may be the one the head of the queue lacks, or have freed one

@@ -71,6 +71,7 @@ class FastForward {
   bool begins_block(std::uint32_t order) const;
   void join(std::uint32_t order);
   MemberEvent event_of(std::uint32_t order, std::uint64_t from) const;  // next event of a member
+  std::uint64_t next_block(std::uint32_t order, std::uint64_t from) const;
   void push_event(std::uint32_t order, std::uint64_t from);
   void update_request(std::uint32_t order);
   void pause(std::uint32_t order);

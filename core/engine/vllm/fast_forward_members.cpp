@@ -21,15 +21,22 @@ void FastForward::join(std::uint32_t order) {
 }
 
 FastForward::MemberEvent FastForward::event_of(std::uint32_t order, std::uint64_t from) const {
-  const std::uint32_t into = computed_by(order, from) % size_;
-  // A step ahead, the filled block is named when the next is begun: in one event.
-  const std::uint64_t block = into == 0 ? from : from + (size_ - (ahead_ ? 0 : 1) - into);
+  const std::uint64_t block = next_block(order, from);
   const std::uint64_t known = known_by(order, from);
   const std::uint64_t window = sums_.window();
   // In the last step that reads less than the window.
   const std::uint64_t passes =
       window == TimingModel::kNoWindow || known >= window ? last_[order] : from + (window - 1 - known);
   return {std::min({block, last_[order], passes}), order};
+}
+
+// The step in which the member begins or fills a block.
+std::uint64_t FastForward::next_block(std::uint32_t order, std::uint64_t from) const {
+  const std::uint32_t computed = computed_by(order, from);
+  if (state_.grouped != nullptr) return from + state_.grouped->steps_to_change(request(order), computed);
+  const std::uint32_t into = computed % size_;
+  // A step ahead, the filled block is named when the next is begun: in one event.
+  return into == 0 ? from : from + (size_ - (ahead_ ? 0 : 1) - into);
 }
 
 void FastForward::push_event(std::uint32_t order, std::uint64_t from) {
@@ -48,6 +55,7 @@ void FastForward::update_request(std::uint32_t order) {
   if (played > 0) state_.tokens.push_back({member.id, played});
   member.tokens.add(first, played);
   since_[order] = steps_;
+  if (state_.grouped != nullptr) state_.grouped->skip_to(member, member.computed);
 }
 
 void FastForward::pause(std::uint32_t order) {
@@ -90,6 +98,10 @@ void FastForward::find_longest(std::uint64_t step) {
 
 // Take the block that the member begins and name the one it fills. False: it must wait for the first.
 bool FastForward::serve(std::uint32_t order) {
+  if (state_.grouped != nullptr) {
+    if (ahead_ && last_[order] == steps_) return true;
+    return state_.grouped->decode(request(order), computed_by(order, steps_)) == Room::Taken;
+  }
   if (begins_block(order) && state_.kv.add(request(order), clock_.begun_ns) != Room::Taken) return false;
   const std::uint32_t filled = filled_by(order, steps_);
   if (names_on_receipt_ || filled % size_ != 0 || (ahead_ && last_[order] == steps_)) return true;

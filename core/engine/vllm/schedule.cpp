@@ -133,7 +133,7 @@ std::uint32_t VllmEngine::next_tokens(const EngineRequest& request) const {
   const std::uint32_t room = config_.max_model_len - std::min(request.computed + 1, config_.max_model_len);
   const std::uint64_t input = input_budget_ - config_.speculation.draft_slots;
   const auto most = static_cast<std::uint32_t>(std::min<std::uint64_t>({tokens, budget_, input, room}));
-  return grouped_ == nullptr ? most : grouped_->split(request, request.computed, most, prefill_cap_);
+  return grouped_ == nullptr ? most : grouped_->split(request, request.computed, most);
 }
 
 // Most prompt tokens of one request in a step. Since v0.31 the cap is off for a lone request, which starves no other.

@@ -15,8 +15,7 @@ void GroupedBackend::key(KvRequest& request, std::uint32_t tokens) {
   if (!config_.enable_prefix_caching) return;
   need_names(request, tokens);
   Record& r = record(request);
-  const bool rounds = layout_.groups.size() > 1 && !layout_.partial_hits;
-  const std::uint32_t n = rounds ? tokens / layout_.scheduler_block * layout_.scheduler_block : tokens;
+  const std::uint32_t n = rounds_keys() ? tokens / layout_.scheduler_block * layout_.scheduler_block : tokens;
   for (std::size_t g = 0; g < layout_.groups.size(); ++g) {
     const KvGroup& group = layout_.groups[g];
     if (!group.cacheable()) continue;

@@ -83,8 +83,8 @@ void GroupPool::unlink(SlotId block) {
 // ── Keys ──
 
 SlotId GroupPool::find(std::uint64_t content, std::uint8_t group) const {
-  const auto found = index_.find(index_key(content, group));
-  return found == index_.end() ? kNoSlot : keys_[found->second].block;
+  const std::uint32_t key = index_.find(index_key(content, group));
+  return key == kNone ? kNoSlot : keys_[key].block;
 }
 
 void GroupPool::add_key(SlotId block, std::uint64_t content, std::uint8_t group, std::uint32_t end, bool fresh) {
@@ -97,7 +97,8 @@ void GroupPool::add_key(SlotId block, std::uint64_t content, std::uint8_t group,
     key = spare_keys_.back();
     spare_keys_.pop_back();
   }
-  keys_[key] = {content, block, end, kNone, kNone, schedule_, fresh ? schedule_ : 0, group};
+  keys_[key] = {content, block, end, kNone, kNone, schedule_, group};
+  if (fresh) fresh_.insert(index_key(content, group));
   std::uint32_t* last = &blocks_[block].first_key;
   while (*last != kNone) last = &keys_[*last].next_of_block;
   *last = key;
@@ -150,7 +151,7 @@ void GroupPool::move_keys(SlotId from, SlotId to) {
   for (std::uint32_t key = blocks_[to].first_key; key != kNone; key = keys_[key].next_of_block) {
     remove_equal(key);
     keys_[key].block = to;
-    keys_[key].fresh = schedule_;
+    fresh_.insert(index_key(keys_[key].content, keys_[key].group));
     append_equal(key);
   }
 }
@@ -172,32 +173,35 @@ std::uint32_t GroupPool::longest_key(SlotId block) const {
 
 bool GroupPool::is_fresh(SlotId block) const {
   for (std::uint32_t key = blocks_[block].first_key; key != kNone; key = keys_[key].next_of_block) {
-    if (keys_[key].fresh == schedule_) return true;
+    if (fresh_.contains(index_key(keys_[key].content, keys_[key].group))) return true;
   }
   return false;
 }
 
 void GroupPool::append_equal(std::uint32_t key) {
   keys_[key].next_equal = kNone;
-  const auto [place, added] = index_.try_emplace(index_key(keys_[key].content, keys_[key].group), key);
-  if (added) return;
-  std::uint32_t last = place->second;
+  std::uint32_t& first = index_.insert(index_key(keys_[key].content, keys_[key].group));
+  if (first == kNone) {
+    first = key;
+    return;
+  }
+  std::uint32_t last = first;
   while (keys_[last].next_equal != kNone) last = keys_[last].next_equal;
   keys_[last].next_equal = key;
 }
 
 void GroupPool::remove_equal(std::uint32_t key) {
-  const auto place = index_.find(index_key(keys_[key].content, keys_[key].group));
-  UNDERSTUDY_ASSERT(place != index_.end(), "every key is in the index");
-  if (place->second == key) {
+  const std::uint64_t content = index_key(keys_[key].content, keys_[key].group);
+  std::uint32_t& first = index_.at(content);
+  if (first == key) {
     if (keys_[key].next_equal == kNone) {
-      index_.erase(place);
+      index_.erase(content);
     } else {
-      place->second = keys_[key].next_equal;
+      first = keys_[key].next_equal;
     }
     return;
   }
-  std::uint32_t before = place->second;
+  std::uint32_t before = first;
   while (keys_[before].next_equal != key) before = keys_[before].next_equal;
   keys_[before].next_equal = keys_[key].next_equal;
 }
@@ -205,7 +209,7 @@ void GroupPool::remove_equal(std::uint32_t key) {
 std::vector<std::uint64_t> GroupPool::contents() const {
   std::vector<std::uint64_t> out;
   out.reserve(index_.size());
-  for (const auto& [content, key] : index_) out.push_back(content);
+  index_.for_each([&out](std::uint64_t content) { out.push_back(content); });
   return out;
 }
 

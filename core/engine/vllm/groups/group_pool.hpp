@@ -3,9 +3,10 @@
 
 #include <cstdint>
 #include <span>
-#include <unordered_map>
+#include <unordered_set>
 #include <vector>
 
+#include "engine/vllm/groups/key_index.hpp"
 #include "slots/slot.hpp"
 
 namespace understudy {
@@ -56,9 +57,12 @@ class GroupPool {
   void move_keys(SlotId from, SlotId to);
   bool has_key(SlotId block, std::uint32_t end) const;
   std::uint32_t longest_key(SlotId block) const;  // its end; 0: no key
-  // A state group has registered or moved a key of the block in this schedule.
+  // A state group has registered or moved a key in this schedule that the block has, for this or another block.
   bool is_fresh(SlotId block) const;
-  void begin_schedule() noexcept { ++schedule_; }
+  void begin_schedule() {
+    ++schedule_;
+    fresh_.clear();
+  }
   // Drop keys that the block got in this schedule.
   void drop_new(SlotId block);
 
@@ -74,7 +78,7 @@ class GroupPool {
   void check(std::uint64_t references) const;  // InvariantViolated
 
  private:
-  static constexpr std::uint32_t kNone = ~std::uint32_t{0};
+  static constexpr std::uint32_t kNone = KeyIndex::kNone;
 
   struct Block {
     SlotId prev = kNoSlot;
@@ -89,7 +93,6 @@ class GroupPool {
     std::uint32_t next_equal = kNone;     // a later block with an equal key
     std::uint32_t next_of_block = kNone;  // another key of the block
     std::uint32_t schedule = 0;           // when it was registered
-    std::uint32_t fresh = 0;              // the schedule in which a state group registered or moved it
     std::uint8_t group = 0;
   };
 
@@ -106,14 +109,15 @@ class GroupPool {
   std::vector<Block> blocks_;  // and the sentinel of the free list
   std::vector<Key> keys_;
   std::vector<std::uint32_t> spare_keys_;
-  std::unordered_map<std::uint64_t, std::uint32_t> index_;  // the earliest of equal keys
+  KeyIndex index_;  // the earliest of equal keys
   std::size_t num_free_ = 0;
   std::size_t num_cached_ = 0;
   std::size_t num_keys_ = 0;
   std::uint64_t evictions_ = 0;
   std::uint64_t registrations_ = 0;
   std::uint32_t schedule_ = 0;
-  std::vector<SlotId> keyed_;  // scratch of `release`
+  std::vector<SlotId> keyed_;                // scratch of `release`
+  std::unordered_set<std::uint64_t> fresh_;  // keys of state groups since the schedule began
   bool records_ = false;
   std::vector<GroupEvent> events_;
 };

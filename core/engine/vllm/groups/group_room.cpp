@@ -203,7 +203,7 @@ void GroupedBackend::slide(const KvRequest& request, Record& r, std::uint32_t to
       freed_.push_back(table.blocks[i]);
       table.blocks[i] = kNoSlot;
     }
-    if (group.state()) table.slid = std::max(table.slid, static_cast<std::uint32_t>(end));
+    table.slid = std::max(table.slid, static_cast<std::uint32_t>(end));
     pool_.release(freed_);
   }
 }

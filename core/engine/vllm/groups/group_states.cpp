@@ -51,8 +51,7 @@ bool GroupedBackend::ends_internally(const KvRequest& request, std::uint32_t sta
   return inside_chunk(start, end, point, layout_.block, layout_.hash_block, first->checkpoint_alignment);
 }
 
-std::uint32_t GroupedBackend::split(const KvRequest& request, std::uint32_t start, std::uint32_t tokens,
-                                    std::uint32_t threshold) const {
+std::uint32_t GroupedBackend::split(const KvRequest& request, std::uint32_t start, std::uint32_t tokens) const {
   const std::uint32_t stop = stop_of(request);
   if (!layout_.has_states || start >= stop) return tokens;
   const std::uint32_t block = layout_.block;
@@ -60,8 +59,12 @@ std::uint32_t GroupedBackend::split(const KvRequest& request, std::uint32_t star
   const bool internal = ends_internally(request, start, end);
   const std::uint32_t last = internal ? 0 : (request.known - 1) / block * block;
   if (end < stop) {
+    // The threshold counts also for a lone request, whose chunks it does not limit.
+    const std::uint32_t threshold = config_.long_prefill_token_threshold;
+    const std::uint32_t most =
+        threshold > 0 ? std::min(config_.max_num_batched_tokens, threshold) : config_.max_num_batched_tokens;
     const std::uint32_t rounded = end / block * block;
-    if (rounded > start || block <= std::min(config_.max_num_batched_tokens, threshold)) {
+    if (rounded > start || block <= most) {
       end = std::max(rounded, start);
     }
   }

@@ -35,8 +35,7 @@ class GroupedBackend final : public KvBackend {
   // Release the blocks of the copies that the schedule has ordered.
   void end_schedule();
   // Tokens that a request computes of `tokens` from `start` on: states are kept only at certain positions.
-  std::uint32_t split(const KvRequest& request, std::uint32_t start, std::uint32_t tokens,
-                      std::uint32_t threshold) const;
+  std::uint32_t split(const KvRequest& request, std::uint32_t start, std::uint32_t tokens) const;
   // Tokens of a hit that are computed again; a hit that is not longer counts for nothing.
   std::uint32_t replay() const noexcept { return layout_.replay; }
 
@@ -66,6 +65,18 @@ class GroupedBackend final : public KvBackend {
   std::uint64_t available() const override { return pool_.num_free(); }
   KvUsage usage() const override { return {pool_.num_free() - pool_.num_cached(), pool_.num_cached()}; }
   std::uint64_t lacks(const KvRequest& request, std::uint64_t tokens) const override;
+
+  // ── Fast-forward: decode steps of a request, whose next token is at `position` ──
+  // Whether nothing is pending that a decode step would change by itself.
+  bool settled(const KvRequest& request) const;
+  // Steps until one that takes, leaves or keys a block; 0: the next one.
+  std::uint64_t steps_to_change(const KvRequest& request, std::uint32_t position) const;
+  // Most blocks that the step takes.
+  std::uint64_t step_cost(const KvRequest& request, std::uint32_t position) const;
+  // Schedule that token alone, as `grow` would.
+  Room decode(KvRequest& request, std::uint32_t position);
+  // Steps without changes were skipped: `computed` tokens are scheduled by now.
+  void skip_to(const KvRequest& request, std::uint32_t computed);
 
   // ── Watch ──
   PoolMetrics metrics() const;
@@ -97,7 +108,7 @@ class GroupedBackend final : public KvBackend {
     std::vector<SlotId> blocks;  // kNoSlot: null
     std::uint32_t keyed = 0;     // leading entries that have been considered for keys
     std::uint32_t keyed_before = 0;
-    std::uint32_t slid = 0;  // State: leading entries that are null for certain
+    std::uint32_t slid = 0;  // leading entries that were left behind
     Tail tail = Tail::None;
     std::optional<Checkpoint> checkpoint;  // of the last schedule
   };
@@ -134,6 +145,11 @@ class GroupedBackend final : public KvBackend {
   void grow_all(Record& r, std::uint32_t slots);
   void grow_state(GroupTable& table, std::size_t g, std::uint32_t slots);
   void copy_tail(GroupTable& table, std::size_t g);
+
+  // group_decode.cpp
+  std::uint64_t next_slide(const KvRequest& request, const GroupTable& table, const KvGroup& group) const;
+  std::uint64_t next_keys(const GroupTable& table, const KvGroup& group) const;
+  bool rounds_keys() const noexcept { return layout_.groups.size() > 1 && !layout_.partial_hits; }
 
   // group_states.cpp
   std::uint32_t stop_of(const KvRequest& request) const;

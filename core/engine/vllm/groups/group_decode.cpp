@@ -1,0 +1,86 @@
+// Decode steps that a fast-forward skips, because they change no block of a request.
+#include <algorithm>
+
+#include "engine/vllm/groups/grouped_backend.hpp"
+
+namespace understudy {
+
+namespace {
+
+constexpr std::uint64_t kNever = ~std::uint64_t{0};
+
+std::uint64_t round_up(std::uint64_t tokens, std::uint64_t unit) { return (tokens + unit - 1) / unit * unit; }
+
+}  // namespace
+
+bool GroupedBackend::settled(const KvRequest& request) const {
+  return std::ranges::all_of(records_[request.slot].groups,
+                             [](const GroupTable& table) { return table.tail == Tail::None && !table.checkpoint; });
+}
+
+std::uint64_t GroupedBackend::steps_to_change(const KvRequest& request, std::uint32_t position) const {
+  const Record& r = records_[request.slot];
+  std::uint64_t next = kNever;
+  for (std::size_t g = 0; g < layout_.groups.size(); ++g) {
+    const KvGroup& group = layout_.groups[g];
+    if (group.kind == GroupKind::Circular) continue;
+    const GroupTable& table = r.groups[g];
+    next = std::min({next, std::uint64_t{table.blocks.size()} * group.block_size, next_slide(request, table, group),
+                     next_keys(table, group)});
+  }
+  return next - std::min<std::uint64_t>(next, position);
+}
+
+// The position whose step leaves a block behind.
+std::uint64_t GroupedBackend::next_slide(const KvRequest& request, const GroupTable& table,
+                                         const KvGroup& group) const {
+  const std::uint64_t in_flight = config_.async_scheduling ? 1 : 0;
+  const std::uint64_t end = (std::uint64_t{table.slid} + 1) * group.block_size;
+  if (group.slides()) return end + group.window - 1 + in_flight;
+  if (group.kind == GroupKind::ChunkedLocal) return round_up(end, group.chunk) + in_flight;
+  if (group.state()) return end + 1 + in_flight;
+  if (group.kind != GroupKind::Rswa) return kNever;
+  const std::uint64_t first =
+      std::max<std::uint64_t>(table.slid, ceil_div(request.spec.prompt_tokens, group.block_size));
+  return (first + 1) * group.block_size + group.window + in_flight;
+}
+
+// The position whose step fills a block, which may get a key.
+std::uint64_t GroupedBackend::next_keys(const GroupTable& table, const KvGroup& group) const {
+  if (!config_.enable_prefix_caching || !group.cacheable()) return kNever;
+  std::uint64_t end = (std::uint64_t{table.keyed} + 1) * group.block_size;
+  if (rounds_keys()) end = round_up(end, layout_.scheduler_block);
+  return end - (config_.async_scheduling ? 0 : 1);
+}
+
+std::uint64_t GroupedBackend::step_cost(const KvRequest& request, std::uint32_t position) const {
+  const Record& r = records_[request.slot];
+  std::uint64_t blocks = 0;
+  for (std::size_t g = 0; g < layout_.groups.size(); ++g) {
+    const KvGroup& group = layout_.groups[g];
+    if (group.kind == GroupKind::Circular) continue;
+    blocks += ceil_div(std::uint64_t{position} + 1, group.block_size) > r.groups[g].blocks.size();
+  }
+  return blocks;
+}
+
+KvBackend::Room GroupedBackend::decode(KvRequest& request, std::uint32_t position) {
+  Record& r = records_[request.slot];
+  slide(request, r, position - (config_.async_scheduling ? 1 : 0));
+  if (need_all(request, position, position + 1, false, false) > pool_.num_free()) return Room::Short;
+  grow_all(r, position + 1);
+  for (GroupTable& table : r.groups) table.keyed_before = table.keyed;
+  key(request, position + (config_.async_scheduling ? 0 : 1));
+  skip_to(request, position + 1);
+  return Room::Taken;
+}
+
+void GroupedBackend::skip_to(const KvRequest& request, std::uint32_t computed) {
+  Record& r = records_[request.slot];
+  r.computed = computed;
+  r.computed_before = computed - 1;
+  r.last_tokens = 1;
+  r.last_schedule = schedule_;
+}
+
+}  // namespace understudy
