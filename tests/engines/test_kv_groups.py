@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from pathlib import Path
 from random import Random
@@ -20,13 +21,14 @@ from understudy.engines.group_recording import (
     GroupScenarioConfig,
     read_group_scenario,
 )
-from understudy.engines.kv_groups import KvCacheGroup
+from understudy.engines.kv_groups import KvCacheGroup, kv_cache_groups
 from understudy.engines.profiles import PROFILES
 from understudy.engines.recorder import run_scenario
 from understudy.engines.recordings import Recording, find_recordings
 from understudy.engines.scenario import read_scenario
 from understudy.engines.vllm_config import VllmConfig
 from understudy.errors import ConfigError, InvalidArgument, WrongState
+from understudy.groups import Layer, groups_of_model, plan_groups
 from understudy.run.offline import run_offline
 from understudy.tiers.native import to_core
 from understudy.tiers.plan import TierPlan
@@ -36,6 +38,7 @@ GOLDEN = Path(__file__).parents[1] / "golden"
 RECORDINGS = find_recordings(GOLDEN / "vllm-hybrid")
 ONE_GROUP = [r for r in find_recordings(GOLDEN / "vllm-0.33") if r.kind == "steps"]
 NEW = PROFILES["v0.33"]
+DERIVATIONS = json.loads((GOLDEN / "vllm-hybrid" / "derivations.json").read_text(encoding="utf-8"))
 
 
 def name_of(recording: Recording) -> str:
@@ -214,3 +217,35 @@ def test_fast_forward_over_groups_equals_stepping(block: int) -> None:
 def test_deep_checks_of_groups_find_nothing() -> None:
     for seed in range(6):
         run_offline(crowd(20), random_engine(seed), workers=2, check="deep")
+
+
+def test_the_plan_of_a_model_gives_the_groups_of_its_engine() -> None:
+    plan = groups_of_model("gpt-oss-20b", memory_bytes=8 << 30, max_model_len=4096)
+    groups = kv_cache_groups(plan)
+    assert [(group.kind, group.block_size, group.window) for group in groups] == [
+        ("sliding_window", 16, 128),
+        ("full", 16, None),
+    ]
+    engine = VllmConfig(kv_cache_groups=groups, num_gpu_blocks=plan.num_blocks - 1, max_model_len=4096)
+    assert engine.block_size == plan.hash_block_size
+    assert run_offline(crowd(10), engine).facts.digest is not None
+
+
+@pytest.mark.parametrize("entry", DERIVATIONS, ids=lambda entry: entry["model"])
+def test_every_recorded_plan_gives_groups_that_the_engine_accepts(entry: dict[str, Any]) -> None:
+    layers = [msgspec.convert(layer, Layer) for count, layer in entry["layers"] for _ in range(count)]
+    names = ("memory_bytes", "max_model_len", "max_num_batched_tokens", "async_scheduling", "prefix_caching")
+    plan = plan_groups(
+        layers, **{name: entry[name] for name in (*names, "layout")}, disable_hybrid=entry["disable_hybrid"]
+    )
+    engine = VllmConfig(
+        kv_cache_groups=kv_cache_groups(plan),
+        enable_prefix_caching=entry["prefix_caching"],
+        async_scheduling=entry["async_scheduling"],
+        max_model_len=entry["max_model_len"],
+        max_num_batched_tokens=entry["max_num_batched_tokens"],
+    )
+    layout = _core.GroupLayout(engine.native())
+    assert layout.hash_block_size == entry["hash_block_size"]
+    assert layout.scheduler_block_size == entry["scheduler_block_size"]
+    assert layout.blocks_per_request == sum(group["blocks_per_request"] for group in entry["groups"])

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 import msgspec
 
 from understudy._core import KvGroup
 from understudy.checks import whole_number
 from understudy.errors import ConfigError
+
+if TYPE_CHECKING:
+    from understudy.groups import GroupPlan
 
 Kind = Literal[
     "full", "mla", "sliding_window", "sliding_window_mla", "chunked_local", "mamba", "rswa", "circular"
@@ -75,3 +78,25 @@ class KvCacheGroup(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     def describe_kind(self) -> tuple[str, int | None]:
         """Return kind and window as KV events name them."""
         return _EVENT_KINDS.get(self.kind, self.kind), self.window if self.kind in _SLIDING else None
+
+
+def kv_cache_groups(plan: GroupPlan) -> tuple[KvCacheGroup, ...]:
+    """Return the groups of a model's plan (`understudy.groups.groups_of_model`), for `VllmConfig`."""
+    found = []
+    for group in plan.groups:
+        layer = group.layer
+        is_full = group.kind == "full_attention" and layer.kind != "rswa"
+        kind = "full" if is_full else layer.kind
+        found.append(
+            KvCacheGroup(
+                kind=kind,
+                block_size=group.block_size,
+                window=layer.window if kind in (*_SLIDING, "rswa") else None,
+                chunk=layer.chunk if kind == "chunked_local" else None,
+                mode="align" if group.align else "none",
+                checkpoint_blocks=layer.checkpoint_blocks if group.align and kind == "mamba" else 0,
+                checkpoint_alignment=group.checkpoint_alignment if kind == "mamba" else None,
+                bounded_replay=layer.bounded_replay,
+            )
+        )
+    return tuple(found)
