@@ -14,11 +14,12 @@ from rich.table import Table
 from rich.text import Text
 
 from understudy.errors import InvalidArgument
+from understudy.report.conclusion import conclude
 from understudy.report.html.compare_page import compare_page
 from understudy.report.metrics import BY_KEY
 from understudy.report.report import Report
 from understudy.report.saved import read_report
-from understudy.report.text import NONE, quantity
+from understudy.report.text import NONE, quantity, size
 from understudy.router.kv import KvRouting
 from understudy.run.facts import TimeFacts
 from understudy.run.times import format_times
@@ -65,6 +66,9 @@ _DEFAULTS = {
     "tiers.offload.": msgspec.to_builtins(OffloadSettings()),
 }
 """Defaults of optional groups of settings; hidden if one run has the group and another has not."""
+
+
+_BINARY = {"TiB": 1 << 40, "GiB": 1 << 30, "MiB": 1 << 20}
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,7 +136,7 @@ class Comparison:
         """Build the table of differing settings and of metrics with their change from the first report."""
         settings = self._create_table("Configuration")
         for name, values in self.settings():
-            settings.add_row(name, *(Text(_format(value)) for value in values))
+            settings.add_row(name, *(Text(_format(value, name)) for value in values))
         metrics = self._create_table("Metric")
         for label, unit, values in self.metrics():
             shown = label if unit == "ratio" else f"{label} ({unit})"
@@ -140,13 +144,36 @@ class Comparison:
         same = Text(" the runs have the same configuration", style="dim")
         times = [Text(f" {line}", style="dim") for line in self.times()]
         notes = [Text(f" {note}", style="dim") for note in self.notes()]
-        return Group(settings if settings.row_count else same, metrics, *times, *notes, *self._verdicts())
+        verdicts = [
+            Text.assemble((f" {', '.join(names)}: ", "bold"), " ".join(filter(None, (finding, remedy))))
+            for names, finding, remedy in self.verdicts()
+        ]
+        conclusion = Text(f" {self.conclusion()}", style="bold")
+        return Group(conclusion, settings if settings.row_count else same, metrics, *times, *notes, *verdicts)
+
+    def conclusion(self) -> str:
+        """Return what the comparison shows, in one sentence."""
+        return conclude(self.names, self.reports)
+
+    def verdicts(self) -> list[tuple[tuple[str, ...], str, str]]:
+        """List the verdicts as names of runs, finding and remedy, by rule; a rule's remedy follows its last finding."""
+        findings: dict[str, dict[str, list[str]]] = {}
+        remedies: dict[str, str] = {}
+        for name, report in zip(self.names, self.reports, strict=True):
+            for one in report.get("verdicts", ()):
+                rule = str(one.get("rule", one["finding"]))
+                findings.setdefault(rule, {}).setdefault(one["finding"], []).append(name)
+                remedies[rule] = one["remedy"]
+        return [
+            (tuple(names), finding, remedies[rule] if finding == list(found)[-1] else "")
+            for rule, found in findings.items()
+            for finding, names in found.items()
+        ]
 
     def to_html(self) -> str:
         """Build one self-contained HTML page of the comparison."""
-        return compare_page(
-            self, [(name, [_format(value) for value in values]) for name, values in self.settings()]
-        )
+        settings = [(name, [_format(value, name) for value in values]) for name, values in self.settings()]
+        return compare_page(self, settings)
 
     def _create_table(self, title: str) -> Table:
         table = Table(box=box.SIMPLE_HEAD, padding=(0, 0, 0, 1), pad_edge=False, header_style="bold")
@@ -154,13 +181,6 @@ class Comparison:
         for name in self.names:
             table.add_column(Text(name), justify="right", overflow="fold")
         return table
-
-    def _verdicts(self) -> list[Text]:
-        return [
-            Text.assemble((f" {name}: ", "bold"), f"{verdict['finding']} {verdict['remedy']}")
-            for name, report in zip(self.names, self.reports, strict=True)
-            for verdict in report.get("verdicts", ())
-        ]
 
 
 def compare(*reports: Report | str | PathLike[str], names: Sequence[str] = ()) -> Comparison:
@@ -246,7 +266,10 @@ def _change(now: float, before: float, unit: str) -> str:
     return f"{now / before - 1:+.1%}".replace("%", " %") if before else f"+{now:,.0f}"
 
 
-def _format(value: Any) -> str:
+def _format(value: Any, name: str) -> str:
+    if name.endswith("bytes") and isinstance(value, int | float):
+        unit = next((unit for unit in _BINARY if value >= _BINARY[unit] and not value % _BINARY[unit]), None)
+        return size(value) if unit is None else f"{value / _BINARY[unit]:,.0f} {unit}"
     if isinstance(value, list):
         return ", ".join(map(str, value)) or NONE
     return NONE if value is None else str(value)

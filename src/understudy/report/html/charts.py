@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from html import escape
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -37,6 +38,16 @@ class Card:
     figure: str
     legend: tuple[tuple[str, str], ...] = ()
     span: str = "half"
+
+
+def render_card(card: Card) -> str:
+    """Return the card as a section of a page."""
+    keys = "".join(f'<span><i class="key {style}"></i>{escape(name)}</span>' for style, name in card.legend)
+    legend = f'<div class="legend">{keys}</div>' if keys else ""
+    return (
+        f'<section class="card {card.span}"><div class="head"><h2>{escape(card.title)}</h2>'
+        f'<span class="sub">{escape(card.subtitle)}</span>{legend}</div>{card.figure}</section>'
+    )
 
 
 def latency_cdfs(report: Report, baseline: Report | None) -> list[Card]:

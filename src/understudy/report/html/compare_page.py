@@ -5,6 +5,8 @@ from __future__ import annotations
 from html import escape
 from typing import TYPE_CHECKING
 
+from understudy.report.html.charts import render_card
+from understudy.report.html.compare_cdfs import compare_cdfs
 from understudy.report.html.frame import THEME_BUTTON, build_document, prose
 from understudy.report.html.tiles import change, points
 from understudy.report.text import quantity
@@ -24,16 +26,18 @@ _LOWER_IS_BETTER = (
     "requests.rejected",
 )
 _HIGHER_IS_BETTER = ("throughput", "goodput", "prefix_hit_ratio", "requests.completed")
-_WRAPPED = "td.wrap { white-space: normal; min-width: 130px; vertical-align: top; }"
+_STYLE = """
+td.wrap { white-space: normal; min-width: 130px; vertical-align: top; }
+.conclusion { font-size: 17px; font-weight: 600; margin: 0 0 14px; overflow-wrap: anywhere; }
+"""
 
 
 def compare_page(comparison: Comparison, settings: list[tuple[str, list[str]]]) -> str:
     """Build the page; `settings` are the formatted settings that differ."""
     title = escape(" · ".join(comparison.names))
     verdicts = "".join(
-        f"<li>{escape(name)}: <strong>{prose(one['finding'])}</strong> {prose(one['remedy'])}</li>"
-        for name, report in zip(comparison.names, comparison.reports, strict=True)
-        for one in report.get("verdicts", ())
+        f"<li>{escape(', '.join(names))}: <strong>{prose(finding)}</strong> {prose(remedy)}</li>"
+        for names, finding, remedy in comparison.verdicts()
     )
     verdicts += "".join(f'<li class="note">{prose(note)}</li>' for note in comparison.notes())
     times = "".join(f"<span>{escape(line)}</span>" for line in comparison.times())
@@ -44,13 +48,15 @@ def compare_page(comparison: Comparison, settings: list[tuple[str, list[str]]]) 
     reference = f"changes relative to {escape(comparison.names[0])}"
     body = [
         f'<header><div><h1>{title}</h1><div class="facts">{times}</div></div>{THEME_BUTTON}</header>',
+        f'<p class="conclusion">{prose(comparison.conclusion())}</p>',
         f'<ul class="verdicts">{verdicts}</ul>' if verdicts else "",
         '<div class="cards">',
+        *(render_card(card) for card in compare_cdfs(comparison.names, comparison.reports)),
         _table(comparison, "Metrics", reference, "Metric", _metrics(comparison)),
         _table(comparison, "Configuration", "settings that differ", "Setting", differed or same),
         "</div>",
     ]
-    return build_document(" · ".join(comparison.names), body, style=_WRAPPED)
+    return build_document(" · ".join(comparison.names), body, style=_STYLE)
 
 
 def _table(comparison: Comparison, title: str, about: str, first: str, rows: list[str]) -> str:

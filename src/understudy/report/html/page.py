@@ -43,7 +43,7 @@ def page(report: Report, baseline: Report | None = None) -> str:
         _verdicts(report),
         tiles(report, baseline),
         '<div class="cards">',
-        *(_card(card) for card in _cards(report, baseline)),
+        *(charts.render_card(card) for card in _cards(report, baseline)),
         _distributions(report, baseline),
         _scalars(report),
         routing_table(report),
@@ -112,15 +112,6 @@ def _cards(report: Report, baseline: Report | None) -> list[Card]:
         *tier_cards(report, baseline),
     ]
     return charts.latency_cdfs(report, baseline) + [card for card in rest if card is not None]
-
-
-def _card(card: Card) -> str:
-    keys = "".join(f'<span><i class="key {style}"></i>{escape(name)}</span>' for style, name in card.legend)
-    legend = f'<div class="legend">{keys}</div>' if keys else ""
-    return (
-        f'<section class="card {card.span}"><div class="head"><h2>{escape(card.title)}</h2>'
-        f'<span class="sub">{escape(card.subtitle)}</span>{legend}</div>{card.figure}</section>'
-    )
 
 
 def _named(metric: Metric) -> str:

@@ -142,7 +142,7 @@ class Plot:
         width, height = self.size.width, self.size.height
         data = ""
         if self.hover is not None:
-            text = msgspec.json.encode(self.hover).decode().replace("</", "<\\/")
+            text = msgspec.json.encode(self.hover).decode().replace("<", "\\u003c")
             data = f'<script type="application/json">{text}</script>'
         return (
             f'<div class="plot"><svg viewBox="0 0 {width} {height}" role="img" aria-label="{escape(self.title)}" '
