@@ -58,6 +58,7 @@ MISSPELT = {
     "compare": ("--hmtl", "--html"),
     "predict": ("--modle", "--model"),
     "calibrate": ("--modle", "--model"),
+    "capacity": ("--modle", "--model"),
     "workload": ("--cuont", "--count"),
     "convert": ("--fromat", "--format"),
     "serve": ("--prot", "--port"),

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Protocol
 from understudy import __version__
 from understudy.cli import (
     calibrate,
+    capacity,
     compare,
     completion,
     conformance,
@@ -74,6 +75,7 @@ VERBS: dict[str, Verb] = {
     "compare": compare,
     "predict": predict,
     "calibrate": calibrate,
+    "capacity": capacity,
     "workload": workload,
     "convert": convert,
     "serve": serve,

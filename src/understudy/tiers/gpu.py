@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import msgspec
 
 from understudy.errors import ConfigError
+from understudy.groups import GroupPlan, groups_of_model, layers_of_model
 from understudy.tiers.model_shape import ModelShape
 from understudy.tiers.sizes import parse_bytes
 from understudy.timing.architecture import Architecture
-from understudy.timing.capacity import BLOCKS_PLUS_MINUS, kv_blocks
+from understudy.timing.capacity import (
+    BLOCKS_PLUS_MINUS,
+    KvMemory,
+    does_not_fit,
+    kv_blocks,
+    kv_memory,
+    usable_bytes,
+)
 from understudy.timing.deployment import Deployment, Parallelism
 from understudy.timing.fitted_for import check_fitted_for, facts_of
 from understudy.timing.gpus import Gpu, find_gpu, sheet_gpu
@@ -200,6 +208,90 @@ class GpuSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
             overhead_bytes=None if self.overhead is None else parse_bytes("gpu.overhead", self.overhead),
         )
         return Blocks(blocks, round(blocks * BLOCKS_PLUS_MINUS))
+
+    def groups(
+        self,
+        model: str,
+        kv_dtype: str | None,
+        *,
+        max_model_len: int,
+        step_tokens: int | None = None,
+        sequences: int | None = None,
+        **settings: Any,
+    ) -> GroupPlan:
+        """Plan the KV cache groups of `model` in the memory that its weights leave, as vLLM does.
+
+        `settings` are those of `groups_of_model`. ConfigError names the field.
+        """
+        return groups_of_model(
+            model,
+            memory_bytes=self.kv_memory(model, kv_dtype, step_tokens=step_tokens, sequences=sequences),
+            max_model_len=max_model_len,
+            max_num_batched_tokens=step_tokens or 8192,
+            kv_dtype=kv_dtype,
+            tensor_parallel=self.tensor_parallel_size,
+            **settings,
+        )
+
+    def kv_memory(
+        self,
+        model: str,
+        kv_dtype: str | None,
+        *,
+        step_tokens: int | None = None,
+        sequences: int | None = None,
+    ) -> int:
+        """Estimate the bytes of one GPU that are left for the KV cache.
+
+        A model whose step times are not known (MLA, states) needs `weights`. ConfigError names the field.
+        """
+        sizes = {
+            name: None if given is None else parse_bytes(f"gpu.{name}", given)
+            for name, given in (
+                ("memory", self.memory),
+                ("weights", self.weights),
+                ("overhead", self.overhead),
+            )
+        }
+        deployed = self._known_deployment(model, kv_dtype)
+        if deployed is None:
+            memory = self._find_gpu().memory_gb * 1e9 if sizes["memory"] is None else sizes["memory"]
+            weights = (sizes["weights"] or 0) / self.tensor_parallel_size
+            found = KvMemory(
+                usable_bytes(memory, self.gpu_memory_utilization), weights + (sizes["overhead"] or 0)
+            )
+            if found.free < 1:
+                raise ConfigError(
+                    f"gpu.memory: {model} takes {found.spent / 1e9:.1f} of {found.usable / 1e9:.1f} usable GB, which "
+                    "leaves no room for KV blocks; use more memory or more GPUs (tensor_parallel_size)"
+                )
+            return found.free
+        found = kv_memory(
+            deployed,
+            max_num_batched_tokens=step_tokens or 8192,
+            max_num_seqs=sequences or 256,
+            gpu_memory_utilization=self.gpu_memory_utilization,
+            memory_bytes=sizes["memory"],
+            weight_bytes=sizes["weights"],
+            overhead_bytes=sizes["overhead"],
+        )
+        if found.free < 1:
+            raise does_not_fit(deployed, found)
+        return found.free
+
+    def _known_deployment(self, model: str, kv_dtype: str | None) -> Deployment | None:
+        """Return the deployment; None if only its weights and memory are known."""
+        if not self.is_known:
+            return None
+        try:
+            return self.deployment(model, kv_dtype)
+        except ConfigError as error:
+            layers_of_model(model)  # names an unknown model
+            if self.weights is None:
+                raise ConfigError(
+                    f"gpu.weights (--gpu-weights): the weights of {model} are not known; give their size"
+                ) from error
+            return None
 
     def deployment(self, model: str | None, kv_dtype: str | None) -> Deployment:
         """Build the deployment of `model` on these GPUs. ConfigError names the field."""

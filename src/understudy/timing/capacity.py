@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from understudy.errors import ConfigError
 
@@ -16,6 +16,51 @@ _FIXED_BYTES = 0.6e9
 """Bytes of CUDA's context, graphs and collective buffers, from one run (RTX 4090, Llama-3.1-8B, 2,588 blocks)."""
 
 
+class KvMemory(NamedTuple):
+    """Memory of one GPU, in bytes: what vLLM may use of it, and what weights, activations and graphs take."""
+
+    usable: float
+    spent: float
+
+    @property
+    def free(self) -> int:
+        """Bytes left for the KV cache."""
+        return int(self.usable - self.spent)
+
+
+def usable_bytes(memory: float, gpu_memory_utilization: float) -> float:
+    """Return the bytes of a GPU's memory that an engine may use. ConfigError if the share is not in (0, 1]."""
+    if not 0 < gpu_memory_utilization <= 1:
+        raise ConfigError(f"gpu_memory_utilization must be in (0, 1], got {gpu_memory_utilization}")
+    return gpu_memory_utilization * memory
+
+
+def kv_memory(
+    deployment: Deployment,
+    *,
+    max_num_batched_tokens: int,
+    max_num_seqs: int,
+    gpu_memory_utilization: float = 0.9,
+    memory_bytes: float | None = None,
+    weight_bytes: float | None = None,
+    overhead_bytes: float | None = None,
+) -> KvMemory:
+    """Estimate the memory of a GPU that weights, activations of the largest step and graphs leave.
+
+    `memory_bytes`, `weight_bytes` (of the whole model) and `overhead_bytes` (all but weights) override the GPU's
+    memory, the architecture's size and the estimate.
+    """
+    model, tp = deployment.model, deployment.parallel.tensor
+    widest = max(model.intermediate_size, model.expert_size * model.experts_per_token) / tp
+    activations = max_num_batched_tokens * (4 * widest + 8 * model.hidden_size) * 2
+    logits = max_num_seqs * model.vocab_size * 8
+    memory = deployment.gpu.memory_gb * 1e9 if memory_bytes is None else memory_bytes
+    usable = usable_bytes(memory, gpu_memory_utilization)
+    weights = deployment.weight_bytes_per_gpu if weight_bytes is None else weight_bytes / tp
+    spent = weights + (activations + logits + _FIXED_BYTES if overhead_bytes is None else overhead_bytes)
+    return KvMemory(usable, spent)
+
+
 def kv_blocks(
     deployment: Deployment,
     *,
@@ -27,23 +72,20 @@ def kv_blocks(
     weight_bytes: float | None = None,
     overhead_bytes: float | None = None,
 ) -> int:
-    """Estimate the usable blocks of one worker: memory less weights, activations of the largest step and graphs.
+    """Estimate the usable blocks of one worker with one KV cache group, from `kv_memory`.
 
-    `memory_bytes`, `weight_bytes` (of the whole model) and `overhead_bytes` (all but weights) override the GPU's
-    memory, the architecture's size and the estimate. Sliding-window layers keep only their window of each sequence.
-    ConfigError if the model does not fit.
+    Sliding-window layers keep only their window of each sequence. ConfigError if the model does not fit.
     """
-    if not 0 < gpu_memory_utilization <= 1:
-        raise ConfigError(f"gpu_memory_utilization must be in (0, 1], got {gpu_memory_utilization}")
-    model, tp = deployment.model, deployment.parallel.tensor
-    widest = max(model.intermediate_size, model.expert_size * model.experts_per_token) / tp
-    activations = max_num_batched_tokens * (4 * widest + 8 * model.hidden_size) * 2
-    logits = max_num_seqs * model.vocab_size * 8
-    usable = gpu_memory_utilization * (
-        deployment.gpu.memory_gb * 1e9 if memory_bytes is None else memory_bytes
+    model = deployment.model
+    usable, spent = kv_memory(
+        deployment,
+        max_num_batched_tokens=max_num_batched_tokens,
+        max_num_seqs=max_num_seqs,
+        gpu_memory_utilization=gpu_memory_utilization,
+        memory_bytes=memory_bytes,
+        weight_bytes=weight_bytes,
+        overhead_bytes=overhead_bytes,
     )
-    weights = deployment.weight_bytes_per_gpu if weight_bytes is None else weight_bytes / tp
-    spent = weights + (activations + logits + _FIXED_BYTES if overhead_bytes is None else overhead_bytes)
     block = block_size * deployment.kv_bytes_per_token
     if 0 < model.window_layers < model.num_layers:
         spent += (
@@ -56,9 +98,14 @@ def kv_blocks(
         block = block * (model.num_layers - model.window_layers) // model.num_layers
     blocks = int((usable - spent) // block) - 1  # one is reserved
     if blocks < 1:
-        raise ConfigError(
-            f"{model.name} in {deployment.weights} takes {spent / 1e9:.1f} of the {usable / 1e9:.1f} usable GB of a "
-            f"{deployment.gpu.name}, which leaves no room for KV blocks; use more GPUs (tensor_parallel_size), a "
-            "smaller weight type, or a higher gpu_memory_utilization"
-        )
+        raise does_not_fit(deployment, KvMemory(usable, spent))
     return blocks
+
+
+def does_not_fit(deployment: Deployment, memory: KvMemory) -> ConfigError:
+    """Return the error for a model that leaves no room for KV blocks."""
+    return ConfigError(
+        f"{deployment.model.name} in {deployment.weights} takes {memory.spent / 1e9:.1f} of the "
+        f"{memory.usable / 1e9:.1f} usable GB of a {deployment.gpu.name}, which leaves no room for KV blocks; use more "
+        "GPUs (tensor_parallel_size), a smaller weight type, or a higher gpu_memory_utilization"
+    )

@@ -1,0 +1,148 @@
+"""`understudy capacity`: KV cache groups of a model, their blocks, and the capacity that vLLM reports."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from understudy.cli.gpu_flags import add_gpu_setting_flags, read_gpu_flags
+
+if TYPE_CHECKING:
+    import argparse
+
+    from understudy.cli import Verbs
+    from understudy.groups import GroupPlan
+
+EXAMPLES = """\
+examples:
+  understudy capacity --model gpt-oss-120b --gpu H200 --max-model-len 131072
+  understudy capacity --model Gemma-3-27B --gpu H100 --max-model-len 32768 --kv-dtype fp8
+  understudy capacity --model Qwen3-Next-80B-A3B --gpu H200 --gpu-weights 163GB --tensor-parallel-size 2 \\
+    --max-model-len 262144
+  understudy capacity --model ./config.json --kv-memory 21.5GiB --max-model-len 8192
+
+--kv-memory is what vLLM logs as "Available KV cache memory"; without it, the memory that weights leave is estimated.
+"""
+_UNUSED = (
+    *("gpu-bandwidth-gbps", "gpu-tflops", "gpu-link-gbps", "data-parallel-size", "expert-parallel-size"),
+    *("enable-expert-parallel", "front-end-ms", "extrapolate"),
+)
+
+
+def add_parser(verbs: Verbs) -> None:
+    """Describe `understudy capacity`."""
+    verb = verbs.add_parser(
+        "capacity",
+        help="show the KV cache groups of a model and how many requests fit",
+        description="Divide a model's layers into KV cache groups as vLLM does, and count the blocks that fit.",
+        epilog=EXAMPLES,
+    )
+    verb.add_argument("--model", required=True, metavar="NAME", help="known name, or path of a config.json")
+    verb.add_argument("--max-model-len", required=True, type=int, metavar="N", help="context window")
+    verb.add_argument(
+        "--kv-memory", metavar="SIZE", help="memory of one GPU for the KV cache, such as 21.5GiB"
+    )
+    verb.add_argument("--kv-dtype", metavar="TYPE", help="data type of the KV cache: bf16 (default) or fp8")
+    verb.add_argument(
+        "--state-dtype", metavar="TYPE", help="type of recurrent states: bfloat16, float16 or float32"
+    )
+    verb.add_argument("--block-size", type=int, metavar="N", help="tokens per block (default: 16; MLA: 64)")
+    verb.add_argument(
+        "--max-num-batched-tokens",
+        type=int,
+        default=8192,
+        metavar="N",
+        help="tokens per step (default: 8192)",
+    )
+    verb.add_argument("--max-num-seqs", type=int, metavar="N", help="requests in a batch (default: 256)")
+    verb.add_argument("--no-async-scheduling", action="store_true", help="one step in flight, not two")
+    verb.add_argument("--no-enable-prefix-caching", action="store_true", help="keep only the newest states")
+    verb.add_argument(
+        "--disable-hybrid-kv-cache-manager",
+        action="store_true",
+        default=None,
+        help="plan windows as full attention (default for chunked local attention)",
+    )
+    verb.add_argument("--json", action="store_true", help="print the plan as JSON")
+    add_gpu_setting_flags(verb.add_argument_group("GPU"), leave_out=_UNUSED)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Print the groups and the capacity."""
+    import json
+
+    plan = _plan(args)
+    if args.json:
+        print(json.dumps(plan.to_dict(), indent=2))
+    else:
+        print("\n".join(_describe(plan, args.model, args.max_model_len)))
+    return 0
+
+
+def _plan(args: argparse.Namespace) -> GroupPlan:
+    from understudy.errors import ConfigError
+    from understudy.groups import groups_of_model
+    from understudy.tiers.gpu import GpuSettings
+    from understudy.tiers.sizes import parse_bytes
+
+    gpu = read_gpu_flags(args)
+    settings = {
+        "max_model_len": args.max_model_len,
+        "block_size": args.block_size,
+        "state_dtype": args.state_dtype,
+        "disable_hybrid": args.disable_hybrid_kv_cache_manager,
+        "async_scheduling": not args.no_async_scheduling,
+        "prefix_caching": not args.no_enable_prefix_caching,
+    }
+    if args.kv_memory is None:
+        if not gpu:
+            raise ConfigError("--kv-memory: the memory is not known; give it, or --gpu")
+        return GpuSettings(**gpu).groups(
+            args.model,
+            args.kv_dtype,
+            step_tokens=args.max_num_batched_tokens,
+            sequences=args.max_num_seqs,
+            **settings,
+        )
+    tensor_parallel = gpu.pop("tensor_parallel_size", 1)
+    if gpu or args.max_num_seqs is not None:
+        raise ConfigError("--kv-memory and the GPU's flags both set the memory; give one")
+    return groups_of_model(
+        args.model,
+        memory_bytes=parse_bytes("--kv-memory", args.kv_memory),
+        kv_dtype=args.kv_dtype,
+        tensor_parallel=tensor_parallel,
+        max_num_batched_tokens=args.max_num_batched_tokens,
+        **settings,
+    )
+
+
+def _describe(plan: GroupPlan, model: str, max_model_len: int) -> list[str]:
+    head = ("group", "kind", "layers", "block", "page bytes", "window", "blocks per request")
+    rows = [
+        (
+            str(number),
+            group.kind,
+            str(len(group.layers)),
+            str(group.block_size),
+            f"{group.page_bytes:,}",
+            "-" if group.window is None else f"{group.window:,}",
+            f"{group.blocks_per_request:,}",
+        )
+        for number, group in enumerate(plan.groups)
+    ]
+    widths = [max(len(row[column]) for row in (head, *rows)) for column in range(len(head))]
+    table = [
+        "  ".join(
+            cell.ljust(width) if column == 1 else cell.rjust(width)
+            for column, (cell, width) in enumerate(zip(row, widths, strict=True))
+        )
+        for row in (head, *rows)
+    ]
+    return [
+        f"KV cache groups of {model}",
+        *table,
+        f"{plan.num_blocks:,} blocks of {plan.bytes_per_block:,} bytes on each GPU",
+        f"prefix cache: hashes of {plan.hash_block_size} tokens, hits in multiples of {plan.cache_hit_alignment}",
+        f"GPU KV cache size: {plan.kv_cache_size_tokens:,} tokens",
+        f"Maximum concurrency for {max_model_len:,} tokens per request: {plan.max_concurrency:.2f}x",
+    ]
