@@ -112,6 +112,16 @@ def test_compare_needs_two_reports_and_a_name_for_each() -> None:
         us.compare(report)
     with pytest.raises(InvalidArgument, match="names: 2 reports need as many names"):
         us.compare(report, report, names=["one"])
+    with pytest.raises(InvalidArgument, match="reports must be Reports or paths of saved ones, got 3"):
+        us.compare(report, 3)  # type: ignore[arg-type]
+
+
+def test_a_report_refuses_what_is_no_path_and_no_baseline() -> None:
+    report = us.replay(TRACE)
+    with pytest.raises(InvalidArgument, match="path must be the path of a file to write, got 3"):
+        report.to_json(3)  # type: ignore[call-overload]
+    with pytest.raises(InvalidArgument, match="baseline must be a Report, got 3"):
+        report.to_html(baseline=3)  # type: ignore[call-overload]
 
 
 def test_predict_gives_the_times_of_the_command_line(tmp_path: Path) -> None:

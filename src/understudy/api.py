@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from understudy import __version__
+from understudy.checks import check_model, switch
 from understudy.engines.kinds import DEFAULT_ENGINE
 from understudy.engines.timing import Polynomial
 from understudy.errors import ConfigError
@@ -110,6 +111,8 @@ def replay(
     started = time.perf_counter()
     if not isinstance(workload, Workload | str | PathLike):
         raise ConfigError(f"workload must be a Workload or the path of a trace, got {workload!r}")
+    check_model(model)
+    switch("compare_without_tiers", compare_without_tiers)
     if not isinstance(slo, Slo | None):
         raise ConfigError(f"slo must be an Slo, got {slo!r}")
     for option in unknown:

@@ -88,6 +88,19 @@ def positive_number(name: str, value: Any, *, or_zero: bool = False) -> float:
     return number
 
 
+def switch(name: str, value: Any) -> bool:
+    """Return `value` if it is True or False, else raise ConfigError."""
+    if not isinstance(value, bool):
+        raise ConfigError(f"{name} must be True or False, got {value!r}")
+    return value
+
+
+def check_model(model: object) -> None:
+    """Raise ConfigError if `model` is neither text nor None."""
+    if not isinstance(model, str | None):
+        raise ConfigError(f"model must be the name of a model or the path of its config.json, got {model!r}")
+
+
 def read_as(kind: type[_T], settings: Any, where: str = "") -> _T:
     """Convert a mapping of settings to a struct of `kind`; `where` prefixes their names in messages.
 

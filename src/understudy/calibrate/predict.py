@@ -13,6 +13,7 @@ import msgspec
 from understudy.calibrate.experiment import MAX_BLOCKS, build_engine_config
 from understudy.calibrate.recorded import COLUMNS, predict_run, read_run
 from understudy.calibrate.tables import Table
+from understudy.checks import check_model
 from understudy.errors import ConfigError, InvalidArgument, UnderstudyError
 from understudy.tiers.gpu import GpuSettings
 
@@ -117,6 +118,9 @@ def predict(
         found = us.predict("recorded.jsonl", model="Llama-3.1-8B", gpu="H100")
         print(found.columns, found.rows[0])
     """
+    if not isinstance(inputs, str | os.PathLike):
+        raise ConfigError(f"inputs must be the path of a table or of a recorded run, got {inputs!r}")
+    check_model(model)
     path = Path(inputs)
     if path.suffix.lower() == ".csv":
         given = {"model": model, "gpu": gpu, "kv_dtype": kv_dtype}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -27,7 +28,6 @@ from understudy.tiers.settings import OffloadSettings
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-    from os import PathLike
 
     from rich.console import Console, RenderableType
 
@@ -205,6 +205,8 @@ def compare(*reports: Report | str | PathLike[str], names: Sequence[str] = ()) -
         if isinstance(report, Report):
             titles.append(f"report {number}")
             contents.append(report.to_dict())
+        elif not isinstance(report, str | PathLike):
+            raise InvalidArgument(f"reports must be Reports or paths of saved ones, got {report!r}")
         else:
             titles.append(Path(report).stem)
             contents.append(read_report(report, COMPARED))

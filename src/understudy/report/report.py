@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
+from os import PathLike
 from typing import TYPE_CHECKING, Any, overload
 
 import msgspec
@@ -25,8 +26,6 @@ from understudy.run.times import format_times
 from understudy.workload.reuse import HitCurve, hit_curve, unlimited_hit_ratio
 
 if TYPE_CHECKING:
-    from os import PathLike
-
     from pandas import DataFrame
     from rich.console import Console, RenderableType
 
@@ -320,6 +319,8 @@ class Report:
         """
         from understudy.report.html import page
 
+        if not isinstance(baseline, Report | None):
+            raise InvalidArgument(f"baseline must be a Report, got {baseline!r}")
         return _write(path, page(self, baseline or self.without_tiers).encode())
 
 
@@ -367,6 +368,8 @@ def _write(path: str | PathLike[str] | None, text: bytes) -> str | None:
     """Write `text` to `path`; return it if `path` is None."""
     if path is None:
         return text.decode()
+    if not isinstance(path, str | PathLike):
+        raise InvalidArgument(f"path must be the path of a file to write, got {path!r}")
     with create(path) as file:
         file.write(text)
     return None

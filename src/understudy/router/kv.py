@@ -9,8 +9,10 @@ import numpy as np
 import numpy.typing as npt
 
 from understudy import _core
-from understudy.checks import positive_number
+from understudy.checks import plain_number, positive_number, switch, whole_number
 from understudy.errors import ConfigError
+
+_NOT_NEGATIVE = ("temperature", "event_delay_ms", "event_period_ms", "predict_ttl_ms", "queue_threshold")
 
 
 class KvRouting(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -75,9 +77,16 @@ class KvRouting(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
                 f"queue_policy={self.queue_policy} orders the router's queue, which needs queue_threshold; give "
                 "it, or leave queue_policy out"
             )
-        for name in ("temperature", "event_delay_ms", "event_period_ms", "predict_ttl_ms", "queue_threshold"):
-            if (value := getattr(self, name)) is not None:
-                msgspec.structs.force_setattr(self, name, positive_number(name, value, or_zero=True))
+        checked: dict[str, float] = {"use_events": switch("use_events", self.use_events)}
+        for field in msgspec.structs.fields(self):
+            name, value = field.name, getattr(self, field.name)
+            if name in _NOT_NEGATIVE and (name != "queue_threshold" or value is not None):
+                checked[name] = positive_number(name, value, or_zero=True)
+            elif field.type is float:
+                checked[name] = plain_number(name, value)
+        checked["approximate_blocks"] = whole_number("approximate_blocks", self.approximate_blocks)
+        for name, number in checked.items():
+            msgspec.structs.force_setattr(self, name, number)
 
     def build(
         self, seed: int = 0, *, imposed: npt.NDArray[np.int32] | None = None, keep_decisions: bool = True
@@ -90,8 +99,6 @@ class KvRouting(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
             value = getattr(self, name)
             if isinstance(value, float) and not np.isfinite(value):
                 raise ConfigError(f"{name} must be finite, got {value}")
-        if self.approximate_blocks < 0:
-            raise ConfigError(f"approximate_blocks must not be negative, got {self.approximate_blocks}")
         return KvRouter(
             **{name: getattr(self, name) for name in self.__struct_fields__},
             seed=seed,

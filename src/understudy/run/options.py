@@ -6,6 +6,7 @@ from dataclasses import dataclass, fields
 from os import PathLike, fspath
 from typing import TYPE_CHECKING, Literal
 
+from understudy.checks import switch
 from understudy.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -42,7 +43,7 @@ class Outputs:
         for name, path in self.paths().items():
             if not isinstance(path, str | PathLike | None):
                 raise ConfigError(f"{name} must be the path of a file to write, got {path!r}")
-        if self.synthesize_tokens:
+        if switch("synthesize_tokens", self.synthesize_tokens):
             lines = [path for path in (self.events, self.raw_events) if path is not None]
             if not lines or any(fspath(path).endswith(".npz") for path in lines):
                 raise ConfigError(

@@ -7,7 +7,7 @@ from typing import Any, Literal, get_args
 
 import msgspec
 
-from understudy.checks import read_as
+from understudy.checks import read_as, whole_number
 from understudy.errors import ConfigError
 from understudy.kv.policy import check_policy
 from understudy.tiers.sizes import parse_bytes
@@ -194,9 +194,12 @@ class TiersConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
                 f"tiers: {names[0]} needs g2, because blocks pass through host memory; add a g2 tier (--g2)"
             )
         self._check_policies()
+        for field in ("model", "kv_dtype"):
+            if not isinstance(value := getattr(self, field), str | None):
+                raise ConfigError(f"{field} must be text, got {value!r}")
         if self.kv_bytes_per_token is not None:
-            if self.kv_bytes_per_token < 1:
-                raise ConfigError(f"kv_bytes_per_token must be at least 1, got {self.kv_bytes_per_token}")
+            size = whole_number("kv_bytes_per_token", self.kv_bytes_per_token, 1)
+            msgspec.structs.force_setattr(self, "kv_bytes_per_token", size)
             for field in ("model", "kv_dtype"):
                 if getattr(self, field) is not None:
                     raise ConfigError(
