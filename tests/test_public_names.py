@@ -24,6 +24,7 @@ NAMES = [
     "KvRouting",
     "Outputs",
     "Report",
+    "SglangConfig",
     "TiersConfig",
     "VllmConfig",
     "compare",

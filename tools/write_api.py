@@ -31,6 +31,7 @@ INTERNAL = {"Report": ("build", "table"), "Comparison": ("table", "rows", "metri
 INTERNAL |= {
     "VllmConfig": ("core_config", "native", "native_timing", "check_recordable", "notes", "describe")
 }
+INTERNAL |= {"SglangConfig": ("core_config", "native_timing", "check_recordable", "notes", "describe")}
 INTERNAL |= {
     "KvCacheGroup": ("native", "describe_kind"),
     "TiersConfig": ("describe", "drop_unused_kv_size"),

@@ -2,7 +2,7 @@
 
 import enum
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, Literal, Protocol, Self, TypeAlias, TypedDict, overload
+from typing import Literal, Protocol, Self, TypeAlias, TypedDict, overload
 
 import numpy as np
 import numpy.typing as npt
@@ -761,6 +761,16 @@ class _SglangLog(TypedDict):
     aborted: list[int]
     sampled: list[int]
 
+class _SglangHost(TypedDict):
+    writes: list[int]
+    loads: list[int]
+    host_avail: int
+    writing: int
+    loading: int
+    on_both: int
+    host_only: int
+    host_evict_head: list[list[int]]
+
 class SglangIterations:
     def __init__(
         self,
@@ -794,7 +804,7 @@ class SglangIterations:
     def take_log(self) -> _SglangLog: ...
     @property
     def cached_runs(self) -> int: ...
-    def take_host_state(self) -> dict[str, Any] | None: ...
+    def take_host_state(self) -> _SglangHost | None: ...
     def take_events(self) -> list[tuple[bool, list[int], int, int, list[tuple[int, int]], bool]]: ...
 
 class EngineConfig:

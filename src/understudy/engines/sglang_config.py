@@ -51,34 +51,56 @@ class SglangConfig(EngineConfig, frozen=True, kw_only=True, forbid_unknown_field
     `context_length`; the pool has `num_gpu_blocks` pages, which is its `max_total_tokens` in pages. `from_dict` reads
     both spellings. `disable_overlap_schedule` runs the normal event loop. With a G2 tier the engine has a host cache
     (HiCache) of that size; tiers below it are refused.
+
+    Errors: ConfigError names the wrong field, or one of vLLM.
+
+    Example:
+        engine = us.SglangConfig(block_size=64, schedule_policy="lpm")
+        report = us.replay("trace.jsonl", engine)
     """
 
     block_size: int = 1
+    """Tokens of a page."""
     num_gpu_blocks: int = -1
     """Pages of the KV pool; -1: 2^20 tokens."""
     max_num_seqs: int | None = None
     """Most requests at a time; None: SGLang's rule, 2048 to 4096 by pool and context."""
     max_prefill_tokens: int = 16384
+    """Prompt tokens of a batch; the first prompt is taken whatever its length."""
     chunked_prefill_size: int = 8192
     """Prompt tokens of a step; -1: prompts are never split."""
     prefill_max_requests: int | None = None
+    """Most requests of a prefill batch; None: no limit."""
     schedule_policy: Literal["fcfs", "lpm", "dfs-weight", "lof"] = "fcfs"
+    """Order of waiting requests: arrival, longest cached prefix, depth-first weight, or longest output first."""
     schedule_conservativeness: float = 1.0
+    """Factor on the share of outputs that admissions reserve memory for."""
     enable_mixed_chunk: bool = False
+    """Decode in steps that compute prompts."""
     disable_radix_cache: bool = False
+    """Reuse no prefixes."""
     disable_overlap_schedule: bool = False
+    """Schedule a batch only when the one before has ended."""
     radix_eviction_policy: Literal["lru", "lfu", "slru", "fifo", "filo", "mru"] = "lru"
+    """Order in which leaves of the radix cache are evicted."""
     enable_priority_scheduling: bool = False
+    """Order requests by priority; needs fcfs or lof. A request without a priority has the worst one."""
     priority_scheduling_preemption_threshold: int = 10
+    """Preempt only for a priority that is better by more."""
     schedule_low_priority_values_first: bool = False
+    """Lower values are better priorities."""
     disable_priority_preemption: bool = False
+    """Preempt for no priority."""
     retraction_policy: Literal["length", "priority"] = "length"
+    """Requests to retract first when memory is short: those with few outputs, or with a bad priority."""
     max_queued_requests: int | None = None
+    """Most waiting requests; more are aborted. None: no limit."""
     hicache_write_policy: Literal["write_through", "write_through_selective", "write_back"] = "write_through"
     """When the host cache gets pages; used with a G2 tier only."""
     load_back_threshold: int = 10
     """Fewest tokens that are loaded from the host; fewer are computed again."""
     sglang_version: Literal["0.5.23"] = "0.5.23"
+    """Release to simulate."""
 
     def __post_init__(self) -> None:
         if self.num_gpu_blocks == -1:
