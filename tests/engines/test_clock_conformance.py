@@ -9,11 +9,12 @@ from pathlib import Path
 import pytest
 
 from understudy.engines.clock_conformance import (
+    ClockRecording,
     compare_clock,
     describe_difference,
-    read_recording,
     run_clock_scenario,
 )
+from understudy.engines.recordings import read_file_as
 from understudy.errors import InvalidArgument
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "vllm-clock"
@@ -22,7 +23,10 @@ NAMES = sorted(path.name.removesuffix(".json.gz") for path in GOLDEN.glob("*.jso
 
 def test_all_recordings_are_here() -> None:
     assert len(NAMES) == 20
-    modes = {read_recording(path).scenario.config.async_scheduling for path in GOLDEN.glob("*.json.gz")}
+    modes = {
+        read_file_as(ClockRecording, path).scenario.config.async_scheduling
+        for path in GOLDEN.glob("*.json.gz")
+    }
     assert modes == {False, True}
 
 
@@ -34,7 +38,7 @@ def test_every_batch_and_token_comes_when_it_was_recorded(name: str) -> None:
 
 
 def test_a_difference_is_told_by_its_first_batch() -> None:
-    recording = read_recording(GOLDEN / f"{NAMES[0]}.json.gz")
+    recording = read_file_as(ClockRecording, GOLDEN / f"{NAMES[0]}.json.gz")
     ours = run_clock_scenario(recording.scenario)
     start, end, batch = ours.trace[3]
     ours.trace[3] = (start, end + 1, batch)

@@ -13,14 +13,15 @@ from hypothesis import strategies as st
 from engines.building import engine_profile
 from model.clock_loop import ClockLoop, Seen
 from model.vllm_config import RECORDED, V0_31, Profile
-from understudy.engines.clock_conformance import ClockScenario, read_recording, run_clock_scenario
+from understudy.engines.clock_conformance import ClockRecording, ClockScenario, run_clock_scenario
+from understudy.engines.recordings import read_file_as
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "vllm-clock"
 
 
 @pytest.mark.parametrize("path", sorted(GOLDEN.glob("*.json.gz")), ids=lambda path: path.name)
 def test_the_model_reproduces_every_recording(path: Path) -> None:
-    recording = read_recording(path)
+    recording = read_file_as(ClockRecording, path)
     scenario = msgspec.to_builtins(recording.scenario)
     names = ("kv_manager", "eviction_policy", "scheduler_reserve_full_isl", "max_loras")
     given_settings = {k: v for k, v in scenario["config"].items() if k not in names}

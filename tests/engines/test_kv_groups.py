@@ -19,12 +19,11 @@ from understudy.engines.group_recording import (
     GroupRun,
     GroupScenario,
     GroupScenarioConfig,
-    read_group_scenario,
 )
 from understudy.engines.kv_groups import KvCacheGroup, kv_cache_groups
 from understudy.engines.profiles import PROFILES
 from understudy.engines.recorder import run_scenario
-from understudy.engines.recordings import Recording, find_recordings
+from understudy.engines.recordings import Recording, find_recordings, read_file_as
 from understudy.engines.scenario import read_scenario
 from understudy.engines.vllm_config import VllmConfig
 from understudy.errors import ConfigError, InvalidArgument, WrongState
@@ -77,7 +76,7 @@ def test_one_group_of_full_attention_schedules_as_the_engine_without_groups(reco
 
 
 def edit(name: str, **config: Any) -> GroupScenario:
-    scenario = read_group_scenario(GOLDEN / "vllm-hybrid" / "scenarios" / f"{name}.json")
+    scenario = read_file_as(GroupScenario, GOLDEN / "vllm-hybrid" / "scenarios" / f"{name}.json")
     return msgspec.structs.replace(scenario, config=msgspec.structs.replace(scenario.config, **config))
 
 

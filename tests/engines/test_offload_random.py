@@ -15,8 +15,9 @@ from hypothesis import strategies as st
 from model.vllm_connector import RELEASES
 from model.vllm_offload import named, run_offload
 from understudy.engines.offload_profiles import offload_profile
-from understudy.engines.offload_recording import OffloadRun, read_offload_scenario
+from understudy.engines.offload_recording import OffloadRun, OffloadScenario
 from understudy.engines.profiles import find_profile
+from understudy.engines.recordings import convert_scenario
 
 STEPS = 400
 
@@ -90,7 +91,7 @@ def scenarios(draw: st.DrawFn) -> dict[str, Any]:
 @given(scenario=scenarios())
 def test_every_line_is_the_one_of_the_slow_model(version: str, scenario: dict[str, Any]) -> None:
     run = OffloadRun(
-        read_offload_scenario(scenario, Path("random")),
+        convert_scenario(OffloadScenario, scenario, Path("random")),
         find_profile(version),
         offload_profile(version),
         check=True,

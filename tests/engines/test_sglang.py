@@ -124,9 +124,10 @@ def test_a_scenario_without_a_recording_is_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        (b"", "contains no lines"),
-        (b"[]\n", "contains no lines"),
-        (b"{}\n", "has no header with a config"),
+        (b"", "the first line must be the header"),
+        (b"[]\n", "line 1 must be an object"),
+        (b"{}\n", "the first line must be the header"),
+        (b'{"header": {}}\n', "has no header with a config"),
         (b'{"header": {"config": {"page": 4}}}\n', "unknown field `page`"),
         (b"{", "Expecting property name"),
     ],

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import gzip
-import zlib
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -11,8 +9,9 @@ import msgspec
 from understudy._core import VllmEngine, constant_timing
 from understudy.engines.conformance import Difference, Outcome
 from understudy.engines.profiles import PROFILES, find_recorded_profile
+from understudy.engines.recordings import read_file_as
 from understudy.engines.scenario import ScenarioConfig, ScenarioRequest, submit
-from understudy.errors import InvalidArgument, UnderstudyError
+from understudy.errors import UnderstudyError
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -70,7 +69,7 @@ class ClockRecording(msgspec.Struct, frozen=True):
 
 def compare_clock(path: Path, profile: VersionProfile | None = None, *, check: bool = False) -> Outcome:
     """Run a scenario against its recording; InvalidArgument when the file is malformed."""
-    recording = read_recording(path)
+    recording = read_file_as(ClockRecording, path)
     profile = profile or find_recorded_profile(recording.vllm)
     name = path.name.removesuffix(".json.gz")
     try:
@@ -80,15 +79,6 @@ def compare_clock(path: Path, profile: VersionProfile | None = None, *, check: b
     except UnderstudyError as error:
         difference = Difference("", reason=f"{type(error).__name__}: {error}")
     return Outcome(name, recording.recorded.steps, difference, recording.vllm, profile.name)
-
-
-def read_recording(path: Path) -> ClockRecording:
-    """Read a file; InvalidArgument names it and the field at fault."""
-    try:
-        with gzip.open(path) as file:
-            return msgspec.json.decode(file.read(), type=ClockRecording)
-    except (OSError, EOFError, zlib.error, msgspec.MsgspecError) as error:
-        raise InvalidArgument(f"{path}: {error}") from error
 
 
 def run_clock_scenario(

@@ -7,12 +7,20 @@ import json
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from understudy.engines.group_recording import GroupRun, describe_sizes, read_group_scenario
+from understudy.engines.group_recording import GroupRun, GroupScenario, describe_sizes
 from understudy.engines.offload_profiles import offload_profile
-from understudy.engines.offload_recording import OffloadRun, read_offload_scenario
+from understudy.engines.offload_recording import OffloadRun, OffloadScenario
 from understudy.engines.profiles import find_recorded_profile
 from understudy.engines.recorder import run_scenario
-from understudy.engines.recordings import Recording, find_recordings, read_lines, read_pair, read_spec_events
+from understudy.engines.recordings import (
+    Recording,
+    convert_scenario,
+    find_recordings,
+    read_file_as,
+    read_lines,
+    read_pair,
+    read_spec_events,
+)
 from understudy.engines.scenario import read_scenario
 from understudy.engines.spec_recording import read_spec_scenario, run_spec_scenario
 from understudy.errors import InvalidArgument, UnderstudyError
@@ -107,7 +115,7 @@ def compare_groups(
     path: Path, header: Line, expected: list[Line], profile: VersionProfile, *, check: bool = False
 ) -> Outcome:
     """Run a scenario with several KV cache groups and compare it with its golden lines, sizes first."""
-    run = GroupRun(read_group_scenario(path), profile, check=check)
+    run = GroupRun(read_file_as(GroupScenario, path), profile, check=check)
     counts_lookups = not expected or "prefix_stats" in expected[-1].get("end", {})
     steps, difference = first_difference(run.lines(count_lookups=counts_lookups), expected)
     sizes = describe_sizes(run.scenario, run.config)
@@ -146,7 +154,7 @@ def compare_offload(path: Path, profile: VersionProfile | None = None, *, check:
         raise InvalidArgument(f"{path}: the first line must be the header, with the recorded vllm version")
     rules = offload_profile(version)
     profile = profile or find_recorded_profile(version)
-    run = OffloadRun(read_offload_scenario(pair["scenario"], path), profile, rules, check=check)
+    run = OffloadRun(convert_scenario(OffloadScenario, pair["scenario"], path), profile, rules, check=check)
     steps, difference = first_difference(run.lines(), expected)
     note = (
         "" if run.halted_at is None else f"halts in step {run.halted_at}: {rules.defect or 'no request fits'}"

@@ -10,11 +10,9 @@ from understudy._core import GroupLayout, VllmEngine, VllmEngineConfig, constant
 from understudy.engines.kv_groups import KvCacheGroup  # noqa: TC001  (msgspec reads the annotation)
 from understudy.engines.recorder import STEP_NS, describe_step
 from understudy.engines.scenario import ScenarioConfig, ScenarioRequest, submit
-from understudy.errors import InvalidArgument
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from pathlib import Path
 
     import numpy as np
     import numpy.typing as npt
@@ -58,14 +56,6 @@ class GroupScenario(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     config: GroupScenarioConfig
     max_steps: int
     requests: list[ScenarioRequest]
-
-
-def read_group_scenario(path: Path) -> GroupScenario:
-    """Read a scenario file; InvalidArgument names the file and the wrong field."""
-    try:
-        return msgspec.json.decode(path.read_bytes(), type=GroupScenario)
-    except (OSError, msgspec.MsgspecError) as error:
-        raise InvalidArgument(f"{path}: {error}") from error
 
 
 def describe_sizes(scenario: GroupScenario, config: VllmEngineConfig) -> dict[str, Any]:

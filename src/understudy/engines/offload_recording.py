@@ -9,11 +9,9 @@ import msgspec
 from understudy._core import VllmEngine, constant_timing
 from understudy.engines.recorder import STEP_NS, Aborts, StepRecorder
 from understudy.engines.scenario import ScenarioAbort, ScenarioConfig, ScenarioRequest, submit
-from understudy.errors import InvalidArgument
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from pathlib import Path
 
     from understudy._core import VllmOffload
     from understudy.engines.offload_profiles import OffloadProfile
@@ -56,14 +54,6 @@ class OffloadScenario(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     max_steps: int
     requests: list[OffloadRequest]
     aborts: list[ScenarioAbort] = []
-
-
-def read_offload_scenario(scenario: object, path: Path) -> OffloadScenario:
-    """Validate a file's content; InvalidArgument names the file and the wrong field."""
-    try:
-        return msgspec.convert(scenario, OffloadScenario)
-    except msgspec.ValidationError as error:
-        raise InvalidArgument(f"{path}: scenario: {error}") from error
 
 
 class OffloadRun:

@@ -7,7 +7,9 @@ import gzip
 import json
 import zlib
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
+
+import msgspec
 
 from understudy.errors import InvalidArgument
 
@@ -15,6 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
+T = TypeVar("T")
 Kind = Literal["steps", "speculation", "clock", "offload"]
 
 
@@ -46,13 +49,35 @@ def find_recordings(directory: Path, only: str = "*") -> list[Recording]:
     return found
 
 
-def read_lines(path: Path) -> list[dict[str, Any]]:
-    """Read the lines of a golden file, its header first. InvalidArgument names a malformed file."""
+def read_file_as(kind: type[T], path: Path) -> T:
+    """Read a JSON file, perhaps gzipped, as an object of a kind. InvalidArgument names the file and the wrong field."""
+    try:
+        content = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
+        return msgspec.json.decode(content, type=kind)
+    except (OSError, EOFError, zlib.error, msgspec.MsgspecError) as error:
+        raise InvalidArgument(f"{path}: {error}") from error
+
+
+def convert_scenario(kind: type[T], scenario: object, path: Path) -> T:
+    """Convert the scenario that a file contains. InvalidArgument names the file and the wrong field."""
+    try:
+        return msgspec.convert(scenario, kind)
+    except msgspec.ValidationError as error:
+        raise InvalidArgument(f"{path}: scenario: {error}") from error
+
+
+def read_json_lines(path: Path) -> list[Any]:
+    """Read gzipped JSON lines. InvalidArgument names a malformed file."""
     try:
         with gzip.open(path, "rt", encoding="utf-8") as file:
-            lines = [json.loads(line) for line in file]
+            return [json.loads(line) for line in file]
     except (OSError, EOFError, ValueError, zlib.error) as error:
         raise InvalidArgument(f"{path}: {error}") from error
+
+
+def read_lines(path: Path) -> list[dict[str, Any]]:
+    """Read the lines of a golden file, its header first. InvalidArgument names a malformed file."""
+    lines = read_json_lines(path)
     for number, line in enumerate(lines, start=1):
         if not isinstance(line, dict):
             raise InvalidArgument(f"{path}: line {number} must be an object")
@@ -63,11 +88,7 @@ def read_lines(path: Path) -> list[dict[str, Any]]:
 
 def read_pair(path: Path) -> dict[str, Any]:
     """Read a file with `scenario`, `recorded` and optionally `vllm`. InvalidArgument names a malformed file."""
-    try:
-        with gzip.open(path, "rt", encoding="utf-8") as file:
-            pair = json.load(file)
-    except (OSError, EOFError, ValueError, zlib.error) as error:
-        raise InvalidArgument(f"{path}: {error}") from error
+    pair = read_file_as(object, path)
     if not isinstance(pair, dict) or set(pair) - {"vllm"} != {"scenario", "recorded"}:
         raise InvalidArgument(f"{path}: must have the keys scenario and recorded")
     return pair
@@ -76,13 +97,7 @@ def read_pair(path: Path) -> dict[str, Any]:
 def read_spec_events(path: Path) -> list[list[dict[str, Any]]] | None:
     """Read the KV events of a scenario with speculation, a list per step; None when there are none."""
     events = path.parents[1] / "spec-events" / path.name.replace(".json.gz", ".jsonl.gz")
-    if not events.exists():
-        return None
-    try:
-        with gzip.open(events, "rt", encoding="utf-8") as file:
-            return [json.loads(line) for line in file]
-    except (OSError, EOFError, ValueError, zlib.error) as error:
-        raise InvalidArgument(f"{events}: {error}") from error
+    return read_json_lines(events) if events.exists() else None
 
 
 def _folders(directory: Path) -> Iterator[Path]:

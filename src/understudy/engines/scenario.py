@@ -9,8 +9,8 @@ import numpy as np
 
 from understudy._core import Identities, TokenBlocks, VllmEngineConfig
 from understudy.engines.profiles import PROFILES, VersionProfile
+from understudy.engines.recordings import read_file_as
 from understudy.engines.vllm_config import VllmConfig
-from understudy.errors import InvalidArgument
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -139,10 +139,7 @@ class Scenario(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 def read_scenario(path: Path) -> Scenario:
     """Read a scenario file; InvalidArgument names the file and the wrong field."""
-    try:
-        return msgspec.json.decode(path.read_bytes(), type=Scenario)
-    except (OSError, msgspec.MsgspecError) as error:
-        raise InvalidArgument(f"{path}: {error}") from error
+    return read_file_as(Scenario, path)
 
 
 def blocks_of(

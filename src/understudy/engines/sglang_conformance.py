@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import gzip
-import json
-import zlib
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from understudy.engines.conformance import Difference, Outcome, first_difference
+from understudy.engines.recordings import read_file_as, read_lines
 from understudy.engines.sglang_clock import run_sglang_clock
 from understudy.engines.sglang_recording import SglangScenario, run_sglang_scenario
 from understudy.errors import InvalidArgument, UnderstudyError
@@ -30,6 +28,11 @@ class SglangRecording:
     name: str
     scenario: Path
     golden: Path
+
+
+class _ClockRecording(msgspec.Struct, frozen=True):
+    scenario: SglangScenario
+    recorded: dict[str, Any]
 
 
 def find_sglang_recordings(directory: Path) -> list[SglangRecording]:
@@ -66,23 +69,17 @@ def compare_sglang(recording: SglangRecording, *, check: bool = False) -> Outcom
     """Run a scenario and compare it with its recording up to the first difference."""
     if recording.scenario == recording.golden:
         return _compare_clock(recording, check=check)
-    scenario = _read(recording.scenario, recording.scenario.read_bytes())
-    header, *expected = _read_lines(recording.golden)
-    scenario = _with_defaults(recording.golden, scenario, header.get("header"))
+    header, *expected = read_lines(recording.golden)
+    scenario = read_file_as(SglangScenario, recording.scenario)
+    scenario = _with_defaults(recording.golden, scenario, header["header"])
     steps, difference = first_difference(run_sglang_scenario(scenario, check=check), expected)
     return Outcome(recording.name, steps, difference, VERSION, VERSION)
 
 
 def _compare_clock(recording: SglangRecording, *, check: bool) -> Outcome:
-    try:
-        with gzip.open(recording.golden) as file:
-            pair = json.load(file)
-    except (OSError, EOFError, ValueError, zlib.error) as error:
-        raise InvalidArgument(f"{recording.golden}: {error}") from error
-    if not isinstance(pair, dict) or not isinstance(recorded := pair.get("recorded"), dict):
-        raise InvalidArgument(f"{recording.golden}: has no scenario and recorded; record it again")
-    scenario = _read(recording.golden, msgspec.json.encode(pair.get("scenario")))
-    scenario = _with_defaults(recording.golden, scenario, recorded)
+    pair = read_file_as(_ClockRecording, recording.golden)
+    recorded = pair.recorded
+    scenario = _with_defaults(recording.golden, pair.scenario, recorded)
     try:
         ours = run_sglang_clock(scenario, check=check)
     except UnderstudyError as error:
@@ -91,13 +88,6 @@ def _compare_clock(recording: SglangRecording, *, check: bool) -> Outcome:
     values = tuple((key, ours[key], recorded.get(key)) for key in ours if ours[key] != recorded.get(key))
     difference = Difference("at the end", values) if values else None
     return Outcome(recording.name, ours["turns"], difference, VERSION, VERSION)
-
-
-def _read(path: Path, content: bytes) -> SglangScenario:
-    try:
-        return msgspec.json.decode(content, type=SglangScenario)
-    except msgspec.MsgspecError as error:
-        raise InvalidArgument(f"{path}: {error}") from error
 
 
 def _with_defaults(path: Path, scenario: SglangScenario, header: object) -> SglangScenario:
@@ -111,14 +101,3 @@ def _with_defaults(path: Path, scenario: SglangScenario, header: object) -> Sgla
     except msgspec.ValidationError as error:
         raise InvalidArgument(f"{path}: {error}") from error
     return msgspec.structs.replace(scenario, config=merged)
-
-
-def _read_lines(path: Path) -> list[dict[str, Any]]:
-    try:
-        with gzip.open(path, "rt", encoding="utf-8") as file:
-            lines = [json.loads(line) for line in file]
-    except (OSError, EOFError, ValueError, zlib.error) as error:
-        raise InvalidArgument(f"{path}: {error}") from error
-    if not lines or not all(isinstance(line, dict) for line in lines):
-        raise InvalidArgument(f"{path}: contains no lines of a recording; record it again")
-    return lines

@@ -9,6 +9,7 @@ import msgspec
 from understudy._core import VllmEngine, constant_timing
 from understudy.engines.profiles import Method  # noqa: TC001  (msgspec reads the annotation)
 from understudy.engines.recorder import STEP_NS, Aborts, RecordedEvents
+from understudy.engines.recordings import convert_scenario
 from understudy.engines.scenario import ScenarioAbort, ScenarioConfig, ScenarioRequest, submit
 from understudy.engines.speculation import SpeculativeConfig
 from understudy.errors import InvalidArgument
@@ -42,10 +43,7 @@ class SpecScenario(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 def read_spec_scenario(scenario: object, path: Path) -> SpecScenario:
     """Validate a file's content; InvalidArgument names the file and the wrong field."""
-    try:
-        read = msgspec.convert(scenario, SpecScenario)
-    except msgspec.ValidationError as error:
-        raise InvalidArgument(f"{path}: scenario: {error}") from error
+    read = convert_scenario(SpecScenario, scenario, path)
     for request in read.requests:
         if not request.accept or min(request.accept) < 0:
             raise InvalidArgument(f"{path}: request {request.id}: accept must be numbers of at least 0")
