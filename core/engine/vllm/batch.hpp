@@ -37,6 +37,19 @@ struct Batch {
   bool empty() const noexcept { return turns.empty(); }
 };
 
+// The last schedule, if a policy or a timing model raised. A retry at that time gives requests the same tokens.
+struct FailedSchedule {
+  std::int64_t now_ns;
+  std::vector<Scheduled> scheduled;
+  bool admitting;  // the running list was done: running requests that are not in `scheduled` get no tokens
+};
+
+// Blocks that a step in flight still writes.
+struct KeptBlocks {
+  std::uint64_t step = 0;
+  std::vector<SlotId> table;
+};
+
 // Requests in the queues that need blocks from below.
 struct FetchStages {
   std::size_t to_start = 0;

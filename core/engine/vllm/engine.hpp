@@ -231,10 +231,7 @@ class VllmEngine final : public Engine, private DecodeHost {
   void count_origins(const Admission& head, bool resumed);
   void write_through(const std::vector<Scheduled>& turns, std::int64_t now_ns);
   void notice_landings(std::int64_t now_ns) override;
-  bool landing_wait_over() const noexcept {
-    return landing_wait_.visited || (offload_links_ && offload_links_->has_done()) || tiers_->has_ready() ||
-           tiers_->released() != landing_wait_.released;
-  }
+  bool landing_wait_over() const noexcept;
   bool head_may_move() const override;
   bool head_stays() const override;
   bool head_lacks_room() const;
@@ -312,13 +309,7 @@ class VllmEngine final : public Engine, private DecodeHost {
   }
 
   // finish_bound.cpp
-  // Every one of them ends with a token of the request, or with several if it speculates.
-  std::uint64_t steps_to_finish(const EngineRequest& request) const noexcept {
-    const std::uint64_t left = expected_outputs(request) - std::min(request.outputs(), expected_outputs(request));
-    const std::uint64_t drafts =
-        std::max<std::uint64_t>(config_.mocker.accept_rates.size(), config_.speculation.tokens);
-    return std::max<std::uint64_t>(1, drafts == 0 ? left : (left + drafts) / (drafts + 1));
-  }
+  std::uint64_t steps_to_finish(const EngineRequest& request) const noexcept;
   std::optional<Outlook> outlook() const;
   bool has_room_for_all() const;
   std::int64_t finish_bound() const;
@@ -355,10 +346,6 @@ class VllmEngine final : public Engine, private DecodeHost {
 
   // vLLM's offload: requests that were skipped, or (by release) that hold blocks; and blocks that steps in flight still
   // write.
-  struct Kept {
-    std::uint64_t step = 0;
-    std::vector<SlotId> table;
-  };
   std::unique_ptr<OffloadConnector> offload_;
   std::unique_ptr<OffloadSteps> offload_steps_;  // one of these two moves its bytes
   std::unique_ptr<OffloadLinks> offload_links_;
@@ -367,8 +354,8 @@ class VllmEngine final : public Engine, private DecodeHost {
   std::vector<RequestSlot> prefills_in_flight_;
   OffloadOrders orders_;  // orders of the last schedule
   StepCounts counts_;
-  std::deque<Kept> deferred_frees_;
-  std::unordered_map<RequestId, Kept> orphans_;  // requests aborted during their load
+  std::deque<KeptBlocks> deferred_frees_;
+  std::unordered_map<RequestId, KeptBlocks> orphans_;  // requests aborted during their load
 
   // State of the current schedule, and of the last one.
   std::uint64_t budget_ = 0;
@@ -378,12 +365,6 @@ class VllmEngine final : public Engine, private DecodeHost {
   StepLog log_;
   StepLoad load_;
   Refusal refusal_;
-  // The last schedule, if a policy or a timing model raised. A retry at that time gives requests the same tokens.
-  struct FailedSchedule {
-    std::int64_t now_ns;
-    std::vector<Scheduled> scheduled;
-    bool admitting;  // the running list was done: running requests that are not in `scheduled` get no tokens
-  };
   std::optional<FailedSchedule> failed_;
   std::vector<std::uint32_t> adapters_;   // adapters in the batch
   std::vector<RequestSlot> passed_over_;  // heads of the queue without a place for their adapter

@@ -64,6 +64,13 @@ std::optional<Outlook> VllmEngine::outlook() const {
   return kv_->has_room(blocks, tiers_.get()) ? std::optional(out) : std::nullopt;
 }
 
+// Every one of them ends with a token of the request, or with several if it speculates.
+std::uint64_t VllmEngine::steps_to_finish(const EngineRequest& request) const noexcept {
+  const std::uint64_t left = expected_outputs(request) - std::min(request.outputs(), expected_outputs(request));
+  const std::uint64_t drafts = std::max<std::uint64_t>(config_.mocker.accept_rates.size(), config_.speculation.tokens);
+  return std::max<std::uint64_t>(1, drafts == 0 ? left : (left + drafts) / (drafts + 1));
+}
+
 // Whether all present requests can stay until they finish, without a preemption.
 bool VllmEngine::has_room_for_all() const {
   if (bursts_.on() || config_.speculation.tokens > 0)

@@ -291,7 +291,7 @@ std::uint64_t VllmEngine::check_offload() const {
   for (const WaitingQueue* queue : {&skipped_, &waiting_}) {
     for (const RequestSlot slot : queue->ids()) references += requests_[slot].table.size();
   }
-  for (const Kept& kept : deferred_frees_) references += kept.table.size();
+  for (const KeptBlocks& kept : deferred_frees_) references += kept.table.size();
   for (const auto& [id, kept] : orphans_) references += kept.table.size();
   return references;
 }

@@ -134,6 +134,11 @@ void VllmEngine::write_through(const std::vector<Scheduled>& turns, std::int64_t
   tiers_->hub().run_until(now_ns);
 }
 
+bool VllmEngine::landing_wait_over() const noexcept {
+  return landing_wait_.visited || (offload_links_ && offload_links_->has_done()) || tiers_->has_ready() ||
+         tiers_->released() != landing_wait_.released;
+}
+
 // Publish landings outside of a step, and sample the state they changed.
 void VllmEngine::notice_landings(std::int64_t now_ns) {
   if (tiers_->landings() == landings_noticed_) return;

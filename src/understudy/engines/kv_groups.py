@@ -8,9 +8,11 @@ import msgspec
 
 from understudy._core import KvGroup
 from understudy.checks import whole_number
+from understudy.engines.profiles import NEWEST, find_profile
 from understudy.errors import ConfigError
 
 if TYPE_CHECKING:
+    from understudy.engines.vllm_config import VllmConfig
     from understudy.groups import GroupPlan
 
 Kind = Literal[
@@ -78,6 +80,32 @@ class KvCacheGroup(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     def describe_kind(self) -> tuple[str, int | None]:
         """Return kind and window as KV events name them."""
         return _EVENT_KINDS.get(self.kind, self.kind), self.window if self.kind in _SLIDING else None
+
+
+def check_groups(config: VllmConfig) -> None:
+    """Raise ConfigError for groups that the release does not have, and for settings that need groups."""
+    if not config.kv_cache_groups:
+        if config.prefix_cache_retention_interval != 0 or config.prefix_match_unit is not None:
+            raise ConfigError(
+                "prefix_cache_retention_interval and prefix_match_unit need kv_cache_groups; leave them out"
+            )
+        return
+    if not all(isinstance(group, KvCacheGroup) for group in config.kv_cache_groups):
+        raise ConfigError(f"kv_cache_groups must be KvCacheGroup objects, got {config.kv_cache_groups!r}")
+    if config.profile is not find_profile(NEWEST):
+        raise ConfigError(
+            f"kv_cache_groups needs vLLM {NEWEST}, whose rules were recorded; got {config.vllm_version}"
+        )
+
+
+def refuse_with_groups(**given: bool) -> None:
+    """Raise ConfigError that names the first part of a run that several groups do not support yet."""
+    names = {"events": "KV events and KV-aware routing", "tiers": "tiers", "kv_trace": "a KV trace"}
+    for part, is_given in given.items():
+        if is_given:
+            raise ConfigError(
+                f"kv_cache_groups: several groups do not work with {names[part]} yet; leave them out"
+            )
 
 
 def kv_cache_groups(plan: GroupPlan) -> tuple[KvCacheGroup, ...]:

@@ -9,7 +9,7 @@ import msgspec
 from understudy._core import GroupLayout, Speculation, VllmEngineConfig, VllmOffload, with_groups
 from understudy.checks import plain_number, read_as, whole_number
 from understudy.engines.engine_config import DEFAULT_BLOCK_SIZE, EngineConfig
-from understudy.engines.kv_groups import KvCacheGroup
+from understudy.engines.kv_groups import KvCacheGroup, check_groups, refuse_with_groups
 from understudy.engines.mocker_names import refuse_unknown, take_mocker_names
 from understudy.engines.mocker_settings import MockerSettings
 from understudy.engines.offload import build_vllm_offload
@@ -127,29 +127,19 @@ class VllmConfig(EngineConfig, frozen=True, kw_only=True, forbid_unknown_fields=
                 "preemption_mode=fifo contradicts scheduling_policy=priority, where priorities decide; leave it out"
             )
         self._check_speculation()
-        self._check_groups()
+        self._use_groups()
 
-    def _check_groups(self) -> None:
+    def _use_groups(self) -> None:
         """Check the KV cache groups, and set `block_size` to their unit of hashing."""
-        if not self.kv_cache_groups:
-            if self.prefix_cache_retention_interval != 0 or self.prefix_match_unit is not None:
+        check_groups(self)
+        if self.kv_cache_groups:
+            unit = GroupLayout(self.native()).hash_block_size
+            if self.block_size not in (unit, DEFAULT_BLOCK_SIZE):
                 raise ConfigError(
-                    "prefix_cache_retention_interval and prefix_match_unit need kv_cache_groups; leave them out"
+                    f"block_size={self.block_size} contradicts kv_cache_groups: it is their unit of hashing, {unit}; "
+                    "leave it out"
                 )
-            return
-        if not all(isinstance(group, KvCacheGroup) for group in self.kv_cache_groups):
-            raise ConfigError(f"kv_cache_groups must be KvCacheGroup objects, got {self.kv_cache_groups!r}")
-        if self.profile is not find_profile(NEWEST):
-            raise ConfigError(
-                f"kv_cache_groups needs vLLM {NEWEST}, whose rules were recorded; got {self.vllm_version}"
-            )
-        unit = GroupLayout(self.native()).hash_block_size
-        if self.block_size not in (unit, DEFAULT_BLOCK_SIZE):
-            raise ConfigError(
-                f"block_size={self.block_size} contradicts kv_cache_groups: it is their unit of hashing, {unit}; "
-                "leave it out"
-            )
-        msgspec.structs.force_setattr(self, "block_size", unit)
+            msgspec.structs.force_setattr(self, "block_size", unit)
 
     def _refuse_contradictions(self) -> None:
         """Refuse limits that contradict each other, as vLLM does."""
@@ -314,11 +304,7 @@ class VllmConfig(EngineConfig, frozen=True, kw_only=True, forbid_unknown_fields=
     ) -> VllmEngineConfig:
         """Build the core's form of these settings, with vLLM's offload if the tiers ask for it."""
         if self.kv_cache_groups:
-            for given, name in ((events, "KV events"), (plan is not None, "tiers"), (kv_trace, "a KV trace")):
-                if given:
-                    raise ConfigError(
-                        f"kv_cache_groups: several groups do not work with {name} yet; leave them out"
-                    )
+            refuse_with_groups(events=events, tiers=plan is not None, kv_trace=kv_trace)
         offload = build_vllm_offload(plan, self, max_blocks)
         return self.native(events=events, kv_trace=kv_trace, offload=offload)
 
