@@ -17,6 +17,19 @@ def _parse_json(text: str) -> Any:
         raise argparse.ArgumentTypeError(f"is not JSON: {error}") from None
 
 
+_NONE = "none"
+
+
+def _parse_interval(text: str) -> int | str:
+    """Return a number of tokens, or "none", which is a value: argparse's None means that the flag was not given."""
+    if text == _NONE:
+        return _NONE
+    try:
+        return int(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"must be a number of tokens or none, got {text!r}") from None
+
+
 class Flag(NamedTuple):
     """Engine setting as a flag; `kind` bool adds --name and --no-name."""
 
@@ -77,6 +90,19 @@ SETTINGS = (
         "JSON",
     ),
     Flag(
+        "kv_cache_groups",
+        _parse_json,
+        'groups of layers that keep different KV, such as [{"kind": "full", "block_size": 16}] (default: one group)',
+        "JSON",
+    ),
+    Flag(
+        "prefix_cache_retention_interval",
+        _parse_interval,
+        "tokens between cached blocks of windows and states; 0: only ends of prompts (default); none: every block",
+        "N|none",
+    ),
+    Flag("prefix_match_unit", int, "tokens per hash of KV cache groups (default: as the groups allow)"),
+    Flag(
         "vllm_version", str, "vLLM release to simulate, such as 0.26.0 (default: the newest known)", "VERSION"
     ),
 )
@@ -124,7 +150,11 @@ def add_engine_flags(verb: argparse.ArgumentParser) -> None:
 def engine_settings(args: argparse.Namespace) -> dict[str, Any]:
     """Return the engine settings that were given as flags, by name."""
     values = {flag.name: getattr(args, flag.name) for flag in SETTINGS + MOCKER_SETTINGS + MOCKER_NAMES}
-    return {name: value for name, value in values.items() if value is not None}
+    return {
+        name: None if name == "prefix_cache_retention_interval" and value == _NONE else value
+        for name, value in values.items()
+        if value is not None
+    }
 
 
 def _add_group(verb: argparse.ArgumentParser, title: str, flags: tuple[Flag, ...]) -> argparse._ArgumentGroup:
