@@ -50,7 +50,7 @@ CASES: list[tuple[str, str, dict[str, Any], int, str | None, str | None]] = [
     ("pres 3", C, {"prompt": "x", "presence_penalty": 3}, 400, BAD, None),
     ("no prompt", C, {}, 400, BAD, "prompt"),
     ("empty prompt", C, {"prompt": ""}, 400, BAD, "prompt"),
-    ("empty list", C, {"prompt": []}, 400, BAD, None),
+    ("empty list", C, {"prompt": []}, 400, BAD, "prompt"),
     ("[[]]", C, {"prompt": [[]]}, 400, BAD, None),
     ("neg token", C, {"prompt": [-1, 2]}, 400, SHAPE, "body.prompt.0"),
     ("oov token", C, {"prompt": [10_000_000]}, 400, BAD, None),

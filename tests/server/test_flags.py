@@ -17,9 +17,10 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 
-def test_every_flag_of_the_release_is_accepted() -> None:
-    flags = {flag.name: flag for flag in vllm_flags().values()}
-    assert len(flags) == 316
+@pytest.mark.parametrize(("version", "count"), [("0.32.0", 316), ("0.33.0", 320)])
+def test_every_flag_of_the_release_is_accepted(version: str, count: int) -> None:
+    flags = {flag.name: flag for flag in vllm_flags(version).values()}
+    assert len(flags) == count
     for flag in flags.values():
         if flag.name in ("config", "help", "model"):
             continue
@@ -41,7 +42,7 @@ def test_every_flag_of_the_release_is_accepted() -> None:
             "kv-cache-metrics",
         ):
             continue
-        read_serve(["m", flag.names[0], *value])
+        read_serve(["m", "--vllm-version", version, flag.names[0], *value])
 
 
 @pytest.mark.parametrize(
@@ -95,7 +96,7 @@ def test_flags_that_change_nothing_are_named() -> None:
     ("arguments", "said"),
     [
         (["--max-modle-len", "1"], "did you mean --max-model-len"),
-        (["--disable-log-requests"], "gone"),
+        (["--vllm-version", "0.32", "--disable-log-requests"], "gone"),
         (["--port"], "needs a value"),
         (["--port", "x"], "--port must be a whole number, got 'x'"),
         (["--max-model-len", "many"], "must be a number, as 32768, 32k or 32K"),

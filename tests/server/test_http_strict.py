@@ -84,6 +84,6 @@ def test_old_and_unusual_requests_are_answered(data: bytes) -> None:
     async def test(told: Scene) -> None:
         for client in both(told):
             reply = await asyncio.wait_for(client.raw(data), 10)
-            assert (reply.status, reply.json) == (200, {"version": "0.32.0"})
+            assert (reply.status, reply.json) == (200, {"version": "0.33.0"})
 
     play(test, 1, "round_robin")

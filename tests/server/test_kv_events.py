@@ -104,6 +104,25 @@ def test_steps_tell_what_they_stored_with_its_tokens() -> None:
     run(test)
 
 
+@pytest.mark.parametrize(("version", "reported"), [("0.33", True), ("0.26", True), ("0.25", False)])
+def test_cached_blocks_are_published_again_for_a_request_that_asks_for_it(
+    version: str, reported: bool
+) -> None:
+    async def test(client: Client, server: Any, reader: Reader) -> None:
+        await client.post(C, {"prompt": RUN, "max_tokens": 1})
+        (cold,) = (await reader.next())[1].events
+        full = {"prompt": RUN, "max_tokens": 1, "vllm_xargs": {"kv_cache_report_mode": "full"}}
+        await client.post(C, full)
+        *hits, last = (await reader.next())[1].events
+        assert last.block_hashes == cold.block_hashes[2:]
+        assert len(hits) == reported
+        for event in hits:
+            assert (event.block_hashes, event.parent_block_hash) == (cold.block_hashes[:2], None)
+            assert (event.token_ids, event.extra_keys) == (RUN[:32], [None, None])
+
+    run(test, settings=release(version))
+
+
 def release(version: str, **engine: Any) -> dict[str, Any]:
     return {"engine": msgspec.structs.replace(QUICK, vllm_version=version, **engine)}
 

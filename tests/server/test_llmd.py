@@ -277,7 +277,7 @@ def test_connections_are_encrypted_with_vllms_flags(tmp_path: Path) -> None:
         ):
             end = "host: t\r\nconnection: close\r\n"
             reply = await ask(client.port, f"GET /version HTTP/1.1\r\n{end}\r\n")
-            assert reply.json == {"version": "0.32.0"}
+            assert reply.json == {"version": "0.33.0"}
             reply = await ask(client.port, f"GET /version/ HTTP/1.1\r\n{end}\r\n")
             assert reply.headers["location"] == "https://t/version"
             body = '{"prompt": "x", "max_tokens": 30, "stream": true}'

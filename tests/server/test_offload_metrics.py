@@ -50,9 +50,9 @@ class Page:
         return self.samples[f"vllm:kv_offload_{name}", tuple(sorted((*LABELS, *labels)))]
 
 
-async def after(prompts: list[list[int]], gpu_blocks: int, host_blocks: int) -> Page:
+async def after(prompts: list[list[int]], gpu_blocks: int, host_blocks: int, version: str = "0.33") -> Page:
     """The page when these prompts were answered one by one, and all that they left is on the host."""
-    engine = msgspec.structs.replace(QUICK, num_gpu_blocks=gpu_blocks, max_model_len=96)
+    engine = msgspec.structs.replace(QUICK, num_gpu_blocks=gpu_blocks, max_model_len=96, vllm_version=version)
     given: dict[str, Any] = {"engine": engine, "max_model_len": 96, "tiers": offloading(host_blocks)}
     async with serving(**given) as (client, server):
         for prompt in prompts:
@@ -121,3 +121,21 @@ def test_stores_that_find_no_room_are_told() -> None:
     assert page("allocation_failure_total") > 0
     assert page("cpu_allocation_size_count") >= page("allocation_failure_total")
     assert page("store_bytes_total") == 0
+
+
+def test_the_settings_of_the_offload_are_there_from_the_first_step_since_0_33() -> None:
+    def labels(version: str, prompts: list[list[int]]) -> list[dict[str, str]]:
+        page = asyncio.run(after(prompts, 8, 64, version))
+        return [dict(found) for name, found in page.samples if name == "vllm:kv_offload_config_info"]
+
+    prompt = list(range(40))
+    assert labels("0.33", [prompt]) == [
+        {
+            **dict(LABELS),
+            "cpu_num_chunks": "64",
+            "cpu_blocks_per_chunk": "1",
+            "cpu_kv_cache_size_bytes": str(64 * BLOCK_BYTES),
+            "cpu_kv_cache_size_tokens": str(64 * 16),
+        }
+    ]
+    assert labels("0.33", []) == labels("0.32", [prompt]) == []

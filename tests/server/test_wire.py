@@ -17,7 +17,7 @@ COMPLETION_KEYS = (
 )
 CHOICE_KEYS = (
     *("index", "text", "logprobs", "finish_reason", "stop_reason", "token_ids", "prompt_logprobs"),
-    *("prompt_token_ids", "routed_experts"),
+    *("prompt_token_ids", "routed_experts", "weight_versions"),
 )
 
 
@@ -78,6 +78,7 @@ def test_streams_of_completions_tell_a_token_a_chunk_and_the_end_with_the_last()
         assert [chunk["usage"]["completion_tokens"] for chunk in chunks] == [1, 2, 3]
         assert tuple(chunks[0]["choices"][0]) == (
             *("index", "text", "logprobs", "finish_reason", "stop_reason", "prompt_token_ids", "token_ids"),
+            "weight_versions",
         )
         assert usage["choices"] == []
         assert usage["usage"]["completion_tokens"] == 3

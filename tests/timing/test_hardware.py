@@ -14,7 +14,8 @@ from understudy.engines.vllm_config import VllmConfig
 from understudy.errors import ConfigError
 from understudy.run.offline import run_offline
 from understudy.run.settings import ReplaySettings
-from understudy.server.flags.serving import all_flags, read_serve
+from understudy.server.flags.ours import all_flags
+from understudy.server.flags.serving import read_serve
 from understudy.tiers.gpu import GpuSettings
 from understudy.timing.architecture import Architecture
 from understudy.timing.coefficients import StepCoefficients

@@ -37,7 +37,7 @@ def run(args: argparse.Namespace) -> int:
 
     from understudy.cli import build_parser, list_verbs
     from understudy.cli.fleet import list_fleet_flags
-    from understudy.server.flags.serving import all_flags
+    from understudy.server.flags.ours import all_flags
 
     top = build_parser()
     verbs = list_verbs(top)

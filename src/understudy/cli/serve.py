@@ -26,7 +26,8 @@ examples:
   understudy serve ~/models/Qwen3-4B --engine qwen3    a real engine: the answers are computed (extra [torch])
   curl localhost:8000/v1/completions -H 'content-type: application/json' -d '{"prompt": "hello", "max_tokens": 8}'
 
-vLLM 0.32's 316 flags are accepted, in its grammar. Flags without effect on a simulated engine are listed at start.
+vLLM 0.33's 320 flags are accepted, in its grammar (with --vllm-version 0.32 or older, 0.32's 316). Flags without effect
+on a simulated engine are listed at start.
 
 flags of understudy:
   --clock-speed X         run the simulated clock X times as fast as real time

@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
 
+from understudy._core import Tier
 from understudy.errors import ConfigError
 from understudy.events.decode import decode
-from understudy.events.events import Cleared, PublishedEvent, Removed, Stored
+from understudy.events.events import Cleared, PublishedEvent, Removed, Stored, StoredBlock
 from understudy.events.publisher import Publisher
 
 if TYPE_CHECKING:
@@ -103,6 +104,7 @@ class KvEventSender:
         self._retained: dict[int, int] = {}  # number of requests in flight by block
         self._ended: deque[list[int]] = deque()  # blocks of requests that have ended
         self._unused: dict[int, None] = {}  # other blocks with known tokens, oldest first
+        self._reported: list[Stored] = []  # cached blocks of requests that asked for them
         self.stopped = False
         self.batches_to_drop = 0
         """Number of next batches to drop, as an injected fault."""
@@ -177,6 +179,17 @@ class KvEventSender:
         # Covers every end and rejection. A finalizer may run at any point, so it only records the end.
         weakref.finalize(request, self._ended.append, values).atexit = False
 
+    def report_hits(self, request: LiveRequest, named: Identities) -> None:
+        """Publish the cached device blocks of an admitted request with its step; vLLM has that since 0.26."""
+        hits = (request.cached_tokens - sum(request.below_tokens)) // self._block_size
+        if not hits or "locality" not in self._publisher.dialect.stored_fields:
+            return
+        blocks = tuple(
+            StoredBlock(one.sequence_hash, one.local_hash, place, 0, None)
+            for place, one in enumerate(named[:hits])
+        )
+        self._reported.append(Stored(0, None, blocks, Tier.G1, self._rank))
+
     def _release(self) -> None:
         while self._ended:
             for value in self._ended.popleft():
@@ -221,13 +234,15 @@ class KvEventSender:
 
     def on_step(self, batch: EventBatch) -> None:
         """Publish the events of a step."""
-        if not len(batch) and not self._cleared:
+        if not len(batch) and not self._cleared and not self._reported:
             self.trim()
             return
         events: list[PublishedEvent] = []
         if self._cleared:
             events.append(Cleared(0, self._rank))
             self._cleared = False
+        events += map(self._add_tokens, self._reported)
+        self._reported = []
         for event in decode(batch, dp_rank=self._rank, block_size=self._block_size, stream="raw"):
             if isinstance(event, Stored):
                 events.append(self._add_tokens(event))

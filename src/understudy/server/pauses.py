@@ -1,6 +1,7 @@
 """Pause and sleep of a worker, as in vLLM.
 
-New requests queue. Running requests are aborted ("abort"), finished first ("wait"; queued ones stay queued) or frozen
+New requests queue; since vLLM 0.33 those that arrive during a pause of mode "abort" or "wait" are rejected instead,
+but not during sleep. Running requests are aborted ("abort"), finished first ("wait"; queued ones stay queued) or frozen
 ("keep"). The call returns once the engines are idle.
 """
 
@@ -39,6 +40,8 @@ class Pauses:
         self._released: set[str] = set()
         self.paused = False
         """True while no new request starts."""
+        self.rejects = False
+        """True while new requests are rejected; set by the caller of `pause`, and reset by `resume`."""
 
     @property
     def asleep(self) -> bool:
@@ -66,7 +69,7 @@ class Pauses:
 
     def resume(self) -> None:
         """Resume admission. Pending pauses still wait until the engines are idle; a pending sleep is cancelled."""
-        self.paused = False
+        self.paused = self.rejects = False
         cancelled = [pause.on_resumed for pause in self._pending if pause.on_resumed is not None]
         self._pending = [pause for pause in self._pending if pause.on_resumed is None]
         for core in self._worker.cores:

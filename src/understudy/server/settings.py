@@ -9,15 +9,13 @@ import msgspec
 from understudy.engines.kinds import DEFAULT_ENGINE
 from understudy.engines.offload import UNLIMITED_BLOCKS
 from understudy.server.http.bodies import MAX_BODY_BYTES, MAX_BODY_DEPTH
+from understudy.server.release import ApiRelease, find_release
 from understudy.tiers.settings import TiersConfig
 
 if TYPE_CHECKING:
     from understudy.engines.engine_config import EngineConfig as AnyEngineConfig
 else:
     AnyEngineConfig = Any  # msgspec passes an object of any kind on
-
-VERSION = "0.32.0"
-"""The vLLM release that the server answers as."""
 
 
 class LoraModule(msgspec.Struct, frozen=True):
@@ -108,6 +106,11 @@ class ServerSettings(msgspec.Struct, frozen=True, kw_only=True):
     def names(self) -> tuple[str, ...]:
         """Names of the model; the first is its label in metrics."""
         return self.served_model_name or (self.model,)
+
+    @property
+    def release(self) -> ApiRelease:
+        """The vLLM release that the server answers as."""
+        return find_release(getattr(self.engine, "vllm_version", None))
 
     @property
     def scheme(self) -> str:

@@ -18,8 +18,8 @@ from understudy.server.metrics.late import add_lateness
 from understudy.server.metrics.others import SglangMetrics, add_old_names
 from understudy.server.metrics.process import HttpMetrics, add_process
 from understudy.server.metrics.vllm import VllmMetrics
+from understudy.server.metrics.vllm_offload import describe_offload
 from understudy.server.pauses import Pauses
-from understudy.server.settings import VERSION
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -56,6 +56,10 @@ class Worker:
         given: GivenEngine | None = None,
     ) -> None:
         self.settings = settings
+        self.release = settings.release
+        """The vLLM release that the server answers as."""
+        self.weight_version = "default"
+        """Label of the weights; `/update_weight_version` changes it."""
         self.given = given
         """A real engine in place of the simulated ones."""
         self.driver = driver
@@ -106,6 +110,10 @@ class Worker:
             kind(self.registry, core, name, rank, settings.max_model_len)
             for rank, core in enumerate(self.cores)
         ]
+        info = describe_offload(settings) if self.release.has_offload_info else None
+        if info is not None:
+            for metrics in self.metrics:
+                metrics.add_offload_info(info)
         if settings.old_metric_names:
             add_old_names(self.registry, self.metrics[0], name)
         self.admission_rejections = {
@@ -125,8 +133,8 @@ class Worker:
         """Called when a request has ended: (worker, request)."""
         self.senders: list[KvEventSender] = []
         config = KvEventsConfig.read(settings.kv_events_config)
-        release = f"vllm-{getattr(settings.engine, 'vllm_version', VERSION)}"
-        config = config.at(settings.host, settings.port, settings.names[0], release)
+        version = getattr(settings.engine, "vllm_version", self.release.version)
+        config = config.at(settings.host, settings.port, settings.names[0], f"vllm-{version}")
         if config.publishes:
             # The event of a copy to a tier may follow the removal of its block on the device.
             keep = 512 + (4 * settings.engine.num_gpu_blocks if settings.tiers.tiers else 0)
@@ -195,6 +203,12 @@ class Worker:
         """Keep the tokens of a request's blocks while it is alive; before it is submitted."""
         if self.senders and request.identities is not None:
             self.senders[rank].retain(request)
+
+    def report_hits(self, request: LiveRequest, named: Identities) -> None:
+        """Publish the cached blocks of an admitted request too."""
+        assert request.rank is not None
+        if self.senders:
+            self.senders[self._rank_of[id(request.rank)]].report_hits(request, named)
 
     def submit(self, request: LiveRequest, rank: int) -> None:
         """Submit a request to the engine of a rank."""

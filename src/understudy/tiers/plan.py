@@ -23,7 +23,7 @@ _WORKER_GBPS = {"g2": 14.0, "g3": math.inf, "g4": math.inf}
 _BACKEND_GBPS = {"g3": 7.0, "g4": 4.0}
 _MAX_BLOCKS = 2**30
 _MAX_BLOCK_BYTES = 2**38
-_PAGE = 4096
+PAGE_BYTES = 4096
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,7 +149,7 @@ def _count_blocks(settings: TierSettings, block_bytes: int) -> int | None:
 def _count_chunked_blocks(settings: TierSettings, block_bytes: int, chunk: int) -> int | None:
     """Return the blocks of a host that stores chunks of `chunk` blocks, each starting on a memory page."""
     if isinstance(settings.bytes, int):
-        page = -(-block_bytes * chunk // _PAGE) * _PAGE
+        page = -(-block_bytes * chunk // PAGE_BYTES) * PAGE_BYTES
         if settings.bytes < page:
             raise ConfigError(
                 f"g2: bytes={settings.bytes} is smaller than a chunk: {chunk} blocks of {block_bytes:,} bytes take "

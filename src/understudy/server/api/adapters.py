@@ -9,7 +9,8 @@ import msgspec
 
 from understudy.server.api.errors import ApiError, bad_request
 from understudy.server.api.fields import Fields, read_body
-from understudy.server.api.schema import LOAD_LORA, UNLOAD_LORA, check_types
+from understudy.server.api.schema import LOAD_LORA, UNLOAD_LORA
+from understudy.server.api.type_checks import check_types
 from understudy.server.settings import LoraModule
 
 if TYPE_CHECKING:

@@ -5,10 +5,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from understudy.server.api.fields import Fields
-from understudy.server.api.schema import Shape, check_types
+from understudy.server.api.type_checks import check_types
 
 if TYPE_CHECKING:
     from understudy.server.api.errors import ApiError
+    from understudy.server.api.schema import Shape
+    from understudy.server.release import ApiRelease
 
 
 def check_anthropic(body: dict[str, Any], schema: dict[str, Shape]) -> None:
@@ -74,9 +76,21 @@ def _check_tools(fields: Fields, tools: Any, choice: Any) -> None:
         fields.note("value_error", "tool_choice", "tool_choice.name is required when type is 'tool'", choice)
 
 
-def use_anthropic_form(error: ApiError) -> ApiError:
-    """Switch an error about values to Anthropic's form."""
+_KINDS = {
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    413: "request_too_large",
+    429: "rate_limit_error",
+    503: "overloaded_error",
+}
+
+
+def use_anthropic_form(error: ApiError, release: ApiRelease) -> ApiError:
+    """Switch an error about values to Anthropic's form, with Anthropic's type if the release has them."""
     error.anthropic = error.kind != "Bad Request"
+    if error.anthropic and release.anthropic_errors:
+        error.kind = _KINDS.get(error.status, "api_error" if error.status >= 500 else "invalid_request_error")
     return error
 
 

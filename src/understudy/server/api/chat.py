@@ -6,15 +6,18 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from understudy.server.api.completions import FINGERPRINT, FINGERPRINT_FIELD, end_of_stream, prompt_logprobs
+from understudy.server.api.completions import end_of_chunk, end_of_stream, prompt_logprobs
+from understudy.server.api.errors import error_body
+from understudy.server.api.generation import DONE
 from understudy.server.api.logprobs import chat_logprobs
 from understudy.server.api.texts import json_text
 
 if TYPE_CHECKING:
     from understudy.server.api.choice import Choice
+    from understudy.server.api.errors import ApiError
     from understudy.server.api.generation import Generation
 
-_RUNNING = b'"},"logprobs":null,"finish_reason":null,"token_ids":null}]}\n\n'
+_RUNNING = b'"},"logprobs":null,"finish_reason":null,"token_ids":null}]'
 
 
 class ChatStyle:
@@ -24,6 +27,7 @@ class ChatStyle:
         self._role = role
         self._heads: list[bytes] = []
         self._common = b""
+        self._running = _RUNNING + b"}\n\n"
         self._roles_sent = False
 
     def begin(self, generation: Generation) -> None:
@@ -32,6 +36,8 @@ class ChatStyle:
             b'data: {"id":"%b","object":"chat.completion.chunk","created":%d,"model":"%b","choices":['
             % (json_text(generation.id), generation.created, json_text(generation.model))
         )
+        if generation.worker.release.has_weight_versions:
+            self._running = _RUNNING + b',"kv_transfer_params":null}\n\n'
         self._heads = [
             b'%b{"index":%d,"delta":{' % (self._common, choice.index) for choice in generation.choices
         ]
@@ -56,7 +62,7 @@ class ChatStyle:
             and not sampling.continuous_usage
             and not sampling.return_token_ids
         ):
-            body = b"".join((head, b'"content":"', text, _RUNNING)) if text else b""
+            body = b"".join((head, b'"content":"', text, self._running)) if text else b""
             return role + body if choice.tool is None else role
         logprobs: Any = None
         if sampling.logprobs is not None:
@@ -70,9 +76,11 @@ class ChatStyle:
         if last:
             tail |= {"finish_reason": finish_reason(choice), "stop_reason": plan.stop_reason}
         tail["token_ids"] = plan.tokens[first : first + count] if sampling.return_token_ids else None
+        if last:
+            tail |= choice.version_field()
         rest = msgspec.json.encode(tail)
         usage = self._usage(generation, generation.completion_tokens)
-        end = FINGERPRINT_FIELD if last and not sampling.include_usage else b""
+        end = end_of_chunk(generation, last=last)
         return b"".join((role, head, delta, b"},", rest[1:], b"]", usage, end, b"}\n\n"))
 
     def _roles(self, generation: Generation) -> bytes:
@@ -103,6 +111,11 @@ class ChatStyle:
         """Format the usage, if requested, and the end of the stream."""
         return end_of_stream(self._common, generation, created=0)
 
+    def reject(self, generation: Generation, error: ApiError) -> bytes:  # noqa: ARG002
+        """Format an error as the only event; vLLM's chat streams have one type for all errors."""
+        body = error_body(error.status, str(error), "InternalServerError")
+        return b"data: " + body + b"\n\n" + DONE
+
     def whole(self, generation: Generation) -> bytes:
         """Format the whole answer with every key; tool keys only with a tool call."""
         sampling = generation.sampling
@@ -132,6 +145,7 @@ class ChatStyle:
                     "stop_reason": choice.plan.stop_reason,
                     "token_ids": choice.plan.tokens[: choice.emitted] if sampling.return_token_ids else None,
                     "routed_experts": None,
+                    **choice.version_field(),
                 }
             )
         first = generation.choices[0]
@@ -143,7 +157,7 @@ class ChatStyle:
                 "model": generation.model,
                 "choices": choices,
                 "service_tier": None,
-                "system_fingerprint": FINGERPRINT.decode(),
+                "system_fingerprint": generation.worker.release.fingerprint,
                 "usage": generation.usage(created=0) if generation.prompts == 1 else generation.plain_usage(),
                 "prompt_logprobs": prompt_logprobs(generation, first),
                 "prompt_token_ids": first.prompt.tolist() if sampling.return_token_ids else None,

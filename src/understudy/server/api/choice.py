@@ -8,6 +8,8 @@ if TYPE_CHECKING:
     import numpy as np
     import numpy.typing as npt
 
+    from understudy._core import Identities
+    from understudy.server.api.errors import ApiError
     from understudy.server.api.generation import Generation
     from understudy.server.api.growing import GrowingPlan
     from understudy.server.api.plan import Plan
@@ -29,6 +31,9 @@ class Style(Protocol):
     def whole(self, generation: Generation) -> bytes:
         """Format the whole answer as one body."""
 
+    def reject(self, generation: Generation, error: ApiError) -> bytes:
+        """Format the SSE events of a stream that ends with an error before its first token."""
+
 
 class Choice:
     """One answer of a request, and the listener of its engine request."""
@@ -39,11 +44,13 @@ class Choice:
         "emitted",
         "generation",
         "index",
+        "named",
         "plan",
         "prompt",
         "request",
         "sent",
         "tool",
+        "versions",
     )
 
     def __init__(
@@ -63,10 +70,18 @@ class Choice:
         self.done = False
         self.request: LiveRequest | None = None
         self.tool: dict[str, Any] | None = None
+        self.named: Identities | None = None
+        """Blocks of the request until its admission, if events are to repeat the cached ones."""
+        self.versions: list[tuple[str, int]] = []
+        """Labels of the weights that computed the tokens, each with the index of its first token; if requested."""
 
     def on_admitted(self, request: LiveRequest, now_ns: int) -> None:  # noqa: ARG002
         """Count the first scheduling of the request."""
-        self.generation.worker.find_metrics(request).on_admitted(request)
+        worker = self.generation.worker
+        worker.find_metrics(request).on_admitted(request)
+        if self.named is not None:
+            worker.report_hits(request, self.named)
+            self.named = None
 
     def on_tokens(self, request: LiveRequest, first: int, count: int, now_ns: int) -> None:
         """Count new tokens and send them in a stream."""
@@ -74,6 +89,8 @@ class Choice:
             return
         plan = self.plan
         count = min(count, plan.total - first)
+        if self.generation.sampling.return_weight_versions:
+            self._note_version(first)
         self.emitted = first + count
         last = self.emitted >= plan.total
         generation = self.generation
@@ -118,6 +135,27 @@ class Choice:
         """Fail the answer after an exception in this listener."""
         self.generation.report_failure()
         self.done = True
+
+    def _note_version(self, first: int) -> None:
+        version = self.generation.worker.weight_version
+        if not self.versions or self.versions[-1][0] != version:
+            self.versions.append((version, first))
+
+    def weight_versions(self) -> list[dict[str, Any]] | None:
+        """Return the label of the weights per range of output tokens; None unless requested."""
+        if not self.versions:
+            return None
+        ends = [*(start for _, start in self.versions[1:]), self.emitted]
+        return [
+            {"version": version, "start": start, "end": end}
+            for (version, start), end in zip(self.versions, ends, strict=True)
+        ]
+
+    def version_field(self) -> dict[str, Any]:
+        """Return the field `weight_versions`, in releases that have it."""
+        if not self.generation.worker.release.has_weight_versions:
+            return {}
+        return {"weight_versions": self.weight_versions()}
 
     def _cut(self, why: str) -> None:
         """End the answer with the tokens so far."""

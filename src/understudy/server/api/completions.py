@@ -12,9 +12,12 @@ from understudy.server.api.texts import json_text
 
 if TYPE_CHECKING:
     from understudy.server.api.choice import Choice
+    from understudy.server.api.errors import ApiError
     from understudy.server.api.generation import Generation
 
-_RUNNING = b'","logprobs":null,"finish_reason":null,"stop_reason":null,"prompt_token_ids":null,"token_ids":null}]}\n\n'
+_RUNNING = (
+    b'","logprobs":null,"finish_reason":null,"stop_reason":null,"prompt_token_ids":null,"token_ids":null'
+)
 
 
 class CompletionStyle:
@@ -25,6 +28,7 @@ class CompletionStyle:
         self._echo_texts = echo_text or []
         self._heads: list[bytes] = []
         self._common = b""
+        self._running = _RUNNING + b"}]}\n\n"
 
     def begin(self, generation: Generation) -> None:
         """Prepare the common beginning of all chunks."""
@@ -32,6 +36,8 @@ class CompletionStyle:
             b'data: {"id":"%b","object":"text_completion","created":%d,"model":"%b","choices":['
             % (json_text(generation.id), generation.created, json_text(generation.model))
         )
+        if generation.worker.release.has_weight_versions:
+            self._running = _RUNNING + b',"weight_versions":null}],"kv_transfer_params":null}\n\n'
         self._heads = [
             b'%b{"index":%d,"text":"' % (self._common, choice.index) for choice in generation.choices
         ]
@@ -58,7 +64,7 @@ class CompletionStyle:
             and not sampling.continuous_usage
             and not sampling.return_token_ids
         ):
-            return self._heads[choice.index] + text + _RUNNING if text else b""
+            return self._heads[choice.index] + text + self._running if text else b""
         logprobs: Any = None
         if sampling.logprobs is not None:
             logprobs = completion_logprobs(generation, choice, first, count)
@@ -71,6 +77,8 @@ class CompletionStyle:
             "prompt_token_ids": prompt,
             "token_ids": ids,
         }
+        if generation.worker.release.has_weight_versions:
+            tail["weight_versions"] = choice.weight_versions() if last else None
         usage = b""
         if sampling.continuous_usage:
             done = generation.completion_tokens
@@ -80,12 +88,16 @@ class CompletionStyle:
                 done,
             )
         rest = msgspec.json.encode(tail)
-        end = FINGERPRINT_FIELD if last and not sampling.include_usage else b""
+        end = end_of_chunk(generation, last=last)
         return b"".join((self._heads[choice.index], text, b'",', rest[1:], b"]", usage, end, b"}\n\n"))
 
     def close(self, generation: Generation) -> bytes:
         """Format the usage, if requested, and the end of the stream."""
         return end_of_stream(self._common, generation)
+
+    def reject(self, generation: Generation, error: ApiError) -> bytes:  # noqa: ARG002
+        """Format an error as the only event."""
+        return b"data: " + error.body() + b"\n\n" + DONE
 
     def whole(self, generation: Generation) -> bytes:
         """Format the whole answer with every key."""
@@ -110,6 +122,7 @@ class CompletionStyle:
                     "prompt_logprobs": prompt_logprobs(generation, choice),
                     "prompt_token_ids": choice.prompt.tolist() if sampling.return_token_ids else None,
                     "routed_experts": None,
+                    **choice.version_field(),
                 }
             )
         return msgspec.json.encode(
@@ -120,7 +133,7 @@ class CompletionStyle:
                 "model": generation.model,
                 "choices": choices,
                 "service_tier": None,
-                "system_fingerprint": FINGERPRINT.decode(),
+                "system_fingerprint": generation.worker.release.fingerprint,
                 "usage": generation.usage(),
                 "kv_transfer_params": generation.detail.get("kv_transfer_params"),
                 "ec_transfer_params": None,
@@ -133,9 +146,16 @@ class CompletionStyle:
         return self._echo_texts[place] if place < len(self._echo_texts) else ""
 
 
-FINGERPRINT = b"vllm-0.32.0-0d05e0a1"
-FINGERPRINT_FIELD = b',"system_fingerprint":"%b"' % FINGERPRINT
-"""Field of the last chunk of a choice, when no usage follows."""
+def end_of_chunk(generation: Generation, *, last: bool) -> bytes:
+    """Format the fields after a chunk's choice: the fingerprint if no usage follows, and transfer parameters."""
+    release = generation.worker.release
+    end = b""
+    if last and not generation.sampling.include_usage:
+        end = b',"system_fingerprint":"%b"' % release.fingerprint.encode()
+    if release.has_weight_versions:
+        params = generation.detail.get("kv_transfer_params") if last else None
+        end += b',"kv_transfer_params":' + msgspec.json.encode(params)
+    return end
 
 
 def end_of_stream(common: bytes, generation: Generation, created: int | None = None) -> bytes:
@@ -145,7 +165,8 @@ def end_of_stream(common: bytes, generation: Generation, created: int | None = N
     usage = msgspec.json.encode(generation.usage(last=False, nulls=False, created=created))
     known = {name: value for name, value in (generation.metrics() or {}).items() if value is not None}
     times = b',"metrics":' + msgspec.json.encode(known) if known else b""
-    return b'%b],"usage":%b,"system_fingerprint":"%b"%b}\n\n%b' % (common, usage, FINGERPRINT, times, DONE)
+    fingerprint = generation.worker.release.fingerprint.encode()
+    return b'%b],"usage":%b,"system_fingerprint":"%b"%b}\n\n%b' % (common, usage, fingerprint, times, DONE)
 
 
 def prompt_logprobs(generation: Generation, choice: Choice) -> list[Any] | None:

@@ -9,7 +9,8 @@ import msgspec
 
 from understudy.server.api.errors import ApiError, Problem, bad_request, invalid_body
 from understudy.server.api.fields import Fields, read_json, read_object
-from understudy.server.api.schema import Shape, check_types
+from understudy.server.api.schema import Shape
+from understudy.server.api.type_checks import check_types
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -36,7 +37,6 @@ class Developer:
 
     def __init__(self, worker: Worker) -> None:
         self._worker = worker
-        self._weight_version = "default"
         self.plain: dict[str, dict[str, Plain]] = {
             "/reset_prefix_cache": {"POST": self._reset},
             "/reset_mm_cache": {"POST": self._nothing},
@@ -58,7 +58,7 @@ class Developer:
             "/update_weights": {"POST": self._update_weights},
             "/finish_weight_update": {"POST": self._finish_update},
             "/update_weight_version": {"POST": self._set_version},
-            "/weight_info": {"GET": lambda *_: (200, {"weight_version": self._weight_version})},
+            "/weight_info": {"GET": lambda *_: (200, {"weight_version": self._worker.weight_version})},
             "/weight_checker": {"POST": self._check_weights},
             "/get_world_size": {"GET": self._world_size},
         }
@@ -98,8 +98,13 @@ class Developer:
 
     def _pause(self, _: Request, query: dict[str, str]) -> tuple[int, Any]:
         mode, clear_cache = _mode(query), _flag(query, "clear_cache", default=True)
-        pause, reply = self._worker.pauses.pause, {"status": "paused"}
-        return 200, Later(lambda answer: pause(mode, clear_cache=clear_cache, then=lambda: answer(reply)))
+        pauses = self._worker.pauses
+
+        def begin(answer: Callable[[Any], None]) -> None:
+            pauses.rejects = mode != "keep" and self._worker.release.rejects_while_paused
+            pauses.pause(mode, clear_cache=clear_cache, then=lambda: answer({"status": "paused"}))
+
+        return 200, Later(begin)
 
     def _resume(self, *_: object) -> tuple[int, Any]:
         self._worker.pauses.resume()
@@ -162,13 +167,13 @@ class Developer:
     def _finish_update(self, request: Request, _: dict[str, str]) -> tuple[int, Any]:
         if request.body:
             fields = _read(request, {"weight_version": Shape("str")})
-            self._weight_version = fields.text("weight_version") or self._weight_version
+            self._worker.weight_version = fields.text("weight_version") or self._worker.weight_version
         return 200, {"message": "Weight update finished"}
 
     def _set_version(self, request: Request, _: dict[str, str]) -> tuple[int, Any]:
         fields = _read(request, {"new_version": Shape("str", null=False, required=True)})
-        self._weight_version = fields.text("new_version") or ""
-        return 200, {"success": True, "new_version": self._weight_version}
+        self._worker.weight_version = fields.text("new_version") or ""
+        return 200, {"success": True, "new_version": self._worker.weight_version}
 
     def _check_weights(self, request: Request, _: dict[str, str]) -> tuple[int, Any]:
         schema = {

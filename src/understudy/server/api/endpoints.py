@@ -13,7 +13,7 @@ from understudy.errors import InvalidArgument
 from understudy.server.api.body_checks import check_batch, check_salt
 from understudy.server.api.chat import ChatStyle
 from understudy.server.api.completions import CompletionStyle
-from understudy.server.api.errors import ApiError
+from understudy.server.api.errors import PAUSED, ApiError
 from understudy.server.api.fields import Fields, whole_number
 from understudy.server.api.generation import Generation, new_id
 from understudy.server.api.plan import Plan, plan_answer
@@ -26,12 +26,13 @@ from understudy.server.api.prompts import (
 )
 from understudy.server.api.reading import Reader
 from understudy.server.api.sampling import Sampling, read_sampling
-from understudy.server.api.schema import BATCH, SCORING, check_types
+from understudy.server.api.schema import SCHEMAS, SCORING
 from understudy.server.api.scoring import ScoringStyle
 from understudy.server.api.structured.errors import FormError
 from understudy.server.api.structured.form import MAX_FORMED, Form, Formed, characters_for
 from understudy.server.api.structured.texts import MAX_CHARACTERS
 from understudy.server.api.time_slices import CHOICE_COST, run_in_slices
+from understudy.server.api.type_checks import check_types
 from understudy.server.outputs import Answer
 
 if TYPE_CHECKING:
@@ -97,7 +98,7 @@ class Endpoints:
         check_batch(body)
         fields = Fields(body)
         conversations = read_conversations(fields, settings.names[0])
-        check_types(fields, BATCH)
+        check_types(fields, SCHEMAS[worker.release.version].batch)
         fields.done()
         sampling = read_sampling(fields, chat=True)
         sampling.stream = False
@@ -256,6 +257,9 @@ class Endpoints:
             yield from self._answers(generation, prompts, n, empty=empty, tool=tool)
             self._admit(generation)
             rank = self._rank(request)
+            if self.worker.pauses.rejects:
+                generation.reject(PAUSED)
+                return
             lora = generation.model if generation.model in self.worker.loras else ""
             for choice in generation.choices:
                 generation.prepare(choice, rank, lora=lora)
@@ -267,6 +271,8 @@ class Endpoints:
 
         generation.on_done = self._done
         run_in_slices(work(), generation, lambda: self.in_flight.add(generation))
+        if generation.gone:  # rejected
+            self.in_flight.discard(generation)
         return generation
 
     def _answers(

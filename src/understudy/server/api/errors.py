@@ -42,6 +42,7 @@ def error_body(status: int, message: str, kind: str, param: str | None = None) -
     return msgspec.json.encode({"error": {"message": message, "type": kind, "param": param, "code": status}})
 
 
+PAUSED = "Generation is paused. Please retry after it resumes."
 SHUTTING_DOWN = error_body(503, "the server is shutting down", "Service Unavailable")
 """The body for requests that a server does not answer in full because it stops."""
 

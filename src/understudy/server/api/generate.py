@@ -11,6 +11,7 @@ from understudy.server.api.logprobs import chat_logprobs, logprobs_at
 
 if TYPE_CHECKING:
     from understudy.server.api.choice import Choice
+    from understudy.server.api.errors import ApiError
     from understudy.server.api.generation import Generation
 
 
@@ -45,6 +46,10 @@ class GenerateStyle:
         usage = generation.usage(last=False, nulls=False)
         body = {"request_id": generation.id, "usage": usage, "output_mode": self._mode, "choices": []}
         return b"data: " + msgspec.json.encode(body) + b"\n\n" + DONE
+
+    def reject(self, generation: Generation, error: ApiError) -> bytes:  # noqa: ARG002
+        """Format an error as the only event."""
+        return b"data: " + error.body() + b"\n\n" + DONE
 
     def whole(self, generation: Generation) -> bytes:
         """Format the whole answer with every key."""

@@ -92,6 +92,7 @@ class Generation:
             lora=lora,
             session=sampling.session_id,
         )
+        choice.named = identities if sampling.reports_hits else None
         choice.request = LiveRequest(
             self.id if len(self.choices) == 1 else f"{choice.index}_{self.id}",
             len(choice.prompt),
@@ -174,6 +175,17 @@ class Generation:
         else:
             self.connection.respond(200, self.style.whole(self), headers=self._load_header())
         self._notify_done("completed")
+
+    def reject(self, message: str) -> None:
+        """Answer 503 before the engine has received the request; in a stream, as its only event."""
+        error = ApiError(message, status=503, kind="ServiceUnavailableError")
+        if not self.sampling.stream:
+            raise error
+        self._gone = True
+        self.start()
+        self.connection.send_event(self.style.reject(self, error))
+        self.connection.end_stream()
+        self._notify_done("failed")
 
     def report_failure(self) -> None:
         """Send an internal error to the client, unless it has disconnected."""

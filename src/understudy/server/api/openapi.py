@@ -7,20 +7,16 @@ from html import escape
 from typing import TYPE_CHECKING, Any
 
 from understudy.server.api import schema
-from understudy.server.settings import VERSION
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from understudy.server.http import Request
+    from understudy.server.release import ApiRelease
 
     Plain = Callable[[Request, dict[str, str]], tuple[int, Any]]
 
 _BODIES = {
-    "/v1/completions": ("CompletionRequest", schema.COMPLETION),
-    "/v1/chat/completions": ("ChatCompletionRequest", schema.CHAT),
-    "/v1/chat/completions/batch": ("BatchChatCompletionRequest", schema.BATCH),
-    "/v1/responses": ("ResponsesRequest", schema.RESPONSES),
     "/v1/messages": ("AnthropicMessagesRequest", schema.MESSAGES),
     "/v1/messages/count_tokens": ("AnthropicCountTokensRequest", schema.COUNT),
     "/generative_scoring": ("GenerativeScoringRequest", schema.SCORING),
@@ -29,6 +25,13 @@ _BODIES = {
     "/v1/load_lora_adapter": ("LoadLoRAAdapterRequest", schema.LOAD_LORA),
     "/v1/unload_lora_adapter": ("UnloadLoRAAdapterRequest", schema.UNLOAD_LORA),
 }
+_GENERATING = {
+    "/v1/completions": "CompletionRequest",
+    "/v1/chat/completions": "ChatCompletionRequest",
+    "/v1/chat/completions/batch": "BatchChatCompletionRequest",
+    "/v1/responses": "ResponsesRequest",
+}
+"""Bodies that differ between releases, in the order of `Schemas`."""
 _OWN = {"/health": ("GET",), "/load": ("GET",), "/metrics": ("GET",), "/admin/config": ("GET", "POST")}
 _PAGES = ("/openapi.json", "/docs", "/docs/oauth2-redirect", "/redoc")
 _ERROR = {
@@ -62,12 +65,16 @@ _TYPES: dict[str, dict[str, Any]] = {
 
 
 def pages(
-    paths: Callable[[], list[str]], methods: Callable[[str], tuple[str, ...]]
+    release: ApiRelease,
+    paths: Callable[[], list[str]],
+    methods: Callable[[str], tuple[str, ...]],
 ) -> dict[str, dict[str, Plain]]:
     """Build the description routes; `paths` is read at each request."""
 
     def document(*_: object) -> tuple[int, Any]:
-        return 200, describe({**{path: methods(path) for path in paths() if path not in _PAGES}, **_OWN})
+        return 200, describe(
+            release, {**{path: methods(path) for path in paths() if path not in _PAGES}, **_OWN}
+        )
 
     def page(*_: object) -> tuple[int, Any]:
         return 200, Html(_page(document()[1]))
@@ -83,9 +90,12 @@ class Html(str):
     """A reply in HTML."""
 
 
-def describe(routes: dict[str, tuple[str, ...]]) -> dict[str, Any]:
+def describe(release: ApiRelease, routes: dict[str, tuple[str, ...]]) -> dict[str, Any]:
     """Build an OpenAPI document of paths and their methods."""
     schemas: dict[str, Any] = {"ErrorResponse": _ERROR}
+    bodies = dict(_BODIES)
+    for (path, name), fields in zip(_GENERATING.items(), schema.SCHEMAS[release.version], strict=True):
+        bodies[path] = name, fields
     paths: dict[str, Any] = {}
     for path, methods in sorted(routes.items()):
         paths[path] = {}
@@ -98,14 +108,14 @@ def describe(routes: dict[str, tuple[str, ...]]) -> dict[str, Any]:
                     "400": {"description": "It could not be read", "content": _json("ErrorResponse")},
                 },
             }
-            if method == "POST" and path in _BODIES:
-                name, fields = _BODIES[path]
+            if method == "POST" and path in bodies:
+                name, fields = bodies[path]
                 schemas[name] = _schema(fields)
                 answer["requestBody"] = {"required": True, "content": _json(name)}
             paths[path][method.lower()] = answer
     return {
         "openapi": "3.1.0",
-        "info": {"title": "understudy, in vLLM's place", "version": VERSION},
+        "info": {"title": "understudy, in vLLM's place", "version": release.version},
         "paths": paths,
         "components": {"schemas": schemas},
     }

@@ -15,13 +15,14 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
     from understudy.server.api.sampling import Sampling
+    from understudy.server.release import ApiRelease
     from understudy.server.tokenizer import Tokenizer
 
 MAX_PROMPTS = 1024
 _CHARACTERS_A_TOKEN = 16
 
 
-def read_prompts(fields: Fields) -> list[str | list[int]]:
+def read_prompts(fields: Fields, release: ApiRelease) -> list[str | list[int]]:
     """Read `prompt` of a completion: texts, or lists of token ids. Records wrong types in `fields`."""
     value = fields.raw("prompt")
     if value is None or value == "":
@@ -34,7 +35,8 @@ def read_prompts(fields: Fields) -> list[str | list[int]]:
         )
         return []
     if not value:
-        raise ApiError("You must pass at least one prompt")
+        message = "You must pass at least one prompt"
+        raise bad_value(message, "prompt") if release.names_prompt else ApiError(message)
     if all(isinstance(part, str) for part in value):
         return list(value)
     if isinstance(value[0], list):

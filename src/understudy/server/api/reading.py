@@ -10,7 +10,8 @@ from understudy.server.api.errors import ApiError, bad_value, no_such_model
 from understudy.server.api.fields import Fields
 from understudy.server.api.prompts import MAX_PROMPTS, chat_text, read_messages, read_prompts, tokens_of
 from understudy.server.api.sampling import Sampling, check_sampling, read_sampling
-from understudy.server.api.schema import CHAT, COMPLETION, check_types
+from understudy.server.api.schema import SCHEMAS
+from understudy.server.api.type_checks import check_types
 
 if TYPE_CHECKING:
     import numpy as np
@@ -47,14 +48,15 @@ class Reader:
 
     def __init__(self, worker: Worker) -> None:
         self.worker = worker
+        self._schemas = SCHEMAS[worker.release.version]
 
     def completion(self, body: dict[str, Any]) -> Read:
         """Read a completion request."""
         worker, settings = self.worker, self.worker.settings
         check_completion(body, MAX_PROMPTS)
         fields = Fields(body)
-        check_types(fields, COMPLETION)
-        prompts = read_prompts(fields)
+        check_types(fields, self._schemas.completion)
+        prompts = read_prompts(fields, self.worker.release)
         fields.done()
         sampling = read_sampling(fields, chat=False)
         echo = fields.boolean("echo")
@@ -84,7 +86,7 @@ class Reader:
         if fields.raw("messages") is None:
             fields.note("missing", "messages", "must be given")
         messages = read_messages(fields, "messages", settings.names[0]) if fields.has("messages") else []
-        check_types(fields, CHAT)
+        check_types(fields, self._schemas.chat)
         fields.done()
         sampling = read_sampling(fields, chat=True)
         model = self.model(fields)
@@ -111,7 +113,7 @@ class Reader:
             )
             prompt: str | list[int] = worker.tokenizer.render_chat(messages)
         else:
-            prompts = read_prompts(fields)
+            prompts = read_prompts(fields, self.worker.release)
             if not prompts:
                 raise ApiError("no prompt")
             prompt = prompts[0]
@@ -125,6 +127,8 @@ class Reader:
     def check(self, fields: Fields, sampling: Sampling) -> None:
         """Check the sampling parameters against the server's limits. ApiError for the first problem."""
         settings = self.worker.settings
+        if self.worker.release.has_weight_versions:
+            sampling.return_weight_versions = fields.boolean("return_weight_versions")
         sampling.stream_interval = max(sampling.stream_interval, settings.stream_interval)
         check_sampling(
             fields,

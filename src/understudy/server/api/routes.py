@@ -12,6 +12,7 @@ from understudy.server.api.anthropic import (
     use_anthropic_form,
 )
 from understudy.server.api.body_checks import check_salt
+from understudy.server.api.decisions import check_decisions
 from understudy.server.api.developer import Developer
 from understudy.server.api.errors import ApiError, bad_request, bad_value, no_such_model
 from understudy.server.api.fields import Fields, check_content_type, read_any, read_body, read_object
@@ -20,17 +21,9 @@ from understudy.server.api.openapi import pages
 from understudy.server.api.prompts import chat_text, check_length, encode_within, read_messages, tokens_of
 from understudy.server.api.sampling import Sampling
 from understudy.server.api.scale_out import ScaleOut
-from understudy.server.api.schema import (
-    COUNT,
-    DETOKENIZE,
-    MESSAGES,
-    RESPONSES,
-    TOKENIZE,
-    TOKENIZE_CHAT,
-    check_types,
-)
+from understudy.server.api.schema import COUNT, DETOKENIZE, MESSAGES, SCHEMAS, TOKENIZE, TOKENIZE_CHAT
 from understudy.server.api.styles import MessagesStyle, ResponsesStyle
-from understudy.server.settings import VERSION
+from understudy.server.api.type_checks import check_types
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -61,7 +54,7 @@ class Routes:
         }
         self.plain: dict[str, dict[str, Plain]] = {
             "/ping": {"GET": self._nothing, "POST": self._nothing},
-            "/version": {"GET": lambda *_: (200, {"version": VERSION})},
+            "/version": {"GET": lambda *_: (200, {"version": worker.release.version})},
             "/v1/models": {"GET": self._models},
             "/kv_event_sources": {"GET": self._event_sources},
             "/tokenize": {"POST": self._tokenize},
@@ -69,8 +62,10 @@ class Routes:
             "/v1/messages/count_tokens": {"POST": self._count_tokens},
             "/v1/systemone": {"POST": self._systemone},
             "/scale_elastic_ep": {"POST": self._scale},
-            "/is_scaling_elastic_ep": {"POST": lambda *_: (200, {"is_scaling_elastic_ep": False})},
+            "/is_scaling_elastic_ep": {"POST": self._scaling},
         }
+        if worker.release.has_decisions:
+            self.plain["/v1/decisions"] = {"POST": self._decisions}
         closed: dict[str, Plain] = {"POST": self._scale_out}
         for path in (
             "/v1/completions/render",
@@ -97,7 +92,7 @@ class Routes:
         if self.adapters is not None:
             self.plain |= self.adapters.plain
         if not settings.disable_fastapi_docs:
-            self.plain |= pages(lambda: [*self.plain, *self.generators], self.methods_of)
+            self.plain |= pages(worker.release, lambda: [*self.plain, *self.generators], self.methods_of)
 
     def read(self, request: Request) -> dict[str, Any]:
         """Read the body of a generation request. ApiError when it is invalid."""
@@ -141,7 +136,7 @@ class Routes:
             fields.note(
                 "missing" if given is None else "string_type", "input", "must be a text or items", given
             )
-        check_types(fields, RESPONSES)
+        check_types(fields, SCHEMAS[self._worker.release.version].responses)
         fields.done()
         if body.get("background"):
             raise ApiError("responses are not kept here", kind="invalid_request_error", param="background")
@@ -178,7 +173,7 @@ class Routes:
         try:
             self._endpoints.chat(chat, request, connection, MessagesStyle())
         except ApiError as error:
-            raise use_anthropic_form(error) from None
+            raise use_anthropic_form(error, self._worker.release) from None
 
     # ── Answers at once ──
 
@@ -265,7 +260,7 @@ class Routes:
             text = chat_text(fields, messages, worker.tokenizer, trusted=False)
             count = len(tokens_of(text, Sampling(), worker.tokenizer, worker.settings.max_model_len))
         except ApiError as error:
-            raise use_anthropic_form(error) from None
+            raise use_anthropic_form(error, self._worker.release) from None
         return 200, {"input_tokens": count, "context_management": {"original_input_tokens": count}}
 
     def _systemone(self, request: Request, _: dict[str, str]) -> tuple[int, Any]:
@@ -276,6 +271,17 @@ class Routes:
                 fields.note("missing", name, "must be given")
         fields.done()
         raise ApiError("this model makes no structured decisions")
+
+    def _decisions(self, request: Request, _: dict[str, str]) -> tuple[int, Any]:
+        """Check a request for decisions and reject it, as vLLM does for models that make none."""
+        check_decisions(read_body(request))
+        raise ApiError("The model does not support the Decisions API", status=501, kind="NotImplementedError")
+
+    def _scaling(self, *_: object) -> tuple[int, Any]:
+        reply: dict[str, Any] = {"is_scaling_elastic_ep": False}
+        if self._worker.release.has_decisions:
+            reply |= {"phase": "idle", **dict.fromkeys(("epoch", "error", "requested_data_parallel_size"))}
+        return 200, reply
 
     def _scale(self, request: Request, _: dict[str, str]) -> tuple[int, Any]:
         """Answer a request to scale; the number of ranks is fixed, so only the current one succeeds."""

@@ -44,7 +44,10 @@ class Sampling(msgspec.Struct, kw_only=True):
     cache_salt: str = ""
     request_id: str | None = None
     session_id: str = ""
+    reports_hits: bool = False
+    """True when events are to repeat the cached blocks of the prompt (`kv_cache_report_mode` "full")."""
     return_token_ids: bool = False
+    return_weight_versions: bool = False
     tokens_as_ids: bool = False
     truncate: int | None = None
     truncate_left: bool = True
@@ -87,6 +90,8 @@ def read_sampling(fields: Fields, *, chat: bool) -> Sampling:
     sampling.cache_salt = fields.text("cache_salt") or ""
     sampling.request_id = fields.text("request_id")
     sampling.session_id = fields.text("session_id") or ""
+    extra = fields.object("vllm_xargs") or {}
+    sampling.reports_hits = extra.get("kv_cache_report_mode") == "full"
     fields.text("user")
     fields.text("model")
     sampling.return_token_ids = fields.boolean("return_token_ids")

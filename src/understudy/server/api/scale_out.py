@@ -11,7 +11,8 @@ from understudy.server.api.errors import ApiError, Problem, bad_request, invalid
 from understudy.server.api.fields import Fields, read_body, read_object
 from understudy.server.api.generate import GenerateStyle
 from understudy.server.api.generation import new_id
-from understudy.server.api.schema import MESSAGES, Shape, check_types
+from understudy.server.api.schema import MESSAGES, Shape
+from understudy.server.api.type_checks import check_types
 
 if TYPE_CHECKING:
     from understudy.server.api.endpoints import Endpoints

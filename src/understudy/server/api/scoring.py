@@ -12,6 +12,7 @@ from understudy.server.api.logprobs import logprob_of
 
 if TYPE_CHECKING:
     from understudy.server.api.choice import Choice
+    from understudy.server.api.errors import ApiError
     from understudy.server.api.generation import Generation
 
 
@@ -30,6 +31,10 @@ class ScoringStyle:
         return b""
 
     def close(self, generation: Generation) -> bytes:  # noqa: ARG002
+        """Return no events: scores are not streamed."""
+        return b""
+
+    def reject(self, generation: Generation, error: ApiError) -> bytes:  # noqa: ARG002
         """Return no events: scores are not streamed."""
         return b""
 

@@ -6,11 +6,13 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from understudy.server.api.anthropic import use_anthropic_form
 from understudy.server.api.generation import new_id
 from understudy.server.api.texts import json_text
 
 if TYPE_CHECKING:
     from understudy.server.api.choice import Choice
+    from understudy.server.api.errors import ApiError
     from understudy.server.api.generation import Generation
 
 
@@ -45,14 +47,19 @@ class ResponsesStyle:
         self._sequence += 1
         return self._sequence
 
+    def _begin(self, generation: Generation) -> bytes:
+        empty = self._response(generation, "in_progress", None)
+        return b"".join(
+            _event(f"response.{name}", {"response": empty, "sequence_number": self._next()})
+            for name in ("created", "in_progress")
+        )
+
     def chunk(self, generation: Generation, choice: Choice, first: int, count: int, last: bool) -> bytes:
         """Format text deltas; before the first, also the response, its item and its part."""
         out: list[bytes] = []
         place = {"output_index": 0, "item_id": self._message}
         if first == 0:
-            empty = self._response(generation, "in_progress", None)
-            out.append(_event("response.created", {"response": empty, "sequence_number": self._next()}))
-            out.append(_event("response.in_progress", {"response": empty, "sequence_number": self._next()}))
+            out.append(self._begin(generation))
             item = self._item("", "in_progress")
             item["content"] = []
             out.append(
@@ -93,7 +100,7 @@ class ResponsesStyle:
             out.append(
                 _event("response.content_part.done", {"part": ended, **base, "sequence_number": self._next()})
             )
-            item = self._item(whole, "completed")
+            item = self._item(whole, self._status(generation, item=True))
             out.append(
                 _event(
                     "response.output_item.done",
@@ -105,14 +112,24 @@ class ResponsesStyle:
     def close(self, generation: Generation) -> bytes:
         """Format the completed response."""
         response = msgspec.json.decode(self.whole(generation))
-        return _event("response.completed", {"response": response, "sequence_number": self._next()})
+        name = f"response.{self._status(generation, item=True)}"
+        return _event(name, {"response": response, "sequence_number": self._next()})
+
+    def reject(self, generation: Generation, error: ApiError) -> bytes:  # noqa: ARG002
+        """Format the begin of a response that does not go on, as vLLM does."""
+        return self._begin(generation)
 
     def whole(self, generation: Generation) -> bytes:
         """Format the whole response."""
         choice = generation.choices[0]
         text = choice.plan.text(generation.worker.texts, choice.emitted)
-        status = "completed" if choice.plan.finish == "stop" else "incomplete"
-        return msgspec.json.encode(self._response(generation, status, text))
+        return msgspec.json.encode(self._response(generation, self._status(generation), text))
+
+    def _status(self, generation: Generation, *, item: bool = False) -> str:
+        """Return the status of the response or, with `item`, of its message and of the last event."""
+        if item and not generation.worker.release.marks_incomplete:
+            return "completed"
+        return "completed" if generation.choices[0].plan.finish == "stop" else "incomplete"
 
     def _item(self, text: str, status: str) -> dict[str, Any]:
         content: list[dict[str, Any]] = [
@@ -127,8 +144,17 @@ class ResponsesStyle:
             "phase": None,
         }
 
+    def _echo(self, name: str) -> Any:
+        """Return a field about the prompt cache as the response repeats it."""
+        value = self._body.get(name)
+        if name == "prompt_cache_options" and value is not None:
+            wanted = {"mode": "implicit", "ttl": "30m", "comparison_response_id": None}
+            return {key: value.get(key, default) for key, default in wanted.items()}
+        return "in_memory" if name == "prompt_cache_retention" and value == "in-memory" else value
+
     def _response(self, generation: Generation, status: str, text: str | None) -> dict[str, Any]:
         usage = None
+        marks = generation.worker.release.marks_incomplete
         times = None if text is None else generation.metrics()
         if text is not None:
             done = generation.completion_tokens
@@ -157,7 +183,7 @@ class ResponsesStyle:
             "metadata": self._body.get("metadata"),
             "model": generation.model,
             "object": "response",
-            "output": [] if text is None else [self._item(text, "completed")],
+            "output": [] if text is None else [self._item(text, self._status(generation, item=True))],
             "parallel_tool_calls": self._body.get("parallel_tool_calls", True),
             "temperature": generation.sampling.temperature,
             "tool_choice": self._body.get("tool_choice", "auto" if self._body.get("tools") else "none"),
@@ -168,7 +194,9 @@ class ResponsesStyle:
             "max_tool_calls": self._body.get("max_tool_calls"),
             "previous_response_id": None,
             "prompt": None,
+            **({name: self._echo(name) for name in _CACHE_FIELDS} if marks else {}),
             "reasoning": self._body.get("reasoning"),
+            **({"safety_identifier": self._body.get("safety_identifier")} if marks else {}),
             "service_tier": self._body.get("service_tier", "auto"),
             "status": status,
             "text": self._body.get("text"),
@@ -184,6 +212,9 @@ class ResponsesStyle:
             "input_messages": None,
             "output_messages": None,
         }
+
+
+_CACHE_FIELDS = ("prompt_cache_options", "prompt_cache_key", "prompt_cache_retention")
 
 
 def _incomplete(generation: Generation, status: str) -> dict[str, str] | None:
@@ -239,6 +270,11 @@ class MessagesStyle:
         return _anthropic_event(
             "message_delta", delta=delta, usage=self._usage(generation)
         ) + _anthropic_event("message_stop")
+
+    def reject(self, generation: Generation, error: ApiError) -> bytes:
+        """Format an error as the only event."""
+        kind = use_anthropic_form(error, generation.worker.release).kind
+        return _anthropic_event("error", error={"type": kind, "message": str(error)})
 
     def whole(self, generation: Generation) -> bytes:
         """Format the whole message."""

@@ -1,6 +1,7 @@
 """Reads a command line as vLLM does.
 
-`-` and `_` are equal in names; booleans have `--no-x`; `32k` is a number; a flag that takes JSON can be given in parts
+`-` and `_` are equal in names; booleans have `--no-x` (and since 0.33 `--disable-x` for `--enable-x`, and the other way
+round); `32k` is a number; a flag that takes JSON can be given in parts
 (`--kv-events-config.endpoint tcp://*:9`); lists take all values up to the next flag; `--config FILE` holds flags by
 name, which those of the command line override.
 """
@@ -18,6 +19,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import msgspec
 
 from understudy.errors import ConfigError
+from understudy.server.release import NEWEST, RELEASES
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -54,6 +56,9 @@ _ELSEWHERE = {
 }
 
 
+_INVERSE = {"enable": "--disable-", "disable": "--enable-"}
+
+
 class Flag(msgspec.Struct, frozen=True):
     """One flag. `names` have their dashes; the first is the main one."""
 
@@ -68,6 +73,11 @@ class Flag(msgspec.Struct, frozen=True):
         """Main name without leading dashes."""
         return self.names[0].lstrip("-")
 
+    def negates(self, name: str) -> bool:
+        """Return True if this name of the flag sets it to false."""
+        inverse = _INVERSE.get(self.names[0].split("-")[2])
+        return name.startswith(("--no-", inverse) if inverse else "--no-")
+
 
 class CommandLine(msgspec.Struct):
     """A parsed command line: values by the flag's name, and positional words."""
@@ -77,9 +87,9 @@ class CommandLine(msgspec.Struct):
 
 
 @cache
-def vllm_flags() -> dict[str, Flag]:
-    """Return vLLM 0.32's flags, by every name."""
-    text = files(__package__).joinpath("vllm-0.32.0.jsonl").read_text(encoding="utf-8")
+def vllm_flags(version: str = NEWEST.version) -> dict[str, Flag]:
+    """Return the flags of a release in `RELEASES`, by every name."""
+    text = files(__package__).joinpath(f"vllm-{version}.jsonl").read_text(encoding="utf-8")
     flags = [msgspec.json.decode(line, type=Flag) for line in text.splitlines()]
     return {name: flag for flag in flags for name in flag.names}
 
@@ -101,9 +111,9 @@ def read_command_line(arguments: list[str], flags: dict[str, Flag]) -> CommandLi
         name, equals, inline = word.partition("=")
         name, _, part = _normal(name).partition(".")
         flag = flags.get(name)
-        negated = flag is not None and flag.kind == "bool" and name.startswith("--no-")
         if flag is None:
             raise _unknown(name, flags)
+        negated = flag.kind == "bool" and flag.negates(name)
         taken: list[str] = [inline] if equals else []
         if flag.kind == "bool" and not equals:
             line.values[flag.name] = not negated
@@ -205,6 +215,11 @@ def _unknown(name: str, flags: Iterable[str]) -> ConfigError:
         return ConfigError(f"{name}: renamed; use {_RENAMED[bare]}")
     if bare in _ELSEWHERE:
         return ConfigError(f"{name} is not a flag of one server: {_ELSEWHERE[bare]}")
+    for release in RELEASES:
+        if name in vllm_flags(release.version):
+            return ConfigError(
+                f"{name}: is a flag of vLLM {release.version}; give --vllm-version {release.version}"
+            )
     near = difflib.get_close_matches(name, list(flags), 1, 0.6)
     return ConfigError(f"{name} is not a flag" + (f"; did you mean {near[0]}?" if near else ""))
 

@@ -14,6 +14,7 @@ from understudy.engines.vllm_config import VllmConfig
 from understudy.errors import ConfigError
 from understudy.server.access import admin_networks
 from understudy.server.flags.grammar import CommandLine, Flag, read_command_line, vllm_flags
+from understudy.server.flags.ours import all_flags, find_flags_version
 from understudy.server.flags.tiers import check_tiers, offload_below, read_tiers
 from understudy.server.live_config import LATENCIES, check_latency
 from understudy.server.settings import LoraModule, ServerSettings
@@ -22,43 +23,6 @@ from understudy.tiers.vllm_flags import offload_settings
 from understudy.timing.contexts import known_context
 from understudy.timing.fitted_for import check_fitted_for
 from understudy.timing.gpu_flags import GPU_FLAGS, timing_settings
-
-OURS = (
-    Flag(["--clock-speed"], "float"),
-    Flag(["--response-mode"], "str", choices=["filler", "echo", "recorded"]),
-    Flag(["--response-file"], "str"),
-    Flag(["--num-gpu-blocks"], "int"),
-    Flag(["--vllm-version"], "str"),
-    Flag(["--set"], "str", many=True),
-    Flag(["--tiers"], "json"),
-    Flag(["--metrics"], "str", choices=["vllm", "sglang"]),
-    Flag(["--old-metric-names", "--no-old-metric-names"], "bool"),
-    Flag(["--startup-duration"], "float"),
-    Flag(["--max-request-body-size-mb"], "float"),
-    Flag(["--max-request-body-depth"], "int"),
-    Flag(["--dev-mode", "--no-dev-mode"], "bool"),
-    Flag(["--admin-host"], "str", many=True),
-    Flag(["--time-to-first-token"], "float"),
-    Flag(["--inter-token-latency"], "float"),
-    Flag(["--time-to-first-token-std-dev"], "float"),
-    Flag(["--inter-token-latency-std-dev"], "float"),
-    Flag(["--global-cache-hit-threshold"], "float"),
-    Flag(["--failure-injection-rate"], "float"),
-    Flag(["--failure-types"], "str", many=True),
-    Flag(["--fake-metrics"], "json"),
-    Flag(["--model"], "str"),
-    Flag(["--engine"], "str", choices=["vllm", "qwen3"]),
-    Flag(["--random-weights"], "int"),
-    Flag(["--device"], "str"),
-    Flag(["--backend"], "str", choices=["reference", "triton"]),
-    Flag(["--timing"], "str"),
-    *(
-        Flag([f"--{name}", f"--no-{name}"] if about.kind == "bool" else [f"--{name}"], about.kind)
-        for name, about in GPU_FLAGS.items()
-        if f"--{name}" not in vllm_flags()
-    ),
-)
-"""Flags that vLLM does not have (it takes `--model` as a positional argument)."""
 
 _PLAIN = {
     "max-logprobs": "max_logprobs",
@@ -147,15 +111,10 @@ class ServePlan(msgspec.Struct, frozen=True):
     line: CommandLine
 
 
-def all_flags() -> dict[str, Flag]:
-    """Return vLLM's flags and ours, by every name."""
-    return {**vllm_flags(), **{name: flag for flag in OURS for name in flag.names}}
-
-
 def read_serve(arguments: list[str], *, more: tuple[Flag, ...] = ()) -> ServePlan:
     """Read a command line. ConfigError names the problem and the remedy."""
-    flags = {**all_flags(), **{name: flag for flag in more for name in flag.names}}
-    line = read_command_line(arguments, flags)
+    ours = {name: flag for flag in more for name in flag.names}
+    line = read_command_line(arguments, {**all_flags(find_flags_version(arguments, ours)), **ours})
     extra = {flag.name for flag in more}
     if _has_gpu(line.values):
         extra |= {*GPU_FLAGS, "kv-cache-dtype"} - {"front-end-ms"}  # a live server has a front end of its own

@@ -45,6 +45,7 @@ def add_cache_info(registry: Registry, settings: ServerSettings, ranks: int) -> 
     for rank in range(ranks):
         labels = {
             **CACHE_INFO,
+            **dict.fromkeys(settings.release.cache_labels, "None"),
             **settings.cache_info,
             "engine": str(rank),
             "block_size": str(engine.block_size),

@@ -28,6 +28,8 @@ class FeatureMetrics:
         self._registry = registry
         self._labels = labels
         self._counters: list[tuple[Counter, Callable[[], float]]] = []
+        self.offload_info: dict[str, str] | None = None
+        """Labels of kv_offload_config_info, until the metric is added with the first step."""
         self._stay: tuple[Histogram, Histogram, Histogram] | None = None
         if core.draft_tokens:
             self._add_speculation(core.draft_tokens)
@@ -43,6 +45,11 @@ class FeatureMetrics:
             counter.value = read()
         if self._offload is not None:
             self._offload.refresh()
+        if self.offload_info is not None:
+            labels, self.offload_info = {**self.offload_info, **self._labels}, None
+            self._registry.gauge(
+                "vllm:kv_offload_config_info", "The host offload's settings.", lambda: 1.0, **labels
+            )
         if self._stay is None:
             return
         lifetime, idle, gap = self._stay

@@ -1,4 +1,4 @@
-"""vLLM 0.32's metrics of one engine: names, labels and buckets as on its page."""
+"""vLLM's metrics of one engine (0.32 and 0.33): names, labels and buckets as on its page."""
 
 from __future__ import annotations
 
@@ -189,6 +189,10 @@ class VllmMetrics:
             **both,
         )
         self._features = FeatureMetrics(registry, core, both)
+
+    def add_offload_info(self, labels: dict[str, str]) -> None:
+        """Add the metric of the host offload's settings, with the next step."""
+        self._features.offload_info = labels
 
     def _faked(self, name: str, truth: float) -> float:
         return self.fake[name]() if name in self.fake else truth

@@ -1,18 +1,37 @@
-"""vLLM 0.32's metrics of its native host offload."""
+"""vLLM's metrics of its native host offload (0.32 and 0.33)."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from understudy.tiers.plan import PAGE_BYTES, TierPlan
+
 if TYPE_CHECKING:
     from understudy.server.core import EngineCore
     from understudy.server.metrics.families import Counter, Histogram, Registry
+    from understudy.server.settings import ServerSettings
 
 TRANSFER_BYTES = (1e6, 5e6, 10e6, 20e6, 40e6, 60e6, 80e6, 100e6, 150e6, 200e6)
 LOOKUP_S = (1e-5, 5e-5, 1e-4, 5e-4, 1e-3, 5e-3, 0.01, 0.05, 0.1, 0.5, 1.0)
 DEFERRED_S = (1e-4, 5e-4, 1e-3, 5e-3, 0.01, 0.05, 0.1, 0.5, 1.0, 5.0, 10.0)
 ALLOCATED_CHUNKS = tuple(4**power for power in range(10))
 USED = {"usage": "hold", "write_usage": "write", "read_usage": "read"}
+
+
+def describe_offload(settings: ServerSettings) -> dict[str, str] | None:
+    """Return the labels of kv_offload_config_info; None without vLLM's offload."""
+    plan = TierPlan.of(settings.tiers, settings.engine.block_size)
+    if plan is None or plan.offload.mode != "vllm":
+        return None
+    blocks = plan.offload.blocks_per_chunk
+    chunks = plan.host_blocks(settings.most_blocks) // blocks
+    per_request = -(-settings.max_model_len // (blocks * settings.engine.block_size))
+    return {
+        "cpu_num_chunks": str(chunks),
+        "cpu_blocks_per_chunk": str(blocks),
+        "cpu_kv_cache_size_bytes": str(chunks * -(-blocks * plan.block_bytes // PAGE_BYTES) * PAGE_BYTES),
+        "cpu_kv_cache_size_tokens": str(chunks * settings.max_model_len // per_request),
+    }
 
 
 class OffloadMetrics:
