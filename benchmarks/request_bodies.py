@@ -21,9 +21,11 @@ from understudy.server.api.body_checks import check_chat, check_completion
 from understudy.server.api.fields import Fields, read_body
 from understudy.server.api.prompts import MAX_PROMPTS, read_messages, read_prompts
 from understudy.server.api.sampling import read_sampling
-from understudy.server.api.schema import CHAT, COMPLETION, Shape, check_types
+from understudy.server.api.schema import CHAT, COMPLETION, Shape
+from understudy.server.api.type_checks import check_types
 from understudy.server.http import Request
 from understudy.server.http.parsing import RequestParser
+from understudy.server.release import NEWEST
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -73,7 +75,7 @@ def read_ours(request: Request) -> None:
     else:
         check_completion(body, MAX_PROMPTS)
         check_types(fields, COMPLETION)
-        read_prompts(fields)
+        read_prompts(fields, NEWEST)
     fields.done()
     read_sampling(fields, chat=chat)
 

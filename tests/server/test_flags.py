@@ -70,6 +70,11 @@ def test_what_a_flag_means(arguments: list[str], field: str, value: object) -> N
     assert getattr(read_serve(["m", *arguments]).settings, field) == value
 
 
+@pytest.mark.parametrize("flag", ["prefix-cache-retention-interval", "prefix-match-unit"])
+def test_settings_of_cache_groups_are_reported_as_unused_without_groups(flag: str) -> None:
+    assert read_serve(["m", f"--{flag}", "16"]).idle == [flag]
+
+
 def test_the_engine_gets_its_own() -> None:
     words = (
         "m --block-size 32 --no-enable-prefix-caching --max-num-seqs 7 --scheduling-policy priority "

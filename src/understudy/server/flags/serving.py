@@ -78,6 +78,8 @@ _ENGINE = {
 _IDLE_WITHOUT = {
     "max-loras": "enable_lora",
     "long-prefill-token-threshold-adaptive": "long_prefill_token_threshold",
+    "prefix-cache-retention-interval": "kv_cache_groups",
+    "prefix-match-unit": "kv_cache_groups",
 }
 """Flags that have no effect without these engine settings, as in vLLM; the server reports them."""
 _TIMES = ("timing", *(name for name in GPU_FLAGS if f"--{name}" not in vllm_flags()))
@@ -137,8 +139,9 @@ def read_serve(arguments: list[str], *, more: tuple[Flag, ...] = ()) -> ServePla
         used -= {"kv-cache-metrics-sample"}
     settings = settings_of(line)
     engine = settings.engine
-    if not isinstance(engine, VllmConfig) or not engine.long_prefill_token_threshold:
-        used -= {"long-prefill-token-threshold-adaptive"}
+    for name, needed in _IDLE_WITHOUT.items():
+        if not getattr(engine, needed, None):
+            used -= {name}
     strays = any(settings.latency_std_dev_ms) or settings.tiers.offload.onboard_failure_rate
     if settings.response_mode == "echo" and not strays and not more and line.values.get("engine") != "qwen3":
         used -= {"seed"}  # of what is said, of times that stray and loads that fail, and of a fleet's routing
