@@ -23,7 +23,17 @@ from understudy.timing.recorded.record import Record
 ROOT = Path(__file__).parent.parent
 TRACE = ROOT / "examples" / "demo_trace.jsonl"
 NAMES = (
-    *("decision", "event", "fleet-state", "fleet-worker", "kv-trace", "message", "report", "request"),
+    *(
+        "capacity",
+        "decision",
+        "event",
+        "fleet-state",
+        "fleet-worker",
+        "kv-trace",
+        "message",
+        "report",
+        "request",
+    ),
     *("router-dump", "router-query", "step", "step-times", "trace-row", "wire-event"),
 )
 
@@ -194,6 +204,13 @@ def test_messages_and_events_of_a_publisher_follow_their_schemas(
         "AllBlocksCleared",
     ]
     check("wire-event", *map(json.loads, lines))
+
+
+@pytest.mark.parametrize("model", ["Llama-3.1-8B", "gpt-oss-20b", "Qwen3-Next-80B-A3B"])
+def test_the_capacity_of_a_gpu_follows_its_schema(model: str, capsys: pytest.CaptureFixture[str]) -> None:
+    sizes = ["--kv-memory", "20GiB", "--max-model-len", "8192"]
+    assert main(["capacity", "--model", model, *sizes, "--json"]) == 0
+    check("capacity", json.loads(capsys.readouterr().out))
 
 
 def test_a_worker_of_a_fleet_follows_its_schema() -> None:

@@ -13,6 +13,7 @@ import msgspec
 from understudy.engines.recorder import TOTALS
 from understudy.events.capture import CapturedMessage
 from understudy.events.wire import WireEvent
+from understudy.groups.plan import GroupPlan
 from understudy.report import report as report_module
 from understudy.report.latency import Latencies
 from understudy.report.metrics import METRICS
@@ -33,6 +34,7 @@ Schema = dict[str, Any]
 COUNT: Schema = {"type": "integer", "minimum": 0}
 INTEGER: Schema = {"type": "integer"}
 NUMBER: Schema = {"type": "number"}
+MAYBE_COUNT: Schema = {"type": ["integer", "null"], "minimum": 0}
 MAYBE: Schema = {"type": ["number", "null"]}
 TEXT: Schema = {"type": "string"}
 
@@ -298,6 +300,25 @@ def describe_wire_event() -> Schema:
     return {"title": "KV event as it was sent", "oneOf": shapes}
 
 
+def describe_capacity() -> Schema:
+    """Describe what `capacity --json` prints."""
+    group = {
+        "layers": list_of(TEXT),
+        "kind": TEXT,
+        **dict.fromkeys(("block_size", "page_bytes", "blocks_per_request"), COUNT),
+        "window": MAYBE_COUNT,
+        "uniform_type": {"type": "boolean"},
+    }
+    plan = {
+        **dict.fromkeys(("attention_block", "state_page_padded"), MAYBE_COUNT),
+        "groups": list_of(describe_object("group", group)),
+        **dict.fromkeys(GroupPlan.__struct_fields__[3:-1], COUNT),
+        "max_concurrency": NUMBER,
+    }
+    assert tuple(plan) == GroupPlan.__struct_fields__
+    return describe_object("KV cache of one GPU", plan)
+
+
 def describe_fleet_worker() -> Schema:
     """Describe the answer to GET /fleet/workers/N."""
     counts = dict.fromkeys(("prompt", "cached", "done", "of"), COUNT)
@@ -325,7 +346,6 @@ def describe_router_worker(extra: Schema, optional: Schema | None = None) -> Sch
 
 
 TIER_BLOCKS = describe_object("blocks by tier", dict.fromkeys(("device", "host", "disk", "external"), COUNT))
-MAYBE_COUNT: Schema = {"type": ["integer", "null"], "minimum": 0}
 
 
 def describe_router_dump() -> Schema:
@@ -345,6 +365,7 @@ def describe_router_query() -> Schema:
 
 
 SCHEMAS = {
+    "capacity": describe_capacity,
     "report": describe_report,
     "request": describe_request,
     "event": describe_event,
