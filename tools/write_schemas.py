@@ -15,6 +15,7 @@ from understudy.events.capture import CapturedMessage
 from understudy.events.wire import WireEvent
 from understudy.groups.plan import GroupPlan
 from understudy.report import report as report_module
+from understudy.report.advice import Trial
 from understudy.report.latency import Latencies
 from understudy.report.metrics import METRICS
 from understudy.report.report import SCHEMA, Report
@@ -79,7 +80,7 @@ def describe_type(kind: Any, defs: Schema) -> Schema:
 def describe_report() -> Schema:
     """Describe the file that `replay --json` writes."""
     defs: Schema = {}
-    unknown = dict.fromkeys(("Timeline", "Decisions", "Workload"), Any)
+    unknown = dict.fromkeys(("Timeline", "Decisions", "Workload", "Advice"), Any)
     hints = get_type_hints(Report, {**vars(report_module), **unknown})
     roots = dict.fromkeys(metric.key.partition(".")[0] for metric in METRICS)
     about = describe_object("definition", {"name": TEXT, "unit": TEXT, "definition": TEXT})
@@ -96,7 +97,17 @@ def describe_report() -> Schema:
     tiers = {"tiers": describe_type(hints["tiers"], defs)}
     definitions = {"definitions": {"type": "object", "additionalProperties": about}}
     without = describe_object("report without tiers", known, tiers)
-    whole = describe_object("report", {**known, **definitions}, {**tiers, "without_tiers": without})
+    advice = describe_object(
+        "advice",
+        {
+            "trials": list_of(describe_type(Trial, defs)),
+            "seconds": NUMBER,
+            "limit_s": NUMBER,
+            "untried": COUNT,
+        },
+    )
+    optional = {**tiers, "without_tiers": without, "advice": advice}
+    whole = describe_object("report", {**known, **definitions}, optional)
     return {**whole, "$defs": defs}
 
 

@@ -295,3 +295,22 @@ def test_every_rule_is_tested_here() -> None:
     text = Path(__file__).read_text(encoding="utf-8")
     assert all(f"rules.{rule.__name__}(" in text for rule in rules.RULES)
     assert all(rule.__doc__ for rule in rules.RULES)
+
+
+def test_a_tier_that_no_request_reads_from_is_named() -> None:
+    host = TiersConfig.from_dict({"tiers": [{"tier": "g2", "blocks": 500}], "model": "Llama-3.1-8B"})
+    calm = crowd(60, arrivals=Poisson(qps=5))
+    unread = understudy.replay(calm, VllmConfig(num_gpu_blocks=4000), tiers=host)
+    said = found(rules.tier_never_read(unread))
+    assert "No request read from g2" in said
+    assert "none was loaded back" in said
+    assert rules.tier_never_read(understudy.replay(calm, VllmConfig(num_gpu_blocks=4000))) is None
+
+
+def test_a_concurrency_that_is_never_reached_is_named() -> None:
+    load = crowd(30, arrivals=Poisson(qps=5))
+    engine = VllmConfig(num_gpu_blocks=4000)
+    said = found(rules.limit_never_reached(understudy.replay(load, engine, load=understudy_closed(50))))
+    assert "The concurrency of 50 was never reached: at most 30 requests were in flight." in said
+    assert rules.limit_never_reached(understudy.replay(load, engine, load=understudy_closed(4))) is None
+    assert rules.limit_never_reached(understudy.replay(load, engine)) is None

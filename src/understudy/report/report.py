@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from pandas import DataFrame
     from rich.console import Console, RenderableType
 
+    from understudy.report.advice import Advice
     from understudy.report.goodput import Slo
     from understudy.report.verdicts import Verdict
     from understudy.router.kv import Decisions
@@ -139,6 +140,8 @@ class Report:
     """Requests of an offline run, from which `unlimited_hit_ratio`, `routed_hit_ratio` and `hit_curve` are computed."""
     decisions: Decisions | None = None
     """Decisions of a KV-aware router, for the page."""
+    advice: Advice | None = None
+    """Replayed remedies (`understudy.report.advice.advise`); None if none was replayed."""
 
     @classmethod
     def build(cls, timeline: Timeline, run: RunFacts | None = None, slo: Slo | None = None) -> Report:
@@ -228,7 +231,7 @@ class Report:
         """Findings with remedies, the most important first; empty if no rule applies."""
         from understudy.report.verdicts import find_verdicts
 
-        return find_verdicts(self)
+        return find_verdicts(self) if self.advice is None else self.advice.verdicts
 
     def to_dict(self) -> dict[str, Any]:
         """Return the report without its columns as plain JSON values, with definitions; NaN becomes None."""
@@ -241,6 +244,8 @@ class Report:
         if self.tiers is not None:
             metrics["tiers"] = asdict(self.tiers)
         metrics["verdicts"] = [asdict(verdict) for verdict in self.verdicts]
+        if self.advice is not None:
+            metrics["advice"] = {key: one for key, one in asdict(self.advice).items() if key != "verdicts"}
         if self.without_tiers is not None:
             without = self.without_tiers.to_dict()
             metrics["without_tiers"] = {key: without[key] for key in without if key != "definitions"}

@@ -62,6 +62,8 @@ class ReportTable:
         for verdict in self.report.verdicts:
             text = Text.assemble(("▲ ", "bold red"), (verdict.finding, "bold"), " ", verdict.remedy)
             yield Padding(text, (0, 1), expand=False)
+        if self.report.advice is not None:
+            yield Padding(Text.assemble(("Advice  ", "dim"), str(self.report.advice)), (0, 1), expand=False)
         for note in self.report.run.notes:
             yield Padding(Text.assemble(("Note  ", "yellow"), note), (0, 1), expand=False)
         words = format_times(self.report.run.times)

@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 _HEADROOM = 1.2
 """Extra workers to recommend: at full load queues grow, and more workers split the cache."""
 
+_LOWER_TIERS = ("g2", "g3", "g4")
+
 _MIN_REQUESTS = 20
 """Fewer requests are too few for shares."""
 
@@ -329,6 +331,42 @@ def steps_too_long(report: Report) -> Verdict | None:
     )
 
 
+def tier_never_read(report: Report) -> Verdict | None:
+    """Report tiers that blocks were written to and that no request read from."""
+    if report.tiers is None or report.requests.completed < _MIN_REQUESTS:
+        return None
+    unread = [tier for tier in report.tiers.tiers if tier.tier.rpartition(" ")[2] in _LOWER_TIERS]
+    if not unread or any(tier.hit_tokens_total for tier in unread):
+        return None
+    names = " and ".join(tier.tier for tier in unread)
+    stored = sum(tier.stored_blocks for tier in unread)
+    return Verdict(
+        "tier_never_read",
+        f"No request read from {names}: {stored:,} blocks were stored, and none was loaded back.",
+        "Leave the tier out; the hits stay the same.",
+    )
+
+
+def limit_never_reached(report: Report) -> Verdict | None:
+    """Report a concurrency that the run never reached."""
+    timeline, load = report.columns, report.run.load
+    if not isinstance(load, ClosedLoop) or not len(timeline.arrival_ns) or load.concurrency < 2:
+        return None
+    started = timeline.arrival_ns[timeline.arrival_ns >= 0]
+    ended = timeline.finish_ns[timeline.finish_ns >= 0]
+    times = np.concatenate([started, ended])
+    changes = np.concatenate([np.ones(len(started), np.int64), -np.ones(len(ended), np.int64)])
+    order = np.lexsort((-changes, times))
+    most = int(np.cumsum(changes[order]).max(initial=0))
+    if most >= load.concurrency:
+        return None
+    return Verdict(
+        "limit_never_reached",
+        f"The concurrency of {load.concurrency:,} was never reached: at most {most:,} requests were in flight.",
+        "Give a longer trace, or a lower --concurrency; the result stays the same.",
+    )
+
+
 RULES: tuple[Callable[[Report], Verdict | None], ...] = (
     nothing_completed,
     rejected,
@@ -341,6 +379,8 @@ RULES: tuple[Callable[[Report], Verdict | None], ...] = (
     preemption_storm,
     link_at_its_limit,
     steps_too_long,
+    tier_never_read,
+    limit_never_reached,
 )
 
 

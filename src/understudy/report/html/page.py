@@ -91,6 +91,8 @@ def _header(report: Report, title: str, baseline: Report | None) -> str:
 def _verdicts(report: Report) -> str:
     """Build the list of verdicts and notes; empty without any."""
     items = [f"<li><b>{prose(v.finding)}</b> {prose(v.remedy)}</li>" for v in report.verdicts]
+    if report.advice is not None:
+        items.append(f'<li class="note">{prose(str(report.advice))}</li>')
     items += [f'<li class="note">{prose(note)}</li>' for note in report.run.notes]
     return f'<ul class="verdicts">{"".join(items)}</ul>' if items else ""
 

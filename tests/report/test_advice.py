@@ -1,0 +1,163 @@
+"""Verdicts try their remedies: only those that help are printed, the best first, with what they gave."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+import understudy
+from replay.building import crowd
+from understudy.cli import main
+from understudy.engines.timing import Constant
+from understudy.engines.vllm_config import VllmConfig
+from understudy.report import Report, Slo
+from understudy.report.advice import Setup, advise
+from understudy.workload import ClosedLoop, OpenLoop, Poisson
+
+TRACE = str(Path(__file__).parents[2] / "examples" / "demo_trace.jsonl")
+SLOW = VllmConfig(num_gpu_blocks=400, timing=Constant(prefill_ms=100.0, decode_ms=20.0), max_num_seqs=4)
+
+
+class Bench:
+    """A run with its settings, and the changes that were replayed."""
+
+    def __init__(self, workload: Any, workers: int = 1, engine: VllmConfig = SLOW, **settings: Any) -> None:
+        self.workload, self.workers, self.engine, self.settings = workload, workers, engine, settings
+        self.changes: list[dict[str, Any]] = []
+        self.report = self.replay({})
+
+    def replay(self, changes: dict[str, Any]) -> Report:
+        if changes:
+            self.changes.append(changes)
+        given = dict(changes)
+        engine = {name: given.pop(name) for name in list(given) if name not in ("workers", "routing", "load")}
+        settings = {"workers": self.workers, **self.settings, **given}
+        return understudy.replay(self.workload, msgspec.structs.replace(self.engine, **engine), **settings)
+
+    def advise(self, **more: Any) -> Report:
+        setup = Setup(
+            workers=self.workers,
+            routing=self.settings.get("routing", "round_robin"),
+            load=self.settings.get("load", OpenLoop()),
+            engine=self.engine,
+            can_add_blocks=True,
+            has_sessions=False,
+        )
+        return advise(self.report, setup, self.replay, **more)
+
+
+OVERLOAD = crowd(300, arrivals=Poisson(qps=20))
+CALM = crowd(100, arrivals=Poisson(qps=2))
+
+
+def test_a_remedy_is_printed_with_what_its_replay_gave() -> None:
+    bench = Bench(OVERLOAD, 2, slo=Slo(ttft_ms=500))
+    found = bench.advise()
+    before = bench.report.goodput
+    after = bench.replay({"workers": 4}).goodput
+    assert before is not None
+    assert after is not None
+    said = f"--workers 4: attainment {100 * before.ratio:.1f} % → {100 * after.ratio:.1f} % (replayed)."
+    assert said in found.verdicts[0].remedy
+
+
+def test_remedies_that_do_not_help_are_not_printed_and_the_best_is_first() -> None:
+    found = Bench(OVERLOAD, 2, slo=Slo(ttft_ms=500)).advise()
+    assert found.advice is not None
+    useless = [one.change for one in found.advice.trials if not one.helps]
+    useful = sorted((one for one in found.advice.trials if one.helps), key=lambda one: -one.after)
+    assert useless
+    assert useful
+    for verdict in found.verdicts:
+        assert not any(f"{change}:" in verdict.remedy for change in useless)
+    places = [found.verdicts[0].remedy.find(one.change) for one in useful]
+    assert places == sorted(places)
+
+
+@pytest.mark.parametrize("routing", ["session_affinity", "kv", "least_loaded"])
+def test_a_setting_that_the_run_has_is_not_recommended(routing: str) -> None:
+    bench = Bench(OVERLOAD, 2, routing=routing, slo=Slo(ttft_ms=500))
+    bench.advise()
+    assert {"routing": routing} not in bench.changes
+
+
+def test_without_goals_remedies_are_judged_by_the_time_to_first_token() -> None:
+    found = Bench(OVERLOAD).advise()
+    assert "--workers 2: mean TTFT " in found.verdicts[0].remedy
+
+
+def test_the_time_is_bounded_and_shown() -> None:
+    bench = Bench(OVERLOAD, 2, slo=Slo(ttft_ms=500))
+    found = bench.advise(limit_s=0.0)
+    assert bench.changes == []
+    assert found.advice is not None
+    assert found.advice.untried > 0
+    assert "not tried (limit 0 s)" in str(found.advice)
+    assert [one.remedy for one in found.verdicts] == [one.remedy for one in bench.report.verdicts]
+    slow = replace(bench.report, run=replace(bench.report.run, wall_time_s=99.0))
+    bench.report = slow
+    bench.advise(limit_s=10.0)
+    assert bench.changes == []
+
+
+def test_a_fleet_that_is_too_large_is_named_with_the_numbers_of_the_smaller_one() -> None:
+    slo = Slo(ttft_ms=5_000)
+    found = Bench(CALM, 4, VllmConfig(num_gpu_blocks=4000), slo=slo).advise()
+    [verdict] = found.verdicts
+    assert verdict.rule == "oversized"
+    assert verdict.finding == "Oversized: one worker would do instead of 4."
+    assert verdict.remedy == "--workers 1: attainment 100.0 % → 100.0 % (replayed)."
+
+
+def test_half_of_the_workers_may_do_too() -> None:
+    [verdict] = Bench(OVERLOAD, 12, slo=Slo(ttft_ms=500)).advise().verdicts
+    assert verdict.finding == "Oversized: 6 workers would do instead of 12."
+
+
+def test_a_fleet_of_the_right_size_is_not_oversized() -> None:
+    bench = Bench(OVERLOAD, 6, slo=Slo(ttft_ms=500))
+    found = bench.advise()
+    assert bench.changes == [{"workers": 1}, {"workers": 3}]
+    assert found.verdicts == ()
+    assert found.advice is not None
+    assert not any(one.helps for one in found.advice.trials)
+
+
+def test_without_goals_a_smaller_fleet_must_be_about_as_fast() -> None:
+    bench = Bench(CALM, 4, VllmConfig(num_gpu_blocks=4000))
+    found = bench.advise()
+    assert {"workers": 1} in bench.changes
+    assert bench.replay({"workers": 1}).e2e_ms.mean > 1.05 * bench.report.e2e_ms.mean
+    assert "one worker" not in "".join(map(str, found.verdicts))
+
+
+def test_a_closed_loop_tries_fewer_sessions() -> None:
+    bench = Bench(OVERLOAD, 1, load=ClosedLoop(concurrency=40), slo=Slo(ttft_ms=500))
+    bench.advise()
+    assert any(isinstance(one.get("load"), ClosedLoop) for one in bench.changes)
+
+
+def test_the_table_the_page_and_the_json_show_it_and_a_flag_skips_it(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "300")
+    saved, page = tmp_path / "r.json", tmp_path / "r.html"
+    argv = ["replay", TRACE, "--num-gpu-blocks", "512", "--workers", "2", "--slo-ttft-ms", "500"]
+    assert main([*argv, "--json", str(saved), "--html", str(page)]) == 0
+    out = capsys.readouterr().out
+    assert "(replayed)" in out
+    assert "remedies replayed in" in out
+    content = json.loads(saved.read_text())
+    assert content["advice"]["trials"]
+    assert content["advice"]["limit_s"] == 10
+    assert any("(replayed)" in verdict["remedy"] for verdict in content["verdicts"])
+    assert "remedies replayed in" in page.read_text()
+    assert '<code class="flag">--workers 4</code>: attainment' in page.read_text()
+    assert main([*argv, "--no-advice", "--json", str(saved)]) == 0
+    assert "(replayed)" not in capsys.readouterr().out
+    assert "advice" not in json.loads(saved.read_text())
