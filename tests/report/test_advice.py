@@ -15,6 +15,7 @@ from replay.building import crowd
 from understudy.cli import main
 from understudy.engines.timing import Constant
 from understudy.engines.vllm_config import VllmConfig
+from understudy.errors import ConfigError
 from understudy.report import Report, Slo
 from understudy.report.advice import Setup, advise
 from understudy.workload import ClosedLoop, OpenLoop, Poisson
@@ -134,6 +135,23 @@ def test_without_goals_a_smaller_fleet_must_be_about_as_fast() -> None:
     assert {"workers": 1} in bench.changes
     assert bench.replay({"workers": 1}).e2e_ms.mean > 1.05 * bench.report.e2e_ms.mean
     assert "one worker" not in "".join(map(str, found.verdicts))
+
+
+def test_a_change_that_contradicts_other_settings_is_left_out() -> None:
+    bench = Bench(OVERLOAD, 2, slo=Slo(ttft_ms=500))
+    replay = bench.replay
+
+    def refuse_workers(changes: dict[str, Any]) -> Report:
+        if "workers" in changes:
+            raise ConfigError("workers: 4 do not fit")
+        return replay(changes)
+
+    bench.replay = refuse_workers  # type: ignore[method-assign]
+    found = bench.advise()
+    assert found.advice is not None
+    assert found.advice.untried == 0
+    assert not any("--workers" in one.change for one in found.advice.trials)
+    assert not any("were not replayed" in one.remedy for one in found.verdicts)
 
 
 def test_a_closed_loop_tries_fewer_sessions() -> None:

@@ -6,6 +6,7 @@ import time
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from understudy.errors import ConfigError
 from understudy.report.text import quantity
 from understudy.report.verdicts import Verdict, find_verdicts
 from understudy.router.kv import KvRouting
@@ -94,7 +95,13 @@ def advise(
             untried += 1
             continue
         before = time.perf_counter()
-        reports[change.flag] = replay_with(change.settings)
+        try:
+            reports[change.flag] = replay_with(change.settings)
+        except ConfigError:  # the change contradicts other settings, so it is no remedy for this run
+            for many in by_rule.values():
+                if change in many:
+                    many.remove(change)
+            continue
         expected_s = max(expected_s, time.perf_counter() - before)
     trials: dict[tuple[str, str], Trial] = {}
     verdicts = []
