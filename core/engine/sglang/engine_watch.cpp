@@ -217,9 +217,9 @@ StateDigest SglangEngine::digest(bool with_cached) const {
                std::bit_cast<std::uint64_t>(scheduler_.ratio()), scheduler_.is_full(), decode_results_);
   totals = mix(0, totals_.steps, totals_.step_ns, totals_.uncovered_ns, totals_.preemptions);
   if (!with_cached) return out;
-  tree.each([&](const RadixNode& node) {
-    cached += mix(0, node.begin, node.length(), node.key.hash(0, node.length()), node.used, node.born, node.hits,
-                  node.lock, node.device, node.host);
+  tree.each([&sum = cached, &mix](const RadixNode& node) {  // clang 14 cannot capture a structured binding
+    sum += mix(0, node.begin, node.length(), node.key.hash(0, node.length()), node.used, node.born, node.hits,
+               node.lock, node.device, node.host);
   });
   return out;
 }
