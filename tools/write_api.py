@@ -17,7 +17,7 @@ from understudy.live import LiveHandle
 from understudy.report.compare import Comparison
 from understudy.report.metrics import BY_KEY, METRICS
 from understudy.report.report import Report
-from understudy.report.verdicts import Verdict
+from understudy.report.verdict import Verdict
 from understudy.run.facts import RunFacts
 from understudy.workload.formats import ReaderOptions
 

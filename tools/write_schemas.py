@@ -20,7 +20,7 @@ from understudy.report.latency import Latencies
 from understudy.report.metrics import METRICS
 from understudy.report.report import SCHEMA, Report
 from understudy.report.requests import key_of
-from understudy.report.verdicts import Verdict
+from understudy.report.verdict import Verdict
 from understudy.run.schema import list_columns
 from understudy.run.tier_columns import TierColumns
 from understudy.run.timeline import FinishReason, Status, Timeline

@@ -15,8 +15,6 @@ if TYPE_CHECKING:
 
     from understudy.cli import Verbs
     from understudy.report import Report
-    from understudy.run.settings import ReplaySettings
-    from understudy.workload import Workload
 
 SHORT_EXAMPLES = """\
 examples:
@@ -314,7 +312,9 @@ def run(args: argparse.Namespace) -> int:
         )
     wall_time_s = time.perf_counter() - started
     if not (args.no_advice or args.digest or args.online or args.engine == "qwen3" or settings.pools):
-        report = _try_remedies(report, settings, workload, args)
+        from understudy.cli.advice import try_remedies
+
+        report = try_remedies(report, settings, workload, args)
     if (without := report.without_tiers) is not None:
         without = replace(without, run=replace(without.run, workload=f"{args.trace.name} without tiers"))
     facts = replace(
@@ -338,46 +338,6 @@ def run(args: argparse.Namespace) -> int:
             f"every request was rejected (request {row}: {reason}); --allow-empty accepts that"
         )
     return 0
-
-
-def _try_remedies(
-    report: Report, settings: ReplaySettings, workload: Workload, args: argparse.Namespace
-) -> Report:
-    """Replay the remedies of the verdicts; nothing is written by those replays."""
-    from msgspec.structs import replace
-
-    from understudy.api import replay
-    from understudy.cli.replay_modes import read_slo
-    from understudy.report.advice import Setup, advise
-    from understudy.run.options import Execution
-
-    def replay_with(changes: dict[str, Any]) -> Report:
-        engine = {
-            name: value for name, value in changes.items() if name not in ("workers", "routing", "load")
-        }
-        return replay(
-            workload,
-            replace(settings.engine, **engine),
-            workers=changes.get("workers", settings.workers),
-            routing=changes.get("routing", settings.policy),
-            seed=settings.seed,
-            load=changes.get("load", settings.load),
-            max_tokens=args.max_tokens,
-            tiers=settings.tiers,
-            slo=read_slo(args),
-            ranks=settings.ranks,
-            execution=Execution(threads=args.threads, fast_forward=not args.no_fast_forward),
-        )
-
-    setup = Setup(
-        workers=settings.workers,
-        routing=settings.router or settings.routing,
-        load=settings.load,
-        engine=settings.engine,
-        can_add_blocks=settings.gpu is None,
-        has_sessions=workload.sessions < len(workload),
-    )
-    return advise(report, setup, replay_with)
 
 
 _OUTPUTS = ("json", "requests_jsonl", "html", "events", "raw_events", "kv_trace", "record_steps", "decisions")

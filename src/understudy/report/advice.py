@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from understudy.errors import ConfigError
 from understudy.report.text import quantity
-from understudy.report.verdicts import Verdict, find_verdicts
+from understudy.report.verdict import Verdict
+from understudy.report.verdicts import find_verdicts
 from understudy.router.kv import KvRouting
 from understudy.workload.arrivals import ClosedLoop
 
@@ -51,7 +52,8 @@ class Advice:
 
     def __str__(self) -> str:
         """Return the number of replays and their time in one sentence."""
-        text = f"{len(self.trials)} remedies replayed in {self.seconds:.1f} s"
+        count = len(self.trials)
+        text = f"{count} {'remedy' if count == 1 else 'remedies'} replayed in {self.seconds:.1f} s"
         return f"{text}; {self.untried} not tried (limit {self.limit_s:g} s)" if self.untried else text
 
 

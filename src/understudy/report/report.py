@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
     from understudy.report.advice import Advice
     from understudy.report.goodput import Slo
-    from understudy.report.verdicts import Verdict
+    from understudy.report.verdict import Verdict
     from understudy.router.kv import Decisions
     from understudy.run.timeline import Timeline
     from understudy.workload.workload import Workload

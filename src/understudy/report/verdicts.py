@@ -6,7 +6,6 @@ A rule is a function from a report to a `Verdict`, or to None if it does not app
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -14,7 +13,8 @@ import numpy as np
 from understudy.report.latency import NS_PER_S
 from understudy.report.series import StepFunction
 from understudy.report.text import duration, quantity
-from understudy.report.tier_table import format_link
+from understudy.report.tier_verdicts import has_shared_tier, link_at_its_limit, tier_hurts, tier_never_read
+from understudy.report.verdict import MIN_REQUESTS, Verdict, list_pools
 from understudy.router.kv import KvRouting
 from understudy.workload.arrivals import ClosedLoop, OpenLoop
 
@@ -22,16 +22,10 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from understudy.report.report import Report
-    from understudy.run.facts import PoolFacts, RunFacts
 
 
 _HEADROOM = 1.2
 """Extra workers to recommend: at full load queues grow, and more workers split the cache."""
-
-_LOWER_TIERS = ("g2", "g3", "g4")
-
-_MIN_REQUESTS = 20
-"""Fewer requests are too few for shares."""
 
 _PHASES_OF_OBJECTIVE = {
     "ttft_ms": ("queue", "prefill"),
@@ -39,21 +33,6 @@ _PHASES_OF_OBJECTIVE = {
     "e2e_ms": ("queue", "prefill", "decode"),
 }
 """Phases of a request that count towards an objective."""
-
-
-@dataclass(frozen=True, slots=True)
-class Verdict:
-    """A problem: the `rule` that found it, the `finding` with its numbers, and a `remedy`."""
-
-    rule: str
-    """Name of the rule, such as cache_too_small."""
-    finding: str
-    """The problem with its numbers, in one sentence."""
-    remedy: str
-    """Recommended change."""
-
-    def __str__(self) -> str:
-        return f"{self.finding} {self.remedy}"
 
 
 def find_verdicts(report: Report) -> tuple[Verdict, ...]:
@@ -127,7 +106,7 @@ def overloaded(report: Report) -> Verdict | None:
 def _find_long_waits(report: Report) -> Verdict | None:
     timeline = report.columns
     done = timeline.completed & (timeline.first_admit_ns >= 0)
-    if done.sum() < _MIN_REQUESTS:
+    if done.sum() < MIN_REQUESTS:
         return None
     waited_ns = float((timeline.first_admit_ns - timeline.arrival_ns)[done].mean())
     share = waited_ns / max(float((timeline.served_ns - timeline.arrival_ns)[done].mean()), 1.0)
@@ -145,7 +124,7 @@ def goal_missed(report: Report) -> Verdict | None:
     """Report the objective that most requests miss, and the phase that takes most of the time."""
     timeline = report.columns
     completed = timeline.completed
-    if report.goodput is None or completed.sum() < _MIN_REQUESTS:
+    if report.goodput is None or completed.sum() < MIN_REQUESTS:
         return None
     slo = report.goodput.slo
     missed = {name: completed & ~within for name, within in slo.within(timeline).items()}
@@ -199,7 +178,7 @@ def _advise_on_prefill(report: Report) -> str:
 
 
 def _advise_on_decode(report: Report) -> str:
-    batches = {pool.engine.get("max_num_seqs") for pool in _list_pools(report)} - {None}
+    batches = {pool.engine.get("max_num_seqs") for pool in list_pools(report)} - {None}
     now = f" (now {batches.pop():,})" if len(batches) == 1 else ""
     return f"Lower --max-num-seqs{now}, or use more workers or faster GPUs, to shorten the steps."
 
@@ -207,7 +186,7 @@ def _advise_on_decode(report: Report) -> str:
 def cache_too_small(report: Report) -> Verdict | None:
     """Report that blocks were evicted and an unlimited cache would hit much more."""
     best, reference = report.unlimited_hit_ratio, "an unlimited cache would hit"
-    if report.routed_hit_ratio is not None and not _has_shared_tier(report):
+    if report.routed_hit_ratio is not None and not has_shared_tier(report):
         best, reference = report.routed_hit_ratio, "unlimited caches with the same routing would hit"
     found = report.prefix_hit_ratio.first_admission
     if best is None or not report.kv.evictions or not best - found >= 0.05 or found >= 0.8 * best:
@@ -227,40 +206,13 @@ def scattered_prefixes(report: Report) -> Verdict | None:
     if routed is None or best is None or not best - routed >= 0.05 or routed >= 0.8 * best:
         return None
     # The KV-aware router already considers prefixes.
-    if _has_shared_tier(report) or isinstance(report.run.routing, KvRouting):
+    if has_shared_tier(report) or isinstance(report.run.routing, KvRouting):
         return None
     return Verdict(
         "scattered_prefixes",
         f"Requests with the same prefix go to different workers: even unlimited caches would hit "
         f"{quantity(routed, 'ratio')} with this routing; one shared cache would hit {quantity(best, 'ratio')}.",
         "Route by cached prefixes (--routing kv) or by session (--routing session_affinity).",
-    )
-
-
-def tier_hurts(report: Report) -> Verdict | None:
-    """Report that requests waited for offloads, or that the run without tiers was faster."""
-    tiers, without = report.tiers, report.without_tiers
-    if tiers is None:
-        return None
-    working_s = report.duration_s * report.columns.num_workers
-    remedy = "Try --offload-mode write_through, more bandwidth to the host, or offload.min_reuse."
-    modes = {pool.tiers.get("offload", {}).get("mode") for pool in _list_pools(report)}
-    if modes - {None} == {"write_through"}:
-        remedy = "Use more bandwidth to the host, or offload reused blocks only (offload.min_reuse)."
-    if without is not None and report.ttft_ms.mean > 1.05 * without.ttft_ms.mean:
-        return Verdict(
-            "tier_hurts",
-            f"The tiers slow the run down: TTFT is {100 * (report.ttft_ms.mean / without.ttft_ms.mean - 1):+.0f} % "
-            f"relative to no tiers; requests waited {duration(tiers.room_wait_s)} for room.",
-            remedy,
-        )
-    if tiers.room_wait_s < 0.05 * working_s or not working_s:
-        return None
-    return Verdict(
-        "tier_hurts",
-        f"Offloads block allocations: requests waited {duration(tiers.room_wait_s)} for blocks that were being "
-        f"offloaded ({quantity(tiers.room_wait_s / working_s, 'ratio')} of the workers' time).",
-        remedy,
     )
 
 
@@ -295,22 +247,6 @@ def preemption_storm(report: Report) -> Verdict | None:
     )
 
 
-def link_at_its_limit(report: Report) -> Verdict | None:
-    """Report a link that was fully used for at least 20 % of the run."""
-    if report.tiers is None:
-        return None
-    for link in report.tiers.links:
-        full = sum(share >= 0.95 for share in link.window_utilisation) / max(len(link.window_utilisation), 1)
-        if full >= 0.2:
-            return Verdict(
-                "link_at_its_limit",
-                f"The link {format_link(link)} is at its limit of {link.bandwidth_gbps:g} GB/s for "
-                f"{quantity(full, 'ratio')} of the time.",
-                "Use more bandwidth, or offload fewer blocks (offload.min_reuse).",
-            )
-    return None
-
-
 def steps_too_long(report: Report) -> Verdict | None:
     """Report that most gaps meet the ITL objective, but steps that also prefill do not."""
     goal = None if report.goodput is None else report.goodput.slo.itl_ms
@@ -320,7 +256,7 @@ def steps_too_long(report: Report) -> Verdict | None:
     late = int(timeline.itl_count[timeline.itl_ns > goal * 1e6].sum()) / int(timeline.itl_count.sum())
     if late < 0.01:
         return None
-    budgets = {pool.engine.get("max_num_batched_tokens") for pool in _list_pools(report)}
+    budgets = {pool.engine.get("max_num_batched_tokens") for pool in list_pools(report)}
     budget = budgets.pop() if len(budgets) == 1 else None
     now = "" if budget is None else f" (now {budget:,})"
     return Verdict(
@@ -328,22 +264,6 @@ def steps_too_long(report: Report) -> Verdict | None:
         f"{quantity(late, 'ratio')} of the gaps exceed the ITL objective of {goal:g} ms, although half are within "
         f"{report.itl_ms.p50:.1f} ms: some steps also prefill.",
         f"Lower --max-num-batched-tokens{now}; TTFT will rise.",
-    )
-
-
-def tier_never_read(report: Report) -> Verdict | None:
-    """Report tiers that blocks were written to and that no request read from."""
-    if report.tiers is None or report.requests.completed < _MIN_REQUESTS:
-        return None
-    unread = [tier for tier in report.tiers.tiers if tier.tier.rpartition(" ")[2] in _LOWER_TIERS]
-    if not unread or any(tier.hit_tokens_total for tier in unread):
-        return None
-    names = " and ".join(tier.tier for tier in unread)
-    stored = sum(tier.stored_blocks for tier in unread)
-    return Verdict(
-        "tier_never_read",
-        f"No request read from {names}: {stored:,} blocks were stored, and none was loaded back.",
-        "Leave the tier out; the hits stay the same.",
     )
 
 
@@ -382,17 +302,6 @@ RULES: tuple[Callable[[Report], Verdict | None], ...] = (
     tier_never_read,
     limit_never_reached,
 )
-
-
-def _has_shared_tier(report: Report) -> bool:
-    """Whether workers share a tier."""
-    tiers = [tier for pool in _list_pools(report) for tier in pool.tiers.get("tiers", [])]
-    return any(tier.get("tier") in ("g3", "g4") for tier in tiers)
-
-
-def _list_pools(report: Report) -> tuple[PoolFacts | RunFacts, ...]:
-    """Return the settings of each pool; those of the run if it has no pools."""
-    return report.run.pools or (report.run,)
 
 
 def _count_failures(report: Report) -> str:
