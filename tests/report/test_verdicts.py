@@ -17,9 +17,10 @@ from report.tier_building import tiered
 from understudy.cli import main
 from understudy.engines.timing import Constant
 from understudy.engines.vllm_config import VllmConfig
-from understudy.report import Report, Slo
+from understudy.report import Report, Slo, tier_verdicts
 from understudy.report import verdicts as rules
 from understudy.report.html import page
+from understudy.report.verdict import Verdict
 from understudy.run.facts import RunFacts
 from understudy.run.timeline import Status
 from understudy.tiers import TiersConfig
@@ -39,7 +40,7 @@ DONE = Row([10, 20])
 REFUSED = Row(status=Status.REJECTED, worker=-1, requested=5)
 
 
-def found(verdict: rules.Verdict | None) -> str:
+def found(verdict: Verdict | None) -> str:
     assert verdict is not None
     return str(verdict)
 
@@ -152,10 +153,10 @@ def test_a_tier_that_hurts_is_named() -> None:
     engine = VllmConfig(block_size=16, num_gpu_blocks=60)
     slow = TiersConfig.from_dict({**TIERS, "offload": {"mode": "evict"}})
     bad = understudy.replay(crowd(80), engine, tiers=slow, compare_without_tiers=True)
-    said = found(rules.tier_hurts(bad))
+    said = found(tier_verdicts.tier_hurts(bad))
     assert "TTFT is +" in said
     assert "write_through" in said
-    alone = found(rules.tier_hurts(replace(bad, without_tiers=None)))
+    alone = found(tier_verdicts.tier_hurts(replace(bad, without_tiers=None)))
     assert "for blocks that were being offloaded" in alone
     fast = TiersConfig.from_dict(
         {
@@ -165,9 +166,10 @@ def test_a_tier_that_hurts_is_named() -> None:
         }
     )
     assert (
-        rules.tier_hurts(understudy.replay(crowd(80), engine, tiers=fast, compare_without_tiers=True)) is None
+        tier_verdicts.tier_hurts(understudy.replay(crowd(80), engine, tiers=fast, compare_without_tiers=True))
+        is None
     )
-    assert rules.tier_hurts(report(DONE)) is None
+    assert tier_verdicts.tier_hurts(report(DONE)) is None
 
 
 def test_a_worker_with_far_more_than_its_share_is_hot() -> None:
@@ -202,11 +204,11 @@ def test_a_link_without_room_to_spare_is_named() -> None:
             for link in full.tiers.links
         ),
     )
-    assert rules.link_at_its_limit(replace(full, tiers=quiet)) is None
+    assert tier_verdicts.link_at_its_limit(replace(full, tiers=quiet)) is None
     assert "at its limit of 14 GB/s for 30.0 % of the time" in found(
-        rules.link_at_its_limit(replace(full, tiers=busy))
+        tier_verdicts.link_at_its_limit(replace(full, tiers=busy))
     )
-    assert rules.link_at_its_limit(report(DONE)) is None
+    assert tier_verdicts.link_at_its_limit(report(DONE)) is None
 
 
 def test_steps_that_prefill_can_miss_the_goal_that_others_meet() -> None:
@@ -223,7 +225,7 @@ def test_steps_that_prefill_can_miss_the_goal_that_others_meet() -> None:
 DEMO = Path(__file__).parents[2] / "examples" / "demo_trace.jsonl"
 
 
-def missing(count: int, bad: Row, good: Row, *, total: int = 100, **goals: float) -> rules.Verdict | None:
+def missing(count: int, bad: Row, good: Row, *, total: int = 100, **goals: float) -> Verdict | None:
     rows = [bad] * count + [good] * (total - count)
     return rules.goal_missed(report(*rows, slo=Slo(**goals), run=RunFacts(engine={"max_num_seqs": 64})))
 
@@ -301,10 +303,10 @@ def test_a_tier_that_no_request_reads_from_is_named() -> None:
     host = TiersConfig.from_dict({"tiers": [{"tier": "g2", "blocks": 500}], "model": "Llama-3.1-8B"})
     calm = crowd(60, arrivals=Poisson(qps=5))
     unread = understudy.replay(calm, VllmConfig(num_gpu_blocks=4000), tiers=host)
-    said = found(rules.tier_never_read(unread))
+    said = found(tier_verdicts.tier_never_read(unread))
     assert "No request read from g2" in said
     assert "none was loaded back" in said
-    assert rules.tier_never_read(understudy.replay(calm, VllmConfig(num_gpu_blocks=4000))) is None
+    assert tier_verdicts.tier_never_read(understudy.replay(calm, VllmConfig(num_gpu_blocks=4000))) is None
 
 
 def test_a_concurrency_that_is_never_reached_is_named() -> None:
