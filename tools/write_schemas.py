@@ -191,19 +191,50 @@ def describe_decision() -> Schema:
 
 def describe_fleet_state() -> Schema:
     """Describe the answer to GET /fleet/state."""
-    columns = ("running", "waiting", "usage", "host", "hit", "rate", "late_ms", "tokens", "dead")
+    columns = (
+        "running",
+        "waiting",
+        "usage",
+        "host",
+        "hit",
+        "rate",
+        "late_ms",
+        "tokens",
+        "dead",
+        "restarts",
+        "restarted",
+    )
     late = ("token_p50", "token_p99", "step_p99")
-    counts = ("worker", "tokens", "overlap", "lower", "best", "ties", "blocks", "load")
+    counts = ("n", "worker", "tokens", "overlap", "lower", "best", "ties", "blocks", "load")
     numbers = dict.fromkeys(("at", "cost", "waited_ms"), NUMBER)
     decision = {**dict.fromkeys(counts, COUNT), **numbers, "path": TEXT, "why": TEXT}
+    state = {"enum": ["ready", "paused", "slow", "dead", "starting", "draining"]}
+    workers = {
+        **dict.fromkeys(columns, list_of(NUMBER)),
+        "state": list_of(state),
+        "faults": list_of(list_of(TEXT)),
+    }
+    pool = {**dict.fromkeys(("workers", "blocks", "block_size"), COUNT), "model": TEXT, "max_num_seqs": MAYBE}
+    mark = {"t": NUMBER, "kind": TEXT, "ended": {"type": "boolean"}, "workers": list_of(COUNT)}
+    summary = {**dict.fromkeys(("ttft", "itl", "rates"), list_of(MAYBE)), "cached": MAYBE, "seconds": COUNT}
     return describe_object(
         "fleet state",
         {
-            "workers": describe_object("one value per worker", dict.fromkeys(columns, list_of(NUMBER))),
+            "time": NUMBER,
+            "workers": describe_object("one value per worker", workers),
             "ports": list_of(COUNT),
+            "pools": list_of(describe_object("pool", pool)),
             "routing": TEXT,
             "queued": COUNT,
             "late_ms": describe_object("lateness in ms", dict.fromkeys(late, NUMBER)),
+            "summary": describe_object(
+                "the last minute: p50, p90 and p99 in ms, rates, cached share", summary
+            ),
+            "history": describe_object(
+                "a row per second", {"columns": list_of(TEXT), "rows": list_of(list_of(MAYBE))}
+            ),
+            "marks": list_of(describe_object("a fault that began or ended", mark)),
+            "faults": list_of({"type": "object"}),
             "decisions": list_of(describe_object("routing decision", decision)),
         },
     )

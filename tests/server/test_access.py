@@ -37,7 +37,7 @@ REMOTE = "203.0.113.9"
 
 
 def is_public(path: str) -> bool:
-    return path in VLLM_PUBLIC or path == "/"
+    return path in VLLM_PUBLIC or path in ("/", "/page/")  # the page has no data
 
 
 Table = dict[str, set[str]]

@@ -186,7 +186,7 @@ def test_what_nobody_foresaw_is_answered_at_the_door_of_a_fleet(
             assert (await client.get("/fleet/workers/1")).json["worker"] == 1
             assert (await client.post(C, b'{"prompt":"x","cache_salt":"\\ud800"}')).status == 400
             assert (await client.post("/admin/fault", b'{"kind":"\\ud800"}')).status == 400
-            monkeypatch.setattr(FleetFront, "state", fails)
+            monkeypatch.setattr(FleetFront, "report", fails)
             reply = await client.get("/fleet/state")
             assert (reply.status, reply.json["error"]["type"]) == (500, "InternalServerError")
 

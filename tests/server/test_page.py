@@ -3,102 +3,281 @@
 from __future__ import annotations
 
 import asyncio
-import re
-import shutil
-import subprocess
+import time
+from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING
 
+import msgspec
 import pytest
 
-from server.client import QUICK, Client
+from server.browser import Browser, needs_chromium
+from server.client import QUICK
+from server.test_fleet import fleet_of
 from understudy.server.fleet.fleet import Fleet, FleetSettings
 from understudy.server.settings import ServerSettings
 
 if TYPE_CHECKING:
-    from pathlib import Path
+    from collections.abc import AsyncIterator, Callable, Iterator
 
-    from understudy.server.http import Connection, Request
-
-CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
-WORKERS = 200
-
-
-def look(folder: Path, port: int, fragment: str = "") -> str:
-    """Return the page after two seconds, as the browser has it then."""
-    command = [str(CHROMIUM), "--headless", "--no-sandbox", "--disable-gpu", f"--user-data-dir={folder}"]
-    command += ["--virtual-time-budget=2000", "--dump-dom", f"http://127.0.0.1:{port}/{fragment}"]
-    return subprocess.run(command, check=True, capture_output=True, text=True, timeout=120).stdout
+C = "/v1/completions"
+CELLS = "document.querySelectorAll('.w').length"
+VISIBLE_S = 2.0
+"""A state is on the page within this time."""
 
 
-@pytest.mark.skipif(CHROMIUM is None, reason="needs Chromium")
-def test_chromium_shows_every_worker_what_it_does_and_the_requests_of_one(tmp_path: Path) -> None:
-    pool = ServerSettings(model="stub", engine=QUICK, max_model_len=4096)
+@pytest.fixture(scope="module")
+def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
+    with Browser(tmp_path_factory.mktemp("chromium")) as browser:
+        yield browser
 
-    async def main() -> str:
-        fleet = Fleet(FleetSettings(pools=((WORKERS, pool),), base_port=0, port=0, routing="round_robin"))
+
+@asynccontextmanager
+async def waiting_fleet(workers: int, requests: int) -> AsyncIterator[Fleet]:
+    """A paused fleet with so many requests, two of them at the first worker."""
+    async with fleet_of(workers) as (client, fleet):
+        for server in fleet.servers:
+            server.worker.pauses.pause("keep", clear_cache=False, then=lambda: None)
+        body = b'{"prompt": "x"}'
+        head = f"POST {C} HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
+        writers = []
+        for port in (fleet.ports[0], *[client.port] * (requests - 1)):
+            _reader, writer = await asyncio.open_connection("127.0.0.1", port)
+            writer.write(f"{head}content-length: {len(body)}\r\n\r\n".encode() + body)
+            writers.append(writer)
+        while sum(len(server.worker.live()) for server in fleet.servers) < requests:
+            await asyncio.sleep(0.01)
+        yield fleet
+        for writer in writers:
+            writer.close()
+            await writer.wait_closed()
+        while sum(len(server.worker.live()) for server in fleet.servers):
+            await asyncio.sleep(0.01)
+
+
+async def visit(browser: Browser, fleet: Fleet, look: Callable[[], None]) -> None:
+    """Open the page and look at it. Errors on its console fail the test."""
+
+    def main() -> None:
+        browser.open("about:blank")
+        browser.errors.clear()
+        browser.resize(1400)
+        browser.open(f"http://127.0.0.1:{fleet.port}/")
+        look()
+        assert browser.errors == []
+        browser.open("about:blank")
+
+    await asyncio.to_thread(main)
+    for connection in tuple(fleet.runtime.outbox.open):  # a browser keeps connections for later requests
+        connection.drop()
+    await asyncio.sleep(0.05)
+
+
+@needs_chromium
+def test_every_worker_is_a_cell_and_a_click_shows_its_requests_and_cache(browser: Browser) -> None:
+    workers = 200
+
+    def look() -> None:
+        browser.wait_for(f"{CELLS} === {workers}")
+        count = "document.querySelectorAll('.w.s-paused.waits').length"
+        browser.wait_for(f"{count} === {workers}")
+        assert browser.run("document.getElementById('k-workers').textContent") == "0 / 200"
+        assert "201 waiting" in browser.run("document.getElementById('k-requests-more').textContent")
+        routed = "[...document.querySelectorAll('#routed .why')].map(cell => cell.textContent)"
+        assert browser.wait_for(f"{routed}.length === 14 && {routed}") == ["by round robin"] * 14
+        browser.run("document.querySelectorAll('.w')[0].click()")
+        panel = "document.getElementById('worker').textContent"
+        browser.wait_for(f"{panel}.includes('Worker 0')")
+        assert browser.run("document.querySelectorAll('#worker .tight').length") == 2
+        assert "0 blocks held by requests, 0 cached, 1,024 free" in browser.run(panel)
+        assert browser.run("location.hash") == "#0"
+
+    async def main() -> None:
+        async with waiting_fleet(workers, workers + 1) as fleet:
+            await visit(browser, fleet, look)
+
+    asyncio.run(main())
+
+
+@needs_chromium
+@pytest.mark.parametrize("workers", [1, 30, 400])
+def test_no_text_is_clipped_at_three_widths_in_light_and_dark(workers: int, browser: Browser) -> None:
+    def look() -> None:
+        browser.wait_for(f"{CELLS} === {workers}")
+        browser.run("document.querySelectorAll('.w')[0].click()")
+        browser.wait_for("document.querySelectorAll('#worker .tight').length")
+        for width in (600, 1400, 2000):
+            browser.resize(width)
+            browser.set_scheme(dark=width == 1400)
+            drawn = "document.querySelector('.chart svg').viewBox.baseVal.width"
+            shown = "Math.round(document.querySelector('.chart svg').getBoundingClientRect().width)"
+            browser.wait_for(f"{drawn} === {shown}")
+            assert browser.clipped() == [], width
+
+    async def main() -> None:
+        async with waiting_fleet(workers, 2) as fleet:
+            fleet.front.monitor.history.marks.append({"t": 0, "kind": "kill", "ended": False, "workers": [0]})
+            await visit(browser, fleet, look)
+
+    asyncio.run(main())
+
+
+@needs_chromium
+def test_a_fault_is_set_and_ended_on_the_page_and_marked_on_the_time_axis(browser: Browser) -> None:
+    dead = "[...document.querySelectorAll('.w.s-dead')].map(cell => +cell.dataset.worker)"
+
+    def look() -> None:
+        browser.wait_for(CELLS)
+        browser.run("document.getElementById('f-workers').value = '3, 5-6'")
+        browser.run("document.getElementById('fault').requestSubmit()")
+        assert browser.wait_for(f"{dead}.length && {dead}") == [3, 5, 6]
+        assert browser.run("document.getElementById('attention').textContent") == "dead: 3, 5, 6"
+        assert "5 / 8" in browser.run("document.getElementById('k-workers').textContent")
+        marks = "[...document.querySelectorAll('.mark-text')].map(text => text.textContent)"
+        assert browser.wait_for(f"{marks}.length === 4 && {marks}") == ["kill 3, 5, 6"] * 4
+        assert browser.run("document.querySelector('#faults li').textContent").startswith(
+            "kill workers 3, 5, 6"
+        )
+        browser.run("document.querySelector('#faults button').click()")
+        browser.wait_for(f"{dead}.length === 0 && !document.querySelector('#faults li')")
+        browser.wait_for("document.querySelectorAll('.mark.ended').length === 4")
+        # A kill without an end restarts at once: the cell is marked for some seconds.
+        browser.run("document.getElementById('f-workers').value = '2'")
+        browser.run("document.getElementById('f-duration').value = ''")
+        browser.run("document.getElementById('fault').requestSubmit()")
+        browser.wait_for("document.querySelector('.w.restarted')?.dataset.worker === '2'")
+        # The server's message about an invalid order is shown.
+        browser.run("document.getElementById('f-workers').value = '99'")
+        browser.run("document.getElementById('fault').requestSubmit()")
+        browser.wait_for("document.getElementById('f-why').textContent.includes('there is no worker 99')")
+        browser.errors.clear()  # the console names the 400
+
+    async def main() -> None:
+        async with fleet_of(8) as (_, fleet):
+            await visit(browser, fleet, look)
+
+    asyncio.run(main())
+
+
+WATCH_FOR_DEAD = """
+new MutationObserver(() => {
+  const dead = document.querySelector(".w.s-dead");
+  if (dead) window.seen ??= [+dead.dataset.worker, +document.documentElement.dataset.time];
+}).observe(document.getElementById("pools"), {subtree: true, attributes: true})
+"""
+
+
+@needs_chromium
+def test_a_worker_that_is_killed_elsewhere_is_seen_within_two_seconds(browser: Browser) -> None:
+    async def main() -> None:
+        async with fleet_of(50) as (client, fleet):
+            loop = asyncio.get_running_loop()
+
+            def look() -> None:
+                browser.wait_for(f"{CELLS} === 50")
+                browser.run(WATCH_FOR_DEAD + "; 0")
+                order = {"kind": "kill", "workers": [17], "duration_s": 60}
+                ordered_s = time.time()
+                asyncio.run_coroutine_threadsafe(client.post("/admin/fault", order), loop).result(60)
+                worker, seen_s = browser.wait_for("window.seen")
+                assert worker == 17
+                # The time of the state that was drawn, not that of a slow browser.
+                assert seen_s - ordered_s <= VISIBLE_S
+                assert browser.run("document.querySelectorAll('.w.s-dead').length") == 1
+
+            await visit(browser, fleet, look)
+
+    asyncio.run(main())
+
+
+@needs_chromium
+def test_pools_are_apart_and_names_of_models_are_text(browser: Browser) -> None:
+    name = "<img src=x onerror=alert(1)>"
+    pool = ServerSettings(model=name, engine=QUICK, max_model_len=4096)
+    small = msgspec.structs.replace(pool, engine=msgspec.structs.replace(QUICK, num_gpu_blocks=512))
+
+    def look() -> None:
+        browser.wait_for(f"{CELLS} === 5")
+        heads = browser.run("[...document.querySelectorAll('.pool h3')].map(head => head.textContent)")
+        assert heads[0].startswith(f"Pool 02 workers (0–1) · {name} · 1,024 blocks of 16 tokens")
+        assert heads[1].startswith(f"Pool 13 workers (2–4) · {name} · 512 blocks of 16 tokens")
+        browser.run("document.querySelectorAll('.w')[4].click()")
+        browser.wait_for(f"document.getElementById('worker').textContent.includes({name!r})")
+        assert browser.run("document.images.length") == 0
+
+    async def main() -> None:
+        fleet = Fleet(FleetSettings(pools=((2, pool), (3, small)), base_port=0, port=0))
         await fleet.start()
         try:
-            for server in fleet.servers:  # requests that stay: the page shows them
-                server.worker.pauses.pause("keep", clear_cache=False, then=lambda: None)
-            asked = [
-                asyncio.create_task(Client(fleet.port).post("/v1/completions", {"prompt": "x"}))
-                for _ in range(WORKERS + 1)
-            ]
-            while sum(len(server.worker.live()) for server in fleet.servers) < WORKERS + 1:
-                await asyncio.sleep(0.01)
-            page = await asyncio.to_thread(look, tmp_path, fleet.port, "#0")
-            for server in fleet.servers:
-                server.worker.pauses.resume()
-            await asyncio.gather(*asked)
-            return page
+            await visit(browser, fleet, look)
         finally:
             await fleet.stop()
             fleet.runtime.driver.stop()
 
-    page = asyncio.run(main())
-    assert len(re.findall(r'<button class="w', page)) == WORKERS
-    assert len(re.findall(r'<span class="wait">\+1</span>', page)) == WORKERS - 1
-    assert len(re.findall(r'<span class="wait">\+2</span>', page)) == 1
-    assert re.search(rf'<b id="t-workers">{WORKERS}</b>', page)
-    assert re.search(rf'<b id="t-waiting">{WORKERS + 1}</b>', page)
-    assert page.count("by round robin") == 14  # why the last ones went where they went
-    assert re.search(r"Worker 0, port \d+, 2 requests", page)
-    assert page.count(">waits<") == 2
+    asyncio.run(main())
 
 
-FILL = b"""<script>setTimeout(() => {
-  document.getElementById("key").value = "%b";
-  document.querySelector("#access form").requestSubmit();
-}, 100)</script></body>"""
+@needs_chromium
+@pytest.mark.parametrize("given", ["", "wrong", "k"])
+def test_the_page_asks_for_a_key_and_sends_it_with_every_request(given: str, browser: Browser) -> None:
+    def look() -> None:
+        browser.wait_for("!document.getElementById('access').hidden")
+        if given:
+            browser.run(f"document.getElementById('key').value = {given!r}")
+            browser.run("document.querySelector('#access form').requestSubmit()")
+        if given == "k":
+            browser.wait_for(f"{CELLS} === 3")
+            assert browser.run("document.getElementById('access').hidden")
+        elif given:
+            browser.wait_for(
+                "document.getElementById('why').textContent.includes('does not accept this key')"
+            )
+        assert browser.run(CELLS) == (3 if given == "k" else 0)
+        browser.errors.clear()  # the console names the 401
+
+    async def main() -> None:
+        async with fleet_of(3, api_keys=("k",)) as (_, fleet):
+            await visit(browser, fleet, look)
+
+    asyncio.run(main())
 
 
-@pytest.mark.skipif(CHROMIUM is None, reason="needs Chromium")
-@pytest.mark.parametrize("given", [b"", b"wrong", b"k"])
-def test_the_page_asks_for_a_key_and_sends_it_with_every_request(given: bytes, tmp_path: Path) -> None:
-    pool = ServerSettings(model="stub", engine=QUICK, max_model_len=4096, api_keys=("k",))
+@needs_chromium
+def test_a_second_costs_the_browser_few_changes_and_no_layout_of_idle_cells(browser: Browser) -> None:
+    """Cells that do not change are not touched: the work of a second does not grow with the fleet."""
+    count = """new Promise(done => {
+      let changes = 0;
+      const observer = new MutationObserver(records => { changes += records.length; });
+      const all = {subtree: true, childList: true, attributes: true, characterData: true};
+      observer.observe(document.getElementById('pools'), all);
+      setTimeout(() => { observer.disconnect(); done(changes); }, 2500);
+    })"""
 
-    async def main() -> tuple[str, list[str]]:
-        fleet = Fleet(FleetSettings(pools=((3, pool),), base_port=0, port=0))
-        await fleet.start()
-        try:
-            if given:
-                fleet.front._page = fleet.front._page.replace(b"</body>", FILL % given)
-            followed: list[str] = []
-            watch = fleet.front.own["/fleet/events"]["GET"]
+    def look() -> None:
+        browser.wait_for(f"{CELLS} === 200")
+        browser.wait_for("document.querySelectorAll('.w.s-ready').length === 200")
+        assert browser.run(count) == 0
 
-            def watching(request: Request, connection: Connection) -> None:
-                followed.append(request.headers["authorization"])
-                watch(request, connection)
+    async def main() -> None:
+        async with fleet_of(200) as (_, fleet):
+            await visit(browser, fleet, look)
 
-            fleet.front.own["/fleet/events"]["GET"] = watching
-            return await asyncio.to_thread(look, tmp_path, fleet.port), followed
-        finally:
-            await fleet.stop()
-            fleet.runtime.driver.stop()
+    asyncio.run(main())
 
-    page, followed = asyncio.run(main())
-    opened = given == b"k"
-    assert len(re.findall(r'<button class="w', page)) == (3 if opened else 0)
-    assert ('<section id="access" hidden="">' in page) == opened
-    assert ("does not accept this key" in page.partition("<script>")[0]) == (given == b"wrong")
-    assert followed == (["Bearer k"] if opened else [])
+
+def test_the_pages_files_come_from_here_alone_and_no_other_file_is_served() -> None:
+    async def main() -> None:
+        async with fleet_of(1, api_keys=("k",)) as (client, _):
+            page = await client.get("/")
+            policy = page.headers["content-security-policy"]
+            assert "default-src 'none'" in policy
+            assert "unsafe" not in policy
+            for path in ("/page/main.js", "/page/page.css", "/page/icon.svg", "/page/cells.js"):
+                file = await client.get(path)
+                assert file.status == 200, path
+                assert file.headers["x-content-type-options"] == "nosniff"
+                text = file.body.decode().replace("http://www.w3.org/", "")
+                assert "//" not in text.replace("// ", "").replace("\n//", ""), path
+            for path in ("/page/", "/page/page.html", "/page/../front.py", "/page/%2e%2e/front.py"):
+                assert (await client.get(path)).status == 404, path
+
+    asyncio.run(main())

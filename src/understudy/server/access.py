@@ -28,10 +28,10 @@ class RouteClass(enum.Enum):
 
 
 _KEYED_PREFIXES = ("/v1", "/v2", "/inference", "/cohere")
-_PUBLIC_PREFIXES = ("/metrics/", "/adapters/")
+_PUBLIC_PREFIXES = ("/metrics/", "/adapters/", "/page/")
 _PUBLIC = frozenset(
     (
-        "/",  # the fleet's page; its data are below /fleet/
+        "/",  # the fleet's page, with its files below /page/; its data are below /fleet/
         *("/health", "/health/ready", "/ping", "/version", "/load", "/metrics", "/kv_event_sources"),
         *("/tokenize", "/detokenize", "/tokenizer_info", "/invocations", "/generative_scoring", "/adapters"),
         *("/pooling", "/classify", "/embed", "/score", "/rerank"),

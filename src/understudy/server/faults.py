@@ -49,8 +49,8 @@ class FaultOrder(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     all that is sent to the client arrives `delay_ms` later, as over a slow line; `slow_link`: the links to and from a
     `tier` (g2, g3, g4) are `factor` times as slow, for what is under way too; `kill`: the engine dies and restarts with
     nothing cached, at once or after `duration_s`; `stop_events`, `resume_events`, `lose_events` (`count` batches);
-    `none`: end all faults. `rate` is the share of requests that it happens to, by `seed`. A fault ends `duration_s`
-    (seconds of real time) after it began; without, when another order ends it.
+    `none`: end all faults, or those of the kind `only`. `rate` is the share of requests that it happens to, by `seed`.
+    A fault ends `duration_s` (seconds of real time) after it began; without, when another order ends it.
     """
 
     kind: Literal[
@@ -75,6 +75,7 @@ class FaultOrder(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     factor: float = 10.0
     seed: int = 0
     duration_s: float | None = None
+    only: str | None = None
 
     @classmethod
     def read(cls, value: Any) -> FaultOrder:
@@ -100,6 +101,8 @@ class FaultOrder(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
             raise _invalid("count", f"must be at least 1, got {order.count}")
         if not 1 <= order.factor <= MAX_FACTOR:
             raise _invalid("factor", f"must be from 1 to {MAX_FACTOR}, got {order.factor:g}")
+        if order.only is not None and order.only not in _LASTING:
+            raise _invalid("only", f"must be one of {', '.join(_LASTING)}, got {order.only!r}")
         if order.kind == "kill" and order.workers is None:
             raise _invalid("workers", "must name the workers to kill, as [0]")
         if order.workers is not None and not order.workers:
@@ -120,9 +123,11 @@ _FIELDS: dict[str, tuple[str, ...]] = {
     "stop_events": ("duration_s",),
     "resume_events": (),
     "lose_events": ("count",),
-    "none": (),
+    "none": ("only",),
 }
 """Fields of an order by kind, in addition to `kind` and `workers`."""
+_LASTING = tuple(kind for kind in _FIELDS if kind not in ("resume_events", "none"))
+"""Faults that `none` can end."""
 
 
 def _invalid(name: str, why: str) -> ApiError:
@@ -166,13 +171,23 @@ class Faults:
         elif order.kind == "slow_link":
             self._begin(f"link {order.tier}", order)
         elif order.kind == "none":
-            for what in tuple(self._active):
-                self._end(what)
-            for sender in worker.senders:
+            for what, fault in tuple(self._active.items()):
+                if order.only in (None, fault.order.kind):
+                    self._end(what)
+            for sender in worker.senders if order.only in (None, "lose_events") else ():
                 sender.batches_to_drop = 0
         else:
             self._begin("requests", order)
         return lost
+
+    @property
+    def kinds(self) -> tuple[str, ...]:
+        """Kinds of the faults that have not ended."""
+        kinds = tuple(fault.order.kind for fault in self._active.values()) if self._active else ()
+        for sender in self._app.worker.senders:
+            if sender.batches_to_drop:
+                return (*kinds, "lose_events")
+        return kinds
 
     def active(self) -> list[dict[str, Any]]:
         """Describe the faults that have not ended, with the seconds that are left of each (None: no end)."""

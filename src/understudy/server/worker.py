@@ -67,6 +67,8 @@ class Worker:
         self.tokenizer = texts.tokenizer
         self.outputs = outputs
         self.index = index
+        self.restarts = 0
+        """Times that the worker was killed."""
         self.created = int(time.time())
         self.loras = {module.name: module for module in settings.lora_modules}
         self._adapter_numbers = {name: number for number, name in enumerate(self.loras, 1)}
@@ -285,6 +287,7 @@ class Worker:
     def kill(self) -> int:
         """Replace the engines by new ones with empty caches. Returns the number of lost requests."""
         lost = 0
+        self.restarts += 1
         for core in self.cores:
 
             def restart(now_ns: int, core: EngineCore = core) -> None:

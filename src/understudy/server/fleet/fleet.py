@@ -76,7 +76,9 @@ class Fleet:
                 server = self._server(pool, len(self.servers), run)
                 self.servers.append(server)
                 self.routing.add(server, len(self.servers) - 1)
-        self.front = FleetFront(self.servers, self.routing, name_policy(settings.routing), settings.access())
+        self.front = FleetFront(
+            self.servers, self.routing, settings.pools, name_policy(settings.routing), settings.access()
+        )
         self._listening: asyncio.Server | None = None
         self.port = settings.port
 
@@ -121,6 +123,7 @@ class Fleet:
             where = address_of(self.settings.host, port)
             raise OSError(error.errno, f"{error.strerror or error} ({where})") from None
         self.port = self._listening.sockets[0].getsockname()[1]
+        self.front.start()
 
     async def stop(self) -> None:
         """Stop listening; requests end or are aborted as the workers' settings say."""

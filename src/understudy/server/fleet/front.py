@@ -5,8 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import deque
-from importlib.resources import files
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -17,63 +16,48 @@ from understudy.server.access import Access, route_class
 from understudy.server.api.errors import ApiError, answer_error, error_body
 from understudy.server.api.fields import read_body, read_json, whole_number
 from understudy.server.faults import FaultOrder, active_faults, apply_order
+from understudy.server.fleet.assets import show_page
+from understudy.server.fleet.monitor import SAMPLED_EVERY_S, Monitor
+from understudy.server.fleet.report import STATES, Report, describe_worker, read_report, state_of
 from understudy.server.metrics import Registry
 from understudy.server.metrics.families import CONTENT_TYPE
+from understudy.server.metrics.late import add_lateness
+from understudy.server.metrics.merged import merge, to_rows
 from understudy.server.metrics.process import HttpMetrics, add_process
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from understudy.server.fleet.routing import FleetRouting
     from understudy.server.http import Connection, Request
     from understudy.server.server import Server
+    from understudy.server.settings import ServerSettings
 
-SHOWN_EVERY_S = 0.5
-KEPT_DECISIONS = 60
-SHOWN_DECISIONS = 24
-
-
-def in_numbers(
-    decision: Decision, asked: LiveRouteRequest, worker: int, path: str, why: str, load: int
-) -> dict[str, Any]:
-    """Describe a routing decision for the page."""
-    return {
-        "at": time.time(),
-        "worker": worker,
-        "path": path,
-        "tokens": asked.prompt_tokens,
-        "why": why,
-        "overlap": decision.overlap_blocks,
-        "lower": decision.lower_overlap_blocks,
-        "best": decision.best_overlap_blocks,
-        "cost": round(decision.cost, 2),
-        "ties": decision.ties,
-        "waited_ms": round(decision.waited_ms, 1),
-        "blocks": len(asked.prompt_blocks),
-        "load": load,
-    }
+LATENESS_SAMPLES = 10
 
 
 class FleetFront:
     """Answers on the fleet's front-end port."""
 
-    def __init__(self, servers: list[Server], routing: FleetRouting, name: str, access: Access) -> None:
+    def __init__(
+        self,
+        servers: list[Server],
+        routing: FleetRouting,
+        pools: Sequence[tuple[int, ServerSettings]],
+        name: str,
+        access: Access,
+    ) -> None:
         self.servers = servers
         self._access = access
-        self.routing = name
         self.max_body_bytes = servers[0].settings.max_body_bytes
         self.max_body_depth = servers[0].settings.max_body_depth
         self._router = routing
         self._dispatcher = routing.dispatcher
         self._no_blocks = Identities.from_local_hashes([])
-        self._decisions: deque[dict[str, Any]] = deque(maxlen=KEPT_DECISIONS)
-        self._watchers: set[Connection] = set()
-        self._shower: asyncio.TimerHandle | None = None
-        self._last_tokens = [0.0] * len(servers)
-        self._rates = [0.0] * len(servers)
+        self.monitor = Monitor(pools, name, lambda: routing.dispatcher.num_waiting)
+        self._sampler: asyncio.TimerHandle | None = None
         self._late_ms = [0.0] * len(servers)
-        self._token_counts: deque[list[int]] = deque(maxlen=20)
-        self._last_shown_s = time.monotonic()
+        self._token_counts: deque[list[int]] = deque(maxlen=LATENESS_SAMPLES)
         self.registry = Registry()
         add_process(self.registry)
         self.http = HttpMetrics(self.registry)
@@ -83,15 +67,26 @@ class FleetFront:
             )
             for index in range(len(servers))
         ]
-        self._page = files(__package__).joinpath("page.html").read_bytes()
+        runtime = servers[0].runtime
+        add_lateness(self.registry, runtime.driver.step_lateness, runtime.token_lateness)
+        for state in STATES:
+            self.registry.gauge(
+                "understudy:fleet_workers",
+                "Workers by state.",
+                lambda state=state: float(self._states().count(state)),  # type: ignore[misc]
+                state=state,
+            )
         self.own: dict[str, dict[str, Callable[[Request, Connection], None]]] = {
-            "/": {"GET": self._show_page},
+            "/": {"GET": show_page},
+            "/page/": {"GET": show_page},
             "/metrics": {"GET": self._metrics, "HEAD": self._metrics},
             "/health": {"GET": self._health},
             "/ping": {"GET": self._health},
             "/fleet/state": {"GET": self._state},
             "/fleet/events": {"GET": self._watch},
             "/fleet/workers/": {"GET": self._worker},
+            "/fleet/report": {"GET": self._report},
+            "/fleet/metrics": {"GET": self._merged},
             "/admin/fault": {"GET": self._faults, "POST": self._order},
         }
         """Routes of the front end itself, by path and method; a path that ends with a slash covers those below it."""
@@ -109,7 +104,7 @@ class FleetFront:
         connection.on_answered = answered
         connection.extra_headers = b""
         try:
-            own = self.own.get(_route_of(request.path), {}).get(request.method)
+            own = self.own.get(route_of(request.path), {}).get(request.method)
             if own is None:
                 self._forward(request, connection)
             else:
@@ -122,11 +117,21 @@ class FleetFront:
         """Build the body of the answer to a malformed request."""
         return error_body(status, why, "Bad Request")
 
-    def _show_page(self, _: Request, connection: Connection) -> None:
-        connection.respond(200, self._page, "text/html; charset=utf-8")
-
     def _metrics(self, _: Request, connection: Connection) -> None:
-        connection.respond(200, self.registry.render(), CONTENT_TYPE)
+        """Send the front end's own metrics and those of all engines, merged."""
+        merged = merge(server.worker.registry for server in self.servers)
+        connection.respond(200, self.registry.render() + merged.render(), CONTENT_TYPE)
+
+    def _merged(self, _: Request, connection: Connection) -> None:
+        merged = merge(server.worker.registry for server in self.servers)
+        connection.respond(200, msgspec.json.encode(to_rows(merged)))
+
+    def _states(self) -> list[str]:
+        now_s = time.monotonic()
+        return [
+            state_of(server.app, server.app.faults.kinds, late_ms, now_s)
+            for server, late_ms in zip(self.servers, self._late_ms, strict=True)
+        ]
 
     def _health(self, _: Request, connection: Connection) -> None:
         up = any(not server.app.dead for server in self.servers)
@@ -197,7 +202,7 @@ class FleetFront:
             request.headers.setdefault("x-data-parallel-rank", str(rank))
         self._routed[chosen].add()
         load = len(server.app.endpoints.in_flight)
-        self._decisions.append(in_numbers(decision, asked, chosen, request.path, self.routing, load))
+        self.monitor.decided(decision, asked, chosen, request.path, load)
         row, dispatcher = asked.row, self._dispatcher
         connection.on_first_token = lambda: dispatcher.first_token(row)
         connection.on_ended = lambda: dispatcher.ended(row)
@@ -210,121 +215,56 @@ class FleetFront:
 
     # ── The page ──
 
-    def _state(self, _: Request, connection: Connection) -> None:
-        connection.respond(200, msgspec.json.encode(self.state()))
+    def start(self) -> None:
+        """Sample the workers from now on."""
+        self._sampler = asyncio.get_running_loop().call_later(SAMPLED_EVERY_S, self._sample)
 
-    def state(self) -> dict[str, Any]:
-        """Return the state of the fleet in columns, one value per worker."""
-        self._measure_rates()
-        columns: dict[str, list[float]] = {
-            name: []
-            for name in ("running", "waiting", "usage", "host", "hit", "rate", "late_ms", "tokens", "dead")
-        }
+    def _sample(self) -> None:
+        self.start()  # first, so that a failure does not end the samples
         for index, server in enumerate(self.servers):
-            cores, metrics = server.worker.cores, server.worker.metrics
-            tokens = sum(one.generation_tokens.value for one in metrics)
-            queried = sum(one.queries.value for one in metrics)
-            found = sum(one.hits.value + one.external_hits.value for one in metrics)
-            columns["running"].append(sum(core.num_running for core in cores))
-            columns["waiting"].append(sum(core.num_waiting for core in cores))
-            columns["usage"].append(round(max(core.usage for core in cores), 4))
-            columns["host"].append(round(max(core.host_usage for core in cores), 4))
-            columns["hit"].append(round(found / queried, 4) if queried else 0.0)
-            columns["rate"].append(self._rates[index])
-            columns["late_ms"].append(self._late_ms[index])
-            columns["tokens"].append(tokens)
-            columns["dead"].append(int(server.app.dead))
-        runtime = self.servers[0].runtime
-        since = self._token_counts[0] if self._token_counts else None
-        return {
-            "workers": columns,
-            "ports": [server.port for server in self.servers],
-            "routing": self.routing,
-            "queued": self._dispatcher.num_waiting,
-            "late_ms": {
-                "token_p50": round(runtime.token_lateness.quantile(0.5, since) * 1e3, 3),
-                "token_p99": round(runtime.token_lateness.quantile(0.99, since) * 1e3, 3),
-                "step_p99": round(runtime.driver.step_lateness.quantile(0.99) * 1e3, 3),
-            },
-            "decisions": list(self._decisions)[-SHOWN_DECISIONS:],
-        }
-
-    def _measure_rates(self) -> None:
-        """Measure tokens per second and the greatest lateness since the last call."""
-        now_s = time.monotonic()
-        passed_s = now_s - self._last_shown_s
-        if passed_s < 0.8 * SHOWN_EVERY_S:
-            return
-        for index, server in enumerate(self.servers):
-            tokens = sum(one.generation_tokens.value for one in server.worker.metrics)
-            self._rates[index] = round((tokens - self._last_tokens[index]) / passed_s, 1)
-            self._last_tokens[index] = tokens
             self._late_ms[index] = round(server.worker.max_lateness_s * 1e3, 1)
             server.worker.max_lateness_s = 0.0
-        self._last_shown_s = now_s
         self._token_counts.append(list(self.servers[0].runtime.token_lateness.counts))
+        self.monitor.sample(self.report())
+
+    def report(self) -> Report:
+        """Report on the workers as they are now."""
+        runtime = self.servers[0].runtime
+        tokens, steps = runtime.token_lateness, runtime.driver.step_lateness
+        since = self._token_counts[0] if self._token_counts else None
+        late = {
+            "token_p50": round(tokens.quantile(0.5, since) * 1e3, 3),
+            "token_p99": round(tokens.quantile(0.99, since) * 1e3, 3),
+            "step_p99": round(steps.quantile(0.99) * 1e3, 3),
+        }
+        return read_report(self.servers, self._late_ms, late)
+
+    def _report(self, _: Request, connection: Connection) -> None:
+        connection.respond(200, msgspec.json.encode(self.report()))
+
+    def _state(self, _: Request, connection: Connection) -> None:
+        connection.respond(200, msgspec.json.encode(self.monitor.state(self.report())))
+
+    def _watch(self, _: Request, connection: Connection) -> None:
+        self.monitor.watch(connection, self.report())
 
     def _worker(self, request: Request, connection: Connection) -> None:
         number = whole_number(request.path.rpartition("/")[2])
         if number is None or not 0 <= number < len(self.servers):
             raise ApiError(f"there are workers 0 … {len(self.servers) - 1}", status=404, kind="NotFoundError")
-        server = self.servers[number]
-        now_ns = server.runtime.clock.now_ns()
-        requests = [
-            {
-                "id": request.name,
-                "prompt": request.prompt_tokens,
-                "cached": request.cached_tokens,
-                "done": request.emitted,
-                "of": request.max_tokens,
-                "age_ms": round((now_ns - request.arrival_ns) / 1e6),
-                "state": "running" if request.admitted_ns >= 0 else "waiting",
-            }
-            for request in server.worker.live()
-        ]
-        state = {
-            "worker": number,
-            "port": server.port,
-            "model": server.settings.names[0],
-            "requests": requests,
-        }
-        connection.respond(200, msgspec.json.encode(state))
-
-    def _watch(self, _: Request, connection: Connection) -> None:
-        connection.start_stream(b"cache-control: no-store\r\n")
-        self._watchers.add(connection)
-        connection.on_close = lambda: self._watchers.discard(connection)
-        self._send_state(connection)
-        if self._shower is None:
-            self._shower = asyncio.get_running_loop().call_later(SHOWN_EVERY_S, self._show)
-
-    def _show(self) -> None:
-        """Send the state to all watchers; stop when there is none."""
-        self._shower = None
-        self._watchers = {watcher for watcher in self._watchers if not watcher.closed}
-        if not self._watchers:
-            return
-        data = b"data: " + msgspec.json.encode(self.state()) + b"\n\n"
-        for watcher in self._watchers:
-            watcher.send_event(data)
-            watcher.flush()
-        self._shower = asyncio.get_running_loop().call_later(SHOWN_EVERY_S, self._show)
-
-    def _send_state(self, connection: Connection) -> None:
-        connection.send_event(b"data: " + msgspec.json.encode(self.state()) + b"\n\n")
-        connection.flush()
+        connection.respond(200, msgspec.json.encode(describe_worker(self.servers[number], number)))
 
     def close(self) -> None:
-        """Disconnect the watchers."""
-        if self._shower is not None:
-            self._shower.cancel()
-            self._shower = None
-        for watcher in self._watchers:
-            watcher.drop()
+        """Stop sampling and disconnect the watchers."""
+        if self._sampler is not None:
+            self._sampler.cancel()
+            self._sampler = None
+        self.monitor.close()
 
 
-def _route_of(path: str) -> str:
+def route_of(path: str) -> str:
     """Return the key of a path in the table of routes."""
-    if path.startswith("/fleet/workers/"):
-        return "/fleet/workers/"
+    for below in ("/fleet/workers/", "/page/"):
+        if path.startswith(below):
+            return below
     return "/metrics" if path == "/metrics/" else path

@@ -108,15 +108,11 @@ class SpreadFleet:
                     allowed_origins=first.allowed_origins,
                 )
             )
-            self._own = SpreadFront(
-                fronts,
-                [pool for count, pool in self.settings.pools for _ in range(count)],
-                name_policy(self.settings.routing),
-                self.front.dispatcher,
-                self.front.workers,
-            )
+            name = name_policy(self.settings.routing)
+            self._own = SpreadFront(fronts, self.settings.pools, name, self.front)
             self.front.proxy.own = self._own
             await self.front.start()
+            self._own.start()
         except BaseException:
             await self.stop()
             raise

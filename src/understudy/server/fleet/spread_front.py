@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections import deque
-from importlib.resources import files
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -12,16 +11,22 @@ import msgspec
 from understudy.server.api.errors import ApiError
 from understudy.server.api.fields import read_json, whole_number
 from understudy.server.faults import FaultOrder, chosen_workers
-from understudy.server.fleet.front import KEPT_DECISIONS, SHOWN_DECISIONS, SHOWN_EVERY_S, in_numbers
+from understudy.server.fleet.assets import show_page
+from understudy.server.fleet.front import route_of
+from understudy.server.fleet.monitor import SAMPLED_EVERY_S, Monitor
+from understudy.server.fleet.report import Report, join_reports
+from understudy.server.metrics.families import CONTENT_TYPE
+from understudy.server.metrics.merged import from_rows, merge
 from understudy.server.proxy.upstream import UpstreamError
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence
 
-    from understudy.router.dispatch import Decision, Dispatcher, LiveRouteRequest
+    from understudy.router.dispatch import Decision, LiveRouteRequest
     from understudy.server.http import Connection, Request
+    from understudy.server.proxy.service import RouterService
     from understudy.server.proxy.upstream import Upstream
-    from understudy.server.proxy.workers import Rank, Workers
+    from understudy.server.proxy.workers import Rank
     from understudy.server.settings import ServerSettings
 
 
@@ -31,23 +36,21 @@ class SpreadFront:
     def __init__(
         self,
         groups: Sequence[tuple[Upstream, int]],
-        workers: Sequence[ServerSettings],
+        pools: Sequence[tuple[int, ServerSettings]],
         routing: str,
-        dispatcher: Dispatcher,
-        ranks: Workers,
+        router: RouterService,
     ) -> None:
         self._groups = list(groups)
-        self._settings = list(workers)
-        self._routing = routing
-        self._dispatcher = dispatcher
-        self._ranks = ranks
-        self._decisions: deque[dict[str, Any]] = deque(maxlen=KEPT_DECISIONS)
-        self._watchers: set[Connection] = set()
-        self._shower: asyncio.Task[None] | None = None
-        self._page = files(__package__).joinpath("page.html").read_bytes()
-
+        self._settings = [pool for count, pool in pools for _ in range(count)]
+        self._dispatcher = router.dispatcher
+        self._ranks = router.workers
+        self._registry = router.proxy.registry
+        self.monitor = Monitor(pools, routing, lambda: router.dispatcher.num_waiting)
+        self._sampler: asyncio.Task[None] | None = None
         self.routes: dict[str, dict[str, Callable[[Request, Connection], Awaitable[None]]]] = {
             "/": {"GET": self._show_page},
+            "/page/": {"GET": self._show_page},
+            "/metrics": {"GET": self._metrics, "HEAD": self._metrics},
             "/fleet/state": {"GET": self._state},
             "/fleet/events": {"GET": self._watch},
             "/fleet/workers/": {"GET": self._worker},
@@ -57,9 +60,7 @@ class SpreadFront:
 
     async def answer(self, request: Request, connection: Connection) -> bool:
         """Answer a request to one of the fleet's paths. False for other paths."""
-        below = "/fleet/workers/"
-        path = below if request.path.startswith(below) else request.path
-        own = self.routes.get(path, {}).get(request.method)
+        own = self.routes.get(route_of(request.path), {}).get(request.method)
         if own is None:
             return False
         try:
@@ -68,34 +69,27 @@ class SpreadFront:
             raise ApiError(str(error), status=502, kind="Bad Gateway") from error
         return True
 
-    async def _show_page(self, _: Request, connection: Connection) -> None:
-        connection.respond(200, self._page, "text/html; charset=utf-8")
+    async def _show_page(self, request: Request, connection: Connection) -> None:
+        show_page(request, connection)
+
+    async def _metrics(self, _: Request, connection: Connection) -> None:
+        """Send the router's own metrics and those of all engines, merged."""
+        rows = await asyncio.gather(*(_read(front, "/fleet/metrics") for front, _ in self._groups))
+        merged = merge(map(from_rows, rows))
+        connection.respond(200, self._registry.render() + merged.render(), CONTENT_TYPE)
 
     def routed(self, request: Request, asked: LiveRouteRequest, decision: Decision, rank: Rank) -> None:
         """Keep a routing decision for the page."""
         worker, load = self._ranks.all.index(rank.worker), self._dispatcher.outstanding.requests[rank.number]
-        self._decisions.append(in_numbers(decision, asked, worker, request.path, self._routing, load))
+        self.monitor.decided(decision, asked, worker, request.path, load)
+
+    async def report(self) -> Report:
+        """Report on the workers of all groups, in order, with the greatest lateness of all processes."""
+        reports = await asyncio.gather(*(_read(front, "/fleet/report") for front, _ in self._groups))
+        return join_reports(msgspec.convert(reports, list[Report]))
 
     async def _state(self, _: Request, connection: Connection) -> None:
-        connection.respond(200, msgspec.json.encode(await self.state()))
-
-    async def state(self) -> dict[str, Any]:
-        """Return the state of all workers in order, with the greatest lateness of all processes."""
-        states = await asyncio.gather(*(_read(front, "/fleet/state") for front, _ in self._groups))
-        columns = {
-            name: [value for group in states for value in group["workers"][name]]
-            for name in states[0]["workers"]
-        }
-        return {
-            "workers": columns,
-            "ports": [port for group in states for port in group["ports"]],
-            "routing": self._routing,
-            "queued": self._dispatcher.num_waiting,
-            "late_ms": {
-                name: max(group["late_ms"][name] for group in states) for name in states[0]["late_ms"]
-            },
-            "decisions": list(self._decisions)[-SHOWN_DECISIONS:],
-        }
+        connection.respond(200, msgspec.json.encode(self.monitor.state(await self.report())))
 
     async def _worker(self, request: Request, connection: Connection) -> None:
         number = whole_number(request.path.rpartition("/")[2])
@@ -135,37 +129,27 @@ class SpreadFront:
         report = {"fault": order.kind, "workers": chosen, "lost_requests": lost}
         connection.respond(200, msgspec.json.encode(report))
 
-    # ── Watchers ──
+    # ── Samples ──
 
     async def _watch(self, _: Request, connection: Connection) -> None:
-        data = _event(await self.state())
-        connection.start_stream(b"cache-control: no-store\r\n")
-        self._watchers.add(connection)
-        connection.on_close = lambda: self._watchers.discard(connection)
-        connection.send_event(data)
-        connection.flush()
-        if self._shower is None or self._shower.done():
-            self._shower = asyncio.get_running_loop().create_task(self._show())
+        self.monitor.watch(connection, await self.report())
 
-    async def _show(self) -> None:
-        """Send the state to all watchers; stop when there is none."""
-        while self._watchers:
-            await asyncio.sleep(SHOWN_EVERY_S)
-            try:
-                data = _event(await self.state())
-            except UpstreamError:  # a group has ended, so the fleet ends soon
-                continue
-            for watcher in list(self._watchers):
-                watcher.send_event(data)
-                watcher.flush()
+    def start(self) -> None:
+        """Sample the workers from now on."""
+        self._sampler = asyncio.get_running_loop().create_task(self._sample())
+
+    async def _sample(self) -> None:
+        while True:
+            await asyncio.sleep(SAMPLED_EVERY_S)
+            with suppress(UpstreamError):  # a group has ended, so the fleet ends soon
+                self.monitor.sample(await self.report())
 
     def close(self) -> None:
-        """Disconnect the watchers."""
-        if self._shower is not None:
-            self._shower.cancel()
-            self._shower = None
-        for watcher in list(self._watchers):
-            watcher.drop()
+        """Stop sampling and disconnect the watchers."""
+        if self._sampler is not None:
+            self._sampler.cancel()
+            self._sampler = None
+        self.monitor.close()
         for front, _ in self._groups:
             front.close()
 
@@ -175,7 +159,3 @@ async def _read(front: Upstream, path: str) -> Any:
     if status != 200:
         raise UpstreamError(f"{front.url}{path} answers {status}")
     return msgspec.json.decode(body)
-
-
-def _event(state: dict[str, Any]) -> bytes:
-    return b"data: " + msgspec.json.encode(state) + b"\n\n"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import time
+from array import array
 from bisect import bisect_left
 from typing import TYPE_CHECKING, TypeVar
 
@@ -68,19 +69,24 @@ class Gauge:
 
 
 class Histogram:
-    """Counts by bucket; a value belongs to the first bound that is not below it."""
+    """Counts by bucket; a value belongs to the first bound that is not below it.
+
+    `finer`: further bounds for quantiles, which the page does not show.
+    """
 
     __slots__ = ("bounds", "count", "counts", "created", "labels", "lines", "sum")
 
-    def __init__(self, labels: dict[str, str], bounds: Sequence[float]) -> None:
-        self.bounds = tuple(bounds)
-        self.counts = [0] * (len(self.bounds) + 1)
+    def __init__(self, labels: dict[str, str], bounds: Sequence[float], finer: Sequence[float] = ()) -> None:
+        shown = frozenset(bounds)
+        self.bounds = tuple(sorted(shown.union(finer)))
+        self.counts = array("q", bytes(8 * (len(self.bounds) + 1)))
         self.count = 0
         self.sum = 0.0
         self.created = time.time()
         self.labels = label_text(labels)
-        edges = [number_text(bound) for bound in self.bounds] + ["+Inf"]
-        self.lines = [label_text({**labels, "le": edge}) for edge in edges]
+        edges = [number_text(bound) if bound in shown else None for bound in self.bounds] + ["+Inf"]
+        self.lines = [None if edge is None else label_text({**labels, "le": edge}) for edge in edges]
+        """Labels of each bucket on the page; None for a bound that is not shown."""
 
     def observe(self, value: float, times: int = 1) -> None:
         """Count a value, `times` times."""
@@ -107,6 +113,8 @@ class Summary:
 
 
 Metric = Counter | Gauge | Histogram | Summary
+Family = tuple[str, str, list[Metric]]
+"""Kind, help text and series of a family."""
 M = TypeVar("M", Counter, Gauge, Histogram, Summary)
 
 
@@ -114,7 +122,7 @@ class Registry:
     """The metric families of one page, in the order of registration."""
 
     def __init__(self) -> None:
-        self._families: dict[str, tuple[str, str, list[Metric]]] = {}
+        self.families: dict[str, Family] = {}
         self._refresh: list[Callable[[], None]] = []
 
     def before_page(self, refresh: Callable[[], None]) -> None:
@@ -129,28 +137,40 @@ class Registry:
         """Add a gauge, read when the page is rendered."""
         return self._add(name, "gauge", help_text, Gauge(labels, read))
 
-    def histogram(self, name: str, help_text: str, bounds: Sequence[float], **labels: str) -> Histogram:
-        """Add a histogram with these bounds."""
-        return self._add(name, "histogram", help_text, Histogram(labels, bounds))
+    def histogram(
+        self,
+        name: str,
+        help_text: str,
+        bounds: Sequence[float],
+        finer: Sequence[float] = (),
+        /,
+        **labels: str,
+    ) -> Histogram:
+        """Add a histogram with these bounds, and `finer` ones that the page does not show."""
+        return self._add(name, "histogram", help_text, Histogram(labels, bounds, finer))
 
     def summary(self, name: str, help_text: str, **labels: str) -> Summary:
         """Add a count and a sum."""
         return self._add(name, "summary", help_text, Summary(labels))
 
     def _add(self, name: str, kind: str, help_text: str, metric: M) -> M:
-        self._families.setdefault(name, (kind, help_text, []))[2].append(metric)
+        self.families.setdefault(name, (kind, help_text, []))[2].append(metric)
         return metric
 
     def remove(self, name: str) -> None:
         """Remove a family."""
-        self._families.pop(name, None)
+        self.families.pop(name, None)
+
+    def refresh(self) -> None:
+        """Update the values that are only counted when the page is read."""
+        for refresh in self._refresh:
+            refresh()
 
     def render(self) -> bytes:
         """Render the page."""
-        for refresh in self._refresh:
-            refresh()
+        self.refresh()
         out: list[str] = []
-        for name, (kind, help_text, metrics) in self._families.items():
+        for name, (kind, help_text, metrics) in self.families.items():
             wire = f"{name}_total" if kind == "counter" else name
             out.append(f"# HELP {wire} {help_text}\n# TYPE {wire} {kind}\n")
             for metric in metrics:
@@ -188,6 +208,7 @@ def _render(out: list[str], wire: str, metric: Metric) -> None:
             total = 0
             for count, labels in zip(metric.counts, metric.lines, strict=True):
                 total += count
-                out.append(f"{wire}_bucket{labels} {number_text(total)}\n")
+                if labels is not None:
+                    out.append(f"{wire}_bucket{labels} {number_text(total)}\n")
         out.append(f"{wire}_count{metric.labels} {number_text(metric.count)}\n")
         out.append(f"{wire}_sum{metric.labels} {number_text(metric.sum)}\n")

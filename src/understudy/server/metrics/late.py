@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from array import array
 from typing import TYPE_CHECKING
 
 from understudy.server.lateness import BOUNDS_S
@@ -30,7 +31,7 @@ def add_lateness(registry: Registry, steps: Lateness, tokens: Lateness | None) -
         )
 
         def refresh(shown: Histogram = shown, source: Lateness = source) -> None:
-            shown.counts = list(source.counts)
+            shown.counts = array("q", source.counts)
             shown.count, shown.sum = source.count, source.sum_s
 
         registry.before_page(refresh)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from understudy.server.metrics.features import FeatureMetrics
+from understudy.server.quantiles import FINE_S
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -159,9 +160,15 @@ class VllmMetrics:
             "vllm:request_params_max_tokens", "Tokens asked for at most.", lengths, **both
         )
         self.first_token = many(
-            "vllm:time_to_first_token_seconds", "From arrival to the first token.", FIRST_TOKEN_S, **both
+            "vllm:time_to_first_token_seconds",
+            "From arrival to the first token.",
+            FIRST_TOKEN_S,
+            FINE_S,
+            **both,
         )
-        self.gap = many("vllm:inter_token_latency_seconds", "From a token to the next.", GAP_S, **both)
+        self.gap = many(
+            "vllm:inter_token_latency_seconds", "From a token to the next.", GAP_S, FINE_S, **both
+        )
         self.per_token = many(
             "vllm:request_time_per_output_token_seconds", "Mean gap of a request.", GAP_S, **both
         )

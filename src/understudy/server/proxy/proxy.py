@@ -114,7 +114,8 @@ class Proxy:
         except ApiError as error:
             connection.respond(error.status, error.body())
             return
-        if request.path in ("/metrics", "/metrics/") and method in ("GET", "HEAD"):
+        pages = ("/metrics", "/metrics/") if self.own is None else ()
+        if request.path in pages and method in ("GET", "HEAD"):
             connection.respond(200, self.registry.render(), CONTENT_TYPE)
             return
         if request.path == "/health":

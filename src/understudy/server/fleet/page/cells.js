@@ -1,0 +1,192 @@
+// Workers as cells: the fill is KV in use, the colour is the state. Sizes follow from their number and the width.
+
+import {$, add, count, el, ms, percent, setText, short} from "./format.js";
+
+export const STATES = {
+  ready: "ready", paused: "paused", slow: "slow", dead: "dead", starting: "starting", draining: "draining",
+};
+const SIGNS = {paused: "‖", slow: "~", dead: "×", starting: "…", draining: "↓"};
+const RESTART_S = 10;
+// Sizes of cells, largest first: least width, height, gap, what fits into one, and px that all may take before they get smaller.
+const SIZES = [
+  [172, 92, 8, "big", 480], [112, 66, 6, "", 480], [82, 54, 5, "", 480], [44, 34, 4, "small", 480], [20, 20, 3, "tiny", 800],
+  [14, 14, 2, "tiny", Infinity],
+];
+
+export class Cells {
+  constructor(onChoose) {
+    this.cells = [];
+    this.chosen = -1;
+    this.restarted = new Set();
+    this.onChoose = onChoose;
+    const box = $("pools");
+    box.onclick = event => this.choose(cellNumber(event.target));
+    box.onkeydown = event => this.move(event);
+    box.onpointerover = event => this.showTip(cellNumber(event.target), event.target);
+    box.onpointerleave = () => { $("tip").hidden = true; };
+    new ResizeObserver(([entry]) => {
+      const width = Math.round(entry.contentRect.width);
+      if (width !== this.width) { this.width = width; if (this.fleet) this.build(); }
+    }).observe(box);
+    const legend = Object.keys(STATES).map(state => add(el("li"), el("i", "swatch s-" + state), STATES[state]));
+    legend.push(add(el("li"), el("i", "swatch waits"), "requests wait"), add(el("li"), el("i", "swatch faulty"), "fault"));
+    $("legend").replaceChildren(el("li", "", "fill: KV in use"), ...legend);
+  }
+
+  show(fleet) {
+    const fresh = this.fleet !== fleet;
+    this.fleet = fleet;
+    if (!this.width) return;
+    if (fresh) this.build();
+    else for (const worker of fleet.touched) this.update(worker);
+    this.markRestarts();
+  }
+
+  build() {
+    const {fleet, width} = this;
+    this.cells.length = 0;
+    const {tall, gap, cls, labels, columns} = layout(fleet.pools, width);
+    let first = 0;
+    const pools = fleet.pools.map((pool, number) => {
+      const box = el("div", "pool"), grid = el("div", "cells " + cls);
+      if (fleet.pools.length > 1) box.append(poolHead(pool, number, first));
+      grid.style.gridTemplateColumns = (labels ? labels + "px " : "") + `repeat(${columns}, minmax(0, 1fr))`;
+      grid.style.setProperty("--tall", tall + "px");
+      grid.style.setProperty("--gap", gap + "px");
+      if (cls === "tiny") grid.style.setProperty("--round", "3px");
+      for (let i = 0; i < pool.workers; i++) {
+        if (labels && i % columns === 0) grid.append(el("span", "row", first + i));
+        grid.append(this.cell(first + i, cls));
+      }
+      first += pool.workers;
+      return add(box, grid);
+    });
+    this.tiny = cls === "tiny" || cls === "small";
+    for (let worker = 0; worker < fleet.size; worker++) this.update(worker);
+    $("pools").replaceChildren(...pools);
+    this.mark();
+  }
+
+  cell(worker, cls) {
+    const node = el("button"), kv = el("div", "kv"), run = el("span", "run");
+    node.type = "button";
+    node.dataset.worker = worker;
+    node.tabIndex = -1;
+    const cell = {node, kv, run, host: null, running: el("span"), waiting: el("em"), say: null};
+    add(node, kv);
+    if (this.fleet.workers.host.some(share => share > 0)) { cell.host = el("div", "host"); node.append(cell.host); }
+    if (cls !== "tiny") node.append(el("b", "", worker));
+    node.append(run);
+    if (cls === "big" || cls === "") { cell.say = el("span", "say"); node.append(cell.say); }
+    this.cells.push(cell);
+    return node;
+  }
+
+  update(worker) {
+    const {cells, fleet} = this, cell = cells[worker], w = fleet.workers, state = w.state[worker];
+    if (!cell) return;
+    const waits = w.waiting[worker];
+    let cls = "w s-" + state + (waits ? " waits" : "");
+    if (w.faults[worker].length && state === "ready") cls += " faulty";
+    if (this.restarted.has(worker) && state !== "dead") cls += " restarted";
+    if (worker === this.chosen) cls += " on";
+    if (cell.cls !== cls) cell.node.className = cell.cls = cls;
+    const scale = `scaleY(${state === "dead" ? 0 : w.usage[worker]})`;
+    if (cell.scale !== scale) cell.kv.style.transform = cell.scale = scale;
+    if (cell.host) cell.host.style.transform = `scaleY(${w.host[worker]})`;
+    if (this.tiny) {
+      const sign = SIGNS[state] ?? "";
+      setText(cell.run, cell.node.parentNode?.classList.contains("tiny") || state === "dead" ? sign : w.running[worker] || sign);
+    } else {
+      const busy = state !== "dead" && (w.running[worker] || waits);
+      const text = busy ? w.running[worker] : state === "ready" ? "idle" : state, more = waits ? " +" + waits : "";
+      if (cell.text !== text + more) {
+        cell.text = text + more;
+        cell.run.className = busy ? "run" : "run word";
+        cell.run.replaceChildren(String(text), el("em", "", more));
+      }
+      setText(cell.say, busy ? percent(w.usage[worker]) : "");
+    }
+  }
+
+  /** Mark workers that were killed and came back at once, for ten seconds. */
+  markRestarts() {
+    const {fleet} = this, recent = new Set();
+    fleet.workers.restarted.forEach((at, worker) => { if (at && fleet.time - at < RESTART_S) recent.add(worker); });
+    const changed = [...recent.symmetricDifference(this.restarted)];
+    this.restarted = recent;
+    changed.forEach(worker => this.update(worker));
+  }
+
+  choose(worker) {
+    if (worker === null) return;
+    this.chosen = worker === this.chosen ? -1 : worker;
+    this.mark();
+    this.onChoose(this.chosen);
+  }
+
+  mark() {
+    for (const [worker, cell] of this.cells.entries()) {
+      const stop = worker === Math.max(this.chosen, 0) ? 0 : -1;
+      if (cell.node.tabIndex !== stop) cell.node.tabIndex = stop;
+      this.update(worker);
+    }
+  }
+
+  /** Arrow keys move between cells. */
+  move(event) {
+    const from = cellNumber(event.target);
+    if (from === null) return;
+    const across = Math.max(1, this.cells.filter(cell => cell.node.offsetTop === this.cells[from].node.offsetTop).length);
+    const step = {ArrowRight: 1, ArrowLeft: -1, ArrowDown: across, ArrowUp: -across}[event.key];
+    const to = this.cells[from + step];
+    if (!to) return;
+    event.preventDefault();
+    to.node.focus();
+  }
+
+  showTip(worker, target) {
+    const tip = $("tip");
+    tip.hidden = worker === null;
+    if (worker === null) return;
+    const w = this.fleet.workers, lines = [`Worker ${worker}: ${STATES[w.state[worker]]}`];
+    if (w.state[worker] !== "dead") {
+      lines.push(`${w.running[worker]} running, ${w.waiting[worker]} waiting`, `KV in use ${percent(w.usage[worker])}` +
+        (w.host[worker] ? `, host ${percent(w.host[worker])}` : ""), `${short(w.rate[worker])} tokens/s, cached ${percent(w.hit[worker])}`);
+      if (w.late_ms[worker] > 1) lines.push(`tokens up to ${ms(w.late_ms[worker])} late`);
+    }
+    if (w.faults[worker].length) lines.push("fault: " + w.faults[worker].join(", ").replaceAll("_", " "));
+    if (this.restarted.has(worker)) lines.push("was killed and restarted");
+    setText(tip, lines.join("\n"));
+    const box = target.closest(".w").getBoundingClientRect();
+    const left = Math.min(box.left, innerWidth - tip.offsetWidth - 8);
+    const above = box.top - tip.offsetHeight - 6;
+    tip.style.left = Math.max(8, left) + "px";
+    tip.style.top = (above > 4 ? above : box.bottom + 6) + "px";
+  }
+}
+
+/** The largest cells that fit; rows of many begin with round numbers. */
+function layout(pools, width) {
+  const most = Math.max(...pools.map(pool => pool.workers)), digits = String(pools.reduce((a, pool) => a + pool.workers, 0)).length;
+  for (const [least, tall, gap, cls, highest] of SIZES) {
+    const labels = cls === "tiny" || cls === "small" ? 8 * digits + 4 : 0;
+    let columns = Math.max(1, Math.floor((width - labels + gap) / (least + gap)));
+    if (columns > 10) columns -= columns % (columns > 20 ? 10 : 5);
+    columns = Math.min(columns, Math.max(most, 4));
+    const rows = pools.reduce((a, pool) => a + Math.ceil(pool.workers / columns), 0);
+    if (rows * (tall + gap) <= highest) return {tall, gap, cls, labels, columns};
+  }
+}
+
+function cellNumber(node) {
+  const cell = node.closest?.(".w");
+  return cell ? +cell.dataset.worker : null;
+}
+
+function poolHead(pool, number, first) {
+  const last = first + pool.workers - 1;
+  const about = `${count(pool.workers, "worker")} (${first}–${last}) · ${pool.model} · ${pool.blocks.toLocaleString("en")} blocks of ` +
+    `${pool.block_size} tokens` + (pool.max_num_seqs ? ` · at most ${pool.max_num_seqs} requests in a batch` : "");
+  return add(el("h3", "", "Pool " + number), el("small", "", about));
+}
