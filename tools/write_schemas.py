@@ -366,7 +366,10 @@ def describe_fleet_worker() -> Schema:
     counts = dict.fromkeys(("prompt", "cached", "done", "of"), COUNT)
     state = {"age_ms": INTEGER, "state": {"enum": ["running", "waiting"]}}
     requests = list_of(describe_object("live request", {"id": TEXT, **counts, **state}))
-    return describe_object("worker", {"worker": COUNT, "port": COUNT, "model": TEXT, "requests": requests})
+    cache = describe_object("blocks", {"tier": TEXT, **dict.fromkeys(("held", "cached", "free"), COUNT)})
+    known = {"worker": COUNT, "port": COUNT, "model": TEXT, "requests": requests, "cache": list_of(cache)}
+    counted = dict.fromkeys(("preemptions", "restarts"), COUNT)
+    return describe_object("worker", {**known, **counted, "faults": list_of({"type": "object"})})
 
 
 def describe_router_worker(extra: Schema, optional: Schema | None = None) -> Schema:

@@ -157,7 +157,7 @@ def join_reports(reports: Sequence[Report]) -> Report:
 
 
 def describe_worker(server: Server, number: int) -> dict[str, Any]:
-    """Describe one worker: its requests, its blocks by tier, and why it is slow if it is."""
+    """Describe one worker: its requests, its blocks by tier, and its faults."""
     now_ns = server.runtime.clock.now_ns()
     requests = [
         {

@@ -22,9 +22,7 @@ export function showWorker(worker, fleet) {
     ["lateness", ms(w.late_ms[i])]]) {
     facts.append(add(el("span"), add(el("b", "", value)), " " + name));
   }
-  const parts = [head];
-  if (worker.why) parts.push(el("p", "hint", worker.why));
-  parts.push(facts, ...worker.cache.map(cacheBar));
+  const parts = [head, facts, ...worker.cache.map(cacheBar)];
   const scrolled = box.querySelector(".scroll")?.scrollTop ?? 0;
   parts.push(requestTable(worker.requests));
   box.replaceChildren(...parts);
