@@ -9,6 +9,7 @@ import select
 import shutil
 import subprocess
 import time
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -93,7 +94,7 @@ class Browser:
             pages = [one for one in targets if one["type"] == "page"]
         attached = self.call("Target.attachToTarget", targetId=pages[0]["targetId"], flatten=True)
         self._session = attached["sessionId"]
-        for domain in ("Page", "Runtime", "Log", "Network", "Performance"):
+        for domain in ("Page", "Runtime", "Log", "Performance"):
             self.call(f"{domain}.enable")
         self.resize(width, height)
         self.set_scheme(dark=dark)
@@ -112,7 +113,7 @@ class Browser:
     # ── DevTools ──
 
     def call(self, method: str, *, within_s: float = 60.0, **params: Any) -> Any:
-        """Call a method of the protocol and return its result."""
+        """Call a method of the protocol and return its result. TimeoutError without an answer in time."""
         self._calls += 1
         message: dict[str, Any] = {"id": self._calls, "method": method, "params": params}
         if self._session is not None:
@@ -126,9 +127,11 @@ class Browser:
 
     def _receive(self, deadline: float) -> dict[str, Any]:
         while b"\0" not in self._buffer:
-            ready = self._poll.poll(max(deadline - time.monotonic(), 0) * 1e3)
-            data = os.read(self._read_fd, 1 << 20) if ready else b""
-            assert data, "the browser does not answer"
+            left_s = deadline - time.monotonic()
+            if left_s <= 0 or not self._poll.poll(left_s * 1e3):
+                raise TimeoutError("the browser does not answer")
+            data = os.read(self._read_fd, 1 << 20)
+            assert data, "the browser has ended"
             self._buffer += data
         line, _, self._buffer = self._buffer.partition(b"\0")
         message: dict[str, Any] = json.loads(line)
@@ -151,7 +154,8 @@ class Browser:
 
     def open(self, url: str) -> None:
         """Go to an address."""
-        self.call("Page.navigate", url=url)
+        with suppress(TimeoutError):  # the answer may be lost when the page's process changes
+            self.call("Page.navigate", within_s=20, url=url)
         self.wait_for(f"location.href.startsWith({url!r}) && document.readyState === 'complete'")
 
     def resize(self, width: int, height: int = 1000) -> None:
@@ -169,19 +173,22 @@ class Browser:
         feature = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
         self.call("Emulation.setEmulatedMedia", features=[feature])
 
-    def run(self, script: str) -> Any:
+    def run(self, script: str, within_s: float = 60.0) -> Any:
         """Return the value of an expression in the page."""
-        result = self.call("Runtime.evaluate", expression=script, returnByValue=True, awaitPromise=True)
+        given = {"expression": script, "returnByValue": True, "awaitPromise": True}
+        result = self.call("Runtime.evaluate", within_s=within_s, **given)
         assert "exceptionDetails" not in result, result["exceptionDetails"]
         return result["result"].get("value")
 
     def wait_for(self, script: str, within_s: float = 60.0) -> Any:
         """Return the value of an expression once it is true."""
         deadline = time.monotonic() + within_s
-        while not (value := self.run(script)):
-            assert time.monotonic() < deadline, f"not within {within_s} s: {script}"
+        while time.monotonic() < deadline:
+            with suppress(TimeoutError):
+                if value := self.run(script, within_s=10):
+                    return value
             time.sleep(0.05)
-        return value
+        raise AssertionError(f"not within {within_s} s: {script}")
 
     def clipped(self) -> list[list[str]]:
         """List texts that leave the window or the box around them."""

@@ -44,13 +44,18 @@ async def waiting_fleet(workers: int, requests: int) -> AsyncIterator[Fleet]:
             _reader, writer = await asyncio.open_connection("127.0.0.1", port)
             writer.write(f"{head}content-length: {len(body)}\r\n\r\n".encode() + body)
             writers.append(writer)
-        while sum(len(server.worker.live()) for server in fleet.servers) < requests:
-            await asyncio.sleep(0.01)
+        await live_requests(fleet, requests)
         yield fleet
         for writer in writers:
             writer.close()
             await writer.wait_closed()
-        while sum(len(server.worker.live()) for server in fleet.servers):
+        await live_requests(fleet, 0)
+
+
+async def live_requests(fleet: Fleet, wanted: int) -> None:
+    """Wait until the fleet has so many requests."""
+    async with asyncio.timeout(60):
+        while sum(len(server.worker.live()) for server in fleet.servers) != wanted:
             await asyncio.sleep(0.01)
 
 
