@@ -2,8 +2,8 @@
 
 After a warm-up, clients load the fleet for half of the time, all requests end, and objects are counted; then the same
 again. Both counts must be equal, type by type, and no request is lost. The warm-up fills what is bounded: the blocks of
-each worker, tokens behind blocks that events may name (`kept`), the decisions on the page. Its samples are filled at the
-start.
+each worker, tokens behind blocks that events may name (`kept`), the decisions on the page. Its samples are full from
+the start.
 """
 
 from __future__ import annotations
