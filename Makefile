@@ -206,5 +206,8 @@ clean:
 	@$(@D)/bin/python $(PIP_INSTALL) torch==$(TORCH)
 	@$(@D)/bin/python $(PIP_INSTALL) --no-deps vllm==$*
 	@$(@D)/bin/python tools/vllm_needs.py > $(@D)/needs.txt
-	@$(@D)/bin/python $(PIP_INSTALL) -r $(@D)/needs.txt
+	@$(@D)/bin/python $(PIP_INSTALL) -r $(@D)/needs.txt || { \
+	  echo 'the index lacks some versions: installing without lower bounds'; \
+	  $(@D)/bin/python tools/vllm_needs.py --any-version > $(@D)/needs.txt; \
+	  $(@D)/bin/python $(PIP_INSTALL) -r $(@D)/needs.txt; }
 	@touch $@

@@ -1,8 +1,14 @@
-"""Print the packages that an installed vLLM needs on a CPU, in the form of a requirements file."""
+"""Print the packages that an installed vLLM needs on a CPU, in the form of a requirements file.
+
+    python tools/vllm_needs.py [--any-version]
+
+With --any-version without lower bounds, for a package index that lacks the newest versions.
+"""
 
 from __future__ import annotations
 
 import re
+import sys
 from importlib.metadata import requires
 
 GPU = re.compile(
@@ -21,5 +27,13 @@ def needs(requirements: list[str]) -> list[str]:
     return [*kept, *BENCH]
 
 
+def without_lower_bounds(requirement: str) -> str:
+    """Return the requirement without its lower bounds."""
+    name, marker, condition = requirement.partition(";")
+    bare = re.sub(r",?\s*>=?\s*[^,;\s]+", "", name).rstrip(", ")
+    return re.sub(r"^([^\s,<=!~]+)\s*,", r"\1", bare) + (f" ;{condition}" if marker else "")
+
+
 if __name__ == "__main__":
-    print(*needs(requires("vllm") or []), sep="\n")
+    found = needs(requires("vllm") or [])
+    print(*(map(without_lower_bounds, found) if "--any-version" in sys.argv else found), sep="\n")
