@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from understudy._core import GroupLayout, VllmEngineConfig, with_groups
+from understudy.engines.kv_groups import kv_cache_groups
 from understudy.errors import ConfigError
 from understudy.groups.layer import Layer
 from understudy.groups.plan import GroupPlan, plan_groups
@@ -108,7 +109,7 @@ def test_the_engine_derives_the_same_sizes_from_the_groups(
         async_scheduling=settings["async_scheduling"],
         enable_prefix_caching=settings["prefix_caching"],
     )
-    layout = GroupLayout(with_groups(config, [group.native() for group in found.groups]))
+    layout = GroupLayout(with_groups(config, [group.native() for group in kv_cache_groups(found)]))
     assert layout.scheduler_block_size == found.scheduler_block_size
     assert layout.hash_block_size == found.hash_block_size
     assert layout.blocks_per_request == sum(group.blocks_per_request for group in found.groups)

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from understudy._core import KvGroup
 from understudy.errors import ConfigError
 from understudy.groups.grouping import LayerGroup, fit_states, group_layers
 from understudy.groups.layer import Layer  # noqa: TC001  (msgspec reads the annotations)
@@ -46,20 +45,6 @@ class Group(msgspec.Struct, frozen=True, kw_only=True):
     """Whether states are kept at ends of blocks (prefix caching), not only the newest."""
     checkpoint_alignment: int = 1
     """Tokens between possible checkpoints of a state."""
-
-    def native(self) -> KvGroup:
-        """Return the core's form."""
-        kind = "full" if self.kind == "full_attention" and self.layer.kind != "rswa" else self.layer.kind
-        return KvGroup(
-            kind,
-            block_size=self.block_size,
-            window=(self.window if kind != "rswa" else self.layer.window) or 0,
-            chunk=self.layer.chunk or 0,
-            align=self.align,
-            checkpoint_blocks=self.layer.checkpoint_blocks if self.align else 0,
-            checkpoint_alignment=self.checkpoint_alignment,
-            bounded_replay=self.layer.bounded_replay,
-        )
 
 
 class GroupPlan(msgspec.Struct, frozen=True, kw_only=True):

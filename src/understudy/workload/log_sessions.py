@@ -18,7 +18,7 @@ ASSISTANT = "\n<assistant>\n"
 
 @dataclass(frozen=True, slots=True)
 class LoggedRequest:
-    """What one line of a log says about its session."""
+    """One line of a log, with what it says about its session."""
 
     parts: tuple[str, ...] | str
     """Messages with their roles, after the tools; or the text of a completion."""
