@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 
     from understudy.cli import Verbs
     from understudy.report import Report
+    from understudy.run.settings import ReplaySettings
 
 SHORT_EXAMPLES = """\
 examples:
@@ -68,6 +69,14 @@ def add_parser(verbs: Verbs) -> None:
         description="Replay a trace through simulated workers on a virtual clock and report latencies and cache use.",
         epilog=EXAMPLES + gpu_flags.EXAMPLES + router_flags.EXAMPLES + tier_flags.EXAMPLES,
     )
+    add_run_flags(verb)
+    _add_output_flags(verb)
+    assert isinstance(verb, Parser)
+    verb.add_short_help("understudy replay TRACE [flags]", SHORT_EXAMPLES, TASKS)
+
+
+def add_run_flags(verb: argparse.ArgumentParser) -> None:
+    """Add the flags that describe a run: its trace, its fleet and its objectives."""
     verb.add_argument(
         "trace", type=Path, metavar="TRACE", help="trace file, plain or gzipped; -: standard input"
     )
@@ -137,6 +146,8 @@ def add_parser(verbs: Verbs) -> None:
     )
     goals.add_argument("--slo-e2e-ms", type=float, metavar="MS", help="most time of a whole request")
 
+
+def _add_output_flags(verb: argparse.ArgumentParser) -> None:
     out = verb.add_argument_group("output (PATH may be -, for standard output)")
     out.add_argument("--json", type=Path, metavar="PATH", help="write the report as JSON")
     out.add_argument("--requests-jsonl", type=Path, metavar="PATH", help="write one JSON line per request")
@@ -217,8 +228,6 @@ def add_parser(verbs: Verbs) -> None:
         help="simulate every decode step one by one instead of fast-forwarding; slower, same result",
     )
     add_renamed_flag(verb, "--no-leaping", "--no-fast-forward")
-    assert isinstance(verb, Parser)
-    verb.add_short_help("understudy replay TRACE [flags]", SHORT_EXAMPLES, TASKS)
 
 
 def _read_check(value: str) -> str:
@@ -241,7 +250,7 @@ def run(args: argparse.Namespace) -> int:
     from understudy.cli.replay_modes import read_slo, replay_on_live_workers, replay_real_engine
     from understudy.errors import InvalidArgument
     from understudy.run.options import Execution, Outputs
-    from understudy.run.settings import ReplaySettings, list_given_files
+    from understudy.run.settings import list_given_files
     from understudy.workload.progress import reporting_progress
 
     if args.step_times is not None and args.engine != "qwen3":
@@ -257,14 +266,7 @@ def run(args: argparse.Namespace) -> int:
         raise InvalidArgument(
             f"--digest: {printed} also writes to standard output; name a file for {printed}"
         )
-    flags = {**_read_flags(args), **router_flags.router_settings(args), **tier_flags.tier_settings(args)}
-    settings = ReplaySettings.read(args.config, flags, args.set, base=trace_flags.scenario_settings(args))
-    if not settings.tiers.tiers:
-        tier_flags.reject_unused_flags(args)
-    if args.engine != "qwen3":
-        all_tiers = [pool.tiers for pool in settings.pools] if settings.pools else [settings.tiers]
-        loads_fail = any(tiers is not None and tiers.offload.onboard_failure_rate for tiers in all_tiers)
-        router_flags.read_seed(args.seed, settings.router or settings.routing, loads_fail=loads_fail)
+    settings = read_settings(args)
     check_outputs(outputs, {**list_given_files(args.config, args.set), **files_named(settings)})
     started = time.perf_counter()
     is_silent = args.quiet or args.digest
@@ -338,6 +340,21 @@ def run(args: argparse.Namespace) -> int:
             f"every request was rejected (request {row}: {reason}); --allow-empty accepts that"
         )
     return 0
+
+
+def read_settings(args: argparse.Namespace) -> ReplaySettings:
+    """Return the settings that the flags of a run give. ConfigError names a flag that is invalid or unused."""
+    from understudy.run.settings import ReplaySettings
+
+    flags = {**_read_flags(args), **router_flags.router_settings(args), **tier_flags.tier_settings(args)}
+    settings = ReplaySettings.read(args.config, flags, args.set, base=trace_flags.scenario_settings(args))
+    if not settings.tiers.tiers:
+        tier_flags.reject_unused_flags(args)
+    if args.engine != "qwen3":
+        all_tiers = [pool.tiers for pool in settings.pools] if settings.pools else [settings.tiers]
+        loads_fail = any(tiers is not None and tiers.offload.onboard_failure_rate for tiers in all_tiers)
+        router_flags.read_seed(args.seed, settings.router or settings.routing, loads_fail=loads_fail)
+    return settings
 
 
 _OUTPUTS = ("json", "requests_jsonl", "html", "events", "raw_events", "kv_trace", "record_steps", "decisions")
