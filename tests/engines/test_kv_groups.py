@@ -141,9 +141,9 @@ def test_a_group_that_contradicts_itself_is_an_error(group: dict[str, Any], prob
 
 def test_settings_of_groups_without_groups_are_errors() -> None:
     with pytest.raises(ConfigError, match="need kv_cache_groups"):
-        VllmConfig(prefix_match_unit=16)
+        VllmConfig(prefix_match_unit=16).core_config(None, 0)
     with pytest.raises(ConfigError, match="need kv_cache_groups"):
-        VllmConfig(prefix_cache_retention_interval=None)
+        VllmConfig(prefix_cache_retention_interval=None).live_config()
 
 
 def test_block_size_is_the_groups_unit_of_hashing() -> None:

@@ -6,7 +6,7 @@ import os
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
@@ -15,6 +15,7 @@ from understudy.calibrate.recorded import COLUMNS, predict_run, read_run
 from understudy.calibrate.tables import Table
 from understudy.checks import check_model
 from understudy.errors import ConfigError, InvalidArgument, UnderstudyError
+from understudy.run.model_groups import apply_model_groups, has_uniform_layers
 from understudy.tiers.gpu import GpuSettings
 
 if TYPE_CHECKING:
@@ -22,6 +23,8 @@ if TYPE_CHECKING:
     from os import PathLike
 
     from pandas import DataFrame
+
+    from understudy.engines.engine_config import EngineConfig
 
 
 class Prediction(msgspec.Struct, frozen=True):
@@ -135,14 +138,13 @@ def predict(
     gpus = GpuSettings(name=gpu) if isinstance(gpu, str) else gpu
     gpus = msgspec.structs.replace(gpus, front_end_ms=0.0)
     deployment = gpus.deployment(model, kv_dtype)
-    sequences, tokens = 128, 2048  # defaults of `understudy predict`
-    blocks = gpus.num_blocks(model, kv_dtype, 16, step_tokens=tokens, sequences=sequences).blocks
-    engine = build_engine_config(
-        deployment,
-        max_num_seqs=sequences,
-        max_num_batched_tokens=tokens,
+    engine = build_engine_on_gpu(
+        gpus,
+        model,
+        kv_dtype,
+        max_num_seqs=128,  # defaults of `understudy predict`
+        max_num_batched_tokens=2048,
         enable_prefix_caching=True,
-        num_gpu_blocks=min(blocks, MAX_BLOCKS),
     )
     run = predict_run(
         read_run(path),
@@ -151,3 +153,25 @@ def predict(
         ranks=deployment.steps_together,
     )
     return Predictions(COLUMNS, list(run.requests), {run.origin: len(run.requests)}, [])
+
+
+def build_engine_on_gpu(
+    gpus: GpuSettings, model: str, kv_dtype: str | None, *, num_gpu_blocks: int | None = None, **values: Any
+) -> EngineConfig:
+    """Configure vLLM with `model` on these GPUs: the model's KV cache groups, and as many blocks as fit unless given.
+
+    `values` are those of `build_engine_config`. ConfigError names the field.
+    """
+    engine = build_engine_config(None, num_gpu_blocks=num_gpu_blocks or MAX_BLOCKS, **values)
+    if not has_uniform_layers(model):
+        return apply_model_groups(gpus, engine, model, kv_dtype, has_blocks=num_gpu_blocks is not None)[0]
+    if num_gpu_blocks is not None:
+        return engine
+    fit = gpus.num_blocks(
+        model,
+        kv_dtype,
+        engine.block_size,
+        step_tokens=engine.max_num_batched_tokens,
+        sequences=engine.max_num_seqs,
+    )
+    return msgspec.structs.replace(engine, num_gpu_blocks=min(fit.blocks, MAX_BLOCKS))

@@ -56,12 +56,6 @@ def add_parser(verbs: Verbs) -> None:
     verb.add_argument("--max-num-seqs", type=int, metavar="N", help="requests in a batch (default: 256)")
     verb.add_argument("--no-async-scheduling", action="store_true", help="one step in flight, not two")
     verb.add_argument("--no-enable-prefix-caching", action="store_true", help="keep only the newest states")
-    verb.add_argument(
-        "--disable-hybrid-kv-cache-manager",
-        action="store_true",
-        default=None,
-        help="plan windows as full attention (default for chunked local attention)",
-    )
     verb.add_argument("--json", action="store_true", help="print the plan as JSON")
     add_gpu_setting_flags(verb.add_argument_group("GPU"), leave_out=_UNUSED)
 
@@ -89,7 +83,6 @@ def _plan(args: argparse.Namespace) -> GroupPlan:
         "max_model_len": args.max_model_len,
         "block_size": args.block_size,
         "state_dtype": args.state_dtype,
-        "disable_hybrid": args.disable_hybrid_kv_cache_manager,
         "async_scheduling": not args.no_async_scheduling,
         "prefix_caching": not args.no_enable_prefix_caching,
     }
@@ -104,6 +97,7 @@ def _plan(args: argparse.Namespace) -> GroupPlan:
             **settings,
         )
     tensor_parallel = gpu.pop("tensor_parallel_size", 1)
+    disable_hybrid = gpu.pop("disable_hybrid_kv_cache_manager", None)
     if gpu or args.max_num_seqs is not None:
         raise ConfigError("--kv-memory and the GPU's flags both set the memory; give one")
     return groups_of_model(
@@ -111,6 +105,7 @@ def _plan(args: argparse.Namespace) -> GroupPlan:
         memory_bytes=parse_bytes("--kv-memory", args.kv_memory),
         kv_dtype=args.kv_dtype,
         tensor_parallel=tensor_parallel,
+        disable_hybrid=disable_hybrid,
         max_num_batched_tokens=args.max_num_batched_tokens,
         **settings,
     )

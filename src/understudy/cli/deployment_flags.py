@@ -130,17 +130,10 @@ def read_deployment(args: argparse.Namespace) -> Deployment:
 
 def build_engine(args: argparse.Namespace, deployment: Deployment | None) -> EngineConfig:
     """Build the engine's configuration without its timing; a missing deployment needs --num-gpu-blocks."""
-    from understudy.calibrate.experiment import MAX_BLOCKS, build_engine_config
+    from understudy.calibrate.experiment import build_engine_config
+    from understudy.calibrate.predict import build_engine_on_gpu
 
     values = engine_values(args)
-    blocks = values.num_gpu_blocks
-    if blocks is None and names_model_and_gpu(args):
-        estimate = read_gpu(args).num_blocks(
-            args.model,
-            args.kv_dtype,
-            16,
-            step_tokens=values.max_num_batched_tokens,
-            sequences=values.max_num_seqs,
-        )
-        blocks = min(estimate.blocks, MAX_BLOCKS)
-    return build_engine_config(deployment, **values._replace(num_gpu_blocks=blocks)._asdict())
+    if names_model_and_gpu(args):
+        return build_engine_on_gpu(read_gpu(args), args.model, args.kv_dtype, **values._asdict())
+    return build_engine_config(deployment, **values._asdict())

@@ -83,18 +83,23 @@ class KvCacheGroup(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
 
 def check_groups(config: VllmConfig) -> None:
-    """Raise ConfigError for groups that the release does not have, and for settings that need groups."""
-    if not config.kv_cache_groups:
-        if config.prefix_cache_retention_interval != 0 or config.prefix_match_unit is not None:
-            raise ConfigError(
-                "prefix_cache_retention_interval and prefix_match_unit need kv_cache_groups; leave them out"
-            )
-        return
+    """Raise ConfigError for groups that the release does not have."""
     if not all(isinstance(group, KvCacheGroup) for group in config.kv_cache_groups):
         raise ConfigError(f"kv_cache_groups must be KvCacheGroup objects, got {config.kv_cache_groups!r}")
     if config.profile is not find_profile(NEWEST):
         raise ConfigError(
             f"kv_cache_groups needs vLLM {NEWEST}, whose rules were recorded; got {config.vllm_version}"
+        )
+
+
+def refuse_without_groups(config: VllmConfig) -> None:
+    """Raise ConfigError for settings of groups on an engine that has none."""
+    if config.kv_cache_groups:
+        return
+    if config.prefix_cache_retention_interval != 0 or config.prefix_match_unit is not None:
+        raise ConfigError(
+            "prefix_cache_retention_interval and prefix_match_unit need kv_cache_groups, or a model and a GPU with "
+            "several; leave them out"
         )
 
 

@@ -9,7 +9,7 @@ import msgspec
 from understudy._core import GroupLayout, Speculation, VllmEngineConfig, VllmOffload, with_groups
 from understudy.checks import plain_number, read_as, whole_number
 from understudy.engines.engine_config import DEFAULT_BLOCK_SIZE, EngineConfig
-from understudy.engines.kv_groups import KvCacheGroup, check_groups, refuse_with_groups
+from understudy.engines.kv_groups import KvCacheGroup, check_groups, refuse_with_groups, refuse_without_groups
 from understudy.engines.mocker_names import refuse_unknown, take_mocker_names
 from understudy.engines.mocker_settings import MockerSettings
 from understudy.engines.offload import build_vllm_offload
@@ -131,8 +131,8 @@ class VllmConfig(EngineConfig, frozen=True, kw_only=True, forbid_unknown_fields=
 
     def _use_groups(self) -> None:
         """Check the KV cache groups, and set `block_size` to their unit of hashing."""
-        check_groups(self)
         if self.kv_cache_groups:
+            check_groups(self)
             unit = GroupLayout(self.native()).hash_block_size
             if self.block_size not in (unit, DEFAULT_BLOCK_SIZE):
                 raise ConfigError(
@@ -303,6 +303,7 @@ class VllmConfig(EngineConfig, frozen=True, kw_only=True, forbid_unknown_fields=
         self, plan: TierPlan | None, max_blocks: int, *, events: bool = False, kv_trace: bool = False
     ) -> VllmEngineConfig:
         """Build the core's form of these settings, with vLLM's offload if the tiers ask for it."""
+        refuse_without_groups(self)
         if self.kv_cache_groups:
             refuse_with_groups(events=events, tiers=plan is not None, kv_trace=kv_trace)
         offload = build_vllm_offload(plan, self, max_blocks)
@@ -323,6 +324,7 @@ class VllmConfig(EngineConfig, frozen=True, kw_only=True, forbid_unknown_fields=
     ) -> VllmEngineConfig:
         """Build the core's form for a live engine."""
         del has_tiers
+        refuse_without_groups(self)
         return self.native(events=events, check=check, offload=offload, stay_sample=stay_sample)
 
     def native(

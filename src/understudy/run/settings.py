@@ -14,6 +14,7 @@ from understudy.outputs import files_named
 from understudy.router.kv import KvRouting  # noqa: TC001  (msgspec reads the annotation)
 from understudy.router.load import load_router, names_file_and_class
 from understudy.run.layers import TIER_FIELDS, drop_superseded, index_tiers_by_name, reject_unused_kv_size
+from understudy.run.model_groups import apply_model_groups, has_uniform_layers
 from understudy.run.offline import Routing
 from understudy.run.pools import WorkerPool, check_pools
 from understudy.tiers.gpu import GpuSettings  # noqa: TC001  (msgspec reads the annotation)
@@ -171,7 +172,7 @@ def apply_gpus(
     has_blocks: bool,
     has_timing: bool,
 ) -> tuple[_Engine, tuple[str, ...]]:
-    """Set step times and blocks from the GPUs unless given; return the engine and notes for the report."""
+    """Set step times, KV cache groups and blocks unless given; return the engine and notes for the report."""
     if has_blocks and not gpu.is_known:
         raise ConfigError(
             "engine.num_gpu_blocks contradicts gpu, which determines the blocks of a worker; give one"
@@ -180,6 +181,8 @@ def apply_gpus(
         gpu.check_timing(engine.timing, model, kv_dtype)
     elif gpu.is_known:
         engine = msgspec.structs.replace(engine, timing=gpu.timing(model, kv_dtype))
+    if model is not None and not has_uniform_layers(model) and not getattr(engine, "kv_cache_groups", ()):
+        return apply_model_groups(gpu, engine, model, kv_dtype, has_blocks=has_blocks)
     if has_blocks:
         return engine, ()
     found = gpu.num_blocks(

@@ -60,6 +60,8 @@ class GpuSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     """Number of expert-parallel groups (default: 1)."""
     enable_expert_parallel: bool = False
     """Place whole experts on the GPUs of all ranks instead of sharding each."""
+    disable_hybrid_kv_cache_manager: bool | None = None
+    """Plan windows as full attention, in one KV cache group (default: only for chunked local attention)."""
     front_end_ms: float | None = None
     """Time between client and engine (default: the preset's); 0 for times measured in the engine."""
     op_tables: str | None = None
@@ -230,6 +232,7 @@ class GpuSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
             max_num_batched_tokens=step_tokens or 8192,
             kv_dtype=kv_dtype,
             tensor_parallel=self.tensor_parallel_size,
+            disable_hybrid=self.disable_hybrid_kv_cache_manager,
             **settings,
         )
 

@@ -57,6 +57,12 @@ GPU_FLAGS = {
     "enable-expert-parallel": GpuFlag(
         "enable_expert_parallel", "bool", "", "place whole experts on GPUs instead of sharding each"
     ),
+    "disable-hybrid-kv-cache-manager": GpuFlag(
+        "disable_hybrid_kv_cache_manager",
+        "bool",
+        "",
+        "plan windows as full attention, in one KV cache group",
+    ),
     "front-end-ms": GpuFlag(
         "front_end_ms",
         "float",

@@ -297,7 +297,8 @@ def _engine(values: dict[str, Any], max_model_len: int, model: str) -> VllmConfi
     has_timing = "timing" in settings or "planner_profile_data" in settings
     _refuse_beside_constants(values, has_blocks=has_blocks, has_timing=has_timing)
     for name, needed in _IDLE_WITHOUT.items():
-        if values.get(name) is not None and not settings.get(needed):
+        may_follow = needed == "kv_cache_groups" and _has_gpu(values)  # the model on its GPU may have groups
+        if values.get(name) is not None and not settings.get(needed) and not may_follow:
             settings.pop(_ENGINE[name], None)
     engine = VllmConfig.from_dict(settings)
     dtype = values.get("kv-cache-dtype")
@@ -319,7 +320,10 @@ def _engine(values: dict[str, Any], max_model_len: int, model: str) -> VllmConfi
     ours = msgspec.structs.replace(there, gpu_memory_utilization=0.9, front_end_ms=None)
     ours.reject_unused_settings(engine.timing, has_blocks=has_blocks, has_timing=has_timing)
     kv = None if dtype is None else str(dtype)
-    return apply_gpus(there, engine, model, kv, has_blocks=has_blocks, has_timing=has_timing)[0]
+    engine = apply_gpus(there, engine, model, kv, has_blocks=has_blocks, has_timing=has_timing)[0]
+    if engine.kv_cache_groups:
+        return engine
+    return msgspec.structs.replace(engine, prefix_cache_retention_interval=0, prefix_match_unit=None)
 
 
 def _refuse_beside_constants(values: dict[str, Any], *, has_blocks: bool, has_timing: bool) -> None:

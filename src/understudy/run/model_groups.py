@@ -1,0 +1,123 @@
+"""KV cache groups of an engine, from its model and the GPU that it runs on."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import msgspec
+
+from understudy.engines.engine_config import EngineConfig
+from understudy.engines.kv_groups import kv_cache_groups
+from understudy.engines.profiles import NEWEST, find_profile
+from understudy.engines.vllm_config import VllmConfig
+from understudy.errors import ConfigError
+from understudy.groups import GroupPlan, groups_of_model, layers_of_model
+from understudy.timing.capacity import BLOCKS_PLUS_MINUS
+from understudy.timing.contexts import known_context
+
+if TYPE_CHECKING:
+    from understudy.tiers.gpu import GpuSettings
+
+_Engine = TypeVar("_Engine", bound=EngineConfig)
+
+_UNLIMITED_BYTES = 1 << 60
+"""Memory for a plan whose number of blocks is not used."""
+
+
+def has_uniform_layers(model: str) -> bool:
+    """Whether all layers of `model` keep the same KV of every token, so that one group holds them.
+
+    True for a model whose layers are not known: its error comes from what needs them.
+    """
+    try:
+        layers = layers_of_model(model)
+    except ConfigError:
+        return True
+    return all(layer == layers[0] for layer in layers) and layers[0].is_full
+
+
+def plan_model_groups(
+    gpu: GpuSettings, engine: EngineConfig, model: str, kv_dtype: str | None, *, has_blocks: bool
+) -> GroupPlan:
+    """Plan the groups of `model` for this engine as vLLM does; with `has_blocks`, the number of blocks is not used.
+
+    ConfigError if one request of the engine's `max_model_len` tokens does not fit.
+    """
+    settings: dict[str, Any] = {
+        "block_size": engine.block_size,
+        "async_scheduling": engine.asynchronous,
+        "prefix_caching": engine.enable_prefix_caching,
+        "prefix_match_unit": engine.prefix_match_unit if isinstance(engine, VllmConfig) else None,
+    }
+    # Without a limit any request may be submitted; a state without prefix caching has a block of the whole context.
+    length = engine.max_model_len or (1 if engine.enable_prefix_caching else known_context(model))
+    if length is None:
+        raise ConfigError(f"max_model_len: the context of {model} is not known; give it")
+    if has_blocks:
+        return groups_of_model(
+            model,
+            memory_bytes=_UNLIMITED_BYTES,
+            max_model_len=length,
+            max_num_batched_tokens=engine.max_num_batched_tokens or 8192,
+            kv_dtype=kv_dtype,
+            tensor_parallel=gpu.tensor_parallel_size,
+            disable_hybrid=gpu.disable_hybrid_kv_cache_manager,
+            **settings,
+        )
+    return gpu.groups(
+        model,
+        kv_dtype,
+        max_model_len=length,
+        step_tokens=engine.max_num_batched_tokens,
+        sequences=engine.max_num_seqs,
+        **settings,
+    )
+
+
+def apply_model_groups(
+    gpu: GpuSettings, engine: _Engine, model: str, kv_dtype: str | None, *, has_blocks: bool
+) -> tuple[_Engine, tuple[str, ...]]:
+    """Set the groups and the blocks of a model whose layers differ; return the engine and notes for the report.
+
+    ConfigError for an engine or a release that is simulated with one group only.
+    """
+    plan = plan_model_groups(gpu, engine, model, kv_dtype, has_blocks=has_blocks)
+    blocks = engine.num_gpu_blocks if has_blocks else plan.num_blocks - 1  # without vLLM's null block
+    is_estimate = gpu.is_known and not has_blocks
+    error = (
+        f" (estimated, ± {round(blocks * BLOCKS_PLUS_MINUS):,}; for the exact number pass {engine.exact_pool_flags} "
+        "start-up log)"
+        if is_estimate
+        else ""
+    )
+    is_one = len(plan.groups) == 1 and plan.groups[0].layer.is_full
+    if is_one:
+        size = plan.groups[0].block_size
+        engine = msgspec.structs.replace(engine, block_size=size, num_gpu_blocks=blocks)
+        note = f"all layers of {model} are planned as full attention: {blocks:,} KV blocks of {size} tokens per worker"
+        return engine, (f"{note}{error}",)
+    _check_supported(engine, model, len(plan.groups))
+    assert isinstance(engine, VllmConfig)
+    kinds = ", ".join(f"{len(group.layers)} × {group.kind}" for group in plan.groups)
+    grouped = msgspec.structs.replace(
+        engine,
+        kv_cache_groups=kv_cache_groups(plan),
+        block_size=plan.hash_block_size,
+        num_gpu_blocks=blocks,
+    )
+    note = f"{len(plan.groups)} KV cache groups of {model} ({kinds} layers) share {blocks:,} blocks per worker{error}"
+    return grouped, (note,)
+
+
+def _check_supported(engine: EngineConfig, model: str, groups: int) -> None:
+    """Raise ConfigError for an engine that has no KV cache groups."""
+    remedy = "pass --disable-hybrid-kv-cache-manager to plan windows as full attention, in one group"
+    if not isinstance(engine, VllmConfig):
+        raise ConfigError(
+            f"model: {model} has {groups} KV cache groups, which only the vLLM engine simulates; {remedy}"
+        )
+    if engine.profile is not find_profile(NEWEST):
+        raise ConfigError(
+            f"vllm_version: {model} has {groups} KV cache groups, whose rules are those of vLLM {NEWEST}, got "
+            f"{engine.vllm_version}; choose {NEWEST}, or {remedy}"
+        )
