@@ -23,6 +23,7 @@ void bind_engine_config(nanobind::module_& m);
 void bind_engine(nanobind::module_& m);
 void bind_sglang(nanobind::module_& m);
 void bind_groups(nanobind::module_& m);
+void bind_handoff(nanobind::module_& m);
 void bind_vllm_engine(nanobind::module_& m);
 void bind_kv_manager(nanobind::module_& m);
 void bind_prefix_index(nanobind::module_& m);

@@ -41,9 +41,17 @@ std::shared_ptr<Engine> make_engine(const EngineConfig& config, const StepTiming
 
 namespace {
 
+KvLeg read_leg(const std::string& leg) {
+  if (leg == "whole") return KvLeg::Whole;
+  if (leg == "prefill") return KvLeg::Prefill;
+  if (leg == "decode") return KvLeg::Decode;
+  throw Error(ErrorKind::InvalidArgument, "leg: '", leg, "' must be whole, prefill or decode");
+}
+
 RequestSpec make_spec(RequestId id, const std::string& name, nb::handle prompt_tokens, nb::handle max_tokens,
                       const Identities* identities, std::optional<std::int64_t> priority, double arrival_time,
-                      nb::handle eos_at, const std::optional<std::vector<std::uint32_t>>& accepts, nb::handle adapter) {
+                      nb::handle eos_at, const std::optional<std::vector<std::uint32_t>>& accepts, nb::handle adapter,
+                      const std::string& leg, std::uint32_t peer) {
   RequestSpec spec;
   spec.id = id;
   spec.name = name;
@@ -61,6 +69,8 @@ RequestSpec make_spec(RequestId id, const std::string& name, nb::handle prompt_t
   spec.has_priority = priority.has_value();
   spec.adapter = static_cast<std::uint32_t>(read_uint(adapter, "adapter", 0xFFFFFFFFu));
   spec.arrival_time = arrival_time;
+  spec.leg = read_leg(leg);
+  spec.peer = peer;
   if (identities != nullptr) {
     for (std::size_t i = 0; i < identities->size(); ++i) {
       if (const std::uint32_t position = identities->span()[i].position(); position != i) {
@@ -99,9 +109,12 @@ void bind_engine(nb::module_& m) {
   nb::class_<RequestSpec>(m, "RequestSpec", "A request for a simulated engine.")
       .def(nb::new_(&make_spec), "id"_a, "name"_a, "prompt_tokens"_a, "max_tokens"_a,
            "identities"_a.none() = nb::none(), nb::kw_only(), "priority"_a.none() = 0, "arrival_time"_a = 0.0,
-           "eos_at"_a.none() = nb::none(), "accepts"_a.none() = nb::none(), "adapter"_a = 0,
+           "eos_at"_a.none() = nb::none(), "accepts"_a.none() = nb::none(), "adapter"_a = 0, "leg"_a = "whole",
+           "peer"_a = 0,
            "`identities` name the blocks that prompt and output fill; the output token with number `eos_at` ends the "
-           "request before `max_tokens` does. `adapter` is of LoRA, 0 for none.");
+           "request before `max_tokens` does. `adapter` is of LoRA, 0 for none. `leg`: prefill if a peer decodes, "
+           "decode if the worker "
+           "`peer` has the prompt's blocks.");
 
   nb::class_<RequestRecord>(m, "RequestRecord",
                             "Record of a finished request. Times are -1 for events that never happened.")

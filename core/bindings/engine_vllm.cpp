@@ -16,8 +16,9 @@
 
 namespace understudy {
 
-void bind_engine_groups(ExclusiveClass<VllmEngine, Engine>& engine);  // groups.cpp
-void bind_engine_tiers(ExclusiveClass<VllmEngine, Engine>& engine);   // engine_tiers.cpp
+void bind_engine_groups(ExclusiveClass<VllmEngine, Engine>& engine);   // groups.cpp
+void bind_engine_tiers(ExclusiveClass<VllmEngine, Engine>& engine);    // engine_tiers.cpp
+void bind_engine_handoff(ExclusiveClass<VllmEngine, Engine>& engine);  // handoff.cpp
 
 namespace {
 
@@ -208,6 +209,7 @@ void bind_vllm_engine(nb::module_& m) {
           "Index probes and policy steps so far, for tests of growth.");
   bind_engine_tiers(engine);
   bind_engine_groups(engine);
+  bind_engine_handoff(engine);
 }
 
 }  // namespace understudy

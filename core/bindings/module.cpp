@@ -22,6 +22,7 @@ NB_MODULE(_core, m) {
   understudy::bind_engine_config(m);
   understudy::bind_vllm_engine(m);
   understudy::bind_groups(m);
+  understudy::bind_handoff(m);
   understudy::bind_sglang(m);
   understudy::bind_kv_manager(m);
   understudy::bind_prefix_index(m);

@@ -54,6 +54,13 @@ class GivenIdentities final : public IdentitySource {
   Identities blocks_;
 };
 
+// Where a request's prompt is computed, if not where its output is.
+enum class KvLeg : std::uint8_t {
+  Whole,
+  Prefill,  // here; a peer reads its blocks and decodes
+  Decode,   // by a peer, which has its blocks
+};
+
 // Fields that no step reads come first, so that the others are next to the hot fields of a request.
 struct RequestSpec {
   RequestId id = 0;                                  // chosen by the driver, never used twice in one engine
@@ -67,6 +74,8 @@ struct RequestSpec {
   double arrival_time = 0;
   std::uint32_t adapter = 0;  // LoRA adapter; 0: the model itself
   std::uint32_t rank = 0;     // rank in an engine with several
+  std::uint32_t peer = 0;     // worker with the prompt's blocks, for KvLeg::Decode
+  KvLeg leg = KvLeg::Whole;
   std::uint32_t prompt_tokens = 0;
   std::uint32_t max_tokens = 0;
   std::uint32_t eos_at = 0;  // number (from 1) of the output token that is EOS; 0: only a limit ends it

@@ -9,7 +9,7 @@ namespace understudy {
 
 // Returns whether requests are left in the queue, apart from those passed over.
 bool VllmEngine::admit(std::int64_t now_ns) {
-  if (offload_) return admit_offloading(now_ns);
+  if (connects()) return admit_offloading(now_ns);
   if (!admitting_) return false;
   if (config_.max_loras == VllmConfig::kUnlimited) {
     admit_heads(now_ns);
@@ -102,6 +102,8 @@ Admission VllmEngine::look_up(RequestSlot slot) {
   EngineRequest& request = requests_[slot];
   Admission head;
   head.slot = slot;
+  const bool logs = config_.transfer && config_.transfer->log;
+  if (logs) handoff_log_.lookups.push_back({request.id, 0, 0});
   if (!config_.enable_prefix_caching) return head;
   // At least one token is left to compute; and a block has a key once the tokens that are part of it are known.
   const std::uint32_t most = request.known - std::min(request.known, std::max(1u, config_.speculation.hashed_ahead));
@@ -118,6 +120,7 @@ Admission VllmEngine::look_up(RequestSlot slot) {
     head.hit = kv_->find(request, head.hit.tokens - 1);
   }
   head.hit_tokens = head.hit.tokens;
+  if (logs) handoff_log_.lookups.back().local = head.hit_tokens;
   return head;
 }
 

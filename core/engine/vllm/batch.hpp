@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "engine/step_load.hpp"
+#include "engine/vllm/handoff/report.hpp"
 #include "engine/vllm/kv_backend.hpp"
 #include "engine/vllm/offload_connector.hpp"
 
@@ -33,6 +34,7 @@ struct Batch {
   // vLLM's offload: transfers that begin with the batch; and, in lockstep, those that are done when it ends.
   OffloadOrders orders{};
   std::vector<JobId> reports{};
+  HandOffReport handoff{};  // found by the worker's poll, for the update of this batch
 
   bool empty() const noexcept { return turns.empty(); }
 };

@@ -10,6 +10,7 @@
 #include "engine/config.hpp"
 #include "engine/kvbm/kv_manager_kind.hpp"
 #include "engine/vllm/groups/kv_group.hpp"
+#include "engine/vllm/handoff/settings.hpp"
 #include "engine/vllm/offload_config.hpp"
 #include "eviction/policy.hpp"
 
@@ -64,7 +65,8 @@ struct VllmConfig final : EngineConfig {
   std::vector<KvGroup> groups;
   std::uint32_t prefix_match_unit = 0;                               // tokens; 0: follows from the groups
   std::optional<std::uint32_t> prefix_cache_retention_interval = 0;  // tokens; none: keep every block
-  std::optional<VllmOffload> offload;  // vLLM's own offload; without links, or over the links of the tiers
+  std::optional<VllmTransfer> transfer;  // hand-offs between prefill and decode instances; none: it computes all itself
+  std::optional<VllmOffload> offload;    // vLLM's own offload; without links, or over the links of the tiers
 
   // Version profile.
   FreeOrder free_order = FreeOrder::UnkeyedFirst;

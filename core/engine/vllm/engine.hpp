@@ -27,6 +27,9 @@
 #include "engine/vllm/decode_state.hpp"
 #include "engine/vllm/decode_sums.hpp"
 #include "engine/vllm/groups/grouped_backend.hpp"
+#include "engine/vllm/handoff/receiver.hpp"
+#include "engine/vllm/handoff/report.hpp"
+#include "engine/vllm/handoff/sender.hpp"
 #include "engine/vllm/kv_backend.hpp"
 #include "engine/vllm/live_request.hpp"
 #include "engine/vllm/offload_links.hpp"
@@ -70,6 +73,7 @@ class VllmEngine final : public Engine, private DecodeHost {
   std::uint64_t num_submitted() const noexcept { return num_submitted_; }
   // One that has not ended; InvalidArgument when there is none.
   const EngineRequest& request(RequestId id) const;
+  bool has(RequestId id) const { return slots_.contains(id); }
   // Tokens that it will have emitted when it has run to its end.
   std::uint32_t expected_outputs(const EngineRequest& request) const noexcept {
     return std::min(request.spec.outputs(), config_.max_model_len - request.spec.prompt_tokens);
@@ -90,6 +94,22 @@ class VllmEngine final : public Engine, private DecodeHost {
   bool has_transfers() const override {
     return tiers_ && (!tiers_->idle() || (offload_links_ && !offload_links_->idle()));
   }
+  // ── Hand-offs: with config().transfer ──
+  const KvSender* sender() const noexcept { return sender_.get(); }  // null: it keeps no blocks for others
+  KvSender* sender() noexcept { return sender_.get(); }
+  const KvReceiver* receiver() const noexcept { return receiver_.get(); }  // null: it reads none of others
+  const HandOffTotals& handoff_totals() const noexcept { return handoff_totals_; }
+  HandOffLog& handoff_log() noexcept { return handoff_log_; }
+  // What the poll of the last schedule's batch found; in lockstep, where the driver moves the blocks.
+  void give_report(HandOffReport report);
+  bool has_ended() const noexcept { return has_ended_; }  // a request, since the last schedule
+  bool handoff_pending() const noexcept;                  // blocks are kept for a peer, or one is to be told
+  std::uint64_t deferred_blocks() const noexcept;
+  std::vector<RequestId> orphans() const;  // aborted requests whose blocks are still to come
+  std::vector<RequestId> holding() const;  // waiting requests that hold blocks
+  // In lockstep, asynchronously: let the batch that was scheduled last be the next to end, with no other behind it.
+  void begin_last_update(std::int64_t now_ns);
+
   OffloadConnector* offload() noexcept { return offload_.get(); }  // null: none
   const OffloadConnector* offload() const noexcept { return offload_.get(); }
   const OffloadLinks* offload_links() const noexcept { return offload_links_.get(); }  // null: none, or in lockstep
@@ -236,6 +256,19 @@ class VllmEngine final : public Engine, private DecodeHost {
   bool head_stays() const override;
   bool head_lacks_room() const;
 
+  // handoff.cpp
+  void require_leg(const RequestSpec& spec) const;
+  std::uint32_t remote_tokens(const Admission& head);
+  void begin_pull(const EngineRequest& request, std::uint32_t hit_tokens);
+  void give_up_load(EngineRequest& request);
+  void close_handoff(std::size_t admitted_before, std::int64_t now_ns);
+  void drop_in_flight(const EngineRequest& victim);
+  void leave_handoff(EngineRequest& request, bool aborted, std::int64_t now_ns);
+  void read_report(const HandOffReport& report, std::int64_t now_ns);
+  void fail(RequestSlot slot, std::int64_t now_ns);
+  bool connects() const noexcept { return offload_ || receiver_; }  // prompts may come from elsewhere
+  bool holders_first() const noexcept { return receiver_ || config_.offload->holders_first; }
+
   // offload.cpp
   bool admit_offloading(std::int64_t now_ns);
   void admit_or_pass(std::vector<RequestSlot>& passed, std::int64_t now_ns);
@@ -356,6 +389,13 @@ class VllmEngine final : public Engine, private DecodeHost {
   StepCounts counts_;
   std::deque<KeptBlocks> deferred_frees_;
   std::unordered_map<RequestId, KeptBlocks> orphans_;  // requests aborted during their load
+
+  // Hand-offs.
+  std::unique_ptr<KvSender> sender_;
+  std::unique_ptr<KvReceiver> receiver_;
+  HandOffTotals handoff_totals_;
+  HandOffLog handoff_log_;
+  bool has_ended_ = false;
 
   // State of the current schedule, and of the last one.
   std::uint64_t budget_ = 0;

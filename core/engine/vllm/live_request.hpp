@@ -38,9 +38,10 @@ struct alignas(64) EngineRequest : KvRequest {
   bool onboard_tried = false;  // once for every time in the queue
   std::uint32_t through = 0;   // leading blocks that were offered to the host (write-through)
 
-  // vLLM's offload.
+  // vLLM's offload, and hand-offs.
   bool wants_load = false;          // the host has more of it than there was room for
   bool loaded = false;              // reported, and not yet read
+  bool load_failed = false;         // and without its blocks
   std::uint32_t loaded_tokens = 0;  // part of those computed at its admission
   std::int64_t load_begun_ns = 0;
   std::uint64_t last_step = 0;  // last step with this request, counting steps that computed a token

@@ -41,12 +41,17 @@ void VllmEngine::admit_or_pass(std::vector<RequestSlot>& passed, std::int64_t no
         pass(queue);
         continue;
       }
-      promote(request, now_ns);
+      if (request.load_failed) {
+        give_up_load(request);
+      } else {
+        promote(request, now_ns);
+      }
     }
     Admission head;
     if (request.table.empty()) {
       head = look_up(request.slot);
-      const std::optional<std::uint32_t> below = offload_->look_up(request, head.hit_tokens, now_ns);
+      const std::optional<std::uint32_t> below =
+          receiver_ ? remote_tokens(head) : offload_->look_up(request, head.hit_tokens, now_ns);
       request.wants_load = below.value_or(0) > 0;
       if (below == 0u) {
         // An ordinary admission.
@@ -59,6 +64,9 @@ void VllmEngine::admit_or_pass(std::vector<RequestSlot>& passed, std::int64_t no
     } else {  // its load has ended; possibly an earlier schedule had no room for the other blocks
       head.slot = request.slot;
       head.hit_tokens = request.computed;
+      // A prompt of one token has nothing computed, and is looked up in vain.
+      if (receiver_ && config_.transfer->log && request.computed == 0)
+        handoff_log_.lookups.push_back({request.id, 0, 0});
     }
     if (interval_.defers() && computes_prompt(head)) break;
     if (!size_up(head, false, false) || head.too_long) break;
@@ -70,8 +78,10 @@ void VllmEngine::admit_or_pass(std::vector<RequestSlot>& passed, std::int64_t no
     }
     queue.pop();
     enter(head, now_ns);
-    request.record.below_total[0] += request.loaded_tokens;
-    if (!log_.resumed.back()) request.record.below_first[0] += request.loaded_tokens;
+    if (offload_) {
+      request.record.below_total[0] += request.loaded_tokens;
+      if (!log_.resumed.back()) request.record.below_first[0] += request.loaded_tokens;
+    }
     request.loaded_tokens = 0;
     if (head.total() < request.known && !std::ranges::count(prefills_in_flight_, head.slot)) {
       prefills_in_flight_.push_back(head.slot);
@@ -82,13 +92,13 @@ void VllmEngine::admit_or_pass(std::vector<RequestSlot>& passed, std::int64_t no
 WaitingQueue& VllmEngine::next_queue() noexcept {
   if (!admitting_) return skipped_;
   if (skipped_.empty() || waiting_.empty()) return skipped_.empty() ? waiting_ : skipped_;
-  if (config_.offload->holders_first || config_.policy == SchedulingPolicy::Fcfs) return skipped_;
+  if (holders_first() || config_.policy == SchedulingPolicy::Fcfs) return skipped_;
   return waiting_.before(waiting_.head(), skipped_.head()) ? waiting_ : skipped_;
 }
 
 void VllmEngine::put_back(std::span<const RequestSlot> passed) {
   if (passed.empty()) return;
-  if (!config_.offload->holders_first) return skipped_.put_back(passed);
+  if (!holders_first()) return skipped_.put_back(passed);
   std::vector<RequestSlot> holders;
   std::vector<RequestSlot> others;
   for (const RequestSlot slot : passed) (requests_[slot].table.empty() ? others : holders).push_back(slot);
@@ -107,7 +117,11 @@ bool VllmEngine::place_load(const Admission& head, std::uint32_t tokens, std::in
   const std::uint32_t room = head.hit_tokens + tokens;
   if (kv_->beyond(head.hit, room) + extra + lacking() > free) return false;
   if (kv_->place(request, head.hit, room, head.hit_tokens, now_ns) != Room::Taken) return false;
-  offload_->begin_load(request, head.hit_tokens, tokens);
+  if (receiver_) {
+    begin_pull(request, head.hit_tokens);
+  } else {
+    offload_->begin_load(request, head.hit_tokens, tokens);
+  }
   request.computed = head.hit_tokens + tokens;
   request.before_park = request.status;
   request.status = RequestStatus::Loading;
@@ -219,7 +233,7 @@ void VllmEngine::leave_offload(EngineRequest& request, bool aborted, std::int64_
 
 // Free the request's blocks, or defer it while a step in flight may still write to them.
 void VllmEngine::release_or_defer(EngineRequest& request) {
-  if (!offload_ || freeable(request.last_step)) return kv_->release(request);
+  if (!connects() || freeable(request.last_step)) return kv_->release(request);
   if (!request.table.empty()) deferred_frees_.push_back({counts_.scheduled, std::move(request.table)});
   request.table.clear();
   request.keyed = 0;
@@ -252,6 +266,7 @@ std::int64_t VllmEngine::begin_transfers_alone(std::int64_t now_ns) {
 
 // Whether a step without computed tokens makes progress on transfers.
 bool VllmEngine::still_offloads() const {
+  if (config_.transfer) return loading_ > 0 || handoff_pending();
   if (!offload_) return false;
   return offload_links_ ? !orders_.empty() || !planned_.orders.empty() || !offload_links_->idle()
                         : offload_->has_jobs();
@@ -293,6 +308,7 @@ std::uint64_t VllmEngine::check_offload() const {
   }
   for (const KeptBlocks& kept : deferred_frees_) references += kept.table.size();
   for (const auto& [id, kept] : orphans_) references += kept.table.size();
+  if (sender_) references += sender_->held_blocks();
   return references;
 }
 

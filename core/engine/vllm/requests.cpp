@@ -33,6 +33,7 @@ const Effects& VllmEngine::submit(RequestSpec spec, std::int64_t now_ns) {
                   " blocks, prompt and output fill ", full);
     }
   }
+  if (spec.leg != KvLeg::Whole) require_leg(spec);
   if (slots_.contains(spec.id)) {
     throw Error(ErrorKind::InvalidArgument, "request ", spec.name, ": id ", spec.id, " is taken; choose a new one");
   }
@@ -54,6 +55,7 @@ const Effects& VllmEngine::submit(RequestSpec spec, std::int64_t now_ns) {
   waiting_.push(slot, false);
   unread_.push_back(slot);
   if (offload_) offload_->came(request);
+  if (request.spec.leg == KvLeg::Decode) receiver_->came(request.id);
   on_requests_changed();
   return return_effects();
 }
@@ -194,6 +196,8 @@ const EngineRequest& VllmEngine::request(RequestId id) const {
 void VllmEngine::retire(EngineRequest& request, bool aborted, std::int64_t now_ns) {
   if (offload_) {
     leave_offload(request, aborted, now_ns);
+  } else if (config_.transfer) {
+    leave_handoff(request, aborted, now_ns);
   } else {
     kv_->release(request);
   }

@@ -57,6 +57,7 @@ std::int64_t VllmEngine::schedule(std::int64_t now_ns) {
   UNDERSTUDY_ASSERT(running_.size() <= config_.max_num_seqs, "no more requests run than max_num_seqs");
   interval_.end(!log_.scheduled.empty());
   if (offload_) close_offload(admitted_before);
+  if (config_.transfer) close_handoff(admitted_before, now_ns);
   if (grouped_ != nullptr) grouped_->end_schedule();
   log_.free_after_schedule = kv_->available();
   fruitless_preemptions_ += log_.preempted.size() - preempted_before;
@@ -102,7 +103,8 @@ void VllmEngine::schedule_running(std::int64_t now_ns) {
     bool itself = false;
     while (!itself && (room = kv_->grow(request, wanted, end, now_ns)) == Room::Short) {
       const std::size_t victim = choose_victim();
-      if (offload_ && config_.offload->spares_in_flight && !freeable(requests_[running_[victim]].last_step)) return;
+      const bool spares = receiver_ || (offload_ && config_.offload->spares_in_flight);
+      if (spares && !freeable(requests_[running_[victim]].last_step)) return;
       itself = running_[victim] == id;
       if (victim < cursor) --cursor;
       if (tiers_) tiers_->stop_waiting(running_[victim], now_ns);
@@ -175,6 +177,8 @@ void VllmEngine::preempt(std::size_t position) {
     kv_->withdraw(victim, config_.phantom_hits);
   }
   if (offload_) withdraw_from_offload(victim);
+  if (config_.transfer) std::erase(prefills_in_flight_, victim.slot);
+  if (sender_) drop_in_flight(victim);
   release_or_defer(victim);
   victim.computed = 0;
   victim.ahead = 0;

@@ -27,6 +27,24 @@ void require_groups(const VllmConfig& c) {
   refuse(c.published_blocks, "KV-aware routing");
 }
 
+// Hand-offs work with what was recorded together with them.
+void require_transfer(const VllmConfig& c) {
+  const auto refuse = [](bool given, const char* field) {
+    if (given)
+      throw Error(ErrorKind::ConfigError, "kv_role: a hand-off of KV blocks does not work with ", field, " yet");
+  };
+  refuse(!c.transfer->produces && !c.transfer->consumes, "neither producer nor consumer");
+  refuse(c.kv_manager == KvManagerKind::Kvbm, "kv_manager kvbm");
+  refuse(c.speculation.tokens > 0, "num_speculative_tokens");
+  refuse(!c.mocker.accept_rates.empty(), "accept_rates");
+  refuse(c.offload.has_value(), "vLLM's offload");
+  refuse(!c.groups.empty(), "several KV cache groups");
+  refuse(c.max_loras != VllmConfig::kUnlimited, "max_loras");
+  if (c.transfer->lease_s < 1 || c.transfer->lease_s > 1'000'000) {
+    throw Error(ErrorKind::ConfigError, "kv_lease_duration must be 1 to 1000000 s, got ", c.transfer->lease_s);
+  }
+}
+
 const VllmConfig& checked(const VllmConfig& c) {
   const auto at_least_one = [](std::uint64_t value, const char* field) {
     if (value < 1) throw Error(ErrorKind::ConfigError, field, " must be at least 1, got ", value);
@@ -73,6 +91,7 @@ const VllmConfig& checked(const VllmConfig& c) {
                 " leaves nothing beside the slots of the draft model");
   }
   if (!c.groups.empty()) require_groups(c);
+  if (c.transfer) require_transfer(c);
   if (!c.offload) return c;
   at_least_one(c.offload->host_chunks, "offload: chunks of the host");
   at_least_one(c.offload->blocks_per_chunk, "offload: blocks_per_chunk");
@@ -275,6 +294,8 @@ VllmEngine::VllmEngine(const VllmConfig& config, const EngineSite& site)
       offload_steps_ = std::make_unique<OffloadSteps>(config.offload->store_steps, config.offload->load_steps);
     }
   }
+  if (config.transfer && config.transfer->produces) sender_ = std::make_unique<KvSender>(*config.transfer);
+  if (config.transfer && config.transfer->consumes) receiver_ = std::make_unique<KvReceiver>(*config.transfer);
   fast_forward_ = std::make_unique<FastForward>(decode_state(), static_cast<DecodeHost&>(*this));
   accepted_at_.resize(config.speculation.tokens);
   if (observer_) announcer_.keep_taken();

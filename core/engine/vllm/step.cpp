@@ -195,6 +195,7 @@ void VllmEngine::finish_step(std::int64_t end_ns) {
   clock_.now_ns = end_ns;
   receive_tokens(batch(), end_ns);
   if (offload_steps_) report_offload(std::exchange(open_.reports, {}));
+  if (config_.transfer) read_report(std::exchange(open_.handoff, {}), end_ns);
   if (offload_links_) offload_after_step(end_ns);
   sample(running_.size());
   close_step();
@@ -212,6 +213,12 @@ void VllmEngine::begin_recorded_step(std::int64_t now_ns) {
   Batch behind{log_.scheduled, load_, duration_ns};
   if (offload_steps_) behind.reports = run_offload_step();
   open_ = std::exchange(planned_, std::move(behind));
+  open_step(now_ns, {}, 0);
+}
+
+void VllmEngine::begin_last_update(std::int64_t now_ns) {
+  sync_to(now_ns);
+  open_ = std::exchange(planned_, {});
   open_step(now_ns, {}, 0);
 }
 

@@ -37,6 +37,19 @@ std::vector<RequestId> VllmEngine::waiting(std::size_t count) const {
   return ids;
 }
 
+std::vector<RequestId> VllmEngine::orphans() const {
+  std::vector<RequestId> ids;
+  for (const auto& [id, kept] : orphans_) ids.push_back(id);
+  std::ranges::sort(ids);
+  return ids;
+}
+
+std::vector<RequestId> VllmEngine::holding() const {
+  std::vector<RequestId> ids;
+  for (const RequestSlot slot : skipped_.ids()) ids.push_back(requests_[slot].id);
+  return ids;
+}
+
 Phase VllmEngine::phase() const {
   if (stuck_) return Phase::Stalled;
   if (clock_.in_step) return Phase::InStep;
@@ -205,10 +218,10 @@ void VllmEngine::check_counts(bool whole) const {
       throw Error(ErrorKind::InvariantViolated, "request ", r.spec.name, " is inconsistent");
     }
   }
-  if (offload_) references += check_offload();
+  if (connects() || sender_) references += check_offload();
   if (offload_ && whole) offload_->check();  // every chunk of its host
   for (const RequestSlot id : waiting_.ids()) {
-    if (!offload_ && !requests_[id].table.empty())
+    if (!connects() && !requests_[id].table.empty())
       throw Error(ErrorKind::InvariantViolated, "a waiting request holds blocks");
   }
   if (tiers_ && !offload_) {  // else the host is the connector's

@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from understudy.engines.group_recording import GroupRun, GroupScenario, describe_sizes
+from understudy.engines.handoff_recording import HandOffRun, key_place
+from understudy.engines.handoff_scenario import HandOffScenario
 from understudy.engines.offload_profiles import offload_profile
 from understudy.engines.offload_recording import OffloadRun, OffloadScenario
 from understudy.engines.profiles import find_recorded_profile
@@ -17,6 +19,7 @@ from understudy.engines.recordings import (
     convert_scenario,
     find_recordings,
     read_file_as,
+    read_json_lines,
     read_lines,
     read_pair,
     read_spec_events,
@@ -86,6 +89,8 @@ def compare_recording(
         return compare_speculation(recording.golden, profile, check=check)
     if recording.kind == "offload":
         return compare_offload(recording.golden, profile, check=check)
+    if recording.kind == "handoff":
+        return compare_handoff(recording.golden, profile, check=check)
     if recording.kind == "clock":
         from understudy.engines.clock_conformance import compare_clock
 
@@ -160,6 +165,21 @@ def compare_offload(path: Path, profile: VersionProfile | None = None, *, check:
         "" if run.halted_at is None else f"halts in step {run.halted_at}: {rules.defect or 'no request fits'}"
     )
     return Outcome(run.scenario.name, steps, difference, version, profile.name, note)
+
+
+def compare_handoff(path: Path, profile: VersionProfile | None = None, *, check: bool = False) -> Outcome:
+    """Run a scenario of a prefill and a decode instance and compare both with the recording in the same file."""
+    lines = read_json_lines(path)
+    if len(lines) < 2 or not all(isinstance(line, dict) for line in lines) or "header" not in lines[1]:
+        raise InvalidArgument(f"{path}: the first two lines must be the scenario and the header")
+    version = str(lines[1]["header"].get("vllm"))
+    profile = profile or find_recorded_profile(version)
+    scenario = convert_scenario(HandOffScenario, lines[0].get("scenario"), path)
+    ours = HandOffRun(scenario, profile, check=check).lines()
+    # Empty fields are left out, so the order of keys is not that of any one line.
+    recorded = ({key: line[key] for key in sorted(line, key=key_place)} for line in lines[2:])
+    steps, difference = first_difference(ours, recorded)
+    return Outcome(scenario.name, steps, difference, version, profile.name)
 
 
 def first_difference(ours: Iterable[Line], recorded: Iterable[Line]) -> tuple[int, Difference | None]:

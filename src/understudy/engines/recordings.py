@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 T = TypeVar("T")
-Kind = Literal["steps", "speculation", "clock", "offload"]
+Kind = Literal["steps", "speculation", "clock", "offload", "handoff"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +26,8 @@ class Recording:
     """A scenario and the real scheduler's recorded steps.
 
     `steps`: scenarios/NAME.json and golden/NAME.jsonl.gz, whose header names the version. `speculation` and `clock`:
-    one NAME.json.gz with both, of the revision that is called recorded. `offload`: the same, with a header.
+    one NAME.json.gz with both, of the revision that is called recorded. `offload`: the same, with a header. `handoff`:
+    NAME.jsonl.gz, whose first lines are the scenario and the header.
     """
 
     kind: Kind
@@ -113,6 +114,18 @@ def _in_folder(folder: Path) -> Iterator[Recording]:
         yield Recording("steps", folder, path.stem, path, folder / "golden" / f"{path.stem}.jsonl.gz")
     for path in sorted(folder.glob("*.json.gz")):
         yield Recording(_kind_of(read_pair(path)), folder, path.name.removesuffix(".json.gz"), path, path)
+    for path in sorted(folder.glob("*.jsonl.gz")):
+        if _has_scenario(path):
+            yield Recording("handoff", folder, path.name.removesuffix(".jsonl.gz"), path, path)
+
+
+def _has_scenario(path: Path) -> bool:
+    """Whether the first line of a file is a scenario; other lines, such as events, belong to another recording."""
+    try:
+        with gzip.open(path, "rb") as file:
+            return file.read(11) == b'{"scenario"'
+    except (OSError, EOFError, zlib.error) as error:
+        raise InvalidArgument(f"{path}: {error}") from error
 
 
 def _kind_of(pair: dict[str, Any]) -> Kind:

@@ -1,0 +1,115 @@
+// Hand-offs of KV blocks in Python: their settings, and a step's log in the words of a recording.
+#include <nanobind/nanobind.h>
+#include <nanobind/stl/optional.h>
+#include <nanobind/stl/pair.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/tuple.h>
+#include <nanobind/stl/vector.h>
+
+#include "bindings.hpp"
+#include "engine/vllm/engine.hpp"
+#include "exclusive_class.hpp"
+
+namespace understudy {
+
+namespace {
+
+using namespace nb::literals;
+
+KvSender& sender_of(VllmEngine& engine) {
+  if (engine.sender() != nullptr) return *engine.sender();
+  throw Error(ErrorKind::WrongState, "this engine keeps no blocks for others; set kv_role to kv_producer");
+}
+
+VllmConfig with_transfer(const VllmConfig& self, const VllmTransfer& transfer) {
+  VllmConfig config = self;
+  config.transfer = transfer;
+  return config;
+}
+
+nb::dict take_line(VllmEngine& self) {
+  const HandOffLog log = std::exchange(self.handoff_log(), {});
+  nb::dict line;
+  nb::list lookups;
+  for (const HandOffLog::Lookup& row : log.lookups)
+    lookups.append(nb::make_tuple(row.request, row.local, row.external));
+  nb::list pulls;
+  for (const Pull& pull : log.receive.pulls) pulls.append(nb::make_tuple(pull.request, nb::cast(pull.blocks)));
+  line["lookups"] = lookups;
+  line["in_batch"] = nb::cast(log.send.in_batch);
+  line["not_processed"] = nb::cast(log.send.not_processed);
+  line["to_send"] = nb::cast(log.send.to_send);
+  line["pulls"] = pulls;
+  line["heartbeat"] = nb::cast(log.receive.heartbeat);
+  line["failed"] = nb::cast(log.failed);
+  return line;
+}
+
+}  // namespace
+
+void bind_engine_handoff(ExclusiveClass<VllmEngine, Engine>& engine) {
+  engine.def("take_handoff_line", &take_line, "Take the log of the last schedule and update, if logged.")
+      .def(
+          "poll_sender",
+          [](VllmEngine& self, const std::vector<std::vector<RequestId>>& heartbeats,
+             const std::vector<RequestId>& done, std::int64_t now_ns) {
+            KvSender& sender = sender_of(self);
+            for (const std::vector<RequestId>& ids : heartbeats) sender.extend(ids, now_ns);
+            for (const RequestId id : done) sender.confirm(id);
+            const SendPoll poll = sender.poll(now_ns);
+            return std::tuple(poll.sent, poll.expired, sender.leases());
+          },
+          "heartbeats"_a, "done"_a, "now_ns"_a,
+          "Poll as the prefill instance's worker does; returns (sent, expired, leases with their ends in ns).")
+      .def(
+          "give_report",
+          [](VllmEngine& self, std::vector<RequestId> sent, std::vector<RequestId> received,
+             std::vector<RequestId> failed) {
+            self.give_report({std::move(sent), std::move(received), std::move(failed)});
+          },
+          nb::kw_only(), "sent"_a, "received"_a, "failed"_a,
+          "What the poll found, for the update of the batch that was scheduled last.")
+      .def("begin_last_update", &VllmEngine::begin_last_update, "now_ns"_a,
+           "Asynchronously: let the batch that was scheduled last be the next to end, with no other behind it.")
+      .def(
+          "status",
+          [](const VllmEngine& self, RequestId id) -> std::optional<std::string> {
+            if (!self.has(id)) return std::nullopt;
+            constexpr const char* kNames[] = {
+                "WAITING", "RUNNING", "PREEMPTED", "WAITING_FOR_REMOTE_KVS", "WAITING_FOR_REMOTE_KVS", "FINISHED"};
+            return kNames[static_cast<std::size_t>(self.request(id).status)];
+          },
+          "request"_a, "State of a request in vLLM's words; None if it is not here.")
+      .def_prop_ro("has_ended", &VllmEngine::has_ended, "Whether a request ended since the last schedule.")
+      .def_prop_ro("handoff_pending", &VllmEngine::handoff_pending,
+                   "Whether blocks are kept for a peer, or a peer is to be told something.")
+      .def_prop_ro("deferred_blocks", &VllmEngine::deferred_blocks,
+                   "Blocks of ended requests that a step in flight may still write.")
+      .def_prop_ro("holding", &VllmEngine::holding, "Waiting requests that hold blocks, in order.")
+      .def_prop_ro("orphans", &VllmEngine::orphans, "Aborted requests whose blocks are still to come.")
+      .def_prop_ro(
+          "held",
+          [](VllmEngine& self) {
+            std::vector<RequestId> ids;
+            if (self.sender() == nullptr) return ids;
+            for (const auto& [id, table] : self.sender()->held()) ids.push_back(id);
+            return ids;
+          },
+          "Finished requests whose blocks are kept for a peer.")
+      .def(
+          "held_blocks", [](VllmEngine& self, RequestId id) { return sender_of(self).held().at(id); }, "request"_a,
+          "Blocks that are kept for a peer, in order.");
+}
+
+void bind_handoff(nb::module_& m) {
+  nb::class_<VllmTransfer>(m, "VllmTransfer", "Hand-offs of KV blocks by vLLM's NixlConnector, as an engine's setting.")
+      .def(
+          "__init__",
+          [](VllmTransfer* self, bool produces, bool consumes, bool recomputes, bool push, std::int64_t lease_s,
+             bool log) { new (self) VllmTransfer{produces, consumes, recomputes, push, lease_s, log}; },
+          nb::kw_only(), "produces"_a = false, "consumes"_a = false, "recomputes"_a = false, "push"_a = false,
+          "lease_s"_a = 30, "log"_a = false);
+  m.def("with_transfer", &with_transfer, "config"_a, "transfer"_a, "A copy whose engines hand blocks to others.");
+}
+
+}  // namespace understudy

@@ -1,0 +1,169 @@
+// The engine's side of a hand-off: blocks that are kept for a peer, and prompts whose blocks a peer has.
+#include <algorithm>
+#include <utility>
+
+#include "engine/vllm/engine.hpp"
+
+namespace understudy {
+
+// A prompt that another instance computes, or has computed, needs this instance's half of the connector.
+void VllmEngine::require_leg(const RequestSpec& spec) const {
+  if (spec.leg == KvLeg::Prefill && !sender_) {
+    throw Error(ErrorKind::InvalidArgument, "request ", spec.name,
+                ": do_remote_decode needs an instance that produces KV; set kv_role to kv_producer or kv_both");
+  }
+  if (spec.leg == KvLeg::Decode && !receiver_) {
+    throw Error(ErrorKind::InvalidArgument, "request ", spec.name,
+                ": do_remote_prefill needs an instance that consumes KV; set kv_role to kv_consumer or kv_both");
+  }
+}
+
+// ── Schedule ──
+
+// Tokens behind the head's own hits that a peer has: the whole rest of the prompt, once.
+std::uint32_t VllmEngine::remote_tokens(const Admission& head) {
+  const EngineRequest& request = requests_[head.slot];
+  const std::uint32_t tokens = receiver_->wants(request.id) ? request.known - head.hit_tokens : 0;
+  if (config_.transfer->log) handoff_log_.lookups.back().external = tokens;
+  return tokens;
+}
+
+void VllmEngine::begin_pull(const EngineRequest& request, std::uint32_t hit_tokens) {
+  const std::size_t first = hit_tokens / config_.block_size;
+  Pull pull{
+      request.id, request.spec.peer, {request.table.begin() + static_cast<std::ptrdiff_t>(first), request.table.end()}};
+  ++handoff_totals_.pulls;
+  handoff_totals_.pulled_blocks += pull.blocks.size();
+  handoff_totals_.pulled_tokens += request.known - hit_tokens;
+  receiver_->pull(std::move(pull));
+}
+
+// The transfer failed, and the prompt is computed here: from this instance's own hits, without another pull.
+void VllmEngine::give_up_load(EngineRequest& request) {
+  kv_->release(request);
+  std::erase(prefills_in_flight_, request.slot);
+  request.computed = 0;
+  request.loaded_tokens = 0;
+  request.status = request.before_park;
+  request.loaded = request.load_failed = false;
+  --loading_;
+}
+
+// Reports the schedule to the worker of this instance.
+void VllmEngine::close_handoff(std::size_t admitted_before, std::int64_t now_ns) {
+  if (!log_.scheduled.empty()) ++counts_.scheduled;
+  for (const Scheduled& turn : log_.scheduled) {
+    requests_[turn.slot].last_step = counts_.scheduled;
+    if (turn.samples && !prefills_in_flight_.empty()) std::erase(prefills_in_flight_, turn.slot);
+  }
+  has_ended_ = false;
+  if (sender_) {
+    for (std::size_t i = admitted_before; i < log_.admitted.size(); ++i) {
+      if (request(log_.admitted[i]).spec.leg == KvLeg::Prefill) sender_->admitted(log_.admitted[i]);
+    }
+    SendOrders orders = sender_->close_schedule();
+    sender_->begin(orders);
+    if (config_.transfer->log) handoff_log_.send = std::move(orders);
+  }
+  if (!receiver_) return;
+  ReceiveOrders orders = receiver_->close_schedule(now_ns);
+  if (config_.transfer->log) handoff_log_.receive = std::move(orders);
+}
+
+// An output in flight of a request that is preempted: a producer computes and samples it again.
+void VllmEngine::drop_in_flight(const EngineRequest& victim) {
+  for (Scheduled& turn : planned_.turns) {
+    if (turn.id == victim.id) turn.samples = false;
+  }
+}
+
+// ── Update ──
+
+// The request ends: keep its blocks for a peer, or until its transfer has ended, or free them.
+void VllmEngine::leave_handoff(EngineRequest& request, bool aborted, std::int64_t now_ns) {
+  std::erase(prefills_in_flight_, request.slot);
+  has_ended_ = true;
+  if (request.spec.leg == KvLeg::Prefill) {
+    if (aborted) {
+      sender_->aborted(request.id);
+    } else {
+      sender_->hold(request.id, std::move(request.table), now_ns);
+      request.table.clear();
+      request.keyed = 0;
+      return;
+    }
+  }
+  const bool loading = request.status == RequestStatus::Loading;
+  if (receiver_ && request.spec.leg == KvLeg::Decode) receiver_->ended(request.id, request.spec.peer);
+  if (loading) --loading_;
+  if (loading && !request.loaded) {
+    orphans_[request.id] = {request.last_step, std::move(request.table)};
+    request.table.clear();
+    request.keyed = 0;
+  } else {
+    release_or_defer(request);
+  }
+}
+
+void VllmEngine::give_report(HandOffReport report) {
+  std::ranges::sort(report.received);
+  std::ranges::sort(report.failed);
+  (config_.async_scheduling ? planned_ : open_).handoff = std::move(report);
+}
+
+// The update reads what the worker's poll found.
+void VllmEngine::read_report(const HandOffReport& report, std::int64_t now_ns) {
+  std::vector<RequestSlot> failed;
+  for (const RequestId id : report.received) {
+    const auto orphan = orphans_.find(id);
+    if (orphan != orphans_.end()) {
+      if (freeable(orphan->second.step)) {
+        kv_->release_table(orphan->second.table);
+      } else {
+        deferred_frees_.push_back({counts_.scheduled, std::move(orphan->second.table)});
+      }
+      orphans_.erase(orphan);
+      continue;
+    }
+    const auto found = slots_.find(id);
+    if (found == slots_.end()) continue;
+    EngineRequest& request = requests_[found->second];
+    request.loaded = true;
+    request.load_failed = std::ranges::binary_search(report.failed, id);
+    if (request.load_failed) {
+      ++handoff_totals_.failed_loads;
+      if (!config_.transfer->recomputes) failed.push_back(found->second);
+    }
+    receiver_->received(id);
+  }
+  for (const RequestId id : report.sent) {
+    const std::vector<SlotId> table = sender_->take(id);
+    if (!table.empty()) kv_->release_table(table);
+  }
+  for (const RequestSlot slot : failed) fail(slot, now_ns);
+  if (!report.empty()) refusal_.stands = false;
+}
+
+// Ends a request whose blocks did not come.
+void VllmEngine::fail(RequestSlot slot, std::int64_t now_ns) {
+  EngineRequest& request = requests_[slot];
+  queue_of(slot).remove(slot);
+  log_.ended.emplace_back(request.id, request.spec.name);
+  if (config_.transfer->log) handoff_log_.failed.push_back(request.id);
+  retire(request, false, now_ns);
+  effects_.finished.push_back(take_record(slot, FinishReason::Failed, now_ns));
+  on_requests_changed();
+}
+
+bool VllmEngine::handoff_pending() const noexcept {
+  if (sender_ && !sender_->idle()) return true;
+  return receiver_ && (receiver_->has_orders() || !orphans_.empty());
+}
+
+std::uint64_t VllmEngine::deferred_blocks() const noexcept {
+  std::uint64_t blocks = 0;
+  for (const KeptBlocks& kept : deferred_frees_) blocks += kept.table.size();
+  return blocks;
+}
+
+}  // namespace understudy

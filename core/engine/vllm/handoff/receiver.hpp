@@ -1,0 +1,66 @@
+// The decode instance: prompts whose blocks another instance has, until they have arrived.
+#pragma once
+
+#include <cstdint>
+#include <limits>
+#include <set>
+#include <utility>
+#include <vector>
+
+#include "base/request_id.hpp"
+#include "engine/vllm/handoff/settings.hpp"
+#include "slots/slot.hpp"
+
+namespace understudy {
+
+// A request for blocks of a peer.
+struct Pull {
+  RequestId request = 0;
+  std::uint32_t peer = 0;      // the prefill worker
+  std::vector<SlotId> blocks;  // to fill, in order: the last of the prompt. Empty: the peer may free its blocks
+};
+
+// What a schedule tells the worker of the same instance.
+struct ReceiveOrders {
+  std::vector<Pull> pulls;           // those without blocks first
+  std::vector<RequestId> heartbeat;  // in ascending order
+};
+
+class KvReceiver {
+ public:
+  explicit KvReceiver(const VllmTransfer& settings) : interval_ns_(settings.lease_s / 6 * kSecond) {}
+
+  // A request came whose blocks a peer has.
+  void came(RequestId id) {
+    unpulled_.insert(id);
+    waits_.insert(id);
+  }
+  // Whether its one pull is still to come.
+  bool wants(RequestId id) const { return unpulled_.contains(id); }
+  void pull(Pull pull);
+  // The request ends. If it never pulled, its peer is told.
+  void ended(RequestId id, std::uint32_t peer);
+  void received(RequestId id) { waits_.erase(id); }
+  ReceiveOrders close_schedule(std::int64_t now_ns);
+
+  bool has_orders() const noexcept { return !notify_.empty(); }
+  // When the next heartbeat is due at the earliest; kNever: no request waits.
+  std::int64_t next_heartbeat_ns() const noexcept {
+    return waits_.empty() ? kNever : (beat_ ? last_ns_ + interval_ns_ : 0);
+  }
+  const std::set<RequestId>& waits() const noexcept { return waits_; }
+
+ private:
+  static constexpr std::int64_t kSecond = 1'000'000'000;
+  static constexpr std::int64_t kNever = std::numeric_limits<std::int64_t>::max();
+
+  std::int64_t interval_ns_;
+  std::set<RequestId> unpulled_;
+  std::set<RequestId> waits_;  // named by heartbeats: from their arrival until their blocks have come
+  std::vector<Pull> notify_;
+  std::vector<Pull> pulls_;
+  bool beat_ = false;  // a heartbeat was sent, at last_ns_
+  std::int64_t last_ns_ = 0;
+};
+
+}  // namespace understudy
