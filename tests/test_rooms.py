@@ -74,6 +74,12 @@ def test_nobody_but_the_command_line_uses_calibration() -> None:
     assert not rooms_used_by("calibrate") & {"cli", "server", "qwen3", "api"}
 
 
+def test_nobody_but_the_command_line_uses_sweeps() -> None:
+    rooms = [path.name for path in PYTHON.iterdir() if path.is_dir() and path.name not in ("sweep", "cli")]
+    assert not [room for room in rooms if "sweep" in rooms_used_by(room)]
+    assert not rooms_used_by("sweep") & {"cli", "qwen3", "calibrate"}
+
+
 def test_every_file_of_the_engine_that_the_documents_name_is_there() -> None:
     said = (CORE.parent / "docs" / "architecture.md").read_text()
     listed = said[said.index("`core/engine/vllm/` implements vLLM's rules") : said.index("Three classes are")]

@@ -34,7 +34,7 @@ NAMES = (
         "report",
         "request",
     ),
-    *("router-dump", "router-query", "step", "step-times", "trace-row", "wire-event"),
+    *("router-dump", "router-query", "step", "step-times", "sweep", "trace-row", "wire-event"),
 )
 
 
@@ -63,6 +63,22 @@ def outputs(tmp_path_factory: pytest.TempPathFactory) -> Path:
         == 0
     )
     return folder
+
+
+def test_a_sweep_follows_its_schema(tmp_path: Path) -> None:
+    flags = [
+        "--quiet",
+        "--vary",
+        "workers=0..2",
+        "engine=vllm,sglang",
+        "--slo-ttft-ms=500",
+        "--jobs",
+        "1",
+        "--gpu-hour",
+        "2",
+    ]
+    assert main(["sweep", str(TRACE), *flags, "--json", str(tmp_path / "sweep.json")]) == 0
+    check("sweep", json.loads((tmp_path / "sweep.json").read_text()))
 
 
 def test_the_schemas_are_those_that_the_script_writes() -> None:

@@ -25,6 +25,8 @@ from understudy.run.schema import list_columns
 from understudy.run.tier_columns import TierColumns
 from understudy.run.timeline import FinishReason, Status, Timeline
 from understudy.server.proxy.follower import Health
+from understudy.sweep.candidate import Summary, Tail
+from understudy.sweep.result import SCHEMA as SWEEP_SCHEMA
 from understudy.timing.recorded.load import LinkTimes
 from understudy.timing.recorded.record import KIND
 
@@ -361,6 +363,40 @@ def describe_capacity() -> Schema:
     return describe_object("KV cache of one GPU", plan)
 
 
+def describe_sweep() -> Schema:
+    """Describe what `sweep --json` writes."""
+    values: Schema = {"type": "object", "additionalProperties": {"type": ["string", "number", "null"]}}
+    summary = {
+        **dict.fromkeys(("requests", "rejected", "preemptions"), COUNT),
+        **dict.fromkeys(("good", "duration_s"), NUMBER),
+        **dict.fromkeys(("goodput_per_s", "output_tokens_per_s", "prefix_hit_ratio"), MAYBE),
+        **{key: {"$ref": "#/$defs/Tail"} for key in ("ttft_ms", "itl_ms", "e2e_ms")},
+        "within": {"type": "object", "additionalProperties": NUMBER},
+        "digest": TEXT,
+    }
+    assert set(summary) == set(Summary.__struct_fields__)
+    candidate = {"flags": values, "gpus": COUNT, "cost_per_hour": MAYBE, "cpu_s": NUMBER, **summary}
+    near = {"oneOf": [describe_object("fleet", {**candidate, "margin": NUMBER}), {"type": "null"}]}
+    trial = describe_object("candidate", candidate)
+    answer = {"load": values, "best": near, "smaller": near, "front": list_of(trial)}
+    errors = list_of(describe_object("combination", {"flags": values, "reason": TEXT}))
+    facts = {
+        "schema": {"const": SWEEP_SCHEMA},
+        **dict.fromkeys(("understudy", "workload", "workload_digest", "search"), TEXT),
+        **dict.fromkeys(("requests", "found", "ran"), COUNT),
+        **dict.fromkeys(("goal", "cpu_s", "wall_s"), NUMBER),
+        **{key: {"type": "object", "additionalProperties": NUMBER} for key in ("objectives", "variance")},
+        "space": {"type": "object", "additionalProperties": {"type": "array"}},
+        "answers": list_of(describe_object("answer", answer)),
+        "notes": list_of(TEXT),
+        "trials": list_of(trial),
+        "invalid": errors,
+        "failed": errors,
+    }
+    defs_of_tail = {"Tail": describe_object("percentiles, ms", dict.fromkeys(Tail.__struct_fields__, MAYBE))}
+    return {**describe_object("sweep", facts), "$defs": defs_of_tail}
+
+
 def describe_fleet_worker() -> Schema:
     """Describe the answer to GET /fleet/workers/N."""
     counts = dict.fromkeys(("prompt", "cached", "done", "of"), COUNT)
@@ -423,6 +459,7 @@ SCHEMAS = {
     "router-query": describe_router_query,
     "step": describe_step,
     "step-times": describe_step_times,
+    "sweep": describe_sweep,
     "trace-row": describe_trace_row,
     "wire-event": describe_wire_event,
 }

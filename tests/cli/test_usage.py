@@ -59,6 +59,7 @@ MISSPELT = {
     "predict": ("--modle", "--model"),
     "calibrate": ("--modle", "--model"),
     "capacity": ("--modle", "--model"),
+    "sweep": ("--vray", "--vary"),
     "workload": ("--cuont", "--count"),
     "convert": ("--fromat", "--format"),
     "serve": ("--prot", "--port"),

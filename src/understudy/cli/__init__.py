@@ -28,6 +28,7 @@ from understudy.cli import (
     replay,
     router,
     serve,
+    sweep,
     tokenizer,
     workload,
 )
@@ -49,6 +50,7 @@ EXAMPLES = """\
 examples:
   understudy replay trace.jsonl --workers 4 --html report.html
   understudy compare four.json eight.json
+  understudy sweep trace.jsonl --vary workers=1..8 --slo-ttft-ms 500
   understudy convert requests.jsonl trace.jsonl --format openai
   understudy serve my-model --port 8000
   understudy conformance vllm tests/golden/vllm
@@ -76,6 +78,7 @@ VERBS: dict[str, Verb] = {
     "predict": predict,
     "calibrate": calibrate,
     "capacity": capacity,
+    "sweep": sweep,
     "workload": workload,
     "convert": convert,
     "serve": serve,

@@ -1,0 +1,230 @@
+"""`understudy sweep TRACE --vary FLAG=VALUES …`: replay many settings and find the cheapest fleet that meets a goal."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from understudy.cli import replay, trace_flags
+from understudy.cli.parser import Parser
+from understudy.errors import ConfigError
+from understudy.outputs import check_outputs, create, files_named, is_stdout
+
+if TYPE_CHECKING:
+    import argparse
+
+    from understudy.cli import Verbs
+    from understudy.sweep.candidate import Candidate
+    from understudy.sweep.result import Sweep
+    from understudy.sweep.space import Space
+    from understudy.workload import Workload
+
+EXAMPLES = """\
+examples:
+  understudy sweep trace.jsonl --model Qwen3-32B --gpu H200 --vary workers=1..8 tensor-parallel-size=1,2,4 \\
+    routing=round_robin,kv --slo-ttft-ms 500 --slo-itl-ms 30 --gpu-hour H200=3.5 --store sweep.jsonl
+  understudy sweep trace.jsonl --vary workers=1..64*2 max-num-seqs=64,128,256 --slo-ttft-ms 500 --json sweep.json
+  understudy sweep trace.jsonl --engine sglang --vary workers=2..8+2 schedule-policy=fcfs,lpm --slo-e2e-ms 20000
+  understudy sweep trace.jsonl --vary workers=1..16 arrival-rate-scale=1,2,4 --slo-ttft-ms 500    an answer per load
+
+VALUES: a list, a..b, a..b*2 (doubling) or a..b+2 (steps); an empty value leaves the flag out; a name with a dot is a
+setting, as for --set.
+"""
+TASKS = {
+    "choose the space": ("--vary", "--workers", "--model", "--gpu", "--engine"),
+    "set the goal and the prices": ("--slo-ttft-ms", "--slo-itl-ms", "--slo-e2e-ms", "--goal", "--gpu-hour"),
+    "run": ("--jobs", "--store"),
+    "write outputs (PATH may be -, for standard output)": ("--json",),
+}
+MAX_GRID = 2000
+"""Most combinations of a full grid."""
+
+_OWN = ("vary", "goal", "gpu_hour", "store", "jobs", "json", "quiet", "help")
+_FIXED = (
+    *_OWN,
+    *("trace", "format", "trace_block_size", "tokenizer", "keep_ids", "clamp_input_length"),
+    *("drop_surplus_hash_ids", "set", "step_times", "slo_ttft_ms", "slo_itl_ms", "slo_e2e_ms"),
+    "compare_without_tiers",
+)
+"""Flags that a sweep does not vary: its own, those of the trace's reader, and the goal."""
+
+
+def add_parser(verbs: Verbs) -> None:
+    """Describe `understudy sweep`."""
+    verb = verbs.add_parser(
+        "sweep",
+        help="find the cheapest fleet that meets a latency goal",
+        description="Replay every combination of the varied flags and find the cheapest fleet that meets the goal.",
+        epilog=EXAMPLES,
+    )
+    replay.add_run_flags(verb)
+    sweep = verb.add_argument_group("sweep")
+    sweep.add_argument(
+        "--vary",
+        nargs="+",
+        action="extend",
+        default=[],
+        metavar="FLAG=VALUES",
+        help="flags of `replay` to vary, and their values, such as workers=1..8 routing=round_robin,kv",
+    )
+    sweep.add_argument(
+        "--goal",
+        type=float,
+        default=0.99,
+        metavar="X",
+        help="share of requests that must meet all objectives (default: 0.99)",
+    )
+    sweep.add_argument(
+        "--gpu-hour",
+        nargs="+",
+        action="extend",
+        default=[],
+        metavar="NAME=PRICE",
+        help="price of a GPU per hour, such as H200=3.5; a number alone is for every GPU (default: count GPUs)",
+    )
+    sweep.add_argument(
+        "--store",
+        type=Path,
+        metavar="PATH",
+        help="file of finished candidates: a second sweep reuses them, also after a crash",
+    )
+    sweep.add_argument(
+        "--jobs", type=int, metavar="N", help="processes, one thread each (default: all cores)"
+    )
+    out = verb.add_argument_group("output (PATH may be -, for standard output)")
+    out.add_argument(
+        "--json", type=Path, metavar="PATH", help="write answer, front and all candidates as JSON"
+    )
+    out.add_argument("--quiet", action="store_true", help="print no result and no progress bar")
+    assert isinstance(verb, Parser)
+    verb.set_defaults(parser=verb)
+    verb.add_short_help("understudy sweep TRACE --vary FLAG=VALUES … [flags]", EXAMPLES, TASKS)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Replay the candidates, then print and write the answer."""
+    import sys
+
+    from understudy.sweep.space import Space
+    from understudy.sweep.text import describe_sweep
+
+    if not args.vary:
+        raise ConfigError("--vary: missing; name a flag and its values, such as workers=1..8")
+    outputs = {"--json": args.json, "--store": args.store}
+    inputs = {
+        f"--{name.replace('_', '-')}": value
+        for name, value in vars(args).items()
+        if name not in (*_OWN, "parser")
+    }
+    del inputs["--trace"]
+    check_outputs(outputs, {"TRACE": trace_flags.path_read(args), **files_named(inputs)})
+    sweep = _sweep(args, Space.parse(args.vary))
+    if args.json is not None:
+        with create(args.json) as file:
+            file.write(sweep.to_json())
+    if not args.quiet:
+        stream = sys.stderr if args.json is not None and is_stdout(args.json) else sys.stdout
+        for line in describe_sweep(sweep):
+            print(line, file=stream)
+        if args.json is not None and not is_stdout(args.json):
+            print(f"written: {args.json}", file=sys.stderr)
+    return 0
+
+
+def _sweep(args: argparse.Namespace, space: Space) -> Sweep:
+    import os
+    import time
+    from contextlib import closing, nullcontext
+
+    from understudy.checks import whole_number
+    from understudy.cli.progress import progress_bars
+    from understudy.cli.replay_modes import read_slo
+    from understudy.cli.vary import VariedFlags
+    from understudy.run.pools import make_pools
+    from understudy.sweep.candidate import Candidate
+    from understudy.sweep.local import Processes
+    from understudy.sweep.prices import Prices
+    from understudy.sweep.result import Sweep
+    from understudy.sweep.store import Store
+    from understudy.sweep.trials import Trials
+
+    started = time.perf_counter()
+    _check_flags(args)
+    jobs = len(os.sched_getaffinity(0)) if args.jobs is None else whole_number("--jobs", args.jobs, 1, 4096)
+    slo = read_slo(args)
+    if slo is None:
+        raise ConfigError("--slo-ttft-ms, --slo-itl-ms, --slo-e2e-ms: a sweep needs a goal; give one or more")
+    flags = VariedFlags(args.parser, _FIXED)
+    flags.check(space, args)
+    prices = Prices.parse(args.gpu_hour)
+    if space.size > MAX_GRID:
+        raise ConfigError(f"--vary: {space.size:,} combinations; at most {MAX_GRID:,} are a full grid")
+
+    def build(point: tuple[int, ...]) -> Candidate:
+        changed = flags.apply(args, space.texts(point))
+        candidate = Candidate(
+            flags=space.values(point),
+            settings=replay.read_settings(changed),
+            slo=slo,
+            max_tokens=changed.max_tokens,
+        )
+        prices.check(candidate)
+        settings = candidate.settings
+        if not settings.pools:  # a file's pools are checked when they are read
+            make_pools((), settings.engine, settings.workers, settings.tiers)
+        return candidate
+
+    workload = _read_workload(args)
+    with (
+        Store(args.store) as store,
+        closing(Processes(workload, jobs)) as runner,
+        nullcontext() if args.quiet else progress_bars() as update,
+    ):
+        progress = None if update is None else lambda done, total: update("sweeping", done, total)
+        trials = Trials(space, build, prices.cost, workload, runner, store, progress)
+        trials.run(trials.keep_valid(space.points()))
+    if not trials.whole and not trials.failed:
+        reason = next(iter(trials.invalid.values()))
+        raise ConfigError(f"--vary: every combination is invalid; the first: {reason}")
+    return Sweep.build(
+        trials,
+        goal=args.goal,
+        workload=args.trace.name,
+        workload_digest=workload.digest,
+        slo=slo,
+        search="grid",
+        has_prices=prices.are_given,
+        wall_s=time.perf_counter() - started,
+        notes=tuple(dict.fromkeys(_collect_notes(trials, workload))),
+    )
+
+
+def _check_flags(args: argparse.Namespace) -> None:
+    """Reject flags of a run that a sweep does not support."""
+    if args.engine == "qwen3" or args.step_times is not None:
+        raise ConfigError("--engine qwen3: a sweep simulates vllm or sglang; choose one")
+    if args.compare_without_tiers:
+        raise ConfigError(
+            "--compare-without-tiers: not part of a sweep; vary a tier, such as --vary g2-bytes=,64GiB"
+        )
+    if not 0 < args.goal <= 1:
+        raise ConfigError(f"--goal must be a share above 0 and at most 1, got {args.goal:g}")
+
+
+def _read_workload(args: argparse.Namespace) -> Workload:
+    from understudy.errors import InvalidArgument
+
+    workload = trace_flags.read_workload(args.trace, args.format, trace_flags.reader_options(args))
+    if not len(workload):
+        raise InvalidArgument(f"{args.trace} contains no requests; give another trace")
+    return workload
+
+
+def _collect_notes(trials: Any, workload: Workload) -> list[str]:
+    """Return the notes of the workload, and those that all candidates share."""
+    notes = [
+        {*trial.candidate.settings.notes, *trial.candidate.settings.engine.notes()}
+        for trial in trials.whole.values()
+    ]
+    shared = set.intersection(*notes) if notes else set()
+    return [*workload.notes, *sorted(shared)]

@@ -1,0 +1,181 @@
+"""A candidate of a sweep: its settings, the key of its result, and the function that replays it."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import time
+import traceback
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from understudy import __version__
+from understudy.api import replay
+from understudy.errors import UnderstudyError
+from understudy.outputs import files_named
+from understudy.router.load import locate_user_failure
+from understudy.run.options import Execution
+
+if TYPE_CHECKING:
+    from understudy.report import Report
+    from understudy.report.goodput import Slo
+    from understudy.report.statistics import Statistics
+    from understudy.run.settings import ReplaySettings
+    from understudy.sweep.space import Value
+    from understudy.workload import Workload
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Candidate:
+    """Settings of one replay."""
+
+    flags: dict[str, Any]
+    """Varied flags."""
+    settings: ReplaySettings
+    slo: Slo
+    max_tokens: int | None = None
+    requests: int | None = None
+    """Only the first requests of the workload; None for all."""
+
+    @property
+    def gpus(self) -> int:
+        """GPUs of the fleet; a worker without a named GPU counts as one."""
+        pools = self.settings.pools
+        workers = sum(pool.workers for pool in pools) if pools else self.settings.workers
+        return workers * (1 if self.settings.gpu is None else self.settings.gpu.tensor_parallel_size)
+
+    def key(self, workload_digest: str) -> str:
+        """Return the key of the result: a digest of the settings, the files that they name, workload and version."""
+        settings = msgspec.to_builtins(msgspec.structs.replace(self.settings, notes=()), enc_hook=repr)
+        files = {name: _hash(path.read_bytes()) for name, path in files_named(self.settings).items()}
+        slo = {"ttft_ms": self.slo.ttft_ms, "itl_ms": self.slo.itl_ms, "e2e_ms": self.slo.e2e_ms}
+        parts = [__version__, workload_digest, self.requests, self.max_tokens, slo, files, settings]
+        return _hash(msgspec.json.encode(parts, order="deterministic"))
+
+
+class Tail(msgspec.Struct, frozen=True):
+    """Percentiles of a latency over all requests, ms; None if no request has it."""
+
+    p50: float | None
+    p90: float | None
+    p99: float | None
+
+
+class Summary(msgspec.Struct, frozen=True, kw_only=True):
+    """Numbers of one replay that a sweep compares."""
+
+    requests: int
+    good: float
+    """Share of requests within all objectives."""
+    within: dict[str, float]
+    """Share of requests within each objective."""
+    goodput_per_s: float | None
+    """Requests per s within all objectives."""
+    ttft_ms: Tail
+    itl_ms: Tail
+    """Mean time between the tokens of a request."""
+    e2e_ms: Tail
+    output_tokens_per_s: float | None
+    prefix_hit_ratio: float | None
+    rejected: int
+    preemptions: int
+    duration_s: float
+    digest: str
+
+
+class Outcome(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Result of a candidate: its summary, or why it could not be replayed."""
+
+    key: str
+    flags: dict[str, Any]
+    requests: int | None = None
+    summary: Summary | None = None
+    error: str | None = None
+    cpu_s: float = 0.0
+    lost: bool = False
+    """Whether its process ended without a result; such an outcome is not stored."""
+
+
+def evaluate(workload: Workload, candidate: Candidate, key: str) -> Outcome:
+    """Replay a candidate and summarise it; an invalid setting becomes the outcome's error."""
+    started = time.process_time()
+    try:
+        summary = summarise(replay_candidate(workload, candidate))
+    except Exception as error:  # user-defined code may raise anything, and other candidates are not affected
+        text = str(error) if isinstance(error, UnderstudyError) else _describe_failure(error)
+        return Outcome(key=key, flags=candidate.flags, requests=candidate.requests, error=text)
+    cpu_s = time.process_time() - started
+    return Outcome(
+        key=key, flags=candidate.flags, requests=candidate.requests, summary=summary, cpu_s=round(cpu_s, 4)
+    )
+
+
+def replay_candidate(workload: Workload, candidate: Candidate) -> Report:
+    """Replay a candidate on one thread and return its report. Errors as `understudy.replay`."""
+    settings = candidate.settings
+    return replay(
+        workload if candidate.requests is None else workload.head(candidate.requests),
+        None if settings.pools else settings.engine,
+        workers=settings.workers,
+        pools=settings.pools,
+        routing=settings.policy,
+        seed=settings.seed,
+        load=settings.load,
+        max_tokens=candidate.max_tokens,
+        tiers=None if settings.pools else settings.tiers,
+        slo=candidate.slo,
+        ranks=settings.ranks,
+        execution=Execution(threads=1),
+    )
+
+
+def summarise(report: Report) -> Summary:
+    """Return the numbers of a report that a sweep compares. The report must have objectives."""
+    goodput = report.goodput
+    assert goodput is not None
+    done = report.columns.completed
+    within = {
+        name: float((column & done).mean()) for name, column in goodput.slo.within(report.columns).items()
+    }
+    return Summary(
+        requests=report.requests.total,
+        good=goodput.ratio,
+        within=within,
+        goodput_per_s=_number(goodput.requests_per_s),
+        ttft_ms=_tail(report.ttft_ms),
+        itl_ms=_tail(report.tpot_ms),
+        e2e_ms=_tail(report.e2e_ms),
+        output_tokens_per_s=_number(report.throughput.output_tokens_per_s),
+        prefix_hit_ratio=_number(report.prefix_hit_ratio.total),
+        rejected=report.requests.rejected,
+        preemptions=report.preemptions,
+        duration_s=report.duration_s,
+        digest=report.run.digest or "",
+    )
+
+
+def format_flags(flags: dict[str, Value]) -> str:
+    """Return the varied flags as one line, such as `workers=4 routing=kv`."""
+    return " ".join(f"{name}={'none' if value is None else value}" for name, value in flags.items())
+
+
+def _describe_failure(error: Exception) -> str:
+    failure = locate_user_failure(error)
+    if failure is not None:
+        return str(failure)
+    last = traceback.extract_tb(error.__traceback__)[-1]
+    return f"unhandled {type(error).__name__}: {error} ({last.filename}, line {last.lineno})"
+
+
+def _tail(statistics: Statistics) -> Tail:
+    return Tail(_number(statistics.p50), _number(statistics.p90), _number(statistics.p99))
+
+
+def _number(value: float) -> float | None:
+    return value if math.isfinite(value) else None
+
+
+def _hash(content: bytes) -> str:
+    return hashlib.blake2b(content, digest_size=16).hexdigest()

@@ -1,0 +1,133 @@
+"""The result of a sweep as lines of text."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from understudy.sweep.answer import LOAD_FLAGS
+from understudy.sweep.candidate import format_flags
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from understudy.sweep.answer import Answer
+    from understudy.sweep.result import Sweep
+    from understudy.sweep.trials import Trial
+
+MAX_REASONS = 6
+NAMES = {"ttft_ms": "TTFT", "itl_ms": "ITL", "e2e_ms": "E2E"}
+
+
+def describe_sweep(sweep: Sweep) -> Iterator[str]:
+    """Yield the lines that `understudy sweep` prints."""
+    stored = f" ({sweep.found:,} found in the store)" if sweep.found else ""
+    yield (
+        f"{sweep.workload}: {sweep.requests:,} requests; {sweep.space.size:,} combinations, "
+        f"{len(sweep.trials):,} replayed{stored}, {len(sweep.invalid):,} invalid, {len(sweep.failed):,} failed; "
+        f"{sweep.wall_s:,.1f} s, {sweep.cpu_s:,.1f} CPU s"
+    )
+    limits = " and ".join(f"{NAMES[name]} ≤ {limit:g} ms" for name, limit in sweep.objectives.items())
+    yield f"goal: {limits} for {sweep.goal:.4g} of requests"
+    for answer in sweep.answers:
+        yield ""
+        yield from _describe_answer(sweep, answer)
+    if sweep.variance:
+        rest = max(0.0, 1 - sum(sweep.variance.values()))
+        shares = ", ".join(f"{flag} {share:.0%}" for flag, share in sweep.variance.items())
+        yield ""
+        yield "Flags that mattered, as shares of the variance of requests in time:"
+        yield f"  {shares}; combinations of them {rest:.0%}"
+    yield from _describe_reasons(sweep)
+    if sweep.notes:
+        yield ""
+        yield "Notes:"
+        for note in sweep.notes:
+            yield f"  {note}"
+
+
+def describe_fleet(sweep: Sweep, trial: Trial) -> str:
+    """Return the size of a fleet and, with prices, its cost."""
+    price = f" (${trial.cost:,.2f}/h)" if sweep.has_prices else ""
+    return f"{trial.gpus:,} GPU{'' if trial.gpus == 1 else 's'}{price}"
+
+
+def describe_tails(sweep: Sweep, trial: Trial) -> str:
+    """Return the 99th percentile of every latency that has an objective."""
+    parts = []
+    for name, limit in sweep.objectives.items():
+        value = getattr(trial.summary, name).p99
+        shown = "-" if value is None else f"{value:,.4g} ms"
+        parts.append(f"{NAMES[name]} p99 {shown} of {limit:g}")
+    return ", ".join(parts)
+
+
+def describe_miss(sweep: Sweep, trial: Trial) -> str:
+    """Return by how much a trial misses the goal, and at which objectives."""
+    shares = ", ".join(
+        f"{NAMES[name]} in time for {share:.2%}" for name, share in trial.summary.within.items()
+    )
+    return f"in time for {trial.good:.2%}, {100 * (sweep.goal - trial.good):.2f} points short: {shares}"
+
+
+def _describe_answer(sweep: Sweep, answer: Answer) -> Iterator[str]:
+    load = f" at {format_flags(answer.load)}" if answer.load else ""
+    best, smaller = answer.best, answer.smaller
+    if best is not None:
+        kind = "lowest cost" if sweep.has_prices else "fewest GPUs"
+        yield f"Answer{load} ({kind}): {describe_fleet(sweep, best)}, in time for {best.good:.2%} of requests"
+        yield f"  {format_flags(best.flags)}"
+        yield f"  margin: {100 * (best.good - sweep.goal):.2f} points; {describe_tails(sweep, best)}"
+        if smaller is None:
+            yield "  next smaller fleet: none in the space"
+        else:
+            yield f"  next smaller fleet: {describe_fleet(sweep, smaller)}, {describe_miss(sweep, smaller)}"
+            yield f"    {format_flags(smaller.flags)}; {describe_tails(sweep, smaller)}"
+    elif smaller is not None:
+        yield f"Answer{load}: no fleet of the space meets the goal"
+        yield f"  nearest: {describe_fleet(sweep, smaller)}, {describe_miss(sweep, smaller)}"
+        yield f"    {format_flags(smaller.flags)}; {describe_tails(sweep, smaller)}"
+    if len(answer.front) > 1:
+        yield ""
+        yield f"Front{load}: no cheaper fleet has more requests in time"
+        yield from _format_table(sweep, answer)
+
+
+def _format_table(sweep: Sweep, answer: Answer) -> Iterator[str]:
+    head = ["GPUs", *(["$/h"] if sweep.has_prices else []), "in time", "goodput/s", "out tok/s"]
+    head += [f"{NAMES[name]} p99" for name in sweep.objectives]
+    rows = [head]
+    for each in answer.front:
+        summary = each.summary
+        row = [f"{each.gpus:,}", *([f"{each.cost:,.2f}"] if sweep.has_prices else []), f"{each.good:.2%}"]
+        row += [_format(summary.goodput_per_s), _format(summary.output_tokens_per_s)]
+        row += [_format(getattr(summary, name).p99) for name in sweep.objectives]
+        rows.append(row)
+    widths = [max(len(row[place]) for row in rows) for place in range(len(head))]
+    lines: list[Trial | None] = [None, *answer.front]
+    for row, trial in zip(rows, lines, strict=True):
+        cells = "  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True))
+        flags = (
+            "flags"
+            if trial is None
+            else format_flags({name: value for name, value in trial.flags.items() if name not in LOAD_FLAGS})
+        )
+        yield f"  {cells}  {flags}{'  <- answer' if trial is not None and trial is answer.best else ''}"
+
+
+def _describe_reasons(sweep: Sweep) -> Iterator[str]:
+    reasons = sweep.count_reasons()
+    if reasons:
+        yield ""
+        yield f"Invalid combinations, not run: {len(sweep.invalid):,}"
+        for reason, count, point in reasons[:MAX_REASONS]:
+            yield f"  {count:,} such as {format_flags(sweep.space.values(point))}: {reason}"
+        if (more := len(reasons) - MAX_REASONS) > 0:
+            yield f"  and {more:,} more reasons (--json lists all)"
+    if sweep.failed:
+        point, reason = next(iter(sweep.failed.items()))
+        yield ""
+        yield f"Failed: {len(sweep.failed):,}, such as {format_flags(sweep.space.values(point))}: {reason}"
+
+
+def _format(value: float | None) -> str:
+    return "-" if value is None else f"{value:,.4g}" if abs(value) < 1000 else f"{value:,.0f}"
