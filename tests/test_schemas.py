@@ -24,6 +24,7 @@ ROOT = Path(__file__).parent.parent
 TRACE = ROOT / "examples" / "demo_trace.jsonl"
 NAMES = (
     *(
+        "cache",
         "capacity",
         "decision",
         "event",
@@ -220,6 +221,12 @@ def test_messages_and_events_of_a_publisher_follow_their_schemas(
         "AllBlocksCleared",
     ]
     check("wire-event", *map(json.loads, lines))
+
+
+@pytest.mark.parametrize("fleet", [[], ["--num-gpu-blocks", "4096", "--kv-bytes-per-token", "131072"]])
+def test_a_cache_study_follows_its_schema(fleet: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["cache", str(TRACE), "--block-size", "64", *fleet, "--quiet", "--json", "-"]) == 0
+    check("cache", json.loads(capsys.readouterr().out))
 
 
 @pytest.mark.parametrize("model", ["Llama-3.1-8B", "gpt-oss-20b", "Qwen3-Next-80B-A3B"])

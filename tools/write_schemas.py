@@ -10,6 +10,7 @@ from typing import Any, get_args, get_type_hints
 
 import msgspec
 
+from understudy.cache.study import CacheStudy
 from understudy.engines.recorder import TOTALS
 from understudy.events.capture import CapturedMessage
 from understudy.events.wire import WireEvent
@@ -445,7 +446,15 @@ def describe_router_query() -> Schema:
     return describe_object("expected hits", {**sizes, "workers": list_of(describe_router_worker(extra))})
 
 
+def describe_cache() -> Schema:
+    """Describe what `cache --json` writes."""
+    defs: Schema = {}
+    described = describe_type(CacheStudy, defs)
+    return {"title": "cache study", **described, "$defs": defs}
+
+
 SCHEMAS = {
+    "cache": describe_cache,
     "capacity": describe_capacity,
     "report": describe_report,
     "request": describe_request,

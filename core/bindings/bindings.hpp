@@ -7,7 +7,7 @@ namespace understudy {
 
 void bind_errors(nanobind::module_& m);
 void bind_identities(nanobind::module_& m);
-void bind_reuse_stack(nanobind::module_& m);
+void bind_curves(nanobind::module_& m);
 void bind_tokens(nanobind::module_& m);
 void bind_events(nanobind::module_& m);
 void bind_wire(nanobind::module_& m);

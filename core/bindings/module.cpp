@@ -7,7 +7,6 @@ NB_MODULE(_core, m) {
   understudy::bind_errors(m);
   understudy::bind_identities(m);
   understudy::bind_tokens(m);
-  understudy::bind_reuse_stack(m);
   understudy::bind_store(m);
   understudy::bind_events(m);
   understudy::bind_wire(m);
@@ -30,6 +29,7 @@ NB_MODULE(_core, m) {
   understudy::bind_kv_router(m);
   understudy::bind_replay(m);
   understudy::bind_run_columns(m);
+  understudy::bind_curves(m);
 #ifdef UNDERSTUDY_TEST_ENGINES
   understudy::bind_test_engines(m);
 #endif

@@ -8,7 +8,6 @@
 #include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
 
-#include <any>
 #include <array>
 #include <optional>
 #include <type_traits>
@@ -23,118 +22,13 @@
 #include "replay/plain_rows.hpp"
 #include "replay/trace_identities.hpp"
 #include "router.hpp"
+#include "workload.hpp"
 
 namespace understudy {
 
 namespace {
 
 using namespace nb::literals;
-
-template <typename T>
-using Column = nb::ndarray<const T, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
-
-// Reads columns of an understudy.workload.Workload by name, and keeps their arrays for as long as the run lasts.
-class ColumnReader {
- public:
-  explicit ColumnReader(nb::handle workload) : workload_(workload) {}
-
-  // Read a column; with `rows`, require that length.
-  template <typename T>
-  void read(const char* name, std::span<const T>& column, std::optional<std::size_t> rows = std::nullopt) {
-    Column<T> values;
-    if (!nb::try_cast(nb::object(workload_.attr(name)), values)) {
-      throw Error(ErrorKind::InvalidArgument, name, " must be a column of the workload's own type");
-    }
-    if (rows && values.size() != *rows) {
-      throw Error(ErrorKind::InvalidArgument, name, " has ", values.size(), " rows, expected ", *rows);
-    }
-    column = {values.data(), values.size()};
-    arrays_.emplace_back(std::move(values));
-  }
-  // The same where the workload may do without.
-  template <typename T>
-  void read_if_there(const char* name, std::span<const T>& column, std::optional<std::size_t> rows = std::nullopt) {
-    if (!workload_.attr(name).is_none()) read(name, column, rows);
-  }
-
- private:
-  nb::handle workload_;
-  std::vector<std::any> arrays_;
-};
-
-// Offsets and links are followed without further checks, so they are checked here.
-void check_links(const WorkloadColumns& w) {
-  const auto rows = static_cast<std::int64_t>(w.size());
-  for (std::size_t i = 0; i < w.size(); ++i) {
-    if (w.prompt_tokens[i] < 1 || w.output_tokens[i] < 0 || w.delay_ns[i] < 0 || w.arrival_ns[i] < 0) {
-      throw Error(ErrorKind::InvalidArgument, "row ", i,
-                  ": prompt_tokens must be positive, and output_tokens, delay_ns and ", "arrival_ns not negative");
-    }
-    if (w.next_turn[i] >= rows || (w.next_turn[i] >= 0 && w.turn[static_cast<std::size_t>(w.next_turn[i])] == 0)) {
-      throw Error(ErrorKind::InvalidArgument, "row ", i, ": next_turn ", w.next_turn[i], " is not a later turn");
-    }
-    const std::int64_t first = w.hash_offsets[i];
-    const std::int64_t last = w.hash_offsets[i + 1];
-    const std::int64_t ids = (w.prompt_tokens[i] + std::int64_t{w.trace_block_size} - 1) / w.trace_block_size;
-    if (first < 0 || last < first || last > static_cast<std::int64_t>(w.hash_ids.size()) || last - first != ids) {
-      throw Error(ErrorKind::InvalidArgument, "row ", i, ": ", ids, " hash_ids expected for ", w.prompt_tokens[i],
-                  " prompt tokens, got ", last - first);
-    }
-    if (!w.output_token_offsets.empty()) {
-      const std::int64_t begin = w.output_token_offsets[i];
-      const std::int64_t end = w.output_token_offsets[i + 1];
-      if (begin < 0 || end < begin || end > static_cast<std::int64_t>(w.output_token_ids.size()) ||
-          (end > begin && end - begin != w.output_tokens[i])) {
-        throw Error(ErrorKind::InvalidArgument, "row ", i, ": ", w.output_tokens[i],
-                    " output_token_ids or none expected, got ", end - begin);
-      }
-    }
-    if (w.output_in_next.empty() || !w.output_in_next[i]) continue;
-    if (w.next_turn[i] < 0 ||
-        w.prompt_tokens[static_cast<std::size_t>(w.next_turn[i])] < w.prompt_tokens[i] + w.output_tokens[i]) {
-      throw Error(ErrorKind::InvalidArgument, "row ", i, ": the next turn does not contain this turn's output");
-    }
-  }
-}
-
-void check_offsets(std::span<const std::int64_t> offsets, std::size_t end, const char* name) {
-  for (std::size_t i = 0; i + 1 < offsets.size(); ++i) {
-    if (offsets[i] < 0 || offsets[i + 1] < offsets[i] || offsets[i + 1] > static_cast<std::int64_t>(end)) {
-      throw Error(ErrorKind::InvalidArgument, name, "[", i + 1, "] is ", offsets[i + 1], ", expected ", offsets[i],
-                  " to ", end);
-    }
-  }
-}
-
-// A new column of the workload is a line here, and a field there.
-WorkloadColumns read_workload(ColumnReader& from, nb::handle workload) {
-  WorkloadColumns w;
-  from.read("prompt_tokens", w.prompt_tokens);
-  const std::size_t rows = w.size();
-  from.read("arrival_ns", w.arrival_ns, rows);
-  from.read("output_tokens", w.output_tokens, rows);
-  from.read("priority", w.priority, rows);
-  from.read("turn", w.turn, rows);
-  from.read("next_turn", w.next_turn, rows);
-  from.read("delay_ns", w.delay_ns, rows);
-  from.read("hash_offsets", w.hash_offsets, rows + 1);
-  from.read("hash_ids", w.hash_ids);
-  from.read_if_there("max_tokens", w.max_tokens, rows);
-  from.read_if_there("adapter", w.adapter, rows);
-  from.read_if_there("strict_priority", w.strict_priority, rows);
-  from.read_if_there("queue_order", w.queue_order, rows);
-  from.read_if_there("output_in_next", w.output_in_next, rows);
-  from.read_if_there("output_token_offsets", w.output_token_offsets, rows + 1);
-  from.read_if_there("output_token_ids", w.output_token_ids);
-  from.read_if_there("accepted_draft_offsets", w.accepted_draft_offsets, rows + 1);
-  from.read_if_there("accepted_drafts", w.accepted_drafts);
-  const std::uint64_t block_size = read_uint(workload.attr("trace_block_size"), "trace_block_size", 1u << 30);
-  if (block_size == 0) throw Error(ErrorKind::InvalidArgument, "trace_block_size must be at least 1");
-  w.trace_block_size = static_cast<std::uint32_t>(block_size);
-  check_links(w);
-  check_offsets(w.accepted_draft_offsets, w.accepted_drafts.size(), "accepted_draft_offsets");
-  return w;
-}
 
 void make_settings(FleetConfig* self, std::vector<WorkerPool> pools, nb::handle routing, nb::handle seed,
                    nb::handle concurrency, nb::handle threads, bool fast_forward, bool check, nb::handle lockstep_ns,

@@ -164,7 +164,7 @@ def test_the_baseline_stands_under_every_plot_over_time() -> None:
 
 def test_the_curve_over_cache_sizes_marks_todays_sizes_and_the_bound() -> None:
     curve = HitCurve(
-        depths=np.array([10, 20, 4_000, 5_000]),
+        hit_tokens=64 * np.searchsorted([10, 20, 4_000, 5_000], np.arange(5_001), side="right"),
         block_size=64,
         prompt_tokens=640,
         smallest_blocks=8,

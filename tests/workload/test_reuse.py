@@ -8,9 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import understudy
-from understudy._core import Identities, ReuseStack
 from understudy.engines.vllm_config import VllmConfig
-from understudy.errors import InvalidArgument
 from understudy.workload import ClosedLoop, Workload
 from understudy.workload.reuse import hit_curve, unlimited_hit_ratio
 
@@ -117,20 +115,3 @@ def test_outputs_that_the_next_turn_quotes_are_found_there() -> None:
     )
     # The first turn computes 16 tokens, all of which stand at the beginning of the second.
     assert hit_curve(workload, 8).hit_ratio(10) * 32 == 16
-
-
-def test_places_move_together_when_they_run_out_and_depths_stay_true() -> None:
-    stack = ReuseStack()
-    one = Identities.from_local_hashes(np.array([7], np.uint64))
-    stack.serve(one, 1, 1)
-    for _ in range(20_000):
-        stack.serve(Identities(), 0, 1)
-    stack.serve(one, 1, 1)
-    stack.serve(one, 1, 1)
-    assert stack.depths().tolist() == [20_001, 1]
-    assert len(stack) == 20_001
-
-
-def test_more_readable_than_known_blocks_are_refused() -> None:
-    with pytest.raises(InvalidArgument, match="readable 1"):
-        ReuseStack().serve(Identities(), 1, 1)

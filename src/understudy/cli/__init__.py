@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from understudy import __version__
 from understudy.cli import (
+    cache,
     calibrate,
     capacity,
     compare,
@@ -77,6 +78,7 @@ VERBS: dict[str, Verb] = {
     "compare": compare,
     "predict": predict,
     "calibrate": calibrate,
+    "cache": cache,
     "capacity": capacity,
     "sweep": sweep,
     "workload": workload,

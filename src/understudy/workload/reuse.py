@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from understudy._core import ReuseStack
-from understudy.workload.identities import row_identities
+from understudy._core import BlockVisits
 
 if TYPE_CHECKING:
     from understudy.workload.columns import Int32Column, Int64Column
@@ -70,8 +69,8 @@ def unlimited_hit_ratio(workload: Workload, block_size: int, worker: Int32Column
 class HitCurve:
     """Hit ratio by cache size, for one LRU cache that serves the requests one at a time in arrival order."""
 
-    depths: Int64Column
-    """Smallest cache, in blocks, that would hit each reused block; ascending."""
+    hit_tokens: Int64Column
+    """Prompt tokens that hit, by cache size in blocks from 0; larger caches hit as many as the last."""
     block_size: int
     prompt_tokens: int
     smallest_blocks: int
@@ -81,8 +80,7 @@ class HitCurve:
 
     def hit_ratio(self, blocks: int) -> float:
         """Return the share of prompt tokens that hit in a cache of `blocks`."""
-        found = int(np.searchsorted(self.depths, blocks, side="right"))
-        return found * self.block_size / max(self.prompt_tokens, 1)
+        return int(self.hit_tokens[min(blocks, len(self.hit_tokens) - 1)]) / max(self.prompt_tokens, 1)
 
     @property
     def unlimited_hit_ratio(self) -> float:
@@ -98,22 +96,23 @@ def hit_curve(workload: Workload, block_size: int) -> HitCurve:
     blocks: its last block is computed again, and the engine keeps using the older copy. Overlapping requests, and
     several workers that each see a part, hit less or more.
     """
-    order = workload.arrival_order() if workload.has_arrivals else None
-    stack = ReuseStack()
-    smallest = 0
-    for row in (np.arange(len(workload)) if order is None else order).tolist():
-        prompt, output = int(workload.prompt_tokens[row]), int(workload.output_tokens[row])
-        if workload.max_tokens is not None and workload.max_tokens[row] >= 0:
-            output = min(output, int(workload.max_tokens[row]))
-        computed = prompt + max(output - 1, 0)  # the last token's KV is never computed
-        known = prompt if workload.known_output_tokens(row) is None else computed
-        identities = row_identities(workload, row, block_size, min(known, computed) // block_size)
-        stack.serve(identities, (prompt - 1) // block_size, computed // block_size)
-        smallest = max(smallest, -(-computed // block_size))
+    hit_tokens, distinct = BlockVisits(workload, block_size).lru(serving_order(workload))
     return HitCurve(
-        depths=np.sort(stack.depths()).astype(np.int64),
+        hit_tokens=hit_tokens,
         block_size=block_size,
         prompt_tokens=workload.total_prompt_tokens,
-        smallest_blocks=smallest,
-        distinct_blocks=len(stack),
+        smallest_blocks=largest_request_blocks(workload, block_size),
+        distinct_blocks=distinct,
     )
+
+
+def serving_order(workload: Workload) -> Int64Column:
+    """Return the rows in arrival order; in row order if the workload has no arrivals."""
+    order = workload.arrival_order() if workload.has_arrivals else None
+    return np.arange(len(workload), dtype=np.int64) if order is None else order
+
+
+def largest_request_blocks(workload: Workload, block_size: int) -> int:
+    """Return the blocks that the largest request holds at its end; the last token's KV is never computed."""
+    computed = workload.prompt_tokens.astype(np.int64) + np.maximum(workload.cut_output_tokens - 1, 0)
+    return int((-(-computed // block_size)).max(initial=0))

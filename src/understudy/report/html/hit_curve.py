@@ -20,7 +20,7 @@ POINTS = 160
 def hits_by_cache_size(report: Report) -> Card | None:
     """Plot the curve of one LRU cache, this run's sizes and the limit; None without reuse or workload."""
     curve = report.hit_curve
-    if curve is None or not len(curve.depths):
+    if curve is None or not curve.hit_tokens[-1]:
         return None
     one = report.columns.blocks_per_worker
     fleet = int(report.columns.worker_blocks.sum())

@@ -1,0 +1,194 @@
+"""Run a cache study: replay the fleet, compute the curves, and replay other sizes and policies."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from understudy.cache.curves import PINNED, CacheCurves
+from understudy.cache.study import (
+    CacheStudy,
+    Replayed,
+    Scale,
+    add_tiers,
+    choose_sizes,
+    describe_fleet,
+    find_knee,
+    measure_sessions,
+    measure_sizes,
+    rank_prefixes,
+    sample_curve,
+)
+from understudy.errors import ConfigError
+from understudy.run.times import format_times
+from understudy.workload.reuse import largest_request_blocks
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from understudy.report import Report
+    from understudy.run.settings import ReplaySettings
+    from understudy.workload import Workload
+
+ENGINE_POLICIES = {"lru": None, "lineage": "lineage", "tinylfu": "multi_lru"}
+"""Policies that an engine can run, with the engine's setting; vLLM's own order (None) is LRU."""
+
+_TURNS = (
+    "turns of a session follow one another directly in arrival order, which favours small caches; give --model and "
+    "--gpu to use the order of a replay"
+)
+_NOT_REPLAYED = (
+    "fifo and optimal are not replayed: engines order blocks by release, and no engine knows the future"
+)
+
+
+class StudyRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """What to study."""
+
+    block_size: int = 16
+    policies: tuple[str, ...] = ("lru", "fifo", "lineage", "tinylfu", "optimal")
+    sizes: tuple[tuple[float, str], ...] = ()
+    """Cache sizes of a worker as (number, unit), unit GiB or blocks; empty: doubling sizes."""
+    tiers: tuple[tuple[str, float], ...] = ()
+    """Tiers below the device, top first: (name, GiB of a worker)."""
+    kv_bytes_per_token: int | None = None
+    """Of a whole worker, all GPUs together."""
+    prompts_only: bool = False
+    warm_up: float = 0.0
+    replays: bool = True
+    """Whether to replay the fleet with the given sizes and policies."""
+
+
+def study_cache(
+    workload: Workload,
+    name: str,
+    request: StudyRequest,
+    settings: ReplaySettings | None = None,
+    progress: Callable[[str], None] = lambda _: None,
+) -> CacheStudy:
+    """Compute the curves of `workload` and, with the `settings` of a fleet, its point and its latencies.
+
+    Errors: ConfigError names the flag that is wrong or missing.
+    """
+    scale = Scale(request.block_size, request.kv_bytes_per_token)
+    sizes = _read_sizes(request, scale)
+    if request.tiers and settings is None:
+        raise ConfigError(
+            f"--{request.tiers[0][0]}-gib: the size of the device's cache is not known; give --gpu, or --num-gpu-blocks"
+        )
+    if request.tiers and scale.block_bytes is None:
+        raise ConfigError(
+            f"--{request.tiers[0][0]}-gib: the KV bytes per token are not known; give --model, or --kv-bytes-per-token"
+        )
+    notes = list(workload.notes)
+    report = None
+    if settings is not None:
+        progress("replaying the fleet")
+        report = _replay(workload, settings)
+        notes += settings.notes
+    progress("computing the curves")
+    curves = CacheCurves(
+        workload,
+        request.block_size,
+        prompts_only=request.prompts_only,
+        warm_up=request.warm_up,
+        run=None if report is None else report.columns,
+    )
+    if report is None and workload.turn.any():
+        notes.append(_TURNS)
+    smallest = largest_request_blocks(workload, request.block_size)
+    device = None if settings is None else settings.engine.num_gpu_blocks
+    knee = find_knee(curves, scale)
+    if not sizes:
+        sizes = choose_sizes(curves, scale, smallest, () if device is None else (device,))
+        replayed_sizes = sorted({device, *((knee.blocks,) if knee else ())} - {None, 0})
+    else:
+        replayed_sizes = sizes
+    columns = [*request.policies, *((PINNED,) if "optimal" in request.policies else ())]
+    studied = device or (knee.blocks if knee is not None else sizes[len(sizes) // 2])
+    replays: list[Replayed] = []
+    if report is not None and settings is not None and request.replays:
+        for blocks in replayed_sizes:
+            for policy in request.policies:
+                if policy in ENGINE_POLICIES:
+                    progress(f"replaying {policy} with {blocks:,} blocks")
+                    replays.append(_replay_with(workload, settings, scale, policy, blocks))
+        if not set(request.policies) <= ENGINE_POLICIES.keys():
+            notes.append(_NOT_REPLAYED)
+    return CacheStudy(
+        workload=name,
+        workload_digest=workload.digest,
+        requests=len(workload),
+        prompt_tokens=curves.prompt_tokens,
+        block_size=request.block_size,
+        kv_bytes_per_token=request.kv_bytes_per_token,
+        prompts_only=request.prompts_only,
+        warm_up=request.warm_up,
+        order="arrivals" if report is None else "replay",
+        block_visits=curves.visits.visits,
+        distinct_blocks=curves.visits.distinct,
+        largest_request_blocks=smallest,
+        unlimited_hit_ratio=curves.unlimited_hit_ratio,
+        policies=columns,
+        sizes=measure_sizes(curves, scale, columns, sizes),
+        lru_curve=sample_curve(curves, scale, min(sizes), max(*sizes, len(curves.lru_hit_tokens), 2)),
+        knee=knee,
+        fleet=None
+        if report is None or device is None or settings is None
+        else describe_fleet(curves, scale, report, device, settings.routing),
+        tiers=[] if device is None else add_tiers(curves, scale, device, request.tiers),
+        sessions=measure_sessions(workload, curves),
+        studied_blocks=studied,
+        prefixes=rank_prefixes(workload, curves, studied),
+        replays=replays,
+        times=None if report is None else format_times(report.run.times),
+        notes=notes,
+    )
+
+
+def _read_sizes(request: StudyRequest, scale: Scale) -> list[int]:
+    if scale.block_bytes is None and any(unit == "GiB" for _, unit in request.sizes):
+        raise ConfigError(
+            "--sizes: GiB need the KV bytes per token; give --model, --kv-bytes-per-token, or sizes such as 4096blocks"
+        )
+    sizes = {scale.blocks(size) if unit == "GiB" else int(size) for size, unit in request.sizes}
+    if 0 in sizes:
+        raise ConfigError("--sizes: one size is smaller than a block; choose larger ones")
+    if sizes and max(sizes) >= 2**32:
+        raise ConfigError(f"--sizes: {max(sizes):,} blocks exceed the limit of 2^32; choose smaller ones")
+    return sorted(sizes)
+
+
+def _replay(workload: Workload, settings: ReplaySettings) -> Report:
+    from understudy.api import replay
+
+    return replay(
+        workload,
+        settings.engine,
+        workers=settings.workers,
+        routing=settings.policy,
+        seed=settings.seed,
+        load=settings.load,
+        ranks=settings.ranks,
+    )
+
+
+def _replay_with(
+    workload: Workload, settings: ReplaySettings, scale: Scale, policy: str, blocks: int
+) -> Replayed:
+    engine = msgspec.structs.replace(
+        settings.engine, num_gpu_blocks=blocks, eviction_policy=ENGINE_POLICIES[policy]
+    )
+    report = _replay(workload, msgspec.structs.replace(settings, engine=engine))
+    ttft = report.ttft_ms
+    return Replayed(
+        policy=policy,
+        blocks=blocks,
+        gib=scale.gib(blocks),
+        hit_ratio=report.prefix_hit_ratio.first_admission,
+        ttft_mean_ms=ttft.mean,
+        ttft_p50_ms=ttft.p50,
+        ttft_p99_ms=ttft.p99,
+        rejected=report.requests.rejected,
+    )

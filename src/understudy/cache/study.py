@@ -1,0 +1,286 @@
+"""Study of a workload's prefix cache: the curve, its knee, tiers, working sets, and replays."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import msgspec
+import numpy as np
+
+from understudy.cache.curves import PINNED, CacheCurves
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from understudy.report import Report
+    from understudy.workload import Workload
+    from understudy.workload.columns import Int64Column
+
+SCHEMA = "understudy-cache/1"
+GIB = 2**30
+KNEE_GAIN = 0.001
+"""Hit ratio that one more GiB must add for a cache to count as too small."""
+MOST_PREFIXES = 10
+LADDER_SIZES = 9
+CURVE_POINTS = 160
+
+
+class Point(msgspec.Struct, frozen=True):
+    """Caches of one size: hit ratio by policy."""
+
+    blocks: int
+    """Blocks of each worker's cache."""
+    gib: float | None
+    hit_ratio: dict[str, float]
+
+
+class Knee(msgspec.Struct, frozen=True):
+    """Smallest LRU cache from which on every further GiB adds less than 0.1 points."""
+
+    blocks: int
+    gib: float
+    hit_ratio: float
+
+
+class Fleet(msgspec.Struct, frozen=True):
+    """Caches of the configured fleet: blocks of a worker, and hit ratios of the curve and of the replay."""
+
+    workers: int
+    routing: str
+    blocks: int
+    gib: float | None
+    lru_hit_ratio: float
+    optimal_pinned_hit_ratio: float
+    replayed_hit_ratio: float
+
+
+class TierGain(msgspec.Struct, frozen=True):
+    """Hit ratio with a tier below the device, on the same LRU curve."""
+
+    tier: str
+    gib: float
+    blocks: int
+    hit_ratio: float
+    """Of all sizes down to this tier together, if a tier keeps no copy of what is above it."""
+    added: float
+    """Hit ratio added to that of the tiers above."""
+    added_if_copies: float
+    """The same for a tier that also keeps copies of the blocks above it."""
+
+
+class Sessions(msgspec.Struct, frozen=True):
+    """Blocks that sessions use; a request without a session counts as one."""
+
+    sessions: int
+    blocks_p50: int
+    blocks_p90: int
+    blocks_max: int
+    own_share: float
+    """Share of blocks, over all sessions, that no other session uses."""
+    open_blocks_max: int
+    """Most blocks of sessions that are between their first and last request at one time, and all shared blocks."""
+
+
+class Prefix(msgspec.Struct, frozen=True):
+    """A run of tokens that several requests begin with, and its cost."""
+
+    worker: int
+    request: str
+    """First request with it."""
+    first_token: int
+    last_token: int
+    requests: int
+    read_tokens: int
+    """Tokens that a cache must supply, or the engine computes again: (requests − 1) × length."""
+    recomputed_tokens: int
+    """Of those, tokens that an LRU cache of the studied size has evicted."""
+    working_set_blocks: int
+    """Distinct blocks of all requests with this prefix, from it on."""
+
+
+class Replayed(msgspec.Struct, frozen=True):
+    """One replay of the fleet with another cache size or policy."""
+
+    policy: str
+    blocks: int
+    gib: float | None
+    hit_ratio: float
+    ttft_mean_ms: float
+    ttft_p50_ms: float
+    ttft_p99_ms: float
+    rejected: int
+
+
+class CacheStudy(msgspec.Struct, frozen=True, kw_only=True):
+    """Result of `understudy cache`; docs/schema/cache.json is its schema."""
+
+    schema: str = SCHEMA
+    workload: str
+    workload_digest: str
+    requests: int
+    prompt_tokens: int
+    """Prompt tokens of the counted requests."""
+    block_size: int
+    kv_bytes_per_token: int | None
+    prompts_only: bool
+    warm_up: float
+    order: str
+    """arrivals: one request at a time; replay: in the order and with the overlap of the fleet's replay."""
+    block_visits: int
+    distinct_blocks: int
+    largest_request_blocks: int
+    unlimited_hit_ratio: float
+    policies: list[str]
+    sizes: list[Point]
+    lru_curve: list[Point]
+    """The LRU curve at evenly spaced sizes on a logarithmic scale, for plots."""
+    knee: Knee | None
+    fleet: Fleet | None
+    tiers: list[TierGain]
+    sessions: Sessions
+    studied_blocks: int
+    """Cache size to which the prefixes' recomputed tokens refer."""
+    prefixes: list[Prefix]
+    replays: list[Replayed]
+    times: str | None
+    """Source of the replays' step times."""
+    notes: list[str]
+
+
+class Scale:
+    """Converts between blocks and GiB; without KV bytes per token, GiB are unknown."""
+
+    def __init__(self, block_size: int, kv_bytes_per_token: int | None) -> None:
+        self.block_bytes = None if kv_bytes_per_token is None else block_size * kv_bytes_per_token
+
+    def gib(self, blocks: int) -> float | None:
+        """Return the size of `blocks` in GiB."""
+        return None if self.block_bytes is None else blocks * self.block_bytes / GIB
+
+    def blocks(self, gib: float) -> int:
+        """Return the whole blocks that fit in `gib`; the block's bytes must be known."""
+        assert self.block_bytes is not None
+        return int(gib * GIB) // self.block_bytes
+
+
+def choose_sizes(curves: CacheCurves, scale: Scale, smallest: int, also: Sequence[int] = ()) -> list[int]:
+    """Return doubling sizes up to one that hits all reused blocks, and those in `also`."""
+    limit = max(len(curves.lru_hit_tokens) - 1, smallest, 1)
+    # Without GiB the smallest cache is one request's; with GiB the doubling passes through 1 GiB.
+    step = max(smallest, 1) if scale.block_bytes is None else max(scale.blocks(1.0), 1)
+    while scale.block_bytes is not None and step >= 2 * max(smallest, 1):
+        step //= 2
+    sizes = [step]
+    while sizes[-1] < limit:
+        sizes.append(2 * sizes[-1])
+    return sorted({*sizes[-LADDER_SIZES:], *also})
+
+
+def measure_sizes(
+    curves: CacheCurves, scale: Scale, policies: Sequence[str], sizes: Sequence[int]
+) -> list[Point]:
+    """Return the hit ratios of all policies at these sizes."""
+    ratios = {policy: curves.hit_ratio(policy, sizes).tolist() for policy in policies}
+    return [
+        Point(blocks, scale.gib(blocks), {policy: values[at] for policy, values in ratios.items()})
+        for at, blocks in enumerate(sizes)
+    ]
+
+
+def sample_curve(curves: CacheCurves, scale: Scale, low: int, high: int) -> list[Point]:
+    """Return the LRU curve at sizes from `low` to `high`, evenly spaced on a logarithmic scale."""
+    spaced = np.geomspace(max(low, 1), max(high, low + 1, 2), CURVE_POINTS)
+    sizes = np.unique(spaced.round().astype(np.int64))
+    return measure_sizes(curves, scale, ["lru"], sizes.tolist())
+
+
+def find_knee(curves: CacheCurves, scale: Scale) -> Knee | None:
+    """Return the knee of the LRU curve; None if GiB are unknown."""
+    if scale.block_bytes is None:
+        return None
+    ratios = curves.lru_hit_tokens / max(curves.prompt_tokens, 1)
+    step = max(scale.blocks(1.0), 1)
+    larger = np.minimum(np.arange(len(ratios)) + step, len(ratios) - 1)
+    rising = np.flatnonzero(ratios[larger] - ratios >= KNEE_GAIN)
+    blocks = int(rising[-1]) + 1 if len(rising) else 0
+    gib = scale.gib(blocks)
+    assert gib is not None
+    return Knee(blocks, gib, float(ratios[min(blocks, len(ratios) - 1)]))
+
+
+def add_tiers(
+    curves: CacheCurves, scale: Scale, device_blocks: int, tiers: Sequence[tuple[str, float]]
+) -> list[TierGain]:
+    """Return what each tier (name, GiB of one worker) adds below a device of `device_blocks`."""
+    gains = []
+    above = device_blocks
+    for name, gib in tiers:
+        blocks = scale.blocks(gib)
+        sizes = [above, above + blocks, max(above, blocks)]
+        before, together, copied = curves.hit_ratio("lru", sizes).tolist()
+        gains.append(TierGain(name, gib, blocks, together, together - before, copied - before))
+        above += blocks
+    return gains
+
+
+def measure_sessions(workload: Workload, curves: CacheCurves) -> Sessions:
+    """Count the blocks of sessions, and of those that are open at one time."""
+    distinct, own = curves.visits.session_blocks(workload.session)
+    rows = curves.rows
+    if not len(rows):
+        return Sessions(0, 0, 0, 0, 0.0, 0)
+    first = np.full(len(distinct), len(rows), np.int64)
+    last = np.full(len(distinct), -1, np.int64)
+    np.minimum.at(first, workload.session[rows], np.arange(len(rows)))
+    np.maximum.at(last, workload.session[rows], np.arange(len(rows)))
+    live = last >= 0
+    change = np.zeros(len(rows) + 1, np.int64)
+    np.add.at(change, first[live], own[live])
+    np.add.at(change, last[live] + 1, -own[live])
+    shared = curves.visits.distinct - int(own.sum())
+    ordered = np.sort(distinct[live])
+    return Sessions(
+        sessions=int(live.sum()),
+        blocks_p50=int(ordered[(len(ordered) - 1) // 2]),
+        blocks_p90=int(ordered[(len(ordered) - 1) * 9 // 10]),
+        blocks_max=int(ordered[-1]),
+        own_share=int(own.sum()) / max(curves.visits.distinct, 1),
+        open_blocks_max=int(np.cumsum(change).max()) + shared,
+    )
+
+
+def rank_prefixes(workload: Workload, curves: CacheCurves, blocks: int) -> list[Prefix]:
+    """Return the prefixes that cost most if they are not cached: reads times length."""
+    found: list[Prefix] = []
+    size = curves.block_size
+    for worker, part in enumerate(curves.parts):
+        row, position, length, requests, recomputed, below = curves.visits.prefix_runs(part.rows, blocks)
+        read: Int64Column = (requests - 1) * length * size
+        for at in np.argsort(-read, kind="stable")[:MOST_PREFIXES].tolist():
+            names = workload.request_ids
+            found.append(
+                Prefix(
+                    worker=worker,
+                    request=str(row[at]) if names is None else names[int(row[at])],
+                    first_token=int(position[at]) * size,
+                    last_token=int(position[at] + length[at]) * size - 1,
+                    requests=int(requests[at]),
+                    read_tokens=int(read[at]),
+                    recomputed_tokens=int(recomputed[at]) * size,
+                    working_set_blocks=int(below[at]),
+                )
+            )
+    return sorted(found, key=lambda prefix: -prefix.read_tokens)[:MOST_PREFIXES]
+
+
+def describe_fleet(curves: CacheCurves, scale: Scale, report: Report, blocks: int, routing: str) -> Fleet:
+    """Return the fleet's point: its size, and the hit ratios of the curve and of its replay."""
+    return Fleet(
+        workers=report.columns.num_workers,
+        routing=routing,
+        blocks=blocks,
+        gib=scale.gib(blocks),
+        lru_hit_ratio=float(curves.hit_ratio("lru", [blocks])[0]),
+        optimal_pinned_hit_ratio=float(curves.hit_ratio(PINNED, [blocks])[0]),
+        replayed_hit_ratio=report.prefix_hit_ratio.first_admission,
+    )

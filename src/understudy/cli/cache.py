@@ -1,0 +1,245 @@
+"""`understudy cache TRACE`: hit ratios by cache size and policy, and what they mean for latency."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from understudy.cli import gpu_flags, trace_flags
+from understudy.outputs import check_outputs, create, files_named, is_stdout
+
+if TYPE_CHECKING:
+    from understudy.cli import Verbs
+    from understudy.run.settings import ReplaySettings
+
+EXAMPLES = """\
+examples:
+  understudy cache trace.jsonl                                     curve in blocks, without a fleet
+  understudy cache trace.jsonl --model Llama-3.1-8B                the same in GiB, with the knee
+  understudy cache trace.jsonl --model Llama-3.1-8B --gpu H100 --html cache.html
+  understudy cache trace.jsonl --model Llama-3.1-8B --gpu H100 --sizes 8,16,32 --policies lru,tinylfu,optimal
+  understudy cache trace.jsonl --model Llama-3.1-8B --gpu H100 --workers 4 --routing kv --host-gib 256 --disk-gib 2000
+  understudy cache trace.jsonl --block-size 512 --prompts-only --warm-up 0.5 --sizes 1409blocks,5637blocks
+
+Sizes are those of one worker. With a fleet (--gpu or --num-gpu-blocks), curves follow the order of its replay.
+"""
+
+
+def add_parser(verbs: Verbs) -> None:
+    """Describe `understudy cache`."""
+    verb = verbs.add_parser(
+        "cache",
+        help="show hit ratios by cache size and policy, and their effect on latency",
+        description="Compute exact hit ratios of a trace by cache size and eviction policy; replay chosen sizes.",
+        epilog=EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    verb.add_argument(
+        "trace", type=Path, metavar="TRACE", help="trace file, plain or gzipped; -: standard input"
+    )
+    trace_flags.add_trace_flags(verb)
+    verb.add_argument(
+        "--policies",
+        default="lru,fifo,lineage,tinylfu,optimal",
+        metavar="NAME,…",
+        help="lru, fifo, lineage, tinylfu, optimal (default: all)",
+    )
+    verb.add_argument(
+        "--sizes",
+        metavar="GIB,…",
+        help="cache sizes of a worker in GiB, or blocks such as 4096blocks; they are also replayed "
+        "(default: doubling sizes)",
+    )
+    verb.add_argument("--host-gib", type=float, metavar="X", help="host tier of a worker, GiB")
+    verb.add_argument("--disk-gib", type=float, metavar="X", help="disk tier of a worker, GiB")
+    verb.add_argument(
+        "--warm-up",
+        type=float,
+        default=0.0,
+        metavar="X",
+        help="share of requests, from the first, that fill the cache without being counted (default: 0)",
+    )
+    verb.add_argument(
+        "--prompts-only",
+        action="store_true",
+        help="count prompts with their partly filled last block, and no outputs",
+    )
+    fleet = verb.add_argument_group("fleet")
+    fleet.add_argument(
+        "--block-size", type=int, default=16, metavar="N", help="tokens per block (default: 16)"
+    )
+    fleet.add_argument(
+        "--num-gpu-blocks", type=int, metavar="N", help="KV blocks per worker (default: from --gpu)"
+    )
+    fleet.add_argument("--workers", type=int, metavar="N", help="simulated workers (default: 1)")
+    fleet.add_argument(
+        "--routing",
+        metavar="NAME",
+        help="round_robin (default), random, least_loaded, power_of_two, session_affinity, kv, or FILE.py:CLASS",
+    )
+    fleet.add_argument(
+        "--kv-bytes-per-token",
+        type=int,
+        metavar="N",
+        help="KV bytes per token of a worker, instead of --model",
+    )
+    fleet.add_argument(
+        "--config", type=Path, metavar="YAML", help="settings file of `replay`; flags override it"
+    )
+    fleet.add_argument(
+        "--set",
+        action="append",
+        default=[],
+        metavar="A.B=V",
+        help="one setting; overrides --config and flags",
+    )
+    fleet.add_argument("--no-replays", action="store_true", help="replay the fleet once, and no other sizes")
+    gpu_flags.add_gpu_flags(verb)
+    out = verb.add_argument_group("output (PATH may be -, for standard output)")
+    out.add_argument("--json", type=Path, metavar="PATH", help="write the study as JSON")
+    out.add_argument("--html", type=Path, metavar="PATH", help="write one self-contained page with the curve")
+    out.add_argument("--quiet", action="store_true", help="print no tables and no progress")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Compute the study, then print and write it."""
+    import sys
+
+    import msgspec
+
+    from understudy.cache.lab import study_cache
+    from understudy.cache.text import format_study
+    from understudy.errors import InvalidArgument
+
+    outputs = {
+        flag: path for flag, path in (("--json", args.json), ("--html", args.html)) if path is not None
+    }
+    check_outputs(outputs, {"TRACE": trace_flags.path_read(args), **files_named({"--config": args.config})})
+    request = _read_request(args)
+    settings = _read_settings(args)
+    if settings is not None:
+        check_outputs(outputs, files_named(settings))
+    workload = trace_flags.read_workload(args.trace, args.format, trace_flags.reader_options(args))
+    if not len(workload):
+        raise InvalidArgument(f"{args.trace} contains no requests; a cache study needs at least one")
+
+    def report_progress(text: str) -> None:
+        if not args.quiet and sys.stderr.isatty():
+            print(f"{text} …", file=sys.stderr)
+
+    study = study_cache(workload, args.trace.name, request, settings, report_progress)
+    if args.json is not None:
+        with create(args.json) as file:
+            file.write(msgspec.json.format(msgspec.json.encode(study), indent=2) + b"\n")
+    if args.html is not None:
+        from understudy.cache.page import build_page
+
+        with create(args.html) as file:
+            file.write(build_page(study).encode())
+    if not args.quiet:
+        to_stdout = any(map(is_stdout, outputs.values()))
+        print(format_study(study), file=sys.stderr if to_stdout else sys.stdout)
+        for path in outputs.values():
+            if not is_stdout(path):
+                print(f"written: {path}", file=sys.stderr)
+    return 0
+
+
+def _read_request(args: argparse.Namespace) -> Any:
+    from understudy.cache.curves import POLICIES
+    from understudy.cache.lab import StudyRequest
+    from understudy.cli.parser import suggest
+    from understudy.errors import ConfigError
+
+    policies = tuple(dict.fromkeys(name.strip() for name in args.policies.split(",")))
+    for name in policies:
+        if name not in POLICIES:
+            remedy = suggest(name, POLICIES) or f"; choose from {', '.join(POLICIES)}"
+            raise ConfigError(f"--policies: {name!r} is not known{remedy}")
+    if args.model is not None and args.kv_bytes_per_token is not None:
+        raise ConfigError("--model and --kv-bytes-per-token both set the KV bytes per token; give one")
+    if args.kv_bytes_per_token is not None and args.kv_bytes_per_token < 1:
+        raise ConfigError(f"--kv-bytes-per-token must be at least 1, got {args.kv_bytes_per_token}")
+    tiers = tuple(
+        (name, size) for name, size in (("host", args.host_gib), ("disk", args.disk_gib)) if size is not None
+    )
+    for name, size in tiers:
+        if not 0 < size < 2**40:
+            raise ConfigError(f"--{name}-gib must be above 0, got {size:g}; leave it out for no such tier")
+    return StudyRequest(
+        block_size=args.block_size,
+        policies=policies,
+        sizes=tuple(map(_read_size, args.sizes.split(","))) if args.sizes is not None else (),
+        tiers=tiers,
+        kv_bytes_per_token=_read_bytes_per_token(args),
+        prompts_only=args.prompts_only,
+        warm_up=args.warm_up,
+        replays=not args.no_replays,
+    )
+
+
+def _read_size(text: str) -> tuple[float, str]:
+    """Read a size: a number of GiB, or of blocks."""
+    from understudy.errors import ConfigError
+
+    number = text.strip()
+    is_blocks = number.endswith("blocks")
+    try:
+        size = float(int(number.removesuffix("blocks"))) if is_blocks else float(number)
+    except ValueError:
+        size = -1.0
+    if not 0 < size < 2**40:
+        raise ConfigError(
+            f"--sizes: {text!r} is not a size; write GiB such as 16, or blocks such as 4096blocks"
+        )
+    return size, "blocks" if is_blocks else "GiB"
+
+
+def _read_bytes_per_token(args: argparse.Namespace) -> int | None:
+    from understudy.errors import ConfigError
+    from understudy.tiers.model_shape import ModelShape
+
+    if args.model is None:
+        if args.kv_dtype is not None:
+            raise ConfigError("--kv-dtype needs --model; give a known name or the path of a config.json")
+        given: int | None = args.kv_bytes_per_token
+        return given
+    return ModelShape.find(args.model).bytes_per_token(kv_dtype=args.kv_dtype)
+
+
+def _read_settings(args: argparse.Namespace) -> ReplaySettings | None:
+    """Return the fleet's settings; None if neither its blocks nor its GPU are known."""
+    from understudy.engines.vllm_config import VllmConfig
+    from understudy.errors import ConfigError
+    from understudy.run.settings import ReplaySettings
+
+    flags = gpu_flags.gpu_settings(args)
+    engine = {**flags.get("engine", {}), "block_size": args.block_size}
+    if args.num_gpu_blocks is not None:
+        engine["num_gpu_blocks"] = args.num_gpu_blocks
+    fleet = {name: getattr(args, name) for name in ("workers", "routing") if getattr(args, name) is not None}
+    if not flags.get("gpu") and args.num_gpu_blocks is None and args.config is None and not args.set:
+        if fleet or "timing" in engine:
+            name = f"--{next(iter(fleet), 'timing')}"
+            raise ConfigError(
+                f"{name}: the blocks of a worker are not known; give --gpu, or --num-gpu-blocks"
+            )
+        return None
+    if flags.get("gpu"):
+        flags |= {
+            name: getattr(args, name) for name in ("model", "kv_dtype") if getattr(args, name) is not None
+        }
+    settings = ReplaySettings.read(args.config, {**flags, **fleet, "engine": engine}, args.set)
+    if settings.pools or settings.tiers.tiers:
+        field = "pools" if settings.pools else "tiers"
+        raise ConfigError(
+            f"{field}: a cache study has equal workers without tiers; remove {field} from the settings"
+        )
+    if not isinstance(settings.engine, VllmConfig):
+        raise ConfigError("engine: a cache study replays vLLM's engine; remove engine.kind from the settings")
+    if settings.engine.block_size != args.block_size:
+        raise ConfigError(
+            f"engine.block_size {settings.engine.block_size} differs from --block-size {args.block_size}; give one"
+        )
+    return settings
