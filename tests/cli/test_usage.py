@@ -58,6 +58,7 @@ MISSPELT = {
     "compare": ("--hmtl", "--html"),
     "predict": ("--modle", "--model"),
     "calibrate": ("--modle", "--model"),
+    "cache": ("--sizs", "--sizes"),
     "capacity": ("--modle", "--model"),
     "sweep": ("--vray", "--vary"),
     "workload": ("--cuont", "--count"),

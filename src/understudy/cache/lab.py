@@ -44,7 +44,7 @@ _NOT_REPLAYED = (
 
 
 class StudyRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """What to study."""
+    """Settings of a cache study."""
 
     block_size: int = 16
     policies: tuple[str, ...] = ("lru", "fifo", "lineage", "tinylfu", "optimal")
@@ -53,7 +53,7 @@ class StudyRequest(msgspec.Struct, frozen=True, kw_only=True):
     tiers: tuple[tuple[str, float], ...] = ()
     """Tiers below the device, top first: (name, GiB of a worker)."""
     kv_bytes_per_token: int | None = None
-    """Of a whole worker, all GPUs together."""
+    """KV bytes of one token on all GPUs of a worker."""
     prompts_only: bool = False
     warm_up: float = 0.0
     replays: bool = True

@@ -61,7 +61,7 @@ class TierGain(msgspec.Struct, frozen=True):
     gib: float
     blocks: int
     hit_ratio: float
-    """Of all sizes down to this tier together, if a tier keeps no copy of what is above it."""
+    """Hit ratio of the device and all tiers down to this one, if no tier keeps copies of blocks above it."""
     added: float
     """Hit ratio added to that of the tiers above."""
     added_if_copies: float
@@ -93,7 +93,7 @@ class Prefix(msgspec.Struct, frozen=True):
     read_tokens: int
     """Tokens that a cache must supply, or the engine computes again: (requests − 1) × length."""
     recomputed_tokens: int
-    """Of those, tokens that an LRU cache of the studied size has evicted."""
+    """Read tokens that an LRU cache of the studied size has evicted."""
     working_set_blocks: int
     """Distinct blocks of all requests with this prefix, from it on."""
 
