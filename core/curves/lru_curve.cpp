@@ -8,7 +8,7 @@ namespace understudy {
 
 namespace {
 
-constexpr std::uint32_t kNever = 0xFFFFFFFFu;
+constexpr std::uint32_t kNoPlace = 0xFFFFFFFFu;
 
 // Marked places in the order of use: a bit each, with sums of 64 in a Fenwick tree.
 class Places {
@@ -72,11 +72,11 @@ class Places {
   std::int64_t sum_ = 0;
 };
 
-// Serves `rows`; calls see(order, row, index, block, depth) for each readable block, with kNever for an unknown one.
+// Serves `rows`; calls see(order, row, index, block, depth) for each readable block, with kNoPlace for an unknown one.
 template <typename See>
 std::uint64_t serve(const BlockVisits& visits, std::span<const std::int64_t> rows, See see) {
   Places places(visits.visits_of(rows));
-  std::vector<std::uint32_t> place_of(visits.distinct(), kNever);  // of the youngest copy
+  std::vector<std::uint32_t> place_of(visits.distinct(), kNoPlace);  // of the youngest copy
   for (std::size_t order = 0; order < rows.size(); ++order) {
     const auto row = static_cast<std::size_t>(rows[order]);
     const std::span<const std::uint32_t> blocks = visits.blocks_of(row);
@@ -85,12 +85,12 @@ std::uint64_t serve(const BlockVisits& visits, std::span<const std::int64_t> row
     for (std::size_t i = 0; i < readable; ++i) {
       const std::uint32_t place = place_of[blocks[i]];
       see(order, row, i, blocks[i],
-          place == kNever ? std::uint64_t{kNever} : places.marked() - places.marked_before(place));
+          place == kNoPlace ? std::uint64_t{kNoPlace} : places.marked() - places.marked_before(place));
     }
     for (std::size_t i = 0; i < blocks.size(); ++i) {
       std::uint32_t& place = place_of[blocks[i]];
       // A block that was computed although it was cached (the last of a prompt) leaves its older copy in place.
-      if (place != kNever && i < readable) places.unmark(place);
+      if (place != kNoPlace && i < readable) places.unmark(place);
       place = static_cast<std::uint32_t>(places.next() + blocks.size() - 1 - i);
     }
     places.flush();
@@ -105,7 +105,7 @@ LruCurve lru_curve(const BlockVisits& visits, std::span<const std::int64_t> rows
   LruCurve curve;
   curve.hit_tokens.assign(1, 0);
   const auto see = [&](std::size_t order, std::size_t row, std::size_t i, std::uint32_t, std::uint64_t depth) {
-    if (depth == kNever || order < warm_up) return;
+    if (depth == kNoPlace || order < warm_up) return;
     if (depth >= curve.hit_tokens.size()) curve.hit_tokens.resize(std::max(depth + 1, depth * 3 / 2));
     curve.hit_tokens[depth] += static_cast<std::int64_t>(visits.tokens_in(row, i + 1) - visits.tokens_in(row, i));
   };
@@ -120,7 +120,7 @@ std::vector<std::uint32_t> lru_recomputed(const BlockVisits& visits, std::span<c
                                           std::uint64_t size) {
   std::vector<std::uint32_t> count(visits.distinct());
   serve(visits, rows, [&](std::size_t, std::size_t, std::size_t, std::uint32_t block, std::uint64_t depth) {
-    count[block] += depth != kNever && depth > size;
+    count[block] += depth != kNoPlace && depth > size;
   });
   return count;
 }
