@@ -376,7 +376,14 @@ def describe_sweep() -> Schema:
         "digest": TEXT,
     }
     assert set(summary) == set(Summary.__struct_fields__)
-    candidate = {"flags": values, "gpus": COUNT, "cost_per_hour": MAYBE, "cpu_s": NUMBER, **summary}
+    candidate = {
+        "flags": values,
+        "gpus": COUNT,
+        "cost_per_hour": MAYBE,
+        "cpu_s": NUMBER,
+        "commands": list_of(TEXT),
+        **summary,
+    }
     near = {"oneOf": [describe_object("fleet", {**candidate, "margin": NUMBER}), {"type": "null"}]}
     trial = describe_object("candidate", candidate)
     answer = {"load": values, "best": near, "smaller": near, "front": list_of(trial)}

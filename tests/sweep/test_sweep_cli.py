@@ -211,3 +211,15 @@ def test_a_candidate_counts_rejected_requests_as_late(tmp_path: Path) -> None:
 def test_no_process_of_a_sweep_outlives_it(tmp_path: Path) -> None:
     sweep(tmp_path, "--vary", "workers=1,2")
     assert not list_children(os.getpid())
+
+
+def test_the_manifest_is_that_of_the_answer(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "fleet.yaml"
+    sweep(tmp_path, "--vary", "workers=1..4", "--manifest", str(path))
+    assert "# understudy sweep: workers=2; 2 GPUs" in path.read_text()
+    path.unlink()
+    assert main(["sweep", str(TRACE), "--vary", "workers=1", *GOAL, "--jobs=1", "--manifest", str(path)]) == 2
+    printed = capsys.readouterr()
+    assert "no fleet of the space meets the goal" in printed.err
+    assert "nearest: 1 GPU" in printed.out
+    assert not path.exists()

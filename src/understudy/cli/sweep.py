@@ -34,12 +34,12 @@ TASKS = {
     "choose the space": ("--vary", "--workers", "--model", "--gpu", "--engine"),
     "set the goal and the prices": ("--slo-ttft-ms", "--slo-itl-ms", "--slo-e2e-ms", "--goal", "--gpu-hour"),
     "run": ("--jobs", "--store"),
-    "write outputs (PATH may be -, for standard output)": ("--json",),
+    "write outputs (PATH may be -, for standard output)": ("--json", "--manifest"),
 }
 MAX_GRID = 2000
 """Most combinations of a full grid."""
 
-_OWN = ("vary", "goal", "gpu_hour", "store", "jobs", "json", "quiet", "help")
+_OWN = ("vary", "goal", "gpu_hour", "store", "jobs", "json", "manifest", "quiet", "help")
 _FIXED = (
     *_OWN,
     *("trace", "format", "trace_block_size", "tokenizer", "keep_ids", "clamp_input_length"),
@@ -95,6 +95,9 @@ def add_parser(verbs: Verbs) -> None:
     out.add_argument(
         "--json", type=Path, metavar="PATH", help="write answer, front and all candidates as JSON"
     )
+    out.add_argument(
+        "--manifest", type=Path, metavar="PATH", help="write the Kubernetes manifest of the answer's fleet"
+    )
     out.add_argument("--quiet", action="store_true", help="print no result and no progress bar")
     assert isinstance(verb, Parser)
     verb.set_defaults(parser=verb)
@@ -110,24 +113,29 @@ def run(args: argparse.Namespace) -> int:
 
     if not args.vary:
         raise ConfigError("--vary: missing; name a flag and its values, such as workers=1..8")
-    outputs = {"--json": args.json, "--store": args.store}
+    outputs = {"--json": args.json, "--manifest": args.manifest}
     inputs = {
         f"--{name.replace('_', '-')}": value
         for name, value in vars(args).items()
         if name not in (*_OWN, "parser")
     }
     del inputs["--trace"]
-    check_outputs(outputs, {"TRACE": trace_flags.path_read(args), **files_named(inputs)})
+    check_outputs(
+        {**outputs, "--store": args.store}, {"TRACE": trace_flags.path_read(args), **files_named(inputs)}
+    )
     sweep = _sweep(args, Space.parse(args.vary))
-    if args.json is not None:
-        with create(args.json) as file:
-            file.write(sweep.to_json())
+    contents = {"--json": sweep.to_json, "--manifest": sweep.to_manifest}
+    named = {flag: path for flag, path in outputs.items() if path is not None}
     if not args.quiet:
-        stream = sys.stderr if args.json is not None and is_stdout(args.json) else sys.stdout
+        stream = sys.stderr if any(map(is_stdout, named.values())) else sys.stdout
         for line in describe_sweep(sweep):
             print(line, file=stream)
-        if args.json is not None and not is_stdout(args.json):
-            print(f"written: {args.json}", file=sys.stderr)
+    for flag, path in named.items():
+        content = contents[flag]()
+        with create(path) as file:
+            file.write(content)
+        if not (args.quiet or is_stdout(path)):
+            print(f"written: {path}", file=sys.stderr)
     return 0
 
 
@@ -167,6 +175,8 @@ def _sweep(args: argparse.Namespace, space: Space) -> Sweep:
             settings=replay.read_settings(changed),
             slo=slo,
             max_tokens=changed.max_tokens,
+            model=changed.model,
+            kv_dtype=changed.kv_dtype,
         )
         prices.check(candidate)
         settings = candidate.settings

@@ -36,6 +36,9 @@ class Candidate:
     settings: ReplaySettings
     slo: Slo
     max_tokens: int | None = None
+    model: str | None = None
+    """Model and type of its KV cache as given, for the engine's command; the settings contain their effects."""
+    kv_dtype: str | None = None
     requests: int | None = None
     """Only the first requests of the workload; None for all."""
 

@@ -9,7 +9,10 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from understudy import __version__
+from understudy.errors import ConfigError
 from understudy.sweep.answer import Answer, find_answers, share_variance
+from understudy.sweep.commands import make_commands
+from understudy.sweep.manifest import write_manifest
 
 if TYPE_CHECKING:
     from understudy.report.goodput import Slo
@@ -106,6 +109,15 @@ class Sweep:
         """Return the result as indented JSON."""
         return msgspec.json.format(msgspec.json.encode(self.to_dict()), indent=2) + b"\n"
 
+    def to_manifest(self) -> bytes:
+        """Return the Kubernetes manifest of the first answer. ConfigError if no fleet meets the goal."""
+        best = self.answers[0].best if self.answers else None
+        if best is None:
+            raise ConfigError(
+                "--manifest: no fleet of the space meets the goal; widen --vary or lower the goal"
+            )
+        return write_manifest(best.candidate).encode()
+
     def _describe_answer(self, answer: Answer) -> dict[str, Any]:
         def describe(trial: Trial | None) -> dict[str, Any] | None:
             return None if trial is None else {**self._describe(trial), "margin": trial.good - self.goal}
@@ -123,6 +135,7 @@ class Sweep:
             "gpus": trial.gpus,
             "cost_per_hour": trial.cost if self.has_prices else None,
             "cpu_s": trial.cpu_s,
+            "commands": make_commands(trial.candidate).lines(),
             **msgspec.to_builtins(trial.summary),
         }
 

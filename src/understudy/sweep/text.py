@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from understudy.sweep.answer import LOAD_FLAGS
 from understudy.sweep.candidate import format_flags
+from understudy.sweep.commands import make_commands
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -31,6 +32,7 @@ def describe_sweep(sweep: Sweep) -> Iterator[str]:
     for answer in sweep.answers:
         yield ""
         yield from _describe_answer(sweep, answer)
+        yield from _describe_commands(answer)
     if sweep.variance:
         rest = max(0.0, 1 - sum(sweep.variance.values()))
         shares = ", ".join(f"{flag} {share:.0%}" for flag, share in sweep.variance.items())
@@ -112,6 +114,25 @@ def _format_table(sweep: Sweep, answer: Answer) -> Iterator[str]:
             else format_flags({name: value for name, value in trial.flags.items() if name not in LOAD_FLAGS})
         )
         yield f"  {cells}  {flags}{'  <- answer' if trial is not None and trial is answer.best else ''}"
+
+
+def _describe_commands(answer: Answer) -> Iterator[str]:
+    """Yield the commands of the answer, and those of the other points of the front without their router."""
+    if answer.best is not None:
+        commands = make_commands(answer.best.candidate)
+        yield ""
+        yield f"Commands of the answer ({answer.best.candidate.settings.workers:,} x the engine):"
+        for line in commands.lines():
+            yield f"  {line}"
+        for setting in commands.not_expressed:
+            yield f"  no flag of this engine: {setting}"
+    others = [trial for trial in answer.front if trial is not answer.best]
+    if others:
+        yield ""
+        yield "Engines of the other points of the front, by GPUs:"
+        for trial in others:
+            line = make_commands(trial.candidate).lines()[0]
+            yield f"  {trial.gpus:,}: {trial.candidate.settings.workers:,} x {line}"
 
 
 def _describe_reasons(sweep: Sweep) -> Iterator[str]:

@@ -1,0 +1,176 @@
+"""Commands and manifest of a fleet: only flags that the chosen release has."""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from understudy.report import Slo
+from understudy.run.settings import ReplaySettings
+from understudy.server.flags import grammar
+from understudy.server.flags.grammar import read_command_line, vllm_flags
+from understudy.sweep.candidate import Candidate
+from understudy.sweep.commands import make_commands
+from understudy.sweep.manifest import write_manifest
+
+ROOT = Path(__file__).parents[2]
+GPU = {"model": "Qwen3-32B", "gpu": {"name": "H200", "tensor_parallel_size": 2}}
+FLEETS: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "gpu": GPU,
+    "kv": {**GPU, "workers": 4, "routing": "kv", "router": {"temperature": 0.5}},
+    "off": {"engine": {"enable_prefix_caching": False, "async_scheduling": False, "max_model_len": 4096}},
+    "engine": {
+        "engine": {
+            "max_num_seqs": 32,
+            "long_prefill_token_threshold": 512,
+            "scheduling_policy": "priority",
+            "enable_lora": True,
+            "max_loras": 2,
+            "watermark": 0.01,
+            "speculative_config": {"method": "mtp", "num_speculative_tokens": 2},
+        }
+    },
+    "experts": {
+        "model": "Qwen3-235B-A22B",
+        "gpu": {
+            "name": "H200",
+            "tensor_parallel_size": 2,
+            "data_parallel_size": 4,
+            "enable_expert_parallel": True,
+        },
+    },
+    "offload": {**GPU, "tiers": [{"tier": "g2", "bytes": "64GiB"}], "offload": {"mode": "vllm"}},
+}
+SGLANG: dict[str, dict[str, Any]] = {
+    "plain": {"engine": {"engine_type": "sglang"}},
+    "gpu": {**GPU, "engine": {"engine_type": "sglang", "page_size": 64, "schedule_policy": "lpm"}},
+    "more": {
+        **GPU,
+        "engine": {
+            "engine_type": "sglang",
+            "disable_radix_cache": True,
+            "enable_priority_scheduling": True,
+            "retraction_policy": "priority",
+            "max_queued_requests": 9,
+        },
+    },
+    "host": {**GPU, "engine": {"engine_type": "sglang"}, "tiers": [{"tier": "g2", "bytes": "64GB"}]},
+}
+
+
+def candidate(settings: dict[str, Any], version: str | None = None) -> Candidate:
+    if version is not None:
+        settings = {**settings, "engine": {**settings.get("engine", {}), "vllm_version": version}}
+    return Candidate(
+        flags={},
+        settings=ReplaySettings.read(None, settings, []),
+        slo=Slo(ttft_ms=1),
+        model=settings.get("model"),
+    )
+
+
+@pytest.mark.parametrize("version", ["0.32.0", "0.33.0"])
+@pytest.mark.parametrize("name", FLEETS)
+def test_every_flag_is_one_of_the_release(name: str, version: str) -> None:
+    words = make_commands(candidate(FLEETS[name], version)).engine
+    assert words[:2] == ["vllm", "serve"]
+    line = read_command_line(words[2:], vllm_flags(version))
+    assert line.words == [FLEETS[name].get("model", "MODEL")]
+
+
+@pytest.mark.parametrize("name", FLEETS)
+def test_releases_without_a_list_of_flags_get_long_known_ones(name: str) -> None:
+    if name in ("engine", "experts"):
+        pytest.skip("settings of newer releases")
+    commands = make_commands(candidate(FLEETS[name], "0.26.0"))
+    assert set(read_command_line(commands.engine[2:], vllm_flags("0.32.0")).values)
+    assert any("kv-offloading-size" in each for each in commands.not_expressed) == (name == "offload")
+
+
+def test_a_flag_of_a_newer_release_is_named_and_left_out() -> None:
+    settings = {"engine": {"preemption_mode": "fifo", "kv_manager": "native"}}
+    commands = make_commands(candidate(settings))
+    assert commands.not_expressed == ["preemption-mode=fifo"]
+    assert "--preemption-mode" not in commands.engine
+
+
+def test_the_command_says_what_was_simulated() -> None:
+    words = make_commands(candidate(FLEETS["kv"])).engine
+    values = read_command_line(words[2:], vllm_flags()).values
+    assert values["tensor-parallel-size"] == 2
+    assert values["block-size"] == 64
+    assert values["gpu-memory-utilization"] == 0.9
+    assert "num-gpu-blocks-override" not in values
+    assert values["kv-events-config"]["enable_kv_cache_events"] is True
+    blocks = make_commands(candidate({"engine": {"num_gpu_blocks": 900}})).engine
+    assert read_command_line(blocks[2:], vllm_flags()).values["num-gpu-blocks-override"] == 900
+
+
+@pytest.mark.parametrize("name", SGLANG)
+def test_every_flag_is_one_of_sglang(name: str) -> None:
+    words = make_commands(candidate(SGLANG[name])).engine
+    assert words[:3] == ["python", "-m", "sglang.launch_server"]
+    if not hasattr(grammar, "sglang_flags"):
+        pytest.skip("this version has no list of SGLang's flags")
+    assert read_command_line(words[3:], grammar.sglang_flags()).values["model-path"]
+
+
+def test_several_engines_get_a_router_and_one_gets_none() -> None:
+    commands = make_commands(candidate(FLEETS["kv"]))
+    assert commands.router is not None
+    assert commands.router[:2] == ["understudy", "router"]
+    assert len(commands.router[3].split(",")) == 4
+    assert json.loads(commands.router[-1]) == {"temperature": 0.5}
+    assert make_commands(candidate(GPU)).router is None
+    assert make_commands(candidate(FLEETS["experts"])).router is None
+    assert shlex.split(commands.lines()[0]) == commands.engine
+
+
+@pytest.mark.parametrize("name", ["gpu", "kv", "experts"])
+def test_the_manifest_has_the_fleets_gpus_and_commands(name: str) -> None:
+    fleet = candidate(FLEETS[name])
+    documents = list(yaml.safe_load_all(write_manifest(fleet)))
+    engines = next(each for each in documents if each["kind"] == "StatefulSet")
+    (container,) = engines["spec"]["template"]["spec"]["containers"]
+    assert engines["spec"]["replicas"] * container["resources"]["limits"]["nvidia.com/gpu"] == fleet.gpus
+    assert container["command"][: len(make_commands(fleet).engine)] == make_commands(fleet).engine
+    assert container["image"] == "vllm/vllm-openai:v0.33.0"
+    routers = [each for each in documents if each["metadata"]["name"] == "router"]
+    assert len(routers) == (2 if name == "kv" else 0)
+    if routers:
+        (router,) = routers[1]["spec"]["template"]["spec"]["containers"]
+        assert "http://engine-3.engine:8000" in router["command"][3]
+
+
+PARSE = """
+import json, sys
+from write_flags_table import build_parser
+parser = build_parser()
+for words in json.load(sys.stdin):
+    parser.parse_args(words)
+"""
+
+
+@pytest.mark.parametrize("version", ["0.32.0", "0.33.0"])
+def test_the_releases_own_parser_accepts_the_commands(version: str) -> None:
+    python = ROOT / f".venv-vllm-{version}" / "bin" / "python"
+    if not python.exists():
+        pytest.skip(f"vLLM {version} is not installed in {python.parents[1].name}")
+    lines = [make_commands(candidate(fleet, version)).engine[2:] for fleet in FLEETS.values()]
+    found = subprocess.run(
+        [python, "-c", PARSE],
+        input=json.dumps(lines),
+        text=True,
+        capture_output=True,
+        check=False,
+        env={**os.environ, "PYTHONPATH": str(ROOT / "tools")},
+    )
+    assert found.returncode == 0, found.stderr[-2000:]
