@@ -27,7 +27,9 @@ NAMES = (
         "cache",
         "capacity",
         "decision",
+        "diff",
         "event",
+        "explain",
         "fleet-state",
         "fleet-worker",
         "kv-trace",
@@ -262,3 +264,26 @@ def test_answers_of_a_router_follow_their_schemas(routing: str) -> None:
             check("router-query", (await told.client.post("/query", {"token_ids": prompt})).json)
 
     play(test, 2, routing)
+
+
+def test_explanations_and_differences_follow_their_schemas(tmp_path: Path) -> None:
+    runs = [str(tmp_path / name) for name in ("a.npz", "b.npz")]
+    flags = [
+        "--quiet",
+        "--num-gpu-blocks",
+        "256",
+        "--g2",
+        "512",
+        "--model",
+        "Llama-3.1-8B",
+        "--routing",
+        "kv",
+    ]
+    for workers, saved in zip(("1", "2"), runs, strict=True):
+        assert main(["replay", str(TRACE), "--workers", workers, "--save-run", saved, *flags]) == 0
+    assert main(["explain", runs[0], "--slowest", "30", "--json", str(tmp_path / "explain")]) == 0
+    assert main(["diff", *runs, "--json", str(tmp_path / "diff")]) == 0
+    for name in ("explain", "diff"):
+        document = json.loads((tmp_path / name).read_text())
+        assert document["requests"]
+        check(name, document)

@@ -31,6 +31,7 @@ void bind_router(nanobind::module_& m);
 void bind_kv_router(nanobind::module_& m);
 void bind_replay(nanobind::module_& m);
 void bind_run_columns(nanobind::module_& m);
+void bind_step_table(nanobind::module_& m);
 void bind_test_engines(nanobind::module_& m);
 
 }  // namespace understudy

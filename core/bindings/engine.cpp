@@ -257,6 +257,7 @@ void bind_engine(nb::module_& m) {
           "identities"_a, "Leading blocks that an admission would find, on the device and below. Reads only.")
       .def("keep_times", &Engine::keep_times,
            "Keep token gaps and load times for RunColumns from now on; memory grows with every step.")
+      .def("watch_steps", &Engine::watch_steps, "on"_a, "Prepare what StepTable.record reads, or stop doing so.")
       .def("check", &Engine::check);
 }
 

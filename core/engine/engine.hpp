@@ -19,6 +19,7 @@
 #include "base/request_id.hpp"
 #include "engine/kv_trace.hpp"
 #include "engine/request.hpp"
+#include "engine/step_view.hpp"
 #include "engine/tier_report.hpp"
 #include "engine/token_log.hpp"
 #include "events/event_log.hpp"
@@ -219,6 +220,10 @@ class Engine {
   virtual void take_gaps(GapSum& /*out*/) {
   }  // adds those of requests that completed since the last call; offline runs need them
   virtual std::vector<EngineSample> samples() const { return {}; }
+  // Prepares, or stops preparing, what describe_step returns. On for an engine with EngineSite::on_step.
+  virtual void watch_steps(bool /*on*/) {}
+  // Describes the step that has just begun; `out` is clear. An engine that reports nothing leaves it so.
+  virtual void describe_step(StepView& /*out*/) const {}
   virtual std::vector<TimedKvTrace> take_kv_trace() { return {}; }
   virtual TierReport tier_report() { return {}; }  // once its transfers have landed
   // Throws InvariantViolated if requests, blocks, events or transfers contradict each other. Cost: O(blocks).

@@ -90,7 +90,7 @@ RunModeChoice Fleet::choose_mode() const {
   if (!config_.fast_forward) return {RunMode::Stepwise, "fast-forward is off"};
   if (config_.ranks) return {RunMode::Stepwise, "ranks step together"};
   if (config_.lockstep_ns > 0) return {RunMode::Stepwise, "steps have a fixed length"};
-  if (config_.on_step) return {RunMode::Stepwise, "every step is reported"};
+  if (reports_steps()) return {RunMode::Stepwise, "every step is reported"};
   if (has_user_policies()) return {RunMode::Stepwise, "a user-defined policy sees workers in the order of time"};
   if (config_.router->queues()) return {RunMode::Stepwise, "requests wait in the router for the end of any step"};
   if (!shares_tiers() && !has_free_prompts()) {
@@ -116,8 +116,11 @@ EngineSite Fleet::site_of(std::size_t index) {
       config_.checkpoints->reach(index, engine, fast_forwarded);
     };
   }
-  if (config_.on_step) {
-    site.on_step = [this, index](Engine& engine, bool ended) { config_.on_step(index, engine, ended); };
+  if (reports_steps()) {
+    site.on_step = [this, index](Engine& engine, bool ended) {
+      if (config_.steps) config_.steps->record(index, engine, ended, now_ns_);
+      if (config_.on_step) config_.on_step(index, engine, ended);
+    };
   }
   return site;
 }
@@ -177,7 +180,7 @@ bool Fleet::can_show_blocks() const {
 
 bool Fleet::independent() const {
   return !shares_tiers() && !has_user_policies() && config_.concurrency == 0 && config_.lockstep_ns == 0 &&
-         !config_.ranks && !config_.on_step && config_.router->blind() && !observes_ &&
+         !config_.ranks && !reports_steps() && config_.router->blind() && !observes_ &&
          std::ranges::none_of(pools_, [](const Pool& pool) { return pool.engine->sends_messages(); }) &&
          std::ranges::all_of(workload_.next_turn, [](std::int64_t next) { return next < 0; });
 }

@@ -20,6 +20,7 @@
 #include "replay/event_queue.hpp"
 #include "replay/fleet_result.hpp"
 #include "replay/run_columns.hpp"
+#include "replay/step_table.hpp"
 #include "replay/workload_columns.hpp"
 #include "router/router.hpp"
 #include "tiers/worker_tiers.hpp"
@@ -51,6 +52,7 @@ struct FleetConfig {
   bool ranks = false;
   // Called for every step in time order, after it has begun and after it has ended. Turns fast-forward off.
   std::function<void(std::size_t worker, Engine& engine, bool ended)> on_step;
+  std::shared_ptr<StepTable> steps;  // records every step; turns fast-forward off too. May be null
 };
 
 // How a run advances its workers. The result is the same; the cost is not.
@@ -113,6 +115,7 @@ class Fleet final : private FleetView {
   void set_state(WorkerId worker, WorkerState state);
   void make_engine(std::size_t index);
   EngineSite site_of(std::size_t index);
+  bool reports_steps() const { return config_.on_step || config_.steps; }
   bool stepwise() const noexcept { return mode_.mode == RunMode::Stepwise; }
   const EngineConfig& config_of(std::size_t worker) const { return *pools_[workers_[worker].info.pool].engine; }
   // Ranks step together: the first worker represents all of them in the queue.

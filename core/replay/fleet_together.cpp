@@ -97,6 +97,7 @@ void Fleet::arrive(std::uint64_t row) {
 
 void Fleet::place(std::uint64_t row, std::size_t worker) {
   worker_of_[row] = static_cast<std::int32_t>(worker);
+  if (config_.steps) config_.steps->place(row, worker, now_ns_);
   sync_worker(lead(worker));
   absorb(lead(worker), submit(worker, row, now_ns_));
   after_input(lead(worker));
@@ -173,6 +174,7 @@ void Fleet::record_finished(std::size_t index) {
     const std::uint64_t row = record.id;
     WorkerLoad& load = loads_[static_cast<std::size_t>(worker_of_[row])];
     UNDERSTUDY_ASSERT(load.outstanding_requests > 0, "a request ends on the worker that it was sent to");
+    if (config_.steps) config_.steps->split(static_cast<std::size_t>(worker_of_[row]));
     keep(record);
     --load.outstanding_requests;
     load.outstanding_tokens -= static_cast<std::uint64_t>(workload_.prompt_tokens[row]) +

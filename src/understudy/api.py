@@ -189,6 +189,7 @@ def replay(
         events=outputs.events is not None or outputs.raw_events is not None,
         kv_trace=outputs.kv_trace is not None,
         record_steps=outputs.record_steps,
+        keep_steps=execution.keep_steps or outputs.save_run is not None or outputs.perfetto is not None,
     )
     if outputs.decisions is not None and run.decisions is not None:
         write_decisions(outputs.decisions, run.decisions, run.timeline)
@@ -212,9 +213,15 @@ def replay(
         raw_stream=run.kv.raw_distance() if run.kv is not None and outputs.raw_events is not None else {},
     )
     facts = replace(facts, notes=(*workload.notes, *notes))
+    saved = None
+    if run.steps is not None:
+        from understudy.explain.saved_run import SavedRun
+
+        saved = SavedRun.of(run.timeline, run.steps, facts, run.decisions)
+        saved.write(save_run=outputs.save_run, perfetto=outputs.perfetto)
     report = Report.build(run.timeline, facts, slo)
     facts = replace(facts, wall_time_s=time.perf_counter() - started)
-    report = replace(report, run=facts, workload=workload, decisions=run.decisions)
+    report = replace(report, run=facts, workload=workload, decisions=run.decisions, saved=saved)
     if not compare_without_tiers:
         return report
     started = time.perf_counter()

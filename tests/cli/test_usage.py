@@ -56,6 +56,8 @@ def test_help_all_shows_every_flag_on_standard_output(capsys: pytest.CaptureFixt
 MISSPELT = {
     "replay": ("--wrkers", "--workers"),
     "compare": ("--hmtl", "--html"),
+    "explain": ("--slowst", "--slowest"),
+    "diff": ("--jsno", "--json"),
     "predict": ("--modle", "--model"),
     "calibrate": ("--modle", "--model"),
     "cache": ("--sizs", "--sizes"),

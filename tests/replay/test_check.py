@@ -176,7 +176,9 @@ def test_a_deep_check_says_that_nothing_was_fast_forwarded() -> None:
     assert run.notes == (
         "check deep: no step was fast-forwarded (timing Slow is user-defined); each was checked when it ended",
     )
-    with pytest.raises(ConfigError, match="fast_forward=False, record_steps and on_step_end turn them off"):
+    with pytest.raises(
+        ConfigError, match="fast_forward=False, record_steps, keep_steps and on_step_end turn them off"
+    ):
         run_offline(crowd(10), ENGINE, fast_forward=False, check="deep")
 
 

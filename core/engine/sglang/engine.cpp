@@ -47,6 +47,7 @@ SglangEngine::SglangEngine(const SglangConfig& config, const EngineSite& site)
       fast_forwards_(site.fast_forward && !site.on_step && !site.reports_batches &&
                      site.timing.model->needs_sums_only()),
       on_step_(site.on_step),
+      watches_steps_(static_cast<bool>(site.on_step)),
       on_checkpoint_(site.on_checkpoint) {
   if (site.keeps_times) SglangEngine::keep_times();
   if (site.gaps != nullptr) token_log_.share_gaps(*site.gaps);
@@ -178,6 +179,7 @@ const Effects& SglangEngine::begin_step(std::int64_t now_ns) {
   if (in_step()) throw Error(ErrorKind::WrongState, "begin_step before the step in progress has ended");
   fresh();
   now_ns_ = now_ns;
+  if (watches_steps_) view_.clear();
   scheduler_.set_outstanding(nullptr);
   if (!planned_.batch) planned_ = schedule(now_ns);
   if (!planned_.batch) {
@@ -195,6 +197,7 @@ const Effects& SglangEngine::begin_step(std::int64_t now_ns) {
   const StepLoad load = load_of(*planned_.batch);
   std::int64_t duration_ns = timing_.duration_ns(load, capacity_tokens());
   const bool covered = timing_.model->covers(load);
+  if (watches_steps_) view_batch(*planned_.batch, load, duration_ns);  // before the next schedule changes its requests
   Planned behind;
   if (config_.settings.overlap) {
     scheduler_.set_outstanding(planned_.batch.get());
@@ -256,28 +259,29 @@ void SglangEngine::fold_token_log() {
 
 StepLoad SglangEngine::load_of(const SglangBatch& batch) const {
   StepLoad load;
-  const std::uint64_t window = timing_.model->window();
-  for (const SglangBatch::Row& row : batch.rows) {
-    const std::uint64_t context = row.request->kv;
-    ++load.requests;
-    load.tokens += row.tokens;
-    if (row.decodes) {
-      load.add_decode(context, window);
-      ++load.mocker.decode_requests;
-      load.mocker.decode_context_tokens += context;
-      continue;
-    }
-    const auto history = static_cast<std::uint32_t>(context - row.tokens);
-    load.chunks.push_back({row.tokens, history});
-    ++load.mocker.prefill_requests;
-    load.mocker.prefill_input_tokens += context;
-    load.mocker.prefill_cached_tokens += history;
-    if (row.request != batch.unfinished && timing_.charges_first_token) {
-      ++load.mocker.decode_requests;
-      load.mocker.decode_context_tokens += context;
-    }
-  }
+  for (const SglangBatch::Row& row : batch.rows) add_to(load, row, batch);
   return load;
+}
+
+void SglangEngine::add_to(StepLoad& load, const SglangBatch::Row& row, const SglangBatch& batch) const {
+  const std::uint64_t context = row.request->kv;
+  ++load.requests;
+  load.tokens += row.tokens;
+  if (row.decodes) {
+    load.add_decode(context, timing_.model->window());
+    ++load.mocker.decode_requests;
+    load.mocker.decode_context_tokens += context;
+    return;
+  }
+  const auto history = static_cast<std::uint32_t>(context - row.tokens);
+  load.chunks.push_back({row.tokens, history});
+  ++load.mocker.prefill_requests;
+  load.mocker.prefill_input_tokens += context;
+  load.mocker.prefill_cached_tokens += history;
+  if (row.request != batch.unfinished && timing_.charges_first_token) {
+    ++load.mocker.decode_requests;
+    load.mocker.decode_context_tokens += context;
+  }
 }
 
 // Applies what the scheduler did since the last call.
@@ -296,12 +300,14 @@ void SglangEngine::apply_log(std::int64_t now_ns) {
     record.looked_up += scheduler_.request(one.request).size();
     record.below_total[0] += one.loaded;
     if (reports_batches_) effects_.admitted.push_back({one.request, one.cached, {one.loaded, 0, 0}});
+    if (watches_steps_) view_.admitted.push_back({one.request, one.resumed, one.cached});
   }
   const auto count = [&](const std::vector<RequestId>& ids) {
     for (const RequestId id : ids) {
       if (const auto found = live_.find(id); found != live_.end()) ++found->second.record.preemptions;
       ++totals_.preemptions;
       if (reports_batches_) effects_.preempted.push_back(id);
+      if (watches_steps_) view_.preempted.push_back({id, id});
     }
   };
   count(log.retracted);

@@ -55,6 +55,11 @@ class SglangEngine final : public Engine, private Residency {
   }
   void take_gaps(GapSum& out) override { token_log_.take_gaps(out); }
   std::vector<EngineSample> samples() const override { return token_log_.samples(); }
+  void watch_steps(bool on) override {
+    watches_steps_ = on;
+    view_.clear();
+  }
+  void describe_step(StepView& out) const override;
   TierReport tier_report() override;
   void check() override;
   StateDigest digest(bool with_cached) const override;
@@ -93,6 +98,8 @@ class SglangEngine final : public Engine, private Residency {
   bool fast_forward(std::int64_t until_ns);
   Planned schedule(std::int64_t now_ns);
   StepLoad load_of(const SglangBatch& batch) const;
+  void add_to(StepLoad& load, const SglangBatch::Row& row, const SglangBatch& batch) const;
+  void view_batch(const SglangBatch& batch, const StepLoad& load, std::int64_t duration_ns);
   void apply_log(std::int64_t now_ns);
   void add_token(Live& live, std::int64_t now_ns);
   void finish(RequestId id, FinishReason reason, std::int64_t now_ns);
@@ -122,6 +129,8 @@ class SglangEngine final : public Engine, private Residency {
   bool advancing_ = false;  // effects of several steps are collected
   bool forwarded_ = false;  // the open step was begun by a fast-forward
   std::function<void(Engine&, bool ended)> on_step_;
+  bool watches_steps_;
+  StepView view_;  // for describe_step: the open batch, and decisions since the last step began
   std::function<void(Engine&, bool fast_forwarded)> on_checkpoint_;
   Effects effects_;
   EngineTotals totals_;

@@ -126,6 +126,39 @@ void SglangEngine::finish_transfers() {
 
 // ── Watch ──
 
+void SglangEngine::view_batch(const SglangBatch& batch, const StepLoad& load, std::int64_t duration_ns) {
+  for (const SglangBatch::Row& row : batch.rows) {
+    StepLoad alone;
+    add_to(alone, row, batch);
+    view_.entries.push_back({row.request->id, row.tokens, row.request->kv - row.tokens, row.decodes,
+                             timing_.duration_ns(alone, capacity_tokens())});
+  }
+  view_.compute_ns = duration_ns;
+  if (load.decodes > 0 && !load.chunks.empty()) {
+    view_.decodes_ns = timing_.duration_ns(load.as_decodes(), capacity_tokens());
+  }
+}
+
+void SglangEngine::describe_step(StepView& out) const {
+  out = view_;
+  out.is_open = open_.batch != nullptr;
+  const EngineSnapshot now = snapshot();
+  out.running = now.running;
+  out.waiting = now.waiting;
+  out.active_blocks = now.active_blocks;
+  const std::vector<SglangRequest*>& waiting = scheduler_.waiting();
+  if (waiting.empty()) return;
+  out.head = waiting.front()->id;
+  if (scheduler_.defers_prefill()) {
+    out.stop = AdmissionStop::Other;
+  } else if (!scheduler_.is_full() && open_.batch && open_.batch->mode != SglangMode::Decode) {
+    out.stop = AdmissionStop::Budget;
+  } else {
+    const std::size_t most = config_.settings.max_running_requests;
+    out.stop = scheduler_.running().size() >= most ? AdmissionStop::Slots : AdmissionStop::Blocks;
+  }
+}
+
 EngineSnapshot SglangEngine::snapshot() const {
   EngineSnapshot now;
   const std::uint32_t page = config_.block_size;

@@ -27,6 +27,7 @@ struct Admission {
 // The head of the queue was not admitted and stays refused while `stands` is set: the other requests only decode.
 struct Refusal {
   bool stands = false;
+  bool no_room = false;  // blocks were lacking
   bool wants_block = false;
   LineageHash missing;         // the block that would lengthen its hit
   std::uint64_t released = 0;  // blocks that the tiers had released by then

@@ -70,6 +70,7 @@ void VllmEngine::admit_heads(std::int64_t now_ns) {
     const std::uint32_t room = room_up_to(request, head.total(), true);
     if (kv_->place(request, head.hit, room, head.total(), now_ns) != Room::Taken) {
       refusal_.stands = grouped_ == nullptr;
+      refusal_.no_room = true;
       return;
     }
     waiting_.pop();
@@ -170,6 +171,7 @@ bool VllmEngine::fits(const Admission& head) {
 
 // Leave the head in the queue; record whether the refusal stays valid for the next steps.
 void VllmEngine::refuse(const Admission& head) {
+  refusal_.no_room = !head.too_long;
   if (grouped_ != nullptr) return;  // windows that slide free blocks in any step
   // While the others decode, free blocks only decrease, whatever the eviction order: each block taken is one fewer
   // free, and reduces what this request needs by at most one, because an evicted hit and the hits behind it must be

@@ -67,6 +67,7 @@ struct StepLog {
   std::vector<bool> resumed;
   std::vector<std::uint32_t> cached;
   std::vector<RequestId> preempted;
+  std::vector<RequestId> preempted_for;                  // requests that needed the room
   std::vector<RequestId> finished;                       // reported to the scheduler since
   std::vector<std::pair<RequestId, std::string>> ended;  // names of these, and of requests cancelled since
   std::uint64_t free_after_schedule = 0;
@@ -77,6 +78,7 @@ struct StepLog {
     resumed.clear();
     cached.clear();
     preempted.clear();
+    preempted_for.clear();
     finished.clear();
     ended.clear();
     free_after_schedule = 0;

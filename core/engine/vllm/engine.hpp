@@ -175,6 +175,7 @@ class VllmEngine final : public Engine, private DecodeHost {
   }
   void take_gaps(GapSum& out) override { token_log_.take_gaps(out); }
   std::vector<EngineSample> samples() const override { return token_log_.samples(); }
+  void describe_step(StepView& out) const override;
 
   // ── Events: with config().events, rows of both streams since the last call ──
   // On the device a row is visible at the end of its step (or at once, when none is open), on tiers below when it
@@ -216,7 +217,7 @@ class VllmEngine final : public Engine, private DecodeHost {
   std::uint32_t prefill_cap() const;
   std::size_t max_running() const noexcept { return std::min(config_.max_num_seqs, config_.max_num_active_seqs); }
   std::size_t choose_victim() const;
-  void preempt(std::size_t position);
+  void preempt(std::size_t position, RequestId by);
   void measure();
   template <typename Load>
   void count_time(const Load& load, std::int64_t duration_ns) noexcept {
@@ -346,6 +347,10 @@ class VllmEngine final : public Engine, private DecodeHost {
   std::optional<Outlook> outlook() const;
   bool has_room_for_all() const;
   std::int64_t finish_bound() const;
+
+  // step_view.cpp
+  StepEntry entry_of(const Scheduled& turn) const;
+  AdmissionStop why_waiting() const;
 
   // watch.cpp
   void sample(std::size_t running) override;

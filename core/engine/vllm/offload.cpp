@@ -59,6 +59,7 @@ void VllmEngine::admit_or_pass(std::vector<RequestSlot>& passed, std::int64_t no
         pass(queue);
         continue;
       } else {
+        refusal_.no_room = true;
         break;
       }
     } else {  // its load has ended; possibly an earlier schedule had no room for the other blocks
@@ -71,11 +72,10 @@ void VllmEngine::admit_or_pass(std::vector<RequestSlot>& passed, std::int64_t no
     if (interval_.defers() && computes_prompt(head)) break;
     if (!size_up(head, false, false) || head.too_long) break;
     const std::uint32_t room = room_up_to(request, head.total(), true);
-    if (request.table.empty()) {
-      if (!fits(head) || kv_->place(request, head.hit, room, head.total(), now_ns) != Room::Taken) break;
-    } else if (!fits_behind(head) || kv_->grow(request, room, head.total(), now_ns) != Room::Taken) {
-      break;
-    }
+    refusal_.no_room = request.table.empty()
+                           ? !fits(head) || kv_->place(request, head.hit, room, head.total(), now_ns) != Room::Taken
+                           : !fits_behind(head) || kv_->grow(request, room, head.total(), now_ns) != Room::Taken;
+    if (refusal_.no_room) break;
     queue.pop();
     enter(head, now_ns);
     if (offload_) {

@@ -108,7 +108,7 @@ void VllmEngine::schedule_running(std::int64_t now_ns) {
       itself = running_[victim] == id;
       if (victim < cursor) --cursor;
       if (tiers_) tiers_->stop_waiting(running_[victim], now_ns);
-      preempt(victim);
+      preempt(victim, request.id);
       if (itself && config_.self_preemption_ends) return;
     }
     if (itself) continue;  // the cursor is at the next request
@@ -163,7 +163,7 @@ std::size_t VllmEngine::choose_victim() const {
   return worst;
 }
 
-void VllmEngine::preempt(std::size_t position) {
+void VllmEngine::preempt(std::size_t position, RequestId by) {
   const RequestSlot id = running_[position];
   EngineRequest& victim = requests_[id];
   UNDERSTUDY_ASSERT(victim.status == RequestStatus::Running, "only running requests are preempted");
@@ -188,6 +188,7 @@ void VllmEngine::preempt(std::size_t position) {
   ++totals_.preemptions;
   waiting_.push(id, true);
   log_.preempted.push_back(victim.id);
+  log_.preempted_for.push_back(by);
 }
 
 // ── Load of the batch ──

@@ -22,7 +22,9 @@ from understudy.cli import (
     conformance,
     convert,
     demo,
+    diff,
     events,
+    explain,
     fleet,
     predict,
     qwen3,
@@ -52,6 +54,7 @@ examples:
   understudy replay trace.jsonl --workers 4 --html report.html
   understudy compare four.json eight.json
   understudy sweep trace.jsonl --vary workers=1..8 --slo-ttft-ms 500
+  understudy explain run.npz --slowest 20
   understudy convert requests.jsonl trace.jsonl --format openai
   understudy serve my-model --port 8000
   understudy conformance vllm tests/golden/vllm
@@ -76,6 +79,8 @@ class Verb(Protocol):
 VERBS: dict[str, Verb] = {
     "replay": replay,
     "compare": compare,
+    "explain": explain,
+    "diff": diff,
     "predict": predict,
     "calibrate": calibrate,
     "cache": cache,

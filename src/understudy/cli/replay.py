@@ -55,6 +55,8 @@ examples:
   understudy replay trace.jsonl --workers 8 --block-size 16 --num-gpu-blocks 65536 --json report.json
   understudy replay trace.jsonl --concurrency 64 --slo-ttft-ms 500 --slo-itl-ms 50
   understudy replay trace.jsonl --config fleet.yaml --set engine.max_num_seqs=128
+  understudy replay trace.jsonl --workers 4 --save-run run.npz && understudy explain run.npz --slowest 20
+  understudy replay trace.jsonl --workers 4 --perfetto trace.pftrace    open it in ui.perfetto.dev
   understudy replay trace.jsonl --engine sglang --page-size 64 --schedule-policy lpm
   understudy replay trace.jsonl --engine qwen3 --step-times steps.jsonl    simulate the real engine
   zcat trace.jsonl.gz | understudy replay - --json - | jq .ttft_ms.p99
@@ -185,6 +187,18 @@ def _add_output_flags(verb: argparse.ArgumentParser) -> None:
         help="write one line per choice of the KV-aware router, with its costs",
     )
     out.add_argument(
+        "--save-run",
+        type=Path,
+        metavar="PATH",
+        help="write the run with every step, for `explain` and `diff` (.npz); no step is fast-forwarded",
+    )
+    out.add_argument(
+        "--perfetto",
+        type=Path,
+        metavar="PATH",
+        help="write a trace for ui.perfetto.dev: protobuf, or JSON if PATH ends in .json; no step is fast-forwarded",
+    )
+    out.add_argument(
         "--no-advice",
         action="store_true",
         help="do not replay the remedies of verdicts (they take about 10 s at most)",
@@ -309,6 +323,7 @@ def run(args: argparse.Namespace) -> int:
                     fast_forward=not args.no_fast_forward,
                     check=args.check,
                     progress=progress,
+                    keep_steps=args.save_run is not None or args.perfetto is not None,
                 ),
             )
         )
@@ -330,6 +345,9 @@ def run(args: argparse.Namespace) -> int:
         report.to_json(args.json)
     if args.requests_jsonl:
         report.requests_jsonl(args.requests_jsonl)
+    if report.saved is not None:
+        saved = replace(report.saved, run=facts.to_dict())
+        saved.write(save_run=args.save_run, perfetto=args.perfetto)
     if args.html:
         report.to_html(args.html)
     _print_report(report, args, outputs)
@@ -357,7 +375,10 @@ def read_settings(args: argparse.Namespace) -> ReplaySettings:
     return settings
 
 
-_OUTPUTS = ("json", "requests_jsonl", "html", "events", "raw_events", "kv_trace", "record_steps", "decisions")
+_OUTPUTS = (
+    *("json", "requests_jsonl", "html", "events", "raw_events", "kv_trace", "record_steps", "decisions"),
+    *("save_run", "perfetto"),
+)
 
 
 def _list_inputs(args: argparse.Namespace) -> dict[str, Path | None]:

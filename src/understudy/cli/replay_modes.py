@@ -27,6 +27,8 @@ _REAL_ENGINE_FLAGS = (
     *("enable_prefix_caching", "num_g2_blocks"),
 )
 
+_OFFLINE_OUTPUTS = ("events", "raw_events", "kv_trace", "record_steps", "decisions", "save_run", "perfetto")
+
 _UNUSED_BY_REAL_ENGINE = {
     "no_fast_forward": False,
     "synthesize_tokens": False,
@@ -49,7 +51,7 @@ def replay_real_engine(
         raise ConfigError(
             "--engine qwen3 needs --step-times; record them with `understudy qwen3 bench --record`"
         )
-    for name in ("events", "raw_events", "kv_trace", "record_steps", "decisions"):
+    for name in _OFFLINE_OUTPUTS:
         if getattr(args, name) is not None:
             raise ConfigError(f"--{name.replace('_', '-')} is not supported by --engine qwen3; leave it out")
     if args.online or args.check or args.compare_without_tiers or args.config is not None or args.set:
@@ -106,7 +108,7 @@ def replay_on_live_workers(
 
     if not isinstance(settings.load, OpenLoop):
         raise ConfigError("--online supports open-loop arrivals only; leave out --concurrency")
-    for name in ("events", "raw_events", "kv_trace", "record_steps", "decisions"):
+    for name in _OFFLINE_OUTPUTS:
         if getattr(args, name) is not None:
             raise ConfigError(f"--{name.replace('_', '-')} is written offline only; leave out --online")
     for name in ("compare_without_tiers", "check", "no_fast_forward", "synthesize_tokens"):

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from pandas import DataFrame
     from rich.console import Console, RenderableType
 
+    from understudy.explain.saved_run import SavedRun
     from understudy.report.advice import Advice
     from understudy.report.goodput import Slo
     from understudy.report.verdict import Verdict
@@ -140,6 +141,8 @@ class Report:
     """Requests of an offline run, from which `unlimited_hit_ratio`, `routed_hit_ratio` and `hit_curve` are computed."""
     decisions: Decisions | None = None
     """Decisions of a KV-aware router, for the page."""
+    saved: SavedRun | None = None
+    """The run with every step, if it was recorded, for the page."""
     advice: Advice | None = None
     """Replayed remedies (`understudy.report.advice.advise`); None if none was replayed."""
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Literal, TypeAlias, get_args
 
 import msgspec
 
-from understudy._core import Checkpoints, FleetSettings, run_fleet
+from understudy._core import Checkpoints, FleetSettings, StepTable, run_fleet
 from understudy.checks import whole_number
 from understudy.errors import ConfigError
 from understudy.router.kv import Decisions, KvRouter, KvRouting
@@ -20,6 +20,7 @@ from understudy.run.kv_log import KvLog
 from understudy.run.pools import WorkerPool, make_pools
 from understudy.run.ranks import RankFront, count_ranks
 from understudy.run.routed import summarise_decisions
+from understudy.run.step_columns import StepColumns
 from understudy.run.timeline import Timeline
 from understudy.run.times import add_front_end_time, describe_times, front_end_ns
 from understudy.workload import ClosedLoop, Lockstep, OpenLoop, Workload
@@ -54,6 +55,8 @@ class OfflineRun(msgspec.Struct, frozen=True):
     """Decisions of a KV-aware router; rows are those of the given workload."""
     notes: tuple[str, ...] = ()
     """Results of `check="deep"`."""
+    steps: StepColumns | None = None
+    """Every step and decision, if `keep_steps` was set."""
 
 
 def run_offline(
@@ -76,6 +79,7 @@ def run_offline(
     record_steps: str | PathLike[str] | None = None,
     on_step_end: Callable[[int, int], None] | None = None,
     ranks: bool = False,
+    keep_steps: bool = False,
 ) -> OfflineRun:
     """Play a workload to its end.
 
@@ -90,7 +94,8 @@ def run_offline(
     the run's KV events, and its allocations and evictions; `fast_forward` off runs every decode step, with the
     same result. `record_steps` names a file for every step of every worker, in the form of a recorded schedule (gzipped
     when its name ends in .gz): it tells which blocks go next, so that it needs a built-in eviction policy on the
-    device; `on_step_end` is told the worker and the time (ns) at the end of every step. Both see every step by itself.
+    device; `on_step_end` receives the worker and the time (ns) at the end of every step. Both see every step by itself,
+    and so does `keep_steps`, which keeps the batches and decisions of all steps in `steps`.
     `ranks` says that workers are data-parallel ranks of one model with experts: they step together, as long as the
     slowest.
     Requests that can never fit are rejected and reported; a run without progress raises WrongState and says who is
@@ -104,9 +109,13 @@ def run_offline(
         progress,
         fast_forward=fast_forward,
         ranks=ranks,
+        keep_steps=keep_steps,
     )
+    if keep_steps and isinstance(load, Lockstep):
+        raise ConfigError("keep_steps: steps of a lockstep run have no times; leave it out")
     is_deep = _is_deep(
-        check, steps_only=not fast_forward or record_steps is not None or on_step_end is not None
+        check,
+        steps_only=not fast_forward or record_steps is not None or on_step_end is not None or keep_steps,
     )
     seed = whole_number("seed", seed, 0, 2**64 - 1)
     threads = whole_number("threads", threads, 1, 4096)
@@ -116,7 +125,7 @@ def run_offline(
             pool.engine.check_recordable()
     given = workload
     workload, order = _sort_by_arrival(workload, load)
-    is_observed = record_steps is not None or on_step_end is not None or ranks
+    is_observed = record_steps is not None or on_step_end is not None or ranks or keep_steps
     are_independent = (
         isinstance(load, OpenLoop) and routing in ("round_robin", "random") and not workload.turn.any()
     )
@@ -134,6 +143,7 @@ def run_offline(
     if outside_ns:  # the client receives each answer later, and so sends the next turn later
         workload = replace(workload, delay_ns=workload.delay_ns + outside_ns * (workload.turn > 0))
     checkpoints = Checkpoints() if is_deep else None
+    table = StepTable() if keep_steps else None
     build_settings = partial(
         FleetSettings,
         seed=seed,
@@ -149,6 +159,7 @@ def run_offline(
         routing=router,
         fast_forward=fast_forward,
         check=bool(check),
+        steps=table,
     )
     run = partial(run_fleet, workload, settings, progress=progress)
     names = _list_request_names(workload, order, fleet.engine)
@@ -199,7 +210,8 @@ def run_offline(
             replayed, its_kv = read_result(run_fleet(workload, settings, names=names))
             require_equal(timeline, replayed, (kv, its_kv) if events else (None, None))
         notes = (describe_comparison(checkpoints, fleet.pools, timing, ranks=ranks),)
-    return OfflineRun(timeline, facts, kv, decisions, notes)
+    steps = None if table is None else StepColumns.take(table, order)
+    return OfflineRun(timeline, facts, kv, decisions, notes, steps)
 
 
 def _is_deep(check: object, *, steps_only: bool) -> bool:
@@ -210,8 +222,8 @@ def _is_deep(check: object, *, steps_only: bool) -> bool:
         raise ConfigError(f"check must be True, False or 'deep', got {check!r}")
     if steps_only:
         raise ConfigError(
-            "check='deep' replays fast-forwards, and fast_forward=False, record_steps and on_step_end turn them off; "
-            "use check=True"
+            "check='deep' replays fast-forwards, and fast_forward=False, record_steps, keep_steps and on_step_end turn "
+            "them off; use check=True"
         )
     return True
 

@@ -36,6 +36,10 @@ class Outputs:
     """Every step of every worker, in the format of `understudy conformance` (.gz: gzipped)."""
     decisions: Path = None
     """Costs behind each choice of a KV-aware router, one line each."""
+    save_run: Path = None
+    """The run with every step, for `understudy explain` and `understudy diff` (.npz)."""
+    perfetto: Path = None
+    """A trace for ui.perfetto.dev: protobuf, or JSON if the name ends in .json."""
     synthesize_tokens: bool = False
     """Add generated token ids and their local hashes to event lines (equal hash ids, equal tokens)."""
 
@@ -73,3 +77,5 @@ class Execution:
     """Verify the state after every step; "deep" also replays step by step and compares."""
     progress: Callable[[int], None] | None = None
     """Called with the number of requests done."""
+    keep_steps: bool = False
+    """Keep every step in `Report.saved`; steps are then simulated one by one."""

@@ -18,6 +18,7 @@ from understudy.report.html.routing import routing_card, routing_table
 from understudy.report.html.tier_charts import tier_cards
 from understudy.report.html.tier_tables import tier_tables
 from understudy.report.html.tiles import change, tiles
+from understudy.report.html.waterfall_chart import slowest_by_part
 from understudy.report.latency import NS_PER_S
 from understudy.report.metrics import DISTRIBUTIONS, SCALARS, STATISTICS
 from understudy.report.statistics import PERCENTILE_METHOD
@@ -103,6 +104,7 @@ def _cards(report: Report, baseline: Report | None) -> list[Card]:
     rest = [
         latency_by_phase(report, baseline),
         phases_over_time(report, baseline),
+        slowest_by_part(report),
         charts.ttft_over_time(report, baseline),
         charts.running_waiting(report, baseline),
         charts.kv_usage(report, baseline),

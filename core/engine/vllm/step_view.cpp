@@ -1,0 +1,74 @@
+// The open step for a recorder.
+#include <algorithm>
+
+#include "engine/vllm/engine.hpp"
+
+namespace understudy {
+
+void VllmEngine::describe_step(StepView& out) const {
+  out.is_open = clock_.in_step;
+  for (std::size_t i = 0; i < log_.admitted.size(); ++i) {
+    out.admitted.push_back({log_.admitted[i], log_.resumed[i], log_.cached[i]});
+  }
+  for (std::size_t i = 0; i < log_.preempted.size(); ++i) {
+    out.preempted.push_back({log_.preempted[i], log_.preempted_for[i]});
+  }
+  if (!clock_.in_step) return;
+  for (const Scheduled& turn : batch()) out.entries.push_back(entry_of(turn));
+  const StepLoad& load = open_load();
+  out.compute_ns = timing_.duration_ns(load, capacity_tokens_);
+  if (load.decodes > 0 && !load.chunks.empty()) {
+    out.decodes_ns = timing_.duration_ns(load.as_decodes(), capacity_tokens_);
+  }
+  if (parked_ + loading_ > 0) {
+    for (const auto& [id, slot] : slots_) {
+      const RequestStatus status = requests_[slot].status;
+      if (status == RequestStatus::Parked || status == RequestStatus::Loading) out.loading.push_back(id);
+    }
+    std::ranges::sort(out.loading);
+  }
+  out.stop = why_waiting();
+  const WaitingQueue& queue = waiting_.empty() ? skipped_ : waiting_;
+  if (!queue.empty()) out.head = requests_[queue.head()].id;
+  out.running = running_.size();
+  out.waiting = num_waiting() + parked_;
+  const PoolMetrics metrics = device_metrics();
+  out.active_blocks = metrics.total_blocks - metrics.reset_blocks - metrics.inactive_blocks;
+}
+
+// The entry, and how long a step would take that computes nothing else.
+StepEntry VllmEngine::entry_of(const Scheduled& turn) const {
+  const EngineRequest& request = requests_[turn.slot];
+  // Asynchronously, the request may have ended since; then it was decoding.
+  const bool is_here = request.id == turn.id;
+  const std::uint32_t prompt = is_here ? request.spec.prompt_tokens : 0;
+  const bool emits = !is_here || request.spec.max_tokens > 0;
+  StepLoad load;
+  load.requests = 1;
+  load.tokens = turn.tokens;
+  if (turn.before < prompt) load.mocker = {1, std::min(turn.before + turn.tokens, prompt), turn.before, 0, 0};
+  if (turn.samples && emits && (turn.before >= prompt || timing_.charges_first_token)) {
+    load.mocker.decode_requests = 1;
+    load.mocker.decode_context_tokens = turn.before + turn.tokens - turn.drafts;
+  }
+  const bool decodes = turn.before >= prompt && turn.tokens <= 1 + turn.drafts;
+  if (decodes) {
+    load.add_decode(turn.before + turn.tokens, timing_.model->window());
+  } else {
+    load.chunks.push_back({turn.tokens, turn.before});
+  }
+  return {turn.id, turn.tokens, turn.before, decodes, timing_.duration_ns(load, capacity_tokens_)};
+}
+
+AdmissionStop VllmEngine::why_waiting() const {
+  if (num_waiting() == 0) return AdmissionStop::None;
+  if (!log_.preempted.empty()) return AdmissionStop::Preempted;
+  if (running_.size() >= max_running()) return AdmissionStop::Slots;
+  if (!can_add()) return AdmissionStop::Budget;
+  if (refusal_.no_room) return AdmissionStop::Blocks;
+  const bool waits = loading_ > 0 || (tiers_ && !waiting_.empty() && tiers_->waiting(waiting_.head()));
+  if (waits) return AdmissionStop::Transfers;
+  return config_.enable_chunked_prefill ? AdmissionStop::Other : AdmissionStop::Budget;
+}
+
+}  // namespace understudy

@@ -1,0 +1,200 @@
+"""Runs that `replay --save-run` wrote: settings, times of requests, and every step."""
+
+from __future__ import annotations
+
+import json
+import zipfile
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from understudy import __version__
+from understudy.errors import InvalidArgument
+from understudy.outputs import create
+from understudy.run.step_columns import StepColumns
+
+if TYPE_CHECKING:
+    from os import PathLike
+
+    from numpy.typing import NDArray
+
+    from understudy.router.kv import Decisions
+    from understudy.run.facts import RunFacts
+    from understudy.run.timeline import Timeline
+
+FORMAT = "understudy.run/1"
+REQUEST_COLUMNS = (
+    "arrival_ns",
+    "queued_ns",
+    "first_admit_ns",
+    "first_token_ns",
+    "last_token_ns",
+    "finish_ns",
+    "prompt_tokens",
+    "output_tokens",
+    "cached_tokens_first",
+    "preemptions",
+    "worker",
+    "status",
+)
+"""Columns of the timeline that a saved run has, one row per request."""
+DECISION_COLUMNS = (
+    "rows",
+    "time_ns",
+    "worker",
+    "cost",
+    "overlap_blocks",
+    "best_overlap_blocks",
+    "true_overlap_blocks",
+    "cost_regret",
+    "waited_ns",
+)
+"""Columns of a KV-aware router's decisions that a saved run has."""
+
+
+@dataclass(frozen=True, eq=False, slots=True, kw_only=True)
+class SavedRun:
+    """A run with every step: what `explain`, `diff` and the Perfetto writer read."""
+
+    run: dict[str, Any]
+    """Facts of the run: settings, workload digest, digests of the results."""
+    steps: StepColumns
+    requests: dict[str, NDArray[Any]]
+    """`REQUEST_COLUMNS` by name; with tiers `loaded_g2`, `loaded_g3`, `loaded_g4` (tokens at the first admission)."""
+    request_ids: list[str] | None
+    front_end_ns: int = 0
+    """Part of every latency between client and engine; the times of requests include it, those of steps do not."""
+    block_size: int = 1
+    worker_blocks: tuple[int, ...] = ()
+    decisions: dict[str, NDArray[Any]] = field(default_factory=dict)
+    """`DECISION_COLUMNS` by name; empty without a KV-aware router."""
+    links: list[dict[str, Any]] = field(default_factory=list)
+    """Links of tiers: name, `bucket_ns`, and bytes in each bucket of time."""
+
+    @classmethod
+    def of(
+        cls, timeline: Timeline, steps: StepColumns, facts: RunFacts, decisions: Decisions | None
+    ) -> SavedRun:
+        """Combine the results of a replay that recorded its steps."""
+        requests = {name: getattr(timeline, name) for name in REQUEST_COLUMNS}
+        links = []
+        if timeline.tiers is not None:
+            for number, tokens in enumerate(timeline.tiers.below_tokens_first, 2):
+                requests[f"loaded_g{number}"] = tokens
+            links = [
+                {"name": link.name, "bucket_ns": int(link.bucket_ns), "bytes": link.bucket_bytes.tolist()}
+                for link in timeline.tiers.links
+            ]
+        times = facts.times
+        return cls(
+            run=facts.to_dict(),
+            steps=steps,
+            requests=requests,
+            request_ids=None if timeline.request_ids is None else list(timeline.request_ids),
+            front_end_ns=0 if times is None else round(times.front_end_ms * 1e6),
+            block_size=timeline.block_size,
+            worker_blocks=tuple(timeline.worker_blocks.tolist()),
+            decisions={}
+            if decisions is None
+            else {name: getattr(decisions, name) for name in DECISION_COLUMNS},
+            links=links,
+        )
+
+    def __len__(self) -> int:
+        """Return the number of requests."""
+        return len(self.requests["arrival_ns"])
+
+    @property
+    def served_ns(self) -> NDArray[np.int64]:
+        """Time of each request's last token or, without tokens, of its finish; -1: neither."""
+        tokens = self.requests["output_tokens"] > 0
+        return np.where(tokens, self.requests["last_token_ns"], self.requests["finish_ns"])
+
+    @property
+    def latency_ns(self) -> NDArray[np.int64]:
+        """Time from arrival to the last token of each request; -1 for requests that did not end."""
+        ended = (self.served_ns >= 0) & (self.requests["arrival_ns"] >= 0)
+        return np.where(ended, self.served_ns - self.requests["arrival_ns"], -1)
+
+    def name(self, row: int) -> str:
+        """Return the name of a request: its id in the trace, else its row."""
+        return str(row) if self.request_ids is None or row < 0 else self.request_ids[row]
+
+    def find(self, name: str) -> int:
+        """Return the row of a request by its id or row. InvalidArgument if the run has no such request."""
+        if self.request_ids is not None and name in self.request_ids:
+            return self.request_ids.index(name)
+        if name.isdecimal() and int(name) < len(self):
+            return int(name)
+        raise InvalidArgument(
+            f"--request: the run has no request {name!r}; name a request id, or a row from 0 to {len(self) - 1}"
+        )
+
+    def write(
+        self, *, save_run: str | PathLike[str] | None = None, perfetto: str | PathLike[str] | None = None
+    ) -> None:
+        """Write the run and its Perfetto trace, those of the two that are named."""
+        if save_run is not None:
+            self.save(save_run)
+        if perfetto is not None:
+            from understudy.explain.perfetto import write_trace
+
+            write_trace(self, perfetto)
+
+    def save(self, path: str | PathLike[str]) -> None:
+        """Write the run as a .npz archive. InvalidArgument when the file cannot be written."""
+        header = {
+            "format": FORMAT,
+            "understudy": __version__,
+            "run": self.run,
+            "front_end_ns": self.front_end_ns,
+            "block_size": self.block_size,
+            "worker_blocks": self.worker_blocks,
+            "request_ids": self.request_ids,
+            "links": self.links,
+        }
+        arrays: dict[str, Any] = {"header": np.frombuffer(json.dumps(header).encode(), np.uint8)}
+        arrays |= self.steps.arrays()
+        arrays |= {f"request_{name}": column for name, column in self.requests.items()}
+        arrays |= {f"decision_{name}": column for name, column in self.decisions.items()}
+        with create(path) as file:
+            np.savez_compressed(file, allow_pickle=False, **arrays)
+
+
+def read_run(path: str | PathLike[str]) -> SavedRun:
+    """Read a saved run. InvalidArgument names the file and the problem."""
+    try:
+        with np.load(path, allow_pickle=False) as archive:
+            arrays = {name: archive[name] for name in archive.files}
+            header = json.loads(arrays.pop("header").tobytes())
+            found = header["format"]
+    except (OSError, ValueError, KeyError, TypeError, EOFError, AttributeError, zipfile.BadZipFile) as error:
+        raise InvalidArgument(
+            f"{path} is not a saved run ({error}); write one with `understudy replay … --save-run {path}`"
+        ) from error
+    if found != FORMAT:
+        raise InvalidArgument(f"{path}: format must be {FORMAT}, got {found!r}; save the run again")
+    try:
+        requests = _by_prefix(arrays, "request_")
+        if missing := [name for name in REQUEST_COLUMNS if name not in requests]:
+            raise InvalidArgument(f"column request_{missing[0]} is missing; save the run again")
+        return SavedRun(
+            run=header["run"],
+            steps=StepColumns.from_arrays(arrays),
+            requests=requests,
+            request_ids=header["request_ids"],
+            front_end_ns=header["front_end_ns"],
+            block_size=header["block_size"],
+            worker_blocks=tuple(header["worker_blocks"]),
+            decisions=_by_prefix(arrays, "decision_"),
+            links=header["links"],
+        )
+    except KeyError as error:
+        raise InvalidArgument(f"{path}: {error.args[0]} is missing; save the run again") from None
+    except InvalidArgument as error:
+        raise InvalidArgument(f"{path}: {error}") from None
+
+
+def _by_prefix(arrays: dict[str, NDArray[Any]], prefix: str) -> dict[str, NDArray[Any]]:
+    return {name.removeprefix(prefix): array for name, array in arrays.items() if name.startswith(prefix)}
