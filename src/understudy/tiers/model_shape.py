@@ -182,7 +182,7 @@ MODELS = {
         *(
             ModelShape(model.name, model.num_layers, model.kv_heads, model.head_dim)
             for model in known_models.MODELS.values()
-            if not model.window_layers  # with windows, the KV bytes per token are not constant
+            if not (model.window_layers or model.state_layers)  # else KV bytes per token are not constant
         ),
         ModelShape("DeepSeek-V3", 61, 0, 0, latent_dim=512 + 64),
         ModelShape("DeepSeek-R1", 61, 0, 0, latent_dim=512 + 64),

@@ -20,6 +20,7 @@ _DECODERS = {
     *("gemma", "gemma2", "gemma3", "phi3", "phimoe", "granite", "granitemoe", "glm", "glm4", "glm4_moe"),
     *(
         "olmo",
+        "qwen3_next",
         "olmo2",
         "olmo3",
         "olmoe",
@@ -71,6 +72,12 @@ class Architecture(msgspec.Struct, frozen=True, kw_only=True):
     window_tokens: int = 0
     """Window of sliding-attention layers; 0 without such layers."""
     window_layers: int = 0
+    state_layers: int = 0
+    """Layers that keep a recurrent state instead of keys and values."""
+    state_elements: int = 0
+    """Elements of one such layer's state: read and written once per sequence and step."""
+    state_parameters: int = 0
+    """Parameters of one such layer, without its MLP."""
     tied_head: bool = False
     """Whether the head shares the embedding's weights; it takes no memory, but is still read."""
     weights: str = "bf16"
@@ -93,12 +100,14 @@ class Architecture(msgspec.Struct, frozen=True, kw_only=True):
                 raise ConfigError(
                     f"{self.name}: experts_per_token={self.experts_per_token} exceeds num_experts={self.num_experts}"
                 )
-        if self.dense_layers > self.num_layers or self.window_layers > self.num_layers:
+        if self.dense_layers > self.num_layers or self.window_layers + self.state_layers > self.num_layers:
             raise ConfigError(
                 f"{self.name}: more layers of one kind than num_hidden_layers={self.num_layers}"
             )
         if (not self.num_experts or self.dense_layers) and self.intermediate_size < 1:
             raise ConfigError(f"{self.name}: intermediate_size must be an int of at least 1")
+        if self.state_layers and not (self.state_elements and self.state_parameters):
+            raise ConfigError(f"{self.name}: layers with states need their size; give both")
         if bool(self.window_layers) != bool(self.window_tokens):
             raise ConfigError(
                 f"{self.name}: sliding_window and layers of sliding attention need each other; give both or none"
@@ -124,7 +133,8 @@ class Architecture(msgspec.Struct, frozen=True, kw_only=True):
         """Parameters of all layers that every token uses: without routed experts and head."""
         dense = (self.num_layers - self.expert_layers) * 3 * self.hidden_size * self.intermediate_size
         routed = self.expert_layers * self.hidden_size * (3 * self.shared_expert_size + self.num_experts)
-        return self.num_layers * self.attention_parameters + dense + routed
+        attention = (self.num_layers - self.state_layers) * self.attention_parameters
+        return attention + self.state_layers * self.state_parameters + dense + routed
 
     @property
     def expert_parameters(self) -> int:
@@ -186,6 +196,21 @@ def plain_name(model: str) -> str:
     return _ENDINGS.sub("", re.sub("^meta-(?=llama)", "", model.rpartition("/")[2].lower()))
 
 
+def gated_delta_states(
+    layers: int, hidden: int, heads: int, keys: int, values: int, key_size: int, kernel: int
+) -> dict[str, Any]:
+    """Return `state_layers`, `state_elements` and `state_parameters` of `layers` layers of gated delta net.
+
+    `keys` and `values` are the channels of all key and value heads; `kernel` is the width of the convolution.
+    """
+    channels = 2 * keys + values
+    return {
+        "state_layers": layers,
+        "state_elements": values * key_size + (kernel - 1) * channels,
+        "state_parameters": hidden * (channels + values + 2 * heads) + values * hidden + kernel * channels,
+    }
+
+
 def _name_of(path: Path, content: dict[str, Any]) -> str:
     named = content.get("_name_or_path")
     return str(named) if named else path.parent.name or str(path)
@@ -210,6 +235,7 @@ class _Reader:
                 f"num_attention_heads={heads}"
             )
         experts = self._first("num_local_experts", "num_experts", "n_routed_experts", "moe_num_experts")
+        states = self._gated_delta_states(layers, hidden) if "linear_num_value_heads" in config else {}
         windows = self._windows(layers)
         try:
             return Architecture(
@@ -223,6 +249,7 @@ class _Reader:
                 tied_head=bool(config.get("tie_word_embeddings", False)),
                 window_tokens=self._number("sliding_window") if windows else 0,
                 window_layers=windows,
+                **states,
                 **(self._experts(experts, layers) if experts else self._dense()),
                 **self._types(),
             )
@@ -245,12 +272,27 @@ class _Reader:
             )
         kinds = set(config.get("layer_types") or config.get("layers_block_type") or ())
         odd = kinds - {"full_attention", "sliding_attention", "attention", "chunked_attention"}
+        if "linear_num_value_heads" in config:  # gated delta net
+            odd -= {"linear_attention"}
         if odd or any(key in config for key in ("ssm_cfg", "state_size", "mamba_d_state", "index_head_dim")):
             raise ConfigError(
-                f"{self.where}: only layers of full or sliding attention are supported; give measured times instead"
+                f"{self.where}: only layers of full or sliding attention and of gated delta net are supported; "
+                "give measured times instead"
             )
         if config.get("is_encoder_decoder"):
             raise ConfigError(f"{self.where}: is_encoder_decoder: encoders are not supported")
+
+    def _gated_delta_states(self, layers: int, hidden: int) -> dict[str, Any]:
+        """Return the states of gated delta net: a matrix per value head, and the last inputs of a convolution."""
+        kinds = self.config.get("layer_types")
+        period = self._optional("full_attention_interval", 4)
+        full = sum(kind == "full_attention" for kind in kinds) if kinds else layers // period
+        heads, size = self._number("linear_num_value_heads"), self._number("linear_value_head_dim")
+        key_size = self._number("linear_key_head_dim")
+        keys, values = self._number("linear_num_key_heads") * key_size, heads * size
+        return gated_delta_states(
+            layers - full, hidden, heads, keys, values, key_size, self._number("linear_conv_kernel_dim")
+        )
 
     def _dense(self) -> dict[str, Any]:
         return {"intermediate_size": self._number("intermediate_size")}

@@ -31,7 +31,7 @@ CONTEXTS = {
     **dict.fromkeys(("gpt-oss-20b", "gpt-oss-120b"), 131072),
     **dict.fromkeys(("MiniMax-M2", "MiniMax-M2.1", "MiniMax-M2.5"), 196608),
     "GLM-4.6": 202752,
-    "Qwen3-Coder-480B-A35B": 262144,
+    **dict.fromkeys(("Qwen3-Coder-480B-A35B", "Qwen3-Next-80B-A3B"), 262144),
     "Llama-4-Maverick-17B-128E": 1048576,
     "Llama-4-Scout-17B-16E": 10485760,
 }

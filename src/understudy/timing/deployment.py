@@ -17,6 +17,10 @@ if TYPE_CHECKING:
     from understudy.timing.efficiencies import Efficiencies
 
 
+_STATE_BYTES = 2
+"""Bytes of an element of a state, in the model's 16 bits."""
+
+
 class Parallelism(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Parallel sizes of one model. Experts are sharded over all GPUs, or placed whole in `expert` groups."""
 
@@ -89,8 +93,8 @@ class Deployment(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 
     @property
     def kv_bytes_per_token(self) -> int:
-        """KV bytes per token on one GPU over all layers, with windows counted as full attention."""
-        return self._kv_bytes_per_layer * self.model.num_layers
+        """KV bytes per token on one GPU over all layers with keys, with windows counted as full attention."""
+        return self._kv_bytes_per_layer * (self.model.num_layers - self.model.state_layers)
 
     def coefficients(self, efficiencies: Efficiencies) -> StepCoefficients:
         """Compute the step coefficients of a rank with these efficiencies.
@@ -109,11 +113,14 @@ class Deployment(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
         active = model.expert_layers * model.experts_per_token * model.expert_parameters / self._expert_shards
         kv = self._kv_bytes_per_layer * read / efficiencies.kv
         pair = 4 * model.num_heads / tp * model.head_dim * pair_flop
-        full_layers = model.num_layers - model.window_layers
+        full_layers = model.num_layers - model.window_layers - model.state_layers
+        # A state is read and written for every sequence of a step; a token updates it with three products.
+        elements = model.state_layers * model.state_elements / tp
+        state = elements * 2 * _STATE_BYTES * read / efficiencies.kv
         comm_step, comm_token, expert_comm = self._communication_ms(efficiencies)
         return StepCoefficients(
             weights_ms=linear_parameters * linear.bytes * read / efficiencies.weights,
-            token_ms=2 * linear_parameters * linear_flop,
+            token_ms=2 * linear_parameters * linear_flop + 6 * elements * pair_flop,
             expert_ms=stored * experts.bytes * read / efficiencies.experts / self._local_experts
             if stored
             else 0.0,
@@ -133,7 +140,7 @@ class Deployment(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
             comm_rank_token_ms=expert_comm,
             ranks=self.parallel.data,
             step_ms=efficiencies.step_ms + efficiencies.layer_us * model.num_layers / 1e3,
-            sequence_ms=efficiencies.sequence_us / 1e3,
+            sequence_ms=efficiencies.sequence_us / 1e3 + state,
             prefill_ms=efficiencies.prefill_ms,
             floor_ms=efficiencies.floor_ms_per_layer * model.num_layers,
         )

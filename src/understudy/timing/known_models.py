@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from understudy.errors import ConfigError
-from understudy.timing.architecture import Architecture, plain_name
+from understudy.timing.architecture import Architecture, gated_delta_states, plain_name
 from understudy.timing.names import name_key, unknown_name
 from understudy.timing.weight_types import type_in_name
 
@@ -59,6 +59,7 @@ def _experts(
     window: tuple[int, int] = (0, 0),
     weights: str = "bf16",
     dense_weights: str | None = None,
+    states: dict[str, Any] | None = None,
 ) -> Architecture:
     return Architecture(
         name=name,
@@ -78,6 +79,7 @@ def _experts(
         window_layers=window[1],
         weights=weights,
         dense_weights=dense_weights,
+        **(states or {}),
     )
 
 
@@ -136,6 +138,18 @@ MODELS = {
         _experts("Qwen3-30B-A3B", 48, 2048, 32, 4, (128, 8, 768), 151936),
         _experts("Qwen3-235B-A22B", 94, 4096, 64, 4, (128, 8, 1536), 151936),
         _experts("Qwen3-Coder-480B-A35B", 62, 6144, 96, 8, (160, 8, 2560), 151936),
+        _experts(
+            "Qwen3-Next-80B-A3B",
+            48,
+            2048,
+            16,
+            2,
+            (512, 10, 512),
+            151936,
+            head_dim=256,
+            shared=512,
+            states=gated_delta_states(36, 2048, 32, 2048, 4096, 128, 4),
+        ),
         _experts(
             "Llama-4-Scout-17B-16E",
             48,
