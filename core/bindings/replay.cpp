@@ -26,14 +26,23 @@
 
 namespace understudy {
 
+void bind_disaggregation(nb::module_& m);  // disaggregation.cpp
+
 namespace {
 
 using namespace nb::literals;
 
+WorkerRole read_role(const std::string& role) {
+  if (role == "both") return WorkerRole::Both;
+  if (role == "prefill") return WorkerRole::Prefill;
+  if (role == "decode") return WorkerRole::Decode;
+  throw Error(ErrorKind::ConfigError, "role: '", role, "' must be prefill, decode or both");
+}
+
 void make_settings(FleetConfig* self, std::vector<WorkerPool> pools, nb::handle routing, nb::handle seed,
                    nb::handle concurrency, nb::handle threads, bool fast_forward, bool check, nb::handle lockstep_ns,
                    nb::handle turnaround_ns, bool ranks, std::shared_ptr<Checkpoints> checkpoints,
-                   std::shared_ptr<StepTable> steps) {
+                   std::shared_ptr<StepTable> steps, const Disaggregation* disaggregation) {
   FleetConfig config;
   config.pools = std::move(pools);
   config.router = read_router(routing, read_uint(seed, "seed"));
@@ -46,6 +55,7 @@ void make_settings(FleetConfig* self, std::vector<WorkerPool> pools, nb::handle 
   config.ranks = ranks;
   config.checkpoints = std::move(checkpoints);
   config.steps = std::move(steps);
+  if (disaggregation != nullptr) config.disaggregation = *disaggregation;
   new (self) FleetConfig(std::move(config));
 }
 
@@ -91,6 +101,12 @@ FleetResult run_fleet(nb::handle workload, FleetConfig settings, const std::vect
   };
   const std::shared_ptr<Router> router = settings.router;
   const ExclusiveCall guard(router->call_flag(), "the router");
+  std::shared_ptr<Router> decode_router;
+  std::optional<ExclusiveCall> decode_guard;
+  if (settings.disaggregation && settings.disaggregation->decode_router != router) {
+    decode_router = settings.disaggregation->decode_router;
+    decode_guard.emplace(decode_router->call_flag(), "the router of decode workers");
+  }
   double workers = 0;
   double blocks = 0;
   for (const WorkerPool& pool : settings.pools) {
@@ -212,6 +228,7 @@ void bind_replay(nb::module_& m) {
           },
           "(time in ns, blocks) of a tier that workers share; else empty.")
       .def_ro("events", &TierSummary::events, "Events of a shared tier, if kept; else empty.");
+  bind_disaggregation(m);
   nb::class_<FleetResult> result(m, "FleetResult", "Columns of a run, one row a request in workload order.");
   bind_columns(result);
   result.def_ro("rejections", &FleetResult::rejections)
@@ -232,6 +249,7 @@ void bind_replay(nb::module_& m) {
       .def_ro("tiers", &FleetResult::tiers)
       .def_ro("tier_totals", &FleetResult::tier_totals)
       .def_ro("links", &FleetResult::links)
+      .def_ro("handoff", &FleetResult::handoff)
       .def_ro("evictions", &FleetResult::evictions)
       .def_ro("stored_blocks", &FleetResult::stored_blocks);
 
@@ -239,12 +257,13 @@ void bind_replay(nb::module_& m) {
       .def(
           "__init__",
           [](WorkerPool* self, const EngineConfig& engine, const StepTiming& timing, nb::handle workers,
-             const TierConfig* tiers, const std::string& name) {
+             const TierConfig* tiers, const std::string& name, const std::string& role) {
             const auto count = static_cast<std::uint32_t>(read_uint(workers, "workers", 0xFFFFFFFFu));
             const std::optional<TierConfig> own = tiers == nullptr ? std::nullopt : std::optional(*tiers);
-            new (self) WorkerPool{name, engine.clone(), timing, own, count};
+            new (self) WorkerPool{name, engine.clone(), timing, own, count, read_role(role)};
           },
-          nb::kw_only(), "engine"_a, "timing"_a, "workers"_a = 1, "tiers"_a.none() = nb::none(), "name"_a = "");
+          nb::kw_only(), "engine"_a, "timing"_a, "workers"_a = 1, "tiers"_a.none() = nb::none(), "name"_a = "",
+          "role"_a = "both");
 
   m.def("read_plain_rows", &plain_rows, "lines"_a,
         "Timestamps (ms), input and output lengths, numbers of hash ids and the ids of lines that are all plain rows, "
@@ -260,7 +279,7 @@ void bind_replay(nb::module_& m) {
       .def("__init__", &make_settings, nb::kw_only(), "pools"_a, "routing"_a = "round_robin", "seed"_a = 0,
            "concurrency"_a = 0, "threads"_a = 1, "fast_forward"_a = true, "check"_a = false, "lockstep_ns"_a = 0,
            "turnaround_ns"_a = 0, "ranks"_a = false, "checkpoints"_a.none() = nb::none(),
-           "steps"_a.none() = nb::none());
+           "steps"_a.none() = nb::none(), "disaggregation"_a.none() = nb::none());
   m.def("run_fleet", &run_fleet, "workload"_a, "settings"_a, nb::kw_only(), "names"_a = nb::list(),
         "progress"_a.none() = nb::none(), "on_step"_a.none() = nb::none(),
         "Replay a workload (its columns, by name) through a fleet; `names` are those of its requests, if any matter.");

@@ -17,6 +17,7 @@ namespace understudy {
 
 class Engine;
 class GapSum;
+class HandOffNet;
 class TierRun;
 
 // Inputs of an engine from its driver, in addition to its settings.
@@ -25,9 +26,10 @@ struct EngineSite {
   const TierConfig* tiers = nullptr;  // below the device; null: none
   TierRun* run = nullptr;             // state that workers share; null: the engine is alone
   std::string name = "worker";
-  std::size_t worker = 0;    // random streams differ by worker
-  GapSum* gaps = nullptr;    // a sum that engines share; null: each keeps its own
-  bool keeps_times = false;  // Engine::keep_times
+  std::size_t worker = 0;     // random streams differ by worker
+  HandOffNet* net = nullptr;  // carries hand-offs between workers; null: none, or a driver of steps does
+  GapSum* gaps = nullptr;     // a sum that engines share; null: each keeps its own
+  bool keeps_times = false;   // Engine::keep_times
   bool fast_forward = true;
   bool reports_batches = false;  // Effects name admitted and preempted requests, and the tokens of the batch
   // Called for every step that is not fast-forwarded, after it has begun (false) and after it has ended (true).

@@ -8,7 +8,7 @@
 namespace understudy {
 
 Fleet::Fleet(FleetConfig config, WorkloadColumns workload)
-    : config_(std::move(config)),
+    : config_(with_stages(std::move(config))),
       workload_(workload),
       shows_blocks_(config_.router->reads_residency() && can_show_blocks()),
       observes_(config_.router->observes() && !shows_blocks_),
@@ -18,6 +18,7 @@ Fleet::Fleet(FleetConfig config, WorkloadColumns workload)
       worker_of_(workload.size(), -1) {
   if (config_.pools.empty()) throw Error(ErrorKind::ConfigError, "a fleet needs at least one pool");
   config_.router->begin();
+  set_up_stages();
   for (const WorkerPool& pool : config_.pools) {
     if (pool.num_workers < 1) throw Error(ErrorKind::ConfigError, "workers must be at least 1");
     if (pool.tiers && config_.lockstep_ns > 0) {
@@ -66,6 +67,7 @@ WorkerId Fleet::add_worker(std::uint32_t pool) {
   Worker& worker = workers_.emplace_back();
   worker.info = {workers_.size() - 1, pool, its.config.role, its.engine->max_num_batched_tokens};
   loads_.emplace_back();
+  if (net_) net_->add_worker(its.config.role == WorkerRole::Prefill, its.config.role == WorkerRole::Decode);
   config_.router->add_worker(worker.info);
   set_state(worker.info.id, WorkerState::Ready);
   return worker.info.id;
@@ -108,6 +110,7 @@ EngineSite Fleet::site_of(std::size_t index) {
   site.name = "worker ";
   site.name += std::to_string(index);
   site.worker = index;
+  site.net = net_.get();
   site.gaps = mode_.mode == RunMode::Independent ? nullptr : &columns_.gaps();
   site.keeps_times = true;
   site.fast_forward = config_.fast_forward;
@@ -179,7 +182,7 @@ bool Fleet::can_show_blocks() const {
 }
 
 bool Fleet::independent() const {
-  return !shares_tiers() && !has_user_policies() && config_.concurrency == 0 && config_.lockstep_ns == 0 &&
+  return !net_ && !shares_tiers() && !has_user_policies() && config_.concurrency == 0 && config_.lockstep_ns == 0 &&
          !config_.ranks && !reports_steps() && config_.router->blind() && !observes_ &&
          std::ranges::none_of(pools_, [](const Pool& pool) { return pool.engine->sends_messages(); }) &&
          std::ranges::all_of(workload_.next_turn, [](std::int64_t next) { return next < 0; });
@@ -299,7 +302,7 @@ std::shared_ptr<const IdentitySource> Fleet::identities_of(std::uint64_t row, co
       engine.hashed_ahead());
 }
 
-const Effects& Fleet::submit(std::size_t index, std::uint64_t row, std::int64_t arrival_ns) {
+const Effects& Fleet::submit(std::size_t index, std::uint64_t row, std::int64_t arrival_ns, KvLeg leg) {
   const EngineConfig& engine = config_of(index);
   RequestSpec spec;
   spec.id = row;
@@ -314,6 +317,13 @@ const Effects& Fleet::submit(std::size_t index, std::uint64_t row, std::int64_t 
     const auto end = static_cast<std::size_t>(workload_.accepted_draft_offsets[row + 1]);
     const auto own = workload_.accepted_drafts.subspan(begin, end - begin);
     if (!own.empty()) spec.accepts = std::make_shared<const std::vector<std::uint32_t>>(own.begin(), own.end());
+  }
+  spec.leg = leg;
+  if (leg == KvLeg::Prefill) {
+    spec.max_tokens = 1;
+    spec.eos_at = 0;
+  } else if (leg == KvLeg::Decode) {
+    spec.peer = static_cast<std::uint32_t>(columns_.result().handoff.prefill_worker[row]);
   }
   spec.priority = workload_.priority.empty() ? 0 : workload_.priority[row];
   if (!workload_.adapter.empty()) spec.adapter = static_cast<std::uint32_t>(workload_.adapter[row] + 1);
@@ -331,7 +341,7 @@ const Effects& Fleet::submit(std::size_t index, std::uint64_t row, std::int64_t 
   }
   Worker& worker = workers_[index];
   if (worker.first_row == kNoRow) worker.first_row = row;
-  const std::uint64_t tokens = std::uint64_t{spec.prompt_tokens} + output;
+  const std::uint64_t tokens = tokens_of(row);
   const Effects& effects = engine_of(index).submit(std::move(spec), arrival_ns);
   ++loads_[index].outstanding_requests;
   loads_[index].outstanding_tokens += tokens;

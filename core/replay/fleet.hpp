@@ -17,6 +17,7 @@
 #include "engine/engine.hpp"
 #include "engine/timing.hpp"
 #include "replay/checkpoints.hpp"
+#include "replay/disaggregation.hpp"
 #include "replay/event_queue.hpp"
 #include "replay/fleet_result.hpp"
 #include "replay/run_columns.hpp"
@@ -40,9 +41,10 @@ struct WorkerPool {
 struct FleetConfig {
   std::vector<WorkerPool> pools;  // the first workers have their ids in this order
   std::shared_ptr<Router> router;
-  std::uint32_t concurrency = 0;   // sessions at a time; 0: open loop
-  std::int64_t turnaround_ns = 0;  // from the end of a session to the start of the next one in its place
-  unsigned threads = 1;            // above 1: independent workers only
+  std::optional<Disaggregation> disaggregation;  // of pools with roles; `router` then chooses prefill workers
+  std::uint32_t concurrency = 0;                 // sessions at a time; 0: open loop
+  std::int64_t turnaround_ns = 0;                // from the end of a session to the start of the next one in its place
+  unsigned threads = 1;                          // above 1: independent workers only
   bool fast_forward = true;
   bool check = false;  // verify the states of engines, their events, the router's index and finish bounds
   std::shared_ptr<Checkpoints> checkpoints;  // record them with fast-forward, else compare them; may be null
@@ -135,7 +137,7 @@ class Fleet final : private FleetView {
   void push_next_arrival();
   void push_arrival(std::int64_t time_ns, std::uint64_t row);
   void arrive(std::uint64_t row);
-  void place(std::uint64_t row, std::size_t worker);
+  void place(std::uint64_t row, std::size_t worker, KvLeg leg = KvLeg::Whole);
   void release_queued();
   void absorb(std::size_t worker, const Effects& effects);
   void record_finished(std::size_t worker);
@@ -148,6 +150,20 @@ class Fleet final : private FleetView {
   void after_input(std::size_t worker);
   void deliver_message(std::size_t index);
   void begin_all();
+
+  // fleet_staged.cpp: prefill and decode pools
+  static FleetConfig with_stages(FleetConfig config);
+  void set_up_stages();
+  std::optional<std::string> why_no_stage(std::uint64_t row) const;
+  void arrive_staged(std::uint64_t row);
+  void arrive_for_decode(std::uint64_t row);
+  void end_prefill(const RequestRecord& record);
+  void join_legs(RequestRecord& record);
+  RouteRequest request_of(std::uint64_t row, RequestStage stage);
+  WorkerId choose(std::uint64_t row, RequestStage stage);
+  std::uint32_t cached_tokens(std::uint64_t row, WorkerId worker);
+  void reach_workers();
+  void collect_handoffs();
 
   // fleet_steps.cpp: step by step (RunMode::Stepwise)
   void land_transfers();
@@ -185,7 +201,13 @@ class Fleet final : private FleetView {
   bool fits(std::uint64_t row, std::size_t worker);
   void reject(std::uint64_t row, const std::string& why);
   std::shared_ptr<const IdentitySource> identities_of(std::uint64_t row, const EngineConfig& engine) const;
-  const Effects& submit(std::size_t worker, std::uint64_t row, std::int64_t arrival_ns);
+  const Effects& submit(std::size_t worker, std::uint64_t row, std::int64_t arrival_ns, KvLeg leg = KvLeg::Whole);
+  // Prompt and output that a router counts for a row on its worker.
+  std::uint64_t tokens_of(std::uint64_t row) const {
+    const bool prompt_only = !prefilling_.empty() && prefilling_[row];
+    return static_cast<std::uint64_t>(workload_.prompt_tokens[row]) +
+           (prompt_only ? 1 : static_cast<std::uint64_t>(workload_.output_tokens[row]));
+  }
   void require_progress(std::size_t worker);
 
   // fleet_columns.cpp
@@ -242,6 +264,13 @@ class Fleet final : private FleetView {
     std::uint32_t block_size = 0;  // 0: none
     std::shared_ptr<const IdentitySource> identities;
   } routed_;
+  // With prefill and decode pools; else empty.
+  std::unique_ptr<HandOffNet> net_;
+  std::vector<RequestWay> way_;
+  std::vector<bool> prefilling_;             // on a prefill worker, or on its way from there
+  std::vector<std::int32_t> decode_worker_;  // -1: not chosen yet
+  RouteRequest asked_;                       // the last one that a router was asked for
+
   std::vector<std::int64_t> arrival_ns_;  // actual arrival of each row; -1 if never
   std::vector<std::int32_t> worker_of_;
   std::vector<std::pair<std::int64_t, std::string>> rejections_;

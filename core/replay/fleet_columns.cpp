@@ -24,7 +24,9 @@ void Fleet::collect(std::size_t index) {
   if (!config_.ranks) workers_[index].engine.reset();
 }
 
-void Fleet::keep(const RequestRecord& record) {
+void Fleet::keep(const RequestRecord& given) {
+  RequestRecord record = given;
+  if (net_) join_legs(record);
   const std::uint64_t row = record.id;
   columns_.keep(row, record);
   if (!config_.check || record.reason == FinishReason::Cancelled) return;

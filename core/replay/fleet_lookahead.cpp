@@ -50,6 +50,7 @@ void Fleet::schedule_poll(std::size_t index) {
     absorb(index, worker.engine->advance(now_ns_, {}));
     next_ns = when();
   }
+  if (next_ns == Engine::kNever) return;  // until something reaches it
   if (config_.check && worker.finished.empty()) worker.finish_bound_ns = next_ns;
   if (overdue(next_ns)) return want_begin(index);
   worker.next = queue_.push(next_ns, EventClass::StepEnd, order_of(index), index);

@@ -12,6 +12,7 @@
 #include "engine/engine.hpp"
 #include "events/event_table.hpp"
 #include "links/link.hpp"
+#include "replay/handoff_columns.hpp"
 #include "tiers/shared_tier.hpp"
 
 namespace understudy {
@@ -59,6 +60,7 @@ struct FleetResult {
   std::vector<TierSummary> tiers;
   TierTotals tier_totals;
   std::vector<LinkUsage> links;
+  HandOffColumns handoff;
 
   std::vector<std::int64_t, HugeAllocator<std::int64_t>> gap_ns;  // ascending, with how often each occurred
   std::vector<std::int64_t, HugeAllocator<std::int64_t>> gap_count;

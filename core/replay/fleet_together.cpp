@@ -43,12 +43,13 @@ void Fleet::run_together(const Progress& progress) {
         begin_all();
         break;
     }
+    reach_workers();
     queue_.set_landing(hub_.next_wake_ns());
     if (++rounds % 64 == 0) report(progress);
     if (queue_.empty() && observes_) {  // the last events, and transfers that have not landed
       for (std::size_t index = 0; !stepwise() && index < workers_.size(); ++index) {
         advance_to_now(index);
-        workers_[index].engine->finish_transfers();
+        if (!net_) workers_[index].engine->finish_transfers();
       }
       gather_events();
       for (std::size_t index = 0; index < num_units(); ++index) check_index(index);
@@ -58,6 +59,7 @@ void Fleet::run_together(const Progress& progress) {
     require_progress(index);
     workers_[index].engine->finish_transfers();
   }
+  collect_handoffs();
   for (std::size_t index = 0; index < workers_.size(); ++index) collect(index);
 }
 
@@ -88,6 +90,7 @@ void Fleet::push_arrival(std::int64_t time_ns, std::uint64_t row) {
 }
 
 void Fleet::arrive(std::uint64_t row) {
+  if (net_) return arrive_staged(row);
   if (config_.concurrency == 0 && workload_.turn[row] == 0) push_next_arrival();
   arrival_ns_[row] = now_ns_;
   const std::optional<std::size_t> chosen = route(row);
@@ -95,11 +98,11 @@ void Fleet::arrive(std::uint64_t row) {
   if (*chosen != Router::kLater) place(row, *chosen);
 }
 
-void Fleet::place(std::uint64_t row, std::size_t worker) {
+void Fleet::place(std::uint64_t row, std::size_t worker, KvLeg leg) {
   worker_of_[row] = static_cast<std::int32_t>(worker);
   if (config_.steps) config_.steps->place(row, worker, now_ns_);
   sync_worker(lead(worker));
-  absorb(lead(worker), submit(worker, row, now_ns_));
+  absorb(lead(worker), submit(worker, row, now_ns_, leg));
   after_input(lead(worker));
 }
 
@@ -174,12 +177,16 @@ void Fleet::record_finished(std::size_t index) {
     const std::uint64_t row = record.id;
     WorkerLoad& load = loads_[static_cast<std::size_t>(worker_of_[row])];
     UNDERSTUDY_ASSERT(load.outstanding_requests > 0, "a request ends on the worker that it was sent to");
+    const bool prompt_only = !prefilling_.empty() && prefilling_[row];
     if (config_.steps) config_.steps->split(static_cast<std::size_t>(worker_of_[row]));
-    keep(record);
+    if (!prompt_only) keep(record);
     --load.outstanding_requests;
-    load.outstanding_tokens -= static_cast<std::uint64_t>(workload_.prompt_tokens[row]) +
-                               static_cast<std::uint64_t>(workload_.output_tokens[row]);
+    load.outstanding_tokens -= tokens_of(row);
     if (tracks_) config_.router->ended(row);
+    if (prompt_only) {
+      end_prefill(record);
+      continue;
+    }
     if (config_.router->queues()) release_queued();
     end_turn(row, record.finish_ns);
   }

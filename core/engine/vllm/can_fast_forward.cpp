@@ -20,6 +20,7 @@ bool VllmEngine::can_fast_forward() const {
   if (!timing_.model->needs_sums_only()) return false;
   if (config_.prefill_schedule_interval > 1 && num_waiting() > 0) return false;  // whose prompts may be deferred
   if (offload_ && !can_fast_forward_offloading()) return false;
+  if (receiver_ && !can_fast_forward_pulling()) return false;
   if (config_.async_scheduling) return can_fast_forward_ahead();
   if (tiers_ && (fast_forward_->has_begun(clock_.now_ns) || head_may_move() || tiers_->calls_user_code_after_steps()))
     return false;
@@ -93,6 +94,7 @@ DecodeState VllmEngine::decode_state() {
           .announcer = announcer_,
           .token_log = token_log_,
           .offloads = offload_ != nullptr,
+          .fenced = connects(),
           .requests = requests_,
           .running = running_,
           .waiting = waiting_,

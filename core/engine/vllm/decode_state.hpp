@@ -47,6 +47,7 @@ struct DecodeState {
   Announcer& announcer;
   TokenLog& token_log;
   bool offloads;  // vLLM's own offload is on
+  bool fenced;    // steps that computed a token are counted
 
   // Requests.
   std::vector<EngineRequest>& requests;  // by slot

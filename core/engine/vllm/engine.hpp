@@ -27,6 +27,7 @@
 #include "engine/vllm/decode_state.hpp"
 #include "engine/vllm/decode_sums.hpp"
 #include "engine/vllm/groups/grouped_backend.hpp"
+#include "engine/vllm/handoff/net.hpp"
 #include "engine/vllm/handoff/receiver.hpp"
 #include "engine/vllm/handoff/report.hpp"
 #include "engine/vllm/handoff/sender.hpp"
@@ -84,6 +85,7 @@ class VllmEngine final : public Engine, private DecodeHost {
   std::size_t num_slots() const noexcept { return requests_.size(); }  // the most requests present at one time
   std::size_t steps_kept() const noexcept { return token_log_.steps_kept(); }
   std::int64_t room_wait_ns(RequestId id) const { return tiers_->waited_ns(slots_.at(id)); }
+  // No request is here.
   bool idle() const noexcept { return running_.empty() && num_waiting() == 0 && planned_.empty() && parked_ == 0; }
   std::size_t parked() const noexcept { return parked_; }  // requests whose blocks are being loaded
   WorkerTiers* tiers() noexcept { return tiers_.get(); }
@@ -151,7 +153,7 @@ class VllmEngine final : public Engine, private DecodeHost {
   }
   // Advance the clock of an idle engine.
   void skip_to(std::int64_t time_ns) noexcept {
-    clock_.now_ns = std::max(clock_.now_ns, time_ns);
+    clock_.now_ns = polling_ ? poll_at(time_ns) : std::max(clock_.now_ns, time_ns);
     finish_bound_.reset();
   }
   void set_fast_forward(bool on) noexcept { fast_forwards_ = on; }
@@ -263,6 +265,26 @@ class VllmEngine final : public Engine, private DecodeHost {
   void begin_pull(const EngineRequest& request, std::uint32_t hit_tokens);
   void give_up_load(EngineRequest& request);
   void close_handoff(std::size_t admitted_before, std::int64_t now_ns);
+  void poll_sender(std::int64_t now_ns);
+  void post_and_poll(const ReceiveOrders& orders, std::int64_t now_ns);
+  bool only_polls(bool reported) const noexcept;
+  void poll_idle(bool changed, std::int64_t now_ns);
+  // Without tokens to compute vLLM's loop sleeps this long between two schedules.
+  static constexpr std::int64_t kIdlePollNs = 1'000'000;
+  std::int64_t poll_at(std::int64_t time_ns) const noexcept {  // the first schedule of that loop from `time_ns` on
+    const std::int64_t late_ns = std::max<std::int64_t>(time_ns - clock_.now_ns, 0);
+    return clock_.now_ns + (late_ns + kIdlePollNs - 1) / kIdlePollNs * kIdlePollNs;
+  }
+  std::int64_t next_poll_ns() const;
+  bool rests() const noexcept { return idle() && !(net_ != nullptr && handoff_pending()); }  // nothing to do
+  bool begins_in_order() const;
+  // No later than what has reached this worker, or what it must send.
+  std::int64_t quiet_until(std::int64_t until_ns) const {
+    if (net_ == nullptr) return until_ns;
+    const std::int64_t beat_ns = receiver_ ? receiver_->next_heartbeat_ns() : kNever;
+    return std::min({until_ns, net_->next_ns(worker_), beat_ns});
+  }
+  bool can_fast_forward_pulling() const;
   void drop_in_flight(const EngineRequest& victim);
   void leave_handoff(EngineRequest& request, bool aborted, std::int64_t now_ns);
   void read_report(const HandOffReport& report, std::int64_t now_ns);
@@ -398,6 +420,11 @@ class VllmEngine final : public Engine, private DecodeHost {
   // Hand-offs.
   std::unique_ptr<KvSender> sender_;
   std::unique_ptr<KvReceiver> receiver_;
+  HandOffNet* net_ = nullptr;   // null: none, or a driver of steps moves the blocks
+  std::uint32_t worker_ = 0;    // in the net
+  HandOffReport fresh_report_;  // of the last schedule's poll
+  bool polling_ = false;        // the last schedule had nothing to compute; the next is at clock_.now_ns or later
+  bool poll_due_ = false;       // and something has changed since
   HandOffTotals handoff_totals_;
   HandOffLog handoff_log_;
   bool has_ended_ = false;

@@ -74,7 +74,7 @@ void FastForward::start(std::int64_t until_ns, bool stop_on_finish) {
 
 // Plan the batch behind the last executed step, as stepping would have scheduled it.
 void FastForward::plan_next() {
-  if (state_.offloads) count_schedules();
+  if (state_.fenced) count_schedules();
   Batch& next = state_.planned;
   next.turns.clear();
   for (std::uint32_t order = 0; order < members_.size(); ++order) {
@@ -289,7 +289,7 @@ bool FastForward::end_step(std::uint64_t fresh) {
   state_.token_log.end_step(end_ns);
   state_.totals.step_ns += end_ns - clock_.begun_ns;
   if (!state_.timing.model->covers(sums_.load())) state_.totals.uncovered_ns += end_ns - clock_.begun_ns;
-  if (ahead_ && state_.offloads) {
+  if (ahead_ && state_.fenced) {
     count_schedules();
     for (const std::uint32_t order : done_) request(order).last_step = state_.counts.processed;
   }
@@ -323,13 +323,13 @@ bool FastForward::end_step(std::uint64_t fresh) {
   }
   if (ahead_) pause_and_rejoin();
   if (finished) state_.refusal.stands = false;
-  if (state_.offloads) {
+  if (state_.fenced) {
     if (finished) forget_finished();
     if (ahead_ && state_.running.empty()) {  // no batch was scheduled behind
       state_.planned.turns.clear();
       --state_.counts.scheduled;
     }
-    host_.offload_after_step(end_ns);
+    if (state_.offloads) host_.offload_after_step(end_ns);
   }
   // A full block does not change the counts, unless it is offloaded at once and evicts others on the host.
   const bool below = state_.tiers && host_.changed_below();

@@ -15,7 +15,7 @@ constexpr std::uint64_t kMostTimed = 128;  // steps: timing more of them costs m
 // Until a request is submitted, every decoding request gets a token in each step until the first finish: blocks suffice
 // for all of them, and they are scheduled before requests that compute a prompt or wait.
 std::optional<Outlook> VllmEngine::outlook() const {
-  if (grouped_ != nullptr || running_.empty() || parked_ > 0 || loading_ > 0 || bursts_.on() ||
+  if (grouped_ != nullptr || running_.empty() || parked_ > 0 || (loading_ > 0 && net_ == nullptr) || bursts_.on() ||
       config_.speculation.tokens > 0 || running_.size() > config_.max_num_batched_tokens) {
     return std::nullopt;
   }
@@ -52,11 +52,15 @@ std::optional<Outlook> VllmEngine::outlook() const {
   }
   out.alone = prompts == 0 && num_waiting() == 0;
   if (sums.requests() == 0 || (!out.alone && (tiers_ || offload_))) return std::nullopt;
-  for (const RequestSlot id : waiting_.ids()) out.steps = std::min(out.steps, to_finish(requests_[id]));
+  for (const WaitingQueue* queue : {&waiting_, &skipped_}) {
+    for (const RequestSlot id : queue->ids()) out.steps = std::min(out.steps, to_finish(requests_[id]));
+  }
   const std::uint64_t steps = out.steps + (ahead ? 1 : 0);
   const auto lacks = [&](RequestSlot id) { return kv_->lacks(requests_[id], requests_[id].known + steps); };
   std::uint64_t blocks = 0;
-  for (const RequestSlot id : waiting_.ids()) blocks += lacks(id) + 1;
+  for (const WaitingQueue* queue : {&waiting_, &skipped_}) {
+    for (const RequestSlot id : queue->ids()) blocks += lacks(id) + 1;
+  }
   for (std::size_t i = sums.requests(); i < running_.size(); ++i) blocks += lacks(running_[i]) + 1;
   // Nearly always there is room for many more.
   if (kv_->has_room(blocks + sums.requests() * (steps / config_.block_size + 2), tiers_.get())) return out;
@@ -87,13 +91,15 @@ bool VllmEngine::has_room_for_all() const {
 }
 
 std::int64_t VllmEngine::next_visible_ns() const {
-  if (!finish_bound_ || tiers_) finish_bound_ = finish_bound();
+  if (!finish_bound_ || tiers_ || net_ != nullptr) finish_bound_ = finish_bound();
   return *finish_bound_;
 }
 
 std::int64_t VllmEngine::finish_bound() const {
   if (idle() && !clock_.in_step) return kNever;
-  std::int64_t from_ns = clock_.now_ns;
+  if (begins_in_order() && !polling_) return clock_.now_ns;
+  std::int64_t from_ns = polling_ && !clock_.in_step ? next_poll_ns() : clock_.now_ns;
+  if (from_ns == kNever || (polling_ && begins_in_order())) return from_ns;
   if (!clock_.in_step && landing_wait_.on && !landing_wait_over()) {
     from_ns = std::max(from_ns, tiers_->hub().next_wake_ns().value_or(from_ns));
   }
@@ -138,7 +144,7 @@ std::int64_t VllmEngine::finish_bound() const {
   for (const Scheduled& turn : planned_.turns) {
     if (live(turn) && turn.before < requests_[turn.slot].spec.prompt_tokens) consider(turn.slot, true);
   }
-  if (parked_ > 0 || loading_ > 0 || least_ns == kNever) return from_ns;
+  if (parked_ > 0 || (loading_ > 0 && net_ == nullptr) || least_ns == kNever) return from_ns;
   return least_ns;
 }
 

@@ -63,11 +63,96 @@ void VllmEngine::close_handoff(std::size_t admitted_before, std::int64_t now_ns)
     }
     SendOrders orders = sender_->close_schedule();
     sender_->begin(orders);
+    if (net_ != nullptr) poll_sender(now_ns);
     if (config_.transfer->log) handoff_log_.send = std::move(orders);
   }
   if (!receiver_) return;
   ReceiveOrders orders = receiver_->close_schedule(now_ns);
+  if (net_ != nullptr) post_and_poll(orders, now_ns);
   if (config_.transfer->log) handoff_log_.receive = std::move(orders);
+}
+
+// ── Worker, with a net ──
+
+// Reads what decode workers have sent until now.
+void VllmEngine::poll_sender(std::int64_t now_ns) {
+  std::vector<HandOffNet::Heartbeat> heartbeats;
+  net_->take_heartbeats(worker_, now_ns, heartbeats);
+  for (const HandOffNet::Heartbeat& heartbeat : heartbeats) sender_->extend(heartbeat.requests, heartbeat.time_ns);
+  std::vector<RequestId> done;
+  net_->take_notes(worker_, now_ns, done);
+  for (const RequestId id : done) sender_->confirm(id);
+  fresh_report_.sent = sender_->poll(now_ns).sent;
+}
+
+void VllmEngine::post_and_poll(const ReceiveOrders& orders, std::int64_t now_ns) {
+  for (const Pull& pull : orders.pulls) {
+    if (pull.blocks.empty()) {
+      net_->notify(pull.peer, pull.request, now_ns);
+    } else {
+      net_->read(worker_, pull, now_ns);
+    }
+  }
+  std::map<std::uint32_t, HandOffNet::Heartbeat> heartbeats;
+  for (const RequestId id : orders.heartbeat) heartbeats[receiver_->peer_of(id)].requests.push_back(id);
+  for (auto& [peer, heartbeat] : heartbeats) {
+    heartbeat.time_ns = now_ns;
+    net_->heartbeat(peer, std::move(heartbeat));
+  }
+  net_->hub().run_until(now_ns);  // those that take no time
+  net_->take_received(worker_, now_ns, fresh_report_.received);
+  std::ranges::sort(fresh_report_.received);
+}
+
+// After a schedule: whether it has nothing to compute, and yet the loop goes on. `reported`: an earlier one's poll had
+// something that the update of this one has read.
+bool VllmEngine::only_polls(bool reported) const noexcept {
+  return net_ != nullptr && log_.scheduled.empty() && log_.preempted.empty() && planned_.empty() &&
+         (loading_ > 0 || handoff_pending() || reported || !fresh_report_.empty());
+}
+
+// A schedule without tokens: its update follows at once (asynchronously after the next schedule), then the loop sleeps.
+void VllmEngine::poll_idle(bool changed, std::int64_t now_ns) {
+  changed = changed || !fresh_report_.empty();
+  if (config_.async_scheduling) {
+    planned_.handoff = std::exchange(fresh_report_, {});
+  } else {
+    read_report(std::exchange(fresh_report_, {}), now_ns);
+  }
+  announcer_.release(now_ns);
+  if (changed) sample(running_.size());
+  clock_.now_ns = now_ns;
+  stuck_.reset();
+  if (rests()) return;
+  clock_.now_ns = now_ns + kIdlePollNs;
+  polling_ = true;
+  poll_due_ = changed;
+}
+
+// When the sleeping loop finds something to do, as far as is known.
+std::int64_t VllmEngine::next_poll_ns() const {
+  if (poll_due_) return clock_.now_ns;
+  std::int64_t next = net_->next_ns(worker_);
+  if (sender_) next = std::min(next, sender_->next_deadline_ns());
+  if (receiver_) next = std::min(next, receiver_->next_heartbeat_ns());
+  if (tiers_) next = std::min(next, tiers_->hub().next_wake_ns().value_or(kNever));
+  return next == kNever ? kNever : poll_at(next);
+}
+
+// Whether the next schedule may send something to another worker, so that it must not be run ahead of time.
+bool VllmEngine::begins_in_order() const {
+  if (net_ == nullptr || !receiver_) return false;
+  return (!waiting_.empty() && running_.size() < max_running()) || receiver_->has_orders() ||
+         receiver_->next_heartbeat_ns() <= clock_.now_ns;
+}
+
+// Requests that load change nothing until their blocks have come.
+bool VllmEngine::can_fast_forward_pulling() const {
+  if (net_ == nullptr || begins_in_order() || !planned_.handoff.empty() || !deferred_frees_.empty()) return false;
+  if (net_->next_ns(worker_) <= clock_.now_ns) return false;
+  return std::ranges::all_of(skipped_.ids(), [this](RequestSlot slot) {
+    return requests_[slot].status == RequestStatus::Loading && !requests_[slot].loaded;
+  });
 }
 
 // An output in flight of a request that is preempted: a producer computes and samples it again.

@@ -55,7 +55,7 @@ const Effects& VllmEngine::submit(RequestSpec spec, std::int64_t now_ns) {
   waiting_.push(slot, false);
   unread_.push_back(slot);
   if (offload_) offload_->came(request);
-  if (request.spec.leg == KvLeg::Decode) receiver_->came(request.id);
+  if (request.spec.leg == KvLeg::Decode) receiver_->came(request.id, request.spec.peer);
   on_requests_changed();
   return return_effects();
 }
@@ -144,6 +144,7 @@ void VllmEngine::on_requests_changed() {
   finish_bound_.reset();
   refusal_.stands = false;
   landing_wait_.visited = true;
+  poll_due_ = true;
   fast_forward_->forget_begun();
   if (!clock_.in_step) announcer_.stop_holding();  // held for a step that a fast-forward had begun
   stuck_.reset();

@@ -296,6 +296,10 @@ VllmEngine::VllmEngine(const VllmConfig& config, const EngineSite& site)
   }
   if (config.transfer && config.transfer->produces) sender_ = std::make_unique<KvSender>(*config.transfer);
   if (config.transfer && config.transfer->consumes) receiver_ = std::make_unique<KvReceiver>(*config.transfer);
+  if (config.transfer) {
+    net_ = site.net;
+    worker_ = static_cast<std::uint32_t>(site.worker);
+  }
   fast_forward_ = std::make_unique<FastForward>(decode_state(), static_cast<DecodeHost&>(*this));
   accepted_at_.resize(config.speculation.tokens);
   if (observer_) announcer_.keep_taken();

@@ -54,14 +54,19 @@ void VllmEngine::begin_one_step(std::int64_t now_ns) {
   std::int64_t ready_ns = now_ns;
   if (planned_.empty()) {
     ready_ns = begin_transfers_alone(now_ns);
+    const HandOffReport late = std::exchange(planned_.handoff, {});  // of a schedule without tokens
     const std::int64_t duration_ns = try_schedule(now_ns);
+    if (!late.empty()) read_report(late, now_ns);
+    if (only_polls(!late.empty())) return poll_idle(!late.empty(), now_ns);
     if (!found_work(now_ns)) return;
     if (!config_.async_scheduling) {
+      open_.handoff = std::exchange(fresh_report_, {});
       const std::int64_t flushed_ns = offload_ ? begin_transfers(std::exchange(orders_, {}), now_ns) - now_ns : 0;
       return open_step(now_ns, load_, duration_ns + flushed_ns);
     }
     planned_ = {log_.scheduled, load_, duration_ns};
     if (offload_) planned_.orders = std::exchange(orders_, {});
+    planned_.handoff = std::exchange(fresh_report_, {});
     if (observer_ && !planned_.empty()) {  // every schedule is reported, with both halves
       observer_(*this, false);
       observer_(*this, true);
@@ -77,6 +82,7 @@ void VllmEngine::begin_one_step(std::int64_t now_ns) {
     behind.turns = log_.scheduled;
     behind.load = load_;
     if (offload_) behind.orders = std::exchange(orders_, {});
+    behind.handoff = std::exchange(fresh_report_, {});
   }
   open_ = std::exchange(planned_, std::move(behind));
   if (offload_) {
@@ -94,6 +100,7 @@ void VllmEngine::sync_to(std::int64_t now_ns) {
   finish_bound_.reset();
   read_input(now_ns);
   landing_wait_ = {};
+  polling_ = false;
   log_.clear();
   // A retry must not see the transfers that the first attempt started.
   const bool retries = failed_ && failed_->now_ns == now_ns;
@@ -247,7 +254,12 @@ void VllmEngine::play(std::int64_t until_ns, const AdvanceOptions& options) {
       if (clock_.now_ns > until_ns) return;
       finish_step(clock_.now_ns);
     } else {
-      if (clock_.now_ns >= until_ns || idle() || stuck_) return;
+      if (clock_.now_ns >= until_ns || rests() || stuck_) return;
+      if (polling_) {
+        const std::int64_t next_ns = next_poll_ns();
+        if (next_ns >= until_ns) return;
+        clock_.now_ns = next_ns;
+      }
       if (landing_wait_.on && !landing_wait_over()) {
         const std::optional<std::int64_t> wake = tiers_->hub().next_wake_ns();
         if (wake && *wake > until_ns) return;
@@ -261,7 +273,7 @@ void VllmEngine::play(std::int64_t until_ns, const AdvanceOptions& options) {
       }
       const bool possible = fast_forwards_ && !failed_ && can_fast_forward();
       if (possible && config_.check) check_state();
-      const bool moved = possible && fast_forward(until_ns, options.stop_on_finish);
+      const bool moved = possible && fast_forward(quiet_until(until_ns), options.stop_on_finish);
       if (moved) reach_checkpoint(true);
       const bool out_of_time = possible && fast_forward_->out_of_time();
       if (out_of_time && clock_.now_ns >= until_ns) return;

@@ -17,6 +17,7 @@ void VllmEngine::sample(std::size_t running) {
         static_cast<std::uint32_t>((store_.in(1, SlotState::Primary) + store_.in(1, SlotState::Inactive)) *
                                    (offload_ ? config_.offload->blocks_per_chunk : 1));
   }
+  if (sender_) sample.held_blocks = static_cast<std::uint32_t>(sender_->held_blocks());
   token_log_.add_sample(sample);
 }
 
@@ -53,13 +54,15 @@ std::vector<RequestId> VllmEngine::holding() const {
 Phase VllmEngine::phase() const {
   if (stuck_) return Phase::Stalled;
   if (clock_.in_step) return Phase::InStep;
-  if (idle() && config_.lockstep_ns == 0) return Phase::Idle;
+  if (rests() && config_.lockstep_ns == 0) return Phase::Idle;
+  if (polling_) return next_poll_ns() == kNever ? Phase::Asleep : Phase::Ready;
   return landing_wait_.on ? Phase::Asleep : Phase::Ready;
 }
 
 std::int64_t VllmEngine::wake_ns() const {
   if (clock_.in_step) return clock_.now_ns;
-  if (stuck_ || (idle() && config_.lockstep_ns == 0)) return kNever;
+  if (stuck_ || (rests() && config_.lockstep_ns == 0)) return kNever;
+  if (polling_) return next_poll_ns();
   if (landing_wait_.on && !landing_wait_over()) return tiers_->hub().next_wake_ns().value_or(kNever);
   return clock_.now_ns;
 }

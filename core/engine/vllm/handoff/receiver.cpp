@@ -19,7 +19,7 @@ ReceiveOrders KvReceiver::close_schedule(std::int64_t now_ns) {
   if (waits_.empty() || (beat_ && now_ns - last_ns_ < interval_ns_)) return orders;
   beat_ = true;
   last_ns_ = now_ns;
-  orders.heartbeat.assign(waits_.begin(), waits_.end());
+  for (const auto& [id, peer] : waits_) orders.heartbeat.push_back(id);
   return orders;
 }
 

@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <limits>
+#include <map>
 #include <set>
 #include <utility>
 #include <vector>
@@ -31,9 +32,9 @@ class KvReceiver {
   explicit KvReceiver(const VllmTransfer& settings) : interval_ns_(settings.lease_s / 6 * kSecond) {}
 
   // A request came whose blocks a peer has.
-  void came(RequestId id) {
+  void came(RequestId id, std::uint32_t peer) {
     unpulled_.insert(id);
-    waits_.insert(id);
+    waits_.emplace(id, peer);
   }
   // Whether its one pull is still to come.
   bool wants(RequestId id) const { return unpulled_.contains(id); }
@@ -48,7 +49,7 @@ class KvReceiver {
   std::int64_t next_heartbeat_ns() const noexcept {
     return waits_.empty() ? kNever : (beat_ ? last_ns_ + interval_ns_ : 0);
   }
-  const std::set<RequestId>& waits() const noexcept { return waits_; }
+  std::uint32_t peer_of(RequestId id) const { return waits_.at(id); }
 
  private:
   static constexpr std::int64_t kSecond = 1'000'000'000;
@@ -56,7 +57,7 @@ class KvReceiver {
 
   std::int64_t interval_ns_;
   std::set<RequestId> unpulled_;
-  std::set<RequestId> waits_;  // named by heartbeats: from their arrival until their blocks have come
+  std::map<RequestId, std::uint32_t> waits_;  // with their peers; from their arrival until their blocks have come
   std::vector<Pull> notify_;
   std::vector<Pull> pulls_;
   bool beat_ = false;  // a heartbeat was sent, at last_ns_

@@ -1,0 +1,204 @@
+// Prefill and decode pools: a request is a prompt on one worker, then the rest of it on another.
+#include <algorithm>
+#include <utility>
+
+#include "base/assert.hpp"
+#include "replay/fleet.hpp"
+#include "router/staged.hpp"
+
+namespace understudy {
+
+FleetConfig Fleet::with_stages(FleetConfig config) {
+  if (!config.disaggregation) {
+    for (const WorkerPool& pool : config.pools) {
+      if (pool.role != WorkerRole::Both) {
+        throw Error(ErrorKind::ConfigError, "pools: a pool with a role needs disaggregation settings");
+      }
+    }
+    return config;
+  }
+  bool prefills = false;
+  bool decodes = false;
+  for (const WorkerPool& pool : config.pools) {
+    prefills = prefills || pool.role == WorkerRole::Prefill;
+    decodes = decodes || pool.role == WorkerRole::Decode;
+    if (pool.role == WorkerRole::Both) {
+      throw Error(ErrorKind::ConfigError,
+                  "pools: role must be prefill or decode in every pool of a disaggregated fleet");
+    }
+  }
+  if (!prefills || !decodes) {
+    throw Error(ErrorKind::ConfigError,
+                "pools: disaggregation needs a pool with role prefill and one with role decode");
+  }
+  if (config.lockstep_ns > 0 || config.ranks) {
+    throw Error(ErrorKind::ConfigError, "pools: roles do not work with ", config.ranks ? "ranks" : "lockstep", " yet");
+  }
+  config.router = std::make_shared<StagedRouter>(config.router, config.disaggregation->decode_router);
+  return config;
+}
+
+// Before workers are added.
+void Fleet::set_up_stages() {
+  if (!config_.disaggregation) return;
+  net_ = std::make_unique<HandOffNet>(hub_, config_.disaggregation->links);
+  way_.assign(workload_.size(), RequestWay::Whole);
+  prefilling_.assign(workload_.size(), false);
+  decode_worker_.assign(workload_.size(), -1);
+  columns_.result().handoff.prepare(workload_.size());
+}
+
+// A request that is too large for either stage is rejected before it reaches an engine.
+std::optional<std::string> Fleet::why_no_stage(std::uint64_t row) const {
+  const auto prompt = static_cast<std::uint32_t>(workload_.prompt_tokens[row]);
+  const std::uint32_t output = std::min(workload_.limit(row), static_cast<std::uint32_t>(workload_.output_tokens[row]));
+  std::optional<std::string> why;
+  for (const Pool& pool : pools_) {
+    const bool prefills = pool.config.role == WorkerRole::Prefill;
+    why = workers_[pool.first_worker].engine->never_fits(prompt, prefills ? 1 : output);
+    if (why) return *why + (prefills ? " (prefill pool)" : " (decode pool)");
+  }
+  return why;
+}
+
+void Fleet::arrive_staged(std::uint64_t row) {
+  const Disaggregation& staged = *config_.disaggregation;
+  if (prefilling_[row]) return arrive_for_decode(row);
+  if (config_.concurrency == 0 && workload_.turn[row] == 0) push_next_arrival();
+  arrival_ns_[row] = now_ns_;
+  if (const std::optional<std::string> why = why_no_stage(row)) {
+    reject(row, *why);
+    return end_turn(row, now_ns_);
+  }
+  bool remote = true;
+  if (staged.decode_first || staged.decider->reads_cache()) {
+    const WorkerId worker = choose(row, RequestStage::Decode);
+    decode_worker_[row] = static_cast<std::int32_t>(worker);
+    remote = staged.decider->remote(asked_, staged.decider->reads_cache() ? cached_tokens(row, worker) : 0);
+  } else {
+    remote = staged.decider->remote(request_of(row, RequestStage::Prefill), 0);
+  }
+  way_[row] = remote ? RequestWay::Remote : RequestWay::Local;
+  if (remote) {
+    const WorkerId worker = choose(row, RequestStage::Prefill);
+    prefilling_[row] = true;
+    columns_.result().handoff.prefill_worker[row] = static_cast<std::int32_t>(worker);
+    return place(row, worker, KvLeg::Prefill);
+  }
+  if (decode_worker_[row] < 0) decode_worker_[row] = static_cast<std::int32_t>(choose(row, RequestStage::Decode));
+  place(row, static_cast<std::size_t>(decode_worker_[row]), KvLeg::Whole);
+}
+
+void Fleet::arrive_for_decode(std::uint64_t row) {
+  prefilling_[row] = false;
+  if (tracks_) started_[row] = false;
+  if (decode_worker_[row] < 0) decode_worker_[row] = static_cast<std::int32_t>(choose(row, RequestStage::Decode));
+  columns_.result().handoff.decode_arrival_ns[row] = now_ns_;
+  place(row, static_cast<std::size_t>(decode_worker_[row]), KvLeg::Decode);
+}
+
+// A prefill worker has computed the prompt.
+void Fleet::end_prefill(const RequestRecord& record) {
+  const std::uint64_t row = record.id;
+  HandOffColumns& out = columns_.result().handoff;
+  out.prefill_queued_ns[row] = record.queued_ns;
+  out.prefill_admit_ns[row] = record.first_admit_ns;
+  out.prefill_done_ns[row] = record.finish_ns;
+  out.prefill_cached[row] = record.cached_first;
+  out.prefill_preemptions[row] = static_cast<std::int32_t>(record.preemptions);
+  push_arrival(record.finish_ns + config_.disaggregation->hop_ns, row);
+}
+
+// The record of a request that went two ways: what a client and a cache see of both.
+void Fleet::join_legs(RequestRecord& record) {
+  const std::uint64_t row = record.id;
+  if (way_.empty() || way_[row] != RequestWay::Remote) return;
+  HandOffColumns& out = columns_.result().handoff;
+  out.decode_admit_ns[row] = record.first_admit_ns;
+  record.queued_ns = out.prefill_queued_ns[row];
+  record.first_admit_ns = out.prefill_admit_ns[row];
+  record.preemptions += static_cast<std::uint32_t>(out.prefill_preemptions[row]);
+  // The decode worker finds what was pulled, which is no cache hit.
+  const auto prompt = static_cast<std::uint64_t>(workload_.prompt_tokens[row]);
+  const std::uint64_t again = record.looked_up - std::min(record.looked_up, prompt);
+  record.cached_total -= std::min<std::uint64_t>(record.cached_total, record.cached_first);
+  record.cached_first = static_cast<std::uint32_t>(out.prefill_cached[row]);
+  record.cached_total += record.cached_first;
+  record.looked_up = prompt + again;
+}
+
+RouteRequest Fleet::request_of(std::uint64_t row, RequestStage stage) {
+  const EngineConfig& first = *pools_[0].engine;
+  if (routed_.block_size == 0 || routed_.row != row) {
+    routed_ = {};
+    if (first.enable_prefix_caching) routed_ = {row, first.block_size, identities_of(row, first)};
+  }
+  RouteRequest request;
+  request.row = row;
+  request.session = session_of(row);
+  request.stage = stage;
+  request.arrival_ns = arrival_ns_[row];
+  request.prompt_tokens = static_cast<std::uint32_t>(workload_.prompt_tokens[row]);
+  request.output_tokens =
+      stage == RequestStage::Prefill
+          ? 1
+          : std::min(workload_.limit(row), static_cast<std::uint32_t>(workload_.output_tokens[row]));
+  request.priority = workload_.priority.empty() ? 0 : workload_.priority[row];
+  request.strict_priority = workload_.strict_priority.empty() ? 0 : workload_.strict_priority[row];
+  request.block_size = first.block_size;
+  request.identities = routed_.identities.get();
+  return request;
+}
+
+WorkerId Fleet::choose(std::uint64_t row, RequestStage stage) {
+  asked_ = request_of(row, stage);
+  stage_ = stage;
+  const WorkerId worker = config_.router->choose(asked_, *this);
+  if (std::ranges::binary_search(ready(), worker)) return worker;
+  throw Error(ErrorKind::PolicyError, "the router chose worker ", worker, " for row ", row,
+              ", which is not ready for this stage; choose one of the ", ready().size(), " ids in view.ready");
+}
+
+// Tokens of the prompt that a worker would find in its cache now.
+std::uint32_t Fleet::cached_tokens(std::uint64_t row, WorkerId worker) {
+  if (!routed_.identities) return 0;
+  if (!stepwise()) advance_to_now(worker);
+  const EngineConfig& engine = config_of(worker);
+  const auto prompt = static_cast<std::uint32_t>(workload_.prompt_tokens[row]);
+  std::vector<BlockIdentity> room;
+  const std::span<const BlockIdentity> blocks = routed_.identities->first((prompt - 1) / engine.block_size, room);
+  return static_cast<std::uint32_t>(rank_of(worker).cached_prefix(blocks)) * engine.block_size;
+}
+
+// Transfers have ended: their workers have something to see.
+void Fleet::reach_workers() {
+  if (!net_) return;
+  for (const std::uint32_t index : net_->take_reached()) {
+    Worker& worker = workers_[index];
+    if (!stepwise()) {
+      if (worker.phase != Phase::Idle) schedule_poll(index);
+      continue;
+    }
+    if (worker.phase == Phase::InStep || worker.phase == Phase::Idle) continue;
+    std::erase(sleepers_, index);
+    absorb(index, worker.engine->transfers_landed(now_ns_));
+    if (worker.phase == Phase::Asleep) {
+      sleepers_.push_back(index);
+    } else {
+      want_begin(index);
+    }
+  }
+}
+
+void Fleet::collect_handoffs() {
+  if (!net_) return;
+  HandOffColumns& out = columns_.result().handoff;
+  for (std::size_t row = 0; row < way_.size(); ++row) out.way[row] = static_cast<std::uint8_t>(way_[row]);
+  for (const HandOffRecord& record : net_->records()) {
+    out.posted_ns[record.request] = record.posted_ns;
+    out.landed_ns[record.request] = record.landed_ns;
+    out.bytes[record.request] = static_cast<std::int64_t>(record.bytes);
+  }
+}
+
+}  // namespace understudy
