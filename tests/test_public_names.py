@@ -19,6 +19,7 @@ from understudy.tiers.gpu import GpuSettings
 
 TRACE = Path(__file__).parents[1] / "examples" / "demo_trace.jsonl"
 NAMES = [
+    "Disaggregation",
     "Execution",
     "KvCacheGroup",
     "KvRouting",

@@ -100,7 +100,7 @@ def describe_report() -> Schema:
         **{root: describe_type(hints[root], defs) for root in roots},
         "verdicts": list_of(describe_type(Verdict, defs)),
     }
-    tiers = {"tiers": describe_type(hints["tiers"], defs)}
+    tiers = {name: describe_type(hints[name], defs) for name in ("tiers", "handoff")}
     definitions = {"definitions": {"type": "object", "additionalProperties": about}}
     without = describe_object("report without tiers", known, tiers)
     advice = describe_object(

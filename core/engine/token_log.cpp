@@ -64,7 +64,7 @@ void TokenLog::add_sample(const EngineSample& now) {
   if (state_) {
     EngineSample ended = *state_;
     if (ended == EngineSample{ended.time_ns, now.running, now.waiting, now.active_blocks, now.cached_blocks,
-                              now.held_blocks, now.host_blocks}) {
+                              now.held_blocks, now.host_blocks, now.kept_blocks}) {
       return;
     }
     ended.time_ns = grid_point(ended.time_ns);

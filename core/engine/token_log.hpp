@@ -19,6 +19,7 @@ struct EngineSample {
   std::uint32_t cached_blocks;
   std::uint32_t held_blocks = 0;  // active blocks being copied to the host
   std::uint32_t host_blocks = 0;  // blocks on the host
+  std::uint32_t kept_blocks = 0;  // active blocks of finished prompts that a peer will read
 
   bool operator==(const EngineSample&) const = default;
 };

@@ -4,7 +4,7 @@
 #include <cstdint>
 #include <memory>
 
-#include "engine/vllm/handoff/net.hpp"
+#include "engine/handoff_net.hpp"
 #include "router/router.hpp"
 
 namespace understudy {

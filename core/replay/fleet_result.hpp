@@ -143,6 +143,7 @@ inline constexpr std::tuple kSampleColumns{
     Named{"sample_cached_blocks", &EngineSample::cached_blocks},
     Named{"sample_held_blocks", &EngineSample::held_blocks},
     Named{"sample_host_blocks", &EngineSample::host_blocks},
+    Named{"sample_kept_blocks", &EngineSample::kept_blocks},
 };
 // Summed over workers.
 inline constexpr std::tuple kTotals{

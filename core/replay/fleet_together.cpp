@@ -229,10 +229,8 @@ std::uint64_t Fleet::order_of(std::size_t worker) const {
 void Fleet::want_begin(std::size_t index) {
   Worker& worker = workers_[index];
   if (worker.begins || worker.phase == Phase::InStep) return;
-  if (worker.phase == Phase::Ready && worker.wake_ns > now_ns_) {
-    cancel_entry(worker.next);
-    return push_step_end(index);
-  }
+  cancel_entry(worker.next);  // a later beginning, before something reached the worker
+  if (worker.phase == Phase::Ready && worker.wake_ns > now_ns_) return push_step_end(index);
   worker.begins = true;
   queue_.push_beginning(now_ns_, index);
 }

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from understudy.report.compare import compare as compare
     from understudy.report.report import Report as Report
     from understudy.router.kv import KvRouting as KvRouting
+    from understudy.run.disaggregation import Disaggregation as Disaggregation
     from understudy.run.options import Execution as Execution
     from understudy.run.options import Outputs as Outputs
     from understudy.tiers.settings import TiersConfig as TiersConfig
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 _MODULE_OF = {
+    "Disaggregation": "run.disaggregation",
     "Execution": "run.options",
     "KvCacheGroup": "engines.kv_groups",
     "KvRouting": "router.kv",

@@ -1266,6 +1266,8 @@ class FleetResult:
     @property
     def sample_host_blocks(self) -> npt.NDArray[np.int32]: ...
     @property
+    def sample_kept_blocks(self) -> npt.NDArray[np.int32]: ...
+    @property
     def below_tokens_first(
         self,
     ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64], npt.NDArray[np.int64]]: ...
@@ -1285,6 +1287,8 @@ class FleetResult:
     def tier_totals(self) -> TierTotals: ...
     @property
     def links(self) -> list[LinkUsage]: ...
+    @property
+    def handoff(self) -> HandOffColumns: ...
     @property
     def arrival_ns(self) -> npt.NDArray[np.int64]: ...
     @property
@@ -1380,6 +1384,7 @@ class Pool:
         workers: int = 1,
         tiers: TierConfig | None = None,
         name: str = "",
+        role: str = "both",
     ) -> None: ...
 
 class NativeRouter:
@@ -1470,6 +1475,60 @@ class StepTable:
     def num_steps(self) -> int: ...
     def take(self) -> dict[str, npt.NDArray[np.generic]]: ...
 
+class Decider: ...
+
+def uncached_rule(
+    *,
+    prompt_tokens: int = 0,
+    uncached_tokens: int = 0,
+    uncached_share: float = 0.0,
+    either: bool = False,
+) -> Decider: ...
+def user_decider(user: object) -> Decider: ...
+
+class HandOffLinks:
+    def __init__(
+        self,
+        *,
+        out_gbps: float,
+        in_gbps: float,
+        backend_gbps: float,
+        fixed_ns: int,
+        bytes_per_block: int,
+    ) -> None: ...
+
+class Disaggregation:
+    def __init__(
+        self,
+        *,
+        decode_routing: object,
+        seed: int,
+        decider: Decider,
+        decode_first: bool,
+        hop_ns: int,
+        links: HandOffLinks,
+    ) -> None: ...
+
+class HandOffColumns:
+    @property
+    def way(self) -> npt.NDArray[np.uint8]: ...
+    @property
+    def prefill_worker(self) -> npt.NDArray[np.int32]: ...
+    @property
+    def prefill_admit_ns(self) -> npt.NDArray[np.int64]: ...
+    @property
+    def prefill_done_ns(self) -> npt.NDArray[np.int64]: ...
+    @property
+    def decode_arrival_ns(self) -> npt.NDArray[np.int64]: ...
+    @property
+    def posted_ns(self) -> npt.NDArray[np.int64]: ...
+    @property
+    def landed_ns(self) -> npt.NDArray[np.int64]: ...
+    @property
+    def bytes(self) -> npt.NDArray[np.int64]: ...
+    @property
+    def decode_admit_ns(self) -> npt.NDArray[np.int64]: ...
+
 class FleetSettings:
     def __init__(
         self,
@@ -1486,6 +1545,7 @@ class FleetSettings:
         ranks: bool = False,
         checkpoints: Checkpoints | None = None,
         steps: StepTable | None = None,
+        disaggregation: Disaggregation | None = None,
     ) -> None: ...
 
 def run_fleet(

@@ -28,6 +28,7 @@ from understudy.outputs import check_outputs, files_named
 from understudy.report.goodput import Slo
 from understudy.report.report import Report
 from understudy.router.kv import KvRouter, KvRouting
+from understudy.run.disaggregation import Disaggregation
 from understudy.run.offline import run_offline
 from understudy.run.on_gpu import place_on_gpu
 from understudy.run.options import Execution, Outputs
@@ -65,6 +66,7 @@ def replay(
     compare_without_tiers: bool = False,
     slo: Slo | None = None,
     ranks: bool = False,
+    disaggregation: Disaggregation | None = None,
     outputs: Outputs | None = None,
     execution: Execution | None = None,
     trace_options: TraceOptions | None = None,
@@ -95,6 +97,7 @@ def replay(
             with copy.deepcopy for the second run.
         slo: latency objectives in ms (`understudy.report.Slo`), for goodput.
         ranks: workers are data-parallel ranks that share experts and step together.
+        disaggregation: prefill and decode workers (`Disaggregation`); `routing` then chooses prefill workers.
         outputs: files to write.
         execution: threads, checks and progress; the report is equal for every choice.
         trace_options: options of `read_trace` by name, if `workload` is a path.
@@ -151,6 +154,12 @@ def replay(
         ranks = ranks or together
     elif model is not None:
         raise ConfigError("model: step times need a GPU too; give gpu, such as H100 (KV sizes: tiers.model)")
+    if disaggregation is not None:
+        if not isinstance(disaggregation, Disaggregation):
+            raise ConfigError(f"disaggregation must be a Disaggregation, got {disaggregation!r}")
+        disaggregation = disaggregation.sized_for(model)
+        if not pools:
+            pools, engine, tiers = disaggregation.make_pools(engine or DEFAULT_ENGINE, tiers), None, None
     routing_without_tiers = _copy_routing(routing) if compare_without_tiers else routing
     inputs = files_named(
         {"engine": engine, "timing": timing, "tiers": tiers, "pools": pools, **(trace_options or {})}
@@ -180,6 +189,7 @@ def replay(
         fast_forward=execution.fast_forward,
         check=execution.check,
         ranks=ranks,
+        disaggregation=disaggregation,
         progress=execution.progress,
     )
     run = run_workload(

@@ -145,7 +145,7 @@ def two_disks(*names: str, routing: str | Router = "round_robin", **how: Any) ->
     """Two workers with a large disk of theirs, and one of another pool with a small and slow one."""
     engines, workers, disks = [SMALL, SMALL], [2, 1], [disk(300, 1), disk(40, 0.5)]
     pools = [
-        WorkerPool(engine=engine, workers=count, tiers=below, **({"name": name} if name else {}))
+        WorkerPool(engine=engine, workers=count, tiers=below, name=name or "workers")
         for engine, count, below, name in zip(engines, workers, disks, names or ("fast", "slow"), strict=True)
     ]
     return run_offline(crowd(90), pools=pools, routing=routing, **how)  # type: ignore[arg-type]

@@ -27,7 +27,7 @@
 #include "engine/vllm/decode_state.hpp"
 #include "engine/vllm/decode_sums.hpp"
 #include "engine/vllm/groups/grouped_backend.hpp"
-#include "engine/vllm/handoff/net.hpp"
+#include "engine/handoff_net.hpp"
 #include "engine/vllm/handoff/receiver.hpp"
 #include "engine/vllm/handoff/report.hpp"
 #include "engine/vllm/handoff/sender.hpp"

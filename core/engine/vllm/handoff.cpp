@@ -135,7 +135,6 @@ std::int64_t VllmEngine::next_poll_ns() const {
   std::int64_t next = net_->next_ns(worker_);
   if (sender_) next = std::min(next, sender_->next_deadline_ns());
   if (receiver_) next = std::min(next, receiver_->next_heartbeat_ns());
-  if (tiers_) next = std::min(next, tiers_->hub().next_wake_ns().value_or(kNever));
   return next == kNever ? kNever : poll_at(next);
 }
 

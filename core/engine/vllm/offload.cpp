@@ -308,7 +308,7 @@ std::uint64_t VllmEngine::check_offload() const {
   }
   for (const KeptBlocks& kept : deferred_frees_) references += kept.table.size();
   for (const auto& [id, kept] : orphans_) references += kept.table.size();
-  if (sender_) references += sender_->held_blocks();
+  if (sender_) references += sender_->references();
   return references;
 }
 

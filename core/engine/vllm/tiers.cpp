@@ -41,13 +41,13 @@ void VllmEngine::resume_loaded() {
 }
 
 void VllmEngine::finish_transfers() {
-  while (const std::optional<std::int64_t> wake = tiers_ ? tiers_->hub().next_wake_ns() : std::nullopt) {
-    tiers_->hub().run_until(*wake);
-  }
   while (net_ != nullptr && !clock_.in_step && handoff_pending()) {
     const std::int64_t next_ns = polling_ ? next_poll_ns() : clock_.now_ns;
     if (next_ns == kNever) break;
     begin_one_step(next_ns);
+  }
+  while (const std::optional<std::int64_t> wake = tiers_ ? tiers_->hub().next_wake_ns() : std::nullopt) {
+    tiers_->hub().run_until(*wake);
   }
   // No request is left to schedule: report landings since the last step at the times when they landed.
   while (offload_links_ && !clock_.in_step && quiescent() && offload_links_->has_done()) {

@@ -17,7 +17,7 @@ void VllmEngine::sample(std::size_t running) {
         static_cast<std::uint32_t>((store_.in(1, SlotState::Primary) + store_.in(1, SlotState::Inactive)) *
                                    (offload_ ? config_.offload->blocks_per_chunk : 1));
   }
-  if (sender_) sample.held_blocks = static_cast<std::uint32_t>(sender_->held_blocks());
+  if (sender_) sample.kept_blocks = static_cast<std::uint32_t>(sender_->held_blocks());
   token_log_.add_sample(sample);
 }
 

@@ -5,7 +5,15 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from understudy.cli import engine_flags, gpu_flags, router_flags, sglang_flags, tier_flags, trace_flags
+from understudy.cli import (
+    disaggregation_flags,
+    engine_flags,
+    gpu_flags,
+    router_flags,
+    sglang_flags,
+    tier_flags,
+    trace_flags,
+)
 from understudy.cli.flag_names import add_renamed_flag
 from understudy.cli.parser import Parser
 from understudy.outputs import check_outputs, files_named, is_stdout
@@ -69,7 +77,11 @@ def add_parser(verbs: Verbs) -> None:
         "replay",
         help="replay a trace through simulated workers",
         description="Replay a trace through simulated workers on a virtual clock and report latencies and cache use.",
-        epilog=EXAMPLES + gpu_flags.EXAMPLES + router_flags.EXAMPLES + tier_flags.EXAMPLES,
+        epilog=EXAMPLES
+        + gpu_flags.EXAMPLES
+        + router_flags.EXAMPLES
+        + tier_flags.EXAMPLES
+        + disaggregation_flags.EXAMPLES,
     )
     add_run_flags(verb)
     _add_output_flags(verb)
@@ -132,6 +144,7 @@ def add_run_flags(verb: argparse.ArgumentParser) -> None:
     router_flags.add_router_flags(verb)
     gpu_flags.add_gpu_flags(verb)
     tier_flags.add_tier_flags(verb)
+    disaggregation_flags.add_disaggregation_flags(verb)
     verb.add_argument("--config", type=Path, metavar="YAML", help="settings file; flags override it")
     verb.add_argument(
         "--set",
@@ -310,6 +323,7 @@ def run(args: argparse.Namespace) -> int:
                 compare_without_tiers=args.compare_without_tiers,
                 slo=read_slo(args),
                 ranks=settings.ranks,
+                disaggregation=settings.disaggregation,
                 outputs=Outputs(
                     events=args.events,
                     raw_events=args.raw_events,
@@ -328,7 +342,8 @@ def run(args: argparse.Namespace) -> int:
             )
         )
     wall_time_s = time.perf_counter() - started
-    if not (args.no_advice or args.digest or args.online or args.engine == "qwen3" or settings.pools):
+    is_plain = not (settings.pools or settings.disaggregation or args.online or args.engine == "qwen3")
+    if is_plain and not (args.no_advice or args.digest):
         from understudy.cli.advice import try_remedies
 
         report = try_remedies(report, settings, workload, args)
@@ -365,6 +380,7 @@ def read_settings(args: argparse.Namespace) -> ReplaySettings:
     from understudy.run.settings import ReplaySettings
 
     flags = {**_read_flags(args), **router_flags.router_settings(args), **tier_flags.tier_settings(args)}
+    flags |= disaggregation_flags.disaggregation_settings(args)
     settings = ReplaySettings.read(args.config, flags, args.set, base=trace_flags.scenario_settings(args))
     if not settings.tiers.tiers:
         tier_flags.reject_unused_flags(args)

@@ -14,6 +14,7 @@ import numpy as np
 from understudy.errors import InvalidArgument
 from understudy.outputs import create
 from understudy.report.goodput import Goodput, ratio
+from understudy.report.handoff import HandOffReport
 from understudy.report.latency import NS_PER_MS, NS_PER_S, Latencies, present
 from understudy.report.metrics import METRICS
 from understudy.report.series import worker_means
@@ -135,6 +136,8 @@ class Report:
     steps: int
     tiers: TiersReport | None = None
     """Hits, usage and traffic of the tiers; None if there were none."""
+    handoff: HandOffReport | None = None
+    """Hand-offs between prefill and decode workers; None if there were none."""
     without_tiers: Report | None = None
     """Report of the workload without tiers, if it was requested."""
     workload: Workload | None = None
@@ -199,6 +202,7 @@ class Report:
             wasted_drafts=timeline.drafted_tokens - timeline.accepted_tokens,
             steps=timeline.steps,
             tiers=TiersReport.of(timeline),
+            handoff=HandOffReport.of(timeline),
         )
 
     @cached_property
@@ -246,6 +250,8 @@ class Report:
                 metrics[root] = value if value is None or isinstance(value, (int, float)) else asdict(value)
         if self.tiers is not None:
             metrics["tiers"] = asdict(self.tiers)
+        if self.handoff is not None:
+            metrics["handoff"] = asdict(self.handoff)
         metrics["verdicts"] = [asdict(verdict) for verdict in self.verdicts]
         if self.advice is not None:
             metrics["advice"] = {key: one for key, one in asdict(self.advice).items() if key != "verdicts"}

@@ -10,6 +10,7 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
+from understudy.report.handoff_table import build_handoff_table, list_handoff_facts
 from understudy.report.metrics import BY_KEY, DISTRIBUTIONS, STATISTICS
 from understudy.report.text import duration, fixed, quantity
 from understudy.report.tier_table import (
@@ -57,6 +58,10 @@ class ReportTable:
             yield build_tier_table(tiers, options.max_width)
             yield build_link_table(tiers, options.max_width)
             yield Padding(build_summary(list_tier_facts(tiers), options.max_width - 2), (0, 1), expand=False)
+        if (handoff := self.report.handoff) is not None:
+            yield build_handoff_table(handoff)
+            facts = list_handoff_facts(handoff)
+            yield Padding(build_summary(facts, options.max_width - 2), (0, 1), expand=False)
         if (without := self.report.without_tiers) is not None:
             yield build_comparison(self.report, without, options.max_width)
         for verdict in self.report.verdicts:

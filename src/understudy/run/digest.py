@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
+    from understudy.run.handoff_columns import HandOffColumns
     from understudy.run.kv_log import KvLog
     from understudy.run.tier_columns import TierColumns
     from understudy.run.timeline import Timeline
@@ -62,6 +63,9 @@ def digests(timeline: Timeline, kv: KvLog | None = None) -> Digests:
         parts["loads"] = _hash(_columns(tiers, "load"))
         parts["tiers"] = _hash(_tiers(tiers))
         parts["links"] = _hash(_links(tiers))
+    if (handoff := timeline.handoff) is not None:
+        parts["handoffs"] = _hash(_columns(handoff, "request"))
+        parts["kept_blocks"] = _hash(_columns(handoff, "sample"))
     whole = _hash(iter(parts.items()))
     if kv is not None:
         parts["events"] = _hash(kv.digests())
@@ -86,7 +90,7 @@ def _bytes(item: NDArray[Any] | int | float | str) -> bytes:
     return item.to_bytes(16, "little")
 
 
-def _columns(record: Timeline | TierColumns, per: str) -> Iterator[Item]:
+def _columns(record: Timeline | TierColumns | HandOffColumns, per: str) -> Iterator[Item]:
     for declared in list_columns(type(record)):
         if declared.about.per == per and declared.about.digested:
             for array in declared.arrays(record):

@@ -33,6 +33,7 @@ class PoolFacts(msgspec.Struct, frozen=True, omit_defaults=True):
     scheduling: str
     engine: Settings
     tiers: Settings = msgspec.field(default_factory=dict)
+    role: str = "both"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -55,6 +56,8 @@ class RunFacts:
     """Number of workers, ranks included."""
     data_parallel_size: int | None = None
     """Ranks per worker, if there are several."""
+    disaggregation: Settings = field(default_factory=dict)
+    """Settings of prefill and decode pools by name."""
     routing: str | KvRouting | None = None
     """Name or settings of the routing."""
     seed: int | None = None

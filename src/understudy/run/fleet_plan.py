@@ -19,6 +19,7 @@ from understudy.memory import (
     WORKER_BYTES,
     require_memory,
 )
+from understudy.run.disaggregation import add_transfer
 from understudy.run.facts import PoolFacts, RunFacts
 from understudy.run.pools import name_pools
 from understudy.tiers.native import slots_for, to_core
@@ -27,8 +28,10 @@ from understudy.tiers.plan import TierPlan
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from understudy._core import EngineConfig as CoreConfig
     from understudy.engines.engine_config import EngineConfig
     from understudy.engines.timing import TimingModel
+    from understudy.run.disaggregation import Disaggregation
     from understudy.run.pools import WorkerPool
     from understudy.workload import Workload
 
@@ -70,11 +73,25 @@ class FleetPlan:
         """Device blocks of each worker."""
         return [pool.engine.num_gpu_blocks for pool in self.pools for _ in range(pool.workers)]
 
-    def native(self, timing: TimingModel | None, *, events: bool, kv_trace: bool, seed: int) -> list[Pool]:
+    def native(
+        self,
+        timing: TimingModel | None,
+        *,
+        events: bool,
+        kv_trace: bool,
+        seed: int,
+        disaggregation: Disaggregation | None = None,
+    ) -> list[Pool]:
         """Build the core's pools; `timing` replaces each engine's own model."""
+
+        def make_config(pool: WorkerPool, plan: TierPlan | None) -> CoreConfig:
+            config = pool.engine.core_config(plan, self._max_blocks, events=events, kv_trace=kv_trace)
+            return config if disaggregation is None else add_transfer(config, disaggregation, pool.role)
+
         return [
             Pool(
-                engine=pool.engine.core_config(plan, self._max_blocks, events=events, kv_trace=kv_trace),
+                engine=make_config(pool, plan),
+                role=pool.role,
                 timing=pool.engine.native_timing(timing),
                 workers=pool.workers,
                 tiers=None if plan is None else to_core(plan, self._max_blocks, seed=seed),
@@ -88,6 +105,7 @@ class FleetPlan:
         pools = tuple(
             PoolFacts(
                 name=name,
+                role=pool.role,
                 workers=pool.workers,
                 scheduling=describe_scheduling([pool.engine]),
                 engine=pool.engine.describe(),

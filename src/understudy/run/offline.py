@@ -10,6 +10,7 @@ import msgspec
 
 from understudy._core import Checkpoints, FleetSettings, StepTable, run_fleet
 from understudy.checks import whole_number
+from understudy.engines.kinds import DEFAULT_ENGINE
 from understudy.errors import ConfigError
 from understudy.router.kv import Decisions, KvRouter, KvRouting
 from understudy.run.deep_check import copy_inputs, describe_comparison, require_equal
@@ -34,10 +35,12 @@ if TYPE_CHECKING:
     import numpy as np
     import numpy.typing as npt
 
+    from understudy._core import Disaggregation as CoreDisaggregation
     from understudy._core import FleetResult, NativeRouter, VllmEngine
     from understudy.engines.engine_config import EngineConfig
     from understudy.engines.timing import TimingModel
     from understudy.router import Router
+    from understudy.run.disaggregation import Disaggregation
     from understudy.tiers.settings import TiersConfig
 
     RoutingChoice: TypeAlias = "Routing | KvRouting | Router | NativeRouter"
@@ -80,6 +83,7 @@ def run_offline(
     on_step_end: Callable[[int, int], None] | None = None,
     ranks: bool = False,
     keep_steps: bool = False,
+    disaggregation: Disaggregation | None = None,
 ) -> OfflineRun:
     """Play a workload to its end.
 
@@ -97,7 +101,8 @@ def run_offline(
     device; `on_step_end` receives the worker and the time (ns) at the end of every step. Both see every step by itself,
     and so does `keep_steps`, which keeps the batches and decisions of all steps in `steps`.
     `ranks` says that workers are data-parallel ranks of one model with experts: they step together, as long as the
-    slowest.
+    slowest. `disaggregation` divides requests between pools with the roles prefill and decode; `routing` then chooses
+    prefill workers.
     Requests that can never fit are rejected and reported; a run without progress raises WrongState and says who is
     stuck.
     """
@@ -119,7 +124,13 @@ def run_offline(
     )
     seed = whole_number("seed", seed, 0, 2**64 - 1)
     threads = whole_number("threads", threads, 1, 4096)
+    if disaggregation is not None and not pools:
+        pools, engine, tiers = disaggregation.make_pools(engine or DEFAULT_ENGINE, tiers), None, None
     pools = make_pools(pools, engine, workers, tiers)
+    _check_roles(pools, disaggregation)
+    if disaggregation is not None and (keep_steps or record_steps is not None):
+        given_name = "keep_steps (--save-run, --perfetto)" if keep_steps else "record_steps"
+        raise ConfigError(f"{given_name} does not work with prefill and decode workers yet; leave it out")
     if record_steps is not None:
         for pool in pools:
             pool.engine.check_recordable()
@@ -127,7 +138,10 @@ def run_offline(
     workload, order = _sort_by_arrival(workload, load)
     is_observed = record_steps is not None or on_step_end is not None or ranks or keep_steps
     are_independent = (
-        isinstance(load, OpenLoop) and routing in ("round_robin", "random") and not workload.turn.any()
+        isinstance(load, OpenLoop)
+        and routing in ("round_robin", "random")
+        and not workload.turn.any()
+        and disaggregation is None
     )
     fleet = FleetPlan(pools, workload, count_ranks(pools, routing), meet=is_observed or not are_independent)
     if threads > 1 and timing is not None and fleet.workers > 1:  # workers share it
@@ -154,8 +168,19 @@ def run_offline(
         turnaround_ns=round(load.turnaround_ms * 1e6) + outside_ns if isinstance(load, ClosedLoop) else 0,
         checkpoints=checkpoints,
     )
+
+    def divide() -> CoreDisaggregation | None:  # routers of decode workers are made anew for each run
+        return None if disaggregation is None else disaggregation.native(fleet.engine.block_size, seed)
+
     settings = build_settings(
-        pools=fleet.native(timing, events=events or record_steps is not None, kv_trace=kv_trace, seed=seed),
+        pools=fleet.native(
+            timing,
+            events=events or record_steps is not None,
+            kv_trace=kv_trace,
+            seed=seed,
+            disaggregation=disaggregation,
+        ),
+        disaggregation=divide(),
         routing=router,
         fast_forward=fast_forward,
         check=bool(check),
@@ -187,6 +212,7 @@ def run_offline(
         fleet.describe(),
         routing=routing if isinstance(routing, str | KvRouting) else type(routing).__qualname__,
         seed=seed,
+        disaggregation={} if disaggregation is None else disaggregation.describe(),
         load=load,
         timing=None if timing is None else type(timing).__qualname__,
         times=describe_times(fleet.pools, timing, result),
@@ -203,7 +229,10 @@ def run_offline(
         if checkpoints.recorded:
             copied, routing, its_timing = copies
             settings = build_settings(
-                pools=copied.native(its_timing, events=events, kv_trace=kv_trace, seed=seed),
+                pools=copied.native(
+                    its_timing, events=events, kv_trace=kv_trace, seed=seed, disaggregation=disaggregation
+                ),
+                disaggregation=divide(),
                 routing=_build_router(routing, copied, workload, seed),
                 fast_forward=False,
             )
@@ -212,6 +241,18 @@ def run_offline(
         notes = (describe_comparison(checkpoints, fleet.pools, timing, ranks=ranks),)
     steps = None if table is None else StepColumns.take(table, order)
     return OfflineRun(timeline, facts, kv, decisions, notes, steps)
+
+
+def _check_roles(pools: Sequence[WorkerPool], disaggregation: Disaggregation | None) -> None:
+    """Raise ConfigError where roles and `disaggregation` do not agree."""
+    if disaggregation is not None:
+        return disaggregation.check_pools(pools)
+    for pool in pools:
+        if pool.role != "both":
+            raise ConfigError(
+                f"disaggregation: pool {pool.name} has the role {pool.role}; give Disaggregation()"
+            )
+    return None
 
 
 def _is_deep(check: object, *, steps_only: bool) -> bool:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 import msgspec
 
@@ -27,6 +27,8 @@ class WorkerPool(msgspec.Struct, frozen=True, kw_only=True):
     workers: int = 1
     tiers: TiersConfig | None = None
     """Tiers below the device (default: those in the engine's settings)."""
+    role: Literal["both", "prefill", "decode"] = "both"
+    """Stage of requests that it serves: prefill and decode need `Disaggregation`."""
     name: str = "workers"
     """Prefix of the names of its tiers and links where a fleet has several pools; stripped of blanks."""
 
@@ -37,6 +39,8 @@ class WorkerPool(msgspec.Struct, frozen=True, kw_only=True):
             raise ConfigError(
                 f"tiers must be a TiersConfig (TiersConfig.from_dict reads settings by name), got {self.tiers!r}"
             )
+        if self.role not in ("both", "prefill", "decode"):
+            raise ConfigError(f"role must be prefill, decode or both, got {self.role!r}")
         if not isinstance(self.name, str):
             raise ConfigError(f"name must be text, got {self.name!r}")
         msgspec.structs.force_setattr(self, "name", self.name.strip())

@@ -1,4 +1,4 @@
-"""Schema of a run's record: each column is declared once, as an annotated field of `Timeline` or `TierColumns`.
+"""Schema of a run's record: each column is declared once, as a field of `Timeline`, `TierColumns` or `HandOffColumns`.
 
 The declarations determine what is copied from the core, the checks, the digest, the lines of `requests_jsonl` and the
 table of columns in docs/metrics.md. A new column is a field of the core's result and a field here. The digest covers
@@ -26,7 +26,7 @@ NEVER = -1
 """Value in a column of times for an event that did not happen."""
 
 Per = Literal["request", "gap", "sample", "load"]
-Unit = Literal["time ns", "ns", "tokens", "blocks", "requests", "gaps", "times", "index", "name"]
+Unit = Literal["time ns", "ns", "tokens", "blocks", "bytes", "requests", "gaps", "times", "index", "name"]
 """Unit of a value; `time ns` is a point on the run's clock (or NEVER), `ns` a duration."""
 
 _Scalar = TypeVar("_Scalar", bound=np.generic)

@@ -13,6 +13,7 @@ from understudy.errors import ConfigError
 from understudy.outputs import files_named
 from understudy.router.kv import KvRouting  # noqa: TC001  (msgspec reads the annotation)
 from understudy.router.load import load_router, names_file_and_class
+from understudy.run.disaggregation import Disaggregation  # noqa: TC001  (msgspec reads the annotation)
 from understudy.run.layers import TIER_FIELDS, drop_superseded, index_tiers_by_name, reject_unused_kv_size
 from understudy.run.model_groups import apply_model_groups, has_uniform_layers
 from understudy.run.offline import Routing
@@ -39,10 +40,11 @@ _FIELDS = (
     "seed",
     "load",
     "engine",
+    "disaggregation",
     "gpu",
     *TIER_FIELDS,
 )
-_POOL_FIELDS = ("name", "workers", "engine", *TIER_FIELDS)
+_POOL_FIELDS = ("name", "role", "workers", "engine", *TIER_FIELDS)
 
 
 class ReplaySettings(msgspec.Struct, frozen=True, kw_only=True):
@@ -64,6 +66,9 @@ class ReplaySettings(msgspec.Struct, frozen=True, kw_only=True):
 
     gpu: GpuSettings | None = None
     """Model and GPUs, which determine step times and blocks per worker unless the engine's settings do."""
+
+    disaggregation: Disaggregation | None = None
+    """Prefill and decode workers: `prefill_workers` and `decode_workers`, or pools with roles."""
 
     ranks: bool = False
     """Whether workers are data-parallel ranks that share experts and so step together. Derived from `gpu`."""
@@ -116,6 +121,8 @@ class ReplaySettings(msgspec.Struct, frozen=True, kw_only=True):
         below = {name: merged.pop(name) for name in TIER_FIELDS if name in merged}
         engine, tiers = _merge_tiers(engine, below)
         read = msgspec.structs.replace(cls._read_routed(merged), engine=engine, tiers=tiers)
+        if read.disaggregation is not None:
+            read, tiers = read._split(merged, tiers)
         if read.gpu is None:
             check_fitted_for(engine.timing, {"model": tiers.model, "kv_dtype": tiers.kv_dtype})
             if not tiers.tiers:
@@ -143,6 +150,18 @@ class ReplaySettings(msgspec.Struct, frozen=True, kw_only=True):
         return msgspec.structs.replace(
             read, engine=engine, tiers=tiers, notes=notes, workers=workers, ranks=together
         )
+
+    def _split(self, merged: dict[str, Any], tiers: TiersConfig) -> tuple[ReplaySettings, TiersConfig]:
+        """Size hand-offs for the model, or for the KV bytes per token, which are then used."""
+        assert self.disaggregation is not None
+        if "workers" in merged:
+            raise ConfigError("workers contradicts disaggregation; give prefill_workers and decode_workers")
+        sized = self.disaggregation.sized_for(tiers.model, tiers.kv_dtype)
+        if sized.kv_bytes_per_token is None and tiers.kv_bytes_per_token is not None:
+            sized = msgspec.structs.replace(sized, kv_bytes_per_token=tiers.kv_bytes_per_token)
+        if not tiers.tiers and tiers.kv_bytes_per_token is not None:
+            tiers = msgspec.structs.replace(tiers, kv_bytes_per_token=None)
+        return msgspec.structs.replace(self, disaggregation=sized, tiers=tiers), tiers
 
     @classmethod
     def _read_routed(cls, merged: dict[str, Any]) -> ReplaySettings:
@@ -237,7 +256,13 @@ def _read_pools(listed: object, rejected: dict[str, Any]) -> tuple[WorkerPool, .
         given = settings.get("engine") or {}
         engine = read_engine({**given, **rejected})
         tiers = TiersConfig.from_dict(below) if below else None
-        pool = WorkerPool(name=name, workers=settings.get("workers", 1), engine=engine, tiers=tiers)
+        pool = WorkerPool(
+            name=name,
+            role=settings.get("role", "both"),
+            workers=settings.get("workers", 1),
+            engine=engine,
+            tiers=tiers,
+        )
         if not pool.resolve_tiers().tiers:
             reject_unused_kv_size(
                 pool.resolve_tiers(), given, removed_on_purpose="tiers" in settings, or_gpu=False

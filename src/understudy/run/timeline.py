@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from understudy.errors import InvalidArgument
+from understudy.run.handoff_columns import HandOffColumns
 from understudy.run.schema import NEVER, About, check_columns, list_totals, refuse, take_columns
 from understudy.run.tier_columns import TierColumns
 from understudy.workload.columns import BoolColumn, Int32Column, Int64Column
@@ -197,6 +198,8 @@ class Timeline:
     """KV blocks of each worker, where pools differ; empty where all have `blocks_per_worker`."""
     tiers: TierColumns | None = None
     """Columns of tiers; None without tiers."""
+    handoff: HandOffColumns | None = None
+    """Columns of prefill and decode pools; None without roles."""
 
     @classmethod
     def from_result(
@@ -221,6 +224,7 @@ class Timeline:
             request_ids=workload.request_ids,
             reject_reasons=rejections,
             tiers=TierColumns.from_result(result, workload, order) if result.tiers else None,
+            handoff=HandOffColumns.from_result(result, workload, order) if len(result.handoff.way) else None,
         )
 
     def __post_init__(self) -> None:
@@ -231,6 +235,8 @@ class Timeline:
         self._check_samples()
         if self.tiers is not None:
             self.tiers.check(self)
+        if self.handoff is not None:
+            self.handoff.check(self)
 
     def __len__(self) -> int:
         """Return the number of requests."""

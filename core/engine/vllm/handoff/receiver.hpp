@@ -9,17 +9,11 @@
 #include <vector>
 
 #include "base/request_id.hpp"
+#include "engine/handoff_net.hpp"
 #include "engine/vllm/handoff/settings.hpp"
 #include "slots/slot.hpp"
 
 namespace understudy {
-
-// A request for blocks of a peer.
-struct Pull {
-  RequestId request = 0;
-  std::uint32_t peer = 0;      // the prefill worker
-  std::vector<SlotId> blocks;  // to fill, in order: the last of the prompt. Empty: the peer may free its blocks
-};
 
 // What a schedule tells the worker of the same instance.
 struct ReceiveOrders {

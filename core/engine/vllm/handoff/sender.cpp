@@ -7,7 +7,11 @@ namespace understudy {
 
 void KvSender::hold(RequestId id, std::vector<SlotId> table, std::int64_t now_ns) {
   orders_.to_send.emplace_back(id, now_ns + lease_ns_);
-  held_blocks_ += table.size();
+  references_ += table.size();
+  for (const SlotId slot : table) {
+    if (slot >= holders_.size()) holders_.resize(std::size_t{slot} + 1);
+    held_blocks_ += holders_[slot]++ == 0 ? 1 : 0;
+  }
   held_.emplace(id, std::move(table));
 }
 
@@ -16,7 +20,8 @@ std::vector<SlotId> KvSender::take(RequestId id) {
   if (found == held_.end()) return {};
   std::vector<SlotId> table = std::move(found->second);
   held_.erase(found);
-  held_blocks_ -= table.size();
+  references_ -= table.size();
+  for (const SlotId slot : table) held_blocks_ -= --holders_[slot] == 0 ? 1 : 0;
   return table;
 }
 

@@ -57,7 +57,8 @@ class KvSender {
   std::int64_t next_deadline_ns() const;  // kNever: no lease
   const std::map<RequestId, std::vector<SlotId>>& held() const noexcept { return held_; }
   const std::vector<std::pair<RequestId, std::int64_t>>& leases() const noexcept { return leases_; }
-  std::uint64_t held_blocks() const noexcept { return held_blocks_; }
+  std::uint64_t held_blocks() const noexcept { return held_blocks_; }  // each once
+  std::uint64_t references() const noexcept { return references_; }
   std::uint64_t expired() const noexcept { return expired_; }
   std::uint64_t late() const noexcept { return late_; }
 
@@ -68,7 +69,9 @@ class KvSender {
   std::int64_t extension_ns_ = 0;  // by a heartbeat, from when it is read
   SendOrders orders_;              // of the next schedule
   std::map<RequestId, std::vector<SlotId>> held_;
+  std::vector<std::uint32_t> holders_;  // requests that hold a block, by slot
   std::uint64_t held_blocks_ = 0;
+  std::uint64_t references_ = 0;
   std::set<RequestId> known_;                               // to the worker: admitted and not reported
   std::vector<std::pair<RequestId, std::int64_t>> leases_;  // with their ends, in the order in which they began
   std::vector<RequestId> confirmed_;

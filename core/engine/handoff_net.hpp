@@ -10,10 +10,17 @@
 #include <vector>
 
 #include "base/request_id.hpp"
-#include "engine/vllm/handoff/receiver.hpp"
+#include "slots/slot.hpp"
 #include "tiers/transfer_hub.hpp"
 
 namespace understudy {
+
+// A request for blocks of a peer.
+struct Pull {
+  RequestId request = 0;
+  std::uint32_t peer = 0;      // the prefill worker
+  std::vector<SlotId> blocks;  // to fill, in order: the last of the prompt. Empty: the peer may free its blocks
+};
 
 // Links of one worker that takes part in hand-offs. Infinity: no limit.
 struct HandOffLinks {

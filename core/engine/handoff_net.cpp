@@ -1,4 +1,4 @@
-#include "engine/vllm/handoff/net.hpp"
+#include "engine/handoff_net.hpp"
 
 #include <algorithm>
 #include <array>
@@ -42,8 +42,9 @@ void HandOffNet::landed(const Purpose& purpose, std::int64_t time_ns) {
   note(record.from, record.request, time_ns);
 }
 
+// A poll at the very time of a notification does not see it, in whatever order workers are run.
 void HandOffNet::note(std::uint32_t worker, RequestId request, std::int64_t now_ns) {
-  sides_[worker].notes.push_back({now_ns, request});
+  sides_[worker].notes.push_back({now_ns + 1, request});
   reached_.push_back(worker);
 }
 
@@ -65,7 +66,7 @@ void HandOffNet::take_notes(std::uint32_t worker, std::int64_t now_ns, std::vect
 void HandOffNet::take_heartbeats(std::uint32_t worker, std::int64_t now_ns, std::vector<Heartbeat>& out) {
   out.clear();
   std::vector<Heartbeat>& from = sides_[worker].heartbeats;
-  while (!from.empty() && from.front().time_ns <= now_ns) {
+  while (!from.empty() && from.front().time_ns < now_ns) {
     out.push_back(std::move(from.front()));
     from.erase(from.begin());
   }

@@ -1,0 +1,200 @@
+"""Prefill and decode pools: who computes a prompt, and over which links its blocks travel."""
+
+from __future__ import annotations
+
+import math
+import re
+from typing import TYPE_CHECKING, Any, Literal, Protocol
+
+import msgspec
+
+from understudy._core import Disaggregation as CoreDisaggregation
+from understudy._core import HandOffLinks, VllmTransfer, uncached_rule, user_decider, with_transfer
+from understudy.checks import whole_number
+from understudy.errors import ConfigError
+from understudy.router.kv import KvRouting
+from understudy.run.pools import WorkerPool
+from understudy.tiers.model_shape import ModelShape
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from understudy._core import Decider as CoreDecider
+    from understudy._core import EngineConfig as CoreConfig
+    from understudy._core import NativeRouter
+    from understudy.engines.engine_config import EngineConfig
+    from understudy.router import Router
+    from understudy.tiers.settings import TiersConfig
+
+RULES = "always, uncached:TOKENS, ratio:SHARE, llm-d:TOKENS or isl_bounding"
+_RULE = re.compile(r"(always|isl_bounding)|(uncached|llm-d):(\d+)|ratio:(0?\.\d+|[01](?:\.0*)?)")
+ISL_BOUNDING_TOKENS = 2048
+ISL_BOUNDING_SHARE = 0.7
+
+
+class Decider(Protocol):
+    """A rule of your own: whether a prefill worker computes the prompt of a request."""
+
+    def remote(self, prompt_tokens: int, cached_tokens: int, session: int) -> bool:
+        """Decide, given the prompt tokens that the chosen decode worker has cached. `session`: its first row."""
+        ...
+
+
+class Disaggregation(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Settings of a fleet with prefill and decode pools, by the rules of vLLM's NixlConnector (pull).
+
+    Errors: ConfigError names a wrong field.
+
+    Example:
+        us.replay("trace.jsonl", disaggregation=us.Disaggregation(prefill_workers=2, decode_workers=2, link_gbps=25.0,
+                                                                  kv_bytes_per_token=131072))
+    """
+
+    prefill_workers: int | None = None
+    """Number of prefill workers; None: the pools with a role say it."""
+    decode_workers: int | None = None
+    """Number of decode workers."""
+    rule: Any = "always"
+    """always; uncached:N (the decode worker lacks at least N tokens); ratio:X (or this share of the prompt); llm-d:N
+    (llm-d's decider with nonCachedTokens N); isl_bounding (Dynamo's); or an object with `remote`."""
+    order: Literal["prefill_first", "decode_first"] = "prefill_first"
+    """When the decode worker is chosen: after the prompt is computed, or on arrival. Rules that read the decode
+    worker's cache choose it on arrival."""
+    decode_routing: Any = "least_loaded"
+    """Routing of decode workers, as `routing` is of prefill workers."""
+    link_gbps: float = math.inf
+    """Bandwidth of each prefill worker's way out and of each decode worker's way in, in 10^9 bytes per second."""
+    backend_gbps: float = math.inf
+    """Bandwidth that all hand-offs of the fleet share."""
+    link_latency_ms: float = 0.0
+    """Fixed time of a transfer, before its bytes flow."""
+    hop_ms: float = 0.0
+    """From the end of a prompt to the arrival of the request at its decode worker."""
+    lease_s: int = 30
+    """`kv_lease_duration`: how long a prefill worker keeps blocks that nobody reads."""
+    kv_bytes_per_token: int | None = None
+    """KV bytes of a token; needed unless the links have no limit."""
+
+    def __post_init__(self) -> None:
+        for name in ("prefill_workers", "decode_workers"):
+            if getattr(self, name) is not None:
+                msgspec.structs.force_setattr(self, name, whole_number(name, getattr(self, name), 1))
+        if (self.prefill_workers is None) != (self.decode_workers is None):
+            missing = "decode_workers" if self.decode_workers is None else "prefill_workers"
+            raise ConfigError(f"{missing}: give the numbers of both prefill_workers and decode_workers")
+        for name in ("link_gbps", "backend_gbps"):
+            value = getattr(self, name)
+            if not isinstance(value, int | float) or not value > 0:
+                raise ConfigError(f"{name} must be above 0 (inf: no limit), got {value!r}")
+        for name in ("link_latency_ms", "hop_ms"):
+            value = getattr(self, name)
+            if not isinstance(value, int | float) or not 0 <= value <= 3_600_000:
+                raise ConfigError(f"{name} must be 0 to 3,600,000 ms, got {value!r}")
+        whole_number("lease_s", self.lease_s, 1, 1_000_000)
+        if self.order not in ("prefill_first", "decode_first"):
+            raise ConfigError(f"order must be prefill_first or decode_first, got {self.order!r}")
+        is_users = callable(getattr(self.rule, "remote", None)) and not isinstance(self.rule, type)
+        if not is_users and (not isinstance(self.rule, str) or _RULE.fullmatch(self.rule) is None):
+            raise ConfigError(f"rule must be {RULES}, or an object with remote(), got {self.rule!r}")
+        if self.kv_bytes_per_token is not None:
+            whole_number("kv_bytes_per_token", self.kv_bytes_per_token, 1)
+
+    def make_pools(self, engine: EngineConfig, tiers: TiersConfig | None) -> tuple[WorkerPool, ...]:
+        """Return the two pools of equal engines. ConfigError: their numbers are not given."""
+        if self.prefill_workers is None or self.decode_workers is None:
+            raise ConfigError("prefill_workers: give prefill_workers and decode_workers, or pools with roles")
+        if tiers is not None and tiers.tiers:
+            raise ConfigError("tiers do not work with prefill and decode workers yet; leave them out")
+        return (
+            WorkerPool(name="prefill", role="prefill", workers=self.prefill_workers, engine=engine),
+            WorkerPool(name="decode", role="decode", workers=self.decode_workers, engine=engine),
+        )
+
+    def sized_for(self, model: str | None, kv_dtype: str | None = None) -> Disaggregation:
+        """Return the settings with the KV bytes per token of a model, unless they are given."""
+        if model is None or self.kv_bytes_per_token is not None:
+            return self
+        size = ModelShape.find(model).bytes_per_token(kv_dtype=kv_dtype)
+        return msgspec.structs.replace(self, kv_bytes_per_token=size)
+
+    def check_pools(self, pools: Sequence[WorkerPool]) -> None:
+        """Raise ConfigError for pools that cannot hand blocks to each other."""
+        for pool in pools:
+            if pool.role == "both":
+                raise ConfigError(f"pools: {pool.name} needs a role, prefill or decode")
+            if not hasattr(pool.engine, "kv_cache_groups"):
+                raise ConfigError(
+                    f"pools: {pool.name} has a role, and only vLLM's hand-offs are known; use an engine of vLLM"
+                )
+            if pool.resolve_tiers().tiers:
+                raise ConfigError(
+                    f"tiers: {pool.name} has a role, with which tiers do not work yet; leave them out"
+                )
+            if pool.engine.profile.name not in ("v0.33",):
+                raise ConfigError(
+                    f"vllm_version: hand-offs are known of 0.33 only, and {pool.name} has {pool.engine.profile.name}"
+                )
+
+    def transfer(self, role: str) -> VllmTransfer:
+        """The connector's settings of a pool."""
+        return VllmTransfer(produces=role == "prefill", consumes=role == "decode", lease_s=self.lease_s)
+
+    def native(self, block_size: int, seed: int) -> CoreDisaggregation:
+        """Build the core's settings. ConfigError: a limited link without the KV bytes per token."""
+        if self.kv_bytes_per_token is None and math.isfinite(min(self.link_gbps, self.backend_gbps)):
+            raise ConfigError(
+                "kv_bytes_per_token: a link with a limit needs it; give kv_bytes_per_token (--kv-bytes-per-token), or "
+                "a model (--model)"
+            )
+        routing: str | Router | NativeRouter = (
+            KvRouting().build(seed)
+            if self.decode_routing == "kv"
+            else self.decode_routing.build(seed)
+            if isinstance(self.decode_routing, KvRouting)
+            else self.decode_routing
+        )
+        return CoreDisaggregation(
+            decode_routing=routing,
+            seed=seed,
+            decider=self._decider(),
+            decode_first=self.order == "decode_first",
+            hop_ns=round(self.hop_ms * 1e6),
+            links=HandOffLinks(
+                out_gbps=float(self.link_gbps),
+                in_gbps=float(self.link_gbps),
+                backend_gbps=float(self.backend_gbps),
+                fixed_ns=round(self.link_latency_ms * 1e6),
+                bytes_per_block=(self.kv_bytes_per_token or 0) * block_size,
+            ),
+        )
+
+    def _decider(self) -> CoreDecider:
+        if not isinstance(self.rule, str):
+            return user_decider(self.rule)
+        name, _, value = self.rule.partition(":")
+        if name == "isl_bounding":
+            return uncached_rule(
+                uncached_tokens=ISL_BOUNDING_TOKENS, uncached_share=ISL_BOUNDING_SHARE, either=True
+            )
+        if name == "ratio":
+            return uncached_rule(uncached_share=float(value))
+        if name == "always":
+            return uncached_rule()
+        # llm-d: 0 tokens mean never.
+        tokens = int(value) if name == "uncached" or int(value) > 0 else 2**31
+        return uncached_rule(uncached_tokens=tokens)
+
+    def describe(self) -> dict[str, Any]:
+        """Return the settings as plain JSON values; limits that are infinite are left out."""
+        described = {}
+        for name in self.__struct_fields__:
+            value = getattr(self, name)
+            if value is None or value == math.inf:
+                continue
+            described[name] = value if isinstance(value, str | int | float) else type(value).__qualname__
+        return described
+
+
+def add_transfer(config: CoreConfig, disaggregation: Disaggregation, role: str) -> CoreConfig:
+    """Return the core's engine settings of a pool with a role."""
+    return with_transfer(config, disaggregation.transfer(role))  # type: ignore[arg-type]

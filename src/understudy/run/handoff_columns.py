@@ -1,0 +1,111 @@
+"""Columns of a run with prefill and decode pools, in addition to those of the timeline."""
+
+# Annotations are evaluated when the class is created, because the schema reads them.
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import TYPE_CHECKING, Annotated
+
+import numpy as np
+from numpy.typing import NDArray
+
+from understudy.errors import InvalidArgument
+from understudy.run.schema import About, check_columns, take_columns
+from understudy.workload.columns import Int32Column, Int64Column
+
+if TYPE_CHECKING:
+    from understudy._core import FleetResult
+    from understudy.run.timeline import Timeline
+    from understudy.workload import Workload
+
+
+class Way(IntEnum):
+    """How a request was served."""
+
+    NONE = 0
+    """Not at all."""
+    LOCAL = 1
+    """Its decode worker computed the prompt, by the rule."""
+    REMOTE = 2
+    """A prefill worker computed the prompt."""
+
+
+@dataclass(frozen=True, eq=False, slots=True, kw_only=True)
+class HandOffColumns:
+    """Columns of a run with prefill and decode pools, one row per request in workload order."""
+
+    way: Annotated[
+        NDArray[np.uint8],
+        About("request", "index", "How the request was served: 0 not at all, 1 locally, 2 with a hand-off."),
+    ]
+    prefill_worker: Annotated[
+        Int32Column, About("request", "index", "Worker that computed the prompt; −1 without a hand-off.")
+    ]
+    prefill_admit_ns: Annotated[
+        Int64Column, About("request", "time ns", "Start of the prefill worker's first step with the prompt.")
+    ]
+    prefill_done_ns: Annotated[
+        Int64Column, About("request", "time ns", "When the prefill worker had computed the prompt.")
+    ]
+    decode_arrival_ns: Annotated[
+        Int64Column, About("request", "time ns", "When the request arrived at its decode worker.")
+    ]
+    posted_ns: Annotated[
+        Int64Column, About("request", "time ns", "When the decode worker began to read the blocks.")
+    ]
+    landed_ns: Annotated[Int64Column, About("request", "time ns", "When the last block had arrived.")]
+    bytes: Annotated[Int64Column, About("request", "bytes", "Bytes of the blocks that were read.")]
+    decode_admit_ns: Annotated[
+        Int64Column, About("request", "time ns", "Start of the decode worker's first step with the request.")
+    ]
+    sample_kept_blocks: Annotated[
+        Int64Column, About("sample", "blocks", "Blocks of finished prompts that the worker keeps for others.")
+    ]
+
+    @classmethod
+    def from_result(
+        cls, result: "FleetResult", workload: "Workload", order: Int64Column | None
+    ) -> "HandOffColumns":
+        """Convert a result of the core, as `Timeline.from_result` does."""
+        return cls(**take_columns(cls, _Source(result), workload, order))
+
+    def __post_init__(self) -> None:
+        check_columns(self)
+
+    @property
+    def remote(self) -> NDArray[np.bool_]:
+        """Mask of requests that were handed off and whose blocks have arrived."""
+        mask: NDArray[np.bool_] = (self.way == Way.REMOTE) & (self.landed_ns >= 0)
+        return mask
+
+    def check(self, timeline: "Timeline") -> None:
+        """Raise InvalidArgument where they do not fit the timeline."""
+        if len(self.way) != len(timeline):
+            raise InvalidArgument(f"way has {len(self.way)} rows for {len(timeline)} requests")
+
+    def ttft_parts_ns(self, timeline: "Timeline") -> dict[str, Int64Column]:
+        """Split the time to the first token of requests that were handed off; the parts add up to it exactly."""
+        rows = self.remote & (timeline.first_token_ns >= 0)
+        marks = {
+            "prefill queue": self.prefill_admit_ns,
+            "prefill": self.prefill_done_ns,
+            "hop": self.decode_arrival_ns,
+            "decode queue": self.posted_ns,
+            "transfer": self.landed_ns,
+            "polls": self.decode_admit_ns,
+            "first step": timeline.first_token_ns,
+        }
+        parts, before = {}, timeline.arrival_ns[rows]
+        for name, mark in marks.items():
+            parts[name] = mark[rows] - before
+            before = mark[rows]
+        return parts
+
+
+class _Source:
+    """The core's result: hand-offs have a table of their own, samples are the run's."""
+
+    def __init__(self, result: "FleetResult") -> None:
+        self._result = result
+
+    def __getattr__(self, name: str) -> object:
+        return getattr(self._result if name.startswith("sample_") else self._result.handoff, name)
