@@ -278,8 +278,8 @@ void bind_replay(nb::module_& m) {
   nb::class_<FleetConfig>(m, "FleetSettings", "How a fleet of simulated workers plays a workload.")
       .def("__init__", &make_settings, nb::kw_only(), "pools"_a, "routing"_a = "round_robin", "seed"_a = 0,
            "concurrency"_a = 0, "threads"_a = 1, "fast_forward"_a = true, "check"_a = false, "lockstep_ns"_a = 0,
-           "turnaround_ns"_a = 0, "ranks"_a = false, "checkpoints"_a.none() = nb::none(),
-           "steps"_a.none() = nb::none(), "disaggregation"_a.none() = nb::none());
+           "turnaround_ns"_a = 0, "ranks"_a = false, "checkpoints"_a.none() = nb::none(), "steps"_a.none() = nb::none(),
+           "disaggregation"_a.none() = nb::none());
   m.def("run_fleet", &run_fleet, "workload"_a, "settings"_a, nb::kw_only(), "names"_a = nb::list(),
         "progress"_a.none() = nb::none(), "on_step"_a.none() = nb::none(),
         "Replay a workload (its columns, by name) through a fleet; `names` are those of its requests, if any matter.");
