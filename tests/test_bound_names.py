@@ -16,8 +16,6 @@ ONLY_TESTS = {
     "TransferEstimate.load_ns": "one of its terms",
     "TransferEstimate.lower_copy_ns": "one of its terms",
     "TransferEstimate.stage_ns": "one of its terms",
-    "Engine.watch_steps": "for recorders that Python drives",
-    "StepTable.num_steps": "steps so far",
     "ToyEngineConfig": "an engine that is compiled for tests only",
     **dict.fromkeys(
         (

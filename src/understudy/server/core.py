@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from understudy._core import Phase, RequestSpec, Tier, VllmEngine
 from understudy.errors import WrongState
@@ -18,6 +18,23 @@ if TYPE_CHECKING:
     from understudy.engines.interface import Engine
     from understudy.server.live_request import LiveRequest
 
+
+class StepRecorder(Protocol):
+    """Receives the requests and steps of an engine while a profile runs."""
+
+    def on_submit(self, request: LiveRequest, now_ns: int) -> None:
+        """Note a submitted request."""
+
+    def on_step(self, engine: Engine, now_ns: int, *, ended: bool) -> None:
+        """Record a step that has begun or ended."""
+
+    def on_restart(self, core: EngineCore) -> None:
+        """Note that the engine was replaced."""
+
+    def on_end(self, requests: list[LiveRequest], now_ns: int) -> None:
+        """Note requests that have ended."""
+
+
 _ENDS = {"cancelled": "cancelled", "failed": "lost"}
 """How requests end, by the reason of the engine's record; others are finished."""
 
@@ -27,6 +44,8 @@ class EngineCore:
 
     failure: Exception | None = None
     """The exception that stopped the engine; None while it computes."""
+    recorder: StepRecorder | None = None
+    """Set while a profile runs."""
     errors = 0
     """Logged failures that did not stop the engine: `understudy:errors` on `/metrics`."""
 
@@ -94,6 +113,8 @@ class EngineCore:
         request.identities = None  # the engine has its own copy
         request.rank = self
         self.live[request.engine_id] = request
+        if self.recorder is not None:
+            self.recorder.on_submit(request, now_ns)
         return self._apply(effects, now_ns)
 
     def compute_cached_share(self, request: LiveRequest) -> float:
@@ -150,12 +171,16 @@ class EngineCore:
             return False
         self.step_end_ns = effects.wake_ns
         self._batch_tokens = effects.batch_tokens
+        if self.recorder is not None:
+            self.recorder.on_step(self.engine, now_ns, ended=False)
         return True
 
     def end(self, effects: Effects, now_ns: int) -> StepEffects:
         """Apply the effects of the engine's `end_step`."""
         self.step_end_ns = -1
         self.steps += 1
+        if self.recorder is not None:
+            self.recorder.on_step(self.engine, now_ns, ended=True)
         return self._apply(effects, now_ns, effects.batch_tokens or self._batch_tokens)
 
     def land(self, now_ns: int) -> None:
@@ -197,6 +222,8 @@ class EngineCore:
             request.ended = _ENDS.get(record.reason, "finished")
             request.aborted = request.aborted or request.ended == "cancelled"
             finished.append(request)
+        if self.recorder is not None and finished:
+            self.recorder.on_end(finished, now_ns)
         return StepEffects(tokens, finished, batch_tokens)
 
     def fail(self, failure: Exception) -> list[LiveRequest]:
@@ -240,6 +267,8 @@ class EngineCore:
 
     def _replace_engine(self) -> None:
         self.engine = self._make()
+        if self.recorder is not None:
+            self.recorder.on_restart(self)
         if self.admission_paused:
             self.engine.set_admitting(False)
         self._phase = self.engine.snapshot().phase

@@ -87,6 +87,8 @@ class ServerSettings(msgspec.Struct, frozen=True, kw_only=True):
     disable_fastapi_docs: bool = False
     enable_scale_out: bool = False
     dev_mode: bool = False
+    profile_dir: str | None = None
+    """Folder of profiles; None: `/start_profile` is not there, as with vLLM."""
     latency_ms: tuple[float, float] | None = None
     """(prefill, decode) of every step, changeable by `/admin/config`; None: the engine's timing model."""
     latency_std_dev_ms: tuple[float, float] = (0.0, 0.0)

@@ -52,7 +52,7 @@ def slowest_by_part(report: Report) -> Card | None:
             f'd="M{LEFT} {y}h{number(width)}v{BAR}h{number(-width)}z"/>'
             f'<path class="area solid base" d="M{LEFT} {y + BAR}h{number(thin)}v{THIN}h{number(-thin)}z"/>'
             f'<text class="tick" x="{number(LEFT + max(width, thin) + 8)}" y="{y + BAR / 2}" dy=".32em">'
-            f"{duration(slow[part] / 1e9)}, {slow[part] / total:.0%}</text>"
+            f"{duration(slow[part] / 1e9)}, {slow[part] / total:.1%}</text>"
         )
     height = TOP + len(shown) * row
     left_out = len(slow) - len(shown)

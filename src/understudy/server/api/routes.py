@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from understudy.errors import InvalidArgument, WrongState
 from understudy.server.api.adapters import Adapters
 from understudy.server.api.anthropic import (
     check_anthropic,
@@ -24,6 +26,7 @@ from understudy.server.api.scale_out import ScaleOut
 from understudy.server.api.schema import COUNT, DETOKENIZE, MESSAGES, SCHEMAS, TOKENIZE, TOKENIZE_CHAT
 from understudy.server.api.styles import MessagesStyle, ResponsesStyle
 from understudy.server.api.type_checks import check_types
+from understudy.server.profile import Profile
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -86,6 +89,12 @@ class Routes:
             self.generators |= opened.generators
             for path, methods in opened.plain.items():
                 self.plain[path] = {**self.plain[path], **methods}
+        if settings.profile_dir is not None:
+            self._profile = Profile(
+                worker.cores, Path(settings.profile_dir), f"understudy-worker{worker.index}"
+            )
+            self.plain["/start_profile"] = {"POST": self._start_profile}
+            self.plain["/stop_profile"] = {"POST": self._stop_profile}
         if settings.dev_mode:
             self.plain |= Developer(worker).plain
         self.adapters = Adapters(worker) if settings.runtime_lora else None
@@ -178,6 +187,22 @@ class Routes:
     # ── Answers at once ──
 
     def _nothing(self, *_: object) -> tuple[int, None]:
+        return 200, None
+
+    def _start_profile(self, *_: object) -> tuple[int, None]:
+        try:
+            self._profile.start()
+        except WrongState as error:
+            raise bad_request(str(error)) from None
+        return 200, None
+
+    def _stop_profile(self, *_: object) -> tuple[int, None]:
+        try:
+            self._profile.stop()
+        except WrongState as error:
+            raise bad_request(str(error)) from None
+        except (InvalidArgument, OSError) as error:
+            raise ApiError(f"profile: {error}", status=500, kind="Internal Server Error") from None
         return 200, None
 
     def _models(self, *_: object) -> tuple[int, Any]:

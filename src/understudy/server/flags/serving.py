@@ -96,6 +96,7 @@ _HANDLED = frozenset(
             "allowed-origins",
             "lora-modules",
             "kv-events-config",
+            "profiler-config",
         ),
         *("kv-offloading-size", "kv-offloading-backend", "kv-transfer-config"),
         *("set", "tiers", "max-request-body-size-mb", "time-to-first-token", "inter-token-latency"),
@@ -202,6 +203,7 @@ def settings_of(line: CommandLine) -> ServerSettings:
         if not isinstance(events, dict):
             raise ConfigError("--kv-events-config must be a JSON object")
         given["kv_events_config"] = events
+    given["profile_dir"] = _read_profile_dir(values.get("profiler-config"))
     if values.get("tiers") is not None:
         given["tiers"] = read_tiers(values["tiers"])
     below = offload_settings(
@@ -348,6 +350,20 @@ def _refuse_beside_constants(values: dict[str, Any], *, has_blocks: bool, has_ti
 
 def _has_gpu(values: dict[str, Any]) -> bool:
     return values.get("gpu") is not None or values.get("gpu-bandwidth-gbps") is not None
+
+
+def _read_profile_dir(config: Any) -> str | None:
+    """Return the folder of `--profiler-config`; None where it names no profiler. ConfigError for an invalid one."""
+    if config is None or (isinstance(config, dict) and config.get("profiler") is None):
+        return None
+    if not isinstance(config, dict):
+        raise ConfigError("--profiler-config must be a JSON object")
+    if config["profiler"] != "torch":
+        raise ConfigError(f"--profiler-config: profiler {config['profiler']!r} needs a GPU; use torch")
+    folder = config.get("torch_profiler_dir")
+    if not isinstance(folder, str) or not folder:
+        raise ConfigError("--profiler-config: torch_profiler_dir is missing; name a folder for the traces")
+    return folder
 
 
 def _lora(module: Any) -> LoraModule:
