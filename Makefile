@@ -10,6 +10,8 @@ EXACT_FIRST ?= 0
 EXACT_COUNT ?= 100
 # The newest vLLM release with a profile.
 KNOWN := 0.33.0
+# The SGLang release that is modelled.
+SGLANG := 0.5.23
 # `make release VLLM=0.34.0` compares that release with the profile of OLD.
 VLLM ?= $(KNOWN)
 OLD ?= $(KNOWN)
@@ -33,7 +35,7 @@ PIP_BUILD = -m pip install -v --disable-pip-version-check --no-build-isolation \
 BUILD = tools/build.py 'building understudy'
 
 .DELETE_ON_ERROR:
-.PHONY: help demo test test-again torch lint conformance exact release sanitize clang mutants interop bench fuzz soak live-soak clients-ci clients clean
+.PHONY: help demo test test-again torch lint conformance exact exact-sglang release sanitize clang mutants interop bench fuzz soak live-soak clients-ci clients clean
 
 help:
 	@echo 'make demo         replay a bundled workload; prints a table and writes out/demo.html'
@@ -42,6 +44,7 @@ help:
 	@echo 'make lint         run ruff, mypy --strict and clang-format'
 	@echo 'make conformance  compare the engine with every recorded schedule of vLLM, step by step'
 	@echo 'make exact        record EXACT_COUNT=$(EXACT_COUNT) new schedules of each family with vLLM $(VLLM) and compare them (installs several GB)'
+	@echo 'make exact-sglang the same with SGLang $(SGLANG), in seven families'
 	@echo 'make release      the drill for a new release: make release VLLM=0.34.0 records it, compares it with the profile of $(OLD) and writes docs/releases'
 	@echo 'make sanitize     run the test suite against a core under ASan and UBSan, and a leak check'
 	@echo 'make interop      feed our events to Dynamo'"'"'s own router, in a separate environment'
@@ -87,6 +90,10 @@ exact: .venv/installed-dev .venv-vllm-$(VLLM)/installed
 	.venv-vllm-$(VLLM)/bin/python tests/exact/record.py --again \
 	  $(wildcard tests/golden/vllm-$(basename $(VLLM)) tests/golden/vllm-versions/v$(VLLM))
 	$(BIN)/python tests/release/drill.py .venv-vllm-$(VLLM) --exact --first $(EXACT_FIRST) --count $(EXACT_COUNT)
+
+exact-sglang: .venv/installed-dev .venv-sglang-$(SGLANG)/installed
+	.venv-sglang-$(SGLANG)/bin/python tests/exact/sglang_record.py --again $(wildcard tests/golden/sglang*)
+	$(BIN)/python tests/release/sglang_drill.py .venv-sglang-$(SGLANG) --first $(EXACT_FIRST) --count $(EXACT_COUNT)
 
 release: .venv/installed-dev .venv-vllm-$(VLLM)/installed .venv-vllm-$(OLD)/installed
 	$(BIN)/python tests/release/drill.py .venv-vllm-$(VLLM) --old .venv-vllm-$(OLD) --profile $(basename $(OLD)) --report docs/releases
@@ -136,7 +143,7 @@ clients: .venv/installed-dev .venv-clients/installed .venv-vllm-$(KNOWN)/install
 	$(BIN)/python tests/server/clients.py --times --clients .venv-clients/bin --vllm .venv-vllm-$(KNOWN)/bin --guidellm .venv-guidellm/bin
 
 clean:
-	rm -rf .venv .venv-sanitize .venv-clients .venv-vllm-* .venv-guidellm .venv-interop build dist out .hypothesis .mypy_cache .pytest_cache .ruff_cache
+	rm -rf .venv .venv-sanitize .venv-clients .venv-vllm-* .venv-sglang-* .venv-guidellm .venv-interop build dist out .hypothesis .mypy_cache .pytest_cache .ruff_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # --- environments -------------------------------------------------------------------------------------
@@ -210,4 +217,13 @@ clean:
 	  echo 'the index lacks some versions: installing without lower bounds'; \
 	  $(@D)/bin/python tools/vllm_needs.py --any-version > $(@D)/needs.txt; \
 	  $(@D)/bin/python $(PIP_INSTALL) -r $(@D)/needs.txt; }
+	@touch $@
+
+# SGLang without its GPU dependencies: packages that its scheduler imports.
+.venv-sglang-%/installed:
+	@echo 'creating $(@D)'
+	@$(PYTHON) -m venv $(@D)
+	@$(@D)/bin/python $(PIP_INSTALL) torch==$(TORCH)
+	@$(@D)/bin/python $(PIP_INSTALL) --no-deps sglang==$*
+	@$(@D)/bin/python $(PIP_INSTALL) -r tests/exact/sglang_needs.txt
 	@touch $@

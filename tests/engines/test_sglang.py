@@ -20,7 +20,14 @@ from understudy.engines.sglang_recording import (
 from understudy.errors import InvalidArgument
 
 GOLDEN = Path(__file__).parents[1] / "golden"
-FOLDERS = {"sglang": 108, "sglang-more": 54, "sglang-clock": 30, "sglang-hicache": 43, "sglang-events": 14}
+FOLDERS = {
+    "sglang": 108,
+    "sglang-more": 54,
+    "sglang-clock": 30,
+    "sglang-hicache": 43,
+    "sglang-events": 14,
+    "sglang-drill": 1,
+}
 RECORDINGS = [one for folder in FOLDERS for one in find_sglang_recordings(GOLDEN / folder)]
 
 

@@ -1,8 +1,8 @@
-"""Stand-ins for a recorder with vLLM: our own engine under a profile, or a recorder that refuses."""
+"""Stand-ins for a recorder with vLLM or SGLang: our own engines, or a recorder that refuses."""
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
@@ -14,8 +14,13 @@ from understudy.engines.offload_recording import OffloadRun, OffloadScenario
 from understudy.engines.profiles import find_profile
 from understudy.engines.recorder import run_scenario
 from understudy.engines.scenario import Scenario
+from understudy.engines.sglang_clock import run_sglang_clock
+from understudy.engines.sglang_recording import SglangScenario, run_sglang_scenario
 from understudy.engines.spec_recording import SpecScenario, run_spec_scenario
 from understudy.errors import UnderstudyError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 
 class EngineRecorder:
@@ -53,6 +58,24 @@ class EngineRecorder:
         steps = list(run_spec_scenario(played, self._profile, events=True))
         events = [step.pop("kv_events") for step in steps]
         return {"vllm": self._release, "recorded": steps, "events": events}
+
+
+class SglangEngineRecorder:
+    """Record our SGLang engine as if it were SGLang; `change` alters each recording."""
+
+    def __init__(self, change: Callable[[Any], None] = lambda _: None) -> None:
+        self._change = change
+
+    def record(self, kind: str, scenario: dict[str, Any]) -> dict[str, Any]:
+        """Return the recording of a scenario."""
+        parsed = msgspec.convert(scenario, SglangScenario)
+        recorded: Any
+        if kind == "clock":
+            recorded = {"config": scenario["config"], **run_sglang_clock(parsed)}
+        else:
+            recorded = [{"header": {"config": scenario["config"]}}, *run_sglang_scenario(parsed)]
+        self._change(recorded)
+        return {"sglang": "0.5.23", "recorded": recorded}
 
 
 class RefusingRecorder:

@@ -1,4 +1,4 @@
-"""Ask a recorder that runs in another environment, next to an installed vLLM."""
+"""Ask a recorder that runs in another environment, next to an installed vLLM or SGLang."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ class Recorder(Protocol):
 class RecorderProcess:
     """The recorder of an environment; use it as a context manager."""
 
-    def __init__(self, python: Path, log: Path) -> None:
-        self._command = [str(python), str(RECORD), "--serve"]
+    def __init__(self, python: Path, log: Path, record: Path = RECORD) -> None:
+        self._command = [str(python), str(record), "--serve"]
         self._log = log
 
     def __enter__(self) -> Self:

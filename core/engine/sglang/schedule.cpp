@@ -43,7 +43,7 @@ std::unique_ptr<SglangBatch> SglangScheduler::next_batch() {
   }
   if (!deferred) batch = form_prefill();
   if (batch) interval_left_ = settings_.prefill_decode_interval;
-  if (!batch && !std::ranges::all_of(running_, &SglangRequest::prefill_only)) batch = form_decode();
+  if (!batch && !running_.empty() && !running_is_prefill_only_) batch = form_decode();
   last_ = batch ? std::make_unique<SglangBatch>(*batch) : nullptr;
   seen_entries_ = entries_;
   return batch;
@@ -61,6 +61,10 @@ void SglangScheduler::take_over_last() {
   if (left.size() < last_->rows.size()) full_ = false;
   if (left.empty()) return;
   if (running_.empty()) full_ = false;
+  const bool prefill_only = last_->mode == SglangMode::Extend && std::ranges::all_of(last_->rows, [](const auto& row) {
+                              return row.request->prefill_only();
+                            });
+  running_is_prefill_only_ = prefill_only && (running_.empty() || running_is_prefill_only_);
   running_.insert(running_.end(), left.begin(), left.end());
 }
 

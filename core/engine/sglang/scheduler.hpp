@@ -197,6 +197,7 @@ class SglangScheduler {
   std::vector<SglangRequest*> waiting_;
   std::vector<SglangRequest*> running_;
   bool full_ = false;
+  bool running_is_prefill_only_ = false;  // of all that joined since it was empty, also those that have left
   SglangRequest* chunked_ = nullptr;
   bool chunk_aborted_ = false;
   bool out_of_memory_ = false;
