@@ -6,7 +6,9 @@ import time
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from understudy.engines.sglang_config import SglangConfig
 from understudy.errors import ConfigError
+from understudy.report.engine_terms import SGLANG_TERMS, VLLM_TERMS, terms_of
 from understudy.report.text import quantity
 from understudy.report.verdict import Verdict
 from understudy.report.verdicts import find_verdicts
@@ -150,7 +152,10 @@ def _list_changes(rule: str, report: Report, setup: Setup) -> Iterator[_Change]:
     if rule in ("overloaded", "goal_missed", "cache_too_small", "preemption_storm"):
         blocks = getattr(setup.engine, "num_gpu_blocks", None)
         if setup.can_add_blocks and blocks and report.kv.usage_max >= 0.95:
-            yield _Change(f"--num-gpu-blocks {2 * blocks}", {"num_gpu_blocks": 2 * blocks})
+            flag = f"--num-gpu-blocks {2 * blocks}"
+            if isinstance(setup.engine, SglangConfig):
+                flag = f"--max-total-tokens {2 * blocks * setup.engine.block_size}"
+            yield _Change(flag, {"num_gpu_blocks": 2 * blocks})
     if rule in ("overloaded", "goal_missed"):
         for size in (2 * setup.workers, 4 * setup.workers):
             yield _Change(f"--workers {size}", {"workers": size})
@@ -160,8 +165,12 @@ def _list_changes(rule: str, report: Report, setup: Setup) -> Iterator[_Change]:
             yield _Change(f"--concurrency {fewer}", load)
     if rule in ("goal_missed", "preemption_storm"):
         yield from _list_halves(setup, "max_num_seqs")
+    if rule == "preemption_storm" and isinstance(setup.engine, SglangConfig):
+        factor = round(1.5 * setup.engine.schedule_conservativeness, 2)
+        yield _Change(f"--schedule-conservativeness {factor:g}", {"schedule_conservativeness": factor})
     if rule in ("goal_missed", "steps_too_long"):
-        yield from _list_halves(setup, "max_num_batched_tokens")
+        is_sglang = isinstance(setup.engine, SglangConfig)
+        yield from _list_halves(setup, "chunked_prefill_size" if is_sglang else "max_num_batched_tokens")
 
 
 def _list_routings(rule: str, setup: Setup) -> Iterator[_Change]:
@@ -177,10 +186,19 @@ def _list_routings(rule: str, setup: Setup) -> Iterator[_Change]:
 
 
 def _list_halves(setup: Setup, name: str) -> Iterator[_Change]:
-    value = getattr(setup.engine, name, None)
-    others = getattr(setup.engine, "max_num_seqs", None) or 0
-    if value and value > 1 and (name == "max_num_seqs" or value // 2 >= others):
-        yield _Change(f"--{name.replace('_', '-')} {value // 2}", {name: value // 2})
+    engine = setup.engine
+    value = getattr(engine, name, None)
+    if not value or value <= 1:
+        return
+    half, flag = value // 2, name
+    if name == "max_num_batched_tokens" and half < (engine.max_num_seqs or 0):
+        return
+    if name == "chunked_prefill_size":
+        half = max(half // engine.block_size, 1) * engine.block_size
+    elif isinstance(engine, SglangConfig):
+        flag = "max_running_requests"
+    if half < value:
+        yield _Change(f"--{flag.replace('_', '-')} {half}", {name: half})
 
 
 def _list_smaller_fleets(report: Report, setup: Setup) -> list[_Change]:
@@ -224,7 +242,11 @@ def _compare(flag: str, rule: str, report: Report, other: Report) -> Trial:
         name = "prefix hits"
         before, after = report.prefix_hit_ratio.first_admission, other.prefix_hit_ratio.first_admission
     elif rule == "preemption_storm":
-        name, before, after = "preemptions", float(report.preemptions), float(other.preemptions)
+        name, before, after = (
+            terms_of(report).requeued,
+            float(report.preemptions),
+            float(other.preemptions),
+        )
     else:
         name, before, after = "mean TTFT", report.ttft_ms.mean, other.ttft_ms.mean
     lost = other.requests.completed < report.requests.completed
@@ -241,7 +263,7 @@ def _gain(trial: Trial) -> float:
 def _format_trial(trial: Trial) -> str:
     if trial.measure in ("attainment", "prefix hits"):
         values = f"{quantity(trial.before, 'ratio')} → {quantity(trial.after, 'ratio')}"
-    elif trial.measure == "preemptions":
+    elif trial.measure in (VLLM_TERMS.requeued, SGLANG_TERMS.requeued):
         values = f"{trial.before:,.0f} → {trial.after:,.0f}"
     else:
         values = f"{trial.before:,.0f} → {trial.after:,.0f} ms"

@@ -10,6 +10,7 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
+from understudy.report.engine_terms import terms_of
 from understudy.report.handoff_table import build_handoff_table, list_handoff_facts
 from understudy.report.metrics import BY_KEY, DISTRIBUTIONS, STATISTICS
 from understudy.report.text import duration, fixed, quantity
@@ -172,13 +173,14 @@ def _list_facts(report: Report) -> list[tuple[str, str]]:
     facts.append(("Prefix hit, first", quantity(report.prefix_hit_ratio.first_admission, "ratio")))
     facts.append(("Prefix hit, all", quantity(report.prefix_hit_ratio.total, "ratio")))
     usage = f"{quantity(report.kv.usage_mean, 'ratio')} / {quantity(report.kv.usage_max, 'ratio')}"
-    facts.append(("KV usage, mean / max", usage))
-    facts.append(("Preemptions", f"{report.preemptions:,}"))
+    terms = terms_of(report)
+    facts.append((f"{terms.usage}, mean / max", usage))
+    facts.append((terms.requeued.capitalize(), f"{report.preemptions:,}"))
     if report.columns.burst_steps or report.columns.draft_rounds:
         facts.append(("Accept length", f"{fixed(report.accept_length)} tok"))
     if report.drafted_tokens:
         facts.append(("Wasted drafts", f"{report.wasted_drafts:,} of {report.drafted_tokens:,}"))
-    facts.append(("Evicted blocks", f"{report.kv.evictions:,}"))
+    facts.append((f"Evicted {terms.block}s", f"{report.kv.evictions:,}"))
     if report.kv.phantom_hit_blocks:
         facts.append(("Phantom hit blocks", f"{report.kv.phantom_hit_blocks:,}"))
     return facts

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from understudy.report.engine_terms import SGLANG_TERMS, terms_of
 from understudy.report.text import duration, quantity
 from understudy.report.tier_table import format_link
 from understudy.report.verdict import MIN_REQUESTS, Verdict, list_pools
@@ -20,9 +21,9 @@ def tier_hurts(report: Report) -> Verdict | None:
     if tiers is None:
         return None
     working_s = report.duration_s * report.columns.num_workers
-    remedy = "Try --offload-mode write_through, more bandwidth to the host, or offload.min_reuse."
+    remedy = terms_of(report).tier_remedy
     modes = {pool.tiers.get("offload", {}).get("mode") for pool in list_pools(report)}
-    if modes - {None} == {"write_through"}:
+    if modes - {None} == {"write_through"} and terms_of(report) is not SGLANG_TERMS:
         remedy = "Use more bandwidth to the host, or offload reused blocks only (offload.min_reuse)."
     if without is not None and report.ttft_ms.mean > 1.05 * without.ttft_ms.mean:
         return Verdict(
@@ -52,7 +53,7 @@ def link_at_its_limit(report: Report) -> Verdict | None:
                 "link_at_its_limit",
                 f"The link {format_link(link)} is at its limit of {link.bandwidth_gbps:g} GB/s for "
                 f"{quantity(full, 'ratio')} of the time.",
-                "Use more bandwidth, or offload fewer blocks (offload.min_reuse).",
+                terms_of(report).link_remedy,
             )
     return None
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from understudy.report.engine_terms import SGLANG_TERMS, flags_of, terms_of
 from understudy.report.latency import NS_PER_S
 from understudy.report.series import StepFunction
 from understudy.report.text import duration, quantity
@@ -165,22 +166,23 @@ def _advise_on_queue(report: Report) -> str:
         remedies.append("fewer concurrent sessions (--concurrency)")
     if report.kv.usage_max >= 0.95:
         used = quantity(report.kv.usage_mean, "ratio")
-        remedies.append(f"more blocks (--num-gpu-blocks; {used} were in use on average, at times all)")
+        more = _name_more_memory(report)
+        remedies.append(f"{more} ({flags_of(report, 'memory')}; {used} were in use on average, at times all)")
     return f"{' or '.join(remedies)} to shorten the queue."
 
 
 def _advise_on_prefill(report: Report) -> str:
     found = quantity(report.prefix_hit_ratio.first_admission, "ratio")
     return (
-        f"Raise the prefix hit ratio (now {found}) with --routing kv or more blocks, or use more GPUs per worker "
-        "(--tensor-parallel-size)."
+        f"Raise the prefix hit ratio (now {found}) with --routing kv or {_name_more_memory(report)}, or use more GPUs "
+        "per worker (--tensor-parallel-size)."
     )
 
 
 def _advise_on_decode(report: Report) -> str:
     batches = {pool.engine.get("max_num_seqs") for pool in list_pools(report)} - {None}
     now = f" (now {batches.pop():,})" if len(batches) == 1 else ""
-    return f"Lower --max-num-seqs{now}, or use more workers or faster GPUs, to shorten the steps."
+    return f"Lower {flags_of(report, 'requests')}{now}, or use more workers or faster GPUs, to shorten the steps."
 
 
 def cache_too_small(report: Report) -> Verdict | None:
@@ -192,12 +194,20 @@ def cache_too_small(report: Report) -> Verdict | None:
     if best is None or not report.kv.evictions or not best - found >= 0.05 or found >= 0.8 * best:
         return None
     tiers = "a host tier (--g2)" if report.tiers is None else "larger tiers"
+    terms = terms_of(report)
+    size = report.columns.blocks_per_worker
+    if terms is SGLANG_TERMS:
+        size *= int(list_pools(report)[0].engine["block_size"])
     return Verdict(
         "cache_too_small",
         f"The cache is too small: {quantity(found, 'ratio')} of the prompt tokens hit, {reference} "
-        f"{quantity(best, 'ratio')}; {report.kv.evictions:,} blocks were evicted.",
-        f"Use more blocks (--num-gpu-blocks, now {report.columns.blocks_per_worker:,} per worker) or {tiers}.",
+        f"{quantity(best, 'ratio')}; {report.kv.evictions:,} {terms.block}s were evicted.",
+        f"Use {_name_more_memory(report)} ({flags_of(report, 'memory')}, now {size:,} per worker) or {tiers}.",
     )
+
+
+def _name_more_memory(report: Report) -> str:
+    return "a larger KV pool" if terms_of(report) is SGLANG_TERMS else "more blocks"
 
 
 def scattered_prefixes(report: Report) -> Verdict | None:
@@ -236,14 +246,16 @@ def hot_worker(report: Report) -> Verdict | None:
 
 
 def preemption_storm(report: Report) -> Verdict | None:
-    """Report more than one preemption per ten requests."""
+    """Report more than one preemption (SGLang: retraction) per ten requests."""
     requests = report.requests.completed
     if report.preemptions <= max(10, 0.1 * requests):
         return None
+    terms = terms_of(report)
+    done = terms.requeued.replace("ions", "ed")
     return Verdict(
         "preemption_storm",
-        f"{report.preemptions:,} preemptions for {requests:,} requests; preempted requests recompute their tokens.",
-        "Use more blocks (--num-gpu-blocks), a lower --max-num-seqs or a --watermark.",
+        f"{report.preemptions:,} {terms.requeued} for {requests:,} requests; {done} requests recompute their tokens.",
+        terms.storm_remedy,
     )
 
 
@@ -256,14 +268,15 @@ def steps_too_long(report: Report) -> Verdict | None:
     late = int(timeline.itl_count[timeline.itl_ns > goal * 1e6].sum()) / int(timeline.itl_count.sum())
     if late < 0.01:
         return None
-    budgets = {pool.engine.get("max_num_batched_tokens") for pool in list_pools(report)}
+    terms = terms_of(report)
+    budgets = {pool.engine.get(terms.step_setting) for pool in list_pools(report)}
     budget = budgets.pop() if len(budgets) == 1 else None
     now = "" if budget is None else f" (now {budget:,})"
     return Verdict(
         "steps_too_long",
         f"{quantity(late, 'ratio')} of the gaps exceed the ITL objective of {goal:g} ms, although half are within "
-        f"{report.itl_ms.p50:.1f} ms: some steps also prefill.",
-        f"Lower --max-num-batched-tokens{now}; TTFT will rise.",
+        f"{report.itl_ms.p50:.1f} ms: {terms.step_cause}.",
+        f"Lower {flags_of(report, 'step')}{now}; TTFT will rise.",
     )
 
 

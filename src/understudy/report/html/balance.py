@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import msgspec
 import numpy as np
 
+from understudy.report.engine_terms import terms_of
 from understudy.report.html.charts import HALF, Card
 from understudy.report.html.plot import number
 from understudy.report.html.scale import latency_label
@@ -42,9 +43,9 @@ def worker_balance(report: Report) -> Card | None:
         ("tokens", prompt + output, "", "s1"),
         ("TTFT, mean", _mean(report.latencies.ttft_ms, report), " ms", "s2"),
         ("queue, mean", _mean(report.latencies.queue_ms, report), " ms", "s2"),
-        ("preemptions", np.bincount(worker, timeline.preemptions[rows], workers), "", "s2"),
+        (terms_of(report).requeued, np.bincount(worker, timeline.preemptions[rows], workers), "", "s2"),
         ("prefix hit", hit, " %", "s4"),
-        ("KV usage, mean", np.nan_to_num(usage), " %", "s1"),
+        (f"{terms_of(report).usage}, mean", np.nan_to_num(usage), " %", "s1"),
     ]
     order = np.arange(workers)
     note = "one bar per worker, in order"

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from html import escape
 from typing import TYPE_CHECKING
 
+from understudy.report.engine_terms import terms_of
 from understudy.report.html.scale import latency_label
 from understudy.report.text import NONE, compact, quantity
 
@@ -104,7 +105,7 @@ def _tiles(report: Report) -> dict[str, Tile]:
             "Completed requests",
             f"{requests.completed:,}",
             f"of {requests.total:,}",
-            " · ".join([*lost, f"{report.preemptions:,} preemptions"]),
+            " · ".join([*lost, f"{report.preemptions:,} {terms_of(report).requeued}"]),
             math.nan,
             0,
         ),

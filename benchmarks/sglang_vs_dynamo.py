@@ -1,0 +1,110 @@
+"""Replay one trace on simulated SGLang workers, ours and those of NVIDIA Dynamo 1.6.1, in one interleaved run.
+
+    python benchmarks/sglang_vs_dynamo.py --trace PATH [--repeat 5] [--json PATH]
+
+Each run is a process of its own with one thread. It first replays ten rows, which imports what is imported on use, then
+the trace. Numbers are medians: CPU seconds from opening the file to the finished report, and the peak memory of the
+process. 4 workers, round robin, pages of 64 tokens (2^20 tokens of KV cache), polynomial timing. Also: pages of one
+token, and 64 workers with the KV router next to vLLM's.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import tempfile
+from itertools import islice
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from replay_vs_dynamo import peer_python, read_arguments
+
+OURS = """
+import json, resource, sys, time
+import understudy as us
+from understudy.run.options import Execution
+first_rows, trace, kind, routing = sys.argv[1:5]
+page, workers = map(int, sys.argv[5:])
+make = us.SglangConfig if kind == "sglang" else us.VllmConfig
+engine = make(block_size=page, num_gpu_blocks=2**20 // page)
+options = {"workers": workers, "routing": routing, "execution": Execution(threads=1)}
+us.replay(first_rows, engine, **options)
+start = time.process_time()
+report = us.replay(trace, engine, **options)
+seconds = time.process_time() - start
+print(json.dumps({
+    "seconds": seconds, "ttft_ms": report.ttft_ms.mean, "itl_ms": report.itl_ms.mean, "e2e_ms": report.e2e_ms.mean,
+    "hit": report.prefix_hit_ratio.first_admission, "completed": report.requests.completed,
+    "peak_mb": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024,
+}))
+"""
+
+THEIRS = """
+import json, resource, sys, time
+import dynamo.replay
+first_rows, trace, page, workers = sys.argv[1], sys.argv[2], int(sys.argv[3]), int(sys.argv[4])
+options = dict(num_workers=workers, router_mode="round_robin", trace_block_size=512,
+    extra_engine_args={"engine": {"backend": "sglang", "block_size": page}})
+dynamo.replay.run_trace_replay([first_rows], **options)
+start = time.process_time()
+report = dynamo.replay.run_trace_replay([trace], **options)
+seconds = time.process_time() - start
+summary = report if isinstance(report, dict) else report.summary
+if not isinstance(summary, dict):
+    summary = vars(summary)
+print(json.dumps({
+    "seconds": seconds, "ttft_ms": summary["mean_ttft_ms"], "itl_ms": summary["mean_itl_ms"],
+    "e2e_ms": summary["mean_e2e_latency_ms"], "hit": summary["prefix_cache_reused_ratio"],
+    "completed": summary["completed_requests"],
+    "peak_mb": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024,
+}))
+"""
+
+GOALS = """Goals: at least 15 times Dynamo; at most 120 MB; page size 1 at most 2.5 times page size 64;
+64 SGLang workers with the KV router at most 2 times vLLM."""
+
+
+def main() -> int:
+    """Run all five kinds `--repeat` times, interleaved, and print medians and ratios."""
+    args = read_arguments(__doc__)
+    peer = [str(peer_python(args.peer_venv)), "-c", THEIRS]
+    us = [sys.executable, "-c", OURS]
+    with tempfile.TemporaryDirectory() as folder:
+        first_rows = Path(folder) / "rows.jsonl"
+        with args.trace.open(encoding="utf-8") as trace:
+            first_rows.write_text("".join(islice(trace, 10)), encoding="utf-8")
+        files = [str(first_rows), str(args.trace)]
+        commands = {
+            "SGLang, page 64": [*us, *files, "sglang", "round_robin", "64", "4"],
+            "Dynamo's SGLang, page 64": [*peer, *files, "64", "4"],
+            "SGLang, page 1": [*us, *files, "sglang", "round_robin", "1", "4"],
+            "64 SGLang, KV router": [*us, *files, "sglang", "kv", "64", "64"],
+            "64 vLLM, KV router": [*us, *files, "vllm", "kv", "64", "64"],
+        }
+        runs: dict[str, list[dict[str, Any]]] = {name: [] for name in commands}
+        for _ in range(args.repeat):
+            for name, command in commands.items():
+                output = subprocess.run(command, check=True, capture_output=True, text=True).stdout
+                runs[name].append(json.loads(output.strip().splitlines()[-1]))
+    numbers = {name: middle(of_kind) for name, of_kind in runs.items()}
+    print("run                        CPU s   peak MB   TTFT ms   ITL ms   prefix hit   completed")
+    for name, run in numbers.items():
+        times = f"{run['seconds']:8.3f} {run['peak_mb']:9.0f} {run['ttft_ms']:9.1f} {run['itl_ms']:8.2f}"
+        print(f"{name:24} {times} {run['hit']:12.4f} {run['completed']:11,}")
+    page_64, dynamo, page_1, many, many_vllm = (run["seconds"] for run in numbers.values())
+    print(f"Dynamo / ours: {dynamo / page_64:.1f}; page size 1 / 64: {page_1 / page_64:.2f}; ", end="")
+    print(f"64 SGLang / 64 vLLM: {many / many_vllm:.2f}\n{GOALS}")
+    if args.json:
+        args.json.write_text(json.dumps(numbers, indent=2) + "\n", encoding="utf-8")
+    return 0
+
+
+def middle(runs: list[dict[str, Any]]) -> dict[str, Any]:
+    """Return one of the runs, with the medians of time and memory."""
+    return {**runs[0], **{key: median(run[key] for run in runs) for key in ("seconds", "peak_mb")}}
+
+
+if __name__ == "__main__":
+    sys.exit(main())
