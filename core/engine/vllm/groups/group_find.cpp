@@ -9,6 +9,7 @@ KvHit GroupedBackend::find(KvRequest& request, std::uint32_t limit) {
   Record& r = record(request);
   r.junction = 0;
   for (auto& hits : hits_) hits.clear();
+  std::ranges::fill(unreferenced_, 0);
   if (!config_.enable_prefix_caching) return {};
   need_names(request, limit);
   const auto& kinds = layout_.kinds;
@@ -38,9 +39,23 @@ KvHit GroupedBackend::find(KvRequest& request, std::uint32_t limit) {
     if (length == 0) hits_[g].clear();
     const std::size_t most = (length + layout_.groups[g].block_size - 1) / layout_.groups[g].block_size;
     if (layout_.groups[g].full() && hits_[g].size() > most) hits_[g].resize(most);
-    for (const SlotId block : hits_[g]) hit.unreferenced += block != kNoSlot && pool_.references(block) == 0;
+    for (const SlotId block : hits_[g]) unreferenced_[g] += block != kNoSlot && pool_.references(block) == 0;
+    hit.unreferenced += unreferenced_[g];
   }
   return hit;
+}
+
+// Prefetch the index for a lookup.
+void GroupedBackend::warm(const KvRequest& request, const std::vector<std::size_t>& kind, std::uint32_t end) const {
+  const std::uint64_t wanted = content(request, end);
+  for (const std::size_t g : kind) pool_.warm(wanted, static_cast<std::uint8_t>(g));
+}
+
+// Prefetch the keys of a lookup, when the index has arrived.
+void GroupedBackend::warm_keys(const KvRequest& request, const std::vector<std::size_t>& kind,
+                               std::uint32_t end) const {
+  const std::uint64_t wanted = content(request, end);
+  for (const std::size_t g : kind) pool_.warm_key(wanted, static_cast<std::uint8_t>(g));
 }
 
 // Whether every group of the kind has the key of `end`; their blocks are in row_.
@@ -73,7 +88,13 @@ std::uint32_t GroupedBackend::find_full(const KvRequest& request, const std::vec
     for (std::size_t i = 0; i < kind.size(); ++i) hits_[kind[i]].push_back(row_[i]);
   };
   std::uint32_t length = 0;
+  const auto warm_behind = [&](std::uint32_t blocks) {
+    if (length + blocks * block <= limit) warm(request, kind, length + blocks * block);
+    if (length + blocks / 2 * block <= limit) warm_keys(request, kind, length + blocks / 2 * block);
+  };
+  for (std::uint32_t blocks = 2; blocks < kAhead; ++blocks) warm_behind(blocks);
   while (length + block <= limit && look_up(request, kind, length + block)) {
+    warm_behind(kAhead);
     push();
     length += block;
   }
@@ -100,7 +121,9 @@ std::uint32_t GroupedBackend::find_window(const KvRequest& request, const std::v
     return blocks * block;
   };
   std::uint32_t run = 0;
+  const std::vector<std::size_t> first(1, kind.front());  // mostly absent, and then the others are not looked up
   for (std::uint32_t i = limit / block; i-- > 0;) {
+    if (i >= kAhead) warm(request, run > 0 ? kind : first, (i + 1 - kAhead) * block);
     if (!look_up(request, kind, (i + 1) * block)) {
       for (const std::size_t g : kind) std::fill_n(hits_[g].begin() + i + 1, run, kNoSlot);
       run = 0;

@@ -36,9 +36,19 @@ void GroupedBackend::key_range(KvRequest& request, Record& r, std::size_t g, std
   if (full <= table.keyed) return;
   GroupEvent event;
   event.stored = true;
-  for (std::uint32_t i = table.keyed; i < full; ++i) {
+  std::uint32_t ahead = next_kept(request, r, group, table.keyed, full);
+  const auto warm_next = [&] {
+    if (ahead >= full) return;
+    pool_.warm(content(request, (ahead + 1) * block), static_cast<std::uint8_t>(g));
+    if (table.blocks[ahead] != kNoSlot) pool_.warm(table.blocks[ahead]);
+    ahead = next_kept(request, r, group, ahead + 1, full);
+  };
+  std::uint32_t i = ahead;
+  for (std::uint32_t blocks = 0; blocks < kAhead; ++blocks) warm_next();
+  for (; i < full; i = next_kept(request, r, group, i + 1, full)) {
+    warm_next();
     const SlotId slot = table.blocks[i];
-    if (slot == kNoSlot || !keeps(request, r, group, i, true)) continue;
+    if (slot == kNoSlot) continue;
     const std::uint32_t end = (i + 1) * block;
     pool_.drop_shorter(slot, end);
     pool_.add_key(slot, content(request, end), static_cast<std::uint8_t>(g), end, group.state());
@@ -89,10 +99,23 @@ void GroupedBackend::store_unit(const KvRequest& request, SlotId block, std::siz
   pool_.events().push_back(std::move(event));
 }
 
-// Whether the block at `index` gets a key: by the retention interval, or (with `reach`) because the prompt or a
-// junction ends there.
+std::uint32_t GroupedBackend::next_kept(const KvRequest& request, const Record& r, const KvGroup& group,
+                                        std::uint32_t index, std::uint32_t end) const {
+  if (!group.slides() && !group.state()) return index;
+  if (layout_.retention == std::uint32_t{0} && (r.junction == 0 || index > r.junction / group.block_size)) {
+    // Only blocks at the end of the prompt get a key, and those at a junction, which lies before.
+    const std::uint32_t last = (request.spec.prompt_tokens - 1) / layout_.hit_unit * layout_.hit_unit;
+    const std::uint32_t need = group.slides() ? group.window_blocks() : 1;
+    const std::uint32_t first = last / group.block_size - std::min(last / group.block_size, need);
+    if (index < first) return std::min(first, end);
+  }
+  while (index < end && !keeps(request, r, group, index, true)) ++index;
+  return index;
+}
+
 bool GroupedBackend::keeps(const KvRequest& request, const Record& r, const KvGroup& group, std::uint32_t index,
                            bool reach) const {
+  // By the retention interval, or (with `reach`) because the prompt or a junction ends there.
   const std::uint32_t block = group.block_size;
   if (!group.slides() && !group.state()) return true;
   const std::uint32_t need = group.slides() ? group.window_blocks() : 1;

@@ -6,6 +6,7 @@
 #include <unordered_set>
 #include <vector>
 
+#include "base/huge_array.hpp"
 #include "engine/vllm/groups/key_index.hpp"
 #include "slots/slot.hpp"
 
@@ -32,12 +33,17 @@ class GroupPool {
   GroupPool(std::size_t num_blocks, bool events);
 
   // ── Blocks ──
-  std::size_t num_blocks() const noexcept { return blocks_.size() - 1; }
-  std::size_t num_free() const noexcept { return num_free_; }
+  std::size_t num_blocks() const noexcept { return num_blocks_; }
+  std::size_t num_free() const noexcept { return empty_.size() + num_cached_; }
   std::size_t num_cached() const noexcept { return num_cached_; }  // free ones with a key
   std::uint32_t references(SlotId block) const noexcept { return blocks_[block].references; }
-  // The first free block; its keys are dropped.
-  SlotId take();
+  // The first free blocks, of which there are enough; their keys are dropped.
+  void take(std::span<SlotId> out);
+  SlotId take() {
+    SlotId block = kNoSlot;
+    take({&block, 1});
+    return block;
+  }
   void reference(SlotId block);
   // One reference each, in order: blocks that come free and have a key go to the end of the free list, the others to
   // its front.
@@ -49,6 +55,11 @@ class GroupPool {
   // ── Keys ──
   // The earliest block with that key; kNoSlot: none.
   SlotId find(std::uint64_t content, std::uint8_t group) const;
+  // Prefetch what `find` reads: first the index, and (some keys later) the key.
+  void warm(std::uint64_t content, std::uint8_t group) const { index_.warm(tag_of(content, group)); }
+  void warm_key(std::uint64_t content, std::uint8_t group) const;
+  // Prefetch what `add_key` writes.
+  void warm(SlotId block) const;
   void add_key(SlotId block, std::uint64_t content, std::uint8_t group, std::uint32_t end, bool fresh);
   void drop_keys(SlotId block);
   // Drop keys whose content ends before `end`.
@@ -79,44 +90,59 @@ class GroupPool {
 
  private:
   static constexpr std::uint32_t kNone = KeyIndex::kNone;
+  static constexpr std::size_t kAhead = 16;  // blocks: prefetch distance
 
   struct Block {
-    SlotId prev = kNoSlot;
-    SlotId next = kNoSlot;
-    std::uint32_t references = 0;
-    std::uint32_t first_key = kNone;  // in the order of registration
+    SlotId prev;  // in the list of cached blocks
+    SlotId next;
+    std::uint32_t references;
+    std::uint32_t first_key;  // in the order of registration
   };
-  struct Key {
-    std::uint64_t content = 0;
-    SlotId block = kNoSlot;
-    std::uint32_t end = 0;
-    std::uint32_t next_equal = kNone;     // a later block with an equal key
-    std::uint32_t next_of_block = kNone;  // another key of the block
-    std::uint32_t schedule = 0;           // when it was registered
-    std::uint8_t group = 0;
+  // The first key of a block mostly has the block's number, so that both are found without reading the other.
+  struct alignas(32) Key {
+    std::uint64_t content;
+    SlotId block;
+    std::uint32_t end;            // tokens; 0: not in use, as in new memory
+    std::uint32_t next_equal;     // a later block with an equal key
+    std::uint32_t next_of_block;  // another key of the block
+    std::uint32_t schedule;       // when it was registered
+    std::uint8_t group;
   };
 
   static std::uint64_t index_key(std::uint64_t content, std::uint8_t group) noexcept {
     return content ^ (std::uint64_t{group} * 0x9E3779B97F4A7C15u);
   }
-  void link(SlotId block, SlotId before);
+  static std::uint32_t tag_of(std::uint64_t content, std::uint8_t group) noexcept {
+    return KeyIndex::tag(index_key(content, group));
+  }
+  std::uint32_t tag_of(std::uint32_t key) const noexcept { return tag_of(at(key).content, at(key).group); }
+  Key& at(std::uint32_t key) noexcept { return key < num_blocks_ ? keys_[key] : more_keys_[key - num_blocks_]; }
+  const Key& at(std::uint32_t key) const noexcept {
+    return key < num_blocks_ ? keys_[key] : more_keys_[key - num_blocks_];
+  }
+  std::uint32_t find_key(std::uint64_t content, std::uint8_t group) const;
+  std::uint32_t new_key(SlotId block);
+  void link(SlotId block);
   void unlink(SlotId block);
   void append_equal(std::uint32_t key);
   void remove_equal(std::uint32_t key);
   template <typename Drops>
   void drop_if(SlotId block, Drops drops);
 
-  std::vector<Block> blocks_;  // and the sentinel of the free list
-  std::vector<Key> keys_;
-  std::vector<std::uint32_t> spare_keys_;
-  KeyIndex index_;  // the earliest of equal keys
-  std::size_t num_free_ = 0;
+  std::size_t num_blocks_;
+  HugeArray<Block> blocks_;           // and the sentinel of the list of cached blocks
+  HugeArray<Key> keys_;               // one for each block
+  std::vector<Key> more_keys_;        // of blocks with several, and of those that took over keys
+  std::vector<std::uint32_t> spare_;  // unused among them
+  KeyIndex index_;                    // the earliest of equal keys
+  // Free blocks without a key precede those with one in the free list, and the latest released is the first.
+  std::vector<SlotId> empty_;  // the first one last
   std::size_t num_cached_ = 0;
   std::size_t num_keys_ = 0;
   std::uint64_t evictions_ = 0;
   std::uint64_t registrations_ = 0;
   std::uint32_t schedule_ = 0;
-  std::vector<SlotId> keyed_;                // scratch of `release`
+  std::vector<SlotId> released_;             // scratch of `release`
   std::unordered_set<std::uint64_t> fresh_;  // keys of state groups since the schedule began
   bool records_ = false;
   std::vector<GroupEvent> events_;

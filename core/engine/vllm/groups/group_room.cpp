@@ -46,9 +46,7 @@ std::uint64_t GroupedBackend::need(const KvRequest&, Record& r, std::size_t g, s
   const std::size_t found = admission ? hits_[g].size() : 0;
   const std::size_t there = std::max<std::size_t>(gone, found + table.size());
   std::uint64_t blocks = want - std::min<std::size_t>(want, there);
-  for (std::size_t i = gone; i < found; ++i) {
-    blocks += hits_[g][i] != kNoSlot && pool_.references(hits_[g][i]) == 0;
-  }
+  if (admission) blocks += unreferenced_[g];
   if (found > 0 && total % group.block_size != 0) ++blocks;  // the copy of the last one
   return blocks;
 }
@@ -68,8 +66,7 @@ std::uint64_t GroupedBackend::need_state(const KvRequest& request, Record& r, st
   if (tail) blocks = std::max<std::int64_t>(blocks, 0) + 1;
   if (blocks > 0) blocks = std::min<std::int64_t>(blocks, 1 + (tail ? 1 : 0) + (point ? 1 : 0));
   std::uint64_t answer = blocks > 0 ? static_cast<std::uint64_t>(blocks) : 0;
-  for (std::size_t i = 0; i < found; ++i) answer += hits[i] != kNoSlot && pool_.references(hits[i]) == 0;
-  return answer;
+  return admission ? answer + unreferenced_[g] : answer;
 }
 
 // A bound, for engines that ask whether every request can stay.
@@ -123,12 +120,12 @@ void GroupedBackend::adopt(Record& r, std::uint32_t total) {
     const KvGroup& group = layout_.groups[g];
     GroupTable& table = r.groups[g];
     const std::vector<SlotId>& hits = hits_[g];
-    const std::size_t gone = group.skipped(total) / group.block_size;
+    const std::ptrdiff_t gone = group.skipped(total) / group.block_size;
     UNDERSTUDY_ASSERT(table.blocks.empty(), "a request is admitted without blocks");
-    table.blocks.assign(gone, kNoSlot);
-    for (std::size_t i = gone; i < hits.size(); ++i) {
-      if (hits[i] != kNoSlot) pool_.reference(hits[i]);
-      table.blocks.push_back(hits[i]);
+    table.blocks.assign(static_cast<std::size_t>(gone), kNoSlot);
+    if (gone < std::ssize(hits)) table.blocks.insert(table.blocks.end(), hits.begin() + gone, hits.end());
+    for (const SlotId block : table.blocks) {
+      if (block != kNoSlot) pool_.reference(block);
     }
     table.keyed = static_cast<std::uint32_t>(table.blocks.size());
     if (hits.empty() || total % group.block_size == 0) continue;
@@ -147,7 +144,7 @@ void GroupedBackend::grow_all(Record& r, std::uint32_t slots) {
       grow_state(table, g, slots);
     } else {
       copy_tail(table, g);
-      while (table.blocks.size() < ceil_div(slots, group.block_size)) table.blocks.push_back(pool_.take());
+      take_up_to(table, ceil_div(slots, group.block_size));
     }
   }
 }
@@ -158,7 +155,14 @@ void GroupedBackend::grow_state(GroupTable& table, std::size_t g, std::uint32_t 
   copy_tail(table, g);
   const std::size_t last = table.checkpoint ? 2 : 1;  // entries that get a block
   if (want > last && table.blocks.size() < want - last) table.blocks.resize(want - last, kNoSlot);
-  while (table.blocks.size() < want) table.blocks.push_back(pool_.take());
+  take_up_to(table, want);
+}
+
+void GroupedBackend::take_up_to(GroupTable& table, std::size_t size) {
+  const std::size_t held = table.blocks.size();
+  if (size <= held) return;
+  table.blocks.resize(size);
+  pool_.take(std::span(table.blocks).subspan(held));
 }
 
 // The request goes on in a copy: of a block that others may use, or (its own state) of one that stays cached.
@@ -210,9 +214,11 @@ void GroupedBackend::slide(const KvRequest& request, Record& r, std::uint32_t to
 
 void GroupedBackend::release(KvRequest& request) {
   Record& r = record(request);
-  for (GroupTable& table : r.groups) {
+  for (std::size_t g = 0; g < r.groups.size(); ++g) {
+    GroupTable& table = r.groups[g];
     freed_.clear();
-    for (std::size_t i = table.blocks.size(); i-- > 0;) {
+    const std::size_t first = layout_.groups[g].full() ? 0 : table.slid;  // leading entries are null
+    for (std::size_t i = table.blocks.size(); i-- > first;) {
       if (table.blocks[i] != kNoSlot) freed_.push_back(table.blocks[i]);
     }
     pool_.release(freed_);

@@ -15,7 +15,8 @@ GroupedBackend::GroupedBackend(const VllmConfig& config)
     : config_(config),
       layout_(layout_of(config)),
       pool_(config.num_gpu_blocks, config.events && config.enable_prefix_caching),
-      hits_(layout_.groups.size()) {}
+      hits_(layout_.groups.size()),
+      unreferenced_(layout_.groups.size()) {}
 
 void GroupedBackend::begin_schedule() {
   ++schedule_;

@@ -92,6 +92,7 @@ class GroupedBackend final : public KvBackend {
   std::vector<std::uint64_t> contents() const { return pool_.contents(); }
 
  private:
+  static constexpr std::uint32_t kAhead = 16;                           // blocks: prefetch distance
   static constexpr std::uint64_t kImpossible = std::uint64_t{1} << 40;  // blocks
 
   // A block that is shared or cached ends inside the tokens of a request, which continues in a copy of it.
@@ -122,6 +123,8 @@ class GroupedBackend final : public KvBackend {
   };
 
   // group_find.cpp
+  void warm(const KvRequest& request, const std::vector<std::size_t>& kind, std::uint32_t end) const;
+  void warm_keys(const KvRequest& request, const std::vector<std::size_t>& kind, std::uint32_t end) const;
   bool look_up(const KvRequest& request, const std::vector<std::size_t>& kind, std::uint32_t end);
   std::uint32_t find_kind(const KvRequest& request, const std::vector<std::size_t>& kind, std::uint32_t limit);
   std::uint32_t find_full(const KvRequest& request, const std::vector<std::size_t>& kind, std::uint32_t limit);
@@ -143,6 +146,7 @@ class GroupedBackend final : public KvBackend {
   void adopt(Record& r, std::uint32_t total);
   void slide(const KvRequest& request, Record& r, std::uint32_t tokens);
   void grow_all(Record& r, std::uint32_t slots);
+  void take_up_to(GroupTable& table, std::size_t size);
   void grow_state(GroupTable& table, std::size_t g, std::uint32_t slots);
   void copy_tail(GroupTable& table, std::size_t g);
 
@@ -164,15 +168,19 @@ class GroupedBackend final : public KvBackend {
   void key_tail(const KvRequest& request, GroupTable& table, std::size_t g, std::uint32_t tokens);
   // Give a block the key of `end` alone, with an event of one unit of hashing.
   void store_unit(const KvRequest& request, SlotId block, std::size_t g, std::uint32_t end);
+  // The first index from `index` on whose block gets a key; `end`: none before it.
+  std::uint32_t next_kept(const KvRequest& request, const Record& r, const KvGroup& group, std::uint32_t index,
+                          std::uint32_t end) const;
   bool keeps(const KvRequest& request, const Record& r, const KvGroup& group, std::uint32_t index, bool reach) const;
 
   const VllmConfig& config_;
   GroupLayout layout_;
   GroupPool pool_;
-  std::vector<Record> records_;            // by slot of the request
-  std::vector<std::vector<SlotId>> hits_;  // of the last find, by group
-  std::vector<SlotId> row_;                // blocks of one lookup, a member of the kind each
-  std::vector<SlotId> freed_;              // scratch
+  std::vector<Record> records_;              // by slot of the request
+  std::vector<std::vector<SlotId>> hits_;    // of the last find, by group
+  std::vector<std::uint64_t> unreferenced_;  // blocks of that find, by group
+  std::vector<SlotId> row_;                  // blocks of one lookup, a member of the kind each
+  std::vector<SlotId> freed_;                // scratch
   struct Copy {
     std::size_t group;
     SlotId from;

@@ -1,81 +1,108 @@
-// Open-addressing map from 64-bit keys to numbers, for keys that are hashes already.
+// Open-addressing map from keys to numbers: an entry has 32 bits of its key's hash, and the owner compares the keys.
 #pragma once
 
+#include <bit>
 #include <cstddef>
 #include <cstdint>
-#include <utility>
-#include <vector>
 
 #include "base/assert.hpp"
+#include "base/huge_array.hpp"
 
 namespace understudy {
 
+// Entries take 8 bytes, because random access to the table is bound by memory: eight of them share a cache line.
 class KeyIndex {
  public:
   static constexpr std::uint32_t kNone = ~std::uint32_t{0};
 
-  KeyIndex() : entries_(64) {}
+  KeyIndex() : entries_(std::size_t{1} << kSmallest), shift_(32 - kSmallest) {}
 
   std::size_t size() const noexcept { return size_; }
-  // kNone: the key is not there.
-  std::uint32_t find(std::uint64_t key) const noexcept { return entries_[place_of(key)].value; }
-  // The value of the key, kNone if it is new; valid until the next insert or erase.
-  std::uint32_t& insert(std::uint64_t key) {
-    if (2 * (size_ + 1) > entries_.size()) grow();
-    Entry& entry = entries_[place_of(key)];
-    if (entry.value == kNone) {
-      entry.key = key;
-      ++size_;
-    }
-    return entry.value;
+  static std::uint32_t tag(std::uint64_t key) noexcept {
+    return static_cast<std::uint32_t>((key * 0x9E3779B97F4A7C15u) >> 32);
   }
-  std::uint32_t& at(std::uint64_t key) noexcept {
-    Entry& entry = entries_[place_of(key)];
-    UNDERSTUDY_ASSERT(entry.value != kNone, "the key is in the index");
-    return entry.value;
+  // Prefetch the cache line of a key.
+  void warm(std::uint32_t tag) const noexcept { __builtin_prefetch(&entries_[home_of(tag)], 1, 3); }
+  // A number whose key most probably has that tag; kNone: no key has it.
+  std::uint32_t guess(std::uint32_t tag) const noexcept {
+    return find(tag, [](std::uint32_t) { return true; });
+  }
+  // The number of the tag that `same` accepts; kNone: none.
+  template <typename Same>
+  std::uint32_t find(std::uint32_t tag, Same same) const noexcept {
+    for (std::size_t place = home_of(tag); entries_[place].used(); place = after(place)) {
+      if (entries_[place].tag == tag && same(entries_[place].value())) return entries_[place].value();
+    }
+    return kNone;
+  }
+  // Add a number whose key is not there.
+  void insert(std::uint32_t tag, std::uint32_t value) {
+    if (2 * (size_ + 1) > entries_.size()) grow();
+    place_entry({tag, value + 1});
+    ++size_;
+  }
+  // Replace a number by another one of the same key.
+  void replace(std::uint32_t tag, std::uint32_t value, std::uint32_t successor) noexcept {
+    entries_[place_of(tag, value)].next_value = successor + 1;
   }
   // Later entries of the run move up, so that lookups end at the first empty place.
-  void erase(std::uint64_t key) noexcept {
-    std::size_t hole = place_of(key);
-    UNDERSTUDY_ASSERT(entries_[hole].value != kNone, "the key is in the index");
+  void erase(std::uint32_t tag, std::uint32_t value) noexcept {
+    std::size_t hole = place_of(tag, value);
     const std::size_t mask = entries_.size() - 1;
-    for (std::size_t next = (hole + 1) & mask; entries_[next].value != kNone; next = (next + 1) & mask) {
-      const std::size_t distance = (next - home_of(entries_[next].key)) & mask;
+    for (std::size_t next = after(hole); entries_[next].used(); next = after(next)) {
+      const std::size_t distance = (next - home_of(entries_[next].tag)) & mask;
       if (distance < ((next - hole) & mask)) continue;
       entries_[hole] = entries_[next];
       hole = next;
     }
-    entries_[hole].value = kNone;
+    entries_[hole] = {};
     --size_;
   }
   template <typename Visit>
   void for_each(Visit visit) const {
-    for (const Entry& entry : entries_) {
-      if (entry.value != kNone) visit(entry.key);
+    for (std::size_t place = 0; place < entries_.size(); ++place) {
+      if (entries_[place].used()) visit(entries_[place].value());
     }
   }
 
  private:
+  static constexpr unsigned kSmallest = 6;  // log2 of the entries
+
   struct Entry {
-    std::uint64_t key = 0;
-    std::uint32_t value = kNone;
+    std::uint32_t tag;
+    std::uint32_t next_value;  // the number + 1; 0: empty, as in new memory
+
+    bool used() const noexcept { return next_value != 0; }
+    std::uint32_t value() const noexcept { return next_value - 1; }
   };
 
-  std::size_t home_of(std::uint64_t key) const noexcept { return (key ^ (key >> 32)) & (entries_.size() - 1); }
-  // Where the key is, or where it would be inserted.
-  std::size_t place_of(std::uint64_t key) const noexcept {
-    std::size_t place = home_of(key);
-    while (entries_[place].value != kNone && entries_[place].key != key) place = (place + 1) & (entries_.size() - 1);
+  std::size_t home_of(std::uint32_t tag) const noexcept { return tag >> shift_; }
+  std::size_t after(std::size_t place) const noexcept { return (place + 1) & (entries_.size() - 1); }
+  std::size_t place_of(std::uint32_t tag, std::uint32_t value) const noexcept {
+    std::size_t place = home_of(tag);
+    while (entries_[place].next_value != value + 1) {
+      UNDERSTUDY_ASSERT(entries_[place].used(), "the key is in the index");
+      place = after(place);
+    }
     return place;
   }
+  void place_entry(Entry entry) noexcept {
+    std::size_t place = home_of(entry.tag);
+    while (entries_[place].used()) place = after(place);
+    entries_[place] = entry;
+  }
   void grow() {
-    std::vector<Entry> old = std::exchange(entries_, std::vector<Entry>(2 * entries_.size()));
-    for (const Entry& entry : old) {
-      if (entry.value != kNone) entries_[place_of(entry.key)] = entry;
+    HugeArray<Entry> old(2 * entries_.size());
+    old.prefer_huge_pages(0, old.size());
+    std::swap(old, entries_);
+    --shift_;
+    for (std::size_t place = 0; place < old.size(); ++place) {
+      if (old[place].used()) place_entry(old[place]);
     }
   }
 
-  std::vector<Entry> entries_;  // a power of two, at most half full
+  HugeArray<Entry> entries_;  // a power of two, at most half full
+  unsigned shift_;
   std::size_t size_ = 0;
 };
 
