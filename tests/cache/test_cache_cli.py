@@ -51,6 +51,7 @@ def test_a_fleet_is_replayed_with_each_size_and_policy_that_an_engine_can_run(
         (policy, blocks) for blocks in (512, 1024) for policy in ("lru", "lineage", "tinylfu")
     ]
     assert found["fleet"]["blocks"] == 1024
+    assert found["lru_curve"][0]["blocks"] <= 512 <= 1024 <= found["lru_curve"][-1]["blocks"]
     assert found["order"] == "replay"
     same = next(one for one in found["replays"] if (one["policy"], one["blocks"]) == ("lru", 1024))
     assert same["hit_ratio"] == found["fleet"]["replayed_hit_ratio"]
@@ -59,6 +60,14 @@ def test_a_fleet_is_replayed_with_each_size_and_policy_that_an_engine_can_run(
     assert host["blocks"] == 1024
     assert host["hit_ratio"] == pytest.approx(found["fleet"]["lru_hit_ratio"] + host["added"])
     assert host["added_if_copies"] <= host["added"]
+
+
+def test_the_plotted_curve_reaches_a_fleet_that_is_larger_than_all_sizes(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    flags = ["--block-size", "64", "--num-gpu-blocks", "90000", "--no-replays", "--policies", "lru"]
+    found = study(*flags, "--sizes", "512blocks", capsys=capsys)
+    assert (found["lru_curve"][0]["blocks"], found["lru_curve"][-1]["blocks"]) == (512, 90_000)
 
 
 def test_workers_have_caches_of_their_own_and_routing_decides_what_they_hit(
@@ -126,6 +135,7 @@ def test_the_page_shows_the_curve_the_knee_and_the_fleets_point(tmp_path: Path) 
         ("--host-gib -1", "--host-gib must be above 0, got -1; leave it out"),
         ("--workers 2", "--workers: the blocks of a worker are not known; give --gpu, or --num-gpu-blocks"),
         ("--warm-up 1", "--warm-up must be at least 0 and below 1, got 1.0; 0.5 skips the first half"),
+        ("--knee-points 0", "--knee-points must be above 0 and at most 100, got 0; 0.1 is usual"),
         ("--block-size 0", "block-size must be at least 1"),
         ("--model Llama-3.1-8B --kv-bytes-per-token 8", "both set the KV bytes per token; give one"),
         ("--gpu H100", "--gpu needs --model; give a known name"),
@@ -151,7 +161,7 @@ def test_a_trace_without_requests_is_rejected(tmp_path: Path, capsys: pytest.Cap
 
 def steps_of_reuse() -> CacheCurves:
     """Ten prompts of one block each, all read once more in the same order: an LRU cache needs ten blocks."""
-    ids = np.tile(np.arange(10), 2)
+    ids = np.tile(np.arange(10, dtype=np.uint32), 2)
     workload = Workload(
         arrival_ns=np.arange(20),
         prompt_tokens=np.full(20, 4),
@@ -170,6 +180,9 @@ def test_the_knee_is_the_size_after_the_last_rise() -> None:
     assert knee is not None
     assert (knee.blocks, knee.gib, knee.hit_ratio) == (10, 10.0, 0.5)
     assert find_knee(curves, Scale(4, None)) is None
+    flat = find_knee(curves, Scale(4, 2**30 // 4), points_per_gib=60)
+    assert flat is not None
+    assert flat.blocks == 0
 
 
 def test_tiers_add_up_on_the_curve_unless_they_keep_copies() -> None:

@@ -56,6 +56,8 @@ class StudyRequest(msgspec.Struct, frozen=True, kw_only=True):
     """KV bytes of one token on all GPUs of a worker."""
     prompts_only: bool = False
     warm_up: float = 0.0
+    knee_points: float = 0.1
+    """Percentage points that one GiB more must add below the knee."""
     replays: bool = True
     """Whether to replay the fleet with the given sizes and policies."""
 
@@ -99,14 +101,17 @@ def study_cache(
         notes.append(_TURNS)
     smallest = largest_request_blocks(workload, request.block_size)
     device = None if settings is None else settings.engine.num_gpu_blocks
-    knee = find_knee(curves, scale)
+    knee = find_knee(curves, scale, request.knee_points)
+    # A cache that is smaller than a request serves nothing.
+    usable_knee = knee.blocks if knee is not None and knee.blocks >= smallest else None
     if not sizes:
         sizes = choose_sizes(curves, scale, smallest, () if device is None else (device,))
-        replayed_sizes = sorted({device, *((knee.blocks,) if knee else ())} - {None, 0})
+        replayed_sizes = sorted({blocks for blocks in (device, usable_knee) if blocks is not None})
     else:
         replayed_sizes = sizes
     columns = [*request.policies, *((PINNED,) if "optimal" in request.policies else ())]
-    studied = device or (knee.blocks if knee is not None else sizes[len(sizes) // 2])
+    studied = device or usable_knee or sizes[len(sizes) // 2]
+    shown = [*sizes, studied]
     replays: list[Replayed] = []
     if report is not None and settings is not None and request.replays:
         for blocks in replayed_sizes:
@@ -132,7 +137,7 @@ def study_cache(
         unlimited_hit_ratio=curves.unlimited_hit_ratio,
         policies=columns,
         sizes=measure_sizes(curves, scale, columns, sizes),
-        lru_curve=sample_curve(curves, scale, min(sizes), max(*sizes, len(curves.lru_hit_tokens), 2)),
+        lru_curve=sample_curve(curves, scale, min(shown), max(*shown, len(curves.lru_hit_tokens))),
         knee=knee,
         fleet=None
         if report is None or device is None or settings is None

@@ -92,7 +92,8 @@ def _tiles(study: CacheStudy) -> str:
             (
                 "This fleet, replayed",
                 percent(fleet.replayed_hit_ratio, 1),
-                f"{format_size(fleet.blocks, fleet.gib)} on each of {fleet.workers} workers, {fleet.routing}",
+                f"{format_size(fleet.blocks, fleet.gib)}"
+                + (f" on each of {fleet.workers} workers, {fleet.routing}" if fleet.workers > 1 else ""),
             ),
             (
                 "Best eviction at this size",
@@ -101,7 +102,7 @@ def _tiles(study: CacheStudy) -> str:
             ),
         ]
     if (knee := study.knee) is not None:
-        more = f"{percent(knee.hit_ratio, 1)} hit; 1 GiB more adds less than 0.1 points"
+        more = f"{percent(knee.hit_ratio, 1)} hit; 1 GiB more adds less than {knee.points_per_gib:g} points"
         shown.append(("Knee of the LRU curve", format_size(knee.blocks, knee.gib), more))
     shown.append(("Unlimited cache", percent(study.unlimited_hit_ratio, 1), "of prompt tokens hit"))
     return '<div class="tiles">{}</div>'.format(
@@ -135,15 +136,19 @@ def _curve(study: CacheStudy) -> Card:
     shown = [policy for policy in study.policies if policy != "lru"]
     for policy in shown:
         plot.line(grid, ratios[policy], STYLES[policy])
+        for size, ratio in zip(grid.tolist(), ratios[policy].tolist(), strict=True):
+            plot.marker(size, ratio, STYLES[policy])  # computed sizes; the line between them is a guess
     plot.area(xs, np.zeros(len(xs)), lru, "s1")
     plot.line(xs, lru, "s1")
     if (fleet := study.fleet) is not None:
         where = float(fleet.blocks) if fleet.gib is None else fleet.gib
-        plot.upright(where, f"this fleet: {percent(fleet.replayed_hit_ratio, 1)} replayed", "base", row=0)
+        label = f"this fleet: {percent(fleet.replayed_hit_ratio, 1)} replayed"
+        plot.upright(where, label, "base", low=fleet.lru_hit_ratio > 0.5 * y.high)
         plot.marker(where, fleet.replayed_hit_ratio, "s2")
     if (knee := study.knee) is not None and xs[0] <= knee.gib <= xs[-1]:
-        plot.upright(knee.gib, f"knee: {significant(knee.gib)} GiB", "base", row=1)
-    label = [format_size(point.blocks, point.gib) + f", {compact(point.blocks)} blocks" for point in curve]
+        low = knee.hit_ratio > 0.5 * y.high
+        plot.upright(knee.gib, f"knee: {significant(knee.gib)} GiB", "base", row=1, low=low)
+    labels = [format_size(point.blocks, point.gib) + f", {compact(point.blocks)} blocks" for point in curve]
     series = [HoverSeries("LRU", "s1", [percent(value) for value in lru.tolist()])]
     for policy in shown:
         # A hover shows the policy at the nearest computed size, and nothing between.
@@ -152,11 +157,11 @@ def _curve(study: CacheStudy) -> Card:
         for place, value in zip(nearest.tolist(), ratios[policy].tolist(), strict=True):
             texts[place] = percent(value)
         series.append(HoverSeries(NAMES[policy], STYLES[policy], texts))
-    plot.on_hover(xs, label, series)
+    plot.on_hover(xs, labels, series)
     unit = "GiB" if in_gib else "blocks"
     return Card(
         "Hit ratio by cache size",
-        f"share of prompt tokens; {unit} of a worker's cache, log scale; optimal is a bound",
+        f"share of prompt tokens; {unit} of a worker's cache, log scale; dots are computed, optimal is a bound",
         plot.svg(),
         tuple((STYLES[policy], NAMES[policy]) for policy in ["lru", *shown]),
         "full",

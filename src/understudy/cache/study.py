@@ -18,8 +18,6 @@ if TYPE_CHECKING:
 
 SCHEMA = "understudy-cache/1"
 GIB = 2**30
-KNEE_GAIN = 0.001
-"""Hit ratio that one more GiB must add for a cache to count as too small."""
 MOST_PREFIXES = 10
 LADDER_SIZES = 9
 CURVE_POINTS = 160
@@ -35,11 +33,13 @@ class Point(msgspec.Struct, frozen=True):
 
 
 class Knee(msgspec.Struct, frozen=True):
-    """Smallest LRU cache from which on every further GiB adds less than 0.1 points."""
+    """Smallest LRU cache from which on every further GiB adds less than `points_per_gib` to the hit ratio."""
 
     blocks: int
     gib: float
     hit_ratio: float
+    points_per_gib: float
+    """In percentage points."""
 
 
 class Fleet(msgspec.Struct, frozen=True):
@@ -194,18 +194,18 @@ def sample_curve(curves: CacheCurves, scale: Scale, low: int, high: int) -> list
     return measure_sizes(curves, scale, ["lru"], sizes.tolist())
 
 
-def find_knee(curves: CacheCurves, scale: Scale) -> Knee | None:
+def find_knee(curves: CacheCurves, scale: Scale, points_per_gib: float = 0.1) -> Knee | None:
     """Return the knee of the LRU curve; None if GiB are unknown."""
     if scale.block_bytes is None:
         return None
     ratios = curves.lru_hit_tokens / max(curves.prompt_tokens, 1)
     step = max(scale.blocks(1.0), 1)
     larger = np.minimum(np.arange(len(ratios)) + step, len(ratios) - 1)
-    rising = np.flatnonzero(ratios[larger] - ratios >= KNEE_GAIN)
+    rising = np.flatnonzero(ratios[larger] - ratios >= points_per_gib / 100)
     blocks = int(rising[-1]) + 1 if len(rising) else 0
     gib = scale.gib(blocks)
     assert gib is not None
-    return Knee(blocks, gib, float(ratios[min(blocks, len(ratios) - 1)]))
+    return Knee(blocks, gib, float(ratios[min(blocks, len(ratios) - 1)]), points_per_gib)
 
 
 def add_tiers(

@@ -102,17 +102,18 @@ def prefix_rows(study: CacheStudy) -> tuple[list[str], list[list[str]]]:
 def summary_lines(study: CacheStudy) -> Iterator[str]:
     """Yield the findings, one sentence each."""
     yield f"unlimited cache: {percent(study.unlimited_hit_ratio)} of {study.prompt_tokens:,} prompt tokens hit"
-    if study.knee is not None:
+    if (knee := study.knee) is not None:
         yield (
-            f"knee: {format_size(study.knee.blocks, study.knee.gib)} ({study.knee.blocks:,} blocks) hit "
-            f"{percent(study.knee.hit_ratio)}; from there on 1 GiB more adds less than 0.1 points"
+            f"knee: {format_size(knee.blocks, knee.gib)} ({knee.blocks:,} blocks) hit {percent(knee.hit_ratio)}; "
+            f"from there on 1 GiB more adds less than {knee.points_per_gib:g} points"
         )
     else:
         yield "knee: unknown, because it is defined by GiB; give --model, or --kv-bytes-per-token"
     if (fleet := study.fleet) is not None:
-        workers = f"{fleet.workers} workers" if fleet.workers > 1 else "1 worker"
+        size = format_size(fleet.blocks, fleet.gib)
+        workers = f"{fleet.workers} workers with {size} each ({fleet.routing})" if fleet.workers > 1 else size
         yield (
-            f"fleet: {workers} with {format_size(fleet.blocks, fleet.gib)} each ({fleet.routing}): replayed "
+            f"fleet: {workers}: replayed "
             f"{percent(fleet.replayed_hit_ratio)}, LRU curve {percent(fleet.lru_hit_ratio)}, optimal with running "
             f"blocks pinned {percent(fleet.optimal_pinned_hit_ratio)}"
         )

@@ -61,6 +61,13 @@ def add_parser(verbs: Verbs) -> None:
         help="share of requests, from the first, that fill the cache without being counted (default: 0)",
     )
     verb.add_argument(
+        "--knee-points",
+        type=float,
+        default=0.1,
+        metavar="X",
+        help="the knee is where one GiB more adds fewer percentage points (default: 0.1)",
+    )
+    verb.add_argument(
         "--prompts-only",
         action="store_true",
         help="count prompts with their partly filled last block, and no outputs",
@@ -161,6 +168,10 @@ def _read_request(args: argparse.Namespace) -> Any:
         raise ConfigError("--model and --kv-bytes-per-token both set the KV bytes per token; give one")
     if args.kv_bytes_per_token is not None and args.kv_bytes_per_token < 1:
         raise ConfigError(f"--kv-bytes-per-token must be at least 1, got {args.kv_bytes_per_token}")
+    if not 0 < args.knee_points <= 100:
+        raise ConfigError(
+            f"--knee-points must be above 0 and at most 100, got {args.knee_points:g}; 0.1 is usual"
+        )
     tiers = tuple(
         (name, size) for name, size in (("host", args.host_gib), ("disk", args.disk_gib)) if size is not None
     )
@@ -175,6 +186,7 @@ def _read_request(args: argparse.Namespace) -> Any:
         kv_bytes_per_token=_read_bytes_per_token(args),
         prompts_only=args.prompts_only,
         warm_up=args.warm_up,
+        knee_points=args.knee_points,
         replays=not args.no_replays,
     )
 
