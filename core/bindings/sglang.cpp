@@ -14,6 +14,7 @@
 #include "engine/sglang/engine.hpp"
 #include "engine/sglang/radix_events.hpp"
 #include "engine/sglang/scheduler.hpp"
+#include "exclusive_class.hpp"
 
 namespace understudy {
 
@@ -258,7 +259,7 @@ void bind_sglang(nb::module_& m) {
   nb::class_<SglangConfig, EngineConfig>(m, "SglangEngineConfig", "Settings of a simulated SGLang engine.")
       .def(
           "__init__",
-          [](SglangConfig* self, const SglangSettings& settings, bool events, bool route_rejected) {
+          [](SglangConfig* self, const SglangSettings& settings, bool events, bool route_rejected, bool check) {
             SglangConfig config;
             config.settings = settings;
             config.block_size = settings.page_size;
@@ -268,10 +269,22 @@ void bind_sglang(nb::module_& m) {
             config.max_model_len = settings.context_len;
             config.enable_prefix_caching = !settings.disable_radix_cache;
             config.events = events;
+            config.check = check;
             config.mocker.route_rejected = route_rejected;
             new (self) SglangConfig(config);
           },
-          "settings"_a, nb::kw_only(), "events"_a = false, "route_rejected"_a = false);
+          "settings"_a, nb::kw_only(), "events"_a = false, "route_rejected"_a = false, "check"_a = false);
+  nb::class_<SglangTokens>(m, "SglangTokens", "Tokens of an engine's pools, and what its host tier has copied.")
+      .def_ro("available", &SglangTokens::available)
+      .def_ro("evictable", &SglangTokens::evictable)
+      .def_ro("new_token_ratio", &SglangTokens::new_token_ratio)
+      .def_ro("host_used", &SglangTokens::host_used)
+      .def_ro("host_total", &SglangTokens::host_total)
+      .def_prop_ro("backed_up", [](const SglangTokens& self) { return self.host.stored; })
+      .def_prop_ro("loaded_back", [](const SglangTokens& self) { return self.host.loaded; });
+  ExclusiveClass<SglangEngine, Engine>(
+      m, "SglangEngine", "An engine with SGLang's scheduler. A second caller at a time raises WrongState.")
+      .def_prop_ro("tokens", &SglangEngine::tokens);
   nb::class_<SglangIterations>(m, "SglangIterations", "SGLang's event loop without a clock.")
       .def(
           "__init__",

@@ -124,7 +124,8 @@ void bind_tiers(nb::module_& m) {
            "exclusive"_a = false, "min_reuse"_a = 0, "offload_filter"_a.none() = nb::none(),
            "offload_batch_size"_a = 32, "onboard_preempted"_a = true, "recompute_fallback"_a = true,
            "onboard_failure_rate"_a = 0.0, "seed"_a = 0, "g3"_a.none() = nb::none(), "g4"_a.none() = nb::none(),
-           "most_blocks"_a.none() = nb::none());
+           "most_blocks"_a.none() = nb::none())
+      .def_ro("g2_blocks", &TierConfig::g2_blocks);
   nb::class_<TransferEstimate>(m, "TransferEstimate",
                                "Estimated time of a transfer in ns, next to those in flight when it starts.")
       .def(nb::init<const TierConfig&>(), "config"_a, nb::keep_alive<1, 2>())

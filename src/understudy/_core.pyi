@@ -738,8 +738,33 @@ class SglangSettings:
 
 class SglangEngineConfig(EngineConfig):
     def __init__(
-        self, settings: SglangSettings, *, events: bool = False, route_rejected: bool = False
+        self,
+        settings: SglangSettings,
+        *,
+        events: bool = False,
+        route_rejected: bool = False,
+        check: bool = False,
     ) -> None: ...
+
+class SglangTokens:
+    @property
+    def available(self) -> int: ...
+    @property
+    def evictable(self) -> int: ...
+    @property
+    def new_token_ratio(self) -> float: ...
+    @property
+    def host_used(self) -> int: ...
+    @property
+    def host_total(self) -> int: ...
+    @property
+    def backed_up(self) -> int: ...
+    @property
+    def loaded_back(self) -> int: ...
+
+class SglangEngine(Engine):
+    @property
+    def tokens(self) -> SglangTokens: ...
 
 class _SglangState(TypedDict):
     running: list[int]
@@ -1655,6 +1680,8 @@ class TierConfig:
         g4: SharedTierConfig | None = None,
         most_blocks: int | None = None,
     ) -> None: ...
+    @property
+    def g2_blocks(self) -> int: ...
 
 class TransferEstimate:
     def __init__(self, config: TierConfig) -> None: ...

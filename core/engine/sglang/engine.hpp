@@ -26,6 +26,16 @@ struct SglangConfig final : EngineConfig {
   bool publishes_below_device() const noexcept override { return settings.host.has_value(); }
 };
 
+// Tokens of the pools and what moved between them, for metrics.
+struct SglangTokens {
+  std::int64_t available = 0;
+  std::uint64_t evictable = 0;
+  double new_token_ratio = 0;
+  std::uint64_t host_used = 0;
+  std::uint64_t host_total = 0;
+  HostTotals host;
+};
+
 // Normal: a step is schedule (begin_step) and result (end_step). With overlap, the next batch is scheduled when one
 // begins, before its result is known, so a request submitted while batch s runs is first computed in batch s + 2.
 class SglangEngine final : public Engine, private Residency {
@@ -43,6 +53,8 @@ class SglangEngine final : public Engine, private Residency {
 
   std::optional<std::string> never_fits(std::uint32_t prompt_tokens, std::uint32_t max_tokens) const override;
   const Effects& transfers_landed(std::int64_t now_ns) override;
+  // An idle loop polls the copies of the host tier; within a step they land when the scheduler polls.
+  std::int64_t next_landing_ns() const override;
   void finish_transfers() override;
   bool has_transfers() const override { return scheduler_.host() != nullptr && !scheduler_.host()->is_idle(); }
   void take_events(TimedEvents& out) override;
@@ -61,6 +73,7 @@ class SglangEngine final : public Engine, private Residency {
   }
   void describe_step(StepView& out) const override;
   TierReport tier_report() override;
+  SglangTokens tokens() const;
   void check() override;
   StateDigest digest(bool with_cached) const override;
 

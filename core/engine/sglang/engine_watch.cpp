@@ -118,6 +118,11 @@ const Effects& SglangEngine::transfers_landed(std::int64_t now_ns) {
   return done();
 }
 
+std::int64_t SglangEngine::next_landing_ns() const {
+  if (!has_transfers() || !is_idle()) return kNever;
+  return scheduler_.host()->next_ready().value_or(kNever);
+}
+
 void SglangEngine::finish_transfers() {
   if (!has_transfers() || !is_idle()) return;
   scheduler_.host()->submit_writes();
@@ -173,6 +178,19 @@ EngineSnapshot SglangEngine::snapshot() const {
   now.stored_blocks = stored_pages_;
   now.totals = totals_;
   return now;
+}
+
+SglangTokens SglangEngine::tokens() const {
+  SglangTokens out;
+  out.available = scheduler_.avail();
+  out.evictable = scheduler_.tree().evictable();
+  out.new_token_ratio = scheduler_.ratio();
+  if (const HostCache* const host = scheduler_.host()) {
+    out.host_total = host->tokens();
+    out.host_used = host->tokens() - static_cast<std::uint64_t>(host->avail());
+    out.host = host->totals();
+  }
+  return out;
 }
 
 TierReport SglangEngine::tier_report() {

@@ -17,6 +17,7 @@ examples:
   understudy fleet --workers 20 --routing kv             front end and page on 8000, workers on 9000 ... 9019
   understudy fleet my-model --workers 200 --base-port 9000 --max-num-seqs 64
   understudy fleet Llama-3.1-8B --gpu H100 --workers 20  times and blocks of a known model on a GPU
+  understudy fleet --engine sglang --workers 4 --routing kv --page-size 64    SGLang workers
   understudy fleet --fleet-config fleet.yaml             pools of different engines
   curl localhost:8000/admin/fault --json '{"kind": "kill", "workers": [3]}'
 
@@ -28,7 +29,8 @@ flags of the fleet:
   --routing POLICY        round_robin (default), random, least_loaded, power_of_two, session_affinity, kv,
                           or FILE.py:CLASS, a user-defined router
   --router JSON           settings of kv: '{"queue_threshold": 2, "queue_policy": "wspt", "predict_ttl_ms": 2000}'
-  --fleet-config FILE     YAML: routing, router, base_port, port, pools: [{workers: 8, flags: {max-num-seqs: 64}}]
+  --fleet-config FILE     YAML: routing, router, base_port, port, pools: [{workers: 8, flags: {max-num-seqs: 64}}];
+                          a pool with the flag engine: sglang takes SGLang's flags
 All flags of `understudy serve` configure the workers: --gpu NAME, --timing FILE, --clock-speed X, --tiers JSON, ...
 --api-key and --admin-host also protect the control routes of the front end (/fleet/..., /admin/...).
 """
@@ -42,7 +44,7 @@ def add_parser(verbs: Verbs) -> None:
         "fleet",
         help="live workers in one process behind a routing front end, with a status page",
         description="Serve a fleet: every worker has its own port, KV events and metrics; the front end routes.",
-        usage="understudy fleet [MODEL] [--workers N] [--routing POLICY] [flags of vLLM]",
+        usage="understudy fleet [MODEL] [--workers N] [--routing POLICY] [--engine vllm|sglang] [flags of that engine]",
         epilog=EXAMPLES,
     )
     take_rest(verb)

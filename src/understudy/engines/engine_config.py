@@ -103,6 +103,9 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         """
         raise NotImplementedError
 
+    def check_tiers(self, plan: TierPlan) -> None:
+        """Raise ConfigError for tiers and offload options that such an engine does not have."""
+
     def build_live_offload(self, tiers: TiersConfig, max_blocks: int) -> VllmOffload | None:  # noqa: ARG002
         """Build the offload that is part of the engine itself, if the tiers of a live engine ask for one."""
         return None
@@ -113,7 +116,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         events: bool = False,
         check: bool = False,
         stay_sample: float = 0.0,
-        has_tiers: bool = False,
+        tiers: _core.TierConfig | None = None,
         offload: VllmOffload | None = None,
     ) -> _core.EngineConfig:
         """Build the core's form for a live engine. ConfigError for what such engines do not have.
@@ -121,7 +124,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         `check` verifies blocks and events after every step; residence times are measured for the share `stay_sample`
         of blocks.
         """
-        if has_tiers or check or stay_sample > 0 or offload is not None:
+        if tiers is not None or check or stay_sample > 0 or offload is not None:
             raise ConfigError(
                 "tiers, check and kv_cache_metrics: a live vLLM engine has them; leave them out"
             )
@@ -151,6 +154,11 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         raise ConfigError(
             f"record_steps: {type(self).__name__} engines record no steps; leave record_steps out"
         )
+
+    @property
+    def caches_prefixes(self) -> bool:
+        """Whether requests reuse cached prefixes of others."""
+        return self.enable_prefix_caching
 
     @property
     def accepts_adapters(self) -> bool:

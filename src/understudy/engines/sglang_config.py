@@ -16,6 +16,7 @@ from understudy.errors import ConfigError
 from understudy.tiers.settings import OffloadSettings
 
 if TYPE_CHECKING:
+    from understudy._core import TierConfig, VllmOffload
     from understudy.tiers.plan import TierPlan
 
 _NAMES = ("schedule_policy", "radix_eviction_policy", "retraction_policy")
@@ -159,6 +160,30 @@ class SglangConfig(EngineConfig, frozen=True, kw_only=True, forbid_unknown_field
         """Build the core's form of these settings, as `EngineConfig.core_config` describes."""
         if kv_trace:
             raise ConfigError("kv_trace: SGLang engines keep no trace of blocks; leave it out")
+        if plan is not None:
+            self.check_tiers(plan)
+        settings = self._core_settings(None if plan is None else plan.host_blocks(max_blocks))
+        return SglangEngineConfig(settings, events=events, route_rejected=self.mocker.route_rejected)
+
+    def live_config(
+        self,
+        *,
+        events: bool = False,
+        check: bool = False,
+        stay_sample: float = 0.0,
+        tiers: TierConfig | None = None,
+        offload: VllmOffload | None = None,
+    ) -> SglangEngineConfig:
+        """Build the core's form for a live engine. ConfigError for what only vLLM's has."""
+        if stay_sample > 0 or offload is not None:
+            raise ConfigError(
+                "kv_cache_metrics, offload: a live vLLM engine has them; leave them out with engine sglang"
+            )
+        settings = self._core_settings(None if tiers is None else tiers.g2_blocks)
+        return SglangEngineConfig(settings, events=events, check=check)
+
+    def _core_settings(self, host_blocks: int | None) -> SglangSettings:
+        """Build the scheduler's settings; with `host_blocks` it has a host cache of so many pages."""
         settings = SglangSettings()
         for name in _OWN:
             setattr(settings, name, getattr(self, name))
@@ -169,12 +194,17 @@ class SglangConfig(EngineConfig, frozen=True, kw_only=True, forbid_unknown_field
         settings.max_running_requests = self.max_num_seqs or _most_requests(settings)
         settings.overlap = not self.disable_overlap_schedule
         settings.set_names(**{name: getattr(self, name) for name in _NAMES}, tree="unified")
-        if plan is not None:
-            self._add_host(settings, plan, max_blocks)
-        return SglangEngineConfig(settings, events=events, route_rejected=self.mocker.route_rejected)
+        if host_blocks is not None:
+            settings.set_host(
+                hicache_write_policy=self.hicache_write_policy,
+                hicache_ratio=2.0,
+                load_back_threshold=self.load_back_threshold,
+                tokens=host_blocks * self.block_size,
+            )
+        return settings
 
-    def _add_host(self, settings: SglangSettings, plan: TierPlan, max_blocks: int) -> None:
-        """Add the host cache that the tiers describe. ConfigError for tiers and options that HiCache lacks."""
+    def check_tiers(self, plan: TierPlan) -> None:
+        """Raise ConfigError for tiers and options that HiCache lacks."""
         for planned in plan.tiers:
             if planned.tier is not Tier.G2:
                 raise ConfigError(
@@ -188,12 +218,11 @@ class SglangConfig(EngineConfig, frozen=True, kw_only=True, forbid_unknown_field
             raise ConfigError(
                 "disable_radix_cache contradicts g2: HiCache is below the radix cache; give one"
             )
-        settings.set_host(
-            hicache_write_policy=self.hicache_write_policy,
-            hicache_ratio=2.0,
-            load_back_threshold=self.load_back_threshold,
-            tokens=plan.host_blocks(max_blocks) * self.block_size,
-        )
+
+    @property
+    def caches_prefixes(self) -> bool:
+        """Whether requests reuse cached prefixes of others."""
+        return not self.disable_radix_cache
 
     @property
     def exact_pool_flags(self) -> str:

@@ -6,7 +6,14 @@ from typing import Any, Literal
 
 import msgspec
 
-from understudy._core import GroupLayout, Speculation, VllmEngineConfig, VllmOffload, with_groups
+from understudy._core import (
+    GroupLayout,
+    Speculation,
+    TierConfig,
+    VllmEngineConfig,
+    VllmOffload,
+    with_groups,
+)
 from understudy.checks import plain_number, read_as, whole_number
 from understudy.engines.engine_config import DEFAULT_BLOCK_SIZE, EngineConfig
 from understudy.engines.kv_groups import KvCacheGroup, check_groups, refuse_with_groups, refuse_without_groups
@@ -319,11 +326,11 @@ class VllmConfig(EngineConfig, frozen=True, kw_only=True, forbid_unknown_fields=
         events: bool = False,
         check: bool = False,
         stay_sample: float = 0.0,
-        has_tiers: bool = False,
+        tiers: TierConfig | None = None,
         offload: VllmOffload | None = None,
     ) -> VllmEngineConfig:
         """Build the core's form for a live engine."""
-        del has_tiers
+        del tiers
         refuse_without_groups(self)
         return self.native(events=events, check=check, offload=offload, stay_sample=stay_sample)
 

@@ -109,7 +109,7 @@ class Qwen3Core(EngineCore):
                 seed=None if sampling.seed is None else sampling.seed + choice.index,
                 logprobs=sampling.logprobs if sampling.logprobs is None else max(sampling.logprobs, 0),
             ),
-            priority=request.priority,
+            priority=request.priority or 0,
             salt=sampling.cache_salt,
             lora=lora,
         )

@@ -13,7 +13,7 @@ import msgspec
 
 from understudy.server.access import Access, RouteClass, Unauthorized, route_class
 from understudy.server.api.adapters import PREFIX
-from understudy.server.api.developer import Later
+from understudy.server.api.developer import Later, PlainReply
 from understudy.server.api.endpoints import Endpoints
 from understudy.server.api.errors import ApiError, answer_error, error_body
 from understudy.server.api.fields import read_json
@@ -23,6 +23,9 @@ from understudy.server.faults import FaultOrder, Faults, active_faults, apply_or
 from understudy.server.live_config import LiveConfig
 from understudy.server.metrics.families import CONTENT_TYPE, OLD_CONTENT_TYPE, only
 from understudy.server.metrics.others import add_adapters
+from understudy.server.sglang.endpoints import SglangEndpoints
+from understudy.server.sglang.errors import error_bytes
+from understudy.server.sglang.routes import SglangRoutes, check_by_generating, sglang_route_class
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -48,13 +51,23 @@ class App:
         self.settings = worker.settings
         self.max_body_bytes = worker.settings.max_body_bytes
         self.max_body_depth = worker.settings.max_body_depth
-        self.endpoints = Endpoints(worker)
-        self.routes = Routes(worker, self.endpoints)
+        self.endpoints: Endpoints
+        self.routes: Routes | SglangRoutes
+        if worker.settings.is_sglang:
+            self.endpoints = generating = SglangEndpoints(worker)
+            self.routes = SglangRoutes(worker, generating)
+        else:
+            self.endpoints = Endpoints(worker)
+            self.routes = Routes(worker, self.endpoints)
         self.own: dict[str, Callable[[Request, Connection], None]] = {
             "/metrics": self._metrics,
             "/health": self._health,
             "/health/ready": self._health,
-            "/load": self._load,
+            **(
+                {"/health_generate": self._health_generate}
+                if worker.settings.is_sglang
+                else {"/load": self._load}
+            ),
             "/admin/config": self._config,
             "/admin/fault": self._fault,
         }
@@ -104,6 +117,9 @@ class App:
             http.answered(method, status, time.monotonic() - began, size, sent)
 
         connection.on_answered = answered
+        connection.error_form = None
+        if self.settings.is_sglang:
+            connection.error_form = lambda error: error_bytes(error, request.path)
         connection.extra_headers = self._headers + self._request_id(request)
         try:
             self._answer(request, connection)
@@ -157,7 +173,7 @@ class App:
 
     def class_of(self, path: str) -> RouteClass:
         """Classify a path. A path without a route is public: it gets vLLM's 404."""
-        kind = route_class(path)
+        kind = sglang_route_class(path) if self.settings.is_sglang else route_class(path)
         if kind is not RouteClass.CONTROL or path.startswith("/admin/"):
             return kind
         tables, bare = (self.own, self.routes.plain, self.routes.generators), path.rstrip("/")
@@ -180,8 +196,9 @@ class App:
     def _route(self, request: Request, connection: Connection) -> None:
         generators = self.routes.generators
         if request.path in generators:
-            if request.method != "POST":
-                self._wrong_method(connection, "POST")
+            allowed = self.routes.methods_of(request.path)
+            if request.method not in allowed:
+                self._wrong_method(connection, ", ".join(allowed))
                 return
             if self.dead:
                 raise ApiError("the engine has died", status=500, kind="InternalServerError")
@@ -205,7 +222,7 @@ class App:
         query = {name: values[-1] for name, values in parse_qs(request.query).items()}
         status, reply = answer(request, query)
         if isinstance(reply, Later):
-            reply.start(lambda result: connection.respond(status, encode(result)))
+            reply.start(lambda result: _send_later(connection, status, result))
         elif isinstance(reply, str):
             connection.respond(
                 status, reply.encode(), "text/html; charset=utf-8" if isinstance(reply, Html) else ""
@@ -279,6 +296,15 @@ class App:
         up = not self.dead and time.monotonic() >= self.ready_at_s
         connection.respond(200 if up else 503, b"", "")
 
+    def _health_generate(self, request: Request, connection: Connection) -> None:
+        """Answer once the engine has computed a token; at once if it has requests."""
+        if request.method != "GET":
+            self._wrong_method(connection, "GET")
+        elif self.dead or time.monotonic() < self.ready_at_s:
+            connection.respond(503, b"", "")
+        else:
+            check_by_generating(self.worker, lambda up: connection.respond(200 if up else 503, b"", ""))
+
     def _wrong_method(self, connection: Connection, allowed: str) -> None:
         connection.respond(405, b'{"detail":"Method Not Allowed"}', headers=f"allow: {allowed}\r\n".encode())
 
@@ -300,6 +326,13 @@ class App:
         text = b"OK" if allowed else b"Disallowed CORS origin"
         connection.respond(200 if allowed else 400, text, "text/plain; charset=utf-8", headers)
         return True
+
+
+def _send_later(connection: Connection, status: int, result: Any) -> None:
+    if isinstance(result, PlainReply):
+        connection.respond(result.status, result.text.encode(), "")
+    else:
+        connection.respond(status, encode(result))
 
 
 def _pod_headers(port: int) -> bytes:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Protocol
 
-from understudy._core import Phase, RequestSpec, Tier, VllmEngine
+from understudy._core import Phase, RequestSpec, SglangEngine, Tier, VllmEngine
 from understudy.errors import WrongState
 from understudy.server.live_request import StepEffects
 
@@ -115,7 +115,10 @@ class EngineCore:
         self.live[request.engine_id] = request
         if self.recorder is not None:
             self.recorder.on_submit(request, now_ns)
-        return self._apply(effects, now_ns)
+        applied = self._apply(effects, now_ns)
+        for ended in applied.finished:
+            ended.refused = ended.ended == "cancelled"
+        return applied
 
     def compute_cached_share(self, request: LiveRequest) -> float:
         """Return the cached share of a prompt, on the device and in tiers; before submission only."""
@@ -155,6 +158,11 @@ class EngineCore:
             return False
         idle = self.paused or self._phase in (Phase.IDLE, Phase.STALLED)
         return idle or (self.admission_paused and self.engine.drained)
+
+    @property
+    def is_empty(self) -> bool:
+        """True when the engine has no request and no step, so that its cache can be replaced."""
+        return not self.live and self.step_end_ns < 0 and not self.computing and self._phase == Phase.IDLE
 
     @property
     def holds_blocks(self) -> bool:
@@ -255,7 +263,7 @@ class EngineCore:
         """
         if self.failure is not None:
             return False
-        if not self.live and self.step_end_ns < 0 and not self.computing and self._phase == Phase.IDLE:
+        if self.is_empty:
             self._replace_engine()
             return True
         some_stay = self.holds_blocks or self.has_tiers
@@ -303,6 +311,9 @@ class EngineCore:
         """Share of the host tier's blocks that are in use, 0 … 1; 0 without a host tier."""
         if not self.has_tiers:
             return 0.0
+        if isinstance(self.engine, SglangEngine):
+            tokens = self.engine.tokens
+            return tokens.host_used / tokens.host_total if tokens.host_total else 0.0
         free, active, inactive, _ = self.vllm.tier_blocks(Tier.G2)
         total = free + active + inactive
         return (active + inactive) / total if total else 0.0

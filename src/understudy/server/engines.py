@@ -37,7 +37,7 @@ class SimulatedCore(EngineCore):
         self.has_tiers = tiers is not None
         self.draft_tokens = config.draft_tokens
         native = config.live_config(
-            events=events, check=check, stay_sample=stay_sample, has_tiers=self.has_tiers, offload=offload
+            events=events, check=check, stay_sample=stay_sample, tiers=tiers, offload=offload
         )
         self.hashed_ahead = native.hashed_ahead
         steps = config.native_timing(timing)

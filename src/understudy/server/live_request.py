@@ -59,6 +59,8 @@ class LiveRequest:
         "prompt_tokens",
         "rank",
         "record",
+        "refused",
+        "streams",
     )
 
     def __init__(
@@ -69,14 +71,17 @@ class LiveRequest:
         identities: Identities | None,
         listener: Listener,
         *,
-        priority: int = 0,
+        priority: int | None = 0,
         eos_at: int | None = None,
         adapter: int = 0,
         cache_hit_threshold: float = 0.0,
+        streams: bool = False,
     ) -> None:
         self.name = name
         self.eos_at = eos_at
         self.adapter = adapter
+        self.streams = streams
+        """True when the client gets its answer in a stream."""
         self.cache_hit_threshold = cache_hit_threshold
         """Least share of the prompt that must be cached on arrival; with less the request is not computed here."""
         self.prompt_tokens = prompt_tokens
@@ -84,6 +89,7 @@ class LiveRequest:
         self.identities = identities
         self.listener = listener
         self.priority = priority
+        """None: the client gave none."""
         self.rank: EngineCore | None = None
         self.record: RequestRecord | None = None
         """The engine's record of the request, once it has ended there."""
@@ -96,6 +102,8 @@ class LiveRequest:
         self.arrival_ns = self.admitted_ns = self.first_token_ns = self.last_token_ns = self.finish_ns = -1
         self.aborted = False
         """True when the server or the engine ended the request; its client gets the outputs so far."""
+        self.refused = False
+        """True when the engine ended the request because its queue was full."""
         self.below_cache_threshold = False
         """True when too little of the prompt was cached; the request was not submitted to the engine."""
         self.ended = ""

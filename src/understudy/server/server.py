@@ -99,6 +99,8 @@ def build_tls_context(settings: ServerSettings) -> ssl.SSLContext | None:
 def build_tiers(settings: ServerSettings) -> TierConfig | None:
     """Convert the tier settings to the core's form; None without tiers."""
     plan = TierPlan.of(settings.tiers, settings.engine.block_size)
+    if plan is not None:
+        settings.engine.check_tiers(plan)
     return None if plan is None else to_core(plan, settings.most_blocks, seed=settings.seed)
 
 

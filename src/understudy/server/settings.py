@@ -8,6 +8,7 @@ import msgspec
 
 from understudy.engines.kinds import DEFAULT_ENGINE
 from understudy.engines.offload import UNLIMITED_BLOCKS
+from understudy.engines.sglang_config import SglangConfig
 from understudy.server.http.bodies import MAX_BODY_BYTES, MAX_BODY_DEPTH
 from understudy.server.release import ApiRelease, find_release
 from understudy.tiers.settings import TiersConfig
@@ -76,6 +77,8 @@ class ServerSettings(msgspec.Struct, frozen=True, kw_only=True):
     max_num_queued_reqs: int | None = None
     max_num_queued_tokens: int | None = None
     sse_keep_alive_interval_s: float = 0.0
+    incremental_streaming_output: bool = False
+    """SGLang: chunks of a stream of `/generate` have only the new text."""
     stream_interval: int = 1
     """Tokens in a chunk of a stream, but for the first and the last."""
 
@@ -108,6 +111,11 @@ class ServerSettings(msgspec.Struct, frozen=True, kw_only=True):
     def names(self) -> tuple[str, ...]:
         """Names of the model; the first is its label in metrics."""
         return self.served_model_name or (self.model,)
+
+    @property
+    def is_sglang(self) -> bool:
+        """True when the server answers as SGLang: its engine is one."""
+        return isinstance(self.engine, SglangConfig)
 
     @property
     def release(self) -> ApiRelease:

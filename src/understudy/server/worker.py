@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import time
+from functools import partial
 from typing import TYPE_CHECKING
 
 from understudy._core import Tier, TokenBlocks
+from understudy.engines.sglang_config import SglangConfig
 from understudy.errors import ConfigError
 from understudy.server.engines import SimulatedCore
 from understudy.server.kv_events import KvEventsConfig, KvEventSender
@@ -15,8 +17,9 @@ from understudy.server.metrics.cache_info import add_cache_info
 from understudy.server.metrics.errors import add_errors
 from understudy.server.metrics.features import SleepMetrics
 from understudy.server.metrics.late import add_lateness
-from understudy.server.metrics.others import SglangMetrics, add_old_names
+from understudy.server.metrics.others import add_old_names
 from understudy.server.metrics.process import HttpMetrics, add_process
+from understudy.server.metrics.sglang import SglangMetrics
 from understudy.server.metrics.vllm import VllmMetrics
 from understudy.server.metrics.vllm_offload import describe_offload
 from understudy.server.pauses import Pauses
@@ -75,7 +78,7 @@ class Worker:
         self.max_lateness_s = 0.0
         """Greatest lateness of a delivered token, seconds, since the reader set it to 0."""
         capacity = settings.engine.num_gpu_blocks * settings.engine.block_size
-        if settings.max_model_len > capacity:
+        if settings.max_model_len > capacity and not settings.is_sglang:  # SGLang shortens requests instead
             raise ConfigError(
                 f"max_model_len={settings.max_model_len} does not fit in {capacity} tokens of KV cache "
                 f"({settings.engine.num_gpu_blocks} blocks of {settings.engine.block_size}); give more "
@@ -107,7 +110,7 @@ class Worker:
         self.registry = Registry()
         add_process(self.registry)
         name = settings.names[0]
-        kind = SglangMetrics if settings.metrics == "sglang" else VllmMetrics
+        kind = SglangMetrics if settings.is_sglang or settings.metrics == "sglang" else VllmMetrics
         self.metrics: list[VllmMetrics] = [
             kind(self.registry, core, name, rank, settings.max_model_len)
             for rank, core in enumerate(self.cores)
@@ -118,15 +121,19 @@ class Worker:
                 metrics.add_offload_info(info)
         if settings.old_metric_names:
             add_old_names(self.registry, self.metrics[0], name)
+        unshown = Registry()  # a page in SGLang's names has none of vLLM's
         self.admission_rejections = {
-            reason: self.registry.counter(
+            reason: (unshown if settings.is_sglang else self.registry).counter(
                 "vllm:admission_rejections", "Requests turned away, by why.", model_name=name, reason=reason
             )
             for reason in ("max_num_queued_reqs", "max_num_queued_tokens")
         }
-        add_cache_info(self.registry, settings, len(self.cores))
+        if not settings.is_sglang:
+            add_cache_info(self.registry, settings, len(self.cores))
         self.http = HttpMetrics(self.registry)
-        self.pauses = Pauses(self, SleepMetrics(self.registry))
+        self.pauses = Pauses(self, SleepMetrics(unshown if settings.is_sglang else self.registry))
+        self._held: list[tuple[LiveRequest, int]] | None = None
+        """Requests that arrived while SGLang's generation was paused; None while it is not."""
         self.on_events: Callable[[int, int, EventBatch], None] | None = None
         """Called with every step's events: (worker, rank, batch)."""
         self.on_restart: Callable[[int], None] | None = None
@@ -135,8 +142,11 @@ class Worker:
         """Called when a request has ended: (worker, request)."""
         self.senders: list[KvEventSender] = []
         config = KvEventsConfig.read(settings.kv_events_config)
-        version = getattr(settings.engine, "vllm_version", self.release.version)
-        config = config.at(settings.host, settings.port, settings.names[0], f"vllm-{version}")
+        engine = settings.engine
+        producer = f"vllm-{getattr(engine, 'vllm_version', self.release.version)}"
+        if isinstance(engine, SglangConfig):
+            producer = f"sglang-{engine.sglang_version}"
+        config = config.at(settings.host, settings.port, settings.names[0], producer)
         if config.publishes:
             # The event of a copy to a tier may follow the removal of its block on the device.
             keep = 512 + (4 * settings.engine.num_gpu_blocks if settings.tiers.tiers else 0)
@@ -182,7 +192,7 @@ class Worker:
         session: str = "",
     ) -> Identities | None:
         """Compute the identities of the blocks that prompt and output fill; None without prefix caching."""
-        if not self.settings.engine.enable_prefix_caching:
+        if not self.settings.engine.caches_prefixes:
             return None
         blocks = TokenBlocks(prompt, self.settings.engine.block_size, salt=salt, lora=lora)
         blocks.extend(output)
@@ -213,8 +223,22 @@ class Worker:
             self.senders[self._rank_of[id(request.rank)]].report_hits(request, named)
 
     def submit(self, request: LiveRequest, rank: int) -> None:
-        """Submit a request to the engine of a rank."""
-        self.driver.submit(self.cores[rank], request)
+        """Submit a request to the engine of a rank; while generation is paused, keep it."""
+        if self._held is None:
+            self.driver.submit(self.cores[rank], request)
+        else:
+            self._held.append((request, rank))
+
+    def hold_requests(self) -> None:
+        """Keep new requests until `release_requests`."""
+        self._held = [] if self._held is None else self._held
+
+    def release_requests(self) -> None:
+        """Submit the requests that were kept, and new ones again."""
+        held, self._held = self._held or [], None
+        for request, rank in held:
+            if not request.ended:
+                self.driver.submit(self.cores[rank], request)
 
     def find_metrics(self, request: LiveRequest) -> VllmMetrics:
         """Return the metrics of a request's rank."""
@@ -264,6 +288,34 @@ class Worker:
         for core in self.cores:
             self.clear_cache(core)
         return True
+
+    def flush(self, then: Callable[[bool], None]) -> None:
+        """Clear the caches, tiers included, if every engine is idle, and call `then` with True; else with False."""
+        left = len(self.cores)
+        idle = True
+
+        def clear(now_ns: int, core: EngineCore) -> None:
+            nonlocal left, idle
+            idle = idle and core.is_empty
+            left -= 1
+            if not left and idle:
+                for one in self.cores:
+                    self._forget(one, now_ns)
+            if not left:
+                then(idle)
+
+        for core in self.cores:
+            self.driver.enqueue(core, partial(clear, core=core))
+
+    def _forget(self, core: EngineCore, now_ns: int) -> None:
+        """Clear the cache of an idle engine and publish that at once."""
+        core.forget_cache(now_ns)
+        rank = self._rank_of[id(core)]
+        if self.senders:
+            self.senders[rank].mark_cleared()
+        if self.on_restart is not None:
+            self.on_restart(self.index)
+        self._publish_events(core, rank)
 
     def clear_cache(self, core: EngineCore) -> None:
         """Clear an engine's cache, except the blocks that requests hold."""

@@ -4,16 +4,21 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Protocol
 
+from understudy.server.api.errors import ApiError
+
 if TYPE_CHECKING:
     import numpy as np
     import numpy.typing as npt
 
     from understudy._core import Identities
-    from understudy.server.api.errors import ApiError
     from understudy.server.api.generation import Generation
     from understudy.server.api.growing import GrowingPlan
     from understudy.server.api.plan import Plan
+    from understudy.server.api.sampling import Sampling
     from understudy.server.live_request import LiveRequest
+
+
+QUEUE_FULL = "The request queue is full."
 
 
 class Style(Protocol):
@@ -48,6 +53,7 @@ class Choice:
         "plan",
         "prompt",
         "request",
+        "sampling",
         "sent",
         "tool",
         "versions",
@@ -59,7 +65,10 @@ class Choice:
         index: int,
         prompt: npt.NDArray[np.uint32],
         plan: Plan | GrowingPlan,
+        sampling: Sampling,
     ) -> None:
+        self.sampling = sampling
+        """Parameters of this answer; those of the generation, unless a batch gives each its own."""
         self.generation = generation
         self.index = index
         self.prompt = prompt
@@ -123,7 +132,11 @@ class Choice:
         if generation.worker.on_end is not None:
             generation.worker.on_end(generation.worker.index, request)
         complete = self.emitted >= self.plan.total  # perhaps at a stop string, and the engine would go on
+        if request.refused and generation.worker.settings.is_sglang:
+            generation.refuse(ApiError(QUEUE_FULL, status=503, kind="503"))
+            return
         if request.aborted and request.ended == "cancelled" and not complete:
+            generation.worker.find_metrics(request).on_aborted(request)
             self._cut("cache_threshold" if request.below_cache_threshold else "abort")
         elif complete:
             generation.worker.find_metrics(request).on_finished(

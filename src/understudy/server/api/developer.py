@@ -32,6 +32,13 @@ class Later(NamedTuple):
     """Start the operation; it calls its argument with the reply."""
 
 
+class PlainReply(NamedTuple):
+    """A later reply of plain text, with its own status."""
+
+    status: int
+    text: str
+
+
 class Developer:
     """Answers the developer routes of one worker. There are no weights: an update changes only their version."""
 

@@ -42,6 +42,7 @@ if TYPE_CHECKING:
 
     from understudy.server.api.choice import Style
     from understudy.server.api.growing import GrowingPlan
+    from understudy.server.api.reading import Read
     from understudy.server.http import Connection, Request
     from understudy.server.worker import Worker
 
@@ -69,7 +70,7 @@ class Endpoints:
         sampling, model = read.sampling, read.model
         self._headers(sampling, request)
         if style is None:
-            style = CompletionStyle(echo=read.echo, echo_text=read.echoed)
+            style = self._completion_style(read)
         generation = self._open(request, connection, sampling, style, prefix, model)
         return self._run(generation, request, read.tokens, sampling.n, empty=read.empty)
 
@@ -85,7 +86,7 @@ class Endpoints:
         read = self.reads.chat(body, checked=style is not None)
         sampling, model, tool, (tokens,) = read.sampling, read.model, read.tool, read.tokens
         self._headers(sampling, request)
-        generation = self._open(request, connection, sampling, style or ChatStyle(read.role), prefix, model)
+        generation = self._open(request, connection, sampling, style or self._chat_style(read), prefix, model)
         if read.text is not None:
             generation.detail["prompt_text"] = read.text
         if tool is not None:
@@ -150,6 +151,16 @@ class Endpoints:
 
     # ── Parts ──
 
+    def _completion_style(self, read: Read) -> Style:
+        return CompletionStyle(echo=read.echo, echo_text=read.echoed)
+
+    def _chat_style(self, read: Read) -> Style:
+        return ChatStyle(read.role)
+
+    def _room(self, prompt_tokens: int, sampling: Sampling) -> int:
+        """Return the most tokens of an answer. ApiError if none fit, or more were requested than fit."""
+        return room_for(prompt_tokens, sampling, self.worker.settings.max_model_len)
+
     def _headers(self, sampling: Sampling, request: Request) -> None:
         priority = whole_number(request.headers.get("x-vllm-priority", ""), 9)
         if priority is not None:
@@ -169,7 +180,7 @@ class Endpoints:
     def _plan(
         self, tokens: npt.NDArray[np.uint32], sampling: Sampling, index: int, *, empty: bool = False
     ) -> Plan | GrowingPlan:
-        room = room_for(len(tokens), sampling, self.worker.settings.max_model_len)
+        room = self._room(len(tokens), sampling)
         if self.worker.given is not None:
             return self.worker.given.plan(sampling, self.worker.texts, room)
         outputs = self.worker.outputs
@@ -250,11 +261,12 @@ class Endpoints:
         *,
         empty: bool = False,
         tool: dict[str, Any] | None = None,
+        samplings: list[Sampling] | None = None,
     ) -> Generation:
         """Make the answers and submit them to the engine, in time slices."""
 
         def work() -> Generator[int]:
-            yield from self._answers(generation, prompts, n, empty=empty, tool=tool)
+            yield from self._answers(generation, prompts, n, empty=empty, tool=tool, samplings=samplings)
             self._admit(generation)
             rank = self._rank(request)
             if self.worker.pauses.rejects:
@@ -283,15 +295,16 @@ class Endpoints:
         *,
         empty: bool,
         tool: dict[str, Any] | None,
+        samplings: list[Sampling] | None,
     ) -> Generator[int]:
         """Make all answers to all prompts; yield the cost of each, in tokens and characters."""
-        sampling = generation.sampling
-        for tokens in prompts:
+        for place, tokens in enumerate(prompts):
+            sampling = generation.sampling if samplings is None else samplings[place]
             generation.count_prompt(tokens)
             cost = len(tokens) // 8
             for index in range(n):
                 before = sampling.formed_cost
-                choice = generation.add(tokens, self._plan(tokens, sampling, index, empty=empty))
+                choice = generation.add(tokens, self._plan(tokens, sampling, index, empty=empty), sampling)
                 if tool is not None:
                     arguments = choice.plan.text(self.worker.texts, choice.plan.total)
                     choice.tool = {

@@ -50,11 +50,15 @@ SHUTTING_DOWN = error_body(503, "the server is shutting down", "Service Unavaila
 def answer_error(error: Exception, connection: Connection) -> None:
     """Send an error to the client; log an unhandled exception."""
     connection.on_close = None
-    if isinstance(error, ApiError):
-        connection.respond(error.status, error.body())
-        return
-    log.error("unhandled exception in a request", exc_info=error)
-    connection.respond(500, error_body(500, "an error inside the server", "InternalServerError"))
+    if not isinstance(error, ApiError):
+        log.error("unhandled exception in a request", exc_info=error)
+        error = ApiError("an error inside the server", status=500, kind="InternalServerError")
+    connection.respond(error.status, form_of(error, connection))
+
+
+def form_of(error: ApiError, connection: Connection) -> bytes:
+    """Return the JSON of an error in the form of the server that answers on the connection."""
+    return error.body() if connection.error_form is None else connection.error_form(error)
 
 
 def bad_value(message: str, param: str, value: object = msgspec.UNSET) -> ApiError:

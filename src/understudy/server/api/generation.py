@@ -11,7 +11,7 @@ import msgspec
 import numpy as np
 
 from understudy.server.api.choice import Choice
-from understudy.server.api.errors import SHUTTING_DOWN, ApiError, error_body
+from understudy.server.api.errors import SHUTTING_DOWN, ApiError, form_of
 from understudy.server.live_request import LiveRequest
 
 if TYPE_CHECKING:
@@ -63,6 +63,8 @@ class Generation:
         self._left = 0
         self._gone = False
         self.load_format = ""
+        self.rids: dict[int, str] | None = None
+        """Ids of the choices' requests by index; None: made from `id`."""
         self.detail: dict[str, Any] = {}
 
     def count_prompt(self, prompt: npt.NDArray[np.uint32]) -> None:
@@ -70,20 +72,31 @@ class Generation:
         self.prompts += 1
         self.prompt_tokens += len(prompt)
 
-    def add(self, prompt: npt.NDArray[np.uint32], plan: Plan | GrowingPlan) -> Choice:
-        """Add an answer. ApiError when the answers exceed one request's limits."""
+    def add(
+        self, prompt: npt.NDArray[np.uint32], plan: Plan | GrowingPlan, sampling: Sampling | None = None
+    ) -> Choice:
+        """Add an answer. ApiError when the answers exceed one request's limits.
+
+        `sampling`: parameters of this answer; None: those of the generation.
+        """
         self._planned += len(plan.tokens)
         if len(self.choices) >= MAX_CHOICES or self._planned > MAX_PLANNED:
             raise ApiError(
                 f"one request has at most {MAX_CHOICES} answers, of {MAX_PLANNED} tokens together; send several"
             )
-        choice = Choice(self, len(self.choices), prompt, plan)
+        choice = Choice(self, len(self.choices), prompt, plan, sampling or self.sampling)
         self.choices.append(choice)
         return choice
 
+    def request_name(self, choice: Choice) -> str:
+        """Return the id of a choice's engine request."""
+        if self.rids is not None:
+            return self.rids[choice.index]
+        return self.id if len(self.choices) == 1 else f"{choice.index}_{self.id}"
+
     def prepare(self, choice: Choice, rank: int, *, lora: str) -> None:
         """Make the engine's request for an answer, once all choices are added."""
-        worker, sampling = self.worker, self.sampling
+        worker, sampling = self.worker, choice.sampling
         identities = worker.identities(
             choice.prompt,
             np.array(choice.plan.tokens, dtype=np.uint32),
@@ -94,15 +107,16 @@ class Generation:
         )
         choice.named = identities if sampling.reports_hits else None
         choice.request = LiveRequest(
-            self.id if len(self.choices) == 1 else f"{choice.index}_{self.id}",
+            self.request_name(choice),
             len(choice.prompt),
             choice.plan.engine_tokens,
             identities,
             choice,
-            priority=sampling.priority,
+            priority=sampling.priority if sampling.priority_given else None,
             eos_at=choice.plan.eos_at,
             adapter=worker.adapter_number(lora),
             cache_hit_threshold=sampling.cache_hit_threshold or 0.0,
+            streams=sampling.stream,
         )
         worker.retain_tokens(choice.request, rank)
 
@@ -202,13 +216,22 @@ class Generation:
         """End the answer with an error, within the stream if it has started."""
         self.client_gone()
         text = _FAILURES.get(how, "the request was aborted by the engine")
-        body = error_body(500, text, "InternalServerError")
+        self._end_with(ApiError(text, status=500, kind="InternalServerError"))
+
+    def refuse(self, error: ApiError) -> None:
+        """End the answer with an error, because the engine took no request of it."""
+        if not self._gone:
+            self.client_gone()
+            self._end_with(error)
+
+    def _end_with(self, error: ApiError) -> None:
+        body = form_of(error, self.connection)
         if self.started:
             self.connection.send_event(b"data: " + body + b"\n\n" + DONE)
             self.connection.end_stream()
         else:
             self.connection.on_close = None
-            self.connection.respond(500, body)
+            self.connection.respond(error.status, body)
         self._notify_done("failed")
 
     def _notify_done(self, how: str) -> None:

@@ -52,7 +52,7 @@ class Reader:
 
     def completion(self, body: dict[str, Any]) -> Read:
         """Read a completion request."""
-        worker, settings = self.worker, self.worker.settings
+        worker = self.worker
         check_completion(body, MAX_PROMPTS)
         fields = Fields(body)
         check_types(fields, self._schemas.completion)
@@ -69,7 +69,7 @@ class Reader:
         if fields.raw("prompt_embeds"):
             raise bad_value("prompt_embeds are not taken here", "prompt_embeds")
         self.check(fields, sampling)
-        tokens = [tokens_of(prompt, sampling, worker.tokenizer, settings.max_model_len) for prompt in prompts]
+        tokens = [self.tokens(prompt, sampling) for prompt in prompts]
         echoed: list[str] = []
         if echo:
             echoed = [
@@ -93,7 +93,7 @@ class Reader:
         self.check(fields, sampling)
         tool = self.check_tools(fields)
         text = chat_text(fields, messages, worker.tokenizer, trusted=settings.trust_request_chat_template)
-        tokens = tokens_of(text, sampling, worker.tokenizer, settings.max_model_len)
+        tokens = self.tokens(text, sampling)
         role = "assistant" if fields.boolean("add_generation_prompt", True) else messages[-1][0]
         shown = text if fields.boolean("return_prompt_text") else None
         return Read(sampling, model, [tokens], tool=tool, role=role, text=shown)
@@ -112,17 +112,27 @@ class Reader:
                 else [("user", str(body[name]))]
             )
             prompt: str | list[int] = worker.tokenizer.render_chat(messages)
+        elif "text" in body or "input_ids" in body:  # SGLang's /generate
+            given: Any = body.get("text") or body.get("input_ids")
+            first = given[0] if isinstance(given, list) and given else given
+            prompt = given if isinstance(first, int) else first
+            if not isinstance(prompt, str | list):
+                raise ApiError("no prompt")
         else:
             prompts = read_prompts(fields, self.worker.release)
             if not prompts:
                 raise ApiError("no prompt")
             prompt = prompts[0]
         fields.done()
-        tokens = tokens_of(prompt, sampling, worker.tokenizer, settings.max_model_len)
+        tokens = self.tokens(prompt, sampling)
         model = self.model(fields)
         lora = model if model in worker.loras else ""
         blocks = TokenBlocks(tokens, settings.engine.block_size, salt=sampling.cache_salt, lora=lora)
         return len(tokens), blocks.identities
+
+    def tokens(self, prompt: str | list[int], sampling: Sampling) -> npt.NDArray[np.uint32]:
+        """Tokenize a prompt, truncated as requested. ApiError if it is too long, empty or out of vocabulary."""
+        return tokens_of(prompt, sampling, self.worker.tokenizer, self.worker.settings.max_model_len)
 
     def check(self, fields: Fields, sampling: Sampling) -> None:
         """Check the sampling parameters against the server's limits. ApiError for the first problem."""

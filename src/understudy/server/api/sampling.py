@@ -41,6 +41,8 @@ class Sampling(msgspec.Struct, kw_only=True):
     continuous_usage: bool = False
     stream_interval: int = 1
     priority: int = 0
+    priority_given: bool = True
+    """False when the client gave none, in a server where that has a meaning of its own."""
     cache_salt: str = ""
     request_id: str | None = None
     session_id: str = ""

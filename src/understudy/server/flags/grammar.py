@@ -54,6 +54,20 @@ _ELSEWHERE = {
     "workers": "several workers behind one address are `understudy fleet --workers N`",
     "routing": "several workers behind one address are `understudy fleet --routing POLICY`",
 }
+_OF_SGLANG = "--sglang-version"
+"""Our flag among SGLang's only."""
+_SGLANG_NAMES = {
+    "block-size": "--page-size",
+    "num-gpu-blocks-override": "--max-total-tokens",
+    "max-num-seqs": "--max-running-requests",
+    "max-num-batched-tokens": "--chunked-prefill-size",
+    "max-model-len": "--context-length",
+    "no-enable-prefix-caching": "--disable-radix-cache",
+    "gpu-memory-utilization": "--mem-fraction-static",
+    "seed": "--random-seed",
+    "tokenizer": "--tokenizer-path",
+}
+"""SGLang's counterparts of vLLM's flags."""
 
 
 _INVERSE = {"enable": "--disable-", "disable": "--enable-"}
@@ -90,6 +104,14 @@ class CommandLine(msgspec.Struct):
 def vllm_flags(version: str = NEWEST.version) -> dict[str, Flag]:
     """Return the flags of a release in `RELEASES`, by every name."""
     text = files(__package__).joinpath(f"vllm-{version}.jsonl").read_text(encoding="utf-8")
+    flags = [msgspec.json.decode(line, type=Flag) for line in text.splitlines()]
+    return {name: flag for flag in flags for name in flag.names}
+
+
+@cache
+def sglang_flags() -> dict[str, Flag]:
+    """Return the flags of SGLang 0.5.23, by every name."""
+    text = files(__package__).joinpath("sglang-0.5.23.jsonl").read_text(encoding="utf-8")
     flags = [msgspec.json.decode(line, type=Flag) for line in text.splitlines()]
     return {name: flag for flag in flags for name in flag.names}
 
@@ -215,6 +237,12 @@ def _unknown(name: str, flags: Iterable[str]) -> ConfigError:
         return ConfigError(f"{name}: renamed; use {_RENAMED[bare]}")
     if bare in _ELSEWHERE:
         return ConfigError(f"{name} is not a flag of one server: {_ELSEWHERE[bare]}")
+    has_sglang = _OF_SGLANG in flags
+    if has_sglang and name in vllm_flags():
+        instead = _SGLANG_NAMES.get(bare)
+        return ConfigError(f"{name}: a flag of vLLM; {f'give {instead}' if instead else 'leave it out'}")
+    if not has_sglang and name in sglang_flags():
+        return ConfigError(f"{name}: a flag of SGLang; add --engine sglang, or leave it out")
     for release in RELEASES:
         if name in vllm_flags(release.version):
             return ConfigError(

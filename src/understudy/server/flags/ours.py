@@ -32,7 +32,7 @@ OURS = (
     Flag(["--failure-types"], "str", many=True),
     Flag(["--fake-metrics"], "json"),
     Flag(["--model"], "str"),
-    Flag(["--engine"], "str", choices=["vllm", "qwen3"]),
+    Flag(["--engine"], "str", choices=["vllm", "sglang", "qwen3"]),
     Flag(["--random-weights"], "int"),
     Flag(["--device"], "str"),
     Flag(["--backend"], "str", choices=["reference", "triton"]),

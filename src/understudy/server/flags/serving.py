@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import os
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
@@ -23,6 +23,11 @@ from understudy.tiers.vllm_flags import offload_settings
 from understudy.timing.contexts import known_context
 from understudy.timing.fitted_for import check_fitted_for
 from understudy.timing.gpu_flags import GPU_FLAGS, timing_settings
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from understudy.engines.engine_config import EngineConfig
 
 _PLAIN = {
     "max-logprobs": "max_logprobs",
@@ -115,7 +120,11 @@ class ServePlan(msgspec.Struct, frozen=True):
 
 
 def read_serve(arguments: list[str], *, more: tuple[Flag, ...] = ()) -> ServePlan:
-    """Read a command line. ConfigError names the problem and the remedy."""
+    """Read a command line, with the flags of the engine that it names. ConfigError names the problem and the remedy."""
+    if names_sglang(arguments):
+        from understudy.server.flags.sglang import read_sglang_serve
+
+        return read_sglang_serve(arguments, more=more)
     ours = {name: flag for flag in more for name in flag.names}
     line = read_command_line(arguments, {**all_flags(find_flags_version(arguments, ours)), **ours})
     extra = {flag.name for flag in more}
@@ -150,8 +159,24 @@ def read_serve(arguments: list[str], *, more: tuple[Flag, ...] = ()) -> ServePla
     return ServePlan(settings, idle, line)
 
 
-def settings_of(line: CommandLine) -> ServerSettings:
-    """Build the settings from the flags. ConfigError names an invalid flag."""
+def names_sglang(arguments: list[str]) -> bool:
+    """Return True if a command line chooses `--engine sglang`; the last choice counts."""
+    chosen = ""
+    for word, after in zip(arguments, [*arguments[1:], ""], strict=True):
+        if word == "--engine":
+            chosen = after
+        elif word.startswith("--engine="):
+            chosen = word.partition("=")[2]
+    return chosen == "sglang"
+
+
+def settings_of(
+    line: CommandLine, build_engine: Callable[[dict[str, Any], int, str], EngineConfig] | None = None
+) -> ServerSettings:
+    """Build the settings from the flags. ConfigError names an invalid flag.
+
+    `build_engine` makes the engine from the flags, the context and the model; None: vLLM's.
+    """
     values = line.values
     if len(line.words) > 1:
         raise ConfigError(f"one model, please; got {', '.join(line.words)}")
@@ -213,7 +238,7 @@ def settings_of(line: CommandLine) -> ServerSettings:
     )
     if below is not None:
         given["tiers"] = offload_below(below, given.get("tiers"), given["model"])
-    engine = _engine(values, given["max_model_len"], given["model"])
+    engine = (build_engine or _engine)(values, given["max_model_len"], given["model"])
     if length == "auto":  # as much of the context as the cache has room for
         given["max_model_len"] = min(given["max_model_len"], engine.num_gpu_blocks * engine.block_size)
         engine = msgspec.structs.replace(engine, max_model_len=given["max_model_len"])
@@ -281,13 +306,20 @@ def _strays(values: dict[str, Any], latency_ms: tuple[float, float] | None) -> t
     return strays[0], strays[1]
 
 
-def _engine(values: dict[str, Any], max_model_len: int, model: str) -> VllmConfig:
-    from understudy.run.settings import _merge, _parse_assignment, apply_gpus
-
+def _engine(values: dict[str, Any], max_model_len: int, model: str) -> EngineConfig:
     settings: dict[str, Any] = {"block_size": 16, "max_model_len": max_model_len}
     for name, field in _ENGINE.items():
         if name not in ("mocker", "tiers", "timing", "max-model-len") and values.get(name) is not None:
             settings[field] = values[name]
+    return complete_engine(settings, values, model, VllmConfig)
+
+
+def complete_engine(
+    settings: dict[str, Any], values: dict[str, Any], model: str, kind: type[EngineConfig]
+) -> EngineConfig:
+    """Build an engine from its settings and the flags that engines of every kind have."""
+    from understudy.run.settings import _merge, _parse_assignment, apply_gpus
+
     gpu = {about.field: values[name] for name, about in GPU_FLAGS.items() if values.get(name) is not None}
     named = None if values.get("timing") is None else str(values["timing"])
     gpu, timing = timing_settings(named, gpu, has_model=True)
@@ -295,14 +327,14 @@ def _engine(values: dict[str, Any], max_model_len: int, model: str) -> VllmConfi
         settings["timing"] = timing
     for assignment in values.get("set") or ():
         settings = _merge(settings, _parse_assignment(assignment))
-    has_blocks = "num_gpu_blocks" in settings
+    has_blocks = "num_gpu_blocks" in settings or "max_total_tokens" in settings
     has_timing = "timing" in settings or "planner_profile_data" in settings
     _refuse_beside_constants(values, has_blocks=has_blocks, has_timing=has_timing)
     for name, needed in _IDLE_WITHOUT.items():
         may_follow = needed == "kv_cache_groups" and _has_gpu(values)  # the model on its GPU may have groups
         if values.get(name) is not None and not settings.get(needed) and not may_follow:
             settings.pop(_ENGINE[name], None)
-    engine = VllmConfig.from_dict(settings)
+    engine = kind.from_dict(settings)
     dtype = values.get("kv-cache-dtype")
     if not _has_gpu(values):
         for name in GPU_FLAGS:

@@ -64,8 +64,14 @@ class Fleet:
         engines = sum(count * pool.data_parallel_size for count, pool in settings.pools)
         require_memory(f"{workers:,} live workers", engines * LIVE_BYTES, "fewer workers need less")
         self.runtime: Runtime = make_runtime(first)
+        sizes = {pool.engine.block_size for _, pool in settings.pools}
         self.servers: list[Server] = []
         self.routing = FleetRouting(self.servers, settings.routing, settings.seed)
+        if self.routing.dispatcher.wants_blocks and len(sizes) > 1:
+            raise ConfigError(
+                f"pools: blocks of {' and '.join(map(str, sorted(sizes)))} tokens; routing by blocks needs one "
+                "size, so give all pools the same block-size or page-size"
+            )
         self.shared_runs: list[TierRun] = []
         """Tiers that the workers of a pool share (G3, G4), for pools that have them."""
         for count, pool in settings.pools:

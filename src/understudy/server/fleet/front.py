@@ -146,9 +146,10 @@ class FleetFront:
         connection.respond(200, msgspec.json.encode(report))
 
     def _forward(self, request: Request, connection: Connection) -> None:
-        generators = self.servers[0].app.routes.generators
-        if request.path not in generators or request.method != "POST":
-            self.servers[self._first_alive()].app.handle(request, connection)
+        tables = [server.app.routes for server in self.servers]
+        if request.method != "POST" or not all(request.path in table.generators for table in tables):
+            having = [index for index, table in enumerate(tables) if table.methods_of(request.path)]
+            self.servers[self._first_alive(having)].app.handle(request, connection)
             return
         self._router.update_availability()
         asked = self._asked(request)
@@ -209,9 +210,10 @@ class FleetFront:
         server.app.handle(request, connection)
         connection.extra_headers += f"x-understudy-worker: {chosen}\r\n".encode()
 
-    def _first_alive(self) -> int:
-        alive = (index for index, server in enumerate(self.servers) if not server.app.dead)
-        return next(alive, 0)
+    def _first_alive(self, preferred: Sequence[int] = ()) -> int:
+        """Return the first worker that is alive, of the preferred ones (those with a route) if there are any."""
+        among = preferred or range(len(self.servers))
+        return next((index for index in among if not self.servers[index].app.dead), among[0])
 
     # ── The page ──
 

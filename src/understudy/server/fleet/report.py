@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from understudy._core import Tier, VllmEngine
+from understudy._core import SglangEngine, Tier, VllmEngine
 from understudy.server.fleet.history import Totals
 from understudy.server.quantiles import sum_counts
 
@@ -194,7 +194,13 @@ def _describe_cache(server: Server) -> list[dict[str, Any]]:
             active = engine.snapshot().active_blocks
             free, cached = core.num_blocks - active, 0
         counts: dict[str, tuple[int, int, int]] = {"device": (active, cached, free)}
-        for one in server.settings.tiers.tiers if core.has_tiers else ():
+        if isinstance(engine, SglangEngine):
+            tokens, size = engine.tokens, core.block_size
+            counts["device"] = (active, tokens.evictable // size, tokens.available // size)
+            if core.has_tiers:
+                used = tokens.host_used // size
+                counts["g2"] = (0, used, tokens.host_total // size - used)
+        for one in server.settings.tiers.tiers if core.has_tiers and "g2" not in counts else ():
             free, active, cached, _ = core.vllm.tier_blocks(Tier[one.tier.upper()])
             counts[one.tier] = (active, cached, free)
         for name, count in counts.items():

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from understudy.server.http.heads import BODYLESS, date_lines, status_line
 
@@ -108,6 +108,8 @@ class Answer:
         self.on_ended: Callable[[], None] | None = None
         """Called once when the answer has ended or the client has disconnected, after the other callbacks."""
         self.extra_headers = b""
+        self.error_form: Callable[[Any], bytes] | None = None
+        """Formats errors of the server that answers; None: in vLLM's form."""
         self.slow_s = 0.0
         """Injected delay of everything sent for this answer, seconds."""
         self._slow_until_s = 0.0

@@ -261,3 +261,6 @@ class VllmMetrics:
         decode_s = (end - request.first_token_ns) / 1e9
         self.decode_s.observe(decode_s)
         self.per_token.observe(decode_s / (tokens - 1) if tokens > 1 else 0.0)
+
+    def on_aborted(self, request: LiveRequest) -> None:
+        """Count a request that the server or the engine aborted; vLLM does not."""

@@ -20,7 +20,9 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("understudy.router")
 
-_LABEL = re.compile(r'^vllm:cache_config_info\{[^}]*?\bblock_size="(\d+)"', re.MULTILINE)
+_LABEL = re.compile(
+    r'^(?:vllm:cache_config_info\{[^}]*?\bblock_size="|sglang:page_size\{[^}]*\} )(\d+)', re.MULTILINE
+)
 _WILD = ("*", "0.0.0.0", "[::]", "::", "")
 
 
