@@ -63,10 +63,9 @@ class SglangMetrics(VllmMetrics):
         self._counted: list[tuple[Counter, Callable[[], float]]] = []
         self._add_counters(registry, core, rank, ranks)
         self._queue_time = registry.histogram("sglang:queue_time_seconds", "In the queue.", QUEUE_S, **ranks)
-        self._by_stream = {
-            streams: _RequestMetrics(registry, {**both, "is_streaming": "true" if streams else "false"})
-            for streams in (False, True)
-        }
+        self._registry = registry
+        self._both = both
+        self._by_stream: dict[bool, _RequestMetrics] = {}
         self._gap = registry.histogram(
             "sglang:inter_token_latency_seconds", "From a token to the next.", GAP_S, **both
         )
@@ -155,6 +154,13 @@ class SglangMetrics(VllmMetrics):
     def _throughput(self) -> float:
         return self._rate if self.core.num_running else 0.0
 
+    def _of_streams(self, streams: bool) -> _RequestMetrics:
+        """Return the metrics of streamed requests, or of others; as in SGLang, none are shown before the first."""
+        if streams not in self._by_stream:
+            labels = {**self._both, "is_streaming": "true" if streams else "false"}
+            self._by_stream[streams] = _RequestMetrics(self._registry, labels)
+        return self._by_stream[streams]
+
     # ── Events ──
 
     def on_admitted(self, request: LiveRequest) -> None:
@@ -169,7 +175,7 @@ class SglangMetrics(VllmMetrics):
             self._count_step(now_ns)
         self._rate_tokens += count
         if first == 0:
-            self._by_stream[request.streams].first_token.observe((now_ns - request.arrival_ns) / 1e9)
+            self._of_streams(request.streams).first_token.observe((now_ns - request.arrival_ns) / 1e9)
         else:
             self._gap.observe((now_ns - request.last_token_ns) / 1e9)
 
@@ -191,7 +197,7 @@ class SglangMetrics(VllmMetrics):
     def on_finished(self, request: LiveRequest, reason: str, tokens: int, max_tokens: int) -> None:
         """Count a finished request."""
         super().on_finished(request, reason, tokens, max_tokens)
-        metrics = self._by_stream[request.streams]
+        metrics = self._of_streams(request.streams)
         metrics.requests.add()
         metrics.prompt_tokens.add(request.prompt_tokens)
         metrics.generation_tokens.add(tokens)
