@@ -355,7 +355,7 @@ def complete_engine(
     ours.reject_unused_settings(engine.timing, has_blocks=has_blocks, has_timing=has_timing)
     kv = None if dtype is None else str(dtype)
     engine = apply_gpus(there, engine, model, kv, has_blocks=has_blocks, has_timing=has_timing)[0]
-    if engine.kv_cache_groups:
+    if not isinstance(engine, VllmConfig) or engine.kv_cache_groups:
         return engine
     return msgspec.structs.replace(engine, prefix_cache_retention_interval=0, prefix_match_unit=None)
 

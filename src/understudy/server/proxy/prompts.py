@@ -38,7 +38,7 @@ class Prompt(NamedTuple):
 
 
 class PromptReader:
-    """Reads bodies of `/v1/completions`, `/v1/chat/completions`, `/v1/responses` and `/v1/messages`.
+    """Reads bodies of `/v1/completions`, `/v1/chat/completions`, `/v1/responses`, `/v1/messages` and `/generate`.
 
     Token ids are taken as they are. Text is tokenized by a tokenizer here, or by an engine's `/tokenize`.
     """
@@ -55,6 +55,9 @@ class PromptReader:
         if tokens is None:
             return None
         limit = body.get("max_completion_tokens") or body.get("max_tokens") or body.get("max_output_tokens")
+        parameters = body.get("sampling_params")
+        if limit is None and isinstance(parameters, dict):
+            limit = parameters.get("max_new_tokens")
         salt = body.get("cache_salt")
         return Prompt(
             tokens,
@@ -64,7 +67,7 @@ class PromptReader:
         )
 
     async def _tokens(self, body: dict[str, Any], upstream: Upstream) -> list[int] | None:
-        prompt = body.get("prompt")
+        prompt = body.get("prompt") or body.get("text") or body.get("input_ids")
         if isinstance(prompt, list) and prompt and isinstance(prompt[0], list | str):
             prompt = prompt[0]
         if isinstance(prompt, list):

@@ -33,7 +33,10 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("understudy.router")
 
-GENERATES = ("/v1/completions", "/v1/chat/completions", "/v1/responses", "/v1/messages", "/invocations")
+GENERATES = (
+    *("/v1/completions", "/v1/chat/completions", "/v1/responses", "/v1/messages", "/invocations"),
+    "/generate",  # SGLang's
+)
 _OWN_HEADERS = (
     "host",
     "content-length",

@@ -10,6 +10,7 @@ import numpy as np
 from understudy.server.access import RouteClass, route_class
 from understudy.server.api.errors import ApiError, Problem, invalid_body
 from understudy.server.api.fields import Fields, read_any, read_body
+from understudy.server.api.prompts import chat_text, read_messages
 from understudy.server.live_request import LiveRequest
 from understudy.server.sglang.control import Control
 from understudy.server.sglang.errors import GENERATE
@@ -99,13 +100,18 @@ class SglangRoutes:
 
     def _tokenize(self, request: Request, _: dict[str, str]) -> tuple[int, Any]:
         fields = Fields(read_body(request))
-        prompts = fields.texts("prompt")
-        if not prompts:
-            fields.note("missing", "prompt", "must be given")
+        if (fields.raw("prompt") is None) == (fields.raw("messages") is None):
+            fields.note("value_error", "prompt", "Exactly one of 'prompt' or 'messages' must be provided.")
+        if fields.raw("messages") is None:
+            prompts = fields.texts("prompt")
+        else:
+            messages = read_messages(fields, "messages", self._worker.settings.names[0])
+            fields.done()
+            prompts = [chat_text(fields, messages, self._worker.tokenizer, trusted=False)]
         fields.done()
         ids = [self._worker.tokenizer.encode(prompt) for prompt in prompts]
         counts = [len(one) for one in ids]
-        single = isinstance(fields.raw("prompt"), str)
+        single = not isinstance(fields.raw("prompt"), list)
         length = self._worker.settings.max_model_len
         if single:
             return 200, {"tokens": ids[0], "count": counts[0], "max_model_len": length}
