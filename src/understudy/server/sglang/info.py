@@ -1,4 +1,4 @@
-"""What an SGLang server says about itself: its model, its settings, its load."""
+"""Descriptions that an SGLang server gives: its model, its settings, its load."""
 
 from __future__ import annotations
 
