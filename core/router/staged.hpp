@@ -52,8 +52,8 @@ class StagedRouter final : public Router {
     return prefill_->choose(request, view);
   }
   bool reads_residency() const noexcept override {
-    return (prefill_->reads_residency() || !prefill_->observes()) &&
-           (decode_->reads_residency() || !decode_->observes());
+    const auto can = [](const Router& router) { return router.reads_residency() || !router.observes(); };
+    return observes() && can(*prefill_) && can(*decode_);
   }
   bool observes() const noexcept override { return prefill_->observes() || decode_->observes(); }
   std::int64_t event_delay_ns() const noexcept override {
