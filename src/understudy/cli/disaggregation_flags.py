@@ -70,7 +70,7 @@ def add_disaggregation_flags(verb: argparse.ArgumentParser) -> None:
         "--kv-lease-duration",
         type=int,
         metavar="S",
-        help="time that prefill workers keep blocks which nobody reads (default: 30)",
+        help="time that prefill workers keep blocks which no decode worker reads (default: 30)",
     )
 
 

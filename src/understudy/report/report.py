@@ -224,7 +224,7 @@ class Report:
         known = self.run.routed_hit_ratio
         if known is not None or self.workload is None or not self.kv.evictions:
             return known
-        if self.columns.num_workers == 1:
+        if self.columns.num_workers == 1 or self.handoff is not None:
             return None
         return unlimited_hit_ratio(self.workload, self.columns.block_size, self.columns.worker)
 

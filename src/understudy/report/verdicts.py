@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from understudy.report.engine_terms import SGLANG_TERMS, flags_of, terms_of
+from understudy.report.handoff_verdicts import handoff_bottleneck
 from understudy.report.latency import NS_PER_S
 from understudy.report.series import StepFunction
 from understudy.report.text import duration, quantity
@@ -38,7 +39,8 @@ _PHASES_OF_OBJECTIVE = {
 
 def find_verdicts(report: Report) -> tuple[Verdict, ...]:
     """Apply all rules; return the verdicts, the most important first."""
-    return tuple(verdict for rule in RULES if (verdict := rule(report)) is not None)
+    rules = RULES if report.handoff is None else HANDOFF_RULES
+    return tuple(verdict for rule in rules if (verdict := rule(report)) is not None)
 
 
 def nothing_completed(report: Report) -> Verdict | None:
@@ -315,6 +317,17 @@ RULES: tuple[Callable[[Report], Verdict | None], ...] = (
     tier_never_read,
     limit_never_reached,
 )
+
+
+HANDOFF_RULES: tuple[Callable[[Report], Verdict | None], ...] = (
+    nothing_completed,
+    rejected,
+    overloaded,
+    goal_missed,
+    handoff_bottleneck,
+    preemption_storm,
+)
+"""Rules for prefill and decode workers: the others compare workers that all do the same."""
 
 
 def _count_failures(report: Report) -> str:

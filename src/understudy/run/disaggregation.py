@@ -71,7 +71,7 @@ class Disaggregation(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     hop_ms: float = 0.0
     """From the end of a prompt to the arrival of the request at its decode worker."""
     lease_s: int = 30
-    """`kv_lease_duration`: how long a prefill worker keeps blocks that nobody reads."""
+    """`kv_lease_duration`: how long a prefill worker keeps blocks that no decode worker reads."""
     kv_bytes_per_token: int | None = None
     """KV bytes of a token; needed unless the links have no limit."""
 

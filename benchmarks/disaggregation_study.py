@@ -1,0 +1,96 @@
+"""Compare four workers that do everything with prefill and decode workers, over links of several speeds.
+
+    python benchmarks/disaggregation_study.py --trace PATH [--svg docs/disaggregation.svg]
+
+Llama-3.1-8B on H100s, the trace at its own pace. Prints one line a fleet: TTFT, ITL, E2E, the share of requests within
+the goals (TTFT 1,000 ms, mean ITL 15 ms), and where the time to the first token went. `--svg` draws the latter.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+
+import understudy as us
+from understudy.report.goodput import Slo
+
+GOALS = Slo(ttft_ms=1000.0, itl_ms=15.0)
+MODEL = {"model": "Llama-3.1-8B", "gpu": "H100"}
+FLEETS: dict[str, us.Disaggregation | None] = {
+    "4 workers": None,
+    "2P + 2D, no limit": us.Disaggregation(prefill_workers=2, decode_workers=2),
+    "2P + 2D, 50 GB/s": us.Disaggregation(prefill_workers=2, decode_workers=2, link_gbps=50.0),
+    "2P + 2D, 12.5 GB/s": us.Disaggregation(prefill_workers=2, decode_workers=2, link_gbps=12.5),
+    "2P + 2D, 5 GB/s": us.Disaggregation(prefill_workers=2, decode_workers=2, link_gbps=5.0),
+    "1P + 3D, 50 GB/s": us.Disaggregation(prefill_workers=1, decode_workers=3, link_gbps=50.0),
+    "3P + 1D, 50 GB/s": us.Disaggregation(prefill_workers=3, decode_workers=1, link_gbps=50.0),
+    "2P + 2D, 50 GB/s, uncached:2048": us.Disaggregation(
+        prefill_workers=2, decode_workers=2, link_gbps=50.0, rule="uncached:2048"
+    ),
+}
+COLOURS = ("#4c78a8", "#72b7b2", "#bab0ac", "#eeca3b", "#e45756", "#b279a2", "#54a24b")
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--trace", type=Path, required=True, help="Mooncake JSONL")
+    parser.add_argument("--svg", type=Path, help="draw the parts of the TTFT")
+    args = parser.parse_args()
+    workload = us.read_trace(args.trace)
+    parts: dict[str, dict[str, float]] = {}
+    print("| fleet | TTFT mean / p99 ms | ITL mean / p99 ms | E2E ms | within goals | handed off |")
+    print("|---|---|---|---|---|---|")
+    for name, split in FLEETS.items():
+        report = us.replay(
+            workload,
+            workers=4 if split is None else 1,
+            routing="least_loaded",
+            disaggregation=split,
+            slo=GOALS,
+            **MODEL,  # type: ignore[arg-type]
+        )
+        assert report.goodput is not None
+        handed = "–" if report.handoff is None else f"{report.handoff.remote:,}"
+        print(
+            f"| {name} | {report.ttft_ms.mean:,.0f} / {report.ttft_ms.p99:,.0f} | {report.itl_ms.mean:.1f} / "
+            f"{report.itl_ms.p99:.1f} | {report.e2e_ms.mean:,.0f} | {report.goodput.ratio:.1%} | {handed} |",
+            flush=True,
+        )
+        if report.handoff is not None:
+            parts[name] = report.handoff.ttft_parts_ms
+    if args.svg is not None:
+        args.svg.write_text(draw(parts), encoding="utf-8")
+    return 0
+
+
+def draw(parts: dict[str, dict[str, float]]) -> str:
+    """Draw stacked bars of the mean TTFT of handed-off requests."""
+    longest = max(sum(part.values()) for part in parts.values())
+    names = list(next(iter(parts.values())))
+    rows, width, left = len(parts), 860, 230
+    height = 40 * rows + 70
+    out = [
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" font-family="sans-serif" '
+        'font-size="13"><rect width="100%" height="100%" fill="white"/>'
+    ]
+    for row, (fleet, shares) in enumerate(parts.items()):
+        x, y = float(left), 40 * row + 12
+        out.append(f'<text x="{left - 8}" y="{y + 18}" text-anchor="end">{fleet}</text>')
+        for name, colour in zip(names, COLOURS, strict=True):
+            wide = shares[name] / longest * (width - left - 90)
+            out.append(f'<rect x="{x:.1f}" y="{y}" width="{wide:.1f}" height="26" fill="{colour}"/>')
+            x += wide
+        out.append(f'<text x="{x + 6:.1f}" y="{y + 18}">{sum(shares.values()):,.0f} ms</text>')
+    x = float(left)
+    for name, colour in zip(names, COLOURS, strict=True):
+        out.append(f'<rect x="{x:.0f}" y="{height - 36}" width="12" height="12" fill="{colour}"/>')
+        out.append(f'<text x="{x + 16:.0f}" y="{height - 25}">{name}</text>')
+        x += 30 + 7.2 * len(name)
+    return "".join(out) + "</svg>\n"
+
+
+if __name__ == "__main__":
+    sys.exit(main())

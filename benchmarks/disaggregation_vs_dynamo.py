@@ -1,0 +1,111 @@
+"""Replay one trace with prefill and decode workers on Understudy and on NVIDIA Dynamo's Rust simulator, in one run.
+
+    python benchmarks/disaggregation_vs_dynamo.py --trace PATH [--repeat 5] [--json PATH]
+
+Blocks of 64, 16,384 a worker, polynomial timing, round robin in both pools, links without a limit (the peer then moves
+blocks in no time). Runs alternate; CPU seconds of a whole call count, from opening the file to the finished report,
+after imports, and the median of each side is printed. The peer's decode worker gives the first token when the blocks
+are there; vLLM's polls, and computes the last token of the prompt again. So the TTFT until the end of the prompt is
+compared too.
+"""
+
+from __future__ import annotations
+
+import json
+import statistics
+import subprocess
+import sys
+from typing import Any
+
+from replay_vs_dynamo import PEER, peer_python, read_arguments
+
+OURS = """
+import json, resource, sys, time
+import understudy.api
+from understudy.engines.vllm_config import VllmConfig
+from understudy.run.disaggregation import Disaggregation
+trace, prefill, decode, routing = sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), sys.argv[4]
+engine = VllmConfig(block_size=64, num_gpu_blocks=16384, async_scheduling=False)
+split = Disaggregation(prefill_workers=prefill, decode_workers=decode, decode_routing=routing)
+start = time.process_time()
+report = understudy.api.replay(trace, engine, routing=routing, disaggregation=split)
+seconds = time.process_time() - start
+parts = report.handoff.ttft_parts_ms
+print(json.dumps({
+    "seconds": seconds, "ttft_ms": report.ttft_ms.mean, "itl_ms": report.itl_ms.mean, "e2e_ms": report.e2e_ms.mean,
+    "prompt_ms": parts["prefill queue"] + parts["prefill"], "hit": report.prefix_hit_ratio.first_admission,
+    "completed": report.requests.completed, "peak_mb": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024,
+}))
+"""
+
+THEIRS = """
+import json, resource, sys, time
+import dynamo.replay
+trace, prefill, decode, routing = sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), sys.argv[4]
+def args(role):
+    return {"engine": {"block_size": 64, "worker_type": role}}
+start = time.process_time()
+report = dynamo.replay.run_trace_replay([trace], prefill_engine_args=args("prefill"), decode_engine_args=args("decode"),
+    num_prefill_workers=prefill, num_decode_workers=decode, router_mode=routing, trace_block_size=512)
+seconds = time.process_time() - start
+summary = report if isinstance(report, dict) else report.summary
+if not isinstance(summary, dict):
+    summary = vars(summary)
+print(json.dumps({
+    "seconds": seconds, "ttft_ms": summary["mean_ttft_ms"], "itl_ms": summary["mean_itl_ms"],
+    "e2e_ms": summary["mean_e2e_latency_ms"], "hit": summary["prefix_cache_reused_ratio"],
+    "completed": summary["completed_requests"],
+    "peak_mb": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024,
+}))
+"""
+
+
+def main() -> int:
+    args = read_arguments(__doc__)
+    peer = str(peer_python(args.peer_venv))
+    trace = str(args.trace)
+    numbers: dict[str, Any] = {}
+    for prefill, decode in ((2, 2), (4, 4)):
+        for routing, theirs in (("round_robin", "round_robin"), ("kv", "kv_router")):
+            name = f"{prefill}P+{decode}D {routing}"
+            sides: dict[str, list[dict[str, Any]]] = {"ours": [], "dynamo": []}
+            size = (str(prefill), str(decode))
+            for _ in range(args.repeat):
+                sides["ours"].append(call([sys.executable, "-c", OURS, trace, *size, routing]))
+                sides["dynamo"].append(call([peer, "-c", THEIRS, trace, *size, theirs]))
+            numbers[name] = {
+                side: runs[0] | {"seconds": statistics.median(run["seconds"] for run in runs)}
+                for side, runs in sides.items()
+            }
+            show(name, numbers[name])
+    if args.json:
+        args.json.write_text(json.dumps(numbers, indent=2) + "\n", encoding="utf-8")
+    return 0
+
+
+def call(command: list[str]) -> dict[str, Any]:
+    """Run a side and read its last line."""
+    done = subprocess.run(command, check=False, capture_output=True, text=True)
+    if done.returncode:
+        raise SystemExit(done.stderr[-2000:])
+    found: dict[str, Any] = json.loads(done.stdout.strip().splitlines()[-1])
+    return found
+
+
+def show(name: str, sides: dict[str, Any]) -> None:
+    """Print both sides of a setting."""
+    ours, theirs = sides["ours"], sides["dynamo"]
+    ratio = theirs["seconds"] / ours["seconds"]
+    print(
+        f"{name}: {ours['seconds']:.3f} against {theirs['seconds']:.2f} CPU s, {ratio:.1f} × as fast as {PEER}; "
+    )
+    print(
+        f"  peak {ours['peak_mb']:.0f} against {theirs['peak_mb']:.0f} MB; until the prompt is computed "
+        f"{ours['prompt_ms']:,.1f} ms, TTFT {ours['ttft_ms']:,.1f} against {theirs['ttft_ms']:,.1f} ms; ITL "
+        f"{ours['itl_ms']:.2f} against {theirs['itl_ms']:.2f} ms; hits {ours['hit']:.3f} against {theirs['hit']:.3f}",
+        flush=True,
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(main())
