@@ -62,7 +62,7 @@ MISSPELT = {
     "calibrate": ("--modle", "--model"),
     "cache": ("--sizs", "--sizes"),
     "capacity": ("--modle", "--model"),
-    "sweep": ("--vray", "--vary"),
+    "sweep": ("--stroe", "--store"),
     "workload": ("--cuont", "--count"),
     "convert": ("--fromat", "--format"),
     "serve": ("--prot", "--port"),

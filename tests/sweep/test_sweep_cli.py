@@ -223,3 +223,33 @@ def test_the_manifest_is_that_of_the_answer(tmp_path: Path, capsys: pytest.Captu
     assert "no fleet of the space meets the goal" in printed.err
     assert "nearest: 1 GPU" in printed.out
     assert not path.exists()
+
+
+@pytest.mark.parametrize("search", [["--search", "bisect"], ["--search", "halving"], ["--random", "6"]])
+def test_another_search_replays_fewer_and_says_so(tmp_path: Path, search: list[str]) -> None:
+    flags = ["--vary", "workers=1..9", *search, "--store", str(tmp_path / "sweep.jsonl")]
+    result = sweep(tmp_path, *flags)
+    assert result["search"] == search[-1] if "--search" in search else "random"
+    assert 0 < len(result["trials"]) < 9
+    assert f"{len(result['trials'])} of 9 combinations whole" in result["notes"][0]
+    again = sweep(tmp_path, *flags)
+    assert (again["ran"], again["answers"]) == (0, result["answers"])
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (["--vary", "max-num-seqs=1..2001"], "2,001 combinations are more than the 2,000 of a full grid"),
+        (["--vary", "workers=1..4", "--random", "2", "--optuna", "2"], "--random: contradicts --optuna"),
+        (["--vary", "workers=1..4", "--random", "0"], "--random must be at least 1"),
+        (["--vary", "routing=kv,random", "--search", "bisect"], "no flag to bisect"),
+    ],
+)
+def test_a_search_refuses_by_name(capsys: pytest.CaptureFixture[str], flags: list[str], message: str) -> None:
+    assert message in refuse(capsys, *flags, *GOAL)
+
+
+def test_prefill_and_decode_workers_count_as_gpus(tmp_path: Path) -> None:
+    flags = ["--vary", "prefill-workers=1,2", "decode-workers=1,3", "--kv-bytes-per-token", "1000"]
+    result = sweep(tmp_path, *flags)
+    assert [trial["gpus"] for trial in result["trials"]] == [2, 4, 3, 5]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from understudy.cli import replay, trace_flags
 from understudy.cli.parser import Parser
@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from understudy.sweep.candidate import Candidate
     from understudy.sweep.result import Sweep
     from understudy.sweep.space import Space
+    from understudy.sweep.trials import Trials
     from understudy.workload import Workload
 
 EXAMPLES = """\
@@ -33,13 +34,13 @@ setting, as for --set.
 TASKS = {
     "choose the space": ("--vary", "--workers", "--model", "--gpu", "--engine"),
     "set the goal and the prices": ("--slo-ttft-ms", "--slo-itl-ms", "--slo-e2e-ms", "--goal", "--gpu-hour"),
-    "run": ("--jobs", "--store"),
-    "write outputs (PATH may be -, for standard output)": ("--json", "--manifest"),
+    "run": ("--search", "--random", "--jobs", "--store"),
+    "write outputs (PATH may be -, for standard output)": ("--json", "--html", "--reports", "--manifest"),
 }
-MAX_GRID = 2000
-"""Most combinations of a full grid."""
-
-_OWN = ("vary", "goal", "gpu_hour", "store", "jobs", "json", "manifest", "quiet", "help")
+_OWN = (
+    *("vary", "search", "random", "optuna", "goal", "gpu_hour", "store", "jobs", "ray"),
+    *("json", "html", "reports", "manifest", "quiet", "help"),
+)
 _FIXED = (
     *_OWN,
     *("trace", "format", "trace_block_size", "tokenizer", "keep_ids", "clamp_input_length"),
@@ -68,6 +69,20 @@ def add_parser(verbs: Verbs) -> None:
         help="flags of `replay` to vary, and their values, such as workers=1..8 routing=round_robin,kv",
     )
     sweep.add_argument(
+        "--search",
+        choices=("grid", "bisect", "halving"),
+        help="grid: every combination (default up to 2,000); bisect: the smallest workers or KV blocks that meet the "
+        "goal, for every combination of the other flags (default above); halving: all on a part of the trace, and "
+        "ever fewer on more of it",
+    )
+    sweep.add_argument("--random", type=int, metavar="N", help="replay N combinations, drawn at random")
+    sweep.add_argument(
+        "--optuna",
+        type=int,
+        metavar="N",
+        help="replay N combinations that Optuna proposes one after another (extra [optuna])",
+    )
+    sweep.add_argument(
         "--goal",
         type=float,
         default=0.99,
@@ -91,9 +106,21 @@ def add_parser(verbs: Verbs) -> None:
     sweep.add_argument(
         "--jobs", type=int, metavar="N", help="processes, one thread each (default: all cores)"
     )
+    sweep.add_argument(
+        "--ray",
+        metavar="ADDRESS",
+        help="run on a Ray cluster instead: auto, HOST:PORT, ray://HOST:PORT or local (extra [ray])",
+    )
     out = verb.add_argument_group("output (PATH may be -, for standard output)")
     out.add_argument(
         "--json", type=Path, metavar="PATH", help="write answer, front and all candidates as JSON"
+    )
+    out.add_argument("--html", type=Path, metavar="PATH", help="write one self-contained page with plots")
+    out.add_argument(
+        "--reports",
+        type=Path,
+        metavar="FOLDER",
+        help="replay the points of the front again and write their reports there; the page of --html links to them",
     )
     out.add_argument(
         "--manifest", type=Path, metavar="PATH", help="write the Kubernetes manifest of the answer's fleet"
@@ -108,12 +135,14 @@ def run(args: argparse.Namespace) -> int:
     """Replay the candidates, then print and write the answer."""
     import sys
 
+    from understudy.sweep.page import build_page
+    from understudy.sweep.reports import write_reports
     from understudy.sweep.space import Space
     from understudy.sweep.text import describe_sweep
 
     if not args.vary:
         raise ConfigError("--vary: missing; name a flag and its values, such as workers=1..8")
-    outputs = {"--json": args.json, "--manifest": args.manifest}
+    outputs = {"--json": args.json, "--html": args.html, "--manifest": args.manifest}
     inputs = {
         f"--{name.replace('_', '-')}": value
         for name, value in vars(args).items()
@@ -123,8 +152,16 @@ def run(args: argparse.Namespace) -> int:
     check_outputs(
         {**outputs, "--store": args.store}, {"TRACE": trace_flags.path_read(args), **files_named(inputs)}
     )
-    sweep = _sweep(args, Space.parse(args.vary))
-    contents = {"--json": sweep.to_json, "--manifest": sweep.to_manifest}
+    if args.reports is not None and args.reports.exists() and not args.reports.is_dir():
+        raise ConfigError(f"--reports {args.reports}: not a folder; name another one")
+    workload = _read_workload(args)
+    sweep = _sweep(args, Space.parse(args.vary), workload)
+    links = {} if args.reports is None else write_reports(sweep, workload, args.reports, args.html)
+    contents = {
+        "--json": sweep.to_json,
+        "--html": lambda: build_page(sweep, links).encode(),
+        "--manifest": sweep.to_manifest,
+    }
     named = {flag: path for flag, path in outputs.items() if path is not None}
     if not args.quiet:
         stream = sys.stderr if any(map(is_stdout, named.values())) else sys.stdout
@@ -139,7 +176,7 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def _sweep(args: argparse.Namespace, space: Space) -> Sweep:
+def _sweep(args: argparse.Namespace, space: Space, workload: Workload) -> Sweep:
     import os
     import time
     from contextlib import closing, nullcontext
@@ -151,6 +188,7 @@ def _sweep(args: argparse.Namespace, space: Space) -> Sweep:
     from understudy.run.pools import make_pools
     from understudy.sweep.candidate import Candidate
     from understudy.sweep.local import Processes
+    from understudy.sweep.on_ray import RayTasks
     from understudy.sweep.prices import Prices
     from understudy.sweep.result import Sweep
     from understudy.sweep.store import Store
@@ -165,8 +203,7 @@ def _sweep(args: argparse.Namespace, space: Space) -> Sweep:
     flags = VariedFlags(args.parser, _FIXED)
     flags.check(space, args)
     prices = Prices.parse(args.gpu_hour)
-    if space.size > MAX_GRID:
-        raise ConfigError(f"--vary: {space.size:,} combinations; at most {MAX_GRID:,} are a full grid")
+    search = _choose_search(args, space)
 
     def build(point: tuple[int, ...]) -> Candidate:
         changed = flags.apply(args, space.texts(point))
@@ -180,19 +217,20 @@ def _sweep(args: argparse.Namespace, space: Space) -> Sweep:
         )
         prices.check(candidate)
         settings = candidate.settings
-        if not settings.pools:  # a file's pools are checked when they are read
+        if (
+            not settings.pools and settings.disaggregation is None
+        ):  # a file's pools are checked when they are read
             make_pools((), settings.engine, settings.workers, settings.tiers)
         return candidate
 
-    workload = _read_workload(args)
     with (
         Store(args.store) as store,
-        closing(Processes(workload, jobs)) as runner,
+        closing(Processes(workload, jobs) if args.ray is None else RayTasks(workload, args.ray)) as runner,
         nullcontext() if args.quiet else progress_bars() as update,
     ):
         progress = None if update is None else lambda done, total: update("sweeping", done, total)
         trials = Trials(space, build, prices.cost, workload, runner, store, progress)
-        trials.run(trials.keep_valid(space.points()))
+        _search(trials, search, args, jobs)
     if not trials.whole and not trials.failed:
         reason = next(iter(trials.invalid.values()))
         raise ConfigError(f"--vary: every combination is invalid; the first: {reason}")
@@ -202,11 +240,51 @@ def _sweep(args: argparse.Namespace, space: Space) -> Sweep:
         workload=args.trace.name,
         workload_digest=workload.digest,
         slo=slo,
-        search="grid",
+        search=search,
         has_prices=prices.are_given,
         wall_s=time.perf_counter() - started,
-        notes=tuple(dict.fromkeys(_collect_notes(trials, workload))),
+        notes=tuple(dict.fromkeys(_collect_notes(trials, workload, search))),
     )
+
+
+def _choose_search(args: argparse.Namespace, space: Space) -> str:
+    """Return the name of the search. ConfigError for a space that is too large for a grid and has no other."""
+    from understudy.checks import whole_number
+    from understudy.sweep.search import MAX_GRID, find_monotone
+
+    given = {"random": args.random, "optuna": args.optuna, "search": args.search}
+    named = [name for name, value in given.items() if value is not None]
+    if len(named) > 1:
+        raise ConfigError(f"--{named[0]}: contradicts --{named[1]}; give one")
+    if named and named[0] != "search":
+        whole_number(f"--{named[0]}", given[named[0]], 1, 10**6)
+        return named[0]
+    if args.search is not None:
+        return str(args.search)
+    if space.size <= MAX_GRID:
+        return "grid"
+    if find_monotone(space) is None:
+        raise ConfigError(
+            f"--vary: {space.size:,} combinations are more than the {MAX_GRID:,} of a full grid; add --random N, "
+            "--optuna N or --search halving"
+        )
+    return "bisect"
+
+
+def _search(trials: Trials, search: str, args: argparse.Namespace, jobs: int) -> None:
+    from understudy.sweep.model_search import search_with_optuna
+    from understudy.sweep.search import search_by_bisection, search_by_halving, search_grid, search_random
+
+    if search == "grid":
+        search_grid(trials)
+    elif search == "bisect":
+        search_by_bisection(trials, args.goal)
+    elif search == "halving":
+        search_by_halving(trials, args.goal)
+    elif search == "random":
+        search_random(trials, args.random)
+    else:
+        search_with_optuna(trials, args.optuna, args.goal, jobs)
 
 
 def _check_flags(args: argparse.Namespace) -> None:
@@ -217,6 +295,8 @@ def _check_flags(args: argparse.Namespace) -> None:
         raise ConfigError(
             "--compare-without-tiers: not part of a sweep; vary a tier, such as --vary g2-bytes=,64GiB"
         )
+    if args.ray is not None and args.jobs is not None:
+        raise ConfigError("--jobs: contradicts --ray, whose cluster has its own processes; give one")
     if not 0 < args.goal <= 1:
         raise ConfigError(f"--goal must be a share above 0 and at most 1, got {args.goal:g}")
 
@@ -230,11 +310,16 @@ def _read_workload(args: argparse.Namespace) -> Workload:
     return workload
 
 
-def _collect_notes(trials: Any, workload: Workload) -> list[str]:
-    """Return the notes of the workload, and those that all candidates share."""
+def _collect_notes(trials: Trials, workload: Workload, search: str) -> list[str]:
+    """Return notes on the search, on the workload, and those that all candidates share."""
     notes = [
         {*trial.candidate.settings.notes, *trial.candidate.settings.engine.notes()}
         for trial in trials.whole.values()
     ]
     shared = set.intersection(*notes) if notes else set()
-    return [*workload.notes, *sorted(shared)]
+    part = len(trials.whole), trials.space.size - len(trials.invalid)
+    partial = (
+        f"search {search} replayed {part[0]:,} of {part[1]:,} combinations whole; the front and the shares of variance "
+        "describe only these"
+    )
+    return [*([partial] if search != "grid" else []), *workload.notes, *sorted(shared)]

@@ -45,8 +45,10 @@ class Candidate:
     @property
     def gpus(self) -> int:
         """GPUs of the fleet; a worker without a named GPU counts as one."""
-        pools = self.settings.pools
+        pools, split = self.settings.pools, self.settings.disaggregation
         workers = sum(pool.workers for pool in pools) if pools else self.settings.workers
+        if split is not None and not pools:
+            workers = (split.prefill_workers or 0) + (split.decode_workers or 0)
         return workers * (1 if self.settings.gpu is None else self.settings.gpu.tensor_parallel_size)
 
     def key(self, workload_digest: str) -> str:
@@ -123,6 +125,7 @@ def replay_candidate(workload: Workload, candidate: Candidate) -> Report:
         None if settings.pools else settings.engine,
         workers=settings.workers,
         pools=settings.pools,
+        disaggregation=settings.disaggregation,
         routing=settings.policy,
         seed=settings.seed,
         load=settings.load,

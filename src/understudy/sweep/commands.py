@@ -89,6 +89,8 @@ def make_commands(candidate: Candidate) -> Commands:
         if getattr(engine.mocker, field) != default:
             missing.append(f"{field}={getattr(engine.mocker, field)}")
     router = None
+    if settings.disaggregation is not None:
+        missing.append("prefill and decode workers: each role needs its own --kv-transfer-config")
     if settings.workers > 1 and not settings.ranks:
         router = _router_words(candidate)
         if settings.routing == "kv":

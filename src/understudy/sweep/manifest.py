@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from understudy import __version__
+from understudy.errors import ConfigError
 from understudy.sweep.candidate import format_flags
 from understudy.sweep.commands import ENGINE_PORT, EVENTS_PORT, ROUTER_PORT, engine_image, make_commands
 
@@ -17,6 +18,8 @@ def write_manifest(candidate: Candidate, name: str = "engine") -> str:
     import yaml
 
     settings = candidate.settings
+    if settings.disaggregation is not None or settings.pools:
+        raise ConfigError("--manifest: workers differ by role or pool; write it for equal workers only")
     commands = make_commands(candidate)
     gpus = candidate.gpus if settings.ranks else candidate.gpus // settings.workers
     replicas = 1 if settings.ranks else settings.workers

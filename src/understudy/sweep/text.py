@@ -101,8 +101,8 @@ def _format_table(sweep: Sweep, answer: Answer) -> Iterator[str]:
     for each in answer.front:
         summary = each.summary
         row = [f"{each.gpus:,}", *([f"{each.cost:,.2f}"] if sweep.has_prices else []), f"{each.good:.2%}"]
-        row += [_format(summary.goodput_per_s), _format(summary.output_tokens_per_s)]
-        row += [_format(getattr(summary, name).p99) for name in sweep.objectives]
+        row += [format_number(summary.goodput_per_s), format_number(summary.output_tokens_per_s)]
+        row += [format_number(getattr(summary, name).p99) for name in sweep.objectives]
         rows.append(row)
     widths = [max(len(row[place]) for row in rows) for place in range(len(head))]
     lines: list[Trial | None] = [None, *answer.front]
@@ -150,5 +150,6 @@ def _describe_reasons(sweep: Sweep) -> Iterator[str]:
         yield f"Failed: {len(sweep.failed):,}, such as {format_flags(sweep.space.values(point))}: {reason}"
 
 
-def _format(value: float | None) -> str:
+def format_number(value: float | None) -> str:
+    """Return a number with 4 significant digits, or a dash."""
     return "-" if value is None else f"{value:,.4g}" if abs(value) < 1000 else f"{value:,.0f}"
