@@ -140,6 +140,10 @@ def test_the_page_shows_the_curve_the_knee_and_the_fleets_point(tmp_path: Path) 
         ("--model Llama-3.1-8B --kv-bytes-per-token 8", "both set the KV bytes per token; give one"),
         ("--gpu H100", "--gpu needs --model; give a known name"),
         ("--num-gpu-blocks 512 --set engine.block_size=32", "differs from --block-size 16; give one"),
+        (
+            "--num-gpu-blocks 512 --set disaggregation.prefill_workers=1 --set disaggregation.decode_workers=1",
+            "disaggregation: a cache study has equal workers without tiers; remove disaggregation",
+        ),
         ("--kv-dtype fp8", "--kv-dtype needs --model; give a known name"),
     ],
 )

@@ -243,8 +243,12 @@ def _read_settings(args: argparse.Namespace) -> ReplaySettings | None:
             name: getattr(args, name) for name in ("model", "kv_dtype") if getattr(args, name) is not None
         }
     settings = ReplaySettings.read(args.config, {**flags, **fleet, "engine": engine}, args.set)
-    if settings.pools or settings.tiers.tiers:
-        field = "pools" if settings.pools else "tiers"
+    given = {
+        "pools": settings.pools,
+        "disaggregation": settings.disaggregation,
+        "tiers": settings.tiers.tiers,
+    }
+    if field := next((name for name, value in given.items() if value), None):
         raise ConfigError(
             f"{field}: a cache study has equal workers without tiers; remove {field} from the settings"
         )
