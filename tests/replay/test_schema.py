@@ -21,6 +21,7 @@ from understudy.report import Report
 from understudy.report.requests import key_of
 from understudy.run.digest import digests
 from understudy.run.offline import run_offline
+from understudy.run.handoff_columns import HandOffColumns
 from understudy.run.schema import About, check_columns, list_columns, list_totals, take_columns
 from understudy.run.tier_columns import TierColumns
 from understudy.run.timeline import Timeline
@@ -77,8 +78,13 @@ def test_columns_of_one_kind_are_as_long() -> None:
 
 def test_every_array_and_number_of_the_core_is_declared() -> None:
     """What the core counts and nobody declares would be in no output."""
-    declared = {c.about.core_name or c.name for c in (*list_columns(Timeline), *list_columns(TierColumns))}
-    told = declared | set(list_totals(Timeline)) | {"tiers", "tier_totals", "links", "events", "kv_trace"}
+    records = (Timeline, TierColumns, HandOffColumns)
+    declared = {c.about.core_name or c.name for record in records for c in list_columns(record)}
+    told = (
+        declared
+        | set(list_totals(Timeline))
+        | {"tiers", "tier_totals", "links", "handoff", "events", "kv_trace"}
+    )
     told |= {"step_ns", "uncovered_ns"}  # of the timing model, for the report: no part of what happened
     core = {name for name in dir(FleetResult) if not name.startswith("_")}
     assert core - told == {"rejections"}
