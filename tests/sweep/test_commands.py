@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 import yaml
 
+from understudy.errors import ConfigError
 from understudy.report import Slo
 from understudy.run.settings import ReplaySettings
-from understudy.server.flags import grammar
-from understudy.server.flags.grammar import read_command_line, vllm_flags
+from understudy.server.flags.grammar import read_command_line, sglang_flags, vllm_flags
 from understudy.sweep.candidate import Candidate
 from understudy.sweep.commands import make_commands
 from understudy.sweep.manifest import write_manifest
@@ -102,6 +102,17 @@ def test_a_flag_of_a_newer_release_is_named_and_left_out() -> None:
     assert "--preemption-mode" not in commands.engine
 
 
+def test_pools_show_the_command_of_the_first_and_have_no_manifest() -> None:
+    pools = [{"name": "a", "workers": 2, "engine": {"max_num_seqs": 7}}, {"name": "b", "engine": {}}]
+    fleet = candidate({"pools": pools})
+    assert fleet.gpus == 3
+    commands = make_commands(fleet)
+    assert read_command_line(commands.engine[2:], vllm_flags()).values["max-num-seqs"] == 7
+    assert commands.not_expressed == ["pools: the command is that of the first one"]
+    with pytest.raises(ConfigError, match="workers differ by role or pool"):
+        write_manifest(fleet)
+
+
 def test_the_command_says_what_was_simulated() -> None:
     words = make_commands(candidate(FLEETS["kv"])).engine
     values = read_command_line(words[2:], vllm_flags()).values
@@ -118,9 +129,7 @@ def test_the_command_says_what_was_simulated() -> None:
 def test_every_flag_is_one_of_sglang(name: str) -> None:
     words = make_commands(candidate(SGLANG[name])).engine
     assert words[:3] == ["python", "-m", "sglang.launch_server"]
-    if not hasattr(grammar, "sglang_flags"):
-        pytest.skip("this version has no list of SGLang's flags")
-    assert read_command_line(words[3:], grammar.sglang_flags()).values["model-path"]
+    assert read_command_line(words[3:], sglang_flags()).values["model-path"]
 
 
 def test_several_engines_get_a_router_and_one_gets_none() -> None:

@@ -32,7 +32,6 @@ def cluster() -> Iterator[Any]:
     ray = pytest.importorskip("ray")
     from ray.cluster_utils import Cluster
 
-    # Ray resolves the file names of other users' clusters; it warns about what it does not find.
     cluster = Cluster()
     try:
         for _ in range(2):
@@ -48,17 +47,16 @@ def candidate(workers: int) -> Candidate:
     return Candidate(flags={"workers": workers}, settings=settings, slo=Slo(ttft_ms=100))
 
 
-def evaluate_and_die_once(workload: Any, one: Candidate, key: str) -> Any:
-    """Kill the process of the first attempt at every third candidate."""
-    mark = Path(key)
-    if one.settings.workers % 3 == 0 and not mark.exists():
-        mark.touch()
-        os.kill(os.getpid(), signal.SIGKILL)
-    return evaluate(workload, one, key)
-
-
 @pytest.mark.filterwarnings("ignore")
 def test_two_nodes_give_the_results_of_this_process_though_workers_die(cluster: Any, tmp_path: Path) -> None:
+    def evaluate_and_die_once(workload: Any, one: Candidate, key: str) -> Any:
+        """Kill the process of the first attempt at every third candidate."""
+        mark = Path(key)
+        if one.settings.workers % 3 == 0 and not mark.exists():
+            mark.touch()
+            os.kill(os.getpid(), signal.SIGKILL)
+        return evaluate(workload, one, key)
+
     tasks = [(candidate(workers), str(tmp_path / str(workers))) for workers in range(1, 10)]
     with closing(RayTasks(WORKLOAD, cluster.address)) as runner:
         runner._evaluate = runner._ray.remote(max_retries=5)(evaluate_and_die_once)

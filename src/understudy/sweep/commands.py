@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 import shlex
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -81,8 +81,12 @@ class Commands:
 def make_commands(candidate: Candidate) -> Commands:
     """Return the commands of a candidate's fleet: one engine, which every worker starts, and the router."""
     settings = candidate.settings
-    engine = settings.engine
     missing: list[str] = []
+    if settings.pools:
+        missing.append("pools: the command is that of the first one")
+        settings = msgspec.structs.replace(settings, engine=settings.pools[0].engine)
+        candidate = replace(candidate, settings=settings)
+    engine = settings.engine
     is_sglang = isinstance(engine, SglangConfig)
     words = _sglang_words(candidate, missing) if is_sglang else _vllm_words(candidate, missing)
     for field, default in msgspec.structs.asdict(MockerSettings()).items():

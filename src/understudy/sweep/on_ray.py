@@ -61,7 +61,8 @@ class RayTasks:
                 try:
                     yield ray.get(reference)
                 except ray.exceptions.RayError as error:
-                    reason = f"Ray gave it up: {type(error).__name__}"
+                    text = " ".join(str(error).split())[:300]
+                    reason = f"Ray gave it up: {type(error).__name__}: {text}"
                     yield Outcome(
                         key=key, flags=candidate.flags, requests=candidate.requests, error=reason, lost=True
                     )
