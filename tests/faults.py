@@ -22,6 +22,8 @@ HUB = "core/tiers/transfer_hub.hpp"
 RESTS = "core/engine/vllm/fast_forward_stretch.cpp"
 RESTING = "tests/tiers/test_resting.py"
 YEARS = "tests/tiers/test_years.py"
+GROUP_POOL = "core/engine/vllm/groups/group_pool.cpp"
+GROUPS = "tests/engines/test_kv_groups.py"
 MUTANTS = [
     Mutant(
         "a load's estimate ignores other loads",
@@ -254,5 +256,26 @@ MUTANTS = [
         "mixed_ = mixed_ || orders == 3;",
         "mixed_ = FAULT || mixed_ || orders == 3;",
         "tests/tiers/test_links_refused.py",
+    ),
+    Mutant(
+        "the list of cached blocks keeps an evicted one as predecessor",
+        GROUP_POOL,
+        "  blocks_[next].prev = sentinel;",
+        "  blocks_[next].prev = FAULT ? blocks_[next].prev : sentinel;",
+        GROUPS,
+    ),
+    Mutant(
+        "evictions do not lower the count of cached blocks",
+        GROUP_POOL,
+        "  num_cached_ -= cached.size();",
+        "  num_cached_ -= FAULT ? 0 : cached.size();",
+        GROUPS,
+    ),
+    Mutant(
+        "a block with another reference is free",
+        GROUP_POOL,
+        "if (--blocks_[block].references > 0) continue;",
+        "if (--blocks_[block].references > (FAULT ? 1 : 0)) continue;",
+        GROUPS,
     ),
 ]
