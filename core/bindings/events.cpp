@@ -45,7 +45,7 @@ nb::tuple event_columns(const DrainedEvents& self, bool raw) {
     bool same_call = false;
     for (const EventRecord& row : self.records) {
       same_call &= !row.starts;  // whether or not the stream has the row
-      if (!raw && !row.sole) continue;
+      if ((!raw && !row.sole) || row.group != 0 || row.kind == EventKind::Skipped) continue;
       const bool stored = row.kind == EventKind::Stored;
       const BlockIdentity& block = row.identity;
       const bool continues = same_call && before->kind == row.kind && before->tier == row.tier &&
@@ -113,6 +113,7 @@ void bind_event_table(nb::module_& m) {
             nb::dict out;
             out["kinds"] = to_array(std::move(heads.kinds));
             out["tiers"] = to_array(std::move(heads.tiers));
+            out["groups"] = to_array(std::move(heads.groups));
             out["parents"] = to_array(std::move(heads.parents));
             out["offsets"] = to_array(std::move(heads.offsets));
             out["time_ns"] = to_array(std::move(heads.time_ns));
@@ -138,14 +139,17 @@ void bind_events(nb::module_& m) {
   bind_event_table(m);
   nb::class_<DrainedEvents> batch(m, "EventBatch", "Events taken from a store, as columns with one row a block.");
   batch.def("__len__", [](const DrainedEvents& self) { return self.records.size(); })
-      .def("event_columns", &event_columns, "raw"_a, "Events, as `EventColumns` has them.")
+      .def("event_columns", &event_columns, "raw"_a, "Events of the first cache group, as `EventColumns` has them.")
       .def_ro("lost", &DrainedEvents::lost, "Events that a bounded ring dropped before these.")
       .def_prop_ro(
           "token_ids", [](const DrainedEvents& self) { return to_array(std::vector<Token>(self.tokens)); },
           "block_size tokens for every stored row, concatenated; empty unless asked for.");
   bind_column<std::uint64_t>(batch, "ids", [](const EventRecord& r) { return r.id; });
-  bind_column<std::uint8_t>(batch, "kinds", [](const EventRecord& r) { return r.kind; }, "0 stored, 1 removed.");
+  bind_column<std::uint8_t>(
+      batch, "kinds", [](const EventRecord& r) { return r.kind; },
+      "0 stored, 1 removed, 3 skipped: tokens of a stored event without a key.");
   bind_column<std::uint8_t>(batch, "tiers", [](const EventRecord& r) { return r.tier; });
+  bind_column<std::uint8_t>(batch, "groups", [](const EventRecord& r) { return r.group; }, "Cache group.");
   bind_column<std::uint8_t>(
       batch, "starts", [](const EventRecord& r) { return r.starts; },
       "1 on the first row of what one call to the store registered or removed.");

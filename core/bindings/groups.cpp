@@ -57,7 +57,7 @@ void make_group(KvGroup* self, const std::string& kind, nb::handle block_size, n
 }
 
 VllmConfig with_groups(const VllmConfig& self, std::vector<KvGroup> groups, nb::handle prefix_match_unit,
-                       nb::handle retention_interval) {
+                       nb::handle retention_interval, bool group_events, bool event_ranges) {
   VllmConfig config = self;
   config.groups = std::move(groups);
   config.prefix_match_unit = read_tokens(prefix_match_unit, "prefix_match_unit");
@@ -66,6 +66,8 @@ VllmConfig with_groups(const VllmConfig& self, std::vector<KvGroup> groups, nb::
     config.prefix_cache_retention_interval = read_tokens(retention_interval, "prefix_cache_retention_interval");
   }
   config.block_size = layout_of(config).hash_block;
+  config.group_events = group_events;
+  config.event_ranges = event_ranges;
   return config;
 }
 
@@ -127,8 +129,9 @@ void bind_groups(nb::module_& m) {
           "blocks_per_request", [](const GroupLayout& self) { return self.blocks_per_request(self.max_model_len); },
           "Blocks that vLLM's start-up plans for a request of max_model_len tokens.");
   m.def("with_groups", &with_groups, "config"_a, "groups"_a, nb::kw_only(), "prefix_match_unit"_a = 0,
-        "prefix_cache_retention_interval"_a.none() = 0,
-        "A copy with these KV cache groups; its block_size is their unit of hashing.");
+        "prefix_cache_retention_interval"_a.none() = 0, "group_events"_a = false, "event_ranges"_a = false,
+        "A copy with these KV cache groups; its block_size is their unit of hashing. `group_events`: events are read "
+        "with take_group_events. `event_ranges`: the raw stream has a row for every unit of hashing of an event.");
 }
 
 }  // namespace understudy

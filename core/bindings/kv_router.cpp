@@ -12,6 +12,7 @@
 
 #include "bindings.hpp"
 #include "convert.hpp"
+#include "engine/vllm/groups/kv_group.hpp"
 #include "exclusive_class.hpp"
 
 namespace understudy {
@@ -75,7 +76,7 @@ void bind_kv_router(nb::module_& m) {
              double external_cache_hit_weight, double temperature, bool use_events, double event_delay_ms,
              double event_period_ms, double event_loss, double predict_ttl_ms, double approximate_ttl_ms,
              std::uint64_t approximate_blocks, std::optional<double> queue_threshold, const std::string& queue_policy,
-             std::uint64_t seed, bool keep_decisions, std::vector<std::int32_t> imposed) {
+             std::uint64_t seed, bool keep_decisions, std::vector<std::int32_t> imposed, bool index_all_groups) {
             KvRouterConfig config;
             config.overlap_score_credit = overlap_score_credit;
             config.overlap_score_credit_decay = overlap_score_credit_decay;
@@ -97,13 +98,15 @@ void bind_kv_router(nb::module_& m) {
             config.seed = seed;
             config.keep_decisions = keep_decisions;
             config.imposed = std::move(imposed);
+            config.index_all_groups = index_all_groups;
             new (self) KvRouter(std::move(config));
           },
           nb::kw_only(), "overlap_score_credit"_a, "overlap_score_credit_decay"_a, "prefill_load_scale"_a,
           "decode_active_request_weight"_a, "host_cache_hit_weight"_a, "disk_cache_hit_weight"_a,
           "external_cache_hit_weight"_a, "temperature"_a, "use_events"_a, "event_delay_ms"_a, "event_period_ms"_a,
           "event_loss"_a, "predict_ttl_ms"_a, "approximate_ttl_ms"_a, "approximate_blocks"_a,
-          "queue_threshold"_a.none(), "queue_policy"_a, "seed"_a, "keep_decisions"_a, "imposed"_a)
+          "queue_threshold"_a.none(), "queue_policy"_a, "seed"_a, "keep_decisions"_a, "imposed"_a,
+          "index_all_groups"_a = true)
       .def(
           "begin",
           [](KvRouter& self, nb::handle workers, nb::handle batch_tokens) {
@@ -115,13 +118,16 @@ void bind_kv_router(nb::module_& m) {
           "workers"_a, "batch_tokens"_a = 8192, "Reset to `workers` workers; `batch_tokens` fit into a step of each.")
       .def(
           "add_worker",
-          [](KvRouter& self, nb::handle batch_tokens) {
+          [](KvRouter& self, nb::handle batch_tokens, const GroupLayout* groups) {
             require_begun(self);
             const WorkerId id = self.num_workers();
-            self.add_worker({.id = id, .batch_tokens = read_uint(batch_tokens, "batch_tokens")});
+            WorkerInfo worker{.id = id, .batch_tokens = read_uint(batch_tokens, "batch_tokens")};
+            if (groups != nullptr) worker.groups = std::make_shared<const GroupLayout>(*groups);
+            self.add_worker(worker);
             return id;
           },
-          "batch_tokens"_a = 8192, "Add a worker; returns its id.")
+          "batch_tokens"_a = 8192, "groups"_a.none() = nb::none(),
+          "Add a worker, with the layout of its KV cache groups if it has several; returns its id.")
       .def(
           "set_available",
           [](KvRouter& self, nb::handle worker, bool available) {

@@ -207,6 +207,20 @@ void bind_replay(nb::module_& m) {
       .value("ARRIVAL", EventClass::Arrival, "A request arrives, or is cancelled.")
       .value("BEGIN", EventClass::Begin, "Workers that are free begin a step, with all that arrived before.");
 
+  nb::class_<GroupReport>(m, "GroupReport", "Hits and blocks of a worker with several KV cache groups.")
+      .def_ro("admissions", &GroupReport::admissions)
+      .def_ro("shortened", &GroupReport::shortened, "Admissions whose hit another group made shorter.")
+      .def_ro("queries", &GroupReport::queries, "Tokens looked up.")
+      .def_ro("hits", &GroupReport::hits, "Tokens found in all groups.")
+      .def_ro("full_hits", &GroupReport::full_hits, "Tokens that full attention alone had.")
+      .def_prop_ro(
+          "samples",
+          [](const GroupReport& self) {
+            std::vector<std::pair<std::int64_t, std::vector<std::uint64_t>>> out;
+            for (const GroupReport::Sample& sample : self.samples) out.emplace_back(sample.time_ns, sample.held);
+            return out;
+          },
+          "(time in ns, blocks that running requests hold by group), in order of time.");
   nb::class_<TierSummary>(m, "TierSummary", "One tier of a pool at the end of a run, summed over its workers.")
       .def_ro("tier", &TierSummary::tier)
       .def_ro("pool", &TierSummary::pool, "Pool name; empty in a run of one pool.")
@@ -247,6 +261,7 @@ void bind_replay(nb::module_& m) {
           },
           "worker"_a, "A worker's allocations and evictions, in the format of Engine.take_kv_trace.")
       .def_ro("tiers", &FleetResult::tiers)
+      .def_ro("groups", &FleetResult::groups, "By worker; empty: all have one KV cache group.")
       .def_ro("tier_totals", &FleetResult::tier_totals)
       .def_ro("links", &FleetResult::links)
       .def_ro("handoff", &FleetResult::handoff)

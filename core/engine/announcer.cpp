@@ -7,30 +7,39 @@ void Announcer::show(std::int64_t now_ns) {
   unpublished_.expire();
   if (names_only(config_)) {
     if (holds_) {
-      store_.read_events([&](std::span<const EventRecord> told) { log_.add(told); });
+      read_changes([&](std::span<const EventRecord> told) { log_.add(told); });
     } else {
-      store_.read_events([](std::span<const EventRecord>) {});
+      read_changes([](std::span<const EventRecord>) {});
       log_.forget_hidden();
     }
     return;
   }
   std::span<const EventRecord> shown;
-  store_.read_events([&](std::span<const EventRecord> told) { shown = log_.show(told, now_ns, !holds_); });
+  read_changes([&](std::span<const EventRecord> told) { shown = log_.show(told, now_ns, !holds_); });
   if (shown.empty()) return;
-  if (config_.check) {
+  if (config_.check && source_ == nullptr) {
     truth_.apply(shown, now_ns);
     truth_.require_equal(store_, EventTruth::Scope::Below);
   }
   if (!config_.events) log_.take_visible(discarded_);
 }
 
+void Announcer::add_unread() {
+  if (source_ == nullptr) {
+    log_.add(store_.drain_events(~std::size_t{0}));
+    return;
+  }
+  log_.add(source_->unread());
+  source_->clear();
+}
+
 DrainedEvents Announcer::take_all() {
-  log_.add(store_.drain_events(~std::size_t{0}));
+  add_unread();
   return log_.take_all();
 }
 
 DrainedEvents Announcer::peek_new() {
-  log_.add(store_.drain_events(~std::size_t{0}));
+  add_unread();
   return log_.peek_new();
 }
 
@@ -57,7 +66,12 @@ std::size_t Announcer::find_published(std::span<const BlockIdentity> blocks) {
 }
 
 void Announcer::check(EventTruth::Scope scope) {
-  if (config_.check && on_) truth_.require_equal(store_, scope);
+  if (!config_.check || !on_) return;
+  if (source_ == nullptr) {
+    truth_.require_equal(store_, scope);
+  } else if (scope == EventTruth::Scope::Whole) {
+    source_->check();
+  }
 }
 
 }  // namespace understudy

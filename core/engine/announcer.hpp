@@ -12,7 +12,17 @@
 
 namespace understudy {
 
-// Reads the store's events. With `check`, an index that knows only these events must agree with the store.
+// Block changes of a cache that is not the store.
+class EventSource {
+ public:
+  virtual ~EventSource() = default;
+  virtual std::span<const EventRecord> unread() = 0;
+  virtual void clear() = 0;        // marks them as read
+  virtual void check() const = 0;  // InvariantViolated when rows and blocks contradict each other
+};
+
+// Reads the store's events, or those of a source. With `check`, an index that knows only these events must agree with
+// the store.
 class Announcer {
  public:
   Announcer(const EngineConfig& config, BlockStore& store) : config_(config), store_(store) {}
@@ -23,6 +33,7 @@ class Announcer {
   }
   // Record only a block's name: rows matter only until they are published.
   static bool names_only(const EngineConfig& config) { return !config.events && !config.check; }
+  void read_from(EventSource& source) noexcept { source_ = &source; }
   EngineEventLog* log() noexcept { return on_ ? &log_ : nullptr; }
 
   // ── Steps ──
@@ -54,10 +65,21 @@ class Announcer {
   void check(EventTruth::Scope scope);
 
  private:
+  template <typename Read>
+  void read_changes(Read read) {
+    if (source_ == nullptr) {
+      store_.read_events(read);
+    } else {
+      read(source_->unread());
+      source_->clear();
+    }
+  }
+  void add_unread();
   std::size_t find_published(std::span<const BlockIdentity> blocks);
 
   const EngineConfig& config_;
   BlockStore& store_;
+  EventSource* source_ = nullptr;  // instead of the store
   const bool on_ = wanted(config_);
   EngineEventLog log_;
   bool holds_ = false;

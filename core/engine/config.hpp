@@ -19,6 +19,7 @@ class Engine;
 class GapSum;
 class HandOffNet;
 class TierRun;
+struct GroupLayout;
 
 // Inputs of an engine from its driver, in addition to its settings.
 struct EngineSite {
@@ -73,6 +74,8 @@ struct EngineConfig {
   virtual bool sends_messages() const noexcept { return false; }
   // Whether KV events also name blocks below the device.
   virtual bool publishes_below_device() const noexcept { return false; }
+  // Sizes and kinds of the cache groups; null: one group of full attention.
+  virtual std::shared_ptr<const GroupLayout> group_layout() const { return nullptr; }
 
  protected:
   EngineConfig() = default;

@@ -17,6 +17,7 @@
 
 #include "base/exclusive_call.hpp"
 #include "base/request_id.hpp"
+#include "engine/group_report.hpp"
 #include "engine/kv_trace.hpp"
 #include "engine/request.hpp"
 #include "engine/step_view.hpp"
@@ -225,6 +226,7 @@ class Engine {
   // Describes the step that has just begun; `out` is clear. An engine that reports nothing leaves it so.
   virtual void describe_step(StepView& /*out*/) const {}
   virtual std::vector<TimedKvTrace> take_kv_trace() { return {}; }
+  virtual GroupReport group_report() const { return {}; }
   virtual TierReport tier_report() { return {}; }  // once its transfers have landed
   // Throws InvariantViolated if requests, blocks, events or transfers contradict each other. Cost: O(blocks).
   virtual void check() {}

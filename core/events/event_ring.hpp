@@ -12,7 +12,13 @@
 
 namespace understudy {
 
-enum class EventKind : std::uint8_t { Stored = 0, Removed = 1 };
+// Skipped: tokens of a Stored event whose block has no key of its own, in the raw stream of several cache groups only.
+enum class EventKind : std::uint8_t { Stored = 0, Removed = 1, Skipped = 3 };
+
+// Key of a block's hash in a cache group; that of the first group is the hash itself.
+inline std::uint64_t group_key(std::uint64_t hash, std::uint8_t group) noexcept {
+  return hash ^ (std::uint64_t{group} * 0x9E3779B97F4A7C15u);
+}
 
 // One block appeared on a tier or left it.
 struct EventRecord {
@@ -21,8 +27,11 @@ struct EventRecord {
   std::uint64_t generation = 0;  // of this hash on this tier: increases with every residency
   EventKind kind = EventKind::Stored;
   Tier tier = Tier::G1;
-  bool starts = true;  // first block that one call to the store registered or removed
-  bool sole = true;    // Stored: first copy on the tier. Removed: last copy. Others belong to the raw stream only.
+  bool starts = true;      // first block that one call to the store registered or removed
+  bool sole = true;        // Stored: first copy on the tier. Removed: last copy. Others belong to the raw stream only.
+  std::uint8_t group = 0;  // cache group of the block
+
+  std::uint64_t key() const noexcept { return group_key(identity.sequence_hash(), group); }
 };
 
 using EventRecords = std::vector<EventRecord, HugeAllocator<EventRecord>>;

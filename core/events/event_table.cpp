@@ -11,7 +11,10 @@ namespace {
 
 // True if the row follows from the run before it: same call, kind and tier, next position and generation.
 bool continues(const EventRecord& before, const EventRecord& row) noexcept {
-  if (row.starts || row.kind != before.kind || row.tier != before.tier || row.sole != before.sole) return false;
+  if (row.starts || row.kind != before.kind || row.tier != before.tier || row.sole != before.sole ||
+      row.group != before.group) {
+    return false;
+  }
   if (row.kind == EventKind::Removed) {
     return row.generation + 1 == before.generation && row.identity.position() + 1 == before.identity.position();
   }
@@ -33,6 +36,16 @@ EventTable::Part& EventTable::room() {
 }
 
 void EventTable::append(const TimedEvents& more) {
+  if (std::ranges::any_of(more.batch.records, [](const EventRecord& row) { return row.kind == EventKind::Skipped; })) {
+    TimedEvents kept;
+    for (std::size_t i = 0; i < more.batch.records.size(); ++i) {
+      if (more.batch.records[i].kind == EventKind::Skipped) continue;
+      kept.batch.records.push_back(more.batch.records[i]);
+      kept.time_ns.push_back(more.time_ns[i]);
+    }
+    append(kept);
+    return;
+  }
   const EventRecords& records = more.batch.records;
   const EventRecord* before = &last_;
   for (std::size_t i = 0; i < records.size();) {
@@ -44,7 +57,7 @@ void EventTable::append(const TimedEvents& more) {
       if (runs_.empty() || runs_.back().time_ns != more.time_ns[i] || !continues(*before, row)) {
         const std::uint64_t parent = row.kind == EventKind::Stored ? row.identity.parent_hash : 0;
         runs_.push_back({rows_ + (i - begin), parent, more.time_ns[i], row.generation, row.identity.position(),
-                         row.kind, row.tier, row.starts, row.sole});
+                         row.kind, row.tier, row.starts, row.sole, row.group});
         all_sole_ = all_sole_ && row.sole;
       }
       part.sequence_hashes.push_back(row.identity.sequence_hash());
@@ -72,11 +85,12 @@ EventTable::Heads EventTable::heads(bool raw) const {
     if (!raw && !run.sole) continue;
     const bool stored = run.kind == EventKind::Stored;
     const bool goes_on =
-        same_call && before->kind == run.kind && before->tier == run.tier &&
+        same_call && before->kind == run.kind && before->tier == run.tier && before->group == run.group &&
         (!stored || (run.parent_hash == before_hash && run.position == before->position + before_rows));
     if (!goes_on) {
       out.kinds.push_back(static_cast<std::uint8_t>(run.kind));
       out.tiers.push_back(static_cast<std::uint8_t>(run.tier));
+      out.groups.push_back(run.group);
       out.parents.push_back(run.parent_hash);
       out.offsets.push_back(static_cast<std::int64_t>(blocks));
       out.time_ns.push_back(run.time_ns);
@@ -153,6 +167,7 @@ TimedEvents EventTable::rows() const {
       record.tier = its.tier;
       record.starts = its.starts && behind == 0;
       record.sole = its.sole;
+      record.group = its.group;
       out.batch.records.push_back(record);
       out.time_ns.push_back(its.time_ns);
       before = hash;
@@ -174,7 +189,8 @@ std::uint64_t EventTable::digest() const noexcept {
   for (const Run& run : runs_) {
     const auto kind = static_cast<std::uint64_t>(run.kind);
     const auto what = kind | std::uint64_t{run.starts} << 1 | std::uint64_t{run.sole} << 2 |
-                      static_cast<std::uint64_t>(run.tier) << 3 | std::uint64_t{run.position} << 32;
+                      static_cast<std::uint64_t>(run.tier) << 3 | std::uint64_t{run.group} << 8 |
+                      std::uint64_t{run.position} << 32;
     add(std::array{run.first_row, run.parent_hash, static_cast<std::uint64_t>(run.time_ns), run.generation, what});
   }
   return value;

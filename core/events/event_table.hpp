@@ -29,6 +29,7 @@ class EventTable {
     Tier tier = Tier::G1;
     bool starts = true;
     bool sole = true;
+    std::uint8_t group = 0;
   };
   struct Part {
     Column<std::uint64_t> sequence_hashes;
@@ -39,6 +40,7 @@ class EventTable {
   struct Heads {
     std::vector<std::uint8_t> kinds;
     std::vector<std::uint8_t> tiers;
+    std::vector<std::uint8_t> groups;
     std::vector<std::uint64_t> parents;
     std::vector<std::int64_t> offsets;
     std::vector<std::int64_t> time_ns;
@@ -47,7 +49,7 @@ class EventTable {
     std::vector<std::uint64_t> run_generations;
   };
 
-  // Appends rows in the order of publication.
+  // Appends rows in the order of publication, without skipped ones.
   void append(const TimedEvents& more);
 
   std::size_t size() const noexcept { return rows_; }

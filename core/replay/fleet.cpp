@@ -65,7 +65,8 @@ Fleet::Fleet(FleetConfig config, WorkloadColumns workload)
 WorkerId Fleet::add_worker(std::uint32_t pool) {
   const Pool& its = pools_[pool];
   Worker& worker = workers_.emplace_back();
-  worker.info = {workers_.size() - 1, pool, its.config.role, its.engine->max_num_batched_tokens};
+  worker.info = {workers_.size() - 1, pool, its.config.role, its.engine->max_num_batched_tokens,
+                 its.engine->group_layout()};
   loads_.emplace_back();
   if (net_) net_->add_worker(its.config.role == WorkerRole::Prefill, its.config.role == WorkerRole::Decode);
   config_.router->add_worker(worker.info);
@@ -177,7 +178,8 @@ bool Fleet::has_free_prompts() const {
 // needs the events.
 bool Fleet::can_show_blocks() const {
   return std::ranges::none_of(config_.pools, [](const WorkerPool& pool) {
-    return pool.tiers || pool.engine->publishes_below_device() || pool.engine->events;
+    return pool.tiers || pool.engine->publishes_below_device() || pool.engine->events ||
+           pool.engine->group_layout() != nullptr;
   });
 }
 

@@ -61,6 +61,7 @@ struct FleetResult {
   TierTotals tier_totals;
   std::vector<LinkUsage> links;
   HandOffColumns handoff;
+  std::vector<GroupReport> groups;  // by worker; empty: all have one cache group
 
   std::vector<std::int64_t, HugeAllocator<std::int64_t>> gap_ns;  // ascending, with how often each occurred
   std::vector<std::int64_t, HugeAllocator<std::int64_t>> gap_count;

@@ -63,6 +63,10 @@ void RunColumns::add_engine(std::size_t worker, Engine& engine) {
   out.evictions += end.evictions;
   out.stored_blocks += end.stored_blocks;
   engine.take_gaps(gaps_);
+  if (GroupReport groups = engine.group_report(); !groups.samples.empty()) {
+    out.groups.resize(std::max(out.groups.size(), worker + 1));
+    out.groups[worker] = std::move(groups);
+  }
   if (!tiers_) return;
   const TierReport tiers = engine.tier_report();
   for (const TierUse& use : tiers.own) add_tier(worker, use);

@@ -25,6 +25,7 @@ struct KvRouterConfig {
   bool use_events = true;            // false: only the prompts that it sent (approximate)
   std::int64_t event_delay_ns = 0;   // from the event to the router
   std::int64_t event_period_ns = 0;  // above 0: events are delivered in batches, at multiples of this
+  bool index_all_groups = true;      // false: only the first cache group of each worker is indexed
   double event_loss = 0.0;           // fraction of deliveries (the events of one step each) that are lost
   std::int64_t predict_ttl_ns = 0;   // above 0: sent prompts also count as cached for this long
   std::int64_t approximate_ttl_ns = 120'000'000'000;  // lifetime of a sent prompt without events

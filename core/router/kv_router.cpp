@@ -63,7 +63,7 @@ void KvRouter::begin() {
 
 void KvRouter::add_worker(const WorkerInfo& worker) {
   UNDERSTUDY_ASSERT(worker.id == ready_.size(), "ids of workers are assigned in order");
-  view_->add_worker(worker.pool);
+  view_->add_worker(worker.pool, worker.groups);
   load_->add_worker();
   batch_tokens_.push_back(worker.batch_tokens);
   ready_.push_back(true);

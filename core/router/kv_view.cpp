@@ -2,9 +2,11 @@
 
 #include <algorithm>
 #include <array>
+#include <iterator>
 
 #include "base/assert.hpp"
 #include "base/errors.hpp"
+#include "router/group_match.hpp"
 
 namespace understudy {
 
@@ -33,12 +35,16 @@ double chance(std::uint64_t seed, std::uint64_t publisher, std::int64_t time_ns)
 
 KvView::KvView(const KvRouterConfig& config) : config_(config) {
   if (!config.use_events || config.predict_ttl_ns > 0) predicted_ = std::make_unique<PrefixIndex>(sent_limits(config));
-  const bool exact = config.use_events && config.predict_ttl_ns == 0 && config.punctual();
+  const bool exact = config.use_events && config.predict_ttl_ns == 0 && config.punctual() && config.index_all_groups;
   if (!exact && config.keep_decisions) truth_ = std::make_unique<PrefixIndex>();
 }
 
-void KvView::add_worker(std::uint32_t pool) {
+void KvView::add_worker(std::uint32_t pool, std::shared_ptr<const GroupLayout> groups) {
   const std::uint64_t worker = late_.size();
+  if (groups) {
+    groups_.resize(worker + 1);
+    groups_[worker] = std::move(groups);
+  }
   for (PrefixIndex* const index : {&index_, predicted_.get(), truth_.get(), assumed_.get()}) {
     if (index != nullptr) index->join({worker, 0});
   }
@@ -59,6 +65,11 @@ void KvView::set_degraded(std::size_t worker, bool degraded) {
 
 void KvView::apply(PrefixIndex& index, std::size_t worker, std::span<const EventRecord> rows) {
   Applied applied;
+  EventRecords first;
+  if (!groups_.empty() && !config_.index_all_groups && &index != truth_.get()) {
+    std::ranges::copy_if(rows, std::back_inserter(first), [](const EventRecord& row) { return row.group == 0; });
+    rows = first;
+  }
   index.apply(static_cast<PrefixIndex::Member>(worker), rows, true, 0, applied);
   if (&index == &index_) unknown_removals_ += applied.unknown.size();
 }
@@ -138,7 +149,7 @@ void KvView::forget(std::size_t worker) {
 }
 
 void KvView::check(std::size_t worker, const Residency& store) {
-  if (!config_.use_events || !config_.punctual()) return;
+  if (!config_.use_events || !config_.punctual() || !config_.index_all_groups) return;
   const auto member = static_cast<PrefixIndex::Member>(worker);
   const auto violated = [worker](const char* what) {
     throw Error(ErrorKind::InvariantViolated, "the router's index of worker ", worker, what);
@@ -157,8 +168,22 @@ void KvView::check(std::size_t worker, const Residency& store) {
 
 void KvView::match(std::span<const std::uint64_t> prompt, std::int64_t now_ns, std::vector<std::uint32_t>& out) {
   apply_due_events(now_ns);
-  index_.match(prompt, false, out);
+  match_index(index_, prompt, config_.index_all_groups, out);
   add_assumed(prompt, now_ns, out);
+}
+
+void KvView::match_index(const PrefixIndex& index, std::span<const std::uint64_t> prompt, bool all_groups,
+                         std::vector<std::uint32_t>& out) const {
+  index.match(prompt, false, out);
+  if (groups_.empty()) return;
+  GroupMatch groups(index, prompt);
+  for (std::size_t worker = 0; worker < groups_.size(); ++worker) {
+    if (!groups_[worker]) continue;
+    const auto row = out.begin() + static_cast<std::ptrdiff_t>(worker * PrefixIndex::kTiers);
+    std::fill_n(row, PrefixIndex::kTiers, 0);
+    const auto member = static_cast<PrefixIndex::Member>(worker);
+    *row = all_groups ? groups.all(*groups_[worker], member) : groups.first(*groups_[worker], member);
+  }
 }
 
 void KvView::add_assumed(std::span<const std::uint64_t> prompt, std::int64_t now_ns, std::vector<std::uint32_t>& out) {
@@ -203,7 +228,7 @@ void KvView::take_larger(PrefixIndex& other, std::span<const std::uint64_t> prom
 }
 
 bool KvView::match_truth(std::span<const std::uint64_t> prompt, std::vector<std::uint32_t>& out) const {
-  if (truth_) truth_->match(prompt, false, out);
+  if (truth_) match_index(*truth_, prompt, true, out);
   for (std::uint32_t pool = 0; truth_ && pool < shared_.size(); ++pool) add_shared(pool, prompt, out);
   return truth_ != nullptr;
 }

@@ -16,7 +16,8 @@ namespace understudy {
 class KvView {
  public:
   explicit KvView(const KvRouterConfig& config);
-  void add_worker(std::uint32_t pool);  // whose shared tiers it reaches
+  // `pool`: whose shared tiers it reaches; `groups`: of its cache, null for one of full attention.
+  void add_worker(std::uint32_t pool, std::shared_ptr<const GroupLayout> groups = nullptr);
 
   // ── Input ──
   // Events of a worker, in order of time; applied late or never, as configured.
@@ -53,6 +54,9 @@ class KvView {
   };
 
   void apply(PrefixIndex& index, std::size_t worker, std::span<const EventRecord> rows);
+  // Leading blocks of a prompt that each worker holds by this index, in all of its cache groups or the first.
+  void match_index(const PrefixIndex& index, std::span<const std::uint64_t> prompt, bool all_groups,
+                   std::vector<std::uint32_t>& out) const;
   void observe_late(std::deque<Late>& late, std::uint64_t publisher, const TimedEvents& events);
   void add_shared(std::uint32_t pool, std::span<const std::uint64_t> prompt, std::vector<std::uint32_t>& out) const;
   void apply_due_events(std::int64_t now_ns);
@@ -69,9 +73,10 @@ class KvView {
     std::unique_ptr<PrefixIndex> index;  // of its tiers, as one worker; null: no events yet
     std::deque<Late> late;
   };
-  std::vector<Shared> shared_;          // by pool, up to the last with events
-  std::vector<std::uint32_t> pool_of_;  // by worker
-  std::vector<std::deque<Late>> late_;  // by worker, in order of delivery
+  std::vector<Shared> shared_;                              // by pool, up to the last with events
+  std::vector<std::uint32_t> pool_of_;                      // by worker
+  std::vector<std::shared_ptr<const GroupLayout>> groups_;  // by worker; empty: all have one group
+  std::vector<std::deque<Late>> late_;                      // by worker, in order of delivery
   std::vector<std::uint32_t> scratch_;
   std::uint64_t checks_ = 0;
   std::uint64_t lost_ = 0;

@@ -222,14 +222,14 @@ void PrefixIndex::apply(Member member, const Columns& events, std::int64_t now_n
 void PrefixIndex::apply(Member member, std::span<const EventRecord> rows, bool sole_only, std::int64_t now_ns,
                         Applied& out) {
   in_pieces(
-      rows.size(), now_ns, [&](std::size_t i) { return rows[i].identity.sequence_hash(); },
+      rows.size(), now_ns, [&](std::size_t i) { return rows[i].key(); },
       [&](std::size_t i, std::uint64_t hash, BlockTable::Bucket* warmed) {
         const EventRecord& row = rows[i];
         if (sole_only && !row.sole) return;
         const Holder holder = HolderSets::holder(member, column(row.tier));
         if (row.kind == EventKind::Stored) {
           store_one(hash, warmed, holder, now_ns, out);
-        } else {
+        } else if (row.kind == EventKind::Removed) {
           remove_one(hash, warmed, holder, out);
         }
       });

@@ -3,8 +3,11 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 
 namespace understudy {
+
+struct GroupLayout;
 
 // Assigned in the order in which workers appear. A worker that leaves keeps its id; no other worker gets it.
 using WorkerId = std::size_t;
@@ -39,7 +42,8 @@ struct WorkerInfo {
   WorkerId id = 0;
   std::uint32_t pool = 0;  // whose shared tiers it reaches
   WorkerRole role = WorkerRole::Both;
-  std::uint64_t batch_tokens = 0;  // prompt tokens that fit into one of its steps
+  std::uint64_t batch_tokens = 0;                       // prompt tokens that fit into one of its steps
+  std::shared_ptr<const GroupLayout> groups = nullptr;  // of its cache; null: one group of full attention
 };
 
 // Counts that a router keeps itself, from the requests that it sent and their ends.

@@ -179,12 +179,6 @@ def test_a_replay_with_windows_passes_every_check_and_keeps_its_blocks() -> None
     assert run.facts.digest == run_offline(crowd(60), config, workers=2).facts.digest
 
 
-def test_kv_aware_routing_over_groups_is_refused_by_name() -> None:
-    config = VllmConfig(kv_cache_groups=(WINDOW, FULL), num_gpu_blocks=200, timing=ONE_MS)
-    with pytest.raises(ConfigError, match="groups"):
-        run_offline(crowd(10), config, workers=2, routing="kv")
-
-
 def random_engine(seed: int) -> VllmConfig:
     rng = Random(seed)
     groups = tuple(msgspec.convert(group, KvCacheGroup) for group in draw_groups(rng))

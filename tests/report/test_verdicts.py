@@ -17,13 +17,13 @@ from report.tier_building import tiered
 from understudy.cli import main
 from understudy.engines.timing import Constant
 from understudy.engines.vllm_config import VllmConfig
-from understudy.report import Report, Slo, tier_verdicts
+from understudy.report import Report, Slo, group_verdicts, tier_verdicts
 from understudy.report import verdicts as rules
 from understudy.report.html import page
 from understudy.run.facts import RunFacts
 from understudy.run.timeline import Status
 from understudy.tiers import TiersConfig
-from understudy.workload import Poisson
+from understudy.workload import Normal, Poisson
 from understudy.workload.reuse import unlimited_hit_tokens
 from workload.building import row, trace_file
 
@@ -293,9 +293,33 @@ def test_verdicts_stand_in_the_table_the_page_and_the_json(
     assert said in verdict["finding"]
 
 
+def test_a_window_whose_tail_is_gone_is_named_with_what_full_attention_had() -> None:
+    window = understudy.KvCacheGroup(kind="sliding_window", block_size=16, window=64)
+    full = understudy.KvCacheGroup(kind="full", block_size=16)
+    load = conversations(30, output_tokens=Normal(mean=150, std=10))
+    sparse = understudy.replay(load, VllmConfig(kv_cache_groups=(window, full), num_gpu_blocks=4000))
+    dense = understudy.replay(
+        load,
+        VllmConfig(kv_cache_groups=(window, full), num_gpu_blocks=4000, prefix_cache_retention_interval=None),
+    )
+    assert "full attention alone had" in found(group_verdicts.group_tail_gone(sparse))
+    assert group_verdicts.group_tail_gone(dense) is None
+    facts = sparse.run.kv_groups
+    assert facts is not None
+    assert facts.hit_ratio == pytest.approx(sparse.prefix_hit_ratio.total)
+    assert [group.kind for group in facts.groups] == ["sliding_window", "full_attention"]
+    assert facts.groups[0].held_blocks_peak <= facts.groups[1].held_blocks_peak
+    assert "KV cache groups" in page(sparse)
+    assert sparse.to_dict()["run"]["kv_groups"]["shortened_ratio"] > 0
+
+
 def test_every_rule_is_tested_here() -> None:
     text = Path(__file__).read_text(encoding="utf-8")
-    modules = {rules.__name__: "rules", tier_verdicts.__name__: "tier_verdicts"}
+    modules = {
+        rules.__name__: "rules",
+        tier_verdicts.__name__: "tier_verdicts",
+        group_verdicts.__name__: "group_verdicts",
+    }
     assert all(f"{modules[rule.__module__]}.{rule.__name__}(" in text for rule in rules.RULES)
     assert all(rule.__doc__ for rule in rules.RULES)
 

@@ -13,6 +13,7 @@ import zmq
 import zmq.asyncio
 
 from server.client import QUICK, Client, serving
+from understudy.engines.kv_groups import KvCacheGroup
 from understudy.engines.speculation import SpeculativeConfig
 from understudy.events.events import Stored
 from understudy.events.wire import AllBlocksCleared, BlockRemoved, BlockStored, decode_batch
@@ -121,6 +122,34 @@ def test_cached_blocks_are_published_again_for_a_request_that_asks_for_it(
             assert (event.token_ids, event.extra_keys) == (RUN[:32], [None, None])
 
     run(test, settings=release(version))
+
+
+def test_groups_publish_ranges_with_the_tokens_of_blocks_without_a_key() -> None:
+    window = KvCacheGroup(kind="sliding_window", block_size=16, window=64)
+    engine = msgspec.structs.replace(
+        QUICK, kv_cache_groups=(window, KvCacheGroup(kind="full", block_size=16)), block_size=16
+    )
+    prompt = list(range(1000, 1160))
+
+    async def test(client: Client, server: Any, reader: Reader) -> None:
+        await client.post(C, {"prompt": prompt, "max_tokens": 1})
+        _, batch = await reader.next()
+        sliding, full = batch.events
+        assert (sliding.group_idx, sliding.kv_cache_spec_kind) == (0, "sliding_window")
+        assert (full.group_idx, full.kv_cache_spec_kind) == (1, "full_attention")
+        assert (sliding.kv_cache_spec_sliding_window, full.kv_cache_spec_sliding_window) == (64, None)
+        # The window of a hit at the prompt's end, 144 tokens, is 63 tokens: 4 blocks.
+        assert sliding.block_hashes == full.block_hashes[5:9]
+        assert sliding.token_ids == full.token_ids == prompt
+        assert (sliding.block_size, sliding.parent_block_hash) == (16, None)
+
+        await client.post(C, {"prompt": prompt, "max_tokens": 1})
+        _, batch = await reader.next()
+        assert [event.parent_block_hash for event in batch.events] == [full.block_hashes[8]] * 2
+        assert [event.token_ids for event in batch.events] == [prompt[144:]] * 2
+        assert [len(event.block_hashes) for event in batch.events] == [0, 1]
+
+    run(test, settings={"engine": engine})
 
 
 def release(version: str, **engine: Any) -> dict[str, Any]:

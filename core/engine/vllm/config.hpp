@@ -65,6 +65,8 @@ struct VllmConfig final : EngineConfig {
   std::vector<KvGroup> groups;
   std::uint32_t prefix_match_unit = 0;                               // tokens; 0: follows from the groups
   std::optional<std::uint32_t> prefix_cache_retention_interval = 0;  // tokens; none: keep every block
+  bool group_events = false;             // keep events of groups for take_group_events, instead of rows
+  bool event_ranges = false;             // rows of groups have Skipped ones
   std::optional<VllmTransfer> transfer;  // hand-offs between prefill and decode instances; none: it computes all itself
   std::optional<VllmOffload> offload;    // vLLM's own offload; without links, or over the links of the tiers
 
@@ -86,6 +88,7 @@ struct VllmConfig final : EngineConfig {
   std::uint32_t hashed_ahead() const noexcept override { return speculation.hashed_ahead; }
   bool has_user_policy() const noexcept override { return eviction_is_users; }
   bool publishes_below_device() const noexcept override { return offload.has_value(); }
+  std::shared_ptr<const GroupLayout> group_layout() const override;
 };
 
 }  // namespace understudy

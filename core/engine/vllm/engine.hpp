@@ -26,6 +26,7 @@
 #include "engine/vllm/config.hpp"
 #include "engine/vllm/decode_state.hpp"
 #include "engine/vllm/decode_sums.hpp"
+#include "engine/vllm/groups/group_rows.hpp"
 #include "engine/vllm/groups/grouped_backend.hpp"
 #include "engine/handoff_net.hpp"
 #include "engine/vllm/handoff/receiver.hpp"
@@ -167,7 +168,10 @@ class VllmEngine final : public Engine, private DecodeHost {
 
   EngineSnapshot snapshot() const override;
   TierReport tier_report() override;
-  const Residency& residency() const noexcept override { return store_; }
+  GroupReport group_report() const override { return grouped_ != nullptr ? grouped_->report() : GroupReport{}; }
+  const Residency& residency() const noexcept override {
+    return group_rows_ ? static_cast<const Residency&>(*group_rows_) : store_;
+  }
   std::size_t cached_prefix(std::span<const BlockIdentity> blocks) const override;
   const EngineTotals& totals() const noexcept { return totals_; }
   void keep_times() override {
@@ -386,8 +390,9 @@ class VllmEngine final : public Engine, private DecodeHost {
   Announcer announcer_;
   std::unique_ptr<TierRun> own_run_;
   std::unique_ptr<WorkerTiers> tiers_;
-  std::unique_ptr<KvBackend> kv_;      // whose blocks are those of store_, unless there are groups
-  GroupedBackend* grouped_ = nullptr;  // the same, with several KV cache groups
+  std::unique_ptr<KvBackend> kv_;          // whose blocks are those of store_, unless there are groups
+  GroupedBackend* grouped_ = nullptr;      // the same, with several KV cache groups
+  std::unique_ptr<GroupRows> group_rows_;  // null: one group, or events of groups are taken as they are
   std::uint64_t capacity_tokens_;
   std::uint64_t watermark_blocks_;
   BurstSampler bursts_;

@@ -235,6 +235,10 @@ std::unique_ptr<VllmEngine> make_vllm(VllmConfig config, const EngineSite& site)
 
 std::unique_ptr<Engine> VllmConfig::make(const EngineSite& site) const { return make_vllm(*this, site); }
 
+std::shared_ptr<const GroupLayout> VllmConfig::group_layout() const {
+  return groups.empty() ? nullptr : std::make_shared<const GroupLayout>(layout_of(*this));
+}
+
 std::unique_ptr<Engine> VllmConfig::make_ranks(std::span<const EngineSite> sites) const {
   std::vector<std::unique_ptr<VllmEngine>> ranks;
   for (const EngineSite& site : sites) ranks.push_back(make_vllm(*this, site));
@@ -271,6 +275,10 @@ VllmEngine::VllmEngine(const VllmConfig& config, const EngineSite& site)
     auto grouped = std::make_unique<GroupedBackend>(config_);
     grouped_ = grouped.get();
     kv_ = std::move(grouped);
+    if (!config.group_events) {
+      group_rows_ = std::make_unique<GroupRows>(*grouped_, config.event_ranges);
+      announcer_.read_from(*group_rows_);
+    }
     const GroupLayout& layout = grouped_->layout();
     if (config.block_size != layout.hash_block) {
       throw Error(ErrorKind::ConfigError, "block_size ", config.block_size, " must be the groups' unit of hashing, ",

@@ -78,6 +78,7 @@ const Effects& VllmEngine::land(std::int64_t now_ns) {
 }
 
 std::size_t VllmEngine::cached_prefix(std::span<const BlockIdentity> blocks) const {
+  if (grouped_ != nullptr) return grouped_->cached(blocks) / config_.block_size;
   if (!tiers_) return store_.prefix_length(0, blocks);
   const std::vector<TierAnswer> answers = tiers_->lookup(blocks);
   return static_cast<std::size_t>(

@@ -23,6 +23,7 @@ _SETTINGS = {
     "event_period_ms": "event_period_ms",
     "event_loss": "event_loss",
     "predict_ttl_ms": "predict_ttl_ms",
+    "index_groups": "index_groups",
     "router_temperature": "temperature",
     "router_queue_threshold": "queue_threshold",
     "router_queue_policy": "queue_policy",
@@ -61,6 +62,11 @@ def add_router_flags(verb: argparse.ArgumentParser) -> None:
         action="store_const",
         const=True,
         help="ignore KV events; treat the blocks of routed prompts as cached for 120 s",
+    )
+    group.add_argument(
+        "--index-groups",
+        choices=("all", "first"),
+        help="KV cache groups that the router indexes (default: all; first: ignore the others)",
     )
     group.add_argument(
         "--router-temperature",

@@ -46,6 +46,7 @@ class GroupScenarioConfig(ScenarioConfig, frozen=True, forbid_unknown_fields=Tru
             [group.native() for group in self.groups],
             prefix_match_unit=self.prefix_match_unit or 0,
             prefix_cache_retention_interval=self.prefix_cache_retention_interval,
+            group_events=True,
         )
 
 

@@ -12,6 +12,7 @@ from understudy.engines.profiles import NEWEST, find_profile
 from understudy.errors import ConfigError
 
 if TYPE_CHECKING:
+    from understudy.engines.engine_config import EngineConfig
     from understudy.engines.vllm_config import VllmConfig
     from understudy.groups import GroupPlan
 
@@ -82,6 +83,12 @@ class KvCacheGroup(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         return _EVENT_KINDS.get(self.kind, self.kind), self.window if self.kind in _SLIDING else None
 
 
+def group_labels(config: EngineConfig) -> list[tuple[str, int | None, int]]:
+    """Return kind, window and block size of each KV cache group, as KV events name them; empty: one group."""
+    groups: tuple[KvCacheGroup, ...] = getattr(config, "kv_cache_groups", ())
+    return [(*group.describe_kind(), group.block_size) for group in groups]
+
+
 def check_groups(config: VllmConfig) -> None:
     """Raise ConfigError for groups that the release does not have."""
     if not all(isinstance(group, KvCacheGroup) for group in config.kv_cache_groups):
@@ -105,7 +112,7 @@ def refuse_without_groups(config: VllmConfig) -> None:
 
 def refuse_with_groups(**given: bool) -> None:
     """Raise ConfigError that names the first part of a run that several groups do not support yet."""
-    names = {"events": "KV events and KV-aware routing", "tiers": "tiers", "kv_trace": "a KV trace"}
+    names = {"tiers": "tiers", "kv_trace": "a KV trace", "record_steps": "recorded steps"}
     for part, is_given in given.items():
         if is_given:
             raise ConfigError(

@@ -284,7 +284,11 @@ class VllmConfig(EngineConfig, frozen=True, kw_only=True, forbid_unknown_fields=
         ]
 
     def check_recordable(self) -> None:
-        """Refuse user-defined policies: a recorded step lists the next blocks to evict, which they do not expose."""
+        """Refuse user-defined policies: a recorded step lists the next blocks to evict, which they do not expose.
+
+        Several KV cache groups are recorded in another form (`understudy conformance`).
+        """
+        refuse_with_groups(record_steps=bool(self.kv_cache_groups))
         if self.has_user_policy:
             raise ConfigError(
                 "record_steps lists the next blocks to evict, which the user-defined eviction_policy "
@@ -312,7 +316,7 @@ class VllmConfig(EngineConfig, frozen=True, kw_only=True, forbid_unknown_fields=
         """Build the core's form of these settings, with vLLM's offload if the tiers ask for it."""
         refuse_without_groups(self)
         if self.kv_cache_groups:
-            refuse_with_groups(events=events, tiers=plan is not None, kv_trace=kv_trace)
+            refuse_with_groups(tiers=plan is not None, kv_trace=kv_trace)
         offload = build_vllm_offload(plan, self, max_blocks)
         return self.native(events=events, kv_trace=kv_trace, offload=offload)
 
@@ -332,7 +336,9 @@ class VllmConfig(EngineConfig, frozen=True, kw_only=True, forbid_unknown_fields=
         """Build the core's form for a live engine."""
         del tiers
         refuse_without_groups(self)
-        return self.native(events=events, check=check, offload=offload, stay_sample=stay_sample)
+        return self.native(
+            events=events, check=check, offload=offload, stay_sample=stay_sample, event_ranges=True
+        )
 
     def native(
         self,
@@ -343,11 +349,13 @@ class VllmConfig(EngineConfig, frozen=True, kw_only=True, forbid_unknown_fields=
         check: bool = False,
         profile: VersionProfile | None = None,
         offload: VllmOffload | None = None,
+        event_ranges: bool = False,
     ) -> VllmEngineConfig:
         """The core's form of these settings, under the version they name or a profile of your own.
 
         `events` and `kv_trace` keep events and trace records until they are taken; `check` verifies conservation of
         blocks and events at the end of every step. Residence times are measured for the share `stay_sample` of blocks.
+        `event_ranges`: events of several groups also have the tokens of blocks without a key, as on the wire.
         """
         profile = profile or self.profile
         self._check_profile_has(profile, profile.name)
@@ -399,4 +407,5 @@ class VllmConfig(EngineConfig, frozen=True, kw_only=True, forbid_unknown_fields=
             [group.native() for group in self.kv_cache_groups],
             prefix_match_unit=self.prefix_match_unit or 0,
             prefix_cache_retention_interval=self.prefix_cache_retention_interval,
+            event_ranges=event_ranges,
         )

@@ -30,6 +30,8 @@ class EventKind(IntEnum):
     STORED = 0
     REMOVED = 1
     CLEARED = 2
+    SKIPPED = 3
+    """Tokens of a Stored without a key, in the rows of an engine with several cache groups; never in columns."""
 
 
 class EventColumns(msgspec.Struct, frozen=True, eq=False):

@@ -55,6 +55,12 @@ class Stored(msgspec.Struct, frozen=True, tag="stored"):
     attention: str = FULL_ATTENTION
     window: int | None = None
     lookahead: tuple[tuple[int, ...], ...] | None = None
+    covered: tuple[int, ...] | None = None
+    """With several cache groups: hashes of all units of hashing in the event, also of those without a block of it."""
+    token_ids: tuple[int, ...] | None = None
+    """All tokens of the event, where those of `blocks` are only a part."""
+    block_size: int | None = None
+    """Tokens per block, where groups have their own."""
 
 
 class Removed(msgspec.Struct, frozen=True, tag="removed"):

@@ -3,7 +3,7 @@
 Publisher `n` has `n/kinds`, `tiers`, `parents`, `offsets` and `sequence_hashes` as in `EventColumns`, `time_ns` per
 event, and `stored_local_hashes` for the blocks of Stored events only. Positions and generations are stored in runs:
 from block `run_offsets[i]` on they count from `run_positions[i]` and `run_generations[i]`, up in a Stored and down in
-a Removed, which lists blocks from the last to the first.
+a Removed, which lists blocks from the last to the first. With several cache groups `groups` has that of each event.
 """
 
 from __future__ import annotations
@@ -50,6 +50,7 @@ class PublisherEvents(msgspec.Struct, frozen=True, eq=False):
     time_ns: npt.NDArray[np.int64]  # of every event: the end of its step
     positions: npt.NDArray[np.uint32]  # of every block
     generations: npt.NDArray[np.uint64]  # of every block
+    groups: npt.NDArray[np.uint8] | None = None  # of every event; None: one cache group
 
     def __len__(self) -> int:
         return len(self.columns)
@@ -61,6 +62,7 @@ class PublisherEvents(msgspec.Struct, frozen=True, eq=False):
         positions, generations = self.positions.tolist(), self.generations.tolist()
         bounds, parents = columns.offsets.tolist(), columns.parents.tolist()
         times, kinds, tiers = self.time_ns.tolist(), columns.kinds.tolist(), columns.tiers.tolist()
+        groups = [0] * len(columns) if self.groups is None else self.groups.tolist()
         for i in range(len(columns)):
             run = range(bounds[i], bounds[i + 1])
             if kinds[i] == EventKind.STORED:
@@ -68,10 +70,10 @@ class PublisherEvents(msgspec.Struct, frozen=True, eq=False):
                     StoredBlock(hashes[at], local[at] or None, positions[at], generations[at], None)
                     for at in run
                 )
-                yield times[i], Stored(i, parents[i] or None, tuple(stored), Tier(tiers[i]), 0)
+                yield times[i], Stored(i, parents[i] or None, tuple(stored), Tier(tiers[i]), 0, groups[i])
             else:
                 removed = (RemovedBlock(hashes[at], positions[at], generations[at]) for at in run)
-                yield times[i], Removed(i, tuple(removed), Tier(tiers[i]), 0)
+                yield times[i], Removed(i, tuple(removed), Tier(tiers[i]), 0, groups[i])
 
 
 def write_columns(
@@ -85,7 +87,10 @@ def write_columns(
         _write(archive, "block_size", [np.array(block_size)])
         _write(archive, "publishers", [np.array(list(publishers), np.str_)])
         for number, table in enumerate(publishers.values()):
-            for name, column in table.heads(raw).items():
+            heads = table.heads(raw)
+            if not heads["groups"].any():
+                del heads["groups"]
+            for name, column in heads.items():
                 _write(archive, f"{number}/{name}", [column])
             _write(archive, f"{number}/sequence_hashes", table.sequence_hashes(raw))
             _write(archive, f"{number}/stored_local_hashes", table.stored_local_hashes(raw))
@@ -150,4 +155,10 @@ def _read_publisher(arrays: dict[str, Any], number: int) -> PublisherEvents:
     distance[~stored] *= -1
     positions = np.repeat(run_positions, lengths) + distance
     generations = np.repeat(run_generations, lengths).astype(np.int64) + distance
-    return PublisherEvents(columns, time_ns, positions.astype(np.uint32), generations.astype(np.uint64))
+    return PublisherEvents(
+        columns,
+        time_ns,
+        positions.astype(np.uint32),
+        generations.astype(np.uint64),
+        arrays.get(f"{number}/groups"),
+    )

@@ -65,12 +65,11 @@ def _convert_offloaded(event: Stored, dialect: Dialect) -> list[BlockStored]:
 def _convert_stored(event: Stored, dialect: Dialect, block_size: int) -> BlockStored:
     fields = dialect.stored_fields
     parent = event.parent_hash
-    tokens = [block.token_ids for block in event.blocks]
     stored = BlockStored(
         _encode_hashes(event, dialect),
         None if parent is None else _encode_hash(parent, dialect),
-        [] if None in tokens else list(chain.from_iterable(tokens)),  # type: ignore[arg-type]
-        block_size,
+        _list_tokens(event),
+        event.block_size or block_size,
         medium=dialect.media.get(event.tier),
         group_idx=_find_group(event, dialect),
     )
@@ -89,6 +88,13 @@ def _convert_stored(event: Stored, dialect: Dialect, block_size: int) -> BlockSt
     if event.lookahead is not None and "lookahead_token_ids" in fields:
         stored.lookahead_token_ids = [list(ids) for ids in event.lookahead]
     return stored
+
+
+def _list_tokens(event: Stored) -> list[int]:
+    if event.token_ids is not None:
+        return list(event.token_ids)
+    tokens = [block.token_ids for block in event.blocks]
+    return [] if None in tokens else list(chain.from_iterable(tokens))  # type: ignore[arg-type]
 
 
 def _find_group(event: Stored | Removed, dialect: Dialect) -> int | None:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from understudy.report.engine_terms import SGLANG_TERMS, flags_of, terms_of
+from understudy.report.group_verdicts import group_tail_gone
 from understudy.report.handoff_verdicts import handoff_bottleneck
 from understudy.report.latency import NS_PER_S
 from understudy.report.series import StepFunction
@@ -308,6 +309,7 @@ RULES: tuple[Callable[[Report], Verdict | None], ...] = (
     overloaded,
     goal_missed,
     cache_too_small,
+    group_tail_gone,
     scattered_prefixes,
     tier_hurts,
     hot_worker,

@@ -57,6 +57,8 @@ class KvRouting(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     """Share of deliveries (one per step) that are lost."""
     predict_ttl_ms: float = 0.0
     """Above 0: prompts sent to a worker also count as cached there for this time (ms), in addition to events."""
+    index_groups: Literal["all", "first"] = "all"
+    """KV cache groups in the index: a hit is what all groups can serve; "first" ignores the others."""
     approximate_ttl_ms: float = 120_000.0
     """Without events: how long prompts sent to a worker count as cached there, in ms."""
     approximate_blocks: int = 0
@@ -77,6 +79,8 @@ class KvRouting(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
                 f"queue_policy={self.queue_policy} orders the router's queue, which needs queue_threshold; give "
                 "it, or leave queue_policy out"
             )
+        if self.index_groups not in ("all", "first"):
+            raise ConfigError(f"index_groups must be all or first, got {self.index_groups!r}")
         checked: dict[str, float] = {"use_events": switch("use_events", self.use_events)}
         for field in msgspec.structs.fields(self):
             name, value = field.name, getattr(self, field.name)
@@ -100,7 +104,8 @@ class KvRouting(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
             if isinstance(value, float) and not np.isfinite(value):
                 raise ConfigError(f"{name} must be finite, got {value}")
         return KvRouter(
-            **{name: getattr(self, name) for name in self.__struct_fields__},
+            **{name: getattr(self, name) for name in self.__struct_fields__ if name != "index_groups"},
+            index_all_groups=self.index_groups == "all",
             seed=seed,
             keep_decisions=keep_decisions,
             imposed=[] if imposed is None else np.asarray(imposed, np.int32).tolist(),

@@ -9,6 +9,7 @@ import msgspec
 
 from understudy.errors import InvalidArgument
 from understudy.router.kv import KvRouting
+from understudy.run.group_facts import GroupFacts  # noqa: TC001  (msgspec reads it)
 from understudy.workload.arrivals import ClosedLoop, Lockstep, OpenLoop  # noqa: TC001  (msgspec reads them)
 
 Settings: TypeAlias = dict[str, Any]
@@ -90,6 +91,8 @@ class RunFacts:
     """Digests of the parts of the timeline."""
     router: dict[str, float] = field(default_factory=dict)
     """Statistics of a KV-aware router's choices."""
+    kv_groups: GroupFacts | None = None
+    """Hits and held blocks of several KV cache groups."""
     max_tokens: int | None = None
     """Limit on output tokens that the run was given."""
     raw_stream: dict[str, float] = field(default_factory=dict)

@@ -17,7 +17,7 @@ from understudy.outputs import create
 from understudy.run.tier_columns import SHARED, name_tier
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterable, Iterator, Sequence
     from os import PathLike
 
     import numpy.typing as npt
@@ -41,7 +41,9 @@ class KvLog:
         *,
         events: bool,
         kv_trace: bool,
+        groups: Sequence[tuple[str, int | None, int]] = (),
     ) -> None:
+        self._groups = [(kind, window) for kind, window, _ in groups]
         self._result = result
         self._workers = len(worker_blocks)
         self._block_size = block_size
@@ -91,6 +93,9 @@ class KvLog:
         for table in self._tables().values():
             heads, hashes = table.heads(raw=True), table.sequence_hashes(raw=True)
             names = np.concatenate(hashes) if hashes else np.zeros(0, np.uint64)
+            if heads["groups"].any():  # equal hashes of several cache groups are different blocks
+                of_blocks = np.repeat(heads["groups"].astype(np.uint64), np.diff(heads["offsets"]))
+                names = names ^ of_blocks * np.uint64(0x9E3779B97F4A7C15)
             consolidator = Consolidator()
             unknown = np.zeros_like(names)
             kinds, tiers, parents, offsets = (
@@ -121,7 +126,9 @@ class KvLog:
     def _decode(self, table: EventTable, stream: Stream) -> Iterator[tuple[int, Stored | Removed]]:
         ids = count()
         batch, times = table.rows()
-        for event in decode(batch, dp_rank=0, block_size=self._block_size, stream=stream):
+        for event in decode(
+            batch, dp_rank=0, block_size=self._block_size, stream=stream, groups=self._groups
+        ):
             assert not isinstance(event, EventsLost)  # an engine's events are unbounded
             yield int(times[event.event_id]), msgspec.structs.replace(event, event_id=next(ids))
 
@@ -168,7 +175,9 @@ class KvLog:
             return events if tokens is None else tokens.add_tokens(events)
 
         workers = [
-            _event_lines({"worker": worker}, with_tokens(self.events(worker, stream)))
+            _event_lines(
+                {"worker": worker}, with_tokens(self.events(worker, stream)), has_groups=bool(self._groups)
+            )
             for worker in range(self._workers)
         ]
         tiers = [
@@ -199,10 +208,14 @@ class KvLog:
 
 
 def _event_lines(
-    publisher: dict[str, Any], events: Iterable[tuple[int, Stored | Removed]]
+    publisher: dict[str, Any], events: Iterable[tuple[int, Stored | Removed]], *, has_groups: bool = False
 ) -> Iterator[dict[str, Any]]:
     for time_ns, event in events:
         line: dict[str, Any] = {"time_ns": time_ns, **publisher, "event_id": event.event_id}
+        if has_groups:
+            line["group"] = event.group
+            if isinstance(event, Stored):
+                line |= {"attention": event.attention, "window": event.window}
         if isinstance(event, Stored):
             line |= {"type": "stored", "tier": event.tier.name, "parent_hash": event.parent_hash}
             line["blocks"] = [

@@ -11,12 +11,14 @@ import msgspec
 from understudy._core import Checkpoints, FleetSettings, StepTable, run_fleet
 from understudy.checks import whole_number
 from understudy.engines.kinds import DEFAULT_ENGINE
+from understudy.engines.kv_groups import group_labels
 from understudy.errors import ConfigError
 from understudy.router.kv import Decisions, KvRouter, KvRouting
 from understudy.run.deep_check import copy_inputs, describe_comparison, require_equal
 from understudy.run.digest import digests
 from understudy.run.facts import RunFacts  # noqa: TC001  (msgspec reads the annotation)
 from understudy.run.fleet_plan import FleetPlan
+from understudy.run.group_facts import summarise_groups
 from understudy.run.kv_log import KvLog
 from understudy.run.pools import WorkerPool, make_pools
 from understudy.run.ranks import RankFront, count_ranks
@@ -205,7 +207,14 @@ def run_offline(
         if not events and not kv_trace:
             return timeline, None
         blocks = timeline.worker_blocks
-        return timeline, KvLog(result, fleet.engine.block_size, blocks, events=events, kv_trace=kv_trace)
+        return timeline, KvLog(
+            result,
+            fleet.engine.block_size,
+            blocks,
+            events=events,
+            kv_trace=kv_trace,
+            groups=group_labels(fleet.engine),
+        )
 
     timeline, kv = read_result(result)
     facts = replace(
@@ -216,6 +225,7 @@ def run_offline(
         load=load,
         timing=None if timing is None else type(timing).__qualname__,
         times=describe_times(fleet.pools, timing, result),
+        kv_groups=summarise_groups(result.groups, group_labels(fleet.engine)),
         **digests(timeline, kv if events else None),
     )
     decisions = None

@@ -11,15 +11,18 @@ import msgspec
 
 from understudy._core import Tier
 from understudy.errors import ConfigError
-from understudy.events.decode import decode
+from understudy.events.decode import decode, decode_ranges
 from understudy.events.events import Cleared, PublishedEvent, Removed, Stored, StoredBlock
 from understudy.events.publisher import Publisher
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
     import numpy as np
     import numpy.typing as npt
 
     from understudy._core import EventBatch, Identities
+    from understudy.events.events import KvEvent
     from understudy.server.live_request import LiveRequest
 
 
@@ -75,7 +78,8 @@ class _Names(NamedTuple):
 class KvEventSender:
     """Publishes the events of one rank. A step without events sends no message.
 
-    `native_offload`: vLLM itself copies blocks to the host and publishes their hashes only.
+    `native_offload`: vLLM itself copies blocks to the host and publishes their hashes only. `groups`: kind, window and
+    block size of each KV cache group, if there are several.
 
     An engine identifies blocks by hash; this class keeps their tokens: of blocks that a tier has, because they may be
     copied to another; of blocks that a request in flight may fill (`retain`); and of the latest `keep_blocks` others.
@@ -91,8 +95,10 @@ class KvEventSender:
         *,
         keep_blocks: int,
         native_offload: bool = False,
+        groups: Sequence[tuple[str, int | None, int]] = (),
     ) -> None:
         self._config = config
+        self._groups = groups
         self._rank = rank
         self._block_size = block_size
         self._keep_blocks = keep_blocks
@@ -180,9 +186,12 @@ class KvEventSender:
         weakref.finalize(request, self._ended.append, values).atexit = False
 
     def report_hits(self, request: LiveRequest, named: Identities) -> None:
-        """Publish the cached device blocks of an admitted request with its step; vLLM has that since 0.26."""
+        """Publish the cached device blocks of an admitted request with its step; vLLM has that since 0.26.
+
+        With several KV cache groups nothing is published: how vLLM names those blocks was not recorded.
+        """
         hits = (request.cached_tokens - sum(request.below_tokens)) // self._block_size
-        if not hits or "locality" not in self._publisher.dialect.stored_fields:
+        if not hits or self._groups or "locality" not in self._publisher.dialect.stored_fields:
             return
         blocks = tuple(
             StoredBlock(one.sequence_hash, one.local_hash, place, 0, None)
@@ -243,7 +252,7 @@ class KvEventSender:
             self._cleared = False
         events += map(self._add_tokens, self._reported)
         self._reported = []
-        for event in decode(batch, dp_rank=self._rank, block_size=self._block_size, stream="raw"):
+        for event in self._decode(batch):
             if isinstance(event, Stored):
                 events.append(self._add_tokens(event))
                 for block in event.blocks:
@@ -261,8 +270,15 @@ class KvEventSender:
             events, block_size=self._block_size, lost=lost, native_offload=self._native_offload
         )
 
+    def _decode(self, batch: EventBatch) -> Iterable[KvEvent]:
+        if self._groups:
+            return decode_ranges(batch, dp_rank=self._rank, groups=self._groups, unit=self._block_size)
+        return decode(batch, dp_rank=self._rank, block_size=self._block_size, stream="raw")
+
     def _add_tokens(self, event: Stored) -> Stored:
         size = self._block_size
+        if event.covered is not None:
+            return self._add_range_tokens(event)
         blocks, lookahead = [], []
         for block in event.blocks:
             kept = self._tokens.get(block.sequence_hash)
@@ -278,6 +294,25 @@ class KvEventSender:
             lora=names.lora or None,
             lora_id=names.lora_id or None,
             lookahead=tuple(lookahead) if all(lookahead) else None,
+            salt=names.salt or None,
+            session=names.session or None,
+        )
+
+    def _add_range_tokens(self, event: Stored) -> Stored:
+        size = self._block_size
+        tokens: list[int] = []
+        assert event.covered is not None
+        for value in event.covered:
+            kept = self._tokens.get(value)
+            if kept is None:
+                return event
+            tokens += memoryview(kept).cast("I")[:size]
+        names = self._names.get(event.covered[-1], _Names())
+        return msgspec.structs.replace(
+            event,
+            token_ids=tuple(tokens),
+            lora=names.lora or None,
+            lora_id=names.lora_id or None,
             salt=names.salt or None,
             session=names.session or None,
         )

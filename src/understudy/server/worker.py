@@ -7,6 +7,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from understudy._core import Tier, TokenBlocks
+from understudy.engines.kv_groups import group_labels
 from understudy.engines.sglang_config import SglangConfig
 from understudy.errors import ConfigError
 from understudy.server.engines import SimulatedCore
@@ -157,6 +158,7 @@ class Worker:
                     rank,
                     keep_blocks=keep,
                     native_offload=core.offload is not None,
+                    groups=group_labels(settings.engine),
                 )
                 for rank, core in enumerate(self.cores)
             ]

@@ -64,9 +64,16 @@ void GroupedBackend::key_range(KvRequest& request, Record& r, std::size_t g, std
     event.has_parent = table.keyed > 0;
     if (event.has_parent) event.parent = content(request, event.position);
     event.request = request.id;
+    event.units = units(request, event);
     pool_.events().push_back(std::move(event));
   }
   table.keyed = full;
+}
+
+std::vector<BlockIdentity> GroupedBackend::units(const KvRequest& request, const GroupEvent& event) const {
+  const std::uint32_t unit = layout_.hash_block;
+  const auto first = request.blocks.begin() + event.position / unit;
+  return {first, first + event.length / unit};
 }
 
 // The last block of a prompt also has the key of the prompt's last unit of hashing.
@@ -96,6 +103,7 @@ void GroupedBackend::store_unit(const KvRequest& request, SlotId block, std::siz
   event.request = request.id;
   event.hashes = {content(request, end)};
   event.ends = {end};
+  event.units = units(request, event);
   pool_.events().push_back(std::move(event));
 }
 

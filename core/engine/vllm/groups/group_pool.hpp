@@ -24,6 +24,7 @@ struct GroupEvent {
   std::uint64_t request = 0;
   std::vector<std::uint64_t> hashes;  // of named blocks
   std::vector<std::uint32_t> ends;    // where they end, in tokens
+  std::vector<BlockIdentity> units;   // all units of hashing in the range
 };
 
 // A block is free while no request references it; free blocks with a key are cached. A block may have several keys, and

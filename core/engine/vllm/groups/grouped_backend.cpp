@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "base/errors.hpp"
+#include "engine/vllm/groups/group_hit.hpp"
 
 namespace understudy {
 
@@ -14,11 +15,20 @@ GroupLayout layout_of(const VllmConfig& c) {
 GroupedBackend::GroupedBackend(const VllmConfig& config)
     : config_(config),
       layout_(layout_of(config)),
-      pool_(config.num_gpu_blocks, config.events && config.enable_prefix_caching),
+      pool_(config.num_gpu_blocks, (config.events || config.check) && config.enable_prefix_caching),
       hits_(layout_.groups.size()),
       unreferenced_(layout_.groups.size()) {}
 
-void GroupedBackend::begin_schedule() {
+void GroupedBackend::begin_schedule(std::int64_t now_ns, std::span<const RequestSlot> running) {
+  if (now_ns >= next_sample_ns_) {
+    samples_.push_back({now_ns, held(running)});
+    if (samples_.size() == kMostSamples) {
+      for (std::size_t i = 0; 2 * i < samples_.size(); ++i) std::swap(samples_[i], samples_[2 * i]);
+      samples_.resize(kMostSamples / 2);
+      sample_period_ns_ *= 2;
+    }
+    next_sample_ns_ = now_ns + sample_period_ns_;
+  }
   ++schedule_;
   pool_.begin_schedule();
   copies_.clear();
@@ -41,12 +51,28 @@ void GroupedBackend::received(KvRequest& request, std::uint32_t computed) {
   if (computed > 0) key(request, computed);
 }
 
-void GroupedBackend::count_lookup(std::uint32_t queries, std::uint32_t hits, bool preempted) {
+void GroupedBackend::count_lookup(const KvRequest& request, std::uint32_t queries, std::uint32_t hits, bool preempted) {
   if (!config_.enable_prefix_caching) return;
   GroupHitStats& stats = stats_[preempted ? 1 : 0];
   ++stats.requests;
   stats.queries += queries;
   stats.hits += hits;
+  const std::uint32_t junction = record(request).junction;
+  stats.full_hits += std::max(hits, junction);
+  stats.shortened += junction > hits;
+}
+
+GroupReport GroupedBackend::report() const {
+  GroupReport out;
+  for (const GroupHitStats& stats : stats_) {
+    out.admissions += stats.requests;
+    out.shortened += stats.shortened;
+    out.queries += stats.queries;
+    out.hits += stats.hits;
+    out.full_hits += stats.full_hits;
+  }
+  out.samples = samples_;
+  return out;
 }
 
 // ── Watch ──
@@ -82,6 +108,23 @@ void GroupedBackend::check(std::span<const RequestSlot> running) const {
       if (!table.blocks.empty()) throw Error(ErrorKind::InvariantViolated, "a request that does not run holds blocks");
     }
   }
+}
+
+std::uint32_t GroupedBackend::cached(std::span<const BlockIdentity> units) const {
+  if (!config_.enable_prefix_caching) return 0;
+  const auto present = [&](const std::vector<std::size_t>& kind, std::uint32_t end) {
+    const std::uint64_t hash = units[end / layout_.hash_block - 1].sequence_hash();
+    return std::ranges::all_of(
+        kind, [&](std::size_t g) { return pool_.find(hash, static_cast<std::uint8_t>(g)) != kNoSlot; });
+  };
+  const auto limit = static_cast<std::uint32_t>(units.size() * layout_.hash_block);
+  const auto full_run = [&](const std::vector<std::size_t>& kind) {
+    const std::uint32_t block = layout_.groups[kind.front()].block_size;
+    std::uint32_t length = 0;
+    while (length + block <= limit && present(kind, length + block)) length += block;
+    return length;
+  };
+  return GroupHit(layout_, present, full_run).find(limit);
 }
 
 std::uint64_t GroupedBackend::digest(std::span<const RequestSlot> running) const {

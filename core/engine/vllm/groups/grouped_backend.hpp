@@ -7,6 +7,7 @@
 #include <utility>
 #include <vector>
 
+#include "engine/group_report.hpp"
 #include "engine/vllm/config.hpp"
 #include "engine/vllm/groups/group_pool.hpp"
 #include "engine/vllm/groups/kv_group.hpp"
@@ -20,8 +21,10 @@ GroupLayout layout_of(const VllmConfig& config);
 // Admissions as vLLM's statistics count them, apart from those of preempted requests.
 struct GroupHitStats {
   std::uint64_t requests = 0;
-  std::uint64_t queries = 0;  // tokens
-  std::uint64_t hits = 0;     // tokens
+  std::uint64_t queries = 0;    // tokens
+  std::uint64_t hits = 0;       // tokens
+  std::uint64_t full_hits = 0;  // tokens that full attention alone had
+  std::uint64_t shortened = 0;  // requests whose hit another group made shorter
 };
 
 class GroupedBackend final : public KvBackend {
@@ -31,7 +34,7 @@ class GroupedBackend final : public KvBackend {
   const GroupLayout& layout() const noexcept { return layout_; }
 
   // ── One schedule ──
-  void begin_schedule();
+  void begin_schedule(std::int64_t now_ns, std::span<const RequestSlot> running);
   // Release the blocks of the copies that the schedule has ordered.
   void end_schedule();
   // Tokens that a request computes of `tokens` from `start` on: states are kept only at certain positions.
@@ -86,13 +89,17 @@ class GroupedBackend final : public KvBackend {
   const std::vector<std::pair<SlotId, SlotId>>& copies() const noexcept { return copies_; }  // of the last schedule
   std::vector<GroupEvent> take_events() { return std::exchange(pool_.events(), {}); }
   const GroupHitStats& stats(bool preempted) const noexcept { return stats_[preempted ? 1 : 0]; }
-  void count_lookup(std::uint32_t queries, std::uint32_t hits, bool preempted);
+  void count_lookup(const KvRequest& request, std::uint32_t queries, std::uint32_t hits, bool preempted);
+  GroupReport report() const;
   void check(std::span<const RequestSlot> running) const;
   std::uint64_t digest(std::span<const RequestSlot> running) const;
   std::vector<std::uint64_t> contents() const { return pool_.contents(); }
+  // Leading tokens of these units of hashing that a request could use.
+  std::uint32_t cached(std::span<const BlockIdentity> units) const;
 
  private:
-  static constexpr std::uint32_t kAhead = 16;                           // blocks: prefetch distance
+  static constexpr std::uint32_t kAhead = 16;  // blocks: prefetch distance
+  static constexpr std::size_t kMostSamples = 512;
   static constexpr std::uint64_t kImpossible = std::uint64_t{1} << 40;  // blocks
 
   // A block that is shared or cached ends inside the tokens of a request, which continues in a copy of it.
@@ -166,6 +173,8 @@ class GroupedBackend final : public KvBackend {
   void key(KvRequest& request, std::uint32_t tokens);
   void key_range(KvRequest& request, Record& r, std::size_t g, std::uint32_t tokens);
   void key_tail(const KvRequest& request, GroupTable& table, std::size_t g, std::uint32_t tokens);
+  // Identities of an event's range.
+  std::vector<BlockIdentity> units(const KvRequest& request, const GroupEvent& event) const;
   // Give a block the key of `end` alone, with an event of one unit of hashing.
   void store_unit(const KvRequest& request, SlotId block, std::size_t g, std::uint32_t end);
   // The first index from `index` on whose block gets a key; `end`: none before it.
@@ -190,6 +199,9 @@ class GroupedBackend final : public KvBackend {
   std::vector<std::pair<SlotId, SlotId>> copies_;
   std::uint64_t schedule_ = 1;
   GroupHitStats stats_[2];
+  std::vector<GroupReport::Sample> samples_;  // at most kMostSamples, at least sample_period_ns_ apart
+  std::int64_t sample_period_ns_ = 50'000'000;
+  std::int64_t next_sample_ns_ = 0;
 };
 
 }  // namespace understudy

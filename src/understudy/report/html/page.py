@@ -11,6 +11,7 @@ import numpy as np
 from understudy.report.html import charts
 from understudy.report.html.balance import worker_balance
 from understudy.report.html.frame import THEME_BUTTON, build_document, prose
+from understudy.report.html.group_chart import group_card
 from understudy.report.html.heat_map import usage_by_worker
 from understudy.report.html.hit_curve import hits_by_cache_size
 from understudy.report.html.phase_chart import latency_by_phase, phases_over_time
@@ -108,6 +109,7 @@ def _cards(report: Report, baseline: Report | None) -> list[Card]:
         charts.ttft_over_time(report, baseline),
         charts.running_waiting(report, baseline),
         charts.kv_usage(report, baseline),
+        group_card(report),
         hits,
         balance,
         routing_card(report),

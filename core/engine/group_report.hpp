@@ -1,0 +1,23 @@
+// Report of an engine's cache groups at its end.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+namespace understudy {
+
+struct GroupReport {
+  struct Sample {
+    std::int64_t time_ns = 0;
+    std::vector<std::uint64_t> held;  // blocks that running requests hold, by group
+  };
+
+  std::uint64_t admissions = 0;
+  std::uint64_t shortened = 0;  // admissions whose hit another group made shorter than that of full attention
+  std::uint64_t queries = 0;    // tokens
+  std::uint64_t hits = 0;       // tokens
+  std::uint64_t full_hits = 0;  // tokens that full attention alone had
+  std::vector<Sample> samples;  // in order of time; empty: one group
+};
+
+}  // namespace understudy

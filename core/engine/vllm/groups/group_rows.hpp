@@ -1,0 +1,49 @@
+// KV events of several cache groups, as rows of an engine's event log.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <unordered_map>
+#include <vector>
+
+#include "engine/announcer.hpp"
+#include "engine/vllm/groups/grouped_backend.hpp"
+#include "events/event_truth.hpp"
+
+namespace understudy {
+
+// A row per named block, at the unit of hashing. With `ranges`, the raw stream also has a Skipped row for every unit of
+// an event that ends no named block.
+class GroupRows final : public EventSource, public Residency {
+ public:
+  GroupRows(GroupedBackend& backend, bool ranges) : backend_(backend), ranges_(ranges) {}
+
+  std::span<const EventRecord> unread() override;
+  void clear() override { rows_.clear(); }
+  void check() const override;
+
+  // ── Residency: the keys of all groups ──
+  std::size_t num_pools() const noexcept override { return 1; }
+  Tier tier(std::size_t) const override { return Tier::G1; }
+  std::size_t num_hashes() const override { return backend_.contents().size(); }
+  void has_blocks(std::size_t pool, std::span<const BlockIdentity> blocks, bool* out) const override;
+  std::vector<BlockIdentity> resident(std::size_t pool) const override;
+
+ private:
+  struct Held {
+    std::uint32_t copies = 0;
+    std::uint32_t position = 0;    // of the block's last unit
+    std::uint64_t generation = 0;  // of the latest copy
+  };
+  void add_stored(const GroupEvent& event);
+  void add_removed(const GroupEvent& event);
+
+  GroupedBackend& backend_;
+  const bool ranges_;
+  EventRecords rows_;
+  std::unordered_map<std::uint64_t, Held> held_;  // by key
+  std::uint64_t generation_ = 0;
+};
+
+}  // namespace understudy

@@ -1,0 +1,37 @@
+"""Verdict on hits that windows and states make shorter than those of full attention."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from understudy.report.text import quantity
+from understudy.report.verdict import MIN_REQUESTS, Verdict
+
+if TYPE_CHECKING:
+    from understudy.report.report import Report
+
+_LOST = 0.05
+"""Share of looked-up tokens."""
+
+
+def group_tail_gone(report: Report) -> Verdict | None:
+    """Report that full attention had 5 points more hits, but the tail of a window or a state was gone."""
+    found = report.run.kv_groups
+    if found is None or report.requests.completed < MIN_REQUESTS:
+        return None
+    if found.full_attention_hit_ratio - found.hit_ratio < _LOST:
+        return None
+    kinds = sorted({group.kind for group in found.groups if group.kind not in _FULL})
+    hits, alone, cut = (
+        quantity(share, "ratio")
+        for share in (found.hit_ratio, found.full_attention_hit_ratio, found.shortened_ratio)
+    )
+    return Verdict(
+        "group_tail_gone",
+        f"{hits} of the prompt tokens hit, and full attention alone had {alone}: for {cut} of the admissions the tail "
+        f"of another KV cache group was gone ({', '.join(kinds)}).",
+        "Keep more of them (--prefix-cache-retention-interval none), or use more blocks.",
+    )
+
+
+_FULL = ("full_attention", "mla_attention")
