@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from engines.handoff_random import check_scenario
 from understudy._core import (
     RequestSpec,
     VllmEngine,
@@ -85,3 +86,8 @@ def test_a_lease_of_no_time_is_refused() -> None:
     config = with_transfer(VllmEngineConfig(), VllmTransfer(produces=True, lease_s=0))
     with pytest.raises(ConfigError, match="kv_lease_duration must be 1 to 1000000 s"):
         VllmEngine(config, constant_timing(1.0, 1.0))
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_no_block_is_lost_whatever_is_aborted_fails_expires_or_preempts(seed: int) -> None:
+    check_scenario(seed)

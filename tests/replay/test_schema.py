@@ -20,8 +20,8 @@ from understudy.errors import InvalidArgument
 from understudy.report import Report
 from understudy.report.requests import key_of
 from understudy.run.digest import digests
-from understudy.run.offline import run_offline
 from understudy.run.handoff_columns import HandOffColumns
+from understudy.run.offline import run_offline
 from understudy.run.schema import About, check_columns, list_columns, list_totals, take_columns
 from understudy.run.tier_columns import TierColumns
 from understudy.run.timeline import Timeline
