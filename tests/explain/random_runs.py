@@ -10,6 +10,7 @@ from understudy.engines.timing import Constant
 from understudy.engines.vllm_config import VllmConfig
 from understudy.explain import SavedRun
 from understudy.router.kv import KvRouting
+from understudy.run.disaggregation import Disaggregation
 from understudy.run.offline import run_offline
 from understudy.tiers import TiersConfig
 from understudy.workload import ClosedLoop, Normal, OpenLoop, Poisson
@@ -56,7 +57,16 @@ def choose_arguments(choose: Choose) -> tuple[Any, dict[str, Any]]:
             ["round_robin", "least_loaded", KvRouting(), KvRouting(queue_threshold=choose([0.1, 1.0]))]
         ),
     }
-    if choose([True, False, False]):
+    if is_vllm and choose([True, False, False, False]):
+        how["disaggregation"] = Disaggregation(
+            prefill_workers=choose([1, 2]),
+            decode_workers=choose([1, 2]),
+            kv_bytes_per_token=1000,
+            link_gbps=choose([0.01, 1.0]),
+        )
+        how["workers"] = 1
+        how["routing"] = "round_robin"
+    elif choose([True, False, False]):
         tier = {"tier": "g2", "blocks": 300, "link": {"down_gbps": 0.1, "up_gbps": 0.1}}
         how["tiers"] = TiersConfig.from_dict({"tiers": [tier], "kv_bytes_per_token": choose([1024, 65536])})
     made = choose([crowd, conversations])

@@ -15,6 +15,7 @@ from understudy.cli import main
 from understudy.engines.sglang_config import SglangConfig
 from understudy.engines.vllm_config import VllmConfig
 from understudy.explain.perfetto import write_trace
+from understudy.run.disaggregation import Disaggregation
 from understudy.tiers import TiersConfig
 
 if TYPE_CHECKING:
@@ -32,6 +33,10 @@ TIGHT = VllmConfig(block_size=16, num_gpu_blocks=60)
 RUNS: dict[str, dict[str, Any]] = {
     "vllm": {"engine": TIGHT, "workers": 2},
     "tiers": {"engine": TIGHT, "tiers": TIERS},
+    "disaggregation": {
+        "engine": TIGHT,
+        "disaggregation": Disaggregation(prefill_workers=1, decode_workers=1, kv_bytes_per_token=1000),
+    },
     "sglang": {"engine": SglangConfig(block_size=16, num_gpu_blocks=60), "workers": 2},
 }
 
@@ -52,7 +57,7 @@ def test_a_protobuf_trace_is_one_that_perfetto_reads(run: SavedRun, tmp_path: Pa
     open_slices: dict[int, int] = defaultdict(int)
     latest: dict[int, int] = defaultdict(int)
     flows: dict[int, list[int]] = defaultdict(list)
-    ended = set()
+    ended: set[int] = set()
     slices = 0
     for packet in trace.packet:
         if packet.HasField("interned_data"):
@@ -84,6 +89,7 @@ def test_a_protobuf_trace_is_one_that_perfetto_reads(run: SavedRun, tmp_path: Pa
             slices += 1
             for flow in (*found.flow_ids, *found.terminating_flow_ids):
                 flows[flow].append(packet.timestamp)
+            assert not ended & set(found.terminating_flow_ids)
             ended |= set(found.terminating_flow_ids)
         else:
             assert found.type == event.TYPE_SLICE_END

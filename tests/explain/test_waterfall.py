@@ -19,6 +19,7 @@ from understudy.errors import ConfigError, UnderstudyError
 from understudy.explain import SavedRun, Waterfall, Waterfalls
 from understudy.explain.describe import explain_requests
 from understudy.router.kv import KvRouting
+from understudy.run.disaggregation import Disaggregation
 from understudy.run.offline import run_offline
 from understudy.run.step_columns import StepColumns
 from understudy.tiers import TiersConfig
@@ -156,6 +157,19 @@ def test_a_request_waits_in_the_router() -> None:
     waterfall = Waterfalls(run).of(slowest)
     assert waterfall is not None
     assert waterfall.parts["router_queue"] == waited.max() > 0
+
+
+def test_a_prompt_computed_elsewhere_is_handed_over() -> None:
+    engine = VllmConfig(block_size=16, num_gpu_blocks=64, timing=STEPS, async_scheduling=False)
+    staged = Disaggregation(prefill_workers=1, decode_workers=1, kv_bytes_per_token=1000, link_gbps=0.01)
+    run = record(single_turns([160, 160], 4, arrival_ms=[0, 1]), engine=engine, disaggregation=staged)
+    assert require_exact(run) == 2
+    first = Waterfalls(run).of(0)
+    assert first is not None
+    workers = [span.worker for span in first.spans]
+    assert workers == sorted(workers)
+    assert set(workers) == {0, 1}
+    assert first.parts["handoff"] > 160 * 1000 / 0.01 - 1e6  # at 10 MB a second
 
 
 def test_sglang_decodes_wait_while_prompts_are_computed() -> None:

@@ -59,9 +59,10 @@ def build_trace(run: SavedRun) -> Trace:
     trace = Trace([f"worker {worker}" for worker in range(workers)], names, [], [])
     bounds = np.searchsorted(steps.step_worker, np.arange(workers + 1)).tolist()
     runs = _running_intervals(run)
+    is_last = _find_last_entries(run)
     for worker in range(workers):
         part = slice(bounds[worker], bounds[worker + 1])
-        trace.slices.append(_step_track(run, worker, part, names))
+        trace.slices.append(_step_track(run, worker, part, names, is_last))
         trace.slices += _slot_tracks(worker, runs[worker])
         begins = steps.step_begin_ns[part]
         for name, values in (
@@ -82,7 +83,19 @@ def build_trace(run: SavedRun) -> Trace:
     return trace
 
 
-def _step_track(run: SavedRun, worker: int, part: slice, names: list[str]) -> SliceTrack:
+def _find_last_entries(run: SavedRun) -> NDArray[np.bool_]:
+    """Return a mask of the last entry of every request, on whichever worker it ended."""
+    steps = run.steps
+    begins = steps.step_begin_ns[np.searchsorted(steps.step_batch, steps.entry_batch)]
+    order = np.lexsort((begins, steps.entry_request))
+    is_last = np.zeros(len(order), bool)
+    is_last[order] = np.diff(steps.entry_request[order], append=-1) != 0
+    return is_last
+
+
+def _step_track(
+    run: SavedRun, worker: int, part: slice, names: list[str], is_last: NDArray[np.bool_]
+) -> SliceTrack:
     """Name steps by their batch; flows lead from a request to the steps of its chunks and to its last step."""
     steps = run.steps
     batches = steps.step_batch[part]
@@ -111,9 +124,7 @@ def _step_track(run: SavedRun, worker: int, part: slice, names: list[str]) -> Sl
     requests = steps.entry_request[entries]
     of_entry = steps.entry_batch[entries]
     chunks = steps.entry_decodes[entries] == 0
-    _, from_end = np.unique(requests[::-1], return_index=True)
-    last = np.zeros(len(requests), bool)
-    last[len(requests) - 1 - from_end] = True
+    last = is_last[entries]
     chosen = np.flatnonzero(chunks | last)
     at = np.where(
         last[chosen],

@@ -26,6 +26,7 @@ PARTS = {
     "wait_preempted": "waiting: a schedule that preempts admits none",
     "wait_other": "waiting for another reason",
     "load": "its own blocks being loaded from a tier",
+    "handoff": "KV on its way from the prefill to the decode worker",
     "planned": "in the next batch, behind the one that runs",
     "prefill": "prefill, its own tokens",
     "prefill_others": "prefill, steps lengthened by others",
@@ -143,7 +144,13 @@ class Waterfalls:
         for at, (begin, worker) in enumerate(zip(times, workers, strict=True)):
             until = min(times[at + 1] if at + 1 < len(times) else end, end)
             if until > begin:
-                spans += self._on_worker(row, worker, begin, until, events)
+                # Each leg of a request with two workers has events of its own.
+                ours = events[
+                    (run.steps.event_worker[events] == worker) & (run.steps.event_ns[events] >= begin)
+                ]
+                spans += self._on_worker(
+                    row, worker, begin, until, ours, is_sent=at + 1 < len(times), is_received=at > 0
+                )
         if outside:
             spans.append(Span(end, served, "front_end", {"front_end": outside}))
         token = int(run.requests["first_token_ns"][row])
@@ -156,9 +163,20 @@ class Waterfalls:
         return [int(row) for row in order if latency[row] >= 0]
 
     def _on_worker(
-        self, row: int, worker: int, begin_ns: int, end_ns: int, events: NDArray[np.int64]
+        self,
+        row: int,
+        worker: int,
+        begin_ns: int,
+        end_ns: int,
+        events: NDArray[np.int64],
+        *,
+        is_sent: bool,
+        is_received: bool,
     ) -> list[Span]:
-        """Split the time from `begin_ns` to `end_ns`, in which the request is on one worker."""
+        """Split the time from `begin_ns` to `end_ns`, in which the request is on one worker.
+
+        `is_sent`: its KV goes to another worker then; `is_received`: its KV comes from another worker.
+        """
         steps = self.run.steps
         first, last = (int(self._first_step[at]) for at in (worker, worker + 1))
         low = first + int(np.searchsorted(steps.step_end_ns[first:last], begin_ns, "right"))
@@ -168,6 +186,11 @@ class Waterfalls:
         batches = steps.step_batch[part]
         entries = self._entries.of(row)
         codes = self._codes(row, part, begin_ns, events, entries)
+        if is_received:
+            codes[codes == _number("load")] = _number("handoff")
+        computed = np.flatnonzero(codes == _COMPUTE)
+        if is_sent and len(computed):
+            codes[computed[-1] + 1 :] = _number("handoff")
         spans: list[Span] = []
         cursor = begin_ns
         changes = np.flatnonzero(
@@ -176,7 +199,7 @@ class Waterfalls:
             | (begins[1:] > ends[:-1])
         )
         bounds = [0, *(changes + 1).tolist(), len(codes)] if len(codes) else []
-        gap = self._name_gap(row)
+        gap = "handoff" if is_sent or is_received else self._name_gap(row)
         for start, stop in pairwise(bounds):
             begin, end = max(int(begins[start]), begin_ns), min(int(ends[stop - 1]), end_ns)
             if begin > cursor:

@@ -130,9 +130,8 @@ def run_offline(
         pools, engine, tiers = disaggregation.make_pools(engine or DEFAULT_ENGINE, tiers), None, None
     pools = make_pools(pools, engine, workers, tiers)
     _check_roles(pools, disaggregation)
-    if disaggregation is not None and (keep_steps or record_steps is not None):
-        given_name = "keep_steps (--save-run, --perfetto)" if keep_steps else "record_steps"
-        raise ConfigError(f"{given_name} does not work with prefill and decode workers yet; leave it out")
+    if disaggregation is not None and record_steps is not None:
+        raise ConfigError("record_steps does not work with prefill and decode workers yet; leave it out")
     if record_steps is not None:
         for pool in pools:
             pool.engine.check_recordable()
