@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from understudy.cli import replay, trace_flags
+from understudy.cli.flag_names import replace_settings_by_flags
 from understudy.cli.parser import Parser
 from understudy.errors import ConfigError
 from understudy.outputs import check_outputs, create, files_named, is_stdout
@@ -206,20 +207,23 @@ def _sweep(args: argparse.Namespace, space: Space, workload: Workload) -> Sweep:
     search = _choose_search(args, space)
 
     def build(point: tuple[int, ...]) -> Candidate:
-        changed = flags.apply(args, space.texts(point))
+        texts = space.texts(point)
+        changed = flags.apply(args, texts)
+        try:
+            settings = replay.read_settings(changed)
+        except ConfigError as error:
+            words = [f"--{flag}={text}" for flag, text in texts.items()]
+            raise ConfigError(replace_settings_by_flags(str(error), words, flags.names)) from None
         candidate = Candidate(
             flags=space.values(point),
-            settings=replay.read_settings(changed),
+            settings=settings,
             slo=slo,
             max_tokens=changed.max_tokens,
             model=changed.model,
             kv_dtype=changed.kv_dtype,
         )
         prices.check(candidate)
-        settings = candidate.settings
-        if (
-            not settings.pools and settings.disaggregation is None
-        ):  # a file's pools are checked when they are read
+        if not settings.pools and settings.disaggregation is None:  # others are checked when they are read
             make_pools((), settings.engine, settings.workers, settings.tiers)
         return candidate
 

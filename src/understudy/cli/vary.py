@@ -31,6 +31,11 @@ class VariedFlags:
             if action.dest not in fixed and not flag.startswith("--no-")
         }
 
+    @property
+    def names(self) -> list[str]:
+        """Names of the flags, with dashes."""
+        return [f"--{flag}" for flag in self._actions]
+
     def check(self, space: Space, args: argparse.Namespace) -> None:
         """Raise ConfigError for a varied flag that is unknown, also given once for all, or has an invalid value."""
         for dimension in space.dimensions:
