@@ -17,7 +17,7 @@ class GroupMatch {
  public:
   GroupMatch(const PrefixIndex& index, std::span<const std::uint64_t> prompt) : index_(index), prompt_(prompt) {}
 
-  // What all groups can serve.
+  // Leading units that all groups can serve.
   std::uint32_t all(const GroupLayout& layout, PrefixIndex::Member member);
   // Leading blocks of the first group.
   std::uint32_t first(const GroupLayout& layout, PrefixIndex::Member member);
