@@ -158,8 +158,14 @@ class SavedRun:
         arrays |= self.steps.arrays()
         arrays |= {f"request_{name}": column for name, column in self.requests.items()}
         arrays |= {f"decision_{name}": column for name, column in self.decisions.items()}
-        with create(path) as file:
-            np.savez_compressed(file, allow_pickle=False, **arrays)
+        # As np.savez_compressed, at a level that takes a third of its time.
+        with (
+            create(path) as file,
+            zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED, compresslevel=1) as archive,
+        ):
+            for name, array in arrays.items():
+                with archive.open(f"{name}.npy", "w", force_zip64=True) as member:
+                    np.lib.format.write_array(member, np.asanyarray(array), allow_pickle=False)
 
 
 def read_run(path: str | PathLike[str]) -> SavedRun:

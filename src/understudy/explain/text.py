@@ -102,9 +102,10 @@ def _print_list(requests: list[dict[str, Any]], console: Console) -> None:
 
 def _print_parts(explained: dict[str, Any], console: Console) -> None:
     total = explained["latency_ns"]
+    count = len(explained["requests"])
     table = _table("time", "share", "part")
     for part, value in sorted(explained["parts"].items(), key=lambda item: -item[1]):
         table.add_row(ms(value), f"{value / max(total, 1):.1%}", PARTS[part])
-    table.add_row(ms(total), "100.0%", f"latency of {len(explained['requests'])} requests")
+    table.add_row(ms(total), "100.0%", f"latency of {count} request{'s' * (count != 1)}")
     console.print()
     console.print(table)
