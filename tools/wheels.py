@@ -51,7 +51,7 @@ def build(python: str, index: list[str], out: Path) -> Path:
     """Build and repair the wheel of one interpreter; return its path in `out`."""
     folder = WORK / Path(python).name
     programs = make_environment(python, folder / "build")
-    pip = [programs / "python", "-m", "pip", "--disable-pip-version-check"]
+    pip = [str(programs / "python"), "-m", "pip", "--disable-pip-version-check"]
     path = {**os.environ, "PATH": f"{programs}:{os.environ['PATH']}"}
     run(*pip, "install", "--quiet", *index, *build_requirements())
     needs = "from scikit_build_core.build import get_requires_for_build_wheel as needs; print(*needs(), sep='\\n')"
@@ -84,7 +84,7 @@ def check(python: str, wheel: Path, index: list[str]) -> str:
         folder = Path(name)
         programs = make_environment(python, folder / "env")
         clean = {"PATH": f"{programs}:/usr/bin:/bin", "HOME": name, "LANG": "C.UTF-8"}
-        install = [programs / "python", "-m", "pip", "--disable-pip-version-check", "install", "--quiet"]
+        install = [str(programs / "python"), "-m", "pip", "--disable-pip-version-check", "install", "--quiet"]
         run(*install, *index, wheel)
         said = run(programs / "python", "-c", PROBE, cwd=folder, env=clean)
         if str(folder / "env") not in said:
