@@ -1,6 +1,6 @@
 """Measure hit rate and TTFT of gpt-oss-120b in conversations: retention, routing, and one group instead of two.
 
-    python benchmarks/hybrid_study.py [--plot docs/hybrid.svg]
+    python benchmarks/hybrid_study.py --routing session_affinity [--plot docs/hybrid.svg]
 
 300 conversations of six turns on four simulated H200 with vLLM 0.33's rules and the preset's step times. The memory of
 the KV cache is varied, from 5 % of what an H200 leaves to all of it.
@@ -27,15 +27,15 @@ if TYPE_CHECKING:
     from understudy.workload import Workload
 
 MODEL, GPU, WORKERS = "gpt-oss-120b", "H200", 4
-SHARES = (0.05, 0.1, 0.2, 0.4, 1.0)
+SHARES = (0.05, 0.1, 0.2, 1.0)
 """Parts of the KV memory of an H200."""
-SERIES = {
-    "retention 0, KV routing": (0, "all", "#1f77b4"),
-    "retention none, KV routing": (None, "all", "#2ca02c"),
+SERIES: dict[str, tuple[int | str | None, str, str]] = {
+    "retention 0 (vLLM's default)": (0, "all", "#1f77b4"),
+    "retention none": (None, "all", "#2ca02c"),
+    "hybrid manager off: one group": ("one", "all", "#ff7f0e"),
     "retention 0, first group indexed": (0, "first", "#d62728"),
-    "retention 0, round robin": (0, "", "#7f7f7f"),
-    "one group, KV routing": ("one", "all", "#ff7f0e"),
 }
+"""Retention ("one": no groups), indexed groups and colour; the last one is for --routing kv."""
 
 
 def conversations() -> Workload:
@@ -74,9 +74,11 @@ def engine_with(share: float, retention: int | str | None) -> us.VllmConfig:
     return msgspec.structs.replace(engine, **changes)
 
 
-def measure(workload: Workload, share: float, retention: int | str | None, index: str) -> tuple[float, ...]:
+def measure(
+    workload: Workload, share: float, retention: int | str | None, index: str, policy: str
+) -> tuple[float, ...]:
     """Return hit rate, hit rate of full attention alone, mean and p99 TTFT in ms, and the router's regret in blocks."""
-    routing = us.KvRouting(index_groups=index) if index else "round_robin"  # type: ignore[arg-type]
+    routing = us.KvRouting(index_groups=index) if policy == "kv" else policy  # type: ignore[arg-type]
     run = run_offline(workload, engine_with(share, retention), workers=WORKERS, routing=routing)  # type: ignore[arg-type]
     report = Report.build(run.timeline, run.facts)
     groups = run.facts.kv_groups
@@ -130,11 +132,13 @@ def main() -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
+    parser.add_argument("--routing", choices=("kv", "session_affinity", "round_robin"), default="kv")
     parser.add_argument("--plot", type=Path, metavar="FILE", help="write the two charts as SVG")
     args = parser.parse_args()
     workload = conversations()
     console = Console(width=130)
-    found: dict[str, list[tuple[float, ...]]] = {name: [] for name in SERIES}
+    series = {name: one for name, one in SERIES.items() if one[1] == "all" or args.routing == "kv"}
+    found: dict[str, list[tuple[float, ...]]] = {name: [] for name in series}
     for share in SHARES:
         blocks = engine_with(share, 0).num_gpu_blocks
         table = Table(
@@ -142,8 +146,8 @@ def main() -> int:
         )
         for column in ("hit rate", "full attention alone", "mean TTFT ms", "p99 TTFT ms", "regret, blocks"):
             table.add_column(column, justify="right")
-        for name, (retention, index, _) in SERIES.items():
-            row = measure(workload, share, retention, index)
+        for name, (retention, index, _) in series.items():
+            row = measure(workload, share, retention, index, args.routing)
             found[name].append(row)
             table.add_row(
                 name, f"{row[0]:.3f}", f"{row[1]:.3f}", f"{row[2]:,.0f}", f"{row[3]:,.0f}", f"{row[4]:.1f}"
