@@ -2,7 +2,7 @@
 
 import enum
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, Literal, Protocol, Self, TypeAlias, TypedDict, overload
+from typing import Literal, Protocol, Self, TypeAlias, TypedDict, overload
 
 import numpy as np
 import numpy.typing as npt
@@ -942,6 +942,15 @@ def with_groups(
     event_ranges: bool = False,
 ) -> VllmEngineConfig: ...
 
+class _HandOffLine(TypedDict):
+    lookups: list[tuple[int, int, int]]
+    in_batch: list[int]
+    not_processed: list[int]
+    to_send: list[tuple[int, int]]
+    pulls: list[tuple[int, list[int]]]
+    heartbeat: list[int]
+    failed: list[int]
+
 class VllmTransfer:
     def __init__(
         self,
@@ -1157,7 +1166,7 @@ class VllmEngine(Engine):
     def resident_hashes(self) -> list[int]: ...
     def take_kv_trace(self) -> list[_KvTraceRow]: ...
     def take_stays(self) -> list[tuple[int, int, list[int]]]: ...
-    def take_handoff_line(self) -> dict[str, Any]: ...
+    def take_handoff_line(self) -> _HandOffLine: ...
     def poll_sender(
         self, heartbeats: Sequence[Sequence[int]], done: Sequence[int], now_ns: int
     ) -> tuple[list[int], list[int], list[tuple[int, int]]]: ...

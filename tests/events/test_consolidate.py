@@ -23,7 +23,7 @@ from understudy.events.columns import EventKind
 from understudy.events.consolidate import Consolidator
 from understudy.run.offline import run_offline
 
-STORED, REMOVED, CLEARED = EventKind
+STORED, REMOVED, CLEARED = EventKind.STORED, EventKind.REMOVED, EventKind.CLEARED
 
 
 def columns(*events: tuple[int, int, list[int]], tier: int = 1) -> EventColumns:

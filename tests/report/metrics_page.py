@@ -12,6 +12,7 @@ from understudy.report.metrics import DISTRIBUTIONS, SCALARS
 from understudy.report.statistics import PERCENTILE_METHOD
 from understudy.report.tier_metrics import TIER_DISTRIBUTIONS, TIER_ROWS, TIER_SCALARS
 from understudy.run.digest import OF_LINK, OF_TIER, OF_VLLM_OFFLOAD
+from understudy.run.handoff_columns import HandOffColumns
 from understudy.run.schema import list_columns, list_totals
 from understudy.run.tier_columns import TierColumns
 from understudy.run.timeline import Timeline
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     from understudy.report.metric import Metric
 
 PAGE = Path(__file__).parents[2] / "docs" / "metrics.md"
+ALL_COLUMNS = (*list_columns(Timeline), *list_columns(TierColumns), *list_columns(HandOffColumns))
 
 
 def table(metrics: tuple[Metric, ...]) -> str:
@@ -31,8 +33,8 @@ def table(metrics: tuple[Metric, ...]) -> str:
 
 
 def columns() -> str:
-    """One row a column of the record; those of runs with tiers last."""
-    declared = (*list_columns(Timeline), *list_columns(TierColumns))
+    """One row a column of the record; those of runs with tiers, and with prefill and decode pools, last."""
+    declared = ALL_COLUMNS
     rows = [f"| `{c.name}` | {c.about.per} | {c.about.unit} | {c.about.doc} |" for c in declared]
     return "\n".join(["| column | one per | unit | meaning |", "|---|---|---|---|", *rows])
 
@@ -53,17 +55,15 @@ def quoted(names: Sequence[str]) -> str:
 
 def left_out() -> list[str]:
     """The names of these, by the schema."""
-    columns = (*list_columns(Timeline), *list_columns(TierColumns))
-    covered = {c.name for c in columns if c.about.digested} | {*list_totals(Timeline), "tiers"}
+    columns = ALL_COLUMNS
+    covered = {c.name for c in columns if c.about.digested} | {*list_totals(Timeline), "tiers", "handoff"}
     undigested = [c.name for c in list_columns(TierColumns) if not c.about.digested]
     return [each.name for each in fields(Timeline) if each.name not in covered] + undigested
 
 
 def digest() -> str:
     """What the digest covers, and what not."""
-    bare = quoted(
-        [c.name for c in (*list_columns(Timeline), *list_columns(TierColumns)) if not c.about.digested]
-    )
+    bare = quoted([c.name for c in ALL_COLUMNS if not c.about.digested])
     totals = [name for name in dir(TierTotals) if not name.startswith("_") and name not in OF_VLLM_OFFLOAD]
     lines = [
         f"- every column above, but for {bare};",

@@ -14,6 +14,7 @@ from understudy.engines.scenario import blocks_of
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from understudy._core import _HandOffLine
     from understudy.engines.handoff_scenario import SideName
     from understudy.engines.handoff_wire import Transfer
     from understudy.engines.profiles import VersionProfile
@@ -150,8 +151,9 @@ class Instance:
         line["free_after_schedule"] = engine.free_after_schedule
         line["recv"] = [run.describe_pull(r, blocks) for r, blocks in told["pulls"]]
         line["to_send"] = {names[r]: end / NS_PER_S for r, end in told["to_send"]}
-        for key in ("heartbeat", "in_batch", "not_processed"):
-            line[key] = [names[r] for r in told[key]]
+        line["heartbeat"] = [names[r] for r in told["heartbeat"]]
+        line["in_batch"] = [names[r] for r in told["in_batch"]]
+        line["not_processed"] = [names[r] for r in told["not_processed"]]
         line["scheduled"] = {names[r]: tokens for r, tokens in engine.scheduled}
         line["new"] = [names[r] for r, resumed, _ in engine.admitted if not resumed]
         line["preempted"] = [names[r] for r in engine.preempted]
@@ -259,7 +261,7 @@ class HandOffRun:
             "await": not push and bool(blocks),
         }
 
-    def poll(self, instance: Instance, line: Line, told: Line, tick: int, now_ns: int) -> None:
+    def poll(self, instance: Instance, line: Line, told: _HandOffLine, tick: int, now_ns: int) -> None:
         """What the instance's worker does in an iteration: post transfers, then poll."""
         push = self.scenario.mode == "push"
         wire, names = self._wire, self.names
