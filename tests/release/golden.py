@@ -6,7 +6,7 @@ from collections import Counter
 from typing import TYPE_CHECKING
 
 from understudy.engines.profiles import REVISION
-from understudy.engines.recordings import find_recordings, read_lines, read_pair
+from understudy.engines.recordings import find_recordings, read_json_lines, read_lines, read_pair
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -26,6 +26,8 @@ def count_recordings(folder: Path) -> list[tuple[str, str, int]]:
 def _release(recording: Recording) -> str:
     if recording.kind == "steps":
         version = str(read_lines(recording.golden)[0]["header"].get("vllm", "vllm-src"))
+    elif recording.kind == "handoff":
+        version = str(read_json_lines(recording.golden)[1]["header"]["vllm"])
     else:
         pair = read_pair(recording.golden)
         version = pair.get("vllm", "vllm-src")

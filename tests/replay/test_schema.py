@@ -83,7 +83,7 @@ def test_every_array_and_number_of_the_core_is_declared() -> None:
     told = (
         declared
         | set(list_totals(Timeline))
-        | {"tiers", "tier_totals", "links", "handoff", "events", "kv_trace"}
+        | {"tiers", "tier_totals", "links", "handoff", "groups", "events", "kv_trace"}
     )
     told |= {"step_ns", "uncovered_ns"}  # of the timing model, for the report: no part of what happened
     core = {name for name in dir(FleetResult) if not name.startswith("_")}

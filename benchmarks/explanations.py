@@ -1,7 +1,7 @@
 """Check waterfalls of random runs, and time Perfetto traces of a million slices.
 
-python benchmarks/explain.py waterfalls --runs 1000
-python benchmarks/explain.py perfetto --slices 1000000
+python benchmarks/explanations.py waterfalls --runs 1000
+python benchmarks/explanations.py perfetto --slices 1000000
 """
 
 from __future__ import annotations
