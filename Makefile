@@ -37,7 +37,7 @@ PIP_BUILD = -m pip install -v --disable-pip-version-check --no-build-isolation \
 BUILD = tools/build.py 'building understudy'
 
 .DELETE_ON_ERROR:
-.PHONY: help demo test test-again torch lint conformance exact exact-sglang release sanitize clang mutants interop bench fuzz soak live-soak clients-ci clients docs wheels wheelhouse deploy-tools clean
+.PHONY: help demo test test-again torch lint conformance exact exact-sglang release sanitize clang mutants interop bench fuzz soak live-soak clients-ci clients clients-sglang docs wheels wheelhouse deploy-tools clean
 
 help:
 	@echo 'make demo         replay a bundled workload; prints a table and writes out/demo.html'
@@ -58,6 +58,7 @@ help:
 	@echo 'make live-soak  run a live fleet of 100 for ten minutes after a warm-up and compare object counts'
 	@echo 'make clients-ci   run openai and aiperf, unmodified, against a live server'
 	@echo 'make clients      the same plus vllm bench serve and guidellm, and compare times (installs several GB)'
+	@echo 'make clients-sglang  run bench_serving and sglang_router of SGLang against live SGLang servers'
 	@echo 'make docs         build the documentation as a site: out/site'
 	@echo 'make wheels       build, repair and test wheels of CPython 3.11 to 3.13: dist/'
 	@echo 'make clean        remove environments, builds and caches'
@@ -146,6 +147,9 @@ clients-ci: .venv/installed-dev .venv-clients/installed
 clients: .venv/installed-dev .venv-clients/installed .venv-vllm-$(KNOWN)/installed .venv-guidellm/installed
 	$(BIN)/python tests/server/clients.py --times --clients .venv-clients/bin --vllm .venv-vllm-$(KNOWN)/bin --guidellm .venv-guidellm/bin
 
+clients-sglang: .venv/installed-dev .venv-sglang-clients/installed
+	$(BIN)/python tests/server/sglang_clients.py --sglang .venv-sglang-clients/bin/python --router .venv-sglang-clients/bin/python
+
 # A warning fails the build. Nothing is fetched once the environment is installed.
 docs: .venv-docs/installed
 	NO_MKDOCS_2_WARNING=1 .venv-docs/bin/mkdocs build --strict --quiet
@@ -226,6 +230,15 @@ clean:
 	@echo 'creating $(@D)'
 	@$(PYTHON) -m venv $(@D)
 	@$(@D)/bin/python $(PIP_INSTALL) mkdocs-material==9.8.1
+	@touch $@
+
+# SGLang's benchmark without its GPU dependencies, and its router.
+.venv-sglang-clients/installed:
+	@echo 'creating $(@D)'
+	@$(PYTHON) -m venv $(@D)
+	@$(@D)/bin/python $(PIP_INSTALL) torch==$(TORCH)
+	@$(@D)/bin/python $(PIP_INSTALL) --no-deps sglang==$(SGLANG)
+	@$(@D)/bin/python $(PIP_INSTALL) -r tests/exact/sglang_needs.txt datasets sglang-router==0.3.2
 	@touch $@
 
 .venv-guidellm/installed:

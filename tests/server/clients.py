@@ -140,9 +140,12 @@ class Target:
 
     def metric(self, name: str, *labels: str) -> float:
         """The sum of a metric's samples over all workers."""
+        return sum(self.metric_of(port, name, *labels) for port in self.workers)
+
+    def metric_of(self, port: int, name: str, *labels: str) -> float:
+        """Sum the samples of a metric of one worker."""
         return sum(
             float(line.rpartition(" ")[2])
-            for port in self.workers
             for line in self._read(port, "/metrics").splitlines()
             if line.startswith(name + "{") and all(label in line for label in labels)
         )
