@@ -13,7 +13,6 @@ import subprocess
 import sys
 import tempfile
 import time
-import urllib.error
 import urllib.request
 from pathlib import Path
 
@@ -64,11 +63,10 @@ def ask(port: int, path: str, body: dict[str, object]) -> dict[str, object]:
 
 def wait_until_routed(port: int) -> None:
     """Wait until the router has registered its workers."""
-    body: dict[str, object] = {"text": "hello", "sampling_params": {"max_new_tokens": 1}}
-    for _ in range(120):
+    for _ in range(240):
         try:
-            ask(port, "/generate", body)
-        except (urllib.error.URLError, ConnectionError):
+            urllib.request.urlopen(f"http://127.0.0.1:{port}/readiness", timeout=10).read()
+        except OSError:  # an HTTPError is one
             time.sleep(0.5)
         else:
             return
