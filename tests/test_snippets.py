@@ -177,6 +177,8 @@ def _run(program: str, words: list[str], monkeypatch: pytest.MonkeyPatch) -> Non
                 FaultOrder.read(body)
             except ApiError as error:
                 raise AssertionError(line) from error
+    elif program == "python" and words[0] == "-m":  # a client's own script, in an environment of its own
+        assert words[1].startswith(("sglang.", "sglang_router.")), line
     elif program == "python":
         runpy.run_path(words[0], run_name="__main__")
     elif program == "head":

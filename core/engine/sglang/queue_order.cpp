@@ -45,7 +45,7 @@ bool SglangScheduler::order_by_prefix() {
   std::vector<bool> late;
   for (SglangRequest* const request : waiting_) {
     const RadixMatch match = tree_.match(request->tokens, request->size());
-    nodes.push_back(match.last);
+    nodes.push_back(match.node);
     request->matched_tokens = request->size();
     request->matched_prefix = match.tokens;
     found.push_back(
