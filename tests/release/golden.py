@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import gzip
+import itertools
+import json
 from collections import Counter
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from understudy.engines.profiles import REVISION
-from understudy.engines.recordings import find_recordings, read_json_lines, read_lines, read_pair
+from understudy.engines.recordings import find_recordings, read_pair
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -25,9 +28,9 @@ def count_recordings(folder: Path) -> list[tuple[str, str, int]]:
 
 def _release(recording: Recording) -> str:
     if recording.kind == "steps":
-        version = str(read_lines(recording.golden)[0]["header"].get("vllm", "vllm-src"))
+        version = str(_read_line(recording.golden, 0)["header"].get("vllm", "vllm-src"))
     elif recording.kind == "handoff":
-        version = str(read_json_lines(recording.golden)[1]["header"]["vllm"])
+        version = str(_read_line(recording.golden, 1)["header"]["vllm"])
     else:
         pair = read_pair(recording.golden)
         version = pair.get("vllm", "vllm-src")
@@ -35,6 +38,13 @@ def _release(recording: Recording) -> str:
             version = pair["recorded"][0]["header"]["vllm"]
     version = version.removeprefix("v")
     return f"revision {REVISION}" if version == "llm-src" or version.startswith(REVISION) else version
+
+
+def _read_line(path: Path, number: int) -> dict[str, Any]:
+    """Read one of the first lines; the rest is long."""
+    with gzip.open(path, "rt", encoding="utf-8") as file:
+        line: dict[str, Any] = json.loads(next(itertools.islice(file, number, None)))
+    return line
 
 
 def _family(recording: Recording, folder: Path) -> str:
