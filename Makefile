@@ -37,7 +37,7 @@ PIP_BUILD = -m pip install -v --disable-pip-version-check --no-build-isolation \
 BUILD = tools/build.py 'building understudy'
 
 .DELETE_ON_ERROR:
-.PHONY: help demo test test-again torch lint conformance exact exact-sglang release sanitize clang mutants interop bench fuzz soak live-soak clients-ci clients clients-sglang docs wheels wheelhouse deploy-tools clean
+.PHONY: help demo test test-again torch lint conformance exact exact-sglang release sanitize sanitize-again clang mutants interop bench fuzz soak live-soak clients-ci clients clients-sglang docs wheels wheelhouse deploy-tools clean
 
 help:
 	@echo 'make demo         replay a bundled workload; prints a table and writes out/demo.html'
@@ -103,13 +103,18 @@ exact-sglang: .venv/installed-dev .venv-sglang-$(SGLANG)/installed
 release: .venv/installed-dev .venv-vllm-$(VLLM)/installed .venv-vllm-$(OLD)/installed
 	$(BIN)/python tests/release/drill.py .venv-vllm-$(VLLM) --old .venv-vllm-$(OLD) --profile $(basename $(OLD)) --report docs/releases
 
+SANITIZED = LD_PRELOAD="$$(ldd $$(find .venv-sanitize -name '_core*.so') | awk '/lib(asan|ubsan|stdc)/ {print $$3}' | xargs)" \
+  ASAN_OPTIONS=detect_leaks=0:halt_on_error=1 UBSAN_OPTIONS=halt_on_error=1:print_stacktrace=1 $(SANITIZE_BIN)/python -m pytest
 # The interpreter is not built for ASan, so the runtimes are preloaded. CPython keeps memory until exit, so only
 # the C++ driver checks for leaks.
 sanitize: .venv-sanitize/installed
 	build/sanitize/understudy_soak
-	LD_PRELOAD="$$(ldd $$(find .venv-sanitize -name '_core*.so') | awk '/lib(asan|ubsan|stdc)/ {print $$3}' | xargs)" \
-	  ASAN_OPTIONS=detect_leaks=0:halt_on_error=1 UBSAN_OPTIONS=halt_on_error=1:print_stacktrace=1 \
-	  $(SANITIZE_BIN)/python -m pytest -n auto --hypothesis-profile=sanitize $(SANITIZE_TESTS)
+	$(SANITIZED) -n auto --hypothesis-profile=sanitize $(SANITIZE_TESTS)
+
+# The tests that failed last under the sanitizers, one at a time, as `make test-again` does.
+sanitize-again: .venv-sanitize/installed
+	@echo 'UNSTEADY: the tests below failed in the first run'
+	$(SANITIZED) --hypothesis-profile=sanitize --last-failed --last-failed-no-failures none -v $(SANITIZE_TESTS)
 
 # Dynamo pins other versions of packages: its environment sees ours, but ours does not see Dynamo.
 interop: .venv/installed-dev .venv-interop/installed
