@@ -17,7 +17,8 @@ from understudy.engines.timing import Constant
 from understudy.engines.vllm_config import VllmConfig
 from understudy.errors import ConfigError
 from understudy.report import Report, Slo
-from understudy.report.advice import Setup, advise
+from understudy.report.advice import advise
+from understudy.report.remedies import Setup
 from understudy.workload import ClosedLoop, OpenLoop, Poisson
 
 TRACE = str(Path(__file__).parents[2] / "examples" / "demo_trace.jsonl")

@@ -8,7 +8,8 @@ from msgspec.structs import replace
 
 from understudy.api import replay
 from understudy.cli.replay_modes import read_slo
-from understudy.report.advice import Setup, advise
+from understudy.report.advice import advise
+from understudy.report.remedies import Setup
 from understudy.run.options import Execution
 
 if TYPE_CHECKING:
@@ -26,19 +27,24 @@ def try_remedies(
 
     def replay_with(changes: dict[str, Any]) -> Report:
         engine = {
-            name: value for name, value in changes.items() if name not in ("workers", "routing", "load")
+            name: value
+            for name, value in changes.items()
+            if name not in ("workers", "pools", "routing", "load")
         }
+        pools = changes.get("pools", settings.pools)
         return replay(
             workload,
-            replace(settings.engine, **engine),
+            None if pools else replace(settings.engine, **engine),
             workers=changes.get("workers", settings.workers),
+            pools=pools,
             routing=changes.get("routing", settings.policy),
             seed=settings.seed,
             load=changes.get("load", settings.load),
             max_tokens=args.max_tokens,
-            tiers=settings.tiers,
+            tiers=None if pools else settings.tiers,
             slo=read_slo(args),
             ranks=settings.ranks,
+            disaggregation=settings.disaggregation,
             execution=Execution(threads=args.threads, fast_forward=not args.no_fast_forward),
         )
 
@@ -49,5 +55,6 @@ def try_remedies(
         engine=settings.engine,
         can_add_blocks=settings.gpu is None,
         has_sessions=workload.sessions < len(workload),
+        pools=settings.pools,
     )
     return advise(report, setup, replay_with)

@@ -344,12 +344,13 @@ def run(args: argparse.Namespace) -> int:
             )
         )
     wall_time_s = time.perf_counter() - started
-    is_plain = not (settings.pools or settings.disaggregation or args.online or args.engine == "qwen3")
-    if is_plain and not (args.no_advice or args.digest):
+    splits = settings.disaggregation is not None and not settings.pools
+    is_simulated = not (args.online or args.engine == "qwen3")
+    if is_simulated and not (splits or args.no_advice or args.digest):
         from understudy.cli.advice import try_remedies
 
         report = try_remedies(report, settings, workload, args)
-    if settings.disaggregation is not None and not (args.no_advice or args.digest or settings.pools):
+    if splits and not (args.no_advice or args.digest):
         report = _try_splits(report, settings, workload, args)
     if (without := report.without_tiers) is not None:
         without = replace(without, run=replace(without.run, workload=f"{args.trace.name} without tiers"))

@@ -1,0 +1,182 @@
+"""Changes of settings that may help with a verdict's finding, for a fleet of equal workers or of pools."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import msgspec
+
+from understudy.engines.sglang_config import SglangConfig
+from understudy.router.kv import KvRouting
+from understudy.run.pools import WorkerPool, name_pools
+from understudy.workload.arrivals import ClosedLoop
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from understudy.report.report import Report
+
+ENOUGH = 0.99
+"""SLO attainment with which a fleet may be oversized."""
+
+
+class Setup(NamedTuple):
+    """Settings of the run that a remedy may change."""
+
+    workers: int
+    routing: Any
+    load: Any
+    engine: Any
+    """Settings of equal workers; unused with pools."""
+    can_add_blocks: bool
+    has_sessions: bool
+    pools: tuple[WorkerPool, ...] = ()
+    """Pools instead of equal workers."""
+
+
+class Change(NamedTuple):
+    """A changed setting: how a reader gives it, and the settings to replay."""
+
+    flag: str
+    settings: dict[str, Any]
+
+
+def list_changes(rule: str, report: Report, setup: Setup) -> Iterator[Change]:
+    """Yield the changes that may help with a rule's finding; none that the run already has."""
+    if rule in ("overloaded", "goal_missed", "cache_too_small", "scattered_prefixes", "hot_worker"):
+        yield from _list_routings(rule, setup)
+    for part in _list_parts(setup):
+        yield from part.list_changes(
+            rule, blocks_run_out=setup.can_add_blocks and report.kv.usage_max >= 0.95
+        )
+    is_late = rule in ("overloaded", "goal_missed")
+    if is_late and isinstance(setup.load, ClosedLoop) and setup.load.concurrency > 1:
+        fewer = setup.load.concurrency // 2
+        yield Change(
+            f"--concurrency {fewer}", {"load": msgspec.structs.replace(setup.load, concurrency=fewer)}
+        )
+    if is_late or rule == "handoff_bottleneck":
+        yield from _list_other_splits(setup.pools)
+
+
+def list_smaller_fleets(report: Report, setup: Setup) -> list[Change]:
+    """List smaller fleets that may do: with goals that nearly all requests meet, or nearly idle workers."""
+    workers = _count_workers(setup)
+    if workers < 2 or not report.requests.completed or isinstance(setup.load, ClosedLoop):
+        return []
+    if report.goodput is not None:
+        may_do = report.goodput.ratio >= ENOUGH
+    else:
+        may_do = report.kv.usage_mean * workers <= 0.5 and report.queue_ms.mean <= 0.01 * report.e2e_ms.mean
+    if not may_do:
+        return []
+    removed = [
+        Change(f"without pool {name}", {"pools": (*setup.pools[:i], *setup.pools[i + 1 :])})
+        for i, name in enumerate(_name(setup.pools))
+        if any(other.role == setup.pools[i].role for other in (*setup.pools[:i], *setup.pools[i + 1 :]))
+    ]
+    sizes = [
+        part.change("workers", size)
+        for part in _list_parts(setup)
+        for size in dict.fromkeys((1, part.workers // 2))
+        if 0 < size < part.workers
+    ]
+    return [*removed, *sizes]
+
+
+class _Part(NamedTuple):
+    """Equal workers: the whole fleet, or one of its pools."""
+
+    workers: int
+    engine: Any
+    pools: tuple[WorkerPool, ...]
+    number: int
+
+    def change(self, name: str, value: Any, flag: str = "", shown: Any = None) -> Change:
+        """Set `workers` or a setting of the engine; `flag` and `shown` are its name and value for the reader."""
+        flag, shown = flag or name, value if shown is None else shown
+        if not self.pools:
+            return Change(f"--{flag.replace('_', '-')} {shown}", {name: value})
+        pool = self.pools[self.number]
+        if name == "workers":
+            pool = msgspec.structs.replace(pool, workers=value)
+        else:
+            pool = msgspec.structs.replace(pool, engine=msgspec.structs.replace(pool.engine, **{name: value}))
+        pools = (*self.pools[: self.number], pool, *self.pools[self.number + 1 :])
+        return Change(f"{flag} {shown} in pool {_name(self.pools)[self.number]}", {"pools": pools})
+
+    def list_changes(self, rule: str, *, blocks_run_out: bool) -> Iterator[Change]:
+        """Yield changes of these workers."""
+        engine, is_sglang = self.engine, isinstance(self.engine, SglangConfig)
+        if rule in ("overloaded", "goal_missed", "cache_too_small", "preemption_storm"):
+            blocks = getattr(engine, "num_gpu_blocks", None)
+            if blocks_run_out and blocks:
+                named = ("max_total_tokens", 2 * blocks * engine.block_size) if is_sglang else ()
+                yield self.change("num_gpu_blocks", 2 * blocks, *named)
+        if rule in ("overloaded", "goal_missed"):
+            for size in (2 * self.workers, 4 * self.workers):
+                yield self.change("workers", size)
+        if rule in ("goal_missed", "preemption_storm"):
+            yield from self._list_halves("max_num_seqs")
+        if rule == "preemption_storm" and is_sglang:
+            factor = round(1.5 * engine.schedule_conservativeness, 2)
+            yield self.change("schedule_conservativeness", factor)
+        if rule in ("goal_missed", "steps_too_long"):
+            yield from self._list_halves("chunked_prefill_size" if is_sglang else "max_num_batched_tokens")
+
+    def _list_halves(self, name: str) -> Iterator[Change]:
+        engine = self.engine
+        value = getattr(engine, name, None)
+        if not value or value <= 1:
+            return
+        half, flag = value // 2, name
+        if name == "max_num_batched_tokens" and half < (engine.max_num_seqs or 0):
+            return
+        if name == "chunked_prefill_size":
+            half = max(half // engine.block_size, 1) * engine.block_size
+        elif isinstance(engine, SglangConfig):
+            flag = "max_running_requests"
+        if half < value:
+            yield self.change(name, half, flag)
+
+
+def _list_parts(setup: Setup) -> list[_Part]:
+    if not setup.pools:
+        return [_Part(setup.workers, setup.engine, (), 0)]
+    return [_Part(pool.workers, pool.engine, setup.pools, i) for i, pool in enumerate(setup.pools)]
+
+
+def _list_routings(rule: str, setup: Setup) -> Iterator[Change]:
+    if _count_workers(setup) < 2:
+        return
+    names = ["kv", "least_loaded"] if rule in ("overloaded", "goal_missed", "hot_worker") else ["kv"]
+    if setup.has_sessions and rule != "hot_worker":
+        names.append("session_affinity")
+    now = "kv" if isinstance(setup.routing, KvRouting) else setup.routing
+    for name in names:
+        if name != now:
+            yield Change(f"--routing {name}", {"routing": name})
+
+
+def _list_other_splits(pools: tuple[WorkerPool, ...]) -> Iterator[Change]:
+    """Yield fleets in which one worker moves between a prefill and a decode pool."""
+    names = _name(pools)
+    for source, giver in enumerate(pools):
+        for target, taker in enumerate(pools):
+            if giver.workers < 2 or {giver.role, taker.role} != {"prefill", "decode"}:
+                continue
+            moved = list(pools)
+            moved[source] = msgspec.structs.replace(giver, workers=giver.workers - 1)
+            moved[target] = msgspec.structs.replace(taker, workers=taker.workers + 1)
+            flag = (
+                f"workers {giver.workers - 1} in pool {names[source]}, {taker.workers + 1} in {names[target]}"
+            )
+            yield Change(flag, {"pools": tuple(moved)})
+
+
+def _name(pools: tuple[WorkerPool, ...]) -> list[str]:
+    return [name or pool.name for name, pool in zip(name_pools(pools), pools, strict=True)] if pools else []
+
+
+def _count_workers(setup: Setup) -> int:
+    return sum(pool.workers for pool in setup.pools) if setup.pools else setup.workers
