@@ -23,6 +23,7 @@ RESTS = "core/engine/vllm/fast_forward_stretch.cpp"
 RESTING = "tests/tiers/test_resting.py"
 YEARS = "tests/tiers/test_years.py"
 GROUP_POOL = "core/engine/vllm/groups/group_pool.cpp"
+KEY_INDEX = "core/engine/vllm/groups/key_index.hpp"
 GROUPS = "tests/engines/test_kv_groups.py"
 MUTANTS = [
     Mutant(
@@ -260,8 +261,8 @@ MUTANTS = [
     Mutant(
         "the list of cached blocks keeps an evicted one as predecessor",
         GROUP_POOL,
-        "  blocks_[next].prev = sentinel;",
-        "  blocks_[next].prev = FAULT ? blocks_[next].prev : sentinel;",
+        "  links_[next].prev = sentinel;",
+        "  links_[next].prev = FAULT ? links_[next].prev : sentinel;",
         GROUPS,
     ),
     Mutant(
@@ -274,8 +275,29 @@ MUTANTS = [
     Mutant(
         "a block with another reference is free",
         GROUP_POOL,
-        "if (--blocks_[block].references > 0) continue;",
-        "if (--blocks_[block].references > (FAULT ? 1 : 0)) continue;",
+        "    if (blocks_[block].references > 1) {",
+        "    if (blocks_[block].references > (FAULT ? 2 : 1)) {",
+        GROUPS,
+    ),
+    Mutant(
+        "an evicted block keeps its key",
+        GROUP_POOL,
+        "      blocks_[block].first_key = kNone;\n      --num_keys_;",
+        "      if (!FAULT) blocks_[block].first_key = kNone;\n      --num_keys_;",
+        GROUPS,
+    ),
+    Mutant(
+        "later equal keys are lost with the first",
+        GROUP_POOL,
+        "if (index_.replace(tag_of(key), key, next)) return;",
+        "if (index_.replace(tag_of(key), key, FAULT ? kNone : next)) return;",
+        GROUPS,
+    ),
+    Mutant(
+        "a search ends at a full bucket",
+        KEY_INDEX,
+        "      ++buckets_[at].guests;",
+        "      buckets_[at].guests += FAULT ? 0 : 1;",
         GROUPS,
     ),
 ]

@@ -45,17 +45,18 @@ KvHit GroupedBackend::find(KvRequest& request, std::uint32_t limit) {
   return hit;
 }
 
-// Prefetch the index for a lookup.
-void GroupedBackend::warm(const KvRequest& request, const std::vector<std::size_t>& kind, std::uint32_t end) const {
-  const std::uint64_t wanted = content(request, end);
-  for (const std::size_t g : kind) pool_.warm(wanted, static_cast<std::uint8_t>(g));
-}
-
-// Prefetch the keys of a lookup, when the index has arrived.
-void GroupedBackend::warm_keys(const KvRequest& request, const std::vector<std::size_t>& kind,
-                               std::uint32_t end) const {
-  const std::uint64_t wanted = content(request, end);
-  for (const std::size_t g : kind) pool_.warm_key(wanted, static_cast<std::uint8_t>(g));
+void GroupedBackend::touch(const KvRequest& request, const std::vector<std::size_t>& kind, std::uint32_t end,
+                           std::int64_t step, std::uint32_t count) const {
+  for (const std::size_t g : kind) {
+    std::int64_t at = end;
+    for (std::uint32_t i = 0; i < count; ++i, at += step) {
+      pool_.touch_place(content(request, static_cast<std::uint32_t>(at)), static_cast<std::uint8_t>(g));
+    }
+    at = end;
+    for (std::uint32_t i = 0; i < count; ++i, at += step) {
+      pool_.touch_found(content(request, static_cast<std::uint32_t>(at)), static_cast<std::uint8_t>(g));
+    }
+  }
 }
 
 // Whether every group of the kind has the key of `end`; their blocks are in row_.
@@ -88,13 +89,15 @@ std::uint32_t GroupedBackend::find_full(const KvRequest& request, const std::vec
     for (std::size_t i = 0; i < kind.size(); ++i) hits_[kind[i]].push_back(row_[i]);
   };
   std::uint32_t length = 0;
-  const auto warm_behind = [&](std::uint32_t blocks) {
-    if (length + blocks * block <= limit) warm(request, kind, length + blocks * block);
-    if (length + blocks / 2 * block <= limit) warm_keys(request, kind, length + blocks / 2 * block);
-  };
-  for (std::uint32_t blocks = 2; blocks < kAhead; ++blocks) warm_behind(blocks);
-  while (length + block <= limit && look_up(request, kind, length + block)) {
-    warm_behind(kAhead);
+  // The first block is often absent.
+  std::uint32_t touched = block;
+  while (length + block <= limit) {
+    if (length == touched) {
+      const std::uint32_t count = std::min(kBatch, (limit - length) / block);
+      touch(request, kind, length + block, block, count);
+      touched += count * block;
+    }
+    if (!look_up(request, kind, length + block)) break;
     push();
     length += block;
   }
@@ -122,8 +125,13 @@ std::uint32_t GroupedBackend::find_window(const KvRequest& request, const std::v
   };
   std::uint32_t run = 0;
   const std::vector<std::size_t> first(1, kind.front());  // mostly absent, and then the others are not looked up
+  std::uint32_t touched = limit / block;
   for (std::uint32_t i = limit / block; i-- > 0;) {
-    if (i >= kAhead) warm(request, run > 0 ? kind : first, (i + 1 - kAhead) * block);
+    if (i < touched) {
+      const std::uint32_t count = std::min(kBatch, i + 1);
+      touch(request, run > 0 ? kind : first, (i + 1) * block, -std::int64_t{block}, count);
+      touched = i + 1 - count;
+    }
     if (!look_up(request, kind, (i + 1) * block)) {
       for (const std::size_t g : kind) std::fill_n(hits_[g].begin() + i + 1, run, kNoSlot);
       run = 0;

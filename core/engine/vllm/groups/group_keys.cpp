@@ -36,25 +36,26 @@ void GroupedBackend::key_range(KvRequest& request, Record& r, std::size_t g, std
   if (full <= table.keyed) return;
   GroupEvent event;
   event.stored = true;
-  std::uint32_t ahead = next_kept(request, r, group, table.keyed, full);
-  const auto warm_next = [&] {
-    if (ahead >= full) return;
-    pool_.warm(content(request, (ahead + 1) * block), static_cast<std::uint8_t>(g));
-    if (table.blocks[ahead] != kNoSlot) pool_.warm(table.blocks[ahead]);
-    ahead = next_kept(request, r, group, ahead + 1, full);
-  };
-  std::uint32_t i = ahead;
-  for (std::uint32_t blocks = 0; blocks < kAhead; ++blocks) warm_next();
-  for (; i < full; i = next_kept(request, r, group, i + 1, full)) {
-    warm_next();
-    const SlotId slot = table.blocks[i];
-    if (slot == kNoSlot) continue;
-    const std::uint32_t end = (i + 1) * block;
-    pool_.drop_shorter(slot, end);
-    pool_.add_key(slot, content(request, end), static_cast<std::uint8_t>(g), end, group.state());
-    if (!pool_.records_events()) continue;
-    event.hashes.push_back(content(request, end));
-    event.ends.push_back(end);
+  const auto id = static_cast<std::uint8_t>(g);
+  std::uint32_t next = next_kept(request, r, group, table.keyed, full);
+  while (next < full) {
+    batch_.clear();
+    for (; next < full && batch_.size() < kBatch; next = next_kept(request, r, group, next + 1, full)) {
+      if (table.blocks[next] != kNoSlot) batch_.push_back(next);
+    }
+    if (batch_.empty()) break;
+    table.first_named = std::min(table.first_named, batch_.front());
+    table.end_named = std::max(table.end_named, batch_.back() + 1);
+    for (const std::uint32_t i : batch_) pool_.touch_place(content(request, (i + 1) * block), id);
+    for (const std::uint32_t i : batch_) pool_.touch_block(table.blocks[i]);
+    for (const std::uint32_t i : batch_) {
+      const std::uint32_t end = (i + 1) * block;
+      pool_.drop_shorter(table.blocks[i], end);
+      pool_.add_key(table.blocks[i], content(request, end), id, end, group.state());
+      if (!pool_.records_events()) continue;
+      event.hashes.push_back(content(request, end));
+      event.ends.push_back(end);
+    }
   }
   if (pool_.records_events()) {
     event.group = static_cast<std::uint8_t>(g);
@@ -116,6 +117,7 @@ std::uint32_t GroupedBackend::next_kept(const KvRequest& request, const Record& 
     const std::uint32_t need = group.slides() ? group.window_blocks() : 1;
     const std::uint32_t first = last / group.block_size - std::min(last / group.block_size, need);
     if (index < first) return std::min(first, end);
+    if (index >= last / group.block_size) return end;
   }
   while (index < end && !keeps(request, r, group, index, true)) ++index;
   return index;

@@ -8,13 +8,19 @@
 namespace understudy {
 
 GroupPool::GroupPool(std::size_t num_blocks, bool events)
-    : num_blocks_(num_blocks), blocks_(num_blocks + 1), keys_(num_blocks), empty_(num_blocks), records_(events) {
-  blocks_.prefer_huge_pages(0, num_blocks + 1);
+    : num_blocks_(num_blocks),
+      blocks_(num_blocks),
+      links_(num_blocks + 1),
+      keys_(num_blocks),
+      empty_(num_blocks),
+      records_(events) {
+  blocks_.prefer_huge_pages(0, num_blocks);
+  links_.prefer_huge_pages(0, num_blocks + 1);
   keys_.prefer_huge_pages(0, num_blocks);
   const auto sentinel = static_cast<SlotId>(num_blocks);
-  blocks_[sentinel].prev = blocks_[sentinel].next = sentinel;
+  links_[sentinel].prev = links_[sentinel].next = sentinel;
   for (SlotId block = 0; block < num_blocks; ++block) {
-    blocks_[block].first_key = kNone;
+    blocks_[block] = {1, kNone};
     empty_[num_blocks - 1 - block] = block;
   }
 }
@@ -26,33 +32,35 @@ void GroupPool::take(std::span<SlotId> out) {
   const std::size_t empty = std::min(out.size(), empty_.size());
   std::reverse_copy(empty_.end() - static_cast<std::ptrdiff_t>(empty), empty_.end(), out.begin());
   empty_.resize(empty_.size() - empty);
-  for (const SlotId block : out.first(empty)) {
-    UNDERSTUDY_ASSERT(blocks_[block].references == 0 && blocks_[block].first_key == kNone,
-                      "a block that is handed out empty has neither references nor keys");
-    blocks_[block].references = 1;
-  }
   const std::span<SlotId> cached = out.subspan(empty);
   if (cached.empty()) return;
   const auto sentinel = static_cast<SlotId>(num_blocks_);
-  SlotId next = blocks_[sentinel].next;
+  SlotId next = links_[sentinel].next;
   for (SlotId& block : cached) {
     block = next;
-    __builtin_prefetch(&keys_[block], 1, 3);
-    next = blocks_[block].next;
+    next = links_[block].next;
   }
-  blocks_[sentinel].next = next;
-  blocks_[next].prev = sentinel;
+  links_[sentinel].next = next;
+  links_[next].prev = sentinel;
   num_cached_ -= cached.size();
   evictions_ += cached.size();
-  const auto warm_index = [&](std::size_t i) {
-    if (i < cached.size()) index_.warm(tag_of(blocks_[cached[i]].first_key));
-  };
-  for (std::size_t i = 0; i < kAhead; ++i) warm_index(i);
-  for (std::size_t i = 0; i < cached.size(); ++i) {
-    warm_index(i + kAhead);
-    UNDERSTUDY_ASSERT(blocks_[cached[i]].references == 0, "a cached block has no references");
-    blocks_[cached[i]].references = 1;
-    drop_keys(cached[i]);
+  for (std::size_t first = 0; first < cached.size(); first += kBatch) {
+    const std::span<const SlotId> batch = cached.subspan(first, std::min(kBatch, cached.size() - first));
+    for (const SlotId block : batch) touch_block(block);
+    for (const SlotId block : batch) index_.touch(tag_of(blocks_[block].first_key));
+    for (const SlotId block : batch) {
+      UNDERSTUDY_ASSERT(blocks_[block].references == 0, "a cached block has no references");
+      blocks_[block].references = 1;
+      const std::uint32_t key = blocks_[block].first_key;
+      if (key != block || keys_[key].next_of_block != kNone || records_) {
+        drop_keys(block);
+        continue;
+      }
+      remove_equal(key);
+      keys_[key].end = 0;
+      blocks_[block].first_key = kNone;
+      --num_keys_;
+    }
   }
 }
 
@@ -65,10 +73,12 @@ void GroupPool::reference(SlotId block) {
 void GroupPool::release(std::span<const SlotId> blocks) {
   for (const SlotId block : blocks) {
     UNDERSTUDY_ASSERT(blocks_[block].references > 0, "only referenced blocks are released");
-    if (--blocks_[block].references > 0) continue;
-    if (blocks_[block].first_key == kNone) {
+    if (blocks_[block].references > 1) {
+      --blocks_[block].references;
+    } else if (blocks_[block].first_key == kNone) {
       released_.push_back(block);
     } else {
+      blocks_[block].references = 0;
       link(block);
     }
   }
@@ -76,11 +86,19 @@ void GroupPool::release(std::span<const SlotId> blocks) {
   released_.clear();
 }
 
+void GroupPool::release_empty(std::span<const SlotId> blocks) {
+  for ([[maybe_unused]] const SlotId block : blocks) {
+    UNDERSTUDY_ASSERT(blocks_[block].references == 1 && blocks_[block].first_key == kNone,
+                      "a block that is released as empty has one reference and no key");
+  }
+  empty_.insert(empty_.end(), blocks.begin(), blocks.end());
+}
+
 std::vector<SlotId> GroupPool::free_head(std::size_t count) const {
   std::vector<SlotId> out(empty_.rbegin(),
                           empty_.rbegin() + static_cast<std::ptrdiff_t>(std::min(count, empty_.size())));
-  for (SlotId block = blocks_[num_blocks_].next; block != num_blocks_ && out.size() < count;
-       block = blocks_[block].next) {
+  for (SlotId block = links_[num_blocks_].next; block != num_blocks_ && out.size() < count;
+       block = links_[block].next) {
     out.push_back(block);
   }
   return out;
@@ -88,32 +106,33 @@ std::vector<SlotId> GroupPool::free_head(std::size_t count) const {
 
 void GroupPool::drop_all_cached() {
   const auto sentinel = static_cast<SlotId>(num_blocks_);
-  for (SlotId block = blocks_[sentinel].next; block != sentinel; block = blocks_[block].next) {
+  for (SlotId block = links_[sentinel].next; block != sentinel; block = links_[block].next) {
     drop_keys(block);
+    blocks_[block].references = 1;
     released_.push_back(block);
   }
   empty_.insert(empty_.begin(), released_.rbegin(), released_.rend());
   released_.clear();
-  blocks_[sentinel].prev = blocks_[sentinel].next = sentinel;
+  links_[sentinel].prev = links_[sentinel].next = sentinel;
   num_cached_ = 0;
 }
 
 // Append a free block to the list of cached ones.
 void GroupPool::link(SlotId block) {
   const auto sentinel = static_cast<SlotId>(num_blocks_);
-  const SlotId last = blocks_[sentinel].prev;
-  blocks_[block].prev = last;
-  blocks_[block].next = sentinel;
-  blocks_[last].next = blocks_[sentinel].prev = block;
+  const SlotId last = links_[sentinel].prev;
+  links_[block].prev = last;
+  links_[block].next = sentinel;
+  links_[last].next = links_[sentinel].prev = block;
   ++num_cached_;
 }
 
 void GroupPool::unlink(SlotId block) {
-  const Block& place = blocks_[block];
-  UNDERSTUDY_ASSERT(blocks_[place.prev].next == block && blocks_[place.next].prev == block,
+  const Link place = links_[block];
+  UNDERSTUDY_ASSERT(links_[place.prev].next == block && links_[place.next].prev == block,
                     "the list of cached blocks is whole");
-  blocks_[place.prev].next = place.next;
-  blocks_[place.next].prev = place.prev;
+  links_[place.prev].next = place.next;
+  links_[place.next].prev = place.prev;
   --num_cached_;
 }
 
@@ -127,16 +146,6 @@ std::uint32_t GroupPool::find_key(std::uint64_t content, std::uint8_t group) con
 SlotId GroupPool::find(std::uint64_t content, std::uint8_t group) const {
   const std::uint32_t key = find_key(content, group);
   return key == kNone ? kNoSlot : at(key).block;
-}
-
-void GroupPool::warm_key(std::uint64_t content, std::uint8_t group) const {
-  const std::uint32_t key = index_.guess(tag_of(content, group));
-  if (key < num_blocks_) __builtin_prefetch(&keys_[key], 1, 3);
-}
-
-void GroupPool::warm(SlotId block) const {
-  __builtin_prefetch(&keys_[block], 1, 3);
-  __builtin_prefetch(&blocks_[block], 1, 3);
 }
 
 std::uint32_t GroupPool::new_key(SlotId block) {
@@ -158,7 +167,7 @@ void GroupPool::add_key(SlotId block, std::uint64_t content, std::uint8_t group,
   std::uint32_t* last = &blocks_[block].first_key;
   while (*last != kNone) last = &at(*last).next_of_block;
   *last = key;
-  append_equal(key);
+  append_equal(key, content, group);
   ++num_keys_;
   ++registrations_;
 }
@@ -191,6 +200,7 @@ void GroupPool::drop_keys(SlotId block) {
 }
 
 void GroupPool::drop_shorter(SlotId block, std::uint32_t end) {
+  if (blocks_[block].first_key == kNone) return;
   drop_if(block, [&](const Key& key) { return key.end < end; });
 }
 
@@ -207,7 +217,7 @@ void GroupPool::move_keys(SlotId from, SlotId to) {
     remove_equal(key);
     at(key).block = to;
     fresh_.insert(index_key(at(key).content, at(key).group));
-    append_equal(key);
+    append_equal(key, at(key).content, at(key).group);
   }
 }
 
@@ -233,30 +243,22 @@ bool GroupPool::is_fresh(SlotId block) const {
   return false;
 }
 
-void GroupPool::append_equal(std::uint32_t key) {
+void GroupPool::append_equal(std::uint32_t key, std::uint64_t content, std::uint8_t group) {
   at(key).next_equal = kNone;
-  std::uint32_t last = find_key(at(key).content, at(key).group);
-  if (last == kNone) {
-    index_.insert(tag_of(key), key);
-    return;
-  }
+  std::uint32_t last = index_.find_or_insert(
+      tag_of(content, group), key,
+      [&](std::uint32_t other) { return at(other).content == content && at(other).group == group; },
+      [this](std::uint32_t other) { return tag_of(other); });
+  if (last == kNone) return;
   while (at(last).next_equal != kNone) last = at(last).next_equal;
   at(last).next_equal = key;
 }
 
 void GroupPool::remove_equal(std::uint32_t key) {
-  const std::uint32_t first = find_key(at(key).content, at(key).group);
-  UNDERSTUDY_ASSERT(first != kNone, "the key is in the index");
   const std::uint32_t next = at(key).next_equal;
-  if (first == key) {
-    if (next == kNone) {
-      index_.erase(tag_of(key), key);
-    } else {
-      index_.replace(tag_of(key), key, next);
-    }
-    return;
-  }
-  std::uint32_t before = first;
+  if (index_.replace(tag_of(key), key, next)) return;
+  std::uint32_t before = find_key(at(key).content, at(key).group);
+  UNDERSTUDY_ASSERT(before != kNone, "the key is in the index");
   while (at(before).next_equal != key) before = at(before).next_equal;
   at(before).next_equal = next;
 }
@@ -273,7 +275,6 @@ void GroupPool::check(std::uint64_t references) const {
     if (!holds) throw Error(ErrorKind::InvariantViolated, what...);
   };
   std::uint64_t counted = 0;
-  std::size_t free = 0;
   std::size_t cached = 0;
   std::size_t keys = 0;
   for (SlotId block = 0; block < num_blocks_; ++block) {
@@ -283,21 +284,25 @@ void GroupPool::check(std::uint64_t references) const {
       ++keys;
     }
     if (blocks_[block].references > 0) continue;
-    ++free;
-    cached += blocks_[block].first_key != kNone;
+    require(blocks_[block].first_key != kNone, "block ", block, " has neither references nor a key");
+    ++cached;
   }
+  const std::size_t free = empty_.size() + cached;
+  counted -= empty_.size();
   require(counted == references, "requests hold ", references, " blocks, the pool counts ", counted);
-  require(free == num_free() && cached == num_cached_, free, " blocks are free and ", cached, " cached, ", num_free(),
-          " and ", num_cached_, " are counted");
+  require(cached == num_cached_, cached, " blocks are cached, ", num_cached_, " are counted");
   const std::vector<SlotId> listed = free_head(num_blocks_ + 1);
   require(listed.size() == free, listed.size(), " blocks are listed as free, of ", free);
   for (std::size_t i = 0; i < listed.size(); ++i) {
     const Block& block = blocks_[listed[i]];
-    require(block.references == 0, "block ", listed[i], " is listed as free and has references");
-    require((block.first_key != kNone) == (i >= empty_.size()), "block ", listed[i],
-            " is listed at the wrong end of the free list");
+    const bool empty = i < empty_.size();
+    require(block.references == (empty ? 1 : 0), "block ", listed[i], " is listed as free and has references");
+    require((block.first_key == kNone) == empty, "block ", listed[i], " is listed at the wrong end of the free list");
   }
   require(keys == num_keys_, "blocks have ", keys, " keys, ", num_keys_, " are counted");
+  std::size_t used = 0;
+  for (std::uint32_t key = 0; key < num_blocks_ + more_keys_.size(); ++key) used += at(key).end > 0;
+  require(used == num_keys_, used, " keys are in use, ", num_keys_, " are counted");
   std::size_t indexed = 0;
   index_.for_each([&](std::uint32_t first) {
     for (std::uint32_t key = first; key != kNone; key = at(key).next_equal, ++indexed) {

@@ -49,6 +49,8 @@ class GroupPool {
   // One reference each, in order: blocks that come free and have a key go to the end of the free list, the others to
   // its front.
   void release(std::span<const SlotId> blocks);
+  // The same for blocks with one reference and no key, the last one first.
+  void release_empty(std::span<const SlotId> blocks);
   // The first `count` free blocks.
   std::vector<SlotId> free_head(std::size_t count) const;
   void drop_all_cached();
@@ -56,11 +58,17 @@ class GroupPool {
   // ── Keys ──
   // The earliest block with that key; kNoSlot: none.
   SlotId find(std::uint64_t content, std::uint8_t group) const;
-  // Prefetch what `find` reads: first the index, and (some keys later) the key.
-  void warm(std::uint64_t content, std::uint8_t group) const { index_.warm(tag_of(content, group)); }
-  void warm_key(std::uint64_t content, std::uint8_t group) const;
-  // Prefetch what `add_key` writes.
-  void warm(SlotId block) const;
+  // Read what `find` and `add_key` need ahead of their use, each for several keys in a loop of its own: the place in
+  // the index, then the key there or the block.
+  void touch_place(std::uint64_t content, std::uint8_t group) const { index_.touch(tag_of(content, group)); }
+  void touch_found(std::uint64_t content, std::uint8_t group) const {
+    const std::uint32_t key = index_.guess(tag_of(content, group));
+    if (key < num_blocks_) touch(&keys_[key].end);
+  }
+  void touch_block(SlotId block) const {
+    touch(&keys_[block].end);
+    touch(&blocks_[block].references);
+  }
   void add_key(SlotId block, std::uint64_t content, std::uint8_t group, std::uint32_t end, bool fresh);
   void drop_keys(SlotId block);
   // Drop keys whose content ends before `end`.
@@ -91,13 +99,15 @@ class GroupPool {
 
  private:
   static constexpr std::uint32_t kNone = KeyIndex::kNone;
-  static constexpr std::size_t kAhead = 16;  // blocks: prefetch distance
+  static constexpr std::size_t kBatch = 32;  // blocks whose data is read ahead
 
   struct Block {
-    SlotId prev;  // in the list of cached blocks
+    std::uint32_t references;  // 1 also while it is free without a key, so that handing it out writes nothing
+    std::uint32_t first_key;   // in the order of registration
+  };
+  struct Link {  // in the list of cached blocks
+    SlotId prev;
     SlotId next;
-    std::uint32_t references;
-    std::uint32_t first_key;  // in the order of registration
   };
   // The first key of a block mostly has the block's number, so that both are found without reading the other.
   struct alignas(32) Key {
@@ -121,17 +131,21 @@ class GroupPool {
   const Key& at(std::uint32_t key) const noexcept {
     return key < num_blocks_ ? keys_[key] : more_keys_[key - num_blocks_];
   }
+  static void touch(const std::uint32_t* field) noexcept {
+    static_cast<void>(*static_cast<const volatile std::uint32_t*>(field));
+  }
   std::uint32_t find_key(std::uint64_t content, std::uint8_t group) const;
   std::uint32_t new_key(SlotId block);
   void link(SlotId block);
   void unlink(SlotId block);
-  void append_equal(std::uint32_t key);
+  void append_equal(std::uint32_t key, std::uint64_t content, std::uint8_t group);
   void remove_equal(std::uint32_t key);
   template <typename Drops>
   void drop_if(SlotId block, Drops drops);
 
   std::size_t num_blocks_;
-  HugeArray<Block> blocks_;           // and the sentinel of the list of cached blocks
+  HugeArray<Block> blocks_;
+  HugeArray<Link> links_;             // and the sentinel, behind those of the blocks
   HugeArray<Key> keys_;               // one for each block
   std::vector<Key> more_keys_;        // of blocks with several, and of those that took over keys
   std::vector<std::uint32_t> spare_;  // unused among them

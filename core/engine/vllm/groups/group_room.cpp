@@ -127,7 +127,7 @@ void GroupedBackend::adopt(Record& r, std::uint32_t total) {
     for (const SlotId block : table.blocks) {
       if (block != kNoSlot) pool_.reference(block);
     }
-    table.keyed = static_cast<std::uint32_t>(table.blocks.size());
+    table.keyed = table.found = static_cast<std::uint32_t>(table.blocks.size());
     if (hits.empty() || total % group.block_size == 0) continue;
     table.keyed = total / group.block_size;
     table.tail = Tail::Found;
@@ -198,6 +198,13 @@ void GroupedBackend::slide(const KvRequest& request, Record& r, std::uint32_t to
       first = table.slid;
     }
     end = std::min(end, table.blocks.size());
+    if (group.slides()) {
+      first = end;
+      while (first > 0 && table.blocks[first - 1] != kNoSlot) --first;
+      if (first < end) leave(table, first, end);
+      table.slid = std::max(table.slid, static_cast<std::uint32_t>(end));
+      continue;
+    }
     freed_.clear();
     for (std::size_t i = end; i-- > first;) {
       if (table.blocks[i] == kNoSlot) {
@@ -212,6 +219,29 @@ void GroupedBackend::slide(const KvRequest& request, Record& r, std::uint32_t to
   }
 }
 
+// Release the entries of a window that it has left behind, from the last one down. Most of them never had a key.
+void GroupedBackend::leave(GroupTable& table, std::size_t first, std::size_t end) {
+  const auto entries = std::span(table.blocks);
+  const auto release_keyed = [&](std::size_t from, std::size_t to) {
+    freed_.assign(table.blocks.rend() - static_cast<std::ptrdiff_t>(to),
+                  table.blocks.rend() - static_cast<std::ptrdiff_t>(from));
+    pool_.release(freed_);
+  };
+  const std::size_t found = std::clamp<std::size_t>(table.found, first, end);
+  const std::size_t named = std::clamp<std::size_t>(table.first_named, found, end);
+  const std::size_t unnamed = std::clamp<std::size_t>(table.end_named, named, end);
+  // Blocks without a key are handed out again from the last released on, those with one from the first.
+  if (first < found && named < unnamed) {
+    release_keyed(first, end);
+  } else {
+    if (first < found) release_keyed(first, found);
+    pool_.release_empty(entries.subspan(found, named - found));
+    if (named < unnamed) release_keyed(named, unnamed);
+    pool_.release_empty(entries.subspan(unnamed, end - unnamed));
+  }
+  std::ranges::fill(entries.subspan(first, end - first), kNoSlot);
+}
+
 void GroupedBackend::release(KvRequest& request) {
   Record& r = record(request);
   for (std::size_t g = 0; g < r.groups.size(); ++g) {
@@ -224,6 +254,8 @@ void GroupedBackend::release(KvRequest& request) {
     pool_.release(freed_);
     table.blocks.clear();
     table.keyed = table.keyed_before = table.slid = 0;
+    table.found = table.end_named = 0;
+    table.first_named = ~std::uint32_t{0};
     table.tail = Tail::None;
     table.checkpoint.reset();
   }

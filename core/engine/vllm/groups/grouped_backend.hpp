@@ -98,7 +98,7 @@ class GroupedBackend final : public KvBackend {
   std::uint32_t cached(std::span<const BlockIdentity> units) const;
 
  private:
-  static constexpr std::uint32_t kAhead = 16;  // blocks: prefetch distance
+  static constexpr std::uint32_t kBatch = 32;  // blocks whose data is read ahead
   static constexpr std::size_t kMostSamples = 512;
   static constexpr std::uint64_t kImpossible = std::uint64_t{1} << 40;  // blocks
 
@@ -117,6 +117,10 @@ class GroupedBackend final : public KvBackend {
     std::uint32_t keyed = 0;     // leading entries that have been considered for keys
     std::uint32_t keyed_before = 0;
     std::uint32_t slid = 0;  // leading entries that were left behind
+    // Entries that may have keys: the leading ones that were found, and a range of those that got one.
+    std::uint32_t found = 0;
+    std::uint32_t first_named = ~std::uint32_t{0};
+    std::uint32_t end_named = 0;
     Tail tail = Tail::None;
     std::optional<Checkpoint> checkpoint;  // of the last schedule
   };
@@ -130,8 +134,9 @@ class GroupedBackend final : public KvBackend {
   };
 
   // group_find.cpp
-  void warm(const KvRequest& request, const std::vector<std::size_t>& kind, std::uint32_t end) const;
-  void warm_keys(const KvRequest& request, const std::vector<std::size_t>& kind, std::uint32_t end) const;
+  // Read ahead what lookups of `count` blocks need, that end at `end` and further by `step` tokens each.
+  void touch(const KvRequest& request, const std::vector<std::size_t>& kind, std::uint32_t end, std::int64_t step,
+             std::uint32_t count) const;
   bool look_up(const KvRequest& request, const std::vector<std::size_t>& kind, std::uint32_t end);
   std::uint32_t find_kind(const KvRequest& request, const std::vector<std::size_t>& kind, std::uint32_t limit);
   std::uint32_t find_full(const KvRequest& request, const std::vector<std::size_t>& kind, std::uint32_t limit);
@@ -151,6 +156,7 @@ class GroupedBackend final : public KvBackend {
   std::uint64_t need_state(const KvRequest& request, Record& r, std::size_t g, std::uint32_t total, std::uint32_t slots,
                            bool admission, bool whole);
   void adopt(Record& r, std::uint32_t total);
+  void leave(GroupTable& table, std::size_t first, std::size_t end);
   void slide(const KvRequest& request, Record& r, std::uint32_t tokens);
   void grow_all(Record& r, std::uint32_t slots);
   void take_up_to(GroupTable& table, std::size_t size);
@@ -188,6 +194,7 @@ class GroupedBackend final : public KvBackend {
   std::vector<Record> records_;              // by slot of the request
   std::vector<std::vector<SlotId>> hits_;    // of the last find, by group
   std::vector<std::uint64_t> unreferenced_;  // blocks of that find, by group
+  std::vector<std::uint32_t> batch_;         // scratch of key_range
   std::vector<SlotId> row_;                  // blocks of one lookup, a member of the kind each
   std::vector<SlotId> freed_;                // scratch
   struct Copy {

@@ -1,107 +1,156 @@
-// Open-addressing map from keys to numbers: an entry has 32 bits of its key's hash, and the owner compares the keys.
+// Map from keys to numbers: an entry has 16 bits of its key's hash, and the owner compares the keys.
 #pragma once
 
+#include <array>
 #include <bit>
 #include <cstddef>
 #include <cstdint>
+#include <cstring>
+#include <utility>
 
 #include "base/assert.hpp"
 #include "base/huge_array.hpp"
 
 namespace understudy {
 
-// Entries take 8 bytes, because random access to the table is bound by memory: eight of them share a cache line.
+// Hash table of buckets, one cache line each. Entries never move: a full bucket sends new ones to the next buckets and
+// counts them as its guests there, and a search continues past a bucket only while it has such guests.
 class KeyIndex {
  public:
   static constexpr std::uint32_t kNone = ~std::uint32_t{0};
 
-  KeyIndex() : entries_(std::size_t{1} << kSmallest), shift_(32 - kSmallest) {}
+  KeyIndex() : buckets_(std::size_t{1} << kSmallest), shift_(32 - kSmallest) {}
 
   std::size_t size() const noexcept { return size_; }
   static std::uint32_t tag(std::uint64_t key) noexcept {
     return static_cast<std::uint32_t>((key * 0x9E3779B97F4A7C15u) >> 32);
   }
-  // Prefetch the cache line of a key.
-  void warm(std::uint32_t tag) const noexcept { __builtin_prefetch(&entries_[home_of(tag)], 1, 3); }
-  // A number whose key most probably has that tag; kNone: no key has it.
+  // Read the bucket of a key ahead of its use: in a loop of its own, so that many reads overlap. A prefetch would be
+  // dropped where the address translation is not cached.
+  void touch(std::uint32_t tag) const noexcept {
+    static_cast<void>(*static_cast<const volatile std::uint32_t*>(&buckets_[home_of(tag)].guests));
+  }
+  // A number whose key most probably has that tag; kNone: none in the key's own bucket.
   std::uint32_t guess(std::uint32_t tag) const noexcept {
-    return find(tag, [](std::uint32_t) { return true; });
+    const Bucket& bucket = buckets_[home_of(tag)];
+    const Lanes lanes(bucket, mark(tag));
+    return lanes.empty() ? kNone : bucket.values[lanes.first()];
   }
   // The number of the tag that `same` accepts; kNone: none.
   template <typename Same>
   std::uint32_t find(std::uint32_t tag, Same same) const noexcept {
-    for (std::size_t place = home_of(tag); entries_[place].used(); place = after(place)) {
-      if (entries_[place].tag == tag && same(entries_[place].value())) return entries_[place].value();
+    for (std::size_t at = home_of(tag);; at = after(at)) {
+      const Bucket& bucket = buckets_[at];
+      for (Lanes lanes(bucket, mark(tag)); !lanes.empty(); lanes.drop_first()) {
+        if (const std::uint32_t value = bucket.values[lanes.first()]; same(value)) return value;
+      }
+      if (bucket.guests == 0) return kNone;
     }
+  }
+  // Return the number of the tag that `same` accepts; kNone: there was none, and `value` is added. `tag_at` gives the
+  // tag of a number, for a larger table.
+  template <typename Same, typename TagAt>
+  std::uint32_t find_or_insert(std::uint32_t tag, std::uint32_t value, Same same, TagAt tag_at) {
+    if (size_ >= kLoad * buckets_.size()) grow(tag_at);
+    if (const std::uint32_t found = find(tag, same); found != kNone) return found;
+    place(tag, value);
+    ++size_;
     return kNone;
   }
-  // Add a number whose key is not there.
-  void insert(std::uint32_t tag, std::uint32_t value) {
-    if (2 * (size_ + 1) > entries_.size()) grow();
-    place_entry({tag, value + 1});
-    ++size_;
-  }
-  // Replace a number by another one of the same key.
-  void replace(std::uint32_t tag, std::uint32_t value, std::uint32_t successor) noexcept {
-    entries_[place_of(tag, value)].next_value = successor + 1;
-  }
-  // Later entries of the run move up, so that lookups end at the first empty place.
-  void erase(std::uint32_t tag, std::uint32_t value) noexcept {
-    std::size_t hole = place_of(tag, value);
-    const std::size_t mask = entries_.size() - 1;
-    for (std::size_t next = after(hole); entries_[next].used(); next = after(next)) {
-      const std::size_t distance = (next - home_of(entries_[next].tag)) & mask;
-      if (distance < ((next - hole) & mask)) continue;
-      entries_[hole] = entries_[next];
-      hole = next;
+  // Replace a number by another one of the same key, or (kNone) erase it. False: the number is not there.
+  bool replace(std::uint32_t tag, std::uint32_t value, std::uint32_t successor) noexcept {
+    for (std::size_t at = home_of(tag);; at = after(at)) {
+      Bucket& bucket = buckets_[at];
+      for (Lanes lanes(bucket, mark(tag)); !lanes.empty(); lanes.drop_first()) {
+        const std::size_t lane = lanes.first();
+        if (bucket.values[lane] != value) continue;
+        bucket.values[lane] = successor;
+        if (successor != kNone) return true;
+        bucket.marks[lane] = kFree;
+        for (std::size_t passed = home_of(tag); passed != at; passed = after(passed)) --buckets_[passed].guests;
+        --size_;
+        return true;
+      }
+      if (bucket.guests == 0) return false;
     }
-    entries_[hole] = {};
-    --size_;
   }
   template <typename Visit>
   void for_each(Visit visit) const {
-    for (std::size_t place = 0; place < entries_.size(); ++place) {
-      if (entries_[place].used()) visit(entries_[place].value());
+    for (std::size_t at = 0; at < buckets_.size(); ++at) {
+      for (std::size_t lane = 0; lane < kLanes; ++lane) {
+        if (buckets_[at].marks[lane] != kFree) visit(buckets_[at].values[lane]);
+      }
     }
   }
 
  private:
-  static constexpr unsigned kSmallest = 6;  // log2 of the entries
+  static constexpr std::size_t kLanes = 8;
+  static constexpr std::size_t kLoad = 5;   // entries per bucket before the table grows
+  static constexpr unsigned kSmallest = 4;  // log2 of the buckets
+  static constexpr std::uint16_t kFree = 0;
 
-  struct Entry {
-    std::uint32_t tag;
-    std::uint32_t next_value;  // the number + 1; 0: empty, as in new memory
+  struct alignas(64) Bucket {
+    std::array<std::uint16_t, kLanes> marks;  // kFree, as in new memory, or bits of a tag
+    std::array<std::uint32_t, kLanes> values;
+    std::uint32_t guests;  // entries in later buckets whose search passes here
+  };
+  static_assert(sizeof(Bucket) == 64);
 
-    bool used() const noexcept { return next_value != 0; }
-    std::uint32_t value() const noexcept { return next_value - 1; }
+  // Lanes of a bucket with one mark, all compared at once.
+  class Lanes {
+   public:
+    Lanes(const Bucket& bucket, std::uint16_t mark) noexcept {
+      Marks marks;
+      std::memcpy(&marks, bucket.marks.data(), sizeof marks);
+      const auto equal = marks == mark;
+      std::array<std::uint64_t, 2> words;
+      std::memcpy(words.data(), &equal, sizeof words);
+      lanes_ = (words[0] & 0x0001000100010001) | (words[1] & 0x0002000200020002);
+    }
+    bool empty() const noexcept { return lanes_ == 0; }
+    std::size_t first() const noexcept {
+      const auto bit = static_cast<std::size_t>(std::countr_zero(lanes_));
+      return bit / 16 + bit % 16 * 4;
+    }
+    void drop_first() noexcept { lanes_ &= lanes_ - 1; }
+
+   private:
+    using Marks [[gnu::vector_size(2 * kLanes)]] = std::uint16_t;
+
+    std::uint64_t lanes_;  // bit 16 i for lane i and bit 16 i + 1 for lane i + 4
   };
 
+  static std::uint16_t mark(std::uint32_t tag) noexcept {
+    const auto bits = static_cast<std::uint16_t>(tag);
+    return bits == kFree ? std::uint16_t{1} : bits;
+  }
   std::size_t home_of(std::uint32_t tag) const noexcept { return tag >> shift_; }
-  std::size_t after(std::size_t place) const noexcept { return (place + 1) & (entries_.size() - 1); }
-  std::size_t place_of(std::uint32_t tag, std::uint32_t value) const noexcept {
-    std::size_t place = home_of(tag);
-    while (entries_[place].next_value != value + 1) {
-      UNDERSTUDY_ASSERT(entries_[place].used(), "the key is in the index");
-      place = after(place);
+  std::size_t after(std::size_t at) const noexcept { return (at + 1) & (buckets_.size() - 1); }
+  void place(std::uint32_t tag, std::uint32_t value) noexcept {
+    std::size_t at = home_of(tag);
+    Lanes free(buckets_[at], kFree);
+    while (free.empty()) {
+      ++buckets_[at].guests;
+      at = after(at);
+      free = Lanes(buckets_[at], kFree);
     }
-    return place;
+    buckets_[at].marks[free.first()] = mark(tag);
+    buckets_[at].values[free.first()] = value;
   }
-  void place_entry(Entry entry) noexcept {
-    std::size_t place = home_of(entry.tag);
-    while (entries_[place].used()) place = after(place);
-    entries_[place] = entry;
-  }
-  void grow() {
-    HugeArray<Entry> old(2 * entries_.size());
+  template <typename TagAt>
+  void grow(TagAt tag_at) {
+    HugeArray<Bucket> old(2 * buckets_.size());
     old.prefer_huge_pages(0, old.size());
-    std::swap(old, entries_);
+    std::swap(old, buckets_);
     --shift_;
-    for (std::size_t place = 0; place < old.size(); ++place) {
-      if (old[place].used()) place_entry(old[place]);
+    for (std::size_t at = 0; at < old.size(); ++at) {
+      for (std::size_t lane = 0; lane < kLanes; ++lane) {
+        if (old[at].marks[lane] != kFree) place(tag_at(old[at].values[lane]), old[at].values[lane]);
+      }
     }
   }
 
-  HugeArray<Entry> entries_;  // a power of two, at most half full
+  HugeArray<Bucket> buckets_;  // a power of two
   unsigned shift_;
   std::size_t size_ = 0;
 };
