@@ -20,7 +20,7 @@ ONLY_TESTS = {
     **dict.fromkeys(
         (
             *("Links.add_duplex", "Links.add_link", "Links.deadline_ns", "Links.next_completion_ns"),
-            *("Links.next_wake_ns", "Links.operations", "Links.pop_due", "Links.set_duplex_share"),
+            *("Links.operations", "Links.pop_due", "Links.set_duplex_share"),
             *("Links.set_share", "Links.start_all"),
         ),
         "the model of shared bandwidth, compared with a reference; engines use it inside the core",
@@ -43,7 +43,7 @@ ONLY_TESTS = {
             *("VllmEngine.num_slots", "VllmEngine.operations", "VllmEngine.prefetch", "VllmEngine.skip_to"),
             *("VllmEngine.resident_hashes", "VllmEngine.set_fast_forward", "VllmEngine.steps_kept"),
             *("VllmEngine.take_all_events", "VllmEngine.take_finished", "VllmEngine.take_kv_trace"),
-            *("VllmEngine.tier_waits", "VllmEngine.in_step", "TierRun.next_wake_ns"),
+            *("VllmEngine.tier_waits", "VllmEngine.in_step"),
             *("RequestRecord.below_total", "RequestRecord.cached_first", "RequestRecord.cached_total"),
             "SglangIterations.cached_runs",
         ),

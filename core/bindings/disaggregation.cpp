@@ -1,11 +1,14 @@
-// Prefill and decode pools in Python: who computes a prompt, over which links, and what became of each request.
+// Prefill and decode pools in Python: rules, links, and columns of the requests.
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/shared_ptr.h>
 #include <nanobind/stl/string.h>
+#include <nanobind/stl/tuple.h>
+#include <nanobind/stl/vector.h>
 
 #include "bindings.hpp"
 #include "convert.hpp"
+#include "live_net.hpp"
 #include "replay/disaggregation.hpp"
 #include "replay/handoff_columns.hpp"
 #include "router.hpp"
@@ -49,6 +52,101 @@ std::shared_ptr<Decider> make_rule(std::uint32_t prompt_tokens, std::uint32_t un
   return rule;
 }
 
+using Read = std::tuple<std::uint32_t, std::uint32_t, std::uint64_t, std::int64_t, std::int64_t, bool>;
+
+std::vector<Read> take_ended(LiveNet& self) {
+  std::vector<Read> out;
+  for (const HandOffRecord& record : self.net().take_ended()) {
+    out.emplace_back(record.from, record.to, record.bytes, record.posted_ns, record.landed_ns, record.failed);
+  }
+  return out;
+}
+
+std::size_t in_flight(LiveNet& self, std::uint32_t worker) {
+  return static_cast<std::size_t>(std::ranges::count_if(self.net().records(), [worker](const HandOffRecord& record) {
+    return record.landed_ns == HandOffNet::kNever && (record.from == worker || record.to == worker);
+  }));
+}
+
+// A worker's number comes from add_worker.
+std::uint32_t known(LiveNet& self, std::uint32_t worker) {
+  if (worker < self.net().workers()) return worker;
+  throw Error(ErrorKind::InvalidArgument, "worker ", worker, " is not in this network; call add_worker first");
+}
+
+void bind_live_net(nb::module_& m) {
+  nb::class_<LiveNet>(m, "LiveNet", "Hand-offs between the engines of a process, and workers of others that are far.")
+      .def(nb::init<const HandOffLinks&>(), "links"_a)
+      .def(
+          "add_worker",
+          [](LiveNet& self, bool produces, bool consumes, bool far) {
+            return self.net().add_worker(produces, consumes, far);
+          },
+          nb::kw_only(), "produces"_a, "consumes"_a, "far"_a = false, "Add a worker and return its number.")
+      .def(
+          "run_until", [](LiveNet& self, std::int64_t now_ns) { self.hub().run_until(now_ns); }, "now_ns"_a,
+          "Finish the transfers that end by then.")
+      .def_prop_ro(
+          "next_wake_ns", [](LiveNet& self) { return self.hub().next_wake_ns(); }, "When a transfer next ends.")
+      .def(
+          "take_reached", [](LiveNet& self) { return self.net().take_reached(); },
+          "Workers for which something has arrived since the last call.")
+      .def(
+          "take_wanted", [](LiveNet& self) { return self.net().take_wanted(); },
+          "Far workers that were needed since the last call and are not connected.")
+      .def(
+          "connect",
+          [](LiveNet& self, std::uint32_t worker, std::int64_t now_ns) {
+            self.net().connect(known(self, worker), now_ns);
+          },
+          "worker"_a, "now_ns"_a, "Mark a worker as connected.")
+      .def(
+          "disconnect",
+          [](LiveNet& self, std::uint32_t worker, std::int64_t now_ns) {
+            self.net().disconnect(known(self, worker), now_ns);
+          },
+          "worker"_a, "now_ns"_a, "Mark a worker as unreachable: reads from it fail, those in flight when they end.")
+      .def(
+          "fail_reads",
+          [](LiveNet& self, std::uint32_t worker, std::uint32_t count) {
+            self.net().fail_reads(known(self, worker), count);
+          },
+          "worker"_a, "count"_a, "Let the next `count` reads by a worker fail when they end.")
+      .def(
+          "notify",
+          [](LiveNet& self, std::uint32_t worker, RequestId request, std::int64_t now_ns) {
+            self.net().notify(known(self, worker), request, now_ns);
+          },
+          "worker"_a, "request"_a, "now_ns"_a, "Deliver a notification: the blocks of a request were read.")
+      .def(
+          "heartbeat",
+          [](LiveNet& self, std::uint32_t worker, std::vector<RequestId> requests, std::int64_t now_ns) {
+            self.net().heartbeat(known(self, worker), {now_ns, std::move(requests)});
+          },
+          "worker"_a, "requests"_a, "now_ns"_a, "Deliver a heartbeat for requests.")
+      .def(
+          "take_notes",
+          [](LiveNet& self, std::uint32_t worker) {
+            std::vector<RequestId> out;
+            self.net().take_notes(known(self, worker), HandOffNet::kNever, out);
+            return out;
+          },
+          "worker"_a, "Take the notifications to a far worker.")
+      .def(
+          "take_heartbeats",
+          [](LiveNet& self, std::uint32_t worker) {
+            std::vector<HandOffNet::Heartbeat> heartbeats;
+            self.net().take_heartbeats(known(self, worker), HandOffNet::kNever, heartbeats);
+            std::vector<std::vector<RequestId>> out;
+            for (HandOffNet::Heartbeat& heartbeat : heartbeats) out.push_back(std::move(heartbeat.requests));
+            return out;
+          },
+          "worker"_a, "Take the heartbeats to a far worker.")
+      .def("take_ended", &take_ended,
+           "Reads that have ended, oldest first: (from, to, bytes, posted ns, landed ns, failed).")
+      .def("in_flight", &in_flight, "worker"_a, "Reads in flight by or from a worker.");
+}
+
 }  // namespace
 
 void bind_disaggregation(nb::module_& m) {
@@ -70,6 +168,7 @@ void bind_disaggregation(nb::module_& m) {
                                     read_uint(bytes_per_block, "bytes_per_block", std::uint64_t{1} << 38)};
           },
           nb::kw_only(), "out_gbps"_a, "in_gbps"_a, "backend_gbps"_a, "fixed_ns"_a, "bytes_per_block"_a);
+  bind_live_net(m);
   nb::class_<Disaggregation>(m, "Disaggregation", "How requests are divided between prefill and decode pools.")
       .def(
           "__init__",

@@ -18,7 +18,7 @@ namespace understudy {
 using namespace nb::literals;
 
 std::shared_ptr<Engine> make_engine(const EngineConfig& config, const StepTiming& timing, const TierConfig* tiers,
-                                    LiveRun* run, const std::string& name) {
+                                    LiveRun* run, const std::string& name, LiveNet* net, std::uint32_t worker) {
   if (run != nullptr && tiers == nullptr) throw Error(ErrorKind::ConfigError, "run needs tiers");
   std::optional<ExclusiveCall> guard;
   if (run != nullptr) guard.emplace(run->call_flag(), "TierRun");
@@ -34,6 +34,8 @@ std::shared_ptr<Engine> make_engine(const EngineConfig& config, const StepTiming
   site.run = run;
   site.name = name;
   site.reports_batches = true;
+  site.net = net == nullptr ? nullptr : &net->net();
+  site.worker = worker;
   auto engine = within_memory(what, blocks * kSlotBytes, [&] { return std::shared_ptr<Engine>(config.make(site)); });
   if (run != nullptr) run->keep(engine);
   return engine;
@@ -51,7 +53,7 @@ KvLeg read_leg(const std::string& leg) {
 RequestSpec make_spec(RequestId id, const std::string& name, nb::handle prompt_tokens, nb::handle max_tokens,
                       const Identities* identities, std::optional<std::int64_t> priority, double arrival_time,
                       nb::handle eos_at, const std::optional<std::vector<std::uint32_t>>& accepts, nb::handle adapter,
-                      const std::string& leg, std::uint32_t peer) {
+                      const std::string& leg, std::uint32_t peer, std::optional<RequestId> peer_request) {
   RequestSpec spec;
   spec.id = id;
   spec.name = name;
@@ -71,6 +73,7 @@ RequestSpec make_spec(RequestId id, const std::string& name, nb::handle prompt_t
   spec.arrival_time = arrival_time;
   spec.leg = read_leg(leg);
   spec.peer = peer;
+  spec.peer_request = peer_request.value_or(id);
   if (identities != nullptr) {
     for (std::size_t i = 0; i < identities->size(); ++i) {
       if (const std::uint32_t position = identities->span()[i].position(); position != i) {
@@ -110,11 +113,10 @@ void bind_engine(nb::module_& m) {
       .def(nb::new_(&make_spec), "id"_a, "name"_a, "prompt_tokens"_a, "max_tokens"_a,
            "identities"_a.none() = nb::none(), nb::kw_only(), "priority"_a.none() = 0, "arrival_time"_a = 0.0,
            "eos_at"_a.none() = nb::none(), "accepts"_a.none() = nb::none(), "adapter"_a = 0, "leg"_a = "whole",
-           "peer"_a = 0,
+           "peer"_a = 0, "peer_request"_a.none() = nb::none(),
            "`identities` name the blocks that prompt and output fill; the output token with number `eos_at` ends the "
            "request before `max_tokens` does. `adapter` is of LoRA, 0 for none. `leg`: prefill if a peer decodes, "
-           "decode if the worker "
-           "`peer` has the prompt's blocks.");
+           "decode if the worker `peer` has the prompt's blocks, under the id `peer_request` (None: the same id).");
 
   nb::class_<RequestRecord>(m, "RequestRecord",
                             "Record of a finished request. Times are -1 for events that never happened.")

@@ -139,8 +139,10 @@ void bind_engine_config(nb::module_& m) {
       .def_ro("num_gpu_blocks", &EngineConfig::num_gpu_blocks)
       .def_prop_ro("hashed_ahead", &EngineConfig::hashed_ahead, "Tokens behind a block that are part of its identity.")
       .def("make_engine", &make_engine, "timing"_a, nb::kw_only(), "tiers"_a.none() = nb::none(),
-           "run"_a.none() = nb::none(), "name"_a = "worker", nb::keep_alive<0, 4>(),
-           "Make an engine of this kind, with `tiers`, and `run` where several engines share them.");
+           "run"_a.none() = nb::none(), "name"_a = "worker", "net"_a.none() = nb::none(), "worker"_a = 0,
+           nb::keep_alive<0, 4>(), nb::keep_alive<0, 6>(),
+           "Make an engine of this kind, with `tiers`, and `run` where several engines share them; with `net`, as its "
+           "worker `worker`.");
   nb::class_<VllmConfig, EngineConfig>(m, "VllmEngineConfig", "Settings of a vLLM engine, with vLLM's names.")
       .def("__init__", &make_config, nb::kw_only(), "block_size"_a = 64, "num_gpu_blocks"_a = 16384,
            "max_num_seqs"_a.none() = 256, "max_num_batched_tokens"_a.none() = 8192,

@@ -203,6 +203,9 @@ void bind_vllm_engine(nb::module_& m) {
       .def_prop_ro("drafted_tokens", [](const VllmEngine& self) { return self.totals().drafted_tokens; })
       .def_prop_ro("accepted_tokens", [](const VllmEngine& self) { return self.totals().accepted_tokens; })
       .def_prop_ro("accepted_at", &VllmEngine::accepted_at, "Accepted drafts by their place in the round.")
+      .def_prop_ro(
+          "expired_leases", [](const VllmEngine& self) { return self.totals().expired_leases; },
+          "Leases that ended before a peer read the blocks.")
       .def_prop_ro("phantom_hit_blocks", [](const VllmEngine& self) { return self.totals().phantom_hit_blocks; })
       .def_prop_ro(
           "operations", [](const VllmEngine& self) { return self.store().operations(); },

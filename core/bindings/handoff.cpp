@@ -82,7 +82,7 @@ void bind_engine_handoff(ExclusiveClass<VllmEngine, Engine>& engine) {
           "request"_a, "State of a request in vLLM's words; None if it is not here.")
       .def_prop_ro("has_ended", &VllmEngine::has_ended, "Whether a request ended since the last schedule.")
       .def_prop_ro("handoff_pending", &VllmEngine::handoff_pending,
-                   "Whether blocks are kept for a peer, or a peer is to be told something.")
+                   "Whether blocks are kept for a peer, or a notification is due.")
       .def_prop_ro("deferred_blocks", &VllmEngine::deferred_blocks,
                    "Blocks of ended requests that a step in flight may still write.")
       .def_prop_ro("holding", &VllmEngine::holding, "Waiting requests that hold blocks, in order.")
@@ -105,10 +105,11 @@ void bind_handoff(nb::module_& m) {
   nb::class_<VllmTransfer>(m, "VllmTransfer", "Hand-offs of KV blocks by vLLM's NixlConnector, as an engine's setting.")
       .def(
           "__init__",
-          [](VllmTransfer* self, bool produces, bool consumes, bool recomputes, bool push, std::int64_t lease_s,
-             bool log) { new (self) VllmTransfer{produces, consumes, recomputes, push, lease_s, log}; },
-          nb::kw_only(), "produces"_a = false, "consumes"_a = false, "recomputes"_a = false, "push"_a = false,
-          "lease_s"_a = 30, "log"_a = false);
+          [](VllmTransfer* self, bool produces, bool consumes, bool recomputes, std::int64_t lease_s, bool log) {
+            new (self) VllmTransfer{produces, consumes, recomputes, lease_s, log};
+          },
+          nb::kw_only(), "produces"_a = false, "consumes"_a = false, "recomputes"_a = false, "lease_s"_a = 30,
+          "log"_a = false);
   m.def("with_transfer", &with_transfer, "config"_a, "transfer"_a, "A copy whose engines hand blocks to others.");
 }
 

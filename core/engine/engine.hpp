@@ -104,6 +104,7 @@ struct EngineTotals {
   std::uint64_t drafted_tokens = 0;
   std::uint64_t accepted_tokens = 0;
   std::uint64_t phantom_hit_blocks = 0;  // hits on blocks that no step ever computed
+  std::uint64_t expired_leases = 0;      // of blocks that were kept for a peer and never read
 };
 
 // The engine at the moment of the call.

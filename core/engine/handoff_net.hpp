@@ -1,7 +1,8 @@
-// The network of a run: hand-offs over the workers' links, and what instances tell each other.
+// The network of a run: hand-offs over the workers' links, and the notifications between instances.
 #pragma once
 
 #include <cstdint>
+#include <deque>
 #include <limits>
 #include <optional>
 #include <span>
@@ -19,6 +20,7 @@ namespace understudy {
 struct Pull {
   RequestId request = 0;
   std::uint32_t peer = 0;      // the prefill worker
+  RequestId peer_request = 0;  // id of the request there
   std::vector<SlotId> blocks;  // to fill, in order: the last of the prompt. Empty: the peer may free its blocks
 };
 
@@ -31,18 +33,23 @@ struct HandOffLinks {
   std::uint64_t bytes_per_block = 0;
 };
 
-// A finished hand-off, for the report.
+// A read of blocks.
 struct HandOffRecord {
   RequestId request = 0;
+  RequestId peer_request = 0;
   std::uint32_t from = 0;
   std::uint32_t to = 0;
   std::uint64_t bytes = 0;
   std::int64_t posted_ns = 0;
-  std::int64_t landed_ns = 0;
+  std::int64_t landed_ns = 0;  // kNever in flight
+  bool failed = false;
 };
 
 // Everything here has the time from which its reader can see it: readers may be behind. A read is posted when a step of
 // the decode worker is launched, and ends when the links have moved its bytes; reads that run side by side share them.
+//
+// A worker of another process is far: until the driver has connected it, reads and notifications to it wait and
+// heartbeats are lost, as during the connector's handshake. The driver delivers what was sent to it.
 class HandOffNet final : public TransferOwner {
  public:
   static constexpr std::int64_t kNever = std::numeric_limits<std::int64_t>::max();
@@ -54,36 +61,54 @@ class HandOffNet final : public TransferOwner {
 
   HandOffNet(TransferHub& hub, const HandOffLinks& links) : hub_(hub), settings_(links) {}
 
-  // Adds the links of the next worker.
-  void add_worker(bool produces, bool consumes);
+  // Adds the links of the next worker and returns its number.
+  std::uint32_t add_worker(bool produces, bool consumes, bool far = false);
+  std::size_t workers() const noexcept { return sides_.size(); }
+
+  // ── Far workers ──
+  // Workers that were needed since the last call and are not connected.
+  std::vector<std::uint32_t> take_wanted() { return std::exchange(wanted_, {}); }
+  void connect(std::uint32_t worker, std::int64_t now_ns);
+  // The handshake failed, or the connection ended: reads that wait for it fail, and those in flight when they end.
+  void disconnect(std::uint32_t worker, std::int64_t now_ns);
+  // The next `count` reads by a worker fail when they end, without a notification.
+  void fail_reads(std::uint32_t worker, std::uint32_t count) { sides_.at(worker).to_fail = count; }
 
   // ── Decode workers ──
   void read(std::uint32_t reader, const Pull& pull, std::int64_t now_ns);
-  void notify(std::uint32_t worker, RequestId request, std::int64_t now_ns) { note(worker, request, now_ns); }
-  void heartbeat(std::uint32_t worker, Heartbeat heartbeat) {
-    sides_[worker].heartbeats.push_back(std::move(heartbeat));
-  }
+  void notify(std::uint32_t worker, RequestId request, std::int64_t now_ns);
+  void heartbeat(std::uint32_t worker, Heartbeat heartbeat);
+  // Posts reads that waited for a connection.
+  void post_waiting(std::uint32_t reader, std::int64_t now_ns);
 
   // ── Pull by workers ──
-  // Requests whose hand-off ended by `now_ns`: read by this worker (decode), or from this worker (prefill).
-  void take_received(std::uint32_t worker, std::int64_t now_ns, std::vector<RequestId>& out);
+  // Requests whose hand-off ended by `now_ns`: read by this worker (decode), or from this worker (prefill). `failed` is
+  // a part of `out`.
+  void take_received(std::uint32_t worker, std::int64_t now_ns, std::vector<RequestId>& out,
+                     std::vector<RequestId>& failed);
   void take_notes(std::uint32_t worker, std::int64_t now_ns, std::vector<RequestId>& out);
   void take_heartbeats(std::uint32_t worker, std::int64_t now_ns, std::vector<Heartbeat>& out);
   // When the next of these is to be seen, as far as is known; kNever: nothing.
   std::int64_t next_ns(std::uint32_t worker) const noexcept;
-  std::size_t in_flight() const noexcept { return in_flight_; }
 
   void landed(const Purpose& purpose, std::int64_t time_ns) override;
   // Workers for which something has landed since the last call.
   std::vector<std::uint32_t> take_reached() { return std::exchange(reached_, {}); }
 
-  const std::vector<HandOffRecord>& records() const noexcept { return records_; }
+  const std::deque<HandOffRecord>& records() const noexcept { return records_; }
+  // Forgets the oldest records up to the first read in flight, and returns them; for runs without an end.
+  std::vector<HandOffRecord> take_ended();
   TransferHub& hub() noexcept { return hub_; }
 
  private:
   struct Note {
     std::int64_t time_ns = 0;
     RequestId request = 0;
+    bool failed = false;
+  };
+  struct WaitingRead {
+    std::uint32_t reader = 0;
+    Pull pull;
   };
   struct Side {
     std::optional<LinkId> out;
@@ -91,18 +116,25 @@ class HandOffNet final : public TransferOwner {
     std::vector<Note> received;
     std::vector<Note> notes;
     std::vector<Heartbeat> heartbeats;
+    bool connected = true;
+    std::vector<WaitingRead> waiting;      // for the connection
+    std::vector<RequestId> waiting_notes;  // likewise
+    std::int64_t poll_from_ns = kNever;    // a connection has come
+    std::uint32_t to_fail = 0;
   };
 
+  void post(std::uint32_t reader, const Pull& pull, std::int64_t now_ns);
   void note(std::uint32_t worker, RequestId request, std::int64_t now_ns);
-  static void take(std::vector<Note>& from, std::int64_t now_ns, std::vector<RequestId>& out);
+  bool reaches(std::uint32_t worker);
 
   TransferHub& hub_;
   HandOffLinks settings_;
   std::optional<DuplexId> backend_;
   std::vector<Side> sides_;
-  std::vector<HandOffRecord> records_;  // in the order of posting; landed_ns is kNever in flight
+  std::deque<HandOffRecord> records_;  // in the order of posting
+  std::uint32_t first_record_ = 0;     // number of the oldest that is kept
   std::vector<std::uint32_t> reached_;
-  std::size_t in_flight_ = 0;
+  std::vector<std::uint32_t> wanted_;
 };
 
 }  // namespace understudy

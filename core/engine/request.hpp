@@ -72,9 +72,10 @@ struct RequestSpec {
   std::int64_t priority = 0;
   bool has_priority = true;  // false: the caller gave none; SGLang then schedules it last, vLLM as 0
   double arrival_time = 0;
-  std::uint32_t adapter = 0;  // LoRA adapter; 0: the model itself
-  std::uint32_t rank = 0;     // rank in an engine with several
-  std::uint32_t peer = 0;     // worker with the prompt's blocks, for KvLeg::Decode
+  std::uint32_t adapter = 0;   // LoRA adapter; 0: the model itself
+  std::uint32_t rank = 0;      // rank in an engine with several
+  std::uint32_t peer = 0;      // worker with the prompt's blocks, for KvLeg::Decode
+  RequestId peer_request = 0;  // id of the request there
   KvLeg leg = KvLeg::Whole;
   std::uint32_t prompt_tokens = 0;
   std::uint32_t max_tokens = 0;

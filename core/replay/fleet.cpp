@@ -326,6 +326,7 @@ const Effects& Fleet::submit(std::size_t index, std::uint64_t row, std::int64_t 
     spec.eos_at = 0;
   } else if (leg == KvLeg::Decode) {
     spec.peer = static_cast<std::uint32_t>(columns_.result().handoff.prefill_worker[row]);
+    spec.peer_request = row;
   }
   spec.priority = workload_.priority.empty() ? 0 : workload_.priority[row];
   if (!workload_.adapter.empty()) spec.adapter = static_cast<std::uint32_t>(workload_.adapter[row] + 1);

@@ -152,6 +152,7 @@ inline constexpr std::tuple kTotals{
     Named{"step_ns", &EngineTotals::step_ns},
     Named{"uncovered_ns", &EngineTotals::uncovered_ns},
     Named{"phantom_hit_blocks", &EngineTotals::phantom_hit_blocks},
+    Named{"expired_leases", &EngineTotals::expired_leases},
     Named{"burst_steps", &EngineTotals::burst_steps},
     Named{"burst_tokens", &EngineTotals::burst_tokens},
     Named{"draft_rounds", &EngineTotals::draft_rounds},

@@ -158,8 +158,6 @@ def replay(
         if not isinstance(disaggregation, Disaggregation):
             raise ConfigError(f"disaggregation must be a Disaggregation, got {disaggregation!r}")
         disaggregation = disaggregation.sized_for(model)
-        if not pools:
-            pools, engine, tiers = disaggregation.make_pools(engine or DEFAULT_ENGINE, tiers), None, None
     routing_without_tiers = _copy_routing(routing) if compare_without_tiers else routing
     inputs = files_named(
         {"engine": engine, "timing": timing, "tiers": tiers, "pools": pools, **(trace_options or {})}

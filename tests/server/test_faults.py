@@ -204,8 +204,8 @@ def test_a_fault_of_no_time_that_there_is_is_refused(kind: str, name: str, value
         ),
         (
             {"kind": "foo"},
-            "kind must be one of delay, drop, kill, lose_events, none, reject, resume_events, slow, slow_link, "
-            "stop_events; got 'foo'",
+            "kind must be one of delay, drop, fail_reads, kill, lose_events, none, reject, resume_events, slow, "
+            "slow_link, stop_events; got 'foo'",
         ),
         ({"kind": "reject", "rate": 1.5}, "rate must be a share from 0 to 1, got 1.5"),
         ({"kind": "reject", "status": 99}, "status must be from 200 to 599, got 99"),

@@ -101,12 +101,11 @@ class VllmEngine final : public Engine, private DecodeHost {
   const KvSender* sender() const noexcept { return sender_.get(); }  // null: it keeps no blocks for others
   KvSender* sender() noexcept { return sender_.get(); }
   const KvReceiver* receiver() const noexcept { return receiver_.get(); }  // null: it reads none of others
-  const HandOffTotals& handoff_totals() const noexcept { return handoff_totals_; }
   HandOffLog& handoff_log() noexcept { return handoff_log_; }
-  // What the poll of the last schedule's batch found; in lockstep, where the driver moves the blocks.
+  // Report the poll's results for the batch that was scheduled last; in lockstep, where the driver moves the blocks.
   void give_report(HandOffReport report);
   bool has_ended() const noexcept { return has_ended_; }  // a request, since the last schedule
-  bool handoff_pending() const noexcept;                  // blocks are kept for a peer, or one is to be told
+  bool handoff_pending() const noexcept;                  // blocks are kept for a peer, or a notification is due
   std::uint64_t deferred_blocks() const noexcept;
   std::vector<RequestId> orphans() const;  // aborted requests whose blocks are still to come
   std::vector<RequestId> holding() const;  // waiting requests that hold blocks
@@ -430,7 +429,6 @@ class VllmEngine final : public Engine, private DecodeHost {
   HandOffReport fresh_report_;  // of the last schedule's poll
   bool polling_ = false;        // the last schedule had nothing to compute; the next is at clock_.now_ns or later
   bool poll_due_ = false;       // and something has changed since
-  HandOffTotals handoff_totals_;
   HandOffLog handoff_log_;
   bool has_ended_ = false;
 

@@ -30,11 +30,10 @@ std::uint32_t VllmEngine::remote_tokens(const Admission& head) {
 
 void VllmEngine::begin_pull(const EngineRequest& request, std::uint32_t hit_tokens) {
   const std::size_t first = hit_tokens / config_.block_size;
-  Pull pull{
-      request.id, request.spec.peer, {request.table.begin() + static_cast<std::ptrdiff_t>(first), request.table.end()}};
-  ++handoff_totals_.pulls;
-  handoff_totals_.pulled_blocks += pull.blocks.size();
-  handoff_totals_.pulled_tokens += request.known - hit_tokens;
+  Pull pull{request.id,
+            request.spec.peer,
+            request.spec.peer_request,
+            {request.table.begin() + static_cast<std::ptrdiff_t>(first), request.table.end()}};
   receiver_->pull(std::move(pull));
 }
 
@@ -82,26 +81,33 @@ void VllmEngine::poll_sender(std::int64_t now_ns) {
   std::vector<RequestId> done;
   net_->take_notes(worker_, now_ns, done);
   for (const RequestId id : done) sender_->confirm(id);
-  fresh_report_.sent = sender_->poll(now_ns).sent;
+  SendPoll poll = sender_->poll(now_ns);
+  fresh_report_.sent = std::move(poll.sent);
+  totals_.expired_leases += poll.expired.size();
 }
 
 void VllmEngine::post_and_poll(const ReceiveOrders& orders, std::int64_t now_ns) {
   for (const Pull& pull : orders.pulls) {
     if (pull.blocks.empty()) {
-      net_->notify(pull.peer, pull.request, now_ns);
+      net_->notify(pull.peer, pull.peer_request, now_ns);
     } else {
       net_->read(worker_, pull, now_ns);
     }
   }
   std::map<std::uint32_t, HandOffNet::Heartbeat> heartbeats;
-  for (const RequestId id : orders.heartbeat) heartbeats[receiver_->peer_of(id)].requests.push_back(id);
+  for (const RequestId id : orders.heartbeat) {
+    const KvReceiver::Peer& peer = receiver_->peer_of(id);
+    heartbeats[peer.worker].requests.push_back(peer.request);
+  }
   for (auto& [peer, heartbeat] : heartbeats) {
     heartbeat.time_ns = now_ns;
     net_->heartbeat(peer, std::move(heartbeat));
   }
+  net_->post_waiting(worker_, now_ns);
   net_->hub().run_until(now_ns);  // those that take no time
-  net_->take_received(worker_, now_ns, fresh_report_.received);
+  net_->take_received(worker_, now_ns, fresh_report_.received, fresh_report_.failed);
   std::ranges::sort(fresh_report_.received);
+  std::ranges::sort(fresh_report_.failed);
 }
 
 // After a schedule: whether it has nothing to compute, and yet the loop goes on. `reported`: an earlier one's poll had
@@ -178,7 +184,9 @@ void VllmEngine::leave_handoff(EngineRequest& request, bool aborted, std::int64_
     }
   }
   const bool loading = request.status == RequestStatus::Loading;
-  if (receiver_ && request.spec.leg == KvLeg::Decode) receiver_->ended(request.id, request.spec.peer);
+  if (receiver_ && request.spec.leg == KvLeg::Decode) {
+    receiver_->ended(request.id, request.spec.peer, request.spec.peer_request);
+  }
   if (loading) --loading_;
   if (loading && !request.loaded) {
     orphans_[request.id] = {request.last_step, std::move(request.table)};
@@ -214,10 +222,7 @@ void VllmEngine::read_report(const HandOffReport& report, std::int64_t now_ns) {
     EngineRequest& request = requests_[found->second];
     request.loaded = true;
     request.load_failed = std::ranges::binary_search(report.failed, id);
-    if (request.load_failed) {
-      ++handoff_totals_.failed_loads;
-      if (!config_.transfer->recomputes) failed.push_back(found->second);
-    }
+    if (request.load_failed && !config_.transfer->recomputes) failed.push_back(found->second);
     receiver_->received(id);
   }
   for (const RequestId id : report.sent) {

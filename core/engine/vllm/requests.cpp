@@ -55,7 +55,9 @@ const Effects& VllmEngine::submit(RequestSpec spec, std::int64_t now_ns) {
   waiting_.push(slot, false);
   unread_.push_back(slot);
   if (offload_) offload_->came(request);
-  if (request.spec.leg == KvLeg::Decode) receiver_->came(request.id, request.spec.peer);
+  if (request.spec.leg == KvLeg::Decode) {
+    receiver_->came(request.id, request.spec.peer, request.spec.peer_request);
+  }
   on_requests_changed();
   return return_effects();
 }

@@ -9,7 +9,7 @@
 namespace understudy {
 
 void VllmEngine::require_time(std::int64_t now_ns) const {
-  if (const std::int64_t here_ns = clock_.in_step ? clock_.begun_ns : clock_.now_ns; now_ns < here_ns) {
+  if (const std::int64_t here_ns = clock_.in_step || polling_ ? clock_.begun_ns : clock_.now_ns; now_ns < here_ns) {
     throw Error(ErrorKind::InvalidArgument, "now_ns ", now_ns, " is before ", here_ns,
                 clock_.in_step ? ", when the step began" : ", to where the engine has come",
                 ": time never goes backwards");

@@ -59,12 +59,18 @@ void VllmEngine::finish_transfers() {
 }
 
 std::int64_t VllmEngine::next_landing_ns() const {
+  if (net_ != nullptr && polling_ && !clock_.in_step) return rests() ? kNever : next_poll_ns();
   if (!tiers_ || clock_.in_step) return kNever;
   const bool waits = landing_wait_.on || (quiescent() && (offload_ ? offload_pending() : !tiers_->idle()));
   return waits ? tiers_->hub().next_wake_ns().value_or(kNever) : kNever;
 }
 
 const Effects& VllmEngine::land(std::int64_t now_ns) {
+  if (net_ != nullptr) {
+    clear_returned_effects();
+    net_->hub().run_until(now_ns);
+    return return_effects();  // the next poll sees what has landed
+  }
   if (!tiers_) throw Error(ErrorKind::WrongState, "this engine has no tiers");
   clear_returned_effects();
   require_time(now_ns);

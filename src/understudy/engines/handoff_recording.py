@@ -59,7 +59,7 @@ class Instance:
         self.settings = settings.side
         self.asynchronous = settings.config.async_scheduling
         config = settings.config.engine_config(profile, check=check)
-        transfer = settings.side.transfer(side, scenario.mode == "push")
+        transfer = settings.side.transfer(side)
         self.engine = VllmEngine(with_transfer(config, transfer), constant_timing(1.0, 1.0))
         self.arrived: dict[int, None] = {}
         self.steps = 0
@@ -262,7 +262,7 @@ class HandOffRun:
         }
 
     def poll(self, instance: Instance, line: Line, told: _HandOffLine, tick: int, now_ns: int) -> None:
-        """What the instance's worker does in an iteration: post transfers, then poll."""
+        """Run the instance's worker for an iteration: post transfers, then poll."""
         push = self.scenario.mode == "push"
         wire, names = self._wire, self.names
         sent: list[int] = []

@@ -26,14 +26,13 @@ class SideSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         """Whether the instance may iterate in a tick."""
         return tick % self.every == 0 and not any(first <= tick < last for first, last in self.stall)
 
-    def transfer(self, side: SideName, push: bool) -> VllmTransfer:
+    def transfer(self, side: SideName) -> VllmTransfer:
         """The core's form of these settings."""
         role = self.kv_role or ("kv_producer" if side == "p" else "kv_consumer")
         return VllmTransfer(
             produces=role != "kv_consumer",
             consumes=role != "kv_producer",
             recomputes=self.kv_load_failure_policy == "recompute",
-            push=push,
             lease_s=self.kv_lease_duration,
             log=True,
         )

@@ -1,4 +1,4 @@
-"""Prefill and decode pools: who computes a prompt, and over which links its blocks travel."""
+"""Settings of prefill and decode pools: rules, routing and links."""
 
 from __future__ import annotations
 

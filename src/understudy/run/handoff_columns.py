@@ -24,7 +24,7 @@ class Way(IntEnum):
     NONE = 0
     """Not at all."""
     LOCAL = 1
-    """Its decode worker computed the prompt, by the rule."""
+    """The decode worker computed the prompt, by the rule."""
     REMOTE = 2
     """A prefill worker computed the prompt."""
 

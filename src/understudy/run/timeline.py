@@ -180,6 +180,8 @@ class Timeline:
     """Blocks stored in the prefix cache."""
     phantom_hit_blocks: int = 0
     """Blocks counted as hits without their tokens (a defect of some engine versions)."""
+    expired_leases: int = 0
+    """Leases of kept blocks that ended before a decode worker read them."""
     burst_steps: int = 0
     """Steps of requests that sampled with the mocker's speculation."""
     burst_tokens: int = 0

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     import numpy as np
     import numpy.typing as npt
 
-    from understudy._core import Effects, EventBatch, VllmOffload
+    from understudy._core import Effects, EventBatch, LiveNet, VllmOffload
     from understudy.engines.interface import Engine
     from understudy.server.live_request import LiveRequest
 
@@ -35,6 +35,7 @@ class StepRecorder(Protocol):
         """Note requests that have ended."""
 
 
+_NEVER = (1 << 63) - 1
 _ENDS = {"cancelled": "cancelled", "failed": "lost"}
 """How requests end, by the reason of the engine's record; others are finished."""
 
@@ -50,6 +51,10 @@ class EngineCore:
     """Logged failures that did not stop the engine: `understudy:errors` on `/metrics`."""
 
     has_tiers = False
+    net: LiveNet | None = None
+    """Carries hand-offs of KV blocks to and from the engine; None: it takes no part in any."""
+    on_handed: Callable[[LiveRequest], None] | None = None
+    """Called when a prompt has ended whose blocks are kept for another engine."""
     offload: VllmOffload | None = None
     stay_sample = 0.0
     draft_tokens = 0
@@ -79,6 +84,12 @@ class EngineCore:
         self._phase = Phase.IDLE
         self._next_id = 0
         self._batch_tokens = 0
+        self._begin_ns = 0
+
+    @property
+    def waits_for_transfers(self) -> bool:
+        """True when a transfer may let the engine go on."""
+        return self.has_tiers or self.net is not None
 
     @property
     def vllm(self) -> VllmEngine:
@@ -103,6 +114,9 @@ class EngineCore:
             arrival_time=float(request.arrival_ns),
             eos_at=request.eos_at,
             adapter=request.adapter,
+            leg=request.leg,
+            peer=request.peer,
+            peer_request=request.peer_request,
         )
 
     def submit(self, request: LiveRequest, now_ns: int) -> StepEffects:
@@ -173,6 +187,8 @@ class EngineCore:
         """Begin a step if there is work and no step is open; True if so, with its end in `step_end_ns`."""
         if self.step_end_ns >= 0 or self.computing or self.is_idle:
             return False
+        if now_ns < self._begin_ns:  # an idle loop that sleeps between two polls
+            return False
         effects = self.engine.begin_step(now_ns)
         self._apply(effects, now_ns).notify_listeners(now_ns)
         if effects.phase not in (Phase.IN_STEP, Phase.STALLED) or effects.wake_ns is None:
@@ -199,6 +215,9 @@ class EngineCore:
         """Update the live requests; the caller notifies their listeners."""
         # A computing engine may have received requests after these effects.
         self._phase = self.engine.snapshot().phase if self.computing else effects.phase
+        if self.net is not None:
+            waits = effects.phase in (Phase.READY, Phase.ASLEEP)
+            self._begin_ns = (effects.wake_ns or _NEVER) if waits else 0
         live = self.live
         for admitted in effects.admitted:
             request = live.get(admitted.request)
@@ -229,6 +248,10 @@ class EngineCore:
             request.finish_ns = record.finish_ns
             request.ended = _ENDS.get(record.reason, "finished")
             request.aborted = request.aborted or request.ended == "cancelled"
+            if request.leg == "prefill" and request.ended == "finished" and self.on_handed is not None:
+                self.on_handed(request)
+            if request.leg == "decode" and request.ended == "lost":
+                request.ended = "failed"
             finished.append(request)
         if self.recorder is not None and finished:
             self.recorder.on_end(finished, now_ns)
@@ -275,6 +298,7 @@ class EngineCore:
 
     def _replace_engine(self) -> None:
         self.engine = self._make()
+        self._begin_ns = 0
         if self.recorder is not None:
             self.recorder.on_restart(self)
         if self.admission_paused:

@@ -43,6 +43,20 @@ class Observer(Protocol):
         """Handle an event of an engine that begins no step after it."""
 
 
+class Network(Protocol):
+    """Carries transfers between engines. The driver runs it before the events of each time."""
+
+    @property
+    def next_wake_ns(self) -> int | None:
+        """When a transfer next ends; None without one."""
+
+    def run_until(self, now_ns: int) -> None:
+        """Finish the transfers that end by then."""
+
+    def settle(self) -> list[EngineCore]:
+        """Send messages, and return the engines for which something has arrived."""
+
+
 class Driver:
     """Runs engines on a clock. Call all methods from one thread, the event loop's."""
 
@@ -52,8 +66,11 @@ class Driver:
         self.inputs: list[tuple[int, str, str]] | None = None
         """If a list: (time, kind, request name) of every input, in the order of processing."""
         self.after_pump: Callable[[], None] | None = None
+        self.network: Network | None = None
+        """Carries hand-offs between engines; None: there are none."""
+        self._network_wake_ns = -1
         self._max_burst = max_burst
-        self._queue: list[tuple[int, int, int, EngineCore, Callable[[int], object] | None]] = []
+        self._queue: list[tuple[int, int, int, EngineCore | None, Callable[[int], object] | None]] = []
         self._sequence = 0
         self._cores: list[EngineCore] = []
         self._observers: dict[int, Observer] = {}
@@ -97,7 +114,7 @@ class Driver:
                 request.ended, request.finish_ns = "cancelled", now_ns
                 request.notify_end(now_ns)
                 return
-            self._note(now_ns, "submit", request)
+            self.note(now_ns, "submit", request.name)
             try:
                 core.submit(request, now_ns).notify_listeners(now_ns)
             except Exception:
@@ -120,7 +137,7 @@ class Driver:
         def cancel_now(now_ns: int) -> None:
             if request.ended:
                 return
-            self._note(now_ns, "cancel", request)
+            self.note(now_ns, "cancel", request.name)
             try:
                 effects = core.cancel(request, now_ns)
             except Exception as failure:
@@ -185,8 +202,13 @@ class Driver:
         """Process all events of one time, in the order of the offline run."""
         touched: dict[int, EngineCore] = {}
         landed: set[int] = set()
+        if self.network is not None:
+            self.network.run_until(now_ns)
         while self._queue and self._queue[0][0] == now_ns:
             _, kind, _, core, action = heapq.heappop(self._queue)
+            if core is None:  # the network's
+                self._network_wake_ns = -1
+                continue
             if kind == EventClass.LANDING:
                 core.wake_ns = -1
                 if core.step_end_ns < 0 and self._land(core, now_ns):
@@ -205,13 +227,25 @@ class Driver:
                 else:
                     self._enqueue(core.step_end_ns, EventClass.STEP_END, core, None)
                 continue
-            if core.failure is None and core.has_tiers and core.step_end_ns < 0:
+            if core.failure is None and core.waits_for_transfers and core.step_end_ns < 0:
                 self._enqueue_landing(core, now_ns)  # within a step nothing lands until its end
             observer = self._observers.get(id(core))
             if observer is not None:
                 if id(core) in landed:
                     self._notify(core, observer.on_landed, core)
                 self._notify(core, observer.on_idle, core)
+        if self.network is not None:
+            self._settle_network(self.network, now_ns)
+
+    def _settle_network(self, network: Network, now_ns: int) -> None:
+        """Deliver the messages of this time; queue the network's next event, and polls of engines that it reached."""
+        for core in network.settle():
+            if core.failure is None and core.step_end_ns < 0:
+                self._enqueue_landing(core, now_ns)
+        wake_ns = network.next_wake_ns
+        if wake_ns is not None and wake_ns != self._network_wake_ns:
+            self._network_wake_ns = wake_ns
+            self._enqueue(max(wake_ns, now_ns + 1), EventClass.LANDING, None, None)
 
     def _run_action(self, core: EngineCore, action: Callable[[int], object], now_ns: int) -> None:
         """Run an action; log and count its exception."""
@@ -309,14 +343,15 @@ class Driver:
             self._enqueue(max(wake_ns, now_ns + 1), EventClass.LANDING, core, None)
 
     def _enqueue(
-        self, time_ns: int, kind: int, core: EngineCore, action: Callable[[int], object] | None
+        self, time_ns: int, kind: int, core: EngineCore | None, action: Callable[[int], object] | None
     ) -> None:
         self._sequence += 1
         heapq.heappush(self._queue, (time_ns, kind, self._sequence, core, action))
 
-    def _note(self, now_ns: int, kind: str, request: LiveRequest) -> None:
+    def note(self, now_ns: int, kind: str, name: str) -> None:
+        """Add an input to `inputs`, if they are kept."""
         if self.inputs is not None:
-            self.inputs.append((now_ns, kind, request.name))
+            self.inputs.append((now_ns, kind, name))
 
     # ── Timers ──
 

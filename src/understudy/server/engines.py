@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Protocol
 
+from understudy._core import with_transfer
 from understudy.server.core import EngineCore
 
 if TYPE_CHECKING:
@@ -13,6 +14,7 @@ if TYPE_CHECKING:
     from understudy.server.api.growing import GrowingPlan
     from understudy.server.api.sampling import Sampling
     from understudy.server.api.texts import TokenTexts
+    from understudy.server.handoff.network import HandOffMember
     from understudy.server.kv_events import KvEventSender
 
 
@@ -31,6 +33,7 @@ class SimulatedCore(EngineCore):
         events: bool = False,
         stay_sample: float = 0.0,
         check: bool = False,
+        handoff: HandOffMember | None = None,
     ) -> None:
         self.offload = offload
         self.stay_sample = stay_sample
@@ -40,14 +43,20 @@ class SimulatedCore(EngineCore):
             events=events, check=check, stay_sample=stay_sample, tiers=tiers, offload=offload
         )
         self.hashed_ahead = native.hashed_ahead
+        if handoff is not None:
+            self.net = handoff.network.net
+            native = with_transfer(native, handoff.settings.transfer())  # type: ignore[arg-type]
         steps = config.native_timing(timing)
+        worker = 0 if handoff is None else handoff.number
         super().__init__(
-            lambda: native.make_engine(steps, tiers=tiers, run=run, name=name),
+            lambda: native.make_engine(steps, tiers=tiers, run=run, name=name, net=self.net, worker=worker),
             name=name,
             block_size=native.block_size,
             num_blocks=native.num_gpu_blocks,
             events=events,
         )
+        if handoff is not None:
+            handoff.join(self)
 
 
 class GivenEngine(Protocol):

@@ -48,7 +48,8 @@ class FaultOrder(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     `reject`: answer `status` instead; `delay`: answer `delay_ms` later; `drop`: cut the connection `after_ms`; `slow`:
     all that is sent to the client arrives `delay_ms` later, as over a slow line; `slow_link`: the links to and from a
     `tier` (g2, g3, g4) are `factor` times as slow, for what is under way too; `kill`: the engine dies and restarts with
-    nothing cached, at once or after `duration_s`; `stop_events`, `resume_events`, `lose_events` (`count` batches);
+    nothing cached, at once or after `duration_s`; `fail_reads`: the next `count` reads of a prefill worker's blocks
+    fail, on decode workers; `stop_events`, `resume_events`, `lose_events` (`count` batches);
     `none`: end all faults, or those of the kind `only`. `rate` is the share of requests that it happens to, by `seed`.
     A fault ends `duration_s` (seconds of real time) after it began; without, when another order ends it.
     """
@@ -60,6 +61,7 @@ class FaultOrder(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
         "slow",
         "slow_link",
         "kill",
+        "fail_reads",
         "stop_events",
         "resume_events",
         "lose_events",
@@ -120,13 +122,14 @@ _FIELDS: dict[str, tuple[str, ...]] = {
     "slow": ("delay_ms", *_OF_REQUESTS),
     "slow_link": ("tier", "factor", "duration_s"),
     "kill": ("duration_s",),
+    "fail_reads": ("count",),
     "stop_events": ("duration_s",),
     "resume_events": (),
     "lose_events": ("count",),
     "none": ("only",),
 }
 """Fields of an order by kind, in addition to `kind` and `workers`."""
-_LASTING = tuple(kind for kind in _FIELDS if kind not in ("resume_events", "none"))
+_LASTING = tuple(kind for kind in _FIELDS if kind not in ("resume_events", "fail_reads", "none"))
 """Faults that `none` can end."""
 
 
@@ -164,6 +167,9 @@ class Faults:
         elif order.kind == "lose_events":
             for sender in worker.senders:
                 sender.batches_to_drop += order.count
+        elif order.kind == "fail_reads":
+            if worker.handoff is not None:
+                worker.handoff.fail_reads(order.count)
         elif order.kind == "resume_events":
             self._end("events")
         elif order.kind == "stop_events":
@@ -274,6 +280,9 @@ def chosen_workers(order: FaultOrder, workers: Sequence[ServerSettings]) -> list
             raise ApiError(f"there is no worker {index}; there are 0 … {len(workers) - 1}")
         if order.kind == "slow_link" and not _has_limit(workers[index], order.tier):
             raise ApiError(f"worker {index} has no {order.tier} tier behind a link with a limit")
+        handoff = workers[index].handoff
+        if order.kind == "fail_reads" and (handoff is None or not handoff.consumes):
+            raise ApiError(f"worker {index} reads no blocks of others; it is not a decode worker")
     return chosen
 
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+    from typing import Any
 
     from understudy._core import Identities, RequestRecord
     from understudy.server.core import EngineCore
@@ -49,11 +50,15 @@ class LiveRequest:
         "eos_at",
         "finish_ns",
         "first_token_ns",
+        "handed",
         "identities",
         "last_token_ns",
+        "leg",
         "listener",
         "max_tokens",
         "name",
+        "peer",
+        "peer_request",
         "preemptions",
         "priority",
         "prompt_tokens",
@@ -90,6 +95,12 @@ class LiveRequest:
         self.listener = listener
         self.priority = priority
         """None: the client gave none."""
+        self.leg = "whole"
+        """"prefill": another server decodes it; "decode": another server has computed its prompt."""
+        self.peer = self.peer_request = 0
+        """Worker that has the prompt's blocks, and its id of the request; for a decode."""
+        self.handed: dict[str, Any] | None = None
+        """`kv_transfer_params` of the answer, once a prefill has ended."""
         self.rank: EngineCore | None = None
         self.record: RequestRecord | None = None
         """The engine's record of the request, once it has ended there."""
@@ -107,7 +118,8 @@ class LiveRequest:
         self.below_cache_threshold = False
         """True when too little of the prompt was cached; the request was not submitted to the engine."""
         self.ended = ""
-        """"finished", "cancelled", "lost" (its engine was killed, or has failed), or "" while in flight."""
+        """"finished", "cancelled", "lost" (its engine was killed, or has failed), "failed" (the blocks of its prompt
+        could not be read), or "" while in flight."""
 
     def notify_admitted(self, now_ns: int) -> None:
         """Set the time of admission and notify the listener; log its errors."""

@@ -14,6 +14,7 @@ from understudy.server.api.texts import TokenTexts
 from understudy.server.app import App
 from understudy.server.clock import WallClock
 from understudy.server.driver import Driver
+from understudy.server.handoff.network import HandOffNetwork
 from understudy.server.http import Outbox, address_of, listen
 from understudy.server.kv_events import KvEventsConfig
 from understudy.server.lateness import Lateness
@@ -47,6 +48,8 @@ class Runtime:
         self.driver.after_pump = self.outbox.flush
         self.texts = TokenTexts(tokenizer)
         self._outputs: dict[tuple[str, str | None, int], Outputs] = {}
+        self.network: HandOffNetwork | None = None
+        """Carries hand-offs between the workers; None: no worker takes part in any."""
 
     def worker(
         self, settings: ServerSettings, index: int = 0, *, run: TierRun | None = None, events: bool = False
@@ -63,6 +66,8 @@ class Runtime:
                 recorded=None if settings.response_file is None else Path(settings.response_file),
                 seed=settings.seed,
             )
+        if settings.handoff is not None and self.network is None:
+            self.network = HandOffNetwork(self.driver, settings.handoff, settings.engine.block_size)
         return Worker(
             settings,
             self.driver,
@@ -74,6 +79,7 @@ class Runtime:
             token_lateness=self.token_lateness,
             events=events or KvEventsConfig.read(settings.kv_events_config).publishes,
             given=self.given,
+            network=self.network,
         )
 
 
@@ -132,6 +138,8 @@ class Server:
     async def start(self) -> None:
         """Start to listen. OSError when the port is taken."""
         self.runtime.driver.start()
+        if self.worker.handoff is not None:
+            await self.worker.handoff.start()
         self._listening = await listen(
             self.app,
             self.runtime.outbox,
@@ -164,6 +172,8 @@ class Server:
                 connection.end_early(503, SHUTTING_DOWN)
         await self.runtime.outbox.wait_until_sent()
         self.worker.close()
+        if self.runtime.network is not None:
+            await self.runtime.network.close()
 
     @property
     def address(self) -> str:

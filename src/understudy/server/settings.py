@@ -9,6 +9,7 @@ import msgspec
 from understudy.engines.kinds import DEFAULT_ENGINE
 from understudy.engines.offload import UNLIMITED_BLOCKS
 from understudy.engines.sglang_config import SglangConfig
+from understudy.server.handoff.settings import HandOffSettings  # noqa: TC001 (msgspec reads it)
 from understudy.server.http.bodies import MAX_BODY_BYTES, MAX_BODY_DEPTH
 from understudy.server.release import ApiRelease, find_release
 from understudy.tiers.settings import TiersConfig
@@ -38,6 +39,8 @@ class ServerSettings(msgspec.Struct, frozen=True, kw_only=True):
     most_blocks: int = UNLIMITED_BLOCKS
     """Most blocks that requests can fill: the capacity of a tier without a limit."""
     data_parallel_size: int = 1
+    handoff: HandOffSettings | None = None
+    """Hand-offs of KV blocks to or from other servers; None: none."""
     tokenizer: str | None = None
     response_mode: Literal["filler", "echo", "recorded"] = "filler"
     response_file: str | None = None

@@ -11,6 +11,7 @@ from understudy.engines.kv_groups import group_labels
 from understudy.engines.sglang_config import SglangConfig
 from understudy.errors import ConfigError
 from understudy.server.engines import SimulatedCore
+from understudy.server.handoff.network import HandOffMember
 from understudy.server.kv_events import KvEventsConfig, KvEventSender
 from understudy.server.live_config import Latency
 from understudy.server.metrics import Registry
@@ -36,6 +37,7 @@ if TYPE_CHECKING:
     from understudy.server.core import EngineCore
     from understudy.server.driver import Driver
     from understudy.server.engines import GivenEngine
+    from understudy.server.handoff.network import HandOffNetwork
     from understudy.server.lateness import Lateness
     from understudy.server.live_request import LiveRequest, StepEffects
     from understudy.server.outputs import Outputs
@@ -58,6 +60,7 @@ class Worker:
         token_lateness: Lateness | None = None,
         events: bool = False,
         given: GivenEngine | None = None,
+        network: HandOffNetwork | None = None,
     ) -> None:
         self.settings = settings
         self.release = settings.release
@@ -88,6 +91,10 @@ class Worker:
         self.latency = None
         if settings.latency_ms is not None:
             self.latency = Latency(*settings.latency_ms, settings.latency_std_dev_ms, settings.seed + index)
+        self.handoff: HandOffMember | None = None
+        """The worker's part in hand-offs of KV blocks."""
+        if network is not None and settings.handoff is not None:
+            self.handoff = HandOffMember(network, settings.handoff, settings.engine.block_size)
         self.cores: list[EngineCore] = (
             [given.core(f"worker {index}", events=events)]
             if given is not None
@@ -103,6 +110,7 @@ class Worker:
                     else f"worker {index} rank {rank}",
                     events=events,
                     stay_sample=settings.kv_cache_metrics_sample if settings.kv_cache_metrics else 0.0,
+                    handoff=self.handoff,
                 )
                 for rank in range(settings.data_parallel_size)
             ]
@@ -345,6 +353,8 @@ class Worker:
         for core in self.cores:
 
             def restart(now_ns: int, core: EngineCore = core) -> None:
+                if self.handoff is not None:
+                    self.handoff.restart(now_ns)
                 for request in core.restart():
                     request.finish_ns = now_ns
                     request.notify_end(now_ns)
@@ -370,5 +380,7 @@ class Worker:
 
     def close(self) -> None:
         """Release sockets."""
+        if self.handoff is not None:
+            self.handoff.close()
         for sender in self.senders:
             sender.close()

@@ -7,9 +7,9 @@ void KvReceiver::pull(Pull pull) {
   pulls_.push_back(std::move(pull));
 }
 
-void KvReceiver::ended(RequestId id, std::uint32_t peer) {
+void KvReceiver::ended(RequestId id, std::uint32_t peer, RequestId peer_request) {
   waits_.erase(id);
-  if (unpulled_.erase(id) > 0) notify_.push_back({id, peer, {}});
+  if (unpulled_.erase(id) > 0) notify_.push_back({id, peer, peer_request, {}});
 }
 
 ReceiveOrders KvReceiver::close_schedule(std::int64_t now_ns) {

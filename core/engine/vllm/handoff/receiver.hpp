@@ -15,7 +15,7 @@
 
 namespace understudy {
 
-// What a schedule tells the worker of the same instance.
+// Orders of a schedule to the worker of the same instance.
 struct ReceiveOrders {
   std::vector<Pull> pulls;           // those without blocks first
   std::vector<RequestId> heartbeat;  // in ascending order
@@ -23,18 +23,23 @@ struct ReceiveOrders {
 
 class KvReceiver {
  public:
+  struct Peer {
+    std::uint32_t worker = 0;
+    RequestId request = 0;  // its id there
+  };
+
   explicit KvReceiver(const VllmTransfer& settings) : interval_ns_(settings.lease_s / 6 * kSecond) {}
 
   // A request came whose blocks a peer has.
-  void came(RequestId id, std::uint32_t peer) {
+  void came(RequestId id, std::uint32_t peer, RequestId peer_request) {
     unpulled_.insert(id);
-    waits_.emplace(id, peer);
+    waits_.emplace(id, Peer{peer, peer_request});
   }
   // Whether its one pull is still to come.
   bool wants(RequestId id) const { return unpulled_.contains(id); }
   void pull(Pull pull);
-  // The request ends. If it never pulled, its peer is told.
-  void ended(RequestId id, std::uint32_t peer);
+  // The request ends. If it never pulled, its peer is notified.
+  void ended(RequestId id, std::uint32_t peer, RequestId peer_request);
   void received(RequestId id) { waits_.erase(id); }
   ReceiveOrders close_schedule(std::int64_t now_ns);
 
@@ -43,7 +48,7 @@ class KvReceiver {
   std::int64_t next_heartbeat_ns() const noexcept {
     return waits_.empty() ? kNever : (beat_ ? last_ns_ + interval_ns_ : 0);
   }
-  std::uint32_t peer_of(RequestId id) const { return waits_.at(id); }
+  const Peer& peer_of(RequestId id) const { return waits_.at(id); }
 
  private:
   static constexpr std::int64_t kSecond = 1'000'000'000;
@@ -51,7 +56,7 @@ class KvReceiver {
 
   std::int64_t interval_ns_;
   std::set<RequestId> unpulled_;
-  std::map<RequestId, std::uint32_t> waits_;  // with their peers; from their arrival until their blocks have come
+  std::map<RequestId, Peer> waits_;  // from their arrival until their blocks have come
   std::vector<Pull> notify_;
   std::vector<Pull> pulls_;
   bool beat_ = false;  // a heartbeat was sent, at last_ns_

@@ -30,11 +30,4 @@ struct HandOffLog {
   std::vector<RequestId> failed;  // requests that the update ended
 };
 
-struct HandOffTotals {
-  std::uint64_t pulls = 0;
-  std::uint64_t pulled_blocks = 0;
-  std::uint64_t pulled_tokens = 0;
-  std::uint64_t failed_loads = 0;
-};
-
 }  // namespace understudy

@@ -46,10 +46,7 @@ void KvSender::extend(std::span<const RequestId> ids, std::int64_t now_ns) {
 }
 
 void KvSender::confirm(RequestId id) {
-  if (known_.erase(id) == 0) {
-    ++late_;
-    return;
-  }
+  if (known_.erase(id) == 0) return;  // after its lease had ended
   std::erase_if(leases_, [id](const auto& lease) { return lease.first == id; });
   confirmed_.push_back(id);
 }
@@ -63,7 +60,6 @@ SendPoll KvSender::poll(std::int64_t now_ns) {
     return true;
   });
   std::ranges::sort(poll.expired);
-  expired_ += poll.expired.size();
   poll.sent.insert(poll.sent.end(), poll.expired.begin(), poll.expired.end());
   std::ranges::sort(poll.sent);
   return poll;

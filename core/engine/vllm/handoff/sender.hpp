@@ -14,7 +14,7 @@
 
 namespace understudy {
 
-// What a schedule tells the worker of the same instance.
+// Orders of a schedule to the worker of the same instance.
 struct SendOrders {
   std::vector<RequestId> in_batch;                          // admitted prompts that a peer will read
   std::vector<RequestId> not_processed;                     // those that ended before their prompt was computed
@@ -24,10 +24,10 @@ struct SendOrders {
 // A poll of the worker: leases that ended, and reads that were confirmed.
 struct SendPoll {
   std::vector<RequestId> sent;     // in ascending order; their blocks can be freed
-  std::vector<RequestId> expired;  // part of them: nobody read them
+  std::vector<RequestId> expired;  // part of them: no decode worker read them
 };
 
-// Scheduler and worker of one instance. A worker forgets a request when it reports it, and counts what comes later.
+// Scheduler and worker of one instance. A worker forgets a request when it reports it.
 class KvSender {
  public:
   explicit KvSender(const VllmTransfer& settings) : lease_ns_(settings.lease_s * kSecond) {
@@ -48,19 +48,15 @@ class KvSender {
   void extend(std::span<const RequestId> ids, std::int64_t now_ns);  // a heartbeat
   void confirm(RequestId id);                                        // its blocks were read
   SendPoll poll(std::int64_t now_ns);
-  bool knows(RequestId id) const { return known_.contains(id); }
 
   // ── Watch ──
   bool idle() const noexcept { return held_.empty() && !has_orders(); }
   bool has_orders() const noexcept { return !orders_.not_processed.empty() || !orders_.to_send.empty(); }
-  bool has_reports() const noexcept { return !confirmed_.empty(); }
   std::int64_t next_deadline_ns() const;  // kNever: no lease
   const std::map<RequestId, std::vector<SlotId>>& held() const noexcept { return held_; }
   const std::vector<std::pair<RequestId, std::int64_t>>& leases() const noexcept { return leases_; }
   std::uint64_t held_blocks() const noexcept { return held_blocks_; }  // each once
   std::uint64_t references() const noexcept { return references_; }
-  std::uint64_t expired() const noexcept { return expired_; }
-  std::uint64_t late() const noexcept { return late_; }
 
  private:
   static constexpr std::int64_t kSecond = 1'000'000'000;
@@ -75,8 +71,6 @@ class KvSender {
   std::set<RequestId> known_;                               // to the worker: admitted and not reported
   std::vector<std::pair<RequestId, std::int64_t>> leases_;  // with their ends, in the order in which they began
   std::vector<RequestId> confirmed_;
-  std::uint64_t expired_ = 0;  // leases
-  std::uint64_t late_ = 0;     // reads that were confirmed after that
 };
 
 }  // namespace understudy

@@ -9,7 +9,6 @@ struct VllmTransfer {
   bool produces = false;      // kv_role kv_producer or kv_both: keeps the blocks of finished prefills
   bool consumes = false;      // kv_role kv_consumer or kv_both: pulls the blocks of its prompts
   bool recomputes = false;    // kv_load_failure_policy: recompute; else the request fails
-  bool push = false;          // the prefill instance writes; else the decode instance reads
   std::int64_t lease_s = 30;  // kv_lease_duration
   bool log = false;           // keep a log of each step, in the format of a recording
 };

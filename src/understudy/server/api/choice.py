@@ -142,6 +142,8 @@ class Choice:
             generation.worker.find_metrics(request).on_finished(
                 request, self.plan.finish, self.emitted, self.plan.limit
             )
+        if request.handed is not None:
+            generation.detail["kv_transfer_params"] = request.handed
         generation.on_choice_ended(self, request.ended)
 
     def on_error(self, request: LiveRequest) -> None:  # noqa: ARG002

@@ -239,7 +239,7 @@ class Endpoints:
         )
         generation.load_format = request.headers.get("endpoint-load-metrics-format", "").upper()
         params = sampling.kv_transfer_params
-        if params is not None and params.get("do_remote_decode"):
+        if params is not None and params.get("do_remote_decode") and self.worker.handoff is None:
             generation.detail["kv_transfer_params"] = {
                 **params,
                 "do_remote_prefill": True,

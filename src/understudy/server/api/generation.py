@@ -31,7 +31,11 @@ KEEP_ALIVE = b": keep-alive\n\n"
 MAX_CHOICES = 1 << 16
 MAX_PLANNED = 1 << 23
 """Most tokens in the answers to one request; they are generated when the request arrives."""
-_FAILURES = {"lost": "the engine has died", "broken": "an error inside the server"}
+_FAILURES = {
+    "lost": "the engine has died",
+    "failed": "Internal server error",  # vLLM's words
+    "broken": "an error inside the server",
+}
 
 
 class Generation:
@@ -118,6 +122,12 @@ class Generation:
             cache_hit_threshold=sampling.cache_hit_threshold or 0.0,
             streams=sampling.stream,
         )
+        if worker.handoff is not None and sampling.kv_transfer_params:
+            if len(self.choices) > 1:
+                raise ApiError(
+                    "kv_transfer_params: one answer, please; n must be 1", param="kv_transfer_params"
+                )
+            worker.handoff.prepare(choice.request, sampling.kv_transfer_params)
         worker.retain_tokens(choice.request, rank)
 
     def run(self, rank: int) -> None:

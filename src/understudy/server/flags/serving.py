@@ -16,6 +16,8 @@ from understudy.server.access import admin_networks
 from understudy.server.flags.grammar import CommandLine, Flag, read_command_line, vllm_flags
 from understudy.server.flags.ours import all_flags, find_flags_version
 from understudy.server.flags.tiers import check_tiers, offload_below, read_tiers
+from understudy.server.handoff.settings import FLAGS as HANDOFF_FLAGS
+from understudy.server.handoff.settings import check_handoff, names_connector, read_handoff
 from understudy.server.live_config import LATENCIES, check_latency
 from understudy.server.settings import LoraModule, ServerSettings
 from understudy.tiers.gpu import GpuSettings
@@ -103,7 +105,7 @@ _HANDLED = frozenset(
             "kv-events-config",
             "profiler-config",
         ),
-        *("kv-offloading-size", "kv-offloading-backend", "kv-transfer-config"),
+        *("kv-offloading-size", "kv-offloading-backend", "kv-transfer-config", *HANDOFF_FLAGS),
         *("set", "tiers", "max-request-body-size-mb", "time-to-first-token", "inter-token-latency"),
         *("time-to-first-token-std-dev", "inter-token-latency-std-dev"),
         *("failure-injection-rate", "failure-types", "fake-metrics", "engine"),
@@ -231,10 +233,11 @@ def settings_of(
     given["profile_dir"] = _read_profile_dir(values.get("profiler-config"))
     if values.get("tiers") is not None:
         given["tiers"] = read_tiers(values["tiers"])
+    hands_off = names_connector(values.get("kv-transfer-config"))
     below = offload_settings(
         values.get("kv-offloading-size"),
         values.get("kv-offloading-backend"),
-        values.get("kv-transfer-config"),
+        None if hands_off else values.get("kv-transfer-config"),
     )
     if below is not None:
         given["tiers"] = offload_below(below, given.get("tiers"), given["model"])
@@ -243,6 +246,7 @@ def settings_of(
         given["max_model_len"] = min(given["max_model_len"], engine.num_gpu_blocks * engine.block_size)
         engine = msgspec.structs.replace(engine, max_model_len=given["max_model_len"])
     given["engine"] = engine
+    given["handoff"] = read_handoff(values, given["model"])
     if (within := given["engine"].tiers).tiers:
         given["tiers"] = offload_below(within.describe(), given.get("tiers"), given["model"])
     if values.get("tiers") is not None:
@@ -281,6 +285,8 @@ def settings_of(
         raise ConfigError(f"--global-cache-hit-threshold must be from 0 to 1, got {threshold:g}")
     live_config = ("failure-injection-rate", "failure-types", "fake-metrics")
     given["live_config"] = {name: values[name] for name in live_config if values.get(name) is not None}
+    if given["handoff"] is not None:
+        check_handoff(engine, given.get("tiers"), given.get("data_parallel_size", 1))
     try:
         return msgspec.convert(given, ServerSettings, strict=False)
     except msgspec.ValidationError as error:

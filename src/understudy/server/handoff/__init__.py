@@ -1,0 +1,1 @@
+"""Hand-offs of KV blocks between live servers, by the rules of vLLM's NixlConnector."""

@@ -1,0 +1,234 @@
+"""Settings of a live server that hands KV blocks to others, or reads those of others."""
+
+from __future__ import annotations
+
+import ipaddress
+import json
+import math
+import os
+from typing import TYPE_CHECKING, Any, Literal
+
+import msgspec
+
+from understudy._core import HandOffLinks, VllmTransfer
+from understudy.checks import port_number, whole_number
+from understudy.engines.vllm_config import VllmConfig
+from understudy.errors import ConfigError
+from understudy.tiers.model_shape import ModelShape
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from understudy.engines.engine_config import EngineConfig
+    from understudy.tiers.settings import TiersConfig
+
+CONNECTOR = "NixlConnector"
+_ROLES = ("kv_producer", "kv_consumer", "kv_both")
+_FIELDS = (
+    *("kv_connector", "kv_role", "engine_id", "kv_load_failure_policy", "kv_buffer_device"),
+    "kv_connector_extra_config",
+)
+_EXTRA = ("kv_lease_duration", "backends")
+FLAGS = (
+    *("kv-peer", "kv-link-gbps", "kv-link-backend-gbps", "kv-link-latency-ms", "kv-bytes-per-token"),
+    *("kv-side-channel-host", "kv-side-channel-port"),
+)
+"""Our flags, which need the connector."""
+
+
+class HandOffSettings(msgspec.Struct, frozen=True, kw_only=True):
+    """How a server takes part in hand-offs."""
+
+    role: Literal["kv_producer", "kv_consumer", "kv_both"]
+    engine_id: str | None = None
+    """None: one is drawn at start."""
+    recomputes: bool = False
+    """A prompt whose read failed is computed here; else its request fails."""
+    lease_s: int = 30
+    """How long blocks are kept that no decode worker reads."""
+    link_gbps: float = math.inf
+    """Bandwidth of the server's link, 10^9 bytes per second."""
+    backend_gbps: float = math.inf
+    """Bandwidth that all hand-offs of the process share."""
+    latency_ms: float = 0.0
+    """Fixed time of a read."""
+    bytes_per_token: int = 0
+    host: str = "127.0.0.1"
+    """Address of the side channel, on which decode servers reach a prefill server."""
+    port: int = 5600
+    peers: tuple[str, ...] = ()
+    """Addresses, networks or names of prefill servers that may be contacted, besides loopback."""
+
+    @property
+    def produces(self) -> bool:
+        """True when the server keeps blocks for others."""
+        return self.role != "kv_consumer"
+
+    @property
+    def consumes(self) -> bool:
+        """True when the server reads blocks of others."""
+        return self.role != "kv_producer"
+
+    def transfer(self) -> VllmTransfer:
+        """Return the engine's form of these settings."""
+        return VllmTransfer(
+            produces=self.produces, consumes=self.consumes, recomputes=self.recomputes, lease_s=self.lease_s
+        )
+
+    def links(self, block_size: int) -> HandOffLinks:
+        """Return the links of a process with this server."""
+        return HandOffLinks(
+            out_gbps=self.link_gbps,
+            in_gbps=self.link_gbps,
+            backend_gbps=self.backend_gbps,
+            fixed_ns=round(self.latency_ms * 1e6),
+            bytes_per_block=self.bytes_per_token * block_size,
+        )
+
+    def may_contact(self, host: str) -> bool:
+        """Return True if a host is a loopback address or one of `peers`. Names are not resolved."""
+        if host in ("localhost", *self.peers):
+            return True
+        try:
+            address = ipaddress.ip_address(host)
+        except ValueError:
+            return False
+        return address.is_loopback or any(address in network for network in _networks(self.peers))
+
+
+def _networks(peers: Sequence[str]) -> list[ipaddress.IPv4Network | ipaddress.IPv6Network]:
+    networks = []
+    for peer in peers:
+        try:
+            networks.append(ipaddress.ip_network(peer, strict=False))
+        except ValueError:
+            continue  # a host name
+    return networks
+
+
+def names_connector(transfer: object) -> bool:
+    """Return True if a `--kv-transfer-config` chooses the NixlConnector."""
+    return isinstance(transfer, dict | str) and _read(transfer).get("kv_connector") == CONNECTOR
+
+
+def read_handoff(values: dict[str, Any], model: str) -> HandOffSettings | None:
+    """Read the flags of hand-offs; None without the connector. ConfigError names an invalid one."""
+    transfer = values.get("kv-transfer-config")
+    if not names_connector(transfer):
+        for name in FLAGS:
+            if values.get(name) is not None:
+                raise ConfigError(
+                    f"--{name} is for hand-offs; give --kv-transfer-config with kv_connector {CONNECTOR} too"
+                )
+        return None
+    given = _read(transfer)
+    _check_names("--kv-transfer-config", given, _FIELDS)
+    role = given.get("kv_role")
+    if role not in _ROLES:
+        raise ConfigError(f"--kv-transfer-config: kv_role must be {', '.join(_ROLES)}, got {role!r}")
+    policy = given.get("kv_load_failure_policy", "fail")
+    if policy not in ("fail", "recompute"):
+        raise ConfigError(
+            f"--kv-transfer-config: kv_load_failure_policy must be fail or recompute, got {policy!r}"
+        )
+    if given.get("kv_buffer_device", "cuda") != "cuda":
+        raise ConfigError(
+            "--kv-transfer-config: kv_buffer_device must be cuda; host buffers are not supported"
+        )
+    extra = given.get("kv_connector_extra_config") or {}
+    if not isinstance(extra, dict):
+        raise ConfigError("--kv-transfer-config: kv_connector_extra_config must be a JSON object")
+    _check_names("--kv-transfer-config: kv_connector_extra_config", extra, _EXTRA)
+    gbps = {name: _positive(values, name, math.inf) for name in ("kv-link-gbps", "kv-link-backend-gbps")}
+    size = values.get("kv-bytes-per-token")
+    if size is not None:
+        size = whole_number("--kv-bytes-per-token", size, 1, 1 << 30)
+    elif math.isfinite(min(gbps.values())):
+        size = _model_bytes(model, values.get("kv-cache-dtype"))
+    latency_ms = values.get("kv-link-latency-ms")
+    if latency_ms is not None and not 0 <= latency_ms <= 3_600_000:
+        raise ConfigError(f"--kv-link-latency-ms must be 0 to 3,600,000, got {latency_ms:g}")
+    return HandOffSettings(
+        role=role,
+        engine_id=None if given.get("engine_id") is None else str(given["engine_id"]),
+        recomputes=policy == "recompute",
+        lease_s=whole_number("kv_lease_duration", extra.get("kv_lease_duration", 30), 1, 1_000_000),
+        link_gbps=gbps["kv-link-gbps"],
+        backend_gbps=gbps["kv-link-backend-gbps"],
+        latency_ms=float(latency_ms or 0.0),
+        bytes_per_token=size or 0,
+        host=_side_channel_host(values),
+        port=port_number("--kv-side-channel-port", _side_channel_port(values)),
+        peers=tuple(map(str, values.get("kv-peer") or ())),
+    )
+
+
+def _model_bytes(model: str, kv_dtype: object) -> int:
+    """Return the KV bytes of a token. ConfigError if the model is not known."""
+    try:
+        return ModelShape.find(model).bytes_per_token(
+            kv_dtype=None if kv_dtype in (None, "auto") else str(kv_dtype)
+        )
+    except ConfigError as error:
+        raise ConfigError(
+            f"--kv-link-gbps needs the KV bytes of a token; give --kv-bytes-per-token, or a known model ({error})"
+        ) from None
+
+
+def check_handoff(engine: EngineConfig, tiers: TiersConfig | None, data_parallel_size: int) -> None:
+    """Raise ConfigError for an engine that cannot take part in hand-offs."""
+    if not isinstance(engine, VllmConfig) or engine.profile.name != "v0.33":
+        raise ConfigError(
+            f"--kv-transfer-config: {CONNECTOR} is known of vLLM 0.33 only; use --vllm-version 0.33"
+        )
+    unknown = {
+        "tiers or an offload": tiers is not None and bool(tiers.tiers),
+        "several KV cache groups": bool(engine.kv_cache_groups),
+        "--data-parallel-size": data_parallel_size > 1,
+    }
+    for name, given in unknown.items():
+        if given:
+            raise ConfigError(
+                f"--kv-transfer-config: {CONNECTOR} does not work with {name} yet; leave it out"
+            )
+
+
+def _side_channel_host(values: dict[str, Any]) -> str:
+    host = values.get("kv-side-channel-host") or os.environ.get("VLLM_NIXL_SIDE_CHANNEL_HOST", "127.0.0.1")
+    return str(host)
+
+
+def _side_channel_port(values: dict[str, Any]) -> int:
+    port = values.get("kv-side-channel-port")
+    if port is None:
+        named = os.environ.get("VLLM_NIXL_SIDE_CHANNEL_PORT", "5600")
+        if not named.isdigit():
+            raise ConfigError(f"VLLM_NIXL_SIDE_CHANNEL_PORT must be a port, got {named!r}")
+        port = int(named)
+    return int(port)
+
+
+def _positive(values: dict[str, Any], name: str, default: float) -> float:
+    value = values.get(name)
+    if value is None:
+        return default
+    if not value > 0:
+        raise ConfigError(f"--{name} must be above 0, got {value:g}")
+    return float(value)
+
+
+def _check_names(where: str, given: dict[str, Any], known: tuple[str, ...]) -> None:
+    for name in given:
+        if name not in known:
+            raise ConfigError(
+                f"{where}: {name} is not supported with {CONNECTOR}; known are {', '.join(known)}"
+            )
+
+
+def _read(transfer: object) -> dict[str, Any]:
+    if isinstance(transfer, str):
+        try:
+            transfer = json.loads(transfer)
+        except ValueError:
+            return {}  # the reader of the offload reports it
+    return transfer if isinstance(transfer, dict) else {}
