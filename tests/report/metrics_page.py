@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from understudy._core import TierTotals
+from understudy.report.handoff_metrics import HANDOFF_METRICS
 from understudy.report.metrics import DISTRIBUTIONS, SCALARS
 from understudy.report.statistics import PERCENTILE_METHOD
 from understudy.report.tier_metrics import TIER_DISTRIBUTIONS, TIER_ROWS, TIER_SCALARS
@@ -85,6 +86,7 @@ PARTS = {
     "distributions": table(DISTRIBUTIONS),
     "numbers": table(SCALARS),
     "tiers": table(TIER_DISTRIBUTIONS + TIER_SCALARS + TIER_ROWS),
+    "hand-offs": table(HANDOFF_METRICS),
     "percentiles": f"Percentiles: {PERCENTILE_METHOD}.",
 }
 

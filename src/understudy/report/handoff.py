@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from understudy.report.latency import NS_PER_MS
-from understudy.report.series import worker_means
+from understudy.report.latency import NS_PER_MS, NS_PER_S
+from understudy.report.series import StepFunction, covered_ns, windows, worker_means
 from understudy.report.statistics import Statistics
+from understudy.report.tiers import LINK_WINDOWS, LinkUse, summarize_links
 from understudy.run.handoff_columns import Way
 
 if TYPE_CHECKING:
+    from understudy.report.statistics import Float64Column
+    from understudy.run.facts import Settings
+    from understudy.run.handoff_columns import HandOffColumns
     from understudy.run.timeline import Timeline
+    from understudy.workload.columns import BoolColumn
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,6 +28,12 @@ class PoolUse:
 
     role: str
     workers: int
+    busy_mean: float
+    """Share of the duration in which a worker had a scheduled request, averaged over the workers."""
+    busy_max: float
+    """The same for the busiest worker."""
+    running_mean: float
+    """Running requests of a worker, averaged over the duration and the workers."""
     kv_usage_mean: float
     """Share of blocks in use, held ones included."""
     held_mean: float
@@ -30,9 +41,18 @@ class PoolUse:
     held_max: float
 
 
+@dataclass(frozen=True, eq=False, slots=True)
+class HandOffLink(LinkUse):
+    """Links of hand-offs of one kind, which moved bytes for the share `busy` of the duration."""
+
+    busy: float
+    peak: float
+    """Utilisation in the busiest window; NaN for unlimited links."""
+
+
 @dataclass(frozen=True, slots=True)
 class HandOffReport:
-    """How requests went through prefill and decode workers."""
+    """How requests went through prefill and decode workers; `understudy.report.handoff_metrics` defines all numbers."""
 
     remote: int
     """Requests whose prompt a prefill worker computed."""
@@ -47,16 +67,26 @@ class HandOffReport:
     ttft_ms: float
     """Mean TTFT of remote requests."""
     pools: tuple[PoolUse, ...]
+    links: tuple[HandOffLink, ...]
+    """Prefill workers' ways out, decode workers' ways in, and the backend if it has a limit."""
+    window_s: float
+    """Length of a window of the duration."""
+    window_held: list[float]
+    """Blocks that prefill workers keep for decode workers ÷ their capacity, in each window."""
 
     @classmethod
-    def of(cls, timeline: Timeline) -> HandOffReport | None:
-        """Compute the metrics; None for a run without roles."""
+    def of(cls, timeline: Timeline, settings: Settings) -> HandOffReport | None:
+        """Compute the metrics, given the run's `disaggregation` settings; None for a run without roles."""
         columns = timeline.handoff
         if columns is None:
             return None
         remote = columns.remote
         parts = {name: part / NS_PER_MS for name, part in columns.ttft_parts_ns(timeline).items()}
         means = {name: float(part.mean()) if len(part) else math.nan for name, part in parts.items()}
+        prefill = np.zeros(timeline.num_workers, dtype=bool)
+        prefill[columns.prefill_workers] = True
+        edges = windows(timeline, LINK_WINDOWS)
+        held = StepFunction.fleet(timeline, columns.sample_kept_blocks).means(edges)
         return cls(
             remote=int(remote.sum()),
             local=int((columns.way == Way.LOCAL).sum()),
@@ -64,7 +94,10 @@ class HandOffReport:
             transfer_ms=Statistics.of((columns.landed_ns - columns.posted_ns)[remote] / NS_PER_MS),
             ttft_parts_ms=means,
             ttft_ms=sum(means.values()),
-            pools=_describe_pools(timeline),
+            pools=_describe_pools(timeline, columns, prefill),
+            links=_describe_links(columns, settings, edges),
+            window_s=float(edges[1] - edges[0]) / NS_PER_S,
+            window_held=(held / timeline.worker_blocks[prefill].sum()).tolist(),
         )
 
     @property
@@ -73,18 +106,14 @@ class HandOffReport:
         return max(self.ttft_parts_ms, key=lambda name: self.ttft_parts_ms[name]) if self.remote else ""
 
 
-def _describe_pools(timeline: Timeline) -> tuple[PoolUse, ...]:
-    columns = timeline.handoff
-    assert columns is not None
-    prefill = np.zeros(timeline.num_workers, dtype=bool)
-    prefill[columns.prefill_worker[columns.prefill_worker >= 0]] = True
-    prefill[: int(np.flatnonzero(prefill).max(initial=-1)) + 1] = True
+def _describe_pools(timeline: Timeline, columns: HandOffColumns, prefill: BoolColumn) -> tuple[PoolUse, ...]:
     held = columns.sample_kept_blocks
-    used_means, held_means = worker_means(timeline, timeline.sample_used_blocks, held)
+    running, used_means, held_means = worker_means(
+        timeline, timeline.sample_running, timeline.sample_used_blocks, held
+    )
+    busy = _busy_shares(timeline, columns)
     uses = []
     for role, mask in (("prefill", prefill), ("decode", ~prefill)):
-        if not mask.any():
-            continue
         blocks = timeline.worker_blocks[mask]
         rows = mask[timeline.sample_worker]
         most = held[rows] / timeline.worker_blocks[timeline.sample_worker[rows]]
@@ -92,9 +121,62 @@ def _describe_pools(timeline: Timeline) -> tuple[PoolUse, ...]:
             PoolUse(
                 role=role,
                 workers=int(mask.sum()),
+                busy_mean=float(busy[mask].mean()),
+                busy_max=float(busy[mask].max()),
+                running_mean=float(running[mask].mean()),
                 kv_usage_mean=float((used_means[mask] / blocks).mean()),
                 held_mean=float((held_means[mask] / blocks).mean()),
                 held_max=float(most.max()) if len(most) else math.nan,
             )
         )
     return tuple(uses)
+
+
+def _busy_shares(timeline: Timeline, columns: HandOffColumns) -> Float64Column:
+    """Return the share of the duration in which each worker had a scheduled request."""
+    remote = columns.way == Way.REMOTE
+    start, end = timeline.start_ns, timeline.end_ns
+    prompts = remote & (columns.prefill_done_ns >= 0)
+    since = np.where(remote, columns.decode_admit_ns, timeline.first_admit_ns)
+    decoded = since >= 0
+    until = np.where(timeline.finish_ns >= 0, timeline.finish_ns, end)
+    begins = np.concatenate((columns.prefill_admit_ns[prompts], since[decoded]))
+    ends = np.concatenate((columns.prefill_done_ns[prompts], until[decoded]))
+    workers = np.concatenate((columns.prefill_worker[prompts], timeline.worker[decoded]))
+    covered = covered_ns(begins, ends, workers, timeline.num_workers)
+    return covered / (end - start) if end > start else np.full(timeline.num_workers, np.nan)
+
+
+def _describe_links(
+    columns: HandOffColumns, settings: Settings, edges: Float64Column
+) -> tuple[HandOffLink, ...]:
+    ways_out = summarize_links("prefill out", columns.links_out, edges)
+    ways_in = summarize_links("decode in", columns.links_in, edges)
+    links = [ways_out, ways_in]
+    duration_ns = float(edges[-1] - edges[0])
+    if (gbps := settings.get("backend_gbps")) is not None:
+        # All bytes of the backend leave a prefill worker. In the latency of a transfer none move.
+        moved = np.array(ways_out.window_bytes)
+        flowing = columns.posted_ns[columns.remote] + round(settings.get("link_latency_ms", 0.0) * NS_PER_MS)
+        landed = columns.landed_ns[columns.remote]
+        busy_ns = covered_ns(flowing, landed, np.zeros(len(landed), np.int32), 1)
+        of_run = float(moved.sum()) / (gbps * duration_ns)
+        backend = replace(
+            ways_out,
+            name="backend",
+            links=1,
+            bandwidth_gbps=float(gbps),
+            busy_s=float(busy_ns[0]) / NS_PER_S,
+            utilisation_mean=of_run,
+            utilisation_max=of_run,
+            window_utilisation=(moved / (gbps * np.diff(edges))).tolist(),
+        )
+        links.append(backend)
+    return tuple(
+        HandOffLink(
+            **{name: getattr(link, name) for name in LinkUse.__dataclass_fields__},
+            busy=link.busy_s * NS_PER_S / (duration_ns * link.links),
+            peak=max(link.window_utilisation),
+        )
+        for link in links
+    )

@@ -2,45 +2,70 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING
 
-from rich import box
-from rich.table import Table
-from rich.text import Text
-
-from understudy.report.text import fixed, quantity, size
+from understudy.report.text import NONE, fixed, quantity, size
+from understudy.report.tier_table import build_table
 
 if TYPE_CHECKING:
-    from understudy.report.handoff import HandOffReport
+    from rich.table import Table
+
+    from understudy.report.handoff import HandOffLink, HandOffReport
 
 
-def build_handoff_table(handoff: HandOffReport) -> Table:
-    """Build a table of where the time to the first token went, with the hand-offs below."""
-    table = Table(box=box.SIMPLE_HEAD, title_justify="left", padding=(0, 1))
-    table.add_column("TTFT of handed-off requests")
-    table.add_column("mean ms", justify="right")
-    table.add_column("share", justify="right")
-    for name, mean in handoff.ttft_parts_ms.items():
-        share = mean / handoff.ttft_ms if handoff.ttft_ms else 0.0
-        table.add_row(name, fixed(mean), quantity(share, "ratio"))
-    table.add_row(Text("together", style="bold"), fixed(handoff.ttft_ms), "")
-    return table
+def build_handoff_tables(handoff: HandOffReport, width: int) -> list[Table]:
+    """Build tables of where the time to the first token went, of the pools and of the links."""
+    parts = [
+        {
+            "TTFT of handed-off requests": name,
+            "mean ms": fixed(mean),
+            "share": quantity(mean / handoff.ttft_ms if handoff.ttft_ms else 0.0, "ratio"),
+        }
+        for name, mean in handoff.ttft_parts_ms.items()
+    ]
+    parts.append({"TTFT of handed-off requests": "together", "mean ms": fixed(handoff.ttft_ms), "share": ""})
+    pools = [
+        {
+            "Pool": f"{pool.role} × {pool.workers}",
+            "busy mean": quantity(pool.busy_mean, "ratio"),
+            "max": quantity(pool.busy_max, "ratio"),
+            "running": fixed(pool.running_mean, 1),
+            "KV in use": quantity(pool.kv_usage_mean, "ratio"),
+            "kept for others": quantity(pool.held_mean, "ratio") if pool.role == "prefill" else NONE,
+            "kept max": quantity(pool.held_max, "ratio") if pool.role == "prefill" else NONE,
+        }
+        for pool in handoff.pools
+    ]
+    links = [
+        {
+            "Link": name_link(link),
+            "GB/s": f"{link.bandwidth_gbps:g}" if math.isfinite(link.bandwidth_gbps) else NONE,
+            "bytes": size(link.bytes),
+            "used mean": quantity(link.utilisation_mean, "ratio"),
+            "max": quantity(link.utilisation_max, "ratio"),
+            "peak": quantity(link.peak, "ratio"),
+            "busy": quantity(link.busy, "ratio"),
+        }
+        for link in handoff.links
+    ]
+    return [
+        build_table(parts, width, dropped_first=()),
+        build_table(pools, width, dropped_first=("max", "running", "KV in use")),
+        build_table(links, width, dropped_first=("max", "bytes", "GB/s")),
+    ]
 
 
 def list_handoff_facts(handoff: HandOffReport) -> list[tuple[str, str]]:
-    """List the numbers of hand-offs: requests by way, bytes, transfer times, and blocks that are kept."""
-    facts = [
+    """List the numbers of hand-offs: requests by way, bytes and transfer times."""
+    took = handoff.transfer_ms
+    return [
         ("Hand-offs", f"{handoff.remote:,} requests, {size(handoff.bytes)}"),
         ("Prompt on the decode worker", f"{handoff.local:,} requests, by the rule"),
-        ("Transfer", f"mean {fixed(handoff.transfer_ms.mean)} ms, p99 {fixed(handoff.transfer_ms.p99)} ms"),
+        ("Transfer", f"mean {fixed(took.mean)} ms, p99 {fixed(took.p99)} ms"),
     ]
-    for pool in handoff.pools:
-        held = f"; kept for others mean {quantity(pool.held_mean, 'ratio')}, max {quantity(pool.held_max, 'ratio')}"
-        facts.append(
-            (
-                f"{pool.role.capitalize()} pool",
-                f"{pool.workers} workers, KV in use {quantity(pool.kv_usage_mean, 'ratio')}"
-                + (held if pool.role == "prefill" else ""),
-            )
-        )
-    return facts
+
+
+def name_link(link: HandOffLink) -> str:
+    """Format the name of a kind of link and the number of links: hand-off, prefill out × 2."""
+    return f"hand-off, {link.name}" + (f" × {link.links}" if link.links > 1 else "")

@@ -5,6 +5,7 @@ Tables, JSON, the HTML page and docs/metrics.md use these texts; those of tiers 
 
 from __future__ import annotations
 
+from understudy.report.handoff_metrics import HANDOFF_METRICS
 from understudy.report.metric import Metric
 from understudy.report.tier_metrics import TIER_METRICS
 
@@ -187,7 +188,7 @@ SCALARS = (
 """Each is one number."""
 
 METRICS = DISTRIBUTIONS + SCALARS
-BY_KEY = {metric.key: metric for metric in METRICS + TIER_METRICS}
+BY_KEY = {metric.key: metric for metric in METRICS + TIER_METRICS + HANDOFF_METRICS}
 
 STATISTICS = {
     "avg": "mean",

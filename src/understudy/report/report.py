@@ -15,6 +15,7 @@ from understudy.errors import InvalidArgument
 from understudy.outputs import create
 from understudy.report.goodput import Goodput, ratio
 from understudy.report.handoff import HandOffReport
+from understudy.report.handoff_metrics import HANDOFF_METRICS
 from understudy.report.latency import NS_PER_MS, NS_PER_S, Latencies, present
 from understudy.report.metrics import METRICS
 from understudy.report.series import worker_means
@@ -202,7 +203,7 @@ class Report:
             wasted_drafts=timeline.drafted_tokens - timeline.accepted_tokens,
             steps=timeline.steps,
             tiers=TiersReport.of(timeline),
-            handoff=HandOffReport.of(timeline),
+            handoff=HandOffReport.of(timeline, run.disaggregation),
         )
 
     @cached_property
@@ -260,7 +261,9 @@ class Report:
             metrics["without_tiers"] = {key: without[key] for key in without if key != "definitions"}
         definitions = {
             metric.key: {"name": metric.name, "unit": metric.unit, "definition": metric.definition}
-            for metric in METRICS + (TIER_METRICS if self.tiers is not None else ())
+            for metric in METRICS
+            + (TIER_METRICS if self.tiers is not None else ())
+            + (HANDOFF_METRICS if self.handoff is not None else ())
         }
         run = replace(
             self.run, unlimited_hit_ratio=self.unlimited_hit_ratio, routed_hit_ratio=self.routed_hit_ratio

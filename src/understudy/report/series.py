@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from understudy.run.timeline import Timeline
-    from understudy.workload.columns import Int64Column
+    from understudy.workload.columns import Int32Column, Int64Column
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -61,6 +61,19 @@ def worker_means(timeline: Timeline, *columns: Int64Column) -> list[Float64Colum
         np.bincount(worker, valid_ns * column[order].astype(np.float64), timeline.num_workers) / (end - start)
         for column in columns
     ]
+
+
+def covered_ns(begin_ns: Int64Column, end_ns: Int64Column, group: Int32Column, groups: int) -> Float64Column:
+    """Return the time that the intervals of each group cover, in ns; where intervals overlap, it counts once."""
+    if not len(begin_ns):
+        return np.zeros(groups)
+    order = np.lexsort((begin_ns, group))
+    # Groups follow each other on one axis, so that one running maximum serves all.
+    shift = group[order] * (np.int64(end_ns.max()) - np.int64(begin_ns.min()) + 1)
+    begin, end = begin_ns[order] + shift, end_ns[order] + shift
+    reached = np.maximum.accumulate(np.concatenate((begin[:1], end[:-1])))
+    new = np.maximum(end - np.maximum(begin, reached), 0)
+    return np.bincount(group[order], new, groups).astype(np.float64)
 
 
 def windows(timeline: Timeline, count: int) -> Float64Column:

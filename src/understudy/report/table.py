@@ -11,7 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from understudy.report.engine_terms import terms_of
-from understudy.report.handoff_table import build_handoff_table, list_handoff_facts
+from understudy.report.handoff_table import build_handoff_tables, list_handoff_facts
 from understudy.report.metrics import BY_KEY, DISTRIBUTIONS, STATISTICS
 from understudy.report.text import duration, fixed, quantity
 from understudy.report.tier_table import (
@@ -60,7 +60,7 @@ class ReportTable:
             yield build_link_table(tiers, options.max_width)
             yield Padding(build_summary(list_tier_facts(tiers), options.max_width - 2), (0, 1), expand=False)
         if (handoff := self.report.handoff) is not None:
-            yield build_handoff_table(handoff)
+            yield from build_handoff_tables(handoff, options.max_width)
             facts = list_handoff_facts(handoff)
             yield Padding(build_summary(facts, options.max_width - 2), (0, 1), expand=False)
         if (without := self.report.without_tiers) is not None:

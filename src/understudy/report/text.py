@@ -7,7 +7,7 @@ import math
 NONE = "–"
 _COUNT_UNITS = (
     *("requests", "tokens", "blocks", "preemptions", "steps", "loads", "waits", "transfers", "links"),
-    *("lookups", "stores", "copies"),
+    *("lookups", "stores", "copies", "workers"),
 )
 
 

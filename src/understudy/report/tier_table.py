@@ -47,7 +47,7 @@ def build_tier_table(tiers: TiersReport, width: int) -> Table:
         }
         for use in tiers.tiers
     ]
-    return _build_table(rows, width, dropped_first=("max", "end", "stored", "blocks", "evicted", "full mean"))
+    return build_table(rows, width, dropped_first=("max", "end", "stored", "blocks", "evicted", "full mean"))
 
 
 def build_link_table(tiers: TiersReport, width: int) -> Table:
@@ -63,7 +63,7 @@ def build_link_table(tiers: TiersReport, width: int) -> Table:
         }
         for link in list_limiting_links(tiers)
     ]
-    return _build_table(rows, width, dropped_first=("max", "transfers", "GB/s"))
+    return build_table(rows, width, dropped_first=("max", "transfers", "GB/s"))
 
 
 def list_limiting_links(tiers: TiersReport) -> list[LinkUse]:
@@ -122,7 +122,7 @@ def build_comparison(report: Report, without: Report, width: int) -> Table:
                 "difference": _change(now, before, unit),
             }
         )
-    return _build_table(rows, width, dropped_first=())
+    return build_table(rows, width, dropped_first=())
 
 
 def _change(now: float, before: float, unit: str) -> str:
@@ -145,7 +145,7 @@ def _ms(value: float) -> str:
     return duration(value / 1e3)
 
 
-def _build_table(rows: list[dict[str, str]], width: int, dropped_first: tuple[str, ...]) -> Table:
+def build_table(rows: list[dict[str, str]], width: int, dropped_first: tuple[str, ...]) -> Table:
     """Build a table whose first column is left-aligned, the others right-aligned."""
     widths = {name: max(len(name), *(len(row[name]) for row in rows)) + 2 for name in rows[0]}
     for name in dropped_first:

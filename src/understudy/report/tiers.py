@@ -197,12 +197,13 @@ def _compute_link_use(timeline: Timeline, columns: TierColumns) -> tuple[LinkUse
         return max(filter(str.isdigit, key[0])), key[0].endswith("backend"), key[0]
 
     return tuple(
-        _summarize_links(f"{pool} {kind}".lstrip(), kinds[kind, pool], edges)
+        summarize_links(f"{pool} {kind}".lstrip(), kinds[kind, pool], edges)
         for kind, pool in sorted(kinds, key=distance)
     )
 
 
-def _summarize_links(name: str, links: Sequence[LinkUsage], edges_ns: Float64Column) -> LinkUse:
+def summarize_links(name: str, links: Sequence[LinkUsage], edges_ns: Float64Column) -> LinkUse:
+    """Summarize links of one kind over the windows between `edges_ns`."""
     moved = np.array([_bytes_per_window(link, edges_ns) for link in links])
     widths_ns = np.diff(edges_ns)
     gbps = links[0].bandwidth_gbps  # equals bytes per nanosecond

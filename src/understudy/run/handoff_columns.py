@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import numpy as np
 from numpy.typing import NDArray
 
+from understudy._core import LinkUsage
 from understudy.errors import InvalidArgument
 from understudy.run.schema import About, check_columns, take_columns
 from understudy.workload.columns import Int32Column, Int64Column
@@ -16,6 +17,10 @@ if TYPE_CHECKING:
     from understudy._core import FleetResult
     from understudy.run.timeline import Timeline
     from understudy.workload import Workload
+
+
+_OUT, _IN = "hand-off out", "hand-off in"
+"""Ends of the names that the core gives to links of hand-offs: `worker N hand-off out`."""
 
 
 class Way(IntEnum):
@@ -60,13 +65,16 @@ class HandOffColumns:
     sample_kept_blocks: Annotated[
         Int64Column, About("sample", "blocks", "Blocks of finished prompts that the worker keeps for others.")
     ]
+    links: tuple[LinkUsage, ...]
+    """Usage of each prefill worker's way out and each decode worker's way in, until all transfers had ended."""
 
     @classmethod
     def from_result(
         cls, result: "FleetResult", workload: "Workload", order: Int64Column | None
     ) -> "HandOffColumns":
         """Convert a result of the core, as `Timeline.from_result` does."""
-        return cls(**take_columns(cls, _Source(result), workload, order))
+        links = tuple(link for link in result.links if link.name.endswith((_OUT, _IN)))
+        return cls(**take_columns(cls, _Source(result), workload, order), links=links)
 
     def __post_init__(self) -> None:
         check_columns(self)
@@ -76,6 +84,21 @@ class HandOffColumns:
         """Mask of requests that were handed off and whose blocks have arrived."""
         mask: NDArray[np.bool_] = (self.way == Way.REMOTE) & (self.landed_ns >= 0)
         return mask
+
+    @property
+    def links_out(self) -> tuple[LinkUsage, ...]:
+        """Links of prefill workers, in their order."""
+        return tuple(link for link in self.links if link.name.endswith(_OUT))
+
+    @property
+    def links_in(self) -> tuple[LinkUsage, ...]:
+        """Links of decode workers, in their order."""
+        return tuple(link for link in self.links if link.name.endswith(_IN))
+
+    @property
+    def prefill_workers(self) -> list[int]:
+        """Indices of the prefill workers."""
+        return [int(link.name.split()[1]) for link in self.links_out]
 
     def check(self, timeline: "Timeline") -> None:
         """Raise InvalidArgument where they do not fit the timeline."""

@@ -12,6 +12,7 @@ from understudy.report.html import charts
 from understudy.report.html.balance import worker_balance
 from understudy.report.html.frame import THEME_BUTTON, build_document, prose
 from understudy.report.html.group_chart import group_card
+from understudy.report.html.handoff_charts import handoff_cards, handoff_tables
 from understudy.report.html.heat_map import usage_by_worker
 from understudy.report.html.hit_curve import hits_by_cache_size
 from understudy.report.html.phase_chart import latency_by_phase, phases_over_time
@@ -49,6 +50,7 @@ def page(report: Report, baseline: Report | None = None) -> str:
         _distributions(report, baseline),
         _scalars(report),
         routing_table(report),
+        handoff_tables(report),
         tier_tables(report),
         _problems(report),
         _run(report),
@@ -115,6 +117,7 @@ def _cards(report: Report, baseline: Report | None) -> list[Card]:
         routing_card(report),
         usage_by_worker(report),
         hits_by_cache_size(report),
+        *handoff_cards(report),
         *tier_cards(report, baseline),
     ]
     return charts.latency_cdfs(report, baseline) + [card for card in rest if card is not None]

@@ -6,12 +6,12 @@ from __future__ import annotations
 _LIGHT = """
   --bg: #f6f6f4; --card: #ffffff; --ink: #1d2129; --soft: #5b6472; --faint: #8a93a1; --line: #e3e4e1; --grid: #ececea;
   --s1: #0072b2; --s2: #d55e00; --s3: #7fb8dd; --s4: #009e73; --base: #8d8d94; --good: #00734f; --bad: #b34700;
-  color-scheme: light;
+  --s5: #b8589a; color-scheme: light;
 """
 _DARK = """
   --bg: #14161a; --card: #1c1f25; --ink: #e8eaed; --soft: #a5adba; --faint: #7d8695; --line: #2c313a; --grid: #282c34;
   --s1: #56a8e0; --s2: #f08a3c; --s3: #2f5f85; --s4: #2fc294; --base: #90949c; --good: #43cf9f; --bad: #f5a15f;
-  color-scheme: dark;
+  --s5: #dd8cc0; color-scheme: dark;
 """
 
 STYLE = (
@@ -65,7 +65,7 @@ button:hover { color: var(--ink); }
 i.key { display: inline-block; width: 14px; height: 3px; border-radius: 2px; margin-right: 6px; vertical-align: middle;
   background: var(--c); }
 i.key.solid, i.key[class*="heat"] { height: 10px; width: 10px; } i.key.thin { height: 1.5px; }
-.s1 { --c: var(--s1); } .s2 { --c: var(--s2); } .s3 { --c: var(--s3); } .s4 { --c: var(--s4); }
+.s1 { --c: var(--s1); } .s2 { --c: var(--s2); } .s3 { --c: var(--s3); } .s4 { --c: var(--s4); } .s5 { --c: var(--s5); }
 .base { --c: var(--base); } .base.ink { --c: var(--ink); }
 .plot { position: relative; overflow-x: auto; }
 svg { display: block; width: 100%; height: auto; }

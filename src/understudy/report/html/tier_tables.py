@@ -43,10 +43,10 @@ def tier_tables(report: Report) -> str:
     tiers = report.tiers
     if tiers is None:
         return ""
-    by_tier = _table(
+    by_tier = build_table(
         "Tier", "tiers.tiers[].", TIER_COLUMNS, [(format_tier(use.tier), use) for use in tiers.tiers]
     )
-    by_link = _table(
+    by_link = build_table(
         "Link",
         "tiers.links[].",
         LINK_COLUMNS,
@@ -66,7 +66,8 @@ def tier_tables(report: Report) -> str:
     )
 
 
-def _table(first: str, prefix: str, columns: dict[str, str], rows: list[tuple[str, Any]]) -> str:
+def build_table(first: str, prefix: str, columns: dict[str, str], rows: list[tuple[str, Any]]) -> str:
+    """Build a table of numbers whose definitions are under `prefix`, one row per name and record."""
     metrics = [BY_KEY[prefix + field] for field in columns]
     head = "".join(
         f"<th>{_named(metric, label)}</th>" for metric, label in zip(metrics, columns.values(), strict=True)
