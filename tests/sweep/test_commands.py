@@ -12,7 +12,6 @@ from typing import Any
 import pytest
 import yaml
 
-from understudy.errors import ConfigError
 from understudy.report import Slo
 from understudy.run.settings import ReplaySettings
 from understudy.server.flags.grammar import read_command_line, sglang_flags, vllm_flags
@@ -66,6 +65,24 @@ SGLANG: dict[str, dict[str, Any]] = {
 }
 
 
+SPLIT: dict[str, dict[str, Any]] = {
+    "plain": {"disaggregation": {"prefill_workers": 2, "decode_workers": 3}},
+    "gpu": {**GPU, "disaggregation": {"prefill_workers": 2, "decode_workers": 3, "link_gbps": 50}},
+    "kv": {
+        **GPU,
+        "routing": "kv",
+        "disaggregation": {"prefill_workers": 2, "decode_workers": 3, "rule": "uncached:2048", "lease_s": 60},
+    },
+    "pools": {
+        "pools": [
+            {"name": "prefill", "role": "prefill", "workers": 2, "engine": {"max_num_seqs": 8}},
+            {"name": "decode", "role": "decode", "workers": 3, "engine": {}},
+        ],
+        "disaggregation": {},
+    },
+}
+
+
 def candidate(settings: dict[str, Any], version: str | None = None) -> Candidate:
     if version is not None:
         settings = {**settings, "engine": {**settings.get("engine", {}), "vllm_version": version}}
@@ -77,10 +94,14 @@ def candidate(settings: dict[str, Any], version: str | None = None) -> Candidate
     )
 
 
+def words_of(fleet: Candidate) -> list[str]:
+    return make_commands(fleet).engines[0].words
+
+
 @pytest.mark.parametrize("version", ["0.32.0", "0.33.0"])
 @pytest.mark.parametrize("name", FLEETS)
 def test_every_flag_is_one_of_the_release(name: str, version: str) -> None:
-    words = make_commands(candidate(FLEETS[name], version)).engine
+    words = words_of(candidate(FLEETS[name], version))
     assert words[:2] == ["vllm", "serve"]
     line = read_command_line(words[2:], vllm_flags(version))
     assert line.words == [FLEETS[name].get("model", "MODEL")]
@@ -91,7 +112,7 @@ def test_releases_without_a_list_of_flags_get_long_known_ones(name: str) -> None
     if name in ("engine", "experts"):
         pytest.skip("settings of newer releases")
     commands = make_commands(candidate(FLEETS[name], "0.26.0"))
-    assert set(read_command_line(commands.engine[2:], vllm_flags("0.32.0")).values)
+    assert set(read_command_line(commands.engines[0].words[2:], vllm_flags("0.32.0")).values)
     assert any("kv-offloading-size" in each for each in commands.not_expressed) == (name == "offload")
 
 
@@ -99,35 +120,92 @@ def test_a_flag_of_a_newer_release_is_named_and_left_out() -> None:
     settings = {"engine": {"preemption_mode": "fifo", "kv_manager": "native"}}
     commands = make_commands(candidate(settings))
     assert commands.not_expressed == ["preemption-mode=fifo"]
-    assert "--preemption-mode" not in commands.engine
+    assert "--preemption-mode" not in commands.engines[0].words
 
 
-def test_pools_show_the_command_of_the_first_and_have_no_manifest() -> None:
-    pools = [{"name": "a", "workers": 2, "engine": {"max_num_seqs": 7}}, {"name": "b", "engine": {}}]
-    fleet = candidate({"pools": pools})
+def test_each_pool_has_its_own_command_and_set_of_engines() -> None:
+    pools = [{"name": "Big ones", "workers": 2, "engine": {"max_num_seqs": 7}}, {"name": "b", "engine": {}}]
+    fleet = candidate({"pools": pools, "routing": "least_loaded"})
     assert fleet.gpus == 3
     commands = make_commands(fleet)
-    assert read_command_line(commands.engine[2:], vllm_flags()).values["max-num-seqs"] == 7
-    assert commands.not_expressed == ["pools: the command is that of the first one"]
-    with pytest.raises(ConfigError, match="workers differ by role or pool"):
-        write_manifest(fleet)
+    assert [(each.name, each.workers) for each in commands.engines] == [("big-ones", 2), ("b", 1)]
+    limits = [
+        read_command_line(each.words[2:], vllm_flags()).values["max-num-seqs"] for each in commands.engines
+    ]
+    assert limits == [7, 256]
+    assert commands.router is not None
+    assert commands.router[3] == "http://big-ones-0:8000,http://big-ones-1:8000,http://b-0:8000"
+    documents = list(yaml.safe_load_all(write_manifest(fleet)))
+    sets = [each for each in documents if each["kind"] == "StatefulSet"]
+    assert [(each["metadata"]["name"], each["spec"]["replicas"]) for each in sets] == [
+        ("big-ones", 2),
+        ("b", 1),
+    ]
+    (router,) = (each for each in documents if each["kind"] == "Deployment")
+    urls = router["spec"]["template"]["spec"]["containers"][0]["command"][3]
+    assert urls == "http://big-ones-0.big-ones:8000,http://big-ones-1.big-ones:8000,http://b-0.b:8000"
+
+
+@pytest.mark.parametrize("name", SPLIT)
+def test_prefill_and_decode_engines_have_their_own_commands(name: str) -> None:
+    commands = make_commands(candidate(SPLIT[name]))
+    assert [(each.name, each.workers) for each in commands.engines] == [("prefill", 2), ("decode", 3)]
+    read = [read_command_line(each.words[2:], vllm_flags()).values for each in commands.engines]
+    transfers = [each["kv-transfer-config"] for each in read]
+    assert [each["kv_connector"] for each in transfers] == ["NixlConnector"] * 2
+    assert [each["kv_role"] for each in transfers] == ["kv_producer", "kv_consumer"]
+    leases = [each.get("kv_connector_extra_config") for each in transfers]
+    assert leases == ([{"kv_lease_duration": 60}] * 2 if name == "kv" else [None, None])
+    assert ["kv-events-config" in each for each in read] == [name == "kv", False]
+    assert len(commands.lines()) == 3
+
+
+def test_a_split_fleet_is_served_by_vllms_proxy_whose_limits_are_named() -> None:
+    commands = make_commands(candidate(SPLIT["kv"]))
+    assert commands.router is not None
+    words = " ".join(commands.router)
+    assert "--prefiller-hosts prefill-0 prefill-1 --prefiller-ports 8000 8000" in words
+    assert "--decoder-hosts decode-0 decode-1 decode-2 --decoder-ports 8000 8000 8000" in words
+    (lacking, address) = commands.not_expressed
+    assert "disaggregation=uncached:2048, routing=kv, decode-routing=least_loaded" in lacking
+    assert "VLLM_NIXL_SIDE_CHANNEL_HOST" in address
+
+
+def test_the_manifest_of_a_split_fleet_has_a_set_of_engines_per_role() -> None:
+    fleet = candidate(SPLIT["gpu"])
+    text = write_manifest(fleet)
+    documents = list(yaml.safe_load_all(text))
+    sets = [each for each in documents if each["kind"] == "StatefulSet"]
+    assert [(each["metadata"]["name"], each["spec"]["replicas"]) for each in sets] == [
+        ("prefill", 2),
+        ("decode", 3),
+    ]
+    containers = [each["spec"]["template"]["spec"]["containers"][0] for each in sets]
+    for container, engine in zip(containers, make_commands(fleet).engines, strict=True):
+        assert container["command"][: len(engine.words)] == engine.words
+        assert container["env"][0]["name"] == "VLLM_NIXL_SIDE_CHANNEL_HOST"
+        assert container["resources"]["limits"]["nvidia.com/gpu"] == 2
+    assert sum(each["spec"]["replicas"] for each in sets) * 2 == fleet.gpus
+    assert not [each for each in documents if each["kind"] == "Deployment"]
+    assert "toy_proxy_server.py" in text.splitlines()[1]
+    assert "--decoder-hosts decode-0.decode decode-1.decode decode-2.decode" in text.splitlines()[1]
 
 
 def test_the_command_says_what_was_simulated() -> None:
-    words = make_commands(candidate(FLEETS["kv"])).engine
+    words = words_of(candidate(FLEETS["kv"]))
     values = read_command_line(words[2:], vllm_flags()).values
     assert values["tensor-parallel-size"] == 2
     assert values["block-size"] == 64
     assert values["gpu-memory-utilization"] == 0.9
     assert "num-gpu-blocks-override" not in values
     assert values["kv-events-config"]["enable_kv_cache_events"] is True
-    blocks = make_commands(candidate({"engine": {"num_gpu_blocks": 900}})).engine
+    blocks = words_of(candidate({"engine": {"num_gpu_blocks": 900}}))
     assert read_command_line(blocks[2:], vllm_flags()).values["num-gpu-blocks-override"] == 900
 
 
 @pytest.mark.parametrize("name", SGLANG)
 def test_every_flag_is_one_of_sglang(name: str) -> None:
-    words = make_commands(candidate(SGLANG[name])).engine
+    words = words_of(candidate(SGLANG[name]))
     assert words[:3] == ["python", "-m", "sglang.launch_server"]
     assert read_command_line(words[3:], sglang_flags()).values["model-path"]
 
@@ -140,7 +218,7 @@ def test_several_engines_get_a_router_and_one_gets_none() -> None:
     assert json.loads(commands.router[-1]) == {"temperature": 0.5}
     assert make_commands(candidate(GPU)).router is None
     assert make_commands(candidate(FLEETS["experts"])).router is None
-    assert shlex.split(commands.lines()[0]) == commands.engine
+    assert shlex.split(commands.lines()[0]) == commands.engines[0].words
 
 
 @pytest.mark.parametrize("name", ["gpu", "kv", "experts"])
@@ -150,7 +228,7 @@ def test_the_manifest_has_the_fleets_gpus_and_commands(name: str) -> None:
     engines = next(each for each in documents if each["kind"] == "StatefulSet")
     (container,) = engines["spec"]["template"]["spec"]["containers"]
     assert engines["spec"]["replicas"] * container["resources"]["limits"]["nvidia.com/gpu"] == fleet.gpus
-    assert container["command"][: len(make_commands(fleet).engine)] == make_commands(fleet).engine
+    assert container["command"][: len(words_of(fleet))] == words_of(fleet)
     assert container["image"] == "vllm/vllm-openai:v0.33.0"
     routers = [each for each in documents if each["metadata"]["name"] == "router"]
     assert len(routers) == (2 if name == "kv" else 0)
@@ -173,7 +251,9 @@ def test_the_releases_own_parser_accepts_the_commands(version: str) -> None:
     python = ROOT / f".venv-vllm-{version}" / "bin" / "python"
     if not python.exists():
         pytest.skip(f"vLLM {version} is not installed in {python.parents[1].name}")
-    lines = [make_commands(candidate(fleet, version)).engine[2:] for fleet in FLEETS.values()]
+    fleets = [candidate(fleet, version) for fleet in FLEETS.values()]
+    fleets += [candidate(fleet) for fleet in SPLIT.values()] if version == "0.33.0" else []
+    lines = [each.words[2:] for fleet in fleets for each in make_commands(fleet).engines]
     found = subprocess.run(
         [python, "-c", PARSE],
         input=json.dumps(lines),

@@ -10,182 +10,142 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from understudy.engines.mocker_settings import MockerSettings
-from understudy.engines.sglang_config import SglangConfig
-from understudy.engines.vllm_config import VllmConfig
 from understudy.router.kv import KvRouting
-from understudy.server.flags.grammar import vllm_flags
-from understudy.server.release import RELEASES
-from understudy.tiers.sizes import parse_bytes
+from understudy.run.disaggregation import Disaggregation
+from understudy.sweep.engine_words import engine_words
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from understudy.engines.engine_config import EngineConfig
+    from understudy.run.pools import WorkerPool
+    from understudy.run.settings import ReplaySettings
     from understudy.sweep.candidate import Candidate
 
-MODEL = "MODEL"
-"""Placeholder of a model that the settings do not name."""
 ENGINE_PORT, EVENTS_PORT, ROUTER_PORT = 8000, 5557, 8080
-GIB = 1 << 30
-
-_LONG_KNOWN = frozenset(
-    (
-        *(
-            "tensor-parallel-size",
-            "data-parallel-size",
-            "enable-expert-parallel",
-            "max-num-seqs",
-            "block-size",
-        ),
-        *("max-num-batched-tokens", "gpu-memory-utilization", "max-model-len", "enable-prefix-caching"),
-        *("enable-chunked-prefill", "scheduling-policy", "kv-cache-dtype", "num-gpu-blocks-override"),
-        *("long-prefill-token-threshold", "speculative-config", "quantization", "async-scheduling"),
-        *("enable-lora", "max-loras", "kv-events-config"),
-    )
-)
-"""Flags of every simulated vLLM release; for releases whose flags are not recorded."""
-_ALWAYS = ("block_size", "max_num_seqs", "max_num_batched_tokens", "max_model_len")
-_LEFT_OUT = (
-    "num_gpu_blocks",
-    "timing",
-    "mocker",
-    "tiers",
-    "vllm_version",
-    "kv_cache_groups",
-    "data_parallel_size",
-)
-_SGLANG_NAMES = {
-    "block_size": "page-size",
-    "max_num_seqs": "max-running-requests",
-    "max_model_len": "context-length",
-}
-_SGLANG_LEFT_OUT = (
-    *("num_gpu_blocks", "timing", "mocker", "tiers", "sglang_version", "data_parallel_size"),
-    *("max_num_batched_tokens", "enable_prefix_caching", "load_back_threshold", "hicache_write_policy"),
-)
+SIDE_CHANNEL_PORT = 5600
+"""Port on which vLLM's NixlConnector answers handshakes (VLLM_NIXL_SIDE_CHANNEL_PORT)."""
+PROXY = "tests/v1/kv_connector/nixl_integration/toy_proxy_server.py"
+"""Router for prefill and decode engines in vLLM's repository; round robin, every prompt is handed off."""
 _EVENTS = {"enable_kv_cache_events": True, "publisher": "zmq", "endpoint": f"tcp://*:{EVENTS_PORT}"}
+_KV_ROLES = {"prefill": "kv_producer", "decode": "kv_consumer"}
+
+
+@dataclass(frozen=True, slots=True)
+class EngineCommand:
+    """Words of the command that each of `workers` equal engines starts with, and the name of their group."""
+
+    name: str
+    workers: int
+    engine: EngineConfig
+    words: list[str]
 
 
 @dataclass(frozen=True, slots=True)
 class Commands:
-    """Words of the command of one engine and, for several, of the router; settings that no flag expresses."""
+    """Commands of a fleet: one per group of equal engines, the router of several, settings that no flag expresses."""
 
-    engine: list[str]
+    engines: list[EngineCommand]
     router: list[str] | None
     not_expressed: list[str]
 
     def lines(self) -> list[str]:
         """Return the commands for a shell."""
-        return [shlex.join(words) for words in (self.engine, self.router) if words is not None]
+        router = [] if self.router is None else [self.router]
+        return [shlex.join(words) for words in [*(each.words for each in self.engines), *router]]
 
 
 def make_commands(candidate: Candidate) -> Commands:
-    """Return the commands of a candidate's fleet: one engine, which every worker starts, and the router."""
+    """Return the commands of a candidate's fleet: one engine per role or pool, and the router."""
     settings = candidate.settings
     missing: list[str] = []
-    if settings.pools:
-        missing.append("pools: the command is that of the first one")
-        settings = msgspec.structs.replace(settings, engine=settings.pools[0].engine)
-        candidate = replace(candidate, settings=settings)
-    engine = settings.engine
-    is_sglang = isinstance(engine, SglangConfig)
-    words = _sglang_words(candidate, missing) if is_sglang else _vllm_words(candidate, missing)
-    for field, default in msgspec.structs.asdict(MockerSettings()).items():
-        if getattr(engine.mocker, field) != default:
-            missing.append(f"{field}={getattr(engine.mocker, field)}")
-    router = None
-    if settings.disaggregation is not None:
-        missing.append("prefill and decode workers: each role needs its own --kv-transfer-config")
-    if settings.workers > 1 and not settings.ranks:
-        router = _router_words(candidate)
-        if settings.routing == "kv":
-            words += ["--kv-events-config", json.dumps(_EVENTS)]
-    return Commands(words, router, missing)
+    pools = _list_pools(settings)
+    if not pools:
+        words = engine_words(candidate, missing)
+        router = None
+        if settings.workers > 1 and not settings.ranks:
+            router = _router_words(settings, {"engine": settings.workers})
+            words += _event_words(settings.routing)
+        workers = 1 if settings.ranks else settings.workers
+        return Commands([EngineCommand("engine", workers, settings.engine, words)], router, missing)
+    split = settings.disaggregation
+    engines = []
+    for name, pool in zip(_name_groups(pools), pools, strict=True):
+        own = msgspec.structs.replace(settings, engine=pool.engine, tiers=pool.resolve_tiers())
+        words = engine_words(replace(candidate, settings=own), missing)
+        words += _transfer_words(pool.role, split)
+        words += _event_words(
+            settings.routing if split is None or pool.role == "prefill" else split.decode_routing
+        )
+        engines.append(EngineCommand(name, pool.workers, pool.engine, words))
+    missing = list(dict.fromkeys(missing))
+    sizes = {each.name: each.workers for each in engines}
+    if split is None:
+        return Commands(engines, _router_words(settings, sizes) if sum(sizes.values()) > 1 else None, missing)
+    roles: dict[str, str] = {each.name: pool.role for each, pool in zip(engines, pools, strict=True)}
+    return Commands(engines, _proxy_words(sizes, roles), missing + _list_router_settings(settings, split))
 
 
-def _vllm_words(candidate: Candidate, missing: list[str]) -> list[str]:
-    settings, engine = candidate.settings, candidate.settings.engine
-    assert isinstance(engine, VllmConfig)
-    known = _list_vllm_flags(engine.vllm_version)
-    given: dict[str, Any] = {}
-    gpu = settings.gpu
-    if gpu is not None:
-        given["tensor-parallel-size"] = gpu.tensor_parallel_size
-        if gpu.data_parallel_size > 1:
-            given["data-parallel-size"] = gpu.data_parallel_size
-        if gpu.enable_expert_parallel:
-            given["enable-expert-parallel"] = True
-        _add_weights(given, candidate, missing)
-    if _has_estimated_blocks(candidate):
-        assert gpu is not None
-        given["gpu-memory-utilization"] = gpu.gpu_memory_utilization
-    else:
-        given["num-gpu-blocks-override"] = engine.num_gpu_blocks
-    defaults = VllmConfig()
-    for field in engine.__struct_fields__:
-        value = getattr(engine, field)
-        if (
-            field in _LEFT_OUT
-            or value is None
-            or (field not in _ALWAYS and value == getattr(defaults, field))
-        ):
-            continue
-        given[field.replace("_", "-")] = msgspec.to_builtins(value, enc_hook=repr)
-    tiers = settings.tiers
-    if tiers.tiers:
-        host = tiers.tiers[0]
-        if tiers.offload.mode == "vllm" and host.bytes is not None:
-            given["kv-offloading-size"] = parse_bytes("g2.bytes", host.bytes) / GIB
-        else:
-            missing.append("KV tiers (in vLLM: --kv-offloading-size, which replays as itself)")
-    unknown = [flag for flag in given if flag not in known]
-    missing += [f"{flag}={given.pop(flag)}" for flag in unknown]
-    return ["vllm", "serve", candidate.model or MODEL, *_spell(given)]
+def _name_groups(pools: Sequence[WorkerPool]) -> list[str]:
+    """Return the names of the pools as host names: lower case, digits and dashes, all different."""
+    names = [re.sub(r"[^a-z0-9]+", "-", pool.name.lower()).strip("-") for pool in pools]
+    return [
+        name if name and names.count(name) == 1 else f"pool-{number}" for number, name in enumerate(names)
+    ]
 
 
-def _sglang_words(candidate: Candidate, missing: list[str]) -> list[str]:
-    settings, engine = candidate.settings, candidate.settings.engine
-    assert isinstance(engine, SglangConfig)
-    given: dict[str, Any] = {}
-    if settings.gpu is not None:
-        given["tp-size"] = settings.gpu.tensor_parallel_size
-        _add_weights(given, candidate, missing)
-    if _has_estimated_blocks(candidate):
-        assert settings.gpu is not None
-        given["mem-fraction-static"] = settings.gpu.gpu_memory_utilization
-    else:
-        given["max-total-tokens"] = engine.num_gpu_blocks * engine.block_size
-    defaults = SglangConfig()
-    for field in engine.__struct_fields__:
-        value = getattr(engine, field)
-        if field in _SGLANG_LEFT_OUT or value is None:
-            continue
-        if field in ("block_size", "chunked_prefill_size") or value != getattr(defaults, field):
-            given[_SGLANG_NAMES.get(field, field.replace("_", "-"))] = value
-    if settings.tiers.tiers:
-        host = settings.tiers.tiers[0]
-        given["enable-hierarchical-cache"] = True
-        if host.bytes is not None:
-            given["hicache-size"] = max(1, round(parse_bytes("g2.bytes", host.bytes) / 1e9))
-        else:
-            missing.append("hicache-size (give --g2-bytes to have it)")
-        given["hicache-write-policy"] = engine.hicache_write_policy
-    return ["python", "-m", "sglang.launch_server", "--model-path", candidate.model or MODEL, *_spell(given)]
+def _list_pools(settings: ReplaySettings) -> Sequence[WorkerPool]:
+    """Return the pools of a fleet whose workers differ; none for equal workers."""
+    if settings.pools or settings.disaggregation is None:
+        return settings.pools
+    return settings.disaggregation.make_pools(settings.engine, None)
 
 
-def _add_weights(given: dict[str, Any], candidate: Candidate, missing: list[str]) -> None:
-    """Add the types of KV cache and weights; other types than fp8 need another checkpoint."""
-    if candidate.kv_dtype is not None and candidate.kv_dtype.startswith("fp8"):
-        given["kv-cache-dtype"] = "fp8_e4m3" if isinstance(candidate.settings.engine, SglangConfig) else "fp8"
-    weights = None if candidate.settings.gpu is None else candidate.settings.gpu.weight_dtype
-    if weights == "fp8":
-        given["quantization"] = "fp8"
-    elif weights not in (None, "bf16"):
-        missing.append(f"weight-dtype={weights}: name a checkpoint in that type")
+def _transfer_words(role: str, split: Disaggregation | None) -> list[str]:
+    """Return the connector's flag of a role; empty for workers that serve whole requests."""
+    if role not in _KV_ROLES or split is None:
+        return []
+    given: dict[str, Any] = {"kv_connector": "NixlConnector", "kv_role": _KV_ROLES[role]}
+    if split.lease_s != Disaggregation().lease_s:
+        given["kv_connector_extra_config"] = {"kv_lease_duration": split.lease_s}
+    return ["--kv-transfer-config", json.dumps(given)]
 
 
-def _router_words(candidate: Candidate) -> list[str]:
-    settings = candidate.settings
-    urls = ",".join(f"http://engine-{number}:{ENGINE_PORT}" for number in range(settings.workers))
+def _event_words(routing: object) -> list[str]:
+    return ["--kv-events-config", json.dumps(_EVENTS)] if routing == "kv" else []
+
+
+def _list_router_settings(settings: ReplaySettings, split: Disaggregation) -> list[str]:
+    """Return what vLLM's proxy lacks of the simulated router, and what engines on several machines need."""
+    simulated = {
+        "disaggregation": (split.rule, "always"),
+        "disaggregation-order": (split.order, "prefill_first"),
+        "routing": (settings.routing, "round_robin"),
+        "decode-routing": (split.decode_routing, "round_robin"),
+    }
+    lacking = [f"{name}={value}" for name, (value, of_proxy) in simulated.items() if value != of_proxy]
+    listed = (
+        [f"vLLM's proxy hands off every prompt, round robin; not {', '.join(lacking)}"] if lacking else []
+    )
+    return [*listed, "VLLM_NIXL_SIDE_CHANNEL_HOST: set it to the address of each engine's own machine"]
+
+
+def _proxy_words(sizes: dict[str, int], roles: dict[str, str]) -> list[str]:
+    """Return the command of vLLM's proxy in front of prefill and decode engines."""
+    words = ["python", PROXY, "--port", str(ROUTER_PORT)]
+    for role, kind in (("prefill", "prefiller"), ("decode", "decoder")):
+        hosts = [host for name in sizes if roles[name] == role for host in _list_hosts(name, sizes[name])]
+        words += [f"--{kind}-hosts", *hosts, f"--{kind}-ports", *[str(ENGINE_PORT)] * len(hosts)]
+    return words
+
+
+def _list_hosts(name: str, workers: int) -> list[str]:
+    return [f"{name}-{number}" for number in range(workers)]
+
+
+def _router_words(settings: ReplaySettings, sizes: dict[str, int]) -> list[str]:
+    hosts = [host for name, workers in sizes.items() for host in _list_hosts(name, workers)]
+    urls = ",".join(f"http://{host}:{ENGINE_PORT}" for host in hosts)
     words = [
         "understudy",
         "router",
@@ -206,52 +166,3 @@ def _router_words(candidate: Candidate) -> list[str]:
         if given:
             words += ["--router", json.dumps(given)]
     return words
-
-
-def _has_estimated_blocks(candidate: Candidate) -> bool:
-    """Whether the number of KV blocks was estimated from the GPU's memory, as the engine itself does."""
-    settings, engine = candidate.settings, candidate.settings.engine
-    if settings.gpu is None or not settings.gpu.is_known or candidate.model is None:
-        return False
-    found = settings.gpu.num_blocks(
-        candidate.model,
-        candidate.kv_dtype,
-        engine.block_size,
-        step_tokens=engine.max_num_batched_tokens,
-        sequences=engine.max_num_seqs,
-    )
-    return found.blocks == engine.num_gpu_blocks
-
-
-def _list_vllm_flags(version: str) -> frozenset[str]:
-    """Return the names of a release's flags, without dashes; for releases that are not recorded, a safe few."""
-    numbers = re.match(r"v?(\d+\.\d+)", version)
-    for release in RELEASES:
-        if numbers is not None and release.version.startswith(f"{numbers[1]}."):
-            return frozenset(name.removeprefix("--") for name in vllm_flags(release.version))
-    return _LONG_KNOWN
-
-
-def _spell(given: dict[str, Any]) -> list[str]:
-    words: list[str] = []
-    for flag, value in given.items():
-        if isinstance(value, bool):
-            words.append(f"--{flag}" if value else f"--no-{flag}")
-        elif isinstance(value, dict | list):
-            words += [f"--{flag}", json.dumps(value)]
-        else:
-            words += [f"--{flag}", f"{value:g}" if isinstance(value, float) else str(value)]
-    return words
-
-
-def engine_image(engine: EngineConfig) -> str:
-    """Return the container image of an engine's release."""
-    if isinstance(engine, SglangConfig):
-        return f"lmsysorg/sglang:v{engine.sglang_version}"
-    assert isinstance(engine, VllmConfig)
-    numbers = re.fullmatch(r"v?(\d+)\.(\d+)(?:\.(\d+))?.*", engine.vllm_version)
-    return (
-        f"vllm/vllm-openai:v{numbers[1]}.{numbers[2]}.{numbers[3] or 0}"
-        if numbers
-        else "vllm/vllm-openai:latest"
-    )

@@ -1,56 +1,78 @@
-"""The Kubernetes manifest of a fleet: a StatefulSet of engines, and the router in front of it."""
+"""The Kubernetes manifest of a fleet: a StatefulSet per group of equal engines, and the router in front of them."""
 
 from __future__ import annotations
 
+import re
+import shlex
 from typing import TYPE_CHECKING, Any
 
 from understudy import __version__
-from understudy.errors import ConfigError
 from understudy.sweep.candidate import format_flags
-from understudy.sweep.commands import ENGINE_PORT, EVENTS_PORT, ROUTER_PORT, engine_image, make_commands
+from understudy.sweep.commands import ENGINE_PORT, EVENTS_PORT, ROUTER_PORT, SIDE_CHANNEL_PORT, make_commands
+from understudy.sweep.engine_words import engine_image
 
 if TYPE_CHECKING:
     from understudy.sweep.candidate import Candidate
+    from understudy.sweep.commands import Commands, EngineCommand
 
 
-def write_manifest(candidate: Candidate, name: str = "engine") -> str:
-    """Return the manifest of a candidate's fleet as YAML."""
+def write_manifest(candidate: Candidate) -> str:
+    """Return the manifest of a candidate's fleet as YAML; prefill and decode engines get no router."""
     import yaml
 
-    settings = candidate.settings
-    if settings.disaggregation is not None or settings.pools:
-        raise ConfigError("--manifest: workers differ by role or pool; write it for equal workers only")
     commands = make_commands(candidate)
-    gpus = candidate.gpus if settings.ranks else candidate.gpus // settings.workers
-    replicas = 1 if settings.ranks else settings.workers
-    ports = [ENGINE_PORT, EVENTS_PORT] if "--kv-events-config" in commands.engine else [ENGINE_PORT]
-    engine = {
-        "name": name,
-        "image": engine_image(settings.engine),
-        "command": [*commands.engine, "--port", str(ENGINE_PORT), "--host", "0.0.0.0"],
+    is_split = candidate.settings.disaggregation is not None
+    gpus = candidate.gpus // sum(each.workers for each in commands.engines)
+    documents = []
+    for engine in commands.engines:
+        documents += _describe_engines(engine, gpus, has_side_channel=is_split)
+    head = f"# understudy sweep: {format_flags(candidate.flags)}; {candidate.gpus} GPUs\n"
+    if is_split and commands.router is not None:
+        head += f"# In front of the engines, from vLLM's repository: {shlex.join(_qualify(commands))}\n"
+    elif commands.router is not None:
+        router = {
+            "name": "router",
+            "image": f"understudy:{__version__}",
+            "command": [*_qualify(commands), "--host", "0.0.0.0"],
+            "ports": [{"containerPort": ROUTER_PORT}],
+        }
+        documents += [_service("router", [ROUTER_PORT]), _workload("Deployment", "router", 1, router)]
+    return head + yaml.safe_dump_all(documents, sort_keys=False, width=110)
+
+
+def _qualify(commands: Commands) -> list[str]:
+    """Return the router's words with the engines' names in the cluster, such as `engine-0.engine`."""
+    names = "|".join(each.name for each in commands.engines)
+    host = re.compile(rf"(?<![\w-])({names})-\d+(?![\w-])")
+    return [host.sub(r"\g<0>.\1", word) for word in commands.router or ()]
+
+
+def _describe_engines(engine: EngineCommand, gpus: int, *, has_side_channel: bool) -> list[dict[str, Any]]:
+    """Return the service and the StatefulSet of equal engines with `gpus` GPUs each."""
+    ports = [ENGINE_PORT]
+    ports += [EVENTS_PORT] if "--kv-events-config" in engine.words else []
+    ports += [SIDE_CHANNEL_PORT] if has_side_channel else []
+    address = {
+        "name": "VLLM_NIXL_SIDE_CHANNEL_HOST",
+        "valueFrom": {"fieldRef": {"fieldPath": "status.podIP"}},
+    }
+    container = {
+        "name": engine.name,
+        "image": engine_image(engine.engine),
+        "command": [*engine.words, "--port", str(ENGINE_PORT), "--host", "0.0.0.0"],
+        **({"env": [address]} if has_side_channel else {}),
         "ports": [{"containerPort": port} for port in ports],
         "resources": {"limits": {"nvidia.com/gpu": gpus}},
         "readinessProbe": {"httpGet": {"path": "/health", "port": ENGINE_PORT}, "periodSeconds": 5},
         "volumeMounts": [{"name": "shared-memory", "mountPath": "/dev/shm"}],
     }
     shared = {"name": "shared-memory", "emptyDir": {"medium": "Memory"}}
-    documents = [
-        _service(name, ports, is_headless=True),
-        _workload("StatefulSet", name, replicas, engine, {"serviceName": name}, [shared]),
+    return [
+        _service(engine.name, ports, is_headless=True),
+        _workload(
+            "StatefulSet", engine.name, engine.workers, container, {"serviceName": engine.name}, [shared]
+        ),
     ]
-    if commands.router is not None:
-        words = [word.replace("http://engine-", f"http://{name}-") for word in commands.router]
-        place = words.index("--workers") + 1
-        words[place] = words[place].replace(f":{ENGINE_PORT}", f".{name}:{ENGINE_PORT}")
-        router = {
-            "name": "router",
-            "image": f"understudy:{__version__}",
-            "command": [*words, "--host", "0.0.0.0"],
-            "ports": [{"containerPort": ROUTER_PORT}],
-        }
-        documents += [_service("router", [ROUTER_PORT]), _workload("Deployment", "router", 1, router)]
-    head = f"# understudy sweep: {format_flags(candidate.flags)}; {candidate.gpus} GPUs\n"
-    return head + yaml.safe_dump_all(documents, sort_keys=False, width=110)
 
 
 def _service(name: str, ports: list[int], *, is_headless: bool = False) -> dict[str, Any]:

@@ -119,7 +119,9 @@ def _render_row(sweep: Sweep, answer: Answer, trial: Trial, reports: Mapping[Poi
     if trial.point in reports:
         flags = f'<a href="{escape(reports[trial.point])}">{flags}</a>'
     commands = make_commands(trial.candidate)
-    missing = "".join(f"<div>no flag of this engine: {escape(one)}</div>" for one in commands.not_expressed)
+    missing = "".join(
+        f"<div>not part of these commands: {escape(one)}</div>" for one in commands.not_expressed
+    )
     lines = escape("\n".join(commands.lines()))
     count = trial.candidate.settings.workers
     detail = (

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from typing import TYPE_CHECKING
 
 from understudy.sweep.answer import LOAD_FLAGS
@@ -121,18 +122,19 @@ def _describe_commands(answer: Answer) -> Iterator[str]:
     if answer.best is not None:
         commands = make_commands(answer.best.candidate)
         yield ""
-        yield f"Commands of the answer ({answer.best.candidate.settings.workers:,} x the engine):"
+        sizes = ", ".join(f"{each.workers:,} x {each.name}" for each in commands.engines)
+        yield f"Commands of the answer ({sizes}):"
         for line in commands.lines():
             yield f"  {line}"
         for setting in commands.not_expressed:
-            yield f"  no flag of this engine: {setting}"
+            yield f"  not part of these commands: {setting}"
     others = [trial for trial in answer.front if trial is not answer.best]
     if others:
         yield ""
         yield "Engines of the other points of the front, by GPUs:"
         for trial in others:
-            line = make_commands(trial.candidate).lines()[0]
-            yield f"  {trial.gpus:,}: {trial.candidate.settings.workers:,} x {line}"
+            for engine in make_commands(trial.candidate).engines:
+                yield f"  {trial.gpus:,}: {engine.workers:,} x {shlex.join(engine.words)}"
 
 
 def _describe_reasons(sweep: Sweep) -> Iterator[str]:

@@ -1,0 +1,201 @@
+"""Words of the command that starts one real engine, with flags of the chosen release only."""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from understudy.engines.mocker_settings import MockerSettings
+from understudy.engines.sglang_config import SglangConfig
+from understudy.engines.vllm_config import VllmConfig
+from understudy.server.flags.grammar import vllm_flags
+from understudy.server.release import RELEASES
+from understudy.tiers.sizes import parse_bytes
+
+if TYPE_CHECKING:
+    from understudy.engines.engine_config import EngineConfig
+    from understudy.sweep.candidate import Candidate
+
+MODEL = "MODEL"
+"""Placeholder of a model that the settings do not name."""
+GIB = 1 << 30
+
+_LONG_KNOWN = frozenset(
+    (
+        *(
+            "tensor-parallel-size",
+            "data-parallel-size",
+            "enable-expert-parallel",
+            "max-num-seqs",
+            "block-size",
+        ),
+        *("max-num-batched-tokens", "gpu-memory-utilization", "max-model-len", "enable-prefix-caching"),
+        *("enable-chunked-prefill", "scheduling-policy", "kv-cache-dtype", "num-gpu-blocks-override"),
+        *("long-prefill-token-threshold", "speculative-config", "quantization", "async-scheduling"),
+        *("enable-lora", "max-loras", "kv-events-config"),
+    )
+)
+"""Flags of every simulated vLLM release; for releases whose flags are not recorded."""
+_ALWAYS = ("block_size", "max_num_seqs", "max_num_batched_tokens", "max_model_len")
+_LEFT_OUT = (
+    "num_gpu_blocks",
+    "timing",
+    "mocker",
+    "tiers",
+    "vllm_version",
+    "kv_cache_groups",
+    "data_parallel_size",
+)
+_SGLANG_NAMES = {
+    "block_size": "page-size",
+    "max_num_seqs": "max-running-requests",
+    "max_model_len": "context-length",
+}
+_SGLANG_LEFT_OUT = (
+    *("num_gpu_blocks", "timing", "mocker", "tiers", "sglang_version", "data_parallel_size"),
+    *("max_num_batched_tokens", "enable_prefix_caching", "load_back_threshold", "hicache_write_policy"),
+)
+
+
+def engine_words(candidate: Candidate, missing: list[str]) -> list[str]:
+    """Return the words of the engine's command; append the settings that no flag expresses to `missing`."""
+    engine = candidate.settings.engine
+    is_sglang = isinstance(engine, SglangConfig)
+    words = _sglang_words(candidate, missing) if is_sglang else _vllm_words(candidate, missing)
+    for field, default in msgspec.structs.asdict(MockerSettings()).items():
+        if getattr(engine.mocker, field) != default:
+            missing.append(f"{field}={getattr(engine.mocker, field)}")
+    return words
+
+
+def _vllm_words(candidate: Candidate, missing: list[str]) -> list[str]:
+    settings, engine = candidate.settings, candidate.settings.engine
+    assert isinstance(engine, VllmConfig)
+    known = _list_vllm_flags(engine.vllm_version)
+    given: dict[str, Any] = {}
+    gpu = settings.gpu
+    if gpu is not None:
+        given["tensor-parallel-size"] = gpu.tensor_parallel_size
+        if gpu.data_parallel_size > 1:
+            given["data-parallel-size"] = gpu.data_parallel_size
+        if gpu.enable_expert_parallel:
+            given["enable-expert-parallel"] = True
+        _add_weights(given, candidate, missing)
+    if _has_estimated_blocks(candidate):
+        assert gpu is not None
+        given["gpu-memory-utilization"] = gpu.gpu_memory_utilization
+    else:
+        given["num-gpu-blocks-override"] = engine.num_gpu_blocks
+    defaults = VllmConfig()
+    for field in engine.__struct_fields__:
+        value = getattr(engine, field)
+        if (
+            field in _LEFT_OUT
+            or value is None
+            or (field not in _ALWAYS and value == getattr(defaults, field))
+        ):
+            continue
+        given[field.replace("_", "-")] = msgspec.to_builtins(value, enc_hook=repr)
+    tiers = settings.tiers
+    if tiers.tiers:
+        host = tiers.tiers[0]
+        if tiers.offload.mode == "vllm" and host.bytes is not None:
+            given["kv-offloading-size"] = parse_bytes("g2.bytes", host.bytes) / GIB
+        else:
+            missing.append("KV tiers (in vLLM: --kv-offloading-size, which replays as itself)")
+    unknown = [flag for flag in given if flag not in known]
+    missing += [f"{flag}={given.pop(flag)}" for flag in unknown]
+    return ["vllm", "serve", candidate.model or MODEL, *_spell(given)]
+
+
+def _sglang_words(candidate: Candidate, missing: list[str]) -> list[str]:
+    settings, engine = candidate.settings, candidate.settings.engine
+    assert isinstance(engine, SglangConfig)
+    given: dict[str, Any] = {}
+    if settings.gpu is not None:
+        given["tp-size"] = settings.gpu.tensor_parallel_size
+        _add_weights(given, candidate, missing)
+    if _has_estimated_blocks(candidate):
+        assert settings.gpu is not None
+        given["mem-fraction-static"] = settings.gpu.gpu_memory_utilization
+    else:
+        given["max-total-tokens"] = engine.num_gpu_blocks * engine.block_size
+    defaults = SglangConfig()
+    for field in engine.__struct_fields__:
+        value = getattr(engine, field)
+        if field in _SGLANG_LEFT_OUT or value is None:
+            continue
+        if field in ("block_size", "chunked_prefill_size") or value != getattr(defaults, field):
+            given[_SGLANG_NAMES.get(field, field.replace("_", "-"))] = value
+    if settings.tiers.tiers:
+        host = settings.tiers.tiers[0]
+        given["enable-hierarchical-cache"] = True
+        if host.bytes is not None:
+            given["hicache-size"] = max(1, round(parse_bytes("g2.bytes", host.bytes) / 1e9))
+        else:
+            missing.append("hicache-size (give --g2-bytes to have it)")
+        given["hicache-write-policy"] = engine.hicache_write_policy
+    return ["python", "-m", "sglang.launch_server", "--model-path", candidate.model or MODEL, *_spell(given)]
+
+
+def _add_weights(given: dict[str, Any], candidate: Candidate, missing: list[str]) -> None:
+    """Add the types of KV cache and weights; other types than fp8 need another checkpoint."""
+    if candidate.kv_dtype is not None and candidate.kv_dtype.startswith("fp8"):
+        given["kv-cache-dtype"] = "fp8_e4m3" if isinstance(candidate.settings.engine, SglangConfig) else "fp8"
+    weights = None if candidate.settings.gpu is None else candidate.settings.gpu.weight_dtype
+    if weights == "fp8":
+        given["quantization"] = "fp8"
+    elif weights not in (None, "bf16"):
+        missing.append(f"weight-dtype={weights}: name a checkpoint in that type")
+
+
+def _has_estimated_blocks(candidate: Candidate) -> bool:
+    """Whether the number of KV blocks was estimated from the GPU's memory, as the engine itself does."""
+    settings, engine = candidate.settings, candidate.settings.engine
+    if settings.gpu is None or not settings.gpu.is_known or candidate.model is None:
+        return False
+    found = settings.gpu.num_blocks(
+        candidate.model,
+        candidate.kv_dtype,
+        engine.block_size,
+        step_tokens=engine.max_num_batched_tokens,
+        sequences=engine.max_num_seqs,
+    )
+    return found.blocks == engine.num_gpu_blocks
+
+
+def _list_vllm_flags(version: str) -> frozenset[str]:
+    """Return the names of a release's flags, without dashes; for releases that are not recorded, a safe few."""
+    numbers = re.match(r"v?(\d+\.\d+)", version)
+    for release in RELEASES:
+        if numbers is not None and release.version.startswith(f"{numbers[1]}."):
+            return frozenset(name.removeprefix("--") for name in vllm_flags(release.version))
+    return _LONG_KNOWN
+
+
+def _spell(given: dict[str, Any]) -> list[str]:
+    words: list[str] = []
+    for flag, value in given.items():
+        if isinstance(value, bool):
+            words.append(f"--{flag}" if value else f"--no-{flag}")
+        elif isinstance(value, dict | list):
+            words += [f"--{flag}", json.dumps(value)]
+        else:
+            words += [f"--{flag}", f"{value:g}" if isinstance(value, float) else str(value)]
+    return words
+
+
+def engine_image(engine: EngineConfig) -> str:
+    """Return the container image of an engine's release."""
+    if isinstance(engine, SglangConfig):
+        return f"lmsysorg/sglang:v{engine.sglang_version}"
+    assert isinstance(engine, VllmConfig)
+    numbers = re.fullmatch(r"v?(\d+)\.(\d+)(?:\.(\d+))?.*", engine.vllm_version)
+    return (
+        f"vllm/vllm-openai:v{numbers[1]}.{numbers[2]}.{numbers[3] or 0}"
+        if numbers
+        else "vllm/vllm-openai:latest"
+    )
