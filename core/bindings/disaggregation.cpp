@@ -150,7 +150,17 @@ void bind_live_net(nb::module_& m) {
 }  // namespace
 
 void bind_disaggregation(nb::module_& m) {
-  nb::class_<Decider>(m, "Decider", "Decides whether a prefill worker computes the prompt of a request.");
+  nb::class_<Decider>(m, "Decider", "Decides whether a prefill worker computes the prompt of a request.")
+      .def(
+          "remote",
+          [](Decider& self, std::uint32_t prompt_tokens, std::uint32_t cached_tokens, std::uint64_t session) {
+            RouteRequest request;
+            request.prompt_tokens = prompt_tokens;
+            request.session = session;
+            return self.remote(request, cached_tokens);
+          },
+          "prompt_tokens"_a, "cached_tokens"_a, "session"_a, "Whether a prefill worker computes this prompt.")
+      .def_prop_ro("reads_cache", &Decider::reads_cache, "Whether it reads the decode worker's cache.");
   m.def(
       "uncached_rule", &make_rule, nb::kw_only(), "prompt_tokens"_a = 0, "uncached_tokens"_a = 0,
       "uncached_share"_a = 0.0, "either"_a = false,

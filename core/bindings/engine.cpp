@@ -156,7 +156,8 @@ void bind_engine(nb::module_& m) {
       .def(nb::init<RequestId, std::uint32_t>(), "request"_a, "cached_tokens"_a)
       .def_ro("request", &AdmittedRequest::request)
       .def_ro("cached_tokens", &AdmittedRequest::cached_tokens)
-      .def_ro("below_tokens", &AdmittedRequest::below_tokens, "Cached tokens that came from G2, G3 and G4.");
+      .def_ro("below_tokens", &AdmittedRequest::below_tokens, "Cached tokens that came from G2, G3 and G4.")
+      .def_ro("pulled_tokens", &AdmittedRequest::pulled_tokens, "Cached tokens that were read from a prefill worker.");
 
   nb::class_<Effects> effects(m, "Effects", "Results of a call.");
   effects

@@ -38,6 +38,7 @@ struct AdmittedRequest {
   RequestId request = 0;
   std::uint32_t cached_tokens = 0;
   std::array<std::uint64_t, 3> below_tokens{};  // part of them from G2, G3, G4
+  std::uint32_t pulled_tokens = 0;              // part of them from a prefill worker
 };
 
 // A hand-off or notification from one engine to another; its meaning is a matter of the two.

@@ -114,6 +114,7 @@ struct RequestRecord {
   std::array<std::uint64_t, 3> below_total{};  // part of cached_total
   std::int64_t parked_ns = 0;                  // while its blocks were loaded
   std::int64_t room_wait_ns = 0;               // while copies left the device
+  std::uint32_t pulled_tokens = 0;             // read from a prefill worker, part of cached_first
 };
 
 }  // namespace understudy

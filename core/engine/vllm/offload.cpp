@@ -82,6 +82,7 @@ void VllmEngine::admit_or_pass(std::vector<RequestSlot>& passed, std::int64_t no
       request.record.below_total[0] += request.loaded_tokens;
       if (!log_.resumed.back()) request.record.below_first[0] += request.loaded_tokens;
     }
+    if (receiver_) request.record.pulled_tokens += request.loaded_tokens;
     request.loaded_tokens = 0;
     if (head.total() < request.known && !std::ranges::count(prefills_in_flight_, head.slot)) {
       prefills_in_flight_.push_back(head.slot);

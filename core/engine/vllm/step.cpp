@@ -41,7 +41,8 @@ const Effects& VllmEngine::begin_step(std::int64_t now_ns) {
 void VllmEngine::report_batch() {
   for (std::size_t i = 0; i < log_.admitted.size(); ++i) {
     const RequestId id = log_.admitted[i];
-    effects_.admitted.push_back({id, log_.cached[i], request(id).record.below_total});
+    const RequestRecord& record = request(id).record;
+    effects_.admitted.push_back({id, log_.cached[i], record.below_total, record.pulled_tokens});
   }
   effects_.preempted = log_.preempted;
   if (!clock_.in_step) return;

@@ -7,10 +7,12 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     import argparse
+    from collections.abc import Sequence
 
     from understudy.cli import Verbs
     from understudy.server.flags import Flag
     from understudy.server.fleet.fleet import FleetSettings
+    from understudy.server.settings import ServerSettings
 
 EXAMPLES = """\
 examples:
@@ -19,6 +21,7 @@ examples:
   understudy fleet Llama-3.1-8B --gpu H100 --workers 20  times and blocks of a known model on a GPU
   understudy fleet --engine sglang --workers 4 --routing kv --page-size 64    SGLang workers
   understudy fleet --fleet-config fleet.yaml             pools of different engines
+  understudy fleet --prefill-workers 2 --decode-workers 4 --kv-link-gbps 25 --kv-bytes-per-token 131072
   curl localhost:8000/admin/fault --json '{"kind": "kill", "workers": [3]}'
 
 flags of the fleet:
@@ -31,6 +34,13 @@ flags of the fleet:
   --router JSON           settings of kv: '{"queue_threshold": 2, "queue_policy": "wspt", "predict_ttl_ms": 2000}'
   --fleet-config FILE     YAML: routing, router, base_port, port, pools: [{workers: 8, flags: {max-num-seqs: 64}}];
                           a pool with the flag engine: sglang takes SGLang's flags
+  --disaggregate          prefill and decode workers, which hand over KV blocks (half of --workers each);
+                          --prefill-workers N, --decode-workers N set the numbers
+  --disaggregation RULE   when a prefill worker computes the prompt: always (default), uncached:TOKENS, ratio:SHARE,
+                          llm-d:TOKENS or isl_bounding; --disaggregation-order prefill_first|decode_first
+  --decode-routing POLICY routing of decode workers (default: least_loaded); --routing is of prefill workers
+  --kv-link-gbps X, --kv-link-backend-gbps X, --kv-link-latency-ms MS, --kv-lease-duration S,
+  --kv-load-failure-policy fail|recompute      links and rules of the hand-offs
 All flags of `understudy serve` configure the workers: --gpu NAME, --timing FILE, --clock-speed X, --tiers JSON, ...
 --api-key and --admin-host also protect the control routes of the front end (/fleet/..., /admin/...).
 """
@@ -87,6 +97,7 @@ def run(args: argparse.Namespace) -> int:
 
 def list_fleet_flags() -> tuple[Flag, ...]:
     """List the flags of `fleet` that `serve` does not have."""
+    from understudy.cli import fleet_stages
     from understudy.server.flags import Flag
 
     return (
@@ -96,15 +107,16 @@ def list_fleet_flags() -> tuple[Flag, ...]:
         Flag(["--routing"], "str"),
         Flag(["--router"], "json"),
         Flag(["--fleet-config"], "str"),
+        *fleet_stages.FLAGS,
     )
 
 
 def read_fleet(arguments: list[str]) -> tuple[FleetSettings, int]:
     """Read the fleet's settings and its number of processes. ConfigError names the invalid flag."""
-    import json
     from pathlib import Path
 
-    from understudy.checks import port_number, whole_number
+    from understudy.checks import port_number
+    from understudy.cli import fleet_stages
     from understudy.cli.router_flags import build_live_policy
     from understudy.cli.serve import print_unused_flags
     from understudy.errors import ConfigError
@@ -113,9 +125,18 @@ def read_fleet(arguments: list[str]) -> tuple[FleetSettings, int]:
     from understudy.yaml_text import read_yaml
 
     fleet_flags = list_fleet_flags()
-    plan = read_serve(arguments, more=fleet_flags)
+    divided = fleet_stages.has_stages(arguments)
+    plan = read_serve(
+        [*arguments, *(fleet_stages.transfer_flag("kv_producer", {}) if divided else ())], more=fleet_flags
+    )
     print_unused_flags(plan.idle)
-    values = plan.line.values
+    values = dict(plan.line.values)
+    stages = None
+    if divided:
+        values.pop("kv-transfer-config")
+        stages = fleet_stages.read_stages(values)
+    else:
+        fleet_stages.refuse_without_stages(values)
     if "uds" in values:
         raise ConfigError("--uds is for `understudy serve`; the workers of a fleet listen on ports")
     content: dict[str, Any] = {}
@@ -135,8 +156,53 @@ def read_fleet(arguments: list[str]) -> tuple[FleetSettings, int]:
         raise ConfigError(
             "--workers and the pools of --fleet-config both set the number of workers; give one"
         )
+    if stages is None:
+        pools = _read_pools(arguments, content.get("pools") or ({"workers": values.get("workers", 4)},))
+    elif content.get("pools"):
+        raise ConfigError(
+            "--disaggregate and the pools of --fleet-config both set the workers; leave one of them out"
+        )
+    else:
+        roles = (("kv_producer", stages.prefill_workers), ("kv_consumer", stages.decode_workers))
+        pools = [
+            (
+                count,
+                read_serve(
+                    [*arguments, *fleet_stages.transfer_flag(role, values)], more=fleet_flags
+                ).settings,
+            )
+            for role, count in roles
+            if count is not None
+        ]
+    base_port = values.get("base-port", content.get("base_port", 9000))
+    settings = FleetSettings(
+        pools=tuple(pools),
+        base_port=port_number("base_port", base_port, sum(count for count, _ in pools)),
+        host=plan.settings.host,
+        port=port_number("port", values.get("port", content.get("port", 8000))),
+        routing=build_live_policy(
+            values.get("routing", content.get("routing", "round_robin")),
+            values.get("router") or content.get("router") or {},
+        ),
+        seed=plan.settings.seed,
+        admin_hosts=plan.settings.admin_hosts,
+        disaggregation=stages,
+    )
+    return settings, values.get("processes", 1)
+
+
+def _read_pools(
+    arguments: list[str], given_pools: Sequence[dict[str, Any]]
+) -> list[tuple[int, ServerSettings]]:
+    """Read pools of equal workers: the fleet's flags, with each pool's own. ConfigError names an invalid one."""
+    import json
+
+    from understudy.checks import whole_number
+    from understudy.errors import ConfigError
+    from understudy.server.flags.serving import read_serve
+
     pools = []
-    for pool in content.get("pools") or ({"workers": values.get("workers", 4)},):
+    for pool in given_pools:
         if not isinstance(pool, dict) or set(pool) - {"workers", "flags"}:
             raise ConfigError(f"pools: each pool must be a mapping with workers and flags, got {pool!r}")
         count = whole_number("workers", pool.get("workers", 1), 1)
@@ -151,18 +217,5 @@ def read_fleet(arguments: list[str]) -> tuple[FleetSettings, int]:
                 more += [f"--{name}", *map(str, value)]
             else:
                 more.append(f"--{name}={json.dumps(value) if isinstance(value, dict) else value}")
-        pools.append((count, read_serve([*arguments, *more], more=fleet_flags).settings))
-    base_port = values.get("base-port", content.get("base_port", 9000))
-    settings = FleetSettings(
-        pools=tuple(pools),
-        base_port=port_number("base_port", base_port, sum(count for count, _ in pools)),
-        host=plan.settings.host,
-        port=port_number("port", values.get("port", content.get("port", 8000))),
-        routing=build_live_policy(
-            values.get("routing", content.get("routing", "round_robin")),
-            values.get("router") or content.get("router") or {},
-        ),
-        seed=plan.settings.seed,
-        admin_hosts=plan.settings.admin_hosts,
-    )
-    return settings, values.get("processes", 1)
+        pools.append((count, read_serve([*arguments, *more], more=list_fleet_flags()).settings))
+    return pools

@@ -25,6 +25,7 @@ examples:
   understudy serve my-model --config vllm.yaml         read vLLM's flags from a file
   understudy serve my-model --engine sglang --page-size 64 --schedule-policy lpm    SGLang's API and flags, port 30000
   understudy serve ~/models/Qwen3-4B --engine qwen3    a real engine: the answers are computed (extra [torch])
+  understudy serve --kv-transfer-config '{"kv_connector": "NixlConnector", "kv_role": "kv_producer"}'    prefill server
   curl localhost:8000/v1/completions -H 'content-type: application/json' -d '{"prompt": "hello", "max_tokens": 8}'
 
 vLLM 0.33's 320 flags are accepted, in its grammar (with --vllm-version 0.32 or older, 0.32's 316). Flags without effect
@@ -39,6 +40,10 @@ flags of understudy:
   --timing FILE|NAME      step times fitted by `understudy calibrate`; a folder of op tables or aiconfigurator
                           (both with --gpu); or polynomial (generic, not a real GPU)
   --set NAME=VALUE ...    any setting of the engine, such as timing.kind=constant
+  --kv-transfer-config JSON, --kv-peer HOST ...   hand over KV blocks as a prefill or decode server (vLLM's
+                          NixlConnector): kv_role kv_producer or kv_consumer; a decode server contacts loopback and the
+                          peers only; --kv-side-channel-host, --kv-side-channel-port (or VLLM's variables), and
+                          --kv-link-gbps X, --kv-link-latency-ms MS, --kv-bytes-per-token N set the channel and the link
   --tiers JSON            KV tiers below the GPU: {"tiers": [{"tier": "g2", "blocks": 4096}], ...}
   --time-to-first-token MS, --inter-token-latency MS    constant times instead of a timing model
   --startup-duration S    answer 503 for the first S seconds

@@ -156,7 +156,7 @@ class Disaggregation(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
         return CoreDisaggregation(
             decode_routing=routing,
             seed=seed,
-            decider=self._decider(),
+            decider=self.decider(),
             decode_first=self.order == "decode_first",
             hop_ns=round(self.hop_ms * 1e6),
             links=HandOffLinks(
@@ -168,7 +168,8 @@ class Disaggregation(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
             ),
         )
 
-    def _decider(self) -> CoreDecider:
+    def decider(self) -> CoreDecider:
+        """Build the core's form of the rule."""
         if not isinstance(self.rule, str):
             return user_decider(self.rule)
         name, _, value = self.rule.partition(":")

@@ -223,6 +223,7 @@ class EngineCore:
             request = live.get(admitted.request)
             if request is not None and request.admitted_ns < 0:
                 request.cached_tokens, request.below_tokens = admitted.cached_tokens, admitted.below_tokens
+                request.pulled_tokens = admitted.pulled_tokens
                 request.notify_admitted(now_ns)
         for engine_id in effects.preempted:
             if engine_id in live:

@@ -62,6 +62,7 @@ class LiveRequest:
         "preemptions",
         "priority",
         "prompt_tokens",
+        "pulled_tokens",
         "rank",
         "record",
         "refused",
@@ -109,6 +110,8 @@ class LiveRequest:
         self.cached_tokens = 0
         self.below_tokens: Sequence[int] = (0, 0, 0)
         """Cached tokens that came from G2, G3 and G4."""
+        self.pulled_tokens = 0
+        """Cached tokens that were read from a prefill server."""
         self.preemptions = 0
         self.arrival_ns = self.admitted_ns = self.first_token_ns = self.last_token_ns = self.finish_ns = -1
         self.aborted = False

@@ -18,6 +18,7 @@ from understudy.server.metrics import Registry
 from understudy.server.metrics.cache_info import add_cache_info
 from understudy.server.metrics.errors import add_errors
 from understudy.server.metrics.features import SleepMetrics
+from understudy.server.metrics.handoff import add_handoff
 from understudy.server.metrics.late import add_lateness
 from understudy.server.metrics.others import add_old_names
 from understudy.server.metrics.process import HttpMetrics, add_process
@@ -172,6 +173,8 @@ class Worker:
             ]
         if given is not None and self.senders:
             given.connect_events(self.senders[0])
+        if self.handoff is not None:
+            add_handoff(self.registry, self.handoff, model_name=name, engine="0")
         add_lateness(self.registry, driver.step_lateness, token_lateness)
         add_errors(self.registry, self.cores)
         self._rank_of = {id(core): rank for rank, core in enumerate(self.cores)}

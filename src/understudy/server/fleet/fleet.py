@@ -21,6 +21,7 @@ from understudy.server.server import Runtime, Server, build_tiers, make_runtime
 if TYPE_CHECKING:
     from understudy.router.kv import KvRouting
     from understudy.router.router import Router
+    from understudy.run.disaggregation import Disaggregation
     from understudy.server.settings import ServerSettings
 
 
@@ -39,6 +40,8 @@ class FleetSettings(msgspec.Struct, frozen=True, kw_only=True):
     """Addresses and networks whose clients may call the front end's control routes; without a key only."""
     routing: str | KvRouting | Router = "round_robin"
     seed: int = 0
+    disaggregation: Disaggregation | None = None
+    """Rule and routing of prefill and decode workers (`handoff` in a pool's settings); None: none has a role."""
 
     @property
     def api_keys(self) -> tuple[str, ...]:
@@ -72,6 +75,11 @@ class Fleet:
                 f"pools: blocks of {' and '.join(map(str, sorted(sizes)))} tokens; routing by blocks needs one "
                 "size, so give all pools the same block-size or page-size"
             )
+        self.decode_routing: FleetRouting | None = None
+        """Routing of decode workers; `routing` is then of prefill workers."""
+        if settings.disaggregation is not None:
+            policy = settings.disaggregation.decode_routing
+            self.decode_routing = FleetRouting(self.servers, policy, settings.seed)
         self.shared_runs: list[TierRun] = []
         """Tiers that the workers of a pool share (G3, G4), for pools that have them."""
         for count, pool in settings.pools:
@@ -81,12 +89,19 @@ class Fleet:
             for _ in range(count):
                 server = self._server(pool, len(self.servers), run)
                 self.servers.append(server)
-                self.routing.add(server, len(self.servers) - 1)
+                self._routing_of(pool).add(server, len(self.servers) - 1)
         self.front = FleetFront(
             self.servers, self.routing, settings.pools, name_policy(settings.routing), settings.access()
         )
+        if settings.disaggregation is not None and self.decode_routing is not None:
+            self.front.divide(settings.disaggregation, self.decode_routing)
         self._listening: asyncio.Server | None = None
         self.port = settings.port
+
+    def _routing_of(self, pool: ServerSettings) -> FleetRouting:
+        """Return the routing that a pool's workers belong to."""
+        decodes = pool.handoff is not None and pool.handoff.role == "kv_consumer"
+        return self.decode_routing if decodes and self.decode_routing is not None else self.routing
 
     def _shared_run(self, pool: ServerSettings) -> TierRun | None:
         """Make the shared tiers of a pool: disks and object stores; host memory belongs to each worker."""
@@ -101,7 +116,9 @@ class Fleet:
         events = pool.kv_events_config
         if events.get("enable_kv_cache_events"):
             own["kv_events_config"] = {**events, **shifted(events, index * pool.data_parallel_size)}
-        events_kept = self.routing.dispatcher.wants_events
+        if pool.handoff is not None and pool.handoff.port:
+            own["handoff"] = msgspec.structs.replace(pool.handoff, port=pool.handoff.port + index)
+        events_kept = self._routing_of(pool).dispatcher.wants_events
         return Server(msgspec.structs.replace(pool, **own), self.runtime, index, run=run, events=events_kept)
 
     @property

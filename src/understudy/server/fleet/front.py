@@ -19,15 +19,19 @@ from understudy.server.faults import FaultOrder, active_faults, apply_order
 from understudy.server.fleet.assets import show_page
 from understudy.server.fleet.monitor import SAMPLED_EVERY_S, Monitor
 from understudy.server.fleet.report import STATES, Report, describe_worker, read_report, state_of
+from understudy.server.fleet.staged import StagedForward
 from understudy.server.metrics import Registry
 from understudy.server.metrics.families import CONTENT_TYPE
 from understudy.server.metrics.late import add_lateness
 from understudy.server.metrics.merged import merge, to_rows
 from understudy.server.metrics.process import HttpMetrics, add_process
+from understudy.server.metrics.vllm import FIRST_TOKEN_S
+from understudy.server.quantiles import FINE_S
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from understudy.run.disaggregation import Disaggregation
     from understudy.server.fleet.routing import FleetRouting
     from understudy.server.http import Connection, Request
     from understudy.server.server import Server
@@ -54,6 +58,7 @@ class FleetFront:
         self._router = routing
         self._dispatcher = routing.dispatcher
         self._no_blocks = Identities.from_local_hashes([])
+        self._stages: StagedForward | None = None
         self.monitor = Monitor(pools, name, lambda: routing.dispatcher.num_waiting)
         self._sampler: asyncio.TimerHandle | None = None
         self._late_ms = [0.0] * len(servers)
@@ -90,6 +95,23 @@ class FleetFront:
             "/admin/fault": {"GET": self._faults, "POST": self._order},
         }
         """Routes of the front end itself, by path and method; a path that ends with a slash covers those below it."""
+
+    def divide(self, settings: Disaggregation, decode: FleetRouting) -> None:
+        """Send prompts to prefill workers and answers from decode workers, from now on."""
+        self._stages = StagedForward(self.servers, settings, self._router, decode, self._note_sent)
+        self._stages.first_token = self.registry.histogram(
+            "understudy:time_to_first_token_seconds",
+            "From a request's arrival at the front end to its first token.",
+            FIRST_TOKEN_S,
+            FINE_S,
+        )
+        for way in self._stages.ways:
+            self.registry.gauge(
+                "understudy:requests_by_way",
+                "Requests whose prompt a prefill worker (remote) or the decode worker (local) has computed.",
+                lambda way=way: float(self._stages.ways[way]) if self._stages else 0.0,  # type: ignore[misc]
+                way=way,
+            )
 
     # ── HTTP ──
 
@@ -153,6 +175,9 @@ class FleetFront:
             return
         self._router.update_availability()
         asked = self._asked(request)
+        if self._stages is not None:
+            self._stages.forward(request, connection, asked)
+            return
         on_answered = connection.on_answered
 
         def go(decision: Decision) -> None:
@@ -171,7 +196,8 @@ class FleetFront:
     def _asked(self, request: Request) -> LiveRouteRequest:
         """Build the policy's view of a request. A policy without blocks gets an estimated length."""
         tokens, blocks = len(request.body) // 5, self._no_blocks
-        if self._dispatcher.wants_blocks:
+        wants_blocks = self._dispatcher.wants_blocks if self._stages is None else self._stages.wants_blocks
+        if wants_blocks:
             try:
                 tokens, found = self.servers[0].app.endpoints.reads.prompt_blocks(read_body(request))
                 blocks = blocks if found is None else found
@@ -201,14 +227,18 @@ class FleetFront:
         server = self.servers[chosen]
         if len(server.worker.cores) > 1:
             request.headers.setdefault("x-data-parallel-rank", str(rank))
-        self._routed[chosen].add()
-        load = len(server.app.endpoints.in_flight)
-        self.monitor.decided(decision, asked, chosen, request.path, load)
+        self._note_sent(asked, decision, chosen, request.path)
         row, dispatcher = asked.row, self._dispatcher
         connection.on_first_token = lambda: dispatcher.first_token(row)
         connection.on_ended = lambda: dispatcher.ended(row)
         server.app.handle(request, connection)
         connection.extra_headers += f"x-understudy-worker: {chosen}\r\n".encode()
+
+    def _note_sent(self, asked: LiveRouteRequest, decision: Decision, chosen: int, path: str) -> None:
+        """Count a request that is sent to a worker, and keep the decision for the page."""
+        self._routed[chosen].add()
+        load = len(self.servers[chosen].app.endpoints.in_flight)
+        self.monitor.decided(decision, asked, chosen, path, load)
 
     def _first_alive(self, preferred: Sequence[int] = ()) -> int:
         """Return the first worker that is alive, of the preferred ones (those with a route) if there are any."""
@@ -239,7 +269,12 @@ class FleetFront:
             "token_p99": round(tokens.quantile(0.99, since) * 1e3, 3),
             "step_p99": round(steps.quantile(0.99) * 1e3, 3),
         }
-        return read_report(self.servers, self._late_ms, late)
+        report = read_report(self.servers, self._late_ms, late)
+        if self._stages is None or self._stages.first_token is None:
+            return report
+        # Workers count from a request's arrival at each of them.
+        totals = msgspec.structs.replace(report.totals, first_tokens=list(self._stages.first_token.counts))
+        return msgspec.structs.replace(report, totals=totals)
 
     def _report(self, _: Request, connection: Connection) -> None:
         connection.respond(200, msgspec.json.encode(self.report()))

@@ -190,6 +190,9 @@ class Monitor:
             watcher.drop()
 
 
+_ROLES = {"kv_producer": "prefill", "kv_consumer": "decode", "kv_both": "both"}
+
+
 def describe_pools(pools: Sequence[tuple[int, ServerSettings]]) -> list[dict[str, Any]]:
     """Describe the pools of a fleet: number of workers, model, and limits of their engines."""
     return [
@@ -199,6 +202,7 @@ def describe_pools(pools: Sequence[tuple[int, ServerSettings]]) -> list[dict[str
             "blocks": pool.engine.num_gpu_blocks,
             "block_size": pool.engine.block_size,
             "max_num_seqs": pool.engine.max_num_seqs,
+            "role": "both" if pool.handoff is None else _ROLES[pool.handoff.role],
         }
         for count, pool in pools
     ]

@@ -94,6 +94,7 @@ def read_report(servers: Sequence[Server], late_ms: Sequence[float], late: dict[
                 int(state == "dead"),
                 kinds,
                 worker.restarts,
+                0 if worker.handoff is None else worker.handoff.in_flight,
             )
         )
     columns = dict(zip(COLUMNS, (list(column) for column in zip(*rows, strict=True)), strict=True))
@@ -123,6 +124,7 @@ COLUMNS = (
         "dead",
         "faults",
         "restarts",
+        "transfers",
     ),
 )
 

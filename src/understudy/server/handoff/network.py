@@ -62,6 +62,9 @@ class HandOffNetwork:
             self.reads.append(read)
             if read[1] in self.members:
                 self.members[read[1]].count_read(read)
+        for member in self.members.values():
+            if member.on_polled is not None:
+                member.on_polled()
         reached = dict.fromkeys(self.net.take_reached())
         return [self.members[number].core for number in reached if number in self.members]
 
@@ -104,6 +107,8 @@ class HandOffMember:
         """Notifications about blocks that were no longer kept."""
         self.on_read: Callable[[int, int, int, bool], None] | None = None
         """Called with every read of this engine: bytes, posted ns, landed ns, failed."""
+        self.on_polled: Callable[[], None] | None = None
+        """Called when something may have changed: a message has arrived, or a step has ended."""
         self._channel: SideChannel | None = None
 
     def join(self, core: EngineCore) -> None:

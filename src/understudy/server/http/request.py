@@ -26,6 +26,10 @@ class Request:
         self._max_depth = max_depth
         self._decoded: Decoded | None = None
 
+    def with_body(self, body: bytes) -> Request:
+        """Return the same request with another body."""
+        return Request(self.head, body, self._max_depth)
+
     def decode(self) -> Decoded:
         """Decode the body as JSON, once; readers share the value and must not change it."""
         if self._decoded is None:

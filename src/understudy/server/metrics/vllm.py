@@ -209,17 +209,17 @@ class VllmMetrics:
         return float(now.waiting - (now.loading - now.parked))
 
     def _deferred(self) -> float:
-        return float(self.core.engine.snapshot().loading if self.core.has_tiers else 0)
+        return float(self.core.engine.snapshot().loading if self.core.waits_for_transfers else 0)
 
     # ── Events ──
 
     def on_admitted(self, request: LiveRequest) -> None:
         """Count the cache lookup of a prompt."""
-        cached, external = request.cached_tokens, sum(request.below_tokens)
+        cached, external = request.cached_tokens, sum(request.below_tokens) + request.pulled_tokens
         local = cached - external
         self.queries.add(request.prompt_tokens)
         self.hits.add(local)
-        if self.core.has_tiers:
+        if self.core.waits_for_transfers:
             self.external_queries.add(request.prompt_tokens - local)
             self.external_hits.add(external)
         self.prompt_tokens.add(request.prompt_tokens)
@@ -230,6 +230,7 @@ class VllmMetrics:
         sources = ("device", "host", "disk", "external_unspecified")
         for source, tokens in zip(sources, (local, *request.below_tokens), strict=True):
             self.cached_by[source].add(tokens)
+        self.cached_by["external_unspecified"].add(request.pulled_tokens)
 
     def on_tokens(self, request: LiveRequest, first: int, count: int, now_ns: int) -> None:
         """Count visible tokens."""

@@ -1,0 +1,136 @@
+"""A fleet with prefill and decode workers in one process."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from server.client import Client
+from server.handoff_pair import FAST, runs, until
+from understudy.cli.fleet import read_fleet
+from understudy.errors import ConfigError
+from understudy.server.fleet.fleet import Fleet
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+PORTS = ["--port", "0", "--base-port", "0", "--kv-side-channel-port", "0"]
+BODY = {"prompt": "one two three four five six seven eight nine ten " * 12, "max_tokens": 5}
+
+
+@contextlib.asynccontextmanager
+async def fleet_of(*flags: str) -> AsyncIterator[tuple[Client, Fleet]]:
+    settings, _ = read_fleet([*PORTS, *FAST, *flags])
+    fleet = Fleet(settings)
+    await fleet.start()
+    try:
+        yield Client(fleet.port), fleet
+    finally:
+        await fleet.stop()
+        fleet.runtime.driver.stop()
+
+
+def counts(fleet: Fleet) -> list[float]:
+    return [server.worker.metrics[0].prompt_tokens.value for server in fleet.servers]
+
+
+def computed(fleet: Fleet) -> list[float]:
+    return [server.worker.metrics[0].by_source["local_compute"].value for server in fleet.servers]
+
+
+@runs
+async def test_a_prompt_is_computed_by_one_worker_and_decoded_by_another() -> None:
+    async with fleet_of("--prefill-workers", "1", "--decode-workers", "2") as (client, fleet):
+        reply = await client.post("/v1/completions", BODY)
+        assert reply.status == 200
+        assert reply.json["usage"]["completion_tokens"] == 5
+        prompt = reply.json["usage"]["prompt_tokens"]
+        assert computed(fleet)[0] == prompt
+        assert sorted(computed(fleet)[1:]) == [0, 1]  # the last token is computed again
+        streamed = await client.post("/v1/completions", {**BODY, "stream": True})
+        assert streamed.events[-1] == "[DONE]"
+        await until(lambda: fleet.servers[0].worker.cores[0].engine.snapshot().active_blocks == 0)
+        state = (await client.get("/fleet/state")).json
+        assert [pool["role"] for pool in state["pools"]] == ["prefill", "decode"]
+        assert state["workers"]["transfers"] == [0, 0, 0]
+        page = (await client.get("/metrics")).body.decode()
+        assert 'understudy:requests_by_way{way="remote"} 2.0' in page
+        assert "vllm:nixl_xfer_time_seconds_count" in page
+
+
+@runs
+async def test_a_rule_keeps_cached_prompts_on_their_decode_worker() -> None:
+    flags = ("--prefill-workers", "1", "--decode-workers", "1", "--disaggregation", "uncached:100")
+    async with fleet_of(*flags) as (client, fleet):
+        await client.post("/v1/completions", BODY)
+        first = counts(fleet)
+        await client.post("/v1/completions", BODY)  # its blocks are cached where it was decoded
+        assert counts(fleet)[0] == first[0]
+        assert counts(fleet)[1] == 2 * first[1]
+        short = await client.post("/v1/completions", {"prompt": "hello", "max_tokens": 2})
+        assert short.status == 200
+        assert counts(fleet)[0] == first[0]
+
+
+@runs
+async def test_many_clients_get_their_answers_and_no_block_stays() -> None:
+    flags = ("--prefill-workers", "2", "--decode-workers", "2", "--routing", "kv", "--decode-routing", "kv")
+    link = ("--kv-link-gbps", "0.05", "--kv-bytes-per-token", "4096", "--num-gpu-blocks-override", "200")
+    async with fleet_of(*flags, *link, "--max-model-len", "2048") as (client, fleet):
+
+        async def ask(number: int) -> int:
+            body = {"prompt": f"{number % 5} " + "word " * (20 + 7 * number), "max_tokens": 1 + number % 9}
+            if number % 7 == 3:  # a client that disconnects
+                with contextlib.suppress(TimeoutError):
+                    await asyncio.wait_for(client.post("/v1/completions", body), 0.02)
+                return 200
+            return (await client.post("/v1/completions", body)).status
+
+        assert set(await asyncio.gather(*(ask(number) for number in range(40)))) == {200}
+        cores = [server.worker.cores[0] for server in fleet.servers]
+        await until(lambda: all(core.engine.snapshot().active_blocks == 0 for core in cores))
+        assert not any(core.live for core in cores)
+
+
+@runs
+async def test_requests_that_cannot_be_divided_stay_on_a_decode_worker() -> None:
+    async with fleet_of("--disaggregate", "--workers", "2") as (client, fleet):
+        reply = await client.post("/v1/completions", {**BODY, "n": 2})
+        assert reply.status == 200
+        assert len(reply.json["choices"]) == 2
+        assert (await client.post("/v1/completions", {**BODY, "prompt": ["a", "b"]})).status == 200
+        assert (await client.post("/v1/completions", {"prompt": 3})).status == 400
+        assert counts(fleet)[0] == 0
+
+
+@runs
+async def test_a_killed_prefill_worker_fails_its_requests_and_others_go_on() -> None:
+    async with fleet_of("--prefill-workers", "1", "--decode-workers", "1") as (client, fleet):
+        fault: dict[str, Any] = {"kind": "kill", "workers": [0], "duration_s": 30}
+        assert (await client.post("/admin/fault", fault)).status == 200
+        assert (await client.post("/v1/completions", BODY)).status == 503
+        assert (await client.post("/admin/fault", {"kind": "none"})).status == 200
+        assert (await client.post("/v1/completions", BODY)).status == 200
+        assert not fleet.servers[1].worker.cores[0].live
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (["--disaggregation", "always"], "--disaggregate"),
+        (["--disaggregate", "--workers", "1"], "--workers"),
+        (["--prefill-workers", "1"], "decode_workers"),
+        (["--disaggregate", "--processes", "2"], "--processes"),
+        (["--disaggregate", "--engine", "sglang"], "kv-transfer-config"),
+        (["--disaggregate", "--vllm-version", "0.32"], "0.33"),
+        (["--disaggregate", "--disaggregation", "sometimes"], "rule"),
+        (["--disaggregate", "--kv-link-gbps", "1"], "--kv-bytes-per-token"),
+        (["--disaggregate", "--tiers", '{"tiers": [{"tier": "g2", "blocks": 10}]}'], "tiers"),
+    ],
+)
+def test_flags_that_do_not_go_together_are_refused_by_name(flags: list[str], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        read_fleet(flags)
