@@ -96,6 +96,8 @@ RunModeChoice Fleet::choose_mode() const {
   if (reports_steps()) return {RunMode::Stepwise, "every step is reported"};
   if (has_user_policies()) return {RunMode::Stepwise, "a user-defined policy sees workers in the order of time"};
   if (config_.router->queues()) return {RunMode::Stepwise, "requests wait in the router for the end of any step"};
+  if (net_ && has_tiers())
+    return {RunMode::Stepwise, "prefill workers load blocks from tiers and keep them for others"};
   if (!shares_tiers() && !has_free_prompts()) {
     return {RunMode::Lookahead, "workers affect each other only when a request ends or a router asks"};
   }
@@ -149,6 +151,10 @@ bool Fleet::has_user_policies() const {
            return pool.engine->has_user_policy() ||
                   (pool.config.tiers && (pool.config.tiers->filter || pool.config.tiers->g2_policy_is_users));
          });
+}
+
+bool Fleet::has_tiers() const {
+  return std::ranges::any_of(pools_, [](const Pool& pool) { return pool.config.tiers.has_value(); });
 }
 
 bool Fleet::shares_tiers() const {

@@ -110,6 +110,7 @@ class Fleet final : private FleetView {
   RunModeChoice choose_mode() const;
   bool independent() const;
   bool has_user_policies() const;
+  bool has_tiers() const;
   bool shares_tiers() const;
   bool has_free_prompts() const;
   bool can_show_blocks() const;

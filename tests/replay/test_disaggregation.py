@@ -254,7 +254,7 @@ def test_pools_that_cannot_hand_off_are_refused_by_name(tmp_path: Any) -> None:
         ([prefill, WorkerPool(name="s", role="decode", engine=SglangConfig(block_size=16))], "s has a role"),
         (
             [prefill, WorkerPool(name="d", role="decode", engine=SYNC, tiers=tiers)],
-            "with which tiers do not work yet",
+            "decode workers and vLLM's offload do not work with tiers yet",
         ),
         ([prefill, WorkerPool(name="d", role="decode", engine=old)], "known of 0.33 only"),
         ([prefill, prefill], "one with role decode"),

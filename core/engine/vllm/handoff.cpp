@@ -131,14 +131,16 @@ void VllmEngine::poll_idle(bool changed, std::int64_t now_ns) {
   stuck_.reset();
   if (rests()) return;
   clock_.now_ns = now_ns + kIdlePollNs;
+  if (tiers_) landing_wait_.released = tiers_->released();
   polling_ = true;
   poll_due_ = changed;
 }
 
 // When the sleeping loop finds something to do, as far as is known.
 std::int64_t VllmEngine::next_poll_ns() const {
-  if (poll_due_) return clock_.now_ns;
+  if (poll_due_ || (tiers_ && landing_wait_over())) return clock_.now_ns;
   std::int64_t next = net_->next_ns(worker_);
+  if (tiers_ && !tiers_->idle()) next = std::min(next, tiers_->hub().next_wake_ns().value_or(kNever));
   if (sender_) next = std::min(next, sender_->next_deadline_ns());
   if (receiver_) next = std::min(next, receiver_->next_heartbeat_ns());
   return next == kNever ? kNever : poll_at(next);

@@ -305,8 +305,11 @@ VllmEngine::VllmEngine(const VllmConfig& config, const EngineSite& site)
   if (config.transfer && config.transfer->produces) sender_ = std::make_unique<KvSender>(*config.transfer);
   if (config.transfer && config.transfer->consumes) receiver_ = std::make_unique<KvReceiver>(*config.transfer);
   if (config.transfer) {
-    if (site.tiers != nullptr) {
-      throw Error(ErrorKind::ConfigError, "tiers: hand-offs of KV blocks do not work with tiers yet; leave them out");
+    if (config.offload || (site.tiers != nullptr && config.transfer->consumes)) {
+      throw Error(
+          ErrorKind::ConfigError,
+          "tiers: workers that read the blocks of others work with neither tiers nor an offload yet; leave them "
+          "out, or give tiers to prefill workers");
     }
     net_ = site.net;
     worker_ = static_cast<std::uint32_t>(site.worker);

@@ -104,7 +104,9 @@ class Disaggregation(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
         if self.prefill_workers is None or self.decode_workers is None:
             raise ConfigError("prefill_workers: give prefill_workers and decode_workers, or pools with roles")
         if tiers is not None and tiers.tiers:
-            raise ConfigError("tiers do not work with prefill and decode workers yet; leave them out")
+            raise ConfigError(
+                "tiers: only prefill workers can have them; give pools with roles, and tiers to the prefill pool"
+            )
         return (
             WorkerPool(name="prefill", role="prefill", workers=self.prefill_workers, engine=engine),
             WorkerPool(name="decode", role="decode", workers=self.decode_workers, engine=engine),
@@ -126,9 +128,11 @@ class Disaggregation(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
                 raise ConfigError(
                     f"pools: {pool.name} has a role, and only vLLM's hand-offs are known; use an engine of vLLM"
                 )
-            if pool.resolve_tiers().tiers:
+            tiers = pool.resolve_tiers()
+            if tiers.tiers and (pool.role == "decode" or tiers.offload.mode == "vllm"):
                 raise ConfigError(
-                    f"tiers: {pool.name} has a role, with which tiers do not work yet; leave them out"
+                    f"tiers: {pool.name} has the role {pool.role}; decode workers and vLLM's offload do not work with "
+                    "tiers yet, so leave them out"
                 )
             if pool.engine.profile.name not in ("v0.33",):
                 raise ConfigError(

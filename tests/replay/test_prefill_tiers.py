@@ -1,0 +1,117 @@
+"""Prefill workers with tiers below the device."""
+
+from __future__ import annotations
+
+import random
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from replay.test_disaggregation import BYTES, make_workload
+from understudy.engines.vllm_config import VllmConfig
+from understudy.errors import ConfigError
+from understudy.run.disaggregation import Disaggregation
+from understudy.run.offline import OfflineRun, run_offline
+from understudy.run.pools import WorkerPool
+from understudy.tiers.settings import TiersConfig
+from understudy.workload.mooncake import read_mooncake
+
+if TYPE_CHECKING:
+    from understudy.workload import Workload
+
+
+def engine_of(blocks: int, *, asynchronous: bool) -> VllmConfig:
+    return VllmConfig(
+        block_size=16,
+        num_gpu_blocks=blocks,
+        max_num_batched_tokens=256,
+        max_num_seqs=16,
+        async_scheduling=asynchronous,
+    )
+
+
+def tiers_of(
+    blocks: int, gbps: float = 1.0, mode: str = "write_through", *, disk: bool = False
+) -> TiersConfig:
+    links = {"down_gbps": gbps, "up_gbps": gbps}
+    below = [{"tier": "g2", "blocks": blocks, "link": links}]
+    if disk:
+        below.append({"tier": "g3", "blocks": 4 * blocks, "link": links})
+    return TiersConfig.from_dict({"tiers": below, "offload": {"mode": mode}, "kv_bytes_per_token": BYTES})
+
+
+def run(workload: Workload, engine: VllmConfig, tiers: TiersConfig | None, **how: Any) -> OfflineRun:
+    pools = (
+        WorkerPool(name="prefill", role="prefill", workers=2, engine=engine, tiers=tiers),
+        WorkerPool(name="decode", role="decode", workers=2, engine=engine),
+    )
+    split = Disaggregation(kv_bytes_per_token=BYTES, link_gbps=how.pop("link_gbps", 0.01))
+    return run_offline(workload, pools=pools, disaggregation=split, **how)
+
+
+@pytest.mark.parametrize("asynchronous", [False, True])
+@pytest.mark.parametrize("seed", range(4))
+def test_a_tier_that_is_never_read_changes_nothing(tmp_path: Any, seed: int, asynchronous: bool) -> None:
+    workload = make_workload(tmp_path, seed, gap_ms=20.0)
+    engine = engine_of(4000, asynchronous=asynchronous)
+    with_tier = run(workload, engine, tiers_of(4000), check=True)
+    without = run(workload, engine, None)
+    names = ("first_token_ns", "last_token_ns", "finish_ns", "cached_tokens_first")
+    for name in names:
+        assert (getattr(with_tier.timeline, name) == getattr(without.timeline, name)).all(), name
+    assert (with_tier.timeline.handoff.landed_ns == without.timeline.handoff.landed_ns).all()
+
+
+@pytest.mark.parametrize("asynchronous", [False, True])
+@pytest.mark.parametrize("seed", range(6))
+def test_small_prefill_workers_read_prompts_back_from_tiers(
+    tmp_path: Any, seed: int, asynchronous: bool
+) -> None:
+    draw = random.Random(seed)
+    workload = repeated(tmp_path, seed)
+    engine = engine_of(draw.choice([30, 60]), asynchronous=asynchronous)
+    tiers = tiers_of(
+        draw.choice([100, 400]),
+        draw.choice([10.0, 0.005]),
+        draw.choice(["write_through", "evict"]),
+        disk=draw.random() < 0.5,
+    )
+    found = run(workload, engine, tiers, check=True, link_gbps=draw.choice([0.1, 0.001]))
+    assert found.timeline.completed.all()
+    assert (found.timeline.output_tokens == workload.output_tokens).all()
+    again = run(workload, engine, tiers, link_gbps=0.1)
+    assert again.timeline.completed.all()
+
+
+def repeated(tmp_path: Any, seed: int) -> Workload:
+    """Prompts of which many are sent again later."""
+    draw = random.Random(seed)
+    prompts = [[draw.randrange(10**6) for _ in range(draw.randint(2, 12))] for _ in range(12)]
+    lines = []
+    for number in range(80):
+        ids = draw.choice(prompts)
+        lines.append(
+            f'{{"timestamp": {number * 12}, "input_length": {len(ids) * 16}, "output_length": {draw.randint(1, 20)}, '
+            f'"hash_ids": {ids}}}'
+        )
+    path = tmp_path / "trace.jsonl"
+    path.write_text("\n".join(lines) + "\n", encoding="utf-8")
+    return read_mooncake(path, trace_block_size=16)
+
+
+def test_a_host_tier_saves_prompt_tokens_of_prefill_workers(tmp_path: Any) -> None:
+    workload, engine = repeated(tmp_path, 1), engine_of(40, asynchronous=False)
+    with_tier = run(workload, engine, tiers_of(2000, 100.0))
+    without = run(workload, engine, None)
+    saved = with_tier.timeline.cached_tokens_first.sum() - without.timeline.cached_tokens_first.sum()
+    assert saved > 1000
+
+
+def test_decode_workers_with_tiers_are_refused_by_name(tmp_path: Any) -> None:
+    engine = engine_of(100, asynchronous=False)
+    pools = (
+        WorkerPool(name="prefill", role="prefill", workers=1, engine=engine),
+        WorkerPool(name="decode", role="decode", workers=1, engine=engine, tiers=tiers_of(100)),
+    )
+    with pytest.raises(ConfigError, match="tiers: decode"):
+        run_offline(make_workload(tmp_path, 1), pools=pools, disaggregation=Disaggregation())
