@@ -43,6 +43,7 @@ void HandOffNet::connect(std::uint32_t worker, std::int64_t now_ns) {
 void HandOffNet::disconnect(std::uint32_t worker, std::int64_t now_ns) {
   Side& side = sides_.at(worker);
   side.connected = false;
+  side.waiting_notes.clear();  // lost
   for (const WaitingRead& read : std::exchange(side.waiting, {})) {
     sides_[read.reader].received.push_back({now_ns, read.pull.request, true});
     reached_.push_back(read.reader);

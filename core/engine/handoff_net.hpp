@@ -69,7 +69,8 @@ class HandOffNet final : public TransferOwner {
   // Workers that were needed since the last call and are not connected.
   std::vector<std::uint32_t> take_wanted() { return std::exchange(wanted_, {}); }
   void connect(std::uint32_t worker, std::int64_t now_ns);
-  // The handshake failed, or the connection ended: reads that wait for it fail, and those in flight when they end.
+  // The handshake failed, or the connection ended: reads that wait for it fail, those in flight when they end, and
+  // notifications that wait are lost.
   void disconnect(std::uint32_t worker, std::int64_t now_ns);
   // The next `count` reads by a worker fail when they end, without a notification.
   void fail_reads(std::uint32_t worker, std::uint32_t count) { sides_.at(worker).to_fail = count; }

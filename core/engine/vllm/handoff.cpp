@@ -207,7 +207,6 @@ void VllmEngine::give_report(HandOffReport report) {
 
 // The update reads what the worker's poll found.
 void VllmEngine::read_report(const HandOffReport& report, std::int64_t now_ns) {
-  std::vector<RequestSlot> failed;
   for (const RequestId id : report.received) {
     const auto orphan = orphans_.find(id);
     if (orphan != orphans_.end()) {
@@ -224,14 +223,13 @@ void VllmEngine::read_report(const HandOffReport& report, std::int64_t now_ns) {
     EngineRequest& request = requests_[found->second];
     request.loaded = true;
     request.load_failed = std::ranges::binary_search(report.failed, id);
-    if (request.load_failed && !config_.transfer->recomputes) failed.push_back(found->second);
     receiver_->received(id);
+    if (request.load_failed && !config_.transfer->recomputes) fail(found->second, now_ns);
   }
   for (const RequestId id : report.sent) {
     const std::vector<SlotId> table = sender_->take(id);
     if (!table.empty()) kv_->release_table(table);
   }
-  for (const RequestSlot slot : failed) fail(slot, now_ns);
   if (!report.empty()) refusal_.stands = false;
 }
 
