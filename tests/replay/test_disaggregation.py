@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from understudy.cli.split_advice import try_splits
 from understudy.engines.sglang_config import SglangConfig
 from understudy.engines.vllm_config import VllmConfig
 from understudy.errors import ConfigError, PolicyError
@@ -289,17 +288,3 @@ def test_verdicts_name_the_side_that_waits(tmp_path: Any) -> None:
     found = Report.build(crowded.timeline, crowded.facts).verdicts
     assert any(verdict.finding.startswith("Prefill workers are the bottleneck") for verdict in found)
     assert not any(verdict.rule == "hot_worker" for verdict in found)
-
-
-def test_other_splits_are_replayed_and_the_better_one_is_named(tmp_path: Any) -> None:
-    workload = make_workload(tmp_path, 9, gap_ms=2.0)
-
-    def replay_with(split: Disaggregation) -> Report:
-        found = run_offline(workload, SYNC, disaggregation=split)
-        return Report.build(found.timeline, found.facts)
-
-    given = Disaggregation(prefill_workers=1, decode_workers=3)
-    advice = try_splits(replay_with(given), given, replay_with)
-    assert advice is not None
-    assert [trial.change for trial in advice.trials] == ["--prefill-workers 2 --decode-workers 2"]
-    assert advice.trials[0].helps == any("(replayed)" in verdict.remedy for verdict in advice.verdicts)

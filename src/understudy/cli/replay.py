@@ -23,9 +23,7 @@ if TYPE_CHECKING:
 
     from understudy.cli import Verbs
     from understudy.report import Report
-    from understudy.run.disaggregation import Disaggregation
     from understudy.run.settings import ReplaySettings
-    from understudy.workload import Workload
 
 SHORT_EXAMPLES = """\
 examples:
@@ -351,7 +349,9 @@ def run(args: argparse.Namespace) -> int:
 
         report = try_remedies(report, settings, workload, args)
     if splits and not (args.no_advice or args.digest):
-        report = _try_splits(report, settings, workload, args)
+        from understudy.cli.split_advice import try_splits
+
+        report = try_splits(report, settings, workload, args)
     if (without := report.without_tiers) is not None:
         without = replace(without, run=replace(without.run, workload=f"{args.trace.name} without tiers"))
     facts = replace(
@@ -378,32 +378,6 @@ def run(args: argparse.Namespace) -> int:
             f"every request was rejected (request {row}: {reason}); --allow-empty accepts that"
         )
     return 0
-
-
-def _try_splits(
-    report: Report, settings: ReplaySettings, workload: Workload, args: argparse.Namespace
-) -> Report:
-    """Replay other splits into prefill and decode workers."""
-    from dataclasses import replace
-
-    from understudy.api import replay
-    from understudy.cli.replay_modes import read_slo
-    from understudy.cli.split_advice import try_splits
-
-    def replay_with(disaggregation: Disaggregation) -> Report:
-        return replay(
-            workload,
-            settings.engine,
-            routing=settings.policy,
-            seed=settings.seed,
-            load=settings.load,
-            max_tokens=args.max_tokens,
-            slo=read_slo(args),
-            disaggregation=disaggregation,
-        )
-
-    assert settings.disaggregation is not None
-    return replace(report, advice=try_splits(report, settings.disaggregation, replay_with))
 
 
 def read_settings(args: argparse.Namespace) -> ReplaySettings:

@@ -1,62 +1,205 @@
-"""Advice of `understudy replay` on prefill and decode workers: other splits of the same workers, replayed."""
+"""Advice of `understudy replay` on prefill and decode workers: other splits, rules and links, replayed."""
 
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING
+from dataclasses import replace
+from typing import TYPE_CHECKING, NamedTuple
 
 from msgspec import structs
 
-from understudy.report.advice import Advice, Trial
+from understudy.report.advice import LIMIT_S, Advice, Trial
+from understudy.report.handoff_verdicts import busiest_link, name_flag
+from understudy.report.text import quantity
 from understudy.report.verdict import Verdict
 from understudy.report.verdicts import find_verdicts
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    import argparse
+    from collections.abc import Callable, Iterator
 
     from understudy.report import Report
     from understudy.run.disaggregation import Disaggregation
+    from understudy.run.settings import ReplaySettings
+    from understudy.workload import Workload
 
-LIMIT_S = 10.0
-GAIN = 0.05
-"""A split is recommended if it improves the measure by this share."""
+GAIN, ATTAINMENT_GAIN = 0.05, 0.01
+"""Least gain of a change that helps: share of the mean E2E, or attainment."""
+RULES = ("uncached:2048", "uncached:512", "uncached:8192")
+OTHERS_FASTER = Verdict("handoff_split", "Other settings of the same workers are faster.", "")
+NONE_HELPS = "None of the replayed remedies helps."
+
+
+class Change(NamedTuple):
+    """A change of a fleet's settings; None instead of `settings`: workers without roles."""
+
+    kind: str
+    """link, rule, roles or split; of each kind, a verdict names the best."""
+    flag: str
+    name: str
+    settings: Disaggregation | None
+
+
+class Tried(NamedTuple):
+    """A replayed change, its effect, and how it reads."""
+
+    change: Change
+    trial: Trial
+    gain: float
+    text: str
 
 
 def try_splits(
-    report: Report, given: Disaggregation, replay_with: Callable[[Disaggregation], Report]
-) -> Advice | None:
-    """Replay the neighbouring splits of the same number of workers; None if there are none."""
-    prefill, decode = given.prefill_workers, given.decode_workers
-    if prefill is None or decode is None:
-        return None
-    splits = [(prefill + 1, decode - 1), (prefill - 1, decode + 1)]
-    splits = [split for split in splits if min(split) >= 1]
-    started = time.monotonic()
-    trials: list[Trial] = []
-    for one, other in splits:
-        if trials and time.monotonic() - started > LIMIT_S:
-            break
-        tried = replay_with(structs.replace(given, prefill_workers=one, decode_workers=other))
-        measure, before, after, helps = _compare(report, tried)
-        trials.append(
-            Trial(f"--prefill-workers {one} --decode-workers {other}", measure, before, after, helps)
+    report: Report, settings: ReplaySettings, workload: Workload, args: argparse.Namespace
+) -> Report:
+    """Replay other settings of prefill and decode workers; nothing is written by those replays."""
+    from understudy.api import replay
+    from understudy.cli.replay_modes import read_slo
+    from understudy.run.options import Execution
+
+    given = settings.disaggregation
+    assert given is not None
+
+    def replay_with(split: Disaggregation | None) -> Report:
+        return replay(
+            workload,
+            settings.engine,
+            workers=settings.workers if split is not None else _count_workers(given),
+            routing=settings.policy,
+            seed=settings.seed,
+            load=settings.load,
+            max_tokens=args.max_tokens,
+            slo=read_slo(args),
+            disaggregation=split,
+            execution=Execution(threads=args.threads, fast_forward=not args.no_fast_forward),
         )
-    seconds = time.monotonic() - started
-    verdicts = [verdict for verdict in find_verdicts(report) if verdict.rule != "handoff_bottleneck"]
-    found = [verdict for verdict in find_verdicts(report) if verdict.rule == "handoff_bottleneck"]
-    if (best := next((trial for trial in trials if trial.helps), None)) is not None:
-        finding = found[0].finding if found else "Another split of the same workers is faster."
-        effect = f"`{best.change}`: {best.measure} {best.before:,.1f} → {best.after:,.1f} (replayed)."
-        verdicts.insert(0, Verdict("handoff_split", finding, effect))
-    elif found:
-        verdicts.insert(0, found[0])
-    return Advice(tuple(verdicts), tuple(trials), seconds, LIMIT_S, len(splits) - len(trials))
+
+    return replace(report, advice=advise_on_split(report, given, replay_with))
 
 
-def _compare(report: Report, other: Report) -> tuple[str, float, float, bool]:
-    """Return the measure, both values, and whether the second is better: attainment if there are goals, else E2E."""
+def advise_on_split(
+    report: Report,
+    given: Disaggregation,
+    replay_with: Callable[[Disaggregation | None], Report],
+    *,
+    limit_s: float = LIMIT_S,
+) -> Advice | None:
+    """Replay changes of a split; return verdicts with those that help, the best first.
+
+    None if the numbers of workers are not given. After `limit_s` seconds no other replay is started. If a split helps,
+    the next one in its direction is replayed too.
+    """
+    if given.prefill_workers is None or given.decode_workers is None:
+        return None
+    started = time.perf_counter()
+    found = find_verdicts(report)
+    changes = list(_list_changes(report, given, found))
+    tried: list[Tried] = []
+    untried = 0
+    while changes:
+        change = changes.pop(0)
+        if tried and time.perf_counter() - started > limit_s:
+            untried += 1
+            continue
+        tried.append(_compare(change, report, replay_with(change.settings)))
+        is_best = all(tried[-1].gain > one.gain for one in tried[:-1] if one.change.kind == "split")
+        if change.kind == "split" and tried[-1].trial.helps and is_best:
+            changes[:0] = _go_further(change, given)
+    verdicts = _write_verdicts(found, tried)
+    trials = tuple(one.trial for one in tried)
+    return Advice(verdicts, trials, time.perf_counter() - started, limit_s, untried)
+
+
+def _list_changes(report: Report, given: Disaggregation, found: tuple[Verdict, ...]) -> Iterator[Change]:
+    """Yield changes, the likeliest remedies first."""
+    handoff = report.handoff
+    assert handoff is not None
+    assert given.prefill_workers is not None
+    assert given.decode_workers is not None
+    rules = {verdict.rule for verdict in found}
+    link = busiest_link(handoff)
+    if "handoff_link" in rules and link is not None:
+        field = "backend_gbps" if link.name == "backend" else "link_gbps"
+        flag = f"{name_flag(link)} {2 * link.bandwidth_gbps:g}"
+        yield Change("link", flag, flag, structs.replace(given, **{field: 2 * link.bandwidth_gbps}))
+    others = [rule for rule in RULES if rule != given.rule] if isinstance(given.rule, str) else []
+    yield from (_set_rule(given, rule) for rule in others[:1])
+    total = _count_workers(given)
+    yield Change("roles", f"--workers {total}", f"{total} workers without roles", None)
+    waits = handoff.ttft_parts_ms
+    direction = 1 if waits["prefill queue"] > waits["decode queue"] + waits["polls"] else -1
+    splits = (_move(given, direction), _move(given, -direction))
+    yield from (split for split in splits if split is not None)
+    yield from (_set_rule(given, rule) for rule in others[1:])
+
+
+def _move(given: Disaggregation, by: int) -> Change | None:
+    """Make `by` decode workers prefill workers; None if a pool would be empty."""
+    assert given.prefill_workers is not None
+    assert given.decode_workers is not None
+    prefill, decode = given.prefill_workers + by, given.decode_workers - by
+    if min(prefill, decode) < 1:
+        return None
+    return Change(
+        "split",
+        f"--prefill-workers {prefill} --decode-workers {decode}",
+        f"{given.prefill_workers}P+{given.decode_workers}D → {prefill}P+{decode}D",
+        structs.replace(given, prefill_workers=prefill, decode_workers=decode),
+    )
+
+
+def _set_rule(given: Disaggregation, rule: str) -> Change:
+    flag = f"--disaggregation {rule}"
+    return Change("rule", flag, flag, structs.replace(given, rule=rule))
+
+
+def _go_further(change: Change, given: Disaggregation) -> list[Change]:
+    """Move one worker more in the direction of a split; empty if a pool would be empty."""
+    assert change.settings is not None
+    by = (change.settings.prefill_workers or 0) - (given.prefill_workers or 0)
+    further = _move(given, by + (1 if by > 0 else -1))
+    return [] if further is None else [further]
+
+
+def _compare(change: Change, report: Report, other: Report) -> Tried:
+    """Compare two reports: by attainment if there are goals, else by the mean E2E."""
     if report.goodput is not None and other.goodput is not None:
-        before, after = report.goodput.ratio * 100, other.goodput.ratio * 100
-        return "attainment %", before, after, after > before + 100 * GAIN / 5
-    before, after = report.e2e_ms.mean, other.e2e_ms.mean
-    return "mean E2E ms", before, after, after < before * (1 - GAIN)
+        measure, before, after = "attainment", report.goodput.ratio, other.goodput.ratio
+        gain, least = after - before, ATTAINMENT_GAIN
+        values = f"{quantity(before, 'ratio')} → {quantity(after, 'ratio')}"
+    else:
+        measure, before, after = "mean E2E", report.e2e_ms.mean, other.e2e_ms.mean
+        gain, least = (before - after) / before if before else 0.0, GAIN
+        values = f"{before:,.0f} → {after:,.0f} ms"
+    is_lossless = other.requests.completed >= report.requests.completed
+    # A rule that hands nothing off makes prefill workers idle: a fleet without roles is better.
+    is_used = other.handoff is None or other.handoff.remote > 0
+    trial = Trial(change.flag, measure, before, after, helps=is_lossless and is_used and gain >= least)
+    text = (
+        f"{change.name}: {measure} {values}, TTFT p99 {report.ttft_ms.p99:,.0f} → {other.ttft_ms.p99:,.0f} ms, "
+        f"mean ITL {report.itl_ms.mean:,.1f} → {other.itl_ms.mean:,.1f} ms (replayed)."
+    )
+    return Tried(change, trial, gain, text)
+
+
+def _write_verdicts(found: tuple[Verdict, ...], tried: list[Tried]) -> tuple[Verdict, ...]:
+    """Put the remedies that help into the first verdict on hand-offs, the best first; those verdicts come first."""
+    best: dict[str, Tried] = {}
+    for one in sorted((one for one in tried if one.trial.helps), key=lambda one: -one.gain):
+        best.setdefault(one.change.kind, one)
+    ours = [verdict for verdict in found if verdict.rule in ("handoff_bottleneck", "handoff_link")]
+    others = tuple(verdict for verdict in found if verdict not in ours)
+    if not best:
+        return (*(replace(verdict, remedy=NONE_HELPS) for verdict in ours), *others)
+    links = [best.pop("link")] if len(ours) > 1 and "link" in best else []
+    verdicts = [replace(verdict, remedy=NONE_HELPS) for verdict in ours] or [OTHERS_FASTER]
+    verdicts[0] = replace(verdicts[0], remedy=" ".join(one.text for one in best.values()) or NONE_HELPS)
+    if links:
+        verdicts[1] = replace(verdicts[1], remedy=links[0].text)
+        if not best or links[0].gain > next(iter(best.values())).gain:
+            verdicts.reverse()
+    return (*verdicts, *others)
+
+
+def _count_workers(given: Disaggregation) -> int:
+    return (given.prefill_workers or 0) + (given.decode_workers or 0)

@@ -66,6 +66,8 @@ class HandOffReport:
     """Mean parts of the TTFT of remote requests, in order; they add up to it."""
     ttft_ms: float
     """Mean TTFT of remote requests."""
+    expired_leases: int
+    """Leases of kept blocks that ended before a decode worker read them."""
     pools: tuple[PoolUse, ...]
     links: tuple[HandOffLink, ...]
     """Prefill workers' ways out, decode workers' ways in, and the backend if it has a limit."""
@@ -94,6 +96,7 @@ class HandOffReport:
             transfer_ms=Statistics.of((columns.landed_ns - columns.posted_ns)[remote] / NS_PER_MS),
             ttft_parts_ms=means,
             ttft_ms=sum(means.values()),
+            expired_leases=timeline.expired_leases,
             pools=_describe_pools(timeline, columns, prefill),
             links=_describe_links(columns, settings, edges),
             window_s=float(edges[1] - edges[0]) / NS_PER_S,

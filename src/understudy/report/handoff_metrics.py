@@ -13,6 +13,12 @@ HANDOFF_SCALARS = (
         "Requests whose prompt the decode worker computed, by the rule.",
     ),
     Metric("handoff.bytes", "Bytes handed off", "bytes", "KV bytes that decode workers read."),
+    Metric(
+        "handoff.expired_leases",
+        "Expired leases",
+        "leases",
+        "Prompts whose blocks were freed after the lease, before a decode worker read them.",
+    ),
     Metric("handoff.ttft_ms", "TTFT, handed off", "ms", "Mean TTFT of requests that were handed off."),
 )
 """Each is one number; only for runs with prefill and decode workers."""

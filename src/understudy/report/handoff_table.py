@@ -63,6 +63,7 @@ def list_handoff_facts(handoff: HandOffReport) -> list[tuple[str, str]]:
         ("Hand-offs", f"{handoff.remote:,} requests, {size(handoff.bytes)}"),
         ("Prompt on the decode worker", f"{handoff.local:,} requests, by the rule"),
         ("Transfer", f"mean {fixed(took.mean)} ms, p99 {fixed(took.p99)} ms"),
+        ("Expired leases", f"{handoff.expired_leases:,}"),
     ]
 
 

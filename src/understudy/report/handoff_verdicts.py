@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING
 
 from understudy.report.text import fixed, quantity
 from understudy.report.verdict import MIN_REQUESTS, Verdict
 
 if TYPE_CHECKING:
+    from understudy.report.handoff import HandOffLink, HandOffReport
     from understudy.report.report import Report
 
 SIDES = {
@@ -19,32 +21,69 @@ SIDES = {
         "Decode workers are the bottleneck",
         "Use more decode workers, or fewer prefill workers.",
     ),
-    "transfer": (
-        "The hand-offs are the bottleneck",
-        "Use faster links (--kv-link-gbps), or hand off fewer prompts (--disaggregation uncached:2048).",
-    ),
     "polls": (
         "The decode workers' steps are the bottleneck",
         "Use shorter steps on decode workers (fewer --max-num-batched-tokens), or more of them.",
     ),
 }
 LARGE_PART = 0.3
+"""Share of the mean TTFT from which a wait is a bottleneck."""
+BUSY = 0.9
+"""Share of the duration from which a link is a bottleneck."""
 
 
 def handoff_bottleneck(report: Report) -> Verdict | None:
-    """Report the part that takes 30 % of the time to the first token, if it is a wait."""
+    """Report the wait on a side that takes 30 % of the time to the first token, unless transfers take more."""
     handoff = report.handoff
     if handoff is None or handoff.remote < MIN_REQUESTS:
         return None
-    waits = {name: handoff.ttft_parts_ms[name] for name in SIDES}
+    waits = {name: handoff.ttft_parts_ms[name] for name in (*SIDES, "transfer")}
     part = max(waits, key=lambda name: waits[name])
     share = waits[part] / handoff.ttft_ms if handoff.ttft_ms else 0.0
-    if share < LARGE_PART:
+    if share < LARGE_PART or part == "transfer":
         return None
     finding, remedy = SIDES[part]
+    return Verdict("handoff_bottleneck", f"{finding}: {_describe_part(handoff, part)}.", remedy)
+
+
+def handoff_link(report: Report) -> Verdict | None:
+    """Report a link that is busy 90 % of the time, or transfers that take 30 % of the time to the first token."""
+    handoff = report.handoff
+    if handoff is None or handoff.remote < MIN_REQUESTS:
+        return None
+    link = busiest_link(handoff)
+    share = handoff.ttft_parts_ms["transfer"] / handoff.ttft_ms if handoff.ttft_ms else 0.0
+    if link is None:
+        if share < LARGE_PART:
+            return None
+        finding = f"The latency of links is the bottleneck: {_describe_part(handoff, 'transfer')}."
+        return Verdict("handoff_link", finding, "Lower it (--kv-link-latency-ms).")
+    if link.busy < BUSY and share < LARGE_PART:
+        return None
+    flag = name_flag(link)
     return Verdict(
-        "handoff_bottleneck",
-        f"{finding}: {part} takes {fixed(waits[part])} ms of a mean TTFT of {fixed(handoff.ttft_ms)} ms "
-        f"({quantity(share, 'ratio')}).",
-        remedy,
+        "handoff_link",
+        f"The hand-offs' link is the bottleneck: {flag} {link.bandwidth_gbps:g} ({link.name}) is busy "
+        f"{quantity(link.busy, 'ratio')} of the time, and {_describe_part(handoff, 'transfer')}.",
+        f"Use a faster link ({flag}), or hand off fewer prompts (--disaggregation uncached:2048).",
+    )
+
+
+def busiest_link(handoff: HandOffReport) -> HandOffLink | None:
+    """Return the link with a limit that uses most of its bandwidth; None if no link has a limit."""
+    limited = [link for link in handoff.links if math.isfinite(link.bandwidth_gbps)]
+    return max(limited, key=lambda link: link.utilisation_max, default=None)
+
+
+def name_flag(link: HandOffLink) -> str:
+    """Return the flag that sets the bandwidth of a link."""
+    return "--kv-link-backend-gbps" if link.name == "backend" else "--kv-link-gbps"
+
+
+def _describe_part(handoff: HandOffReport, part: str) -> str:
+    took = handoff.ttft_parts_ms[part]
+    verb = "take" if part == "polls" else "takes"
+    return (
+        f"{part} {verb} {fixed(took)} ms of a mean TTFT of {fixed(handoff.ttft_ms)} ms "
+        f"({quantity(took / handoff.ttft_ms, 'ratio')})"
     )

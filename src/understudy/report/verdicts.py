@@ -12,7 +12,7 @@ import numpy as np
 
 from understudy.report.engine_terms import SGLANG_TERMS, flags_of, terms_of
 from understudy.report.group_verdicts import group_tail_gone
-from understudy.report.handoff_verdicts import handoff_bottleneck
+from understudy.report.handoff_verdicts import handoff_bottleneck, handoff_link
 from understudy.report.latency import NS_PER_S
 from understudy.report.series import StepFunction
 from understudy.report.text import duration, quantity
@@ -327,6 +327,7 @@ HANDOFF_RULES: tuple[Callable[[Report], Verdict | None], ...] = (
     overloaded,
     goal_missed,
     handoff_bottleneck,
+    handoff_link,
     preemption_storm,
 )
 """Rules for prefill and decode workers: the others compare workers that all do the same."""

@@ -149,6 +149,7 @@ def handoff_tables(report: Report) -> str:
         ("handoff.bytes", size(handoff.bytes)),
         ("handoff.transfer_ms", f"mean {fixed(handoff.transfer_ms.mean)} ms"),
         ("handoff.transfer_ms", f"p99 {fixed(handoff.transfer_ms.p99)} ms"),
+        ("handoff.expired_leases", f"{handoff.expired_leases:,}"),
     ]
     rows = "".join(
         f'<div><span data-tip="{escape(BY_KEY[key].definition)}" tabindex="0">{escape(BY_KEY[key].name)}</span>'

@@ -1,0 +1,176 @@
+"""Advice on prefill and decode workers: the bottleneck, and the splits, rules and links that fix it, replayed."""
+
+from __future__ import annotations
+
+import random
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from understudy.cli.split_advice import advise_on_split
+from understudy.engines.vllm_config import VllmConfig
+from understudy.report.goodput import Slo
+from understudy.report.report import Report
+from understudy.run.disaggregation import Disaggregation
+from understudy.run.offline import run_offline
+from understudy.workload.mooncake import read_mooncake
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from understudy.report.advice import Advice
+    from understudy.workload import Workload
+
+ENGINE = VllmConfig(block_size=16, num_gpu_blocks=2000, max_num_batched_tokens=512, max_num_seqs=16)
+LONG, SHORT = 60, 2
+"""Blocks of a prompt."""
+
+
+def make(tmp_path: Path, *lengths: int, output: int, gap_ms: float, requests: int = 60) -> Workload:
+    """Requests of these lengths in turn, in blocks, without common prefixes, at random times."""
+    draw = random.Random(1)
+    lines, now = [], 0.0
+    for row in range(requests):
+        now += draw.expovariate(1 / gap_ms)
+        ids = [row * 1000 + block for block in range(lengths[row % len(lengths)])]
+        lengths_text = f'"input_length": {len(ids) * 16}, "output_length": {output}'
+        lines.append(f'{{"timestamp": {round(now)}, {lengths_text}, "hash_ids": {ids}}}')
+    path = tmp_path / "trace.jsonl"
+    path.write_text("\n".join(lines) + "\n", encoding="utf-8")
+    return read_mooncake(path, trace_block_size=16)
+
+
+def replayer(
+    workload: Workload, total: int, engine: VllmConfig = ENGINE, slo: Slo | None = None
+) -> Callable[[Disaggregation | None], Report]:
+    """Replay a workload with a split, or with `total` workers that do all."""
+
+    def replay_with(split: Disaggregation | None) -> Report:
+        how: dict[str, Any] = {"workers": total} if split is None else {"disaggregation": split}
+        found = run_offline(workload, engine, routing="least_loaded", **how)
+        return Report.build(found.timeline, found.facts, slo)
+
+    return replay_with
+
+
+def advise(replay_with: Callable[[Disaggregation | None], Report], **split: Any) -> Advice:
+    """Advise on a split without a limit of time."""
+    given = Disaggregation(**({"kv_bytes_per_token": 1000} | split))
+    advice = advise_on_split(replay_with(given), given, replay_with, limit_s=1e9)
+    assert advice is not None
+    return advice
+
+
+def test_prefill_is_the_bottleneck_and_more_prefill_workers_fix_it(tmp_path: Path) -> None:
+    advice = advise(
+        replayer(make(tmp_path, LONG, output=2, gap_ms=30.0), 4), prefill_workers=1, decode_workers=3
+    )
+    first = advice.verdicts[0]
+    assert first.rule == "handoff_bottleneck"
+    assert first.finding.startswith("Prefill workers are the bottleneck: prefill queue takes ")
+    assert "1P+3D → 3P+1D: mean E2E " in first.remedy
+    changes = [trial.change for trial in advice.trials]
+    assert "--prefill-workers 2 --decode-workers 2" in changes
+    assert "--prefill-workers 3 --decode-workers 1" in changes  # further, because 2P+2D helped
+
+
+def test_decode_is_the_bottleneck_and_more_decode_workers_fix_it(tmp_path: Path) -> None:
+    few = VllmConfig(block_size=16, num_gpu_blocks=12, max_num_batched_tokens=512, max_num_seqs=16)
+    advice = advise(
+        replayer(make(tmp_path, SHORT, output=60, gap_ms=40.0), 4, few), prefill_workers=3, decode_workers=1
+    )
+    first = advice.verdicts[0]
+    assert first.finding.startswith("Decode workers are the bottleneck: decode queue takes ")
+    assert "3P+1D → 1P+3D: mean E2E " in first.remedy
+    assert first.remedy.count("(replayed)") >= 1
+
+
+def test_the_link_is_the_bottleneck_and_a_faster_one_fixes_it(tmp_path: Path) -> None:
+    advice = advise(
+        replayer(make(tmp_path, LONG, output=20, gap_ms=400.0), 4),
+        prefill_workers=2,
+        decode_workers=2,
+        link_gbps=0.002,
+    )
+    first = advice.verdicts[0]
+    assert first.rule == "handoff_link"
+    assert first.finding.startswith(
+        "The hand-offs' link is the bottleneck: --kv-link-gbps 0.002 (prefill out) is busy "
+    )
+    assert "--kv-link-gbps 0.004: mean E2E " in first.remedy
+
+
+def test_a_backend_that_is_the_bottleneck_is_named(tmp_path: Path) -> None:
+    advice = advise(
+        replayer(make(tmp_path, LONG, output=20, gap_ms=400.0), 4),
+        prefill_workers=2,
+        decode_workers=2,
+        link_gbps=1.0,
+        backend_gbps=0.002,
+    )
+    assert "--kv-link-backend-gbps 0.002 (backend) is busy " in advice.verdicts[0].finding
+    assert "--kv-link-backend-gbps 0.004: " in advice.verdicts[0].remedy
+
+
+def test_a_rule_that_helps_is_named(tmp_path: Path) -> None:
+    """Short prompts wait behind long ones for the prefill worker, while decode workers have time."""
+    workload = make(tmp_path, LONG, SHORT, SHORT, SHORT, output=2, gap_ms=14.0)
+    advice = advise(replayer(workload, 2), prefill_workers=1, decode_workers=1)
+    trial = next(trial for trial in advice.trials if trial.change == "--disaggregation uncached:512")
+    assert trial.helps
+    assert f"--disaggregation uncached:512: mean E2E {trial.before:,.0f} → {trial.after:,.0f} ms" in (
+        advice.verdicts[0].remedy
+    )
+
+
+def test_a_rule_that_hands_nothing_off_is_no_remedy(tmp_path: Path) -> None:
+    workload = make(tmp_path, LONG, output=2, gap_ms=30.0)
+    advice = advise(replayer(workload, 4), prefill_workers=1, decode_workers=3)
+    trial = next(trial for trial in advice.trials if trial.change == "--disaggregation uncached:2048")
+    assert trial.after < trial.before
+    assert not trial.helps
+
+
+def test_a_fleet_without_roles_is_named_where_it_is_faster(tmp_path: Path) -> None:
+    advice = advise(
+        replayer(make(tmp_path, LONG, output=2, gap_ms=60.0), 2), prefill_workers=1, decode_workers=1
+    )
+    assert "2 workers without roles: mean E2E " in advice.verdicts[0].remedy
+    assert next(trial for trial in advice.trials if trial.change == "--workers 2").helps
+
+
+def test_remedies_are_ordered_by_their_effect_and_only_those_that_help_are_named(tmp_path: Path) -> None:
+    workload = make(tmp_path, LONG, output=2, gap_ms=30.0)
+    advice = advise(replayer(workload, 4, slo=Slo(ttft_ms=100.0)), prefill_workers=2, decode_workers=2)
+    helpful = [trial for trial in advice.trials if trial.helps]
+    assert len(helpful) < len(advice.trials)
+    named = [part.split(": ")[0] for part in advice.verdicts[0].remedy.split(" (replayed).")[:-1]]
+    assert [name.lstrip() for name in named] == ["4 workers without roles", "2P+2D → 3P+1D"]
+    by_flag = {trial.change: trial.after for trial in helpful}
+    assert by_flag["--workers 4"] > by_flag["--prefill-workers 3 --decode-workers 1"]
+
+
+def test_a_fleet_that_is_idle_gets_no_verdict(tmp_path: Path) -> None:
+    advice = advise(
+        replayer(make(tmp_path, SHORT, output=400, gap_ms=9000.0, requests=25), 2),
+        prefill_workers=1,
+        decode_workers=1,
+    )
+    assert not [verdict for verdict in advice.verdicts if verdict.rule.startswith("handoff")]
+
+
+def test_after_the_limit_no_replay_is_started(tmp_path: Path) -> None:
+    replay_with = replayer(make(tmp_path, LONG, output=2, gap_ms=30.0), 4)
+    given = Disaggregation(prefill_workers=1, decode_workers=3)
+    advice = advise_on_split(replay_with(given), given, replay_with, limit_s=0.0)
+    assert advice is not None
+    assert len(advice.trials) == 1
+    assert advice.untried == 4
+
+
+@pytest.mark.parametrize("settings", [{}, {"rule": "uncached:100"}])
+def test_pools_with_roles_have_no_numbers_to_change(tmp_path: Path, settings: dict[str, Any]) -> None:
+    replay_with = replayer(make(tmp_path, SHORT, output=2, gap_ms=30.0), 2)
+    report = replay_with(Disaggregation(prefill_workers=1, decode_workers=1))
+    assert advise_on_split(report, Disaggregation(**settings), replay_with) is None
