@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     import numpy.typing as npt
 
-    from understudy._core import EventBatch, Identities
+    from understudy._core import EventBatch, GroupLayout, Identities
     from understudy.events.columns import EventColumns
     from understudy.router.router import Router
 
@@ -206,10 +206,13 @@ class Dispatcher:
         """Requests in the router's queue."""
         return len(self._waiting)
 
-    def add_worker(self, batch_tokens: int = BATCH_TOKENS) -> int:
-        """Add a worker and return its id. `batch_tokens` prompt tokens fit into one of its steps."""
+    def add_worker(self, batch_tokens: int = BATCH_TOKENS, groups: GroupLayout | None = None) -> int:
+        """Add a worker and return its id. `batch_tokens` prompt tokens fit into one of its steps.
+
+        `groups`: layout of its KV cache groups, if it has several.
+        """
         if self.kv is not None:
-            self.kv.add_worker(batch_tokens)
+            self.kv.add_worker(batch_tokens, groups)
         return self.outstanding.add_worker()
 
     def set_available(self, worker: int, available: bool) -> None:

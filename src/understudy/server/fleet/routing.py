@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from understudy.engines.kv_groups import group_layout
 from understudy.router.dispatch import Dispatcher, OutstandingWork
 
 if TYPE_CHECKING:
@@ -36,8 +37,9 @@ class FleetRouting:
     def add(self, server: Server, index: int) -> None:
         """Add a worker."""
         budget = server.settings.engine.max_num_batched_tokens or UNLIMITED_TOKENS
+        groups = group_layout(server.settings.engine)
         for rank in range(server.settings.data_parallel_size):
-            self._numbers[index, rank] = self.dispatcher.add_worker(budget)
+            self._numbers[index, rank] = self.dispatcher.add_worker(budget, groups)
             self.targets.append((index, rank))
         if self.dispatcher.wants_events:
             server.worker.on_events = self._observe
