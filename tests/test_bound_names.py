@@ -34,7 +34,6 @@ ONLY_TESTS = {
                 "RegisteredBlocks.weak",
             ),
             *("RegisteredBlocks.set_reset_on_release", "StepOutcome.blocks_registered"),
-            "Identities.from_sequence_hashes",
         ),
         "the block store, compared with a reference; engines use it inside the core",
     ),

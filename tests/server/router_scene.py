@@ -65,14 +65,15 @@ class Scene:
 
 @asynccontextmanager
 async def scene(
-    count: int, routing: Any = "kv", *, events: Any = EVENTS, **settings: Any
+    count: int, routing: Any = "kv", *, events: Any = EVENTS, server: Any = None, **settings: Any
 ) -> AsyncIterator[Scene]:
+    """Start servers (with the settings `server`) and a router (with the others)."""
     async with AsyncExitStack() as stack:
         servers = []
         for _ in range(count):
-            _, server = await stack.enter_async_context(serving(kv_events_config=events))
-            servers.append(server)
-        addresses = tuple(WorkerAddress(url=f"http://127.0.0.1:{server.port}") for server in servers)
+            _, one = await stack.enter_async_context(serving(kv_events_config=events, **(server or {})))
+            servers.append(one)
+        addresses = tuple(WorkerAddress(url=f"http://127.0.0.1:{one.port}") for one in servers)
         given = {"silence_s": 0.2, "look_every_s": 0.05, **settings}
         service = RouterService(RouterSettings(workers=addresses, routing=routing, port=0, **given))
         await service.start()

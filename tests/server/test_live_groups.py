@@ -11,6 +11,8 @@ import pytest
 import understudy as us
 from replay.building import single_turns
 from server.client import Client
+from server.router_scene import Scene, scene
+from understudy.engines.group_layouts import layout_of_engine
 from understudy.engines.timing import Constant
 from understudy.run.offline import run_offline
 from understudy.server.fleet.fleet import Fleet, FleetSettings
@@ -20,6 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
     from understudy.router.dispatch import Dispatcher
+    from understudy.server.proxy.workers import Rank
 
 C = "/v1/completions"
 WINDOW = us.KvCacheGroup(kind="sliding_window", block_size=16, window=64)
@@ -49,7 +52,10 @@ def list_turns() -> list[list[int]]:
     """List prompts by the content of their 16-token blocks: eight conversations that grow in turn."""
     draw = np.random.default_rng(7)
     shared = list(range(12))
-    history = [[*shared[: 4 * (number % 4)], *range(100 * (number + 1), 100 * (number + 1) + 6)] for number in range(8)]
+    history = [
+        [*shared[: 4 * (number % 4)], *range(100 * (number + 1), 100 * (number + 1) + 6)]
+        for number in range(8)
+    ]
     turns = []
     for turn in range(6):
         for number in draw.permutation(8).tolist():
@@ -78,9 +84,12 @@ def replay(groups: tuple[us.KvCacheGroup, ...], routing: us.KvRouting) -> list[t
 
 
 async def send_turns(
-    client: Client, dispatcher: Dispatcher, settled: Callable[[], Awaitable[None]]
+    client: Client,
+    dispatcher: Dispatcher,
+    settled: Callable[[], Awaitable[None]],
+    cached: list[int] | None = None,
 ) -> list[tuple[int, int]]:
-    """Send the turns one after another; returns worker and overlap of each decision."""
+    """Send the turns one after another; returns worker and overlap of each decision, and appends hits to `cached`."""
     assert dispatcher.kv is not None
     decisions = []
     for blocks in list_turns():
@@ -88,6 +97,8 @@ async def send_turns(
         assert reply.status == 200, reply.body
         last = dispatcher.kv.last
         decisions.append((last.worker, last.overlap_blocks))
+        if cached is not None:
+            cached.append(reply.json["usage"]["prompt_tokens_details"]["cached_tokens"])
         await settled()
     return decisions
 
@@ -121,3 +132,74 @@ def test_a_live_fleet_decides_as_a_replay_does(groups: tuple[us.KvCacheGroup, ..
     if which == "all":
         assert any(overlap for _, overlap in expected)
     assert route_in_fleet(groups, routing) == expected
+
+
+async def connect(told: Scene) -> None:
+    """Send prompts to the engines themselves until the router receives live events; then empty their caches."""
+    for rank, server in zip(told.service.workers.each_rank, told.servers, strict=True):
+        client, start = Client(server.port), 20_000
+
+        async def heard(rank: Rank = rank, client: Client = client) -> bool:
+            nonlocal start
+            start += 100
+            reply = await client.post(C, {"prompt": list(range(start, start + 100)), "max_tokens": 1})
+            assert reply.status == 200, reply.body
+            return bool(rank.follower.counters.get("messages"))
+
+        await told.until(heard)
+        assert server.worker.reset_prefix_cache()
+
+
+def route_through_proxy(
+    groups: tuple[us.KvCacheGroup, ...],
+    routing: us.KvRouting,
+    cached: list[int] | None = None,
+    **settings: Any,
+) -> list[tuple[int, int]]:
+    """Route the turns with a standalone router, which knows the engines by their HTTP answers and events alone."""
+
+    async def main() -> list[tuple[int, int]]:
+        server = {"engine": engine_of(groups), "max_model_len": 1024, "enable_prompt_tokens_details": True}
+        async with scene(2, routing, server=server, **settings) as told:
+            views = [rank.follower for rank in told.service.workers.each_rank]
+            senders = [server.worker.senders[0] for server in told.servers]
+            await connect(told)
+
+            async def settled() -> None:
+                async def heard() -> bool:
+                    counts = [view.counters for view in views]
+                    return [
+                        each["messages"] + each["replayed_messages"] - each["duplicates"] for each in counts
+                    ] == [sender.next_sequence for sender in senders]
+
+                await told.until(heard)
+                assert await told.states() == ["live", "live"]
+
+            await settled()
+            return await send_turns(told.client, told.service.dispatcher, settled, cached)
+
+    return asyncio.run(main())
+
+
+@pytest.mark.parametrize("which", ["all", "first"])
+@pytest.mark.parametrize("groups", GROUPS.values(), ids=GROUPS)
+def test_a_router_that_is_given_the_groups_decides_as_a_replay_does(
+    groups: tuple[us.KvCacheGroup, ...], which: Any
+) -> None:
+    routing = us.KvRouting(index_groups=which)
+    layout = layout_of_engine(engine_of(groups))
+    assert route_through_proxy(groups, routing, kv_cache_groups=layout) == replay(groups, routing)
+
+
+LEARNED = {**{name: GROUPS[name] for name in ("window", "wide", "state")}, "one": ()}
+
+
+@pytest.mark.parametrize("groups", LEARNED.values(), ids=LEARNED)
+def test_a_router_learns_the_groups_from_events(groups: tuple[us.KvCacheGroup, ...]) -> None:
+    actual: list[int] = []
+    decisions = route_through_proxy(groups, us.KvRouting(), actual)
+    unit = engine_of(groups).block_size
+    assert [unit * overlap for _, overlap in decisions] == actual
+    assert any(actual)
+    # An engine has another number once its groups are known.
+    assert {worker for worker, _ in decisions} == ({2, 3} if groups else {0, 1})

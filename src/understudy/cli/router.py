@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     import argparse
 
+    from understudy._core import GroupLayout
     from understudy.cli import Verbs
 
 EXAMPLES = """\
@@ -71,6 +72,22 @@ def add_parser(verbs: Verbs) -> None:
         "--block-size", type=int, metavar="N", help="tokens per KV block of the engines (default: ask them)"
     )
     verb.add_argument(
+        "--kv-cache-groups",
+        metavar="JSON",
+        help="KV cache groups of the engines, as for replay (default: learned from their events)",
+    )
+    verb.add_argument(
+        "--prefix-match-unit",
+        type=int,
+        metavar="N",
+        help="tokens per hash of these groups (default: as in vLLM)",
+    )
+    verb.add_argument(
+        "--index-groups",
+        choices=("all", "first"),
+        help="KV cache groups that the router indexes (default: all; first: ignore the others)",
+    )
+    verb.add_argument(
         "--tokenizer",
         metavar="DIR",
         help="local Hugging Face directory, or builtin (default: the engines' /tokenize)",
@@ -123,6 +140,24 @@ def add_parser(verbs: Verbs) -> None:
     )
 
 
+def _read_groups(text: str | None, unit: int | None) -> GroupLayout | None:
+    """Read --kv-cache-groups and --prefix-match-unit. ConfigError names the wrong one."""
+    import msgspec
+
+    from understudy.engines.group_layouts import layout_of_settings
+    from understudy.errors import ConfigError
+
+    if text is None:
+        if unit is not None:
+            raise ConfigError("--prefix-match-unit: needs --kv-cache-groups; give it too")
+        return None
+    try:
+        groups = msgspec.json.decode(text, type=list)
+    except (msgspec.DecodeError, RecursionError) as error:
+        raise ConfigError(f"--kv-cache-groups: {error}; give a JSON list of groups") from None
+    return layout_of_settings(groups, unit)
+
+
 def run(args: argparse.Namespace) -> int:
     """Route until SIGINT or SIGTERM; exit code 0."""
     import asyncio
@@ -144,6 +179,8 @@ def run(args: argparse.Namespace) -> int:
         router = {} if args.router is None else msgspec.json.decode(args.router, type=dict)
     except (msgspec.DecodeError, RecursionError) as error:
         raise ConfigError(f'--router must be a JSON object such as {{"temperature": 0.5}}: {error}') from None
+    if args.index_groups is not None:
+        router["index_groups"] = args.index_groups
     policy = build_live_policy(args.routing, router)
     settings = RouterSettings(
         workers=tuple(WorkerAddress.parse(text.strip()) for text in args.workers.split(",") if text.strip()),
@@ -151,6 +188,7 @@ def run(args: argparse.Namespace) -> int:
         host=args.host,
         port=port_number("--port", args.port),
         block_size=None if args.block_size is None else whole_number("--block-size", args.block_size, 1),
+        kv_cache_groups=_read_groups(args.kv_cache_groups, args.prefix_match_unit),
         tokenizer=args.tokenizer,
         max_num_batched_tokens=whole_number("--max-num-batched-tokens", args.max_num_batched_tokens, 1),
         silence_s=positive_number("--silence-s", args.silence_s),

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Literal
 
 import msgspec
 
-from understudy._core import GroupLayout, KvGroup
+from understudy._core import KvGroup
 from understudy.checks import whole_number
 from understudy.engines.profiles import NEWEST, find_profile
 from understudy.errors import ConfigError
@@ -87,11 +87,6 @@ def group_labels(config: EngineConfig) -> list[tuple[str, int | None, int]]:
     """Return kind, window and block size of each KV cache group, as KV events name them; empty: one group."""
     groups: tuple[KvCacheGroup, ...] = getattr(config, "kv_cache_groups", ())
     return [(*group.describe_kind(), group.block_size) for group in groups]
-
-
-def group_layout(config: EngineConfig) -> GroupLayout | None:
-    """Return the sizes that follow from the KV cache groups of an engine; None: one group."""
-    return GroupLayout(config.native()) if getattr(config, "kv_cache_groups", ()) else None  # type: ignore[attr-defined]
 
 
 def check_groups(config: VllmConfig) -> None:

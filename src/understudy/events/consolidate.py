@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from understudy import _core
 from understudy._core import RawDistance
 from understudy.events.columns import EventColumns
+
+if TYPE_CHECKING:
+    from understudy.events.group_reader import GroupColumns
 
 __all__ = ["Consolidator", "RawDistance"]
 
@@ -49,8 +54,8 @@ class Consolidator:
         return len(self._copies)
 
 
-def to_event_columns(native: _core.WireColumns) -> EventColumns:
-    """Convert the event columns that the core decoded."""
+def to_event_columns(native: _core.WireColumns | GroupColumns) -> EventColumns:
+    """Convert decoded event columns."""
     return EventColumns(
         native.kinds,
         native.tiers,

@@ -21,6 +21,7 @@ from understudy.events.sockets import Sockets
 from understudy.events.wire import MAX_PAYLOAD_BYTES, parse_frames
 
 if TYPE_CHECKING:
+    from understudy.events.group_reader import GroupReader, LearningReader
     from understudy.events.replay_client import Messages
 
 State: TypeAlias = Literal["waiting", "live", "partial", "conflict"]
@@ -62,7 +63,9 @@ class Subscriber:
         timeout_ms: int = 2000,
         max_replayed: int = 1_000_000,
         bind: bool = False,
+        reader: GroupReader | LearningReader | None = None,
     ) -> None:
+        """Connect. `reader` reads messages of several KV cache groups; None: blocks of the first group only."""
         if hwm < 1:
             raise ConfigError(f"hwm must be at least 1 message, got {hwm}")
         self.endpoint = endpoint
@@ -75,6 +78,7 @@ class Subscriber:
         self._last_live = -1
         self._steps_back: list[int] = []  # message counts at which the sequence decreased
         self._in_order = 0
+        self._reader = reader
         self._out: list[EventColumns] = []
         self._ts: list[npt.NDArray[np.float64]] = []
         self._sockets = Sockets()
@@ -347,12 +351,14 @@ class Subscriber:
     # --- output ---------------------------------------------------------------------------------------
 
     def _clear(self) -> None:
+        if self._reader is not None:
+            self._reader.clear()
         self._out.append(build_cleared())
 
     def _apply(self, payloads: list[bytes]) -> None:
         if not payloads:
             return
-        read = read_wire(payloads)
+        read = read_wire(payloads) if self._reader is None else self._reader.read(payloads)
         counters = self.counters
         if read.malformed:
             counters.note(

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from understudy.engines.kv_groups import group_layout
+from understudy.engines.group_layouts import layout_of_engine
 from understudy.router.dispatch import Dispatcher, OutstandingWork
 
 if TYPE_CHECKING:
@@ -37,7 +37,7 @@ class FleetRouting:
     def add(self, server: Server, index: int) -> None:
         """Add a worker."""
         budget = server.settings.engine.max_num_batched_tokens or UNLIMITED_TOKENS
-        groups = group_layout(server.settings.engine)
+        groups = layout_of_engine(server.settings.engine)
         for rank in range(server.settings.data_parallel_size):
             self._numbers[index, rank] = self.dispatcher.add_worker(budget, groups)
             self.targets.append((index, rank))

@@ -4,6 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import msgspec
+
+from understudy.engines.group_layouts import layout_of_engine
+
 if TYPE_CHECKING:
     from understudy.server.metrics.families import Registry
     from understudy.server.settings import ServerSettings
@@ -42,20 +46,25 @@ CACHE_INFO = {
 def add_cache_info(registry: Registry, settings: ServerSettings, ranks: int) -> None:
     """Add the metric of every rank."""
     engine = settings.engine
+    groups = layout_of_engine(msgspec.structs.replace(engine, max_model_len=settings.max_model_len))
+    block_size = engine.block_size if groups is None else groups.block_size
+    concurrency = engine.num_gpu_blocks * engine.block_size / settings.max_model_len
+    tokens = engine.num_gpu_blocks * engine.block_size
+    if groups is not None:
+        concurrency = engine.num_gpu_blocks / groups.blocks_per_request
+        tokens = int(concurrency * settings.max_model_len)
     for rank in range(ranks):
         labels = {
             **CACHE_INFO,
             **dict.fromkeys(settings.release.cache_labels, "None"),
             **settings.cache_info,
             "engine": str(rank),
-            "block_size": str(engine.block_size),
-            "effective_attention_block_size": str(engine.block_size),
+            "block_size": str(block_size),
+            "effective_attention_block_size": str(block_size),
             "num_gpu_blocks": str(engine.num_gpu_blocks),
             "num_gpu_blocks_override": str(engine.num_gpu_blocks),
             "enable_prefix_caching": str(engine.enable_prefix_caching),
-            "kv_cache_size_tokens": str(engine.num_gpu_blocks * engine.block_size),
-            "kv_cache_max_concurrency": str(
-                engine.num_gpu_blocks * engine.block_size / settings.max_model_len
-            ),
+            "kv_cache_size_tokens": str(tokens),
+            "kv_cache_max_concurrency": str(concurrency),
         }
         registry.gauge("vllm:cache_config_info", "The cache's settings.", lambda: 1.0, **labels)

@@ -53,12 +53,13 @@ class About:
             "workers": [
                 {
                     **self._described(rank),
-                    "held": dict(zip(_TIERS, held.get(rank.number, [0, 0, 0, 0]), strict=True)),
+                    "held": None
+                    if rank.has_groups  # the index alone has runs of one group
+                    else dict(zip(_TIERS, held.get(rank.number, [0, 0, 0, 0]), strict=True)),
                     "prefill_tokens": int(kv.prefill_tokens[rank.number]),
                     "active_blocks": int(kv.active_blocks[rank.number]),
                 }
-                for rank in self._workers.ranks
-                if not rank.worker.gone
+                for rank in self._workers.each_rank
             ],
         }
 
@@ -87,9 +88,7 @@ class About:
         self._workers.look()
         rows = []
         columns = kv.index.dump_columns() if kv is not None and hashes else None
-        for rank in self._workers.ranks:
-            if rank.worker.gone:
-                continue
+        for rank in self._workers.each_rank:
             row = {**self._described(rank), "routed": rank.routed}
             if kv is not None:
                 row["blocks"] = {

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
@@ -9,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 import msgspec
 
 from understudy.events import Consolidator
+from understudy.events.group_reader import GroupReader, LearningReader
 from understudy.events.subscriber import Subscriber
 
 if TYPE_CHECKING:
@@ -16,6 +18,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from understudy.events.columns import EventColumns
+    from understudy.events.group_reader import GroupLabel
+
+log = logging.getLogger("understudy.router")
 
 Health: TypeAlias = Literal["live", "waiting", "partial", "silent", "conflict", "none"]
 
@@ -28,6 +33,8 @@ MEANING: dict[Health, str] = {
     "none": "it publishes no events",
 }
 ASSUMED = "requests sent to it count as cached there for a while, in addition to its events"
+
+GROUPS_REMEDY = "only the first KV cache group is indexed, give --kv-cache-groups"
 
 
 class EventSource(msgspec.Struct, frozen=True):
@@ -48,8 +55,16 @@ class Follower:
         loop: asyncio.AbstractEventLoop,
         *,
         silence_s: float = 5.0,
+        reader: GroupReader | LearningReader | None = None,
+        on_groups: Callable[[list[GroupLabel]], None] | None = None,
     ) -> None:
+        """Start following. `reader` reads several KV cache groups; `on_groups` receives those that it learns.
+
+        `on_groups` is called in the loop, before the first blocks of these groups are applied.
+        """
         self.source = source
+        self._reader = reader
+        self._on_groups = on_groups
         self.health: Health = "none" if source is None else "waiting"
         self.changes = 0
         """Number of health changes."""
@@ -62,7 +77,9 @@ class Follower:
         self._stop = threading.Event()
         self._thread: threading.Thread | None = None
         if source is not None:
-            subscriber = Subscriber(source.endpoint, replay=source.replay, topic=source.topic or None)
+            subscriber = Subscriber(
+                source.endpoint, replay=source.replay, topic=source.topic or None, reader=reader
+            )
             self._thread = threading.Thread(target=self._follow, args=(subscriber,), daemon=True)
             self._thread.start()
 
@@ -115,8 +132,10 @@ class Follower:
     _reported: Health = "waiting"
 
     def _follow(self, subscriber: Subscriber) -> None:
-        truth = Consolidator(by_content=True)
+        by_content, by_key = Consolidator(by_content=True), Consolidator()
+        reader = self._reader
         seen: Any = None
+        labels: list[GroupLabel] = []
         with subscriber:
             subscriber.request_history()
             while not self._stop.is_set():
@@ -124,10 +143,20 @@ class Follower:
                 counters = msgspec.structs.asdict(subscriber.counters)
                 if update is None and (subscriber.state, counters) == seen:
                     continue
+                has_keys = isinstance(reader, GroupReader) or (reader is not None and bool(reader.labels))
+                truth = by_key if has_keys else by_content
                 columns = None if update is None else truth.apply(update.columns)
                 seen = (subscriber.state, counters)
-                shown = {**counters, "unnamed_blocks": truth.distance.unnamed}
+                unnamed = truth.distance.unnamed + (reader.unnamed if reader is not None else 0)
+                shown = {**counters, "unnamed_blocks": unnamed}
                 try:
+                    if isinstance(reader, LearningReader):
+                        if reader.labels and not labels and self._on_groups is not None:
+                            self._loop.call_soon_threadsafe(self._on_groups, reader.labels)
+                        labels = reader.labels
+                        if reader.problem:
+                            log.warning("%s: %s; %s", subscriber.endpoint, reader.problem, GROUPS_REMEDY)
+                            reader.problem = ""
                     self._loop.call_soon_threadsafe(self._receive, columns, subscriber.state, shown)
                 except RuntimeError:  # the loop has ended
                     return

@@ -30,8 +30,8 @@ def router_metrics(workers: Workers, counts: Callable[[], dict[str, int]]) -> Re
 
     def show_new() -> None:
         for rank in workers.ranks:
-            if rank.number not in shown:
-                shown.add(rank.number)
+            if id(rank) not in shown:
+                shown.add(id(rank))
                 _add(registry, rank)
 
     registry.before_page(show_new)

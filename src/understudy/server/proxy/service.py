@@ -21,6 +21,7 @@ from understudy.server.proxy.workers import EngineAway, Workers
 from understudy.server.tokenizer import open_tokenizer
 
 if TYPE_CHECKING:
+    from understudy._core import GroupLayout
     from understudy.router.kv import KvRouting
     from understudy.router.router import Router
     from understudy.server.proxy.workers import WorkerAddress
@@ -35,6 +36,8 @@ class RouterSettings(msgspec.Struct, frozen=True, kw_only=True):
     port: int = 8080
     block_size: int | None = None
     """Tokens per block of the engines' caches; None: read from their /metrics."""
+    kv_cache_groups: GroupLayout | None = None
+    """Sizes of the engines' KV cache groups; None: learned from their events."""
     tokenizer: str | None = None
     """None: the engines tokenize (`/tokenize`); `builtin`, or a local Hugging Face directory."""
     max_num_batched_tokens: int = 8192
@@ -74,6 +77,7 @@ class RouterService:
             look_every_s=settings.look_every_s,
             limits=TimeLimits(settings.first_byte_timeout_s, settings.stall_timeout_s),
             key=next(iter(settings.api_keys), None),
+            groups=settings.kv_cache_groups,
         )
         tokenizer = None if settings.tokenizer is None else open_tokenizer(settings.tokenizer)
         self._outbox = Outbox(WallClock(), Lateness())

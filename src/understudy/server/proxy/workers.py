@@ -9,13 +9,17 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from understudy.engines.group_layouts import layout_of_labels
 from understudy.errors import ConfigError
+from understudy.events.group_reader import GroupReader, LearningReader
 from understudy.server.api.errors import ApiError
 from understudy.server.api.fields import whole_number
 from understudy.server.proxy.follower import ASSUMED, MEANING, EventSource, Follower
 from understudy.server.proxy.upstream import NO_LIMITS, OutOfFiles, TimeLimits, Upstream, UpstreamError
 
 if TYPE_CHECKING:
+    from understudy._core import GroupLayout
+    from understudy.events.group_reader import GroupLabel
     from understudy.router.dispatch import Dispatcher
 
 log = logging.getLogger("understudy.router")
@@ -49,12 +53,16 @@ class EngineAway(ConfigError):
 class Rank:
     """One engine behind a URL: a target of the policy."""
 
-    def __init__(self, worker: ProxyWorker, rank: int, number: int, follower: Follower) -> None:
+    def __init__(
+        self, worker: ProxyWorker, rank: int, number: int, follower: Follower, *, has_groups: bool = False
+    ) -> None:
         self.worker = worker
         self.rank = rank
         self.number = number
         self.follower = follower
         self.routed = 0
+        self.has_groups = has_groups
+        """Whether its KV cache has several groups, as far as is known."""
 
 
 class ProxyWorker:
@@ -82,13 +90,16 @@ class Workers:
         look_every_s: float = 1.0,
         limits: TimeLimits = NO_LIMITS,
         key: str | None = None,
+        groups: GroupLayout | None = None,
     ) -> None:
+        """Make a router's list of engines. `groups`: of their KV caches; None: learned from their events."""
         self.dispatcher = dispatcher
         self._key = key
-        self.block_size = block_size
+        self._groups = groups
+        self.block_size = block_size if groups is None else groups.hash_block_size
         self.all: list[ProxyWorker] = []
         self.ranks: list[Rank] = []
-        """Ranks by the policy's worker number."""
+        """Ranks by the policy's worker number, also by a former one."""
         self.awaited: dict[WorkerAddress, str] = {}
         """Engines that do not answer yet, with the error."""
         self._batch_tokens = batch_tokens
@@ -110,20 +121,20 @@ class Workers:
             await self._agree_on_blocks(upstream)
             adapters = await self._adapters(upstream)
             self._refuse_twice(upstream)  # another call may have registered it meanwhile
-            followers = self._follow(sources, numbers)
+            worker = ProxyWorker(upstream)
+            followers = self._follow(sources, numbers, worker)
         except UpstreamError as error:
             upstream.close()
             raise EngineAway(str(error)) from error
         except ConfigError:
             upstream.close()
             raise
-        worker = ProxyWorker(upstream)
         worker.adapters = adapters
         for rank, follower in enumerate(followers):  # no error from here on: numbers are permanent
-            number = self.dispatcher.add_worker(self._batch_tokens)
+            number = self.dispatcher.add_worker(self._batch_tokens, self._groups)
             numbers.append(number)
             self.dispatcher.set_degraded(number, True)  # until its first event
-            worker.ranks.append(Rank(worker, rank, number, follower))
+            worker.ranks.append(Rank(worker, rank, number, follower, has_groups=self._groups is not None))
             self.ranks.append(worker.ranks[-1])
         self.all.append(worker)
         self.awaited = {
@@ -136,7 +147,9 @@ class Workers:
         if any(one.upstream.url == upstream.url and not one.gone for one in self.all):
             raise ConfigError(f"{upstream.url} is registered already")
 
-    def _follow(self, sources: list[EventSource | None], numbers: list[int]) -> list[Follower]:
+    def _follow(
+        self, sources: list[EventSource | None], numbers: list[int], worker: ProxyWorker
+    ) -> list[Follower]:
         """Make a follower per rank; `numbers` is filled later. ConfigError when one fails; then none is left."""
         followers: list[Follower] = []
         loop = asyncio.get_running_loop()
@@ -146,13 +159,53 @@ class Workers:
                 def apply(columns: Any, rank: int = rank) -> None:
                     self.dispatcher.observe_columns(numbers[rank], columns)
 
+                def on_groups(labels: list[GroupLabel], rank: int = rank) -> None:
+                    numbers[rank] = self._renumber(worker.ranks[rank], layout_of_labels(labels))
+
                 followed = source if self.dispatcher.wants_events else None
-                followers.append(Follower(followed, apply, loop, silence_s=self._silence_s))
+                followers.append(
+                    Follower(
+                        followed,
+                        apply,
+                        loop,
+                        silence_s=self._silence_s,
+                        reader=self._make_reader(),
+                        on_groups=on_groups,
+                    )
+                )
         except ConfigError:
             for follower in followers:
                 follower.close()
             raise
         return followers
+
+    def _make_reader(self) -> GroupReader | LearningReader | None:
+        """Make the reader of a rank's messages; None: the policy reads the blocks of the first group."""
+        if self.dispatcher.kv is None or self.block_size is None:
+            return None
+        if self._groups is not None:
+            return GroupReader(self._groups.hash_block_size)
+        return LearningReader(self.block_size)
+
+    def _renumber(self, rank: Rank, groups: GroupLayout) -> int:
+        """Give a rank a new number in the policy, with these KV cache groups: those of a number are permanent.
+
+        Requests that the rank has at this time count for its old number until they end.
+        """
+        number = self.dispatcher.add_worker(self._batch_tokens, groups)
+        self.dispatcher.set_degraded(number, rank.follower.degraded)
+        self.dispatcher.set_available(rank.number, False)
+        self.dispatcher.forget(rank.number)
+        rank.number, rank.has_groups = number, True
+        self.ranks.append(rank)
+        self._update_availability(rank.worker)
+        log.info("%s rank %d has several KV cache groups", rank.worker.upstream.url, rank.rank)
+        return number
+
+    @property
+    def each_rank(self) -> list[Rank]:
+        """Ranks of the registered engines, each once."""
+        return [rank for worker in self.all if not worker.gone for rank in worker.ranks]
 
     def expect(self, address: WorkerAddress, why: str) -> None:
         """Retry an engine periodically, and add it when it answers."""
@@ -240,9 +293,7 @@ class Workers:
 
     def look(self) -> None:
         """Update the health of all views, and report changes to the log and the dispatcher."""
-        for rank in self.ranks:
-            if rank.worker.gone:
-                continue
+        for rank in self.each_rank:
             before = rank.follower.health
             health = rank.follower.look()
             self.dispatcher.set_degraded(rank.number, rank.follower.degraded)
@@ -320,6 +371,12 @@ class Workers:
                     f"{upstream.url} does not say its block size on /metrics: give --block-size"
                 )
             self.block_size = size
+        elif self._groups is not None:
+            if size not in (None, self._groups.block_size):
+                raise ConfigError(
+                    f"{upstream.url} has blocks of {size} tokens, --kv-cache-groups those of "
+                    f"{self._groups.block_size}"
+                )
         elif size is not None and size != self.block_size:
             raise ConfigError(
                 f"{upstream.url} has blocks of {size} tokens, this router those of {self.block_size}"
