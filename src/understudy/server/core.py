@@ -180,8 +180,9 @@ class EngineCore:
 
     @property
     def holds_blocks(self) -> bool:
-        """True when requests hold blocks."""
-        return bool(self.live) and not self.engine.drained
+        """True when requests hold blocks, or some are kept for another engine."""
+        kept = self.net is not None and bool(self.vllm.held)
+        return kept or (bool(self.live) and not self.engine.drained)
 
     def begin(self, now_ns: int) -> bool:
         """Begin a step if there is work and no step is open; True if so, with its end in `step_end_ns`."""

@@ -262,6 +262,7 @@ class Worker:
         """Count a step and publish its events."""
         rank = self._rank_of[id(core)]
         self.metrics[rank].on_step(effects)
+        self._count_handoffs()
         self._publish_events(core, rank)
 
     def on_idle(self, core: EngineCore) -> None:
@@ -269,6 +270,11 @@ class Worker:
         if self.senders and core.step_end_ns < 0:
             self.senders[self._rank_of[id(core)]].trim()
         self.pauses.complete_pending()
+        self._count_handoffs()
+
+    def _count_handoffs(self) -> None:
+        if self.handoff is not None and self.handoff.on_polled is not None:
+            self.handoff.on_polled()
 
     def on_landed(self, core: EngineCore) -> None:
         """Publish the events of transfers that landed in an idle engine."""

@@ -11,7 +11,7 @@ import msgspec
 
 from understudy._core import Identities, xxh3_64
 from understudy.errors import PolicyError, WrongState
-from understudy.router.dispatch import Decision, LiveRouteRequest
+from understudy.router.dispatch import Decision, LiveRouteRequest, name_policy
 from understudy.server.access import Access, route_class
 from understudy.server.api.errors import ApiError, answer_error, error_body
 from understudy.server.api.fields import read_body, read_json, whole_number
@@ -99,6 +99,7 @@ class FleetFront:
     def divide(self, settings: Disaggregation, decode: FleetRouting) -> None:
         """Send prompts to prefill workers and answers from decode workers, from now on."""
         self._stages = StagedForward(self.servers, settings, self._router, decode, self._note_sent)
+        self.monitor.stages["decode"] = name_policy(settings.decode_routing)
         self._stages.first_token = self.registry.histogram(
             "understudy:time_to_first_token_seconds",
             "From a request's arrival at the front end to its first token.",

@@ -37,6 +37,8 @@ class Monitor:
     ) -> None:
         self.history = History()
         self._routing = routing
+        self.stages: dict[str, str] = {}
+        """Routing by stage (prefill, decode), where they differ."""
         self._queued = queued
         self._pools = describe_pools(pools)
         count = sum(count for count, _ in pools)
@@ -63,7 +65,8 @@ class Monitor:
                 "worker": worker,
                 "path": path,
                 "tokens": asked.prompt_tokens,
-                "why": self._routing,
+                "why": self.stages.get(asked.stage, self._routing),
+                "stage": asked.stage,
                 "overlap": decision.overlap_blocks,
                 "lower": decision.lower_overlap_blocks,
                 "best": decision.best_overlap_blocks,

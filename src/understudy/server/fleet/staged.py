@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from typing import TYPE_CHECKING, Any, cast
 
 import msgspec
@@ -96,6 +95,11 @@ class StagedForward:
         self._on_sent(asked, decision, worker, request.path)
         self._servers[worker].app.handle(request, cast("Connection", answer))
 
+    def observe_first_token(self, arrival_ns: int) -> None:
+        """Count the time to first token of a request."""
+        if self.first_token is not None:
+            self.first_token.observe((self._servers[0].runtime.clock.now_ns() - arrival_ns) / 1e9)
+
     def outbox(self) -> Any:
         """Return the outbox that the workers share."""
         return self._servers[0].runtime.outbox
@@ -115,7 +119,6 @@ class _Passage:
         self._decode: tuple[int, Decision] | None = None
         self._leg: PrefillAnswer | None = None
         self._decode_asked = asked
-        self._began_s = time.monotonic()
         self._params: Any = None
 
     def begin(self) -> None:
@@ -224,8 +227,7 @@ class _Passage:
 
     def _on_first_token(self, row: int) -> None:
         self._stages.decode.dispatcher.first_token(row)
-        if self._stages.first_token is not None:
-            self._stages.first_token.observe(time.monotonic() - self._began_s)
+        self._stages.observe_first_token(self._asked.arrival_ns)
 
     def _with_body(self, body: dict[str, Any]) -> Request:
         return self._request.with_body(msgspec.json.encode(body))

@@ -26,6 +26,8 @@ log = logging.getLogger("understudy.server")
 MAX_NAMES = 1 << 16
 """Ids of requests that are remembered per peer; the oldest are dropped."""
 KEPT_READS = 4096
+MAX_PEERS = 1024
+"""Most prefill servers of other processes."""
 
 
 class HandOffNetwork:
@@ -62,9 +64,6 @@ class HandOffNetwork:
             self.reads.append(read)
             if read[1] in self.members:
                 self.members[read[1]].count_read(read)
-        for member in self.members.values():
-            if member.on_polled is not None:
-                member.on_polled()
         reached = dict.fromkeys(self.net.take_reached())
         return [self.members[number].core for number in reached if number in self.members]
 
@@ -77,6 +76,11 @@ class HandOffNetwork:
                 return member.number, member.handed.get(remote.request_id, -1)
         address = (remote.host, remote.port)
         if address not in self._by_address:
+            if len(self.peers) >= MAX_PEERS:
+                raise ApiError(
+                    f"kv_transfer_params.remote_port: this server knows {MAX_PEERS} prefill servers already",
+                    param="kv_transfer_params",
+                )
             peer = FarPeer(self, PeerChannel(remote.host, remote.port, block_size))
             self._by_address[address] = self.peers[peer.number] = peer
         peer = self._by_address[address]
@@ -108,7 +112,7 @@ class HandOffMember:
         self.on_read: Callable[[int, int, int, bool], None] | None = None
         """Called with every read of this engine: bytes, posted ns, landed ns, failed."""
         self.on_polled: Callable[[], None] | None = None
-        """Called when something may have changed: a message has arrived, or a step has ended."""
+        """Updates the counters; called after a step or a poll."""
         self._channel: SideChannel | None = None
 
     def join(self, core: EngineCore) -> None:
