@@ -1,0 +1,81 @@
+"""Compare the answers of a sweep's searches with brute force over 500 combinations.
+
+    python benchmarks/sweep_brute_force.py TRACE [--requests 3000] [--jobs 2]
+
+Brute force is `--search grid`. Bisection and halving read its outcomes from the store, so only the parts of the trace on
+which halving replays are computed again; the searches themselves are those of `understudy sweep`. Equal means: the same
+flags, and the same next smaller fleet.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+VARY = (
+    "workers=1..25",
+    "tensor-parallel-size=2,4",
+    "max-num-seqs=32,64,128,256,512",
+    "routing=round_robin,kv",
+)
+"""500 combinations."""
+GOALS = ("0.5", "0.9", "0.95", "0.98", "0.99", "0.995")
+
+
+def sweep(trace: Path, folder: Path, jobs: str, search: str, goal: str) -> dict[str, Any]:
+    """Run a search with the shared store; return its result."""
+    out = folder / "sweep.json"
+    command = [sys.executable, "-m", "understudy", "sweep", str(trace), "--vary", *VARY, "--quiet"]
+    command += ["--model", "Qwen3-32B", "--gpu", "H200", "--slo-ttft-ms", "2000", "--slo-itl-ms", "50"]
+    command += ["--search", search, "--goal", goal, "--jobs", jobs]
+    subprocess.run([*command, "--store", str(folder / "store.jsonl"), "--json", str(out)], check=True)
+    result: dict[str, Any] = json.loads(out.read_text())
+    return result
+
+
+def describe(trial: dict[str, Any] | None) -> str:
+    """Return the flags of a fleet and its share of requests in time."""
+    if trial is None:
+        return "none"
+    return f"{' '.join(f'{name}={value}' for name, value in trial['flags'].items())} ({trial['good']:.2%})"
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("trace", type=Path)
+    parser.add_argument("--requests", type=int, default=3000, help="first requests of the trace to replay")
+    parser.add_argument("--jobs", default="2")
+    args = parser.parse_args()
+    differing = 0
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        part = folder / "part.jsonl"
+        part.write_text("".join(args.trace.read_text().splitlines(keepends=True)[: args.requests]))
+        grid = sweep(part, folder, args.jobs, "grid", GOALS[0])
+        print(f"grid: {grid['ran']} combinations, {grid['requests']:,} requests, {grid['cpu_s']:.1f} CPU s")
+        for goal in GOALS:
+            expected = sweep(part, folder, args.jobs, "grid", goal)["answers"][0]
+            print(f"goal {goal}: {describe(expected['best'])}; smaller: {describe(expected['smaller'])}")
+            for search in ("bisect", "halving"):
+                result = sweep(part, folder, args.jobs, search, goal)
+                found = result["answers"][0]
+                same = {part: found[part] == expected[part] for part in ("best", "smaller")}
+                differing += not all(same.values())
+                words = [
+                    f"{part} {'equal' if is_same else describe(found[part])}"
+                    for part, is_same in same.items()
+                ]
+                print(f"  {search}: {', '.join(words)}; {len(result['trials'])} whole replays", flush=True)
+    print(f"{differing} of {2 * len(GOALS)} searches differ from brute force")
+    return int(differing > 0)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
