@@ -2,9 +2,8 @@
 
     python benchmarks/sweep_brute_force.py TRACE [--requests 3000] [--jobs 2]
 
-Brute force is `--search grid`. Bisection and halving read its outcomes from the store, so only the parts of the trace on
-which halving replays are computed again; the searches themselves are those of `understudy sweep`. Equal means: the same
-flags, and the same next smaller fleet.
+Brute force is `--search grid`. Bisection and halving read its outcomes from the store, so only halving computes more,
+its replays of parts of the trace. Equal means: the same answer, and the same next smaller fleet.
 """
 
 from __future__ import annotations

@@ -19,6 +19,7 @@ from understudy.run.disaggregation import Disaggregation
 from understudy.tiers import TiersConfig
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from pathlib import Path
 
     from understudy.explain import SavedRun
@@ -46,11 +47,24 @@ def run(request: pytest.FixtureRequest) -> SavedRun:
     return record(conversations(12), **RUNS[request.param])
 
 
+def unknown_fields(message: Any) -> Iterator[str]:
+    """Yield fields of a message, and of those in it, whose number or type Perfetto's schema does not have."""
+    from google.protobuf.unknown_fields import UnknownFieldSet
+
+    name = message.DESCRIPTOR.name
+    yield from (f"{name}: field {field.field_number}" for field in UnknownFieldSet(message))
+    for field, value in message.ListFields():
+        if field.message_type is not None:
+            for inner in value if field.is_repeated else [value]:
+                yield from unknown_fields(inner)
+
+
 def test_a_protobuf_trace_is_one_that_perfetto_reads(run: SavedRun, tmp_path: Path) -> None:
     protos = pytest.importorskip("perfetto.protos.perfetto.trace.perfetto_trace_pb2")
     write_trace(run, tmp_path / "trace.pftrace")
     trace = protos.Trace()
     assert trace.ParseFromString((tmp_path / "trace.pftrace").read_bytes()) > 0
+    assert not list(unknown_fields(trace))
     event = protos.TrackEvent
     parents: dict[int, int] = {}
     counters, processes, names = set(), set(), set()
@@ -103,7 +117,11 @@ def test_a_protobuf_trace_is_one_that_perfetto_reads(run: SavedRun, tmp_path: Pa
 
 def test_the_time_in_a_trace_is_that_of_the_steps(run: SavedRun, tmp_path: Path) -> None:
     write_trace(run, tmp_path / "trace.json")
-    events = json.loads((tmp_path / "trace.json").read_text())["traceEvents"]
+    document = json.loads((tmp_path / "trace.json").read_text())
+    assert set(document) == {
+        "traceEvents"
+    }  # a displayTimeUnit would change the unit of all times in Perfetto
+    events = document["traceEvents"]
     threads = {
         (one["pid"], one["tid"]): one["args"]["name"] for one in events if one["name"] == "thread_name"
     }
