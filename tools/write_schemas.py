@@ -208,19 +208,25 @@ def describe_fleet_state() -> Schema:
         "tokens",
         "dead",
         "restarts",
+        "transfers",
         "restarted",
     )
     late = ("token_p50", "token_p99", "step_p99")
     counts = ("n", "worker", "tokens", "overlap", "lower", "best", "ties", "blocks", "load")
     numbers = dict.fromkeys(("at", "cost", "waited_ms"), NUMBER)
-    decision = {**dict.fromkeys(counts, COUNT), **numbers, "path": TEXT, "why": TEXT}
+    decision = {**dict.fromkeys(counts, COUNT), **numbers, "path": TEXT, "why": TEXT, "stage": TEXT}
     state = {"enum": ["ready", "paused", "slow", "dead", "starting", "draining"]}
     workers = {
         **dict.fromkeys(columns, list_of(NUMBER)),
         "state": list_of(state),
         "faults": list_of(list_of(TEXT)),
     }
-    pool = {**dict.fromkeys(("workers", "blocks", "block_size"), COUNT), "model": TEXT, "max_num_seqs": MAYBE}
+    pool = {
+        **dict.fromkeys(("workers", "blocks", "block_size"), COUNT),
+        "model": TEXT,
+        "max_num_seqs": MAYBE,
+        "role": TEXT,
+    }
     mark = {"t": NUMBER, "kind": TEXT, "ended": {"type": "boolean"}, "workers": list_of(COUNT)}
     summary = {**dict.fromkeys(("ttft", "itl", "rates"), list_of(MAYBE)), "cached": MAYBE, "seconds": COUNT}
     return describe_object(

@@ -34,7 +34,10 @@ def connector(name: str = "OffloadingConnector", **extra: Any) -> dict[str, Any]
 
 
 ASKED: dict[str, tuple[object, str]] = {
-    "another connector": (connector("NixlConnector"), "kv_connector 'NixlConnector' is not supported"),
+    "another connector": (
+        connector("LMCacheConnectorV1"),
+        "kv_connector 'LMCacheConnectorV1' is not supported",
+    ),
     "no JSON": ('{"kv_connector": ', "--kv-transfer-config is not JSON"),
     "no object": ("[1, 2]", "--kv-transfer-config must be a JSON object"),
     "a strange key": ({**connector(cpu_bytes_to_use=1e9), "junk": 3}, "junk is not known"),

@@ -86,6 +86,11 @@ def _read_transfer_config(transfer: object) -> dict[str, Any]:
 def _read_extra_config(transfer: dict[str, Any]) -> dict[str, Any]:
     """Return the settings of vLLM's OffloadingConnector; ConfigError for another connector."""
     connector = transfer.get("kv_connector") or CONNECTOR
+    if connector == "NixlConnector":
+        raise ConfigError(
+            "--kv-transfer-config: NixlConnector joins two servers; replay such a fleet with --prefill-workers and "
+            "--decode-workers"
+        )
     if connector != CONNECTOR:
         raise ConfigError(
             f"--kv-transfer-config: kv_connector {connector!r} is not supported; use {CONNECTOR}"
