@@ -108,10 +108,13 @@ class Play:
         if self._hasher is not None:
             self._hasher = make(block_size, sha256)
 
-    def add(self, spec: dict[str, Any]) -> None:
-        """Submit a request."""
+    def add(self, spec: dict[str, Any], transfer: dict[str, Any] | None = None) -> None:
+        """Submit a request; `transfer` are its `kv_transfer_params`."""
         sampling = SamplingParams(
-            max_tokens=spec["max_tokens"], ignore_eos=spec.get("eos_at") is None, temperature=0
+            max_tokens=spec["max_tokens"],
+            ignore_eos=spec.get("eos_at") is None,
+            temperature=0,
+            extra_args=None if transfer is None else {"kv_transfer_params": dict(transfer)},
         )
         if spec.get("eos_at") is not None:
             sampling._eos_token_id = EOS

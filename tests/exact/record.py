@@ -45,12 +45,19 @@ def _record_groups(scenario: Line, model: Path) -> Line:
     return record_groups(scenario, model)
 
 
+def _record_pair(scenario: Line, model: Path) -> Line:
+    from exact.pd_record import record_pair  # releases before 0.33 lack what it imports
+
+    return record_pair(scenario, model)
+
+
 RECORDERS: dict[str, Callable[[Line, Path], Line]] = {
     "steps": record_steps,
     "speculation": record_speculation,
     "clock": record_clock,
     "offload": record_offload,
     "groups": _record_groups,
+    "pairs": _record_pair,
 }
 
 
@@ -84,6 +91,16 @@ def recordings(folder: Path) -> Iterator[tuple[str, str, Line, list[Any]]]:
         if kind == "groups":  # the recorder does not count lookups
             lines[-1]["end"].pop("prefix_stats", None)
         yield kind, path.stem, scenario, lines[1:]
+    for path in sorted(folder.rglob("*.jsonl.gz")):
+        with gzip.open(path, "rt", encoding="utf-8") as file:
+            first = json.loads(file.readline())
+            if "scenario" in first:  # of two instances; others have it in a file of its own
+                yield (
+                    "pairs",
+                    path.name.removesuffix(".jsonl.gz"),
+                    first["scenario"],
+                    [*map(json.loads, file)],
+                )
     for path in sorted(folder.rglob("*.json.gz")):
         with gzip.open(path, "rt", encoding="utf-8") as file:
             pair = json.load(file)
@@ -106,7 +123,7 @@ def _comparable(kind: str, answer: Line) -> list[Any]:
     if kind == "clock":
         batches = [batch for batch in recorded["trace"] if batch[2]]
         return [batches, *(sorted(recorded[key].items()) for key in ("first", "last", "n"))]
-    return recorded if kind == "speculation" else list(recorded[1:])
+    return recorded if kind in ("speculation", "pairs") else list(recorded[1:])
 
 
 def again(folder: Path, model: Path) -> int:

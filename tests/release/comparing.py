@@ -30,6 +30,10 @@ def write_recording(
         _write_lines(golden, recorded)
         return Recording("steps", folder, name, source, golden)
     folder.mkdir(parents=True, exist_ok=True)
+    if kind == "pairs":
+        golden = folder / f"{name}.jsonl.gz"
+        _write_lines(golden, [{"scenario": scenario}, *recorded])
+        return Recording("handoff", folder, name, golden, golden)
     golden = folder / f"{name}.json.gz"
     pair = {"scenario": scenario, "recorded": recorded}
     if kind != "offload":
@@ -64,7 +68,7 @@ def compare_with(
 
 def adapted(scenario: Scenario, release: str) -> Scenario:
     """Return the scenario without settings that have no effect in a release."""
-    config = scenario["config"]
+    config = scenario.get("config", {})
     if find_profile(release).has_prefill_interval or "prefill_schedule_interval" not in config:
         return scenario
     kept = {name: value for name, value in config.items() if name != "prefill_schedule_interval"}

@@ -9,6 +9,8 @@ import msgspec
 from release.process import RecordingFailed
 from understudy.engines.clock_conformance import ClockScenario, run_clock_scenario
 from understudy.engines.group_recording import GroupRun, GroupScenario
+from understudy.engines.handoff_recording import HandOffRun
+from understudy.engines.handoff_scenario import HandOffScenario
 from understudy.engines.offload_profiles import offload_profile
 from understudy.engines.offload_recording import OffloadRun, OffloadScenario
 from understudy.engines.profiles import find_profile
@@ -54,6 +56,9 @@ class EngineRecorder:
             grouped = GroupRun(msgspec.convert(scenario, GroupScenario), self._profile)
             header = {"vllm": self._release, "config": {"groups": []}}
             return {"vllm": self._release, "recorded": [{"header": header}, *grouped.lines()]}
+        if kind == "pairs":
+            pair = HandOffRun(msgspec.convert(scenario, HandOffScenario), self._profile)
+            return {"vllm": self._release, "recorded": [{"header": {"vllm": self._release}}, *pair.lines()]}
         played = msgspec.convert(scenario, SpecScenario)
         steps = list(run_spec_scenario(played, self._profile, events=True))
         events = [step.pop("kv_events") for step in steps]

@@ -11,6 +11,7 @@ from model.scenario_gen import random_scenario, with_adapters, with_caps, with_e
 from model.vllm_config import V0_31
 from model.vllm_format import expand_prompt
 from release.group_family import with_groups
+from release.pair_family import draw_pair
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
     from model.vllm_format import Scenario as ByStep
 
 Scenario = dict[str, Any]
-Kind = Literal["steps", "speculation", "clock", "offload", "groups"]
+Kind = Literal["steps", "speculation", "clock", "offload", "groups", "pairs"]
 
 
 @dataclass(frozen=True)
@@ -185,5 +186,6 @@ FAMILIES = {
         Family("async-spec", "speculation", lambda seed: _spec(seed, True)),
         Family("offload", "offload", _offload),
         Family("groups", "groups", _groups),
+        Family("pd", "pairs", draw_pair),
     )
 }

@@ -38,16 +38,17 @@ class _Search:
     def shrink_once(self) -> bool:
         """Try every reduction once; return whether one of them helped."""
         before = self.best
-        self._reduce(("max_steps",))
+        self._reduce(("max_ticks" if "max_ticks" in self.best else "max_steps",))
         many = None
         while many != (many := len(self.best["requests"])):
             self._reduce_list("requests")
         if self.best.get("aborts"):
             self._reduce_list("aborts")
-        for setting in sorted(set(self.best["config"]) - {"block_size", "num_blocks"}):
-            self._try_without(("config", setting))
+        for folder in _settings(self.best):
+            for setting in sorted(set(_at(self.best, folder)) - {"block_size", "num_blocks"}):
+                self._try_without((*folder, setting))
         for index in range(len(self.best["requests"])):
-            for key in ("eos_at", "priority", "arrival_time", "lora"):
+            for key in ("eos_at", "priority", "arrival_time", "lora", "local", "drop", "proxy"):
                 self._try_without(("requests", index, key))
         for path in [*_numbers(self.best)]:
             self._reduce(path)
@@ -87,7 +88,7 @@ class _Search:
         *folder, key = path
         if key not in _at(self.best, folder) and isinstance(key, str):
             return
-        lowest = 0 if key in ("arrival_step", "t", "store_steps", "load_steps") else 1
+        lowest = 0 if key in ("arrival_step", "arrival_tick", "tick", "t", "store_steps", "load_steps") else 1
         value = _at(self.best, folder)[key]
         if value <= lowest or self._try_value(path, lowest):
             return
@@ -106,12 +107,24 @@ class _Search:
 
 
 def _with_list(scenario: Scenario, key: str, items: list[Any]) -> Scenario:
-    """Return the scenario with another list; aborts of requests that are gone are dropped."""
+    """Return the scenario with another list; aborts and failures of requests that are gone are dropped."""
     changed = {**scenario, key: items}
-    if key == "requests" and scenario.get("aborts"):
-        names = {request["id"] for request in items}
+    names = {request["id"] for request in changed["requests"]}
+    if scenario.get("aborts") and key == "requests":
         changed["aborts"] = [abort for abort in scenario["aborts"] if abort["id"] in names]
+    if scenario.get("fail"):
+        changed["fail"] = {
+            name: way for name, way in scenario["fail"].items() if name in {*names, "handshake"}
+        }
     return changed
+
+
+def _settings(scenario: Scenario) -> list[tuple[str, ...]]:
+    """Return the paths of the settings that may be left out."""
+    if "config" in scenario:
+        return [("config",)]
+    parts = [("p", "config"), ("p", "side"), ("d", "config"), ("d", "side"), ("wire",)]
+    return [*parts, *([("fail",)] if "fail" in scenario else [])]
 
 
 def _at(scenario: Scenario, path: Sequence[str | int]) -> Any:
@@ -123,17 +136,20 @@ def _at(scenario: Scenario, path: Sequence[str | int]) -> Any:
 
 def _numbers(scenario: Scenario) -> Iterator[tuple[str | int, ...]]:
     """Yield the paths of the numbers to reduce."""
-    yield "config", "num_blocks"
+    pools = [path for path in _settings(scenario) if path[-1] == "config"]
+    for path in pools:
+        yield *path, "num_blocks"
     if "k" in scenario:
         yield ("k",)
     if "offload" in scenario:
         for key in ("host_chunks", "blocks_per_chunk", "store_steps", "load_steps"):
             yield "offload", key
     for index, request in enumerate(scenario["requests"]):
-        for key in ("max_tokens", "arrival_step", "t"):
+        for key in ("max_tokens", "arrival_step", "arrival_tick", "t"):
             if key in request:
                 yield "requests", index, key
         for place, item in enumerate(request["prompt"]):
             if not isinstance(item, int):
                 yield "requests", index, "prompt", place, 1
-    yield "config", "block_size"
+    if "config" in scenario:  # two instances have one block size
+        yield "config", "block_size"

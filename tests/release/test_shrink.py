@@ -88,3 +88,29 @@ def test_the_scenario_that_was_given_is_unchanged() -> None:
     given = big()
     shrink(given, lambda scenario: "config" in scenario)
     assert given == big()
+
+
+def pair() -> Scenario:
+    def side() -> Scenario:
+        return {"config": {"block_size": 8, "num_blocks": 90, "watermark": 0.1}, "side": {"every": 2}}
+
+    requests = [
+        {"id": f"r{i}", "arrival_tick": 2 * i, "prompt": [[i * 1000, 40]], "max_tokens": 9, "proxy": 3}
+        for i in range(12)
+    ]
+    aborts = [{"id": f"r{i}", "side": "d", "tick": 30, "when": "mid"} for i in range(6)]
+    fail = {"r2": "read", "r5": "setup", "handshake": True}
+    scenario: Scenario = {"name": "pair", "p": side(), "d": side(), "wire": {"latency": 4, "handshake": 3}}
+    return {**scenario, "requests": requests, "aborts": aborts, "fail": fail, "max_ticks": 500}
+
+
+def test_a_pair_of_instances_shrinks_on_both_sides() -> None:
+    def differs(scenario: Scenario) -> bool:
+        return "r5" in scenario["fail"] and scenario["d"]["side"].get("every") == 2
+
+    small = shrink(pair(), differs)
+    assert [request["id"] for request in small["requests"]] == ["r5"]
+    assert (small["aborts"], small["fail"], small["wire"]) == ([], {"r5": "setup"}, {})
+    assert small["p"] == {"config": {"block_size": 8, "num_blocks": 1}, "side": {}}
+    assert small["d"] == {"config": {"block_size": 8, "num_blocks": 1}, "side": {"every": 2}}
+    assert small["max_ticks"] == 1

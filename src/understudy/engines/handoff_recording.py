@@ -271,14 +271,18 @@ class HandOffRun:
         lost: list[int] = []
         if instance.side == "p":
             if push:
-                finished = [r for r, _ in sorted(told["to_send"])]
+                finished = [r for r, _ in told["to_send"]]
                 line["reads"] = [
                     self._describe_write(transfer) for transfer in wire.begin_writes(tick, finished)
                 ]
                 wire.unread.sort(key=lambda transfer: transfer.done)
             ends = wire.read_ends(tick)
             heartbeats, wire.heartbeats = wire.heartbeats, []
-            sent, expired, leases = instance.engine.poll_sender(heartbeats, ends, now_ns)
+            # vLLM polls its own WRITEs after the leases, but reads notifications of READs before them.
+            sent, expired, leases = instance.engine.poll_sender(heartbeats, [] if push else ends, now_ns)
+            if push:
+                written, _, leases = instance.engine.poll_sender([], ends, now_ns)
+                sent = sorted(sent + written)
             for r in sent:
                 wire.finished.pop(r, None)
             line["notified"] = [] if push else [names[r] for r in ends]
@@ -287,18 +291,15 @@ class HandOffRun:
         else:
             pulls = [(r, [block + 1 for block in blocks]) for r, blocks in told["pulls"]]
             if push:
-                registered = [(r, blocks) for r, blocks in pulls if blocks]
-                wire.on_the_way += registered
-                if told["heartbeat"]:
-                    wire.heartbeats.append(told["heartbeat"])
-                line["registered"] = [names[r] for r, _ in registered]
+                registered, at_once = wire.register(tick, pulls, told["heartbeat"])
+                line["registered"] = [names[r] for r in registered]
                 line["notify_only"] = []
             else:
                 reads, notified, at_once = wire.begin_reads(tick, pulls, told["heartbeat"])
-                failed = [transfer.request for transfer in at_once]
-                lost = [block for transfer in at_once for block in transfer.blocks]
                 line["reads"] = [self._describe_read(transfer) for transfer in reads]
                 line["notify_only"] = [names[r] for r in notified]
+            failed = [transfer.request for transfer in at_once]
+            lost = [block for transfer in at_once for block in transfer.blocks]
             ended = wire.report_ends(tick)
             if push:
                 ended = [transfer for transfer in ended if not transfer.failed]

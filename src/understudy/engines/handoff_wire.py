@@ -23,6 +23,14 @@ class Transfer:
 
 
 @dataclass(slots=True)
+class Peering:
+    """An instance's connection to its peer. `due`: when the handshake that is under way ends."""
+
+    connected: bool = False
+    due: int | None = None
+
+
+@dataclass(slots=True)
 class Wire:
     """State of the network. Requests are named by their place in the scenario."""
 
@@ -36,10 +44,13 @@ class Wire:
     unreported: list[Transfer] = field(default_factory=list)
     """The same for the decode instance."""
     link_free: int = 0
-    handshake_done: int | None = None
-    connected: bool = False
+    to_p: Peering = field(default_factory=Peering)
+    to_d: Peering = field(default_factory=Peering)
+    """Push only: in pull mode the prefill instance sends nothing."""
     waiting: list[Transfer] = field(default_factory=list)
-    """Transfers and notifications that wait for the handshake."""
+    """Transfers, notifications and registrations of the decode instance that wait for its handshake."""
+    unwritten: list[tuple[int, list[int]]] = field(default_factory=list)
+    """Push: writes that wait for the handshake of the prefill instance."""
     registered: dict[int, list[int]] = field(default_factory=dict)
     """Push: blocks of the decode instance that the prefill instance may write."""
     on_the_way: list[tuple[int, list[int]]] = field(default_factory=list)
@@ -63,23 +74,47 @@ class Wire:
             self.unread.append(transfer)
         return transfer
 
+    def _fails_at_once(self, request: int) -> bool:
+        return self.scenario.fail.get(self.scenario.requests[request].id) == "setup"
+
+    # The first handshake.
+
+    def _end_handshake(self, peering: Peering, tick: int) -> bool:
+        """End a handshake that is due; return whether it failed."""
+        if peering.due is None or tick < peering.due:
+            return False
+        peering.due = None
+        if self.scenario.fail.get("handshake") and not self._failed_once:
+            self._failed_once = True
+            return True
+        peering.connected = True
+        return False
+
+    _failed_once: bool = False
+
+    def _need(self, peering: Peering, tick: int) -> bool:
+        """Start a handshake unless there is one; return whether the peer is connected."""
+        if not peering.connected and peering.due is None:
+            if self.scenario.wire.handshake == 0:
+                peering.connected = True
+            else:
+                peering.due = tick + self.scenario.wire.handshake
+        return peering.connected
+
     # Pull: the decode instance reads.
 
     def begin_reads(
         self, tick: int, pulls: list[tuple[int, list[int]]], heartbeat: list[int]
     ) -> tuple[list[Transfer], list[int], list[Transfer]]:
         """Post reads. Returns them, the requests that the peer is notified of, and reads that failed at once."""
-        failed = self._look_at_handshake(tick)
-        was_connected = self.connected
-        if (pulls or heartbeat) and not self.connected:
-            self._need_handshake(tick)
-        if heartbeat and self.connected:
-            self.heartbeats.append(heartbeat)
+        failed = self._fail_waiting(tick)
         orders = [Transfer(request, blocks, tick, notify_only=not blocks) for request, blocks in pulls]
-        if not self.connected:
+        if (orders or heartbeat) and not self._need(self.to_p, tick):
             self.waiting += orders
             return [], [], failed
-        if was_connected:
+        if heartbeat:
+            self.heartbeats.append(heartbeat)
+        if self.to_p.connected:
             orders += self.waiting
             self.waiting = []
         posted: list[Transfer] = []
@@ -88,52 +123,67 @@ class Wire:
             if order.notify_only:
                 self.unread.append(Transfer(order.request, [], tick, notify_only=True))
                 notified.append(order.request)
-            elif self.scenario.fail.get(self.scenario.requests[order.request].id) == "setup":
+            elif self._fails_at_once(order.request):
                 failed.append(order)
             else:
                 posted.append(self.post(tick, order.request, order.blocks))
         return posted, notified, failed
 
-    def _look_at_handshake(self, tick: int) -> list[Transfer]:
-        if self.handshake_done is None or tick < self.handshake_done:
+    def _fail_waiting(self, tick: int) -> list[Transfer]:
+        """End the decode instance's handshake; return what fails with it. Notifications are lost."""
+        if not self._end_handshake(self.to_p, tick):
             return []
-        self.handshake_done = None
-        if self.scenario.fail.get("handshake") and not self._failed_once:
-            self._failed_once = True
-            failed = [order for order in self.waiting if not order.notify_only]
-            self.waiting = [order for order in self.waiting if order.notify_only]
-            return failed
-        self.connected = True
-        return []
+        failed = [order for order in self.waiting if not order.notify_only]
+        self.waiting = []
+        return failed
 
-    _failed_once: bool = False
+    # Push: the decode instance registers its blocks, and the prefill instance writes.
 
-    def _need_handshake(self, tick: int) -> None:
-        if self.handshake_done is not None:
-            return
-        if self.scenario.wire.handshake == 0:
-            self.connected = True
-        else:
-            self.handshake_done = tick + self.scenario.wire.handshake
-
-    # Push: the prefill instance writes.
+    def register(
+        self, tick: int, pulls: list[tuple[int, list[int]]], heartbeat: list[int]
+    ) -> tuple[list[int], list[Transfer]]:
+        """Send registrations. Returns their requests, and those that failed with the handshake."""
+        failed = self._fail_waiting(tick)
+        orders = [Transfer(request, blocks, tick) for request, blocks in pulls if blocks]
+        if heartbeat and self._need(self.to_p, tick):
+            self.heartbeats.append(heartbeat)
+        self.waiting += orders
+        if not self.waiting or not self._need(self.to_p, tick):
+            return [], failed
+        sent, self.waiting = self.waiting, []
+        self.on_the_way += [(order.request, order.blocks) for order in sent]
+        return [order.request for order in sent], failed
 
     def begin_writes(self, tick: int, finished: list[int]) -> list[Transfer]:
         """Post the writes for newly finished prompts, then those for newly read registrations."""
-        posted = []
+        was_waiting, self.unwritten = self.unwritten, []
+        if self._end_handshake(self.to_d, tick):
+            was_waiting = []
+        elif not self.to_d.connected:
+            self.unwritten, was_waiting = was_waiting, []
+        matched = was_waiting
         for request in finished:
             blocks = self.registered.pop(request, None)
             if blocks is None:
                 self.finished[request] = self.handed[request]
             else:
-                posted.append(self.post(tick, request, blocks))
+                matched.append((request, blocks))
         for request, blocks in self.on_the_way:
             if self.finished.pop(request, None) is None:
                 self.registered[request] = blocks
             else:
-                posted.append(self.post(tick, request, blocks))
+                matched.append((request, blocks))
         self.on_the_way = []
-        return posted
+        if not matched:
+            return []
+        if not self._need(self.to_d, tick):
+            self.unwritten += matched
+            return []
+        return [
+            self.post(tick, request, blocks)
+            for request, blocks in matched
+            if not self._fails_at_once(request)
+        ]
 
     # Ends of transfers.
 
