@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 import pytest
@@ -217,6 +217,65 @@ def test_pools_are_apart_and_names_of_models_are_text(browser: Browser) -> None:
         finally:
             await fleet.stop()
             fleet.runtime.driver.stop()
+
+    asyncio.run(main())
+
+
+@needs_chromium
+def test_pools_with_a_role_show_it_and_their_transfers_in_flight(browser: Browser) -> None:
+    pool = ServerSettings(model="stub", engine=QUICK, max_model_len=4096)
+    heads = "[...document.querySelectorAll('.pool h3')].map(head => head.textContent)"
+
+    def look() -> None:
+        browser.wait_for(f"{heads}.length === 2 && {heads}[1].includes('5 transfers in flight')")
+        prefill, decode = browser.run(heads)
+        assert prefill.startswith("Prefill, pool 02 workers (0–1) · stub")
+        assert prefill.endswith("1 transfer in flight")
+        assert decode.startswith("Decode, pool 13 workers (2–4) · stub")
+        for width in (600, 2000):
+            browser.resize(width)
+            assert browser.clipped() == []
+
+    async def main() -> None:
+        fleet = Fleet(FleetSettings(pools=((2, pool), (3, pool)), base_port=0, port=0))
+        monitor = fleet.front.monitor
+        remember, counts = monitor._remember, iter([[0] * 5, [1, 0, 2, 3, 0]])
+        transfers: list[int] = []
+
+        def remember_transfers(report: Any) -> None:
+            nonlocal transfers
+            remember(report)
+            monitor._shown["transfers"] = transfers = next(counts, transfers)
+
+        monitor._remember = remember_transfers  # type: ignore[method-assign]
+        for one, role in zip(monitor._pools, ("prefill", "decode"), strict=True):
+            one["role"] = role
+        await fleet.start()
+        try:
+            await visit(browser, fleet, look)
+        finally:
+            await fleet.stop()
+            fleet.runtime.driver.stop()
+
+    asyncio.run(main())
+
+
+@needs_chromium
+def test_a_cell_names_its_waiting_requests_and_counts_have_whole_numbers(browser: Browser) -> None:
+    def look() -> None:
+        cell = "document.querySelector('.w .run')"
+        browser.wait_for(f"{cell} && {cell}.textContent === '0 +3'")
+        assert browser.run(f"getComputedStyle({cell}.querySelector('em')).display") != "none"
+        ticks = browser.run(
+            "[...document.querySelectorAll('.chart')].slice(2).map(chart =>"
+            " [...chart.querySelectorAll('text[text-anchor=end]')].slice(0, 3).map(text => text.textContent))"
+        )
+        assert ticks[0] == ["0", "1", "2"]
+        assert all(len(set(one)) == 3 for one in ticks)
+
+    async def main() -> None:
+        async with waiting_fleet(1, 3) as fleet:
+            await visit(browser, fleet, look)
 
     asyncio.run(main())
 

@@ -5,6 +5,7 @@ import {$, add, count, el, ms, percent, setText, short} from "./format.js";
 export const STATES = {
   ready: "ready", paused: "paused", slow: "slow", dead: "dead", starting: "starting", draining: "draining",
 };
+const ROLES = {prefill: "Prefill, pool", decode: "Decode, pool"};
 const SIGNS = {paused: "‖", slow: "~", dead: "×", starting: "…", draining: "↓"};
 const RESTART_S = 10;
 // Sizes of cells, largest first: least width, height, gap, what fits into one, and px that all may take before they get smaller.
@@ -33,23 +34,27 @@ export class Cells {
     $("legend").replaceChildren(el("li", "", "fill: KV in use"), ...legend);
   }
 
-  show(fleet) {
+  /** Draw the cells of these workers; all cells of a fleet that is new. */
+  show(fleet, workers) {
     const fresh = this.fleet !== fleet;
     this.fleet = fleet;
     if (!this.width) return;
     if (fresh) this.build();
-    else for (const worker of fleet.touched) this.update(worker);
+    else for (const worker of workers) this.update(worker);
+    workers.clear();
     this.markRestarts();
+    this.countTransfers();
   }
 
   build() {
     const {fleet, width} = this;
     this.cells.length = 0;
+    this.counters = [];
     const {tall, gap, cls, labels, columns} = layout(fleet.pools, width);
     let first = 0;
     const pools = fleet.pools.map((pool, number) => {
       const box = el("div", "pool"), grid = el("div", "cells " + cls);
-      if (fleet.pools.length > 1) box.append(poolHead(pool, number, first));
+      if (fleet.pools.length > 1) box.append(this.poolHead(pool, number, first));
       grid.style.gridTemplateColumns = (labels ? labels + "px " : "") + `repeat(${columns}, minmax(0, 1fr))`;
       grid.style.setProperty("--tall", tall + "px");
       grid.style.setProperty("--gap", gap + "px");
@@ -62,18 +67,36 @@ export class Cells {
       return add(box, grid);
     });
     this.tiny = cls === "tiny" || cls === "small";
+    this.tall = tall;
     for (let worker = 0; worker < fleet.size; worker++) this.update(worker);
     $("pools").replaceChildren(...pools);
+    this.countTransfers();
     this.mark();
   }
 
+  poolHead(pool, number, first) {
+    const last = first + pool.workers - 1, transfers = el("small", "transfers");
+    const about = `${count(pool.workers, "worker")} (${first}–${last}) · ${pool.model} · ${pool.blocks.toLocaleString("en")} blocks of ` +
+      `${pool.block_size} tokens` + (pool.max_num_seqs ? ` · at most ${pool.max_num_seqs} requests in a batch` : "");
+    this.counters.push({node: transfers, first, last});
+    return add(el("h3", "", (ROLES[pool.role] ?? "Pool") + " " + number), el("small", "", about), transfers);
+  }
+
+  /** Show the KV transfers in flight of each pool, if the server counts them. */
+  countTransfers() {
+    const {transfers} = this.fleet.workers;
+    if (!transfers) return;
+    for (const {node, first, last} of this.counters) {
+      setText(node, count(transfers.slice(first, last + 1).reduce((a, b) => a + b, 0), "transfer") + " in flight");
+    }
+  }
+
   cell(worker, cls) {
-    const node = el("button"), kv = el("div", "kv"), run = el("span", "run");
+    const node = el("button"), run = el("span", "run");
     node.type = "button";
     node.dataset.worker = worker;
     node.tabIndex = -1;
-    const cell = {node, kv, run, host: null, running: el("span"), waiting: el("em"), say: null};
-    add(node, kv);
+    const cell = {node, run, host: null, running: el("span"), waiting: el("em"), say: null};
     if (this.fleet.workers.host.some(share => share > 0)) { cell.host = el("div", "host"); node.append(cell.host); }
     if (cls !== "tiny") node.append(el("b", "", worker));
     node.append(run);
@@ -91,8 +114,8 @@ export class Cells {
     if (this.restarted.has(worker) && state !== "dead") cls += " restarted";
     if (worker === this.chosen) cls += " on";
     if (cell.cls !== cls) cell.node.className = cell.cls = cls;
-    const scale = `scaleY(${state === "dead" ? 0 : w.usage[worker]})`;
-    if (cell.scale !== scale) cell.kv.style.transform = cell.scale = scale;
+    const fill = Math.ceil(w.usage[worker] * this.tall);  // whole px: smaller changes are not drawn
+    if (cell.fill !== fill) cell.node.style.setProperty("--kv", (cell.fill = fill) + "px");
     if (cell.host) cell.host.style.transform = `scaleY(${w.host[worker]})`;
     if (this.tiny) {
       const sign = SIGNS[state] ?? "";
@@ -153,6 +176,7 @@ export class Cells {
     if (w.state[worker] !== "dead") {
       lines.push(`${w.running[worker]} running, ${w.waiting[worker]} waiting`, `KV in use ${percent(w.usage[worker])}` +
         (w.host[worker] ? `, host ${percent(w.host[worker])}` : ""), `${short(w.rate[worker])} tokens/s, cached ${percent(w.hit[worker])}`);
+      if (w.transfers?.[worker]) lines.push(count(w.transfers[worker], "KV transfer") + " in flight");
       if (w.late_ms[worker] > 1) lines.push(`tokens up to ${ms(w.late_ms[worker])} late`);
     }
     if (w.faults[worker].length) lines.push("fault: " + w.faults[worker].join(", ").replaceAll("_", " "));
@@ -182,11 +206,4 @@ function layout(pools, width) {
 function cellNumber(node) {
   const cell = node.closest?.(".w");
   return cell ? +cell.dataset.worker : null;
-}
-
-function poolHead(pool, number, first) {
-  const last = first + pool.workers - 1;
-  const about = `${count(pool.workers, "worker")} (${first}–${last}) · ${pool.model} · ${pool.blocks.toLocaleString("en")} blocks of ` +
-    `${pool.block_size} tokens` + (pool.max_num_seqs ? ` · at most ${pool.max_num_seqs} requests in a batch` : "");
-  return add(el("h3", "", "Pool " + number), el("small", "", about));
 }

@@ -9,9 +9,9 @@ const percentiles = prefix => [["p50", prefix + "_p50"], ["p90", prefix + "_p90"
 const CHARTS = [
   {title: "Time to first token", unit: ms, lines: percentiles("ttft"), band: true},
   {title: "Inter-token latency", unit: ms, lines: percentiles("itl"), band: true},
-  {title: "Output tokens per second", unit: short, lines: [["run", "output_rate"]], area: true,
+  {title: "Output tokens per second", unit: short, least: 2, lines: [["run", "output_rate"]], area: true,
     more: at => [["prompt", short(at("prompt_rate")) + "/s"], ["requests", at("request_rate").toFixed(1) + "/s"]]},
-  {title: "Requests", unit: short, lines: [["run", "running"], ["wait", "waiting"]], names: ["running", "waiting"], area: true},
+  {title: "Requests", unit: short, least: 2, lines: [["run", "running"], ["wait", "waiting"]], names: ["running", "waiting"], area: true},
 ];
 
 function svg(name, attributes, cls) {
@@ -68,7 +68,7 @@ class Chart {
     const visible = rows.filter(row => row[0] >= end - SPAN_S);
     let most = 0;
     for (const row of visible) for (const key of keys) if (row[key] > most) most = row[key];
-    const top = ceiling(most * 1.04), bottom = HEIGHT - BOTTOM;
+    const top = ceiling(Math.max(most * 1.04, this.spec.least ?? 0)), bottom = HEIGHT - BOTTOM;
     const y = value => bottom - value / top * (bottom - TOP);
     if (this.width !== width) this.layout(width);
     if (this.top !== top) {

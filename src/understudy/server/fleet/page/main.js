@@ -9,7 +9,8 @@ import {Fleet} from "./state.js";
 
 const KEY = "understudy-api-key";  // kept until the tab closes
 const RETRY_MS = 2000;
-let fleet = null;
+const DUE_EVERY = 3;  // events; states and faults are drawn with each
+let fleet = null, events = 0;
 
 const charts = new Charts($("charts"));
 const faults = new Faults(ask);
@@ -40,27 +41,40 @@ async function ask(path, order) {
   throw new Error(message);
 }
 
-function draw() {
-  const w = fleet.workers, size = fleet.size, byState = fleet.byState(), running = fleet.sum("running");
+/** Draw the fleet: all of it if that is due, else only what cannot wait. */
+function draw(isDue) {
+  document.documentElement.dataset.time = fleet.time;  // of the state that is drawn
+  if (isDue || fleet.urgent.size) showStates();
+  cells.show(fleet, isDue ? fleet.touched : fleet.urgent);
+  faults.show(fleet);
+  if (!isDue) return;
+  fleet.urgent.clear();
+  showTiles();
+  charts.draw(fleet);
+  showDecisions(fleet);
+}
+
+function showStates() {
+  const size = fleet.size, byState = fleet.byState();
   const ready = size - [...byState.values()].reduce((a, list) => a + list.length, 0);
   setText($("k-workers"), size > 1 ? `${ready.toLocaleString("en")} / ${size.toLocaleString("en")}` : ready ? "1" : "0 / 1");
   const others = [...byState].sort(([a], [b]) => (b === "dead") - (a === "dead")).slice(0, 2);
   setText($("k-workers-more"), [size > 1 ? "workers ready" : "worker ready", ...others.map(([state, list]) => `${list.length} ${state}`)].join(" · "));
-  setText($("k-requests"), short(running));
+  showAttention(byState);
+}
+
+function showTiles() {
+  const w = fleet.workers;
+  setText($("k-requests"), short(fleet.sum("running")));
   const waiting = fleet.sum("waiting");
   setText($("k-requests-more"), `running · ${short(waiting)} waiting` + (fleet.queued ? ` · ${short(fleet.queued)} at the router` : ""));
-  setText($("k-kv"), percent(w.usage.reduce((a, b) => a + b, 0) / size));
+  setText($("k-kv"), percent(w.usage.reduce((a, b) => a + b, 0) / fleet.size));
   setText($("k-cached"), fleet.summary.cached === null ? "–" : percent(fleet.summary.cached));
   const late = fleet.late.token_p99;
   setText($("k-late"), ms(late));
   $("k-late").classList.toggle("bad", late > 50);
   setText($("k-late-more"), late > 50 ? "late p99: this machine is the limit" : "lateness p99");
   setText($("routing"), "routing: " + fleet.routing.replaceAll("_", " "));
-  document.documentElement.dataset.time = fleet.time;  // of the state that is drawn
-  showAttention(byState);
-  charts.draw(fleet);
-  cells.show(fleet);
-  faults.show(fleet);
 }
 
 /** Name the workers that are not ready, so that they are found among a thousand. */
@@ -95,8 +109,7 @@ function receive(state) {
     inspect().catch(() => {});
   }
   if (document.hidden) return;  // nothing is drawn that no one sees
-  draw();
-  showDecisions(fleet);
+  draw(!state.changed || state.marks || events++ % DUE_EVERY === 0);
   if (state.changed && cells.chosen >= 0) inspect().catch(() => {});
 }
 
@@ -127,6 +140,6 @@ $("access").querySelector("form").onsubmit = event => {
   watch();
 };
 document.addEventListener("visibilitychange", () => {
-  if (!document.hidden && fleet) { fleet.touched = fleet.ports.keys(); draw(); showDecisions(fleet); }
+  if (!document.hidden && fleet) draw(true);
 });
 watch();

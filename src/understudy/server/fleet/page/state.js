@@ -1,6 +1,6 @@
 // The fleet as the server last described it: a full state first, then what changes each second.
 
-const ROWS = 300, MARKS = 60, DECISIONS = 14;
+const ROWS = 300, MARKS = 60, DECISIONS = 14, SERVING = new Set(["ready", "slow"]);
 
 export class Fleet {
   constructor(full) {
@@ -12,7 +12,8 @@ export class Fleet {
     this.marks = full.marks;
     this.faults = full.faults;
     this.decisions = full.decisions.slice(-DECISIONS);
-    this.touched = null;
+    this.touched = new Set();
+    this.urgent = new Set();
     this.now(full);
   }
 
@@ -24,13 +25,19 @@ export class Fleet {
     this.summary = state.summary;
   }
 
-  /** Apply the changes of a second; `touched` has the workers that changed. */
+  /**
+   * Apply the changes of a second. `touched` collects the workers that changed since the page emptied it, `urgent` those
+   * of them that began or ceased to be dead, paused, starting, draining or faulty.
+   */
   apply(changes) {
     this.now(changes);
-    this.touched = new Set();
     for (const [name, [where, values]] of Object.entries(changes.changed)) {
-      const column = this.workers[name];
-      where.forEach((worker, i) => { column[worker] = values[i]; this.touched.add(worker); });
+      const column = this.workers[name] ??= Array(this.size).fill(0), isUrgent = name === "faults" || name === "restarted";
+      where.forEach((worker, i) => {
+        this.touched.add(worker);
+        if (isUrgent || name === "state" && !(SERVING.has(column[worker]) && SERVING.has(values[i]))) this.urgent.add(worker);
+        column[worker] = values[i];
+      });
     }
     this.rows.push(changes.row);
     if (this.rows.length > ROWS) this.rows.shift();
