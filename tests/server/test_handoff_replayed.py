@@ -167,7 +167,7 @@ def test_a_live_pair_replayed_from_its_inputs_gives_the_same_schedules(seed: int
             "--max-num-batched-tokens",
             "256",
         ]
-        small += ["--async-scheduling" if asynchronous else "--no-async-scheduling"]
+        small += ["--async-scheduling" if asynchronous else "--no-async-scheduling", "--clock-speed", "4"]
         lease = {"kv_connector_extra_config": {"kv_lease_duration": 6}}
         first = make_server("kv_producer", *small, **lease)
         second = make_server(
