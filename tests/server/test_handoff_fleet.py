@@ -56,6 +56,8 @@ async def test_a_prompt_is_computed_by_one_worker_and_decoded_by_another() -> No
         state = (await client.get("/fleet/state")).json
         assert [pool["role"] for pool in state["pools"]] == ["prefill", "decode"]
         assert state["workers"]["transfers"] == [0, 0, 0]
+        assert state["workers"]["hit"][0] > 0  # the second prompt
+        assert max(state["workers"]["hit"][1:]) < 1  # what was read from the prefill worker is no hit
         page = (await client.get("/metrics")).body.decode()
         assert 'understudy:requests_by_way{way="remote"} 2.0' in page
         assert "vllm:nixl_xfer_time_seconds_count" in page

@@ -72,7 +72,11 @@ def read_report(servers: Sequence[Server], late_ms: Sequence[float], late: dict[
                 host = max(host, core.host_usage)
             tokens += metrics.generation_tokens.value
             queried += metrics.queries.value
-            found += metrics.hits.value + metrics.external_hits.value
+            found += metrics.hits.value
+            if worker.handoff is None:
+                found += metrics.external_hits.value
+            else:  # read from a prefill worker, which counts its own hits
+                queried -= metrics.external_hits.value
             first_tokens.append(metrics.first_token.counts)
             gaps.append(metrics.gap.counts)
         prompts += queried
