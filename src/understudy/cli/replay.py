@@ -3,17 +3,9 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from understudy.cli import (
-    disaggregation_flags,
-    engine_flags,
-    gpu_flags,
-    router_flags,
-    sglang_flags,
-    tier_flags,
-    trace_flags,
-)
+from understudy.cli import disaggregation_flags, gpu_flags, router_flags, run_flags, tier_flags, trace_flags
 from understudy.cli.flag_names import add_renamed_flag
 from understudy.cli.parser import Parser
 from understudy.outputs import check_outputs, files_named, is_stdout
@@ -23,7 +15,6 @@ if TYPE_CHECKING:
 
     from understudy.cli import Verbs
     from understudy.report import Report
-    from understudy.run.settings import ReplaySettings
 
 SHORT_EXAMPLES = """\
 examples:
@@ -83,83 +74,10 @@ def add_parser(verbs: Verbs) -> None:
         + tier_flags.EXAMPLES
         + disaggregation_flags.EXAMPLES,
     )
-    add_run_flags(verb)
+    run_flags.add_run_flags(verb)
     _add_output_flags(verb)
     assert isinstance(verb, Parser)
     verb.add_short_help("understudy replay TRACE [flags]", SHORT_EXAMPLES, TASKS)
-
-
-def add_run_flags(verb: argparse.ArgumentParser) -> None:
-    """Add the flags that describe a run: its trace, its fleet and its objectives."""
-    verb.add_argument(
-        "trace", type=Path, metavar="TRACE", help="trace file, plain or gzipped; -: standard input"
-    )
-    trace_flags.add_trace_flags(verb)
-
-    verb.add_argument(
-        "--max-tokens",
-        type=int,
-        metavar="N",
-        help="cut outputs to N tokens, for requests without a limit of their own",
-    )
-
-    fleet = verb.add_argument_group("fleet")
-    fleet.add_argument("--workers", type=int, metavar="N", help="simulated workers (default: 1)")
-    fleet.add_argument(
-        "--routing",
-        metavar="NAME",
-        help="round_robin (default), random, least_loaded, power_of_two, session_affinity, kv, or FILE.py:CLASS",
-    )
-    fleet.add_argument(
-        "--seed",
-        type=int,
-        metavar="N",
-        help="seed of routing random, power_of_two or kv, and of random tier load failures (default: 0)",
-    )
-    fleet.add_argument(
-        "--concurrency", type=int, metavar="N", help="closed loop: at most N sessions at a time"
-    )
-    fleet.add_argument(
-        "--arrival-rate-scale",
-        type=float,
-        metavar="X",
-        help="open loop: multiply the arrival rate by X; delays between turns shrink alike (default: 1)",
-    )
-    add_renamed_flag(verb, "--speed-up", "--arrival-rate-scale")
-
-    verb.add_argument(
-        "--engine",
-        choices=("vllm", "sglang", "qwen3"),
-        default="vllm",
-        help="vllm (default), sglang, or qwen3: simulate the real engine, one worker (extra [torch])",
-    )
-    verb.add_argument(
-        "--step-times",
-        type=Path,
-        metavar="PATH",
-        help="with --engine qwen3: step times recorded by `understudy qwen3 bench --record`",
-    )
-    engine_flags.add_engine_flags(verb)
-    sglang_flags.add_sglang_flags(verb)
-    router_flags.add_router_flags(verb)
-    gpu_flags.add_gpu_flags(verb)
-    tier_flags.add_tier_flags(verb)
-    disaggregation_flags.add_disaggregation_flags(verb)
-    verb.add_argument("--config", type=Path, metavar="YAML", help="settings file; flags override it")
-    verb.add_argument(
-        "--set",
-        action="append",
-        default=[],
-        metavar="A.B=V",
-        help="one setting; overrides --config and flags",
-    )
-
-    goals = verb.add_argument_group("service-level objectives, for goodput")
-    goals.add_argument("--slo-ttft-ms", type=float, metavar="MS", help="most time to the first token")
-    goals.add_argument(
-        "--slo-itl-ms", type=float, metavar="MS", help="most mean time between tokens of a request"
-    )
-    goals.add_argument("--slo-e2e-ms", type=float, metavar="MS", help="most time of a whole request")
 
 
 def _add_output_flags(verb: argparse.ArgumentParser) -> None:
@@ -293,7 +211,7 @@ def run(args: argparse.Namespace) -> int:
         raise InvalidArgument(
             f"--digest: {printed} also writes to standard output; name a file for {printed}"
         )
-    settings = read_settings(args)
+    settings = run_flags.read_settings(args)
     check_outputs(outputs, {**list_given_files(args.config, args.set), **files_named(settings)})
     started = time.perf_counter()
     is_silent = args.quiet or args.digest
@@ -380,22 +298,6 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def read_settings(args: argparse.Namespace) -> ReplaySettings:
-    """Return the settings that the flags of a run give. ConfigError names a flag that is invalid or unused."""
-    from understudy.run.settings import ReplaySettings
-
-    flags = {**_read_flags(args), **router_flags.router_settings(args), **tier_flags.tier_settings(args)}
-    flags |= disaggregation_flags.disaggregation_settings(args)
-    settings = ReplaySettings.read(args.config, flags, args.set, base=trace_flags.scenario_settings(args))
-    if not settings.tiers.tiers:
-        tier_flags.reject_unused_flags(args)
-    if args.engine != "qwen3":
-        all_tiers = [pool.tiers for pool in settings.pools] if settings.pools else [settings.tiers]
-        loads_fail = any(tiers is not None and tiers.offload.onboard_failure_rate for tiers in all_tiers)
-        router_flags.read_seed(args.seed, settings.router or settings.routing, loads_fail=loads_fail)
-    return settings
-
-
 _OUTPUTS = (
     *("json", "requests_jsonl", "html", "events", "raw_events", "kv_trace", "record_steps", "decisions"),
     *("save_run", "perfetto"),
@@ -424,26 +326,3 @@ def _print_report(report: Report, args: argparse.Namespace, outputs: dict[str, P
         for path in outputs.values():
             if not is_stdout(path):
                 print(f"written: {path}", file=sys.stderr)
-
-
-def _read_flags(args: argparse.Namespace) -> dict[str, Any]:
-    """Return the settings that were given as flags, nested as in a configuration file."""
-    from understudy.errors import ConfigError
-
-    fleet = {name: getattr(args, name) for name in ("workers", "routing", "seed")}
-    flags: dict[str, Any] = {name: value for name, value in fleet.items() if value is not None}
-    flags |= gpu_flags.gpu_settings(args)
-    sglang = sglang_flags.read_sglang_flags(args)
-    for name, given in sglang.items():
-        flags[name] = {**flags.get(name, {}), **given}
-    if engine := engine_flags.engine_settings(args):
-        flags["engine"] = {**flags.get("engine", {}), **engine}
-    if args.concurrency is not None and args.arrival_rate_scale is not None:
-        raise ConfigError(
-            "arrival_rate_scale contradicts concurrency: a closed loop uses no timestamps; give one"
-        )
-    if args.concurrency is not None:
-        flags["load"] = {"kind": "closed_loop", "concurrency": args.concurrency}
-    if args.arrival_rate_scale is not None:
-        flags.setdefault("load", {"kind": "open_loop"})["arrival_rate_scale"] = args.arrival_rate_scale
-    return flags

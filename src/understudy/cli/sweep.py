@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from understudy.cli import replay, trace_flags
+from understudy.cli import run_flags, trace_flags
 from understudy.cli.flag_names import replace_settings_by_flags
 from understudy.cli.parser import Parser
 from understudy.errors import ConfigError
@@ -59,7 +59,7 @@ def add_parser(verbs: Verbs) -> None:
         description="Replay every combination of the varied flags and find the cheapest fleet that meets the goal.",
         epilog=EXAMPLES,
     )
-    replay.add_run_flags(verb)
+    run_flags.add_run_flags(verb)
     sweep = verb.add_argument_group("sweep")
     sweep.add_argument(
         "--vary",
@@ -210,7 +210,7 @@ def _sweep(args: argparse.Namespace, space: Space, workload: Workload) -> Sweep:
         texts = space.texts(point)
         changed = flags.apply(args, texts)
         try:
-            settings = replay.read_settings(changed)
+            settings = run_flags.read_settings(changed)
         except ConfigError as error:
             words = [f"--{flag}={text}" for flag, text in texts.items()]
             raise ConfigError(replace_settings_by_flags(str(error), words, flags.names)) from None
