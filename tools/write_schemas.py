@@ -366,11 +366,12 @@ def describe_capacity() -> Schema:
     plan = {
         **dict.fromkeys(("attention_block", "state_page_padded"), MAYBE_COUNT),
         "groups": list_of(describe_object("group", group)),
-        **dict.fromkeys(GroupPlan.__struct_fields__[3:-1], COUNT),
+        **dict.fromkeys(GroupPlan.__struct_fields__[3:-2], COUNT),
         "max_concurrency": NUMBER,
     }
-    assert tuple(plan) == GroupPlan.__struct_fields__
-    return describe_object("KV cache of one GPU", plan)
+    fitted = {"max_model_len": COUNT}  # with --max-model-len auto
+    assert (*plan, *fitted) == GroupPlan.__struct_fields__
+    return describe_object("KV cache of one GPU", plan, fitted)
 
 
 def describe_sweep() -> Schema:

@@ -84,3 +84,18 @@ def test_a_model_without_known_weights_needs_them(capsys: pytest.CaptureFixture[
     assert main(kimi) == 2
     assert "the weights of Kimi-Linear-48B-A3B are not known; give their size" in capsys.readouterr().err
     assert main([*kimi, "--gpu-weights", "98GB"]) == 0
+
+
+def test_auto_is_the_longest_context_that_fits(capsys: pytest.CaptureFixture[str]) -> None:
+    auto = ["capacity", "--model", "gpt-oss-20b", "--kv-memory", "2GiB", "--max-model-len"]
+    for text in ("auto", "-1"):
+        assert main([*auto, text, "--json"]) == 0
+        found = json.loads(capsys.readouterr().out)
+        # 5,461 blocks, one of them vLLM's null block; the window plans 1,033 at any length above 16,511 tokens.
+        assert found["max_model_len"] == (5461 - 1 - 1033) * 16
+        assert found["max_concurrency"] == 5461 / 5460
+    assert main([*auto, "70833"]) == 2
+    assert "one request of 70833 tokens needs 5461 blocks" in capsys.readouterr().err
+    assert main([*auto, "70832"]) == 0
+    assert main(["capacity", "--model", "gpt-oss-20b", "--kv-memory", "8GiB", "--max-model-len", "auto"]) == 0
+    assert "Maximum concurrency for 131,072 tokens per request: 2.37x" in capsys.readouterr().out

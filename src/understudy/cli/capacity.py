@@ -16,6 +16,7 @@ EXAMPLES = """\
 examples:
   understudy capacity --model gpt-oss-120b --gpu H200 --max-model-len 131072
   understudy capacity --model Gemma-3-27B --gpu H100 --max-model-len 32768 --kv-dtype fp8
+  understudy capacity --model gpt-oss-20b --kv-memory 2GiB --max-model-len auto
   understudy capacity --model Qwen3-Next-80B-A3B --gpu H200 --gpu-weights 163GB --tensor-parallel-size 2 \\
     --max-model-len 262144
   understudy capacity --model ./config.json --kv-memory 21.5GiB --max-model-len 8192
@@ -37,7 +38,13 @@ def add_parser(verbs: Verbs) -> None:
         epilog=EXAMPLES,
     )
     verb.add_argument("--model", required=True, metavar="NAME", help="known name, or path of a config.json")
-    verb.add_argument("--max-model-len", required=True, type=int, metavar="N", help="context window")
+    verb.add_argument(
+        "--max-model-len",
+        required=True,
+        type=_parse_length,
+        metavar="N|auto",
+        help="context window; auto (or -1): the model's, or as much of it as fits",
+    )
     verb.add_argument(
         "--kv-memory", metavar="SIZE", help="memory of one GPU for the KV cache, such as 21.5GiB"
     )
@@ -66,10 +73,23 @@ def run(args: argparse.Namespace) -> int:
 
     plan = _plan(args)
     if args.json:
-        print(json.dumps(plan.to_dict(), indent=2))
+        found = plan.to_dict()
+        if args.max_model_len is None:
+            found["max_model_len"] = plan.max_model_len
+        print(json.dumps(found, indent=2))
     else:
-        print("\n".join(_describe(plan, args.model, args.max_model_len)))
+        print("\n".join(_describe(plan, args.model, plan.max_model_len)))
     return 0
+
+
+def _parse_length(text: str) -> int | None:
+    """Parse a number of tokens; None for auto."""
+    import argparse
+
+    try:
+        return None if text in ("auto", "-1") else int(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"must be a number of tokens or auto, got {text!r}") from None
 
 
 def _plan(args: argparse.Namespace) -> GroupPlan:
@@ -77,10 +97,16 @@ def _plan(args: argparse.Namespace) -> GroupPlan:
     from understudy.groups import groups_of_model
     from understudy.tiers.gpu import GpuSettings
     from understudy.tiers.sizes import parse_bytes
+    from understudy.timing.contexts import known_context
 
     gpu = read_gpu_flags(args)
+    is_auto = args.max_model_len is None
+    length = known_context(args.model) if is_auto else args.max_model_len
+    if length is None:
+        raise ConfigError(f"--max-model-len: the context of {args.model} is not known; give a number")
     settings = {
-        "max_model_len": args.max_model_len,
+        "max_model_len": length,
+        "auto_fit": is_auto,
         "block_size": args.block_size,
         "state_dtype": args.state_dtype,
         "async_scheduling": not args.no_async_scheduling,

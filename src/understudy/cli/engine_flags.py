@@ -30,6 +30,14 @@ def _parse_interval(text: str) -> int | str:
         raise argparse.ArgumentTypeError(f"must be a number of tokens or none, got {text!r}") from None
 
 
+def _parse_length(text: str) -> int | str:
+    """Return a number of tokens, or "auto" (vLLM's -1)."""
+    try:
+        return "auto" if text in ("auto", "-1") else int(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"must be a number of tokens or auto, got {text!r}") from None
+
+
 class Flag(NamedTuple):
     """Engine setting as a flag; `kind` bool adds --name and --no-name."""
 
@@ -45,7 +53,12 @@ SETTINGS = (
     Flag("max_num_seqs", int, "requests per batch (default: 256, or max_num_batched_tokens if smaller)"),
     Flag("max_num_batched_tokens", int, "tokens per step (default: 8192)"),
     Flag("max_num_active_seqs", int, "admit no request while so many are active (default: no limit)"),
-    Flag("max_model_len", int, "context window (default: none)"),
+    Flag(
+        "max_model_len",
+        _parse_length,
+        "context window (default: none); auto: as much of the model's as fits",
+        "N|auto",
+    ),
     Flag(
         "long_prefill_token_threshold",
         int,

@@ -1,13 +1,17 @@
-"""Sizes that follow from KV cache groups, for the routers of engines that have several."""
+"""Sizes that follow from the KV cache groups of an engine: for routers, and for the longest request."""
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from typing import TYPE_CHECKING, Any
+
+import msgspec
 
 from understudy._core import GroupLayout
 from understudy.checks import read_as
 from understudy.engines.kv_groups import KvCacheGroup
 from understudy.engines.vllm_config import VllmConfig
+from understudy.errors import ConfigError
 from understudy.events.group_reader import LEARNABLE
 
 if TYPE_CHECKING:
@@ -22,6 +26,47 @@ def layout_of_engine(config: EngineConfig) -> GroupLayout | None:
     if not isinstance(config, VllmConfig) or not config.kv_cache_groups:
         return None
     return GroupLayout(config.native())
+
+
+def fit_model_len(config: EngineConfig, context: int) -> int:
+    """Return the longest request in tokens, up to `context`, that the engine's blocks hold, as vLLM's `auto` does.
+
+    ConfigError when not even one token fits.
+    """
+    if layout_of_engine(config) is None:
+        return min(context, config.num_gpu_blocks * config.block_size)
+
+    fitting = bisect_right(
+        range(1, context + 1), config.num_gpu_blocks, key=lambda length: count_request_blocks(config, length)
+    )
+    if fitting == 0:
+        raise ConfigError(
+            f"max_model_len: {config.num_gpu_blocks} blocks do not hold one token in every KV cache group; give more"
+        )
+    return fitting
+
+
+def require_room(config: EngineConfig, max_model_len: int) -> None:
+    """Raise ConfigError when one request of `max_model_len` tokens does not fit, as vLLM's start-up does."""
+    blocks, size = config.num_gpu_blocks, config.block_size
+    remedy = "give more --num-gpu-blocks-override, a smaller --max-model-len, or --max-model-len auto"
+    if layout_of_engine(config) is None:
+        if max_model_len > blocks * size:
+            raise ConfigError(
+                f"max_model_len={max_model_len} does not fit in {blocks * size} tokens of KV cache "
+                f"({blocks} blocks of {size}); {remedy}"
+            )
+    elif (needed := count_request_blocks(config, max_model_len)) > blocks:
+        raise ConfigError(
+            f"max_model_len={max_model_len} needs {needed} blocks in all KV cache groups, of which there are "
+            f"{blocks}; {remedy}"
+        )
+
+
+def count_request_blocks(config: EngineConfig, length: int) -> int:
+    """Return the blocks that vLLM's start-up plans for a request of `length` tokens."""
+    layout = layout_of_engine(msgspec.structs.replace(config, max_model_len=length))
+    return -(-length // config.block_size) if layout is None else layout.blocks_per_request
 
 
 def layout_of_settings(groups: list[Any], prefix_match_unit: int | None) -> GroupLayout:

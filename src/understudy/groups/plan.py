@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from bisect import bisect_right
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -65,10 +66,13 @@ class GroupPlan(msgspec.Struct, frozen=True, kw_only=True):
     kv_cache_size_tokens: int
     max_concurrency: float
     """Requests of `max_model_len` tokens that vLLM reports as its maximum concurrency."""
+    max_model_len: int
+    """Longest request; with `auto_fit`, the longest one that fits."""
 
     def to_dict(self) -> dict[str, Any]:
         """Return the plan in the form of recorded derivations."""
         content: dict[str, Any] = msgspec.to_builtins(self)
+        del content["max_model_len"]
         content["groups"] = list(content["groups"])
         for group in content["groups"]:
             group["layers"] = [f"layer.{index}" for index in group["layers"]]
@@ -88,11 +92,13 @@ def plan_groups(
     layout: str = "LBNHC",
     disable_hybrid: bool = False,
     prefix_match_unit: int | None = None,
+    auto_fit: bool = False,
 ) -> GroupPlan:
     """Plan the groups of a model's layers in `memory_bytes` of one GPU, as vLLM 0.33 does.
 
-    `layout` orders the dimensions of the cache (blocks, layers, heads, tokens, content). ConfigError for layers that
-    vLLM refuses, and if one request of `max_model_len` tokens does not fit.
+    `layout` orders the dimensions of the cache (blocks, layers, heads, tokens, content). `auto_fit` shortens
+    `max_model_len` until one request fits, as vLLM's `--max-model-len auto` does. ConfigError for layers that vLLM
+    refuses, and if one request of `max_model_len` tokens does not fit.
     """
     given = tuple(layers)
     if not given:
@@ -106,13 +112,22 @@ def plan_groups(
     fitted = fit_states(given, max_model_len=max_model_len, prefix_caching=prefix_caching)
     planned = group_layers(fitted.layers, layout=layout, disable_hybrid=disable_hybrid)
     in_flight = max_num_batched_tokens * (2 if async_scheduling else 1)
-    groups = tuple(
-        _describe_group(group, max_model_len, in_flight, prefix_caching, prefix_match_unit)
-        for group in planned
-    )
+
+    def describe(length: int) -> tuple[Group, ...]:
+        return tuple(
+            _describe_group(group, length, in_flight, prefix_caching, prefix_match_unit) for group in planned
+        )
+
+    def count_blocks(length: int) -> int:
+        return sum(group.blocks_per_request for group in describe(length))
+
     bytes_per_block = max(sum(layer.page_bytes for layer in group.layers) for group in planned)
     num_blocks = count("memory_bytes", memory_bytes, 1, ConfigError) // bytes_per_block
-    per_request = sum(group.blocks_per_request for group in groups)
+    if auto_fit:
+        fitting = bisect_right(range(1, max_model_len + 1), num_blocks - 1, key=count_blocks)
+        max_model_len = max(fitting, 1)
+    groups = describe(max_model_len)
+    per_request = count_blocks(max_model_len)
     if per_request > num_blocks - 1:
         raise ConfigError(
             f"memory_bytes: one request of {max_model_len} tokens needs {per_request} blocks of {bytes_per_block} "
@@ -131,6 +146,7 @@ def plan_groups(
         cache_hit_alignment=sizes[2],
         kv_cache_size_tokens=int(num_blocks / per_request * max_model_len),
         max_concurrency=num_blocks / per_request,
+        max_model_len=max_model_len,
     )
 
 

@@ -8,6 +8,7 @@ import msgspec
 
 from understudy.checks import read_as
 from understudy.engines.engine_config import EngineConfig
+from understudy.engines.group_layouts import fit_model_len
 from understudy.engines.kinds import DEFAULT_ENGINE, read_engine
 from understudy.errors import ConfigError
 from understudy.outputs import files_named
@@ -20,6 +21,7 @@ from understudy.run.offline import Routing
 from understudy.run.pools import WorkerPool, check_pools
 from understudy.tiers.gpu import GpuSettings  # noqa: TC001  (msgspec reads the annotation)
 from understudy.tiers.settings import TiersConfig
+from understudy.timing.contexts import known_context
 from understudy.timing.fitted_for import check_fitted_for
 from understudy.workload import ClosedLoop, Lockstep, OpenLoop
 
@@ -117,6 +119,9 @@ class ReplaySettings(msgspec.Struct, frozen=True, kw_only=True):
         settings = merged.pop("engine", {})
         if not isinstance(settings, dict):
             raise ConfigError(f"engine must be settings by name, got {settings!r}")
+        is_auto = settings.get("max_model_len") in ("auto", -1)
+        if is_auto:
+            settings = {name: value for name, value in settings.items() if name != "max_model_len"}
         engine = read_engine({**settings, **_take_route_rejected(merged)})
         below = {name: merged.pop(name) for name in TIER_FIELDS if name in merged}
         engine, tiers = _merge_tiers(engine, below)
@@ -124,6 +129,10 @@ class ReplaySettings(msgspec.Struct, frozen=True, kw_only=True):
         if read.disaggregation is not None:
             read, tiers = read._split(merged, tiers)
         if read.gpu is None:
+            if is_auto:
+                raise ConfigError(
+                    "max_model_len: auto needs a model and a GPU; give both, or a number of tokens"
+                )
             check_fitted_for(engine.timing, {"model": tiers.model, "kv_dtype": tiers.kv_dtype})
             if not tiers.tiers:
                 reject_unused_kv_size(
@@ -137,6 +146,8 @@ class ReplaySettings(msgspec.Struct, frozen=True, kw_only=True):
         engine, notes = apply_gpus(
             read.gpu, engine, tiers.model, tiers.kv_dtype, has_blocks=has_blocks, has_timing=has_timing
         )
+        if is_auto:
+            engine = _fit_length(engine, tiers.model)
         workers = read.workers
         if (size := read.gpu.data_parallel_size) > 1:
             if workers not in (1, size):
@@ -217,6 +228,14 @@ def apply_gpus(
     )
     engine = msgspec.structs.replace(engine, num_gpu_blocks=found.blocks)
     return engine, (note,) if found.plus_minus else ()
+
+
+def _fit_length(engine: _Engine, model: str | None) -> _Engine:
+    """Set the longest context of the model that the engine's blocks hold, as vLLM's `--max-model-len auto`."""
+    context = None if model is None else known_context(model)
+    if context is None:
+        raise ConfigError(f"max_model_len: the context of {model} is not known; give a number of tokens")
+    return msgspec.structs.replace(engine, max_model_len=fit_model_len(engine, context))
 
 
 def _merge_tiers(engine: EngineConfig, below: dict[str, Any]) -> tuple[EngineConfig, TiersConfig]:

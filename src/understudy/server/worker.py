@@ -7,9 +7,9 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from understudy._core import Tier, TokenBlocks
+from understudy.engines.group_layouts import require_room
 from understudy.engines.kv_groups import group_labels
 from understudy.engines.sglang_config import SglangConfig
-from understudy.errors import ConfigError
 from understudy.server.engines import SimulatedCore
 from understudy.server.handoff.network import HandOffMember
 from understudy.server.kv_events import KvEventsConfig, KvEventSender
@@ -82,13 +82,8 @@ class Worker:
         self._adapter_numbers = {name: number for number, name in enumerate(self.loras, 1)}
         self.max_lateness_s = 0.0
         """Greatest lateness of a delivered token, seconds, since the reader set it to 0."""
-        capacity = settings.engine.num_gpu_blocks * settings.engine.block_size
-        if settings.max_model_len > capacity and not settings.is_sglang:  # SGLang shortens requests instead
-            raise ConfigError(
-                f"max_model_len={settings.max_model_len} does not fit in {capacity} tokens of KV cache "
-                f"({settings.engine.num_gpu_blocks} blocks of {settings.engine.block_size}); give more "
-                "--num-gpu-blocks-override, a smaller --max-model-len, or --max-model-len auto"
-            )
+        if not settings.is_sglang:  # SGLang shortens requests instead
+            require_room(settings.engine, settings.max_model_len)
         self.latency = None
         if settings.latency_ms is not None:
             self.latency = Latency(*settings.latency_ms, settings.latency_std_dev_ms, settings.seed + index)

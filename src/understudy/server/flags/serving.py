@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from understudy.checks import port_number, positive_number, read_as, whole_number
+from understudy.engines.group_layouts import fit_model_len
 from understudy.engines.mocker_settings import MockerSettings
 from understudy.engines.vllm_config import VllmConfig
 from understudy.errors import ConfigError
@@ -241,9 +242,13 @@ def settings_of(
     )
     if below is not None:
         given["tiers"] = offload_below(below, given.get("tiers"), given["model"])
-    engine = (build_engine or _engine)(values, given["max_model_len"], given["model"])
+    engine = (  # a plan refuses a length that does not fit
+        _engine(values, None if length == "auto" else given["max_model_len"], given["model"])
+        if build_engine is None
+        else build_engine(values, given["max_model_len"], given["model"])
+    )
     if length == "auto":  # as much of the context as the cache has room for
-        given["max_model_len"] = min(given["max_model_len"], engine.num_gpu_blocks * engine.block_size)
+        given["max_model_len"] = fit_model_len(engine, given["max_model_len"])
         engine = msgspec.structs.replace(engine, max_model_len=given["max_model_len"])
     given["engine"] = engine
     given["handoff"] = read_handoff(values, given["model"])
@@ -312,7 +317,7 @@ def _strays(values: dict[str, Any], latency_ms: tuple[float, float] | None) -> t
     return strays[0], strays[1]
 
 
-def _engine(values: dict[str, Any], max_model_len: int, model: str) -> EngineConfig:
+def _engine(values: dict[str, Any], max_model_len: int | None, model: str) -> EngineConfig:
     settings: dict[str, Any] = {"block_size": 16, "max_model_len": max_model_len}
     for name, field in _ENGINE.items():
         if name not in ("mocker", "tiers", "timing", "max-model-len") and values.get(name) is not None:
