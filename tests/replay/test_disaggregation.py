@@ -17,7 +17,6 @@ from understudy.run.disaggregation import Disaggregation
 from understudy.run.handoff_columns import Way
 from understudy.run.offline import OfflineRun, run_offline
 from understudy.run.pools import WorkerPool
-from understudy.tiers.settings import TiersConfig
 from understudy.workload import ClosedLoop, Workload
 from understudy.workload.mooncake import read_mooncake
 
@@ -246,15 +245,10 @@ def test_pools_that_cannot_hand_off_are_refused_by_name(tmp_path: Any) -> None:
     workload = make_workload(tmp_path, 1, requests=3)
     prefill = WorkerPool(name="p", role="prefill", engine=SYNC)
     decode = WorkerPool(name="d", role="decode", engine=SYNC)
-    tiers = TiersConfig.from_dict({"tiers": [{"tier": "g2", "blocks": 200}], "kv_bytes_per_token": BYTES})
     old = VllmConfig(block_size=16, vllm_version="0.32.0")
     cases: list[tuple[list[WorkerPool], str]] = [
         ([prefill, WorkerPool(name="w", engine=SYNC)], "w needs a role"),
         ([prefill, WorkerPool(name="s", role="decode", engine=SglangConfig(block_size=16))], "s has a role"),
-        (
-            [prefill, WorkerPool(name="d", role="decode", engine=SYNC, tiers=tiers)],
-            "decode workers and vLLM's offload do not work with tiers yet",
-        ),
         ([prefill, WorkerPool(name="d", role="decode", engine=old)], "known of 0.33 only"),
         ([prefill, prefill], "one with role decode"),
     ]

@@ -47,6 +47,7 @@ void VllmEngine::admit_or_pass(std::vector<RequestSlot>& passed, std::int64_t no
         promote(request, now_ns);
       }
     }
+    if (tiers_ && !offload_ && &queue == &waiting_ && tiers_->waiting(queue.head())) break;
     Admission head;
     if (request.table.empty()) {
       head = look_up(request.slot);
@@ -71,6 +72,13 @@ void VllmEngine::admit_or_pass(std::vector<RequestSlot>& passed, std::int64_t no
     }
     if (interval_.defers() && computes_prompt(head)) break;
     if (!size_up(head, false, false) || head.too_long) break;
+    if (tiers_ && !offload_ && &queue == &waiting_) {  // a prompt that no other worker has computed
+      const WorkerTiers::Onboard loading = fits(head) ? onboard(head, now_ns) : WorkerTiers::Onboard::Retry;
+      if (loading == WorkerTiers::Onboard::Parked) continue;
+      refusal_.no_room = loading == WorkerTiers::Onboard::Retry;
+      if (refusal_.no_room) break;
+      head.slow_load = loading == WorkerTiers::Onboard::Slow;
+    }
     const std::uint32_t room = room_up_to(request, head.total(), true);
     refusal_.no_room = request.table.empty()
                            ? !fits(head) || kv_->place(request, head.hit, room, head.total(), now_ns) != Room::Taken

@@ -305,11 +305,10 @@ VllmEngine::VllmEngine(const VllmConfig& config, const EngineSite& site)
   if (config.transfer && config.transfer->produces) sender_ = std::make_unique<KvSender>(*config.transfer);
   if (config.transfer && config.transfer->consumes) receiver_ = std::make_unique<KvReceiver>(*config.transfer);
   if (config.transfer) {
-    if (config.offload || (site.tiers != nullptr && config.transfer->consumes)) {
-      throw Error(
-          ErrorKind::ConfigError,
-          "tiers: workers that read the blocks of others work with neither tiers nor an offload yet; leave them "
-          "out, or give tiers to prefill workers");
+    if (config.offload) {
+      throw Error(ErrorKind::ConfigError,
+                  "offload: vLLM's offload does not work with hand-offs of KV blocks yet; use a tier with mode "
+                  "write_through or evict");
     }
     net_ = site.net;
     worker_ = static_cast<std::uint32_t>(site.worker);

@@ -100,16 +100,14 @@ class Disaggregation(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
             whole_number("kv_bytes_per_token", self.kv_bytes_per_token, 1)
 
     def make_pools(self, engine: EngineConfig, tiers: TiersConfig | None) -> tuple[WorkerPool, ...]:
-        """Return the two pools of equal engines. ConfigError: their numbers are not given."""
+        """Return the two pools of equal engines and tiers. ConfigError: their numbers are not given."""
         if self.prefill_workers is None or self.decode_workers is None:
             raise ConfigError("prefill_workers: give prefill_workers and decode_workers, or pools with roles")
-        if tiers is not None and tiers.tiers:
-            raise ConfigError(
-                "tiers: only prefill workers can have them; give pools with roles, and tiers to the prefill pool"
-            )
         return (
-            WorkerPool(name="prefill", role="prefill", workers=self.prefill_workers, engine=engine),
-            WorkerPool(name="decode", role="decode", workers=self.decode_workers, engine=engine),
+            WorkerPool(
+                name="prefill", role="prefill", workers=self.prefill_workers, engine=engine, tiers=tiers
+            ),
+            WorkerPool(name="decode", role="decode", workers=self.decode_workers, engine=engine, tiers=tiers),
         )
 
     def sized_for(self, model: str | None, kv_dtype: str | None = None) -> Disaggregation:
@@ -128,11 +126,10 @@ class Disaggregation(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
                 raise ConfigError(
                     f"pools: {pool.name} has a role, and only vLLM's hand-offs are known; use an engine of vLLM"
                 )
-            tiers = pool.resolve_tiers()
-            if tiers.tiers and (pool.role == "decode" or tiers.offload.mode == "vllm"):
+            if pool.resolve_tiers().offload.mode == "vllm":
                 raise ConfigError(
-                    f"tiers: {pool.name} has the role {pool.role}; decode workers and vLLM's offload do not work with "
-                    "tiers yet, so leave them out"
+                    f"offload: {pool.name} has a role, with which vLLM's offload does not work yet; use a tier with "
+                    "mode write_through or evict"
                 )
             if pool.engine.profile.name not in ("v0.33",):
                 raise ConfigError(

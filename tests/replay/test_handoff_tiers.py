@@ -1,4 +1,4 @@
-"""Prefill workers with tiers below the device."""
+"""Prefill and decode workers with tiers below the device."""
 
 from __future__ import annotations
 
@@ -107,11 +107,44 @@ def test_a_host_tier_saves_prompt_tokens_of_prefill_workers(tmp_path: Any) -> No
     assert saved > 1000
 
 
-def test_decode_workers_with_tiers_are_refused_by_name(tmp_path: Any) -> None:
-    engine = engine_of(100, asynchronous=False)
-    pools = (
-        WorkerPool(name="prefill", role="prefill", workers=1, engine=engine),
-        WorkerPool(name="decode", role="decode", workers=1, engine=engine, tiers=tiers_of(100)),
+def test_decode_workers_read_prompts_that_they_compute_from_their_tiers(tmp_path: Any) -> None:
+    workload, engine = repeated(tmp_path, 2), engine_of(40, asynchronous=False)
+
+    def run_local(tiers: TiersConfig | None) -> OfflineRun:
+        pools = (
+            WorkerPool(name="prefill", role="prefill", workers=1, engine=engine),
+            WorkerPool(name="decode", role="decode", workers=1, engine=engine, tiers=tiers),
+        )
+        split = Disaggregation(kv_bytes_per_token=BYTES, rule="llm-d:0")  # never remote
+        return run_offline(workload, pools=pools, disaggregation=split, check=True)
+
+    with_tier, without = run_local(tiers_of(2000, 100.0)), run_local(None)
+    assert with_tier.timeline.completed.all()
+    saved = with_tier.timeline.cached_tokens_first.sum() - without.timeline.cached_tokens_first.sum()
+    assert saved > 1000
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_tiers_below_both_pools_lose_no_block(tmp_path: Any, seed: int) -> None:
+    draw = random.Random(seed)
+    engine = engine_of(draw.choice([20, 60]), asynchronous=draw.random() < 0.5)
+    tiers = tiers_of(draw.choice([20, 400]), draw.choice([10.0, 0.005, 0.0005]), disk=draw.random() < 0.5)
+    split = Disaggregation(
+        prefill_workers=2,
+        decode_workers=2,
+        kv_bytes_per_token=BYTES,
+        link_gbps=draw.choice([0.1, 0.001]),
+        rule=draw.choice(["always", "uncached:100", "ratio:0.9"]),
     )
-    with pytest.raises(ConfigError, match="tiers: decode"):
-        run_offline(make_workload(tmp_path, 1), pools=pools, disaggregation=Disaggregation())
+    found = run_offline(repeated(tmp_path, seed), engine, tiers=tiers, disaggregation=split, check=True)
+    assert found.timeline.completed.all()
+
+
+def test_vllms_offload_with_a_role_is_refused_by_name(tmp_path: Any) -> None:
+    tiers = TiersConfig.from_dict(
+        {"tiers": [{"tier": "g2", "blocks": 100}], "offload": {"mode": "vllm"}, "kv_bytes_per_token": BYTES}
+    )
+    split = Disaggregation(prefill_workers=1, decode_workers=1)
+    engine = engine_of(100, asynchronous=False)
+    with pytest.raises(ConfigError, match="offload: prefill"):
+        run_offline(make_workload(tmp_path, 1), engine, tiers=tiers, disaggregation=split)
