@@ -10,6 +10,7 @@
 #include <optional>
 #include <span>
 #include <string>
+#include <unordered_map>
 #include <utility>
 #include <vector>
 
@@ -268,9 +269,10 @@ class Fleet final : private FleetView {
   // With prefill and decode pools; else empty.
   std::unique_ptr<HandOffNet> net_;
   std::vector<RequestWay> way_;
-  std::vector<bool> prefilling_;             // on a prefill worker, or on its way from there
-  std::vector<std::int32_t> decode_worker_;  // -1: not chosen yet
-  RouteRequest asked_;                       // the last one that a router was asked for
+  std::vector<bool> prefilling_;                                // on a prefill worker, or on its way from there
+  std::vector<std::int32_t> decode_worker_;                     // -1: not chosen yet
+  std::unordered_map<std::uint64_t, RequestRecord> prefilled_;  // by row, until it is decoded; with tiers only
+  RouteRequest asked_;                                          // the last one that a router was asked for
 
   std::vector<std::int64_t> arrival_ns_;  // actual arrival of each row; -1 if never
   std::vector<std::int32_t> worker_of_;

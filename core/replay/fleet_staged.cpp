@@ -106,6 +106,7 @@ void Fleet::end_prefill(const RequestRecord& record) {
   out.prefill_done_ns[row] = record.finish_ns;
   out.prefill_cached[row] = record.cached_first;
   out.prefill_preemptions[row] = static_cast<std::int32_t>(record.preemptions);
+  if (has_tiers()) prefilled_.insert_or_assign(row, record);
   push_arrival(record.finish_ns + config_.disaggregation->hop_ns, row);
 }
 
@@ -125,6 +126,14 @@ void Fleet::join_legs(RequestRecord& record) {
   record.cached_first = static_cast<std::uint32_t>(out.prefill_cached[row]);
   record.cached_total += record.cached_first;
   record.looked_up = prompt + again;
+  const auto prefilled = prefilled_.find(row);
+  if (prefilled == prefilled_.end()) return;
+  const RequestRecord& first = prefilled->second;
+  record.below_first = first.below_first;
+  for (std::size_t i = 0; i < record.below_total.size(); ++i) record.below_total[i] += first.below_total[i];
+  record.parked_ns += first.parked_ns;
+  record.room_wait_ns += first.room_wait_ns;
+  prefilled_.erase(prefilled);
 }
 
 RouteRequest Fleet::request_of(std::uint64_t row, RequestStage stage) {

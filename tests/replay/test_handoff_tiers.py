@@ -10,6 +10,7 @@ import pytest
 from replay.test_disaggregation import BYTES, make_workload
 from understudy.engines.vllm_config import VllmConfig
 from understudy.errors import ConfigError
+from understudy.report.report import Report
 from understudy.run.disaggregation import Disaggregation
 from understudy.run.offline import OfflineRun, run_offline
 from understudy.run.pools import WorkerPool
@@ -105,6 +106,11 @@ def test_a_host_tier_saves_prompt_tokens_of_prefill_workers(tmp_path: Any) -> No
     without = run(workload, engine, None)
     saved = with_tier.timeline.cached_tokens_first.sum() - without.timeline.cached_tokens_first.sum()
     assert saved > 1000
+    report = Report.build(with_tier.timeline, with_tier.facts)
+    assert report.tiers is not None
+    hits = {use.tier: use.hit_tokens_first for use in report.tiers.tiers}
+    assert hits["prefill g2"] > 1000
+    assert sum(hits.values()) == with_tier.timeline.cached_tokens_first.sum()
 
 
 def test_decode_workers_read_prompts_that_they_compute_from_their_tiers(tmp_path: Any) -> None:
@@ -138,6 +144,12 @@ def test_tiers_below_both_pools_lose_no_block(tmp_path: Any, seed: int) -> None:
     )
     found = run_offline(repeated(tmp_path, seed), engine, tiers=tiers, disaggregation=split, check=True)
     assert found.timeline.completed.all()
+    report = Report.build(found.timeline, found.facts)
+    assert report.tiers is not None
+    assert report.handoff is not None
+    assert "hand-off" not in " ".join(link.name for link in report.tiers.links)
+    report.to_html(tmp_path / "report.html")
+    report.to_json(tmp_path / "report.json")
 
 
 def test_vllms_offload_with_a_role_is_refused_by_name(tmp_path: Any) -> None:

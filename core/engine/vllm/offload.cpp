@@ -161,7 +161,7 @@ void VllmEngine::promote(EngineRequest& request, std::int64_t now_ns) {
   }
   request.status = request.before_park;
   request.loaded = false;
-  request.record.parked_ns += now_ns - request.load_begun_ns;
+  if (!receiver_) request.record.parked_ns += now_ns - request.load_begun_ns;
   --loading_;
 }
 

@@ -137,7 +137,8 @@ def _compute_tier_use(timeline: Timeline, columns: TierColumns, summary: TierSum
     prompt = timeline.prompt_tokens[admitted].astype(np.int64)
     looked_up = timeline.looked_up_tokens[admitted].astype(np.int64)
     workers = columns.workers_of(summary, timeline.num_workers)
-    in_pool = admitted & (timeline.worker >= workers.start) & (timeline.worker < workers.stop)
+    worker = timeline.worker if timeline.handoff is None else timeline.handoff.prompt_worker(timeline.worker)
+    in_pool = admitted & (worker >= workers.start) & (worker < workers.stop)
     first = int(tier_hits(timeline, summary.tier, first=True)[in_pool].sum())
     total = int(tier_hits(timeline, summary.tier, first=False)[in_pool].sum())
     mean, largest = _compute_residency(timeline, columns, summary, workers)
@@ -188,6 +189,8 @@ def _compute_link_use(timeline: Timeline, columns: TierColumns) -> tuple[LinkUse
     """
     kinds: dict[tuple[str, str], list[LinkUsage]] = {}
     for link in columns.links:
+        if "hand-off" in link.name:  # of prefill and decode workers, which have a report of their own
+            continue
         owner, _, kind = link.name.rpartition(" ")
         pool = owner if kind.endswith("backend") else columns.pool_of(int(owner.split()[1]))
         kinds.setdefault((kind, pool), []).append(link)

@@ -105,6 +105,10 @@ class HandOffColumns:
         if len(self.way) != len(timeline):
             raise InvalidArgument(f"way has {len(self.way)} rows for {len(timeline)} requests")
 
+    def prompt_worker(self, worker: Int32Column) -> Int32Column:
+        """Return the worker that computed the prompt of each request. `worker`: the one that decoded it."""
+        return np.where(self.way == Way.REMOTE, self.prefill_worker, worker)
+
     def ttft_parts_ns(self, timeline: "Timeline") -> dict[str, Int64Column]:
         """Split the time to the first token of requests that were handed off; the parts add up to it exactly."""
         rows = self.remote & (timeline.first_token_ns >= 0)
