@@ -124,7 +124,7 @@ interop: .venv/installed-dev .venv-interop/installed
 clang: .venv/created
 	@command -v $(CLANG) > /dev/null || { echo 'make clang needs $(CLANG) (Debian and Ubuntu: apt-get install clang)'; exit 1; }
 	PATH="$(CURDIR)/$(BIN):$$PATH" cmake -S . -B build/clang -DCMAKE_CXX_COMPILER=$(CLANG) -DUNDERSTUDY_WERROR=ON \
-	  -DPython_EXECUTABLE=$(CURDIR)/$(BIN)/python > /dev/null
+	  -DUNDERSTUDY_UNITS=large -DPython_EXECUTABLE=$(CURDIR)/$(BIN)/python > /dev/null
 	PATH="$(CURDIR)/$(BIN):$$PATH" cmake --build build/clang --target understudy_core --parallel
 
 mutants: .venv/installed-dev
@@ -201,7 +201,8 @@ clean:
 
 .venv/installed-dev: .venv/created $(SOURCES)
 	@echo 'building understudy (a minute or two the first time)'
-	@$(BIN)/python $(BUILD) $(BIN)/python $(PIP_BUILD) -C cmake.define.UNDERSTUDY_TEST_ENGINES=ON '.[dev]'
+	@$(BIN)/python $(BUILD) $(BIN)/python $(PIP_BUILD) -C cmake.define.UNDERSTUDY_TEST_ENGINES=ON \
+	  -C cmake.define.UNDERSTUDY_UNITS=small '.[dev]'
 	@touch .venv/installed $@
 
 .venv-interop/installed: Makefile | .venv/created

@@ -4,6 +4,7 @@
 
 #include "base/errors.hpp"
 #include "bindings.hpp"
+#include "column.hpp"
 #include "events/consolidate.hpp"
 #include "exclusive_class.hpp"
 
@@ -12,14 +13,6 @@ namespace nb = nanobind;
 namespace understudy {
 
 namespace {
-
-template <typename T>
-using Column = nb::ndarray<const T, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
-
-template <typename T>
-std::span<const T> view(const Column<T>& column) {
-  return {column.data(), column.shape(0)};
-}
 
 void make_consolidator(Consolidator* self, std::size_t max_blocks, bool by_content) {
   new (self) Consolidator(max_blocks, by_content);

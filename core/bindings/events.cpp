@@ -13,14 +13,14 @@ namespace {
 using namespace nb::literals;
 
 template <typename T>
-using Column = std::vector<T, HugeAllocator<T>>;
+using DrainedColumn = std::vector<T, HugeAllocator<T>>;
 
 template <typename T, typename Read>
 void bind_column(nb::class_<DrainedEvents>& batch, const char* name, Read read, const char* doc = "") {
   batch.def_prop_ro(
       name,
       [read](const DrainedEvents& self) {
-        Column<T> out;
+        DrainedColumn<T> out;
         out.reserve(self.records.size());
         for (const EventRecord& record : self.records) out.push_back(static_cast<T>(read(record)));
         return to_array(std::move(out));
@@ -30,12 +30,12 @@ void bind_column(nb::class_<DrainedEvents>& batch, const char* name, Read read, 
 
 // The events that `understudy.events.decode` makes of the rows, as columns and in one pass.
 nb::tuple event_columns(const DrainedEvents& self, bool raw) {
-  Column<std::uint8_t> kinds;
-  Column<std::uint8_t> tiers;
-  Column<std::uint64_t> parents;
-  Column<std::int64_t> offsets;
-  Column<std::uint64_t> hashes;
-  Column<std::uint64_t> locals;
+  DrainedColumn<std::uint8_t> kinds;
+  DrainedColumn<std::uint8_t> tiers;
+  DrainedColumn<std::uint64_t> parents;
+  DrainedColumn<std::int64_t> offsets;
+  DrainedColumn<std::uint64_t> hashes;
+  DrainedColumn<std::uint64_t> locals;
   {
     const nb::gil_scoped_release released;
     const std::size_t rows = self.records.size();

@@ -79,7 +79,7 @@ GroupedBackend& grouped(VllmEngine& engine) {
 using EventRow = std::tuple<bool, std::uint8_t, std::uint32_t, std::optional<std::uint64_t>, std::uint32_t,
                             std::uint32_t, std::uint64_t, std::vector<std::uint64_t>, std::vector<std::uint32_t>>;
 
-std::vector<EventRow> take_events(VllmEngine& self) {
+std::vector<EventRow> take_group_events(VllmEngine& self) {
   std::vector<EventRow> rows;
   for (GroupEvent& e : grouped(self).take_events()) {
     const std::optional<std::uint64_t> parent = e.has_parent ? std::optional(e.parent) : std::nullopt;
@@ -99,7 +99,7 @@ void bind_engine_groups(ExclusiveClass<VllmEngine, Engine>& engine) {
       .def_prop_ro(
           "block_copies", [](VllmEngine& self) { return grouped(self).copies(); },
           "(source, destination) of the copies that the last schedule ordered.")
-      .def("take_group_events", &take_events,
+      .def("take_group_events", &take_group_events,
            "Take (stored, group, block size, parent, position, tokens, request, hashes, ends) of every change of keys.")
       .def(
           "group_hits",

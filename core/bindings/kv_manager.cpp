@@ -25,9 +25,9 @@ namespace {
 
 using namespace nb::literals;
 
-void make_manager(KvManager* self, nb::handle num_gpu_blocks, nb::handle block_size, const std::string& backend,
-                  nb::handle eviction, bool enable_prefix_caching, bool events, bool event_token_ids, bool trace,
-                  nb::handle dp_rank) {
+void make_kv_manager(KvManager* self, nb::handle num_gpu_blocks, nb::handle block_size, const std::string& backend,
+                     nb::handle eviction, bool enable_prefix_caching, bool events, bool event_token_ids, bool trace,
+                     nb::handle dp_rank) {
   KvManagerConfig config;
   config.num_gpu_blocks = read_uint(num_gpu_blocks, "num_gpu_blocks");
   if (config.num_gpu_blocks < 1 || config.num_gpu_blocks > BlockStore::kMaxBlocks) {
@@ -99,11 +99,11 @@ class Tokens {
 
 // ── Events ──
 
-nb::object known(std::uint64_t hash) { return hash == 0 ? nb::none() : nb::object(nb::int_(hash)); }
+nb::object hash_or_none(std::uint64_t hash) { return hash == 0 ? nb::none() : nb::object(nb::int_(hash)); }
 
 // (id, stored, parent, [(sequence hash, local hash, position, generation, token ids)]) of every event of one
 // stream.
-nb::list grouped(const KvEventRows& self, bool consolidated) {
+nb::list group_rows(const KvEventRows& self, bool consolidated) {
   nb::list events;
   nb::list blocks;
   std::uint64_t open = KvEventRow::kSilent;
@@ -121,7 +121,7 @@ nb::list grouped(const KvEventRows& self, bool consolidated) {
       open = id;
       blocks = nb::list();
       const std::uint64_t parent = consolidated ? row.identity.parent_hash : row.raw_parent;
-      events.append(nb::make_tuple(id, stored, stored ? known(parent) : nb::none(), blocks));
+      events.append(nb::make_tuple(id, stored, stored ? hash_or_none(parent) : nb::none(), blocks));
     }
     nb::object tokens = nb::none();
     if (stored && per_block != 0) {
@@ -129,8 +129,8 @@ nb::list grouped(const KvEventRows& self, bool consolidated) {
       for (std::size_t i = from; i < at; ++i) ids.append(self.tokens[i]);
       tokens = nb::tuple(ids);
     }
-    blocks.append(nb::make_tuple(row.identity.sequence_hash(), known(row.identity.local_hash), row.identity.position(),
-                                 row.generation, tokens));
+    blocks.append(nb::make_tuple(row.identity.sequence_hash(), hash_or_none(row.identity.local_hash),
+                                 row.identity.position(), row.generation, tokens));
   }
   return events;
 }
@@ -142,16 +142,16 @@ std::vector<std::tuple<bool, std::size_t, std::uint64_t, std::uint64_t, std::uin
   return out;
 }
 
-void bind_manager(nb::module_& m) {
+void bind_kv_manager_class(nb::module_& m) {
   nb::class_<KvEventRows>(m, "KvEventRows", "Drained events of a KV manager, not yet sorted into a stream.")
       .def("__len__", [](const KvEventRows& self) { return self.rows.size(); })
-      .def("grouped", &grouped, "consolidated"_a,
+      .def("grouped", &group_rows, "consolidated"_a,
            "(id, stored, parent hash, blocks) of every event; a block is (sequence hash, local hash, "
            "position, "
            "generation, token ids).");
 
   nb::class_<KvManager>(m, "KvManager", "The KV blocks of a simulated worker.")
-      .def("__init__", &make_manager, "num_gpu_blocks"_a, "block_size"_a, nb::kw_only(), "backend"_a = "kvbm",
+      .def("__init__", &make_kv_manager, "num_gpu_blocks"_a, "block_size"_a, nb::kw_only(), "backend"_a = "kvbm",
            "eviction"_a.none() = nb::none(), "enable_prefix_caching"_a = true, "events"_a = false,
            "event_token_ids"_a = false, "trace"_a = false, "dp_rank"_a = 0)
       .def(
@@ -270,7 +270,7 @@ void bind_lease(nb::module_& m) {
 }  // namespace
 
 void bind_kv_manager(nb::module_& m) {
-  bind_manager(m);
+  bind_kv_manager_class(m);
   bind_lease(m);
 }
 

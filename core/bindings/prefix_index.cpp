@@ -10,6 +10,7 @@
 #include <limits>
 
 #include "bindings.hpp"
+#include "column.hpp"
 #include "convert.hpp"
 #include "router/prefix_index.hpp"
 
@@ -20,14 +21,8 @@ namespace {
 using namespace nb::literals;
 
 using Hashes = IntArray<std::uint64_t>;
-template <typename T>
-using Column = nb::ndarray<const T, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
-template <typename T>
-std::span<const T> view(const Column<T>& column) {
-  return {column.data(), column.size()};
-}
 
-std::int64_t to_ns(double ms, const char* name) {
+std::int64_t time_ns(double ms, const char* name) {
   const double ns = std::round(ms * 1e6);
   if (!(ns >= 0 && ns < 9.2e18)) throw Error(ErrorKind::InvalidArgument, name, " must be a time from 0 on, got ", ms);
   return static_cast<std::int64_t>(ns);
@@ -40,7 +35,7 @@ WorkerRank who(nb::handle worker, nb::handle dp_rank) {
 void make_index(PrefixIndex* self, std::optional<double> ttl_ms, nb::handle max_worker_blocks, bool counts_copies) {
   Decay::Limits limits;
   if (ttl_ms) {
-    limits.ttl_ns = to_ns(*ttl_ms, "ttl_ms");
+    limits.ttl_ns = time_ns(*ttl_ms, "ttl_ms");
     if (limits.ttl_ns == 0) throw Error(ErrorKind::InvalidArgument, "ttl_ms must be above 0; None for no limit");
   }
   if (!max_worker_blocks.is_none()) {
@@ -55,7 +50,7 @@ void make_index(PrefixIndex* self, std::optional<double> ttl_ms, nb::handle max_
 Applied store(PrefixIndex& self, nb::handle worker, nb::handle hashes, nb::handle dp_rank, Tier tier, double now_ms) {
   const Hashes blocks(hashes, "hashes");
   const WorkerRank publisher = who(worker, dp_rank);
-  const std::int64_t now_ns = to_ns(now_ms, "now_ms");
+  const std::int64_t now_ns = time_ns(now_ms, "now_ms");
   nb::gil_scoped_release release;
   Applied out;
   self.store(self.join(publisher), tier, blocks.span(), now_ns, out);
@@ -78,7 +73,7 @@ Applied remove(PrefixIndex& self, nb::handle worker, nb::handle hashes, nb::hand
 Applied apply_batch(PrefixIndex& self, nb::handle worker, const DrainedEvents& batch, nb::handle dp_rank, bool raw,
                     double now_ms) {
   const WorkerRank publisher = who(worker, dp_rank);
-  const std::int64_t now_ns = to_ns(now_ms, "now_ms");
+  const std::int64_t now_ns = time_ns(now_ms, "now_ms");
   nb::gil_scoped_release release;
   Applied out;
   self.apply(self.join(publisher), batch.records, !raw, now_ns, out);
@@ -88,7 +83,7 @@ Applied apply_batch(PrefixIndex& self, nb::handle worker, const DrainedEvents& b
 Applied apply_columns(PrefixIndex& self, nb::handle worker, Column<std::uint8_t> kinds, Column<std::uint8_t> tiers,
                       Column<std::int64_t> offsets, Column<std::uint64_t> hashes, nb::handle dp_rank, double now_ms) {
   const WorkerRank publisher = who(worker, dp_rank);
-  const std::int64_t now_ns = to_ns(now_ms, "now_ms");
+  const std::int64_t now_ns = time_ns(now_ms, "now_ms");
   nb::gil_scoped_release release;
   Applied out;
   self.apply(self.join(publisher), {view(kinds), view(tiers), view(offsets), view(hashes)}, now_ns, out);
@@ -201,7 +196,7 @@ void bind_prefix_index(nb::module_& m) {
       .def(
           "expire",
           [](PrefixIndex& self, double now_ms) {
-            const std::int64_t now_ns = to_ns(now_ms, "now_ms");
+            const std::int64_t now_ns = time_ns(now_ms, "now_ms");
             nb::gil_scoped_release release;
             return self.expire(now_ns);
           },
@@ -245,7 +240,7 @@ void bind_prefix_index(nb::module_& m) {
       .def(
           "restore",
           [](PrefixIndex& self, nb::bytes snapshot, double now_ms) {
-            const std::int64_t now_ns = to_ns(now_ms, "now_ms");
+            const std::int64_t now_ns = time_ns(now_ms, "now_ms");
             const std::span bytes(static_cast<const std::uint8_t*>(snapshot.data()), snapshot.size());
             nb::gil_scoped_release release;
             self.restore(bytes, now_ns);

@@ -55,13 +55,13 @@ void close_request(SharedRequest& self) {
   self.manager.store.reset();
 }
 
-std::size_t known(const RequestKv& kv) { return kv.tokens().num_blocks(); }
+std::size_t known_blocks(const RequestKv& kv) { return kv.tokens().num_blocks(); }
 std::size_t held(const RequestKv& kv) { return kv.held_blocks(); }
-std::size_t scheduled(const RequestKv& kv) { return kv.scheduled_tokens() / kv.tokens().block_size(); }
+std::size_t scheduled_blocks(const RequestKv& kv) { return kv.scheduled_tokens() / kv.tokens().block_size(); }
 std::size_t one(const RequestKv&) { return 1; }
 
-void construct(SharedRequest* self, const Manager& manager, nb::handle prompt, nb::handle max_output_tokens,
-               const std::string& salt, const std::string& lora, nb::handle mm_runs, bool register_blocks) {
+void make_request(SharedRequest* self, const Manager& manager, nb::handle prompt, nb::handle max_output_tokens,
+                  const std::string& salt, const std::string& lora, nb::handle mm_runs, bool register_blocks) {
   const IntArray<Token> tokens(prompt, "prompt");
   const std::uint64_t max_output = read_uint(max_output_tokens, "max_output_tokens");
   const std::vector<MultimodalRun> runs = read_runs(mm_runs, "mm_runs");
@@ -123,10 +123,10 @@ void bind_request_kv(nb::module_& m) {
       "Blocks that a request draws at its peak. The last output token is sampled but never written.");
 
   nb::class_<SharedRequest>(m, "RequestKv", "The KV of one request: schedule, view, apply.")
-      .def("__init__", &construct, "manager"_a, "prompt"_a, "max_output_tokens"_a, nb::kw_only(), "salt"_a = "",
+      .def("__init__", &make_request, "manager"_a, "prompt"_a, "max_output_tokens"_a, nb::kw_only(), "salt"_a = "",
            "lora"_a = "", "mm_runs"_a = nb::make_tuple(), "prefix_caching"_a = true)
       .def("match_prefix",
-           [](SharedRequest& self) { return on(self, known, [](RequestKv& kv) { return kv.match_prefix(); }); })
+           [](SharedRequest& self) { return on(self, known_blocks, [](RequestKv& kv) { return kv.match_prefix(); }); })
       .def(
           "schedule_prefill",
           [](SharedRequest& self, nb::handle tokens) {
@@ -155,7 +155,7 @@ void bind_request_kv(nb::module_& m) {
           [](SharedRequest& self, nb::handle token) {
             std::optional<Token> sampled;
             if (!token.is_none()) sampled = read_token(token);
-            return on(self, scheduled, [&](RequestKv& kv) { return kv.apply_prefill(sampled); });
+            return on(self, scheduled_blocks, [&](RequestKv& kv) { return kv.apply_prefill(sampled); });
           },
           "token"_a.none() = nb::none())
       .def(

@@ -2,7 +2,6 @@
 #pragma once
 
 #include <nanobind/nanobind.h>
-#include <nanobind/ndarray.h>
 
 #include <any>
 #include <cstdint>
@@ -12,14 +11,12 @@
 #include <vector>
 
 #include "base/errors.hpp"
+#include "column.hpp"
 #include "replay/workload_columns.hpp"
 
 namespace understudy {
 
 namespace nb = nanobind;
-
-template <typename T>
-using Column = nb::ndarray<const T, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 
 // Reads columns of an understudy.workload.Workload by name, and keeps their arrays for as long as the run lasts.
 class ColumnReader {

@@ -12,21 +12,21 @@ using msgpack::Value;
 
 namespace {
 
-constexpr std::array<std::string_view, kWireFields> kNames = {"block_hashes",
-                                                              "parent_block_hash",
-                                                              "token_ids",
-                                                              "block_size",
-                                                              "lora_id",
-                                                              "medium",
-                                                              "lora_name",
-                                                              "extra_keys",
-                                                              "group_idx",
-                                                              "kv_cache_spec_kind",
-                                                              "kv_cache_spec_sliding_window",
-                                                              "locality",
-                                                              "ownership",
-                                                              "session_id",
-                                                              "cache_salt"};
+constexpr std::array<std::string_view, kWireFields> kWireNames = {"block_hashes",
+                                                                  "parent_block_hash",
+                                                                  "token_ids",
+                                                                  "block_size",
+                                                                  "lora_id",
+                                                                  "medium",
+                                                                  "lora_name",
+                                                                  "extra_keys",
+                                                                  "group_idx",
+                                                                  "kv_cache_spec_kind",
+                                                                  "kv_cache_spec_sliding_window",
+                                                                  "locality",
+                                                                  "ownership",
+                                                                  "session_id",
+                                                                  "cache_salt"};
 // Positions in an array, after its tag.
 using enum WireField;
 constexpr std::array kStoredPlaces = {Hashes,   Parent,    Tokens, BlockSize, LoraId,    Medium,
@@ -116,8 +116,9 @@ bool WireFields::find_by_name(Cursor cursor, std::size_t pairs) {
       Cursor inner = cursor;
       if (!inner.next(value) || value.type != Type::Text) return false;
       tag = value.content;
-    } else if (const auto name = std::find(kNames.begin(), kNames.end(), key.content); name != kNames.end()) {
-      set(static_cast<WireField>(name - kNames.begin()), cursor);
+    } else if (const auto name = std::find(kWireNames.begin(), kWireNames.end(), key.content);
+               name != kWireNames.end()) {
+      set(static_cast<WireField>(name - kWireNames.begin()), cursor);
     }
     if (!cursor.skip()) return false;
   }

@@ -8,9 +8,9 @@ constexpr std::uint64_t kTimestampEnd = 1'000'000'000'000;
 constexpr std::ptrdiff_t kMaxDigits = 18;
 
 // Takes tokens from the front of a text; each call returns whether the token was present.
-class Cursor {
+class RowCursor {
  public:
-  explicit Cursor(std::string_view text) : at_(text.data()), end_(text.data() + text.size()) {}
+  explicit RowCursor(std::string_view text) : at_(text.data()), end_(text.data() + text.size()) {}
 
   bool done() const noexcept { return at_ == end_; }
 
@@ -50,7 +50,7 @@ class Cursor {
 enum Key : unsigned { kNone = 0, kTimestamp = 1, kInputLength = 2, kOutputLength = 4, kHashIds = 8, kAllKeys = 15 };
 
 // A key and its colon; kNone for any other.
-Key take_key(Cursor& text) noexcept {
+Key take_key(RowCursor& text) noexcept {
   if (!text.take('"')) return kNone;
   const Key key = text.take("timestamp\"")       ? kTimestamp
                   : text.take("input_length\"")  ? kInputLength
@@ -60,7 +60,7 @@ Key take_key(Cursor& text) noexcept {
   return text.take(':') ? key : kNone;
 }
 
-bool take_ids(Cursor& text, PlainRows& rows) {
+bool take_ids(RowCursor& text, PlainRows& rows) {
   if (!text.take('[')) return false;
   const std::size_t before = rows.hash_ids.size();
   do {
@@ -72,7 +72,7 @@ bool take_ids(Cursor& text, PlainRows& rows) {
   return text.take(']');
 }
 
-bool take_row(Cursor& text, PlainRows& rows) {
+bool take_row(RowCursor& text, PlainRows& rows) {
   unsigned seen = 0;
   if (!text.take('{')) return false;
   do {
@@ -101,7 +101,7 @@ bool take_row(Cursor& text, PlainRows& rows) {
 std::optional<PlainRows> read_plain_rows(std::string_view lines) {
   PlainRows rows;
   rows.hash_ids.reserve(lines.size() / 8);  // roughly, for ids of five or six digits
-  for (Cursor text(lines); !text.done();) {
+  for (RowCursor text(lines); !text.done();) {
     if (!take_row(text, rows) || (!text.take('\n') && !text.done())) return std::nullopt;
   }
   return rows;

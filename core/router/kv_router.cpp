@@ -12,7 +12,7 @@ namespace understudy {
 namespace {
 
 constexpr std::size_t kTiers = PrefixIndex::kTiers;
-constexpr double kNever = std::numeric_limits<double>::infinity();  // cost of a worker that must not be chosen
+constexpr double kExcluded = std::numeric_limits<double>::infinity();  // cost of a worker that must not be chosen
 
 void require(bool sound, const char* what) {
   if (!sound) throw Error(ErrorKind::ConfigError, what);
@@ -194,7 +194,7 @@ void KvRouter::compute_costs(const RouteRequest& request, std::size_t blocks, co
   costs.resize(prefill.size());
   for (std::size_t worker = 0; worker < prefill.size(); ++worker) {
     if (!ready_[worker]) {
-      costs[worker] = kNever;
+      costs[worker] = kExcluded;
       continue;
     }
     const std::uint32_t* const tiers = &held[worker * kTiers];
@@ -229,12 +229,12 @@ std::size_t KvRouter::pick_cheapest(std::uint32_t& ties) {
 std::size_t KvRouter::sample_by_cost() {
   const double least = *std::ranges::min_element(costs_);
   double most = least;
-  for (const double cost : costs_) most = cost == kNever ? most : std::max(most, cost);
+  for (const double cost : costs_) most = cost == kExcluded ? most : std::max(most, cost);
   const double range = most - least;
   double sum = 0;
   std::vector<double> upto(costs_.size());
   for (std::size_t worker = 0; worker < costs_.size(); ++worker) {
-    if (costs_[worker] != kNever) {
+    if (costs_[worker] != kExcluded) {
       sum += range > 0 ? std::exp(-(costs_[worker] - least) / (range * config_.temperature)) : 1.0;
     }
     upto[worker] = sum;
