@@ -2,7 +2,7 @@
 
     .venv-vllm-0.33.0/bin/python benchmarks/vllm_front.py --model NEW --tokenizer DIR --step-ms 25.6 [--streams 256]
 
-Runs in an environment that has vLLM (0.32 was tried) and needs no GPU. Everything from the socket to the engine is
+Runs in an environment that has vLLM (0.33) and needs no GPU. Everything from the socket to the engine is
 vLLM's: its app, its serving classes, its input and output processors, its metrics. In place of the engine core, which
 lives in a process of its own, stands one that gives every request a token at the end of each step of constant length.
 What a real one costs (scheduling, and moving outputs between the processes) is left out, in vLLM's favour. Prints the
@@ -110,8 +110,8 @@ def words_of(tokenizer: Path, count: int = 64) -> list[int]:
 async def serve(model: Path, step_s: float, streams: int, tokens: list[int]) -> None:
     """Until SIGTERM."""
     from vllm.engine.arg_utils import AsyncEngineArgs
+    from vllm.entrypoints.common.cli_args import make_arg_parser, validate_parsed_serve_args
     from vllm.entrypoints.launchers.api_server.entry import build_and_serve
-    from vllm.entrypoints.launchers.cli_args import make_arg_parser, validate_parsed_serve_args
     from vllm.utils.argparse_utils import FlexibleArgumentParser
     from vllm.v1.engine.async_llm import AsyncLLM
     from vllm.v1.engine.core_client import EngineCoreClient

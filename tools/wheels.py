@@ -40,6 +40,12 @@ def run(*command: str | Path, cwd: Path = ROOT, env: dict[str, str] | None = Non
     return done.stdout
 
 
+def runs(python: str) -> bool:
+    """Tell whether an interpreter is installed. pyenv's shims exist without one."""
+    path = shutil.which(python)
+    return path is not None and subprocess.run([path, "-c", ""], capture_output=True).returncode == 0
+
+
 def make_environment(python: str, folder: Path) -> Path:
     """Create an empty virtual environment and return the folder of its programs."""
     shutil.rmtree(folder, ignore_errors=True)
@@ -79,13 +85,13 @@ def build(python: str, index: list[str], out: Path) -> Path:
 
 
 def check(python: str, wheel: Path, index: list[str]) -> str:
-    """Install a wheel into an empty environment, import it and replay the demo; return what the import printed."""
+    """Install a wheel where no compiler is found, import it and replay the demo; return what the import printed."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         programs = make_environment(python, folder / "env")
-        clean = {"PATH": f"{programs}:/usr/bin:/bin", "HOME": name, "LANG": "C.UTF-8"}
+        clean = {"PATH": str(programs), "HOME": name, "LANG": "C.UTF-8"}
         install = [str(programs / "python"), "-m", "pip", "--disable-pip-version-check", "install", "--quiet"]
-        run(*install, *index, wheel)
+        run(*install, *index, "--only-binary=:all:", wheel, env={**os.environ, "PATH": str(programs)})
         said = run(programs / "python", "-c", PROBE, cwd=folder, env=clean)
         if str(folder / "env") not in said:
             sys.exit(f"{wheel.name}: another copy was imported: {said}")
@@ -119,6 +125,10 @@ def main() -> None:
         project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
         print(*build_requirements(), "cmake", "ninja", *project["dependencies"])
         return
+    if missing := [name for name in options.python if not runs(name)]:
+        parser.error(
+            f"--python: {', '.join(missing)} not found; name interpreters that are installed, or their paths"
+        )
     index = (
         ["--no-index", "--find-links", str(Path(options.wheelhouse).resolve())] if options.wheelhouse else []
     )
