@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import time
 from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, get_args, get_type_hints
 
 import msgspec
 import pytest
@@ -13,6 +15,9 @@ import pytest
 from server.browser import Browser, needs_chromium
 from server.client import QUICK
 from server.test_fleet import fleet_of
+from understudy.cli.fleet import read_fleet
+from understudy.server.faults import FaultOrder
+from understudy.server.fleet import fleet as fleet_module
 from understudy.server.fleet.fleet import Fleet, FleetSettings
 from understudy.server.settings import ServerSettings
 
@@ -57,6 +62,13 @@ async def live_requests(fleet: Fleet, wanted: int) -> None:
     async with asyncio.timeout(60):
         while sum(len(server.worker.live()) for server in fleet.servers) != wanted:
             await asyncio.sleep(0.01)
+
+
+def test_the_form_offers_every_fault_that_the_server_knows() -> None:
+    script = (Path(fleet_module.__file__).parent / "page" / "faults.js").read_text()
+    kinds = set(re.findall(r"^  (\w+): \{about:", script, re.MULTILINE))
+    ended_by_a_button = {"resume_events", "none"}
+    assert kinds == set(get_args(get_type_hints(FaultOrder)["kind"])) - ended_by_a_button
 
 
 async def visit(browser: Browser, fleet: Fleet, look: Callable[[], None]) -> None:
@@ -204,6 +216,7 @@ def test_pools_are_apart_and_names_of_models_are_text(browser: Browser) -> None:
         browser.wait_for(f"{CELLS} === 5")
         heads = browser.run("[...document.querySelectorAll('.pool h3')].map(head => head.textContent)")
         assert heads[0].startswith(f"Pool 02 workers (0–1) · {name} · 1,024 blocks of 16 tokens")
+        assert "transfer" not in "".join(heads)
         assert heads[1].startswith(f"Pool 13 workers (2–4) · {name} · 512 blocks of 16 tokens")
         browser.run("document.querySelectorAll('.w')[4].click()")
         browser.wait_for(f"document.getElementById('worker').textContent.includes({name!r})")
@@ -223,7 +236,8 @@ def test_pools_are_apart_and_names_of_models_are_text(browser: Browser) -> None:
 
 @needs_chromium
 def test_pools_with_a_role_show_it_and_their_transfers_in_flight(browser: Browser) -> None:
-    pool = ServerSettings(model="stub", engine=QUICK, max_model_len=4096)
+    ports = ("--port", "0", "--base-port", "0", "--kv-side-channel-port", "0")
+    settings, _ = read_fleet(["stub", "--prefill-workers", "2", "--decode-workers", "3", *ports])
     heads = "[...document.querySelectorAll('.pool h3')].map(head => head.textContent)"
 
     def look() -> None:
@@ -237,7 +251,7 @@ def test_pools_with_a_role_show_it_and_their_transfers_in_flight(browser: Browse
             assert browser.clipped() == []
 
     async def main() -> None:
-        fleet = Fleet(FleetSettings(pools=((2, pool), (3, pool)), base_port=0, port=0))
+        fleet = Fleet(settings)
         monitor = fleet.front.monitor
         remember, counts = monitor._remember, iter([[0] * 5, [1, 0, 2, 3, 0]])
         transfers: list[int] = []
@@ -248,8 +262,6 @@ def test_pools_with_a_role_show_it_and_their_transfers_in_flight(browser: Browse
             monitor._shown["transfers"] = transfers = next(counts, transfers)
 
         monitor._remember = remember_transfers  # type: ignore[method-assign]
-        for one, role in zip(monitor._pools, ("prefill", "decode"), strict=True):
-            one["role"] = role
         await fleet.start()
         try:
             await visit(browser, fleet, look)

@@ -78,7 +78,7 @@ export class Cells {
     const last = first + pool.workers - 1, transfers = el("small", "transfers");
     const about = `${count(pool.workers, "worker")} (${first}–${last}) · ${pool.model} · ${pool.blocks.toLocaleString("en")} blocks of ` +
       `${pool.block_size} tokens` + (pool.max_num_seqs ? ` · at most ${pool.max_num_seqs} requests in a batch` : "");
-    this.counters.push({node: transfers, first, last});
+    if (pool.role in ROLES) this.counters.push({node: transfers, first, last});
     return add(el("h3", "", (ROLES[pool.role] ?? "Pool") + " " + number), el("small", "", about), transfers);
   }
 

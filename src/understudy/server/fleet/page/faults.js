@@ -11,6 +11,7 @@ const KINDS = {
   drop: {about: "Connections are cut.", fields: [number("after_ms", "after, ms", 50), number("rate", "share, 0–1", 1)]},
   stop_events: {about: "No KV events are published.", fields: []},
   lose_events: {about: "KV event batches are numbered and not sent.", fields: [number("count", "batches", 10)], instant: true},
+  fail_reads: {about: "The next reads of a prefill worker's blocks fail; for decode workers.", fields: [number("count", "reads", 1)], instant: true},
   slow_link: {about: "Links to the host tier get slower; needs tiers.", fields: [number("factor", "times slower", 10)]},
 };
 const DURATIONS = {kill: 30};
