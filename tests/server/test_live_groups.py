@@ -43,7 +43,7 @@ def engine_of(groups: tuple[us.KvCacheGroup, ...]) -> us.VllmConfig:
     return us.VllmConfig(
         kv_cache_groups=groups,
         num_gpu_blocks=120,
-        max_model_len=1024,
+        max_model_len=800,
         timing=Constant(prefill_ms=1.0, decode_ms=1.0),
     )
 
@@ -105,7 +105,7 @@ async def send_turns(
 
 def route_in_fleet(groups: tuple[us.KvCacheGroup, ...], routing: us.KvRouting) -> list[tuple[int, int]]:
     async def main() -> list[tuple[int, int]]:
-        pool = ServerSettings(model="stub", engine=engine_of(groups), max_model_len=1024)
+        pool = ServerSettings(model="stub", engine=engine_of(groups), max_model_len=800)
         fleet = Fleet(FleetSettings(pools=((2, pool),), base_port=0, port=0, routing=routing))
         await fleet.start()
         try:
@@ -159,7 +159,7 @@ def route_through_proxy(
     """Route the turns with a standalone router, which knows the engines by their HTTP answers and events alone."""
 
     async def main() -> list[tuple[int, int]]:
-        server = {"engine": engine_of(groups), "max_model_len": 1024, "enable_prompt_tokens_details": True}
+        server = {"engine": engine_of(groups), "max_model_len": 800, "enable_prompt_tokens_details": True}
         async with scene(2, routing, server=server, **settings) as told:
             views = [rank.follower for rank in told.service.workers.each_rank]
             senders = [server.worker.senders[0] for server in told.servers]
