@@ -11,7 +11,7 @@ EXAMPLES = """\
   understudy replay trace.jsonl --prefill-workers 2 --decode-workers 2 --kv-link-gbps 25 --kv-bytes-per-token 131072
   understudy replay trace.jsonl --prefill-workers 4 --decode-workers 8 --disaggregation uncached:2048 --routing kv
 """
-_FLAGS = {
+FLAGS = {
     "prefill_workers": "prefill_workers",
     "decode_workers": "decode_workers",
     "disaggregation": "rule",
@@ -76,5 +76,5 @@ def add_disaggregation_flags(verb: argparse.ArgumentParser) -> None:
 
 def disaggregation_settings(args: argparse.Namespace) -> dict[str, Any]:
     """Return the settings that the flags give, under `disaggregation`; empty without any."""
-    given = {name: getattr(args, flag) for flag, name in _FLAGS.items() if getattr(args, flag) is not None}
+    given = {name: getattr(args, flag) for flag, name in FLAGS.items() if getattr(args, flag) is not None}
     return {"disaggregation": given} if given else {}

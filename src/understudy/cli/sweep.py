@@ -28,18 +28,20 @@ examples:
   understudy sweep trace.jsonl --vary workers=1..64*2 max-num-seqs=64,128,256 --slo-ttft-ms 500 --json sweep.json
   understudy sweep trace.jsonl --engine sglang --vary workers=2..8+2 schedule-policy=fcfs,lpm --slo-e2e-ms 20000
   understudy sweep trace.jsonl --vary workers=1..16 arrival-rate-scale=1,2,4 --slo-ttft-ms 500    an answer per load
+  understudy sweep trace.jsonl --model Llama-3.1-8B --gpu H100 --splits 6 --vary disaggregation=always,uncached:2048 \\
+    --kv-link-gbps 50 --slo-ttft-ms 2000 --slo-itl-ms 20    the best split into prefill and decode workers
 
 VALUES: a list, a..b, a..b*2 (doubling) or a..b+2 (steps); an empty value leaves the flag out; a name with a dot is a
 setting, as for --set.
 """
 TASKS = {
-    "choose the space": ("--vary", "--workers", "--model", "--gpu", "--engine"),
+    "choose the space": ("--vary", "--splits", "--workers", "--model", "--gpu", "--engine"),
     "set the goal and the prices": ("--slo-ttft-ms", "--slo-itl-ms", "--slo-e2e-ms", "--goal", "--gpu-hour"),
     "run": ("--search", "--random", "--jobs", "--store"),
     "write outputs (PATH may be -, for standard output)": ("--json", "--html", "--reports", "--manifest"),
 }
 _OWN = (
-    *("vary", "search", "random", "optuna", "goal", "gpu_hour", "store", "jobs", "ray"),
+    *("vary", "splits", "search", "random", "optuna", "goal", "gpu_hour", "store", "jobs", "ray"),
     *("json", "html", "reports", "manifest", "quiet", "help"),
 )
 _FIXED = (
@@ -68,6 +70,12 @@ def add_parser(verbs: Verbs) -> None:
         default=[],
         metavar="FLAG=VALUES",
         help="flags of `replay` to vary, and their values, such as workers=1..8 routing=round_robin,kv",
+    )
+    sweep.add_argument(
+        "--splits",
+        metavar="GPUS",
+        help="vary all splits of so many GPUs into prefill and decode workers, and workers without roles; such as 8 or "
+        "4,6,8",
     )
     sweep.add_argument(
         "--search",
@@ -136,13 +144,12 @@ def run(args: argparse.Namespace) -> int:
     """Replay the candidates, then print and write the answer."""
     import sys
 
+    from understudy.cli.splits import read_space
     from understudy.sweep.page import build_page
     from understudy.sweep.reports import write_reports
-    from understudy.sweep.space import Space
     from understudy.sweep.text import describe_sweep
 
-    if not args.vary:
-        raise ConfigError("--vary: missing; name a flag and its values, such as workers=1..8")
+    space = read_space(args)
     outputs = {"--json": args.json, "--html": args.html, "--manifest": args.manifest}
     inputs = {
         f"--{name.replace('_', '-')}": value
@@ -156,7 +163,7 @@ def run(args: argparse.Namespace) -> int:
     if args.reports is not None and args.reports.exists() and not args.reports.is_dir():
         raise ConfigError(f"--reports {args.reports}: not a folder; name another one")
     workload = _read_workload(args)
-    sweep = _sweep(args, Space.parse(args.vary), workload)
+    sweep = _sweep(args, space, workload)
     links = {} if args.reports is None else write_reports(sweep, workload, args.reports, args.html)
     contents = {
         "--json": sweep.to_json,
@@ -185,6 +192,7 @@ def _sweep(args: argparse.Namespace, space: Space, workload: Workload) -> Sweep:
     from understudy.checks import whole_number
     from understudy.cli.progress import progress_bars
     from understudy.cli.replay_modes import read_slo
+    from understudy.cli.splits import set_split
     from understudy.cli.vary import VariedFlags
     from understudy.run.pools import make_pools
     from understudy.sweep.candidate import Candidate
@@ -192,6 +200,7 @@ def _sweep(args: argparse.Namespace, space: Space, workload: Workload) -> Sweep:
     from understudy.sweep.on_ray import RayTasks
     from understudy.sweep.prices import Prices
     from understudy.sweep.result import Sweep
+    from understudy.sweep.space import SPLIT
     from understudy.sweep.store import Store
     from understudy.sweep.trials import Trials
 
@@ -208,7 +217,9 @@ def _sweep(args: argparse.Namespace, space: Space, workload: Workload) -> Sweep:
 
     def build(point: tuple[int, ...]) -> Candidate:
         texts = space.texts(point)
-        changed = flags.apply(args, texts)
+        changed = flags.apply(args, {flag: text for flag, text in texts.items() if flag != SPLIT})
+        if SPLIT in texts:
+            set_split(changed, texts[SPLIT])
         try:
             settings = run_flags.read_settings(changed)
         except ConfigError as error:

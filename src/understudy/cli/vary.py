@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from understudy.cli.parser import suggest
 from understudy.errors import ConfigError
+from understudy.sweep.space import SPLIT
 
 if TYPE_CHECKING:
     from collections.abc import Collection
@@ -40,7 +41,7 @@ class VariedFlags:
         """Raise ConfigError for a varied flag that is unknown, also given once for all, or has an invalid value."""
         for dimension in space.dimensions:
             flag = dimension.flag
-            if "." in flag:  # a setting, as for --set
+            if "." in flag or flag == SPLIT:  # a setting, as for --set; or a split, which was read before
                 continue
             action = self._actions.get(flag)
             if action is None:

@@ -20,6 +20,9 @@ Value = int | float | str | bool | None
 Point = tuple[int, ...]
 """One combination: for every dimension, the index of its value."""
 
+SPLIT = "split"
+"""Dimension of `--splits`: `2+4` are 2 prefill and 4 decode workers, `6` are 6 workers without roles."""
+
 MAX_VALUES = 100_000
 
 _RANGE = re.compile(r"(-?\d+)\.\.(-?\d+)(?:([*+])(\d+))?")

@@ -8,12 +8,14 @@ from typing import TYPE_CHECKING
 from understudy.sweep.answer import LOAD_FLAGS
 from understudy.sweep.candidate import format_flags
 from understudy.sweep.commands import make_commands
+from understudy.sweep.space import SPLIT
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
     from understudy.sweep.answer import Answer
     from understudy.sweep.result import Sweep
+    from understudy.sweep.space import Value
     from understudy.sweep.trials import Trial
 
 MAX_REASONS = 6
@@ -92,21 +94,34 @@ def _describe_answer(sweep: Sweep, answer: Answer) -> Iterator[str]:
     if len(answer.front) > 1:
         yield ""
         yield f"Front{load}: no cheaper fleet has more requests in time"
-        yield from _format_table(sweep, answer)
+        yield from _format_table(sweep, answer.front, best)
+    if splits := _find_splits(sweep, answer):
+        yield ""
+        yield f"Splits{load} (prefill + decode workers; one number: without roles), each with its best flags:"
+        yield from _format_table(sweep, splits, best)
 
 
-def _format_table(sweep: Sweep, answer: Answer) -> Iterator[str]:
+def _find_splits(sweep: Sweep, answer: Answer) -> list[Trial]:
+    """Return the best trial of each split under the answer's load, the best split first; empty without `--splits`."""
+    found: dict[Value, Trial] = {}
+    for trial in sorted(sweep.trials, key=lambda trial: (-trial.good, trial.cost, trial.point)):
+        if SPLIT in trial.flags and answer.load.items() <= trial.flags.items():
+            found.setdefault(trial.flags[SPLIT], trial)
+    return list(found.values())
+
+
+def _format_table(sweep: Sweep, trials: Sequence[Trial], best: Trial | None) -> Iterator[str]:
     head = ["GPUs", *(["$/h"] if sweep.has_prices else []), "in time", "goodput/s", "out tok/s"]
     head += [f"{NAMES[name]} p99" for name in sweep.objectives]
     rows = [head]
-    for each in answer.front:
+    for each in trials:
         summary = each.summary
         row = [f"{each.gpus:,}", *([f"{each.cost:,.2f}"] if sweep.has_prices else []), f"{each.good:.2%}"]
         row += [format_number(summary.goodput_per_s), format_number(summary.output_tokens_per_s)]
         row += [format_number(getattr(summary, name).p99) for name in sweep.objectives]
         rows.append(row)
     widths = [max(len(row[place]) for row in rows) for place in range(len(head))]
-    lines: list[Trial | None] = [None, *answer.front]
+    lines: list[Trial | None] = [None, *trials]
     for row, trial in zip(rows, lines, strict=True):
         cells = "  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True))
         flags = (
@@ -114,7 +129,7 @@ def _format_table(sweep: Sweep, answer: Answer) -> Iterator[str]:
             if trial is None
             else format_flags({name: value for name, value in trial.flags.items() if name not in LOAD_FLAGS})
         )
-        yield f"  {cells}  {flags}{'  <- answer' if trial is not None and trial is answer.best else ''}"
+        yield f"  {cells}  {flags}{'  <- answer' if trial is not None and trial is best else ''}"
 
 
 def _describe_commands(answer: Answer) -> Iterator[str]:
