@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import re
 import shutil
 import socket
@@ -13,6 +14,7 @@ import pytest
 from understudy.cli import VERBS, build_parser, list_verbs, main
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from pathlib import Path
 
 
@@ -51,6 +53,30 @@ def test_help_all_shows_every_flag_on_standard_output(capsys: pytest.CaptureFixt
         action for action in list_verbs(build_parser())["replay"]._actions if action.help != "==SUPPRESS=="
     ]
     assert [flag for action in known for flag in action.option_strings if flag not in out] == []
+
+
+def list_parsers(parser: argparse.ArgumentParser) -> Iterator[argparse.ArgumentParser]:
+    """A parser, and those of its verbs and their tasks."""
+    yield parser
+    for action in parser._actions:
+        if isinstance(action, argparse._SubParsersAction):
+            for verb in action.choices.values():
+                yield from list_parsers(verb)
+
+
+def test_every_help_has_a_short_usage_then_a_description_then_examples_then_flags() -> None:
+    parsers = list(list_parsers(build_parser()))
+    assert len(parsers) > len(VERBS)
+    for parser in parsers:
+        text = parser.format_help()
+        usage, _, rest = text.partition("\n\n")
+        assert len(usage.splitlines()) <= 3, parser.prog
+        assert parser.description is not None
+        places = [rest.find(word) for word in (parser.description, "examples:\n  ", f"\n  {parser.prog} ")]
+        first_flag = re.search(r"^(?:options|arguments|verbs|positional arguments):$", rest, re.MULTILINE)
+        assert first_flag is not None, parser.prog
+        assert 0 <= places[0] < places[1] < first_flag.start(), parser.prog
+        assert places[2] >= 0, parser.prog
 
 
 MISSPELT = {

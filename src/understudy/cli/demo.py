@@ -14,6 +14,11 @@ if TYPE_CHECKING:
     from understudy.kv import BlockManager, MutableBlocks, PoolMetrics, RegisteredBlocks
     from understudy.tokens import Identity, TokenBlocks
 
+EXAMPLES = """\
+examples:
+  understudy demo                  evict leaves first, by their last use
+  understudy demo --policy vllm    evict in the order of vLLM's free list
+"""
 NUM_BLOCKS = 12
 BLOCK_SIZE = 16
 
@@ -34,6 +39,7 @@ def add_parser(verbs: Verbs) -> None:
         "demo",
         help="show the block manager in a small example",
         description="Two requests share a prefix, a third evicts their last blocks, the first is sent again.",
+        epilog=EXAMPLES,
     )
     demo.add_argument(
         "--policy",

@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
 EXIT_USAGE = 2
+MOST_FLAGS_IN_USAGE = 5
 HELP_FLAGS = ("-h", "--help", "--help-all")
 _KINDS = {"int": "a whole number", "float": "a number"}
 
@@ -25,6 +26,36 @@ class Parser(argparse.ArgumentParser):
             "allow_abbrev": False,
         }
         super().__init__(**defaults | settings)
+
+    def format_help(self) -> str:
+        """Return the help: a usage of one line where flags are many, the examples, then the flags."""
+        formatter = self._get_formatter()
+        formatter.add_usage(
+            self.usage or self._shorten_usage(), self._actions, self._mutually_exclusive_groups
+        )
+        formatter.add_text(self.description)
+        formatter.add_text(self.epilog)
+        for group in self._action_groups:
+            formatter.start_section(group.title)
+            formatter.add_text(group.description)
+            formatter.add_arguments(group._group_actions)
+            formatter.end_section()
+        return formatter.format_help()
+
+    def _shorten_usage(self) -> str | None:
+        """Return a usage without optional flags, or None if they are few enough to be listed."""
+        flags = [action for action in self._actions if action.option_strings]
+        if len(flags) <= MOST_FLAGS_IN_USAGE:
+            return None
+        needed = [
+            f"{flag.option_strings[-1]} {flag.metavar or ''}".strip() for flag in flags if flag.required
+        ]
+        forms = {"+": "{0} [{0} ...]", "*": "[{0} ...]", "?": "[{0}]"}
+        names = [
+            forms.get(str(self.find_action(name).nargs), "{0}").format(name)
+            for name in self.list_positionals()
+        ]
+        return " ".join(["%(prog)s", *names, *needed, "[flags]"])
 
     def add_short_help(self, usage: str, examples: str, tasks: Mapping[str, Sequence[str]]) -> None:
         """Let --help show examples and the flags of each task; --help-all shows every flag.

@@ -49,6 +49,7 @@ def add_parser(verbs: Verbs) -> None:
     generate = tasks.add_parser(
         "generate",
         help="answer one prompt",
+        description="Load the model, or random weights of its size, and answer one prompt.",
         epilog=GENERATE_EXAMPLES,
     )
     _add_engine(generate)
@@ -71,6 +72,7 @@ def add_parser(verbs: Verbs) -> None:
     bench = tasks.add_parser(
         "bench",
         help="measure step times and compare them with the device's limits (CUDA)",
+        description="Measure the steps of the engine and compare them with the limits of the GPU.",
         epilog=BENCH_EXAMPLES,
     )
     _add_engine(bench)
