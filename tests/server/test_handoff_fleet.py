@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from server.client import Client
-from server.handoff_pair import FAST, runs, until
+from server.handoff_pair import FAST, PREFILL, runs, until
 from understudy.cli.fleet import read_fleet
 from understudy.errors import ConfigError
 from understudy.server.fleet.fleet import Fleet
@@ -117,6 +117,16 @@ async def test_a_killed_prefill_worker_fails_its_requests_and_others_go_on() -> 
         assert (await client.post("/admin/fault", {"kind": "none"})).status == 200
         assert (await client.post("/v1/completions", BODY)).status == 200
         assert not fleet.servers[1].worker.cores[0].live
+
+
+@runs
+async def test_blocks_that_are_no_longer_kept_are_read_even_so() -> None:
+    async with fleet_of("--prefill-workers", "1", "--decode-workers", "1") as (_, fleet):
+        first, second = (Client(server.port) for server in fleet.servers)
+        reply = await first.post("/v1/completions", {**BODY, "max_tokens": 1, "kv_transfer_params": PREFILL})
+        params = {**reply.json["kv_transfer_params"], "remote_request_id": "another"}
+        assert (await second.post("/v1/completions", {**BODY, "kv_transfer_params": params})).status == 200
+        assert len(fleet.servers[0].worker.cores[0].vllm.held) == 1  # the other one's
 
 
 @pytest.mark.parametrize(

@@ -26,6 +26,8 @@ log = logging.getLogger("understudy.server")
 MAX_NAMES = 1 << 16
 """Ids of requests that are remembered per peer; the oldest are dropped."""
 KEPT_READS = 4096
+NOT_KEPT = 1 << 62
+"""A prefill worker's id of a request whose blocks it does not keep; a decode worker reads them even so, as vLLM does."""
 MAX_PEERS = 1024
 """Most prefill servers of other processes."""
 
@@ -73,7 +75,7 @@ class HandOffNetwork:
         """Return the worker that has blocks, and its id of the request."""
         for member in self.members.values():
             if member.engine_id == remote.engine_id:
-                return member.number, member.handed.get(remote.request_id, -1)
+                return member.number, member.handed.get(remote.request_id, NOT_KEPT)
         address = (remote.host, remote.port)
         if address not in self._by_address:
             if len(self.peers) >= MAX_PEERS:
