@@ -27,7 +27,7 @@ MAX_NAMES = 1 << 16
 """Ids of requests that are remembered per peer; the oldest are dropped."""
 KEPT_READS = 4096
 NOT_KEPT = 1 << 62
-"""A prefill worker's id of a request whose blocks it does not keep; a decode worker reads them even so, as vLLM does."""
+"""A prefill worker's id of a request whose blocks it no longer keeps; they are read even so, as vLLM does."""
 MAX_PEERS = 1024
 """Most prefill servers of other processes."""
 
