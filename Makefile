@@ -46,7 +46,7 @@ help:
 	@echo 'make lint         run ruff, mypy --strict and clang-format'
 	@echo 'make conformance  compare the engine with every recorded schedule of vLLM, step by step'
 	@echo 'make exact        record EXACT_COUNT=$(EXACT_COUNT) new schedules of each family with vLLM $(VLLM) and compare them (installs several GB)'
-	@echo 'make exact-sglang the same with SGLang $(SGLANG), in seven families'
+	@echo 'make exact-sglang the same with SGLang $(SGLANG), in eight families'
 	@echo 'make release      the drill for a new release: make release VLLM=0.34.0 records it, compares it with the profile of $(OLD) and writes docs/releases'
 	@echo 'make sanitize     run the test suite against a core under ASan and UBSan, and a leak check'
 	@echo 'make interop      feed our events to Dynamo'"'"'s own router, in a separate environment'

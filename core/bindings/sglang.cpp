@@ -281,10 +281,15 @@ void bind_sglang(nb::module_& m) {
       .def_ro("host_used", &SglangTokens::host_used)
       .def_ro("host_total", &SglangTokens::host_total)
       .def_prop_ro("backed_up", [](const SglangTokens& self) { return self.host.stored; })
-      .def_prop_ro("loaded_back", [](const SglangTokens& self) { return self.host.loaded; });
+      .def_prop_ro("loaded_back", [](const SglangTokens& self) { return self.host.loaded; })
+      .def_prop_ro("dropped", [](const SglangTokens& self) { return self.host.dropped; })
+      .def_ro("retracted_inputs", &SglangTokens::retracted_inputs)
+      .def_ro("retracted_outputs", &SglangTokens::retracted_outputs);
   ExclusiveClass<SglangEngine, Engine>(
       m, "SglangEngine", "An engine with SGLang's scheduler. A second caller at a time raises WrongState.")
-      .def_prop_ro("tokens", &SglangEngine::tokens);
+      .def_prop_ro("tokens", &SglangEngine::tokens)
+      .def("set_link_share", &SglangEngine::set_link_share, "now_ns"_a, "tier"_a, "share"_a,
+           "Set the share of bandwidth of the links to and from the host, 0.001 to 1, for later copies.");
   nb::class_<SglangIterations>(m, "SglangIterations", "SGLang's event loop without a clock.")
       .def(
           "__init__",

@@ -26,7 +26,7 @@ FOLDERS = {
     "sglang-clock": 30,
     "sglang-hicache": 43,
     "sglang-events": 14,
-    "sglang-drill": 2,
+    "sglang-drill": 5,
 }
 RECORDINGS = [one for folder in FOLDERS for one in find_sglang_recordings(GOLDEN / folder)]
 

@@ -190,3 +190,48 @@ def test_sglangs_names_and_defaults() -> None:
         SglangConfig.from_dict({"page_size": 64, "block_size": 64})
     with pytest.raises(ConfigError, match="max_total_tokens=100 is not a multiple of page_size=64"):
         SglangConfig.from_dict({"page_size": 64, "max_total_tokens": 100})
+
+
+@pytest.mark.parametrize("overlap", [True, False])
+def test_while_admission_is_off_only_requests_that_hold_memory_go_on(overlap: bool) -> None:
+    one = engine(disable_overlap_schedule=not overlap)
+    one.submit(spec(1, outputs=6), 0)
+    one.begin_step(0)
+    one.set_admitting(False)
+    one.submit(spec(2), 0)
+    assert not one.drained
+    now_ns, finished = 0, []
+    effects = one.end_step(MS)
+    while effects.phase != _core.Phase.STALLED:
+        now_ns = due(effects)
+        effects = (one.end_step if effects.phase == _core.Phase.IN_STEP else one.begin_step)(now_ns)
+        finished += [record.id for record in effects.finished]
+    assert (finished, one.drained, one.snapshot().waiting) == ([1], True, 1)
+    one.set_admitting(True)
+    assert run_to_end(one, now_ns)[1] == [2]
+
+
+def test_a_forgotten_cache_has_no_page_that_no_request_holds() -> None:
+    one = engine()
+    pages = _core.Identities.from_local_hashes(range(50, 60))
+    one.submit(spec(1, prompt=22, outputs=4, hashes=range(50, 60)), 0)
+    now_ns, _ = run_to_end(one)
+    assert one.cached_prefix(pages) == 6
+    one.submit(spec(2, outputs=20), now_ns)
+    one.begin_step(now_ns)
+    one.forget_cache(now_ns)
+    one.check()
+    assert one.cached_prefix(pages) == 0
+    assert isinstance(one, _core.SglangEngine)
+    assert one.tokens.evictable == 0
+    effects = one.end_step(now_ns + MS)
+    assert run_to_end(one, due(effects))[1] == [2]
+
+
+def test_links_of_a_tier_that_is_not_there_are_not_slowed() -> None:
+    one = engine()
+    assert isinstance(one, _core.SglangEngine)
+    with pytest.raises(
+        InvalidArgument, match="tier: the engine has no link to this tier; HiCache has g2 only"
+    ):
+        one.set_link_share(0, _core.Tier.G2, 0.5)

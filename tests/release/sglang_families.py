@@ -102,6 +102,36 @@ def draw_host(seed: int) -> Scenario:
     return scenario
 
 
+def draw_loads(seed: int) -> Scenario:
+    """Draw a scenario whose requests return to evicted prefixes while loads are slow, with aborts meanwhile."""
+    rng = Random(f"sglang loads {seed}")
+    scenario = draw_host(seed + 70_000_000)
+    config, requests = scenario["config"], scenario["requests"]
+    config["hicache_write_policy"] = rng.choice(
+        ["write_back", "write_back", "write_back", "write_through", "write_through_selective"]
+    )
+    config |= {"load_steps": rng.choice([3, 5, 10, 25]), "load_back_threshold": rng.choice([0, 1, 10])}
+    first = len(requests)
+    step = requests[-1]["arrival_step"]
+    for index in range(first, first + rng.randint(5, 30)):
+        prompt = list(rng.choice(requests[:first])["prompt"])
+        if rng.random() < 0.5:
+            start, length = prompt[-1]
+            prompt[-1] = [start, rng.randint(1, length)]
+        step += rng.randint(0, 6)
+        requests.append(
+            {"id": f"r{index:03d}", "arrival_step": step, "prompt": prompt, "max_tokens": rng.randint(1, 12)}
+        )
+    config["max_total_num_tokens"] = _pool(rng, requests, config["page_size"])
+    aborts = [
+        {"id": one["id"], "step": one["arrival_step"] + rng.randint(0, 8)}
+        for one in requests
+        if rng.random() < 0.3
+    ]
+    scenario["aborts"] = sorted([*scenario.get("aborts", ()), *aborts], key=lambda abort: abort["step"])
+    return scenario
+
+
 def draw_events(seed: int) -> Scenario:
     """Draw a scenario whose KV events are published as a server does."""
     rng = Random(f"sglang events {seed}")
@@ -197,6 +227,7 @@ SGLANG_FAMILIES: dict[str, tuple[str, Callable[[int], Scenario]]] = {
     "priority": ("steps", draw_priority),
     "options": ("steps", draw_options),
     "host": ("steps", draw_host),
+    "loads": ("steps", draw_loads),
     "events": ("steps", draw_events),
     "clock": ("clock", draw_clock),
 }

@@ -35,6 +35,7 @@ def test_the_server_describes_its_model_and_settings() -> None:
     async def check(client: Client, server: Server) -> None:
         model = (await client.get("/model_info")).json
         assert model["model_path"] == "stub"
+        assert model["tokenizer_path"] == "understudy/tok"  # SGLang's benchmark loads it
         assert model["is_generation"] is True
         assert model["weight_version"] == "default"
         assert (await client.get("/get_model_info")).json == model
@@ -248,6 +249,10 @@ def test_the_page_of_metrics_has_sglangs_families_and_none_of_vllms() -> None:
         assert values["sglang:prompt_tokens_total"] == 6
         assert values["sglang:generation_tokens_total"] == 4
         assert values["sglang:cached_tokens_total"] == 2
+        prefilled = [line for line in page.splitlines() if "prefill_effective_tokens_total{" in line]
+        assert [float(line.rpartition(" ")[2]) for line in prefilled] == [4, 2, 0, 0]
+        assert values["sglang:num_retracted_input_tokens_total"] == 0
+        assert values["sglang:num_retracted_output_tokens_total"] == 0
         assert values["sglang:time_to_first_token_seconds_count"] == 2
         assert values["sglang:page_size"] == 1
         assert values["sglang:max_total_num_tokens"] == values["sglang:num_pages"] == 16384
@@ -281,5 +286,37 @@ def test_hicache_loads_evicted_prompts_back_and_says_so() -> None:
         assert values["sglang:load_back_tokens_total"] >= 80
         assert values["sglang:hicache_backup_tokens_total"] >= 384
         assert values["sglang:hicache_host_total_tokens"] == 1024
+        assert values["sglang:hicache_dropped_tokens_total"] == 0
 
     serve(check, engine=engine, tiers=tiers)
+
+
+def test_a_slow_link_lengthens_the_loads_of_hicache() -> None:
+    engine = msgspec.structs.replace(QUICK, block_size=16, num_gpu_blocks=48)
+    link = {"down_gbps": 1.0, "up_gbps": 0.032}
+    given = {"kv_bytes_per_token": 2000, "tiers": [{"tier": "g2", "blocks": 256, "link": link}]}
+
+    async def load_ms(client: Client, server: Server) -> float:
+        """Return the time to the first token of a prompt whose 320 tokens are on the host."""
+
+        async def ask(first: int, count: int) -> Any:
+            body = {"input_ids": [*range(first, first + count)], "sampling_params": {"max_new_tokens": 1}}
+            return (await client.post(G, body)).json["meta_info"]
+
+        for first in (1000, 2000):
+            await ask(first, 640)
+            await until(lambda: server.worker.cores[0].is_empty)
+        meta = await ask(0, 321)
+        assert meta["cached_tokens_details"]["host"] == 320
+        return float(meta["e2e_latency"]) * 1e3
+
+    async def check(client: Client, server: Server) -> None:
+        await client.post(G, {"input_ids": [*range(321)], "sampling_params": {"max_new_tokens": 1}})
+        assert 20 <= await load_ms(client, server) < 30
+        order = {"kind": "slow_link", "tier": "g2", "factor": 8}
+        assert (await client.post("/admin/fault", order)).status == 200
+        assert 160 <= await load_ms(client, server) < 190
+        await client.post("/admin/fault", {"kind": "none"})
+        assert 20 <= await load_ms(client, server) < 30
+
+    serve(check, engine=engine, tiers=TiersConfig.from_dict(given))

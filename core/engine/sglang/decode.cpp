@@ -1,5 +1,6 @@
 // Decode batches, and retraction where memory does not suffice.
 #include <algorithm>
+#include <limits>
 #include <tuple>
 
 #include "base/errors.hpp"
@@ -92,6 +93,8 @@ void SglangScheduler::retract() {
     running_.pop_back();
     victims.push_back(victim);
     withdraw(victim);
+    retracted_inputs_ += victim->prompt_tokens;
+    retracted_outputs_ += victim->outputs();
     make_room(static_cast<std::int64_t>(running_.size()) * settings_.retract_decode_steps);
     log_.retracted.push_back(victim->id);
   }
@@ -103,6 +106,10 @@ void SglangScheduler::retract() {
   }
   ratio_ = std::min(1.0, outputs / (wanted + 1));
   for (SglangRequest* const victim : victims) enqueue(victim);
+}
+
+void SglangScheduler::forget_cached() {
+  if (has_cache()) make_room(std::numeric_limits<std::int64_t>::max());
 }
 
 void SglangScheduler::withdraw(SglangRequest* request) {

@@ -161,6 +161,29 @@ void SglangEngine::finish(RequestId id, FinishReason reason, std::int64_t now_ns
   ended_.push_back(id);
 }
 
+void SglangEngine::set_admitting(bool on) {
+  scheduler_.set_admitting(on);
+  if (on) stalled_ = false;
+}
+
+void SglangEngine::forget_cache(std::int64_t now_ns) {
+  links_.set_now(now_ns);
+  scheduler_.forget_cached();
+  stalled_ = false;
+  if (!in_step()) now_ns_ = std::max(now_ns_, now_ns);
+}
+
+void SglangEngine::set_link_share(std::int64_t now_ns, Tier tier, double share) {
+  if (scheduler_.host() == nullptr || tier != Tier::G2) {
+    throw Error(ErrorKind::InvalidArgument, "tier: the engine has no link to this tier; HiCache has g2 only");
+  }
+  if (!(share >= 0.001 && share <= 1)) {
+    throw Error(ErrorKind::InvalidArgument, "share: ", share, " is not between 0.001 and 1");
+  }
+  links_.set_now(now_ns);
+  links_.set_share(share);
+}
+
 // ── Steps ──
 
 SglangEngine::Planned SglangEngine::schedule(std::int64_t now_ns) {

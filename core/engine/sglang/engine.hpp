@@ -34,6 +34,8 @@ struct SglangTokens {
   std::uint64_t host_used = 0;
   std::uint64_t host_total = 0;
   HostTotals host;
+  std::uint64_t retracted_inputs = 0;
+  std::uint64_t retracted_outputs = 0;
 };
 
 // Normal: a step is schedule (begin_step) and result (end_step). With overlap, the next batch is scheduled when one
@@ -74,6 +76,12 @@ class SglangEngine final : public Engine, private Residency {
   void describe_step(StepView& out) const override;
   TierReport tier_report() override;
   SglangTokens tokens() const;
+  void set_admitting(bool on) override;
+  bool drained() const override { return !in_step() && !planned_.batch && scheduler_.drained(); }
+  // Evicts all that no request holds, as under pressure: HiCache keeps or takes a copy.
+  void forget_cache(std::int64_t now_ns) override;
+  // Slows the links to and from the host; copies that are submitted already keep their times.
+  void set_link_share(std::int64_t now_ns, Tier tier, double share);
   void check() override;
   StateDigest digest(bool with_cached) const override;
 

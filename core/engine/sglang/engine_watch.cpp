@@ -185,6 +185,8 @@ SglangTokens SglangEngine::tokens() const {
   out.available = scheduler_.avail();
   out.evictable = scheduler_.tree().evictable();
   out.new_token_ratio = scheduler_.ratio();
+  out.retracted_inputs = scheduler_.retracted_inputs();
+  out.retracted_outputs = scheduler_.retracted_outputs();
   if (const HostCache* const host = scheduler_.host()) {
     out.host_total = host->tokens();
     out.host_used = host->tokens() - static_cast<std::uint64_t>(host->avail());
@@ -214,12 +216,17 @@ TierReport SglangEngine::tier_report() {
 }
 
 void SglangEngine::sample(std::int64_t now_ns) {
-  const EngineSnapshot now = snapshot();
-  EngineSample sample{now_ns, static_cast<std::uint32_t>(now.running), static_cast<std::uint32_t>(now.waiting),
-                      static_cast<std::uint32_t>(now.active_blocks), static_cast<std::uint32_t>(now.cached_blocks)};
+  const std::uint32_t page = config_.block_size;
+  const std::size_t waiting = scheduler_.waiting().size();
+  const std::uint64_t free = static_cast<std::uint64_t>(scheduler_.avail()) / page;
+  const std::uint64_t cached = scheduler_.tree().evictable() / page;
+  EngineSample sample{now_ns, static_cast<std::uint32_t>(live_.size() - std::min(live_.size(), waiting)),
+                      static_cast<std::uint32_t>(waiting),
+                      static_cast<std::uint32_t>(config_.num_gpu_blocks - free - cached),
+                      static_cast<std::uint32_t>(cached)};
   if (const HostCache* const host = scheduler_.host()) {
-    const std::uint64_t free = static_cast<std::uint64_t>(host->avail());
-    sample.host_blocks = static_cast<std::uint32_t>((host->tokens() - free) / config_.block_size);
+    const std::uint64_t used = host->tokens() - static_cast<std::uint64_t>(host->avail());
+    sample.host_blocks = static_cast<std::uint32_t>(used / page);
   }
   token_log_.add_sample(sample);
 }

@@ -44,10 +44,12 @@ bool SglangScheduler::has_room_for(const DecodeRun&) const {
   return avail_ >= static_cast<std::int64_t>(page()) * static_cast<std::int64_t>(running_.size());
 }
 
-void SglangScheduler::schedule_decode(DecodeRun& run) {
-  avail_ -= std::int64_t{page()} * run.new_pages[run.steps % page()];
+bool SglangScheduler::schedule_decode(DecodeRun& run) {
+  const std::uint32_t pages = run.new_pages[run.steps % page()];
+  avail_ -= std::int64_t{page()} * pages;
   ratio_ = std::max(ratio_ - ratio_step_, min_ratio_);
   ++run.steps;
+  return pages > 0;
 }
 
 void SglangScheduler::end_decodes(const DecodeRun& run) {
@@ -111,7 +113,9 @@ bool SglangEngine::fast_forward(std::int64_t until_ns) {
   std::array<std::int64_t, StepTiming::kMostAtOnce> durations;
   std::size_t known = 0;
   std::size_t next = 0;
-  while (run.steps < most && now_ns_ < until_ns && scheduler_.has_room_for(run)) {
+  bool changed = true;
+  // A crowded log is folded first: it would grow step by step.
+  while (run.steps < most && now_ns_ < until_ns && scheduler_.has_room_for(run) && !token_log_.crowded()) {
     if (next == known) {
       const std::size_t asked = std::min<std::size_t>(durations.size(), most - run.steps);
       try {
@@ -124,8 +128,8 @@ bool SglangEngine::fast_forward(std::int64_t until_ns) {
     last_ns = now_ns_;
     token_log_.end_step(now_ns_);
     publish_after(SglangMode::Decode, now_ns_);
-    sample(now_ns_);
-    scheduler_.schedule_decode(run);
+    if (changed) sample(now_ns_);  // an equal sample has no effect
+    changed = scheduler_.schedule_decode(run);
     const std::int64_t duration_ns = durations[next++];
     ++totals_.steps;
     totals_.step_ns += duration_ns;

@@ -130,7 +130,8 @@ void HostCache::finish_load(const HostLoad& load) {
   RadixNode* const last = load.nodes.back();
   for (RadixNode* const node : load.nodes) node->load = nullptr;
   for (auto node = load.nodes.rbegin(); node != load.nodes.rend(); ++node) list_duplicate(**node);
-  tree_.lock_host(*last, false);
+  for (auto node = load.nodes.end() - load.host_locked; node != load.nodes.end(); ++node)
+    tree_.lock_host(**node, false);
   tree_.unlock(last);
   --num_loads_;
 }
@@ -147,14 +148,20 @@ void HostCache::poll() {
 }
 
 void HostCache::on_split(RadixNode& upper, RadixNode& lower) {
-  const auto insert_before = [&](std::vector<RadixNode*>& nodes) {
-    nodes.insert(std::ranges::find(nodes, &lower), &upper);
+  // Inserts `upper` before `lower`; returns the number of nodes from `lower` to the end.
+  const auto insert_upper = [&](std::vector<RadixNode*>& nodes) {
+    const auto at = std::ranges::find(nodes, &lower);
+    const auto left = static_cast<std::size_t>(nodes.end() - at);
+    nodes.insert(at, &upper);
+    return left;
   };
   upper.write = lower.write;
   upper.load = lower.load;
-  if (lower.write != nullptr) insert_before(lower.write->parts);
-  if (lower.load != nullptr) insert_before(lower.load->nodes);
-  if (lower.device && lower.host) list_duplicate(upper);
+  if (lower.write != nullptr) insert_upper(lower.write->parts);
+  // The upper part inherits the host lock of the node, so the end of the load releases both.
+  if (lower.load != nullptr && insert_upper(lower.load->nodes) <= lower.load->host_locked) ++lower.load->host_locked;
+  // During a copy the end of the copy lists the node.
+  if (lower.device && lower.host && lower.write == nullptr && lower.load == nullptr) list_duplicate(upper);
 }
 
 // ── Eviction ──
@@ -178,10 +185,15 @@ void HostCache::make_room(std::int64_t& avail, std::int64_t tokens) {
 // Returns the freed tokens; 0: the node stays.
 std::int64_t HostCache::evict_leaf(RadixNode& node) {
   const std::int64_t tokens = node.length();
-  if (!node.host && writes_back() && !write_back(node)) return drop_with_descendants(node);
+  if (!node.host && writes_back() && !write_back(node)) {
+    const std::int64_t freed = drop_with_descendants(node);
+    totals_.dropped += static_cast<std::uint64_t>(freed);
+    return freed;
+  }
   if (node.host) {
     tree_.demote(node);
   } else {
+    totals_.dropped += node.length();
     tree_.remove(node);
   }
   return tokens;
@@ -198,26 +210,28 @@ bool HostCache::write_back(RadixNode& node) {
   return true;
 }
 
+// Deletes a device leaf that cannot be copied, after its descendants on the host: each after its own children, siblings
+// in order. Returns the freed tokens; 0: a node is in use, so all stay.
 std::uint32_t HostCache::drop_with_descendants(RadixNode& node) {
-  std::vector<RadixNode*> below;
-  for (const auto& [key, child] : node.children) below.push_back(child);
-  for (std::size_t i = 0; i < below.size(); ++i) {
-    for (const auto& [key, child] : below[i]->children) below.push_back(child);
-  }
-  const auto in_use = [](const RadixNode* one) {
-    return one->lock > 0 || one->host_lock > 0 || one->write != nullptr || one->load != nullptr;
-  };
-  if (std::ranges::any_of(below, in_use)) return 0;
-  std::ranges::stable_sort(below, [](const RadixNode* a, const RadixNode* b) {
-    return std::pair(b->begin, a->place) < std::pair(a->begin, b->place);
-  });
-  for (RadixNode* const one : below) {
-    avail_ += one->length();
-    totals_.evicted += one->length();
-    tree_.remove(*one);
+  std::vector<RadixNode*> below;  // in reverse
+  std::vector<RadixNode*> stack{&node};
+  while (!stack.empty()) {
+    RadixNode* const at = stack.back();
+    stack.pop_back();
+    if (at->lock > 0 || at->host_lock > 0 || at->write != nullptr || at->load != nullptr) return 0;
+    below.push_back(at);
+    const auto first = static_cast<std::ptrdiff_t>(stack.size());
+    for (const auto& [key, child] : at->children) stack.push_back(child);
+    std::ranges::sort(stack.begin() + first, stack.end(), {}, &RadixNode::place);
   }
   const std::uint32_t tokens = node.length();
-  tree_.remove(node);
+  for (auto at = below.rbegin(); at != below.rend(); ++at) {
+    if (*at != &node) {
+      avail_ += (*at)->length();
+      totals_.evicted += (*at)->length();
+    }
+    tree_.remove(**at);
+  }
   return tokens;
 }
 

@@ -34,6 +34,7 @@ struct HostWrite {
 struct HostLoad {
   std::vector<RadixNode*> nodes;  // from the root down; the last one is locked on both tiers
   std::uint32_t tokens = 0;
+  std::uint32_t host_locked = 1;  // the last nodes that share the host lock: more than one after a split
 };
 
 // Tokens copied and evicted since the tier was made.
@@ -43,6 +44,7 @@ struct HostTotals {
   std::uint64_t loaded = 0;
   std::uint64_t loads = 0;           // one per admission that loads
   std::uint64_t refused_writes = 0;  // copies for which the host had no room
+  std::uint64_t dropped = 0;         // evicted from the device without a copy on the host
 };
 
 // Decides when copies are ready. Times are steps of a recording, or nanoseconds.

@@ -32,6 +32,9 @@ class HostLinks final : public HostTransfers {
   }
   void wait_for_write(std::uint64_t tokens) override { written_ns_ = copy(down_, tokens); }
 
+  // Sets the share of bandwidth of copies submitted from now on; earlier ones keep their times.
+  void set_share(double share) noexcept { share_ = share; }
+
   // Duration of each load from here on.
   void keep_times() noexcept { keeps_times_ = true; }
   const std::vector<std::int64_t>& load_times_ns() const noexcept { return load_times_ns_; }
@@ -57,7 +60,7 @@ class HostLinks final : public HostTransfers {
     const std::uint64_t bytes = tokens * bytes_per_token_;
     const std::int64_t begin_ns = std::max(link.free_ns, now_ns_) + link.settings.fixed_ns;
     const auto flow_ns =
-        static_cast<std::int64_t>(std::ceil(static_cast<double>(bytes) / link.settings.bandwidth_gbps));
+        static_cast<std::int64_t>(std::ceil(static_cast<double>(bytes) / (link.settings.bandwidth_gbps * share_)));
     link.free_ns = begin_ns + flow_ns;
     ++link.usage.transfers_started;
     ++link.usage.transfers_finished;
@@ -71,6 +74,7 @@ class HostLinks final : public HostTransfers {
   Link down_;
   Link up_;
   std::uint64_t bytes_per_token_;
+  double share_ = 1;
   std::int64_t now_ns_ = 0;
   std::int64_t written_ns_ = 0;
   std::int64_t loaded_ns_ = 0;

@@ -29,7 +29,7 @@ SglangScheduler::Verdict SglangScheduler::verdict(const Budget& budget) const {
 
 std::unique_ptr<SglangBatch> SglangScheduler::form_prefill() {
   if (running_.empty() || preempts()) full_ = false;
-  if (chunked_ == nullptr && (full_ || waiting_.empty())) return nullptr;
+  if (chunked_ == nullptr && (full_ || waiting_.empty() || !admitting_)) return nullptr;
   const std::int64_t places = std::min<std::int64_t>(
       static_cast<std::int64_t>(settings_.max_running_requests) - static_cast<std::int64_t>(running_.size()),
       free_slots_);
@@ -52,7 +52,7 @@ std::unique_ptr<SglangBatch> SglangScheduler::form_prefill() {
   Verdict now = Verdict::Go;
   const std::int64_t holders = continued != nullptr && continued->has_slot ? 1 : 0;  // waiting ones have no slot
   for (SglangRequest* const request : waiting_) {
-    if (verdict(budget) == Verdict::Stop) break;
+    if (!admitting_ || verdict(budget) == Verdict::Stop) break;
     const std::int64_t most = std::min<std::int64_t>(
         static_cast<std::int64_t>(settings_.max_running_requests) - static_cast<std::int64_t>(running_.size()),
         static_cast<std::int64_t>(free_slots_) + holders);

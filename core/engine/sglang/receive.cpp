@@ -93,9 +93,9 @@ void SglangScheduler::abort(std::span<const RequestId> ids) {
   }
 }
 
-bool SglangScheduler::empty() const {
+bool SglangScheduler::drained() const {
   // Requests of the last prefill join the running ones in the next schedule.
-  return waiting_.empty() && running_.empty() && chunked_ == nullptr &&
+  return running_.empty() && chunked_ == nullptr &&
          (!last_ || std::ranges::all_of(last_->rows, [](const auto& row) { return row.request->finished; }));
 }
 

@@ -66,6 +66,10 @@ class SglangScheduler {
   void process(const SglangBatch& batch);
   // The iteration has ended; `idle`: it launched no batch and processed no result.
   void end_iteration(bool idle);
+  // While off, waiting requests stay in the queue; those that hold memory go on.
+  void set_admitting(bool on) noexcept { admitting_ = on; }
+  // Evicts every cached token that no request holds. A host tier keeps its copies.
+  void forget_cached();
   // Overlap: the batch whose result is processed after the next schedule.
   void set_outstanding(const SglangBatch* batch) noexcept;
 
@@ -79,8 +83,8 @@ class SglangScheduler {
   std::uint32_t decodes_before_end() const;  // steps until a request ends, or is known to end
   DecodeRun begin_decodes() const;
   bool has_room_for(const DecodeRun& run) const;  // one more step evicts nothing
-  void schedule_decode(DecodeRun& run);
-  void end_decodes(const DecodeRun& run);  // gives every request its outputs
+  bool schedule_decode(DecodeRun& run);           // true: it took memory
+  void end_decodes(const DecodeRun& run);         // gives every request its outputs
 
   // ── Watch ──
   SglangLog& log() noexcept { return log_; }
@@ -96,7 +100,8 @@ class SglangScheduler {
   const HostCache* host() const noexcept { return host_.get(); }
   // Neither a request nor a copy of the host tier is left.
   bool is_idle() const { return empty() && (!host_ || host_->is_idle()); }
-  bool empty() const;  // no request is left that has not ended
+  bool empty() const { return waiting_.empty() && drained(); }  // no request is left that has not ended
+  bool drained() const;                                         // no unfinished request holds memory
   // Whether the last schedule knew of a waiting request.
   bool has_seen(const SglangRequest& request) const noexcept { return request.entered <= seen_entries_; }
   const SglangRequest& request(RequestId id) const { return *requests_.at(id); }
@@ -108,6 +113,9 @@ class SglangScheduler {
   // The least number of outputs after which a request ends; 0: one may end without an output.
   std::uint32_t fewest_outputs_left() const;
   bool defers_prefill() const noexcept { return interval_left_ > 0; }
+  // Prompt and output tokens of retracted requests, summed over all retractions.
+  std::uint64_t retracted_inputs() const noexcept { return retracted_inputs_; }
+  std::uint64_t retracted_outputs() const noexcept { return retracted_outputs_; }
   void check() const;
 
  private:
@@ -200,6 +208,7 @@ class SglangScheduler {
   bool running_is_prefill_only_ = false;  // of all that joined since it was empty, also those that have left
   SglangRequest* chunked_ = nullptr;
   bool chunk_aborted_ = false;
+  bool admitting_ = true;
   bool out_of_memory_ = false;
   std::unique_ptr<SglangBatch> last_;  // the batch of the iteration before, or null
   const SglangBatch* outstanding_ = nullptr;
@@ -212,6 +221,8 @@ class SglangScheduler {
   std::uint64_t seen_entries_ = 0;
   std::uint64_t refreshes_ = 0;
   std::uint32_t interval_left_ = 0;
+  std::uint64_t retracted_inputs_ = 0;
+  std::uint64_t retracted_outputs_ = 0;
   std::vector<SglangRequest*> to_requeue_;  // preempted while a batch is formed
   SglangLog log_;
 };

@@ -60,6 +60,8 @@ class EngineCore:
     draft_tokens = 0
     hashed_ahead = 0
     """Tokens behind a block that are part of its identity."""
+    write_policy = ""
+    """When a tier of SGLang copies to the host; empty: another kind of engine."""
 
     def __init__(
         self, make: Callable[[], Engine], *, name: str, block_size: int, num_blocks: int, events: bool = False

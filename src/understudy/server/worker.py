@@ -6,7 +6,7 @@ import time
 from functools import partial
 from typing import TYPE_CHECKING
 
-from understudy._core import Tier, TokenBlocks
+from understudy._core import SglangEngine, Tier, TokenBlocks
 from understudy.engines.group_layouts import require_room
 from understudy.engines.kv_groups import group_labels
 from understudy.engines.sglang_config import SglangConfig
@@ -377,7 +377,8 @@ class Worker:
         for core in self.cores:
 
             def slow(now_ns: int, core: EngineCore = core) -> None:
-                core.vllm.set_link_share(now_ns, wanted, share)
+                engine = core.engine if isinstance(core.engine, SglangEngine) else core.vllm
+                engine.set_link_share(now_ns, wanted, share)
 
             self.driver.enqueue(core, slow)
         self.driver.poll_all()

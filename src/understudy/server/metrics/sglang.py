@@ -41,6 +41,8 @@ _ZEROS = (
     *("prealloc_full_token_usage", "prealloc_swa_token_usage", "num_unique_running_routing_keys"),
 )
 """Gauges that are 0 on a server without these features."""
+_DROP_REASONS = {"write_back": "host_pressure", "write_through": "write_through_unbacked_eviction"}
+"""SGLang's reason for evictions without a copy, by write policy; with the third policy it counts none."""
 RATE_STEPS = 40
 """Steps between two values of the throughput, as SGLang's `--decode-log-interval`."""
 
@@ -74,6 +76,15 @@ class SglangMetrics(VllmMetrics):
                 "sglang:cached_tokens", "Cached tokens of prompts, by source.", cache_source=source, **both
             )
             for source in ("device", "host")
+        }
+        self._prefilled = {
+            mode: registry.counter(
+                "sglang:prefill_effective_tokens",
+                "Tokens of admitted prompts, by source.",
+                mode=mode,
+                **ranks,
+            )
+            for mode in ("input", "device_hit", "host_hit", "storage_hit")
         }
         self._aborted = registry.counter("sglang:num_aborted_requests", "Requests aborted.", **both)
         self._lengths = [
@@ -125,19 +136,27 @@ class SglangMetrics(VllmMetrics):
     def _add_counters(self, registry: Registry, core: EngineCore, rank: int, labels: dict[str, str]) -> None:
         """Add the counters that are read from the engine with the page."""
         registry.before_page(self._refresh)
-        retracted = registry.counter(
-            "sglang:num_retracted_requests", "Requests put back into the queue.", **labels
-        )
-        self._counted.append((retracted, lambda: core.preemptions))
-        if not core.has_tiers or not isinstance(core.engine, SglangEngine):
-            return
         cache = {"cache_type": "UnifiedRadixCache", "tp_rank": "0", "pp_rank": "0", "dp_rank": str(rank)}
-        for name, field, about in (
-            ("hicache_backup_tokens", "backed_up", "Tokens copied to the host."),
-            ("load_back_tokens", "loaded_back", "Tokens loaded from the host."),
-        ):
-            counter = registry.counter(f"sglang:{name}", about, pool="kv", **cache)
-            self._counted.append((counter, lambda field=field: self._read_pool(field)))  # type: ignore[misc]
+
+        def count(name: str, about: str, read: Callable[[], float], labels: dict[str, str]) -> None:
+            self._counted.append((registry.counter(f"sglang:{name}", about, **labels), read))
+
+        def count_pool(name: str, about: str, field: str, labels: dict[str, str]) -> None:
+            count(name, about, lambda: self._read_pool(field), labels)
+
+        count("num_retracted_requests", "Requests put back into the queue.", lambda: core.preemptions, labels)
+        if not isinstance(core.engine, SglangEngine):
+            return
+        count_pool("num_retracted_input_tokens", "Prompt tokens of those.", "retracted_inputs", labels)
+        count_pool("num_retracted_output_tokens", "Output tokens of those.", "retracted_outputs", labels)
+        if not core.has_tiers:
+            return
+        kv = {"pool": "kv", **cache}
+        count_pool("hicache_backup_tokens", "Tokens copied to the host.", "backed_up", kv)
+        count_pool("load_back_tokens", "Tokens loaded from the host.", "loaded_back", kv)
+        if reason := _DROP_REASONS.get(core.write_policy):
+            about = "Tokens evicted from the device without a copy on the host."
+            count_pool("hicache_dropped_tokens", about, "dropped", {"reason": reason, **kv})
 
     def _read_pool(self, field: str) -> float:
         """Read a field of the engine's pools; 0 for an engine of another kind."""
@@ -167,6 +186,10 @@ class SglangMetrics(VllmMetrics):
         """Count the cache lookup of a prompt, and its time in the queue."""
         super().on_admitted(request)
         self._queue_time.observe((request.admitted_ns - request.arrival_ns) / 1e9)
+        host = sum(request.below_tokens)
+        self._prefilled["input"].add(request.prompt_tokens - request.cached_tokens)
+        self._prefilled["device_hit"].add(request.cached_tokens - host)
+        self._prefilled["host_hit"].add(host)
 
     def on_tokens(self, request: LiveRequest, first: int, count: int, now_ns: int) -> None:
         """Count visible tokens."""

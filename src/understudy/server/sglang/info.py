@@ -6,6 +6,7 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from understudy.engines.sglang_config import SglangConfig
+from understudy.server.tokenizer.builtin import BuiltinTokenizer
 
 if TYPE_CHECKING:
     from understudy.server.worker import Worker
@@ -37,7 +38,7 @@ def model_info(worker: Worker) -> dict[str, Any]:
     return {
         "model_path": settings.model,
         "served_model_name": settings.names[0],
-        "tokenizer_path": settings.tokenizer or settings.model,
+        "tokenizer_path": settings.tokenizer or BuiltinTokenizer.name,
         "is_generation": True,
         "preferred_sampling_params": None,
         "weight_version": worker.weight_version,
@@ -60,7 +61,7 @@ def server_info(worker: Worker) -> dict[str, Any]:
     most = min(settings.max_model_len, pool) - 1
     given: dict[str, Any] = {
         "model_path": settings.model,
-        "tokenizer_path": settings.tokenizer or settings.model,
+        "tokenizer_path": settings.tokenizer or BuiltinTokenizer.name,
         "served_model_name": settings.names[0],
         "host": settings.host,
         "port": settings.port,
