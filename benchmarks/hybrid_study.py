@@ -1,9 +1,10 @@
-"""Measure hit rate and TTFT of gpt-oss-120b in conversations: retention, routing, and one group instead of two.
+"""Measure hit rate and TTFT of gpt-oss-120b in conversations: retention, routing, host memory, one group.
 
-    python benchmarks/hybrid_study.py --routing session_affinity [--plot docs/hybrid.svg]
+    python benchmarks/hybrid_study.py [--routing kv] [--plot docs/hybrid-kv.svg]
 
 300 conversations of six turns on four simulated H200 with vLLM 0.33's rules and the preset's step times. The memory of
-the KV cache is varied, from 5 % of what an H200 leaves to all of it.
+the KV cache is varied, from 5 % of what an H200 leaves to all of it. Rows with host memory have as many host blocks as
+all of an H200's KV blocks, in vLLM's own offload; they are left out while several groups do not work with tiers.
 """
 
 from __future__ import annotations
@@ -11,16 +12,19 @@ from __future__ import annotations
 import argparse
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
 from rich.console import Console
 from rich.table import Table
 
 import understudy as us
+from understudy.errors import ConfigError
+from understudy.groups import groups_of_model
 from understudy.report.report import Report
 from understudy.run.offline import run_offline
 from understudy.run.settings import ReplaySettings
+from understudy.tiers.settings import TiersConfig
 from understudy.workload import Normal, Poisson, SyntheticSpec, synthesise
 
 if TYPE_CHECKING:
@@ -29,13 +33,29 @@ if TYPE_CHECKING:
 MODEL, GPU, WORKERS = "gpt-oss-120b", "H200", 4
 SHARES = (0.05, 0.1, 0.2, 1.0)
 """Parts of the KV memory of an H200."""
-SERIES: dict[str, tuple[int | str | None, str, str]] = {
-    "retention 0 (vLLM's default)": (0, "all", "#1f77b4"),
-    "retention none": (None, "all", "#2ca02c"),
-    "hybrid manager off: one group": ("one", "all", "#ff7f0e"),
-    "retention 0, first group indexed": (0, "first", "#d62728"),
+
+
+class Setting(NamedTuple):
+    """One line of the study."""
+
+    retention: int | str | None
+    """Retention interval; "one": no groups."""
+    colour: str
+    routing: dict[str, Any] | None = None
+    """Settings of KV routing; given: only with --routing kv."""
+    host: bool = False
+    """With host memory."""
+
+
+SERIES = {
+    "retention 0 (vLLM's default)": Setting(0, "#1f77b4"),
+    "retention none": Setting(None, "#2ca02c"),
+    "hybrid manager off: one group": Setting("one", "#ff7f0e"),
+    "retention 0, host memory": Setting(0, "#9467bd", host=True),
+    "retention none, host memory": Setting(None, "#8c564b", host=True),
+    "retention 0, first group indexed": Setting(0, "#d62728", {"index_groups": "first"}),
+    "retention 0, prefill_load_scale 16": Setting(0, "#17becf", {"prefill_load_scale": 16.0}),
 }
-"""Retention ("one": no groups), indexed groups and colour; the last one is for --routing kv."""
 
 
 def conversations() -> Workload:
@@ -74,12 +94,33 @@ def engine_with(share: float, retention: int | str | None) -> us.VllmConfig:
     return msgspec.structs.replace(engine, **changes)
 
 
-def measure(
-    workload: Workload, share: float, retention: int | str | None, index: str, policy: str
-) -> tuple[float, ...]:
-    """Return hit rate, hit rate of full attention alone, mean and p99 TTFT in ms, and the router's regret in blocks."""
-    routing = us.KvRouting(index_groups=index) if policy == "kv" else policy  # type: ignore[arg-type]
-    run = run_offline(workload, engine_with(share, retention), workers=WORKERS, routing=routing)  # type: ignore[arg-type]
+def host_memory() -> TiersConfig:
+    """Return host memory for as many blocks as an H200 has, in vLLM's own offload."""
+    blocks = engine_with(1.0, 0).num_gpu_blocks
+    plan = groups_of_model(MODEL, memory_bytes=1 << 40, max_model_len=1, block_size=16)
+    return TiersConfig.from_dict(
+        {
+            "tiers": [{"tier": "g2", "blocks": blocks}],
+            "offload": {"mode": "vllm"},
+            "kv_bytes_per_token": plan.bytes_per_block // 16,
+        }
+    )
+
+
+def measure(workload: Workload, share: float, setting: Setting, policy: str) -> tuple[float, ...]:
+    """Return hit rate, that of full attention alone, mean and p99 TTFT in ms, preemptions, and regret in blocks.
+
+    ConfigError when several groups do not work with host memory.
+    """
+    routing = us.KvRouting(**(setting.routing or {})) if policy == "kv" else policy
+    tiers = host_memory() if setting.host else None
+    run = run_offline(
+        workload,
+        engine_with(share, setting.retention),
+        workers=WORKERS,
+        routing=routing,  # type: ignore[arg-type]
+        tiers=tiers,
+    )
     report = Report.build(run.timeline, run.facts)
     groups = run.facts.kv_groups
     hit = report.prefix_hit_ratio.first_admission
@@ -88,6 +129,7 @@ def measure(
         hit if groups is None else groups.full_attention_hit_ratio,
         report.ttft_ms.mean,
         report.ttft_ms.p99,
+        report.preemptions,
         run.facts.router.get("mean_cost_regret_blocks", 0.0),
     )
 
@@ -119,11 +161,11 @@ def plot(path: Path, found: dict[str, list[tuple[float, ...]]]) -> None:
                 for number, row in enumerate(rows)
             )
             parts.append(
-                f'<polyline points="{points}" fill="none" stroke="{SERIES[name][2]}" stroke-width="2"/>'
+                f'<polyline points="{points}" fill="none" stroke="{SERIES[name].colour}" stroke-width="2"/>'
             )
     for number, name in enumerate(found):
         y = top + height + 40 + 17 * number
-        parts.append(f'<path d="M{left} {y - 4}h24" stroke="{SERIES[name][2]}" stroke-width="3"/>')
+        parts.append(f'<path d="M{left} {y - 4}h24" stroke="{SERIES[name].colour}" stroke-width="3"/>')
         parts.append(f'<text x="{left + 32}" y="{y}">{name}</text>')
     path.write_text("\n".join([*parts, "</svg>"]) + "\n", encoding="utf-8")
 
@@ -132,26 +174,48 @@ def main() -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--routing", choices=("kv", "session_affinity", "round_robin"), default="kv")
+    parser.add_argument(
+        "--routing", choices=("kv", "session_affinity", "round_robin"), default="session_affinity"
+    )
     parser.add_argument("--plot", type=Path, metavar="FILE", help="write the two charts as SVG")
     args = parser.parse_args()
     workload = conversations()
     console = Console(width=130)
-    series = {name: one for name, one in SERIES.items() if one[1] == "all" or args.routing == "kv"}
+    series = {name: one for name, one in SERIES.items() if one.routing is None or args.routing == "kv"}
     found: dict[str, list[tuple[float, ...]]] = {name: [] for name in series}
     for share in SHARES:
         blocks = engine_with(share, 0).num_gpu_blocks
         table = Table(
             "setting", title=f"{share:.0%} of the KV memory of {WORKERS} × {GPU}: {blocks:,} blocks each"
         )
-        for column in ("hit rate", "full attention alone", "mean TTFT ms", "p99 TTFT ms", "regret, blocks"):
+        for column in (
+            "hit rate",
+            "full attention alone",
+            "mean TTFT ms",
+            "p99 TTFT ms",
+            "preemptions",
+            "regret",
+        ):
             table.add_column(column, justify="right")
-        for name, (retention, index, _) in series.items():
-            row = measure(workload, share, retention, index, args.routing)
+        for name, setting in series.items():
+            try:
+                row = measure(workload, share, setting, args.routing)
+            except ConfigError as error:
+                if not setting.host:
+                    raise
+                print(f"left out: {name}: {error}", file=sys.stderr)
+                found.pop(name, None)
+                continue
             found[name].append(row)
-            table.add_row(
-                name, f"{row[0]:.3f}", f"{row[1]:.3f}", f"{row[2]:,.0f}", f"{row[3]:,.0f}", f"{row[4]:.1f}"
+            cells = (
+                f"{row[0]:.3f}",
+                f"{row[1]:.3f}",
+                f"{row[2]:,.0f}",
+                f"{row[3]:,.0f}",
+                f"{row[4]:.0f}",
+                f"{row[5]:.1f}",
             )
+            table.add_row(name, *cells)
         console.print(table)
     if args.plot is not None:
         plot(args.plot, found)
