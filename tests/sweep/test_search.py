@@ -137,9 +137,9 @@ def test_the_shares_of_variance_are_those_of_the_means(grid: tuple[Store, Trials
 
 
 class Scripted:
-    """Runner whose share of good requests is a function of the workers."""
+    """Runner whose share of good requests is a function of the candidate."""
 
-    def __init__(self, good: Callable[[int], float]) -> None:
+    def __init__(self, good: Callable[[Candidate], float]) -> None:
         self.good = good
 
     def run(self, tasks: Iterable[Task]) -> Iterator[Outcome]:
@@ -147,7 +147,7 @@ class Scripted:
         for candidate, key in tasks:
             summary = Summary(
                 requests=200,
-                good=self.good(candidate.settings.workers),
+                good=self.good(candidate),
                 within={},
                 goodput_per_s=None,
                 ttft_ms=tail,
@@ -167,11 +167,15 @@ class Scripted:
 
 def bisect(good: Callable[[int], float], last: int = 64) -> Trials:
     space = Space.parse([f"workers=1..{last}"])
-    trials = Trials(
-        space, partial(build, space, 1.0), lambda each: each.gpus, WORKLOAD, Scripted(good), Store(None)
-    )
+    trials = script(space, lambda candidate: good(candidate.settings.workers))
     search_by_bisection(trials, 0.99)
     return trials
+
+
+def script(space: Space, good: Callable[[Candidate], float]) -> Trials:
+    return Trials(
+        space, partial(build, space, 1.0), lambda each: each.gpus, WORKLOAD, Scripted(good), Store(None)
+    )
 
 
 @pytest.mark.parametrize("first", [1, 2, 3, 17, 32, 63, 64, 65])
@@ -187,6 +191,41 @@ def test_a_boundary_that_is_not_monotone_replays_its_whole_line() -> None:
     trials = bisect(lambda workers: float(workers >= 17 and workers != 18))
     assert len(trials.whole) == 64
     assert answer_of(trials, 0.99)[0] == 17
+
+
+def test_halving_replays_fleets_that_only_the_start_of_the_trace_overloads() -> None:
+    space = Space.parse(["workers=1..25", "max-num-seqs=2,4,8,16"])
+
+    def good(candidate: Candidate) -> float:
+        workers, slots = candidate.settings.workers, candidate.flags["max-num-seqs"]
+        if slots == 2:  # late on every part of the trace, in time on the whole
+            return float(workers >= 7) if candidate.requests is None else 0.0
+        return float(workers >= 10)
+
+    trials = script(space, good)
+    search_by_halving(trials, 0.99)
+    (answer,) = find_answers(trials.whole.values(), 0.99)
+    assert answer.best is not None
+    assert answer.best.flags == {"workers": 7, "max-num-seqs": 2}
+    assert len(trials.whole) < 70
+
+
+@pytest.mark.parametrize("search", [search_by_bisection, search_by_halving])
+def test_the_next_smaller_fleet_is_that_of_the_grid(search: Callable[[Trials, float], None]) -> None:
+    space = Space.parse(["workers=1..25", "max-num-seqs=2,4,8,16"])
+
+    def good(candidate: Candidate) -> float:
+        workers, slots = candidate.settings.workers, candidate.flags["max-num-seqs"]
+        return {2: 0.5 + (workers >= 20) / 2, 4: 0.4 + (workers >= 9) * 0.6}.get(slots, 0.98 * (workers >= 8))
+
+    whole, found = script(space, good), script(space, good)
+    search_grid(whole)
+    search(found, 0.99)
+    (expected,), (answer,) = (find_answers(each.whole.values(), 0.99) for each in (whole, found))
+    assert expected.smaller is not None
+    assert answer.smaller is not None
+    assert answer.smaller.point == expected.smaller.point
+    assert answer.smaller.good == 0.98
 
 
 def test_only_monotone_flags_with_values_enough_are_bisected() -> None:

@@ -66,7 +66,8 @@ def find_monotone(space: Space) -> int | None:
 def search_by_bisection(trials: Trials, goal: float) -> None:
     """Find the smallest value of a monotone flag that meets the goal, for every combination of the others.
 
-    Two values on each side of the boundary are replayed. If they contradict monotony, so is the whole line.
+    Two values on each side of the boundary are replayed. If they contradict monotony, so is the whole line. At the end,
+    all combinations that cost as much as the answer or the next less are replayed.
     """
     place = find_monotone(trials.space)
     if place is None:
@@ -96,6 +97,8 @@ def search_by_bisection(trials: Trials, goal: float) -> None:
         is_monotone = all(_meets(found, lines[key][at], goal) == (at >= high) for at in near[key])
         if not is_monotone:
             trials.run(lines[key])
+    if trials.space.dimensions[place].flag == "workers":  # others leave the cost as it is
+        _replay_levels(trials, [point for line in lines.values() for point in line], goal, 2 * len(lines))
 
 
 def _order(value: object) -> tuple[bool, float]:
@@ -111,9 +114,10 @@ def search_by_halving(trials: Trials, goal: float) -> None:
     """Replay all candidates on a part of the workload, and ever fewer on more of it; the last on all of it.
 
     Kept are the fronts of cost against requests in time, of every load, until a third is reached. At the end, dropped
-    candidates that are cheaper than the answer and met the goal on their part are replayed whole too.
+    candidates are replayed whole too if they are cheaper than the answer and met the goal on their part, or if they
+    cost as much as the answer or the next less; of the latter at most a third of all, the best on their part first.
     """
-    points = trials.keep_valid(trials.space.points())
+    points = everything = trials.keep_valid(trials.space.points())
     sizes = _list_parts(trials.requests, len(points))
     trials.expect(sum(max(1, math.ceil(len(points) / KEPT**rung)) for rung in range(len(sizes) + 1)))
     dropped: dict[Point, float] = {}
@@ -133,6 +137,36 @@ def search_by_halving(trials: Trials, goal: float) -> None:
         for point, good in dropped.items()
         if good >= goal and trials.cost(point) < answers[_load_of(trials.space, point)]
     )
+    best_first = sorted(everything, key=lambda point: -dropped.get(point, 0.0))
+    _replay_levels(trials, best_first, goal, math.ceil(len(everything) / KEPT))
+
+
+def _replay_levels(trials: Trials, points: Sequence[Point], goal: float, limit: int) -> None:
+    """Replay candidates that cost as much as the answer or the next less, until no cheaper one meets the goal.
+
+    Without an answer, those of the highest cost. At most `limit` candidates for each load, in the order of `points`.
+    """
+    by_load: dict[Point, list[Point]] = defaultdict(list)
+    for point in points:
+        by_load[_load_of(trials.space, point)].append(point)
+    for some in by_load.values():
+        costs = sorted({trials.cost(point) for point in some})
+        left = limit
+        while True:
+            meeting = [
+                trial.cost for point in some if (trial := trials.whole.get(point)) and trial.good >= goal
+            ]
+            at = costs.index(min(meeting)) if meeting else len(costs) - 1
+            levels = costs[max(0, at - 1) : at + 1] if meeting else costs[at:]
+            pending = [
+                point
+                for point in some
+                if point not in trials.whole and point not in trials.failed and trials.cost(point) in levels
+            ][:left]
+            if not pending:
+                break
+            trials.run(pending)
+            left -= len(pending)
 
 
 def _list_parts(requests: int, candidates: int) -> list[int]:
