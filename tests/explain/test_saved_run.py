@@ -90,7 +90,7 @@ def test_a_file_that_is_no_saved_run_is_refused(tmp_path: Path) -> None:
     np.savez(tmp_path / "other.npz", column=np.arange(3))
     header = np.frombuffer(json.dumps({"format": "understudy.run/9"}).encode(), np.uint8)
     np.savez(tmp_path / "future.npz", header=header)
-    for name in ("text.npz", "other.npz", "absent.npz"):
+    for name in ("text.npz", "other.npz"):
         with pytest.raises(InvalidArgument, match="is not a saved run"):
             read_run(tmp_path / name)
     with pytest.raises(InvalidArgument, match=r"format must be understudy\.run/1"):
@@ -122,3 +122,14 @@ def test_the_page_of_a_saved_run_shows_why_the_slowest_percent_is_slow(tmp_path:
     report = us.replay(crowd(20), ENGINE, execution=us.Execution(keep_steps=True))
     assert "Why the slowest percent is slow" in report.to_html()
     assert "Why the slowest percent is slow" not in us.replay(crowd(20), ENGINE).to_html()
+
+
+def test_a_file_that_is_no_saved_run_is_not_named_as_the_one_to_write(tmp_path: Path) -> None:
+    trace = tmp_path / "trace.jsonl"
+    trace.write_text("{}\n")
+    with pytest.raises(InvalidArgument, match=r"trace\.jsonl is not a saved run; write one with") as refused:
+        read_run(trace)
+    assert f"--save-run {trace}" not in str(refused.value)  # it would overwrite the trace
+    assert "pickle" not in str(refused.value)
+    with pytest.raises(InvalidArgument, match=r"cannot read .*: No such file or directory"):
+        read_run(tmp_path / "missing.npz")

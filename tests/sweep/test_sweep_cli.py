@@ -254,3 +254,12 @@ def test_prefill_and_decode_workers_count_as_gpus(tmp_path: Path) -> None:
     flags = ["--vary", "prefill-workers=1,2", "decode-workers=1,3", "--kv-bytes-per-token", "1000"]
     result = sweep(tmp_path, *flags)
     assert [trial["gpus"] for trial in result["trials"]] == [2, 4, 3, 5]
+
+
+def test_long_latencies_are_printed_in_full(capsys: pytest.CaptureFixture[str]) -> None:
+    flags = ["--vary", "workers=1,2", "--arrival-rate-scale", "500", "--max-num-seqs", "2", "--jobs", "1"]
+    assert main(["sweep", str(TRACE), *GOAL, *flags]) == 0
+    printed = capsys.readouterr().out
+    assert "no fleet of the space meets the goal" in printed
+    assert "e+0" not in printed
+    assert "Engines of the other points" not in printed  # there is no answer from which they differ

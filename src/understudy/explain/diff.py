@@ -43,7 +43,7 @@ def compare_runs(a: SavedRun, b: SavedRun, most: int = 20) -> dict[str, Any]:
     if len(a) != len(b) or workloads[0] != workloads[1]:
         raise InvalidArgument(
             f"B: the runs served different workloads ({len(a):,} and {len(b):,} requests, digests {workloads[0]} and "
-            f"{workloads[1]}); replay the same trace twice"
+            f"{workloads[1]}); replay the same trace with the same --max-tokens"
         )
     before, after = a.latency_ns, b.latency_ns
     both = np.flatnonzero((before >= 0) & (after >= 0))

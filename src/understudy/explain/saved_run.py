@@ -175,9 +175,11 @@ def read_run(path: str | PathLike[str]) -> SavedRun:
             arrays = {name: archive[name] for name in archive.files}
             header = json.loads(arrays.pop("header").tobytes())
             found = header["format"]
-    except (OSError, ValueError, KeyError, TypeError, EOFError, AttributeError, zipfile.BadZipFile) as error:
+    except OSError as error:
+        raise InvalidArgument(f"cannot read {path}: {error.strerror or error}") from error
+    except (ValueError, KeyError, TypeError, EOFError, AttributeError, zipfile.BadZipFile) as error:
         raise InvalidArgument(
-            f"{path} is not a saved run ({error}); write one with `understudy replay … --save-run {path}`"
+            f"{path} is not a saved run; write one with `understudy replay TRACE --save-run run.npz`"
         ) from error
     if found != FORMAT:
         raise InvalidArgument(f"{path}: format must be {FORMAT}, got {found!r}; save the run again")

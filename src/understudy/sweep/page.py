@@ -123,11 +123,8 @@ def _render_row(sweep: Sweep, answer: Answer, trial: Trial, reports: Mapping[Poi
         f"<div>not part of these commands: {escape(one)}</div>" for one in commands.not_expressed
     )
     lines = escape("\n".join(commands.lines()))
-    count = trial.candidate.settings.workers
-    detail = (
-        f"<details><summary>{count:,} × {'engine' if count == 1 else 'engines'}</summary><pre>{lines}</pre>"
-        f"{missing}</details>"
-    )
+    sizes = escape(", ".join(f"{each.workers:,} × {each.name}" for each in commands.engines))
+    detail = f"<details><summary>{sizes}</summary><pre>{lines}</pre>{missing}</details>"
     style = ' class="answer"' if trial is answer.best else ""
     numbers = "".join(f"<td>{escape(cell)}</td>" for cell in cells)
     return f'<tr{style}>{numbers}<td class="flags">{flags}{detail}</td></tr>'

@@ -61,7 +61,7 @@ def describe_tails(sweep: Sweep, trial: Trial) -> str:
     parts = []
     for name, limit in sweep.objectives.items():
         value = getattr(trial.summary, name).p99
-        shown = "-" if value is None else f"{value:,.4g} ms"
+        shown = "-" if value is None else f"{format_number(value)} ms"
         parts.append(f"{NAMES[name]} p99 {shown} of {limit:g}")
     return ", ".join(parts)
 
@@ -146,7 +146,7 @@ def _describe_commands(answer: Answer) -> Iterator[str]:
     others = [trial for trial in answer.front if trial is not answer.best]
     if others:
         yield ""
-        yield "Engines of the other points of the front, by GPUs:"
+        yield f"Engines of the {'front' if answer.best is None else 'other points of the front'}, by GPUs:"
         for trial in others:
             for engine in make_commands(trial.candidate).engines:
                 yield f"  {trial.gpus:,}: {engine.workers:,} x {shlex.join(engine.words)}"
