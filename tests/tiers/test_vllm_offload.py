@@ -301,7 +301,8 @@ def test_the_flags_of_vllm_switch_it_on() -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ((None, None, {"kv_connector": "NixlConnector"}), "kv_connector 'NixlConnector' is not supported"),
+        ((None, None, {"kv_connector": "LMCacheConnectorV1"}), "'LMCacheConnectorV1' is not supported"),
+        ((None, None, {"kv_connector": "NixlConnector"}), "--prefill-workers"),
         ((None, None, {"kv_connector": "OffloadingConnector"}), "needs cpu_bytes_to_use"),
         ((4, "lmcache", None), "--kv-offloading-backend lmcache is not supported"),
         ((0, None, None), "must be positive"),
