@@ -49,10 +49,9 @@ def run(request: pytest.FixtureRequest) -> SavedRun:
 
 def unknown_fields(message: Any) -> Iterator[str]:
     """Yield fields of a message, and of those in it, whose number or type Perfetto's schema does not have."""
-    from google.protobuf.unknown_fields import UnknownFieldSet
-
+    unknown = pytest.importorskip("google.protobuf.unknown_fields")
     name = message.DESCRIPTOR.name
-    yield from (f"{name}: field {field.field_number}" for field in UnknownFieldSet(message))
+    yield from (f"{name}: field {field.field_number}" for field in unknown.UnknownFieldSet(message))
     for field, value in message.ListFields():
         if field.message_type is not None:
             for inner in value if field.is_repeated else [value]:
