@@ -259,10 +259,10 @@ MUTANTS = [
         "tests/tiers/test_links_refused.py",
     ),
     Mutant(
-        "the list of cached blocks keeps an evicted one as predecessor",
-        GROUP_POOL,
-        "  links_[next].prev = sentinel;",
-        "  links_[next].prev = FAULT ? links_[next].prev : sentinel;",
+        "a cached block is evicted at an earlier place in the queue",
+        GROUP_POOL.replace(".cpp", ".hpp"),
+        "return block.references == 0 && block.queued == place;",
+        "return block.references == 0 && (FAULT || block.queued == place);",
         GROUPS,
     ),
     Mutant(
@@ -275,15 +275,15 @@ MUTANTS = [
     Mutant(
         "a block with another reference is free",
         GROUP_POOL,
-        "    if (blocks_[block].references > 1) {",
-        "    if (blocks_[block].references > (FAULT ? 2 : 1)) {",
+        "      if (blocks_[block].references > 1) {",
+        "      if (blocks_[block].references > (FAULT ? 2 : 1)) {",
         GROUPS,
     ),
     Mutant(
         "an evicted block keeps its key",
         GROUP_POOL,
-        "      blocks_[block].first_key = kNone;\n      --num_keys_;",
-        "      if (!FAULT) blocks_[block].first_key = kNone;\n      --num_keys_;",
+        "  blocks_[block].first_key = kNone;\n  --num_keys_;",
+        "  if (!FAULT) blocks_[block].first_key = kNone;\n  --num_keys_;",
         GROUPS,
     ),
     Mutant(
@@ -296,8 +296,8 @@ MUTANTS = [
     Mutant(
         "a search ends at a full bucket",
         KEY_INDEX,
-        "      ++buckets_[at].guests;",
-        "      buckets_[at].guests += FAULT ? 0 : 1;",
+        "      buckets_[at].guest_bits |= guest_bit(tag);",
+        "      buckets_[at].guest_bits |= FAULT ? 0 : guest_bit(tag);",
         GROUPS,
     ),
 ]

@@ -47,11 +47,11 @@ KvHit GroupedBackend::find(KvRequest& request, std::uint32_t limit) {
 
 void GroupedBackend::touch(const KvRequest& request, const std::vector<std::size_t>& kind, std::uint32_t end,
                            std::int64_t step, std::uint32_t count) const {
+  std::int64_t at = end;
+  for (std::uint32_t i = 0; i < count; ++i, at += step) {
+    pool_.touch_place(content(request, static_cast<std::uint32_t>(at)));
+  }
   for (const std::size_t g : kind) {
-    std::int64_t at = end;
-    for (std::uint32_t i = 0; i < count; ++i, at += step) {
-      pool_.touch_place(content(request, static_cast<std::uint32_t>(at)), static_cast<std::uint8_t>(g));
-    }
     at = end;
     for (std::uint32_t i = 0; i < count; ++i, at += step) {
       pool_.touch_found(content(request, static_cast<std::uint32_t>(at)), static_cast<std::uint8_t>(g));

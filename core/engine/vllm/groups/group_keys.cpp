@@ -37,6 +37,8 @@ void GroupedBackend::key_range(KvRequest& request, Record& r, std::size_t g, std
   GroupEvent event;
   event.stored = true;
   const auto id = static_cast<std::uint8_t>(g);
+  const std::size_t per_block = block / layout_.hash_block;
+  const auto hash = [&](std::uint32_t i) { return request.blocks[(i + 1) * per_block - 1].sequence_hash(); };
   std::uint32_t next = next_kept(request, r, group, table.keyed, full);
   while (next < full) {
     batch_.clear();
@@ -46,14 +48,14 @@ void GroupedBackend::key_range(KvRequest& request, Record& r, std::size_t g, std
     if (batch_.empty()) break;
     table.first_named = std::min(table.first_named, batch_.front());
     table.end_named = std::max(table.end_named, batch_.back() + 1);
-    for (const std::uint32_t i : batch_) pool_.touch_place(content(request, (i + 1) * block), id);
+    for (const std::uint32_t i : batch_) pool_.touch_place(hash(i));
     for (const std::uint32_t i : batch_) pool_.touch_block(table.blocks[i]);
     for (const std::uint32_t i : batch_) {
       const std::uint32_t end = (i + 1) * block;
       pool_.drop_shorter(table.blocks[i], end);
-      pool_.add_key(table.blocks[i], content(request, end), id, end, group.state());
+      pool_.add_key(table.blocks[i], hash(i), id, end, group.state());
       if (!pool_.records_events()) continue;
-      event.hashes.push_back(content(request, end));
+      event.hashes.push_back(hash(i));
       event.ends.push_back(end);
     }
   }

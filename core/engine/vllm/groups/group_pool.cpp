@@ -1,6 +1,7 @@
 #include "engine/vllm/groups/group_pool.hpp"
 
 #include <algorithm>
+#include <bit>
 
 #include "base/assert.hpp"
 #include "base/errors.hpp"
@@ -10,17 +11,13 @@ namespace understudy {
 GroupPool::GroupPool(std::size_t num_blocks, bool events)
     : num_blocks_(num_blocks),
       blocks_(num_blocks),
-      links_(num_blocks + 1),
-      keys_(num_blocks),
       empty_(num_blocks),
+      queue_(std::bit_ceil(2 * num_blocks)),
       records_(events) {
   blocks_.prefer_huge_pages(0, num_blocks);
-  links_.prefer_huge_pages(0, num_blocks + 1);
-  keys_.prefer_huge_pages(0, num_blocks);
-  const auto sentinel = static_cast<SlotId>(num_blocks);
-  links_[sentinel].prev = links_[sentinel].next = sentinel;
   for (SlotId block = 0; block < num_blocks; ++block) {
-    blocks_[block] = {1, kNone};
+    blocks_[block].references = 1;
+    blocks_[block].first_key = kNone;
     empty_[num_blocks - 1 - block] = block;
   }
 }
@@ -33,53 +30,52 @@ void GroupPool::take(std::span<SlotId> out) {
   std::reverse_copy(empty_.end() - static_cast<std::ptrdiff_t>(empty), empty_.end(), out.begin());
   empty_.resize(empty_.size() - empty);
   const std::span<SlotId> cached = out.subspan(empty);
-  if (cached.empty()) return;
-  const auto sentinel = static_cast<SlotId>(num_blocks_);
-  SlotId next = links_[sentinel].next;
-  for (SlotId& block : cached) {
-    block = next;
-    next = links_[block].next;
-  }
-  links_[sentinel].next = next;
-  links_[next].prev = sentinel;
   num_cached_ -= cached.size();
   evictions_ += cached.size();
-  for (std::size_t first = 0; first < cached.size(); first += kBatch) {
-    const std::span<const SlotId> batch = cached.subspan(first, std::min(kBatch, cached.size() - first));
-    for (const SlotId block : batch) touch_block(block);
-    for (const SlotId block : batch) index_.touch(tag_of(blocks_[block].first_key));
-    for (const SlotId block : batch) {
-      UNDERSTUDY_ASSERT(blocks_[block].references == 0, "a cached block has no references");
-      blocks_[block].references = 1;
-      const std::uint32_t key = blocks_[block].first_key;
-      if (key != block || keys_[key].next_of_block != kNone || records_) {
-        drop_keys(block);
-        continue;
-      }
-      remove_equal(key);
-      keys_[key].end = 0;
-      blocks_[block].first_key = kNone;
-      --num_keys_;
+  for (std::size_t taken = 0; taken < cached.size();) {
+    const auto places =
+        static_cast<std::uint32_t>(std::min<std::size_t>({kBatch, cached.size() - taken, queue_end_ - queue_first_}));
+    for (std::uint32_t i = 0; i < places; ++i) touch_block(queued_at(queue_first_ + i));
+    const std::size_t first = taken;
+    for (std::uint32_t i = 0; i < places; ++i, ++queue_first_) {
+      if (is_cached_at(queue_first_)) cached[taken++] = queued_at(queue_first_);
     }
+    const std::span<const SlotId> batch = cached.subspan(first, taken - first);
+    for (const SlotId block : batch) index_.touch(tag_of(blocks_[block].first_key));
+    for (const SlotId block : batch) evict(block);
   }
+}
+
+void GroupPool::evict(SlotId block) {
+  blocks_[block].references = 1;
+  const std::uint32_t key = blocks_[block].first_key;
+  if (key != block || blocks_[block].key.next_of_block != kNone || records_) return drop_keys(block);
+  remove_equal(key);
+  blocks_[block].key.end = 0;
+  blocks_[block].first_key = kNone;
+  --num_keys_;
 }
 
 void GroupPool::reference(SlotId block) {
   if (blocks_[block].references++ > 0) return;
   UNDERSTUDY_ASSERT(blocks_[block].first_key != kNone, "only cached blocks are found while they are free");
-  unlink(block);
+  --num_cached_;
 }
 
 void GroupPool::release(std::span<const SlotId> blocks) {
-  for (const SlotId block : blocks) {
-    UNDERSTUDY_ASSERT(blocks_[block].references > 0, "only referenced blocks are released");
-    if (blocks_[block].references > 1) {
-      --blocks_[block].references;
-    } else if (blocks_[block].first_key == kNone) {
-      released_.push_back(block);
-    } else {
-      blocks_[block].references = 0;
-      link(block);
+  for (std::size_t first = 0; first < blocks.size(); first += kBatch) {
+    const std::span<const SlotId> batch = blocks.subspan(first, std::min(kBatch, blocks.size() - first));
+    for (const SlotId block : batch) touch_block(block);
+    for (const SlotId block : batch) {
+      UNDERSTUDY_ASSERT(blocks_[block].references > 0, "only referenced blocks are released");
+      if (blocks_[block].references > 1) {
+        --blocks_[block].references;
+      } else if (blocks_[block].first_key == kNone) {
+        released_.push_back(block);
+      } else {
+        blocks_[block].references = 0;
+        enqueue(block);
+      }
     }
   }
   empty_.insert(empty_.end(), released_.rbegin(), released_.rend());
@@ -97,43 +93,43 @@ void GroupPool::release_empty(std::span<const SlotId> blocks) {
 std::vector<SlotId> GroupPool::free_head(std::size_t count) const {
   std::vector<SlotId> out(empty_.rbegin(),
                           empty_.rbegin() + static_cast<std::ptrdiff_t>(std::min(count, empty_.size())));
-  for (SlotId block = links_[num_blocks_].next; block != num_blocks_ && out.size() < count;
-       block = links_[block].next) {
-    out.push_back(block);
+  for (std::uint32_t place = queue_first_; place != queue_end_ && out.size() < count; ++place) {
+    if (is_cached_at(place)) out.push_back(queued_at(place));
   }
   return out;
 }
 
 void GroupPool::drop_all_cached() {
-  const auto sentinel = static_cast<SlotId>(num_blocks_);
-  for (SlotId block = links_[sentinel].next; block != sentinel; block = links_[block].next) {
+  for (; queue_first_ != queue_end_; ++queue_first_) {
+    if (!is_cached_at(queue_first_)) continue;
+    const SlotId block = queued_at(queue_first_);
     drop_keys(block);
     blocks_[block].references = 1;
     released_.push_back(block);
   }
   empty_.insert(empty_.begin(), released_.rbegin(), released_.rend());
   released_.clear();
-  links_[sentinel].prev = links_[sentinel].next = sentinel;
   num_cached_ = 0;
 }
 
-// Append a free block to the list of cached ones.
-void GroupPool::link(SlotId block) {
-  const auto sentinel = static_cast<SlotId>(num_blocks_);
-  const SlotId last = links_[sentinel].prev;
-  links_[block].prev = last;
-  links_[block].next = sentinel;
-  links_[last].next = links_[sentinel].prev = block;
+// Append a block without references, which has a key.
+void GroupPool::enqueue(SlotId block) {
+  if (queue_end_ - queue_first_ == queue_.size()) compact_queue();
+  queue_[queue_end_ & (queue_.size() - 1)] = block;
+  blocks_[block].queued = queue_end_++;
   ++num_cached_;
 }
 
-void GroupPool::unlink(SlotId block) {
-  const Link place = links_[block];
-  UNDERSTUDY_ASSERT(links_[place.prev].next == block && links_[place.next].prev == block,
-                    "the list of cached blocks is whole");
-  links_[place.prev].next = place.next;
-  links_[place.next].prev = place.prev;
-  --num_cached_;
+// Drop places of blocks that are not cached there: at least half of them.
+void GroupPool::compact_queue() {
+  std::uint32_t end = queue_first_;
+  for (std::uint32_t place = queue_first_; place != queue_end_; ++place) {
+    if (!is_cached_at(place)) continue;
+    const SlotId block = queued_at(place);
+    queue_[end & (queue_.size() - 1)] = block;
+    blocks_[block].queued = end++;
+  }
+  queue_end_ = end;
 }
 
 // ── Keys ──
@@ -149,7 +145,7 @@ SlotId GroupPool::find(std::uint64_t content, std::uint8_t group) const {
 }
 
 std::uint32_t GroupPool::new_key(SlotId block) {
-  if (keys_[block].end == 0) return block;
+  if (blocks_[block].key.end == 0) return block;
   if (spare_.empty()) {
     more_keys_.emplace_back();
     return static_cast<std::uint32_t>(num_blocks_ + more_keys_.size() - 1);

@@ -59,15 +59,14 @@ class GroupPool {
   // The earliest block with that key; kNoSlot: none.
   SlotId find(std::uint64_t content, std::uint8_t group) const;
   // Read what `find` and `add_key` need ahead of their use, each for several keys in a loop of its own: the place in
-  // the index, then the key there or the block.
-  void touch_place(std::uint64_t content, std::uint8_t group) const { index_.touch(tag_of(content, group)); }
+  // the index, which all groups share, then the key there or the block.
+  void touch_place(std::uint64_t content) const { index_.touch(tag_of(content, 0)); }
   void touch_found(std::uint64_t content, std::uint8_t group) const {
     const std::uint32_t key = index_.guess(tag_of(content, group));
-    if (key < num_blocks_) touch(&keys_[key].end);
+    if (key < num_blocks_) touch_block(key);
   }
   void touch_block(SlotId block) const {
-    touch(&keys_[block].end);
-    touch(&blocks_[block].references);
+    static_cast<void>(*static_cast<const volatile std::uint32_t*>(&blocks_[block].references));
   }
   void add_key(SlotId block, std::uint64_t content, std::uint8_t group, std::uint32_t end, bool fresh);
   void drop_keys(SlotId block);
@@ -101,16 +100,7 @@ class GroupPool {
   static constexpr std::uint32_t kNone = KeyIndex::kNone;
   static constexpr std::size_t kBatch = 32;  // blocks whose data is read ahead
 
-  struct Block {
-    std::uint32_t references;  // 1 also while it is free without a key, so that handing it out writes nothing
-    std::uint32_t first_key;   // in the order of registration
-  };
-  struct Link {  // in the list of cached blocks
-    SlotId prev;
-    SlotId next;
-  };
-  // The first key of a block mostly has the block's number, so that both are found without reading the other.
-  struct alignas(32) Key {
+  struct Key {
     std::uint64_t content;
     SlotId block;
     std::uint32_t end;            // tokens; 0: not in use, as in new memory
@@ -119,25 +109,38 @@ class GroupPool {
     std::uint32_t schedule;       // when it was registered
     std::uint8_t group;
   };
+  // One cache line, because the pool is bound by memory.
+  struct alignas(64) Block {
+    Key key;                   // mostly its first one
+    std::uint32_t references;  // 1 also while it is free without a key, so that handing it out writes nothing
+    std::uint32_t first_key;   // in the order of registration
+    std::uint32_t queued;      // latest place in the queue of cached blocks
+  };
+  static_assert(sizeof(Block) == 64);
 
   static std::uint64_t index_key(std::uint64_t content, std::uint8_t group) noexcept {
     return content ^ (std::uint64_t{group} * 0x9E3779B97F4A7C15u);
   }
+  // All groups' keys of one content have the same place in the index.
   static std::uint32_t tag_of(std::uint64_t content, std::uint8_t group) noexcept {
-    return KeyIndex::tag(index_key(content, group));
+    return KeyIndex::tag(content) ^ (group * 0x9E37u & 0xFFFFu);
   }
   std::uint32_t tag_of(std::uint32_t key) const noexcept { return tag_of(at(key).content, at(key).group); }
-  Key& at(std::uint32_t key) noexcept { return key < num_blocks_ ? keys_[key] : more_keys_[key - num_blocks_]; }
+  Key& at(std::uint32_t key) noexcept { return key < num_blocks_ ? blocks_[key].key : more_keys_[key - num_blocks_]; }
   const Key& at(std::uint32_t key) const noexcept {
-    return key < num_blocks_ ? keys_[key] : more_keys_[key - num_blocks_];
-  }
-  static void touch(const std::uint32_t* field) noexcept {
-    static_cast<void>(*static_cast<const volatile std::uint32_t*>(field));
+    return key < num_blocks_ ? blocks_[key].key : more_keys_[key - num_blocks_];
   }
   std::uint32_t find_key(std::uint64_t content, std::uint8_t group) const;
   std::uint32_t new_key(SlotId block);
-  void link(SlotId block);
-  void unlink(SlotId block);
+  SlotId queued_at(std::uint32_t place) const noexcept { return queue_[place & (queue_.size() - 1)]; }
+  // Whether the block that was queued there is still cached, and not queued again since.
+  bool is_cached_at(std::uint32_t place) const noexcept {
+    const Block& block = blocks_[queued_at(place)];
+    return block.references == 0 && block.queued == place;
+  }
+  void enqueue(SlotId block);
+  void compact_queue();
+  void evict(SlotId block);
   void append_equal(std::uint32_t key, std::uint64_t content, std::uint8_t group);
   void remove_equal(std::uint32_t key);
   template <typename Drops>
@@ -145,13 +148,16 @@ class GroupPool {
 
   std::size_t num_blocks_;
   HugeArray<Block> blocks_;
-  HugeArray<Link> links_;             // and the sentinel, behind those of the blocks
-  HugeArray<Key> keys_;               // one for each block
   std::vector<Key> more_keys_;        // of blocks with several, and of those that took over keys
   std::vector<std::uint32_t> spare_;  // unused among them
   KeyIndex index_;                    // the earliest of equal keys
   // Free blocks without a key precede those with one in the free list, and the latest released is the first.
   std::vector<SlotId> empty_;  // the first one last
+  // Cached blocks from the least recently released on, in a ring. A block that is referenced again stays in it and is
+  // passed over, so that neighbours are never read.
+  std::vector<SlotId> queue_;
+  std::uint32_t queue_first_ = 0;
+  std::uint32_t queue_end_ = 0;
   std::size_t num_cached_ = 0;
   std::size_t num_keys_ = 0;
   std::uint64_t evictions_ = 0;

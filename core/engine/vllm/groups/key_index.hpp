@@ -14,7 +14,8 @@
 namespace understudy {
 
 // Hash table of buckets, one cache line each. Entries never move: a full bucket sends new ones to the next buckets and
-// counts them as its guests there, and a search continues past a bucket only while it has such guests.
+// counts them as its guests there, and a search continues past a bucket only while it has such guests with a matching
+// bit.
 class KeyIndex {
  public:
   static constexpr std::uint32_t kNone = ~std::uint32_t{0};
@@ -44,7 +45,7 @@ class KeyIndex {
       for (Lanes lanes(bucket, mark(tag)); !lanes.empty(); lanes.drop_first()) {
         if (const std::uint32_t value = bucket.values[lanes.first()]; same(value)) return value;
       }
-      if (bucket.guests == 0) return kNone;
+      if ((bucket.guest_bits & guest_bit(tag)) == 0) return kNone;
     }
   }
   // Return the number of the tag that `same` accepts; kNone: there was none, and `value` is added. `tag_at` gives the
@@ -67,11 +68,13 @@ class KeyIndex {
         bucket.values[lane] = successor;
         if (successor != kNone) return true;
         bucket.marks[lane] = kFree;
-        for (std::size_t passed = home_of(tag); passed != at; passed = after(passed)) --buckets_[passed].guests;
+        for (std::size_t passed = home_of(tag); passed != at; passed = after(passed)) {
+          if (--buckets_[passed].guests == 0) buckets_[passed].guest_bits = 0;
+        }
         --size_;
         return true;
       }
-      if (bucket.guests == 0) return false;
+      if ((bucket.guest_bits & guest_bit(tag)) == 0) return false;
     }
   }
   template <typename Visit>
@@ -92,7 +95,8 @@ class KeyIndex {
   struct alignas(64) Bucket {
     std::array<std::uint16_t, kLanes> marks;  // kFree, as in new memory, or bits of a tag
     std::array<std::uint32_t, kLanes> values;
-    std::uint32_t guests;  // entries in later buckets whose search passes here
+    std::uint32_t guests;      // entries in later buckets whose search passes here
+    std::uint32_t guest_bits;  // bits of their tags; cleared with the last of them
   };
   static_assert(sizeof(Bucket) == 64);
 
@@ -124,6 +128,7 @@ class KeyIndex {
     const auto bits = static_cast<std::uint16_t>(tag);
     return bits == kFree ? std::uint16_t{1} : bits;
   }
+  static std::uint32_t guest_bit(std::uint32_t tag) noexcept { return 1u << (tag & 31); }
   std::size_t home_of(std::uint32_t tag) const noexcept { return tag >> shift_; }
   std::size_t after(std::size_t at) const noexcept { return (at + 1) & (buckets_.size() - 1); }
   void place(std::uint32_t tag, std::uint32_t value) noexcept {
@@ -131,6 +136,7 @@ class KeyIndex {
     Lanes free(buckets_[at], kFree);
     while (free.empty()) {
       ++buckets_[at].guests;
+      buckets_[at].guest_bits |= guest_bit(tag);
       at = after(at);
       free = Lanes(buckets_[at], kFree);
     }
