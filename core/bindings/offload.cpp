@@ -31,6 +31,7 @@ nb::dict describe(const OffloadJob& job, const std::vector<std::uint64_t>& hashe
   out["job"] = job.id;
   out["request"] = job.request;
   out["chunks"] = list_of(job.chunks);
+  if (!job.groups.empty()) out["groups"] = list_of(job.groups);
   out["hashes"] = list_of(hashes);
   out["device"] = list_of(job.device);
   out["host"] = list_of(job.host);

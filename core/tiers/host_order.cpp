@@ -145,7 +145,7 @@ class RankedLru final : public HostOrder {
     if (user.number == 0) user.number = ++numbers_;
   }
   static Rank rank_of(ChunkUser user, std::uint32_t place) {
-    return {user.number, -(std::int64_t{user.first} + place + 1)};
+    return {user.number, -static_cast<std::int64_t>(user.position(place) + 1)};
   }
   void place(SlotId slot, Rank rank) {
     ranks_[slot] = rank;

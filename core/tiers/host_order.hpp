@@ -60,8 +60,13 @@ struct ChunkMemo {
 
 // A request that uses chunks.
 struct ChunkUser {
-  std::uint64_t& number;    // drawn by an order at its first use; 0: none yet
-  std::uint32_t first = 0;  // position of the first chunk of a call
+  std::uint64_t& number;                     // drawn by an order at its first use; 0: none yet
+  std::uint32_t first = 0;                   // position of the first chunk of a call
+  const std::uint64_t* positions = nullptr;  // of each chunk of a call, where they are not consecutive
+
+  std::uint64_t position(std::uint32_t place) const noexcept {
+    return positions != nullptr ? positions[place] : std::uint64_t{first} + place;
+  }
 };
 
 // A chunk that a request uses for the first time.

@@ -173,7 +173,7 @@ def record_groups(scenario: Line, model: Path) -> Line:
         taken = play.take_raw_events()
         line = steps.add(number, batch, aborted, answers)
         del line["kv_events"]
-        line["held"] = _held(manager, scheduler.running, len(play.config["groups"]))
+        line["held"] = held_by_group(manager, scheduler.running, len(play.config["groups"]))
         line["kv_events"] = events.named(taken)
         moved = [[copy.src_block_id, copy.dst_block_id] for copy in batch.output.kv_cache_block_copies or ()]
         copies += len(moved)
@@ -184,7 +184,7 @@ def record_groups(scenario: Line, model: Path) -> Line:
     return {"recorded": [{"header": header}, *steps.lines, {"end": end}]}
 
 
-def _held(manager: Any, running: list[Any], groups: int) -> list[int]:
+def held_by_group(manager: Any, running: list[Any], groups: int) -> list[int]:
     """Return how many blocks the running requests hold, by group."""
     tables = [manager.get_blocks(request.request_id).blocks for request in running]
     return [sum(not block.is_null for table in tables for block in table[g]) for g in range(groups)]

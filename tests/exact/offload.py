@@ -28,6 +28,10 @@ TOKEN_BYTES = 8
 
 def record_offload(scenario: Line, model: Path) -> Line:
     """Record a scenario with a host tier; `recorded` has the header, a line per step, and the totals."""
+    if "groups" in scenario["config"]:
+        from exact.group_offload import record_group_offload  # releases before 0.33 lack what it imports
+
+        return record_group_offload(scenario, model)
     play = Play(scenario, model, _transfer(scenario))
     host = Host(play)
     steps = StepLines(play)
@@ -35,7 +39,7 @@ def record_offload(scenario: Line, model: Path) -> Line:
         line = steps.add(number, batch, aborted, answers)
         line.update({"aborted": aborted, **host.line()})
     number_hashes(steps.lines, play.names.numbers)
-    end = {**steps.end(busy=host.busy), **_totals(steps.lines)}
+    end = {**steps.end(busy=host.busy), **sum_transfers(steps.lines)}
     end |= {"aborted": host.aborted, "aborted_loading": host.aborted_loading}
     header = {**header_of(play), "offload": scenario["offload"]}
     return {"recorded": [{"header": header}, *steps.lines, {"end": end}]}
@@ -161,11 +165,17 @@ class Host:
 
     def _job(self, number: int, job: Any, keys: list[Any], *, load: bool) -> Line:
         (group,) = self._side._req_status[job.req_id].group_states
+        line = self._describe(number, job, keys, load=load)
+        line["chunks"] = [group.offload_keys.index(key) for key in keys]
+        return line
+
+    @staticmethod
+    def _describe(number: int, job: Any, keys: list[Any], *, load: bool) -> Line:
         device, host = (job.dst_spec, job.src_spec) if load else (job.src_spec, job.dst_spec)
         return {
             "job": number,
             "req": job.req_id,
-            "chunks": [group.offload_keys.index(key) for key in keys],
+            "chunks": [],
             "h": [_hash(key) for key in keys],
             "gpu": [int(block) for block in device.block_ids],
             "host": [int(chunk) for chunk in host.block_ids],
@@ -273,7 +283,8 @@ def number_hashes(lines: list[Line], numbers: dict[Any, int]) -> None:
             line["host_lru"] = number(line["host_lru"])
 
 
-def _totals(lines: list[Line]) -> dict[str, int]:
+def sum_transfers(lines: list[Line]) -> dict[str, int]:
+    """Return the totals of lookups and transfers."""
     return {
         "load_jobs": sum(len(line["loads"]) for line in lines),
         "load_chunks": sum(len(job["chunks"]) for line in lines for job in line["loads"]),

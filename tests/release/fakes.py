@@ -8,6 +8,7 @@ import msgspec
 
 from release.process import RecordingFailed
 from understudy.engines.clock_conformance import ClockScenario, run_clock_scenario
+from understudy.engines.group_offload_recording import GroupOffloadRun, GroupOffloadScenario
 from understudy.engines.group_recording import GroupRun, GroupScenario
 from understudy.engines.handoff_recording import HandOffRun
 from understudy.engines.handoff_scenario import HandOffScenario
@@ -50,8 +51,14 @@ class EngineRecorder:
             return {"vllm": self._release, "recorded": msgspec.to_builtins(record)}
         if kind == "offload":
             rules = offload_profile(self._release)
-            run = OffloadRun(msgspec.convert(scenario, OffloadScenario), self._profile, rules)
-            return {"vllm": self._release, "recorded": [{"header": {"vllm": self._release}}, *run.lines()]}
+            header: dict[str, Any] = {"vllm": self._release}
+            run: OffloadRun | GroupOffloadRun
+            if "groups" in scenario["config"]:
+                header["config"] = {"groups": []}
+                run = GroupOffloadRun(msgspec.convert(scenario, GroupOffloadScenario), self._profile, rules)
+            else:
+                run = OffloadRun(msgspec.convert(scenario, OffloadScenario), self._profile, rules)
+            return {"vllm": self._release, "recorded": [{"header": header}, *run.lines()]}
         if kind == "groups":
             grouped = GroupRun(msgspec.convert(scenario, GroupScenario), self._profile)
             header = {"vllm": self._release, "config": {"groups": []}}

@@ -84,3 +84,39 @@ def with_groups(scenario: Line, seed: int) -> Line:
     needs = sum(math.ceil(longest / group["block_size"]) for group in groups) + len(groups)
     config["num_blocks"] = 2 + int(needs * rng.choice([1.0, 1.2, 2.0, 6.0]))
     return {**scenario, "config": config}
+
+
+def with_group_offload(scenario: Line, seed: int) -> Line:
+    """Return a scenario with an offload, with KV cache groups of full attention, windows and chunks."""
+    rng = Random(f"group offload {seed}")
+    size = rng.choice([8, 16])
+    full = {"kind": rng.choice(["full", "full", "mla"]), "block_size": size}
+
+    def window() -> Line:
+        kind = rng.choice(["sliding_window", "sliding_window", "sliding_window_mla"])
+        return {"kind": kind, "block_size": size, "window": rng.randint(2, 8 * size)}
+
+    match rng.choice(["windows", "windows", "windows", "sizes", "local"]):
+        case "windows":
+            groups = [window()] * rng.randint(1, 3) + [window()] * rng.randint(0, 1) + [full]
+        case "sizes":
+            groups = [window(), {**full, "block_size": size * rng.choice([1, 2, 3])}]
+        case _:
+            groups = [{"kind": "chunked_local", "block_size": size, "chunk": size * rng.randint(1, 8)}, full]
+    groups = [dict(group) for group in groups]
+    rng.shuffle(groups)
+    config = {key: value for key, value in scenario["config"].items() if key != "block_size"}
+    longest = max(len(expand_prompt(spec["prompt"])) + spec["max_tokens"] for spec in scenario["requests"])
+    config["max_model_len"] = max(config.get("max_model_len", 0), 4096, longest + 1)
+    config["groups"] = groups
+    per_chunk = scenario["offload"]["blocks_per_chunk"]
+    common = math.lcm(*(group["block_size"] for group in groups)) * per_chunk
+    has_windows = any(group["kind"].startswith("sliding") for group in groups)
+    config["prefix_cache_retention_interval"] = rng.choice(
+        [0, 0, None, common, 3 * common] if has_windows else [0, None]
+    )
+    needs = sum(math.ceil(longest / group["block_size"]) for group in groups) + len(groups)
+    config["num_blocks"] = 2 + int(needs * rng.choice([1.0, 1.2, 2.0, 6.0]))
+    chunks = int(rng.uniform(0.3, 4.0) * needs / per_chunk)
+    offload = {**scenario["offload"], "host_chunks": max(2, chunks)}
+    return {**scenario, "config": config, "offload": offload}

@@ -206,7 +206,10 @@ void VllmEngine::enter(const Admission& head, std::int64_t now_ns) {
   request.record.cached_total += head.hit_tokens;
   request.record.looked_up += request.known;
   totals_.phantom_hit_blocks += kv_->phantoms(head.hit);
-  if (grouped_ != nullptr) grouped_->count_lookup(request, request.known, head.hit.tokens, resumed);
+  // A request that loaded blocks was counted when the load began.
+  if (grouped_ != nullptr && request.loaded_tokens == 0) {
+    grouped_->count_lookup(request, request.known, head.hit.tokens, resumed);
+  }
   if (tiers_) count_origins(head, resumed);
   if (head.slow_load) tiers_->note_slow();
   log_.admitted.push_back(request.id);

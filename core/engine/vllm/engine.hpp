@@ -302,6 +302,7 @@ class VllmEngine final : public Engine, private DecodeHost {
   WaitingQueue& queue_of(RequestSlot slot) { return skipped_.contains(slot) ? skipped_ : waiting_; }
   void put_back(std::span<const RequestSlot> passed);
   bool place_load(const Admission& head, std::uint32_t tokens, std::int64_t now_ns);
+  void begin_load(EngineRequest& request, std::uint32_t local, std::uint32_t tokens, std::int64_t now_ns);
   void promote(EngineRequest& request, std::int64_t now_ns);
   bool fits_behind(const Admission& head) const;
   std::uint64_t lacking() const;
@@ -320,6 +321,7 @@ class VllmEngine final : public Engine, private DecodeHost {
   void report_offload(std::vector<JobId> done);
   void offload_after_step(std::int64_t now_ns) override;
   std::uint64_t check_offload() const;
+  std::uint64_t kept_blocks() const;
 
   // step.cpp
   const StepLoad& open_load() const noexcept { return config_.async_scheduling ? open_.load : load_; }

@@ -4,6 +4,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <span>
+#include <utility>
 #include <vector>
 
 #include "base/request_id.hpp"
@@ -85,6 +86,12 @@ class KvBackend {
   virtual void withdraw(KvRequest& request, bool keep_matchable) = 0;
   // Release all blocks: the request ends or is preempted.
   virtual void release(KvRequest& request) = 0;
+  virtual bool holds(const KvRequest& request) const { return !request.table.empty(); }
+  // Take over the request's blocks, for `release_table`.
+  virtual std::vector<SlotId> detach(KvRequest& request) {
+    request.keyed = 0;
+    return std::exchange(request.table, {});
+  }
   // Release the blocks of a request that has left them behind.
   virtual void release_table(std::span<const SlotId> table) = 0;
   // Drop every unreferenced block.

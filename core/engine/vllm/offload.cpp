@@ -32,7 +32,7 @@ void VllmEngine::admit_or_pass(std::vector<RequestSlot>& passed, std::int64_t no
   while (left() > 0 && can_add() && running_.size() < max_running()) {
     WaitingQueue& queue = next_queue();
     EngineRequest& request = requests_[queue.head()];
-    if (!admitting_ && request.table.empty()) {
+    if (!admitting_ && !kv_->holds(request)) {
       pass(queue);
       continue;
     }
@@ -49,7 +49,8 @@ void VllmEngine::admit_or_pass(std::vector<RequestSlot>& passed, std::int64_t no
     }
     if (tiers_ && !offload_ && &queue == &waiting_ && tiers_->waiting(queue.head())) break;
     Admission head;
-    if (request.table.empty()) {
+    const bool holds = kv_->holds(request);
+    if (!holds) {
       head = look_up(request.slot);
       const std::optional<std::uint32_t> below =
           receiver_ ? remote_tokens(head) : offload_->look_up(request, head.hit_tokens, now_ns);
@@ -80,9 +81,8 @@ void VllmEngine::admit_or_pass(std::vector<RequestSlot>& passed, std::int64_t no
       head.slow_load = loading == WorkerTiers::Onboard::Slow;
     }
     const std::uint32_t room = room_up_to(request, head.total(), true);
-    refusal_.no_room = request.table.empty()
-                           ? !fits(head) || kv_->place(request, head.hit, room, head.total(), now_ns) != Room::Taken
-                           : !fits_behind(head) || kv_->grow(request, room, head.total(), now_ns) != Room::Taken;
+    refusal_.no_room = !holds ? !fits(head) || kv_->place(request, head.hit, room, head.total(), now_ns) != Room::Taken
+                              : !fits_behind(head) || kv_->grow(request, room, head.total(), now_ns) != Room::Taken;
     if (refusal_.no_room) break;
     queue.pop();
     enter(head, now_ns);
@@ -110,7 +110,7 @@ void VllmEngine::put_back(std::span<const RequestSlot> passed) {
   if (!holders_first()) return skipped_.put_back(passed);
   std::vector<RequestSlot> holders;
   std::vector<RequestSlot> others;
-  for (const RequestSlot slot : passed) (requests_[slot].table.empty() ? others : holders).push_back(slot);
+  for (const RequestSlot slot : passed) (kv_->holds(requests_[slot]) ? holders : others).push_back(slot);
   skipped_.put_back(holders);
   waiting_.put_back(others);
 }
@@ -121,25 +121,40 @@ bool VllmEngine::place_load(const Admission& head, std::uint32_t tokens, std::in
   EngineRequest& request = requests_[head.slot];
   const std::uint64_t free = kv_->available();
   const std::uint64_t watermark = running_.empty() ? 0 : watermark_blocks_;
+  if (grouped_ != nullptr) {
+    const std::uint32_t total = head.hit_tokens + tokens;
+    const bool reserves = config_.scheduler_reserve_full_isl;
+    if (reserves && grouped_->load_cost(total, request.known, true) + watermark > free) return false;
+    if (grouped_->load_cost(total, total, false) + watermark + lacking() > free) return false;
+    grouped_->place_load(request, total);
+    grouped_->count_lookup(request, request.known, head.hit.tokens, request.status == RequestStatus::Preempted);
+    begin_load(request, head.hit_tokens, tokens, now_ns);
+    return true;
+  }
   const std::uint64_t extra = head.hit.unreferenced + watermark;
   if (config_.scheduler_reserve_full_isl && kv_->beyond(head.hit, request.known) + extra > free) return false;
   const std::uint32_t room = head.hit_tokens + tokens;
   if (kv_->beyond(head.hit, room) + extra + lacking() > free) return false;
   if (kv_->place(request, head.hit, room, head.hit_tokens, now_ns) != Room::Taken) return false;
+  begin_load(request, head.hit_tokens, tokens, now_ns);
+  return true;
+}
+
+// Start to load `tokens` tokens behind `local` ones, for which the request has blocks.
+void VllmEngine::begin_load(EngineRequest& request, std::uint32_t local, std::uint32_t tokens, std::int64_t now_ns) {
   if (receiver_) {
-    begin_pull(request, head.hit_tokens);
+    begin_pull(request, local);
   } else {
-    offload_->begin_load(request, head.hit_tokens, tokens);
+    offload_->begin_load(request, local, tokens);
   }
-  request.computed = head.hit_tokens + tokens;
+  request.computed = local + tokens;
   request.before_park = request.status;
   request.status = RequestStatus::Loading;
   request.loaded = false;
   request.loaded_tokens = tokens;
   request.load_begun_ns = now_ns;
-  prefills_in_flight_.push_back(head.slot);
+  prefills_in_flight_.push_back(request.slot);
   ++loading_;
-  return true;
 }
 
 // Blocks that prompts in progress, those being loaded among them, need to their end.
@@ -147,7 +162,8 @@ std::uint64_t VllmEngine::lacking() const {
   std::uint64_t blocks = 0;
   for (const RequestSlot slot : prefills_in_flight_) {
     const EngineRequest& request = requests_[slot];
-    blocks += kv_->lacks(request, std::min(request.known, config_.max_model_len));
+    blocks += grouped_ != nullptr ? grouped_->lacks_whole(request)
+                                  : kv_->lacks(request, std::min(request.known, config_.max_model_len));
   }
   return blocks;
 }
@@ -159,6 +175,7 @@ void VllmEngine::promote(EngineRequest& request, std::int64_t now_ns) {
     --request.computed;
     --request.loaded_tokens;
   }
+  if (grouped_ != nullptr) grouped_->loaded(request, request.computed);
   request.status = request.before_park;
   request.loaded = false;
   if (!receiver_) request.record.parked_ns += now_ns - request.load_begun_ns;
@@ -169,6 +186,10 @@ void VllmEngine::promote(EngineRequest& request, std::int64_t now_ns) {
 bool VllmEngine::fits_behind(const Admission& head) const {
   const EngineRequest& request = requests_[head.slot];
   const std::uint64_t watermark = running_.empty() ? 0 : watermark_blocks_;
+  if (grouped_ != nullptr) {
+    return grouped_->fits_behind(request, room_up_to(request, head.total(), true), watermark,
+                                 config_.scheduler_reserve_full_isl);
+  }
   const auto fit = [&](std::uint32_t tokens) { return kv_->lacks(request, tokens) + watermark <= kv_->available(); };
   if (config_.scheduler_reserve_full_isl && !fit(request.known)) return false;
   return fit(room_up_to(request, head.total(), true));
@@ -192,7 +213,7 @@ FetchStages VllmEngine::fetch_stages() const {
       const EngineRequest& request = requests_[slot];
       if (request.status == RequestStatus::Loading) {
         ++(request.loaded ? stages.done : stages.under_way);
-      } else if (!request.table.empty()) {
+      } else if (kv_->holds(request)) {
         ++stages.done;
       } else if (request.wants_load) {
         ++stages.to_start;
@@ -232,9 +253,13 @@ void VllmEngine::leave_offload(EngineRequest& request, bool aborted, std::int64_
   const bool loading = request.status == RequestStatus::Loading;
   if (loading) --loading_;
   offload_->ended(request, request.computed, aborted, now_ns);
+  // vLLM hands over the blocks that the window still reads.
+  if (grouped_ != nullptr) {
+    grouped_->leave_behind(request,
+                           grouped_->processed(request, request.computed, request.last_step, counts_.processed));
+  }
   if (loading && !request.loaded) {
-    orphans_[request.id] = {request.last_step, std::move(request.table)};
-    request.table.clear();
+    orphans_[request.id] = {request.last_step, kv_->detach(request)};
   } else {
     release_or_defer(request);
   }
@@ -243,8 +268,7 @@ void VllmEngine::leave_offload(EngineRequest& request, bool aborted, std::int64_
 // Free the request's blocks, or defer it while a step in flight may still write to them.
 void VllmEngine::release_or_defer(EngineRequest& request) {
   if (!connects() || freeable(request.last_step)) return kv_->release(request);
-  if (!request.table.empty()) deferred_frees_.push_back({counts_.scheduled, std::move(request.table)});
-  request.table.clear();
+  if (kv_->holds(request)) deferred_frees_.push_back({counts_.scheduled, kv_->detach(request)});
   request.keyed = 0;
 }
 
@@ -315,6 +339,12 @@ std::uint64_t VllmEngine::check_offload() const {
   for (const WaitingQueue* queue : {&skipped_, &waiting_}) {
     for (const RequestSlot slot : queue->ids()) references += requests_[slot].table.size();
   }
+  return references + kept_blocks();
+}
+
+// Count device blocks that ended and preempted requests have left behind.
+std::uint64_t VllmEngine::kept_blocks() const {
+  std::uint64_t references = 0;
   for (const KeptBlocks& kept : deferred_frees_) references += kept.table.size();
   for (const auto& [id, kept] : orphans_) references += kept.table.size();
   if (sender_) references += sender_->references();

@@ -7,12 +7,12 @@
 namespace understudy {
 
 OffloadConnector::OffloadConnector(const VllmOffload& config, std::uint32_t block_size, bool prefix_caching,
-                                   BlockStore& store)
+                                   BlockStore& store, std::uint64_t num_device_blocks)
     : config_(config),
       chunk_tokens_(block_size * config.blocks_per_chunk),
       defers_to_loads_(prefix_caching),
       host_(store, {config.policy, config.touches, config.ranks, config.arc_falls_back}),
-      allocated_in_(store.num_blocks(0)) {}
+      allocated_in_(num_device_blocks) {}
 
 void OffloadConnector::came(const KvRequest& request) {
   if (free_tracked_.empty()) {
@@ -132,14 +132,8 @@ OffloadOrders OffloadConnector::close_schedule() {
     }
   }
   refused_last_ = 0;
-  for (const Offer& offer : offers_) {
-    KvRequest& request = *offer.request;
-    const std::uint32_t prompt = request.spec.prompt_tokens;
-    Seat& seat = seats_[request.slot];
-    name(request, num_chunks(request.known));
-    store(seat.tracked, request.blocks, request.table, request.known, offer.after, prompt);
-    seat.due = due(tracked_[seat.tracked], prompt);
-  }
+  before_stores();
+  for (const Offer& offer : offers_) store_offer(offer);
   if (!config_.log && offers_.empty() && ended_.empty() && orders_.empty()) {  // all requests decode
     allocated_.clear();
     ++schedule_;
@@ -150,15 +144,11 @@ OffloadOrders OffloadConnector::close_schedule() {
     return std::tie(tracked_[a].arrival_time, tracked_[a].request) <
            std::tie(tracked_[b].arrival_time, tracked_[b].request);
   });
-  for (const std::uint32_t index : ended_) {
-    const Tracked& tracked = tracked_[index];
-    store(index, tracked.names, tracked.blocks, tracked.known, tracked.after, tracked.prompt);
-  }
+  for (const std::uint32_t index : ended_) store_ended(index);
   for (const std::uint32_t index : ended_) {
     Tracked& tracked = tracked_[index];
     tracked.signalled = true;
-    const auto chunks = std::min(num_chunks(tracked.known), static_cast<std::uint32_t>(tracked.memos.size()));
-    host_.ended(keys(tracked.names, 0, chunks), memos(tracked, 0, chunks));
+    end_on_host(index);
     std::vector<BlockIdentity>().swap(tracked.names);
     if (tracked.jobs.empty()) forget(index);
   }
@@ -193,6 +183,26 @@ void OffloadConnector::ended(KvRequest& request, std::uint32_t computed, bool ab
 }
 
 // ── Stores ──
+
+void OffloadConnector::store_offer(const Offer& offer) {
+  KvRequest& request = *offer.request;
+  const std::uint32_t prompt = request.spec.prompt_tokens;
+  Seat& seat = seats_[request.slot];
+  name(request, num_chunks(request.known));
+  store(seat.tracked, request.blocks, request.table, request.known, offer.after, prompt);
+  seat.due = due(tracked_[seat.tracked], prompt);
+}
+
+void OffloadConnector::store_ended(std::uint32_t index) {
+  const Tracked& tracked = tracked_[index];
+  store(index, tracked.names, tracked.blocks, tracked.known, tracked.after, tracked.prompt);
+}
+
+void OffloadConnector::end_on_host(std::uint32_t index) {
+  Tracked& tracked = tracked_[index];
+  const auto chunks = std::min(num_chunks(tracked.known), static_cast<std::uint32_t>(tracked.memos.size()));
+  host_.ended(keys(tracked.names, 0, chunks), memos(tracked, 0, chunks));
+}
 
 void OffloadConnector::store(std::uint32_t index, std::span<const BlockIdentity> names, std::span<const SlotId> blocks,
                              std::uint32_t known, std::uint32_t after, std::uint32_t prompt) {
@@ -258,7 +268,7 @@ std::vector<RequestId> OffloadConnector::done(std::span<const JobId> jobs) {
     Tracked& tracked = tracked_[job.tracked];
     if (job.store) {
       host_.stored(job.host);
-      if (tracked.has_ended) {
+      if (tracked.has_ended || fences_early_) {
         for (const SlotId slot : job.device) {
           const auto fences = fenced_.find(slot);
           if (fences == fenced_.end()) continue;

@@ -26,6 +26,7 @@ struct OffloadJob {
   bool store = false;
   std::uint32_t first_chunk = 0;      // of a load: its first chunk
   std::vector<std::uint32_t> chunks;  // positions
+  std::vector<std::size_t> groups;    // of the chunks; empty: one group
   std::vector<SlotId> host;           // a slot for each
   std::vector<SlotId> device;         // their blocks
 };
@@ -102,27 +103,29 @@ struct OffloadLog {
 // Receives everything that the scheduler does with a request. A request is known by its slot until it has ended.
 class OffloadConnector {
  public:
-  OffloadConnector(const VllmOffload& config, std::uint32_t block_size, bool prefix_caching, BlockStore& store);
+  OffloadConnector(const VllmOffload& config, std::uint32_t block_size, bool prefix_caching, BlockStore& store,
+                   std::uint64_t num_device_blocks);
+  virtual ~OffloadConnector() = default;
 
   const VllmOffload& config() const noexcept { return config_; }
   VllmHost& host() noexcept { return host_; }
   const VllmHost& host() const noexcept { return host_; }
 
-  void came(const KvRequest& request);
+  virtual void came(const KvRequest& request);
   // ── Admission ──
   // Loadable tokens behind `local` ones (found on the device, whole blocks); nothing: retry in the next step.
-  std::optional<std::uint32_t> look_up(KvRequest& request, std::uint32_t local, std::int64_t now_ns);
+  virtual std::optional<std::uint32_t> look_up(KvRequest& request, std::uint32_t local, std::int64_t now_ns);
   // The request has blocks for the chunks found: start loading them.
-  void begin_load(const KvRequest& request, std::uint32_t local, std::uint32_t tokens);
+  virtual void begin_load(const KvRequest& request, std::uint32_t local, std::uint32_t tokens);
 
   // ── Schedule ──
-  void preempted(const KvRequest& request);
+  virtual void preempted(const KvRequest& request);
   // The request was scheduled, and will have computed `after` tokens; `admitted` in this schedule.
-  void scheduled(KvRequest& request, std::uint32_t after, bool admitted, bool resumed);
+  virtual void scheduled(KvRequest& request, std::uint32_t after, bool admitted, bool resumed);
   // End the schedule; returns the transfers requested from the worker.
   OffloadOrders close_schedule();
   // The request has ended, and `computed` of its tokens have (or are being given) KV. Call before its blocks are freed.
-  void ended(KvRequest& request, std::uint32_t computed, bool aborted, std::int64_t now_ns);
+  virtual void ended(KvRequest& request, std::uint32_t computed, bool aborted, std::int64_t now_ns);
 
   // ── Update ──
   // The worker has finished these jobs, in this order. Returns requests whose loads are complete, ended ones included.
@@ -139,7 +142,7 @@ class OffloadConnector {
   OffloadSamples& samples() noexcept { return samples_; }
   void check() const { host_.check(); }
 
- private:
+ protected:
   static constexpr std::uint32_t kNobody = std::numeric_limits<std::uint32_t>::max();
 
   struct Tracked {
@@ -167,6 +170,17 @@ class OffloadConnector {
     std::uint32_t told = 0;  // blocks of the table reported by schedules so far
     std::uint32_t due = 0;   // token count at which the next chunk can be stored
   };
+
+  struct Offer {
+    KvRequest* request;
+    std::uint32_t after;
+  };
+
+  // ── The end of a schedule, in this order ──
+  virtual void before_stores() {}
+  virtual void store_offer(const Offer& offer);
+  virtual void store_ended(std::uint32_t index);
+  virtual void end_on_host(std::uint32_t index);
 
   Tracked& of(const KvRequest& request) { return tracked_[seats_[request.slot].tracked]; }
   std::uint32_t due(const Tracked& tracked, std::uint32_t prompt) const noexcept;
@@ -198,10 +212,6 @@ class OffloadConnector {
   std::vector<std::uint32_t> ended_;  // since the last schedule; indexes tracked_
 
   // State of the current schedule.
-  struct Offer {
-    KvRequest* request;
-    std::uint32_t after;
-  };
   std::vector<Offer> offers_;  // requests with chunks to store
   OffloadOrders orders_;
   std::vector<SlotId> allocated_;
@@ -209,6 +219,7 @@ class OffloadConnector {
   std::uint64_t schedule_ = 1;
   std::size_t refused_last_ = 0;
   std::unordered_map<SlotId, std::vector<JobId>> fenced_;  // device slots that stores of ended requests still read
+  bool fences_early_ = false;                              // also slots of requests that have not ended
 
   OffloadTotals totals_;
   OffloadLog log_;

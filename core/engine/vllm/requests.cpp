@@ -130,7 +130,7 @@ void VllmEngine::set_admitting(bool on) {
 
 bool VllmEngine::drained() const {
   return running_.empty() && planned_.empty() && parked_ == 0 &&
-         std::ranges::all_of(skipped_.ids(), [this](RequestSlot slot) { return requests_[slot].table.empty(); });
+         std::ranges::none_of(skipped_.ids(), [this](RequestSlot slot) { return kv_->holds(requests_[slot]); });
 }
 
 void VllmEngine::forget_cache(std::int64_t now_ns) {

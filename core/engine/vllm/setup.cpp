@@ -4,6 +4,7 @@
 
 #include "engine/vllm/engine.hpp"
 #include "engine/vllm/fast_forward.hpp"
+#include "engine/vllm/groups/group_offload.hpp"
 #include "engine/vllm/kvbm_backend.hpp"
 #include "engine/vllm/native_backend.hpp"
 #include "engine/vllm/rank_group.hpp"
@@ -20,7 +21,13 @@ void require_groups(const VllmConfig& c) {
   refuse(c.kv_manager == KvManagerKind::Kvbm, "kv_manager kvbm");
   refuse(c.speculation.tokens > 0, "num_speculative_tokens");
   refuse(!c.mocker.accept_rates.empty(), "accept_rates");
-  refuse(c.offload.has_value(), "vLLM's offload");
+  for (const KvGroup& group : c.groups) {
+    if (!c.offload) break;
+    refuse(group.kind == GroupKind::State, "vLLM's offload, if one of them has states,");
+    refuse(group.kind == GroupKind::Rswa, "vLLM's offload, if one of them is rswa,");
+    refuse(!group.cacheable(), "vLLM's offload, if one of them is not cached,");
+  }
+  refuse(c.offload && !c.enable_prefix_caching, "vLLM's offload without prefix caching");
   refuse(static_cast<bool>(c.eviction), "eviction_policy");
   refuse(c.stay_sample > 0, "stay_sample");
   refuse(c.kv_trace, "kv_trace");
@@ -269,8 +276,9 @@ VllmEngine::VllmEngine(const VllmConfig& config, const EngineSite& site)
       observer_(site.on_step),
       on_checkpoint_(site.on_checkpoint) {
   if (!config.groups.empty()) {
-    if (site.tiers != nullptr) {
-      throw Error(ErrorKind::ConfigError, "tiers: several KV cache groups do not work with tiers yet; leave them out");
+    if (site.tiers != nullptr && !config.offload) {
+      throw Error(ErrorKind::ConfigError,
+                  "tiers: several KV cache groups do not work with tiers yet, except vLLM's offload; leave them out");
     }
     auto grouped = std::make_unique<GroupedBackend>(config_);
     grouped_ = grouped.get();
@@ -292,8 +300,12 @@ VllmEngine::VllmEngine(const VllmConfig& config, const EngineSite& site)
     kv_ = std::make_unique<NativeBackend>(config_, store_, config.offload ? nullptr : tiers_.get());
   }
   if (config.offload) {
-    offload_ =
-        std::make_unique<OffloadConnector>(*config.offload, config.block_size, config.enable_prefix_caching, store_);
+    if (grouped_ != nullptr) {
+      offload_ = std::make_unique<GroupOffload>(*config.offload, *grouped_, config.num_gpu_blocks, store_);
+    } else {
+      offload_ = std::make_unique<OffloadConnector>(*config.offload, config.block_size, config.enable_prefix_caching,
+                                                    store_, config.num_gpu_blocks);
+    }
     if (tiers_) {
       offload_links_ = std::make_unique<OffloadLinks>(tiers_->hub(), tiers_->host_links(), tiers_->config().host,
                                                       tiers_->config().bytes_per_block,

@@ -71,7 +71,7 @@ Stall VllmEngine::stall() const {
   Stall stall{thrashing(), num_waiting(), {}, stuck_.value_or(kv_->available()), {}, clock_.begun_ns};
   for (const RequestId id : waiting(3)) stall.first.push_back({id, request(id).known});
   if (!offload_ || config_.offload->holders_first) return stall;
-  if (std::ranges::any_of(skipped_.ids(), [&](RequestSlot id) { return !requests_[id].table.empty(); })) {
+  if (std::ranges::any_of(skipped_.ids(), [&](RequestSlot id) { return kv_->holds(requests_[id]); })) {
     stall.note =
         "; one that finds no room stands before others that hold blocks which were loaded for them: a defect of "
         "the offload of vLLM " +
@@ -211,7 +211,17 @@ void VllmEngine::check_counts(bool whole) const {
     throw Error(ErrorKind::InvariantViolated, parked_, " requests are being loaded, the tiers know of ",
                 tiers_->parked());
   }
-  if (grouped_ != nullptr) return grouped_->check(running_);
+  if (grouped_ != nullptr) {
+    std::vector<RequestSlot> holders = running_;
+    for (const WaitingQueue* queue : {&skipped_, &waiting_}) {
+      if (!connects()) break;
+      for (const RequestSlot slot : queue->ids()) {
+        if (kv_->holds(requests_[slot])) holders.push_back(slot);
+      }
+    }
+    if (offload_ && whole) offload_->check();
+    return grouped_->check(holders, kept_blocks());
+  }
   std::uint64_t references = 0;
   for (const RequestSlot id : running_) {
     const EngineRequest& r = requests_[id];

@@ -7,6 +7,7 @@ import json
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from understudy.engines.group_offload_recording import GroupOffloadRun, GroupOffloadScenario
 from understudy.engines.group_recording import GroupRun, GroupScenario, describe_sizes
 from understudy.engines.handoff_recording import HandOffRun, key_place
 from understudy.engines.handoff_scenario import HandOffScenario
@@ -159,7 +160,14 @@ def compare_offload(path: Path, profile: VersionProfile | None = None, *, check:
         raise InvalidArgument(f"{path}: the first line must be the header, with the recorded vllm version")
     rules = offload_profile(version)
     profile = profile or find_recorded_profile(version)
-    run = OffloadRun(convert_scenario(OffloadScenario, pair["scenario"], path), profile, rules, check=check)
+    run: OffloadRun | GroupOffloadRun
+    if "groups" in header["header"].get("config", {}):
+        grouped = convert_scenario(GroupOffloadScenario, pair["scenario"], path)
+        run = GroupOffloadRun(grouped, profile, rules, check=check)
+    else:
+        run = OffloadRun(
+            convert_scenario(OffloadScenario, pair["scenario"], path), profile, rules, check=check
+        )
     steps, difference = first_difference(run.lines(), expected)
     note = (
         "" if run.halted_at is None else f"halts in step {run.halted_at}: {rules.defect or 'no request fits'}"

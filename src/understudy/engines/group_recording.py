@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     import numpy as np
     import numpy.typing as npt
 
+    from understudy._core import VllmOffload
+    from understudy.engines.group_offload_recording import GroupOffloadScenario
     from understudy.engines.profiles import VersionProfile
 
 COUNTS = (
@@ -37,12 +39,14 @@ class GroupScenarioConfig(ScenarioConfig, frozen=True, forbid_unknown_fields=Tru
     prefix_cache_retention_interval: int | None = 0
     prefix_match_unit: int | None = None
 
-    def group_config(self, profile: VersionProfile) -> VllmEngineConfig:
+    def group_config(
+        self, profile: VersionProfile, *, offload: VllmOffload | None = None
+    ) -> VllmEngineConfig:
         """Return the engine's settings under a version profile."""
         own = ("groups", "prefix_cache_retention_interval", "prefix_match_unit")
         fields = {name: getattr(self, name) for name in self.__struct_fields__ if name not in own}
         return with_groups(
-            ScenarioConfig(**fields).engine_config(profile),
+            ScenarioConfig(**fields).engine_config(profile, offload=offload),
             [group.native() for group in self.groups],
             prefix_match_unit=self.prefix_match_unit or 0,
             prefix_cache_retention_interval=self.prefix_cache_retention_interval,
@@ -59,7 +63,9 @@ class GroupScenario(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     requests: list[ScenarioRequest]
 
 
-def describe_sizes(scenario: GroupScenario, config: VllmEngineConfig) -> dict[str, Any]:
+def describe_sizes(
+    scenario: GroupScenario | GroupOffloadScenario, config: VllmEngineConfig
+) -> dict[str, Any]:
     """Return the sizes that follow from the groups, as a recording's header has them."""
     layout = GroupLayout(config)
     caching = scenario.config.enable_prefix_caching
@@ -82,50 +88,38 @@ def describe_sizes(scenario: GroupScenario, config: VllmEngineConfig) -> dict[st
 class GroupRun:
     """One run of a scenario, line by line."""
 
-    def __init__(self, scenario: GroupScenario, profile: VersionProfile, *, check: bool = False) -> None:
+    def __init__(
+        self,
+        scenario: GroupScenario | GroupOffloadScenario,
+        profile: VersionProfile,
+        *,
+        check: bool = False,
+        offload: VllmOffload | None = None,
+    ) -> None:
         self.scenario = scenario
-        self.config = scenario.config.group_config(profile)
-        self._engine = VllmEngine(self.config, constant_timing(1.0, 1.0))
+        self.config = scenario.config.group_config(profile, offload=offload)
+        self.engine = VllmEngine(self.config, constant_timing(1.0, 1.0))
         self._check = check
         self._numbers: dict[int, int] = {}
         self._tokens: dict[int, npt.NDArray[np.uint32]] = {}
 
     def lines(self, *, count_lookups: bool = True) -> Iterator[dict[str, Any]]:
         """Yield a line per step, then the totals, with those of lookups if they were recorded."""
-        engine, requests = self._engine, self.scenario.requests
+        engine, requests = self.engine, self.scenario.requests
         totals = dict.fromkeys(COUNTS, 0)
         to_come = list(enumerate(requests))
         step = 0
         while totals["finished"] < len(requests) and step < self.scenario.max_steps:
             for index, request in to_come:
                 if request.arrival_step <= step:
-                    self._submit(index, request)
+                    self.submit(index, request)
             to_come = [(index, request) for index, request in to_come if request.arrival_step > step]
             engine.begin_recorded_step(step * STEP_NS)
             engine.end_recorded_step((step + 1) * STEP_NS)
             if self._check:
                 engine.check()
-            # Asynchronously the first schedule is followed by no update, so its events wait for the next.
-            events = [] if self.scenario.config.async_scheduling and step == 0 else self._describe_events()
-            line = describe_step(engine, step, events)
-            del line["kv_events"]
-            line["held"] = engine.held_by_group()
-            line["kv_events"] = events
-            copies = engine.block_copies
-            if copies:
-                line["copies"] = [[source + 1, copy + 1] for source, copy in copies]
-            for name, count in (
-                ("finished", len(line["finished"])),
-                ("preemptions", len(line["preempted"])),
-                ("scheduled_tokens", sum(line["scheduled"].values())),
-                ("cached_tokens", sum(line["cached"].values())),
-                ("copies", len(copies)),
-            ):
-                totals[name] += count
-            for event in events:
-                totals[f"{event['type']}_blocks"] += event["n"]
+            yield self.describe(step, totals)
             step += 1
-            yield line
         done = totals["finished"] == len(requests)
         names = ("requests", "queries", "hits")
         stats = {
@@ -136,10 +130,36 @@ class GroupRun:
         lookups = {"prefix_stats": stats} if count_lookups else {}
         yield {"end": {"reason": reason, "steps": step, **totals, **lookups}}
 
-    def _submit(self, index: int, request: ScenarioRequest) -> None:
+    def describe(self, step: int, totals: dict[str, int]) -> dict[str, Any]:
+        """Return the line of the step that has ended, and add it to the totals."""
+        engine = self.engine
+        # Asynchronously the first schedule is followed by no update, so its events wait for the next.
+        events = [] if self.scenario.config.async_scheduling and step == 0 else self._describe_events()
+        line = describe_step(engine, step, events)
+        del line["kv_events"]
+        line["held"] = engine.held_by_group()
+        line["kv_events"] = events
+        copies = engine.block_copies
+        if copies:
+            line["copies"] = [[source + 1, copy + 1] for source, copy in copies]
+        for name, count in (
+            ("finished", len(line["finished"])),
+            ("preemptions", len(line["preempted"])),
+            ("scheduled_tokens", sum(line["scheduled"].values())),
+            ("cached_tokens", sum(line["cached"].values())),
+            ("copies", len(copies)),
+        ):
+            totals[name] += count
+        for event in events:
+            totals[f"{event['type']}_blocks"] += event["n"]
+        return line
+
+    def submit(self, index: int, request: ScenarioRequest) -> int:
+        """Submit a request of the scenario; return its number in the engine."""
         config = msgspec.structs.replace(self.scenario.config, block_size=self.config.block_size)
-        number, _ = submit(self._engine, config, index, request)
+        number, _ = submit(self.engine, config, index, request)
         self._tokens[number] = request.tokens(index, config.max_model_len)
+        return number
 
     def _number(self, content: int) -> int:
         return self._numbers.setdefault(content, len(self._numbers))
@@ -156,7 +176,7 @@ class GroupRun:
             request,
             hashes,
             ends,
-        ) in self._engine.take_group_events():
+        ) in self.engine.take_group_events():
             if not stored:
                 last = events[-1] if events else {}
                 if last.get("type") != "removed" or last["g"] != group:

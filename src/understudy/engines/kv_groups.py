@@ -112,7 +112,13 @@ def refuse_without_groups(config: VllmConfig) -> None:
 
 def refuse_with_groups(**given: bool) -> None:
     """Raise ConfigError that names the first part of a run that several groups do not support yet."""
-    names = {"tiers": "tiers", "kv_trace": "a KV trace", "record_steps": "recorded steps"}
+    names = {
+        "tiers": "tiers, except vLLM's own offload (offload mode vllm),",
+        "events": "KV events or KV routing next to vLLM's offload",
+        "live_offload": "vLLM's offload on a live engine",
+        "kv_trace": "a KV trace",
+        "record_steps": "recorded steps",
+    }
     for part, is_given in given.items():
         if is_given:
             raise ConfigError(

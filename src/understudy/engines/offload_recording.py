@@ -75,7 +75,7 @@ class OffloadRun:
             constant_timing(1.0, 1.0),
         )
         self._recorder = StepRecorder(config.block_size, config.async_scheduling)
-        self._host = _HostRecorder(config.async_scheduling)
+        self._host = HostRecorder(config.async_scheduling)
         self._numbers: dict[str, int] = {}
         self._to_come = list(enumerate(scenario.requests))
         self._check = check
@@ -123,7 +123,7 @@ class OffloadRun:
         self._to_come = [item for item in self._to_come if item[1].arrival_step > step]
 
 
-class _HostRecorder:
+class HostRecorder:
     """Write each step's host activity in a recording's format."""
 
     def __init__(self, asynchronous: bool) -> None:
@@ -180,6 +180,7 @@ class _HostRecorder:
             "h": job["hashes"],
             "gpu": [block + 1 for block in job["device"]],
             "host": job["host"],
+            **({"groups": job["groups"]} if "groups" in job else {}),
         }
 
     @staticmethod

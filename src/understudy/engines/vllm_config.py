@@ -316,13 +316,18 @@ class VllmConfig(EngineConfig, frozen=True, kw_only=True, forbid_unknown_fields=
         """Build the core's form of these settings, with vLLM's offload if the tiers ask for it."""
         refuse_without_groups(self)
         if self.kv_cache_groups:
-            refuse_with_groups(tiers=plan is not None, kv_trace=kv_trace)
+            offloads = plan is not None and plan.offload.mode == "vllm"
+            refuse_with_groups(
+                tiers=plan is not None and not offloads, kv_trace=kv_trace, events=offloads and events
+            )
         offload = build_vllm_offload(plan, self, max_blocks)
         return self.native(events=events, kv_trace=kv_trace, offload=offload)
 
     def build_live_offload(self, tiers: TiersConfig, max_blocks: int) -> VllmOffload | None:
         """Build vLLM's own offload of a live engine, if the tiers ask for one."""
-        return build_vllm_offload(TierPlan.of(tiers, self.block_size), self, max_blocks, samples=True)
+        offload = build_vllm_offload(TierPlan.of(tiers, self.block_size), self, max_blocks, samples=True)
+        refuse_with_groups(live_offload=bool(self.kv_cache_groups) and offload is not None)
+        return offload
 
     def live_config(
         self,

@@ -17,6 +17,7 @@ from understudy.timing.contexts import known_context
 
 if TYPE_CHECKING:
     from understudy.tiers.gpu import GpuSettings
+    from understudy.tiers.settings import TiersConfig
 
 _Engine = TypeVar("_Engine", bound=EngineConfig)
 
@@ -107,6 +108,24 @@ def apply_model_groups(
     )
     note = f"{len(plan.groups)} KV cache groups of {model} ({kinds} layers) share {blocks:,} blocks per worker{error}"
     return grouped, (note,)
+
+
+def size_group_tiers(
+    tiers: TiersConfig, gpu: GpuSettings, engine: EngineConfig, grouped: EngineConfig, model: str | None
+) -> TiersConfig:
+    """Size a host for the blocks of the pool that the groups of `model` share; `engine` had none, `grouped` has."""
+    had = bool(getattr(engine, "kv_cache_groups", ()))
+    has = bool(getattr(grouped, "kv_cache_groups", ()))
+    if had or not has or model is None or not tiers.tiers or tiers.kv_bytes_per_token is not None:
+        return tiers
+    plan = plan_model_groups(gpu, engine, model, tiers.kv_dtype, has_blocks=True)
+    per_token, rest = divmod(plan.bytes_per_block, plan.hash_block_size)
+    if rest:
+        raise ConfigError(
+            f"tiers: blocks of {model} have {plan.bytes_per_block} bytes, which {plan.hash_block_size} tokens do not "
+            "divide; give kv_bytes_per_token (--kv-bytes-per-token)"
+        )
+    return msgspec.structs.replace(tiers, kv_bytes_per_token=per_token, model=None, kv_dtype=None)
 
 
 def _check_supported(engine: EngineConfig, model: str, groups: int) -> None:

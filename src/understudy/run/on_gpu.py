@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import msgspec
 
 from understudy.errors import ConfigError
+from understudy.run.model_groups import size_group_tiers
 from understudy.run.settings import apply_gpus
 from understudy.tiers.gpu import GpuSettings
 from understudy.tiers.settings import TiersConfig
@@ -47,6 +48,7 @@ def place_on_gpu(
     has_timing = engine.timing != defaults.timing
     if gpus.is_known:
         gpus.reject_unused_settings(engine.timing, has_blocks=has_blocks, has_timing=has_timing)
+    alone = engine
     engine, notes = apply_gpus(
         gpus, engine, model, below.kv_dtype, has_blocks=has_blocks, has_timing=has_timing
     )
@@ -58,5 +60,7 @@ def place_on_gpu(
         )
     if tiers is not None and tiers.tiers and tiers.model is None and tiers.kv_bytes_per_token is None:
         tiers = msgspec.structs.replace(tiers, model=model)
+    if tiers is not None:
+        tiers = size_group_tiers(tiers, gpus, alone, engine, model)
     together = gpus.steps_together(model, below.kv_dtype)
     return Placement(engine, tiers, max(workers, size), together, notes)

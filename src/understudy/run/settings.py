@@ -16,7 +16,7 @@ from understudy.router.kv import KvRouting  # noqa: TC001  (msgspec reads the an
 from understudy.router.load import load_router, names_file_and_class
 from understudy.run.disaggregation import Disaggregation  # noqa: TC001  (msgspec reads the annotation)
 from understudy.run.layers import TIER_FIELDS, drop_superseded, index_tiers_by_name, reject_unused_kv_size
-from understudy.run.model_groups import apply_model_groups, has_uniform_layers
+from understudy.run.model_groups import apply_model_groups, has_uniform_layers, size_group_tiers
 from understudy.run.offline import Routing
 from understudy.run.pools import WorkerPool, check_pools
 from understudy.tiers.gpu import GpuSettings  # noqa: TC001  (msgspec reads the annotation)
@@ -143,6 +143,7 @@ class ReplaySettings(msgspec.Struct, frozen=True, kw_only=True):
         has_timing = any(settings.get(name) is not None for name in ("timing", "planner_profile_data"))
         if read.gpu.is_known:
             read.gpu.reject_unused_settings(engine.timing, has_blocks=has_blocks, has_timing=has_timing)
+        without_groups = engine
         engine, notes = apply_gpus(
             read.gpu, engine, tiers.model, tiers.kv_dtype, has_blocks=has_blocks, has_timing=has_timing
         )
@@ -157,7 +158,7 @@ class ReplaySettings(msgspec.Struct, frozen=True, kw_only=True):
                 )
             workers = size
         together = read.gpu.steps_together(tiers.model, tiers.kv_dtype)
-        tiers = tiers.drop_unused_kv_size()
+        tiers = size_group_tiers(tiers.drop_unused_kv_size(), read.gpu, without_groups, engine, tiers.model)
         return msgspec.structs.replace(
             read, engine=engine, tiers=tiers, notes=notes, workers=workers, ranks=together
         )

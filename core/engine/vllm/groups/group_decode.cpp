@@ -79,6 +79,7 @@ void GroupedBackend::skip_to(const KvRequest& request, std::uint32_t computed) {
   Record& r = records_[request.slot];
   r.computed = computed;
   r.computed_before = computed - 1;
+  r.computed_earlier = computed - std::min(computed, 2u);
   r.last_tokens = 1;
   r.last_schedule = schedule_;
 }

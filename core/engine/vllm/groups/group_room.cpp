@@ -1,5 +1,6 @@
 // Blocks that a request needs, takes and leaves behind, group by group.
 #include <algorithm>
+#include <iterator>
 
 #include "base/assert.hpp"
 #include "engine/vllm/groups/grouped_backend.hpp"
@@ -85,9 +86,9 @@ KvBackend::Room GroupedBackend::place(KvRequest& request, const KvHit& hit, std:
   const std::uint32_t slots = std::max(hit.tokens, tokens);
   if (need_all(request, hit.tokens, slots, true, false) > pool_.num_free()) return Room::Short;
   Record& r = record(request);
-  adopt(r, hit.tokens);
+  adopt(r, hit.tokens, true);
   grow_all(r, slots);
-  r.computed_before = hit.tokens - std::min(hit.tokens, layout_.replay);
+  r.computed_before = r.computed_earlier = hit.tokens - std::min(hit.tokens, layout_.replay);
   r.computed = total;
   r.last_tokens = total - r.computed_before;
   r.last_schedule = schedule_;
@@ -104,6 +105,7 @@ KvBackend::Room GroupedBackend::grow(KvRequest& request, std::uint32_t tokens, s
   slide(request, r, start - in_flight);
   if (need_all(request, start, tokens, false, false) > pool_.num_free()) return Room::Short;
   grow_all(r, tokens);
+  r.computed_earlier = r.last_schedule + 1 == schedule_ ? r.computed_before : start;
   r.computed_before = start;
   r.computed = total;
   r.last_tokens = total - start;
@@ -113,8 +115,8 @@ KvBackend::Room GroupedBackend::grow(KvRequest& request, std::uint32_t tokens, s
   return Room::Taken;
 }
 
-// Reference the blocks of the last find.
-void GroupedBackend::adopt(Record& r, std::uint32_t total) {
+// Reference the blocks of the last find, for a request that has `total` tokens then.
+void GroupedBackend::adopt(Record& r, std::uint32_t total, bool copies_tail) {
   if (total == 0) return;
   for (std::size_t g = 0; g < layout_.groups.size(); ++g) {
     const KvGroup& group = layout_.groups[g];
@@ -128,7 +130,7 @@ void GroupedBackend::adopt(Record& r, std::uint32_t total) {
       if (block != kNoSlot) pool_.reference(block);
     }
     table.keyed = table.found = static_cast<std::uint32_t>(table.blocks.size());
-    if (hits.empty() || total % group.block_size == 0) continue;
+    if (!copies_tail || hits.empty() || total % group.block_size == 0) continue;
     table.keyed = total / group.block_size;
     table.tail = Tail::Found;
   }
@@ -261,6 +263,72 @@ void GroupedBackend::release(KvRequest& request) {
   }
   r.computed = r.computed_before = r.last_tokens = 0;
   r.last_schedule = 0;
+}
+
+bool GroupedBackend::holds(const KvRequest& request) const {
+  return request.slot < records_.size() &&
+         std::ranges::any_of(records_[request.slot].groups, [](const GroupTable& t) { return !t.blocks.empty(); });
+}
+
+std::vector<SlotId> GroupedBackend::detach(KvRequest& request) {
+  std::vector<SlotId> blocks;
+  for (GroupTable& table : record(request).groups) {
+    std::ranges::copy_if(table.blocks, std::back_inserter(blocks), [](SlotId block) { return block != kNoSlot; });
+    table.blocks.clear();
+  }
+  release(request);  // the rest of its record
+  return blocks;
+}
+
+void GroupedBackend::release_table(std::span<const SlotId> table) {
+  freed_.assign(table.rbegin(), table.rend());
+  pool_.release(freed_);
+}
+
+// ── Loads from a host ──
+
+std::uint64_t GroupedBackend::load_cost(std::uint32_t total, std::uint32_t slots, bool whole) const {
+  std::uint64_t blocks = 0;
+  for (std::size_t g = 0; g < layout_.groups.size(); ++g) {
+    const KvGroup& group = layout_.groups[g];
+    std::size_t want = ceil_div(slots, group.block_size);
+    if (whole && layout_.caps[g]) want = std::min<std::size_t>(want, *layout_.caps[g]);
+    const std::size_t gone = group.skipped(total) / group.block_size;
+    blocks += want - std::min(want, std::max(gone, hits_[g].size()));
+    for (std::size_t i = gone; i < hits_[g].size(); ++i) {
+      blocks += hits_[g][i] != kNoSlot && pool_.references(hits_[g][i]) == 0;
+    }
+  }
+  return blocks;
+}
+
+void GroupedBackend::place_load(KvRequest& request, std::uint32_t total) {
+  Record& r = record(request);
+  adopt(r, total, false);
+  grow_all(r, total);
+  r.computed = r.computed_before = r.computed_earlier = total;
+  r.last_tokens = 0;
+  r.last_schedule = 0;
+  for (GroupTable& table : r.groups) table.keyed_before = table.keyed;
+}
+
+std::uint32_t GroupedBackend::processed(const KvRequest& request, std::uint32_t computed, std::uint64_t last,
+                                        std::uint64_t processed) const {
+  if (last <= processed || request.slot >= records_.size()) return computed;
+  const Record& r = records_[request.slot];
+  return last - 1 <= processed ? r.computed_before : r.computed_earlier;
+}
+
+bool GroupedBackend::fits_behind(const KvRequest& request, std::uint32_t tokens, std::uint64_t spare,
+                                 bool reserves_whole) {
+  if (reserves_whole && lacks_whole(request) + spare > pool_.num_free()) return false;
+  Record& r = record(request);
+  slide(request, r, r.computed);
+  return need_all(request, r.computed, tokens, false, false) + spare <= pool_.num_free();
+}
+
+std::uint64_t GroupedBackend::lacks_whole(const KvRequest& request) {
+  return need_all(request, record(request).computed, std::min(request.known, config_.max_model_len), false, true);
 }
 
 // Copies stay ordered: they only read and write blocks that are referenced until the schedule ends.

@@ -92,18 +92,20 @@ std::vector<std::uint64_t> GroupedBackend::held(std::span<const RequestSlot> req
   std::vector<std::uint64_t> counts(layout_.groups.size(), 0);
   for (const RequestSlot slot : requests) {
     for (std::size_t g = 0; g < counts.size(); ++g) {
-      for (const SlotId block : records_[slot].groups[g].blocks) counts[g] += block != kNoSlot;
+      const GroupTable& table = records_[slot].groups[g];
+      const std::size_t first = layout_.groups[g].full() ? 0 : table.slid;  // leading entries are null
+      for (std::size_t i = first; i < table.blocks.size(); ++i) counts[g] += table.blocks[i] != kNoSlot;
     }
   }
   return counts;
 }
 
-void GroupedBackend::check(std::span<const RequestSlot> running) const {
-  std::uint64_t references = 0;
-  for (const std::uint64_t blocks : held(running)) references += blocks;
+void GroupedBackend::check(std::span<const RequestSlot> holders, std::uint64_t kept) const {
+  std::uint64_t references = kept;
+  for (const std::uint64_t blocks : held(holders)) references += blocks;
   pool_.check(references + 2 * ordered_.size());
   for (std::size_t slot = 0; slot < records_.size(); ++slot) {
-    if (std::ranges::find(running, slot) != running.end()) continue;
+    if (std::ranges::find(holders, slot) != holders.end()) continue;
     for (const GroupTable& table : records_[slot].groups) {
       if (!table.blocks.empty()) throw Error(ErrorKind::InvariantViolated, "a request that does not run holds blocks");
     }

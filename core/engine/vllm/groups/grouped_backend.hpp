@@ -58,7 +58,9 @@ class GroupedBackend final : public KvBackend {
   void trim(KvRequest&, std::uint32_t) override {}
   void withdraw(KvRequest& request, bool keep_matchable) override;
   void release(KvRequest& request) override;
-  void release_table(std::span<const SlotId>) override {}
+  bool holds(const KvRequest& request) const override;
+  std::vector<SlotId> detach(KvRequest& request) override;
+  void release_table(std::span<const SlotId> table) override;
   void forget_cached() override { pool_.drop_all_cached(); }
 
   bool names_on_receipt() const noexcept override { return false; }
@@ -68,6 +70,30 @@ class GroupedBackend final : public KvBackend {
   std::uint64_t available() const override { return pool_.num_free(); }
   KvUsage usage() const override { return {pool_.num_free() - pool_.num_cached(), pool_.num_cached()}; }
   std::uint64_t lacks(const KvRequest& request, std::uint64_t tokens) const override;
+
+  // ── Loads from a host ──
+  // Blocks for `slots` tokens, of which those up to `total` that the last find has not found are loaded.
+  std::uint64_t load_cost(std::uint32_t total, std::uint32_t slots, bool whole) const;
+  // Reference the last find and allocate room for a load up to `total` tokens.
+  void place_load(KvRequest& request, std::uint32_t total);
+  // The load has ended: `computed` tokens have their KV.
+  void loaded(const KvRequest& request, std::uint32_t computed) { record(request).computed = computed; }
+  // Whether the request can go on behind its load, up to `tokens` tokens, and leave `spare` blocks free.
+  bool fits_behind(const KvRequest& request, std::uint32_t tokens, std::uint64_t spare, bool reserves_whole);
+  // Blocks that a request which holds some needs to its end.
+  std::uint64_t lacks_whole(const KvRequest& request);
+  // Tokens that steps up to number `processed` have computed, of `computed` in all that are scheduled; step `last` was
+  // the request's last one.
+  std::uint32_t processed(const KvRequest& request, std::uint32_t computed, std::uint64_t last,
+                          std::uint64_t processed) const;
+  // Release blocks that no token behind `tokens` tokens reads.
+  void leave_behind(const KvRequest& request, std::uint32_t tokens) { slide(request, record(request), tokens); }
+  std::span<const SlotId> table(const KvRequest& request, std::size_t g) const {
+    return records_[request.slot].groups[g].blocks;
+  }
+  std::uint32_t junction(const KvRequest& request) const {
+    return request.slot < records_.size() ? records_[request.slot].junction : 0;
+  }
 
   // ── Fast-forward: decode steps of a request, whose next token is at `position` ──
   // Whether nothing is pending that a decode step would change by itself.
@@ -91,7 +117,8 @@ class GroupedBackend final : public KvBackend {
   const GroupHitStats& stats(bool preempted) const noexcept { return stats_[preempted ? 1 : 0]; }
   void count_lookup(const KvRequest& request, std::uint32_t queries, std::uint32_t hits, bool preempted);
   GroupReport report() const;
-  void check(std::span<const RequestSlot> running) const;
+  // `holders`: requests with blocks; `kept`: blocks that ended requests have left behind.
+  void check(std::span<const RequestSlot> holders, std::uint64_t kept) const;
   std::uint64_t digest(std::span<const RequestSlot> running) const;
   std::vector<std::uint64_t> contents() const { return pool_.contents(); }
   // Leading tokens of these units of hashing that a request could use.
@@ -128,7 +155,8 @@ class GroupedBackend final : public KvBackend {
     std::uint32_t junction = 0;  // where a longer hit of one kind ended; 0: nowhere
     std::uint32_t computed = 0;
     std::uint32_t computed_before = 0;
-    std::uint32_t last_tokens = 0;  // scheduled last
+    std::uint32_t computed_earlier = 0;  // before the schedule ahead of the last one, if that had the request too
+    std::uint32_t last_tokens = 0;       // scheduled last
     std::uint64_t last_schedule = 0;
     std::vector<GroupTable> groups;
   };
@@ -155,7 +183,7 @@ class GroupedBackend final : public KvBackend {
                      bool admission, bool whole);
   std::uint64_t need_state(const KvRequest& request, Record& r, std::size_t g, std::uint32_t total, std::uint32_t slots,
                            bool admission, bool whole);
-  void adopt(Record& r, std::uint32_t total);
+  void adopt(Record& r, std::uint32_t total, bool copies_tail);
   void leave(GroupTable& table, std::size_t first, std::size_t end);
   void slide(const KvRequest& request, Record& r, std::uint32_t tokens);
   void grow_all(Record& r, std::uint32_t slots);

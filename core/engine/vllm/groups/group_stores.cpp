@@ -1,0 +1,206 @@
+// Stores of vLLM's native host offload with several cache groups: which chunks are worth it.
+#include <algorithm>
+#include <utility>
+
+#include "engine/vllm/groups/group_offload.hpp"
+
+namespace understudy {
+
+std::uint32_t GroupOffload::num_storable(const Held& held, std::size_t g, std::uint32_t tokens) const {
+  return std::min(tokens / groups_[g].chunk, static_cast<std::uint32_t>(held.blocks.size()) / config_.blocks_per_chunk);
+}
+
+void GroupOffload::advance(State& state, std::uint32_t tokens) {
+  for (std::size_t g = 0; g < groups_.size(); ++g) {
+    Held& held = state.groups[g];
+    held.next_stored = std::max(held.next_stored, num_storable(held, g, tokens));
+  }
+}
+
+void GroupOffload::store_offer(const Offer& offer) {
+  KvRequest& request = *offer.request;
+  name_all(request);
+  store(seats_[request.slot].tracked, request.blocks, request.known, offer.after, request.spec.prompt_tokens, false);
+}
+
+void GroupOffload::store_ended(std::uint32_t index) {
+  const Tracked& tracked = tracked_[index];
+  store(index, tracked.names, tracked.known, tracked.after, tracked.prompt, true);
+}
+
+void GroupOffload::store(std::uint32_t index, std::span<const BlockIdentity> names, std::uint32_t known,
+                         std::uint32_t after, std::uint32_t prompt, bool finished) {
+  Tracked& tracked = tracked_[index];
+  State& state = states_[index];
+  std::uint32_t tokens = std::min(after, known);
+  if (config_.prompt_only) tokens = std::min(tokens, prompt);
+  chosen_.clear();
+  std::vector<std::pair<std::uint32_t, std::uint32_t>> ranges;
+  for (std::size_t g = 0; g < groups_.size(); ++g) ranges.push_back(choose(state, g, tokens, prompt, finished));
+  if (chosen_.empty()) return advance(state, tokens);
+  gather(state, names);
+  const bool room = host_.begin_store(user(tracked), chosen_keys_, chosen_memos_, places_, slots_);
+  scatter(state);
+  if (config_.samples && host_.num_absent() > 0) samples_.asked_chunks.push_back(host_.num_absent());
+  if (!room) {
+    ++refused_last_;
+    ++totals_.refused_stores;
+    ++samples_.refused_stores;
+    if (config_.log) log_.refused.push_back(tracked.request);
+    return;
+  }
+  if (places_.empty()) return advance(state, tokens);
+  totals_.evicted_chunks += host_.evicted().size();
+  ++totals_.stores;
+  totals_.stored_chunks += places_.size();
+  OffloadJob& job = new_job(index, true);
+  job.host = slots_;
+  bool flushes = false;
+  for (const std::uint32_t place : places_) {
+    const Chunk& chunk = chosen_[place];
+    job.chunks.push_back(chunk.index);
+    job.groups.push_back(chunk.group);
+    const auto blocks = std::span<const SlotId>(state.groups[chunk.group].blocks)
+                            .subspan(std::size_t{chunk.index} * config_.blocks_per_chunk, config_.blocks_per_chunk);
+    for (const SlotId block : blocks) {
+      if (block == kNoSlot) continue;
+      job.device.push_back(block);
+      // A window may leave its blocks behind while they are read.
+      if (groups_[chunk.group].window) {
+        fenced_[block].push_back(job.id);
+      } else if (finished) {
+        fenced_[block].push_back(job.id);
+        flushes = flushes || allocated_in_[block] == schedule_;
+      }
+    }
+  }
+  for (std::size_t g = 0; g < groups_.size(); ++g) {
+    state.groups[g].next_stored = std::max(state.groups[g].next_stored, ranges[g].second);
+  }
+  orders_.stores.push_back(job.id);
+  if (flushes) orders_.flush.push_back(job.id);
+  if (!config_.log) return;
+  if (!host_.evicted().empty()) log_.evicted.emplace_back();
+  for (const LineageHash& one : host_.evicted()) log_.evicted.back().push_back(one.current());
+  OffloadLog::Store stored{job, {}};
+  for (const std::uint32_t place : places_) stored.hashes.push_back(chosen_keys_[place].sequence_hash());
+  log_.stores.push_back(std::move(stored));
+}
+
+std::pair<std::uint32_t, std::uint32_t> GroupOffload::choose(const State& state, std::size_t g, std::uint32_t tokens,
+                                                             std::uint32_t prompt, bool finished) {
+  const Held& held = state.groups[g];
+  const Group& group = groups_[g];
+  const std::uint32_t per_chunk = config_.blocks_per_chunk;
+  const std::uint32_t end = num_storable(held, g, tokens);
+  std::uint32_t first = held.next_stored;
+  const std::uint32_t prompt_end = prompt / group.chunk;
+  const bool dense = !layout_.retention;
+  // With every tail kept, the tail of a finished request may begin before what was considered so far.
+  const bool slides = layout_.groups[g].slides() && alignment_ > 0 && alignment_ % group.block == 0;
+  const bool again = finished && end != prompt_end && dense && slides;
+  std::optional<std::uint32_t> horizon;
+  if (dense && (finished || end <= prompt_end)) horizon = finished ? end : prompt_end;
+  if (again) {
+    const std::uint32_t per_segment = alignment_ / group.block;
+    first = std::min(first, end * per_chunk / per_segment * per_segment / per_chunk);
+  }
+  if (end <= first) return {first, end};
+  const auto blocks_of = [&](std::optional<std::uint32_t> chunks) {
+    return chunks ? std::optional(*chunks * per_chunk) : std::nullopt;
+  };
+  const std::vector<bool> mask = reachable(state, g, first * per_chunk, end * per_chunk, blocks_of(horizon), prompt);
+  const std::vector<bool> before =
+      again ? reachable(state, g, first * per_chunk, end * per_chunk, prompt_end * per_chunk, prompt) : mask;
+  const auto kept = [&](const std::vector<bool>& of, std::uint32_t block) {
+    return of.empty() || of[block - first * per_chunk];
+  };
+  for (std::uint32_t chunk = first; chunk < end; ++chunk) {
+    const std::uint32_t begin = chunk * per_chunk;
+    bool any = false;
+    bool any_before = false;
+    bool whole = held.blocks[begin + per_chunk - 1] != kNoSlot;
+    for (std::uint32_t block = begin; block < begin + per_chunk; ++block) {
+      any = any || kept(mask, block);
+      any_before = any_before || kept(before, block);
+      if (held.blocks[block] == kNoSlot && kept(mask, block)) whole = false;
+    }
+    if (again && chunk < held.next_stored && any_before) continue;
+    if (any && whole) chosen_.push_back({g, chunk});
+  }
+  return {first, end};
+}
+
+std::vector<bool> GroupOffload::reachable(const State& state, std::size_t g, std::uint32_t first, std::uint32_t end,
+                                          std::optional<std::uint32_t> horizon, std::uint32_t prompt) const {
+  const std::uint32_t block = groups_[g].block;
+  if (!layout_.groups[g].slides() || alignment_ == 0 || alignment_ % block != 0) return {};
+  const std::uint32_t need = layout_.groups[g].window_blocks();
+  std::vector<bool> mask(end - first, false);
+  const auto keep = [&](std::uint32_t from, std::uint32_t to) {
+    for (std::uint32_t i = std::max(first, from); i < std::min(end, to); ++i) mask[i - first] = true;
+  };
+  if (!layout_.retention || *layout_.retention > 0) {
+    const std::uint32_t segment = (layout_.retention ? *layout_.retention : alignment_) / block;
+    if (need >= segment) return {};
+    for (std::uint32_t i = first; i < end; ++i) {
+      if (i % segment >= segment - need) mask[i - first] = true;
+    }
+    if (horizon && *horizon % segment != 0) {
+      keep(std::max(*horizon / segment * segment, *horizon - std::min(*horizon, need)), *horizon);
+    }
+  }
+  if (layout_.retention) {
+    const auto keep_before = [&](std::uint32_t tokens) {
+      const std::uint32_t tail = tokens / alignment_ * alignment_ / block;
+      keep(tail - std::min(tail, need), tail);
+    };
+    keep_before(prompt - 1);
+    if (state.junction > 0) keep_before(state.junction);
+  }
+  return mask;
+}
+
+void GroupOffload::gather(State& state, std::span<const BlockIdentity> names) {
+  chosen_keys_.clear();
+  chosen_memos_.clear();
+  positions_.clear();
+  for (const Chunk& chunk : chosen_) {
+    std::vector<ChunkMemo>& memos = state.groups[chunk.group].memos;
+    if (memos.size() <= chunk.index) memos.resize(chunk.index + 1);
+    chosen_keys_.push_back(key(names, chunk));
+    chosen_memos_.push_back(memos[chunk.index]);
+    // Where two groups have a chunk, that of the first is evicted first.
+    const std::uint64_t tokens = (chunk.index + 1) * std::uint64_t{groups_[chunk.group].chunk};
+    positions_.push_back(tokens * groups_.size() + groups_.size() - 1 - chunk.group);
+  }
+}
+
+void GroupOffload::scatter(State& state) {
+  for (std::size_t i = 0; i < chosen_.size(); ++i) {
+    ChunkMemo& memo = state.groups[chosen_[i].group].memos[chosen_[i].index];
+    const bool first_use = (memo.uses & kSeen) == 0 && (chosen_memos_[i].uses & kSeen) != 0;
+    memo = chosen_memos_[i];
+    if (first_use && !std::ranges::count(state.seen, chosen_[i].group)) state.seen.push_back(chosen_[i].group);
+  }
+}
+
+// The request's chunks in order of their ends.
+void GroupOffload::end_on_host(std::uint32_t index) {
+  State& state = states_[index];
+  chosen_.clear();
+  for (const std::size_t g : state.seen) {
+    for (std::uint32_t chunk = 0; chunk < state.groups[g].memos.size(); ++chunk) {
+      if ((state.groups[g].memos[chunk].uses & kSeen) != 0) chosen_.push_back({g, chunk});
+    }
+  }
+  std::ranges::stable_sort(chosen_, [this](const Chunk& a, const Chunk& b) {
+    return (a.index + 1) * std::uint64_t{groups_[a.group].chunk} <
+           (b.index + 1) * std::uint64_t{groups_[b.group].chunk};
+  });
+  gather(state, tracked_[index].names);
+  host_.ended(chosen_keys_, chosen_memos_);
+  states_[index].groups.clear();
+}
+
+}  // namespace understudy

@@ -1,0 +1,108 @@
+"""Recordings of vLLM's native host offload with several KV cache groups."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from understudy.engines.group_recording import COUNTS, GroupRun, GroupScenarioConfig
+from understudy.engines.offload_recording import HostRecorder, LockstepOffload, OffloadRequest
+from understudy.engines.recorder import STEP_NS, Aborts
+from understudy.engines.scenario import ScenarioAbort  # noqa: TC001  (msgspec reads the annotation)
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from understudy.engines.offload_profiles import OffloadProfile
+    from understudy.engines.profiles import VersionProfile
+
+Line = dict[str, Any]
+LEFT_OUT = ("blocks", "host_events")
+"""Keys of a host's line that these recordings do not have."""
+
+
+class GroupOffloadScenario(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A workload by steps, for an engine with several KV cache groups and a host."""
+
+    config: GroupScenarioConfig
+    offload: LockstepOffload
+    max_steps: int
+    requests: list[OffloadRequest]
+    name: str = ""
+    aborts: list[ScenarioAbort] = []
+
+
+class GroupOffloadRun:
+    """A scenario on a new engine. `halted_at`: the first step of a halt that lasts to the end, if any."""
+
+    def __init__(
+        self,
+        scenario: GroupOffloadScenario,
+        profile: VersionProfile,
+        rules: OffloadProfile,
+        *,
+        check: bool = False,
+    ) -> None:
+        self.scenario = scenario
+        self.halted_at: int | None = None
+        self._run = GroupRun(scenario, profile, offload=scenario.offload.native(rules))
+        self._host = HostRecorder(scenario.config.async_scheduling)
+        self._numbers: dict[str, int] = {}
+        self._check = check
+
+    def lines(self) -> Iterator[Line]:
+        """Yield the recording's lines after its header: one per step, then the totals. Call it once."""
+        engine, host, requests = self._run.engine, self._host, self.scenario.requests
+        aborts = Aborts(engine, self._numbers, self.scenario.aborts)
+        totals = dict.fromkeys(COUNTS, 0)
+        to_come = list(enumerate(requests))
+        lines: list[Line] = []
+        while (totals["finished"] < len(requests) or engine.offload_pending) and len(
+            lines
+        ) < self.scenario.max_steps:
+            step = len(lines)
+            for index, request in to_come:
+                if request.arrival_step <= step:
+                    self._numbers[request.id] = number = self._run.submit(index, request)
+                    host.names[number] = request.id
+            to_come = [(index, request) for index, request in to_come if request.arrival_step > step]
+            loading = host.loading
+            before = aborts.play(step, "before")
+            engine.begin_recorded_step(step * STEP_NS)
+            loading_now = [host.names[r] for r in engine.loading]
+            mid = aborts.play(step, "mid")
+            engine.end_recorded_step((step + 1) * STEP_NS)
+            if self._check:
+                engine.check()
+            host.aborted += len(before) + len(mid)
+            host.aborted_loading += sum(name in loading for name in before)
+            host.aborted_loading += sum(name in loading_now for name in mid)
+            line = {**self._run.describe(step, totals), "aborted": before + mid}
+            totals["finished"] += len(before) + len(mid)
+            line |= {key: value for key, value in host.tell(engine).items() if key not in LEFT_OUT}
+            lines.append(line)
+            self.halted_at = (step if self.halted_at is None else self.halted_at) if engine.stuck else None
+        _number_by_naming(lines)
+        yield from lines
+        done = totals["finished"] >= len(requests) and not engine.offload_pending
+        ends = {"reason": "done" if done else "max_steps", "steps": len(lines)}
+        ends |= {name: totals[name] for name in COUNTS if name != "copies"}
+        ends |= host.totals(lines)
+        yield {"end": ends | {"aborted": host.aborted, "aborted_loading": host.aborted_loading}}
+
+
+def _number_by_naming(lines: list[Line]) -> None:
+    """Replace hashes by numbers in the order in which transfers, evictions and the host's order name them."""
+    numbers: dict[int, int] = {}
+
+    def number(hashes: list[int]) -> list[int]:
+        return [numbers.setdefault(value, len(numbers)) for value in hashes]
+
+    for line in lines:
+        for job in line["loads"] + line["stores"]:
+            job["h"] = number(job["h"])
+            job.pop("table", None)
+        line["evicted"] = number(line["evicted"])
+        if line["host_lru"] is not None:
+            line["host_lru"] = number(line["host_lru"])

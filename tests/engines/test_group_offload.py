@@ -1,0 +1,120 @@
+"""vLLM's native host offload with several KV cache groups."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import msgspec
+import pytest
+
+from release.families import FAMILIES
+from replay.building import ONE_MS, crowd
+from understudy.engines.conformance import compare_offload
+from understudy.engines.group_offload_recording import GroupOffloadRun, GroupOffloadScenario
+from understudy.engines.kv_groups import KvCacheGroup
+from understudy.engines.offload_profiles import offload_profile
+from understudy.engines.profiles import PROFILES
+from understudy.engines.vllm_config import VllmConfig
+from understudy.errors import ConfigError
+from understudy.run.offline import OfflineRun, run_offline
+from understudy.tiers.settings import TiersConfig
+
+FILES = sorted((Path(__file__).parents[1] / "golden" / "vllm-group-offload").glob("*.json.gz"))
+WINDOW = KvCacheGroup(kind="sliding_window", block_size=16, window=64)
+FULL = KvCacheGroup(kind="full", block_size=16)
+LOCAL = KvCacheGroup(kind="chunked_local", block_size=16, chunk=128)
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: path.name.removesuffix(".json.gz"))
+def test_every_line_is_the_recorded_one(path: Path) -> None:
+    outcome = compare_offload(path, check=True)
+    assert outcome.difference is None, str(outcome.difference)
+
+
+def test_the_recordings_load_evict_and_flush() -> None:
+    assert len(FILES) == 16
+
+
+@pytest.mark.parametrize("seed", range(1000, 1040))
+def test_blocks_and_chunks_are_conserved_in_random_schedules(seed: int) -> None:
+    _, drawn = FAMILIES["group-offload"].scenario(seed)
+    scenario = msgspec.convert(drawn, GroupOffloadScenario)
+    lines = list(GroupOffloadRun(scenario, PROFILES["v0.33"], offload_profile("0.33"), check=True).lines())
+    assert lines[-1]["end"]["steps"] == len(lines) - 1
+    assert all(line["host_chunks"] <= scenario.offload.host_chunks for line in lines[:-1])
+
+
+def host(**offload: Any) -> TiersConfig:
+    return TiersConfig.from_dict(
+        {
+            "tiers": [{"tier": "g2", "blocks": offload.pop("blocks", 400)}],
+            "kv_bytes_per_token": 1024,
+            "offload": {"mode": "vllm", **offload},
+        }
+    )
+
+
+def engine(*groups: KvCacheGroup, **settings: Any) -> VllmConfig:
+    return VllmConfig(kv_cache_groups=groups, num_gpu_blocks=150, timing=ONE_MS, **settings)
+
+
+def replay(config: VllmConfig, tiers: TiersConfig | None, **settings: Any) -> OfflineRun:
+    return run_offline(crowd(60), config, workers=2, tiers=tiers, **settings)
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_fast_forward_with_a_host_equals_stepping(seed: int) -> None:
+    rng = Random(seed)
+    groups = rng.choice([(WINDOW, FULL), (WINDOW, WINDOW, FULL), (FULL, WINDOW), (LOCAL, FULL)])
+    config = engine(
+        *groups,
+        async_scheduling=rng.random() < 0.5,
+        prefix_cache_retention_interval=rng.choice([0, None]),
+    )
+    tiers = host(
+        blocks=rng.choice([80, 400]),
+        offload_prompt_only=rng.random() < 0.7,
+        blocks_per_chunk=rng.choice([1, 1, 2]),
+    )
+    fast, slow = (
+        replay(config, tiers, fast_forward=fast_forward, check=True) for fast_forward in (True, False)
+    )
+    assert fast.facts.digest == slow.facts.digest
+
+
+def test_a_host_finds_what_the_device_has_evicted() -> None:
+    alone, below = (replay(engine(WINDOW, FULL), tiers) for tiers in (None, host()))
+    assert below.facts.tiers is not None
+    assert alone.facts.digest != below.facts.digest
+
+
+@pytest.mark.parametrize(
+    ("group", "problem"),
+    [
+        (KvCacheGroup(kind="mamba", block_size=16), "has states"),
+        (KvCacheGroup(kind="rswa", block_size=16, window=64), "is rswa"),
+        (KvCacheGroup(kind="circular", block_size=16), "is not cached"),
+    ],
+)
+def test_groups_that_the_offload_does_not_have_are_refused_by_name(group: KvCacheGroup, problem: str) -> None:
+    with pytest.raises(ConfigError, match=f"vLLM's offload, if one of them {problem}"):
+        replay(engine(group, FULL), host())
+
+
+def test_a_retention_interval_is_a_multiple_of_the_chunks() -> None:
+    config = engine(WINDOW, FULL, prefix_cache_retention_interval=48)
+    with pytest.raises(ConfigError, match="not a multiple of the offload's chunks of 32"):
+        replay(config, host(blocks_per_chunk=2))
+
+
+def test_other_tiers_events_and_live_engines_are_refused_by_name() -> None:
+    config = engine(WINDOW, FULL)
+    own = TiersConfig.from_dict({"tiers": [{"tier": "g2", "blocks": 64}], "kv_bytes_per_token": 1024})
+    with pytest.raises(ConfigError, match="tiers, except vLLM's own offload"):
+        replay(config, own)
+    with pytest.raises(ConfigError, match="KV events or KV routing next to vLLM's offload"):
+        replay(config, host(), events=True)
+    with pytest.raises(ConfigError, match="vLLM's offload on a live engine"):
+        config.build_live_offload(host(), 100)
