@@ -88,6 +88,7 @@ def test_a_lease_of_no_time_is_refused() -> None:
         VllmEngine(config, constant_timing(1.0, 1.0))
 
 
+@pytest.mark.parametrize("push", [False, True], ids=["pull", "push"])
 @pytest.mark.parametrize("seed", range(60))
-def test_no_block_is_lost_whatever_is_aborted_fails_expires_or_preempts(seed: int) -> None:
-    check_scenario(seed)
+def test_no_block_is_lost_whatever_is_aborted_fails_expires_or_preempts(seed: int, push: bool) -> None:
+    check_scenario(seed, push=push)

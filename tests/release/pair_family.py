@@ -110,6 +110,8 @@ def _draw_config(
         config["max_num_batched_tokens"] = max(config["max_num_batched_tokens"], max(ends))
     elif rng.random() < 0.2:
         config["long_prefill_token_threshold"] = rng.choice([3, 8, 16, 32])
+        if rng.random() < 0.2:
+            config["long_prefill_token_threshold_adaptive"] = True
     if priority:
         config["policy"] = "priority"
     if watermark:
@@ -118,6 +120,10 @@ def _draw_config(
         config["scheduler_reserve_full_isl"] = False
     if rng.random() < 0.12:
         config["enable_prefix_caching"] = False
+    if rng.random() < 0.1:
+        config["prefill_schedule_interval"] = rng.choice([2, 3, 8])
+    if rng.random() < 0.1:
+        config["max_num_active_seqs"] = rng.randint(1, config["max_num_seqs"])
     return config
 
 
