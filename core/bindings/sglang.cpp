@@ -277,6 +277,7 @@ void bind_sglang(nb::module_& m) {
   nb::class_<SglangTokens>(m, "SglangTokens", "Tokens of an engine's pools, and what its host tier has copied.")
       .def_ro("available", &SglangTokens::available)
       .def_ro("evictable", &SglangTokens::evictable)
+      .def_ro("evicted", &SglangTokens::evicted)
       .def_ro("new_token_ratio", &SglangTokens::new_token_ratio)
       .def_ro("host_used", &SglangTokens::host_used)
       .def_ro("host_total", &SglangTokens::host_total)

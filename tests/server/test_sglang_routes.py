@@ -251,6 +251,7 @@ def test_the_page_of_metrics_has_sglangs_families_and_none_of_vllms() -> None:
         assert values["sglang:cached_tokens_total"] == 2
         prefilled = [line for line in page.splitlines() if "prefill_effective_tokens_total{" in line]
         assert [float(line.rpartition(" ")[2]) for line in prefilled] == [4, 2, 0, 0]
+        assert values["sglang:evicted_tokens_total"] == 0
         assert values["sglang:num_retracted_input_tokens_total"] == 0
         assert values["sglang:num_retracted_output_tokens_total"] == 0
         assert values["sglang:time_to_first_token_seconds_count"] == 2
@@ -287,6 +288,7 @@ def test_hicache_loads_evicted_prompts_back_and_says_so() -> None:
         assert values["sglang:hicache_backup_tokens_total"] >= 384
         assert values["sglang:hicache_host_total_tokens"] == 1024
         assert values["sglang:hicache_dropped_tokens_total"] == 0
+        assert values["sglang:evicted_tokens_total"] >= 80
 
     serve(check, engine=engine, tiers=tiers)
 

@@ -30,6 +30,7 @@ struct SglangConfig final : EngineConfig {
 struct SglangTokens {
   std::int64_t available = 0;
   std::uint64_t evictable = 0;
+  std::uint64_t evicted = 0;  // from the device, since the engine was made
   double new_token_ratio = 0;
   std::uint64_t host_used = 0;
   std::uint64_t host_total = 0;

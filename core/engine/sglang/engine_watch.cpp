@@ -184,6 +184,7 @@ SglangTokens SglangEngine::tokens() const {
   SglangTokens out;
   out.available = scheduler_.avail();
   out.evictable = scheduler_.tree().evictable();
+  out.evicted = removed_pages_ * config_.block_size;
   out.new_token_ratio = scheduler_.ratio();
   out.retracted_inputs = scheduler_.retracted_inputs();
   out.retracted_outputs = scheduler_.retracted_outputs();

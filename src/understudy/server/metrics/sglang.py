@@ -149,6 +149,7 @@ class SglangMetrics(VllmMetrics):
             return
         count_pool("num_retracted_input_tokens", "Prompt tokens of those.", "retracted_inputs", labels)
         count_pool("num_retracted_output_tokens", "Output tokens of those.", "retracted_outputs", labels)
+        count_pool("evicted_tokens", "Tokens evicted from the device, with a copy or not.", "evicted", cache)
         if not core.has_tiers:
             return
         kv = {"pool": "kv", **cache}
