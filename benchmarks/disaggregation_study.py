@@ -3,12 +3,14 @@
     python benchmarks/disaggregation_study.py --trace PATH [--svg docs/disaggregation.svg]
 
 Llama-3.1-8B on H100s, the trace at its own pace. Prints one line a fleet: TTFT, ITL, E2E, the share of requests within
-the goals (TTFT 1,000 ms, mean ITL 15 ms), and where the time to the first token went. `--svg` draws the latter.
+the goals (TTFT 1,000 ms, mean ITL 15 ms). `--svg` draws where the time to the first token went, and these shares; bars
+that are longer than twice the median are shortened, their parts in proportion.
 """
 
 from __future__ import annotations
 
 import argparse
+import statistics
 import sys
 from pathlib import Path
 
@@ -29,6 +31,7 @@ FLEETS: dict[str, us.Disaggregation | None] = {
         prefill_workers=2, decode_workers=2, link_gbps=50.0, rule="uncached:2048"
     ),
 }
+PARTS = ("prefill queue", "prefill", "hop", "decode queue", "transfer", "polls", "first step")
 COLOURS = ("#4c78a8", "#72b7b2", "#bab0ac", "#eeca3b", "#e45756", "#b279a2", "#54a24b")
 
 
@@ -41,6 +44,7 @@ def main() -> int:
     args = parser.parse_args()
     workload = us.read_trace(args.trace)
     parts: dict[str, dict[str, float]] = {}
+    goals: dict[str, float] = {}
     print("| fleet | TTFT mean / p99 ms | ITL mean / p99 ms | E2E ms | within goals | handed off |")
     print("|---|---|---|---|---|---|")
     for name, split in FLEETS.items():
@@ -59,35 +63,43 @@ def main() -> int:
             f"{report.itl_ms.p99:.1f} | {report.e2e_ms.mean:,.0f} | {report.goodput.ratio:.1%} | {handed} |",
             flush=True,
         )
-        if report.handoff is not None:
-            parts[name] = report.handoff.ttft_parts_ms
+        goals[name] = report.goodput.ratio
+        waited = report.queue_ms.mean
+        whole = {"prefill queue": waited, "prefill": report.ttft_ms.mean - waited}
+        parts[name] = whole if report.handoff is None else report.handoff.ttft_parts_ms
     if args.svg is not None:
-        args.svg.write_text(draw(parts), encoding="utf-8")
+        args.svg.write_text(draw(parts, goals), encoding="utf-8")
     return 0
 
 
-def draw(parts: dict[str, dict[str, float]]) -> str:
-    """Draw stacked bars of the mean TTFT of handed-off requests."""
-    longest = max(sum(part.values()) for part in parts.values())
-    names = list(next(iter(parts.values())))
-    rows, width, left = len(parts), 860, 230
-    height = 40 * rows + 70
+def draw(parts: dict[str, dict[str, float]], goals: dict[str, float]) -> str:
+    """Draw stacked bars of the mean TTFT (of handed-off requests, where there are any), and shares within the goals."""
+    limit = 2 * statistics.median(sum(part.values()) for part in parts.values())
+    width, left, bars = 900, 240, 360
+    height = 40 * len(parts) + 80
     out = [
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" font-family="sans-serif" '
-        'font-size="13"><rect width="100%" height="100%" fill="white"/>'
+        'font-size="13"><style>text { fill: #1d2129 } .bg { fill: #ffffff } @media (prefers-color-scheme: dark) '
+        "{ text { fill: #e8eaed } .bg { fill: #1c1f25 } }</style>"
+        '<rect class="bg" width="100%" height="100%"/>'
+        f'<text x="{left}" y="20">mean TTFT</text><text x="{width - 12}" y="20" text-anchor="end">within goals</text>'
     ]
     for row, (fleet, shares) in enumerate(parts.items()):
-        x, y = float(left), 40 * row + 12
+        x, y, total = float(left), 40 * row + 34, sum(shares.values())
         out.append(f'<text x="{left - 8}" y="{y + 18}" text-anchor="end">{fleet}</text>')
-        for name, colour in zip(names, COLOURS, strict=True):
-            wide = shares[name] / longest * (width - left - 90)
+        for name, colour in zip(PARTS, COLOURS, strict=True):
+            wide = shares.get(name, 0.0) / max(total, limit) * bars
             out.append(f'<rect x="{x:.1f}" y="{y}" width="{wide:.1f}" height="26" fill="{colour}"/>')
             x += wide
-        out.append(f'<text x="{x + 6:.1f}" y="{y + 18}">{sum(shares.values()):,.0f} ms</text>')
+        if total > limit:  # two slanted lines: the bar is shortened
+            cut = f"M{x - 16:.1f} {y + 30}l8 -34h6l-8 34z"
+            out.append(f'<path class="bg" d="{cut}"/>')
+        out.append(f'<text x="{x + 8:.1f}" y="{y + 18}">{total:,.0f} ms</text>')
+        out.append(f'<text x="{width - 12}" y="{y + 18}" text-anchor="end">{goals[fleet]:.1%}</text>')
     x = float(left)
-    for name, colour in zip(names, COLOURS, strict=True):
-        out.append(f'<rect x="{x:.0f}" y="{height - 36}" width="12" height="12" fill="{colour}"/>')
-        out.append(f'<text x="{x + 16:.0f}" y="{height - 25}">{name}</text>')
+    for name, colour in zip(PARTS, COLOURS, strict=True):
+        out.append(f'<rect x="{x:.0f}" y="{height - 30}" width="12" height="12" fill="{colour}"/>')
+        out.append(f'<text x="{x + 16:.0f}" y="{height - 19}">{name}</text>')
         x += 30 + 7.2 * len(name)
     return "".join(out) + "</svg>\n"
 
