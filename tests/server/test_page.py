@@ -246,6 +246,8 @@ def test_pools_with_a_role_show_it_and_their_transfers_in_flight(browser: Browse
         assert prefill.startswith("Prefill, pool 02 workers (0–1) · stub")
         assert prefill.endswith("1 transfer in flight")
         assert decode.startswith("Decode, pool 13 workers (2–4) · stub")
+        assert browser.run("document.querySelectorAll('.w .run')[0].textContent") == "sends KV"
+        assert browser.run("document.querySelectorAll('.w .run')[1].textContent") == "idle"
         for width in (600, 2000):
             browser.resize(width)
             assert browser.clipped() == []

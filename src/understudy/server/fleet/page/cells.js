@@ -122,7 +122,8 @@ export class Cells {
       setText(cell.run, cell.node.parentNode?.classList.contains("tiny") || state === "dead" ? sign : w.running[worker] || sign);
     } else {
       const busy = state !== "dead" && (w.running[worker] || waits);
-      const text = busy ? w.running[worker] : state === "ready" ? "idle" : state, more = waits ? " +" + waits : "";
+      const rest = w.transfers?.[worker] ? "sends KV" : "idle";  // a prefill worker keeps blocks until they are read
+      const text = busy ? w.running[worker] : state === "ready" ? rest : state, more = waits ? " +" + waits : "";
       if (cell.text !== text + more) {
         cell.text = text + more;
         cell.run.className = busy ? "run" : "run word";
