@@ -47,7 +47,8 @@ def main() -> int:
     parser.add_argument("--trace", required=True, help="Mooncake trace")
     parser.add_argument("--rounds", type=int, default=11, metavar="N")
     args = parser.parse_args()
-    base, ours = [], []
+    base: list[tuple[float, dict[str, str]]] = []
+    ours: list[tuple[float, dict[str, str]]] = []
     for number in range(args.rounds):
         order = (base, ours) if number % 2 == 0 else (ours, base)
         for side in order:
