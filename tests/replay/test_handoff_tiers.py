@@ -60,7 +60,10 @@ def test_a_tier_that_is_never_read_changes_nothing(tmp_path: Any, seed: int, asy
     names = ("first_token_ns", "last_token_ns", "finish_ns", "cached_tokens_first")
     for name in names:
         assert (getattr(with_tier.timeline, name) == getattr(without.timeline, name)).all(), name
-    assert (with_tier.timeline.handoff.landed_ns == without.timeline.handoff.landed_ns).all()
+    first, second = with_tier.timeline.handoff, without.timeline.handoff
+    assert first is not None
+    assert second is not None
+    assert (first.landed_ns == second.landed_ns).all()
 
 
 @pytest.mark.parametrize("asynchronous", [False, True])
