@@ -406,7 +406,7 @@ def describe_sweep() -> Schema:
         **{key: {"type": "object", "additionalProperties": NUMBER} for key in ("objectives", "variance")},
         "space": {"type": "object", "additionalProperties": {"type": "array"}},
         "answers": list_of(describe_object("answer", answer)),
-        "notes": list_of(TEXT),
+        **dict.fromkeys(("notes", "times"), list_of(TEXT)),
         "trials": list_of(trial),
         "invalid": errors,
         "failed": errors,

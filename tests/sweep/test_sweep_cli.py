@@ -200,6 +200,29 @@ def test_the_text_names_answer_margin_and_next_smaller_fleet(capsys: pytest.Capt
     assert len(text[text.index("Front") : text.index("Flags that")].strip().splitlines()) <= 14
 
 
+@pytest.mark.parametrize(
+    ("flags", "source"),
+    [
+        ([], "a generic polynomial (Dynamo mocker), NOT a real GPU"),
+        (["--model", "Qwen3-32B", "--gpu", "H200"], "preset: Qwen3-32B"),
+    ],
+)
+def test_text_json_and_page_name_the_source_of_step_times(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], flags: list[str], source: str
+) -> None:
+    files = {name: tmp_path / f"sweep.{name}" for name in ("json", "html")}
+    outputs = [word for name, path in files.items() for word in (f"--{name}", str(path))]
+    argv = [str(TRACE), "--vary", "workers=1,2", "--jobs", "1", *GOAL, *flags, *outputs]
+    assert main(["sweep", *argv]) == 0
+    (times,) = json.loads(files["json"].read_text())["times"]
+    report = tmp_path / "report.json"
+    assert main(["replay", str(TRACE), *flags, "--quiet", "--no-advice", "--json", str(report)]) == 0
+    assert times.startswith(json.loads(report.read_text())["run"]["times"]["from"])
+    assert source in times
+    assert f"times from {times}" in capsys.readouterr().out
+    assert times in files["html"].read_text()
+
+
 def test_a_candidate_counts_rejected_requests_as_late(tmp_path: Path) -> None:
     result = sweep(tmp_path, "--vary", "max-model-len=512,1000000")
     short, long = result["trials"]

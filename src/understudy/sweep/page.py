@@ -50,6 +50,7 @@ def build_page(sweep: Sweep, reports: Mapping[Point, str]) -> str:
         ),
         ("Search", sweep.search),
         ("CPU time", f"{sum(trial.cpu_s for trial in sweep.trials):,.1f} s"),
+        *(("Times from", source) for source in sweep.times),
     )
     shown = "".join(f"<span>{name} <b>{escape(value)}</b></span>" for name, value in facts)
     body = [

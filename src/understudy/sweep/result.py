@@ -10,6 +10,8 @@ import msgspec
 
 from understudy import __version__
 from understudy.errors import ConfigError
+from understudy.run.facts import TimeFacts
+from understudy.run.times import format_times
 from understudy.sweep.answer import Answer, find_answers, share_variance
 from understudy.sweep.commands import make_commands
 from understudy.sweep.manifest import write_manifest
@@ -73,6 +75,18 @@ class Sweep:
         limits = {name: getattr(self.slo, name) for name in ("ttft_ms", "itl_ms", "e2e_ms")}
         return {name: limit for name, limit in limits.items() if limit is not None}
 
+    @property
+    def times(self) -> list[str]:
+        """Sources of the step times of all trials, each once."""
+        models: list[Any] = []
+        for trial in self.trials:
+            settings = trial.candidate.settings
+            for each in settings.pools or (settings,):
+                if each.engine.timing not in models:
+                    models.append(each.engine.timing)
+        facts = (TimeFacts(model.describe_origin(), 0.0, model.front_end_ms) for model in models)
+        return list(dict.fromkeys(map(format_times, facts)))
+
     def count_reasons(self) -> list[tuple[str, int, Point]]:
         """Return the reasons of invalid combinations, how many have each, and the first that has it."""
         counts = Counter(self.invalid.values())
@@ -91,6 +105,7 @@ class Sweep:
             "requests": self.requests,
             "objectives": self.objectives,
             "goal": self.goal,
+            "times": self.times,
             "space": self.space.to_dict(),
             "search": self.search,
             "answers": [self._describe_answer(answer) for answer in self.answers],

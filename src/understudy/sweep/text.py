@@ -32,6 +32,8 @@ def describe_sweep(sweep: Sweep) -> Iterator[str]:
     )
     limits = " and ".join(f"{NAMES[name]} ≤ {limit:g} ms" for name, limit in sweep.objectives.items())
     yield f"goal: {limits} for {sweep.goal:.4g} of requests"
+    for source in sweep.times:
+        yield f"times from {source}"
     for answer in sweep.answers:
         yield ""
         yield from _describe_answer(sweep, answer)
