@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import random
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from understudy.cli import main
 from understudy.cli.split_advice import advise_on_split
 from understudy.engines.vllm_config import VllmConfig
 from understudy.report.goodput import Slo
@@ -17,7 +20,6 @@ from understudy.workload.mooncake import read_mooncake
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from pathlib import Path
 
     from understudy.report.advice import Advice
     from understudy.workload import Workload
@@ -174,3 +176,21 @@ def test_pools_with_roles_have_no_numbers_to_change(tmp_path: Path, settings: di
     replay_with = replayer(make(tmp_path, SHORT, output=2, gap_ms=30.0), 2)
     report = replay_with(Disaggregation(prefill_workers=1, decode_workers=1))
     assert advise_on_split(report, Disaggregation(**settings), replay_with) is None
+
+
+def test_a_live_replay_with_roles_is_refused_by_name(capsys: pytest.CaptureFixture[str]) -> None:
+    demo = Path(__file__).parents[2] / "examples" / "demo_trace.jsonl"
+    flags = ["--online", "--prefill-workers", "1", "--decode-workers", "1"]
+    assert main(["replay", str(demo), *flags]) == 2
+    assert "understudy fleet --disaggregate" in capsys.readouterr().err
+
+
+def test_remedies_keep_the_tiers_of_the_run(tmp_path: Path) -> None:
+    demo = Path(__file__).parents[2] / "examples" / "demo_trace.jsonl"
+    flags = ["--num-gpu-blocks", "480", "--num-g2-blocks", "20000", "--kv-bytes-per-token", "131072"]
+    split, plain = tmp_path / "split.json", tmp_path / "plain.json"
+    roles = ["--prefill-workers", "1", "--decode-workers", "1"]
+    assert main(["replay", str(demo), *flags, *roles, "--json", str(split), "--quiet"]) == 0
+    assert main(["replay", str(demo), *flags, "--workers", "2", "--json", str(plain), "--quiet"]) == 0
+    mean_ms = json.loads(plain.read_text(encoding="utf-8"))["e2e_ms"]["mean"]
+    assert f"{mean_ms:,.0f} ms" in split.read_text(encoding="utf-8")

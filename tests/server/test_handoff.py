@@ -4,9 +4,14 @@ from __future__ import annotations
 
 import asyncio
 from typing import TYPE_CHECKING, Any
+from unittest import mock
+
+import pytest
 
 from server.client import Client
 from server.handoff_pair import PREFILL, make_server, runs, serving, until
+from understudy.errors import ConfigError
+from understudy.server.handoff import network
 
 if TYPE_CHECKING:
     from server.client import Reply
@@ -165,3 +170,63 @@ async def test_a_killed_prefill_server_fails_the_reads_from_it() -> None:
         first.worker.kill()
         assert (await task).status == 500
         assert held(first) == 0
+
+
+@runs
+async def test_another_engines_id_fails_the_handshake() -> None:
+    first, second = make_server("kv_producer"), make_server("kv_consumer")
+    async with serving(first, second):
+        params = (await prefill(first)).json["kv_transfer_params"]
+        assert (await decode(second, {**params, "remote_engine_id": "another"})).status == 500
+        assert (await decode(second, params)).status == 200
+
+
+@runs
+async def test_a_client_cannot_name_a_server_that_keeps_no_blocks() -> None:
+    first, second = make_server("kv_producer"), make_server("kv_consumer", engine_id="decode-0")
+    async with serving(first, second):
+        params = (await prefill(first)).json["kv_transfer_params"]
+        reply = await decode(second, {**params, "remote_engine_id": "decode-0"})
+        assert reply.status == 400
+        assert "keeps no blocks" in reply.json["error"]["message"]
+        both = {**params, "do_remote_decode": True}
+        assert "contradict" in (await decode(first, both)).json["error"]["message"]
+        assert (await decode(second, params)).status == 200
+
+
+@runs
+async def test_a_read_after_the_lease_is_counted() -> None:
+    first = make_server("kv_producer", kv_connector_extra_config={"kv_lease_duration": 1})
+    second = make_server("kv_consumer")
+    async with serving(first, second):
+        params = (await prefill(first)).json["kv_transfer_params"]
+        await until(lambda: held(first) == 0)
+        assert (await decode(second, params)).status == 200
+        await until(lambda: first.worker.handoff is not None and first.worker.handoff.late_notices == 1)
+
+
+@runs
+async def test_an_order_to_end_faults_ends_failing_reads() -> None:
+    first, second = make_server("kv_producer"), make_server("kv_consumer")
+    async with serving(first, second):
+        params = (await prefill(first)).json["kv_transfer_params"]
+        await Client(second.port).post("/admin/fault", {"kind": "fail_reads", "count": 3})
+        await Client(second.port).post("/admin/fault", {"kind": "none"})
+        assert (await decode(second, params)).status == 200
+
+
+@runs
+async def test_servers_that_do_not_answer_give_way_to_others() -> None:
+    first, second = make_server("kv_producer"), make_server("kv_consumer")
+    with mock.patch.object(network, "MAX_PEERS", 2):
+        async with serving(first, second):
+            params = (await prefill(first)).json["kv_transfer_params"]
+            for port in (1, 2, 3):
+                assert (await decode(second, {**params, "remote_port": port})).status == 500
+            assert (await decode(second, params)).status == 200
+
+
+@pytest.mark.parametrize("peer", ["10.0.0.5:5600", "", "http://a", "a b"])
+def test_a_peer_that_can_never_match_is_refused(peer: str) -> None:
+    with pytest.raises(ConfigError, match="--kv-peer"):
+        make_server("kv_consumer", "--kv-peer", peer)

@@ -16,6 +16,7 @@ from understudy.server.fleet.fleet import Fleet
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
+    from pathlib import Path
 
 PORTS = ["--port", "0", "--base-port", "0", "--kv-side-channel-port", "0"]
 BODY = {"prompt": "one two three four five six seven eight nine ten " * 12, "max_tokens": 5}
@@ -129,6 +130,35 @@ async def test_blocks_that_are_no_longer_kept_are_read_even_so() -> None:
         assert len(fleet.servers[0].worker.cores[0].vllm.held) == 1  # the other one's
 
 
+@runs
+async def test_a_request_that_is_refused_keeps_no_block_of_a_prefill_worker() -> None:
+    async with fleet_of("--prefill-workers", "1", "--decode-workers", "1") as (client, fleet):
+        wrong: tuple[dict[str, Any], ...] = (
+            {"max_tokens": "abc"},
+            {"max_tokens": -3},
+            {"min_tokens": 9},
+            {"stream_options": {"include_usage": True}},
+        )
+        for fields in wrong:
+            assert (await client.post("/v1/completions", {**BODY, **fields})).status == 400, fields
+        assert not fleet.servers[0].worker.cores[0].vllm.held
+
+
+def test_a_file_of_flags_can_ask_for_both_kinds_of_workers(tmp_path: Path) -> None:
+    path = tmp_path / "fleet.yaml"
+    path.write_text("prefill-workers: 2\ndecode-workers: 3\n", encoding="utf-8")
+    settings, _ = read_fleet(["--config", str(path)])
+    assert [count for count, _ in settings.pools] == [2, 3]
+
+
+def test_side_channels_of_all_workers_need_ports() -> None:
+    settings, _ = read_fleet(
+        ["--prefill-workers", "3", "--decode-workers", "1", "--kv-side-channel-port", "65534"]
+    )
+    with pytest.raises(ConfigError, match="--kv-side-channel-port"):
+        Fleet(settings)
+
+
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
@@ -136,7 +166,13 @@ async def test_blocks_that_are_no_longer_kept_are_read_even_so() -> None:
         (["--disaggregate", "--workers", "1"], "--workers"),
         (["--prefill-workers", "1"], "decode_workers"),
         (["--disaggregate", "--processes", "2"], "--processes"),
-        (["--disaggregate", "--engine", "sglang"], "kv-transfer-config"),
+        (["--disaggregate", "--engine", "sglang"], "SGLang"),
+        (
+            ["--disaggregate", "--kv-transfer-config", '{"kv_connector": "NixlConnector"}'],
+            "--kv-lease-duration",
+        ),
+        (["--no-disaggregate", "--prefill-workers", "1", "--decode-workers", "1"], "--no-disaggregate"),
+        (["--disaggregate", "--disaggregation", "uncached:99999999999"], "rule"),
         (["--disaggregate", "--vllm-version", "0.32"], "0.33"),
         (["--disaggregate", "--disaggregation", "sometimes"], "rule"),
         (["--disaggregate", "--kv-link-gbps", "1"], "--kv-bytes-per-token"),

@@ -38,7 +38,8 @@ flags of the fleet:
                           --prefill-workers N, --decode-workers N set the numbers
   --disaggregation RULE   when a prefill worker computes the prompt: always (default), uncached:TOKENS, ratio:SHARE,
                           llm-d:TOKENS or isl_bounding; --disaggregation-order prefill_first|decode_first
-  --decode-routing POLICY routing of decode workers (default: least_loaded); --routing is of prefill workers
+  --decode-routing POLICY routing of decode workers (default: least_loaded); --routing and --router are of
+                          prefill workers
   --kv-link-gbps X, --kv-link-backend-gbps X, --kv-link-latency-ms MS, --kv-lease-duration S,
   --kv-load-failure-policy fail|recompute      links and rules of the hand-offs
 All flags of `understudy serve` configure the workers: --gpu NAME, --timing FILE, --clock-speed X, --tiers JSON, ...
@@ -125,7 +126,7 @@ def read_fleet(arguments: list[str]) -> tuple[FleetSettings, int]:
     from understudy.yaml_text import read_yaml
 
     fleet_flags = list_fleet_flags()
-    divided = fleet_stages.has_stages(arguments)
+    divided = fleet_stages.has_stages(arguments, fleet_flags)
     plan = read_serve(
         [*arguments, *(fleet_stages.transfer_flag("kv_producer", {}) if divided else ())], more=fleet_flags
     )

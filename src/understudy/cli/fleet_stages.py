@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from understudy.checks import whole_number
 from understudy.cli.router_flags import build_live_policy
 from understudy.errors import ConfigError
 from understudy.run.disaggregation import Disaggregation
 from understudy.server.flags import Flag
+from understudy.server.flags.grammar import read_command_line
+from understudy.server.flags.ours import all_flags, find_flags_version
+from understudy.server.flags.serving import names_sglang
 from understudy.server.handoff.settings import CONNECTOR
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
 
 FLAGS = (
     Flag(["--disaggregate", "--no-disaggregate"], "bool"),
@@ -25,13 +25,37 @@ FLAGS = (
     Flag(["--kv-lease-duration"], "int"),
     Flag(["--kv-load-failure-policy"], "str", choices=["fail", "recompute"]),
 )
+_ASKS = ("--disaggregate", "--prefill-workers", "--decode-workers")
 _NEEDS = tuple(flag.name for flag in FLAGS[3:])
 
 
-def has_stages(arguments: Sequence[str]) -> bool:
-    """Return True if a command line asks for prefill and decode workers."""
-    words = {word.partition("=")[0] for word in arguments}
-    return not words.isdisjoint(("--disaggregate", "--prefill-workers", "--decode-workers"))
+def has_stages(arguments: list[str], more: tuple[Flag, ...]) -> bool:
+    """Return True if a command line asks for prefill and decode workers. ConfigError names what contradicts that."""
+    if names_sglang(arguments):
+        words = {word.partition("=")[0] for word in arguments}
+        if not words.isdisjoint(_ASKS):
+            raise ConfigError(
+                "--disaggregate: hand-offs of SGLang's workers are not known; use vLLM's engine"
+            )
+        return False
+    named = {name: flag for flag in more for name in flag.names}
+    values = read_command_line(arguments, {**all_flags(find_flags_version(arguments, named)), **named}).values
+    numbers = [name for name in ("prefill-workers", "decode-workers") if values.get(name) is not None]
+    if values.get("disaggregate") is False and numbers:
+        raise ConfigError(f"--no-disaggregate contradicts --{numbers[0]}; leave one of them out")
+    if not (values.get("disaggregate") or numbers):
+        return False
+    if values.get("kv-transfer-config") is not None:
+        raise ConfigError(
+            "--kv-transfer-config and --disaggregate both give workers a role; use --kv-lease-duration and "
+            "--kv-load-failure-policy instead"
+        )
+    if values.get("tiers") is not None or values.get("kv-offloading-size") is not None:
+        raise ConfigError(
+            "--disaggregate: live prefill and decode workers have neither tiers nor an offload yet; leave out --tiers "
+            "and --kv-offloading-size"
+        )
+    return True
 
 
 def transfer_flag(role: str, values: dict[str, Any]) -> list[str]:
@@ -49,11 +73,6 @@ def read_stages(values: dict[str, Any]) -> Disaggregation:
     """Read the numbers of workers, the rule and the routing. ConfigError names an invalid flag."""
     if values.get("processes", 1) != 1:
         raise ConfigError("--processes does not work with prefill and decode workers yet; leave it out")
-    if values.get("kv-transfer-config") is not None:
-        raise ConfigError(
-            "--kv-transfer-config and --disaggregate both give workers a role; use --kv-lease-duration and "
-            "--kv-load-failure-policy instead"
-        )
     prefill, decode = values.get("prefill-workers"), values.get("decode-workers")
     if prefill is None and decode is None:
         workers = whole_number("--workers", values.get("workers", 4), 2)

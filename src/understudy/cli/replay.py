@@ -266,7 +266,7 @@ def run(args: argparse.Namespace) -> int:
         from understudy.cli.advice import try_remedies
 
         report = try_remedies(report, settings, workload, args)
-    if splits and not (args.no_advice or args.digest):
+    if is_simulated and splits and not (args.no_advice or args.digest):
         from understudy.cli.split_advice import try_splits
 
         report = try_splits(report, settings, workload, args)

@@ -108,6 +108,10 @@ def replay_on_live_workers(
 
     if not isinstance(settings.load, OpenLoop):
         raise ConfigError("--online supports open-loop arrivals only; leave out --concurrency")
+    if settings.disaggregation is not None:
+        raise ConfigError(
+            "--online does not work with prefill and decode workers; use `understudy fleet --disaggregate`"
+        )
     for name in _OFFLINE_OUTPUTS:
         if getattr(args, name) is not None:
             raise ConfigError(f"--{name.replace('_', '-')} is written offline only; leave out --online")

@@ -66,6 +66,8 @@ def try_splits(
             settings.engine,
             workers=settings.workers if split is not None else _count_workers(given),
             routing=settings.policy,
+            tiers=settings.tiers,
+            ranks=settings.ranks,
             seed=settings.seed,
             load=settings.load,
             max_tokens=args.max_tokens,

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
 RULES = "always, uncached:TOKENS, ratio:SHARE, llm-d:TOKENS or isl_bounding"
 _RULE = re.compile(r"(always|isl_bounding)|(uncached|llm-d):(\d+)|ratio:(0?\.\d+|[01](?:\.0*)?)")
+MAX_RULE_TOKENS = 1 << 30
 ISL_BOUNDING_TOKENS = 2048
 ISL_BOUNDING_SHARE = 0.7
 
@@ -96,6 +97,9 @@ class Disaggregation(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
         is_users = callable(getattr(self.rule, "remote", None)) and not isinstance(self.rule, type)
         if not is_users and (not isinstance(self.rule, str) or _RULE.fullmatch(self.rule) is None):
             raise ConfigError(f"rule must be {RULES}, or an object with remote(), got {self.rule!r}")
+        tokens = None if is_users else _RULE.fullmatch(self.rule)[3]  # type: ignore[index]
+        if tokens is not None and int(tokens) > MAX_RULE_TOKENS:
+            raise ConfigError(f"rule: at most {MAX_RULE_TOKENS:,} tokens, got {self.rule!r}")
         if self.kv_bytes_per_token is not None:
             whole_number("kv_bytes_per_token", self.kv_bytes_per_token, 1)
 

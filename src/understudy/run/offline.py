@@ -11,7 +11,7 @@ import msgspec
 from understudy._core import Checkpoints, FleetSettings, StepTable, run_fleet
 from understudy.checks import whole_number
 from understudy.engines.kinds import DEFAULT_ENGINE
-from understudy.engines.kv_groups import group_labels
+from understudy.engines.kv_groups import group_labels, refuse_with_groups
 from understudy.errors import ConfigError
 from understudy.router.kv import Decisions, KvRouter, KvRouting
 from understudy.run.deep_check import copy_inputs, describe_comparison, require_equal
@@ -130,6 +130,11 @@ def run_offline(
         pools, engine, tiers = disaggregation.make_pools(engine or DEFAULT_ENGINE, tiers), None, None
     pools = make_pools(pools, engine, workers, tiers)
     _check_roles(pools, disaggregation)
+    if routing == "kv" or isinstance(routing, KvRouting):
+        for pool in pools:
+            below = pool.resolve_tiers()
+            offloads = bool(below.tiers) and below.offload.mode == "vllm"
+            refuse_with_groups(events=offloads and bool(getattr(pool.engine, "kv_cache_groups", ())))
     if disaggregation is not None and record_steps is not None:
         raise ConfigError("record_steps does not work with prefill and decode workers yet; leave it out")
     if record_steps is not None:

@@ -168,6 +168,11 @@ class ReplaySettings(msgspec.Struct, frozen=True, kw_only=True):
         assert self.disaggregation is not None
         if "workers" in merged:
             raise ConfigError("workers contradicts disaggregation; give prefill_workers and decode_workers")
+        if tiers.model is not None and not has_uniform_layers(tiers.model):
+            raise ConfigError(
+                f"model {tiers.model!r} has several KV cache groups, which do not work with prefill and decode workers "
+                "yet; leave out disaggregation"
+            )
         sized = self.disaggregation.sized_for(tiers.model, tiers.kv_dtype)
         if sized.kv_bytes_per_token is None and tiers.kv_bytes_per_token is not None:
             sized = msgspec.structs.replace(sized, kv_bytes_per_token=tiers.kv_bytes_per_token)

@@ -40,6 +40,7 @@ FAILURES: dict[str, tuple[int, str, str | None, str]] = {
 
 
 MAX_FACTOR = 1000
+MAX_COUNT = 1_000_000
 
 
 class FaultOrder(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
@@ -101,6 +102,8 @@ class FaultOrder(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
             raise _invalid("duration_s", f"must be a finite number above 0, got {order.duration_s:g}")
         if order.count < 1:
             raise _invalid("count", f"must be at least 1, got {order.count}")
+        if order.count > MAX_COUNT:
+            raise _invalid("count", f"must be at most {MAX_COUNT:,}, got {order.count}")
         if not 1 <= order.factor <= MAX_FACTOR:
             raise _invalid("factor", f"must be from 1 to {MAX_FACTOR}, got {order.factor:g}")
         if order.only is not None and order.only not in _LASTING:
@@ -129,7 +132,7 @@ _FIELDS: dict[str, tuple[str, ...]] = {
     "none": ("only",),
 }
 """Fields of an order by kind, in addition to `kind` and `workers`."""
-_LASTING = tuple(kind for kind in _FIELDS if kind not in ("resume_events", "fail_reads", "none"))
+_LASTING = tuple(kind for kind in _FIELDS if kind not in ("resume_events", "none"))
 """Faults that `none` can end."""
 
 
@@ -180,6 +183,8 @@ class Faults:
             for what, fault in tuple(self._active.items()):
                 if order.only in (None, fault.order.kind):
                     self._end(what)
+            if worker.handoff is not None and order.only in (None, "fail_reads"):
+                worker.handoff.fail_reads(0)
             for sender in worker.senders if order.only in (None, "lose_events") else ():
                 sender.batches_to_drop = 0
         else:

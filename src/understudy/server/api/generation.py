@@ -125,7 +125,7 @@ class Generation:
         if worker.handoff is not None and sampling.kv_transfer_params:
             if len(self.choices) > 1:
                 raise ApiError(
-                    "kv_transfer_params: one answer, please; n must be 1", param="kv_transfer_params"
+                    "kv_transfer_params: a hand-off has one answer; set n to 1", param="kv_transfer_params"
                 )
             worker.handoff.prepare(choice.request, sampling.kv_transfer_params)
         worker.retain_tokens(choice.request, rank)

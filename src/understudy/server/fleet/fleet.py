@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from understudy._core import TierRun
+from understudy.checks import port_number
 from understudy.errors import ConfigError
 from understudy.memory import LIVE_BYTES, require_memory
 from understudy.router.dispatch import name_policy
@@ -66,6 +67,9 @@ class Fleet:
         workers = sum(count for count, _ in settings.pools)
         engines = sum(count * pool.data_parallel_size for count, pool in settings.pools)
         require_memory(f"{workers:,} live workers", engines * LIVE_BYTES, "fewer workers need less")
+        for _, pool in settings.pools:
+            if pool.handoff is not None:
+                port_number("--kv-side-channel-port", pool.handoff.port, workers)
         self.runtime: Runtime = make_runtime(first)
         sizes = {pool.engine.block_size for _, pool in settings.pools}
         self.servers: list[Server] = []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, Any, cast
 
 import msgspec
@@ -73,7 +74,7 @@ class StagedForward:
     def dispatch(
         self, routing: FleetRouting, asked: LiveRouteRequest, go: Callable[[int, Decision], None]
     ) -> None:
-        """Choose a worker of one stage, now or when its router lets the request go."""
+        """Choose a worker of one stage, now or when its router releases the request."""
         routing.update_availability()
 
         def chosen(decision: Decision) -> None:
@@ -143,7 +144,8 @@ class _Passage:
         several = (
             isinstance(prompt, list) and len(prompt) != 1 and not all(isinstance(t, int) for t in prompt)
         )
-        return body.get("n", 1) in (1, None) and not several and not body.get("kv_transfer_params")
+        one = body.get("n", 1) in (1, None) and not several and not body.get("kv_transfer_params")
+        return one and _has_valid_limits(body)
 
     def _choose(self, routing: FleetRouting, stage: str, go: Callable[[int, Decision], None]) -> None:
         asked = self._asked._replace(row=routing.dispatcher.next_row(), stage=stage)
@@ -251,6 +253,17 @@ class _Passage:
         self._connection.respond(status, error_body(status, why, kind))
 
 
+def _has_valid_limits(body: dict[str, Any]) -> bool:
+    """Return True unless a worker refuses the fields that a prefill worker gets other values of."""
+    limits = [body.get(name) for name in ("max_tokens", "max_completion_tokens", "min_tokens")]
+    if not all(limit is None or (type(limit) is int and limit >= 0) for limit in limits):
+        return False
+    if 0 in limits[:2] or (limits[2] or 0) > min((limit for limit in limits[:2] if limit), default=math.inf):
+        return False
+    stream = body.get("stream")
+    return type(stream) in (bool, type(None)) and (bool(stream) or body.get("stream_options") is None)
+
+
 class PrefillAnswer(Answer):
     """Takes the answer of a prefill worker in place of a client's connection."""
 
@@ -300,4 +313,4 @@ class PrefillAnswer(Answer):
             self._close_answer()
 
     def _read_on(self) -> None:
-        """Nothing follows this answer."""
+        """Read nothing: a prefill worker gets one request."""

@@ -36,7 +36,6 @@ class Hello(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """First message of a decode server."""
 
     hello: int
-    block_size: int
 
 
 class Answer(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -91,23 +90,29 @@ class SideChannel:
 class PeerChannel:
     """The connecting side, of a decode server. Call its methods in the event loop."""
 
-    def __init__(self, host: str, port: int, block_size: int) -> None:
+    def __init__(self, host: str, port: int, block_size: int, engine_id: str) -> None:
         self.host = host
         self.port = port
         self._block_size = block_size
+        self._engine_id = engine_id
         self._writer: asyncio.StreamWriter | None = None
         self._task: asyncio.Task[None] | None = None
 
-    def connect(self, on_open: Callable[[str], None], on_closed: Callable[[str], None]) -> None:
-        """Begin the handshake. Call `on_open` with the peer's engine id, and `on_closed` with the reason of its end."""
+    @property
+    def is_closed(self) -> bool:
+        """True when there is neither a connection nor a handshake."""
+        return self._task is None
+
+    def connect(self, on_open: Callable[[], None], on_closed: Callable[[str], None]) -> None:
+        """Begin the handshake. Call `on_open` when it is done, and `on_closed` with the reason of its end."""
         if self._task is not None:
             return
 
         async def run() -> None:
             why = "the peer has closed the connection"
             try:
-                reader, answer = await asyncio.wait_for(self._shake_hands(), HANDSHAKE_S)
-                on_open(answer.engine_id)
+                reader = await asyncio.wait_for(self._shake_hands(), HANDSHAKE_S)
+                on_open()
                 while await reader.read(1 << 16):
                     pass  # a prefill server sends nothing more
             except (msgspec.MsgspecError, ValueError, OSError, TimeoutError) as error:
@@ -121,15 +126,19 @@ class PeerChannel:
 
         self._task = asyncio.get_running_loop().create_task(run())
 
-    async def _shake_hands(self) -> tuple[asyncio.StreamReader, Answer]:
+    async def _shake_hands(self) -> asyncio.StreamReader:
         reader, self._writer = await asyncio.open_connection(self.host, self.port, limit=MAX_LINE)
-        self._writer.write(msgspec.json.encode(Hello(1, self._block_size)) + b"\n")
+        self._writer.write(msgspec.json.encode(Hello(1)) + b"\n")
         answer = msgspec.json.decode(await reader.readline(), type=Answer)
+        if answer.engine_id != self._engine_id:
+            raise ValueError(
+                f"the peer is engine {answer.engine_id!r}, and the request names {self._engine_id!r}"
+            )
         if answer.block_size != self._block_size:
             raise ValueError(
                 f"the peer has blocks of {answer.block_size} tokens, this server {self._block_size}"
             )
-        return reader, answer
+        return reader
 
     def send(self, notice: Notice) -> None:
         """Send a message; without a connection it is lost."""

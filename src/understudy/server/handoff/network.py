@@ -42,7 +42,7 @@ class HandOffNetwork:
         self.peers: dict[int, FarPeer] = {}
         self.reads: deque[tuple[int, int, int, int, int, bool]] = deque(maxlen=KEPT_READS)
         """The last reads: (from, to, bytes, posted ns, landed ns, failed)."""
-        self._by_address: dict[tuple[str, int], FarPeer] = {}
+        self._by_address: dict[tuple[str, int, str], FarPeer] = {}
         driver.network = self
 
     # ── The driver's calls ──
@@ -75,18 +75,37 @@ class HandOffNetwork:
         """Return the worker that has blocks, and its id of the request."""
         for member in self.members.values():
             if member.engine_id == remote.engine_id:
+                if not member.settings.produces:
+                    raise ApiError(
+                        "kv_transfer_params.remote_engine_id names a server that keeps no blocks for others; pass on "
+                        "what the prefill server sent",
+                        param="kv_transfer_params",
+                    )
                 return member.number, member.handed.get(remote.request_id, NOT_KEPT)
-        address = (remote.host, remote.port)
-        if address not in self._by_address:
-            if len(self.peers) >= MAX_PEERS:
-                raise ApiError(
-                    f"kv_transfer_params.remote_port: this server knows {MAX_PEERS} prefill servers already",
-                    param="kv_transfer_params",
-                )
-            peer = FarPeer(self, PeerChannel(remote.host, remote.port, block_size))
-            self._by_address[address] = self.peers[peer.number] = peer
-        peer = self._by_address[address]
+        address = (remote.host, remote.port, remote.engine_id)
+        peer = self._by_address.get(address)
+        if peer is None:
+            channel = PeerChannel(remote.host, remote.port, block_size, remote.engine_id)
+            if len(self.peers) < MAX_PEERS:
+                peer = FarPeer(self, channel)
+                self.peers[peer.number] = peer
+            else:
+                peer = self._replace_peer(channel)
+            self._by_address[address] = peer
         return peer.number, peer.add(remote)
+
+    def _replace_peer(self, channel: PeerChannel) -> FarPeer:
+        """Give the place of a prefill server that is not connected to another. ApiError if all are connected."""
+        for address, peer in self._by_address.items():
+            if peer.is_closed:
+                del self._by_address[address]
+                peer.reopen(channel)
+                return peer
+        raise ApiError(
+            f"kv_transfer_params.remote_host: {MAX_PEERS} prefill servers are connected, and there is no room for "
+            "another; send the request to another decode server",
+            param="kv_transfer_params",
+        )
 
     async def close(self) -> None:
         """Disconnect from all peers."""
@@ -147,6 +166,11 @@ class HandOffMember:
     def prepare(self, request: LiveRequest, params: dict[str, Any]) -> None:
         """Give a request its part of a hand-off. ApiError names a field that is missing or wrong."""
         if wants_prefill(params):
+            if params.get("do_remote_prefill"):
+                raise ApiError(
+                    "kv_transfer_params: do_remote_decode and do_remote_prefill contradict each other; give one",
+                    param="kv_transfer_params",
+                )
             if not self.settings.produces:
                 raise _wrong_role("do_remote_decode", "kv_producer")
             request.leg = "prefill"
@@ -195,7 +219,7 @@ class HandOffMember:
         for name in notice.done:
             driver.note(now_ns, "done", name)
             engine_id = self.handed.pop(name, None)
-            if engine_id is None:
+            if engine_id is None or engine_id not in self.core.vllm.held:
                 self.late_notices += 1
             else:
                 net.notify(self.number, engine_id, now_ns)
@@ -230,7 +254,6 @@ class FarPeer:
     def __init__(self, network: HandOffNetwork, channel: PeerChannel) -> None:
         self.number = network.net.add_worker(produces=True, consumes=False, far=True)
         self.channel = channel
-        self.engine_id: str | None = None
         self._network = network
         self._names: dict[int, str] = {}
         self._next_id = 0
@@ -247,13 +270,21 @@ class FarPeer:
         """Begin the handshake."""
         self.channel.connect(self._on_open, self._on_closed)
 
-    def _on_open(self, engine_id: str) -> None:
-        self.engine_id = engine_id
+    @property
+    def is_closed(self) -> bool:
+        """True when there is neither a connection nor a handshake."""
+        return self.channel.is_closed
+
+    def reopen(self, channel: PeerChannel) -> None:
+        """Become another prefill server."""
+        self.channel = channel
+        self._names.clear()
+
+    def _on_open(self) -> None:
         self._enqueue("connect", self._network.net.connect)
 
     def _on_closed(self, why: str) -> None:
         log.warning("prefill server %s:%d: %s", self.channel.host, self.channel.port, why)
-        self.engine_id = None
         self._enqueue("disconnect", self._network.net.disconnect)
 
     def _enqueue(self, kind: str, change: Callable[[int, int], None]) -> None:

@@ -6,6 +6,7 @@ import ipaddress
 import json
 import math
 import os
+import re
 from typing import TYPE_CHECKING, Any, Literal
 
 import msgspec
@@ -139,6 +140,11 @@ def read_handoff(values: dict[str, Any], model: str) -> HandOffSettings | None:
     if not isinstance(extra, dict):
         raise ConfigError("--kv-transfer-config: kv_connector_extra_config must be a JSON object")
     _check_names("--kv-transfer-config: kv_connector_extra_config", extra, _EXTRA)
+    lease_s = extra.get("kv_lease_duration", 30)
+    lease_s = whole_number("--kv-transfer-config: kv_lease_duration", lease_s, 1, 1_000_000)
+    engine_id = given.get("engine_id")
+    if engine_id is not None and not (isinstance(engine_id, str) and 0 < len(engine_id) <= 1024):
+        raise ConfigError(f"--kv-transfer-config: engine_id must be a text, got {engine_id!r}")
     gbps = {name: _positive(values, name, math.inf) for name in ("kv-link-gbps", "kv-link-backend-gbps")}
     size = values.get("kv-bytes-per-token")
     if size is not None:
@@ -150,16 +156,16 @@ def read_handoff(values: dict[str, Any], model: str) -> HandOffSettings | None:
         raise ConfigError(f"--kv-link-latency-ms must be 0 to 3,600,000, got {latency_ms:g}")
     return HandOffSettings(
         role=role,
-        engine_id=None if given.get("engine_id") is None else str(given["engine_id"]),
+        engine_id=engine_id,
         recomputes=policy == "recompute",
-        lease_s=whole_number("kv_lease_duration", extra.get("kv_lease_duration", 30), 1, 1_000_000),
+        lease_s=lease_s,
         link_gbps=gbps["kv-link-gbps"],
         backend_gbps=gbps["kv-link-backend-gbps"],
         latency_ms=float(latency_ms or 0.0),
         bytes_per_token=size or 0,
         host=_side_channel_host(values),
         port=port_number("--kv-side-channel-port", _side_channel_port(values)),
-        peers=tuple(map(str, values.get("kv-peer") or ())),
+        peers=tuple(map(_read_peer, values.get("kv-peer") or ())),
     )
 
 
@@ -191,6 +197,19 @@ def check_handoff(engine: EngineConfig, tiers: TiersConfig | None, data_parallel
             raise ConfigError(
                 f"--kv-transfer-config: {CONNECTOR} does not work with {name} yet; leave it out"
             )
+
+
+def _read_peer(value: object) -> str:
+    """Return a peer of --kv-peer. ConfigError unless it is an address, a network or a host name."""
+    peer = str(value)
+    try:
+        ipaddress.ip_network(peer, strict=False)
+    except ValueError:
+        if re.fullmatch(r"[A-Za-z0-9]([A-Za-z0-9.-]*[A-Za-z0-9])?", peer) is None:
+            raise ConfigError(
+                f"--kv-peer must be an address, a network or a host name without a port, got {peer!r}"
+            ) from None
+    return peer
 
 
 def _side_channel_host(values: dict[str, Any]) -> str:
