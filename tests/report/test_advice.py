@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,7 @@ import msgspec
 import pytest
 
 import understudy
-from replay.building import crowd
+from replay.building import conversations, crowd
 from understudy.cli import main
 from understudy.engines.timing import Constant
 from understudy.engines.vllm_config import VllmConfig
@@ -19,7 +20,7 @@ from understudy.errors import ConfigError
 from understudy.report import Report, Slo
 from understudy.report.advice import advise
 from understudy.report.remedies import Setup
-from understudy.workload import ClosedLoop, OpenLoop, Poisson
+from understudy.workload import ClosedLoop, Normal, OpenLoop, Poisson
 
 TRACE = str(Path(__file__).parents[2] / "examples" / "demo_trace.jsonl")
 SLOW = VllmConfig(num_gpu_blocks=400, timing=Constant(prefill_ms=100.0, decode_ms=20.0), max_num_seqs=4)
@@ -55,6 +56,34 @@ class Bench:
 
 OVERLOAD = crowd(300, arrivals=Poisson(qps=20))
 CALM = crowd(100, arrivals=Poisson(qps=2))
+
+
+GROUPS = (
+    understudy.KvCacheGroup(kind="sliding_window", block_size=16, window=64),
+    understudy.KvCacheGroup(kind="full", block_size=16),
+)
+
+
+@pytest.mark.parametrize(
+    ("blocks", "retention", "helpful"),
+    [
+        (600, 0, ("--num-gpu-blocks 2400", "--num-gpu-blocks 1200")),
+        (600, None, ("--num-gpu-blocks 1200", "--num-gpu-blocks 2400")),
+        (4000, 0, ("--prefix-cache-retention-interval none",)),
+    ],
+)
+def test_lost_tails_of_groups_are_kept_by_what_a_replay_shows_to_help(
+    blocks: int, retention: int | None, helpful: tuple[str, ...]
+) -> None:
+    engine = VllmConfig(
+        kv_cache_groups=GROUPS, num_gpu_blocks=blocks, prefix_cache_retention_interval=retention
+    )
+    bench = Bench(conversations(30, output_tokens=Normal(mean=150, std=10)), engine=engine)
+    (verdict,) = (one for one in bench.advise().verdicts if one.rule == "group_tail_gone")
+    flags = re.findall(r"(--[a-z-]+ \w+): prefix hits [\d.]+ % → [\d.]+ % \(replayed\)", verdict.remedy)
+    assert tuple(flags) == helpful
+    tried = [change for change in bench.changes if "prefix_cache_retention_interval" in change]
+    assert len(tried) == (retention is not None)
 
 
 def test_a_remedy_is_printed_with_what_its_replay_gave() -> None:

@@ -311,6 +311,17 @@ def test_a_window_whose_tail_is_gone_is_named_with_what_full_attention_had() -> 
     assert facts.groups[0].held_blocks_peak <= facts.groups[1].held_blocks_peak
     assert "KV cache groups" in page(sparse)
     assert sparse.to_dict()["run"]["kv_groups"]["shortened_ratio"] > 0
+    host = {"tiers": [{"tier": "g2", "blocks": 400}], "kv_bytes_per_token": 1024, "offload": {"mode": "vllm"}}
+    below = understudy.replay(
+        load,
+        VllmConfig(kv_cache_groups=(window, full), num_gpu_blocks=600, prefix_cache_retention_interval=None),
+        tiers=TiersConfig.from_dict(host),
+    )
+    verdict = group_verdicts.group_tail_gone(below)
+    assert "of the prompt tokens hit on the device, and" in found(verdict)
+    assert "hit, and" in found(group_verdicts.group_tail_gone(sparse))
+    assert verdict is not None
+    assert verdict.remedy == "More blocks may help."
 
 
 def test_every_rule_is_tested_here() -> None:

@@ -53,7 +53,7 @@ def try_remedies(
         routing=settings.router or settings.routing,
         load=settings.load,
         engine=settings.engine,
-        can_add_blocks=settings.gpu is None,
+        can_add_blocks=settings.gpu is None or args.num_gpu_blocks is not None,
         has_sessions=workload.sessions < len(workload),
         pools=settings.pools,
     )

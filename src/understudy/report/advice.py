@@ -149,7 +149,7 @@ def _compare(flag: str, rule: str, report: Report, other: Report) -> Trial:
     """Compare two reports by the measure of a rule: SLO attainment with goals, else hits, preemptions or TTFT."""
     if report.goodput is not None and other.goodput is not None:
         name, before, after = "attainment", report.goodput.ratio, other.goodput.ratio
-    elif rule in _CACHE_RULES:
+    elif rule in _CACHE_RULES or (rule == "group_tail_gone" and report.tiers is None):
         name = "prefix hits"
         before, after = report.prefix_hit_ratio.first_admission, other.prefix_hit_ratio.first_admission
     elif rule == "preemption_storm":

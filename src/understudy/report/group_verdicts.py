@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from understudy.report.text import quantity
-from understudy.report.verdict import MIN_REQUESTS, Verdict
+from understudy.report.verdict import MIN_REQUESTS, Verdict, list_pools
 
 if TYPE_CHECKING:
     from understudy.report.report import Report
@@ -26,11 +26,15 @@ def group_tail_gone(report: Report) -> Verdict | None:
         quantity(share, "ratio")
         for share in (found.hit_ratio, found.full_attention_hit_ratio, found.shortened_ratio)
     )
+    where = "" if report.tiers is None else " on the device"
+    keeps_all = all(
+        pool.engine.get("prefix_cache_retention_interval", 0) is None for pool in list_pools(report)
+    )
     return Verdict(
         "group_tail_gone",
-        f"{hits} of the prompt tokens hit, and full attention alone had {alone}: for {cut} of the admissions the tail "
-        f"of another KV cache group was gone ({', '.join(kinds)}).",
-        "Keep more of them (--prefix-cache-retention-interval none), or use more blocks.",
+        f"{hits} of the prompt tokens hit{where}, and full attention alone had {alone}: for {cut} of the admissions "
+        f"the tail of another KV cache group was gone ({', '.join(kinds)}).",
+        f"{'More' if keeps_all else '--prefix-cache-retention-interval none or more'} blocks may help.",
     )
 
 

@@ -29,6 +29,7 @@ class Setup(NamedTuple):
     engine: Any
     """Settings of equal workers; unused with pools."""
     can_add_blocks: bool
+    """Whether the number of blocks is given, not derived from a GPU's memory."""
     has_sessions: bool
     pools: tuple[WorkerPool, ...] = ()
     """Pools instead of equal workers."""
@@ -49,6 +50,8 @@ def list_changes(rule: str, report: Report, setup: Setup) -> Iterator[Change]:
         yield from part.list_changes(
             rule, blocks_run_out=setup.can_add_blocks and report.kv.usage_max >= 0.95
         )
+        if rule == "group_tail_gone":
+            yield from part.list_group_changes(can_add_blocks=setup.can_add_blocks)
     is_late = rule in ("overloaded", "goal_missed")
     if is_late and isinstance(setup.load, ClosedLoop) and setup.load.concurrency > 1:
         fewer = setup.load.concurrency // 2
@@ -123,6 +126,16 @@ class _Part(NamedTuple):
             yield self.change("schedule_conservativeness", factor)
         if rule in ("goal_missed", "steps_too_long"):
             yield from self._list_halves("chunked_prefill_size" if is_sglang else "max_num_batched_tokens")
+
+    def list_group_changes(self, *, can_add_blocks: bool) -> Iterator[Change]:
+        """Yield changes that keep more blocks of windows and states; cached ones are evicted at any usage."""
+        if not getattr(self.engine, "kv_cache_groups", ()):
+            return
+        if self.engine.prefix_cache_retention_interval is not None:
+            yield self.change("prefix_cache_retention_interval", None, shown="none")
+        if can_add_blocks:
+            for factor in (2, 4):
+                yield self.change("num_gpu_blocks", factor * self.engine.num_gpu_blocks)
 
     def _list_halves(self, name: str) -> Iterator[Change]:
         engine = self.engine
