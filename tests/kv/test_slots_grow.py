@@ -70,7 +70,7 @@ def test_the_order_is_the_same_while_a_pool_grows(policy: NativeName) -> None:
     rng = np.random.default_rng(11)
     chains = [run_of(1 + 1000 * i, 90) for i in range(24)]
     both = SideBySide(1100, policy, "keep", chains)
-    for turn in range(60):
+    for turn in range(40):
         which = int(rng.integers(0, len(chains)))
         length = int(rng.integers(1, 90))
         both.allocate(length)

@@ -15,7 +15,7 @@ SOAK = int(os.environ.get("UNDERSTUDY_SOAK_OPS", "0"))
 @pytest.mark.parametrize("part", range(4))
 def test_random_workloads_go_as_the_model_says(part: int) -> None:
     happened: Counter[str] = Counter()
-    for seed in range(12 * part, 12 * part + 12):
+    for seed in range(9 * part, 9 * part + 9):
         happened += Counter(play_random(seed))
     for what in (
         "told",
