@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import io
 from typing import Any
 
 import pytest
+from rich.console import Console
 
 import understudy
 from replay.building import crowd
 from understudy.engines.timing import Constant
 from understudy.engines.vllm_config import VllmConfig
 from understudy.report import Slo
-from understudy.report.compare import compare
+from understudy.report.compare import Comparison, compare
 from understudy.report.conclusion import conclude
+from understudy.report.html.frame import prose
 from understudy.tiers import TiersConfig
 from understudy.workload import Poisson
 
@@ -106,3 +109,28 @@ def test_sizes_have_units() -> None:
     assert f"<td>{name}</td>" in both.to_html()
     assert str(values[0]) not in both.to_html()
     assert "1,000 MiB</td>" in both.to_html()
+
+
+def test_every_run_keeps_its_own_remedy(fleets: Any) -> None:
+    given = {
+        (name, one["finding"], one["remedy"])
+        for name, report in zip(fleets.names, fleets.reports, strict=True)
+        for one in report["verdicts"]
+    }
+    assert len({remedy for _, _, remedy in given}) > len(
+        {one["rule"] for one in fleets.reports[0]["verdicts"]}
+    )
+    assert {(name, *rest) for names, *rest in fleets.verdicts() for name in names} == given
+    out = io.StringIO()
+    fleets.print(Console(file=out, width=1000))
+    for name, finding, remedy in given:
+        assert f"{name}: {finding} {remedy}" in out.getvalue()
+        assert f"<li>{name}: <strong>{prose(finding)}</strong> {prose(remedy)}</li>" in fleets.to_html()
+
+
+def test_equal_findings_with_different_remedies_are_two_verdicts() -> None:
+    reports = tuple(
+        {"verdicts": [{"rule": "r", "finding": "Slow.", "remedy": remedy}]} for remedy in ("A.", "B.", "A.")
+    )
+    found = Comparison(("a", "b", "c"), reports).verdicts()
+    assert found == [(("a", "c"), "Slow.", "A."), (("b",), "Slow.", "B.")]

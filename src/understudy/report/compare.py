@@ -156,18 +156,16 @@ class Comparison:
         return conclude(self.names, self.reports)
 
     def verdicts(self) -> list[tuple[tuple[str, ...], str, str]]:
-        """List the verdicts as names of runs, finding and remedy, by rule; a rule's remedy follows its last finding."""
-        findings: dict[str, dict[str, list[str]]] = {}
-        remedies: dict[str, str] = {}
+        """List the verdicts as names of runs, finding and remedy, by rule; equal verdicts of several runs once."""
+        found: dict[str, dict[tuple[str, str], list[str]]] = {}
         for name, report in zip(self.names, self.reports, strict=True):
             for one in report.get("verdicts", ()):
                 rule = str(one.get("rule", one["finding"]))
-                findings.setdefault(rule, {}).setdefault(one["finding"], []).append(name)
-                remedies[rule] = one["remedy"]
+                found.setdefault(rule, {}).setdefault((one["finding"], one["remedy"]), []).append(name)
         return [
-            (tuple(names), finding, remedies[rule] if finding == list(found)[-1] else "")
-            for rule, found in findings.items()
-            for finding, names in found.items()
+            (tuple(names), finding, remedy)
+            for verdicts in found.values()
+            for (finding, remedy), names in verdicts.items()
         ]
 
     def to_html(self) -> str:
