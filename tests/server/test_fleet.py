@@ -12,8 +12,10 @@ import pytest
 from server.client import QUICK, Client
 from understudy.cli.fleet import read_fleet
 from understudy.errors import ConfigError
-from understudy.router import KvRouting, Router
+from understudy.router import FleetView, KvRouting, Router
+from understudy.router.dispatch import OutstandingWork
 from understudy.server.fleet.fleet import Fleet, FleetSettings
+from understudy.server.fleet.routing import LiveFleetView
 from understudy.server.fleet.spread import SpreadFleet
 from understudy.server.settings import ServerSettings
 
@@ -367,3 +369,48 @@ def test_a_fleet_spreads_over_processes() -> None:
     asyncio.run(main())
     with pytest.raises(ConfigError, match="from 2 to"):
         SpreadFleet(settings, 5)
+
+
+class _ReadsPools(Router):
+    """Chooses the worker of the last pool, and keeps what it has read."""
+
+    def __init__(self) -> None:
+        self.pools: list[int] = []
+
+    def choose(self, request: Any, view: Any) -> int:  # noqa: ARG002
+        self.pools = view.pools.tolist()
+        return self.pools.index(max(self.pools))
+
+
+def test_a_live_router_reads_the_pools_of_the_workers() -> None:
+    router = _ReadsPools()
+    pool = ServerSettings(model="stub", engine=QUICK, max_model_len=4096)
+    pools = ((2, pool), (1, msgspec.structs.replace(pool, data_parallel_size=2)))
+
+    async def main() -> None:
+        fleet = Fleet(FleetSettings(pools=pools, base_port=0, port=0, routing=router))
+        await fleet.start()
+        try:
+            assert (await Client(fleet.port).post(C, {"prompt": "x", "max_tokens": 2})).status == 200
+        finally:
+            await fleet.stop()
+            fleet.runtime.driver.stop()
+
+    asyncio.run(main())
+    assert router.pools == [0, 0, 1, 1]
+
+
+def test_a_live_view_has_every_attribute_of_a_replays() -> None:
+    def names(view: type) -> set[str]:
+        return {name for name in dir(view) if not name.startswith("_")}
+
+    assert names(LiveFleetView) >= names(FleetView)
+    engines = {"running", "waiting", "used_blocks", "total_blocks"}  # a standalone router does not know them
+    assert names(OutstandingWork) >= names(FleetView) - engines
+
+
+def test_the_workers_of_a_standalone_router_are_one_pool() -> None:
+    view = OutstandingWork()
+    for _ in range(3):
+        view.add_worker()
+    assert view.pools.tolist() == [0, 0, 0]

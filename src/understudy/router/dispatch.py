@@ -115,6 +115,11 @@ class OutstandingWork:
         return ("both",) * len(self.available)
 
     @property
+    def pools(self) -> npt.NDArray[np.int64]:
+        """By worker: pool number; 0, since the workers of a standalone router are one pool."""
+        return np.zeros(len(self.available), dtype=np.int64)
+
+    @property
     def outstanding_requests(self) -> npt.NDArray[np.int64]:
         """Outstanding requests of each worker."""
         return np.array(self.requests, dtype=np.int64)

@@ -86,14 +86,14 @@ class Fleet:
             self.decode_routing = FleetRouting(self.servers, policy, settings.seed)
         self.shared_runs: list[TierRun] = []
         """Tiers that the workers of a pool share (G3, G4), for pools that have them."""
-        for count, pool in settings.pools:
+        for number, (count, pool) in enumerate(settings.pools):
             run = self._shared_run(pool)
             if run is not None:
                 self.shared_runs.append(run)
             for _ in range(count):
                 server = self._server(pool, len(self.servers), run)
                 self.servers.append(server)
-                self._routing_of(pool).add(server, len(self.servers) - 1)
+                self._routing_of(pool).add(server, len(self.servers) - 1, number)
         self.front = FleetFront(
             self.servers, self.routing, settings.pools, name_policy(settings.routing), settings.access()
         )

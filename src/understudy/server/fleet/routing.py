@@ -31,16 +31,19 @@ class FleetRouting:
         self.servers = servers
         self.targets: list[tuple[int, int]] = []
         """(server, rank) by the policy's worker number."""
-        self.dispatcher = Dispatcher(policy, seed=seed, view=LiveFleetView(servers, self.targets))
+        self._pools: list[int] = []
+        view = LiveFleetView(servers, self.targets, self._pools)
+        self.dispatcher = Dispatcher(policy, seed=seed, view=view)
         self._numbers: dict[tuple[int, int], int] = {}
 
-    def add(self, server: Server, index: int) -> None:
-        """Add a worker."""
+    def add(self, server: Server, index: int, pool: int) -> None:
+        """Add a worker; `pool` is the number of its pool in the fleet's settings."""
         budget = server.settings.engine.max_num_batched_tokens or UNLIMITED_TOKENS
         groups = layout_of_engine(server.settings.engine)
         for rank in range(server.settings.data_parallel_size):
             self._numbers[index, rank] = self.dispatcher.add_worker(budget, groups)
             self.targets.append((index, rank))
+            self._pools.append(pool)
         if self.dispatcher.wants_events:
             server.worker.on_events = self._observe
             server.worker.on_restart = self._forget
@@ -62,15 +65,21 @@ class FleetRouting:
 class LiveFleetView(OutstandingWork):
     """Current state of the workers for a router: one value per rank."""
 
-    def __init__(self, servers: list[Server], targets: list[tuple[int, int]]) -> None:
+    def __init__(self, servers: list[Server], targets: list[tuple[int, int]], pools: list[int]) -> None:
         super().__init__()
         self._servers = servers
         self._targets = targets
+        self._pools = pools
 
     @property
     def now_ns(self) -> int:
         """Time of the workers' clock."""
         return self._servers[0].runtime.clock.now_ns()
+
+    @property
+    def pools(self) -> npt.NDArray[np.int64]:
+        """Pool number per rank, in the order of the fleet's settings."""
+        return np.array(self._pools, dtype=np.int64)
 
     @property
     def running(self) -> npt.NDArray[np.int64]:
