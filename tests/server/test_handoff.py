@@ -230,3 +230,17 @@ async def test_servers_that_do_not_answer_give_way_to_others() -> None:
 def test_a_peer_that_can_never_match_is_refused(peer: str) -> None:
     with pytest.raises(ConfigError, match="--kv-peer"):
         make_server("kv_consumer", "--kv-peer", peer)
+
+
+@runs
+async def test_a_side_channel_that_is_taken_is_named() -> None:
+    first = make_server("kv_producer")
+    async with serving(first):
+        assert first.worker.handoff is not None
+        port = first.worker.handoff.port
+        second = make_server("kv_producer", "--kv-side-channel-port", str(port))
+        with pytest.raises(
+            ConfigError, match=f"listen on 127.0.0.1:{port} .*; choose another --kv-side-channel"
+        ):
+            await second.start()
+        second.runtime.driver.stop()

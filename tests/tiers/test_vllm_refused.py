@@ -247,3 +247,15 @@ def test_an_unlimited_host_is_whole_chunks_wherever_it_is_asked_for(tmp_path: Pa
         }
     )
     assert understudy.replay(tmp_path / "trace.jsonl", tiers=tiers).tiers is not None
+
+
+@pytest.mark.parametrize("way", [serve, fleet, fleet_of_a_file, replay, in_python])
+def test_an_unknown_connector_is_refused_with_the_known_ones(
+    way: Callable[[object, Path, pytest.CaptureFixture[str]], None],
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    is_live = way in (serve, fleet, fleet_of_a_file)
+    known = "use OffloadingConnector" + " or NixlConnector" * is_live + r"\s*$"
+    with pytest.raises(ConfigError, match=known):
+        way(connector("LMCacheConnectorV1"), tmp_path, capsys)

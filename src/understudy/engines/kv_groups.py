@@ -113,17 +113,19 @@ def refuse_without_groups(config: VllmConfig) -> None:
 def refuse_with_groups(**given: bool) -> None:
     """Raise ConfigError that names the first part of a run that several groups do not support yet."""
     names = {
-        "tiers": "tiers, except vLLM's own offload (offload mode vllm),",
-        "events": "KV events or KV routing next to vLLM's offload",
-        "live_offload": "vLLM's offload on a live engine",
-        "kv_trace": "a KV trace",
-        "record_steps": "recorded steps",
+        "tiers": ("tiers", "use vLLM's own offload (--kv-offloading-size)"),
+        "events": (
+            "KV events or KV routing next to vLLM's offload",
+            "leave out the offload, or the events and routing kv",
+        ),
+        "live_offload": ("vLLM's offload on a live engine", "leave out --kv-offloading-size"),
+        "kv_trace": ("a KV trace", "leave out --kv-trace"),
+        "record_steps": ("recorded steps", "leave out --record-steps"),
     }
     for part, is_given in given.items():
         if is_given:
-            raise ConfigError(
-                f"kv_cache_groups: several groups do not work with {names[part]} yet; leave them out"
-            )
+            name, remedy = names[part]
+            raise ConfigError(f"kv_cache_groups: several groups do not work with {name} yet; {remedy}")
 
 
 def kv_cache_groups(plan: GroupPlan) -> tuple[KvCacheGroup, ...]:

@@ -136,7 +136,7 @@ class Server:
         self.port = settings.port
 
     async def start(self) -> None:
-        """Start to listen. OSError when the port is taken."""
+        """Start to listen. OSError when the port is taken, ConfigError when the side channel's is."""
         self.runtime.driver.start()
         if self.worker.handoff is not None:
             await self.worker.handoff.start()

@@ -22,14 +22,16 @@ def take_vllm_names(settings: dict[str, Any]) -> tuple[dict[str, Any], dict[str,
     return rest, offload_settings(*(settings.get(name) for name in VLLM_NAMES))
 
 
-def offload_settings(size_gib: object, backend: object, transfer: object) -> dict[str, Any] | None:
+def offload_settings(
+    size_gib: object, backend: object, transfer: object, *, live: bool = False
+) -> dict[str, Any] | None:
     """Convert `--kv-offloading-size` (GiB), `--kv-offloading-backend` and `--kv-transfer-config` to settings.
 
     The result has `tiers` (settings of g2) and `offload`; None if no offload is requested. ConfigError names an
-    unknown connector or setting.
+    unknown connector or setting, and the connectors of a `live` server or of a replay.
     """
     given = _read_transfer_config(transfer)
-    extra = _read_extra_config(given)
+    extra = _read_extra_config(given, live=live)
     if size_gib is None and given.get("kv_connector") is None:
         if extra:
             raise ConfigError(f"--kv-transfer-config: {next(iter(extra))} needs kv_connector: {CONNECTOR}")
@@ -83,7 +85,7 @@ def _read_transfer_config(transfer: object) -> dict[str, Any]:
     return transfer
 
 
-def _read_extra_config(transfer: dict[str, Any]) -> dict[str, Any]:
+def _read_extra_config(transfer: dict[str, Any], *, live: bool) -> dict[str, Any]:
     """Return the settings of vLLM's OffloadingConnector; ConfigError for another connector."""
     connector = transfer.get("kv_connector") or CONNECTOR
     if connector == "NixlConnector":
@@ -94,6 +96,7 @@ def _read_extra_config(transfer: dict[str, Any]) -> dict[str, Any]:
     if connector != CONNECTOR:
         raise ConfigError(
             f"--kv-transfer-config: kv_connector {connector!r} is not supported; use {CONNECTOR}"
+            f"{' or NixlConnector' if live else ''}"
         )
     if transfer.get("kv_role", "kv_both") != "kv_both":
         raise ConfigError(

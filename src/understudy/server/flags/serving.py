@@ -239,6 +239,7 @@ def settings_of(
         values.get("kv-offloading-size"),
         values.get("kv-offloading-backend"),
         None if hands_off else values.get("kv-transfer-config"),
+        live=True,
     )
     if below is not None:
         given["tiers"] = offload_below(below, given.get("tiers"), given["model"])

@@ -8,9 +8,11 @@ from collections import deque
 from typing import TYPE_CHECKING, Any
 
 from understudy._core import LiveNet
+from understudy.errors import ConfigError
 from understudy.server.api.errors import ApiError
 from understudy.server.handoff.channel import Answer, Notice, PeerChannel, SideChannel
 from understudy.server.handoff.params import describe_blocks, read_remote, wants_prefill
+from understudy.server.http.listen import address_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -142,11 +144,18 @@ class HandOffMember:
         core.on_handed = self._hand_over
 
     async def start(self) -> None:
-        """Listen for decode servers. OSError when the port is taken."""
+        """Listen for decode servers. ConfigError when the side channel's address cannot be bound."""
         if self.settings.produces:
             answer = Answer(self.engine_id, self.block_size)
             self._channel = SideChannel(answer, self._on_notice)
-            self.port = await self._channel.start(self.settings.host, self.settings.port)
+            host, port = self.settings.host, self.settings.port
+            try:
+                self.port = await self._channel.start(host, port)
+            except OSError as error:
+                raise ConfigError(
+                    f"--kv-side-channel-port: the side channel of hand-offs cannot listen on {address_of(host, port)} "
+                    f"({error.strerror or error}); choose another --kv-side-channel-port or --kv-side-channel-host"
+                ) from None
 
     def close(self) -> None:
         """Stop listening."""
