@@ -7,16 +7,19 @@ import threading
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import msgspec
 import pytest
 
-from understudy.cli import main
+from understudy.cli import main, subscription
 from understudy.engines.scenario import read_scenario
 from understudy.events.capture import read_messages
 from understudy.events.publisher import Publisher
-from understudy.events.wire import BlockStored, decode_batch, parse_frames
+from understudy.events.wire import BlockStored, decode_batch, live_frames, parse_frames
 from understudy.run.offline import run_offline
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from understudy.run.offline import OfflineRun
 
 TRACE = """{"timestamp": 0, "input_length": 64, "output_length": 2, "hash_ids": [1, 2]}
@@ -199,3 +202,19 @@ def test_emitting_binds_the_one_address_that_it_is_given(
     reader.join()
     assert heard == [0]
     assert "stored  G1" in capsys.readouterr().out
+
+
+def test_a_message_is_in_the_record_before_the_next_one_arrives(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    record = tmp_path / "record.jsonl"
+    sizes: list[int] = []
+
+    def receive(*_: object) -> Iterator[list[bytes]]:
+        for sequence in range(2):
+            yield live_frames(b"", sequence, msgspec.msgpack.encode([0.0, []]))
+            sizes.append(record.stat().st_size)
+
+    monkeypatch.setattr(subscription, "receive_messages", receive)
+    assert main(["events", "tap", "tcp://127.0.0.1:1", "--record", str(record)]) == 0
+    assert 0 < sizes[0] < sizes[1]

@@ -292,7 +292,7 @@ def _tap(args: argparse.Namespace) -> int:
     check_outputs({"--record": args.record}, {})
     with ExitStack() as stack:
         # Written in place, not to a temporary file: the messages must survive when the process is killed.
-        record = stack.enter_context(args.record.open("wb")) if args.record is not None else None
+        record = stack.enter_context(args.record.open("wb", buffering=0)) if args.record is not None else None
         for frames in subscription.receive_messages(args, args.endpoint):
             try:
                 _, sequence, payload = parse_frames(frames)
