@@ -210,6 +210,7 @@ def _read_size(text: str) -> tuple[float, str]:
 
 def _read_bytes_per_token(args: argparse.Namespace) -> int | None:
     from understudy.errors import ConfigError
+    from understudy.run.model_groups import has_uniform_layers
     from understudy.tiers.model_shape import ModelShape
 
     if args.model is None:
@@ -217,6 +218,11 @@ def _read_bytes_per_token(args: argparse.Namespace) -> int | None:
             raise ConfigError("--kv-dtype needs --model; give a known name or the path of a config.json")
         given: int | None = args.kv_bytes_per_token
         return given
+    if not has_uniform_layers(args.model):
+        raise ConfigError(
+            f"--model {args.model} has several KV cache groups, and a curve is of one; give --kv-bytes-per-token, or "
+            "replay it"
+        )
     return ModelShape.find(args.model).bytes_per_token(kv_dtype=args.kv_dtype)
 
 
