@@ -80,7 +80,7 @@ class GroupOffloadRun:
             host.aborted_loading += sum(name in loading_now for name in mid)
             line = {**self._run.describe(step, totals), "aborted": before + mid}
             totals["finished"] += len(before) + len(mid)
-            line |= {key: value for key, value in host.tell(engine).items() if key not in LEFT_OUT}
+            line |= {key: value for key, value in host.describe_step(engine).items() if key not in LEFT_OUT}
             lines.append(line)
             self.halted_at = (step if self.halted_at is None else self.halted_at) if engine.stuck else None
         _number_by_naming(lines)

@@ -147,13 +147,13 @@ class Instance:
     def _describe_schedule(self, line: Line, tick: int, now_ns: int) -> bool:
         run, engine = self._run, self.engine
         names = run.names
-        told = engine.take_handoff_line()
+        logged = engine.take_handoff_line()
         line["free_after_schedule"] = engine.free_after_schedule
-        line["recv"] = [run.describe_pull(r, blocks) for r, blocks in told["pulls"]]
-        line["to_send"] = {names[r]: end / NS_PER_S for r, end in told["to_send"]}
-        line["heartbeat"] = [names[r] for r in told["heartbeat"]]
-        line["in_batch"] = [names[r] for r in told["in_batch"]]
-        line["not_processed"] = [names[r] for r in told["not_processed"]]
+        line["recv"] = [run.describe_pull(r, blocks) for r, blocks in logged["pulls"]]
+        line["to_send"] = {names[r]: end / NS_PER_S for r, end in logged["to_send"]}
+        line["heartbeat"] = [names[r] for r in logged["heartbeat"]]
+        line["in_batch"] = [names[r] for r in logged["in_batch"]]
+        line["not_processed"] = [names[r] for r in logged["not_processed"]]
         line["scheduled"] = {names[r]: tokens for r, tokens in engine.scheduled}
         line["new"] = [names[r] for r, resumed, _ in engine.admitted if not resumed]
         line["preempted"] = [names[r] for r in engine.preempted]
@@ -163,8 +163,8 @@ class Instance:
         for r, resumed, cached in engine.admitted:
             if not resumed:
                 self._cached[r] = cached
-        line["lookups"] = [[names[r], local, external] for r, local, external in told["lookups"]]
-        run.poll(self, line, told, tick, now_ns)
+        line["lookups"] = [[names[r], local, external] for r, local, external in logged["lookups"]]
+        run.poll(self, line, logged, tick, now_ns)
         return bool(engine.scheduled)
 
     def _describe_state(self, line: Line, updated: bool) -> None:
@@ -261,7 +261,7 @@ class HandOffRun:
             "await": not push and bool(blocks),
         }
 
-    def poll(self, instance: Instance, line: Line, told: _HandOffLine, tick: int, now_ns: int) -> None:
+    def poll(self, instance: Instance, line: Line, logged: _HandOffLine, tick: int, now_ns: int) -> None:
         """Run the instance's worker for an iteration: post transfers, then poll."""
         push = self.scenario.mode == "push"
         wire, names = self._wire, self.names
@@ -271,7 +271,7 @@ class HandOffRun:
         lost: list[int] = []
         if instance.side == "p":
             if push:
-                finished = [r for r, _ in told["to_send"]]
+                finished = [r for r, _ in logged["to_send"]]
                 line["reads"] = [
                     self._describe_write(transfer) for transfer in wire.begin_writes(tick, finished)
                 ]
@@ -289,13 +289,13 @@ class HandOffRun:
             line["expired"] = [names[r] for r in expired]
             line["leases"] = {names[r]: end / NS_PER_S for r, end in leases}
         else:
-            pulls = [(r, [block + 1 for block in blocks]) for r, blocks in told["pulls"]]
+            pulls = [(r, [block + 1 for block in blocks]) for r, blocks in logged["pulls"]]
             if push:
-                registered, at_once = wire.register(tick, pulls, told["heartbeat"])
+                registered, at_once = wire.register(tick, pulls, logged["heartbeat"])
                 line["registered"] = [names[r] for r in registered]
                 line["notify_only"] = []
             else:
-                reads, notified, at_once = wire.begin_reads(tick, pulls, told["heartbeat"])
+                reads, notified, at_once = wire.begin_reads(tick, pulls, logged["heartbeat"])
                 line["reads"] = [self._describe_read(transfer) for transfer in reads]
                 line["notify_only"] = [names[r] for r in notified]
             failed = [transfer.request for transfer in at_once]

@@ -100,7 +100,7 @@ class OffloadRun:
             host.aborted_loading += sum(name in loading for name in before)
             host.aborted_loading += sum(name in loading_now for name in mid)
             recorder.totals["finished"] += len(before) + len(mid)
-            lines.append({**recorder.ended(engine), "aborted": before + mid, **host.tell(engine)})
+            lines.append({**recorder.ended(engine), "aborted": before + mid, **host.describe_step(engine)})
             self.halted_at = (step if self.halted_at is None else self.halted_at) if engine.stuck else None
         host.name(lines, recorder.numbers)
         yield from lines
@@ -136,7 +136,7 @@ class HostRecorder:
         self._held_back: list[Line] = []
         self._steps = 0
 
-    def tell(self, engine: VllmEngine) -> Line:
+    def describe_step(self, engine: VllmEngine) -> Line:
         """The part of a step's line; chunks are named by their sequence hashes yet."""
         told: dict[str, Any] = engine.take_offload_line()
         name = self.names.__getitem__

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import secrets
-from collections import deque
 from typing import TYPE_CHECKING, Any
 
 from understudy._core import LiveNet
@@ -27,7 +26,6 @@ log = logging.getLogger("understudy.server")
 
 MAX_NAMES = 1 << 16
 """Ids of requests that are remembered per peer; the oldest are dropped."""
-KEPT_READS = 4096
 NOT_KEPT = 1 << 62
 """A prefill worker's id of a request whose blocks it no longer keeps; they are read even so, as vLLM does."""
 MAX_PEERS = 1024
@@ -42,8 +40,6 @@ class HandOffNetwork:
         self.driver = driver
         self.members: dict[int, HandOffMember] = {}
         self.peers: dict[int, FarPeer] = {}
-        self.reads: deque[tuple[int, int, int, int, int, bool]] = deque(maxlen=KEPT_READS)
-        """The last reads: (from, to, bytes, posted ns, landed ns, failed)."""
         self._by_address: dict[tuple[str, int, str], FarPeer] = {}
         driver.network = self
 
@@ -64,10 +60,10 @@ class HandOffNetwork:
             self.peers[number].connect()
         for peer in self.peers.values():
             peer.send_all()
-        for read in self.net.take_ended():
-            self.reads.append(read)
-            if read[1] in self.members:
-                self.members[read[1]].count_read(read)
+        for _, reader, moved, posted_ns, landed_ns, failed in self.net.take_ended():
+            on_read = self.members[reader].on_read
+            if on_read is not None:
+                on_read(moved, posted_ns, landed_ns, failed)
         reached = dict.fromkeys(self.net.take_reached())
         return [self.members[number].core for number in reached if number in self.members]
 
@@ -99,7 +95,7 @@ class HandOffNetwork:
     def _replace_peer(self, channel: PeerChannel) -> FarPeer:
         """Give the place of a prefill server that is not connected to another. ApiError if all are connected."""
         for address, peer in self._by_address.items():
-            if peer.is_closed:
+            if peer.channel.is_closed:
                 del self._by_address[address]
                 peer.reopen(channel)
                 return peer
@@ -246,11 +242,6 @@ class HandOffMember:
 
         self.network.driver.enqueue(self.core, fail)
 
-    def count_read(self, read: tuple[int, int, int, int, int, bool]) -> None:
-        """Count a read of this engine that has ended."""
-        if self.on_read is not None:
-            self.on_read(read[2], read[3], read[4], read[5])
-
     @property
     def in_flight(self) -> int:
         """Number of reads by or from this engine that are under way."""
@@ -278,11 +269,6 @@ class FarPeer:
     def connect(self) -> None:
         """Begin the handshake."""
         self.channel.connect(self._on_open, self._on_closed)
-
-    @property
-    def is_closed(self) -> bool:
-        """True when there is neither a connection nor a handshake."""
-        return self.channel.is_closed
 
     def reopen(self, channel: PeerChannel) -> None:
         """Become another prefill server."""
