@@ -34,6 +34,8 @@ class IdentitySource {
     extend(room, count);
     return room;
   }
+  // Offers blocks that `extend` has made, for the next engine that serves the same request.
+  virtual void offer(std::vector<BlockIdentity>&) const {}
 };
 
 // Identities that are known beforehand, prompt and output.

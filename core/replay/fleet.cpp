@@ -344,9 +344,14 @@ const Effects& Fleet::submit(std::size_t index, std::uint64_t row, std::int64_t 
     spec.name = std::to_string(row);
   }
   if (engine.reads_identities()) {
-    const bool known = routed_.block_size == engine.block_size && routed_.row == row &&
-                       pools_[0].engine->hashed_ahead() == engine.hashed_ahead();
-    spec.identities = known ? std::exchange(routed_, {}).identities : identities_of(row, engine);
+    const EngineConfig& first = *pools_[0].engine;
+    const bool alike = first.block_size == engine.block_size && first.hashed_ahead() == engine.hashed_ahead();
+    if (alike && routed_.block_size != 0 && routed_.row == row) {
+      spec.identities = std::exchange(routed_, {}).identities;
+    } else {
+      spec.identities = alike ? identities_of_leg(row, engine) : identities_of(row, engine);
+    }
+    if (alike && leg == KvLeg::Prefill) prefill_identities_.emplace(row, spec.identities);
   }
   Worker& worker = workers_[index];
   if (worker.first_row == kNoRow) worker.first_row = row;

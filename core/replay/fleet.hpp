@@ -203,6 +203,7 @@ class Fleet final : private FleetView {
   bool fits(std::uint64_t row, std::size_t worker);
   void reject(std::uint64_t row, const std::string& why);
   std::shared_ptr<const IdentitySource> identities_of(std::uint64_t row, const EngineConfig& engine) const;
+  std::shared_ptr<const IdentitySource> identities_of_leg(std::uint64_t row, const EngineConfig& engine);
   const Effects& submit(std::size_t worker, std::uint64_t row, std::int64_t arrival_ns, KvLeg leg = KvLeg::Whole);
   // Prompt and output that a router counts for a row on its worker.
   std::uint64_t tokens_of(std::uint64_t row) const {
@@ -272,7 +273,9 @@ class Fleet final : private FleetView {
   std::vector<bool> prefilling_;                                // on a prefill worker, or on its way from there
   std::vector<std::int32_t> decode_worker_;                     // -1: not chosen yet
   std::unordered_map<std::uint64_t, RequestRecord> prefilled_;  // by row, until it is decoded; with tiers only
-  RouteRequest asked_;                                          // the last one that a router was asked for
+  std::unordered_map<std::uint64_t, std::shared_ptr<const IdentitySource>>
+      prefill_identities_;  // by row, until it is decoded
+  RouteRequest asked_;      // the last one that a router was asked for
 
   std::vector<std::int64_t> arrival_ns_;  // actual arrival of each row; -1 if never
   std::vector<std::int32_t> worker_of_;

@@ -140,7 +140,7 @@ RouteRequest Fleet::request_of(std::uint64_t row, RequestStage stage) {
   const EngineConfig& first = *pools_[0].engine;
   if (routed_.block_size == 0 || routed_.row != row) {
     routed_ = {};
-    if (first.enable_prefix_caching) routed_ = {row, first.block_size, identities_of(row, first)};
+    if (first.enable_prefix_caching) routed_ = {row, first.block_size, identities_of_leg(row, first)};
   }
   RouteRequest request;
   request.row = row;
@@ -157,6 +157,12 @@ RouteRequest Fleet::request_of(std::uint64_t row, RequestStage stage) {
   request.block_size = first.block_size;
   request.identities = routed_.identities.get();
   return request;
+}
+
+// Those that the prefill worker has made, if it has: both pools name blocks alike.
+std::shared_ptr<const IdentitySource> Fleet::identities_of_leg(std::uint64_t row, const EngineConfig& engine) {
+  const auto made = prefill_identities_.extract(row);
+  return made ? std::move(made.mapped()) : identities_of(row, engine);
 }
 
 WorkerId Fleet::choose(std::uint64_t row, RequestStage stage) {

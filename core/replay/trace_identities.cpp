@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "base/spares.hpp"
 #include "tokens/token_blocks.hpp"
 #include "tokens/xxh3.hpp"
 
@@ -14,7 +15,10 @@ std::uint64_t TraceIdentities::seed_of(std::uint32_t adapter) {
 }
 
 void TraceIdentities::extend(std::vector<BlockIdentity>& out, std::size_t count) const {
-  if (out.empty()) std::swap(out, made_);
+  if (out.empty() && !made_.empty()) {
+    std::swap(out, made_);
+    Spares<BlockIdentity>::keep(std::move(made_));
+  }
   make(out, count);
 }
 

@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <span>
+#include <utility>
 #include <vector>
 
 #include "engine/request.hpp"
@@ -35,6 +36,7 @@ class TraceIdentities final : public IdentitySource {
   void append_tokens(TokenList& out, std::uint32_t from, std::uint32_t to, std::uint32_t block_size,
                      RequestId request) const override;
   std::span<const BlockIdentity> first(std::size_t count, std::vector<BlockIdentity>& room) const override;
+  void offer(std::vector<BlockIdentity>& blocks) const override { std::swap(made_, blocks); }
 
  private:
   void make(std::vector<BlockIdentity>& out, std::size_t count) const;
@@ -52,7 +54,7 @@ class TraceIdentities final : public IdentitySource {
   std::uint32_t adapter_;
   std::uint64_t seed_;
   std::uint32_t ahead_;
-  mutable std::vector<BlockIdentity> made_;  // made for a lookup; the next `extend` takes them
+  mutable std::vector<BlockIdentity> made_;  // made before; the next `extend` of an empty list takes them
 };
 
 }  // namespace understudy

@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "base/spares.hpp"
 #include "engine/vllm/engine.hpp"
 
 namespace understudy {
@@ -179,6 +180,7 @@ void VllmEngine::leave_handoff(EngineRequest& request, bool aborted, std::int64_
     if (aborted) {
       sender_->aborted(request.id);
     } else {
+      if (request.spec.identities) request.spec.identities->offer(request.blocks);
       sender_->hold(request.id, std::move(request.table), now_ns);
       request.table.clear();
       request.keyed = 0;
@@ -227,8 +229,9 @@ void VllmEngine::read_report(const HandOffReport& report, std::int64_t now_ns) {
     if (request.load_failed && !config_.transfer->recomputes) fail(found->second, now_ns);
   }
   for (const RequestId id : report.sent) {
-    const std::vector<SlotId> table = sender_->take(id);
+    std::vector<SlotId> table = sender_->take(id);
     if (!table.empty()) kv_->release_table(table);
+    Spares<SlotId>::keep(std::move(table));
   }
   if (!report.empty()) refusal_.stands = false;
 }

@@ -8,10 +8,11 @@ namespace understudy {
 void KvSender::hold(RequestId id, std::vector<SlotId> table, std::int64_t now_ns) {
   orders_.to_send.emplace_back(id, now_ns + lease_ns_);
   references_ += table.size();
-  for (const SlotId slot : table) {
-    if (slot >= holders_.size()) holders_.resize(std::size_t{slot} + 1);
-    held_blocks_ += holders_[slot]++ == 0 ? 1 : 0;
-  }
+  const SlotId last = table.empty() ? 0 : std::ranges::max(table);
+  if (last >= holders_.size()) holders_.resize(std::size_t{last} + 1);
+  std::uint64_t added = 0;
+  for (const SlotId slot : table) added += holders_[slot]++ == 0 ? 1 : 0;
+  held_blocks_ += added;
   held_.emplace(id, std::move(table));
 }
 
@@ -21,7 +22,9 @@ std::vector<SlotId> KvSender::take(RequestId id) {
   std::vector<SlotId> table = std::move(found->second);
   held_.erase(found);
   references_ -= table.size();
-  for (const SlotId slot : table) held_blocks_ -= --holders_[slot] == 0 ? 1 : 0;
+  std::uint64_t freed = 0;
+  for (const SlotId slot : table) freed += --holders_[slot] == 0 ? 1 : 0;
+  held_blocks_ -= freed;
   return table;
 }
 
