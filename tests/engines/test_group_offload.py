@@ -21,6 +21,7 @@ from understudy.errors import ConfigError
 from understudy.run.offline import OfflineRun, run_offline
 from understudy.tiers.settings import TiersConfig
 
+Line = dict[str, Any]
 FILES = sorted((Path(__file__).parents[1] / "golden" / "vllm-group-offload").glob("*.json.gz"))
 WINDOW = KvCacheGroup(kind="sliding_window", block_size=16, window=64)
 FULL = KvCacheGroup(kind="full", block_size=16)
@@ -34,7 +35,47 @@ def test_every_line_is_the_recorded_one(path: Path) -> None:
 
 
 def test_the_recordings_load_evict_and_flush() -> None:
-    assert len(FILES) == 16
+    assert len(FILES) == 17
+
+
+def test_chunks_of_one_end_are_evicted_by_group_whichever_group_was_used_first() -> None:
+    """Store the chunks of full attention first: the window's only chunk is that of the prompt's end."""
+
+    def request(number: int, tokens: int, arrival_step: int) -> Line:
+        prompt = [number * 1000 + i for i in range(tokens)]
+        return {"id": f"r{number}", "prompt": prompt, "max_tokens": 1, "arrival_step": arrival_step}
+
+    drawn = {
+        "config": {
+            "groups": [
+                {"kind": "sliding_window", "block_size": 8, "window": 8},
+                {"kind": "full", "block_size": 8},
+            ],
+            "num_blocks": 40,
+            "max_num_seqs": 4,
+            "max_num_batched_tokens": 8,
+            "max_model_len": 256,
+            "async_scheduling": False,
+        },
+        "offload": {"host_chunks": 5},
+        "max_steps": 60,
+        "requests": [request(0, 33, 0), request(1, 9, 20)],
+    }
+    scenario = msgspec.convert(drawn, GroupOffloadScenario)
+    run = GroupOffloadRun(scenario, PROFILES["v0.33"], offload_profile("0.33"), check=True)
+    jobs = [job for line in run.lines() if "stores" in line for job in line["stores"]]
+    slot_of = {
+        (job["req"], group, chunk): slot
+        for job in jobs
+        for group, chunk, slot in zip(job["groups"], job["chunks"], job["host"], strict=True)
+    }
+    assert [key for key in slot_of if key[0] == "r0"] == [
+        *(("r0", 1, chunk) for chunk in range(3)),
+        ("r0", 0, 3),
+        ("r0", 1, 3),
+    ]
+    # Both chunks of the second request fit: that of full attention leaves first, then that of the window.
+    assert [slot_of["r1", 1, 0], slot_of["r1", 0, 0]] == [slot_of["r0", 1, 3], slot_of["r0", 0, 3]]
 
 
 @pytest.mark.parametrize("seed", range(1000, 1040))

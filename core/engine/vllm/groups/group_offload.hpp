@@ -39,9 +39,8 @@ class GroupOffload final : public OffloadConnector {
   };
   struct State {
     std::vector<Held> groups;
-    std::vector<std::size_t> seen;  // groups of chunks that the request used, in the order of their first use
-    std::uint64_t updated_in = 0;   // schedule
-    std::uint32_t junction = 0;     // tokens
+    std::uint64_t updated_in = 0;  // schedule
+    std::uint32_t junction = 0;    // tokens
   };
   struct Chunk {
     std::size_t group;

@@ -178,18 +178,15 @@ void GroupOffload::gather(State& state, std::span<const BlockIdentity> names) {
 
 void GroupOffload::scatter(State& state) {
   for (std::size_t i = 0; i < chosen_.size(); ++i) {
-    ChunkMemo& memo = state.groups[chosen_[i].group].memos[chosen_[i].index];
-    const bool first_use = (memo.uses & kSeen) == 0 && (chosen_memos_[i].uses & kSeen) != 0;
-    memo = chosen_memos_[i];
-    if (first_use && !std::ranges::count(state.seen, chosen_[i].group)) state.seen.push_back(chosen_[i].group);
+    state.groups[chosen_[i].group].memos[chosen_[i].index] = chosen_memos_[i];
   }
 }
 
-// The request's chunks in order of their ends.
+// The request's chunks in order of their ends, and of one end in order of their groups, whichever it used first.
 void GroupOffload::end_on_host(std::uint32_t index) {
   State& state = states_[index];
   chosen_.clear();
-  for (const std::size_t g : state.seen) {
+  for (std::size_t g = 0; g < groups_.size(); ++g) {
     for (std::uint32_t chunk = 0; chunk < state.groups[g].memos.size(); ++chunk) {
       if ((state.groups[g].memos[chunk].uses & kSeen) != 0) chosen_.push_back({g, chunk});
     }
