@@ -73,7 +73,10 @@ class Host:
         self._play = play
         self._side = play.scheduler.connector.connector_scheduler
         requests = play.scenario["requests"]
-        self._arrival = {spec["id"]: (spec.get("arrival_time", i), i) for i, spec in enumerate(requests)}
+        self._arrival = {
+            spec["id"]: (spec.get("arrival_time", i), spec.get("arrival_step", 0), i)
+            for i, spec in enumerate(requests)
+        }
         self._settings = play.scenario["offload"]
         self._line: Line = {}
         self._store_keys: list[Any] = []
