@@ -136,7 +136,7 @@ MUTANTS = [
         "core/tiers/device_room.cpp",
         "if (request == kNoRequest && copies",
         "if (!FAULT && request == kNoRequest && copies",
-        "tests/tiers/test_onboard_numbers.py",
+        "tests/tiers/test_onboard_waiting.py",
     ),
     Mutant(
         "the blocks of a shared tier over time are thinned from the wrong end",

@@ -12,8 +12,8 @@ from typing import Any
 import jsonschema
 import pytest
 
+from server.fleet_scene import C, fleet_of
 from server.router_scene import Scene, play
-from server.test_fleet import C, fleet_of
 from understudy.cli import main
 from understudy.events.publisher import Publisher
 from understudy.events.wire import AllBlocksCleared, BlockRemoved, BlockStored, WireEvent

@@ -6,12 +6,12 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from understudy.events.columns import EventKind
+from understudy.events.publisher import Publisher
+from understudy.events.subscriber import Subscriber
 from understudy.events.wire import BlockRemoved, BlockStored
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-
-    from understudy.events.subscriber import Subscriber
 
 SIZE = 4
 
@@ -64,3 +64,19 @@ class PlainView:
     @property
     def hashes(self) -> set[int]:
         return {value for _, value in self.blocks}
+
+
+def publisher(endpoint: str = "tcp://*:0", **options: Any) -> Publisher:
+    settings: dict[str, Any] = {"replay": "tcp://*:0", "buffer_steps": 1000}
+    return Publisher(endpoint, **(settings | options))
+
+
+def reachable(endpoint: str | None) -> str:
+    assert endpoint is not None
+    return endpoint.replace("0.0.0.0", "127.0.0.1")
+
+
+def follow(source: Publisher, *, replay: bool = True, **options: Any) -> PlainView:
+    return PlainView(
+        Subscriber(reachable(source.endpoint), replay=reachable(source.replay) if replay else None, **options)
+    )

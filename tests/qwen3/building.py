@@ -50,6 +50,7 @@ LIKE_0_6B = Qwen3Config(
     tied_embeddings=True,
 )
 PAGE = 4
+WEIGHTS = random_weights(TINY, 7, CPU)
 OPEN: list[Engine | KvCacheManager] = []
 """Closed after the test."""
 
@@ -147,3 +148,10 @@ def whole(engine: Engine) -> None:
     """Nothing is held: all blocks but the padding are available."""
     manager = engine.scheduler.manager
     assert manager.available_blocks == manager.total_blocks - 1
+
+
+def watched(engine: Engine) -> list[bool]:
+    """Of every step, whether it was prepared while the one before it ran."""
+    seen: list[bool] = []
+    engine.on_step = lambda plan: seen.append(plan.step.ahead)
+    return seen

@@ -10,7 +10,7 @@ import pytest
 
 from qwen3.building import TINY, alone
 from server.client import Client
-from server.test_kv_events import Reader
+from server.events_scene import Reader
 from understudy.errors import ConfigError
 from understudy.qwen3.serve import open_server
 from understudy.server.flags.serving import read_serve

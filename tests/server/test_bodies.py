@@ -11,8 +11,8 @@ import msgspec
 import pytest
 
 from server.client import Client, serving
+from server.fleet_scene import run as in_fleet
 from server.router_scene import C, Scene, play
-from server.test_fleet import run as in_fleet
 from understudy.errors import ConfigError
 from understudy.server.api.body_checks import check_completion
 from understudy.server.api.errors import ApiError, Problem

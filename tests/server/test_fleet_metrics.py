@@ -13,7 +13,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families as parse
 
 from server.client import QUICK, Client
-from server.test_fleet import C, fleet_of
+from server.fleet_scene import C, fleet_of
 from server.test_prometheus import check_page
 from understudy.cli.fleet import read_fleet
 from understudy.server.fleet.fleet import Fleet, FleetSettings

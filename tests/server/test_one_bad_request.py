@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from server.client import Client, Reply, serving
-from server.test_fleet import fleet_of
+from server.fleet_scene import fleet_of
 from understudy.server.api.choice import Choice
 from understudy.server.api.completions import CompletionStyle
 from understudy.server.fleet.front import FleetFront

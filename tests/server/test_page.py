@@ -14,7 +14,7 @@ import pytest
 
 from server.browser import Browser, needs_chromium
 from server.client import QUICK
-from server.test_fleet import fleet_of
+from server.fleet_scene import fleet_of
 from understudy.cli.fleet import read_fleet
 from understudy.server.faults import FaultOrder
 from understudy.server.fleet import fleet as fleet_module

@@ -8,8 +8,8 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families as parse
 
 from server.client import Client, serving
+from server.fleet_scene import fleet_of
 from server.router_scene import C, Scene, play
-from server.test_fleet import fleet_of
 
 
 async def check_page(client: Client) -> int:

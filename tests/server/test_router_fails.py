@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from server.fleet_scene import run
 from server.router_scene import Scene, play
-from server.test_fleet import run
 from understudy.router import Router
 
 if TYPE_CHECKING:

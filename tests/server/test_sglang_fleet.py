@@ -11,9 +11,9 @@ import pytest
 
 from server.client import QUICK as VLLM
 from server.client import Client, serving
+from server.events_scene import Reader
 from server.router_scene import EVENTS, Scene
 from server.sglang_server import QUICK, until
-from server.test_kv_events import Reader
 from understudy.errors import ConfigError
 from understudy.events.wire import AllBlocksCleared, BlockRemoved, BlockStored
 from understudy.server.fleet.fleet import Fleet, FleetSettings

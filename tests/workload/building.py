@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from understudy.workload import Workload
+from understudy.workload import Workload, read_mooncake
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -40,6 +40,11 @@ def trace_file(directory: Path, *rows: dict[str, Any] | str, name: str = "trace.
     path = directory / name
     path.write_text("".join(f"{line if isinstance(line, str) else json.dumps(line)}\n" for line in rows))
     return path
+
+
+def read(directory: Path, *rows: dict[str, Any] | str, **options: Any) -> Any:
+    """Write rows as a trace and read it."""
+    return read_mooncake(trace_file(directory, *rows), **options)
 
 
 def assert_same(left: Workload, right: Workload, *, but: tuple[str, ...] = ()) -> None:

@@ -1,27 +1,16 @@
 from __future__ import annotations
 
 import gzip
-import io
 from typing import TYPE_CHECKING, Any
 
-import msgspec
-import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
-from msgspec import Raw
 
-from understudy._core import read_plain_rows
 from understudy.errors import ConfigError, InvalidArgument
 from understudy.workload import mooncake_rows, read_mooncake
-from workload.building import row, trace_file
+from workload.building import read, row, trace_file
 
 if TYPE_CHECKING:
     from pathlib import Path
-
-
-def read(directory: Path, *rows: dict[str, Any] | str, **options: Any) -> Any:
-    return read_mooncake(trace_file(directory, *rows), **options)
 
 
 def test_a_row_becomes_a_request(tmp_path: Path) -> None:
@@ -250,204 +239,6 @@ def test_ids_above_32_and_63_bits_stay_distinct(tmp_path: Path) -> None:
     assert w.hash_ids.tolist() == [0, 1, 2, 3, 4, 5] * 2
 
 
-@given(
-    st.lists(st.lists(st.integers(0, 2**64 - 1), min_size=1, max_size=4), min_size=1, max_size=6),
-    st.booleans(),
-)
-def test_bulk_conversion_of_ids_agrees_with_the_plain_one(lists: list[list[int]], spaced: bool) -> None:
-    text = [str(ids) if spaced else str(ids).replace(" ", "") for ids in lists]
-    fast = mooncake_rows._read_plain_id_lists([Raw(ids) for ids in text])
-    if any(value == 2**64 - 1 for ids in lists for value in ids):
-        assert fast is None
-    else:
-        assert fast is not None
-        assert fast[0].tolist() == [len(ids) for ids in lists]
-        assert fast[1].tolist() == [value for ids in lists for value in ids]
-
-
-@pytest.mark.parametrize(
-    "texts",
-    [
-        ["[]"],
-        ["[1]", "[]"],
-        ["[ ]"],
-        ["[1,[2]]"],
-        ["[[1],[2]]"],
-        ["", "[1,[2]]"],
-        ["[1,[2]]", ""],
-        ["[-1]"],
-        ["null"],
-    ],
-)
-def test_bulk_conversion_declines_what_is_not_a_plain_list(texts: list[str]) -> None:
-    assert mooncake_rows._read_plain_id_lists([Raw(text) for text in texts]) is None
-
-
 def test_milliseconds_may_be_fractions_and_are_rounded_once(tmp_path: Path) -> None:
     w = read(tmp_path, row(timestamp=0.1), row(timestamp=1234.5678901), row(timestamp=1_700_000_000_000.25))
     assert w.arrival_ns.tolist() == [100_000, 1_234_567_890, 1_700_000_000_000_250_000]
-
-
-def test_rows_with_a_session_id_are_turns_in_file_order(tmp_path: Path) -> None:
-    w = read(
-        tmp_path,
-        row(timestamp=10, session_id="a"),
-        row(timestamp=11),
-        row(timestamp=..., session_id="a", delay=5),
-        row(timestamp=12, session_id="b"),
-        row(timestamp=..., session_id="a"),
-    )
-    assert w.session.tolist() == [0, 1, 0, 2, 0]
-    assert w.turn.tolist() == [0, 0, 1, 0, 2]
-    assert w.session_ids == ["a", "request_2", "b"]
-    assert w.delay_ns.tolist() == [0, 0, 5_000_000, 0, 0]
-    assert w.arrival_ns.tolist() == [10_000_000, 11_000_000, 10_000_000, 12_000_000, 10_000_000]
-
-
-def test_a_delay_is_explicit_else_the_timestamp_difference_else_zero(tmp_path: Path) -> None:
-    w = read(
-        tmp_path,
-        row(timestamp=100, session_id="a"),
-        row(timestamp=130, session_id="a"),
-        row(timestamp=190.5, session_id="a", delay=7),
-        row(timestamp=200, session_id="a"),
-        row(timestamp=..., session_id="a"),
-    )
-    assert (w.delay_ns / 1e6).tolist() == [0, 30, 7, 9.5, 0]
-
-
-def test_a_later_turn_may_not_go_back_in_time(tmp_path: Path) -> None:
-    with pytest.raises(InvalidArgument, match=r"trace\.jsonl:3: timestamp is earlier .* in line 1"):
-        read(tmp_path, row(timestamp=5, session_id="a"), row(), row(timestamp=4, session_id="a"))
-
-
-def test_a_timestamp_that_gives_no_delay_is_not_ignored(tmp_path: Path) -> None:
-    rows = row(timestamp=..., session_id="a"), row(timestamp=4, session_id="a")
-    with pytest.raises(InvalidArgument, match=r"trace\.jsonl:2: timestamp gives no delay"):
-        read(tmp_path, *rows)
-
-
-def test_a_first_turn_with_a_zero_delay_is_fine(tmp_path: Path) -> None:
-    assert read(tmp_path, row(delay=0)).delay_ns.tolist() == [0]
-
-
-def test_a_trace_without_timestamps_has_no_arrivals(tmp_path: Path) -> None:
-    w = read(
-        tmp_path, row(timestamp=...), row(timestamp=None, session_id="a"), row(timestamp=..., session_id="a")
-    )
-    assert not w.has_arrivals
-    assert w.arrival_ns.tolist() == [0, 0, 0]
-
-
-def test_a_session_called_like_a_nameless_row_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(InvalidArgument, match=r"trace\.jsonl:2: .*'request_2' is taken"):
-        read(tmp_path, row(session_id="request_2"), row())
-
-
-def test_request_ids_are_kept_and_must_be_unique(tmp_path: Path) -> None:
-    assert read(tmp_path, row(request_id="x"), row()).request_ids == ["x", "request_2"]
-    with pytest.raises(InvalidArgument, match=r"trace\.jsonl:4: request_id 'x' was already used in line 1"):
-        read(tmp_path, row(request_id="x"), "", row(), row(request_id="x"))
-
-
-def test_priorities_and_policy_classes_are_kept(tmp_path: Path) -> None:
-    w = read(
-        tmp_path,
-        row(priority=-2, strict_priority=2**32 - 1),
-        row(policy_class="gold"),
-        row(policy_class="tin", priority=5),
-        row(policy_class="gold"),
-    )
-    assert w.priority.tolist() == [-2, 0, 5, 0]
-    assert w.strict_priority.tolist() == [2**32 - 1, 0, 0, 0]
-    assert w.policy_classes == ("gold", "tin")
-    assert w.policy_class.tolist() == [-1, 0, 1, 0]
-
-
-def test_exact_output_tokens_are_kept_where_given(tmp_path: Path) -> None:
-    w = read(tmp_path, row(), row(output_token_ids=[7, 8, 2**32 - 1]), row(output_token_ids=None))
-    assert w.output_token_offsets.tolist() == [0, 0, 3, 3]
-    assert w.output_token_ids.tolist() == [7, 8, 2**32 - 1]
-    assert w.output_token_ids.dtype == np.uint32
-
-
-def test_an_output_may_recur_in_the_next_turn(tmp_path: Path) -> None:
-    first = row(session_id="s", output_length=500, hash_ids=[0, 1], output_in_next_turn=True)
-    w = read(tmp_path, first, row(session_id="s", timestamp=..., input_length=1200, hash_ids=[0, 1, 2]))
-    assert w.output_in_next.tolist() == [True, False]
-    assert w.known_output_tokens(0).tolist() == [1] * 424 + [2] * 76
-    with pytest.raises(
-        InvalidArgument, match=r"trace\.jsonl:1: output_in_next_turn needs a next prompt of at least 1100"
-    ):
-        read(tmp_path, first, row(session_id="s", timestamp=..., input_length=1030, hash_ids=[0, 1, 2]))
-
-
-_PLAIN = {"timestamp": "0", "input_length": "600", "output_length": "3", "hash_ids": "[7, 8]"}
-
-
-def line_of(**values: str) -> str:
-    return "{" + ", ".join(f'"{key}": {value}' for key, value in {**_PLAIN, **values}.items()) + "}\n"
-
-
-@pytest.mark.parametrize(
-    "lines",
-    [
-        line_of(),
-        line_of(timestamp="999999999999", output_length="0", hash_ids="[0]"),
-        '{ "hash_ids" :[ 1,2 ] , "output_length":1,"timestamp" : 5,"input_length":999999999999999999 }  \n',
-        line_of() + line_of(hash_ids="[18]", input_length="1"),
-        line_of().rstrip(),
-    ],
-)
-def test_plain_rows_read_like_any_others(lines: str) -> None:
-    plain = read_plain_rows(lines.encode())
-    assert plain is not None
-    (expected,) = mooncake_rows.read_chunks(io.BytesIO((lines.rstrip() + "\r\n").encode()), "t")
-    columns = ("timestamp_ms", "input_length", "output_length", "hash_counts", "hash_ids")
-    for values, name in zip(plain, columns, strict=True):
-        assert values.dtype == getattr(expected, name).dtype
-        assert values.tolist() == getattr(expected, name).tolist()
-
-
-@pytest.mark.parametrize(
-    "lines",
-    [
-        "\n",
-        line_of() + "\n",
-        line_of() + "x",
-        line_of().rstrip() + line_of(),
-        line_of(timestamp="1.0"),
-        line_of(timestamp="null"),
-        line_of(timestamp="-1"),
-        line_of(timestamp="01"),
-        line_of(timestamp=""),
-        line_of(timestamp="1000000000000"),
-        line_of(input_length="0"),
-        line_of(output_length="1234567890123456789"),
-        line_of(hash_ids="[]"),
-        line_of(hash_ids="[1,]"),
-        line_of(hash_ids="[1 2]"),
-        line_of(hash_ids="[1"),
-        line_of(session_id='"s"'),
-        line_of().replace('"timestamp": 0, ', ""),
-        line_of().replace("}", ', "timestamp": 1}'),
-        line_of().replace("timestamp", "timestamps"),
-        line_of().replace(":", ""),
-        line_of().replace("}", ",}"),
-        line_of()[:-2],
-    ],
-)
-def test_whatever_is_not_plain_is_left_to_the_decoder(lines: str) -> None:
-    assert read_plain_rows(lines.encode()) is None
-
-
-@given(st.text('{}[]:,"0123456789 \n', max_size=60), st.integers(0, 80), st.integers(0, 80))
-def test_a_line_torn_anywhere_is_read_right_or_not_at_all(noise: str, start: int, stop: int) -> None:
-    torn = (line_of()[:start] + noise + line_of()[stop:]).encode()
-    plain = read_plain_rows(torn)
-    if plain is not None:
-        rows = [msgspec.json.decode(line) for line in torn.splitlines()]
-        assert plain[0].tolist() == [row["timestamp"] for row in rows]
-        assert plain[1].tolist() == [row["input_length"] for row in rows]
-        assert plain[2].tolist() == [row["output_length"] for row in rows]
-        assert plain[4].tolist() == [value for row in rows for value in row["hash_ids"]]
