@@ -212,8 +212,10 @@ def describe_fleet_state() -> Schema:
         "restarted",
     )
     late = ("token_p50", "token_p99", "step_p99")
-    counts = ("n", "worker", "tokens", "overlap", "lower", "best", "ties", "blocks", "load")
-    numbers = dict.fromkeys(("at", "cost", "waited_ms"), NUMBER)
+    counts = ("n", "worker", "tokens", "ties", "blocks", "load")
+    numbers = dict.fromkeys(("at", "waited_ms"), NUMBER) | dict.fromkeys(
+        ("overlap", "lower", "best", "cost"), MAYBE
+    )
     decision = {**dict.fromkeys(counts, COUNT), **numbers, "path": TEXT, "why": TEXT, "stage": TEXT}
     state = {"enum": ["ready", "paused", "slow", "dead", "starting", "draining"]}
     workers = {

@@ -238,6 +238,34 @@ def test_a_live_router_reads_the_pools_of_the_workers() -> None:
     assert router.pools == [0, 0, 1, 1]
 
 
+class _First(Router):
+    """Chooses the first worker, without reading caches."""
+
+    def choose(self, request: Any, view: Any) -> int:  # noqa: ARG002
+        return int(view.ready[0])
+
+
+def test_the_page_shows_what_the_worker_of_a_user_defined_router_has_cached() -> None:
+    async def test(client: Client, _: Fleet) -> None:
+        for _number in range(2):
+            await client.post(C, {"prompt": list(range(320)), "max_tokens": 1})
+        first, second = (await client.get("/fleet/state")).json["decisions"]
+        assert (first["overlap"], second["overlap"], second["blocks"]) == (0, 20, 20)
+        assert {second[name] for name in ("lower", "best", "cost")} == {None}
+        assert second["why"] == "_First"
+
+    run(test, 2, _First())
+
+
+def test_a_native_router_without_an_index_reports_no_overlap() -> None:
+    async def test(client: Client, _: Fleet) -> None:
+        await client.post(C, {"prompt": list(range(320)), "max_tokens": 1})
+        last = (await client.get("/fleet/state")).json["decisions"][-1]
+        assert (last["overlap"], last["blocks"]) == (None, 0)
+
+    run(test, 1)
+
+
 def test_a_live_view_has_every_attribute_of_a_replays() -> None:
     def names(view: type) -> set[str]:
         return {name for name in dir(view) if not name.startswith("_")}

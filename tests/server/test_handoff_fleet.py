@@ -6,12 +6,14 @@ import asyncio
 import contextlib
 from typing import TYPE_CHECKING, Any
 
+import msgspec
 import pytest
 
 from server.client import Client
 from server.handoff_pair import FAST, PREFILL, runs, until
 from understudy.cli.fleet import read_fleet
 from understudy.errors import ConfigError
+from understudy.router import Router
 from understudy.server.fleet.fleet import Fleet
 
 if TYPE_CHECKING:
@@ -62,6 +64,34 @@ async def test_a_prompt_is_computed_by_one_worker_and_decoded_by_another() -> No
         page = (await client.get("/metrics")).body.decode()
         assert 'understudy:requests_by_way{way="remote"} 2.0' in page
         assert "vllm:nixl_xfer_time_seconds_count" in page
+
+
+class _ReadsRoles(Router):
+    """Chooses the first worker, and keeps the roles that it has read."""
+
+    def __init__(self) -> None:
+        self.read: list[tuple[str, tuple[str, ...]]] = []
+
+    def choose(self, request: Any, view: Any) -> int:
+        self.read.append((request.stage, view.roles))
+        return int(view.ready[0])
+
+
+@runs
+async def test_routers_read_the_roles_of_their_workers() -> None:
+    prefill, decode = _ReadsRoles(), _ReadsRoles()
+    settings, _ = read_fleet([*PORTS, *FAST, "--prefill-workers", "1", "--decode-workers", "2"])
+    assert settings.disaggregation is not None
+    stages = msgspec.structs.replace(settings.disaggregation, decode_routing=decode)
+    fleet = Fleet(msgspec.structs.replace(settings, routing=prefill, disaggregation=stages))
+    await fleet.start()
+    try:
+        assert (await Client(fleet.port).post("/v1/completions", BODY)).status == 200
+    finally:
+        await fleet.stop()
+        fleet.runtime.driver.stop()
+    assert prefill.read == [("prefill", ("prefill",))]
+    assert decode.read == [("decode", ("decode", "decode"))]
 
 
 @runs

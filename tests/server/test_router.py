@@ -302,6 +302,7 @@ def test_a_router_in_python_works_here_unchanged() -> None:
         await told.until(heard)
         reply = await told.client.post(C, {"prompt": list(range(320)), "max_tokens": 1})
         assert reply.headers["x-understudy-worker"] == "1"
+        assert "x-understudy-overlap-blocks" not in reply.headers  # only the router's own code knows it
         assert (await told.dump())["routing"] == "_Sticky"
 
     play(test, 2, router)

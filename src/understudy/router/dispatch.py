@@ -54,13 +54,13 @@ class Decision(NamedTuple):
 
     row: int
     worker: int
-    overlap_blocks: int = 0
-    """Leading prompt blocks that the router's index has for the worker on the device."""
-    lower_overlap_blocks: int = 0
+    overlap_blocks: int | None = None
+    """Leading prompt blocks that the router's index has for the worker on the device; None without an index."""
+    lower_overlap_blocks: int | None = None
     """Following prompt blocks that it has on slower tiers."""
-    best_overlap_blocks: int = 0
+    best_overlap_blocks: int | None = None
     """Highest `overlap_blocks` of any worker."""
-    cost: float = 0.0
+    cost: float | None = None
     ties: int = 1
     waited_ms: float = 0.0
 
@@ -111,7 +111,7 @@ class OutstandingWork:
 
     @property
     def roles(self) -> tuple[str, ...]:
-        """By worker: both, since live workers serve all stages of a request."""
+        """By worker: both, since a standalone router does not know the stages that an engine serves."""
         return ("both",) * len(self.available)
 
     @property

@@ -228,16 +228,22 @@ class FleetFront:
         server = self.servers[chosen]
         if len(server.worker.cores) > 1:
             request.headers.setdefault("x-data-parallel-rank", str(rank))
-        self._note_sent(asked, decision, chosen, request.path)
+        self._note_sent(asked, decision, chosen, request.path, rank)
         row, dispatcher = asked.row, self._dispatcher
         connection.on_first_token = lambda: dispatcher.first_token(row)
         connection.on_ended = lambda: dispatcher.ended(row)
         server.app.handle(request, connection)
         connection.extra_headers += f"x-understudy-worker: {chosen}\r\n".encode()
 
-    def _note_sent(self, asked: LiveRouteRequest, decision: Decision, chosen: int, path: str) -> None:
+    def _note_sent(
+        self, asked: LiveRouteRequest, decision: Decision, chosen: int, path: str, rank: int = 0
+    ) -> None:
         """Count a request that is sent to a worker, and keep the decision for the page."""
         self._routed[chosen].add()
+        if decision.overlap_blocks is None and len(asked.prompt_blocks):
+            # The router has no index of its own, so the page shows the blocks that the worker has.
+            cached = self.servers[chosen].worker.cores[rank].engine.cached_prefix(asked.prompt_blocks)
+            decision = decision._replace(overlap_blocks=cached)
         load = len(self.servers[chosen].app.endpoints.in_flight)
         self.monitor.decided(decision, asked, chosen, path, load)
 

@@ -55,7 +55,7 @@ class Monitor:
     # ── Samples ──
 
     def decided(self, decision: Decision, asked: LiveRouteRequest, worker: int, path: str, load: int) -> None:
-        """Keep a routing decision for the page."""
+        """Keep a routing decision for the page; what the router does not know is None."""
         self._new_decisions += 1
         self._decided += 1
         self._decisions.append(
@@ -70,7 +70,7 @@ class Monitor:
                 "overlap": decision.overlap_blocks,
                 "lower": decision.lower_overlap_blocks,
                 "best": decision.best_overlap_blocks,
-                "cost": round(decision.cost, 2),
+                "cost": None if decision.cost is None else round(decision.cost, 2),
                 "ties": decision.ties,
                 "waited_ms": round(decision.waited_ms, 1),
                 "blocks": len(asked.prompt_blocks),
@@ -193,9 +193,6 @@ class Monitor:
             watcher.drop()
 
 
-_ROLES = {"kv_producer": "prefill", "kv_consumer": "decode", "kv_both": "both"}
-
-
 def describe_pools(pools: Sequence[tuple[int, ServerSettings]]) -> list[dict[str, Any]]:
     """Describe the pools of a fleet: number of workers, model, and limits of their engines."""
     return [
@@ -205,7 +202,7 @@ def describe_pools(pools: Sequence[tuple[int, ServerSettings]]) -> list[dict[str
             "blocks": pool.engine.num_gpu_blocks,
             "block_size": pool.engine.block_size,
             "max_num_seqs": pool.engine.max_num_seqs,
-            "role": "both" if pool.handoff is None else _ROLES[pool.handoff.role],
+            "role": "both" if pool.handoff is None else pool.handoff.stage,
         }
         for count, pool in pools
     ]

@@ -32,7 +32,8 @@ class FleetRouting:
         self.targets: list[tuple[int, int]] = []
         """(server, rank) by the policy's worker number."""
         self._pools: list[int] = []
-        view = LiveFleetView(servers, self.targets, self._pools)
+        self._roles: list[str] = []
+        view = LiveFleetView(servers, self.targets, self._pools, self._roles)
         self.dispatcher = Dispatcher(policy, seed=seed, view=view)
         self._numbers: dict[tuple[int, int], int] = {}
 
@@ -40,10 +41,12 @@ class FleetRouting:
         """Add a worker; `pool` is the number of its pool in the fleet's settings."""
         budget = server.settings.engine.max_num_batched_tokens or UNLIMITED_TOKENS
         groups = layout_of_engine(server.settings.engine)
+        handoff = server.settings.handoff
         for rank in range(server.settings.data_parallel_size):
             self._numbers[index, rank] = self.dispatcher.add_worker(budget, groups)
             self.targets.append((index, rank))
             self._pools.append(pool)
+            self._roles.append("both" if handoff is None else handoff.stage)
         if self.dispatcher.wants_events:
             server.worker.on_events = self._observe
             server.worker.on_restart = self._forget
@@ -65,11 +68,14 @@ class FleetRouting:
 class LiveFleetView(OutstandingWork):
     """Current state of the workers for a router: one value per rank."""
 
-    def __init__(self, servers: list[Server], targets: list[tuple[int, int]], pools: list[int]) -> None:
+    def __init__(
+        self, servers: list[Server], targets: list[tuple[int, int]], pools: list[int], roles: list[str]
+    ) -> None:
         super().__init__()
         self._servers = servers
         self._targets = targets
         self._pools = pools
+        self._roles = roles
 
     @property
     def now_ns(self) -> int:
@@ -80,6 +86,11 @@ class LiveFleetView(OutstandingWork):
     def pools(self) -> npt.NDArray[np.int64]:
         """Pool number per rank, in the order of the fleet's settings."""
         return np.array(self._pools, dtype=np.int64)
+
+    @property
+    def roles(self) -> tuple[str, ...]:
+        """Stages of a request that each rank serves: both, prefill or decode."""
+        return tuple(self._roles)
 
     @property
     def running(self) -> npt.NDArray[np.int64]:

@@ -61,6 +61,11 @@ class HandOffSettings(msgspec.Struct, frozen=True, kw_only=True):
     """Addresses, networks or names of prefill servers that may be contacted, besides loopback."""
 
     @property
+    def stage(self) -> str:
+        """Part of a request that the server serves: prefill, decode or both."""
+        return {"kv_producer": "prefill", "kv_consumer": "decode", "kv_both": "both"}[self.role]
+
+    @property
     def produces(self) -> bool:
         """True when the server keeps blocks for others."""
         return self.role != "kv_consumer"

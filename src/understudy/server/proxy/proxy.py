@@ -263,11 +263,12 @@ class Proxy:
             raise _api_error(error) from error
         if answer.status >= 500:  # a dead engine answers quickly, and would attract more requests
             self._begin(self._workers.check(rank.worker))
+        overlap = decision.overlap_blocks
         more = _passed_on(
             [
                 *(field for field in answer.head.fields if not field[0].startswith("x-understudy-")),
                 ("x-understudy-worker", str(rank.number)),
-                ("x-understudy-overlap-blocks", str(decision.overlap_blocks)),
+                *([] if overlap is None else [("x-understudy-overlap-blocks", str(overlap))]),
             ]
         )
         began = False
@@ -299,7 +300,7 @@ class Proxy:
         except asyncio.CancelledError:
             answer.close()
             raise
-        if answer.status == 200 and len(asked.prompt_blocks) > decision.overlap_blocks:
+        if answer.status == 200 and len(asked.prompt_blocks) > (overlap or 0):
             rank.follower.expect(sent_s)
         return True
 
