@@ -148,9 +148,48 @@ def test_remedies_are_ordered_by_their_effect_and_only_those_that_help_are_named
     helpful = [trial for trial in advice.trials if trial.helps]
     assert len(helpful) < len(advice.trials)
     named = [part.split(": ")[0] for part in advice.verdicts[0].remedy.split(" (replayed).")[:-1]]
-    assert [name.lstrip() for name in named] == ["4 workers without roles", "2P+2D → 3P+1D"]
+    assert [name.lstrip() for name in named] == [
+        "4 workers without roles",
+        "2P+2D → 4P+2D",
+        "2P+2D → 3P+1D",
+    ]
     by_flag = {trial.change: trial.after for trial in helpful}
     assert by_flag["--workers 4"] > by_flag["--prefill-workers 3 --decode-workers 1"]
+
+
+def test_findings_that_share_remedies_name_those_and_no_failure(tmp_path: Path) -> None:
+    workload = make(tmp_path, LONG, output=2, gap_ms=30.0)
+    replay_with = replayer(workload, 4, slo=Slo(ttft_ms=1000.0))
+    advice = advise(replay_with, prefill_workers=1, decode_workers=3, link_gbps=0.016)
+    by_rule = {verdict.rule: verdict.remedy for verdict in advice.verdicts}
+    assert {"handoff_bottleneck", "handoff_link", "goal_missed"} <= set(by_rule)
+    assert "1P+3D → 2P+2D: attainment " in by_rule["handoff_bottleneck"]
+    for rule, remedy in by_rule.items():
+        assert "(replayed)" in remedy or "help with it too" in remedy, rule
+        assert "No remedy" not in remedy
+    shared = "The remedies for the bottleneck, the link and the overload help with it too."
+    assert by_rule["goal_missed"] == shared
+
+
+def test_a_verdict_whose_remedies_all_fail_is_named_with_what_was_replayed(tmp_path: Path) -> None:
+    workload = make(tmp_path, LONG, output=2, gap_ms=30.0)
+    given = Disaggregation(prefill_workers=1, decode_workers=3)
+    report = replayer(workload, 4)(given)
+    advice = advise_on_split(report, given, lambda _: report)
+    assert advice is not None
+    first = advice.verdicts[0]
+    assert first.remedy.startswith(
+        "No remedy for the bottleneck helps; replayed: --disaggregation uncached:2048 or "
+    )
+
+
+def test_a_split_that_is_too_large_is_named_with_a_smaller_one(tmp_path: Path) -> None:
+    workload = make(tmp_path, SHORT, output=4, gap_ms=500.0)
+    replay_with = replayer(workload, 8, slo=Slo(ttft_ms=5_000.0))
+    advice = advise(replay_with, prefill_workers=4, decode_workers=4)
+    first = advice.verdicts[0]
+    assert first.finding == "Oversized: 2 workers would do instead of 8."
+    assert first.remedy.startswith("--prefill-workers 1 --decode-workers 1: attainment 100.0 % → 100.0 %")
 
 
 def test_a_fleet_that_is_idle_gets_no_verdict(tmp_path: Path) -> None:
@@ -168,7 +207,7 @@ def test_after_the_limit_no_replay_is_started(tmp_path: Path) -> None:
     advice = advise_on_split(replay_with(given), given, replay_with, limit_s=0.0)
     assert advice is not None
     assert len(advice.trials) == 1
-    assert advice.untried == 4
+    assert advice.untried == 5
 
 
 @pytest.mark.parametrize("settings", [{}, {"rule": "uncached:100"}])

@@ -19,8 +19,10 @@ from understudy.engines.vllm_config import VllmConfig
 from understudy.errors import ConfigError
 from understudy.report import Report, Slo
 from understudy.report.advice import advise
-from understudy.report.remedies import Setup
-from understudy.workload import ClosedLoop, Normal, OpenLoop, Poisson
+from understudy.report.remedies import Setup, list_changes
+from understudy.report.trial import compare, name_finding
+from understudy.report.verdicts import HANDOFF_RULES, RULES
+from understudy.workload import ClosedLoop, Normal, OpenLoop, Poisson, SharedRatio
 
 TRACE = str(Path(__file__).parents[2] / "examples" / "demo_trace.jsonl")
 SLOW = VllmConfig(num_gpu_blocks=400, timing=Constant(prefill_ms=100.0, decode_ms=20.0), max_num_seqs=4)
@@ -143,6 +145,78 @@ def test_a_fleet_that_is_too_large_is_named_with_the_numbers_of_the_smaller_one(
     assert verdict.rule == "oversized"
     assert verdict.finding == "Oversized: one worker would do instead of 4."
     assert verdict.remedy == "--workers 1: attainment 100.0 % → 100.0 % (replayed)."
+
+
+def test_an_oversized_fleet_is_named_before_other_findings() -> None:
+    scattered = crowd(200, arrivals=Poisson(qps=4), prefixes=SharedRatio(groups=60, ratio=0.9))
+    engine = VllmConfig(num_gpu_blocks=400, block_size=16)
+    found = Bench(scattered, 8, engine, slo=Slo(ttft_ms=5_000)).advise()
+    rules = [verdict.rule for verdict in found.verdicts]
+    assert rules[0] == "oversized"
+    assert "scattered_prefixes" in rules
+    assert found.verdicts[0].finding == "Oversized: one worker would do instead of 8."
+
+
+def test_a_smaller_fleet_is_not_tried_where_goals_are_missed() -> None:
+    bench = Bench(OVERLOAD, 2, slo=Slo(ttft_ms=500))
+    assert "oversized" not in [verdict.rule for verdict in bench.advise().verdicts]
+    assert {"workers": 1} not in bench.changes
+
+
+def test_a_small_cache_is_judged_by_its_hits_even_if_all_goals_are_met() -> None:
+    engine = VllmConfig(num_gpu_blocks=150)
+    [verdict] = Bench(conversations(60), 1, engine, slo=Slo(ttft_ms=50_000)).advise().verdicts
+    assert verdict.rule == "cache_too_small"
+    assert re.fullmatch(
+        r"--num-gpu-blocks 300: prefix hits 38\.1 % → 7\d\.\d %, attainment 100\.0 % → 100\.0 % \(replayed\)\.",
+        verdict.remedy,
+    )
+
+
+def test_long_steps_are_judged_by_the_gaps_that_exceed_the_goal() -> None:
+    long = crowd(
+        100,
+        arrivals=Poisson(qps=2),
+        prompt_tokens=Normal(mean=6000, std=1000),
+        output_tokens=Normal(mean=100, std=5),
+    )
+    [verdict] = Bench(long, 1, VllmConfig(num_gpu_blocks=8000), slo=Slo(itl_ms=40)).advise().verdicts
+    assert verdict.rule == "steps_too_long"
+    assert verdict.remedy == (
+        "--max-num-batched-tokens 512: late gaps 2.3 % → 0.0 %, attainment 100.0 % → 100.0 % (replayed)."
+    )
+
+
+def test_a_remedy_that_gains_its_measure_and_loses_the_goals_does_not_help() -> None:
+    bench = Bench(OVERLOAD, 6, slo=Slo(ttft_ms=500))
+    worse = bench.replay({"max_num_seqs": 1})
+    storm = replace(bench.report, preemptions=1000)
+    trial = compare("--max-num-seqs 1", "preemption_storm", storm, worse)
+    assert trial.after < trial.before
+    assert not trial.helps
+
+
+def test_only_a_finding_whose_remedies_all_fail_says_so_and_names_itself() -> None:
+    bench = Bench(OVERLOAD, 2, slo=Slo(ttft_ms=500))
+
+    def change_nothing(changes: dict[str, Any]) -> Report:
+        assert changes
+        return bench.report
+
+    bench.replay = change_nothing  # type: ignore[method-assign]
+    remedy = bench.advise().verdicts[0].remedy
+    assert remedy.startswith("No remedy for the ")
+    assert "helps; replayed: --workers 4 or 8, " in remedy
+    helped = Bench(OVERLOAD, 2, slo=Slo(ttft_ms=500)).advise().verdicts[0].remedy
+    assert "No remedy" not in helped
+
+
+def test_every_rule_with_remedies_has_a_short_name() -> None:
+    bench = Bench(OVERLOAD, 2, slo=Slo(ttft_ms=500))
+    setup = Setup(2, "round_robin", ClosedLoop(concurrency=4), SLOW, can_add_blocks=True, has_sessions=True)
+    for rule in (*RULES, *HANDOFF_RULES):
+        if list(list_changes(rule.__name__, bench.report, setup)):
+            assert name_finding(rule.__name__)
 
 
 def test_half_of_the_workers_may_do_too() -> None:

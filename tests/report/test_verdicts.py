@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import io
 import json
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from rich.console import Console
 
 import understudy
 from model.unlimited_cache import UnlimitedCache
@@ -20,6 +22,7 @@ from understudy.engines.vllm_config import VllmConfig
 from understudy.report import Report, Slo, group_verdicts, tier_verdicts
 from understudy.report import verdicts as rules
 from understudy.report.html import page
+from understudy.report.no_verdict import describe_no_verdict
 from understudy.run.facts import RunFacts
 from understudy.run.timeline import Status
 from understudy.tiers import TiersConfig
@@ -49,7 +52,36 @@ def test_a_good_run_has_no_verdict() -> None:
     calm = understudy.replay(crowd(200, arrivals=Poisson(qps=5)), VllmConfig(num_gpu_blocks=4000), workers=2)
     assert calm.verdicts == ()
     assert calm.to_dict()["verdicts"] == []
-    assert 'class="verdicts"' not in page(calm)
+    said = describe_no_verdict(calm)
+    share = 100 * calm.queue_ms.mean / calm.e2e_ms.mean
+    hits = 100 * calm.prefix_hit_ratio.first_admission
+    assert said == (
+        f"No bottleneck found: {share:.1f} % of the E2E time in queues, KV usage at most "
+        f"{100 * calm.kv.usage_max:.1f} %, 0 preemptions, prefix hits {hits:.1f} %, no block evicted."
+    )
+    assert said in page(calm)
+    assert said in calm._repr_html_()
+    console = Console(record=True, width=400, file=io.StringIO())
+    calm.print(console)
+    assert said in console.export_text()
+
+
+def test_a_run_without_verdict_names_its_attainment_and_the_smaller_fleets_that_do_not_do(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "400")
+    assert main(["replay", str(DEMO), "--workers", "4", "--slo-itl-ms", "7.5"]) == 0
+    out = capsys.readouterr().out
+    assert "No bottleneck found: SLO attainment 100.0 %, " in out
+    assert "A smaller fleet is not enough (replayed: --workers 1, --workers 2)." in out
+
+
+def test_few_requests_are_not_judged_and_none_get_no_line() -> None:
+    assert describe_no_verdict(report(DONE)).startswith(
+        "No bottleneck found, but only 1 request completed; most rules need 20."
+    )
+    assert describe_no_verdict(report()) == ""
+    assert describe_no_verdict(report(REFUSED)) == ""
 
 
 def test_nothing_completed_says_why() -> None:

@@ -8,9 +8,12 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from msgspec import structs
 
-from understudy.report.advice import LIMIT_S, Advice, Trial
+from understudy.errors import ConfigError
+from understudy.report.advice import LIMIT_S, Advice, describe_oversized, is_enough, lacks_capacity
 from understudy.report.handoff_verdicts import busiest_link, name_flag
+from understudy.report.remedies import may_be_oversized
 from understudy.report.text import quantity
+from understudy.report.trial import Trial, compare, format_failure, name_finding
 from understudy.report.verdict import Verdict
 from understudy.report.verdicts import find_verdicts
 
@@ -27,14 +30,16 @@ GAIN, ATTAINMENT_GAIN = 0.05, 0.01
 """Least gain of a change that helps: share of the mean E2E, or attainment."""
 RULES = ("uncached:2048", "uncached:512", "uncached:8192")
 OTHERS_FASTER = Verdict("handoff_split", "Other settings of the same workers are faster.", "")
-NONE_HELPS = "None of the replayed remedies helps."
+LACKING = ("overloaded", "goal_missed")
+OWN_KINDS = {"link": ("handoff_link",), "more": LACKING}
+"""Rules whose verdicts a kind of change belongs to; the others belong to the first verdict on hand-offs."""
 
 
 class Change(NamedTuple):
     """A change of a fleet's settings; None instead of `settings`: workers without roles."""
 
     kind: str
-    """link, rule, roles or split; of each kind, a verdict names the best."""
+    """link, rule, roles, split, more or fewer; of each kind, a verdict names the best."""
     flag: str
     name: str
     settings: Disaggregation | None
@@ -103,13 +108,26 @@ def advise_on_split(
         if tried and time.perf_counter() - started > limit_s:
             untried += 1
             continue
-        tried.append(_compare(change, report, replay_with(change.settings)))
+        try:
+            other = replay_with(change.settings)
+        except ConfigError:  # the change contradicts other settings, so it is no remedy for this run
+            continue
+        tried.append(_compare(change, report, other))
         is_best = all(tried[-1].gain > one.gain for one in tried[:-1] if one.change.kind == "split")
         if change.kind == "split" and tried[-1].trial.helps and is_best:
             changes[:0] = _go_further(change, given)
-    verdicts = _write_verdicts(found, tried)
-    trials = tuple(one.trial for one in tried)
-    return Advice(verdicts, trials, time.perf_counter() - started, limit_s, untried)
+    verdicts, trials = list(_write_verdicts(found, tried)), [one.trial for one in tried]
+    smaller = _list_smaller(report, given) if not lacks_capacity(found) else []
+    while smaller and time.perf_counter() - started <= limit_s:
+        change = smaller.pop(0)
+        other = replay_with(change.settings)
+        trial = replace(compare(change.flag, "oversized", report, other), helps=is_enough(report, other))
+        trials.append(trial)
+        if trial.helps:
+            verdicts.insert(0, describe_oversized(report, other, trial))
+            smaller = []
+    untried += len(smaller)
+    return Advice(tuple(verdicts), tuple(trials), time.perf_counter() - started, limit_s, untried)
 
 
 def _list_changes(report: Report, given: Disaggregation, found: tuple[Verdict, ...]) -> Iterator[Change]:
@@ -132,7 +150,19 @@ def _list_changes(report: Report, given: Disaggregation, found: tuple[Verdict, .
     direction = 1 if waits["prefill queue"] > waits["decode queue"] + waits["polls"] else -1
     splits = (_move(given, direction), _move(given, -direction))
     yield from (split for split in splits if split is not None)
+    if lacks_capacity(found):
+        prefill, decode = (2, 1) if direction == 1 else (1, 2)
+        yield _resize(given, "more", prefill * given.prefill_workers, decode * given.decode_workers)
     yield from (_set_rule(given, rule) for rule in others[1:])
+
+
+def _list_smaller(report: Report, given: Disaggregation) -> list[Change]:
+    """List fleets with fewer workers of both roles that may do, the smallest first."""
+    prefill, decode = given.prefill_workers or 0, given.decode_workers or 0
+    if not may_be_oversized(report, prefill + decode, report.run.load):
+        return []
+    sizes = {(1, 1), (-(-prefill // 2), -(-decode // 2))} - {(prefill, decode)}
+    return [_resize(given, "fewer", *size) for size in sorted(sizes)]
 
 
 def _move(given: Disaggregation, by: int) -> Change | None:
@@ -142,8 +172,12 @@ def _move(given: Disaggregation, by: int) -> Change | None:
     prefill, decode = given.prefill_workers + by, given.decode_workers - by
     if min(prefill, decode) < 1:
         return None
+    return _resize(given, "split", prefill, decode)
+
+
+def _resize(given: Disaggregation, kind: str, prefill: int, decode: int) -> Change:
     return Change(
-        "split",
+        kind,
         f"--prefill-workers {prefill} --decode-workers {decode}",
         f"{given.prefill_workers}P+{given.decode_workers}D → {prefill}P+{decode}D",
         structs.replace(given, prefill_workers=prefill, decode_workers=decode),
@@ -185,22 +219,39 @@ def _compare(change: Change, report: Report, other: Report) -> Tried:
 
 
 def _write_verdicts(found: tuple[Verdict, ...], tried: list[Tried]) -> tuple[Verdict, ...]:
-    """Put the remedies that help into the first verdict on hand-offs, the best first; those verdicts come first."""
+    """Give each verdict the best remedy of each kind that belongs to it, by effect; those on hand-offs come first."""
     best: dict[str, Tried] = {}
     for one in sorted((one for one in tried if one.trial.helps), key=lambda one: -one.gain):
         best.setdefault(one.change.kind, one)
-    ours = [verdict for verdict in found if verdict.rule in ("handoff_bottleneck", "handoff_link")]
-    others = tuple(verdict for verdict in found if verdict not in ours)
-    if not best:
-        return (*(replace(verdict, remedy=NONE_HELPS) for verdict in ours), *others)
-    links = [best.pop("link")] if len(ours) > 1 and "link" in best else []
-    verdicts = [replace(verdict, remedy=NONE_HELPS) for verdict in ours] or [OTHERS_FASTER]
-    verdicts[0] = replace(verdicts[0], remedy=" ".join(one.text for one in best.values()) or NONE_HELPS)
-    if links:
-        verdicts[1] = replace(verdicts[1], remedy=links[0].text)
-        if not best or links[0].gain > next(iter(best.values())).gain:
-            verdicts.reverse()
-    return (*verdicts, *others)
+    ours = [verdict for verdict in found if verdict.rule.startswith("handoff")]
+    ours += [verdict for verdict in found if verdict.rule in LACKING]
+    others = [verdict for verdict in found if verdict not in ours]
+    if not ours and best:
+        ours = [OTHERS_FASTER]
+    own: dict[str, list[Tried]] = {verdict.rule: [] for verdict in ours}
+    for one in best.values():
+        claims = [rule for rule in OWN_KINDS.get(one.change.kind, ()) if rule in own]
+        own[claims[0] if claims else ours[0].rule].append(one)
+    handoffs = [rule for rule in own if rule.startswith("handoff")]
+    if len(handoffs) > 1 and _find_gain(own[handoffs[1]]) > _find_gain(own[handoffs[0]]):
+        ours[:2] = reversed(ours[:2])
+    return (*(_write_remedies(verdict, own, tried) for verdict in ours), *others)
+
+
+def _find_gain(remedies: list[Tried]) -> float:
+    return max((one.gain for one in remedies), default=0.0)
+
+
+def _write_remedies(verdict: Verdict, own: dict[str, list[Tried]], tried: list[Tried]) -> Verdict:
+    """Write the remedies of a verdict; without any, name the verdicts that have some, else what was replayed."""
+    if remedies := own[verdict.rule]:
+        return replace(verdict, remedy=" ".join(one.text for one in remedies))
+    if not tried:
+        return verdict
+    if helpful := [name_finding(rule) for rule, remedies in own.items() if remedies]:
+        names = " and ".join(filter(None, (", ".join(helpful[:-1]), helpful[-1])))
+        return replace(verdict, remedy=f"The remedies for {names} help with it too.")
+    return replace(verdict, remedy=format_failure(verdict.rule, [one.change.flag for one in tried]))
 
 
 def _count_workers(given: Disaggregation) -> int:

@@ -7,34 +7,20 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from understudy.errors import ConfigError
-from understudy.report.engine_terms import SGLANG_TERMS, VLLM_TERMS, terms_of
 from understudy.report.remedies import ENOUGH, Setup, list_changes, list_smaller_fleets
-from understudy.report.text import quantity
+from understudy.report.trial import Trial, compare, compare_attainment, format_failure, format_remedy
 from understudy.report.verdict import Verdict
 from understudy.report.verdicts import find_verdicts
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable
 
     from understudy.report.report import Report
 
 LIMIT_S = 10.0
 """Default limit of the time for replays of remedies, in s."""
-_MIN_GAIN = 0.01
-"""Least relative gain (ratios: least difference) of a remedy that helps."""
-_CACHE_RULES = ("cache_too_small", "scattered_prefixes")
-
-
-@dataclass(frozen=True, slots=True)
-class Trial:
-    """A replayed change of settings and its effect on one measure."""
-
-    change: str
-    """Flag with its value, such as --routing kv."""
-    measure: str
-    before: float
-    after: float
-    helps: bool
+_LACKS_CAPACITY = {"nothing_completed", "rejected", "overloaded", "goal_missed"}
+"""Rules whose finding excludes a smaller fleet."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +56,7 @@ def advise(
     found = find_verdicts(report)
     by_rule = {verdict.rule: list(list_changes(verdict.rule, report, setup)) for verdict in found}
     changes = {change.flag: change for many in by_rule.values() for change in many}
-    fewer = list_smaller_fleets(report, setup) if not found else []
+    fewer = [] if lacks_capacity(found) else list_smaller_fleets(report, setup)
     expected_s = report.run.wall_time_s or 0.0
     reports: dict[str, Report] = {}
     untried = 0
@@ -90,20 +76,18 @@ def advise(
     trials: dict[tuple[str, str], Trial] = {}
     verdicts = []
     for verdict in found:
-        own = [
-            _compare(change.flag, verdict.rule, report, reports[change.flag])
-            for change in by_rule[verdict.rule]
-            if change.flag in reports
-        ]
-        trials |= {(one.change, one.measure): one for one in own}
-        verdicts.append(_advise_on(verdict, own, missing=len(by_rule[verdict.rule]) - len(own)))
+        own = [change.flag for change in by_rule[verdict.rule]]
+        tried = {flag: reports[flag] for flag in own if flag in reports}
+        advised, compared = _advise_on(verdict, report, tried, missing=len(own) - len(tried))
+        trials |= {(one.change, one.measure): one for one in compared}
+        verdicts.append(advised)
     for change in fewer:
         if (one := reports.get(change.flag)) is None:
             continue
-        trial = _compare(change.flag, "oversized", report, one)
-        trials[trial.change, trial.measure] = trial
-        if _is_enough(report, one):
-            verdicts.append(_describe_oversized(report, one, trial))
+        trial = replace(compare(change.flag, "oversized", report, one), helps=is_enough(report, one))
+        trials.setdefault((trial.change, trial.measure), trial)
+        if trial.helps:
+            verdicts.insert(0, describe_oversized(report, one, trial))
             break
     if not found and not trials and not untried:
         return report
@@ -112,20 +96,29 @@ def advise(
     return replace(report, advice=advice)
 
 
-def _advise_on(verdict: Verdict, trials: list[Trial], missing: int) -> Verdict:
-    """Return the verdict with the remedies that help, the best first; as it is if none was replayed."""
+def lacks_capacity(found: Iterable[Verdict]) -> bool:
+    """Whether a finding excludes a smaller fleet."""
+    return any(verdict.rule in _LACKS_CAPACITY for verdict in found)
+
+
+def _advise_on(
+    verdict: Verdict, report: Report, tried: dict[str, Report], missing: int
+) -> tuple[Verdict, list[Trial]]:
+    """Return the verdict with the remedies that help, the best first, and all trials; as it is without replays."""
+    trials = [compare(flag, verdict.rule, report, other) for flag, other in tried.items()]
     if not trials:
-        return verdict
-    helpful = sorted((one for one in trials if one.helps), key=_gain, reverse=True)
-    remedy = " ".join(f"{_format_trial(one)} (replayed)." for one in helpful)
-    if not helpful:
-        remedy = "None of the replayed remedies helps."
+        return verdict, trials
+    helpful = sorted((one for one in trials if one.helps), key=lambda one: one.gain, reverse=True)
+    parts = [
+        format_remedy(one, compare_attainment(one.change, report, tried[one.change])) for one in helpful
+    ] or [format_failure(verdict.rule, tried)]
     if missing:
-        remedy += f" {missing} were not replayed."
-    return replace(verdict, remedy=remedy)
+        parts.append(f"{missing} {'was' if missing == 1 else 'were'} not replayed.")
+    return replace(verdict, remedy=" ".join(parts)), trials
 
 
-def _is_enough(report: Report, smaller: Report) -> bool:
+def is_enough(report: Report, smaller: Report) -> bool:
+    """Whether a smaller fleet meets the goals, or without goals is about as fast."""
     if report.goodput is not None and smaller.goodput is not None:
         return smaller.goodput.ratio >= ENOUGH
     return smaller.requests.completed == report.requests.completed and all(
@@ -137,45 +130,8 @@ def _is_enough(report: Report, smaller: Report) -> bool:
     )
 
 
-def _describe_oversized(report: Report, smaller: Report, trial: Trial) -> Verdict:
+def describe_oversized(report: Report, smaller: Report, trial: Trial) -> Verdict:
+    """Build the verdict that a smaller fleet would do."""
     workers, enough = report.columns.num_workers, smaller.columns.num_workers
     would = "one worker would do" if enough == 1 else f"{enough:,} workers would do"
-    return Verdict(
-        "oversized", f"Oversized: {would} instead of {workers:,}.", f"{_format_trial(trial)} (replayed)."
-    )
-
-
-def _compare(flag: str, rule: str, report: Report, other: Report) -> Trial:
-    """Compare two reports by the measure of a rule: SLO attainment with goals, else hits, preemptions or TTFT."""
-    if report.goodput is not None and other.goodput is not None:
-        name, before, after = "attainment", report.goodput.ratio, other.goodput.ratio
-    elif rule in _CACHE_RULES or (rule == "group_tail_gone" and report.tiers is None):
-        name = "prefix hits"
-        before, after = report.prefix_hit_ratio.first_admission, other.prefix_hit_ratio.first_admission
-    elif rule == "preemption_storm":
-        name, before, after = (
-            terms_of(report).requeued,
-            float(report.preemptions),
-            float(other.preemptions),
-        )
-    else:
-        name, before, after = "mean TTFT", report.ttft_ms.mean, other.ttft_ms.mean
-    lost = other.requests.completed < report.requests.completed
-    trial = Trial(flag, name, before, after, helps=False)
-    return replace(trial, helps=not lost and _gain(trial) >= _MIN_GAIN)
-
-
-def _gain(trial: Trial) -> float:
-    if trial.measure in ("attainment", "prefix hits"):
-        return trial.after - trial.before
-    return (trial.before - trial.after) / trial.before if trial.before else 0.0
-
-
-def _format_trial(trial: Trial) -> str:
-    if trial.measure in ("attainment", "prefix hits"):
-        values = f"{quantity(trial.before, 'ratio')} → {quantity(trial.after, 'ratio')}"
-    elif trial.measure in (VLLM_TERMS.requeued, SGLANG_TERMS.requeued):
-        values = f"{trial.before:,.0f} → {trial.after:,.0f}"
-    else:
-        values = f"{trial.before:,.0f} → {trial.after:,.0f} ms"
-    return f"{trial.change}: {trial.measure} {values}"
+    return Verdict("oversized", f"Oversized: {would} instead of {workers:,}.", format_remedy(trial, None))

@@ -44,7 +44,8 @@ class Change(NamedTuple):
 
 def list_changes(rule: str, report: Report, setup: Setup) -> Iterator[Change]:
     """Yield the changes that may help with a rule's finding; none that the run already has."""
-    if rule in ("overloaded", "goal_missed", "cache_too_small", "scattered_prefixes", "hot_worker"):
+    is_late = rule in ("overloaded", "goal_missed")
+    if rule in ("cache_too_small", "scattered_prefixes", "hot_worker"):
         yield from _list_routings(rule, setup)
     for part in _list_parts(setup):
         yield from part.list_changes(
@@ -52,7 +53,8 @@ def list_changes(rule: str, report: Report, setup: Setup) -> Iterator[Change]:
         )
         if rule == "group_tail_gone":
             yield from part.list_group_changes(can_add_blocks=setup.can_add_blocks)
-    is_late = rule in ("overloaded", "goal_missed")
+    if is_late:  # more workers before, since they help most, and time may end
+        yield from _list_routings(rule, setup)
     if is_late and isinstance(setup.load, ClosedLoop) and setup.load.concurrency > 1:
         fewer = setup.load.concurrency // 2
         yield Change(
@@ -64,14 +66,7 @@ def list_changes(rule: str, report: Report, setup: Setup) -> Iterator[Change]:
 
 def list_smaller_fleets(report: Report, setup: Setup) -> list[Change]:
     """List smaller fleets that may do: with goals that nearly all requests meet, or nearly idle workers."""
-    workers = _count_workers(setup)
-    if workers < 2 or not report.requests.completed or isinstance(setup.load, ClosedLoop):
-        return []
-    if report.goodput is not None:
-        may_do = report.goodput.ratio >= ENOUGH
-    else:
-        may_do = report.kv.usage_mean * workers <= 0.5 and report.queue_ms.mean <= 0.01 * report.e2e_ms.mean
-    if not may_do:
+    if not may_be_oversized(report, _count_workers(setup), setup.load):
         return []
     removed = [
         Change(f"without pool {name}", {"pools": (*setup.pools[:i], *setup.pools[i + 1 :])})
@@ -85,6 +80,15 @@ def list_smaller_fleets(report: Report, setup: Setup) -> list[Change]:
         if 0 < size < part.workers
     ]
     return [*removed, *sizes]
+
+
+def may_be_oversized(report: Report, workers: int, load: Any) -> bool:
+    """Whether nearly all requests meet the goals, or without goals the workers are nearly idle."""
+    if workers < 2 or not report.requests.completed or isinstance(load, ClosedLoop):
+        return False
+    if report.goodput is not None:
+        return report.goodput.ratio >= ENOUGH
+    return report.kv.usage_mean * workers <= 0.5 and report.queue_ms.mean <= 0.01 * report.e2e_ms.mean
 
 
 class _Part(NamedTuple):
@@ -120,12 +124,14 @@ class _Part(NamedTuple):
             for size in (2 * self.workers, 4 * self.workers):
                 yield self.change("workers", size)
         if rule in ("goal_missed", "preemption_storm"):
-            yield from self._list_halves("max_num_seqs")
+            yield from self._list_fractions("max_num_seqs", 2)
         if rule == "preemption_storm" and is_sglang:
             factor = round(1.5 * engine.schedule_conservativeness, 2)
             yield self.change("schedule_conservativeness", factor)
         if rule in ("goal_missed", "steps_too_long"):
-            yield from self._list_halves("chunked_prefill_size" if is_sglang else "max_num_batched_tokens")
+            budget = "chunked_prefill_size" if is_sglang else "max_num_batched_tokens"
+            for part in (2, 4, 16):
+                yield from self._list_fractions(budget, part)
 
     def list_group_changes(self, *, can_add_blocks: bool) -> Iterator[Change]:
         """Yield changes that keep more blocks of windows and states; cached ones are evicted at any usage."""
@@ -137,20 +143,20 @@ class _Part(NamedTuple):
             for factor in (2, 4):
                 yield self.change("num_gpu_blocks", factor * self.engine.num_gpu_blocks)
 
-    def _list_halves(self, name: str) -> Iterator[Change]:
+    def _list_fractions(self, name: str, part: int) -> Iterator[Change]:
         engine = self.engine
         value = getattr(engine, name, None)
-        if not value or value <= 1:
+        if not value or value < part:
             return
-        half, flag = value // 2, name
-        if name == "max_num_batched_tokens" and half < (engine.max_num_seqs or 0):
+        less, flag = value // part, name
+        if name == "max_num_batched_tokens" and less < (engine.max_num_seqs or 0):
             return
         if name == "chunked_prefill_size":
-            half = max(half // engine.block_size, 1) * engine.block_size
+            less = max(less // engine.block_size, 1) * engine.block_size
         elif isinstance(engine, SglangConfig):
             flag = "max_running_requests"
-        if half < value:
-            yield self.change(name, half, flag)
+        if less < value:
+            yield self.change(name, less, flag)
 
 
 def _list_parts(setup: Setup) -> list[_Part]:

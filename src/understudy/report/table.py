@@ -13,6 +13,7 @@ from rich.text import Text
 from understudy.report.engine_terms import terms_of
 from understudy.report.handoff_table import build_handoff_tables, list_handoff_facts
 from understudy.report.metrics import BY_KEY, DISTRIBUTIONS, STATISTICS
+from understudy.report.no_verdict import describe_no_verdict
 from understudy.report.text import duration, fixed, quantity
 from understudy.report.tier_table import (
     build_comparison,
@@ -68,7 +69,9 @@ class ReportTable:
         for verdict in self.report.verdicts:
             text = Text.assemble(("▲ ", "bold red"), (verdict.finding, "bold"), " ", verdict.remedy)
             yield Padding(text, (0, 1), expand=False)
-        if self.report.advice is not None:
+        if none := describe_no_verdict(self.report):
+            yield Padding(Text.assemble(("✓ ", "bold green"), none), (0, 1), expand=False)
+        if self.report.advice is not None and self.report.advice.trials:
             yield Padding(Text.assemble(("Advice  ", "dim"), str(self.report.advice)), (0, 1), expand=False)
         for note in self.report.run.notes:
             yield Padding(Text.assemble(("Note  ", "yellow"), note), (0, 1), expand=False)

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from understudy.report.report import Report
+    from understudy.run.timeline import Timeline
 
 
 _HEADROOM = 1.2
@@ -235,17 +236,23 @@ def hot_worker(report: Report) -> Verdict | None:
     served = timeline.worker >= 0
     if timeline.num_workers < 2 or served.sum() < 20 * timeline.num_workers:
         return None
-    tokens = timeline.prompt_tokens.astype(np.int64) - timeline.cached_tokens_first + timeline.output_tokens
-    by_worker = np.bincount(timeline.worker[served], tokens[served], timeline.num_workers)
-    hottest = int(by_worker.argmax())
-    if by_worker.mean() == 0 or by_worker[hottest] < 1.5 * by_worker.mean():
+    hottest, times_mean = compute_balance(timeline)
+    if times_mean < 1.5:
         return None
     return Verdict(
         "hot_worker",
-        f"Worker {hottest} is overloaded: it computed {by_worker[hottest] / by_worker.mean():.1f}× the mean tokens of "
-        "a worker.",
+        f"Worker {hottest} is overloaded: it computed {times_mean:.1f}× the mean tokens of a worker.",
         "Balance the load with another routing (--routing least_loaded).",
     )
+
+
+def compute_balance(timeline: Timeline) -> tuple[int, float]:
+    """Return the worker that computed most tokens, and its tokens divided by the mean of workers; 0 without tokens."""
+    served = timeline.worker >= 0
+    tokens = timeline.prompt_tokens.astype(np.int64) - timeline.cached_tokens_first + timeline.output_tokens
+    by_worker = np.bincount(timeline.worker[served], tokens[served], timeline.num_workers)
+    hottest, mean = int(by_worker.argmax()), float(by_worker.mean())
+    return hottest, float(by_worker[hottest]) / mean if mean else 0.0
 
 
 def preemption_storm(report: Report) -> Verdict | None:
@@ -268,7 +275,7 @@ def steps_too_long(report: Report) -> Verdict | None:
     timeline = report.columns
     if goal is None or not len(timeline.itl_ns) or report.itl_ms.p50 > goal:
         return None
-    late = int(timeline.itl_count[timeline.itl_ns > goal * 1e6].sum()) / int(timeline.itl_count.sum())
+    late = compute_late_gaps(timeline, goal)
     if late < 0.01:
         return None
     terms = terms_of(report)
@@ -281,6 +288,12 @@ def steps_too_long(report: Report) -> Verdict | None:
         f"{report.itl_ms.p50:.1f} ms: {terms.step_cause}.",
         f"Lower {flags_of(report, 'step')}{now}; TTFT will rise.",
     )
+
+
+def compute_late_gaps(timeline: Timeline, goal_ms: float) -> float:
+    """Return the share of gaps between tokens that exceed a goal in ms; 0 without gaps."""
+    gaps = int(timeline.itl_count.sum())
+    return int(timeline.itl_count[timeline.itl_ns > goal_ms * 1e6].sum()) / gaps if gaps else 0.0
 
 
 def limit_never_reached(report: Report) -> Verdict | None:

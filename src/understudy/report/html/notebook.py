@@ -6,6 +6,7 @@ from html import escape
 from typing import TYPE_CHECKING
 
 from understudy.report.metrics import DISTRIBUTIONS
+from understudy.report.no_verdict import describe_no_verdict
 from understudy.report.text import duration, fixed
 from understudy.run.times import format_times
 
@@ -25,7 +26,8 @@ def summary(report: Report) -> str:
         for metric in DISTRIBUTIONS
         if metric.unit == "ms"
     )
-    verdicts = "".join(f"<li>{escape(str(verdict))}</li>" for verdict in report.verdicts)
+    found = [str(verdict) for verdict in report.verdicts] or [describe_no_verdict(report)]
+    verdicts = "".join(f"<li>{escape(text)}</li>" for text in found if text)
     return (
         f"<b>{escape(report.run.workload or 'Replay')}</b>: {report.requests.completed:,} of "
         f"{report.requests.total:,} requests in {duration(report.duration_s)}"

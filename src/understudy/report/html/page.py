@@ -23,6 +23,7 @@ from understudy.report.html.tiles import change, tiles
 from understudy.report.html.waterfall_chart import slowest_by_part
 from understudy.report.latency import NS_PER_S
 from understudy.report.metrics import DISTRIBUTIONS, SCALARS, STATISTICS
+from understudy.report.no_verdict import describe_no_verdict
 from understudy.report.statistics import PERCENTILE_METHOD
 from understudy.report.text import duration, fixed, quantity, significant
 from understudy.run.schema import NEVER
@@ -93,8 +94,10 @@ def _header(report: Report, title: str, baseline: Report | None) -> str:
 
 
 def _verdicts(report: Report) -> str:
-    """Build the list of verdicts and notes; empty without any."""
+    """Build the list of verdicts (or a sentence that there are none) and notes; empty without requests and notes."""
     items = [f"<li><b>{prose(v.finding)}</b> {prose(v.remedy)}</li>" for v in report.verdicts]
+    if none := describe_no_verdict(report):
+        items.append(f"<li>{prose(none)}</li>")
     if report.advice is not None:
         items.append(f'<li class="note">{prose(str(report.advice))}</li>')
     items += [f'<li class="note">{prose(note)}</li>' for note in report.run.notes]

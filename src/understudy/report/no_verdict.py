@@ -1,0 +1,45 @@
+"""State that no rule found a problem, with the numbers that a reader would check."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from understudy.report.engine_terms import terms_of
+from understudy.report.text import quantity
+from understudy.report.verdict import MIN_REQUESTS
+
+if TYPE_CHECKING:
+    from understudy.report.report import Report
+
+
+def describe_no_verdict(report: Report) -> str:
+    """Return a sentence on a report without verdicts; empty if there are verdicts, or no requests."""
+    completed = report.requests.completed
+    if report.verdicts or not report.requests.total:
+        return ""
+    if completed < MIN_REQUESTS:
+        done = f"only {completed:,} request{'' if completed == 1 else 's'} completed"
+        return f"No bottleneck found, but {done}; most rules need {MIN_REQUESTS}."
+    text = f"No bottleneck found: {', '.join(_list_numbers(report))}."
+    smaller = [] if report.advice is None else [one.change for one in report.advice.trials]
+    if smaller and report.handoff is None:
+        text += f" A smaller fleet is not enough (replayed: {', '.join(smaller)})."
+    return text
+
+
+def _list_numbers(report: Report) -> list[str]:
+    terms, hits = terms_of(report), quantity(report.prefix_hit_ratio.first_admission, "ratio")
+    numbers = [] if report.goodput is None else [f"SLO attainment {quantity(report.goodput.ratio, 'ratio')}"]
+    if report.handoff is None:
+        queued = report.queue_ms.mean / report.e2e_ms.mean if report.e2e_ms.mean else 0.0
+        numbers.append(f"{quantity(queued, 'ratio')} of the E2E time in queues")
+    elif report.handoff.ttft_ms:
+        part, took = max(report.handoff.ttft_parts_ms.items(), key=lambda item: item[1])
+        share = quantity(took / report.handoff.ttft_ms, "ratio")
+        numbers.append(f"{part} is the largest part of TTFT ({share})")
+    numbers.append(f"{terms.usage} at most {quantity(report.kv.usage_max, 'ratio')}")
+    numbers.append(f"{report.preemptions:,} {terms.requeued}")
+    best = report.unlimited_hit_ratio
+    possible = "" if best is None else f" (an unlimited cache: {quantity(best, 'ratio')})"
+    numbers.append(f"prefix hits {hits}{possible if report.kv.evictions else f', no {terms.block} evicted'}")
+    return numbers

@@ -1,0 +1,137 @@
+"""`Trial`: a replayed change of settings, and its effect on the measure that a rule judges by."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from understudy.report.engine_terms import SGLANG_TERMS, VLLM_TERMS, terms_of
+from understudy.report.text import quantity
+from understudy.report.verdicts import compute_balance, compute_late_gaps
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from understudy.report.report import Report
+
+_MIN_GAIN = 0.01
+"""Least relative gain (ratios: least difference) of a remedy that helps."""
+_MAX_SLOWDOWN = 1.05
+"""Mean E2E up to which a remedy is no loss, without goals."""
+_HIT_RULES = ("cache_too_small", "scattered_prefixes")
+_SHARES = ("attainment", "prefix hits", "late gaps")
+_MORE_IS_BETTER = ("attainment", "prefix hits")
+_TITLES = {
+    "overloaded": "the overload",
+    "goal_missed": "the missed objective",
+    "cache_too_small": "the small cache",
+    "group_tail_gone": "the lost tails",
+    "scattered_prefixes": "scattered prefixes",
+    "hot_worker": "the hot worker",
+    "preemption_storm": "the repeated prefills",
+    "steps_too_long": "long steps",
+    "handoff_bottleneck": "the bottleneck",
+    "handoff_link": "the link",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Trial:
+    """A replayed change of settings and its effect on one measure."""
+
+    change: str
+    """Flag with its value, such as --routing kv."""
+    measure: str
+    before: float
+    after: float
+    helps: bool
+
+    @property
+    def gain(self) -> float:
+        """Relative gain; for shares the difference."""
+        if self.measure in _SHARES:
+            gain = self.after - self.before
+            return gain if self.measure in _MORE_IS_BETTER else -gain
+        return (self.before - self.after) / self.before if self.before else 0.0
+
+    def __str__(self) -> str:
+        """Return the change, the measure, and its values before and after."""
+        return f"{self.change}: {self._format_effect()}"
+
+    def _format_effect(self) -> str:
+        if self.measure in _SHARES:
+            values = f"{quantity(self.before, 'ratio')} → {quantity(self.after, 'ratio')}"
+        elif self.measure in (VLLM_TERMS.requeued, SGLANG_TERMS.requeued):
+            values = f"{self.before:,.0f} → {self.after:,.0f}"
+        elif self.measure == BUSIEST:
+            values = f"{self.before:.1f}× → {self.after:.1f}× of the mean tokens"
+        else:
+            values = f"{self.before:,.0f} → {self.after:,.0f} ms"
+        return f"{self.measure} {values}"
+
+
+BUSIEST = "busiest worker"
+
+
+def compare(flag: str, rule: str, report: Report, other: Report) -> Trial:
+    """Compare two reports by the measure of a rule; a change that loses requests, goals or time does not help."""
+    name, before = _measure(rule, report)
+    trial = Trial(flag, name, before, _measure(rule, other)[1], helps=False)
+    return replace(trial, helps=trial.gain >= _MIN_GAIN and not _is_worse(report, other))
+
+
+def compare_attainment(flag: str, report: Report, other: Report) -> Trial | None:
+    """Compare two reports by their SLO attainment; None without goals."""
+    if report.goodput is None or other.goodput is None:
+        return None
+    return Trial(flag, "attainment", report.goodput.ratio, other.goodput.ratio, helps=False)
+
+
+def format_remedy(trial: Trial, attainment: Trial | None) -> str:
+    """Return a sentence on a change with its effect, and its effect on the goals if there are any."""
+    more = (
+        ""
+        if attainment is None or attainment.measure == trial.measure
+        else f", {attainment._format_effect()}"
+    )
+    return f"{trial}{more} (replayed)."
+
+
+def format_failure(rule: str, changes: Iterable[str]) -> str:
+    """Return a sentence that names a rule's finding and the changes that did not help with it."""
+    values: dict[str, list[str]] = {}  # of each flag
+    for change in changes:
+        flag, _, value = change.partition(" ")
+        is_one = flag.startswith("--") and " " not in value
+        values.setdefault(flag if is_one else change, []).extend([value] * is_one)
+    replayed = (f"{flag} {' or '.join(many)}".rstrip() for flag, many in values.items())
+    return f"No remedy for {name_finding(rule)} helps; replayed: {', '.join(replayed)}."
+
+
+def name_finding(rule: str) -> str:
+    """Return a rule's finding in two or three words."""
+    return _TITLES[rule]
+
+
+def _measure(rule: str, report: Report) -> tuple[str, float]:
+    """Return name and value of what a rule judges by: hits, balance, late gaps, preemptions, else goals or TTFT."""
+    if rule in _HIT_RULES or (rule == "group_tail_gone" and report.tiers is None):
+        return "prefix hits", report.prefix_hit_ratio.first_admission
+    if rule == "hot_worker":
+        return BUSIEST, compute_balance(report.columns)[1]
+    if rule == "steps_too_long" and report.goodput is not None and report.goodput.slo.itl_ms is not None:
+        return "late gaps", compute_late_gaps(report.columns, report.goodput.slo.itl_ms)
+    if rule == "preemption_storm":
+        return terms_of(report).requeued, float(report.preemptions)
+    if report.goodput is not None:
+        return "attainment", report.goodput.ratio
+    return "mean TTFT", report.ttft_ms.mean
+
+
+def _is_worse(report: Report, other: Report) -> bool:
+    """Whether the other run completes fewer requests, or attains less; without goals: is slower by 5 %."""
+    if other.requests.completed < report.requests.completed:
+        return True
+    if report.goodput is not None and other.goodput is not None:
+        return other.goodput.ratio < report.goodput.ratio - _MIN_GAIN
+    return other.e2e_ms.mean > _MAX_SLOWDOWN * report.e2e_ms.mean
