@@ -22,6 +22,9 @@ WHEEL_ARCH ?= x86_64
 # Tests that use the core; pure Python (report, workload, the reference models) has nothing to sanitize.
 SANITIZE_TESTS := tests/kv tests/eviction tests/events tests/engines tests/replay tests/router tests/tiers $(filter-out tests/test_package.py tests/test_vllm_model.py,$(wildcard tests/test_*.py))
 
+# Tests of live servers wait a third of their time: one process more than cores uses it.
+PARALLEL = -n $(shell expr $$(nproc 2> /dev/null || sysctl -n hw.ncpu) + 1)
+
 BIN := .venv/bin
 SANITIZE_BIN := .venv-sanitize/bin
 
@@ -70,7 +73,7 @@ demo: .venv/installed
 	@$(BIN)/understudy replay examples/demo_trace.jsonl --workers 2 --num-gpu-blocks 1024 --html out/demo.html
 
 test: .venv/installed-dev
-	$(BIN)/python -m pytest -n auto
+	$(BIN)/python -m pytest $(PARALLEL)
 
 # The tests that failed last, one at a time. `make test` stays the rule: a test that passes only here is a defect.
 test-again: .venv/installed-dev
@@ -136,7 +139,7 @@ bench: .venv/installed-dev
 
 # A failure prints the command that reproduces it.
 fuzz: .venv/installed-dev
-	$(BIN)/python -m pytest -n auto --hypothesis-profile=random -p no:cacheprovider
+	$(BIN)/python -m pytest $(PARALLEL) --hypothesis-profile=random -p no:cacheprovider
 
 soak: .venv/installed-dev
 	UNDERSTUDY_SOAK_OPS=$(SOAK_OPS) $(BIN)/python -m pytest -n auto -m soak
