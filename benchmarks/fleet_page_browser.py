@@ -1,9 +1,10 @@
-"""CPU time that the fleet page costs a browser and the server, under load, and pictures of the page.
+"""CPU time that the fleet page costs a browser while it watches a busy fleet.
 
-    python benchmarks/fleet_page_browser.py [--workers 200] [--seconds 20] [--pictures FOLDER]
+    python benchmarks/fleet_page_browser.py [--workers 200] [--changing 0.5] [--seconds 30] [--rounds 3]
 
-Starts a fleet, sends it requests, and opens its page in a headless Chromium. The server's cost is the difference
-between its CPU time with and without the page, in turns; the browser's is the CPU time of the page's own process.
+The loads of the workers are made up from a seed, so that every run draws the same: each second a share of them changes,
+24 requests are routed, and the charts have five minutes of history. The cost is the CPU time of all of Chromium's
+processes, from /proc, minus that of an empty page, in turns.
 """
 
 from __future__ import annotations
@@ -11,172 +12,187 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
+import os
 import random
+import re
 import statistics
-import subprocess
 import sys
 import tempfile
-import threading
 import time
-import urllib.request
+from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from understudy.engines.vllm_config import VllmConfig
+from understudy.router.dispatch import Decision, LiveRouteRequest
+from understudy.server.fleet.fleet import Fleet, FleetSettings
+from understudy.server.settings import ServerSettings
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 from server.browser import Browser
 
-PORT = 18800
-BODY = {"stream": True}
+if TYPE_CHECKING:
+    from understudy.server.fleet.report import Report
+
+ROUTED = 24
+SETTLE_S = 6.0
+START_S = 30.0
 
 
-def cpu_s(pid: int) -> float:
-    """Return the CPU time of a process so far, in s."""
-    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    return (int(fields[11]) + int(fields[12])) / 100
+class Busy:
+    """Simulated changes of a fleet's report."""
+
+    def __init__(self, fleet: Fleet, changing: float) -> None:
+        self.fleet, self.changing, self.rng = fleet, changing, random.Random(0)
+        self.read = fleet.front.report
+        count = len(fleet.servers)
+        self.running, self.waiting = [8] * count, [0] * count
+        self.usage, self.hit = [0.4] * count, [0.5] * count
+        self.late_ms = [1.0] * count
+        rows = fleet.front.monitor.history.rows
+        for age_s in range(299, 0, -1):
+            rows.append(self.row(time.time() - age_s))
+
+    def row(self, unix_s: float) -> list[float | None]:
+        """Return a row of the charts' history."""
+        draw = self.rng.uniform
+        latencies = [draw(50, 80), draw(90, 150), draw(160, 300), draw(8, 9), draw(9, 12), draw(12, 20)]
+        return [
+            round(unix_s, 1),
+            *latencies,
+            draw(8000, 9000),
+            draw(3e4, 4e4),
+            draw(20, 30),
+            1600 + draw(-50, 50),
+            draw(0, 40),
+        ]
+
+    def report(self) -> Report:
+        """Report on the simulated workers, after another second."""
+        rng, report = self.rng, self.read()
+        for worker in range(len(self.running)):
+            if rng.random() >= self.changing:
+                continue
+            self.running[worker] = min(16, max(1, self.running[worker] + rng.randrange(-2, 3)))
+            self.waiting[worker] = rng.randrange(3) if rng.random() < 0.1 else 0
+            self.usage[worker] = round(min(0.95, max(0.05, self.usage[worker] + rng.uniform(-0.05, 0.05))), 3)
+            self.hit[worker] = round(rng.uniform(0.4, 0.6), 3)
+            self.late_ms[worker] = round(rng.uniform(0, 5), 1)
+            metrics = self.fleet.servers[worker].worker.metrics[0]
+            metrics.generation_tokens.add(rng.randrange(50, 500))
+            metrics.first_token.observe(rng.uniform(0.05, 0.3))
+            metrics.gap.observe(rng.uniform(0.008, 0.02), 49)
+        for row in range(ROUTED):
+            worker = rng.randrange(len(self.running))
+            asked = LiveRouteRequest(
+                row, 0, rng.randrange(100, 4000), 100, 0, 16, [0] * rng.randrange(10, 200)
+            )
+            decision = Decision(
+                row, worker, rng.randrange(10), 0, rng.randrange(10, 20), rng.uniform(10, 200), 1
+            )
+            self.fleet.front.monitor.decided(decision, asked, worker, "/v1/completions", self.running[worker])
+        changed: dict[str, list[Any]] = {
+            "running": self.running,
+            "waiting": self.waiting,
+            "usage": self.usage,
+            "hit": self.hit,
+            "late_ms": self.late_ms,
+        }
+        columns = {**report.columns, **{name: list(column) for name, column in changed.items()}}
+        totals = msgspec.structs.replace(report.totals, running=sum(self.running), waiting=sum(self.waiting))
+        return msgspec.structs.replace(report, columns=columns, totals=totals)
 
 
-async def send_requests(per_second: float, stop: threading.Event) -> None:
-    """Send completions with shared prefixes until `stop` is set; their answers are read and dropped."""
-    rng, tasks = random.Random(0), set()
+def browser_cpu_s(root: int) -> dict[str, float]:
+    """Return the CPU time so far of a process and its descendants, in s by name of thread."""
+    parents: dict[int, int] = {}
+    for entry in Path("/proc").iterdir():
+        with suppress(OSError, ValueError):  # it has ended, or is no process
+            parents[int(entry.name)] = int((entry / "stat").read_text().rpartition(")")[2].split()[1])
 
-    async def one() -> None:
-        prompt = [rng.randrange(8)] * rng.choice([200, 800, 1600]) + [rng.randrange(100) for _ in range(64)]
-        body = json.dumps({**BODY, "prompt": prompt, "max_tokens": rng.randrange(50, 400)}).encode()
-        reader, writer = await asyncio.open_connection("127.0.0.1", PORT)
-        head = "POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\nconnection: close\r\n"
-        writer.write(f"{head}content-length: {len(body)}\r\n\r\n".encode() + body)
-        while await reader.read(65536):
-            pass
-        writer.close()
+    def is_ours(pid: int) -> bool:
+        while pid and pid != root:
+            pid = parents.get(pid, 0)
+        return pid == root
 
-    while not stop.is_set():
-        task = asyncio.create_task(one())
-        tasks.add(task)
-        task.add_done_callback(tasks.discard)
-        await asyncio.sleep(rng.expovariate(per_second))
-    for task in tasks:
-        task.cancel()
-    await asyncio.gather(*tasks, return_exceptions=True)
+    found: dict[str, float] = {}
+    for pid in filter(is_ours, parents):
+        for task in Path(f"/proc/{pid}/task").iterdir():
+            with suppress(OSError):
+                kind = re.search(rb"--type=([a-z-]+)", Path(f"/proc/{pid}/cmdline").read_bytes())
+                name = f"{kind[1].decode() if kind else 'browser'}/{(task / 'comm').read_text().strip()}"
+                found[name] = found.get(name, 0.0) + int((task / "schedstat").read_text().split()[0]) / 1e9
+    return found
 
 
-def browser_cpu_s(browser: Browser) -> dict[str, float]:
-    """Return the CPU time of the browser's processes so far by kind, in s; the page runs in a renderer."""
-    session, browser._session = browser._session, None  # a question to the whole browser
-    try:
-        rows = browser.call("SystemInfo.getProcessInfo")["processInfo"]
-    finally:
-        browser._session = session
-    totals: dict[str, float] = {}
-    for row in rows:
-        totals[row["type"]] = totals.get(row["type"], 0.0) + row["cpuTime"]
-    return totals
-
-
-def order(fault: dict[str, Any]) -> None:
-    """Set a fault."""
-    request = urllib.request.Request(
-        f"http://127.0.0.1:{PORT}/admin/fault",
-        json.dumps(fault).encode(),
-        {"content-type": "application/json"},
+def measure(browser: Browser, url: str, args: argparse.Namespace) -> None:
+    """Print the browser's cost of a page, and write a profile where one is wanted."""
+    shares: dict[bool, list[dict[str, float]]] = {False: [], True: []}
+    time.sleep(START_S)
+    for _ in range(args.rounds):
+        for is_open in (False, True):
+            browser.open(url + args.hash if is_open else "about:blank")
+            if is_open:
+                browser.wait_for("document.querySelector('#pools').children.length")
+            time.sleep(SETTLE_S)
+            began, began_s = browser_cpu_s(browser.pid), time.monotonic()
+            time.sleep(args.seconds)
+            passed_s = time.monotonic() - began_s
+            ended = browser_cpu_s(browser.pid)
+            shares[is_open].append(
+                {name: 100 * (cpu_s - began.get(name, 0.0)) / passed_s for name, cpu_s in ended.items()}
+            )
+    empty, page = ([sum(one.values()) for one in shares[is_open]] for is_open in (False, True))
+    print(
+        f"{args.workers} workers, {args.changing:.0%} of them change each second. All processes of the browser: "
+        f"{statistics.median(page):.2f} % of a core ({', '.join(f'{one:.2f}' for one in page)}), with an empty page "
+        f"{statistics.median(empty):.2f} %: the page costs {statistics.median(page) - statistics.median(empty):.2f} %. "
+        f"Load average {os.getloadavg()[0]:.1f}."
     )
-    urllib.request.urlopen(request).read()
+    for name in sorted(shares[True][-1], key=lambda name: -shares[True][-1][name])[: args.threads]:
+        with_page = statistics.median(one.get(name, 0.0) for one in shares[True])
+        without = statistics.median(one.get(name, 0.0) for one in shares[False])
+        print(f"  {with_page:6.2f} % {name} (empty page {without:.2f} %)")
+    print(f"  errors on the console: {browser.errors}")
+    if args.profile:
+        browser.call("Profiler.enable")
+        browser.call("Profiler.setSamplingInterval", interval=200)
+        browser.call("Profiler.start")
+        time.sleep(args.seconds)
+        args.profile.write_text(json.dumps(browser.call("Profiler.stop")["profile"]))
 
 
-def take_pictures(browser: Browser, folder: Path, name: str) -> None:
-    """Write pictures at three widths, light and dark; print texts that are clipped."""
-    folder.mkdir(parents=True, exist_ok=True)
-    for width in (600, 1400, 2000):
-        for dark in (False, True):
-            browser.resize(width)
-            browser.set_scheme(dark=dark)
-            time.sleep(1.5)
-            browser.picture(folder / f"{name}-{width}-{'dark' if dark else 'light'}.png")
-            if found := browser.clipped():
-                print(f"clipped at {width}: {found}")
-    browser.resize(1400)
-
-
-def main() -> None:
-    """Measure, and print one line."""
+async def main() -> None:
+    """Simulate a fleet, and measure its page."""
     read = argparse.ArgumentParser(description=__doc__)
     read.add_argument("--workers", type=int, default=200)
-    read.add_argument("--seconds", type=float, default=20.0)
+    read.add_argument(
+        "--changing", type=float, default=0.5, help="share of the workers that change each second"
+    )
+    read.add_argument("--seconds", type=float, default=30.0)
     read.add_argument("--rounds", type=int, default=3)
-    read.add_argument("--requests-per-second", type=float, default=20.0)
-    read.add_argument("--pictures", type=Path)
-    read.add_argument("--flags", default="", help="more flags of `understudy fleet`")
+    read.add_argument("--hash", default="", help="end of the page's address: #6 shows worker 6")
+    read.add_argument("--threads", type=int, default=0, help="print the cost of this many threads")
+    read.add_argument("--profile", type=Path, help="write a CPU profile of the page's script, for DevTools")
     args = read.parse_args()
-    command = [sys.executable, "-m", "understudy", "fleet", "--workers", str(args.workers), "--routing", "kv"]
-    command += [
-        "--port",
-        str(PORT),
-        "--base-port",
-        str(PORT + 1),
-        "--num-gpu-blocks",
-        "2048",
-        *args.flags.split(),
-    ]
-    url = f"http://127.0.0.1:{PORT}/"
-    stop = threading.Event()
-    with (
-        tempfile.TemporaryDirectory() as profile,
-        subprocess.Popen(command, stdout=subprocess.DEVNULL) as fleet,
-        Browser(Path(profile)) as browser,
-    ):
-        try:
-            while True:
-                try:
-                    urllib.request.urlopen(url + "health").read()
-                    break
-                except OSError:
-                    time.sleep(0.2)
-            load = threading.Thread(
-                target=lambda: asyncio.run(send_requests(args.requests_per_second, stop)), daemon=True
-            )
-            load.start()
-            time.sleep(5)
-            server: dict[bool, list[float]] = {True: [], False: []}
-            shown: list[dict[str, float]] = []
-            tasks: list[float] = []
-            for _ in range(args.rounds):
-                for is_open in (False, True):
-                    browser.open(url if is_open else "about:blank")
-                    if is_open:
-                        browser.wait_for("document.querySelectorAll('.w').length")
-                    time.sleep(2)
-                    before, work = browser_cpu_s(browser), browser.metrics()["TaskDuration"]
-                    began, began_s = cpu_s(fleet.pid), time.monotonic()
-                    time.sleep(args.seconds)
-                    passed_s = time.monotonic() - began_s
-                    server[is_open].append((cpu_s(fleet.pid) - began) / passed_s)
-                    if is_open:
-                        after = browser_cpu_s(browser)
-                        shown.append({kind: (after[kind] - before[kind]) / passed_s for kind in before})
-                        tasks.append((browser.metrics()["TaskDuration"] - work) / passed_s)
-            medians = {is_open: statistics.median(values) for is_open, values in server.items()}
-            print(
-                f"{args.workers} workers, {args.requests_per_second:g} requests/s, in shares of a core: server "
-                f"{100 * medians[False]:.1f} % without the page, {100 * medians[True]:.1f} % with it; browser: "
-                + ", ".join(
-                    f"{kind} {100 * statistics.median(one[kind] for one in shown):.2f} %" for kind in shown[0]
-                )
-                + f", main thread {100 * statistics.median(tasks):.2f} % (elapsed)"
-            )
-            print(f"errors on the console: {browser.errors}")
-            if args.pictures:
-                last = args.workers - 1
-                order({"kind": "kill", "workers": sorted({0, last}), "duration_s": 300})
-                if args.workers > 8:
-                    order({"kind": "slow", "workers": [3, 4, 5], "delay_ms": 300, "duration_s": 300})
-                time.sleep(3)
-                chosen = min(6, last)
-                browser.run(f"document.querySelectorAll('.w')[{chosen}].click()")
-                take_pictures(browser, args.pictures, str(args.workers))
-        finally:
-            stop.set()
-            fleet.terminate()
-            fleet.wait(30)
+    engine = VllmConfig(num_gpu_blocks=1024, max_model_len=4096)
+    pool = ServerSettings(model="stub", engine=engine, max_model_len=4096)
+    fleet = Fleet(FleetSettings(pools=((args.workers, pool),), base_port=0, port=0, routing="kv"))
+    await fleet.start()
+    busy: Any = Busy(fleet, args.changing)
+    fleet.front.report = busy.report  # type: ignore[method-assign]
+    try:
+        with (
+            tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as profile,
+            Browser(Path(profile)) as browser,
+        ):
+            await asyncio.to_thread(measure, browser, f"http://127.0.0.1:{fleet.port}/", args)
+    finally:
+        await fleet.stop()
+        fleet.runtime.driver.stop()
 
 
 if __name__ == "__main__":
-    main()
+    asyncio.run(main())

@@ -110,6 +110,11 @@ class Browser:
         os.close(self._write_fd)
         os.close(self._read_fd)
 
+    @property
+    def pid(self) -> int:
+        """Process id of the browser; its other processes are descendants."""
+        return self._process.pid
+
     # ── DevTools ──
 
     def call(self, method: str, *, within_s: float = 60.0, **params: Any) -> Any:

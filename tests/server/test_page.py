@@ -95,7 +95,7 @@ def test_every_worker_is_a_cell_and_a_click_shows_its_requests_and_cache(browser
 
     def look() -> None:
         browser.wait_for(f"{CELLS} === {workers}")
-        count = "document.querySelectorAll('.w.s-paused.waits').length"
+        count = "document.querySelectorAll(`.w.s-paused:not([aria-label$=', 0 waiting'])`).length"
         browser.wait_for(f"{count} === {workers}")
         assert browser.run("document.getElementById('k-workers').textContent") == "0 / 200"
         assert "201 waiting" in browser.run("document.getElementById('k-requests-more').textContent")

@@ -1,6 +1,8 @@
 // Workers as cells: the fill is KV in use, the colour is the state. Sizes follow from their number and the width.
 
-import {$, add, count, el, ms, percent, setText, short} from "./format.js";
+import {onScheme} from "./canvas.js";
+import {Fills} from "./fills.js";
+import {$, add, count, el, grouped, ms, percent, setText, short} from "./format.js";
 
 export const STATES = {
   ready: "ready", paused: "paused", slow: "slow", dead: "dead", starting: "starting", draining: "draining",
@@ -17,18 +19,21 @@ const SIZES = [
 export class Cells {
   constructor(onChoose) {
     this.cells = [];
+    this.fills = [];
     this.chosen = -1;
     this.restarted = new Set();
     this.onChoose = onChoose;
     const box = $("pools");
     box.onclick = event => this.choose(cellNumber(event.target));
     box.onkeydown = event => this.move(event);
+    box.addEventListener("focusin", event => this.label(cellNumber(event.target)));
     box.onpointerover = event => this.showTip(cellNumber(event.target), event.target);
     box.onpointerleave = () => { $("tip").hidden = true; };
     new ResizeObserver(([entry]) => {
       const width = Math.round(entry.contentRect.width);
       if (width !== this.width) { this.width = width; if (this.fleet) this.build(); }
     }).observe(box);
+    onScheme(() => { if (this.fleet && this.width) this.build(); });
     const legend = Object.keys(STATES).map(state => add(el("li"), el("i", "swatch s-" + state), STATES[state]));
     legend.push(add(el("li"), el("i", "swatch waits"), "requests wait"), add(el("li"), el("i", "swatch faulty"), "fault"));
     $("legend").replaceChildren(el("li", "", "fill: KV in use"), ...legend);
@@ -48,12 +53,13 @@ export class Cells {
 
   build() {
     const {fleet, width} = this;
-    this.cells.length = 0;
+    this.cells.length = this.fills.length = 0;
     this.counters = [];
     const {tall, gap, cls, labels, columns} = layout(fleet.pools, width);
     let first = 0;
     const pools = fleet.pools.map((pool, number) => {
-      const box = el("div", "pool"), grid = el("div", "cells " + cls);
+      const box = el("div", "pool"), grid = el("div", "cells " + cls), fills = new Fills(cls === "tiny");
+      grid.append(fills.node);
       if (fleet.pools.length > 1) box.append(this.poolHead(pool, number, first));
       grid.style.gridTemplateColumns = (labels ? labels + "px " : "") + `repeat(${columns}, minmax(0, 1fr))`;
       grid.style.setProperty("--tall", tall + "px");
@@ -61,22 +67,23 @@ export class Cells {
       if (cls === "tiny") grid.style.setProperty("--round", "3px");
       for (let i = 0; i < pool.workers; i++) {
         if (labels && i % columns === 0) grid.append(el("span", "row", first + i));
-        grid.append(this.cell(first + i, cls));
+        grid.append(this.cell(first + i, cls, fills));
       }
+      this.fills.push({fills, first, last: first + pool.workers});
       first += pool.workers;
       return add(box, grid);
     });
     this.tiny = cls === "tiny" || cls === "small";
-    this.tall = tall;
-    for (let worker = 0; worker < fleet.size; worker++) this.update(worker);
+    this.isTiny = cls === "tiny";
     $("pools").replaceChildren(...pools);
+    for (const {fills, first, last} of this.fills) fills.place(this.cells.slice(first, last), first);
     this.countTransfers();
     this.mark();
   }
 
   poolHead(pool, number, first) {
     const last = first + pool.workers - 1, transfers = el("small", "transfers");
-    const about = `${count(pool.workers, "worker")} (${first}–${last}) · ${pool.model} · ${pool.blocks.toLocaleString("en")} blocks of ` +
+    const about = `${count(pool.workers, "worker")} (${first}–${last}) · ${pool.model} · ${grouped(pool.blocks)} blocks of ` +
       `${pool.block_size} tokens` + (pool.max_num_seqs ? ` · at most ${pool.max_num_seqs} requests in a batch` : "");
     if (pool.role in ROLES) this.counters.push({node: transfers, first, last});
     return add(el("h3", "", (ROLES[pool.role] ?? "Pool") + " " + number), el("small", "", about), transfers);
@@ -91,13 +98,12 @@ export class Cells {
     }
   }
 
-  cell(worker, cls) {
-    const node = el("button"), run = el("span", "run");
+  cell(worker, cls, fills) {
+    const node = el("button", "w"), run = el("span", "run");
     node.type = "button";
     node.dataset.worker = worker;
     node.tabIndex = -1;
-    const cell = {node, run, host: null, running: el("span"), waiting: el("em"), say: null};
-    if (this.fleet.workers.host.some(share => share > 0)) { cell.host = el("div", "host"); node.append(cell.host); }
+    const cell = {node, run, fills, say: null};
     if (cls !== "tiny") node.append(el("b", "", worker));
     node.append(run);
     if (cls === "big" || cls === "") { cell.say = el("span", "say"); node.append(cell.say); }
@@ -107,30 +113,33 @@ export class Cells {
 
   update(worker) {
     const {cells, fleet} = this, cell = cells[worker], w = fleet.workers, state = w.state[worker];
-    if (!cell) return;
-    const waits = w.waiting[worker];
-    let cls = "w s-" + state + (waits ? " waits" : "");
+    const waits = w.waiting[worker], running = w.running[worker];
+    let cls = "w s-" + state;
     if (w.faults[worker].length && state === "ready") cls += " faulty";
     if (this.restarted.has(worker) && state !== "dead") cls += " restarted";
     if (worker === this.chosen) cls += " on";
-    if (cell.cls !== cls) cell.node.className = cell.cls = cls;
-    const fill = Math.ceil(w.usage[worker] * this.tall);  // whole px: smaller changes are not drawn
-    if (cell.fill !== fill) cell.node.style.setProperty("--kv", (cell.fill = fill) + "px");
-    if (cell.host) cell.host.style.transform = `scaleY(${w.host[worker]})`;
-    if (this.tiny) {
-      const sign = SIGNS[state] ?? "";
-      setText(cell.run, cell.node.parentNode?.classList.contains("tiny") || state === "dead" ? sign : w.running[worker] || sign);
-    } else {
-      const busy = state !== "dead" && (w.running[worker] || waits);
-      const rest = w.transfers?.[worker] ? "sends KV" : "idle";  // a prefill worker keeps blocks until they are read
-      const text = busy ? w.running[worker] : state === "ready" ? rest : state, more = waits ? " +" + waits : "";
-      if (cell.text !== text + more) {
-        cell.text = text + more;
-        cell.run.className = busy ? "run" : "run word";
-        cell.run.replaceChildren(String(text), el("em", "", more));
-      }
-      setText(cell.say, busy ? percent(w.usage[worker]) : "");
+    if (cell.cls !== cls) {
+      cell.node.className = cell.cls = cls;
+      this.label(worker);
     }
+    cell.fills.draw(worker, w);
+    const busy = state !== "dead" && (running || waits);
+    const rest = w.transfers?.[worker] ? "sends KV" : "idle";  // a prefill worker keeps blocks until they are read
+    const sign = SIGNS[state] ?? "", more = waits && cell.say ? " +" + waits : "";
+    const text = this.isTiny ? sign : this.tiny ? busy && running || sign : busy ? running : state === "ready" ? rest : state;
+    if (cell.text !== text + more) {
+      cell.text = text + more;
+      cell.run.className = busy ? "run" : "run word";
+      cell.run.replaceChildren(String(text), ...more ? [el("em", "", more)] : []);
+    }
+    if (cell.say) setText(cell.say, busy ? percent(w.usage[worker]) : "");
+  }
+
+  /** Name a worker for readers of the screen; its loads as of the last change of state or focus. */
+  label(worker) {
+    const w = this.fleet.workers;
+    this.cells[worker].node.ariaLabel =
+      `worker ${worker}: ${w.state[worker]}, ${w.running[worker]} running, ${w.waiting[worker]} waiting`;
   }
 
   /** Mark workers that were killed and came back at once, for ten seconds. */

@@ -1,9 +1,11 @@
 // Four charts over one time axis: latencies with percentiles, throughput, and the queue; faults are marks.
 
+import {colour, onScheme, resize} from "./canvas.js";
 import {add, el, ms, ranges, setText, short} from "./format.js";
 
 const SVG = "http://www.w3.org/2000/svg";
-const SPAN_S = 300, HEIGHT = 124, LEFT = 47, RIGHT = 8, TOP = 15, BOTTOM = 17, NEAR_S = 4;
+const SPAN_S = 300, HEIGHT = 124, LEFT = 47, RIGHT = 8, TOP = 15, BOTTOM = 17, NEAR_S = 4, TAIL = 4;
+const WIDTHS = {p50: 2, p90: 1.3, p99: 1.3, run: 1.8, wait: 1.8};
 const axis = unit => value => value === 0 ? "0" : unit(value).replace(".0 ", " ");
 const percentiles = prefix => [["p50", prefix + "_p50"], ["p90", prefix + "_p90"], ["p99", prefix + "_p99"]];
 const CHARTS = [
@@ -38,11 +40,10 @@ class Chart {
     this.scale = [0, 1, 2].map(() => svg("text", {"text-anchor": "end"}));
     this.times = [0, 1, 2].map(i => svg("text", {"text-anchor": ["start", "middle", "end"][i]}));
     this.marks = svg("g", {});
-    this.band = svg("path", {}, "band");
-    this.paths = spec.lines.map(([name]) => svg("path", {}, "l-" + name));
+    this.canvas = el("canvas");
     this.cursor = svg("line", {y1: TOP, y2: HEIGHT - BOTTOM, visibility: "hidden"}, "cursor");
-    add(this.picture, ...this.grid, ...this.scale, ...this.times, this.band, ...[...this.paths].reverse(), this.marks, this.cursor);
-    add(this.node, el("h2", "", spec.title), this.head, this.picture);
+    add(this.picture, ...this.grid, ...this.scale, ...this.times, this.marks, this.cursor);
+    add(this.node, el("h2", "", spec.title), this.head, add(el("div", "plot"), this.canvas, this.picture));
     this.buildHead();
   }
 
@@ -62,7 +63,8 @@ class Chart {
 
   draw(fleet, width, hover) {
     const at = Object.fromEntries(fleet.columns.map((name, i) => [name, i]));
-    const rows = fleet.rows, end = fleet.time, right = width - RIGHT;
+    const right = width - RIGHT, perSecond = (right - LEFT) / SPAN_S * devicePixelRatio;
+    const rows = fleet.rows, end = Math.ceil(fleet.time * perSecond) / perSecond;  // whole px, so that lines can be moved
     const x = t => right - (end - t) / SPAN_S * (right - LEFT);
     const keys = this.spec.lines.map(([, key]) => at[key]);
     const visible = rows.filter(row => row[0] >= end - SPAN_S);
@@ -71,13 +73,13 @@ class Chart {
     const top = ceiling(Math.max(most * 1.04, this.spec.least ?? 0)), bottom = HEIGHT - BOTTOM;
     const y = value => bottom - value / top * (bottom - TOP);
     if (this.width !== width) this.layout(width);
+    const moved = this.fleet === fleet && this.top === top ? Math.round((end - this.end) * perSecond) : Infinity;
+    Object.assign(this, {fleet, end});
     if (this.top !== top) {
       this.top = top;
       this.scale.forEach((text, i) => setText(text, axis(this.spec.unit)(top * i / 2)));
     }
-    this.paths.forEach((path, i) => path.setAttribute("d", line(visible, keys[i], x, y)));
-    if (this.spec.band) this.band.setAttribute("d", band(visible, keys[0], keys.at(-1), x, y));
-    else this.band.setAttribute("d", area(visible, keys[0], x, y, bottom));
+    this.drawLines(this.moveLines(moved, visible, x, width), keys, x, y);
     this.drawMarks(fleet, x, width);
     const row = hover === null ? visible.at(-1) : nearest(visible, end - (right - hover) / (right - LEFT) * SPAN_S);
     this.cursor.setAttribute("visibility", hover !== null && row ? "visible" : "hidden");
@@ -91,8 +93,54 @@ class Chart {
     }
   }
 
+  /** Move the lines to the left by device px, and empty the rest of the chart; return the rows to draw there. */
+  moveLines(moved, rows, x, width) {
+    const {pen} = this, from = Math.floor((width - RIGHT - TAIL) * devicePixelRatio - moved) / devicePixelRatio;
+    pen.restore();
+    pen.save();
+    if (from < LEFT) {
+      pen.clearRect(0, 0, width, HEIGHT);
+      return rows;
+    }
+    pen.resetTransform();
+    pen.globalCompositeOperation = "copy";
+    pen.drawImage(this.canvas, -moved, 0);
+    pen.restore();
+    pen.save();
+    pen.clearRect(0, 0, LEFT, HEIGHT);
+    pen.clearRect(from, 0, width, HEIGHT);
+    pen.beginPath();
+    pen.rect(from, 0, width, HEIGHT);
+    pen.clip();
+    const first = rows.findIndex(row => x(row[0]) >= from);
+    return first < 0 ? [] : rows.slice(Math.max(0, first - 2));
+  }
+
+  drawLines(rows, keys, x, y) {
+    const {pen, spec} = this;
+    pen.fillStyle = colour("band");
+    for (const piece of pieces(rows, keys[0])) {
+      pen.beginPath();
+      trace(pen, piece, x, row => y(row[keys[0]]));
+      trace(pen, piece.toReversed(), x, row => y(spec.band ? row[keys.at(-1)] : 0), "lineTo");
+      pen.fill();
+    }
+    for (let i = keys.length - 1; i >= 0; i--) {
+      const name = spec.lines[i][0];
+      pen.strokeStyle = colour(name);
+      pen.lineWidth = WIDTHS[name];
+      pen.beginPath();
+      for (const piece of pieces(rows, keys[i])) trace(pen, piece, x, row => y(row[keys[i]]));
+      pen.stroke();
+    }
+  }
+
   layout(width) {
     this.width = width;
+    this.pen = resize(this.canvas, width, HEIGHT);
+    this.pen.lineJoin = "round";
+    this.pen.save();
+    this.fleet = null;
     this.picture.setAttribute("viewBox", `0 0 ${width} ${HEIGHT}`);
     const bottom = HEIGHT - BOTTOM;
     this.grid.forEach((node, i) => {
@@ -144,32 +192,20 @@ function nearest(rows, t) {
   return rows.reduce((best, row) => best && Math.abs(best[0] - t) <= Math.abs(row[0] - t) ? best : row, null);
 }
 
-function line(rows, key, x, y) {
-  let path = "", pen = "M";
+/** The stretches of rows that have a value. */
+function pieces(rows, key) {
+  const found = [];
+  let piece = null;
   for (const row of rows) {
-    if (row[key] === null) { pen = "M"; continue; }
-    path += pen + x(row[0]).toFixed(1) + " " + y(row[key]).toFixed(1);
-    pen = "L";
+    if (row[key] === null) { piece = null; continue; }
+    if (!piece) found.push(piece = []);
+    piece.push(row);
   }
-  return path;
+  return found;
 }
 
-function area(rows, key, x, y, bottom) {
-  if (rows.length < 2) return "";
-  return line(rows, key, x, y) + `L${x(rows.at(-1)[0]).toFixed(1)} ${bottom}L${x(rows[0][0]).toFixed(1)} ${bottom}Z`;
-}
-
-/** The area between two lines, in a piece for each stretch with values. */
-function band(rows, low, high, x, y) {
-  let path = "", piece = [];
-  for (const row of [...rows, null]) {
-    if (row && row[low] !== null) { piece.push(row); continue; }
-    if (piece.length > 1) {
-      path += line(piece, high, x, y) + line(piece.toReversed(), low, x, y).replace("M", "L") + "Z";
-    }
-    piece = [];
-  }
-  return path;
+function trace(pen, rows, x, y, first = "moveTo") {
+  rows.forEach((row, i) => pen[i ? "lineTo" : first](x(row[0]), y(row)));
 }
 
 export class Charts {
@@ -184,6 +220,10 @@ export class Charts {
       };
       chart.picture.onpointerleave = () => { this.hover = null; this.draw(this.fleet); };
     }
+    onScheme(() => {
+      for (const chart of this.charts) chart.fleet = null;
+      this.draw(this.fleet);
+    });
     new ResizeObserver(([entry]) => { this.width = Math.round(entry.contentRect.width); this.draw(this.fleet); })
       .observe(this.charts[0].picture);
   }

@@ -17,12 +17,18 @@ export function setText(node, text) {
   if (node.textContent !== value) node.textContent = value;
 }
 
+const whole = new Intl.NumberFormat("en", {maximumFractionDigits: 0}), tenths = new Intl.NumberFormat("en", {maximumFractionDigits: 1});
+
+/** 12345.67 → "12,346"; with a decimal: "12,345.7". */
+export const grouped = n => whole.format(n);
+export const decimal = n => tenths.format(n);
+
 export function short(n) {
   if (n >= 1e7) return (n / 1e6).toFixed(0) + "M";
   if (n >= 1e6) return (n / 1e6).toFixed(1) + "M";
   if (n >= 1e5) return (n / 1e3).toFixed(0) + "k";
   if (n >= 1e4) return (n / 1e3).toFixed(1) + "k";
-  return Math.round(n).toLocaleString("en");
+  return grouped(n);
 }
 
 export const percent = share => (100 * share).toFixed(share > 0 && share < 0.0995 ? 1 : 0) + " %";
@@ -39,7 +45,7 @@ export function seconds(value) {
   return value < 120 ? Math.round(value) + " s" : Math.round(value / 60) + " min";
 }
 
-export const count = (n, one) => n.toLocaleString("en") + " " + one + (n === 1 ? "" : "s");
+export const count = (n, one) => grouped(n) + " " + one + (n === 1 ? "" : "s");
 
 /** 3, 17, 18, 19 → "3, 17–19"; after `most` parts, the number of the others. */
 export function ranges(numbers, most = 6) {

@@ -3,7 +3,7 @@
 import {Cells} from "./cells.js";
 import {Charts} from "./charts.js";
 import {Faults} from "./faults.js";
-import {$, el, ms, percent, ranges, setText, short} from "./format.js";
+import {$, el, grouped, ms, percent, ranges, setText, short} from "./format.js";
 import {showDecisions, showWorker} from "./panels.js";
 import {Fleet} from "./state.js";
 
@@ -57,7 +57,7 @@ function draw(isDue) {
 function showStates() {
   const size = fleet.size, byState = fleet.byState();
   const ready = size - [...byState.values()].reduce((a, list) => a + list.length, 0);
-  setText($("k-workers"), size > 1 ? `${ready.toLocaleString("en")} / ${size.toLocaleString("en")}` : ready ? "1" : "0 / 1");
+  setText($("k-workers"), size > 1 ? `${grouped(ready)} / ${grouped(size)}` : ready ? "1" : "0 / 1");
   const others = [...byState].sort(([a], [b]) => (b === "dead") - (a === "dead")).slice(0, 2);
   setText($("k-workers-more"), [size > 1 ? "workers ready" : "worker ready", ...others.map(([state, list]) => `${list.length} ${state}`)].join(" · "));
   showAttention(byState);

@@ -1,6 +1,6 @@
 // Panels beside the cells: one worker, and the router's last decisions with their reasons.
 
-import {$, add, count, el, ms, percent, seconds, setText, short} from "./format.js";
+import {$, add, count, decimal, el, grouped, ms, percent, seconds, setText, short} from "./format.js";
 
 const SHOWN_REQUESTS = 40;
 const TIERS = {device: "device", g2: "host (G2)", g3: "disk (G3)", g4: "object store (G4)"};
@@ -50,7 +50,7 @@ function requestTable(requests) {
     const state = r.state === "waiting" ? "waiting" : r.done ? `decode ${r.done}/${r.of}` : "prefill";
     const row = el("tr");
     row.append(el("td", "name", r.id.length > 13 ? "…" + r.id.slice(-12) : r.id), el("td", "tight", state),
-      el("td", "n", r.prompt.toLocaleString("en")), el("td", "n", r.cached.toLocaleString("en")), el("td", "n", seconds(r.age_ms / 1000)));
+      el("td", "n", grouped(r.prompt)), el("td", "n", grouped(r.cached)), el("td", "n", seconds(r.age_ms / 1000)));
     table.append(row);
   }
   const box = add(el("div", "scroll"), table);
@@ -62,7 +62,7 @@ function requestTable(requests) {
 export function reason(d) {
   const waited = d.waited_ms > 0 ? [`waited ${ms(d.waited_ms)} for a worker`] : [];
   if (d.why !== "kv") return ["by " + d.why.replaceAll("_", " "), ...waited].join("; ");
-  const cost = d.cost.toLocaleString("en", {maximumFractionDigits: 1}) + " blocks";
+  const cost = decimal(d.cost) + " blocks";
   const parts = [d.ties > 1 ? `drawn among ${d.ties} workers at the lowest cost, ${cost}` : `lowest cost, ${cost}`];
   if (d.lower) parts.push(`${d.lower} more blocks on slower tiers`);
   if (d.best > d.overlap) parts.push(`another worker has ${d.best} blocks, and more load`);
@@ -70,10 +70,13 @@ export function reason(d) {
 }
 
 const rows = [];
+let isKept = false;
 
-/** Show the last decisions, newest first; rows are reused. */
+/** Show the last decisions, newest first; rows are reused. A table whose rows are all new is kept once, to be read. */
 export function showDecisions(fleet) {
-  const decisions = fleet.decisions.toReversed();
+  const decisions = fleet.decisions.toReversed(), shown = rows[0]?.n ?? Infinity;
+  isKept = !isKept && decisions.at(-1)?.n > shown;
+  if (isKept) return;
   $("no-routes").hidden = decisions.length > 0;
   $("routed").parentNode.hidden = decisions.length === 0;
   setText($("policy"), "routing: " + fleet.routing.replaceAll("_", " "));
