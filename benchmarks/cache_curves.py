@@ -22,7 +22,7 @@ from understudy.workload.reuse import hit_curve
 BLOCKS = (22, 88, 352, 1_409, 2_818, 5_637, 11_275, 22_550, 45_100, 90_200)
 ANCHORS = {
     "lru": "0.045353 0.045359 0.045400 0.048897 0.064228 0.131468 0.233364 0.316591 0.374381 0.390936",
-    "fifo": "0.0250 0.0370 0.0429 0.0481 0.0622 0.1222 0.1956 0.2778 0.3361 0.3735",
+    "insertion": "0.0250 0.0370 0.0429 0.0481 0.0622 0.1222 0.1956 0.2778 0.3361 0.3735",
     "optimal": "0.0531 0.0708 0.1182 0.2299 0.3028 0.3728 0.3981 0.3981 0.3981 0.3981",
 }
 """Mooncake's conversation trace, blocks of 512 tokens, hits of the last half of its requests."""
@@ -64,7 +64,7 @@ def measure_trace(workload: Workload) -> None:
         measure(f"hit_curve, blocks of {block_size}", lambda size=block_size: hit_curve(workload, size))
     curves = CacheCurves(workload, 16)
     print(f"{curves.visits.visits:,} block visits, {curves.visits.distinct:,} distinct blocks")
-    for policy in ("fifo", "lineage", "tinylfu", "optimal", "optimal_pinned"):
+    for policy in ("insertion", "lineage", "multi_lru", "optimal", "optimal_pinned"):
         measure(
             f"{policy}, one size, blocks of 16",
             lambda name=policy: curves.hit_ratio(name, [curves.visits.distinct // 8]),

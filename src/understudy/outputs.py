@@ -179,6 +179,7 @@ def files_named(settings: Any, name: str = "") -> dict[str, Path]:
 
     A plain word (`kv`) is the name of a policy, unless its setting may be a path.
     """
+    settings = getattr(settings, "place", settings)  # a class of a file
     if isinstance(settings, str | os.PathLike):
         text = os.fspath(settings)
         path = Path(text.rpartition(":")[0] if ".py:" in text else text)

@@ -13,6 +13,7 @@ import pytest
 from understudy.cache.curves import CacheCurves
 from understudy.cache.study import Scale, add_tiers, find_knee
 from understudy.cli import main
+from understudy.kv import BUILT_IN_POLICIES
 from understudy.workload import Workload
 
 TRACE = Path(__file__).parents[2] / "examples" / "demo_trace.jsonl"
@@ -29,7 +30,7 @@ def test_without_a_fleet_it_prints_the_curve_of_all_policies(capsys: pytest.Capt
     assert main(["cache", str(TRACE), "--block-size", "64"]) == 0
     out = capsys.readouterr().out
     assert "unlimited cache: 87.08 % of 1,278,640 prompt tokens hit" in out
-    assert "blocks      LRU     FIFO  lineage  TinyLFU  optimal  optimal, pinned" in out
+    assert "blocks      lru  insertion  lineage  multi_lru  optimal  optimal, pinned" in out
     assert "Replayed" not in out
 
 
@@ -48,7 +49,7 @@ def test_a_fleet_is_replayed_with_each_size_and_policy_that_an_engine_can_run(
 ) -> None:
     found = study(*SMALL_FLEET, "--sizes", "512blocks,1024blocks", "--host-gib", "8", capsys=capsys)
     assert [(one["policy"], one["blocks"]) for one in found["replays"]] == [
-        (policy, blocks) for blocks in (512, 1024) for policy in ("lru", "lineage", "tinylfu")
+        (policy, blocks) for blocks in (512, 1024) for policy in ("lru", "lineage", "multi_lru")
     ]
     assert found["fleet"]["blocks"] == 1024
     assert found["lru_curve"][0]["blocks"] <= 512 <= 1024 <= found["lru_curve"][-1]["blocks"]
@@ -99,6 +100,18 @@ class Balance(HTMLParser):
             assert self.open.pop() == tag
 
 
+def test_policies_have_the_names_of_a_replays_eviction_policy(capsys: pytest.CaptureFixture[str]) -> None:
+    names = ",".join(BUILT_IN_POLICIES)
+    found = study(*SMALL_FLEET, "--policies", names, "--sizes", "512blocks", capsys=capsys)
+    replays = {one["policy"]: one["hit_ratio"] for one in found["replays"]}
+    assert set(replays) == set(BUILT_IN_POLICIES)
+    for name in ("lineage", "multi_lru", "vllm_append"):
+        flags = ["--block-size", "64", "--num-gpu-blocks", "512", "--eviction-policy", name, "--no-advice"]
+        assert main(["replay", str(TRACE), *flags, "--quiet", "--json", "-"]) == 0
+        replayed = json.loads(capsys.readouterr().out)["prefix_hit_ratio"]["first_admission"]
+        assert replays[name] == replayed, name
+
+
 def test_the_page_shows_the_curve_the_knee_and_the_fleets_point(tmp_path: Path) -> None:
     page = tmp_path / "cache.html"
     assert main(["cache", str(TRACE), *SMALL_FLEET, "--quiet", "--html", str(page)]) == 0
@@ -118,8 +131,14 @@ def test_the_page_shows_the_curve_the_knee_and_the_fleets_point(tmp_path: Path) 
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
-        ("--policies lru,tinylfo", "--policies: 'tinylfo' is not known; did you mean tinylfu?"),
-        ("--policies clock", "--policies: 'clock' is not known; choose from lru, fifo, lineage"),
+        ("--policies lru,multi_lfu", "--policies: 'multi_lfu' is not known; did you mean multi_lru?"),
+        ("--policies clock", "--policies: 'clock' is not known; choose from lineage, lineage_fifo, lru"),
+        ("--policies tinylfu", "--policies: 'tinylfu' is not known; choose from lineage"),
+        (
+            "--policies lru,mine.py:Mine",
+            "--policies: curves have built-in policies only; replay mine.py:Mine with `understudy replay "
+            "--eviction-policy`",
+        ),
         ("--sizes 4", "--sizes: GiB need the KV bytes per token; give --model"),
         ("--sizes 4,x", "--sizes: 'x' is not a size; write GiB such as 16, or blocks such as 4096blocks"),
         ("--sizes 0.000001 --model Llama-3.1-8B", "--sizes: one size is smaller than a block; choose larger"),

@@ -1,4 +1,4 @@
-"""Hit ratios of a workload by cache size, for LRU, FIFO, lineage, TinyLFU and optimal eviction."""
+"""Hit ratios of a workload by cache size, for the policies of the engines' pools and for bounds."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import numpy as np
 
 from understudy._core import BlockVisits
 from understudy.errors import ConfigError
+from understudy.kv.policy import BUILT_IN_POLICIES
 from understudy.workload.reuse import serving_order
 
 if TYPE_CHECKING:
@@ -21,10 +22,11 @@ if TYPE_CHECKING:
     from understudy.workload import Workload
     from understudy.workload.columns import BoolColumn, Int64Column
 
-POLICIES = ("lru", "fifo", "lineage", "tinylfu", "optimal")
+POLICIES = (*BUILT_IN_POLICIES, "insertion", "optimal")
+"""Names of a replay's `eviction_policy`, and two that no engine has."""
+DEFAULT_POLICIES = ("lru", "insertion", "lineage", "multi_lru", "optimal")
 PINNED = "optimal_pinned"
 """Optimal eviction where running requests hold their blocks."""
-_POOL_POLICIES = {"lineage": "lineage", "tinylfu": "multi_lru", PINNED: "optimal"}
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -103,13 +105,14 @@ class CacheCurves:
         return ratios
 
     def _hit_tokens(self, policy: str, part: Part, sizes: Int64Column) -> Int64Column:
-        if policy == "fifo":
+        if policy == "insertion":
             return self.visits.fifo(part.rows, sizes, part.warm_up)
         if policy == "optimal":
             return self.visits.optimal(part.rows, sizes, part.warm_up)
-        if policy not in _POOL_POLICIES:
+        if policy not in (*POLICIES, PINNED):
             raise ConfigError(f"policies: {policy!r} is not known; choose from {', '.join(POLICIES)}")
-        return self.visits.pinned(_POOL_POLICIES[policy], part.events, sizes, part.warm_up)[0]
+        name = "optimal" if policy == PINNED else policy
+        return self.visits.pinned(name, part.events, sizes, part.warm_up)[0]
 
 
 def _serial(rows: Int64Column, skipped: BoolColumn) -> Part:

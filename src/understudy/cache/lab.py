@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from understudy.cache.curves import PINNED, CacheCurves
+from understudy.cache.curves import DEFAULT_POLICIES, PINNED, CacheCurves
 from understudy.cache.study import (
     CacheStudy,
     Replayed,
@@ -21,6 +21,7 @@ from understudy.cache.study import (
     sample_curve,
 )
 from understudy.errors import ConfigError
+from understudy.kv.policy import BUILT_IN_POLICIES
 from understudy.run.times import format_times
 from understudy.workload.reuse import largest_request_blocks
 
@@ -31,7 +32,7 @@ if TYPE_CHECKING:
     from understudy.run.settings import ReplaySettings
     from understudy.workload import Workload
 
-ENGINE_POLICIES = {"lru": None, "lineage": "lineage", "tinylfu": "multi_lru"}
+ENGINE_POLICIES: dict[str, str | None] = {name: name for name in BUILT_IN_POLICIES} | {"lru": None}
 """Policies that an engine can run, with the engine's setting; vLLM's own order (None) is LRU."""
 
 _TURNS = (
@@ -39,7 +40,7 @@ _TURNS = (
     "--gpu to use the order of a replay"
 )
 _NOT_REPLAYED = (
-    "fifo and optimal are not replayed: engines order blocks by release, and no engine knows the future"
+    "insertion and optimal are not replayed: engines order blocks by release, and no engine knows the future"
 )
 
 
@@ -47,7 +48,7 @@ class StudyRequest(msgspec.Struct, frozen=True, kw_only=True):
     """Settings of a cache study."""
 
     block_size: int = 16
-    policies: tuple[str, ...] = ("lru", "fifo", "lineage", "tinylfu", "optimal")
+    policies: tuple[str, ...] = DEFAULT_POLICIES
     sizes: tuple[tuple[float, str], ...] = ()
     """Cache sizes of a worker as (number, unit), unit GiB or blocks; empty: doubling sizes."""
     tiers: tuple[tuple[str, float], ...] = ()

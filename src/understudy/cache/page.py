@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from html import escape
+from itertools import cycle
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -29,15 +30,9 @@ if TYPE_CHECKING:
     from understudy.cache.study import CacheStudy, Point
     from understudy.report.statistics import Float64Column
 
-STYLES = {
-    "lru": "s1",
-    "fifo": "s2",
-    "lineage": "s3",
-    "tinylfu": "s4",
-    "optimal": "base",
-    "optimal_pinned": "base ink",
-}
-"""Line style of each policy; grey and ink are bounds."""
+_PALETTE = ("s2", "s3", "s4", "s5")
+_BOUNDS = {"optimal": "base", "optimal_pinned": "base ink"}
+"""Line styles of bounds: grey and ink."""
 
 
 def build_page(study: CacheStudy) -> str:
@@ -134,10 +129,12 @@ def _curve(study: CacheStudy) -> Card:
         study.unlimited_hit_ratio, f"unlimited {percent(study.unlimited_hit_ratio, 1)}", "base", at_left=True
     )
     shown = [policy for policy in study.policies if policy != "lru"]
+    styles = {"lru": "s1", **_BOUNDS}
+    styles |= dict(zip([policy for policy in shown if policy not in _BOUNDS], cycle(_PALETTE), strict=False))
     for policy in shown:
-        plot.line(grid, ratios[policy], STYLES[policy])
+        plot.line(grid, ratios[policy], styles[policy])
         for size, ratio in zip(grid.tolist(), ratios[policy].tolist(), strict=True):
-            plot.marker(size, ratio, STYLES[policy])  # computed sizes; the line between them is a guess
+            plot.marker(size, ratio, styles[policy])  # computed sizes; the line between them is a guess
     plot.area(xs, np.zeros(len(xs)), lru, "s1")
     plot.line(xs, lru, "s1")
     if (fleet := study.fleet) is not None:
@@ -149,21 +146,21 @@ def _curve(study: CacheStudy) -> Card:
         low = knee.hit_ratio > 0.5 * y.high
         plot.upright(knee.gib, f"knee: {significant(knee.gib)} GiB", "base", row=1, low=low)
     labels = [format_size(point.blocks, point.gib) + f", {compact(point.blocks)} blocks" for point in curve]
-    series = [HoverSeries("LRU", "s1", [percent(value) for value in lru.tolist()])]
+    series = [HoverSeries(NAMES["lru"], "s1", [percent(value) for value in lru.tolist()])]
     for policy in shown:
         # A hover shows the policy at the nearest computed size, and nothing between.
         nearest = np.abs(np.log(xs[None, :]) - np.log(grid[:, None])).argmin(axis=1)
         texts = [""] * len(xs)
         for place, value in zip(nearest.tolist(), ratios[policy].tolist(), strict=True):
             texts[place] = percent(value)
-        series.append(HoverSeries(NAMES[policy], STYLES[policy], texts))
+        series.append(HoverSeries(NAMES[policy], styles[policy], texts))
     plot.on_hover(xs, labels, series)
     unit = "GiB" if in_gib else "blocks"
     return Card(
         "Hit ratio by cache size",
         f"share of prompt tokens; {unit} of a worker's cache, log scale; dots are computed, optimal is a bound",
         plot.svg(),
-        tuple((STYLES[policy], NAMES[policy]) for policy in ["lru", *shown]),
+        tuple((styles[policy], NAMES[policy]) for policy in ["lru", *shown]),
         "full",
     )
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from understudy.cache.curves import POLICIES
 from understudy.report.text import NONE, compact, significant
 
 if TYPE_CHECKING:
@@ -11,14 +12,7 @@ if TYPE_CHECKING:
 
     from understudy.cache.study import CacheStudy
 
-NAMES = {
-    "lru": "LRU",
-    "fifo": "FIFO",
-    "lineage": "lineage",
-    "tinylfu": "TinyLFU",
-    "optimal": "optimal",
-    "optimal_pinned": "optimal, pinned",
-}
+NAMES = {name: name for name in POLICIES} | {"optimal_pinned": "optimal, pinned"}
 """Names of policies in tables and plots."""
 
 

@@ -152,7 +152,7 @@ def _run_verb(args: argparse.Namespace) -> int:
     try:
         return VERBS[args.verb].run(args)
     except Exception as error:
-        from understudy.router.load import locate_user_failure
+        from understudy.user_code import locate_user_failure
 
         failure = locate_user_failure(error)
         if failure is None or os.environ.get(TRACEBACK):

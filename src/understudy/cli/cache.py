@@ -18,7 +18,7 @@ examples:
   understudy cache trace.jsonl                                     curve in blocks, without a fleet
   understudy cache trace.jsonl --model Llama-3.1-8B                the same in GiB, with the knee
   understudy cache trace.jsonl --model Llama-3.1-8B --gpu H100 --html cache.html
-  understudy cache trace.jsonl --model Llama-3.1-8B --gpu H100 --sizes 8,16,32 --policies lru,tinylfu,optimal
+  understudy cache trace.jsonl --model Llama-3.1-8B --gpu H100 --sizes 8,16,32 --policies lru,multi_lru,optimal
   understudy cache trace.jsonl --model Llama-3.1-8B --gpu H100 --workers 4 --routing kv --host-gib 256 --disk-gib 2000
   understudy cache trace.jsonl --block-size 512 --prompts-only --warm-up 0.5 --sizes 1409blocks,5637blocks
 
@@ -41,9 +41,10 @@ def add_parser(verbs: Verbs) -> None:
     trace_flags.add_trace_flags(verb)
     verb.add_argument(
         "--policies",
-        default="lru,fifo,lineage,tinylfu,optimal",
+        default="lru,insertion,lineage,multi_lru,optimal",
         metavar="NAME,…",
-        help="lru, fifo, lineage, tinylfu, optimal (default: all)",
+        help="names of replay's --eviction-policy, insertion (FIFO) and optimal "
+        "(default: lru,insertion,lineage,multi_lru,optimal)",
     )
     verb.add_argument(
         "--sizes",
@@ -158,9 +159,15 @@ def _read_request(args: argparse.Namespace) -> Any:
     from understudy.cache.lab import StudyRequest
     from understudy.cli.parser import suggest
     from understudy.errors import ConfigError
+    from understudy.user_code import names_file_and_class
 
     policies = tuple(dict.fromkeys(name.strip() for name in args.policies.split(",")))
     for name in policies:
+        if names_file_and_class(name):
+            raise ConfigError(
+                f"--policies: curves have built-in policies only; replay {name} with `understudy replay "
+                "--eviction-policy`"
+            )
         if name not in POLICIES:
             remedy = suggest(name, POLICIES) or f"; choose from {', '.join(POLICIES)}"
             raise ConfigError(f"--policies: {name!r} is not known{remedy}")

@@ -93,7 +93,7 @@ SETTINGS = (
     Flag(
         "eviction_policy",
         str,
-        "eviction order of blocks (default: vLLM's; any other is not step-exact)",
+        "eviction order of blocks: a name, or FILE.py:CLASS (default: vLLM's; any other is not step-exact)",
         "NAME",
     ),
     Flag(

@@ -125,7 +125,8 @@ def build_live_policy(name: Any, settings: Any) -> str | KvRouting | Router:
     from understudy.checks import read_as
     from understudy.errors import ConfigError
     from understudy.router.kv import KvRouting
-    from understudy.router.load import load_router, names_file_and_class
+    from understudy.router.load import load_router
+    from understudy.user_code import names_file_and_class
 
     if not isinstance(name, str):
         raise ConfigError(f"routing must be the name of a policy or FILE.py:CLASS, got {name!r}")

@@ -23,7 +23,7 @@ from understudy.engines.offload import build_vllm_offload
 from understudy.engines.profiles import NEWEST, VersionProfile, find_profile
 from understudy.engines.speculation import SpeculativeConfig  # noqa: TC001  (msgspec reads the annotation)
 from understudy.errors import ConfigError
-from understudy.kv.policy import check_policy
+from understudy.kv.policy import read_policy
 from understudy.tiers.dynamo import take_dynamo_names
 from understudy.tiers.plan import TierPlan
 from understudy.tiers.settings import TiersConfig
@@ -55,9 +55,10 @@ class VllmConfig(EngineConfig, frozen=True, kw_only=True, forbid_unknown_fields=
     `kv_manager` (the mocker's `g1_backend`): "native" is vLLM's, with several copies of a block and vLLM's free list;
     "kvbm" has one physical block per hash, shared by all requests and matchable once acquired.
 
-    `eviction_policy` is the eviction order: a built-in policy by name (`understudy.kv.BUILT_IN_POLICIES`), or a class
-    (or another callable without arguments) that creates an `EvictionPolicy` for each worker. None is the manager's own
-    order: vLLM's free list, or "lineage" under "kvbm". With any other, schedules differ from the real engine's.
+    `eviction_policy` is the eviction order: a built-in policy by name (`understudy.kv.BUILT_IN_POLICIES`),
+    `FILE.py:CLASS`, or a class (or another callable without arguments) that creates an `EvictionPolicy` for each
+    worker. None is the manager's own order: vLLM's free list, or "lineage" under "kvbm". With any other, schedules
+    differ from the real engine's.
 
     `speculative_config` is vLLM's speculation, which differs from the mocker's (`MockerSettings.aic_nextn`).
 
@@ -128,7 +129,8 @@ class VllmConfig(EngineConfig, frozen=True, kw_only=True, forbid_unknown_fields=
         self._check_profile_has(self.profile, self.vllm_version)
         self._refuse_unused()
         if self.eviction_policy is not None:
-            check_policy("eviction_policy", self.eviction_policy)
+            policy = read_policy("eviction_policy", self.eviction_policy)
+            msgspec.structs.force_setattr(self, "eviction_policy", policy)
         if self.scheduling_policy == "priority" and self.preemption_mode == "fifo":
             raise ConfigError(
                 "preemption_mode=fifo contradicts scheduling_policy=priority, where priorities decide; leave it out"

@@ -7,6 +7,7 @@ from inspect import isabstract
 from typing import TYPE_CHECKING
 
 from understudy.errors import ConfigError
+from understudy.user_code import describe_user_failure, load_class, names_file_and_class
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -19,13 +20,18 @@ BUILT_IN_POLICIES = ("lineage", "lineage_fifo", "lru", "multi_lru", "fifo", "vll
 """Names of the built-in policies, for the embeddable manager, all tiers and simulated devices."""
 
 
-def check_policy(field: str, policy: object) -> None:
-    """Raise ConfigError unless `policy` is a built-in name or a callable that returns an `EvictionPolicy`."""
+def read_policy(field: str, policy: object) -> object:
+    """Return a built-in name, or a callable that creates a policy; `FILE.py:CLASS` is loaded.
+
+    Errors: ConfigError names `field`.
+    """
     if isinstance(policy, str):
+        if names_file_and_class(policy):
+            return PolicyFile(field, policy)
         if policy not in BUILT_IN_POLICIES:
             raise ConfigError(
-                f"{field} {policy!r} is not known; choose one of {', '.join(BUILT_IN_POLICIES)}, or pass a subclass of "
-                "EvictionPolicy"
+                f"{field} {policy!r} is not known; choose one of {', '.join(BUILT_IN_POLICIES)}, FILE.py:CLASS, or "
+                "pass a subclass of EvictionPolicy"
             )
     elif isabstract(policy):
         raise ConfigError(
@@ -36,6 +42,38 @@ def check_policy(field: str, policy: object) -> None:
             f"{field} must be a name or a subclass of EvictionPolicy (every worker creates its own object), "
             f"got {policy!r}"
         )
+    return policy
+
+
+class PolicyFile:
+    """Creates policies of the class at `FILE.py:CLASS`. Copies and other processes load the file again."""
+
+    def __init__(self, field: str, place: str) -> None:
+        self.place = self.__qualname__ = place
+        self._field = field
+        self._policy = load_class(field, place, ("on_freed", "on_taken", "select"))
+
+    def __call__(self) -> EvictionPolicy:
+        """Create a policy for one pool of blocks."""
+        try:
+            policy: EvictionPolicy = self._policy()
+        except ConfigError:
+            raise
+        except Exception as error:  # the user's code
+            raise describe_user_failure(self._field, self.place, error) from error
+        return policy
+
+    def __repr__(self) -> str:
+        return self.place
+
+    def __reduce__(self) -> tuple[type[PolicyFile], tuple[str, str]]:
+        return PolicyFile, (self._field, self.place)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, PolicyFile) and other.place == self.place
+
+    def __hash__(self) -> int:
+        return hash(self.place)
 
 
 class EvictionPolicy(ABC):

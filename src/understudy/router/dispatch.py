@@ -14,7 +14,7 @@ import numpy as np
 from understudy._core import NativeRouter, native_router
 from understudy.errors import ConfigError, PolicyError, WrongState
 from understudy.router.kv import KvRouting
-from understudy.router.load import format_in_one_line, locate_user_failure
+from understudy.user_code import format_in_one_line, locate_user_failure
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -2,61 +2,22 @@
 
 from __future__ import annotations
 
-import importlib.util
-import sys
-import traceback
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from understudy.errors import ConfigError
+from understudy.user_code import describe_user_failure, load_class
 
 if TYPE_CHECKING:
     from understudy.router.router import Router
 
-_LOADED: dict[str, str] = {}
-"""Loaded user files: path in a traceback, and path as given."""
-
-
-def names_file_and_class(name: str) -> bool:
-    """Return whether this is `FILE.py:CLASS` rather than the name of a policy."""
-    return ".py:" in name
-
 
 def load_router(place: str) -> Router:
     """Create a router of the class in the file. ConfigError when the file or class is not usable."""
-    file, _, name = place.rpartition(":")
-    path = Path(file)
-    if not path.is_file():
-        raise ConfigError(f"--routing {place}: there is no file {file}")
-    spec = importlib.util.spec_from_file_location(path.stem, path)
-    if spec is None or spec.loader is None:
-        raise ConfigError(f"--routing {place}: {file} is not Python")
-    _LOADED[str(spec.origin)] = file
-    module = importlib.util.module_from_spec(spec)
-    sys.modules.setdefault(spec.name, module)  # dataclasses and pickle look up the module
+    made = load_class("--routing", place, ("choose(request, view)",))
     try:
-        spec.loader.exec_module(module)
-        made = getattr(module, name, None)
-        if made is None or not callable(getattr(made, "choose", None)):
-            raise ConfigError(f"--routing {place}: {file} has no class {name} with choose(request, view)")
         router: Router = made()
     except ConfigError:
         raise
     except Exception as error:  # the user's code
-        raise ConfigError(
-            f"--routing {place}: {locate_user_failure(error) or format_in_one_line(error)}"
-        ) from error
+        raise describe_user_failure("--routing", place, error) from error
     return router
-
-
-def locate_user_failure(error: BaseException) -> str | None:
-    """Format file, line and error in one line if the error was raised in a loaded user file; else None."""
-    for frame in reversed(traceback.extract_tb(error.__traceback__)):
-        if frame.filename in _LOADED:
-            return f"{_LOADED[frame.filename]}:{frame.lineno}: {frame.name}: {format_in_one_line(error)}"
-    return None
-
-
-def format_in_one_line(error: BaseException) -> str:
-    """Format an exception's type and message in one line."""
-    return f"{type(error).__name__}: {' '.join(str(error).split())}".removesuffix(": ")

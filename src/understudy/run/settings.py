@@ -13,7 +13,7 @@ from understudy.engines.kinds import DEFAULT_ENGINE, read_engine
 from understudy.errors import ConfigError
 from understudy.outputs import files_named
 from understudy.router.kv import KvRouting  # noqa: TC001  (msgspec reads the annotation)
-from understudy.router.load import load_router, names_file_and_class
+from understudy.router.load import load_router
 from understudy.run.disaggregation import Disaggregation  # noqa: TC001  (msgspec reads the annotation)
 from understudy.run.layers import TIER_FIELDS, drop_superseded, index_tiers_by_name, reject_unused_kv_size
 from understudy.run.model_groups import apply_model_groups, has_uniform_layers, size_group_tiers
@@ -23,6 +23,7 @@ from understudy.tiers.gpu import GpuSettings  # noqa: TC001  (msgspec reads the 
 from understudy.tiers.settings import TiersConfig
 from understudy.timing.contexts import known_context
 from understudy.timing.fitted_for import check_fitted_for
+from understudy.user_code import names_file_and_class
 from understudy.workload import ClosedLoop, Lockstep, OpenLoop
 
 if TYPE_CHECKING:

@@ -15,8 +15,8 @@ from understudy import __version__
 from understudy.api import replay
 from understudy.errors import UnderstudyError
 from understudy.outputs import files_named
-from understudy.router.load import locate_user_failure
 from understudy.run.options import Execution
+from understudy.user_code import locate_user_failure
 
 if TYPE_CHECKING:
     from understudy.report import Report

@@ -9,7 +9,7 @@ import msgspec
 
 from understudy.checks import read_as, whole_number
 from understudy.errors import ConfigError
-from understudy.kv.policy import check_policy
+from understudy.kv.policy import read_policy
 from understudy.tiers.sizes import parse_bytes
 
 TierName = Literal["g2", "g3", "g4"]
@@ -75,7 +75,8 @@ class TierSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         if self.bytes is not None:
             msgspec.structs.force_setattr(self, "bytes", parse_bytes(f"{self.tier}: bytes", self.bytes))
         if self.eviction != "arc":  # TiersConfig checks vLLM's arc
-            check_policy(f"{self.tier}: eviction", self.eviction)
+            policy = read_policy(f"{self.tier}: eviction", self.eviction)
+            msgspec.structs.force_setattr(self, "eviction", policy)
         if not (0 <= self.latency_ms <= 1e6):
             raise ConfigError(f"{self.tier}: latency_ms must be from 0 to 1e6, got {self.latency_ms}")
         if self.tier == "g2":
