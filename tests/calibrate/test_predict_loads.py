@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import json
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
@@ -13,9 +13,6 @@ from calibrate import files
 from calibrate.test_fit import TRUTH
 from understudy.calibrate.load import random_lengths
 from understudy.cli import main
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 WHERE = ["--model", "Llama-3.1-8B", "--gpu", "H100"]
 SIZES = ["--max-num-seqs", str(files.SEQS), "--max-num-batched-tokens", str(files.BATCHED)]
@@ -79,8 +76,11 @@ def test_a_benchmark_that_calibrate_reads_is_predicted(
     first: dict[str, float] = {}
     for path in (*paths, table):
         assert main(["predict", str(path), *WHERE, *SIZES]) == 0
-        found = rows(capsys.readouterr().out)
-        assert list(found[0]) == ["benchmark", "ttft_ms", "tpot_ms", "e2e_ms"]
+        said = capsys.readouterr()
+        found = rows(said.out)
+        means = ["ttft_ms", "tpot_ms", "e2e_ms"]
+        assert list(found[0]) == ["benchmark", *means, *(f"measured_{name}" for name in means)]
+        assert "means over requests, predicted / measured − 1: " in said.err
         assert [row["benchmark"] for row in found][:1] == [
             path.name if path is not table else "summaries.csv:2"
         ]
@@ -89,6 +89,51 @@ def test_a_benchmark_that_calibrate_reads_is_predicted(
             numbers = {name: float(value) for name, value in found[0].items() if name != "benchmark"}
             first = first or numbers
             assert numbers == pytest.approx(first, rel=0.01)
+
+
+def test_measured_means_stand_next_to_the_predicted_ones(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    load = files.open_load(30)
+    seen = files.measure(load, TRUTH)
+    bench = files.vllm_detailed(tmp_path / "bench.json", load, seen)
+    assert main(["predict", str(bench), *WHERE, *SIZES]) == 0
+    said = capsys.readouterr()
+    [row] = rows(said.out)
+    off = []
+    for name, title in (("ttft_ms", "TTFT"), ("tpot_ms", "TPOT"), ("e2e_ms", "E2E")):
+        assert float(row[f"measured_{name}"]) == pytest.approx(seen.mean(name), abs=1e-3)
+        off.append(f"{title} {100 * (float(row[name]) / seen.mean(name) - 1):+.1f} %")
+    assert f"predicted / measured − 1: bench.json {', '.join(off)}" in said.err
+    table = tmp_path / "summaries.csv"
+    table.write_text("isl,osl,conc,mean_ttft_ms,mean_tpot_ms\n500,50,4,30,9\n")
+    assert main(["predict", str(table), *WHERE, *SIZES]) == 0
+    [row] = rows(capsys.readouterr().out)
+    assert (row["measured_ttft_ms"], row["measured_e2e_ms"]) == ("30.0000", "")
+
+
+@pytest.mark.parametrize("name", ["vllm_bench.json", "profile_export.jsonl"])
+def test_a_benchmark_without_measured_times_still_has_a_load(
+    name: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = Path(__file__).parents[2] / "examples" / "logs" / name
+    assert main(["predict", str(path), *WHERE]) == 0
+    said = capsys.readouterr()
+    [row] = rows(said.out)
+    assert list(row) == ["benchmark", "ttft_ms", "tpot_ms", "e2e_ms"]
+    assert row["benchmark"] == name
+    assert float(row["e2e_ms"]) > float(row["ttft_ms"]) > 0
+    assert f"note: {name}: it has no measured times" in said.err
+
+
+@pytest.mark.parametrize("name", ["azure", "burstgpt"])
+def test_a_csv_of_lengths_is_no_table_of_experiments(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    path = Path(__file__).parents[2] / "examples" / "logs" / f"{name}.csv"
+    assert main(["predict", str(path), *WHERE]) == 2
+    said = capsys.readouterr().err
+    assert f"{name}.csv is no table of experiments; it looks like format {name}: give --format {name}" in said
+    assert main(["predict", str(path), "--format", name, *WHERE]) == 0
+    assert "means over 40 requests: TTFT " in capsys.readouterr().err
 
 
 def test_settings_that_the_file_records_are_used_and_others_refused(

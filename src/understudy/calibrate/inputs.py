@@ -14,6 +14,7 @@ from understudy.calibrate.readers import aiperf, guidellm, own_report, read_benc
 from understudy.calibrate.recorded import read_run
 from understudy.checks import whole_number
 from understudy.errors import ConfigError
+from understudy.workload import read_trace
 from understudy.workload.lengths import NO_CONTENT
 
 if TYPE_CHECKING:
@@ -30,6 +31,8 @@ class NamedLoad(msgspec.Struct, frozen=True):
     load: Load
     engine: dict[str, int] = {}
     notes: tuple[str, ...] = ()
+    means: dict[str, float] = {}
+    """Measured means of ttft_ms, tpot_ms and e2e_ms, those that the file has."""
 
 
 def build_closed_loop(isl: int, osl: int, concurrency: int, prompts: int | None = None) -> NamedLoad:
@@ -44,22 +47,11 @@ def build_closed_loop(isl: int, osl: int, concurrency: int, prompts: int | None 
 
 def is_benchmark(path: Path) -> bool:
     """Whether the file starts like a benchmark that `read_benchmarks` knows; other files may be recorded runs."""
-    try:
-        with path.open(encoding="utf-8-sig") as file:
-            start = file.read(_START_BYTES)
-            if path.suffix.lower() == ".csv":
-                header = next(csv.reader([start.partition("\n")[0]]), [])
-                names = {name.strip() for name in header}
-                return not names & {"key", "exp_id"} and bool(
-                    names & {"conc", "concurrency", "max_concurrency"}
-                )
-            try:
-                content: Any = json.loads(start.partition("\n")[0])
-            except ValueError:
-                content = json.loads(start + file.read())
-    except (OSError, ValueError, RecursionError, csv.Error):
-        return False
-    return isinstance(content, dict) and any(
+    if path.suffix.lower() == ".csv":
+        names = {name.strip() for name in _read_header(path)}
+        return not names & {"key", "exp_id"} and bool(names & {"conc", "concurrency", "max_concurrency"})
+    content = _read_first_object(path)
+    return content is not None and any(
         matches(content)
         for matches in (
             aiperf.is_record,
@@ -72,12 +64,47 @@ def is_benchmark(path: Path) -> bool:
     )
 
 
+def _read_header(path: Path) -> list[str]:
+    try:
+        with path.open(encoding="utf-8-sig") as file:
+            return next(csv.reader([file.read(_START_BYTES).partition("\n")[0]]), [])
+    except (OSError, ValueError, csv.Error):
+        return []
+
+
+def _read_first_object(path: Path) -> dict[str, Any] | None:
+    """Read the object in the first line, else the whole file as one object; None if neither is one."""
+    try:
+        with path.open(encoding="utf-8-sig") as file:
+            start = file.read(_START_BYTES)
+            try:
+                content: Any = json.loads(start.partition("\n")[0])
+            except ValueError:
+                content = json.loads(start + file.read())
+    except (OSError, ValueError, RecursionError):
+        return None
+    return content if isinstance(content, dict) else None
+
+
+def _find_format_without_times(path: Path) -> str | None:
+    """Return the trace format of a benchmark that has lengths and arrivals of its requests, and no times."""
+    content = _read_first_object(path) or {}
+    if content.get("input_lens") is not None and content.get("ttfts") is None and content.get("start_times"):
+        return "vllm-bench"
+    if aiperf.is_record(content) and '"time_to_first_token"' not in path.read_text(encoding="utf-8"):
+        return "aiperf"
+    return None
+
+
 def read_loads(
     path: Path, *, least_length: float | None = None, data_parallel_size: int = 1
 ) -> list[NamedLoad]:
-    """Read the loads of a benchmark file. Errors as `read_benchmarks`."""
+    """Read the loads of a benchmark file, which may lack measured times. Errors as `read_benchmarks`."""
+    if (form := _find_format_without_times(path)) is not None:
+        note = "it has no measured times, so predictions stand alone"
+        return [NamedLoad(path.name, Load(read_trace(path, format=form)), notes=(note,))]
     found = read_benchmarks(path, least_length=least_length, data_parallel_size=data_parallel_size)
-    return [NamedLoad(one.file, one.load, one.engine, one.notes) for one in found]
+    return [NamedLoad(one.file, one.load, one.engine, one.notes, one.means) for one in found]
 
 
 def read_only_load(path: Path) -> Load:

@@ -28,12 +28,13 @@ examples:
   understudy predict run.jsonl --timing timing.yaml
   understudy predict run.jsonl --timing steps.jsonl --num-gpu-blocks 27000
 
-INPUTS is a benchmark's result, in any format that `understudy calibrate` reads, of which only the load is used; or a
-trace, with its --format; or a table with one experiment per row (docs/accuracy.md lists its columns): closed loops of
-random lengths (key, system, model_path, quant, kv_cache_dtype, isl, osl, conc, tp_size, …) or constant rates in stages
-(exp_id, model, hardware, tp, …). Columns of measurements are ignored. Or it is a recorded run with one JSON line per
-request: request_id, arrival_s, input_tokens, output_tokens (and input_token_ids, if known); its times count from the
-request's arrival at the engine. The source of the step times is printed on standard error.
+INPUTS is a benchmark's result, in any format that `understudy calibrate` reads: its load is replayed, and the means
+that it measured, if any, are printed next to the predicted ones. Or it is a trace, with its --format; or a table with
+one experiment per row (docs/accuracy.md lists its columns): closed loops of random lengths (key, system, model_path,
+quant, kv_cache_dtype, isl, osl, conc, tp_size, …) or constant rates in stages (exp_id, model, hardware, tp, …).
+Columns of measurements are ignored. Or it is a recorded run with one JSON line per request: request_id, arrival_s,
+input_tokens, output_tokens (and input_token_ids, if known); its times count from the request's arrival at the engine.
+The source of the step times is printed on standard error.
 """
 
 
@@ -80,6 +81,7 @@ def run(args: argparse.Namespace) -> int:
     """Predict the times and write them as CSV."""
     from understudy.checks import whole_number
     from understudy.errors import ConfigError
+    from understudy.workload.guess import guess_format
 
     file = Path(args.timing) if args.timing is not None and Path(args.timing).is_file() else None
     read = files_named({"--timing": args.timing, "--model": args.model})
@@ -88,6 +90,10 @@ def run(args: argparse.Namespace) -> int:
         whole_number("--threads", args.threads, 1)
     loads = _read_loads(args)
     if loads is None and args.inputs.suffix.lower() == ".csv" and args.format is None:
+        if (likely := guess_format(args.inputs)) is not None:
+            raise ConfigError(
+                f"{args.inputs} is no table of experiments; it looks like format {likely}: give --format {likely}"
+            )
         _reject_flags_for_table(args)
         return _predict_table(args)
     if args.threads is not None:
@@ -271,15 +277,31 @@ def _predict_loads(args: argparse.Namespace, loads: list[NamedLoad], source: _So
                 workers=1 if deployment is None else deployment.parallel.data,
                 ranks=deployment is not None and deployment.steps_together,
             )
-            rows.append((one.name, *(outcome.mean(name) for name in MEASURES)))
+            rows.append((one, [outcome.mean(name) for name in MEASURES]))
             if progress is not None:
                 progress(len(rows))
-    _write_csv(args.output, ("benchmark", *MEASURES), rows)
+    compared = [name for name in MEASURES if any(one.means for one in loads)]
+    _write_csv(
+        args.output,
+        ("benchmark", *MEASURES, *(f"measured_{name}" for name in compared)),
+        [(one.name, *means, *map(one.means.get, compared)) for one, means in rows],
+    )
+    for one, means in rows:
+        if errors := _format_errors(dict(zip(MEASURES, means, strict=True)), one.means):
+            print(f"means over requests, predicted / measured − 1: {one.name} {errors}", file=sys.stderr)
     for one in loads:
         for note in one.notes:
             print(f"note: {one.name}: {note}", file=sys.stderr)
     print(f"times from {source.timing.describe_origin()}", file=sys.stderr)
     return 0
+
+
+def _format_errors(predicted: dict[str, float], measured: dict[str, float]) -> str:
+    return ", ".join(
+        f"{name.removesuffix('_ms').upper()} {100 * (value / measured[name] - 1):+.1f} %"
+        for name, value in predicted.items()
+        if measured.get(name)
+    )
 
 
 def _read_recorded_settings(
@@ -336,7 +358,17 @@ def _predict_run(args: argparse.Namespace, source: _Source) -> int:
             progress=progress,
         )
     _write_csv(args.output, COLUMNS, found.requests)
+    columns = zip(*(row[1:] for row in found.requests), strict=True)
+    means = [
+        sum(column) / max(sum(value > 0 for value in column), 1) for column in columns
+    ]  # one token: no TPOT
+    said = ", ".join(
+        f"{name.removesuffix('_ms').upper()} {mean:,.1f} ms"
+        for name, mean in zip(COLUMNS[1:], means, strict=True)
+    )
+    count = f"{len(found.requests):,} request{'' if len(found.requests) == 1 else 's'}"
     print(f"times from {found.origin}", file=sys.stderr)
+    print(f"means over {count}: {said}", file=sys.stderr)
     return 0
 
 
@@ -354,6 +386,6 @@ def _write_csv(path: Path, header: tuple[str, ...], rows: list[Any]) -> None:
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(header)
     for name, *values in rows:
-        writer.writerow([name, *(f"{value:.4f}" for value in values)])
+        writer.writerow([name, *("" if value is None else f"{value:.4f}" for value in values)])
     with create(path) as file:
         file.write(text.getvalue().encode())
