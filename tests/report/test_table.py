@@ -3,11 +3,13 @@ from __future__ import annotations
 import io
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 from rich.console import Console
 
 from report.building import Row, crowd, timeline
+from understudy.cli import main
 from understudy.report import Report, Slo
 from understudy.report.text import compact, duration, quantity, significant
 from understudy.run.facts import RunFacts
@@ -87,3 +89,19 @@ def test_the_report_is_computed_without_importing_rich() -> None:
 )
 def test_numbers_are_written_for_people(text: str, expected: str) -> None:
     assert text == expected
+
+
+def test_the_blocks_of_a_worker_and_their_size_are_named(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "200")
+    demo = str(Path(__file__).parents[2] / "examples" / "demo_trace.jsonl")
+    gpu = ["replay", demo, "--model", "Qwen3-32B", "--gpu", "H200", "--no-advice"]
+    assert main(gpu) == 0
+    out = capsys.readouterr().out
+    assert "3,951 of 64 tok" in out
+    assert "vLLM's default is 16 tokens, --block-size 16" in " ".join(out.split())
+    assert main([*gpu, "--block-size", "16"]) == 0
+    out = capsys.readouterr().out
+    assert "of 16 tok" in out
+    assert "vLLM's default" not in out

@@ -98,13 +98,32 @@ def words_of(fleet: Candidate) -> list[str]:
     return make_commands(fleet).engines[0].words
 
 
+@pytest.mark.parametrize(
+    ("model", "said"),
+    [
+        ("Llama-3.1-8B", "meta-llama/Llama-3.1-8B-Instruct"),
+        ("unsloth/Llama-3.1-8B", "unsloth/Llama-3.1-8B"),
+        ("Llama-3.1-8B-FP8", "Llama-3.1-8B-FP8"),
+    ],
+)
+def test_a_model_is_named_as_an_engine_can_load_it(model: str, said: str) -> None:
+    for engine in ({}, {"engine_type": "sglang"}):
+        found = make_commands(candidate({**GPU, "model": model, "engine": engine}))
+        assert said in found.engines[0].words
+        unknown = [text for text in found.not_expressed if text.startswith("model ")]
+        assert unknown == (
+            [f"model {model}: name its repository, such as --model owner/{model}"] * ("/" not in said)
+        )
+
+
 @pytest.mark.parametrize("version", ["0.32.0", "0.33.0"])
 @pytest.mark.parametrize("name", FLEETS)
 def test_every_flag_is_one_of_the_release(name: str, version: str) -> None:
     words = words_of(candidate(FLEETS[name], version))
     assert words[:2] == ["vllm", "serve"]
     line = read_command_line(words[2:], vllm_flags(version))
-    assert line.words == [FLEETS[name].get("model", "MODEL")]
+    model = FLEETS[name].get("model")
+    assert line.words == [f"Qwen/{model}" if model else "MODEL"]
 
 
 @pytest.mark.parametrize("name", FLEETS)

@@ -17,8 +17,9 @@ from understudy.timing.architecture import Architecture
 from understudy.timing.contexts import CONTEXTS, known_context
 from understudy.timing.efficiencies import Efficiencies
 from understudy.timing.gpus import ALIASES, GPUS, find_gpu
-from understudy.timing.known_models import MODELS
+from understudy.timing.known_models import MODELS, known_name
 from understudy.timing.names import name_key
+from understudy.timing.repositories import find_repository
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -182,3 +183,12 @@ def test_a_folder_with_a_config_says_its_context(tmp_path: Path, config: object,
     (tmp_path / "config.json").write_text(json.dumps(config))
     assert known_context(str(tmp_path)) == known_context(str(tmp_path / "config.json")) == context
     assert read_serve([str(tmp_path)]).settings.max_model_len == (context or 32768)
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_every_known_model_has_a_repository_of_its_name_and_context(name: str) -> None:
+    repository = find_repository(name)
+    assert repository is not None
+    assert known_name(repository) == name
+    assert known_context(repository) == known_context(name)
+    assert find_repository(f"{name}-FP8") is None

@@ -242,3 +242,26 @@ def test_ids_above_32_and_63_bits_stay_distinct(tmp_path: Path) -> None:
 def test_milliseconds_may_be_fractions_and_are_rounded_once(tmp_path: Path) -> None:
     w = read(tmp_path, row(timestamp=0.1), row(timestamp=1234.5678901), row(timestamp=1_700_000_000_000.25))
     assert w.arrival_ns.tolist() == [100_000, 1_234_567_890, 1_700_000_000_000_250_000]
+
+
+def test_a_block_size_that_the_lengths_show_is_used_with_a_note(tmp_path: Path) -> None:
+    """Converted logs have hash ids of 16 tokens; the default of 512 does not fit them."""
+    lines = [row(input_length=100 + 7 * n, hash_ids=list(range(-(-(100 + 7 * n) // 16)))) for n in range(20)]
+    found = read_mooncake(trace_file(tmp_path, *lines))
+    assert found.trace_block_size == 16
+    assert found.notes == (
+        "hash ids have 16 tokens each: no other power of two fits the prompts' lengths (--trace-block-size)",
+    )
+    given = read_mooncake(trace_file(tmp_path, *lines), trace_block_size=16)
+    assert given.digest == found.digest
+    assert given.notes == ()
+
+
+def test_a_block_size_is_not_inferred_from_few_rows_or_against_a_flag(tmp_path: Path) -> None:
+    lines = [row(input_length=100 + 7 * n, hash_ids=list(range(-(-(100 + 7 * n) // 16)))) for n in range(20)]
+    with pytest.raises(InvalidArgument, match="needs 1 hash_ids of 512 tokens"):
+        read_mooncake(trace_file(tmp_path, *lines[:5]))
+    with pytest.raises(InvalidArgument, match="needs 2 hash_ids of 64 tokens"):
+        read_mooncake(trace_file(tmp_path, *lines), trace_block_size=64)
+    with pytest.raises(InvalidArgument, match="input_length 9000 exceeds 2 hash_ids of 512 tokens"):
+        read_mooncake(trace_file(tmp_path, *lines, row(input_length=9000)))

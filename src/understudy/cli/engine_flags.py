@@ -48,7 +48,7 @@ class Flag(NamedTuple):
 
 
 SETTINGS = (
-    Flag("block_size", int, "tokens per KV block (default: 64)"),
+    Flag("block_size", int, "tokens per KV block (default: 64; vLLM's own default is 16)"),
     Flag("num_gpu_blocks", int, "usable KV blocks per worker (default: 16384)"),
     Flag("max_num_seqs", int, "requests per batch (default: 256, or max_num_batched_tokens if smaller)"),
     Flag("max_num_batched_tokens", int, "tokens per step (default: 8192)"),

@@ -66,7 +66,9 @@ def add_parser(verbs: Verbs) -> None:
     emit.add_argument(
         "--workers", type=int, metavar="N", help="simulated workers, one rank each (default: 1)"
     )
-    emit.add_argument("--block-size", type=int, metavar="N", help="tokens per KV block (default: 64)")
+    emit.add_argument(
+        "--block-size", type=int, metavar="N", help="tokens per KV block (default: 64, as of `replay`)"
+    )
     emit.add_argument("--num-gpu-blocks", type=int, metavar="N", help="KV blocks per worker (default: 16384)")
     emit.add_argument("--config", type=Path, metavar="YAML", help="replay settings; flags override the file")
     emit.add_argument(
@@ -77,7 +79,12 @@ def add_parser(verbs: Verbs) -> None:
         help="one setting; overrides --config and flags",
     )
     emit.add_argument("--format", default="mooncake", metavar="NAME", help="trace format (default: mooncake)")
-    emit.add_argument("--trace-block-size", type=int, metavar="N", help="tokens per hash id (default: 512)")
+    emit.add_argument(
+        "--trace-block-size",
+        type=int,
+        metavar="N",
+        help="tokens per hash id (default: 512, else what the lengths show)",
+    )
     emit.add_argument(
         "--synthesize-tokens", action="store_true", help="add token ids, generated from the trace's hash ids"
     )

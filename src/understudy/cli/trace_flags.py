@@ -26,7 +26,8 @@ def add_trace_flags(verb: argparse.ArgumentParser) -> None:
         "--trace-block-size",
         type=int,
         metavar="N",
-        help="tokens per hash id in the file (mooncake; default: 512) or to generate (openai, sharegpt; default: 16)",
+        help="tokens per hash id in the file (mooncake; default: 512, else what the lengths show) or to generate "
+        "(openai, sharegpt; default: 16)",
     )
     verb.add_argument(
         "--tokenizer",

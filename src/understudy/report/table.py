@@ -178,6 +178,9 @@ def _list_facts(report: Report) -> list[tuple[str, str]]:
     usage = f"{quantity(report.kv.usage_mean, 'ratio')} / {quantity(report.kv.usage_max, 'ratio')}"
     terms = terms_of(report)
     facts.append((f"{terms.usage}, mean / max", usage))
+    if len(set(report.columns.worker_blocks.tolist())) == 1 and report.columns.block_size > 1:
+        blocks = f"{report.columns.blocks_per_worker:,} of {report.columns.block_size} tok"
+        facts.append((f"{terms.block.capitalize()}s per worker", blocks))
     facts.append((terms.requeued.capitalize(), f"{report.preemptions:,}"))
     if report.columns.burst_steps or report.columns.draft_rounds:
         facts.append(("Accept length", f"{fixed(report.accept_length)} tok"))

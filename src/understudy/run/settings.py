@@ -7,9 +7,10 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast, get_args
 import msgspec
 
 from understudy.checks import read_as
-from understudy.engines.engine_config import EngineConfig
+from understudy.engines.engine_config import DEFAULT_BLOCK_SIZE, EngineConfig
 from understudy.engines.group_layouts import fit_model_len
 from understudy.engines.kinds import DEFAULT_ENGINE, read_engine
+from understudy.engines.vllm_config import VllmConfig
 from understudy.errors import ConfigError
 from understudy.outputs import files_named
 from understudy.router.kv import KvRouting  # noqa: TC001  (msgspec reads the annotation)
@@ -229,8 +230,11 @@ def apply_gpus(
         step_tokens=engine.max_num_batched_tokens,
         sequences=engine.max_num_seqs,
     )
+    is_ours = isinstance(engine, VllmConfig) and engine.block_size == DEFAULT_BLOCK_SIZE
+    vllms = "; vLLM's default is 16 tokens, --block-size 16" if is_ours else ""
     note = (
-        f"estimated {found.blocks:,} KV blocks of {engine.block_size} tokens per worker (± {found.plus_minus:,}); for "
+        f"estimated {found.blocks:,} KV blocks of {engine.block_size} tokens per worker "
+        f"(± {found.plus_minus:,}{vllms}); for "
         f"the exact number pass {engine.exact_pool_flags} start-up log"
     )
     engine = msgspec.structs.replace(engine, num_gpu_blocks=found.blocks)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -14,6 +15,7 @@ from understudy.engines.vllm_config import VllmConfig
 from understudy.server.flags.grammar import vllm_flags
 from understudy.server.release import RELEASES
 from understudy.tiers.sizes import parse_bytes
+from understudy.timing.repositories import find_repository
 
 if TYPE_CHECKING:
     from understudy.engines.engine_config import EngineConfig
@@ -108,7 +110,7 @@ def _vllm_words(candidate: Candidate, missing: list[str]) -> list[str]:
             missing.append("KV tiers (in vLLM: --kv-offloading-size, which replays as itself)")
     unknown = [flag for flag in given if flag not in known]
     missing += [f"{flag}={given.pop(flag)}" for flag in unknown]
-    return ["vllm", "serve", candidate.model or MODEL, *_spell(given)]
+    return ["vllm", "serve", _name_model(candidate, missing), *_spell(given)]
 
 
 def _sglang_words(candidate: Candidate, missing: list[str]) -> list[str]:
@@ -138,7 +140,18 @@ def _sglang_words(candidate: Candidate, missing: list[str]) -> list[str]:
         else:
             missing.append("hicache-size (give --g2-bytes to have it)")
         given["hicache-write-policy"] = engine.hicache_write_policy
-    return ["python", "-m", "sglang.launch_server", "--model-path", candidate.model or MODEL, *_spell(given)]
+    model = _name_model(candidate, missing)
+    return ["python", "-m", "sglang.launch_server", "--model-path", model, *_spell(given)]
+
+
+def _name_model(candidate: Candidate, missing: list[str]) -> str:
+    """Return what an engine can load: a path, a repository as given, or that of a known name."""
+    model = candidate.model
+    if model is None or "/" in model or Path(model).exists():
+        return model or MODEL
+    if (found := find_repository(model)) is None:
+        missing.append(f"model {model}: name its repository, such as --model owner/{model}")
+    return found or model
 
 
 def _add_weights(given: dict[str, Any], candidate: Candidate, missing: list[str]) -> None:

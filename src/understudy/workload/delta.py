@@ -14,7 +14,7 @@ import numpy as np
 from understudy.errors import InvalidArgument
 from understudy.workload.columns import first_row
 from understudy.workload.lengths import json_lines, time_ns, token_count
-from understudy.workload.mooncake import DEFAULT_TRACE_BLOCK_SIZE, read_with_lines
+from understudy.workload.mooncake import read_with_lines
 from understudy.workload.workload import Workload
 
 if TYPE_CHECKING:
@@ -41,7 +41,7 @@ class Turn:
 
 
 def read_mooncake_delta(
-    path: Path, *, trace_block_size: int = DEFAULT_TRACE_BLOCK_SIZE, clamp_input_length: bool = False
+    path: Path, *, trace_block_size: int | None = None, clamp_input_length: bool = False
 ) -> Workload:
     """Read Mooncake's rows (`session_id`, `hash_ids`, …) with only the new part of each turn's prompt.
 

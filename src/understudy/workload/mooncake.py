@@ -50,6 +50,8 @@ if TYPE_CHECKING:
     from understudy.workload.columns import BoolColumn
 
 DEFAULT_TRACE_BLOCK_SIZE = 512
+_ROWS_TO_INFER = 8
+"""Prompts of several blocks from which a block size can be inferred."""
 
 _Scalar = TypeVar("_Scalar", bound=np.generic)
 
@@ -64,11 +66,14 @@ _KEYS = {
 def read_mooncake(
     path: str | os.PathLike[str],
     *,
-    trace_block_size: int = DEFAULT_TRACE_BLOCK_SIZE,
+    trace_block_size: int | None = None,
     clamp_input_length: bool = False,
     drop_surplus_hash_ids: bool = False,
 ) -> Workload:
     """Read a Mooncake trace (`.gz` is decompressed) in file order; the module describes the format.
+
+    `trace_block_size` is the number of tokens per hash id. Default: 512, or the only power of two that fits the lengths
+    of all prompts; a note then names it.
 
     An `input_length` above len(hash_ids)·trace_block_size is an error, and so are more hash ids than the
     prompt has blocks: both hint at a wrong `trace_block_size`. `clamp_input_length` and
@@ -81,13 +86,20 @@ def read_mooncake(
 
 
 def read_with_lines(
-    path: str | os.PathLike[str], trace_block_size: int, clamp_input_length: bool, drop_surplus_hash_ids: bool
+    path: str | os.PathLike[str],
+    trace_block_size: int | None,
+    clamp_input_length: bool,
+    drop_surplus_hash_ids: bool,
 ) -> tuple[Workload, Int64Column]:
     """Read like `read_mooncake`; also return the line number of each row."""
-    trace_block_size = whole_number("trace_block_size", trace_block_size, 1)
+    if trace_block_size is not None:
+        trace_block_size = whole_number("trace_block_size", trace_block_size, 1)
     with open_trace(path) as file:
         chunks = list(read_chunks(file, str(path)))
     trace = _Trace(str(path), chunks)
+    if trace_block_size is None:
+        fits_all = not (clamp_input_length or drop_surplus_hash_ids)
+        trace_block_size = trace.find_block_size() if fits_all else DEFAULT_TRACE_BLOCK_SIZE
     clamped, dropped = trace.fit_prompts(trace_block_size, clamp_input_length, drop_surplus_hash_ids)
     trace.find_sessions()
     trace.find_times()
@@ -104,6 +116,24 @@ class _Trace:
         self._prompt = _join([chunk.input_length for chunk in chunks], np.int64)
         self._counts = _join([chunk.hash_counts for chunk in chunks], np.int64)
         self._ids = _join([chunk.hash_ids for chunk in chunks], np.uint64)
+        self._notes = [note for chunk in chunks for note in chunk.notes]
+
+    def find_block_size(self) -> int:
+        """Return 512 if it fits all prompts, else the only power of two that does, with a note; else 512."""
+        default = DEFAULT_TRACE_BLOCK_SIZE
+        rows = (self._prompt > 0) & (self._counts > 1)
+        prompt, counts = self._prompt[rows], self._counts[rows]
+        if len(prompt) < _ROWS_TO_INFER:
+            return default
+        least, most = int((-(-prompt // counts)).max()), int(((prompt - 1) // (counts - 1)).min())
+        sizes = [1 << power for power in range(31) if least <= 1 << power <= most]
+        if len(sizes) != 1 or least <= default <= most:
+            return default
+        self._notes.append(
+            f"hash ids have {sizes[0]} tokens each: no other power of two fits the prompts' lengths "
+            "(--trace-block-size)"
+        )
+        return sizes[0]
 
     def fit_prompts(self, block_size: int, clamp: bool, drop_surplus: bool) -> tuple[int, int]:
         """Match prompt lengths and numbers of hash ids; return the numbers of clamped prompts and dropped ids."""
@@ -233,7 +263,7 @@ class _Trace:
                 session_ids=self._session_ids,
                 clamped_prompts=clamped,
                 dropped_hash_ids=dropped,
-                notes=tuple(dict.fromkeys(note for chunk in self._chunks for note in chunk.notes)),
+                notes=tuple(dict.fromkeys(self._notes)),
             )
         except RowError as error:
             self._fail(error.row, f"{_KEYS.get(error.field, error.field)} {error.reason}")
