@@ -174,7 +174,7 @@ def test_emitting_live_says_where(trace: Path, capsys: pytest.CaptureFixture[str
     assert main(["events", "emit", str(trace), *where, *quick, "--trace-block-size", "32"]) == 0
     said = capsys.readouterr().out
     assert "rank 0: tcp://127.0.0.1:" in said
-    assert "messages of 1 publishers, vllm-0.33.0, raw" in said
+    assert "messages of 1 publisher, vllm-0.33.0, raw" in said
 
 
 def test_emitting_binds_the_one_address_that_it_is_given(

@@ -374,7 +374,7 @@ def test_events_and_workloads_go_to_standard_output_alone(
     assert main(["events", "emit", str(TRACE), "--num-gpu-blocks", "256", "--out", "-"]) == 0
     told = capfdbinary.readouterr()
     assert all(line.startswith(b"{") for line in told.out.splitlines())
-    assert b"messages of 1 publishers" in told.err
+    assert b"messages of 1 publisher," in told.err
     heard = tmp_path / "heard.jsonl"
     heard.write_bytes(told.out)
     assert main(["events", "verify", str(heard), "--stream", "raw"]) == 0

@@ -46,6 +46,7 @@ def run(args: argparse.Namespace) -> int:
 
     from understudy.cli.progress import progress_bars
     from understudy.errors import InvalidArgument
+    from understudy.report.text import plural
     from understudy.workload import write_mooncake
     from understudy.workload.progress import reporting_progress
 
@@ -55,9 +56,9 @@ def run(args: argparse.Namespace) -> int:
         if not len(workload):
             raise InvalidArgument(f"{args.trace} contains no requests; give a trace with at least one")
         write_mooncake(workload, args.out)
-    sessions = "" if workload.sessions == len(workload) else f" in {workload.sessions:,} sessions"
+    sessions = "" if workload.sessions == len(workload) else f" in {plural(workload.sessions, 'session')}"
     print(
-        f"{len(workload):,} requests{sessions}, {workload.total_prompt_tokens:,} prompt tokens, "
+        f"{plural(len(workload), 'request')}{sessions}, {workload.total_prompt_tokens:,} prompt tokens, "
         f"{workload.total_output_tokens:,} output tokens; replay with --trace-block-size "
         f"{workload.trace_block_size}"
         + ("" if workload.has_arrivals else " --concurrency N (no timestamps)"),

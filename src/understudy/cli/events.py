@@ -169,6 +169,7 @@ def _emit(args: argparse.Namespace) -> int:
     from understudy.events.emit import merge_wire_batches
     from understudy.events.endpoints import rank_endpoint
     from understudy.events.synthesize import TokenSource
+    from understudy.report.text import plural
     from understudy.run.offline import run_offline
     from understudy.run.settings import ReplaySettings, list_given_files
 
@@ -233,7 +234,7 @@ def _emit(args: argparse.Namespace) -> int:
             else _write_messages(args, rules, settings.workers, batches)
         )
     print(
-        f"{sent:,} messages of {settings.workers} publishers, {rules.name}, {args.stream}",
+        f"{plural(sent, 'message')} of {plural(settings.workers, 'publisher')}, {rules.name}, {args.stream}",
         file=sys.stderr if args.out is not None and is_stdout(args.out) else sys.stdout,
     )
     return 0
@@ -331,6 +332,7 @@ def _verify(args: argparse.Namespace) -> int:
     from understudy.events.capture import read_messages
     from understudy.events.dialects import dialect
     from understudy.events.verify import Verifier
+    from understudy.report.text import plural
 
     whole_number("--max-breaches", args.max_breaches)
     rules = None if args.dialect is None else dialect(args.dialect)
@@ -363,5 +365,6 @@ def _verify(args: argparse.Namespace) -> int:
     )
     if not messages:
         raise InvalidArgument(f"{args.source}: no message arrived; nothing was verified")
-    print(f"{messages:,} messages, {events:,} events, {blocks:,} blocks: {breaches:,} breaches")
+    counts = ", ".join((plural(messages, "message"), plural(events, "event"), plural(blocks, "block")))
+    print(f"{counts}: {breaches:,} {'breach' if breaches == 1 else 'breaches'}")
     return EXIT_BREACH if breaches else 0

@@ -84,7 +84,7 @@ def run(args: argparse.Namespace) -> int:
             where = "" if processes == 1 else f"in {processes} processes, "
             front = f"{settings.pools[0][1].scheme}://{address_of(settings.host, fleet.port)}"
             print(
-                f"understudy fleet: {len(ports)} workers on ports {ports[0]} … {ports[-1]}, {where}front end and page "
+                f"understudy fleet: {describe_ports(ports)}, {where}front end and page "
                 f"on {front}\ntimes from {'; '.join(sources)}",
                 file=sys.stderr,
                 flush=True,
@@ -94,6 +94,13 @@ def run(args: argparse.Namespace) -> int:
 
     run_loop(serve())
     return 0
+
+
+def describe_ports(ports: Sequence[int]) -> str:
+    """Return the number of workers and their ports."""
+    if len(ports) == 1:
+        return f"1 worker on port {ports[0]}"
+    return f"{len(ports):,} workers on ports {ports[0]} … {ports[-1]}"
 
 
 def list_fleet_flags() -> tuple[Flag, ...]:

@@ -174,6 +174,7 @@ def _predict_table(args: argparse.Namespace) -> int:
     from understudy.calibrate.predict import Predictions, predict_table
     from understudy.calibrate.tables import Table
     from understudy.cli.progress import progress_bar
+    from understudy.report.text import plural
 
     table = Table.read(args.inputs)
     with progress_bar("predicting", len(table.rows), "experiments") as progress:
@@ -183,7 +184,7 @@ def _predict_table(args: argparse.Namespace) -> int:
         raise errors[0]
     _write_csv(args.output, found.columns, found.rows)
     for origin, count in found.sources.items():
-        print(f"times of {count} row{'' if count == 1 else 's'} from {origin}", file=sys.stderr)
+        print(f"times of {plural(count, 'row')} from {origin}", file=sys.stderr)
     for error in errors:
         print(f"understudy predict: {error}", file=sys.stderr)
     if errors:
@@ -334,6 +335,7 @@ def _predict_run(args: argparse.Namespace, source: _Source) -> int:
     from understudy.cli.progress import progress_bar
     from understudy.cli.trace_flags import read_workload
     from understudy.errors import InvalidArgument
+    from understudy.report.text import plural
     from understudy.workload.guess import guess_format
 
     deployment = source.deployment
@@ -366,7 +368,7 @@ def _predict_run(args: argparse.Namespace, source: _Source) -> int:
         f"{name.removesuffix('_ms').upper()} {mean:,.1f} ms"
         for name, mean in zip(COLUMNS[1:], means, strict=True)
     )
-    count = f"{len(found.requests):,} request{'' if len(found.requests) == 1 else 's'}"
+    count = plural(len(found.requests), "request")
     print(f"times from {found.origin}", file=sys.stderr)
     print(f"means over {count}: {said}", file=sys.stderr)
     return 0

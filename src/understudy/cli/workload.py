@@ -54,6 +54,7 @@ def run(args: argparse.Namespace) -> int:
     import sys
 
     from understudy.checks import whole_number
+    from understudy.report.text import plural
     from understudy.workload.families import FanOut, QuickTurns
     from understudy.workload.write import write_mooncake
 
@@ -68,7 +69,7 @@ def run(args: argparse.Namespace) -> int:
     write_mooncake(workload, args.output)
     name = "" if is_stdout(args.output) else f"written: {args.output} "
     print(
-        f"{name}({len(workload):,} requests; replay with --trace-block-size {workload.trace_block_size})",
+        f"{name}({plural(len(workload), 'request')}; replay with --trace-block-size {workload.trace_block_size})",
         file=sys.stderr,
     )
     return 0

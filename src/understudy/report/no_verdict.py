@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from understudy.report.engine_terms import terms_of
-from understudy.report.text import quantity
+from understudy.report.text import plural, quantity
 from understudy.report.verdict import MIN_REQUESTS
 
 if TYPE_CHECKING:
@@ -18,8 +18,8 @@ def describe_no_verdict(report: Report) -> str:
     if report.verdicts or not report.requests.total:
         return ""
     if completed < MIN_REQUESTS:
-        done = f"only {completed:,} request{'' if completed == 1 else 's'} completed"
-        return f"No bottleneck found, but {done}; most rules need {MIN_REQUESTS}."
+        done = plural(completed, "request")
+        return f"No bottleneck found, but only {done} completed; most rules need {MIN_REQUESTS}."
     text = f"No bottleneck found: {', '.join(_list_numbers(report))}."
     smaller = [] if report.advice is None else [one.change for one in report.advice.trials]
     if smaller and report.handoff is None:

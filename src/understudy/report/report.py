@@ -20,6 +20,7 @@ from understudy.report.latency import NS_PER_MS, NS_PER_S, Latencies, present
 from understudy.report.metrics import METRICS
 from understudy.report.series import worker_means
 from understudy.report.statistics import PERCENTILE_METHOD, Statistics
+from understudy.report.text import plural
 from understudy.report.tier_metrics import TIER_METRICS
 from understudy.report.tiers import TiersReport
 from understudy.run.facts import RunFacts
@@ -314,7 +315,7 @@ class Report:
         return (
             f"<Report {self.run.workload or ''}: {self.requests.completed:,} of {self.requests.total:,} requests "
             f"in {self.duration_s:,.1f} s, TTFT p50 {self.ttft_ms.p50:,.0f} ms, p99 {self.ttft_ms.p99:,.0f} ms, "
-            f"{self.throughput.output_tokens_per_s:,.0f} output tokens/s, {len(self.verdicts)} verdicts; "
+            f"{self.throughput.output_tokens_per_s:,.0f} output tokens/s, {plural(len(self.verdicts), 'verdict')}; "
             f"times from {format_times(self.run.times)}>"
         )
 

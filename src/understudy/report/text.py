@@ -27,6 +27,11 @@ def quantity(value: float, unit: str) -> str:
     return fixed(value)
 
 
+def plural(count: int, noun: str) -> str:
+    """Return a count with its noun: 1 worker, 1,200 workers."""
+    return f"{count:,} {noun}{'' if count == 1 else 's'}"
+
+
 def compact(value: float) -> str:
     """Format with three significant digits and a suffix: 0.05, 12.3, 4.57k, 1.2M."""
     if math.isnan(value):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import shlex
 from typing import TYPE_CHECKING
 
+from understudy.report.text import plural
 from understudy.sweep.answer import LOAD_FLAGS
 from understudy.sweep.candidate import format_flags
 from understudy.sweep.commands import make_commands
@@ -26,7 +27,7 @@ def describe_sweep(sweep: Sweep) -> Iterator[str]:
     """Yield the lines that `understudy sweep` prints."""
     stored = f" ({sweep.found:,} found in the store)" if sweep.found else ""
     yield (
-        f"{sweep.workload}: {sweep.requests:,} requests; {sweep.space.size:,} combinations, "
+        f"{sweep.workload}: {plural(sweep.requests, 'request')}; {plural(sweep.space.size, 'combination')}, "
         f"{len(sweep.trials):,} replayed{stored}, {len(sweep.invalid):,} invalid, {len(sweep.failed):,} failed; "
         f"{sweep.wall_s:,.1f} s, {sweep.cpu_s:,.1f} CPU s"
     )
@@ -55,7 +56,7 @@ def describe_sweep(sweep: Sweep) -> Iterator[str]:
 def describe_fleet(sweep: Sweep, trial: Trial) -> str:
     """Return the size of a fleet and, with prices, its cost."""
     price = f" (${trial.cost:,.2f}/h)" if sweep.has_prices else ""
-    return f"{trial.gpus:,} GPU{'' if trial.gpus == 1 else 's'}{price}"
+    return f"{plural(trial.gpus, 'GPU')}{price}"
 
 
 def describe_tails(sweep: Sweep, trial: Trial) -> str:
