@@ -136,18 +136,6 @@ def test_an_output_that_is_not_a_path_is_refused() -> None:
         Outputs(events=3)  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("routing", ["round_robin", "least_loaded"])
-def test_decisions_that_nobody_keeps_are_refused_before_anything_is_written(
-    tmp_path: Path, routing: Any
-) -> None:
-    outputs: dict[str, Any] = {name: tmp_path / name for name in ("decisions", "record_steps", "events")}
-    with pytest.raises(
-        ConfigError, match="decisions are recorded by KV-aware routing only; choose routing kv"
-    ):
-        understudy.replay(single_turns([16]), routing=routing, outputs=Outputs(**outputs))
-    assert not list(tmp_path.iterdir())
-
-
 @pytest.mark.parametrize("workload", [None, 3, ["t.jsonl"]])
 def test_what_is_no_workload_is_refused(workload: Any) -> None:
     with pytest.raises(ConfigError, match="workload must be a Workload or the path of a trace, got"):

@@ -86,7 +86,7 @@ def describe_type(kind: Any, defs: Schema) -> Schema:
 def describe_report() -> Schema:
     """Describe the file that `replay --json` writes."""
     defs: Schema = {}
-    unknown = dict.fromkeys(("Timeline", "Decisions", "Workload", "Advice", "SavedRun"), Any)
+    unknown = dict.fromkeys(("Timeline", "Choices", "Decisions", "Workload", "Advice", "SavedRun"), Any)
     hints = get_type_hints(Report, {**vars(report_module), **unknown})
     roots = dict.fromkeys(metric.key.partition(".")[0] for metric in METRICS)
     about = describe_object("definition", {"name": TEXT, "unit": TEXT, "definition": TEXT})
@@ -178,7 +178,10 @@ def describe_kv_trace() -> Schema:
 
 def describe_decision() -> Schema:
     """Describe a line of `replay --decisions`."""
-    overlaps = ("overlap", "lower_overlap", "best_overlap", "true_overlap", "best_true_overlap")
+    known, truth = ("overlap", "lower_overlap", "best_overlap"), ("true_overlap", "best_true_overlap")
+    maybe = {"type": ["integer", "null"], "minimum": 0}
+    names = ("worker", "outstanding_requests", "outstanding_tokens", "cached_tokens")
+    candidates = list_of(describe_object("worker that could be chosen", dict.fromkeys(names, COUNT)))
     return describe_object(
         "routing decision",
         {
@@ -186,11 +189,14 @@ def describe_decision() -> Schema:
             "time_ns": INTEGER,
             "worker": COUNT,
             "cost": MAYBE,
-            **{f"{name}_blocks": COUNT for name in overlaps},
+            **{f"{name}_blocks": maybe for name in known},
+            **{f"{name}_blocks": COUNT for name in truth},
             "cost_regret": MAYBE,
-            "ties": COUNT,
+            "ties": maybe,
             "waited_ns": COUNT,
             "cached_tokens": COUNT,
+            "cache_regret_tokens": COUNT,
+            "candidates": {"oneOf": [candidates, {"type": "null"}]},
         },
     )
 

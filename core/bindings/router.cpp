@@ -14,6 +14,7 @@
 #include "convert.hpp"
 #include "exclusive_class.hpp"
 #include "router/kv_router.hpp"
+#include "router/recorded_router.hpp"
 
 namespace understudy {
 
@@ -177,10 +178,87 @@ class CountedFleet final : public FleetView {
   WorkerInfo info_;
 };
 
+template <typename T>
+nb::object choices_of(const RecordedRouter& self, T (*read)(const RecordedChoice&)) {
+  std::vector<T> out(self.choices().size());
+  std::ranges::transform(self.choices(), out.begin(), read);
+  return to_array(std::move(out));
+}
+
+nb::object candidates_of(const RecordedRouter& self, std::uint64_t (*read)(const RecordedCandidate&)) {
+  std::vector<std::int64_t> out;
+  out.reserve(self.candidates().size());
+  for (const RecordedCandidate& candidate : self.candidates())
+    out.push_back(static_cast<std::int64_t>(read(candidate)));
+  return to_array(std::move(out));
+}
+
+void bind_recorded_router(nb::module_& m) {
+  ExclusiveClass<RecordedRouter, Router>(m, "RecordedRouter",
+                                         "Records another router's choices; one caller or run at a time (WrongState).")
+      .def_new(
+          [](nb::handle router, nb::handle seed, bool keep_candidates) {
+            return std::make_shared<RecordedRouter>(read_router(router, read_uint(seed, "seed")), keep_candidates);
+          },
+          "router"_a, nb::kw_only(), "seed"_a = 0, "keep_candidates"_a = false)
+      .def_prop_ro("rows",
+                   [](const RecordedRouter& self) {
+                     return choices_of<std::int64_t>(
+                         self, [](const RecordedChoice& one) { return static_cast<std::int64_t>(one.row); });
+                   })
+      .def_prop_ro("time_ns",
+                   [](const RecordedRouter& self) {
+                     return choices_of<std::int64_t>(self, [](const RecordedChoice& one) { return one.time_ns; });
+                   })
+      .def_prop_ro("worker",
+                   [](const RecordedRouter& self) {
+                     return choices_of<std::int32_t>(
+                         self, [](const RecordedChoice& one) { return static_cast<std::int32_t>(one.worker); });
+                   })
+      .def_prop_ro("true_overlap_blocks",
+                   [](const RecordedRouter& self) {
+                     return choices_of<std::int32_t>(
+                         self, [](const RecordedChoice& one) { return static_cast<std::int32_t>(one.overlap); });
+                   })
+      .def_prop_ro("best_true_overlap_blocks",
+                   [](const RecordedRouter& self) {
+                     return choices_of<std::int32_t>(
+                         self, [](const RecordedChoice& one) { return static_cast<std::int32_t>(one.best_overlap); });
+                   })
+      .def_prop_ro(
+          "candidate_ends",
+          [](const RecordedRouter& self) {
+            return choices_of<std::int64_t>(
+                self, [](const RecordedChoice& one) { return static_cast<std::int64_t>(one.end_of_candidates); });
+          },
+          "By choice: end of its candidates in the following columns; each begins where the one before ends.")
+      .def_prop_ro("candidate_workers",
+                   [](const RecordedRouter& self) {
+                     return candidates_of(
+                         self, [](const RecordedCandidate& one) { return static_cast<std::uint64_t>(one.worker); });
+                   })
+      .def_prop_ro("candidate_requests",
+                   [](const RecordedRouter& self) {
+                     return candidates_of(self,
+                                          [](const RecordedCandidate& one) { return one.load.outstanding_requests; });
+                   })
+      .def_prop_ro("candidate_tokens",
+                   [](const RecordedRouter& self) {
+                     return candidates_of(self,
+                                          [](const RecordedCandidate& one) { return one.load.outstanding_tokens; });
+                   })
+      .def_prop_ro("candidate_overlap_blocks", [](const RecordedRouter& self) {
+        return candidates_of(self, [](const RecordedCandidate& one) { return std::uint64_t{one.overlap}; });
+      });
+}
+
 WorkerId pick(Router& self, nb::handle row, nb::handle session, nb::handle outstanding_requests,
               nb::handle outstanding_tokens, nb::handle ready) {
   if (dynamic_cast<KvRouter*>(&self) != nullptr) {
     throw Error(ErrorKind::WrongState, "a KV-aware router needs more than loads: decide()");
+  }
+  if (dynamic_cast<RecordedRouter*>(&self) != nullptr) {
+    throw Error(ErrorKind::WrongState, "a recorded router needs the workers of a run; pass it as routing");
   }
   const IntArray<std::uint64_t> requests(outstanding_requests, "outstanding_requests");
   const IntArray<std::uint64_t> tokens(outstanding_tokens, "outstanding_tokens");
@@ -236,6 +314,7 @@ void bind_router(nb::module_& m) {
            "ready"_a.none() = nb::none(),
            "Choose one of the `ready` workers (default: any) by the loads dispatched and not ended, which are by id: "
            "for fleets that run elsewhere.");
+  bind_recorded_router(m);
   m.def(
       "native_router",
       [](const std::string& name, nb::handle seed) { return make_router(name, read_uint(seed, "seed")); }, "name"_a,

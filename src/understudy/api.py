@@ -132,8 +132,6 @@ def replay(
         raise ConfigError(f"execution must be an Execution, got {execution!r}")
     if not isinstance(trace_options, dict | None):
         raise ConfigError(f"trace_options must be options by name, got {trace_options!r}")
-    if outputs.decisions is not None and routing != "kv" and not isinstance(routing, KvRouting | KvRouter):
-        raise ConfigError("decisions are recorded by KV-aware routing only; choose routing kv")
     if pools and compare_without_tiers:
         raise ConfigError("compare_without_tiers does not support pools; leave out one of them")
     if (
@@ -198,9 +196,11 @@ def replay(
         kv_trace=outputs.kv_trace is not None,
         record_steps=outputs.record_steps,
         keep_steps=execution.keep_steps or outputs.save_run is not None or outputs.perfetto is not None,
+        keep_candidates=outputs.decisions is not None,
     )
-    if outputs.decisions is not None and run.decisions is not None:
-        write_decisions(outputs.decisions, run.decisions, run.timeline)
+    routed = run.choices if run.decisions is None else run.decisions
+    if outputs.decisions is not None and routed is not None:
+        write_decisions(outputs.decisions, routed, run.timeline)
     if run.kv is not None:
         tokens = TokenSource(workload, run.timeline.block_size) if outputs.synthesize_tokens else None
         run.kv.write(
@@ -229,7 +229,7 @@ def replay(
         saved.write(save_run=outputs.save_run, perfetto=outputs.perfetto)
     report = Report.build(run.timeline, facts, slo)
     facts = replace(facts, wall_time_s=time.perf_counter() - started)
-    report = replace(report, run=facts, workload=workload, decisions=run.decisions, saved=saved)
+    report = replace(report, run=facts, workload=workload, decisions=routed, saved=saved)
     if not compare_without_tiers:
         return report
     started = time.perf_counter()

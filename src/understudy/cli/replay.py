@@ -115,7 +115,7 @@ def _add_output_flags(verb: argparse.ArgumentParser) -> None:
         "--decisions",
         type=Path,
         metavar="PATH",
-        help="write one line per choice of the KV-aware router, with its costs",
+        help="write one line per choice of the router: worker, cached tokens, regret, candidates (kv: costs)",
     )
     out.add_argument(
         "--save-run",

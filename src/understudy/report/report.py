@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from understudy.report.advice import Advice
     from understudy.report.goodput import Slo
     from understudy.report.verdict import Verdict
+    from understudy.router.choices import Choices
     from understudy.router.kv import Decisions
     from understudy.run.timeline import Timeline
     from understudy.workload.workload import Workload
@@ -144,8 +145,8 @@ class Report:
     """Report of the workload without tiers, if it was requested."""
     workload: Workload | None = None
     """Requests of an offline run, from which `unlimited_hit_ratio`, `routed_hit_ratio` and `hit_curve` are computed."""
-    decisions: Decisions | None = None
-    """Decisions of a KV-aware router, for the page."""
+    decisions: Decisions | Choices | None = None
+    """Decisions of a KV-aware or a user-defined router, for the page."""
     saved: SavedRun | None = None
     """The run with every step, if it was recorded, for the page."""
     advice: Advice | None = None

@@ -90,7 +90,7 @@ class RunFacts:
     digests: dict[str, str] = field(default_factory=dict)
     """Digests of the parts of the timeline."""
     router: dict[str, float] = field(default_factory=dict)
-    """Statistics of a KV-aware router's choices."""
+    """Statistics of the choices of a KV-aware or a user-defined router."""
     kv_groups: GroupFacts | None = None
     """Hits and held blocks of several KV cache groups."""
     max_tokens: int | None = None

@@ -8,11 +8,19 @@ from typing import TYPE_CHECKING, Literal, TypeAlias, get_args
 
 import msgspec
 
-from understudy._core import Checkpoints, FleetSettings, StepTable, run_fleet
+from understudy._core import (
+    Checkpoints,
+    FleetSettings,
+    NativeRouter,
+    RecordedRouter,
+    StepTable,
+    run_fleet,
+)
 from understudy.checks import whole_number
 from understudy.engines.kinds import DEFAULT_ENGINE
 from understudy.engines.kv_groups import group_labels, refuse_with_groups
 from understudy.errors import ConfigError
+from understudy.router.choices import Choices
 from understudy.router.kv import Decisions, KvRouter, KvRouting
 from understudy.run.deep_check import copy_inputs, describe_comparison, require_equal
 from understudy.run.digest import digests
@@ -38,7 +46,7 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
     from understudy._core import Disaggregation as CoreDisaggregation
-    from understudy._core import FleetResult, NativeRouter, VllmEngine
+    from understudy._core import FleetResult, VllmEngine
     from understudy.engines.engine_config import EngineConfig
     from understudy.engines.timing import TimingModel
     from understudy.router import Router
@@ -62,6 +70,8 @@ class OfflineRun(msgspec.Struct, frozen=True):
     """Results of `check="deep"`."""
     steps: StepColumns | None = None
     """Every step and decision, if `keep_steps` was set."""
+    choices: Choices | None = None
+    """Choices of a user-defined router, or of any without costs if `keep_candidates` was set."""
 
 
 def run_offline(
@@ -86,6 +96,7 @@ def run_offline(
     ranks: bool = False,
     keep_steps: bool = False,
     disaggregation: Disaggregation | None = None,
+    keep_candidates: bool = False,
 ) -> OfflineRun:
     """Play a workload to its end.
 
@@ -101,7 +112,8 @@ def run_offline(
     same result. `record_steps` names a file for every step of every worker, in the form of a recorded schedule (gzipped
     when its name ends in .gz): it tells which blocks go next, so that it needs a built-in eviction policy on the
     device; `on_step_end` receives the worker and the time (ns) at the end of every step. Both see every step by itself,
-    and so does `keep_steps`, which keeps the batches and decisions of all steps in `steps`.
+    and so does `keep_steps`, which keeps the batches and decisions of all steps in `steps`. `keep_candidates`
+    keeps, for each choice of a router other than kv, load and cached blocks of every worker that could be chosen.
     `ranks` says that workers are data-parallel ranks of one model with experts: they step together, as long as the
     slowest. `disaggregation` divides requests between pools with the roles prefill and decode; `routing` then chooses
     prefill workers.
@@ -130,11 +142,11 @@ def run_offline(
         pools, engine, tiers = disaggregation.make_pools(engine or DEFAULT_ENGINE, tiers), None, None
     pools = make_pools(pools, engine, workers, tiers)
     _check_roles(pools, disaggregation)
-    if routing == "kv" or isinstance(routing, KvRouting):
-        for pool in pools:
-            below = pool.resolve_tiers()
-            offloads = bool(below.tiers) and below.offload.mode == "vllm"
-            refuse_with_groups(events=offloads and bool(getattr(pool.engine, "kv_cache_groups", ())))
+    lacks_events = any(map(_offloads_groups, pools))
+    if routing == "kv" or isinstance(routing, KvRouting) or keep_candidates:
+        refuse_with_groups(events=lacks_events)
+    is_users = not isinstance(routing, str | KvRouting | NativeRouter)
+    records_choices = not lacks_events and (is_users or keep_candidates)
     if disaggregation is not None and record_steps is not None:
         raise ConfigError("record_steps does not work with prefill and decode workers yet; leave it out")
     if record_steps is not None:
@@ -159,6 +171,8 @@ def run_offline(
         routing = KvRouting()
     copies = copy_inputs(fleet, routing, timing) if is_deep else None
     router = _build_router(routing, fleet, workload, seed)
+    if records_choices and not isinstance(router, KvRouter):
+        router = RecordedRouter(router, seed=seed, keep_candidates=keep_candidates)
     outside_ns = front_end_ns(fleet.pools, timing)
     if outside_ns:  # the client receives each answer later, and so sends the next turn later
         workload = replace(workload, delay_ns=workload.delay_ns + outside_ns * (workload.turn > 0))
@@ -232,7 +246,10 @@ def run_offline(
         kv_groups=summarise_groups(result.groups, group_labels(fleet.engine)),
         **digests(timeline, kv if events else None),
     )
-    decisions = None
+    decisions = choices = None
+    if isinstance(router, RecordedRouter):
+        choices = Choices.take(router, order, with_candidates=keep_candidates)
+        facts = replace(facts, router=summarise_decisions(choices, timeline, fleet.engine.block_size))
     if isinstance(router, KvRouter):
         decisions = router.decisions
         if order is not None:
@@ -254,7 +271,7 @@ def run_offline(
             require_equal(timeline, replayed, (kv, its_kv) if events else (None, None))
         notes = (describe_comparison(checkpoints, fleet.pools, timing, ranks=ranks),)
     steps = None if table is None else StepColumns.take(table, order)
-    return OfflineRun(timeline, facts, kv, decisions, notes, steps)
+    return OfflineRun(timeline, facts, kv, decisions, notes, steps, choices)
 
 
 def _check_roles(pools: Sequence[WorkerPool], disaggregation: Disaggregation | None) -> None:
@@ -267,6 +284,13 @@ def _check_roles(pools: Sequence[WorkerPool], disaggregation: Disaggregation | N
                 f"disaggregation: pool {pool.name} has the role {pool.role}; give Disaggregation()"
             )
     return None
+
+
+def _offloads_groups(pool: WorkerPool) -> bool:
+    """Return whether vLLM's offload moves several KV cache groups, of which there are no events."""
+    below = pool.resolve_tiers()
+    offloads = bool(below.tiers) and below.offload.mode == "vllm"
+    return offloads and bool(getattr(pool.engine, "kv_cache_groups", ()))
 
 
 def _is_deep(check: object, *, steps_only: bool) -> bool:

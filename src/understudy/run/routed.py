@@ -1,4 +1,4 @@
-"""Summarize and write the decisions of a KV-aware router."""
+"""Summarize and write the decisions of routers."""
 
 from __future__ import annotations
 
@@ -7,17 +7,23 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import numpy as np
 
+from understudy.router.choices import Choices
+from understudy.router.kv import Decisions
 from understudy.workload.files import create_trace
 
 if TYPE_CHECKING:
     from os import PathLike
 
-    from understudy.router.kv import Decisions
     from understudy.run.timeline import Timeline
 
 
-def summarise_decisions(decisions: Decisions, timeline: Timeline, block_size: int) -> dict[str, float]:
-    """Summarize predicted and actual hits (shares of prompt tokens), regret (blocks) and imbalance."""
+def summarise_decisions(
+    decisions: Decisions | Choices, timeline: Timeline, block_size: int
+) -> dict[str, float]:
+    """Summarize cached and actual hits (shares of prompt tokens), regret (blocks) and imbalance.
+
+    Costs, predictions and waiting times are those of a KV-aware router (`Decisions`).
+    """
     if not len(decisions):
         return {"decisions": 0}
     rows = decisions.rows
@@ -27,26 +33,49 @@ def summarise_decisions(decisions: Decisions, timeline: Timeline, block_size: in
     def share(blocks: Any) -> float:
         return float((blocks.astype(np.int64) * block_size).sum() / tokens.sum())
 
-    return {
+    regret = _regret_blocks(decisions)
+    summary = {
         "decisions": len(decisions),
-        "predicted_hit": share(decisions.overlap_blocks),
         "held_hit": share(decisions.true_overlap_blocks),
         "actual_hit": float(timeline.cached_tokens_first[rows].sum() / tokens.sum()),
         "best_hit": share(decisions.best_true_overlap_blocks),
+        "mean_cache_regret_blocks": float(regret.mean()),
+        "cache_regretted": float((regret > 0).mean()),
+        "imbalance": float(by_worker.max() / by_worker.mean()),
+    }
+    if isinstance(decisions, Choices):
+        return summary
+    return summary | {
+        "predicted_hit": share(decisions.overlap_blocks),
         "mean_cost_regret_blocks": float(decisions.cost_regret.mean()),
         "regretted": float((decisions.cost_regret > 0).mean()),
         "tied": float((decisions.ties > 1).mean()),
-        "imbalance": float(by_worker.max() / by_worker.mean()),
         "waited": float((decisions.waited_ns > 0).mean()),
         "mean_wait_ms": float(decisions.waited_ns.mean() / 1e6),
     }
 
 
-def write_decisions(path: str | PathLike[str], decisions: Decisions, timeline: Timeline) -> None:
-    """Write one JSON line per decision, in order. InvalidArgument when the file cannot be written."""
-    names = [name for name in decisions.__struct_fields__ if name != "rows"]
-    columns = {"row": decisions.rows.tolist()} | {name: getattr(decisions, name).tolist() for name in names}
+def write_decisions(path: str | PathLike[str], decisions: Decisions | Choices, timeline: Timeline) -> None:
+    """Write one JSON line per decision, in order; null: the router does not know it.
+
+    InvalidArgument when the file cannot be written.
+    """
+    count, block_size = len(decisions), timeline.block_size
+    columns: dict[str, list[Any]] = {"row": decisions.rows.tolist()}
+    for name in Decisions.__struct_fields__[1:]:
+        column = getattr(decisions, name, None)
+        columns[name] = [None] * count if column is None else column.tolist()
+    if isinstance(decisions, Choices):
+        columns["waited_ns"] = [0] * count
     columns["cached_tokens"] = timeline.cached_tokens_first[decisions.rows].tolist()
+    columns["cache_regret_tokens"] = (_regret_blocks(decisions) * block_size).tolist()
+    candidates = decisions.candidates if isinstance(decisions, Choices) else None
+    columns["candidates"] = [None] * count if candidates is None else list(candidates.describe(block_size))
     with create_trace(path) as file:
         lines = [dict(zip(columns, values, strict=True)) for values in zip(*columns.values(), strict=True)]
         file.write(msgspec.json.Encoder().encode_lines(lines))
+
+
+def _regret_blocks(decisions: Decisions | Choices) -> Any:
+    """Return the cached prompt blocks of the best worker above those of the chosen one, per decision."""
+    return (decisions.best_true_overlap_blocks - decisions.true_overlap_blocks).astype(np.int64)

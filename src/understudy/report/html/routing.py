@@ -13,6 +13,7 @@ from understudy.report.html.scale import Scale
 from understudy.report.latency import NS_PER_S
 from understudy.report.series import window_of, windows
 from understudy.report.text import duration, significant
+from understudy.router.choices import Choices
 
 if TYPE_CHECKING:
     from understudy.report.report import Report
@@ -30,9 +31,20 @@ _SUMMARY = {
     ),
     "actual_hit": ("actual hit", "Share of prompt tokens that hit when the engines admitted the requests."),
     "best_hit": ("best worker", "Largest share of prompt tokens cached on any one worker, per request."),
+    "cache_regretted": (
+        "not the best cache",
+        "Share of decisions for which another worker had more of the prompt cached.",
+    ),
     "regretted": ("regretted", "Share of decisions for which another worker had a lower true cost."),
     "tied": ("tied", "Share of decisions with several workers of equal cost; one was chosen at random."),
     "waited": ("waited", "Share of requests that waited in the router's queue."),
+}
+_REGRETS = {
+    "mean_cost_regret_blocks": ("regret", "Mean true cost of a choice − true cost of the best worker."),
+    "mean_cache_regret_blocks": (
+        "cache regret",
+        "Mean cached prompt blocks of the best worker − those of the chosen one.",
+    ),
 }
 
 
@@ -54,8 +66,10 @@ def routing_card(report: Report) -> Card | None:
         return out
 
     size = timeline.block_size
+    predicted = "cached at decision" if isinstance(decisions, Choices) else "predicted"
+    blocks = decisions.true_overlap_blocks if isinstance(decisions, Choices) else decisions.overlap_blocks
     series = [
-        ("predicted", "s1", share(np.minimum(decisions.overlap_blocks * float(size), tokens))),
+        (predicted, "s1", share(np.minimum(blocks * float(size), tokens))),
         ("actual", "s4", share(timeline.cached_tokens_first[decisions.rows].astype(np.float64))),
         (
             "best worker",
@@ -66,7 +80,10 @@ def routing_card(report: Report) -> Card | None:
     x, seconds = time_axis(report, FULL)
     top = max(float(np.nanmax(values)) for _, _, values in series)
     plot = Plot(
-        FULL, x, Scale.linear(min(1.0, max(top, 0.01)), FULL.y, label=percent), "Predicted and actual hits"
+        FULL,
+        x,
+        Scale.linear(min(1.0, max(top, 0.01)), FULL.y, label=percent),
+        f"{predicted.capitalize()} and actual hits",
     )
     xs = middles(report, edges) / seconds
     hover = []
@@ -77,7 +94,7 @@ def routing_card(report: Report) -> Card | None:
     width = duration((edges[1] - edges[0]) / NS_PER_S)
     subtitle = f"share of prompt tokens, by the time of the decision in windows of {width}"
     legend = tuple((style, name) for name, style, _ in series)
-    return Card("Routing: predicted and actual hits", subtitle, plot.svg(), legend, "full")
+    return Card(f"Routing: {predicted} and actual hits", subtitle, plot.svg(), legend, "full")
 
 
 def routing_table(report: Report) -> str:
@@ -94,10 +111,12 @@ def routing_table(report: Report) -> str:
         '<div><span data-tip="Prompt tokens of the busiest worker ÷ mean." tabindex="0">imbalance</span>'
         f"<span>{significant(statistics['imbalance'])} ×</span></div>"
     )
-    items.append(
-        '<div><span data-tip="Mean true cost of a choice − true cost of the best worker." tabindex="0">regret</span>'
-        f'<span>{significant(statistics["mean_cost_regret_blocks"])} <span class="unit">blocks</span></span></div>'
-    )
+    for key, (name, tip) in _REGRETS.items():
+        if key in statistics:
+            items.append(
+                f'<div><span data-tip="{tip}" tabindex="0">{name}</span>'
+                f'<span>{significant(statistics[key])} <span class="unit">blocks</span></span></div>'
+            )
     return (
         '<section class="card full"><div class="head"><h2>Routing</h2><span class="sub">'
         f"{len(decisions):,} decisions; hover over a name for its definition</span></div>"
@@ -108,6 +127,8 @@ def routing_table(report: Report) -> str:
 def _list_worst(report: Report) -> str:
     decisions = report.decisions
     assert decisions is not None
+    if isinstance(decisions, Choices):
+        return _list_worst_choices(report, decisions)
     timeline = report.columns
     order = np.argsort(-decisions.cost_regret, kind="stable")[:MAX_ROWS]
     regretted = [at for at in order.tolist() if decisions.cost_regret[at] > 0]
@@ -134,5 +155,33 @@ def _list_worst(report: Report) -> str:
     return (
         f"<details open><summary>{title}</summary>"
         f'<div class="scroll"><table><thead><tr>{head}<th class="text">Reason</th></tr></thead>'
+        f"<tbody>{''.join(lines)}</tbody></table></div></details>"
+    )
+
+
+def _list_worst_choices(report: Report, choices: Choices) -> str:
+    """List the choices for which another worker had the most more of the prompt cached."""
+    timeline = report.columns
+    regret = choices.best_true_overlap_blocks - choices.true_overlap_blocks
+    lines = []
+    for at in np.argsort(-regret, kind="stable")[:MAX_ROWS].tolist():
+        if regret[at] == 0:
+            break
+        row = int(choices.rows[at])
+        blocks = -(-int(timeline.prompt_tokens[row]) // timeline.block_size)
+        lines.append(
+            f"<tr><td>{row}</td><td>{duration((int(choices.time_ns[at]) - timeline.start_ns) / NS_PER_S)}</td>"
+            f"<td>{choices.worker[at]}</td><td>{regret[at]:,}</td>"
+            f"<td>{choices.true_overlap_blocks[at]:,} of {blocks:,}</td>"
+            f"<td>{choices.best_true_overlap_blocks[at]:,}</td>"
+            f"<td>{int(timeline.cached_tokens_first[row]) // timeline.block_size:,}</td></tr>"
+        )
+    names = ("Request", "Time", "Worker", "Cache regret", "Cached", "Best", "Actual")
+    head = "".join(f"<th>{name}</th>" for name in names)
+    if not lines:
+        return ""
+    return (
+        "<details open><summary>Choices with the largest cache regret</summary>"
+        f'<div class="scroll"><table><thead><tr>{head}</tr></thead>'
         f"<tbody>{''.join(lines)}</tbody></table></div></details>"
     )
