@@ -86,9 +86,8 @@ class Busy:
             metrics.gap.observe(rng.uniform(0.008, 0.02), 49)
         for row in range(ROUTED):
             worker = rng.randrange(len(self.running))
-            asked = LiveRouteRequest(
-                row, 0, rng.randrange(100, 4000), 100, 0, 16, [0] * rng.randrange(10, 200)
-            )
+            prompt: Any = [0] * rng.randrange(10, 200)
+            asked = LiveRouteRequest(row, 0, rng.randrange(100, 4000), 100, 0, 16, prompt)
             decision = Decision(
                 row, worker, rng.randrange(10), 0, rng.randrange(10, 20), rng.uniform(10, 200), 1
             )

@@ -71,6 +71,25 @@ def test_the_form_offers_every_fault_that_the_server_knows() -> None:
     assert kinds == set(get_args(get_type_hints(FaultOrder)["kind"])) - ended_by_a_button
 
 
+@needs_chromium
+def test_the_cells_of_few_workers_fill_the_width_and_a_count_of_one_is_singular(browser: Browser) -> None:
+    def look() -> None:
+        browser.wait_for(f"{CELLS} === 1")
+        width = "{}.getBoundingClientRect().width"
+        cell, pools = (width.format(f"document.querySelector('{name}')") for name in (".w", "#pools"))
+        assert browser.run(f"{cell} === {pools}")
+        browser.run("document.querySelector('.w').click()")
+        browser.wait_for("document.getElementById('worker').textContent.includes('1 restart')")
+        assert "1 restarts" not in browser.run("document.getElementById('worker').textContent")
+
+    async def main() -> None:
+        async with fleet_of(1) as (client, fleet):
+            await client.post("/admin/fault", {"kind": "kill", "workers": [0]})
+            await visit(browser, fleet, look)
+
+    asyncio.run(main())
+
+
 async def visit(browser: Browser, fleet: Fleet, look: Callable[[], None]) -> None:
     """Open the page and look at it. Errors on its console fail the test."""
 

@@ -207,7 +207,7 @@ function layout(pools, width) {
     const labels = cls === "tiny" || cls === "small" ? 8 * digits + 4 : 0;
     let columns = Math.max(1, Math.floor((width - labels + gap) / (least + gap)));
     if (columns > 10) columns -= columns % (columns > 20 ? 10 : 5);
-    columns = Math.min(columns, Math.max(most, 4));
+    columns = Math.min(columns, most);
     const rows = pools.reduce((a, pool) => a + Math.ceil(pool.workers / columns), 0);
     if (rows * (tall + gap) <= highest) return {tall, gap, cls, labels, columns};
   }

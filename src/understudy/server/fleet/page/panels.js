@@ -18,8 +18,8 @@ export function showWorker(worker, fleet) {
     el("small", "", `port ${worker.port} · ${worker.model}`));
   const facts = el("p", "facts");
   for (const [name, value] of [["running", w.running[i]], ["waiting", w.waiting[i]], ["tokens/s", short(w.rate[i])],
-    ["cached prompt tokens", percent(w.hit[i])], ["preemptions", worker.preemptions], ["restarts", worker.restarts],
-    ["lateness", ms(w.late_ms[i])]]) {
+    ["cached prompt tokens", percent(w.hit[i])], [worker.preemptions === 1 ? "preemption" : "preemptions", worker.preemptions],
+    [worker.restarts === 1 ? "restart" : "restarts", worker.restarts], ["lateness", ms(w.late_ms[i])]]) {
     facts.append(add(el("span"), add(el("b", "", value)), " " + name));
   }
   const parts = [head, facts, ...worker.cache.map(cacheBar)];
@@ -60,10 +60,10 @@ function requestTable(requests) {
 
 /** The reason of a decision, in one sentence. */
 export function reason(d) {
-  const waited = d.waited_ms > 0 ? [`waited ${ms(d.waited_ms)} for a worker`] : [];
-  if (d.why !== "kv") return ["by " + d.why.replaceAll("_", " "), ...waited].join("; ");
+  const waited = d.waited_ms > 0 ? [`waited ${ms(d.waited_ms)} for a worker`] : [], stage = d.stage === "whole" ? "" : d.stage + ": ";
+  if (d.why !== "kv") return [stage + "by " + d.why.replaceAll("_", " "), ...waited].join("; ");
   const cost = decimal(d.cost) + " blocks";
-  const parts = [d.ties > 1 ? `drawn among ${d.ties} workers at the lowest cost, ${cost}` : `lowest cost, ${cost}`];
+  const parts = [stage + (d.ties > 1 ? `drawn among ${d.ties} workers at the lowest cost, ${cost}` : `lowest cost, ${cost}`)];
   if (d.lower) parts.push(`${d.lower} more blocks on slower tiers`);
   if (d.best > d.overlap) parts.push(`another worker has ${d.best} blocks, and more load`);
   return [...parts, ...waited].join("; ");
