@@ -157,7 +157,17 @@ def test_the_page_shows_the_curve_the_knee_and_the_fleets_point(tmp_path: Path) 
         ("--knee-points 0", "--knee-points must be above 0 and at most 100, got 0; 0.1 is usual"),
         ("--block-size 0", "block-size must be at least 1"),
         ("--model Llama-3.1-8B --kv-bytes-per-token 8", "both set the KV bytes per token; give one"),
-        ("--model gpt-oss-120b", "several KV cache groups"),
+        (
+            "--model gpt-oss-120b",
+            "--model gpt-oss-120b has several KV cache groups, and a curve has one; replay the sizes: `understudy "
+            "sweep TRACE --vary num-gpu-blocks=4096..65536*2 --slo-ttft-ms 500`, or leave --model out and give "
+            "--kv-bytes-per-token",
+        ),
+        (
+            '--num-gpu-blocks 512 --set engine.kv_cache_groups=[{"kind":"full","block_size":16},{"kind":"mamba",'
+            '"block_size":16}]',
+            "kv_cache_groups: a curve has one group; leave them out, or replay the sizes",
+        ),
         ("--gpu H100", "--gpu needs --model; give a known name"),
         ("--num-gpu-blocks 512 --set engine.block_size=32", "differs from --block-size 16; give one"),
         (

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import signal
 import socket
+import subprocess
+import sys
 import threading
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -218,3 +221,27 @@ def test_a_message_is_in_the_record_before_the_next_one_arrives(
     monkeypatch.setattr(subscription, "receive_messages", receive)
     assert main(["events", "tap", "tcp://127.0.0.1:1", "--record", str(record)]) == 0
     assert 0 < sizes[0] < sizes[1]
+
+
+def test_a_killed_tap_leaves_a_record_that_verifies(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    record = tmp_path / "record.jsonl"
+    with Publisher("tcp://127.0.0.1:*", replay="tcp://127.0.0.1:*") as source:
+        for block in range(1, 10):
+            source.publish([BlockStored([block], None, [1, 2], 2, medium="GPU")])
+        listen = [source.endpoint, "--replay", str(source.replay), "--record", str(record)]
+        tap = subprocess.Popen(
+            [sys.executable, "-m", "understudy", "events", "tap", *listen], stdout=subprocess.PIPE, text=True
+        )
+        try:
+            assert tap.stdout is not None
+            for _ in range(9):  # the tap prints a message after it has written it
+                assert "stored" in tap.stdout.readline()
+        finally:
+            tap.kill()
+            tap.communicate()
+    assert tap.returncode == -signal.SIGKILL
+    assert [message.sequence for message in read_messages(record)] == list(range(9))
+    assert main(["events", "verify", str(record), "--stream", "raw"]) == 0
+    assert "0 breaches" in capsys.readouterr().out

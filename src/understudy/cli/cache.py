@@ -24,6 +24,9 @@ examples:
 
 Sizes are those of one worker. With a fleet (--gpu or --num-gpu-blocks), curves follow the order of its replay.
 """
+_GROUPS_REMEDY = (
+    "replay the sizes: `understudy sweep TRACE --vary num-gpu-blocks=4096..65536*2 --slo-ttft-ms 500`"
+)
 
 
 def add_parser(verbs: Verbs) -> None:
@@ -227,8 +230,8 @@ def _read_bytes_per_token(args: argparse.Namespace) -> int | None:
         return given
     if not has_uniform_layers(args.model):
         raise ConfigError(
-            f"--model {args.model} has several KV cache groups, and a curve is of one; give --kv-bytes-per-token, or "
-            "replay it"
+            f"--model {args.model} has several KV cache groups, and a curve has one; {_GROUPS_REMEDY}, or leave "
+            "--model out and give --kv-bytes-per-token for a curve of one group"
         )
     return ModelShape.find(args.model).bytes_per_token(kv_dtype=args.kv_dtype)
 
@@ -265,6 +268,8 @@ def _read_settings(args: argparse.Namespace) -> ReplaySettings | None:
         raise ConfigError(
             f"{field}: a cache study has equal workers without tiers; remove {field} from the settings"
         )
+    if getattr(settings.engine, "kv_cache_groups", ()):
+        raise ConfigError(f"kv_cache_groups: a curve has one group; leave them out, or {_GROUPS_REMEDY}")
     if not isinstance(settings.engine, VllmConfig):
         raise ConfigError("engine: a cache study replays vLLM's engine; remove engine.kind from the settings")
     if settings.engine.block_size != args.block_size:
