@@ -12,8 +12,10 @@ import pytest
 
 from server.client import QUICK, Client, serving
 from understudy.engines.speculation import SpeculativeConfig
+from understudy.server.flags.serving import read_serve
 from understudy.server.lateness import Lateness
 from understudy.server.metrics import Registry
+from understudy.server.metrics.cache_info import add_cache_info
 from understudy.server.metrics.families import number_text
 from understudy.server.metrics.features import FETCH_STAGES, STAY_S
 from understudy.server.metrics.vllm import decade_bounds
@@ -260,3 +262,21 @@ def test_methods_without_a_route_are_one_series_and_made_up_ones_are_refused() -
             assert len([line for line in counted if 'method="other"' in line]) == 1
 
     asyncio.run(go())
+
+
+@pytest.mark.parametrize(
+    ("flags", "label", "value"),
+    [
+        ([], "gpu_memory_utilization", "0.92"),
+        (["--gpu-memory-utilization", "0.8"], "gpu_memory_utilization", "0.8"),
+        (["--gpu", "H100"], "gpu_memory_utilization", "0.9"),
+        (["--gpu", "H100", "--gpu-memory-utilization", "0.7"], "gpu_memory_utilization", "0.7"),
+        (["--kv-cache-dtype", "fp8"], "cache_dtype", "fp8"),
+    ],
+)
+def test_labels_of_the_cache_are_those_of_the_flags(flags: list[str], label: str, value: str) -> None:
+    settings = read_serve(["Llama-3.1-8B", "--max-model-len", "4096", *flags]).settings
+    registry = Registry()
+    add_cache_info(registry, settings, 1)
+    [(_, labels)] = read_page(registry.render().decode())[1]
+    assert dict(labels)[label] == value

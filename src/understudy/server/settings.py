@@ -108,7 +108,7 @@ class ServerSettings(msgspec.Struct, frozen=True, kw_only=True):
     """Share of blocks whose residency is measured, with `kv_cache_metrics`."""
     kv_events_config: dict[str, Any] = msgspec.field(default_factory=dict)
     cache_info: dict[str, str] = msgspec.field(default_factory=dict)
-    """Further labels of cache_config_info: given settings that have no effect here."""
+    """Labels of cache_config_info that flags give."""
 
     @property
     def names(self) -> tuple[str, ...]:

@@ -34,6 +34,10 @@ class Blocks(NamedTuple):
     plus_minus: int
 
 
+DEFAULT_MEMORY_SHARE = 0.9
+"""Share of a GPU's memory for weights, KV cache and activations, if --gpu-memory-utilization is not given."""
+
+
 class GpuSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """GPUs of a worker: by name, by data sheet, or only memory and weights. Sizes in bytes or as text ("80GiB")."""
 
@@ -50,7 +54,7 @@ class GpuSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     """Bandwidth per direction of the link to the worker's other GPUs, GB/s; overrides that of a known GPU."""
     weight_dtype: str | None = None
     """bf16, fp8, int4, mxfp4 or nvfp4 (default: the model's own)."""
-    gpu_memory_utilization: float = 0.9
+    gpu_memory_utilization: float = DEFAULT_MEMORY_SHARE
     overhead: int | str | None = None
     """Memory of each GPU for activations and graphs."""
     tensor_parallel_size: int = 1

@@ -20,6 +20,7 @@ from understudy.server.flags.tiers import check_tiers, offload_below, read_tiers
 from understudy.server.handoff.settings import FLAGS as HANDOFF_FLAGS
 from understudy.server.handoff.settings import check_handoff, names_connector, read_handoff
 from understudy.server.live_config import LATENCIES, check_latency
+from understudy.server.metrics.cache_info import read_cache_labels
 from understudy.server.settings import LoraModule, ServerSettings
 from understudy.tiers.gpu import GpuSettings
 from understudy.tiers.vllm_flags import offload_settings
@@ -231,6 +232,7 @@ def settings_of(
         if not isinstance(events, dict):
             raise ConfigError("--kv-events-config must be a JSON object")
         given["kv_events_config"] = events
+    given["cache_info"] = read_cache_labels(values)
     given["profile_dir"] = _read_profile_dir(values.get("profiler-config"))
     if values.get("tiers") is not None:
         given["tiers"] = read_tiers(values["tiers"])

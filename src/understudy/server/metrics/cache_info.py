@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from understudy.engines.group_layouts import layout_of_engine
+from understudy.tiers.gpu import DEFAULT_MEMORY_SHARE
 
 if TYPE_CHECKING:
     from understudy.server.metrics.families import Registry
@@ -41,6 +42,25 @@ CACHE_INFO = {
     ),
 }
 """Labels of cache_config_info without meaning for a simulated cache, with vLLM's defaults."""
+
+
+_FLAG_OF_LABEL = {
+    "gpu_memory_utilization": "gpu-memory-utilization",
+    "cache_dtype": "kv-cache-dtype",
+    "kv_offloading_size": "kv-offloading-size",
+    "kv_offloading_backend": "kv-offloading-backend",
+    "prefix_caching_hash_algo": "prefix-caching-hash-algo",
+    "kv_cache_memory_bytes": "kv-cache-memory-bytes",
+}
+
+
+def read_cache_labels(values: dict[str, Any]) -> dict[str, str]:
+    """Return the labels that flags give; with --gpu, the share of memory that its blocks were estimated with."""
+    labels = {label: values.get(flag) for label, flag in _FLAG_OF_LABEL.items()}
+    has_blocks = any(values.get(name) is not None for name in ("num-gpu-blocks", "num-gpu-blocks-override"))
+    if labels["gpu_memory_utilization"] is None and values.get("gpu") is not None and not has_blocks:
+        labels["gpu_memory_utilization"] = DEFAULT_MEMORY_SHARE
+    return {label: str(value) for label, value in labels.items() if value is not None}
 
 
 def add_cache_info(registry: Registry, settings: ServerSettings, ranks: int) -> None:
