@@ -6,7 +6,7 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from understudy.cli import gpu_flags, trace_flags
+from understudy.cli import gpu_flags, run_flags, trace_flags
 from understudy.outputs import check_outputs, create, files_named, is_stdout
 
 if TYPE_CHECKING:
@@ -38,10 +38,7 @@ def add_parser(verbs: Verbs) -> None:
         epilog=EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    verb.add_argument(
-        "trace", type=Path, metavar="TRACE", help="trace file, plain or gzipped; -: standard input"
-    )
-    trace_flags.add_trace_flags(verb)
+    run_flags.add_trace(verb)
     verb.add_argument(
         "--policies",
         default="lru,insertion,lineage,multi_lru,optimal",
@@ -83,28 +80,14 @@ def add_parser(verbs: Verbs) -> None:
     fleet.add_argument(
         "--num-gpu-blocks", type=int, metavar="N", help="KV blocks per worker (default: from --gpu)"
     )
-    fleet.add_argument("--workers", type=int, metavar="N", help="simulated workers (default: 1)")
-    fleet.add_argument(
-        "--routing",
-        metavar="NAME",
-        help="round_robin (default), random, least_loaded, power_of_two, session_affinity, kv, or FILE.py:CLASS",
-    )
+    run_flags.add_fleet_flags(fleet)
     fleet.add_argument(
         "--kv-bytes-per-token",
         type=int,
         metavar="N",
         help="KV bytes per token of a worker, instead of --model",
     )
-    fleet.add_argument(
-        "--config", type=Path, metavar="YAML", help="settings file of `replay`; flags override it"
-    )
-    fleet.add_argument(
-        "--set",
-        action="append",
-        default=[],
-        metavar="A.B=V",
-        help="one setting; overrides --config and flags",
-    )
+    run_flags.add_settings_flags(fleet)
     fleet.add_argument("--no-replays", action="store_true", help="replay the fleet once, and no other sizes")
     gpu_flags.add_gpu_flags(verb)
     out = verb.add_argument_group("output (PATH may be -, for standard output)")

@@ -24,10 +24,7 @@ if TYPE_CHECKING:
 
 def add_run_flags(verb: argparse.ArgumentParser) -> None:
     """Add the flags that describe a run: its trace, its fleet and its objectives."""
-    verb.add_argument(
-        "trace", type=Path, metavar="TRACE", help="trace file, plain or gzipped; -: standard input"
-    )
-    trace_flags.add_trace_flags(verb)
+    add_trace(verb)
 
     verb.add_argument(
         "--max-tokens",
@@ -37,12 +34,7 @@ def add_run_flags(verb: argparse.ArgumentParser) -> None:
     )
 
     fleet = verb.add_argument_group("fleet")
-    fleet.add_argument("--workers", type=int, metavar="N", help="simulated workers (default: 1)")
-    fleet.add_argument(
-        "--routing",
-        metavar="NAME",
-        help="round_robin (default), random, least_loaded, power_of_two, session_affinity, kv, or FILE.py:CLASS",
-    )
+    add_fleet_flags(fleet)
     fleet.add_argument(
         "--seed",
         type=int,
@@ -78,14 +70,7 @@ def add_run_flags(verb: argparse.ArgumentParser) -> None:
     gpu_flags.add_gpu_flags(verb)
     tier_flags.add_tier_flags(verb)
     disaggregation_flags.add_disaggregation_flags(verb)
-    verb.add_argument("--config", type=Path, metavar="YAML", help="settings file; flags override it")
-    verb.add_argument(
-        "--set",
-        action="append",
-        default=[],
-        metavar="A.B=V",
-        help="one setting; overrides --config and flags",
-    )
+    add_settings_flags(verb)
 
     goals = verb.add_argument_group("service-level objectives, for goodput")
     goals.add_argument("--slo-ttft-ms", type=float, metavar="MS", help="most time to the first token")
@@ -93,6 +78,36 @@ def add_run_flags(verb: argparse.ArgumentParser) -> None:
         "--slo-itl-ms", type=float, metavar="MS", help="most mean time between tokens of a request"
     )
     goals.add_argument("--slo-e2e-ms", type=float, metavar="MS", help="most time of a whole request")
+
+
+def add_trace(verb: argparse.ArgumentParser) -> None:
+    """Add the trace of a verb, and the flags of its reader."""
+    verb.add_argument(
+        "trace", type=Path, metavar="TRACE", help="trace file, plain or gzipped; -: standard input"
+    )
+    trace_flags.add_trace_flags(verb)
+
+
+def add_fleet_flags(fleet: argparse._ActionsContainer) -> None:
+    """Add the number of workers and their routing."""
+    fleet.add_argument("--workers", type=int, metavar="N", help="simulated workers (default: 1)")
+    fleet.add_argument(
+        "--routing",
+        metavar="NAME",
+        help="round_robin (default), random, least_loaded, power_of_two, session_affinity, kv, or FILE.py:CLASS",
+    )
+
+
+def add_settings_flags(group: argparse._ActionsContainer) -> None:
+    """Add the settings file, and single settings."""
+    group.add_argument("--config", type=Path, metavar="YAML", help="settings file; flags override it")
+    group.add_argument(
+        "--set",
+        action="append",
+        default=[],
+        metavar="A.B=V",
+        help="one setting; overrides --config and flags",
+    )
 
 
 def read_settings(args: argparse.Namespace) -> ReplaySettings:
