@@ -1,0 +1,1 @@
+"""Descriptions of understudy's JSON outputs, by part of the program."""

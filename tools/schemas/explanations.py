@@ -1,0 +1,126 @@
+"""Schemas of explained requests and of compared runs."""
+
+from __future__ import annotations
+
+from schemas.shapes import (
+    COUNT,
+    INTEGER,
+    MAYBE_COUNT,
+    NUMBER,
+    TEXT,
+    Schema,
+    describe_object,
+    list_of,
+)
+from understudy.explain import describe as explain_module
+from understudy.explain import diff as diff_module
+from understudy.explain.waterfall import PARTS
+
+
+def describe_parts(kind: Schema) -> Schema:
+    """Describe ns by part of a latency; parts of 0 are left out."""
+    return {"type": "object", "properties": dict.fromkeys(PARTS, kind), "additionalProperties": False}
+
+
+def describe_explain() -> Schema:
+    """Describe the file that `explain --json` writes."""
+    parts = describe_parts({"type": "integer", "minimum": 1})
+    other = describe_object("other request", {"request": TEXT}, {"blocks": NUMBER, "tokens": NUMBER})
+    span = describe_object(
+        "span",
+        {
+            "after_ns": COUNT,
+            "duration_ns": COUNT,
+            "kind": {"enum": list(PARTS)},
+            "parts": parts,
+            "worker": INTEGER,
+            "steps": COUNT,
+            "tokens": COUNT,
+            "others": list_of(other),
+        },
+        {"at_head_ns": COUNT, "preempted_by": {"type": ["string", "null"]}},
+    )
+    request = describe_object(
+        "explained request",
+        {
+            "request": TEXT,
+            "row": COUNT,
+            "worker": INTEGER,
+            "arrival_ns": COUNT,
+            "latency_ns": COUNT,
+            "ttft_ns": MAYBE_COUNT,
+            "prompt_tokens": COUNT,
+            "cached_tokens": COUNT,
+            "loaded_tokens": {"type": "object", "additionalProperties": COUNT},
+            "output_tokens": COUNT,
+            "preemptions": COUNT,
+            "router": {"type": ["object", "null"], "additionalProperties": NUMBER},
+            "parts": parts,
+            "ttft_parts": parts,
+        },
+        {"spans": list_of(span)},
+    )
+    return describe_object(
+        "explanation",
+        {
+            "schema": {"const": explain_module.SCHEMA},
+            "run": {"type": "object"},
+            "requests": list_of(request),
+            "latency_ns": COUNT,
+            "parts": parts,
+            "part_names": {"type": "object", "additionalProperties": TEXT},
+        },
+    )
+
+
+def describe_diff() -> Schema:
+    """Describe the file that `diff --json` writes."""
+    parts = describe_parts(INTEGER)
+
+    def both(kind: Schema) -> Schema:
+        return describe_object("both runs", {"a": kind, "b": kind})
+
+    decision = describe_object(
+        "decision",
+        {
+            "time_ns": COUNT,
+            "worker": COUNT,
+            "request": {"type": ["string", "null"]},
+            "what": TEXT,
+            "kind": {"enum": ["step_end", "placed", "preempted", "admitted", "step_begin"]},
+        },
+    )
+    first = describe_object(
+        "first difference",
+        {
+            "time_ns": COUNT,
+            "after_equal_decisions": COUNT,
+            **both({"anyOf": [decision, {"type": "null"}]})["properties"],
+        },
+    )
+    request = describe_object(
+        "changed request",
+        {
+            "request": TEXT,
+            "row": COUNT,
+            "worker": both(INTEGER),
+            "latency_ns": both(COUNT),
+            "change_ns": INTEGER,
+            "cause": {"enum": list(PARTS)},
+            "parts": parts,
+        },
+    )
+    return describe_object(
+        "difference",
+        {
+            "schema": {"const": diff_module.SCHEMA},
+            "settings": list_of(describe_object("setting", {"name": TEXT, "a": {}, "b": {}})),
+            "first_difference": {"anyOf": [first, {"type": "null"}]},
+            "ended": describe_object("ended requests", {"a": COUNT, "b": COUNT, "both": COUNT}),
+            "latency_ns": both(COUNT),
+            "changed": COUNT,
+            "causes": describe_object("causes", {"requests": COUNT, "change_ns": INTEGER, "parts": parts}),
+            "requests": list_of(request),
+            "part_names": {"type": "object", "additionalProperties": TEXT},
+        },
+    )
