@@ -80,14 +80,14 @@ def add_parser(verbs: Verbs) -> None:
     fleet.add_argument(
         "--num-gpu-blocks", type=int, metavar="N", help="KV blocks per worker (default: from --gpu)"
     )
-    run_flags.add_fleet_flags(fleet)
+    run_flags.add_fleet_flags(fleet.add_argument)
     fleet.add_argument(
         "--kv-bytes-per-token",
         type=int,
         metavar="N",
         help="KV bytes per token of a worker, instead of --model",
     )
-    run_flags.add_settings_flags(fleet)
+    run_flags.add_settings_flags(fleet.add_argument)
     fleet.add_argument("--no-replays", action="store_true", help="replay the fleet once, and no other sizes")
     gpu_flags.add_gpu_flags(verb)
     out = verb.add_argument_group("output (PATH may be -, for standard output)")

@@ -18,6 +18,7 @@ from understudy.cli.flag_names import add_renamed_flag
 
 if TYPE_CHECKING:
     import argparse
+    from collections.abc import Callable
 
     from understudy.run.settings import ReplaySettings
 
@@ -34,7 +35,7 @@ def add_run_flags(verb: argparse.ArgumentParser) -> None:
     )
 
     fleet = verb.add_argument_group("fleet")
-    add_fleet_flags(fleet)
+    add_fleet_flags(fleet.add_argument)
     fleet.add_argument(
         "--seed",
         type=int,
@@ -70,7 +71,7 @@ def add_run_flags(verb: argparse.ArgumentParser) -> None:
     gpu_flags.add_gpu_flags(verb)
     tier_flags.add_tier_flags(verb)
     disaggregation_flags.add_disaggregation_flags(verb)
-    add_settings_flags(verb)
+    add_settings_flags(verb.add_argument)
 
     goals = verb.add_argument_group("service-level objectives, for goodput")
     goals.add_argument("--slo-ttft-ms", type=float, metavar="MS", help="most time to the first token")
@@ -88,20 +89,20 @@ def add_trace(verb: argparse.ArgumentParser) -> None:
     trace_flags.add_trace_flags(verb)
 
 
-def add_fleet_flags(fleet: argparse._ActionsContainer) -> None:
-    """Add the number of workers and their routing."""
-    fleet.add_argument("--workers", type=int, metavar="N", help="simulated workers (default: 1)")
-    fleet.add_argument(
+def add_fleet_flags(add: Callable[..., object]) -> None:
+    """Add the number of workers and their routing; `add` is the parser's or group's add_argument."""
+    add("--workers", type=int, metavar="N", help="simulated workers (default: 1)")
+    add(
         "--routing",
         metavar="NAME",
         help="round_robin (default), random, least_loaded, power_of_two, session_affinity, kv, or FILE.py:CLASS",
     )
 
 
-def add_settings_flags(group: argparse._ActionsContainer) -> None:
-    """Add the settings file, and single settings."""
-    group.add_argument("--config", type=Path, metavar="YAML", help="settings file; flags override it")
-    group.add_argument(
+def add_settings_flags(add: Callable[..., object]) -> None:
+    """Add the settings file, and single settings; `add` is the parser's or group's add_argument."""
+    add("--config", type=Path, metavar="YAML", help="settings file; flags override it")
+    add(
         "--set",
         action="append",
         default=[],
