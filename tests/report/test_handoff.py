@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import random
 from io import StringIO
@@ -162,6 +163,13 @@ def test_the_page_plots_parts_kept_blocks_and_links(tmp_path: Path, how: dict[st
         assert f"<h2>{title}</h2>" in page
     assert "<h2>Prefill and decode workers</h2>" in page
     assert "hand-off, prefill out × 2" in page
+
+
+def test_the_page_plots_no_links_where_the_bytes_of_a_token_are_not_known(tmp_path: Path) -> None:
+    report, handoff = build(tmp_path)
+    page = dataclasses.replace(report, handoff=dataclasses.replace(handoff, bytes=0)).to_html()
+    assert "<h2>Links of hand-offs</h2>" not in page
+    assert '<section class="card full"><div class="head"><h2>Blocks kept for decode workers</h2>' in page
 
 
 def test_the_page_of_a_run_without_hand_offs_plots_none(tmp_path: Path) -> None:

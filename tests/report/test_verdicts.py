@@ -341,7 +341,7 @@ def test_a_window_whose_tail_is_gone_is_named_with_what_full_attention_had() -> 
     assert facts.hit_ratio == pytest.approx(sparse.prefix_hit_ratio.total)
     assert [group.kind for group in facts.groups] == ["sliding_window", "full_attention"]
     assert facts.groups[0].held_blocks_peak <= facts.groups[1].held_blocks_peak
-    assert "KV cache groups" in page(sparse)
+    assert '<section class="card full"><div class="head"><h2>KV cache groups</h2>' in page(sparse)
     assert sparse.to_dict()["run"]["kv_groups"]["shortened_ratio"] > 0
     host = {"tiers": [{"tier": "g2", "blocks": 400}], "kv_bytes_per_token": 1024, "offload": {"mode": "vllm"}}
     below = understudy.replay(

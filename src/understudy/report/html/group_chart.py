@@ -39,4 +39,4 @@ def group_card(report: Report) -> Card | None:
     legend = tuple((one.style, one.name) for one in series)
     hits = quantity(found.hit_ratio, "ratio"), quantity(found.full_attention_hit_ratio, "ratio")
     subtitle = f"blocks of running requests; {hits[0]} of tokens hit, full attention alone {hits[1]}"
-    return Card("KV cache groups", subtitle, plot.svg(), legend)
+    return Card("KV cache groups", subtitle, plot.svg(), legend, "full")

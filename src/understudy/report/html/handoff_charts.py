@@ -21,7 +21,9 @@ from understudy.report.text import compact, duration, fixed, size
 
 if TYPE_CHECKING:
     from understudy.report.handoff import HandOffReport
+    from understudy.report.html.plot import Size
     from understudy.report.report import Report
+
 
 PART_STYLES = ("s3", "s1", "base", "s2", "s4", "s5", "base ink")
 LINK_STYLES = ("s1", "s4", "s2")
@@ -51,7 +53,9 @@ def handoff_cards(report: Report) -> list[Card]:
     handoff = report.handoff
     if handoff is None or not handoff.remote:
         return []
-    return [_parts(report), _kept(report, handoff), _links(report, handoff)]
+    if not handoff.bytes:  # the KV bytes of a token are not known
+        return [_parts(report), _kept(report, handoff, FULL, "full")]
+    return [_parts(report), _kept(report, handoff, HALF, "half"), _links(report, handoff)]
 
 
 def _parts(report: Report) -> Card:
@@ -93,20 +97,21 @@ def _parts(report: Report) -> Card:
     )
 
 
-def _kept(report: Report, handoff: HandOffReport) -> Card:
+def _kept(report: Report, handoff: HandOffReport, frame: Size, span: str) -> Card:
     """Plot the blocks that prefill workers keep for decode workers."""
     kept = np.array(handoff.window_held)
     edges = windows(report.columns, len(kept))
-    x, seconds = charts.time_axis(report, HALF)
+    x, seconds = charts.time_axis(report, frame)
     top = float(kept.max())
-    y = Scale.linear(1.0 if top > 0.5 else max(top, 1e-9), HALF.y, label=charts.percent)
-    plot = Plot(HALF, x, y, "Blocks that prefill workers keep for decode workers")
+    y = Scale.linear(1.0 if top > 0.5 else max(top, 1e-9), frame.y, label=charts.percent)
+    plot = Plot(frame, x, y, "Blocks that prefill workers keep for decode workers")
     xs = charts.middles(report, edges) / seconds
     plot.area(xs, np.zeros_like(kept), kept, "s1")
     plot.line(xs, kept, "s1")
     texts = [charts.percent(value) for value in kept.tolist()]
     plot.on_hover(xs, charts.window_labels(report, edges), [HoverSeries("kept", "s1", texts)])
-    return Card("Blocks kept for decode workers", "share of the prefill workers' blocks", plot.svg())
+    subtitle = "share of the prefill workers' blocks"
+    return Card("Blocks kept for decode workers", subtitle, plot.svg(), span=span)
 
 
 def _links(report: Report, handoff: HandOffReport) -> Card:

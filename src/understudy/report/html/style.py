@@ -114,7 +114,7 @@ footer { color: var(--faint); font-size: 13px; margin-top: 18px; }
 #tip .row { display: flex; align-items: center; gap: 14px; justify-content: space-between; }
 #tip .row b { font-weight: 600; }
 @media (max-width: 1080px) {
-  .third, .half { grid-column: 1 / -1; } .half svg { min-width: 560px; } .full svg { min-width: 900px; }
+  .third, .half { grid-column: 1 / -1; } .full svg { min-width: 900px; }
 }
 @media print {
   body { background: #fff; } button { display: none; } .card, .tile { break-inside: avoid; } main { padding: 0; }
