@@ -29,7 +29,9 @@ def test_lengths_and_a_concurrency_need_no_file(capsys: pytest.CaptureFixture[st
         assert main(["predict", *load, *WHERE]) == 0
         said = capsys.readouterr()
         [found[concurrency]] = rows(said.out)
-        assert "times from" in said.err
+        assert "TTFT and E2E include 6.1 ms between client and engine" in said.err
+        assert "engine: max_num_seqs 128, max_num_batched_tokens 2,048, " in said.err
+        assert " KV blocks of 16 tokens" in said.err
     assert list(found[1]) == ["benchmark", "ttft_ms", "tpot_ms", "e2e_ms"]
     assert found[64]["benchmark"] == "isl 2000, osl 300, concurrency 64"
     assert float(found[64]["tpot_ms"]) > float(found[1]["tpot_ms"]) > 1
@@ -42,6 +44,14 @@ def test_lengths_and_a_concurrency_need_no_file(capsys: pytest.CaptureFixture[st
     [
         ([], "INPUTS is missing; give a file, or --isl, --osl and --concurrency"),
         (["--isl", "9", "--osl", "9"], "--concurrency is missing; give it"),
+        (
+            ["{run}", "--least-length", "0.8"],
+            "--least-length is for random lengths, and INPUTS has exact ones",
+        ),
+        (
+            ["--isl", "9", "--osl", "9", "--concurrency", "1", "--least-length", "2"],
+            "--least-length must be above 0",
+        ),
         (["--osl", "9", "--concurrency", "1"], "--isl is missing; give it"),
         (["--isl", "0", "--osl", "9", "--concurrency", "1"], "--isl must be at least 1"),
         (["{run}", "--isl", "9"], "--isl describes a load, and INPUTS is one; leave out one of them"),
@@ -56,6 +66,16 @@ def test_loads_that_are_missing_or_given_twice_are_refused(
     run.write_text('{"request_id": "a", "arrival_s": 0, "input_tokens": 9, "output_tokens": 3}\n')
     assert main(["predict", *(word.format(run=run) for word in words), *WHERE]) == 2
     assert message in capsys.readouterr().err
+
+
+def test_lengths_may_be_random(capsys: pytest.CaptureFixture[str]) -> None:
+    load = ["--isl", "2000", "--osl", "300", "--concurrency", "16", "--num-prompts", "64"]
+    ttft = {}
+    for least in ("1", "0.8"):
+        assert main(["predict", *load, "--least-length", least, *WHERE]) == 0
+        [row] = rows(capsys.readouterr().out)
+        ttft[least] = float(row["ttft_ms"])
+    assert ttft["0.8"] < 0.8 * ttft["1"]  # equal lengths keep their requests in step
 
 
 def test_a_benchmark_that_calibrate_reads_is_predicted(

@@ -116,6 +116,15 @@ def test_a_model_is_named_as_an_engine_can_load_it(model: str, said: str) -> Non
         )
 
 
+def test_blocks_of_kv_cache_groups_that_were_estimated_are_left_to_the_engine() -> None:
+    fleet = {"model": "gpt-oss-20b", "gpu": {"name": "H100"}}
+    words = words_of(candidate(fleet))
+    assert "--gpu-memory-utilization" in words
+    assert "--num-gpu-blocks-override" not in words
+    given = words_of(candidate({**fleet, "engine": {"num_gpu_blocks": 5000}}))
+    assert given[given.index("--num-gpu-blocks-override") + 1] == "5000"
+
+
 @pytest.mark.parametrize("version", ["0.32.0", "0.33.0"])
 @pytest.mark.parametrize("name", FLEETS)
 def test_every_flag_is_one_of_the_release(name: str, version: str) -> None:

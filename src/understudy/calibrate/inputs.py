@@ -35,13 +35,15 @@ class NamedLoad(msgspec.Struct, frozen=True):
     """Measured means of ttft_ms, tpot_ms and e2e_ms, those that the file has."""
 
 
-def build_closed_loop(isl: int, osl: int, concurrency: int, prompts: int | None = None) -> NamedLoad:
-    """Build a closed loop of equal lengths in tokens; `prompts` defaults to ten per slot."""
+def build_closed_loop(
+    isl: int, osl: int, concurrency: int, prompts: int | None = None, least: float = 1.0
+) -> NamedLoad:
+    """Build a closed loop of lengths in tokens, drawn from `least` of them on; `prompts` defaults to ten per slot."""
     lengths = {"--isl": isl, "--osl": osl, "--concurrency": concurrency}
     for name, value in lengths.items():
         whole_number(name, value, 1, 10_000_000)
     count = _PROMPTS_PER_SLOT * concurrency if prompts is None else whole_number("--num-prompts", prompts, 1)
-    load = random_lengths(isl, osl, least=1.0, concurrency=concurrency, prompts=count, seed=0)
+    load = random_lengths(isl, osl, least=least, concurrency=concurrency, prompts=count, seed=0)
     return NamedLoad(f"isl {isl}, osl {osl}, concurrency {concurrency}", load)
 
 

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 
     from understudy.calibrate.inputs import NamedLoad
     from understudy.cli import Verbs
+    from understudy.engines.engine_config import EngineConfig
     from understudy.engines.timing import Timing
     from understudy.timing.deployment import Deployment
 
@@ -58,6 +59,13 @@ def add_parser(verbs: Verbs) -> None:
     load.add_argument("--osl", type=int, metavar="N", help="output tokens of each request")
     load.add_argument("--concurrency", type=int, metavar="N", help="requests at a time (also for traces)")
     load.add_argument("--num-prompts", type=int, metavar="N", help="requests in all (default: 10 per slot)")
+    load.add_argument(
+        "--least-length",
+        type=float,
+        metavar="X",
+        help="shortest random length as a share of the longest, also for summaries that lack it (default: 1, all "
+        "equal; CSV: 0.8)",
+    )
     verb.add_argument("--format", metavar="NAME", help="INPUTS is a trace of this format, as of `replay`")
     verb.add_argument(
         "--trace-block-size", type=int, metavar="N", help="with --format: tokens per hash id, as of `replay`"
@@ -117,16 +125,27 @@ def _read_loads(args: argparse.Namespace) -> list[NamedLoad] | None:
     from understudy.errors import ConfigError
 
     given = deployment_flags.list_given_flags(args, ("isl", "osl", "num-prompts"))
+    least = args.least_length
+    if least is not None and not 0 < least <= 1:
+        raise ConfigError(f"--least-length must be above 0 and at most 1, got {least:g}")
     if args.inputs is not None:
         if given:
             raise ConfigError(f"{given[0]} describes a load, and INPUTS is one; leave out one of them")
         if args.trace_block_size is not None and args.format is None:
             raise ConfigError("--trace-block-size is for traces; give the trace's --format too")
         if args.format is not None:
+            if least is not None:
+                raise ConfigError(
+                    "--least-length is for random lengths, and a trace has exact ones; leave it out"
+                )
             return None
         if args.concurrency is not None:
             raise ConfigError("--concurrency: the recorded run has arrival times; leave it out")
-        return read_loads(args.inputs) if is_benchmark(args.inputs) else None
+        if is_benchmark(args.inputs):
+            return read_loads(args.inputs, least_length=least)
+        if least is not None:
+            raise ConfigError("--least-length is for random lengths, and INPUTS has exact ones; leave it out")
+        return None
     if not given and args.concurrency is None:
         raise ConfigError("INPUTS is missing; give a file, or --isl, --osl and --concurrency")
     for name in ("isl", "osl", "concurrency"):
@@ -134,7 +153,7 @@ def _read_loads(args: argparse.Namespace) -> list[NamedLoad] | None:
             raise ConfigError(f"--{name} is missing; give it, or a file")
     if args.format is not None:
         raise ConfigError("--format is for a trace; name the file")
-    return [build_closed_loop(args.isl, args.osl, args.concurrency, args.num_prompts)]
+    return [build_closed_loop(args.isl, args.osl, args.concurrency, args.num_prompts, least or 1.0)]
 
 
 _COLUMN_OF_FLAG = {
@@ -265,15 +284,19 @@ def _predict_loads(args: argparse.Namespace, loads: list[NamedLoad], source: _So
     from understudy.calibrate.experiment import MEASURES
     from understudy.calibrate.simulate import simulate
     from understudy.cli.progress import progress_bar
+    from understudy.run.facts import TimeFacts
+    from understudy.run.times import format_times
 
     deployment, rows = source.deployment, []
+    engines: dict[str, None] = {}
     engine = msgspec.structs.replace(deployment_flags.build_engine(args, deployment), timing=source.timing)
     with progress_bar("predicting", len(loads), "benchmarks") as progress:
         for one in loads:
-            settings = _read_recorded_settings(args, one, deployment)
+            own = msgspec.structs.replace(engine, **_read_recorded_settings(args, one, deployment))
+            engines[_describe_engine(own)] = None
             outcome = simulate(
                 one.load,
-                msgspec.structs.replace(engine, **settings),
+                own,
                 front_end_ms=source.front_end_ms,
                 workers=1 if deployment is None else deployment.parallel.data,
                 ranks=deployment is not None and deployment.steps_together,
@@ -293,8 +316,16 @@ def _predict_loads(args: argparse.Namespace, loads: list[NamedLoad], source: _So
     for one in loads:
         for note in one.notes:
             print(f"note: {one.name}: {note}", file=sys.stderr)
-    print(f"times from {source.timing.describe_origin()}", file=sys.stderr)
+    times = TimeFacts(source.timing.describe_origin(), 0.0, source.front_end_ms)
+    print(f"times from {format_times(times)}", file=sys.stderr)
+    for line in engines:
+        print(f"engine: {line}", file=sys.stderr)
     return 0
+
+
+def _describe_engine(engine: EngineConfig) -> str:
+    used = [f"{name} {getattr(engine, name):,}" for name in ("max_num_seqs", "max_num_batched_tokens")]
+    return f"{', '.join(used)}, {engine.num_gpu_blocks:,} KV blocks of {engine.block_size} tokens"
 
 
 def _format_errors(predicted: dict[str, float], measured: dict[str, float]) -> str:

@@ -59,10 +59,13 @@ def build_handoff_tables(handoff: HandOffReport, width: int) -> list[Table]:
 def list_handoff_facts(handoff: HandOffReport) -> list[tuple[str, str]]:
     """List the numbers of hand-offs: requests by way, bytes and transfer times."""
     took = handoff.transfer_ms
+    transfer = f"mean {fixed(took.mean)} ms, p99 {fixed(took.p99)} ms"
+    if handoff.remote and took.max == 0:
+        transfer = "no time: links have no limit (--kv-link-gbps)"
     return [
         ("Hand-offs", f"{handoff.remote:,} requests, {size(handoff.bytes)}"),
         ("Prompt on the decode worker", f"{handoff.local:,} requests, by the rule"),
-        ("Transfer", f"mean {fixed(took.mean)} ms, p99 {fixed(took.p99)} ms"),
+        ("Transfer", transfer),
         ("Expired leases", f"{handoff.expired_leases:,}"),
     ]
 

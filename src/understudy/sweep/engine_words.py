@@ -12,6 +12,7 @@ import msgspec
 from understudy.engines.mocker_settings import MockerSettings
 from understudy.engines.sglang_config import SglangConfig
 from understudy.engines.vllm_config import VllmConfig
+from understudy.run.model_groups import plan_model_groups
 from understudy.server.flags.grammar import vllm_flags
 from understudy.server.release import RELEASES
 from understudy.tiers.sizes import parse_bytes
@@ -170,6 +171,10 @@ def _has_estimated_blocks(candidate: Candidate) -> bool:
     settings, engine = candidate.settings, candidate.settings.engine
     if settings.gpu is None or not settings.gpu.is_known or candidate.model is None:
         return False
+    if isinstance(engine, VllmConfig) and engine.kv_cache_groups:
+        plain = msgspec.structs.replace(engine, kv_cache_groups=())
+        plan = plan_model_groups(settings.gpu, plain, candidate.model, candidate.kv_dtype, has_blocks=False)
+        return plan.num_blocks - 1 == engine.num_gpu_blocks  # without vLLM's null block
     found = settings.gpu.num_blocks(
         candidate.model,
         candidate.kv_dtype,

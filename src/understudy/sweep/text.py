@@ -44,7 +44,7 @@ def describe_sweep(sweep: Sweep) -> Iterator[str]:
         shares = ", ".join(f"{flag} {share:.0%}" for flag, share in sweep.variance.items())
         yield ""
         yield "Flags that mattered, as shares of the variance of requests in time:"
-        yield f"  {shares}; combinations of them {rest:.0%}"
+        yield f"  {shares}" + (f"; combinations of them {rest:.0%}" if len(sweep.variance) > 1 else "")
     yield from _describe_reasons(sweep)
     if sweep.notes:
         yield ""
