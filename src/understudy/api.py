@@ -225,7 +225,7 @@ def replay(
     if run.steps is not None:
         from understudy.explain.saved_run import SavedRun
 
-        saved = SavedRun.of(run.timeline, run.steps, facts, run.decisions)
+        saved = SavedRun.of(run.timeline, run.steps, facts, routed)
         saved.write(save_run=outputs.save_run, perfetto=outputs.perfetto)
     report = Report.build(run.timeline, facts, slo)
     facts = replace(facts, wall_time_s=time.perf_counter() - started)

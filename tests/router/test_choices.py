@@ -178,6 +178,22 @@ def test_the_report_shows_the_regret_of_a_user_defined_router(tmp_path: Path) ->
     assert "Routing: cached at decision and actual hits" in page
 
 
+def test_the_terminal_and_explain_say_what_was_cached_where(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file, run = tmp_path / "mine.py", tmp_path / "run.npz"
+    file.write_text(
+        "class Last:\n    def choose(self, request, view):\n        return int(view.ready[-1 - request.row % 2])\n"
+    )
+    flags = ["--workers", "2", "--routing", f"{file}:Last", "--no-advice", "--save-run", str(run)]
+    assert main(["replay", str(TRACE), *flags]) == 0
+    said = " ".join(capsys.readouterr().out.split())
+    assert "Routing prompt tokens cached at the choice:" in said
+    assert "% on the best; cache regret" in said
+    assert main(["explain", str(run), "--slowest", "1"]) == 0
+    assert "blocks were cached on the chosen worker, " in capsys.readouterr().out
+
+
 def test_the_command_line_writes_decisions_of_a_routers_file(tmp_path: Path) -> None:
     file, out = tmp_path / "mine.py", tmp_path / "decisions.jsonl"
     file.write_text("class First:\n    def choose(self, request, view):\n        return int(view.ready[0])\n")

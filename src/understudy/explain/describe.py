@@ -100,7 +100,7 @@ def _describe_request(run: SavedRun, waterfall: Waterfall, *, spans: bool) -> di
 
 
 def _describe_choice(run: SavedRun, row: int) -> dict[str, Any] | None:
-    """Return the router's last choice for a request; None without a KV-aware router."""
+    """Return the router's last choice for a request; None if choices were not recorded."""
     if not run.decisions or not len(found := np.flatnonzero(run.decisions["rows"] == row)):
         return None
     names = [name for name in run.decisions if name not in ("rows", "time_ns")]

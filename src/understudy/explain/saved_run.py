@@ -12,6 +12,7 @@ import numpy as np
 from understudy import __version__
 from understudy.errors import InvalidArgument
 from understudy.outputs import create
+from understudy.router.choices import Choices
 from understudy.run.step_columns import StepColumns
 
 if TYPE_CHECKING:
@@ -51,6 +52,8 @@ DECISION_COLUMNS = (
     "waited_ns",
 )
 """Columns of a KV-aware router's decisions that a saved run has."""
+CHOICE_COLUMNS = ("rows", "time_ns", "worker", "true_overlap_blocks", "best_true_overlap_blocks")
+"""Columns of a user-defined router's choices that a saved run has."""
 
 
 @dataclass(frozen=True, eq=False, slots=True, kw_only=True)
@@ -68,13 +71,13 @@ class SavedRun:
     block_size: int = 1
     worker_blocks: tuple[int, ...] = ()
     decisions: dict[str, NDArray[Any]] = field(default_factory=dict)
-    """`DECISION_COLUMNS` by name; empty without a KV-aware router."""
+    """`DECISION_COLUMNS` or `CHOICE_COLUMNS` by name; empty for other routers."""
     links: list[dict[str, Any]] = field(default_factory=list)
     """Links of tiers: name, `bucket_ns`, and bytes in each bucket of time."""
 
     @classmethod
     def of(
-        cls, timeline: Timeline, steps: StepColumns, facts: RunFacts, decisions: Decisions | None
+        cls, timeline: Timeline, steps: StepColumns, facts: RunFacts, decisions: Decisions | Choices | None
     ) -> SavedRun:
         """Combine the results of a replay that recorded its steps."""
         requests = {name: getattr(timeline, name) for name in REQUEST_COLUMNS}
@@ -87,6 +90,7 @@ class SavedRun:
                 for link in timeline.tiers.links
             ]
         times = facts.times
+        names = CHOICE_COLUMNS if isinstance(decisions, Choices) else DECISION_COLUMNS
         return cls(
             run=facts.to_dict(),
             steps=steps,
@@ -95,9 +99,7 @@ class SavedRun:
             front_end_ns=0 if times is None else round(times.front_end_ms * 1e6),
             block_size=timeline.block_size,
             worker_blocks=tuple(timeline.worker_blocks.tolist()),
-            decisions={}
-            if decisions is None
-            else {name: getattr(decisions, name) for name in DECISION_COLUMNS},
+            decisions={} if decisions is None else {name: getattr(decisions, name) for name in names},
             links=links,
         )
 

@@ -49,9 +49,11 @@ def _print_request(one: dict[str, Any], console: Console) -> None:
         soft_wrap=True,
     )
     if (choice := one["router"]) is not None:
+        cached = f"{choice['true_overlap_blocks']} blocks were cached on the chosen worker"
         console.print(
-            f"router: cost {choice['cost']:g} blocks, regret {choice['cost_regret']:g}; "
-            f"{choice['true_overlap_blocks']} blocks were cached on the chosen worker",
+            f"router: cost {choice['cost']:g} blocks, regret {choice['cost_regret']:g}; {cached}"
+            if "cost" in choice
+            else f"router: {cached}, {choice['best_true_overlap_blocks']} on the best",
             soft_wrap=True,
         )
     for span in one["spans"]:

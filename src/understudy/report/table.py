@@ -14,7 +14,7 @@ from understudy.report.engine_terms import terms_of
 from understudy.report.handoff_table import build_handoff_tables, list_handoff_facts
 from understudy.report.metrics import BY_KEY, DISTRIBUTIONS, STATISTICS
 from understudy.report.no_verdict import describe_no_verdict
-from understudy.report.text import duration, fixed, quantity
+from understudy.report.text import duration, fixed, quantity, significant
 from understudy.report.tier_table import (
     build_comparison,
     build_link_table,
@@ -73,6 +73,8 @@ class ReportTable:
             yield Padding(Text.assemble(("✓ ", "bold green"), none), (0, 1), expand=False)
         if self.report.advice is not None and self.report.advice.trials:
             yield Padding(Text.assemble(("Advice  ", "dim"), str(self.report.advice)), (0, 1), expand=False)
+        if routed := format_routing(self.report.run.router):
+            yield Padding(Text.assemble(("Routing  ", "dim"), routed), (0, 1), expand=False)
         for note in self.report.run.notes:
             yield Padding(Text.assemble(("Note  ", "yellow"), note), (0, 1), expand=False)
         words = format_times(self.report.run.times)
@@ -83,6 +85,17 @@ class ReportTable:
         if self.report.run.digest is not None:
             digest = Text.assemble(("Digest  ", "dim"), self.report.run.digest, overflow="fold")
             yield Padding(digest, (0, 1), expand=False)
+
+
+def format_routing(statistics: dict[str, float]) -> str:
+    """Describe the cached tokens of the chosen and of the best workers; empty without recorded choices."""
+    if "mean_cache_regret_blocks" not in statistics:
+        return ""
+    return (
+        f"prompt tokens cached at the choice: {statistics['held_hit']:.1%} on the chosen workers, "
+        f"{statistics['best_hit']:.1%} on the best; cache regret {significant(statistics['mean_cache_regret_blocks'])} "
+        f"blocks a request (above 0 for {statistics['cache_regretted']:.1%} of choices)"
+    ).replace("%", " %")
 
 
 def build_distributions(report: Report, width: int) -> Table:
