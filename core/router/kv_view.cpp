@@ -182,7 +182,10 @@ void KvView::match_index(const PrefixIndex& index, std::span<const std::uint64_t
     const auto row = out.begin() + static_cast<std::ptrdiff_t>(worker * PrefixIndex::kTiers);
     std::fill_n(row, PrefixIndex::kTiers, 0);
     const auto member = static_cast<PrefixIndex::Member>(worker);
-    *row = all_groups ? groups.all(*groups_[worker], member) : groups.first(*groups_[worker], member);
+    const GroupMatch::Units found =
+        all_groups ? groups.all(*groups_[worker], member) : groups.first(*groups_[worker], member);
+    *row = found.device;
+    *(row + 1) = found.below;  // the host: vLLM's offload has no other tier
   }
 }
 

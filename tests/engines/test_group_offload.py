@@ -25,6 +25,8 @@ Line = dict[str, Any]
 FILES = sorted((Path(__file__).parents[1] / "golden" / "vllm-group-offload").glob("*.json.gz"))
 WINDOW = KvCacheGroup(kind="sliding_window", block_size=16, window=64)
 FULL = KvCacheGroup(kind="full", block_size=16)
+RSWA = KvCacheGroup(kind="rswa", block_size=16, window=64)
+RING = KvCacheGroup(kind="circular", block_size=8)
 LOCAL = KvCacheGroup(kind="chunked_local", block_size=16, chunk=128)
 
 
@@ -35,7 +37,7 @@ def test_every_line_is_the_recorded_one(path: Path) -> None:
 
 
 def test_the_recordings_load_evict_and_flush() -> None:
-    assert len(FILES) == 17
+    assert len(FILES) == 19
 
 
 def test_chunks_of_one_end_are_evicted_by_group_whichever_group_was_used_first() -> None:
@@ -108,7 +110,9 @@ def replay(config: VllmConfig, tiers: TiersConfig | None, **settings: Any) -> Of
 @pytest.mark.parametrize("seed", range(12))
 def test_fast_forward_with_a_host_equals_stepping(seed: int) -> None:
     rng = Random(seed)
-    groups = rng.choice([(WINDOW, FULL), (WINDOW, WINDOW, FULL), (FULL, WINDOW), (LOCAL, FULL)])
+    groups = rng.choice(
+        [(WINDOW, FULL), (WINDOW, WINDOW, FULL), (FULL, WINDOW), (LOCAL, FULL), (RSWA, WINDOW), (RING, FULL)]
+    )
     config = engine(
         *groups,
         async_scheduling=rng.random() < 0.5,
@@ -134,13 +138,15 @@ def test_a_host_finds_what_the_device_has_evicted() -> None:
 @pytest.mark.parametrize(
     ("group", "problem"),
     [
-        (KvCacheGroup(kind="mamba", block_size=16), "has states"),
-        (KvCacheGroup(kind="rswa", block_size=16, window=64), "is rswa"),
-        (KvCacheGroup(kind="circular", block_size=16), "is not cached"),
+        (KvCacheGroup(kind="mamba", block_size=16), "if one of them has states"),
+        (
+            KvCacheGroup(kind="sliding_window_mla", block_size=16, window=64, bounded_replay=True),
+            "if the window of one of them is computed again",
+        ),
     ],
 )
 def test_groups_that_the_offload_does_not_have_are_refused_by_name(group: KvCacheGroup, problem: str) -> None:
-    with pytest.raises(ConfigError, match=f"vLLM's offload, if one of them {problem}"):
+    with pytest.raises(ConfigError, match=f"vLLM's offload, {problem}"):
         replay(engine(group, FULL), host())
 
 
@@ -150,14 +156,8 @@ def test_a_retention_interval_is_a_multiple_of_the_chunks() -> None:
         replay(config, host(blocks_per_chunk=2))
 
 
-def test_other_tiers_events_and_live_engines_are_refused_by_name() -> None:
+def test_other_tiers_are_refused_by_name() -> None:
     config = engine(WINDOW, FULL)
     own = TiersConfig.from_dict({"tiers": [{"tier": "g2", "blocks": 64}], "kv_bytes_per_token": 1024})
     with pytest.raises(ConfigError, match=r"with tiers yet; use .* \(--kv-offloading-size\)$"):
         replay(config, own)
-    with pytest.raises(ConfigError, match="KV events or KV routing next to vLLM's offload"):
-        replay(config, host(), events=True)
-    with pytest.raises(
-        ConfigError, match="vLLM's offload on a live engine yet; leave out --kv-offloading-size"
-    ):
-        config.build_live_offload(host(), 100)

@@ -72,7 +72,9 @@ class GroupHost(Host):
         return []
 
     def _job(self, number: int, job: Any, keys: list[Any], *, load: bool) -> Line:
-        states = self._side._req_status[job.req_id].group_states
+        # The connector leaves out groups that are not cached.
+        numbers = (config.group_idx for config in self._side.config.kv_group_configs)
+        states = dict(zip(numbers, self._side._req_status[job.req_id].group_states, strict=True))
         groups = [get_offload_group_idx(key) for key in keys]
         line = super()._describe(number, job, keys, load=load)
         line["groups"] = groups

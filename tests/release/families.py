@@ -188,5 +188,6 @@ FAMILIES = {
         Family("groups", "groups", _groups),
         Family("pd", "pairs", draw_pair),
         Family("group-offload", "offload", lambda seed: with_group_offload(_offload(seed), seed)),
+        Family("rare-offload", "offload", lambda seed: with_group_offload(_offload(seed), seed, rare=True)),
     )
 }

@@ -86,17 +86,25 @@ def with_groups(scenario: Line, seed: int) -> Line:
     return {**scenario, "config": config}
 
 
-def with_group_offload(scenario: Line, seed: int) -> Line:
-    """Return a scenario with an offload, with KV cache groups of full attention, windows and chunks."""
+def with_group_offload(scenario: Line, seed: int, *, rare: bool = False) -> Line:
+    """Return a scenario with an offload, with KV cache groups of full attention, windows and chunks.
+
+    `rare`: with rswa, or with a group that is not cached.
+    """
     rng = Random(f"group offload {seed}")
     size = rng.choice([8, 16])
-    full = {"kind": rng.choice(["full", "full", "mla"]), "block_size": size}
+    full: Line = {"kind": rng.choice(["full", "full", "mla"]), "block_size": size}
 
     def window() -> Line:
         kind = rng.choice(["sliding_window", "sliding_window", "sliding_window_mla"])
         return {"kind": kind, "block_size": size, "window": rng.randint(2, 8 * size)}
 
-    match rng.choice(["windows", "windows", "windows", "sizes", "local"]):
+    match rng.choice(["rswa", "ring"] if rare else ["windows", "windows", "windows", "sizes", "local"]):
+        case "rswa":
+            rswa: Line = {"kind": "rswa", "block_size": size, "window": rng.randint(2, 8 * size)}
+            groups = [rswa] + [window()] * rng.randint(0, 1) + [full] * rng.randint(0, 1)
+        case "ring":
+            groups = [window(), full, {"kind": "circular", "block_size": 8}]
         case "windows":
             groups = [window()] * rng.randint(1, 3) + [window()] * rng.randint(0, 1) + [full]
         case "sizes":

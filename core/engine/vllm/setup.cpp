@@ -24,8 +24,7 @@ void require_groups(const VllmConfig& c) {
   for (const KvGroup& group : c.groups) {
     if (!c.offload) break;
     refuse(group.kind == GroupKind::State, "vLLM's offload, if one of them has states,");
-    refuse(group.kind == GroupKind::Rswa, "vLLM's offload, if one of them is rswa,");
-    refuse(!group.cacheable(), "vLLM's offload, if one of them is not cached,");
+    refuse(group.bounded_replay, "vLLM's offload, if the window of one of them is computed again,");
   }
   refuse(c.offload && !c.enable_prefix_caching, "vLLM's offload without prefix caching");
   refuse(static_cast<bool>(c.eviction), "eviction_policy");
@@ -222,7 +221,8 @@ StoreConfig store_config(const VllmConfig& c, const TierConfig* tiers, bool belo
     host.keeps_details = details;
     store.pools.push_back(host);
   }
-  store.events.enabled = Announcer::wanted(c) && c.groups.empty();
+  // With several cache groups only the host's chunks are in the store.
+  store.events.enabled = Announcer::wanted(c) && (c.groups.empty() || (c.offload && !c.group_events));
   store.events.names_only = Announcer::names_only(c);
   store.thread_safe = false;  // an engine is one state machine, owned by the thread that steps it
   return store;
@@ -284,7 +284,7 @@ VllmEngine::VllmEngine(const VllmConfig& config, const EngineSite& site)
     grouped_ = grouped.get();
     kv_ = std::move(grouped);
     if (!config.group_events) {
-      group_rows_ = std::make_unique<GroupRows>(*grouped_, config.event_ranges);
+      group_rows_ = std::make_unique<GroupRows>(*grouped_, config.event_ranges, config.offload ? &store_ : nullptr);
       announcer_.read_from(*group_rows_);
     }
     const GroupLayout& layout = grouped_->layout();

@@ -8,7 +8,7 @@ import msgspec
 
 from understudy.engines.group_recording import COUNTS, GroupRun, GroupScenarioConfig
 from understudy.engines.offload_recording import HostRecorder, LockstepOffload, OffloadRequest
-from understudy.engines.recorder import STEP_NS, Aborts
+from understudy.engines.recorder import Aborts
 from understudy.engines.scenario import ScenarioAbort  # noqa: TC001  (msgspec reads the annotation)
 
 if TYPE_CHECKING:
@@ -67,19 +67,9 @@ class GroupOffloadRun:
                     self._numbers[request.id] = number = self._run.submit(index, request)
                     host.names[number] = request.id
             to_come = [(index, request) for index, request in to_come if request.arrival_step > step]
-            loading = host.loading
-            before = aborts.play(step, "before")
-            engine.begin_recorded_step(step * STEP_NS)
-            loading_now = [host.names[r] for r in engine.loading]
-            mid = aborts.play(step, "mid")
-            engine.end_recorded_step((step + 1) * STEP_NS)
-            if self._check:
-                engine.check()
-            host.aborted += len(before) + len(mid)
-            host.aborted_loading += sum(name in loading for name in before)
-            host.aborted_loading += sum(name in loading_now for name in mid)
-            line = {**self._run.describe(step, totals), "aborted": before + mid}
-            totals["finished"] += len(before) + len(mid)
+            aborted = host.run_step(engine, aborts, step, check=self._check)
+            line = {**self._run.describe(step, totals), "aborted": aborted}
+            totals["finished"] += len(aborted)
             line |= {key: value for key, value in host.describe_step(engine).items() if key not in LEFT_OUT}
             lines.append(line)
             self.halted_at = (step if self.halted_at is None else self.halted_at) if engine.stuck else None
@@ -88,8 +78,7 @@ class GroupOffloadRun:
         done = totals["finished"] >= len(requests) and not engine.offload_pending
         ends = {"reason": "done" if done else "max_steps", "steps": len(lines)}
         ends |= {name: totals[name] for name in COUNTS if name != "copies"}
-        ends |= host.totals(lines)
-        yield {"end": ends | {"aborted": host.aborted, "aborted_loading": host.aborted_loading}}
+        yield {"end": ends | host.totals(lines)}
 
 
 def _number_by_naming(lines: list[Line]) -> None:

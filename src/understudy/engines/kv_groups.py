@@ -114,11 +114,6 @@ def refuse_with_groups(**given: bool) -> None:
     """Raise ConfigError that names the first part of a run that several groups do not support yet."""
     names = {
         "tiers": ("tiers", "use vLLM's own offload (--kv-offloading-size)"),
-        "events": (
-            "KV events or KV routing next to vLLM's offload",
-            "leave out the offload, or the events and routing kv",
-        ),
-        "live_offload": ("vLLM's offload on a live engine", "leave out --kv-offloading-size"),
         "kv_trace": ("a KV trace", "leave out --kv-trace"),
         "record_steps": ("recorded steps", "leave out --record-steps"),
     }

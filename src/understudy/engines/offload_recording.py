@@ -88,25 +88,14 @@ class OffloadRun:
         while self._busy() and recorder.steps < self.scenario.max_steps:
             step = recorder.steps
             self._submit(step)
-            loading = host.loading
-            before = aborts.play(step, "before")
-            engine.begin_recorded_step(step * STEP_NS)
-            loading_now = [host.names[r] for r in engine.loading]
-            mid = aborts.play(step, "mid")
-            engine.end_recorded_step((step + 1) * STEP_NS)
-            if self._check:
-                engine.check()
-            host.aborted += len(before) + len(mid)
-            host.aborted_loading += sum(name in loading for name in before)
-            host.aborted_loading += sum(name in loading_now for name in mid)
-            recorder.totals["finished"] += len(before) + len(mid)
-            lines.append({**recorder.ended(engine), "aborted": before + mid, **host.describe_step(engine)})
+            aborted = host.run_step(engine, aborts, step, check=self._check)
+            recorder.totals["finished"] += len(aborted)
+            lines.append({**recorder.ended(engine), "aborted": aborted, **host.describe_step(engine)})
             self.halted_at = (step if self.halted_at is None else self.halted_at) if engine.stuck else None
         host.name(lines, recorder.numbers)
         yield from lines
         reason = "max_steps" if self._busy() else "done"
-        totals = {"reason": reason, "steps": recorder.steps, **recorder.totals, **host.totals(lines)}
-        yield {"end": totals | {"aborted": host.aborted, "aborted_loading": host.aborted_loading}}
+        yield {"end": {"reason": reason, "steps": recorder.steps, **recorder.totals, **host.totals(lines)}}
 
     def _busy(self) -> bool:
         return self._recorder.totals["finished"] < len(self.scenario.requests) or self._engine.offload_pending
@@ -136,39 +125,54 @@ class HostRecorder:
         self._held_back: list[Line] = []
         self._steps = 0
 
+    def run_step(self, engine: VllmEngine, aborts: Aborts, step: int, *, check: bool) -> list[str]:
+        """Run a step with its aborts, and return the aborted requests."""
+        loading = self.loading
+        before = aborts.play(step, "before")
+        engine.begin_recorded_step(step * STEP_NS)
+        loading_now = [self.names[r] for r in engine.loading]
+        mid = aborts.play(step, "mid")
+        engine.end_recorded_step((step + 1) * STEP_NS)
+        if check:
+            engine.check()
+        self.aborted += len(before) + len(mid)
+        self.aborted_loading += sum(name in loading for name in before)
+        self.aborted_loading += sum(name in loading_now for name in mid)
+        return before + mid
+
     def describe_step(self, engine: VllmEngine) -> Line:
         """The part of a step's line; chunks are named by their sequence hashes yet."""
-        told: dict[str, Any] = engine.take_offload_line()
+        taken: dict[str, Any] = engine.take_offload_line()
         name = self.names.__getitem__
-        for job in told["stores"]:
+        for job in taken["stores"]:
             self._stored[job["job"]] = job["hashes"]
-        events = self._held_back + [{"type": "removed", "h": keys} for keys in told["evicted"]]
-        for job_id in told["done"]:
+        events = self._held_back + [{"type": "removed", "h": keys} for keys in taken["evicted"]]
+        for job_id in taken["done"]:
             events += [{"type": "stored", "h": [key]} for key in self._stored.pop(job_id, [])]
         # Asynchronously the first schedule is followed by no update, so its events wait for the next.
         held = self._asynchronous and self._steps == 0
         self._held_back = events if held else []
         self._steps += 1
-        self.loading = [name(r) for r in told["loading"]]
-        # vLLM tells new requests, then those that run, then those that resume.
-        blocks = sorted(told["blocks"], key=lambda row: (not row[1], row[2]))
+        self.loading = [name(r) for r in taken["loading"]]
+        # vLLM lists new requests, then running ones, then resumed ones.
+        blocks = sorted(taken["blocks"], key=lambda row: (not row[1], row[2]))
         return {
-            "lookups": [[name(r), local, hit] for r, local, hit in told["lookups"]],
-            "external": {name(job["request"]): job["tokens"] for job in told["loads"]},
+            "lookups": [[name(r), local, hit] for r, local, hit in taken["lookups"]],
+            "external": {name(job["request"]): job["tokens"] for job in taken["loads"]},
             "loading": self.loading,
             "loads": [
-                {**self._job(job), "table": [block + 1 for block in job["table"]]} for job in told["loads"]
+                {**self._job(job), "table": [block + 1 for block in job["table"]]} for job in taken["loads"]
             ],
-            "stores": [self._job(job) for job in told["stores"]],
-            "store_failed": [name(r) for r in told["refused"]],
-            "flush": told["flush"],
+            "stores": [self._job(job) for job in taken["stores"]],
+            "store_failed": [name(r) for r in taken["refused"]],
+            "flush": taken["flush"],
             "blocks": {name(r): [block + 1 for block in slots] for r, _, _, slots in blocks},
-            "jobs_done": told["done"],
-            "evicted": [key for keys in told["evicted"] for key in keys],
+            "jobs_done": taken["done"],
+            "evicted": [key for keys in taken["evicted"] for key in keys],
             "host_events": [] if held else events,
-            "host_chunks": told["resident"],
-            "host_ready": told["ready"],
-            "host_lru": told["oldest"],
+            "host_chunks": taken["resident"],
+            "host_ready": taken["ready"],
+            "host_lru": taken["oldest"],
         }
 
     def _job(self, job: dict[str, Any]) -> Line:
@@ -206,8 +210,7 @@ class HostRecorder:
             if line["host_lru"] is not None:
                 line["host_lru"] = number(line["host_lru"])
 
-    @staticmethod
-    def totals(lines: list[Line]) -> dict[str, int]:
+    def totals(self, lines: list[Line]) -> dict[str, int]:
         """Return the host's part of the last line."""
         return {
             "load_jobs": sum(len(line["loads"]) for line in lines),
@@ -219,4 +222,6 @@ class HostRecorder:
             "flushed": sum(len(line["flush"]) for line in lines),
             "lookup_deferred": sum(hit is None for line in lines for _, _, hit in line["lookups"]),
             "external_tokens": sum(sum(line["external"].values()) for line in lines),
+            "aborted": self.aborted,
+            "aborted_loading": self.aborted_loading,
         }

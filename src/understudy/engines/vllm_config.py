@@ -319,17 +319,13 @@ class VllmConfig(EngineConfig, frozen=True, kw_only=True, forbid_unknown_fields=
         refuse_without_groups(self)
         if self.kv_cache_groups:
             offloads = plan is not None and plan.offload.mode == "vllm"
-            refuse_with_groups(
-                tiers=plan is not None and not offloads, kv_trace=kv_trace, events=offloads and events
-            )
+            refuse_with_groups(tiers=plan is not None and not offloads, kv_trace=kv_trace)
         offload = build_vllm_offload(plan, self, max_blocks)
         return self.native(events=events, kv_trace=kv_trace, offload=offload)
 
     def build_live_offload(self, tiers: TiersConfig, max_blocks: int) -> VllmOffload | None:
         """Build vLLM's own offload of a live engine, if the tiers ask for one."""
-        offload = build_vllm_offload(TierPlan.of(tiers, self.block_size), self, max_blocks, samples=True)
-        refuse_with_groups(live_offload=bool(self.kv_cache_groups) and offload is not None)
-        return offload
+        return build_vllm_offload(TierPlan.of(tiers, self.block_size), self, max_blocks, samples=True)
 
     def live_config(
         self,

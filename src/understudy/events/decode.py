@@ -100,12 +100,13 @@ def decode_ranges(
     """Decode the raw rows of an engine with several cache groups as vLLM publishes them.
 
     A Stored covers a range of tokens (`covered`: its units of hashing, of `unit` tokens), of which `blocks` may name
-    none. `groups` has the kind, the window and the block size of each group.
+    none. `groups` has the kind, the window and the block size of each group. Host rows name chunks of vLLM's offload.
     """
     kinds, ids = batch.kinds.tolist(), batch.ids.tolist()
     hashes, parents = batch.sequence_hashes.tolist(), batch.parent_hashes.tolist()
     local, positions = batch.local_hashes.tolist(), batch.positions.tolist()
     generations, group_of = batch.generations.tolist(), batch.groups.tolist()
+    tiers = batch.tiers.tolist()
     bounds = [*np.flatnonzero(batch.starts).tolist(), len(batch)]
     events: list[Stored | Removed] = []
     for start, stop in pairwise(bounds):
@@ -114,7 +115,7 @@ def decode_ranges(
             removed = tuple(
                 RemovedBlock(hashes[row], positions[row], generations[row]) for row in range(start, stop)
             )
-            events.append(Removed(ids[start], removed, Tier.G1, dp_rank, group))
+            events.append(Removed(ids[start], removed, Tier(tiers[start]), dp_rank, group))
             continue
         kind, window, size = groups[group]
         named = tuple(
@@ -122,6 +123,9 @@ def decode_ranges(
             for row in range(start, stop)
             if kinds[row] == EventKind.STORED
         )
+        if tiers[start] != Tier.G1:  # a chunk of vLLM's offload, whose hash alone is published
+            events.append(Stored(ids[start], None, named, Tier(tiers[start]), dp_rank, group))
+            continue
         events.append(
             Stored(
                 ids[start],

@@ -18,7 +18,7 @@ from understudy._core import (
 )
 from understudy.checks import whole_number
 from understudy.engines.kinds import DEFAULT_ENGINE
-from understudy.engines.kv_groups import group_labels, refuse_with_groups
+from understudy.engines.kv_groups import group_labels
 from understudy.errors import ConfigError
 from understudy.router.choices import Choices
 from understudy.router.kv import Decisions, KvRouter, KvRouting
@@ -142,11 +142,8 @@ def run_offline(
         pools, engine, tiers = disaggregation.make_pools(engine or DEFAULT_ENGINE, tiers), None, None
     pools = make_pools(pools, engine, workers, tiers)
     _check_roles(pools, disaggregation)
-    lacks_events = any(map(_offloads_groups, pools))
-    if routing == "kv" or isinstance(routing, KvRouting) or keep_candidates:
-        refuse_with_groups(events=lacks_events)
     is_users = not isinstance(routing, str | KvRouting | NativeRouter)
-    records_choices = not lacks_events and (is_users or keep_candidates)
+    records_choices = is_users or keep_candidates
     if disaggregation is not None and record_steps is not None:
         raise ConfigError("record_steps does not work with prefill and decode workers yet; leave it out")
     if record_steps is not None:
@@ -284,13 +281,6 @@ def _check_roles(pools: Sequence[WorkerPool], disaggregation: Disaggregation | N
                 f"disaggregation: pool {pool.name} has the role {pool.role}; give Disaggregation()"
             )
     return None
-
-
-def _offloads_groups(pool: WorkerPool) -> bool:
-    """Return whether vLLM's offload moves several KV cache groups, of which there are no events."""
-    below = pool.resolve_tiers()
-    offloads = bool(below.tiers) and below.offload.mode == "vllm"
-    return offloads and bool(getattr(pool.engine, "kv_cache_groups", ()))
 
 
 def _is_deep(check: object, *, steps_only: bool) -> bool:

@@ -4,6 +4,8 @@
 #include <set>
 #include <utility>
 
+#include "engine/vllm/groups/chunk_key.hpp"
+
 namespace understudy {
 
 GroupOffload::GroupOffload(const VllmOffload& config, const GroupedBackend& backend, std::uint64_t num_device_blocks,
@@ -17,6 +19,10 @@ GroupOffload::GroupOffload(const VllmOffload& config, const GroupedBackend& back
   for (std::size_t g = 0; g < layout_.groups.size(); ++g) {
     const KvGroup& group = layout_.groups[g];
     Group out{group.block_size, group.block_size * config.blocks_per_chunk, std::nullopt};
+    if (!group.cacheable()) {  // without keys: not offloaded
+      groups_.push_back(out);
+      continue;
+    }
     if (group.slides()) out.window = ceil_div(group.window, out.chunk);
     if (group.kind == GroupKind::ChunkedLocal) out.window = ceil_div(group.chunk, out.chunk);
     if (out.window && layout_.retention && *layout_.retention % out.chunk != 0) {
@@ -27,6 +33,7 @@ GroupOffload::GroupOffload(const VllmOffload& config, const GroupedBackend& back
     if (!out.window) full_chunks.insert(out.chunk);
     widest = std::max(widest, out.chunk);
     groups_.push_back(out);
+    offloaded_.push_back(g);
   }
   std::ranges::stable_sort(windows_,
                            [this](std::size_t a, std::size_t b) { return groups_[a].window > groups_[b].window; });
@@ -51,8 +58,7 @@ void GroupOffload::name_all(KvRequest& request) const {
 
 BlockIdentity GroupOffload::key(std::span<const BlockIdentity> names, Chunk chunk) const {
   BlockIdentity out = names[(chunk.index + 1) * std::size_t{groups_[chunk.group].chunk} / layout_.hash_block - 1];
-  // The group takes the parent's place.
-  out.lineage = LineageHash::make(out.sequence_hash(), true, chunk.group + 1, out.lineage.position());
+  out.lineage = chunk_of_group(out.lineage, chunk.group);
   return out;
 }
 
@@ -183,7 +189,7 @@ std::optional<std::uint32_t> GroupOffload::find_window(State& state, std::span<c
 
 bool GroupOffload::is_loading(State& state, std::span<const BlockIdentity> names, std::uint32_t local,
                               std::uint32_t total) {
-  for (std::size_t g = 0; g < groups_.size(); ++g) {
+  for (const std::size_t g : offloaded_) {
     std::uint32_t first = local / groups_[g].chunk;
     const std::uint32_t end = ceil_div(total, groups_[g].chunk);
     if (groups_[g].window) first = std::max(first, end - std::min(end, load_window(g, total)));
@@ -200,12 +206,10 @@ void GroupOffload::begin_load(const KvRequest& request, std::uint32_t local, std
   const std::uint32_t total = local + tokens;
   OffloadJob& job = new_job(index, false);
   chosen_.clear();
-  for (std::size_t g = 0; g < groups_.size(); ++g) {
+  for (std::size_t g = 0; g < groups_.size(); ++g) report_allocated(backend_.table(request, g));
+  for (const std::size_t g : offloaded_) {
     const Group& group = groups_[g];
     const std::span<const SlotId> table = backend_.table(request, g);
-    for (const SlotId block : table) {
-      if (block != kNoSlot) allocated({&block, 1});
-    }
     // The allocation has left out what a window does not read.
     const std::uint32_t end = ceil_div(total, group.block);
     std::uint32_t first = ceil_div(local, group.block);
@@ -250,20 +254,28 @@ void GroupOffload::scheduled(KvRequest& request, std::uint32_t after, bool admit
   std::uint32_t tokens = std::min(after, request.known);
   if (config_.prompt_only) tokens = std::min(tokens, request.spec.prompt_tokens);
   bool offers = false;
-  for (std::size_t g = 0; g < groups_.size(); ++g) {
+  if (admitted) {  // also blocks of groups that are not offloaded
+    for (std::size_t g = 0; g < groups_.size(); ++g) report_allocated(backend_.table(request, g));
+  }
+  for (const std::size_t g : offloaded_) {
     Held& held = state.groups[g];
     const std::span<const SlotId> table = backend_.table(request, g);
     if (admitted) held.blocks.clear();
     held.reported = held.blocks.size();
-    for (std::size_t i = held.reported; i < table.size(); ++i) {
-      if (table[i] != kNoSlot) allocated({&table[i], 1});
-    }
     if (held.reported < table.size()) {
-      held.blocks.insert(held.blocks.end(), table.begin() + static_cast<std::ptrdiff_t>(held.reported), table.end());
+      const std::span<const SlotId> fresh = table.subspan(held.reported);
+      if (!admitted) report_allocated(fresh);
+      held.blocks.insert(held.blocks.end(), fresh.begin(), fresh.end());
     }
     offers = offers || num_storable(held, g, tokens) > held.next_stored;
   }
   if (offers) offers_.push_back({&request, after});
+}
+
+void GroupOffload::report_allocated(std::span<const SlotId> table) {
+  for (const SlotId& block : table) {
+    if (block != kNoSlot) allocated({&block, 1});
+  }
 }
 
 void GroupOffload::ended(KvRequest& request, std::uint32_t computed, bool aborted, std::int64_t now_ns) {

@@ -11,8 +11,8 @@
 
 namespace understudy {
 
-// A chunk has blocks of one group, and its key has the group. A load needs chunks of all groups: the leading ones of
-// full attention, and of a window those that it covers. Windows store what other requests can reach.
+// A chunk has blocks of one group, and its key has the group. A load needs chunks of all groups that are cached: the
+// leading ones of full attention, and of a window those that it covers. Windows store what other requests can reach.
 class GroupOffload final : public OffloadConnector {
  public:
   GroupOffload(const VllmOffload& config, const GroupedBackend& backend, std::uint64_t num_device_blocks,
@@ -65,13 +65,14 @@ class GroupOffload final : public OffloadConnector {
                                            std::uint32_t first, std::uint32_t end, std::uint32_t bound);
   bool is_loading(State& state, std::span<const BlockIdentity> names, std::uint32_t local, std::uint32_t total);
 
+  void report_allocated(std::span<const SlotId> table);
+
   std::uint32_t num_storable(const Held& held, std::size_t g, std::uint32_t tokens) const;
   void advance(State& state, std::uint32_t tokens);
   void store(std::uint32_t index, std::span<const BlockIdentity> names, std::uint32_t known, std::uint32_t after,
              std::uint32_t prompt, bool finished);
-  // Append the chunks of a group that are worth storing; returns the range that was considered.
-  std::pair<std::uint32_t, std::uint32_t> choose(const State& state, std::size_t g, std::uint32_t tokens,
-                                                 std::uint32_t prompt, bool finished);
+  // Append the chunks of a group that are worth storing; returns the end of those that were considered.
+  std::uint32_t choose(const State& state, std::size_t g, std::uint32_t tokens, std::uint32_t prompt, bool finished);
   // Whether a load can reach each block of [first, end); empty: all. `horizon`: blocks where the request may end.
   std::vector<bool> reachable(const State& state, std::size_t g, std::uint32_t first, std::uint32_t end,
                               std::optional<std::uint32_t> horizon, std::uint32_t prompt) const;
@@ -84,10 +85,11 @@ class GroupOffload final : public OffloadConnector {
   const GroupedBackend& backend_;
   const GroupLayout& layout_;
   std::vector<Group> groups_;
-  std::vector<std::size_t> full_;     // groups
-  std::vector<std::size_t> windows_;  // the widest first
-  std::uint32_t alignment_ = 0;       // tokens: loads end at multiples of it; 0: anywhere
-  std::vector<State> states_;         // by index of tracked_
+  std::vector<std::size_t> offloaded_;  // groups: those that are cached
+  std::vector<std::size_t> full_;       // groups
+  std::vector<std::size_t> windows_;    // the widest first
+  std::uint32_t alignment_ = 0;         // tokens: loads end at multiples of it; 0: anywhere
+  std::vector<State> states_;           // by index of tracked_
 
   // Scratch.
   std::vector<Chunk> chosen_;

@@ -291,7 +291,7 @@ std::uint64_t GroupedBackend::load_cost(std::uint32_t total, std::uint32_t slots
   std::uint64_t blocks = 0;
   for (std::size_t g = 0; g < layout_.groups.size(); ++g) {
     const KvGroup& group = layout_.groups[g];
-    std::size_t want = ceil_div(slots, group.block_size);
+    std::size_t want = group.kind == GroupKind::Circular ? 1 : ceil_div(slots, group.block_size);
     if (whole && layout_.caps[g]) want = std::min<std::size_t>(want, *layout_.caps[g]);
     const std::size_t gone = group.skipped(total) / group.block_size;
     blocks += want - std::min(want, std::max(gone, hits_[g].size()));

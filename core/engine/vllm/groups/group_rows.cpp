@@ -1,9 +1,11 @@
 #include "engine/vllm/groups/group_rows.hpp"
 
 #include <algorithm>
+#include <unordered_set>
 
 #include "base/assert.hpp"
 #include "base/errors.hpp"
+#include "engine/vllm/groups/chunk_key.hpp"
 
 namespace understudy {
 
@@ -15,6 +17,7 @@ std::span<const EventRecord> GroupRows::unread() {
       add_removed(event);
     }
   }
+  if (host_ != nullptr) host_->read_events([this](std::span<const EventRecord> rows) { add_host(rows); });
   return rows_;
 }
 
@@ -62,6 +65,42 @@ void GroupRows::add_removed(const GroupEvent& event) {
   }
 }
 
+// Chunks that leave together are one event per group, in the order of the groups' first chunks.
+void GroupRows::add_host(std::span<const EventRecord> rows) {
+  for (std::size_t first = 0, end = 0; first < rows.size(); first = end) {
+    const bool removed = rows[first].kind == EventKind::Removed;
+    const std::size_t begin = rows_.size();
+    for (end = first; end < rows.size() && rows[end].kind == rows[first].kind; ++end) {
+      if (end > first && rows[end].starts) break;
+      EventRecord& row = rows_.emplace_back(rows[end]);
+      row.group = group_of_chunk(row.identity.lineage);
+      const std::uint32_t position = row.identity.position();
+      row.identity.lineage =
+          LineageHash::make(row.identity.sequence_hash(), position > 0, row.identity.parent_hash, position);
+    }
+    if (removed) {
+      host_chunks_ -= end - first;
+    } else {
+      host_chunks_ += end - first;
+    }
+    for (auto at = rows_.begin() + static_cast<std::ptrdiff_t>(begin); at != rows_.end();) {
+      const auto same = [group = at->group](const EventRecord& row) { return row.group == group; };
+      const auto next =
+          removed ? std::stable_partition(at, rows_.end(), same) : std::find_if_not(at, rows_.end(), same);
+      for (auto row = at; row != next; ++row) row->starts = row == at;
+      at = next;
+    }
+  }
+}
+
+std::vector<std::uint64_t> GroupRows::host_keys() const {
+  std::vector<std::uint64_t> keys;
+  for (const BlockIdentity& chunk : host_->resident(1)) {
+    keys.push_back(group_key(chunk.sequence_hash(), group_of_chunk(chunk.lineage)));
+  }
+  return keys;
+}
+
 void GroupRows::check() const {
   const std::vector<std::uint64_t> keys = backend_.contents();
   const auto known = [this](std::uint64_t key) { return held_.contains(key); };
@@ -69,15 +108,24 @@ void GroupRows::check() const {
     throw Error(ErrorKind::InvariantViolated, "KV events name ", held_.size(), " keys, and the cache groups have ",
                 keys.size(), ", or others");
   }
+  if (host_ != nullptr && host_->num_hashes() != host_chunks_) {
+    throw Error(ErrorKind::InvariantViolated, "KV events name ", host_chunks_, " chunks of the host, which has ",
+                host_->num_hashes());
+  }
 }
 
-void GroupRows::has_blocks(std::size_t, std::span<const BlockIdentity> blocks, bool* out) const {
-  for (std::size_t i = 0; i < blocks.size(); ++i) out[i] = held_.contains(blocks[i].sequence_hash());
+void GroupRows::has_blocks(std::size_t pool, std::span<const BlockIdentity> blocks, bool* out) const {
+  const std::vector<std::uint64_t> keys = pool == 0 ? std::vector<std::uint64_t>() : host_keys();
+  const std::unordered_set<std::uint64_t> below(keys.begin(), keys.end());
+  for (std::size_t i = 0; i < blocks.size(); ++i) {
+    const std::uint64_t key = blocks[i].sequence_hash();
+    out[i] = pool == 0 ? held_.contains(key) : below.contains(key);
+  }
 }
 
-std::vector<BlockIdentity> GroupRows::resident(std::size_t) const {
+std::vector<BlockIdentity> GroupRows::resident(std::size_t pool) const {
   std::vector<BlockIdentity> out;
-  for (const std::uint64_t key : backend_.contents()) {
+  for (const std::uint64_t key : pool == 0 ? backend_.contents() : host_keys()) {
     out.emplace_back().lineage = LineageHash::make(key, false, 0, 0);
   }
   return out;

@@ -14,19 +14,21 @@
 namespace understudy {
 
 // A row per named block, at the unit of hashing. With `ranges`, the raw stream also has a Skipped row for every unit of
-// an event that ends no named block.
+// an event that ends no named block. `host`: pool 1 has the chunks of vLLM's offload, a row each; null: there is none.
 class GroupRows final : public EventSource, public Residency {
  public:
-  GroupRows(GroupedBackend& backend, bool ranges) : backend_(backend), ranges_(ranges) {}
+  GroupRows(GroupedBackend& backend, bool ranges, BlockStore* host) : backend_(backend), ranges_(ranges), host_(host) {}
 
   std::span<const EventRecord> unread() override;
   void clear() override { rows_.clear(); }
   void check() const override;
 
   // ── Residency: the keys of all groups ──
-  std::size_t num_pools() const noexcept override { return 1; }
-  Tier tier(std::size_t) const override { return Tier::G1; }
-  std::size_t num_hashes() const override { return backend_.contents().size(); }
+  std::size_t num_pools() const noexcept override { return host_ != nullptr ? 2 : 1; }
+  Tier tier(std::size_t pool) const override { return pool == 0 ? Tier::G1 : Tier::G2; }
+  std::size_t num_hashes() const override {
+    return backend_.contents().size() + (host_ != nullptr ? host_->num_hashes() : 0);
+  }
   void has_blocks(std::size_t pool, std::span<const BlockIdentity> blocks, bool* out) const override;
   std::vector<BlockIdentity> resident(std::size_t pool) const override;
 
@@ -38,9 +40,13 @@ class GroupRows final : public EventSource, public Residency {
   };
   void add_stored(const GroupEvent& event);
   void add_removed(const GroupEvent& event);
+  void add_host(std::span<const EventRecord> rows);
+  std::vector<std::uint64_t> host_keys() const;
 
   GroupedBackend& backend_;
   const bool ranges_;
+  BlockStore* host_;
+  std::uint64_t host_chunks_ = 0;  // by the rows
   EventRecords rows_;
   std::unordered_map<std::uint64_t, Held> held_;  // by key
   std::uint64_t generation_ = 0;

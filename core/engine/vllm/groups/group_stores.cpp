@@ -11,7 +11,7 @@ std::uint32_t GroupOffload::num_storable(const Held& held, std::size_t g, std::u
 }
 
 void GroupOffload::advance(State& state, std::uint32_t tokens) {
-  for (std::size_t g = 0; g < groups_.size(); ++g) {
+  for (const std::size_t g : offloaded_) {
     Held& held = state.groups[g];
     held.next_stored = std::max(held.next_stored, num_storable(held, g, tokens));
   }
@@ -35,8 +35,8 @@ void GroupOffload::store(std::uint32_t index, std::span<const BlockIdentity> nam
   std::uint32_t tokens = std::min(after, known);
   if (config_.prompt_only) tokens = std::min(tokens, prompt);
   chosen_.clear();
-  std::vector<std::pair<std::uint32_t, std::uint32_t>> ranges;
-  for (std::size_t g = 0; g < groups_.size(); ++g) ranges.push_back(choose(state, g, tokens, prompt, finished));
+  std::vector<std::uint32_t> ends;
+  for (const std::size_t g : offloaded_) ends.push_back(choose(state, g, tokens, prompt, finished));
   if (chosen_.empty()) return advance(state, tokens);
   gather(state, names);
   const bool room = host_.begin_store(user(tracked), chosen_keys_, chosen_memos_, places_, slots_);
@@ -74,8 +74,9 @@ void GroupOffload::store(std::uint32_t index, std::span<const BlockIdentity> nam
       }
     }
   }
-  for (std::size_t g = 0; g < groups_.size(); ++g) {
-    state.groups[g].next_stored = std::max(state.groups[g].next_stored, ranges[g].second);
+  for (std::size_t i = 0; i < offloaded_.size(); ++i) {
+    std::uint32_t& next = state.groups[offloaded_[i]].next_stored;
+    next = std::max(next, ends[i]);
   }
   orders_.stores.push_back(job.id);
   if (flushes) orders_.flush.push_back(job.id);
@@ -87,8 +88,8 @@ void GroupOffload::store(std::uint32_t index, std::span<const BlockIdentity> nam
   log_.stores.push_back(std::move(stored));
 }
 
-std::pair<std::uint32_t, std::uint32_t> GroupOffload::choose(const State& state, std::size_t g, std::uint32_t tokens,
-                                                             std::uint32_t prompt, bool finished) {
+std::uint32_t GroupOffload::choose(const State& state, std::size_t g, std::uint32_t tokens, std::uint32_t prompt,
+                                   bool finished) {
   const Held& held = state.groups[g];
   const Group& group = groups_[g];
   const std::uint32_t per_chunk = config_.blocks_per_chunk;
@@ -105,7 +106,7 @@ std::pair<std::uint32_t, std::uint32_t> GroupOffload::choose(const State& state,
     const std::uint32_t per_segment = alignment_ / group.block;
     first = std::min(first, end * per_chunk / per_segment * per_segment / per_chunk);
   }
-  if (end <= first) return {first, end};
+  if (end <= first) return end;
   const auto blocks_of = [&](std::optional<std::uint32_t> chunks) {
     return chunks ? std::optional(*chunks * per_chunk) : std::nullopt;
   };
@@ -128,7 +129,7 @@ std::pair<std::uint32_t, std::uint32_t> GroupOffload::choose(const State& state,
     if (again && chunk < held.next_stored && any_before) continue;
     if (any && whole) chosen_.push_back({g, chunk});
   }
-  return {first, end};
+  return end;
 }
 
 std::vector<bool> GroupOffload::reachable(const State& state, std::size_t g, std::uint32_t first, std::uint32_t end,

@@ -1,0 +1,95 @@
+"""A live engine with several KV cache groups and vLLM's own offload."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+import understudy as us
+from server.client import Client, serving
+from understudy.engines.timing import Constant
+from understudy.server.fleet.fleet import Fleet, FleetSettings
+from understudy.server.settings import ServerSettings
+from understudy.tiers.settings import TiersConfig
+
+C = "/v1/completions"
+WINDOW = us.KvCacheGroup(kind="sliding_window", block_size=16, window=64)
+FULL = us.KvCacheGroup(kind="full", block_size=16)
+GROUPS = {
+    "window": (WINDOW, FULL),
+    "rswa": (us.KvCacheGroup(kind="rswa", block_size=16, window=64), WINDOW),
+    "ring": (us.KvCacheGroup(kind="circular", block_size=8), WINDOW, FULL),
+}
+HOST = TiersConfig.from_dict(
+    {"tiers": [{"tier": "g2", "blocks": 400}], "kv_bytes_per_token": 1024, "offload": {"mode": "vllm"}}
+)
+
+
+def settings_of(groups: tuple[us.KvCacheGroup, ...], tiers: TiersConfig) -> dict[str, Any]:
+    engine = us.VllmConfig(
+        kv_cache_groups=groups,
+        num_gpu_blocks=60,
+        max_model_len=400,
+        timing=Constant(prefill_ms=1.0, decode_ms=1.0),
+    )
+    return {
+        "engine": engine,
+        "max_model_len": 400,
+        "tiers": tiers,
+        "enable_prompt_tokens_details": True,
+    }
+
+
+async def count_cached(client: Client, settled: Any) -> list[int]:
+    """Send four prompts that do not fit together, then the first again; returns the cached tokens of each."""
+    found = []
+    for number in (0, 1, 2, 3, 0):
+        prompt = list(range(1000 * number, 1000 * number + 300))
+        reply = await client.post(C, {"prompt": prompt, "max_tokens": 2})
+        assert reply.status == 200, reply.body
+        found.append(reply.json["usage"]["prompt_tokens_details"]["cached_tokens"])
+        await settled()
+    return found
+
+
+@pytest.mark.parametrize("groups", GROUPS.values(), ids=GROUPS)
+def test_a_server_loads_evicted_blocks_of_all_groups_from_its_host(
+    groups: tuple[us.KvCacheGroup, ...],
+) -> None:
+    async def main(tiers: TiersConfig) -> list[int]:
+        async with serving(**settings_of(groups, tiers)) as (client, server):
+
+            async def settled() -> None:
+                while not server.runtime.driver.idle:
+                    await asyncio.sleep(0.001)
+
+            return await count_cached(client, settled)
+
+    assert asyncio.run(main(TiersConfig())) == [0] * 5
+    assert asyncio.run(main(HOST)) == [0] * 4 + [288]
+
+
+def test_a_fleet_routes_to_the_worker_whose_host_has_the_prompt() -> None:
+    async def main() -> tuple[list[int], int]:
+        pool = ServerSettings(model="stub", **settings_of((WINDOW, FULL), HOST))
+        fleet = Fleet(FleetSettings(pools=((1, pool),), base_port=0, port=0, routing=us.KvRouting()))
+        await fleet.start()
+        try:
+            dispatcher = fleet.routing.dispatcher
+
+            async def settled() -> None:
+                while not fleet.runtime.driver.idle:
+                    await asyncio.sleep(0.001)
+
+            cached = await count_cached(Client(fleet.port), settled)
+            assert dispatcher.kv is not None
+            return cached, dispatcher.kv.last.lower_overlap_blocks
+        finally:
+            await fleet.stop()
+            fleet.runtime.driver.stop()
+
+    cached, below = asyncio.run(main())
+    assert cached == [0] * 4 + [288]
+    assert below == 18
