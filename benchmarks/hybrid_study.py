@@ -4,7 +4,7 @@
 
 300 conversations of six turns on four simulated H200 with vLLM 0.33's rules and the preset's step times. The memory of
 the KV cache is varied, from 5 % of what an H200 leaves to all of it. Rows with host memory have as many host blocks as
-all of an H200's KV blocks, in vLLM's own offload; they are left out while several groups do not work with tiers.
+all of an H200's KV blocks, in vLLM's own offload.
 """
 
 from __future__ import annotations
@@ -19,7 +19,6 @@ from rich.console import Console
 from rich.table import Table
 
 import understudy as us
-from understudy.errors import ConfigError
 from understudy.groups import groups_of_model
 from understudy.report.report import Report
 from understudy.run.offline import run_offline
@@ -108,10 +107,7 @@ def host_memory() -> TiersConfig:
 
 
 def measure(workload: Workload, share: float, setting: Setting, policy: str) -> tuple[float, ...]:
-    """Return hit rate, that of full attention alone, mean and p99 TTFT in ms, preemptions, and regret in blocks.
-
-    ConfigError when several groups do not work with host memory.
-    """
+    """Return hit rate, that of full attention alone, mean and p99 TTFT in ms, preemptions, and regret in blocks."""
     routing = us.KvRouting(**(setting.routing or {})) if policy == "kv" else policy
     tiers = host_memory() if setting.host else None
     run = run_offline(
@@ -198,14 +194,7 @@ def main() -> int:
         ):
             table.add_column(column, justify="right")
         for name, setting in series.items():
-            try:
-                row = measure(workload, share, setting, args.routing)
-            except ConfigError as error:
-                if not setting.host:
-                    raise
-                print(f"left out: {name}: {error}", file=sys.stderr)
-                found.pop(name, None)
-                continue
+            row = measure(workload, share, setting, args.routing)
             found[name].append(row)
             cells = (
                 f"{row[0]:.3f}",

@@ -9,6 +9,7 @@ import pytest
 
 import understudy as us
 from server.client import Client, serving
+from server.events_scene import Reader, run
 from understudy.engines.timing import Constant
 from understudy.server.fleet.fleet import Fleet, FleetSettings
 from understudy.server.settings import ServerSettings
@@ -93,3 +94,21 @@ def test_a_fleet_routes_to_the_worker_whose_host_has_the_prompt() -> None:
     cached, below = asyncio.run(main())
     assert cached == [0] * 4 + [288]
     assert below == 18
+
+
+def test_events_name_a_chunk_of_the_host_by_its_hash_and_group() -> None:
+    async def test(client: Client, server: Any, reader: Reader) -> None:
+        await client.post(C, {"prompt": list(range(300)), "max_tokens": 2})
+        device: dict[int, list[Any]] = {0: [], 1: []}
+        host: dict[int, list[Any]] = {0: [], 1: []}
+        while len(host[1]) < 18:
+            _, batch = await reader.next()
+            for event in batch.events:
+                (device if event.medium == "GPU" else host)[event.group_idx] += event.block_hashes
+                if event.medium == "CPU":
+                    assert (len(event.block_hashes), event.parent_block_hash) == (1, None)
+                    assert (event.token_ids, event.block_size, event.kv_cache_spec_kind) == ([], 0, None)
+        assert host == device
+
+    settings = settings_of((WINDOW, FULL), HOST)
+    run(test, tiers=settings.pop("tiers"), settings=settings)

@@ -1,4 +1,4 @@
-// Identity of a host's chunk in a store that tells cache groups apart: the group takes the parent's place.
+// Identity of a chunk in a store with the chunks of several cache groups: the group takes the place of the parent.
 #pragma once
 
 #include <cstddef>
