@@ -91,7 +91,13 @@ def test_it_is_told_in_the_order_of_time_and_before_it_is_asked(fast_forward: bo
         assert all(time > now_ns for time, *_ in router.told[told:])
     # The run keeps all the same what it would keep without.
     plain = run_offline(
-        crowd(60), ENGINE, workers=3, routing="least_loaded", events=True, fast_forward=fast_forward
+        crowd(60),
+        ENGINE,
+        workers=3,
+        routing="least_loaded",
+        events=True,
+        fast_forward=fast_forward,
+        keep_candidates=True,
     )
     assert replace(plain.facts, routing="Recorder") == run.facts
 

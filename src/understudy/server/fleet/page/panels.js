@@ -98,7 +98,7 @@ export function showDecisions(fleet) {
     setText(row.load, d.load);
     row.bar.hidden = !d.blocks || d.overlap === null;
     if (d.blocks) row.share.style.width = (100 * d.overlap / d.blocks).toFixed(0) + "%";
-    setText(row.blocks, d.blocks ? `${d.overlap ?? "unknown"} of ${count(d.blocks, "block")}` : "not asked");
+    setText(row.blocks, !d.blocks ? "not asked" : d.overlap === null ? "unknown" : `${d.overlap} of ${count(d.blocks, "block")}`);
     setText(row.why, reason(d));
   });
 }
