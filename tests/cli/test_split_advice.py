@@ -171,6 +171,14 @@ def test_findings_that_share_remedies_name_those_and_no_failure(tmp_path: Path) 
     assert by_rule["goal_missed"] == shared
 
 
+def test_a_bottleneck_whose_goals_are_met_is_judged_by_latency(tmp_path: Path) -> None:
+    workload = make(tmp_path, LONG, output=2, gap_ms=30.0)
+    replay_with = replayer(workload, 4, slo=Slo(e2e_ms=1e7))
+    advice = advise(replay_with, prefill_workers=1, decode_workers=3)
+    [remedy] = (one.remedy for one in advice.verdicts if one.rule == "handoff_bottleneck")
+    assert "1P+3D → 3P+1D: mean E2E " in remedy
+
+
 def test_a_verdict_whose_remedies_all_fail_is_named_with_what_was_replayed(tmp_path: Path) -> None:
     workload = make(tmp_path, LONG, output=2, gap_ms=30.0)
     given = Disaggregation(prefill_workers=1, decode_workers=3)

@@ -163,6 +163,14 @@ def test_a_smaller_fleet_is_not_tried_where_goals_are_missed() -> None:
     assert {"workers": 1} not in bench.changes
 
 
+def test_an_overload_whose_goals_are_met_is_judged_by_the_time_to_first_token() -> None:
+    found = Bench(OVERLOAD, slo=Slo(e2e_ms=10_000_000)).advise()
+    assert found.verdicts[0].rule == "overloaded"
+    assert re.search(
+        r"--workers 4: mean TTFT [\d,]+ → \d+ ms, attainment 100\.0 % → ", found.verdicts[0].remedy
+    )
+
+
 def test_a_small_cache_is_judged_by_its_hits_even_if_all_goals_are_met() -> None:
     engine = VllmConfig(num_gpu_blocks=150)
     [verdict] = Bench(conversations(60), 1, engine, slo=Slo(ttft_ms=50_000)).advise().verdicts

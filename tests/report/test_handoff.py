@@ -14,6 +14,7 @@ from rich.console import Console
 
 from replay.test_disaggregation import make_workload, run
 from understudy.report.handoff_metrics import HANDOFF_METRICS
+from understudy.report.handoff_table import list_handoff_facts
 from understudy.report.report import Report
 from understudy.report.series import covered_ns
 
@@ -177,3 +178,11 @@ def test_the_page_of_a_run_without_hand_offs_plots_none(tmp_path: Path) -> None:
     assert handoff.remote == 0
     assert "TTFT of handed-off requests" not in report.to_html()
     assert "<h2>Prefill and decode workers</h2>" in report.to_html()
+
+
+@pytest.mark.parametrize(
+    ("link", "said"), [({}, "no time: links have no limit"), ({"link_gbps": 1.0}, "mean ")]
+)
+def test_free_transfers_name_the_missing_limit(link: dict[str, Any], said: str, tmp_path: Path) -> None:
+    _, handoff = build(tmp_path, **link)
+    assert dict(list_handoff_facts(handoff))["Transfer"].startswith(said)

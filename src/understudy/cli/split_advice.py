@@ -11,7 +11,7 @@ from msgspec import structs
 from understudy.errors import ConfigError
 from understudy.report.advice import LIMIT_S, Advice, describe_oversized, is_enough, lacks_capacity
 from understudy.report.handoff_verdicts import busiest_link, name_flag
-from understudy.report.remedies import may_be_oversized
+from understudy.report.remedies import ENOUGH, may_be_oversized
 from understudy.report.text import quantity
 from understudy.report.trial import Trial, compare, format_failure, name_finding
 from understudy.report.verdict import Verdict
@@ -198,8 +198,12 @@ def _go_further(change: Change, given: Disaggregation) -> list[Change]:
 
 
 def _compare(change: Change, report: Report, other: Report) -> Tried:
-    """Compare two reports: by attainment if there are goals, else by the mean E2E."""
-    if report.goodput is not None and other.goodput is not None:
+    """Compare two reports: by attainment if there are goals that requests miss, else by the mean E2E."""
+    goods = report.goodput, other.goodput
+    is_lossless = other.requests.completed >= report.requests.completed
+    if goods[0] is not None and goods[1] is not None:
+        is_lossless &= goods[1].ratio >= goods[0].ratio - ATTAINMENT_GAIN
+    if report.goodput is not None and other.goodput is not None and report.goodput.ratio < ENOUGH:
         measure, before, after = "attainment", report.goodput.ratio, other.goodput.ratio
         gain, least = after - before, ATTAINMENT_GAIN
         values = f"{quantity(before, 'ratio')} → {quantity(after, 'ratio')}"
@@ -207,7 +211,6 @@ def _compare(change: Change, report: Report, other: Report) -> Tried:
         measure, before, after = "mean E2E", report.e2e_ms.mean, other.e2e_ms.mean
         gain, least = (before - after) / before if before else 0.0, GAIN
         values = f"{before:,.0f} → {after:,.0f} ms"
-    is_lossless = other.requests.completed >= report.requests.completed
     # A rule that hands nothing off makes prefill workers idle: a fleet without roles is better.
     is_used = other.handoff is None or other.handoff.remote > 0
     trial = Trial(change.flag, measure, before, after, helps=is_lossless and is_used and gain >= least)

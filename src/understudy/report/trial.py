@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from understudy.report.engine_terms import SGLANG_TERMS, VLLM_TERMS, terms_of
+from understudy.report.remedies import ENOUGH
 from understudy.report.text import quantity
 from understudy.report.verdicts import compute_balance, compute_late_gaps
 
@@ -75,8 +76,9 @@ BUSIEST = "busiest worker"
 
 def compare(flag: str, rule: str, report: Report, other: Report) -> Trial:
     """Compare two reports by the measure of a rule; a change that loses requests, goals or time does not help."""
-    name, before = _measure(rule, report)
-    trial = Trial(flag, name, before, _measure(rule, other)[1], helps=False)
+    can_attain_more = rule == "oversized" or (report.goodput is not None and report.goodput.ratio < ENOUGH)
+    name, before = _measure(rule, report, by_goals=can_attain_more)
+    trial = Trial(flag, name, before, _measure(rule, other, by_goals=can_attain_more)[1], helps=False)
     return replace(trial, helps=trial.gain >= _MIN_GAIN and not _is_worse(report, other))
 
 
@@ -113,7 +115,7 @@ def name_finding(rule: str) -> str:
     return _TITLES[rule]
 
 
-def _measure(rule: str, report: Report) -> tuple[str, float]:
+def _measure(rule: str, report: Report, *, by_goals: bool) -> tuple[str, float]:
     """Return name and value of what a rule judges by: hits, balance, late gaps, preemptions, else goals or TTFT."""
     if rule in _HIT_RULES or (rule == "group_tail_gone" and report.tiers is None):
         return "prefix hits", report.prefix_hit_ratio.first_admission
@@ -123,7 +125,7 @@ def _measure(rule: str, report: Report) -> tuple[str, float]:
         return "late gaps", compute_late_gaps(report.columns, report.goodput.slo.itl_ms)
     if rule == "preemption_storm":
         return terms_of(report).requeued, float(report.preemptions)
-    if report.goodput is not None:
+    if by_goals and report.goodput is not None:
         return "attainment", report.goodput.ratio
     return "mean TTFT", report.ttft_ms.mean
 

@@ -233,7 +233,7 @@ def apply_gpus(
     is_ours = isinstance(engine, VllmConfig) and engine.block_size == DEFAULT_BLOCK_SIZE
     vllms = "; vLLM's default is 16 tokens, --block-size 16" if is_ours else ""
     note = (
-        f"estimated {found.blocks:,} KV blocks of {engine.block_size} tokens per worker "
+        f"estimated {found.blocks:,} KV blocks of {engine.block_size} token{'s'[: engine.block_size - 1]} per worker "
         f"(± {found.plus_minus:,}{vllms}); for "
         f"the exact number pass {engine.exact_pool_flags} start-up log"
     )
