@@ -144,6 +144,10 @@ void bind_live_net(nb::module_& m) {
           "worker"_a, "Take the heartbeats to a far worker.")
       .def("take_ended", &take_ended,
            "Reads that have ended, oldest first: (from, to, bytes, posted ns, landed ns, failed).")
+      .def(
+          "late_notifications",
+          [](LiveNet& self, std::uint32_t worker) { return self.net().late_notifications(known(self, worker)); },
+          "worker"_a, "Notifications of reads from a worker that came after the lease of the blocks.")
       .def("in_flight", &in_flight, "worker"_a, "Reads in flight by or from a worker.");
 }
 
@@ -183,11 +187,18 @@ void bind_disaggregation(nb::module_& m) {
       .def(
           "__init__",
           [](Disaggregation* self, nb::handle decode_routing, nb::handle seed, std::shared_ptr<Decider> decider,
-             bool decode_first, std::int64_t hop_ns, const HandOffLinks& links) {
-            new (self) Disaggregation{read_router(decode_routing, read_uint(seed, "seed")), std::move(decider),
-                                      decode_first, hop_ns, links};
+             bool decode_first, std::int64_t hop_ns, const HandOffLinks& links, double transfer_failure_rate) {
+            const std::uint64_t number = read_uint(seed, "seed");
+            new (self) Disaggregation{read_router(decode_routing, number),
+                                      std::move(decider),
+                                      decode_first,
+                                      hop_ns,
+                                      links,
+                                      transfer_failure_rate,
+                                      number};
           },
-          nb::kw_only(), "decode_routing"_a, "seed"_a, "decider"_a, "decode_first"_a, "hop_ns"_a, "links"_a);
+          nb::kw_only(), "decode_routing"_a, "seed"_a, "decider"_a, "decode_first"_a, "hop_ns"_a, "links"_a,
+          "transfer_failure_rate"_a = 0.0);
 
   nb::class_<HandOffColumns> columns(m, "HandOffColumns", "One row a request; -1 for what never happened.");
   const auto add = [&](const char* name, auto member) {

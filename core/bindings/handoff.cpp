@@ -55,7 +55,7 @@ void bind_engine_handoff(ExclusiveClass<VllmEngine, Engine>& engine) {
              const std::vector<RequestId>& done, std::int64_t now_ns) {
             KvSender& sender = sender_of(self);
             for (const std::vector<RequestId>& ids : heartbeats) sender.extend(ids, now_ns);
-            for (const RequestId id : done) sender.confirm(id);
+            for (const RequestId id : done) (void)sender.confirm(id);
             const SendPoll poll = sender.poll(now_ns);
             return std::tuple(poll.sent, poll.expired, sender.leases());
           },

@@ -194,6 +194,7 @@ void bind_columns(nb::class_<FleetResult>& result) {
   for_each_line(kTotals, [&](const auto& total) {
     result.def_prop_ro(total.name, [member = total.member](const FleetResult& self) { return self.totals.*member; });
   });
+  result.def_prop_ro("late_notifications", [](const FleetResult& self) { return self.handoff.late_notifications; });
 }
 
 }  // namespace
@@ -205,6 +206,7 @@ void bind_replay(nb::module_& m) {
       .value("DELIVERY", EventClass::Delivery, "KV events reach the router.")
       .value("HAND_OFF", EventClass::HandOff, "A message from one worker reaches another.")
       .value("ARRIVAL", EventClass::Arrival, "A request arrives, or is cancelled.")
+      .value("ABORT", EventClass::Abort, "The client of a replayed request aborts it.")
       .value("BEGIN", EventClass::Begin, "Workers that are free begin a step, with all that arrived before.");
 
   nb::class_<GroupReport>(m, "GroupReport", "Hits and blocks of a worker with several KV cache groups.")

@@ -69,6 +69,7 @@ WorkloadColumns read_workload(ColumnReader& from, nb::handle workload) {
   from.read_if_there("adapter", w.adapter, rows);
   from.read_if_there("strict_priority", w.strict_priority, rows);
   from.read_if_there("queue_order", w.queue_order, rows);
+  from.read_if_there("abort_after_ns", w.abort_after_ns, rows);
   from.read_if_there("output_in_next", w.output_in_next, rows);
   from.read_if_there("output_token_offsets", w.output_token_offsets, rows + 1);
   from.read_if_there("output_token_ids", w.output_token_ids);

@@ -4,6 +4,7 @@
 #include <array>
 
 #include "base/errors.hpp"
+#include "tokens/xxh3.hpp"
 
 namespace understudy {
 
@@ -45,8 +46,7 @@ void HandOffNet::disconnect(std::uint32_t worker, std::int64_t now_ns) {
   side.connected = false;
   side.waiting_notes.clear();  // lost
   for (const WaitingRead& read : std::exchange(side.waiting, {})) {
-    sides_[read.reader].received.push_back({now_ns, read.pull.request, true});
-    reached_.push_back(read.reader);
+    receive(read.reader, {now_ns, read.pull.request, true});
   }
   for (HandOffRecord& record : records_) {
     if (record.from == worker && record.landed_ns == kNever) record.failed = true;
@@ -89,8 +89,9 @@ void HandOffNet::post(std::uint32_t reader, const Pull& pull, std::int64_t now_n
   const std::array path{*sides_[pull.peer].out, *side.in};
   const std::uint64_t bytes = pull.blocks.size() * settings_.bytes_per_block;
   const auto index = first_record_ + static_cast<std::uint32_t>(records_.size());
-  const bool fails = side.to_fail > 0;
-  if (fails) --side.to_fail;
+  const bool ordered = side.to_fail > 0;
+  if (ordered) --side.to_fail;
+  const bool fails = ordered || draws_failure(pull.request);
   records_.push_back({pull.request, pull.peer_request, pull.peer, reader, bytes, now_ns, kNever, fails});
   hub_.start(now_ns, path, bytes, Priority::Demand, *this, {0, index, 0});
 }
@@ -98,9 +99,28 @@ void HandOffNet::post(std::uint32_t reader, const Pull& pull, std::int64_t now_n
 void HandOffNet::landed(const Purpose& purpose, std::int64_t time_ns) {
   HandOffRecord& record = records_[purpose.index - first_record_];
   record.landed_ns = time_ns;
-  sides_[record.to].received.push_back({time_ns, record.request, record.failed});
-  reached_.push_back(record.to);
+  receive(record.to, {time_ns, record.request, record.failed});
   if (!record.failed) notify(record.from, record.peer_request, time_ns);
+}
+
+void HandOffNet::receive(std::uint32_t worker, const Note& note) {
+  Side& side = sides_[worker];
+  side.received.push_back(note);
+  side.failed += note.failed ? 1 : 0;
+  reached_.push_back(worker);
+}
+
+void HandOffNet::set_failure_rate(double rate, std::uint64_t seed) {
+  if (!(rate >= 0 && rate <= 1)) {
+    throw Error(ErrorKind::ConfigError, "transfer_failure_rate must be in [0, 1], got ", rate);
+  }
+  failure_rate_ = rate;
+  failure_seed_ = seed;
+}
+
+bool HandOffNet::draws_failure(RequestId request) const noexcept {
+  if (failure_rate_ <= 0) return false;
+  return static_cast<double>(xxh3_64_pair(request, 0, failure_seed_) >> 11) * 0x1p-53 < failure_rate_;
 }
 
 void HandOffNet::notify(std::uint32_t worker, RequestId request, std::int64_t now_ns) {
@@ -143,6 +163,7 @@ void HandOffNet::take_received(std::uint32_t worker, std::int64_t now_ns, std::v
     out.push_back(from[seen].request);
     if (from[seen].failed) failed.push_back(from[seen].request);
   }
+  sides_[worker].failed -= static_cast<std::uint32_t>(failed.size());
   from.erase(from.begin(), from.begin() + static_cast<std::ptrdiff_t>(seen));
 }
 

@@ -74,6 +74,8 @@ class HandOffNet final : public TransferOwner {
   void disconnect(std::uint32_t worker, std::int64_t now_ns);
   // The next `count` reads by a worker fail when they end, without a notification.
   void fail_reads(std::uint32_t worker, std::uint32_t count) { sides_.at(worker).to_fail = count; }
+  // Each read fails with this probability when it ends; which ones depends on the seed and the request alone.
+  void set_failure_rate(double rate, std::uint64_t seed);
 
   // ── Decode workers ──
   void read(std::uint32_t reader, const Pull& pull, std::int64_t now_ns);
@@ -87,8 +89,13 @@ class HandOffNet final : public TransferOwner {
   // a part of `out`.
   void take_received(std::uint32_t worker, std::int64_t now_ns, std::vector<RequestId>& out,
                      std::vector<RequestId>& failed);
+  // Whether a failed read has ended that the worker has not seen yet.
+  bool has_failed(std::uint32_t worker) const noexcept { return sides_[worker].failed > 0; }
   void take_notes(std::uint32_t worker, std::int64_t now_ns, std::vector<RequestId>& out);
   void take_heartbeats(std::uint32_t worker, std::int64_t now_ns, std::vector<Heartbeat>& out);
+  // A prefill worker was notified of a read after the lease of the blocks.
+  void count_late(std::uint32_t worker) noexcept { ++sides_[worker].late; }
+  std::uint64_t late_notifications(std::uint32_t worker) const { return sides_.at(worker).late; }
   // When the next of these is to be seen, as far as is known; kNever: nothing.
   std::int64_t next_ns(std::uint32_t worker) const noexcept;
 
@@ -121,15 +128,21 @@ class HandOffNet final : public TransferOwner {
     std::vector<WaitingRead> waiting;      // for the connection
     std::vector<RequestId> waiting_notes;  // likewise
     std::int64_t poll_from_ns = kNever;    // a connection has come
-    std::uint32_t to_fail = 0;
+    std::uint32_t to_fail = 0;             // reads
+    std::uint32_t failed = 0;              // among `received`
+    std::uint64_t late = 0;                // notifications after the lease
   };
 
   void post(std::uint32_t reader, const Pull& pull, std::int64_t now_ns);
   void note(std::uint32_t worker, RequestId request, std::int64_t now_ns);
+  void receive(std::uint32_t worker, const Note& note);
+  bool draws_failure(RequestId request) const noexcept;
   bool reaches(std::uint32_t worker);
 
   TransferHub& hub_;
   HandOffLinks settings_;
+  double failure_rate_ = 0;
+  std::uint64_t failure_seed_ = 0;
   std::optional<DuplexId> backend_;
   std::vector<Side> sides_;
   std::deque<HandOffRecord> records_;  // in the order of posting

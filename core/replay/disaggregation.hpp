@@ -43,13 +43,17 @@ struct Disaggregation {
   bool decode_first = false;  // the decode worker is chosen when the request arrives; else when its prompt is computed
   std::int64_t hop_ns = 0;    // from the end of a prompt to the arrival at the decode worker
   HandOffLinks links;
+  double transfer_failure_rate = 0;  // probability of each read to fail when it ends
+  std::uint64_t seed = 0;            // of these failures
 };
 
 // How a request went.
 enum class RequestWay : std::uint8_t {
-  Whole,   // no pools with roles
-  Local,   // the decode worker computed its prompt, by the rule
-  Remote,  // a prefill worker did
+  Whole,     // no pools with roles
+  Local,     // the decode worker computed its prompt, by the rule
+  Remote,    // a prefill worker did
+  Fallback,  // a prefill worker did, the read failed, and the decode worker computed the prompt again
+  Failed,    // the read failed, and the request ended
 };
 
 }  // namespace understudy

@@ -21,6 +21,7 @@ enum class EventClass : std::uint8_t {
   Delivery,  // KV events reach the router
   HandOff,   // a message from one worker reaches another
   Arrival,   // a request arrives
+  Abort,     // the client of a request aborts it
   Begin,     // workers that are free begin a step, with all that arrived before
 };
 

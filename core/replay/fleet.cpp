@@ -14,6 +14,7 @@ Fleet::Fleet(FleetConfig config, WorkloadColumns workload)
       observes_(config_.router->observes() && !shows_blocks_),
       tracks_(config_.router->tracks()),
       started_(tracks_ ? workload.size() : 0),
+      aborted_(has_aborts() ? workload.size() : 0),
       arrival_ns_(workload.size(), -1),
       worker_of_(workload.size(), -1) {
   if (config_.pools.empty()) throw Error(ErrorKind::ConfigError, "a fleet needs at least one pool");
@@ -96,6 +97,8 @@ RunModeChoice Fleet::choose_mode() const {
   if (reports_steps()) return {RunMode::Stepwise, "every step is reported"};
   if (has_user_policies()) return {RunMode::Stepwise, "a user-defined policy sees workers in the order of time"};
   if (config_.router->queues()) return {RunMode::Stepwise, "requests wait in the router for the end of any step"};
+  if (net_ && (!aborted_.empty() || config_.disaggregation->transfer_failure_rate > 0))
+    return {RunMode::Stepwise, "hand-offs fail, or clients abort them, in any step"};
   if (net_ && has_tiers())
     return {RunMode::Stepwise, "prefill workers load blocks from tiers and keep them for others"};
   if (!shares_tiers() && !has_free_prompts()) {
@@ -190,8 +193,8 @@ bool Fleet::can_show_blocks() const {
 }
 
 bool Fleet::independent() const {
-  return !net_ && !shares_tiers() && !has_user_policies() && config_.concurrency == 0 && config_.lockstep_ns == 0 &&
-         !config_.ranks && !reports_steps() && config_.router->blind() && !observes_ &&
+  return !net_ && aborted_.empty() && !shares_tiers() && !has_user_policies() && config_.concurrency == 0 &&
+         config_.lockstep_ns == 0 && !config_.ranks && !reports_steps() && config_.router->blind() && !observes_ &&
          std::ranges::none_of(pools_, [](const Pool& pool) { return pool.engine->sends_messages(); }) &&
          std::ranges::all_of(workload_.next_turn, [](std::int64_t next) { return next < 0; });
 }
@@ -204,7 +207,7 @@ FleetResult Fleet::run(const Progress& progress) {
     throw Error(
         ErrorKind::ConfigError,
         "threads > 1 needs independent workers: open loop, single-turn requests, round_robin or random routing, no "
-        "tier that they share, no policy of yours, and no recording of steps");
+        "tier that they share, no policy of yours, no aborts, and no recording of steps");
   }
   if (!workers_[0].engine) throw Error(ErrorKind::WrongState, "a fleet runs once");
   prepare_columns();

@@ -167,6 +167,13 @@ class Fleet final : private FleetView {
   void reach_workers();
   void collect_handoffs();
 
+  // fleet_aborts.cpp: clients that abort their requests
+  bool has_aborts() const;
+  void push_abort(std::uint64_t row);
+  void abort(std::uint64_t row);
+  void drop_between_workers(std::uint64_t row);
+  void end_aborted(std::uint64_t row);
+
   // fleet_steps.cpp: step by step (RunMode::Stepwise)
   void land_transfers();
   void end_step(std::size_t worker);
@@ -277,6 +284,7 @@ class Fleet final : private FleetView {
       prefill_identities_;  // by row, until it is decoded
   RouteRequest asked_;      // the last one that a router was asked for
 
+  std::vector<bool> aborted_;             // by row; empty if no client aborts
   std::vector<std::int64_t> arrival_ns_;  // actual arrival of each row; -1 if never
   std::vector<std::int32_t> worker_of_;
   std::vector<std::pair<std::int64_t, std::string>> rejections_;

@@ -29,7 +29,7 @@ void Fleet::keep(const RequestRecord& given) {
   if (net_) join_legs(record);
   const std::uint64_t row = record.id;
   columns_.keep(row, record);
-  if (!config_.check || record.reason == FinishReason::Cancelled) return;
+  if (!config_.check || record.reason == FinishReason::Cancelled || record.reason == FinishReason::Failed) return;
   const auto asked = std::min(static_cast<std::uint32_t>(workload_.output_tokens[row]), workload_.limit(row));
   const auto prompt = static_cast<std::uint32_t>(workload_.prompt_tokens[row]);
   const std::uint32_t expected =

@@ -17,7 +17,7 @@
 
 namespace understudy {
 
-enum class RequestFate : std::uint8_t { Completed = 0, Rejected = 1, Cancelled = 2, Unfinished = 3 };
+enum class RequestFate : std::uint8_t { Completed = 0, Rejected = 1, Cancelled = 2, Unfinished = 3, Failed = 4 };
 
 // One tier of a pool at the end of a run; those of its workers together.
 struct TierSummary {
@@ -105,12 +105,14 @@ inline constexpr std::tuple kRecordColumns{
     RecordColumn{"preemptions", &FleetResult::preemptions, &RequestRecord::preemptions, 0},
     RecordColumn{"status", &FleetResult::fate,
                  [](const RequestRecord& record) {
-                   return record.reason == FinishReason::Cancelled ? RequestFate::Cancelled : RequestFate::Completed;
+                   return record.reason == FinishReason::Cancelled ? RequestFate::Cancelled
+                          : record.reason == FinishReason::Failed  ? RequestFate::Failed
+                                                                   : RequestFate::Completed;
                  },
                  static_cast<int>(RequestFate::Unfinished)},
     RecordColumn{"finish_reason", &FleetResult::finish_reason,
                  [](const RequestRecord& record) {
-                   return record.reason == FinishReason::Cancelled ? 0 : record.reason == FinishReason::Stop ? 2 : 1;
+                   return record.reason == FinishReason::Length ? 1 : record.reason == FinishReason::Stop ? 2 : 0;
                  },
                  0},
 };

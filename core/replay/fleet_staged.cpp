@@ -42,6 +42,7 @@ FleetConfig Fleet::with_stages(FleetConfig config) {
 void Fleet::set_up_stages() {
   if (!config_.disaggregation) return;
   net_ = std::make_unique<HandOffNet>(hub_, config_.disaggregation->links);
+  net_->set_failure_rate(config_.disaggregation->transfer_failure_rate, config_.disaggregation->seed);
   way_.assign(workload_.size(), RequestWay::Whole);
   prefilling_.assign(workload_.size(), false);
   decode_worker_.assign(workload_.size(), -1);
@@ -63,6 +64,7 @@ std::optional<std::string> Fleet::why_no_stage(std::uint64_t row) const {
 
 void Fleet::arrive_staged(std::uint64_t row) {
   const Disaggregation& staged = *config_.disaggregation;
+  if (!aborted_.empty() && aborted_[row]) return drop_between_workers(row);
   if (prefilling_[row]) return arrive_for_decode(row);
   if (config_.concurrency == 0 && workload_.turn[row] == 0) push_next_arrival();
   arrival_ns_[row] = now_ns_;
@@ -70,6 +72,7 @@ void Fleet::arrive_staged(std::uint64_t row) {
     reject(row, *why);
     return end_turn(row, now_ns_);
   }
+  push_abort(row);
   bool remote = true;
   if (staged.decode_first || staged.decider->reads_cache()) {
     const WorkerId worker = choose(row, RequestStage::Decode);
@@ -115,6 +118,11 @@ void Fleet::join_legs(RequestRecord& record) {
   const std::uint64_t row = record.id;
   if (way_.empty() || way_[row] != RequestWay::Remote) return;
   HandOffColumns& out = columns_.result().handoff;
+  if (prefilling_[row]) {  // aborted before its prompt was computed
+    out.prefill_admit_ns[row] = record.first_admit_ns;
+    prefill_identities_.erase(row);
+    return;
+  }
   out.decode_admit_ns[row] = record.first_admit_ns;
   record.queued_ns = out.prefill_queued_ns[row];
   record.first_admit_ns = out.prefill_admit_ns[row];
@@ -209,10 +217,18 @@ void Fleet::collect_handoffs() {
   if (!net_) return;
   HandOffColumns& out = columns_.result().handoff;
   for (std::size_t row = 0; row < way_.size(); ++row) out.way[row] = static_cast<std::uint8_t>(way_[row]);
+  for (std::uint32_t worker = 0; worker < net_->workers(); ++worker) {
+    std::vector<RequestId> unread;  // sent to an idle prefill worker, which keeps nothing
+    net_->take_notes(worker, HandOffNet::kNever, unread);
+    out.late_notifications += net_->late_notifications(worker) + unread.size();
+  }
   for (const HandOffRecord& record : net_->records()) {
     out.posted_ns[record.request] = record.posted_ns;
     out.landed_ns[record.request] = record.landed_ns;
     out.bytes[record.request] = static_cast<std::int64_t>(record.bytes);
+    if (!record.failed) continue;
+    const bool again = out.decode_admit_ns[record.request] >= 0;
+    out.way[record.request] = static_cast<std::uint8_t>(again ? RequestWay::Fallback : RequestWay::Failed);
   }
 }
 

@@ -39,6 +39,9 @@ void Fleet::run_together(const Progress& progress) {
           arrive(next.subject);
         }
         break;
+      case EventClass::Abort:
+        abort(next.subject);
+        break;
       case EventClass::Begin:
         begin_all();
         break;
@@ -95,6 +98,7 @@ void Fleet::arrive(std::uint64_t row) {
   arrival_ns_[row] = now_ns_;
   const std::optional<std::size_t> chosen = route(row);
   if (!chosen) return end_turn(row, now_ns_);
+  push_abort(row);
   if (*chosen != Router::kLater) place(row, *chosen);
 }
 
@@ -179,14 +183,16 @@ void Fleet::record_finished(std::size_t index) {
     UNDERSTUDY_ASSERT(load.outstanding_requests > 0, "a request ends on the worker that it was sent to");
     const bool prompt_only = !prefilling_.empty() && prefilling_[row];
     if (config_.steps) config_.steps->split(static_cast<std::size_t>(worker_of_[row]));
-    if (!prompt_only) keep(record);
+    const bool prefilled = prompt_only && record.reason != FinishReason::Cancelled;
+    if (!prefilled) keep(record);
     --load.outstanding_requests;
     load.outstanding_tokens -= tokens_of(row);
     if (tracks_) config_.router->ended(row);
-    if (prompt_only) {
+    if (prefilled) {
       end_prefill(record);
       continue;
     }
+    if (tracks_ && prompt_only && decode_worker_[row] >= 0) config_.router->ended(row);  // the decode router's choice
     if (config_.router->queues()) release_queued();
     end_turn(row, record.finish_ns);
   }

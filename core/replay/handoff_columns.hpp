@@ -20,6 +20,7 @@ struct HandOffColumns {
   std::vector<std::int64_t> landed_ns;
   std::vector<std::int64_t> bytes;
   std::vector<std::int64_t> decode_admit_ns;
+  std::uint64_t late_notifications = 0;  // of the run: reads that ended after their lease
 
   void prepare(std::size_t rows) {
     way.assign(rows, 0);

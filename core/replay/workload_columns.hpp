@@ -29,8 +29,9 @@ struct WorkloadColumns {
   std::span<const std::int64_t> accepted_draft_offsets;  // empty: no row gives its accepted drafts
   std::span<const std::uint32_t> accepted_drafts;
   std::uint32_t trace_block_size = 512;
-  std::span<const std::int64_t> queue_order;  // orders equal priorities; empty: by arrival
-  std::span<const std::string> names;         // empty: row numbers
+  std::span<const std::int64_t> abort_after_ns;  // from its arrival until the client aborts, -1: never; empty: none
+  std::span<const std::int64_t> queue_order;     // orders equal priorities; empty: by arrival
+  std::span<const std::string> names;            // empty: row numbers
 
   std::size_t size() const noexcept { return prompt_tokens.size(); }
   // The limit of a row that has one, else its length.

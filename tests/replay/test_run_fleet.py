@@ -19,6 +19,7 @@ COLUMNS = (
     "max_tokens",
     "priority",
     "strict_priority",
+    "abort_after_ns",
     "turn",
     "next_turn",
     "delay_ns",

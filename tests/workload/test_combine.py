@@ -49,12 +49,14 @@ def test_concat_moves_exact_outputs_with_the_prompts_they_recur_in() -> None:
 
 
 def test_concat_fills_what_one_part_does_not_carry() -> None:
-    rich = workload([4], strict_priority=[3], policy_class=[0], policy_classes=("x",))
+    rich = workload([4], strict_priority=[3], abort_after_ns=[5], policy_class=[0], policy_classes=("x",))
     other = workload([4], policy_class=[1], policy_classes=("y", "x"))
     w = concat([workload([4]), rich, other])
     assert w.strict_priority is not None
     assert w.policy_class is not None
     assert w.strict_priority.tolist() == [0, 3, 0]
+    assert w.abort_after_ns is not None
+    assert w.abort_after_ns.tolist() == [-1, 5, -1]
     assert w.policy_classes == ("x", "y")
     assert w.policy_class.tolist() == [-1, 0, 0]
 

@@ -94,6 +94,7 @@ def test_a_session_of_tools_is_one_request_more_than_its_turns(tmp_path: Path) -
     [
         ({"priority": 1}, "priority is not supported"),
         ({"strict_priority": 1}, "strict_priority is not supported"),
+        ({"abort_after_ms": 3}, "abort_after_ms is not supported"),
         ({"max_tokens": 3}, "max_tokens is not supported"),
         ({"policy_class": "x"}, "policy_class is not supported"),
         ({"lora": "x"}, "lora is not supported"),

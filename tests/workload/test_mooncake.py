@@ -127,6 +127,7 @@ def test_a_missing_file_is_an_error_that_names_it(tmp_path: Path) -> None:
         (row(timestamp=...), "timestamp is missing, but other first turns have one"),
         (row(delay=5), "delay must be absent or 0 on a session's first turn, got 5"),
         (row(delay=-5), "delay must be at least 0 ms"),
+        (row(abort_after_ms=-1), "abort_after_ms must be at least 0 ms"),
         (row(priority=2**31), "priority must fit int32"),
         (row(strict_priority=-1), "strict_priority must lie in"),
         (row(output_token_ids=[1, 2]), "output_token_ids must have one entry per output token, 3, got 2"),
@@ -265,3 +266,10 @@ def test_a_block_size_is_not_inferred_from_few_rows_or_against_a_flag(tmp_path: 
         read_mooncake(trace_file(tmp_path, *lines), trace_block_size=64)
     with pytest.raises(InvalidArgument, match="input_length 9000 exceeds 2 hash_ids of 512 tokens"):
         read_mooncake(trace_file(tmp_path, *lines, row(input_length=9000)))
+
+
+def test_times_until_a_client_aborts_are_kept_as_nanoseconds(tmp_path: Path) -> None:
+    aborts = read(tmp_path, row(abort_after_ms=1.5), row(), row(abort_after_ms=0)).abort_after_ns
+    assert aborts is not None
+    assert aborts.tolist() == [1_500_000, -1, 0]
+    assert read(tmp_path, row()).abort_after_ns is None

@@ -87,6 +87,7 @@ def test_columns_cannot_be_written_to() -> None:
             r"output_token_ids\[1\] must have one entry per output token, 3, got 2",
         ),
         ({"output_in_next": [1, 0, 0]}, "output_in_next must contain booleans"),
+        ({"abort_after_ns": [0, -2, 0]}, r"abort_after_ns\[1\] must be at least 0, or −1 for none, got -2"),
         ({"strict_priority": [0, 0, 2**32]}, r"strict_priority\[2\] must lie in"),
         ({"policy_class": [0, 0, 0]}, "policy_class and policy_classes need each other"),
         (
@@ -217,6 +218,7 @@ def test_take_keeps_content_and_names_with_their_rows() -> None:
         request_ids=["a", "b", "c"],
         priority=[1, 2, 3],
         strict_priority=[4, 5, 6],
+        abort_after_ns=[-1, 8, 9],
         policy_class=[0, -1, 1],
         policy_classes=("x", "y"),
     ).take([2, 0])
@@ -230,6 +232,8 @@ def test_take_keeps_content_and_names_with_their_rows() -> None:
     assert w.strict_priority is not None
     assert w.policy_class is not None
     assert (w.strict_priority.tolist(), w.policy_class.tolist()) == ([6, 4], [1, 0])
+    assert w.abort_after_ns is not None
+    assert w.abort_after_ns.tolist() == [9, -1]
 
 
 def test_taking_every_row_changes_nothing() -> None:

@@ -139,6 +139,11 @@ def workloads(draw: st.DrawFn) -> Workload:
             1,
         ]
     if rows and draw(st.booleans()):
+        columns["abort_after_ns"] = [
+            0,
+            *draw(st.lists(st.integers(-1, 10**15), min_size=rows - 1, max_size=rows - 1)),
+        ]
+    if rows and draw(st.booleans()):
         columns |= {"policy_class": [0, *[-1] * (rows - 1)], "policy_classes": ("gold",)}
     return Workload(
         arrival_ns=np.array([first_ns[index] for index in session], np.int64),

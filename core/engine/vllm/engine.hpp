@@ -281,6 +281,7 @@ class VllmEngine final : public Engine, private DecodeHost {
   std::int64_t next_poll_ns() const;
   bool rests() const noexcept { return idle() && !(net_ != nullptr && handoff_pending()); }  // nothing to do
   bool begins_in_order() const;
+  bool may_fail_load() const noexcept;
   // No later than what has reached this worker, or what it must send.
   std::int64_t quiet_until(std::int64_t until_ns) const {
     if (net_ == nullptr) return until_ns;

@@ -103,6 +103,7 @@ std::int64_t VllmEngine::finish_bound() const {
   if (!clock_.in_step && landing_wait_.on && !landing_wait_over()) {
     from_ns = std::max(from_ns, tiers_->hub().next_wake_ns().value_or(from_ns));
   }
+  if (may_fail_load()) return from_ns;
   // The step that is open may be the first of them.
   const auto after = [&](std::uint64_t steps, std::int64_t step_ns) {
     if (clock_.in_step) --steps;

@@ -81,7 +81,9 @@ void VllmEngine::poll_sender(std::int64_t now_ns) {
   for (const HandOffNet::Heartbeat& heartbeat : heartbeats) sender_->extend(heartbeat.requests, heartbeat.time_ns);
   std::vector<RequestId> done;
   net_->take_notes(worker_, now_ns, done);
-  for (const RequestId id : done) sender_->confirm(id);
+  for (const RequestId id : done) {
+    if (!sender_->confirm(id)) net_->count_late(worker_);
+  }
   SendPoll poll = sender_->poll(now_ns);
   fresh_report_.sent = std::move(poll.sent);
   totals_.expired_leases += poll.expired.size();
@@ -152,6 +154,13 @@ bool VllmEngine::begins_in_order() const {
   if (net_ == nullptr || !receiver_) return false;
   return (!waiting_.empty() && running_.size() < max_running()) || receiver_->has_orders() ||
          receiver_->next_heartbeat_ns() <= clock_.now_ns;
+}
+
+// Whether a failed read is about to end its request, at the end of any step.
+bool VllmEngine::may_fail_load() const noexcept {
+  if (net_ == nullptr || !receiver_ || config_.transfer->recomputes) return false;
+  return net_->has_failed(worker_) || !fresh_report_.failed.empty() || !open_.handoff.failed.empty() ||
+         !planned_.handoff.failed.empty();
 }
 
 // Requests that load change nothing until their blocks have come.

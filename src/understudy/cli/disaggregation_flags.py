@@ -22,6 +22,8 @@ FLAGS = {
     "kv_link_latency_ms": "link_latency_ms",
     "hand_off_hop_ms": "hop_ms",
     "kv_lease_duration": "lease_s",
+    "transfer_failure_rate": "transfer_failure_rate",
+    "kv_load_failure_policy": "kv_load_failure_policy",
 }
 """Settings of `Disaggregation` by flag."""
 
@@ -71,6 +73,17 @@ def add_disaggregation_flags(verb: argparse.ArgumentParser) -> None:
         type=int,
         metavar="S",
         help="time that prefill workers keep blocks which no decode worker reads (default: 30)",
+    )
+    group.add_argument(
+        "--transfer-failure-rate",
+        type=float,
+        metavar="X",
+        help="probability that a hand-off fails; --seed decides which ones (default: 0)",
+    )
+    group.add_argument(
+        "--kv-load-failure-policy",
+        choices=("fail", "recompute"),
+        help="after a failed hand-off the request fails, or its decode worker computes the prompt (default: fail)",
     )
 
 

@@ -77,6 +77,7 @@ def replay_real_engine(
     given = engine_flags.engine_settings(args)
     if other := sorted(set(given) - set(_REAL_ENGINE_FLAGS)):
         raise ConfigError(f"--{other[0].replace('_', '-')} is not supported by --engine qwen3; leave it out")
+    _refuse_aborts(workload, "--engine qwen3")
     check_torch_is_installed()
     from understudy.qwen3.replay import TwinOptions, replay_twin
     from understudy.timing.recorded.record import Record
@@ -96,6 +97,13 @@ def replay_real_engine(
     return replay_twin(limited, args.trace.name, record, options, slo=read_slo(args), progress=progress)
 
 
+def _refuse_aborts(workload: Workload, flag: str) -> None:
+    from understudy.errors import ConfigError
+
+    if workload.has_aborts:
+        raise ConfigError(f"abort_after_ms: {flag} does not abort requests; leave the key out of the trace")
+
+
 def replay_on_live_workers(
     args: argparse.Namespace, settings: ReplaySettings, workload: Workload, progress: Any
 ) -> Report:
@@ -106,6 +114,7 @@ def replay_on_live_workers(
     from understudy.server.online import replay_online
     from understudy.workload import OpenLoop
 
+    _refuse_aborts(workload, "--online")
     if not isinstance(settings.load, OpenLoop):
         raise ConfigError("--online supports open-loop arrivals only; leave out --concurrency")
     if settings.disaggregation is not None:

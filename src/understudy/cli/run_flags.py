@@ -123,7 +123,11 @@ def read_settings(args: argparse.Namespace) -> ReplaySettings:
     if args.engine != "qwen3":
         all_tiers = [pool.tiers for pool in settings.pools] if settings.pools else [settings.tiers]
         loads_fail = any(tiers is not None and tiers.offload.onboard_failure_rate for tiers in all_tiers)
-        router_flags.read_seed(args.seed, settings.router or settings.routing, loads_fail=loads_fail)
+        split = settings.disaggregation
+        reads_fail = split is not None and split.transfer_failure_rate > 0
+        router_flags.read_seed(
+            args.seed, settings.router or settings.routing, has_failures=loads_fail or reads_fail
+        )
     return settings
 
 

@@ -58,6 +58,10 @@ class HandOffReport:
     """Requests whose prompt a prefill worker computed."""
     local: int
     """Requests whose prompt the decode worker computed, by the rule."""
+    fallback: int
+    """Requests whose read failed, and whose prompt the decode worker computed again."""
+    failed: int
+    """Requests whose read failed, and that ended without being computed."""
     bytes: int
     """KV bytes that were moved."""
     transfer_ms: Statistics
@@ -68,6 +72,8 @@ class HandOffReport:
     """Mean TTFT of remote requests."""
     expired_leases: int
     """Leases of kept blocks that ended before a decode worker read them."""
+    late_notifications: int
+    """Reads that ended after the lease of their blocks."""
     pools: tuple[PoolUse, ...]
     links: tuple[HandOffLink, ...]
     """Prefill workers' ways out, decode workers' ways in, and the backend if it has a limit."""
@@ -92,11 +98,14 @@ class HandOffReport:
         return cls(
             remote=int(remote.sum()),
             local=int((columns.way == Way.LOCAL).sum()),
-            bytes=int(columns.bytes[remote].sum()),
+            fallback=int((columns.way == Way.FALLBACK).sum()),
+            failed=int((columns.way == Way.FAILED).sum()),
+            bytes=int(columns.bytes.sum()),
             transfer_ms=Statistics.of((columns.landed_ns - columns.posted_ns)[remote] / NS_PER_MS),
             ttft_parts_ms=means,
             ttft_ms=sum(means.values()),
             expired_leases=timeline.expired_leases,
+            late_notifications=timeline.late_notifications,
             pools=_describe_pools(timeline, columns, prefill),
             links=_describe_links(columns, settings, edges),
             window_s=float(edges[1] - edges[0]) / NS_PER_S,
@@ -137,14 +146,15 @@ def _describe_pools(timeline: Timeline, columns: HandOffColumns, prefill: BoolCo
 
 def _busy_shares(timeline: Timeline, columns: HandOffColumns) -> Float64Column:
     """Return the share of the duration in which each worker had a scheduled request."""
-    remote = columns.way == Way.REMOTE
+    remote = columns.handed_off
     start, end = timeline.start_ns, timeline.end_ns
-    prompts = remote & (columns.prefill_done_ns >= 0)
+    prompts = remote & (columns.prefill_admit_ns >= 0)
     since = np.where(remote, columns.decode_admit_ns, timeline.first_admit_ns)
     decoded = since >= 0
     until = np.where(timeline.finish_ns >= 0, timeline.finish_ns, end)
+    computed = np.where(columns.prefill_done_ns >= 0, columns.prefill_done_ns, until)
     begins = np.concatenate((columns.prefill_admit_ns[prompts], since[decoded]))
-    ends = np.concatenate((columns.prefill_done_ns[prompts], until[decoded]))
+    ends = np.concatenate((computed[prompts], until[decoded]))
     workers = np.concatenate((columns.prefill_worker[prompts], timeline.worker[decoded]))
     covered = covered_ns(begins, ends, workers, timeline.num_workers)
     return covered / (end - start) if end > start else np.full(timeline.num_workers, np.nan)
@@ -160,8 +170,9 @@ def _describe_links(
     if (gbps := settings.get("backend_gbps")) is not None:
         # All bytes of the backend leave a prefill worker. In the latency of a transfer none move.
         moved = np.array(ways_out.window_bytes)
-        flowing = columns.posted_ns[columns.remote] + round(settings.get("link_latency_ms", 0.0) * NS_PER_MS)
-        landed = columns.landed_ns[columns.remote]
+        reads = columns.landed_ns >= 0
+        flowing = columns.posted_ns[reads] + round(settings.get("link_latency_ms", 0.0) * NS_PER_MS)
+        landed = columns.landed_ns[reads]
         busy_ns = covered_ns(flowing, landed, np.zeros(len(landed), np.int32), 1)
         of_run = float(moved.sum()) / (gbps * duration_ns)
         backend = replace(

@@ -12,12 +12,31 @@ HANDOFF_SCALARS = (
         "requests",
         "Requests whose prompt the decode worker computed, by the rule.",
     ),
+    Metric(
+        "handoff.fallback",
+        "Fallback",
+        "requests",
+        "Requests whose read failed, and whose prompt the decode worker computed again (kv_load_failure_policy "
+        "recompute).",
+    ),
+    Metric(
+        "handoff.failed",
+        "Failed hand-offs",
+        "requests",
+        "Requests whose read failed, and that ended without being computed (kv_load_failure_policy fail).",
+    ),
     Metric("handoff.bytes", "Bytes handed off", "bytes", "KV bytes that decode workers read."),
     Metric(
         "handoff.expired_leases",
         "Expired leases",
         "leases",
         "Prompts whose blocks were freed after the lease, before a decode worker read them.",
+    ),
+    Metric(
+        "handoff.late_notifications",
+        "Late notifications",
+        "reads",
+        "Reads that ended after the lease of their blocks: the blocks may have been overwritten before.",
     ),
     Metric("handoff.ttft_ms", "TTFT, handed off", "ms", "Mean TTFT of requests that were handed off."),
 )

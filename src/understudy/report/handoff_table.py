@@ -62,12 +62,21 @@ def list_handoff_facts(handoff: HandOffReport) -> list[tuple[str, str]]:
     transfer = f"mean {fixed(took.mean)} ms, p99 {fixed(took.p99)} ms"
     if handoff.remote and took.max == 0:
         transfer = "no time: links have no limit (--kv-link-gbps)"
-    return [
+    facts = [
         ("Hand-offs", f"{handoff.remote:,} requests, {size(handoff.bytes)}"),
         ("Prompt on the decode worker", f"{handoff.local:,} requests, by the rule"),
         ("Transfer", transfer),
         ("Expired leases", f"{handoff.expired_leases:,}"),
     ]
+    if handoff.fallback:
+        facts.append(
+            ("Fallback", f"{handoff.fallback:,} requests, prompt computed again after a failed read")
+        )
+    if handoff.failed:
+        facts.append(("Failed hand-offs", f"{handoff.failed:,} requests"))
+    if handoff.late_notifications:
+        facts.append(("Late notifications", f"{handoff.late_notifications:,} reads after their lease"))
+    return facts
 
 
 def name_link(link: HandOffLink) -> str:

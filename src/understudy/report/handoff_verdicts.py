@@ -28,6 +28,8 @@ SIDES = {
 }
 LARGE_PART = 0.3
 """Share of the mean TTFT from which a wait is a bottleneck."""
+MANY_FAILURES = 0.05
+"""Share of the hand-offs from which failures are a problem."""
 BUSY = 0.9
 """Share of the duration from which a link is a bottleneck."""
 
@@ -67,6 +69,35 @@ def handoff_link(report: Report) -> Verdict | None:
         f"{quantity(link.busy, 'ratio')} of the time, and {_describe_part(handoff, 'transfer')}.",
         f"Use a faster link ({flag}), or hand off fewer prompts (--disaggregation uncached:2048).",
     )
+
+
+def handoff_failures(report: Report) -> Verdict | None:
+    """Report that 5 % of the hand-offs failed, or 5 % of them read blocks whose lease had expired."""
+    handoff = report.handoff
+    if handoff is None:
+        return None
+    lost = handoff.fallback + handoff.failed
+    reads = handoff.remote + lost
+    if reads < MIN_REQUESTS:
+        return None
+    if lost >= MANY_FAILURES * reads:
+        return Verdict(
+            "handoff_failures",
+            f"{lost:,} of {reads:,} hand-offs failed ({quantity(lost / reads, 'ratio')}): decode workers computed "
+            f"{handoff.fallback:,} prompts again, and {handoff.failed:,} requests ended.",
+            "Repair the transfers; prefill workers keep the blocks of each failed one until its lease ends."
+            if handoff.fallback
+            else "Repair the transfers, or compute the prompts again (--kv-load-failure-policy recompute).",
+        )
+    if handoff.late_notifications >= MANY_FAILURES * reads:
+        return Verdict(
+            "handoff_failures",
+            f"{handoff.late_notifications:,} of {reads:,} hand-offs read blocks after the end of their lease "
+            f"({quantity(handoff.late_notifications / reads, 'ratio')}); vLLM does not notice it, and the blocks may "
+            "have been overwritten.",
+            "Use a longer lease (--kv-lease-duration), or a shorter way to the decode worker (--hand-off-hop-ms).",
+        )
+    return None
 
 
 def busiest_link(handoff: HandOffReport) -> HandOffLink | None:

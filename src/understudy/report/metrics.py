@@ -92,6 +92,12 @@ SCALARS = (
         "requests",
         "Requests that had not ended when the run was stopped.",
     ),
+    Metric(
+        "requests.failed",
+        "Failed",
+        "requests",
+        "Requests that the engine ended with an error, because their KV blocks did not arrive.",
+    ),
     Metric("tokens.input", "Input tokens", "tokens", "Prompt tokens of completed requests."),
     Metric("tokens.output", "Output tokens", "tokens", "Emitted tokens of completed requests."),
     Metric("throughput.requests_per_s", "Request throughput", "requests/s", "Completed requests ÷ duration."),

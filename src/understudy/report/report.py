@@ -55,6 +55,7 @@ class RequestCounts:
     rejected: int
     cancelled: int
     unfinished: int
+    failed: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -348,12 +349,9 @@ def _count_requests(timeline: Timeline) -> RequestCounts:
     ends = np.bincount(timeline.finish_reason, minlength=len(FinishReason))
     return RequestCounts(
         total=len(timeline),
-        completed=int(counts[Status.COMPLETED]),
         stopped=int(ends[FinishReason.STOP]),
         length_capped=int(ends[FinishReason.LENGTH]),
-        rejected=int(counts[Status.REJECTED]),
-        cancelled=int(counts[Status.CANCELLED]),
-        unfinished=int(counts[Status.UNFINISHED]),
+        **{status.name.lower(): int(counts[status]) for status in Status},
     )
 
 

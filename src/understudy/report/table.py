@@ -168,7 +168,7 @@ def _list_facts(report: Report) -> list[tuple[str, str]]:
     facts = [("Completed requests", f"{requests.completed:,} of {requests.total:,}")]
     facts += [
         (BY_KEY[f"requests.{name}"].name, f"{getattr(requests, name):,}")
-        for name in ("rejected", "cancelled", "unfinished")
+        for name in ("rejected", "cancelled", "failed", "unfinished")
         if getattr(requests, name)
     ]
     facts.append(("Duration", duration(report.duration_s)))

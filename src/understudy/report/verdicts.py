@@ -12,7 +12,7 @@ import numpy as np
 
 from understudy.report.engine_terms import SGLANG_TERMS, flags_of, terms_of
 from understudy.report.group_verdicts import group_tail_gone
-from understudy.report.handoff_verdicts import handoff_bottleneck, handoff_link
+from understudy.report.handoff_verdicts import handoff_bottleneck, handoff_failures, handoff_link
 from understudy.report.latency import NS_PER_S
 from understudy.report.series import StepFunction
 from understudy.report.text import duration, quantity
@@ -339,6 +339,7 @@ HANDOFF_RULES: tuple[Callable[[Report], Verdict | None], ...] = (
     rejected,
     overloaded,
     goal_missed,
+    handoff_failures,
     handoff_bottleneck,
     handoff_link,
     preemption_storm,
@@ -351,6 +352,7 @@ def _count_failures(report: Report) -> str:
     named = {
         "rejected": requests.rejected,
         "cancelled": requests.cancelled,
+        "failed": requests.failed,
         "unfinished": requests.unfinished,
     }
     return ", ".join(f"{count:,} {name}" for name, count in named.items() if count)

@@ -40,6 +40,7 @@ OF_LINK = (
     "busy_ns",
     "bucket_ns",
 )
+OF_LEASES = ("expired_leases", "late_notifications")
 OF_VLLM_OFFLOAD = ("deferred_lookups", "flushed_copies", "refused_stores")
 
 
@@ -100,7 +101,7 @@ def _columns(record: Timeline | TierColumns | HandOffColumns, per: str) -> Itera
 def _totals(timeline: Timeline) -> Iterator[Item]:
     for name in list_totals(type(timeline)):
         # Leases are of prefill workers: digests of other runs stay equal.
-        if name != "expired_leases" or timeline.expired_leases:
+        if name not in OF_LEASES or getattr(timeline, name):
             yield name, getattr(timeline, name)
 
 

@@ -75,6 +75,10 @@ class Disaggregation(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     """`kv_lease_duration`: how long a prefill worker keeps blocks that no decode worker reads."""
     kv_bytes_per_token: int | None = None
     """KV bytes of a token; needed unless the links have no limit."""
+    transfer_failure_rate: float = 0.0
+    """Probability that the read of a request's blocks fails when it ends; `seed` and the request decide which ones."""
+    kv_load_failure_policy: Literal["fail", "recompute"] = "fail"
+    """After a failed read the request fails, or its decode worker computes the prompt."""
 
     def __post_init__(self) -> None:
         for name in ("prefill_workers", "decode_workers"):
@@ -92,6 +96,13 @@ class Disaggregation(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
             if not isinstance(value, int | float) or not 0 <= value <= 3_600_000:
                 raise ConfigError(f"{name} must be 0 to 3,600,000 ms, got {value!r}")
         whole_number("lease_s", self.lease_s, 1, 1_000_000)
+        rate = self.transfer_failure_rate
+        if isinstance(rate, bool) or not isinstance(rate, int | float) or not 0 <= rate <= 1:
+            raise ConfigError(f"transfer_failure_rate must be in [0, 1], got {rate!r}")
+        if self.kv_load_failure_policy not in ("fail", "recompute"):
+            raise ConfigError(
+                f"kv_load_failure_policy must be fail or recompute, got {self.kv_load_failure_policy!r}"
+            )
         if self.order not in ("prefill_first", "decode_first"):
             raise ConfigError(f"order must be prefill_first or decode_first, got {self.order!r}")
         is_users = callable(getattr(self.rule, "remote", None)) and not isinstance(self.rule, type)
@@ -142,7 +153,12 @@ class Disaggregation(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
 
     def transfer(self, role: str) -> VllmTransfer:
         """The connector's settings of a pool."""
-        return VllmTransfer(produces=role == "prefill", consumes=role == "decode", lease_s=self.lease_s)
+        return VllmTransfer(
+            produces=role == "prefill",
+            consumes=role == "decode",
+            recomputes=self.kv_load_failure_policy == "recompute",
+            lease_s=self.lease_s,
+        )
 
     def native(self, block_size: int, seed: int) -> CoreDisaggregation:
         """Build the core's settings. ConfigError: a limited link without the KV bytes per token."""
@@ -171,6 +187,7 @@ class Disaggregation(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
                 fixed_ns=round(self.link_latency_ms * 1e6),
                 bytes_per_block=(self.kv_bytes_per_token or 0) * block_size,
             ),
+            transfer_failure_rate=float(self.transfer_failure_rate),
         )
 
     def decider(self) -> CoreDecider:

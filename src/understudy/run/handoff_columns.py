@@ -32,6 +32,10 @@ class Way(IntEnum):
     """The decode worker computed the prompt, by the rule."""
     REMOTE = 2
     """A prefill worker computed the prompt."""
+    FALLBACK = 3
+    """A prefill worker computed the prompt, the read failed, and the decode worker computed the prompt again."""
+    FAILED = 4
+    """A prefill worker computed the prompt, the read failed, and the request ended."""
 
 
 @dataclass(frozen=True, eq=False, slots=True, kw_only=True)
@@ -40,7 +44,12 @@ class HandOffColumns:
 
     way: Annotated[
         NDArray[np.uint8],
-        About("request", "index", "How the request was served: 0 not at all, 1 locally, 2 with a hand-off."),
+        About(
+            "request",
+            "index",
+            "How the request was served: 0 not at all, 1 locally, 2 with a hand-off, 3 locally after a failed "
+            "hand-off, 4 not, after a failed hand-off.",
+        ),
     ]
     prefill_worker: Annotated[
         Int32Column, About("request", "index", "Worker that computed the prompt; −1 without a hand-off.")
@@ -80,6 +89,12 @@ class HandOffColumns:
         check_columns(self)
 
     @property
+    def handed_off(self) -> NDArray[np.bool_]:
+        """Mask of requests that were sent to a prefill worker, whatever came of their hand-off."""
+        mask: NDArray[np.bool_] = self.way >= Way.REMOTE
+        return mask
+
+    @property
     def remote(self) -> NDArray[np.bool_]:
         """Mask of requests that were handed off and whose blocks have arrived."""
         mask: NDArray[np.bool_] = (self.way == Way.REMOTE) & (self.landed_ns >= 0)
@@ -107,7 +122,7 @@ class HandOffColumns:
 
     def prompt_worker(self, worker: Int32Column) -> Int32Column:
         """Return the worker that computed the prompt of each request. `worker`: the one that decoded it."""
-        return np.where(self.way == Way.REMOTE, self.prefill_worker, worker)
+        return np.where(self.handed_off, self.prefill_worker, worker)
 
     def ttft_parts_ns(self, timeline: "Timeline") -> dict[str, Int64Column]:
         """Split the time to the first token of requests that were handed off; the parts add up to it exactly."""

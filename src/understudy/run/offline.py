@@ -105,7 +105,7 @@ def run_offline(
     `load` defaults to an open loop at the workload's own pace; `timing` is a model of your own, in place of the
     engine's. `tiers` lie below the device; unless given, those that came with the engine's settings. `threads` > 1
     needs workers that are independent: open loop, single-turn requests, round-robin or random routing, neither g3 nor
-    g4, neither policies nor a timing model of yours. `check` verifies the state after every step and at both ends of
+    g4, no aborts, no policy or timing model of yours. `check` verifies the state after every step and at both ends of
     every fast-forward (InvariantViolated), without changing the run; "deep" also replays the run step by step, compares
     the state at the end of every fast-forward and all columns, and adds a line to `notes`. `events` and `kv_trace` keep
     the run's KV events, and its allocations and evictions; `fast_forward` off runs every decode step, with the
@@ -156,6 +156,7 @@ def run_offline(
         isinstance(load, OpenLoop)
         and routing in ("round_robin", "random")
         and not workload.turn.any()
+        and not workload.has_aborts
         and disaggregation is None
     )
     fleet = FleetPlan(pools, workload, count_ranks(pools, routing), meet=is_observed or not are_independent)

@@ -41,6 +41,8 @@ class Status(IntEnum):
     REJECTED = 1
     CANCELLED = 2
     UNFINISHED = 3
+    FAILED = 4
+    """The engine ended it with an error: its KV blocks did not arrive."""
 
 
 class FinishReason(IntEnum):
@@ -97,7 +99,7 @@ class Timeline:
         About(
             "request",
             "time ns",
-            "When the request completed, was rejected or was cancelled; −1 only if unfinished.",
+            "When the request completed, failed, was rejected or was cancelled; −1 only if unfinished.",
         ),
     ]
     prompt_tokens: Annotated[Int32Column, About("request", "tokens", "Prompt length.", "workload")]
@@ -182,6 +184,8 @@ class Timeline:
     """Blocks counted as hits without their tokens (a defect of some engine versions)."""
     expired_leases: int = 0
     """Leases of kept blocks that ended before a decode worker read them."""
+    late_notifications: int = 0
+    """Reads that ended after the lease of their blocks, so that the blocks may have been overwritten."""
     burst_steps: int = 0
     """Steps of requests that sampled with the mocker's speculation."""
     burst_tokens: int = 0

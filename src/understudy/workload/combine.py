@@ -74,7 +74,8 @@ def concat(workloads: Sequence[Workload], *, shared_prefixes: bool = False) -> W
         accepted_drafts=drafts,
         output_in_next=_concat_flags(workloads),
         queue_order=_concat_order(workloads),
-        strict_priority=_concat_strict(workloads),
+        abort_after_ns=_concat_filled("abort_after_ns", -1, workloads),
+        strict_priority=_concat_filled("strict_priority", 0, workloads),
         policy_class=policy_class,
         policy_classes=policy_classes,
         adapter=adapter,
@@ -203,13 +204,15 @@ def _concat_order(workloads: Sequence[Workload]) -> Int64Column | None:
     return np.concatenate(orders) if orders else None
 
 
-def _concat_strict(workloads: Sequence[Workload]) -> Int64Column | None:
-    if all(part.strict_priority is None for part in workloads):
+def _concat_filled(name: str, absent: int, workloads: Sequence[Workload]) -> Int64Column | None:
+    """Concatenate an optional column, with the value `absent` for parts without it."""
+    parts = [getattr(part, name) for part in workloads]
+    if all(part is None for part in parts):
         return None
     return np.concatenate(
         [
-            np.zeros(len(part), np.int64) if part.strict_priority is None else part.strict_priority
-            for part in workloads
+            np.full(len(workload), absent, np.int64) if part is None else part
+            for workload, part in zip(workloads, parts, strict=True)
         ]
     )
 

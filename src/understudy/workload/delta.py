@@ -81,6 +81,7 @@ def _unsupported_keys(rows: Workload) -> Iterator[tuple[str, BoolColumn | None]]
     yield "priority", is_given(rows.priority, 0)
     yield "lora", is_given(rows.adapter, -1)
     yield "accepted_drafts", has_any(rows.accepted_draft_offsets)
+    yield "abort_after_ms", is_given(rows.abort_after_ns, -1)
     yield "strict_priority", is_given(rows.strict_priority, 0)
     yield "policy_class", is_given(rows.policy_class, -1)
 

@@ -2,7 +2,7 @@
 
 Keys: `output_length` (or `output_tokens`) and `hash_ids` are required; `input_length` (or `input_tokens`),
 `timestamp` (or `created_time`, ms), `delay` (or `delay_ms`, ms), `session_id`, `request_id`,
-`output_token_ids`, `accepted_drafts`, `max_tokens`, `priority`, `strict_priority`, `policy_class`,
+`output_token_ids`, `accepted_drafts`, `max_tokens`, `priority`, `abort_after_ms`, `strict_priority`, `policy_class`,
 `lora` (the name of an adapter) are optional; so is `output_in_next_turn`, an extension of Understudy (the next
 turn's prompt is this prompt, this output, and more), and `notes`, another one: sentences on what the trace's source
 lacked, usually in the first row; every report repeats them. null means absent. Any other key is an error.
@@ -14,6 +14,7 @@ and that of the turn before, else not at all. Times are rounded once, to whole n
 `input_length` means that the prompt fills its blocks. `output_length` is the number of tokens the model generates;
 `max_tokens` is the request's limit, which may cut them (a missing one is no limit). `accepted_drafts` is, for runs with
 speculation, the number of drafts accepted in the step whose first output has number p: entry p modulo its length.
+`abort_after_ms`, an extension too, is the time from the arrival of the request until its client aborts it.
 """
 
 from __future__ import annotations
@@ -254,6 +255,7 @@ class _Trace:
                 accepted_draft_offsets=draft_offsets,
                 accepted_drafts=drafts,
                 output_in_next=self._output_in_next(),
+                abort_after_ns=self._aborts(),
                 strict_priority=self._ints("strict_priority"),
                 policy_class=policy_class,
                 policy_classes=policy_classes,
@@ -286,6 +288,16 @@ class _Trace:
     def _ints(self, key: str) -> Int64Column | None:
         parts: list[Int64Column | None] = [getattr(chunk, key) for chunk in self._chunks]
         return _join_optional(parts, self._chunks, np.int64)
+
+    def _aborts(self) -> Int64Column | None:
+        parts = [chunk.abort_after_ms for chunk in self._chunks]
+        if all(part is None for part in parts):
+            return None
+        none = [np.full(len(chunk.lines), np.nan) for chunk in self._chunks]
+        times_ms = _join(
+            [own if part is None else part for part, own in zip(parts, none, strict=True)], np.float64
+        )
+        return np.where(np.isnan(times_ms), -1, milliseconds_to_ns(times_ms))
 
     def _limits(self) -> Int32Column | None:
         parts = [chunk.max_tokens for chunk in self._chunks]

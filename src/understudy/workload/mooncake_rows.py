@@ -47,6 +47,7 @@ class _Row(msgspec.Struct, forbid_unknown_fields=True, gc=False):
     output_token_ids: msgspec.Raw = _ABSENT
     accepted_drafts: msgspec.Raw = _ABSENT
     priority: int | None = None
+    abort_after_ms: float | int | None = None
     strict_priority: int | None = None
     policy_class: str | None = None
     lora: str | None = None
@@ -89,6 +90,8 @@ class TraceChunk:
     output_token_ids: NDArray[np.uint64] | None
     accepted_draft_counts: Int64Column | None = None
     accepted_drafts: NDArray[np.uint64] | None = None
+    abort_after_ms: NDArray[np.float64] | None = None
+    """NaN where absent."""
     notes: tuple[str, ...] = ()
 
 
@@ -198,6 +201,7 @@ class _Decoding:
             output_token_ids=output_ids,
             accepted_draft_counts=draft_counts,
             accepted_drafts=drafts,
+            abort_after_ms=self._milliseconds("abort_after_ms") if self._values("abort_after_ms") else None,
             notes=tuple(note for notes in self._values("notes") or () for note in notes or ()),
         )
 
@@ -304,7 +308,7 @@ class _Decoding:
             row = next(row for row, value in enumerate(values) if not -(2**63) <= value < 2**63)
             self._fail(row, f"{key} must fit 64 bits, got {values[row]}")
 
-    def _milliseconds(self, key: str, alias: str) -> NDArray[np.float64]:
+    def _milliseconds(self, key: str, alias: str | None = None) -> NDArray[np.float64]:
         values = self._values(key, alias)
         if values is None:
             return np.full(len(self._rows), np.nan)

@@ -199,6 +199,13 @@ def _check_continuations(workload: Workload, rows: Int64Column) -> None:
 
 
 def _check_router_columns(workload: Workload) -> None:
+    aborts = workload.abort_after_ns
+    if aborts is not None:
+        _fail_first(
+            "abort_after_ns",
+            aborts < -1,
+            lambda row: f"must be at least 0, or −1 for none, got {aborts[row]}",
+        )
     strict = workload.strict_priority
     if strict is not None:
         _fail_first(

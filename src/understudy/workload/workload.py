@@ -101,6 +101,8 @@ class Workload:
     """If true, the next turn's prompt is this prompt, this output, and more."""
     queue_order: Int64Column | None = None
     """Order of requests of equal priority in a priority queue (ties: by name), if the source defines one."""
+    abort_after_ns: Int64Column | None = None
+    """Time from the arrival of a request until its client aborts it, ≥ 0; −1 for never."""
     strict_priority: Int64Column | None = None
     """Router tier (0 … 2^32−1)."""
     policy_class: Int32Column | None = None
@@ -148,6 +150,7 @@ class Workload:
         self._set_optional("accepted_drafts", np.uint32, None)
         self._set_optional("output_in_next", np.bool_, rows)
         self._set_optional("queue_order", np.int64, rows)
+        self._set_optional("abort_after_ns", np.int64, rows)
         self._set_optional("strict_priority", np.int64, rows)
         self._set_optional("policy_class", np.int32, rows)
         self._set_optional("adapter", np.int32, rows)
@@ -168,6 +171,11 @@ class Workload:
     def sessions(self) -> int:
         """Number of sessions."""
         return int(self.session.max()) + 1 if len(self) else 0
+
+    @property
+    def has_aborts(self) -> bool:
+        """Whether the client of any request aborts it."""
+        return self.abort_after_ns is not None and bool((self.abort_after_ns >= 0).any())
 
     @property
     def total_prompt_tokens(self) -> int:
@@ -332,6 +340,7 @@ class Workload:
             accepted_drafts=drafts,
             output_in_next=output_in_next,
             queue_order=_pick(self.queue_order, index),
+            abort_after_ns=_pick(self.abort_after_ns, index),
             strict_priority=_pick(self.strict_priority, index),
             policy_class=_pick(self.policy_class, index),
             adapter=_pick(self.adapter, index),

@@ -47,6 +47,8 @@ class _Rows:
         self._workload = workload
         self._timestamp_ms = _milliseconds("arrival_ns", workload.arrival_ns)
         self._delay_ms = _milliseconds("delay_ns", workload.delay_ns)
+        aborts = workload.abort_after_ns
+        self._abort_ms = None if aborts is None else _milliseconds("abort_after_ns", np.maximum(aborts, 0))
         self._hash_ids, self._output_ids = _number_by_appearance(workload)
         self._turns = np.bincount(workload.session, minlength=1)
 
@@ -73,6 +75,8 @@ class _Rows:
             result["request_id"] = w.request_ids[row]
         if w.priority[row]:
             result["priority"] = int(w.priority[row])
+        if w.abort_after_ns is not None and self._abort_ms is not None and w.abort_after_ns[row] >= 0:
+            result["abort_after_ms"] = self._abort_ms[row]
         if w.strict_priority is not None and w.strict_priority[row]:
             result["strict_priority"] = int(w.strict_priority[row])
         if w.policy_class is not None and w.policy_class[row] >= 0:

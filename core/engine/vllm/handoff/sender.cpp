@@ -48,10 +48,11 @@ void KvSender::extend(std::span<const RequestId> ids, std::int64_t now_ns) {
   }
 }
 
-void KvSender::confirm(RequestId id) {
-  if (known_.erase(id) == 0) return;  // after its lease had ended
+bool KvSender::confirm(RequestId id) {
+  if (known_.erase(id) == 0) return false;  // after its lease had ended
   std::erase_if(leases_, [id](const auto& lease) { return lease.first == id; });
   confirmed_.push_back(id);
+  return true;
 }
 
 SendPoll KvSender::poll(std::int64_t now_ns) {

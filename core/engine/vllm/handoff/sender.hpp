@@ -46,7 +46,7 @@ class KvSender {
   // ── Worker ──
   void begin(const SendOrders& orders);
   void extend(std::span<const RequestId> ids, std::int64_t now_ns);  // a heartbeat
-  void confirm(RequestId id);                                        // its blocks were read
+  bool confirm(RequestId id);  // its blocks were read; false: they are not kept any longer
   SendPoll poll(std::int64_t now_ns);
 
   // ── Watch ──

@@ -151,10 +151,13 @@ def handoff_tables(report: Report) -> str:
     numbers = [
         ("handoff.remote", f"{handoff.remote:,}"),
         ("handoff.local", f"{handoff.local:,}"),
+        ("handoff.fallback", f"{handoff.fallback:,}"),
+        ("handoff.failed", f"{handoff.failed:,}"),
         ("handoff.bytes", size(handoff.bytes)),
         ("handoff.transfer_ms", f"mean {fixed(handoff.transfer_ms.mean)} ms"),
         ("handoff.transfer_ms", f"p99 {fixed(handoff.transfer_ms.p99)} ms"),
         ("handoff.expired_leases", f"{handoff.expired_leases:,}"),
+        ("handoff.late_notifications", f"{handoff.late_notifications:,}"),
     ]
     rows = "".join(
         f'<div><span data-tip="{escape(BY_KEY[key].definition)}" tabindex="0">{escape(BY_KEY[key].name)}</span>'

@@ -70,7 +70,9 @@ def points(now: float, before: float, better: int = 0) -> str:
 
 def _tiles(report: Report) -> dict[str, Tile]:
     requests, throughput, kv, hits = report.requests, report.throughput, report.kv, report.prefix_hit_ratio
-    lost = [f"{getattr(requests, name):,} {name}" for name in ("rejected", "cancelled", "unfinished")]
+    lost = [
+        f"{getattr(requests, name):,} {name}" for name in ("rejected", "cancelled", "failed", "unfinished")
+    ]
     lost = [text for text in lost if not text.startswith("0 ")]
     shown = {
         "ttft": _latency("Time to first token, median", report.ttft_ms),

@@ -53,7 +53,7 @@ def add_handoff(registry: Registry, member: HandOffMember, **labels: str) -> Non
 
     def refresh() -> None:
         expired.value = float(member.core.vllm.expired_leases)
-        late.value = float(member.late_notices)
+        late.value = float(member.late_notices + member.network.net.late_notifications(member.number))
 
     member.on_read = on_read
     member.on_polled = refresh
