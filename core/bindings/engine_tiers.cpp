@@ -28,7 +28,10 @@ WorkerTiers& tiers_of(VllmEngine& self) {
 std::vector<std::tuple<std::string, int, std::int64_t>> tier_lookup(VllmEngine& self, const Identities& identities) {
   std::vector<std::tuple<std::string, int, std::int64_t>> out;
   constexpr const char* kNames[] = {"miss", "hit", "pending", "retry"};
-  for (const TierAnswer& answer : tiers_of(self).lookup(identities.span())) {
+  WorkerTiers& tiers = tiers_of(self);
+  if (self.grouped() != nullptr)
+    throw Error(ErrorKind::WrongState, "tier_lookup: several KV groups have no one answer");
+  for (const TierAnswer& answer : tiers.lookup(identities.span())) {
     out.emplace_back(kNames[static_cast<std::size_t>(answer.kind)], static_cast<int>(answer.tier), answer.ready_ns);
   }
   return out;
@@ -37,7 +40,7 @@ std::vector<std::tuple<std::string, int, std::int64_t>> tier_lookup(VllmEngine& 
 // (free, active, inactive, held) of a tier of the worker's own.
 std::tuple<std::uint64_t, std::uint64_t, std::uint64_t, std::uint64_t> tier_blocks(const VllmEngine& self, Tier tier) {
   const std::size_t pool = self.store().pool_of(tier);
-  const PoolMetrics m = self.store().metrics(pool);
+  const PoolMetrics m = pool == 0 ? self.device_metrics() : self.store().metrics(pool);
   const std::uint64_t held = pool == 0 && self.tiers() != nullptr ? self.tiers()->held() : 0;
   return {m.reset_blocks, m.total_blocks - m.reset_blocks - m.inactive_blocks - held, m.inactive_blocks, held};
 }

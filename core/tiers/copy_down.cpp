@@ -47,7 +47,7 @@ bool WorkerTiers::offload(RequestSlot request, std::int64_t now_ns, std::span<Sl
   grow_to(copies_to_, chosen.slots.size());
   // May call a user-defined policy, which can throw: before anything has changed.
   store_.reserve(kG2, chosen.blocks, chosen.tags, std::span(copies_to_).first(chosen.slots.size()));
-  store_.hand_back(kG1, unused);
+  device_.hand_back(unused);
   set_held(held_ + chosen.slots.size(), now_ns);
   g1_references_ += chosen.slots.size();
   make_copies(now_ns, true, request, chosen);
@@ -59,7 +59,7 @@ bool WorkerTiers::offload(RequestSlot request, std::int64_t now_ns, std::span<Sl
 // are offered to the filter in eviction order, last to first.
 WorkerTiers::Chosen WorkerTiers::select(std::span<const SlotId> slots, std::span<const BlockIdentity> blocks,
                                         std::span<std::uint32_t> tags, bool evicted) {
-  store_.locate(kG2, blocks, tags, evicted, chosen_, used_);
+  store_.locate(kG2, blocks, tags, evicted && !device_.has_groups(), chosen_, used_);
   if (evicted && std::ranges::count(slots, kNoSlot) > 0) {
     std::erase_if(chosen_, [&](std::uint32_t i) { return slots[i] == kNoSlot; });
   }
@@ -172,7 +172,7 @@ void WorkerTiers::start_copies(std::int64_t now_ns) {
 void WorkerTiers::hold_copies_of(RequestSlot request) {
   while (copies_of_[request] != kNoCopy) {
     Copy& copy = copies_.at(copies_of_[request]);
-    store_.retain(kG1, copy.from);
+    device_.retain(copy.from);
     g1_references_ += copy.from.size();
     disown(copy);
   }

@@ -8,7 +8,7 @@ namespace understudy {
 
 WorkerTiers::Room WorkerTiers::take(RequestSlot request, std::int64_t now_ns, std::span<SlotId> out) {
   for (;;) {
-    const std::uint64_t available = store_.available(kG1);
+    const std::uint64_t available = device_.available();
     if (out.size() > available) {
       if (out.size() > available + held_) return Room::Short;
       wait_for_held(request, now_ns, out.size() - available);
@@ -23,11 +23,11 @@ WorkerTiers::Room WorkerTiers::take(RequestSlot request, std::int64_t now_ns, st
       if (evicted_.size() < out.size()) evicted_.resize(out.size());
       if (evicted_slots_.size() < out.size()) evicted_slots_.resize(out.size());
       if (evicted_tags_.size() < out.size()) evicted_tags_.resize(out.size());
-      evicted = store_.allocate(kG1, out,
-                                {std::span(evicted_).first(out.size()), std::span(evicted_slots_).first(out.size()),
+      evicted =
+          device_.allocate(out, {std::span(evicted_).first(out.size()), std::span(evicted_slots_).first(out.size()),
                                  std::span(evicted_tags_).first(out.size()), kG2});
     } else {
-      store_.allocate(kG1, out);
+      device_.allocate(out);
     }
     bool copied = false;
     try {
@@ -66,9 +66,9 @@ void WorkerTiers::undo_eviction(std::span<const SlotId> out, std::size_t evicted
     cached.push_back(slots[i]);
     names.push_back(blocks[i]);
   }
-  store_.give_back(kG1, empty);
-  store_.commit(kG1, cached, names);
-  store_.release(kG1, cached, true);
+  device_.give_back(empty);
+  device_.commit(cached, names);
+  device_.release(cached);
 }
 
 // True if the next `slots` slots hold blocks that the host lacks. A prefetch does not start such copies, because no
@@ -121,15 +121,15 @@ void WorkerTiers::stop_waiting(RequestSlot request, std::int64_t now_ns) {
 
 // Drops references, some of which are not the last.
 void WorkerTiers::release_g1(std::span<const SlotId> slots) {
-  const std::uint64_t before = store_.available(kG1);
+  const std::uint64_t before = device_.available();
   UNDERSTUDY_ASSERT(g1_references_ >= slots.size(), "references to the device fall below zero");
-  store_.release(kG1, slots, true);
+  device_.release(slots);
   g1_references_ -= slots.size();
-  released_ += store_.available(kG1) - before;
+  released_ += device_.available() - before;
 }
 
 void WorkerTiers::give_back(std::span<const SlotId> slots) {
-  store_.hand_back(kG1, slots);
+  device_.hand_back(slots);
   UNDERSTUDY_ASSERT(g1_references_ >= slots.size(), "references to the device fall below zero");
   g1_references_ -= slots.size();
   released_ += slots.size();
@@ -138,7 +138,8 @@ void WorkerTiers::give_back(std::span<const SlotId> slots) {
 // Accumulates the time that slots were held; slots held for no time do not count.
 void WorkerTiers::set_held(std::uint64_t held, std::int64_t now_ns) {
   UNDERSTUDY_ASSERT(now_ns >= held_since_ns_, "the clock of a worker's tiers goes backwards");
-  UNDERSTUDY_ASSERT(held <= store_.in(kG1, SlotState::Mutable), "more slots are held than are in use");
+  UNDERSTUDY_ASSERT(device_.has_groups() || held <= store_.in(kG1, SlotState::Mutable),
+                    "more slots are held than are in use");
   if (now_ns > held_since_ns_) {
     totals_.held_block_ns += held_ * static_cast<std::uint64_t>(now_ns - held_since_ns_);
     totals_.held_max_blocks = std::max(totals_.held_max_blocks, held_);

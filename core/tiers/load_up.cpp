@@ -48,7 +48,9 @@ void WorkerTiers::Load::clear() noexcept {
 
 std::uint32_t WorkerTiers::begin_load(std::int64_t now_ns, std::span<const BlockIdentity> blocks, const Places& places,
                                       std::span<const SlotId> prefix) {
-  const auto& [count, to, staging] = places;
+  const std::size_t count = places.count;
+  const std::vector<SlotId>& to = places.to;
+  const std::vector<SlotId>& staging = places.staging;
   if (free_loads_.empty()) {
     free_loads_.push_back(static_cast<std::uint32_t>(loads_.size()));
     loads_.emplace_back();
@@ -250,10 +252,10 @@ void WorkerTiers::finish(std::uint32_t index, std::int64_t time_ns) {
   Load& load = loads_[index];
   if (!load.failed) {
     const auto here = std::make_unique<bool[]>(load.blocks.size());
-    store_.has_blocks(kG1, load.blocks, here.get());
+    device_.has_blocks(load.blocks, here.get());
     const std::span<const bool> twice(here.get(), load.blocks.size());
     if (std::ranges::find(twice, true) == twice.end()) {
-      store_.commit(kG1, load.to, load.blocks);
+      device_.commit(load.to, load.blocks);
       release_g1(load.to);
     } else {
       std::vector<SlotId> spare;
@@ -264,7 +266,7 @@ void WorkerTiers::finish(std::uint32_t index, std::int64_t time_ns) {
         if (!here[i]) blocks.push_back(load.blocks[i]);
       }
       give_back(spare);
-      store_.commit(kG1, slots, blocks);
+      device_.commit(slots, blocks);
       release_g1(slots);
     }
   } else {
@@ -301,10 +303,8 @@ void WorkerTiers::end_load(std::uint32_t index, std::int64_t time_ns) {
 void WorkerTiers::hold_parents(Load& follower, const Load& load) {
   for (const BlockIdentity& block : follower.joined) {
     if (!load.brings(block.lineage)) continue;
-    SlotId slot = kNoSlot;
-    std::uint32_t references = 0;
-    store_.peek(kG1, {&block, 1}, &slot, &references);
-    store_.reference(kG1, {&slot, 1});
+    const SlotId slot = device_.find(block);
+    device_.reference({&slot, 1});
     follower.pins.push_back(slot);
     ++g1_references_;
   }

@@ -31,14 +31,14 @@ void WorkerTiers::gather_sources(std::size_t from, std::size_t to) {
 
 void WorkerTiers::pin(std::size_t from, std::size_t to) {
   gather_sources(from, to);
-  store_.reference(kG1, gathered(Tier::G1));
+  device_.reference(gathered(Tier::G1));
   store_.reference(kG2, gathered(Tier::G2));
   for (const auto& shared : run_.shared()) shared->store().reference(0, gathered(shared->tier()));
 }
 
 void WorkerTiers::unpin(std::size_t from, std::size_t to) {
   gather_sources(from, to);
-  store_.release(kG1, gathered(Tier::G1), true);
+  device_.release(gathered(Tier::G1));
   store_.release(kG2, gathered(Tier::G2), true);
   for (const auto& shared : run_.shared()) shared->store().release(0, gathered(shared->tier()), true);
 }
@@ -58,13 +58,41 @@ WorkerTiers::Onboard WorkerTiers::onboard(RequestSlot request, std::int64_t now_
   if (places.count == 0) return Onboard::Miss;
   const Room room = reserve(request, now_ns, prefix, places);
   if (room != Room::Taken) return room == Room::Wait ? Onboard::Retry : Onboard::Miss;
+  Origin origin{.first_block = prefix.size()};
+  origin.tiers.reserve(places.count);
+  for (const Source& source : first_sources(places.count)) origin.tiers.push_back(source.tier);
+  bring(request, now_ns, prefix, blocks, places, std::move(origin));
+  return Onboard::Parked;
+}
 
+WorkerTiers::Onboard WorkerTiers::onboard_all(RequestSlot request, std::int64_t now_ns, const WholeHit& hit,
+                                              std::int64_t saved_ns) {
+  find_sources(hit.blocks);
+  const bool loads = std::ranges::any_of(sources_, [](const Source& source) { return source.tier > Tier::G1; });
+  if (sources_.size() < hit.blocks.size() || !loads) return Onboard::Miss;
+  Places places{.count = sources_.size(), .whole = true};
+  if (config_.recompute_fallback && eta(now_ns, places.count) - now_ns >= saved_ns) return Onboard::Slow;
+  const Room room = reserve(request, now_ns, {}, places);
+  if (room != Room::Taken) return room == Room::Wait ? Onboard::Retry : Onboard::Miss;
+  Origin origin{.first_block = hit.first_unit};
+  origin.tiers.resize(hit.end_unit - hit.first_unit, Tier::G1);
+  for (std::size_t i = 0; i < places.count; ++i) {
+    for (std::size_t unit = std::max(hit.covers[i].first, hit.first_unit); unit < hit.covers[i].end; ++unit) {
+      Tier& tier = origin.tiers[unit - hit.first_unit];
+      tier = std::max(tier, sources_[i].tier);
+    }
+  }
+  bring(request, now_ns, {}, hit.blocks, places, std::move(origin));
+  return Onboard::Parked;
+}
+
+// Starts the load for which `reserve` has made room, and parks the request.
+void WorkerTiers::bring(RequestSlot request, std::int64_t now_ns, std::span<const SlotId> prefix,
+                        std::span<const BlockIdentity> blocks, const Places& places, Origin origin) {
   g1_references_ += prefix.size();
   Park park;
   park.since_ns = now_ns;
-  park.origin.first_block = prefix.size();
-  park.origin.tiers.reserve(places.count);
-  for (const Source& source : first_sources(places.count)) park.origin.tiers.push_back(source.tier);
+  park.origin = std::move(origin);
   const bool begins = !places.to.empty();
   if (begins) {
     park.loads.push_back(begin_load(now_ns, blocks, places, prefix));
@@ -78,7 +106,6 @@ WorkerTiers::Onboard WorkerTiers::onboard(RequestSlot request, std::int64_t now_
     next_phase(first_load, now_ns);
     hub().run_until(now_ns);
   }
-  return Onboard::Parked;
 }
 
 // Drops trailing blocks that are on the device: they need no load.
@@ -97,11 +124,11 @@ WorkerTiers::Room WorkerTiers::reserve(RequestSlot request, std::int64_t now_ns,
     loads += source.needs_load() ? 1 : 0;
     stagings += source.needs_staging() ? 1 : 0;
   }
-  store_.reference(kG1, prefix);
+  device_.reference(prefix);
   pin(0, places.count);
   const auto undo = [&] {
     unpin(0, places.count);
-    store_.release(kG1, prefix, true);
+    device_.release(prefix);
   };
   places.to.resize(loads);
   places.staging.resize(stagings);
@@ -113,11 +140,16 @@ WorkerTiers::Room WorkerTiers::reserve(RequestSlot request, std::int64_t now_ns,
     room = places.to.empty() ? Room::Taken : take(request, now_ns, places.to);
     if (room == Room::Taken && !places.staging.empty()) staged = store_.try_allocate(kG2, places.staging);
   } catch (...) {  // a user-defined policy threw
-    if (room == Room::Taken) store_.give_back(kG1, places.to);
+    if (room == Room::Taken) device_.give_back(places.to);
     undo();
     throw;
   }
-  if (!staged) drop_staged_sources(places);
+  if (!staged && places.whole) {
+    device_.give_back(places.to);
+    room = Room::Short;
+  } else if (!staged) {
+    drop_staged_sources(places);
+  }
   if (room == Room::Taken && places.count > 0) return Room::Taken;
   undo();
   return room == Room::Wait ? Room::Wait : Room::Short;
@@ -126,7 +158,7 @@ WorkerTiers::Room WorkerTiers::reserve(RequestSlot request, std::int64_t now_ns,
 // The host has no room to stage in: loads only the blocks before the first that needs it.
 void WorkerTiers::drop_staged_sources(Places& places) {
   const std::size_t needed = cut_before_staging(places);
-  store_.give_back(kG1, std::span<const SlotId>(places.to).subspan(needed));
+  device_.give_back(std::span<const SlotId>(places.to).subspan(needed));
   places.to.resize(needed);
 }
 
@@ -156,7 +188,7 @@ void WorkerTiers::join_loads(Park& park, std::span<const SlotId> prefix, std::si
 
 void WorkerTiers::wait_for_loads(RequestSlot request, Park park) {
   if (request == kNoRequest) {
-    store_.release(kG1, park.pins, true);
+    device_.release(park.pins);
     g1_references_ -= park.pins.size();
     return;
   }

@@ -16,7 +16,7 @@ void WorkerTiers::locate(std::span<const BlockIdentity> blocks) {
     for (const BlockIdentity& block : blocks) loading_.warm(block.lineage);
   }
   store_.compute_tags(blocks, source_tags_);
-  store_.locate(kG1, blocks, source_tags_, above_.data(), coming_.data());  // nothing is claimed there
+  device_.locate(blocks, source_tags_, above_.data(), coming_.data());
   store_.locate(kG2, blocks, source_tags_, below_.data(), coming_.data());
   for (Lower& lower : lower_) lower.end = 0;
 }
@@ -85,6 +85,19 @@ std::optional<TransferId> WorkerTiers::transfer_of(const Source& source) const {
   if (source.where == Source::Where::Landing) return arrival_of(source).transfer;
   const Load& load = loads_[source.load];
   return load.joins == 0 ? load.transfer : std::nullopt;  // else it waits for the loads before it
+}
+
+bool WorkerTiers::has_below(const BlockIdentity& block, Tier lowest) const {
+  const auto brings = [&](std::uint32_t load) { return loads_[load].brings(block.lineage); };
+  if (loading_.find(block.lineage, brings) != InFlight::kNone) return true;
+  std::array<SlotId, 2> found{};  // there, or coming
+  const auto has = [&](const BlockStore& store, std::size_t pool) {
+    (void)store.locate_run(pool, {&block, 1}, &found[0], &found[1]);
+    return found[0] != kNoSlot || found[1] != kNoSlot;
+  };
+  return has(store_, kG2) || std::ranges::any_of(run_.shared(), [&](const auto& shared) {
+           return shared->tier() <= lowest && has(shared->store(), 0);
+         });
 }
 
 // Fills sources_ up to the first miss. Searches one block first, as mostly there is none, then larger batches.

@@ -7,7 +7,11 @@
 namespace understudy {
 
 WorkerTiers::WorkerTiers(const TierConfig& config, BlockStore& store, TierRun& run, const std::string& worker)
-    : config_(config), store_(store), run_(run), copies_(store.num_pools() > kG2 ? store.num_blocks(kG2) : 0) {
+    : config_(config),
+      store_(store),
+      run_(run),
+      device_(store),
+      copies_(store.num_pools() > kG2 ? store.num_blocks(kG2) : 0) {
   if (config_.bytes_per_block < 1) throw Error(ErrorKind::ConfigError, "bytes_per_block must be at least 1");
   if (config_.bytes_per_block > LinkFlow::kMaxBytes) {
     throw Error(ErrorKind::ConfigError, "bytes_per_block must be at most 2^38, the most of one transfer, got ",
@@ -25,7 +29,12 @@ WorkerTiers::WorkerTiers(const TierConfig& config, BlockStore& store, TierRun& r
     tier_links_.push_back(add_link_pair(links, tier->config().worker, worker + (disk ? " g2_to_g3" : " g2_to_g4"),
                                         worker + (disk ? " g3_to_g2" : " g4_to_g2"), config_.demand_first));
   }
-  if (config_.min_reuse > 0 || config_.filter) reuse_ = HugeArray<std::uint32_t>(store_.num_blocks(kG1));
+  if (config_.min_reuse > 0 || config_.filter) reuse_ = HugeArray<std::uint32_t>(device_.num_blocks());
+}
+
+void WorkerTiers::use_device(DeviceBlocks& groups) {
+  device_.use(groups);
+  if (reuse_.size() > 0) reuse_ = HugeArray<std::uint32_t>(device_.num_blocks());
 }
 
 void WorkerTiers::set_link_share(std::int64_t now_ns, Tier tier, double share) {

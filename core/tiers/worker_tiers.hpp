@@ -14,6 +14,7 @@
 #include "base/huge_array.hpp"
 #include "base/request_id.hpp"
 #include "store/block_store.hpp"
+#include "tiers/device_blocks.hpp"
 #include "tiers/in_flight.hpp"
 #include "tiers/shared_tier.hpp"
 #include "tiers/tier_config.hpp"
@@ -23,8 +24,8 @@
 
 namespace understudy {
 
-// Pool 0 of the store is the device, pool 1 the host. Never reads a clock. The engine asks for slots and loads; poll
-// the results with `waiting` and `take_ready`.
+// Pool 0 of the store is the device, unless `use_device` says otherwise, and pool 1 the host. Never reads a clock. The
+// engine asks for slots and loads; poll the results with `waiting` and `take_ready`.
 class WorkerTiers final : public TransferOwner, public LandingWaiter {
  public:
   static constexpr RequestSlot kNoRequest = 0xFFFFFFFFu;
@@ -32,6 +33,9 @@ class WorkerTiers final : public TransferOwner, public LandingWaiter {
   static constexpr std::size_t kG2 = 1;
 
   WorkerTiers(const TierConfig& config, BlockStore& store, TierRun& run, const std::string& worker);
+
+  // Moves to a device whose blocks are not in the store, before any was used.
+  void use_device(DeviceBlocks& groups);
 
   const TierConfig& config() const noexcept { return config_; }
   // True if a user-defined policy is called at the end of steps, where it may throw.
@@ -91,6 +95,24 @@ class WorkerTiers final : public TransferOwner, public LandingWaiter {
   // computing time saved by the first n of them.
   Onboard onboard(RequestSlot request, std::int64_t now_ns, std::span<const SlotId> prefix,
                   std::span<const BlockIdentity> blocks, const std::function<std::int64_t(std::size_t)>& saved_ns);
+  // Whether a load in flight brings the block, or a tier from the host down to `lowest` has it or will have it.
+  bool has_below(const BlockIdentity& block, Tier lowest) const;
+  // A hit that needs all of `blocks`, in order of position: those of several KV groups.
+  struct WholeHit {
+    struct Units {
+      std::size_t first = 0;
+      std::size_t end = 0;
+    };
+    std::span<const BlockIdentity> blocks;
+    std::span<const Units> covers;  // units of hashing in each block
+    std::size_t first_unit = 0;     // units before it were found on the device
+    std::size_t end_unit = 0;
+  };
+  // Loads the blocks that the device lacks, all or none. `saved_ns`: computing time saved by the hit. A unit's origin
+  // is the lowest tier that one of its blocks comes from.
+  Onboard onboard_all(RequestSlot request, std::int64_t now_ns, const WholeHit& hit, std::int64_t saved_ns);
+  // Lowest tier that there is.
+  Tier lowest() const noexcept { return run_.shared().empty() ? Tier::G2 : run_.shared().back()->tier(); }
   // Counts a request that was admitted without a slow load.
   void note_slow() noexcept { ++totals_.slow_loads; }
   // Loads blocks for later use, if there is room without a copy. Returns true when something is on its way; else
@@ -105,7 +127,7 @@ class WorkerTiers final : public TransferOwner, public LandingWaiter {
   // Source tiers of the blocks after the prefix in the request's last load; taken once.
   struct Origin {
     std::size_t first_block = 0;
-    std::vector<Tier> tiers;
+    std::vector<Tier> tiers{};
     std::int64_t parked_ns = 0;
     bool failed = false;
   };
@@ -203,6 +225,7 @@ class WorkerTiers final : public TransferOwner, public LandingWaiter {
   // Slots for the first `count` sources.
   struct Places {
     std::size_t count = 0;
+    bool whole = false;             // all sources or none
     std::vector<SlotId> to{};       // on the device, for blocks that no other load brings
     std::vector<SlotId> staging{};  // on the host, for blocks from lower tiers
   };
@@ -261,6 +284,8 @@ class WorkerTiers final : public TransferOwner, public LandingWaiter {
   std::span<const SlotId> gathered(Tier tier) const { return gathered_[static_cast<std::size_t>(tier)]; }
   void pin(std::size_t from, std::size_t to);
   void unpin(std::size_t from, std::size_t to);
+  void bring(RequestSlot request, std::int64_t now_ns, std::span<const SlotId> prefix,
+             std::span<const BlockIdentity> blocks, const Places& places, Origin origin);
   std::size_t trim_device_tail(std::size_t count) const;
   Room reserve(RequestSlot request, std::int64_t now_ns, std::span<const SlotId> prefix, Places& places);
   void drop_staged_sources(Places& places);
@@ -292,6 +317,7 @@ class WorkerTiers final : public TransferOwner, public LandingWaiter {
   TransferEstimate estimate_{config_};
   BlockStore& store_;
   TierRun& run_;
+  TierDevice device_;
   std::function<void(std::int64_t)> on_change_;
   LinkPair host_;
   std::vector<LinkPair> tier_links_;   // to each shared tier

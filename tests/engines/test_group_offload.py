@@ -154,10 +154,3 @@ def test_a_retention_interval_is_a_multiple_of_the_chunks() -> None:
     config = engine(WINDOW, FULL, prefix_cache_retention_interval=48)
     with pytest.raises(ConfigError, match="not a multiple of the offload's chunks of 32"):
         replay(config, host(blocks_per_chunk=2))
-
-
-def test_other_tiers_are_refused_by_name() -> None:
-    config = engine(WINDOW, FULL)
-    own = TiersConfig.from_dict({"tiers": [{"tier": "g2", "blocks": 64}], "kv_bytes_per_token": 1024})
-    with pytest.raises(ConfigError, match=r"with tiers yet; use .* \(--kv-offloading-size\)$"):
-        replay(config, own)

@@ -7,6 +7,8 @@
 namespace understudy {
 
 bool VllmEngine::can_fast_forward() const {
+  // With groups, members that wait for evicted blocks to be copied are stepped.
+  if (grouped_ != nullptr && tiers_ && !offload_ && tiers_->config().mode != OffloadMode::WriteThrough) return false;
   if (grouped_ != nullptr &&
       !std::ranges::all_of(running_, [this](RequestSlot slot) { return grouped_->settled(requests_[slot]); })) {
     return false;
@@ -52,7 +54,7 @@ bool VllmEngine::can_fast_forward_ahead() const {
   // A request resumed on cached blocks, with one token to compute, has yet to offer those blocks.
   return plans_next_tokens() && std::ranges::all_of(planned_.turns, [&](const Scheduled& turn) {
            const EngineRequest& request = requests_[turn.slot];
-           return request.through >= std::min(request.keyed, (turn.before + 1) / config_.block_size);
+           return request.through >= std::min(num_keyed(request), (turn.before + 1) / config_.block_size);
          });
 }
 

@@ -253,6 +253,12 @@ class VllmEngine final : public Engine, private DecodeHost {
 
   // tiers.cpp
   WorkerTiers::Onboard onboard(const Admission& head, std::int64_t now_ns);
+  WorkerTiers::Onboard onboard_groups(const Admission& head, std::int64_t now_ns,
+                                      const std::function<std::int64_t(std::size_t)>& saved_ns);
+  // Leading units of hashing (one group: blocks) that may be copied down.
+  std::uint32_t num_keyed(const EngineRequest& request) const {
+    return grouped_ != nullptr ? grouped_->keyed_units(request) : request.keyed;
+  }
   void resume_loaded();
   void count_origins(const Admission& head, bool resumed);
   void write_through(const std::vector<Scheduled>& turns, std::int64_t now_ns);

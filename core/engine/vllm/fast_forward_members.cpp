@@ -100,7 +100,12 @@ void FastForward::find_longest(std::uint64_t step) {
 bool FastForward::serve(std::uint32_t order) {
   if (state_.grouped != nullptr) {
     if (ahead_ && last_[order] == steps_) return true;
-    return state_.grouped->decode(request(order), computed_by(order, steps_)) == Room::Taken;
+    const std::uint32_t position = computed_by(order, steps_);
+    if (state_.grouped->decode(request(order), position, clock_.begun_ns) != Room::Taken) return false;
+    if (state_.tiers && !state_.offloads) {
+      filled_.push_back({members_[order], 1, position - (ahead_ ? 1 : 0), true, request(order).id});
+    }
+    return true;
   }
   if (begins_block(order) && state_.kv.add(request(order), clock_.begun_ns) != Room::Taken) return false;
   const std::uint32_t filled = filled_by(order, steps_);

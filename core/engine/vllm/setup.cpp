@@ -33,6 +33,19 @@ void require_groups(const VllmConfig& c) {
   refuse(c.published_blocks, "KV-aware routing");
 }
 
+// Tiers keep blocks that a later request can use by themselves, and publish no events of their groups.
+void require_group_tiers(const VllmConfig& c) {
+  const auto refuse = [](bool given, const char* field) {
+    if (given) throw Error(ErrorKind::ConfigError, "tiers: several KV cache groups do not work with tiers ", field);
+  };
+  refuse(c.events, "next to KV events or KV routing yet; leave out one of them");
+  for (const KvGroup& group : c.groups) {
+    refuse(group.kind == GroupKind::State, "if one of them has states; leave the tiers out");
+    refuse(group.kind == GroupKind::Rswa, "if one of them is rswa; leave the tiers out");
+    refuse(!group.cacheable(), "if one of them is not cached; leave the tiers out");
+  }
+}
+
 // Hand-offs work with what was recorded together with them.
 void require_transfer(const VllmConfig& c) {
   const auto refuse = [](bool given, const char* field) {
@@ -276,13 +289,11 @@ VllmEngine::VllmEngine(const VllmConfig& config, const EngineSite& site)
       observer_(site.on_step),
       on_checkpoint_(site.on_checkpoint) {
   if (!config.groups.empty()) {
-    if (site.tiers != nullptr && !config.offload) {
-      throw Error(ErrorKind::ConfigError,
-                  "tiers: several KV cache groups do not work with tiers yet, except vLLM's offload; leave them out");
-    }
+    if (site.tiers != nullptr && !config.offload) require_group_tiers(config_);
     auto grouped = std::make_unique<GroupedBackend>(config_);
     grouped_ = grouped.get();
     kv_ = std::move(grouped);
+    if (tiers_ && !config.offload) grouped_->use_tiers(*tiers_);
     if (!config.group_events) {
       group_rows_ = std::make_unique<GroupRows>(*grouped_, config.event_ranges, config.offload ? &store_ : nullptr);
       announcer_.read_from(*group_rows_);

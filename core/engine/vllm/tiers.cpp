@@ -18,8 +18,10 @@ WorkerTiers::Onboard VllmEngine::onboard(const Admission& head, std::int64_t now
   };
   const auto saved_ns = [&](std::size_t blocks) { return prefill_ns(hits) - prefill_ns(hits + blocks); };
   const auto outcome =
-      tiers_->onboard(head.slot, now_ns, kv_->found(head.hit),
-                      std::span<const BlockIdentity>(request.blocks).subspan(hits, limit - hits), saved_ns);
+      grouped_ != nullptr
+          ? onboard_groups(head, now_ns, saved_ns)
+          : tiers_->onboard(head.slot, now_ns, kv_->found(head.hit),
+                            std::span<const BlockIdentity>(request.blocks).subspan(hits, limit - hits), saved_ns);
   if (outcome != WorkerTiers::Onboard::Parked) return outcome;
   waiting_.pop();
   request.before_park = request.status;
@@ -27,6 +29,28 @@ WorkerTiers::Onboard VllmEngine::onboard(const Admission& head, std::int64_t now
   request.onboard_tried = true;
   ++parked_;
   resume_loaded();  // loads that took no time
+  return outcome;
+}
+
+// Load the longest hit of all groups over all tiers; if that does not pay or does not fit, one without the lowest tier.
+WorkerTiers::Onboard VllmEngine::onboard_groups(const Admission& head, std::int64_t now_ns,
+                                                const std::function<std::int64_t(std::size_t)>& saved_ns) {
+  const GroupTiers& below = grouped_->tiers();
+  const std::span<const BlockIdentity> units = requests_[head.slot].blocks;
+  auto outcome = WorkerTiers::Onboard::Miss;
+  std::uint32_t before = 0;
+  for (Tier lowest = tiers_->lowest(); lowest > Tier::G1; lowest = static_cast<Tier>(static_cast<int>(lowest) - 1)) {
+    const std::uint32_t tokens = below.find(units, head.hit.tokens, head.limit, lowest);
+    if (tokens <= head.hit.tokens) return outcome;
+    if (std::exchange(before, tokens) == tokens) continue;
+    const GroupTiers::Needed needed = below.needed(units, tokens);
+    const std::size_t first = head.hit.tokens / config_.block_size;
+    const std::size_t end = tokens / config_.block_size;
+    const auto here =
+        tiers_->onboard_all(head.slot, now_ns, {needed.blocks, needed.covers, first, end}, saved_ns(end - first));
+    if (here == WorkerTiers::Onboard::Parked || here == WorkerTiers::Onboard::Retry) return here;
+    if (here == WorkerTiers::Onboard::Slow) outcome = here;
+  }
   return outcome;
 }
 
@@ -84,6 +108,10 @@ const Effects& VllmEngine::land(std::int64_t now_ns) {
 }
 
 std::size_t VllmEngine::cached_prefix(std::span<const BlockIdentity> blocks) const {
+  if (grouped_ != nullptr && tiers_ && !offload_) {
+    const auto limit = static_cast<std::uint32_t>(blocks.size() * config_.block_size);
+    return grouped_->tiers().find(blocks, 0, limit, tiers_->lowest()) / config_.block_size;
+  }
   if (grouped_ != nullptr) return grouped_->cached(blocks) / config_.block_size;
   if (!tiers_) return store_.prefix_length(0, blocks);
   const std::vector<TierAnswer> answers = tiers_->lookup(blocks);
@@ -93,6 +121,7 @@ std::size_t VllmEngine::cached_prefix(std::span<const BlockIdentity> blocks) con
 
 bool VllmEngine::prefetch(std::span<const BlockIdentity> blocks, std::int64_t now_ns) {
   if (!tiers_) throw Error(ErrorKind::WrongState, "this engine has no tiers");
+  if (grouped_ != nullptr) throw Error(ErrorKind::WrongState, "prefetch does not work with several KV groups yet");
   require_time(now_ns);
   tiers_->hub().run_until(now_ns);
   if (!clock_.in_step) skip_to(now_ns);
@@ -136,10 +165,16 @@ void VllmEngine::write_through(const std::vector<Scheduled>& turns, std::int64_t
     // Asynchronously, later blocks may have their keys already.
     const std::uint32_t end = turn.before + turn.tokens;
     const std::uint32_t full =
-        std::min(request.keyed, kv_->names_on_receipt() ? blocks_for(end) : end / config_.block_size);
+        std::min(num_keyed(request), kv_->names_on_receipt() ? blocks_for(end) : end / config_.block_size);
     if (full <= request.through) continue;
     const std::uint32_t first = request.through;
     request.through = full;
+    if (grouped_ != nullptr) {
+      const GroupedBackend::Offered& offered = grouped_->offered(request, first, full);
+      tiers_->write_through(turn.slot, now_ns, offered.slots, offered.blocks);
+      tiers_->hold_copied(turn.slot);  // a window may leave a block before it is copied
+      continue;
+    }
     tiers_->write_through(turn.slot, now_ns, std::span<const SlotId>(request.table).subspan(first, full - first),
                           std::span<const BlockIdentity>(request.blocks).subspan(first, full - first));
   }

@@ -220,7 +220,10 @@ void VllmEngine::check_counts(bool whole) const {
       }
     }
     if (offload_ && whole) offload_->check();
-    return grouped_->check(holders, kept_blocks());
+    if (!tiers_ || offload_) return grouped_->check(holders, kept_blocks());
+    tiers_->check();
+    if (own_run_) own_run_->check(whole);
+    return grouped_->check(holders, kept_blocks() + tiers_->g1_references());
   }
   std::uint64_t references = 0;
   for (const RequestSlot id : running_) {

@@ -319,7 +319,8 @@ class VllmConfig(EngineConfig, frozen=True, kw_only=True, forbid_unknown_fields=
         refuse_without_groups(self)
         if self.kv_cache_groups:
             offloads = plan is not None and plan.offload.mode == "vllm"
-            refuse_with_groups(tiers=plan is not None and not offloads, kv_trace=kv_trace)
+            has_tiers = plan is not None and not offloads
+            refuse_with_groups(kv_trace=kv_trace, tier_events=has_tiers and events)
         offload = build_vllm_offload(plan, self, max_blocks)
         return self.native(events=events, kv_trace=kv_trace, offload=offload)
 
@@ -337,8 +338,8 @@ class VllmConfig(EngineConfig, frozen=True, kw_only=True, forbid_unknown_fields=
         offload: VllmOffload | None = None,
     ) -> VllmEngineConfig:
         """Build the core's form for a live engine."""
-        del tiers
         refuse_without_groups(self)
+        refuse_with_groups(live_tiers=bool(self.kv_cache_groups) and tiers is not None and offload is None)
         return self.native(
             events=events, check=check, offload=offload, stay_sample=stay_sample, event_ranges=True
         )

@@ -18,7 +18,7 @@ from understudy._core import (
 )
 from understudy.checks import whole_number
 from understudy.engines.kinds import DEFAULT_ENGINE
-from understudy.engines.kv_groups import group_labels
+from understudy.engines.kv_groups import group_labels, refuse_with_groups
 from understudy.errors import ConfigError
 from understudy.router.choices import Choices
 from understudy.router.kv import Decisions, KvRouter, KvRouting
@@ -144,6 +144,11 @@ def run_offline(
     _check_roles(pools, disaggregation)
     is_users = not isinstance(routing, str | KvRouting | NativeRouter)
     records_choices = is_users or keep_candidates
+    if routing == "kv" or isinstance(routing, KvRouting):
+        for pool in pools:
+            below = pool.resolve_tiers()
+            has_tiers = bool(below.tiers) and below.offload.mode != "vllm"
+            refuse_with_groups(tier_events=has_tiers and bool(getattr(pool.engine, "kv_cache_groups", ())))
     if disaggregation is not None and record_steps is not None:
         raise ConfigError("record_steps does not work with prefill and decode workers yet; leave it out")
     if record_steps is not None:

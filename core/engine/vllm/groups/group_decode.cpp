@@ -64,10 +64,13 @@ std::uint64_t GroupedBackend::step_cost(const KvRequest& request, std::uint32_t 
   return blocks;
 }
 
-KvBackend::Room GroupedBackend::decode(KvRequest& request, std::uint32_t position) {
+KvBackend::Room GroupedBackend::decode(KvRequest& request, std::uint32_t position, std::int64_t now_ns) {
   Record& r = records_[request.slot];
   slide(request, r, position - (config_.async_scheduling ? 1 : 0));
   if (need_all(request, position, position + 1, false, false) > pool_.num_free()) return Room::Short;
+  if (tiers_ != nullptr) {
+    if (const Room room = reserve(request, r, position + 1, now_ns); room != Room::Taken) return room;
+  }
   grow_all(r, position + 1);
   for (GroupTable& table : r.groups) table.keyed_before = table.keyed;
   key(request, position + (config_.async_scheduling ? 0 : 1));

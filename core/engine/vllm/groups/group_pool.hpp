@@ -75,6 +75,13 @@ class GroupPool {
   // Move all keys; they are then the latest among equal ones.
   void move_keys(SlotId from, SlotId to);
   bool has_key(SlotId block, std::uint32_t end) const;
+  // Call `visit(content, group, end)` for each key of a block.
+  template <typename Visit>
+  void each_key(SlotId block, Visit visit) const {
+    for (std::uint32_t key = blocks_[block].first_key; key != kNone; key = at(key).next_of_block) {
+      visit(at(key).content, at(key).group, at(key).end);
+    }
+  }
   std::uint32_t longest_key(SlotId block) const;  // its end; 0: no key
   // A state group has registered or moved a key in this schedule that the block has, for this or another block.
   bool is_fresh(SlotId block) const;

@@ -82,11 +82,24 @@ std::uint64_t GroupedBackend::beyond(const KvHit&, std::uint32_t tokens) const {
 // ── Allocation ──
 
 KvBackend::Room GroupedBackend::place(KvRequest& request, const KvHit& hit, std::uint32_t tokens, std::uint32_t total,
-                                      std::int64_t) {
+                                      std::int64_t now_ns) {
   const std::uint32_t slots = std::max(hit.tokens, tokens);
-  if (need_all(request, hit.tokens, slots, true, false) > pool_.num_free()) return Room::Short;
+  if (need_all(request, hit.tokens, slots, true, false) > pool_.num_free() + held()) return Room::Short;
   Record& r = record(request);
   adopt(r, hit.tokens, true);
+  if (tiers_ != nullptr) {
+    Room room = Room::Short;
+    try {
+      room = reserve(request, r, slots, now_ns);
+    } catch (...) {  // user-defined policy
+      release(request);
+      throw;
+    }
+    if (room != Room::Taken) {
+      release(request);
+      return room;
+    }
+  }
   grow_all(r, slots);
   r.computed_before = r.computed_earlier = hit.tokens - std::min(hit.tokens, layout_.replay);
   r.computed = total;
@@ -97,13 +110,17 @@ KvBackend::Room GroupedBackend::place(KvRequest& request, const KvHit& hit, std:
   return Room::Taken;
 }
 
-KvBackend::Room GroupedBackend::grow(KvRequest& request, std::uint32_t tokens, std::uint32_t total, std::int64_t) {
+KvBackend::Room GroupedBackend::grow(KvRequest& request, std::uint32_t tokens, std::uint32_t total,
+                                     std::int64_t now_ns) {
   Record& r = record(request);
   const std::uint32_t start = r.computed;
   const std::uint32_t in_flight =
       config_.async_scheduling && r.last_schedule + 1 == schedule_ ? std::min(r.last_tokens, start) : 0;
   slide(request, r, start - in_flight);
-  if (need_all(request, start, tokens, false, false) > pool_.num_free()) return Room::Short;
+  if (need_all(request, start, tokens, false, false) > pool_.num_free() + held()) return Room::Short;
+  if (tiers_ != nullptr) {
+    if (const Room room = reserve(request, r, tokens, now_ns); room != Room::Taken) return room;
+  }
   grow_all(r, tokens);
   r.computed_earlier = r.last_schedule + 1 == schedule_ ? r.computed_before : start;
   r.computed_before = start;
@@ -164,7 +181,11 @@ void GroupedBackend::take_up_to(GroupTable& table, std::size_t size) {
   const std::size_t held = table.blocks.size();
   if (size <= held) return;
   table.blocks.resize(size);
-  pool_.take(std::span(table.blocks).subspan(held));
+  const auto out = std::span(table.blocks).subspan(held);
+  if (tiers_ == nullptr) return pool_.take(out);
+  const auto end = reserved_.begin() + std::ssize(out);
+  std::copy(reserved_.begin(), end, out.begin());
+  reserved_.erase(reserved_.begin(), end);
 }
 
 // The request goes on in a copy: of a block that others may use, or (its own state) of one that stays cached.

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <memory>
 #include <optional>
 #include <span>
 #include <utility>
@@ -10,6 +11,7 @@
 #include "engine/group_report.hpp"
 #include "engine/vllm/config.hpp"
 #include "engine/vllm/groups/group_pool.hpp"
+#include "engine/vllm/groups/group_tiers.hpp"
 #include "engine/vllm/groups/kv_group.hpp"
 #include "engine/vllm/kv_backend.hpp"
 #include "store/block_store.hpp"
@@ -43,7 +45,7 @@ class GroupedBackend final : public KvBackend {
   std::uint32_t replay() const noexcept { return layout_.replay; }
 
   KvHit find(KvRequest& request, std::uint32_t limit) override;
-  std::span<const SlotId> found(const KvHit&) const override { return {}; }
+  std::span<const SlotId> found(const KvHit&) const override;
   // Blocks for the whole request of `tokens` tokens, with those of its groups that are limited.
   std::uint64_t whole_cost(const KvRequest& request, const KvHit& hit, std::uint32_t tokens);
   std::uint64_t cost(KvRequest& request, const KvHit& hit, std::uint32_t tokens) override;
@@ -70,6 +72,19 @@ class GroupedBackend final : public KvBackend {
   std::uint64_t available() const override { return pool_.num_free(); }
   KvUsage usage() const override { return {pool_.num_free() - pool_.num_cached(), pool_.num_cached()}; }
   std::uint64_t lacks(const KvRequest& request, std::uint64_t tokens) const override;
+
+  // ── Tiers ──
+  // Let blocks go to these tiers and come back; before the first request.
+  void use_tiers(WorkerTiers& tiers);
+  const GroupTiers& tiers() const noexcept { return *below_; }
+  // Units of hashing of the request whose blocks have their keys.
+  std::uint32_t keyed_units(const KvRequest& request) const;
+  // Blocks with a key that end behind unit `first` and up to unit `end`, in order of their ends.
+  struct Offered {
+    std::vector<SlotId> slots;
+    std::vector<BlockIdentity> blocks;
+  };
+  const Offered& offered(const KvRequest& request, std::uint32_t first, std::uint32_t end);
 
   // ── Loads from a host ──
   // Blocks for `slots` tokens, of which those up to `total` that the last find has not found are loaded.
@@ -103,7 +118,7 @@ class GroupedBackend final : public KvBackend {
   // Most blocks that the step takes.
   std::uint64_t step_cost(const KvRequest& request, std::uint32_t position) const;
   // Schedule that token alone, as `grow` would.
-  Room decode(KvRequest& request, std::uint32_t position);
+  Room decode(KvRequest& request, std::uint32_t position, std::int64_t now_ns);
   // Steps without changes were skipped: `computed` tokens are scheduled by now.
   void skip_to(const KvRequest& request, std::uint32_t computed);
 
@@ -186,6 +201,9 @@ class GroupedBackend final : public KvBackend {
   void adopt(Record& r, std::uint32_t total, bool copies_tail);
   void leave(GroupTable& table, std::size_t first, std::size_t end);
   void slide(const KvRequest& request, Record& r, std::uint32_t tokens);
+  // With tiers: allocate what grow_all takes, into reserved_.
+  Room reserve(const KvRequest& request, const Record& r, std::uint32_t slots, std::int64_t now_ns);
+  std::uint64_t held() const noexcept { return tiers_ == nullptr ? 0 : tiers_->held(); }
   void grow_all(Record& r, std::uint32_t slots);
   void take_up_to(GroupTable& table, std::size_t size);
   void grow_state(GroupTable& table, std::size_t g, std::uint32_t slots);
@@ -233,6 +251,11 @@ class GroupedBackend final : public KvBackend {
   std::vector<Copy> ordered_;  // in this schedule
   std::vector<std::pair<SlotId, SlotId>> copies_;
   std::uint64_t schedule_ = 1;
+  WorkerTiers* tiers_ = nullptr;
+  std::unique_ptr<GroupTiers> below_;  // with tiers
+  std::vector<SlotId> reserved_;       // allocated through tiers, to be taken next
+  mutable std::vector<SlotId> found_;  // scratch of `found`
+  Offered offered_;                    // scratch
   GroupHitStats stats_[2];
   std::vector<GroupReport::Sample> samples_;  // at most kMostSamples, at least sample_period_ns_ apart
   std::int64_t sample_period_ns_ = 50'000'000;

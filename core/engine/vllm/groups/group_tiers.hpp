@@ -1,0 +1,61 @@
+// Blocks of several KV cache groups on tiers: their names there, and the longest hit over all tiers.
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "engine/vllm/groups/group_pool.hpp"
+#include "engine/vllm/groups/kv_group.hpp"
+#include "events/event_ring.hpp"
+#include "tiers/worker_tiers.hpp"
+
+namespace understudy {
+
+// The rules are ours, not vLLM's: docs/hybrid.md. `units` are a request's identities at the unit of hashing.
+class GroupTiers final : public DeviceBlocks {
+ public:
+  GroupTiers(const GroupLayout& layout, GroupPool& pool, const WorkerTiers& tiers)
+      : layout_(layout), pool_(pool), tiers_(tiers) {}
+
+  // Names a block by its content, its group and its end in tokens; positions increase with end, then group.
+  BlockIdentity identity(std::uint64_t content, std::size_t group, std::uint32_t end) const;
+  // Tokens of the longest hit that the device and the tiers down to `lowest` serve together; the device alone has the
+  // first `known`.
+  std::uint32_t find(std::span<const BlockIdentity> units, std::uint32_t known, std::uint32_t limit, Tier lowest) const;
+  // Blocks that a hit of `tokens` tokens needs: a window's tail, the whole prefix of full attention.
+  struct Needed {
+    std::vector<BlockIdentity> blocks;
+    std::vector<WorkerTiers::WholeHit::Units> covers;
+  };
+  Needed needed(std::span<const BlockIdentity> units, std::uint32_t tokens) const;
+
+  // ── The device ──
+  std::uint64_t num_blocks() const override { return pool_.num_blocks(); }
+  std::uint64_t available() const override { return pool_.num_free(); }
+  SlotId find(const BlockIdentity& block) const override;
+  void allocate(std::span<SlotId> out) override { pool_.take(out); }
+  std::size_t allocate(std::span<SlotId> out, std::span<BlockIdentity> blocks, std::span<SlotId> slots) override;
+  void give_back(std::span<const SlotId> slots) override { pool_.release(slots); }
+  void commit(std::span<const SlotId> slots, std::span<const BlockIdentity> blocks) override;
+  void reference(std::span<const SlotId> slots) override;
+  void release(std::span<const SlotId> slots) override;
+
+ private:
+  std::uint8_t group_of(const BlockIdentity& block) const {
+    return static_cast<std::uint8_t>(block.position() % layout_.groups.size());
+  }
+  std::uint64_t content_of(const BlockIdentity& block) const {
+    return group_key(block.sequence_hash(), group_of(block));  // which undoes itself
+  }
+  std::uint32_t end_of(const BlockIdentity& block) const {
+    return (block.position() / static_cast<std::uint32_t>(layout_.groups.size()) + 1) * layout_.hash_block;
+  }
+
+  const GroupLayout& layout_;
+  GroupPool& pool_;
+  const WorkerTiers& tiers_;
+  std::vector<SlotId> reversed_;  // scratch
+};
+
+}  // namespace understudy

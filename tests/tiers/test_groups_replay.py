@@ -1,0 +1,118 @@
+"""Replays of models with several KV groups and tiers: fast-forward, conservation, reports and refusals."""
+
+from __future__ import annotations
+
+from random import Random
+from typing import Any
+
+import pytest
+
+from replay.building import ONE_MS, crowd
+from understudy.engines.kv_groups import KvCacheGroup
+from understudy.engines.vllm_config import VllmConfig
+from understudy.errors import ConfigError
+from understudy.run.offline import OfflineRun, run_offline
+from understudy.run.settings import ReplaySettings
+from understudy.tiers.gpu import GpuSettings
+from understudy.tiers.native import to_core
+from understudy.tiers.plan import TierPlan
+from understudy.tiers.settings import TiersConfig
+
+WINDOW = KvCacheGroup(kind="sliding_window", block_size=16, window=64)
+WIDE = KvCacheGroup(kind="sliding_window", block_size=32, window=100)
+FULL = KvCacheGroup(kind="full", block_size=16)
+LOCAL = KvCacheGroup(kind="chunked_local", block_size=16, chunk=128)
+
+
+def below(g2: int = 400, g3: int | None = None, g4: int | None = None, **offload: Any) -> TiersConfig:
+    tiers = [
+        {"tier": name, "blocks": blocks} for name, blocks in (("g2", g2), ("g3", g3), ("g4", g4)) if blocks
+    ]
+    return TiersConfig.from_dict({"tiers": tiers, "kv_bytes_per_token": 65536, "offload": offload})
+
+
+def engine(*groups: KvCacheGroup, **settings: Any) -> VllmConfig:
+    return VllmConfig(kv_cache_groups=groups, num_gpu_blocks=150, timing=ONE_MS, **settings)
+
+
+def replay(config: VllmConfig, tiers: TiersConfig | None, **settings: Any) -> OfflineRun:
+    return run_offline(crowd(60), config, workers=2, tiers=tiers, **settings)
+
+
+def draw(rng: Random) -> tuple[VllmConfig, TiersConfig]:
+    config = engine(
+        *rng.choice([(WINDOW, FULL), (WINDOW, WINDOW, FULL), (FULL, WIDE), (LOCAL, FULL)]),
+        async_scheduling=rng.random() < 0.5,
+        prefix_cache_retention_interval=rng.choice([0, None]),
+        max_num_batched_tokens=rng.choice([64, 2048]),
+    )
+    tiers = below(
+        rng.choice([60, 400]),
+        rng.choice([None, 300]),
+        rng.choice([None, 3000]),
+        mode=rng.choice(["write_through", "write_through", "evict"]),
+        placement="inclusive",
+        min_reuse=rng.choice([0, 0, 0, 1]),
+        recompute_fallback=rng.random() < 0.2,
+        offload_batch_size=rng.choice([2, 32]),
+        onboard_failure_rate=rng.choice([0.0, 0.3]),
+    )
+    return config, tiers
+
+
+@pytest.mark.parametrize("seed", range(16))
+def test_fast_forward_equals_stepping_and_no_block_is_lost(seed: int) -> None:
+    config, tiers = draw(Random(f"tiered groups {seed}"))
+    fast, slow = (
+        replay(config, tiers, fast_forward=fast_forward, check=True) for fast_forward in (True, False)
+    )
+    assert fast.facts.digest == slow.facts.digest
+    assert fast.timeline.tiers is not None
+    assert fast.timeline.tiers.totals.offloaded_blocks > 0
+
+
+def test_a_host_finds_what_the_device_has_evicted() -> None:
+    run = replay(engine(WINDOW, FULL), below(recompute_fallback=False))
+    assert run.timeline.tiers is not None
+    assert run.timeline.tiers.totals.onboarded_blocks > 0
+
+
+def test_an_unlimited_host_has_room_for_the_blocks_of_all_groups() -> None:
+    tiers = TiersConfig.from_dict(
+        {"tiers": [{"tier": "g2", "blocks": "unlimited"}], "kv_bytes_per_token": 65536}
+    )
+    run = replay(engine(WINDOW, WINDOW, FULL, prefix_cache_retention_interval=None), tiers)
+    assert run.timeline.tiers is not None
+    assert run.timeline.tiers.totals.dropped_blocks == 0
+    assert run.timeline.tiers.tiers[1].evicted_blocks == 0
+
+
+def test_events_and_kv_routing_are_refused_by_name() -> None:
+    for part in ({"events": True}, {"routing": "kv"}):
+        with pytest.raises(
+            ConfigError, match="KV events or KV routing next to tiers yet; leave out the tiers"
+        ):
+            replay(engine(WINDOW, FULL), below(), **part)
+
+
+def test_a_live_engine_is_refused_by_name() -> None:
+    plan = TierPlan.of(below(), 16)
+    assert plan is not None
+    with pytest.raises(ConfigError, match="tiers on a live engine yet; leave out the tiers"):
+        engine(WINDOW, FULL).live_config(tiers=to_core(plan, 100))
+
+
+def test_a_block_of_a_model_has_the_bytes_of_the_pool_that_its_groups_share() -> None:
+    given = [
+        "model=gpt-oss-120b",
+        "gpu.name=H200",
+        "engine.block_size=16",
+        'tiers=[{"tier": "g2", "blocks": 9}]',
+    ]
+    settings = ReplaySettings.read(None, {}, given)
+    assert isinstance(settings.engine, VllmConfig)
+    assert len(settings.engine.kv_cache_groups) == 2
+    plan = TierPlan.of(settings.tiers, settings.engine.block_size)
+    assert plan is not None
+    groups = GpuSettings(name="H200").groups("gpt-oss-120b", None, max_model_len=131072, block_size=16)
+    assert plan.block_bytes == groups.bytes_per_block
