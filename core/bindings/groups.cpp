@@ -121,6 +121,7 @@ void bind_groups(nb::module_& m) {
           "config"_a)
       .def_ro("scheduler_block_size", &GroupLayout::scheduler_block)
       .def_ro("hash_block_size", &GroupLayout::hash_block)
+      .def_ro("hit_unit", &GroupLayout::hit_unit, "Hits end at multiples of this many tokens.")
       .def_ro("block_size", &GroupLayout::block)
       .def_ro("partial_hits", &GroupLayout::partial_hits)
       .def_ro("max_in_flight_tokens", &GroupLayout::in_flight)

@@ -113,8 +113,7 @@ def test_the_engine_derives_the_same_sizes_from_the_groups(
     assert layout.scheduler_block_size == found.scheduler_block_size
     assert layout.hash_block_size == found.hash_block_size
     assert layout.blocks_per_request == sum(group.blocks_per_request for group in found.groups)
-    unit = layout.hash_block_size if layout.partial_hits else layout.scheduler_block_size
-    assert unit == found.cache_hit_alignment
+    assert layout.hit_unit == found.cache_hit_alignment
 
 
 @given(st.integers(1, 40), st.integers(1, 40), st.integers(0, 2))

@@ -1,7 +1,9 @@
 #include "engine/vllm/groups/group_pool.hpp"
 
 #include <algorithm>
+#include <array>
 #include <bit>
+#include <utility>
 
 #include "base/assert.hpp"
 #include "base/errors.hpp"
@@ -11,13 +13,15 @@ namespace understudy {
 GroupPool::GroupPool(std::size_t num_blocks, bool events)
     : num_blocks_(num_blocks),
       blocks_(num_blocks),
+      keys_(num_blocks),
       empty_(num_blocks),
       queue_(std::bit_ceil(2 * num_blocks)),
       records_(events) {
   blocks_.prefer_huge_pages(0, num_blocks);
+  keys_.prefer_huge_pages(0, num_blocks);
+  queue_.prefer_huge_pages(0, queue_.size());
   for (SlotId block = 0; block < num_blocks; ++block) {
     blocks_[block].references = 1;
-    blocks_[block].first_key = kNone;
     empty_[num_blocks - 1 - block] = block;
   }
 }
@@ -32,33 +36,43 @@ void GroupPool::take(std::span<SlotId> out) {
   const std::span<SlotId> cached = out.subspan(empty);
   num_cached_ -= cached.size();
   evictions_ += cached.size();
+  std::array<Queued, kBatch> batch;
   for (std::size_t taken = 0; taken < cached.size();) {
     const auto places =
         static_cast<std::uint32_t>(std::min<std::size_t>({kBatch, cached.size() - taken, queue_end_ - queue_first_}));
-    for (std::uint32_t i = 0; i < places; ++i) touch_block(queued_at(queue_first_ + i));
-    const std::size_t first = taken;
+    std::size_t size = 0;
     for (std::uint32_t i = 0; i < places; ++i, ++queue_first_) {
-      if (is_cached_at(queue_first_)) cached[taken++] = queued_at(queue_first_);
+      batch[size] = queued_at(queue_first_);
+      size += batch[size].block != kNoSlot ? 1 : 0;
     }
-    const std::span<const SlotId> batch = cached.subspan(first, taken - first);
-    for (const SlotId block : batch) index_.touch(tag_of(blocks_[block].first_key));
-    for (const SlotId block : batch) evict(block);
+    for (std::size_t i = 0; i < size; ++i) index_.touch(batch[i].tag);
+    for (std::size_t i = 0; i < size; ++i) {
+      evict(batch[i]);
+      cached[taken++] = batch[i].block;
+    }
   }
 }
 
-void GroupPool::evict(SlotId block) {
-  blocks_[block].references = 1;
-  const std::uint32_t key = blocks_[block].first_key;
-  if (key != block || blocks_[block].key.next_of_block != kNone || records_) return drop_keys(block);
-  remove_equal(key);
-  blocks_[block].key.end = 0;
-  blocks_[block].first_key = kNone;
+void GroupPool::evict(Queued cached) {
+  if (cached.tag == kSeveralTags || records_) {
+    blocks_[cached.block].references = 1;
+    return drop_keys(cached.block);
+  }
+  if (!index_.erase_sole(cached.tag, cached.block)) remove_equal(cached.block, cached.tag);
+  blocks_[cached.block] = {1, kNoKey, 0};
   --num_keys_;
 }
 
 void GroupPool::reference(SlotId block) {
-  if (blocks_[block].references++ > 0) return;
-  UNDERSTUDY_ASSERT(blocks_[block].first_key != kNone, "only cached blocks are found while they are free");
+  if (blocks_[block].references > 0) {
+    ++blocks_[block].references;
+    return;
+  }
+  UNDERSTUDY_ASSERT(blocks_[block].keys != kNoKey, "only cached blocks are found while they are free");
+  Queued& queued = queued_at(blocks_[block].place);
+  queued.block = kNoSlot;
+  blocks_[block].references = 1;
+  blocks_[block].place = queued.tag;
   --num_cached_;
 }
 
@@ -70,10 +84,9 @@ void GroupPool::release(std::span<const SlotId> blocks) {
       UNDERSTUDY_ASSERT(blocks_[block].references > 0, "only referenced blocks are released");
       if (blocks_[block].references > 1) {
         --blocks_[block].references;
-      } else if (blocks_[block].first_key == kNone) {
+      } else if (blocks_[block].keys == kNoKey) {
         released_.push_back(block);
       } else {
-        blocks_[block].references = 0;
         enqueue(block);
       }
     }
@@ -84,7 +97,7 @@ void GroupPool::release(std::span<const SlotId> blocks) {
 
 void GroupPool::release_empty(std::span<const SlotId> blocks) {
   for ([[maybe_unused]] const SlotId block : blocks) {
-    UNDERSTUDY_ASSERT(blocks_[block].references == 1 && blocks_[block].first_key == kNone,
+    UNDERSTUDY_ASSERT(blocks_[block].references == 1 && blocks_[block].keys == kNoKey,
                       "a block that is released as empty has one reference and no key");
   }
   empty_.insert(empty_.end(), blocks.begin(), blocks.end());
@@ -94,15 +107,15 @@ std::vector<SlotId> GroupPool::free_head(std::size_t count) const {
   std::vector<SlotId> out(empty_.rbegin(),
                           empty_.rbegin() + static_cast<std::ptrdiff_t>(std::min(count, empty_.size())));
   for (std::uint32_t place = queue_first_; place != queue_end_ && out.size() < count; ++place) {
-    if (is_cached_at(place)) out.push_back(queued_at(place));
+    if (queued_at(place).block != kNoSlot) out.push_back(queued_at(place).block);
   }
   return out;
 }
 
 void GroupPool::drop_all_cached() {
   for (; queue_first_ != queue_end_; ++queue_first_) {
-    if (!is_cached_at(queue_first_)) continue;
-    const SlotId block = queued_at(queue_first_);
+    const SlotId block = queued_at(queue_first_).block;
+    if (block == kNoSlot) continue;
     drop_keys(block);
     blocks_[block].references = 1;
     released_.push_back(block);
@@ -112,11 +125,13 @@ void GroupPool::drop_all_cached() {
   num_cached_ = 0;
 }
 
-// Append a block without references, which has a key.
+// Append a block with a key whose last reference goes.
 void GroupPool::enqueue(SlotId block) {
   if (queue_end_ - queue_first_ == queue_.size()) compact_queue();
-  queue_[queue_end_ & (queue_.size() - 1)] = block;
-  blocks_[block].queued = queue_end_++;
+  Block& b = blocks_[block];
+  queued_at(queue_end_) = {block, b.keys == kOwnKey ? b.place : kSeveralTags};
+  b.references = 0;
+  b.place = queue_end_++;
   ++num_cached_;
 }
 
@@ -124,10 +139,10 @@ void GroupPool::enqueue(SlotId block) {
 void GroupPool::compact_queue() {
   std::uint32_t end = queue_first_;
   for (std::uint32_t place = queue_first_; place != queue_end_; ++place) {
-    if (!is_cached_at(place)) continue;
-    const SlotId block = queued_at(place);
-    queue_[end & (queue_.size() - 1)] = block;
-    blocks_[block].queued = end++;
+    const Queued queued = queued_at(place);
+    if (queued.block == kNoSlot) continue;
+    queued_at(end) = queued;
+    blocks_[queued.block].place = end++;
   }
   queue_end_ = end;
 }
@@ -144,51 +159,85 @@ SlotId GroupPool::find(std::uint64_t content, std::uint8_t group) const {
   return key == kNone ? kNoSlot : at(key).block;
 }
 
-std::uint32_t GroupPool::new_key(SlotId block) {
-  if (blocks_[block].key.end == 0) return block;
+std::uint32_t GroupPool::another_key(SlotId block) {
+  Block& b = blocks_[block];
+  if (b.keys == kOwnKey) several_[block] = {block};
+  b.keys = kSeveral;
+  std::uint32_t key = 0;
   if (spare_.empty()) {
+    key = static_cast<std::uint32_t>(num_blocks_ + more_keys_.size());
     more_keys_.emplace_back();
-    return static_cast<std::uint32_t>(num_blocks_ + more_keys_.size() - 1);
+  } else {
+    key = spare_.back();
+    spare_.pop_back();
   }
-  const std::uint32_t key = spare_.back();
-  spare_.pop_back();
+  several_[block].push_back(key);
   return key;
+}
+
+std::span<const std::uint32_t> GroupPool::keys_of(SlotId block, std::uint32_t& own) const {
+  if (blocks_[block].keys == kNoKey) return {};
+  if (blocks_[block].keys == kSeveral) return several_.at(block);
+  own = block;
+  return {&own, 1};
 }
 
 void GroupPool::add_key(SlotId block, std::uint64_t content, std::uint8_t group, std::uint32_t end, bool fresh) {
   UNDERSTUDY_ASSERT(blocks_[block].references > 0 && end > 0, "only referenced blocks get keys");
-  const std::uint32_t key = new_key(block);
-  at(key) = {content, block, end, kNone, kNone, schedule_, group};
   if (fresh) fresh_.insert(index_key(content, group));
-  std::uint32_t* last = &blocks_[block].first_key;
-  while (*last != kNone) last = &at(*last).next_of_block;
-  *last = key;
-  append_equal(key, content, group);
+  set_key(block, content, group, end, schedule_);
   ++num_keys_;
   ++registrations_;
 }
 
+// Give the block a key, the latest among equal ones.
+void GroupPool::set_key(SlotId block, std::uint64_t content, std::uint8_t group, std::uint32_t end,
+                        std::uint32_t schedule) {
+  const std::uint32_t tag = tag_of(content, group);
+  const bool first = blocks_[block].keys == kNoKey;
+  if (first) blocks_[block] = {blocks_[block].references, kOwnKey, tag};
+  const std::uint32_t key = first ? block : another_key(block);
+  const std::uint32_t earliest = index_.find_or_insert(
+      tag, key, [&](std::uint32_t other) { return at(other).content == content && at(other).group == group; },
+      [this](std::uint32_t other) { return tag_of(other); });
+  std::uint32_t last = key;
+  if (earliest != kNone) {
+    last = std::exchange(at(earliest).previous_equal, key);
+    at(last).next_equal = key;
+  }
+  at(key) = {content, block, end, kNone, last, schedule, group};
+}
+
+void GroupPool::drop(std::uint32_t key) {
+  if (records_) {
+    GroupEvent event;
+    event.group = at(key).group;
+    event.hashes = {at(key).content};
+    events_.push_back(std::move(event));
+  }
+  remove_equal(key, tag_of(key));
+  if (key >= num_blocks_) spare_.push_back(key);
+  --num_keys_;
+}
+
 template <typename Drops>
 void GroupPool::drop_if(SlotId block, Drops drops) {
-  std::uint32_t* place = &blocks_[block].first_key;
-  while (*place != kNone) {
-    const std::uint32_t key = *place;
-    if (!drops(at(key))) {
-      place = &at(key).next_of_block;
-      continue;
-    }
-    if (records_) {
-      GroupEvent event;
-      event.group = at(key).group;
-      event.hashes = {at(key).content};
-      events_.push_back(std::move(event));
-    }
-    *place = at(key).next_of_block;
-    remove_equal(key);
-    at(key).end = 0;
-    if (key >= num_blocks_) spare_.push_back(key);
-    --num_keys_;
+  if (blocks_[block].keys == kNoKey) return;
+  if (blocks_[block].keys == kOwnKey) {
+    if (!drops(at(block))) return;
+    drop(block);
+    blocks_[block].keys = kNoKey;
+    return;
   }
+  std::vector<std::uint32_t>& keys = several_.at(block);
+  std::erase_if(keys, [&](std::uint32_t key) {
+    if (!drops(at(key))) return false;
+    drop(key);
+    return true;
+  });
+  if (!keys.empty()) return;
+  several_.erase(block);
+  blocks_[block].keys = kNoKey;
 }
 
 void GroupPool::drop_keys(SlotId block) {
@@ -196,7 +245,6 @@ void GroupPool::drop_keys(SlotId block) {
 }
 
 void GroupPool::drop_shorter(SlotId block, std::uint32_t end) {
-  if (blocks_[block].first_key == kNone) return;
   drop_if(block, [&](const Key& key) { return key.end < end; });
 }
 
@@ -206,57 +254,51 @@ void GroupPool::drop_new(SlotId block) {
 
 void GroupPool::move_keys(SlotId from, SlotId to) {
   UNDERSTUDY_ASSERT(blocks_[from].references > 0 && blocks_[to].references > 0, "keys move between referenced blocks");
-  UNDERSTUDY_ASSERT(blocks_[to].first_key == kNone, "a block that takes over keys has none");
-  blocks_[to].first_key = blocks_[from].first_key;
-  blocks_[from].first_key = kNone;
-  for (std::uint32_t key = blocks_[to].first_key; key != kNone; key = at(key).next_of_block) {
-    remove_equal(key);
-    at(key).block = to;
-    fresh_.insert(index_key(at(key).content, at(key).group));
-    append_equal(key, at(key).content, at(key).group);
+  UNDERSTUDY_ASSERT(blocks_[to].keys == kNoKey, "a block that takes over keys has none");
+  std::uint32_t own = kNone;
+  const std::span<const std::uint32_t> keys = keys_of(from, own);
+  for (const std::uint32_t key : std::vector<std::uint32_t>(keys.begin(), keys.end())) {
+    const Key moved = at(key);
+    remove_equal(key, tag_of(key));
+    if (key >= num_blocks_) spare_.push_back(key);
+    fresh_.insert(index_key(moved.content, moved.group));
+    set_key(to, moved.content, moved.group, moved.end, moved.schedule);
   }
+  several_.erase(from);
+  blocks_[from].keys = kNoKey;
 }
 
 bool GroupPool::has_key(SlotId block, std::uint32_t end) const {
-  for (std::uint32_t key = blocks_[block].first_key; key != kNone; key = at(key).next_of_block) {
-    if (at(key).end == end) return true;
-  }
-  return false;
+  std::uint32_t own = kNone;
+  return std::ranges::any_of(keys_of(block, own), [&](std::uint32_t key) { return at(key).end == end; });
 }
 
 std::uint32_t GroupPool::longest_key(SlotId block) const {
   std::uint32_t end = 0;
-  for (std::uint32_t key = blocks_[block].first_key; key != kNone; key = at(key).next_of_block) {
-    end = std::max(end, at(key).end);
-  }
+  std::uint32_t own = kNone;
+  for (const std::uint32_t key : keys_of(block, own)) end = std::max(end, at(key).end);
   return end;
 }
 
 bool GroupPool::is_fresh(SlotId block) const {
-  for (std::uint32_t key = blocks_[block].first_key; key != kNone; key = at(key).next_of_block) {
-    if (fresh_.contains(index_key(at(key).content, at(key).group))) return true;
+  std::uint32_t own = kNone;
+  return std::ranges::any_of(keys_of(block, own), [&](std::uint32_t key) {
+    return fresh_.contains(index_key(at(key).content, at(key).group));
+  });
+}
+
+void GroupPool::remove_equal(std::uint32_t key, std::uint32_t tag) {
+  const Key& removed = at(key);
+  const std::uint32_t next = removed.next_equal;
+  const std::uint32_t previous = removed.previous_equal;
+  if (index_.replace(tag, key, next)) {
+    if (next != kNone) at(next).previous_equal = previous;
+    return;
   }
-  return false;
-}
-
-void GroupPool::append_equal(std::uint32_t key, std::uint64_t content, std::uint8_t group) {
-  at(key).next_equal = kNone;
-  std::uint32_t last = index_.find_or_insert(
-      tag_of(content, group), key,
-      [&](std::uint32_t other) { return at(other).content == content && at(other).group == group; },
-      [this](std::uint32_t other) { return tag_of(other); });
-  if (last == kNone) return;
-  while (at(last).next_equal != kNone) last = at(last).next_equal;
-  at(last).next_equal = key;
-}
-
-void GroupPool::remove_equal(std::uint32_t key) {
-  const std::uint32_t next = at(key).next_equal;
-  if (index_.replace(tag_of(key), key, next)) return;
-  std::uint32_t before = find_key(at(key).content, at(key).group);
-  UNDERSTUDY_ASSERT(before != kNone, "the key is in the index");
-  while (at(before).next_equal != key) before = at(before).next_equal;
-  at(before).next_equal = next;
+  at(previous).next_equal = next;
+  const std::uint32_t after = next != kNone ? next : find_key(removed.content, removed.group);
+  UNDERSTUDY_ASSERT(after != kNone, "the key is in the index");
+  at(after).previous_equal = previous;
 }
 
 std::vector<std::uint64_t> GroupPool::contents() const {
@@ -272,15 +314,12 @@ void GroupPool::check(std::uint64_t references) const {
   };
   std::uint64_t counted = 0;
   std::size_t cached = 0;
-  std::size_t keys = 0;
   for (SlotId block = 0; block < num_blocks_; ++block) {
-    counted += blocks_[block].references;
-    for (std::uint32_t key = blocks_[block].first_key; key != kNone; key = at(key).next_of_block) {
-      require(at(key).block == block, "key ", key, " of block ", block, " names block ", at(key).block);
-      ++keys;
-    }
-    if (blocks_[block].references > 0) continue;
-    require(blocks_[block].first_key != kNone, "block ", block, " has neither references nor a key");
+    const Block& b = blocks_[block];
+    counted += b.references;
+    if (b.references > 0) continue;
+    require(b.keys != kNoKey, "block ", block, " has neither references nor a key");
+    require(queued_at(b.place).block == block, "block ", block, " is cached and is not queued");
     ++cached;
   }
   const std::size_t free = empty_.size() + cached;
@@ -293,18 +332,44 @@ void GroupPool::check(std::uint64_t references) const {
     const Block& block = blocks_[listed[i]];
     const bool empty = i < empty_.size();
     require(block.references == (empty ? 1 : 0), "block ", listed[i], " is listed as free and has references");
-    require((block.first_key == kNone) == empty, "block ", listed[i], " is listed at the wrong end of the free list");
+    require((block.keys == kNoKey) == empty, "block ", listed[i], " is listed at the wrong end of the free list");
+  }
+  check_keys();
+}
+
+void GroupPool::check_keys() const {
+  const auto require = [](bool holds, const auto&... what) {
+    if (!holds) throw Error(ErrorKind::InvariantViolated, what...);
+  };
+  std::size_t keys = 0;
+  std::uint32_t own = kNone;
+  for (SlotId block = 0; block < num_blocks_; ++block) {
+    const Block& b = blocks_[block];
+    require((b.keys == kSeveral) == several_.contains(block), "block ", block, " has a list of keys, or lacks one");
+    for (const std::uint32_t key : keys_of(block, own)) {
+      require(at(key).block == block, "key ", key, " of block ", block, " names block ", at(key).block);
+      const std::uint32_t first = find_key(at(key).content, at(key).group);
+      require(first != kNone, "key ", key, " of block ", block, " is not indexed");
+      ++keys;
+    }
+    if (b.keys != kOwnKey) continue;
+    const std::uint32_t tag = b.references > 0 ? b.place : queued_at(b.place).tag;
+    require(tag == tag_of(block), "block ", block, " has a tag of another key");
   }
   require(keys == num_keys_, "blocks have ", keys, " keys, ", num_keys_, " are counted");
-  std::size_t used = 0;
-  for (std::uint32_t key = 0; key < num_blocks_ + more_keys_.size(); ++key) used += at(key).end > 0;
-  require(used == num_keys_, used, " keys are in use, ", num_keys_, " are counted");
+  require(more_keys_.size() - spare_.size() <= keys, spare_.size(), " keys are unused, of ", more_keys_.size());
   std::size_t indexed = 0;
   index_.for_each([&](std::uint32_t first) {
-    for (std::uint32_t key = first; key != kNone; key = at(key).next_equal, ++indexed) {
-      require(at(key).end > 0 && at(key).content == at(first).content && at(key).group == at(first).group, "key ", key,
+    require(find_key(at(first).content, at(first).group) == first, "key ", first, " is indexed where it is not found");
+    std::uint32_t last = first;
+    for (std::uint32_t key = first; key != kNone; last = key, key = at(key).next_equal, ++indexed) {
+      require(std::ranges::count(keys_of(at(key).block, own), key) == 1, "key ", key, " is indexed, and block ",
+              at(key).block, " does not have it");
+      require(at(key).content == at(first).content && at(key).group == at(first).group, "key ", key,
               " is indexed as key ", first);
+      require(key == first || at(key).previous_equal == last, "key ", key, " follows another one than key ", last);
     }
+    require(at(first).previous_equal == last, "key ", last, " is not listed as the last one of key ", first);
   });
   require(indexed == num_keys_, indexed, " keys are indexed, of ", num_keys_);
 }

@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <span>
+#include <unordered_map>
 #include <unordered_set>
 #include <vector>
 
@@ -63,10 +64,12 @@ class GroupPool {
   void touch_place(std::uint64_t content) const { index_.touch(tag_of(content, 0)); }
   void touch_found(std::uint64_t content, std::uint8_t group) const {
     const std::uint32_t key = index_.guess(tag_of(content, group));
-    if (key < num_blocks_) touch_block(key);
+    if (key >= num_blocks_) return;
+    static_cast<void>(*static_cast<const volatile std::uint32_t*>(&keys_[key].end));
+    touch_block(key);
   }
   void touch_block(SlotId block) const {
-    static_cast<void>(*static_cast<const volatile std::uint32_t*>(&blocks_[block].references));
+    static_cast<void>(*static_cast<const volatile std::uint32_t*>(&blocks_[block].place));
   }
   void add_key(SlotId block, std::uint64_t content, std::uint8_t group, std::uint32_t end, bool fresh);
   void drop_keys(SlotId block);
@@ -107,62 +110,78 @@ class GroupPool {
   static constexpr std::uint32_t kNone = KeyIndex::kNone;
   static constexpr std::size_t kBatch = 32;  // blocks whose data is read ahead
 
+  // The key with the number of its block is the block's own; others come from `more_keys_`.
   struct Key {
     std::uint64_t content;
     SlotId block;
-    std::uint32_t end;            // tokens; 0: not in use, as in new memory
-    std::uint32_t next_equal;     // a later block with an equal key
-    std::uint32_t next_of_block;  // another key of the block
-    std::uint32_t schedule;       // when it was registered
+    std::uint32_t end;  // tokens
+    // Equal keys of other blocks, in the order of registration.
+    std::uint32_t next_equal;      // kNone: it is the last one
+    std::uint32_t previous_equal;  // of the first one: the last one
+    std::uint32_t schedule;        // when it was registered
     std::uint8_t group;
   };
-  // One cache line, because the pool is bound by memory.
-  struct alignas(64) Block {
-    Key key;                   // mostly its first one
-    std::uint32_t references;  // 1 also while it is free without a key, so that handing it out writes nothing
-    std::uint32_t first_key;   // in the order of registration
-    std::uint32_t queued;      // latest place in the queue of cached blocks
+  static_assert(sizeof(Key) == 32);
+  enum Keys : std::uint32_t {
+    kNoKey,
+    kOwnKey,   // its own one alone
+    kSeveral,  // those of `several_`
   };
-  static_assert(sizeof(Block) == 64);
+  // Read and written at every step of a block's life; small, because the pool is bound by memory. Its key is then read
+  // only by lookups that find it.
+  struct Block {
+    std::uint32_t references : 30;  // 1 also while it is free without a key, so that handing it out writes nothing
+    std::uint32_t keys : 2;
+    std::uint32_t place;  // while it is cached: in the queue; else tag of its own key, if that is the only one
+  };
+  static_assert(sizeof(Block) == 8);
+  struct Queued {
+    SlotId block;       // kNoSlot: referenced again since
+    std::uint32_t tag;  // of its key; kSeveralTags: it has several
+  };
+  static constexpr std::uint32_t kSeveralTags = 0;
 
   static std::uint64_t index_key(std::uint64_t content, std::uint8_t group) noexcept {
     return content ^ (std::uint64_t{group} * 0x9E3779B97F4A7C15u);
   }
   // All groups' keys of one content have the same place in the index.
   static std::uint32_t tag_of(std::uint64_t content, std::uint8_t group) noexcept {
-    return KeyIndex::tag(content) ^ (group * 0x9E37u & 0xFFFFu);
+    return KeyIndex::tag(content, group * 0x9E37u);
   }
   std::uint32_t tag_of(std::uint32_t key) const noexcept { return tag_of(at(key).content, at(key).group); }
-  Key& at(std::uint32_t key) noexcept { return key < num_blocks_ ? blocks_[key].key : more_keys_[key - num_blocks_]; }
+  Key& at(std::uint32_t key) noexcept { return key < num_blocks_ ? keys_[key] : more_keys_[key - num_blocks_]; }
   const Key& at(std::uint32_t key) const noexcept {
-    return key < num_blocks_ ? blocks_[key].key : more_keys_[key - num_blocks_];
+    return key < num_blocks_ ? keys_[key] : more_keys_[key - num_blocks_];
   }
   std::uint32_t find_key(std::uint64_t content, std::uint8_t group) const;
-  std::uint32_t new_key(SlotId block);
-  SlotId queued_at(std::uint32_t place) const noexcept { return queue_[place & (queue_.size() - 1)]; }
-  // Whether the block that was queued there is still cached, and not queued again since.
-  bool is_cached_at(std::uint32_t place) const noexcept {
-    const Block& block = blocks_[queued_at(place)];
-    return block.references == 0 && block.queued == place;
-  }
+  // A key without contents for a block that has one.
+  std::uint32_t another_key(SlotId block);
+  void set_key(SlotId block, std::uint64_t content, std::uint8_t group, std::uint32_t end, std::uint32_t schedule);
+  // Keys of a block in the order of registration.
+  std::span<const std::uint32_t> keys_of(SlotId block, std::uint32_t& own) const;
+  Queued& queued_at(std::uint32_t place) noexcept { return queue_[place & (queue_.size() - 1)]; }
+  const Queued& queued_at(std::uint32_t place) const noexcept { return queue_[place & (queue_.size() - 1)]; }
   void enqueue(SlotId block);
   void compact_queue();
-  void evict(SlotId block);
-  void append_equal(std::uint32_t key, std::uint64_t content, std::uint8_t group);
-  void remove_equal(std::uint32_t key);
+  void evict(Queued cached);
+  void remove_equal(std::uint32_t key, std::uint32_t tag);
   template <typename Drops>
   void drop_if(SlotId block, Drops drops);
+  void drop(std::uint32_t key);
+  void check_keys() const;
 
   std::size_t num_blocks_;
   HugeArray<Block> blocks_;
-  std::vector<Key> more_keys_;        // of blocks with several, and of those that took over keys
+  HugeArray<Key> keys_;               // by block
+  std::vector<Key> more_keys_;        // of blocks with several
   std::vector<std::uint32_t> spare_;  // unused among them
-  KeyIndex index_;                    // the earliest of equal keys
+  std::unordered_map<SlotId, std::vector<std::uint32_t>> several_;
+  KeyIndex index_;  // the earliest of equal keys
   // Free blocks without a key precede those with one in the free list, and the latest released is the first.
   std::vector<SlotId> empty_;  // the first one last
-  // Cached blocks from the least recently released on, in a ring. A block that is referenced again stays in it and is
-  // passed over, so that neighbours are never read.
-  std::vector<SlotId> queue_;
+  // Cached blocks from the least recently released on, in a ring. It has what an eviction needs of a block, and places
+  // of blocks that are referenced again stay in it.
+  HugeArray<Queued> queue_;
   std::uint32_t queue_first_ = 0;
   std::uint32_t queue_end_ = 0;
   std::size_t num_cached_ = 0;

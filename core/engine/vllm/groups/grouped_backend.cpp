@@ -93,7 +93,12 @@ std::vector<std::uint64_t> GroupedBackend::held(std::span<const RequestSlot> req
   for (const RequestSlot slot : requests) {
     for (std::size_t g = 0; g < counts.size(); ++g) {
       const GroupTable& table = records_[slot].groups[g];
-      const std::size_t first = layout_.groups[g].full() ? 0 : table.slid;  // leading entries are null
+      const KvGroup& group = layout_.groups[g];
+      if (group.kind == GroupKind::Full || group.kind == GroupKind::Mla) {  // no entry is null
+        counts[g] += table.blocks.size();
+        continue;
+      }
+      const std::size_t first = group.full() ? 0 : table.slid;  // leading entries are null
       for (std::size_t i = first; i < table.blocks.size(); ++i) counts[g] += table.blocks[i] != kNoSlot;
     }
   }

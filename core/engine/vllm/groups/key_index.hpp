@@ -23,8 +23,10 @@ class KeyIndex {
   KeyIndex() : buckets_(std::size_t{1} << kSmallest), shift_(32 - kSmallest) {}
 
   std::size_t size() const noexcept { return size_; }
-  static std::uint32_t tag(std::uint64_t key) noexcept {
-    return static_cast<std::uint32_t>((key * 0x9E3779B97F4A7C15u) >> 32);
+  // A tag, never 0. `salt` changes its low 16 bits, and not its bucket.
+  static std::uint32_t tag(std::uint64_t key, std::uint32_t salt) noexcept {
+    const auto bits = static_cast<std::uint32_t>((key * 0x9E3779B97F4A7C15u) >> 32) ^ (salt & kMarkBits);
+    return bits | ((bits & kMarkBits) == kFree ? 1u : 0u);
   }
   // Read the bucket of a key ahead of its use: in a loop of its own, so that many reads overlap. A prefetch would be
   // dropped where the address translation is not cached.
@@ -48,34 +50,44 @@ class KeyIndex {
       if ((bucket.guest_bits & guest_bit(tag)) == 0) return kNone;
     }
   }
-  // Return the number of the tag that `same` accepts; kNone: there was none, and `value` is added. `tag_at` gives the
-  // tag of a number, for a larger table.
+  // Return the number of the tag that `same` accepts, whose key is shared from now on; kNone: there was none, and
+  // `value` is added. `tag_at` gives the tag of a number, for a larger table.
   template <typename Same, typename TagAt>
   std::uint32_t find_or_insert(std::uint32_t tag, std::uint32_t value, Same same, TagAt tag_at) {
     if (size_ >= kLoad * buckets_.size()) grow(tag_at);
-    if (const std::uint32_t found = find(tag, same); found != kNone) return found;
-    place(tag, value);
-    ++size_;
-    return kNone;
-  }
-  // Replace a number by another one of the same key, or (kNone) erase it. False: the number is not there.
-  bool replace(std::uint32_t tag, std::uint32_t value, std::uint32_t successor) noexcept {
     for (std::size_t at = home_of(tag);; at = after(at)) {
       Bucket& bucket = buckets_[at];
       for (Lanes lanes(bucket, mark(tag)); !lanes.empty(); lanes.drop_first()) {
         const std::size_t lane = lanes.first();
-        if (bucket.values[lane] != value) continue;
-        bucket.values[lane] = successor;
-        if (successor != kNone) return true;
-        bucket.marks[lane] = kFree;
-        for (std::size_t passed = home_of(tag); passed != at; passed = after(passed)) {
-          if (--buckets_[passed].guests == 0) buckets_[passed].guest_bits = 0;
-        }
-        --size_;
-        return true;
+        if (!same(bucket.values[lane])) continue;
+        bucket.shared |= 1u << lane;
+        return bucket.values[lane];
       }
-      if ((bucket.guest_bits & guest_bit(tag)) == 0) return false;
+      if ((bucket.guest_bits & guest_bit(tag)) == 0) break;
     }
+    place(tag, value, false);
+    ++size_;
+    return kNone;
+  }
+  // Erase a number unless its key may be shared. False: it may be, or the number is not there.
+  bool erase_sole(std::uint32_t tag, std::uint32_t value) noexcept {
+    std::size_t lane = 0;
+    const std::size_t at = lane_of(tag, value, lane);
+    if (at == buckets_.size() || (buckets_[at].shared >> lane & 1) != 0) return false;
+    erase(tag, at, lane);
+    return true;
+  }
+  // Replace a number by another one of the same key, or (kNone) erase it. False: the number is not there.
+  bool replace(std::uint32_t tag, std::uint32_t value, std::uint32_t successor) noexcept {
+    std::size_t lane = 0;
+    const std::size_t at = lane_of(tag, value, lane);
+    if (at == buckets_.size()) return false;
+    if (successor == kNone) {
+      erase(tag, at, lane);
+    } else {
+      buckets_[at].values[lane] = successor;
+    }
+    return true;
   }
   template <typename Visit>
   void for_each(Visit visit) const {
@@ -88,15 +100,18 @@ class KeyIndex {
 
  private:
   static constexpr std::size_t kLanes = 8;
-  static constexpr std::size_t kLoad = 5;   // entries per bucket before the table grows
+  // Entries per bucket before the table grows; few, because equal groups have all keys of a content in one bucket.
+  static constexpr std::size_t kLoad = 3;
   static constexpr unsigned kSmallest = 4;  // log2 of the buckets
   static constexpr std::uint16_t kFree = 0;
+  static constexpr std::uint32_t kMarkBits = 0xFFFF;
 
   struct alignas(64) Bucket {
     std::array<std::uint16_t, kLanes> marks;  // kFree, as in new memory, or bits of a tag
     std::array<std::uint32_t, kLanes> values;
     std::uint32_t guests;      // entries in later buckets whose search passes here
     std::uint32_t guest_bits;  // bits of their tags; cleared with the last of them
+    std::uint32_t shared;      // bit set of lanes whose key several numbers may have
   };
   static_assert(sizeof(Bucket) == 64);
 
@@ -124,14 +139,30 @@ class KeyIndex {
     std::uint64_t lanes_;  // bit 16 i for lane i and bit 16 i + 1 for lane i + 4
   };
 
-  static std::uint16_t mark(std::uint32_t tag) noexcept {
-    const auto bits = static_cast<std::uint16_t>(tag);
-    return bits == kFree ? std::uint16_t{1} : bits;
-  }
+  static std::uint16_t mark(std::uint32_t tag) noexcept { return static_cast<std::uint16_t>(tag); }
   static std::uint32_t guest_bit(std::uint32_t tag) noexcept { return 1u << (tag & 31); }
   std::size_t home_of(std::uint32_t tag) const noexcept { return tag >> shift_; }
   std::size_t after(std::size_t at) const noexcept { return (at + 1) & (buckets_.size() - 1); }
-  void place(std::uint32_t tag, std::uint32_t value) noexcept {
+  // The bucket of a number, and its lane there; past the last bucket: the number is not there.
+  std::size_t lane_of(std::uint32_t tag, std::uint32_t value, std::size_t& lane) const noexcept {
+    for (std::size_t at = home_of(tag);; at = after(at)) {
+      const Bucket& bucket = buckets_[at];
+      for (Lanes lanes(bucket, mark(tag)); !lanes.empty(); lanes.drop_first()) {
+        lane = lanes.first();
+        if (bucket.values[lane] == value) return at;
+      }
+      if ((bucket.guest_bits & guest_bit(tag)) == 0) return buckets_.size();
+    }
+  }
+  void erase(std::uint32_t tag, std::size_t at, std::size_t lane) noexcept {
+    buckets_[at].marks[lane] = kFree;
+    buckets_[at].shared &= ~(1u << lane);
+    for (std::size_t passed = home_of(tag); passed != at; passed = after(passed)) {
+      if (--buckets_[passed].guests == 0) buckets_[passed].guest_bits = 0;
+    }
+    --size_;
+  }
+  void place(std::uint32_t tag, std::uint32_t value, bool shared) noexcept {
     std::size_t at = home_of(tag);
     Lanes free(buckets_[at], kFree);
     while (free.empty()) {
@@ -140,8 +171,10 @@ class KeyIndex {
       at = after(at);
       free = Lanes(buckets_[at], kFree);
     }
-    buckets_[at].marks[free.first()] = mark(tag);
-    buckets_[at].values[free.first()] = value;
+    const std::size_t lane = free.first();
+    buckets_[at].marks[lane] = mark(tag);
+    buckets_[at].values[lane] = value;
+    if (shared) buckets_[at].shared |= 1u << lane;
   }
   template <typename TagAt>
   void grow(TagAt tag_at) {
@@ -151,7 +184,8 @@ class KeyIndex {
     --shift_;
     for (std::size_t at = 0; at < old.size(); ++at) {
       for (std::size_t lane = 0; lane < kLanes; ++lane) {
-        if (old[at].marks[lane] != kFree) place(tag_at(old[at].values[lane]), old[at].values[lane]);
+        if (old[at].marks[lane] == kFree) continue;
+        place(tag_at(old[at].values[lane]), old[at].values[lane], (old[at].shared >> lane & 1) != 0);
       }
     }
   }
