@@ -13,7 +13,7 @@ import pytest
 import understudy as us
 from understudy.cli import main
 from understudy.engines.vllm_config import VllmConfig
-from understudy.errors import ConfigError, PolicyError
+from understudy.errors import PolicyError
 from understudy.router import KvRouting, Router
 from understudy.run.disaggregation import Disaggregation
 from understudy.run.offline import run_offline
@@ -69,6 +69,18 @@ FLEETS: dict[str, dict[str, Any]] = {
         ),
     },
     "groups": {"engine": VllmConfig(num_gpu_blocks=3000, kv_cache_groups=GROUPS), "workers": 3},
+    "groups on a host": {
+        "engine": VllmConfig(num_gpu_blocks=3000, kv_cache_groups=GROUPS),
+        "workers": 3,
+        "tiers": msgspec.convert(
+            {
+                "tiers": [{"tier": "g2", "blocks": 8192}],
+                "offload": {"mode": "vllm"},
+                "kv_bytes_per_token": 1024,
+            },
+            TiersConfig,
+        ),
+    },
     "stages": {"engine": ENGINE, "disaggregation": Disaggregation(prefill_workers=3, decode_workers=2)},
     "stages with kv": {
         "engine": ENGINE,
@@ -202,15 +214,3 @@ def test_the_command_line_writes_decisions_of_a_routers_file(tmp_path: Path) -> 
     lines = [json.loads(line) for line in out.read_text().splitlines()]
     assert {line["worker"] for line in lines} == {0}
     assert lines[-1]["candidates"][1]["outstanding_requests"] == 0
-
-
-def test_decisions_need_events_of_all_caches() -> None:
-    engine = VllmConfig(kv_cache_groups=GROUPS)
-    below = {
-        "tiers": [{"tier": "g2", "blocks": 512}],
-        "offload": {"mode": "vllm"},
-        "kv_bytes_per_token": 1024,
-    }
-    tiers = msgspec.convert(below, TiersConfig)
-    with pytest.raises(ConfigError, match="several groups do not work with KV events"):
-        run_offline(WORKLOAD, engine, tiers=tiers, routing=RoundRobin(), keep_candidates=True)
