@@ -68,6 +68,18 @@ FLEETS: dict[str, dict[str, Any]] = {
             {"tiers": [{"tier": "g2", "blocks": 512}], "kv_bytes_per_token": 1024}, TiersConfig
         ),
     },
+    "groups with an offload": {
+        "engine": VllmConfig(num_gpu_blocks=2000, kv_cache_groups=GROUPS),
+        "workers": 2,
+        "tiers": msgspec.convert(
+            {
+                "tiers": [{"tier": "g2", "blocks": 512}],
+                "offload": {"mode": "vllm"},
+                "kv_bytes_per_token": 1024,
+            },
+            TiersConfig,
+        ),
+    },
     "groups": {"engine": VllmConfig(num_gpu_blocks=3000, kv_cache_groups=GROUPS), "workers": 3},
     "groups on a host": {
         "engine": VllmConfig(num_gpu_blocks=3000, kv_cache_groups=GROUPS),
