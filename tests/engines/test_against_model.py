@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import json
 import os
 from random import Random
 from typing import TYPE_CHECKING, Any
@@ -11,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import numpy as np
 import pytest
+from msgspec.json import encode
 
 from engines.building import engine_for, engine_profile, request_spec, submit_spec
 from model.kvbm_scheduler import KvbmModel, model_for
@@ -45,7 +45,7 @@ def assert_like_the_model(
     )
     line: dict[str, Any] = {}
     for line, theirs in zip(ours, run_model(scenario, profile), strict=True):
-        assert json.dumps(line) == json.dumps(theirs), f"seed {seed}, {profile.name}"
+        assert encode(line) == encode(theirs), f"seed {seed}, {profile.name}"
     end: dict[str, Any] = line["end"]
     return end
 
@@ -72,7 +72,7 @@ def assert_shared_like_the_model(seed: int, eviction: str) -> dict[str, Any] | N
     ours = recorder.run_scenario(msgspec.convert(scenario, engine_scenario.Scenario), check=True)
     line: dict[str, Any] = {}
     for line, theirs in zip(ours, run_model(scenario, model=model), strict=True):
-        assert json.dumps(line) == json.dumps(theirs), f"seed {seed}, {eviction}"
+        assert encode(line) == encode(theirs), f"seed {seed}, {eviction}"
     end: dict[str, Any] = line["end"]
     return end
 

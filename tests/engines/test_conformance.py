@@ -8,6 +8,7 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from understudy.engines.conformance import (
@@ -49,7 +50,7 @@ def golden_path(name: str) -> Path:
 
 def golden_lines(name: str) -> list[dict[str, Any]]:
     with gzip.open(golden_path(name), "rt", encoding="utf-8") as lines:
-        return [json.loads(line) for line in lines]
+        return [msgspec.json.decode(line) for line in lines]
 
 
 def write_golden(path: Path, lines: list[dict[str, Any]]) -> Path:

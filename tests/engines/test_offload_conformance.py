@@ -35,7 +35,7 @@ def doctored(path: Path, to: Path, **changes: Any) -> Path:
     pair = read(path)
     pair |= changes
     with gzip.open(to, "wt", encoding="utf-8") as file:
-        json.dump(pair, file)
+        file.write(json.dumps(pair))
     return to
 
 

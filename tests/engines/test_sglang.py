@@ -136,7 +136,7 @@ def test_a_scenario_without_a_recording_is_refused(tmp_path: Path) -> None:
         (b"{}\n", "the first line must be the header"),
         (b'{"header": {}}\n', "has no header with a config"),
         (b'{"header": {"config": {"page": 4}}}\n', "unknown field `page`"),
-        (b"{", "Expecting property name"),
+        (b"{", "Input data was truncated"),
     ],
 )
 def test_a_malformed_recording_is_refused_by_name(tmp_path: Path, content: bytes, message: str) -> None:

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from understudy._core import PolicyName
 
-SIZES = [10**4, 10**5, 10**6]
+SIZES = [3_000, 30_000, 300_000]
 HUGE = 10**7
 T = TypeVar("T")
 CONSTANT: list[PolicyName] = ["lru", "vllm", "vllm_append", "fifo", "multi_lru"]
@@ -93,7 +93,7 @@ def test_lineage_costs_the_same_per_block_of_one_chain_of_any_length(policy: Pol
     "UNDERSTUDY_SOAK_OPS" not in os.environ, reason="ten million blocks: only under `make soak`"
 )
 @pytest.mark.parametrize("policy", [*CONSTANT, *LINEAGE])
-def test_ten_million_blocks_cost_no_more_each_than_ten_thousand(policy: PolicyName) -> None:
+def test_ten_million_blocks_cost_no_more_each_than_three_thousand(policy: PolicyName) -> None:
     small, huge = (operations_per_block(policy, one_chain(size)) for size in (SIZES[0], HUGE))
     for name, operations in huge.items():
         assert 0 < operations <= small[name] * NOISE, name

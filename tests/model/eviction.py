@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import copy
 from abc import ABC, abstractmethod
-from dataclasses import dataclass, field
+from collections import Counter
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from model.hashing import fragment_bits
@@ -161,6 +162,7 @@ class LeafFirst(Order):
         self.empty: list[int] = []
         self.lineage: dict[int, Lineage] = {}
         self.nodes: dict[tuple[int, int], Node] = {}
+        self.children: Counter[tuple[int, int]] = Counter()
         self.leaves: dict[tuple[int, int], int] = {}  # when it joined the leaves
         self.clock = 0
 
@@ -172,41 +174,43 @@ class LeafFirst(Order):
                 self.lineage[block] = lineage
                 self.insert_cached(block)
 
+    def place(self, block: int) -> tuple[int, int]:
+        _, position, current, _ = lineage_parts(self.lineage[block])
+        return position, current % 2 ** fragment_bits(position + 1)
+
     def insert_cached(self, block: int) -> None:
-        _, position, current, parent = lineage_parts(self.lineage[block])
-        node = self.nodes.setdefault((position, current % 2 ** fragment_bits(position + 1)), Node())
+        key = self.place(block)
+        node = self.nodes.setdefault(key, Node())
         node.blocks.append(block)
         if len(node.blocks) == 1:
             node.tick = self.clock = self.clock + 1
-            if position > 0 and node.parent is None:
-                node.parent = (position - 1, parent)
+            if key[0] > 0 and node.parent is None:
+                node.parent = (key[0] - 1, lineage_parts(self.lineage[block])[3])
                 self.nodes.setdefault(node.parent, Node())
-        self.settle()
+                self.children[node.parent] += 1
+                self.leaves.pop(node.parent, None)
+        self.settle(key)
 
     def remove(self, block: int) -> None:
         if block in self.empty:
             self.empty.remove(block)
             return
-        for node in self.nodes.values():
-            if block in node.blocks:
-                node.blocks.remove(block)
+        key = self.place(block)
+        self.nodes[key].blocks.remove(block)
         del self.lineage[block]
-        self.settle()
+        self.settle(key)
 
-    def settle(self) -> None:
-        """Drop ghosts without children, and note who is a leaf now."""
-        while True:
-            parents = {node.parent for node in self.nodes.values()}
-            childless = [key for key in self.nodes if key not in parents]
-            ghosts = [key for key in childless if not self.nodes[key].blocks]
-            for key in ghosts:
-                del self.nodes[key]
-            if not ghosts:
-                break
-        self.leaves = {key: joined for key, joined in self.leaves.items() if key in childless}
-        for key in childless:
-            if key not in self.leaves:
-                self.leaves[key] = self.clock = self.clock + 1
+    def settle(self, key: tuple[int, int]) -> None:
+        """Drop ghosts without children from that place upwards; the place where this ends may be a leaf now."""
+        while not self.nodes[key].blocks and not self.children[key]:
+            self.leaves.pop(key, None)
+            parent = self.nodes.pop(key).parent
+            if parent is None:
+                return
+            self.children[parent] -= 1
+            key = parent
+        if not self.children[key] and key not in self.leaves:
+            self.leaves[key] = self.clock = self.clock + 1
 
     def touch(self, blocks: list[int]) -> None:
         for block in blocks:
@@ -229,7 +233,10 @@ class LeafFirst(Order):
             return out
         if len(out) + 1 == count and self.lineage:
             return [*out, self.next_cached()]
-        rehearsal = copy.deepcopy(self)
+        rehearsal = copy.copy(self)
+        rehearsal.lineage, rehearsal.leaves = dict(self.lineage), dict(self.leaves)
+        rehearsal.children = Counter(self.children)
+        rehearsal.nodes = {key: replace(node, blocks=[*node.blocks]) for key, node in self.nodes.items()}
         while rehearsal.lineage and len(out) < count:
             out.append(rehearsal.next_cached())
             rehearsal.remove(out[-1])

@@ -8,6 +8,7 @@ the lines of its golden file.
 from __future__ import annotations
 
 import itertools
+from collections import Counter
 from typing import TYPE_CHECKING, Any
 
 from .vllm_blocks import BlockPool
@@ -362,14 +363,12 @@ class VllmModel:
 
     def check(self) -> None:
         """Assert that references, free list and index agree with each other and with the tables."""
-        refs = dict.fromkeys((block.id for block in self.pool.blocks), 0)
-        for request in self.running:
-            for block in request.table:
-                refs[block.id] += 1
-        assert all(not request.table for request in self.waiting)
-        assert all(block.refs == refs[block.id] for block in self.pool.blocks)
-        assert set(self.pool.free) == {block_id for block_id, count in refs.items() if count == 0}
-        keyed = {(block.key, block.id) for block in self.pool.blocks if block.key is not None}
+        blocks = self.pool.blocks
+        refs = Counter(block.id for request in self.running for block in request.table)
+        assert not any(request.table for request in self.waiting)
+        assert {block.id: block.refs for block in blocks if block.refs} == refs
+        assert self.pool.free.keys() == {block.id for block in blocks if not block.refs}
+        keyed = {(block.key, block.id) for block in blocks if block.key is not None}
         assert keyed == {(key, block_id) for key, found in self.pool.index.items() for block_id in found}
 
 

@@ -39,7 +39,7 @@ def write_recording(
     if kind != "offload":
         pair["vllm"] = version
     with gzip.open(golden, "wt", encoding="utf-8", compresslevel=1) as file:
-        json.dump(pair, file)
+        file.write(json.dumps(pair))
     if kind == "speculation":
         events = folder.parent / "spec-events"
         events.mkdir(exist_ok=True)

@@ -7,6 +7,8 @@ import json
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from msgspec.json import encode
+
 from understudy.engines.group_offload_recording import GroupOffloadRun, GroupOffloadScenario
 from understudy.engines.group_recording import GroupRun, GroupScenario, describe_sizes
 from understudy.engines.handoff_recording import HandOffRun, key_place
@@ -195,7 +197,7 @@ def first_difference(ours: Iterable[Line], recorded: Iterable[Line]) -> tuple[in
     steps = 0
     try:
         for mine, theirs in itertools.zip_longest(ours, recorded):
-            if mine != theirs or json.dumps(mine) != json.dumps(theirs):  # key order counts
+            if mine != theirs or encode(mine) != encode(theirs):  # key order counts
                 return steps, describe_difference(mine, theirs)
             steps += "step" in mine
     except UnderstudyError as error:
@@ -215,7 +217,7 @@ def describe_difference(ours: Line | None, theirs: Line | None) -> Difference:
     values = tuple(
         (key, ours.get(key), value)
         for key, value in theirs.items()
-        if ours.get(key) != value or json.dumps(ours.get(key)) != json.dumps(value)
+        if ours.get(key) != value or encode(ours.get(key)) != encode(value)
     )
     if values:
         return Difference(where, values)

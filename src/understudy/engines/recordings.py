@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import fnmatch
 import gzip
-import json
 import zlib
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
@@ -70,9 +69,8 @@ def convert_scenario(kind: type[T], scenario: object, path: Path) -> T:
 def read_json_lines(path: Path) -> list[Any]:
     """Read gzipped JSON lines. InvalidArgument names a malformed file."""
     try:
-        with gzip.open(path, "rt", encoding="utf-8") as file:
-            return [json.loads(line) for line in file]
-    except (OSError, EOFError, ValueError, zlib.error) as error:
+        return msgspec.json.Decoder().decode_lines(gzip.decompress(path.read_bytes()))
+    except (OSError, EOFError, zlib.error, msgspec.MsgspecError) as error:
         raise InvalidArgument(f"{path}: {error}") from error
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cache
 from typing import Literal
 
 import msgspec
@@ -82,7 +83,7 @@ class KvRouting(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
         if self.index_groups not in ("all", "first"):
             raise ConfigError(f"index_groups must be all or first, got {self.index_groups!r}")
         checked: dict[str, float] = {"use_events": switch("use_events", self.use_events)}
-        for field in msgspec.structs.fields(self):
+        for field in _fields():
             name, value = field.name, getattr(self, field.name)
             if name in _NOT_NEGATIVE and (name != "queue_threshold" or value is not None):
                 checked[name] = positive_number(name, value, or_zero=True)
@@ -110,6 +111,12 @@ class KvRouting(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
             keep_decisions=keep_decisions,
             imposed=[] if imposed is None else np.asarray(imposed, np.int32).tolist(),
         )
+
+
+@cache
+def _fields() -> tuple[msgspec.structs.FieldInfo, ...]:
+    """Return the fields of KvRouting; finding their types takes longer than all checks."""
+    return msgspec.structs.fields(KvRouting)
 
 
 class KvRouter(_core.KvRouter):

@@ -141,10 +141,9 @@ class OffloadSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
 
     def _check_mode(self) -> None:
         """Raise ConfigError for settings that the mode does not support."""
-        defaults = {field.name: field.default for field in msgspec.structs.fields(self)}
         vllm_only = ("blocks_per_chunk", "chunk_tokens", "offload_prompt_only")
-        for name in self.__struct_fields__:
-            if name == "mode" or getattr(self, name) == defaults[name]:
+        for name, default in zip(self.__struct_fields__, self.__struct_defaults__, strict=True):
+            if name == "mode" or getattr(self, name) == default:
                 continue
             if self.mode == "vllm" and name not in vllm_only:
                 raise ConfigError(

@@ -8,12 +8,11 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from understudy.checks import port_number, positive_number, read_as, whole_number
+from understudy.checks import port_number, positive_number, whole_number
 from understudy.engines.group_layouts import fit_model_len
-from understudy.engines.mocker_settings import MockerSettings
-from understudy.engines.vllm_config import VllmConfig
 from understudy.errors import ConfigError
 from understudy.server.access import admin_networks
+from understudy.server.flags.engine import ENGINE_FLAGS, IDLE_WITHOUT, build_vllm_engine, has_gpu
 from understudy.server.flags.grammar import CommandLine, Flag, read_command_line, vllm_flags
 from understudy.server.flags.ours import all_flags, find_flags_version
 from understudy.server.flags.tiers import check_tiers, offload_below, read_tiers
@@ -22,11 +21,9 @@ from understudy.server.handoff.settings import check_handoff, names_connector, r
 from understudy.server.live_config import LATENCIES, check_latency
 from understudy.server.metrics.cache_info import read_cache_labels
 from understudy.server.settings import LoraModule, ServerSettings
-from understudy.tiers.gpu import GpuSettings
 from understudy.tiers.vllm_flags import offload_settings
 from understudy.timing.contexts import known_context
-from understudy.timing.fitted_for import check_fitted_for
-from understudy.timing.gpu_flags import GPU_FLAGS, timing_settings
+from understudy.timing.gpu_flags import GPU_FLAGS
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -76,21 +73,6 @@ _PLAIN = {
     "max-request-body-depth": "max_body_depth",
     "tokenizer": "tokenizer",
 }
-_ENGINE = {
-    **{
-        field.replace("_", "-"): field
-        for field in (*VllmConfig.__struct_fields__, *MockerSettings.__struct_fields__)
-    },
-    "num-gpu-blocks-override": "num_gpu_blocks",
-}
-"""Flags that set the engine setting of the same name."""
-_IDLE_WITHOUT = {
-    "max-loras": "enable_lora",
-    "long-prefill-token-threshold-adaptive": "long_prefill_token_threshold",
-    "prefix-cache-retention-interval": "kv_cache_groups",
-    "prefix-match-unit": "kv_cache_groups",
-}
-"""Flags that have no effect without these engine settings, as in vLLM; the server reports them."""
 _TIMES = ("timing", *(name for name in GPU_FLAGS if f"--{name}" not in vllm_flags()))
 """Our flags for the time of steps, which a real engine measures."""
 _HANDLED = frozenset(
@@ -132,7 +114,7 @@ def read_serve(arguments: list[str], *, more: tuple[Flag, ...] = ()) -> ServePla
     ours = {name: flag for flag in more for name in flag.names}
     line = read_command_line(arguments, {**all_flags(find_flags_version(arguments, ours)), **ours})
     extra = {flag.name for flag in more}
-    if _has_gpu(line.values):
+    if has_gpu(line.values):
         extra |= {*GPU_FLAGS, "kv-cache-dtype"} - {"front-end-ms"}  # a live server has a front end of its own
         if any(line.values.get(name) is not None for name in ("num-gpu-blocks", "num-gpu-blocks-override")):
             extra -= {"gpu-memory-utilization"}  # as with vLLM, the blocks are known
@@ -140,7 +122,7 @@ def read_serve(arguments: list[str], *, more: tuple[Flag, ...] = ()) -> ServePla
         for name in _TIMES:
             if line.values.get(name) is not None:
                 raise ConfigError(f"--{name} is for a simulated engine; leave it out with --engine qwen3")
-    used = {*_PLAIN, *_ENGINE, *_HANDLED, *extra}
+    used = {*_PLAIN, *ENGINE_FLAGS, *_HANDLED, *extra}
     if not line.values.get("enable-lora"):
         used -= {"max-loras", "max-cpu-loras"}  # vLLM takes them too, and does nothing
     if line.values.get("ssl-certfile") is None:
@@ -153,7 +135,7 @@ def read_serve(arguments: list[str], *, more: tuple[Flag, ...] = ()) -> ServePla
         used -= {"kv-cache-metrics-sample"}
     settings = settings_of(line)
     engine = settings.engine
-    for name, needed in _IDLE_WITHOUT.items():
+    for name, needed in IDLE_WITHOUT.items():
         if not getattr(engine, needed, None):
             used -= {name}
     strays = any(settings.latency_std_dev_ms) or settings.tiers.offload.onboard_failure_rate
@@ -246,7 +228,7 @@ def settings_of(
     if below is not None:
         given["tiers"] = offload_below(below, given.get("tiers"), given["model"])
     engine = (  # a plan refuses a length that does not fit
-        _engine(values, None if length == "auto" else given["max_model_len"], given["model"])
+        build_vllm_engine(values, None if length == "auto" else given["max_model_len"], given["model"])
         if build_engine is None
         else build_engine(values, given["max_model_len"], given["model"])
     )
@@ -318,84 +300,6 @@ def _strays(values: dict[str, Any], latency_ms: tuple[float, float] | None) -> t
             raise ConfigError(f"--{name}-std-dev must be from 0 to 30 % of --{name}, got {stray:g}")
         strays.append(stray)
     return strays[0], strays[1]
-
-
-def _engine(values: dict[str, Any], max_model_len: int | None, model: str) -> EngineConfig:
-    settings: dict[str, Any] = {"block_size": 16, "max_model_len": max_model_len}
-    for name, field in _ENGINE.items():
-        if name not in ("mocker", "tiers", "timing", "max-model-len") and values.get(name) is not None:
-            settings[field] = values[name]
-    return complete_engine(settings, values, model, VllmConfig)
-
-
-def complete_engine(
-    settings: dict[str, Any], values: dict[str, Any], model: str, kind: type[EngineConfig]
-) -> EngineConfig:
-    """Build an engine from its settings and the flags that engines of every kind have."""
-    from understudy.run.settings import _merge, _parse_assignment, apply_gpus
-
-    gpu = {about.field: values[name] for name, about in GPU_FLAGS.items() if values.get(name) is not None}
-    named = None if values.get("timing") is None else str(values["timing"])
-    gpu, timing = timing_settings(named, gpu, has_model=True)
-    if timing is not None:
-        settings["timing"] = timing
-    for assignment in values.get("set") or ():
-        settings = _merge(settings, _parse_assignment(assignment))
-    has_blocks = "num_gpu_blocks" in settings or "max_total_tokens" in settings
-    has_timing = "timing" in settings or "planner_profile_data" in settings
-    _refuse_beside_constants(values, has_blocks=has_blocks, has_timing=has_timing)
-    for name, needed in _IDLE_WITHOUT.items():
-        may_follow = needed == "kv_cache_groups" and _has_gpu(values)  # the model on its GPU may have groups
-        if values.get(name) is not None and not settings.get(needed) and not may_follow:
-            settings.pop(_ENGINE[name], None)
-    engine = kind.from_dict(settings)
-    dtype = values.get("kv-cache-dtype")
-    if not _has_gpu(values):
-        for name in GPU_FLAGS:
-            if values.get(name) is not None and f"--{name}" not in vllm_flags():
-                raise ConfigError(f"--{name} needs --gpu, or --gpu-bandwidth-gbps of its data sheet")
-        check_fitted_for(
-            engine.timing,
-            {
-                "model": model,
-                "kv_dtype": None if dtype == "auto" else dtype,
-                **{f"{way}_parallel_size": values.get(f"{way}-parallel-size") for way in ("tensor", "data")},
-            },
-        )
-        return engine
-    there = read_as(GpuSettings, gpu, "gpu")
-    # These two are accepted, and reported as unused.
-    ours = msgspec.structs.replace(there, gpu_memory_utilization=0.9, front_end_ms=None)
-    ours.reject_unused_settings(engine.timing, has_blocks=has_blocks, has_timing=has_timing)
-    kv = None if dtype is None else str(dtype)
-    engine = apply_gpus(there, engine, model, kv, has_blocks=has_blocks, has_timing=has_timing)[0]
-    if not isinstance(engine, VllmConfig) or engine.kv_cache_groups:
-        return engine
-    return msgspec.structs.replace(engine, prefix_cache_retention_interval=0, prefix_match_unit=None)
-
-
-def _refuse_beside_constants(values: dict[str, Any], *, has_blocks: bool, has_timing: bool) -> None:
-    """Raise ConfigError for flags that contradict constant latencies, which replace any timing model."""
-    both = ("num-gpu-blocks", "num-gpu-blocks-override")
-    if len({values[name] for name in both if values.get(name) is not None}) > 1:
-        raise ConfigError(
-            "--num-gpu-blocks and --num-gpu-blocks-override both say how many blocks there are; give one"
-        )
-    constant = next((f"--{name}" for name in LATENCIES if values.get(name) is not None), None)
-    if constant is None:
-        return
-    if has_timing or values.get("timing") is not None:
-        other = "--timing" if values.get("timing") is not None else "--set timing"
-        raise ConfigError(f"{constant} and {other} both say how long steps take; give one")
-    if has_blocks and _has_gpu(values):
-        raise ConfigError(
-            f"--gpu changes nothing beside {constant}, which says how long steps take, and --num-gpu-blocks; leave it "
-            "out, or one of them"
-        )
-
-
-def _has_gpu(values: dict[str, Any]) -> bool:
-    return values.get("gpu") is not None or values.get("gpu-bandwidth-gbps") is not None
 
 
 def _read_profile_dir(config: Any) -> str | None:

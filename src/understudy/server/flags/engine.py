@@ -1,0 +1,116 @@
+"""Builds the engine that the flags of `understudy serve` describe."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from understudy.checks import read_as
+from understudy.engines.mocker_settings import MockerSettings
+from understudy.engines.vllm_config import VllmConfig
+from understudy.errors import ConfigError
+from understudy.server.flags.grammar import vllm_flags
+from understudy.server.live_config import LATENCIES
+from understudy.tiers.gpu import GpuSettings
+from understudy.timing.fitted_for import check_fitted_for
+from understudy.timing.gpu_flags import GPU_FLAGS, timing_settings
+
+if TYPE_CHECKING:
+    from understudy.engines.engine_config import EngineConfig
+
+ENGINE_FLAGS = {
+    **{
+        field.replace("_", "-"): field
+        for field in (*VllmConfig.__struct_fields__, *MockerSettings.__struct_fields__)
+    },
+    "num-gpu-blocks-override": "num_gpu_blocks",
+}
+"""Flags that set the engine setting of the same name."""
+IDLE_WITHOUT = {
+    "max-loras": "enable_lora",
+    "long-prefill-token-threshold-adaptive": "long_prefill_token_threshold",
+    "prefix-cache-retention-interval": "kv_cache_groups",
+    "prefix-match-unit": "kv_cache_groups",
+}
+"""Flags that have no effect without these engine settings, as in vLLM; the server reports them."""
+
+
+def build_vllm_engine(values: dict[str, Any], max_model_len: int | None, model: str) -> EngineConfig:
+    """Build vLLM's engine from the flags. ConfigError names an invalid flag."""
+    settings: dict[str, Any] = {"block_size": 16, "max_model_len": max_model_len}
+    for name, field in ENGINE_FLAGS.items():
+        if name not in ("mocker", "tiers", "timing", "max-model-len") and values.get(name) is not None:
+            settings[field] = values[name]
+    return complete_engine(settings, values, model, VllmConfig)
+
+
+def complete_engine(
+    settings: dict[str, Any], values: dict[str, Any], model: str, kind: type[EngineConfig]
+) -> EngineConfig:
+    """Build an engine from its settings and the flags that engines of every kind have."""
+    from understudy.run.settings import _merge, _parse_assignment, apply_gpus
+
+    gpu = {about.field: values[name] for name, about in GPU_FLAGS.items() if values.get(name) is not None}
+    named = None if values.get("timing") is None else str(values["timing"])
+    gpu, timing = timing_settings(named, gpu, has_model=True)
+    if timing is not None:
+        settings["timing"] = timing
+    for assignment in values.get("set") or ():
+        settings = _merge(settings, _parse_assignment(assignment))
+    has_blocks = "num_gpu_blocks" in settings or "max_total_tokens" in settings
+    has_timing = "timing" in settings or "planner_profile_data" in settings
+    _refuse_beside_constants(values, has_blocks=has_blocks, has_timing=has_timing)
+    for name, needed in IDLE_WITHOUT.items():
+        may_follow = needed == "kv_cache_groups" and has_gpu(values)  # the model on its GPU may have groups
+        if values.get(name) is not None and not settings.get(needed) and not may_follow:
+            settings.pop(ENGINE_FLAGS[name], None)
+    engine = kind.from_dict(settings)
+    dtype = values.get("kv-cache-dtype")
+    if not has_gpu(values):
+        for name in GPU_FLAGS:
+            if values.get(name) is not None and f"--{name}" not in vllm_flags():
+                raise ConfigError(f"--{name} needs --gpu, or --gpu-bandwidth-gbps of its data sheet")
+        check_fitted_for(
+            engine.timing,
+            {
+                "model": model,
+                "kv_dtype": None if dtype == "auto" else dtype,
+                **{f"{way}_parallel_size": values.get(f"{way}-parallel-size") for way in ("tensor", "data")},
+            },
+        )
+        return engine
+    there = read_as(GpuSettings, gpu, "gpu")
+    # These two are accepted, and reported as unused.
+    ours = msgspec.structs.replace(there, gpu_memory_utilization=0.9, front_end_ms=None)
+    ours.reject_unused_settings(engine.timing, has_blocks=has_blocks, has_timing=has_timing)
+    kv = None if dtype is None else str(dtype)
+    engine = apply_gpus(there, engine, model, kv, has_blocks=has_blocks, has_timing=has_timing)[0]
+    if not isinstance(engine, VllmConfig) or engine.kv_cache_groups:
+        return engine
+    return msgspec.structs.replace(engine, prefix_cache_retention_interval=0, prefix_match_unit=None)
+
+
+def _refuse_beside_constants(values: dict[str, Any], *, has_blocks: bool, has_timing: bool) -> None:
+    """Raise ConfigError for flags that contradict constant latencies, which replace any timing model."""
+    both = ("num-gpu-blocks", "num-gpu-blocks-override")
+    if len({values[name] for name in both if values.get(name) is not None}) > 1:
+        raise ConfigError(
+            "--num-gpu-blocks and --num-gpu-blocks-override both say how many blocks there are; give one"
+        )
+    constant = next((f"--{name}" for name in LATENCIES if values.get(name) is not None), None)
+    if constant is None:
+        return
+    if has_timing or values.get("timing") is not None:
+        other = "--timing" if values.get("timing") is not None else "--set timing"
+        raise ConfigError(f"{constant} and {other} both say how long steps take; give one")
+    if has_blocks and has_gpu(values):
+        raise ConfigError(
+            f"--gpu changes nothing beside {constant}, which says how long steps take, and --num-gpu-blocks; leave it "
+            "out, or one of them"
+        )
+
+
+def has_gpu(values: dict[str, Any]) -> bool:
+    """Return True if the flags name a GPU, or the bandwidth of one."""
+    return values.get("gpu") is not None or values.get("gpu-bandwidth-gbps") is not None
