@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from understudy.cli import deployment_flags
+from understudy.cli.predict_times import Source, build_gpu_times, read_fitted_times, read_named_times
 from understudy.outputs import check_outputs, files_named
 from understudy.timing.gpu_flags import RECORD_SUFFIX, TIMING_HELP
 
@@ -15,7 +16,6 @@ if TYPE_CHECKING:
     from understudy.calibrate.inputs import NamedLoad
     from understudy.cli import Verbs
     from understudy.engines.engine_config import EngineConfig
-    from understudy.engines.timing import Timing
     from understudy.timing.deployment import Deployment
 
 EXAMPLES = """\
@@ -108,14 +108,14 @@ def run(args: argparse.Namespace) -> int:
         raise ConfigError("--threads is for a table of experiments; leave it out for a recorded run")
     if file is not None and file.suffix != RECORD_SUFFIX:
         deployment_flags.reject_flags_set_by_timing_file(args)
-        source = _read_fitted_times(file)
+        source = read_fitted_times(file)
     elif deployment_flags.names_model_and_gpu(args):
-        source = _build_gpu_times(args)
+        source = build_gpu_times(args)
     elif args.timing is None:
         what = "this load" if args.inputs is None else f"{args.inputs}: a recorded run"
         raise ConfigError(f"{what} needs step times; give --model and --gpu, or --timing (a table is a .csv)")
     else:
-        source = _read_named_times(args)
+        source = read_named_times(args)
     return _predict_run(args, source) if loads is None else _predict_loads(args, loads, source)
 
 
@@ -211,71 +211,7 @@ def _predict_table(args: argparse.Namespace) -> int:
     return 2 if errors else 0
 
 
-class _Source(NamedTuple):
-    """Timing model without front-end time, the deployment if it is known, and the front-end time in ms."""
-
-    timing: Timing
-    deployment: Deployment | None
-    front_end_ms: float = 0.0
-
-
-def _read_fitted_times(file: Path) -> _Source:
-    """Read a timing file that `calibrate` wrote."""
-    import msgspec
-
-    from understudy.timing.timing_file import TimingFile
-
-    fitted = TimingFile.read(file)
-    timing = fitted.timing()
-    return _Source(msgspec.structs.replace(timing, front_end_ms=0.0), fitted.deployment, timing.front_end_ms)
-
-
-def _build_gpu_times(args: argparse.Namespace) -> _Source:
-    """Build step times from the model and GPU flags, or read those that --timing names."""
-    from understudy.checks import read_as
-    from understudy.cli.gpu_flags import read_gpu_flags
-    from understudy.tiers.gpu import GpuSettings
-    from understudy.timing.gpu_flags import timing_settings
-
-    gpu, named = timing_settings(args.timing, read_gpu_flags(args))
-    settings = read_as(GpuSettings, {**gpu, "front_end_ms": 0.0}, "gpu")
-    timing: Timing = settings.timing(args.model, args.kv_dtype) if named is None else _build_timing(named)
-    own = read_as(GpuSettings, gpu, "gpu")
-    front_end_ms = own.timing(args.model, args.kv_dtype).front_end_ms if named is None else 0.0
-    has_blocks, has_timing = args.num_gpu_blocks is not None, named is not None
-    deployment_flags.read_gpu(args).reject_unused_settings(
-        timing, has_blocks=has_blocks, has_timing=has_timing
-    )
-    return _Source(timing, settings.deployment(args.model, args.kv_dtype), front_end_ms)
-
-
-def _read_named_times(args: argparse.Namespace) -> _Source:
-    """Read recorded steps or the polynomial that --timing names; they need --num-gpu-blocks."""
-    from understudy.cli.gpu_flags import read_gpu_flags
-    from understudy.errors import ConfigError
-    from understudy.timing.gpu_flags import timing_settings
-
-    _, named = timing_settings(args.timing, read_gpu_flags(args))
-    if flags := deployment_flags.list_given_flags(args, deployment_flags.MODEL_AND_GPU_FLAGS):
-        raise ConfigError(
-            f"{', '.join(flags)}: the number of blocks needs both --model and --gpu; give both, or only "
-            "--num-gpu-blocks"
-        )
-    if args.num_gpu_blocks is None:
-        raise ConfigError(
-            f"--timing {args.timing} does not set the number of KV blocks; give --num-gpu-blocks, or --model and --gpu"
-        )
-    assert named is not None  # timing_settings raises for kinds that need a GPU
-    return _Source(_build_timing(named), None)
-
-
-def _build_timing(setting: dict[str, Any]) -> Timing:
-    from understudy.engines.kinds import read_engine
-
-    return read_engine({"timing": setting}).timing
-
-
-def _predict_loads(args: argparse.Namespace, loads: list[NamedLoad], source: _Source) -> int:
+def _predict_loads(args: argparse.Namespace, loads: list[NamedLoad], source: Source) -> int:
     """Predict the mean times of each load as its client measures them, front-end time included."""
     import sys
 
@@ -355,7 +291,7 @@ def _read_recorded_settings(
     return settings
 
 
-def _predict_run(args: argparse.Namespace, source: _Source) -> int:
+def _predict_run(args: argparse.Namespace, source: Source) -> int:
     """Predict the times of each request of a recorded run or a trace."""
     import sys
 
