@@ -81,9 +81,8 @@ class GroupPool {
   // Call `visit(content, group, end)` for each key of a block.
   template <typename Visit>
   void each_key(SlotId block, Visit visit) const {
-    for (std::uint32_t key = blocks_[block].first_key; key != kNone; key = at(key).next_of_block) {
-      visit(at(key).content, at(key).group, at(key).end);
-    }
+    std::uint32_t own = kNone;
+    for (const std::uint32_t key : keys_of(block, own)) visit(at(key).content, at(key).group, at(key).end);
   }
   std::uint32_t longest_key(SlotId block) const;  // its end; 0: no key
   // A state group has registered or moved a key in this schedule that the block has, for this or another block.
