@@ -52,7 +52,7 @@ ONE = Row([10, 20], arrival_ms=1)
     [
         ({"worker": [0, 0]}, "worker must have 1 entries"),
         ({"prompt_tokens": [1.5]}, "prompt_tokens must contain integers"),
-        ({"status": [4]}, r"status\[0\] must be one of 0 to 3"),
+        ({"status": [5]}, r"status\[0\] must be one of 0 to 4"),
         ({"worker": [1]}, r"worker\[0\] is not a worker"),
         ({"prompt_tokens": [-1]}, r"prompt_tokens\[0\] must not be negative"),
         ({"first_admit_ns": [0]}, r"first_admit_ns\[0\] comes before"),
