@@ -9,7 +9,8 @@ import {Fleet} from "./state.js";
 
 const KEY = "understudy-api-key";  // kept until the tab closes
 const RETRY_MS = 2000;
-const DUE_EVERY = 3;  // events; states and faults are drawn with each
+const MANY = 100;  // workers
+const dueEvery = () => fleet.size > MANY ? 4 : 3;  // events; states and faults are drawn with each
 let fleet = null, events = 0;
 
 const charts = new Charts($("charts"));
@@ -109,7 +110,7 @@ function receive(state) {
     inspect().catch(() => {});
   }
   if (document.hidden) return;  // nothing is drawn that no one sees
-  draw(!state.changed || state.marks || events++ % DUE_EVERY === 0);
+  draw(!state.changed || state.marks || events++ % dueEvery() === 0);
   if (state.changed && cells.chosen >= 0) inspect().catch(() => {});
 }
 
