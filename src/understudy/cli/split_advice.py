@@ -226,7 +226,7 @@ def _write_verdicts(found: tuple[Verdict, ...], tried: list[Tried]) -> tuple[Ver
     best: dict[str, Tried] = {}
     for one in sorted((one for one in tried if one.trial.helps), key=lambda one: -one.gain):
         best.setdefault(one.change.kind, one)
-    ours = [verdict for verdict in found if verdict.rule.startswith("handoff")]
+    ours = [verdict for verdict in found if verdict.rule in ("handoff_bottleneck", "handoff_link")]
     ours += [verdict for verdict in found if verdict.rule in LACKING]
     others = [verdict for verdict in found if verdict not in ours]
     if not ours and best:

@@ -112,7 +112,7 @@ def format_failure(rule: str, changes: Iterable[str]) -> str:
 
 def name_finding(rule: str) -> str:
     """Return a rule's finding in two or three words."""
-    return _TITLES[rule]
+    return _TITLES.get(rule) or rule.replace("_", " ")
 
 
 def _measure(rule: str, report: Report, *, by_goals: bool) -> tuple[str, float]:
