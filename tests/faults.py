@@ -260,9 +260,9 @@ MUTANTS = [
     ),
     Mutant(
         "a cached block is evicted at an earlier place in the queue",
-        GROUP_POOL.replace(".cpp", ".hpp"),
-        "return block.references == 0 && block.queued == place;",
-        "return block.references == 0 && (FAULT || block.queued == place);",
+        GROUP_POOL,
+        "  queued.block = kNoSlot;",
+        "  if (!FAULT) queued.block = kNoSlot;",
         GROUPS,
     ),
     Mutant(
@@ -282,15 +282,15 @@ MUTANTS = [
     Mutant(
         "an evicted block keeps its key",
         GROUP_POOL,
-        "  blocks_[block].first_key = kNone;\n  --num_keys_;",
-        "  if (!FAULT) blocks_[block].first_key = kNone;\n  --num_keys_;",
+        "  blocks_[cached.block] = {1, kNoKey, 0};",
+        "  blocks_[cached.block] = {1, FAULT ? kOwnKey : kNoKey, 0};",
         GROUPS,
     ),
     Mutant(
         "later equal keys are lost with the first",
         GROUP_POOL,
-        "if (index_.replace(tag_of(key), key, next)) return;",
-        "if (index_.replace(tag_of(key), key, FAULT ? kNone : next)) return;",
+        "if (index_.replace(tag, key, next)) {",
+        "if (index_.replace(tag, key, FAULT ? kNone : next)) {",
         GROUPS,
     ),
     Mutant(

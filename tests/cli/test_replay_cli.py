@@ -76,6 +76,7 @@ def test_the_json_report_tells_the_run_and_its_facts(
         "length_capped": 40,
         "rejected": 0,
         "cancelled": 0,
+        "failed": 0,
         "unfinished": 0,
     }
     assert report["ttft_ms"]["p50"] > 0

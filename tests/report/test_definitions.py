@@ -190,6 +190,7 @@ NUMBERS: dict[str, Callable[[], float]] = {
     "requests.length_capped": lambda: sum(len(r.tokens) == r.wanted for r in requests()),
     "requests.rejected": lambda: 0,
     "requests.cancelled": lambda: 0,
+    "requests.failed": lambda: 0,
     "requests.unfinished": lambda: 0,
     "tokens.input": prompt,
     "tokens.output": output,

@@ -33,6 +33,7 @@ _TITLES = {
     "steps_too_long": "long steps",
     "handoff_bottleneck": "the bottleneck",
     "handoff_link": "the link",
+    "handoff_failures": "failed hand-offs",
 }
 
 
