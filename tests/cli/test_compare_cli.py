@@ -196,3 +196,22 @@ def test_tiers_are_told_setting_by_setting(reports: list[Path], tmp_path: Path) 
         paths.append(tmp_path / f"{name}.json")
         paths[-1].write_text(json.dumps(report))
     assert compare(*paths).settings() == [("tiers.tiers.g2.bytes", [1, 2])]
+
+
+def test_kv_groups_are_compared_by_their_settings_and_not_by_their_results(tmp_path: Path) -> None:
+    paths = [tmp_path / name for name in ("one.json", "two.json", "dense.json")]
+    hybrid = "--model gpt-oss-120b --gpu H200"
+    runs = (hybrid, f"{hybrid} --workers 2", "--model Llama-3.1-8B --gpu H200")
+    for path, flags in zip(paths, runs, strict=True):
+        argv = ["replay", str(TRACE), "--quiet", "--no-advice", "--json", str(path), *flags.split()]
+        assert main(argv) == 0
+    assert compare(*paths[:2]).settings() == [("workers", [1, 2])]
+    named = dict(compare(paths[0], paths[2]).settings())
+    groups = {name: values for name, values in named.items() if "group" in name}
+    assert groups == {
+        "engine.kv_cache_groups.0.kind": ["sliding_window", None],
+        "engine.kv_cache_groups.0.block_size": [64, None],
+        "engine.kv_cache_groups.0.window": [128, None],
+        "engine.kv_cache_groups.1.kind": ["full", None],
+        "engine.kv_cache_groups.1.block_size": [64, None],
+    }

@@ -14,6 +14,7 @@ from rich.console import Group
 from rich.table import Table
 from rich.text import Text
 
+from understudy.engines.kv_groups import KvCacheGroup
 from understudy.errors import InvalidArgument
 from understudy.report.conclusion import conclude
 from understudy.report.html.compare_page import compare_page
@@ -56,8 +57,9 @@ COMPARED = (
 
 _NOT_SETTINGS = (
     *("digest", "digests", "wall_time_s", "notes", "unlimited_hit_ratio", "routed_hit_ratio"),
-    *("lateness_ms", "played_s"),
+    *("lateness_ms", "played_s", "decisions", "raw_stream"),
     "router",  # statistics of its choices
+    "kv_groups",  # hits and held blocks; engine.kv_cache_groups has the settings
 )
 _TIMING_PARAMETERS = ("engine.timing.coefficients.", "engine.timing.origin.", "engine.timing.domain.")
 """Parameters of a timing model; `times.from` already names their source."""
@@ -66,6 +68,7 @@ _DEFAULTS = {
     "tiers.offload.": msgspec.to_builtins(OffloadSettings()),
 }
 """Defaults of optional groups of settings; hidden if one run has the group and another has not."""
+_GROUP_DEFAULTS = msgspec.to_builtins(KvCacheGroup(kind="full", block_size=1))
 
 
 _BINARY = {"TiB": 1 << 40, "GiB": 1 << 30, "MiB": 1 << 20}
@@ -232,13 +235,21 @@ def _flatten(facts: dict[str, Any], prefix: str = "") -> dict[str, Any]:
 
 
 def _is_redundant(name: str, values: list[Any]) -> bool:
-    if name.startswith(_TIMING_PARAMETERS):
+    if name.startswith(_TIMING_PARAMETERS) or all(value in (None, []) for value in values):
         return True
     for prefix, defaults in _DEFAULTS.items():
         if name.startswith(prefix):
             default = defaults.get(name.removeprefix(prefix), values)
-            return None in values and all(value in (None, default) for value in values)
+            return _are_defaults(values, default)
+    if "kv_cache_groups." in name:  # such as engine.kv_cache_groups.0.window
+        field = name.rpartition(".")[2]
+        return field not in ("kind", "block_size") and _are_defaults(values, _GROUP_DEFAULTS.get(field))
     return False
+
+
+def _are_defaults(values: list[Any], default: Any) -> bool:
+    """Whether a run lacks the setting and the others have its default."""
+    return None in values and all(value in (None, default) for value in values)
 
 
 def _value(report: dict[str, Any], path: str) -> float:
