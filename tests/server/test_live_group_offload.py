@@ -10,8 +10,12 @@ import pytest
 import understudy as us
 from server.client import Client, serving
 from server.events_scene import Reader, run
+from understudy.cli.fleet import read_fleet
 from understudy.engines.timing import Constant
+from understudy.run.settings import ReplaySettings
+from understudy.server.flags.serving import read_serve
 from understudy.server.fleet.fleet import Fleet, FleetSettings
+from understudy.server.server import Server
 from understudy.server.settings import ServerSettings
 from understudy.tiers.settings import TiersConfig
 
@@ -112,3 +116,16 @@ def test_events_name_a_chunk_of_the_host_by_its_hash_and_group() -> None:
 
     settings = settings_of((WINDOW, FULL), HOST)
     run(test, tiers=settings.pop("tiers"), settings=settings)
+
+
+@pytest.mark.parametrize("dtype", ["auto", "fp8"])
+@pytest.mark.parametrize("model", ["gpt-oss-120b", "Gemma-3-27B"])
+def test_flags_size_the_host_of_a_model_with_groups_as_a_replay_does(model: str, dtype: str) -> None:
+    flags = f"{model} --gpu H200 --kv-cache-dtype {dtype} --kv-offloading-size 8".split()
+    served = read_serve(flags).settings
+    on_gpu = {"model": model, "kv_dtype": dtype, "gpu": {"name": "H200"}, "engine": {"block_size": 16}}
+    host = {"tiers": [{"tier": "g2", "bytes": 8 << 30}], "offload": {"mode": "vllm"}}
+    replayed = ReplaySettings.read(None, on_gpu | host, [])
+    assert served.tiers.kv_bytes_per_token == replayed.tiers.kv_bytes_per_token is not None
+    assert read_fleet([*flags, "--workers", "2"])[0].pools[0][1].tiers == served.tiers
+    Server(served)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
 
@@ -18,6 +18,7 @@ from understudy.timing.gpu_flags import GPU_FLAGS, timing_settings
 
 if TYPE_CHECKING:
     from understudy.engines.engine_config import EngineConfig
+    from understudy.tiers.settings import TiersConfig
 
 ENGINE_FLAGS = {
     **{
@@ -36,7 +37,28 @@ IDLE_WITHOUT = {
 """Flags that have no effect without these engine settings, as in vLLM; the server reports them."""
 
 
-def build_vllm_engine(values: dict[str, Any], max_model_len: int | None, model: str) -> EngineConfig:
+class BuiltEngine(NamedTuple):
+    """An engine, and how its KV cache groups followed from the GPU."""
+
+    engine: EngineConfig
+    without_groups: EngineConfig
+    """The engine before groups were derived from its model."""
+    gpu: GpuSettings | None = None
+    kv_dtype: str | None = None
+
+    def size_tiers(self, tiers: TiersConfig) -> TiersConfig:
+        """Size tiers that name a model for its KV cache groups, if the engine's groups follow from the GPU."""
+        from understudy.run.model_groups import size_group_tiers
+
+        if self.gpu is None:
+            return tiers
+        kv_dtype = tiers.kv_dtype or self.kv_dtype
+        typed = tiers if tiers.model is None else msgspec.structs.replace(tiers, kv_dtype=kv_dtype)
+        sized = size_group_tiers(typed, self.gpu, self.without_groups, self.engine, tiers.model)
+        return tiers if sized is typed else sized
+
+
+def build_vllm_engine(values: dict[str, Any], max_model_len: int | None, model: str) -> BuiltEngine:
     """Build vLLM's engine from the flags. ConfigError names an invalid flag."""
     settings: dict[str, Any] = {"block_size": 16, "max_model_len": max_model_len}
     for name, field in ENGINE_FLAGS.items():
@@ -47,7 +69,7 @@ def build_vllm_engine(values: dict[str, Any], max_model_len: int | None, model: 
 
 def complete_engine(
     settings: dict[str, Any], values: dict[str, Any], model: str, kind: type[EngineConfig]
-) -> EngineConfig:
+) -> BuiltEngine:
     """Build an engine from its settings and the flags that engines of every kind have."""
     from understudy.run.settings import _merge, _parse_assignment, apply_gpus
 
@@ -79,16 +101,17 @@ def complete_engine(
                 **{f"{way}_parallel_size": values.get(f"{way}-parallel-size") for way in ("tensor", "data")},
             },
         )
-        return engine
+        return BuiltEngine(engine, engine)
     there = read_as(GpuSettings, gpu, "gpu")
     # These two are accepted, and reported as unused.
     ours = msgspec.structs.replace(there, gpu_memory_utilization=0.9, front_end_ms=None)
     ours.reject_unused_settings(engine.timing, has_blocks=has_blocks, has_timing=has_timing)
     kv = None if dtype is None else str(dtype)
+    without_groups = engine
     engine = apply_gpus(there, engine, model, kv, has_blocks=has_blocks, has_timing=has_timing)[0]
-    if not isinstance(engine, VllmConfig) or engine.kv_cache_groups:
-        return engine
-    return msgspec.structs.replace(engine, prefix_cache_retention_interval=0, prefix_match_unit=None)
+    if isinstance(engine, VllmConfig) and not engine.kv_cache_groups:
+        engine = msgspec.structs.replace(engine, prefix_cache_retention_interval=0, prefix_match_unit=None)
+    return BuiltEngine(engine, without_groups, there, kv)
 
 
 def _refuse_beside_constants(values: dict[str, Any], *, has_blocks: bool, has_timing: bool) -> None:

@@ -28,7 +28,7 @@ from understudy.timing.gpu_flags import GPU_FLAGS
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from understudy.engines.engine_config import EngineConfig
+    from understudy.server.flags.engine import BuiltEngine
 
 _PLAIN = {
     "max-logprobs": "max_logprobs",
@@ -157,7 +157,7 @@ def names_sglang(arguments: list[str]) -> bool:
 
 
 def settings_of(
-    line: CommandLine, build_engine: Callable[[dict[str, Any], int, str], EngineConfig] | None = None
+    line: CommandLine, build_engine: Callable[[dict[str, Any], int, str], BuiltEngine] | None = None
 ) -> ServerSettings:
     """Build the settings from the flags. ConfigError names an invalid flag.
 
@@ -227,11 +227,12 @@ def settings_of(
     )
     if below is not None:
         given["tiers"] = offload_below(below, given.get("tiers"), given["model"])
-    engine = (  # a plan refuses a length that does not fit
+    built = (  # a plan refuses a length that does not fit
         build_vllm_engine(values, None if length == "auto" else given["max_model_len"], given["model"])
         if build_engine is None
         else build_engine(values, given["max_model_len"], given["model"])
     )
+    engine = built.engine
     if length == "auto":  # as much of the context as the cache has room for
         given["max_model_len"] = fit_model_len(engine, given["max_model_len"])
         engine = msgspec.structs.replace(engine, max_model_len=given["max_model_len"])
@@ -239,6 +240,8 @@ def settings_of(
     given["handoff"] = read_handoff(values, given["model"])
     if (within := given["engine"].tiers).tiers:
         given["tiers"] = offload_below(within.describe(), given.get("tiers"), given["model"])
+    if "tiers" in given:
+        given["tiers"] = built.size_tiers(given["tiers"])
     if values.get("tiers") is not None:
         check_tiers(given["tiers"], values["tiers"], given["engine"].block_size)
     for field in ("shutdown_timeout_s", "startup_duration_s", "clock_speed", "sse_keep_alive_interval_s"):

@@ -18,6 +18,7 @@ from understudy.timing.contexts import known_context
 
 if TYPE_CHECKING:
     from understudy.engines.engine_config import EngineConfig
+    from understudy.server.flags.engine import BuiltEngine
     from understudy.server.settings import ServerSettings
     from understudy.tiers.settings import TiersConfig
 
@@ -76,18 +77,18 @@ def read_sglang_serve(arguments: list[str], *, more: tuple[Flag, ...] = ()) -> S
             raise ConfigError(f"--{name}: {why}; leave it out")
     values = _translate(given, listens=not more)
     tiers = values.pop("tiers", None)
-    built: list[EngineConfig] = []
+    engines: list[EngineConfig] = []
 
-    def build(values: dict[str, Any], max_model_len: int, model: str) -> EngineConfig:
+    def build(values: dict[str, Any], max_model_len: int, model: str) -> BuiltEngine:
         settings: dict[str, Any] = {"context_length": max_model_len}
         for name in _ENGINE:
             if given.get(name) is not None and name != "context-length":
                 settings[name.replace("-", "_")] = given[name]
         if "max_total_tokens" in settings:
             settings["max_total_tokens"] = _read_count("max-total-tokens", settings["max_total_tokens"])
-        engine = complete_engine(settings, values, model, SglangConfig)
-        built.append(engine)
-        return engine
+        built = complete_engine(settings, values, model, SglangConfig)
+        engines.append(built.engine)
+        return built
 
     words = line.words or ([str(values["model"])] if values.get("model") else [])
     context = given.get("context-length")
@@ -98,7 +99,7 @@ def read_sglang_serve(arguments: list[str], *, more: tuple[Flag, ...] = ()) -> S
     server = settings_of(CommandLine(values, line.words), build)
     if given.get("incremental-streaming-output"):
         server = msgspec.structs.replace(server, incremental_streaming_output=True)
-    server = _with_tiers(server, built[0], given, None if tiers is None else read_tiers(tiers))
+    server = _with_tiers(server, engines[0], given, None if tiers is None else read_tiers(tiers))
     used = {
         *_SAME,
         *_RENAMED,
