@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import inspect
 import sys
 import traceback
 from pathlib import Path
@@ -36,15 +37,30 @@ def load_class(field: str, place: str, methods: Sequence[str]) -> Any:
     sys.modules.setdefault(spec.name, module)  # dataclasses and pickle look up the module
     try:
         spec.loader.exec_module(module)
-    except Exception as error:  # the user's code
+    except (Exception, SystemExit) as error:  # the user's code
         raise describe_user_failure(field, place, error) from error
     made = getattr(module, name, None)
     if made is None or not all(callable(getattr(made, method.partition("(")[0], None)) for method in methods):
         raise ConfigError(f"{field} {place}: {file} has no class {name} with {', '.join(methods)}")
+    for method in methods:
+        _check_parameters(f"{field} {place}", made, method)
     return made
 
 
-def describe_user_failure(field: str, place: str, error: Exception) -> ConfigError:
+def _check_parameters(what: str, made: Any, method: str) -> None:
+    """Raise ConfigError unless a method can be called with the parameters that its description names."""
+    name, _, rest = method.partition("(")
+    parameters = [word for word in rest.rstrip(")").split(", ") if word]
+    is_bound = isinstance(inspect.getattr_static(made, name), staticmethod | classmethod)
+    try:
+        inspect.signature(getattr(made, name)).bind(*([] if is_bound else [None]), *parameters)
+    except TypeError as error:
+        raise ConfigError(f"{what}: {name} must take ({', '.join(parameters)}): {error}") from None
+    except ValueError:  # not written in Python
+        return
+
+
+def describe_user_failure(field: str, place: str, error: BaseException) -> ConfigError:
     """Return a ConfigError with file and line of an error in a user's file."""
     return ConfigError(f"{field} {place}: {locate_user_failure(error) or format_in_one_line(error)}")
 

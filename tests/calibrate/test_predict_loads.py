@@ -53,10 +53,14 @@ def test_lengths_and_a_concurrency_need_no_file(capsys: pytest.CaptureFixture[st
             "--least-length must be above 0",
         ),
         (["--osl", "9", "--concurrency", "1"], "--isl is missing; give it"),
+        (
+            ["--isl", "9", "--osl", "9", "--concurrency", "1", "--trace-block-size", "64"],
+            "--trace-block-size is for a trace; name the file",
+        ),
         (["--isl", "0", "--osl", "9", "--concurrency", "1"], "--isl must be at least 1"),
         (["{run}", "--isl", "9"], "--isl describes a load, and INPUTS is one; leave out one of them"),
         (["{run}", "--num-prompts", "9"], "--num-prompts describes a load, and INPUTS is one"),
-        (["{run}", "--concurrency", "9"], "--concurrency: the recorded run has arrival times; leave it out"),
+        (["{run}", "--concurrency", "9"], "--concurrency: INPUTS describes its own load; leave it out"),
     ],
 )
 def test_loads_that_are_missing_or_given_twice_are_refused(

@@ -214,8 +214,22 @@ def test_after_the_limit_no_replay_is_started(tmp_path: Path) -> None:
     given = Disaggregation(prefill_workers=1, decode_workers=3)
     advice = advise_on_split(replay_with(given), given, replay_with, limit_s=0.0)
     assert advice is not None
-    assert len(advice.trials) == 1
-    assert advice.untried == 5
+    assert not advice.trials
+    assert advice.untried == 6
+
+
+def test_changes_that_a_users_router_cannot_serve_are_no_remedies(tmp_path: Path) -> None:
+    given = Disaggregation(prefill_workers=1, decode_workers=3)
+    replay_given = replayer(make(tmp_path, LONG, output=2, gap_ms=30.0), 4)
+
+    def replay_with(split: Disaggregation | None) -> Report:
+        if split is None or (split.prefill_workers, split.decode_workers) != (1, 3):
+            raise ValueError("the router has a place for each of its workers")
+        return replay_given(split)
+
+    advice = advise_on_split(replay_given(given), given, replay_with, limit_s=1e9)
+    assert advice is not None
+    assert all("--prefill-workers" not in trial.change for trial in advice.trials)
 
 
 @pytest.mark.parametrize("settings", [{}, {"rule": "uncached:100"}])

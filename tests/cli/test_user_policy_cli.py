@@ -85,9 +85,14 @@ def test_a_settings_file_names_the_policies_of_pools_and_tiers(
         (
             MRU,
             "Mine",
-            "--eviction-policy {file}:Mine: {file} has no class Mine with on_freed, on_taken, select",
+            "--eviction-policy {file}:Mine: {file} has no class Mine with on_freed(blocks, lineage_hashes), "
+            "on_taken(blocks), select(count)",
         ),
-        ("class Mine: pass", "Mine", "{file} has no class Mine with on_freed, on_taken, select"),
+        (
+            "class Mine: pass",
+            "Mine",
+            "{file} has no class Mine with on_freed(blocks, lineage_hashes), on_taken(blocks), select(count)",
+        ),
         ("import nothing_here", "Mine", "{file}:1: <module>: ModuleNotFoundError"),
         (
             MRU.replace("self.order = {}", "raise ValueError('no')"),
@@ -147,3 +152,21 @@ def test_a_policy_file_is_not_overwritten(tmp_path: Path, capsys: pytest.Capture
     assert main(["replay", str(TRACE), *FLAGS, *flags]) == 2
     assert "--json" in capsys.readouterr().err
     assert file.read_text() == MRU
+
+
+def test_a_file_that_exits_is_an_error_that_names_it(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "leaves.py"
+    file.write_text("import sys\nsys.exit(3)\n")
+    assert main(["replay", str(TRACE), *FLAGS, "--eviction-policy", f"{file}:Mru"]) == 2
+    assert f"{file}:2: <module>: SystemExit: 3" in capsys.readouterr().err
+
+
+def test_a_method_with_other_parameters_is_refused_by_its_name(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "mine.py"
+    file.write_text(MRU.replace("on_freed(self, blocks, lineage_hashes)", "on_freed(self)"))
+    assert main(["replay", str(TRACE), *FLAGS, "--eviction-policy", f"{file}:Mru"]) == 2
+    assert f"{file}:Mru: on_freed must take (blocks, lineage_hashes)" in capsys.readouterr().err

@@ -282,3 +282,24 @@ def test_verdicts_name_the_side_that_waits(tmp_path: Any) -> None:
     found = Report.build(crowded.timeline, crowded.facts).verdicts
     assert any(verdict.finding.startswith("Prefill workers are the bottleneck") for verdict in found)
     assert not any(verdict.rule == "hot_worker" for verdict in found)
+
+
+def test_a_file_of_the_user_routes_decode_workers(tmp_path: Any) -> None:
+    file = tmp_path / "last.py"
+    file.write_text("class Last:\n    def choose(self, request, view):\n        return int(view.ready[-1])\n")
+    workload = make_workload(tmp_path, 1, gap_ms=20.0)
+    found = run(workload, decode_workers=3, decode_routing=f"{file}:Last")
+    assert len(set(found.timeline.worker.tolist())) == 1
+
+
+@pytest.mark.parametrize(
+    ("routing", "message"),
+    [
+        ("nearest", "decode_routing must be one of round_robin"),
+        ({"event_delay_ms": 5}, "decode_routing must be a name"),
+        ("nowhere.py:Router", "decode_routing nowhere.py:Router: there is no file"),
+    ],
+)
+def test_a_wrong_decode_routing_is_refused_by_its_name(tmp_path: Any, routing: Any, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        run(make_workload(tmp_path, 1, gap_ms=20.0), decode_routing=routing)

@@ -11,6 +11,7 @@ from replay.building import ONE_MS, crowd
 from understudy.engines.kv_groups import KvCacheGroup
 from understudy.engines.vllm_config import VllmConfig
 from understudy.errors import ConfigError
+from understudy.router import FleetView, Router, RouteRequest
 from understudy.run.offline import OfflineRun, run_offline
 from understudy.run.settings import ReplaySettings
 from understudy.tiers.gpu import GpuSettings
@@ -116,3 +117,18 @@ def test_a_block_of_a_model_has_the_bytes_of_the_pool_that_its_groups_share() ->
     assert plan is not None
     groups = GpuSettings(name="H200").groups("gpt-oss-120b", None, max_model_len=131072, block_size=16)
     assert plan.block_bytes == groups.bytes_per_block
+
+
+class First(Router):
+    """Sends every request to the first worker."""
+
+    def choose(self, request: RouteRequest, view: FleetView) -> int:
+        assert request.prompt_tokens > 0
+        return int(view.ready[0])
+
+
+def test_a_users_router_works_next_to_groups_and_tiers_whose_choices_are_not_recorded() -> None:
+    run = replay(engine(WINDOW, FULL), below(), routing=First())
+    assert set(run.timeline.worker.tolist()) == {0}
+    with pytest.raises(ConfigError, match="--decisions"):
+        replay(engine(WINDOW, FULL), below(), routing="least_loaded", keep_candidates=True)

@@ -45,7 +45,9 @@ def add_disaggregation_flags(verb: argparse.ArgumentParser) -> None:
         help="which worker is chosen first (default: prefill_first; rules that read a cache choose decode first)",
     )
     group.add_argument(
-        "--decode-routing", metavar="NAME", help="routing of decode workers (default: least_loaded)"
+        "--decode-routing",
+        metavar="NAME|FILE.py:CLASS",
+        help="routing of decode workers (default: least_loaded)",
     )
     group.add_argument(
         "--kv-link-gbps",

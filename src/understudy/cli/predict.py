@@ -105,7 +105,7 @@ def run(args: argparse.Namespace) -> int:
         _reject_flags_for_table(args)
         return _predict_table(args)
     if args.threads is not None:
-        raise ConfigError("--threads is for a table of experiments; leave it out for a recorded run")
+        raise ConfigError("--threads is for a table of experiments; leave it out for any other load")
     if file is not None and file.suffix != RECORD_SUFFIX:
         deployment_flags.reject_flags_set_by_timing_file(args)
         source = read_fitted_times(file)
@@ -140,7 +140,7 @@ def _read_loads(args: argparse.Namespace) -> list[NamedLoad] | None:
                 )
             return None
         if args.concurrency is not None:
-            raise ConfigError("--concurrency: the recorded run has arrival times; leave it out")
+            raise ConfigError("--concurrency: INPUTS describes its own load; leave it out")
         if is_benchmark(args.inputs):
             return read_loads(args.inputs, least_length=least)
         if least is not None:
@@ -151,8 +151,9 @@ def _read_loads(args: argparse.Namespace) -> list[NamedLoad] | None:
     for name in ("isl", "osl", "concurrency"):
         if getattr(args, name) is None:
             raise ConfigError(f"--{name} is missing; give it, or a file")
-    if args.format is not None:
-        raise ConfigError("--format is for a trace; name the file")
+    for flag, value in (("--format", args.format), ("--trace-block-size", args.trace_block_size)):
+        if value is not None:
+            raise ConfigError(f"{flag} is for a trace; name the file")
     return [build_closed_loop(args.isl, args.osl, args.concurrency, args.num_prompts, least or 1.0)]
 
 

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from msgspec import structs
 
-from understudy.errors import ConfigError
 from understudy.report.advice import LIMIT_S, Advice, describe_oversized, is_enough, lacks_capacity
 from understudy.report.handoff_verdicts import busiest_link, name_flag
 from understudy.report.remedies import ENOUGH, may_be_oversized
@@ -93,8 +92,8 @@ def advise_on_split(
 ) -> Advice | None:
     """Replay changes of a split; return verdicts with those that help, the best first.
 
-    None if the numbers of workers are not given. After `limit_s` seconds no other replay is started. If a split helps,
-    the next one in its direction is replayed too.
+    None if the numbers of workers are not given. No replay begins that would take the sum past `limit_s` seconds. If a
+    split helps, the next one in its direction is replayed too.
     """
     if given.prefill_workers is None or given.decode_workers is None:
         return None
@@ -103,14 +102,25 @@ def advise_on_split(
     changes = list(_list_changes(report, given, found))
     tried: list[Tried] = []
     untried = 0
+    expected_s = report.run.wall_time_s or 0.0
+
+    def try_change(change: Change) -> Report | None:
+        """Replay a change; None if it contradicts other settings, or a user's class fails with it."""
+        nonlocal expected_s
+        before = time.perf_counter()
+        try:
+            return replay_with(change.settings)
+        except Exception:  # no remedy for this run, whose report is complete
+            return None
+        finally:
+            expected_s = max(expected_s, time.perf_counter() - before)
+
     while changes:
         change = changes.pop(0)
-        if tried and time.perf_counter() - started > limit_s:
+        if time.perf_counter() - started + expected_s > limit_s:
             untried += 1
             continue
-        try:
-            other = replay_with(change.settings)
-        except ConfigError:  # the change contradicts other settings, so it is no remedy for this run
+        if (other := try_change(change)) is None:
             continue
         tried.append(_compare(change, report, other))
         is_best = all(tried[-1].gain > one.gain for one in tried[:-1] if one.change.kind == "split")
@@ -118,9 +128,10 @@ def advise_on_split(
             changes[:0] = _go_further(change, given)
     verdicts, trials = list(_write_verdicts(found, tried)), [one.trial for one in tried]
     smaller = _list_smaller(report, given) if not lacks_capacity(found) else []
-    while smaller and time.perf_counter() - started <= limit_s:
+    while smaller and time.perf_counter() - started + expected_s <= limit_s:
         change = smaller.pop(0)
-        other = replay_with(change.settings)
+        if (other := try_change(change)) is None:
+            continue
         trial = replace(compare(change.flag, "oversized", report, other), helps=is_enough(report, other))
         trials.append(trial)
         if trial.helps:

@@ -51,7 +51,9 @@ class PolicyFile:
     def __init__(self, field: str, place: str) -> None:
         self.place = self.__qualname__ = place
         self._field = field
-        self._policy = load_class(field, place, ("on_freed", "on_taken", "select"))
+        self._policy = load_class(
+            field, place, ("on_freed(blocks, lineage_hashes)", "on_taken(blocks)", "select(count)")
+        )
 
     def __call__(self) -> EvictionPolicy:
         """Create a policy for one pool of blocks."""

@@ -71,8 +71,8 @@ class ReportTable:
             yield Padding(text, (0, 1), expand=False)
         if none := describe_no_verdict(self.report):
             yield Padding(Text.assemble(("✓ ", "bold green"), none), (0, 1), expand=False)
-        if self.report.advice is not None and self.report.advice.trials:
-            yield Padding(Text.assemble(("Advice  ", "dim"), str(self.report.advice)), (0, 1), expand=False)
+        if (advice := self.report.advice) is not None and (advice.trials or advice.untried):
+            yield Padding(Text.assemble(("Advice  ", "dim"), str(advice)), (0, 1), expand=False)
         if routed := format_routing(self.report.run.router):
             yield Padding(Text.assemble(("Routing  ", "dim"), routed), (0, 1), expand=False)
         for note in self.report.run.notes:

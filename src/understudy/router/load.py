@@ -11,13 +11,13 @@ if TYPE_CHECKING:
     from understudy.router.router import Router
 
 
-def load_router(place: str) -> Router:
+def load_router(place: str, field: str = "--routing") -> Router:
     """Create a router of the class in the file. ConfigError when the file or class is not usable."""
-    made = load_class("--routing", place, ("choose(request, view)",))
+    made = load_class(field, place, ("choose(request, view)",))
     try:
         router: Router = made()
     except ConfigError:
         raise
     except Exception as error:  # the user's code
-        raise describe_user_failure("--routing", place, error) from error
+        raise describe_user_failure(field, place, error) from error
     return router

@@ -13,8 +13,10 @@ from understudy._core import HandOffLinks, VllmTransfer, uncached_rule, user_dec
 from understudy.checks import whole_number
 from understudy.errors import ConfigError
 from understudy.router.kv import KvRouting
+from understudy.router.load import load_router
 from understudy.run.pools import WorkerPool
 from understudy.tiers.model_shape import ModelShape
+from understudy.user_code import names_file_and_class
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -26,6 +28,8 @@ if TYPE_CHECKING:
     from understudy.router import Router
     from understudy.tiers.settings import TiersConfig
 
+ROUTINGS = ("round_robin", "random", "least_loaded", "power_of_two", "session_affinity")
+"""Names of the decode workers' routing, besides `kv`."""
 RULES = "always, uncached:TOKENS, ratio:SHARE, llm-d:TOKENS or isl_bounding"
 _RULE = re.compile(r"(always|isl_bounding)|(uncached|llm-d):(\d+)|ratio:(0?\.\d+|[01](?:\.0*)?)")
 MAX_RULE_TOKENS = 1 << 30
@@ -117,7 +121,10 @@ class Disaggregation(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     def make_pools(self, engine: EngineConfig, tiers: TiersConfig | None) -> tuple[WorkerPool, ...]:
         """Return the two pools of equal engines and tiers. ConfigError: their numbers are not given."""
         if self.prefill_workers is None or self.decode_workers is None:
-            raise ConfigError("prefill_workers: give prefill_workers and decode_workers, or pools with roles")
+            raise ConfigError(
+                "prefill_workers: give prefill_workers and decode_workers (--prefill-workers, --decode-workers), or "
+                "pools with roles"
+            )
         return (
             WorkerPool(
                 name="prefill", role="prefill", workers=self.prefill_workers, engine=engine, tiers=tiers
@@ -160,6 +167,22 @@ class Disaggregation(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
             lease_s=self.lease_s,
         )
 
+    def _build_decode_router(self, seed: int) -> str | Router | NativeRouter:
+        """Return the router of decode workers, made anew. ConfigError names a wrong one."""
+        routing = KvRouting() if self.decode_routing == "kv" else self.decode_routing
+        if isinstance(routing, KvRouting):
+            return routing.build(seed)
+        if isinstance(routing, str) and names_file_and_class(routing):
+            return load_router(routing, "decode_routing")
+        if isinstance(routing, str) and routing not in ROUTINGS:
+            raise ConfigError(
+                f"decode_routing must be one of {', '.join(ROUTINGS)}, kv or FILE.py:CLASS, got {routing!r}"
+            )
+        if not isinstance(routing, str) and not callable(getattr(routing, "choose", None)):
+            raise ConfigError(f"decode_routing must be a name, FILE.py:CLASS or a Router, got {routing!r}")
+        router: str | Router = routing
+        return router
+
     def native(self, block_size: int, seed: int) -> CoreDisaggregation:
         """Build the core's settings. ConfigError: a limited link without the KV bytes per token."""
         if self.kv_bytes_per_token is None and math.isfinite(min(self.link_gbps, self.backend_gbps)):
@@ -167,15 +190,8 @@ class Disaggregation(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
                 "kv_bytes_per_token: a link with a limit needs it; give kv_bytes_per_token (--kv-bytes-per-token), or "
                 "a model (--model)"
             )
-        routing: str | Router | NativeRouter = (
-            KvRouting().build(seed)
-            if self.decode_routing == "kv"
-            else self.decode_routing.build(seed)
-            if isinstance(self.decode_routing, KvRouting)
-            else self.decode_routing
-        )
         return CoreDisaggregation(
-            decode_routing=routing,
+            decode_routing=self._build_decode_router(seed),
             seed=seed,
             decider=self.decider(),
             decode_first=self.order == "decode_first",

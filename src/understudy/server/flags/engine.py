@@ -15,6 +15,7 @@ from understudy.server.live_config import LATENCIES
 from understudy.tiers.gpu import GpuSettings
 from understudy.timing.fitted_for import check_fitted_for
 from understudy.timing.gpu_flags import GPU_FLAGS, timing_settings
+from understudy.user_code import names_file_and_class
 
 if TYPE_CHECKING:
     from understudy.engines.engine_config import EngineConfig
@@ -80,6 +81,11 @@ def complete_engine(
         settings["timing"] = timing
     for assignment in values.get("set") or ():
         settings = _merge(settings, _parse_assignment(assignment))
+    policy = settings.get("eviction_policy")
+    if isinstance(policy, str) and names_file_and_class(policy):
+        raise ConfigError(
+            f"eviction_policy {policy}: a live engine does not run a user's policy; replay it, or leave it out"
+        )
     has_blocks = "num_gpu_blocks" in settings or "max_total_tokens" in settings
     has_timing = "timing" in settings or "planner_profile_data" in settings
     _refuse_beside_constants(values, has_blocks=has_blocks, has_timing=has_timing)
