@@ -166,7 +166,7 @@ def test_findings_that_share_remedies_name_those_and_no_failure(tmp_path: Path) 
     assert "1P+3D → 2P+2D: attainment " in by_rule["handoff_bottleneck"]
     for rule, remedy in by_rule.items():
         assert "(replayed)" in remedy or "help with it too" in remedy, rule
-        assert "No remedy" not in remedy
+        assert "No replayed change" not in remedy
     shared = "The remedies for the bottleneck, the link and the overload help with it too."
     assert by_rule["goal_missed"] == shared
 
@@ -187,7 +187,7 @@ def test_a_verdict_whose_remedies_all_fail_is_named_with_what_was_replayed(tmp_p
     assert advice is not None
     first = advice.verdicts[0]
     assert first.remedy.startswith(
-        "No remedy for the bottleneck helps; replayed: --disaggregation uncached:2048 or "
+        "No replayed change lowers mean E2E by 5 % or more: --disaggregation uncached:2048 or "
     )
 
 

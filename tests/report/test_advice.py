@@ -20,7 +20,7 @@ from understudy.errors import ConfigError
 from understudy.report import Report, Slo
 from understudy.report.advice import advise
 from understudy.report.remedies import Setup, list_changes
-from understudy.report.trial import compare, name_finding
+from understudy.report.trial import Trial, compare, format_failure, name_finding
 from understudy.report.verdicts import HANDOFF_RULES, RULES
 from understudy.workload import ClosedLoop, Normal, OpenLoop, Poisson, SharedRatio
 
@@ -204,7 +204,7 @@ def test_a_remedy_that_gains_its_measure_and_loses_the_goals_does_not_help() -> 
     assert not trial.helps
 
 
-def test_only_a_finding_whose_remedies_all_fail_says_so_and_names_itself() -> None:
+def test_only_a_finding_whose_remedies_all_fail_says_so_and_names_its_measure() -> None:
     bench = Bench(OVERLOAD, 2, slo=Slo(ttft_ms=500))
 
     def change_nothing(changes: dict[str, Any]) -> Report:
@@ -213,10 +213,77 @@ def test_only_a_finding_whose_remedies_all_fail_says_so_and_names_itself() -> No
 
     bench.replay = change_nothing  # type: ignore[method-assign]
     remedy = bench.advise().verdicts[0].remedy
-    assert remedy.startswith("No remedy for the ")
-    assert "helps; replayed: --workers 4 or 8, " in remedy
+    assert remedy.startswith("No replayed change raises attainment by 1 point or more: --workers 4 or 8, ")
     helped = Bench(OVERLOAD, 2, slo=Slo(ttft_ms=500)).advise().verdicts[0].remedy
-    assert "No remedy" not in helped
+    assert "No replayed change" not in helped
+
+
+def test_a_failure_leaves_out_changes_that_help_with_another_finding() -> None:
+    bench = Bench(conversations(60), 2, VllmConfig(num_gpu_blocks=100), slo=Slo(ttft_ms=100))
+    replay, same = bench.replay, bench.report.prefix_hit_ratio
+
+    def raise_attainment_only(changes: dict[str, Any]) -> Report:
+        return replace(replay(changes), prefix_hit_ratio=same)
+
+    bench.replay = raise_attainment_only  # type: ignore[method-assign]
+    found = bench.advise()
+    assert found.advice is not None
+    [remedy] = (one.remedy for one in found.verdicts if one.rule == "cache_too_small")
+    helpful = {one.change for one in found.advice.trials if one.helps}
+    assert "--num-gpu-blocks 200" in helpful
+    assert remedy == "No replayed change raises prefix hits by 1 point or more: --routing kv."
+
+
+def test_a_failure_names_a_gain_that_losses_outweigh() -> None:
+    gained = [
+        Trial("--routing kv", "prefix hits", 0.1, 0.2, helps=False),
+        Trial("without pool b", "prefix hits", 0.1, 0.1, helps=False),
+    ]
+    assert format_failure(gained) == (
+        "No replayed change raises prefix hits by 1 point or more without losses elsewhere: --routing kv, "
+        "without pool b."
+    )
+    balance = [Trial("--routing kv", "busiest worker", 2.0, 2.0, helps=False)]
+    assert format_failure(balance).startswith(
+        "No replayed change lowers the load of the busiest worker by 1 % or more: "
+    )
+
+
+@pytest.mark.parametrize(
+    ("flags", "size"),
+    [
+        # 4 × 32 blocks of 64 tokens of 128 KiB
+        ("--model Llama-3.1-8B --gpu H100 --num-gpu-blocks 32", "1GiB"),
+        ("--model Llama-3.1-8B --gpu H100 --block-size 16 --num-gpu-blocks 96", "768MiB"),
+        ("--engine sglang --model Llama-3.1-8B --gpu H100 --page-size 64 --max-total-tokens 2048", "1GiB"),
+        ("--num-gpu-blocks 32", None),  # KV bytes per token are not known
+        ("--model Llama-3.1-8B --gpu H100 --g2 64 --num-gpu-blocks 32", None),
+    ],
+)
+def test_host_memory_is_tried_for_a_small_cache_where_the_run_allows_it(
+    tmp_path: Path, flags: str, size: str | None
+) -> None:
+    trace, saved = tmp_path / "t.jsonl", tmp_path / "r.json"
+    lines = [
+        {
+            "timestamp": 1000 * i,
+            "input_length": 1024,
+            "output_length": 4,
+            "hash_ids": [2 * (i % 5), 2 * (i % 5) + 1],
+        }
+        for i in range(64)
+    ]
+    trace.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    assert main(["replay", str(trace), "--quiet", *flags.split(), "--json", str(saved)]) == 0
+    content = json.loads(saved.read_text())
+    if "--g2" not in flags:
+        assert "cache_too_small" in [one["rule"] for one in content["verdicts"]]
+    tried = {one["change"]: one for one in content.get("advice", {"trials": ()})["trials"]}
+    hosts = [change for change in tried if "--g2" in change]
+    assert hosts == ([] if size is None else [f"--g2-bytes {size}"])
+    if size is not None:
+        assert tried[hosts[0]]["helps"]
+        assert tried[hosts[0]]["after"] > 0.8
 
 
 def test_every_rule_with_remedies_has_a_short_name() -> None:

@@ -265,7 +265,9 @@ def _write_remedies(verdict: Verdict, own: dict[str, list[Tried]], tried: list[T
     if helpful := [name_finding(rule) for rule, remedies in own.items() if remedies]:
         names = " and ".join(filter(None, (", ".join(helpful[:-1]), helpful[-1])))
         return replace(verdict, remedy=f"The remedies for {names} help with it too.")
-    return replace(verdict, remedy=format_failure(verdict.rule, [one.change.flag for one in tried]))
+    trials = [one.trial for one in tried]
+    least = ATTAINMENT_GAIN if trials[0].measure == "attainment" else GAIN
+    return replace(verdict, remedy=format_failure(trials, least))
 
 
 def _count_workers(given: Disaggregation) -> int:

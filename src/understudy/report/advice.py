@@ -73,14 +73,27 @@ def advise(
                     many.remove(change)
             continue
         expected_s = max(expected_s, time.perf_counter() - before)
-    trials: dict[tuple[str, str], Trial] = {}
-    verdicts = []
-    for verdict in found:
-        own = [change.flag for change in by_rule[verdict.rule]]
-        tried = {flag: reports[flag] for flag in own if flag in reports}
-        advised, compared = _advise_on(verdict, report, tried, missing=len(own) - len(tried))
-        trials |= {(one.change, one.measure): one for one in compared}
-        verdicts.append(advised)
+    compared = {
+        rule: [
+            compare(change.flag, rule, report, reports[change.flag])
+            for change in many
+            if change.flag in reports
+        ]
+        for rule, many in by_rule.items()
+    }
+    trials = {(one.change, one.measure): one for many in compared.values() for one in many}
+    helpful = {one.change for many in compared.values() for one in many if one.helps}
+    verdicts = [
+        _advise_on(
+            verdict,
+            report,
+            compared[verdict.rule],
+            reports,
+            helpful,
+            missing=len(by_rule[verdict.rule]) - len(compared[verdict.rule]),
+        )
+        for verdict in found
+    ]
     for change in fewer:
         if (one := reports.get(change.flag)) is None:
             continue
@@ -102,19 +115,26 @@ def lacks_capacity(found: Iterable[Verdict]) -> bool:
 
 
 def _advise_on(
-    verdict: Verdict, report: Report, tried: dict[str, Report], missing: int
-) -> tuple[Verdict, list[Trial]]:
-    """Return the verdict with the remedies that help, the best first, and all trials; as it is without replays."""
-    trials = [compare(flag, verdict.rule, report, other) for flag, other in tried.items()]
+    verdict: Verdict,
+    report: Report,
+    trials: list[Trial],
+    reports: dict[str, Report],
+    helpful: set[str],
+    missing: int,
+) -> Verdict:
+    """Return the verdict with the remedies that help, the best first; as it is without replays.
+
+    If none helps, changes that help with another verdict (`helpful`) are named only if there is no other.
+    """
     if not trials:
-        return verdict, trials
-    helpful = sorted((one for one in trials if one.helps), key=lambda one: one.gain, reverse=True)
+        return verdict
+    best = sorted((one for one in trials if one.helps), key=lambda one: one.gain, reverse=True)
     parts = [
-        format_remedy(one, compare_attainment(one.change, report, tried[one.change])) for one in helpful
-    ] or [format_failure(verdict.rule, tried)]
+        format_remedy(one, compare_attainment(one.change, report, reports[one.change])) for one in best
+    ] or [format_failure([one for one in trials if one.change not in helpful] or trials)]
     if missing:
         parts.append(f"{missing} {'was' if missing == 1 else 'were'} not replayed.")
-    return replace(verdict, remedy=" ".join(parts)), trials
+    return replace(verdict, remedy=" ".join(parts))
 
 
 def is_enough(report: Report, smaller: Report) -> bool:

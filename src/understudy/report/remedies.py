@@ -20,6 +20,13 @@ ENOUGH = 0.99
 """SLO attainment with which a fleet may be oversized."""
 
 
+class Change(NamedTuple):
+    """A changed setting: how a reader gives it, and the settings to replay."""
+
+    flag: str
+    settings: dict[str, Any]
+
+
 class Setup(NamedTuple):
     """Settings of the run that a remedy may change."""
 
@@ -33,13 +40,8 @@ class Setup(NamedTuple):
     has_sessions: bool
     pools: tuple[WorkerPool, ...] = ()
     """Pools instead of equal workers."""
-
-
-class Change(NamedTuple):
-    """A changed setting: how a reader gives it, and the settings to replay."""
-
-    flag: str
-    settings: dict[str, Any]
+    host: Change | None = None
+    """Host memory to add; None if the run has tiers or would refuse them."""
 
 
 def list_changes(rule: str, report: Report, setup: Setup) -> Iterator[Change]:
@@ -47,6 +49,8 @@ def list_changes(rule: str, report: Report, setup: Setup) -> Iterator[Change]:
     is_late = rule in ("overloaded", "goal_missed")
     if rule in ("cache_too_small", "scattered_prefixes", "hot_worker"):
         yield from _list_routings(rule, setup)
+    if rule == "cache_too_small" and setup.host is not None:
+        yield setup.host
     for part in _list_parts(setup):
         yield from part.list_changes(
             rule, blocks_run_out=setup.can_add_blocks and report.kv.usage_max >= 0.95

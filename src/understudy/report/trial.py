@@ -11,7 +11,7 @@ from understudy.report.text import quantity
 from understudy.report.verdicts import compute_balance, compute_late_gaps
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Sequence
 
     from understudy.report.report import Report
 
@@ -100,15 +100,21 @@ def format_remedy(trial: Trial, attainment: Trial | None) -> str:
     return f"{trial}{more} (replayed)."
 
 
-def format_failure(rule: str, changes: Iterable[str]) -> str:
-    """Return a sentence that names a rule's finding and the changes that did not help with it."""
+def format_failure(trials: Sequence[Trial], least: float = _MIN_GAIN) -> str:
+    """Return a sentence that names the measure of trials and the changes that did not gain `least` in it."""
     values: dict[str, list[str]] = {}  # of each flag
-    for change in changes:
-        flag, _, value = change.partition(" ")
+    for trial in trials:
+        flag, _, value = trial.change.partition(" ")
         is_one = flag.startswith("--") and " " not in value
-        values.setdefault(flag if is_one else change, []).extend([value] * is_one)
+        values.setdefault(flag if is_one else trial.change, []).extend([value] * is_one)
     replayed = (f"{flag} {' or '.join(many)}".rstrip() for flag, many in values.items())
-    return f"No remedy for {name_finding(rule)} helps; replayed: {', '.join(replayed)}."
+    measure = trials[0].measure
+    aim = f"{'raises' if measure in _MORE_IS_BETTER else 'lowers'} {measure}"
+    if measure == BUSIEST:
+        aim = "lowers the load of the busiest worker"
+    amount = f"{100 * least:g} {'point' if measure in _SHARES else '%'}"
+    losses = " without losses elsewhere" if any(trial.gain >= least for trial in trials) else ""
+    return f"No replayed change {aim} by {amount} or more{losses}: {', '.join(replayed)}."
 
 
 def name_finding(rule: str) -> str:
