@@ -17,6 +17,8 @@ from understudy.server.proxy.workers import WorkerAddress
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from understudy._core import FleetView, RouteRequest
+
 
 def test_prompts_go_to_where_their_blocks_are() -> None:
     async def test(told: Scene) -> None:
@@ -131,6 +133,26 @@ def test_without_a_replay_socket_a_gap_leaves_a_view_that_is_said_to_be_partial(
         assert again.headers["x-understudy-overlap-blocks"] == "10"
 
     play(test, 1, events={**EVENTS, "replay_endpoint": None})
+
+
+class Unobserving(Router):
+    """Chooses the first worker and has no `observe`."""
+
+    def choose(self, request: RouteRequest, view: FleetView) -> int:  # noqa: ARG002
+        return int(view.ready[0])
+
+
+@pytest.mark.parametrize("routing", ["round_robin", Unobserving(), KvRouting(use_events=False)])
+def test_a_routing_that_reads_no_events_has_no_degraded_views(routing: Any) -> None:
+    async def test(told: Scene) -> None:
+        await told.client.post(C, {"prompt": list(range(160)), "max_tokens": 1})
+        told.service.workers.look()
+        dump = await told.dump()
+        assert dump["degraded"] == []
+        wanted = {"state": "not_followed", "meaning": "this routing reads no events"}
+        assert [row["view"] for row in dump["workers"]] == [wanted] * 2
+
+    play(test, 2, routing)
 
 
 def test_an_engine_that_falls_silent_is_found_out_and_believed_again_when_it_speaks() -> None:

@@ -213,9 +213,14 @@ def run(args: argparse.Namespace) -> int:
             await service.start()
             count = len(service.workers.ranks)
             followed = sum(rank.follower.source is not None for rank in service.workers.ranks)
+            events = (
+                f"{followed} with KV events"
+                if service.workers.dispatcher.wants_events
+                else "KV events not read by this routing"
+            )
             awaited = len(service.workers.awaited)
             print(
-                f"understudy router: {count} engine{'s' * (count != 1)}, {followed} with KV events, "
+                f"understudy router: {count} engine{'s' * (count != 1)}, {events}, "
                 f"{f'{awaited} awaited, ' * bool(awaited)}on http://{address_of(settings.host, service.port)}",
                 file=sys.stderr,
                 flush=True,

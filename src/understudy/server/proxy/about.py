@@ -103,7 +103,7 @@ class About:
             "routing": self._dispatcher.policy,
             "block_size": self._workers.block_size,
             "waiting": self._dispatcher.num_waiting,
-            "degraded": [row["worker"] for row in rows if row["view"]["state"] != "live"],
+            "degraded": [rank.number for rank in self._workers.each_rank if rank.follower.degraded],
             "workers": rows,
             "awaited": [{"url": one.url, "why": why} for one, why in self._workers.awaited.items()],
         }

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("understudy.router")
 
-Health: TypeAlias = Literal["live", "waiting", "partial", "silent", "conflict", "none"]
+Health: TypeAlias = Literal["live", "waiting", "partial", "silent", "conflict", "none", "not_followed"]
 
 MEANING: dict[Health, str] = {
     "live": "all events were received",
@@ -31,6 +31,7 @@ MEANING: dict[Health, str] = {
     "silent": "it answers requests but publishes no events for them",
     "conflict": "two publishers use its name: the events of both are ignored",
     "none": "it publishes no events",
+    "not_followed": "this routing reads no events",
 }
 ASSUMED = "requests sent to it count as cached there for a while, in addition to its events"
 
@@ -50,7 +51,7 @@ class Follower:
 
     def __init__(
         self,
-        source: EventSource | None,
+        source: EventSource | Health,
         apply: Callable[[EventColumns], None],
         loop: asyncio.AbstractEventLoop,
         *,
@@ -58,14 +59,16 @@ class Follower:
         reader: GroupReader | LearningReader | None = None,
         on_groups: Callable[[list[GroupLabel]], None] | None = None,
     ) -> None:
-        """Start following. `reader` reads several KV cache groups; `on_groups` receives those that it learns.
+        """Start following a source; without one, the view keeps the given state.
 
+        `reader` reads several KV cache groups; `on_groups` receives those that it learns.
         `on_groups` is called in the loop, before the first blocks of these groups are applied.
         """
-        self.source = source
+        self.source = source if isinstance(source, EventSource) else None
         self._reader = reader
         self._on_groups = on_groups
-        self.health: Health = "none" if source is None else "waiting"
+        self._reported: Health = "waiting" if isinstance(source, EventSource) else source
+        self.health: Health = self._reported
         self.changes = 0
         """Number of health changes."""
         self.counters: dict[str, int] = {}
@@ -76,7 +79,7 @@ class Follower:
         self._loop = loop
         self._stop = threading.Event()
         self._thread: threading.Thread | None = None
-        if source is not None:
+        if isinstance(source, EventSource):
             subscriber = Subscriber(
                 source.endpoint, replay=source.replay, topic=source.topic or None, reader=reader
             )
@@ -95,7 +98,7 @@ class Follower:
         since = self._expected_since_s
         if since is not None and self._received_s >= since:
             self._expected_since_s = since = None
-        state = self._state
+        state = self._reported
         if state == "live" and since is not None and time.monotonic() - since > self._silence_s:
             state = "silent"
         if state != self.health:
@@ -106,7 +109,7 @@ class Follower:
     @property
     def degraded(self) -> bool:
         """True when events may be missing."""
-        return self.health != "live"
+        return self.health not in ("live", "not_followed")
 
     def describe(self) -> dict[str, Any]:
         """Describe the view for `/dump`."""
@@ -124,12 +127,6 @@ class Follower:
             self._thread.join(5)
 
     # ── The thread's side ──
-
-    @property
-    def _state(self) -> Health:
-        return self._reported if self.source is not None else "none"
-
-    _reported: Health = "waiting"
 
     def _follow(self, subscriber: Subscriber) -> None:
         by_content, by_key = Consolidator(by_content=True), Consolidator()

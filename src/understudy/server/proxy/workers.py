@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from understudy._core import GroupLayout
     from understudy.events.group_reader import GroupLabel
     from understudy.router.dispatch import Dispatcher
+    from understudy.server.proxy.follower import Health
 
 log = logging.getLogger("understudy.router")
 
@@ -133,7 +134,7 @@ class Workers:
         for rank, follower in enumerate(followers):  # no error from here on: numbers are permanent
             number = self.dispatcher.add_worker(self._batch_tokens, self._groups)
             numbers.append(number)
-            self.dispatcher.set_degraded(number, True)  # until its first event
+            self.dispatcher.set_degraded(number, follower.degraded)  # until its first event
             worker.ranks.append(Rank(worker, rank, number, follower, has_groups=self._groups is not None))
             self.ranks.append(worker.ranks[-1])
         self.all.append(worker)
@@ -162,7 +163,9 @@ class Workers:
                 def on_groups(labels: list[GroupLabel], rank: int = rank) -> None:
                     numbers[rank] = self._renumber(worker.ranks[rank], layout_of_labels(labels))
 
-                followed = source if self.dispatcher.wants_events else None
+                followed: EventSource | Health = (
+                    (source or "none") if self.dispatcher.wants_events else "not_followed"
+                )
                 followers.append(
                     Follower(
                         followed,
