@@ -11,6 +11,12 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from understudy.report.engine_terms import SGLANG_TERMS, flags_of, terms_of
+from understudy.report.general_advice import (
+    advise_on_scattering,
+    allows_kv_routing,
+    name_balancing_routing,
+    name_more_tiers,
+)
 from understudy.report.group_verdicts import group_tail_gone
 from understudy.report.handoff_verdicts import handoff_bottleneck, handoff_failures, handoff_link
 from understudy.report.latency import NS_PER_S
@@ -177,8 +183,9 @@ def _advise_on_queue(report: Report) -> str:
 
 def _advise_on_prefill(report: Report) -> str:
     found = quantity(report.prefix_hit_ratio.first_admission, "ratio")
+    routing = "--routing kv or " if allows_kv_routing(report) else ""
     return (
-        f"Raise the prefix hit ratio (now {found}) with --routing kv or {_name_more_memory(report)}, or use more GPUs "
+        f"Raise the prefix hit ratio (now {found}) with {routing}{_name_more_memory(report)}, or use more GPUs "
         "per worker (--tensor-parallel-size)."
     )
 
@@ -197,7 +204,8 @@ def cache_too_small(report: Report) -> Verdict | None:
     found = report.prefix_hit_ratio.first_admission
     if best is None or not report.kv.evictions or not best - found >= 0.05 or found >= 0.8 * best:
         return None
-    tiers = "a host tier (--g2)" if report.tiers is None else "larger tiers"
+    more = name_more_tiers(report)
+    tiers = f" or {more}" if more else ""
     terms = terms_of(report)
     size = report.columns.blocks_per_worker
     if terms is SGLANG_TERMS:
@@ -206,7 +214,7 @@ def cache_too_small(report: Report) -> Verdict | None:
         "cache_too_small",
         f"The cache is too small: {quantity(found, 'ratio')} of the prompt tokens hit, {reference} "
         f"{quantity(best, 'ratio')}; {report.kv.evictions:,} {terms.block}s were evicted.",
-        f"Use {_name_more_memory(report)} ({flags_of(report, 'memory')}, now {size:,} per worker) or {tiers}.",
+        f"Use {_name_more_memory(report)} ({flags_of(report, 'memory')}, now {size:,} per worker){tiers}.",
     )
 
 
@@ -226,7 +234,7 @@ def scattered_prefixes(report: Report) -> Verdict | None:
         "scattered_prefixes",
         f"Requests with the same prefix go to different workers: even unlimited caches would hit "
         f"{quantity(routed, 'ratio')} with this routing; one shared cache would hit {quantity(best, 'ratio')}.",
-        "Route by cached prefixes (--routing kv) or by session (--routing session_affinity).",
+        advise_on_scattering(report),
     )
 
 
@@ -242,7 +250,7 @@ def hot_worker(report: Report) -> Verdict | None:
     return Verdict(
         "hot_worker",
         f"Worker {hottest} is overloaded: it computed {times_mean:.1f}× the mean tokens of a worker.",
-        "Balance the load with another routing (--routing least_loaded).",
+        f"Balance the load with another routing (--routing {name_balancing_routing(report)}).",
     )
 
 

@@ -1,0 +1,51 @@
+"""General remedies of verdicts, which were not replayed: none that the run already has or would refuse."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from understudy.report.verdict import list_pools
+from understudy.router.kv import KvRouting
+
+if TYPE_CHECKING:
+    from understudy.report.report import Report
+
+_KV, _SESSIONS = "by cached prefixes (--routing kv)", "by session (--routing session_affinity)"
+
+
+def advise_on_scattering(report: Report) -> str:
+    """Name the routings that keep prefixes together; without any left, fewer workers."""
+    ways = [_KV] if allows_kv_routing(report) else []
+    if report.run.routing != "session_affinity":
+        ways.append(_SESSIONS)
+    if not ways:
+        return "Use fewer workers with more GPUs each (--tensor-parallel-size)."
+    return f"Route {' or '.join(ways)}."
+
+
+def name_balancing_routing(report: Report) -> str:
+    """Return a routing by load that the run does not use."""
+    if report.run.routing != "least_loaded":
+        return "least_loaded"
+    return "kv" if allows_kv_routing(report) else "power_of_two"
+
+
+def name_more_tiers(report: Report) -> str | None:
+    """Name tiers that would hold more blocks; None if no tier was full, or if the run refuses tiers."""
+    if report.tiers is not None:
+        below = (tier for tier in report.tiers.tiers if not tier.tier.endswith("g1"))
+        return "larger tiers" if any(tier.evicted_blocks for tier in below) else None
+    has_groups = any(pool.engine.get("kv_cache_groups") for pool in list_pools(report))
+    return None if has_groups and isinstance(report.run.routing, KvRouting) else "a host tier (--g2)"
+
+
+def allows_kv_routing(report: Report) -> bool:
+    """Whether the run has several workers, another routing than kv, and no KV groups next to tiers of ours."""
+    if report.columns.num_workers < 2 or isinstance(report.run.routing, KvRouting):
+        return False
+    return not any(
+        pool.engine.get("kv_cache_groups")
+        and pool.tiers.get("tiers")
+        and pool.tiers.get("offload", {}).get("mode") != "vllm"
+        for pool in list_pools(report)
+    )
