@@ -132,9 +132,10 @@ class Monitor:
         }
 
     def _now(self, report: Report) -> dict[str, Any]:
+        decode = self.stages.get("decode")
         return {
             "time": round(time.time(), 1),
-            "routing": self._routing,
+            "routing": self._routing if decode is None else f"{self._routing}, decode: {decode}",
             "queued": self._queued(),
             "late_ms": report.late_ms,
             "summary": self.history.summary(),
