@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -31,6 +32,7 @@ from understudy.workload.reuse import unlimited_hit_tokens
 from workload.building import row, trace_file
 
 if TYPE_CHECKING:
+    from understudy.report.tiers import TierUse
     from understudy.report.verdict import Verdict
     from understudy.workload import Workload
 
@@ -114,9 +116,43 @@ def test_a_queue_that_grows_is_an_overload_with_workers_enough_to_hold_it() -> N
     enough = int(said.split("about ")[1].split(" workers")[0])
     assert enough > 1
     assert rules.overloaded(understudy.replay(load, SLOW, workers=enough)) is None
-    # A closed loop has no queue that grows.
-    closed = understudy.replay(load, SLOW, load=understudy_closed(50))
-    assert rules.overloaded(closed) is None
+    # The queue of a closed loop does not grow, but clients wait in it.
+    closed = found(rules.overloaded(understudy.replay(load, SLOW, load=understudy_closed(50))))
+    assert re.match(
+        r"Requests spend 9\d\.\d % of their time in queues \(mean \d\.\d+ s\): they wait for one", closed
+    )
+    assert "of the 4 running requests to end (--max-num-seqs)." in closed
+    assert "fewer concurrent sessions (--concurrency)" in closed
+    assert rules.overloaded(understudy.replay(load, SLOW, load=understudy_closed(4))) is None
+
+
+def test_queues_that_take_a_tenth_of_the_time_get_no_tick(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "1000")
+    assert main(["replay", str(DEMO), "--num-gpu-blocks", "512", "--workers", "2"]) == 0
+    out = capsys.readouterr().out
+    assert (
+        "▲ Requests spend 33.8 % of their time in queues (mean 3.81 s): they wait for the KV cache (KV usage at most "
+        "100.0 %, 35 preemptions). --workers 8: mean TTFT 3,926 → 79 ms (replayed). --num-gpu-blocks 1024: mean TTFT "
+        "3,926 → 103 ms (replayed)."
+    ) in out
+    assert "✓" not in out
+    assert main(["replay", str(DEMO), "--num-gpu-blocks", "1024", "--workers", "2"]) == 0
+    assert "✓ No bottleneck found: 0.2 % of the E2E time in queues" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("rows", [[Row([1000, 1020], admit_ms=900)] * 5, [DONE] * 40])
+def test_a_run_with_waits_or_preemptions_and_no_verdict_gets_no_tick(rows: list[Row]) -> None:
+    calm, waited = report(*[DONE] * 40), report(*rows[:-1], replace(rows[-1], preemptions=1))
+    assert (calm.verdicts, waited.verdicts) == ((), ())
+    console = Console(record=True, width=400, file=io.StringIO())
+    calm.print(console)
+    assert "✓ No bottleneck found" in console.export_text()
+    waited.print(console)
+    assert "✓" not in console.export_text()
+    if len(rows) == 40:
+        assert describe_no_verdict(waited).startswith("No rule names a bottleneck, but requests waited: ")
 
 
 def understudy_closed(concurrency: int) -> Any:
@@ -246,12 +282,16 @@ def test_a_link_without_room_to_spare_is_named() -> None:
 def test_steps_that_prefill_can_miss_the_goal_that_others_meet() -> None:
     tokens = [*range(10, 110, 10), 400]  # nine gaps of 10 ms, one of 300
     facts = RunFacts(engine={"max_num_batched_tokens": 8192})
-    said = found(rules.steps_too_long(report(Row(tokens), slo=Slo(itl_ms=50), run=facts)))
-    assert "10.0 % of the gaps exceed the ITL objective of 50 ms" in said
+    late = Row([10, 400])
+    said = found(rules.steps_too_long(report(Row(tokens), late, slo=Slo(itl_ms=50), run=facts)))
+    assert "18.2 % of the gaps exceed the ITL objective of 50 ms" in said
     assert "Lower --max-num-batched-tokens (now 8,192); TTFT will rise." in said
-    assert rules.steps_too_long(report(Row(tokens), slo=Slo(itl_ms=400))) is None
-    assert rules.steps_too_long(report(Row(tokens), slo=Slo(itl_ms=5))) is None  # every step is too long
-    assert rules.steps_too_long(report(Row(tokens))) is None
+    assert rules.steps_too_long(report(Row(tokens), late, slo=Slo(itl_ms=400))) is None
+    assert (
+        rules.steps_too_long(report(Row(tokens), late, slo=Slo(itl_ms=5))) is None
+    )  # every step is too long
+    assert rules.steps_too_long(report(Row(tokens), late)) is None
+    assert rules.steps_too_long(report(Row(tokens), slo=Slo(itl_ms=50))) is None  # its mean meets the goal
 
 
 DEMO = Path(__file__).parents[2] / "examples" / "demo_trace.jsonl"
@@ -350,7 +390,7 @@ def test_a_window_whose_tail_is_gone_is_named_with_what_full_attention_had() -> 
         tiers=TiersConfig.from_dict(host),
     )
     verdict = group_verdicts.group_tail_gone(below)
-    assert "of the prompt tokens hit on the device, and" in found(verdict)
+    assert "of the prompt tokens hit, and" in found(verdict)  # on any tier
     assert "hit, and" in found(group_verdicts.group_tail_gone(sparse))
     assert verdict is not None
     assert verdict.remedy == "More blocks may help."
@@ -375,6 +415,24 @@ def test_a_tier_that_no_request_reads_from_is_named() -> None:
     assert "No request read from g2" in said
     assert "none was loaded back" in said
     assert tier_verdicts.tier_never_read(understudy.replay(calm, VllmConfig(num_gpu_blocks=4000))) is None
+    # A tier that is not read is named next to one that is.
+    assert unread.tiers is not None
+    g1, g2 = unread.tiers.tiers
+    g3 = replace(g2, tier="g3", stored_blocks=580_853)
+    g2 = replace(g2, hit_tokens_total=64)
+
+    def judge(*tiers: TierUse) -> Verdict | None:
+        assert unread.tiers is not None
+        return tier_verdicts.tier_never_read(replace(unread, tiers=replace(unread.tiers, tiers=(g1, *tiers))))
+
+    said = found(judge(g2, g3))
+    assert said.startswith(
+        "No request read from g3: 580,853 blocks were stored, and none was loaded back. Leave"
+    )
+    assert judge(g2, replace(g3, stored_blocks=0)) is None
+    said = found(judge(replace(g2, hit_tokens_total=0), replace(g3, hit_tokens_total=64)))
+    assert said.startswith("No request read from g2: ")
+    assert "Leave" not in said
 
 
 def test_a_concurrency_that_is_never_reached_is_named() -> None:

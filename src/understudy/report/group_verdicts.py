@@ -26,13 +26,12 @@ def group_tail_gone(report: Report) -> Verdict | None:
         quantity(share, "ratio")
         for share in (found.hit_ratio, found.full_attention_hit_ratio, found.shortened_ratio)
     )
-    where = "" if report.tiers is None else " on the device"
     keeps_all = all(
         pool.engine.get("prefix_cache_retention_interval", 0) is None for pool in list_pools(report)
     )
     return Verdict(
         "group_tail_gone",
-        f"{hits} of the prompt tokens hit{where}, and full attention alone had {alone}: for {cut} of the admissions "
+        f"{hits} of the prompt tokens hit, and full attention alone had {alone}: for {cut} of the admissions "
         f"the tail of another KV cache group was gone ({', '.join(kinds)}).",
         f"{'More' if keeps_all else '--prefix-cache-retention-interval none or more'} blocks may help.",
     )

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from understudy.report.engine_terms import terms_of
 from understudy.report.text import plural, quantity
-from understudy.report.verdict import MIN_REQUESTS
+from understudy.report.verdict import LONG_QUEUE, MIN_REQUESTS, compute_queue_share
 
 if TYPE_CHECKING:
     from understudy.report.report import Report
@@ -20,19 +20,24 @@ def describe_no_verdict(report: Report) -> str:
     if completed < MIN_REQUESTS:
         done = plural(completed, "request")
         return f"No bottleneck found, but only {done} completed; most rules need {MIN_REQUESTS}."
-    text = f"No bottleneck found: {', '.join(_list_numbers(report))}."
+    found = "No bottleneck found" if is_calm(report) else "No rule names a bottleneck, but requests waited"
+    text = f"{found}: {', '.join(_list_numbers(report))}."
     smaller = [] if report.advice is None else [one.change for one in report.advice.trials]
     if smaller and report.handoff is None:
         text += f" A smaller fleet is not enough (replayed: {', '.join(smaller)})."
     return text
 
 
+def is_calm(report: Report) -> bool:
+    """Whether no request lost its blocks and few waited; the queues of prefill and decode workers have own rules."""
+    return not report.preemptions and (report.handoff is not None or compute_queue_share(report) < LONG_QUEUE)
+
+
 def _list_numbers(report: Report) -> list[str]:
     terms, hits = terms_of(report), quantity(report.prefix_hit_ratio.first_admission, "ratio")
     numbers = [] if report.goodput is None else [f"SLO attainment {quantity(report.goodput.ratio, 'ratio')}"]
     if report.handoff is None:
-        queued = report.queue_ms.mean / report.e2e_ms.mean if report.e2e_ms.mean else 0.0
-        numbers.append(f"{quantity(queued, 'ratio')} of the E2E time in queues")
+        numbers.append(f"{quantity(compute_queue_share(report), 'ratio')} of the E2E time in queues")
     elif report.handoff.ttft_ms:
         part, took = max(report.handoff.ttft_parts_ms.items(), key=lambda item: item[1])
         share = quantity(took / report.handoff.ttft_ms, "ratio")

@@ -13,7 +13,7 @@ from rich.text import Text
 from understudy.report.engine_terms import terms_of
 from understudy.report.handoff_table import build_handoff_tables, list_handoff_facts
 from understudy.report.metrics import BY_KEY, DISTRIBUTIONS, STATISTICS
-from understudy.report.no_verdict import describe_no_verdict
+from understudy.report.no_verdict import describe_no_verdict, is_calm
 from understudy.report.text import duration, fixed, quantity, significant
 from understudy.report.tier_table import (
     build_comparison,
@@ -70,7 +70,8 @@ class ReportTable:
             text = Text.assemble(("▲ ", "bold red"), (verdict.finding, "bold"), " ", verdict.remedy)
             yield Padding(text, (0, 1), expand=False)
         if none := describe_no_verdict(self.report):
-            yield Padding(Text.assemble(("✓ ", "bold green"), none), (0, 1), expand=False)
+            mark = ("✓ ", "bold green") if is_calm(self.report) else ("• ", "bold yellow")
+            yield Padding(Text.assemble(mark, none), (0, 1), expand=False)
         if (advice := self.report.advice) is not None and (advice.trials or advice.untried):
             yield Padding(Text.assemble(("Advice  ", "dim"), str(advice)), (0, 1), expand=False)
         if routed := format_routing(self.report.run.router):

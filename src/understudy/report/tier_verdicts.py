@@ -59,18 +59,24 @@ def link_at_its_limit(report: Report) -> Verdict | None:
 
 
 def tier_never_read(report: Report) -> Verdict | None:
-    """Report tiers that blocks were written to and that no request read from."""
+    """Report each tier that blocks were written to and that no request read from."""
     if report.tiers is None or report.requests.completed < MIN_REQUESTS:
         return None
-    unread = [tier for tier in report.tiers.tiers if tier.tier.rpartition(" ")[2] in _LOWER_TIERS]
-    if not unread or any(tier.hit_tokens_total for tier in unread):
+    lower = [tier for tier in report.tiers.tiers if tier.tier.rpartition(" ")[2] in _LOWER_TIERS]
+    unread = [tier for tier in lower if tier.stored_blocks and not tier.hit_tokens_total]
+    if not unread:
         return None
     names = " and ".join(tier.tier for tier in unread)
-    stored = sum(tier.stored_blocks for tier in unread)
+    stored = " and ".join(f"{tier.stored_blocks:,}" for tier in unread)
+    # Blocks of a lower tier pass through those above it, so only the last tiers can be left out.
+    below = lower[lower.index(unread[-1]) + 1 :]
+    is_passed = any(tier.hit_tokens_total for tier in below)
     return Verdict(
         "tier_never_read",
-        f"No request read from {names}: {stored:,} blocks were stored, and none was loaded back.",
-        "Leave the tier out; the hits stay the same.",
+        f"No request read from {names}: {stored} blocks were stored, and none was loaded back.",
+        "Requests read from a tier below; try a smaller one above it."
+        if is_passed
+        else "Leave the tier out; the hits stay the same.",
     )
 
 

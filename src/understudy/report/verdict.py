@@ -11,6 +11,8 @@ if TYPE_CHECKING:
 
 MIN_REQUESTS = 20
 """Fewer requests are too few for shares."""
+LONG_QUEUE = 0.1
+"""Share of the E2E time in queues that is a finding: runs with room to spare spend a few percent there or less."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,6 +28,11 @@ class Verdict:
 
     def __str__(self) -> str:
         return f"{self.finding} {self.remedy}"
+
+
+def compute_queue_share(report: Report) -> float:
+    """Return the mean time in queues divided by the mean E2E; 0 without completed requests."""
+    return report.queue_ms.mean / report.e2e_ms.mean if report.e2e_ms.mean > 0 else 0.0
 
 
 def list_pools(report: Report) -> tuple[PoolFacts | RunFacts, ...]:

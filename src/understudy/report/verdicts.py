@@ -23,7 +23,7 @@ from understudy.report.latency import NS_PER_S
 from understudy.report.series import StepFunction
 from understudy.report.text import duration, quantity
 from understudy.report.tier_verdicts import has_shared_tier, link_at_its_limit, tier_hurts, tier_never_read
-from understudy.report.verdict import MIN_REQUESTS, Verdict, list_pools
+from understudy.report.verdict import LONG_QUEUE, MIN_REQUESTS, Verdict, compute_queue_share, list_pools
 from understudy.router.kv import KvRouting
 from understudy.workload.arrivals import ClosedLoop, OpenLoop
 
@@ -36,6 +36,9 @@ if TYPE_CHECKING:
 
 _HEADROOM = 1.2
 """Extra workers to recommend: at full load queues grow, and more workers split the cache."""
+
+_KV_FULL = 0.95
+"""KV usage from which requests may wait for blocks."""
 
 _PHASES_OF_OBJECTIVE = {
     "ttft_ms": ("queue", "prefill"),
@@ -75,11 +78,15 @@ def rejected(report: Report) -> Verdict | None:
 
 
 def overloaded(report: Report) -> Verdict | None:
-    """Report an open-loop run whose queue grew most of the time and was long at the last arrival.
+    """Report an open-loop run whose queue grew, or requests that spent 10 % of their time in queues.
 
-    Also applies if requests spent more time in the queue than in the engine: later turns, which wait for the turn
-    before, keep such a queue from growing.
+    Later turns, which wait for the turn before, and the clients of a closed loop keep a queue from growing.
     """
+    return _find_growing_queue(report) or _find_long_waits(report) or _find_waits(report)
+
+
+def _find_growing_queue(report: Report) -> Verdict | None:
+    """Report an open-loop run whose queue grew most of the time and was long at the last arrival."""
     timeline = report.columns
     if not isinstance(report.run.load, OpenLoop | None) or not len(timeline.sample_time_ns):
         return None
@@ -101,7 +108,7 @@ def overloaded(report: Report) -> Verdict | None:
         or backlog < max(10.0, float(running))
         or backlog < 2 * float(waiting[minutes // 2 - 1])
     ):
-        return _find_long_waits(report)
+        return None
     served = int(((timeline.finish_ns >= 0) & (timeline.finish_ns <= last)).sum())
     enough = math.ceil(_HEADROOM * timeline.num_workers * len(arrived) / max(served, 1))
     interval = duration((last - start) / minutes / NS_PER_S)
@@ -115,7 +122,10 @@ def overloaded(report: Report) -> Verdict | None:
 
 
 def _find_long_waits(report: Report) -> Verdict | None:
+    """Report an open-loop run whose requests spent more time in the queue than in the engine."""
     timeline = report.columns
+    if not isinstance(report.run.load, OpenLoop | None):
+        return None
     done = timeline.completed & (timeline.first_admit_ns >= 0)
     if done.sum() < MIN_REQUESTS:
         return None
@@ -129,6 +139,43 @@ def _find_long_waits(report: Report) -> Verdict | None:
         f"{quantity(share, 'ratio')} of their total time.",
         _advise_on_queue(report),
     )
+
+
+def _find_waits(report: Report) -> Verdict | None:
+    """Report queues that take a tenth of the time and their reason, unless a missed goal is reported.
+
+    Prefill and decode workers have rules of their own for each queue.
+    """
+    share = compute_queue_share(report)
+    if report.handoff is not None or report.requests.completed < MIN_REQUESTS or share < LONG_QUEUE:
+        return None
+    if goal_missed(report) is not None:
+        return None
+    return Verdict(
+        "overloaded",
+        f"Requests spend {quantity(share, 'ratio')} of their time in queues (mean "
+        f"{duration(report.queue_ms.mean / 1e3)}): {_describe_wait(report)}.",
+        _advise_on_queue(report),
+    )
+
+
+def _describe_wait(report: Report) -> str:
+    """Name what requests in queues wait for, with its numbers."""
+    terms, tiers, timeline = terms_of(report), report.tiers, report.columns
+    queued_s = report.queue_ms.mean / 1e3 * report.requests.completed
+    if tiers is not None and tiers.parked_s >= 0.5 * queued_s:
+        return f"they wait for loads from tiers ({duration(tiers.parked_ms.mean / 1e3)} each)"
+    reasons = []
+    if report.kv.usage_max >= _KV_FULL or report.preemptions:
+        used = quantity(report.kv.usage_max, "ratio")
+        reasons.append(
+            f"for the KV cache ({terms.usage} at most {used}, {report.preemptions:,} {terms.requeued})"
+        )
+    limits = {pool.engine.get(terms.requests_setting) for pool in list_pools(report)}
+    limit = limits.pop() if len(limits) == 1 else None
+    if limit is not None and timeline.sample_running.max(initial=0) >= limit:
+        reasons.append(f"for one of the {limit:,} running requests to end ({flags_of(report, 'requests')})")
+    return f"they wait {' and '.join(reasons)}" if reasons else "they wait while other prompts are computed"
 
 
 def goal_missed(report: Report) -> Verdict | None:
@@ -174,7 +221,7 @@ def _advise_on_queue(report: Report) -> str:
     remedies = [f"Use more workers (now {report.columns.num_workers:,})"]
     if isinstance(report.run.load, ClosedLoop):
         remedies.append("fewer concurrent sessions (--concurrency)")
-    if report.kv.usage_max >= 0.95:
+    if report.kv.usage_max >= _KV_FULL:
         used = quantity(report.kv.usage_mean, "ratio")
         more = _name_more_memory(report)
         remedies.append(f"{more} ({flags_of(report, 'memory')}; {used} were in use on average, at times all)")
@@ -278,10 +325,12 @@ def preemption_storm(report: Report) -> Verdict | None:
 
 
 def steps_too_long(report: Report) -> Verdict | None:
-    """Report that most gaps meet the ITL objective, but steps that also prefill do not."""
+    """Report that most gaps meet the ITL objective, but steps that also prefill do not; none if each request does."""
     goal = None if report.goodput is None else report.goodput.slo.itl_ms
     timeline = report.columns
     if goal is None or not len(timeline.itl_ns) or report.itl_ms.p50 > goal:
+        return None
+    if report.goodput is not None and report.goodput.slo.within(timeline)["itl_ms"][timeline.completed].all():
         return None
     late = compute_late_gaps(timeline, goal)
     if late < 0.01:
