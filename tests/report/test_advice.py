@@ -16,7 +16,7 @@ from replay.building import conversations, crowd
 from understudy.cli import main
 from understudy.engines.timing import Constant
 from understudy.engines.vllm_config import VllmConfig
-from understudy.errors import ConfigError
+from understudy.errors import ConfigError, PolicyError
 from understudy.report import Report, Slo
 from understudy.report.advice import advise
 from understudy.report.general_advice import advise_on_scattering, name_balancing_routing, name_more_tiers
@@ -215,7 +215,7 @@ def test_only_a_finding_whose_remedies_all_fail_says_so_and_names_its_measure() 
 
     bench.replay = change_nothing  # type: ignore[method-assign]
     remedy = bench.advise().verdicts[0].remedy
-    assert remedy.startswith("No replayed change raises attainment by 1 point or more: --workers 4 or 8, ")
+    assert remedy.startswith("No replayed change lowers mean TTFT by 1 % or more: --workers 4 or 8, ")
     helped = Bench(OVERLOAD, 2, slo=Slo(ttft_ms=500)).advise().verdicts[0].remedy
     assert "No replayed change" not in helped
 
@@ -318,13 +318,16 @@ def test_without_goals_a_smaller_fleet_must_be_about_as_fast() -> None:
     assert "one worker" not in "".join(map(str, found.verdicts))
 
 
-def test_a_change_that_contradicts_other_settings_is_left_out() -> None:
+@pytest.mark.parametrize(
+    "error", [ConfigError("workers: 4 do not fit"), PolicyError("worker 1"), KeyError(3)]
+)
+def test_a_change_that_contradicts_other_settings_or_a_users_class_is_left_out(error: Exception) -> None:
     bench = Bench(OVERLOAD, 2, slo=Slo(ttft_ms=500))
     replay = bench.replay
 
     def refuse_workers(changes: dict[str, Any]) -> Report:
         if "workers" in changes:
-            raise ConfigError("workers: 4 do not fit")
+            raise error
         return replay(changes)
 
     bench.replay = refuse_workers  # type: ignore[method-assign]
@@ -333,6 +336,15 @@ def test_a_change_that_contradicts_other_settings_is_left_out() -> None:
     assert found.advice.untried == 0
     assert not any("--workers" in one.change for one in found.advice.trials)
     assert not any("were not replayed" in one.remedy for one in found.verdicts)
+
+
+def test_remedies_of_an_overload_are_judged_by_latency_where_no_change_reaches_the_goal() -> None:
+    bench = Bench(OVERLOAD, 2, slo=Slo(ttft_ms=1))
+    more = bench.replay({"workers": 8})
+    assert bench.report.goodput is not None
+    assert bench.report.goodput.ratio == 0.0
+    trial = compare("--workers 8", "overloaded", bench.report, more)
+    assert (trial.measure, trial.helps) == ("mean TTFT", True)
 
 
 def test_a_closed_loop_tries_fewer_sessions() -> None:

@@ -6,7 +6,6 @@ import time
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from understudy.errors import ConfigError
 from understudy.report.remedies import ENOUGH, Setup, list_changes, list_smaller_fleets
 from understudy.report.trial import Trial, compare, compare_attainment, format_failure, format_remedy
 from understudy.report.verdict import Verdict
@@ -67,7 +66,7 @@ def advise(
         before = time.perf_counter()
         try:
             reports[change.flag] = replay_with(change.settings)
-        except ConfigError:  # the change contradicts other settings, so it is no remedy for this run
+        except Exception:  # it contradicts other settings, or a user's class fails with it: no remedy for this run
             for many in by_rule.values():
                 if change in many:
                     many.remove(change)
