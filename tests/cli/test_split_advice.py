@@ -88,6 +88,17 @@ def test_decode_is_the_bottleneck_and_more_decode_workers_fix_it(tmp_path: Path)
     assert first.remedy.count("(replayed)") >= 1
 
 
+def test_fewer_workers_on_the_side_of_the_bottleneck_are_not_replayed(tmp_path: Path) -> None:
+    workload = make(tmp_path, LONG, output=2, gap_ms=12.0)
+    advice = advise(replayer(workload, 4), prefill_workers=2, decode_workers=2)
+    first = next(verdict for verdict in advice.verdicts if verdict.rule == "handoff_bottleneck")
+    assert first.finding.startswith("Prefill workers are the bottleneck: ")
+    changes = [trial.change for trial in advice.trials]
+    assert "--prefill-workers 3 --decode-workers 1" in changes
+    assert "--prefill-workers 1 --decode-workers 3" not in changes
+    assert "1P+3D" not in first.remedy
+
+
 def test_the_link_is_the_bottleneck_and_a_faster_one_fixes_it(tmp_path: Path) -> None:
     advice = advise(
         replayer(make(tmp_path, LONG, output=20, gap_ms=400.0), 4),

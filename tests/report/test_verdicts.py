@@ -75,7 +75,15 @@ def test_a_run_without_verdict_names_its_attainment_and_the_smaller_fleets_that_
     assert main(["replay", str(DEMO), "--workers", "4", "--slo-itl-ms", "7.5"]) == 0
     out = capsys.readouterr().out
     assert "No bottleneck found: SLO attainment 100.0 %, " in out
-    assert "A smaller fleet is not enough (replayed: --workers 1, --workers 2)." in out
+    share = r"attainment 100\.0 % → \d+\.\d %"
+    assert re.search(
+        rf"A smaller fleet is not enough; replayed: --workers 1: {share}, --workers 2: {share}\.", out
+    )
+    assert main(["replay", str(DEMO), "--workers", "4"]) == 0
+    assert (
+        "A smaller fleet is not enough (replayed: --workers 1, --workers 2): mean E2E or TTFT p99 rises by more "
+        "than 5 %, or requests are lost."
+    ) in capsys.readouterr().out
 
 
 def test_few_requests_are_not_judged_and_none_get_no_line() -> None:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from msgspec import structs
 
 from understudy.report.advice import LIMIT_S, Advice, describe_oversized, is_enough, lacks_capacity
-from understudy.report.handoff_verdicts import busiest_link, name_flag
+from understudy.report.handoff_verdicts import busiest_link, find_bottleneck_side, name_flag
 from understudy.report.remedies import ENOUGH, may_be_oversized
 from understudy.report.text import quantity
 from understudy.report.trial import Trial, compare, format_failure, name_finding
@@ -159,7 +159,10 @@ def _list_changes(report: Report, given: Disaggregation, found: tuple[Verdict, .
     yield Change("roles", f"--workers {total}", f"{total} workers without roles", None)
     waits = handoff.ttft_parts_ms
     direction = 1 if waits["prefill queue"] > waits["decode queue"] + waits["polls"] else -1
-    splits = (_move(given, direction), _move(given, -direction))
+    side = find_bottleneck_side(report)
+    if side is not None:  # fewer workers on the side of the bottleneck are no remedy
+        direction = 1 if side == "prefill" else -1
+    splits = (_move(given, direction), _move(given, -direction) if side is None else None)
     yield from (split for split in splits if split is not None)
     if lacks_capacity(found):
         prefill, decode = (2, 1) if direction == 1 else (1, 2)

@@ -15,11 +15,11 @@ if TYPE_CHECKING:
 SIDES = {
     "prefill queue": (
         "Prefill workers are the bottleneck",
-        "Use more prefill workers, or fewer decode workers.",
+        "Use more prefill workers, added or instead of decode workers.",
     ),
     "decode queue": (
         "Decode workers are the bottleneck",
-        "Use more decode workers, or fewer prefill workers.",
+        "Use more decode workers, added or instead of prefill workers.",
     ),
     "polls": (
         "The decode workers' steps are the bottleneck",
@@ -36,16 +36,28 @@ BUSY = 0.9
 
 def handoff_bottleneck(report: Report) -> Verdict | None:
     """Report the wait on a side that takes 30 % of the time to the first token, unless transfers take more."""
+    part = _find_largest_wait(report)
+    if part is None or report.handoff is None:
+        return None
+    finding, remedy = SIDES[part]
+    return Verdict("handoff_bottleneck", f"{finding}: {_describe_part(report.handoff, part)}.", remedy)
+
+
+def find_bottleneck_side(report: Report) -> str | None:
+    """Return the role whose workers are the bottleneck; None if there is no such verdict."""
+    part = _find_largest_wait(report)
+    return None if part is None else "prefill" if part == "prefill queue" else "decode"
+
+
+def _find_largest_wait(report: Report) -> str | None:
+    """Return the wait on a side that is the bottleneck, a key of `SIDES`."""
     handoff = report.handoff
     if handoff is None or handoff.remote < MIN_REQUESTS:
         return None
     waits = {name: handoff.ttft_parts_ms[name] for name in (*SIDES, "transfer")}
     part = max(waits, key=lambda name: waits[name])
     share = waits[part] / handoff.ttft_ms if handoff.ttft_ms else 0.0
-    if share < LARGE_PART or part == "transfer":
-        return None
-    finding, remedy = SIDES[part]
-    return Verdict("handoff_bottleneck", f"{finding}: {_describe_part(handoff, part)}.", remedy)
+    return None if share < LARGE_PART or part == "transfer" else part
 
 
 def handoff_link(report: Report) -> Verdict | None:

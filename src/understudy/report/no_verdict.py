@@ -22,9 +22,12 @@ def describe_no_verdict(report: Report) -> str:
         return f"No bottleneck found, but only {done} completed; most rules need {MIN_REQUESTS}."
     found = "No bottleneck found" if is_calm(report) else "No rule names a bottleneck, but requests waited"
     text = f"{found}: {', '.join(_list_numbers(report))}."
-    smaller = [] if report.advice is None else [one.change for one in report.advice.trials]
-    if smaller and report.handoff is None:
-        text += f" A smaller fleet is not enough (replayed: {', '.join(smaller)})."
+    trials = () if report.advice is None or report.handoff is not None else report.advice.trials
+    if trials and report.goodput is not None:
+        text += f" A smaller fleet is not enough; replayed: {', '.join(map(str, trials))}."
+    elif trials:  # judged by more than the measure of the trials
+        text += f" A smaller fleet is not enough (replayed: {', '.join(one.change for one in trials)}): "
+        text += "mean E2E or TTFT p99 rises by more than 5 %, or requests are lost."
     return text
 
 
