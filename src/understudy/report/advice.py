@@ -66,7 +66,7 @@ def advise(
         before = time.perf_counter()
         try:
             reports[change.flag] = replay_with(change.settings)
-        except Exception:  # it contradicts other settings, or a user's class fails with it: no remedy for this run
+        except Exception:  # no remedy: it contradicts other settings, or a user's class fails with it
             for many in by_rule.values():
                 if change in many:
                     many.remove(change)

@@ -79,7 +79,8 @@ def compare(flag: str, rule: str, report: Report, other: Report) -> Trial:
     """Compare two reports by the measure of a rule; a change that loses requests, goals or time does not help."""
     can_attain_more = rule == "oversized" or (report.goodput is not None and report.goodput.ratio < ENOUGH)
     if rule == "overloaded" and report.goodput is not None and other.goodput is not None:
-        can_attain_more &= report.goodput.ratio != other.goodput.ratio  # a goal may be out of reach of any change
+        # A goal may be out of reach of any change.
+        can_attain_more &= report.goodput.ratio != other.goodput.ratio
     name, before = _measure(rule, report, by_goals=can_attain_more)
     trial = Trial(flag, name, before, _measure(rule, other, by_goals=can_attain_more)[1], helps=False)
     return replace(trial, helps=trial.gain >= _MIN_GAIN and not _is_worse(report, other))
