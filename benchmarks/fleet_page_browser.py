@@ -105,7 +105,7 @@ class Busy:
 
 
 def browser_cpu_s(root: int) -> dict[str, float]:
-    """Return the CPU time so far of a process and its descendants, in s by name of thread."""
+    """Return the CPU time so far of a process and its descendants, in s by process and thread."""
     parents: dict[int, int] = {}
     for entry in Path("/proc").iterdir():
         with suppress(OSError, ValueError):  # it has ended, or is no process
@@ -118,11 +118,20 @@ def browser_cpu_s(root: int) -> dict[str, float]:
 
     found: dict[str, float] = {}
     for pid in filter(is_ours, parents):
-        for task in Path(f"/proc/{pid}/task").iterdir():
-            with suppress(OSError):
-                kind = re.search(rb"--type=([a-z-]+)", Path(f"/proc/{pid}/cmdline").read_bytes())
-                name = f"{kind[1].decode() if kind else 'browser'}/{(task / 'comm').read_text().strip()}"
-                found[name] = found.get(name, 0.0) + int((task / "schedstat").read_text().split()[0]) / 1e9
+        process = Path(f"/proc/{pid}")
+        with suppress(OSError):
+            named = re.search(rb"--type=([a-z-]+)", (process / "cmdline").read_bytes())
+            kind = named[1].decode() if named else "browser"
+            user, system = (process / "stat").read_text().rpartition(")")[2].split()[11:13]
+            # A process counts its threads that have ended too, which the list of threads no longer has.
+            ended_s = (int(user) + int(system)) / os.sysconf("SC_CLK_TCK")
+            for task in (process / "task").iterdir():
+                with suppress(OSError):
+                    name = f"{pid} {kind}/{(task / 'comm').read_text().strip()}"
+                    cpu_s = int((task / "schedstat").read_text().split()[0]) / 1e9
+                    found[name] = found.get(name, 0.0) + cpu_s
+                    ended_s -= cpu_s
+            found[f"{pid} {kind}/ended"] = ended_s
     return found
 
 
@@ -140,9 +149,11 @@ def measure(browser: Browser, url: str, args: argparse.Namespace) -> None:
             time.sleep(args.seconds)
             passed_s = time.monotonic() - began_s
             ended = browser_cpu_s(browser.pid)
-            shares[is_open].append(
-                {name: 100 * (cpu_s - began.get(name, 0.0)) / passed_s for name, cpu_s in ended.items()}
-            )
+            share: dict[str, float] = {}
+            for name, cpu_s in ended.items():  # a process that ended meanwhile has served an earlier page
+                thread = name.partition(" ")[2]
+                share[thread] = share.get(thread, 0.0) + 100 * (cpu_s - began.get(name, 0.0)) / passed_s
+            shares[is_open].append(share)
     empty, page = ([sum(one.values()) for one in shares[is_open]] for is_open in (False, True))
     print(
         f"{args.workers} workers, {args.changing:.0%} of them change each second. All processes of the browser: "
