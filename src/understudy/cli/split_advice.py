@@ -12,7 +12,7 @@ from understudy.report.advice import LIMIT_S, Advice, describe_oversized, is_eno
 from understudy.report.handoff_verdicts import busiest_link, find_bottleneck_side, name_flag
 from understudy.report.remedies import ENOUGH, may_be_oversized
 from understudy.report.text import quantity
-from understudy.report.trial import Trial, compare, format_failure, name_finding
+from understudy.report.trial import Trial, compare, format_failure
 from understudy.report.verdict import Verdict
 from understudy.report.verdicts import find_verdicts
 
@@ -32,6 +32,13 @@ OTHERS_FASTER = Verdict("handoff_split", "Other settings of the same workers are
 LACKING = ("overloaded", "goal_missed")
 OWN_KINDS = {"link": ("handoff_link",), "more": LACKING}
 """Rules whose verdicts a kind of change belongs to; the others belong to the first verdict on hand-offs."""
+FINDINGS = {
+    "handoff_bottleneck": "the bottleneck",
+    "handoff_link": "the link",
+    "overloaded": "the overload",
+    "goal_missed": "the missed objective",
+}
+"""Findings of the rules that may have remedies here, in words."""
 
 
 class Change(NamedTuple):
@@ -213,12 +220,12 @@ def _go_further(change: Change, given: Disaggregation) -> list[Change]:
 
 def _compare(change: Change, report: Report, other: Report) -> Tried:
     """Compare two reports: by attainment if there are goals that requests miss, else by the mean E2E."""
-    goods = report.goodput, other.goodput
     is_lossless = other.requests.completed >= report.requests.completed
-    if goods[0] is not None and goods[1] is not None:
-        is_lossless &= goods[1].ratio >= goods[0].ratio - ATTAINMENT_GAIN
-    if report.goodput is not None and other.goodput is not None and report.goodput.ratio < ENOUGH:
-        measure, before, after = "attainment", report.goodput.ratio, other.goodput.ratio
+    ours, theirs = report.goodput, other.goodput
+    if ours is not None and theirs is not None:
+        is_lossless &= theirs.ratio >= ours.ratio - ATTAINMENT_GAIN
+    if ours is not None and theirs is not None and ours.ratio < ENOUGH:
+        measure, before, after = "attainment", ours.ratio, theirs.ratio
         gain, least = after - before, ATTAINMENT_GAIN
         values = f"{quantity(before, 'ratio')} → {quantity(after, 'ratio')}"
     else:
@@ -265,7 +272,7 @@ def _write_remedies(verdict: Verdict, own: dict[str, list[Tried]], tried: list[T
         return replace(verdict, remedy=" ".join(one.text for one in remedies))
     if not tried:
         return verdict
-    if helpful := [name_finding(rule) for rule, remedies in own.items() if remedies]:
+    if helpful := [FINDINGS[rule] for rule, remedies in own.items() if remedies]:
         names = " and ".join(filter(None, (", ".join(helpful[:-1]), helpful[-1])))
         return replace(verdict, remedy=f"The remedies for {names} help with it too.")
     trials = [one.trial for one in tried]

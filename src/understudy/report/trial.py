@@ -22,19 +22,6 @@ _MAX_SLOWDOWN = 1.05
 _HIT_RULES = ("cache_too_small", "scattered_prefixes")
 _SHARES = ("attainment", "prefix hits", "late gaps")
 _MORE_IS_BETTER = ("attainment", "prefix hits")
-_TITLES = {
-    "overloaded": "the overload",
-    "goal_missed": "the missed objective",
-    "cache_too_small": "the small cache",
-    "group_tail_gone": "the lost tails",
-    "scattered_prefixes": "scattered prefixes",
-    "hot_worker": "the hot worker",
-    "preemption_storm": "the repeated prefills",
-    "steps_too_long": "long steps",
-    "handoff_bottleneck": "the bottleneck",
-    "handoff_link": "the link",
-    "handoff_failures": "failed hand-offs",
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,11 +105,6 @@ def format_failure(trials: Sequence[Trial], least: float = _MIN_GAIN) -> str:
     amount = f"{100 * least:g} {'point' if measure in _SHARES else '%'}"
     losses = " without losses elsewhere" if any(trial.gain >= least for trial in trials) else ""
     return f"No replayed change {aim} by {amount} or more{losses}: {', '.join(replayed)}."
-
-
-def name_finding(rule: str) -> str:
-    """Return a rule's finding in two or three words."""
-    return _TITLES.get(rule) or rule.replace("_", " ")
 
 
 def _measure(rule: str, report: Report, *, by_goals: bool) -> tuple[str, float]:
