@@ -22,6 +22,12 @@ from understudy.engines.mocker_settings import MockerSettings
 from understudy.engines.offload import build_vllm_offload
 from understudy.engines.profiles import NEWEST, VersionProfile, find_profile
 from understudy.engines.speculation import SpeculativeConfig  # noqa: TC001  (msgspec reads the annotation)
+from understudy.engines.vllm_checks import (
+    refuse_absent,
+    refuse_contradictions,
+    refuse_speculation,
+    refuse_unused,
+)
 from understudy.errors import ConfigError
 from understudy.kv.policy import read_policy
 from understudy.tiers.dynamo import take_dynamo_names
@@ -44,9 +50,6 @@ _OPTIONAL_SWITCHES = ("scheduler_reserve_full_isl", "async_scheduling")
 
 _KVBM_ORDERS = ("lineage", "lru", "multi_lru")
 """Eviction policies of Dynamo's block manager."""
-
-DEFAULT_MAX_NUM_SEQS = 256
-"""Lowered to a smaller `max_num_batched_tokens`, as in vLLM; an explicit value is not."""
 
 
 class VllmConfig(EngineConfig, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -117,17 +120,9 @@ class VllmConfig(EngineConfig, frozen=True, kw_only=True, forbid_unknown_fields=
         self._check_limits(("max_num_active_seqs", "max_loras", "prefill_schedule_interval"))
         threshold = whole_number("long_prefill_token_threshold", self.long_prefill_token_threshold)
         msgspec.structs.force_setattr(self, "long_prefill_token_threshold", threshold)
-        if self.max_num_active_seqs is not None and self.max_num_active_seqs > (
-            self.max_num_seqs or self.max_num_active_seqs
-        ):
-            raise ConfigError(
-                f"max_num_active_seqs={self.max_num_active_seqs} must not be above max_num_seqs={self.max_num_seqs}"
-            )
-        if not 0 <= self.watermark < 1:
-            raise ConfigError(f"watermark must be in [0, 1), got {self.watermark}")
-        self._refuse_contradictions()
-        self._check_profile_has(self.profile, self.vllm_version)
-        self._refuse_unused()
+        refuse_contradictions(self)
+        refuse_absent(self, self.profile, self.vllm_version)
+        refuse_unused(self)
         if self.eviction_policy is not None:
             policy = read_policy("eviction_policy", self.eviction_policy)
             msgspec.structs.force_setattr(self, "eviction_policy", policy)
@@ -135,7 +130,7 @@ class VllmConfig(EngineConfig, frozen=True, kw_only=True, forbid_unknown_fields=
             raise ConfigError(
                 "preemption_mode=fifo contradicts scheduling_policy=priority, where priorities decide; leave it out"
             )
-        self._check_speculation()
+        refuse_speculation(self)
         self._use_groups()
 
     def _use_groups(self) -> None:
@@ -150,31 +145,6 @@ class VllmConfig(EngineConfig, frozen=True, kw_only=True, forbid_unknown_fields=
                 )
             msgspec.structs.force_setattr(self, "block_size", unit)
 
-    def _refuse_contradictions(self) -> None:
-        """Refuse limits that contradict each other, as vLLM does."""
-        budget = self.max_num_batched_tokens
-        if budget is not None and self.max_num_seqs is not None and self.max_num_seqs > budget:
-            if self.max_num_seqs != DEFAULT_MAX_NUM_SEQS:
-                raise ConfigError(
-                    f"max_num_seqs={self.max_num_seqs} must not be above max_num_batched_tokens={budget}: "
-                    "every request of a batch computes at least one token"
-                )
-            msgspec.structs.force_setattr(self, "max_num_seqs", budget)
-        if self.max_model_len is not None and self.long_prefill_token_threshold > self.max_model_len:
-            raise ConfigError(
-                f"long_prefill_token_threshold={self.long_prefill_token_threshold} must not be above "
-                f"max_model_len={self.max_model_len}"
-            )
-
-    def _refuse_unused(self) -> None:
-        """Refuse settings without an effect, because they need another one."""
-        if self.max_loras != 1 and not self.enable_lora:
-            raise ConfigError("max_loras needs enable_lora, without which requests name no adapter")
-        if self.long_prefill_token_threshold_adaptive and not self.long_prefill_token_threshold:
-            raise ConfigError(
-                "long_prefill_token_threshold_adaptive needs long_prefill_token_threshold, which it raises"
-            )
-
     def _check_types(self) -> None:
         """Check types of values passed to the class; `from_dict` checks them while reading."""
         version: Any = self.vllm_version
@@ -186,27 +156,6 @@ class VllmConfig(EngineConfig, frozen=True, kw_only=True, forbid_unknown_fields=
         msgspec.structs.force_setattr(self, "watermark", plain_number("watermark", self.watermark))
         self._check_switches(_SWITCHES)
         self._check_switches(_OPTIONAL_SWITCHES, optional=True)
-
-    def _check_speculation(self) -> None:
-        if self.speculative_config is not None:
-            if self.mocker.aic_nextn is not None:
-                raise ConfigError(
-                    "aic_nextn contradicts speculative_config (vLLM's own speculation); give one"
-                )
-            if self.async_scheduling and self.speculative_config.method == "ngram":
-                raise ConfigError(
-                    "async_scheduling contradicts method ngram, which needs the tokens of a batch before the next is "
-                    "scheduled; leave it out (mtp, eagle, eagle3 and draft_model support it)"
-                )
-            if self.kv_manager == "kvbm":
-                raise ConfigError(
-                    "speculative_config needs kv_manager=native, where rejected drafts stay in their blocks"
-                )
-            self.speculative_config.native(self.profile, self.max_num_seqs)
-        if self.async_scheduling and self.mocker.aic_nextn is not None:
-            raise ConfigError(
-                "async_scheduling contradicts aic_nextn: the next step is scheduled before a burst is known"
-            )
 
     @classmethod
     def from_dict(cls, settings: dict[str, Any]) -> VllmConfig:
@@ -298,20 +247,6 @@ class VllmConfig(EngineConfig, frozen=True, kw_only=True, forbid_unknown_fields=
                 "out"
             )
 
-    def _check_profile_has(self, profile: VersionProfile, called: str) -> None:
-        """Refuse settings that the profile does not have; `called` is the version as the user gave it."""
-        if self.watermark and not profile.has_watermark:
-            raise ConfigError(f"watermark is not a setting of vLLM {called}; leave it out")
-        if self.scheduler_reserve_full_isl and not profile.has_reserve_full_isl:
-            raise ConfigError(f"scheduler_reserve_full_isl is not a setting of vLLM {called}; leave it out")
-        if self.prefill_schedule_interval > 1 and not profile.has_prefill_interval:
-            raise ConfigError(
-                f"prefill_schedule_interval has no effect on a single engine of vLLM {called}; choose 0.33 or newer"
-            )
-        for field in ("max_num_active_seqs", "long_prefill_token_threshold_adaptive"):
-            if getattr(self, field) and not profile.has_active_seqs:
-                raise ConfigError(f"{field} is not a setting of vLLM {called}; choose 0.31 or newer")
-
     def core_config(
         self, plan: TierPlan | None, max_blocks: int, *, events: bool = False, kv_trace: bool = False
     ) -> VllmEngineConfig:
@@ -362,7 +297,7 @@ class VllmConfig(EngineConfig, frozen=True, kw_only=True, forbid_unknown_fields=
         `event_ranges`: events of several groups also have the tokens of blocks without a key, as on the wire.
         """
         profile = profile or self.profile
-        self._check_profile_has(profile, profile.name)
+        refuse_absent(self, profile, profile.name)
         reserve = self.scheduler_reserve_full_isl
         config = VllmEngineConfig(
             block_size=self.block_size,

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import re
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -13,7 +12,12 @@ from understudy.engines.group_layouts import layout_of_labels
 from understudy.errors import ConfigError
 from understudy.events.group_reader import GroupReader, LearningReader
 from understudy.server.api.errors import ApiError
-from understudy.server.api.fields import whole_number
+from understudy.server.proxy.discovery import (
+    read_adapters,
+    read_block_size,
+    read_event_sources,
+    require_ready,
+)
 from understudy.server.proxy.follower import ASSUMED, MEANING, EventSource, Follower
 from understudy.server.proxy.upstream import NO_LIMITS, OutOfFiles, TimeLimits, Upstream, UpstreamError
 
@@ -24,11 +28,6 @@ if TYPE_CHECKING:
     from understudy.server.proxy.follower import Health
 
 log = logging.getLogger("understudy.router")
-
-_LABEL = re.compile(
-    r'^(?:vllm:cache_config_info\{[^}]*?\bblock_size="|sglang:page_size\{[^}]*\} )(\d+)', re.MULTILINE
-)
-_WILD = ("*", "0.0.0.0", "[::]", "::", "")
 
 
 class WorkerAddress(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -117,10 +116,10 @@ class Workers:
         self._refuse_twice(upstream)
         numbers: list[int] = []
         try:
-            await self._require_ready(upstream)
-            sources = await self._sources(upstream, address)
+            await require_ready(upstream)
+            sources = await read_event_sources(upstream, address)
             await self._agree_on_blocks(upstream)
-            adapters = await self._adapters(upstream)
+            adapters = await read_adapters(upstream)
             self._refuse_twice(upstream)  # another call may have registered it meanwhile
             worker = ProxyWorker(upstream)
             followers = self._follow(sources, numbers, worker)
@@ -147,6 +146,26 @@ class Workers:
     def _refuse_twice(self, upstream: Upstream) -> None:
         if any(one.upstream.url == upstream.url and not one.gone for one in self.all):
             raise ConfigError(f"{upstream.url} is registered already")
+
+    async def _agree_on_blocks(self, upstream: Upstream) -> None:
+        """Check that all engines have one block size. ConfigError otherwise."""
+        size = await read_block_size(upstream)
+        if self.block_size is None:
+            if size is None:
+                raise ConfigError(
+                    f"{upstream.url} does not say its block size on /metrics: give --block-size"
+                )
+            self.block_size = size
+        elif self._groups is not None:
+            if size not in (None, self._groups.block_size):
+                raise ConfigError(
+                    f"{upstream.url} has blocks of {size} tokens, --kv-cache-groups those of "
+                    f"{self._groups.block_size}"
+                )
+        elif size is not None and size != self.block_size:
+            raise ConfigError(
+                f"{upstream.url} has blocks of {size} tokens, this router those of {self.block_size}"
+            )
 
     def _follow(
         self, sources: list[EventSource | None], numbers: list[int], worker: ProxyWorker
@@ -327,79 +346,3 @@ class Workers:
             log.warning("%s is up again", worker.upstream.url)
             worker.up, worker.why_down = True, ""
             self._update_availability(worker)
-
-    # ── Discovery ──
-
-    async def _require_ready(self, upstream: Upstream) -> None:
-        """Raise UpstreamError while an engine loads: its other routes are not valid yet."""
-        status, _ = await upstream.get("/health")
-        if status != 200:
-            raise UpstreamError(f"{upstream.url}/health says {status}")
-
-    async def _sources(self, upstream: Upstream, address: WorkerAddress) -> list[EventSource | None]:
-        if address.events is not None:
-            return [EventSource(address.events, address.replay, address.topic)]
-        status, body = await upstream.get("/kv_event_sources")
-        if status != 200:  # before vLLM 0.32
-            return [None]
-        try:
-            listed = msgspec.json.decode(body, type=dict[str, dict[str, Any]])
-        except msgspec.DecodeError:
-            raise UpstreamError(f"{upstream.url}/kv_event_sources is not what vLLM says there") from None
-        sources: list[EventSource | None] = []
-        for rank in sorted(listed, key=lambda name: whole_number(name) or 0):
-            config = listed[rank]
-            if not config.get("endpoint") or config.get("enable_kv_cache_events") is False:
-                sources.append(None)
-                continue
-            sources.append(
-                EventSource(
-                    _reachable(str(config["endpoint"]), upstream.host),
-                    None
-                    if not config.get("replay_endpoint")
-                    else _reachable(config["replay_endpoint"], upstream.host),
-                    config.get("topic") or None,
-                )
-            )
-        return sources or [None]
-
-    async def _agree_on_blocks(self, upstream: Upstream) -> None:
-        """Check that all engines have one block size. ConfigError otherwise."""
-        status, page = await upstream.get("/metrics")
-        found = _LABEL.search(page.decode("utf-8", "replace")) if status == 200 else None
-        size = None if found is None else int(found[1])
-        if self.block_size is None:
-            if size is None:
-                raise ConfigError(
-                    f"{upstream.url} does not say its block size on /metrics: give --block-size"
-                )
-            self.block_size = size
-        elif self._groups is not None:
-            if size not in (None, self._groups.block_size):
-                raise ConfigError(
-                    f"{upstream.url} has blocks of {size} tokens, --kv-cache-groups those of "
-                    f"{self._groups.block_size}"
-                )
-        elif size is not None and size != self.block_size:
-            raise ConfigError(
-                f"{upstream.url} has blocks of {size} tokens, this router those of {self.block_size}"
-            )
-
-    async def _adapters(self, upstream: Upstream) -> set[str]:
-        status, body = await upstream.get("/v1/models")
-        if status == 401:
-            log.warning("%s/v1/models: needs a key; give the router the engine's --api-key", upstream.url)
-        if status != 200:
-            return set()
-        try:
-            cards = msgspec.json.decode(body)["data"]
-            return {str(card["id"]) for card in cards if card.get("parent")}
-        except (msgspec.DecodeError, KeyError, TypeError, AttributeError):
-            return set()
-
-
-def _reachable(endpoint: str, host: str) -> str:
-    """Replace a wildcard address such as `tcp://*:5557` by the engine's host."""
-    scheme, _, rest = endpoint.partition("://")
-    name, colon, port = rest.rpartition(":")
-    return f"{scheme}://{host}:{port}" if colon and scheme == "tcp" and name in _WILD else endpoint
