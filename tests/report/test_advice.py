@@ -19,12 +19,13 @@ from understudy.engines.vllm_config import VllmConfig
 from understudy.errors import ConfigError, PolicyError
 from understudy.report import Report, Slo
 from understudy.report.advice import advise
-from understudy.report.general_advice import advise_on_scattering, name_balancing_routing, name_more_tiers
 from understudy.report.remedies import Setup
 from understudy.report.trial import Trial, compare, format_failure
 from understudy.workload import ClosedLoop, Normal, OpenLoop, Poisson, SharedRatio
 
 TRACE = str(Path(__file__).parents[2] / "examples" / "demo_trace.jsonl")
+
+
 SLOW = VllmConfig(num_gpu_blocks=400, timing=Constant(prefill_ms=100.0, decode_ms=20.0), max_num_seqs=4)
 
 
@@ -57,6 +58,8 @@ class Bench:
 
 
 OVERLOAD = crowd(300, arrivals=Poisson(qps=20))
+
+
 CALM = crowd(100, arrivals=Poisson(qps=2))
 
 
@@ -363,41 +366,3 @@ def test_the_table_the_page_and_the_json_show_it_and_a_flag_skips_it(
     assert main([*argv, "--no-advice", "--json", str(saved)]) == 0
     assert "(replayed)" not in capsys.readouterr().out
     assert "advice" not in json.loads(saved.read_text())
-
-
-BOTH = "Route by cached prefixes (--routing kv) or by session (--routing session_affinity)."
-KV, SESSIONS = (
-    "Route by cached prefixes (--routing kv).",
-    "Route by session (--routing session_affinity).",
-)
-
-
-@pytest.mark.parametrize(
-    ("groups", "routing", "host", "mode", "scattering", "tiers", "balance"),
-    [
-        ((), "round_robin", None, "", BOTH, "a host tier (--g2)", "least_loaded"),
-        ((), "session_affinity", 20, "write_through", KV, "larger tiers", "least_loaded"),
-        ((), "least_loaded", None, "", BOTH, "a host tier (--g2)", "kv"),
-        (GROUPS, "round_robin", 90_000, "evict", SESSIONS, None, "least_loaded"),
-        (GROUPS, "session_affinity", 90_000, "evict", "Use fewer workers", None, "least_loaded"),
-        (GROUPS, "session_affinity", 90_000, "vllm", KV, None, "least_loaded"),
-        (GROUPS, "least_loaded", 90_000, "evict", SESSIONS, None, "power_of_two"),
-        (GROUPS, "kv", None, "", SESSIONS, None, "least_loaded"),
-    ],
-)
-def test_general_advice_names_nothing_that_the_run_has_or_would_refuse(
-    groups: tuple[understudy.KvCacheGroup, ...],
-    routing: Any,
-    host: int | None,
-    mode: str,
-    scattering: str,
-    tiers: str | None,
-    balance: str,
-) -> None:
-    engine = VllmConfig(num_gpu_blocks=600, kv_cache_groups=groups)
-    below = {"tiers": [{"tier": "g2", "blocks": host}], "offload": {"mode": mode}, "kv_bytes_per_token": 1024}
-    given = None if host is None else understudy.TiersConfig.from_dict(below)
-    report = understudy.replay(conversations(30), engine, workers=2, routing=routing, tiers=given)
-    assert advise_on_scattering(report).startswith(scattering)
-    assert name_more_tiers(report) == tiers
-    assert name_balancing_routing(report) == balance

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from understudy.report.engine_terms import SGLANG_TERMS, terms_of
 from understudy.report.verdict import list_pools
 from understudy.router.kv import KvRouting
 
@@ -49,3 +50,8 @@ def allows_kv_routing(report: Report) -> bool:
         and pool.tiers.get("offload", {}).get("mode") != "vllm"
         for pool in list_pools(report)
     )
+
+
+def name_more_memory(report: Report) -> str:
+    """Name a larger cache in the engine's words."""
+    return "a larger KV pool" if terms_of(report) is SGLANG_TERMS else "more blocks"

@@ -6,9 +6,10 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from understudy.report.engine_terms import SGLANG_TERMS, VLLM_TERMS, terms_of
+from understudy.report.latency_verdicts import compute_late_gaps
 from understudy.report.remedies import ENOUGH
 from understudy.report.text import quantity
-from understudy.report.verdicts import compute_balance, compute_late_gaps
+from understudy.report.verdicts import compute_balance
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
