@@ -306,7 +306,10 @@ def test_every_row_is_predicted_or_refused_by_its_line(data: st.DataObject) -> N
     layout: Any = "closed_loop" if base is SMALL_ROW else "stages"
     found = predict_table(Table(Path("in.csv"), layout, [row]), threads=1)[0]
     if isinstance(found, Prediction):
-        assert all(np.isfinite(value) and value >= 0 for value in found.means.values())
+        spread = ("tpot_ms", "itl_ms")
+        if int(float(row.get("osl") or row.get("max_tokens") or 2)) > 1:
+            assert all(np.isfinite(value) for value in found.means.values())
+        assert all(value > 0 for name, value in found.means.items() if name not in spread)
         assert found.means["ttft_ms"] > 0
     else:
         assert isinstance(found, InvalidArgument)
@@ -323,7 +326,8 @@ def test_a_bad_row_does_not_harm_the_others(tmp_path: Path, capsys: pytest.Captu
 
 def test_answers_of_one_token_have_no_time_between_tokens(tmp_path: Path) -> None:
     found = predicted(Table.read(table(tmp_path / "in.csv", {**ROW, "osl": "1"})))[0]
-    assert (found["tpot_ms"], found["ttft_ms"]) == (0.0, found["e2e_ms"])
+    assert np.isnan(found["tpot_ms"])
+    assert found["ttft_ms"] == found["e2e_ms"]
 
 
 def test_a_table_is_known_by_its_ending_in_capitals_too(tmp_path: Path) -> None:

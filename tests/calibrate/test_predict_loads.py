@@ -11,7 +11,7 @@ import pytest
 
 from calibrate import files
 from calibrate.test_fit import TRUTH
-from understudy.calibrate.load import random_lengths
+from understudy.calibrate.load import build_load, random_lengths
 from understudy.cli import main
 
 WHERE = ["--model", "Llama-3.1-8B", "--gpu", "H100"]
@@ -37,6 +37,26 @@ def test_lengths_and_a_concurrency_need_no_file(capsys: pytest.CaptureFixture[st
     assert float(found[64]["tpot_ms"]) > float(found[1]["tpot_ms"]) > 1
     row = {name: float(value) for name, value in found[1].items() if name != "benchmark"}
     assert row["e2e_ms"] == pytest.approx(row["ttft_ms"] + 299 * row["tpot_ms"], rel=0.001)
+
+
+def test_one_output_token_has_no_time_per_output_token(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["predict", "--isl", "2000", "--osl", "1", "--concurrency", "4", *WHERE]) == 0
+    [row] = rows(capsys.readouterr().out)
+    assert row["tpot_ms"] == ""
+    assert row["ttft_ms"] == row["e2e_ms"]
+    load = build_load([500] * 20, [1] * 20, concurrency=4)
+    bench = files.vllm_plain(tmp_path / "bench.json", load, files.measure(load, TRUTH), mean_tpot_ms=0.0)
+    assert main(["predict", str(bench), *WHERE, *SIZES]) == 0
+    said = capsys.readouterr()
+    assert rows(said.out)[0]["tpot_ms"] == ""
+    assert "TTFT" in said.err
+    assert "TPOT" not in said.err
+    html = tmp_path / "fit.html"
+    fit = ["calibrate", str(bench), *WHERE, *SIZES, "-o", str(tmp_path / "timing.yaml"), "--html", str(html)]
+    assert main(fit) == 0
+    assert "<td>0.00</td><td>–</td><td>–</td>" in html.read_text()
 
 
 @pytest.mark.parametrize(

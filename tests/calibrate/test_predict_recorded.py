@@ -89,6 +89,27 @@ def test_a_recorded_run_is_predicted_from_the_command_line(
     assert "needs step times; give --model and --gpu, or --timing" in capsys.readouterr().err
 
 
+def test_one_output_token_has_no_time_per_output_token(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rows = [
+        {"request_id": f"r{i}", "arrival_s": float(i), "input_tokens": 500, "output_tokens": tokens}
+        for i, tokens in enumerate((1, 20))
+    ]
+    path = run_file(tmp_path / "run.jsonl", rows)
+    [(_, ttft, tpot, e2e), (_, _, other, _)] = predict_run(read_run(path), TEN_MS).requests
+    assert math.isnan(tpot)
+    assert (ttft, other) == (e2e, 10.0)
+    where = ["--model", "Llama-3.1-8B", "--gpu", "H100"]
+    assert main(["predict", str(path), *where]) == 0
+    said = capsys.readouterr()
+    without, with_tpot = (line.split(",")[2] for line in said.out.splitlines()[1:])
+    assert without == ""
+    assert f"TPOT {float(with_tpot):.1f} ms" in said.err
+    assert main(["predict", str(run_file(path, rows[:1])), *where]) == 0
+    assert ", TPOT –, E2E " in capsys.readouterr().err
+
+
 @pytest.fixture
 def steps(tmp_path: Path) -> Path:
     """Steps of a made-up device, 3 ms and 0.02 ms a token each."""

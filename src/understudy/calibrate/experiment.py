@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import msgspec
 import numpy as np
 
-from understudy.calibrate.simulate import Outcome, simulate
+from understudy.calibrate.simulate import Outcome, mean_of_known, simulate
 from understudy.engines.profiles import NEWEST
 from understudy.engines.vllm_config import VllmConfig
 from understudy.errors import InvalidArgument
@@ -82,12 +82,13 @@ class Experiment(msgspec.Struct, frozen=True, kw_only=True):
         ]
 
     def predict(self, efficiencies: Efficiencies) -> dict[str, float]:
-        """Predict the mean times (ms) over all requests."""
+        """Predict the mean times (ms) over all requests; NaN for TPOT and ITL of one-token answers."""
         outcomes = self.outcomes(efficiencies)
-        means = {name: float(np.mean([one.mean(name) for one in outcomes])) for name in MEASURES}
+        means = {name: mean_of_known(np.array([one.mean(name) for one in outcomes])) for name in MEASURES}
         if self.client_output_tokens is not None:
-            gaps = max(self.client_output_tokens - 1, 1.0)
-            means["itl_ms"] = (means["e2e_ms"] - means["ttft_ms"]) / gaps
+            gaps = self.client_output_tokens - 1
+            span = means["e2e_ms"] - means["ttft_ms"]
+            means["itl_ms"] = span / max(gaps, 1.0) if gaps > 0 and span > 0 else math.nan
         return means
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from html import escape
 from typing import TYPE_CHECKING
 
@@ -63,9 +64,11 @@ def _means(benchmarks: Sequence[Benchmark], outcomes: Sequence[Outcome]) -> str:
                 cells += "<td>–</td><td>–</td><td>–</td>"
                 continue
             simulated = outcome.mean(name)
-            cells += (
-                f"<td>{measured:,.2f}</td><td>{simulated:,.2f}</td><td>{simulated / measured - 1:+.1%}</td>"
-            )
+            if math.isnan(simulated):
+                cells += f"<td>{measured:,.2f}</td><td>–</td><td>–</td>"
+                continue
+            error = f"{simulated / measured - 1:+.1%}" if measured else "–"
+            cells += f"<td>{measured:,.2f}</td><td>{simulated:,.2f}</td><td>{error}</td>"
         rows.append(
             f'<tr><td>{escape(benchmark.file)} <span class="unit">{escape(benchmark.format)}</span></td>'
             f"<td>{len(benchmark.load.workload):,}</td>{cells}</tr>"

@@ -66,7 +66,7 @@ class Predictions(msgspec.Struct, frozen=True):
     columns: tuple[str, ...]
     """Names of the values in a row: the row's name, then times in milliseconds."""
     rows: list[tuple[str, *tuple[float, ...]]]
-    """Values of each row, in the order of `columns`."""
+    """Values of each row, in the order of `columns`; NaN for TPOT and ITL of one-token answers."""
     sources: dict[str, int]
     """Number of rows by the source of their step times."""
     errors: list[UnderstudyError]

@@ -126,7 +126,7 @@ def predict_run(
     """Predict the times of each request, from the moment the engine reads it.
 
     A busy engine reads new requests at the end of a step. `ranks` means that workers step together. TPOT of one token
-    is 0.
+    is NaN.
     """
     run = run_offline(
         load.workload,
@@ -144,7 +144,8 @@ def predict_run(
         raise InvalidArgument(f"request {names[row]}: {reason}")
     ttft = (columns.first_token_ns - columns.queued_ns) / 1e6
     e2e = (columns.last_token_ns - columns.queued_ns) / 1e6
-    gaps = np.maximum(columns.output_tokens - 1, 1)
-    tpot = (columns.last_token_ns - columns.first_token_ns) / 1e6 / gaps
+    gaps = columns.output_tokens - 1
+    spans = (columns.last_token_ns - columns.first_token_ns) / 1e6
+    tpot = np.where(gaps > 0, spans / np.maximum(gaps, 1), np.nan)
     requests = list(zip(names, ttft.tolist(), tpot.tolist(), e2e.tolist(), strict=True))
     return PredictedRun(requests, format_times(run.facts.times))

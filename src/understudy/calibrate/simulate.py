@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -30,9 +31,14 @@ class Outcome(msgspec.Struct, frozen=True):
     output_tokens: NDArray[np.int32]
 
     def mean(self, name: str) -> float:
-        """Return the mean over the requests that have a value; 0 if none has, as TPOT of one-token answers."""
-        times = getattr(self, name)
-        return float(np.nanmean(times)) if np.isfinite(times).any() else 0.0
+        """Return the mean over the requests that have a value; NaN if none has, as TPOT of one-token answers."""
+        return mean_of_known(getattr(self, name))
+
+
+def mean_of_known(times: Times) -> float:
+    """Return the mean of the values that are not NaN; NaN if all are."""
+    known = times[~np.isnan(times)]
+    return float(known.mean()) if len(known) else math.nan
 
 
 def simulate(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -269,7 +270,7 @@ def _format_errors(predicted: dict[str, float], measured: dict[str, float]) -> s
     return ", ".join(
         f"{name.removesuffix('_ms').upper()} {100 * (value / measured[name] - 1):+.1f} %"
         for name, value in predicted.items()
-        if measured.get(name)
+        if measured.get(name) and not math.isnan(value)
     )
 
 
@@ -297,9 +298,11 @@ def _predict_run(args: argparse.Namespace, source: Source) -> int:
     import sys
 
     import msgspec
+    import numpy as np
 
     from understudy.calibrate.load import Load
     from understudy.calibrate.recorded import COLUMNS, predict_run, read_run
+    from understudy.calibrate.simulate import mean_of_known
     from understudy.cli.progress import progress_bar
     from understudy.cli.trace_flags import read_workload
     from understudy.errors import InvalidArgument
@@ -329,11 +332,9 @@ def _predict_run(args: argparse.Namespace, source: Source) -> int:
         )
     _write_csv(args.output, COLUMNS, found.requests)
     columns = zip(*(row[1:] for row in found.requests), strict=True)
-    means = [
-        sum(column) / max(sum(value > 0 for value in column), 1) for column in columns
-    ]  # one token: no TPOT
+    means = [mean_of_known(np.array(column)) for column in columns]
     said = ", ".join(
-        f"{name.removesuffix('_ms').upper()} {mean:,.1f} ms"
+        f"{name.removesuffix('_ms').upper()} {'–' if math.isnan(mean) else f'{mean:,.1f} ms'}"
         for name, mean in zip(COLUMNS[1:], means, strict=True)
     )
     count = plural(len(found.requests), "request")
@@ -356,6 +357,8 @@ def _write_csv(path: Path, header: tuple[str, ...], rows: list[Any]) -> None:
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(header)
     for name, *values in rows:
-        writer.writerow([name, *("" if value is None else f"{value:.4f}" for value in values)])
+        writer.writerow(
+            [name, *("" if value is None or math.isnan(value) else f"{value:.4f}" for value in values)]
+        )
     with create(path) as file:
         file.write(text.getvalue().encode())
