@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import re
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -86,6 +87,21 @@ def test_the_table_speaks_of_token_usage_and_retractions() -> None:
     assert "Retractions" in text
     assert "Evicted pages" in text
     assert "Preemptions" not in text
+
+
+def test_regret_and_charts_count_pages() -> None:
+    report = us.replay(crowd(60, arrivals=Poisson(qps=5)), SMALL, workers=2, routing="kv")
+    out = io.StringIO()
+    report.print(Console(file=out, width=400, highlight=False))
+    assert re.search(r"cache regret \S+ pages a request", out.getvalue())
+    assert "blocks a request" not in out.getvalue()
+    text = re.sub(r"<[^>]*>", " ", report.to_html())
+    charts = text[: text.index("Stored blocks")]
+    assert "× 40 pages of 16 tokens" in charts
+    assert "share of 80 pages" in charts
+    assert "; active pages, mean" in charts
+    assert " blocks" not in charts
+    assert re.search(r"cache regret\s+\S+\s+pages", text)
 
 
 def test_advice_replays_sglangs_own_remedies() -> None:

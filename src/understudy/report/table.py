@@ -74,7 +74,7 @@ class ReportTable:
             yield Padding(Text.assemble(mark, none), (0, 1), expand=False)
         if (advice := self.report.advice) is not None and (advice.trials or advice.untried):
             yield Padding(Text.assemble(("Advice  ", "dim"), str(advice)), (0, 1), expand=False)
-        if routed := format_routing(self.report.run.router):
+        if routed := _format_routing(self.report):
             yield Padding(Text.assemble(("Routing  ", "dim"), routed), (0, 1), expand=False)
         for note in self.report.run.notes:
             yield Padding(Text.assemble(("Note  ", "yellow"), note), (0, 1), expand=False)
@@ -88,14 +88,15 @@ class ReportTable:
             yield Padding(digest, (0, 1), expand=False)
 
 
-def format_routing(statistics: dict[str, float]) -> str:
+def _format_routing(report: Report) -> str:
     """Describe the cached tokens of the chosen and of the best workers; empty without recorded choices."""
+    statistics = report.run.router
     if "mean_cache_regret_blocks" not in statistics:
         return ""
     return (
         f"prompt tokens cached at the choice: {statistics['held_hit']:.1%} on the chosen workers, "
         f"{statistics['best_hit']:.1%} on the best; cache regret {significant(statistics['mean_cache_regret_blocks'])} "
-        f"blocks a request (above 0 for {statistics['cache_regretted']:.1%} of choices)"
+        f"{terms_of(report).block}s a request (above 0 for {statistics['cache_regretted']:.1%} of choices)"
     ).replace("%", " %")
 
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from understudy.report.engine_terms import terms_of
 from understudy.report.html.plot import HoverSeries, Plot, Size
 from understudy.report.html.scale import LOG_FROM_RATIO, Scale, latency_label, latency_scale, time_unit
 from understudy.report.latency import NS_PER_MS, NS_PER_S, present
@@ -198,7 +199,7 @@ def kv_usage(report: Report, baseline: Report | None = None) -> Card | None:
             HoverSeries("active", "s1 solid", [percent(value) for value in active.tolist()]),
         ],
     )
-    subtitle = f"share of {capacity:,} blocks, mean of each window"
+    subtitle = f"share of {capacity:,} {terms_of(report).block}s, mean of each window"
     legend = [("s1 solid", "active"), ("s3 solid", "cached")]
     if len(before):
         legend.append(("base", "active, baseline"))

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import msgspec
 import numpy as np
 
+from understudy.report.engine_terms import terms_of
 from understudy.report.html.charts import FULL, Card, middles, time_axis
 from understudy.report.html.plot import number
 from understudy.report.series import StepFunction, windows
@@ -42,7 +43,7 @@ def usage_by_worker(report: Report) -> Card | None:
         note = f"{MAX_ROWS} of {timeline.num_workers:,} workers, from the fullest to the emptiest"
     return Card(
         "KV usage by worker",
-        f"{note}; active blocks, mean of windows of {duration((edges[1] - edges[0]) / 1e9)}",
+        f"{note}; active {terms_of(report).block}s, mean of windows of {duration((edges[1] - edges[0]) / 1e9)}",
         _figure(report, usage[shown], shown, edges),
         tuple((f"s1 heat{level}", f"{10 * level} %") for level in (1, 4, 7, 10)),
         "full",

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from understudy.report.engine_terms import terms_of
 from understudy.report.html.charts import FULL, Card, percent
 from understudy.report.html.plot import HoverSeries, Plot
 from understudy.report.html.scale import Scale
@@ -31,7 +32,8 @@ def hits_by_cache_size(report: Report) -> Card | None:
     ratios = np.array([curve.hit_ratio(size) for size in sizes.tolist()])
     x = Scale.logarithmic(float(low), float(high), FULL.x)
     y = Scale.linear(max(best, report.prefix_hit_ratio.first_admission, 0.01), FULL.y, label=percent)
-    plot = Plot(FULL, x, y, "Prefix hit ratio by cache size in blocks")
+    unit = f"{terms_of(report).block}s"
+    plot = Plot(FULL, x, y, f"Prefix hit ratio by cache size in {unit}")
     plot.area(sizes.astype(np.float64), np.zeros(len(sizes)), ratios, "s4")
     plot.line(sizes.astype(np.float64), ratios, "s4")
     plot.rule(best, f"unlimited {percent(best)}", "s4", at_left=True)
@@ -44,12 +46,12 @@ def hits_by_cache_size(report: Report) -> Card | None:
         plot.upright(size, f"{name}, {compact(size)}: {percent(ratio)}", "base", row=row, low=low)
     plot.on_hover(
         sizes.astype(np.float64),
-        [f"{size:,} blocks" for size in sizes.tolist()],
+        [f"{size:,} {unit}" for size in sizes.tolist()],
         [HoverSeries("prefix hit", "s4", [percent(ratio) for ratio in ratios.tolist()])],
     )
     return Card(
         "Hit ratio by cache size",
-        "one LRU cache that serves all requests in order, one at a time; blocks, log scale. This run: "
+        f"one LRU cache that serves all requests in order, one at a time; {unit}, log scale. This run: "
         + percent(report.prefix_hit_ratio.first_admission),
         plot.svg(),
         (),

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from understudy.report.engine_terms import terms_of
 from understudy.report.html import charts
 from understudy.report.html.balance import worker_balance
 from understudy.report.html.frame import THEME_BUTTON, build_document, prose
@@ -25,7 +26,7 @@ from understudy.report.latency import NS_PER_S
 from understudy.report.metrics import DISTRIBUTIONS, SCALARS, STATISTICS
 from understudy.report.no_verdict import describe_no_verdict
 from understudy.report.statistics import PERCENTILE_METHOD
-from understudy.report.text import duration, fixed, quantity, significant
+from understudy.report.text import duration, fixed, plural, quantity, significant
 from understudy.run.schema import NEVER
 from understudy.run.timeline import Status
 from understudy.run.times import format_lateness, format_times
@@ -67,7 +68,8 @@ def _header(report: Report, title: str, baseline: Report | None) -> str:
     timeline = report.columns
     workers = "1 worker" if timeline.num_workers == 1 else f"{timeline.num_workers:,} workers"
     facts = [
-        f"<b>{workers}</b> × {timeline.blocks_per_worker:,} blocks of {timeline.block_size} tokens",
+        f"<b>{workers}</b> × {timeline.blocks_per_worker:,} {terms_of(report).block}s of "
+        f"{plural(timeline.block_size, 'token')}",
         f"<b>{duration(report.duration_s)}</b> simulated",
     ]
     run = report.run

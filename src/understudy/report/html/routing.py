@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from understudy.report.engine_terms import terms_of
 from understudy.report.html.charts import FULL, Card, middles, percent, time_axis, window_labels
 from understudy.report.html.plot import HoverSeries, Plot
 from understudy.report.html.scale import Scale
@@ -43,7 +44,7 @@ _REGRETS = {
     "mean_cost_regret_blocks": ("regret", "Mean true cost of a choice − true cost of the best worker."),
     "mean_cache_regret_blocks": (
         "cache regret",
-        "Mean cached prompt blocks of the best worker − those of the chosen one.",
+        "Mean cached prompt {unit} of the best worker − those of the chosen one.",
     ),
 }
 
@@ -111,11 +112,12 @@ def routing_table(report: Report) -> str:
         '<div><span data-tip="Prompt tokens of the busiest worker ÷ mean." tabindex="0">imbalance</span>'
         f"<span>{significant(statistics['imbalance'])} ×</span></div>"
     )
+    unit = f"{terms_of(report).block}s"
     for key, (name, tip) in _REGRETS.items():
         if key in statistics:
             items.append(
-                f'<div><span data-tip="{tip}" tabindex="0">{name}</span>'
-                f'<span>{significant(statistics[key])} <span class="unit">blocks</span></span></div>'
+                f'<div><span data-tip="{tip.format(unit=unit)}" tabindex="0">{name}</span>'
+                f'<span>{significant(statistics[key])} <span class="unit">{unit}</span></span></div>'
             )
     return (
         '<section class="card full"><div class="head"><h2>Routing</h2><span class="sub">'
