@@ -171,8 +171,7 @@ def test_what_a_run_has_beside_one_without_is_told_where_it_is_not_the_default(t
         argv = ["replay", str(TRACE), "--quiet", "--workers", "2", "--json", str(path), *flags.split()]
         assert main(argv) == 0
     named = dict(compare(*paths).settings())
-    assert named["routing"] == ["round_robin", None]
-    assert named["routing.kind"] == [None, "kv"]
+    assert named["routing"] == ["round_robin", "kv"]
     assert named["routing.event_delay_ms"] == [None, 50]
     assert named["tiers.offload.min_reuse"] == [None, 2]
     assert "preset: Llama-3.1-8B" in named["times.from"][1]
@@ -180,7 +179,7 @@ def test_what_a_run_has_beside_one_without_is_told_where_it_is_not_the_default(t
         name for name in named if name.startswith(("routing.", "tiers.offload.", "router", "engine.timing."))
     }
     assert others == {
-        *("routing.kind", "routing.event_delay_ms", "tiers.offload.min_reuse"),
+        *("routing.event_delay_ms", "tiers.offload.min_reuse"),
         *("engine.timing.kind", "engine.timing.front_end_ms"),
     }
     page = compare(*paths).to_html()

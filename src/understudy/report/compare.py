@@ -224,7 +224,9 @@ def _flatten(facts: dict[str, Any], prefix: str = "") -> dict[str, Any]:
     for name, value in facts.items():
         if not prefix and name in _NOT_SETTINGS:
             continue
-        if isinstance(value, dict):
+        if prefix == "routing." and name == "kind":  # a routing without settings is its name alone
+            flat["routing"] = value
+        elif isinstance(value, dict):
             flat |= _flatten(value, f"{prefix}{name}.")
         elif isinstance(value, list) and value and all(isinstance(one, dict) for one in value):
             for place, one in enumerate(value):  # such as tiers, each with a name
