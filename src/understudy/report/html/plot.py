@@ -116,8 +116,8 @@ class Plot:
         for index, (name, value) in enumerate(lines):
             y = number(top + 16 * index)
             self.marks.append(
-                f'<text class="note" x="{left}" y="{y}">{escape(name)}</text>'
-                f'<text class="note strong" x="{left + 28}" y="{y}">{escape(value)}</text>'
+                f'<text class="note" x="{left}" y="{y}">{escape(name)}'
+                f'<tspan class="note strong" dx="8">{escape(value)}</tspan></text>'
             )
 
     def on_hover(self, xs: Float64Column, labels: Sequence[str], series: Sequence[HoverSeries]) -> None:

@@ -67,8 +67,9 @@ i.key { display: inline-block; width: 14px; height: 3px; border-radius: 2px; mar
 i.key.solid, i.key[class*="heat"] { height: 10px; width: 10px; } i.key.thin { height: 1.5px; }
 .s1 { --c: var(--s1); } .s2 { --c: var(--s2); } .s3 { --c: var(--s3); } .s4 { --c: var(--s4); } .s5 { --c: var(--s5); }
 .base { --c: var(--base); } .base.ink { --c: var(--ink); }
-.plot { position: relative; overflow-x: auto; }
-svg { display: block; width: 100%; height: auto; }
+.plot { position: relative; }
+svg { display: block; width: 100%; height: auto; overflow: visible; }
+svg :is(path, circle) { vector-effect: non-scaling-stroke; }
 svg text { font-size: 11.5px; fill: var(--faint); }
 svg .tick.name { fill: var(--ink); font-size: 12.5px; }
 svg .note { fill: var(--soft); } svg .note.strong { fill: var(--ink); font-weight: 550; }
@@ -114,7 +115,7 @@ footer { color: var(--faint); font-size: 13px; margin-top: 18px; }
 #tip .row { display: flex; align-items: center; gap: 14px; justify-content: space-between; }
 #tip .row b { font-weight: 600; }
 @media (max-width: 1080px) {
-  .third, .half { grid-column: 1 / -1; } .full svg { min-width: 900px; }
+  .third, .half { grid-column: 1 / -1; }
 }
 @media print {
   body { background: #fff; } button { display: none; } .card, .tile { break-inside: avoid; } main { padding: 0; }
@@ -158,7 +159,49 @@ SCRIPT = """
   };
   const hide = () => { tip.style.visibility = "hidden"; };
 
-  for (const plot of document.querySelectorAll(".plot")) {
+  // Draw a plot as wide as its card, but with text, marks and height of their own size.
+  const fit = (plot) => {
+    const svg = plot.querySelector("svg"), view = svg.viewBox.baseVal;
+    const fixed = svg.querySelectorAll("text, circle"), ticks = svg.querySelectorAll("text.tick:not([dy])");
+    svg.setAttribute("preserveAspectRatio", "none");
+    svg.style.height = view.height + "px";
+    plot.style.padding = "";
+    const outer = plot.getBoundingClientRect();
+    for (let left = 0, right = 0, tries = 0; tries < 3 && outer.width; tries++) {
+      plot.style.padding = `0 ${right}px 0 ${left}px`;
+      const scale = view.width / Math.max(svg.getBoundingClientRect().width, 1);
+      for (const one of fixed) {
+        const x = one.getAttribute("x") || one.getAttribute("cx");
+        one.setAttribute("transform", `translate(${x}) scale(${scale} 1) translate(${-x})`);
+      }
+      const boxes = [...fixed].map((one) => one.getBoundingClientRect());  // labels at the edges need room
+      left += Math.max(0, ...boxes.map((box) => outer.left - box.left));
+      right += Math.max(0, ...boxes.map((box) => box.right - outer.right));
+    }
+    let end = -Infinity;
+    for (const tick of ticks) {
+      const box = tick.getBoundingClientRect();
+      tick.style.visibility = box.left < end + 6 ? "hidden" : "";
+      if (!tick.style.visibility) end = box.right;
+    }
+  };
+  const scaleWhole = (plot) => {  // paper has another width
+    const svg = plot.querySelector("svg");
+    svg.removeAttribute("preserveAspectRatio");
+    svg.style.height = plot.style.padding = "";
+    for (const one of svg.querySelectorAll("text, circle")) {
+      one.removeAttribute("transform");
+      one.style.visibility = "";
+    }
+  };
+  const plots = [...document.querySelectorAll(".plot")];
+  const sizes = new ResizeObserver((seen) => seen.forEach((one) => fit(one.target)));
+  const fitAll = () => plots.forEach((plot) => sizes.observe(plot, { box: "border-box" }));
+  addEventListener("beforeprint", () => { sizes.disconnect(); plots.forEach(scaleWhole); });
+  addEventListener("afterprint", fitAll);
+  fitAll();
+
+  for (const plot of plots) {
     const source = plot.querySelector("script");
     if (!source) continue;
     const data = JSON.parse(source.textContent);
@@ -166,17 +209,18 @@ SCRIPT = """
     const cross = svg.querySelector(".cross");
     svg.addEventListener("pointermove", (event) => {
       const box = svg.getBoundingClientRect();
-      const scale = svg.viewBox.baseVal.width / box.width;
-      const x = (event.clientX - box.left) * scale, y = (event.clientY - box.top) * scale;
+      const view = svg.viewBox.baseVal, across = view.width / box.width, down = view.height / box.height;
+      const x = (event.clientX - box.left) * across, y = (event.clientY - box.top) * down;
       let best = -1, least = Infinity;
       data.px.forEach((px, index) => {
-        const far = data.py ? Math.hypot(px - x, data.py[index] - y) : Math.abs(px - x);
+        const far = data.py ? Math.hypot((px - x) / across, (data.py[index] - y) / down) : Math.abs(px - x);
         if (far < least) { least = far; best = index; }
       });
       if (best < 0 || (data.py && least > 30)) { cross.setAttribute("d", ""); hide(); return; }
       const px = data.px[best];
       cross.setAttribute("d", data.py
-        ? `M${px - 5} ${data.py[best]}a5 5 0 1 0 10 0a5 5 0 1 0 -10 0`
+        ? `M${px - 5 * across} ${data.py[best]}a${5 * across} 5 0 1 0 ${10 * across} 0`
+          + `a${5 * across} 5 0 1 0 ${-10 * across} 0`
         : `M${px} ${svg.dataset.top}V${svg.dataset.bottom}`);
       const rows = data.series.filter((series) => series.text[best]).map((series) => {
         const row = node("div", "row"), name = node("span", "");
