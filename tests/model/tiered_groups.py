@@ -1,109 +1,15 @@
 """A slow model of one worker with several KV groups and tiers, for requests that run one after another.
 
-A block is a key (group, end in tokens, content) or has none. Copies down take no time; every block that comes up takes
-a millisecond on each hop. Sizes are in tokens; the first group with `window` and `chunk` zero is full attention.
+A block of the device has keys (group, end in tokens, content) or none. Copies down take no time; every block that comes
+up takes a millisecond on each hop. A step computes as much of a request as states allow.
 """
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, field
 
-Key = tuple[int, int, int]
-"""Group, end in tokens, content."""
-
-
-@dataclass(frozen=True)
-class Group:
-    block: int
-    window: int = 0
-    chunk: int = 0
-
-    def first_needed(self, tokens: int) -> int:
-        """Return the first block that a token behind `tokens` tokens reads."""
-        if self.window:
-            return max(0, tokens - self.window + 1) // self.block
-        return tokens // self.chunk * self.chunk // self.block if self.chunk else 0
-
-    @property
-    def window_blocks(self) -> int:
-        return -(-(self.window - 1) // self.block)
-
-
-class Block:
-    """A block of the device; free when no reference is left."""
-
-    def __init__(self) -> None:
-        self.key: Key | None = None
-        self.refs = 1
-
-
-class Device:
-    """Blocks without a key are taken before cached ones, and those from the least recently released on."""
-
-    def __init__(self, blocks: int) -> None:
-        self.empty = blocks
-        self.cached: list[Block] = []
-        self.keyed: dict[Key, list[Block]] = {}
-
-    def take(self, count: int) -> tuple[list[Block], list[Key]]:
-        """Return new blocks and the keys that had to go, in the order in which they went."""
-        gone = []
-        for _ in range(count):
-            if self.empty > 0:
-                self.empty -= 1
-                continue
-            block = self.cached.pop(0)
-            assert block.key is not None
-            self.keyed[block.key].remove(block)
-            gone.append(block.key)
-        last = [key for i, key in enumerate(gone) if not self.keyed[key] and key not in gone[i + 1 :]]
-        return [Block() for _ in range(count)], last
-
-    def find(self, key: Key) -> Block | None:
-        return next(iter(self.keyed.get(key, [])), None)
-
-    def reference(self, block: Block) -> None:
-        if block.refs == 0:
-            self.cached.remove(block)
-        block.refs += 1
-
-    def release(self, blocks: list[Block]) -> None:
-        for block in reversed(blocks):
-            block.refs -= 1
-            if block.refs > 0:
-                continue
-            if block.key is None:
-                self.empty += 1
-            else:
-                self.cached.append(block)
-
-    def name(self, block: Block, key: Key) -> None:
-        block.key = key
-        self.keyed.setdefault(key, []).append(block)
-
-
-class Lower:
-    """A tier that evicts the least recently used key."""
-
-    def __init__(self, blocks: int) -> None:
-        self.blocks = blocks
-        self.order: list[Key] = []
-
-    def store(self, keys: list[Key]) -> list[Key]:
-        """Store those of `keys` that are missing, as many as fit; the last is the first to go. Return them."""
-        stored = [key for key in keys if key not in self.order][: self.blocks]
-        self.make_room(len(stored))
-        self.order += reversed(stored)
-        return stored
-
-    def make_room(self, count: int) -> None:
-        del self.order[: max(0, len(self.order) + count - self.blocks)]
-
-    def use(self, keys: list[Key]) -> None:
-        for key in keys:
-            self.order.remove(key)
-            self.order.append(key)
+from model.grouped_device import Block, Device, Group, Key, Lower, Sizes
+from model.grouped_steps import GroupedSteps, Request, Table
 
 
 @dataclass
@@ -115,7 +21,7 @@ class Outcome:
     parked_ms: int = 0
 
 
-class TieredGroups:
+class TieredGroups(GroupedSteps):
     """One worker: `run` plays a request to its end."""
 
     def __init__(
@@ -126,54 +32,73 @@ class TieredGroups:
         disk: int | None = None,
         *,
         write_through: bool = True,
+        exclusive: bool = False,
         retention: int | None = 0,
+        match_unit: int = 0,
     ) -> None:
-        self.groups = groups
-        self.device, self.host = Device(blocks), Lower(host)
+        sizes = Sizes(groups, match_unit)
+        super().__init__(groups, sizes, Device(blocks, groups, sizes), retention)
+        self.host = Lower(host)
         self.disk = None if disk is None else Lower(disk)
-        self.write_through, self.retention = write_through, retention
-        self.unit = math.lcm(*(group.block for group in groups))
-        self.hash = math.gcd(*(group.block for group in groups))
+        self.write_through, self.exclusive = write_through, exclusive
         self.offloaded = self.onboarded = 0
 
     # ── Where blocks are ──
 
-    def needed(self, contents: list[int], tokens: int) -> list[Key]:
-        """Return what a hit of `tokens` tokens needs, in the order of ends."""
-        keys = [
-            (g, end, contents[end // self.hash - 1])
-            for g, group in enumerate(self.groups)
-            for end in range((group.first_needed(tokens) + 1) * group.block, tokens + 1, group.block)
-        ]
-        return sorted(keys, key=lambda key: (key[1], key[0]))
-
-    def tier_of(self, key: Key) -> int | None:
+    def tier_of(self, key: Key) -> int:
+        """Return the highest tier that has the block; 9 if none has."""
         if self.device.find(key):
             return 1
         if key in self.host.order:
             return 2
-        return 3 if self.disk is not None and key in self.disk.order else None
+        return 3 if self.disk is not None and key in self.disk.order else 9
 
-    def longest(self, contents: list[int], limit: int, lowest: int) -> int:
+    def needed(self, contents: list[int], kind: list[int], tokens: int, limit: int, lowest: int) -> list[Key]:
+        """Return what a hit of `tokens` tokens needs in the groups of one kind."""
+        group, unit = self.groups[kind[0]], self.sizes.hash
+        ends = [(i + 1) * group.block for i in range(group.first_needed(tokens), tokens // group.block)]
+        if tokens % group.block:
+            last = tokens
+            if group.is_full:  # a longer prefix in the same block serves as well
+                highest = min(limit, -(-tokens // group.block) * group.block) // unit * unit
+                served = [
+                    end
+                    for worst in (1, lowest)
+                    for end in range(highest, tokens - 1, -unit)
+                    if all(self.tier_of((g, end, contents[end // unit - 1])) <= worst for g in kind)
+                ]
+                last = next(iter(served), tokens)
+            ends.append(last)
+        return [(g, end, contents[end // unit - 1]) for g in kind for end in ends]
+
+    def longest(
+        self, contents: list[int], limit: int, lowest: int, kinds: list[list[int]] | None = None
+    ) -> int:
         """Return the longest hit whose blocks are all on tiers down to `lowest`."""
-        for tokens in range(limit // self.unit * self.unit, 0, -self.unit):
-            if all((self.tier_of(key) or 9) <= lowest for key in self.needed(contents, tokens)):
+        kinds = self.sizes.kinds if kinds is None else kinds
+        for tokens in range(limit // self.sizes.hit * self.sizes.hit, 0, -self.sizes.hit):
+            keys = [key for kind in kinds for key in self.needed(contents, kind, tokens, limit, lowest)]
+            if all(self.tier_of(key) <= lowest for key in keys):
                 return tokens
         return 0
 
+    def usable(self, tokens: int) -> int:
+        """Return a hit's tokens, or 0 if all of them would be computed again."""
+        return 0 if tokens <= self.sizes.replay else tokens
+
     # ── Copies ──
 
-    def offer(self, keys: list[Key], *, evicted: bool) -> None:
-        """Copy blocks to the host, parents first, and from there to the disk."""
-        here = [key for key in keys if key in self.host.order]
+    def offer(self, keys: list[tuple[Key, bool]], *, evicted: bool) -> list[Key]:
+        """Copy blocks to the host, parents first, and from there to the disk; return those copied."""
+        here = [key for key, _ in keys if key in self.host.order]
         self.host.use(here[::-1] if evicted else here)
-        stored = self.host.store(keys)
+        stored = self.host.store([key for key, is_last in keys if is_last])
         self.offloaded += len(stored)
-        if self.disk is None:
-            return
-        lower = self.disk.store(stored)
-        self.host.use([key for key in reversed(stored) if key not in lower])
-        self.host.use([key for key in reversed(stored) if key in lower])
+        if self.disk is not None:
+            lower = self.disk.store(stored)
+            self.host.use([key for key in reversed(stored) if key not in lower])
+            self.host.use([key for key in reversed(stored) if key in lower])
+        return stored
 
     def take(self, count: int) -> list[Block]:
         blocks, gone = self.device.take(count)
@@ -214,106 +139,105 @@ class TieredGroups:
         for block, key in zip(slots, to_load, strict=True):
             self.device.name(block, key)
         self.device.release(slots)
-        self.host.order += reversed(to_load)
+        if not self.exclusive:
+            self.host.order += reversed(to_load)
         self.device.release(pins)
         self.onboarded += len(to_load)
         outcome.parked_ms = len(to_load) + len(staged)
-        for end in range(known + self.hash, tokens + 1, self.hash):
-            covering = [tiers[key] for key in keys if key[1] - self.groups[key[0]].block < end <= key[1]]
-            lowest = max(tier for tier in [1, *covering] if tier is not None)
-            if lowest > 1:
-                outcome.below[lowest - 2] += self.hash
+        self.count_origins(tiers, outcome, known, tokens)
         return True
+
+    def count_origins(self, tiers: dict[Key, int], outcome: Outcome, known: int, tokens: int) -> None:
+        unit = self.sizes.hash
+        for start in range(known, tokens - self.sizes.replay, unit):
+            covering = [
+                tier
+                for (g, end, _), tier in tiers.items()
+                if (end - 1) // self.groups[g].block * self.groups[g].block <= start < end
+            ]
+            if max([1, *covering]) > 1:
+                outcome.below[max(covering) - 2] += min(unit, tokens - self.sizes.replay - start)
 
     # ── A request ──
 
-    def keeps(self, group: Group, index: int, prompt: int, junction: int) -> bool:
-        """Whether a computed block gets a key."""
-        if not group.window:
-            return True
-        need = group.window_blocks
-        if self.retention is None:
-            period = self.unit // group.block
-            return need >= period or index % period >= period - need
-        ends = [prompt - 1, junction]
-        return any(
-            end // self.unit * self.unit // group.block - need
-            <= index
-            < end // self.unit * self.unit // group.block
-            for end in ends
-        )
-
     def run(self, contents: list[int], prompt: int, outputs: int) -> Outcome:
         outcome = Outcome()
-        known = self.longest(contents, prompt - 1, 1)
+        limit = prompt - 1
+        known = self.usable(self.longest(contents, limit, 1))
         for lowest in range(2 if self.disk is None else 3, 1, -1):
-            tokens = self.longest(contents, prompt - 1, lowest)
-            if tokens <= known or self.load(self.needed(contents, tokens), outcome, known, tokens):
+            tokens = self.usable(self.longest(contents, limit, lowest))
+            if tokens <= known:
                 break
-        hit = outcome.hit = self.longest(contents, prompt - 1, 1)
-        full = max(
-            (
-                tokens
-                for tokens in range(0, prompt, self.unit)
-                if all(self.device.find(key) for key in self.needed_by_full(contents, tokens))
-            ),
-            default=0,
-        )
-        junction = full if full > hit else 0
-        tables: list[list[Block | None]] = []
-        for g, group in enumerate(self.groups):
-            first = group.first_needed(hit)
-            table: list[Block | None] = [None] * first
-            for end in range((first + 1) * group.block, hit + 1, group.block):
-                block = self.device.find((g, end, contents[end // self.hash - 1]))
-                assert block is not None
-                self.device.reference(block)
-                table.append(block)
-            tables.append(table)
-        keyed, offered = hit, 0
-        for end in range(prompt, prompt + outputs):
-            if end > prompt:
-                self.slide(tables, end - 1)
-            self.grow(tables, end)
-            for g, group in enumerate(self.groups):
-                for index in range(keyed // group.block, end // self.unit * self.unit // group.block):
-                    block = tables[g][index]
-                    if block is not None and self.keeps(group, index, prompt, junction):
-                        stop = (index + 1) * group.block
-                        self.device.name(block, (g, stop, contents[stop // self.hash - 1]))
-            keyed = max(keyed, end // self.unit * self.unit)
-            if self.write_through and keyed > offered:
-                self.offer(self.held(tables, offered, keyed), evicted=False)
-                offered = keyed
-        for table in tables:
-            self.device.release([block for block in table if block is not None])
+            keys = [
+                key for kind in self.sizes.kinds for key in self.needed(contents, kind, tokens, limit, lowest)
+            ]
+            if self.load(sorted(keys, key=lambda key: (key[1], key[0])), outcome, known, tokens):
+                break
+        request = Request(contents, prompt, prompt, [Table() for _ in self.groups])
+        self.adopt(request, limit)
+        outcome.hit = request.computed
+        through = received = 0
+        while received < outputs:
+            self.step(request)
+            if self.write_through:
+                through = self.offer_keyed(request, through)
+            if request.computed == request.known:
+                received += 1
+                request.known += 1
+        for table in request.tables:
+            self.device.release([block for block in table.blocks if block is not None])
         return outcome
 
-    def needed_by_full(self, contents: list[int], tokens: int) -> list[Key]:
-        return [
-            key
-            for key in self.needed(contents, tokens)
-            if not (self.groups[key[0]].window or self.groups[key[0]].chunk)
-        ]
+    def adopt(self, request: Request, limit: int) -> None:
+        """Reference the blocks of the longest hit on the device."""
+        contents = request.contents
+        longest = self.longest(contents, limit, 1)
+        first = self.longest(contents, limit, 1, self.sizes.kinds[:1])
+        request.junction = first if first > longest else 0
+        hit = request.hit = request.keyed = self.usable(longest)
+        request.computed = hit - min(hit, self.sizes.replay)
+        if hit == 0:
+            return
+        found: dict[int, list[Key]] = {g: [] for g in range(len(self.groups))}
+        for kind in self.sizes.kinds:
+            for key in self.needed(contents, kind, hit, limit, 1):
+                found[key[0]].append(key)
+        for g, (group, table) in enumerate(zip(self.groups, request.tables, strict=True)):
+            table.blocks = [None] * group.first_needed(hit)
+            for key in found[g]:
+                block = self.device.find(key)
+                assert block is not None
+                self.device.reference(block)
+                table.blocks.append(block)
+            table.keyed = len(table.blocks)
+            if found[g] and hit % group.block:
+                table.keyed, table.tail = hit // group.block, "found"
 
-    def slide(self, tables: list[list[Block | None]], computed: int) -> None:
-        for group, table in zip(self.groups, tables, strict=True):
-            end = min(group.first_needed(computed), len(table))
-            self.device.release([block for block in table[:end] if block is not None])
-            table[:end] = [None] * end
-
-    def grow(self, tables: list[list[Block | None]], tokens: int) -> None:
-        missing = [
-            max(0, -(-tokens // group.block) - len(table))
-            for group, table in zip(self.groups, tables, strict=True)
-        ]
-        blocks = self.take(sum(missing))
-        for table, count in zip(tables, missing, strict=True):
-            table += [blocks.pop() for _ in range(count)]
-
-    def held(self, tables: list[list[Block | None]], first: int, end: int) -> list[Key]:
-        """Return the keys of the request's blocks that end behind `first` and up to `end`, in the order of ends."""
-        keys = {
-            block.key for table in tables for block in table if block is not None and block.key is not None
+    def offer_keyed(self, request: Request, through: int) -> int:
+        """Offer the request's blocks behind unit `through` that have a key; return the units offered by now."""
+        unit = self.sizes.hash
+        full = max(through, min(request.keyed, request.computed) // unit)
+        blocks = {
+            request.key(g, end, unit): block
+            for end in range((through + 1) * unit, full * unit + 1, unit)
+            for g in range(len(self.groups))
+            if (block := self.keyed_block(request, g, end))
         }
-        return sorted((key for key in keys if first < key[1] <= end), key=lambda key: (key[1], key[0]))
+        stored = self.offer([(key, True) for key in blocks], evicted=False)
+        for key in reversed(stored):
+            if blocks[key].refs == 0:  # the copy has used it
+                self.device.reference(blocks[key])
+                self.device.release([blocks[key]])
+        return full
+
+    def keyed_block(self, request: Request, g: int, end: int) -> Block | None:
+        """Return the request's block that lookups find by the key of `end`."""
+        group, blocks = self.groups[g], request.tables[g].blocks
+        if not group.is_cached or not self.sizes.is_found_by(group, end):
+            return None
+        index = (end - 1) // group.block
+        block = blocks[index] if index < len(blocks) else None
+        if block is not None and block.has_end(end):
+            return block
+        is_kept = end in ((request.prompt - 1) // self.sizes.hit * self.sizes.hit, request.junction)
+        return self.device.find(request.key(g, end, self.sizes.hash)) if group.is_state and is_kept else None

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from model.tiered_groups import Group
+from model.grouped_device import Group, Sizes
 from tiers.building import INF, MS, tiers, way
 from understudy import _core
 from understudy.tokens import Identities
@@ -14,8 +14,14 @@ WINDOW, FULL = Group(16, window=64), Group(16)
 
 
 def kv_group(group: Group) -> _core.KvGroup:
-    kind = "sliding_window" if group.window else "chunked_local" if group.chunk else "full"
-    return _core.KvGroup(kind, block_size=group.block, window=group.window, chunk=group.chunk)
+    return _core.KvGroup(
+        group.name,
+        block_size=group.block,
+        window=group.window,
+        chunk=group.chunk,
+        checkpoint_blocks=int(group.checkpoint),
+        bounded_replay=group.name == "sliding_window_mla",
+    )
 
 
 def chain(tag: int, units: int, shared_units: int = 0, stem: int = 0) -> Identities:
@@ -47,11 +53,18 @@ class GroupWorker:
     config: _core.TierConfig | None
     retention: int | None = 0
     settings: dict[str, Any] = field(default_factory=dict)
+    match_unit: int = 0
 
     def __post_init__(self) -> None:
-        base = _core.VllmEngineConfig(num_gpu_blocks=self.blocks, check=True, **self.settings)
+        unit = Sizes(self.groups, self.match_unit).hash
+        base = _core.VllmEngineConfig(
+            block_size=unit, num_gpu_blocks=self.blocks, check=True, **self.settings
+        )
         native = _core.with_groups(
-            base, [kv_group(group) for group in self.groups], prefix_cache_retention_interval=self.retention
+            base,
+            [kv_group(group) for group in self.groups],
+            prefix_match_unit=self.match_unit,
+            prefix_cache_retention_interval=self.retention,
         )
         self.engine = _core.VllmEngine(native, _core.constant_timing(0.0, 1.0), tiers=self.config)
         self.now_ns = 0
@@ -87,6 +100,9 @@ class GroupWorker:
         number = self.submit(identities, prompt, outputs)
         self.play()
         return self.records[number]
+
+    def cached_on_host(self) -> int:
+        return self.engine.tier_blocks(_core.Tier.G2)[2]
 
     def parked_ms(self, record: _core.RequestRecord) -> float:
         return record.parked_ns / MS

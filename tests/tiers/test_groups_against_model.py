@@ -7,19 +7,38 @@ from collections import Counter
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from model.tiered_groups import Group, TieredGroups
+from model.grouped_device import Group
+from model.tiered_groups import TieredGroups
 from tiers.building import MS
 from tiers.group_building import GroupWorker, below, chain
 from understudy import _core
 
-LAYOUTS = [
-    [Group(16, window=64), Group(16)],
-    [Group(16), Group(16, window=40)],
-    [Group(16, window=33), Group(16, window=80), Group(16)],
-    [Group(16, window=64), Group(32)],
-    [Group(32, window=48), Group(16)],
-    [Group(16, chunk=64), Group(16)],
-    [Group(16, window=20), Group(16, window=20), Group(16)],
+WINDOWS = [
+    ([Group(16, window=64), Group(16)], 0),
+    ([Group(16), Group(16, window=40)], 0),
+    ([Group(16, window=33), Group(16, window=80), Group(16)], 0),
+    ([Group(16, window=64), Group(32)], 0),
+    ([Group(32, window=48), Group(16)], 0),
+    ([Group(16, chunk=64), Group(16)], 0),
+    ([Group(16, window=20), Group(16, window=20), Group(16)], 0),
+]
+STATE = Group(32, kind="mamba")
+STATES = [
+    ([STATE, Group(32)], 0),
+    ([STATE, STATE, STATE, Group(32)], 0),
+    ([Group(32), Group(16, kind="mamba")], 0),  # hits end inside blocks of full attention
+    ([STATE, Group(32)], 8),
+    ([STATE, Group(32), Group(8, window=20)], 0),
+    ([Group(32, kind="mamba", checkpoint=True), Group(32)], 0),
+    ([Group(32, kind="mamba", checkpoint=True), Group(32)], 8),
+    ([Group(16, kind="mamba"), Group(32), Group(16, window=40)], 0),
+]
+OTHERS = [
+    ([Group(16, window=40, kind="rswa"), Group(16)], 0),
+    ([Group(16, window=20, kind="rswa"), Group(16, window=64)], 0),
+    ([Group(16), Group(48, kind="circular")], 0),
+    ([Group(16, window=24, kind="sliding_window_mla"), Group(32)], 0),
+    ([Group(8, window=40, kind="sliding_window_mla"), Group(16), Group(16, window=30), STATE], 0),
 ]
 MOST_TOKENS = 320
 seen: Counter[str] = Counter()
@@ -30,8 +49,8 @@ def requests(draw: st.DrawFn) -> tuple[int, int, int, int, int]:
     """Tag, units shared with stem, stem, prompt tokens and outputs."""
     outputs = draw(st.integers(1, 40))
     return (
-        draw(st.integers(10, 14)),
-        draw(st.sampled_from([0, 3, 8, 12, 16])),
+        draw(st.integers(10, 13)),
+        draw(st.sampled_from([0, 3, 8, 16, 30])),
         draw(st.integers(0, 1)),
         draw(st.integers(2, MOST_TOKENS - outputs)),
         outputs,
@@ -39,33 +58,36 @@ def requests(draw: st.DrawFn) -> tuple[int, int, int, int, int]:
 
 
 def most_blocks(groups: list[Group]) -> int:
-    return sum(-(-MOST_TOKENS // group.block) + 1 for group in groups)
+    """Blocks that a request and the copies of its last blocks need at most."""
+    return sum(4 if group.is_state else -(-MOST_TOKENS // group.block) + 2 for group in groups)
 
 
 @settings(max_examples=120, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(
-    groups=st.sampled_from(LAYOUTS),
-    spare=st.integers(0, 40),
-    host=st.integers(1, 160),
-    disk=st.one_of(st.none(), st.integers(1, 250)),
-    write_through=st.booleans(),
+    layout=st.sampled_from(WINDOWS + 2 * STATES + OTHERS),
+    spare=st.integers(0, 30),
+    host=st.integers(1, 120),
+    disk=st.one_of(st.none(), st.integers(1, 400)),
+    mode=st.sampled_from(["write_through", "evict", "exclusive"]),
     retention=st.sampled_from([0, None]),
-    load=st.lists(requests(), min_size=2, max_size=14),
+    load=st.lists(requests(), min_size=2, max_size=20),
 )
 def test_requests_one_after_another_go_as_the_model_says(
-    groups: list[Group],
+    layout: tuple[list[Group], int],
     spare: int,
     host: int,
     disk: int | None,
-    write_through: bool,
+    mode: str,
     retention: int | None,
     load: list[tuple[int, int, int, int, int]],
 ) -> None:
+    groups, match_unit = layout
     blocks = most_blocks(groups) + spare
-    worker = GroupWorker(groups, blocks, below(host, disk, write_through=write_through), retention)
-    model = TieredGroups(groups, blocks, host, disk, write_through=write_through, retention=retention)
+    how = {"write_through": mode == "write_through", "exclusive": mode == "exclusive"}
+    worker = GroupWorker(groups, blocks, below(host, disk, **how), retention, match_unit=match_unit)
+    model = TieredGroups(groups, blocks, host, disk, retention=retention, match_unit=match_unit, **how)
     for tag, shared_units, stem, prompt, outputs in load:
-        identities = chain(tag, MOST_TOKENS // model.hash, shared_units, stem)
+        identities = chain(tag, MOST_TOKENS // model.sizes.hash, shared_units, stem)
         contents = [block.sequence_hash for block in identities]
         expected = model.run(contents, prompt, outputs)
         record = worker.run(identities, prompt, outputs)

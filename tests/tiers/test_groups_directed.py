@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from model.tiered_groups import Group
+from model.grouped_device import Group
 from tiers.building import MS
 from tiers.group_building import FULL, WINDOW, GroupWorker, below, chain
 from understudy import _core
@@ -164,17 +164,6 @@ def test_a_cancelled_request_leaves_no_block_referenced() -> None:
     one.engine.cancel(number, one.now_ns)
     one.play()
     assert one.engine.tier_blocks(_core.Tier.G1)[1] == 0
-
-
-@pytest.mark.parametrize(
-    ("kind", "window", "problem"),
-    [("mamba", 0, "has states"), ("rswa", 64, "is rswa"), ("circular", 0, "is not cached")],
-)
-def test_groups_that_tiers_do_not_hold_are_refused_by_name(kind: str, window: int, problem: str) -> None:
-    group = _core.KvGroup(kind, block_size=16, window=window)
-    config = _core.with_groups(_core.VllmEngineConfig(num_gpu_blocks=64), [group, _core.KvGroup("full")])
-    with pytest.raises(ConfigError, match=f"tiers if one of them {problem}; leave the tiers out"):
-        _core.VllmEngine(config, _core.constant_timing(0.0, 1.0), tiers=below(10))
 
 
 def test_events_prefetches_and_lookups_are_refused_by_name() -> None:

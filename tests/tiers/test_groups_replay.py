@@ -23,6 +23,19 @@ WINDOW = KvCacheGroup(kind="sliding_window", block_size=16, window=64)
 WIDE = KvCacheGroup(kind="sliding_window", block_size=32, window=100)
 FULL = KvCacheGroup(kind="full", block_size=16)
 LOCAL = KvCacheGroup(kind="chunked_local", block_size=16, chunk=128)
+STATE = KvCacheGroup(kind="mamba", block_size=16)
+CHECKPOINT = KvCacheGroup(kind="mamba", block_size=32, checkpoint_blocks=1)
+RSWA = KvCacheGroup(kind="rswa", block_size=16, window=40)
+REPLAYED = KvCacheGroup(kind="sliding_window_mla", block_size=16, window=64, bounded_replay=True)
+RING = KvCacheGroup(kind="circular", block_size=8)
+CACHED_BY_POSITION = [(WINDOW, FULL), (WINDOW, WINDOW, FULL), (FULL, WIDE), (LOCAL, FULL)]
+OTHERS = [
+    (STATE, STATE, FULL),
+    (CHECKPOINT, FULL),  # hits end inside blocks
+    (STATE, FULL, WINDOW),
+    (RSWA, FULL),
+    (FULL, REPLAYED, RING),
+]
 
 
 def below(g2: int = 400, g3: int | None = None, g4: int | None = None, **offload: Any) -> TiersConfig:
@@ -33,26 +46,28 @@ def below(g2: int = 400, g3: int | None = None, g4: int | None = None, **offload
 
 
 def engine(*groups: KvCacheGroup, **settings: Any) -> VllmConfig:
-    return VllmConfig(kv_cache_groups=groups, num_gpu_blocks=150, timing=ONE_MS, **settings)
+    return VllmConfig(kv_cache_groups=groups, timing=ONE_MS, **{"num_gpu_blocks": 150, **settings})
 
 
 def replay(config: VllmConfig, tiers: TiersConfig | None, **settings: Any) -> OfflineRun:
     return run_offline(crowd(60), config, workers=2, tiers=tiers, **settings)
 
 
-def draw(rng: Random) -> tuple[VllmConfig, TiersConfig]:
+def draw(rng: Random, layouts: list[tuple[KvCacheGroup, ...]], **more: Any) -> tuple[VllmConfig, TiersConfig]:
     config = engine(
-        *rng.choice([(WINDOW, FULL), (WINDOW, WINDOW, FULL), (FULL, WIDE), (LOCAL, FULL)]),
+        *rng.choice(layouts),
         async_scheduling=rng.random() < 0.5,
         prefix_cache_retention_interval=rng.choice([0, None]),
         max_num_batched_tokens=rng.choice([64, 2048]),
+        **more,
     )
+    mode = rng.choice(["write_through", "write_through", "evict"])
     tiers = below(
         rng.choice([60, 400]),
         rng.choice([None, 300]),
         rng.choice([None, 3000]),
-        mode=rng.choice(["write_through", "write_through", "evict"]),
-        placement="inclusive",
+        mode=mode,
+        placement=rng.choice(["inclusive", "exclusive"]) if mode == "evict" else "inclusive",
         min_reuse=rng.choice([0, 0, 0, 1]),
         recompute_fallback=rng.random() < 0.2,
         offload_batch_size=rng.choice([2, 32]),
@@ -61,9 +76,7 @@ def draw(rng: Random) -> tuple[VllmConfig, TiersConfig]:
     return config, tiers
 
 
-@pytest.mark.parametrize("seed", range(16))
-def test_fast_forward_equals_stepping_and_no_block_is_lost(seed: int) -> None:
-    config, tiers = draw(Random(f"tiered groups {seed}"))
+def check_draw(config: VllmConfig, tiers: TiersConfig) -> None:
     fast, slow = (
         replay(config, tiers, fast_forward=fast_forward, check=True) for fast_forward in (True, False)
     )
@@ -72,10 +85,28 @@ def test_fast_forward_equals_stepping_and_no_block_is_lost(seed: int) -> None:
     assert fast.timeline.tiers.totals.offloaded_blocks > 0
 
 
+@pytest.mark.parametrize("seed", range(16))
+def test_fast_forward_equals_stepping_and_no_block_is_lost(seed: int) -> None:
+    check_draw(*draw(Random(f"tiered groups {seed}"), CACHED_BY_POSITION))
+
+
+@pytest.mark.parametrize("seed", range(16))
+def test_the_same_with_states_rswa_and_groups_that_are_not_cached(seed: int) -> None:
+    check_draw(*draw(Random(f"tiered states {seed}"), OTHERS, num_gpu_blocks=70))
+
+
 def test_a_host_finds_what_the_device_has_evicted() -> None:
     run = replay(engine(WINDOW, FULL), below(recompute_fallback=False))
     assert run.timeline.tiers is not None
     assert run.timeline.tiers.totals.onboarded_blocks > 0
+
+
+@pytest.mark.parametrize("mode", ["write_through", "evict"])
+def test_a_host_finds_states_that_the_device_has_evicted(mode: str) -> None:
+    config = engine(STATE, STATE, FULL, num_gpu_blocks=80)
+    with_host = replay(config, below(2000, recompute_fallback=False, mode=mode))
+    hits = [int(run.timeline.cached_tokens_first.sum()) for run in (replay(config, None), with_host)]
+    assert hits[1] > hits[0]
 
 
 def test_an_unlimited_host_has_room_for_the_blocks_of_all_groups() -> None:

@@ -39,11 +39,6 @@ void require_group_tiers(const VllmConfig& c) {
     if (given) throw Error(ErrorKind::ConfigError, "tiers: several KV cache groups do not work with tiers ", field);
   };
   refuse(c.events, "next to KV events or KV routing yet; leave out one of them");
-  for (const KvGroup& group : c.groups) {
-    refuse(group.kind == GroupKind::State, "if one of them has states; leave the tiers out");
-    refuse(group.kind == GroupKind::Rswa, "if one of them is rswa; leave the tiers out");
-    refuse(!group.cacheable(), "if one of them is not cached; leave the tiers out");
-  }
 }
 
 // Hand-offs work with what was recorded together with them.

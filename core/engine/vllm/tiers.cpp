@@ -13,7 +13,8 @@ WorkerTiers::Onboard VllmEngine::onboard(const Admission& head, std::int64_t now
     return WorkerTiers::Onboard::Miss;
   }
   const auto prefill_ns = [&](std::size_t blocks) {
-    const auto cached = static_cast<std::uint32_t>(blocks * config_.block_size);
+    auto cached = static_cast<std::uint32_t>(blocks * config_.block_size);
+    if (grouped_ != nullptr) cached -= std::min(cached, grouped_->replay());
     return timing_.duration_ns(StepLoad::of_prompt(request.known, cached), capacity_tokens_);
   };
   const auto saved_ns = [&](std::size_t blocks) { return prefill_ns(hits) - prefill_ns(hits + blocks); };
@@ -43,7 +44,7 @@ WorkerTiers::Onboard VllmEngine::onboard_groups(const Admission& head, std::int6
     const std::uint32_t tokens = below.find(units, head.hit.tokens, head.limit, lowest);
     if (tokens <= head.hit.tokens) return outcome;
     if (std::exchange(before, tokens) == tokens) continue;
-    const GroupTiers::Needed needed = below.needed(units, tokens);
+    const GroupTiers::Needed needed = below.needed(units, tokens, head.limit, lowest);
     const std::size_t first = head.hit.tokens / config_.block_size;
     const std::size_t end = tokens / config_.block_size;
     const auto here =
@@ -147,12 +148,15 @@ void VllmEngine::count_origins(const Admission& head, bool resumed) {
   if (!origin) return;
   request.record.parked_ns += origin->parked_ns;
   if (origin->failed) return;  // another request computed the blocks meanwhile
-  const std::size_t hits = head.hit.tokens / config_.block_size;
-  for (std::size_t i = 0; i < origin->tiers.size() && origin->first_block + i < hits; ++i) {
+  for (std::size_t i = 0; i < origin->tiers.size(); ++i) {
+    const auto start = static_cast<std::uint32_t>((origin->first_block + i) * config_.block_size);
+    if (start >= head.hit_tokens) break;
     if (origin->tiers[i] == Tier::G1) continue;
+    // A hit may end inside a unit if its last tokens are computed again.
+    const std::uint32_t tokens = std::min(config_.block_size, head.hit_tokens - start);
     const auto below = static_cast<std::size_t>(origin->tiers[i]) - static_cast<std::size_t>(Tier::G2);
-    request.record.below_total[below] += config_.block_size;
-    if (!resumed) request.record.below_first[below] += config_.block_size;
+    request.record.below_total[below] += tokens;
+    if (!resumed) request.record.below_first[below] += tokens;
   }
 }
 

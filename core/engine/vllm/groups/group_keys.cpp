@@ -16,6 +16,7 @@ void GroupedBackend::key(KvRequest& request, std::uint32_t tokens) {
   need_names(request, tokens);
   Record& r = record(request);
   const std::uint32_t n = rounds_keys() ? tokens / layout_.scheduler_block * layout_.scheduler_block : tokens;
+  r.keyed = std::max(r.keyed, n);
   for (std::size_t g = 0; g < layout_.groups.size(); ++g) {
     const KvGroup& group = layout_.groups[g];
     if (!group.cacheable()) continue;

@@ -105,7 +105,7 @@ KvBackend::Room GroupedBackend::place(KvRequest& request, const KvHit& hit, std:
   r.computed = total;
   r.last_tokens = total - r.computed_before;
   r.last_schedule = schedule_;
-  for (GroupTable& table : r.groups) table.keyed_before = table.keyed;
+  remember_keyed(r);
   key(request, std::min(std::max(hit.tokens, total), request.known));
   return Room::Taken;
 }
@@ -127,7 +127,7 @@ KvBackend::Room GroupedBackend::grow(KvRequest& request, std::uint32_t tokens, s
   r.computed = total;
   r.last_tokens = total - start;
   r.last_schedule = schedule_;
-  for (GroupTable& table : r.groups) table.keyed_before = table.keyed;
+  remember_keyed(r);
   key(request, std::min(total, request.known));
   return Room::Taken;
 }
@@ -135,6 +135,7 @@ KvBackend::Room GroupedBackend::grow(KvRequest& request, std::uint32_t tokens, s
 // Reference the blocks of the last find, for a request that has `total` tokens then.
 void GroupedBackend::adopt(Record& r, std::uint32_t total, bool copies_tail) {
   if (total == 0) return;
+  r.keyed = total;
   for (std::size_t g = 0; g < layout_.groups.size(); ++g) {
     const KvGroup& group = layout_.groups[g];
     GroupTable& table = r.groups[g];
@@ -158,7 +159,7 @@ void GroupedBackend::grow_all(Record& r, std::uint32_t slots) {
     const KvGroup& group = layout_.groups[g];
     GroupTable& table = r.groups[g];
     if (group.kind == GroupKind::Circular) {
-      if (table.blocks.empty()) table.blocks.push_back(pool_.take());
+      if (table.blocks.empty()) table.blocks.push_back(take_one());
     } else if (group.state()) {
       grow_state(table, g, slots);
     } else {
@@ -166,6 +167,7 @@ void GroupedBackend::grow_all(Record& r, std::uint32_t slots) {
       take_up_to(table, ceil_div(slots, group.block_size));
     }
   }
+  UNDERSTUDY_ASSERT(reserved_.empty(), "more blocks were reserved than are taken");
 }
 
 void GroupedBackend::grow_state(GroupTable& table, std::size_t g, std::uint32_t slots) {
@@ -181,8 +183,13 @@ void GroupedBackend::take_up_to(GroupTable& table, std::size_t size) {
   const std::size_t held = table.blocks.size();
   if (size <= held) return;
   table.blocks.resize(size);
-  const auto out = std::span(table.blocks).subspan(held);
+  take(std::span(table.blocks).subspan(held));
+}
+
+// With tiers: of the blocks that `reserve` has allocated.
+void GroupedBackend::take(std::span<SlotId> out) {
   if (tiers_ == nullptr) return pool_.take(out);
+  UNDERSTUDY_ASSERT(out.size() <= reserved_.size(), "more blocks are taken than were reserved");
   const auto end = reserved_.begin() + std::ssize(out);
   std::copy(reserved_.begin(), end, out.begin());
   reserved_.erase(reserved_.begin(), end);
@@ -192,7 +199,7 @@ void GroupedBackend::take_up_to(GroupTable& table, std::size_t size) {
 void GroupedBackend::copy_tail(GroupTable& table, std::size_t g) {
   if (table.tail == Tail::None) return;
   const SlotId source = table.blocks.back();
-  const SlotId copy = pool_.take();
+  const SlotId copy = take_one();
   if (table.tail == Tail::Found) {
     table.blocks.back() = copy;
     pool_.reference(copy);
@@ -283,6 +290,7 @@ void GroupedBackend::release(KvRequest& request) {
     table.checkpoint.reset();
   }
   r.computed = r.computed_before = r.last_tokens = 0;
+  r.keyed = r.keyed_before = 0;
   r.last_schedule = 0;
 }
 
@@ -330,6 +338,11 @@ void GroupedBackend::place_load(KvRequest& request, std::uint32_t total) {
   r.computed = r.computed_before = r.computed_earlier = total;
   r.last_tokens = 0;
   r.last_schedule = 0;
+  remember_keyed(r);
+}
+
+void GroupedBackend::remember_keyed(Record& r) {
+  r.keyed_before = r.keyed;
   for (GroupTable& table : r.groups) table.keyed_before = table.keyed;
 }
 
@@ -362,6 +375,7 @@ void GroupedBackend::withdraw(KvRequest& request, bool keep_matchable) {
     }
     table.keyed = table.keyed_before;
   }
+  r.keyed = r.keyed_before;
   r.computed = r.computed_before;
 }
 

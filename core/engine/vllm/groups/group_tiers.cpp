@@ -18,36 +18,66 @@ BlockIdentity GroupTiers::identity(std::uint64_t content, std::size_t group, std
 
 std::uint32_t GroupTiers::find(std::span<const BlockIdentity> units, std::uint32_t known, std::uint32_t limit,
                                Tier lowest) const {
-  const auto present = [&](const std::vector<std::size_t>& kind, std::uint32_t end) {
-    const std::uint64_t content = units[end / layout_.hash_block - 1].sequence_hash();
-    return std::ranges::all_of(kind, [&](std::size_t g) {
-      return pool_.find(content, static_cast<std::uint8_t>(g)) != kNoSlot ||
-             tiers_.has_below(identity(content, g, end), lowest);
-    });
-  };
-  const auto full_run = [&](const std::vector<std::size_t>& kind) {
+  const auto is_present = [&](const Kind& kind, std::uint32_t end) { return present(units, kind, end, lowest); };
+  const auto full_run = [&](const Kind& kind) {
     const std::uint32_t block = layout_.groups[kind.front()].block_size;
     std::uint32_t length = known / block * block;
-    while (length + block <= limit && present(kind, length + block)) length += block;
+    while (length + block <= limit && is_present(kind, length + block)) length += block;
     return length;
   };
-  return GroupHit(layout_, present, full_run).find(limit);
+  return GroupHit(layout_, is_present, full_run).find(limit);
 }
 
-GroupTiers::Needed GroupTiers::needed(std::span<const BlockIdentity> units, std::uint32_t tokens) const {
+bool GroupTiers::on_device(std::span<const BlockIdentity> units, const Kind& kind, std::uint32_t end) const {
+  const std::uint64_t content = units[end / layout_.hash_block - 1].sequence_hash();
+  return std::ranges::all_of(
+      kind, [&](std::size_t g) { return pool_.find(content, static_cast<std::uint8_t>(g)) != kNoSlot; });
+}
+
+bool GroupTiers::present(std::span<const BlockIdentity> units, const Kind& kind, std::uint32_t end, Tier lowest) const {
+  const std::uint64_t content = units[end / layout_.hash_block - 1].sequence_hash();
+  return std::ranges::all_of(kind, [&](std::size_t g) {
+    return pool_.find(content, static_cast<std::uint8_t>(g)) != kNoSlot ||
+           tiers_.has_below(identity(content, g, end), lowest);
+  });
+}
+
+// A state has the key of the hit. Full attention may have that of a longer prefix in the same block.
+std::uint32_t GroupTiers::last_end(std::span<const BlockIdentity> units, const Kind& kind, std::uint32_t tokens,
+                                   std::uint32_t limit, Tier lowest) const {
+  const KvGroup& group = layout_.groups[kind.front()];
+  if (!group.full()) return tokens;
+  const std::uint32_t unit = layout_.hash_block;
+  const std::uint32_t highest = std::min(limit, ceil_div(tokens, group.block_size) * group.block_size) / unit * unit;
+  for (std::uint32_t end = highest; end >= tokens; end -= unit) {
+    if (on_device(units, kind, end)) return end;
+  }
+  for (std::uint32_t end = highest; end > tokens; end -= unit) {
+    if (present(units, kind, end, lowest)) return end;
+  }
+  return tokens;
+}
+
+GroupTiers::Needed GroupTiers::needed(std::span<const BlockIdentity> units, std::uint32_t tokens, std::uint32_t limit,
+                                      Tier lowest) const {
   std::vector<std::tuple<std::uint32_t, std::size_t>> ends;  // end, group
-  for (std::size_t g = 0; g < layout_.groups.size(); ++g) {
-    const KvGroup& group = layout_.groups[g];
-    for (std::uint32_t i = group.skipped(tokens) / group.block_size; i < tokens / group.block_size; ++i) {
-      ends.emplace_back((i + 1) * group.block_size, g);
+  for (const Kind& kind : layout_.kinds) {
+    const KvGroup& group = layout_.groups[kind.front()];
+    const std::uint32_t first = group.skipped(tokens) / group.block_size;
+    const std::uint32_t whole = tokens / group.block_size;
+    const std::uint32_t tail =
+        tokens % group.block_size == 0 ? 0 : last_end(units, kind, tokens, limit, lowest);  // 0: no part of a block
+    for (const std::size_t g : kind) {
+      for (std::uint32_t i = first; i < whole; ++i) ends.emplace_back((i + 1) * group.block_size, g);
+      if (tail > 0) ends.emplace_back(tail, g);
     }
   }
   std::ranges::sort(ends);
   Needed out;
   for (const auto& [end, g] : ends) {
-    const std::size_t last = end / layout_.hash_block;
-    out.blocks.push_back(identity(units[last - 1].sequence_hash(), g, end));
-    out.covers.push_back({last - layout_.groups[g].block_size / layout_.hash_block, last});
+    const std::uint32_t block = layout_.groups[g].block_size;
+    out.blocks.push_back(identity(units[end / layout_.hash_block - 1].sequence_hash(), g, end));
+    out.covers.push_back({(end - 1) / block * block / layout_.hash_block, std::min(end, tokens) / layout_.hash_block});
   }
   return out;
 }
@@ -59,12 +89,17 @@ SlotId GroupTiers::find(const BlockIdentity& block) const { return pool_.find(co
 std::size_t GroupTiers::allocate(std::span<SlotId> out, std::span<BlockIdentity> blocks, std::span<SlotId> slots) {
   std::size_t evicted = 0;
   for (const SlotId slot : pool_.free_head(out.size())) {
+    std::uint32_t longest = 0;
+    BlockIdentity name{};
     pool_.each_key(slot, [&](std::uint64_t content, std::uint8_t group, std::uint32_t end) {
-      if (end % layout_.groups[group].block_size != 0) return;  // a part of a block
-      ++evicted;
-      blocks[blocks.size() - evicted] = identity(content, group, end);
-      slots[slots.size() - evicted] = slot;
+      if (end <= longest || !is_found_by(group, end)) return;
+      longest = end;
+      name = identity(content, group, end);
     });
+    if (longest == 0) continue;
+    ++evicted;
+    blocks[blocks.size() - evicted] = name;
+    slots[slots.size() - evicted] = slot;
   }
   pool_.take(out);
   std::unordered_set<std::uint64_t> later;  // evicted behind it
@@ -121,27 +156,15 @@ std::span<const SlotId> GroupedBackend::found(const KvHit&) const {
   return found_;
 }
 
-std::uint32_t GroupedBackend::keyed_units(const KvRequest& request) const {
-  std::uint32_t units = ~std::uint32_t{0};
-  for (std::size_t g = 0; g < layout_.groups.size(); ++g) {
-    const std::uint32_t per_block = layout_.groups[g].block_size / layout_.hash_block;
-    units = std::min(units, records_[request.slot].groups[g].keyed * per_block);
-  }
-  return units;
-}
-
 const GroupedBackend::Offered& GroupedBackend::offered(const KvRequest& request, std::uint32_t first,
                                                        std::uint32_t end) {
-  const Record& r = records_[request.slot];
   offered_.slots.clear();
   offered_.blocks.clear();
   for (std::uint32_t unit = first + 1; unit <= end; ++unit) {
     const std::uint32_t tokens = unit * layout_.hash_block;
     for (std::size_t g = 0; g < layout_.groups.size(); ++g) {
-      const std::uint32_t block = layout_.groups[g].block_size;
-      if (tokens % block != 0) continue;
-      const SlotId slot = r.groups[g].blocks[tokens / block - 1];
-      if (slot == kNoSlot || !pool_.has_key(slot, tokens)) continue;
+      const SlotId slot = keyed_block(request, g, tokens);
+      if (slot == kNoSlot) continue;
       offered_.slots.push_back(slot);
       offered_.blocks.push_back(below_->identity(content(request, tokens), g, tokens));
     }
@@ -149,13 +172,33 @@ const GroupedBackend::Offered& GroupedBackend::offered(const KvRequest& request,
   return offered_;
 }
 
+// The request's block of group `g` that lookups find by the key of `end`; kNoSlot: none.
+SlotId GroupedBackend::keyed_block(const KvRequest& request, std::size_t g, std::uint32_t end) const {
+  const KvGroup& group = layout_.groups[g];
+  const Record& r = records_[request.slot];
+  const GroupTable& table = r.groups[g];
+  if (!group.cacheable() || (end % group.block_size != 0 && !layout_.partial_hits)) return kNoSlot;
+  const std::uint32_t index = (end - 1) / group.block_size;
+  const SlotId slot = index < table.blocks.size() ? table.blocks[index] : kNoSlot;
+  if (slot != kNoSlot && pool_.has_key(slot, end)) return slot;
+  // A state's key may have moved to a copy, or belong to a checkpoint, whose block has another index.
+  const bool kept = end == (request.spec.prompt_tokens - 1) / layout_.hit_unit * layout_.hit_unit || end == r.junction;
+  return group.state() && kept ? pool_.find(content(request, end), static_cast<std::uint8_t>(g)) : kNoSlot;
+}
+
+// Blocks that grow_all takes.
+std::size_t GroupedBackend::growth(const GroupTable& table, const KvGroup& group, std::uint32_t slots) {
+  if (group.kind == GroupKind::Circular) return table.blocks.empty() ? 1 : 0;
+  const std::size_t want = ceil_div(slots, group.block_size);
+  std::size_t blocks = want - std::min(want, table.blocks.size());
+  if (group.state()) blocks = std::min<std::size_t>(blocks, table.checkpoint ? 2 : 1);
+  return blocks + (table.tail == Tail::None ? 0 : 1);
+}
+
 KvBackend::Room GroupedBackend::reserve(const KvRequest& request, const Record& r, std::uint32_t slots,
                                         std::int64_t now_ns) {
   std::size_t count = 0;
-  for (std::size_t g = 0; g < layout_.groups.size(); ++g) {
-    const std::size_t want = ceil_div(slots, layout_.groups[g].block_size);
-    count += want - std::min(want, r.groups[g].blocks.size());
-  }
+  for (std::size_t g = 0; g < layout_.groups.size(); ++g) count += growth(r.groups[g], layout_.groups[g], slots);
   reserved_.clear();
   if (count == 0) return Room::Taken;
   std::vector<SlotId> out(count);

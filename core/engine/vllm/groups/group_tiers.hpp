@@ -23,12 +23,13 @@ class GroupTiers final : public DeviceBlocks {
   // Tokens of the longest hit that the device and the tiers down to `lowest` serve together; the device alone has the
   // first `known`.
   std::uint32_t find(std::span<const BlockIdentity> units, std::uint32_t known, std::uint32_t limit, Tier lowest) const;
-  // Blocks that a hit of `tokens` tokens needs: a window's tail, the whole prefix of full attention.
+  // Blocks that a hit of `tokens` tokens needs: a window's tail, the last state, the whole prefix of full attention.
+  // `limit` and `lowest` are those of the `find` that returned the hit.
   struct Needed {
     std::vector<BlockIdentity> blocks;
     std::vector<WorkerTiers::WholeHit::Units> covers;
   };
-  Needed needed(std::span<const BlockIdentity> units, std::uint32_t tokens) const;
+  Needed needed(std::span<const BlockIdentity> units, std::uint32_t tokens, std::uint32_t limit, Tier lowest) const;
 
   // ── The device ──
   std::uint64_t num_blocks() const override { return pool_.num_blocks(); }
@@ -42,6 +43,18 @@ class GroupTiers final : public DeviceBlocks {
   void release(std::span<const SlotId> slots) override;
 
  private:
+  using Kind = std::vector<std::size_t>;  // groups with equal settings
+
+  bool on_device(std::span<const BlockIdentity> units, const Kind& kind, std::uint32_t end) const;
+  // Whether each group's block that ends at `end` is on the device or on a tier down to `lowest`.
+  bool present(std::span<const BlockIdentity> units, const Kind& kind, std::uint32_t end, Tier lowest) const;
+  // End of the key under which the block is found that has the last tokens of a hit.
+  std::uint32_t last_end(std::span<const BlockIdentity> units, const Kind& kind, std::uint32_t tokens,
+                         std::uint32_t limit, Tier lowest) const;
+  // Whether lookups can find a block of the group by a key of `end`.
+  bool is_found_by(std::uint8_t group, std::uint32_t end) const {
+    return layout_.partial_hits || end % layout_.groups[group].block_size == 0;
+  }
   std::uint8_t group_of(const BlockIdentity& block) const {
     return static_cast<std::uint8_t>(block.position() % layout_.groups.size());
   }

@@ -78,7 +78,9 @@ class GroupedBackend final : public KvBackend {
   void use_tiers(WorkerTiers& tiers);
   const GroupTiers& tiers() const noexcept { return *below_; }
   // Units of hashing of the request whose blocks have their keys.
-  std::uint32_t keyed_units(const KvRequest& request) const;
+  std::uint32_t keyed_units(const KvRequest& request) const {
+    return records_[request.slot].keyed / layout_.hash_block;
+  }
   // Blocks with a key that end behind unit `first` and up to unit `end`, in order of their ends.
   struct Offered {
     std::vector<SlotId> slots;
@@ -170,6 +172,8 @@ class GroupedBackend final : public KvBackend {
     std::uint32_t junction = 0;  // where a longer hit of one kind ended; 0: nowhere
     std::uint32_t computed = 0;
     std::uint32_t computed_before = 0;
+    std::uint32_t keyed = 0;  // leading tokens whose blocks have been considered for keys
+    std::uint32_t keyed_before = 0;
     std::uint32_t computed_earlier = 0;  // before the schedule ahead of the last one, if that had the request too
     std::uint32_t last_tokens = 0;       // scheduled last
     std::uint64_t last_schedule = 0;
@@ -198,11 +202,20 @@ class GroupedBackend final : public KvBackend {
                      bool admission, bool whole);
   std::uint64_t need_state(const KvRequest& request, Record& r, std::size_t g, std::uint32_t total, std::uint32_t slots,
                            bool admission, bool whole);
+  static void remember_keyed(Record& r);
   void adopt(Record& r, std::uint32_t total, bool copies_tail);
   void leave(GroupTable& table, std::size_t first, std::size_t end);
   void slide(const KvRequest& request, Record& r, std::uint32_t tokens);
   // With tiers: allocate what grow_all takes, into reserved_.
   Room reserve(const KvRequest& request, const Record& r, std::uint32_t slots, std::int64_t now_ns);
+  static std::size_t growth(const GroupTable& table, const KvGroup& group, std::uint32_t slots);
+  SlotId keyed_block(const KvRequest& request, std::size_t g, std::uint32_t end) const;
+  void take(std::span<SlotId> out);
+  SlotId take_one() {
+    SlotId block = kNoSlot;
+    take({&block, 1});
+    return block;
+  }
   std::uint64_t held() const noexcept { return tiers_ == nullptr ? 0 : tiers_->held(); }
   void grow_all(Record& r, std::uint32_t slots);
   void take_up_to(GroupTable& table, std::size_t size);
