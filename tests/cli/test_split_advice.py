@@ -126,6 +126,30 @@ def test_a_backend_that_is_the_bottleneck_is_named(tmp_path: Path) -> None:
     assert "--kv-link-backend-gbps 0.004: " in advice.verdicts[0].remedy
 
 
+def test_failed_hand_offs_are_remedied_by_what_a_replay_shows(tmp_path: Path) -> None:
+    workload = make(tmp_path, LONG, output=2, gap_ms=200.0)
+    sizes = {"prefill_workers": 2, "decode_workers": 2}
+    failing: dict[str, Any] = {**sizes, "transfer_failure_rate": 0.3}
+    replay_with = replayer(workload, 4)
+    advice = advise(replay_with, **failing)
+    [verdict] = [one for one in advice.verdicts if one.rule == "handoff_failures"]
+    recomputed = replay_with(
+        Disaggregation(kv_bytes_per_token=1000, kv_load_failure_policy="recompute", **failing)
+    )
+    before = replay_with(Disaggregation(kv_bytes_per_token=1000, **failing))
+    assert before.handoff is not None
+    assert recomputed.requests.completed == 60 > before.requests.completed
+    assert verdict.remedy == (
+        f"--kv-load-failure-policy recompute: failed or late hand-offs {before.handoff.failed} → 0 (replayed)."
+    )
+    advice = advise(replay_with, **failing, kv_load_failure_policy="recompute")
+    [verdict] = [one for one in advice.verdicts if one.rule == "handoff_failures"]
+    assert verdict.remedy.startswith("Repair the transfers; ")
+    advice = advise(replay_with, **sizes, hop_ms=2500.0, lease_s=1)
+    [verdict] = [one for one in advice.verdicts if one.rule == "handoff_failures"]
+    assert verdict.remedy == "--kv-lease-duration 8: failed or late hand-offs 60 → 0 (replayed)."
+
+
 def test_a_rule_that_helps_is_named(tmp_path: Path) -> None:
     """Short prompts wait behind long ones for the prefill worker, while decode workers have time."""
     workload = make(tmp_path, LONG, SHORT, SHORT, SHORT, output=2, gap_ms=14.0)

@@ -80,6 +80,33 @@ def test_pools_with_roles_keep_one_of_each_and_try_other_splits(tmp_path: Path) 
     assert not any("without pool" in one["change"] for one in calm["advice"]["trials"])
 
 
+def test_workers_move_only_to_the_side_of_the_bottleneck(tmp_path: Path) -> None:
+    pools = [
+        {"name": name, "role": role, "workers": 2, "engine": {"num_gpu_blocks": 2048}}
+        for name, role in (("front", "prefill"), ("back", "decode"))
+    ]
+    flags = ("--slo-ttft-ms", "200", "--arrival-rate-scale", "8")
+    found = replayed(tmp_path, {"pools": pools, "disaggregation": {}}, *flags)
+    assert "decode workers' steps are the bottleneck" in "".join(one["finding"] for one in found["verdicts"])
+    changes = {one["change"] for one in found["advice"]["trials"]}
+    assert "workers 1 in pool back, 3 in front" not in changes
+    assert "workers 1 in pool front, 3 in back" in changes
+
+
+def test_failed_hand_offs_between_pools_are_remedied_by_what_a_replay_shows(tmp_path: Path) -> None:
+    pools = [
+        {"name": role, "role": role, "workers": 2, "engine": {"num_gpu_blocks": 2048}}
+        for role in ("prefill", "decode")
+    ]
+    found = replayed(tmp_path, {"pools": pools, "disaggregation": {"transfer_failure_rate": 0.3}})
+    [verdict] = [one for one in found["verdicts"] if one["rule"] == "handoff_failures"]
+    count = verdict["finding"].split()[0]
+    assert (
+        verdict["remedy"]
+        == f"--kv-load-failure-policy recompute: failed or late hand-offs {count} → 0 (replayed)."
+    )
+
+
 @pytest.mark.parametrize("flag", ["--no-advice", "--digest"])
 def test_no_remedy_is_replayed_if_it_is_not_wanted(flag: str, tmp_path: Path) -> None:
     config, saved = tmp_path / "fleet.yaml", tmp_path / "report.json"

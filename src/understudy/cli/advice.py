@@ -38,7 +38,7 @@ def try_remedies(
         engine = {
             name: value
             for name, value in changes.items()
-            if name not in ("workers", "pools", "routing", "load", "tiers")
+            if name not in ("workers", "pools", "routing", "load", "tiers", "disaggregation")
         }
         pools = changes.get("pools", settings.pools)
         return replay(
@@ -53,7 +53,7 @@ def try_remedies(
             tiers=None if pools else changes.get("tiers", settings.tiers),
             slo=read_slo(args),
             ranks=settings.ranks,
-            disaggregation=settings.disaggregation,
+            disaggregation=changes.get("disaggregation", settings.disaggregation),
             execution=Execution(threads=args.threads, fast_forward=not args.no_fast_forward),
         )
 
@@ -65,6 +65,7 @@ def try_remedies(
         can_add_blocks=settings.gpu is None or args.num_gpu_blocks is not None,
         has_sessions=workload.sessions < len(workload),
         pools=settings.pools,
+        disaggregation=settings.disaggregation,
         host=_find_host(settings, args),
     )
     return advise(report, setup, replay_with)

@@ -10,9 +10,9 @@ from msgspec import structs
 
 from understudy.report.advice import LIMIT_S, Advice, describe_oversized, is_enough, lacks_capacity
 from understudy.report.handoff_verdicts import busiest_link, find_bottleneck_side, name_flag
-from understudy.report.remedies import ENOUGH, may_be_oversized
+from understudy.report.remedies import ENOUGH, list_failure_changes, may_be_oversized
 from understudy.report.text import quantity
-from understudy.report.trial import Trial, compare, format_failure
+from understudy.report.trial import Trial, compare, compare_attainment, format_failure, format_remedy
 from understudy.report.verdict import Verdict
 from understudy.report.verdicts import find_verdicts
 
@@ -45,7 +45,7 @@ class Change(NamedTuple):
     """A change of a fleet's settings; None instead of `settings`: workers without roles."""
 
     kind: str
-    """link, rule, roles, split, more or fewer; of each kind, a verdict names the best."""
+    """link, rule, roles, split, more, fewer or failure; of each kind, a verdict names the best."""
     flag: str
     name: str
     settings: Disaggregation | None
@@ -108,6 +108,7 @@ def advise_on_split(
     found = find_verdicts(report)
     changes = list(_list_changes(report, given, found))
     tried: list[Tried] = []
+    failures: list[Tried] = []
     untried = 0
     expected_s = report.run.wall_time_s or 0.0
 
@@ -129,11 +130,17 @@ def advise_on_split(
             continue
         if (other := try_change(change)) is None:
             continue
+        if change.kind == "failure":
+            trial = compare(change.flag, "handoff_failures", report, other)
+            effect = format_remedy(trial, compare_attainment(change.flag, report, other))
+            failures.append(Tried(change, trial, trial.gain, effect))
+            continue
         tried.append(_compare(change, report, other))
         is_best = all(tried[-1].gain > one.gain for one in tried[:-1] if one.change.kind == "split")
         if change.kind == "split" and tried[-1].trial.helps and is_best:
             changes[:0] = _go_further(change, given)
-    verdicts, trials = list(_write_verdicts(found, tried)), [one.trial for one in tried]
+    verdicts = [_advise_on_failures(one, failures) for one in _write_verdicts(found, tried)]
+    trials = [one.trial for one in (*failures, *tried)]
     smaller = _list_smaller(report, given) if not lacks_capacity(found) else []
     while smaller and time.perf_counter() - started + expected_s <= limit_s:
         change = smaller.pop(0)
@@ -160,6 +167,9 @@ def _list_changes(report: Report, given: Disaggregation, found: tuple[Verdict, .
         field = "backend_gbps" if link.name == "backend" else "link_gbps"
         flag = f"{name_flag(link)} {2 * link.bandwidth_gbps:g}"
         yield Change("link", flag, flag, structs.replace(given, **{field: 2 * link.bandwidth_gbps}))
+    if "handoff_failures" in rules:
+        for one in list_failure_changes(report, given):
+            yield Change("failure", one.flag, one.flag, one.settings["disaggregation"])
     others = [rule for rule in RULES if rule != given.rule] if isinstance(given.rule, str) else []
     yield from (_set_rule(given, rule) for rule in others[:1])
     total = _count_workers(given)
@@ -260,6 +270,14 @@ def _write_verdicts(found: tuple[Verdict, ...], tried: list[Tried]) -> tuple[Ver
     if len(handoffs) > 1 and _find_gain(own[handoffs[1]]) > _find_gain(own[handoffs[0]]):
         ours[:2] = reversed(ours[:2])
     return (*(_write_remedies(verdict, own, tried) for verdict in ours), *others)
+
+
+def _advise_on_failures(verdict: Verdict, failures: list[Tried]) -> Verdict:
+    """Replace the remedy for failed hand-offs by the best replayed one that helps."""
+    helpful = [one for one in failures if one.trial.helps]
+    if verdict.rule != "handoff_failures" or not helpful:
+        return verdict
+    return replace(verdict, remedy=max(helpful, key=lambda one: one.gain).text)
 
 
 def _find_gain(remedies: list[Tried]) -> float:

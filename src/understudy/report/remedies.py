@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import msgspec
 
 from understudy.engines.sglang_config import SglangConfig
+from understudy.report.handoff_verdicts import find_bottleneck_side
 from understudy.router.kv import KvRouting
 from understudy.run.pools import WorkerPool, name_pools
 from understudy.workload.arrivals import ClosedLoop
@@ -15,6 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from understudy.report.report import Report
+    from understudy.run.disaggregation import Disaggregation
 
 ENOUGH = 0.99
 """SLO attainment with which a fleet may be oversized."""
@@ -40,6 +42,8 @@ class Setup(NamedTuple):
     has_sessions: bool
     pools: tuple[WorkerPool, ...] = ()
     """Pools instead of equal workers."""
+    disaggregation: Disaggregation | None = None
+    """Hand-offs between the pools."""
     host: Change | None = None
     """Host memory to add; None if the run has tiers or would refuse them."""
 
@@ -65,7 +69,24 @@ def list_changes(rule: str, report: Report, setup: Setup) -> Iterator[Change]:
             f"--concurrency {fewer}", {"load": msgspec.structs.replace(setup.load, concurrency=fewer)}
         )
     if is_late or rule == "handoff_bottleneck":
-        yield from _list_other_splits(setup.pools)
+        yield from _list_other_splits(setup.pools, find_bottleneck_side(report))
+    if rule == "handoff_failures" and setup.disaggregation is not None:
+        yield from list_failure_changes(report, setup.disaggregation)
+
+
+def list_failure_changes(report: Report, given: Disaggregation) -> list[Change]:
+    """List the changes that may help with failed hand-offs, or with reads after the end of a lease."""
+    handoff = report.handoff
+    assert handoff is not None
+    changes: list[tuple[str, str, Any]] = []
+    if handoff.failed and given.kv_load_failure_policy == "fail":
+        changes.append(("--kv-load-failure-policy", "kv_load_failure_policy", "recompute"))
+    elif handoff.late_notifications:
+        changes += [("--kv-lease-duration", "lease_s", factor * given.lease_s) for factor in (2, 8)]
+    return [
+        Change(f"{flag} {value}", {"disaggregation": msgspec.structs.replace(given, **{name: value})})
+        for flag, name, value in changes
+    ]
 
 
 def list_smaller_fleets(report: Report, setup: Setup) -> list[Change]:
@@ -181,12 +202,14 @@ def _list_routings(rule: str, setup: Setup) -> Iterator[Change]:
             yield Change(f"--routing {name}", {"routing": name})
 
 
-def _list_other_splits(pools: tuple[WorkerPool, ...]) -> Iterator[Change]:
-    """Yield fleets in which one worker moves between a prefill and a decode pool."""
+def _list_other_splits(pools: tuple[WorkerPool, ...], side: str | None) -> Iterator[Change]:
+    """Yield fleets in which one worker moves between a prefill and a decode pool, to `side` if it is given."""
     names = _name(pools)
     for source, giver in enumerate(pools):
         for target, taker in enumerate(pools):
             if giver.workers < 2 or {giver.role, taker.role} != {"prefill", "decode"}:
+                continue
+            if side not in (None, taker.role):  # fewer workers on the side of the bottleneck are no remedy
                 continue
             moved = list(pools)
             moved[source] = msgspec.structs.replace(giver, workers=giver.workers - 1)

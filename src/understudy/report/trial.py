@@ -23,6 +23,7 @@ _MAX_SLOWDOWN = 1.05
 _HIT_RULES = ("cache_too_small", "scattered_prefixes")
 _SHARES = ("attainment", "prefix hits", "late gaps")
 _MORE_IS_BETTER = ("attainment", "prefix hits")
+_BAD_HANDOFFS = "failed or late hand-offs"
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +52,7 @@ class Trial:
     def _format_effect(self) -> str:
         if self.measure in _SHARES:
             values = f"{quantity(self.before, 'ratio')} → {quantity(self.after, 'ratio')}"
-        elif self.measure in (VLLM_TERMS.requeued, SGLANG_TERMS.requeued):
+        elif self.measure in (VLLM_TERMS.requeued, SGLANG_TERMS.requeued, _BAD_HANDOFFS):
             values = f"{self.before:,.0f} → {self.after:,.0f}"
         elif self.measure == BUSIEST:
             values = f"{self.before:.1f}× → {self.after:.1f}× of the mean tokens"
@@ -71,7 +72,7 @@ def compare(flag: str, rule: str, report: Report, other: Report) -> Trial:
         can_attain_more &= report.goodput.ratio != other.goodput.ratio
     name, before = _measure(rule, report, by_goals=can_attain_more)
     trial = Trial(flag, name, before, _measure(rule, other, by_goals=can_attain_more)[1], helps=False)
-    return replace(trial, helps=trial.gain >= _MIN_GAIN and not _is_worse(report, other))
+    return replace(trial, helps=trial.gain >= _MIN_GAIN and not _is_worse(rule, report, other))
 
 
 def compare_attainment(flag: str, report: Report, other: Report) -> Trial | None:
@@ -109,13 +110,15 @@ def format_failure(trials: Sequence[Trial], least: float = _MIN_GAIN) -> str:
 
 
 def _measure(rule: str, report: Report, *, by_goals: bool) -> tuple[str, float]:
-    """Return name and value of what a rule judges by: hits, balance, late gaps, preemptions, else goals or TTFT."""
+    """Return name and value of what a rule judges by: its own measure if it has one, else goals or TTFT."""
     if rule in _HIT_RULES or (rule == "group_tail_gone" and report.tiers is None):
         return "prefix hits", report.prefix_hit_ratio.first_admission
     if rule == "hot_worker":
         return BUSIEST, compute_balance(report.columns)[1]
     if rule == "steps_too_long" and report.goodput is not None and report.goodput.slo.itl_ms is not None:
         return "late gaps", compute_late_gaps(report.columns, report.goodput.slo.itl_ms)
+    if rule == "handoff_failures" and report.handoff is not None:
+        return _BAD_HANDOFFS, float(report.handoff.failed + report.handoff.late_notifications)
     if rule == "preemption_storm":
         return terms_of(report).requeued, float(report.preemptions)
     if by_goals and report.goodput is not None:
@@ -123,10 +126,13 @@ def _measure(rule: str, report: Report, *, by_goals: bool) -> tuple[str, float]:
     return "mean TTFT", report.ttft_ms.mean
 
 
-def _is_worse(report: Report, other: Report) -> bool:
-    """Whether the other run completes fewer requests, or attains less; without goals: is slower by 5 %."""
+def _is_worse(rule: str, report: Report, other: Report) -> bool:
+    """Whether the other run completes fewer requests, or attains less; without goals: is slower by 5 %.
+
+    A request that failed has no latency: without failures the mean is that of more requests.
+    """
     if other.requests.completed < report.requests.completed:
         return True
     if report.goodput is not None and other.goodput is not None:
         return other.goodput.ratio < report.goodput.ratio - _MIN_GAIN
-    return other.e2e_ms.mean > _MAX_SLOWDOWN * report.e2e_ms.mean
+    return rule != "handoff_failures" and other.e2e_ms.mean > _MAX_SLOWDOWN * report.e2e_ms.mean
