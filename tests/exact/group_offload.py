@@ -36,6 +36,9 @@ def record_group_offload(scenario: Line, model: Path) -> Line:
         del line["kv_events"]
         line["held"] = held_by_group(scheduler.kv_cache_manager, scheduler.running, len(groups))
         line["kv_events"] = events.named(taken)
+        copies = batch.output.kv_cache_block_copies or ()
+        if copies:
+            line["copies"] = [[copy.src_block_id, copy.dst_block_id] for copy in copies]
         line["aborted"] = aborted
         line |= {key: value for key, value in host.line().items() if key not in LEFT_OUT}
     number_by_naming(steps.lines)
@@ -72,15 +75,14 @@ class GroupHost(Host):
         return []
 
     def _job(self, number: int, job: Any, keys: list[Any], *, load: bool) -> Line:
-        # The connector leaves out groups that are not cached.
-        numbers = (config.group_idx for config in self._side.config.kv_group_configs)
-        states = dict(zip(numbers, self._side._req_status[job.req_id].group_states, strict=True))
+        sizes = {config.group_idx: config.tokens_per_chunk for config in self._side.config.kv_group_configs}
+        context = self._side._req_status[job.req_id].req_context
         groups = [get_offload_group_idx(key) for key in keys]
         line = super()._describe(number, job, keys, load=load)
         line["groups"] = groups
-        line["chunks"] = [
-            states[group].offload_keys.index(key) for group, key in zip(groups, keys, strict=True)
-        ]
+        # A state may end inside a chunk.
+        ends = [context.get_offload_key_position(key) for key in keys]
+        line["chunks"] = [(end - 1) // sizes[group] for group, end in zip(groups, ends, strict=True)]
         return line
 
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal, cast
 from model.scenario_gen import random_scenario, with_adapters, with_caps, with_ends
 from model.vllm_config import V0_31
 from model.vllm_format import expand_prompt
-from release.group_family import with_group_offload, with_groups
+from release.group_family import with_group_offload, with_groups, with_state_offload
 from release.pair_family import draw_pair
 
 if TYPE_CHECKING:
@@ -189,5 +189,7 @@ FAMILIES = {
         Family("pd", "pairs", draw_pair),
         Family("group-offload", "offload", lambda seed: with_group_offload(_offload(seed), seed)),
         Family("rare-offload", "offload", lambda seed: with_group_offload(_offload(seed), seed, rare=True)),
+        Family("state-offload", "offload", lambda seed: with_state_offload(_offload(seed), seed)),
+        Family("replay-offload", "offload", lambda seed: with_state_offload(_offload(seed), seed, replay=True)),
     )
 }

@@ -128,3 +128,59 @@ def with_group_offload(scenario: Line, seed: int, *, rare: bool = False) -> Line
     chunks = int(rng.uniform(0.3, 4.0) * needs / per_chunk)
     offload = {**scenario["offload"], "host_chunks": max(2, chunks)}
     return {**scenario, "config": config, "offload": offload}
+
+
+def with_state_offload(scenario: Line, seed: int, *, replay: bool = False) -> Line:
+    """Return a scenario with an offload and state groups; `replay`: with a window that is computed again instead."""
+    rng = Random(f"state offload {replay} {seed}")
+    size = rng.choice([16, 32])
+
+    def state() -> Line:
+        checkpoint = rng.random() < 0.5
+        return {
+            "kind": "mamba",
+            "block_size": size,
+            "mode": "align",
+            "checkpoint_blocks": 1 if checkpoint else 0,
+            "checkpoint_alignment": rng.choice([1, 1, 8, size]) if checkpoint else None,
+        }
+
+    full: Line = {"kind": rng.choice(["full", "full", "mla"]), "block_size": size}
+    window: Line = {"kind": "sliding_window", "block_size": size, "window": rng.randint(2, 4 * size)}
+    if replay:
+        again = {"kind": "sliding_window_mla", "block_size": 16, "window": rng.choice([16, 32, 48, 64])}
+        full = {"kind": "mla", "block_size": rng.choice([16, 32])}
+        groups = [full, {**again, "bounded_replay": True}]
+        groups += rng.choice([[], [], [{**again, "window": rng.randint(2, 64)}], [state()]])
+        groups += [{"kind": "circular", "block_size": 8}] * rng.randint(0, 1)
+    else:
+        match rng.choice(["states", "states", "states", "wide", "window", "no full"]):
+            case "states":
+                groups = [state()] * rng.randint(1, 3) + [full]
+            case "wide":
+                groups = [state(), {**full, "block_size": size // 2}]
+            case "window":
+                groups = [state(), {**window, "block_size": size // rng.choice([1, 2])}, full]
+            case _:
+                groups = [state(), window]
+    groups = [dict(group) for group in groups]
+    rng.shuffle(groups)
+    config = {key: value for key, value in scenario["config"].items() if key != "block_size"}
+    longest = max(len(expand_prompt(spec["prompt"])) + spec["max_tokens"] for spec in scenario["requests"])
+    config["max_model_len"] = max(config.get("max_model_len", 0), 4096, longest + 1)
+    config["groups"] = groups
+    cached = [group for group in groups if group["kind"] != "circular" and not group.get("bounded_replay")]
+    unit = math.gcd(*(group["block_size"] for group in cached))
+    if any(group["kind"] == "mamba" for group in groups) and rng.random() < 0.6:
+        config["prefix_match_unit"] = rng.choice([4, 8, unit])
+    per_chunk = min(scenario["offload"]["blocks_per_chunk"], 2)
+    common = math.lcm(*(group["block_size"] for group in groups)) * per_chunk
+    limited = any(group["kind"].startswith(("sliding", "mamba")) for group in cached)
+    config["prefix_cache_retention_interval"] = rng.choice(
+        [0, 0, None, common, 3 * common] if limited else [0, None]
+    )
+    needs = sum(math.ceil(longest / group["block_size"]) for group in groups) + len(groups)
+    config["num_blocks"] = 2 + int(needs * rng.choice([1.0, 1.2, 2.0, 6.0]))
+    chunks = int(rng.uniform(0.3, 4.0) * needs / per_chunk)
+    offload = {**scenario["offload"], "host_chunks": max(2, chunks), "blocks_per_chunk": per_chunk}
+    return {**scenario, "config": config, "offload": offload}

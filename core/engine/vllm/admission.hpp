@@ -19,6 +19,7 @@ struct Admission {
   std::uint32_t tokens = 0;      // tokens to compute in this step
   bool padded = false;           // with blank drafts
   bool too_long = false;         // does not fit the remaining budget without chunks
+  bool has_loaded = false;       // its load has ended
   bool slow_load = false;        // tiers have more of its blocks, but loading takes longer than computing
 
   std::uint32_t total() const noexcept { return hit_tokens + tokens; }

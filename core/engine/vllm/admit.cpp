@@ -148,7 +148,8 @@ bool VllmEngine::size_up(Admission& head, bool decodes_only, bool joins) const {
   head.tokens = static_cast<std::uint32_t>(std::min<std::uint64_t>(head.wanted, budget));
   head.too_long = !config_.enable_chunked_prefill && head.wanted > budget;
   if (grouped_ == nullptr || head.tokens == 0) return true;
-  head.tokens = grouped_->split(request, head.hit_tokens, head.tokens);
+  // vLLM counts from the end of the hit, also where a part of it is computed again.
+  head.tokens = grouped_->split(request, std::max(head.hit_tokens, head.hit.tokens), head.tokens);
   return head.tokens > 0;
 }
 
@@ -207,7 +208,7 @@ void VllmEngine::enter(const Admission& head, std::int64_t now_ns) {
   request.record.looked_up += request.known;
   totals_.phantom_hit_blocks += kv_->phantoms(head.hit);
   // A request that loaded blocks was counted when the load began.
-  if (grouped_ != nullptr && request.loaded_tokens == 0) {
+  if (grouped_ != nullptr && !head.has_loaded) {
     grouped_->count_lookup(request, request.known, head.hit.tokens, resumed);
   }
   if (tiers_) count_origins(head, resumed);

@@ -38,6 +38,7 @@ bool VllmEngine::can_fast_forward() const {
 // Under vLLM's offload: a decode step needs nothing from the host, and looks up no request.
 bool VllmEngine::can_fast_forward_offloading() const {
   if (offload_steps_ || !config_.offload->prompt_only || !offload_->quiet()) return false;
+  if (grouped_ != nullptr && !grouped_->kept_states().empty()) return false;  // the next schedule stores them
   if (!offload_links_->submitted() || offload_links_->has_done() || !planned_.orders.empty()) return false;
   if (!deferred_frees_.empty() || !orphans_.empty()) return false;  // blocks that come free when a step has ended
   return num_waiting() == 0 || running_.size() >= max_running();

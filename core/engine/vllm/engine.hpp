@@ -308,12 +308,14 @@ class VllmEngine final : public Engine, private DecodeHost {
   WaitingQueue& next_queue() noexcept;
   WaitingQueue& queue_of(RequestSlot slot) { return skipped_.contains(slot) ? skipped_ : waiting_; }
   void put_back(std::span<const RequestSlot> passed);
+  std::optional<std::uint32_t> look_below(Admission& head, std::int64_t now_ns);
   bool place_load(const Admission& head, std::uint32_t tokens, std::int64_t now_ns);
   void begin_load(EngineRequest& request, std::uint32_t local, std::uint32_t tokens, std::int64_t now_ns);
   void promote(EngineRequest& request, std::int64_t now_ns);
   bool fits_behind(const Admission& head) const;
   std::uint64_t lacking() const;
   void close_offload(std::size_t admitted_before);
+  void end_group_schedule();
   void withdraw_from_offload(const EngineRequest& victim);
   void leave_offload(EngineRequest& request, bool aborted, std::int64_t now_ns);
   bool freeable(std::uint64_t last_step) const noexcept {

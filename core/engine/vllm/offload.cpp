@@ -53,7 +53,9 @@ void VllmEngine::admit_or_pass(std::vector<RequestSlot>& passed, std::int64_t no
     if (!holds) {
       head = look_up(request.slot);
       const std::optional<std::uint32_t> below =
-          receiver_ ? remote_tokens(head) : offload_->look_up(request, head.hit_tokens, now_ns);
+          receiver_
+              ? remote_tokens(head)
+              : (grouped_ != nullptr ? look_below(head, now_ns) : offload_->look_up(request, head.hit_tokens, now_ns));
       request.wants_load = below.value_or(0) > 0;
       if (below == 0u) {
         // An ordinary admission.
@@ -67,6 +69,7 @@ void VllmEngine::admit_or_pass(std::vector<RequestSlot>& passed, std::int64_t no
     } else {  // its load has ended; possibly an earlier schedule had no room for the other blocks
       head.slot = request.slot;
       head.hit_tokens = request.computed;
+      head.has_loaded = true;
       // A prompt of one token has nothing computed, and is looked up in vain.
       if (receiver_ && config_.transfer->log && request.computed == 0)
         handoff_log_.lookups.push_back({request.id, 0, 0});
@@ -115,6 +118,30 @@ void VllmEngine::put_back(std::span<const RequestSlot> passed) {
   waiting_.put_back(others);
 }
 
+// Tokens to load behind the hit, with several cache groups. The host is asked for what follows whole blocks; a hit that
+// ends inside a block is dropped for a longer load. With a window that is computed again, a short hit is worth nothing.
+std::optional<std::uint32_t> VllmEngine::look_below(Admission& head, std::int64_t now_ns) {
+  const std::uint32_t unit = grouped_->layout().scheduler_block;
+  const std::uint32_t replay = grouped_->replay();
+  const std::uint32_t inside = head.hit.tokens % unit;
+  const std::uint32_t local = head.hit.tokens - inside;
+  const std::optional<std::uint32_t> found = offload_->look_up(requests_[head.slot], local, now_ns);
+  if (!found) return found;
+  std::uint32_t below = *found;
+  if (replay > 0) below -= below % unit;
+  if (below > inside && inside > 0) {
+    grouped_->truncate(head.hit, local);
+  } else if (inside > 0) {
+    below = 0;
+  }
+  if (replay > 0 && head.hit.tokens + below <= replay) {
+    grouped_->truncate(head.hit, 0);
+    below = 0;
+  }
+  head.hit_tokens = head.hit.tokens - std::min(head.hit.tokens, replay);
+  return below;
+}
+
 // Allocate blocks for a load, on top of all that requests in progress still need: a load holds its blocks, computes
 // nothing, and cannot be preempted.
 bool VllmEngine::place_load(const Admission& head, std::uint32_t tokens, std::int64_t now_ns) {
@@ -122,13 +149,13 @@ bool VllmEngine::place_load(const Admission& head, std::uint32_t tokens, std::in
   const std::uint64_t free = kv_->available();
   const std::uint64_t watermark = running_.empty() ? 0 : watermark_blocks_;
   if (grouped_ != nullptr) {
-    const std::uint32_t total = head.hit_tokens + tokens;
+    const std::uint32_t total = head.hit.tokens + tokens;
     const bool reserves = config_.scheduler_reserve_full_isl;
-    if (reserves && grouped_->load_cost(total, request.known, true) + watermark > free) return false;
-    if (grouped_->load_cost(total, total, false) + watermark + lacking() > free) return false;
+    if (reserves && grouped_->load_cost(request, total, request.known, true) + watermark > free) return false;
+    if (grouped_->load_cost(request, total, total, false) + watermark + lacking() > free) return false;
     grouped_->place_load(request, total);
     grouped_->count_lookup(request, request.known, head.hit.tokens, request.status == RequestStatus::Preempted);
-    begin_load(request, head.hit_tokens, tokens, now_ns);
+    begin_load(request, head.hit.tokens, tokens, now_ns);
     return true;
   }
   const std::uint64_t extra = head.hit.unreferenced + watermark;
@@ -171,7 +198,11 @@ std::uint64_t VllmEngine::lacking() const {
 // The load has ended: make the blocks matchable and the request admissible.
 void VllmEngine::promote(EngineRequest& request, std::int64_t now_ns) {
   kv_->name(request, request.computed);
-  if (request.computed == request.known) {  // something to sample from
+  const std::uint32_t replay = grouped_ != nullptr ? grouped_->replay() : 0;
+  if (replay > 0) {
+    request.computed -= std::min(request.computed, replay);
+    request.loaded_tokens -= std::min(request.loaded_tokens, replay);
+  } else if (request.computed == request.known) {  // something to sample from
     --request.computed;
     --request.loaded_tokens;
   }
@@ -239,6 +270,15 @@ void VllmEngine::close_offload(std::size_t admitted_before) {
     if (turn.samples && !prefills_in_flight_.empty()) std::erase(prefills_in_flight_, turn.slot);
   }
   orders_ = offload_->close_schedule();
+}
+
+// Release the blocks of the schedule's copies, or defer it until a step has run them.
+void VllmEngine::end_group_schedule() {
+  const std::uint64_t step = counts_.scheduled + (log_.scheduled.empty() ? 1 : 0);
+  if (!offload_ || freeable(step)) return grouped_->end_schedule();
+  std::vector<SlotId> blocks = grouped_->end_schedule_later();
+  std::ranges::reverse(blocks);
+  if (!blocks.empty()) deferred_frees_.push_back({step, std::move(blocks)});
 }
 
 // Notify the connector that the victim's blocks are about to be freed.

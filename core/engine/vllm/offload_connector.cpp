@@ -124,6 +124,7 @@ void OffloadConnector::scheduled(KvRequest& request, std::uint32_t after, bool a
 }
 
 OffloadOrders OffloadConnector::close_schedule() {
+  before_flushes();
   if (!fenced_.empty()) {
     for (const SlotId slot : allocated_) {
       const auto jobs = fenced_.find(slot);

@@ -177,6 +177,7 @@ class OffloadConnector {
   };
 
   // ── The end of a schedule, in this order ──
+  virtual void before_flushes() {}
   virtual void before_stores() {}
   virtual void store_offer(const Offer& offer);
   virtual void store_ended(std::uint32_t index);

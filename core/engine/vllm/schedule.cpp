@@ -58,7 +58,7 @@ std::int64_t VllmEngine::schedule(std::int64_t now_ns) {
   interval_.end(!log_.scheduled.empty());
   if (offload_) close_offload(admitted_before);
   if (config_.transfer) close_handoff(admitted_before, now_ns);
-  if (grouped_ != nullptr) grouped_->end_schedule();
+  if (grouped_ != nullptr) end_group_schedule();
   log_.free_after_schedule = kv_->available();
   fruitless_preemptions_ += log_.preempted.size() - preempted_before;
   return duration_ns;

@@ -21,11 +21,6 @@ void require_groups(const VllmConfig& c) {
   refuse(c.kv_manager == KvManagerKind::Kvbm, "kv_manager kvbm");
   refuse(c.speculation.tokens > 0, "num_speculative_tokens");
   refuse(!c.mocker.accept_rates.empty(), "accept_rates");
-  for (const KvGroup& group : c.groups) {
-    if (!c.offload) break;
-    refuse(group.kind == GroupKind::State, "vLLM's offload, if one of them has states,");
-    refuse(group.bounded_replay, "vLLM's offload, if the window of one of them is computed again,");
-  }
   refuse(c.offload && !c.enable_prefix_caching, "vLLM's offload without prefix caching");
   refuse(static_cast<bool>(c.eviction), "eviction_policy");
   refuse(c.stay_sample > 0, "stay_sample");

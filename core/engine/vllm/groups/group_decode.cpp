@@ -71,7 +71,7 @@ KvBackend::Room GroupedBackend::decode(KvRequest& request, std::uint32_t positio
   if (tiers_ != nullptr) {
     if (const Room room = reserve(request, r, position + 1, now_ns); room != Room::Taken) return room;
   }
-  grow_all(r, position + 1);
+  grow_all(request, r, position + 1);
   remember_keyed(r);
   key(request, position + (config_.async_scheduling ? 0 : 1));
   skip_to(request, position + 1);

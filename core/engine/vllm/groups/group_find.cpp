@@ -32,7 +32,7 @@ KvHit GroupedBackend::find(KvRequest& request, std::uint32_t limit) {
     if (kinds.size() == 2 && layout_.groups[kinds.front().front()].full()) break;
   }
   if (layout_.groups.size() > 1 && first > length) r.junction = first;
-  if (length <= layout_.replay) length = 0;
+  if (length <= layout_.replay && !config_.offload) length = 0;  // a host may have more
   KvHit hit;
   hit.tokens = length;
   for (std::size_t g = 0; g < hits_.size(); ++g) {

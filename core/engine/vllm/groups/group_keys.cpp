@@ -20,9 +20,12 @@ void GroupedBackend::key(KvRequest& request, std::uint32_t tokens) {
   for (std::size_t g = 0; g < layout_.groups.size(); ++g) {
     const KvGroup& group = layout_.groups[g];
     if (!group.cacheable()) continue;
+    const std::uint32_t before = r.groups[g].keyed;
     key_range(request, r, g, n);
     if (group.state()) {
+      const std::uint32_t after = r.groups[g].keyed;
       key_state(request, r, g, n);
+      if (lists_states_ != KeptStates::None) keep_states(request, g, before, after);
     } else if (group.kind == GroupKind::Full || group.kind == GroupKind::Mla) {
       key_tail(request, r.groups[g], g, n);
     }

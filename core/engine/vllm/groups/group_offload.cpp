@@ -8,7 +8,7 @@
 
 namespace understudy {
 
-GroupOffload::GroupOffload(const VllmOffload& config, const GroupedBackend& backend, std::uint64_t num_device_blocks,
+GroupOffload::GroupOffload(const VllmOffload& config, GroupedBackend& backend, std::uint64_t num_device_blocks,
                            BlockStore& store)
     : OffloadConnector(config, backend.layout().hash_block, true, store, num_device_blocks),
       backend_(backend),
@@ -25,6 +25,16 @@ GroupOffload::GroupOffload(const VllmOffload& config, const GroupedBackend& back
     }
     if (group.slides()) out.window = ceil_div(group.window, out.chunk);
     if (group.kind == GroupKind::ChunkedLocal) out.window = ceil_div(group.chunk, out.chunk);
+    if (group.state()) {
+      out.window = 1;
+      if (state_chunk_ > 0 && state_chunk_ != out.chunk) {
+        throw Error(ErrorKind::ConfigError, "groups: vLLM's offload needs state groups of one block_size, got ",
+                    state_chunk_ / config.blocks_per_chunk, " and ", group.block_size);
+      }
+      state_chunk_ = out.chunk;
+    } else {
+      stored_.push_back(g);
+    }
     if (out.window && layout_.retention && *layout_.retention % out.chunk != 0) {
       throw Error(ErrorKind::ConfigError, "prefix_cache_retention_interval: ", *layout_.retention,
                   " tokens are not a multiple of the offload's chunks of ", out.chunk);
@@ -39,6 +49,12 @@ GroupOffload::GroupOffload(const VllmOffload& config, const GroupedBackend& back
                            [this](std::size_t a, std::size_t b) { return groups_[a].window > groups_[b].window; });
   if (full_chunks.size() == 1) alignment_ = *full_chunks.begin();
   if (full_chunks.empty()) alignment_ = widest;
+  if (state_chunk_ == 0) return;
+  has_tails_ = config.blocks_per_chunk == 1 && state_chunk_ > layout_.hash_block &&
+               std::ranges::all_of(offloaded_, [this](std::size_t g) {
+                 return groups_[g].chunk == state_chunk_ && (!groups_[g].window || layout_.groups[g].state());
+               });
+  backend.list_states(config.prompt_only ? GroupedBackend::KeptStates::OfPrompts : GroupedBackend::KeptStates::All);
 }
 
 void GroupOffload::came(const KvRequest& request) {
@@ -56,17 +72,22 @@ void GroupOffload::name_all(KvRequest& request) const {
   if (request.blocks.size() < units) request.spec.identities->extend(request.blocks, units);
 }
 
-BlockIdentity GroupOffload::key(std::span<const BlockIdentity> names, Chunk chunk) const {
-  BlockIdentity out = names[(chunk.index + 1) * std::size_t{groups_[chunk.group].chunk} / layout_.hash_block - 1];
-  out.lineage = chunk_of_group(out.lineage, chunk.group);
-  return out;
+BlockIdentity GroupOffload::key(BlockIdentity last, std::size_t group) {
+  last.lineage = chunk_of_group(last.lineage, group);
+  return last;
+}
+
+ChunkMemo& GroupOffload::memo(State& state, Chunk chunk) const {
+  Held& held = state.groups[chunk.group];
+  if (chunk.end % groups_[chunk.group].chunk != 0) return held.tail_memos[chunk.end];
+  const std::uint32_t index = index_of(chunk);
+  if (held.memos.size() <= index) held.memos.resize(index + 1);
+  return held.memos[index];
 }
 
 VllmHost::Found GroupOffload::find(State& state, std::span<const BlockIdentity> names, Chunk chunk) {
-  std::vector<ChunkMemo>& memos = state.groups[chunk.group].memos;
-  if (memos.size() <= chunk.index) memos.resize(chunk.index + 1);
-  const BlockIdentity wanted = key(names, chunk);
-  return host_.find({&wanted, 1}, {&memos[chunk.index], 1});
+  const BlockIdentity wanted = key(last(names, chunk), chunk.group);
+  return host_.find({&wanted, 1}, {&memo(state, chunk), 1});
 }
 
 // ── Admission ──
@@ -83,6 +104,7 @@ std::optional<std::uint32_t> GroupOffload::look_up(KvRequest& request, std::uint
   if (tracked.jobs.empty()) {
     name_all(request);
     hit = scan(state, request, local);
+    if (hit && has_tails_) hit = scan_tails(state, request, local, *hit);
     ++samples_.lookups;
     if (hit) {
       answered(tracked, now_ns);
@@ -110,6 +132,7 @@ std::optional<std::uint32_t> GroupOffload::scan(State& state, const KvRequest& r
   std::vector<std::size_t> all = full_;
   all.insert(all.end(), windows_.begin(), windows_.end());
   std::uint32_t bound = request.known - (windows_.empty() ? 0 : 1);
+  if (state_chunk_ > 0) bound = bound / state_chunk_ * state_chunk_;
   std::uint32_t hit = 0;
   bool deferred = false;
   for (std::vector<std::size_t> groups = all; !groups.empty();) {
@@ -154,7 +177,7 @@ std::optional<std::uint32_t> GroupOffload::find_run(State& state, std::span<cons
   bool writing = false;
   std::uint32_t index = first;
   for (; index < end; ++index) {
-    const VllmHost::Found found = find(state, names, {g, index});
+    const VllmHost::Found found = find(state, names, chunk_at(g, index));
     if (found.chunks == 0) break;
     writing = writing || found.writing;
   }
@@ -170,7 +193,7 @@ std::optional<std::uint32_t> GroupOffload::find_window(State& state, std::span<c
   bool writing = false;
   std::uint32_t run = 0;
   for (std::uint32_t index = end; index-- > first;) {
-    const VllmHost::Found found = find(state, names, {g, index});
+    const VllmHost::Found found = find(state, names, chunk_at(g, index));
     if (found.chunks == 0) {
       run = 0;
       writing = false;
@@ -194,7 +217,7 @@ bool GroupOffload::is_loading(State& state, std::span<const BlockIdentity> names
     const std::uint32_t end = ceil_div(total, groups_[g].chunk);
     if (groups_[g].window) first = std::max(first, end - std::min(end, load_window(g, total)));
     for (std::uint32_t index = first; index < end; ++index) {
-      if (find(state, names, {g, index}).loading) return true;
+      if (find(state, names, chunk_at(g, index)).loading) return true;
     }
   }
   return false;
@@ -217,7 +240,7 @@ void GroupOffload::begin_load(const KvRequest& request, std::uint32_t local, std
     const std::uint32_t chunks = ceil_div(total, group.chunk);
     if (first < end) {
       for (std::uint32_t chunk = first / config_.blocks_per_chunk; chunk < chunks; ++chunk) {
-        chosen_.push_back({g, chunk});
+        chosen_.push_back({g, std::min(chunk_at(g, chunk).end, total)});
       }
     }
     job.device.insert(job.device.end(), table.begin() + first, table.begin() + end);
@@ -227,7 +250,7 @@ void GroupOffload::begin_load(const KvRequest& request, std::uint32_t local, std
   host_.begin_load(user(tracked_[index]), chosen_keys_, chosen_memos_, job.host);
   scatter(state);
   for (const Chunk& chunk : chosen_) {
-    job.chunks.push_back(chunk.index);
+    job.chunks.push_back(index_of(chunk));
     job.groups.push_back(chunk.group);
   }
   orders_.loads.push_back(job.id);
@@ -267,7 +290,7 @@ void GroupOffload::scheduled(KvRequest& request, std::uint32_t after, bool admit
       if (!admitted) report_allocated(fresh);
       held.blocks.insert(held.blocks.end(), fresh.begin(), fresh.end());
     }
-    offers = offers || num_storable(held, g, tokens) > held.next_stored;
+    if (!layout_.groups[g].state()) offers = offers || num_storable(held, g, tokens) > held.next_stored;
   }
   if (offers) offers_.push_back({&request, after});
 }
@@ -294,8 +317,17 @@ void GroupOffload::ended(KvRequest& request, std::uint32_t computed, bool aborte
   ended_.push_back(seat.tracked);
 }
 
-// A block that a window left behind may have been handed out again, and is not stored any more.
+void GroupOffload::before_flushes() {
+  backend_.each_copied([this](SlotId block) { allocated({&block, 1}); });
+}
+
 void GroupOffload::before_stores() {
+  drop_reused();
+  if (!backend_.kept_states().empty()) store_states(backend_.take_kept_states());
+}
+
+// A block that a window left behind may have been handed out again, and is not stored any more.
+void GroupOffload::drop_reused() {
   if (windows_.empty() || allocated_.empty()) return;
   for (std::uint32_t index = 0; index < states_.size(); ++index) {
     State& state = states_[index];

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <map>
 #include <optional>
 #include <span>
 #include <vector>
@@ -12,11 +13,12 @@
 namespace understudy {
 
 // A chunk has blocks of one group, and its key has the group. A load needs chunks of all groups that are cached: the
-// leading ones of full attention, and of a window those that it covers. Windows store what other requests can reach.
+// leading ones of full attention, and of a window those that it covers. Windows store what other requests can reach,
+// and state groups the states that get a key on the device. If a state can end inside a block, so can a load: the last
+// chunks of all groups (tails) then end there.
 class GroupOffload final : public OffloadConnector {
  public:
-  GroupOffload(const VllmOffload& config, const GroupedBackend& backend, std::uint64_t num_device_blocks,
-               BlockStore& store);
+  GroupOffload(const VllmOffload& config, GroupedBackend& backend, std::uint64_t num_device_blocks, BlockStore& store);
 
   void came(const KvRequest& request) override;
   std::optional<std::uint32_t> look_up(KvRequest& request, std::uint32_t local, std::int64_t now_ns) override;
@@ -35,7 +37,8 @@ class GroupOffload final : public OffloadConnector {
     std::vector<SlotId> blocks;  // as reported by schedules; kNoSlot: null, or handed out again
     std::size_t reported = 0;    // of them before the current schedule
     std::uint32_t next_stored = 0;
-    std::vector<ChunkMemo> memos;  // by chunk
+    std::vector<ChunkMemo> memos;                   // by chunk
+    std::map<std::uint32_t, ChunkMemo> tail_memos;  // by end, inside a chunk
   };
   struct State {
     std::vector<Held> groups;
@@ -44,9 +47,10 @@ class GroupOffload final : public OffloadConnector {
   };
   struct Chunk {
     std::size_t group;
-    std::uint32_t index;
+    std::uint32_t end;  // tokens
   };
 
+  void before_flushes() override;
   void before_stores() override;
   void store_offer(const Offer& offer) override;
   void store_ended(std::uint32_t index) override;
@@ -54,7 +58,13 @@ class GroupOffload final : public OffloadConnector {
 
   State& state_of(const KvRequest& request) { return states_[seats_[request.slot].tracked]; }
   void name_all(KvRequest& request) const;
-  BlockIdentity key(std::span<const BlockIdentity> names, Chunk chunk) const;
+  static BlockIdentity key(BlockIdentity last, std::size_t group);
+  const BlockIdentity& last(std::span<const BlockIdentity> names, Chunk chunk) const {
+    return names[chunk.end / layout_.hash_block - 1];
+  }
+  Chunk chunk_at(std::size_t g, std::uint32_t index) const { return {g, (index + 1) * groups_[g].chunk}; }
+  std::uint32_t index_of(Chunk chunk) const { return ceil_div(chunk.end, groups_[chunk.group].chunk) - 1; }
+  ChunkMemo& memo(State& state, Chunk chunk) const;
   VllmHost::Found find(State& state, std::span<const BlockIdentity> names, Chunk chunk);
   // Chunks that a load up to `tokens` tokens needs of a window.
   std::uint32_t load_window(std::size_t g, std::uint32_t tokens) const;
@@ -65,7 +75,22 @@ class GroupOffload final : public OffloadConnector {
                                            std::uint32_t first, std::uint32_t end, std::uint32_t bound);
   bool is_loading(State& state, std::span<const BlockIdentity> names, std::uint32_t local, std::uint32_t total);
 
+  // group_tails.cpp
+  // The load with a tail behind `hit` tokens behind the local ones, if there is one.
+  std::optional<std::uint32_t> scan_tails(State& state, const KvRequest& request, std::uint32_t local,
+                                          std::uint32_t hit);
+  void store_states(std::vector<GroupedBackend::KeptState> states);
+  void store_tail(std::span<const GroupedBackend::KeptState> states);
+  // Store the chunks of these groups that end with a state, from one block each.
+  void store_end(const GroupedBackend::KeptState& state, std::span<const std::size_t> groups,
+                 std::span<const SlotId> blocks);
+
+  // Offer chosen_ to the host; returns a job, yet without its blocks, for those that are absent there, if any.
+  OffloadJob* offer(std::uint32_t index, bool& room);
+  void log_store(const OffloadJob& job);
+
   void report_allocated(std::span<const SlotId> table);
+  void drop_reused();
 
   std::uint32_t num_storable(const Held& held, std::size_t g, std::uint32_t tokens) const;
   void advance(State& state, std::uint32_t tokens);
@@ -78,18 +103,23 @@ class GroupOffload final : public OffloadConnector {
                               std::optional<std::uint32_t> horizon, std::uint32_t prompt) const;
   // Prepare keys, memos and positions of chosen_, for a call of the host.
   void gather(State& state, std::span<const BlockIdentity> names);
+  void clear_gathered();
+  void gather_one(State& state, Chunk chunk, const BlockIdentity& last);
   // Write memos back.
   void scatter(State& state);
   ChunkUser user(Tracked& tracked) { return {tracked.user, 0, positions_.data()}; }
 
-  const GroupedBackend& backend_;
+  GroupedBackend& backend_;
   const GroupLayout& layout_;
   std::vector<Group> groups_;
   std::vector<std::size_t> offloaded_;  // groups: those that are cached
+  std::vector<std::size_t> stored_;     // of them: those whose chunks are stored by position
   std::vector<std::size_t> full_;       // groups
-  std::vector<std::size_t> windows_;    // the widest first
+  std::vector<std::size_t> windows_;    // the widest first; a state is a window of one chunk
   std::uint32_t alignment_ = 0;         // tokens: loads end at multiples of it; 0: anywhere
-  std::vector<State> states_;           // by index of tracked_
+  std::uint32_t state_chunk_ = 0;       // tokens; 0: no states
+  bool has_tails_ = false;
+  std::vector<State> states_;  // by index of tracked_
 
   // Scratch.
   std::vector<Chunk> chosen_;

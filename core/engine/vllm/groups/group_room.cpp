@@ -100,7 +100,7 @@ KvBackend::Room GroupedBackend::place(KvRequest& request, const KvHit& hit, std:
       return room;
     }
   }
-  grow_all(r, slots);
+  grow_all(request, r, slots);
   r.computed_before = r.computed_earlier = hit.tokens - std::min(hit.tokens, layout_.replay);
   r.computed = total;
   r.last_tokens = total - r.computed_before;
@@ -121,7 +121,7 @@ KvBackend::Room GroupedBackend::grow(KvRequest& request, std::uint32_t tokens, s
   if (tiers_ != nullptr) {
     if (const Room room = reserve(request, r, tokens, now_ns); room != Room::Taken) return room;
   }
-  grow_all(r, tokens);
+  grow_all(request, r, tokens);
   r.computed_earlier = r.last_schedule + 1 == schedule_ ? r.computed_before : start;
   r.computed_before = start;
   r.computed = total;
@@ -154,26 +154,26 @@ void GroupedBackend::adopt(Record& r, std::uint32_t total, bool copies_tail) {
   }
 }
 
-void GroupedBackend::grow_all(Record& r, std::uint32_t slots) {
+void GroupedBackend::grow_all(const KvRequest& request, Record& r, std::uint32_t slots) {
   for (std::size_t g = 0; g < layout_.groups.size(); ++g) {
     const KvGroup& group = layout_.groups[g];
     GroupTable& table = r.groups[g];
     if (group.kind == GroupKind::Circular) {
       if (table.blocks.empty()) table.blocks.push_back(take_one());
     } else if (group.state()) {
-      grow_state(table, g, slots);
+      grow_state(request, table, g, slots);
     } else {
-      copy_tail(table, g);
+      copy_tail(request, table, g);
       take_up_to(table, ceil_div(slots, group.block_size));
     }
   }
   UNDERSTUDY_ASSERT(reserved_.empty(), "more blocks were reserved than are taken");
 }
 
-void GroupedBackend::grow_state(GroupTable& table, std::size_t g, std::uint32_t slots) {
+void GroupedBackend::grow_state(const KvRequest& request, GroupTable& table, std::size_t g, std::uint32_t slots) {
   const std::size_t want = ceil_div(slots, layout_.groups[g].block_size);
   if (want <= table.blocks.size() && table.tail == Tail::None && !table.checkpoint) return;
-  copy_tail(table, g);
+  copy_tail(request, table, g);
   const std::size_t last = table.checkpoint ? 2 : 1;  // entries that get a block
   if (want > last && table.blocks.size() < want - last) table.blocks.resize(want - last, kNoSlot);
   take_up_to(table, want);
@@ -196,7 +196,7 @@ void GroupedBackend::take(std::span<SlotId> out) {
 }
 
 // The request goes on in a copy: of a block that others may use, or (its own state) of one that stays cached.
-void GroupedBackend::copy_tail(GroupTable& table, std::size_t g) {
+void GroupedBackend::copy_tail(const KvRequest& request, GroupTable& table, std::size_t g) {
   if (table.tail == Tail::None) return;
   const SlotId source = table.blocks.back();
   const SlotId copy = take_one();
@@ -206,6 +206,7 @@ void GroupedBackend::copy_tail(GroupTable& table, std::size_t g) {
   } else {
     pool_.move_keys(source, copy);
     pool_.reference(source);
+    if (lists_states_ != KeptStates::None) keep_state(request, g, copy);
   }
   table.tail = Tail::None;
   ordered_.push_back({g, source, copy});
@@ -274,6 +275,7 @@ void GroupedBackend::leave(GroupTable& table, std::size_t first, std::size_t end
 
 void GroupedBackend::release(KvRequest& request) {
   Record& r = record(request);
+  forget_states(request);
   for (std::size_t g = 0; g < r.groups.size(); ++g) {
     GroupTable& table = r.groups[g];
     freed_.clear();
@@ -316,10 +318,31 @@ void GroupedBackend::release_table(std::span<const SlotId> table) {
 
 // ── Loads from a host ──
 
-std::uint64_t GroupedBackend::load_cost(std::uint32_t total, std::uint32_t slots, bool whole) const {
+void GroupedBackend::truncate(KvHit& hit, std::uint32_t tokens) {
+  hit.tokens = tokens;
+  hit.unreferenced = 0;
+  for (std::size_t g = 0; g < hits_.size(); ++g) {
+    hits_[g].resize(std::min<std::size_t>(hits_[g].size(), tokens / layout_.groups[g].block_size));
+    unreferenced_[g] = static_cast<std::uint64_t>(std::ranges::count_if(
+        hits_[g], [this](SlotId block) { return block != kNoSlot && pool_.references(block) == 0; }));
+    hit.unreferenced += unreferenced_[g];
+  }
+}
+
+std::uint64_t GroupedBackend::load_cost(const KvRequest& request, std::uint32_t total, std::uint32_t slots,
+                                        bool whole) {
+  const Record& r = record(request);
   std::uint64_t blocks = 0;
   for (std::size_t g = 0; g < layout_.groups.size(); ++g) {
     const KvGroup& group = layout_.groups[g];
+    if (group.state()) {
+      const std::vector<SlotId>& hits = hits_[g];
+      if (!hits.empty() && hits.back() != kNoSlot && pool_.is_fresh(hits.back())) return kImpossible;
+      const std::size_t states = ceil_div(slots, group.block_size);
+      const bool point = whole && checkpoint(request, r.groups[g], group, total, slots);
+      blocks += std::min<std::size_t>(states - std::min(states, hits.size()), point ? 2 : 1) + unreferenced_[g];
+      continue;
+    }
     std::size_t want = group.kind == GroupKind::Circular ? 1 : ceil_div(slots, group.block_size);
     if (whole && layout_.caps[g]) want = std::min<std::size_t>(want, *layout_.caps[g]);
     const std::size_t gone = group.skipped(total) / group.block_size;
@@ -333,8 +356,9 @@ std::uint64_t GroupedBackend::load_cost(std::uint32_t total, std::uint32_t slots
 
 void GroupedBackend::place_load(KvRequest& request, std::uint32_t total) {
   Record& r = record(request);
+  for (GroupTable& table : r.groups) table.checkpoint.reset();  // of an admission that failed
   adopt(r, total, false);
-  grow_all(r, total);
+  grow_all(request, r, total);
   r.computed = r.computed_before = r.computed_earlier = total;
   r.last_tokens = 0;
   r.last_schedule = 0;
@@ -362,13 +386,16 @@ bool GroupedBackend::fits_behind(const KvRequest& request, std::uint32_t tokens,
 }
 
 std::uint64_t GroupedBackend::lacks_whole(const KvRequest& request) {
-  return need_all(request, record(request).computed, std::min(request.known, config_.max_model_len), false, true);
+  const Record& r = record(request);
+  const std::uint32_t start = r.last_schedule == schedule_ ? r.computed_before : r.computed;  // before this schedule
+  return need_all(request, start, std::min(request.known, config_.max_model_len), false, true);
 }
 
 // Copies stay ordered: they only read and write blocks that are referenced until the schedule ends.
 void GroupedBackend::withdraw(KvRequest& request, bool keep_matchable) {
   Record& r = record(request);
   if (keep_matchable) return;
+  forget_states(request);
   for (GroupTable& table : r.groups) {
     for (std::size_t i = table.keyed_before; i < table.blocks.size(); ++i) {
       if (table.blocks[i] != kNoSlot) pool_.drop_new(table.blocks[i]);

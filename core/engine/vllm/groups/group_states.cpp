@@ -113,4 +113,17 @@ void GroupedBackend::key_state(KvRequest& request, Record& r, std::size_t g, std
   table.keyed = index;
 }
 
+void GroupedBackend::keep_states(const KvRequest& request, std::size_t g, std::uint32_t first, std::uint32_t end) {
+  const std::vector<SlotId>& blocks = records_[request.slot].groups[g].blocks;
+  for (std::uint32_t i = first; i < end; ++i) {
+    if (blocks[i] != kNoSlot) keep_state(request, g, blocks[i]);
+  }
+}
+
+void GroupedBackend::keep_state(const KvRequest& request, std::size_t g, SlotId block) {
+  const std::uint32_t end = pool_.longest_key(block);
+  if (end == 0 || (lists_states_ == KeptStates::OfPrompts && end > request.spec.prompt_tokens)) return;
+  kept_states_.push_back({request.slot, g, block, end, request.blocks[end / layout_.hash_block - 1]});
+}
+
 }  // namespace understudy

@@ -11,7 +11,7 @@ std::uint32_t GroupOffload::num_storable(const Held& held, std::size_t g, std::u
 }
 
 void GroupOffload::advance(State& state, std::uint32_t tokens) {
-  for (const std::size_t g : offloaded_) {
+  for (const std::size_t g : stored_) {
     Held& held = state.groups[g];
     held.next_stored = std::max(held.next_stored, num_storable(held, g, tokens));
   }
@@ -30,56 +30,73 @@ void GroupOffload::store_ended(std::uint32_t index) {
 
 void GroupOffload::store(std::uint32_t index, std::span<const BlockIdentity> names, std::uint32_t known,
                          std::uint32_t after, std::uint32_t prompt, bool finished) {
-  Tracked& tracked = tracked_[index];
   State& state = states_[index];
   std::uint32_t tokens = std::min(after, known);
   if (config_.prompt_only) tokens = std::min(tokens, prompt);
   chosen_.clear();
   std::vector<std::uint32_t> ends;
-  for (const std::size_t g : offloaded_) ends.push_back(choose(state, g, tokens, prompt, finished));
+  for (const std::size_t g : stored_) ends.push_back(choose(state, g, tokens, prompt, finished));
   if (chosen_.empty()) return advance(state, tokens);
   gather(state, names);
-  const bool room = host_.begin_store(user(tracked), chosen_keys_, chosen_memos_, places_, slots_);
+  bool room = false;
+  OffloadJob* const job = offer(index, room);
+  if (!room) {
+    ++refused_last_;
+    return;
+  }
+  if (job == nullptr) return advance(state, tokens);
+  bool flushes = false;
+  for (const std::uint32_t place : places_) {
+    const Chunk& chunk = chosen_[place];
+    const auto blocks = std::span<const SlotId>(state.groups[chunk.group].blocks)
+                            .subspan(std::size_t{index_of(chunk)} * config_.blocks_per_chunk, config_.blocks_per_chunk);
+    for (const SlotId block : blocks) {
+      if (block == kNoSlot) continue;
+      job->device.push_back(block);
+      // A window may leave its blocks behind while they are read.
+      if (groups_[chunk.group].window) {
+        fenced_[block].push_back(job->id);
+      } else if (finished) {
+        fenced_[block].push_back(job->id);
+        flushes = flushes || allocated_in_[block] == schedule_;
+      }
+    }
+  }
+  for (std::size_t i = 0; i < stored_.size(); ++i) {
+    std::uint32_t& next = state.groups[stored_[i]].next_stored;
+    next = std::max(next, ends[i]);
+  }
+  if (flushes) orders_.flush.push_back(job->id);
+  log_store(*job);
+}
+
+OffloadJob* GroupOffload::offer(std::uint32_t index, bool& room) {
+  Tracked& tracked = tracked_[index];
+  State& state = states_[index];
+  room = host_.begin_store(user(tracked), chosen_keys_, chosen_memos_, places_, slots_);
   scatter(state);
   if (config_.samples && host_.num_absent() > 0) samples_.asked_chunks.push_back(host_.num_absent());
   if (!room) {
-    ++refused_last_;
     ++totals_.refused_stores;
     ++samples_.refused_stores;
     if (config_.log) log_.refused.push_back(tracked.request);
-    return;
+    return nullptr;
   }
-  if (places_.empty()) return advance(state, tokens);
+  if (places_.empty()) return nullptr;
   totals_.evicted_chunks += host_.evicted().size();
   ++totals_.stores;
   totals_.stored_chunks += places_.size();
   OffloadJob& job = new_job(index, true);
   job.host = slots_;
-  bool flushes = false;
   for (const std::uint32_t place : places_) {
-    const Chunk& chunk = chosen_[place];
-    job.chunks.push_back(chunk.index);
-    job.groups.push_back(chunk.group);
-    const auto blocks = std::span<const SlotId>(state.groups[chunk.group].blocks)
-                            .subspan(std::size_t{chunk.index} * config_.blocks_per_chunk, config_.blocks_per_chunk);
-    for (const SlotId block : blocks) {
-      if (block == kNoSlot) continue;
-      job.device.push_back(block);
-      // A window may leave its blocks behind while they are read.
-      if (groups_[chunk.group].window) {
-        fenced_[block].push_back(job.id);
-      } else if (finished) {
-        fenced_[block].push_back(job.id);
-        flushes = flushes || allocated_in_[block] == schedule_;
-      }
-    }
-  }
-  for (std::size_t i = 0; i < offloaded_.size(); ++i) {
-    std::uint32_t& next = state.groups[offloaded_[i]].next_stored;
-    next = std::max(next, ends[i]);
+    job.chunks.push_back(index_of(chosen_[place]));
+    job.groups.push_back(chosen_[place].group);
   }
   orders_.stores.push_back(job.id);
-  if (flushes) orders_.flush.push_back(job.id);
+  return &job;
+}
+
+void GroupOffload::log_store(const OffloadJob& job) {
   if (!config_.log) return;
   if (!host_.evicted().empty()) log_.evicted.emplace_back();
   for (const LineageHash& one : host_.evicted()) log_.evicted.back().push_back(one.current());
@@ -127,7 +144,7 @@ std::uint32_t GroupOffload::choose(const State& state, std::size_t g, std::uint3
       if (held.blocks[block] == kNoSlot && kept(mask, block)) whole = false;
     }
     if (again && chunk < held.next_stored && any_before) continue;
-    if (any && whole) chosen_.push_back({g, chunk});
+    if (any && whole) chosen_.push_back(chunk_at(g, chunk));
   }
   return end;
 }
@@ -163,23 +180,26 @@ std::vector<bool> GroupOffload::reachable(const State& state, std::size_t g, std
 }
 
 void GroupOffload::gather(State& state, std::span<const BlockIdentity> names) {
+  clear_gathered();
+  for (const Chunk& chunk : chosen_) gather_one(state, chunk, last(names, chunk));
+}
+
+void GroupOffload::clear_gathered() {
   chosen_keys_.clear();
   chosen_memos_.clear();
   positions_.clear();
-  for (const Chunk& chunk : chosen_) {
-    std::vector<ChunkMemo>& memos = state.groups[chunk.group].memos;
-    if (memos.size() <= chunk.index) memos.resize(chunk.index + 1);
-    chosen_keys_.push_back(key(names, chunk));
-    chosen_memos_.push_back(memos[chunk.index]);
-    // Where two groups have a chunk, that of the first is evicted first.
-    const std::uint64_t tokens = (chunk.index + 1) * std::uint64_t{groups_[chunk.group].chunk};
-    positions_.push_back(tokens * groups_.size() + groups_.size() - 1 - chunk.group);
-  }
+}
+
+void GroupOffload::gather_one(State& state, Chunk chunk, const BlockIdentity& last) {
+  chosen_keys_.push_back(key(last, chunk.group));
+  chosen_memos_.push_back(memo(state, chunk));
+  // Where two groups have a chunk, that of the first is evicted first.
+  positions_.push_back(std::uint64_t{chunk.end} * groups_.size() + groups_.size() - 1 - chunk.group);
 }
 
 void GroupOffload::scatter(State& state) {
   for (std::size_t i = 0; i < chosen_.size(); ++i) {
-    state.groups[chosen_[i].group].memos[chosen_[i].index] = chosen_memos_[i];
+    memo(state, chosen_[i]) = chosen_memos_[i];
   }
 }
 
@@ -189,13 +209,13 @@ void GroupOffload::end_on_host(std::uint32_t index) {
   chosen_.clear();
   for (std::size_t g = 0; g < groups_.size(); ++g) {
     for (std::uint32_t chunk = 0; chunk < state.groups[g].memos.size(); ++chunk) {
-      if ((state.groups[g].memos[chunk].uses & kSeen) != 0) chosen_.push_back({g, chunk});
+      if ((state.groups[g].memos[chunk].uses & kSeen) != 0) chosen_.push_back(chunk_at(g, chunk));
+    }
+    for (const auto& [end, used] : state.groups[g].tail_memos) {
+      if ((used.uses & kSeen) != 0) chosen_.push_back({g, end});
     }
   }
-  std::ranges::stable_sort(chosen_, [this](const Chunk& a, const Chunk& b) {
-    return (a.index + 1) * std::uint64_t{groups_[a.group].chunk} <
-           (b.index + 1) * std::uint64_t{groups_[b.group].chunk};
-  });
+  std::ranges::stable_sort(chosen_, {}, &Chunk::end);
   gather(state, tracked_[index].names);
   host_.ended(chosen_keys_, chosen_memos_);
   states_[index].groups.clear();

@@ -35,16 +35,19 @@ void GroupedBackend::begin_schedule(std::int64_t now_ns, std::span<const Request
 }
 
 void GroupedBackend::end_schedule() {
-  if (ordered_.empty()) return;
+  if (!ordered_.empty()) pool_.release(end_schedule_later());
+}
+
+std::vector<SlotId> GroupedBackend::end_schedule_later() {
+  std::vector<SlotId> blocks;
   std::ranges::stable_sort(ordered_, {}, &Copy::group);
-  freed_.clear();
   for (const Copy& copy : ordered_) {
     copies_.emplace_back(copy.from, copy.to);
-    freed_.push_back(copy.from);
-    freed_.push_back(copy.to);
+    blocks.push_back(copy.from);
+    blocks.push_back(copy.to);
   }
-  pool_.release(freed_);
   ordered_.clear();
+  return blocks;
 }
 
 void GroupedBackend::received(KvRequest& request, std::uint32_t computed) {

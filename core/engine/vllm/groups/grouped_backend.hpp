@@ -89,8 +89,10 @@ class GroupedBackend final : public KvBackend {
   const Offered& offered(const KvRequest& request, std::uint32_t first, std::uint32_t end);
 
   // ── Loads from a host ──
+  // Shorten the last find to `tokens`, a multiple of all block sizes.
+  void truncate(KvHit& hit, std::uint32_t tokens);
   // Blocks for `slots` tokens, of which those up to `total` that the last find has not found are loaded.
-  std::uint64_t load_cost(std::uint32_t total, std::uint32_t slots, bool whole) const;
+  std::uint64_t load_cost(const KvRequest& request, std::uint32_t total, std::uint32_t slots, bool whole);
   // Reference the last find and allocate room for a load up to `total` tokens.
   void place_load(KvRequest& request, std::uint32_t total);
   // The load has ended: `computed` tokens have their KV.
@@ -111,6 +113,26 @@ class GroupedBackend final : public KvBackend {
   std::uint32_t junction(const KvRequest& request) const {
     return request.slot < records_.size() ? records_[request.slot].junction : 0;
   }
+  // A block that has the state behind `end` tokens, from when it gets its key until its request releases its blocks.
+  struct KeptState {
+    RequestSlot slot = 0;
+    std::size_t group = 0;
+    SlotId block = kNoSlot;
+    std::uint32_t end = 0;  // tokens
+    BlockIdentity last;     // unit of hashing
+  };
+  enum class KeptStates : std::uint8_t { None, OfPrompts, All };
+  // List states that get a key, of prompts alone or also behind them; before the first request.
+  void list_states(KeptStates which) { lists_states_ = which; }
+  const std::vector<KeptState>& kept_states() const noexcept { return kept_states_; }
+  std::vector<KeptState> take_kept_states() { return std::exchange(kept_states_, {}); }
+  // Call `visit(block)` for each destination of the copies that this schedule has ordered so far.
+  template <typename Visit>
+  void each_copied(Visit visit) const {
+    for (const Copy& copy : ordered_) visit(copy.to);
+  }
+  // Like end_schedule, but the blocks are returned, in order, for a later release.
+  std::vector<SlotId> end_schedule_later();
 
   // ── Fast-forward: decode steps of a request, whose next token is at `position` ──
   // Whether nothing is pending that a decode step would change by itself.
@@ -217,10 +239,10 @@ class GroupedBackend final : public KvBackend {
     return block;
   }
   std::uint64_t held() const noexcept { return tiers_ == nullptr ? 0 : tiers_->held(); }
-  void grow_all(Record& r, std::uint32_t slots);
+  void grow_all(const KvRequest& request, Record& r, std::uint32_t slots);
   void take_up_to(GroupTable& table, std::size_t size);
-  void grow_state(GroupTable& table, std::size_t g, std::uint32_t slots);
-  void copy_tail(GroupTable& table, std::size_t g);
+  void grow_state(const KvRequest& request, GroupTable& table, std::size_t g, std::uint32_t slots);
+  void copy_tail(const KvRequest& request, GroupTable& table, std::size_t g);
 
   // group_decode.cpp
   std::uint64_t next_slide(const KvRequest& request, const GroupTable& table, const KvGroup& group) const;
@@ -233,6 +255,13 @@ class GroupedBackend final : public KvBackend {
                                        std::uint32_t start, std::uint32_t end) const;
   bool ends_internally(const KvRequest& request, std::uint32_t start, std::uint32_t end) const;
   void key_state(KvRequest& request, Record& r, std::size_t g, std::uint32_t tokens);
+  // List the states of the entries [first, end) that have a key.
+  void keep_states(const KvRequest& request, std::size_t g, std::uint32_t first, std::uint32_t end);
+  void keep_state(const KvRequest& request, std::size_t g, SlotId block);
+  void forget_states(const KvRequest& request) {
+    if (kept_states_.empty()) return;
+    std::erase_if(kept_states_, [&](const KeptState& state) { return state.slot == request.slot; });
+  }
 
   // group_keys.cpp
   void key(KvRequest& request, std::uint32_t tokens);
@@ -262,6 +291,8 @@ class GroupedBackend final : public KvBackend {
     SlotId to;
   };
   std::vector<Copy> ordered_;  // in this schedule
+  KeptStates lists_states_ = KeptStates::None;
+  std::vector<KeptState> kept_states_;  // since they were taken
   std::vector<std::pair<SlotId, SlotId>> copies_;
   std::uint64_t schedule_ = 1;
   WorkerTiers* tiers_ = nullptr;
