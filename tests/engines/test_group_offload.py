@@ -28,6 +28,9 @@ FULL = KvCacheGroup(kind="full", block_size=16)
 RSWA = KvCacheGroup(kind="rswa", block_size=16, window=64)
 RING = KvCacheGroup(kind="circular", block_size=8)
 LOCAL = KvCacheGroup(kind="chunked_local", block_size=16, chunk=128)
+STATE = KvCacheGroup(kind="mamba", block_size=16)
+KEPT = KvCacheGroup(kind="mamba", block_size=16, checkpoint_blocks=1)
+REPLAY = KvCacheGroup(kind="sliding_window_mla", block_size=16, window=32, bounded_replay=True)
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.name.removesuffix(".json.gz"))
@@ -37,7 +40,7 @@ def test_every_line_is_the_recorded_one(path: Path) -> None:
 
 
 def test_the_recordings_load_evict_and_flush() -> None:
-    assert len(FILES) == 19
+    assert len(FILES) == 28
 
 
 def test_chunks_of_one_end_are_evicted_by_group_whichever_group_was_used_first() -> None:
@@ -80,9 +83,10 @@ def test_chunks_of_one_end_are_evicted_by_group_whichever_group_was_used_first()
     assert [slot_of["r1", 1, 0], slot_of["r1", 0, 0]] == [slot_of["r0", 1, 3], slot_of["r0", 0, 3]]
 
 
-@pytest.mark.parametrize("seed", range(1000, 1040))
-def test_blocks_and_chunks_are_conserved_in_random_schedules(seed: int) -> None:
-    _, drawn = FAMILIES["group-offload"].scenario(seed)
+@pytest.mark.parametrize("family", ["group-offload", "state-offload", "replay-offload"])
+@pytest.mark.parametrize("seed", range(1000, 1020))
+def test_blocks_and_chunks_are_conserved_in_random_schedules(seed: int, family: str) -> None:
+    _, drawn = FAMILIES[family].scenario(seed)
     scenario = msgspec.convert(drawn, GroupOffloadScenario)
     lines = list(GroupOffloadRun(scenario, PROFILES["v0.33"], offload_profile("0.33"), check=True).lines())
     assert lines[-1]["end"]["steps"] == len(lines) - 1
@@ -113,10 +117,24 @@ def test_fast_forward_with_a_host_equals_stepping(seed: int) -> None:
     groups = rng.choice(
         [(WINDOW, FULL), (WINDOW, WINDOW, FULL), (FULL, WINDOW), (LOCAL, FULL), (RSWA, WINDOW), (RING, FULL)]
     )
+    check_fast_forward(rng, groups)
+
+
+@pytest.mark.parametrize("seed", range(16))
+def test_fast_forward_with_states_or_a_replay_and_a_host_equals_stepping(seed: int) -> None:
+    rng = Random(seed)
+    groups = [(STATE, FULL), (KEPT, KEPT, FULL), (STATE, WINDOW, FULL), (REPLAY, FULL)][seed % 4]
+    unit = rng.choice([None, 8]) if REPLAY not in groups else None
+    check_fast_forward(rng, groups, prefix_match_unit=unit)
+
+
+def check_fast_forward(rng: Random, groups: tuple[KvCacheGroup, ...], **settings: Any) -> None:
+    """Compare a replay that fast-forwards with one that steps, with settings and a host drawn at random."""
     config = engine(
         *groups,
         async_scheduling=rng.random() < 0.5,
         prefix_cache_retention_interval=rng.choice([0, None]),
+        **settings,
     )
     tiers = host(
         blocks=rng.choice([80, 400]),
@@ -135,19 +153,17 @@ def test_a_host_finds_what_the_device_has_evicted() -> None:
     assert alone.facts.digest != below.facts.digest
 
 
-@pytest.mark.parametrize(
-    ("group", "problem"),
-    [
-        (KvCacheGroup(kind="mamba", block_size=16), "if one of them has states"),
-        (
-            KvCacheGroup(kind="sliding_window_mla", block_size=16, window=64, bounded_replay=True),
-            "if the window of one of them is computed again",
-        ),
-    ],
-)
-def test_groups_that_the_offload_does_not_have_are_refused_by_name(group: KvCacheGroup, problem: str) -> None:
-    with pytest.raises(ConfigError, match=f"vLLM's offload, {problem}"):
-        replay(engine(group, FULL), host())
+@pytest.mark.parametrize("groups", [(STATE, FULL), (REPLAY, FULL)])
+def test_a_host_finds_states_and_what_precedes_a_replay(groups: tuple[KvCacheGroup, ...]) -> None:
+    tiers = replay(engine(*groups), host()).timeline.tiers
+    assert tiers is not None
+    assert tiers.totals.onboards > 0
+
+
+def test_state_groups_of_an_offload_have_one_block_size() -> None:
+    wide = KvCacheGroup(kind="mamba", block_size=32)
+    with pytest.raises(ConfigError, match="state groups of one block_size, got 16 and 32"):
+        replay(engine(STATE, wide, FULL), host())
 
 
 def test_a_retention_interval_is_a_multiple_of_the_chunks() -> None:

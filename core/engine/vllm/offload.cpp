@@ -128,7 +128,11 @@ std::optional<std::uint32_t> VllmEngine::look_below(Admission& head, std::int64_
   const std::optional<std::uint32_t> found = offload_->look_up(requests_[head.slot], local, now_ns);
   if (!found) return found;
   std::uint32_t below = *found;
-  if (replay > 0) below -= below % unit;
+  if (replay > 0 && below % unit > 0) {
+    below -= below % unit;
+    // vLLM 0.33 does not look again, and stops with an assertion if a window or a state does not end there.
+    if (!offload_->can_load(requests_[head.slot], local, below)) below = 0;
+  }
   if (below > inside && inside > 0) {
     grouped_->truncate(head.hit, local);
   } else if (inside > 0) {

@@ -115,6 +115,8 @@ class OffloadConnector {
   // ── Admission ──
   // Loadable tokens behind `local` ones (found on the device, whole blocks); nothing: retry in the next step.
   virtual std::optional<std::uint32_t> look_up(KvRequest& request, std::uint32_t local, std::int64_t now_ns);
+  // Whether fewer tokens than the lookup found can be loaded.
+  virtual bool can_load(const KvRequest&, std::uint32_t, std::uint32_t) { return true; }
   // The request has blocks for the chunks found: start loading them.
   virtual void begin_load(const KvRequest& request, std::uint32_t local, std::uint32_t tokens);
 

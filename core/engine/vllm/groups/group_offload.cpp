@@ -223,6 +223,19 @@ bool GroupOffload::is_loading(State& state, std::span<const BlockIdentity> names
   return false;
 }
 
+bool GroupOffload::can_load(const KvRequest& request, std::uint32_t local, std::uint32_t tokens) {
+  State& state = state_of(request);
+  const std::uint32_t total = local + tokens;
+  for (const std::size_t g : windows_) {
+    const std::uint32_t first = std::max(local, layout_.groups[g].skipped(total) / groups_[g].block * groups_[g].block);
+    for (std::uint32_t index = first / groups_[g].chunk; index < ceil_div(total, groups_[g].chunk); ++index) {
+      const VllmHost::Found found = find(state, request.blocks, chunk_at(g, index));
+      if (found.chunks == 0 || found.writing) return false;
+    }
+  }
+  return true;
+}
+
 void GroupOffload::begin_load(const KvRequest& request, std::uint32_t local, std::uint32_t tokens) {
   const std::uint32_t index = seats_[request.slot].tracked;
   State& state = states_[index];
@@ -240,7 +253,8 @@ void GroupOffload::begin_load(const KvRequest& request, std::uint32_t local, std
     const std::uint32_t chunks = ceil_div(total, group.chunk);
     if (first < end) {
       for (std::uint32_t chunk = first / config_.blocks_per_chunk; chunk < chunks; ++chunk) {
-        chosen_.push_back({g, std::min(chunk_at(g, chunk).end, total)});
+        const std::uint32_t last = chunk_at(g, chunk).end;
+        chosen_.push_back({g, has_tails_ ? std::min(last, total) : last});
       }
     }
     job.device.insert(job.device.end(), table.begin() + first, table.begin() + end);

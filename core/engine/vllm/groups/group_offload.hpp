@@ -22,6 +22,7 @@ class GroupOffload final : public OffloadConnector {
 
   void came(const KvRequest& request) override;
   std::optional<std::uint32_t> look_up(KvRequest& request, std::uint32_t local, std::int64_t now_ns) override;
+  bool can_load(const KvRequest& request, std::uint32_t local, std::uint32_t tokens) override;
   void begin_load(const KvRequest& request, std::uint32_t local, std::uint32_t tokens) override;
   void preempted(const KvRequest& request) override;
   void scheduled(KvRequest& request, std::uint32_t after, bool admitted, bool resumed) override;

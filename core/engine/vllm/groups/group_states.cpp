@@ -104,8 +104,8 @@ void GroupedBackend::key_state(KvRequest& request, Record& r, std::size_t g, std
   const std::uint32_t index = ceil_div(tokens, group.block_size) - 1;
   if (index >= table.blocks.size() || table.blocks[index] == kNoSlot) return;
   const SlotId block = table.blocks[index];
-  if (pool_.longest_key(block) != tokens) {
-    pool_.drop_keys(block);
+  if (!pool_.has_key(block, tokens)) {
+    pool_.drop_shorter(block, tokens);  // a longer one: tokens of a hit are computed again
     store_unit(request, block, g, tokens);
   }
   if (tokens % group.block_size == 0) return;
