@@ -190,6 +190,8 @@ FAMILIES = {
         Family("group-offload", "offload", lambda seed: with_group_offload(_offload(seed), seed)),
         Family("rare-offload", "offload", lambda seed: with_group_offload(_offload(seed), seed, rare=True)),
         Family("state-offload", "offload", lambda seed: with_state_offload(_offload(seed), seed)),
-        Family("replay-offload", "offload", lambda seed: with_state_offload(_offload(seed), seed, replay=True)),
+        Family(
+            "replay-offload", "offload", lambda seed: with_state_offload(_offload(seed), seed, replay=True)
+        ),
     )
 }
