@@ -12,7 +12,7 @@ import msgspec
 import pytest
 
 from release.group_family import draw_groups
-from replay.building import ONE_MS, crowd
+from replay.building import ONE_MS, conversations, crowd
 from understudy import _core
 from understudy.engines.conformance import compare_recording
 from understudy.engines.group_recording import (
@@ -32,6 +32,7 @@ from understudy.run.offline import run_offline
 from understudy.tiers.native import to_core
 from understudy.tiers.plan import TierPlan
 from understudy.tiers.settings import TiersConfig
+from understudy.workload import Normal
 
 GOLDEN = Path(__file__).parents[1] / "golden"
 RECORDINGS = find_recordings(GOLDEN / "vllm-hybrid")
@@ -206,6 +207,24 @@ def test_fast_forward_over_groups_equals_stepping(block: int) -> None:
         fast, slow = (
             run_offline(crowd(40), engine, workers=2, fast_forward=fast_forward)
             for fast_forward in (True, False)
+        )
+        assert fast.facts.digest == slow.facts.digest, seed
+
+
+@pytest.mark.parametrize("block", range(4))
+def test_fast_forward_past_a_request_that_does_not_fit_equals_stepping(block: int) -> None:
+    for seed in range(1000 + block * 8, 1008 + block * 8):
+        rng = Random(seed)
+        engine = msgspec.structs.replace(
+            random_engine(seed),
+            num_gpu_blocks=rng.choice([100, 150, 300]),
+            watermark=rng.choice([0.0, 0.05]),
+            scheduler_reserve_full_isl=rng.random() < 0.7,
+            long_prefill_token_threshold=rng.choice([0, 100]),
+        )
+        workload = conversations(30, output_tokens=Normal(mean=rng.choice([20, 60, 150]), std=20))
+        fast, slow = (
+            run_offline(workload, engine, fast_forward=fast_forward) for fast_forward in (True, False)
         )
         assert fast.facts.digest == slow.facts.digest, seed
 

@@ -31,6 +31,10 @@ struct Refusal {
   bool no_room = false;  // blocks were lacking
   bool wants_block = false;
   LineageHash missing;         // the block that would lengthen its hit
+  // With several KV cache groups: blocks that must be free for it, and the pool's count of evictions up to which its hit
+  // is sure to be whole.
+  std::uint64_t needs = 0;
+  std::uint64_t evictions = 0;
   std::uint64_t released = 0;  // blocks that the tiers had released by then
   // The head cannot be admitted before tiers have freed `lacks` blocks, unless a load ends (the count was
   // `loads_ended`).

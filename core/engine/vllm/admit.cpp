@@ -164,16 +164,25 @@ bool VllmEngine::fits(const Admission& head) {
     const std::uint64_t needs = whole + watermark;
     if (needs > free) {
       refusal_.lacks = needs - free;
+      refusal_.needs = needs;
       return false;
     }
   }
-  return kv_->cost(request, head.hit, room_up_to(request, head.total(), true)) + watermark <= free;
+  const std::uint64_t needs = kv_->cost(request, head.hit, room_up_to(request, head.total(), true)) + watermark;
+  // States split a prompt by the budget, and a chunk of another length may need less.
+  if (grouped_ != nullptr && !grouped_->layout().has_states) refusal_.needs = needs;
+  return needs <= free;
 }
 
 // Leave the head in the queue; record whether the refusal stays valid for the next steps.
 void VllmEngine::refuse(const Admission& head) {
   refusal_.no_room = !head.too_long;
-  if (grouped_ != nullptr) return;  // windows that slide free blocks in any step
+  if (grouped_ != nullptr) {
+    // Until blocks that windows leave behind suffice, a part of the hit is evicted, or keys are added that it may find.
+    refusal_.stands = !tiers_ && !head.too_long && refusal_.needs > 0 && refusal_.needs < GroupedBackend::kImpossible;
+    if (refusal_.stands) refusal_.evictions = grouped_->evictions_until_lost();
+    return;
+  }
   // While the others decode, free blocks only decrease, whatever the eviction order: each block taken is one fewer
   // free, and reduces what this request needs by at most one, because an evicted hit and the hits behind it must be
   // computed. The budget, however, may have been used by prompts of this step only. Asynchronously, a request whose

@@ -13,6 +13,7 @@ bool VllmEngine::can_fast_forward() const {
       !std::ranges::all_of(running_, [this](RequestSlot slot) { return grouped_->settled(requests_[slot]); })) {
     return false;
   }
+  if (grouped_ != nullptr && refusal_.stands && !waiting_.empty() && refusal_.needs <= kv_->available()) return false;
   if (kv_->names_on_receipt() && tiers_)
     return false;                      // such blocks are offloaded a step later than a fast-forward would send them
   if (kv_->asks_user()) return false;  // would need a rollback inside a fast-forward

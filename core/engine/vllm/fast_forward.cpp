@@ -254,7 +254,9 @@ void FastForward::apply_events(bool served) {
 std::uint64_t FastForward::gather_due() {
   const Refusal& refusal = state_.refusal;
   const bool wants_block = refusal.stands && refusal.wants_block && !names_on_receipt_;
+  const bool refused = state_.grouped != nullptr && refusal.stands && !state_.waiting.empty();
   std::uint64_t fresh = 0;
+  std::uint64_t freed = 0;  // at most, by windows
   ordinary_ = false;
   due_.clear();
   while (!events_.empty() && events_.front().step == steps_) {
@@ -266,9 +268,13 @@ std::uint64_t FastForward::gather_due() {
     const RequestSpec& spec = request(order).spec;
     ordinary_ = ordinary_ || (ahead_ && last_[order] == steps_ && spec.outputs() < spec.max_tokens);
     if (state_.grouped != nullptr) {
-      if (!ahead_ || last_[order] != steps_) {
-        fresh += state_.grouped->step_cost(request(order), computed_by(order, steps_));
-      }
+      if (ahead_ && last_[order] == steps_) continue;
+      const std::uint32_t position = computed_by(order, steps_);
+      fresh += state_.grouped->step_cost(request(order), position);
+      if (!refused) continue;
+      freed += state_.grouped->step_frees(request(order), position);
+      ordinary_ = ordinary_ || state_.grouped->keys_for(state_.requests[state_.waiting.head()], request(order),
+                                                        position + (ahead_ ? 0 : 1));
       continue;
     }
     fresh += begins_block(order) ? 1 : 0;
@@ -276,6 +282,10 @@ std::uint64_t FastForward::gather_due() {
     if (!wants_block || filled % size_ != 0) continue;
     state_.kv.need_names(request(order), filled);
     ordinary_ = ordinary_ || request(order).blocks[filled / size_ - 1].lineage == refusal.missing;
+  }
+  if (refused &&
+      (state_.kv.available() + freed >= refusal.needs || state_.grouped->evictions() + fresh > refusal.evictions)) {
+    ordinary_ = true;  // the head of the queue may be admitted behind these members
   }
   return fresh;
 }

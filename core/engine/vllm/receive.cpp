@@ -43,7 +43,12 @@ bool VllmEngine::receive_token(const Scheduled& turn, std::uint64_t step) {
     const bool async = config_.async_scheduling;
     if (async && config_.speculation.tokens == 0) --request.ahead;
     const bool certain = async || bursts_.on() || config_.speculation.keys_in_update;
-    kv_->received(request, certain ? request.computed - request.ahead : 0);
+    const std::uint32_t computed = certain ? request.computed - request.ahead : 0;
+    if (grouped_ != nullptr && refusal_.stands && !waiting_.empty() &&
+        grouped_->keys_for(requests_[waiting_.head()], request, computed)) {
+      refusal_.stands = false;
+    }
+    kv_->received(request, computed);
   }
   if (const std::uint32_t fresh = request.known - known; fresh > 0) {
     fruitless_preemptions_ = 0;

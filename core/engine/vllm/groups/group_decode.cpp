@@ -64,6 +64,20 @@ std::uint64_t GroupedBackend::step_cost(const KvRequest& request, std::uint32_t 
   return blocks;
 }
 
+std::uint64_t GroupedBackend::step_frees(const KvRequest& request, std::uint32_t position) const {
+  const Record& r = records_[request.slot];
+  const std::uint32_t tokens = position - (config_.async_scheduling ? 1 : 0);
+  std::uint64_t blocks = 0;
+  for (std::size_t g = 0; g < layout_.groups.size(); ++g) {
+    const KvGroup& group = layout_.groups[g];
+    const GroupTable& table = r.groups[g];
+    const std::size_t end =
+        group.kind == GroupKind::Rswa ? table.blocks.size() : group.skipped(tokens) / group.block_size;
+    blocks += std::min(end, table.blocks.size()) - std::min<std::size_t>({end, table.blocks.size(), table.slid});
+  }
+  return blocks;
+}
+
 KvBackend::Room GroupedBackend::decode(KvRequest& request, std::uint32_t position, std::int64_t now_ns) {
   Record& r = records_[request.slot];
   slide(request, r, position - (config_.async_scheduling ? 1 : 0));

@@ -45,6 +45,17 @@ KvHit GroupedBackend::find(KvRequest& request, std::uint32_t limit) {
   return hit;
 }
 
+std::uint64_t GroupedBackend::evictions_until_lost() const {
+  std::uint64_t cached = pool_.num_cached();  // blocks of the hit that come free later are behind them
+  for (const auto& hits : hits_) {
+    for (const SlotId block : hits) {
+      if (block != kNoSlot && pool_.references(block) == 0) cached = std::min(cached, pool_.cached_before(block));
+    }
+  }
+  return std::ranges::all_of(hits_, [](const auto& hits) { return hits.empty(); }) ? kImpossible
+                                                                                   : pool_.evictions() + cached;
+}
+
 void GroupedBackend::touch(const KvRequest& request, const std::vector<std::size_t>& kind, std::uint32_t end,
                            std::int64_t step, std::uint32_t count) const {
   std::int64_t at = end;

@@ -32,6 +32,20 @@ void GroupedBackend::key(KvRequest& request, std::uint32_t tokens) {
   }
 }
 
+bool GroupedBackend::keys_for(const KvRequest& waiting, KvRequest& request, std::uint32_t tokens) {
+  if (!config_.enable_prefix_caching) return false;
+  std::uint64_t first = tokens;  // tokens before the first block without a key
+  for (std::size_t g = 0; g < layout_.groups.size(); ++g) {
+    const KvGroup& group = layout_.groups[g];
+    if (group.cacheable()) first = std::min(first, std::uint64_t{record(request).groups[g].keyed} * group.block_size);
+  }
+  // Contents that differ in one unit of hashing differ in all later ones.
+  const std::size_t unit = first / layout_.hash_block;
+  if (unit >= tokens / layout_.hash_block || unit >= waiting.blocks.size()) return false;
+  need_names(request, tokens);
+  return request.blocks[unit].sequence_hash() == waiting.blocks[unit].sequence_hash();
+}
+
 void GroupedBackend::key_range(KvRequest& request, Record& r, std::size_t g, std::uint32_t tokens) {
   const KvGroup& group = layout_.groups[g];
   GroupTable& table = r.groups[g];

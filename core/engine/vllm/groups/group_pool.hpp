@@ -1,6 +1,7 @@
 // Blocks that all KV cache groups share: one free list, and an index of keys by content and group.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <span>
 #include <unordered_map>
@@ -39,6 +40,12 @@ class GroupPool {
   std::size_t num_free() const noexcept { return empty_.size() + num_cached_; }
   std::size_t num_cached() const noexcept { return num_cached_; }  // free ones with a key
   std::uint32_t references(SlotId block) const noexcept { return blocks_[block].references; }
+  // Cached blocks that are evicted before a cached one, or fewer.
+  std::uint64_t cached_before(SlotId block) const noexcept {
+    const std::uint64_t holes = (queue_end_ - queue_first_) - num_cached_;
+    const std::uint64_t places = blocks_[block].place - queue_first_;
+    return places - std::min(places, holes);
+  }
   // The first free blocks, of which there are enough; their keys are dropped.
   void take(std::span<SlotId> out);
   SlotId take() {

@@ -31,6 +31,9 @@ struct GroupHitStats {
 
 class GroupedBackend final : public KvBackend {
  public:
+  static constexpr std::uint64_t kImpossible = std::uint64_t{1}
+                                               << 40;  // blocks, for what can come true in a later step
+
   explicit GroupedBackend(const VllmConfig& config);
 
   const GroupLayout& layout() const noexcept { return layout_; }
@@ -72,6 +75,14 @@ class GroupedBackend final : public KvBackend {
   std::uint64_t available() const override { return pool_.num_free(); }
   KvUsage usage() const override { return {pool_.num_free() - pool_.num_cached(), pool_.num_cached()}; }
   std::uint64_t lacks(const KvRequest& request, std::uint64_t tokens) const override;
+
+  // ── A waiting request that was not admitted ──
+  // The pool's evictions, and their number up to which no block of the last find is among them.
+  std::uint64_t evictions() const noexcept { return pool_.evictions(); }
+  std::uint64_t evictions_until_lost() const;
+  // Whether keys of the first `tokens` tokens of a running request, those that it does not have yet, may be keys that
+  // `waiting` looks up.
+  bool keys_for(const KvRequest& waiting, KvRequest& request, std::uint32_t tokens);
 
   // ── Tiers ──
   // Let blocks go to these tiers and come back; before the first request.
@@ -141,6 +152,8 @@ class GroupedBackend final : public KvBackend {
   std::uint64_t steps_to_change(const KvRequest& request, std::uint32_t position) const;
   // Most blocks that the step takes.
   std::uint64_t step_cost(const KvRequest& request, std::uint32_t position) const;
+  // Most blocks that the step releases.
+  std::uint64_t step_frees(const KvRequest& request, std::uint32_t position) const;
   // Schedule that token alone, as `grow` would.
   Room decode(KvRequest& request, std::uint32_t position, std::int64_t now_ns);
   // Steps without changes were skipped: `computed` tokens are scheduled by now.
@@ -166,7 +179,6 @@ class GroupedBackend final : public KvBackend {
  private:
   static constexpr std::uint32_t kBatch = 32;  // blocks whose data is read ahead
   static constexpr std::size_t kMostSamples = 512;
-  static constexpr std::uint64_t kImpossible = std::uint64_t{1} << 40;  // blocks
 
   // A block that is shared or cached ends inside the tokens of a request, which continues in a copy of it.
   enum class Tail : std::uint8_t {
