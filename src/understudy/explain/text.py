@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from understudy.explain.waterfall import PARTS
+from understudy.report.text import plural
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -77,7 +78,7 @@ def _name_span(span: dict[str, Any]) -> str:
 def _describe(span: dict[str, Any]) -> str:
     words = []
     if span["tokens"]:
-        words.append(f"{span['tokens']:,} tokens in {span['steps']:,} steps")
+        words.append(f"{plural(span['tokens'], 'token')} in {plural(span['steps'], 'step')}")
     parts = {part: value for part, value in span["parts"].items() if part != span["kind"]}
     words += [f"{PARTS[part].partition(', ')[2] or PARTS[part]} {ms(value)}" for part, value in parts.items()]
     if span.get("preempted_by"):
