@@ -82,6 +82,12 @@ using EventRow = std::tuple<bool, std::uint8_t, std::uint32_t, std::optional<std
 std::vector<EventRow> take_group_events(VllmEngine& self) {
   std::vector<EventRow> rows;
   for (GroupEvent& e : grouped(self).take_events()) {
+    if (!e.stored) {  // a row per key
+      for (const std::uint64_t hash : e.hashes) {
+        rows.emplace_back(false, e.group, 0, std::nullopt, 0, 0, 0, std::vector{hash}, std::vector<std::uint32_t>());
+      }
+      continue;
+    }
     const std::optional<std::uint64_t> parent = e.has_parent ? std::optional(e.parent) : std::nullopt;
     rows.emplace_back(e.stored, e.group, e.block_size, parent, e.position, e.length, e.request, std::move(e.hashes),
                       std::move(e.ends));

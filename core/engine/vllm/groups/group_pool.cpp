@@ -210,10 +210,11 @@ void GroupPool::set_key(SlotId block, std::uint64_t content, std::uint8_t group,
 
 void GroupPool::drop(std::uint32_t key) {
   if (records_) {
-    GroupEvent event;
-    event.group = at(key).group;
-    event.hashes = {at(key).content};
-    events_.push_back(std::move(event));
+    // Keys that are dropped one after another are one event per group.
+    if (events_.empty() || events_.back().stored || events_.back().group != at(key).group) {
+      events_.emplace_back().group = at(key).group;
+    }
+    events_.back().hashes.push_back(at(key).content);
   }
   remove_equal(key, tag_of(key));
   if (key >= num_blocks_) spare_.push_back(key);

@@ -21,6 +21,12 @@ std::span<const EventRecord> GroupRows::unread() {
   return rows_;
 }
 
+void GroupRows::touch(const GroupEvent& event, std::size_t first) const {
+  for (std::size_t i = first; i < std::min(event.hashes.size(), first + kBatch); ++i) {
+    held_.touch(group_key(event.hashes[i], event.group));
+  }
+}
+
 void GroupRows::add_stored(const GroupEvent& event) {
   const std::uint32_t unit = backend_.layout().hash_block;
   std::size_t named = 0;
@@ -35,6 +41,7 @@ void GroupRows::add_stored(const GroupEvent& event) {
     row.group = event.group;
     starts = false;
     if (is_named) {
+      if (named % kBatch == 0) touch(event, named);
       Held& held = held_[row.key()];
       row.sole = held.copies++ == 0;
       row.generation = held.generation = generation_++;
@@ -50,17 +57,20 @@ void GroupRows::add_stored(const GroupEvent& event) {
 }
 
 void GroupRows::add_removed(const GroupEvent& event) {
-  for (const std::uint64_t hash : event.hashes) {
-    const auto held = held_.find(group_key(hash, event.group));
-    UNDERSTUDY_ASSERT(held != held_.end(), "only stored blocks are removed");
+  for (std::size_t i = 0; i < event.hashes.size(); ++i) {
+    if (i % kBatch == 0) touch(event, i);
+    const std::uint64_t hash = event.hashes[i];
+    const std::uint64_t key = group_key(hash, event.group);
+    Held* const held = held_.find(key);
+    UNDERSTUDY_ASSERT(held != nullptr, "only stored blocks are removed");
     EventRecord row;
-    row.identity.lineage = LineageHash::make(hash, false, 0, held->second.position);
+    row.identity.lineage = LineageHash::make(hash, false, 0, held->position);
     row.kind = EventKind::Removed;
-    row.generation = held->second.generation;
+    row.generation = held->generation;
     row.group = event.group;
-    row.sole = --held->second.copies == 0;
+    row.sole = --held->copies == 0;
     row.starts = rows_.empty() || rows_.back().kind != EventKind::Removed || rows_.back().group != event.group;
-    if (row.sole) held_.erase(held);
+    if (row.sole) held_.erase(key);
     rows_.push_back(row);
   }
 }

@@ -4,9 +4,9 @@
 #include <cstddef>
 #include <cstdint>
 #include <span>
-#include <unordered_map>
 #include <vector>
 
+#include "base/flat_map.hpp"
 #include "engine/announcer.hpp"
 #include "engine/vllm/groups/grouped_backend.hpp"
 #include "events/event_truth.hpp"
@@ -38,6 +38,9 @@ class GroupRows final : public EventSource, public Residency {
     std::uint32_t position = 0;    // of the block's last unit
     std::uint64_t generation = 0;  // of the latest copy
   };
+  static constexpr std::size_t kBatch = 32;  // keys whose places are read ahead
+
+  void touch(const GroupEvent& event, std::size_t first) const;
   void add_stored(const GroupEvent& event);
   void add_removed(const GroupEvent& event);
   void add_host(std::span<const EventRecord> rows);
@@ -48,7 +51,7 @@ class GroupRows final : public EventSource, public Residency {
   BlockStore* host_;
   std::uint64_t host_chunks_ = 0;  // by the rows
   EventRecords rows_;
-  std::unordered_map<std::uint64_t, Held> held_;  // by key
+  FlatMap<Held> held_;  // by key
   std::uint64_t generation_ = 0;
 };
 
