@@ -56,9 +56,9 @@ class GroupWorker:
     match_unit: int = 0
 
     def __post_init__(self) -> None:
-        unit = Sizes(self.groups, self.match_unit).hash
+        self.unit = Sizes(self.groups, self.match_unit).hash
         base = _core.VllmEngineConfig(
-            block_size=unit, num_gpu_blocks=self.blocks, check=True, **self.settings
+            block_size=self.unit, num_gpu_blocks=self.blocks, check=True, **self.settings
         )
         native = _core.with_groups(
             base,

@@ -17,12 +17,14 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
 STATE, FULL = Group(32, kind="mamba"), Group(32)
-LAYOUTS = [  # and blocks for about two requests
-    ([Group(16, window=64), Group(16)], 90),
-    ([STATE, STATE, FULL], 36),
-    ([Group(32, kind="mamba", checkpoint=True), FULL, Group(16, kind="circular")], 32),
-    ([Group(16, window=40, kind="rswa"), Group(16, window=24, kind="sliding_window_mla"), Group(32)], 90),
+LAYOUTS = [  # groups, unit of hashing, and blocks for about two requests
+    ([Group(16, window=64), Group(16)], 0, 90),
+    ([STATE, STATE, FULL], 0, 36),
+    ([STATE, FULL], 8, 32),  # hits end inside blocks
+    ([Group(32, kind="mamba", checkpoint=True), FULL, Group(16, kind="circular")], 0, 32),
+    ([Group(16, window=40, kind="rswa"), Group(16, window=24, kind="sliding_window_mla"), Group(32)], 0, 90),
 ]
+ROUNDS = 4
 
 
 class NotTodayError(Exception):
@@ -89,14 +91,16 @@ def play(worker: GroupWorker) -> int:
 
 @pytest.mark.parametrize("raising", ["filter", "host policy"])
 @pytest.mark.parametrize("mode", ["write_through", "evict", "exclusive"])
-@pytest.mark.parametrize(("groups", "blocks"), LAYOUTS, ids=["window", "states", "checkpoint", "rswa"])
+@pytest.mark.parametrize(
+    ("groups", "match_unit", "blocks"), LAYOUTS, ids=["window", "states", "partial", "checkpoint", "rswa"]
+)
 @pytest.mark.parametrize("is_async", [False, True], ids=["sync", "async"])
 def test_every_request_ends_and_no_block_is_lost(
-    raising: str, mode: str, groups: list[Group], blocks: int, is_async: bool
+    raising: str, mode: str, groups: list[Group], match_unit: int, blocks: int, is_async: bool
 ) -> None:
     rng = Random(f"{raising} {mode} {groups} {is_async}")
     errors = 0
-    for _ in range(4):
+    for _ in range(ROUNDS):
         fragile = Fragile({rng.randrange(1, 25) for _ in range(4)})
         part: dict[str, Any] = (
             {"offload_filter": fragile} if raising == "filter" else {"g2_policy": fragile.host_policy}
@@ -111,12 +115,12 @@ def test_every_request_ends_and_no_block_is_lost(
             **part,
         )
         settings = {"async_scheduling": is_async, "max_num_batched_tokens": rng.choice([96, 2048])}
-        worker = GroupWorker(groups, blocks, config, rng.choice([0, None]), settings)
+        worker = GroupWorker(groups, blocks, config, rng.choice([0, None]), settings, match_unit)
         numbers = []
         for _ in range(12):
             outputs = rng.randrange(1, 40)
             prompt = rng.randrange(40, 400)
-            identities = chain(rng.randrange(10, 13), 64, rng.choice([0, 4, 12]))
+            identities = chain(rng.randrange(10, 13), 440 // worker.unit, rng.choice([0, 4, 12]))
             numbers.append((worker.submit(identities, prompt, outputs), outputs))
             if rng.random() < 0.3:
                 errors += play(worker)

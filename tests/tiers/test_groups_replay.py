@@ -5,12 +5,14 @@ from __future__ import annotations
 from random import Random
 from typing import Any
 
+import msgspec
 import pytest
 
 from replay.building import ONE_MS, crowd
-from understudy.engines.kv_groups import KvCacheGroup
+from understudy.engines.kv_groups import KvCacheGroup, kv_cache_groups
 from understudy.engines.vllm_config import VllmConfig
 from understudy.errors import ConfigError
+from understudy.groups import groups_of_model
 from understudy.router import FleetView, Router, RouteRequest
 from understudy.run.offline import OfflineRun, run_offline
 from understudy.run.settings import ReplaySettings
@@ -18,6 +20,7 @@ from understudy.tiers.gpu import GpuSettings
 from understudy.tiers.native import to_core
 from understudy.tiers.plan import TierPlan
 from understudy.tiers.settings import TiersConfig
+from understudy.workload import Normal
 
 WINDOW = KvCacheGroup(kind="sliding_window", block_size=16, window=64)
 WIDE = KvCacheGroup(kind="sliding_window", block_size=32, window=100)
@@ -107,6 +110,20 @@ def test_a_host_finds_states_that_the_device_has_evicted(mode: str) -> None:
     with_host = replay(config, below(2000, recompute_fallback=False, mode=mode))
     hits = [int(run.timeline.cached_tokens_first.sum()) for run in (replay(config, None), with_host)]
     assert hits[1] > hits[0]
+
+
+@pytest.mark.parametrize("model", ["Qwen3-Next-80B-A3B", "Kimi-Linear-48B-A3B", "Nemotron-H-8B"])
+@pytest.mark.parametrize("mode", ["write_through", "evict"])
+def test_models_with_states_hit_more_with_a_host(model: str, mode: str) -> None:
+    plan = groups_of_model(model, memory_bytes=1 << 50, max_model_len=8192, max_num_batched_tokens=8192)
+    groups = kv_cache_groups(plan)
+    config = engine(*groups, num_gpu_blocks=8 * len(groups) + 16384 // plan.hash_block_size)
+    prompts = crowd(60, prompt_tokens=Normal(mean=4000, std=800))
+    tiers = below(5000, recompute_fallback=False, mode=mode)
+    fast = msgspec.structs.replace(tiers, kv_bytes_per_token=64)
+    runs = [run_offline(prompts, config, tiers=given, check=True) for given in (None, fast)]
+    hits = [int(run.timeline.cached_tokens_first.sum()) for run in runs]
+    assert hits[1] > 1.3 * hits[0]
 
 
 def test_an_unlimited_host_has_room_for_the_blocks_of_all_groups() -> None:

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from model.grouped_device import Group
-from tiers.building import MS
+from tiers.building import MS, way
 from tiers.group_building import GroupWorker, below, chain
 
 STATE, FULL = Group(32, kind="mamba"), Group(32)
@@ -136,6 +136,20 @@ def test_a_state_kept_inside_a_step_is_found_again() -> None:
     before = onboarded(one)
     assert one.run(chain(1, 64), 300).cached_first == 288
     assert onboarded(one) - before == 9 + 1
+
+
+@pytest.mark.parametrize("is_async", [False, True])
+def test_a_request_that_preempts_itself_continues_when_a_copy_has_landed(is_async: bool) -> None:
+    """Prompts take no time here: without a wait it would be admitted and preempted at one time, without end."""
+    groups = [Group(64, kind="mamba", checkpoint=True), FULL, Group(16, window=40)]
+    settings = {"max_num_batched_tokens": 64, "async_scheduling": is_async}
+    slow = below(400, host=way(50.0))
+    one = GroupWorker(groups, 42, slow, None, settings, match_unit=16)
+    sent = [(0, 16, 227, 15), (1, 16, 305, 14), (1, 0, 463, 11)]
+    for tag, shared_units, prompt, outputs in sent:
+        one.submit(chain(tag, 40, shared_units), prompt, outputs)
+    one.play()
+    assert sum(record.preemptions for record in one.records.values()) > 0
 
 
 # ── Other kinds ──

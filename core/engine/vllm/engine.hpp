@@ -264,6 +264,7 @@ class VllmEngine final : public Engine, private DecodeHost {
   void write_through(const std::vector<Scheduled>& turns, std::int64_t now_ns);
   void notice_landings(std::int64_t now_ns) override;
   bool landing_wait_over() const noexcept;
+  bool waits_for_copies();
   bool head_may_move() const override;
   bool head_stays() const override;
   bool head_lacks_room() const;
@@ -463,6 +464,7 @@ class VllmEngine final : public Engine, private DecodeHost {
   mutable std::optional<std::int64_t> finish_bound_;  // no_finish_before, valid until something changes
   std::uint64_t fruitless_preemptions_ = 0;           // since the last token
   LandingWait landing_wait_;
+  std::optional<std::uint64_t> released_before_;  // by tiers, when a schedule with groups only preempted
   std::uint64_t landings_noticed_ = 0;
   bool fast_forwards_ = true;
   std::unique_ptr<FastForward> fast_forward_;

@@ -61,6 +61,10 @@ std::int64_t VllmEngine::schedule(std::int64_t now_ns) {
   if (grouped_ != nullptr) end_group_schedule();
   log_.free_after_schedule = kv_->available();
   fruitless_preemptions_ += log_.preempted.size() - preempted_before;
+  if (grouped_ != nullptr && tiers_ && !offload_ && log_.scheduled.empty() &&
+      log_.preempted.size() > preempted_before && tiers_->g1_references() > 0) {
+    released_before_ = tiers_->released();
+  }
   return duration_ns;
 }
 

@@ -54,6 +54,7 @@ void VllmEngine::begin_one_step(std::int64_t now_ns) {
   // Behind an empty queue, the beginning batch is scheduled first.
   std::int64_t ready_ns = now_ns;
   if (planned_.empty()) {
+    if (waits_for_copies()) return;
     ready_ns = begin_transfers_alone(now_ns);
     const HandOffReport late = std::exchange(planned_.handoff, {});  // of a schedule without tokens
     const std::int64_t duration_ns = try_schedule(now_ns);
@@ -142,6 +143,17 @@ bool VllmEngine::found_work(std::int64_t now_ns) {
   const bool stuck = nothing && admitting_ && !(running_.empty() && num_waiting() == 0) && !still_offloads();
   if (!stuck) stuck_.reset();
   if (stuck && !stuck_) stuck_ = kv_->available();
+  return true;
+}
+
+// Whether the last schedule only preempted while copies hold blocks of a device with groups. Until one of them lands a
+// request that preempted itself would do so again, at the same time if steps take none.
+bool VllmEngine::waits_for_copies() {
+  const std::optional<std::uint64_t> before = std::exchange(released_before_, std::nullopt);
+  if (!before || *before != tiers_->released() || tiers_->idle()) return false;
+  landing_wait_.on = true;
+  landing_wait_.released = *before;
+  fruitless_preemptions_ = 0;
   return true;
 }
 
