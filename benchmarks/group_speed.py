@@ -1,8 +1,11 @@
 """Time replays with one and with several KV cache groups: CPU seconds, the best of three runs.
 
     python benchmarks/group_speed.py --trace PATH
+    python benchmarks/group_speed.py --trace PATH --routing kv
+    python benchmarks/group_speed.py --trace PATH --gpu H200
 
-Four workers, one thread, round robin, from a trace that was read to the end of the run.
+Four workers, one thread, from a trace that was read to the end of the run. With --gpu: whole replays of gpt-oss-120b
+and Gemma-3-27B with the blocks and step times of that GPU, and the same without the hybrid manager (one group).
 """
 
 from __future__ import annotations
@@ -10,13 +13,21 @@ from __future__ import annotations
 import argparse
 import sys
 import time
+from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
+from understudy.api import replay
 from understudy.engines.kv_groups import KvCacheGroup
 from understudy.engines.vllm_config import VllmConfig
 from understudy.run.offline import run_offline
+from understudy.tiers.gpu import GpuSettings
 from understudy.workload.formats import read_trace
 
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+MODELS = ("gpt-oss-120b", "gemma-3-27b-it")
 FULL = KvCacheGroup(kind="full", block_size=16)
 
 
@@ -45,15 +56,42 @@ def main() -> int:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--trace", type=Path, required=True, help="Mooncake JSONL")
-    workload = read_trace(parser.parse_args().trace)
-    for name, engine in ENGINES.items():
-        runs = []
-        for _ in range(3):
-            start = time.process_time()
-            digest = run_offline(workload, engine, workers=4).facts.digest
-            runs.append(time.process_time() - start)
-        print(f"{name:40} {min(runs):6.2f} s  {digest}", flush=True)
+    parser.add_argument(
+        "--routing", default="round_robin", help="routing of the fleet (default: round_robin)"
+    )
+    parser.add_argument("--gpu", help="replay known models on this GPU")
+    args = parser.parse_args()
+    workload = read_trace(args.trace)
+
+    def offline(engine: VllmConfig) -> str:
+        return str(run_offline(workload, engine, workers=4, routing=args.routing).facts.digest)
+
+    if args.gpu is None:
+        for name, engine in ENGINES.items():
+            measure(name, partial(offline, engine))
+        return 0
+    for model in MODELS:
+        for off in (False, True):
+            gpu = GpuSettings(name=args.gpu, disable_hybrid_kv_cache_manager=off)
+
+            def on_gpu(gpu: GpuSettings = gpu, model: str = model) -> str:
+                engine = VllmConfig(block_size=16)
+                replay(workload, engine, model=model, gpu=gpu, workers=4, routing=args.routing)
+                return ""
+
+            measure(model + (", one group" if off else ""), on_gpu)
     return 0
+
+
+def measure(name: str, run: Callable[[], str]) -> str:
+    """Print the CPU seconds of the best of three runs, and return what they returned."""
+    runs = []
+    for _ in range(3):
+        start = time.process_time()
+        answer = run()
+        runs.append(time.process_time() - start)
+    print(f"{name:40} {min(runs):6.2f} s  {answer}", flush=True)
+    return answer
 
 
 if __name__ == "__main__":
