@@ -152,6 +152,26 @@ def test_a_request_that_preempts_itself_continues_when_a_copy_has_landed(is_asyn
     assert sum(record.preemptions for record in one.records.values()) > 0
 
 
+def test_another_request_does_not_wait_for_the_copies_of_one_that_preempted_itself() -> None:
+    groups = [Group(64, kind="mamba", checkpoint=True), FULL, Group(16, window=40)]
+    one = GroupWorker(
+        groups, 46, below(400, host=way(0.001)), None, {"max_num_batched_tokens": 64}, match_unit=16
+    )
+    number = one.submit(chain(0, 40), 463, 40)
+    while one.engine.preemptions == 0:  # copies take seconds
+        one.engine.begin_step(one.now_ns)
+        assert not one.engine.asleep
+        one.now_ns = one.engine.now_ns
+        one.engine.end_step(one.now_ns)
+    one.engine.cancel(number, one.now_ns)
+    one.submit(chain(1, 40), 20, 1)
+    one.engine.begin_step(one.now_ns)
+    assert not one.engine.asleep
+    one.now_ns = one.engine.now_ns
+    one.engine.end_step(one.now_ns)
+    one.play()
+
+
 # ── Other kinds ──
 
 

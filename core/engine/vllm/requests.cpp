@@ -146,6 +146,7 @@ void VllmEngine::on_requests_changed() {
   finish_bound_.reset();
   refusal_.stands = false;
   landing_wait_.visited = true;
+  released_before_.reset();
   poll_due_ = true;
   fast_forward_->forget_begun();
   if (!clock_.in_step) announcer_.stop_holding();  // held for a step that a fast-forward had begun
