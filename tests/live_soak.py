@@ -37,6 +37,9 @@ if TYPE_CHECKING:
     from understudy.server.api.endpoints import Endpoints
     from understudy.server.api.generation import Generation
 
+LEAST_REQUESTS = 5
+"""Requests of a client in each stretch, however short that is."""
+
 
 class Count(msgspec.Struct, gc=False):
     """What a fleet holds while no request is under way. No garbage collection: it must not count itself."""
@@ -259,8 +262,13 @@ def load(port: int, workers: list[int], endpoints: list[str], streams: int, orde
 
 
 async def client(port: int, until_s: float, draw: random.Random, ends: Counter[str]) -> None:
-    """Ask for one stream after the other; some are wrong requests, and some are left in the middle."""
-    while time.monotonic() < until_s:
+    """Ask for one stream after the other; some are wrong requests, and some are left in the middle.
+
+    A client of a busy machine asks for a few streams even if the time is up.
+    """
+    asked = 0
+    while time.monotonic() < until_s or asked < LEAST_REQUESTS:
+        asked += 1
         chance = draw.random()
         await ask(
             port, draw, "refused" if chance < 0.05 else "cancelled" if chance < 0.1 else "completed", ends

@@ -213,7 +213,7 @@ def test_engines_that_come_after_the_router_are_taken_when_they_are_ready() -> N
             url, nobody = f"http://127.0.0.1:{server.port}", "http://127.0.0.1:9"
             addresses = (WorkerAddress(url=url), WorkerAddress(url=nobody))
             settings = RouterSettings(
-                workers=addresses, routing="kv", port=0, silence_s=0.2, look_every_s=0.05, awaits_workers=True
+                workers=addresses, routing="kv", port=0, silence_s=60, look_every_s=0.05, awaits_workers=True
             )
             service = RouterService(settings)
             await service.start()

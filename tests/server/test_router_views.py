@@ -102,7 +102,7 @@ def test_an_engine_that_falls_silent_is_found_out_and_believed_again_when_it_spe
         await told.client.post(C, {"prompt": list(range(2000, 2160)), "max_tokens": 1})
         await told.until(lambda: state("live"))
 
-    play(test, 1)
+    play(test, 1, silence_s=0.2)
 
 
 def test_a_restarted_engine_leaves_no_ghosts(tmp_path: Path) -> None:

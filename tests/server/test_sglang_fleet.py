@@ -168,7 +168,7 @@ def test_a_router_follows_the_events_of_both_kinds() -> None:
                 servers.append((await stack.enter_async_context(serving(**given)))[1])
             addresses = tuple(WorkerAddress(url=f"http://127.0.0.1:{server.port}") for server in servers)
             service = RouterService(
-                RouterSettings(workers=addresses, routing="kv", port=0, silence_s=0.2, look_every_s=0.05)
+                RouterSettings(workers=addresses, routing="kv", port=0, silence_s=60, look_every_s=0.05)
             )
             await service.start()
             stack.push_async_callback(service.stop)
