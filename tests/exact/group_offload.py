@@ -6,6 +6,7 @@ import math
 from typing import TYPE_CHECKING, Any
 
 from vllm.config import KVTransferConfig
+from vllm.distributed.kv_events import BlockStored
 from vllm.v1.core.kv_cache_utils import get_request_block_hasher
 from vllm.v1.kv_offload.base import get_offload_group_idx
 
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 LEFT_OUT = ("blocks", "host_events")
-"""Keys of a host's line that recordings with groups do not have."""
+"""Keys of a host's line that recordings with groups do not have, or have with their groups."""
 
 
 def record_group_offload(scenario: Line, model: Path) -> Line:
@@ -31,7 +32,9 @@ def record_group_offload(scenario: Line, model: Path) -> Line:
     events = GroupEvents(play, groups, scheduler.hash_block_size)
     steps = StepLines(play)
     for number, batch, aborted, answers in steps_of(play, host):
-        taken = [event for event in play.take_raw_events() if getattr(event, "medium", None) != "CPU"]
+        published = play.take_raw_events()
+        below = [event for event in published if getattr(event, "medium", None) == "CPU"]
+        taken = [event for event in published if event not in below]
         line = steps.add(number, batch, aborted, answers)
         del line["kv_events"]
         line["held"] = held_by_group(scheduler.kv_cache_manager, scheduler.running, len(groups))
@@ -41,6 +44,14 @@ def record_group_offload(scenario: Line, model: Path) -> Line:
             line["copies"] = [[copy.src_block_id, copy.dst_block_id] for copy in copies]
         line["aborted"] = aborted
         line |= {key: value for key, value in host.line().items() if key not in LEFT_OUT}
+        line["host_events"] = [
+            {
+                "type": "stored" if isinstance(event, BlockStored) else "removed",
+                "g": event.group_idx,
+                "h": list(event.block_hashes),
+            }
+            for event in below
+        ]
     number_by_naming(steps.lines)
     end = {**steps.end(busy=host.busy), **events.counts, **sum_transfers(steps.lines)}
     end |= {"aborted": host.aborted, "aborted_loading": host.aborted_loading}
@@ -98,5 +109,7 @@ def number_by_naming(lines: list[Line]) -> None:
             job["h"] = number(job["h"])
             job.pop("table", None)
         line["evicted"] = number(line["evicted"])
+        for event in line["host_events"]:
+            event["h"] = number(event["h"])
         if line["host_lru"] is not None:
             line["host_lru"] = number(line["host_lru"])

@@ -165,7 +165,8 @@ def compare_offload(path: Path, profile: VersionProfile | None = None, *, check:
     run: OffloadRun | GroupOffloadRun
     if "groups" in header["header"].get("config", {}):
         grouped = convert_scenario(GroupOffloadScenario, pair["scenario"], path)
-        run = GroupOffloadRun(grouped, profile, rules, check=check)
+        events = bool(expected) and "host_events" in expected[0]
+        run = GroupOffloadRun(grouped, profile, rules, check=check, host_events=events)
     else:
         run = OffloadRun(
             convert_scenario(OffloadScenario, pair["scenario"], path), profile, rules, check=check

@@ -40,9 +40,12 @@ class GroupScenarioConfig(ScenarioConfig, frozen=True, forbid_unknown_fields=Tru
     prefix_match_unit: int | None = None
 
     def group_config(
-        self, profile: VersionProfile, *, offload: VllmOffload | None = None
+        self, profile: VersionProfile, *, offload: VllmOffload | None = None, group_events: bool = True
     ) -> VllmEngineConfig:
-        """Return the engine's settings under a version profile."""
+        """Return the engine's settings under a version profile.
+
+        `group_events`: the engine keeps the events of its groups, instead of publishing them and those of the host.
+        """
         own = ("groups", "prefix_cache_retention_interval", "prefix_match_unit")
         fields = {name: getattr(self, name) for name in self.__struct_fields__ if name not in own}
         return with_groups(
@@ -50,7 +53,7 @@ class GroupScenarioConfig(ScenarioConfig, frozen=True, forbid_unknown_fields=Tru
             [group.native() for group in self.groups],
             prefix_match_unit=self.prefix_match_unit or 0,
             prefix_cache_retention_interval=self.prefix_cache_retention_interval,
-            group_events=True,
+            group_events=group_events,
         )
 
 
@@ -95,9 +98,10 @@ class GroupRun:
         *,
         check: bool = False,
         offload: VllmOffload | None = None,
+        group_events: bool = True,
     ) -> None:
         self.scenario = scenario
-        self.config = scenario.config.group_config(profile, offload=offload)
+        self.config = scenario.config.group_config(profile, offload=offload, group_events=group_events)
         self.engine = VllmEngine(self.config, constant_timing(1.0, 1.0))
         self._check = check
         self._numbers: dict[int, int] = {}
