@@ -83,6 +83,38 @@ def test_chunks_of_one_end_are_evicted_by_group_whichever_group_was_used_first()
     assert [slot_of["r1", 1, 0], slot_of["r1", 0, 0]] == [slot_of["r0", 1, 3], slot_of["r0", 0, 3]]
 
 
+@pytest.mark.parametrize(
+    ("checkpoints", "unit", "loaded"), [(0, None, 128), (0, 8, 136), (1, None, 128), (1, 8, 0)]
+)
+def test_a_state_inside_a_block_is_found_only_behind_whole_chunks(
+    checkpoints: int, unit: int | None, loaded: int
+) -> None:
+    """Ask for a prompt of 140 tokens and 60 more, with blocks of 32, after the device has evicted it."""
+    prompts = [range(140), range(1000, 1400), range(2000, 2400), [*range(140), *range(500, 560)]]
+    state = {"kind": "mamba", "block_size": 32, "checkpoint_blocks": checkpoints, "checkpoint_alignment": 1}
+    drawn = {
+        "config": {
+            "groups": [state, {"kind": "full", "block_size": 32}],
+            "num_blocks": 24,
+            "max_num_seqs": 4,
+            "max_num_batched_tokens": 512,
+            "max_model_len": 512,
+            "async_scheduling": False,
+            "prefix_match_unit": unit,
+        },
+        "offload": {"host_chunks": 100},
+        "max_steps": 100,
+        "requests": [
+            {"id": str(i), "prompt": [*prompt], "max_tokens": 2, "arrival_step": 20 * i}
+            for i, prompt in enumerate(prompts)
+        ],
+    }
+    scenario = msgspec.convert(drawn, GroupOffloadScenario)
+    run = GroupOffloadRun(scenario, PROFILES["v0.33"], offload_profile("0.33"), check=True)
+    found = [lookup for line in run.lines() for lookup in line.get("lookups", ())]
+    assert found[-1] == ["3", 0, loaded]
+
+
 @pytest.mark.parametrize("family", ["group-offload", "state-offload", "replay-offload"])
 @pytest.mark.parametrize("seed", range(1000, 1020))
 def test_blocks_and_chunks_are_conserved_in_random_schedules(seed: int, family: str) -> None:
