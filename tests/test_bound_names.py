@@ -40,7 +40,7 @@ ONLY_TESTS = {
     ),
     **dict.fromkeys(
         (
-            *("VllmEngine.num_slots", "VllmEngine.operations", "VllmEngine.prefetch", "VllmEngine.skip_to"),
+            *("VllmEngine.num_slots", "VllmEngine.operations", "VllmEngine.skip_to"),
             *("VllmEngine.resident_hashes", "VllmEngine.set_fast_forward", "VllmEngine.steps_kept"),
             *("VllmEngine.take_all_events", "VllmEngine.take_finished", "VllmEngine.take_kv_trace"),
             *("VllmEngine.tier_waits", "VllmEngine.in_step"),

@@ -28,10 +28,7 @@ WorkerTiers& tiers_of(VllmEngine& self) {
 std::vector<std::tuple<std::string, int, std::int64_t>> tier_lookup(VllmEngine& self, const Identities& identities) {
   std::vector<std::tuple<std::string, int, std::int64_t>> out;
   constexpr const char* kNames[] = {"miss", "hit", "pending", "retry"};
-  WorkerTiers& tiers = tiers_of(self);
-  if (self.grouped() != nullptr)
-    throw Error(ErrorKind::WrongState, "tier_lookup: several KV groups have no one answer");
-  for (const TierAnswer& answer : tiers.lookup(identities.span())) {
+  for (const TierAnswer& answer : self.tier_lookup(identities.span())) {
     out.emplace_back(kNames[static_cast<std::size_t>(answer.kind)], static_cast<int>(answer.tier), answer.ready_ns);
   }
   return out;
@@ -66,7 +63,8 @@ void bind_engine_tiers(ExclusiveClass<VllmEngine, Engine>& engine) {
           "links change for all workers.")
       .def("tier_lookup", &tier_lookup, "identities"_a,
            "(kind, tier, ns) of the leading blocks, ended by the first miss. hit: it is there; pending: it will be at "
-           "that time, unless transfers join its links; retry: it is on its way, ask again next step; miss.")
+           "that time, unless transfers join its links; retry: it is on its way, ask again next step; miss. With "
+           "several KV groups: of the units of hashing of the longest hit, the answer of the slowest block.")
       .def("tier_blocks", &tier_blocks, "tier"_a, "(free, active, inactive, held) of G1 or G2.")
       .def(
           "prefetch",

@@ -11,7 +11,8 @@ namespace understudy {
 
 namespace {
 constexpr std::array kBelow = {Tier::G2, Tier::G3, Tier::G4};
-}
+constexpr std::array kShared = {Tier::G3, Tier::G4};
+}  // namespace
 
 const std::vector<std::uint32_t>& GroupMatch::runs(const GroupLayout& layout, std::size_t group) {
   const std::uint32_t units = layout.groups[group].block_size / layout.hash_block;
@@ -26,8 +27,12 @@ const std::vector<std::uint32_t>& GroupMatch::runs(const GroupLayout& layout, st
   return at->second;
 }
 
-bool GroupMatch::has_below(PrefixIndex::Member member) const {
-  return std::ranges::any_of(kBelow, [&](Tier tier) { return index_.blocks(member, tier) > 0; });
+bool GroupMatch::holds(PrefixIndex::Member member, const Below& below, std::uint64_t key) const {
+  if (index_.holds(member, Tier::G1, key)) return true;
+  if (below.own && std::ranges::any_of(kBelow, [&](Tier tier) { return index_.holds(member, tier, key); })) return true;
+  return below.shared != nullptr && std::ranges::any_of(kShared, [&](Tier tier) {
+           return tier <= below.lowest && below.shared->holds(0, tier, key);
+         });
 }
 
 std::uint32_t GroupMatch::run(const GroupLayout& layout, std::size_t group, PrefixIndex::Member member, bool any) {
@@ -45,36 +50,50 @@ std::uint32_t GroupMatch::run(const GroupLayout& layout, std::size_t group, Pref
   return leading;
 }
 
-GroupMatch::Units GroupMatch::all(const GroupLayout& layout, PrefixIndex::Member member) {
-  const std::uint32_t device = hit(layout, member, false);
-  if (!has_below(member)) return {device, 0};
-  return {device, std::max(device, hit(layout, member, true)) - device};
+std::uint32_t GroupMatch::run(const GroupLayout& layout, std::size_t group, PrefixIndex::Member member,
+                              const Below& below) {
+  const std::size_t units = layout.groups[group].block_size / layout.hash_block;
+  std::uint32_t blocks = run(layout, group, member, below.own);
+  if (below.shared == nullptr) return blocks;
+  for (std::size_t end = (blocks + 1) * units; end <= prompt_.size(); end += units, ++blocks) {
+    if (!holds(member, below, group_key(prompt_[end - 1], static_cast<std::uint8_t>(group)))) break;
+  }
+  return blocks;
 }
 
-std::uint32_t GroupMatch::hit(const GroupLayout& layout, PrefixIndex::Member member, bool any) {
-  const std::uint32_t unit = layout.hash_block;
-  const auto holds = [&](std::uint64_t key) {
-    return index_.holds(member, Tier::G1, key) ||
-           (any && std::ranges::any_of(kBelow, [&](Tier tier) { return index_.holds(member, tier, key); }));
+GroupMatch::Units GroupMatch::find(const GroupLayout& layout, PrefixIndex::Member member, const PrefixIndex* shared,
+                                   bool all) {
+  Units out{};
+  std::uint32_t longest = out[0] = hit(layout, member, {}, all);
+  const auto extend = [&](std::size_t column, const Below& below) {
+    const std::uint32_t length = std::max(longest, hit(layout, member, below, all));
+    out[column] = length - longest;
+    longest = length;
   };
+  const bool own = std::ranges::any_of(kBelow, [&](Tier tier) { return index_.blocks(member, tier) > 0; });
+  if (own) extend(1, {.own = true});
+  for (const Tier tier : kShared) {
+    if (shared == nullptr || shared->blocks(0, tier) == 0) continue;
+    extend(tier == Tier::G3 ? 2 : 3, {.own = own, .shared = shared, .lowest = tier});
+  }
+  return out;
+}
+
+std::uint32_t GroupMatch::hit(const GroupLayout& layout, PrefixIndex::Member member, const Below& below, bool all) {
+  const std::uint32_t unit = layout.hash_block;
+  if (!all) return run(layout, 0, member, below) * (layout.groups[0].block_size / unit);
   const auto present = [&](const std::vector<std::size_t>& kind, std::uint32_t end) {
     const std::uint64_t hash = prompt_[end / unit - 1];
-    return std::ranges::all_of(kind,
-                               [&](std::size_t g) { return holds(group_key(hash, static_cast<std::uint8_t>(g))); });
+    return std::ranges::all_of(
+        kind, [&](std::size_t g) { return holds(member, below, group_key(hash, static_cast<std::uint8_t>(g))); });
   };
   const auto full_run = [&](const std::vector<std::size_t>& kind) {
     std::uint32_t blocks = std::numeric_limits<std::uint32_t>::max();
-    for (const std::size_t g : kind) blocks = std::min(blocks, run(layout, g, member, any));
+    for (const std::size_t g : kind) blocks = std::min(blocks, run(layout, g, member, below));
     return blocks * layout.groups[kind.front()].block_size;
   };
   const auto limit = static_cast<std::uint32_t>(prompt_.size() * unit);
   return GroupHit(layout, present, full_run).find(limit) / unit;
-}
-
-GroupMatch::Units GroupMatch::first(const GroupLayout& layout, PrefixIndex::Member member) {
-  const std::uint32_t units = layout.groups[0].block_size / layout.hash_block;
-  const std::uint32_t device = run(layout, 0, member, false);
-  return {device * units, (run(layout, 0, member, true) - device) * units};
 }
 
 }  // namespace understudy

@@ -66,7 +66,7 @@ void KvView::set_degraded(std::size_t worker, bool degraded) {
 void KvView::apply(PrefixIndex& index, std::size_t worker, std::span<const EventRecord> rows) {
   Applied applied;
   EventRecords first;
-  if (!groups_.empty() && !config_.index_all_groups && &index != truth_.get()) {
+  if (!groups_.empty() && !config_.index_all_groups && &index == &index_) {
     std::ranges::copy_if(rows, std::back_inserter(first), [](const EventRecord& row) { return row.group == 0; });
     rows = first;
   }
@@ -179,13 +179,11 @@ void KvView::match_index(const PrefixIndex& index, std::span<const std::uint64_t
   GroupMatch groups(index, prompt);
   for (std::size_t worker = 0; worker < groups_.size(); ++worker) {
     if (!groups_[worker]) continue;
-    const auto row = out.begin() + static_cast<std::ptrdiff_t>(worker * PrefixIndex::kTiers);
-    std::fill_n(row, PrefixIndex::kTiers, 0);
-    const auto member = static_cast<PrefixIndex::Member>(worker);
+    const std::uint32_t pool = pool_of_[worker];
+    const PrefixIndex* const shared = pool < shared_.size() ? shared_[pool].index.get() : nullptr;
     const GroupMatch::Units found =
-        all_groups ? groups.all(*groups_[worker], member) : groups.first(*groups_[worker], member);
-    *row = found.device;
-    *(row + 1) = found.below;  // the host: vLLM's offload has no other tier
+        groups.find(*groups_[worker], static_cast<PrefixIndex::Member>(worker), shared, all_groups);
+    std::ranges::copy(found, out.begin() + static_cast<std::ptrdiff_t>(worker * PrefixIndex::kTiers));
   }
 }
 
@@ -195,7 +193,7 @@ void KvView::add_assumed(std::span<const std::uint64_t> prompt, std::int64_t now
   for (std::uint32_t pool = 0; pool < shared_.size(); ++pool) add_shared(pool, prompt, out);
 }
 
-// Extends what a worker holds with the following blocks on the shared tiers of its pool.
+// Extends what a worker of one group holds with the following blocks on the shared tiers of its pool.
 void KvView::add_shared(std::uint32_t pool, std::span<const std::uint64_t> prompt,
                         std::vector<std::uint32_t>& out) const {
   constexpr std::size_t kColumns = PrefixIndex::kTiers;
@@ -212,7 +210,8 @@ void KvView::add_shared(std::uint32_t pool, std::span<const std::uint64_t> promp
     }
   }
   for (std::size_t row = 0; row < out.size(); row += kColumns) {
-    if (pool_of_[row / kColumns] != pool) continue;
+    const std::size_t worker = row / kColumns;
+    if (pool_of_[worker] != pool || (worker < groups_.size() && groups_[worker])) continue;
     std::size_t own = 0;
     for (std::size_t tier = 0; tier < kColumns; ++tier) own += out[row + tier];
     own = std::min(own, prompt.size());  // sent prompts and events of slower tiers may overlap

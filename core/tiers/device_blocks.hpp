@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cstdint>
 #include <span>
+#include <vector>
 
 #include "store/block_store.hpp"
 
@@ -23,6 +24,8 @@ class DeviceBlocks {
   // Same; writes evicted blocks to the ends of `blocks` and `slots`, the last evicted first, and returns their number.
   // A slot is kNoSlot where another copy of the block stays.
   virtual std::size_t allocate(std::span<SlotId> out, std::span<BlockIdentity> blocks, std::span<SlotId> slots) = 0;
+  // Blocks that go when so many slots are allocated.
+  virtual std::vector<BlockIdentity> next_evicted(std::size_t count) const = 0;
   // Returns slots that hold no block: they are handed out next, in this order.
   virtual void give_back(std::span<const SlotId> slots) = 0;
   // Registers blocks in allocated slots.
@@ -44,6 +47,9 @@ class TierDevice {
   std::uint64_t available() const { return groups_ ? groups_->available() : store_.available(kPool); }
   // True if a user-defined policy evicts.
   bool advised() const { return groups_ == nullptr && store_.advised(kPool); }
+  std::vector<BlockIdentity> next_evicted(std::size_t count) const {
+    return groups_ ? groups_->next_evicted(count) : store_.next_evicted(kPool, count);
+  }
 
   // Slots of `blocks`; kNoSlot where absent. `none` is scratch.
   void locate(std::span<const BlockIdentity> blocks, std::span<const std::uint32_t> tags, SlotId* out,

@@ -74,9 +74,9 @@ void WorkerTiers::undo_eviction(std::span<const SlotId> out, std::size_t evicted
 // True if the next `slots` slots hold blocks that the host lacks. A prefetch does not start such copies, because no
 // request waits for them.
 bool WorkerTiers::eviction_needs_copies(std::size_t slots) {
-  if (store_.advised(kG1))
+  if (device_.advised())
     return slots > store_.in(kG1, SlotState::Reset);  // the order of a user-defined policy is unknown
-  const std::vector<BlockIdentity> next = store_.next_evicted(kG1, slots);
+  const std::vector<BlockIdentity> next = device_.next_evicted(slots);
   tags_.resize(next.size());
   store_.locate(kG2, next, tags_, false, chosen_, used_);
   return !chosen_.empty();

@@ -133,7 +133,13 @@ WorkerTiers::Room WorkerTiers::reserve(RequestSlot request, std::int64_t now_ns,
   places.to.resize(loads);
   places.staging.resize(stagings);
   // A prefetch does not make room that it cannot use.
-  if (request == kNoRequest && stagings > store_.available(kG2)) places.to.resize(cut_before_staging(places));
+  if (request == kNoRequest && stagings > store_.available(kG2)) {
+    if (places.whole) {
+      undo();
+      return Room::Short;
+    }
+    places.to.resize(cut_before_staging(places));
+  }
   Room room = Room::Short;
   bool staged = true;
   try {

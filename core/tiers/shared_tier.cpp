@@ -4,6 +4,7 @@
 #include <cmath>
 
 #include "base/assert.hpp"
+#include "tiers/group_block.hpp"
 
 namespace understudy {
 
@@ -106,6 +107,11 @@ void SharedTier::changed(std::int64_t now_ns) {
     truth_.require_equal(store_, EventTruth::Scope::All);
   }
   if (!emits_) (void)events_.take_visible();
+}
+
+void SharedTier::take_events(TimedEvents& out) {
+  events_.take_visible(out);
+  if (num_groups_ > 1) split_groups(out.batch.records, num_groups_);
 }
 
 void SharedTier::check(bool whole) {

@@ -61,8 +61,10 @@ class SharedTier {
     std::uint64_t blocks;
   };
   const std::vector<Residency>& residency() const noexcept { return residency_; }
+  // Publish blocks as those of so many KV groups.
+  void use_groups(std::size_t num_groups) noexcept { num_groups_ = num_groups; }
   // Takes the events since the last call, with their times: the tier is a publisher of its own.
-  void take_events(TimedEvents& out) { events_.take_visible(out); }
+  void take_events(TimedEvents& out);
   // Throws InvariantViolated on inconsistent state. O(blocks) when `whole` or after that many changes, else O(1).
   void check(bool whole);
 
@@ -84,6 +86,7 @@ class SharedTier {
 
   bool emits_;
   bool checks_;
+  std::size_t num_groups_ = 1;
   EngineEventLog events_;
   EventTruth truth_;
   std::uint64_t changes_ = 0;  // blocks stored or removed since the last whole check

@@ -32,8 +32,9 @@ WorkerTiers::WorkerTiers(const TierConfig& config, BlockStore& store, TierRun& r
   if (config_.min_reuse > 0 || config_.filter) reuse_ = HugeArray<std::uint32_t>(device_.num_blocks());
 }
 
-void WorkerTiers::use_device(DeviceBlocks& groups) {
+void WorkerTiers::use_device(DeviceBlocks& groups, std::size_t num_groups) {
   device_.use(groups);
+  for (const auto& shared : run_.shared()) shared->use_groups(num_groups);
   if (reuse_.size() > 0) reuse_ = HugeArray<std::uint32_t>(device_.num_blocks());
 }
 

@@ -34,8 +34,8 @@ class WorkerTiers final : public TransferOwner, public LandingWaiter {
 
   WorkerTiers(const TierConfig& config, BlockStore& store, TierRun& run, const std::string& worker);
 
-  // Moves to a device whose blocks are not in the store, before any was used.
-  void use_device(DeviceBlocks& groups);
+  // Moves to a device whose blocks, of so many KV groups, are not in the store, before any was used.
+  void use_device(DeviceBlocks& groups, std::size_t num_groups);
 
   const TierConfig& config() const noexcept { return config_; }
   // True if a user-defined policy is called at the end of steps, where it may throw.

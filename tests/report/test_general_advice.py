@@ -32,11 +32,11 @@ KV, SESSIONS = (
         ((), "round_robin", None, "", BOTH, "a host tier (--g2)", "least_loaded"),
         ((), "session_affinity", 20, "write_through", KV, "larger tiers", "least_loaded"),
         ((), "least_loaded", None, "", BOTH, "a host tier (--g2)", "kv"),
-        (GROUPS, "round_robin", 90_000, "evict", SESSIONS, None, "least_loaded"),
-        (GROUPS, "session_affinity", 90_000, "evict", "Use fewer workers", None, "least_loaded"),
+        (GROUPS, "round_robin", 90_000, "evict", BOTH, None, "least_loaded"),
+        (GROUPS, "session_affinity", 90_000, "evict", KV, None, "least_loaded"),
         (GROUPS, "session_affinity", 90_000, "vllm", KV, None, "least_loaded"),
-        (GROUPS, "least_loaded", 90_000, "evict", SESSIONS, None, "power_of_two"),
-        (GROUPS, "kv", None, "", SESSIONS, None, "least_loaded"),
+        (GROUPS, "least_loaded", 90_000, "evict", BOTH, None, "kv"),
+        (GROUPS, "kv", None, "", SESSIONS, "a host tier (--g2)", "least_loaded"),
     ],
 )
 def test_general_advice_names_nothing_that_the_run_has_or_would_refuse(

@@ -8,9 +8,9 @@ import pytest
 
 from model.grouped_device import Group
 from tiers.building import MS
-from tiers.group_building import FULL, WINDOW, GroupWorker, below, chain
+from tiers.group_building import FULL, WINDOW, GroupWorker, below, chain, kv_group
 from understudy import _core
-from understudy.errors import ConfigError, UnderstudyError
+from understudy.errors import UnderstudyError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -166,14 +166,61 @@ def test_a_cancelled_request_leaves_no_block_referenced() -> None:
     assert one.engine.tier_blocks(_core.Tier.G1)[1] == 0
 
 
-def test_events_prefetches_and_lookups_are_refused_by_name() -> None:
-    with pytest.raises(ConfigError, match="next to KV events or KV routing yet"):
-        worker(settings={"events": True})
+def ask(one: GroupWorker, units: int) -> list[tuple[str, int]]:
+    """Look up a conversation; returns kind and tier of each unit up to the first miss."""
+    return [(kind, tier) for kind, tier, _ in one.engine.tier_lookup(chain(1, units))]
+
+
+def test_a_lookup_answers_for_the_longest_hit_of_all_groups() -> None:
     one = worker()
-    with pytest.raises(UnderstudyError, match="prefetch does not work with several KV groups"):
-        one.engine.prefetch(chain(1, 8), 0)
-    with pytest.raises(UnderstudyError, match="tier_lookup: several KV groups"):
-        one.engine.tier_lookup(chain(1, 8))
+    assert ask(one, 8) == [("miss", 1)]
+    one.run(chain(1, 64), 257, outputs=70)
+    assert ask(one, 16) == [("hit", 1)] * 16
+    one.run(chain(2, 64), 55 * 16)  # evicts the tail of the window
+    assert ask(one, 17) == [("hit", 1)] * 12 + [("hit", 2)] * WINDOW_BLOCKS + [("miss", 1)]
+    push_out(one)
+    assert ask(one, 16) == [("hit", 2)] * 16
+    assert ask(one, 15) == [("miss", 1)]  # the window's tail is kept at the end of the prompt only
+
+
+def test_a_prefetch_brings_the_longest_hit_of_all_groups() -> None:
+    one = worker()
+    one.run(chain(1, 64), 257)
+    push_out(one)
+    assert not one.engine.prefetch(chain(7, 16), one.now_ns)
+    assert one.engine.prefetch(chain(1, 16), one.now_ns)
+    assert ask(one, 16)[-1][0] == "pending"
+    one.play()
+    assert ask(one, 16) == [("hit", 1)] * 16
+    assert not one.engine.prefetch(chain(1, 16), one.now_ns)
+    record = one.run(chain(1, 64), 257)
+    assert (record.cached_first, record.parked_ns) == (256, 0)
+
+
+def test_a_prefetch_evicts_no_block_that_the_host_lacks() -> None:
+    one = worker(below(1000, write_through=False))
+    one.run(chain(1, 64), 961)
+    push_out(one)
+    assert not one.engine.prefetch(chain(1, 60), one.now_ns)
+    one.engine.forget_cache(one.now_ns)
+    assert one.engine.prefetch(chain(1, 60), one.now_ns)
+
+
+def test_a_prefetch_that_the_host_cannot_stage_brings_nothing() -> None:
+    one = worker(below(17, 1000))
+    one.run(chain(1, 64), 257)
+    push_out(one)
+    assert not one.engine.prefetch(chain(1, 16), one.now_ns)
+    one.engine.check()
+
+
+def test_a_prefetch_under_vllms_offload_is_refused_by_name() -> None:
+    base = _core.VllmEngineConfig(num_gpu_blocks=64, offload=_core.VllmOffload(host_chunks=10))
+    config = _core.with_groups(base, [kv_group(group) for group in GROUPS])
+    engine = _core.VllmEngine(config, _core.constant_timing(0.0, 1.0), tiers=below(10))
+    for call in (lambda: engine.prefetch(chain(1, 8), 0), lambda: engine.tier_lookup(chain(1, 8))):
+        with pytest.raises(UnderstudyError, match="vLLM's offload below several KV groups has no such call"):
+            call()
 
 
 def test_groups_of_other_block_sizes_have_names_of_their_own() -> None:

@@ -11,13 +11,11 @@ import pytest
 from replay.building import ONE_MS, crowd
 from understudy.engines.kv_groups import KvCacheGroup, kv_cache_groups
 from understudy.engines.vllm_config import VllmConfig
-from understudy.errors import ConfigError
 from understudy.groups import groups_of_model
 from understudy.router import FleetView, Router, RouteRequest
 from understudy.run.offline import OfflineRun, run_offline
 from understudy.run.settings import ReplaySettings
 from understudy.tiers.gpu import GpuSettings
-from understudy.tiers.native import to_core
 from understudy.tiers.plan import TierPlan
 from understudy.tiers.settings import TiersConfig
 from understudy.workload import Normal
@@ -136,21 +134,6 @@ def test_an_unlimited_host_has_room_for_the_blocks_of_all_groups() -> None:
     assert run.timeline.tiers.tiers[1].evicted_blocks == 0
 
 
-def test_events_and_kv_routing_are_refused_by_name() -> None:
-    for part in ({"events": True}, {"routing": "kv"}):
-        with pytest.raises(
-            ConfigError, match="KV events or KV routing next to tiers yet; leave out the tiers"
-        ):
-            replay(engine(WINDOW, FULL), below(), **part)
-
-
-def test_a_live_engine_is_refused_by_name() -> None:
-    plan = TierPlan.of(below(), 16)
-    assert plan is not None
-    with pytest.raises(ConfigError, match="tiers on a live engine yet; leave out the tiers"):
-        engine(WINDOW, FULL).live_config(tiers=to_core(plan, 100))
-
-
 def test_a_block_of_a_model_has_the_bytes_of_the_pool_that_its_groups_share() -> None:
     given = [
         "model=gpt-oss-120b",
@@ -175,8 +158,10 @@ class First(Router):
         return int(view.ready[0])
 
 
-def test_a_users_router_works_next_to_groups_and_tiers_whose_choices_are_not_recorded() -> None:
-    run = replay(engine(WINDOW, FULL), below(), routing=First())
-    assert set(run.timeline.worker.tolist()) == {0}
-    with pytest.raises(ConfigError, match="--decisions"):
-        replay(engine(WINDOW, FULL), below(), routing="least_loaded", keep_candidates=True)
+@pytest.mark.parametrize("routing", [First(), "least_loaded"])
+def test_choices_are_recorded_next_to_groups_and_tiers_without_a_change_of_the_run(routing: Any) -> None:
+    given = (engine(WINDOW, FULL), below())
+    kept = replay(*given, routing=routing, keep_candidates=True)
+    assert kept.facts.digest == replay(*given, routing=routing).facts.digest
+    assert kept.choices is not None
+    assert kept.choices.true_overlap_blocks.sum() > 0

@@ -120,6 +120,9 @@ class VllmEngine final : public Engine, private DecodeHost {
   FetchStages fetch_stages() const;
   // Prefetch the prefix that lower tiers have. True when a load has started.
   bool prefetch(std::span<const BlockIdentity> blocks, std::int64_t now_ns);
+  // Answers for the leading blocks, up to and including the first miss. With several KV groups: for the units of their
+  // longest hit, each with the answer of its slowest block.
+  std::vector<TierAnswer> tier_lookup(std::span<const BlockIdentity> blocks);
   TierRun* own_run() noexcept { return own_run_.get(); }
   CallFlag& call_flag() noexcept override { return tiers_ ? tiers_->call_flag() : Engine::call_flag(); }
 
@@ -253,7 +256,10 @@ class VllmEngine final : public Engine, private DecodeHost {
 
   // tiers.cpp
   WorkerTiers::Onboard onboard(const Admission& head, std::int64_t now_ns);
-  WorkerTiers::Onboard onboard_groups(const Admission& head, std::int64_t now_ns,
+  void require_group_tiers(const char* call) const;  // WrongState under vLLM's offload
+  bool prefetch_groups(std::span<const BlockIdentity> blocks, std::int64_t now_ns);
+  WorkerTiers::Onboard onboard_groups(RequestSlot request, std::int64_t now_ns, std::span<const BlockIdentity> units,
+                                      std::uint32_t known, std::uint32_t limit,
                                       const std::function<std::int64_t(std::size_t)>& saved_ns);
   // Leading units of hashing (one group: blocks) that may be copied down.
   std::uint32_t num_keyed(const EngineRequest& request) const {

@@ -28,14 +28,6 @@ void require_groups(const VllmConfig& c) {
   refuse(c.published_blocks, "KV-aware routing");
 }
 
-// Tiers keep blocks that a later request can use by themselves, and publish no events of their groups.
-void require_group_tiers(const VllmConfig& c) {
-  const auto refuse = [](bool given, const char* field) {
-    if (given) throw Error(ErrorKind::ConfigError, "tiers: several KV cache groups do not work with tiers ", field);
-  };
-  refuse(c.events, "next to KV events or KV routing yet; leave out one of them");
-}
-
 // Hand-offs work with what was recorded together with them.
 void require_transfer(const VllmConfig& c) {
   const auto refuse = [](bool given, const char* field) {
@@ -224,8 +216,9 @@ StoreConfig store_config(const VllmConfig& c, const TierConfig* tiers, bool belo
     host.keeps_details = details;
     store.pools.push_back(host);
   }
-  // With several cache groups only the host's chunks are in the store.
-  store.events.enabled = Announcer::wanted(c) && (c.groups.empty() || (c.offload && !c.group_events));
+  // With several cache groups only the host's blocks are in the store.
+  const bool has_host = c.offload || tiers != nullptr;
+  store.events.enabled = Announcer::wanted(c) && (c.groups.empty() || (has_host && !c.group_events));
   store.events.names_only = Announcer::names_only(c);
   store.thread_safe = false;  // an engine is one state machine, owned by the thread that steps it
   return store;
@@ -279,13 +272,13 @@ VllmEngine::VllmEngine(const VllmConfig& config, const EngineSite& site)
       observer_(site.on_step),
       on_checkpoint_(site.on_checkpoint) {
   if (!config.groups.empty()) {
-    if (site.tiers != nullptr && !config.offload) require_group_tiers(config_);
     auto grouped = std::make_unique<GroupedBackend>(config_);
     grouped_ = grouped.get();
     kv_ = std::move(grouped);
     if (tiers_ && !config.offload) grouped_->use_tiers(*tiers_);
     if (!config.group_events) {
-      group_rows_ = std::make_unique<GroupRows>(*grouped_, config.event_ranges, config.offload ? &store_ : nullptr);
+      BlockStore* const host = config.offload || tiers_ ? &store_ : nullptr;
+      group_rows_ = std::make_unique<GroupRows>(*grouped_, config.event_ranges, host);
       announcer_.read_from(*group_rows_);
     }
     const GroupLayout& layout = grouped_->layout();

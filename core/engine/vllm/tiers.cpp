@@ -1,4 +1,8 @@
 // The engine's side of its tiers: loads before an admission, copies after a step.
+#include <algorithm>
+#include <limits>
+
+#include "base/assert.hpp"
 #include "engine/vllm/engine.hpp"
 
 namespace understudy {
@@ -20,7 +24,7 @@ WorkerTiers::Onboard VllmEngine::onboard(const Admission& head, std::int64_t now
   const auto saved_ns = [&](std::size_t blocks) { return prefill_ns(hits) - prefill_ns(hits + blocks); };
   const auto outcome =
       grouped_ != nullptr
-          ? onboard_groups(head, now_ns, saved_ns)
+          ? onboard_groups(head.slot, now_ns, request.blocks, head.hit.tokens, head.limit, saved_ns)
           : tiers_->onboard(head.slot, now_ns, kv_->found(head.hit),
                             std::span<const BlockIdentity>(request.blocks).subspan(hits, limit - hits), saved_ns);
   if (outcome != WorkerTiers::Onboard::Parked) return outcome;
@@ -34,21 +38,22 @@ WorkerTiers::Onboard VllmEngine::onboard(const Admission& head, std::int64_t now
 }
 
 // Load the longest hit of all groups over all tiers; if that does not pay or does not fit, one without the lowest tier.
-WorkerTiers::Onboard VllmEngine::onboard_groups(const Admission& head, std::int64_t now_ns,
+WorkerTiers::Onboard VllmEngine::onboard_groups(RequestSlot request, std::int64_t now_ns,
+                                                std::span<const BlockIdentity> units, std::uint32_t known,
+                                                std::uint32_t limit,
                                                 const std::function<std::int64_t(std::size_t)>& saved_ns) {
   const GroupTiers& below = grouped_->tiers();
-  const std::span<const BlockIdentity> units = requests_[head.slot].blocks;
   auto outcome = WorkerTiers::Onboard::Miss;
   std::uint32_t before = 0;
   for (Tier lowest = tiers_->lowest(); lowest > Tier::G1; lowest = static_cast<Tier>(static_cast<int>(lowest) - 1)) {
-    const std::uint32_t tokens = below.find(units, head.hit.tokens, head.limit, lowest);
-    if (tokens <= head.hit.tokens) return outcome;
+    const std::uint32_t tokens = below.find(units, known, limit, lowest);
+    if (tokens <= known) return outcome;
     if (std::exchange(before, tokens) == tokens) continue;
-    const GroupTiers::Needed needed = below.needed(units, tokens, head.limit, lowest);
-    const std::size_t first = head.hit.tokens / config_.block_size;
+    const GroupTiers::Needed needed = below.needed(units, tokens, limit, lowest);
+    const std::size_t first = known / config_.block_size;
     const std::size_t end = tokens / config_.block_size;
     const auto here =
-        tiers_->onboard_all(head.slot, now_ns, {needed.blocks, needed.covers, first, end}, saved_ns(end - first));
+        tiers_->onboard_all(request, now_ns, {needed.blocks, needed.covers, first, end}, saved_ns(end - first));
     if (here == WorkerTiers::Onboard::Parked || here == WorkerTiers::Onboard::Retry) return here;
     if (here == WorkerTiers::Onboard::Slow) outcome = here;
   }
@@ -120,16 +125,53 @@ std::size_t VllmEngine::cached_prefix(std::span<const BlockIdentity> blocks) con
       std::ranges::count_if(answers, [](const TierAnswer& answer) { return answer.kind != TierAnswer::Kind::Miss; }));
 }
 
+std::vector<TierAnswer> VllmEngine::tier_lookup(std::span<const BlockIdentity> blocks) {
+  if (!tiers_) throw Error(ErrorKind::WrongState, "this engine has no tiers");
+  if (grouped_ == nullptr) return tiers_->lookup(blocks);
+  require_group_tiers("tier_lookup");
+  const GroupTiers& below = grouped_->tiers();
+  const auto limit = static_cast<std::uint32_t>(blocks.size() * config_.block_size);
+  const std::uint32_t tokens = below.find(blocks, 0, limit, tiers_->lowest());
+  const GroupTiers::Needed needed = below.needed(blocks, tokens, limit, tiers_->lowest());
+  const std::vector<TierAnswer> found = tiers_->lookup(needed.blocks);
+  UNDERSTUDY_ASSERT(found.size() == needed.blocks.size(), "a hit has blocks on no tier");
+  std::vector<TierAnswer> answers(tokens / config_.block_size, {TierAnswer::Kind::Hit, Tier::G1, 0});
+  for (std::size_t i = 0; i < needed.blocks.size(); ++i) {
+    for (std::size_t unit = needed.covers[i].first; unit < needed.covers[i].end; ++unit) {
+      TierAnswer& answer = answers[unit];
+      answer.kind = std::max(answer.kind, found[i].kind);
+      answer.tier = std::max(answer.tier, found[i].tier);
+      answer.ready_ns = answer.kind == TierAnswer::Kind::Retry ? 0 : std::max(answer.ready_ns, found[i].ready_ns);
+    }
+  }
+  if (answers.size() < blocks.size()) answers.push_back({});
+  return answers;
+}
+
+void VllmEngine::require_group_tiers(const char* call) const {
+  if (!grouped_->has_tiers()) {
+    throw Error(ErrorKind::WrongState, call, ": vLLM's offload below several KV groups has no such call; ",
+                "use a tier with mode write_through or evict");
+  }
+}
+
+bool VllmEngine::prefetch_groups(std::span<const BlockIdentity> blocks, std::int64_t now_ns) {
+  require_group_tiers("prefetch");
+  const auto limit = static_cast<std::uint32_t>(blocks.size() * config_.block_size);
+  const auto worth = [](std::size_t) { return std::numeric_limits<std::int64_t>::max(); };
+  return onboard_groups(WorkerTiers::kNoRequest, now_ns, blocks, grouped_->cached(blocks), limit, worth) ==
+         WorkerTiers::Onboard::Parked;
+}
+
 bool VllmEngine::prefetch(std::span<const BlockIdentity> blocks, std::int64_t now_ns) {
   if (!tiers_) throw Error(ErrorKind::WrongState, "this engine has no tiers");
-  if (grouped_ != nullptr) throw Error(ErrorKind::WrongState, "prefetch does not work with several KV groups yet");
   require_time(now_ns);
   tiers_->hub().run_until(now_ns);
   if (!clock_.in_step) skip_to(now_ns);
   token_log_.touch();
   bool under_way = false;
   try {
-    under_way = tiers_->prefetch(now_ns, blocks);
+    under_way = grouped_ != nullptr ? prefetch_groups(blocks, now_ns) : tiers_->prefetch(now_ns, blocks);
   } catch (...) {  // user-defined policy: blocks evicted for the load stay evicted
     announcer_.show(now_ns);
     throw;

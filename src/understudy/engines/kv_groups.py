@@ -113,11 +113,6 @@ def refuse_without_groups(config: VllmConfig) -> None:
 def refuse_with_groups(**given: bool) -> None:
     """Raise ConfigError that names the first part of a run that several groups do not support yet."""
     names = {
-        "tier_events": (
-            "KV events or KV routing next to tiers",
-            "leave out the tiers, or the events and routing kv",
-        ),
-        "live_tiers": ("tiers on a live engine", "leave out the tiers"),
         "kv_trace": ("a KV trace", "leave out --kv-trace"),
         "record_steps": ("recorded steps", "leave out --record-steps"),
     }

@@ -252,10 +252,7 @@ class VllmConfig(EngineConfig, frozen=True, kw_only=True, forbid_unknown_fields=
     ) -> VllmEngineConfig:
         """Build the core's form of these settings, with vLLM's offload if the tiers ask for it."""
         refuse_without_groups(self)
-        if self.kv_cache_groups:
-            offloads = plan is not None and plan.offload.mode == "vllm"
-            has_tiers = plan is not None and not offloads
-            refuse_with_groups(kv_trace=kv_trace, tier_events=has_tiers and events)
+        refuse_with_groups(kv_trace=kv_trace and bool(self.kv_cache_groups))
         offload = build_vllm_offload(plan, self, max_blocks)
         return self.native(events=events, kv_trace=kv_trace, offload=offload)
 
@@ -269,12 +266,11 @@ class VllmConfig(EngineConfig, frozen=True, kw_only=True, forbid_unknown_fields=
         events: bool = False,
         check: bool = False,
         stay_sample: float = 0.0,
-        tiers: TierConfig | None = None,
+        tiers: TierConfig | None = None,  # noqa: ARG002 - other kinds of engines need it
         offload: VllmOffload | None = None,
     ) -> VllmEngineConfig:
         """Build the core's form for a live engine."""
         refuse_without_groups(self)
-        refuse_with_groups(live_tiers=bool(self.kv_cache_groups) and tiers is not None and offload is None)
         return self.native(
             events=events, check=check, offload=offload, stay_sample=stay_sample, event_ranges=True
         )

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from understudy.report.engine_terms import SGLANG_TERMS, terms_of
-from understudy.report.verdict import list_pools
 from understudy.router.kv import KvRouting
 
 if TYPE_CHECKING:
@@ -32,24 +31,16 @@ def name_balancing_routing(report: Report) -> str:
 
 
 def name_more_tiers(report: Report) -> str | None:
-    """Name tiers that would hold more blocks; None if no tier was full, or if the run refuses tiers."""
+    """Name tiers that would hold more blocks; None if no tier was full."""
     if report.tiers is not None:
         below = (tier for tier in report.tiers.tiers if not tier.tier.endswith("g1"))
         return "larger tiers" if any(tier.evicted_blocks for tier in below) else None
-    has_groups = any(pool.engine.get("kv_cache_groups") for pool in list_pools(report))
-    return None if has_groups and isinstance(report.run.routing, KvRouting) else "a host tier (--g2)"
+    return "a host tier (--g2)"
 
 
 def allows_kv_routing(report: Report) -> bool:
-    """Whether the run has several workers, another routing than kv, and no KV groups next to tiers of ours."""
-    if report.columns.num_workers < 2 or isinstance(report.run.routing, KvRouting):
-        return False
-    return not any(
-        pool.engine.get("kv_cache_groups")
-        and pool.tiers.get("tiers")
-        and pool.tiers.get("offload", {}).get("mode") != "vllm"
-        for pool in list_pools(report)
-    )
+    """Whether the run has several workers and another routing than kv."""
+    return report.columns.num_workers >= 2 and not isinstance(report.run.routing, KvRouting)
 
 
 def name_more_memory(report: Report) -> str:

@@ -18,7 +18,7 @@ from understudy._core import (
 )
 from understudy.checks import whole_number
 from understudy.engines.kinds import DEFAULT_ENGINE
-from understudy.engines.kv_groups import group_labels, refuse_with_groups
+from understudy.engines.kv_groups import group_labels
 from understudy.errors import ConfigError
 from understudy.router.choices import Choices
 from understudy.router.kv import Decisions, KvRouter, KvRouting
@@ -143,20 +143,7 @@ def run_offline(
     pools = make_pools(pools, engine, workers, tiers)
     _check_roles(pools, disaggregation)
     is_users = not isinstance(routing, str | KvRouting | NativeRouter)
-    has_group_tiers = any(
-        bool(getattr(pool.engine, "kv_cache_groups", ()))
-        and bool(pool.resolve_tiers().tiers)
-        and pool.resolve_tiers().offload.mode != "vllm"
-        for pool in pools
-    )
-    if keep_candidates and has_group_tiers:
-        raise ConfigError(
-            "keep_candidates (--decisions): the caches of several KV groups with tiers below them cannot be recorded "
-            "yet; leave it out"
-        )
-    records_choices = (is_users and not has_group_tiers) or keep_candidates
-    if routing == "kv" or isinstance(routing, KvRouting):
-        refuse_with_groups(tier_events=has_group_tiers)
+    records_choices = is_users or keep_candidates
     if disaggregation is not None and record_steps is not None:
         raise ConfigError("record_steps does not work with prefill and decode workers yet; leave it out")
     if record_steps is not None:

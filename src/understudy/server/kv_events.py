@@ -78,7 +78,7 @@ class _Names(NamedTuple):
 class KvEventSender:
     """Publishes the events of one rank. A step without events sends no message.
 
-    `native_offload`: vLLM itself copies blocks to the host and publishes their hashes only. `groups`: kind, window and
+    `native_offload`: events of lower tiers have hashes only, as those of vLLM's own offload. `groups`: kind, window and
     block size of each KV cache group, if there are several.
 
     An engine identifies blocks by hash; this class keeps their tokens: of blocks that a tier has, because they may be

@@ -155,14 +155,15 @@ class Worker:
         if config.publishes:
             # The event of a copy to a tier may follow the removal of its block on the device.
             keep = 512 + (4 * settings.engine.num_gpu_blocks if settings.tiers.tiers else 0)
+            groups = group_labels(settings.engine)
             self.senders = [
                 KvEventSender(
                     config,
                     settings.engine.block_size,
                     rank,
                     keep_blocks=keep,
-                    native_offload=core.offload is not None,
-                    groups=group_labels(settings.engine),
+                    native_offload=core.offload is not None or bool(groups),
+                    groups=groups,
                 )
                 for rank, core in enumerate(self.cores)
             ]

@@ -6,6 +6,7 @@
 #include "base/assert.hpp"
 #include "base/errors.hpp"
 #include "engine/vllm/groups/chunk_key.hpp"
+#include "tiers/group_block.hpp"
 
 namespace understudy {
 
@@ -75,8 +76,16 @@ void GroupRows::add_removed(const GroupEvent& event) {
   }
 }
 
-// Chunks that leave together are one event per group, in the order of the groups' first chunks.
 void GroupRows::add_host(std::span<const EventRecord> rows) {
+  for (const EventRecord& row : rows) host_blocks_ += row.kind == EventKind::Stored ? 1 : ~std::uint64_t{0};
+  if (!backend_.has_tiers()) return add_chunks(rows);
+  const std::size_t begin = rows_.size();
+  rows_.insert(rows_.end(), rows.begin(), rows.end());
+  split_groups(std::span(rows_).subspan(begin), backend_.layout().groups.size());
+}
+
+// Chunks that leave together are one event per group, in the order of the groups' first chunks.
+void GroupRows::add_chunks(std::span<const EventRecord> rows) {
   for (std::size_t first = 0, end = 0; first < rows.size(); first = end) {
     const bool removed = rows[first].kind == EventKind::Removed;
     const std::size_t begin = rows_.size();
@@ -88,11 +97,6 @@ void GroupRows::add_host(std::span<const EventRecord> rows) {
       row.identity.lineage =
           LineageHash::make(row.identity.sequence_hash(), position > 0, row.identity.parent_hash, position);
     }
-    if (removed) {
-      host_chunks_ -= end - first;
-    } else {
-      host_chunks_ += end - first;
-    }
     for (auto at = rows_.begin() + static_cast<std::ptrdiff_t>(begin); at != rows_.end();) {
       const auto same = [group = at->group](const EventRecord& row) { return row.group == group; };
       const auto next =
@@ -103,11 +107,14 @@ void GroupRows::add_host(std::span<const EventRecord> rows) {
   }
 }
 
+std::uint64_t GroupRows::host_key(const BlockIdentity& block) const {
+  if (backend_.has_tiers()) return block.sequence_hash();
+  return group_key(block.sequence_hash(), group_of_chunk(block.lineage));
+}
+
 std::vector<std::uint64_t> GroupRows::host_keys() const {
   std::vector<std::uint64_t> keys;
-  for (const BlockIdentity& chunk : host_->resident(1)) {
-    keys.push_back(group_key(chunk.sequence_hash(), group_of_chunk(chunk.lineage)));
-  }
+  for (const BlockIdentity& block : host_->resident(1)) keys.push_back(host_key(block));
   return keys;
 }
 
@@ -118,8 +125,8 @@ void GroupRows::check() const {
     throw Error(ErrorKind::InvariantViolated, "KV events name ", held_.size(), " keys, and the cache groups have ",
                 keys.size(), ", or others");
   }
-  if (host_ != nullptr && host_->num_hashes() != host_chunks_) {
-    throw Error(ErrorKind::InvariantViolated, "KV events name ", host_chunks_, " chunks of the host, which has ",
+  if (host_ != nullptr && host_->num_hashes() != host_blocks_) {
+    throw Error(ErrorKind::InvariantViolated, "KV events name ", host_blocks_, " blocks of the host, which has ",
                 host_->num_hashes());
   }
 }

@@ -14,7 +14,8 @@
 namespace understudy {
 
 // A row per named block, at the unit of hashing. With `ranges`, the raw stream also has a Skipped row for every unit of
-// an event that ends no named block. `host`: pool 1 has the chunks of vLLM's offload, a row each; null: there is none.
+// an event that ends no named block. `host`: pool 1 has the chunks of vLLM's offload, or the blocks of a host tier, a
+// row each; null: there is none.
 class GroupRows final : public EventSource, public Residency {
  public:
   GroupRows(GroupedBackend& backend, bool ranges, BlockStore* host) : backend_(backend), ranges_(ranges), host_(host) {}
@@ -44,12 +45,14 @@ class GroupRows final : public EventSource, public Residency {
   void add_stored(const GroupEvent& event);
   void add_removed(const GroupEvent& event);
   void add_host(std::span<const EventRecord> rows);
+  void add_chunks(std::span<const EventRecord> rows);
+  std::uint64_t host_key(const BlockIdentity& block) const;
   std::vector<std::uint64_t> host_keys() const;
 
   GroupedBackend& backend_;
   const bool ranges_;
   BlockStore* host_;
-  std::uint64_t host_chunks_ = 0;  // by the rows
+  std::uint64_t host_blocks_ = 0;  // or chunks, by the rows
   EventRecords rows_;
   FlatMap<Held> held_;  // by key
   std::uint64_t generation_ = 0;

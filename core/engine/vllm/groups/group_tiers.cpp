@@ -10,12 +10,6 @@
 
 namespace understudy {
 
-BlockIdentity GroupTiers::identity(std::uint64_t content, std::size_t group, std::uint32_t end) const {
-  const std::size_t position = (end / layout_.hash_block - 1) * layout_.groups.size() + group;
-  const std::uint64_t hash = group_key(content, static_cast<std::uint8_t>(group));
-  return {LineageHash::make(hash, false, 0, static_cast<std::uint32_t>(position)), 0, 0};
-}
-
 std::uint32_t GroupTiers::find(std::span<const BlockIdentity> units, std::uint32_t known, std::uint32_t limit,
                                Tier lowest) const {
   const auto is_present = [&](const Kind& kind, std::uint32_t end) { return present(units, kind, end, lowest); };
@@ -35,10 +29,10 @@ bool GroupTiers::on_device(std::span<const BlockIdentity> units, const Kind& kin
 }
 
 bool GroupTiers::present(std::span<const BlockIdentity> units, const Kind& kind, std::uint32_t end, Tier lowest) const {
-  const std::uint64_t content = units[end / layout_.hash_block - 1].sequence_hash();
+  const BlockIdentity& unit = units[end / layout_.hash_block - 1];
   return std::ranges::all_of(kind, [&](std::size_t g) {
-    return pool_.find(content, static_cast<std::uint8_t>(g)) != kNoSlot ||
-           tiers_.has_below(identity(content, g, end), lowest);
+    return pool_.find(unit.sequence_hash(), static_cast<std::uint8_t>(g)) != kNoSlot ||
+           tiers_.has_below(identity(unit, g), lowest);
   });
 }
 
@@ -76,7 +70,7 @@ GroupTiers::Needed GroupTiers::needed(std::span<const BlockIdentity> units, std:
   Needed out;
   for (const auto& [end, g] : ends) {
     const std::uint32_t block = layout_.groups[g].block_size;
-    out.blocks.push_back(identity(units[end / layout_.hash_block - 1].sequence_hash(), g, end));
+    out.blocks.push_back(identity(units[end / layout_.hash_block - 1], g));
     out.covers.push_back({(end - 1) / block * block / layout_.hash_block, std::min(end, tokens) / layout_.hash_block});
   }
   return out;
@@ -86,19 +80,32 @@ GroupTiers::Needed GroupTiers::needed(std::span<const BlockIdentity> units, std:
 
 SlotId GroupTiers::find(const BlockIdentity& block) const { return pool_.find(content_of(block), group_of(block)); }
 
+std::optional<BlockIdentity> GroupTiers::name_of(SlotId slot) const {
+  std::uint32_t longest = 0;
+  std::optional<BlockIdentity> name;
+  pool_.each_key(slot, [&](std::uint64_t content, std::uint8_t group, std::uint32_t end) {
+    if (end <= longest || !is_found_by(group, end)) return;
+    longest = end;
+    name = identity({LineageHash::make(content, false, 0, end / layout_.hash_block - 1), 0, 0}, group);
+  });
+  return name;
+}
+
+std::vector<BlockIdentity> GroupTiers::next_evicted(std::size_t count) const {
+  std::vector<BlockIdentity> out;
+  for (const SlotId slot : pool_.free_head(count)) {
+    if (const std::optional<BlockIdentity> name = name_of(slot)) out.push_back(*name);
+  }
+  return out;
+}
+
 std::size_t GroupTiers::allocate(std::span<SlotId> out, std::span<BlockIdentity> blocks, std::span<SlotId> slots) {
   std::size_t evicted = 0;
   for (const SlotId slot : pool_.free_head(out.size())) {
-    std::uint32_t longest = 0;
-    BlockIdentity name{};
-    pool_.each_key(slot, [&](std::uint64_t content, std::uint8_t group, std::uint32_t end) {
-      if (end <= longest || !is_found_by(group, end)) return;
-      longest = end;
-      name = identity(content, group, end);
-    });
-    if (longest == 0) continue;
+    const std::optional<BlockIdentity> name = name_of(slot);
+    if (!name) continue;
     ++evicted;
-    blocks[blocks.size() - evicted] = name;
+    blocks[blocks.size() - evicted] = *name;
     slots[slots.size() - evicted] = slot;
   }
   pool_.take(out);
@@ -110,25 +117,36 @@ std::size_t GroupTiers::allocate(std::span<SlotId> out, std::span<BlockIdentity>
   return evicted;
 }
 
+// Publishes an event per group; blocks of several units of hashing are published by the last one.
 void GroupTiers::commit(std::span<const SlotId> slots, std::span<const BlockIdentity> blocks) {
+  const std::uint32_t unit = layout_.hash_block;
+  std::vector<GroupEvent> events(pool_.records_events() ? layout_.groups.size() : 0);
+  const auto publish = [&](GroupEvent& event) {
+    if (event.stored) pool_.events().push_back(std::move(event));
+    event = {};
+  };
   for (std::size_t i = 0; i < slots.size(); ++i) {
     const std::uint8_t g = group_of(blocks[i]);
-    const std::uint64_t content = content_of(blocks[i]);
-    const std::uint32_t end = end_of(blocks[i]);
-    pool_.add_key(slots[i], content, g, end, false);
-    if (!pool_.records_events()) continue;
-    // Only for checks: engines with tiers and groups publish no events.
-    const std::uint32_t unit = layout_.hash_block;
-    GroupEvent event;
-    event.stored = true;
-    event.group = g;
-    event.block_size = event.length = unit;
-    event.position = end - unit;
-    event.hashes = {content};
-    event.ends = {end};
-    event.units = {{LineageHash::make(content, false, 0, end / unit - 1), 0, 0}};
-    pool_.events().push_back(std::move(event));
+    const BlockIdentity last = unit_of_block(blocks[i], layout_.groups.size());
+    const std::uint32_t end = (last.position() + 1) * unit;
+    pool_.add_key(slots[i], last.sequence_hash(), g, end, false);
+    if (events.empty()) continue;
+    GroupEvent& event = events[g];
+    if (!event.stored || event.position + event.length + unit != end) {
+      publish(event);
+      event.stored = true;
+      event.group = g;
+      event.block_size = unit;
+      event.position = end - unit;
+      event.has_parent = end > unit;
+      event.parent = last.parent_hash;
+    }
+    event.length += unit;
+    event.hashes.push_back(last.sequence_hash());
+    event.ends.push_back(end);
+    event.units.push_back(last);
   }
+  for (GroupEvent& event : events) publish(event);
 }
 
 void GroupTiers::reference(std::span<const SlotId> slots) {
@@ -145,7 +163,7 @@ void GroupTiers::release(std::span<const SlotId> slots) {
 void GroupedBackend::use_tiers(WorkerTiers& tiers) {
   tiers_ = &tiers;
   below_ = std::make_unique<GroupTiers>(layout_, pool_, tiers);
-  tiers.use_device(*below_);
+  tiers.use_device(*below_, layout_.groups.size());
 }
 
 std::span<const SlotId> GroupedBackend::found(const KvHit&) const {
@@ -166,7 +184,7 @@ const GroupedBackend::Offered& GroupedBackend::offered(const KvRequest& request,
       const SlotId slot = keyed_block(request, g, tokens);
       if (slot == kNoSlot) continue;
       offered_.slots.push_back(slot);
-      offered_.blocks.push_back(below_->identity(content(request, tokens), g, tokens));
+      offered_.blocks.push_back(below_->identity(request.blocks[unit - 1], g));
     }
   }
   return offered_;

@@ -2,12 +2,14 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <span>
 #include <vector>
 
 #include "engine/vllm/groups/group_pool.hpp"
 #include "engine/vllm/groups/kv_group.hpp"
 #include "events/event_ring.hpp"
+#include "tiers/group_block.hpp"
 #include "tiers/worker_tiers.hpp"
 
 namespace understudy {
@@ -18,8 +20,10 @@ class GroupTiers final : public DeviceBlocks {
   GroupTiers(const GroupLayout& layout, GroupPool& pool, const WorkerTiers& tiers)
       : layout_(layout), pool_(pool), tiers_(tiers) {}
 
-  // Names a block by its content, its group and its end in tokens; positions increase with end, then group.
-  BlockIdentity identity(std::uint64_t content, std::size_t group, std::uint32_t end) const;
+  // Names the block of a group that ends with `unit`.
+  BlockIdentity identity(const BlockIdentity& unit, std::size_t group) const {
+    return block_of_group(unit, group, layout_.groups.size());
+  }
   // Tokens of the longest hit that the device and the tiers down to `lowest` serve together; the device alone has the
   // first `known`.
   std::uint32_t find(std::span<const BlockIdentity> units, std::uint32_t known, std::uint32_t limit, Tier lowest) const;
@@ -37,6 +41,7 @@ class GroupTiers final : public DeviceBlocks {
   SlotId find(const BlockIdentity& block) const override;
   void allocate(std::span<SlotId> out) override { pool_.take(out); }
   std::size_t allocate(std::span<SlotId> out, std::span<BlockIdentity> blocks, std::span<SlotId> slots) override;
+  std::vector<BlockIdentity> next_evicted(std::size_t count) const override;
   void give_back(std::span<const SlotId> slots) override { pool_.release(slots); }
   void commit(std::span<const SlotId> slots, std::span<const BlockIdentity> blocks) override;
   void reference(std::span<const SlotId> slots) override;
@@ -55,14 +60,11 @@ class GroupTiers final : public DeviceBlocks {
   bool is_found_by(std::uint8_t group, std::uint32_t end) const {
     return layout_.partial_hits || end % layout_.groups[group].block_size == 0;
   }
-  std::uint8_t group_of(const BlockIdentity& block) const {
-    return static_cast<std::uint8_t>(block.position() % layout_.groups.size());
-  }
+  // Name of a block by its longest key; none: it has no key that lookups find.
+  std::optional<BlockIdentity> name_of(SlotId slot) const;
+  std::uint8_t group_of(const BlockIdentity& block) const { return group_of_block(block, layout_.groups.size()); }
   std::uint64_t content_of(const BlockIdentity& block) const {
     return group_key(block.sequence_hash(), group_of(block));  // which undoes itself
-  }
-  std::uint32_t end_of(const BlockIdentity& block) const {
-    return (block.position() / static_cast<std::uint32_t>(layout_.groups.size()) + 1) * layout_.hash_block;
   }
 
   const GroupLayout& layout_;

@@ -87,6 +87,7 @@ class GroupedBackend final : public KvBackend {
   // ── Tiers ──
   // Let blocks go to these tiers and come back; before the first request.
   void use_tiers(WorkerTiers& tiers);
+  bool has_tiers() const noexcept { return below_ != nullptr; }
   const GroupTiers& tiers() const noexcept { return *below_; }
   // Units of hashing of the request whose blocks have their keys.
   std::uint32_t keyed_units(const KvRequest& request) const {
