@@ -29,9 +29,6 @@ from understudy.engines.vllm_config import VllmConfig
 from understudy.errors import ConfigError, InvalidArgument, WrongState
 from understudy.groups import Layer, groups_of_model, plan_groups
 from understudy.run.offline import run_offline
-from understudy.tiers.native import to_core
-from understudy.tiers.plan import TierPlan
-from understudy.tiers.settings import TiersConfig
 from understudy.workload import Normal
 
 GOLDEN = Path(__file__).parents[1] / "golden"
@@ -110,15 +107,6 @@ def test_an_engine_with_one_group_has_no_group_counts() -> None:
     engine = _core.VllmEngine(_core.VllmEngineConfig(), _core.constant_timing(1.0, 1.0))
     with pytest.raises(WrongState, match="one KV cache group"):
         engine.held_by_group()
-
-
-def test_tiers_below_several_groups_are_refused_by_name() -> None:
-    config = GroupRun(edit("gptoss"), NEW).config
-    tiers = {"tiers": [{"tier": "g2", "blocks": 64}], "kv_bytes_per_token": 1024}
-    plan = TierPlan.of(TiersConfig.from_dict(tiers), 16)
-    assert plan is not None
-    with pytest.raises(ConfigError, match="tiers: several KV cache groups"):
-        _core.VllmEngine(config, _core.constant_timing(1.0, 1.0), tiers=to_core(plan, 1 << 12))
 
 
 WINDOW = KvCacheGroup(kind="sliding_window", block_size=16, window=64)
