@@ -176,8 +176,8 @@ MUTANTS = [
     Mutant(
         "a router counts on the disk of another pool",
         "core/router/kv_view.cpp",
-        "if (pool_of_[row / kColumns] != pool) continue;",
-        "if (!FAULT && pool_of_[row / kColumns] != pool) continue;",
+        "if (pool_of_[worker] != pool || (worker",
+        "if ((!FAULT && pool_of_[worker] != pool) || (worker",
         "tests/replay/test_pools.py",
     ),
     Mutant(

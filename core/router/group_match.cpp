@@ -64,6 +64,7 @@ std::uint32_t GroupMatch::run(const GroupLayout& layout, std::size_t group, Pref
 GroupMatch::Units GroupMatch::find(const GroupLayout& layout, PrefixIndex::Member member, const PrefixIndex* shared,
                                    bool all) {
   Units out{};
+  if (!layout.caching) return out;
   std::uint32_t longest = out[0] = hit(layout, member, {}, all);
   const auto extend = [&](std::size_t column, const Below& below) {
     const std::uint32_t length = std::max(longest, hit(layout, member, below, all));
@@ -81,7 +82,11 @@ GroupMatch::Units GroupMatch::find(const GroupLayout& layout, PrefixIndex::Membe
 
 std::uint32_t GroupMatch::hit(const GroupLayout& layout, PrefixIndex::Member member, const Below& below, bool all) {
   const std::uint32_t unit = layout.hash_block;
-  if (!all) return run(layout, 0, member, below) * (layout.groups[0].block_size / unit);
+  if (!all) {
+    const std::size_t first = layout.first_cached();
+    if (first == layout.groups.size()) return 0;
+    return run(layout, first, member, below) * (layout.groups[first].block_size / unit);
+  }
   const auto present = [&](const std::vector<std::size_t>& kind, std::uint32_t end) {
     const std::uint64_t hash = prompt_[end / unit - 1];
     return std::ranges::all_of(

@@ -67,7 +67,8 @@ void KvView::apply(PrefixIndex& index, std::size_t worker, std::span<const Event
   Applied applied;
   EventRecords first;
   if (!groups_.empty() && !config_.index_all_groups && &index == &index_) {
-    std::ranges::copy_if(rows, std::back_inserter(first), [](const EventRecord& row) { return row.group == 0; });
+    const std::size_t group = worker < groups_.size() && groups_[worker] ? groups_[worker]->first_cached() : 0;
+    std::ranges::copy_if(rows, std::back_inserter(first), [&](const EventRecord& row) { return row.group == group; });
     rows = first;
   }
   index.apply(static_cast<PrefixIndex::Member>(worker), rows, true, 0, applied);

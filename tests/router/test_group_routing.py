@@ -69,6 +69,19 @@ def test_an_index_of_the_first_group_alone_regrets_its_choices() -> None:
     assert first.facts.router["actual_hit"] < everything.facts.router["actual_hit"]
 
 
+def test_without_prefix_caching_groups_of_any_sizes_are_routed_without_hits() -> None:
+    wide_window = us.KvCacheGroup(kind="sliding_window", block_size=32, window=128)
+    found = run((wide_window, FULL), enable_prefix_caching=False)
+    assert found.facts.router["predicted_hit"] == 0
+
+
+def test_an_index_of_the_first_group_skips_groups_that_are_not_cached() -> None:
+    ring = us.KvCacheGroup(kind="circular", block_size=8)
+    found = run((ring, FULL), us.KvRouting(index_groups="first"))
+    assert found.facts.router["predicted_hit"] > 0
+    assert found.facts.router["mean_cost_regret_blocks"] == 0
+
+
 def test_one_group_is_routed_the_same_with_either_index() -> None:
     load = conversations(12)
     engine = us.VllmConfig(block_size=16, num_gpu_blocks=2000)

@@ -52,7 +52,9 @@ def test_a_log_of_each_format_is_replayed_converted_and_as_it_is(
 def test_your_own_trace_in_five_lines_runs_as_it_stands(
     page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    (tmp_path / "requests.jsonl").write_bytes((LOGS / "requests.jsonl").read_bytes())
+    logs = tmp_path / "examples" / "logs"
+    logs.mkdir(parents=True)
+    (logs / "requests.jsonl").write_bytes((LOGS / "requests.jsonl").read_bytes())
     monkeypatch.chdir(tmp_path)
     text = (ROOT / page).read_text(encoding="utf-8")
     block = next(block for block in re.findall(r"```sh\n(.*?)```", text, re.DOTALL) if "convert" in block)

@@ -229,7 +229,7 @@ class GroupedBackend final : public KvBackend {
     return request.blocks[end / layout_.hash_block - 1].sequence_hash();
   }
 
-  // group_room.cpp
+  // group_room.cpp, group_loads.cpp
   Record& record(const KvRequest& request);
   std::uint64_t need_all(const KvRequest& request, std::uint32_t total, std::uint32_t slots, bool admission,
                          bool whole);

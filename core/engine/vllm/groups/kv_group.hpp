@@ -1,6 +1,8 @@
 // KV cache groups of a model with several kinds of layers, and the sizes that follow from them.
 #pragma once
 
+#include <algorithm>
+#include <cstddef>
 #include <cstdint>
 #include <optional>
 #include <vector>
@@ -79,6 +81,10 @@ struct GroupLayout {
   bool has_states = false;
   std::uint32_t max_model_len = 0;
 
+  // The first group whose blocks are cached; the number of groups: none has.
+  std::size_t first_cached() const noexcept {
+    return static_cast<std::size_t>(std::ranges::find_if(groups, &KvGroup::cacheable) - groups.begin());
+  }
   // Blocks that vLLM's start-up plans for a request of `tokens` tokens.
   std::uint64_t blocks_per_request(std::uint64_t tokens) const;
   // Tokens that this many blocks hold, in requests of max_model_len tokens.
