@@ -23,6 +23,7 @@ RESTS = "core/engine/vllm/fast_forward_stretch.cpp"
 RESTING = "tests/tiers/test_resting.py"
 YEARS = "tests/tiers/test_years.py"
 GROUP_POOL = "core/engine/vllm/groups/group_pool.cpp"
+FAST_FORWARD = "core/engine/vllm/fast_forward.cpp"
 KEY_INDEX = "core/engine/vllm/groups/key_index.hpp"
 GROUPS = "tests/engines/test_kv_groups.py"
 MUTANTS = [
@@ -298,6 +299,20 @@ MUTANTS = [
         KEY_INDEX,
         "      buckets_[at].guest_bits |= guest_bit(tag);",
         "      buckets_[at].guest_bits |= FAULT ? 0 : guest_bit(tag);",
+        GROUPS,
+    ),
+    Mutant(
+        "a refused request ignores blocks that windows leave behind",
+        FAST_FORWARD,
+        "      freed += state_.grouped->step_frees(request(order), position);",
+        "      freed += FAULT ? 0 : state_.grouped->step_frees(request(order), position);",
+        GROUPS,
+    ),
+    Mutant(
+        "a refused request ignores that its hit is evicted",
+        FAST_FORWARD,
+        "state_.grouped->evictions() + fresh > refusal.evictions",
+        "(!FAULT && state_.grouped->evictions() + fresh > refusal.evictions)",
         GROUPS,
     ),
 ]

@@ -21,8 +21,8 @@ class GroupMatch {
 
   GroupMatch(const PrefixIndex& index, std::span<const std::uint64_t> prompt) : index_(index), prompt_(prompt) {}
 
-  // Leading units that all groups can serve, or the first cached one (`all` false). `shared` has tiers that the worker shares
-  // with others, as its only member; null: none.
+  // Leading units that all groups can serve, or the first cached one (`all` false). `shared` has tiers that the worker
+  // shares with others, as its only member; null: none.
   Units find(const GroupLayout& layout, PrefixIndex::Member member, const PrefixIndex* shared, bool all);
 
  private:

@@ -101,7 +101,7 @@ std::vector<std::uint64_t> GroupedBackend::held(std::span<const RequestSlot> req
         counts[g] += table.blocks.size();
         continue;
       }
-      std::size_t first = group.full() ? 0 : table.slid;  // leading entries are null
+      std::size_t first = group.full() ? 0 : table.slid;              // leading entries are null
       if (group.slides() || group.kind == GroupKind::ChunkedLocal) {  // and none behind them
         while (first < table.blocks.size() && table.blocks[first] == kNoSlot) ++first;
         counts[g] += table.blocks.size() - first;
