@@ -35,11 +35,10 @@ std::uint64_t GroupedBackend::steps_to_change(const KvRequest& request, std::uin
 std::uint64_t GroupedBackend::next_slide(const KvRequest& request, const GroupTable& table,
                                          const KvGroup& group) const {
   const std::uint64_t in_flight = config_.async_scheduling ? 1 : 0;
-  const std::uint64_t end = (std::uint64_t{table.slid} + 1) * group.block_size;
-  if (group.slides()) return end + group.window - 1 + in_flight;
-  if (group.kind == GroupKind::ChunkedLocal) return round_up(end, group.chunk) + in_flight;
-  if (group.state()) return end + 1 + in_flight;
-  if (group.kind != GroupKind::Rswa) return kNever;
+  if (group.kind != GroupKind::Rswa) {
+    const std::uint64_t tokens = group.tokens_to_skip((std::uint64_t{table.slid} + 1) * group.block_size);
+    return tokens == kNever ? kNever : tokens + in_flight;
+  }
   const std::uint64_t first =
       std::max<std::uint64_t>(table.slid, ceil_div(request.spec.prompt_tokens, group.block_size));
   return (first + 1) * group.block_size + group.window + in_flight;
@@ -48,9 +47,12 @@ std::uint64_t GroupedBackend::next_slide(const KvRequest& request, const GroupTa
 // The position whose step fills a block, which may get a key.
 std::uint64_t GroupedBackend::next_keys(const GroupTable& table, const KvGroup& group) const {
   if (!config_.enable_prefix_caching || !group.cacheable()) return kNever;
-  std::uint64_t end = (std::uint64_t{table.keyed} + 1) * group.block_size;
-  if (rounds_keys()) end = round_up(end, layout_.scheduler_block);
-  return end - (config_.async_scheduling ? 0 : 1);
+  return tokens_to_key(table, group) - (config_.async_scheduling ? 0 : 1);
+}
+
+std::uint64_t GroupedBackend::tokens_to_key(const GroupTable& table, const KvGroup& group) const {
+  const std::uint64_t end = (std::uint64_t{table.keyed} + 1) * group.block_size;
+  return rounds_keys() ? round_up(end, layout_.scheduler_block) : end;
 }
 
 std::uint64_t GroupedBackend::step_cost(const KvRequest& request, std::uint32_t position) const {

@@ -56,26 +56,27 @@ std::uint64_t GroupedBackend::evictions_until_lost() const {
                                                                                    : pool_.evictions() + cached;
 }
 
-void GroupedBackend::touch(const KvRequest& request, const std::vector<std::size_t>& kind, std::uint32_t end,
-                           std::int64_t step, std::uint32_t count) const {
-  std::int64_t at = end;
-  for (std::uint32_t i = 0; i < count; ++i, at += step) {
-    pool_.touch_place(content(request, static_cast<std::uint32_t>(at)));
-  }
+void GroupedBackend::touch(const KvRequest& request, const std::vector<std::size_t>& kind, std::uint32_t first,
+                           std::uint32_t last) const {
   for (const std::size_t g : kind) {
-    at = end;
-    for (std::uint32_t i = 0; i < count; ++i, at += step) {
-      pool_.touch_found(content(request, static_cast<std::uint32_t>(at)), static_cast<std::uint8_t>(g));
-    }
+    for (std::uint32_t i = first; i < last; ++i) pool_.touch_found(key_at(request.blocks, g, i));
   }
 }
 
-// Whether every group of the kind has the key of `end`; their blocks are in row_.
-bool GroupedBackend::look_up(const KvRequest& request, const std::vector<std::size_t>& kind, std::uint32_t end) {
-  const std::uint64_t wanted = content(request, end);
+bool GroupedBackend::look_up(const KvRequest& request, const std::vector<std::size_t>& kind, std::uint32_t index) {
+  return look_up_key(kind, key_at(request.blocks, kind.front(), index));
+}
+
+bool GroupedBackend::look_up_end(const KvRequest& request, const std::vector<std::size_t>& kind, std::uint32_t end) {
+  return look_up_key(kind, key_of(request.blocks, kind.front(), end));
+}
+
+// Groups of a kind differ in the number of the group alone.
+bool GroupedBackend::look_up_key(const std::vector<std::size_t>& kind, GroupKey key) {
   row_.clear();
   for (const std::size_t g : kind) {
-    const SlotId block = pool_.find(wanted, static_cast<std::uint8_t>(g));
+    key.group = static_cast<std::uint8_t>(g);
+    const SlotId block = pool_.find(key);
     if (block == kNoSlot) return false;
     row_.push_back(block);
   }
@@ -99,22 +100,20 @@ std::uint32_t GroupedBackend::find_full(const KvRequest& request, const std::vec
   const auto push = [&] {
     for (std::size_t i = 0; i < kind.size(); ++i) hits_[kind[i]].push_back(row_[i]);
   };
-  std::uint32_t length = 0;
-  // The first block is often absent.
-  std::uint32_t touched = block;
-  while (length + block <= limit) {
-    if (length == touched) {
-      const std::uint32_t count = std::min(kBatch, (limit - length) / block);
-      touch(request, kind, length + block, block, count);
-      touched += count * block;
+  const std::uint32_t most = limit / block;
+  std::uint32_t blocks = 0;
+  for (std::uint32_t touched = 1; blocks < most; ++blocks) {  // the first block is often absent
+    if (blocks == touched) {
+      touched = std::min(most, touched + kBatch);
+      touch(request, kind, blocks, touched);
     }
-    if (!look_up(request, kind, length + block)) break;
+    if (!look_up(request, kind, blocks)) break;
     push();
-    length += block;
   }
+  std::uint32_t length = blocks * block;
   if (unit < block) {  // a hit may end inside the next block
     for (std::uint32_t end = std::min(limit, length + block - 1) / unit * unit; end > length; end -= unit) {
-      if (!look_up(request, kind, end)) continue;
+      if (!look_up_end(request, kind, end)) continue;
       push();
       length = end;
       break;
@@ -135,15 +134,13 @@ std::uint32_t GroupedBackend::find_window(const KvRequest& request, const std::v
     return blocks * block;
   };
   std::uint32_t run = 0;
-  const std::vector<std::size_t> first(1, kind.front());  // mostly absent, and then the others are not looked up
   std::uint32_t touched = limit / block;
   for (std::uint32_t i = limit / block; i-- > 0;) {
-    if (i < touched) {
-      const std::uint32_t count = std::min(kBatch, i + 1);
-      touch(request, run > 0 ? kind : first, (i + 1) * block, -std::int64_t{block}, count);
-      touched = i + 1 - count;
+    if (i < touched && run > 0) {  // most blocks are absent
+      touched = i + 1 - std::min(kBatch, i + 1);
+      touch(request, kind, touched, i + 1);
     }
-    if (!look_up(request, kind, (i + 1) * block)) {
+    if (!look_up(request, kind, i)) {
       for (const std::size_t g : kind) std::fill_n(hits_[g].begin() + i + 1, run, kNoSlot);
       run = 0;
       continue;
@@ -161,7 +158,7 @@ std::uint32_t GroupedBackend::find_local(const KvRequest& request, const std::ve
   const KvGroup& group = layout_.groups[kind.front()];
   std::uint32_t length = limit / group.chunk * group.chunk;  // before it nothing is read
   for (const std::size_t g : kind) hits_[g].assign(length / group.block_size, kNoSlot);
-  while (length + group.block_size <= limit && look_up(request, kind, length + group.block_size)) {
+  while (length + group.block_size <= limit && look_up(request, kind, length / group.block_size)) {
     for (std::size_t i = 0; i < kind.size(); ++i) hits_[kind[i]].push_back(row_[i]);
     length += group.block_size;
   }
@@ -172,7 +169,7 @@ std::uint32_t GroupedBackend::find_state(const KvRequest& request, const std::ve
                                          std::uint32_t limit) {
   const std::uint32_t block = layout_.groups[kind.front()].block_size;
   for (std::uint32_t end = limit / layout_.hit_unit * layout_.hit_unit; end > 0; end -= layout_.hit_unit) {
-    if (!look_up(request, kind, end)) continue;
+    if (!look_up_end(request, kind, end)) continue;
     for (std::size_t i = 0; i < kind.size(); ++i) {
       hits_[kind[i]].assign((end + block - 1) / block, kNoSlot);
       hits_[kind[i]].back() = row_[i];

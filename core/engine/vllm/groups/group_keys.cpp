@@ -1,5 +1,8 @@
 // Keys of blocks: what other requests can find.
 #include <algorithm>
+#include <array>
+#include <limits>
+#include <span>
 
 #include "engine/vllm/groups/grouped_backend.hpp"
 
@@ -15,6 +18,7 @@ void GroupedBackend::key(KvRequest& request, std::uint32_t tokens) {
   if (!config_.enable_prefix_caching) return;
   need_names(request, tokens);
   Record& r = record(request);
+  if (tokens < r.next_key) return;
   const std::uint32_t n = rounds_keys() ? tokens / layout_.scheduler_block * layout_.scheduler_block : tokens;
   r.keyed = std::max(r.keyed, n);
   for (std::size_t g = 0; g < layout_.groups.size(); ++g) {
@@ -30,6 +34,17 @@ void GroupedBackend::key(KvRequest& request, std::uint32_t tokens) {
       key_tail(request, r.groups[g], g, n);
     }
   }
+  update_next_key(r);
+}
+
+void GroupedBackend::update_next_key(Record& r) const {
+  if (layout_.has_states || has_tails_) return;
+  std::uint64_t next = std::numeric_limits<std::uint32_t>::max();
+  for (std::size_t g = 0; g < layout_.groups.size(); ++g) {
+    const KvGroup& group = layout_.groups[g];
+    if (group.cacheable()) next = std::min(next, tokens_to_key(r.groups[g], group));
+  }
+  r.next_key = static_cast<std::uint32_t>(next);
 }
 
 bool GroupedBackend::keys_for(const KvRequest& waiting, KvRequest& request, std::uint32_t tokens) {
@@ -53,31 +68,12 @@ void GroupedBackend::key_range(KvRequest& request, Record& r, std::size_t g, std
   const std::uint32_t full = tokens / block;
   if (full <= table.keyed) return;
   GroupEvent event;
-  event.stored = true;
-  const auto id = static_cast<std::uint8_t>(g);
-  const std::size_t per_block = block / layout_.hash_block;
-  const auto hash = [&](std::uint32_t i) { return request.blocks[(i + 1) * per_block - 1].sequence_hash(); };
-  std::uint32_t next = next_kept(request, r, group, table.keyed, full);
-  while (next < full) {
-    batch_.clear();
-    for (; next < full && batch_.size() < kBatch; next = next_kept(request, r, group, next + 1, full)) {
-      if (table.blocks[next] != kNoSlot) batch_.push_back(next);
-    }
-    if (batch_.empty()) break;
-    table.first_named = std::min(table.first_named, batch_.front());
-    table.end_named = std::max(table.end_named, batch_.back() + 1);
-    for (const std::uint32_t i : batch_) pool_.touch_place(hash(i));
-    for (const std::uint32_t i : batch_) pool_.touch_block(table.blocks[i]);
-    for (const std::uint32_t i : batch_) {
-      const std::uint32_t end = (i + 1) * block;
-      pool_.drop_shorter(table.blocks[i], end);
-      pool_.add_key(table.blocks[i], hash(i), id, end, group.state());
-      if (!pool_.records_events()) continue;
-      event.hashes.push_back(hash(i));
-      event.ends.push_back(end);
-    }
+  for (Range kept = next_kept(request, r, group, table.keyed, full); kept.first < full;
+       kept = next_kept(request, r, group, kept.last, full)) {
+    key_blocks(request, table, g, kept, pool_.records_events() ? &event : nullptr);
   }
   if (pool_.records_events()) {
+    event.stored = true;
     event.group = static_cast<std::uint8_t>(g);
     event.block_size = block;
     event.position = table.keyed * block;
@@ -89,6 +85,43 @@ void GroupedBackend::key_range(KvRequest& request, Record& r, std::size_t g, std
     pool_.events().push_back(std::move(event));
   }
   table.keyed = full;
+}
+
+// Give the blocks of a range their keys; null entries are left out.
+void GroupedBackend::key_blocks(const KvRequest& request, GroupTable& table, std::size_t g, Range range,
+                                GroupEvent* event) {
+  const std::span<const BlockIdentity> units = request.blocks;
+  const std::uint32_t block = layout_.groups[g].block_size;
+  std::array<std::uint64_t, KeyIndex::kNeighbours> contents;
+  for (std::uint32_t first = range.first, last = 0; first < range.last; first = last) {
+    last = std::min(range.last, first / kBatch * kBatch + kBatch);
+    for (std::uint32_t i = first; i < last; i = next_home(i)) pool_.touch_place(key_at(units, g, i));
+    for (std::uint32_t i = first; i < last; ++i) {
+      if (table.blocks[i] != kNoSlot) pool_.touch_block(table.blocks[i]);
+    }
+    for (std::uint32_t i = first; i < last;) {
+      if (table.blocks[i] == kNoSlot) {
+        ++i;
+        continue;
+      }
+      const std::uint32_t begin = i;
+      const std::uint32_t stop = std::min(last, next_home(i));
+      for (; i < stop && table.blocks[i] != kNoSlot; ++i) {
+        contents[i - begin] = units[(i + 1) * units_per_block_[g] - 1].sequence_hash();
+      }
+      const std::span<const std::uint64_t> named(contents.data(), i - begin);
+      pool_.add_keys(std::span(table.blocks).subspan(begin, named.size()), named,
+                     {near_of(units, g, begin, named.front()), static_cast<std::uint8_t>(g), layout_.groups[g].state(),
+                      (begin + 1) * block, block});
+      table.first_named = std::min(table.first_named, begin);
+      table.end_named = std::max(table.end_named, i);
+      if (event == nullptr) continue;
+      for (std::uint32_t n = begin; n < i; ++n) {
+        event->hashes.push_back(contents[n - begin]);
+        event->ends.push_back((n + 1) * block);
+      }
+    }
+  }
 }
 
 std::vector<BlockIdentity> GroupedBackend::units(const KvRequest& request, const GroupEvent& event) const {
@@ -112,7 +145,7 @@ void GroupedBackend::key_tail(const KvRequest& request, GroupTable& table, std::
 
 void GroupedBackend::store_unit(const KvRequest& request, SlotId block, std::size_t g, std::uint32_t end) {
   const std::uint32_t unit = layout_.hash_block;
-  pool_.add_key(block, content(request, end), static_cast<std::uint8_t>(g), end, layout_.groups[g].state());
+  pool_.add_key(block, key_of(request.blocks, g, end), end, layout_.groups[g].state());
   if (!pool_.records_events()) return;
   GroupEvent event;
   event.stored = true;
@@ -128,19 +161,21 @@ void GroupedBackend::store_unit(const KvRequest& request, SlotId block, std::siz
   pool_.events().push_back(std::move(event));
 }
 
-std::uint32_t GroupedBackend::next_kept(const KvRequest& request, const Record& r, const KvGroup& group,
-                                        std::uint32_t index, std::uint32_t end) const {
-  if (!group.slides() && !group.state()) return index;
+GroupedBackend::Range GroupedBackend::next_kept(const KvRequest& request, const Record& r, const KvGroup& group,
+                                                std::uint32_t index, std::uint32_t end) const {
+  if (!group.slides() && !group.state()) return {index, end};
   if (layout_.retention == std::uint32_t{0} && (r.junction == 0 || index > r.junction / group.block_size)) {
     // Only blocks at the end of the prompt get a key, and those at a junction, which lies before.
-    const std::uint32_t last = (request.spec.prompt_tokens - 1) / layout_.hit_unit * layout_.hit_unit;
+    const std::uint32_t last =
+        (request.spec.prompt_tokens - 1) / layout_.hit_unit * layout_.hit_unit / group.block_size;
     const std::uint32_t need = group.slides() ? group.window_blocks() : 1;
-    const std::uint32_t first = last / group.block_size - std::min(last / group.block_size, need);
-    if (index < first) return std::min(first, end);
-    if (index >= last / group.block_size) return end;
+    const std::uint32_t first = std::max(index, last - std::min(last, need));
+    return first < std::min(last, end) ? Range{first, std::min(last, end)} : Range{end, end};
   }
   while (index < end && !keeps(request, r, group, index, true)) ++index;
-  return index;
+  std::uint32_t last = index;
+  while (last < end && keeps(request, r, group, last, true)) ++last;
+  return {index, last};
 }
 
 bool GroupedBackend::keeps(const KvRequest& request, const Record& r, const KvGroup& group, std::uint32_t index,

@@ -91,6 +91,7 @@ void GroupedBackend::withdraw(KvRequest& request, bool keep_matchable) {
     table.keyed = table.keyed_before;
   }
   r.keyed = r.keyed_before;
+  r.next_key = 0;
   r.computed = r.computed_before;
 }
 

@@ -45,22 +45,19 @@ void GroupPool::take(std::span<SlotId> out) {
       batch[size] = queued_at(queue_first_);
       size += batch[size].block != kNoSlot ? 1 : 0;
     }
-    for (std::size_t i = 0; i < size; ++i) index_.touch(batch[i].tag);
+    for (std::size_t i = 0; i < size; ++i) index_.touch_place(batch[i].place);
     for (std::size_t i = 0; i < size; ++i) {
-      evict(batch[i]);
-      cached[taken++] = batch[i].block;
+      const auto [block, place] = batch[i];
+      if (!records_ && place != kNone && index_.erase_simple(place, block)) {
+        blocks_[block] = {1, kNoKey, 0};
+        --num_keys_;
+      } else {
+        dequeue(batch[i]);
+        drop_keys(block);
+      }
+      cached[taken++] = block;
     }
   }
-}
-
-void GroupPool::evict(Queued cached) {
-  if (cached.tag == kSeveralTags || records_) {
-    blocks_[cached.block].references = 1;
-    return drop_keys(cached.block);
-  }
-  if (!index_.erase_sole(cached.tag, cached.block)) remove_equal(cached.block, cached.tag);
-  blocks_[cached.block] = {1, kNoKey, 0};
-  --num_keys_;
 }
 
 void GroupPool::reference(SlotId block) {
@@ -70,26 +67,37 @@ void GroupPool::reference(SlotId block) {
   }
   UNDERSTUDY_ASSERT(blocks_[block].keys != kNoKey, "only cached blocks are found while they are free");
   Queued& queued = queued_at(blocks_[block].place);
+  dequeue(queued);
   queued.block = kNoSlot;
-  blocks_[block].references = 1;
-  blocks_[block].place = queued.tag;
   --num_cached_;
+}
+
+// Reference a cached block, whose place in the queue goes.
+void GroupPool::dequeue(Queued cached) {
+  blocks_[cached.block].references = 1;
+  blocks_[cached.block].place = cached.place;
 }
 
 void GroupPool::release(std::span<const SlotId> blocks) {
   for (std::size_t first = 0; first < blocks.size(); first += kBatch) {
     const std::span<const SlotId> batch = blocks.subspan(first, std::min(kBatch, blocks.size() - first));
+    if (queue_end_ - queue_first_ + batch.size() > queue_.size()) compact_queue();
     for (const SlotId block : batch) touch_block(block);
+    std::uint32_t end = queue_end_;
     for (const SlotId block : batch) {
-      UNDERSTUDY_ASSERT(blocks_[block].references > 0, "only referenced blocks are released");
-      if (blocks_[block].references > 1) {
+      const Block b = blocks_[block];
+      UNDERSTUDY_ASSERT(b.references > 0, "only referenced blocks are released");
+      if (b.references > 1) {
         --blocks_[block].references;
-      } else if (blocks_[block].keys == kNoKey) {
+      } else if (b.keys == kNoKey) {
         released_.push_back(block);
       } else {
-        enqueue(block);
+        queued_at(end) = {block, b.keys == kOwnKey ? b.place : kNone};
+        blocks_[block] = {0, b.keys, end++};
       }
     }
+    num_cached_ += end - queue_end_;
+    queue_end_ = end;
   }
   empty_.insert(empty_.end(), released_.rbegin(), released_.rend());
   released_.clear();
@@ -114,25 +122,15 @@ std::vector<SlotId> GroupPool::free_head(std::size_t count) const {
 
 void GroupPool::drop_all_cached() {
   for (; queue_first_ != queue_end_; ++queue_first_) {
-    const SlotId block = queued_at(queue_first_).block;
-    if (block == kNoSlot) continue;
-    drop_keys(block);
-    blocks_[block].references = 1;
-    released_.push_back(block);
+    const Queued cached = queued_at(queue_first_);
+    if (cached.block == kNoSlot) continue;
+    dequeue(cached);
+    drop_keys(cached.block);
+    released_.push_back(cached.block);
   }
   empty_.insert(empty_.begin(), released_.rbegin(), released_.rend());
   released_.clear();
   num_cached_ = 0;
-}
-
-// Append a block with a key whose last reference goes.
-void GroupPool::enqueue(SlotId block) {
-  if (queue_end_ - queue_first_ == queue_.size()) compact_queue();
-  Block& b = blocks_[block];
-  queued_at(queue_end_) = {block, b.keys == kOwnKey ? b.place : kSeveralTags};
-  b.references = 0;
-  b.place = queue_end_++;
-  ++num_cached_;
 }
 
 // Drop places of blocks that are not cached there: at least half of them.
@@ -149,19 +147,15 @@ void GroupPool::compact_queue() {
 
 // ── Keys ──
 
-std::uint32_t GroupPool::find_key(std::uint64_t content, std::uint8_t group) const {
-  return index_.find(tag_of(content, group),
-                     [&](std::uint32_t key) { return at(key).content == content && at(key).group == group; });
-}
-
-SlotId GroupPool::find(std::uint64_t content, std::uint8_t group) const {
-  const std::uint32_t key = find_key(content, group);
-  return key == kNone ? kNoSlot : at(key).block;
+SlotId GroupPool::find(const GroupKey& key) const {
+  const KeyIndex::Entry found =
+      index_.find(hash_of(key), [&](std::uint32_t other) { return is_equal(other, key.content, key.group); });
+  return found.place == kNone ? kNoSlot : block_of(found.value);
 }
 
 std::uint32_t GroupPool::another_key(SlotId block) {
   Block& b = blocks_[block];
-  if (b.keys == kOwnKey) several_[block] = {block};
+  if (b.keys == kOwnKey) several_[block] = {{block, b.place}};
   b.keys = kSeveral;
   std::uint32_t key = 0;
   if (spare_.empty()) {
@@ -171,68 +165,108 @@ std::uint32_t GroupPool::another_key(SlotId block) {
     key = spare_.back();
     spare_.pop_back();
   }
-  several_[block].push_back(key);
+  more_keys_[key - num_blocks_].block = block;
+  several_[block].push_back({key, kNone});
   return key;
 }
 
-std::span<const std::uint32_t> GroupPool::keys_of(SlotId block, std::uint32_t& own) const {
-  if (blocks_[block].keys == kNoKey) return {};
-  if (blocks_[block].keys == kSeveral) return several_.at(block);
-  own = block;
+std::span<const GroupPool::Placed> GroupPool::keys_of(SlotId block, Placed& own) const {
+  const Block& b = blocks_[block];
+  if (b.keys == kNoKey) return {};
+  if (b.keys == kSeveral) return several_.at(block);
+  own = {block, b.references > 0 ? b.place : queued_at(b.place).place};
   return {&own, 1};
 }
 
-void GroupPool::add_key(SlotId block, std::uint64_t content, std::uint8_t group, std::uint32_t end, bool fresh) {
-  UNDERSTUDY_ASSERT(blocks_[block].references > 0 && end > 0, "only referenced blocks get keys");
-  if (fresh) fresh_.insert(index_key(content, group));
-  set_key(block, content, group, end, schedule_);
-  ++num_keys_;
-  ++registrations_;
-}
-
 // Give the block a key, the latest among equal ones.
-void GroupPool::set_key(SlotId block, std::uint64_t content, std::uint8_t group, std::uint32_t end,
+void GroupPool::set_key(SlotId block, std::uint64_t content, std::uint8_t group, std::uint32_t home, std::uint32_t end,
                         std::uint32_t schedule) {
-  const std::uint32_t tag = tag_of(content, group);
   const bool first = blocks_[block].keys == kNoKey;
-  if (first) blocks_[block] = {blocks_[block].references, kOwnKey, tag};
-  const std::uint32_t key = first ? block : another_key(block);
-  const std::uint32_t earliest = index_.find_or_insert(
-      tag, key, [&](std::uint32_t other) { return at(other).content == content && at(other).group == group; },
-      [this](std::uint32_t other) { return tag_of(other); });
-  std::uint32_t last = key;
-  if (earliest != kNone) {
-    last = std::exchange(at(earliest).previous_equal, key);
-    at(last).next_equal = key;
+  const std::uint32_t number = first ? block : another_key(block);
+  const auto [place, earliest] = index_.find_or_insert(
+      {home, own_hash(content, group)}, number, [&](std::uint32_t other) { return is_equal(other, content, group); });
+  if (first) {
+    blocks_[block] = {blocks_[block].references, kOwnKey, place};
+  } else {
+    several_[block].back().place = place;
   }
-  at(key) = {content, block, end, kNone, last, schedule, group};
+  at(number) = {content, end, home, kNone, last_equal(earliest, number), schedule, group};
 }
 
-void GroupPool::drop(std::uint32_t key) {
+// Append a key to those that equal the earliest one (kNone: none); return the last one before it, or the key itself.
+std::uint32_t GroupPool::last_equal(std::uint32_t earliest, std::uint32_t key) {
+  if (earliest == kNone) return key;
+  const std::uint32_t last = std::exchange(at(earliest).previous_equal, key);
+  at(last).next_equal = key;
+  return last;
+}
+
+void GroupPool::add_keys(std::span<const SlotId> blocks, std::span<const std::uint64_t> contents,
+                         const Neighbours& neighbours) {
+  if (index_.is_full(blocks.size())) grow_index();
+  const std::uint8_t group = neighbours.group;
+  const std::uint32_t home = home_hash(neighbours.near, group);
+  const bool unused = blocks.size() <= KeyIndex::kLanes && index_.is_unused(home);
+  std::uint32_t end = neighbours.end;
+  for (std::uint32_t i = 0; i < blocks.size(); ++i, end += neighbours.step) {
+    const SlotId block = blocks[i];
+    const std::uint64_t content = contents[i];
+    UNDERSTUDY_ASSERT(blocks_[block].references > 0 && end > 0, "only referenced blocks get keys");
+    if (neighbours.fresh) fresh_.insert(index_key(content, group));
+    if (blocks_[block].keys != kNoKey) drop_shorter(block, end);
+    if (!unused || blocks_[block].keys != kNoKey) {
+      set_key(block, content, group, home, end, schedule_);
+      continue;
+    }
+    const std::uint32_t place = index_.add({home, own_hash(content, group)}, i, block);
+    blocks_[block] = {blocks_[block].references, kOwnKey, place};
+    keys_[block] = {content, end, home, kNone, block, schedule_, group};
+  }
+  num_keys_ += blocks.size();
+  registrations_ += blocks.size();
+}
+
+void GroupPool::grow_index() {
+  index_.grow([this](std::uint32_t key) { return hash_of(key); },
+              [this](std::uint32_t first, std::uint32_t place) {
+                for (std::uint32_t key = first; key != kNone; key = at(key).next_equal) place_of(key) = place;
+              });
+}
+
+std::uint32_t& GroupPool::place_of(std::uint32_t key) {
+  const SlotId block = block_of(key);
+  Block& b = blocks_[block];
+  if (b.keys == kOwnKey) return b.references > 0 ? b.place : queued_at(b.place).place;
+  return std::ranges::find(several_.at(block), key, &Placed::key)->place;
+}
+
+void GroupPool::drop(Placed key) {
+  const Key& dropped = at(key.key);
   if (records_) {
     // Keys that are dropped one after another are one event per group.
-    if (events_.empty() || events_.back().stored || events_.back().group != at(key).group) {
-      events_.emplace_back().group = at(key).group;
+    if (events_.empty() || events_.back().stored || events_.back().group != dropped.group) {
+      events_.emplace_back().group = dropped.group;
     }
-    events_.back().hashes.push_back(at(key).content);
+    events_.back().hashes.push_back(dropped.content);
   }
-  remove_equal(key, tag_of(key));
-  if (key >= num_blocks_) spare_.push_back(key);
+  unlink(key);
+  if (key.key >= num_blocks_) spare_.push_back(key.key);
   --num_keys_;
 }
 
 template <typename Drops>
 void GroupPool::drop_if(SlotId block, Drops drops) {
+  UNDERSTUDY_ASSERT(blocks_[block].references > 0, "only referenced blocks lose single keys");
   if (blocks_[block].keys == kNoKey) return;
   if (blocks_[block].keys == kOwnKey) {
     if (!drops(at(block))) return;
-    drop(block);
+    drop({block, blocks_[block].place});
     blocks_[block].keys = kNoKey;
     return;
   }
-  std::vector<std::uint32_t>& keys = several_.at(block);
-  std::erase_if(keys, [&](std::uint32_t key) {
-    if (!drops(at(key))) return false;
+  std::vector<Placed>& keys = several_.at(block);
+  std::erase_if(keys, [&](Placed key) {
+    if (!drops(at(key.key))) return false;
     drop(key);
     return true;
   });
@@ -256,50 +290,52 @@ void GroupPool::drop_new(SlotId block) {
 void GroupPool::move_keys(SlotId from, SlotId to) {
   UNDERSTUDY_ASSERT(blocks_[from].references > 0 && blocks_[to].references > 0, "keys move between referenced blocks");
   UNDERSTUDY_ASSERT(blocks_[to].keys == kNoKey, "a block that takes over keys has none");
-  std::uint32_t own = kNone;
-  const std::span<const std::uint32_t> keys = keys_of(from, own);
-  for (const std::uint32_t key : std::vector<std::uint32_t>(keys.begin(), keys.end())) {
-    const Key moved = at(key);
-    remove_equal(key, tag_of(key));
-    if (key >= num_blocks_) spare_.push_back(key);
+  if (index_.is_full(0)) grow_index();  // not later: the places would change
+  Placed own;
+  const std::span<const Placed> keys = keys_of(from, own);
+  for (const Placed key : std::vector<Placed>(keys.begin(), keys.end())) {
+    const Key moved = at(key.key);
+    unlink(key);
+    if (key.key >= num_blocks_) spare_.push_back(key.key);
     fresh_.insert(index_key(moved.content, moved.group));
-    set_key(to, moved.content, moved.group, moved.end, moved.schedule);
+    set_key(to, moved.content, moved.group, moved.home, moved.end, moved.schedule);
   }
   several_.erase(from);
   blocks_[from].keys = kNoKey;
 }
 
 bool GroupPool::has_key(SlotId block, std::uint32_t end) const {
-  std::uint32_t own = kNone;
-  return std::ranges::any_of(keys_of(block, own), [&](std::uint32_t key) { return at(key).end == end; });
+  Placed own;
+  return std::ranges::any_of(keys_of(block, own), [&](Placed key) { return at(key.key).end == end; });
 }
 
 std::uint32_t GroupPool::longest_key(SlotId block) const {
   std::uint32_t end = 0;
-  std::uint32_t own = kNone;
-  for (const std::uint32_t key : keys_of(block, own)) end = std::max(end, at(key).end);
+  Placed own;
+  for (const Placed key : keys_of(block, own)) end = std::max(end, at(key.key).end);
   return end;
 }
 
 bool GroupPool::is_fresh(SlotId block) const {
-  std::uint32_t own = kNone;
-  return std::ranges::any_of(keys_of(block, own), [&](std::uint32_t key) {
-    return fresh_.contains(index_key(at(key).content, at(key).group));
+  Placed own;
+  return std::ranges::any_of(keys_of(block, own), [&](Placed key) {
+    return fresh_.contains(index_key(at(key.key).content, at(key.key).group));
   });
 }
 
-void GroupPool::remove_equal(std::uint32_t key, std::uint32_t tag) {
-  const Key& removed = at(key);
-  const std::uint32_t next = removed.next_equal;
-  const std::uint32_t previous = removed.previous_equal;
-  if (index_.replace(tag, key, next)) {
-    if (next != kNone) at(next).previous_equal = previous;
+// Take a key from among its equals, and from the index if it was the only one.
+void GroupPool::unlink(Placed key) {
+  const std::uint32_t next = at(key.key).next_equal;
+  const std::uint32_t previous = at(key.key).previous_equal;
+  const std::uint32_t first = index_.value_at(key.place);
+  if (first == key.key) {
+    if (next == kNone) return index_.erase(key.place, [this](std::uint32_t erased) { return hash_of(erased); });
+    index_.replace(key.place, next);
+    at(next).previous_equal = previous;
     return;
   }
   at(previous).next_equal = next;
-  const std::uint32_t after = next != kNone ? next : find_key(removed.content, removed.group);
-  UNDERSTUDY_ASSERT(after != kNone, "the key is in the index");
-  at(after).previous_equal = previous;
+  at(next != kNone ? next : first).previous_equal = previous;
 }
 
 std::vector<std::uint64_t> GroupPool::contents() const {
@@ -343,31 +379,28 @@ void GroupPool::check_keys() const {
     if (!holds) throw Error(ErrorKind::InvariantViolated, what...);
   };
   std::size_t keys = 0;
-  std::uint32_t own = kNone;
+  Placed own;
   for (SlotId block = 0; block < num_blocks_; ++block) {
-    const Block& b = blocks_[block];
-    require((b.keys == kSeveral) == several_.contains(block), "block ", block, " has a list of keys, or lacks one");
-    for (const std::uint32_t key : keys_of(block, own)) {
-      require(at(key).block == block, "key ", key, " of block ", block, " names block ", at(key).block);
-      const std::uint32_t first = find_key(at(key).content, at(key).group);
-      require(first != kNone, "key ", key, " of block ", block, " is not indexed");
+    require((blocks_[block].keys == kSeveral) == several_.contains(block), "block ", block,
+            " has a list of keys, or lacks one");
+    for (const auto [key, place] : keys_of(block, own)) {
+      require(block_of(key) == block, "key ", key, " of block ", block, " names block ", block_of(key));
+      const KeyIndex::Entry found = index_.find(
+          hash_of(key), [&](std::uint32_t first) { return is_equal(first, at(key).content, at(key).group); });
+      require(found.place != kNone, "key ", key, " of block ", block, " is not indexed");
+      require(found.place == place, "key ", key, " of block ", block, " is in the index at another place");
       ++keys;
     }
-    if (b.keys != kOwnKey) continue;
-    const std::uint32_t tag = b.references > 0 ? b.place : queued_at(b.place).tag;
-    require(tag == tag_of(block), "block ", block, " has a tag of another key");
   }
   require(keys == num_keys_, "blocks have ", keys, " keys, ", num_keys_, " are counted");
   require(more_keys_.size() - spare_.size() <= keys, spare_.size(), " keys are unused, of ", more_keys_.size());
   std::size_t indexed = 0;
   index_.for_each([&](std::uint32_t first) {
-    require(find_key(at(first).content, at(first).group) == first, "key ", first, " is indexed where it is not found");
     std::uint32_t last = first;
     for (std::uint32_t key = first; key != kNone; last = key, key = at(key).next_equal, ++indexed) {
-      require(std::ranges::count(keys_of(at(key).block, own), key) == 1, "key ", key, " is indexed, and block ",
-              at(key).block, " does not have it");
-      require(at(key).content == at(first).content && at(key).group == at(first).group, "key ", key,
-              " is indexed as key ", first);
+      require(std::ranges::count(keys_of(block_of(key), own), key, &Placed::key) == 1, "key ", key,
+              " is indexed, and block ", block_of(key), " does not have it");
+      require(is_equal(key, at(first).content, at(first).group), "key ", key, " is indexed as key ", first);
       require(key == first || at(key).previous_equal == last, "key ", key, " follows another one than key ", last);
     }
     require(at(first).previous_equal == last, "key ", last, " is not listed as the last one of key ", first);

@@ -29,6 +29,17 @@ struct GroupEvent {
   std::vector<BlockIdentity> units;   // all units of hashing in the range
 };
 
+// Names a key. `near` is a hash that keys of neighbouring blocks have in common: the index keeps them together.
+struct GroupKey {
+  std::uint64_t content;
+  std::uint64_t near;
+  std::uint8_t group;
+
+  static GroupKey without_neighbours(std::uint64_t content, std::size_t group) noexcept {
+    return {content, content, static_cast<std::uint8_t>(group)};
+  }
+};
+
 // A block is free while no request references it; free blocks with a key are cached. A block may have several keys, and
 // several blocks may have equal keys.
 class GroupPool {
@@ -65,20 +76,31 @@ class GroupPool {
 
   // ── Keys ──
   // The earliest block with that key; kNoSlot: none.
-  SlotId find(std::uint64_t content, std::uint8_t group) const;
+  SlotId find(const GroupKey& key) const;
   // Read what `find` and `add_key` need ahead of their use, each for several keys in a loop of its own: the place in
-  // the index, which all groups share, then the key there or the block.
-  void touch_place(std::uint64_t content) const { index_.touch(tag_of(content, 0)); }
-  void touch_found(std::uint64_t content, std::uint8_t group) const {
-    const std::uint32_t key = index_.guess(tag_of(content, group));
-    if (key >= num_blocks_) return;
-    static_cast<void>(*static_cast<const volatile std::uint32_t*>(&keys_[key].end));
-    touch_block(key);
+  // the index, then the key there or the block.
+  void touch_place(const GroupKey& key) const { index_.touch(home_hash(key.near, key.group)); }
+  void touch_found(const GroupKey& key) const {
+    const std::uint32_t found = index_.guess(hash_of(key));
+    if (found >= num_blocks_) return;
+    static_cast<void>(*static_cast<const volatile std::uint32_t*>(&keys_[found].end));
+    touch_block(found);
   }
   void touch_block(SlotId block) const {
     static_cast<void>(*static_cast<const volatile std::uint32_t*>(&blocks_[block].place));
   }
-  void add_key(SlotId block, std::uint64_t content, std::uint8_t group, std::uint32_t end, bool fresh);
+  // Give blocks the keys of these contents, which are neighbours. Shorter keys of the blocks are dropped.
+  struct Neighbours {
+    std::uint64_t near;
+    std::uint8_t group;
+    bool fresh;
+    std::uint32_t end;   // of the first block, in tokens
+    std::uint32_t step;  // tokens to the next one's
+  };
+  void add_keys(std::span<const SlotId> blocks, std::span<const std::uint64_t> contents, const Neighbours& neighbours);
+  void add_key(SlotId block, const GroupKey& key, std::uint32_t end, bool fresh) {
+    add_keys({&block, 1}, {&key.content, 1}, {key.near, key.group, fresh, end, 0});
+  }
   void drop_keys(SlotId block);
   // Drop keys whose content ends before `end`.
   void drop_shorter(SlotId block, std::uint32_t end);
@@ -88,8 +110,8 @@ class GroupPool {
   // Call `visit(content, group, end)` for each key of a block.
   template <typename Visit>
   void each_key(SlotId block, Visit visit) const {
-    std::uint32_t own = kNone;
-    for (const std::uint32_t key : keys_of(block, own)) visit(at(key).content, at(key).group, at(key).end);
+    Placed own;
+    for (const auto [key, place] : keys_of(block, own)) visit(at(key).content, at(key).group, at(key).end);
   }
   std::uint32_t longest_key(SlotId block) const;  // its end; 0: no key
   // A state group has registered or moved a key in this schedule that the block has, for this or another block.
@@ -114,13 +136,14 @@ class GroupPool {
 
  private:
   static constexpr std::uint32_t kNone = KeyIndex::kNone;
+  static constexpr std::uint64_t kSpread = 0x9E3779B97F4A7C15u;
   static constexpr std::size_t kBatch = 32;  // blocks whose data is read ahead
 
   // The key with the number of its block is the block's own; others come from `more_keys_`.
   struct Key {
     std::uint64_t content;
-    SlotId block;
-    std::uint32_t end;  // tokens
+    std::uint32_t end;   // tokens
+    std::uint32_t home;  // hash
     // Equal keys of other blocks, in the order of registration.
     std::uint32_t next_equal;      // kNone: it is the last one
     std::uint32_t previous_equal;  // of the first one: the last one
@@ -128,6 +151,15 @@ class GroupPool {
     std::uint8_t group;
   };
   static_assert(sizeof(Key) == 32);
+  struct OtherKey {
+    Key key;
+    SlotId block;
+  };
+  // A key and its place in the index, which equal keys share.
+  struct Placed {
+    std::uint32_t key;
+    std::uint32_t place;
+  };
   enum Keys : std::uint32_t {
     kNoKey,
     kOwnKey,   // its own one alone
@@ -138,50 +170,64 @@ class GroupPool {
   struct Block {
     std::uint32_t references : 30;  // 1 also while it is free without a key, so that handing it out writes nothing
     std::uint32_t keys : 2;
-    std::uint32_t place;  // while it is cached: in the queue; else tag of its own key, if that is the only one
+    std::uint32_t place;  // while it is cached: in the queue; else that of its own key, if that is the only one
   };
   static_assert(sizeof(Block) == 8);
   struct Queued {
-    SlotId block;       // kNoSlot: referenced again since
-    std::uint32_t tag;  // of its key; kSeveralTags: it has several
+    SlotId block;         // kNoSlot: referenced again since
+    std::uint32_t place;  // of its key in the index; kNone: it has several
   };
-  static constexpr std::uint32_t kSeveralTags = 0;
 
   static std::uint64_t index_key(std::uint64_t content, std::uint8_t group) noexcept {
-    return content ^ (std::uint64_t{group} * 0x9E3779B97F4A7C15u);
+    return content ^ (std::uint64_t{group} * kSpread);
   }
-  // All groups' keys of one content have the same place in the index.
-  static std::uint32_t tag_of(std::uint64_t content, std::uint8_t group) noexcept {
-    return KeyIndex::tag(content, group * 0x9E37u);
+  static std::uint32_t own_hash(std::uint64_t content, std::uint8_t group) noexcept {
+    return static_cast<std::uint32_t>((content * kSpread) >> 32) ^ (group * 0x9E37u);
   }
-  std::uint32_t tag_of(std::uint32_t key) const noexcept { return tag_of(at(key).content, at(key).group); }
-  Key& at(std::uint32_t key) noexcept { return key < num_blocks_ ? keys_[key] : more_keys_[key - num_blocks_]; }
+  static std::uint32_t home_hash(std::uint64_t near, std::uint8_t group) noexcept {
+    return static_cast<std::uint32_t>(((near + group) * kSpread) >> 32);
+  }
+  static KeyIndex::Hash hash_of(const GroupKey& key) noexcept {
+    return {home_hash(key.near, key.group), own_hash(key.content, key.group)};
+  }
+  KeyIndex::Hash hash_of(std::uint32_t key) const noexcept {
+    return {at(key).home, own_hash(at(key).content, at(key).group)};
+  }
+  bool is_equal(std::uint32_t key, std::uint64_t content, std::uint8_t group) const noexcept {
+    return at(key).content == content && at(key).group == group;
+  }
+  Key& at(std::uint32_t key) noexcept { return key < num_blocks_ ? keys_[key] : more_keys_[key - num_blocks_].key; }
   const Key& at(std::uint32_t key) const noexcept {
-    return key < num_blocks_ ? keys_[key] : more_keys_[key - num_blocks_];
+    return key < num_blocks_ ? keys_[key] : more_keys_[key - num_blocks_].key;
   }
-  std::uint32_t find_key(std::uint64_t content, std::uint8_t group) const;
+  SlotId block_of(std::uint32_t key) const noexcept {
+    return key < num_blocks_ ? key : more_keys_[key - num_blocks_].block;
+  }
   // A key without contents for a block that has one.
   std::uint32_t another_key(SlotId block);
-  void set_key(SlotId block, std::uint64_t content, std::uint8_t group, std::uint32_t end, std::uint32_t schedule);
+  void set_key(SlotId block, std::uint64_t content, std::uint8_t group, std::uint32_t home, std::uint32_t end,
+               std::uint32_t schedule);
+  std::uint32_t last_equal(std::uint32_t earliest, std::uint32_t key);
+  void grow_index();
   // Keys of a block in the order of registration.
-  std::span<const std::uint32_t> keys_of(SlotId block, std::uint32_t& own) const;
+  std::span<const Placed> keys_of(SlotId block, Placed& own) const;
+  std::uint32_t& place_of(std::uint32_t key);
   Queued& queued_at(std::uint32_t place) noexcept { return queue_[place & (queue_.size() - 1)]; }
   const Queued& queued_at(std::uint32_t place) const noexcept { return queue_[place & (queue_.size() - 1)]; }
-  void enqueue(SlotId block);
+  void dequeue(Queued cached);
   void compact_queue();
-  void evict(Queued cached);
-  void remove_equal(std::uint32_t key, std::uint32_t tag);
+  void unlink(Placed key);
   template <typename Drops>
   void drop_if(SlotId block, Drops drops);
-  void drop(std::uint32_t key);
+  void drop(Placed key);
   void check_keys() const;
 
   std::size_t num_blocks_;
   HugeArray<Block> blocks_;
   HugeArray<Key> keys_;               // by block
-  std::vector<Key> more_keys_;        // of blocks with several
+  std::vector<OtherKey> more_keys_;   // of blocks with several
   std::vector<std::uint32_t> spare_;  // unused among them
-  std::unordered_map<SlotId, std::vector<std::uint32_t>> several_;
+  std::unordered_map<SlotId, std::vector<Placed>> several_;
   KeyIndex index_;  // the earliest of equal keys
   // Free blocks without a key precede those with one in the free list, and the latest released is the first.
   std::vector<SlotId> empty_;  // the first one last

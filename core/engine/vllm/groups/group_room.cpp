@@ -1,17 +1,17 @@
 // Blocks that a request needs, takes and leaves behind, group by group.
 #include <algorithm>
 #include <iterator>
+#include <limits>
 
 #include "base/assert.hpp"
 #include "engine/vllm/groups/grouped_backend.hpp"
 
 namespace understudy {
 
-GroupedBackend::Record& GroupedBackend::record(const KvRequest& request) {
-  if (records_.size() <= request.slot) records_.resize(request.slot + 1);
-  Record& r = records_[request.slot];
-  if (r.groups.empty()) r.groups.resize(layout_.groups.size());
-  return r;
+GroupedBackend::Record& GroupedBackend::new_record(RequestSlot slot) {
+  if (records_.size() <= slot) records_.resize(slot + 1);
+  records_[slot].groups.resize(layout_.groups.size());
+  return records_[slot];
 }
 
 // ── Need ──
@@ -27,6 +27,7 @@ std::uint64_t GroupedBackend::cost(KvRequest& request, const KvHit& hit, std::ui
 std::uint64_t GroupedBackend::need_all(const KvRequest& request, std::uint32_t total, std::uint32_t slots,
                                        bool admission, bool whole) {
   Record& r = record(request);
+  if (!admission && slots <= r.room) return 0;
   std::uint64_t blocks = 0;
   for (std::size_t g = 0; g < layout_.groups.size(); ++g) {
     blocks += layout_.groups[g].state() ? need_state(request, r, g, total, slots, admission, whole)
@@ -136,6 +137,7 @@ KvBackend::Room GroupedBackend::grow(KvRequest& request, std::uint32_t tokens, s
 void GroupedBackend::adopt(Record& r, std::uint32_t total, bool copies_tail) {
   if (total == 0) return;
   r.keyed = total;
+  r.next_key = 0;
   for (std::size_t g = 0; g < layout_.groups.size(); ++g) {
     const KvGroup& group = layout_.groups[g];
     GroupTable& table = r.groups[g];
@@ -155,6 +157,7 @@ void GroupedBackend::adopt(Record& r, std::uint32_t total, bool copies_tail) {
 }
 
 void GroupedBackend::grow_all(const KvRequest& request, Record& r, std::uint32_t slots) {
+  if (slots <= r.room) return;
   for (std::size_t g = 0; g < layout_.groups.size(); ++g) {
     const KvGroup& group = layout_.groups[g];
     GroupTable& table = r.groups[g];
@@ -168,6 +171,17 @@ void GroupedBackend::grow_all(const KvRequest& request, Record& r, std::uint32_t
     }
   }
   UNDERSTUDY_ASSERT(reserved_.empty(), "more blocks were reserved than are taken");
+  update_room(r);
+}
+
+void GroupedBackend::update_room(Record& r) const {
+  if (layout_.has_states) return;
+  std::uint64_t room = std::numeric_limits<std::uint32_t>::max();
+  for (std::size_t g = 0; g < layout_.groups.size(); ++g) {
+    if (layout_.groups[g].kind == GroupKind::Circular) continue;
+    room = std::min(room, std::uint64_t{r.groups[g].blocks.size()} * layout_.groups[g].block_size);
+  }
+  r.room = static_cast<std::uint32_t>(room);
 }
 
 void GroupedBackend::grow_state(const KvRequest& request, GroupTable& table, std::size_t g, std::uint32_t slots) {
@@ -216,6 +230,7 @@ void GroupedBackend::copy_tail(const KvRequest& request, GroupTable& table, std:
 
 // Leave the blocks behind that no later token reads, when `tokens` tokens have been computed.
 void GroupedBackend::slide(const KvRequest& request, Record& r, std::uint32_t tokens) {
+  if (tokens < r.next_slide) return;
   for (std::size_t g = 0; g < layout_.groups.size(); ++g) {
     const KvGroup& group = layout_.groups[g];
     GroupTable& table = r.groups[g];
@@ -248,6 +263,17 @@ void GroupedBackend::slide(const KvRequest& request, Record& r, std::uint32_t to
     table.slid = std::max(table.slid, static_cast<std::uint32_t>(end));
     pool_.release(freed_);
   }
+  update_next_slide(r);
+}
+
+void GroupedBackend::update_next_slide(Record& r) const {
+  if (layout_.has_states || has_rswa_) return;
+  std::uint64_t next = std::numeric_limits<std::uint32_t>::max();
+  for (std::size_t g = 0; g < layout_.groups.size(); ++g) {
+    next = std::min(
+        next, layout_.groups[g].tokens_to_skip((std::uint64_t{r.groups[g].slid} + 1) * layout_.groups[g].block_size));
+  }
+  r.next_slide = static_cast<std::uint32_t>(next);
 }
 
 // Release the entries of a window that it has left behind, from the last one down. Most of them never had a key.
@@ -294,6 +320,7 @@ void GroupedBackend::release(KvRequest& request) {
   r.computed = r.computed_before = r.last_tokens = 0;
   r.keyed = r.keyed_before = 0;
   r.last_schedule = 0;
+  r.room = r.next_slide = r.next_key = 0;
 }
 
 bool GroupedBackend::holds(const KvRequest& request) const {

@@ -25,13 +25,13 @@ std::uint32_t GroupTiers::find(std::span<const BlockIdentity> units, std::uint32
 bool GroupTiers::on_device(std::span<const BlockIdentity> units, const Kind& kind, std::uint32_t end) const {
   const std::uint64_t content = units[end / layout_.hash_block - 1].sequence_hash();
   return std::ranges::all_of(
-      kind, [&](std::size_t g) { return pool_.find(content, static_cast<std::uint8_t>(g)) != kNoSlot; });
+      kind, [&](std::size_t g) { return pool_.find(GroupKey::without_neighbours(content, g)) != kNoSlot; });
 }
 
 bool GroupTiers::present(std::span<const BlockIdentity> units, const Kind& kind, std::uint32_t end, Tier lowest) const {
   const BlockIdentity& unit = units[end / layout_.hash_block - 1];
   return std::ranges::all_of(kind, [&](std::size_t g) {
-    return pool_.find(unit.sequence_hash(), static_cast<std::uint8_t>(g)) != kNoSlot ||
+    return pool_.find(GroupKey::without_neighbours(unit.sequence_hash(), g)) != kNoSlot ||
            tiers_.has_below(identity(unit, g), lowest);
   });
 }
@@ -78,7 +78,9 @@ GroupTiers::Needed GroupTiers::needed(std::span<const BlockIdentity> units, std:
 
 // ── The device ──
 
-SlotId GroupTiers::find(const BlockIdentity& block) const { return pool_.find(content_of(block), group_of(block)); }
+SlotId GroupTiers::find(const BlockIdentity& block) const {
+  return pool_.find(GroupKey::without_neighbours(content_of(block), group_of(block)));
+}
 
 std::optional<BlockIdentity> GroupTiers::name_of(SlotId slot) const {
   std::uint32_t longest = 0;
@@ -129,7 +131,7 @@ void GroupTiers::commit(std::span<const SlotId> slots, std::span<const BlockIden
     const std::uint8_t g = group_of(blocks[i]);
     const BlockIdentity last = unit_of_block(blocks[i], layout_.groups.size());
     const std::uint32_t end = (last.position() + 1) * unit;
-    pool_.add_key(slots[i], last.sequence_hash(), g, end, false);
+    pool_.add_key(slots[i], GroupKey::without_neighbours(last.sequence_hash(), g), end, false);
     if (events.empty()) continue;
     GroupEvent& event = events[g];
     if (!event.stored || event.position + event.length + unit != end) {
@@ -201,7 +203,7 @@ SlotId GroupedBackend::keyed_block(const KvRequest& request, std::size_t g, std:
   if (slot != kNoSlot && pool_.has_key(slot, end)) return slot;
   // A state's key may have moved to a copy, or belong to a checkpoint, whose block has another index.
   const bool kept = end == (request.spec.prompt_tokens - 1) / layout_.hit_unit * layout_.hit_unit || end == r.junction;
-  return group.state() && kept ? pool_.find(content(request, end), static_cast<std::uint8_t>(g)) : kNoSlot;
+  return group.state() && kept ? pool_.find(key_of(request.blocks, g, end)) : kNoSlot;
 }
 
 // Blocks that grow_all takes.

@@ -17,7 +17,14 @@ GroupedBackend::GroupedBackend(const VllmConfig& config)
       layout_(layout_of(config)),
       pool_(config.num_gpu_blocks, (config.events || config.check) && config.enable_prefix_caching),
       hits_(layout_.groups.size()),
-      unreferenced_(layout_.groups.size()) {}
+      unreferenced_(layout_.groups.size()) {
+  for (const KvGroup& group : layout_.groups) {
+    units_per_block_.push_back(group.block_size / layout_.hash_block);
+    has_rswa_ |= group.kind == GroupKind::Rswa;
+    has_tails_ |=
+        (group.kind == GroupKind::Full || group.kind == GroupKind::Mla) && group.block_size != layout_.hash_block;
+  }
+}
 
 void GroupedBackend::begin_schedule(std::int64_t now_ns, std::span<const RequestSlot> running) {
   if (now_ns >= next_sample_ns_) {
@@ -128,9 +135,7 @@ void GroupedBackend::check(std::span<const RequestSlot> holders, std::uint64_t k
 std::uint32_t GroupedBackend::cached(std::span<const BlockIdentity> units) const {
   if (!config_.enable_prefix_caching) return 0;
   const auto present = [&](const std::vector<std::size_t>& kind, std::uint32_t end) {
-    const std::uint64_t hash = units[end / layout_.hash_block - 1].sequence_hash();
-    return std::ranges::all_of(
-        kind, [&](std::size_t g) { return pool_.find(hash, static_cast<std::uint8_t>(g)) != kNoSlot; });
+    return std::ranges::all_of(kind, [&](std::size_t g) { return pool_.find(key_of(units, g, end)) != kNoSlot; });
   };
   const auto limit = static_cast<std::uint32_t>(units.size() * layout_.hash_block);
   const auto full_run = [&](const std::vector<std::size_t>& kind) {

@@ -178,7 +178,7 @@ class GroupedBackend final : public KvBackend {
   std::uint32_t cached(std::span<const BlockIdentity> units) const;
 
  private:
-  static constexpr std::uint32_t kBatch = 32;  // blocks whose data is read ahead
+  static constexpr std::uint32_t kBatch = 32;  // blocks whose data is read ahead; a multiple of the neighbours
   static constexpr std::size_t kMostSamples = 512;
 
   // A block that is shared or cached ends inside the tokens of a request, which continues in a copy of it.
@@ -212,14 +212,21 @@ class GroupedBackend final : public KvBackend {
     std::uint32_t computed_earlier = 0;  // before the schedule ahead of the last one, if that had the request too
     std::uint32_t last_tokens = 0;       // scheduled last
     std::uint64_t last_schedule = 0;
+    // Tokens up to which a step changes no table: it needs no block, leaves none behind and keys none. 0: not known.
+    std::uint32_t room = 0;
+    std::uint32_t next_slide = 0;
+    std::uint32_t next_key = 0;
     std::vector<GroupTable> groups;
   };
 
   // group_find.cpp
-  // Read ahead what lookups of `count` blocks need, that end at `end` and further by `step` tokens each.
-  void touch(const KvRequest& request, const std::vector<std::size_t>& kind, std::uint32_t end, std::int64_t step,
-             std::uint32_t count) const;
-  bool look_up(const KvRequest& request, const std::vector<std::size_t>& kind, std::uint32_t end);
+  // Read ahead what lookups of the blocks [first, last) need.
+  void touch(const KvRequest& request, const std::vector<std::size_t>& kind, std::uint32_t first,
+             std::uint32_t last) const;
+  // Whether every group of the kind has the key of block `index`, or of `end`; their blocks are in row_.
+  bool look_up(const KvRequest& request, const std::vector<std::size_t>& kind, std::uint32_t index);
+  bool look_up_end(const KvRequest& request, const std::vector<std::size_t>& kind, std::uint32_t end);
+  bool look_up_key(const std::vector<std::size_t>& kind, GroupKey key);
   std::uint32_t find_kind(const KvRequest& request, const std::vector<std::size_t>& kind, std::uint32_t limit);
   std::uint32_t find_full(const KvRequest& request, const std::vector<std::size_t>& kind, std::uint32_t limit);
   std::uint32_t find_window(const KvRequest& request, const std::vector<std::size_t>& kind, std::uint32_t limit);
@@ -228,9 +235,38 @@ class GroupedBackend final : public KvBackend {
   std::uint64_t content(const KvRequest& request, std::uint32_t end) const {
     return request.blocks[end / layout_.hash_block - 1].sequence_hash();
   }
+  // Hash that keys of neighbouring blocks have in common. Below tiers keys are looked up by content alone.
+  std::uint64_t near_of(std::span<const BlockIdentity> units, std::size_t g, std::uint32_t index,
+                        std::uint64_t content) const {
+    if (tiers_ != nullptr) return content;
+    return units[index / KeyIndex::kNeighbours * KeyIndex::kNeighbours * units_per_block_[g]].sequence_hash();
+  }
+  // The first block behind `index` whose key has another place in the index.
+  std::uint32_t next_home(std::uint32_t index) const noexcept {
+    return tiers_ == nullptr ? (index / KeyIndex::kNeighbours + 1) * KeyIndex::kNeighbours : index + 1;
+  }
+  // The key of block `index` in group `g`.
+  GroupKey key_at(std::span<const BlockIdentity> units, std::size_t g, std::uint32_t index) const {
+    const std::uint64_t content = units[(index + 1) * units_per_block_[g] - 1].sequence_hash();
+    return {content, near_of(units, g, index, content), static_cast<std::uint8_t>(g)};
+  }
+  // The key of `end` in group `g`.
+  GroupKey key_of(std::span<const BlockIdentity> units, std::size_t g, std::uint32_t end) const {
+    const std::uint64_t content = units[end / layout_.hash_block - 1].sequence_hash();
+    return {content, near_of(units, g, (end - 1) / layout_.groups[g].block_size, content),
+            static_cast<std::uint8_t>(g)};
+  }
 
   // group_room.cpp, group_loads.cpp
-  Record& record(const KvRequest& request);
+  Record& record(const KvRequest& request) {
+    if (request.slot < records_.size() && !records_[request.slot].groups.empty()) return records_[request.slot];
+    return new_record(request.slot);
+  }
+  Record& new_record(RequestSlot slot);
+  // Set the tokens up to which nothing changes, where that follows from the tables alone.
+  void update_room(Record& r) const;
+  void update_next_slide(Record& r) const;
+  void update_next_key(Record& r) const;
   std::uint64_t need_all(const KvRequest& request, std::uint32_t total, std::uint32_t slots, bool admission,
                          bool whole);
   std::uint64_t need(const KvRequest& request, Record& r, std::size_t g, std::uint32_t total, std::uint32_t slots,
@@ -260,6 +296,8 @@ class GroupedBackend final : public KvBackend {
   // group_decode.cpp
   std::uint64_t next_slide(const KvRequest& request, const GroupTable& table, const KvGroup& group) const;
   std::uint64_t next_keys(const GroupTable& table, const KvGroup& group) const;
+  // Computed tokens with which the next block of the group is considered for a key.
+  std::uint64_t tokens_to_key(const GroupTable& table, const KvGroup& group) const;
   bool rounds_keys() const noexcept { return layout_.groups.size() > 1 && !layout_.partial_hits; }
 
   // group_states.cpp
@@ -284,18 +322,25 @@ class GroupedBackend final : public KvBackend {
   std::vector<BlockIdentity> units(const KvRequest& request, const GroupEvent& event) const;
   // Give a block the key of `end` alone, with an event of one unit of hashing.
   void store_unit(const KvRequest& request, SlotId block, std::size_t g, std::uint32_t end);
-  // The first index from `index` on whose block gets a key; `end`: none before it.
-  std::uint32_t next_kept(const KvRequest& request, const Record& r, const KvGroup& group, std::uint32_t index,
-                          std::uint32_t end) const;
+  struct Range {
+    std::uint32_t first;
+    std::uint32_t last;  // exclusive
+  };
+  // The first range in [index, end) whose blocks get keys; empty at `end`: none.
+  Range next_kept(const KvRequest& request, const Record& r, const KvGroup& group, std::uint32_t index,
+                  std::uint32_t end) const;
+  void key_blocks(const KvRequest& request, GroupTable& table, std::size_t g, Range range, GroupEvent* event);
   bool keeps(const KvRequest& request, const Record& r, const KvGroup& group, std::uint32_t index, bool reach) const;
 
   const VllmConfig& config_;
   GroupLayout layout_;
   GroupPool pool_;
+  std::vector<std::uint32_t> units_per_block_;  // of hashing, by group
+  bool has_rswa_ = false;
+  bool has_tails_ = false;                   // prompts that end inside a block have a key there
   std::vector<Record> records_;              // by slot of the request
   std::vector<std::vector<SlotId>> hits_;    // of the last find, by group
   std::vector<std::uint64_t> unreferenced_;  // blocks of that find, by group
-  std::vector<std::uint32_t> batch_;         // scratch of key_range
   std::vector<SlotId> row_;                  // blocks of one lookup, a member of the kind each
   std::vector<SlotId> freed_;                // scratch
   struct Copy {

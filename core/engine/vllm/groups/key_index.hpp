@@ -13,81 +13,126 @@
 
 namespace understudy {
 
-// Hash table of buckets, one cache line each. Entries never move: a full bucket sends new ones to the next buckets and
+// Hash table of buckets, one cache line each. Keys with one home go to one bucket, so that keys which are used one
+// after another are read together. A full home sends new keys to the next bucket, then to buckets by their own hash. It
 // counts them as its guests there, and a search continues past a bucket only while it has such guests with a matching
-// bit.
+// bit. An entry keeps its place until the table grows.
 class KeyIndex {
  public:
   static constexpr std::uint32_t kNone = ~std::uint32_t{0};
+  static constexpr std::uint32_t kLanes = 8;  // entries of a bucket
+  // Keys that should have one home: two such lots fit into a bucket.
+  static constexpr std::uint32_t kNeighbours = 8;
+
+  struct Hash {
+    std::uint32_t home;
+    std::uint32_t own;
+  };
+  struct Entry {
+    std::uint32_t place = kNone;
+    std::uint32_t value = kNone;
+  };
 
   KeyIndex() : buckets_(std::size_t{1} << kSmallest), shift_(32 - kSmallest) {}
 
   std::size_t size() const noexcept { return size_; }
-  // A tag, never 0. `salt` changes its low 16 bits, and not its bucket.
-  static std::uint32_t tag(std::uint64_t key, std::uint32_t salt) noexcept {
-    const auto bits = static_cast<std::uint32_t>((key * 0x9E3779B97F4A7C15u) >> 32) ^ (salt & kMarkBits);
-    return bits | ((bits & kMarkBits) == kFree ? 1u : 0u);
-  }
-  // Read the bucket of a key ahead of its use: in a loop of its own, so that many reads overlap. A prefetch would be
+  std::uint32_t value_at(std::uint32_t place) const noexcept { return bucket_of(place).values[place % kLanes]; }
+  // Read the home of a key ahead of its use: in a loop of its own, so that many reads overlap. A prefetch would be
   // dropped where the address translation is not cached.
-  void touch(std::uint32_t tag) const noexcept {
-    static_cast<void>(*static_cast<const volatile std::uint32_t*>(&buckets_[home_of(tag)].guests));
+  void touch(std::uint32_t home) const noexcept {
+    static_cast<void>(*static_cast<const volatile std::uint32_t*>(&buckets_[home >> shift_].guests));
   }
-  // A number whose key most probably has that tag; kNone: none in the key's own bucket.
-  std::uint32_t guess(std::uint32_t tag) const noexcept {
-    const Bucket& bucket = buckets_[home_of(tag)];
-    const Lanes lanes(bucket, mark(tag));
+  // The same for the bucket of an entry.
+  void touch_place(std::uint32_t place) const noexcept {
+    if (place != kNone) static_cast<void>(*static_cast<const volatile std::uint32_t*>(&bucket_of(place).guests));
+  }
+  // A number whose key most probably has that hash; kNone: none at its home.
+  std::uint32_t guess(Hash hash) const noexcept {
+    const Bucket& bucket = buckets_[hash.home >> shift_];
+    const Lanes lanes(bucket, mark(hash));
     return lanes.empty() ? kNone : bucket.values[lanes.first()];
   }
-  // The number of the tag that `same` accepts; kNone: none.
+  // The entry with that hash whose number `same` accepts.
   template <typename Same>
-  std::uint32_t find(std::uint32_t tag, Same same) const noexcept {
-    for (std::size_t at = home_of(tag);; at = after(at)) {
-      const Bucket& bucket = buckets_[at];
-      for (Lanes lanes(bucket, mark(tag)); !lanes.empty(); lanes.drop_first()) {
-        if (const std::uint32_t value = bucket.values[lanes.first()]; same(value)) return value;
+  Entry find(Hash hash, Same same) const noexcept {
+    for (Path path(*this, hash);; path.advance()) {
+      const Bucket& bucket = buckets_[path.at()];
+      for (Lanes lanes(bucket, mark(hash)); !lanes.empty(); lanes.drop_first()) {
+        const std::uint32_t value = bucket.values[lanes.first()];
+        if (same(value)) return {place_of(path.at(), lanes.first()), value};
       }
-      if ((bucket.guest_bits & guest_bit(tag)) == 0) return kNone;
+      if ((bucket.guest_bits & guest_bit(hash)) == 0 || path.is_complete()) return {};
     }
   }
-  // Return the number of the tag that `same` accepts, whose key is shared from now on; kNone: there was none, and
-  // `value` is added. `tag_at` gives the tag of a number, for a larger table.
-  template <typename Same, typename TagAt>
-  std::uint32_t find_or_insert(std::uint32_t tag, std::uint32_t value, Same same, TagAt tag_at) {
-    if (size_ >= kLoad * buckets_.size()) grow(tag_at);
-    for (std::size_t at = home_of(tag);; at = after(at)) {
-      Bucket& bucket = buckets_[at];
-      for (Lanes lanes(bucket, mark(tag)); !lanes.empty(); lanes.drop_first()) {
-        const std::size_t lane = lanes.first();
-        if (!same(bucket.values[lane])) continue;
-        bucket.shared |= 1u << lane;
-        return bucket.values[lane];
-      }
-      if ((bucket.guest_bits & guest_bit(tag)) == 0) break;
-    }
-    place(tag, value, false);
+  // Whether the table must grow before it takes so many entries more.
+  bool is_full(std::size_t more) const noexcept { return size_ + more > kLoad * buckets_.size(); }
+  // Whether a search of any key with that home ends at once, and all its lanes are free.
+  bool is_unused(std::uint32_t home) const noexcept {
+    const Bucket& bucket = buckets_[home >> shift_];
+    std::array<std::uint64_t, 2> words;
+    std::memcpy(words.data(), bucket.marks.data(), sizeof words);
+    return (words[0] | words[1] | bucket.guests) == 0;
+  }
+  // Add an entry in a free lane of an unused home; its place.
+  std::uint32_t add(Hash hash, std::uint32_t lane, std::uint32_t value) noexcept {
     ++size_;
-    return kNone;
+    return fill(hash.home >> shift_, lane, hash, value);
   }
-  // Erase a number unless its key may be shared. False: it may be, or the number is not there.
-  bool erase_sole(std::uint32_t tag, std::uint32_t value) noexcept {
-    std::size_t lane = 0;
-    const std::size_t at = lane_of(tag, value, lane);
-    if (at == buckets_.size() || (buckets_[at].shared >> lane & 1) != 0) return false;
-    erase(tag, at, lane);
-    return true;
-  }
-  // Replace a number by another one of the same key, or (kNone) erase it. False: the number is not there.
-  bool replace(std::uint32_t tag, std::uint32_t value, std::uint32_t successor) noexcept {
-    std::size_t lane = 0;
-    const std::size_t at = lane_of(tag, value, lane);
-    if (at == buckets_.size()) return false;
-    if (successor == kNone) {
-      erase(tag, at, lane);
-    } else {
-      buckets_[at].values[lane] = successor;
+  // The entry that `find` returns, whose key is shared from now on; if there is none, one for `value` is added, and
+  // returned without a value.
+  template <typename Same>
+  Entry find_or_insert(Hash hash, std::uint32_t value, Same same) noexcept {
+    const Bucket& home = buckets_[hash.home >> shift_];
+    if (!Lanes(home, mark(hash)).empty() || (home.guest_bits & guest_bit(hash)) != 0) {
+      const Entry found = find(hash, same);
+      if (found.place != kNone) {
+        bucket_of(found.place).shared |= bit(found.place);
+        return found;
+      }
     }
+    ++size_;
+    return {insert(hash, value), kNone};
+  }
+  // Erase a number that is at home and whose key is not shared. False: it is none.
+  bool erase_simple(std::uint32_t place, std::uint32_t value) noexcept {
+    Bucket& bucket = bucket_of(place);
+    if (bucket.values[place % kLanes] != value || ((bucket.shared | bucket.away) & bit(place)) != 0) return false;
+    bucket.marks[place % kLanes] = kFree;
+    --size_;
     return true;
+  }
+  void replace(std::uint32_t place, std::uint32_t value) noexcept { bucket_of(place).values[place % kLanes] = value; }
+  // Erase a number. `hash_of` gives the hash of a number.
+  template <typename HashOf>
+  void erase(std::uint32_t place, HashOf hash_of) noexcept {
+    Bucket& bucket = bucket_of(place);
+    if ((bucket.away & bit(place)) != 0) {
+      for (Path path(*this, hash_of(bucket.values[place % kLanes])); path.at() != place / kLanes; path.advance()) {
+        Bucket& passed = buckets_[path.at()];
+        if (--passed.guests == 0) passed.guest_bits = 0;
+      }
+    }
+    bucket.marks[place % kLanes] = kFree;
+    bucket.shared &= static_cast<std::uint8_t>(~bit(place));
+    bucket.away &= static_cast<std::uint8_t>(~bit(place));
+    --size_;
+  }
+  // Double the table. `moved(value, place)` reports the new place of each number.
+  template <typename HashOf, typename Moved>
+  void grow(HashOf hash_of, Moved moved) {
+    HugeArray<Bucket> old(2 * buckets_.size());
+    old.prefer_huge_pages(0, old.size());
+    std::swap(old, buckets_);
+    --shift_;
+    for (std::size_t at = 0; at < old.size(); ++at) {
+      for (std::uint32_t lane = 0; lane < kLanes; ++lane) {
+        if (old[at].marks[lane] == kFree) continue;
+        const std::uint32_t value = old[at].values[lane];
+        const std::uint32_t place = insert(hash_of(value), value);
+        if ((old[at].shared >> lane & 1) != 0) bucket_of(place).shared |= bit(place);
+        moved(value, place);
+      }
+    }
   }
   template <typename Visit>
   void for_each(Visit visit) const {
@@ -99,95 +144,106 @@ class KeyIndex {
   }
 
  private:
-  static constexpr std::size_t kLanes = 8;
-  // Entries per bucket before the table grows; few, because equal groups have all keys of a content in one bucket.
-  static constexpr std::size_t kLoad = 3;
+  // Entries per bucket before the table grows; few, so that most keys are at home.
+  static constexpr std::size_t kLoad = 2;
   static constexpr unsigned kSmallest = 4;  // log2 of the buckets
   static constexpr std::uint16_t kFree = 0;
-  static constexpr std::uint32_t kMarkBits = 0xFFFF;
+  static constexpr std::uint16_t kUsed = 0x8000;  // in every mark
 
   struct alignas(64) Bucket {
-    std::array<std::uint16_t, kLanes> marks;  // kFree, as in new memory, or bits of a tag
+    std::array<std::uint16_t, kLanes> marks;  // kFree, as in new memory, or bits of a hash
     std::array<std::uint32_t, kLanes> values;
-    std::uint32_t guests;      // entries in later buckets whose search passes here
-    std::uint32_t guest_bits;  // bits of their tags; cleared with the last of them
-    std::uint32_t shared;      // bit set of lanes whose key several numbers may have
+    std::uint32_t guests;      // entries in other buckets whose search passes here
+    std::uint32_t guest_bits;  // bits of their hashes; cleared with the last of them
+    std::uint8_t shared;       // bit set of lanes whose key several numbers may have
+    std::uint8_t away;         // bit set of lanes whose home is another bucket
   };
   static_assert(sizeof(Bucket) == 64);
 
-  // Lanes of a bucket with one mark, all compared at once.
+  // Some lanes of a bucket: those with one mark, all compared at once, or the free ones.
   class Lanes {
    public:
     Lanes(const Bucket& bucket, std::uint16_t mark) noexcept {
       Marks marks;
       std::memcpy(&marks, bucket.marks.data(), sizeof marks);
-      const auto equal = marks == mark;
+      // Spread in an integer: compilers spread 16 bits through memory, which waits for all stores before.
+      const std::uint64_t spread = mark * kEach;
+      const auto equal = marks == std::bit_cast<Marks>(Words{spread, spread});
       std::array<std::uint64_t, 2> words;
       std::memcpy(words.data(), &equal, sizeof words);
-      lanes_ = (words[0] & 0x0001000100010001) | (words[1] & 0x0002000200020002);
+      lanes_ = (words[0] & kEach) | (words[1] & 2 * kEach);
+    }
+    static Lanes free(const Bucket& bucket) noexcept {
+      std::array<std::uint64_t, 2> words;
+      std::memcpy(words.data(), bucket.marks.data(), sizeof words);
+      return Lanes((~words[0] >> 15 & kEach) | (~words[1] >> 14 & 2 * kEach));
     }
     bool empty() const noexcept { return lanes_ == 0; }
-    std::size_t first() const noexcept {
-      const auto bit = static_cast<std::size_t>(std::countr_zero(lanes_));
+    std::uint32_t first() const noexcept {
+      const auto bit = static_cast<std::uint32_t>(std::countr_zero(lanes_));
       return bit / 16 + bit % 16 * 4;
     }
     void drop_first() noexcept { lanes_ &= lanes_ - 1; }
 
    private:
     using Marks [[gnu::vector_size(2 * kLanes)]] = std::uint16_t;
+    using Words [[gnu::vector_size(2 * kLanes)]] = std::uint64_t;
+    static constexpr std::uint64_t kEach = 0x0001000100010001;
+
+    explicit Lanes(std::uint64_t lanes) noexcept : lanes_(lanes) {}
 
     std::uint64_t lanes_;  // bit 16 i for lane i and bit 16 i + 1 for lane i + 4
   };
 
-  static std::uint16_t mark(std::uint32_t tag) noexcept { return static_cast<std::uint16_t>(tag); }
-  static std::uint32_t guest_bit(std::uint32_t tag) noexcept { return 1u << (tag & 31); }
-  std::size_t home_of(std::uint32_t tag) const noexcept { return tag >> shift_; }
-  std::size_t after(std::size_t at) const noexcept { return (at + 1) & (buckets_.size() - 1); }
-  // The bucket of a number, and its lane there; past the last bucket: the number is not there.
-  std::size_t lane_of(std::uint32_t tag, std::uint32_t value, std::size_t& lane) const noexcept {
-    for (std::size_t at = home_of(tag);; at = after(at)) {
-      const Bucket& bucket = buckets_[at];
-      for (Lanes lanes(bucket, mark(tag)); !lanes.empty(); lanes.drop_first()) {
-        lane = lanes.first();
-        if (bucket.values[lane] == value) return at;
-      }
-      if ((bucket.guest_bits & guest_bit(tag)) == 0) return buckets_.size();
+  // Buckets that a key may be in, in order.
+  class Path {
+   public:
+    Path(const KeyIndex& index, Hash hash) noexcept : index_(index), own_(hash.own), at_(hash.home >> index.shift_) {}
+    std::size_t at() const noexcept { return at_; }
+    bool is_complete() const noexcept { return passed_ > index_.buckets_.size(); }  // all buckets were passed
+    void advance() noexcept {
+      at_ = ++passed_ == 2 ? own_ * kSpread >> index_.shift_ : (at_ + 1) & (index_.buckets_.size() - 1);
     }
+
+   private:
+    static constexpr std::uint32_t kSpread = 0x9E3779B1u;  // the low bits of the hash are the mark
+
+    const KeyIndex& index_;
+    std::uint32_t own_;
+    std::size_t at_;
+    unsigned passed_ = 0;
+  };
+
+  static std::uint16_t mark(Hash hash) noexcept { return static_cast<std::uint16_t>(hash.own | kUsed); }
+  static std::uint32_t guest_bit(Hash hash) noexcept { return 1u << (hash.own >> 27); }
+  static std::uint32_t place_of(std::size_t at, std::uint32_t lane) noexcept {
+    return static_cast<std::uint32_t>(at) * kLanes + lane;
   }
-  void erase(std::uint32_t tag, std::size_t at, std::size_t lane) noexcept {
-    buckets_[at].marks[lane] = kFree;
-    buckets_[at].shared &= ~(1u << lane);
-    for (std::size_t passed = home_of(tag); passed != at; passed = after(passed)) {
-      if (--buckets_[passed].guests == 0) buckets_[passed].guest_bits = 0;
-    }
-    --size_;
+  static std::uint8_t bit(std::uint32_t place) noexcept { return static_cast<std::uint8_t>(1u << place % kLanes); }
+  Bucket& bucket_of(std::uint32_t place) noexcept { return buckets_[place / kLanes]; }
+  const Bucket& bucket_of(std::uint32_t place) const noexcept { return buckets_[place / kLanes]; }
+  std::uint32_t insert(Hash hash, std::uint32_t value) noexcept {
+    const std::size_t home = hash.home >> shift_;
+    const Lanes free = Lanes::free(buckets_[home]);
+    if (free.empty()) return insert_away(hash, value);
+    return fill(home, free.first(), hash, value);
   }
-  void place(std::uint32_t tag, std::uint32_t value, bool shared) noexcept {
-    std::size_t at = home_of(tag);
-    Lanes free(buckets_[at], kFree);
-    while (free.empty()) {
-      ++buckets_[at].guests;
-      buckets_[at].guest_bits |= guest_bit(tag);
-      at = after(at);
-      free = Lanes(buckets_[at], kFree);
+  [[gnu::noinline]] std::uint32_t insert_away(Hash hash, std::uint32_t value) noexcept {
+    Path path(*this, hash);
+    Lanes free = Lanes::free(buckets_[path.at()]);
+    for (; free.empty(); free = Lanes::free(buckets_[path.at()])) {
+      ++buckets_[path.at()].guests;
+      buckets_[path.at()].guest_bits |= guest_bit(hash);
+      path.advance();
     }
-    const std::size_t lane = free.first();
-    buckets_[at].marks[lane] = mark(tag);
+    const std::uint32_t place = fill(path.at(), free.first(), hash, value);
+    bucket_of(place).away |= bit(place);
+    return place;
+  }
+  std::uint32_t fill(std::size_t at, std::uint32_t lane, Hash hash, std::uint32_t value) noexcept {
+    buckets_[at].marks[lane] = mark(hash);
     buckets_[at].values[lane] = value;
-    if (shared) buckets_[at].shared |= 1u << lane;
-  }
-  template <typename TagAt>
-  void grow(TagAt tag_at) {
-    HugeArray<Bucket> old(2 * buckets_.size());
-    old.prefer_huge_pages(0, old.size());
-    std::swap(old, buckets_);
-    --shift_;
-    for (std::size_t at = 0; at < old.size(); ++at) {
-      for (std::size_t lane = 0; lane < kLanes; ++lane) {
-        if (old[at].marks[lane] == kFree) continue;
-        place(tag_at(old[at].values[lane]), old[at].values[lane], (old[at].shared >> lane & 1) != 0);
-      }
-    }
+    return place_of(at, lane);
   }
 
   HugeArray<Bucket> buckets_;  // a power of two

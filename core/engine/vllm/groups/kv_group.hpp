@@ -49,6 +49,12 @@ struct KvGroup {
     if (state()) return tokens > 0 ? tokens - 1 : 0;
     return 0;
   }
+  // The fewest tokens behind which the first `skipped` tokens, at least one, are not read.
+  std::uint64_t tokens_to_skip(std::uint64_t skipped) const noexcept {
+    if (slides()) return skipped + window - 1;
+    if (kind == GroupKind::ChunkedLocal) return (skipped + chunk - 1) / chunk * chunk;
+    return state() ? skipped + 1 : ~std::uint64_t{0};
+  }
 };
 
 // Settings that the sizes depend on.
