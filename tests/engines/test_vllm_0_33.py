@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from replay.building import ONE_MS, crowd, sessions
+from replay.building import ONE_MS, crowd, sessions, single_turns
 from understudy.engines.conformance import compare_recording
 from understudy.engines.offload_profiles import RELEASES as OFFLOADS
 from understudy.engines.profiles import PROFILES, find_profile
@@ -78,6 +78,34 @@ def test_older_profiles_have_none_of_the_rules() -> None:
             old.spec_keys_in_update,
         )
         assert rules == (False,) * 4
+
+
+@pytest.mark.parametrize(
+    ("prompts", "outputs", "arrivals", "blocks", "budget"),
+    [
+        ([26, 18, 34], [39, 19, 36], [3, 4, 7], 30, 10),
+        ([9, 34, 8], [48, 44, 11], [2, 6, 18], 24, 6),
+    ],
+)
+def test_the_last_token_that_a_preempted_request_computes_again_is_a_prompt_to_the_interval(
+    prompts: list[int], outputs: list[int], arrivals: list[int], blocks: int, budget: int
+) -> None:
+    config = VllmConfig(
+        block_size=4,
+        num_gpu_blocks=blocks,
+        async_scheduling=False,
+        prefill_schedule_interval=3,
+        max_num_batched_tokens=budget,
+        max_num_seqs=4,
+        enable_prefix_caching=False,
+        max_model_len=100,
+        timing=ONE_MS,
+    )
+    fast, slow = (
+        run_offline(single_turns(prompts, outputs, arrivals), config, fast_forward=on) for on in (True, False)
+    )
+    assert slow.timeline.preemptions.sum() > 0
+    assert fast.facts.digest == slow.facts.digest
 
 
 @pytest.mark.parametrize("seed", range(12))

@@ -21,7 +21,12 @@ bool VllmEngine::can_fast_forward() const {
   if (bursts_.on() || config_.speculation.tokens > 0) return false;
   if (clock_.in_step || running_.empty() || running_.size() > config_.max_num_batched_tokens) return false;
   if (!timing_.model->needs_sums_only()) return false;
-  if (config_.prefill_schedule_interval > 1 && num_waiting() > 0) return false;  // whose prompts may be deferred
+  // Prompts may be deferred: those in the queue, and the rest of one that a preempted request computes again.
+  if (config_.prefill_schedule_interval > 1 &&
+      (num_waiting() > 0 ||
+       std::ranges::any_of(running_, [this](RequestSlot slot) { return requests_[slot].prefilling; }))) {
+    return false;
+  }
   if (offload_ && !can_fast_forward_offloading()) return false;
   if (receiver_ && !can_fast_forward_pulling()) return false;
   if (config_.async_scheduling) return can_fast_forward_ahead();
