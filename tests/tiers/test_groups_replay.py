@@ -96,6 +96,39 @@ def test_the_same_with_states_rswa_and_groups_that_are_not_cached(seed: int) -> 
     check_draw(*draw(Random(f"tiered states {seed}"), OTHERS, num_gpu_blocks=70))
 
 
+NARROW = KvCacheGroup(kind="sliding_window", block_size=4, window=33)
+UNDER_VLLM = [
+    (NARROW,),
+    (msgspec.structs.replace(STATE, block_size=1), KvCacheGroup(kind="mla", block_size=3)),
+    (msgspec.structs.replace(STATE, block_size=4), NARROW),
+    (WINDOW, FULL),
+    (LOCAL, msgspec.structs.replace(CHECKPOINT, block_size=16), WINDOW),
+]
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_fast_forward_equals_stepping_under_vllms_offload(seed: int) -> None:
+    rng = Random(f"groups under vLLM's offload {seed}")
+    groups = UNDER_VLLM[seed % len(UNDER_VLLM)]
+    config = engine(
+        *groups,
+        num_gpu_blocks=rng.choice([3000, 4500]) // len(groups) // min(group.block_size for group in groups),
+        async_scheduling=rng.random() < 0.5,
+        prefix_cache_retention_interval=rng.choice([0, None]),
+        max_num_batched_tokens=rng.choice([64, 2048]),
+        max_num_seqs=rng.choice([4, 256]),
+    )
+    tiers = below(rng.choice([60, 400]), mode="vllm")
+    load = crowd(60, output_tokens=Normal(mean=40, std=10))
+    fast, slow = (
+        run_offline(
+            load, config, workers=2, tiers=tiers, events=True, fast_forward=fast_forward, check=fast_forward
+        )
+        for fast_forward in (True, False)
+    )
+    assert fast.facts.digests == slow.facts.digests
+
+
 def test_a_host_finds_what_the_device_has_evicted() -> None:
     run = replay(engine(WINDOW, FULL), below(recompute_fallback=False))
     assert run.timeline.tiers is not None

@@ -271,6 +271,7 @@ std::uint64_t FastForward::gather_due() {
       if (ahead_ && last_[order] == steps_) continue;
       const std::uint32_t position = computed_by(order, steps_);
       fresh += state_.grouped->step_cost(request(order), position);
+      ordinary_ = ordinary_ || state_.grouped->lists_state(request(order), position);  // the schedule stores it
       if (!refused) continue;
       freed += state_.grouped->step_frees(request(order), position);
       ordinary_ = ordinary_ || state_.grouped->keys_for(state_.requests[state_.waiting.head()], request(order),
@@ -321,6 +322,7 @@ bool FastForward::end_step(std::uint64_t fresh) {
     if (last_[order] + 1 != steps_) continue;
     finished = true;
     update_request(order);
+    if (ahead_) --request(order).computed;   // nothing was scheduled behind its last token
     sums_.remove(request(order).known - 1);  // its share of this step's context
     out_[order] = kOut;
     host_.finish(members_[order], end_ns);

@@ -80,6 +80,18 @@ std::uint64_t GroupedBackend::step_frees(const KvRequest& request, std::uint32_t
   return blocks;
 }
 
+bool GroupedBackend::lists_state(const KvRequest& request, std::uint32_t position) const {
+  if (lists_states_ == KeptStates::None) return false;
+  const Record& r = records_[request.slot];
+  for (std::size_t g = 0; g < layout_.groups.size(); ++g) {
+    const KvGroup& group = layout_.groups[g];
+    if (!group.state() || next_keys(r.groups[g], group) > position) continue;
+    const std::uint64_t first = (std::uint64_t{r.groups[g].keyed} + 1) * group.block_size;
+    if (lists_states_ == KeptStates::All || first <= request.spec.prompt_tokens) return true;
+  }
+  return false;
+}
+
 KvBackend::Room GroupedBackend::decode(KvRequest& request, std::uint32_t position, std::int64_t now_ns) {
   Record& r = records_[request.slot];
   slide(request, r, position - (config_.async_scheduling ? 1 : 0));

@@ -155,6 +155,8 @@ class GroupedBackend final : public KvBackend {
   std::uint64_t step_cost(const KvRequest& request, std::uint32_t position) const;
   // Most blocks that the step releases.
   std::uint64_t step_frees(const KvRequest& request, std::uint32_t position) const;
+  // Whether the step may list a state that gets a key.
+  bool lists_state(const KvRequest& request, std::uint32_t position) const;
   // Schedule that token alone, as `grow` would.
   Room decode(KvRequest& request, std::uint32_t position, std::int64_t now_ns);
   // Steps without changes were skipped: `computed` tokens are scheduled by now.
