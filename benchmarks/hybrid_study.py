@@ -119,10 +119,11 @@ def measure(workload: Workload, share: float, setting: Setting, policy: str) -> 
     )
     report = Report.build(run.timeline, run.facts)
     groups = run.facts.kv_groups
+    full_hit = None if groups is None else groups.full_attention_hit_ratio
     hit = report.prefix_hit_ratio.first_admission
     return (
         hit,
-        hit if groups is None else groups.full_attention_hit_ratio,
+        hit if full_hit is None else full_hit,
         report.ttft_ms.mean,
         report.ttft_ms.p99,
         report.preemptions,

@@ -214,7 +214,10 @@ void bind_replay(nb::module_& m) {
       .def_ro("shortened", &GroupReport::shortened, "Admissions whose hit another group made shorter.")
       .def_ro("queries", &GroupReport::queries, "Tokens looked up.")
       .def_ro("hits", &GroupReport::hits, "Tokens found in all groups.")
-      .def_ro("full_hits", &GroupReport::full_hits, "Tokens that full attention alone had.")
+      .def_prop_ro(
+          "full_hits",
+          [](const GroupReport& self) { return self.has_full ? std::optional(self.full_hits) : std::nullopt; },
+          "Tokens that full attention alone had; None when no group is full attention.")
       .def_prop_ro(
           "samples",
           [](const GroupReport& self) {

@@ -86,12 +86,23 @@ def test_a_window_whose_tail_is_gone_is_named_with_what_full_attention_had() -> 
     assert facts.groups[0].held_blocks_peak <= facts.groups[1].held_blocks_peak
     assert '<section class="card full"><div class="head"><h2>KV cache groups</h2>' in page(sparse)
     assert sparse.to_dict()["run"]["kv_groups"]["shortened_ratio"] > 0
-    host = {"tiers": [{"tier": "g2", "blocks": 400}], "kv_bytes_per_token": 1024, "offload": {"mode": "vllm"}}
-    below = understudy.replay(
-        load,
-        VllmConfig(kv_cache_groups=(window, full), num_gpu_blocks=600, prefix_cache_retention_interval=None),
-        tiers=TiersConfig.from_dict(host),
+    below, restored = (
+        understudy.replay(
+            load,
+            VllmConfig(
+                kv_cache_groups=(window, full), num_gpu_blocks=600, prefix_cache_retention_interval=None
+            ),
+            tiers=TiersConfig.from_dict(
+                {
+                    "tiers": [{"tier": "g2", "blocks": blocks}],
+                    "kv_bytes_per_token": 1024,
+                    "offload": {"mode": "vllm"},
+                }
+            ),
+        )
+        for blocks in (100, 400)
     )
+    assert group_verdicts.group_tail_gone(restored) is None
     verdict = group_verdicts.group_tail_gone(below)
     assert "of the prompt tokens hit, and" in found(verdict)  # on any tier
     assert "hit, and" in found(group_verdicts.group_tail_gone(sparse))

@@ -216,9 +216,11 @@ void VllmEngine::enter(const Admission& head, std::int64_t now_ns) {
   request.record.cached_total += head.hit_tokens;
   request.record.looked_up += request.known;
   totals_.phantom_hit_blocks += kv_->phantoms(head.hit);
-  // A request that loaded blocks was counted when the load began.
-  if (grouped_ != nullptr && !head.has_loaded) {
-    grouped_->count_lookup(request, request.known, head.hit.tokens, resumed);
+  if (grouped_ != nullptr) {
+    // The lookup of a request that loaded blocks was counted when the load began.
+    if (!head.has_loaded) grouped_->count_lookup(request.known, head.hit.tokens, resumed);
+    const std::uint32_t loaded = head.hit_tokens > 0 ? head.hit_tokens + grouped_->replay() : 0;
+    grouped_->count_admission(request, head.has_loaded ? loaded : head.hit.tokens);
   }
   if (tiers_) count_origins(head, resumed);
   if (head.slow_load) tiers_->note_slow();

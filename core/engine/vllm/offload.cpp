@@ -158,7 +158,7 @@ bool VllmEngine::place_load(const Admission& head, std::uint32_t tokens, std::in
     if (reserves && grouped_->load_cost(request, total, request.known, true) + watermark > free) return false;
     if (grouped_->load_cost(request, total, total, false) + watermark + lacking() > free) return false;
     grouped_->place_load(request, total);
-    grouped_->count_lookup(request, request.known, head.hit.tokens, request.status == RequestStatus::Preempted);
+    grouped_->count_lookup(request.known, head.hit.tokens, request.status == RequestStatus::Preempted);
     begin_load(request, head.hit.tokens, tokens, now_ns);
     return true;
   }

@@ -19,7 +19,7 @@ def group_tail_gone(report: Report) -> Verdict | None:
     found = report.run.kv_groups
     if found is None or report.requests.completed < MIN_REQUESTS:
         return None
-    if found.full_attention_hit_ratio - found.hit_ratio < _LOST:
+    if found.full_attention_hit_ratio is None or found.full_attention_hit_ratio - found.hit_ratio < _LOST:
         return None
     kinds = sorted({group.kind for group in found.groups if group.kind not in _FULL})
     hits, alone, cut = (

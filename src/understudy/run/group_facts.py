@@ -31,8 +31,9 @@ class GroupFacts(msgspec.Struct, frozen=True):
     """Hits of all KV cache groups together and of full attention alone, as shares of tokens looked up."""
 
     hit_ratio: float
-    full_attention_hit_ratio: float
-    """Hit ratio if only the groups of full attention had to have the tokens: what one group would have shown."""
+    """On the device and the tiers below it."""
+    full_attention_hit_ratio: float | None
+    """Hit ratio if only full attention had to have the tokens, as one group would show; None without such a group."""
     shortened_ratio: float
     """Share of admissions whose hit ended where a window or a state was gone."""
     time_s: list[float]
@@ -48,6 +49,7 @@ def summarise_groups(
         return None
     queries = sum(report.queries for report in found)
     admissions = sum(report.admissions for report in found)
+    full = [report.full_hits for report in found]
     end_ns = max(report.samples[-1][0] for report in found)
     times = np.linspace(0, end_ns, min(_SAMPLES, max(len(report.samples) for report in found)))
     held = np.zeros((len(times), len(labels)), np.int64)
@@ -62,7 +64,7 @@ def summarise_groups(
     )
     return GroupFacts(
         sum(report.hits for report in found) / max(queries, 1),
-        sum(report.full_hits for report in found) / max(queries, 1),
+        None if None in full else sum(hits or 0 for hits in full) / max(queries, 1),
         sum(report.shortened for report in found) / max(admissions, 1),
         (times / 1e9).round(3).tolist(),
         uses,

@@ -61,26 +61,27 @@ void GroupedBackend::received(KvRequest& request, std::uint32_t computed) {
   if (computed > 0) key(request, computed);
 }
 
-void GroupedBackend::count_lookup(const KvRequest& request, std::uint32_t queries, std::uint32_t hits, bool preempted) {
+void GroupedBackend::count_lookup(std::uint32_t queries, std::uint32_t hits, bool preempted) {
   if (!config_.enable_prefix_caching) return;
   GroupHitStats& stats = stats_[preempted ? 1 : 0];
   ++stats.requests;
   stats.queries += queries;
   stats.hits += hits;
-  const std::uint32_t junction = record(request).junction;
-  stats.full_hits += std::max(hits, junction);
-  stats.shortened += junction > hits;
+}
+
+void GroupedBackend::count_admission(const KvRequest& request, std::uint32_t hits) {
+  if (!config_.enable_prefix_caching) return;
+  const std::uint32_t first = record(request).junction;
+  ++admitted_.admissions;
+  admitted_.shortened += first > hits;
+  admitted_.queries += request.known;
+  admitted_.hits += hits;
+  admitted_.full_hits += std::max(hits, first);
 }
 
 GroupReport GroupedBackend::report() const {
-  GroupReport out;
-  for (const GroupHitStats& stats : stats_) {
-    out.admissions += stats.requests;
-    out.shortened += stats.shortened;
-    out.queries += stats.queries;
-    out.hits += stats.hits;
-    out.full_hits += stats.full_hits;
-  }
+  GroupReport out = admitted_;
+  out.has_full = !layout_.kinds.empty() && layout_.groups[layout_.kinds.front().front()].full();
   out.samples = samples_;
   return out;
 }

@@ -20,13 +20,11 @@ namespace understudy {
 
 GroupLayout layout_of(const VllmConfig& config);
 
-// Admissions as vLLM's statistics count them, apart from those of preempted requests.
+// Lookups on the device as vLLM's statistics count them, apart from those of preempted requests.
 struct GroupHitStats {
   std::uint64_t requests = 0;
-  std::uint64_t queries = 0;    // tokens
-  std::uint64_t hits = 0;       // tokens
-  std::uint64_t full_hits = 0;  // tokens that full attention alone had
-  std::uint64_t shortened = 0;  // requests whose hit another group made shorter
+  std::uint64_t queries = 0;  // tokens
+  std::uint64_t hits = 0;     // tokens
 };
 
 class GroupedBackend final : public KvBackend {
@@ -170,7 +168,9 @@ class GroupedBackend final : public KvBackend {
   const std::vector<std::pair<SlotId, SlotId>>& copies() const noexcept { return copies_; }  // of the last schedule
   std::vector<GroupEvent> take_events() { return std::exchange(pool_.events(), {}); }
   const GroupHitStats& stats(bool preempted) const noexcept { return stats_[preempted ? 1 : 0]; }
-  void count_lookup(const KvRequest& request, std::uint32_t queries, std::uint32_t hits, bool preempted);
+  void count_lookup(std::uint32_t queries, std::uint32_t hits, bool preempted);
+  // An admission with `hits` tokens of the device and, under vLLM's offload, of its host.
+  void count_admission(const KvRequest& request, std::uint32_t hits);
   GroupReport report() const;
   // `holders`: requests with blocks; `kept`: blocks that ended requests have left behind.
   void check(std::span<const RequestSlot> holders, std::uint64_t kept) const;
@@ -361,6 +361,7 @@ class GroupedBackend final : public KvBackend {
   mutable std::vector<SlotId> found_;  // scratch of `found`
   Offered offered_;                    // scratch
   GroupHitStats stats_[2];
+  GroupReport admitted_;  // its counts
   std::vector<GroupReport::Sample> samples_;  // at most kMostSamples, at least sample_period_ns_ apart
   std::int64_t sample_period_ns_ = 50'000'000;
   std::int64_t next_sample_ns_ = 0;

@@ -37,6 +37,7 @@ def group_card(report: Report) -> Card | None:
         series.append(HoverSeries(name, style, [f"{blocks:,}" for blocks in group.held_blocks]))
     plot.on_hover(xs, [f"{time:.1f} s" for time in found.time_s], series)
     legend = tuple((one.style, one.name) for one in series)
-    hits = quantity(found.hit_ratio, "ratio"), quantity(found.full_attention_hit_ratio, "ratio")
-    subtitle = f"blocks of running requests; {hits[0]} of tokens hit, full attention alone {hits[1]}"
+    subtitle = f"blocks of running requests; {quantity(found.hit_ratio, 'ratio')} of tokens hit"
+    if found.full_attention_hit_ratio is not None:
+        subtitle += f", full attention alone {quantity(found.full_attention_hit_ratio, 'ratio')}"
     return Card("KV cache groups", subtitle, plot.svg(), legend, "full")
