@@ -225,7 +225,8 @@ void bind_replay(nb::module_& m) {
             for (const GroupReport::Sample& sample : self.samples) out.emplace_back(sample.time_ns, sample.held);
             return out;
           },
-          "(time in ns, blocks that running requests hold by group), in order of time.");
+          "(time in ns, distinct blocks that requests hold by group), in order of time.")
+      .def_ro("peaks", &GroupReport::peaks, "Most distinct blocks that requests hold at one time, by group.");
   nb::class_<TierSummary>(m, "TierSummary", "One tier of a pool at the end of a run, summed over its workers.")
       .def_ro("tier", &TierSummary::tier)
       .def_ro("pool", &TierSummary::pool, "Pool name; empty in a run of one pool.")

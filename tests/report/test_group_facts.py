@@ -8,12 +8,13 @@ import msgspec
 import pytest
 
 import understudy
-from replay.building import conversations
+from replay.building import ONE_MS, conversations, crowd
 from understudy.engines.vllm_config import VllmConfig
 from understudy.report import group_verdicts
 from understudy.report.html import page
+from understudy.run.offline import run_offline
 from understudy.tiers.settings import TiersConfig
-from understudy.workload import Normal
+from understudy.workload import Normal, Poisson
 
 if TYPE_CHECKING:
     from understudy.run.group_facts import GroupFacts
@@ -58,3 +59,25 @@ def test_what_full_attention_had_is_absent_without_it(groups: tuple[understudy.K
     assert report.to_dict()["run"]["kv_groups"]["full_attention_hit_ratio"] is None
     assert "full attention alone" not in page(report)
     assert group_verdicts.group_tail_gone(report) is None
+
+
+def test_held_blocks_are_distinct_blocks_of_the_device() -> None:
+    """Send many requests with equal prefixes at once, for which the device has few blocks."""
+    engine = VllmConfig(kv_cache_groups=(WINDOW, FULL), num_gpu_blocks=120, timing=ONE_MS)
+    load = crowd(80, arrivals=Poisson(qps=2000))
+    fast, slow = (run_offline(load, engine, fast_forward=on, check=on) for on in (True, False))
+    facts = facts_of(fast.facts.kv_groups)
+    assert facts == slow.facts.kv_groups
+    for group in facts.groups:
+        assert max(group.held_blocks) <= group.held_blocks_peak <= 120
+        assert group.held_blocks[-1] == 0
+    assert facts.groups[1].held_blocks_peak > 60
+
+
+def test_the_peak_of_a_short_run_is_found() -> None:
+    """Run one request alone: its prompt of 100 tokens and the first 12 behind it are in 7 blocks."""
+    engine = VllmConfig(kv_cache_groups=(WINDOW, FULL), num_gpu_blocks=100, timing=ONE_MS)
+    load = crowd(1, prompt_tokens=Normal(mean=100, std=0), output_tokens=Normal(mean=13, std=0))
+    facts = facts_of(run_offline(load, engine).facts.kv_groups)
+    assert [group.held_blocks_peak for group in facts.groups] == [7, 7]
+    assert max(facts.groups[1].held_blocks) == 7

@@ -82,6 +82,7 @@ def check_draw(config: VllmConfig, tiers: TiersConfig) -> None:
         replay(config, tiers, fast_forward=fast_forward, check=True) for fast_forward in (True, False)
     )
     assert fast.facts.digest == slow.facts.digest
+    assert fast.facts.kv_groups == slow.facts.kv_groups
     assert fast.timeline.tiers is not None
     assert fast.timeline.tiers.totals.offloaded_blocks > 0
 
@@ -127,6 +128,7 @@ def test_fast_forward_equals_stepping_under_vllms_offload(seed: int) -> None:
         for fast_forward in (True, False)
     )
     assert fast.facts.digests == slow.facts.digests
+    assert fast.facts.kv_groups == slow.facts.kv_groups
 
 
 def test_a_host_finds_what_the_device_has_evicted() -> None:

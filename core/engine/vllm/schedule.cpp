@@ -16,7 +16,7 @@ std::int64_t VllmEngine::schedule(std::int64_t now_ns) {
   input_budget_ = config_.max_num_batched_tokens;
   prefill_cap_ = prefill_cap();
   interval_.begin(config_.prefill_schedule_interval, running_, requests_);
-  if (grouped_ != nullptr) grouped_->begin_schedule(now_ns, running_slots());
+  if (grouped_ != nullptr) grouped_->begin_schedule();
   const std::size_t preempted_before = log_.preempted.size();
   const std::size_t admitted_before = log_.admitted.size();
   std::int64_t duration_ns = 0;

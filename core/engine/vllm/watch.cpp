@@ -19,6 +19,7 @@ void VllmEngine::sample(std::size_t running) {
   }
   if (sender_) sample.kept_blocks = static_cast<std::uint32_t>(sender_->held_blocks());
   token_log_.add_sample(sample);
+  if (grouped_ != nullptr) grouped_->sample(clock_.now_ns);
 }
 
 std::vector<RequestId> VllmEngine::running() const {

@@ -16,15 +16,17 @@ _SAMPLES = 120
 
 
 class GroupUse(msgspec.Struct, frozen=True):
-    """Blocks that running requests hold in one group, over all workers."""
+    """Device blocks that requests hold in one group; a block that several of them share counts once."""
 
     kind: str
     window: int | None
     block_size: int
     held_blocks_mean: float
+    """Over time, summed over workers."""
     held_blocks_peak: int
+    """Most at one time on one worker."""
     held_blocks: list[int]
-    """By time, as `GroupFacts.time_s`."""
+    """By time, as `GroupFacts.time_s`, summed over workers."""
 
 
 class GroupFacts(msgspec.Struct, frozen=True):
@@ -58,9 +60,10 @@ def summarise_groups(
         blocks = np.array([blocks for _, blocks in report.samples], np.int64)
         last = np.searchsorted(at, times, side="right") - 1
         held += np.where((last >= 0)[:, None], blocks[last], 0)
+    peaks = np.max([report.peaks for report in found], axis=0)
     uses = tuple(
-        GroupUse(kind, window, size, float(column.mean()), int(column.max()), column.tolist())
-        for (kind, window, size), column in zip(labels, held.T, strict=True)
+        GroupUse(kind, window, size, float(column.mean()), int(peak), column.tolist())
+        for (kind, window, size), column, peak in zip(labels, held.T, peaks, strict=True)
     )
     return GroupFacts(
         sum(report.hits for report in found) / max(queries, 1),

@@ -102,6 +102,7 @@ KvBackend::Room GroupedBackend::place(KvRequest& request, const KvHit& hit, std:
     }
   }
   grow_all(request, r, slots);
+  held_blocks_.note_peaks();
   r.computed_before = r.computed_earlier = hit.tokens - std::min(hit.tokens, layout_.replay);
   r.computed = total;
   r.last_tokens = total - r.computed_before;
@@ -123,6 +124,7 @@ KvBackend::Room GroupedBackend::grow(KvRequest& request, std::uint32_t tokens, s
     if (const Room room = reserve(request, r, tokens, now_ns); room != Room::Taken) return room;
   }
   grow_all(request, r, tokens);
+  held_blocks_.note_peaks();
   r.computed_earlier = r.last_schedule + 1 == schedule_ ? r.computed_before : start;
   r.computed_before = start;
   r.computed = total;
@@ -149,6 +151,7 @@ void GroupedBackend::adopt(Record& r, std::uint32_t total, bool copies_tail) {
     for (const SlotId block : table.blocks) {
       if (block != kNoSlot) pool_.reference(block);
     }
+    held_blocks_.add(g, table.blocks);
     table.keyed = table.found = static_cast<std::uint32_t>(table.blocks.size());
     if (!copies_tail || hits.empty() || total % group.block_size == 0) continue;
     table.keyed = total / group.block_size;
@@ -162,12 +165,12 @@ void GroupedBackend::grow_all(const KvRequest& request, Record& r, std::uint32_t
     const KvGroup& group = layout_.groups[g];
     GroupTable& table = r.groups[g];
     if (group.kind == GroupKind::Circular) {
-      if (table.blocks.empty()) table.blocks.push_back(take_one());
+      take_up_to(table, g, 1);
     } else if (group.state()) {
       grow_state(request, table, g, slots);
     } else {
       copy_tail(request, table, g);
-      take_up_to(table, ceil_div(slots, group.block_size));
+      take_up_to(table, g, ceil_div(slots, group.block_size));
     }
   }
   UNDERSTUDY_ASSERT(reserved_.empty(), "more blocks were reserved than are taken");
@@ -190,14 +193,16 @@ void GroupedBackend::grow_state(const KvRequest& request, GroupTable& table, std
   copy_tail(request, table, g);
   const std::size_t last = table.checkpoint ? 2 : 1;  // entries that get a block
   if (want > last && table.blocks.size() < want - last) table.blocks.resize(want - last, kNoSlot);
-  take_up_to(table, want);
+  take_up_to(table, g, want);
 }
 
-void GroupedBackend::take_up_to(GroupTable& table, std::size_t size) {
+void GroupedBackend::take_up_to(GroupTable& table, std::size_t g, std::size_t size) {
   const std::size_t held = table.blocks.size();
   if (size <= held) return;
   table.blocks.resize(size);
-  take(std::span(table.blocks).subspan(held));
+  const std::span<SlotId> fresh = std::span(table.blocks).subspan(held);
+  take(fresh);
+  held_blocks_.add(g, fresh);
 }
 
 // With tiers: of the blocks that `reserve` has allocated.
@@ -216,6 +221,8 @@ void GroupedBackend::copy_tail(const KvRequest& request, GroupTable& table, std:
   const SlotId copy = take_one();
   if (table.tail == Tail::Found) {
     table.blocks.back() = copy;
+    held_blocks_.remove(g, {&source, 1});
+    held_blocks_.add(g, {&copy, 1});
     pool_.reference(copy);
   } else {
     pool_.move_keys(source, copy);
@@ -247,7 +254,7 @@ void GroupedBackend::slide(const KvRequest& request, Record& r, std::uint32_t to
     if (group.slides()) {
       first = end;
       while (first > 0 && table.blocks[first - 1] != kNoSlot) --first;
-      if (first < end) leave(table, first, end);
+      if (first < end) leave(table, g, first, end);
       table.slid = std::max(table.slid, static_cast<std::uint32_t>(end));
       continue;
     }
@@ -261,6 +268,7 @@ void GroupedBackend::slide(const KvRequest& request, Record& r, std::uint32_t to
       table.blocks[i] = kNoSlot;
     }
     table.slid = std::max(table.slid, static_cast<std::uint32_t>(end));
+    held_blocks_.remove(g, freed_);
     pool_.release(freed_);
   }
   update_next_slide(r);
@@ -277,8 +285,9 @@ void GroupedBackend::update_next_slide(Record& r) const {
 }
 
 // Release the entries of a window that it has left behind, from the last one down. Most of them never had a key.
-void GroupedBackend::leave(GroupTable& table, std::size_t first, std::size_t end) {
+void GroupedBackend::leave(GroupTable& table, std::size_t g, std::size_t first, std::size_t end) {
   const auto entries = std::span(table.blocks);
+  held_blocks_.remove(g, entries.subspan(first, end - first));
   const auto release_keyed = [&](std::size_t from, std::size_t to) {
     freed_.assign(table.blocks.rend() - static_cast<std::ptrdiff_t>(to),
                   table.blocks.rend() - static_cast<std::ptrdiff_t>(from));
@@ -309,6 +318,7 @@ void GroupedBackend::release(KvRequest& request) {
     for (std::size_t i = table.blocks.size(); i-- > first;) {
       if (table.blocks[i] != kNoSlot) freed_.push_back(table.blocks[i]);
     }
+    held_blocks_.remove(g, freed_);
     pool_.release(freed_);
     table.blocks.clear();
     table.keyed = table.keyed_before = table.slid = 0;
@@ -330,7 +340,10 @@ bool GroupedBackend::holds(const KvRequest& request) const {
 
 std::vector<SlotId> GroupedBackend::detach(KvRequest& request) {
   std::vector<SlotId> blocks;
-  for (GroupTable& table : record(request).groups) {
+  Record& r = record(request);
+  for (std::size_t g = 0; g < r.groups.size(); ++g) {
+    GroupTable& table = r.groups[g];
+    held_blocks_.remove(g, table.blocks);
     std::ranges::copy_if(table.blocks, std::back_inserter(blocks), [](SlotId block) { return block != kNoSlot; });
     table.blocks.clear();
   }

@@ -1,6 +1,7 @@
 #include "engine/vllm/groups/grouped_backend.hpp"
 
 #include <algorithm>
+#include <unordered_set>
 
 #include "base/errors.hpp"
 #include "engine/vllm/groups/group_hit.hpp"
@@ -17,7 +18,8 @@ GroupedBackend::GroupedBackend(const VllmConfig& config)
       layout_(layout_of(config)),
       pool_(config.num_gpu_blocks, (config.events || config.check) && config.enable_prefix_caching),
       hits_(layout_.groups.size()),
-      unreferenced_(layout_.groups.size()) {
+      unreferenced_(layout_.groups.size()),
+      held_blocks_(layout_.groups.size(), config.num_gpu_blocks) {
   for (const KvGroup& group : layout_.groups) {
     units_per_block_.push_back(group.block_size / layout_.hash_block);
     has_rswa_ |= group.kind == GroupKind::Rswa;
@@ -26,16 +28,7 @@ GroupedBackend::GroupedBackend(const VllmConfig& config)
   }
 }
 
-void GroupedBackend::begin_schedule(std::int64_t now_ns, std::span<const RequestSlot> running) {
-  if (now_ns >= next_sample_ns_) {
-    samples_.push_back({now_ns, held(running)});
-    if (samples_.size() == kMostSamples) {
-      for (std::size_t i = 0; 2 * i < samples_.size(); ++i) std::swap(samples_[i], samples_[2 * i]);
-      samples_.resize(kMostSamples / 2);
-      sample_period_ns_ *= 2;
-    }
-    next_sample_ns_ = now_ns + sample_period_ns_;
-  }
+void GroupedBackend::begin_schedule() {
   ++schedule_;
   pool_.begin_schedule();
   copies_.clear();
@@ -82,7 +75,8 @@ void GroupedBackend::count_admission(const KvRequest& request, std::uint32_t hit
 GroupReport GroupedBackend::report() const {
   GroupReport out = admitted_;
   out.has_full = !layout_.kinds.empty() && layout_.groups[layout_.kinds.front().front()].full();
-  out.samples = samples_;
+  out.samples = held_blocks_.samples();
+  out.peaks = held_blocks_.peaks();
   return out;
 }
 
@@ -125,6 +119,19 @@ void GroupedBackend::check(std::span<const RequestSlot> holders, std::uint64_t k
   std::uint64_t references = kept;
   for (const std::uint64_t blocks : held(holders)) references += blocks;
   pool_.check(references + 2 * ordered_.size());
+  std::vector<std::unordered_set<SlotId>> distinct(layout_.groups.size());
+  for (const Record& r : records_) {
+    for (std::size_t g = 0; g < r.groups.size(); ++g) {
+      for (const SlotId block : r.groups[g].blocks) {
+        if (block != kNoSlot) distinct[g].insert(block);
+      }
+    }
+  }
+  for (std::size_t g = 0; g < distinct.size(); ++g) {
+    if (held_blocks_.counts()[g] == distinct[g].size()) continue;
+    throw Error(ErrorKind::InvariantViolated, "requests hold ", distinct[g].size(), " blocks of group ", g, ", ",
+                held_blocks_.counts()[g], " are counted");
+  }
   for (std::size_t slot = 0; slot < records_.size(); ++slot) {
     if (std::ranges::find(holders, slot) != holders.end()) continue;
     for (const GroupTable& table : records_[slot].groups) {

@@ -12,6 +12,7 @@
 #include "engine/vllm/config.hpp"
 #include "engine/vllm/groups/group_pool.hpp"
 #include "engine/vllm/groups/group_tiers.hpp"
+#include "engine/vllm/groups/held_blocks.hpp"
 #include "engine/vllm/groups/kv_group.hpp"
 #include "engine/vllm/kv_backend.hpp"
 #include "store/block_store.hpp"
@@ -37,7 +38,7 @@ class GroupedBackend final : public KvBackend {
   const GroupLayout& layout() const noexcept { return layout_; }
 
   // ── One schedule ──
-  void begin_schedule(std::int64_t now_ns, std::span<const RequestSlot> running);
+  void begin_schedule();
   // Release the blocks of the copies that the schedule has ordered.
   void end_schedule();
   // Tokens that a request computes of `tokens` from `start` on: states are kept only at certain positions.
@@ -163,7 +164,7 @@ class GroupedBackend final : public KvBackend {
   // ── Watch ──
   PoolMetrics metrics() const;
   std::vector<SlotId> free_head(std::size_t count) const { return pool_.free_head(count); }
-  // Blocks in the tables of these requests, by group.
+  // Entries in the tables of these requests that have a block, by group.
   std::vector<std::uint64_t> held(std::span<const RequestSlot> requests) const;
   const std::vector<std::pair<SlotId, SlotId>>& copies() const noexcept { return copies_; }  // of the last schedule
   std::vector<GroupEvent> take_events() { return std::exchange(pool_.events(), {}); }
@@ -171,6 +172,8 @@ class GroupedBackend final : public KvBackend {
   void count_lookup(std::uint32_t queries, std::uint32_t hits, bool preempted);
   // An admission with `hits` tokens of the device and, under vLLM's offload, of its host.
   void count_admission(const KvRequest& request, std::uint32_t hits);
+  // The time is now, at which blocks have been taken or released.
+  void sample(std::int64_t now_ns) { held_blocks_.sample(now_ns); }
   GroupReport report() const;
   // `holders`: requests with blocks; `kept`: blocks that ended requests have left behind.
   void check(std::span<const RequestSlot> holders, std::uint64_t kept) const;
@@ -181,7 +184,6 @@ class GroupedBackend final : public KvBackend {
 
  private:
   static constexpr std::uint32_t kBatch = 32;  // blocks whose data is read ahead; a multiple of the neighbours
-  static constexpr std::size_t kMostSamples = 512;
 
   // A block that is shared or cached ends inside the tokens of a request, which continues in a copy of it.
   enum class Tail : std::uint8_t {
@@ -277,7 +279,7 @@ class GroupedBackend final : public KvBackend {
                            bool admission, bool whole);
   static void remember_keyed(Record& r);
   void adopt(Record& r, std::uint32_t total, bool copies_tail);
-  void leave(GroupTable& table, std::size_t first, std::size_t end);
+  void leave(GroupTable& table, std::size_t g, std::size_t first, std::size_t end);
   void slide(const KvRequest& request, Record& r, std::uint32_t tokens);
   // With tiers: allocate what grow_all takes, into reserved_.
   Room reserve(const KvRequest& request, const Record& r, std::uint32_t slots, std::int64_t now_ns);
@@ -291,7 +293,7 @@ class GroupedBackend final : public KvBackend {
   }
   std::uint64_t held() const noexcept { return tiers_ == nullptr ? 0 : tiers_->held(); }
   void grow_all(const KvRequest& request, Record& r, std::uint32_t slots);
-  void take_up_to(GroupTable& table, std::size_t size);
+  void take_up_to(GroupTable& table, std::size_t g, std::size_t size);
   void grow_state(const KvRequest& request, GroupTable& table, std::size_t g, std::uint32_t slots);
   void copy_tail(const KvRequest& request, GroupTable& table, std::size_t g);
 
@@ -362,9 +364,7 @@ class GroupedBackend final : public KvBackend {
   Offered offered_;                    // scratch
   GroupHitStats stats_[2];
   GroupReport admitted_;  // its counts
-  std::vector<GroupReport::Sample> samples_;  // at most kMostSamples, at least sample_period_ns_ apart
-  std::int64_t sample_period_ns_ = 50'000'000;
-  std::int64_t next_sample_ns_ = 0;
+  HeldBlocks held_blocks_;
 };
 
 }  // namespace understudy

@@ -1,4 +1,4 @@
-"""Plot the blocks that running requests hold in each KV cache group."""
+"""Plot the blocks that requests hold in each KV cache group."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def group_card(report: Report) -> Card | None:
     if found is None:
         return None
     x, seconds = time_axis(report, FULL)
-    top = max(group.held_blocks_peak for group in found.groups)
+    top = max(max(group.held_blocks) for group in found.groups)
     y = Scale.linear(max(top, 1), FULL.y, label=lambda blocks: f"{blocks:,.0f}")
     plot = Plot(FULL, x, y, "Blocks held by each KV cache group over time")
     start_s = report.columns.start_ns / NS_PER_S
@@ -37,7 +37,7 @@ def group_card(report: Report) -> Card | None:
         series.append(HoverSeries(name, style, [f"{blocks:,}" for blocks in group.held_blocks]))
     plot.on_hover(xs, [f"{time:.1f} s" for time in found.time_s], series)
     legend = tuple((one.style, one.name) for one in series)
-    subtitle = f"blocks of running requests; {quantity(found.hit_ratio, 'ratio')} of tokens hit"
+    subtitle = f"blocks that requests hold; {quantity(found.hit_ratio, 'ratio')} of tokens hit"
     if found.full_attention_hit_ratio is not None:
         subtitle += f", full attention alone {quantity(found.full_attention_hit_ratio, 'ratio')}"
     return Card("KV cache groups", subtitle, plot.svg(), legend, "full")
