@@ -40,7 +40,14 @@ def test_every_line_is_the_recorded_one(path: Path) -> None:
 
 
 def test_the_recordings_load_evict_and_flush() -> None:
-    assert len(FILES) == 28
+    assert len(FILES) == 29
+
+
+def test_the_engine_halts_where_vllm_halts() -> None:
+    """Load two prompts whose windows need more blocks than vLLM reserves for them."""
+    outcome = compare_offload(FILES[0].with_name("halting_offload_8.json.gz"), check=True)
+    assert outcome.difference is None, str(outcome.difference)
+    assert outcome.note == "halts in step 83: no request fits"
 
 
 def test_chunks_of_one_end_are_evicted_by_group_whichever_group_was_used_first() -> None:

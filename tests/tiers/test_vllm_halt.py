@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from replay.building import single_turns
+from replay.building import ONE_MS, conversations, single_turns
+from understudy.engines.kv_groups import KvCacheGroup
 from understudy.engines.timing import Constant
 from understudy.engines.vllm_config import VllmConfig
 from understudy.errors import WrongState
 from understudy.run.offline import OfflineRun, run_offline
 from understudy.tiers.settings import TiersConfig
+from understudy.workload import Normal
 
 A, B, C = ([start + place for place in range(10)] for start in (100, 200, 300))
 ROWS = [  # arrival in ms, outputs, blocks of the prompt
@@ -68,3 +70,37 @@ def test_a_replay_that_halts_names_the_defect_and_the_release(
 @pytest.mark.parametrize("version", ["0.31.0", "0.32.0"])
 def test_releases_that_serve_holders_first_do_not_halt(version: str) -> None:
     assert play(version).timeline.completed.all()
+
+
+def play_groups(num_gpu_blocks: int, *, fast_forward: bool = True) -> OfflineRun:
+    """Load prompts of 15 conversations whose windows need more blocks than vLLM reserves for them."""
+    groups = (
+        KvCacheGroup(kind="sliding_window", block_size=64, window=33),
+        KvCacheGroup(kind="full", block_size=64),
+    )
+    engine = VllmConfig(
+        kv_cache_groups=groups,
+        num_gpu_blocks=num_gpu_blocks,
+        max_num_batched_tokens=256,
+        async_scheduling=False,
+        prefix_cache_retention_interval=None,
+        timing=ONE_MS,
+    )
+    tiers = {"kv_bytes_per_token": 1 << 16, "tiers": [{"tier": "g2", "blocks": 400}]}
+    load = conversations(15, prompt_tokens=Normal(mean=900, std=100), output_tokens=Normal(mean=150, std=8))
+    return run_offline(
+        load,
+        engine,
+        tiers=TiersConfig.from_dict({**tiers, "offload": {"mode": "vllm"}}),
+        fast_forward=fast_forward,
+    )
+
+
+@pytest.mark.parametrize("fast_forward", [True, False])
+def test_a_halt_behind_loads_of_windows_names_the_rule_and_a_remedy(fast_forward: bool) -> None:
+    with pytest.raises(WrongState, match="the run makes no progress: 11 requests wait") as halt:
+        play_groups(37, fast_forward=fast_forward)
+    assert halt.match("hold blocks which were loaded for them lack room for the rest of their prompts")
+    assert halt.match(r"the offload of vLLM 0\.33 reserves too few blocks .* it halts too")
+    assert halt.match(r"choose more blocks \(--num-gpu-blocks\)$")
+    assert play_groups(50).timeline.completed.all()

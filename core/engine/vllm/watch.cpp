@@ -71,12 +71,21 @@ std::int64_t VllmEngine::wake_ns() const {
 Stall VllmEngine::stall() const {
   Stall stall{thrashing(), num_waiting(), {}, stuck_.value_or(kv_->available()), {}, clock_.begun_ns};
   for (const RequestId id : waiting(3)) stall.first.push_back({id, request(id).known});
-  if (!offload_ || config_.offload->holders_first) return stall;
-  if (std::ranges::any_of(skipped_.ids(), [&](RequestSlot id) { return kv_->holds(requests_[id]); })) {
+  const auto holds = [&](RequestSlot id) { return kv_->holds(requests_[id]); };
+  if (!offload_ || !std::ranges::any_of(skipped_.ids(), holds)) return stall;
+  if (!config_.offload->holders_first) {
     stall.note =
         "; one that finds no room stands before others that hold blocks which were loaded for them: a defect of "
         "the offload of vLLM " +
         config_.offload->release + ", not of the run; vLLM 0.31 and later serve those first";
+  } else if (grouped_ != nullptr &&
+             std::ranges::any_of(grouped_->layout().caps, [](const auto& cap) { return cap.has_value(); })) {
+    stall.note = text_of(
+        "; requests that hold blocks which were loaded for them lack room for the rest of their prompts: with windows, "
+        "the offload of vLLM ",
+        config_.offload->release,
+        " reserves too few blocks for them before it begins another load, and it halts too; choose more blocks "
+        "(--num-gpu-blocks)");
   }
   return stall;
 }
