@@ -23,6 +23,7 @@ from understudy.report.statistics import PERCENTILE_METHOD, Statistics
 from understudy.report.text import plural
 from understudy.report.tier_metrics import TIER_METRICS
 from understudy.report.tiers import TiersReport
+from understudy.report.verdict import has_kv_groups
 from understudy.run.facts import RunFacts
 from understudy.run.timeline import FinishReason, Status
 from understudy.run.times import format_times
@@ -214,28 +215,36 @@ class Report:
         """Latencies of each request."""
         return Latencies.of(self.columns)
 
+    @property
+    def _bounded_workload(self) -> Workload | None:
+        """Workload for bounds on its hits; None with KV cache groups, whose windows and states lower even those."""
+        return None if has_kv_groups(self) else self.workload
+
     @cached_property
     def unlimited_hit_ratio(self) -> float | None:
-        """Hit ratio of one unlimited cache; None if no block was evicted or the workload is unknown."""
+        """Hit ratio of one unlimited cache; None with KV cache groups, without evictions or if unknown."""
         known = self.run.unlimited_hit_ratio
-        if known is not None or self.workload is None or not self.kv.evictions:
+        workload = self._bounded_workload
+        if known is not None or workload is None or not self.kv.evictions:
             return known
-        return unlimited_hit_ratio(self.workload, self.columns.block_size)
+        return unlimited_hit_ratio(workload, self.columns.block_size)
 
     @cached_property
     def routed_hit_ratio(self) -> float | None:
         """Hit ratio of unlimited caches, one per worker, with this run's routing; None for one worker or if unknown."""
         known = self.run.routed_hit_ratio
-        if known is not None or self.workload is None or not self.kv.evictions:
+        workload = self._bounded_workload
+        if known is not None or workload is None or not self.kv.evictions:
             return known
         if self.columns.num_workers == 1 or self.handoff is not None:
             return None
-        return unlimited_hit_ratio(self.workload, self.columns.block_size, self.columns.worker)
+        return unlimited_hit_ratio(workload, self.columns.block_size, self.columns.worker)
 
     @cached_property
     def hit_curve(self) -> HitCurve | None:
-        """Hit ratio by cache size; None if the workload is unknown."""
-        return None if self.workload is None else hit_curve(self.workload, self.columns.block_size)
+        """Hit ratio by cache size; None with KV cache groups or if the workload is unknown."""
+        workload = self._bounded_workload
+        return None if workload is None else hit_curve(workload, self.columns.block_size)
 
     @cached_property
     def verdicts(self) -> tuple[Verdict, ...]:

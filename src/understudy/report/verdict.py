@@ -38,3 +38,8 @@ def compute_queue_share(report: Report) -> float:
 def list_pools(report: Report) -> tuple[PoolFacts | RunFacts, ...]:
     """Return the settings of each pool; those of the run if it has no pools."""
     return report.run.pools or (report.run,)
+
+
+def has_kv_groups(report: Report) -> bool:
+    """Whether an engine has KV cache groups, so that bounds for one group of full attention do not apply."""
+    return any(pool.engine.get("kv_cache_groups") for pool in list_pools(report))

@@ -27,6 +27,7 @@ from understudy.report.metrics import DISTRIBUTIONS, SCALARS, STATISTICS
 from understudy.report.no_verdict import describe_no_verdict
 from understudy.report.statistics import PERCENTILE_METHOD
 from understudy.report.text import duration, fixed, plural, quantity, significant
+from understudy.report.verdict import has_kv_groups
 from understudy.run.schema import NEVER
 from understudy.run.timeline import Status
 from understudy.run.times import format_lateness, format_times
@@ -38,6 +39,10 @@ if TYPE_CHECKING:
 
 MAX_PROBLEMS = 50
 SHOWN_IN_HEADER = ("workload", "wall_time_s", "digest")
+_NO_BOUND = (
+    "No hit ratio by cache size: such a curve is that of one group of full attention, and windows and states hit "
+    "otherwise; replay other sizes (--num-gpu-blocks)."
+)
 
 
 def page(report: Report, baseline: Report | None = None) -> str:
@@ -102,7 +107,8 @@ def _verdicts(report: Report) -> str:
         items.append(f"<li>{prose(none)}</li>")
     if report.advice is not None:
         items.append(f'<li class="note">{prose(str(report.advice))}</li>')
-    items += [f'<li class="note">{prose(note)}</li>' for note in report.run.notes]
+    notes = (*report.run.notes, _NO_BOUND) if has_kv_groups(report) else report.run.notes
+    items += [f'<li class="note">{prose(note)}</li>' for note in notes]
     return f'<ul class="verdicts">{"".join(items)}</ul>' if items else ""
 
 
