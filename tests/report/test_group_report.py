@@ -2,14 +2,23 @@
 
 from __future__ import annotations
 
+import re
+from dataclasses import replace
 from functools import cache
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+import pytest
 
 import understudy
 from replay.building import conversations
 from understudy.engines.vllm_config import VllmConfig
+from understudy.report.advice import advise
+from understudy.report.group_verdicts import group_tail_gone
 from understudy.report.html import page
-from understudy.workload import Normal
+from understudy.report.remedies import Change, Setup
+from understudy.tiers.settings import TiersConfig
+from understudy.workload import Normal, OpenLoop
 
 if TYPE_CHECKING:
     from understudy.report import Report
@@ -43,3 +52,32 @@ def test_the_page_says_why_groups_have_no_curve() -> None:
     plain = page(understudy.replay(LOAD, VllmConfig(num_gpu_blocks=600, block_size=16)))
     assert "<h2>Hit ratio by cache size</h2>" in plain
     assert "No hit ratio by cache size" not in plain
+
+
+@pytest.mark.parametrize(
+    ("full", "is_found"), [(0.9, True), (0.349, False), (None, False), (float("nan"), False)]
+)
+def test_a_lost_tail_is_5_points_below_full_attention_if_there_is_any(
+    full: float | None, is_found: bool
+) -> None:
+    report = grouped(WINDOW, FULL)
+    facts = report.run.kv_groups
+    assert facts is not None
+    known = msgspec.structs.replace(facts, hit_ratio=0.3, full_attention_hit_ratio=full)
+    verdict = group_tail_gone(replace(report, run=replace(report.run, kv_groups=known)))
+    assert (verdict is not None) == is_found
+
+
+def test_host_memory_is_replayed_for_a_lost_tail() -> None:
+    below = {"tiers": [{"tier": "g2", "blocks": 4000}], "kv_bytes_per_token": 1024}
+    host = Change("--g2-bytes 64MiB", {"tiers": TiersConfig.from_dict(below)})
+    report = grouped(WINDOW, FULL)
+    engine = VllmConfig(kv_cache_groups=(WINDOW, FULL), num_gpu_blocks=600)
+    setup = Setup(1, "round_robin", OpenLoop(), engine, can_add_blocks=False, has_sessions=True, host=host)
+
+    def replay_with(changes: dict[str, Any]) -> Report:
+        tiers = changes.pop("tiers", None)
+        return understudy.replay(LOAD, msgspec.structs.replace(engine, **changes), tiers=tiers)
+
+    (verdict,) = (one for one in advise(report, setup, replay_with).verdicts if one.rule == "group_tail_gone")
+    assert re.search(r"--g2-bytes 64MiB: prefix hits \d\d\.\d % → \d\d\.\d % \(replayed\)", verdict.remedy)

@@ -19,13 +19,11 @@ def group_tail_gone(report: Report) -> Verdict | None:
     found = report.run.kv_groups
     if found is None or report.requests.completed < MIN_REQUESTS:
         return None
-    if found.full_attention_hit_ratio is None or found.full_attention_hit_ratio - found.hit_ratio < _LOST:
+    full = found.full_attention_hit_ratio
+    if full is None or not full - found.hit_ratio >= _LOST:  # None: no group has full attention
         return None
     kinds = sorted({group.kind for group in found.groups if group.kind not in _FULL})
-    hits, alone, cut = (
-        quantity(share, "ratio")
-        for share in (found.hit_ratio, found.full_attention_hit_ratio, found.shortened_ratio)
-    )
+    hits, alone, cut = (quantity(share, "ratio") for share in (found.hit_ratio, full, found.shortened_ratio))
     keeps_all = all(
         pool.engine.get("prefix_cache_retention_interval", 0) is None for pool in list_pools(report)
     )

@@ -61,6 +61,8 @@ def list_changes(rule: str, report: Report, setup: Setup) -> Iterator[Change]:
         )
         if rule == "group_tail_gone":
             yield from part.list_group_changes(can_add_blocks=setup.can_add_blocks)
+    if rule == "group_tail_gone" and setup.host is not None:
+        yield setup.host
     if is_late:  # more workers before, since they help most, and time may end
         yield from _list_routings(rule, setup)
     if is_late and isinstance(setup.load, ClosedLoop) and setup.load.concurrency > 1:

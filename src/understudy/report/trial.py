@@ -20,7 +20,7 @@ _MIN_GAIN = 0.01
 """Least relative gain (ratios: least difference) of a remedy that helps."""
 _MAX_SLOWDOWN = 1.05
 """Mean E2E up to which a remedy is no loss, without goals."""
-_HIT_RULES = ("cache_too_small", "scattered_prefixes")
+_HIT_RULES = ("cache_too_small", "scattered_prefixes", "group_tail_gone")
 _SHARES = ("attainment", "prefix hits", "late gaps")
 _MORE_IS_BETTER = ("attainment", "prefix hits")
 _BAD_HANDOFFS = "failed or late hand-offs"
@@ -111,7 +111,7 @@ def format_failure(trials: Sequence[Trial], least: float = _MIN_GAIN) -> str:
 
 def _measure(rule: str, report: Report, *, by_goals: bool) -> tuple[str, float]:
     """Return name and value of what a rule judges by: its own measure if it has one, else goals or TTFT."""
-    if rule in _HIT_RULES or (rule == "group_tail_gone" and report.tiers is None):
+    if rule in _HIT_RULES:
         return "prefix hits", report.prefix_hit_ratio.first_admission
     if rule == "hot_worker":
         return BUSIEST, compute_balance(report.columns)[1]
