@@ -48,6 +48,17 @@ FLEETS: dict[str, dict[str, Any]] = {
     },
     "offload": {**GPU, "tiers": [{"tier": "g2", "bytes": "64GiB"}], "offload": {"mode": "vllm"}},
 }
+GPT_OSS = {"model": "gpt-oss-20b", "gpu": {"name": "H100"}}
+ONE_GROUP = {"name": "H100", "disable_hybrid_kv_cache_manager": True}
+GROUPS = [{"kind": "sliding_window", "window": 64, "block_size": 16}, {"kind": "full", "block_size": 16}]
+GROUPED: dict[str, dict[str, Any]] = {
+    "dense": {**GPT_OSS, "engine": {"prefix_cache_retention_interval": None}},
+    "one group": {**GPT_OSS, "gpu": ONE_GROUP},
+    "unit": {**GPT_OSS, "engine": {"block_size": 16, "prefix_match_unit": 8}},
+    "states": {"model": "Qwen3-Next-80B-A3B", "gpu": {"name": "H200", "tensor_parallel_size": 2}},
+    "explicit": {"engine": {"kv_cache_groups": GROUPS, "prefix_match_unit": 8}},
+}
+"""Fleets of models with several KV cache groups, which vLLM 0.33 plans."""
 SGLANG: dict[str, dict[str, Any]] = {
     "plain": {"engine": {"engine_type": "sglang"}},
     "gpu": {**GPU, "engine": {"engine_type": "sglang", "page_size": 64, "schedule_policy": "lpm"}},
@@ -123,6 +134,32 @@ def test_blocks_of_kv_cache_groups_that_were_estimated_are_left_to_the_engine() 
     assert "--num-gpu-blocks-override" not in words
     given = words_of(candidate({**fleet, "engine": {"num_gpu_blocks": 5000}}))
     assert given[given.index("--num-gpu-blocks-override") + 1] == "5000"
+
+
+@pytest.mark.parametrize(
+    ("name", "block_size", "flags"),
+    [
+        ("dense", 64, "--prefix-cache-retention-interval None"),
+        ("one group", 64, "--disable-hybrid-kv-cache-manager"),
+        ("unit", 16, "--prefix-match-unit 8"),
+        ("states", 64, ""),
+        ("explicit", 16, "--prefix-match-unit 8"),
+    ],
+)
+def test_vllm_derives_the_simulated_groups_from_the_flags(name: str, block_size: int, flags: str) -> None:
+    commands = make_commands(candidate(GROUPED[name]))
+    (line,) = commands.lines()
+    assert f" --block-size {block_size} " in line
+    assert ("--num-gpu-blocks-override" in line) == (name == "explicit")  # others are estimated, as vLLM does
+    assert line.endswith(f"--max-num-batched-tokens 8192 {flags}".rstrip())
+    note = "kv_cache_groups (vLLM derives them from its model, and starts with those)"
+    assert commands.not_expressed == [note] * (name == "explicit")
+
+
+def test_sglang_starts_with_one_pool_where_one_group_was_simulated() -> None:
+    words = words_of(candidate({**GROUPED["one group"], "engine": {"engine_type": "sglang"}}))
+    assert "--disable-hybrid-swa-memory" in words
+    assert "--max-total-tokens" not in words
 
 
 @pytest.mark.parametrize("version", ["0.32.0", "0.33.0"])
@@ -280,7 +317,8 @@ def test_the_releases_own_parser_accepts_the_commands(version: str) -> None:
     if not python.exists():
         pytest.skip(f"vLLM {version} is not installed in {python.parents[1].name}")
     fleets = [candidate(fleet, version) for fleet in FLEETS.values()]
-    fleets += [candidate(fleet) for fleet in SPLIT.values()] if version == "0.33.0" else []
+    newest = [*SPLIT.values(), *GROUPED.values()]
+    fleets += [candidate(fleet) for fleet in newest] if version == "0.33.0" else []
     lines = [each.words[2:] for fleet in fleets for each in make_commands(fleet).engines]
     found = subprocess.run(
         [python, "-c", PARSE],

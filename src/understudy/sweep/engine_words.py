@@ -12,9 +12,9 @@ import msgspec
 from understudy.engines.mocker_settings import MockerSettings
 from understudy.engines.sglang_config import SglangConfig
 from understudy.engines.vllm_config import VllmConfig
-from understudy.run.model_groups import plan_model_groups
 from understudy.server.flags.grammar import vllm_flags
 from understudy.server.release import RELEASES
+from understudy.sweep.group_words import add_group_flags, count_planned_blocks, find_planned_engine
 from understudy.tiers.sizes import parse_bytes
 from understudy.timing.repositories import find_repository
 
@@ -102,6 +102,7 @@ def _vllm_words(candidate: Candidate, missing: list[str]) -> list[str]:
         ):
             continue
         given[field.replace("_", "-")] = msgspec.to_builtins(value, enc_hook=repr)
+    add_group_flags(given, candidate, missing)
     tiers = settings.tiers
     if tiers.tiers:
         host = tiers.tiers[0]
@@ -120,6 +121,8 @@ def _sglang_words(candidate: Candidate, missing: list[str]) -> list[str]:
     given: dict[str, Any] = {}
     if settings.gpu is not None:
         given["tp-size"] = settings.gpu.tensor_parallel_size
+        if settings.gpu.disable_hybrid_kv_cache_manager:
+            given["disable-hybrid-swa-memory"] = True
         _add_weights(given, candidate, missing)
     if _has_estimated_blocks(candidate):
         assert settings.gpu is not None
@@ -171,10 +174,8 @@ def _has_estimated_blocks(candidate: Candidate) -> bool:
     settings, engine = candidate.settings, candidate.settings.engine
     if settings.gpu is None or not settings.gpu.is_known or candidate.model is None:
         return False
-    if isinstance(engine, VllmConfig) and engine.kv_cache_groups:
-        plain = msgspec.structs.replace(engine, kv_cache_groups=())
-        plan = plan_model_groups(settings.gpu, plain, candidate.model, candidate.kv_dtype, has_blocks=False)
-        return plan.num_blocks - 1 == engine.num_gpu_blocks  # without vLLM's null block
+    if (planned := find_planned_engine(candidate)) is not None:
+        return count_planned_blocks(candidate, planned) == engine.num_gpu_blocks
     found = settings.gpu.num_blocks(
         candidate.model,
         candidate.kv_dtype,
