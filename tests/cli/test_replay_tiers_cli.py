@@ -50,6 +50,27 @@ def test_a_host_tier_needs_two_flags_and_is_reported(report_of: Callable[..., di
     assert report["prefix_hit_ratio"]["total"] > bare["prefix_hit_ratio"]["total"]
 
 
+@pytest.mark.parametrize(
+    "flags", ["--g2 0", "--g2-bytes 0", "--g2-bytes none", "--g2-bytes 0GiB", "--kv-offloading-size 0"]
+)
+def test_a_host_of_no_size_is_a_run_without_tiers(
+    flags: str, tmp_path: Path, report_of: Callable[..., dict[str, Any]]
+) -> None:
+    bare = report_of("--num-gpu-blocks", "300")
+    file = tmp_path / "tiers.yaml"
+    file.write_text("tiers: [{tier: g2, blocks: 4000}, {tier: g3, blocks: 9000}]\n")
+    without = report_of(*SMALL, "--config", str(file), *flags.split())
+    assert without["run"]["digest"] == bare["run"]["digest"]
+    assert "tiers" not in without
+    assert report_of(*SMALL, "--g2-latency-ms", "1", *flags.split())["run"]["digest"] == bare["run"]["digest"]
+
+
+def test_no_host_contradicts_a_disk_below_it(capsys: pytest.CaptureFixture[str]) -> None:
+    disk = ("--g3", "9000", "--kv-bytes-per-token", "9")
+    assert "g3 needs g2" in refused(capsys, "--g2", "0", *disk)
+    assert "--g2 and --g2-bytes both set" in refused(capsys, "--g2", "0", "--g2-bytes", "1GiB")
+
+
 def test_every_flag_lands_in_its_setting(report_of: Callable[..., dict[str, Any]]) -> None:
     flags = """
         --num-gpu-blocks 300 --model Llama-3.1-8B --kv-dtype fp8
@@ -187,7 +208,7 @@ def test_a_comparison_prints_two_columns_and_writes_both(
         ),
         ("--g2 9", "g2 needs the KV bytes per token; give --kv-bytes-per-token, or --model: a known name"),
         ("--g2 many --kv-bytes-per-token 9", "--g2 must be a whole number, got 'many'"),
-        ("--g2 0 --kv-bytes-per-token 9", "g2: blocks must be at least 1"),
+        ("--g2 9 --g3 0 --kv-bytes-per-token 9", "g3: blocks must be at least 1"),
         ("--g2-bytes 64G --kv-bytes-per-token 9", "--g2-bytes: '64G' has an unknown unit"),
         ("--g2-bandwidth-gbps 9 --kv-bytes-per-token 9", "g2: the capacity is missing; give blocks (--g2)"),
         (

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -46,6 +47,26 @@ def test_every_candidate_is_the_replay_with_its_flags(tmp_path: Path) -> None:
     assert last["digest"] == expected["run"]["digest"]
     assert last["good"] == expected["goodput"]["ratio"]
     assert last["ttft_ms"]["p99"] == expected["ttft_ms"]["p99"]
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [
+        "--vary g2-bytes=64GiB,1GiB,0 --offload-mode vllm",
+        "--vary g2=unlimited,1000,none",
+        "--vary kv-offloading-size=64,1,0",
+    ],
+)
+def test_the_answer_has_the_smallest_host_of_equally_good_fleets(tmp_path: Path, flags: str) -> None:
+    fleet = ("--num-gpu-blocks", "9000", "--kv-bytes-per-token", "4096", "--goal", "0.01")
+    result = sweep(tmp_path, *flags.split(), *fleet)
+    assert result["invalid"] == []
+    assert len({trial["good"] for trial in result["trials"]}) == 1
+    (best,) = result["answers"][0]["best"]["flags"].values()
+    assert best in (0, "none")
+    with_host = sweep(tmp_path, *re.sub(",(0|none)", "", flags).split(), *fleet)
+    (best,) = with_host["answers"][0]["best"]["flags"].values()
+    assert best in ("1GiB", 1000, 1)
 
 
 def test_the_answer_is_the_cheapest_that_meets_the_goal(tmp_path: Path) -> None:

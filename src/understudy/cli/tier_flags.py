@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING, Any
 
 from understudy.errors import ConfigError
@@ -23,6 +24,9 @@ _PLACE = {
 }
 _DEFAULT_GBPS = {"g2": 14, "g3": 7, "g4": 4}
 _OFFLOAD = {"--offload-mode": ("mode", str), "--offload-batch-size": ("offload_batch_size", int)}
+_HOST = ("--g2", "--g2-bytes", "--kv-offloading-size")
+"""Flags of the host's capacity."""
+_NOTHING = re.compile(r"none|0+(\.0*)?\s*[A-Za-z]*")
 _KV_SIZE = {"--kv-bytes-per-token": int, "--model": str, "--kv-dtype": str}
 
 
@@ -30,7 +34,8 @@ def add_tier_flags(verb: argparse.ArgumentParser) -> None:
     """Add the tier flags to a verb, in one group."""
     group = verb.add_argument_group("KV tiers below the GPU (any setting: --set tiers.g2.NAME=VALUE)")
     for tier, place in _PLACE.items():
-        group.add_argument(f"--{tier}", metavar="BLOCKS", help=f"capacity of {place}: blocks, or unlimited")
+        blocks = "blocks, unlimited, or 0 for no tiers" if tier == "g2" else "blocks, or unlimited"
+        group.add_argument(f"--{tier}", metavar="BLOCKS", help=f"capacity of {place}: {blocks}")
         group.add_argument(
             f"--{tier}-bytes", metavar="SIZE", help=f"capacity of {place} in bytes, such as 512GiB"
         )
@@ -74,6 +79,7 @@ def tier_settings(args: argparse.Namespace) -> dict[str, Any]:
     _reject_both(args, "--kv-bytes-per-token", "--model", "both set the KV bytes per token")
     _reject_both(args, "--kv-bytes-per-token", "--kv-dtype", "both set the KV bytes per token")
     settings: dict[str, Any] = {}
+    has_no_host = _has_no_host(args)
     tiers = {tier: found for tier in _PLACE if (found := _read_tier(args, tier))}
     native = _read_vllm_offload(args)
     if native is not None:
@@ -82,12 +88,14 @@ def tier_settings(args: argparse.Namespace) -> dict[str, Any]:
             **tiers.get("g2", {}),
             **{name: value for name, value in host.items() if name != "tier"},
         }
-    if tiers:
+    if has_no_host:  # a list replaces all tiers of --config
+        settings["tiers"] = [{"tier": tier, **given} for tier, given in tiers.items()]
+    elif tiers:
         settings["tiers"] = tiers
     offload = {
         name: _parse_number(flag, value, kind)
         for flag, (name, kind) in _OFFLOAD.items()
-        if (value := _value(args, flag)) is not None
+        if (value := _value(args, flag)) is not None and not has_no_host
     }
     if native is not None:
         offload |= native["offload"]
@@ -110,7 +118,7 @@ def _read_vllm_offload(args: argparse.Namespace) -> dict[str, Any] | None:
     if args.kv_offloading_backend is not None and args.kv_offloading_size is args.kv_transfer_config is None:
         raise ConfigError("--kv-offloading-backend needs --kv-offloading-size; give both")
     return offload_settings(
-        args.kv_offloading_size,
+        None if _has_no_host(args) else args.kv_offloading_size,
         args.kv_offloading_backend,
         args.kv_transfer_config,
     )
@@ -118,13 +126,20 @@ def _read_vllm_offload(args: argparse.Namespace) -> dict[str, Any] | None:
 
 def reject_unused_flags(args: argparse.Namespace) -> None:
     """Raise ConfigError for offload flags in a run without tiers."""
-    for flag in (*_OFFLOAD, "--compare-without-tiers"):
+    for flag in ("--compare-without-tiers", *(() if _has_no_host(args) else _OFFLOAD)):
         if _value(args, flag):
             raise ConfigError(f"{flag} needs a tier; give --g2 or --g2-bytes")
 
 
+def _has_no_host(args: argparse.Namespace) -> bool:
+    """Whether a capacity of the host is 0 or none, so that its other flags have no effect."""
+    return any(_NOTHING.fullmatch(_value(args, flag) or "") for flag in _HOST)
+
+
 def _read_tier(args: argparse.Namespace, tier: str) -> dict[str, Any]:
     _reject_both(args, f"--{tier}", f"--{tier}-bytes", "both set the capacity")
+    if tier == "g2" and _has_no_host(args):
+        return {}
     settings: dict[str, Any] = {}
     if (blocks := _value(args, f"--{tier}")) is not None:
         settings["blocks"] = blocks if blocks == "unlimited" else _parse_number(f"--{tier}", blocks, int)

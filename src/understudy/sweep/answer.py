@@ -48,7 +48,11 @@ def _find_answer(load: dict[str, Value], trials: Sequence[Trial], goal: float) -
     meeting = [trial for trial in trials if trial.good >= goal]
     best = min(meeting, key=_rank, default=None)
     if best is None:
-        smaller = min(trials, key=lambda trial: (-trial.good, trial.cost, trial.point), default=None)
+        smaller = min(
+            trials,
+            key=lambda trial: (-trial.good, trial.cost, trial.candidate.host_bytes, trial.point),
+            default=None,
+        )
     else:
         cheaper = [trial for trial in trials if trial.cost < best.cost]
         next_cost = max((trial.cost for trial in cheaper), default=0.0)
@@ -60,9 +64,9 @@ def _find_answer(load: dict[str, Value], trials: Sequence[Trial], goal: float) -
     )
 
 
-def _rank(trial: Trial) -> tuple[float, float, tuple[int, ...]]:
-    """Order trials by cost, then by the share of good requests, then by their place in the grid."""
-    return trial.cost, -trial.good, trial.point
+def _rank(trial: Trial) -> tuple[float, float, float, tuple[int, ...]]:
+    """Order trials by cost, then by the share of good requests, by host memory, and by their place in the grid."""
+    return trial.cost, -trial.good, trial.candidate.host_bytes, trial.point
 
 
 def find_front(trials: Iterable[Trial]) -> list[Trial]:

@@ -16,6 +16,7 @@ from understudy.api import replay
 from understudy.errors import UnderstudyError
 from understudy.outputs import files_named
 from understudy.run.options import Execution
+from understudy.tiers.plan import TierPlan
 from understudy.user_code import locate_user_failure
 
 if TYPE_CHECKING:
@@ -50,6 +51,19 @@ class Candidate:
         if split is not None and not pools:
             workers = (split.prefill_workers or 0) + (split.decode_workers or 0)
         return workers * (1 if self.settings.gpu is None else self.settings.gpu.tensor_parallel_size)
+
+    @property
+    def host_bytes(self) -> float:
+        """Host memory of all workers for KV blocks, in bytes; infinite if it is unlimited."""
+        settings = self.settings
+        groups = [(pool.workers, pool.engine, pool.resolve_tiers()) for pool in settings.pools]
+        total = 0.0
+        for workers, engine, tiers in groups or [(settings.workers, settings.engine, settings.tiers)]:
+            plan = TierPlan.of(tiers, engine.block_size)
+            if plan is not None:  # g2 is the nearest tier
+                blocks = plan.tiers[0].blocks
+                total += math.inf if blocks is None else workers * blocks * plan.block_bytes
+        return total
 
     def key(self, workload_digest: str) -> str:
         """Return the key of the result: a digest of the settings, the files that they name, workload and version."""
