@@ -16,6 +16,7 @@ from understudy.engines.vllm_config import VllmConfig
 from understudy.report.advice import advise
 from understudy.report.group_verdicts import group_tail_gone
 from understudy.report.html import page
+from understudy.report.html.group_chart import group_card
 from understudy.report.remedies import Change, Setup
 from understudy.tiers.settings import TiersConfig
 from understudy.workload import Normal, OpenLoop
@@ -81,3 +82,37 @@ def test_host_memory_is_replayed_for_a_lost_tail() -> None:
 
     (verdict,) = (one for one in advise(report, setup, replay_with).verdicts if one.rule == "group_tail_gone")
     assert re.search(r"--g2-bytes 64MiB: prefix hits \d\d\.\d % → \d\d\.\d % \(replayed\)", verdict.remedy)
+
+
+def legend_of(report: Report) -> list[str]:
+    card = group_card(report)
+    assert card is not None
+    return [name for _, name in card.legend]
+
+
+def test_equal_groups_are_one_line_of_the_card_and_kinds_have_words() -> None:
+    wide = understudy.KvCacheGroup(kind="sliding_window", block_size=16, window=2048)
+    state = understudy.KvCacheGroup(kind="mamba", block_size=16)
+    assert legend_of(grouped(wide, wide, wide, FULL)) == ["0-2: window 2,048 (each)", "3: full attention"]
+    assert legend_of(grouped(state, FULL, state)) == ["0, 2: state (each)", "1: full attention"]
+    card = group_card(grouped(WINDOW, WINDOW, FULL))
+    assert card is not None
+    assert card.figure.count('class="line') == 2
+    assert len(card.legend) == len({style for style, _ in card.legend})
+
+
+def test_the_card_states_its_unit_and_the_pool() -> None:
+    card = group_card(grouped(WINDOW, FULL, blocks=2000, workers=2))
+    assert card is not None
+    assert card.subtitle.startswith("blocks held by running requests, all workers; pool 2 × 2,000 blocks; ")
+    assert re.search(r"; \d+\.\d % of tokens hit, full attention alone \d+\.\d %$", card.subtitle)
+
+
+def test_the_card_leaves_out_full_attention_where_no_group_has_it() -> None:
+    report = grouped(WINDOW, FULL)
+    known = report.run.kv_groups
+    assert known is not None
+    facts = msgspec.structs.replace(known, full_attention_hit_ratio=None)
+    card = group_card(replace(report, run=replace(report.run, kv_groups=facts)))
+    assert card is not None
+    assert card.subtitle.endswith("of tokens hit")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import groupby
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -13,13 +14,24 @@ from understudy.report.latency import NS_PER_S
 from understudy.report.text import quantity
 
 if TYPE_CHECKING:
-    from understudy.report.report import Report
+    from collections.abc import Sequence
 
-_STYLES = ("s1", "s4", "s2", "s3")
+    from understudy.report.report import Report
+    from understudy.run.group_facts import GroupUse
+
+_STYLES = ("s1", "s4", "s2", "s5", "s3")
+_KINDS = {
+    "full_attention": "full attention",
+    "mla_attention": "MLA",
+    "sliding_window": "window",
+    "sliding_window_mla": "MLA window",
+    "chunked_local_attention": "local chunks",
+    "mamba": "state",
+}
 
 
 def group_card(report: Report) -> Card | None:
-    """Plot held blocks by group over time; None for a run with one group."""
+    """Plot held blocks over time, equal groups as one line; None for a run with one group."""
     found = report.run.kv_groups
     if found is None:
         return None
@@ -30,14 +42,47 @@ def group_card(report: Report) -> Card | None:
     start_s = report.columns.start_ns / NS_PER_S
     xs = (np.asarray(found.time_s) - start_s) / seconds
     series = []
-    for number, group in enumerate(found.groups):
-        style = _STYLES[number % len(_STYLES)] + (" thin" if number >= len(_STYLES) else "")
-        name = f"{number}: {group.kind}" + (f" {group.window}" if group.window else "")
+    for place, (group, numbers) in enumerate(_merge_equal(found.groups)):
+        style = _STYLES[place % len(_STYLES)] + (" thin" if place >= len(_STYLES) else "")
+        each = " (each)" if len(numbers) > 1 else ""
         plot.line(xs, np.asarray(group.held_blocks, np.float64), style)
-        series.append(HoverSeries(name, style, [f"{blocks:,}" for blocks in group.held_blocks]))
+        texts = [f"{blocks:,}" for blocks in group.held_blocks]
+        series.append(HoverSeries(f"{_format_numbers(numbers)}: {_name(group)}{each}", style, texts))
     plot.on_hover(xs, [f"{time:.1f} s" for time in found.time_s], series)
     legend = tuple((one.style, one.name) for one in series)
-    subtitle = f"blocks that requests hold; {quantity(found.hit_ratio, 'ratio')} of tokens hit"
-    if found.full_attention_hit_ratio is not None:
-        subtitle += f", full attention alone {quantity(found.full_attention_hit_ratio, 'ratio')}"
+    full = found.full_attention_hit_ratio
+    alone = "" if full is None else f", full attention alone {quantity(full, 'ratio')}"
+    subtitle = (
+        f"blocks held by running requests, all workers; pool {_format_pool(report)} blocks; "
+        f"{quantity(found.hit_ratio, 'ratio')} of tokens hit{alone}"
+    )
     return Card("KV cache groups", subtitle, plot.svg(), legend, "full")
+
+
+def _merge_equal(groups: Sequence[GroupUse]) -> list[tuple[GroupUse, list[int]]]:
+    """Return groups that differ, each with the numbers of all groups that are equal to it."""
+    merged: list[tuple[GroupUse, list[int]]] = []
+    for number, group in enumerate(groups):
+        numbers = next((numbers for one, numbers in merged if one == group), None)
+        if numbers is None:
+            merged.append((group, [number]))
+        else:
+            numbers.append(number)
+    return merged
+
+
+def _name(group: GroupUse) -> str:
+    kind = _KINDS.get(group.kind, group.kind)
+    return kind if group.window is None else f"{kind} {group.window:,}"
+
+
+def _format_numbers(numbers: Sequence[int]) -> str:
+    """Return ascending numbers with ranges, such as 0-5, 7."""
+    runs = [[n for _, n in run] for _, run in groupby(enumerate(numbers), lambda pair: pair[1] - pair[0])]
+    return ", ".join(str(run[0]) if len(run) == 1 else f"{run[0]}-{run[-1]}" for run in runs)
+
+
+def _format_pool(report: Report) -> str:
+    """Return the workers and their blocks, such as 4 × 114,910."""
+    sizes = np.unique(report.columns.worker_blocks, return_counts=True)
+    return " + ".join(f"{workers:,} × {blocks:,}" for blocks, workers in zip(*sizes, strict=True))
