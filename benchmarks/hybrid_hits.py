@@ -1,6 +1,6 @@
 """Show how wrong one KV cache group is for models with windows and states: hit rate and TTFT of conversations.
 
-    python benchmarks/hybrid_hits.py
+    python benchmarks/hybrid_hits.py [--model gpt-oss-20b]
 
 120 conversations of six turns on one simulated worker with vLLM 0.33's rules. `dense` keeps every block of windows and
 states (prefix_cache_retention_interval None); `one group` treats all layers as full attention, with as many blocks.
@@ -8,6 +8,7 @@ states (prefix_cache_retention_interval None); `one group` treats all layers as 
 
 from __future__ import annotations
 
+import argparse
 import sys
 from typing import TYPE_CHECKING
 
@@ -56,11 +57,16 @@ def measure(workload: Workload, engine: VllmConfig) -> tuple[float, float]:
 
 
 def main() -> int:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--model", choices=sorted({model for model, _ in CASES}), help="only this model")
+    args = parser.parse_args()
     workload = conversations()
     table = Table("model", title="Hit rate (mean TTFT in ms)")
     for column in ("GiB", "groups", "vLLM's rules", "dense", "one group"):
         table.add_column(column, justify="right")
-    for model, gib in CASES:
+    for model, gib in (case for case in CASES if args.model in (None, case[0])):
         plan = groups_of_model(model, memory_bytes=gib << 30, max_model_len=32768)
         groups = kv_cache_groups(plan)
         engine = VllmConfig(kv_cache_groups=groups, num_gpu_blocks=plan.num_blocks - 1, max_model_len=32768)

@@ -4,17 +4,20 @@
 
 300 conversations of six turns on four simulated H200 with vLLM 0.33's rules and the preset's step times. The memory of
 the KV cache is varied, from 5 % of what an H200 leaves to all of it. Rows with host memory have as many host blocks as
-all of an H200's KV blocks, in vLLM's own offload.
+all of an H200's KV blocks, in vLLM's own offload. Moved turns are later turns that go to another worker than the turn
+before; regret is that of KV routing, in blocks per decision.
 """
 
 from __future__ import annotations
 
 import argparse
+import math
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
+import numpy as np
 from rich.console import Console
 from rich.table import Table
 
@@ -27,6 +30,9 @@ from understudy.tiers.settings import TiersConfig
 from understudy.workload import Normal, Poisson, SyntheticSpec, synthesise
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from understudy.run.timeline import Timeline
     from understudy.workload import Workload
 
 MODEL, GPU, WORKERS = "gpt-oss-120b", "H200", 4
@@ -106,8 +112,22 @@ def host_memory() -> TiersConfig:
     )
 
 
-def measure(workload: Workload, share: float, setting: Setting, policy: str) -> tuple[float, ...]:
-    """Return hit rate, that of full attention alone, mean and p99 TTFT in ms, preemptions, and regret in blocks."""
+class Row(NamedTuple):
+    """Results of one setting with one share of the memory."""
+
+    hit_ratio: float
+    full_hit_ratio: float
+    """Hit rate of full attention alone; NaN without a group of it."""
+    ttft_ms: float
+    ttft_p99_ms: float
+    preemptions: int
+    moved_turns: int
+    """Later turns that go to another worker than the turn before."""
+    regret_blocks: float
+
+
+def measure(workload: Workload, share: float, setting: Setting, policy: str) -> Row:
+    """Replay the workload with one setting."""
     routing = us.KvRouting(**(setting.routing or {})) if policy == "kv" else policy
     tiers = host_memory() if setting.host else None
     run = run_offline(
@@ -121,50 +141,98 @@ def measure(workload: Workload, share: float, setting: Setting, policy: str) -> 
     groups = run.facts.kv_groups
     full_hit = None if groups is None else groups.full_attention_hit_ratio
     hit = report.prefix_hit_ratio.first_admission
-    return (
+    full = hit if groups is None else groups.full_attention_hit_ratio
+    return Row(
         hit,
-        hit if full_hit is None else full_hit,
+        math.nan if full is None else full,
         report.ttft_ms.mean,
         report.ttft_ms.p99,
         report.preemptions,
+        count_moved_turns(run.timeline),
         run.facts.router.get("mean_cost_regret_blocks", 0.0),
     )
 
 
-def plot(path: Path, found: dict[str, list[tuple[float, ...]]]) -> None:
-    """Write hit rate and mean TTFT by memory as two charts in one SVG."""
-    width, height, left, top = 330, 230, 52, 30
+def count_moved_turns(timeline: Timeline) -> int:
+    """Count the turns of a session that another worker served than the turn before."""
+    order = np.lexsort((timeline.turn, timeline.session))
+    session, worker = timeline.session[order], timeline.worker[order]
+    return int(((session[1:] == session[:-1]) & (worker[1:] != worker[:-1])).sum())
+
+
+WIDTH, HEIGHT, LEFT, TOP = 400, 360, 62, 40
+
+
+class Axis(NamedTuple):
+    """A vertical axis: its ticks from the foot to the top, and whether it is logarithmic."""
+
+    title: str
+    ticks: tuple[float, ...]
+    log: bool
+
+    def pixel(self, value: float) -> float:
+        """Return the vertical position of a value."""
+        low, high = self.ticks[0], self.ticks[-1]
+        if self.log:
+            low, high, value = math.log(low), math.log(high), math.log(value)
+        return TOP + HEIGHT * (1 - (value - low) / (high - low))
+
+
+def latency_axis(values: Sequence[float]) -> Axis:
+    """Return a logarithmic axis with round ticks around the values."""
+    rounds = [step * 10.0**power for power in range(6) for step in (1, 2, 5)]
+    first = max(index for index, tick in enumerate(rounds) if tick <= min(values))
+    last = min(index for index, tick in enumerate(rounds) if tick >= max(values))
+    return Axis("mean TTFT, ms (log scale)", tuple(rounds[first : last + 1]), log=True)
+
+
+def plot(path: Path, found: dict[str, list[Row]]) -> None:
+    """Write hit rate and mean TTFT by memory as two charts in one SVG, with host memory dashed."""
+    charts = (
+        ([row.hit_ratio for rows in found.values() for row in rows], "hit_ratio"),
+        ([row.ttft_ms for rows in found.values() for row in rows], "ttft_ms"),
+    )
+    size = 2 * (LEFT + WIDTH) + 30, TOP + HEIGHT + 50 + 18 * len(found)
     parts = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" width="800" height="{height + 150}" font-family="sans-serif" '
-        'font-size="11" fill="#333">'
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {size[0]} {size[1]}" width="{size[0]}" '
+        f'height="{size[1]}" font-family="sans-serif" font-size="12" fill="#333">',
+        f'<rect width="{size[0]}" height="{size[1]}" fill="#fff"/>',
     ]
-    for chart, (title, column) in enumerate((("hit rate", 0), ("mean TTFT, ms", 2))):
-        x0 = left + chart * (width + 70)
-        most = 1.0 if column == 0 else max(row[column] for rows in found.values() for row in rows)
-        parts.append(
-            f'<text x="{x0}" y="{top - 12}" font-weight="bold">{title} by share of the KV memory</text>'
-        )
-        for tick in range(5):
-            y = top + height - height * tick / 4
-            label = f"{most * tick / 4:.2f}" if column == 0 else f"{most * tick / 4:,.0f}"
-            parts.append(f'<path d="M{x0} {y:.1f}h{width}" stroke="#ddd"/>')
-            parts.append(f'<text x="{x0 - 6}" y="{y + 4:.1f}" text-anchor="end">{label}</text>')
-        for number, share in enumerate(SHARES):
-            x = x0 + width * number / (len(SHARES) - 1)
-            parts.append(f'<text x="{x:.1f}" y="{top + height + 16}" text-anchor="middle">{share:.0%}</text>')
-        for name, rows in found.items():
-            points = " ".join(
-                f"{x0 + width * number / (len(SHARES) - 1):.1f},{top + height * (1 - row[column] / most):.1f}"
-                for number, row in enumerate(rows)
-            )
-            parts.append(
-                f'<polyline points="{points}" fill="none" stroke="{SERIES[name].colour}" stroke-width="2"/>'
-            )
+    for number, (values, column) in enumerate(charts):
+        axis = latency_axis(values) if number else Axis("hit rate", (0, 0.2, 0.4, 0.6, 0.8, 1), log=False)
+        parts += draw_chart(LEFT + number * (WIDTH + LEFT + 10), axis, column, found)
     for number, name in enumerate(found):
-        y = top + height + 40 + 17 * number
-        parts.append(f'<path d="M{left} {y - 4}h24" stroke="{SERIES[name].colour}" stroke-width="3"/>')
-        parts.append(f'<text x="{left + 32}" y="{y}">{name}</text>')
+        y = TOP + HEIGHT + 50 + 18 * number
+        parts.append(f'<path d="M{LEFT} {y - 4}h32" {stroke_of(name)}/>')
+        parts.append(f'<text x="{LEFT + 40}" y="{y}">{name}</text>')
     path.write_text("\n".join([*parts, "</svg>"]) + "\n", encoding="utf-8")
+
+
+def draw_chart(left: int, axis: Axis, column: str, found: dict[str, list[Row]]) -> list[str]:
+    """Return the axes and the lines of one chart."""
+    parts = [
+        f'<text x="{left}" y="{TOP - 16}" font-weight="bold">{axis.title}, by share of the KV memory</text>'
+    ]
+    for tick in axis.ticks:
+        y = axis.pixel(tick)
+        parts.append(f'<path d="M{left} {y:.1f}h{WIDTH}" stroke="#ddd"/>')
+        parts.append(f'<text x="{left - 8}" y="{y + 4:.1f}" text-anchor="end">{tick:,.10g}</text>')
+    places = [left + WIDTH * number / (len(SHARES) - 1) for number in range(len(SHARES))]
+    for x, share in zip(places, SHARES, strict=True):
+        parts.append(f'<text x="{x:.1f}" y="{TOP + HEIGHT + 18}" text-anchor="middle">{share:.0%}</text>')
+    for name, rows in found.items():
+        points = [(x, axis.pixel(getattr(row, column))) for x, row in zip(places, rows, strict=True)]
+        line = " ".join(f"{x:.1f},{y:.1f}" for x, y in points)
+        parts.append(f'<polyline points="{line}" {stroke_of(name)}/>')
+        colour = SERIES[name].colour
+        parts += [f'<circle cx="{x:.1f}" cy="{y:.1f}" r="3" fill="{colour}"/>' for x, y in points]
+    return parts
+
+
+def stroke_of(name: str) -> str:
+    """Return the attributes of a setting's line."""
+    dashes = ' stroke-dasharray="7 4"' if SERIES[name].host else ""
+    return f'fill="none" stroke="{SERIES[name].colour}" stroke-width="2"{dashes}'
 
 
 def main() -> int:
@@ -177,9 +245,9 @@ def main() -> int:
     parser.add_argument("--plot", type=Path, metavar="FILE", help="write the two charts as SVG")
     args = parser.parse_args()
     workload = conversations()
-    console = Console(width=130)
+    console = Console(width=140)
     series = {name: one for name, one in SERIES.items() if one.routing is None or args.routing == "kv"}
-    found: dict[str, list[tuple[float, ...]]] = {name: [] for name in series}
+    found: dict[str, list[Row]] = {name: [] for name in series}
     for share in SHARES:
         blocks = engine_with(share, 0).num_gpu_blocks
         table = Table(
@@ -191,6 +259,7 @@ def main() -> int:
             "mean TTFT ms",
             "p99 TTFT ms",
             "preemptions",
+            "moved turns",
             "regret",
         ):
             table.add_column(column, justify="right")
@@ -198,12 +267,9 @@ def main() -> int:
             row = measure(workload, share, setting, args.routing)
             found[name].append(row)
             cells = (
-                f"{row[0]:.3f}",
-                f"{row[1]:.3f}",
-                f"{row[2]:,.0f}",
-                f"{row[3]:,.0f}",
-                f"{row[4]:.0f}",
-                f"{row[5]:.1f}",
+                *(f"{row.hit_ratio:.3f}", f"{row.full_hit_ratio:.3f}"),
+                *(f"{row.ttft_ms:,.0f}", f"{row.ttft_p99_ms:,.0f}"),
+                *(f"{row.preemptions:,}", f"{row.moved_turns:,}", f"{row.regret_blocks:.1f}"),
             )
             table.add_row(name, *cells)
         console.print(table)
