@@ -12,6 +12,7 @@ from typing import Any
 import jsonschema
 import pytest
 
+import understudy
 from server.fleet_scene import C, fleet_of
 from server.router_scene import Scene, play
 from understudy.cli import main
@@ -98,6 +99,19 @@ def test_the_schemas_are_those_that_the_script_writes() -> None:
 
 def test_the_report_of_a_replay_follows_its_schema(outputs: Path) -> None:
     check("report", json.loads((outputs / "report.json").read_text()))
+
+
+def test_the_report_of_several_kv_cache_groups_follows_its_schema() -> None:
+    groups = (
+        understudy.KvCacheGroup(kind="sliding_window", block_size=16, window=64),
+        understudy.KvCacheGroup(kind="full", block_size=16),
+    )
+    engine = understudy.VllmConfig(kv_cache_groups=groups, num_gpu_blocks=2000)
+    document = understudy.replay(TRACE, engine).to_dict()
+    check("report", document)
+    document["run"]["kv_groups"]["groups"][0]["surprise"] = 1
+    with pytest.raises(jsonschema.ValidationError):
+        check("report", document)
 
 
 def test_the_report_of_a_run_without_requests_follows_its_schema(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import replace
 from functools import cache
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -18,6 +19,7 @@ from understudy.report.group_verdicts import group_tail_gone
 from understudy.report.html import page
 from understudy.report.html.group_chart import group_card
 from understudy.report.remedies import Change, Setup
+from understudy.run.group_facts import GroupFacts, GroupUse
 from understudy.tiers.settings import TiersConfig
 from understudy.workload import Normal, OpenLoop
 
@@ -116,3 +118,11 @@ def test_the_card_leaves_out_full_attention_where_no_group_has_it() -> None:
     card = group_card(replace(report, run=replace(report.run, kv_groups=facts)))
     assert card is not None
     assert card.subtitle.endswith("of tokens hit")
+
+
+def test_every_number_of_groups_is_defined_in_the_docs() -> None:
+    text = (Path(__file__).parents[2] / "docs" / "metrics.md").read_text()
+    section = text.partition("## KV cache groups\n")[2].partition("\n## ")[0]
+    uses = {f"groups[].{name}" for name in GroupUse.__struct_fields__}
+    facts = set(GroupFacts.__struct_fields__) - {"groups"}
+    assert {key.removesuffix("[]") for key in re.findall(r"^\| `([^`]+)` \|", section, re.M)} == uses | facts

@@ -25,6 +25,7 @@ from understudy.report.report import SCHEMA, Report
 from understudy.report.requests import key_of
 from understudy.report.trial import Trial
 from understudy.report.verdict import Verdict
+from understudy.run.group_facts import GroupFacts, GroupUse
 from understudy.run.schema import list_columns
 from understudy.run.tier_columns import TierColumns
 from understudy.run.timeline import FinishReason, Status, Timeline
@@ -44,6 +45,7 @@ def describe_report() -> Schema:
         "run": {
             "type": "object",
             "description": "facts about the run: workload, settings, digest, wall time",
+            "properties": {"kv_groups": _describe_kv_groups()},
         },
         "percentile_method": TEXT,
         **{root: describe_type(hints[root], defs) for root in roots},
@@ -64,6 +66,26 @@ def describe_report() -> Schema:
     optional = {**tiers, "without_tiers": without, "advice": advice}
     whole = describe_object("report", {**known, **definitions}, optional)
     return {**whole, "$defs": defs}
+
+
+def _describe_kv_groups() -> Schema:
+    """Describe hits and held blocks of several KV cache groups."""
+    group = {
+        "kind": TEXT,
+        "window": MAYBE_COUNT,
+        **dict.fromkeys(("block_size", "held_blocks_peak"), COUNT),
+        "held_blocks_mean": NUMBER,
+        "held_blocks": list_of(COUNT),
+    }
+    facts = {
+        **dict.fromkeys(("hit_ratio", "shortened_ratio"), NUMBER),
+        "full_attention_hit_ratio": MAYBE,
+        "time_s": list_of(NUMBER),
+        "groups": list_of(describe_object("KV cache group", group)),
+    }
+    assert set(group) == set(GroupUse.__struct_fields__)
+    assert set(facts) == set(GroupFacts.__struct_fields__)
+    return describe_object("KV cache groups", facts)
 
 
 def describe_request() -> Schema:

@@ -36,7 +36,7 @@ def group_card(report: Report) -> Card | None:
     if found is None:
         return None
     x, seconds = time_axis(report, FULL)
-    top = max(max(group.held_blocks) for group in found.groups)
+    top = max(max(group.held_blocks, default=0) for group in found.groups)
     y = Scale.linear(max(top, 1), FULL.y, label=lambda blocks: f"{blocks:,.0f}")
     plot = Plot(FULL, x, y, "Blocks held by each KV cache group over time")
     start_s = report.columns.start_ns / NS_PER_S
