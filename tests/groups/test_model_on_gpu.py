@@ -112,7 +112,7 @@ def test_given_groups_are_kept() -> None:
     assert engine.kv_cache_groups == (FULL,)
 
 
-def test_a_config_file_with_layers_that_differ_works(tmp_path: Path) -> None:
+def write_windows(tmp_path: Path, **changed: Any) -> Path:
     config: dict[str, Any] = {
         "model_type": "qwen2",
         "torch_dtype": "bfloat16",
@@ -124,9 +124,30 @@ def test_a_config_file_with_layers_that_differ_works(tmp_path: Path) -> None:
         "intermediate_size": 4096,
         "sliding_window": 64,
         "layer_types": ["sliding_attention", "full_attention"] * 2,
+        **changed,
     }
     path = tmp_path / "config.json"
     path.write_text(json.dumps(config))
+    return path
+
+
+def test_a_file_whose_layers_are_not_known_is_refused(tmp_path: Path) -> None:
+    path = write_windows(tmp_path, torch_dtype="int3")
+    with pytest.raises(ConfigError, match="torch_dtype: 'int3' is not known"):
+        settings(f"model={path}", "gpu.name=H200")
+
+
+def test_a_file_without_a_type_has_groups_and_a_note_on_its_type(tmp_path: Path) -> None:
+    path = write_windows(tmp_path, torch_dtype=None)
+    found = settings(f"model={path}", "gpu.name=H200")
+    assert len(found.engine.describe()["kv_cache_groups"]) == 2
+    assert found.notes[-1].endswith("torch_dtype is missing: KV in bfloat16, as vLLM computes without it")
+    alike = write_windows(tmp_path, torch_dtype=None, layer_types=None, sliding_window=None)
+    assert "torch_dtype is missing" in settings(f"model={alike}", "gpu.name=H200").notes[-1]
+
+
+def test_a_config_file_with_layers_that_differ_works(tmp_path: Path) -> None:
+    path = write_windows(tmp_path)
     engine = engine_of(f"model={path}", "gpu.memory=10GiB", "gpu.weights=2GiB", "engine.block_size=16")
     memory = int(10 * 2**30 * 0.9) - 2 * 2**30
     plan = groups_of_model(str(path), memory_bytes=memory, max_model_len=4096)

@@ -182,6 +182,28 @@ def test_full_layers_may_have_heads_of_their_own(tmp_path: Path) -> None:
     assert [(layer.kv_heads, layer.head_size) for layer in layers_of_model(model)[:2]] == [(8, 128), (2, 256)]
 
 
+@pytest.mark.parametrize("dtype", [None, "float32", "bfloat16"])
+def test_a_file_without_a_type_or_in_32_bits_is_kept_in_bf16_as_by_vllm(
+    tmp_path: Path, dtype: str | None
+) -> None:
+    assert {layer.dtype for layer in layers_of_model(write(tmp_path, torch_dtype=dtype))} == {"bf16"}
+
+
+@pytest.mark.parametrize(("kv_dtype", "kept"), [("auto", "f16"), ("bf16", "bf16"), ("fp8", "u8")])
+def test_the_type_of_the_cache_replaces_that_of_the_model(tmp_path: Path, kv_dtype: str, kept: str) -> None:
+    model = write(tmp_path, torch_dtype="float16")
+    assert {layer.dtype for layer in layers_of_model(model, kv_dtype=kv_dtype)} == {kept}
+
+
+@pytest.mark.parametrize(
+    ("kind", "size"), [("gemma", 256), ("gemma2", 256), ("gemma3", 256), ("gpt_oss", 64), ("llama", 240)]
+)
+def test_a_head_without_a_size_has_that_of_its_type(tmp_path: Path, kind: str, size: int) -> None:
+    keys = {"hidden_size": 3840, "num_attention_heads": 16, "sliding_window": 1024}
+    model = write(tmp_path, model_type=kind, **keys)
+    assert {layer.head_size for layer in layers_of_model(model)} == {size}
+
+
 def test_a_32_bit_state_of_the_file_is_read(tmp_path: Path) -> None:
     model = write(tmp_path, **CONFIGS["Qwen3-Next-80B-A3B"], mamba_ssm_dtype="float32")
     assert layers_of_model(model)[0].dtypes == ("bf16", "f32")
@@ -202,10 +224,14 @@ def test_a_32_bit_state_of_the_file_is_read(tmp_path: Path) -> None:
         ({"mamba_d_state": 16}, "has states and does not list its layers; add layers_block_type"),
         ({"compress_ratios": [4]}, "compress_ratios: compressed MLA .* not supported; give the layers"),
         ({"is_encoder_decoder": True}, "encoders are not supported; use a decoder"),
-        ({"torch_dtype": None}, "torch_dtype .or dtype. is missing; add it"),
         ({"torch_dtype": "int3"}, "torch_dtype: 'int3' is not known; known are bfloat16"),
-        ({"hidden_size": 4097}, "head_dim is missing, and hidden_size is not a multiple"),
+        ({"hidden_size": 4097}, "head_dim is missing, and hidden_size=4097 is not a multiple"),
         ({"linear_attn_config": 3}, "linear_attn_config must be a mapping, got 3"),
+        (
+            {"kv_lora_rank": 512, "qk_rope_head_dim": 64, "sliding_window": 64},
+            "kv_lora_rank: MLA with windows or chunks is not supported; give the layers",
+        ),
+        ({"hybrid_layer_pattern": [1, 0] * 4}, "hybrid_layer_pattern: windows with heads of their own"),
     ],
 )
 def test_a_file_that_does_not_say_is_refused_by_its_key(

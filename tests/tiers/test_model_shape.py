@@ -112,14 +112,18 @@ def test_the_language_part_of_a_model_that_sees_is_used(tmp_path: Path) -> None:
         ({"num_hidden_layers": ...}, "num_hidden_layers is missing"),
         ({"num_hidden_layers": "many"}, "num_hidden_layers must be an int"),
         ({"num_key_value_heads": 0}, "num_key_value_heads must be an int of at least 1"),
-        ({"hidden_size": 4097}, "hidden_size is not a multiple of num_attention_heads"),
-        ({"torch_dtype": ...}, "torch_dtype .or dtype. is missing"),
-        ({"torch_dtype": "int3"}, "dtype 'int3' is not known"),
+        ({"hidden_size": 4097}, "hidden_size=4097 is not a multiple of num_attention_heads=32"),
+        ({"torch_dtype": "int3"}, "torch_dtype: 'int3' is not known"),
         ({"kv_lora_rank": 512}, "qk_rope_head_dim is missing"),
-        ({"layer_types": ["full_attention", "sliding_attention"]}, "several kinds; give kv_bytes_per_token"),
-        ({"layer_types": ["linear_attention"]}, "several kinds"),
+        (
+            {"layer_types": ["full_attention", "sliding_attention"] * 16, "sliding_window": 9},
+            "several kinds; give kv_bytes_per_token",
+        ),
+        ({"layer_types": ["linear_attention"] * 32}, "more than keys and values"),
+        ({"layer_types": ["linear_attention"]}, "layer_types has 1 entries for num_hidden_layers=32"),
         ({"use_sliding_window": True, "sliding_window": 9, "max_window_layers": 28}, "several kinds"),
-        ({"sliding_window_pattern": 6}, "several kinds"),
+        ({"sliding_window_pattern": 6, "sliding_window": 9}, "several kinds"),
+        ({"sliding_window_pattern": 6}, "sliding_window is missing, and there is a pattern of it"),
         ({"index_head_dim": 128}, "more than keys and values"),
         ({"is_encoder_decoder": True}, "encoder and a decoder"),
     ],
@@ -129,6 +133,11 @@ def test_a_config_that_does_not_say_is_refused_by_its_key(
 ) -> None:
     with pytest.raises(ConfigError, match=match):
         read(tmp_path, **{**LLAMA_8B, **change})
+
+
+@pytest.mark.parametrize("dtype", [..., None, "float32"])
+def test_a_file_without_a_type_or_in_32_bits_is_kept_in_16_as_by_vllm(tmp_path: Path, dtype: object) -> None:
+    assert read(tmp_path, **{**LLAMA_8B, "torch_dtype": dtype}).bytes_per_token() == 131_072
 
 
 @pytest.mark.parametrize(

@@ -78,7 +78,11 @@ def run(args: argparse.Namespace) -> int:
             found["max_model_len"] = plan.max_model_len
         print(json.dumps(found, indent=2))
     else:
+        from understudy.run.model_groups import note_on_dtype
+
         print("\n".join(_describe(plan, args.model, plan.max_model_len)))
+        for note in note_on_dtype(args.model):
+            print(f"note: {note}")
     return 0
 
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from understudy.groups.config import ModelConfig
 from understudy.timing.architecture import Architecture, plain_name
 from understudy.timing.known_models import MODELS, known_name, unknown_model
+from understudy.timing.model_config import ModelConfig
 from understudy.timing.names import name_key
 
 _DEEPSEEK: dict[str, Any] = {"num_hidden_layers": 61, "kv_lora_rank": 512, "qk_rope_head_dim": 64}

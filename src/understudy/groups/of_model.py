@@ -6,19 +6,15 @@ from pathlib import Path
 from typing import Any
 
 from understudy.errors import ConfigError
-from understudy.groups.config import ModelConfig
 from understudy.groups.known_layers import known_config
 from understudy.groups.layer import Layer
 from understudy.groups.plan import GroupPlan, plan_groups
 from understudy.groups.states import state_layer
 from understudy.kv.counts import count
+from understudy.timing.layer_pattern import cached_kinds, window_tokens
+from understudy.timing.model_config import ModelConfig, read_dtype
 from understudy.timing.weight_types import kv_type
 
-_DTYPES = {
-    **dict.fromkeys(("bfloat16", "bf16"), "bf16"),
-    **dict.fromkeys(("float16", "fp16", "half"), "f16"),
-    **dict.fromkeys(("float32", "fp32"), "f32"),
-}
 _FP8_SPARSE_BYTES = 656
 """Bytes of a token that vLLM's fp8 cache of sparse MLA keeps: 512 in fp8, their scales, and 64 in bf16."""
 
@@ -58,6 +54,14 @@ def groups_of_model(
     )
 
 
+def config_of_model(model: str) -> ModelConfig:
+    """Return the configuration of a known model, or the file at a path or in a folder."""
+    path = Path(model)
+    if path.is_dir() or path.suffix == ".json":
+        return ModelConfig.read(path / "config.json" if path.is_dir() else path)
+    return known_config(model)
+
+
 def layers_of_model(
     model: str,
     *,
@@ -70,20 +74,16 @@ def layers_of_model(
 
     `block_size` is 64 for MLA and 16 for others by default; `state_dtype` replaces the type of recurrent states.
     """
-    path = Path(model)
-    if path.is_dir() or path.suffix == ".json":
-        config = ModelConfig.read(path / "config.json" if path.is_dir() else path)
-    else:
-        config = known_config(model)
-    kinds = config.layer_kinds()
+    config = config_of_model(model)
+    kinds = cached_kinds(config)
     gpus = count("tensor_parallel", tensor_parallel, 1, ConfigError)
-    dtype = _dtype(config)
-    cache = "u8" if kv_dtype not in (None, "auto") and kv_type(kv_dtype) == "fp8" else dtype
+    dtype = config.dtype()
+    cache = dtype if kv_dtype in (None, "auto") else {"fp8": "u8"}.get(named := kv_type(kv_dtype), named)
     found: dict[str, list[Layer]] = {
         kind: _attention(config, kind, block_size, cache, gpus) for kind in set(kinds) - {"state"}
     }
     if "state" in kinds:
-        state = None if state_dtype is None else _named_dtype("state_dtype", state_dtype)
+        state = None if state_dtype is None else read_dtype("state_dtype", state_dtype)
         found["state"] = [
             state_layer(
                 config, tensor_parallel=gpus, dtype=dtype, state_dtype=state or _state_dtype(config, dtype)
@@ -101,7 +101,7 @@ def _attention(
     block = count("block_size", block_size or 16, 1, ConfigError)
     heads = config.number("num_attention_heads")
     kv_heads = config.number("num_key_value_heads", default=heads)
-    head_size = _head_size(config, heads)
+    head_size = config.head_dim(heads)
     if kind == "full":
         kv_heads = config.number("num_global_key_value_heads", default=kv_heads)
         head_size = config.number("global_head_dim", default=head_size)
@@ -112,7 +112,7 @@ def _attention(
         )
     named: dict[str, Any] = {"kind": "full"}
     if kind == "window":
-        named = {"kind": "sliding_window", "window": config.number("sliding_window")}
+        named = {"kind": "sliding_window", "window": window_tokens(config)}
     elif kind == "chunk":
         named = {"kind": "chunked_local", "chunk": config.number("attention_chunk_size")}
     kv_heads = max(kv_heads // tensor_parallel, 1)
@@ -141,36 +141,9 @@ def _latent(config: ModelConfig, block_size: int, dtype: str) -> list[Layer]:
     return layers
 
 
-def _head_size(config: ModelConfig, heads: int) -> int:
-    if config.has("head_dim", "attention_head_dim"):
-        return config.number("head_dim", "attention_head_dim")
-    size, remainder = divmod(config.number("hidden_size"), heads)
-    if remainder:
-        raise ConfigError(
-            f"{config.where}: head_dim is missing, and hidden_size is not a multiple of num_attention_heads; add it"
-        )
-    return size
-
-
-def _dtype(config: ModelConfig) -> str:
-    named = config.content.get("dtype") or config.content.get("torch_dtype")
-    if not isinstance(named, str):
-        raise ConfigError(f"{config.where}: torch_dtype (or dtype) is missing; add it to the file")
-    return _named_dtype(f"{config.where}: torch_dtype", named)
-
-
 def _state_dtype(config: ModelConfig, dtype: str) -> str | None:
     """Return the type of recurrent states: the file's, or vLLM's default for the architecture."""
-    named = config.content.get("mamba_ssm_cache_dtype") or config.content.get("mamba_ssm_dtype")
-    if isinstance(named, str) and named != "auto":
-        return _named_dtype(f"{config.where}: mamba_ssm_dtype", named)
-    if config.has("linear_attn_config"):
-        return None
+    named = config.state_dtype()
+    if named is not None or config.has("linear_attn_config"):
+        return named
     return "f32" if config.model_type == "nemotron_h" else dtype
-
-
-def _named_dtype(where: str, name: str) -> str:
-    key = name.removeprefix("torch.").lower()
-    if key not in _DTYPES:
-        raise ConfigError(f"{where}: {name!r} is not known; known are {', '.join(_DTYPES)}")
-    return _DTYPES[key]

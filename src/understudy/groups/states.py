@@ -10,7 +10,7 @@ from understudy.groups.layer import Layer
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from understudy.groups.config import ModelConfig
+    from understudy.timing.model_config import ModelConfig
 
     Share = Callable[[str, int], int]
 

@@ -12,6 +12,7 @@ from understudy.engines.profiles import NEWEST, find_profile
 from understudy.engines.vllm_config import VllmConfig
 from understudy.errors import ConfigError
 from understudy.groups import GroupPlan, groups_of_model, layers_of_model
+from understudy.groups.of_model import config_of_model
 from understudy.timing.capacity import BLOCKS_PLUS_MINUS
 from understudy.timing.contexts import known_context
 
@@ -28,13 +29,18 @@ _UNLIMITED_BYTES = 1 << 60
 def has_uniform_layers(model: str) -> bool:
     """Whether all layers of `model` keep the same KV of every token, so that one group holds them.
 
-    True for a model whose layers are not known: its error comes from what needs them.
+    ConfigError for an unknown model, and for a file whose layers are not known.
     """
-    try:
-        layers = layers_of_model(model)
-    except ConfigError:
-        return True
+    layers = layers_of_model(model)
     return all(layer == layers[0] for layer in layers) and layers[0].is_full
+
+
+def note_on_dtype(model: str) -> tuple[str, ...]:
+    """Return a note if the file of `model` does not say its type, for which vLLM takes bfloat16."""
+    config = config_of_model(model)
+    if not config.is_without_dtype:
+        return ()
+    return (f"{config.where}: torch_dtype is missing: KV in bfloat16, as vLLM computes without it",)
 
 
 def plan_model_groups(

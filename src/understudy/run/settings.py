@@ -17,7 +17,12 @@ from understudy.router.kv import KvRouting  # noqa: TC001  (msgspec reads the an
 from understudy.router.load import load_router
 from understudy.run.disaggregation import Disaggregation  # noqa: TC001  (msgspec reads the annotation)
 from understudy.run.layers import TIER_FIELDS, drop_superseded, index_tiers_by_name, reject_unused_kv_size
-from understudy.run.model_groups import apply_model_groups, has_uniform_layers, size_group_tiers
+from understudy.run.model_groups import (
+    apply_model_groups,
+    has_uniform_layers,
+    note_on_dtype,
+    size_group_tiers,
+)
 from understudy.run.offline import Routing
 from understudy.run.pools import WorkerPool, check_pools
 from understudy.tiers.gpu import GpuSettings  # noqa: TC001  (msgspec reads the annotation)
@@ -220,7 +225,8 @@ def apply_gpus(
     elif gpu.is_known:
         engine = msgspec.structs.replace(engine, timing=gpu.timing(model, kv_dtype))
     if model is not None and not has_uniform_layers(model) and not getattr(engine, "kv_cache_groups", ()):
-        return apply_model_groups(gpu, engine, model, kv_dtype, has_blocks=has_blocks)
+        engine, notes = apply_model_groups(gpu, engine, model, kv_dtype, has_blocks=has_blocks)
+        return engine, (*notes, *note_on_dtype(model))
     if has_blocks:
         return engine, ()
     found = gpu.num_blocks(
@@ -238,7 +244,7 @@ def apply_gpus(
         f"the exact number pass {engine.exact_pool_flags} start-up log"
     )
     engine = msgspec.structs.replace(engine, num_gpu_blocks=found.blocks)
-    return engine, (note,) if found.plus_minus else ()
+    return engine, (*((note,) if found.plus_minus else ()), *(() if model is None else note_on_dtype(model)))
 
 
 def _fit_length(engine: _Engine, model: str | None) -> _Engine:

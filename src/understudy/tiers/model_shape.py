@@ -5,14 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from fractions import Fraction
 from pathlib import Path
-from typing import Any
 
-from understudy.checks import read_settings
 from understudy.errors import ConfigError
 from understudy.kv.counts import count
 from understudy.tiers.sizes import parse_bytes
 from understudy.timing import known_models
 from understudy.timing.architecture import plain_name
+from understudy.timing.layer_pattern import cached_kinds, layer_kinds
+from understudy.timing.model_config import ModelConfig
 from understudy.timing.names import name_key
 
 DTYPE_BYTES = {
@@ -61,7 +61,7 @@ class ModelShape:
     @classmethod
     def from_config(cls, path: Path) -> ModelShape:
         """Read a Hugging Face `config.json`. ConfigError names the file and the invalid key."""
-        return _read_config(str(path), read_settings(path, "model "))
+        return _read_config(ModelConfig.read(path))
 
     def bytes_per_token(self, *, kv_dtype: str | None = None, tensor_parallel: int = 1) -> int:
         """Return the KV bytes per token on one of `tensor_parallel` GPUs.
@@ -123,56 +123,32 @@ def dtype_bytes(dtype: str) -> int:
     return DTYPE_BYTES[name]
 
 
-def _read_config(where: str, config: dict[str, Any]) -> ModelShape:
-    text = config.get("text_config")  # multimodal models have their language model here
-    if isinstance(text, dict):
-        config = {"torch_dtype": config.get("torch_dtype"), "dtype": config.get("dtype"), **text}
-    _reject_mixed_layers(where, config)
-
-    def number(key: str) -> int:
-        if config.get(key) is None:
-            raise ConfigError(f"model {where}: {key} is missing")
-        return count(f"model {where}: {key}", config[key], 1, ConfigError)
-
-    dtype = config.get("dtype") or config.get("torch_dtype")
-    if not isinstance(dtype, str):
-        raise ConfigError(f"model {where}: torch_dtype (or dtype) is missing")
-    layers = number("num_hidden_layers")
-    if config.get("kv_lora_rank") is not None:
-        return ModelShape(where, layers, 0, 0, dtype, number("kv_lora_rank") + number("qk_rope_head_dim"))
-    heads = number("num_attention_heads")
-    kv_heads = heads if config.get("num_key_value_heads") is None else number("num_key_value_heads")
-    if config.get("head_dim") is not None:
-        head_dim = number("head_dim")
-    else:
-        head_dim, remainder = divmod(number("hidden_size"), heads)
-        if remainder:
-            raise ConfigError(
-                f"model {where}: head_dim is missing, and hidden_size is not a multiple of num_attention_heads"
-            )
-    return ModelShape(where, layers, kv_heads, head_dim, dtype)
+def _read_config(config: ModelConfig) -> ModelShape:
+    _reject_mixed_layers(config)
+    dtype = {"bf16": "bfloat16", "f16": "float16"}[config.dtype()]
+    layers, where = len(cached_kinds(config)), config.where.removeprefix("model ")
+    if config.has("kv_lora_rank"):
+        latent = config.number("kv_lora_rank") + config.number("qk_rope_head_dim")
+        return ModelShape(where, layers, 0, 0, dtype, latent)
+    heads = config.number("num_attention_heads")
+    kv_heads = config.number("num_key_value_heads", default=heads)
+    return ModelShape(where, layers, kv_heads, config.head_dim(heads), dtype)
 
 
-def _reject_mixed_layers(where: str, config: dict[str, Any]) -> None:
+def _reject_mixed_layers(config: ModelConfig) -> None:
     """Raise ConfigError if the KV bytes per token are not constant, because layers differ or keep other state."""
-    kinds = set(config.get("layer_types") or config.get("layers_block_type") or ())
-    windowed = bool(config.get("use_sliding_window")) and config.get("sliding_window") is not None
-    first_window = config.get("max_window_layers")
-    if (
-        len(kinds) > 1
-        or kinds - {"full_attention", "sliding_attention", "attention"}
-        or config.get("sliding_window_pattern") is not None
-        or (windowed and first_window not in (None, 0, config.get("num_hidden_layers")))
-    ):
-        reason = "its layers are of several kinds"
-    elif any(key in config for key in ("ssm_cfg", "state_size", "mamba_d_state", "index_head_dim")):
-        reason = "its layers keep more than keys and values"
-    elif config.get("is_encoder_decoder"):
+    if config.content.get("is_encoder_decoder"):
         reason = "it has an encoder and a decoder"
+    elif config.has("ssm_cfg", "state_size", "mamba_d_state", "index_head_dim"):
+        reason = "its layers keep more than keys and values"
+    elif len(kinds := set(layer_kinds(config))) > 1:
+        reason = "its layers are of several kinds"
+    elif kinds - {"full", "window"}:
+        reason = "its layers keep more than keys and values"
     else:
         return
     raise ConfigError(
-        f"model {where}: the KV bytes per token are not constant, because {reason}; give kv_bytes_per_token"
+        f"{config.where}: the KV bytes per token are not constant, because {reason}; give kv_bytes_per_token"
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from pathlib import Path
 
@@ -85,6 +86,6 @@ def _read(path: Path) -> int | None:
     ):
         return context
     trained, factor = scaling.get("original_max_position_embeddings", context), scaling.get("factor", 1.0)
-    if not isinstance(trained, int) or not isinstance(factor, int | float):
+    if not isinstance(trained, int) or not isinstance(factor, int | float) or not math.isfinite(factor):
         raise ConfigError(f"model {path}: rope_scaling: factor and original length must be numbers")
     return int(trained * factor)

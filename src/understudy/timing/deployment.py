@@ -17,10 +17,6 @@ if TYPE_CHECKING:
     from understudy.timing.efficiencies import Efficiencies
 
 
-_STATE_BYTES = 2
-"""Bytes of an element of a state, in the model's 16 bits."""
-
-
 class Parallelism(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Parallel sizes of one model. Experts are sharded over all GPUs, or placed whole in `expert` groups."""
 
@@ -93,8 +89,9 @@ class Deployment(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 
     @property
     def kv_bytes_per_token(self) -> int:
-        """KV bytes per token on one GPU over all layers with keys, with windows counted as full attention."""
-        return self._kv_bytes_per_layer * (self.model.num_layers - self.model.state_layers)
+        """KV bytes per token on one GPU over all layers with keys of their own; windows count as full attention."""
+        model = self.model
+        return self._kv_bytes_per_layer * (model.num_layers - model.state_layers - model.shared_layers)
 
     def coefficients(self, efficiencies: Efficiencies) -> StepCoefficients:
         """Compute the step coefficients of a rank with these efficiencies.
@@ -116,7 +113,8 @@ class Deployment(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
         full_layers = model.num_layers - model.window_layers - model.state_layers
         # A state is read and written for every sequence of a step; a token updates it with three products.
         elements = model.state_layers * model.state_elements / tp
-        state = elements * 2 * _STATE_BYTES * read / efficiencies.kv
+        state_bytes = model.state_layers * (model.state_bytes or 2 * model.state_elements) / tp
+        state = state_bytes * 2 * read / efficiencies.kv
         comm_step, comm_token, expert_comm = self._communication_ms(efficiencies)
         return StepCoefficients(
             weights_ms=linear_parameters * linear.bytes * read / efficiencies.weights,

@@ -93,6 +93,9 @@ class TimingFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     def text(self) -> str:
         """Return the file as YAML."""
         plain: dict[str, Any] = msgspec.to_builtins(self)
+        for name in ("shared_layers", "state_bytes"):  # files of other models stay as they were
+            if not plain["model"][name]:
+                del plain["model"][name]
         body: str = yaml.safe_dump(plain, sort_keys=False, allow_unicode=True, width=110)
         return (
             "# Step times of one deployment, fitted to benchmarks: understudy replay TRACE --timing THIS_FILE\n"
