@@ -118,7 +118,14 @@ def _describe(error: msgspec.ValidationError, kind: type, settings: Any, where: 
     path = found[1] if found else ""
     reason = text[: found.start()] if found else text
     if isinstance(error.__cause__, ConfigError):
-        return reason  # a ConfigError of a struct's own check already names the setting
+        # A ConfigError of a struct's own check already names the setting, but not which entry of a list it is.
+        listed = re.fullmatch(r"\.?(\w+)(\[\d+\])", path)
+        start = "" if listed is None else f"{listed[1]}: "
+        return (
+            f"{listed[1]}{listed[2]}.{reason[len(start) :]}"
+            if listed and reason.startswith(start)
+            else reason
+        )
     name = f"{where}{path}" if where else path.lstrip(".")
     value = _value_at(settings, path)
     if choices := _choices(inspect.type_info(kind), path):

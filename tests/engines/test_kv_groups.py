@@ -21,10 +21,12 @@ from understudy.engines.group_recording import (
     GroupScenarioConfig,
 )
 from understudy.engines.kv_groups import KvCacheGroup, kv_cache_groups
+from understudy.engines.mocker_settings import MockerSettings
 from understudy.engines.profiles import PROFILES
 from understudy.engines.recorder import run_scenario
 from understudy.engines.recordings import Recording, find_recordings, read_file_as
 from understudy.engines.scenario import read_scenario
+from understudy.engines.speculation import SpeculativeConfig
 from understudy.engines.vllm_config import VllmConfig
 from understudy.errors import ConfigError, InvalidArgument, WrongState
 from understudy.groups import Layer, groups_of_model, plan_groups
@@ -87,11 +89,6 @@ def edit(name: str, **config: Any) -> GroupScenario:
         ({"prefix_cache_retention_interval": 40}, "multiple of 16"),
         ({"prefix_match_unit": 5}, "must divide the block size"),
         ({"groups": []}, "give at least one"),
-        (
-            {"groups": [KvCacheGroup(kind="sliding_window", block_size=16, window=1)]},
-            "window must be at least 2",
-        ),
-        ({"groups": [KvCacheGroup(kind="chunked_local", block_size=16, chunk=40)]}, "multiple of its block"),
         ({"groups": [KvCacheGroup(kind="mamba", block_size=64, mode="none")]}, "needs mode align"),
         ({"groups": [KvCacheGroup(kind="circular", block_size=8)]}, "can be cached"),
         ({"kv_manager": "kvbm"}, "kv_manager kvbm"),
@@ -121,6 +118,28 @@ FULL = KvCacheGroup(kind="full", block_size=16)
         ({"kind": "chunked_local", "block_size": 16}, "kind chunked_local needs a chunk"),
         ({"kind": "full", "block_size": 16, "checkpoint_blocks": 1}, "checkpoint_blocks is for kind mamba"),
         ({"kind": "full", "block_size": 0}, "block_size"),
+        ({"kind": "sliding_window", "block_size": 16, "window": 1}, "window must be at least 2, got 1"),
+        (
+            {"kind": "chunked_local", "block_size": 16, "chunk": 40},
+            "chunk must be a multiple of block_size=16",
+        ),
+        ({"kind": "full", "block_size": 16, "mode": "none"}, "mode is for kind mamba; leave it out"),
+        (
+            {"kind": "full", "block_size": 16, "checkpoint_alignment": 1},
+            "checkpoint_alignment is for kind mamba",
+        ),
+        (
+            {"kind": "mamba", "block_size": 16, "checkpoint_alignment": 0},
+            "checkpoint_alignment must be at least 1",
+        ),
+        (
+            {"kind": "mamba", "block_size": 16, "checkpoint_blocks": -1},
+            "checkpoint_blocks must be at least 0",
+        ),
+        (
+            {"kind": "mla", "block_size": 16, "bounded_replay": True},
+            "bounded_replay is for kind sliding_window_mla",
+        ),
     ],
 )
 def test_a_group_that_contradicts_itself_is_an_error(group: dict[str, Any], problem: str) -> None:
@@ -129,10 +148,31 @@ def test_a_group_that_contradicts_itself_is_an_error(group: dict[str, Any], prob
 
 
 def test_settings_of_groups_without_groups_are_errors() -> None:
-    with pytest.raises(ConfigError, match="need kv_cache_groups"):
+    with pytest.raises(ConfigError, match=r"^prefix_match_unit needs KV cache groups"):
         VllmConfig(prefix_match_unit=16).core_config(None, 0)
-    with pytest.raises(ConfigError, match="need kv_cache_groups"):
+    with pytest.raises(ConfigError, match=r"^prefix_cache_retention_interval needs KV cache groups"):
         VllmConfig(prefix_cache_retention_interval=None).live_config()
+    with pytest.raises(ConfigError, match="prefix_match_unit must be at least 1, got 0"):
+        VllmConfig(prefix_match_unit=0, kv_cache_groups=(FULL,))
+
+
+@pytest.mark.parametrize(
+    ("settings", "part"),
+    [
+        (
+            {"speculative_config": SpeculativeConfig(method="mtp", num_speculative_tokens=2)},
+            "speculative_config",
+        ),
+        ({"mocker": MockerSettings(aic_nextn=1)}, "aic_nextn"),
+        ({"kv_manager": "kvbm"}, "kv_manager=kvbm"),
+        ({"eviction_policy": "lru"}, "eviction_policy"),
+    ],
+)
+def test_parts_that_do_not_work_with_groups_are_refused_by_name(settings: dict[str, Any], part: str) -> None:
+    with pytest.raises(
+        ConfigError, match=f"^{part} does not work with several KV cache groups yet; leave it out"
+    ):
+        VllmConfig(kv_cache_groups=(WINDOW, FULL), **settings)
 
 
 def test_block_size_is_the_groups_unit_of_hashing() -> None:
@@ -140,6 +180,10 @@ def test_block_size_is_the_groups_unit_of_hashing() -> None:
     assert VllmConfig(kv_cache_groups=(WINDOW, large)).block_size == 16
     with pytest.raises(ConfigError, match="block_size=32 contradicts kv_cache_groups"):
         VllmConfig(kv_cache_groups=(WINDOW, FULL), block_size=32)
+    given = {"kv_cache_groups": [{"kind": "full", "block_size": 16}], "block_size": 64}
+    with pytest.raises(ConfigError, match="block_size=64 contradicts kv_cache_groups"):
+        VllmConfig.from_dict(given)
+    assert VllmConfig.from_dict({**given, "block_size": 16}).block_size == 16
 
 
 def test_releases_without_recordings_of_groups_are_refused() -> None:
@@ -150,6 +194,22 @@ def test_releases_without_recordings_of_groups_are_refused() -> None:
 def test_groups_are_read_from_settings_by_name() -> None:
     settings = {"kv_cache_groups": [{"kind": "sliding_window", "block_size": 16, "window": 64}]}
     assert VllmConfig.from_dict(settings).kv_cache_groups == (WINDOW,)
+
+
+def test_an_error_names_the_group() -> None:
+    listed = [{"kind": "full", "block_size": 16}, {"kind": "sliding_window", "block_size": 16, "window": 1}]
+    with pytest.raises(ConfigError, match=r"^kv_cache_groups\[1\]\.window must be at least 2, got 1"):
+        VllmConfig.from_dict({"kv_cache_groups": listed})
+
+
+def test_a_state_without_prefix_caching_has_a_block_that_the_others_divide() -> None:
+    plan = groups_of_model(
+        "Qwen3-Next-80B-A3B", memory_bytes=40 << 30, max_model_len=262144, prefix_caching=False
+    )
+    assert plan.hash_block_size > 2**20
+    config = VllmConfig(kv_cache_groups=kv_cache_groups(plan), enable_prefix_caching=False)
+    assert config.block_size == config.kv_cache_groups[0].block_size == -(-262144 // 544) * 544
+    assert run_offline(crowd(10), config).facts.digest is not None
 
 
 @pytest.mark.parametrize("asynchronous", [False, True])

@@ -99,3 +99,8 @@ def test_auto_is_the_longest_context_that_fits(capsys: pytest.CaptureFixture[str
     assert main([*auto, "70832"]) == 0
     assert main(["capacity", "--model", "gpt-oss-20b", "--kv-memory", "8GiB", "--max-model-len", "auto"]) == 0
     assert "Maximum concurrency for 131,072 tokens per request: 2.37x" in capsys.readouterr().out
+
+
+def test_without_prefix_caching_no_units_of_hashing_are_printed(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([*GPT_OSS, "--kv-memory", "8GiB", "--no-enable-prefix-caching"]) == 0
+    assert "prefix cache" not in capsys.readouterr().out

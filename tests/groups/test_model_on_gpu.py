@@ -180,6 +180,10 @@ def test_chunked_local_attention_is_one_group_unless_the_hybrid_manager_is_on() 
         ('engine.vllm_version="0.32"', "vllm_version: gpt-oss-120b has 2 KV cache groups, whose rules are"),
         ("engine.engine_type=sglang", "has 2 KV cache groups, which only the vLLM engine simulates"),
         ("engine.max_model_len=1000000000", "give more memory, or a shorter max_model_len"),
+        (
+            'engine.kv_cache_groups=[{"kind": "full", "block_size": 16}]',
+            "kv_cache_groups: the blocks of given groups do not follow .*; give --num-gpu-blocks, or leave",
+        ),
     ],
 )
 def test_engines_without_groups_and_requests_that_do_not_fit_are_refused(
@@ -187,3 +191,32 @@ def test_engines_without_groups_and_requests_that_do_not_fit_are_refused(
 ) -> None:
     with pytest.raises(ConfigError, match=problem):
         settings("model=gpt-oss-120b", "gpu.name=H200", assignment)
+
+
+@pytest.mark.parametrize("assignment", ['engine.vllm_version="0.32"', "engine.engine_type=sglang"])
+def test_a_model_with_states_is_not_told_to_plan_one_group(assignment: str) -> None:
+    with pytest.raises(ConfigError, match=r"has 4 KV cache groups.*; choose (0.33|--engine vllm)$"):
+        settings("model=qwen3-next-80b-a3b", "gpu.name=H200", "gpu.tensor_parallel_size=2", assignment)
+
+
+def test_a_given_length_that_the_given_blocks_do_not_hold_is_refused() -> None:
+    given = (*GPT_OSS, "engine.num_gpu_blocks=2000")
+    assert engine_of(*given, "engine.max_model_len=15000").num_gpu_blocks == 2000
+    with pytest.raises(
+        ConfigError, match="max_model_len=16000 needs 2001 blocks in all KV cache groups of gpt"
+    ):
+        engine_of(*given, "engine.max_model_len=16000")
+    assert engine_of(*given).max_model_len is None
+
+
+def test_a_model_with_states_runs_without_prefix_caching() -> None:
+    given = ("model=qwen3-next-80b-a3b", "gpu.name=H200", "gpu.tensor_parallel_size=2")
+    engine = engine_of(*given, "engine.enable_prefix_caching=false")
+    assert {group.mode for group in engine.kv_cache_groups if group.kind == "mamba"} == {"none"}
+    assert engine.block_size % 576 == 0
+
+
+def test_groups_do_not_work_with_prefill_and_decode_workers() -> None:
+    given = 'engine.kv_cache_groups=[{"kind": "full", "block_size": 16}]'
+    with pytest.raises(ConfigError, match="prefill and decode workers yet; leave them out, or leave out"):
+        settings(given, "disaggregation.prefill_workers=1", "disaggregation.decode_workers=1")

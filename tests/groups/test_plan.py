@@ -169,8 +169,12 @@ def test_two_windows_next_to_full_attention_are_one_full_group_with_the_hybrid_m
     ("layers", "settings", "message"),
     [
         ([], {}, "layers: a model without layers has no KV cache; give at least one"),
-        ([FULL, STATE], {"disable_hybrid": True}, "disable_hybrid: the layers still differ .*; leave"),
-        ([WINDOW, THIN], {"disable_hybrid": True}, "disable_hybrid: the layers still differ"),
+        (
+            [FULL, STATE],
+            {"disable_hybrid": True},
+            "--disable-hybrid-kv-cache-manager .disable_hybrid.: the layers still differ .*; leave",
+        ),
+        ([WINDOW, THIN], {"disable_hybrid": True}, "disable_hybrid.: the layers still differ"),
         (
             [MLA, FULL, STATE],
             {},
@@ -181,7 +185,7 @@ def test_two_windows_next_to_full_attention_are_one_full_group_with_the_hybrid_m
         (
             [FULL],
             {"memory_bytes": 1 << 20},
-            "memory_bytes: one request of 8192 tokens needs 512 blocks .*; give more",
+            "max_model_len: one request of 8192 tokens needs 512 blocks .*; give more",
         ),
         ([FULL], {"memory_bytes": 0}, "memory_bytes must be an int of at least 1"),
         ([FULL], {"max_model_len": 0}, "max_model_len must be an int of at least 1"),

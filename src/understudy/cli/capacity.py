@@ -80,7 +80,7 @@ def run(args: argparse.Namespace) -> int:
     else:
         from understudy.run.model_groups import note_on_dtype
 
-        print("\n".join(_describe(plan, args.model, plan.max_model_len)))
+        print("\n".join(_describe(plan, args.model, caches=not args.no_enable_prefix_caching)))
         for note in note_on_dtype(args.model):
             print(f"note: {note}")
     return 0
@@ -141,7 +141,7 @@ def _plan(args: argparse.Namespace) -> GroupPlan:
     )
 
 
-def _describe(plan: GroupPlan, model: str, max_model_len: int) -> list[str]:
+def _describe(plan: GroupPlan, model: str, *, caches: bool) -> list[str]:
     head = ("group", "kind", "layers", "block", "page bytes", "window", "blocks per request")
     rows = [
         (
@@ -163,11 +163,12 @@ def _describe(plan: GroupPlan, model: str, max_model_len: int) -> list[str]:
         )
         for row in (head, *rows)
     ]
+    units = f"hashes of {plan.hash_block_size} tokens, hits in multiples of {plan.cache_hit_alignment}"
     return [
         f"KV cache groups of {model}",
         *table,
         f"{plan.num_blocks:,} blocks of {plan.bytes_per_block:,} bytes on each GPU",
-        f"prefix cache: hashes of {plan.hash_block_size} tokens, hits in multiples of {plan.cache_hit_alignment}",
+        *([f"prefix cache: {units}"] if caches else []),
         f"GPU KV cache size: {plan.kv_cache_size_tokens:,} tokens",
-        f"Maximum concurrency for {max_model_len:,} tokens per request: {plan.max_concurrency:.2f}x",
+        f"Maximum concurrency for {plan.max_model_len:,} tokens per request: {plan.max_concurrency:.2f}x",
     ]

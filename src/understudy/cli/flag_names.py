@@ -67,6 +67,8 @@ def replace_settings_by_flags(message: str, words: Sequence[str], known: Collect
     rest = message[first.end() :]
     if not any(named) and not all("_" in setting for setting in settings):
         return f"{begin}{rest}"  # the first word need not be a setting: it may be a file name
+    if rest.startswith("["):  # an entry of a list: its own fields have no flags
+        return f"{begin}{rest}"
     others = known if any(named) and "--config" not in typed else ()
 
     def replace(found: re.Match[str]) -> str:

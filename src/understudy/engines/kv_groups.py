@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, Literal
 
 import msgspec
@@ -55,6 +56,17 @@ class KvCacheGroup(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
     def __post_init__(self) -> None:
         whole_number("kv_cache_groups: block_size", self.block_size, 1, 2**20)
+        self._check_span()
+        if self.kind != "mamba":
+            self._refuse_state_settings()
+        whole_number("kv_cache_groups: checkpoint_blocks", self.checkpoint_blocks)
+        if self.checkpoint_alignment is not None:
+            whole_number("kv_cache_groups: checkpoint_alignment", self.checkpoint_alignment, 1)
+        if self.bounded_replay and self.kind != "sliding_window_mla":
+            raise ConfigError("kv_cache_groups: bounded_replay is for kind sliding_window_mla; leave it out")
+
+    def _check_span(self) -> None:
+        """Raise ConfigError for a window or a chunk that is missing, not of the kind, or too small."""
         needs_window = self.kind in (*_SLIDING, "rswa")
         if needs_window != (self.window is not None):
             problem = "needs a window" if needs_window else "has no window; leave it out"
@@ -62,8 +74,25 @@ class KvCacheGroup(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         if (self.kind == "chunked_local") != (self.chunk is not None):
             problem = "needs a chunk" if self.chunk is None else "has no chunk; leave it out"
             raise ConfigError(f"kv_cache_groups: kind {self.kind} {problem}")
-        if self.checkpoint_blocks and self.kind != "mamba":
-            raise ConfigError("kv_cache_groups: checkpoint_blocks is for kind mamba; leave it out")
+        if self.window is not None:
+            whole_number("kv_cache_groups: window", self.window, 2)
+        if self.chunk is not None and (
+            whole_number("kv_cache_groups: chunk", self.chunk, 1) % self.block_size
+        ):
+            raise ConfigError(
+                f"kv_cache_groups: chunk must be a multiple of block_size={self.block_size}, got {self.chunk}"
+            )
+
+    def _refuse_state_settings(self) -> None:
+        """Raise ConfigError for settings of states in a group of another kind."""
+        given = {
+            "mode": self.mode != "align",
+            "checkpoint_blocks": bool(self.checkpoint_blocks),
+            "checkpoint_alignment": self.checkpoint_alignment is not None,
+        }
+        for name, is_given in given.items():
+            if is_given:
+                raise ConfigError(f"kv_cache_groups: {name} is for kind mamba; leave it out")
 
     def native(self) -> KvGroup:
         """Return the core's form."""
@@ -74,7 +103,7 @@ class KvCacheGroup(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
             chunk=self.chunk or 0,
             align=self.mode == "align",
             checkpoint_blocks=self.checkpoint_blocks,
-            checkpoint_alignment=self.checkpoint_alignment or 1,
+            checkpoint_alignment=1 if self.checkpoint_alignment is None else self.checkpoint_alignment,
             bounded_replay=self.bounded_replay,
         )
 
@@ -97,17 +126,34 @@ def check_groups(config: VllmConfig) -> None:
         raise ConfigError(
             f"kv_cache_groups needs vLLM {NEWEST}, whose rules were recorded; got {config.vllm_version}"
         )
+    parts = {
+        "speculative_config": config.speculative_config is not None,
+        "aic_nextn": config.mocker.aic_nextn is not None,
+        "kv_manager=kvbm": config.kv_manager == "kvbm",
+        "eviction_policy": config.eviction_policy is not None,
+    }
+    for part, is_given in parts.items():
+        if is_given:
+            raise ConfigError(
+                f"{part} does not work with several KV cache groups yet; leave it out, or leave out kv_cache_groups; "
+                "a model's windows are in one group with --disable-hybrid-kv-cache-manager"
+            )
 
 
 def refuse_without_groups(config: VllmConfig) -> None:
     """Raise ConfigError for settings of groups on an engine that has none."""
     if config.kv_cache_groups:
         return
-    if config.prefix_cache_retention_interval != 0 or config.prefix_match_unit is not None:
-        raise ConfigError(
-            "prefix_cache_retention_interval and prefix_match_unit need kv_cache_groups, or a model and a GPU with "
-            "several; leave them out"
-        )
+    given = {
+        "prefix_cache_retention_interval": config.prefix_cache_retention_interval != 0,
+        "prefix_match_unit": config.prefix_match_unit is not None,
+    }
+    for name, is_given in given.items():
+        if is_given:
+            raise ConfigError(
+                f"{name} needs KV cache groups (--kv-cache-groups, or a model that has several and its --gpu); leave "
+                "it out"
+            )
 
 
 def refuse_with_groups(**given: bool) -> None:
@@ -125,6 +171,7 @@ def refuse_with_groups(**given: bool) -> None:
 def kv_cache_groups(plan: GroupPlan) -> tuple[KvCacheGroup, ...]:
     """Return the groups of a model's plan (`understudy.groups.groups_of_model`), for `VllmConfig`."""
     found = []
+    unit = math.lcm(*(group.block_size for group in plan.groups if group.align or group.kind != "mamba"))
     for group in plan.groups:
         layer = group.layer
         is_full = group.kind == "full_attention" and layer.kind != "rswa"
@@ -132,10 +179,13 @@ def kv_cache_groups(plan: GroupPlan) -> tuple[KvCacheGroup, ...]:
         found.append(
             KvCacheGroup(
                 kind=kind,
-                block_size=group.block_size,
+                # A state that is not cached has one block of any size: one that the others' blocks divide.
+                block_size=group.block_size
+                if group.align or kind != "mamba"
+                else -(-group.block_size // unit) * unit,
                 window=layer.window if kind in (*_SLIDING, "rswa") else None,
                 chunk=layer.chunk if kind == "chunked_local" else None,
-                mode="align" if group.align else "none",
+                mode="align" if group.align or kind != "mamba" else "none",
                 checkpoint_blocks=layer.checkpoint_blocks if group.align and kind == "mamba" else 0,
                 checkpoint_alignment=group.checkpoint_alignment if kind == "mamba" else None,
                 bounded_replay=layer.bounded_replay,

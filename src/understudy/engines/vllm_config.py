@@ -117,7 +117,9 @@ class VllmConfig(EngineConfig, frozen=True, kw_only=True, forbid_unknown_fields=
     def __post_init__(self) -> None:
         super().__post_init__()
         self._check_types()
-        self._check_limits(("max_num_active_seqs", "max_loras", "prefill_schedule_interval"))
+        self._check_limits(
+            ("max_num_active_seqs", "max_loras", "prefill_schedule_interval", "prefix_match_unit")
+        )
         threshold = whole_number("long_prefill_token_threshold", self.long_prefill_token_threshold)
         msgspec.structs.force_setattr(self, "long_prefill_token_threshold", threshold)
         refuse_contradictions(self)
@@ -137,13 +139,22 @@ class VllmConfig(EngineConfig, frozen=True, kw_only=True, forbid_unknown_fields=
         """Check the KV cache groups, and set `block_size` to their unit of hashing."""
         if self.kv_cache_groups:
             check_groups(self)
-            unit = GroupLayout(self.native()).hash_block_size
+            unit = self._hashing_unit()
             if self.block_size not in (unit, DEFAULT_BLOCK_SIZE):
                 raise ConfigError(
                     f"block_size={self.block_size} contradicts kv_cache_groups: it is their unit of hashing, {unit}; "
                     "leave it out"
                 )
             msgspec.structs.force_setattr(self, "block_size", unit)
+
+    def _hashing_unit(self) -> int:
+        try:
+            return GroupLayout(self.native()).hash_block_size
+        except ConfigError as error:
+            start = "groups: "
+            if not str(error).startswith(start):
+                raise
+            raise ConfigError(f"kv_cache_groups: {str(error).removeprefix(start)}") from error
 
     def _check_types(self) -> None:
         """Check types of values passed to the class; `from_dict` checks them while reading."""
@@ -174,7 +185,14 @@ class VllmConfig(EngineConfig, frozen=True, kw_only=True, forbid_unknown_fields=
         known = [name for name in cls.__struct_fields__ if name not in ("mocker", "tiers")]
         refuse_unknown(settings, [*known, *MockerSettings.__struct_fields__])
         mocker = read_as(MockerSettings, apart, "engine")
-        return msgspec.structs.replace(read_as(cls, settings, "engine"), mocker=mocker, tiers=tiers)
+        given = settings.get("block_size")
+        engine = read_as(cls, settings, "engine")
+        if engine.kv_cache_groups and given not in (None, engine.block_size):
+            raise ConfigError(
+                f"block_size={given} contradicts kv_cache_groups: it is their unit of hashing, {engine.block_size}; "
+                "leave it out"
+            )
+        return msgspec.structs.replace(engine, mocker=mocker, tiers=tiers)
 
     @property
     def asynchronous(self) -> bool:

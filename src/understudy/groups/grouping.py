@@ -68,7 +68,8 @@ def group_layers(layers: tuple[Layer, ...], *, layout: str, disable_hybrid: bool
         layers = _keep_all_tokens(layers)
         if _one_group(layers) is None:
             raise ConfigError(
-                "disable_hybrid: the layers still differ with windows as full attention; leave disable_hybrid out"
+                "--disable-hybrid-kv-cache-manager (disable_hybrid): the layers still differ with "
+                "windows as full attention; leave it out"
             )
     if (alone := _one_group(layers)) is not None:
         return [alone]

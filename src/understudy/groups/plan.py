@@ -105,6 +105,8 @@ def plan_groups(
         raise ConfigError("layers: a model without layers has no KV cache; give at least one")
     count("max_model_len", max_model_len, 1, ConfigError)
     count("max_num_batched_tokens", max_num_batched_tokens, 1, ConfigError)
+    if prefix_match_unit is not None:
+        count("prefix_match_unit", prefix_match_unit, 1, ConfigError)
     if sorted(layout) != sorted("LBNHC"):
         raise ConfigError(
             f"layout: {layout!r} does not order the letters B, L, H, N and C; give LBNHC or BLHNC"
@@ -130,7 +132,7 @@ def plan_groups(
     per_request = count_blocks(max_model_len)
     if per_request > num_blocks - 1:
         raise ConfigError(
-            f"memory_bytes: one request of {max_model_len} tokens needs {per_request} blocks of {bytes_per_block} "
+            f"max_model_len: one request of {max_model_len} tokens needs {per_request} blocks of {bytes_per_block} "
             f"bytes and a null block, and {memory_bytes} bytes hold {num_blocks}; give more memory, or a shorter "
             "max_model_len"
         )

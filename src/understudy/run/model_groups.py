@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
 
-from understudy.engines.engine_config import EngineConfig
+from understudy.engines.engine_config import DEFAULT_BLOCK_SIZE, EngineConfig
 from understudy.engines.kv_groups import kv_cache_groups
 from understudy.engines.profiles import NEWEST, find_profile
 from understudy.engines.vllm_config import VllmConfig
@@ -97,19 +97,25 @@ def apply_model_groups(
         if is_estimate
         else ""
     )
+    needed = sum(group.blocks_per_request for group in plan.groups)
+    if has_blocks and engine.max_model_len is not None and needed > blocks:
+        raise ConfigError(
+            f"max_model_len={engine.max_model_len} needs {needed} blocks in all KV cache groups of {model}, of which "
+            f"there are {blocks}, as vLLM refuses too; give more --num-gpu-blocks, a smaller --max-model-len, or auto"
+        )
     is_one = len(plan.groups) == 1 and plan.groups[0].layer.is_full
     if is_one:
         size = plan.groups[0].block_size
         engine = msgspec.structs.replace(engine, block_size=size, num_gpu_blocks=blocks)
         note = f"all layers of {model} are planned as full attention: {blocks:,} KV blocks of {size} tokens per worker"
         return engine, (f"{note}{error}",)
-    _check_supported(engine, model, len(plan.groups))
+    _check_supported(engine, model, plan)
     assert isinstance(engine, VllmConfig)
     kinds = ", ".join(f"{len(group.layers)} × {group.kind}" for group in plan.groups)
     grouped = msgspec.structs.replace(
         engine,
         kv_cache_groups=kv_cache_groups(plan),
-        block_size=plan.hash_block_size,
+        block_size=DEFAULT_BLOCK_SIZE,  # the groups set it, also to a multiple that no engine alone may have
         num_gpu_blocks=blocks,
     )
     note = f"{len(plan.groups)} KV cache groups of {model} ({kinds} layers) share {blocks:,} blocks per worker{error}"
@@ -134,15 +140,16 @@ def size_group_tiers(
     return msgspec.structs.replace(tiers, kv_bytes_per_token=per_token, model=None, kv_dtype=None)
 
 
-def _check_supported(engine: EngineConfig, model: str, groups: int) -> None:
+def _check_supported(engine: EngineConfig, model: str, plan: GroupPlan) -> None:
     """Raise ConfigError for an engine that has no KV cache groups."""
-    remedy = "pass --disable-hybrid-kv-cache-manager to plan windows as full attention, in one group"
+    what = f"{model} has {len(plan.groups)} KV cache groups"
+    has_states = any(group.kind == "mamba" for group in plan.groups)  # no manager puts them in one group
+    windows = "pass --disable-hybrid-kv-cache-manager to plan windows as full attention, in one group"
     if not isinstance(engine, VllmConfig):
-        raise ConfigError(
-            f"model: {model} has {groups} KV cache groups, which only the vLLM engine simulates; {remedy}"
-        )
+        remedy = "choose --engine vllm" if has_states else windows
+        raise ConfigError(f"model: {what}, which only the vLLM engine simulates; {remedy}")
     if engine.profile is not find_profile(NEWEST):
+        remedy = f"choose {NEWEST}" if has_states else f"choose {NEWEST}, or {windows}"
         raise ConfigError(
-            f"vllm_version: {model} has {groups} KV cache groups, whose rules are those of vLLM {NEWEST}, got "
-            f"{engine.vllm_version}; choose {NEWEST}, or {remedy}"
+            f"vllm_version: {what}, whose rules are those of vLLM {NEWEST}, got {engine.vllm_version}; {remedy}"
         )

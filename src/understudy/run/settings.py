@@ -175,6 +175,11 @@ class ReplaySettings(msgspec.Struct, frozen=True, kw_only=True):
         assert self.disaggregation is not None
         if "workers" in merged:
             raise ConfigError("workers contradicts disaggregation; give prefill_workers and decode_workers")
+        if getattr(self.engine, "kv_cache_groups", ()):
+            raise ConfigError(
+                "kv_cache_groups: several groups do not work with prefill and decode workers yet; leave them out, or "
+                "leave out disaggregation (--prefill-workers, --decode-workers)"
+            )
         if tiers.model is not None and not has_uniform_layers(tiers.model):
             raise ConfigError(
                 f"model {tiers.model!r} has several KV cache groups, which do not work with prefill and decode workers "
@@ -216,6 +221,11 @@ def apply_gpus(
     has_timing: bool,
 ) -> tuple[_Engine, tuple[str, ...]]:
     """Set step times, KV cache groups and blocks unless given; return the engine and notes for the report."""
+    if getattr(engine, "kv_cache_groups", ()) and not has_blocks:
+        raise ConfigError(
+            "kv_cache_groups: the blocks of given groups do not follow from a GPU's memory; give --num-gpu-blocks, or "
+            "leave --kv-cache-groups out, so that the model's own groups are used"
+        )
     if has_blocks and not gpu.is_known:
         raise ConfigError(
             "engine.num_gpu_blocks contradicts gpu, which determines the blocks of a worker; give one"
