@@ -70,6 +70,18 @@ def test_memory_and_weights_are_enough_for_any_model() -> None:
         (["--kv-memory", "1GiB"], "one request of 131072 tokens needs 9225 blocks"),
         (["--gpu", "L40S", "--gpu-weights", "90GB"], "leaves no room for KV blocks"),
         (["--kv-memory", "8GiB", "--tensor-parallel-size", "3"], "does not fit the 8 KV heads"),
+        (["--gpu", "H200", "--block-size", "0"], "--block-size must be an int of at least 1, got 0"),
+        (["--gpu", "H200", "--max-num-batched-tokens", "0"], "--max-num-batched-tokens must be at least 1"),
+        (["--gpu", "H200", "--max-num-seqs", "0"], "--max-num-seqs must be at least 1, got 0"),
+        (
+            ["--gpu", "H200", "--state-dtype", "float32"],
+            "--state-dtype: no layer of gpt-oss-20b keeps a state",
+        ),
+        (
+            ["--gpu", "H200", "--tensor-parallel-size", "0"],
+            "--tensor-parallel-size must be an int of at least 1",
+        ),
+        (["--gpu", "H200", "--kv-dtype", "float32"], "--kv-dtype: KV type 'float32' is not known"),
     ],
 )
 def test_what_does_not_fit_is_refused(
@@ -104,3 +116,10 @@ def test_auto_is_the_longest_context_that_fits(capsys: pytest.CaptureFixture[str
 def test_without_prefix_caching_no_units_of_hashing_are_printed(capsys: pytest.CaptureFixture[str]) -> None:
     assert main([*GPT_OSS, "--kv-memory", "8GiB", "--no-enable-prefix-caching"]) == 0
     assert "prefix cache" not in capsys.readouterr().out
+
+
+def test_an_unknown_model_is_named_before_its_context(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["capacity", "--model", "Nobody-7B", "--gpu", "H200", "--max-model-len", "auto"]) == 2
+    assert "'Nobody-7B' is neither a known name" in capsys.readouterr().err
+    assert main(["capacity", "--model", "qwen3-nxt-80b", "--gpu", "H200", "--max-model-len", "auto"]) == 2
+    assert capsys.readouterr().err.count("Qwen3-Next-80B-A3B") == 1

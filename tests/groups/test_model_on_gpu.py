@@ -16,6 +16,7 @@ from understudy.run.model_groups import apply_model_groups
 from understudy.run.settings import ReplaySettings
 from understudy.server.flags.serving import read_serve
 from understudy.tiers.gpu import GpuSettings
+from understudy.tiers.plan import TierPlan
 
 from .test_derivations import DERIVATIONS
 
@@ -220,3 +221,78 @@ def test_groups_do_not_work_with_prefill_and_decode_workers() -> None:
     given = 'engine.kv_cache_groups=[{"kind": "full", "block_size": 16}]'
     with pytest.raises(ConfigError, match="prefill and decode workers yet; leave them out, or leave out"):
         settings(given, "disaggregation.prefill_workers=1", "disaggregation.decode_workers=1")
+
+
+REMEDY = r"give measured times \(--timing\) and, in place of --gpu, .* \(--gpu-memory, --gpu-weights\)$"
+
+
+@pytest.mark.parametrize(
+    "model", ["Kimi-Linear-48B-A3B", "Nemotron-H-8B", "DeepSeek-V3", "AI21-Jamba-1.5-Mini"]
+)
+def test_a_model_of_which_only_the_groups_are_known_is_refused_with_a_remedy_that_works(model: str) -> None:
+    with pytest.raises(ConfigError, match=REMEDY):
+        settings(f"model={model}", "gpu.name=H200")
+    found = settings(
+        f"model={model}", "gpu.memory=150GB", "gpu.weights=90GB", "engine.timing.kind=polynomial"
+    )
+    assert found.engine.num_gpu_blocks > 100
+    served = read_serve([model, "--gpu-memory", "150GB", "--gpu-weights", "90GB", "--max-model-len", "4096"])
+    assert served.settings.engine.num_gpu_blocks > 100
+
+
+def test_a_file_with_states_is_refused_with_that_remedy_too(tmp_path: Path) -> None:
+    path = write_windows(
+        tmp_path,
+        model_type="jamba",
+        layer_types=None,
+        sliding_window=None,
+        attn_layer_period=2,
+        attn_layer_offset=1,
+        mamba_d_state=16,
+        mamba_expand=2,
+        mamba_d_conv=4,
+    )
+    with pytest.raises(ConfigError, match=REMEDY):
+        settings(f"model={path}", "gpu.name=H200")
+
+
+def test_a_server_says_at_start_which_groups_it_has() -> None:
+    (with_gpu,) = read_serve(["gpt-oss-120b", "--gpu", "H200", "--max-model-len", "8192"]).settings.notes
+    assert "2 KV cache groups of gpt-oss-120b" in with_gpu
+    (without,) = read_serve(["gpt-oss-120b"]).settings.notes
+    assert without.startswith(
+        "without --gpu, gpt-oss-120b has one KV cache group of 16,384 blocks of 16 tokens"
+    )
+    assert read_serve(["my-model"]).settings.notes == ()
+    assert read_serve(["Llama-3.1-8B"]).settings.notes == ()
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [
+        ["--kv-offloading-size", "4"],
+        ["--tiers", '{"tiers": [{"tier": "g2", "bytes": "64GiB"}], "model": "gpt-oss-120b"}'],
+    ],
+)
+def test_a_host_of_a_model_with_groups_needs_its_gpu(flags: list[str]) -> None:
+    with pytest.raises(
+        ConfigError, match=r"layers are of several kinds; give --gpu, .* or kv_bytes_per_token"
+    ):
+        TierPlan.of(read_serve(["gpt-oss-120b", *flags]).settings.tiers, 16)
+
+
+def test_a_server_takes_groups_and_the_names_that_capacity_prints() -> None:
+    listed = [
+        {"kind": "full_attention", "block_size": 32},
+        {"kind": "sliding_window", "block_size": 32, "window": 64},
+        {"kind": "chunked_local_attention", "block_size": 32, "chunk": 64},
+        {"kind": "mla_attention", "block_size": 32},
+    ]
+    flags = ["--num-gpu-blocks", "4000", "--kv-cache-groups", json.dumps(listed)]
+    engine = read_serve(["my-model", *flags]).settings.engine
+    assert isinstance(engine, VllmConfig)
+    kinds = [group.kind for group in engine.kv_cache_groups]
+    assert kinds == ["full", "sliding_window", "chunked_local", "mla"]
+    assert engine.block_size == 32
+    with pytest.raises(ConfigError, match="block_size=16 contradicts kv_cache_groups"):
+        read_serve(["my-model", *flags, "--block-size", "16"])

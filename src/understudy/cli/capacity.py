@@ -97,13 +97,22 @@ def _parse_length(text: str) -> int | None:
 
 
 def _plan(args: argparse.Namespace) -> GroupPlan:
+    from understudy.checks import whole_number
     from understudy.errors import ConfigError
     from understudy.groups import groups_of_model
+    from understudy.groups.of_model import config_of_model
     from understudy.tiers.gpu import GpuSettings
     from understudy.tiers.sizes import parse_bytes
     from understudy.timing.contexts import known_context
 
     gpu = read_gpu_flags(args)
+    config_of_model(args.model)  # names an unknown model
+    for name, value in (
+        ("max-num-batched-tokens", args.max_num_batched_tokens),
+        ("max-num-seqs", args.max_num_seqs),
+    ):
+        if value is not None:
+            whole_number(f"--{name}", value, 1)
     is_auto = args.max_model_len is None
     length = known_context(args.model) if is_auto else args.max_model_len
     if length is None:

@@ -105,7 +105,9 @@ SETTINGS = (
     Flag(
         "kv_cache_groups",
         _parse_json,
-        'groups of layers that keep different KV, such as [{"kind": "full", "block_size": 16}] (default: one group)',
+        'groups of layers that keep different KV, such as [{"kind": "full", "block_size": 16}]; kinds also have the '
+        "names that `understudy capacity` prints, such as full_attention (default: one group, or the model's "
+        "on its --gpu)",
         "JSON",
     ),
     Flag(

@@ -59,7 +59,12 @@ def replace_settings_by_flags(message: str, words: Sequence[str], known: Collect
     def find_flag(setting: str, *flags: Iterable[str]) -> str | None:
         if any(f"{setting.rpartition('.')[2]}=" in value for value in values):
             return None
-        return next(filter(None, (_find_flag_among(setting, some, known) for some in flags)), None)
+        found = next(filter(None, (_find_flag_among(setting, some, known) for some in flags)), None)
+        name, colon, word = setting.partition(": ")  # the word after the colon may be part of the problem
+        if found is not None or not colon:
+            return found
+        named = find_flag(name, *flags)
+        return None if named is None else f"{named}: {word}"
 
     settings = first[0].split(", ")
     named = [find_flag(setting, typed) for setting in settings]

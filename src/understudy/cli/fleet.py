@@ -81,11 +81,12 @@ def run(args: argparse.Namespace) -> int:
             await fleet.start()
             ports = fleet.ports
             sources = dict.fromkeys(pool.describe_times() for _, pool in settings.pools)
+            notes = dict.fromkeys(note for _, pool in settings.pools for note in pool.notes)
             where = "" if processes == 1 else f"in {processes} processes, "
             front = f"{settings.pools[0][1].scheme}://{address_of(settings.host, fleet.port)}"
             print(
                 f"understudy fleet: {describe_ports(ports)}, {where}front end and page "
-                f"on {front}\ntimes from {'; '.join(sources)}",
+                f"on {front}\ntimes from {'; '.join(sources)}" + "".join(f"\nnote: {note}" for note in notes),
                 file=sys.stderr,
                 flush=True,
             )

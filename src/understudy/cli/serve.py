@@ -37,6 +37,7 @@ flags of understudy:
   --gpu NAME              H100, H200, B200, A100, L40S, RTX-4090 or RTX-PRO-6000: step times and KV blocks of the model
                           on it; describe another GPU with --gpu-bandwidth-gbps, --gpu-tflops, --gpu-link-gbps and
                           --gpu-memory; --weight-dtype bf16|fp8|int4|mxfp4|nvfp4, if not the model's own
+                          of a model without step times: --gpu-memory and --gpu-weights give its groups and blocks
   --timing FILE|NAME      step times fitted by `understudy calibrate`; a folder of op tables or aiconfigurator
                           (both with --gpu); or polynomial (generic, not a real GPU)
   --set NAME=VALUE ...    any setting of the engine, such as timing.kind=constant
@@ -44,6 +45,7 @@ flags of understudy:
                           NixlConnector): kv_role kv_producer or kv_consumer; a decode server contacts loopback and the
                           peers only; --kv-side-channel-host, --kv-side-channel-port (or VLLM's variables), and
                           --kv-link-gbps X, --kv-link-latency-ms MS, --kv-bytes-per-token N set the channel and the link
+  --kv-cache-groups JSON  groups of layers that keep different KV (default: those of the model on its --gpu)
   --tiers JSON            KV tiers below the GPU: {"tiers": [{"tier": "g2", "blocks": 4096}], ...}
   --time-to-first-token MS, --inter-token-latency MS    constant times instead of a timing model
   --startup-duration S    answer 503 for the first S seconds
@@ -113,7 +115,8 @@ def run(args: argparse.Namespace) -> int:
         await server.start()
         print(
             f"understudy serves {', '.join(plan.settings.names)} on {server.address}\n"
-            f"times from {'the engine, which computes' if real else plan.settings.describe_times()}",
+            f"times from {'the engine, which computes' if real else plan.settings.describe_times()}"
+            + "".join(f"\nnote: {note}" for note in plan.settings.notes),
             file=sys.stderr,
             flush=True,
         )

@@ -9,7 +9,7 @@ import msgspec
 
 from understudy._core import GroupLayout
 from understudy.checks import read_as
-from understudy.engines.kv_groups import KvCacheGroup
+from understudy.engines.kv_groups import KvCacheGroup, take_kind_names
 from understudy.engines.vllm_config import VllmConfig
 from understudy.errors import ConfigError
 from understudy.events.group_reader import LEARNABLE
@@ -71,7 +71,7 @@ def count_request_blocks(config: EngineConfig, length: int) -> int:
 
 def layout_of_settings(groups: list[Any], prefix_match_unit: int | None) -> GroupLayout:
     """Return the sizes of groups given as in a configuration file. ConfigError names the wrong field."""
-    given = {"kv_cache_groups": groups, "prefix_match_unit": prefix_match_unit}
+    given = take_kind_names({"kv_cache_groups": groups, "prefix_match_unit": prefix_match_unit})
     return GroupLayout(read_as(VllmConfig, given, "engine").native())
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import msgspec
 
@@ -26,6 +26,12 @@ _EVENT_KINDS = {
     "mla": "mla_attention",
     "chunked_local": "chunked_local_attention",
 }
+_KIND_OF_NAME = {
+    "full_attention": "full",
+    "mla_attention": "mla",
+    "chunked_local_attention": "chunked_local",
+}
+"""Other names of kinds in settings: those of KV events and of `understudy capacity`."""
 _SLIDING = ("sliding_window", "sliding_window_mla")
 
 
@@ -110,6 +116,20 @@ class KvCacheGroup(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     def describe_kind(self) -> tuple[str, int | None]:
         """Return kind and window as KV events name them."""
         return _EVENT_KINDS.get(self.kind, self.kind), self.window if self.kind in _SLIDING else None
+
+
+def take_kind_names(settings: dict[str, Any]) -> dict[str, Any]:
+    """Return engine settings whose groups have their kinds' own names, also where events name them otherwise."""
+    groups = settings.get("kv_cache_groups")
+    if not isinstance(groups, list | tuple):
+        return settings
+    named = [
+        {**group, "kind": _KIND_OF_NAME.get(kind, kind)}
+        if isinstance(group, dict) and isinstance(kind := group.get("kind"), str)
+        else group
+        for group in groups
+    ]
+    return {**settings, "kv_cache_groups": named}
 
 
 def group_labels(config: EngineConfig) -> list[tuple[str, int | None, int]]:

@@ -16,7 +16,13 @@ from understudy._core import (
 )
 from understudy.checks import plain_number, read_as, whole_number
 from understudy.engines.engine_config import DEFAULT_BLOCK_SIZE, EngineConfig
-from understudy.engines.kv_groups import KvCacheGroup, check_groups, refuse_with_groups, refuse_without_groups
+from understudy.engines.kv_groups import (
+    KvCacheGroup,
+    check_groups,
+    refuse_with_groups,
+    refuse_without_groups,
+    take_kind_names,
+)
 from understudy.engines.mocker_names import refuse_unknown, take_mocker_names
 from understudy.engines.mocker_settings import MockerSettings
 from understudy.engines.offload import build_vllm_offload
@@ -180,7 +186,7 @@ class VllmConfig(EngineConfig, frozen=True, kw_only=True, forbid_unknown_fields=
             if tiers.tiers:
                 raise ConfigError("vLLM's offload contradicts Dynamo's tiers; give one")
             tiers = TiersConfig.from_dict({**offload, "kv_bytes_per_token": tiers.kv_bytes_per_token})
-        settings = take_mocker_names(settings)
+        settings = take_mocker_names(take_kind_names(settings))
         apart = {name: settings.pop(name) for name in MockerSettings.__struct_fields__ if name in settings}
         known = [name for name in cls.__struct_fields__ if name not in ("mocker", "tiers")]
         refuse_unknown(settings, [*known, *MockerSettings.__struct_fields__])

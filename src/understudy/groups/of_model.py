@@ -77,6 +77,10 @@ def layers_of_model(
     config = config_of_model(model)
     kinds = cached_kinds(config)
     gpus = count("tensor_parallel", tensor_parallel, 1, ConfigError)
+    if block_size is not None:
+        count("block_size", block_size, 1, ConfigError)
+    if state_dtype is not None and "state" not in kinds:
+        raise ConfigError(f"state_dtype: no layer of {model} keeps a state; leave it out")
     dtype = config.dtype()
     cache = dtype if kv_dtype in (None, "auto") else {"fp8": "u8"}.get(named := kv_type(kv_dtype), named)
     found: dict[str, list[Layer]] = {
@@ -97,8 +101,8 @@ def _attention(
 ) -> list[Layer]:
     """Return the caches of an attention layer: one, and that of the indexer of sparse MLA."""
     if config.has("kv_lora_rank"):
-        return _latent(config, block_size or 64, dtype)
-    block = count("block_size", block_size or 16, 1, ConfigError)
+        return _latent(config, 64 if block_size is None else block_size, dtype)
+    block = 16 if block_size is None else block_size
     heads = config.number("num_attention_heads")
     kv_heads = config.number("num_key_value_heads", default=heads)
     head_size = config.head_dim(heads)

@@ -35,6 +35,8 @@ class ServerSettings(msgspec.Struct, frozen=True, kw_only=True):
     served_model_name: tuple[str, ...] = ()
     max_model_len: int = 32768
     engine: AnyEngineConfig = msgspec.structs.replace(DEFAULT_ENGINE, block_size=16)
+    notes: tuple[str, ...] = ()
+    """Notes on the engine's groups and blocks, printed at start."""
     tiers: TiersConfig = TiersConfig()
     most_blocks: int = UNLIMITED_BLOCKS
     """Most blocks that requests can fill: the capacity of a tier without a limit."""

@@ -8,6 +8,7 @@ import msgspec
 
 from understudy.errors import ConfigError
 from understudy.groups import GroupPlan, groups_of_model, layers_of_model
+from understudy.kv.counts import count
 from understudy.tiers.model_shape import ModelShape
 from understudy.tiers.sizes import parse_bytes
 from understudy.timing.architecture import Architecture
@@ -76,6 +77,8 @@ class GpuSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     """Use the times of the aiconfigurator package instead of a preset."""
 
     def __post_init__(self) -> None:
+        for name in ("tensor_parallel_size", "data_parallel_size"):
+            count(name, getattr(self, name), 1, ConfigError)
         sheet = (self.bandwidth_gbps, self.tflops)
         if self.name is not None and any(value is not None for value in sheet):
             raise ConfigError(
@@ -233,7 +236,7 @@ class GpuSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
             model,
             memory_bytes=self.kv_memory(model, kv_dtype, step_tokens=step_tokens, sequences=sequences),
             max_model_len=max_model_len,
-            max_num_batched_tokens=step_tokens or 8192,
+            max_num_batched_tokens=8192 if step_tokens is None else step_tokens,
             kv_dtype=kv_dtype,
             tensor_parallel=self.tensor_parallel_size,
             disable_hybrid=self.disable_hybrid_kv_cache_manager,
@@ -291,7 +294,7 @@ class GpuSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
         if not self.is_known:
             return None
         try:
-            return self.deployment(model, kv_dtype)
+            Architecture.find(model)
         except ConfigError as error:
             layers_of_model(model)  # names an unknown model
             if self.weights is None:
@@ -299,12 +302,13 @@ class GpuSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
                     f"gpu.weights (--gpu-weights): the weights of {model} are not known; give their size"
                 ) from error
             return None
+        return self.deployment(model, kv_dtype)
 
     def deployment(self, model: str | None, kv_dtype: str | None) -> Deployment:
         """Build the deployment of `model` on these GPUs. ConfigError names the field."""
         if model is None:
             raise ConfigError("gpu needs model; give a known name or the path of a config.json")
-        shape = Architecture.find(model)
+        shape = _find_architecture(model)
         return Deployment(
             model=shape,
             gpu=self._find_gpu(),
@@ -334,6 +338,26 @@ class GpuSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
             memory_gb=parse_bytes("gpu.memory", self.memory) / 1e9,
             link_gbps=self.link_gbps,
         )
+
+
+def _find_architecture(model: str) -> Architecture:
+    """Find the architecture of a model. ConfigError for one of which only the KV cache groups are known."""
+    try:
+        return Architecture.find(model)
+    except ConfigError as error:
+        problem, found, _ = str(error).partition("; give measured times")
+        is_name = "is neither a known name" in problem
+        try:
+            layers_of_model(model)
+        except ConfigError:
+            raise error from None
+        if not found and not is_name:
+            raise
+        reason = f"model {model!r} has known KV cache groups, but no known step times" if is_name else problem
+        raise ConfigError(
+            f"{reason}; give measured times (--timing) and, in place of --gpu, the memory of a GPU and the weights "
+            "(--gpu-memory, --gpu-weights)"
+        ) from error
 
 
 _DEFAULTS = {field.name: field.default for field in msgspec.structs.fields(GpuSettings)}

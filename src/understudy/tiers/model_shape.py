@@ -7,6 +7,7 @@ from fractions import Fraction
 from pathlib import Path
 
 from understudy.errors import ConfigError
+from understudy.groups.of_model import config_of_model
 from understudy.kv.counts import count
 from understudy.tiers.sizes import parse_bytes
 from understudy.timing import known_models
@@ -55,7 +56,14 @@ class ModelShape:
         # The owner and the variant do not matter: meta-llama/Llama-3.1-8B-Instruct is Llama-3.1-8B.
         known = MODELS.get(known_models.known_name(model) or _LATENT.get(name_key(plain_name(model)), ""))
         if known is None:
-            raise known_models.unknown_model(model, MODELS)
+            try:
+                config_of_model(model)
+            except ConfigError:
+                raise known_models.unknown_model(model, MODELS) from None
+            raise ConfigError(
+                f"model {model}: the KV bytes per token are not constant, because its layers are of several kinds; "
+                "give --gpu, which gives it KV cache groups, or kv_bytes_per_token"
+            )
         return known
 
     @classmethod

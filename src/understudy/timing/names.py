@@ -31,6 +31,6 @@ def nearest_names(name: str, names: Iterable[str], count: int = 3) -> list[str]:
 
 def unknown_name(what: str, known: Iterable[str], name: str) -> str:
     """Return "`what`; nearest are …", or "`what`; known are …" where no known name resembles `name`."""
-    names = list(known)
+    names = list(dict.fromkeys(known))
     near = nearest_names(name, names)
     return f"{what}; nearest are {', '.join(near)}" if near else f"{what}; known are {', '.join(names)}"

@@ -65,7 +65,7 @@ def kv_type(name: str) -> str:
     key = _normalise(name)
     key = _KV_NAMES.get(key, key)
     if key not in KV_TYPES:
-        raise ConfigError(f"KV type {name!r} is not known; known are {', '.join(KV_TYPES)}")
+        raise ConfigError(f"kv_dtype: KV type {name!r} is not known; known are {', '.join(KV_TYPES)}")
     return key
 
 

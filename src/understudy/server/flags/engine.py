@@ -46,6 +46,8 @@ class BuiltEngine(NamedTuple):
     """The engine before groups were derived from its model."""
     gpu: GpuSettings | None = None
     kv_dtype: str | None = None
+    notes: tuple[str, ...] = ()
+    """Notes on derived groups and blocks, for the start."""
 
     def size_tiers(self, tiers: TiersConfig) -> TiersConfig:
         """Size tiers that name a model for its KV cache groups, if the engine's groups follow from the GPU."""
@@ -61,7 +63,9 @@ class BuiltEngine(NamedTuple):
 
 def build_vllm_engine(values: dict[str, Any], max_model_len: int | None, model: str) -> BuiltEngine:
     """Build vLLM's engine from the flags. ConfigError names an invalid flag."""
-    settings: dict[str, Any] = {"block_size": 16, "max_model_len": max_model_len}
+    settings: dict[str, Any] = {"max_model_len": max_model_len}
+    if values.get("kv-cache-groups") is None:  # groups set their own
+        settings["block_size"] = 16
     for name, field in ENGINE_FLAGS.items():
         if name not in ("mocker", "tiers", "timing", "max-model-len") and values.get(name) is not None:
             settings[field] = values[name]
@@ -98,7 +102,10 @@ def complete_engine(
     if not has_gpu(values):
         for name in GPU_FLAGS:
             if values.get(name) is not None and f"--{name}" not in vllm_flags():
-                raise ConfigError(f"--{name} needs --gpu, or --gpu-bandwidth-gbps of its data sheet")
+                raise ConfigError(
+                    f"--{name} needs --gpu, or --gpu-bandwidth-gbps of its data sheet, or --gpu-memory with "
+                    "--gpu-weights"
+                )
         check_fitted_for(
             engine.timing,
             {
@@ -107,17 +114,18 @@ def complete_engine(
                 **{f"{way}_parallel_size": values.get(f"{way}-parallel-size") for way in ("tensor", "data")},
             },
         )
-        return BuiltEngine(engine, engine)
+        return BuiltEngine(engine, engine, notes=_note_without_gpu(engine, model))
     there = read_as(GpuSettings, gpu, "gpu")
-    # These two are accepted, and reported as unused.
-    ours = msgspec.structs.replace(there, gpu_memory_utilization=0.9, front_end_ms=None)
-    ours.reject_unused_settings(engine.timing, has_blocks=has_blocks, has_timing=has_timing)
+    if there.is_known:
+        # These two are accepted, and reported as unused.
+        ours = msgspec.structs.replace(there, gpu_memory_utilization=0.9, front_end_ms=None)
+        ours.reject_unused_settings(engine.timing, has_blocks=has_blocks, has_timing=has_timing)
     kv = None if dtype is None else str(dtype)
     without_groups = engine
-    engine = apply_gpus(there, engine, model, kv, has_blocks=has_blocks, has_timing=has_timing)[0]
+    engine, notes = apply_gpus(there, engine, model, kv, has_blocks=has_blocks, has_timing=has_timing)
     if isinstance(engine, VllmConfig) and not engine.kv_cache_groups:
         engine = msgspec.structs.replace(engine, prefix_cache_retention_interval=0, prefix_match_unit=None)
-    return BuiltEngine(engine, without_groups, there, kv)
+    return BuiltEngine(engine, without_groups, there, kv, notes)
 
 
 def _refuse_beside_constants(values: dict[str, Any], *, has_blocks: bool, has_timing: bool) -> None:
@@ -140,6 +148,23 @@ def _refuse_beside_constants(values: dict[str, Any], *, has_blocks: bool, has_ti
         )
 
 
+def _note_without_gpu(engine: EngineConfig, model: str) -> tuple[str, ...]:
+    """Return a note that the groups of a model are not used, because they follow from its GPU."""
+    from understudy.run.model_groups import has_uniform_layers
+
+    try:
+        if getattr(engine, "kv_cache_groups", ()) or has_uniform_layers(model):
+            return ()
+    except ConfigError:
+        return ()  # most served names are of no known model, and then nothing is derived from them
+    return (
+        f"without --gpu, {model} has one KV cache group of {engine.num_gpu_blocks:,} blocks of {engine.block_size} "
+        "tokens, not the groups of its layers",
+    )
+
+
 def has_gpu(values: dict[str, Any]) -> bool:
-    """Return True if the flags name a GPU, or the bandwidth of one."""
-    return values.get("gpu") is not None or values.get("gpu-bandwidth-gbps") is not None
+    """Return True if the flags name a GPU, or the bandwidth of one, or its memory and the weights."""
+    if values.get("gpu") is not None or values.get("gpu-bandwidth-gbps") is not None:
+        return True
+    return values.get("gpu-memory") is not None and values.get("gpu-weights") is not None

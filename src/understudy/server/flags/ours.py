@@ -16,6 +16,7 @@ OURS = (
     Flag(["--vllm-version"], "str"),
     Flag(["--set"], "str", many=True),
     Flag(["--tiers"], "json"),
+    Flag(["--kv-cache-groups"], "json"),
     Flag(["--kv-peer"], "str", many=True),
     Flag(["--kv-link-gbps"], "float"),
     Flag(["--kv-link-backend-gbps"], "float"),
