@@ -263,6 +263,8 @@ def test_a_server_says_at_start_which_groups_it_has() -> None:
     assert without.startswith(
         "without --gpu, gpt-oss-120b has one KV cache group of 16,384 blocks of 16 tokens"
     )
+    assert read_serve(["gpt-oss-120b", "--disable-hybrid-kv-cache-manager"]).settings.notes == ()
+    assert read_serve(["gpt-oss-120b", "--engine", "sglang"]).settings.notes == ()
     assert read_serve(["my-model"]).settings.notes == ()
     assert read_serve(["Llama-3.1-8B"]).settings.notes == ()
 

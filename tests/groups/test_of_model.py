@@ -257,6 +257,9 @@ def test_a_file_that_does_not_say_is_refused_by_its_key(
         ("Qwen3-Next-80B-A3B", {"tensor_parallel": 3}, "tensor_parallel=3 does not (fit|divide)"),
         ("gpt-oss-20b", {"kv_dtype": "int3"}, "int3"),
         ("Qwen3-Next-80B-A3B", {"state_dtype": "int3"}, "state_dtype: 'int3' is not known"),
+        ("gpt-oss-20b", {"state_dtype": "float32"}, "state_dtype: no layer of gpt-oss-20b keeps a state"),
+        ("gpt-oss-20b", {"block_size": 0}, "block_size must be an int of at least 1, got 0"),
+        ("DeepSeek-V3", {"block_size": 0}, "block_size must be an int of at least 1, got 0"),
     ],
 )
 def test_settings_that_do_not_fit_a_model_are_refused(
@@ -264,3 +267,9 @@ def test_settings_that_do_not_fit_a_model_are_refused(
 ) -> None:
     with pytest.raises(ConfigError, match=message):
         layers_of_model(model, **settings)
+
+
+@pytest.mark.parametrize("unit", [0, -16])
+def test_a_unit_of_hashing_is_at_least_one_token(unit: int) -> None:
+    with pytest.raises(ConfigError, match="prefix_match_unit must be an int of at least 1"):
+        groups_of_model("gpt-oss-20b", memory_bytes=8 << 30, max_model_len=4096, prefix_match_unit=unit)

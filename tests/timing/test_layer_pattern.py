@@ -56,6 +56,8 @@ VALID: list[dict[str, Any]] = [
     {"attention_chunk_size": 64},
     {"attention_chunk_size": 64, "no_rope_layers": [1, 1, 1, 0] * 2},
     {"attention_chunk_size": 64, "no_rope_layer_interval": 2},
+    {"model_type": "llama4"},
+    {"model_type": "llama4", "attention_chunk_size": None},
     {"attention_chunk_size": 64, "layer_types": ["chunked_attention", "full_attention"] * 4},
     {"num_kv_shared_layers": 3, "sliding_window": 64, "sliding_window_pattern": 4},
     {**DELTA, "full_attention_interval": 4},

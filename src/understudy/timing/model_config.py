@@ -28,13 +28,15 @@ _UNLESS_SAID = {
     "cohere": {"tie_word_embeddings": True},
     "cohere2": {"tie_word_embeddings": True, "sliding_window": 4096},
     **{kind: {"sliding_window": 4096} for kind in ("exaone4", "olmo3", "mistral", "ministral")},
-    **{kind: {"head_dim": 128} for kind in ("glm", "glm4", "qwen3", "llama4", "minimax_m2", "seed_oss")},
+    **{kind: {"head_dim": 128} for kind in ("glm", "glm4", "qwen3", "minimax_m2", "seed_oss")},
     "ernie4_5": {"head_dim": 128, "tie_word_embeddings": True},
     "ernie4_5_moe": {"tie_word_embeddings": True},
+    "llama4": {"head_dim": 128, "attention_chunk_size": 8192},
     "qwen3_next": {"head_dim": 256},
     "smollm3": {"tie_word_embeddings": True},
 }
 """Values that transformers 5 has for keys a file leaves out, where they differ from those of most types."""
+_OFF_BY_NULL = ("sliding_window", "attention_chunk_size")
 DTYPES = {
     **dict.fromkeys(("bfloat16", "bf16"), "bf16"),
     **dict.fromkeys(("float16", "fp16", "half"), "f16"),
@@ -58,7 +60,7 @@ class ModelConfig:
             self.content = {**outer, **{key: value for key, value in inner.items() if value is not None}}
             self.content |= {key: None for key in inner if key not in self.content}
         for key, value in _UNLESS_SAID.get(self.model_type, {}).items():
-            if key not in self.content or (self.content[key] is None and key != "sliding_window"):
+            if key not in self.content or (self.content[key] is None and key not in _OFF_BY_NULL):
                 self.content = {**self.content, key: value}
 
     @classmethod

@@ -114,7 +114,7 @@ def complete_engine(
                 **{f"{way}_parallel_size": values.get(f"{way}-parallel-size") for way in ("tensor", "data")},
             },
         )
-        return BuiltEngine(engine, engine, notes=_note_without_gpu(engine, model))
+        return BuiltEngine(engine, engine, notes=_note_without_gpu(engine, model, values))
     there = read_as(GpuSettings, gpu, "gpu")
     if there.is_known:
         # These two are accepted, and reported as unused.
@@ -148,12 +148,15 @@ def _refuse_beside_constants(values: dict[str, Any], *, has_blocks: bool, has_ti
         )
 
 
-def _note_without_gpu(engine: EngineConfig, model: str) -> tuple[str, ...]:
+def _note_without_gpu(engine: EngineConfig, model: str, values: dict[str, Any]) -> tuple[str, ...]:
     """Return a note that the groups of a model are not used, because they follow from its GPU."""
     from understudy.run.model_groups import has_uniform_layers
 
+    is_asked = values.get("disable-hybrid-kv-cache-manager")  # one group is what the flag plans
+    if not isinstance(engine, VllmConfig) or engine.kv_cache_groups or is_asked:
+        return ()
     try:
-        if getattr(engine, "kv_cache_groups", ()) or has_uniform_layers(model):
+        if has_uniform_layers(model):
             return ()
     except ConfigError:
         return ()  # most served names are of no known model, and then nothing is derived from them
