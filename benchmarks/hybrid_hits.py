@@ -76,7 +76,8 @@ def main() -> int:
             block_size=groups[-1].block_size, num_gpu_blocks=plan.num_blocks - 1, max_model_len=32768
         )
         cells = [
-            f"{hit:.3f} ({ttft:,.0f})" for hit, ttft in (measure(workload, e) for e in (engine, keeps_all, one))
+            f"{hit:.3f} ({ttft:,.0f})"
+            for hit, ttft in (measure(workload, e) for e in (engine, keeps_all, one))
         ]
         table.add_row(model, str(gib), str(len(groups)), *cells)
     Console(width=110).print(table)
