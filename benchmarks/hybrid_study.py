@@ -139,7 +139,6 @@ def measure(workload: Workload, share: float, setting: Setting, policy: str) -> 
     )
     report = Report.build(run.timeline, run.facts)
     groups = run.facts.kv_groups
-    full_hit = None if groups is None else groups.full_attention_hit_ratio
     hit = report.prefix_hit_ratio.first_admission
     full = hit if groups is None else groups.full_attention_hit_ratio
     return Row(

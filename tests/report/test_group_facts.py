@@ -74,6 +74,17 @@ def test_held_blocks_are_distinct_blocks_of_the_device() -> None:
     assert facts.groups[1].held_blocks_peak > 60
 
 
+def test_blocks_that_are_copied_behind_a_hit_inside_them_count_once() -> None:
+    """Let hits end with a chunk, inside a block of full attention."""
+    local = understudy.KvCacheGroup(kind="chunked_local", block_size=16, chunk=144)
+    wide = understudy.KvCacheGroup(kind="full", block_size=32)
+    engine = VllmConfig(kv_cache_groups=(local, wide, FULL), num_gpu_blocks=225, timing=ONE_MS)
+    for seed in range(4):
+        load = conversations(15, prompt_tokens=Normal(mean=900, std=100), content_seed=seed)
+        facts = facts_of(run_offline(load, engine, check=True).facts.kv_groups)
+        assert [group.held_blocks[-1] for group in facts.groups] == [0, 0, 0]
+
+
 def test_the_peak_of_a_short_run_is_found() -> None:
     """Run one request alone: its prompt of 100 tokens and the first 12 behind it are in 7 blocks."""
     engine = VllmConfig(kv_cache_groups=(WINDOW, FULL), num_gpu_blocks=100, timing=ONE_MS)

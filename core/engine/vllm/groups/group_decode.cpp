@@ -100,7 +100,6 @@ KvBackend::Room GroupedBackend::decode(KvRequest& request, std::uint32_t positio
     if (const Room room = reserve(request, r, position + 1, now_ns); room != Room::Taken) return room;
   }
   grow_all(request, r, position + 1);
-  held_blocks_.note_peaks();
   remember_keyed(r);
   key(request, position + (config_.async_scheduling ? 0 : 1));
   skip_to(request, position + 1);

@@ -47,7 +47,6 @@ void GroupedBackend::place_load(KvRequest& request, std::uint32_t total) {
   for (GroupTable& table : r.groups) table.checkpoint.reset();  // of an admission that failed
   adopt(r, total, false);
   grow_all(request, r, total);
-  held_blocks_.note_peaks();
   r.computed = r.computed_before = r.computed_earlier = total;
   r.last_tokens = 0;
   r.last_schedule = 0;

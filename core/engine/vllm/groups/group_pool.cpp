@@ -60,16 +60,17 @@ void GroupPool::take(std::span<SlotId> out) {
   }
 }
 
-void GroupPool::reference(SlotId block) {
+bool GroupPool::reference(SlotId block) {
   if (blocks_[block].references > 0) {
     ++blocks_[block].references;
-    return;
+    return false;
   }
   UNDERSTUDY_ASSERT(blocks_[block].keys != kNoKey, "only cached blocks are found while they are free");
   Queued& queued = queued_at(blocks_[block].place);
   dequeue(queued);
   queued.block = kNoSlot;
   --num_cached_;
+  return true;
 }
 
 // Reference a cached block, whose place in the queue goes.
@@ -78,7 +79,8 @@ void GroupPool::dequeue(Queued cached) {
   blocks_[cached.block].place = cached.place;
 }
 
-void GroupPool::release(std::span<const SlotId> blocks) {
+std::size_t GroupPool::release(std::span<const SlotId> blocks) {
+  std::size_t cached = 0;
   for (std::size_t first = 0; first < blocks.size(); first += kBatch) {
     const std::span<const SlotId> batch = blocks.subspan(first, std::min(kBatch, blocks.size() - first));
     if (queue_end_ - queue_first_ + batch.size() > queue_.size()) compact_queue();
@@ -96,11 +98,14 @@ void GroupPool::release(std::span<const SlotId> blocks) {
         blocks_[block] = {0, b.keys, end++};
       }
     }
-    num_cached_ += end - queue_end_;
+    cached += end - queue_end_;
     queue_end_ = end;
   }
+  num_cached_ += cached;
+  const std::size_t freed = cached + released_.size();
   empty_.insert(empty_.end(), released_.rbegin(), released_.rend());
   released_.clear();
+  return freed;
 }
 
 void GroupPool::release_empty(std::span<const SlotId> blocks) {

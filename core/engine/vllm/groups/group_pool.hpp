@@ -64,10 +64,11 @@ class GroupPool {
     take({&block, 1});
     return block;
   }
-  void reference(SlotId block);
+  // Returns whether it had no reference before.
+  bool reference(SlotId block);
   // One reference each, in order: blocks that come free and have a key go to the end of the free list, the others to
-  // its front.
-  void release(std::span<const SlotId> blocks);
+  // its front. Returns the number of those that come free.
+  std::size_t release(std::span<const SlotId> blocks);
   // The same for blocks with one reference and no key, the last one first.
   void release_empty(std::span<const SlotId> blocks);
   // The first `count` free blocks.

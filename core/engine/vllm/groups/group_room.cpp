@@ -102,7 +102,6 @@ KvBackend::Room GroupedBackend::place(KvRequest& request, const KvHit& hit, std:
     }
   }
   grow_all(request, r, slots);
-  held_blocks_.note_peaks();
   r.computed_before = r.computed_earlier = hit.tokens - std::min(hit.tokens, layout_.replay);
   r.computed = total;
   r.last_tokens = total - r.computed_before;
@@ -124,7 +123,6 @@ KvBackend::Room GroupedBackend::grow(KvRequest& request, std::uint32_t tokens, s
     if (const Room room = reserve(request, r, tokens, now_ns); room != Room::Taken) return room;
   }
   grow_all(request, r, tokens);
-  held_blocks_.note_peaks();
   r.computed_earlier = r.last_schedule + 1 == schedule_ ? r.computed_before : start;
   r.computed_before = start;
   r.computed = total;
@@ -149,9 +147,8 @@ void GroupedBackend::adopt(Record& r, std::uint32_t total, bool copies_tail) {
     table.blocks.assign(static_cast<std::size_t>(gone), kNoSlot);
     if (gone < std::ssize(hits)) table.blocks.insert(table.blocks.end(), hits.begin() + gone, hits.end());
     for (const SlotId block : table.blocks) {
-      if (block != kNoSlot) pool_.reference(block);
+      if (block != kNoSlot) held_blocks_.add_cached(g, block, pool_.reference(block));
     }
-    held_blocks_.add(g, table.blocks);
     table.keyed = table.found = static_cast<std::uint32_t>(table.blocks.size());
     if (!copies_tail || hits.empty() || total % group.block_size == 0) continue;
     table.keyed = total / group.block_size;
@@ -174,6 +171,7 @@ void GroupedBackend::grow_all(const KvRequest& request, Record& r, std::uint32_t
     }
   }
   UNDERSTUDY_ASSERT(reserved_.empty(), "more blocks were reserved than are taken");
+  held_blocks_.note_peaks();
   update_room(r);
 }
 
@@ -202,7 +200,7 @@ void GroupedBackend::take_up_to(GroupTable& table, std::size_t g, std::size_t si
   table.blocks.resize(size);
   const std::span<SlotId> fresh = std::span(table.blocks).subspan(held);
   take(fresh);
-  held_blocks_.add(g, fresh);
+  held_blocks_.add_free(g, fresh);
 }
 
 // With tiers: of the blocks that `reserve` has allocated.
@@ -221,8 +219,8 @@ void GroupedBackend::copy_tail(const KvRequest& request, GroupTable& table, std:
   const SlotId copy = take_one();
   if (table.tail == Tail::Found) {
     table.blocks.back() = copy;
-    held_blocks_.remove(g, {&source, 1});
-    held_blocks_.add(g, {&copy, 1});
+    held_blocks_.remove(g, {&source, 1}, 0);
+    held_blocks_.add_free(g, {&copy, 1});
     pool_.reference(copy);
   } else {
     pool_.move_keys(source, copy);
@@ -268,8 +266,7 @@ void GroupedBackend::slide(const KvRequest& request, Record& r, std::uint32_t to
       table.blocks[i] = kNoSlot;
     }
     table.slid = std::max(table.slid, static_cast<std::uint32_t>(end));
-    held_blocks_.remove(g, freed_);
-    pool_.release(freed_);
+    held_blocks_.remove(g, freed_, pool_.release(freed_));
   }
   update_next_slide(r);
 }
@@ -287,11 +284,15 @@ void GroupedBackend::update_next_slide(Record& r) const {
 // Release the entries of a window that it has left behind, from the last one down. Most of them never had a key.
 void GroupedBackend::leave(GroupTable& table, std::size_t g, std::size_t first, std::size_t end) {
   const auto entries = std::span(table.blocks);
-  held_blocks_.remove(g, entries.subspan(first, end - first));
+  std::size_t freed = 0;
   const auto release_keyed = [&](std::size_t from, std::size_t to) {
     freed_.assign(table.blocks.rend() - static_cast<std::ptrdiff_t>(to),
                   table.blocks.rend() - static_cast<std::ptrdiff_t>(from));
-    pool_.release(freed_);
+    freed += pool_.release(freed_);
+  };
+  const auto release_empty = [&](std::size_t from, std::size_t to) {
+    pool_.release_empty(entries.subspan(from, to - from));
+    freed += to - from;
   };
   const std::size_t found = std::clamp<std::size_t>(table.found, first, end);
   const std::size_t named = std::clamp<std::size_t>(table.first_named, found, end);
@@ -301,10 +302,11 @@ void GroupedBackend::leave(GroupTable& table, std::size_t g, std::size_t first, 
     release_keyed(first, end);
   } else {
     if (first < found) release_keyed(first, found);
-    pool_.release_empty(entries.subspan(found, named - found));
+    release_empty(found, named);
     if (named < unnamed) release_keyed(named, unnamed);
-    pool_.release_empty(entries.subspan(unnamed, end - unnamed));
+    release_empty(unnamed, end);
   }
+  held_blocks_.remove(g, entries.subspan(first, end - first), freed);
   std::ranges::fill(entries.subspan(first, end - first), kNoSlot);
 }
 
@@ -318,8 +320,7 @@ void GroupedBackend::release(KvRequest& request) {
     for (std::size_t i = table.blocks.size(); i-- > first;) {
       if (table.blocks[i] != kNoSlot) freed_.push_back(table.blocks[i]);
     }
-    held_blocks_.remove(g, freed_);
-    pool_.release(freed_);
+    held_blocks_.remove(g, freed_, pool_.release(freed_));
     table.blocks.clear();
     table.keyed = table.keyed_before = table.slid = 0;
     table.found = table.end_named = 0;
@@ -343,7 +344,7 @@ std::vector<SlotId> GroupedBackend::detach(KvRequest& request) {
   Record& r = record(request);
   for (std::size_t g = 0; g < r.groups.size(); ++g) {
     GroupTable& table = r.groups[g];
-    held_blocks_.remove(g, table.blocks);
+    held_blocks_.remove(g, table.blocks, 0);
     std::ranges::copy_if(table.blocks, std::back_inserter(blocks), [](SlotId block) { return block != kNoSlot; });
     table.blocks.clear();
   }

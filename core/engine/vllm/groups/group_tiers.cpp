@@ -164,6 +164,7 @@ void GroupTiers::release(std::span<const SlotId> slots) {
 
 void GroupedBackend::use_tiers(WorkerTiers& tiers) {
   tiers_ = &tiers;
+  held_blocks_.count_tables(pool_.num_blocks());
   below_ = std::make_unique<GroupTiers>(layout_, pool_, tiers);
   tiers.use_device(*below_, layout_.groups.size());
 }

@@ -13,19 +13,31 @@ GroupLayout layout_of(const VllmConfig& c) {
                       c.prefix_match_unit, c.prefix_cache_retention_interval});
 }
 
+namespace {
+
+// Whether a hit may end inside a block of some group, which is then copied.
+bool may_copy(const GroupLayout& layout) {
+  return layout.has_states || std::ranges::any_of(layout.groups, [&](const KvGroup& group) {
+           return group.kind == GroupKind::ChunkedLocal || group.block_size != layout.groups.front().block_size;
+         });
+}
+
+}  // namespace
+
 GroupedBackend::GroupedBackend(const VllmConfig& config)
     : config_(config),
       layout_(layout_of(config)),
       pool_(config.num_gpu_blocks, (config.events || config.check) && config.enable_prefix_caching),
       hits_(layout_.groups.size()),
       unreferenced_(layout_.groups.size()),
-      held_blocks_(layout_.groups.size(), config.num_gpu_blocks) {
+      held_blocks_(layout_.groups.size()) {
   for (const KvGroup& group : layout_.groups) {
     units_per_block_.push_back(group.block_size / layout_.hash_block);
     has_rswa_ |= group.kind == GroupKind::Rswa;
     has_tails_ |=
         (group.kind == GroupKind::Full || group.kind == GroupKind::Mla) && group.block_size != layout_.hash_block;
   }
+  if (may_copy(layout_) || config.offload || config.transfer) held_blocks_.count_tables(config.num_gpu_blocks);
 }
 
 void GroupedBackend::begin_schedule() {

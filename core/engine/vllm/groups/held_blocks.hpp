@@ -12,17 +12,33 @@
 
 namespace understudy {
 
-// A block that several requests share counts once. Entries without a block are passed over.
+// A block that several requests share counts once. Where only tables reference blocks, the pool knows when the first
+// one takes a block and the last one leaves it; else the tables of each block are counted here.
 class HeldBlocks {
  public:
-  HeldBlocks(std::size_t groups, std::size_t num_blocks) : counts_(groups), peaks_(groups), tables_(num_blocks) {}
+  explicit HeldBlocks(std::size_t groups) : counts_(groups), peaks_(groups), tables_(0) {}
 
-  void add(std::size_t group, std::span<const SlotId> blocks) noexcept {
-    for (const SlotId block : blocks) {
-      if (block != kNoSlot) counts_[group] += tables_[block]++ == 0;
-    }
+  // Transfers or copies reference blocks too; before the first request.
+  void count_tables(std::size_t num_blocks) {
+    counts_tables_ = true;
+    tables_ = HugeArray<std::uint32_t>(num_blocks);
   }
-  void remove(std::size_t group, std::span<const SlotId> blocks) noexcept {
+  // A table has taken free blocks.
+  void add_free(std::size_t group, std::span<const SlotId> blocks) noexcept {
+    counts_[group] += blocks.size();
+    if (!counts_tables_) return;
+    for (const SlotId block : blocks) tables_[block] = 1;
+  }
+  // A table has a cached block, which had no reference before (`was_free`) or some.
+  void add_cached(std::size_t group, SlotId block, bool was_free) noexcept {
+    counts_[group] += counts_tables_ ? tables_[block]++ == 0 : was_free;
+  }
+  // A table has left blocks, of which `freed` have no reference now. Entries without a block are passed over.
+  void remove(std::size_t group, std::span<const SlotId> blocks, std::size_t freed) noexcept {
+    if (!counts_tables_) {
+      counts_[group] -= freed;
+      return;
+    }
     for (const SlotId block : blocks) {
       if (block != kNoSlot) counts_[group] -= --tables_[block] == 0;
     }
@@ -44,7 +60,8 @@ class HeldBlocks {
 
   std::vector<std::uint64_t> counts_;  // by group
   std::vector<std::uint64_t> peaks_;
-  HugeArray<std::uint32_t> tables_;     // by block: tables that have it
+  bool counts_tables_ = false;
+  HugeArray<std::uint32_t> tables_;     // by block, if they are counted
   std::vector<std::uint64_t> sampled_;  // counts at the last change
   std::int64_t changed_ns_ = 0;         // its time
   std::vector<GroupReport::Sample> samples_;
