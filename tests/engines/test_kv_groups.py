@@ -12,7 +12,7 @@ import msgspec
 import pytest
 
 from release.group_family import draw_groups
-from replay.building import ONE_MS, conversations, crowd
+from replay.building import ONE_MS, conversations, crowd, single_turns
 from understudy import _core
 from understudy.engines.conformance import compare_recording
 from understudy.engines.group_recording import (
@@ -313,3 +313,20 @@ def test_every_recorded_plan_gives_groups_that_the_engine_accepts(entry: dict[st
     assert layout.hash_block_size == entry["hash_block_size"]
     assert layout.scheduler_block_size == entry["scheduler_block_size"]
     assert layout.blocks_per_request == sum(group["blocks_per_request"] for group in entry["groups"])
+
+
+def test_many_continuations_of_one_prefix_are_found_as_with_one_group() -> None:
+    """Let 200 prompts differ from their sixth block on: the index has one home for their keys. Then repeat them."""
+    contents = [[0, 1, 2, 3, 4, *range(10 * n, 10 * n + 4)] for n in range(1, 201)]
+    load = single_turns(
+        [145] * 400,
+        content=[[*content, 9_000 + n] for n, content in enumerate(contents * 2)],
+        arrival_ms=[10.0 * n for n in range(400)],
+    )
+    plain = VllmConfig(block_size=16, num_gpu_blocks=1500, timing=ONE_MS)
+    one, listed = (
+        run_offline(load, engine, check=True)
+        for engine in (plain, msgspec.structs.replace(plain, kv_cache_groups=(FULL,)))
+    )
+    assert one.timeline.cached_tokens_first.tolist() == listed.timeline.cached_tokens_first.tolist()
+    assert one.timeline.cached_tokens_first[200:].sum() > 20_000

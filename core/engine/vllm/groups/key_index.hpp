@@ -22,7 +22,7 @@ class KeyIndex {
   static constexpr std::uint32_t kNone = ~std::uint32_t{0};
   static constexpr std::uint32_t kLanes = 8;  // entries of a bucket
   // Keys that should have one home: two such lots fit into a bucket.
-  static constexpr std::uint32_t kNeighbours = 8;
+  static constexpr std::uint32_t kNeighbours = 4;
 
   struct Hash {
     std::uint32_t home;
@@ -93,10 +93,14 @@ class KeyIndex {
     ++size_;
     return {insert(hash, value), kNone};
   }
-  // Erase a number that is at home and whose key is not shared. False: it is none.
+  // Erase a number that is at home or right behind it, and whose key is not shared. False: it is none.
   bool erase_simple(std::uint32_t place, std::uint32_t value) noexcept {
     Bucket& bucket = bucket_of(place);
-    if (bucket.values[place % kLanes] != value || ((bucket.shared | bucket.away) & bit(place)) != 0) return false;
+    if (bucket.values[place % kLanes] != value || ((bucket.shared | bucket.far) & bit(place)) != 0) return false;
+    if ((bucket.next & bit(place)) != 0) {
+      pass_back(buckets_[(place / kLanes - 1) & (buckets_.size() - 1)]);
+      bucket.next &= static_cast<std::uint8_t>(~bit(place));
+    }
     bucket.marks[place % kLanes] = kFree;
     --size_;
     return true;
@@ -106,15 +110,16 @@ class KeyIndex {
   template <typename HashOf>
   void erase(std::uint32_t place, HashOf hash_of) noexcept {
     Bucket& bucket = bucket_of(place);
-    if ((bucket.away & bit(place)) != 0) {
+    if (((bucket.next | bucket.far) & bit(place)) != 0) {
       for (Path path(*this, hash_of(bucket.values[place % kLanes])); path.at() != place / kLanes; path.advance()) {
-        Bucket& passed = buckets_[path.at()];
-        if (--passed.guests == 0) passed.guest_bits = 0;
+        pass_back(buckets_[path.at()]);
       }
     }
+    const auto others = static_cast<std::uint8_t>(~bit(place));
     bucket.marks[place % kLanes] = kFree;
-    bucket.shared &= static_cast<std::uint8_t>(~bit(place));
-    bucket.away &= static_cast<std::uint8_t>(~bit(place));
+    bucket.shared &= others;
+    bucket.next &= others;
+    bucket.far &= others;
     --size_;
   }
   // Double the table. `moved(value, place)` reports the new place of each number.
@@ -145,7 +150,7 @@ class KeyIndex {
 
  private:
   // Entries per bucket before the table grows; few, so that most keys are at home.
-  static constexpr std::size_t kLoad = 2;
+  static constexpr std::size_t kLoad = 3;
   static constexpr unsigned kSmallest = 4;  // log2 of the buckets
   static constexpr std::uint16_t kFree = 0;
   static constexpr std::uint16_t kUsed = 0x8000;  // in every mark
@@ -156,7 +161,8 @@ class KeyIndex {
     std::uint32_t guests;      // entries in other buckets whose search passes here
     std::uint32_t guest_bits;  // bits of their hashes; cleared with the last of them
     std::uint8_t shared;       // bit set of lanes whose key several numbers may have
-    std::uint8_t away;         // bit set of lanes whose home is another bucket
+    std::uint8_t next;         // bit set of lanes whose home is the bucket before
+    std::uint8_t far;          // bit set of lanes whose home is yet another one
   };
   static_assert(sizeof(Bucket) == 64);
 
@@ -200,6 +206,7 @@ class KeyIndex {
    public:
     Path(const KeyIndex& index, Hash hash) noexcept : index_(index), own_(hash.own), at_(hash.home >> index.shift_) {}
     std::size_t at() const noexcept { return at_; }
+    std::size_t passed() const noexcept { return passed_; }
     bool is_complete() const noexcept { return passed_ > index_.buckets_.size(); }  // all buckets were passed
     void advance() noexcept {
       at_ = ++passed_ == 2 ? own_ * kSpread >> index_.shift_ : (at_ + 1) & (index_.buckets_.size() - 1);
@@ -211,11 +218,15 @@ class KeyIndex {
     const KeyIndex& index_;
     std::uint32_t own_;
     std::size_t at_;
-    unsigned passed_ = 0;
+    std::size_t passed_ = 0;
   };
 
   static std::uint16_t mark(Hash hash) noexcept { return static_cast<std::uint16_t>(hash.own | kUsed); }
   static std::uint32_t guest_bit(Hash hash) noexcept { return 1u << (hash.own >> 27); }
+  // One entry less was sent on from there.
+  static void pass_back(Bucket& passed) noexcept {
+    if (--passed.guests == 0) passed.guest_bits = 0;
+  }
   static std::uint32_t place_of(std::size_t at, std::uint32_t lane) noexcept {
     return static_cast<std::uint32_t>(at) * kLanes + lane;
   }
@@ -237,7 +248,7 @@ class KeyIndex {
       path.advance();
     }
     const std::uint32_t place = fill(path.at(), free.first(), hash, value);
-    bucket_of(place).away |= bit(place);
+    (path.passed() == 1 ? bucket_of(place).next : bucket_of(place).far) |= bit(place);
     return place;
   }
   std::uint32_t fill(std::size_t at, std::uint32_t lane, Hash hash, std::uint32_t value) noexcept {
