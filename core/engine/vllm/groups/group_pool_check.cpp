@@ -44,12 +44,13 @@ void GroupPool::check_keys() const {
   for (SlotId block = 0; block < num_blocks_; ++block) {
     require((blocks_[block].keys == kSeveral) == several_.contains(block), "block ", block,
             " has a list of keys, or lacks one");
-    for (const auto [key, place] : keys_of(block, own)) {
+    for (const Placed placed : keys_of(block, own)) {
+      const std::uint32_t key = placed.key;
       require(block_of(key) == block, "key ", key, " of block ", block, " names block ", block_of(key));
       const KeyIndex::Entry found = index_.find(
           hash_of(key), [&](std::uint32_t first) { return is_equal(first, at(key).content, at(key).group); });
       require(found.place != kNone, "key ", key, " of block ", block, " is not indexed");
-      require(found.place == place, "key ", key, " of block ", block, " is in the index at another place");
+      require(found.place == placed.place, "key ", key, " of block ", block, " is in the index at another place");
       ++keys;
     }
   }
