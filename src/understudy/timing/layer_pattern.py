@@ -78,9 +78,8 @@ def shared_layers(config: ModelConfig, layers: int) -> int:
 def window_tokens(config: ModelConfig) -> int:
     """Return the tokens that a window attends to, the newest one included."""
     window = config.number("sliding_window", least=2)
-    return (
-        window + 1 if config.model_type == "cohere2" else window
-    )  # as vLLM, which counts the newest apart there
+    # vLLM counts the newest token of Cohere 2 apart from the window.
+    return window + 1 if config.model_type == "cohere2" else window
 
 
 def _has_no_windows(config: ModelConfig) -> bool:

@@ -72,7 +72,7 @@ bool GroupPool::reference(SlotId block) {
   return true;
 }
 
-// Reference a cached block, whose place in the queue goes.
+// Give a cached block a reference, and its place in the index in exchange for that in the queue.
 void GroupPool::dequeue(Queued cached) {
   blocks_[cached.block].references = 1;
   blocks_[cached.block].place = cached.place;

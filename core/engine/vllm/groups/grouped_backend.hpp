@@ -170,9 +170,9 @@ class GroupedBackend final : public KvBackend {
   std::vector<GroupEvent> take_events() { return std::exchange(pool_.events(), {}); }
   const GroupHitStats& stats(bool preempted) const noexcept { return stats_[preempted ? 1 : 0]; }
   void count_lookup(std::uint32_t queries, std::uint32_t hits, bool preempted);
-  // An admission with `hits` tokens of the device and, under vLLM's offload, of its host.
+  // Count an admission with `hits` tokens of the device and, under vLLM's offload, of its host.
   void count_admission(const KvRequest& request, std::uint32_t hits);
-  // The time is now, at which blocks have been taken or released.
+  // Sample the held blocks at the time at which blocks were taken or released.
   void sample(std::int64_t now_ns) { held_blocks_.sample(now_ns); }
   GroupReport report() const;
   // `holders`: requests with blocks; `kept`: blocks that ended requests have left behind.

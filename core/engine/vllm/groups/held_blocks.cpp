@@ -11,7 +11,7 @@ void HeldBlocks::note_peaks() noexcept {
 
 void HeldBlocks::sample(std::int64_t now_ns) {
   if (counts_ == sampled_) return;
-  // Nothing has changed before: how often this was called makes no difference.
+  // The counts were constant until now, so that calls without a change make no difference.
   if (sampled_.empty()) sampled_.resize(counts_.size());
   add_samples(now_ns);
   sampled_ = counts_;

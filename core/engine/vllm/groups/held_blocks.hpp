@@ -18,22 +18,22 @@ class HeldBlocks {
  public:
   explicit HeldBlocks(std::size_t groups) : counts_(groups), peaks_(groups), tables_(0) {}
 
-  // Transfers or copies reference blocks too; before the first request.
+  // Count the tables of each block, because transfers or copies reference blocks too. Call before the first request.
   void count_tables(std::size_t num_blocks) {
     counts_tables_ = true;
     tables_ = HugeArray<std::uint32_t>(num_blocks);
   }
-  // A table has taken free blocks.
+  // Add free blocks that a table has taken.
   void add_free(std::size_t group, std::span<const SlotId> blocks) noexcept {
     counts_[group] += blocks.size();
     if (!counts_tables_) return;
     for (const SlotId block : blocks) tables_[block] = 1;
   }
-  // A table has a cached block, which had no reference before (`was_free`) or some.
+  // Add a cached block that a table references; `was_free`: it had no reference before.
   void add_cached(std::size_t group, SlotId block, bool was_free) noexcept {
     counts_[group] += counts_tables_ ? tables_[block]++ == 0 : was_free;
   }
-  // A table has left blocks, of which `freed` have no reference now. Entries without a block are passed over.
+  // Remove blocks that a table has left, of which `freed` have no reference now. Entries without a block are skipped.
   void remove(std::size_t group, std::span<const SlotId> blocks, std::size_t freed) noexcept {
     if (!counts_tables_) {
       counts_[group] -= freed;
@@ -43,9 +43,9 @@ class HeldBlocks {
       if (block != kNoSlot) counts_[group] -= --tables_[block] == 0;
     }
   }
-  // A request has taken its blocks.
+  // Update the peaks; call when a request has taken its blocks.
   void note_peaks() noexcept;
-  // Called in order of time, after each change and possibly more often.
+  // Sample the counts; call in order of time, after each change and possibly more often.
   void sample(std::int64_t now_ns);
 
   const std::vector<std::uint64_t>& counts() const noexcept { return counts_; }

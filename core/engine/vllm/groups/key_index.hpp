@@ -21,7 +21,7 @@ class KeyIndex {
  public:
   static constexpr std::uint32_t kNone = ~std::uint32_t{0};
   static constexpr std::uint32_t kLanes = 8;  // entries of a bucket
-  // Keys that should have one home: two such lots fit into a bucket.
+  // Neighbouring keys that get one home. Few enough that a bucket has room for two such runs.
   static constexpr std::uint32_t kNeighbours = 4;
 
   struct Hash {
@@ -42,7 +42,7 @@ class KeyIndex {
   void touch(std::uint32_t home) const noexcept {
     static_cast<void>(*static_cast<const volatile std::uint32_t*>(&buckets_[home >> shift_].guests));
   }
-  // The same for the bucket of an entry.
+  // Read the bucket of an entry ahead of its use; kNone: none.
   void touch_place(std::uint32_t place) const noexcept {
     if (place != kNone) static_cast<void>(*static_cast<const volatile std::uint32_t*>(&bucket_of(place).guests));
   }
