@@ -244,8 +244,8 @@ def test_a_failure_names_a_gain_that_losses_outweigh() -> None:
         Trial("without pool b", "prefix hits", 0.1, 0.1, helps=False),
     ]
     assert format_failure(gained) == (
-        "No replayed change raises prefix hits by 1 point or more without losses elsewhere: --routing kv, "
-        "without pool b."
+        "No replayed change raises prefix hits by 1 point or more above the noise and without losses elsewhere: "
+        "--routing kv, without pool b."
     )
     balance = [Trial("--routing kv", "busiest worker", 2.0, 2.0, helps=False)]
     assert format_failure(balance).startswith(

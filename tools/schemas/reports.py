@@ -19,6 +19,7 @@ from schemas.shapes import (
 from understudy.cache.study import CacheStudy
 from understudy.groups.plan import GroupPlan
 from understudy.report import report as report_module
+from understudy.report.groups import Groups
 from understudy.report.latency import Latencies
 from understudy.report.metrics import METRICS
 from understudy.report.report import SCHEMA, Report
@@ -49,6 +50,13 @@ def describe_report() -> Schema:
         },
         "percentile_method": TEXT,
         **{root: describe_type(hints[root], defs) for root in roots},
+        "groups": describe_object(
+            "sums over groups of sessions, for the noise of differences",
+            {
+                name: {**list_of(NUMBER), "type": ["array", "null"]} if name == "good" else list_of(NUMBER)
+                for name in Groups.__struct_fields__
+            },
+        ),
         "verdicts": list_of(describe_type(Verdict, defs)),
     }
     tiers = {name: describe_type(hints[name], defs) for name in ("tiers", "handoff")}

@@ -32,6 +32,16 @@ def add_parser(verbs: Verbs) -> None:
     verb.add_argument(
         "--html", type=Path, metavar="PATH", help="write one self-contained page; -: standard output"
     )
+    verb.add_argument(
+        "--accept-different-workloads",
+        action="store_true",
+        help="show runs of different workloads side by side; none is called best",
+    )
+    verb.add_argument(
+        "--accept-unmeasured",
+        action="store_true",
+        help="compare engines by step times that were measured on one of them; the conclusion says so",
+    )
 
 
 def run(args: argparse.Namespace) -> int:
@@ -43,7 +53,11 @@ def run(args: argparse.Namespace) -> int:
     from understudy.report.compare import compare
 
     check_outputs({"--html": args.html}, {f"REPORT {path}": path for path in args.reports})
-    comparison = compare(*args.reports)
+    comparison = compare(
+        *args.reports,
+        accept_different_workloads=args.accept_different_workloads,
+        accept_unmeasured=args.accept_unmeasured,
+    )
     if args.html is not None:
         with create(args.html) as file:
             file.write(comparison.to_html().encode())

@@ -16,8 +16,9 @@ from rich.text import Text
 
 from understudy.engines.kv_groups import KvCacheGroup
 from understudy.errors import InvalidArgument
-from understudy.report.conclusion import conclude
+from understudy.report.conclusion import conclude, find_other_workload
 from understudy.report.html.compare_page import compare_page
+from understudy.report.measured import REMEDY, find_unmeasured, list_engines
 from understudy.report.metrics import BY_KEY
 from understudy.report.report import Report
 from understudy.report.saved import read_report
@@ -155,8 +156,10 @@ class Comparison:
         return Group(conclusion, settings if settings.row_count else same, metrics, *times, *notes, *verdicts)
 
     def conclusion(self) -> str:
-        """Return what the comparison shows, in one sentence."""
-        return conclude(self.names, self.reports)
+        """Return what the comparison shows, in one sentence; a second one if an engine was not measured."""
+        said = conclude(self.names, self.reports)
+        unmeasured = find_unmeasured(map(list_engines, self.reports))
+        return said if unmeasured is None else f"{said} Not measured: {unmeasured}."
 
     def verdicts(self) -> list[tuple[tuple[str, ...], str, str]]:
         """List the verdicts as names of runs, finding and remedy, by rule; equal verdicts of several runs once."""
@@ -184,14 +187,22 @@ class Comparison:
         return table
 
 
-def compare(*reports: Report | str | PathLike[str], names: Sequence[str] = ()) -> Comparison:
+def compare(
+    *reports: Report | str | PathLike[str],
+    names: Sequence[str] = (),
+    accept_different_workloads: bool = False,
+    accept_unmeasured: bool = False,
+) -> Comparison:
     """Compare reports, or files that `to_json` wrote, with the first of them.
 
     Parameters:
         reports: two or more reports, or paths of saved ones.
         names: titles of the columns (default: file names, and "report 1" and so on for reports).
+        accept_different_workloads: compare runs of different workloads; none is called best then.
+        accept_unmeasured: compare engines by step times that were measured on one of them; the conclusion says so.
 
-    Errors: InvalidArgument for fewer than two reports, an invalid file, or another number of names.
+    Errors: InvalidArgument for fewer than two reports, an invalid file, another number of names, different workloads,
+    or engines of which one was not measured.
 
     Example:
         one, two = (us.replay("trace.jsonl", workers=workers) for workers in (1, 2))
@@ -216,7 +227,25 @@ def compare(*reports: Report | str | PathLike[str], names: Sequence[str] = ()) -
             title if isinstance(report, Report) else str(report)
             for title, report in zip(titles, reports, strict=True)
         ]
-    return Comparison(tuple(names or titles), tuple(contents))
+    titles = list(names or titles)
+    other = find_other_workload(contents)
+    if other is not None and not accept_different_workloads:
+        raise InvalidArgument(
+            f"workload: {titles[other]} served {_describe_workload(contents[other])}, {titles[0]} "
+            f"{_describe_workload(contents[0])}, so a difference says nothing about the fleets; replay one trace with "
+            "both, or accept it with --accept-different-workloads (in Python accept_different_workloads=True)"
+        )
+    unmeasured = find_unmeasured(map(list_engines, contents))
+    if unmeasured is not None and not accept_unmeasured:
+        raise InvalidArgument(f"engine: {unmeasured}, so a difference says nothing about engines; {REMEDY}")
+    return Comparison(tuple(titles), tuple(contents))
+
+
+def _describe_workload(report: dict[str, Any]) -> str:
+    run = report["run"]
+    total = (report.get("requests") or {}).get("total")
+    count = f"{total:,} requests" if isinstance(total, int) else "requests"
+    return f"{count} of {run.get('workload', 'a workload')} (digest {run.get('workload_digest')})"
 
 
 def _flatten(facts: dict[str, Any], prefix: str = "") -> dict[str, Any]:

@@ -14,6 +14,7 @@ import numpy as np
 from understudy.errors import InvalidArgument
 from understudy.outputs import create
 from understudy.report.goodput import Goodput, ratio
+from understudy.report.groups import Groups
 from understudy.report.handoff import HandOffReport
 from understudy.report.handoff_metrics import HANDOFF_METRICS
 from understudy.report.latency import NS_PER_MS, NS_PER_S, Latencies, present
@@ -215,6 +216,11 @@ class Report:
         """Latencies of each request."""
         return Latencies.of(self.columns)
 
+    @cached_property
+    def groups(self) -> Groups:
+        """Sums over groups of sessions, from which the noise of a difference between runs follows."""
+        return Groups.of(self.columns, None if self.goodput is None else self.goodput.slo)
+
     @property
     def _bounded_workload(self) -> Workload | None:
         """Workload for bounds on its hits; None with KV cache groups, whose windows and states lower even those."""
@@ -265,6 +271,7 @@ class Report:
             metrics["tiers"] = asdict(self.tiers)
         if self.handoff is not None:
             metrics["handoff"] = asdict(self.handoff)
+        metrics["groups"] = msgspec.structs.asdict(self.groups)
         metrics["verdicts"] = [asdict(verdict) for verdict in self.verdicts]
         if self.advice is not None:
             metrics["advice"] = {key: one for key, one in asdict(self.advice).items() if key != "verdicts"}

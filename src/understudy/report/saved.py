@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from understudy.errors import InvalidArgument
+from understudy.report.groups import Groups
 from understudy.report.report import SCHEMA
 
 if TYPE_CHECKING:
@@ -39,6 +40,8 @@ def read_report(path: str | PathLike[str], metrics: Iterable[str]) -> dict[str, 
                 f"schema must be {SCHEMA}, got {reprlib.repr(schema)}; write the report again"
             )
         _check_run(report)
+        if report.get("groups") is not None:
+            Groups.read(report["groups"])
         for number, verdict in enumerate(_require_list(report, "verdicts")):
             for name in ("finding", "remedy"):
                 _check_text(verdict, f"verdicts[{number}]", name)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from understudy.report.engine_terms import SGLANG_TERMS, terms_of
+from understudy.report.noise import TTFT, is_above_noise
 from understudy.report.text import duration, quantity
 from understudy.report.tier_table import format_link
 from understudy.report.verdict import MIN_REQUESTS, Verdict, list_pools
@@ -25,7 +26,8 @@ def tier_hurts(report: Report) -> Verdict | None:
     modes = {pool.tiers.get("offload", {}).get("mode") for pool in list_pools(report)}
     if modes - {None} == {"write_through"} and terms_of(report) is not SGLANG_TERMS:
         remedy = "Use more bandwidth to the host, or offload reused blocks only (offload.min_reuse)."
-    if without is not None and report.ttft_ms.mean > 1.05 * without.ttft_ms.mean:
+    is_slower = without is not None and report.ttft_ms.mean > 1.05 * without.ttft_ms.mean
+    if without is not None and is_slower and is_above_noise(report.groups, without.groups, TTFT):
         return Verdict(
             "tier_hurts",
             f"The tiers slow the run down: TTFT is {100 * (report.ttft_ms.mean / without.ttft_ms.mean - 1):+.0f} % "

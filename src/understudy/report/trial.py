@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from understudy.report.engine_terms import SGLANG_TERMS, VLLM_TERMS, terms_of
 from understudy.report.latency_verdicts import compute_late_gaps
+from understudy.report.noise import ATTAINMENT, TTFT, is_above_noise
 from understudy.report.remedies import ENOUGH
 from understudy.report.text import quantity
 from understudy.report.verdicts import compute_balance
@@ -72,7 +73,14 @@ def compare(flag: str, rule: str, report: Report, other: Report) -> Trial:
         can_attain_more &= report.goodput.ratio != other.goodput.ratio
     name, before = _measure(rule, report, by_goals=can_attain_more)
     trial = Trial(flag, name, before, _measure(rule, other, by_goals=can_attain_more)[1], helps=False)
-    return replace(trial, helps=trial.gain >= _MIN_GAIN and not _is_worse(rule, report, other))
+    is_clear = trial.gain >= _MIN_GAIN and _is_above_noise(name, report, other)
+    return replace(trial, helps=is_clear and not _is_worse(rule, report, other))
+
+
+def _is_above_noise(name: str, report: Report, other: Report) -> bool:
+    """Whether a measure of requests differs by more than its noise; others are sums of a whole run."""
+    measure = {"attainment": ATTAINMENT, "mean TTFT": TTFT}.get(name)
+    return measure is None or is_above_noise(report.groups, other.groups, measure)
 
 
 def compare_attainment(flag: str, report: Report, other: Report) -> Trial | None:
@@ -105,7 +113,11 @@ def format_failure(trials: Sequence[Trial], least: float = _MIN_GAIN) -> str:
     if measure == BUSIEST:
         aim = "lowers the load of the busiest worker"
     amount = f"{100 * least:g} {'point' if measure in _SHARES else '%'}"
-    losses = " without losses elsewhere" if any(trial.gain >= least for trial in trials) else ""
+    losses = (
+        " above the noise and without losses elsewhere"
+        if any(trial.gain >= least for trial in trials)
+        else ""
+    )
     return f"No replayed change {aim} by {amount} or more{losses}: {', '.join(replayed)}."
 
 

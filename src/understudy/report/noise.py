@@ -1,0 +1,118 @@
+"""The noise of a difference between two runs of one workload: a paired bootstrap over groups of sessions."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cache
+from statistics import NormalDist
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from understudy.report.groups import FEWEST_GROUPS
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from understudy.report.groups import Groups
+
+    Vector = NDArray[np.float64]
+
+CONFIDENCE = 0.95
+"""Confidence in a whole answer: all of its comparisons together are wrong in at most 5 % of cases."""
+RESAMPLES = 4_000
+_SEED = 20_240_229
+
+
+@dataclass(frozen=True, slots=True)
+class Measure:
+    """A ratio of two sums by which runs are compared."""
+
+    key: str
+    """Group and name of the value in a report."""
+    words: str
+    more_is_better: bool
+    sums: str
+    """Column of `Groups` above the line."""
+    counts: str
+    """Column below the line."""
+
+    @property
+    def is_share(self) -> bool:
+        """Whether the values are shares of requests, not times."""
+        return self.more_is_better
+
+
+COMPLETED = Measure("requests.completed", "completed requests", True, "completed", "requests")
+ATTAINMENT = Measure("goodput.ratio", "SLO attainment", True, "good", "requests")
+TTFT = Measure("ttft_ms.mean", "mean TTFT", False, "ttft_ms", "with_token")
+E2E = Measure("e2e_ms.mean", "mean E2E", False, "e2e_ms", "completed")
+ITL = Measure("itl_ms.mean", "mean ITL", False, "gaps_ms", "gaps")
+MEASURES = (COMPLETED, ATTAINMENT, TTFT, E2E, ITL)
+"""In the order in which they decide."""
+
+
+def estimate_interval(
+    one: Groups | None, other: Groups | None, measure: Measure, comparisons: int = 1
+) -> tuple[float, float] | None:
+    """Return the confidence interval of `other` minus `one`; None if the groups say too little.
+
+    `comparisons` made for one answer share the 5 % in which it may be wrong.
+    """
+    if one is None or other is None or one.requests != other.requests or len(one.requests) < FEWEST_GROUPS:
+        return None
+    parts = [_read(groups, measure) for groups in (one, other)]
+    if any(part is None for part in parts):
+        return None
+    counts = draw_groups(len(one.requests))
+    values = []
+    points = []
+    for part in parts:
+        assert part is not None
+        above, below = part
+        if not below.sum():
+            return None
+        drawn = counts @ below
+        values.append(counts @ above / np.where(drawn > 0, drawn, np.nan))
+        points.append(float(above.sum() / below.sum()))
+    return _bound(values[1] - values[0], points[1] - points[0], len(one.requests), comparisons)
+
+
+def is_above_noise(one: Groups, other: Groups, measure: Measure) -> bool:
+    """Whether two runs differ by more than the noise; True if the groups say too little about it."""
+    interval = estimate_interval(one, other, measure)
+    return interval is None or not interval[0] <= 0 <= interval[1]
+
+
+def estimate_share(groups: Groups, measure: Measure) -> tuple[float, float] | None:
+    """Return the confidence interval of one run's share of requests; None if the groups say too little."""
+    part = _read(groups, measure)
+    if part is None or len(groups.requests) < FEWEST_GROUPS or not part[1].sum():
+        return None
+    above, below = part
+    counts = draw_groups(len(groups.requests))
+    low, high = _bound(
+        counts @ above / (counts @ below), float(above.sum() / below.sum()), len(groups.requests), 1
+    )
+    return max(low, 0.0), min(high, 1.0)
+
+
+@cache
+def draw_groups(groups: int) -> Vector:
+    """Return how often each group is drawn, by resample: always the same draws."""
+    rng = np.random.default_rng(_SEED)
+    return rng.multinomial(groups, np.full(groups, 1 / groups), RESAMPLES).astype(np.float64)
+
+
+def _read(groups: Groups, measure: Measure) -> tuple[Vector, Vector] | None:
+    above, below = getattr(groups, measure.sums), getattr(groups, measure.counts)
+    return None if above is None else (np.array(above, np.float64), np.array(below, np.float64))
+
+
+def _bound(values: Vector, point: float, groups: int, comparisons: int) -> tuple[float, float]:
+    """Return the interval of resampled values around the point, wider for few groups as Student's t is."""
+    tail = (1 - CONFIDENCE) / comparisons / 2
+    low, high = np.nanquantile(values, [tail, 1 - tail])
+    normal = NormalDist().inv_cdf(1 - tail)
+    wider = (1 + (normal**2 + 1) / (4 * (groups - 1))) * (groups / (groups - 1)) ** 0.5
+    return point - wider * (point - float(low)), point + wider * (float(high) - point)

@@ -1,0 +1,161 @@
+"""A comparison of runs crowns no winner without a difference, and finds a difference that is there."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import pytest
+
+import understudy
+from understudy.cli import main
+from understudy.engines.timing import Constant
+from understudy.engines.vllm_config import VllmConfig
+from understudy.errors import InvalidArgument
+from understudy.report.compare import compare
+from understudy.workload import (
+    ClosedLoop,
+    Normal,
+    Poisson,
+    SharedRatio,
+    SyntheticSpec,
+    Workload,
+    synthesise,
+    write_mooncake,
+)
+
+ENGINE = VllmConfig(num_gpu_blocks=2000, timing=Constant(prefill_ms=40.0, decode_ms=10.0), max_num_seqs=8)
+
+
+def make_load(seed: int, qps: float = 8.0, sessions: int = 150) -> Workload:
+    return synthesise(
+        SyntheticSpec(
+            sessions=sessions,
+            prompt_tokens=Normal(mean=300, std=120),
+            output_tokens=Normal(mean=20, std=8),
+            arrivals=Poisson(qps=qps),
+            prefixes=SharedRatio(groups=3, ratio=0.5),
+            content_seed=seed,
+            arrival_seed=seed,
+        )
+    )
+
+
+def conclude(one: Any, other: Any) -> str:
+    return compare(one, other, names=("one", "other")).conclusion()
+
+
+def count_winners(cases: range) -> tuple[int, int]:
+    """Return how often one of two seeds of random routing is called best, and how often they differ at all."""
+    crowned = differing = 0
+    for case in cases:
+        load = make_load(case, qps=6.0 + case % 5)
+        one, other = (
+            understudy.replay(load, ENGINE, workers=3, routing="random", seed=1_000 * case + seed)
+            for seed in (1, 2)
+        )
+        differing += one.run.digest != other.run.digest
+        crowned += "is best" in conclude(one, other)
+    return crowned, differing
+
+
+def test_seeds_of_one_fleet_are_not_told_apart() -> None:
+    crowned, differing = count_winners(range(60))
+    assert differing == 60
+    assert crowned <= 3  # 95 % confidence: at most one case in twenty
+
+
+@pytest.mark.soak
+def test_a_thousand_seeds_of_one_fleet_are_not_told_apart() -> None:
+    crowned, _ = count_winners(range(1_000))
+    assert crowned <= 50
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_a_shift_of_a_fifth_is_found(seed: int) -> None:
+    slower = msgspec.structs.replace(ENGINE, timing=Constant(prefill_ms=48.0, decode_ms=12.0))
+    load = make_load(seed)
+    fast, slow = (understudy.replay(load, engine, workers=3) for engine in (ENGINE, slower))
+    assert conclude(slow, fast).startswith("other is best: mean TTFT")
+    assert conclude(fast, slow).startswith("one is best: mean TTFT")
+
+
+def test_a_third_run_does_not_crown_one_of_two_equal_ones() -> None:
+    load = make_load(1)
+    fast, slow = (understudy.replay(load, ENGINE, workers=workers) for workers in (3, 1))
+    hardly = understudy.replay(
+        load, msgspec.structs.replace(ENGINE, timing=Constant(prefill_ms=40.01, decode_ms=10.0)), workers=3
+    )
+    said = compare(fast, hardly, slow, names=("fast", "hardly", "slow")).conclusion()
+    assert "is best" not in said
+    assert "No difference" in said
+    assert "fast and hardly" in said
+
+
+def test_different_workloads_are_refused_unless_accepted() -> None:
+    one, other = (understudy.replay(make_load(seed), ENGINE) for seed in (1, 2))
+    with pytest.raises(InvalidArgument, match=r"^workload: .*; .*--accept-different-workloads"):
+        compare(one, other)
+    accepted = compare(one, other, accept_different_workloads=True)
+    assert "is best" not in accepted.conclusion()
+    assert "different workloads" in accepted.conclusion()
+    assert "different workloads" in accepted.to_html()
+
+
+def test_another_load_of_one_workload_crowns_no_winner() -> None:
+    load = make_load(1)
+    calm = understudy.replay(load, ENGINE, load=ClosedLoop(2))
+    busy = understudy.replay(load, ENGINE, load=ClosedLoop(8))
+    said = conclude(calm, busy)
+    assert "is best" not in said
+    assert "load" in said
+
+
+def test_a_run_that_loses_requests_is_not_best_by_latency() -> None:
+    load = make_load(1)
+    whole = understudy.replay(load, ENGINE)
+    most = int(load.prompt_tokens.max())
+    short = understudy.replay(load, msgspec.structs.replace(ENGINE, max_model_len=most // 2))
+    assert short.requests.completed < whole.requests.completed
+    assert conclude(short, whole).startswith("other is best: completed requests")
+
+
+def test_saved_reports_conclude_as_reports_do(tmp_path: Any) -> None:
+    load = make_load(3)
+    reports = [understudy.replay(load, ENGINE, workers=workers) for workers in (2, 3)]
+    for name, report in zip(("a", "b"), reports, strict=True):
+        report.to_json(tmp_path / f"{name}.json")
+    saved = compare(tmp_path / "a.json", tmp_path / "b.json").conclusion()
+    assert saved == compare(*reports, names=("a", "b")).conclusion()
+
+
+def test_without_sums_by_group_the_noise_is_unknown_and_small_differences_name_no_winner(
+    tmp_path: Any,
+) -> None:
+    load = make_load(3)
+    paths = []
+    for name, prefill_ms in (("a", 40.0), ("b", 41.0), ("c", 80.0)):
+        engine = msgspec.structs.replace(ENGINE, timing=Constant(prefill_ms=prefill_ms, decode_ms=10.0))
+        content = understudy.replay(load, engine, workers=4).to_dict()
+        del content["groups"]
+        paths.append(tmp_path / f"{name}.json")
+        paths[-1].write_bytes(msgspec.json.encode(content))
+    said = compare(*paths[:2]).conclusion()
+    assert "is best" not in said
+    assert "noise is not known" in said
+    assert compare(paths[0], paths[2]).conclusion().startswith("a is best: mean TTFT")
+
+
+def test_engines_are_not_compared_by_times_of_one_of_them(tmp_path: Any, capsys: Any) -> None:
+    trace = tmp_path / "trace.jsonl"
+    write_mooncake(make_load(5, sessions=40), trace)
+    paths = [str(tmp_path / f"{engine}.json") for engine in ("vllm", "sglang")]
+    for engine, path in zip(("vllm", "sglang"), paths, strict=True):
+        flags = ["--engine", engine, "--model", "Llama-3.1-8B", "--gpu", "H100", "--quiet", "--no-advice"]
+        assert main(["replay", str(trace), *flags, "--json", path]) == 0
+    assert main(["compare", *paths]) == 2
+    said = capsys.readouterr().err
+    assert "engine: the times of SGLang were measured with vLLM (preset" in said
+    assert "--accept-unmeasured" in said
+    assert main(["compare", *paths, "--accept-unmeasured"]) == 0
+    assert "Not measured: the times of SGLang" in " ".join(capsys.readouterr().out.split())
