@@ -57,7 +57,7 @@ def run(args: argparse.Namespace) -> int:
         with create(args.json) as file:
             file.write(msgspec.json.format(msgspec.json.encode(compared), indent=2) + b"\n")
     if args.json is None or not is_stdout(args.json):
-        _print(compared, Console(highlight=False))
+        _print(compared, Console(highlight=False, markup=False))
     return 0
 
 

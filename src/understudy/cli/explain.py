@@ -65,5 +65,5 @@ def run(args: argparse.Namespace) -> int:
         with create(args.json) as file:
             file.write(msgspec.json.format(msgspec.json.encode(explained), indent=2) + b"\n")
     if args.json is None or not is_stdout(args.json):
-        print_explanation(explained, Console(highlight=False))
+        print_explanation(explained, Console(highlight=False, markup=False))
     return 0

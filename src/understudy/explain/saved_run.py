@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import json
 import zipfile
+import zlib
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+import msgspec
 import numpy as np
 
 from understudy import __version__
 from understudy.errors import InvalidArgument
+from understudy.explain.saved_checks import Header, check_archive, check_columns, check_request_ids
 from understudy.outputs import create
 from understudy.router.choices import Choices
 from understudy.run.step_columns import StepColumns
@@ -54,6 +57,11 @@ DECISION_COLUMNS = (
 """Columns of a KV-aware router's decisions that a saved run has."""
 CHOICE_COLUMNS = ("rows", "time_ns", "worker", "true_overlap_blocks", "best_true_overlap_blocks")
 """Columns of a user-defined router's choices that a saved run has."""
+_NOT_A_RUN = (
+    *(ValueError, KeyError, TypeError, EOFError, AttributeError, MemoryError, RecursionError),
+    *(NotImplementedError, zipfile.BadZipFile, zlib.error),
+)
+"""Errors of reading an archive that is damaged or of another kind."""
 
 
 @dataclass(frozen=True, eq=False, slots=True, kw_only=True)
@@ -173,37 +181,51 @@ class SavedRun:
 def read_run(path: str | PathLike[str]) -> SavedRun:
     """Read a saved run. InvalidArgument names the file and the problem."""
     try:
+        with zipfile.ZipFile(path) as file:
+            check_archive(file)
         with np.load(path, allow_pickle=False) as archive:
             arrays = {name: archive[name] for name in archive.files}
             header = json.loads(arrays.pop("header").tobytes())
             found = header["format"]
+    except InvalidArgument as error:
+        raise InvalidArgument(f"{path}: {error}") from None
     except OSError as error:
         raise InvalidArgument(f"cannot read {path}: {error.strerror or error}") from error
-    except (ValueError, KeyError, TypeError, EOFError, AttributeError, zipfile.BadZipFile) as error:
+    except _NOT_A_RUN as error:
         raise InvalidArgument(
             f"{path} is not a saved run; write one with `understudy replay TRACE --save-run run.npz`"
         ) from error
     if found != FORMAT:
         raise InvalidArgument(f"{path}: format must be {FORMAT}, got {found!r}; save the run again")
     try:
-        requests = _by_prefix(arrays, "request_")
-        if missing := [name for name in REQUEST_COLUMNS if name not in requests]:
-            raise InvalidArgument(f"column request_{missing[0]} is missing; save the run again")
-        return SavedRun(
-            run=header["run"],
-            steps=StepColumns.from_arrays(arrays),
-            requests=requests,
-            request_ids=header["request_ids"],
-            front_end_ns=header["front_end_ns"],
-            block_size=header["block_size"],
-            worker_blocks=tuple(header["worker_blocks"]),
-            decisions=_by_prefix(arrays, "decision_"),
-            links=header["links"],
-        )
-    except KeyError as error:
-        raise InvalidArgument(f"{path}: {error.args[0]} is missing; save the run again") from None
+        return _check_run(header, arrays)
+    except msgspec.ValidationError as error:
+        raise InvalidArgument(f"{path}: header: {error}; save the run again") from None
     except InvalidArgument as error:
         raise InvalidArgument(f"{path}: {error}") from None
+
+
+def _check_run(header: dict[str, Any], arrays: dict[str, NDArray[Any]]) -> SavedRun:
+    about = msgspec.convert(header, Header)
+    requests, decisions = _by_prefix(arrays, "request_"), _by_prefix(arrays, "decision_")
+    if missing := [name for name in REQUEST_COLUMNS if name not in requests]:
+        raise InvalidArgument(f"column request_{missing[0]} is missing; save the run again")
+    if decisions and not ({*DECISION_COLUMNS} <= {*decisions} or {*CHOICE_COLUMNS} <= {*decisions}):
+        raise InvalidArgument("columns decision_* are not complete; save the run again")
+    steps = StepColumns.from_arrays(arrays)
+    check_columns(steps, requests, decisions, len(about.worker_blocks))
+    check_request_ids(about.request_ids, len(requests["arrival_ns"]))
+    return SavedRun(
+        run=about.run,
+        steps=steps,
+        requests=requests,
+        request_ids=about.request_ids,
+        front_end_ns=about.front_end_ns,
+        block_size=about.block_size,
+        worker_blocks=about.worker_blocks,
+        decisions=decisions,
+        links=[msgspec.to_builtins(link) for link in about.links],
+    )
 
 
 def _by_prefix(arrays: dict[str, NDArray[Any]], prefix: str) -> dict[str, NDArray[Any]]:

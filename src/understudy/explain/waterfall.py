@@ -118,8 +118,6 @@ class Waterfalls:
         self._entries = _Groups(steps.entry_request, len(run))
         self._events = _Groups(steps.event_request, len(run))
         self._loads = _Groups(steps.loading_request, len(run))
-        workers = int(steps.step_worker.max(initial=-1)) + 2
-        self._first_step = np.searchsorted(steps.step_worker, np.arange(workers))
         self._served_ns = run.served_ns
 
     def of(self, row: int) -> Waterfall | None:
@@ -178,7 +176,9 @@ class Waterfalls:
         `is_sent`: its KV goes to another worker then; `is_received`: its KV comes from another worker.
         """
         steps = self.run.steps
-        first, last = (int(self._first_step[at]) for at in (worker, worker + 1))
+        first, last = np.searchsorted(
+            steps.step_worker, (worker, worker + 1)
+        ).tolist()  # none: it ran no step
         low = first + int(np.searchsorted(steps.step_end_ns[first:last], begin_ns, "right"))
         high = first + int(np.searchsorted(steps.step_begin_ns[first:last], end_ns, "left"))
         part = slice(low, max(low, high))

@@ -96,6 +96,9 @@ class StepColumns:
         return {field.name: getattr(self, field.name) for field in fields(self)}
 
     def _check(self) -> None:
+        for name, value in self.arrays().items():
+            if value.ndim != 1 or value.dtype.kind not in "iu":
+                raise InvalidArgument(f"column {name} must be a list of whole numbers; save the run again")
         for kind in ("step", "entry", "loading", "event"):
             lengths = {
                 name: len(value) for name, value in self.arrays().items() if name.startswith(f"{kind}_")
