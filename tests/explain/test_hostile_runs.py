@@ -1,4 +1,4 @@
-"""Saved runs whose columns contradict each other are refused, and whose ids look like markup are printed as they are."""
+"""Contradictory saved runs are refused, and ids that look like markup are printed as they are."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ def test_a_file_that_unpacks_to_far_more_than_a_run_is_refused_before_it_is_read
     ):
         for _ in range(120):
             member.write(bytes(1_000_000))
-    with pytest.raises(InvalidArgument, match="unpacks from 0.1 MB to 120 MB"):
+    with pytest.raises(InvalidArgument, match=r"unpacks from 0\.1 MB to 120 MB"):
         read_run(path)
 
 
