@@ -152,7 +152,7 @@ def test_a_budget_of_one_schedules_no_draft() -> None:
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"num_speculative_tokens": 0}, "num_speculative_tokens must be at least 1, got 0"),
+        ({"num_speculative_tokens": 0}, "num_speculative_tokens must be from 1 to 1,024, got 0"),
         ({"accept_rates": (0.5, 1.5)}, r"accept_rates\[1\] must be in \[0, 1\], got 1.5"),
         ({"accept_rates": (-0.1,)}, r"accept_rates\[0\] must be in \[0, 1\]"),
         ({"seed": -1}, "seed must be in 0"),

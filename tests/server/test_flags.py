@@ -108,7 +108,7 @@ def test_flags_that_change_nothing_are_named() -> None:
         (["a", "b"], "one model"),
         (["--scheduling-policy", "chaos"], "must be one of"),
         (["--clock-speed", "0"], "positive"),
-        (["--clock-speed", "nan"], "positive"),
+        (["--clock-speed", "nan"], "must be a number"),
         (["--set", "colour=red"], "colour"),
         (["--config", "/nowhere.yaml"], "nowhere"),
     ],

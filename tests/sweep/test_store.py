@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import resource
 from typing import TYPE_CHECKING
 
 import pytest
@@ -52,3 +53,15 @@ def test_a_file_of_something_else_is_refused_and_unchanged(tmp_path: Path) -> No
 def test_two_sweeps_do_not_write_one_store(tmp_path: Path) -> None:
     with Store(tmp_path / "sweep.jsonl"), pytest.raises(ConfigError, match="another sweep writes it"):
         Store(tmp_path / "sweep.jsonl")
+
+
+def test_a_full_disk_is_an_error_that_names_the_store(tmp_path: Path) -> None:
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    store = Store(tmp_path / "sweep.jsonl")
+    resource.setrlimit(resource.RLIMIT_FSIZE, (10, before[1]))
+    try:
+        with pytest.raises(InvalidArgument, match=r"--store .*sweep\.jsonl: cannot be written"):
+            store.add(outcome("a"))
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+        store.close()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import codecs
+import cProfile
 import gzip
 from typing import TYPE_CHECKING
 
@@ -10,6 +11,7 @@ import pytest
 
 from understudy.errors import InvalidArgument
 from understudy.workload import read_mooncake
+from understudy.workload.files import open_trace
 from workload.building import assert_same, row, trace_file
 
 if TYPE_CHECKING:
@@ -40,3 +42,14 @@ def test_half_a_character_is_an_error_that_names_the_file(tmp_path: Path) -> Non
     path.write_bytes(codecs.BOM_UTF16_LE + '{"a'.encode("utf-16-le") + b"x")
     with pytest.raises(InvalidArgument, match=r"trace\.jsonl"):
         read_mooncake(path)
+
+
+def test_the_cost_of_a_long_line_in_utf_16_is_linear(tmp_path: Path) -> None:
+    path = tmp_path / "long.jsonl"
+    path.write_bytes(("x" * 3_000_000 + "\nend\n").encode("utf-16"))
+    with open_trace(path) as file:
+        profile = cProfile.Profile()
+        lines = profile.runcall(list, file)
+    assert [len(line) for line in lines] == [3_000_001, 4]
+    calls = sum(entry.callcount for entry in profile.getstats())
+    assert calls < 100

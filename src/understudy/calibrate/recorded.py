@@ -78,7 +78,7 @@ def read_run(path: Path) -> Load:
 def _read_row(where: str, line: str) -> dict[str, Any]:
     try:
         row = json.loads(line)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise InvalidArgument(f"{where}: {error}; the file may be truncated") from error
     if not isinstance(row, dict):
         raise InvalidArgument(f"{where}: must be a JSON object")

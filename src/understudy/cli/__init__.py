@@ -151,7 +151,7 @@ def _run_verb(args: argparse.Namespace) -> int:
     """Run the verb; convert exceptions raised by user-defined code into a PolicyError."""
     try:
         return VERBS[args.verb].run(args)
-    except Exception as error:
+    except (Exception, SystemExit) as error:  # a user-defined class may call sys.exit()
         from understudy.user_code import locate_user_failure
 
         failure = locate_user_failure(error)

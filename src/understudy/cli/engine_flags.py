@@ -6,6 +6,8 @@ import argparse
 import json
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from understudy.checks import parse_whole_number
+
 if TYPE_CHECKING:
     from collections.abc import Callable
 
@@ -13,7 +15,7 @@ if TYPE_CHECKING:
 def _parse_json(text: str) -> Any:
     try:
         return json.loads(text)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise argparse.ArgumentTypeError(f"is not JSON: {error}") from None
 
 
@@ -25,7 +27,7 @@ def _parse_interval(text: str) -> int | str:
     if text == _NONE:
         return _NONE
     try:
-        return int(text)
+        return parse_whole_number(text)
     except ValueError:
         raise argparse.ArgumentTypeError(f"must be a number of tokens or none, got {text!r}") from None
 

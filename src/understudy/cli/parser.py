@@ -8,6 +8,8 @@ import sys
 from difflib import get_close_matches
 from typing import TYPE_CHECKING, Any, NoReturn
 
+from understudy.checks import parse_number, parse_whole_number
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
@@ -26,6 +28,8 @@ class Parser(argparse.ArgumentParser):
             "allow_abbrev": False,
         }
         super().__init__(**defaults | settings)
+        self.register("type", int, parse_whole_number)
+        self.register("type", float, parse_number)
 
     def format_help(self) -> str:
         """Return the help: a usage of one line where flags are many, the examples, then the flags."""

@@ -40,6 +40,8 @@ TASKS = {
     "run": ("--search", "--random", "--jobs", "--store"),
     "write outputs (PATH may be -, for standard output)": ("--json", "--html", "--reports", "--manifest"),
 }
+EXIT_FAILED = 1
+"""Exit code when every candidate failed."""
 _OWN = (
     *("vary", "splits", "search", "random", "optuna", "goal", "gpu_hour", "store", "jobs", "ray"),
     *("json", "html", "reports", "manifest", "quiet", "help"),
@@ -181,7 +183,7 @@ def run(args: argparse.Namespace) -> int:
             file.write(content)
         if not (args.quiet or is_stdout(path)):
             print(f"written: {path}", file=sys.stderr)
-    return 0
+    return EXIT_FAILED if sweep.failed and not sweep.trials else 0
 
 
 def _sweep(args: argparse.Namespace, space: Space, workload: Workload) -> Sweep:

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from understudy.engines.profiles import VersionProfile
 
 DEFAULT_RATES = (0.85, 0.3)
+MAX_DRAFTS = 1024
 
 
 class SpeculativeConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -37,9 +38,9 @@ class SpeculativeConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
     disable_lookahead_block_hashes: bool = False
 
     def __post_init__(self) -> None:
-        if self.num_speculative_tokens < 1:
+        if not 1 <= self.num_speculative_tokens <= MAX_DRAFTS:
             raise ConfigError(
-                f"num_speculative_tokens must be at least 1, got {self.num_speculative_tokens}; "
+                f"num_speculative_tokens must be from 1 to {MAX_DRAFTS:,}, got {self.num_speculative_tokens:,}; "
                 "leave speculative_config out for none"
             )
         if len(self.accept_rates) > self.num_speculative_tokens and self.accept_rates != DEFAULT_RATES:

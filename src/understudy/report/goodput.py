@@ -12,6 +12,9 @@ if TYPE_CHECKING:
     from understudy.run.timeline import Timeline
     from understudy.workload.columns import BoolColumn
 
+MAX_LIMIT_MS = 1e12
+"""Largest objective, 31 years: in ns it fits into 64 bits."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Slo:
@@ -35,8 +38,10 @@ class Slo:
             if limit is None:
                 continue
             number = isinstance(limit, (int, float)) and not isinstance(limit, bool)
-            if not (number and math.isfinite(limit) and limit > 0):
-                raise ConfigError(f"{name} must be a positive number of milliseconds, got {limit!r}")
+            if not (number and math.isfinite(limit) and 0 < limit <= MAX_LIMIT_MS):
+                raise ConfigError(
+                    f"{name} must be a positive number of milliseconds, at most {MAX_LIMIT_MS:g}, got {limit!r}"
+                )
 
     def met(self, timeline: Timeline) -> BoolColumn:
         """Return which requests completed within the objectives.

@@ -26,6 +26,7 @@ class Store:
     def __init__(self, path: Path | None) -> None:
         self.outcomes: dict[str, Outcome] = {}
         self._file: IO[bytes] | None = None
+        self._path = path
         if path is None:
             return
         try:
@@ -50,7 +51,7 @@ class Store:
                 break
             try:
                 outcome = msgspec.json.decode(line, type=Outcome)
-            except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+            except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
                 raise InvalidArgument(
                     f"{path}, line {number}: not a finished candidate ({error}); name another file"
                 ) from None
@@ -62,15 +63,26 @@ class Store:
         """Append an outcome; it is on its way to the disk when this returns."""
         self.outcomes[outcome.key] = outcome
         if self._file is not None:
-            self._file.write(msgspec.json.encode(outcome) + b"\n")
-            self._file.flush()
+            try:
+                self._file.write(msgspec.json.encode(outcome) + b"\n")
+                self._file.flush()
+            except OSError as error:
+                raise self._cannot_write(error) from error
 
     def close(self) -> None:
         """Write everything to the disk and close the file."""
         if self._file is not None:
-            os.fsync(self._file.fileno())
-            self._file.close()
-            self._file = None
+            file, self._file = self._file, None
+            try:
+                with file:
+                    os.fsync(file.fileno())
+            except OSError as error:
+                raise self._cannot_write(error) from error
+
+    def _cannot_write(self, error: OSError) -> InvalidArgument:
+        return InvalidArgument(
+            f"--store {self._path}: cannot be written: {error.strerror}; free space or name another file"
+        )
 
     def __enter__(self) -> Store:
         return self

@@ -78,7 +78,7 @@ def _read_transfer_config(transfer: object) -> dict[str, Any]:
     if isinstance(transfer, str):
         try:
             transfer = json.loads(transfer)
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise ConfigError(f"--kv-transfer-config is not JSON: {error}") from error
     if not isinstance(transfer, dict):
         raise ConfigError("--kv-transfer-config must be a JSON object")

@@ -10,7 +10,7 @@ import sys
 import zlib
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, cast
+from typing import IO, TYPE_CHECKING, Any, cast
 
 from understudy.errors import InvalidArgument
 from understudy.outputs import create
@@ -76,5 +76,30 @@ def _convert_to_utf8(raw: io.BufferedReader) -> IO[bytes]:
         ("utf-16-be", start[:1] == b"\0"),
     ):
         if known:
-            return cast("IO[bytes]", codecs.EncodedFile(raw, "utf-8", encoding))
+            return io.BufferedReader(_Utf8Stream(raw, encoding), _Utf8Stream.CHUNK)
     return raw
+
+
+class _Utf8Stream(io.RawIOBase):
+    """Bytes in UTF-8 of a stream in another encoding; the cost is linear in its length, however long the lines."""
+
+    CHUNK = 1 << 20
+
+    def __init__(self, raw: IO[bytes], encoding: str) -> None:
+        self._raw = raw
+        self._decoder = codecs.getincrementaldecoder(encoding)()
+        self._ready = memoryview(b"")
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any, /) -> int:
+        while not self._ready:
+            chunk = self._raw.read(self.CHUNK)
+            self._ready = memoryview(self._decoder.decode(chunk, final=not chunk).encode())
+            if not chunk:
+                break
+        size = min(len(buffer), len(self._ready))
+        buffer[:size] = self._ready[:size]
+        self._ready = self._ready[size:]
+        return size

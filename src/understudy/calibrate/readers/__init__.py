@@ -48,7 +48,7 @@ def read_benchmarks(
     lines = [line for line in text.splitlines() if line.strip()]
     try:
         content = json.loads(text)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         if len(lines) > 1 and lines[0].lstrip().startswith("{") and lines[0].rstrip().endswith("}"):
             return _read_lines(source, str(path), lines, data_parallel_size)
         raise InvalidArgument(
@@ -72,7 +72,7 @@ def _read_lines(
     for number, line in enumerate(lines, 1):
         try:
             row = json.loads(line)
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise InvalidArgument(
                 f"{where}:{number} is not JSON: {error}; the file is truncated: export it again"
             ) from error

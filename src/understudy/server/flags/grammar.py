@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import difflib
 import json
+import math
 import re
 from functools import cache
 from importlib.resources import files
@@ -18,6 +19,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import msgspec
 
+from understudy.checks import parse_number, parse_whole_number
 from understudy.errors import ConfigError
 from understudy.server.release import NEWEST, RELEASES
 
@@ -183,9 +185,12 @@ def _value(flag: Flag, name: str, text: str) -> Any:
             case "bool":
                 return {"true": True, "1": True, "false": False, "0": False}[text.lower()]
             case "int":
-                return int(text)
+                return parse_whole_number(text)
             case "float":
-                return float(text)
+                number = parse_number(text)
+                if math.isnan(number):
+                    raise ValueError(text)
+                return number
             case "size":
                 return "auto" if text in ("auto", "-1") else read_size(text)
             case "json":
@@ -212,7 +217,7 @@ def _loose(text: str) -> Any:
         return None
     try:
         return json.loads(text)
-    except ValueError:
+    except (ValueError, RecursionError):
         return text
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -148,7 +149,7 @@ def read_serve(arguments: list[str], *, more: tuple[Flag, ...] = ()) -> ServePla
 def names_sglang(arguments: list[str]) -> bool:
     """Return True if a command line chooses `--engine sglang`; the last choice counts."""
     chosen = ""
-    for word, after in zip(arguments, [*arguments[1:], ""], strict=True):
+    for word, after in pairwise([*arguments, ""]):
         if word == "--engine":
             chosen = after
         elif word.startswith("--engine="):
@@ -182,6 +183,8 @@ def settings_of(
     ):
         if field in given:
             given[field] = str(given[field])
+    if line.words and not line.words[0].strip():
+        raise ConfigError("model: the name is empty; name a model or leave it out")
     given["model"] = line.words[0] if line.words else values.get("model") or "understudy/tok"
     if (
         isinstance(given.get("tokenizer"), str | None)

@@ -253,6 +253,6 @@ def _read(transfer: object) -> dict[str, Any]:
     if isinstance(transfer, str):
         try:
             transfer = json.loads(transfer)
-        except ValueError:
+        except (ValueError, RecursionError):
             return {}  # the reader of the offload reports it
     return transfer if isinstance(transfer, dict) else {}

@@ -57,7 +57,7 @@ class Record:
                 raise ConfigError(
                     f"{path}:{number}: the step lacks {error}; record it again with `understudy qwen3 bench --record`"
                 ) from error
-            except (ValueError, TypeError) as error:
+            except (ValueError, TypeError, RecursionError) as error:
                 raise ConfigError(f"{path}:{number}: not a recorded step ({error})") from error
             rows.append(row)
         if not rows or not isinstance(rows[0], dict) or rows[0].get("kind") != KIND:
