@@ -9,6 +9,7 @@ import msgspec
 import pytest
 
 from server.sglang_server import QUICK, serve, until
+from understudy.server.sglang.endpoints import SglangEndpoints
 
 if TYPE_CHECKING:
     from server.client import Client
@@ -239,3 +240,35 @@ def test_a_full_queue_is_answered_503() -> None:
             assert (await task).json["meta_info"]["finish_reason"]["type"] == "abort"
 
     serve(check, engine=engine)
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        (G, {"text": "hello", **asking(n=10**30, json_schema='{"type":"object"}')}),
+        (G, {"text": ["a", "b"], **asking(n=10_000)}),
+        ("/v1/completions", {"prompt": "hello", "max_tokens": 3, "n": 60_000, "regex": "a+"}),
+    ],
+)
+def test_too_many_answers_are_refused_before_any_is_planned(
+    path: str, body: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    planned: list[int] = []
+    monkeypatch.setattr(SglangEndpoints, "_plan", lambda *_, **__: planned.append(1))
+
+    async def check(client: Client, server: Server) -> None:
+        reply = await client.post(path, body)
+        assert reply.status == 400
+        assert "at most 16384" in str(reply.json)
+        assert not planned
+
+    serve(check)
+
+
+def test_sampling_parameters_of_null_are_the_defaults() -> None:
+    async def check(client: Client, server: Server) -> None:
+        reply = await client.post(G, {"text": ["hello there"], "sampling_params": [None]})
+        assert reply.status == 200
+        assert reply.json[0]["meta_info"]["completion_tokens"] <= 128
+
+    serve(check)

@@ -132,10 +132,7 @@ def check_sampling(fields: Fields, sampling: Sampling, *, max_logprobs: int, voc
     if wanted is not None and all(value is None for value in wanted.values()):
         raise ApiError("structured_outputs says nothing of the answer; leave it out")
     _check_ranges(fields, sampling)
-    if sampling.n < 1:
-        raise ApiError(f"n must be at least 1, got {sampling.n}.")
-    if sampling.n > MAX_CHOICES:
-        raise ApiError(f"n must be at most {MAX_CHOICES}, got {sampling.n}.")
+    check_choices(sampling.n)
     if sampling.n > 1 and sampling.temperature == 0:
         raise ApiError(f"n must be 1 when using greedy sampling, got {sampling.n}.")
     if any(not stop for stop in sampling.stop):
@@ -153,6 +150,14 @@ def check_sampling(fields: Fields, sampling: Sampling, *, max_logprobs: int, voc
         raise ApiError("bad_words cannot contain an empty string.")
     _check_logprobs(sampling, vocabulary if max_logprobs == -1 else max_logprobs, vocabulary)
     _check_ids(fields, vocabulary)
+
+
+def check_choices(n: int) -> None:
+    """Check the number of answers to a prompt before any is made. ApiError outside 1 to MAX_CHOICES."""
+    if n < 1:
+        raise ApiError(f"n must be at least 1, got {n}.")
+    if n > MAX_CHOICES:
+        raise ApiError(f"n must be at most {MAX_CHOICES}, got {n}.")
 
 
 def _check_budget(value: Any) -> None:

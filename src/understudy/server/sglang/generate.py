@@ -11,7 +11,7 @@ from understudy.server.api.errors import ApiError, Problem, invalid_body
 from understudy.server.api.fields import Fields
 from understudy.server.api.generation import DONE
 from understudy.server.api.logprobs import logprobs_at
-from understudy.server.api.sampling import Sampling
+from understudy.server.api.sampling import MAX_CHOICES, Sampling, check_choices
 from understudy.server.sglang.errors import ContractError, error_event
 from understudy.server.sglang.lengths import read_tokens
 from understudy.server.sglang.meta import meta_info
@@ -112,7 +112,7 @@ def read_generate(body: dict[str, Any], worker: Worker) -> GenerateRead:
         raise ApiError("Either text, input_ids or input_embeds should be provided.")
     given = body.get("sampling_params")
     parameters = (
-        list(given)
+        [{} if one is None else one for one in given]
         if isinstance(given, list)
         else [given if isinstance(given, dict) else {} for _ in prompts]
     )
@@ -122,8 +122,11 @@ def read_generate(body: dict[str, Any], worker: Worker) -> GenerateRead:
     if len(counts) > 1:
         raise ApiError("The parallel_sample_num should be the same for all samples in sample params.")
     n = counts.pop() if counts else 1
-    if n < 1:
-        raise ApiError(f"n must be at least 1, got {n}.")
+    check_choices(n)
+    if n * len(prompts) > MAX_CHOICES:
+        raise ApiError(
+            f"one request has at most {MAX_CHOICES} answers, got {n} for each of {len(prompts)} prompts."
+        )
     samplings = [
         _read_sampling(one, fields, place, stream=stream, worker=worker)
         for place, one in enumerate(parameters)

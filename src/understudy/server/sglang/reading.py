@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from understudy.server.api.errors import ApiError
 from understudy.server.api.reading import Reader
-from understudy.server.api.sampling import check_sampling
+from understudy.server.api.sampling import check_choices, check_sampling
 from understudy.server.sglang.lengths import read_tokens
 
 if TYPE_CHECKING:
@@ -37,7 +37,8 @@ class SglangReader(Reader):
             sampling.request_id = rid
         if sampling.asked_tokens is not None and sampling.asked_tokens < 1:
             raise ApiError("max_tokens must be positive", kind="Bad Request")
-        n, sampling.n = sampling.n, min(sampling.n, 1)  # SGLang samples several answers at temperature 0 too
+        check_choices(sampling.n)
+        n, sampling.n = sampling.n, 1  # SGLang samples several answers at temperature 0 too
         check_sampling(fields, sampling, max_logprobs=-1, vocabulary=self.worker.tokenizer.vocabulary)
         sampling.n = n
 
