@@ -47,6 +47,9 @@ def read_report(path: str | PathLike[str], metrics: Iterable[str]) -> dict[str, 
                 _check_text(verdict, f"verdicts[{number}]", name)
         for metric in metrics:
             _check_metric(report, metric)
+        for name, value in report.items():
+            if isinstance(value, dict) and "p50" in value:
+                _check_distribution(value, name)
     except InvalidArgument as error:
         raise InvalidArgument(f"report {path}: {error}") from None
     return report
@@ -55,11 +58,28 @@ def read_report(path: str | PathLike[str], metrics: Iterable[str]) -> dict[str, 
 def _check_run(report: dict[str, Any]) -> None:
     run = _require_object(report.get("run"), "run")
     _check_depth(run)
+    for name in ("digest", "workload_digest"):
+        if not isinstance(run.get(name), str | None):
+            raise InvalidArgument(_describe(run[name], f"run.{name}", "text"))
+    _check_engine(run, "run")
+    for place, pool in enumerate(_require_list(run, "pools")):
+        _check_engine(_require_object(pool, f"run.pools[{place}]"), f"run.pools[{place}]")
     times = run.get("times")
     if times is not None:
         _check_text(times, "run.times", "from")
         for name in ("outside_domain_share", "front_end_ms"):
             _check_number(times.get(name), f"run.times.{name}")
+
+
+def _check_engine(holder: dict[str, Any], place: str) -> None:
+    if holder.get("engine") is not None:
+        _require_object(holder["engine"], f"{place}.engine")
+
+
+def _check_distribution(values: dict[str, Any], name: str) -> None:
+    for part, value in values.items():
+        if value is not None:
+            _check_number(value, f"{name}.{part}")
 
 
 def _check_depth(run: dict[str, Any]) -> None:
