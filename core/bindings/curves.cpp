@@ -1,8 +1,10 @@
 // Cache curves in Python: a workload in, hit tokens by cache size out.
 #include <nanobind/nanobind.h>
+#include <nanobind/stl/optional.h>
 
 #include <functional>
 #include <limits>
+#include <optional>
 
 #include "bindings.hpp"
 #include "convert.hpp"
@@ -10,6 +12,8 @@
 #include "curves/fixed_size.hpp"
 #include "curves/lru_curve.hpp"
 #include "curves/optimal.hpp"
+#include "curves/shared_below.hpp"
+#include "curves/unlimited.hpp"
 #include "curves/working_sets.hpp"
 #include "policy_config.hpp"
 #include "store/block_store.hpp"
@@ -122,6 +126,36 @@ nb::object sessions(const BlockVisits& self, const Column<std::int32_t>& session
   return nb::make_tuple(to_array(std::move(found.distinct)), to_array(std::move(found.own)));
 }
 
+using Caches = Column<std::int32_t>;
+
+nb::object unlimited(const BlockVisits& self, const Rows& rows, const std::optional<Caches>& caches) {
+  self.check_rows(span_of(rows));
+  std::span<const std::int32_t> own;
+  if (caches) own = {caches->data(), caches->size()};
+  std::vector<std::int64_t> hits;
+  {
+    nb::gil_scoped_release release;
+    hits = unlimited_hits(self, span_of(rows), own);
+  }
+  return to_array(std::move(hits));
+}
+
+std::int64_t shared_below(const BlockVisits& self, const Rows& rows, const Caches& caches, nb::handle own,
+                          nb::handle below, bool copies, nb::handle warm_up) {
+  self.check_rows(span_of(rows));
+  const std::size_t skipped = read_count(warm_up, "warm_up");
+  const std::size_t above = read_count(own, "own");
+  const std::size_t size = read_count(below, "below");
+  nb::gil_scoped_release release;
+  return shared_below_hits(self, span_of(rows), {caches.data(), caches.size()}, skipped, above, size,
+                           copies ? BelowRule::Copies : BelowRule::Moves);
+}
+
+std::int64_t open_blocks(const BlockVisits& self, const Rows& order, const Column<std::int32_t>& session) {
+  nb::gil_scoped_release release;
+  return most_open_blocks(self, span_of(order), {session.data(), session.size()});
+}
+
 }  // namespace
 
 void bind_curves(nb::module_& m) {
@@ -139,9 +173,15 @@ void bind_curves(nb::module_& m) {
       .def("pinned", &pinned, "policy"_a, "order"_a, "sizes"_a, "warm_up"_a = 0,
            "Return (hit tokens, blocks that found no place) of caches that keep the blocks of running requests.\n\n"
            "`order` has row r where it begins and -1 - r where it ends; `policy` is a built-in name, or optimal.")
+      .def("unlimited", &unlimited, "rows"_a, "caches"_a = nb::none(),
+           "Return the hit tokens of each row in unlimited caches: one, or those that `caches` numbers.")
+      .def("shared_below", &shared_below, "rows"_a, "caches"_a, "own"_a, "below"_a, "copies"_a, "warm_up"_a = 0,
+           "Return the hit tokens of LRU caches of `own` blocks above one of `below` blocks that they share.")
       .def("prefix_runs", &runs, "rows"_a, "size"_a,
            "Return (first row, position, blocks, requests, recomputed blocks, blocks below) of shared prefixes.")
-      .def("session_blocks", &sessions, "session"_a, "Return (distinct blocks, blocks of no other) of each session.");
+      .def("session_blocks", &sessions, "session"_a, "Return (distinct blocks, blocks of no other) of each session.")
+      .def("open_blocks", &open_blocks, "order"_a, "session"_a,
+           "Return the most distinct blocks that sessions between their first begin and last end have visited.");
 }
 
 }  // namespace understudy

@@ -56,7 +56,10 @@ PrefixRuns prefix_runs(const BlockVisits& visits, std::span<const std::int64_t> 
   return out;
 }
 
-SessionBlocks session_blocks(const BlockVisits& visits, std::span<const std::int32_t> session) {
+namespace {
+
+// Returns the number of sessions. Throws InvalidArgument for another count of rows, or a negative session.
+std::size_t count_sessions(const BlockVisits& visits, std::span<const std::int32_t> session) {
   if (session.size() != visits.rows()) {
     throw Error(ErrorKind::InvalidArgument, "session has ", session.size(), " rows, expected ", visits.rows());
   }
@@ -64,8 +67,13 @@ SessionBlocks session_blocks(const BlockVisits& visits, std::span<const std::int
   if (least != session.end() && *least < 0) {
     throw Error(ErrorKind::InvalidArgument, "session must not be negative, got ", *least);
   }
-  const std::size_t sessions =
-      session.empty() ? 0 : static_cast<std::size_t>(*std::max_element(session.begin(), session.end())) + 1;
+  return session.empty() ? 0 : static_cast<std::size_t>(*std::max_element(session.begin(), session.end())) + 1;
+}
+
+}  // namespace
+
+SessionBlocks session_blocks(const BlockVisits& visits, std::span<const std::int32_t> session) {
+  const std::size_t sessions = count_sessions(visits, session);
   std::vector<std::size_t> rows(session.size());
   std::iota(rows.begin(), rows.end(), std::size_t{0});
   std::stable_sort(rows.begin(), rows.end(), [&](std::size_t a, std::size_t b) { return session[a] < session[b]; });
@@ -87,6 +95,35 @@ SessionBlocks session_blocks(const BlockVisits& visits, std::span<const std::int
     if (last[block] != kUnseen && !shared[block]) ++out.own[static_cast<std::size_t>(last[block])];
   }
   return out;
+}
+
+std::int64_t most_open_blocks(const BlockVisits& visits, std::span<const std::int64_t> order,
+                              std::span<const std::int32_t> session) {
+  std::vector<std::vector<std::uint32_t>> begun(count_sessions(visits, session));  // rows of each open session
+  std::vector<std::uint32_t> to_end(begun.size());
+  for (const std::int64_t event : order) {
+    const std::int64_t row = event < 0 ? ~event : event;
+    visits.check_rows({&row, 1});
+    to_end[static_cast<std::size_t>(session[static_cast<std::size_t>(row)])] += event < 0;
+  }
+  std::vector<std::uint32_t> holders(visits.distinct());  // visits of open sessions
+  std::int64_t held = 0;
+  std::int64_t most = 0;
+  for (const std::int64_t event : order) {
+    const auto row = static_cast<std::size_t>(event < 0 ? ~event : event);
+    const auto own = static_cast<std::size_t>(session[row]);
+    if (event >= 0) {
+      for (const std::uint32_t block : visits.blocks_of(row)) held += holders[block]++ == 0;
+      begun[own].push_back(static_cast<std::uint32_t>(row));
+      most = std::max(most, held);
+    } else if (--to_end[own] == 0) {
+      for (const std::uint32_t each : begun[own]) {
+        for (const std::uint32_t block : visits.blocks_of(each)) held -= --holders[block] == 0;
+      }
+      begun[own] = {};
+    }
+  }
+  return most;
 }
 
 }  // namespace understudy

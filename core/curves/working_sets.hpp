@@ -29,4 +29,10 @@ struct SessionBlocks {
 // `session` numbers each row's session from 0. Throws InvalidArgument for a negative number.
 SessionBlocks session_blocks(const BlockVisits& visits, std::span<const std::int32_t> session);
 
+// The most distinct blocks that open sessions have visited at one time. A session is open from the first begin to the
+// last end of its rows; `order` has row r where it begins and ~r where it ends. Throws InvalidArgument as
+// session_blocks does.
+std::int64_t most_open_blocks(const BlockVisits& visits, std::span<const std::int64_t> order,
+                              std::span<const std::int32_t> session);
+
 }  // namespace understudy

@@ -1718,6 +1718,18 @@ class BlockVisits:
     def pinned(
         self, policy: str, order: npt.NDArray[np.int64], sizes: npt.ArrayLike, warm_up: int = 0
     ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]: ...
+    def unlimited(
+        self, rows: npt.NDArray[np.int64], caches: npt.NDArray[np.int32] | None = None
+    ) -> npt.NDArray[np.int64]: ...
+    def shared_below(
+        self,
+        rows: npt.NDArray[np.int64],
+        caches: npt.NDArray[np.int32],
+        own: int,
+        below: int,
+        copies: bool,
+        warm_up: int = 0,
+    ) -> int: ...
     def prefix_runs(
         self, rows: npt.NDArray[np.int64], size: int
     ) -> tuple[
@@ -1731,6 +1743,7 @@ class BlockVisits:
     def session_blocks(
         self, session: npt.NDArray[np.int32]
     ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]: ...
+    def open_blocks(self, order: npt.NDArray[np.int64], session: npt.NDArray[np.int32]) -> int: ...
 
 # --- tiers (understudy.tiers) -----------------------------------------------------------------------------------------
 

@@ -145,7 +145,7 @@ def test_several_workers_have_caches_of_their_own() -> None:
     assert len(curves.parts) == 2
     assert sum(len(part.rows) for part in curves.parts) == len(workload)
     # Unlimited caches hit what the run hit, but for blocks that were still being computed then.
-    assert curves.unlimited_hit_ratio == pytest.approx(report.prefix_hit_ratio.first_admission, abs=0.02)
+    assert curves.routed_hit_ratio == pytest.approx(report.prefix_hit_ratio.first_admission, abs=0.02)
 
 
 def test_prefix_runs_name_the_shared_prefix_and_what_is_recomputed() -> None:

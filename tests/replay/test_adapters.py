@@ -12,12 +12,12 @@ import pytest
 
 from model.replay_gen import COLUMNS, random_case
 from replay.building import MS, ONE_MS, play, single_turns
+from understudy._core import BlockVisits
 from understudy.engines.vllm_config import VllmConfig
 from understudy.errors import ConfigError, InvalidArgument, WrongState
 from understudy.run.offline import run_offline
 from understudy.server.flags.serving import read_serve
 from understudy.workload import concat, read_mooncake, write_mooncake
-from understudy.workload.reuse import unlimited_hit_tokens
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -53,7 +53,8 @@ def test_equal_prompts_share_blocks_under_one_adapter_only() -> None:
     workload = adapted([40, 40, 40, 40], [1] * 4, [0, 1, 0, -1], content=content, trace_block_size=20)
     columns = play(workload, msgspec.structs.replace(ENGINE, max_loras=3)).timeline
     assert columns.cached_tokens_first.tolist() == [0, 0, 32, 0]
-    assert unlimited_hit_tokens(workload, 16).tolist() == [0, 0, 32, 0]
+    rows = np.arange(4, dtype=np.int64)
+    assert BlockVisits(workload, 16).unlimited(rows).tolist() == [0, 0, 32, 0]
 
 
 def test_leaping_and_stepping_agree() -> None:

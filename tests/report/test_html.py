@@ -174,9 +174,9 @@ def test_the_curve_over_cache_sizes_marks_todays_sizes_and_the_bound() -> None:
     vars(report)["hit_curve"] = curve  # in place of the one of its workload
     text = page(report)
     checked(text)
-    workers, blocks = CROWD.columns.num_workers, CROWD.columns.blocks_per_worker
-    assert f"one worker, {compact(blocks)}: {round(curve.hit_ratio(blocks) * 100):d} %" in text
-    assert f"all workers, {compact(workers * blocks)}" in text
+    blocks, found = CROWD.columns.blocks_per_worker, CROWD.prefix_hit_ratio.first_admission
+    assert f"this run, {compact(blocks)}: {round(found * 100):d} %" in text
+    assert f"At this run&#x27;s size: curve {round(curve.hit_ratio(blocks) * 100):d} %" in text
     assert "unlimited 40 %" in text
     assert "Hit ratio against cache size" not in PAGES["crowd"]
 

@@ -13,10 +13,11 @@ import pytest
 from rich.console import Console
 
 import understudy
-from model.unlimited_cache import UnlimitedCache
+from model.unlimited_cache import hits_one_after_another
 from replay.building import conversations, crowd, single_turns
 from report.building import Row
 from report.verdict_building import DEMO, DONE, found, report
+from understudy._core import BlockVisits
 from understudy.cli import main
 from understudy.engines.vllm_config import VllmConfig
 from understudy.report import group_verdicts, latency_verdicts, tier_verdicts
@@ -25,7 +26,7 @@ from understudy.report.html import page
 from understudy.report.no_verdict import describe_no_verdict
 from understudy.run.timeline import Status
 from understudy.workload import ClosedLoop, Poisson
-from understudy.workload.reuse import unlimited_hit_tokens
+from understudy.workload.time_order import time_order
 from workload.building import row, trace_file
 
 if TYPE_CHECKING:
@@ -148,18 +149,10 @@ def test_prefixes_that_meet_different_workers_are_scattered() -> None:
 @pytest.mark.parametrize("block_size", [4, 16, 64])
 @pytest.mark.parametrize("load", [crowd(60), conversations(15), single_turns([100, 5, 100], content=None)])
 def test_what_an_unlimited_cache_hits_is_what_the_slow_model_says(load: Workload, block_size: int) -> None:
-    cache, expected = UnlimitedCache(block_size), {}
-    order = load.arrival_order()
-    for number in range(len(load)) if order is None else order.tolist():
-        ids = (
-            load.prompt_hash_ids(number).repeat(load.trace_block_size)[: load.prompt_tokens[number]].tolist()
-        )
-        expected[number] = cache.hit_tokens(ids)
-        cache.insert(ids)
-    ours = unlimited_hit_tokens(load, block_size)
-    # Ours counts whole blocks of the trace; the model counts a part of one too, where prompts of one content differ.
-    for number, hits in expected.items():
-        assert hits - load.trace_block_size - block_size < ours[number] <= hits
+    order = time_order(load)
+    expected = hits_one_after_another(load, order.tolist(), [0] * len(load), block_size)
+    hits = BlockVisits(load, block_size).unlimited(order)
+    assert dict(zip(order.tolist(), hits.tolist(), strict=True)) == dict(enumerate(expected))
 
 
 def test_a_worker_with_far_more_than_its_share_is_hot() -> None:

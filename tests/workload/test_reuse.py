@@ -8,9 +8,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import understudy
+from understudy._core import BlockVisits
 from understudy.engines.vllm_config import VllmConfig
 from understudy.workload import ClosedLoop, Workload
-from understudy.workload.reuse import hit_curve, unlimited_hit_ratio
+from understudy.workload.reuse import hit_curve
 
 
 def found_by_an_engine(workload: Workload, block_size: int, blocks: int) -> float:
@@ -98,7 +99,8 @@ def test_a_cache_without_limits_finds_what_the_unlimited_bound_says() -> None:
         trace_block_size=16,
     )
     curve = hit_curve(workload, 16)
-    assert curve.unlimited_hit_ratio == pytest.approx(unlimited_hit_ratio(workload, 16))
+    hits = BlockVisits(workload, 16).unlimited(np.arange(rows, dtype=np.int64))
+    assert curve.unlimited_hit_ratio * curve.prompt_tokens == pytest.approx(hits.sum())
 
 
 def test_outputs_that_the_next_turn_quotes_are_found_there() -> None:

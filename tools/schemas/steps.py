@@ -26,7 +26,7 @@ def describe_trace_row() -> Schema:
         "trace row",
         {"input_length": COUNT, "output_length": COUNT, "hash_ids": list_of(COUNT)},
         {
-            **dict.fromkeys(("timestamp", "delay", "abort_after_ms"), NUMBER),
+            **dict.fromkeys(("timestamp", "delay", "elapsed_ms", "abort_after_ms"), NUMBER),
             **dict.fromkeys(integers, COUNT),
             "priority": INTEGER,
             **dict.fromkeys(texts, TEXT),

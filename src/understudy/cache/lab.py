@@ -15,6 +15,7 @@ from understudy.cache.study import (
     choose_sizes,
     describe_fleet,
     find_knee,
+    measure_gap,
     measure_sessions,
     measure_sizes,
     rank_prefixes,
@@ -24,20 +25,24 @@ from understudy.errors import ConfigError
 from understudy.kv.policy import BUILT_IN_POLICIES
 from understudy.run.times import format_times
 from understudy.workload.reuse import largest_request_blocks
+from understudy.workload.time_order import describe_time_order
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from understudy.report import Report
     from understudy.run.settings import ReplaySettings
+    from understudy.run.timeline import Timeline
     from understudy.workload import Workload
 
 ENGINE_POLICIES: dict[str, str | None] = {name: name for name in BUILT_IN_POLICIES} | {"lru": None}
 """Policies that an engine can run, with the engine's setting; vLLM's own order (None) is LRU."""
+DEFAULT_POOL_POLICY = "vllm"
+"""Name of vLLM's own order."""
 
-_TURNS = (
-    "turns of a session follow one another directly in arrival order, which favours small caches; give --model and "
-    "--gpu to use the order of a replay"
+_OTHER_TOKENS = (
+    "replays count outputs and all requests: their hit ratios are not comparable with curves of prompts only, or after "
+    "a warm-up"
 )
 _NOT_REPLAYED = (
     "insertion and optimal are not replayed: engines order blocks by release, and no engine knows the future"
@@ -98,8 +103,9 @@ def study_cache(
         warm_up=request.warm_up,
         run=None if report is None else report.columns,
     )
-    if report is None and workload.turn.any():
-        notes.append(_TURNS)
+    if report is None:
+        notes += describe_time_order(workload)
+    is_comparable = not request.prompts_only and not request.warm_up
     smallest = largest_request_blocks(workload, request.block_size)
     device = None if settings is None else settings.engine.num_gpu_blocks
     knee = find_knee(curves, scale, request.knee_points)
@@ -119,7 +125,16 @@ def study_cache(
             for policy in request.policies:
                 if policy in ENGINE_POLICIES:
                     progress(f"replaying {policy} with {blocks:,} blocks")
-                    replays.append(_replay_with(workload, settings, scale, policy, blocks))
+                    replayed, own = _replay_with(workload, settings, scale, policy, blocks)
+                    if is_comparable:
+                        ordered = CacheCurves(workload, request.block_size, run=own, visits=curves.visits)
+                        pinned = ENGINE_POLICIES[policy] or DEFAULT_POOL_POLICY
+                        gap = measure_gap(curves, ordered, policy, pinned, blocks, replayed.hit_ratio)
+                        replayed = msgspec.structs.replace(replayed, gap=gap)
+                    replays.append(replayed)
+        if replays and not is_comparable:
+            notes.append(_OTHER_TOKENS)
+        notes += _name_equal(replays)
         if not set(request.policies) <= ENGINE_POLICIES.keys():
             notes.append(_NOT_REPLAYED)
     return CacheStudy(
@@ -131,18 +146,26 @@ def study_cache(
         kv_bytes_per_token=request.kv_bytes_per_token,
         prompts_only=request.prompts_only,
         warm_up=request.warm_up,
-        order="arrivals" if report is None else "replay",
+        order="time" if report is None else "replay",
         block_visits=curves.visits.visits,
         distinct_blocks=curves.visits.distinct,
         largest_request_blocks=smallest,
         unlimited_hit_ratio=curves.unlimited_hit_ratio,
+        routed_hit_ratio=curves.routed_hit_ratio if len(curves.parts) > 1 else None,
         policies=columns,
         sizes=measure_sizes(curves, scale, columns, sizes),
         lru_curve=sample_curve(curves, scale, min(shown), max(*shown, len(curves.lru_hit_tokens))),
         knee=knee,
         fleet=None
         if report is None or device is None or settings is None
-        else describe_fleet(curves, scale, report, device, settings.routing),
+        else describe_fleet(
+            curves,
+            scale,
+            report,
+            device,
+            settings.routing,
+            _pool_policy(settings) if is_comparable else None,
+        ),
         tiers=[] if device is None else add_tiers(curves, scale, device, request.tiers),
         sessions=measure_sessions(workload, curves),
         studied_blocks=studied,
@@ -180,15 +203,38 @@ def _replay(workload: Workload, settings: ReplaySettings) -> Report:
     )
 
 
+def _pool_policy(settings: ReplaySettings) -> str | None:
+    """Return the policy of the engine's pool; None if it is user-defined."""
+    policy = getattr(settings.engine, "eviction_policy", None)
+    if policy is None:
+        return DEFAULT_POOL_POLICY
+    return policy if isinstance(policy, str) and policy in BUILT_IN_POLICIES else None
+
+
+def _name_equal(replays: Sequence[Replayed]) -> list[str]:
+    """Name the policies that evicted alike in all replays."""
+    found: dict[tuple[tuple[float, ...], ...], list[str]] = {}
+    for policy in dict.fromkeys(one.policy for one in replays):
+        own = [one for one in replays if one.policy == policy]
+        rows = tuple((one.blocks, one.hit_ratio, one.ttft_mean_ms, one.ttft_p99_ms) for one in own)
+        found.setdefault(rows, []).append(policy)
+    return [
+        f"{' and '.join(names)} are one policy in these replays: every figure is equal, because an engine releases the "
+        "blocks of a request last first"
+        for names in found.values()
+        if len(names) > 1
+    ]
+
+
 def _replay_with(
     workload: Workload, settings: ReplaySettings, scale: Scale, policy: str, blocks: int
-) -> Replayed:
+) -> tuple[Replayed, Timeline]:
     engine = msgspec.structs.replace(
         settings.engine, num_gpu_blocks=blocks, eviction_policy=ENGINE_POLICIES[policy]
     )
     report = _replay(workload, msgspec.structs.replace(settings, engine=engine))
     ttft = report.ttft_ms
-    return Replayed(
+    replayed = Replayed(
         policy=policy,
         blocks=blocks,
         gib=scale.gib(blocks),
@@ -198,3 +244,4 @@ def _replay_with(
         ttft_p99_ms=ttft.p99,
         rejected=report.requests.rejected,
     )
+    return replayed, report.columns

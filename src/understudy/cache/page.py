@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from understudy.cache.text import (
+    GAP_WORDS,
     NAMES,
     format_size,
     percent,
@@ -44,7 +45,7 @@ def build_page(study: CacheStudy) -> str:
         f"<b>{study.distinct_blocks:,}</b> distinct blocks",
         "in the order of the replay"
         if study.order == "replay"
-        else "one request at a time, in arrival order",
+        else "one request at a time, in the order of time",
     ]
     body = [
         f"<header><div><h1>Prefix cache of {escape(study.workload)}</h1>"
@@ -53,10 +54,10 @@ def build_page(study: CacheStudy) -> str:
         '<div class="cards">',
         render_card(_curve(study)),
         _table("Hit ratio by size", "of a worker's cache, by eviction policy", *size_rows(study), 0),
-        _table("Replayed", f"times from {study.times}", *replay_rows(study), 2) if study.replays else "",
+        _table("Replayed", _describe_replays(study), *replay_rows(study), 2) if study.replays else "",
         _table(
             "Tiers below the device",
-            "on the LRU curve; per worker, and without copies of blocks above",
+            "LRU; host: of each worker, disk: shared by all workers",
             *tier_rows(study),
             1,
         )
@@ -75,6 +76,11 @@ def build_page(study: CacheStudy) -> str:
         f"{''.join(f'<li class=note>{prose(note)}</li>' for note in study.notes)}</ul>",
     ]
     return build_document(f"Prefix cache of {study.workload}", body, style=_STYLE)
+
+
+def _describe_replays(study: CacheStudy) -> str:
+    words = f"; {GAP_WORDS}" if any(one.gap is not None for one in study.replays) else ""
+    return f"times from {study.times}{words}"
 
 
 _STYLE = "main > .verdicts { margin: 12px 0 0; border-left-color: var(--s1); }"
@@ -99,7 +105,9 @@ def _tiles(study: CacheStudy) -> str:
     if (knee := study.knee) is not None:
         more = f"{percent(knee.hit_ratio, 1)} hit; 1 GiB more adds less than {knee.points_per_gib:g} points"
         shown.append(("Knee of the LRU curve", format_size(knee.blocks, knee.gib), more))
-    shown.append(("Unlimited cache", percent(study.unlimited_hit_ratio, 1), "of prompt tokens hit"))
+    routed = study.routed_hit_ratio
+    more = "of prompt tokens hit" if routed is None else f"{percent(routed, 1)} with a cache per worker"
+    shown.append(("Unlimited cache", percent(study.unlimited_hit_ratio, 1), more))
     return '<div class="tiles">{}</div>'.format(
         "".join(
             f'<div class="tile"><div class="what">{escape(what)}</div><div class="value">{escape(value)}</div>'
@@ -121,13 +129,16 @@ def _curve(study: CacheStudy) -> Card:
     lru = np.array([point.hit_ratio["lru"] for point in curve])
     grid: Float64Column = np.array([at(point) for point in sizes])
     ratios = {policy: np.array([point.hit_ratio[policy] for point in sizes]) for policy in study.policies}
-    highest = max([study.unlimited_hit_ratio, *(float(each.max()) for each in ratios.values()), 0.01])
+    limit, name = study.unlimited_hit_ratio, "unlimited"
+    if study.routed_hit_ratio is not None:  # the caches of the curve
+        limit, name = study.routed_hit_ratio, "unlimited, a cache per worker:"
+    highest = max([limit, *(float(each.max()) for each in ratios.values()), 0.01])
     x = Scale.logarithmic(float(xs[0]), float(xs[-1]), FULL.x)
     y = Scale.linear(highest, FULL.y, label=lambda value: percent(value, 0))
     plot = Plot(FULL, x, y, f"Prefix hit ratio by cache size in {'GiB' if in_gib else 'blocks'}")
-    plot.rule(
-        study.unlimited_hit_ratio, f"unlimited {percent(study.unlimited_hit_ratio, 1)}", "base", at_left=True
-    )
+    limit, name = study.unlimited_hit_ratio, "unlimited"
+    if study.routed_hit_ratio is not None:  # the caches of the curve
+        plot.rule(limit, f"{name} {percent(limit, 1)}", "base", at_left=True)
     shown = [policy for policy in study.policies if policy != "lru"]
     styles = {"lru": "s1", **_BOUNDS}
     styles |= dict(zip([policy for policy in shown if policy not in _BOUNDS], cycle(_PALETTE), strict=False))

@@ -21,6 +21,8 @@ GIB = 2**30
 MOST_PREFIXES = 10
 LADDER_SIZES = 9
 CURVE_POINTS = 160
+SHARED_TIER = "disk"
+"""Tier that all workers share, as a replay's G3."""
 
 
 class Point(msgspec.Struct, frozen=True):
@@ -42,6 +44,20 @@ class Knee(msgspec.Struct, frozen=True):
     """In percentage points."""
 
 
+class Gap(msgspec.Struct, frozen=True):
+    """Difference of a replay's hit ratio from the curve's, at one size and policy; the parts add up to it."""
+
+    curve_hit_ratio: float
+    """Hit ratio of the curve, in the order and with the routing of the fleet's own replay."""
+    order: float
+    """Added by the order and the routing of this replay, which another size or policy changes."""
+    running: float
+    """Added because running requests hold their blocks, which cannot be evicted."""
+    steps: float
+    """Added because a replay stores blocks step by step: prompts that arrive together compute the same blocks, outputs
+    and partly filled blocks need places, and preempted requests lose theirs."""
+
+
 class Fleet(msgspec.Struct, frozen=True):
     """Caches of the configured fleet: blocks of a worker, and hit ratios of the curve and of the replay."""
 
@@ -52,12 +68,15 @@ class Fleet(msgspec.Struct, frozen=True):
     lru_hit_ratio: float
     optimal_pinned_hit_ratio: float
     replayed_hit_ratio: float
+    gap: Gap | None = None
+    """Difference of the replay's hit ratio from the LRU curve's; None if they count different tokens."""
 
 
 class TierGain(msgspec.Struct, frozen=True):
-    """Hit ratio with a tier below the device, on the same LRU curve."""
+    """Hit ratio with a tier below the device, in the same order of requests."""
 
     tier: str
+    """host: of each worker; disk: shared by all workers."""
     gib: float
     blocks: int
     hit_ratio: float
@@ -109,6 +128,8 @@ class Replayed(msgspec.Struct, frozen=True):
     ttft_p50_ms: float
     ttft_p99_ms: float
     rejected: int
+    gap: Gap | None = None
+    """Difference from the curve; None if they count different tokens."""
 
 
 class CacheStudy(msgspec.Struct, frozen=True, kw_only=True):
@@ -125,11 +146,14 @@ class CacheStudy(msgspec.Struct, frozen=True, kw_only=True):
     prompts_only: bool
     warm_up: float
     order: str
-    """arrivals: one request at a time; replay: in the order and with the overlap of the fleet's replay."""
+    """time: one request at a time, as they are sent; replay: as the fleet's replay served them, with their overlap."""
     block_visits: int
     distinct_blocks: int
     largest_request_blocks: int
     unlimited_hit_ratio: float
+    """Hit ratio of one unlimited cache of all requests: no run in this order hits more."""
+    routed_hit_ratio: float | None
+    """Hit ratio of unlimited caches, one per worker, with the fleet's routing; None for one cache."""
     policies: list[str]
     sizes: list[Point]
     lru_curve: list[Point]
@@ -211,13 +235,20 @@ def find_knee(curves: CacheCurves, scale: Scale, points_per_gib: float = 0.1) ->
 def add_tiers(
     curves: CacheCurves, scale: Scale, device_blocks: int, tiers: Sequence[tuple[str, float]]
 ) -> list[TierGain]:
-    """Return what each tier (name, GiB of one worker) adds below a device of `device_blocks`."""
+    """Return what each tier (name, GiB) adds below a device of `device_blocks`.
+
+    A disk is shared by all workers, as in a replay; any other tier belongs to one worker.
+    """
     gains = []
     above = device_blocks
     for name, gib in tiers:
         blocks = scale.blocks(gib)
-        sizes = [above, above + blocks, max(above, blocks)]
-        before, together, copied = curves.hit_ratio("lru", sizes).tolist()
+        before = float(curves.hit_ratio("lru", [above])[0])
+        if name == SHARED_TIER:
+            together = curves.shared_below_hit_ratio(above, blocks, copies=False)
+            copied = curves.shared_below_hit_ratio(above, blocks, copies=True)
+        else:
+            together, copied = curves.hit_ratio("lru", [above + blocks, max(above, blocks)]).tolist()
         gains.append(TierGain(name, gib, blocks, together, together - before, copied - before))
         above += blocks
     return gains
@@ -226,26 +257,17 @@ def add_tiers(
 def measure_sessions(workload: Workload, curves: CacheCurves) -> Sessions:
     """Count the blocks of sessions, and of those that are open at one time."""
     distinct, own = curves.visits.session_blocks(workload.session)
-    rows = curves.rows
-    if not len(rows):
+    if not len(curves.rows):
         return Sessions(0, 0, 0, 0, 0.0, 0)
-    first = np.full(len(distinct), len(rows), np.int64)
-    last = np.full(len(distinct), -1, np.int64)
-    np.minimum.at(first, workload.session[rows], np.arange(len(rows)))
-    np.maximum.at(last, workload.session[rows], np.arange(len(rows)))
-    live = last >= 0
-    change = np.zeros(len(rows) + 1, np.int64)
-    np.add.at(change, first[live], own[live])
-    np.add.at(change, last[live] + 1, -own[live])
-    shared = curves.visits.distinct - int(own.sum())
-    ordered = np.sort(distinct[live])
+    served = np.unique(workload.session[curves.rows])
+    ordered = np.sort(distinct[served])
     return Sessions(
-        sessions=int(live.sum()),
+        sessions=len(served),
         blocks_p50=int(ordered[(len(ordered) - 1) // 2]),
         blocks_p90=int(ordered[(len(ordered) - 1) * 9 // 10]),
         blocks_max=int(ordered[-1]),
         own_share=int(own.sum()) / max(curves.visits.distinct, 1),
-        open_blocks_max=int(np.cumsum(change).max()) + shared,
+        open_blocks_max=curves.visits.open_blocks(curves.events, workload.session),
     )
 
 
@@ -253,14 +275,14 @@ def rank_prefixes(workload: Workload, curves: CacheCurves, blocks: int) -> list[
     """Return the prefixes that cost most if they are not cached: reads times length."""
     found: list[Prefix] = []
     size = curves.block_size
-    for worker, part in enumerate(curves.parts):
+    for part in curves.parts:
         row, position, length, requests, recomputed, below = curves.visits.prefix_runs(part.rows, blocks)
         read: Int64Column = (requests - 1) * length * size
         for at in np.argsort(-read, kind="stable")[:MOST_PREFIXES].tolist():
             names = workload.request_ids
             found.append(
                 Prefix(
-                    worker=worker,
+                    worker=part.worker,
                     request=str(row[at]) if names is None else names[int(row[at])],
                     first_token=int(position[at]) * size,
                     last_token=int(position[at] + length[at]) * size - 1,
@@ -273,8 +295,27 @@ def rank_prefixes(workload: Workload, curves: CacheCurves, blocks: int) -> list[
     return sorted(found, key=lambda prefix: -prefix.read_tokens)[:MOST_PREFIXES]
 
 
-def describe_fleet(curves: CacheCurves, scale: Scale, report: Report, blocks: int, routing: str) -> Fleet:
-    """Return the fleet's point: its size, and the hit ratios of the curve and of its replay."""
+def measure_gap(
+    curves: CacheCurves, own: CacheCurves, policy: str, pinned: str, blocks: int, replayed: float
+) -> Gap:
+    """Divide the difference of a replay from the curve of `policy`.
+
+    `own` has the order of that replay; `pinned` is the policy of the engine's pool.
+    """
+    curve = float(curves.hit_ratio(policy, [blocks])[0])
+    ordered = float(own.hit_ratio(policy, [blocks])[0])
+    running = own.pinned_hit_ratio(pinned, blocks)
+    return Gap(curve, ordered - curve, running - ordered, replayed - running)
+
+
+def describe_fleet(
+    curves: CacheCurves, scale: Scale, report: Report, blocks: int, routing: str, pinned: str | None
+) -> Fleet:
+    """Return the fleet's point: its size, and the hit ratios of the curve and of its replay.
+
+    `pinned` is the policy of the engine's pool; None if the curve counts other tokens than the replay.
+    """
+    replayed = report.prefix_hit_ratio.first_admission
     return Fleet(
         workers=report.columns.num_workers,
         routing=routing,
@@ -282,5 +323,6 @@ def describe_fleet(curves: CacheCurves, scale: Scale, report: Report, blocks: in
         gib=scale.gib(blocks),
         lru_hit_ratio=float(curves.hit_ratio("lru", [blocks])[0]),
         optimal_pinned_hit_ratio=float(curves.hit_ratio(PINNED, [blocks])[0]),
-        replayed_hit_ratio=report.prefix_hit_ratio.first_admission,
+        replayed_hit_ratio=replayed,
+        gap=None if pinned is None else measure_gap(curves, curves, "lru", pinned, blocks, replayed),
     )

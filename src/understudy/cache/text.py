@@ -14,6 +14,13 @@ if TYPE_CHECKING:
 
 NAMES = {name: name for name in POLICIES} | {"optimal_pinned": "optimal, pinned"}
 """Names of policies in tables and plots."""
+GAP_PARTS = ("+ order", "+ running", "+ steps")
+"""Columns of the parts of a difference between a replay and the curve."""
+GAP_WORDS = (
+    "hit ratio = curve + points: order: this replay admits and routes in an order of its own; running: the blocks of "
+    "running requests cannot be evicted; steps: blocks are stored as steps compute them, prompts that arrive together "
+    "compute the same blocks, and preempted requests lose theirs"
+)
 
 
 def percent(ratio: float, digits: int = 2) -> str:
@@ -45,15 +52,26 @@ def size_rows(study: CacheStudy) -> tuple[list[str], list[list[str]]]:
 
 
 def replay_rows(study: CacheStudy) -> tuple[list[str], list[list[str]]]:
-    """Return the head and the rows of the replays' table."""
-    head = ["size", "policy", "hit ratio", "TTFT mean ms", "p50 ms", "p99 ms", "rejected"]
+    """Return the head and the rows of the replays' table, with the parts of each difference from the curve."""
+    has_gap = any(one.gap is not None for one in study.replays)
+    head = ["size", "policy", "hit ratio", *(["curve", *GAP_PARTS] if has_gap else [])]
+    head += ["TTFT mean ms", "p50 ms", "p99 ms", "rejected"]
     rows = []
     for one in study.replays:
         latencies = (one.ttft_mean_ms, one.ttft_p50_ms, one.ttft_p99_ms)
         times = [NONE if value != value else f"{value:,.1f}" for value in latencies]
         size = format_size(one.blocks, one.gib)
-        rows.append([size, NAMES[one.policy], percent(one.hit_ratio), *times, f"{one.rejected:,}"])
+        gap = []
+        if one.gap is not None:
+            gap = [
+                percent(one.gap.curve_hit_ratio),
+                *map(points, (one.gap.order, one.gap.running, one.gap.steps)),
+            ]
+        rows.append([size, NAMES[one.policy], percent(one.hit_ratio), *gap, *times, f"{one.rejected:,}"])
     return head, rows
+
+
+TIERS_HEAD = "Tiers below the device, LRU (host: of each worker; disk: shared by all workers)"
 
 
 def tier_rows(study: CacheStudy) -> tuple[list[str], list[list[str]]]:
@@ -95,7 +113,11 @@ def prefix_rows(study: CacheStudy) -> tuple[list[str], list[list[str]]]:
 
 def summary_lines(study: CacheStudy) -> Iterator[str]:
     """Yield the findings, one sentence each."""
-    yield f"unlimited cache: {percent(study.unlimited_hit_ratio)} of {study.prompt_tokens:,} prompt tokens hit"
+    routed = study.routed_hit_ratio
+    yield (
+        f"unlimited cache: {percent(study.unlimited_hit_ratio)} of {study.prompt_tokens:,} prompt tokens hit"
+        + ("" if routed is None else f"; with a cache per worker and this routing: {percent(routed)}")
+    )
     if (knee := study.knee) is not None:
         yield (
             f"knee: {format_size(knee.blocks, knee.gib)} ({knee.blocks:,} blocks) hit {percent(knee.hit_ratio)}; "
@@ -111,6 +133,12 @@ def summary_lines(study: CacheStudy) -> Iterator[str]:
             f"{percent(fleet.replayed_hit_ratio)}, LRU curve {percent(fleet.lru_hit_ratio)}, optimal with running "
             f"blocks pinned {percent(fleet.optimal_pinned_hit_ratio)}"
         )
+        if (gap := fleet.gap) is not None:
+            yield (
+                f"the replay differs from the LRU curve by {points(gap.running + gap.steps)} points: "
+                f"{points(gap.running)} because running requests hold their blocks and by the pool's own order, "
+                f"{points(gap.steps)} because blocks are stored step by step"
+            )
     sessions = study.sessions
     yield (
         f"sessions: {sessions.sessions:,}; blocks of a session: median {sessions.blocks_p50:,}, 90 % "
@@ -123,8 +151,8 @@ def format_study(study: CacheStudy) -> str:
     """Return the whole study as text."""
     rule = "prompts only" if study.prompts_only else "prompts and outputs, as vLLM caches them"
     order = (
-        "one request at a time, in arrival order"
-        if study.order == "arrivals"
+        "one request at a time, in the order of time"
+        if study.order == "time"
         else "in the order of the replay"
     )
     counted = f", after a warm-up of {percent(study.warm_up, 0)} of the requests" if study.warm_up else ""
@@ -138,9 +166,11 @@ def format_study(study: CacheStudy) -> str:
         *format_table(*size_rows(study)),
     ]
     if study.tiers:
-        parts += ["", "Tiers below the device, on the LRU curve", *format_table(*tier_rows(study), 1)]
+        parts += ["", TIERS_HEAD, *format_table(*tier_rows(study), 1)]
     if study.replays:
         parts += ["", f"Replayed (times from {study.times})", *format_table(*replay_rows(study), 2)]
+        if any(one.gap is not None for one in study.replays):
+            parts.append(f"({GAP_WORDS})")
     if study.prefixes:
         parts += [
             "",

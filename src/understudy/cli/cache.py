@@ -52,8 +52,8 @@ def add_parser(verbs: Verbs) -> None:
         help="cache sizes of a worker in GiB, or blocks such as 4096blocks; they are also replayed "
         "(default: doubling sizes)",
     )
-    verb.add_argument("--host-gib", type=float, metavar="X", help="host tier of a worker, GiB")
-    verb.add_argument("--disk-gib", type=float, metavar="X", help="disk tier of a worker, GiB")
+    verb.add_argument("--host-gib", type=float, metavar="X", help="host tier of each worker, GiB")
+    verb.add_argument("--disk-gib", type=float, metavar="X", help="disk tier that all workers share, GiB")
     verb.add_argument(
         "--warm-up",
         type=float,

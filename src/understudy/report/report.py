@@ -25,10 +25,10 @@ from understudy.report.text import plural
 from understudy.report.tier_metrics import TIER_METRICS
 from understudy.report.tiers import TiersReport
 from understudy.report.verdict import has_kv_groups
+from understudy.run.admissions import HitBounds
 from understudy.run.facts import RunFacts
 from understudy.run.timeline import FinishReason, Status
 from understudy.run.times import format_times
-from understudy.workload.reuse import HitCurve, hit_curve, unlimited_hit_ratio
 
 if TYPE_CHECKING:
     from pandas import DataFrame
@@ -41,6 +41,7 @@ if TYPE_CHECKING:
     from understudy.router.choices import Choices
     from understudy.router.kv import Decisions
     from understudy.run.timeline import Timeline
+    from understudy.workload.reuse import HitCurve
     from understudy.workload.workload import Workload
 
 SCHEMA = "understudy.report/1"
@@ -221,36 +222,37 @@ class Report:
         """Sums over groups of sessions, from which the noise of a difference between runs follows."""
         return Groups.of(self.columns, None if self.goodput is None else self.goodput.slo)
 
-    @property
-    def _bounded_workload(self) -> Workload | None:
-        """Workload for bounds on its hits; None with KV cache groups, whose windows and states lower even those."""
-        return None if has_kv_groups(self) else self.workload
+    def _bound_hits(self) -> HitBounds | None:
+        """Compute bounds on this run's hits; None with KV cache groups, whose windows and states lower even those."""
+        return (
+            None if has_kv_groups(self) or self.workload is None else HitBounds(self.workload, self.columns)
+        )
+
+    @cached_property
+    def _unlimited_hit_ratios(self) -> tuple[float | None, float | None]:
+        bounds = self._bound_hits() if self.kv.evictions else None
+        if bounds is None:
+            return None, None
+        is_one = self.columns.num_workers == 1 or self.handoff is not None
+        return bounds.hit_ratio(), None if is_one else bounds.hit_ratio(per_worker=True)
 
     @cached_property
     def unlimited_hit_ratio(self) -> float | None:
         """Hit ratio of one unlimited cache; None with KV cache groups, without evictions or if unknown."""
         known = self.run.unlimited_hit_ratio
-        workload = self._bounded_workload
-        if known is not None or workload is None or not self.kv.evictions:
-            return known
-        return unlimited_hit_ratio(workload, self.columns.block_size)
+        return self._unlimited_hit_ratios[0] if known is None else known
 
     @cached_property
     def routed_hit_ratio(self) -> float | None:
         """Hit ratio of unlimited caches, one per worker, with this run's routing; None for one worker or if unknown."""
         known = self.run.routed_hit_ratio
-        workload = self._bounded_workload
-        if known is not None or workload is None or not self.kv.evictions:
-            return known
-        if self.columns.num_workers == 1 or self.handoff is not None:
-            return None
-        return unlimited_hit_ratio(workload, self.columns.block_size, self.columns.worker)
+        return self._unlimited_hit_ratios[1] if known is None else known
 
     @cached_property
     def hit_curve(self) -> HitCurve | None:
-        """Hit ratio by cache size; None with KV cache groups or if the workload is unknown."""
-        workload = self._bounded_workload
-        return None if workload is None else hit_curve(workload, self.columns.block_size)
+        """Hit ratio by size of a worker's cache, in this run's order; None with KV cache groups or if unknown."""
+        bounds = self._bound_hits()
+        return None if bounds is None else bounds.curve()
 
     @cached_property
     def verdicts(self) -> tuple[Verdict, ...]:

@@ -73,6 +73,11 @@ class FleetPlan:
         """Device blocks of each worker."""
         return [pool.engine.num_gpu_blocks for pool in self.pools for _ in range(pool.workers)]
 
+    @property
+    def shares_tiers(self) -> bool:
+        """Whether workers share a tier."""
+        return any(tier.shared for plan in self._plans if plan is not None for tier in plan.tiers)
+
     def native(
         self,
         timing: TimingModel | None,

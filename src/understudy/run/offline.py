@@ -22,6 +22,7 @@ from understudy.engines.kv_groups import group_labels
 from understudy.errors import ConfigError
 from understudy.router.choices import Choices
 from understudy.router.kv import Decisions, KvRouter, KvRouting
+from understudy.run.admissions import require_possible_hits
 from understudy.run.deep_check import copy_inputs, describe_comparison, require_equal
 from understudy.run.digest import digests
 from understudy.run.facts import RunFacts  # noqa: TC001  (msgspec reads the annotation)
@@ -233,6 +234,8 @@ def run_offline(
         )
 
     timeline, kv = read_result(result)
+    if check and not result.groups:
+        require_possible_hits(given, timeline, shares_tiers=fleet.shares_tiers)
     facts = replace(
         fleet.describe(),
         routing=routing if isinstance(routing, str | KvRouting) else type(routing).__qualname__,

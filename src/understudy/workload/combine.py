@@ -66,6 +66,7 @@ def concat(workloads: Sequence[Workload], *, shared_prefixes: bool = False) -> W
         ),
         turn=np.concatenate([part.turn for part in workloads]),
         delay_ns=np.concatenate([part.delay_ns for part in workloads]),
+        elapsed_ns=_concat_filled("elapsed_ns", -1, workloads),
         priority=np.concatenate([part.priority for part in workloads]),
         max_tokens=_concat_limits(workloads),
         output_token_offsets=output_offsets,

@@ -82,6 +82,10 @@ def read_openai(
             ids[at] = ids[later][: len(ids[at])]
     has_times = bool(rows) and rows[0].time_ns is not None
     times = np.array([row.time_ns or 0 for row in rows], np.int64)
+    elapsed_ns = None
+    if has_times and found.turn.any():
+        since_ns = times - times[found.first]
+        elapsed_ns = np.where((found.turn > 0) & (since_ns >= 0), since_ns, -1)
     return Workload(
         arrival_ns=(times - times.min(initial=times[0] if rows else 0))[found.first],
         prompt_tokens=np.array(prompts, np.int64),
@@ -93,6 +97,7 @@ def read_openai(
         session=found.session,
         turn=found.turn,
         delay_ns=found.delay_ns,
+        elapsed_ns=elapsed_ns,
         output_in_next=quoted if quoted.any() else None,
         request_ids=_names(rows) if keep_ids else None,
         session_ids=found.names if keep_ids else None,

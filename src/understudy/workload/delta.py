@@ -63,7 +63,13 @@ def read_mooncake_delta(
     arrivals = rows.arrival_ns[rows.turn == 0] if rows.has_arrivals else None
     in_file_order = np.argsort(np.lexsort((rows.turn, rows.session)))
     workload = build_workload(sessions, arrivals).take(in_file_order)
-    return replace(workload, request_ids=rows.request_ids, session_ids=rows.session_ids, notes=rows.notes)
+    return replace(
+        workload,
+        elapsed_ns=rows.elapsed_ns,
+        request_ids=rows.request_ids,
+        session_ids=rows.session_ids,
+        notes=rows.notes,
+    )
 
 
 def _unsupported_keys(rows: Workload) -> Iterator[tuple[str, BoolColumn | None]]:

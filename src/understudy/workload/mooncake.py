@@ -2,10 +2,10 @@
 
 Keys: `output_length` (or `output_tokens`) and `hash_ids` are required; `input_length` (or `input_tokens`),
 `timestamp` (or `created_time`, ms), `delay` (or `delay_ms`, ms), `session_id`, `request_id`,
-`output_token_ids`, `accepted_drafts`, `max_tokens`, `priority`, `abort_after_ms`, `strict_priority`, `policy_class`,
-`lora` (the name of an adapter) are optional; so is `output_in_next_turn`, an extension of Understudy (the next
-turn's prompt is this prompt, this output, and more), and `notes`, another one: sentences on what the trace's source
-lacked, usually in the first row; every report repeats them. null means absent. Any other key is an error.
+`output_token_ids`, `accepted_drafts`, `max_tokens`, `priority`, `abort_after_ms`, `elapsed_ms`, `strict_priority`,
+`policy_class`, `lora` (the name of an adapter) are optional; so is `output_in_next_turn`, an extension of Understudy
+(the next turn's prompt is this prompt, this output, and more), and `notes`, another one: sentences on what the trace's
+source lacked, usually in the first row; every report repeats them. null means absent. Any other key is an error.
 
 Rules: rows with the same `session_id` are the turns of one session, in file order; a row without is its own
 session. Either every first turn has a timestamp, or none (then the workload can only run closed loop). A
@@ -14,7 +14,9 @@ and that of the turn before, else not at all. Times are rounded once, to whole n
 `input_length` means that the prompt fills its blocks. `output_length` is the number of tokens the model generates;
 `max_tokens` is the request's limit, which may cut them (a missing one is no limit). `accepted_drafts` is, for runs with
 speculation, the number of drafts accepted in the step whose first output has number p: entry p modulo its length.
-`abort_after_ms`, an extension too, is the time from the arrival of the request until its client aborts it.
+`abort_after_ms`, an extension too, is the time from the arrival of the request until its client aborts it. `elapsed_ms`
+is another one, for later turns: the time since the session's first turn, as the source recorded it; without it, a later
+turn's timestamp says so. It orders the requests of cache curves, and is not replayed.
 """
 
 from __future__ import annotations
@@ -225,6 +227,23 @@ class _Trace:
             line = self.lines[before[bad]]
             self._fail(int(later[bad]), f"timestamp is earlier than that of the turn before, in line {line}")
         self._delay_ns[later] = difference_ns
+        self._find_elapsed(time_ns, has_timestamp)
+
+    def _find_elapsed(self, time_ns: Int64Column, has_timestamp: BoolColumn) -> None:
+        """Compute when the source sent each later turn, since its session's first one; −1 where it does not say."""
+        self._elapsed_ns: Int64Column | None = None
+        later = self._turn > 0
+        first = time_ns[~later][self._session]
+        since_ns = np.where(has_timestamp & has_timestamp[~later][self._session], time_ns - first, -1)
+        given_ms = self._times("elapsed_ms")
+        if given_ms is not None:
+            row = first_row(~later & ~np.isnan(given_ms))
+            if row is not None:
+                self._fail(row, f"elapsed_ms must be absent on a session's first turn, got {given_ms[row]}")
+            since_ns = np.where(np.isnan(given_ms), since_ns, milliseconds_to_ns(given_ms))
+        known = later & (since_ns >= 0)
+        if known.any():
+            self._elapsed_ns = np.where(known, since_ns, -1)
 
     def workload(self, block_size: int, clamped: int, dropped: int) -> Workload:
         """Build the workload; report an invalid value with its line."""
@@ -246,6 +265,7 @@ class _Trace:
                 session=self._session,
                 turn=self._turn,
                 delay_ns=self._delay_ns,
+                elapsed_ns=self._elapsed_ns,
                 max_tokens=self._limits(),
                 priority=column(
                     "priority", np.zeros(len(output), np.int32) if priority is None else priority, np.int32
@@ -289,15 +309,19 @@ class _Trace:
         parts: list[Int64Column | None] = [getattr(chunk, key) for chunk in self._chunks]
         return _join_optional(parts, self._chunks, np.int64)
 
-    def _aborts(self) -> Int64Column | None:
-        parts = [chunk.abort_after_ms for chunk in self._chunks]
+    def _times(self, key: str) -> NDArray[np.float64] | None:
+        """Join an optional column of times in ms, NaN where absent."""
+        parts: list[NDArray[np.float64] | None] = [getattr(chunk, key) for chunk in self._chunks]
         if all(part is None for part in parts):
             return None
         none = [np.full(len(chunk.lines), np.nan) for chunk in self._chunks]
-        times_ms = _join(
+        return _join(
             [own if part is None else part for part, own in zip(parts, none, strict=True)], np.float64
         )
-        return np.where(np.isnan(times_ms), -1, milliseconds_to_ns(times_ms))
+
+    def _aborts(self) -> Int64Column | None:
+        times_ms = self._times("abort_after_ms")
+        return None if times_ms is None else np.where(np.isnan(times_ms), -1, milliseconds_to_ns(times_ms))
 
     def _limits(self) -> Int32Column | None:
         parts = [chunk.max_tokens for chunk in self._chunks]

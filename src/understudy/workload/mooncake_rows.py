@@ -48,6 +48,7 @@ class _Row(msgspec.Struct, forbid_unknown_fields=True, gc=False):
     accepted_drafts: msgspec.Raw = _ABSENT
     priority: int | None = None
     abort_after_ms: float | int | None = None
+    elapsed_ms: float | int | None = None
     strict_priority: int | None = None
     policy_class: str | None = None
     lora: str | None = None
@@ -91,6 +92,8 @@ class TraceChunk:
     accepted_draft_counts: Int64Column | None = None
     accepted_drafts: NDArray[np.uint64] | None = None
     abort_after_ms: NDArray[np.float64] | None = None
+    """NaN where absent."""
+    elapsed_ms: NDArray[np.float64] | None = None
     """NaN where absent."""
     notes: tuple[str, ...] = ()
 
@@ -202,6 +205,7 @@ class _Decoding:
             accepted_draft_counts=draft_counts,
             accepted_drafts=drafts,
             abort_after_ms=self._milliseconds("abort_after_ms") if self._values("abort_after_ms") else None,
+            elapsed_ms=self._milliseconds("elapsed_ms") if self._values("elapsed_ms") else None,
             notes=tuple(note for notes in self._values("notes") or () for note in notes or ()),
         )
 

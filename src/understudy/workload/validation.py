@@ -87,6 +87,10 @@ def _check_minimum(field: str, values: NDArray[np.integer], minimum: int) -> Non
     _fail_first(field, values < minimum, lambda row: f"must be at least {minimum}, got {values[row]}")
 
 
+def _check_optional_time(field: str, times_ns: Int64Column) -> None:
+    _fail_first(field, times_ns < -1, lambda row: f"must be at least 0, or −1 for none, got {times_ns[row]}")
+
+
 def _check_hash_ids(workload: Workload) -> None:
     check_offsets("hash_offsets", workload.hash_offsets, len(workload.hash_ids))
     size = workload.trace_block_size
@@ -199,13 +203,10 @@ def _check_continuations(workload: Workload, rows: Int64Column) -> None:
 
 
 def _check_router_columns(workload: Workload) -> None:
-    aborts = workload.abort_after_ns
-    if aborts is not None:
-        _fail_first(
-            "abort_after_ns",
-            aborts < -1,
-            lambda row: f"must be at least 0, or −1 for none, got {aborts[row]}",
-        )
+    for name in ("elapsed_ns", "abort_after_ns"):
+        times: Int64Column | None = getattr(workload, name)
+        if times is not None:
+            _check_optional_time(name, times)
     strict = workload.strict_priority
     if strict is not None:
         _fail_first(

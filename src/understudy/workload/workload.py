@@ -85,6 +85,9 @@ class Workload:
     """Position within the session; default 0."""
     delay_ns: Int64Column = field(default_factory=lambda: _ABSENT_INT64)
     """Think time after the previous turn completed; 0 for a first turn and by default."""
+    elapsed_ns: Int64Column | None = None
+    """Time from the session's first turn to this one, as the source recorded it; −1 where unknown. Not replayed: it
+    orders the requests of cache curves."""
     priority: Int32Column = field(default_factory=lambda: _ABSENT_INT32)
     """Scheduling priority, passed to the engine; default 0."""
     max_tokens: Int32Column | None = None
@@ -143,6 +146,7 @@ class Workload:
             self._set(name, np.zeros(rows, np.int32) if given is _ABSENT_INT32 else given, np.int32, rows)
         no_delay = self.delay_ns is _ABSENT_INT64
         self._set("delay_ns", np.zeros(rows, np.int64) if no_delay else self.delay_ns, np.int64, rows)
+        self._set_optional("elapsed_ns", np.int64, rows)
         self._set_optional("max_tokens", np.int32, rows)
         self._set_optional("output_token_offsets", np.int64, rows + 1)
         self._set_optional("output_token_ids", np.uint32, None)
@@ -215,11 +219,11 @@ class Workload:
 
     @cached_property
     def digest(self) -> str:
-        """Hash of the requests, independent of the file and format they came from."""
+        """Hash of the requests that a replay sends, independent of the file and format they came from."""
         value = self.trace_block_size
         for each in fields(self):
             content = getattr(self, each.name)
-            if isinstance(content, np.ndarray):
+            if isinstance(content, np.ndarray) and each.name != "elapsed_ns":
                 value = xxh3_64(each.name.encode(), value)
                 value = xxh3_64(content.tobytes(), value)
         return f"{value:016x}"
@@ -261,7 +265,7 @@ class Workload:
         return replace(self, arrival_ns=self.arrival_ns - first)
 
     def scale_arrival_rate(self, ratio: float) -> Workload:
-        """Divide arrivals and delays by `ratio`, each rounded once to a whole nanosecond (half to even).
+        """Divide all times by `ratio`, each rounded once to a whole nanosecond (half to even).
 
         Errors: ConfigError unless `ratio` is finite and above 0, or if a time is or becomes too large to be exact.
         """
@@ -270,7 +274,11 @@ class Workload:
         if ratio == 1:
             return self
         arrival_ns = _divide("arrival_ns", self.arrival_ns, ratio)
-        return replace(self, arrival_ns=arrival_ns, delay_ns=_divide("delay_ns", self.delay_ns, ratio))
+        elapsed_ns = self.elapsed_ns
+        if elapsed_ns is not None:
+            elapsed_ns = np.where(elapsed_ns < 0, -1, _divide("elapsed_ns", elapsed_ns, ratio))
+        delay_ns = _divide("delay_ns", self.delay_ns, ratio)
+        return replace(self, arrival_ns=arrival_ns, delay_ns=delay_ns, elapsed_ns=elapsed_ns)
 
     def sorted_by_arrival(self) -> Workload:
         """Sort the rows by arrival; rows with equal arrivals, such as turns of a session, keep their order.
@@ -332,6 +340,7 @@ class Workload:
             session=session,
             turn=self.turn[index],
             delay_ns=self.delay_ns[index],
+            elapsed_ns=_pick(self.elapsed_ns, index),
             priority=self.priority[index],
             max_tokens=_pick(self.max_tokens, index),
             output_token_offsets=output_offsets,

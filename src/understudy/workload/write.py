@@ -47,6 +47,8 @@ class _Rows:
         self._workload = workload
         self._timestamp_ms = _milliseconds("arrival_ns", workload.arrival_ns)
         self._delay_ms = _milliseconds("delay_ns", workload.delay_ns)
+        elapsed = workload.elapsed_ns
+        self._elapsed_ms = None if elapsed is None else _milliseconds("elapsed_ns", np.maximum(elapsed, 0))
         aborts = workload.abort_after_ns
         self._abort_ms = None if aborts is None else _milliseconds("abort_after_ns", np.maximum(aborts, 0))
         self._hash_ids, self._output_ids = _number_by_appearance(workload)
@@ -71,6 +73,8 @@ class _Rows:
             result["session_id"] = f"session_{session}"
         if not first:
             result["delay"] = self._delay_ms[row]
+            if w.elapsed_ns is not None and self._elapsed_ms is not None and w.elapsed_ns[row] >= 0:
+                result["elapsed_ms"] = self._elapsed_ms[row]
         if w.request_ids is not None:
             result["request_id"] = w.request_ids[row]
         if w.priority[row]:
