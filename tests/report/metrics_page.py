@@ -12,6 +12,7 @@ from understudy.report.handoff_metrics import HANDOFF_METRICS
 from understudy.report.metrics import DISTRIBUTIONS, SCALARS
 from understudy.report.statistics import PERCENTILE_METHOD
 from understudy.report.tier_metrics import TIER_DISTRIBUTIONS, TIER_ROWS, TIER_SCALARS
+from understudy.report.worst_hour import WORST_HOUR_METRICS
 from understudy.run.digest import OF_LINK, OF_TIER, OF_VLLM_OFFLOAD
 from understudy.run.handoff_columns import HandOffColumns
 from understudy.run.schema import list_columns, list_totals
@@ -84,7 +85,7 @@ PARTS = {
     "columns": columns(),
     "digest": digest(),
     "distributions": table(DISTRIBUTIONS),
-    "numbers": table(SCALARS),
+    "numbers": table(SCALARS + WORST_HOUR_METRICS),
     "tiers": table(TIER_DISTRIBUTIONS + TIER_SCALARS + TIER_ROWS),
     "hand-offs": table(HANDOFF_METRICS),
     "percentiles": f"Percentiles: {PERCENTILE_METHOD}.",

@@ -26,6 +26,7 @@ from understudy.report.report import SCHEMA, Report
 from understudy.report.requests import key_of
 from understudy.report.trial import Trial
 from understudy.report.verdict import Verdict
+from understudy.report.worst_hour import WorstHour
 from understudy.run.group_facts import GroupFacts, GroupUse
 from understudy.run.schema import list_columns
 from understudy.run.tier_columns import TierColumns
@@ -61,7 +62,7 @@ def describe_report() -> Schema:
     }
     tiers = {name: describe_type(hints[name], defs) for name in ("tiers", "handoff")}
     definitions = {"definitions": {"type": "object", "additionalProperties": about}}
-    without = describe_object("report without tiers", known, tiers)
+    without = describe_object("report without tiers", known, {**tiers, "worst_hour": {"type": "object"}})
     advice = describe_object(
         "advice",
         {
@@ -71,7 +72,8 @@ def describe_report() -> Schema:
             "untried": COUNT,
         },
     )
-    optional = {**tiers, "without_tiers": without, "advice": advice}
+    worst = {"worst_hour": describe_type(hints["worst_hour"], defs)}
+    optional = {**tiers, **worst, "without_tiers": without, "advice": advice}
     whole = describe_object("report", {**known, **definitions}, optional)
     return {**whole, "$defs": defs}
 
@@ -143,6 +145,10 @@ def describe_capacity() -> Schema:
 def describe_sweep() -> Schema:
     """Describe what `sweep --json` writes."""
     values: Schema = {"type": "object", "additionalProperties": {"type": ["string", "number", "null"]}}
+    worst = describe_object(
+        "worst hour, or window of the goal",
+        {**dict.fromkeys((field.name for field in fields(WorstHour)), MAYBE), "requests": COUNT},
+    )
     summary = {
         **dict.fromkeys(("requests", "rejected", "preemptions"), COUNT),
         **dict.fromkeys(("good", "duration_s"), NUMBER),
@@ -150,6 +156,9 @@ def describe_sweep() -> Schema:
         **{key: {"$ref": "#/$defs/Tail"} for key in ("ttft_ms", "itl_ms", "e2e_ms")},
         "within": {"type": "object", "additionalProperties": NUMBER},
         "digest": TEXT,
+        "worst_hour": {"oneOf": [worst, {"type": "null"}]},
+        "goal_window_s": MAYBE,
+        "good_range": {"oneOf": [list_of(NUMBER), {"type": "null"}]},
     }
     assert set(summary) == set(Summary.__struct_fields__)
     candidate = {
@@ -169,6 +178,7 @@ def describe_sweep() -> Schema:
         **dict.fromkeys(("understudy", "workload", "workload_digest", "search"), TEXT),
         **dict.fromkeys(("requests", "found", "ran"), COUNT),
         **dict.fromkeys(("goal", "cpu_s", "wall_s"), NUMBER),
+        "goal_window_s": MAYBE,
         **{key: {"type": "object", "additionalProperties": NUMBER} for key in ("objectives", "variance")},
         "space": {"type": "object", "additionalProperties": {"type": "array"}},
         "answers": list_of(describe_object("answer", answer)),

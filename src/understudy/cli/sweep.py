@@ -43,7 +43,19 @@ TASKS = {
 EXIT_FAILED = 1
 """Exit code when every candidate failed."""
 _OWN = (
-    *("vary", "splits", "search", "random", "optuna", "goal", "gpu_hour", "store", "jobs", "ray"),
+    *(
+        "vary",
+        "splits",
+        "search",
+        "random",
+        "optuna",
+        "goal",
+        "goal_window",
+        "gpu_hour",
+        "store",
+        "jobs",
+        "ray",
+    ),
     *("json", "html", "reports", "manifest", "quiet", "help"),
 )
 _FIXED = (
@@ -99,6 +111,11 @@ def add_parser(verbs: Verbs) -> None:
         default=0.99,
         metavar="X",
         help="share of requests that must meet all objectives (default: 0.99)",
+    )
+    sweep.add_argument(
+        "--goal-window",
+        metavar="TIME",
+        help="require the goal in every window of arrivals of this length too, such as 1h or 30min",
     )
     sweep.add_argument(
         "--gpu-hour",
@@ -196,6 +213,7 @@ def _sweep(args: argparse.Namespace, space: Space, workload: Workload) -> Sweep:
     from understudy.cli.replay_modes import read_slo
     from understudy.cli.splits import set_split
     from understudy.cli.vary import VariedFlags
+    from understudy.cli.windows import read_window
     from understudy.run.pools import make_pools
     from understudy.sweep.candidate import Candidate
     from understudy.sweep.local import Processes
@@ -212,6 +230,7 @@ def _sweep(args: argparse.Namespace, space: Space, workload: Workload) -> Sweep:
     slo = read_slo(args)
     if slo is None:
         raise ConfigError("--slo-ttft-ms, --slo-itl-ms, --slo-e2e-ms: a sweep needs a goal; give one or more")
+    goal_window_s = read_window(args.goal_window)
     flags = VariedFlags(args.parser, _FIXED)
     flags.check(space, args)
     prices = Prices.parse(args.gpu_hour)
@@ -234,6 +253,7 @@ def _sweep(args: argparse.Namespace, space: Space, workload: Workload) -> Sweep:
             max_tokens=changed.max_tokens,
             model=changed.model,
             kv_dtype=changed.kv_dtype,
+            goal_window_s=goal_window_s,
         )
         prices.check(candidate)
         if not settings.pools and settings.disaggregation is None:  # others are checked when they are read
@@ -251,9 +271,12 @@ def _sweep(args: argparse.Namespace, space: Space, workload: Workload) -> Sweep:
     if not trials.whole and not trials.failed:
         reason = next(iter(trials.invalid.values()))
         raise ConfigError(f"--vary: every combination is invalid; the first: {reason}")
+    if goal_window_s is not None and not trials.whole:
+        raise ConfigError(next(iter(trials.failed.values())))
     return Sweep.build(
         trials,
         goal=args.goal,
+        goal_window_s=goal_window_s,
         workload=args.trace.name,
         workload_digest=workload.digest,
         slo=slo,

@@ -25,6 +25,7 @@ from understudy.report.text import plural
 from understudy.report.tier_metrics import TIER_METRICS
 from understudy.report.tiers import TiersReport
 from understudy.report.verdict import has_kv_groups
+from understudy.report.worst_hour import WORST_HOUR_METRICS, WorstHour
 from understudy.run.admissions import HitBounds
 from understudy.run.facts import RunFacts
 from understudy.run.timeline import FinishReason, Status
@@ -141,6 +142,8 @@ class Report:
     drafted_tokens: int
     wasted_drafts: int
     steps: int
+    worst_hour: WorstHour | None = None
+    """The hour in which fewest requests were good; None for arrivals that span less than two hours."""
     tiers: TiersReport | None = None
     """Hits, usage and traffic of the tiers; None if there were none."""
     handoff: HandOffReport | None = None
@@ -208,6 +211,7 @@ class Report:
             drafted_tokens=timeline.drafted_tokens,
             wasted_drafts=timeline.drafted_tokens - timeline.accepted_tokens,
             steps=timeline.steps,
+            worst_hour=WorstHour.of(timeline, slo),
             tiers=TiersReport.of(timeline),
             handoff=HandOffReport.of(timeline, run.disaggregation),
         )
@@ -269,6 +273,8 @@ class Report:
             if root not in metrics:
                 value = getattr(self, root)
                 metrics[root] = value if value is None or isinstance(value, (int, float)) else asdict(value)
+        if self.worst_hour is not None:
+            metrics["worst_hour"] = asdict(self.worst_hour)
         if self.tiers is not None:
             metrics["tiers"] = asdict(self.tiers)
         if self.handoff is not None:
@@ -283,6 +289,7 @@ class Report:
         definitions = {
             metric.key: {"name": metric.name, "unit": metric.unit, "definition": metric.definition}
             for metric in METRICS
+            + (WORST_HOUR_METRICS if self.worst_hour is not None else ())
             + (TIER_METRICS if self.tiers is not None else ())
             + (HANDOFF_METRICS if self.handoff is not None else ())
         }

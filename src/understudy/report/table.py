@@ -56,6 +56,9 @@ class ReportTable:
         """Render the table of distributions, the summary, and the tiers if there are any."""
         yield build_distributions(self.report, options.max_width)
         yield Padding(build_summary(_list_facts(self.report), options.max_width - 2), (0, 1), expand=False)
+        if (hour := self.report.worst_hour) is not None:
+            words = hour.describe(self.report.throughput.requests_per_s)
+            yield Padding(Text.assemble(("Worst hour  ", "dim"), words), (0, 1), expand=False)
         if (tiers := self.report.tiers) is not None:
             yield build_tier_table(tiers, options.max_width)
             yield build_link_table(tiers, options.max_width)

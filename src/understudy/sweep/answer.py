@@ -45,12 +45,12 @@ def find_answers(trials: Iterable[Trial], goal: float) -> list[Answer]:
 
 
 def _find_answer(load: dict[str, Value], trials: Sequence[Trial], goal: float) -> Answer:
-    meeting = [trial for trial in trials if trial.good >= goal]
+    meeting = [trial for trial in trials if trial.judged >= goal]
     best = min(meeting, key=_rank, default=None)
     if best is None:
         smaller = min(
             trials,
-            key=lambda trial: (-trial.good, trial.cost, trial.candidate.host_bytes, trial.point),
+            key=lambda trial: (-trial.judged, trial.cost, trial.candidate.host_bytes, trial.point),
             default=None,
         )
     else:
@@ -66,14 +66,14 @@ def _find_answer(load: dict[str, Value], trials: Sequence[Trial], goal: float) -
 
 def _rank(trial: Trial) -> tuple[float, float, float, tuple[int, ...]]:
     """Order trials by cost, then by the share of good requests, by host memory, and by their place in the grid."""
-    return trial.cost, -trial.good, trial.candidate.host_bytes, trial.point
+    return trial.cost, -trial.judged, trial.candidate.host_bytes, trial.point
 
 
 def find_front(trials: Iterable[Trial]) -> list[Trial]:
     """Return the trials that no other surpasses in cost and share of good requests, by ascending cost."""
     front: list[Trial] = []
     for trial in sorted(trials, key=_rank):
-        if not front or trial.good > front[-1].good:
+        if not front or trial.judged > front[-1].judged:
             front.append(trial)
     return front
 
@@ -82,7 +82,9 @@ def _shorten(front: list[Trial], best: Trial | None) -> list[Trial]:
     """Drop the points that add least, but neither the cheapest nor the answer, until the front fits its lines."""
     kept = list(front)
     while len(kept) > FRONT_LINES:
-        gains = [(after.good - before.good, place) for place, (before, after) in enumerate(pairwise(kept), 1)]
+        gains = [
+            (after.judged - before.judged, place) for place, (before, after) in enumerate(pairwise(kept), 1)
+        ]
         _, place = min((gain, place) for gain, place in gains if kept[place] is not best)
         del kept[place]
     return kept
@@ -94,7 +96,7 @@ def share_variance(space: Space, trials: Sequence[Trial]) -> dict[str, float]:
     It is the variance of the means by the flag's values, divided by the variance of all trials; what remains to 1 is
     due to combinations of flags. Empty if all trials are equally good.
     """
-    good = np.array([trial.good for trial in trials])
+    good = np.array([trial.judged for trial in trials])
     if len(trials) < 2 or (total := float(good.var())) < 1e-12:
         return {}
     shares = {}

@@ -10,11 +10,16 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import msgspec
+import numpy as np
 
 from understudy import __version__
 from understudy.api import replay
-from understudy.errors import UnderstudyError
+from understudy.errors import ConfigError, UnderstudyError
 from understudy.outputs import files_named
+from understudy.report.noise import ATTAINMENT, estimate_share
+from understudy.report.text import duration
+from understudy.report.verdict import MIN_REQUESTS
+from understudy.report.worst_hour import WorstHour, format_length
 from understudy.run.options import Execution
 from understudy.tiers.plan import TierPlan
 from understudy.user_code import locate_user_failure
@@ -42,6 +47,13 @@ class Candidate:
     kv_dtype: str | None = None
     requests: int | None = None
     """Only the first requests of the workload; None for all."""
+    goal_window_s: float | None = None
+    """Length of the windows in each of which the goal must hold; None for the whole alone."""
+
+    @property
+    def judged_window_s(self) -> float | None:
+        """Length of the windows of the goal; None on a part of the workload, which may be too short for them."""
+        return self.goal_window_s if self.requests is None else None
 
     @property
     def gpus(self) -> int:
@@ -70,7 +82,17 @@ class Candidate:
         settings = msgspec.to_builtins(msgspec.structs.replace(self.settings, notes=()), enc_hook=repr)
         files = {name: _hash(path.read_bytes()) for name, path in files_named(self.settings).items()}
         slo = {"ttft_ms": self.slo.ttft_ms, "itl_ms": self.slo.itl_ms, "e2e_ms": self.slo.e2e_ms}
-        parts = [__version__, workload_digest, self.requests, self.max_tokens, slo, files, settings]
+        parts = [
+            __version__,
+            "worst hour",
+            self.goal_window_s,
+            workload_digest,
+            self.requests,
+            self.max_tokens,
+            slo,
+            files,
+            settings,
+        ]
         return _hash(msgspec.json.encode(parts, order="deterministic"))
 
 
@@ -80,6 +102,18 @@ class Tail(msgspec.Struct, frozen=True):
     p50: float | None
     p90: float | None
     p99: float | None
+
+
+class Hour(msgspec.Struct, frozen=True):
+    """The worst window of a run: `understudy.report.worst_hour.WorstHour` with objectives."""
+
+    start_s: float
+    length_s: float
+    requests: int
+    requests_per_s: float
+    attainment: float
+    ttft_p99_ms: float | None
+    e2e_p99_ms: float | None
 
 
 class Summary(msgspec.Struct, frozen=True, kw_only=True):
@@ -102,6 +136,19 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
     preemptions: int
     duration_s: float
     digest: str
+    worst_hour: Hour | None = None
+    """The hour, or window of the goal, in which fewest requests were good; None for less than two of them."""
+    goal_window_s: float | None = None
+    """Length of the windows in each of which the goal must hold."""
+    good_range: tuple[float, float] | None = None
+    """Confidence interval (95 %) of `good` for other sessions of the same kind; None for few sessions."""
+
+    @property
+    def judged(self) -> float:
+        """Share of good requests that the goal judges: of the whole, or of the worst window if it is smaller."""
+        if self.goal_window_s is None or self.worst_hour is None:
+            return self.good
+        return min(self.good, self.worst_hour.attainment)
 
 
 class Outcome(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -121,7 +168,7 @@ def evaluate(workload: Workload, candidate: Candidate, key: str) -> Outcome:
     """Replay a candidate and summarise it; an invalid setting becomes the outcome's error."""
     started = time.process_time()
     try:
-        summary = summarise(replay_candidate(workload, candidate))
+        summary = summarise(replay_candidate(workload, candidate), candidate.judged_window_s)
     except Exception as error:  # user-defined code may raise anything, and other candidates are not affected
         text = str(error) if isinstance(error, UnderstudyError) else _describe_failure(error)
         return Outcome(key=key, flags=candidate.flags, requests=candidate.requests, error=text)
@@ -151,11 +198,19 @@ def replay_candidate(workload: Workload, candidate: Candidate) -> Report:
     )
 
 
-def summarise(report: Report) -> Summary:
-    """Return the numbers of a report that a sweep compares. The report must have objectives."""
+def summarise(report: Report, goal_window_s: float | None = None) -> Summary:
+    """Return the numbers of a report that a sweep compares. The report must have objectives.
+
+    ConfigError if its arrivals do not hold two windows of the goal.
+    """
     goodput = report.goodput
     assert goodput is not None
     done = report.columns.completed
+    hour = report.worst_hour
+    if goal_window_s is not None:
+        hour = WorstHour.of(report.columns, goodput.slo, goal_window_s)
+        if hour is None:
+            raise ConfigError(describe_short_trace(report, goal_window_s))
     within = {
         name: float((column & done).mean()) for name, column in goodput.slo.within(report.columns).items()
     }
@@ -173,6 +228,31 @@ def summarise(report: Report) -> Summary:
         preemptions=report.preemptions,
         duration_s=report.duration_s,
         digest=report.run.digest or "",
+        worst_hour=None if hour is None else _read_hour(hour),
+        goal_window_s=goal_window_s,
+        good_range=estimate_share(report.groups, ATTAINMENT),
+    )
+
+
+def describe_short_trace(report: Report, window_s: float) -> str:
+    """Return why a run has no windows of the goal."""
+    arrived = report.columns.arrival_ns[report.columns.arrival_ns >= 0]
+    spans = duration(float(np.ptp(arrived)) / 1e9 if len(arrived) else 0.0)
+    return (
+        f"--goal-window {format_length(window_s)}: the trace spans {spans}, and a window of the goal needs twice its "
+        f"length and {MIN_REQUESTS} requests; give a shorter window or leave it out"
+    )
+
+
+def _read_hour(hour: WorstHour) -> Hour:
+    return Hour(
+        start_s=hour.start_s,
+        length_s=hour.length_s,
+        requests=hour.requests,
+        requests_per_s=hour.requests_per_s,
+        attainment=hour.attainment,
+        ttft_p99_ms=_number(hour.ttft_p99_ms),
+        e2e_p99_ms=_number(hour.e2e_p99_ms),
     )
 
 

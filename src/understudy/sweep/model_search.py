@@ -50,5 +50,5 @@ def search_with_optuna(trials: Trials, count: int, goal: float, batch: int, seed
             if point not in found:
                 study.tell(trial, 2 * _WORST)
                 continue
-            miss = max(0.0, goal - found[point].good)
+            miss = max(0.0, goal - found[point].judged)
             study.tell(trial, trials.cost(point) if not miss else _WORST * (1 + miss))

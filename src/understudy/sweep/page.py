@@ -10,7 +10,16 @@ from understudy.report.html.frame import THEME_BUTTON, build_document, prose
 from understudy.sweep.candidate import format_flags
 from understudy.sweep.commands import make_commands
 from understudy.sweep.plots import plot_coordinates, plot_front
-from understudy.sweep.text import NAMES, describe_fleet, describe_miss, describe_tails, format_number
+from understudy.sweep.text import (
+    NAMES,
+    describe_fleet,
+    describe_goal,
+    describe_margin,
+    describe_miss,
+    describe_tails,
+    describe_worst_hour,
+    format_number,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -40,9 +49,8 @@ svg a .marker { cursor: pointer; r: 5px; }
 
 def build_page(sweep: Sweep, reports: Mapping[Point, str]) -> str:
     """Build the page; `reports` are links to the reports of single candidates, by combination."""
-    limits = " and ".join(f"{NAMES[name]} ≤ {limit:g} ms" for name, limit in sweep.objectives.items())
     facts = (
-        ("Goal", f"{limits} for {sweep.goal:.4g} of requests"),
+        ("Goal", describe_goal(sweep)),
         ("Requests", f"{sweep.requests:,}"),
         (
             "Combinations",
@@ -73,9 +81,11 @@ def _answer_parts(sweep: Sweep, answer: Answer, reports: Mapping[Point, str]) ->
         verb = "meets" if best.gpus == 1 else "meet"
         yield (
             f'<p class="conclusion">{escape(describe_fleet(sweep, best))} {verb} the goal: in time for '
-            f"{best.good:.2%} of requests.</p><p>{escape(format_flags(best.flags))}; margin "
-            f"{100 * (best.good - sweep.goal):.2f} points; {escape(describe_tails(sweep, best))}</p>"
+            f"{best.good:.2%} of requests.</p><p>{escape(format_flags(best.flags))}; "
+            f"{escape(describe_margin(sweep, best))}; {escape(describe_tails(sweep, best))}</p>"
         )
+        if hour := describe_worst_hour(sweep, best):
+            yield f"<p>{escape(hour[0].upper() + hour[1:])}</p>"
     else:
         yield '<p class="conclusion">No fleet of the space meets the goal.</p>'
     if smaller is not None:

@@ -68,7 +68,7 @@ def plot_coordinates(sweep: Sweep, answer: Answer, trials: Sequence[Trial]) -> C
     parts = []
     order = sorted(range(len(trials)), key=lambda at: (trials[at] is answer.best, trials[at].good))
     for at in order:
-        meets = trials[at].good >= sweep.goal
+        meets = trials[at].judged >= sweep.goal
         style = "chosen s2" if trials[at] is answer.best else f"many {'s4' if meets else 'base'}"
         steps = zip(places, heights[:, at], strict=True)
         points = "L".join(f"{number(float(px))} {number(float(py))}" for px, py in steps)

@@ -34,6 +34,8 @@ class Sweep:
     slo: Slo
     goal: float
     """Share of requests that must meet the objectives."""
+    goal_window_s: float | None = None
+    """Length of the windows in each of which the goal must hold; None for the whole alone."""
     space: Space
     search: str
     has_prices: bool
@@ -105,6 +107,7 @@ class Sweep:
             "requests": self.requests,
             "objectives": self.objectives,
             "goal": self.goal,
+            "goal_window_s": self.goal_window_s,
             "times": self.times,
             "space": self.space.to_dict(),
             "search": self.search,
@@ -135,7 +138,7 @@ class Sweep:
 
     def _describe_answer(self, answer: Answer) -> dict[str, Any]:
         def describe(trial: Trial | None) -> dict[str, Any] | None:
-            return None if trial is None else {**self._describe(trial), "margin": trial.good - self.goal}
+            return None if trial is None else {**self._describe(trial), "margin": trial.judged - self.goal}
 
         return {
             "load": answer.load,

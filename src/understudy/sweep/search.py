@@ -107,7 +107,7 @@ def _order(value: object) -> tuple[bool, float]:
 
 
 def _meets(found: dict[Point, Summary], point: Point, goal: float) -> bool:
-    return point in found and found[point].good >= goal
+    return point in found and found[point].judged >= goal
 
 
 def search_by_halving(trials: Trials, goal: float) -> None:
@@ -124,12 +124,12 @@ def search_by_halving(trials: Trials, goal: float) -> None:
     for size in sizes:
         found = trials.run(points, size)
         kept = _keep_best(trials, found, math.ceil(len(points) / KEPT))
-        dropped |= {point: summary.good for point, summary in found.items() if point not in kept}
+        dropped |= {point: summary.judged for point, summary in found.items() if point not in kept}
         points = [point for point in points if point in kept]
     trials.run(points)
     answers: dict[object, float] = defaultdict(lambda: math.inf)
     for trial in trials.whole.values():
-        if trial.good >= goal:
+        if trial.judged >= goal:
             load = _load_of(trials.space, trial.point)
             answers[load] = min(answers[load], trial.cost)
     trials.run(
@@ -154,7 +154,7 @@ def _replay_levels(trials: Trials, points: Sequence[Point], goal: float, limit: 
         left = limit
         while True:
             meeting = [
-                trial.cost for point in some if (trial := trials.whole.get(point)) and trial.good >= goal
+                trial.cost for point in some if (trial := trials.whole.get(point)) and trial.judged >= goal
             ]
             at = costs.index(min(meeting)) if meeting else len(costs) - 1
             levels = costs[max(0, at - 1) : at + 1] if meeting else costs[at:]
@@ -186,7 +186,7 @@ def _keep_best(trials: Trials, found: dict[Point, Summary], count: int) -> set[P
 
     kept: set[Point] = set()
     remaining = {
-        load: sorted(points, key=lambda point: (trials.cost(point), -found[point].good))
+        load: sorted(points, key=lambda point: (trials.cost(point), -found[point].judged))
         for load, points in groupby(sorted(found, key=load_of), load_of)
     }
     while len(kept) < count and any(remaining.values()):
@@ -202,7 +202,7 @@ def _take_front(points: Sequence[Point], trials: Trials, found: dict[Point, Summ
     front: list[Point] = []
     best, cost = -1.0, -1.0
     for point in points:
-        good = found[point].good
+        good = found[point].judged
         if good > best or (
             good == best and trials.cost(point) == cost
         ):  # equal points do not surpass each other

@@ -5,7 +5,9 @@ from __future__ import annotations
 import shlex
 from typing import TYPE_CHECKING
 
-from understudy.report.text import plural
+from understudy.report.noise import CONFIDENCE
+from understudy.report.text import duration, plural
+from understudy.report.worst_hour import HOUR_S, format_length
 from understudy.sweep.answer import LOAD_FLAGS
 from understudy.sweep.candidate import format_flags
 from understudy.sweep.commands import make_commands
@@ -31,8 +33,7 @@ def describe_sweep(sweep: Sweep) -> Iterator[str]:
         f"{len(sweep.trials):,} replayed{stored}, {len(sweep.invalid):,} invalid, {len(sweep.failed):,} failed; "
         f"{sweep.wall_s:,.1f} s, {sweep.cpu_s:,.1f} CPU s"
     )
-    limits = " and ".join(f"{NAMES[name]} ≤ {limit:g} ms" for name, limit in sweep.objectives.items())
-    yield f"goal: {limits} for {sweep.goal:.4g} of requests"
+    yield f"goal: {describe_goal(sweep)}"
     for source in sweep.times:
         yield f"times from {source}"
     for answer in sweep.answers:
@@ -51,6 +52,42 @@ def describe_sweep(sweep: Sweep) -> Iterator[str]:
         yield "Notes:"
         for note in sweep.notes:
             yield f"  {note}"
+
+
+def describe_goal(sweep: Sweep) -> str:
+    """Return the objectives and the share of requests that must meet them."""
+    limits = " and ".join(f"{NAMES[name]} ≤ {limit:g} ms" for name, limit in sweep.objectives.items())
+    window = sweep.goal_window_s
+    windows = "" if window is None else f" in every window of {format_length(window)}"
+    return f"{limits} for {sweep.goal:.4g} of requests{windows}"
+
+
+def describe_margin(sweep: Sweep, trial: Trial) -> str:
+    """Return by how much a trial exceeds the goal, and whether that is above the noise of the workload."""
+    margin = f"margin: {100 * (trial.judged - sweep.goal):.2f} points"
+    found = trial.summary.good_range
+    if found is None or trial.judged < trial.good or found[0] >= sweep.goal:
+        return margin
+    return (
+        f"{margin}, within the noise: other sessions of this kind may get {found[0]:.2%} to {found[1]:.2%} "
+        f"({100 * CONFIDENCE:g} % confidence)"
+    )
+
+
+def describe_worst_hour(sweep: Sweep, trial: Trial) -> str:
+    """Return the worst hour (with windows of the goal: the worst window) of a trial; empty for a short trace."""
+    hour, whole = trial.summary.worst_hour, trial.summary
+    if hour is None:
+        return ""
+    name = "hour" if hour.length_s == HOUR_S else f"window of {format_length(hour.length_s)}"
+    holds = "holds" if hour.attainment >= sweep.goal else "does not hold"
+    tail = "-" if hour.ttft_p99_ms is None else f"{format_number(hour.ttft_p99_ms)} ms"
+    rate = format_number(whole.requests / whole.duration_s) if whole.duration_s else "-"
+    return (
+        f"worst {name}: from {duration(hour.start_s)} on, in time for {hour.attainment:.2%} of "
+        f"{plural(hour.requests, 'request')} ({format_number(hour.requests_per_s)}/s; whole run {rate}/s), "
+        f"TTFT p99 {tail}; the goal {holds} in it"
+    )
 
 
 def describe_fleet(sweep: Sweep, trial: Trial) -> str:
@@ -74,7 +111,10 @@ def describe_miss(sweep: Sweep, trial: Trial) -> str:
     shares = ", ".join(
         f"{NAMES[name]} in time for {share:.2%}" for name, share in trial.summary.within.items()
     )
-    return f"in time for {trial.good:.2%}, {100 * (sweep.goal - trial.good):.2f} points short: {shares}"
+    where = "" if trial.judged == trial.good else " in the worst window"
+    return (
+        f"in time for {trial.good:.2%}, {100 * (sweep.goal - trial.judged):.2f} points short{where}: {shares}"
+    )
 
 
 def _describe_answer(sweep: Sweep, answer: Answer) -> Iterator[str]:
@@ -84,7 +124,9 @@ def _describe_answer(sweep: Sweep, answer: Answer) -> Iterator[str]:
         kind = "lowest cost" if sweep.has_prices else "fewest GPUs"
         yield f"Answer{load} ({kind}): {describe_fleet(sweep, best)}, in time for {best.good:.2%} of requests"
         yield f"  {format_flags(best.flags)}"
-        yield f"  margin: {100 * (best.good - sweep.goal):.2f} points; {describe_tails(sweep, best)}"
+        yield f"  {describe_margin(sweep, best)}; {describe_tails(sweep, best)}"
+        if hour := describe_worst_hour(sweep, best):
+            yield f"  {hour}"
         if smaller is None:
             yield "  next smaller fleet: none in the space"
         else:

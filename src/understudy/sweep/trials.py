@@ -42,6 +42,11 @@ class Trial:
         """Share of requests within the objectives."""
         return self.summary.good
 
+    @property
+    def judged(self) -> float:
+        """Share of requests within the objectives that the goal judges: with windows, in the worst of them."""
+        return self.summary.judged
+
 
 class Trials:
     """Runs candidates and remembers their outcomes; `build` makes a candidate or raises ConfigError."""

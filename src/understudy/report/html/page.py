@@ -88,6 +88,8 @@ def _header(report: Report, title: str, baseline: Report | None) -> str:
     facts.append(f"times from {escape(format_times(run.times))}")
     if run.lateness_ms:
         facts.append(f"lateness of the machine: {escape(format_lateness(run.lateness_ms))}")
+    if (hour := report.worst_hour) is not None:
+        facts.append(f"worst hour {escape(hour.describe(report.throughput.requests_per_s))}")
     if baseline is not None:
         facts.append(f"compared with <b>{escape(baseline.run.workload or 'a baseline')}</b>")
         if (others := format_times(baseline.run.times)) != format_times(run.times):
