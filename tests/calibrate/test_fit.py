@@ -138,20 +138,23 @@ def test_known_numbers_come_back_from_three_summaries(write: Writer, tmp_path: P
     assert values["weights"].determined
     for scored in found.file.inputs:
         assert abs(scored.tpot_percent or 99) < 3
-        assert abs(scored.ttft_percent or 99) < 12
+        assert abs(scored.ttft_percent or 99) < 13
 
 
 def test_lengths_that_a_summary_does_not_have_are_in_its_uncertainty(tmp_path: Path) -> None:
-    load = random_lengths(1500, 64, least=0.2, concurrency=4, prompts=20, seed=3)
-    [known] = read_benchmarks(as_table(tmp_path / "row", load, files.measure(load, TRUTH)), least_length=0.2)
-    assert len(known.other_draws) == 2
-    certain = msgspec.structs.replace(known, other_draws=())
+    known = []
+    for isl, osl, concurrency in ((1024, 256, 4), (1024, 256, 48), (3000, 128, 16)):
+        load = random_lengths(isl, osl, least=0.8, concurrency=concurrency, prompts=4 * concurrency, seed=3)
+        path = tmp_path / f"row{isl}-{concurrency}"
+        known += read_benchmarks(as_table(path, load, files.measure(load, TRUTH)), least_length=0.8)
+    assert [len(one.other_draws) for one in known] == [2, 2, 2]
+    certain = [msgspec.structs.replace(one, other_draws=()) for one in known]
     wide, narrow = (
-        fit([one], files.DEPLOYMENT, START, FLAGS, iterations=1).file.fitted for one in (known, certain)
+        {one.name: one for one in fit(some, files.DEPLOYMENT, START, FLAGS, iterations=4).file.fitted}
+        for some in (known, certain)
     )
-    by_name = {one.name: one.plus_minus_percent for one in narrow}
-    assert any(one.plus_minus_percent > by_name[one.name] for one in wide)
-    assert all(one.plus_minus_percent >= by_name[one.name] - 0.5 for one in wide)
+    assert narrow["weights"].determined
+    assert wide["weights"].plus_minus_percent > narrow["weights"].plus_minus_percent
 
 
 def test_summaries_of_aiperf_and_of_a_table_are_read(tmp_path: Path) -> None:
@@ -201,6 +204,7 @@ def test_a_newcomer_fits_checks_and_looks_at_the_page(
         (1.336, False, "no: 66 % above the preset"),
         (0.402, False, "no: 50 % below the preset"),
         (0.81, False, "no: it stayed at the preset"),
+        (0.803, False, "no: held at the preset"),
         (1.336, True, "yes"),
     ],
 )

@@ -10,12 +10,12 @@ import numpy as np
 
 from understudy import __version__
 from understudy.calibrate.experiment import build_engine_config
+from understudy.calibrate.held import find_undetermined, is_above_peak, list_notes
 from understudy.calibrate.least_squares import solve
 from understudy.calibrate.simulate import simulate
 from understudy.engines.profiles import NEWEST
 from understudy.errors import ConfigError
 from understudy.timing.deployment import Parallelism
-from understudy.timing.efficiencies import PEAKS
 from understudy.timing.physical import Domain, Physical, Residuals
 from understudy.timing.timing_file import FittedInput, FittedNumber, TimingFile
 
@@ -58,8 +58,6 @@ NOT_FITTED = {
 }
 """Standard deviation (of the logarithm) of parameters that a fit leaves at their preset."""
 _LINK = ("link", "link_latency_us")
-_DETERMINED = 0.6
-"""A parameter is determined if the data left less than this share of the prior's uncertainty."""
 
 
 class EngineFlags(msgspec.Struct, frozen=True, kw_only=True):
@@ -131,8 +129,11 @@ def fit(
         for name, spread in select_parameters(deployment, benchmarks).items()
         if getattr(start, name) > 0
     }
+    prior = dict(wanted)
     names = list(wanted)
     runs = [Run.of(one, deployment, flags) for one in benchmarks]
+    above: dict[str, float] = {}
+    efficiencies = start
 
     def build_efficiencies(values: Vector) -> Efficiencies:
         found = dict(zip(names, map(float, values), strict=True))
@@ -144,26 +145,44 @@ def fit(
         efficiencies = build_efficiencies(values)
         return np.concatenate([run.residuals(run.replay(efficiencies)) for run in runs])
 
-    solution = solve(
-        residuals,
-        np.array([getattr(start, name) for name in names]),
-        prior=np.array(list(wanted.values())),
-        noise=float(np.hypot(_NOISE, _estimate_sampling_noise(runs, start))),
-        iterations=iterations,
-        progress=progress,
-    )
-    efficiencies = build_efficiencies(solution.values)
+    noise = float(np.hypot(_NOISE, _estimate_sampling_noise(runs, start)))
+    guess: Vector | None = None
+    found: dict[str, float] = {}
+    while names:
+        solution = solve(
+            residuals,
+            np.array([getattr(start, name) for name in names]),
+            prior=np.array([wanted[name] for name in names]),
+            noise=noise,
+            iterations=iterations if guess is None else max(iterations // 2, 1),
+            progress=progress if guess is None else None,
+            guess=guess,
+        )
+        efficiencies = build_efficiencies(solution.values)
+        held = {name: prior[name] for name in prior if name not in names}
+        shared = _estimate_shared_errors(runs, efficiencies, wanted, solution.residuals, held)
+        found = dict(zip(names, map(float, solution.deviations(shared)), strict=True))
+        dropped = find_undetermined(efficiencies, start, found, prior)
+        if dropped is None:
+            break
+        if is_above_peak(dropped, efficiencies, start):
+            above[dropped] = round(getattr(efficiencies, dropped), 6)
+        del found[dropped], wanted[dropped]
+        kept = [place for place, name in enumerate(names) if name != dropped]
+        names.remove(dropped)
+        guess = solution.values[kept]
+    efficiencies = build_efficiencies(np.array([getattr(efficiencies, name) for name in names]))
     outcomes = tuple(run.replay(efficiencies) for run in runs)
-    deviations = solution.deviations(_estimate_shared_errors(runs, efficiencies, wanted, solution.residuals))
     fitted = tuple(
         FittedNumber(
             name=name,
-            value=round(getattr(efficiencies, name), 6),
-            plus_minus_percent=round(100 * float(deviation), 1),
+            value=round(getattr(efficiencies, name), 6) if name in found else getattr(start, name),
+            plus_minus_percent=round(100 * found.get(name, spread), 1),
             preset=getattr(start, name),
-            determined=bool(deviation < _DETERMINED * wanted[name]),
+            determined=name in found,
+            times_peak=above.get(name),
         )
-        for name, deviation in zip(names, deviations, strict=True)
+        for name, spread in prior.items()
     )
     inputs = tuple(score(run.benchmark, outcome) for run, outcome in zip(runs, outcomes, strict=True))
     file = TimingFile(
@@ -183,24 +202,6 @@ def fit(
     return Fit(file, outcomes, list_notes(file, benchmarks))
 
 
-def list_notes(file: TimingFile, benchmarks: Sequence[Benchmark]) -> tuple[str, ...]:
-    """List the benchmarks' notes, and efficiencies above 1.
-
-    A preset above 1 covers unmodelled effects; such efficiencies are not listed.
-    """
-    return tuple(f"{one.file}: {note}" for one in benchmarks for note in one.notes) + tuple(
-        f"{one.name} is {one.value:.3g} times the peak of a {file.gpu.name} (± {one.plus_minus_percent:.0f} %), which "
-        "is impossible: "
-        + (
-            "the benchmark did not run with these flags (check model, data types, GPU, sizes, prefix caching)"
-            if one.determined
-            else "the data do not determine it, or the benchmark did not run with these flags"
-        )
-        for one in file.fitted
-        if one.name in PEAKS and one.value > 1 >= one.preset
-    )
-
-
 def _estimate_sampling_noise(runs: Sequence[Run], efficiencies: Efficiencies) -> float:
     """Return the root mean square difference of residuals between samples of unknown lengths."""
     squares = []
@@ -214,11 +215,15 @@ def _estimate_sampling_noise(runs: Sequence[Run], efficiencies: Efficiencies) ->
 
 
 def _estimate_shared_errors(
-    runs: Sequence[Run], efficiencies: Efficiencies, wanted: dict[str, float], left: Vector
+    runs: Sequence[Run],
+    efficiencies: Efficiencies,
+    wanted: dict[str, float],
+    left: Vector,
+    held: dict[str, float],
 ) -> Vector:
     """Return errors that many residuals share, one standard deviation per column.
 
-    They are the run-to-run variation of a whole benchmark, and the errors of parameters that are not fitted.
+    They are the run-to-run variation of a whole benchmark, and the errors of parameters that are not fitted, or held.
     """
     columns: list[Vector] = []
     start = 0
@@ -230,7 +235,7 @@ def _estimate_shared_errors(
             columns.append(column)
             start += size
     single_gpu = all(run.deployment.parallel.tensor * run.deployment.parallel.data == 1 for run in runs)
-    for name, spread in NOT_FITTED.items():
+    for name, spread in (NOT_FITTED | held).items():
         value = getattr(efficiencies, name)
         if name in wanted or value <= 0 or (name in _LINK and single_gpu):
             continue

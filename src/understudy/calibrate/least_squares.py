@@ -64,14 +64,15 @@ def solve(
     noise: float,
     iterations: int = 8,
     progress: Callable[[int], None] | None = None,
+    guess: Vector | None = None,
 ) -> Solution:
     """Find positive parameters that minimise `residuals` (relative deviations, about 0).
 
     `prior` is the standard deviation of each parameter's logarithm around its start; `noise` is that of an
-    unexplained residual.
+    unexplained residual; `guess` is where to begin, if not at `start`.
     """
     origin = np.log(start)
-    at = origin.copy()
+    at = origin.copy() if guess is None else np.log(guess)
     left = residuals(np.exp(at))
     evaluations = 1
     damping = 0.01

@@ -129,7 +129,8 @@ def _check(args: argparse.Namespace, paths: list[Path]) -> int:
 
     from msgspec.structs import replace
 
-    from understudy.calibrate.fit import Run, list_notes, score
+    from understudy.calibrate.fit import Run, score
+    from understudy.calibrate.held import list_notes
     from understudy.calibrate.page import page
     from understudy.cli.progress import progress_bar
     from understudy.errors import ConfigError

@@ -32,12 +32,17 @@ class FittedNumber(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     """One standard deviation."""
     preset: float
     determined: bool
-    """False: the data hardly narrow the prior around the preset."""
+    """False: the data hardly narrow the prior around the preset, or contradict the peak; files of this version then
+    have the preset."""
+    times_peak: float | None = None
+    """Share of the peak that the data asked for, if it exceeded 1, which is impossible."""
 
     def describe_determination(self) -> str:
         """Return whether the data determine the value, and else its distance from the preset."""
         if self.determined:
             return "yes"
+        if self.value == self.preset:
+            return "no: held at the preset"
         change = self.value / self.preset - 1 if self.preset else 0.0
         if abs(change) < _CLOSE:
             return "no: it stayed at the preset"
