@@ -27,6 +27,7 @@ from understudy.cache.lab import StudyRequest, study_cache
 from understudy.cache.study import Scale, add_tiers, measure_sessions
 from understudy.cli import main
 from understudy.engines.timing import Constant
+from understudy.workload import ClosedLoop
 from understudy.workload.reuse import hit_curve
 from understudy.workload.time_order import time_order
 from understudy.workload.write import write_mooncake
@@ -297,3 +298,54 @@ def test_a_replay_beside_the_curve_says_by_how_much_it_differs_and_why(folder: P
             assert one.gap.running == pytest.approx(0)
             assert one.gap.steps <= 0
     assert any("lru and lineage are one policy" in note for note in study.notes)
+
+
+@pytest.mark.parametrize("policy", ["vllm", "lineage", "multi_lru", "fifo"])
+@pytest.mark.parametrize("seed", range(4))
+def test_a_curve_in_the_order_of_a_replay_is_within_points_of_it(
+    seed: int, policy: Any, folder: Path
+) -> None:
+    rows = random_sessions(Random(seed), times="all", sessions=60)
+    workload = read_trace(write_rows(rows, folder / "rows.jsonl"), trace_block_size=BLOCK)
+    for blocks in (40, 80, 150):
+        engine = VllmConfig(
+            block_size=BLOCK, num_gpu_blocks=blocks, eviction_policy=policy, timing=Constant(0.01, 0.01)
+        )
+        report = replay(workload, engine, load=ClosedLoop(concurrency=4))
+        curves = CacheCurves(workload, BLOCK, run=report.columns)
+        found = report.prefix_hit_ratio.first_admission
+        assert found == pytest.approx(curves.pinned_hit_ratio(policy, blocks), abs=0.025)
+
+
+def test_multi_lru_keeps_what_a_replay_hit_often(folder: Path) -> None:
+    def row(number: int, ids: list[int]) -> Row:
+        return {"timestamp": 100 * number, "input_length": 11, "output_length": 2, "hash_ids": ids}
+
+    hot = [row(number, [1, 2, 100 + number]) for number in range(12)]
+    once = [row(20 + number, [1000 + 3 * number + place for place in range(3)]) for number in range(20)]
+    rows = [*hot, *once, row(50, [1, 2, 999])]
+    for each in rows:
+        each |= {"output_in_next_turn": False}
+    workload = read_trace(write_rows(rows, folder / "hot.jsonl"), trace_block_size=BLOCK)
+    hits = {}
+    for policy in ("lru", "multi_lru"):
+        engine = VllmConfig(
+            block_size=BLOCK, num_gpu_blocks=12, eviction_policy=policy, timing=Constant(0.1, 0.1)
+        )
+        hits[policy] = int(replay(workload, engine).columns.cached_tokens_first[-1])
+    assert hits == {"lru": 0, "multi_lru": 8}
+
+
+@pytest.mark.parametrize("fleet", [[], ["--num-gpu-blocks", "40", "--workers", "2"]])
+def test_the_page_of_a_study_draws_its_bound(fleet: list[str], folder: Path) -> None:
+    rows = random_sessions(Random(3), times="all", sessions=20)
+    trace = write_rows(rows, folder / "rows.jsonl")
+    page, found = folder / "cache.html", folder / "cache.json"
+    flags = ["--trace-block-size", "4", "--block-size", "4", "--policies", "lru", "--quiet", *fleet]
+    assert main(["cache", str(trace), *flags, "--html", str(page), "--json", str(found)]) == 0
+    study = json.loads(found.read_text())
+    limit, name = study["unlimited_hit_ratio"], "unlimited"
+    if fleet:
+        limit, name = study["routed_hit_ratio"], "unlimited, a cache per worker"
+    assert f"{name} {100 * limit:.1f} %" in page.read_text()
+    assert study["lru_curve"][-1]["hit_ratio"]["lru"] == pytest.approx(limit)

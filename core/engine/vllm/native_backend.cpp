@@ -38,6 +38,7 @@ KvBackend::Room NativeBackend::place(KvRequest& request, const KvHit& hit, std::
     return room;
   }
   note_found(slots, now_ns);
+  if (store_.policy_kind(0) == PolicyKind::MultiLru) store_.touch(0, slots);  // a hit is a use
   request.keyed = request.keyed_before = static_cast<std::uint32_t>(slots.size());
   name_full(request, total);
   return room;

@@ -131,14 +131,12 @@ def _curve(study: CacheStudy) -> Card:
     ratios = {policy: np.array([point.hit_ratio[policy] for point in sizes]) for policy in study.policies}
     limit, name = study.unlimited_hit_ratio, "unlimited"
     if study.routed_hit_ratio is not None:  # the caches of the curve
-        limit, name = study.routed_hit_ratio, "unlimited, a cache per worker:"
+        limit, name = study.routed_hit_ratio, "unlimited, a cache per worker"
     highest = max([limit, *(float(each.max()) for each in ratios.values()), 0.01])
     x = Scale.logarithmic(float(xs[0]), float(xs[-1]), FULL.x)
     y = Scale.linear(highest, FULL.y, label=lambda value: percent(value, 0))
     plot = Plot(FULL, x, y, f"Prefix hit ratio by cache size in {'GiB' if in_gib else 'blocks'}")
-    limit, name = study.unlimited_hit_ratio, "unlimited"
-    if study.routed_hit_ratio is not None:  # the caches of the curve
-        plot.rule(limit, f"{name} {percent(limit, 1)}", "base", at_left=True)
+    plot.rule(limit, f"{name} {percent(limit, 1)}", "base", at_left=True)
     shown = [policy for policy in study.policies if policy != "lru"]
     styles = {"lru": "s1", **_BOUNDS}
     styles |= dict(zip([policy for policy in shown if policy not in _BOUNDS], cycle(_PALETTE), strict=False))
