@@ -40,7 +40,7 @@ def hits_by_cache_size(report: Report) -> Card | None:
     plot.line(sizes.astype(np.float64), ratios, "s4")
     plot.rule(best, f"unlimited {percent(best)}", "s4", at_left=True)
     ratio = curve.hit_ratio(one)
-    plot.upright(one, f"this run, {compact(one)}: {percent(found)}", "base", low=ratio > 0.5 * y.high)
+    plot.upright(one, f"this run, {compact(one)}: {percent(found)}", "base", low=True)
     plot.marker(one, found, "s2")
     plot.on_hover(
         sizes.astype(np.float64),
