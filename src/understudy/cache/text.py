@@ -18,8 +18,8 @@ GAP_PARTS = ("+ order", "+ running", "+ steps")
 """Columns of the parts of a difference between a replay and the curve."""
 GAP_WORDS = (
     "hit ratio = curve + points: order: this replay admits and routes in an order of its own; running: the blocks of "
-    "running requests cannot be evicted; steps: blocks are stored as steps compute them, prompts that arrive together "
-    "compute the same blocks, and preempted requests lose theirs"
+    "running requests cannot be evicted; steps: blocks are stored as steps compute them, so that outputs take places "
+    "later, prompts that arrive together compute the same blocks, and preempted requests lose theirs"
 )
 
 
