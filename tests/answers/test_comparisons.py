@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import msgspec
@@ -159,3 +160,20 @@ def test_engines_are_not_compared_by_times_of_one_of_them(tmp_path: Any, capsys:
     assert "--accept-unmeasured" in said
     assert main(["compare", *paths, "--accept-unmeasured"]) == 0
     assert "Not measured: the times of SGLang" in " ".join(capsys.readouterr().out.split())
+
+
+def test_a_sweep_does_not_choose_an_engine_by_times_of_the_other(tmp_path: Any, capsys: Any) -> None:
+    trace, saved = tmp_path / "trace.jsonl", tmp_path / "sweep.json"
+    write_mooncake(make_load(5, sessions=40), trace)
+    argv = ["sweep", str(trace), "--vary", "engine=vllm,sglang", "workers=1,2", "--slo-ttft-ms", "500"]
+    argv += ["--quiet", "--json", str(saved)]
+    fleet = ["--model", "Llama-3.1-8B", "--gpu", "H100"]
+    assert main([*argv, *fleet]) == 2
+    said = capsys.readouterr().err
+    assert "--vary engine: the times of SGLang were measured with vLLM (preset" in said
+    assert "--accept-unmeasured" in said
+    assert main([*argv, *fleet, "--accept-unmeasured"]) == 0
+    [note] = [note for note in json.loads(saved.read_text())["notes"] if "engines" in note]
+    assert note.startswith("engines are not comparable: the times of SGLang")
+    constants = "engine.timing={kind: constant, prefill_ms: 10, decode_ms: 5}"  # the user's own, for both
+    assert main([*argv, "--set", constants]) == 0

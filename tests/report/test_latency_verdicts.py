@@ -12,7 +12,7 @@ from report.verdict_building import DEMO, found, report
 from understudy.cli import main
 from understudy.engines.timing import Constant
 from understudy.engines.vllm_config import VllmConfig
-from understudy.report import Slo, latency_verdicts
+from understudy.report import Slo, late_machine, latency_verdicts
 from understudy.run.facts import RunFacts
 from understudy.workload import ClosedLoop, Poisson
 
@@ -25,6 +25,20 @@ if TYPE_CHECKING:
 SLOW = VllmConfig(
     block_size=16, num_gpu_blocks=400, timing=Constant(prefill_ms=100.0, decode_ms=20.0), max_num_seqs=4
 )
+
+
+def test_lateness_counts_in_simulated_time_relative_to_the_ttft() -> None:
+    rows = [Row([100, 200])]  # a TTFT of 100 ms
+    for speed, late_ms, is_late in (
+        (1.0, 9.0, False),
+        (1.0, 11.0, True),
+        (5.0, 3.0, True),
+        (0.5, 11.0, False),
+    ):
+        facts = RunFacts(speedup=speed, lateness_ms={"token_p99": late_ms, "step_end_p99": 0.1})
+        verdict = late_machine.machine_late(report(*rows, run=facts))
+        assert (verdict is not None) == is_late
+    assert late_machine.machine_late(report(*rows)) is None
 
 
 def test_a_queue_that_grows_is_an_overload_with_workers_enough_to_hold_it() -> None:

@@ -70,6 +70,7 @@ def describe_report() -> Schema:
             "seconds": NUMBER,
             "limit_s": NUMBER,
             "untried": COUNT,
+            "smaller_untried": list_of(TEXT),
         },
     )
     worst = {"worst_hour": describe_type(hints["worst_hour"], defs)}

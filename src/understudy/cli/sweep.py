@@ -51,6 +51,7 @@ _OWN = (
         "optuna",
         "goal",
         "goal_window",
+        "accept_unmeasured",
         "gpu_hour",
         "store",
         "jobs",
@@ -116,6 +117,11 @@ def add_parser(verbs: Verbs) -> None:
         "--goal-window",
         metavar="TIME",
         help="require the goal in every window of arrivals of this length too, such as 1h or 30min",
+    )
+    sweep.add_argument(
+        "--accept-unmeasured",
+        action="store_true",
+        help="vary the engine although step times were measured on one of them; a note says so",
     )
     sweep.add_argument(
         "--gpu-hour",
@@ -212,6 +218,7 @@ def _sweep(args: argparse.Namespace, space: Space, workload: Workload) -> Sweep:
     from understudy.cli.progress import progress_bars
     from understudy.cli.replay_modes import read_slo
     from understudy.cli.splits import set_split
+    from understudy.cli.varied_engines import check_engines
     from understudy.cli.vary import VariedFlags
     from understudy.cli.windows import read_window
     from understudy.run.pools import make_pools
@@ -235,6 +242,7 @@ def _sweep(args: argparse.Namespace, space: Space, workload: Workload) -> Sweep:
     flags.check(space, args)
     prices = Prices.parse(args.gpu_hour)
     search = _choose_search(args, space)
+    unmeasured = check_engines(args, flags, space)
 
     def build(point: tuple[int, ...]) -> Candidate:
         texts = space.texts(point)
@@ -283,7 +291,7 @@ def _sweep(args: argparse.Namespace, space: Space, workload: Workload) -> Sweep:
         search=search,
         has_prices=prices.are_given,
         wall_s=time.perf_counter() - started,
-        notes=tuple(dict.fromkeys(_collect_notes(trials, workload, search))),
+        notes=tuple(dict.fromkeys([*unmeasured, *_collect_notes(trials, workload, search)])),
     )
 
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from understudy.report.remedies import ENOUGH, Setup, list_changes, list_smaller_fleets
+from understudy.report.smaller_fleet import estimate_oversized
 from understudy.report.trial import Trial, compare, compare_attainment, format_failure, format_remedy
 from understudy.report.verdict import Verdict
 from understudy.report.verdicts import find_verdicts
@@ -32,6 +33,8 @@ class Advice:
     limit_s: float
     untried: int
     """Remedies that were not replayed, because the limit would have been exceeded."""
+    smaller_untried: tuple[str, ...] = ()
+    """Smaller fleets among them."""
 
     def __str__(self) -> str:
         """Return the number of replays and their time in one sentence."""
@@ -55,13 +58,15 @@ def advise(
     found = find_verdicts(report)
     by_rule = {verdict.rule: list(list_changes(verdict.rule, report, setup)) for verdict in found}
     changes = {change.flag: change for many in by_rule.values() for change in many}
-    fewer = [] if lacks_capacity(found) else list_smaller_fleets(report, setup)
+    fewer = [] if lacks_capacity(found, report) else list_smaller_fleets(report, setup)
     expected_s = report.run.wall_time_s or 0.0
     reports: dict[str, Report] = {}
     untried = 0
+    skipped: set[str] = set()
     for change in (*changes.values(), *fewer):
         if time.perf_counter() - started + expected_s > limit_s:
             untried += 1
+            skipped.add(change.flag)
             continue
         before = time.perf_counter()
         try:
@@ -98,19 +103,27 @@ def advise(
             continue
         trial = replace(compare(change.flag, "oversized", report, one), helps=is_enough(report, one))
         trials.setdefault((trial.change, trial.measure), trial)
-        if trial.helps:
+        if trial.helps:  # queues of a fleet that is too large need no remedy
+            verdicts = [verdict for verdict in verdicts if verdict.rule != "overloaded"]
             verdicts.insert(0, describe_oversized(report, one, trial))
             break
+    smaller_untried = tuple(change.flag for change in fewer if change.flag in skipped)
+    if not {"oversized", "overloaded"} & {verdict.rule for verdict in verdicts}:
+        estimated = estimate_oversized(report, smaller_untried, limit_s)
+        verdicts = verdicts if estimated is None else [estimated, *verdicts]
     if not found and not trials and not untried:
         return report
     seconds = time.perf_counter() - started
-    advice = Advice(tuple(verdicts), tuple(trials.values()), seconds, limit_s, untried)
+    advice = Advice(tuple(verdicts), tuple(trials.values()), seconds, limit_s, untried, smaller_untried)
     return replace(report, advice=advice)
 
 
-def lacks_capacity(found: Iterable[Verdict]) -> bool:
-    """Whether a finding excludes a smaller fleet."""
-    return any(verdict.rule in _LACKS_CAPACITY for verdict in found)
+def lacks_capacity(found: Iterable[Verdict], report: Report | None = None) -> bool:
+    """Whether a finding excludes a smaller fleet; queues of a run that meets its goals do not."""
+    rules = {verdict.rule for verdict in found} & _LACKS_CAPACITY
+    if report is not None and report.goodput is not None and report.goodput.ratio >= ENOUGH:
+        rules -= {"overloaded"}
+    return bool(rules)
 
 
 def _advise_on(
@@ -139,7 +152,7 @@ def _advise_on(
 def is_enough(report: Report, smaller: Report) -> bool:
     """Whether a smaller fleet meets the goals, or without goals is about as fast."""
     if report.goodput is not None and smaller.goodput is not None:
-        return smaller.goodput.ratio >= ENOUGH
+        return smaller.goodput.ratio >= ENOUGH and _holds_in_worst_hour(report, smaller)
     return smaller.requests.completed == report.requests.completed and all(
         ours <= 1.05 * theirs
         for ours, theirs in (
@@ -149,8 +162,18 @@ def is_enough(report: Report, smaller: Report) -> bool:
     )
 
 
+def _holds_in_worst_hour(report: Report, smaller: Report) -> bool:
+    """Whether a smaller fleet meets the goals in its worst hour too, if the present one does in its own."""
+    if report.worst_hour is None or smaller.worst_hour is None or report.worst_hour.attainment < ENOUGH:
+        return True
+    return smaller.worst_hour.attainment >= ENOUGH
+
+
 def describe_oversized(report: Report, smaller: Report, trial: Trial) -> Verdict:
     """Build the verdict that a smaller fleet would do."""
     workers, enough = report.columns.num_workers, smaller.columns.num_workers
     would = "one worker would do" if enough == 1 else f"{enough:,} workers would do"
-    return Verdict("oversized", f"Oversized: {would} instead of {workers:,}.", format_remedy(trial, None))
+    remedy = format_remedy(trial, None)
+    if (hour := smaller.worst_hour) is not None:
+        remedy += f" Its worst hour, {hour.describe(smaller.throughput.requests_per_s)}."
+    return Verdict("oversized", f"Oversized: {would} instead of {workers:,}.", remedy)

@@ -28,6 +28,9 @@ def describe_no_verdict(report: Report) -> str:
     elif trials:  # judged by more than the measure of the trials
         text += f" A smaller fleet is not enough (replayed: {', '.join(one.change for one in trials)}): "
         text += "mean E2E or TTFT p99 rises by more than 5 %, or requests are lost."
+    if report.advice is not None and report.advice.smaller_untried:
+        tried = " or ".join(report.advice.smaller_untried)
+        text += f" Whether fewer workers do is not known: there was no time to replay {tried}; replay it yourself."
     return text
 
 

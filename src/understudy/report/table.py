@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from rich.console import Console, ConsoleOptions, RenderResult
 
     from understudy.report.report import Report
+    from understudy.report.verdict import Verdict
 
 # Columns to drop on a narrow terminal, in this order.
 DROPPED_FIRST = ("p75", "p95", "std", "min", "max", "p90")
@@ -54,6 +55,8 @@ class ReportTable:
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         """Render the table of distributions, the summary, and the tiers if there are any."""
+        first = [verdict for verdict in self.report.verdicts if verdict.rule == "machine_late"]
+        yield from map(_format_verdict, first)  # before any number
         yield build_distributions(self.report, options.max_width)
         yield Padding(build_summary(_list_facts(self.report), options.max_width - 2), (0, 1), expand=False)
         if (hour := self.report.worst_hour) is not None:
@@ -69,9 +72,7 @@ class ReportTable:
             yield Padding(build_summary(facts, options.max_width - 2), (0, 1), expand=False)
         if (without := self.report.without_tiers) is not None:
             yield build_comparison(self.report, without, options.max_width)
-        for verdict in self.report.verdicts:
-            text = Text.assemble(("▲ ", "bold red"), (verdict.finding, "bold"), " ", verdict.remedy)
-            yield Padding(text, (0, 1), expand=False)
+        yield from (_format_verdict(verdict) for verdict in self.report.verdicts if verdict not in first)
         if none := describe_no_verdict(self.report):
             mark = ("✓ ", "bold green") if is_calm(self.report) else ("• ", "bold yellow")
             yield Padding(Text.assemble(mark, none), (0, 1), expand=False)
@@ -89,6 +90,11 @@ class ReportTable:
         if self.report.run.digest is not None:
             digest = Text.assemble(("Digest  ", "dim"), self.report.run.digest, overflow="fold")
             yield Padding(digest, (0, 1), expand=False)
+
+
+def _format_verdict(verdict: Verdict) -> Padding:
+    text = Text.assemble(("▲ ", "bold red"), (verdict.finding, "bold"), " ", verdict.remedy)
+    return Padding(text, (0, 1), expand=False)
 
 
 def _format_routing(report: Report) -> str:

@@ -18,6 +18,7 @@ from understudy.report.general_advice import (
 )
 from understudy.report.group_verdicts import group_tail_gone
 from understudy.report.handoff_verdicts import handoff_bottleneck, handoff_failures, handoff_link
+from understudy.report.late_machine import machine_late
 from understudy.report.latency_verdicts import goal_missed, overloaded, steps_too_long
 from understudy.report.text import quantity
 from understudy.report.tier_verdicts import has_shared_tier, link_at_its_limit, tier_hurts, tier_never_read
@@ -159,6 +160,7 @@ def limit_never_reached(report: Report) -> Verdict | None:
 
 
 RULES: tuple[Callable[[Report], Verdict | None], ...] = (
+    machine_late,
     nothing_completed,
     rejected,
     overloaded,
@@ -177,6 +179,7 @@ RULES: tuple[Callable[[Report], Verdict | None], ...] = (
 
 
 HANDOFF_RULES: tuple[Callable[[Report], Verdict | None], ...] = (
+    machine_late,
     nothing_completed,
     rejected,
     overloaded,
