@@ -13,6 +13,8 @@ on, and recorded runs; each of the others is a table of its own:
                   that the fit did not see: other concurrencies, another size of tensor parallelism, GPU or model (long;
                   a word behind it: families that have it in their name)
     --stand-ins   presets without what was measured on a GPU, scored there
+    --speculation FILE [HEAD]
+                  runs with an EAGLE3 head and their measured acceptance; HEAD is its config.json
 """
 
 from __future__ import annotations
@@ -26,6 +28,7 @@ from rich.console import Console
 from measured.fit_set import STRATA, on_the_fit_set
 from measured.left_out import refitted, stand_ins
 from measured.runs import halves, recorded_runs
+from measured.speculation import speculated
 from measured.three_rows import three_rows
 from understudy.calibrate.tables import Table
 
@@ -34,16 +37,23 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--data", type=Path, required=True)
+    parser.add_argument("--data", type=Path, help="needed by all but --speculation")
     parser.add_argument("--runs", action="store_true")
     parser.add_argument("--calibrate", action="store_true")
     parser.add_argument("--only", choices=sorted(set(STRATA.values())), help="of --calibrate: one family")
     parser.add_argument("--halves", action="store_true")
     parser.add_argument("--refit", nargs="?", const="", metavar="FAMILY")
     parser.add_argument("--stand-ins", action="store_true")
+    parser.add_argument("--speculation", nargs="+", metavar=("FILE", "HEAD"))
     args = parser.parse_args()
     console = Console(width=140, highlight=False)
     began = time.process_time()
+    if args.speculation:
+        console.print(speculated(Table.read(Path(args.speculation[0])), *args.speculation[1:2]))
+        print(f"{time.process_time() - began:,.0f} s of CPU")
+        return
+    if args.data is None:
+        parser.error("--data is needed")
     closed, stages = (Table.read(args.data / f"{name}_fit.csv") for name in ("silicon", "blis"))
     runs = args.data / "llmservingsim" / "runs"
     if args.refit is not None:

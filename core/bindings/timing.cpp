@@ -9,6 +9,7 @@
 #include <nanobind/stl/vector.h>
 
 #include "bindings.hpp"
+#include "engine/drafted_timing.hpp"
 #include "engine/interpolated_timing.hpp"
 #include "engine/op_table_timing.hpp"
 #include "engine/physical_timing.hpp"
@@ -104,7 +105,7 @@ using Chunk = std::pair<std::uint32_t, std::uint32_t>;
 
 StepLoad make_load(const std::vector<Chunk>& chunks, std::uint64_t decodes, std::uint64_t context_tokens,
                    std::optional<std::uint64_t> windowed_context, std::uint64_t longest_context,
-                   std::uint64_t rank_tokens) {
+                   std::uint64_t rank_tokens, std::uint64_t drafts, std::uint64_t rank_width) {
   StepLoad load;
   load.mocker.prefill_requests = chunks.size();
   for (const auto& [tokens, history] : chunks) {
@@ -113,13 +114,19 @@ StepLoad make_load(const std::vector<Chunk>& chunks, std::uint64_t decodes, std:
     load.mocker.prefill_input_tokens += std::uint64_t{tokens} + history;
     load.mocker.prefill_cached_tokens += history;
   }
-  load.tokens += decodes;
+  load.tokens += decodes + drafts;
+  load.drafts = drafts;
+  if (decodes > 0) {  // of contexts as long as their mean
+    load.draft_pairs = drafts * context_tokens / decodes;
+    load.window_pairs = drafts * windowed_context.value_or(context_tokens) / decodes;
+  }
   load.requests = chunks.size() + decodes;
   load.decodes = load.mocker.decode_requests = decodes;
   load.context_tokens = load.mocker.decode_context_tokens = context_tokens;
   load.windowed_context = windowed_context.value_or(context_tokens);
   load.longest_context = longest_context;
   load.rank_tokens = rank_tokens;
+  load.rank_width = rank_width;
   return load;
 }
 
@@ -128,12 +135,14 @@ void bind_step_load(nb::module_& m) {
       .def(
           "__init__",
           [](StepLoad* self, const std::vector<Chunk>& chunks, std::uint64_t decodes, std::uint64_t context_tokens,
-             std::optional<std::uint64_t> windowed_context, std::uint64_t longest_context, std::uint64_t rank_tokens) {
-            new (self)
-                StepLoad(make_load(chunks, decodes, context_tokens, windowed_context, longest_context, rank_tokens));
+             std::optional<std::uint64_t> windowed_context, std::uint64_t longest_context, std::uint64_t rank_tokens,
+             std::uint64_t drafts, std::uint64_t rank_width) {
+            new (self) StepLoad(make_load(chunks, decodes, context_tokens, windowed_context, longest_context,
+                                          rank_tokens, drafts, rank_width));
           },
           nb::kw_only(), "chunks"_a = std::vector<Chunk>(), "decodes"_a = 0, "context_tokens"_a = 0,
-          "windowed_context"_a = nb::none(), "longest_context"_a = 0, "rank_tokens"_a = 0)
+          "windowed_context"_a = nb::none(), "longest_context"_a = 0, "rank_tokens"_a = 0, "drafts"_a = 0,
+          "rank_width"_a = 0)
       .def_prop_ro(
           "chunks",
           [](const StepLoad& self) {
@@ -143,12 +152,14 @@ void bind_step_load(nb::module_& m) {
           },
           "(tokens, history) of each request that computes a prompt, or more than its next token.")
       .def_ro("tokens", &StepLoad::tokens, "Tokens computed in the step.")
+      .def_ro("drafts", &StepLoad::drafts, "Draft tokens among them, which the step verifies.")
       .def_ro("requests", &StepLoad::requests, "Sequences of the batch.")
       .def_ro("decodes", &StepLoad::decodes, "Sequences that decode.")
       .def_ro("context_tokens", &StepLoad::context_tokens, "Sum of the lengths of decoding sequences.")
       .def_ro("longest_context", &StepLoad::longest_context, "Longest of these lengths.")
       .def_ro("rank_tokens", &StepLoad::rank_tokens,
-              "Tokens of all data-parallel ranks that step together; 0: unknown.");
+              "Tokens of all data-parallel ranks that step together; 0: unknown.")
+      .def_ro("rank_width", &StepLoad::rank_width, "Tokens to which these ranks are padded; 0: they are not.");
 }
 
 void bind_physical(nb::module_& m) {
@@ -228,6 +239,12 @@ void bind_timing(nb::module_& m) {
   bind_step_load(m);
   bind_physical(m);
   bind_op_tables(m);
+  m.def(
+      "drafted_timing",
+      [](const StepTiming& target, const StepTiming& first, const StepTiming& further, std::uint32_t passes) {
+        return of_model(std::make_shared<DraftedTiming>(target.model, first.model, further.model, passes));
+      },
+      "target"_a, "first"_a, "further"_a, "passes"_a);
   m.def("polynomial_timing", [] { return of_model(std::make_shared<PolynomialTiming>()); });
   m.def(
       "constant_timing",

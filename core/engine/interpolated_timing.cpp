@@ -71,6 +71,11 @@ double InterpolatedTiming::prefill_ms(std::uint64_t requests, std::uint64_t mean
   return std::fmax(0.0, between(prefill_ttft_ms_[at.cell], prefill_ttft_ms_[at.cell + 1], at.part));
 }
 
+double InterpolatedTiming::drafts_ms(std::uint64_t drafts) const {
+  const double per_token = (prefill_ttft_ms_[1] - prefill_ttft_ms_[0]) / (prefill_isl_[1] - prefill_isl_[0]);
+  return std::fmax(0.0, per_token) * static_cast<double>(drafts);
+}
+
 double InterpolatedTiming::decode_ms(std::uint64_t, std::uint64_t context_tokens, std::uint64_t mean_context,
                                      std::uint64_t) const {
   const Position row = locate(decode_active_kv_, static_cast<double>(context_tokens));

@@ -21,6 +21,7 @@ class InterpolatedTiming final : public SplitTiming {
   double prefill_ms(std::uint64_t requests, std::uint64_t mean_input, std::uint64_t mean_cached) const override;
   double decode_ms(std::uint64_t requests, std::uint64_t context_tokens, std::uint64_t mean_context,
                    std::uint64_t capacity_tokens) const override;
+  double drafts_ms(std::uint64_t drafts) const override;  // as of more tokens of a prompt
   double least_decode_ms(std::uint64_t requests, std::uint64_t context_tokens, std::uint64_t mean_context,
                          std::uint64_t capacity_tokens) const override {
     return rises_ ? decode_ms(requests, context_tokens, mean_context, capacity_tokens) : 1.0;

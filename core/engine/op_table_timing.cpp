@@ -77,7 +77,8 @@ OpTableTiming::OpTableTiming(OpTableSet tables) : of_(std::move(tables)) {
 
 double OpTableTiming::step_ms(const StepLoad& load, std::uint64_t, const Speedups& speedups) const {
   const std::uint64_t everybody = load.rank_tokens == 0 ? load.tokens * of_.ranks : load.rank_tokens;
-  return whole_ms(load.tokens, load.requests, everybody, attention_us(load)) / speedups.all;
+  const std::uint64_t tokens = std::max(load.tokens, load.rank_width);
+  return whole_ms(tokens, load.requests + load.drafts, everybody, attention_us(load)) / speedups.all;
 }
 
 double OpTableTiming::decode_step_ms(const DecodeLoad& load, std::uint64_t, const Speedups& speedups) const {
@@ -89,14 +90,14 @@ double OpTableTiming::decode_step_ms(const DecodeLoad& load, std::uint64_t, cons
   return whole_ms(load.requests, load.requests, load.requests * of_.ranks, attention) / speedups.all;
 }
 
-double OpTableTiming::whole_ms(std::uint64_t tokens, std::uint64_t sequences, std::uint64_t rank_tokens,
+double OpTableTiming::whole_ms(std::uint64_t tokens, std::uint64_t rows, std::uint64_t rank_tokens,
                                double attention_us) const {
   const auto graph = std::ranges::lower_bound(of_.captures, tokens);
   const auto wide = static_cast<double>(graph == of_.captures.end() ? tokens : *graph);
   const auto all = static_cast<double>(rank_tokens);
   double layer = of_.layer.us(wide) + attention_us;
   if (of_.experts) layer += of_.experts->us(all);
-  const double kernels = of_.layers * layer + of_.once.us(wide) + of_.head.us(static_cast<double>(sequences));
+  const double kernels = of_.layers * layer + of_.once.us(wide) + of_.head.us(static_cast<double>(rows));
   return kernels * 1e-3 + of_.comm_ms + of_.comm_token_ms * wide + of_.comm_rank_token_ms * all;
 }
 

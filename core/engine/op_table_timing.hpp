@@ -41,7 +41,7 @@ class OpTable {
 struct OpTableSet {
   OpTable layer;                   // by tokens: linear and elementwise kernels of a layer
   OpTable once;                    // by tokens: kernels that run once per step
-  OpTable head;                    // by sequences
+  OpTable head;                    // by rows of the output matrix: sequences, and drafts that are verified
   OpTable prompts;                 // attention of a layer, by new tokens and history
   OpTable decodes;                 // attention by requests and their mean context
   OpTable mixed;                   // attention by all four
@@ -63,9 +63,10 @@ class OpTableTiming final : public TimingModel {
   double step_ms(const StepLoad& load, std::uint64_t capacity_tokens, const Speedups& speedups) const override;
   double decode_step_ms(const DecodeLoad& load, std::uint64_t capacity_tokens, const Speedups& speedups) const override;
   bool wants_longest() const noexcept override { return of_.skew > 0; }
+  std::uint64_t largest_graph() const noexcept override { return of_.captures.empty() ? 0 : of_.captures.back(); }
 
  private:
-  double whole_ms(std::uint64_t tokens, std::uint64_t sequences, std::uint64_t rank_tokens, double attention_us) const;
+  double whole_ms(std::uint64_t tokens, std::uint64_t rows, std::uint64_t rank_tokens, double attention_us) const;
   double attention_us(const StepLoad& load) const;
   double decodes_us(double requests, double mean_context, double longest_context) const;
   // At the mean context, and as far towards the longest as uneven ones were found to go.

@@ -21,6 +21,7 @@ constexpr std::pair<std::string_view, Number> kNumbers[] = {
     {"expert_ms", &StepCoefficients::expert_ms},
     {"local_experts", &StepCoefficients::local_experts},
     {"expert_share", &StepCoefficients::expert_share},
+    {"draft_novelty", &StepCoefficients::draft_novelty},
     {"expert_token_ms", &StepCoefficients::expert_token_ms},
     {"head_ms", &StepCoefficients::head_ms},
     {"head_sequence_ms", &StepCoefficients::head_sequence_ms},
@@ -46,6 +47,9 @@ void check(const StepCoefficients& c) {
     }
   }
   if (c.expert_share > 1) throw Error(ErrorKind::ConfigError, "expert_share must be in [0, 1], got ", c.expert_share);
+  if (c.draft_novelty > 1) {
+    throw Error(ErrorKind::ConfigError, "draft_novelty must be in [0, 1], got ", c.draft_novelty);
+  }
   if (c.ranks < 1) throw Error(ErrorKind::ConfigError, "ranks must be at least 1, got ", c.ranks);
   if (c.mix < 1) throw Error(ErrorKind::ConfigError, "mix must be at least 1, got ", c.mix);
   if (c.softness < 1) throw Error(ErrorKind::ConfigError, "softness must be at least 1, got ", c.softness);
@@ -99,17 +103,17 @@ double PhysicalTiming::step_ms(const StepLoad& load, std::uint64_t capacity_toke
   if (load.only_decodes() && load.rank_tokens == 0) {
     return decode_step_ms(load.as_decodes(), capacity_tokens, speedups);
   }
-  std::uint64_t chunk_tokens = 0;
   double attention = 0;
   double window_attention = 0;
   for (const PrefillChunk& chunk : load.chunks) {
-    chunk_tokens += chunk.tokens;
     attention += attended(chunk, kNoWindow);
     if (of_.window > 0) window_attention += attended(chunk, of_.window);
   }
-  const std::uint64_t drafts = load.tokens - chunk_tokens - load.decodes;
-  double ms = base_ms(load.tokens, load.requests, load.requests + drafts, of_all_ranks(load));
-  const double context = context_ms(load.context_tokens, load.windowed_context);
+  // Other ranks are taken to have as many drafts among their tokens.
+  const std::uint64_t all = of_all_ranks(load);
+  const std::uint64_t drafts = load.tokens == 0 ? 0 : load.drafts * all / load.tokens;
+  double ms = base_ms(std::max(load.tokens, load.rank_width), load.requests, load.requests + load.drafts, all, drafts);
+  const double context = decodes_ms(load);
   if (load.chunks.empty()) return (ms + context) / speedups.all;
   ms += context * of_.mix + of_.attention_ms * attention + of_.window_attention_ms * window_attention + of_.prefill_ms;
   if (load.tokens > of_.floor_above) ms = std::fmax(ms, of_.floor_ms);
@@ -143,7 +147,7 @@ bool PhysicalTiming::covers(const StepLoad& load) const noexcept {
 }
 
 double PhysicalTiming::base_ms(std::uint64_t tokens, std::uint64_t sequences, std::uint64_t rows,
-                               std::uint64_t rank_tokens) const {
+                               std::uint64_t rank_tokens, std::uint64_t drafts) const {
   const auto wide = static_cast<double>(padded(tokens));
   const auto all = static_cast<double>(rank_tokens);
   const double linear = soft(of_.weights_ms, of_.token_ms * wide);
@@ -151,10 +155,19 @@ double PhysicalTiming::base_ms(std::uint64_t tokens, std::uint64_t sequences, st
   const double comm = of_.comm_ms + of_.comm_token_ms * wide + of_.comm_rank_token_ms * all;
   double experts = 0;
   if (of_.local_experts > 0) {
-    const double hit = of_.local_experts * (1 - power(1 - of_.expert_share, rank_tokens));
+    const auto familiar = static_cast<std::uint64_t>((1 - of_.draft_novelty) * static_cast<double>(drafts));
+    const double hit = of_.local_experts * (1 - power(1 - of_.expert_share, rank_tokens - familiar));
     experts = soft(of_.expert_ms * hit, of_.expert_token_ms * all);
   }
   return linear + experts + head + comm + of_.step_ms + of_.sequence_ms * static_cast<double>(sequences);
+}
+
+double PhysicalTiming::decodes_ms(const StepLoad& load) const {
+  const double context = context_ms(load.context_tokens, load.windowed_context);
+  if (load.draft_pairs == 0) return context;
+  const double pairs = of_.attention_ms * static_cast<double>(load.draft_pairs);
+  const double window_pairs = of_.window_attention_ms * static_cast<double>(load.window_pairs);
+  return soft(context, pairs + window_pairs);
 }
 
 double PhysicalTiming::context_ms(std::uint64_t context, std::uint64_t windowed) const {

@@ -17,6 +17,7 @@ struct StepCoefficients {
   double expert_ms = 0;                 // weights of one expert in all layers, read once
   double local_experts = 0;             // experts on the rank
   double expert_share = 0;              // share of the experts that a token is sent to
+  double draft_novelty = 1;             // share of a draft's experts that its request does not read anyway
   double expert_token_ms = 0;           // computing a rank token with them
   double head_ms = 0;                   // the output matrix, read once
   double head_sequence_ms = 0;          // computing the logits of a sequence
@@ -61,6 +62,7 @@ class PhysicalTiming final : public TimingModel {
   double least_ms(const DecodeLoad& load, std::uint64_t mean_context, std::uint64_t capacity_tokens,
                   const Speedups& speedups) const override;
   std::uint64_t window() const noexcept override { return of_.window == 0 ? kNoWindow : of_.window; }
+  std::uint64_t largest_graph() const noexcept override { return of_.floor_above; }
   bool covers(const StepLoad& load) const noexcept override;
   bool covers(const DecodeLoad& load) const noexcept override;
 
@@ -68,8 +70,11 @@ class PhysicalTiming final : public TimingModel {
   std::uint64_t of_all_ranks(const StepLoad& load) const noexcept {
     return load.rank_tokens == 0 ? load.tokens * of_.ranks : load.rank_tokens;
   }
+  // Time of decodes to read their context, and of their drafts to attend to it, which overlap.
+  double decodes_ms(const StepLoad& load) const;
   // Time without attention and prefill overhead, for `tokens` tokens and `rows` rows of the output matrix.
-  double base_ms(std::uint64_t tokens, std::uint64_t sequences, std::uint64_t rows, std::uint64_t rank_tokens) const;
+  double base_ms(std::uint64_t tokens, std::uint64_t sequences, std::uint64_t rows, std::uint64_t rank_tokens,
+                 std::uint64_t drafts = 0) const;
   double context_ms(std::uint64_t context, std::uint64_t windowed) const;
   double soft(double a, double b) const;
   std::uint64_t padded(std::uint64_t tokens) const;

@@ -13,6 +13,8 @@ class SplitTiming : public TimingModel {
   virtual double prefill_ms(std::uint64_t requests, std::uint64_t mean_input, std::uint64_t mean_cached) const = 0;
   virtual double decode_ms(std::uint64_t requests, std::uint64_t context_tokens, std::uint64_t mean_context,
                            std::uint64_t capacity_tokens) const = 0;
+  // Verifying this many drafts, which decode beside their requests.
+  virtual double drafts_ms(std::uint64_t /*drafts*/) const { return 0; }
   virtual double least_decode_ms(std::uint64_t, std::uint64_t, std::uint64_t, std::uint64_t) const { return 0; }
 
   double step_ms(const StepLoad& load, std::uint64_t capacity_tokens, const Speedups& speedups) const final {
@@ -24,9 +26,11 @@ class SplitTiming : public TimingModel {
                        speedups.all);
     }
     if (counted.decode_requests > 0) {
-      ms += decode_step_ms(DecodeLoad{counted.decode_requests, counted.decode_context_tokens, 0}, capacity_tokens,
-                           speedups);
+      const double decoding = decode_ms(counted.decode_requests + load.drafts, counted.decode_context_tokens,
+                                        counted.decode_context_tokens / counted.decode_requests, capacity_tokens);
+      ms += checked_ms(decoding / (speedups.all * speedups.decode));
     }
+    if (load.drafts > 0) ms += checked_ms(drafts_ms(load.drafts) / speedups.all);
     return ms;
   }
   double decode_step_ms(const DecodeLoad& load, std::uint64_t capacity_tokens, const Speedups& speedups) const final {
@@ -48,8 +52,10 @@ class PolynomialTiming final : public SplitTiming {
  public:
   double prefill_ms(std::uint64_t requests, std::uint64_t mean_input, std::uint64_t mean_cached) const override {
     const double t = static_cast<double>(requests * (mean_input - mean_cached));
-    return t == 0 ? 0 : 4.209989e-7 * t * t + 1.518344e-2 * t + 16.50142;
+    return t == 0 ? 0 : 4.209989e-7 * t * t + kTokenMs * t + 16.50142;
   }
+  // A draft takes as long as another token of a prompt.
+  double drafts_ms(std::uint64_t drafts) const override { return kTokenMs * static_cast<double>(drafts); }
   double decode_ms(std::uint64_t, std::uint64_t context_tokens, std::uint64_t,
                    std::uint64_t capacity_tokens) const override {
     const double u = capacity_tokens == 0
@@ -72,6 +78,9 @@ class PolynomialTiming final : public SplitTiming {
                          std::uint64_t capacity_tokens) const override {
     return decode_ms(requests, context_tokens, mean_context, capacity_tokens);
   }
+
+ private:
+  static constexpr double kTokenMs = 1.518344e-2;
 };
 
 class ConstantTiming final : public SplitTiming {

@@ -37,10 +37,14 @@ struct StepLoad {
   std::uint64_t tokens = 0;            // computed by all
   std::uint64_t requests = 0;          // sequences of the batch
   std::uint64_t decodes = 0;           // requests that decode
+  std::uint64_t drafts = 0;            // draft tokens among `tokens`, which the step verifies
+  std::uint64_t draft_pairs = 0;       // drafts of decoding requests with a token that each attends to
+  std::uint64_t window_pairs = 0;      // the same with no length counted past the model's window
   std::uint64_t context_tokens = 0;    // exact sum of their lengths
   std::uint64_t windowed_context = 0;  // the same with no length counted past the model's window
   std::uint64_t longest_context = 0;
   std::uint64_t rank_tokens = 0;  // tokens of all data-parallel ranks that step together; 0: unknown
+  std::uint64_t rank_width = 0;   // tokens to which the ranks are padded; 0: they are not
   std::vector<PrefillChunk> chunks;
 
   static StepLoad of(const DecodeLoad& decodes) {
@@ -67,11 +71,13 @@ struct StepLoad {
     *this = {};
     chunks = std::move(kept);
   }
-  void add_decode(std::uint64_t context, std::uint64_t window) noexcept {
+  void add_decode(std::uint64_t context, std::uint64_t window, std::uint64_t num_drafts = 0) noexcept {
     ++decodes;
     context_tokens += context;
     windowed_context += std::min(context, window);
     longest_context = std::max(longest_context, context);
+    draft_pairs += num_drafts * context;
+    window_pairs += num_drafts * std::min(context, window);
   }
   bool only_decodes() const noexcept { return chunks.empty() && tokens == decodes; }
   DecodeLoad as_decodes() const noexcept { return {decodes, context_tokens, windowed_context, longest_context}; }

@@ -56,6 +56,8 @@ class TimingModel {
   virtual bool wants_longest() const noexcept { return false; }
   // Whether decoding has a time of its own within a step, which settings can change.
   virtual bool times_decoding_apart() const noexcept { return false; }
+  // Most tokens of a step that runs in a captured graph: vLLM's default where the model does not know better.
+  virtual std::uint64_t largest_graph() const noexcept { return 512; }
   // Whether the model's data covers such steps. A load below a covered one is covered.
   virtual bool covers(const StepLoad&) const noexcept { return true; }
   virtual bool covers(const DecodeLoad&) const noexcept { return true; }

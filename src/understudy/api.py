@@ -211,7 +211,7 @@ def replay(
         *run.notes,
         *placed,
         *_note_generic_times(tiers, engine, timing),
-        *(note for one in engines for note in one.notes()),
+        *(note for one in engines for note in one.notes(own_times=timing is not None)),
     )
     facts = replace(
         run.facts,

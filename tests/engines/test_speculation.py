@@ -104,7 +104,7 @@ def test_every_accepted_draft_saves_a_step_and_the_first_token_comes_alone() -> 
 
 
 def test_rejected_drafts_are_wasted_and_change_nothing_but_the_budget() -> None:
-    timeline = play(single_turns([20], 7), mtp(rates=(0.0,))).timeline
+    timeline = play(single_turns([20], 7), mtp(rates=(0.0, 0.0))).timeline
     assert timeline.steps == 7
     assert (timeline.draft_rounds, timeline.drafted_tokens, timeline.accepted_tokens) == (6, 12, 0)
 
@@ -126,7 +126,7 @@ def test_a_trace_says_how_many_drafts_are_accepted(tmp_path: Path) -> None:
     workload = read_mooncake(path)
     write_mooncake(workload, tmp_path / "again.jsonl")
     assert read_mooncake(tmp_path / "again.jsonl").digest == workload.digest
-    timeline = play(workload.head(1), mtp(rates=(0.0,))).timeline
+    timeline = play(workload.head(1), mtp(rates=(0.0, 0.0))).timeline
     # Outputs 1 (accepts 1), 3 (1), 5 (1): three rounds of two drafts.
     assert (timeline.draft_rounds, timeline.drafted_tokens, timeline.accepted_tokens) == (3, 6, 3)
 
@@ -154,7 +154,7 @@ def test_a_budget_of_one_schedules_no_draft() -> None:
     [
         ({"num_speculative_tokens": 0}, "num_speculative_tokens must be from 1 to 1,024, got 0"),
         ({"accept_rates": (0.5, 1.5)}, r"accept_rates\[1\] must be in \[0, 1\], got 1.5"),
-        ({"accept_rates": (-0.1,)}, r"accept_rates\[0\] must be in \[0, 1\]"),
+        ({"accept_rates": (-0.1, 0.0)}, r"accept_rates\[0\] must be in \[0, 1\]"),
         ({"seed": -1}, "seed must be in 0"),
     ],
 )

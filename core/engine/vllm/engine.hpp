@@ -45,6 +45,12 @@ namespace understudy {
 
 class FastForward;
 
+// Ranks that step together: the tokens of all, and those to which each is padded (0: none is).
+struct RankLoad {
+  std::uint64_t tokens;
+  std::uint64_t width;
+};
+
 // Step-exact with the real scheduler of the configured version. Synchronously a step is begin_step (schedules;
 // admissions are visible at once) and end_step (tokens are visible). Asynchronously there are two batches: when one
 // begins, the next is scheduled behind it, so a request submitted while batch s runs is first computed in batch s + 2.
@@ -143,7 +149,8 @@ class VllmEngine final : public Engine, private DecodeHost {
   // For ranks that step together: the tokens that the open step computes; and its new end, once the tokens of all ranks
   // are known.
   std::uint64_t step_tokens() const noexcept { return open_load().tokens; }
-  std::int64_t retime_step(std::uint64_t rank_tokens);
+  std::int64_t retime_step(const RankLoad& ranks);
+  std::uint64_t largest_graph() const noexcept { return timing_.model->largest_graph(); }
   bool in_step() const noexcept { return clock_.in_step; }
   std::int64_t now_ns() const noexcept {
     return clock_.now_ns;

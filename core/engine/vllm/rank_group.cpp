@@ -70,18 +70,29 @@ const Effects& RankGroup::cancel(RequestId id, std::int64_t now_ns) {
 const Effects& RankGroup::begin_step(std::int64_t now_ns) {
   if (in_step()) throw Error(ErrorKind::WrongState, "begin_step before the step in progress has ended");
   effects_.clear();
-  std::uint64_t tokens = 0;
   for (const std::size_t rank : order_) {
-    if (ranks_[rank]->idle()) continue;
-    add(ranks_[rank]->begin_step(now_ns));
-    if (ranks_[rank]->in_step()) tokens = std::max(tokens, ranks_[rank]->step_tokens());
+    if (!ranks_[rank]->idle()) add(ranks_[rank]->begin_step(now_ns));
   }
+  const RankLoad load = rank_load();
   end_ns_ = now_ns;
   for (const std::size_t rank : order_) {
     if (!ranks_[rank]->in_step()) continue;
-    end_ns_ = std::max(end_ns_, now_ns + ranks_[rank]->retime_step(tokens * ranks_.size()));
+    end_ns_ = std::max(end_ns_, now_ns + ranks_[rank]->retime_step(load));
   }
   return return_effects();
+}
+
+RankLoad RankGroup::rank_load() const {
+  std::uint64_t sum = 0;
+  std::uint64_t largest = 0;
+  for (const auto& rank : ranks_) {
+    const std::uint64_t idle = 1 + rank->config().speculation.tokens;
+    const std::uint64_t tokens = rank->in_step() ? rank->step_tokens() : 0;
+    sum += std::max(tokens, idle);
+    largest = std::max(largest, tokens);
+  }
+  if (largest > ranks_.front()->largest_graph()) return {sum, 0};
+  return {largest * ranks_.size(), largest};
 }
 
 const Effects& RankGroup::end_step(std::int64_t now_ns) {

@@ -11,8 +11,9 @@
 
 namespace understudy {
 
-// A request names its rank (RequestSpec::rank). The experts of a step see the tokens of all ranks, each padded to the
-// largest, as in vLLM; every rank takes as long as the slowest.
+// A request names its rank (RequestSpec::rank). The experts of a step see the tokens of all ranks, and every rank takes
+// as long as the slowest. As in vLLM (v1/worker/dp_utils.py), ranks are padded to the largest of them if all fit a
+// captured graph; a rank without work computes an empty decode.
 class RankGroup final : public Engine {
  public:
   explicit RankGroup(std::vector<std::unique_ptr<VllmEngine>> ranks);
@@ -35,6 +36,7 @@ class RankGroup final : public Engine {
 
  private:
   bool in_step() const;
+  RankLoad rank_load() const;
   void add(const Effects& effects);
   const Effects& return_effects();
 

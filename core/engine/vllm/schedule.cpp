@@ -218,10 +218,11 @@ void VllmEngine::measure() {
     }
     ++load_.requests;
     load_.tokens += turn.tokens;
+    load_.drafts += turn.drafts;
     if (request.computed < prompt || turn.tokens > 1 + turn.drafts) {
       load_.chunks.push_back({turn.tokens, request.computed});
     } else {
-      load_.add_decode(request.computed + turn.tokens, window);
+      load_.add_decode(request.computed + turn.tokens, window, turn.drafts);
     }
   }
 }

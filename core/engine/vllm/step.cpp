@@ -173,10 +173,11 @@ void VllmEngine::open_step(std::int64_t now_ns, const StepLoad& load, std::int64
   if (observer_) observer_(*this, false);
 }
 
-std::int64_t VllmEngine::retime_step(std::uint64_t rank_tokens) {
+std::int64_t VllmEngine::retime_step(const RankLoad& ranks) {
   StepLoad& load = config_.async_scheduling ? open_.load : load_;
   const std::int64_t alone_ns = timing_.duration_ns(load, capacity_tokens_);
-  load.rank_tokens = rank_tokens;
+  load.rank_tokens = ranks.tokens;
+  load.rank_width = ranks.width;
   const std::int64_t later_ns = timing_.duration_ns(load, capacity_tokens_) - alone_ns;
   count_time(load, later_ns);
   clock_.now_ns += later_ns;

@@ -46,6 +46,7 @@ StepEntry VllmEngine::entry_of(const Scheduled& turn) const {
   StepLoad load;
   load.requests = 1;
   load.tokens = turn.tokens;
+  load.drafts = turn.drafts;
   if (turn.before < prompt) load.mocker = {1, std::min(turn.before + turn.tokens, prompt), turn.before, 0, 0};
   if (turn.samples && emits && (turn.before >= prompt || timing_.charges_first_token)) {
     load.mocker.decode_requests = 1;
@@ -53,7 +54,7 @@ StepEntry VllmEngine::entry_of(const Scheduled& turn) const {
   }
   const bool decodes = turn.before >= prompt && turn.tokens <= 1 + turn.drafts;
   if (decodes) {
-    load.add_decode(turn.before + turn.tokens, timing_.model->window());
+    load.add_decode(turn.before + turn.tokens, timing_.model->window(), turn.drafts);
   } else {
     load.chunks.push_back({turn.tokens, turn.before});
   }

@@ -13,7 +13,7 @@ from understudy.engines.profiles import NEWEST
 from understudy.engines.vllm_config import VllmConfig
 from understudy.errors import InvalidArgument
 from understudy.timing.capacity import kv_blocks
-from understudy.timing.physical import Physical
+from understudy.timing.physical import Basis, Physical
 from understudy.timing.presets import Preset, preset
 
 if TYPE_CHECKING:
@@ -68,7 +68,10 @@ class Experiment(msgspec.Struct, frozen=True, kw_only=True):
 
     def outcomes(self, efficiencies: Efficiencies) -> list[Outcome]:
         """Replay each load with these efficiencies."""
-        timing = Physical(coefficients=self.deployment.coefficients(efficiencies))
+        timing = Physical(
+            coefficients=self.deployment.coefficients(efficiencies),
+            basis=Basis(deployment=self.deployment, efficiencies=efficiencies),
+        )
         engine = msgspec.structs.replace(self.engine, timing=timing)
         return [
             simulate(

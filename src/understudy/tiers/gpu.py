@@ -21,9 +21,10 @@ from understudy.timing.capacity import (
     usable_bytes,
 )
 from understudy.timing.deployment import Deployment, Parallelism
+from understudy.timing.drafter import Drafter  # noqa: TC001  (annotations of a public class)
 from understudy.timing.fitted_for import check_fitted_for, facts_of
 from understudy.timing.gpus import Gpu, find_gpu, sheet_gpu
-from understudy.timing.physical import Origin, Physical
+from understudy.timing.physical import Basis, Origin, Physical
 from understudy.timing.presets import preset
 from understudy.timing.sources import Aiconfigurator, MeasuredKernels
 
@@ -145,6 +146,7 @@ class GpuSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
             coefficients=deployed.coefficients(found.efficiencies),
             origin=Origin(source="preset" if self.name is not None else "data sheet", detail=detail),
             front_end_ms=front_end_ms,
+            basis=Basis(deployment=deployed, efficiencies=found.efficiencies),
         )
 
     def check_timing(self, timing: object, model: str | None, kv_dtype: str | None) -> None:
@@ -188,6 +190,7 @@ class GpuSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
         *,
         step_tokens: int | None = None,
         sequences: int | None = None,
+        drafter: Drafter | None = None,
     ) -> Blocks:
         """Estimate the KV blocks of a worker with `model`. ConfigError names the field."""
         if model is None:
@@ -215,6 +218,7 @@ class GpuSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
             memory_bytes=None if self.memory is None else parse_bytes("gpu.memory", self.memory),
             weight_bytes=None if self.weights is None else parse_bytes("gpu.weights", self.weights),
             overhead_bytes=None if self.overhead is None else parse_bytes("gpu.overhead", self.overhead),
+            drafter=drafter,
         )
         return Blocks(blocks, round(blocks * BLOCKS_PLUS_MINUS))
 
@@ -226,6 +230,7 @@ class GpuSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
         max_model_len: int,
         step_tokens: int | None = None,
         sequences: int | None = None,
+        drafter: Drafter | None = None,
         **settings: Any,
     ) -> GroupPlan:
         """Plan the KV cache groups of `model` in the memory that its weights leave, as vLLM does.
@@ -234,7 +239,9 @@ class GpuSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
         """
         return groups_of_model(
             model,
-            memory_bytes=self.kv_memory(model, kv_dtype, step_tokens=step_tokens, sequences=sequences),
+            memory_bytes=self.kv_memory(
+                model, kv_dtype, step_tokens=step_tokens, sequences=sequences, drafter=drafter
+            ),
             max_model_len=max_model_len,
             max_num_batched_tokens=8192 if step_tokens is None else step_tokens,
             kv_dtype=kv_dtype,
@@ -250,8 +257,9 @@ class GpuSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
         *,
         step_tokens: int | None = None,
         sequences: int | None = None,
+        drafter: Drafter | None = None,
     ) -> int:
-        """Estimate the bytes of one GPU that are left for the KV cache.
+        """Estimate the bytes of one GPU that are left for the KV cache of the model; a drafter has its share.
 
         A model whose step times are not known (MLA, states) needs `weights`. ConfigError names the field.
         """
@@ -284,10 +292,14 @@ class GpuSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
             memory_bytes=sizes["memory"],
             weight_bytes=sizes["weights"],
             overhead_bytes=sizes["overhead"],
+            drafter=drafter,
         )
         if found.free < 1:
             raise does_not_fit(deployed, found)
-        return found.free
+        if drafter is None:
+            return found.free
+        own = deployed.kv_bytes_per_token
+        return int(found.free * own / (own + drafter.kv_bytes_per_token(deployed)))
 
     def _known_deployment(self, model: str, kv_dtype: str | None) -> Deployment | None:
         """Return the deployment; None if only its weights and memory are known."""

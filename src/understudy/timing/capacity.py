@@ -8,6 +8,7 @@ from understudy.errors import ConfigError
 
 if TYPE_CHECKING:
     from understudy.timing.deployment import Deployment
+    from understudy.timing.drafter import Drafter
 
 BLOCKS_PLUS_MINUS = 0.08
 """Relative uncertainty of the estimate."""
@@ -44,9 +45,11 @@ def kv_memory(
     memory_bytes: float | None = None,
     weight_bytes: float | None = None,
     overhead_bytes: float | None = None,
+    drafter: Drafter | None = None,
 ) -> KvMemory:
     """Estimate the memory of a GPU that weights, activations of the largest step and graphs leave.
 
+    The weights are those of the model and of its drafter.
     `memory_bytes`, `weight_bytes` (of the whole model) and `overhead_bytes` (all but weights) override the GPU's
     memory, the architecture's size and the estimate.
     """
@@ -57,6 +60,7 @@ def kv_memory(
     memory = deployment.gpu.memory_gb * 1e9 if memory_bytes is None else memory_bytes
     usable = usable_bytes(memory, gpu_memory_utilization)
     weights = deployment.weight_bytes_per_gpu if weight_bytes is None else weight_bytes / tp
+    weights += 0 if drafter is None else drafter.weight_bytes_per_gpu(deployment)
     spent = weights + (activations + logits + _FIXED_BYTES if overhead_bytes is None else overhead_bytes)
     return KvMemory(usable, spent)
 
@@ -71,6 +75,7 @@ def kv_blocks(
     memory_bytes: float | None = None,
     weight_bytes: float | None = None,
     overhead_bytes: float | None = None,
+    drafter: Drafter | None = None,
 ) -> int:
     """Estimate the usable blocks of one worker with one KV cache group, from `kv_memory`.
 
@@ -85,6 +90,7 @@ def kv_blocks(
         memory_bytes=memory_bytes,
         weight_bytes=weight_bytes,
         overhead_bytes=overhead_bytes,
+        drafter=drafter,
     )
     block = block_size * deployment.kv_bytes_per_token
     if 0 < model.window_layers < model.num_layers:
@@ -96,6 +102,7 @@ def kv_blocks(
             / model.num_layers
         )
         block = block * (model.num_layers - model.window_layers) // model.num_layers
+    block += 0 if drafter is None else block_size * drafter.kv_bytes_per_token(deployment)
     blocks = int((usable - spent) // block) - 1  # one is reserved
     if blocks < 1:
         raise does_not_fit(deployment, KvMemory(usable, spent))

@@ -9,6 +9,7 @@ import msgspec
 from understudy.errors import ConfigError
 from understudy.timing.coefficients import StepCoefficients  # noqa: TC001 (msgspec reads it)
 from understudy.timing.deployment import Deployment  # noqa: TC001 (the same)
+from understudy.timing.efficiencies import Efficiencies  # noqa: TC001 (the same)
 
 if TYPE_CHECKING:
     from understudy._core import StepTiming
@@ -59,6 +60,13 @@ class Domain(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     prompt_tokens: int | None = None
 
 
+class Basis(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Deployment and efficiencies that step times were computed from, for the times of a drafter."""
+
+    deployment: Deployment
+    efficiencies: Efficiencies
+
+
 class Physical(
     msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag_field="kind", tag="physical"
 ):
@@ -71,6 +79,9 @@ class Physical(
     """Time of a request outside the engine until its first token: 60 % before the engine, 40 % after."""
     fitted_for: Deployment | None = None
     """Deployment that the times were fitted to; settings of another deployment are rejected."""
+
+    basis: Basis | None = None
+    """Origin of the coefficients; None: a drafter cannot be timed."""
 
     def __post_init__(self) -> None:
         if not 0 <= self.front_end_ms < float("inf"):

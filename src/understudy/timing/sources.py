@@ -13,7 +13,8 @@ from understudy.timing.aiconfigurator import AiconfiguratorSteps, aiconfigurator
 from understudy.timing.deployment import Deployment  # noqa: TC001  (msgspec reads the annotations)
 from understudy.timing.efficiencies import Efficiencies  # noqa: TC001  (the same)
 from understudy.timing.op_tables import OpTables
-from understudy.timing.physical import Origin
+from understudy.timing.physical import Basis, Origin
+from understudy.timing.presets import preset
 from understudy.timing.recorded.record import Record
 
 if TYPE_CHECKING:
@@ -37,6 +38,11 @@ class MeasuredKernels(_Measured, frozen=True, kw_only=True, tag="op_tables"):
     """Efficiencies for the communication between GPUs, which the tables lack."""
     extrapolate: bool = False
 
+    @property
+    def basis(self) -> Basis:
+        """Deployment and efficiencies, for the times of a drafter, which the tables lack."""
+        return Basis(deployment=self.deployment, efficiencies=self.efficiencies)
+
     def describe_origin(self) -> str:
         """Describe the source of the times."""
         ends = ", extrapolated past their ends" if self.extrapolate else ""
@@ -53,6 +59,13 @@ class Aiconfigurator(_Measured, frozen=True, kw_only=True, tag="aiconfigurator")
     """Timing model of AIConfigurator's kernel database, called once per step."""
 
     deployment: Deployment
+
+    @property
+    def basis(self) -> Basis:
+        """Deployment and the preset's efficiencies, for the times of a drafter."""
+        own = self.deployment
+        found = preset(own.model, own.gpu, own.weights, own.kv)
+        return Basis(deployment=own, efficiencies=found.efficiencies)
 
     def describe_origin(self) -> str:
         """Describe the source of the times."""

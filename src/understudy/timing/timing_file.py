@@ -12,7 +12,7 @@ from understudy.timing.architecture import Architecture  # noqa: TC001  (msgspec
 from understudy.timing.deployment import Deployment, Parallelism
 from understudy.timing.efficiencies import Efficiencies  # noqa: TC001  (the same)
 from understudy.timing.gpus import Gpu  # noqa: TC001  (the same)
-from understudy.timing.physical import Domain, Origin, Physical, Residuals
+from understudy.timing.physical import Basis, Domain, Origin, Physical, Residuals
 from understudy.yaml_text import read_yaml
 
 if TYPE_CHECKING:
@@ -127,6 +127,7 @@ class TimingFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
             domain=self.domain,
             front_end_ms=self.efficiencies.front_end_ms,
             fitted_for=self.deployment,
+            basis=Basis(deployment=self.deployment, efficiencies=self.efficiencies),
         )
 
     def setting(self) -> dict[str, Any]:

@@ -240,7 +240,7 @@ def settings_of(
         given["max_model_len"] = fit_model_len(engine, given["max_model_len"])
         engine = msgspec.structs.replace(engine, max_model_len=given["max_model_len"])
     given["engine"] = engine
-    given["notes"] = built.notes
+    given["notes"] = (*built.notes, *engine.notes())
     given["handoff"] = read_handoff(values, given["model"])
     if (within := given["engine"].tiers).tiers:
         given["tiers"] = offload_below(within.describe(), given.get("tiers"), given["model"])
