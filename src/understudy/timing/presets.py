@@ -297,7 +297,7 @@ EXPERTS: dict[tuple[str, str, str], _Experts] = {
         read=0.925,
         compute=0.45,
         origin="op tables, and a recorded run on two ranks, of",
-        others={"layer_us": 50.0, "routing_ns": 90.0, "link": 0.4, "link_latency_us": 44.0},
+        others={"layer_us": 65.0, "routing_ns": 130.0, "link": 0.3, "link_latency_us": 44.0},
     ),
     ("Mixtral-8x7B", "bf16", "H100"): _Experts(
         read=0.906,
