@@ -177,3 +177,35 @@ def test_a_sweep_does_not_choose_an_engine_by_times_of_the_other(tmp_path: Any, 
     assert note.startswith("engines are not comparable: the times of SGLang")
     constants = "engine.timing={kind: constant, prefill_ms: 10, decode_ms: 5}"  # the user's own, for both
     assert main([*argv, "--set", constants]) == 0
+
+
+def test_a_difference_of_runs_says_whether_it_is_above_the_noise(tmp_path: Any, capsys: Any) -> None:
+    trace, saved = tmp_path / "trace.jsonl", tmp_path / "diff.json"
+    write_mooncake(make_load(7), trace)
+    runs = {"one": ("1", "40"), "other": ("2", "40"), "slow": ("1", "48")}
+    for name, (seed, prefill_ms) in runs.items():
+        timing = f"engine.timing={{kind: constant, prefill_ms: {prefill_ms}, decode_ms: 10}}"
+        flags = [
+            "--workers",
+            "3",
+            "--routing",
+            "random",
+            "--seed",
+            seed,
+            "--set",
+            timing,
+            "--quiet",
+            "--no-advice",
+        ]
+        assert main(["replay", str(trace), *flags, "--save-run", str(tmp_path / f"{name}.npz")]) == 0
+    for name, is_clear in (("other", False), ("slow", True)):
+        paths = [str(tmp_path / "one.npz"), str(tmp_path / f"{name}.npz")]
+        assert main(["diff", *paths]) == 0
+        assert ("no difference above the noise" in capsys.readouterr().out) != is_clear
+        assert main(["diff", *paths, "--json", str(saved)]) == 0
+        capsys.readouterr()
+        found = json.loads(saved.read_text())
+        change = (found["latency_ns"]["b"] - found["latency_ns"]["a"]) / found["ended"]["both"] / 1e6
+        assert found["mean_change"]["mean_ms"] == pytest.approx(change)
+        assert found["mean_change"]["low_ms"] < change < found["mean_change"]["high_ms"]
+        assert found["mean_change"]["above_noise"] == is_clear

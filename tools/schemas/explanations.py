@@ -118,6 +118,18 @@ def describe_diff() -> Schema:
             "first_difference": {"anyOf": [first, {"type": "null"}]},
             "ended": describe_object("ended requests", {"a": COUNT, "b": COUNT, "both": COUNT}),
             "latency_ns": both(COUNT),
+            "mean_change": {
+                "oneOf": [
+                    describe_object(
+                        "mean change of latencies",
+                        {
+                            **dict.fromkeys(("mean_ms", "low_ms", "high_ms", "confidence"), NUMBER),
+                            "above_noise": {"type": "boolean"},
+                        },
+                    ),
+                    {"type": "null"},
+                ]
+            },
             "changed": COUNT,
             "causes": describe_object("causes", {"requests": COUNT, "change_ns": INTEGER, "parts": parts}),
             "requests": list_of(request),

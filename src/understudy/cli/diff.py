@@ -98,6 +98,13 @@ def _print(compared: dict[str, Any], console: Console) -> None:
         f"{ms(total['a'])} → {ms(total['b'])}",
         soft_wrap=True,
     )
+    if (mean := compared["mean_change"]) is not None:
+        verdict = "" if mean["above_noise"] else ": no difference above the noise"
+        console.print(
+            f"mean change {mean['mean_ms']:+,.3f} ms a request [{mean['low_ms']:+,.3f} to {mean['high_ms']:+,.3f} ms "
+            f"at {100 * mean['confidence']:g} % confidence]{verdict}",
+            soft_wrap=True,
+        )
     causes = compared["causes"]
     if causes["parts"]:
         console.print(f"by cause, over the {causes['requests']:,} that changed most:")

@@ -8,6 +8,8 @@ import numpy as np
 
 from understudy.errors import InvalidArgument
 from understudy.explain.waterfall import PARTS, Waterfalls
+from understudy.report.groups import divide_sessions
+from understudy.report.noise import CONFIDENCE, estimate_mean
 from understudy.run.step_columns import EventKind
 
 if TYPE_CHECKING:
@@ -66,6 +68,7 @@ def compare_runs(a: SavedRun, b: SavedRun, most: int = 20) -> dict[str, Any]:
         "first_difference": find_first_difference(a, b),
         "ended": {"a": int((before >= 0).sum()), "b": int((after >= 0).sum()), "both": len(both)},
         "latency_ns": {"a": int(before[both].sum()), "b": int(after[both].sum())},
+        "mean_change": _estimate_change(a, both, change),
         "changed": len(order),
         "causes": {
             "requests": len(split),
@@ -74,6 +77,24 @@ def compare_runs(a: SavedRun, b: SavedRun, most: int = 20) -> dict[str, Any]:
         },
         "requests": requests,
         "part_names": PARTS,
+    }
+
+
+def _estimate_change(a: SavedRun, both: NDArray[np.intp], change: NDArray[np.int64]) -> dict[str, Any] | None:
+    """Return the mean change of latencies with its confidence interval over sessions; None for few sessions."""
+    sessions = a.requests.get("session")
+    if sessions is None or not len(both):  # files of earlier versions have no sessions
+        return None
+    interval = estimate_mean(divide_sessions(sessions)[both], change / 1e6)
+    if interval is None:
+        return None
+    low, high = interval
+    return {
+        "mean_ms": float(change.mean()) / 1e6,
+        "low_ms": low,
+        "high_ms": high,
+        "confidence": CONFIDENCE,
+        "above_noise": not low <= 0 <= high,
     }
 
 

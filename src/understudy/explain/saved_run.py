@@ -88,7 +88,7 @@ class SavedRun:
         cls, timeline: Timeline, steps: StepColumns, facts: RunFacts, decisions: Decisions | Choices | None
     ) -> SavedRun:
         """Combine the results of a replay that recorded its steps."""
-        requests = {name: getattr(timeline, name) for name in REQUEST_COLUMNS}
+        requests = {name: getattr(timeline, name) for name in (*REQUEST_COLUMNS, "session")}
         links = []
         if timeline.tiers is not None:
             for number, tokens in enumerate(timeline.tiers.below_tokens_first, 2):

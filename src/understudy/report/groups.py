@@ -43,7 +43,7 @@ class Groups(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     @classmethod
     def of(cls, timeline: Timeline, slo: Slo | None) -> Groups:
         """Sum the requests of a timeline."""
-        group = _divide(timeline)
+        group = divide_sessions(timeline.session)
         count = int(group.max(initial=-1)) + 1
         done = timeline.completed
         with_token = done & (timeline.output_tokens > 0)
@@ -82,9 +82,9 @@ class Groups(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         return found
 
 
-def _divide(timeline: Timeline) -> NDArray[np.int64]:
+def divide_sessions(sessions: NDArray[Any]) -> NDArray[np.int64]:
     """Return the group of each request: whole sessions, in the order of their first rows."""
-    _, first, session = np.unique(timeline.session, return_index=True, return_inverse=True)
+    _, first, session = np.unique(sessions, return_index=True, return_inverse=True)
     rank = np.empty(len(first), np.int64)
     rank[np.argsort(first, kind="stable")] = np.arange(len(first))
     order = rank[session]

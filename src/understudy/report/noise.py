@@ -97,6 +97,17 @@ def estimate_share(groups: Groups, measure: Measure) -> tuple[float, float] | No
     return max(low, 0.0), min(high, 1.0)
 
 
+def estimate_mean(group: NDArray[np.int64], values: Vector) -> tuple[float, float] | None:
+    """Return the confidence interval of the mean of `values`, each in its group; None for too few groups."""
+    below = np.bincount(group).astype(np.float64)
+    below = below[below > 0]
+    if len(below) < FEWEST_GROUPS:
+        return None
+    above = np.bincount(np.unique(group, return_inverse=True)[1], values)
+    counts = draw_groups(len(below))
+    return _bound(counts @ above / (counts @ below), float(values.mean()), len(below), 1)
+
+
 @cache
 def draw_groups(groups: int) -> Vector:
     """Return how often each group is drawn, by resample: always the same draws."""

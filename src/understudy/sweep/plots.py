@@ -30,7 +30,7 @@ _MAX_TICKS = 10
 def plot_front(sweep: Sweep, answer: Answer, trials: Sequence[Trial], reports: Mapping[Point, str]) -> Card:
     """Plot every trial by cost and requests in time, with the front and the goal; markers link to reports."""
     costs = np.array([trial.cost for trial in trials])
-    good = np.array([100 * trial.good for trial in trials])
+    good = np.array([100 * trial.judged for trial in trials])
     x = (
         Scale.logarithmic(float(costs.min()), float(costs.max()), FULL.x)
         if costs.max() / costs.min() > LOG_FROM_RATIO
@@ -41,15 +41,15 @@ def plot_front(sweep: Sweep, answer: Answer, trials: Sequence[Trial], reports: M
     plot.dots(costs, good, "s3 few")
     front = sorted(answer.front, key=lambda trial: trial.cost)
     plot.line(
-        np.array([trial.cost for trial in front]), np.array([100 * trial.good for trial in front]), "s1"
+        np.array([trial.cost for trial in front]), np.array([100 * trial.judged for trial in front]), "s1"
     )
     plot.rule(100 * sweep.goal, f"goal {100 * sweep.goal:g} %", "s4", at_left=True)
     for trial in front:
-        plot.marker(trial.cost, 100 * trial.good, "s2" if trial is answer.best else "s1")
+        plot.marker(trial.cost, 100 * trial.judged, "s2" if trial is answer.best else "s1")
         if trial.point in reports:
             plot.marks[-1] = f'<a href="{escape(reports[trial.point])}">{plot.marks[-1]}</a>'
     labels = [
-        f"{describe_fleet(sweep, trial)}: {trial.good:.2%}, {format_flags(trial.flags)}" for trial in trials
+        f"{describe_fleet(sweep, trial)}: {trial.judged:.2%}, {format_flags(trial.flags)}" for trial in trials
     ]
     plot.on_hover_dots(costs, good, labels)
     unit = "$ per hour" if sweep.has_prices else "GPUs"
@@ -66,7 +66,7 @@ def plot_coordinates(sweep: Sweep, answer: Answer, trials: Sequence[Trial]) -> C
     places = np.linspace(left, right, len(axes))
     heights = np.array([bottom - (bottom - top) * axis.heights for axis in axes])
     parts = []
-    order = sorted(range(len(trials)), key=lambda at: (trials[at] is answer.best, trials[at].good))
+    order = sorted(range(len(trials)), key=lambda at: (trials[at] is answer.best, trials[at].judged))
     for at in order:
         meets = trials[at].judged >= sweep.goal
         style = "chosen s2" if trials[at] is answer.best else f"many {'s4' if meets else 'base'}"
@@ -87,7 +87,7 @@ def plot_coordinates(sweep: Sweep, answer: Answer, trials: Sequence[Trial]) -> C
     hover = {
         "px": [number(float(places[-1]))] * len(trials),
         "py": [number(float(py)) for py in heights[-1]],
-        "label": [f"{trial.good:.2%}: {format_flags(trial.flags)}" for trial in trials],
+        "label": [f"{trial.judged:.2%}: {format_flags(trial.flags)}" for trial in trials],
         "series": [],
     }
     data = msgspec.json.encode(hover).decode().replace("<", "\\u003c")
@@ -121,7 +121,7 @@ def _list_axes(sweep: Sweep, trials: Sequence[Trial]) -> list[_Axis]:
         ticks = [(float(at), dimension.texts[at] or "none") for at in range(0, len(dimension.texts), step)]
         axes.append(_Axis(dimension.flag, values, ticks))
     costs = [trial.cost for trial in trials]
-    shares = [100 * trial.good for trial in trials]
+    shares = [100 * trial.judged for trial in trials]
     axes.append(_Axis("$ per hour" if sweep.has_prices else "GPUs", costs, _list_ticks(costs, "")))
     axes.append(_Axis("in time", shares, _list_ticks(shares, " %")))
     return axes
