@@ -349,3 +349,22 @@ def test_the_page_of_a_study_draws_its_bound(fleet: list[str], folder: Path) -> 
         limit, name = study["routed_hit_ratio"], "unlimited, a cache per worker"
     assert f"{name} {100 * limit:.1f} %" in page.read_text()
     assert study["lru_curve"][-1]["hit_ratio"]["lru"] == pytest.approx(limit)
+
+
+def test_sessions_without_times_overlap_and_a_note_says_what_was_assumed(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rows: list[Row] = []
+    for session in range(3):
+        for turn in range(2):
+            ids = [10 * session + place for place in range(2 + turn)]
+            row: Row = {"input_length": 4 * len(ids) - 1, "output_length": 2 + session, "hash_ids": ids}
+            rows.append(row | {"session_id": f"s{session}", "output_in_next_turn": False})
+    trace = write_rows(rows, folder / "untimed.jsonl")
+    assert time_order(read_trace(trace, trace_block_size=BLOCK)).tolist() == [0, 2, 4, 1, 3, 5]
+    flags = ["--trace-block-size", "4", "--block-size", "4", "--policies", "lru"]
+    assert main(["cache", str(trace), *flags]) == 0
+    out = capsys.readouterr().out
+    assert "the trace has no timestamps: all sessions are taken to begin together" in out
+    assert "3 of 3 later turns have no recorded time" in out
+    assert "at 20 ms per output token" in out
