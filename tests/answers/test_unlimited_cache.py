@@ -177,7 +177,7 @@ def random_vllm(rng: Random) -> VllmConfig:
         settings["kv_manager"] = "kvbm"
         settings["async_scheduling"] = False
     elif rng.random() < 0.3:
-        method = rng.choice(["mtp", "ngram"])
+        method: Any = rng.choice(["mtp", "ngram"])
         settings["speculative_config"] = SpeculativeConfig(
             method=method, num_speculative_tokens=rng.randint(1, 3)
         )

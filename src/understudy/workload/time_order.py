@@ -36,7 +36,8 @@ def send_times_ns(workload: Workload) -> Int64Column:
         later = following[before]
         answered = np.minimum(times[before], _LATEST_NS - answers[before]) + answers[before]
         estimated = np.minimum(answered, _LATEST_NS) + waits[later]
-        times[later] = np.where(recorded[later] >= 0, known[later], estimated)
+        sent = np.where(recorded[later] >= 0, known[later], estimated)
+        times[later] = np.maximum(sent, times[before])  # turns stay in order
         before = later
     return times
 
