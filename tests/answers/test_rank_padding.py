@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -57,9 +58,7 @@ def ranks(draw: st.DrawFn) -> tuple[list[int], list[int], list[int]]:
     return prompts, outputs, captures
 
 
-@settings(max_examples=60)
-@given(ranks())
-def test_every_step_takes_as_long_as_the_rule_says(case: tuple[list[int], list[int], list[int]]) -> None:
+def audit(case: tuple[list[int], list[int], list[int]]) -> None:
     prompts, outputs, captures = case
     coefficients = StepCoefficients(
         token_ms=TOKEN_MS,
@@ -75,6 +74,19 @@ def test_every_step_takes_as_long_as_the_rule_says(case: tuple[list[int], list[i
     assert run.timeline.worker.tolist() == list(range(len(prompts)))
     expected = [round(end * MS) for end in finish_times(prompts, outputs, captures)]
     assert run.timeline.last_token_ns.tolist() == expected
+
+
+@settings(max_examples=60)
+@given(ranks())
+def test_every_step_takes_as_long_as_the_rule_says(case: tuple[list[int], list[int], list[int]]) -> None:
+    audit(case)
+
+
+@pytest.mark.soak
+@settings(max_examples=5000)
+@given(ranks())
+def test_every_step_of_many_cases(case: tuple[list[int], list[int], list[int]]) -> None:
+    audit(case)
 
 
 class Seen:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -18,6 +19,7 @@ from understudy.engines.timing import Constant, Polynomial
 from understudy.engines.vllm_config import VllmConfig
 from understudy.errors import ConfigError
 from understudy.run.offline import run_offline
+from understudy.server.flags.serving import read_serve
 from understudy.tiers.gpu import GpuSettings
 from understudy.workload import write_mooncake
 
@@ -303,6 +305,25 @@ def test_assumed_acceptance_is_a_note_of_a_sweep(trace: Path, capsys: pytest.Cap
     assert main(["sweep", str(trace), *flags, *goal]) == 0
     text = " ".join(capsys.readouterr().out.split())
     assert "acceptance is assumed, 0.85, 0.3, 0" in text
+
+
+def test_the_command_of_a_sweep_has_only_settings_that_vllm_has(
+    trace: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rates = DRAFTING.replace("}", ',"accept_rates":[0.7,0.5,0.3],"draft_tensor_parallel_size":1}')
+    flags = ["--model", MODEL, "--gpu", "H100", "--trace-block-size", "16", "--speculative-config", rates]
+    goal = ["--vary", "workers=1,2", "--slo-ttft-ms", "1000", "--gpu-hour", "2"]
+    assert main(["sweep", str(trace), *flags, *goal]) == 0
+    printed = capsys.readouterr().out
+    (line,) = [line for line in printed.splitlines() if "vllm serve" in line]
+    words = shlex.split(line)
+    config = json.loads(words[words.index("--speculative-config") + 1])
+    assert config == {"method": "eagle3", "num_speculative_tokens": 3, "draft_tensor_parallel_size": 1}
+
+
+def test_assumed_acceptance_is_a_note_of_a_server() -> None:
+    plan = read_serve(["Llama-3.1-8B", "--gpu", "H100", "--speculative-config", DRAFTING])
+    assert any("acceptance is assumed, 0.85, 0.3, 0" in note for note in plan.settings.notes)
 
 
 def test_the_drafts_of_the_mocker_are_noted_as_free() -> None:

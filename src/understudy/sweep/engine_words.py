@@ -20,6 +20,7 @@ from understudy.timing.repositories import find_repository
 
 if TYPE_CHECKING:
     from understudy.engines.engine_config import EngineConfig
+    from understudy.engines.speculation import SpeculativeConfig
     from understudy.sweep.candidate import Candidate
 
 MODEL = "MODEL"
@@ -102,6 +103,8 @@ def _vllm_words(candidate: Candidate, missing: list[str]) -> list[str]:
         ):
             continue
         given[field.replace("_", "-")] = msgspec.to_builtins(value, enc_hook=repr)
+    if engine.speculative_config is not None:
+        given["speculative-config"] = _speculation_of(engine.speculative_config, missing)
     add_group_flags(given, candidate, missing)
     tiers = settings.tiers
     if tiers.tiers:
@@ -113,6 +116,15 @@ def _vllm_words(candidate: Candidate, missing: list[str]) -> list[str]:
     unknown = [flag for flag in given if flag not in known]
     missing += [f"{flag}={given.pop(flag)}" for flag in unknown]
     return ["vllm", "serve", _name_model(candidate, missing), *_spell(given)]
+
+
+def _speculation_of(speculation: SpeculativeConfig, missing: list[str]) -> dict[str, Any]:
+    """Return the settings that vLLM has too: not the acceptance, which is the traffic's."""
+    own = ("accept_rates", "acceptance_per_position", "seed")
+    if speculation.model is None and speculation.method in ("eagle", "eagle3", "draft_model"):
+        missing.append("the drafter's checkpoint: name it as model in --speculative-config")
+    plain: dict[str, Any] = msgspec.to_builtins(speculation)
+    return {name: value for name, value in plain.items() if name not in own and value not in (None, False)}
 
 
 def _sglang_words(candidate: Candidate, missing: list[str]) -> list[str]:
