@@ -37,6 +37,7 @@ from understudy.run.routed import write_decisions
 from understudy.tiers.settings import TiersConfig
 from understudy.workload import Workload, read_trace
 from understudy.workload.formats import TraceOptions
+from understudy.workload.users import check_load, check_users, scale_users
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -59,6 +60,7 @@ def replay(
     pools: Sequence[WorkerPool] = (),
     routing: RoutingChoice = "round_robin",
     seed: int = 0,
+    users: float = 1.0,
     load: OpenLoop | ClosedLoop | Lockstep | None = None,
     max_tokens: int | None = None,
     timing: TimingModel | None = None,
@@ -88,6 +90,8 @@ def replay(
         routing: round_robin, random, least_loaded, power_of_two, session_affinity or kv; or KvRouting; or a
             user-defined `understudy.router.Router`.
         seed: seed of random choices, from 0; equal seeds give equal runs.
+        users: users relative to those of the trace, such as 2 or 0.1: sessions are copied or sampled
+            (`understudy.workload.scale_users`); not for a `ClosedLoop`, which has its own load.
         load: `understudy.workload.OpenLoop` (at the timestamps, the default), `ClosedLoop` (N sessions at a time) or
             `Lockstep`.
         max_tokens: limit on the output tokens of requests without a limit of their own.
@@ -116,6 +120,8 @@ def replay(
         raise ConfigError(f"workload must be a Workload or the path of a trace, got {workload!r}")
     check_model(model)
     switch("compare_without_tiers", compare_without_tiers)
+    check_users(users)
+    check_load(users, load)
     if not isinstance(slo, Slo | None):
         raise ConfigError(f"slo must be an Slo, got {slo!r}")
     for option in unknown:
@@ -171,6 +177,7 @@ def replay(
         raise ConfigError(
             f"{next(iter(trace_options))} is for reading a trace file, but a Workload was given; leave it out"
         )
+    workload = scale_users(workload, users, seed=seed)
     if max_tokens is not None:
         workload = workload.limited(max_tokens)
     run_workload = partial(

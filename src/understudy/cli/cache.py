@@ -39,6 +39,7 @@ def add_parser(verbs: Verbs) -> None:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     run_flags.add_trace(verb)
+    run_flags.add_users(verb.add_argument)
     verb.add_argument(
         "--policies",
         default="lru,insertion,lineage,multi_lru,optimal",
@@ -105,6 +106,7 @@ def run(args: argparse.Namespace) -> int:
     from understudy.cache.lab import study_cache
     from understudy.cache.text import format_study
     from understudy.errors import InvalidArgument
+    from understudy.workload import scale_users
 
     outputs = {
         flag: path for flag, path in (("--json", args.json), ("--html", args.html)) if path is not None
@@ -117,6 +119,8 @@ def run(args: argparse.Namespace) -> int:
     workload = trace_flags.read_workload(args.trace, args.format, trace_flags.reader_options(args))
     if not len(workload):
         raise InvalidArgument(f"{args.trace} contains no requests; a cache study needs at least one")
+    users = args.users if settings is None else settings.users
+    workload = scale_users(workload, 1.0 if users is None else users, seed=settings.seed if settings else 0)
 
     def report_progress(text: str) -> None:
         if not args.quiet and sys.stderr.isatty():
@@ -241,6 +245,8 @@ def _read_settings(args: argparse.Namespace) -> ReplaySettings | None:
         flags |= {
             name: getattr(args, name) for name in ("model", "kv_dtype") if getattr(args, name) is not None
         }
+    if args.users is not None:
+        flags["users"] = args.users
     settings = ReplaySettings.read(args.config, {**flags, **fleet, "engine": engine}, args.set)
     given = {
         "pools": settings.pools,

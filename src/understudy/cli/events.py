@@ -6,7 +6,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, cast
 
-from understudy.cli import subscription
+from understudy.cli import run_flags, subscription
 from understudy.cli.flag_names import add_renamed_flag
 from understudy.outputs import check_outputs, create, files_named, is_stdout
 
@@ -69,6 +69,7 @@ def add_parser(verbs: Verbs) -> None:
     emit.add_argument(
         "--block-size", type=int, metavar="N", help="tokens per KV block (default: 64, as of `replay`)"
     )
+    run_flags.add_users(emit.add_argument)
     emit.add_argument("--num-gpu-blocks", type=int, metavar="N", help="KV blocks per worker (default: 16384)")
     emit.add_argument("--config", type=Path, metavar="YAML", help="replay settings; flags override the file")
     emit.add_argument(
@@ -172,6 +173,7 @@ def _emit(args: argparse.Namespace) -> int:
     from understudy.report.text import plural
     from understudy.run.offline import run_offline
     from understudy.run.settings import ReplaySettings, list_given_files
+    from understudy.workload import scale_users
 
     if (args.out is None) == (args.bind is None):
         raise ConfigError("the output is not named; give either --out PATH or --bind ADDRESS")
@@ -187,7 +189,8 @@ def _emit(args: argparse.Namespace) -> int:
             raise ConfigError(f"{flag} needs --bind; --out writes without pauses, so leave it out")
     rules = dialect(args.dialect)
     given = {name: getattr(args, name) for name in ("block_size", "num_gpu_blocks")}
-    flags: dict[str, Any] = {} if args.workers is None else {"workers": args.workers}
+    fleet = {name: getattr(args, name) for name in ("workers", "users")}
+    flags: dict[str, Any] = {name: value for name, value in fleet.items() if value is not None}
     if engine := {name: value for name, value in given.items() if value is not None}:
         flags["engine"] = engine
     settings = ReplaySettings.read(args.config, flags, args.set, base=scenario_settings(args))
@@ -201,6 +204,7 @@ def _emit(args: argparse.Namespace) -> int:
         if address is not None:
             rank_endpoint(address, max(settings.workers - 1, 0))  # reject a bad address before the run
     workload = read_workload(args.trace, args.format, reading)
+    workload = scale_users(workload, settings.users, seed=settings.seed)
     with ExitStack() as stack:
         # Bind before the run, so that an address in use fails early.
         publishers = [] if args.bind is None else _open_publishers(stack, args, rules, settings.workers)

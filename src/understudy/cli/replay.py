@@ -26,7 +26,7 @@ examples:
   zcat trace.jsonl.gz | understudy replay - --json - | jq .ttft_ms.p99
 """
 TASKS = {
-    "read a trace and set the load": ("--format", "--concurrency", "--arrival-rate-scale"),
+    "read a trace and set the load": ("--format", "--users", "--arrival-rate-scale", "--concurrency"),
     "describe the fleet": ("--workers", "--routing"),
     "name the model and its GPU": ("--model", "--gpu", "--tensor-parallel-size", "--timing"),
     "configure the engine": (
@@ -196,13 +196,14 @@ def run(args: argparse.Namespace) -> int:
     from understudy.errors import InvalidArgument
     from understudy.run.options import Execution, Outputs
     from understudy.run.settings import list_given_files
+    from understudy.workload import scale_users
     from understudy.workload.progress import reporting_progress
 
     if args.step_times is not None and args.engine != "qwen3":
         raise InvalidArgument("--step-times needs --engine qwen3; leave it out")
     if args.clock_speed is not None and not args.online:
         raise InvalidArgument(
-            "--clock-speed needs --online; to shorten an offline trace use --arrival-rate-scale"
+            "--clock-speed needs --online; offline, --users scales the users and --arrival-rate-scale their speed"
         )
     outputs = {f"--{name.replace('_', '-')}": getattr(args, name) for name in _OUTPUTS}
     outputs = {flag: path for flag, path in outputs.items() if path is not None}
@@ -222,6 +223,7 @@ def run(args: argparse.Namespace) -> int:
         workload = trace_flags.read_workload(args.trace, args.format, trace_flags.reader_options(args))
     if not len(workload) and not args.allow_empty:
         raise InvalidArgument(f"{args.trace} contains no requests; --allow-empty accepts that")
+    workload = scale_users(workload, settings.users, seed=settings.seed)
     with nullcontext() if is_silent else progress_bar("replaying", len(workload), "requests") as progress:
         report: Report = (
             replay_real_engine(args, settings, workload, progress)

@@ -59,7 +59,7 @@ def replay_real_engine(
             "--engine qwen3 does not support --online, --check, --compare-without-tiers, --config or --set"
         )
     for name, default in _UNUSED_BY_REAL_ENGINE.items():
-        if getattr(args, name) != default:
+        if getattr(args, name) != default and not (name == "seed" and args.users is not None):
             raise ConfigError(f"--{name.replace('_', '-')} has no effect on --engine qwen3; leave it out")
     if not isinstance(settings.load, OpenLoop) or settings.workers != 1 or settings.routing != "round_robin":
         raise ConfigError(

@@ -99,8 +99,8 @@ def router_settings(args: argparse.Namespace) -> dict[str, Any]:
     return flags
 
 
-def read_seed(given: int | None, policy: str | KvRouting | Router, *, has_failures: bool = False) -> int:
-    """Check --seed and return it; ConfigError if neither the policy nor transfers that fail by chance use it."""
+def read_seed(given: int | None, policy: str | KvRouting | Router, *, is_used: bool = False) -> int:
+    """Check --seed and return it; ConfigError if neither the policy nor another random choice (`is_used`) uses it."""
     from understudy.checks import whole_number
     from understudy.errors import ConfigError
     from understudy.router.kv import KvRouting
@@ -108,7 +108,7 @@ def read_seed(given: int | None, policy: str | KvRouting | Router, *, has_failur
     if given is None:
         return 0
     whole_number("--seed", given, 0, 2**64 - 1)
-    if not isinstance(policy, KvRouting) and policy not in RANDOM_POLICIES and not has_failures:
+    if not isinstance(policy, KvRouting) and policy not in RANDOM_POLICIES and not is_used:
         name = policy if isinstance(policy, str) else type(policy).__qualname__
         raise ConfigError(
             f"--seed has no effect: routing {name} is not random; leave it out, or route by "

@@ -40,16 +40,18 @@ def add_run_flags(verb: argparse.ArgumentParser) -> None:
         "--seed",
         type=int,
         metavar="N",
-        help="seed of routing random, power_of_two or kv, and of random tier load failures (default: 0)",
+        help="seed of routing random, power_of_two or kv, of --users, and of random tier load failures (default: 0)",
     )
     fleet.add_argument(
         "--concurrency", type=int, metavar="N", help="closed loop: at most N sessions at a time"
     )
+    add_users(fleet.add_argument)
     fleet.add_argument(
         "--arrival-rate-scale",
         type=float,
         metavar="X",
-        help="open loop: multiply the arrival rate by X; delays between turns shrink alike (default: 1)",
+        help="open loop: the same users, X times as fast: delays between turns shrink too (default: 1); growth is "
+        "--users",
     )
     add_renamed_flag(verb, "--speed-up", "--arrival-rate-scale")
 
@@ -99,6 +101,17 @@ def add_fleet_flags(add: Callable[..., object]) -> None:
     )
 
 
+def add_users(add: Callable[..., object]) -> None:
+    """Add the number of users; `add` is the parser's or group's add_argument."""
+    add(
+        "--users",
+        type=float,
+        metavar="X",
+        help="X times the users of the trace: whole sessions copied with private content, or sampled; shared prefixes "
+        "and think times stay (default: 1)",
+    )
+
+
 def add_settings_flags(add: Callable[..., object]) -> None:
     """Add the settings file, and single settings; `add` is the parser's or group's add_argument."""
     add("--config", type=Path, metavar="YAML", help="settings file; flags override it")
@@ -126,7 +139,9 @@ def read_settings(args: argparse.Namespace) -> ReplaySettings:
         split = settings.disaggregation
         reads_fail = split is not None and split.transfer_failure_rate > 0
         router_flags.read_seed(
-            args.seed, settings.router or settings.routing, has_failures=loads_fail or reads_fail
+            args.seed,
+            settings.router or settings.routing,
+            is_used=loads_fail or reads_fail or args.users is not None or settings.users != 1,
         )
     return settings
 
@@ -135,7 +150,7 @@ def _read_flags(args: argparse.Namespace) -> dict[str, Any]:
     """Return the settings that were given as flags, nested as in a configuration file."""
     from understudy.errors import ConfigError
 
-    fleet = {name: getattr(args, name) for name in ("workers", "routing", "seed")}
+    fleet = {name: getattr(args, name) for name in ("workers", "routing", "seed", "users")}
     flags: dict[str, Any] = {name: value for name, value in fleet.items() if value is not None}
     flags |= gpu_flags.gpu_settings(args)
     sglang = sglang_flags.read_sglang_flags(args)
@@ -146,6 +161,11 @@ def _read_flags(args: argparse.Namespace) -> dict[str, Any]:
     if args.concurrency is not None and args.arrival_rate_scale is not None:
         raise ConfigError(
             "arrival_rate_scale contradicts concurrency: a closed loop uses no timestamps; give one"
+        )
+    if args.concurrency is not None and args.users is not None:
+        raise ConfigError(
+            "users contradicts concurrency: the load of a closed loop is its number of sessions at a time; give a "
+            "larger concurrency, or leave it out"
         )
     if args.concurrency is not None:
         flags["load"] = {"kind": "closed_loop", "concurrency": args.concurrency}

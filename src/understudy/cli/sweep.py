@@ -27,7 +27,7 @@ examples:
     routing=round_robin,kv --slo-ttft-ms 500 --slo-itl-ms 30 --gpu-hour H200=3.5 --store sweep.jsonl
   understudy sweep trace.jsonl --vary workers=1..64*2 max-num-seqs=64,128,256 --slo-ttft-ms 500 --json sweep.json
   understudy sweep trace.jsonl --engine sglang --vary workers=2..8+2 schedule-policy=fcfs,lpm --slo-e2e-ms 20000
-  understudy sweep trace.jsonl --vary workers=1..16 arrival-rate-scale=1,2,4 --slo-ttft-ms 500    an answer per load
+  understudy sweep trace.jsonl --vary workers=1..16 users=1,2,4 --slo-ttft-ms 500    an answer for each growth in users
   understudy sweep trace.jsonl --model Llama-3.1-8B --gpu H100 --splits 6 --vary disaggregation=always,uncached:2048 \\
     --kv-link-gbps 50 --slo-ttft-ms 2000 --slo-itl-ms 20    the best split into prefill and decode workers
 
@@ -375,4 +375,26 @@ def _collect_notes(trials: Trials, workload: Workload, search: str) -> list[str]
         f"search {search} replayed {part[0]:,} of {part[1]:,} combinations whole; the front and the shares of variance "
         "describe only these"
     )
-    return [*([partial] if search != "grid" else []), *workload.notes, *sorted(shared)]
+    return [
+        *([partial] if search != "grid" else []),
+        *workload.notes,
+        *_describe_load(trials),
+        *sorted(shared),
+    ]
+
+
+def _describe_load(trials: Trials) -> list[str]:
+    """Say by how much the load of all candidates differs from the trace, unless it is varied."""
+    from understudy.workload import OpenLoop
+
+    settings = [trial.candidate.settings for trial in trials.whole.values()]
+    users = {one.users for one in settings}
+    rates = {one.load.arrival_rate_scale for one in settings if isinstance(one.load, OpenLoop)}
+    notes = []
+    if len(users) == 1 and (factor := users.pop()) != 1:
+        notes.append(f"load: {factor:g} times the users of the trace, each as fast as there (--users)")
+    if len(rates) == 1 and (factor := rates.pop()) != 1:
+        notes.append(
+            f"load: the users of the trace, {factor:g} times as fast (--arrival-rate-scale); for growth give --users"
+        )
+    return notes

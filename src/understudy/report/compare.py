@@ -245,7 +245,9 @@ def _describe_workload(report: dict[str, Any]) -> str:
     run = report["run"]
     total = (report.get("requests") or {}).get("total")
     count = f"{total:,} requests" if isinstance(total, int) else "requests"
-    return f"{count} of {run.get('workload', 'a workload')} (digest {run.get('workload_digest')})"
+    users = run.get("users")
+    growth = f" with {users:g} times its users" if isinstance(users, int | float) else ""
+    return f"{count} of {run.get('workload', 'a workload')}{growth} (digest {run.get('workload_digest')})"
 
 
 def _flatten(facts: dict[str, Any], prefix: str = "") -> dict[str, Any]:

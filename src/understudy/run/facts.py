@@ -49,6 +49,8 @@ class RunFacts:
     """Digest of the requests, independent of the file format."""
     trace_block_size: int | None = None
     """Tokens per hash id of the trace."""
+    users: float | None = None
+    """Users relative to those of the trace, if they were scaled (`--users`)."""
     notes: tuple[str, ...] = ()
     """Remarks on the workload and on derived settings."""
     online: bool = False

@@ -32,6 +32,7 @@ from understudy.timing.contexts import known_context
 from understudy.timing.fitted_for import check_fitted_for
 from understudy.user_code import names_file_and_class
 from understudy.workload import ClosedLoop, Lockstep, OpenLoop
+from understudy.workload.users import check_load, check_users
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -48,6 +49,7 @@ _FIELDS = (
     "router",
     "route_rejected",
     "seed",
+    "users",
     "load",
     "engine",
     "disaggregation",
@@ -66,6 +68,8 @@ class ReplaySettings(msgspec.Struct, frozen=True, kw_only=True):
     router: KvRouting | None = None
     """Settings of routing `kv`."""
     seed: int = 0
+    users: float = 1.0
+    """Users relative to those of the trace; `understudy.workload.scale_users` applies it, with the same seed."""
     load: OpenLoop | ClosedLoop | Lockstep = OpenLoop()
     engine: EngineConfig = DEFAULT_ENGINE
     tiers: TiersConfig = TiersConfig()
@@ -197,6 +201,8 @@ class ReplaySettings(msgspec.Struct, frozen=True, kw_only=True):
     def _read_routed(cls, merged: dict[str, Any]) -> ReplaySettings:
         """Read the settings except engine, tiers and pools. ConfigError for `router` without routing kv."""
         read = read_as(cls, merged)
+        check_users(read.users)
+        check_load(read.users, read.load)
         if read.router is not None and read.routing != "kv":
             named = list(merged["router"]) or ["router"]
             subject = f"{', '.join(named)} {'is' if len(named) == 1 else 'are'}"

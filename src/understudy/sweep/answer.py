@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from understudy.sweep.trials import Trial
 
 FRONT_LINES = 12
-LOAD_FLAGS = ("arrival-rate-scale", "concurrency", "max-tokens")
+LOAD_FLAGS = ("users", "arrival-rate-scale", "concurrency", "max-tokens")
 """Flags that change the load; each of its values has an answer of its own."""
 
 
@@ -33,6 +33,21 @@ class Answer:
     front: tuple[Trial, ...]
     """Fleets that no cheaper or equally cheap fleet surpasses, by cost."""
     is_front_shortened: bool
+
+
+def describe_load(load: dict[str, Value]) -> str:
+    """Return the varied flags of a load as one line, with the meaning of those that two could confuse."""
+    words = []
+    for name, value in load.items():
+        meaning = ""
+        if name == "users":
+            meaning = (
+                " (those of the trace)" if value in (None, 1) else f" ({value} times the users, each as fast)"
+            )
+        elif name == "arrival-rate-scale" and value not in (None, 1):
+            meaning = f" (the same users, {value} times as fast; for growth vary users)"
+        words.append(f"{name}={'none' if value is None else value}{meaning}")
+    return " ".join(words)
 
 
 def find_answers(trials: Iterable[Trial], goal: float) -> list[Answer]:

@@ -7,6 +7,7 @@ import math
 import time
 import traceback
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -23,6 +24,7 @@ from understudy.report.worst_hour import WorstHour, format_length
 from understudy.run.options import Execution
 from understudy.tiers.plan import TierPlan
 from understudy.user_code import locate_user_failure
+from understudy.workload.users import scale_users
 
 if TYPE_CHECKING:
     from understudy.report import Report
@@ -181,6 +183,7 @@ def evaluate(workload: Workload, candidate: Candidate, key: str) -> Outcome:
 def replay_candidate(workload: Workload, candidate: Candidate) -> Report:
     """Replay a candidate on one thread and return its report. Errors as `understudy.replay`."""
     settings = candidate.settings
+    workload = _scale_users(workload, settings.users, settings.seed)
     return replay(
         workload if candidate.requests is None else workload.head(candidate.requests),
         None if settings.pools else settings.engine,
@@ -196,6 +199,12 @@ def replay_candidate(workload: Workload, candidate: Candidate) -> Report:
         ranks=settings.ranks,
         execution=Execution(threads=1),
     )
+
+
+@lru_cache(maxsize=1)
+def _scale_users(workload: Workload, users: float, seed: int) -> Workload:
+    """Scale the users; neighbouring candidates of a process usually have the same ones."""
+    return scale_users(workload, users, seed=seed)
 
 
 def summarise(report: Report, goal_window_s: float | None = None) -> Summary:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from understudy.report.html.charts import render_card
 from understudy.report.html.frame import THEME_BUTTON, build_document, prose
+from understudy.sweep.answer import describe_load
 from understudy.sweep.candidate import format_flags
 from understudy.sweep.commands import make_commands
 from understudy.sweep.plots import plot_coordinates, plot_front
@@ -75,7 +76,7 @@ def build_page(sweep: Sweep, reports: Mapping[Point, str]) -> str:
 
 def _answer_parts(sweep: Sweep, answer: Answer, reports: Mapping[Point, str]) -> Iterator[str]:
     if answer.load:
-        yield f'<h2 class="load">{escape(format_flags(answer.load))}</h2>'
+        yield f'<h2 class="load">{escape(describe_load(answer.load))}</h2>'
     best, smaller = answer.best, answer.smaller
     if best is not None:
         verb = "meets" if best.gpus == 1 else "meet"

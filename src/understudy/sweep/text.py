@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from understudy.report.noise import CONFIDENCE
 from understudy.report.text import duration, plural
 from understudy.report.worst_hour import HOUR_S, format_length
-from understudy.sweep.answer import LOAD_FLAGS
+from understudy.sweep.answer import LOAD_FLAGS, describe_load
 from understudy.sweep.candidate import format_flags
 from understudy.sweep.commands import make_commands
 from understudy.sweep.space import SPLIT
@@ -118,7 +118,7 @@ def describe_miss(sweep: Sweep, trial: Trial) -> str:
 
 
 def _describe_answer(sweep: Sweep, answer: Answer) -> Iterator[str]:
-    load = f" at {format_flags(answer.load)}" if answer.load else ""
+    load = f" at {describe_load(answer.load)}" if answer.load else ""
     best, smaller = answer.best, answer.smaller
     if best is not None:
         kind = "lowest cost" if sweep.has_prices else "fewest GPUs"
@@ -136,6 +136,7 @@ def _describe_answer(sweep: Sweep, answer: Answer) -> Iterator[str]:
         yield f"Answer{load}: no fleet of the space meets the goal"
         yield f"  nearest: {describe_fleet(sweep, smaller)}, {describe_miss(sweep, smaller)}"
         yield f"    {format_flags(smaller.flags)}; {describe_tails(sweep, smaller)}"
+    load = f" at {format_flags(answer.load)}" if answer.load else ""
     if len(answer.front) > 1:
         yield ""
         yield f"Front{load}: no cheaper fleet has more requests in time"

@@ -21,6 +21,7 @@ from understudy.workload.files import open_trace
 from understudy.workload.formats import TraceReader, read_trace, register_format, trace_formats
 from understudy.workload.mooncake import DEFAULT_TRACE_BLOCK_SIZE, read_mooncake
 from understudy.workload.synthetic import SharedRatio, SyntheticSpec, SystemPrompts, synthesise
+from understudy.workload.users import scale_users
 from understudy.workload.workload import Workload
 from understudy.workload.write import write_mooncake
 
@@ -50,6 +51,7 @@ __all__ = [
     "read_trace",
     "register_format",
     "repeat",
+    "scale_users",
     "synthesise",
     "trace_formats",
     "write_mooncake",

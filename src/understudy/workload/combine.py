@@ -26,12 +26,13 @@ def concat(workloads: Sequence[Workload], *, shared_prefixes: bool = False) -> W
     (exact outputs included) are renumbered, so that no part can hit what another cached.
 
     Errors: InvalidArgument if there is no part, if the parts differ in trace_block_size or in optional columns
-    (arrivals, names, queue_order), if two names are equal, or if the token ids do not fit 32 bits.
+    (arrivals, names, queue_order) or in `users`, if two names are equal, or if the token ids do not fit 32 bits.
     """
     if not workloads:
         raise InvalidArgument("concat needs at least one workload")
     size = _require_equal("trace_block_size", [part.trace_block_size for part in workloads])
     has_arrivals = _require_equal("has_arrivals", [part.has_arrivals for part in workloads])
+    users = _require_equal("users", [part.users for part in workloads])
     for name in ("request_ids", "session_ids", "queue_order"):
         _require_equal(f"presence of {name}", [getattr(part, name) is not None for part in workloads])
     spaces = [0 if shared_prefixes else part.token_space for part in workloads]
@@ -85,6 +86,7 @@ def concat(workloads: Sequence[Workload], *, shared_prefixes: bool = False) -> W
         session_ids=_concat_names([part.session_ids for part in workloads]),
         clamped_prompts=sum(part.clamped_prompts for part in workloads),
         dropped_hash_ids=sum(part.dropped_hash_ids for part in workloads),
+        users=users,
         notes=tuple(dict.fromkeys(note for part in workloads for note in part.notes)),
     )
 

@@ -41,6 +41,7 @@ class WorkloadFacts(TypedDict):
     workload: str
     workload_digest: str
     trace_block_size: int
+    users: float | None
     notes: tuple[str, ...]
 
 
@@ -124,6 +125,8 @@ class Workload:
     """Number of prompts that the reader shortened to their hash ids (`clamp_input_length`)."""
     dropped_hash_ids: int = 0
     """Number of hash ids past the end of their prompt that the reader dropped (`drop_surplus_hash_ids`)."""
+    users: float = 1.0
+    """Users relative to those of the source (`scale_users`)."""
     notes: tuple[str, ...] = ()
     """Sentences on what the source lacks; a report repeats them."""
 
@@ -214,6 +217,7 @@ class Workload:
             "workload": name,
             "workload_digest": self.digest,
             "trace_block_size": self.trace_block_size,
+            "users": None if self.users == 1 else self.users,
             "notes": self.notes,
         }
 

@@ -85,6 +85,8 @@ def _header(report: Report, title: str, baseline: Report | None) -> str:
         facts.append(f"in <b>{duration(wall_time_s)}</b>, {significant(speed)} × real time")
     if report.steps:
         facts.append(f"<b>{report.steps:,}</b> steps")
+    if run.users is not None:
+        facts.append(f"<b>{run.users:g}</b> × the users of the trace")
     facts.append(f"times from {escape(format_times(run.times))}")
     if run.lateness_ms:
         facts.append(f"lateness of the machine: {escape(format_lateness(run.lateness_ms))}")
