@@ -31,11 +31,13 @@ class SimulatedCore(EngineCore):
         offload: VllmOffload | None = None,
         run: TierRun | None = None,
         name: str = "worker",
+        number: int = 0,
         events: bool = False,
         stay_sample: float = 0.0,
         check: bool = False,
         handoff: HandOffMember | None = None,
     ) -> None:
+        """Make the engine of a rank. Random streams differ by `number`, as by worker in an offline run."""
         self.offload = offload
         self.stay_sample = stay_sample
         self.has_tiers = tiers is not None
@@ -50,7 +52,7 @@ class SimulatedCore(EngineCore):
             self.net = handoff.network.net
             native = with_transfer(native, handoff.settings.transfer())  # type: ignore[arg-type]
         steps = config.native_timing(timing)
-        worker = 0 if handoff is None else handoff.number
+        worker = number if handoff is None else handoff.number
         super().__init__(
             lambda: native.make_engine(steps, tiers=tiers, run=run, name=name, net=self.net, worker=worker),
             name=name,

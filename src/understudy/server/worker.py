@@ -104,6 +104,7 @@ class Worker:
                     name=f"worker {index}"
                     if settings.data_parallel_size == 1
                     else f"worker {index} rank {rank}",
+                    number=index * settings.data_parallel_size + rank,
                     events=events,
                     stay_sample=settings.kv_cache_metrics_sample if settings.kv_cache_metrics else 0.0,
                     handoff=self.handoff,

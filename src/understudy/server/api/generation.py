@@ -113,7 +113,7 @@ class Generation:
         choice.request = LiveRequest(
             self.request_name(choice),
             len(choice.prompt),
-            choice.plan.engine_tokens,
+            choice.plan.max_tokens,
             identities,
             choice,
             priority=sampling.priority if sampling.priority_given else None,

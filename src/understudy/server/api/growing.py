@@ -23,7 +23,7 @@ class GrowingPlan:
         self.pieces: list[str] = []
         self.logprobs: list[tuple[float, Sequence[tuple[int, float]]] | None] = []
         """Logprobs of each token: its own and those of the likeliest tokens."""
-        self.limit = self.engine_tokens = limit
+        self.limit = self.max_tokens = limit
         self.total = limit + 1
         self.finish = ""
         self.stop_reason: str | int | None = None

@@ -38,6 +38,11 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
         return self.total < self.engine_tokens and not self.ends_itself
 
     @property
+    def max_tokens(self) -> int:
+        """Limit that the scheduler knows: the client's, unless the server cancels the request before."""
+        return self.limit if self.ends_itself else self.engine_tokens
+
+    @property
     def eos_at(self) -> int | None:
         """Index of the output that ends the request, if one does."""
         return self.total if self.ends_itself else None

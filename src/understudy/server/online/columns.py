@@ -43,6 +43,10 @@ class LiveColumns:
         """Record the rejection of a row's request."""
         self._refused[row] = now_ns, why
 
+    def has_ended(self, row: int) -> bool:
+        """Return whether an engine has recorded the end of a row's request."""
+        return row in self._requests
+
     def request(self, row: int) -> LiveRequest:
         """Return the ended request of a row."""
         return self._requests[row][1]

@@ -137,6 +137,8 @@ class Player:
         if (failure := self._fleet.routing.dispatcher.failure) is not None:
             raise failure
         if not answer.startswith(b"HTTP/1.1 200"):
+            if self._columns.has_ended(row):  # the engine ended it: a full queue, or a failed read
+                return
             why = answer.partition(b"\r\n\r\n")[2].decode("utf-8", "replace")[:300]
             self._columns.on_refused(row, clock.now_ns(), why)
             return

@@ -66,7 +66,12 @@ def run_online(
         )
     workload = workload.normalised().scale_arrival_rate(arrival_rate_scale)
     tokens = workload.prompt_tokens.astype(np.int64) + workload.output_tokens
-    length = max(engine.max_model_len or 0, int(tokens.max(initial=1)) + _RESERVE)
+    asked = (
+        tokens
+        if workload.max_tokens is None
+        else workload.prompt_tokens + np.maximum(workload.output_tokens, workload.max_tokens.astype(np.int64))
+    )
+    length = max(engine.max_model_len or 0, int(asked.max(initial=1)) + _RESERVE)
     most = engine.num_gpu_blocks * engine.block_size
     pool = WorkerPool(engine=engine, workers=workers, tiers=tiers)
     pool.reject_unused_kv_size()
