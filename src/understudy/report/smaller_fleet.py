@@ -17,13 +17,13 @@ if TYPE_CHECKING:
     from understudy.report.report import Report
 
 _MINUTE_NS = 60 * NS_PER_S
-_MOST_PREFILL = 0.4
+_MOST_PREFILL = 0.25
 """Share of time in prefills that half of the workers may have in the busiest hour."""
-_MOST_KV = 0.6
+_MOST_KV = 0.5
 """Share of the KV cache that half of the workers may need in the busiest minute."""
-_MOST_RUNNING = 0.6
+_MOST_RUNNING = 0.3
 """Share of their places for running requests that half of the workers may need in the busiest minute."""
-_SLACK = 0.6
+_SLACK = 0.5
 """Share of each objective that the 99th percentile of the worst hour may take."""
 
 
