@@ -70,7 +70,7 @@ help:
 
 demo: .venv/installed
 	@mkdir -p out
-	@$(BIN)/understudy replay examples/demo_trace.jsonl --workers 2 --num-gpu-blocks 1024 --html out/demo.html
+	@$(BIN)/understudy replay examples/demo_trace.jsonl --workers 2 --num-gpu-blocks 4096 --html out/demo.html
 
 test: .venv/installed-dev
 	$(BIN)/python -m pytest $(PARALLEL)

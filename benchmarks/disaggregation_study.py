@@ -50,6 +50,7 @@ def main() -> int:
     for name, split in FLEETS.items():
         report = us.replay(
             workload,
+            us.VllmConfig(block_size=64, max_num_seqs=256, max_num_batched_tokens=8192),
             workers=4 if split is None else 1,
             routing="least_loaded",
             disaggregation=split,

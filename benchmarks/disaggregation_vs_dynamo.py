@@ -28,7 +28,7 @@ import understudy.api
 from understudy.engines.vllm_config import VllmConfig
 from understudy.run.disaggregation import Disaggregation
 trace, prefill, decode, routing = sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), sys.argv[4]
-engine = VllmConfig(block_size=64, num_gpu_blocks=16384, async_scheduling=False)
+engine = VllmConfig(block_size=64, num_gpu_blocks=16384, max_num_batched_tokens=8192, async_scheduling=False)
 split = Disaggregation(prefill_workers=prefill, decode_workers=decode, decode_routing=routing)
 start = time.process_time()
 report = understudy.api.replay(trace, engine, routing=routing, disaggregation=split)
@@ -49,7 +49,7 @@ from understudy.engines.vllm_config import VllmConfig
 from understudy.run.disaggregation import Disaggregation
 from understudy.run.options import Execution
 trace, prefill, decode, routing = sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), sys.argv[4]
-engine = VllmConfig(block_size=64, num_gpu_blocks=16384, async_scheduling=False)
+engine = VllmConfig(block_size=64, num_gpu_blocks=16384, max_num_batched_tokens=8192, async_scheduling=False)
 split = Disaggregation(prefill_workers=prefill, decode_workers=decode, decode_routing=routing)
 execution = Execution(keep_steps=True)
 report = understudy.api.replay(trace, engine, routing=routing, disaggregation=split, execution=execution)

@@ -24,8 +24,10 @@ from understudy.run.offline import run_offline
 from understudy.tiers import TiersConfig
 from understudy.workload import ClosedLoop, Workload, read_trace
 
-SYNCHRONOUS = VllmConfig(block_size=64, num_gpu_blocks=16384, async_scheduling=False)
-ASYNCHRONOUS = VllmConfig(block_size=64, num_gpu_blocks=16384)
+SYNCHRONOUS = VllmConfig(
+    block_size=64, num_gpu_blocks=16384, max_num_batched_tokens=8192, async_scheduling=False
+)
+ASYNCHRONOUS = VllmConfig(block_size=64, num_gpu_blocks=16384, max_num_batched_tokens=8192)
 LINK = {"down_gbps": 25, "up_gbps": 25}
 DISK_LINK = {"down_gbps": 6, "up_gbps": 6, "backend_down_gbps": 40, "backend_up_gbps": 40}
 HOST = {"tier": "g2", "blocks": 65536, "link": LINK}

@@ -29,9 +29,9 @@ from understudy.run.offline import run_offline
 from understudy.tiers import Links, TiersConfig
 from understudy.workload import ClosedLoop, Workload, read_trace, repeat
 
-ROOMY = VllmConfig(block_size=64, num_gpu_blocks=16384, async_scheduling=False)
-TIGHT = VllmConfig(block_size=64, num_gpu_blocks=4096, async_scheduling=False)
-LARGE = VllmConfig(block_size=16, num_gpu_blocks=400_000, async_scheduling=False)
+ROOMY = VllmConfig(block_size=64, num_gpu_blocks=16384, max_num_batched_tokens=8192, async_scheduling=False)
+TIGHT = VllmConfig(block_size=64, num_gpu_blocks=4096, max_num_batched_tokens=8192, async_scheduling=False)
+LARGE = VllmConfig(block_size=16, num_gpu_blocks=400_000, max_num_batched_tokens=8192, async_scheduling=False)
 
 
 def tiers(mode: str, *below: str) -> TiersConfig:

@@ -15,7 +15,7 @@ import sys
 import time
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from understudy.api import replay
 from understudy.engines.kv_groups import KvCacheGroup
@@ -37,15 +37,22 @@ def window(tokens: int) -> KvCacheGroup:
 
 
 STATE = KvCacheGroup(kind="mamba", block_size=544)
+LIMITS: dict[str, Any] = {"max_num_seqs": 256, "max_num_batched_tokens": 8192}
 ENGINES = {
-    "one group": VllmConfig(block_size=16, num_gpu_blocks=65536),
-    "one group of full attention, as a list": VllmConfig(kv_cache_groups=(FULL,), num_gpu_blocks=65536),
-    "gpt-oss: window 128, full": VllmConfig(kv_cache_groups=(window(128), FULL), num_gpu_blocks=65536),
+    "one group": VllmConfig(block_size=16, num_gpu_blocks=65536, **LIMITS),
+    "one group of full attention, as a list": VllmConfig(
+        kv_cache_groups=(FULL,), num_gpu_blocks=65536, **LIMITS
+    ),
+    "gpt-oss: window 128, full": VllmConfig(
+        kv_cache_groups=(window(128), FULL), num_gpu_blocks=65536, **LIMITS
+    ),
     "Gemma 3: 5 x window 1024, full": VllmConfig(
-        kv_cache_groups=(*[window(1024)] * 5, FULL), num_gpu_blocks=131072
+        kv_cache_groups=(*[window(1024)] * 5, FULL), num_gpu_blocks=131072, **LIMITS
     ),
     "Qwen3-Next: 3 x state, full": VllmConfig(
-        kv_cache_groups=(*[STATE] * 3, KvCacheGroup(kind="full", block_size=544)), num_gpu_blocks=8192
+        kv_cache_groups=(*[STATE] * 3, KvCacheGroup(kind="full", block_size=544)),
+        num_gpu_blocks=8192,
+        **LIMITS,
     ),
 }
 
@@ -75,7 +82,7 @@ def main() -> int:
             gpu = GpuSettings(name=args.gpu, disable_hybrid_kv_cache_manager=off)
 
             def on_gpu(gpu: GpuSettings = gpu, model: str = model) -> str:
-                engine = VllmConfig(block_size=16)
+                engine = VllmConfig(block_size=16, **LIMITS)
                 replay(workload, engine, model=model, gpu=gpu, workers=4, routing=args.routing)
                 return ""
 

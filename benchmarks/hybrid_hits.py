@@ -68,12 +68,22 @@ def main() -> int:
     for column in ("GiB", "groups", "vLLM's default", "retention none", "one group"):
         table.add_column(column, justify="right")
     for model, gib in (case for case in CASES if args.model in (None, case[0])):
-        plan = groups_of_model(model, memory_bytes=gib << 30, max_model_len=32768)
+        plan = groups_of_model(
+            model, memory_bytes=gib << 30, max_model_len=32768, max_num_batched_tokens=8192
+        )
         groups = kv_cache_groups(plan)
-        engine = VllmConfig(kv_cache_groups=groups, num_gpu_blocks=plan.num_blocks - 1, max_model_len=32768)
+        engine = VllmConfig(
+            kv_cache_groups=groups,
+            num_gpu_blocks=plan.num_blocks - 1,
+            max_model_len=32768,
+            max_num_batched_tokens=8192,
+        )
         keeps_all = msgspec.structs.replace(engine, prefix_cache_retention_interval=None)
         one = VllmConfig(
-            block_size=groups[-1].block_size, num_gpu_blocks=plan.num_blocks - 1, max_model_len=32768
+            block_size=groups[-1].block_size,
+            num_gpu_blocks=plan.num_blocks - 1,
+            max_model_len=32768,
+            max_num_batched_tokens=8192,
         )
         cells = [
             f"{hit:.3f} ({ttft:,.0f})"

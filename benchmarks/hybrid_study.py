@@ -89,6 +89,8 @@ def engine_with(share: float, retention: int | str | None) -> us.VllmConfig:
             f"gpu.name={GPU}",
             f"gpu.disable_hybrid_kv_cache_manager={off}",
             "engine.block_size=16",
+            "engine.max_num_seqs=256",
+            "engine.max_num_batched_tokens=8192",
         ],
     )
     engine = settings.engine

@@ -21,7 +21,7 @@ import understudy as us
 from understudy.run.offline import run_offline
 from understudy.workload import read_mooncake
 load = read_mooncake(sys.argv[1])
-engine = us.VllmConfig(block_size=64, num_gpu_blocks=8192)
+engine = us.VllmConfig(block_size=64, num_gpu_blocks=8192, max_num_batched_tokens=8192)
 begin = time.process_time()
 run = run_offline(load, engine, workers=4, routing="round_robin")
 seconds = time.process_time() - begin

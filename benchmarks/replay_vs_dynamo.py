@@ -30,7 +30,8 @@ from understudy.run.options import Execution
 from understudy.workload import ClosedLoop
 trace, block_size, num_blocks, workers, threads, concurrency = sys.argv[1], *map(int, sys.argv[2:])
 load = ClosedLoop(concurrency) if concurrency else None
-engine = VllmConfig(block_size=block_size, num_gpu_blocks=num_blocks, async_scheduling=False)
+sizes = {"block_size": block_size, "num_gpu_blocks": num_blocks, "max_num_batched_tokens": 8192}
+engine = VllmConfig(**sizes, async_scheduling=False)
 before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 start = time.perf_counter()
 report = understudy.api.replay(trace, engine, workers=workers, load=load, execution=Execution(threads=threads))

@@ -43,6 +43,7 @@ CASES = {
 ENGINE = VllmConfig(
     block_size=64,
     num_gpu_blocks=16384,
+    max_num_batched_tokens=8192,
     async_scheduling=False,
     mocker=MockerSettings(charge_first_token=False, route_rejected=True),
 )

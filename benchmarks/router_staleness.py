@@ -22,6 +22,7 @@ from understudy.workload.families import FanOut, QuickTurns
 ENGINE = VllmConfig(
     block_size=64,
     num_gpu_blocks=16384,
+    max_num_batched_tokens=8192,
     mocker=MockerSettings(charge_first_token=False),
     async_scheduling=False,
 )

@@ -86,7 +86,8 @@ from understudy.engines.mocker_settings import MockerSettings
 from understudy.router import KvRouting
 trace, workers = sys.argv[1], int(sys.argv[2])
 mocker = MockerSettings(charge_first_token=False)
-engine = VllmConfig(block_size=64, num_gpu_blocks=16384, mocker=mocker, async_scheduling=False)
+sizes = {"block_size": 64, "num_gpu_blocks": 16384, "max_num_batched_tokens": 8192}
+engine = VllmConfig(**sizes, mocker=mocker, async_scheduling=False)
 start = time.process_time()
 report = understudy.api.replay(trace, engine, workers=workers, routing=KvRouting())
 print(json.dumps({"cpu_s": time.process_time() - start, "ttft_ms": report.ttft_ms.mean,

@@ -30,7 +30,8 @@ def sweep(trace: Path, folder: Path, args: argparse.Namespace, search: str, goal
     """Run a search with the shared store; return its result."""
     out = folder / "sweep.json"
     command = [sys.executable, "-m", "understudy", "sweep", str(trace), "--vary", *VARY, "--quiet"]
-    command += ["--model", "Qwen3-32B", "--gpu", "H200", *args.slo]
+    command += ["--model", "Qwen3-32B", "--gpu", "H200", "--block-size", "64", *args.slo]
+    command += ["--max-num-batched-tokens", "8192"]
     command += ["--search", search, "--goal", goal, "--jobs", args.jobs]
     subprocess.run([*command, "--store", str(folder / "store.jsonl"), "--json", str(out)], check=True)
     result: dict[str, Any] = json.loads(out.read_text())

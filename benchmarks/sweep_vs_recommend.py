@@ -53,7 +53,7 @@ def sweep(trace: Path, vary: list[str], folder: Path, more: list[str]) -> tuple[
     """Run our sweep; return its wall and CPU time in s, and its result."""
     out = folder / "sweep.json"
     command = [sys.executable, "-m", "understudy", "sweep", str(trace), "--vary", *vary, *GOAL, *more]
-    command += ["--model", MODEL, "--gpu", GPU, "--quiet", "--json", str(out)]
+    command += ["--model", MODEL, "--gpu", GPU, "--block-size", "64", "--quiet", "--json", str(out)]
     wall_s, cpu_s = measure(command)
     result: dict[str, Any] = json.loads(out.read_text())
     return wall_s, cpu_s, result
@@ -65,6 +65,7 @@ def sweep_fleets(trace: Path, fleets: list[Fleet], folder: Path) -> tuple[float,
     assert len(sizes) == 1, "fleets of one tensor-parallel size"
     vary = [f"workers={','.join(str(workers) for workers, _ in fleets)}"]
     same = ["--tensor-parallel-size", str(sizes.pop()), "--jobs", "1", "--max-model-len", str(CONTEXT)]
+    same += ["--max-num-seqs", "256", "--max-num-batched-tokens", "8192"]
     _, cpu_s, result = sweep(trace, vary, folder, same)
     assert result["ran"] == len(fleets), result["failed"]
     return cpu_s, min(one["requests"] - one["rejected"] for one in result["trials"])

@@ -32,7 +32,7 @@ import understudy.api
 from understudy.engines.vllm_config import VllmConfig
 from understudy.tiers import TiersConfig
 trace, mode = sys.argv[1:]
-engine = VllmConfig(block_size=64, num_gpu_blocks=4096, async_scheduling=False)
+engine = VllmConfig(block_size=64, num_gpu_blocks=4096, max_num_batched_tokens=8192, async_scheduling=False)
 tiers = None if mode == "none" else TiersConfig.from_dict({
     "kv_bytes_per_token": 131072,
     "tiers": [{"tier": "g2", "blocks": 65536, "link": {"down_gbps": 25, "up_gbps": 25}}],

@@ -63,7 +63,7 @@ def test_times_of_gpus_stand_above_tiers_and_engines() -> None:
 
 
 def test_kv_cache_groups_stand_above_tiers_and_engines() -> None:
-    assert rooms_used_by("groups") <= {"kv", "checks", "timing"}
+    assert rooms_used_by("groups") <= {"kv", "checks", "defaults", "timing"}
 
 
 def test_nobody_but_the_command_line_uses_calibration() -> None:

@@ -103,13 +103,17 @@ class Seen:
 
 def test_a_long_prompt_on_one_of_eight_ranks_is_computed_once() -> None:
     seen = Seen()
-    engine = VllmConfig(block_size=16, async_scheduling=False, num_gpu_blocks=500)
+    engine = VllmConfig(
+        block_size=16, async_scheduling=False, num_gpu_blocks=500, max_num_batched_tokens=8192
+    )
     run_offline(single_turns([2800] + [3] * 7), engine, workers=8, ranks=True, timing=seen)
     assert seen.told == {(2800, 2821, 0), (3, 2821, 0)}
 
 
 def test_short_prompts_are_padded_to_the_longest_of_them() -> None:
     seen = Seen()
-    engine = VllmConfig(block_size=16, async_scheduling=False, num_gpu_blocks=500)
+    engine = VllmConfig(
+        block_size=16, async_scheduling=False, num_gpu_blocks=500, max_num_batched_tokens=8192
+    )
     run_offline(single_turns([512] + [3] * 7), engine, workers=8, ranks=True, timing=seen)
     assert seen.told == {(512, 4096, 512), (3, 4096, 512)}

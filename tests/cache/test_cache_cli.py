@@ -169,7 +169,10 @@ def test_the_page_shows_the_curve_the_knee_and_the_fleets_point(tmp_path: Path) 
             "kv_cache_groups: a curve has one group; leave them out, or replay the sizes",
         ),
         ("--gpu H100", "--gpu needs --model; give a known name"),
-        ("--num-gpu-blocks 512 --set engine.block_size=32", "differs from --block-size 16; give one"),
+        (
+            "--block-size 16 --num-gpu-blocks 512 --set engine.block_size=32",
+            "differs from --block-size 16; give one",
+        ),
         (
             "--num-gpu-blocks 512 --set disaggregation.prefill_workers=1 --set disaggregation.decode_workers=1",
             "disaggregation: a cache study has equal workers without tiers; remove disaggregation",

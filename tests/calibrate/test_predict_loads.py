@@ -25,15 +25,15 @@ def rows(text: str) -> list[dict[str, str]]:
 def test_lengths_and_a_concurrency_need_no_file(capsys: pytest.CaptureFixture[str]) -> None:
     found = {}
     for concurrency in (1, 64):
-        load = ["--isl", "2000", "--osl", "300", "--concurrency", str(concurrency)]
+        load = ["--isl", "2000", "--osl", "300", "--concurrency", str(concurrency), "--least-length", "1"]
         assert main(["predict", *load, *WHERE]) == 0
         said = capsys.readouterr()
         [found[concurrency]] = rows(said.out)
         assert "TTFT and E2E include 6.1 ms between client and engine" in said.err
-        assert "engine: max_num_seqs 128, max_num_batched_tokens 2,048, " in said.err
+        assert "engine: max_num_seqs 1,024, max_num_batched_tokens 8,192, " in said.err
         assert " KV blocks of 16 tokens" in said.err
     assert list(found[1]) == ["benchmark", "ttft_ms", "tpot_ms", "e2e_ms"]
-    assert found[64]["benchmark"] == "isl 2000, osl 300, concurrency 64"
+    assert found[64]["benchmark"] == "isl 2000, osl 300, concurrency 64, lengths all equal"
     assert float(found[64]["tpot_ms"]) > float(found[1]["tpot_ms"]) > 1
     row = {name: float(value) for name, value in found[1].items() if name != "benchmark"}
     assert row["e2e_ms"] == pytest.approx(row["ttft_ms"] + 299 * row["tpot_ms"], rel=0.001)

@@ -214,8 +214,8 @@ def test_kv_groups_are_compared_by_their_settings_and_not_by_their_results(tmp_p
     groups = {name: values for name, values in named.items() if "group" in name}
     assert groups == {
         "engine.kv_cache_groups.0.kind": ["sliding_window", None],
-        "engine.kv_cache_groups.0.block_size": [64, None],
+        "engine.kv_cache_groups.0.block_size": [16, None],
         "engine.kv_cache_groups.0.window": [128, None],
         "engine.kv_cache_groups.1.kind": ["full", None],
-        "engine.kv_cache_groups.1.block_size": [64, None],
+        "engine.kv_cache_groups.1.block_size": [16, None],
     }

@@ -220,12 +220,12 @@ def test_rejected_requests_are_reported_and_the_run_succeeds(
 ) -> None:
     path = trace_file(tmp_path, row(), row(input_length=1024, timestamp=1))
     requests = tmp_path / "requests.jsonl"
-    argv = ["replay", str(path), "--num-gpu-blocks", "10", "--requests-jsonl", str(requests)]
+    argv = ["replay", str(path), "--num-gpu-blocks", "40", "--requests-jsonl", str(requests)]
     assert main(argv) == 0
     assert "Rejected" in capsys.readouterr().out
     statuses = [json.loads(line) for line in requests.read_text().splitlines()]
     assert [request["status"] for request in statuses] == ["completed", "rejected"]
-    assert "num_gpu_blocks=10" in statuses[1]["reason"]
+    assert "num_gpu_blocks=40" in statuses[1]["reason"]
 
 
 def test_a_run_without_progress_is_exit_code_2(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -93,12 +93,12 @@ def test_every_flag_lands_in_its_setting(report_of: Callable[..., dict[str, Any]
 def test_the_blocks_of_the_device_follow_from_memory_and_model(
     report_of: Callable[..., dict[str, Any]],
 ) -> None:
-    # (80 GiB * 0.9 - 16 GB) / (64 tokens * 131072 bytes)
+    # (80 GiB * 0.9 - 16 GB) / (16 tokens * 131072 bytes)
     gpu = ("--model", "Llama-3.1-8B", "--gpu-memory", "80GiB", "--gpu-weights", "16GB")
-    assert report_of(*gpu)["run"]["engine"]["num_gpu_blocks"] == 7308
+    assert report_of(*gpu)["run"]["engine"]["num_gpu_blocks"] == 29234
     # A quarter of the heads and of the weights on each GPU.
     four = report_of(*gpu, "--tensor-parallel-size", "4", "--gpu-memory-utilization", "0.5")
-    assert four["run"]["engine"]["num_gpu_blocks"] == (80 * 2**30 // 2 - 4 * 10**9) // (64 * 131072 // 4)
+    assert four["run"]["engine"]["num_gpu_blocks"] == (80 * 2**30 // 2 - 4 * 10**9) // (16 * 131072 // 4)
 
 
 def test_flags_win_over_the_file_and_assignments_over_both(
@@ -156,7 +156,7 @@ def test_threads_change_nothing_with_a_host_tier(capsys: pytest.CaptureFixture[s
     trace.write_text("\n".join(lines) + "\n")
     digests = []
     for threads in ("1", "3"):
-        argv = ["replay", str(trace), "--workers", "3", "--num-gpu-blocks", "40", "--g2", "400", "--digest"]
+        argv = ["replay", str(trace), "--workers", "3", "--num-gpu-blocks", "160", "--g2", "1600", "--digest"]
         assert main([*argv, "--kv-bytes-per-token", "1000", "--threads", threads]) == 0
         digests.append(capsys.readouterr().out)
     assert digests[0] == digests[1]

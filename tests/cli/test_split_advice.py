@@ -284,6 +284,7 @@ def test_a_live_replay_with_roles_is_refused_by_name(capsys: pytest.CaptureFixtu
 def test_remedies_keep_the_tiers_of_the_run(tmp_path: Path) -> None:
     demo = Path(__file__).parents[2] / "examples" / "demo_trace.jsonl"
     flags = ["--num-gpu-blocks", "480", "--num-g2-blocks", "20000", "--kv-bytes-per-token", "131072"]
+    flags += ["--block-size", "64", "--max-num-batched-tokens", "8192"]
     split, plain = tmp_path / "split.json", tmp_path / "plain.json"
     roles = ["--prefill-workers", "1", "--decode-workers", "1"]
     assert main(["replay", str(demo), *flags, *roles, "--json", str(split), "--quiet"]) == 0

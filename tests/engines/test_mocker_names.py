@@ -16,7 +16,7 @@ LATER = "which this version does not have yet"
 TAKEN: dict[str, Any] = {
     "engine_type": "vllm",
     "num_gpu_blocks": 100,
-    "block_size": 16,
+    "block_size": 32,
     "max_model_len": 1000,
     "max_num_seqs": 8,
     "max_num_batched_tokens": 512,

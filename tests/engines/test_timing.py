@@ -22,10 +22,14 @@ if TYPE_CHECKING:
     from understudy.run.timeline import Timeline
 
 
+SIZES: dict[str, Any] = {"block_size": 64, "max_num_batched_tokens": 8192}
+"""Sizes of the engine whose times the numbers below are."""
+
+
 def timeline(
     prompts: list[int], outputs: int | list[int], engine: VllmConfig | None = None, **how: Any
 ) -> Timeline:
-    return run_offline(single_turns(prompts, outputs), engine, **how).timeline
+    return run_offline(single_turns(prompts, outputs), engine or VllmConfig(**SIZES), **how).timeline
 
 
 def ns(*times_ms: float) -> Any:
@@ -113,12 +117,14 @@ def test_cached_tokens_cost_nothing() -> None:
 
 def test_a_speedup_divides_every_time_and_a_decode_speedup_those_of_decode() -> None:
     plain = timeline([128], 3)
-    fast = timeline([128], 3, VllmConfig(mocker=MockerSettings(speedup_ratio=4.0)))
+    fast = timeline([128], 3, VllmConfig(**SIZES, mocker=MockerSettings(speedup_ratio=4.0)))
     assert fast.first_token_ns == ns(24.198391 / 4)
     assert fast.itl_ns * 4 == pytest.approx(plain.itl_ns, abs=4)
-    decode = timeline([128], 3, VllmConfig(mocker=MockerSettings(decode_speedup_ratio=2.0)))
+    decode = timeline([128], 3, VllmConfig(**SIZES, mocker=MockerSettings(decode_speedup_ratio=2.0)))
     assert decode.first_token_ns == ns(18.451798 + (24.198391 - 18.451798) / 2)
-    both = timeline([128], 3, VllmConfig(mocker=MockerSettings(speedup_ratio=0.5, decode_speedup_ratio=2.0)))
+    both = timeline(
+        [128], 3, VllmConfig(**SIZES, mocker=MockerSettings(speedup_ratio=0.5, decode_speedup_ratio=2.0))
+    )
     assert both.first_token_ns == ns(18.451798 * 2 + (24.198391 - 18.451798))
 
 
@@ -292,7 +298,7 @@ def test_a_model_is_asked_in_means_of_the_batch_and_told_the_capacity() -> None:
 
 
 def test_the_speedups_apply_to_a_model_in_python() -> None:
-    engine = VllmConfig(mocker=MockerSettings(speedup_ratio=2.0, decode_speedup_ratio=4.0))
+    engine = VllmConfig(**SIZES, mocker=MockerSettings(speedup_ratio=2.0, decode_speedup_ratio=4.0))
     assert timeline([10], 2, engine, timing=Model(8.0, 16.0)).last_token_ns.tolist() == [8 * MS]
 
 

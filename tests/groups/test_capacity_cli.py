@@ -14,10 +14,12 @@ from understudy.timing.gpus import find_gpu
 from .test_derivations import DERIVATIONS
 
 GPT_OSS = ["capacity", "--model", "gpt-oss-20b", "--max-model-len", "131072"]
+LOGGED = ["--max-num-batched-tokens", "8192", "--kv-memory"]
+"""Flags with the memory that vLLM logged, in the recordings."""
 
 
 def test_it_prints_the_groups_and_the_two_lines_that_vllm_logs(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main([*GPT_OSS, "--kv-memory", "8GiB"]) == 0
+    assert main([*GPT_OSS, *LOGGED, "8GiB"]) == 0
     printed = capsys.readouterr().out.splitlines()
     assert printed[2].split() == ["0", "sliding_window", "12", "16", "32,768", "128", "1,033"]
     assert printed[3].split() == ["1", "full_attention", "12", "16", "32,768", "-", "8,192"]
@@ -29,14 +31,14 @@ def test_it_prints_the_groups_and_the_two_lines_that_vllm_logs(capsys: pytest.Ca
 
 
 def test_json_has_the_form_of_a_derivation(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main([*GPT_OSS, "--kv-memory", "8GiB", "--json"]) == 0
+    assert main([*GPT_OSS, *LOGGED, "8GiB", "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
     assert found == {key: DERIVATIONS[0][key] for key in found}
 
 
 def test_flags_change_the_plan_as_in_vllm(capsys: pytest.CaptureFixture[str]) -> None:
     for flag in ("--no-async-scheduling", "--disable-hybrid-kv-cache-manager", "--kv-dtype=fp8"):
-        assert main([*GPT_OSS, "--kv-memory", "9GiB", flag]) == 0
+        assert main([*GPT_OSS, *LOGGED, "9GiB", flag]) == 0
     printed = capsys.readouterr().out
     assert "             521" in printed  # (127 + 8192) / 16 rounded up, and one more
     assert "0  full_attention      24" in printed
@@ -67,7 +69,7 @@ def test_memory_and_weights_are_enough_for_any_model() -> None:
     [
         ([], "--kv-memory: the memory is not known; give it, or --gpu"),
         (["--kv-memory", "8GiB", "--gpu", "H100"], "both set the memory; give one"),
-        (["--kv-memory", "1GiB"], "one request of 131072 tokens needs 9225 blocks"),
+        ([*LOGGED, "1GiB"], "one request of 131072 tokens needs 9225 blocks"),
         (["--gpu", "L40S", "--gpu-weights", "90GB"], "leaves no room for KV blocks"),
         (["--kv-memory", "8GiB", "--tensor-parallel-size", "3"], "does not fit the 8 KV heads"),
         (["--gpu", "H200", "--block-size", "0"], "--block-size must be an int of at least 1, got 0"),
@@ -99,7 +101,7 @@ def test_a_model_without_known_weights_needs_them(capsys: pytest.CaptureFixture[
 
 
 def test_auto_is_the_longest_context_that_fits(capsys: pytest.CaptureFixture[str]) -> None:
-    auto = ["capacity", "--model", "gpt-oss-20b", "--kv-memory", "2GiB", "--max-model-len"]
+    auto = ["capacity", "--model", "gpt-oss-20b", *LOGGED, "2GiB", "--max-model-len"]
     for text in ("auto", "-1"):
         assert main([*auto, text, "--json"]) == 0
         found = json.loads(capsys.readouterr().out)
@@ -109,12 +111,12 @@ def test_auto_is_the_longest_context_that_fits(capsys: pytest.CaptureFixture[str
     assert main([*auto, "70833"]) == 2
     assert "one request of 70833 tokens needs 5461 blocks" in capsys.readouterr().err
     assert main([*auto, "70832"]) == 0
-    assert main(["capacity", "--model", "gpt-oss-20b", "--kv-memory", "8GiB", "--max-model-len", "auto"]) == 0
+    assert main(["capacity", "--model", "gpt-oss-20b", *LOGGED, "8GiB", "--max-model-len", "auto"]) == 0
     assert "Maximum concurrency for 131,072 tokens per request: 2.37x" in capsys.readouterr().out
 
 
 def test_without_prefix_caching_no_units_of_hashing_are_printed(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main([*GPT_OSS, "--kv-memory", "8GiB", "--no-enable-prefix-caching"]) == 0
+    assert main([*GPT_OSS, *LOGGED, "8GiB", "--no-enable-prefix-caching"]) == 0
     assert "prefix cache" not in capsys.readouterr().out
 
 

@@ -159,7 +159,7 @@ def test_a_config_file_with_layers_that_differ_works(tmp_path: Path) -> None:
 def test_models_whose_layers_are_alike_keep_one_group() -> None:
     engine = engine_of("model=Llama-3.1-8B", "gpu.name=H200")
     assert engine.kv_cache_groups == ()
-    assert engine.num_gpu_blocks == GpuSettings(name="H200").num_blocks("Llama-3.1-8B", None, 64).blocks
+    assert engine.num_gpu_blocks == GpuSettings(name="H200").num_blocks("Llama-3.1-8B", None, 16).blocks
 
 
 def test_without_the_hybrid_manager_one_group_holds_all_layers() -> None:
@@ -214,7 +214,7 @@ def test_a_model_with_states_runs_without_prefix_caching() -> None:
     given = ("model=qwen3-next-80b-a3b", "gpu.name=H200", "gpu.tensor_parallel_size=2")
     engine = engine_of(*given, "engine.enable_prefix_caching=false")
     assert {group.mode for group in engine.kv_cache_groups if group.kind == "mamba"} == {"none"}
-    assert engine.block_size % 576 == 0
+    assert engine.block_size % 544 == 0
 
 
 def test_groups_do_not_work_with_prefill_and_decode_workers() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from understudy.engines.vllm_config import VllmConfig
 from understudy.run.offline import run_offline
 from understudy.workload.mooncake import read_mooncake
 
@@ -11,4 +12,9 @@ DEMO = Path(__file__).parents[2] / "examples" / "demo_trace.jsonl"
 
 
 def test_the_digest_of_a_plain_run_stays() -> None:
-    assert run_offline(read_mooncake(DEMO), workers=2).facts.digest == "1ccab9e5087a55c0"
+    engine = VllmConfig(block_size=64, max_num_batched_tokens=8192)
+    assert run_offline(read_mooncake(DEMO), engine, workers=2).facts.digest == "1ccab9e5087a55c0"
+
+
+def test_the_digest_of_a_run_with_every_default_stays() -> None:
+    assert run_offline(read_mooncake(DEMO), workers=2).facts.digest == "fc80b08d26679be1"

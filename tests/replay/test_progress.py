@@ -52,9 +52,10 @@ def test_progress_rises_to_the_number_of_requests_on_the_calling_thread(how: dic
 def test_progress_counts_requests_that_have_ended_not_those_that_have_come() -> None:
     counts: list[int] = []
     # All are there at once, and all end at once.
-    run_offline(
-        single_turns([16] * 1000, 300), VllmConfig(timing=ONE_MS, max_num_seqs=1000), progress=counts.append
+    engine = VllmConfig(
+        num_gpu_blocks=20_000, timing=ONE_MS, max_num_seqs=1000, max_num_batched_tokens=16_000
     )
+    run_offline(single_turns([16] * 1000, 300), engine, progress=counts.append)
     assert set(counts) <= {0, 1000}
     assert counts[-1] == 1000
 

@@ -11,6 +11,7 @@ from replay.toy_config import ToyConfig
 from understudy import _core
 from understudy.engines.mocker_settings import MockerSettings
 from understudy.engines.timing import Constant
+from understudy.engines.vllm_config import VllmConfig
 from understudy.errors import ConfigError
 from understudy.router.kv import KvRouting
 from understudy.run.offline import OfflineRun, run_offline
@@ -73,7 +74,10 @@ def test_a_queue_limit_ends_a_waiting_request_inside_submit(how: dict[str, Any])
 
 
 def test_a_fleet_has_pools_of_several_kinds() -> None:
-    pools = [WorkerPool(engine=ToyConfig(**TOY, queue_limit=1000)), WorkerPool(workers=2)]
+    pools = [
+        WorkerPool(engine=ToyConfig(**TOY, queue_limit=1000)),
+        WorkerPool(engine=VllmConfig(block_size=64), workers=2),
+    ]
     with pytest.raises(ConfigError, match="pools of one fleet need one block_size, got 16"):
         run_offline(burst(), pools=pools)
     sixteen = pools[1].engine.__class__(block_size=16)

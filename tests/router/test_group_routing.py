@@ -30,7 +30,8 @@ GROUPS = {
 def run(
     groups: tuple[us.KvCacheGroup, ...], routing: us.KvRouting | None = None, **settings: Any
 ) -> OfflineRun:
-    engine = us.VllmConfig(kv_cache_groups=groups, num_gpu_blocks=settings.pop("blocks", 3000), **settings)
+    settings = {"num_gpu_blocks": settings.pop("blocks", 3000), "max_num_batched_tokens": 8192, **settings}
+    engine = us.VllmConfig(kv_cache_groups=groups, **settings)
     return run_offline(conversations(16), engine, workers=3, routing=routing or us.KvRouting(), check=True)
 
 

@@ -25,7 +25,8 @@ from understudy.workload.families import FanOut, QuickTurns
 if TYPE_CHECKING:
     from pathlib import Path
 
-ENGINE = VllmConfig(block_size=64, num_gpu_blocks=2048, mocker=MockerSettings(charge_first_token=False))
+SIZES: dict[str, Any] = {"block_size": 64, "num_gpu_blocks": 2048, "max_num_batched_tokens": 8192}
+ENGINE = VllmConfig(**SIZES, mocker=MockerSettings(charge_first_token=False))
 FAN_OUT = FanOut(contexts=40, context_interval_ms=1200.0, seed=3).build()
 
 
@@ -219,7 +220,7 @@ def test_who_can_never_fit_is_routed_too_if_asked_for() -> None:
 
 
 def test_without_the_charge_a_first_token_comes_earlier() -> None:
-    charged = VllmConfig(block_size=64, num_gpu_blocks=2048)
+    charged = VllmConfig(**SIZES)
     runs = [run_offline(FAN_OUT, engine, workers=8) for engine in (ENGINE, charged)]
     assert ttft_ms(runs[0]) < ttft_ms(runs[1])
     lone = [run_offline(QuickTurns(sessions=1, turns=1).build(), e).timeline for e in (ENGINE, charged)]

@@ -56,6 +56,11 @@ GROUPED: dict[str, dict[str, Any]] = {
     "one group": {**GPT_OSS, "gpu": ONE_GROUP},
     "unit": {**GPT_OSS, "engine": {"block_size": 16, "prefix_match_unit": 8}},
     "states": {"model": "Qwen3-Next-80B-A3B", "gpu": {"name": "H200", "tensor_parallel_size": 2}},
+    "long": {
+        "model": "Qwen3-Next-80B-A3B",
+        "gpu": {"name": "H200", "tensor_parallel_size": 2},
+        "engine": {"block_size": 64},
+    },
     "explicit": {"engine": {"kv_cache_groups": GROUPS, "prefix_match_unit": 8}},
 }
 """Fleets of models with several KV cache groups, which vLLM 0.33 plans."""
@@ -139,19 +144,23 @@ def test_blocks_of_kv_cache_groups_that_were_estimated_are_left_to_the_engine() 
 @pytest.mark.parametrize(
     ("name", "block_size", "flags"),
     [
-        ("dense", 64, "--prefix-cache-retention-interval None"),
-        ("one group", 64, "--disable-hybrid-kv-cache-manager"),
-        ("unit", 16, "--prefix-match-unit 8"),
-        ("states", 64, ""),
-        ("explicit", 16, "--prefix-match-unit 8"),
+        ("dense", None, "--prefix-cache-retention-interval None"),
+        ("one group", None, "--disable-hybrid-kv-cache-manager"),
+        ("unit", None, "--prefix-match-unit 8"),
+        ("states", None, ""),
+        ("long", 64, "--block-size 64"),
+        ("explicit", 16, "--max-num-seqs 256 --max-num-batched-tokens 2048 --prefix-match-unit 8"),
     ],
 )
-def test_vllm_derives_the_simulated_groups_from_the_flags(name: str, block_size: int, flags: str) -> None:
+def test_vllm_derives_the_simulated_groups_from_the_flags(
+    name: str, block_size: int | None, flags: str
+) -> None:
     commands = make_commands(candidate(GROUPED[name]))
     (line,) = commands.lines()
-    assert f" --block-size {block_size} " in line
+    assert (" --block-size" in line) == (block_size is not None)
+    assert block_size is None or f" --block-size {block_size}" in line
     assert ("--num-gpu-blocks-override" in line) == (name == "explicit")  # others are estimated, as vLLM does
-    assert line.endswith(f"--max-num-batched-tokens 8192 {flags}".rstrip())
+    assert line.endswith(flags)
     note = "kv_cache_groups (vLLM derives them from its model, and starts with those)"
     assert commands.not_expressed == [note] * (name == "explicit")
 
@@ -260,12 +269,17 @@ def test_the_command_says_what_was_simulated() -> None:
     words = words_of(candidate(FLEETS["kv"]))
     values = read_command_line(words[2:], vllm_flags()).values
     assert values["tensor-parallel-size"] == 2
-    assert values["block-size"] == 64
+    assert not {"block-size", "max-num-seqs", "max-num-batched-tokens"} & set(values), "vLLM chooses the same"
     assert values["gpu-memory-utilization"] == 0.9
     assert "num-gpu-blocks-override" not in values
     assert values["kv-events-config"]["enable_kv_cache_events"] is True
     blocks = words_of(candidate({"engine": {"num_gpu_blocks": 900}}))
-    assert read_command_line(blocks[2:], vllm_flags()).values["num-gpu-blocks-override"] == 900
+    values = read_command_line(blocks[2:], vllm_flags()).values
+    assert values["num-gpu-blocks-override"] == 900
+    assert (values["max-num-seqs"], values["max-num-batched-tokens"]) == (256, 2048), "the GPU is not known"
+    longer = words_of(candidate({**FLEETS["kv"], "engine": {"block_size": 32, "max_num_seqs": 1024}}))
+    values = read_command_line(longer[2:], vllm_flags()).values
+    assert (values["block-size"], values["max-num-seqs"]) == (32, 1024), "given ones are repeated"
 
 
 @pytest.mark.parametrize("name", SGLANG)

@@ -17,6 +17,7 @@ from understudy.run.disaggregation import Disaggregation
 
 TRACE = Path(__file__).parents[2] / "examples" / "demo_trace.jsonl"
 BLOCKS = ["--num-gpu-blocks", "2048", "--kv-bytes-per-token", "1000"]
+BLOCKS += ["--block-size", "64", "--max-num-batched-tokens", "8192"]
 
 
 def sweep(tmp_path: Path, *flags: str, trace: Path = TRACE) -> dict[str, Any]:
@@ -46,7 +47,7 @@ def replay_split(trace: Path, split: str, slo: Slo) -> float:
         settings = {
             "disaggregation": Disaggregation(prefill_workers=int(prefill), decode_workers=int(decode))
         }
-    engine = VllmConfig(num_gpu_blocks=2048)
+    engine = VllmConfig(block_size=64, num_gpu_blocks=2048, max_num_batched_tokens=8192)
     goodput = replay(str(trace), engine, routing="least_loaded", slo=slo, **settings).goodput
     assert goodput is not None
     return goodput.ratio
@@ -62,7 +63,7 @@ def test_the_answer_is_the_best_of_all_splits(
     trace = tmp_path / "trace.jsonl"
     write_trace(trace, output)
     goal = ["--slo-ttft-ms", str(ttft_ms), "--slo-itl-ms", str(itl_ms), "--goal", "0.95"]
-    engine = ["--num-gpu-blocks", "2048", "--routing", "least_loaded"]
+    engine = [*BLOCKS[:2], *BLOCKS[4:], "--routing", "least_loaded"]
     result = sweep(tmp_path, "--splits", "6", *goal, *engine, trace=trace)
     splits = ["6", "1+5", "2+4", "3+3", "4+2", "5+1"]
     assert [str(trial["flags"]["split"]) for trial in result["trials"]] == splits

@@ -20,6 +20,8 @@ from understudy.report import Slo
 
 TRACE = Path(__file__).parents[2] / "examples" / "demo_trace.jsonl"
 GOAL = ["--slo-ttft-ms", "100", "--slo-itl-ms", "30"]
+SIZES = ["--block-size", "64", "--max-num-batched-tokens", "8192"]
+"""Sizes with which two workers meet the goal and one does not."""
 
 
 def sweep(tmp_path: Path, *flags: str, trace: Path = TRACE) -> dict[str, Any]:
@@ -58,7 +60,7 @@ def test_every_candidate_is_the_replay_with_its_flags(tmp_path: Path) -> None:
     ],
 )
 def test_the_answer_has_the_smallest_host_of_equally_good_fleets(tmp_path: Path, flags: str) -> None:
-    fleet = ("--num-gpu-blocks", "9000", "--kv-bytes-per-token", "4096", "--goal", "0.01")
+    fleet = ("--num-gpu-blocks", "9000", "--kv-bytes-per-token", "4096", "--goal", "0.01", *SIZES)
     result = sweep(tmp_path, *flags.split(), *fleet)
     assert result["invalid"] == []
     assert len({trial["good"] for trial in result["trials"]}) == 1
@@ -70,7 +72,7 @@ def test_the_answer_has_the_smallest_host_of_equally_good_fleets(tmp_path: Path,
 
 
 def test_the_answer_is_the_cheapest_that_meets_the_goal(tmp_path: Path) -> None:
-    result = sweep(tmp_path, "--vary", "workers=1..8", "max-num-seqs=4,64")
+    result = sweep(tmp_path, "--vary", "workers=1..8", "max-num-seqs=4,64", *SIZES)
     meeting = [trial for trial in result["trials"] if trial["good"] >= 0.99]
     failing = [trial for trial in result["trials"] if trial["good"] < 0.99]
     assert meeting
@@ -212,7 +214,7 @@ def is_running(process_id: int) -> bool:
 
 
 def test_the_text_names_answer_margin_and_next_smaller_fleet(capsys: pytest.CaptureFixture[str]) -> None:
-    flags = ["--vary", "workers=1..8", "max-num-seqs=4,64", "--jobs", "1", *GOAL]
+    flags = ["--vary", "workers=1..8", "max-num-seqs=4,64", "--jobs", "1", *GOAL, *SIZES]
     assert main(["sweep", str(TRACE), *flags]) == 0
     text = capsys.readouterr().out
     for part in ("Answer (fewest GPUs): ", "margin: ", "next smaller fleet: ", "points short", "<- answer"):
@@ -260,7 +262,7 @@ def test_no_process_of_a_sweep_outlives_it(tmp_path: Path) -> None:
 
 def test_the_manifest_is_that_of_the_answer(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "fleet.yaml"
-    sweep(tmp_path, "--vary", "workers=1..4", "--manifest", str(path))
+    sweep(tmp_path, "--vary", "workers=1..4", "--manifest", str(path), *SIZES)
     assert "# understudy sweep: workers=2; 2 GPUs" in path.read_text()
     path.unlink()
     assert main(["sweep", str(TRACE), "--vary", "workers=1", *GOAL, "--jobs=1", "--manifest", str(path)]) == 2

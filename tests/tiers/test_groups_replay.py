@@ -116,8 +116,8 @@ def test_fast_forward_equals_stepping_under_vllms_offload(seed: int) -> None:
         num_gpu_blocks=rng.choice([3000, 4500]) // len(groups) // min(group.block_size for group in groups),
         async_scheduling=rng.random() < 0.5,
         prefix_cache_retention_interval=rng.choice([0, None]),
-        max_num_batched_tokens=rng.choice([64, 2048]),
-        max_num_seqs=rng.choice([4, 256]),
+        max_num_batched_tokens=(budget := rng.choice([64, 2048])),
+        max_num_seqs=min(rng.choice([4, 256]), budget),
     )
     tiers = below(rng.choice([60, 400]), mode="vllm")
     load = crowd(60, output_tokens=Normal(mean=40, std=10))

@@ -101,7 +101,7 @@ def test_a_request_without_identities_is_refused() -> None:
 
 
 def test_chunks_beyond_all_measure_are_refused() -> None:
-    config = VllmConfig().native(offload=VllmOffload(host_chunks=8, blocks_per_chunk=1 << 26))
+    config = VllmConfig(block_size=64).native(offload=VllmOffload(host_chunks=8, blocks_per_chunk=1 << 26))
     with pytest.raises(InvalidArgument, match="blocks_per_chunk"):
         VllmEngine(config, constant_timing(1.0, 1.0))
 

@@ -21,6 +21,7 @@ from understudy.cache.study import (
     rank_prefixes,
     sample_curve,
 )
+from understudy.defaults import BLOCK_SIZE
 from understudy.errors import ConfigError
 from understudy.kv.policy import BUILT_IN_POLICIES
 from understudy.run.times import format_times
@@ -52,7 +53,7 @@ _NOT_REPLAYED = (
 class StudyRequest(msgspec.Struct, frozen=True, kw_only=True):
     """Settings of a cache study."""
 
-    block_size: int = 16
+    block_size: int = BLOCK_SIZE
     policies: tuple[str, ...] = DEFAULT_POLICIES
     sizes: tuple[tuple[float, str], ...] = ()
     """Cache sizes of a worker as (number, unit), unit GiB or blocks; empty: doubling sizes."""

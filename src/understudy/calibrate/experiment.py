@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 import numpy as np
 
 from understudy.calibrate.simulate import Outcome, mean_of_known, simulate
-from understudy.engines.profiles import NEWEST
+from understudy.defaults import choose_limits, is_default
 from understudy.engines.vllm_config import VllmConfig
 from understudy.errors import InvalidArgument
+from understudy.run.chosen import apply_limits
 from understudy.timing.capacity import kv_blocks
 from understudy.timing.physical import Basis, Physical
 from understudy.timing.presets import Preset, preset
@@ -23,7 +24,6 @@ if TYPE_CHECKING:
     from understudy.timing.efficiencies import Efficiencies
 
 MEASURES = ("ttft_ms", "tpot_ms", "e2e_ms")
-_BLOCK_SIZE = 16
 MAX_BLOCKS = 2**22
 """Limit of an estimated number of blocks: more than any benchmark fills."""
 
@@ -95,39 +95,26 @@ class Experiment(msgspec.Struct, frozen=True, kw_only=True):
         return means
 
 
-def build_engine_config(
-    deployment: Deployment | None,
-    *,
-    max_num_seqs: int,
-    max_num_batched_tokens: int,
-    enable_prefix_caching: bool,
-    max_model_len: int | None = None,
-    num_gpu_blocks: int | None = None,
-    vllm_version: str = NEWEST,
-) -> EngineConfig:
-    """Configure vLLM as benchmarks run it: blocks of 16 tokens, as many as fit, asynchronous scheduling.
+def build_engine_config(deployment: Deployment | None, **given: Any) -> EngineConfig:
+    """Configure vLLM with the settings that were given, by name; the others are what it chooses for the GPU.
 
     Without a deployment `num_gpu_blocks` is required.
     """
-    if num_gpu_blocks is None:
-        assert deployment is not None
-        fit = kv_blocks(
-            deployment,
-            block_size=_BLOCK_SIZE,
-            max_num_batched_tokens=max_num_batched_tokens,
-            max_num_seqs=max_num_seqs,
-        )
-        num_gpu_blocks = min(fit, MAX_BLOCKS)
-    return VllmConfig(
-        block_size=_BLOCK_SIZE,
-        num_gpu_blocks=num_gpu_blocks,
-        max_num_seqs=max_num_seqs,
-        max_num_batched_tokens=max_num_batched_tokens,
-        max_model_len=max_model_len,
-        enable_prefix_caching=enable_prefix_caching,
-        async_scheduling=True,
-        vllm_version=vllm_version,
+    engine = VllmConfig(**given)
+    if deployment is None:
+        return engine
+    gpu = deployment.gpu
+    limits = choose_limits(gpu.name, gpu.memory_gb * 1e9, has_largest=engine.profile.has_largest_limits)
+    engine = apply_limits(engine, limits)
+    if not is_default(engine.num_gpu_blocks):
+        return engine
+    fit = kv_blocks(
+        deployment,
+        block_size=engine.block_size,
+        max_num_batched_tokens=engine.max_num_batched_tokens or limits.max_num_batched_tokens,
+        max_num_seqs=engine.max_num_seqs or limits.max_num_seqs,
     )
+    return msgspec.structs.replace(engine, num_gpu_blocks=min(fit, MAX_BLOCKS))
 
 
 def count_draws(concurrency: int, prompts: int, *, enough: int = 400, most: int = 5) -> int:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import datetime
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 import numpy as np
@@ -61,14 +61,18 @@ _LINK = ("link", "link_latency_us")
 
 
 class EngineFlags(msgspec.Struct, frozen=True, kw_only=True):
-    """Engine settings of the benchmarks, for files that do not contain them."""
+    """Engine settings of the benchmarks, for files that do not contain them; None: vLLM's for the GPU."""
 
-    max_num_seqs: int = 256
-    max_num_batched_tokens: int = 8192
+    max_num_seqs: int | None = None
+    max_num_batched_tokens: int | None = None
     max_model_len: int | None = None
     num_gpu_blocks: int | None = None
     enable_prefix_caching: bool = True
     vllm_version: str = NEWEST
+
+    def given(self) -> dict[str, Any]:
+        """Return the settings that were given, by name."""
+        return {name: value for name, value in msgspec.structs.asdict(self).items() if value is not None}
 
 
 class Fit(msgspec.Struct, frozen=True):
@@ -261,15 +265,8 @@ class Run(msgspec.Struct, frozen=True):
                 tensor=tensor, data=deployment.parallel.data, expert=deployment.parallel.expert
             )
             deployment = msgspec.structs.replace(deployment, parallel=parallel)
-        engine = build_engine_config(
-            deployment,
-            max_num_seqs=own.get("max_num_seqs", flags.max_num_seqs),
-            max_num_batched_tokens=own.get("max_num_batched_tokens", flags.max_num_batched_tokens),
-            max_model_len=flags.max_model_len,
-            num_gpu_blocks=own.get("num_gpu_blocks", flags.num_gpu_blocks),
-            enable_prefix_caching=flags.enable_prefix_caching,
-            vllm_version=flags.vllm_version,
-        )
+        recorded = {name: value for name, value in own.items() if name != "tensor_parallel_size"}
+        engine = build_engine_config(deployment, **{**flags.given(), **recorded})
         return cls(benchmark, deployment, engine)
 
     def replay(self, efficiencies: Efficiencies, load: Load | None = None) -> Outcome:

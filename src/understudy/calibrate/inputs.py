@@ -13,6 +13,7 @@ from understudy.calibrate.load import Load, random_lengths
 from understudy.calibrate.readers import aiperf, guidellm, own_report, read_benchmarks, vllm_bench
 from understudy.calibrate.recorded import read_run
 from understudy.checks import whole_number
+from understudy.defaults import LEAST_LENGTH
 from understudy.errors import ConfigError
 from understudy.workload import read_trace
 from understudy.workload.lengths import NO_CONTENT
@@ -36,15 +37,20 @@ class NamedLoad(msgspec.Struct, frozen=True):
 
 
 def build_closed_loop(
-    isl: int, osl: int, concurrency: int, prompts: int | None = None, least: float = 1.0
+    isl: int, osl: int, concurrency: int, prompts: int | None = None, least: float | None = None
 ) -> NamedLoad:
-    """Build a closed loop of lengths in tokens, drawn from `least` of them on; `prompts` defaults to ten per slot."""
+    """Build a closed loop of lengths in tokens, drawn from `least` of them on (default: `LEAST_LENGTH`).
+
+    `prompts` defaults to ten per slot.
+    """
     lengths = {"--isl": isl, "--osl": osl, "--concurrency": concurrency}
     for name, value in lengths.items():
         whole_number(name, value, 1, 10_000_000)
     count = _PROMPTS_PER_SLOT * concurrency if prompts is None else whole_number("--num-prompts", prompts, 1)
-    load = random_lengths(isl, osl, least=least, concurrency=concurrency, prompts=count, seed=0)
-    return NamedLoad(f"isl {isl}, osl {osl}, concurrency {concurrency}", load)
+    share = LEAST_LENGTH if least is None else least
+    load = random_lengths(isl, osl, least=share, concurrency=concurrency, prompts=count, seed=0)
+    varied = "all equal" if share == 1 else f"from {share:g} of each"
+    return NamedLoad(f"isl {isl}, osl {osl}, concurrency {concurrency}, lengths {varied}", load)
 
 
 def is_benchmark(path: Path) -> bool:

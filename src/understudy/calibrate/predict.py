@@ -10,12 +10,13 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from understudy.calibrate.experiment import MAX_BLOCKS, build_engine_config
 from understudy.calibrate.recorded import COLUMNS, predict_run, read_run
 from understudy.calibrate.tables import Table
 from understudy.checks import check_model
+from understudy.defaults import is_default
+from understudy.engines.vllm_config import VllmConfig
 from understudy.errors import ConfigError, InvalidArgument, UnderstudyError
-from understudy.run.model_groups import apply_model_groups, has_uniform_layers
+from understudy.run.settings import apply_gpus
 from understudy.tiers.gpu import GpuSettings
 
 if TYPE_CHECKING:
@@ -138,14 +139,7 @@ def predict(
     gpus = GpuSettings(name=gpu) if isinstance(gpu, str) else gpu
     gpus = msgspec.structs.replace(gpus, front_end_ms=0.0)
     deployment = gpus.deployment(model, kv_dtype)
-    engine = build_engine_on_gpu(
-        gpus,
-        model,
-        kv_dtype,
-        max_num_seqs=128,  # defaults of `understudy predict`
-        max_num_batched_tokens=2048,
-        enable_prefix_caching=True,
-    )
+    engine = build_engine_on_gpu(gpus, model, kv_dtype)
     run = predict_run(
         read_run(path),
         msgspec.structs.replace(engine, timing=gpus.timing(model, kv_dtype)),
@@ -155,23 +149,12 @@ def predict(
     return Predictions(COLUMNS, list(run.requests), {run.origin: len(run.requests)}, [])
 
 
-def build_engine_on_gpu(
-    gpus: GpuSettings, model: str, kv_dtype: str | None, *, num_gpu_blocks: int | None = None, **values: Any
-) -> EngineConfig:
-    """Configure vLLM with `model` on these GPUs: the model's KV cache groups, and as many blocks as fit unless given.
+def build_engine_on_gpu(gpus: GpuSettings, model: str, kv_dtype: str | None, **given: Any) -> EngineConfig:
+    """Configure vLLM with `model` on these GPUs: the settings that were given, by name, and what vLLM chooses.
 
-    `values` are those of `build_engine_config`. ConfigError names the field.
+    ConfigError names the field.
     """
-    engine = build_engine_config(None, num_gpu_blocks=num_gpu_blocks or MAX_BLOCKS, **values)
-    if not has_uniform_layers(model):
-        return apply_model_groups(gpus, engine, model, kv_dtype, has_blocks=num_gpu_blocks is not None)[0]
-    if num_gpu_blocks is not None:
-        return engine
-    fit = gpus.num_blocks(
-        model,
-        kv_dtype,
-        engine.block_size,
-        step_tokens=engine.max_num_batched_tokens,
-        sequences=engine.max_num_seqs,
-    )
-    return msgspec.structs.replace(engine, num_gpu_blocks=min(fit.blocks, MAX_BLOCKS))
+    engine = VllmConfig(**given)
+    return apply_gpus(
+        gpus, engine, model, kv_dtype, has_blocks=not is_default(engine.num_gpu_blocks), has_timing=True
+    )[0]

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Literal
 
 from understudy.calibrate.experiment import Experiment, build_engine_config, count_draws
 from understudy.calibrate.load import constant_stages, random_lengths
+from understudy.defaults import LEAST_LENGTH
 from understudy.errors import ConfigError, InvalidArgument, UnderstudyError
 from understudy.timing.architecture import Architecture
 from understudy.timing.deployment import Deployment, Parallelism
@@ -40,7 +41,6 @@ _NEEDS: dict[Layout, tuple[str, ...]] = {
         "distinct_prompts",
     ),
 }
-_LEAST_LENGTH = 0.8
 _PROMPTS_PER_SLOT = 10
 _MAX_STAGE_S = 600.0
 _MAX_COUNT = 10_000_000
@@ -164,7 +164,7 @@ def _read_closed_loop(row: _Row) -> Experiment:
         random_lengths(
             row.count("isl"),
             row.count("osl"),
-            least=_LEAST_LENGTH,
+            least=LEAST_LENGTH,
             concurrency=concurrency,
             prompts=prompts,
             seed=seed,
@@ -176,8 +176,7 @@ def _read_closed_loop(row: _Row) -> Experiment:
         deployment=deployment,
         engine=build_engine_config(
             deployment,
-            max_num_seqs=row.count("max_num_seqs", max(concurrency, 256)),
-            max_num_batched_tokens=row.count("max_num_batched_tokens", 8192),
+            **_read_limits(row),
             enable_prefix_caching=False,
         ),
         loads=loads,
@@ -185,6 +184,12 @@ def _read_closed_loop(row: _Row) -> Experiment:
         release=row.text("backend_version", default=""),
         where=row.where,
     )
+
+
+def _read_limits(row: _Row) -> dict[str, int]:
+    """Return the limits of the engine that a row has."""
+    names = ("max_num_seqs", "max_num_batched_tokens")
+    return {name: row.count(name) for name in names if row.text(name, default="")}
 
 
 def _check_requests(row: _Row, column: str, requests: float) -> None:
@@ -255,8 +260,7 @@ def _read_stages(row: _Row) -> Experiment:
         deployment=deployment,
         engine=build_engine_config(
             deployment,
-            max_num_seqs=row.count("max_num_seqs", 256),
-            max_num_batched_tokens=row.count("max_num_batched_tokens", 8192),
+            **_read_limits(row),
             max_model_len=row.count("max_model_len") if row.text("max_model_len", default="") else None,
             enable_prefix_caching=True,
         ),

@@ -76,7 +76,7 @@ def add_parser(verbs: Verbs) -> None:
     )
     fleet = verb.add_argument_group("fleet")
     fleet.add_argument(
-        "--block-size", type=int, default=16, metavar="N", help="tokens per block (default: 16)"
+        "--block-size", type=int, metavar="N", help="tokens per block (default: 16; MLA: 64; as vLLM)"
     )
     fleet.add_argument(
         "--num-gpu-blocks", type=int, metavar="N", help="KV blocks per worker (default: from --gpu)"
@@ -114,6 +114,7 @@ def run(args: argparse.Namespace) -> int:
     check_outputs(outputs, {"TRACE": trace_flags.path_read(args), **files_named({"--config": args.config})})
     request = _read_request(args)
     settings = _read_settings(args)
+    request = msgspec.structs.replace(request, block_size=_choose_block_size(args, settings))
     if settings is not None:
         check_outputs(outputs, files_named(settings))
     workload = trace_flags.read_workload(args.trace, args.format, trace_flags.reader_options(args))
@@ -176,7 +177,6 @@ def _read_request(args: argparse.Namespace) -> Any:
         if not 0 < size < 2**40:
             raise ConfigError(f"--{name}-gib must be above 0, got {size:g}; leave it out for no such tier")
     return StudyRequest(
-        block_size=args.block_size,
         policies=policies,
         sizes=tuple(map(_read_size, args.sizes.split(","))) if args.sizes is not None else (),
         tiers=tiers,
@@ -223,6 +223,18 @@ def _read_bytes_per_token(args: argparse.Namespace) -> int | None:
     return ModelShape.find(args.model).bytes_per_token(kv_dtype=args.kv_dtype)
 
 
+def _choose_block_size(args: argparse.Namespace, settings: ReplaySettings | None) -> int:
+    """Return the given tokens per block, those of the fleet, or those that vLLM chooses for the model."""
+    from understudy.defaults import BLOCK_SIZE
+    from understudy.run.chosen import choose_block_size
+
+    if args.block_size is not None:
+        return int(args.block_size)
+    if settings is not None:
+        return int(settings.engine.block_size)
+    return BLOCK_SIZE if args.model is None else choose_block_size(args.model)
+
+
 def _read_settings(args: argparse.Namespace) -> ReplaySettings | None:
     """Return the fleet's settings; None if neither its blocks nor its GPU are known."""
     from understudy.engines.vllm_config import VllmConfig
@@ -230,9 +242,11 @@ def _read_settings(args: argparse.Namespace) -> ReplaySettings | None:
     from understudy.run.settings import ReplaySettings
 
     flags = gpu_flags.gpu_settings(args)
-    engine = {**flags.get("engine", {}), "block_size": args.block_size}
-    if args.num_gpu_blocks is not None:
-        engine["num_gpu_blocks"] = args.num_gpu_blocks
+    given = {"block_size": args.block_size, "num_gpu_blocks": args.num_gpu_blocks}
+    engine = {
+        **flags.get("engine", {}),
+        **{name: value for name, value in given.items() if value is not None},
+    }
     fleet = {name: getattr(args, name) for name in ("workers", "routing") if getattr(args, name) is not None}
     if not flags.get("gpu") and args.num_gpu_blocks is None and args.config is None and not args.set:
         if fleet or "timing" in engine:
@@ -248,12 +262,12 @@ def _read_settings(args: argparse.Namespace) -> ReplaySettings | None:
     if args.users is not None:
         flags["users"] = args.users
     settings = ReplaySettings.read(args.config, {**flags, **fleet, "engine": engine}, args.set)
-    given = {
+    parts = {
         "pools": settings.pools,
         "disaggregation": settings.disaggregation,
         "tiers": settings.tiers.tiers,
     }
-    if field := next((name for name, value in given.items() if value), None):
+    if field := next((name for name, value in parts.items() if value), None):
         raise ConfigError(
             f"{field}: a cache study has equal workers without tiers; remove {field} from the settings"
         )
@@ -261,7 +275,7 @@ def _read_settings(args: argparse.Namespace) -> ReplaySettings | None:
         raise ConfigError(f"kv_cache_groups: a curve has one group; leave them out, or {_GROUPS_REMEDY}")
     if not isinstance(settings.engine, VllmConfig):
         raise ConfigError("engine: a cache study replays vLLM's engine; remove engine.kind from the settings")
-    if settings.engine.block_size != args.block_size:
+    if args.block_size not in (None, settings.engine.block_size):
         raise ConfigError(
             f"engine.block_size {settings.engine.block_size} differs from --block-size {args.block_size}; give one"
         )

@@ -53,8 +53,7 @@ def add_parser(verbs: Verbs) -> None:
         "--least-length",
         type=float,
         metavar="X",
-        help="shortest random length as a share of the longest, for summaries that lack it (default: 1, all equal; "
-        "CSV: 0.8)",
+        help="shortest random length as a share of the longest, for summaries that lack it (default: 0.8)",
     )
     verb.add_argument(
         "--in-engine",
@@ -198,7 +197,7 @@ _METADATA_SETTINGS = ("max_num_seqs", "max_num_batched_tokens", "num_gpu_blocks"
 def _read_engine_flags(args: argparse.Namespace) -> EngineFlags:
     from understudy.calibrate.fit import EngineFlags
 
-    return EngineFlags(**deployment_flags.engine_values(args)._asdict())
+    return EngineFlags(**deployment_flags.engine_values(args))
 
 
 def _print_tables(

@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     import argparse
 
     from understudy.cli import Verbs
+    from understudy.defaults import BatchLimits
     from understudy.groups import GroupPlan
 
 EXAMPLES = """\
@@ -56,11 +57,12 @@ def add_parser(verbs: Verbs) -> None:
     verb.add_argument(
         "--max-num-batched-tokens",
         type=int,
-        default=8192,
         metavar="N",
-        help="tokens per step (default: 8192)",
+        help="tokens per step (default: vLLM's for the GPU; 2048 without one)",
     )
-    verb.add_argument("--max-num-seqs", type=int, metavar="N", help="requests in a batch (default: 256)")
+    verb.add_argument(
+        "--max-num-seqs", type=int, metavar="N", help="requests in a batch (default: vLLM's for the GPU)"
+    )
     verb.add_argument("--no-async-scheduling", action="store_true", help="one step in flight, not two")
     verb.add_argument("--no-enable-prefix-caching", action="store_true", help="keep only the newest states")
     verb.add_argument("--json", action="store_true", help="print the plan as JSON")
@@ -71,7 +73,8 @@ def run(args: argparse.Namespace) -> int:
     """Print the groups and the capacity."""
     import json
 
-    plan = _plan(args)
+    limits = _read_limits(args)
+    plan = _plan(args, limits)
     if args.json:
         found = plan.to_dict()
         if args.max_model_len is None:
@@ -80,7 +83,9 @@ def run(args: argparse.Namespace) -> int:
     else:
         from understudy.run.model_groups import note_on_dtype
 
-        print("\n".join(_describe(plan, args.model, caches=not args.no_enable_prefix_caching)))
+        requests = "" if args.kv_memory else f" of at most {limits.max_num_seqs:,} requests"
+        said = f"limits: {limits.max_num_batched_tokens:,} tokens per step{requests}"
+        print("\n".join(_describe(plan, args.model, said, caches=not args.no_enable_prefix_caching)))
         for note in note_on_dtype(args.model):
             print(f"note: {note}")
     return 0
@@ -96,8 +101,23 @@ def _parse_length(text: str) -> int | None:
         raise argparse.ArgumentTypeError(f"must be a number of tokens or auto, got {text!r}") from None
 
 
-def _plan(args: argparse.Namespace) -> GroupPlan:
+def _read_limits(args: argparse.Namespace) -> BatchLimits:
+    """Return the limits of a step: those given, else what vLLM chooses for the GPU."""
     from understudy.checks import whole_number
+    from understudy.defaults import UNKNOWN_DEVICE, BatchLimits
+    from understudy.tiers.gpu import GpuSettings
+
+    gpu = read_gpu_flags(args)
+    chosen = UNKNOWN_DEVICE if args.kv_memory is not None or not gpu else GpuSettings(**gpu).batch_limits()
+    tokens, sequences = args.max_num_batched_tokens, args.max_num_seqs
+    for name, value in (("max-num-batched-tokens", tokens), ("max-num-seqs", sequences)):
+        if value is not None:
+            whole_number(f"--{name}", value, 1)
+    tokens = chosen.max_num_batched_tokens if tokens is None else tokens
+    return BatchLimits(tokens, min(chosen.max_num_seqs, tokens) if sequences is None else sequences)
+
+
+def _plan(args: argparse.Namespace, limits: BatchLimits) -> GroupPlan:
     from understudy.errors import ConfigError
     from understudy.groups import groups_of_model
     from understudy.groups.of_model import config_of_model
@@ -107,12 +127,6 @@ def _plan(args: argparse.Namespace) -> GroupPlan:
 
     gpu = read_gpu_flags(args)
     config_of_model(args.model)  # names an unknown model
-    for name, value in (
-        ("max-num-batched-tokens", args.max_num_batched_tokens),
-        ("max-num-seqs", args.max_num_seqs),
-    ):
-        if value is not None:
-            whole_number(f"--{name}", value, 1)
     is_auto = args.max_model_len is None
     length = known_context(args.model) if is_auto else args.max_model_len
     if length is None:
@@ -131,8 +145,8 @@ def _plan(args: argparse.Namespace) -> GroupPlan:
         return GpuSettings(**gpu).groups(
             args.model,
             args.kv_dtype,
-            step_tokens=args.max_num_batched_tokens,
-            sequences=args.max_num_seqs,
+            step_tokens=limits.max_num_batched_tokens,
+            sequences=limits.max_num_seqs,
             **settings,
         )
     tensor_parallel = gpu.pop("tensor_parallel_size", 1)
@@ -145,12 +159,12 @@ def _plan(args: argparse.Namespace) -> GroupPlan:
         kv_dtype=args.kv_dtype,
         tensor_parallel=tensor_parallel,
         disable_hybrid=disable_hybrid,
-        max_num_batched_tokens=args.max_num_batched_tokens,
+        max_num_batched_tokens=limits.max_num_batched_tokens,
         **settings,
     )
 
 
-def _describe(plan: GroupPlan, model: str, *, caches: bool) -> list[str]:
+def _describe(plan: GroupPlan, model: str, limits: str, *, caches: bool) -> list[str]:
     head = ("group", "kind", "layers", "block", "page bytes", "window", "blocks per request")
     rows = [
         (
@@ -178,6 +192,7 @@ def _describe(plan: GroupPlan, model: str, *, caches: bool) -> list[str]:
         *table,
         f"{plan.num_blocks:,} blocks of {plan.bytes_per_block:,} bytes on each GPU",
         *([f"prefix cache: {units}"] if caches else []),
+        limits,
         f"GPU KV cache size: {plan.kv_cache_size_tokens:,} tokens",
         f"Maximum concurrency for {plan.max_model_len:,} tokens per request: {plan.max_concurrency:.2f}x",
     ]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from understudy.timing.gpu_flags import GPU_FLAGS
 
@@ -27,17 +27,6 @@ ENGINE_FLAGS = (
 )
 
 
-class EngineValues(NamedTuple):
-    """Engine settings from flags, with defaults for flags that were not given."""
-
-    max_num_seqs: int
-    max_num_batched_tokens: int
-    max_model_len: int | None
-    num_gpu_blocks: int | None
-    vllm_version: str
-    enable_prefix_caching: bool
-
-
 def add_deployment_flags(verb: argparse.ArgumentParser, *, leave_out: Collection[str]) -> None:
     """Add the model, GPU and engine flags to a verb, except those in `leave_out`."""
     import argparse
@@ -50,12 +39,14 @@ def add_deployment_flags(verb: argparse.ArgumentParser, *, leave_out: Collection
     group.add_argument("--kv-dtype", metavar="TYPE", help="data type of the KV cache: bf16 (default) or fp8")
     add_gpu_setting_flags(group, leave_out=leave_out, aliases={"weight-dtype": "weights"})
     engine = verb.add_argument_group("engine")
-    engine.add_argument("--max-num-seqs", type=int, metavar="N", help="requests in a batch (default: 128)")
+    engine.add_argument(
+        "--max-num-seqs", type=int, metavar="N", help="requests in a batch (default: vLLM's for the GPU)"
+    )
     engine.add_argument(
         "--max-num-batched-tokens",
         type=int,
         metavar="N",
-        help="tokens per step (default: 2048)",
+        help="tokens per step (default: vLLM's for the GPU)",
     )
     engine.add_argument("--max-model-len", type=int, metavar="N", help="context window (default: none)")
     engine.add_argument(
@@ -93,18 +84,10 @@ def reject_flags_set_by_timing_file(args: argparse.Namespace) -> None:
         )
 
 
-def engine_values(args: argparse.Namespace) -> EngineValues:
-    """Return the engine settings that the flags give, with defaults."""
-    from understudy.engines.profiles import NEWEST
-
-    return EngineValues(
-        max_num_seqs=128 if args.max_num_seqs is None else args.max_num_seqs,
-        max_num_batched_tokens=2048 if args.max_num_batched_tokens is None else args.max_num_batched_tokens,
-        max_model_len=args.max_model_len,
-        num_gpu_blocks=args.num_gpu_blocks,
-        vllm_version=NEWEST if args.vllm_version is None else args.vllm_version,
-        enable_prefix_caching=args.enable_prefix_caching is not False,
-    )
+def engine_values(args: argparse.Namespace) -> dict[str, Any]:
+    """Return the engine settings that the flags give, by name."""
+    values = {name.replace("-", "_"): getattr(args, name.replace("-", "_")) for name in ENGINE_FLAGS}
+    return {name: value for name, value in values.items() if value is not None}
 
 
 def names_model_and_gpu(args: argparse.Namespace) -> bool:
@@ -135,5 +118,5 @@ def build_engine(args: argparse.Namespace, deployment: Deployment | None) -> Eng
 
     values = engine_values(args)
     if names_model_and_gpu(args):
-        return build_engine_on_gpu(read_gpu(args), args.model, args.kv_dtype, **values._asdict())
-    return build_engine_config(deployment, **values._asdict())
+        return build_engine_on_gpu(read_gpu(args), args.model, args.kv_dtype, **values)
+    return build_engine_config(deployment, **values)

@@ -50,10 +50,16 @@ class Flag(NamedTuple):
 
 
 SETTINGS = (
-    Flag("block_size", int, "tokens per KV block (default: 64; vLLM's own default is 16)"),
-    Flag("num_gpu_blocks", int, "usable KV blocks per worker (default: 16384)"),
-    Flag("max_num_seqs", int, "requests per batch (default: 256, or max_num_batched_tokens if smaller)"),
-    Flag("max_num_batched_tokens", int, "tokens per step (default: 8192)"),
+    Flag("block_size", int, "tokens per KV block (default: 16; MLA: 64; as vLLM)"),
+    Flag("num_gpu_blocks", int, "usable KV blocks per worker (default: 16384, or as many as fit on the GPU)"),
+    Flag(
+        "max_num_seqs", int, "requests per batch (default: 256, or vLLM's for the GPU: 1024 from 70 GiB on)"
+    ),
+    Flag(
+        "max_num_batched_tokens",
+        int,
+        "tokens per step (default: 2048, or vLLM's for the GPU: 8192 from 70 GiB on, 16384 from 160)",
+    ),
     Flag("max_num_active_seqs", int, "admit no request while so many are active (default: no limit)"),
     Flag(
         "max_model_len",

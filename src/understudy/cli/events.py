@@ -67,7 +67,7 @@ def add_parser(verbs: Verbs) -> None:
         "--workers", type=int, metavar="N", help="simulated workers, one rank each (default: 1)"
     )
     emit.add_argument(
-        "--block-size", type=int, metavar="N", help="tokens per KV block (default: 64, as of `replay`)"
+        "--block-size", type=int, metavar="N", help="tokens per KV block (default: 16, as of `replay`)"
     )
     run_flags.add_users(emit.add_argument)
     emit.add_argument("--num-gpu-blocks", type=int, metavar="N", help="KV blocks per worker (default: 16384)")

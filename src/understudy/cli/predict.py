@@ -64,8 +64,8 @@ def add_parser(verbs: Verbs) -> None:
         "--least-length",
         type=float,
         metavar="X",
-        help="shortest random length as a share of the longest, also for summaries that lack it (default: 1, all "
-        "equal; CSV: 0.8)",
+        help="shortest random length as a share of the longest, also for summaries that lack it (default: "
+        "0.8)",
     )
     verb.add_argument("--format", metavar="NAME", help="INPUTS is a trace of this format, as of `replay`")
     verb.add_argument(
@@ -155,7 +155,7 @@ def _read_loads(args: argparse.Namespace) -> list[NamedLoad] | None:
     for flag, value in (("--format", args.format), ("--trace-block-size", args.trace_block_size)):
         if value is not None:
             raise ConfigError(f"{flag} is for a trace; name the file")
-    return [build_closed_loop(args.isl, args.osl, args.concurrency, args.num_prompts, least or 1.0)]
+    return [build_closed_loop(args.isl, args.osl, args.concurrency, args.num_prompts, least)]
 
 
 _COLUMN_OF_FLAG = {

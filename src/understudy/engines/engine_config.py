@@ -9,6 +9,13 @@ import numpy as np
 
 from understudy._core import StepTiming, python_timing
 from understudy.checks import whole_number
+from understudy.defaults import (
+    BLOCK_SIZE,
+    MAX_NUM_BATCHED_TOKENS,
+    MAX_NUM_SEQS,
+    NUM_GPU_BLOCKS,
+    is_default,
+)
 from understudy.engines.mocker_settings import MockerSettings
 from understudy.engines.profiles import NEWEST, VersionProfile, find_profile
 from understudy.engines.timing import Polynomial, Timing, TimingModel
@@ -23,7 +30,6 @@ if TYPE_CHECKING:
     from understudy._core import VllmOffload
     from understudy.tiers.plan import TierPlan
 
-DEFAULT_BLOCK_SIZE = 64
 _MOST = {"block_size": 2**20, "num_gpu_blocks": 2**30}
 _LIMITS = (
     "block_size",
@@ -41,14 +47,14 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     `num_gpu_blocks` counts usable blocks.
     """
 
-    block_size: int = DEFAULT_BLOCK_SIZE
-    """Tokens per KV block."""
-    num_gpu_blocks: int = 16384
-    """Usable KV blocks of a worker."""
-    max_num_seqs: int | None = 256
-    """Most running requests; None: no limit."""
-    max_num_batched_tokens: int | None = 8192
-    """Most tokens per step; None: no limit."""
+    block_size: int = BLOCK_SIZE
+    """Tokens per KV block; not given: what vLLM chooses for the model."""
+    num_gpu_blocks: int = NUM_GPU_BLOCKS
+    """Usable KV blocks of a worker; not given: as many as fit on its GPU."""
+    max_num_seqs: int | None = MAX_NUM_SEQS
+    """Most running requests; not given: what vLLM chooses for the GPU; None: no limit."""
+    max_num_batched_tokens: int | None = MAX_NUM_BATCHED_TOKENS
+    """Most tokens per step; not given: what vLLM chooses for the GPU; None: no limit."""
     max_model_len: int | None = None
     """Most tokens of a request, prompt and output; None: no limit."""
     enable_prefix_caching: bool = True
@@ -77,8 +83,9 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     def _check_limits(self, fields: Iterable[str]) -> None:
         for field in fields:
             if (value := getattr(self, field)) is not None:
-                value = whole_number(field, value, 1, _MOST.get(field))
-                msgspec.structs.force_setattr(self, field, value)
+                checked = whole_number(field, value, 1, _MOST.get(field))
+                if not is_default(value):
+                    msgspec.structs.force_setattr(self, field, checked)
 
     def _check_switches(self, fields: Iterable[str], *, optional: bool = False) -> None:
         for field in fields:

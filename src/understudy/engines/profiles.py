@@ -34,6 +34,7 @@ class VersionProfile(msgspec.Struct, frozen=True, kw_only=True):
     `self_preemption_ends`: when a request preempts itself, no running request behind it is scheduled in that step.
     `counts_running_loras`: `max_loras` counts the adapters of all running requests, else of those already scheduled.
     `has_prefill_interval`: `prefill_schedule_interval` has an effect on a single engine.
+    `has_largest_limits`: a device of at least 160 GiB has limits of a batch of its own (`understudy.defaults`).
     `front_counts_sent`: the front end of data-parallel ranks balances by the requests that it has sent to each, and by
     their KV usage; `front_rotates`: it searches for the minimum from a rotating start.
 
@@ -58,6 +59,7 @@ class VersionProfile(msgspec.Struct, frozen=True, kw_only=True):
     self_preemption_ends: bool = True
     counts_running_loras: bool = False
     has_prefill_interval: bool = False
+    has_largest_limits: bool = False
     front_counts_sent: bool = True
     front_rotates: bool = True
     spec_admission_lookahead: bool = True
@@ -74,6 +76,7 @@ PROFILES: dict[str, VersionProfile] = {
     for profile in (
         VersionProfile(
             name="v0.33",
+            has_largest_limits=True,
             caps_lone_prefill=False,
             has_active_seqs=True,
             preempted_first=True,
@@ -87,13 +90,14 @@ PROFILES: dict[str, VersionProfile] = {
         ),
         VersionProfile(
             name="v0.31",
+            has_largest_limits=True,
             caps_lone_prefill=False,
             has_active_seqs=True,
             preempted_first=True,
             spec_pads_within_context=True,
             spec_pads_hits=True,
         ),
-        VersionProfile(name="recorded"),
+        VersionProfile(name="recorded", has_largest_limits=True),
         VersionProfile(
             name="v0.27", free_order="uncached_last", spec_slots_by_request=False, async_methods=_EAGLE_LIKE
         ),

@@ -9,6 +9,7 @@ import msgspec
 
 from understudy._core import SglangEngineConfig, SglangSettings, Tier
 from understudy.checks import read_as, whole_number
+from understudy.defaults import Default
 from understudy.engines.engine_config import EngineConfig
 from understudy.engines.mocker_names import refuse_unknown
 from understudy.engines.mocker_settings import MockerSettings
@@ -66,6 +67,8 @@ class SglangConfig(EngineConfig, frozen=True, kw_only=True, forbid_unknown_field
     """Pages of the KV pool; -1: 2^20 tokens."""
     max_num_seqs: int | None = None
     """Most requests at a time; None: SGLang's rule, 2048 to 4096 by pool and context."""
+    max_num_batched_tokens: int | None = 8192
+    """Not a setting of SGLang: give `chunked_prefill_size` or `max_prefill_tokens`."""
     max_prefill_tokens: int = 16384
     """Prompt tokens of a batch; the first prompt is taken whatever its length."""
     chunked_prefill_size: int = 8192
@@ -106,7 +109,7 @@ class SglangConfig(EngineConfig, frozen=True, kw_only=True, forbid_unknown_field
     def __post_init__(self) -> None:
         if self.num_gpu_blocks == -1:
             pages = max(_DEFAULT_POOL // max(self.block_size, 1), 1)
-            msgspec.structs.force_setattr(self, "num_gpu_blocks", pages)
+            msgspec.structs.force_setattr(self, "num_gpu_blocks", Default(pages))
         EngineConfig.__post_init__(self)
         if self.mocker.aic_nextn is not None:
             raise ConfigError(

@@ -6,18 +6,32 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from understudy.defaults import Default
 from understudy.errors import ConfigError
 
 if TYPE_CHECKING:
     from understudy.engines.profiles import VersionProfile
     from understudy.engines.vllm_config import VllmConfig
 
-_DEFAULT_MAX_NUM_SEQS = 256
-"""Lowered to a smaller `max_num_batched_tokens`, as in vLLM; an explicit value is not."""
+
+def fit_defaults(config: VllmConfig) -> None:
+    """Fit the limits that were not given to those that were, as vLLM does."""
+    budget, length = config.max_num_batched_tokens, config.max_model_len
+    if (
+        isinstance(budget, Default)
+        and not config.enable_chunked_prefill
+        and length is not None
+        and length > budget
+    ):
+        budget = Default(length)
+        msgspec.structs.force_setattr(config, "max_num_batched_tokens", budget)
+    requests = config.max_num_seqs
+    if isinstance(requests, Default) and budget is not None and requests > budget:
+        msgspec.structs.force_setattr(config, "max_num_seqs", Default(budget))
 
 
 def refuse_contradictions(config: VllmConfig) -> None:
-    """Refuse limits that contradict each other, as vLLM does; lower the default of `max_num_seqs`."""
+    """Refuse limits that contradict each other, as vLLM does."""
     if config.max_num_active_seqs is not None and config.max_num_active_seqs > (
         config.max_num_seqs or config.max_num_active_seqs
     ):
@@ -28,12 +42,10 @@ def refuse_contradictions(config: VllmConfig) -> None:
         raise ConfigError(f"watermark must be in [0, 1), got {config.watermark}")
     budget = config.max_num_batched_tokens
     if budget is not None and config.max_num_seqs is not None and config.max_num_seqs > budget:
-        if config.max_num_seqs != _DEFAULT_MAX_NUM_SEQS:
-            raise ConfigError(
-                f"max_num_seqs={config.max_num_seqs} must not be above max_num_batched_tokens={budget}: "
-                "every request of a batch computes at least one token"
-            )
-        msgspec.structs.force_setattr(config, "max_num_seqs", budget)
+        raise ConfigError(
+            f"max_num_seqs={config.max_num_seqs} must not be above max_num_batched_tokens={budget}: "
+            "every request of a batch computes at least one token"
+        )
     if config.max_model_len is not None and config.long_prefill_token_threshold > config.max_model_len:
         raise ConfigError(
             f"long_prefill_token_threshold={config.long_prefill_token_threshold} must not be above "

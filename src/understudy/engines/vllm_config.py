@@ -16,7 +16,8 @@ from understudy._core import (
     with_groups,
 )
 from understudy.checks import plain_number, read_as, whole_number
-from understudy.engines.engine_config import DEFAULT_BLOCK_SIZE, EngineConfig
+from understudy.defaults import Default
+from understudy.engines.engine_config import EngineConfig
 from understudy.engines.kv_groups import (
     KvCacheGroup,
     check_groups,
@@ -31,6 +32,7 @@ from understudy.engines.profiles import NEWEST, VersionProfile, find_profile
 from understudy.engines.speculation import SpeculativeConfig  # noqa: TC001  (msgspec reads the annotation)
 from understudy.engines.speculation_cost import add_drafter, note_speculation
 from understudy.engines.vllm_checks import (
+    fit_defaults,
     refuse_absent,
     refuse_contradictions,
     refuse_speculation,
@@ -130,6 +132,7 @@ class VllmConfig(EngineConfig, frozen=True, kw_only=True, forbid_unknown_fields=
         )
         threshold = whole_number("long_prefill_token_threshold", self.long_prefill_token_threshold)
         msgspec.structs.force_setattr(self, "long_prefill_token_threshold", threshold)
+        fit_defaults(self)
         refuse_contradictions(self)
         refuse_absent(self, self.profile, self.vllm_version)
         refuse_unused(self)
@@ -148,7 +151,7 @@ class VllmConfig(EngineConfig, frozen=True, kw_only=True, forbid_unknown_fields=
         if self.kv_cache_groups:
             check_groups(self)
             unit = self._hashing_unit()
-            if self.block_size not in (unit, DEFAULT_BLOCK_SIZE):
+            if self.block_size != unit and not isinstance(self.block_size, Default):
                 raise ConfigError(
                     f"block_size={self.block_size} contradicts kv_cache_groups: it is their unit of hashing, {unit}; "
                     "leave it out"

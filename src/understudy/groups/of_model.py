@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from understudy.defaults import BLOCK_SIZE, LATENT_BLOCK_SIZE
 from understudy.errors import ConfigError
 from understudy.groups.known_layers import known_config
 from understudy.groups.layer import Layer
@@ -101,8 +102,8 @@ def _attention(
 ) -> list[Layer]:
     """Return the caches of an attention layer: one, and that of the indexer of sparse MLA."""
     if config.has("kv_lora_rank"):
-        return _latent(config, 64 if block_size is None else block_size, dtype)
-    block = 16 if block_size is None else block_size
+        return _latent(config, LATENT_BLOCK_SIZE if block_size is None else block_size, dtype)
+    block = BLOCK_SIZE if block_size is None else block_size
     heads = config.number("num_attention_heads")
     kv_heads = config.number("num_key_value_heads", default=heads)
     head_size = config.head_dim(heads)

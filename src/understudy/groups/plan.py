@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from understudy.defaults import UNKNOWN_DEVICE
 from understudy.errors import ConfigError
 from understudy.groups.grouping import LayerGroup, fit_states, group_layers
 from understudy.groups.layer import Layer  # noqa: TC001  (msgspec reads the annotations)
@@ -86,7 +87,7 @@ def plan_groups(
     *,
     memory_bytes: int,
     max_model_len: int,
-    max_num_batched_tokens: int = 8192,
+    max_num_batched_tokens: int = UNKNOWN_DEVICE.max_num_batched_tokens,
     async_scheduling: bool = True,
     prefix_caching: bool = True,
     layout: str = "LBNHC",

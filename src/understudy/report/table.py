@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from rich import box
 from rich.cells import cell_len
@@ -174,6 +174,14 @@ def timing_model(report: Report) -> str | None:
     return str(timing["kind"]) if isinstance(timing, dict) and "kind" in timing else None
 
 
+def _describe_limits(engine: dict[str, Any]) -> str | None:
+    """Describe the most tokens and requests of a step; None for engines that have none, and for pools."""
+    units = {"chunked_prefill_size" if "chunked_prefill_size" in engine else "max_num_batched_tokens": "tok"}
+    units["max_num_seqs"] = "req"
+    said = [f"{engine[name]:,} {unit}" for name, unit in units.items() if engine.get(name) not in (None, -1)]
+    return ", ".join(said) or None
+
+
 def _list_facts(report: Report) -> list[tuple[str, str]]:
     requests = report.requests
     facts = [("Completed requests", f"{requests.completed:,} of {requests.total:,}")]
@@ -205,6 +213,8 @@ def _list_facts(report: Report) -> list[tuple[str, str]]:
     if len(set(report.columns.worker_blocks.tolist())) == 1 and report.columns.block_size > 1:
         blocks = f"{report.columns.blocks_per_worker:,} of {report.columns.block_size} tok"
         facts.append((f"{terms.block.capitalize()}s per worker", blocks))
+    if (limits := _describe_limits(report.run.engine)) is not None:
+        facts.append(("Limits of a step", limits))
     facts.append((terms.requeued.capitalize(), f"{report.preemptions:,}"))
     if report.columns.burst_steps or report.columns.draft_rounds:
         facts.append(("Accept length", f"{fixed(report.accept_length)} tok"))

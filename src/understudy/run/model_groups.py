@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
 
-from understudy.engines.engine_config import DEFAULT_BLOCK_SIZE, EngineConfig
+from understudy.defaults import BLOCK_SIZE, UNKNOWN_DEVICE, is_default
+from understudy.engines.engine_config import EngineConfig
 from understudy.engines.kv_groups import kv_cache_groups
 from understudy.engines.profiles import NEWEST, find_profile
 from understudy.engines.vllm_config import VllmConfig
@@ -52,7 +53,7 @@ def plan_model_groups(
     ConfigError if one request of the engine's `max_model_len` tokens does not fit.
     """
     settings: dict[str, Any] = {
-        "block_size": engine.block_size,
+        "block_size": None if is_default(engine.block_size) else engine.block_size,
         "async_scheduling": engine.asynchronous,
         "prefix_caching": engine.enable_prefix_caching,
         "prefix_match_unit": engine.prefix_match_unit if isinstance(engine, VllmConfig) else None,
@@ -66,7 +67,7 @@ def plan_model_groups(
             model,
             memory_bytes=_UNLIMITED_BYTES,
             max_model_len=length,
-            max_num_batched_tokens=engine.max_num_batched_tokens or 8192,
+            max_num_batched_tokens=engine.max_num_batched_tokens or UNKNOWN_DEVICE.max_num_batched_tokens,
             kv_dtype=kv_dtype,
             tensor_parallel=gpu.tensor_parallel_size,
             disable_hybrid=gpu.disable_hybrid_kv_cache_manager,
@@ -130,7 +131,7 @@ def apply_model_groups(
     grouped = msgspec.structs.replace(
         engine,
         kv_cache_groups=kv_cache_groups(plan),
-        block_size=DEFAULT_BLOCK_SIZE,  # the groups set it, also to a multiple that no engine alone may have
+        block_size=BLOCK_SIZE,  # the groups set it, also to a multiple that no engine alone may have
         num_gpu_blocks=blocks,
     )
     note = f"{len(plan.groups)} KV cache groups of {model} ({kinds} layers) share {blocks:,} blocks per worker{error}"

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
 
+from understudy.defaults import is_default
 from understudy.errors import ConfigError
 from understudy.run.model_groups import size_group_tiers
 from understudy.run.settings import apply_gpus
@@ -33,7 +34,7 @@ def place_on_gpu(
     tiers: TiersConfig | None,
     workers: int,
 ) -> Placement:
-    """Return the settings of `model` on `gpu`; timing and blocks of `engine` that are not defaults are kept."""
+    """Return the settings of `model` on `gpu`; what `engine` was given is kept."""
     gpus = GpuSettings(name=gpu) if isinstance(gpu, str) else gpu
     if not isinstance(gpus, GpuSettings):
         raise ConfigError(f"gpu must be the name of a GPU or GpuSettings, got {gpu!r}")
@@ -43,9 +44,8 @@ def place_on_gpu(
     model = model or below.model
     if model is None:
         raise ConfigError("gpu: step times need a model; give model, such as Llama-3.1-8B")
-    defaults = type(engine)()
-    has_blocks = engine.num_gpu_blocks != defaults.num_gpu_blocks
-    has_timing = engine.timing != defaults.timing
+    has_blocks = not is_default(engine.num_gpu_blocks)
+    has_timing = engine.timing != type(engine)().timing
     if gpus.is_known:
         gpus.reject_unused_settings(engine.timing, has_blocks=has_blocks, has_timing=has_timing)
     alone = engine

@@ -7,14 +7,14 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast, get_args
 import msgspec
 
 from understudy.checks import read_as
-from understudy.engines.engine_config import DEFAULT_BLOCK_SIZE, EngineConfig
+from understudy.engines.engine_config import EngineConfig
 from understudy.engines.group_layouts import fit_model_len
 from understudy.engines.kinds import DEFAULT_ENGINE, read_engine
-from understudy.engines.vllm_config import VllmConfig
 from understudy.errors import ConfigError
 from understudy.outputs import files_named
 from understudy.router.kv import KvRouting  # noqa: TC001  (msgspec reads the annotation)
 from understudy.router.load import load_router
+from understudy.run.chosen import choose_defaults
 from understudy.run.disaggregation import Disaggregation  # noqa: TC001  (msgspec reads the annotation)
 from understudy.run.layers import TIER_FIELDS, drop_superseded, index_tiers_by_name, reject_unused_kv_size
 from understudy.run.model_groups import (
@@ -227,7 +227,8 @@ def apply_gpus(
     has_blocks: bool,
     has_timing: bool,
 ) -> tuple[_Engine, tuple[str, ...]]:
-    """Set step times, KV cache groups and blocks unless given; return the engine and notes for the report."""
+    """Set limits, step times, KV cache groups and blocks unless given; return the engine and notes for the report."""
+    engine = choose_defaults(gpu, engine, model)
     if getattr(engine, "kv_cache_groups", ()) and not has_blocks:
         raise ConfigError(
             "kv_cache_groups: the blocks of given groups do not follow from a GPU's memory; give --num-gpu-blocks, or "
@@ -254,11 +255,9 @@ def apply_gpus(
         sequences=engine.max_num_seqs,
         drafter=find_engine_drafter(gpu, engine, model, kv_dtype),
     )
-    is_ours = isinstance(engine, VllmConfig) and engine.block_size == DEFAULT_BLOCK_SIZE
-    vllms = "; vLLM's default is 16 tokens, --block-size 16" if is_ours else ""
     note = (
         f"estimated {found.blocks:,} KV blocks of {engine.block_size} token{'s'[: engine.block_size - 1]} per worker "
-        f"(± {found.plus_minus:,}{vllms}); for "
+        f"(± {found.plus_minus:,}); for "
         f"the exact number pass {engine.exact_pool_flags} start-up log"
     )
     engine = msgspec.structs.replace(engine, num_gpu_blocks=found.blocks)

@@ -34,7 +34,7 @@ class ServerSettings(msgspec.Struct, frozen=True, kw_only=True):
     model: str = "understudy/tok"
     served_model_name: tuple[str, ...] = ()
     max_model_len: int = 32768
-    engine: AnyEngineConfig = msgspec.structs.replace(DEFAULT_ENGINE, block_size=16)
+    engine: AnyEngineConfig = DEFAULT_ENGINE
     notes: tuple[str, ...] = ()
     """Notes on the engine's groups and blocks, printed at start."""
     tiers: TiersConfig = TiersConfig()

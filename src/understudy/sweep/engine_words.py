@@ -9,9 +9,11 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from understudy.defaults import BLOCK_SIZE, BatchLimits, is_default
 from understudy.engines.mocker_settings import MockerSettings
 from understudy.engines.sglang_config import SglangConfig
 from understudy.engines.vllm_config import VllmConfig
+from understudy.run.chosen import choose_block_size
 from understudy.server.flags.grammar import vllm_flags
 from understudy.server.release import RELEASES
 from understudy.sweep.group_words import add_group_flags, count_planned_blocks, find_planned_engine
@@ -43,7 +45,7 @@ _LONG_KNOWN = frozenset(
     )
 )
 """Flags of every simulated vLLM release; for releases whose flags are not recorded."""
-_ALWAYS = ("block_size", "max_num_seqs", "max_num_batched_tokens", "max_model_len")
+_DEFAULTS = VllmConfig()
 _LEFT_OUT = (
     "num_gpu_blocks",
     "timing",
@@ -93,14 +95,9 @@ def _vllm_words(candidate: Candidate, missing: list[str]) -> list[str]:
         given["gpu-memory-utilization"] = gpu.gpu_memory_utilization
     else:
         given["num-gpu-blocks-override"] = engine.num_gpu_blocks
-    defaults = VllmConfig()
     for field in engine.__struct_fields__:
         value = getattr(engine, field)
-        if (
-            field in _LEFT_OUT
-            or value is None
-            or (field not in _ALWAYS and value == getattr(defaults, field))
-        ):
+        if field in _LEFT_OUT or value is None or _chooses_itself(candidate, field):
             continue
         given[field.replace("_", "-")] = msgspec.to_builtins(value, enc_hook=repr)
     if engine.speculative_config is not None:
@@ -125,6 +122,20 @@ def _speculation_of(speculation: SpeculativeConfig, missing: list[str]) -> dict[
         missing.append("the drafter's checkpoint: name it as model in --speculative-config")
     plain: dict[str, Any] = msgspec.to_builtins(speculation)
     return {name: value for name, value in plain.items() if name not in own and value not in (None, False)}
+
+
+def _chooses_itself(candidate: Candidate, field: str) -> bool:
+    """Whether vLLM chooses the value of a field without a flag.
+
+    Its limits follow from the GPU: without a known one they are not those of the run.
+    """
+    value = getattr(candidate.settings.engine, field)
+    if field == "block_size":
+        model = candidate.model
+        return bool(value == (BLOCK_SIZE if model is None else choose_block_size(model)))
+    if field in BatchLimits._fields:
+        return candidate.settings.gpu is not None and is_default(value)
+    return bool(value == getattr(_DEFAULTS, field))
 
 
 def _sglang_words(candidate: Candidate, missing: list[str]) -> list[str]:

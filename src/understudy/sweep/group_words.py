@@ -9,6 +9,7 @@ import msgspec
 from understudy.engines.kv_groups import kv_cache_groups
 from understudy.engines.vllm_config import VllmConfig
 from understudy.errors import ConfigError
+from understudy.run.chosen import choose_block_size
 from understudy.run.model_groups import has_uniform_layers, plan_model_groups
 
 if TYPE_CHECKING:
@@ -30,6 +31,8 @@ def add_group_flags(given: dict[str, Any], candidate: Candidate, missing: list[s
     if (planned := find_planned_engine(candidate)) is None:
         given["block-size"] = min(group.block_size for group in engine.kv_cache_groups)
         missing.append("kv_cache_groups (vLLM derives them from its model, and starts with those)")
+    elif candidate.model is not None and planned.block_size == choose_block_size(candidate.model):
+        given.pop("block-size", None)
     else:
         given["block-size"] = planned.block_size
     if engine.prefix_cache_retention_interval is None:

@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
+from understudy.defaults import MEMORY_SHARE, BatchLimits, choose_limits
 from understudy.errors import ConfigError
 from understudy.groups import GroupPlan, groups_of_model, layers_of_model
 from understudy.kv.counts import count
@@ -36,10 +37,6 @@ class Blocks(NamedTuple):
     plus_minus: int
 
 
-DEFAULT_MEMORY_SHARE = 0.9
-"""Share of a GPU's memory for weights, KV cache and activations, if --gpu-memory-utilization is not given."""
-
-
 class GpuSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """GPUs of a worker: by name, by data sheet, or only memory and weights. Sizes in bytes or as text ("80GiB")."""
 
@@ -56,7 +53,7 @@ class GpuSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     """Bandwidth per direction of the link to the worker's other GPUs, GB/s; overrides that of a known GPU."""
     weight_dtype: str | None = None
     """bf16, fp8, int4, mxfp4 or nvfp4 (default: the model's own)."""
-    gpu_memory_utilization: float = DEFAULT_MEMORY_SHARE
+    gpu_memory_utilization: float = MEMORY_SHARE
     overhead: int | str | None = None
     """Memory of each GPU for activations and graphs."""
     tensor_parallel_size: int = 1
@@ -120,6 +117,14 @@ class GpuSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     def num_gpus(self) -> int:
         """Number of GPUs of all ranks."""
         return self.tensor_parallel_size * self.data_parallel_size
+
+    def batch_limits(self, *, has_largest: bool = True) -> BatchLimits:
+        """Return the limits of a step that vLLM chooses on this GPU; `has_largest` as of `choose_limits`."""
+        if self.is_known:
+            gpu = self._find_gpu()
+            return choose_limits(gpu.name, gpu.memory_gb * 1e9, has_largest=has_largest)
+        assert self.memory is not None
+        return choose_limits(None, parse_bytes("gpu.memory", self.memory), has_largest=has_largest)
 
     def timing(self, model: str | None, kv_dtype: str | None) -> Physical | MeasuredKernels | Aiconfigurator:
         """Build the step times of `model` on these GPUs. ConfigError names the field."""
@@ -212,8 +217,8 @@ class GpuSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
         blocks = kv_blocks(
             deployed,
             block_size=block_size,
-            max_num_batched_tokens=step_tokens or 8192,
-            max_num_seqs=sequences or 256,
+            max_num_batched_tokens=step_tokens or self.batch_limits().max_num_batched_tokens,
+            max_num_seqs=sequences or self.batch_limits().max_num_seqs,
             gpu_memory_utilization=self.gpu_memory_utilization,
             memory_bytes=None if self.memory is None else parse_bytes("gpu.memory", self.memory),
             weight_bytes=None if self.weights is None else parse_bytes("gpu.weights", self.weights),
@@ -243,7 +248,7 @@ class GpuSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
                 model, kv_dtype, step_tokens=step_tokens, sequences=sequences, drafter=drafter
             ),
             max_model_len=max_model_len,
-            max_num_batched_tokens=8192 if step_tokens is None else step_tokens,
+            max_num_batched_tokens=step_tokens or self.batch_limits().max_num_batched_tokens,
             kv_dtype=kv_dtype,
             tensor_parallel=self.tensor_parallel_size,
             disable_hybrid=self.disable_hybrid_kv_cache_manager,
@@ -286,8 +291,8 @@ class GpuSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
             return found.free
         found = kv_memory(
             deployed,
-            max_num_batched_tokens=step_tokens or 8192,
-            max_num_seqs=sequences or 256,
+            max_num_batched_tokens=step_tokens or self.batch_limits().max_num_batched_tokens,
+            max_num_seqs=sequences or self.batch_limits().max_num_seqs,
             gpu_memory_utilization=self.gpu_memory_utilization,
             memory_bytes=sizes["memory"],
             weight_bytes=sizes["weights"],

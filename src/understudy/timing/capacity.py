@@ -13,6 +13,8 @@ if TYPE_CHECKING:
 BLOCKS_PLUS_MINUS = 0.08
 """Relative uncertainty of the estimate."""
 
+_WINDOWED_REQUESTS = 256
+"""Most requests whose windows the estimate for one KV cache group keeps."""
 _FIXED_BYTES = 0.6e9
 """Bytes of CUDA's context, graphs and collective buffers, from one run (RTX 4090, Llama-3.1-8B, 2,588 blocks)."""
 
@@ -95,7 +97,7 @@ def kv_blocks(
     block = block_size * deployment.kv_bytes_per_token
     if 0 < model.window_layers < model.num_layers:
         spent += (
-            max_num_seqs
+            min(max_num_seqs, _WINDOWED_REQUESTS)
             * model.window_tokens
             * deployment.kv_bytes_per_token
             * model.window_layers

@@ -7,6 +7,7 @@ import io
 
 from understudy.calibrate.benchmark import DRAWS, Benchmark, Fields
 from understudy.calibrate.load import random_lengths
+from understudy.defaults import LEAST_LENGTH
 from understudy.errors import InvalidArgument
 
 _NAMES = {
@@ -25,7 +26,7 @@ _PROMPTS_PER_SLOT = 10
 
 
 def read(source: tuple[str, str], where: str, text: str, least_length: float | None) -> list[Benchmark]:
-    """Read all rows; lengths are uniform from `least_length` (default: 0.8) times the nominal length up to it."""
+    """Read all rows; lengths are uniform from `least_length` (default: 0.8) of the nominal length on."""
     try:
         rows = list(csv.DictReader(io.StringIO(text), strict=True))
     except csv.Error as error:
@@ -33,7 +34,7 @@ def read(source: tuple[str, str], where: str, text: str, least_length: float | N
     if not rows:
         raise InvalidArgument(f"{where} has no row below its header")
     return [
-        _read_row(source, f"{where}:{number}", row, 0.8 if least_length is None else least_length)
+        _read_row(source, f"{where}:{number}", row, LEAST_LENGTH if least_length is None else least_length)
         for number, row in enumerate(rows, 2)
     ]
 

@@ -17,6 +17,7 @@ from understudy.calibrate.benchmark import (
     check_units,
 )
 from understudy.calibrate.load import Load, build_load
+from understudy.defaults import LEAST_LENGTH
 from understudy.errors import InvalidArgument
 
 _ENGINE = ("max_num_seqs", "max_num_batched_tokens", "tensor_parallel_size", "num_gpu_blocks")
@@ -125,7 +126,10 @@ def _read_summary(
         ratio = fields.content.get("random_range_ratio")
         least = float(ratio) if isinstance(ratio, int | float | str) and _is_share(ratio) else 1.0
         if ratio is None:
-            notes = ("all lengths are assumed equal; give --least-length if they were random",)
+            least = LEAST_LENGTH
+            notes = (
+                f"lengths are taken as random, from {least:g} of the longest on (--least-length 1: all equal)",
+            )
     draw = np.random.default_rng(_SEED)
     load, *others = (
         _sample_load(

@@ -64,8 +64,6 @@ class BuiltEngine(NamedTuple):
 def build_vllm_engine(values: dict[str, Any], max_model_len: int | None, model: str) -> BuiltEngine:
     """Build vLLM's engine from the flags. ConfigError names an invalid flag."""
     settings: dict[str, Any] = {"max_model_len": max_model_len}
-    if values.get("kv-cache-groups") is None:  # groups set their own
-        settings["block_size"] = 16
     for name, field in ENGINE_FLAGS.items():
         if name not in ("mocker", "tiers", "timing", "max-model-len") and values.get(name) is not None:
             settings[field] = values[name]

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from understudy.defaults import MEMORY_SHARE
 from understudy.engines.group_layouts import layout_of_engine
-from understudy.tiers.gpu import DEFAULT_MEMORY_SHARE
 
 if TYPE_CHECKING:
     from understudy.server.metrics.families import Registry
@@ -59,7 +59,7 @@ def read_cache_labels(values: dict[str, Any]) -> dict[str, str]:
     labels = {label: values.get(flag) for label, flag in _FLAG_OF_LABEL.items()}
     has_blocks = any(values.get(name) is not None for name in ("num-gpu-blocks", "num-gpu-blocks-override"))
     if labels["gpu_memory_utilization"] is None and values.get("gpu") is not None and not has_blocks:
-        labels["gpu_memory_utilization"] = DEFAULT_MEMORY_SHARE
+        labels["gpu_memory_utilization"] = MEMORY_SHARE
     return {label: str(value) for label, value in labels.items() if value is not None}
 
 
