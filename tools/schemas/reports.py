@@ -28,6 +28,7 @@ from understudy.report.trial import Trial
 from understudy.report.verdict import Verdict
 from understudy.report.worst_hour import WorstHour
 from understudy.run.group_facts import GroupFacts, GroupUse
+from understudy.run.handoff_columns import HandOffColumns
 from understudy.run.schema import list_columns
 from understudy.run.tier_columns import TierColumns
 from understudy.run.timeline import FinishReason, Status, Timeline
@@ -119,7 +120,7 @@ def describe_request() -> Schema:
     return describe_object(
         "request",
         {**always, **list_keys(Timeline), **names, **latencies},
-        {**list_keys(TierColumns), **sources},
+        {**list_keys(TierColumns), **sources, **list_keys(HandOffColumns)},
     )
 
 

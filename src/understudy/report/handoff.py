@@ -55,7 +55,7 @@ class HandOffReport:
     """How requests went through prefill and decode workers; `understudy.report.handoff_metrics` defines all numbers."""
 
     remote: int
-    """Requests whose prompt a prefill worker computed."""
+    """Requests whose prompt a prefill worker computed and whose blocks arrived."""
     local: int
     """Requests whose prompt the decode worker computed, by the rule."""
     fallback: int

@@ -5,7 +5,12 @@ from __future__ import annotations
 from understudy.report.metric import Metric
 
 HANDOFF_SCALARS = (
-    Metric("handoff.remote", "Handed off", "requests", "Requests whose prompt a prefill worker computed."),
+    Metric(
+        "handoff.remote",
+        "Handed off",
+        "requests",
+        "Requests whose prompt a prefill worker computed and whose blocks arrived.",
+    ),
     Metric(
         "handoff.local",
         "Prompt on the decode worker",

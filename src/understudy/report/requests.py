@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from pandas import DataFrame
 
     from understudy.report.report import Report
+    from understudy.run.handoff_columns import HandOffColumns
 
 CHUNK_ROWS = 50_000  # limits the number of Python objects at a time
 
@@ -88,6 +89,8 @@ def _rows_as_columns(report: Report, part: slice) -> dict[str, Any]:
     }
     if timeline.tiers is not None:
         values |= _convert_columns(timeline.tiers, part) | _prompt_sources(timeline, part)
+    if timeline.handoff is not None:
+        values |= _convert_columns(timeline.handoff, part)
     return values
 
 
@@ -96,7 +99,7 @@ def _row_type(keys: tuple[str, ...]) -> Any:
     return msgspec.defstruct("RequestRow", keys, frozen=True, gc=False)
 
 
-def _convert_columns(record: Timeline | TierColumns, part: slice) -> dict[str, list[Any]]:
+def _convert_columns(record: Timeline | TierColumns | HandOffColumns, part: slice) -> dict[str, list[Any]]:
     return {
         key_of(declared, at): _convert_values(declared, array[part])
         for declared in list_columns(type(record))
