@@ -6,6 +6,8 @@ SANITIZE_CXX ?= g++
 CLANG ?= clang++
 SOAK_OPS ?= 1000000
 SOAK_SECONDS ?= 3600
+ANSWERS_FIRST ?= 0
+ANSWERS_COUNT ?= 2000
 EXACT_FIRST ?= 0
 EXACT_COUNT ?= 100
 # The newest vLLM release with a profile.
@@ -40,7 +42,7 @@ PIP_BUILD = -m pip install -v --disable-pip-version-check --no-build-isolation \
 BUILD = tools/build.py 'building understudy'
 
 .DELETE_ON_ERROR:
-.PHONY: help demo test test-again torch lint conformance exact exact-sglang release sanitize sanitize-again clang mutants interop bench fuzz soak live-soak clients-ci clients clients-sglang docs wheels wheelhouse deploy-tools clean
+.PHONY: help demo test test-again torch lint conformance exact exact-sglang release sanitize sanitize-again clang mutants interop bench fuzz soak answers live-soak clients-ci clients clients-sglang docs wheels wheelhouse deploy-tools clean
 
 help:
 	@echo 'make demo         replay a bundled workload; prints a table and writes out/demo.html'
@@ -58,6 +60,7 @@ help:
 	@echo 'make bench        run the benchmark of the block manager against a peer in the same run'
 	@echo 'make fuzz         run the test suite with new random examples (make test always draws the same ones)'
 	@echo 'make soak         run the randomised state machines for SOAK_OPS=$(SOAK_OPS) operations, then scenarios for SOAK_SECONDS=$(SOAK_SECONDS)'
+	@echo 'make answers      recompute the answers of ANSWERS_COUNT=$(ANSWERS_COUNT) random deployments from seed ANSWERS_FIRST=$(ANSWERS_FIRST)'
 	@echo 'make live-soak  run a live fleet of 100 for ten minutes after a warm-up and compare object counts'
 	@echo 'make clients-ci   run openai and aiperf, unmodified, against a live server'
 	@echo 'make clients      the same plus vllm bench serve and guidellm, and compare times (installs several GB)'
@@ -144,6 +147,9 @@ fuzz: .venv/installed-dev
 soak: .venv/installed-dev
 	UNDERSTUDY_SOAK_OPS=$(SOAK_OPS) $(BIN)/python -m pytest -n auto -m soak
 	$(BIN)/python tests/soak.py --seconds $(SOAK_SECONDS)
+
+answers: .venv/installed-dev
+	$(BIN)/python tests/answers/campaign.py --first $(ANSWERS_FIRST) --count $(ANSWERS_COUNT)
 
 live-soak: .venv/installed-dev
 	$(BIN)/python tests/live_soak.py
