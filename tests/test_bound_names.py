@@ -56,7 +56,7 @@ ONLY_TESTS = {
         ),
         "counters and clocks of routing that no report shows",
     ),
-    "StepLoad.rank_tokens": "input of user-defined timing models",
+    **dict.fromkeys(("StepLoad.rank_tokens", "StepLoad.rank_width"), "inputs of user-defined timing models"),
 }
 """Names that only tests use, because nothing else shows what they show."""
 

@@ -46,22 +46,6 @@ def whole_number(name: str, value: Any, least: int = 0, most: int | None = None)
     return number
 
 
-def parse_whole_number(text: str) -> int:
-    """Parse a whole number in ASCII digits. ValueError for other digits, underscores and other text."""
-    return int(_plain(text))
-
-
-def parse_number(text: str) -> float:
-    """Parse a number in ASCII digits. ValueError for other digits, underscores and other text."""
-    return float(_plain(text))
-
-
-def _plain(text: str) -> str:
-    if "_" in text or not text.isascii():  # Python's int() takes 1_0 and full-width digits
-        raise ValueError(text)
-    return text
-
-
 def read_settings(path: Path, what: str = "") -> dict[str, Any]:
     """Read the JSON object in a file. ConfigError names the file."""
     try:

@@ -6,7 +6,7 @@ import argparse
 import json
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from understudy.checks import parse_whole_number
+from understudy.plain_numbers import parse_whole_number
 
 if TYPE_CHECKING:
     from collections.abc import Callable

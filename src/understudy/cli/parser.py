@@ -8,7 +8,7 @@ import sys
 from difflib import get_close_matches
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from understudy.checks import parse_number, parse_whole_number
+from understudy.plain_numbers import parse_number, parse_whole_number
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence

@@ -19,8 +19,8 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import msgspec
 
-from understudy.checks import parse_number, parse_whole_number
 from understudy.errors import ConfigError
+from understudy.plain_numbers import parse_number, parse_whole_number
 from understudy.server.release import NEWEST, RELEASES
 
 if TYPE_CHECKING:
