@@ -86,7 +86,7 @@ def bytes_of_tiers_are_blocks(evidence: Evidence) -> Iterator[Difference]:
         if tier["resident_max"] is not None:
             yield (
                 f"{tier['tier']}: within its capacity",
-                tier["resident_mean"] <= tier["resident_max"] <= 1,
+                (tier["resident_mean"] or 0) <= tier["resident_max"] <= 1,
                 True,
             )
 

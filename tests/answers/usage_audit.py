@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 def usage_is_a_share(evidence: Evidence) -> Iterator[Difference]:
     """Used and cached blocks are shares of the capacity (tests/answers/test_kv_usage.py recomputes them)."""
     usage = evidence.report["kv"]
-    yield "usage", 0 <= (usage["usage_mean"] or 0) <= usage["usage_max"] <= 1, True
+    yield "usage", 0 <= (usage["usage_mean"] or 0) <= (usage["usage_max"] or 0) <= 1, True
     yield "cached", 0 <= (usage["cached_mean"] or 0) <= 1, True
 
 
