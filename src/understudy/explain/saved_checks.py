@@ -37,7 +37,7 @@ class Link(msgspec.Struct, frozen=True):
 
 
 class Header(msgspec.Struct, frozen=True):
-    """What a saved run has besides columns."""
+    """The facts of a saved run: all of it but its columns."""
 
     run: dict[str, Any]
     request_ids: list[str] | None

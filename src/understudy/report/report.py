@@ -13,13 +13,13 @@ import numpy as np
 
 from understudy.errors import InvalidArgument
 from understudy.outputs import create
+from understudy.report.counts import KvUsage, PrefixHitRatio, RequestCounts, Throughput, TokenCounts
 from understudy.report.goodput import Goodput, ratio
 from understudy.report.groups import Groups
 from understudy.report.handoff import HandOffReport
 from understudy.report.handoff_metrics import HANDOFF_METRICS
 from understudy.report.latency import NS_PER_MS, NS_PER_S, Latencies, present
 from understudy.report.metrics import METRICS
-from understudy.report.series import worker_means
 from understudy.report.statistics import PERCENTILE_METHOD, Statistics
 from understudy.report.text import plural
 from understudy.report.tier_metrics import TIER_METRICS
@@ -28,7 +28,6 @@ from understudy.report.verdict import has_kv_groups
 from understudy.report.worst_hour import WORST_HOUR_METRICS, WorstHour
 from understudy.run.admissions import HitBounds
 from understudy.run.facts import RunFacts
-from understudy.run.timeline import FinishReason, Status
 from understudy.run.times import format_times
 
 if TYPE_CHECKING:
@@ -46,58 +45,6 @@ if TYPE_CHECKING:
     from understudy.workload.workload import Workload
 
 SCHEMA = "understudy.report/1"
-
-
-@dataclass(frozen=True, slots=True)
-class RequestCounts:
-    """Requests by how they ended."""
-
-    total: int
-    completed: int
-    stopped: int
-    length_capped: int
-    rejected: int
-    cancelled: int
-    unfinished: int
-    failed: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class TokenCounts:
-    """Tokens of completed requests."""
-
-    input: int
-    output: int
-
-
-@dataclass(frozen=True, slots=True)
-class Throughput:
-    """Rates over the run's duration; NaN for a run without duration."""
-
-    requests_per_s: float
-    input_tokens_per_s: float
-    output_tokens_per_s: float
-    total_tokens_per_s: float
-
-
-@dataclass(frozen=True, slots=True)
-class PrefixHitRatio:
-    """Share of prompt tokens found in the prefix cache; NaN if no request was admitted."""
-
-    first_admission: float
-    total: float
-
-
-@dataclass(frozen=True, slots=True)
-class KvUsage:
-    """Usage of the KV cache (shares of capacity), and the blocks stored and evicted."""
-
-    usage_mean: float
-    usage_max: float
-    cached_mean: float
-    stored_blocks: int
-    evictions: int
-    phantom_hit_blocks: int
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -172,11 +119,8 @@ class Report:
         latencies = Latencies.of(timeline)
         done = timeline.completed
         duration_s = (timeline.end_ns - timeline.start_ns) / NS_PER_S
-        requests = _count_requests(timeline)
-        tokens = TokenCounts(
-            input=int(timeline.prompt_tokens[done].sum(dtype=np.int64)),
-            output=int(timeline.output_tokens[done].sum(dtype=np.int64)),
-        )
+        requests = RequestCounts.of(timeline)
+        tokens = TokenCounts.of(timeline)
         tpot_ms = present(latencies.tpot_ms)
         return cls(
             columns=timeline,
@@ -194,15 +138,10 @@ class Report:
             duration_s=duration_s,
             requests=requests,
             tokens=tokens,
-            throughput=Throughput(
-                requests_per_s=ratio(requests.completed, duration_s),
-                input_tokens_per_s=ratio(tokens.input, duration_s),
-                output_tokens_per_s=ratio(tokens.output, duration_s),
-                total_tokens_per_s=ratio(tokens.input + tokens.output, duration_s),
-            ),
+            throughput=Throughput.of(requests, tokens, duration_s),
             goodput=Goodput.of(timeline, slo, duration_s) if slo is not None else None,
-            prefix_hit_ratio=_compute_prefix_hit_ratio(timeline),
-            kv=_compute_kv_usage(timeline),
+            prefix_hit_ratio=PrefixHitRatio.of(timeline),
+            kv=KvUsage.of(timeline),
             preemptions=int(timeline.preemptions.sum(dtype=np.int64)),
             accept_length=ratio(
                 timeline.burst_tokens + timeline.draft_rounds + timeline.accepted_tokens,
@@ -367,43 +306,6 @@ class Report:
         if not isinstance(baseline, Report | None):
             raise InvalidArgument(f"baseline must be a Report, got {baseline!r}")
         return _write(path, page(self, baseline or self.without_tiers).encode())
-
-
-def _count_requests(timeline: Timeline) -> RequestCounts:
-    counts = np.bincount(timeline.status, minlength=len(Status))
-    ends = np.bincount(timeline.finish_reason, minlength=len(FinishReason))
-    return RequestCounts(
-        total=len(timeline),
-        stopped=int(ends[FinishReason.STOP]),
-        length_capped=int(ends[FinishReason.LENGTH]),
-        **{status.name.lower(): int(counts[status]) for status in Status},
-    )
-
-
-def _compute_prefix_hit_ratio(timeline: Timeline) -> PrefixHitRatio:
-    admitted = timeline.first_admit_ns >= 0
-    prompt_tokens = timeline.prompt_tokens[admitted].astype(np.int64)
-    return PrefixHitRatio(
-        first_admission=ratio(
-            int(timeline.cached_tokens_first[admitted].sum(dtype=np.int64)), int(prompt_tokens.sum())
-        ),
-        total=ratio(int(timeline.cached_tokens_total.sum()), int(timeline.looked_up_tokens.sum())),
-    )
-
-
-def _compute_kv_usage(timeline: Timeline) -> KvUsage:
-    used, cached = timeline.sample_used_blocks, timeline.sample_cached_blocks
-    used_mean, cached_mean = (float(means.mean()) for means in worker_means(timeline, used, cached))
-    blocks = timeline.worker_blocks
-    mean = float(blocks.mean())
-    return KvUsage(
-        usage_mean=used_mean / mean,
-        usage_max=float((used / blocks[timeline.sample_worker]).max()) if len(used) else math.nan,
-        cached_mean=cached_mean / mean,
-        stored_blocks=timeline.stored_blocks,
-        evictions=timeline.evictions,
-        phantom_hit_blocks=timeline.phantom_hit_blocks,
-    )
 
 
 def _write(path: str | PathLike[str] | None, text: bytes) -> str | None:

@@ -29,7 +29,7 @@ _SLACK = 0.5
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """What the busiest stretch of a run asks of each of `workers` workers."""
+    """Load of each of `workers` workers in the busiest stretch of a run."""
 
     workers: int
     prefill: float

@@ -1,4 +1,4 @@
-"""What vLLM chooses for a model and its GPU where a setting was not given."""
+"""Settings that vLLM chooses for a model and its GPU where none was given."""
 
 from __future__ import annotations
 
