@@ -50,7 +50,7 @@ def test_the_first_difference_of_two_budgets_is_a_step() -> None:
     a = record(workload, engine=ENGINE)
     b = record(workload, engine=msgspec.structs.replace(ENGINE, max_num_batched_tokens=64))
     compared = compare_runs(a, b)
-    assert {"name": "engine.max_num_batched_tokens", "a": 8192, "b": 64} in compared["settings"]
+    assert {"name": "engine.max_num_batched_tokens", "a": 2048, "b": 64} in compared["settings"]
     first = compared["first_difference"]
     assert first["time_ns"] == 0
     assert first["a"]["what"] == "a step began with 100 prompt tokens of 0"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +27,10 @@ from understudy.workload import ClosedLoop, Normal, OpenLoop, Poisson, SharedRat
 TRACE = str(Path(__file__).parents[2] / "examples" / "demo_trace.jsonl")
 
 
-SLOW = VllmConfig(num_gpu_blocks=400, timing=Constant(prefill_ms=100.0, decode_ms=20.0), max_num_seqs=4)
+vllm = partial(VllmConfig, block_size=64, max_num_batched_tokens=8192, max_num_seqs=256)
+SLOW = VllmConfig(
+    num_gpu_blocks=400, block_size=64, timing=Constant(prefill_ms=100.0, decode_ms=20.0), max_num_seqs=4
+)
 
 
 class Bench:
@@ -143,7 +147,7 @@ def test_the_time_is_bounded_and_shown() -> None:
 
 def test_a_fleet_that_is_too_large_is_named_with_the_numbers_of_the_smaller_one() -> None:
     slo = Slo(ttft_ms=5_000)
-    found = Bench(CALM, 4, VllmConfig(num_gpu_blocks=4000), slo=slo).advise()
+    found = Bench(CALM, 4, vllm(num_gpu_blocks=4000), slo=slo).advise()
     [verdict] = found.verdicts
     assert verdict.rule == "oversized"
     assert verdict.finding == "Oversized: one worker would do instead of 4."
@@ -175,7 +179,7 @@ def test_an_overload_whose_goals_are_met_is_judged_by_the_time_to_first_token() 
 
 
 def test_a_small_cache_is_judged_by_its_hits_even_if_all_goals_are_met() -> None:
-    engine = VllmConfig(num_gpu_blocks=150)
+    engine = vllm(num_gpu_blocks=150)
     queues, verdict = Bench(conversations(60), 1, engine, slo=Slo(ttft_ms=50_000)).advise().verdicts
     assert queues.rule == "overloaded"
     assert verdict.rule == "cache_too_small"
@@ -192,7 +196,7 @@ def test_long_steps_are_judged_by_the_gaps_that_exceed_the_goal() -> None:
         prompt_tokens=Normal(mean=6000, std=1000),
         output_tokens=Normal(mean=6, std=2),
     )
-    [verdict] = Bench(long, 1, VllmConfig(num_gpu_blocks=8000), slo=Slo(itl_ms=40)).advise().verdicts
+    [verdict] = Bench(long, 1, vllm(num_gpu_blocks=8000), slo=Slo(itl_ms=40)).advise().verdicts
     assert verdict.rule == "steps_too_long"
     assert verdict.remedy == (
         "--max-num-batched-tokens 512: late gaps 4.6 % → 0.0 %, attainment 99.0 % → 99.0 % (replayed)."
@@ -223,7 +227,7 @@ def test_only_a_finding_whose_remedies_all_fail_says_so_and_names_its_measure() 
 
 
 def test_a_failure_leaves_out_changes_that_help_with_another_finding() -> None:
-    bench = Bench(conversations(60), 2, VllmConfig(num_gpu_blocks=100), slo=Slo(ttft_ms=100))
+    bench = Bench(conversations(60), 2, vllm(num_gpu_blocks=100), slo=Slo(ttft_ms=100))
     replay, same = bench.replay, bench.report.prefix_hit_ratio
 
     def raise_attainment_only(changes: dict[str, Any]) -> Report:
@@ -257,11 +261,11 @@ def test_a_failure_names_a_gain_that_losses_outweigh() -> None:
     ("flags", "size"),
     [
         # 4 × 32 blocks of 64 tokens of 128 KiB
-        ("--model Llama-3.1-8B --gpu H100 --num-gpu-blocks 32", "1GiB"),
+        ("--model Llama-3.1-8B --gpu H100 --block-size 64 --num-gpu-blocks 32", "1GiB"),
         ("--model Llama-3.1-8B --gpu H100 --block-size 16 --num-gpu-blocks 96", "768MiB"),
         ("--engine sglang --model Llama-3.1-8B --gpu H100 --page-size 64 --max-total-tokens 2048", "1GiB"),
-        ("--num-gpu-blocks 32", None),  # KV bytes per token are not known
-        ("--model Llama-3.1-8B --gpu H100 --g2 64 --num-gpu-blocks 32", None),
+        ("--block-size 64 --num-gpu-blocks 32", None),  # KV bytes per token are not known
+        ("--model Llama-3.1-8B --gpu H100 --block-size 64 --g2 64 --num-gpu-blocks 32", None),
     ],
 )
 def test_host_memory_is_tried_for_a_small_cache_where_the_run_allows_it(

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import understudy
 from replay.building import crowd
 from report.building import Row
-from report.verdict_building import DEMO, found, report
+from report.verdict_building import DEMO, LARGE, found, report
 from understudy.cli import main
 from understudy.engines.timing import Constant
 from understudy.engines.vllm_config import VllmConfig
@@ -65,7 +65,7 @@ def test_queues_that_take_a_tenth_of_the_time_get_no_tick(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("COLUMNS", "1000")
-    assert main(["replay", str(DEMO), "--num-gpu-blocks", "512", "--workers", "2"]) == 0
+    assert main(["replay", str(DEMO), "--num-gpu-blocks", "512", "--workers", "2", *LARGE]) == 0
     out = capsys.readouterr().out
     assert (
         "▲ Requests spend 33.8 % of their time in queues (mean 3.81 s): they wait for the KV cache (KV usage at most "
@@ -73,7 +73,7 @@ def test_queues_that_take_a_tenth_of_the_time_get_no_tick(
         "3,926 → 103 ms (replayed)."
     ) in out
     assert "✓" not in out
-    assert main(["replay", str(DEMO), "--num-gpu-blocks", "1024", "--workers", "2"]) == 0
+    assert main(["replay", str(DEMO), "--num-gpu-blocks", "1024", "--workers", "2", *LARGE]) == 0
     assert "✓ No bottleneck found: 0.2 % of the E2E time in queues" in capsys.readouterr().out
 
 
@@ -133,7 +133,7 @@ def test_a_goal_that_nearly_all_meet_is_not_missed() -> None:
 
 
 def test_a_replay_that_misses_its_goals_says_which_and_one_that_queues_is_overloaded() -> None:
-    engine = VllmConfig(num_gpu_blocks=512)
+    engine = VllmConfig(num_gpu_blocks=512, block_size=64, max_num_batched_tokens=8192)
     both = understudy.replay(DEMO, engine, workers=2, slo=Slo(ttft_ms=500, itl_ms=50))
     alone = understudy.replay(DEMO, engine, workers=2, slo=Slo(ttft_ms=500))
     share = f"{float((both.columns.first_token_ns - both.columns.arrival_ns > 500e6).mean()):.1%}"

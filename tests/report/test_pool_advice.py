@@ -13,6 +13,7 @@ from understudy.cli import main
 
 TRACE = str(Path(__file__).parents[2] / "examples" / "demo_trace.jsonl")
 SMALL = {"num_gpu_blocks": 512, "block_size": 64}
+LARGE = {"num_gpu_blocks": 2048, "block_size": 64, "max_num_batched_tokens": 8192}
 
 
 def replayed(tmp_path: Path, settings: dict[str, Any], *flags: str) -> dict[str, Any]:
@@ -82,7 +83,7 @@ def test_pools_with_roles_keep_one_of_each_and_try_other_splits(tmp_path: Path) 
 
 def test_workers_move_only_to_the_side_of_the_bottleneck(tmp_path: Path) -> None:
     pools = [
-        {"name": name, "role": role, "workers": 2, "engine": {"num_gpu_blocks": 2048}}
+        {"name": name, "role": role, "workers": 2, "engine": LARGE}
         for name, role in (("front", "prefill"), ("back", "decode"))
     ]
     flags = ("--slo-ttft-ms", "200", "--arrival-rate-scale", "8")

@@ -97,11 +97,10 @@ def test_the_blocks_of_a_worker_and_their_size_are_named(
     monkeypatch.setenv("COLUMNS", "200")
     demo = str(Path(__file__).parents[2] / "examples" / "demo_trace.jsonl")
     gpu = ["replay", demo, "--model", "Qwen3-32B", "--gpu", "H200", "--no-advice"]
-    assert main(gpu) == 0
+    assert main([*gpu, "--block-size", "64"]) == 0
     out = capsys.readouterr().out
-    assert "3,951 of 64 tok" in out
-    assert "vLLM's default is 16 tokens, --block-size 16" in " ".join(out.split())
-    assert main([*gpu, "--block-size", "16"]) == 0
+    assert "3,895 of 64 tok" in out
+    assert main(gpu) == 0
     out = capsys.readouterr().out
     assert "of 16 tok" in out
     assert "vLLM's default" not in out

@@ -16,7 +16,7 @@ import understudy
 from model.unlimited_cache import hits_one_after_another
 from replay.building import conversations, crowd, single_turns
 from report.building import Row
-from report.verdict_building import DEMO, DONE, found, report
+from report.verdict_building import DEMO, DONE, LARGE, found, report
 from understudy._core import BlockVisits
 from understudy.cli import main
 from understudy.engines.vllm_config import VllmConfig
@@ -58,14 +58,14 @@ def test_a_run_without_verdict_names_its_attainment_and_the_smaller_fleets_that_
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("COLUMNS", "400")
-    assert main(["replay", str(DEMO), "--workers", "4", "--slo-itl-ms", "7.5"]) == 0
+    assert main(["replay", str(DEMO), "--workers", "4", "--slo-itl-ms", "7.5", *LARGE]) == 0
     out = capsys.readouterr().out
     assert "No bottleneck found: SLO attainment 100.0 %, " in out
     share = r"attainment 100\.0 % → \d+\.\d %"
     assert re.search(
         rf"A smaller fleet is not enough; replayed: --workers 1: {share}, --workers 2: {share}\.", out
     )
-    assert main(["replay", str(DEMO), "--workers", "4"]) == 0
+    assert main(["replay", str(DEMO), "--workers", "4", *LARGE]) == 0
     assert (
         "A smaller fleet is not enough (replayed: --workers 1, --workers 2): mean E2E or TTFT p99 rises by more "
         "than 5 %, or requests are lost."
@@ -178,7 +178,7 @@ def test_verdicts_stand_in_the_table_the_page_and_the_json(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     rows = [row(timestamp=i) for i in range(9)] + [row(timestamp=9, input_length=1024)]
-    argv = ["replay", str(trace_file(tmp_path, *rows)), "--num-gpu-blocks", "11"]
+    argv = ["replay", str(trace_file(tmp_path, *rows)), "--num-gpu-blocks", "11", "--block-size", "64"]
     argv += ["--json", str(tmp_path / "r.json"), "--html", str(tmp_path / "r.html")]
     assert main(argv) == 0
     said = "1 of 10 requests (10.0 %) were rejected"

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 
 DONE = Row([10, 20])
 DEMO = Path(__file__).parents[2] / "examples" / "demo_trace.jsonl"
+LARGE = ("--block-size", "64", "--max-num-batched-tokens", "8192")
 
 
 def report(*rows: Row, run: RunFacts | None = None, slo: Slo | None = None, **overrides: Any) -> Report:

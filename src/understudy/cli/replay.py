@@ -26,7 +26,7 @@ examples:
   zcat trace.jsonl.gz | understudy replay - --json - | jq .ttft_ms.p99
 """
 TASKS = {
-    "read a trace and set the load": ("--format", "--users", "--arrival-rate-scale", "--concurrency"),
+    "read a trace and set the load": ("--format", "--users", "--concurrency"),
     "describe the fleet": ("--workers", "--routing"),
     "name the model and its GPU": ("--model", "--gpu", "--tensor-parallel-size", "--timing"),
     "configure the engine": (
