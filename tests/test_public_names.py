@@ -88,9 +88,9 @@ def test_blocks_of_the_engine_are_kept_on_a_gpu() -> None:
             {
                 "gpu": GpuSettings(name="H100", data_parallel_size=2),
                 "model": "Qwen3-30B-A3B",
-                "workers": 3,
+                "engine": us.VllmConfig(data_parallel_size=4),
             },
-            "workers=3 differs from gpu.data_parallel_size=2",
+            "engine.data_parallel_size=4 contradicts gpu.data_parallel_size=2",
         ),
     ],
 )

@@ -41,7 +41,7 @@ WorkerRole read_role(const std::string& role) {
 
 void make_settings(FleetConfig* self, std::vector<WorkerPool> pools, nb::handle routing, nb::handle seed,
                    nb::handle concurrency, nb::handle threads, bool fast_forward, bool check, nb::handle lockstep_ns,
-                   nb::handle turnaround_ns, bool ranks, std::shared_ptr<Checkpoints> checkpoints,
+                   nb::handle turnaround_ns, nb::handle ranks, std::shared_ptr<Checkpoints> checkpoints,
                    std::shared_ptr<StepTable> steps, const Disaggregation* disaggregation) {
   FleetConfig config;
   config.pools = std::move(pools);
@@ -52,7 +52,7 @@ void make_settings(FleetConfig* self, std::vector<WorkerPool> pools, nb::handle 
   config.check = check;
   config.lockstep_ns = static_cast<std::int64_t>(read_uint(lockstep_ns, "lockstep_ns", std::uint64_t{1} << 62));
   config.turnaround_ns = static_cast<std::int64_t>(read_uint(turnaround_ns, "turnaround_ns", std::uint64_t{1} << 62));
-  config.ranks = ranks;
+  config.ranks = read_uint(ranks, "ranks", 1u << 20);
   config.checkpoints = std::move(checkpoints);
   config.steps = std::move(steps);
   if (disaggregation != nullptr) config.disaggregation = *disaggregation;
@@ -299,7 +299,7 @@ void bind_replay(nb::module_& m) {
   nb::class_<FleetConfig>(m, "FleetSettings", "How a fleet of simulated workers plays a workload.")
       .def("__init__", &make_settings, nb::kw_only(), "pools"_a, "routing"_a = "round_robin", "seed"_a = 0,
            "concurrency"_a = 0, "threads"_a = 1, "fast_forward"_a = true, "check"_a = false, "lockstep_ns"_a = 0,
-           "turnaround_ns"_a = 0, "ranks"_a = false, "checkpoints"_a.none() = nb::none(), "steps"_a.none() = nb::none(),
+           "turnaround_ns"_a = 0, "ranks"_a = 1, "checkpoints"_a.none() = nb::none(), "steps"_a.none() = nb::none(),
            "disaggregation"_a.none() = nb::none());
   m.def("run_fleet", &run_fleet, "workload"_a, "settings"_a, nb::kw_only(), "names"_a = nb::list(),
         "progress"_a.none() = nb::none(), "on_step"_a.none() = nb::none(),

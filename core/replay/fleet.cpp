@@ -22,6 +22,10 @@ Fleet::Fleet(FleetConfig config, WorkloadColumns workload)
   set_up_stages();
   for (const WorkerPool& pool : config_.pools) {
     if (pool.num_workers < 1) throw Error(ErrorKind::ConfigError, "workers must be at least 1");
+    if (config_.ranks < 1 || pool.num_workers % config_.ranks != 0) {
+      throw Error(ErrorKind::ConfigError, "ranks: ", pool.num_workers, " workers are no whole number of groups of ",
+                  config_.ranks, " ranks; give a multiple of it");
+    }
     if (pool.tiers && config_.lockstep_ns > 0) {
       throw Error(ErrorKind::ConfigError,
                   "tiers contradict lockstep, whose steps have one length whatever is on its way");
@@ -58,7 +62,7 @@ Fleet::Fleet(FleetConfig config, WorkloadColumns workload)
     pool.shared_events.resize(pool.tiers->shared().size());
   }
   // Independent workers run one after another, and need memory only while they run.
-  for (std::size_t i = 0; i < num_units(); ++i) {
+  for (std::size_t i = 0; i < workers_.size(); i += config_.ranks) {
     if (mode_.mode != RunMode::Independent || i == pools_[workers_[i].info.pool].first_worker) make_engine(i);
   }
 }
@@ -92,7 +96,7 @@ void Fleet::set_state(WorkerId id, WorkerState state) {
 RunModeChoice Fleet::choose_mode() const {
   if (independent()) return {RunMode::Independent, "open loop, single turns, a router that looks at requests alone"};
   if (!config_.fast_forward) return {RunMode::Stepwise, "fast-forward is off"};
-  if (config_.ranks) return {RunMode::Stepwise, "ranks step together"};
+  if (steps_with_others()) return {RunMode::Stepwise, "ranks step together"};
   if (config_.lockstep_ns > 0) return {RunMode::Stepwise, "steps have a fixed length"};
   if (reports_steps()) return {RunMode::Stepwise, "every step is reported"};
   if (has_user_policies()) return {RunMode::Stepwise, "a user-defined policy sees workers in the order of time"};
@@ -136,9 +140,9 @@ EngineSite Fleet::site_of(std::size_t index) {
 
 void Fleet::make_engine(std::size_t index) {
   std::unique_ptr<Engine>& engine = workers_[index].engine;
-  if (config_.ranks) {
+  if (steps_with_others()) {
     std::vector<EngineSite> sites;
-    for (std::size_t rank = 0; rank < workers_.size(); ++rank) sites.push_back(site_of(rank));
+    for (std::size_t rank = index; rank < index + config_.ranks; ++rank) sites.push_back(site_of(rank));
     engine = config_of(index).make_ranks(sites);
   } else {
     engine = config_of(index).make(site_of(index));
@@ -194,8 +198,8 @@ bool Fleet::can_show_blocks() const {
 
 bool Fleet::independent() const {
   return !net_ && aborted_.empty() && !shares_tiers() && !has_user_policies() && config_.concurrency == 0 &&
-         config_.lockstep_ns == 0 && !config_.ranks && !reports_steps() && config_.router->blind() && !observes_ &&
-         std::ranges::none_of(pools_, [](const Pool& pool) { return pool.engine->sends_messages(); }) &&
+         config_.lockstep_ns == 0 && !steps_with_others() && !reports_steps() && config_.router->blind() &&
+         !observes_ && std::ranges::none_of(pools_, [](const Pool& pool) { return pool.engine->sends_messages(); }) &&
          std::ranges::all_of(workload_.next_turn, [](std::int64_t next) { return next < 0; });
 }
 

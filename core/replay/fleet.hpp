@@ -51,8 +51,9 @@ struct FleetConfig {
   std::shared_ptr<Checkpoints> checkpoints;  // record them with fast-forward, else compare them; may be null
   // Above 0: every worker takes steps of this length back to back, busy or not, until all requests have ended.
   std::int64_t lockstep_ns = 0;
-  // Workers are data-parallel ranks of one model: they step together, and as long as the slowest of them.
-  bool ranks = false;
+  // Above 1: every so many workers of a pool, in the order of their ids, are data-parallel ranks of one engine. They
+  // step together, and as long as the slowest of them.
+  std::size_t ranks = 1;
   // Called for every step in time order, after it has begun and after it has ended. Turns fast-forward off.
   std::function<void(std::size_t worker, Engine& engine, bool ended)> on_step;
   std::shared_ptr<StepTable> steps;  // records every step; turns fast-forward off too. May be null
@@ -93,7 +94,7 @@ class Fleet final : private FleetView {
     std::size_t first_worker = 0;
   };
   struct Worker {
-    std::unique_ptr<Engine> engine;  // with ranks, the first worker owns the engine of all
+    std::unique_ptr<Engine> engine;  // the first worker of a group of ranks owns the engine of all
     WorkerInfo info;
     WorkerState state = WorkerState::Ready;
     std::uint64_t first_row = kNoRow;  // its first request
@@ -122,11 +123,11 @@ class Fleet final : private FleetView {
   bool reports_steps() const { return config_.on_step || config_.steps; }
   bool stepwise() const noexcept { return mode_.mode == RunMode::Stepwise; }
   const EngineConfig& config_of(std::size_t worker) const { return *pools_[workers_[worker].info.pool].engine; }
-  // Ranks step together: the first worker represents all of them in the queue.
-  std::size_t lead(std::size_t worker) const noexcept { return config_.ranks ? 0 : worker; }
-  std::size_t num_units() const noexcept { return config_.ranks ? 1 : workers_.size(); }
+  // Ranks step together: the first worker of a group represents all of them in the queue.
+  std::size_t lead(std::size_t worker) const noexcept { return worker - worker % config_.ranks; }
+  bool steps_with_others() const noexcept { return config_.ranks > 1; }
   Engine& engine_of(std::size_t worker) { return *workers_[lead(worker)].engine; }
-  Engine& rank_of(std::size_t worker) { return engine_of(worker).rank(config_.ranks ? worker : 0); }
+  Engine& rank_of(std::size_t worker) { return engine_of(worker).rank(worker - lead(worker)); }
 
   // fleet_alone.cpp: workers that never meet
   void run_independent(unsigned threads, const Progress& progress);
@@ -145,6 +146,7 @@ class Fleet final : private FleetView {
   void record_finished(std::size_t worker);
   void end_turn(std::uint64_t row, std::int64_t time_ns);
   std::uint64_t order_of(std::size_t worker) const;
+  std::uint64_t order_of_group(std::size_t lead) const;
   void want_begin(std::size_t worker);
   void push_step_end(std::size_t worker);
   void cancel_entry(EventQueue::Handle& handle);

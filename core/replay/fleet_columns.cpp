@@ -21,7 +21,7 @@ void Fleet::collect(std::size_t index) {
   }
   if (config_of(index).kv_trace) columns_.result().kv_trace.push_back(engine.take_kv_trace());
   columns_.add_engine(index, engine);
-  if (!config_.ranks) workers_[index].engine.reset();
+  if (!steps_with_others()) workers_[index].engine.reset();
 }
 
 void Fleet::keep(const RequestRecord& given) {

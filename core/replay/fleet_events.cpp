@@ -61,7 +61,7 @@ bool Fleet::gather_events() {
 
 // Publish the events of a step that has ended.
 void Fleet::publish_step(std::size_t index) {
-  for (std::size_t rank = index; rank < (config_.ranks ? workers_.size() : index + 1); ++rank) {
+  for (std::size_t rank = index; rank < index + config_.ranks; ++rank) {
     rank_of(rank).take_events(gathered_);
     (void)publish(rank, workers_[rank].info.pool, order_of(rank), workers_[rank].events);
   }
@@ -72,7 +72,7 @@ void Fleet::publish_step(std::size_t index) {
 void Fleet::check_index(std::size_t index) {
   if (!config_.check || !observes_ || !config_.router->has_index()) return;
   publish_step(index);
-  for (std::size_t rank = index; rank < (config_.ranks ? workers_.size() : index + 1); ++rank) {
+  for (std::size_t rank = index; rank < index + config_.ranks; ++rank) {
     // Without prefix caching an engine may name blocks for itself, and publishes nothing.
     if (config_of(rank).enable_prefix_caching) config_.router->check(rank, rank_of(rank).residency());
   }

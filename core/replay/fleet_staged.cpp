@@ -31,8 +31,9 @@ FleetConfig Fleet::with_stages(FleetConfig config) {
     throw Error(ErrorKind::ConfigError,
                 "pools: disaggregation needs a pool with role prefill and one with role decode");
   }
-  if (config.lockstep_ns > 0 || config.ranks) {
-    throw Error(ErrorKind::ConfigError, "pools: roles do not work with ", config.ranks ? "ranks" : "lockstep", " yet");
+  if (config.lockstep_ns > 0 || config.ranks > 1) {
+    throw Error(ErrorKind::ConfigError, "pools: roles do not work with ", config.ranks > 1 ? "ranks" : "lockstep",
+                " yet");
   }
   config.router = std::make_shared<StagedRouter>(config.router, config.disaggregation->decode_router);
   return config;

@@ -13,7 +13,9 @@ namespace understudy {
 void Fleet::run_together(const Progress& progress) {
   std::uint64_t rounds = 0;
   open_arrivals();
-  for (std::size_t index = 0; config_.lockstep_ns > 0 && index < num_units(); ++index) want_begin(index);
+  for (std::size_t index = 0; config_.lockstep_ns > 0 && index < workers_.size(); index += config_.ranks) {
+    want_begin(index);
+  }
   while (!queue_.empty()) {
     const EventQueue::Entry next = queue_.pop();
     now_ns_ = std::max(now_ns_, next.time_ns);
@@ -55,10 +57,10 @@ void Fleet::run_together(const Progress& progress) {
         if (!net_) workers_[index].engine->finish_transfers();
       }
       gather_events();
-      for (std::size_t index = 0; index < num_units(); ++index) check_index(index);
+      for (std::size_t index = 0; index < workers_.size(); index += config_.ranks) check_index(index);
     }
   }
-  for (std::size_t index = 0; index < num_units(); ++index) {
+  for (std::size_t index = 0; index < workers_.size(); index += config_.ranks) {
     require_progress(index);
     workers_[index].engine->finish_transfers();
   }
@@ -155,8 +157,7 @@ void Fleet::absorb(std::size_t index, const Effects& effects) {
     free_messages_.pop_back();
   }
   if (effects.has_events && keeps_events_ && !observes_ && !config_.on_step) {
-    const std::size_t last = config_.ranks ? workers_.size() : index + 1;
-    for (std::size_t rank = index; rank < last; ++rank) keep_events(rank, gathered_);
+    for (std::size_t rank = index; rank < index + config_.ranks; ++rank) keep_events(rank, gathered_);
   }
   if (!tracks_) return;
   const bool queues = config_.router->queues();
@@ -232,6 +233,12 @@ std::uint64_t Fleet::order_of(std::size_t worker) const {
   return row == kNoRow ? workload_.size() + worker : row;
 }
 
+std::uint64_t Fleet::order_of_group(std::size_t lead) const {
+  std::uint64_t first = order_of(lead);
+  for (std::size_t rank = lead + 1; rank < lead + config_.ranks; ++rank) first = std::min(first, order_of(rank));
+  return first;
+}
+
 void Fleet::want_begin(std::size_t index) {
   Worker& worker = workers_[index];
   if (worker.begins || worker.phase == Phase::InStep) return;
@@ -245,7 +252,7 @@ void Fleet::push_step_end(std::size_t index) {
   Worker& worker = workers_[index];
   UNDERSTUDY_ASSERT(worker.wake_ns >= now_ns_, "a step does not end in the past");
   UNDERSTUDY_ASSERT(worker.next == EventQueue::kNone, "a worker has one entry among step ends");
-  worker.next = queue_.push(worker.wake_ns, EventClass::StepEnd, order_of(index), index);
+  worker.next = queue_.push(worker.wake_ns, EventClass::StepEnd, order_of_group(index), index);
 }
 
 void Fleet::cancel_entry(EventQueue::Handle& handle) {
@@ -258,7 +265,7 @@ void Fleet::begin_all() {
   queue_.take_beginnings(beginning_);
   for (const std::size_t index : beginning_) workers_[index].begins = false;
   if (beginning_.size() > 1) {
-    std::ranges::sort(beginning_, {}, [this](std::size_t index) { return order_of(index); });
+    std::ranges::sort(beginning_, {}, [this](std::size_t index) { return order_of_group(index); });
   }
   if (round_ns_ != now_ns_) rounds_before_ = round_;
   ++round_;

@@ -1673,7 +1673,7 @@ class FleetSettings:
         check: bool = False,
         lockstep_ns: int = 0,
         turnaround_ns: int = 0,
-        ranks: bool = False,
+        ranks: int = 1,
         checkpoints: Checkpoints | None = None,
         steps: StepTable | None = None,
         disaggregation: Disaggregation | None = None,

@@ -100,7 +100,7 @@ def replay(
         compare_without_tiers: replay again without tiers, into `report.without_tiers`; a user-defined Router is copied
             with copy.deepcopy for the second run.
         slo: latency objectives in ms (`understudy.report.Slo`), for goodput.
-        ranks: workers are data-parallel ranks that share experts and step together.
+        ranks: data-parallel ranks share experts and step together: those of each worker, or all workers of one rank.
         disaggregation: prefill and decode workers (`Disaggregation`); `routing` then chooses prefill workers.
         outputs: files to write.
         execution: threads, checks and progress; the report is equal for every choice.
@@ -152,9 +152,7 @@ def replay(
                 f"gpu: {'pools have engines of their own' if pools else 'timing also sets the step times'}; "
                 "leave out one of them"
             )
-        engine, tiers, workers, together, placed = place_on_gpu(
-            model, gpu, engine or DEFAULT_ENGINE, tiers, workers
-        )
+        engine, tiers, together, placed = place_on_gpu(model, gpu, engine or DEFAULT_ENGINE, tiers)
         ranks = ranks or together
     elif model is not None:
         raise ConfigError("model: step times need a GPU too; give gpu, such as H100 (KV sizes: tiers.model)")

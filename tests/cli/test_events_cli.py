@@ -167,7 +167,7 @@ def test_what_settings_say_of_the_run_holds_for_what_is_emitted(
         "gpu: {name: RTX PRO 6000, data_parallel_size: 2, expert_parallel_size: 2}\n"
     )
     emitted(trace, "--config", str(config))
-    assert (seen[0]["workers"], seen[0]["ranks"]) == (2, True)
+    assert (seen[0]["engine"].data_parallel_size, seen[0]["ranks"]) == (2, True)
     assert seen[0]["engine"].mocker.route_rejected
 
 

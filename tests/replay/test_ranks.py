@@ -6,6 +6,7 @@ import msgspec
 import pytest
 
 from replay.building import ONE_MS, crowd, play, single_turns
+from understudy.engines.timing import Constant
 from understudy.engines.vllm_config import VllmConfig
 from understudy.errors import ConfigError
 from understudy.router.kv import KvRouting
@@ -31,11 +32,31 @@ def test_ties_go_round() -> None:
     assert play(workload, old).timeline.worker.tolist() == [0, 0, 0, 0]
 
 
-def test_deployments_are_chosen_by_the_fleet_and_ranks_by_their_front() -> None:
-    workload = single_turns([16] * 4, [40] * 4, arrival_ms=[0, 1, 2, 3])
-    workers = run_offline(workload, TWO, workers=2).timeline.worker.tolist()
-    assert [worker // 2 for worker in workers] == [0, 1, 0, 1]
-    assert sorted(workers) == [0, 1, 2, 3]
+def test_every_rank_of_several_engines_is_a_worker_of_the_router() -> None:
+    workload = single_turns([16] * 5, [40] * 5, arrival_ms=[0, 1, 2, 3, 4])
+    assert run_offline(workload, TWO, workers=2).timeline.worker.tolist() == [0, 1, 2, 3, 0]
+    spread = run_offline(workload, TWO, routing="least_loaded").timeline.worker.tolist()
+    assert sorted(spread) == [0, 0, 0, 1, 1]
+
+
+def test_a_session_stays_on_its_rank() -> None:
+    run = run_offline(crowd(20), msgspec.structs.replace(TWO, num_gpu_blocks=400), routing="session_affinity")
+    assert set(run.timeline.worker.tolist()) == {0, 1}
+
+
+def test_ranks_step_together_within_their_engine_only() -> None:
+    # A decode of 30 tokens on each rank; then a prompt of 400 tokens on rank 0, whose step takes longer.
+    timing = Constant(prefill_ms=50, decode_ms=1)
+    engine = VllmConfig(block_size=16, num_gpu_blocks=256, timing=timing, data_parallel_size=2)
+    workload = single_turns([16] * 5, [100] * 4 + [2], arrival_ms=[0, 0, 0, 0, 120])
+    run = run_offline(workload, engine, workers=2, ranks=True, check=True)
+    assert run.timeline.worker.tolist() == [0, 1, 2, 3, 0]
+    last = run.timeline.last_token_ns.tolist()
+    assert last[0] == last[1]  # ranks of one engine: both wait for the prompt
+    assert last[2] == last[3]
+    assert last[0] - last[2] == 50_000_000
+    alone = run_offline(workload, engine, workers=2, check=True).timeline.last_token_ns.tolist()
+    assert alone[1] == alone[2] == alone[3] < alone[0]
 
 
 def test_a_kv_router_speaks_to_every_rank() -> None:
@@ -57,5 +78,3 @@ def test_what_does_not_go_with_ranks_is_refused() -> None:
     pools = [WorkerPool(name=name, engine=TWO) for name in "ab"]
     with pytest.raises(ConfigError, match="needs a fleet of one pool"):
         run_offline(workload, pools=pools)
-    with pytest.raises(ConfigError, match="session_affinity"):
-        run_offline(workload, TWO, routing="session_affinity")

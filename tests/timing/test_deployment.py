@@ -134,9 +134,10 @@ def test_gpus_are_found_by_usual_names_and_others_by_their_data_sheet() -> None:
         "A100-SXM4-80GB": "A100",
         "RTX4090": "RTX 4090",
         "NVIDIA RTX PRO 6000 Blackwell Server Edition": "RTX PRO 6000",
-        "GB200 NVL72": "B200",
     }.items():
         assert find_gpu(name) is GPUS[wanted]
+    stand_in = find_gpu("GB200 NVL72")
+    assert (stand_in.name, stand_in.stands_in_for) == ("B200", "GB200")
     for name in (
         "GH200",
         "H100 NVL",

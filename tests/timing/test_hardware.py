@@ -193,7 +193,7 @@ def test_every_verb_has_the_same_names_of_these_flags(capsys: pytest.CaptureFixt
     for verb, without in (
         ("replay", ()),
         ("predict", ("front-end-ms",)),
-        ("calibrate", ("gpu-weights", "gpu-memory-utilization", "front-end-ms", "extrapolate")),
+        ("calibrate", ("gpu-weights", "front-end-ms", "extrapolate")),
     ):
         with pytest.raises(SystemExit):
             main([verb, "--help-all" if verb == "replay" else "--help"])
@@ -211,10 +211,12 @@ def test_ranks_that_share_experts_are_workers_that_step_together() -> None:
         "gpu.expert_parallel_size=2",
     )
     found = settings(*gpu)
-    assert (found.workers, found.ranks) == (2, True)
+    assert (found.workers, found.engine.data_parallel_size, found.ranks) == (1, 2, True)
     dense = ("model=Llama-3.1-8B", "gpu.name=H100", "gpu.data_parallel_size=2")
     found = settings(*dense)
-    assert (found.workers, found.ranks) == (2, False)  # ranks that share nothing are workers like any
-    for either in (gpu, dense):
-        with pytest.raises(ConfigError, match=r"workers=3 differs from gpu\.data_parallel_size=2"):
-            settings(*either, "workers=3")
+    assert (found.workers, found.engine.data_parallel_size, found.ranks) == (1, 2, False)
+    assert settings(*gpu, "workers=3").workers == 3  # engines, each of two ranks
+    with pytest.raises(
+        ConfigError, match=r"engine\.data_parallel_size=4 contradicts gpu\.data_parallel_size=2"
+    ):
+        settings(*gpu, "engine.data_parallel_size=4")

@@ -154,7 +154,9 @@ def describe_sweep() -> Schema:
     summary = {
         **dict.fromkeys(("requests", "rejected", "preemptions"), COUNT),
         **dict.fromkeys(("good", "duration_s"), NUMBER),
-        **dict.fromkeys(("goodput_per_s", "output_tokens_per_s", "prefix_hit_ratio"), MAYBE),
+        **dict.fromkeys(
+            ("goodput_per_s", "input_tokens_per_s", "output_tokens_per_s", "prefix_hit_ratio"), MAYBE
+        ),
         **{key: {"$ref": "#/$defs/Tail"} for key in ("ttft_ms", "itl_ms", "e2e_ms")},
         "within": {"type": "object", "additionalProperties": NUMBER},
         "digest": TEXT,
@@ -163,12 +165,18 @@ def describe_sweep() -> Schema:
         "good_range": {"oneOf": [list_of(NUMBER), {"type": "null"}]},
     }
     assert set(summary) == set(Summary.__struct_fields__)
+    engines = {
+        **dict.fromkeys(("name", "command"), TEXT),
+        **dict.fromkeys(("engines", "ranks", "gpus"), COUNT),
+    }
     candidate = {
         "flags": values,
         "gpus": COUNT,
-        "cost_per_hour": MAYBE,
+        **dict.fromkeys(("cost_per_hour", "cost_per_month"), MAYBE),
+        **dict.fromkeys(("cost_per_million_tokens", "cost_per_million_output_tokens"), MAYBE),
         "cpu_s": NUMBER,
-        "commands": list_of(TEXT),
+        "engines": list_of(describe_object("equal engines", engines)),
+        **dict.fromkeys(("commands", "not_in_commands"), list_of(TEXT)),
         **summary,
     }
     near = {"oneOf": [describe_object("fleet", {**candidate, "margin": NUMBER}), {"type": "null"}]}

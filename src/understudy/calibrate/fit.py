@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import datetime
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import msgspec
 import numpy as np
 
 from understudy import __version__
 from understudy.calibrate.experiment import build_engine_config
+from understudy.calibrate.fitted_engine import describe_engine
 from understudy.calibrate.held import find_undetermined, is_above_peak, list_notes
 from understudy.calibrate.least_squares import solve
 from understudy.calibrate.simulate import simulate
@@ -69,10 +70,15 @@ class EngineFlags(msgspec.Struct, frozen=True, kw_only=True):
     num_gpu_blocks: int | None = None
     enable_prefix_caching: bool = True
     vllm_version: str = NEWEST
+    gpu_memory_utilization: float | None = None
+    engine: Literal["vllm", "sglang"] = "vllm"
+    """Engine that was measured; its load is replayed with vLLM's rules."""
 
     def given(self) -> dict[str, Any]:
         """Return the settings that were given, by name."""
-        return {name: value for name, value in msgspec.structs.asdict(self).items() if value is not None}
+        settings = {name: value for name, value in msgspec.structs.asdict(self).items() if value is not None}
+        del settings["engine"]
+        return settings
 
 
 class Fit(msgspec.Struct, frozen=True):
@@ -116,13 +122,15 @@ def fit(
     start: Efficiencies,
     flags: EngineFlags,
     *,
+    model: str | None = None,
     in_engine: bool = False,
     iterations: int = 8,
     progress: Callable[[int], None] | None = None,
 ) -> Fit:
     """Fit efficiencies to benchmarks by damped least squares from `start`, which is also the prior.
 
-    `in_engine` means that the times were measured inside the engine, so the front-end time is 0.
+    `model` is the model's name as it was given, for the file. `in_engine` means that the times were measured inside the
+    engine, so the front-end time is 0.
     """
     if not benchmarks:
         raise ConfigError("there is nothing to fit; give at least one benchmark")
@@ -197,6 +205,7 @@ def fit(
         weights=deployment.weights,
         kv=deployment.kv,
         parallel=deployment.parallel,
+        engine=describe_engine(runs, deployment, flags, model),
         efficiencies=efficiencies,
         fitted=fitted,
         inputs=inputs,

@@ -248,14 +248,16 @@ def _read_settings(args: argparse.Namespace) -> ReplaySettings | None:
         **{name: value for name, value in given.items() if value is not None},
     }
     fleet = {name: getattr(args, name) for name in ("workers", "routing") if getattr(args, name) is not None}
-    if not flags.get("gpu") and args.num_gpu_blocks is None and args.config is None and not args.set:
+    is_fitted = "fitted_for" in engine.get("timing", {})  # a timing file names its own GPU
+    is_known = flags.get("gpu") or is_fitted or args.num_gpu_blocks is not None
+    if not is_known and args.config is None and not args.set:
         if fleet or "timing" in engine:
             name = f"--{next(iter(fleet), 'timing')}"
             raise ConfigError(
                 f"{name}: the blocks of a worker are not known; give --gpu, or --num-gpu-blocks"
             )
         return None
-    if flags.get("gpu"):
+    if flags.get("gpu") or is_fitted:
         flags |= {
             name: getattr(args, name) for name in ("model", "kv_dtype") if getattr(args, name) is not None
         }

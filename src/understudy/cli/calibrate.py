@@ -24,7 +24,7 @@ examples:
   understudy calibrate low.json high.json long.json --model Llama-3.1-70B --gpu H200 --tensor-parallel-size 4 \\
       --weight-dtype fp8 --kv-dtype fp8 --max-num-seqs 64 --max-num-batched-tokens 8192 -o timing.yaml
   understudy calibrate check other.json --timing timing.yaml
-  understudy replay trace.jsonl --timing timing.yaml --block-size 16 --max-num-seqs 64 --max-num-batched-tokens 8192
+  understudy replay trace.jsonl --timing timing.yaml --max-num-seqs 64 --max-num-batched-tokens 8192
 
 BENCH is a result file: vllm bench serve (plain or detailed), aiperf (profile_export.jsonl or
 profile_export_aiperf.json), guidellm (benchmarks.json), a CSV of summaries (isl, osl, conc, mean_ttft_ms,
@@ -59,6 +59,12 @@ def add_parser(verbs: Verbs) -> None:
         "--in-engine",
         action="store_true",
         help="times were measured inside the engine: fit no front-end time",
+    )
+    verb.add_argument(
+        "--engine",
+        choices=("vllm", "sglang"),
+        default="vllm",
+        help="engine that was measured, for the timing file (default: vllm); the load is replayed with vLLM's rules",
     )
     deployment_flags.add_deployment_flags(verb, leave_out=deployment_flags.UNUSED_IN_FITS)
 
@@ -105,6 +111,7 @@ def _fit(args: argparse.Namespace, paths: list[Path]) -> int:
             deployment,
             start.efficiencies,
             _read_engine_flags(args),
+            model=args.model,
             in_engine=args.in_engine,
             iterations=iterations,
             progress=progress,
@@ -195,9 +202,15 @@ _METADATA_SETTINGS = ("max_num_seqs", "max_num_batched_tokens", "num_gpu_blocks"
 
 
 def _read_engine_flags(args: argparse.Namespace) -> EngineFlags:
-    from understudy.calibrate.fit import EngineFlags
+    from msgspec.structs import replace
 
-    return EngineFlags(**deployment_flags.engine_values(args))
+    from understudy.calibrate.fit import EngineFlags
+    from understudy.cli.gpu_flags import read_gpu_flags
+
+    flags = EngineFlags(**deployment_flags.engine_values(args))
+    share = read_gpu_flags(args).get("gpu_memory_utilization")
+    flags = replace(flags, engine=args.engine)
+    return flags if share is None else replace(flags, gpu_memory_utilization=share)
 
 
 def _print_tables(

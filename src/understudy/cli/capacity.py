@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from understudy.cli.gpu_flags import add_gpu_setting_flags, read_gpu_flags
 
@@ -12,6 +13,7 @@ if TYPE_CHECKING:
     from understudy.cli import Verbs
     from understudy.defaults import BatchLimits
     from understudy.groups import GroupPlan
+    from understudy.timing.fitted_engine import FittedEngine
 
 EXAMPLES = """\
 examples:
@@ -38,7 +40,10 @@ def add_parser(verbs: Verbs) -> None:
         description="Divide a model's layers into KV cache groups as vLLM does, and count the blocks that fit.",
         epilog=EXAMPLES,
     )
-    verb.add_argument("--model", required=True, metavar="NAME", help="known name, or path of a config.json")
+    verb.add_argument("--model", metavar="NAME", help="known name, or path of a config.json")
+    verb.add_argument(
+        "--timing", type=Path, metavar="FILE", help="timing file, for its model, GPU, sizes and KV blocks"
+    )
     verb.add_argument(
         "--max-model-len",
         required=True,
@@ -73,8 +78,9 @@ def run(args: argparse.Namespace) -> int:
     """Print the groups and the capacity."""
     import json
 
-    limits = _read_limits(args)
-    plan = _plan(args, limits)
+    gpu, fitted = _read_gpu(args)
+    limits = _read_limits(args, gpu)
+    plan = _plan(args, gpu, limits)
     if args.json:
         found = plan.to_dict()
         if args.max_model_len is None:
@@ -82,11 +88,19 @@ def run(args: argparse.Namespace) -> int:
         print(json.dumps(found, indent=2))
     else:
         from understudy.run.model_groups import note_on_dtype
+        from understudy.timing.gpus import find_gpu
 
         requests = "" if args.kv_memory else f" of at most {limits.max_num_seqs:,} requests"
         said = f"limits: {limits.max_num_batched_tokens:,} tokens per step{requests}"
         print("\n".join(_describe(plan, args.model, said, caches=not args.no_enable_prefix_caching)))
-        for note in note_on_dtype(args.model):
+        notes = list(note_on_dtype(args.model))
+        if "name" in gpu and (sheet := find_gpu(gpu["name"])).stands_in_for:
+            notes.append(f"the data sheet of {sheet.name} stands in for {sheet.stands_in_for}")
+        if fitted is not None and not fitted.blocks_estimated:
+            notes.append(
+                f"the timing file's engine had {fitted.num_gpu_blocks:,} usable blocks of {fitted.block_size} tokens"
+            )
+        for note in notes:
             print(f"note: {note}")
     return 0
 
@@ -101,13 +115,46 @@ def _parse_length(text: str) -> int | None:
         raise argparse.ArgumentTypeError(f"must be a number of tokens or auto, got {text!r}") from None
 
 
-def _read_limits(args: argparse.Namespace) -> BatchLimits:
+def _read_gpu(args: argparse.Namespace) -> tuple[dict[str, Any], FittedEngine | None]:
+    """Return the settings of the GPU, completed by a timing file, and the engine in it; set the model's name too."""
+    from understudy.errors import ConfigError
+    from understudy.tiers.gpu import GpuSettings
+    from understudy.timing.fitted_settings import (
+        find_fitted_model,
+        fitted_gpu_settings,
+        fitted_kv_dtype,
+        merge_fitted_gpu,
+    )
+    from understudy.timing.timing_file import TimingFile
+
+    gpu = read_gpu_flags(args)
+    if args.timing is None:
+        if args.model is None:
+            raise ConfigError("--model: missing; give a known name or the path of a config.json, or --timing")
+        return gpu, None
+    if args.kv_memory is not None:
+        raise ConfigError("--kv-memory: contradicts --timing, whose GPU has its own memory; give one")
+    file = TimingFile.read(args.timing)
+    known = find_fitted_model(file.deployment, file.engine)
+    args.model = args.model or known
+    if args.model is None:
+        raise ConfigError(
+            f"--model: {file.model.name} of the timing file is not known here; give the path of its config.json"
+        )
+    args.kv_dtype = args.kv_dtype or fitted_kv_dtype(file.deployment)
+    if args.block_size is None and file.engine is not None:
+        args.block_size = file.engine.block_size
+    gpu = merge_fitted_gpu(fitted_gpu_settings(file.deployment, file.engine, known), gpu)
+    GpuSettings(**gpu).check_timing(file.timing(), args.model, args.kv_dtype)
+    return gpu, file.engine
+
+
+def _read_limits(args: argparse.Namespace, gpu: dict[str, Any]) -> BatchLimits:
     """Return the limits of a step: those given, else what vLLM chooses for the GPU."""
     from understudy.checks import whole_number
     from understudy.defaults import UNKNOWN_DEVICE, BatchLimits
     from understudy.tiers.gpu import GpuSettings
 
-    gpu = read_gpu_flags(args)
     chosen = UNKNOWN_DEVICE if args.kv_memory is not None or not gpu else GpuSettings(**gpu).batch_limits()
     tokens, sequences = args.max_num_batched_tokens, args.max_num_seqs
     for name, value in (("max-num-batched-tokens", tokens), ("max-num-seqs", sequences)):
@@ -117,7 +164,7 @@ def _read_limits(args: argparse.Namespace) -> BatchLimits:
     return BatchLimits(tokens, min(chosen.max_num_seqs, tokens) if sequences is None else sequences)
 
 
-def _plan(args: argparse.Namespace, limits: BatchLimits) -> GroupPlan:
+def _plan(args: argparse.Namespace, gpu: dict[str, Any], limits: BatchLimits) -> GroupPlan:
     from understudy.errors import ConfigError
     from understudy.groups import groups_of_model
     from understudy.groups.of_model import config_of_model
@@ -125,7 +172,6 @@ def _plan(args: argparse.Namespace, limits: BatchLimits) -> GroupPlan:
     from understudy.tiers.sizes import parse_bytes
     from understudy.timing.contexts import known_context
 
-    gpu = read_gpu_flags(args)
     config_of_model(args.model)  # names an unknown model
     is_auto = args.max_model_len is None
     length = known_context(args.model) if is_auto else args.max_model_len

@@ -13,9 +13,10 @@ if TYPE_CHECKING:
     from understudy.engines.engine_config import EngineConfig
     from understudy.tiers.gpu import GpuSettings
     from understudy.timing.deployment import Deployment
+    from understudy.timing.fitted_engine import FittedEngine
 
 
-UNUSED_IN_FITS = ("gpu-weights", "gpu-memory-utilization", "front-end-ms", "extrapolate")
+UNUSED_IN_FITS = ("gpu-weights", "front-end-ms", "extrapolate")
 MODEL_AND_GPU_FLAGS = ("model", "kv-dtype", *GPU_FLAGS)
 ENGINE_FLAGS = (
     "max-num-seqs",
@@ -111,12 +112,24 @@ def read_deployment(args: argparse.Namespace) -> Deployment:
     return gpu.deployment(args.model, args.kv_dtype)
 
 
-def build_engine(args: argparse.Namespace, deployment: Deployment | None) -> EngineConfig:
-    """Build the engine's configuration without its timing; a missing deployment needs --num-gpu-blocks."""
+def build_engine(
+    args: argparse.Namespace, deployment: Deployment | None, fitted: FittedEngine | None = None
+) -> EngineConfig:
+    """Build the engine's configuration without its timing; a missing deployment needs --num-gpu-blocks.
+
+    `fitted` is the engine of a timing file, whose blocks are used unless others are given.
+    """
+
     from understudy.calibrate.experiment import build_engine_config
     from understudy.calibrate.predict import build_engine_on_gpu
 
     values = engine_values(args)
     if names_model_and_gpu(args):
         return build_engine_on_gpu(read_gpu(args), args.model, args.kv_dtype, **values)
-    return build_engine_config(deployment, **values)
+    if fitted is None or "num_gpu_blocks" in values:
+        return build_engine_config(deployment, **values)
+    share = fitted.gpu_memory_utilization
+    known = {} if fitted.blocks_estimated else {"num_gpu_blocks": fitted.num_gpu_blocks}
+    return build_engine_config(
+        deployment, gpu_memory_utilization=share, **{"block_size": fitted.block_size, **known, **values}
+    )

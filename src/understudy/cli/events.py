@@ -171,6 +171,7 @@ def _emit(args: argparse.Namespace) -> int:
     from understudy.events.endpoints import rank_endpoint
     from understudy.events.synthesize import TokenSource
     from understudy.report.text import plural
+    from understudy.run.fleet_size import count_workers
     from understudy.run.offline import run_offline
     from understudy.run.settings import ReplaySettings, list_given_files
     from understudy.workload import scale_users
@@ -194,6 +195,7 @@ def _emit(args: argparse.Namespace) -> int:
     if engine := {name: value for name, value in given.items() if value is not None}:
         flags["engine"] = engine
     settings = ReplaySettings.read(args.config, flags, args.set, base=scenario_settings(args))
+    workers = count_workers(settings)
     if settings.pools:
         raise ConfigError("pools: events emit supports equal workers only; give engine and workers instead")
     given_files = list_given_files(args.config, args.set) | files_named(settings)
@@ -202,12 +204,12 @@ def _emit(args: argparse.Namespace) -> int:
     reading = {} if args.trace_block_size is None else {"trace_block_size": args.trace_block_size}
     for address in (args.bind, args.replay_bind):
         if address is not None:
-            rank_endpoint(address, max(settings.workers - 1, 0))  # reject a bad address before the run
+            rank_endpoint(address, max(workers - 1, 0))  # reject a bad address before the run
     workload = read_workload(args.trace, args.format, reading)
     workload = scale_users(workload, settings.users, seed=settings.seed)
     with ExitStack() as stack:
         # Bind before the run, so that an address in use fails early.
-        publishers = [] if args.bind is None else _open_publishers(stack, args, rules, settings.workers)
+        publishers = [] if args.bind is None else _open_publishers(stack, args, rules, workers)
         with progress_bar("replaying", len(workload), "requests") as progress:
             run = run_offline(
                 workload,
@@ -222,7 +224,7 @@ def _emit(args: argparse.Namespace) -> int:
                 progress=progress,
             )
         assert run.kv is not None
-        streams: list[Any] = [run.kv.events(worker, args.stream) for worker in range(settings.workers)]
+        streams: list[Any] = [run.kv.events(worker, args.stream) for worker in range(workers)]
         if args.synthesize_tokens:
             source = TokenSource(workload, settings.engine.block_size)
             streams = [source.add_tokens(events) for events in streams]
@@ -236,10 +238,10 @@ def _emit(args: argparse.Namespace) -> int:
         sent = (
             _publish(args, publishers, batches)
             if publishers
-            else _write_messages(args, rules, settings.workers, batches)
+            else _write_messages(args, rules, workers, batches)
         )
     print(
-        f"{plural(sent, 'message')} of {plural(settings.workers, 'publisher')}, {rules.name}, {args.stream}",
+        f"{plural(sent, 'message')} of {plural(workers, 'publisher')}, {rules.name}, {args.stream}",
         file=sys.stderr if args.out is not None and is_stdout(args.out) else sys.stdout,
     )
     return 0

@@ -16,7 +16,7 @@ EXAMPLES = """\
   understudy replay trace.jsonl --model ./config.json --gpu-bandwidth-gbps 960 --gpu-tflops 209 --gpu-memory 48GiB
   understudy replay trace.jsonl --model Llama-3.1-8B --gpu RTX-4090 --timing profiles/tp1       measured kernel times
   understudy replay trace.jsonl --model Llama-3.1-8B --gpu H100 --timing aiconfigurator      that package's kernel times
-  understudy replay trace.jsonl --timing timing.yaml --block-size 16 --num-gpu-blocks 27000    times from `calibrate`
+  understudy replay trace.jsonl --timing timing.yaml       times, GPUs and blocks from `calibrate`
   understudy replay trace.jsonl --model Llama-3.1-8B --gpu-memory 80GiB --gpu-weights 16GB     only the number of blocks
 """
 
@@ -70,7 +70,8 @@ def gpu_settings(args: argparse.Namespace) -> dict[str, Any]:
     """Return the settings that were given as flags, nested as in a configuration file."""
     gpu, timing = timing_settings(args.timing, read_gpu_flags(args))
     names_gpu = "name" in gpu or "bandwidth_gbps" in gpu
-    if gpu and not names_gpu:
+    is_fitted = timing is not None and timing.get("fitted_for") is not None  # a timing file names its own GPU
+    if gpu and not names_gpu and not is_fitted:
         if not {"memory", "weights"} <= gpu.keys():
             flags = ", ".join(f"--{name}" for name, about in GPU_FLAGS.items() if about.field in gpu)
             raise ConfigError(
@@ -79,7 +80,7 @@ def gpu_settings(args: argparse.Namespace) -> dict[str, Any]:
             )
         if args.num_gpu_blocks is not None:
             raise ConfigError("--num-gpu-blocks and --gpu-memory both set the number of blocks; give one")
-    if names_gpu and args.model is None:
+    if names_gpu and args.model is None and not is_fitted:
         raise ConfigError("--gpu needs --model; give a known name or the path of a config.json")
     settings: dict[str, Any] = {"gpu": gpu} if gpu else {}
     if timing is not None:

@@ -227,7 +227,9 @@ def _predict_loads(args: argparse.Namespace, loads: list[NamedLoad], source: Sou
 
     deployment, rows = source.deployment, []
     engines: dict[str, None] = {}
-    engine = msgspec.structs.replace(deployment_flags.build_engine(args, deployment), timing=source.timing)
+    engine = msgspec.structs.replace(
+        deployment_flags.build_engine(args, deployment, source.engine), timing=source.timing
+    )
     with progress_bar("predicting", len(loads), "benchmarks") as progress:
         for one in loads:
             own = msgspec.structs.replace(engine, **_read_recorded_settings(args, one, deployment))
@@ -310,7 +312,7 @@ def _predict_run(args: argparse.Namespace, source: Source) -> int:
     from understudy.workload.guess import guess_format
 
     deployment = source.deployment
-    engine = deployment_flags.build_engine(args, deployment)
+    engine = deployment_flags.build_engine(args, deployment, source.engine)
     if args.format is not None:
         load = Load(read_workload(args.inputs, args.format, _block_size(args)), args.concurrency or 0)
     else:

@@ -12,6 +12,7 @@ if TYPE_CHECKING:
 
     from understudy.engines.timing import Timing
     from understudy.timing.deployment import Deployment
+    from understudy.timing.fitted_engine import FittedEngine
 
 
 class Source(NamedTuple):
@@ -20,6 +21,8 @@ class Source(NamedTuple):
     timing: Timing
     deployment: Deployment | None
     front_end_ms: float = 0.0
+    engine: FittedEngine | None = None
+    """Engine of the fitted deployment, if the timing file has it."""
 
 
 def read_fitted_times(file: Path) -> Source:
@@ -30,7 +33,8 @@ def read_fitted_times(file: Path) -> Source:
 
     fitted = TimingFile.read(file)
     timing = fitted.timing()
-    return Source(msgspec.structs.replace(timing, front_end_ms=0.0), fitted.deployment, timing.front_end_ms)
+    plain = msgspec.structs.replace(timing, front_end_ms=0.0)
+    return Source(plain, fitted.deployment, timing.front_end_ms, fitted.engine)
 
 
 def build_gpu_times(args: argparse.Namespace) -> Source:

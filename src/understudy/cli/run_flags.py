@@ -93,7 +93,12 @@ def add_trace(verb: argparse.ArgumentParser) -> None:
 
 def add_fleet_flags(add: Callable[..., object]) -> None:
     """Add the number of workers and their routing; `add` is the parser's or group's add_argument."""
-    add("--workers", type=int, metavar="N", help="simulated workers (default: 1)")
+    add(
+        "--workers",
+        type=int,
+        metavar="N",
+        help="simulated engines, each of --data-parallel-size ranks (default: 1)",
+    )
     add(
         "--routing",
         metavar="NAME",

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from understudy.cli.disaggregation_flags import FLAGS
 from understudy.cli.run_flags import read_settings
 from understudy.errors import ConfigError
+from understudy.run.fleet_size import list_sizes
 from understudy.sweep.space import SPLIT, Dimension, Space
 
 if TYPE_CHECKING:
@@ -54,8 +55,8 @@ def set_split(args: argparse.Namespace, text: str) -> None:
 def _list_splits(args: argparse.Namespace) -> Dimension:
     whole = copy(args)
     set_split(whole, "1")
-    gpu = read_settings(whole).gpu
-    size = 1 if gpu is None else gpu.tensor_parallel_size
+    (worker,) = list_sizes(read_settings(whole))
+    size = worker.engine_gpus
     splits: list[str] = []
     for text in Dimension.parse(f"splits={args.splits}").texts:
         if not text.isdecimal() or int(text) < 2 * size or int(text) % size:

@@ -223,6 +223,7 @@ def _sweep(args: argparse.Namespace, space: Space, workload: Workload) -> Sweep:
     from understudy.cli.windows import read_window
     from understudy.run.pools import make_pools
     from understudy.sweep.candidate import Candidate
+    from understudy.sweep.checkpoints import refuse_unspoken
     from understudy.sweep.local import Processes
     from understudy.sweep.on_ray import RayTasks
     from understudy.sweep.prices import Prices
@@ -259,11 +260,12 @@ def _sweep(args: argparse.Namespace, space: Space, workload: Workload) -> Sweep:
             settings=settings,
             slo=slo,
             max_tokens=changed.max_tokens,
-            model=changed.model,
-            kv_dtype=changed.kv_dtype,
+            model=changed.model or settings.model,
+            kv_dtype=changed.kv_dtype or settings.kv_dtype,
             goal_window_s=goal_window_s,
         )
         prices.check(candidate)
+        refuse_unspoken(candidate)
         if not settings.pools and settings.disaggregation is None:  # others are checked when they are read
             make_pools((), settings.engine, settings.workers, settings.tiers)
         return candidate
@@ -360,6 +362,8 @@ def _read_workload(args: argparse.Namespace) -> Workload:
 
 def _collect_notes(trials: Trials, workload: Workload, search: str) -> list[str]:
     """Return notes on the search, on the workload, and those that all candidates share."""
+    from understudy.run.fleet_size import names_gpus
+
     notes = [
         {*trial.candidate.settings.notes, *trial.candidate.settings.engine.notes()}
         for trial in trials.whole.values()
@@ -375,8 +379,14 @@ def _collect_notes(trials: Trials, workload: Workload, search: str) -> list[str]
         f"search {search} replayed {part[0]:,} of {part[1]:,} combinations whole; the front and the shares of variance "
         "describe only these"
     )
+    unnamed = (
+        "no GPU is named: each worker counts as one GPU; give --model and --gpu, or a timing file, for a bill of real "
+        "GPUs"
+    )
+    is_named = all(names_gpus(trial.candidate.settings) for trial in trials.whole.values())
     return [
         *([partial] if search != "grid" else []),
+        *([] if is_named else [unnamed]),
         *workload.notes,
         *_describe_load(trials),
         *sorted(shared),

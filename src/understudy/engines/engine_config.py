@@ -60,7 +60,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     enable_prefix_caching: bool = True
     """Whether requests reuse cached blocks of equal prefixes."""
     data_parallel_size: int = 1
-    """Data-parallel ranks of a worker: separate engines, each with all these blocks, behind one front end."""
+    """Data-parallel ranks of an engine, each with all these blocks; a run numbers each as a worker."""
     timing: Timing = Polynomial()
     """Model of step times; the default is generic, not that of a GPU."""
     mocker: MockerSettings = MockerSettings()

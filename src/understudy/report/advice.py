@@ -11,6 +11,7 @@ from understudy.report.smaller_fleet import estimate_oversized
 from understudy.report.trial import Trial, compare, compare_attainment, format_failure, format_remedy
 from understudy.report.verdict import Verdict
 from understudy.report.verdicts import find_verdicts
+from understudy.run.fleet_size import describe_engines
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -172,8 +173,10 @@ def _holds_in_worst_hour(report: Report, smaller: Report) -> bool:
 def describe_oversized(report: Report, smaller: Report, trial: Trial) -> Verdict:
     """Build the verdict that a smaller fleet would do."""
     workers, enough = report.columns.num_workers, smaller.columns.num_workers
-    would = "one worker would do" if enough == 1 else f"{enough:,} workers would do"
+    would, now = "one worker" if enough == 1 else f"{enough:,} workers", f"{workers:,}"
+    if ranks := report.run.data_parallel_size:
+        would, now = (describe_engines(count // ranks, ranks) for count in (enough, workers))
     remedy = format_remedy(trial, None)
     if (hour := smaller.worst_hour) is not None:
         remedy += f" Its worst hour, {hour.describe(smaller.throughput.requests_per_s)}."
-    return Verdict("oversized", f"Oversized: {would} instead of {workers:,}.", remedy)
+    return Verdict("oversized", f"Oversized: {would} would do instead of {now}.", remedy)

@@ -13,6 +13,7 @@ from understudy.report.latency import NS_PER_S
 from understudy.report.series import StepFunction
 from understudy.report.text import duration, quantity
 from understudy.report.verdict import LONG_QUEUE, MIN_REQUESTS, Verdict, compute_queue_share, list_pools
+from understudy.run.fleet_size import describe_engines
 from understudy.workload.arrivals import ClosedLoop, OpenLoop
 
 if TYPE_CHECKING:
@@ -73,9 +74,16 @@ def _find_growing_queue(report: Report) -> Verdict | None:
         "overloaded",
         f"Overloaded: the queue grew in {grew} of {minutes} intervals of {interval}, to {backlog:,.0f} waiting "
         f"requests; {served:,} of {len(arrived):,} were served by the last arrival.",
-        f"Use about {max(enough, timeline.num_workers + 1):,} workers (now {timeline.num_workers:,}), which includes "
-        "20 % headroom.",
+        f"Use about {_name_fleet(report, max(enough, timeline.num_workers + 1))}, which includes 20 % headroom.",
     )
+
+
+def _name_fleet(report: Report, workers: int) -> str:
+    """Return a number of workers and the present one; of engines, where each is several data-parallel ranks."""
+    now = report.columns.num_workers
+    if (ranks := report.run.data_parallel_size) is None:
+        return f"{workers:,} workers (now {now:,})"
+    return f"{describe_engines(math.ceil(workers / ranks), ranks)} (now {now // ranks:,})"
 
 
 def _find_long_waits(report: Report) -> Verdict | None:
@@ -175,7 +183,9 @@ def goal_missed(report: Report) -> Verdict | None:
 
 
 def _advise_on_queue(report: Report) -> str:
-    remedies = [f"Use more workers (now {report.columns.num_workers:,})"]
+    ranks = report.run.data_parallel_size
+    now = report.columns.num_workers // (ranks or 1)
+    remedies = [f"Use more {'workers' if ranks is None else 'engines'} (now {now:,})"]
     if isinstance(report.run.load, ClosedLoop):
         remedies.append("fewer concurrent sessions (--concurrency)")
     if report.kv.usage_max >= _KV_FULL:

@@ -227,4 +227,5 @@ def _name(pools: tuple[WorkerPool, ...]) -> list[str]:
 
 
 def _count_workers(setup: Setup) -> int:
-    return sum(pool.workers for pool in setup.pools) if setup.pools else setup.workers
+    """Return the workers of a run; every data-parallel rank is one."""
+    return sum(part.workers * part.engine.data_parallel_size for part in _list_parts(setup))

@@ -21,6 +21,7 @@ from understudy.report.tier_table import (
     build_tier_table,
     list_tier_facts,
 )
+from understudy.run.fleet_size import describe_engines
 from understudy.run.times import format_lateness, format_times
 
 if TYPE_CHECKING:
@@ -182,6 +183,12 @@ def _describe_limits(engine: dict[str, Any]) -> str | None:
     return ", ".join(said) or None
 
 
+def describe_size(report: Report) -> str | None:
+    """Return the engines and their data-parallel ranks, such as `2 engines x 8 ranks`; None without ranks."""
+    ranks = report.run.data_parallel_size
+    return None if ranks is None else describe_engines(report.columns.num_workers // ranks, ranks)
+
+
 def _list_facts(report: Report) -> list[tuple[str, str]]:
     requests = report.requests
     facts = [("Completed requests", f"{requests.completed:,} of {requests.total:,}")]
@@ -190,6 +197,8 @@ def _list_facts(report: Report) -> list[tuple[str, str]]:
         for name in ("rejected", "cancelled", "failed", "unfinished")
         if getattr(requests, name)
     ]
+    if (size := describe_size(report)) is not None:
+        facts.append(("Fleet", size))
     facts.append(("Duration", duration(report.duration_s)))
     if (timing := timing_model(report)) is not None:
         facts.append(("Timing model", timing))

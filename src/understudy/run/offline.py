@@ -30,7 +30,7 @@ from understudy.run.fleet_plan import FleetPlan
 from understudy.run.group_facts import summarise_groups
 from understudy.run.kv_log import KvLog
 from understudy.run.pools import WorkerPool, make_pools
-from understudy.run.ranks import RankFront, count_ranks
+from understudy.run.ranks import RankFront, count_ranks, has_front
 from understudy.run.routed import summarise_decisions
 from understudy.run.step_columns import StepColumns
 from understudy.run.timeline import Timeline
@@ -115,9 +115,9 @@ def run_offline(
     device; `on_step_end` receives the worker and the time (ns) at the end of every step. Both see every step by itself,
     and so does `keep_steps`, which keeps the batches and decisions of all steps in `steps`. `keep_candidates`
     keeps, for each choice of a router other than kv, load and cached blocks of every worker that could be chosen.
-    `ranks` says that workers are data-parallel ranks of one model with experts: they step together, as long as the
-    slowest. `disaggregation` divides requests between pools with the roles prefill and decode; `routing` then chooses
-    prefill workers.
+    `ranks` says that data-parallel ranks of a model with experts step together, as long as the slowest: the ranks of
+    each worker (the engine's `data_parallel_size`), or all workers where each is one rank. `disaggregation` divides
+    requests between pools with the roles prefill and decode; `routing` then chooses prefill workers.
     Requests that can never fit are rejected and reported; a run without progress raises WrongState and says who is
     stuck.
     """
@@ -160,7 +160,7 @@ def run_offline(
         and not workload.has_aborts
         and disaggregation is None
     )
-    fleet = FleetPlan(pools, workload, count_ranks(pools, routing), meet=is_observed or not are_independent)
+    fleet = FleetPlan(pools, workload, count_ranks(pools), meet=is_observed or not are_independent)
     if threads > 1 and timing is not None and fleet.workers > 1:  # workers share it
         raise ConfigError(
             f"threads > 1 needs independent workers, but all share timing {type(timing).__qualname__}, whose order of "
@@ -169,7 +169,7 @@ def run_offline(
     if routing == "kv":
         routing = KvRouting()
     copies = copy_inputs(fleet, routing, timing) if is_deep else None
-    router = _build_router(routing, fleet, workload, seed)
+    router = _build_router(routing, fleet, seed)
     if records_choices and not isinstance(router, KvRouter):
         router = RecordedRouter(router, seed=seed, keep_candidates=keep_candidates)
     outside_ns = front_end_ns(fleet.pools, timing)
@@ -183,7 +183,7 @@ def run_offline(
         concurrency=load.concurrency if isinstance(load, ClosedLoop) else 0,
         threads=threads,
         lockstep_ns=LOCKSTEP_NS if isinstance(load, Lockstep) else 0,
-        ranks=ranks,
+        ranks=(fleet.ranks if fleet.ranks > 1 else fleet.workers) if ranks else 1,
         turnaround_ns=round(load.turnaround_ms * 1e6) + outside_ns if isinstance(load, ClosedLoop) else 0,
         checkpoints=checkpoints,
     )
@@ -265,7 +265,7 @@ def run_offline(
                     its_timing, events=events, kv_trace=kv_trace, seed=seed, disaggregation=disaggregation
                 ),
                 disaggregation=divide(),
-                routing=_build_router(routing, copied, workload, seed),
+                routing=_build_router(routing, copied, seed),
                 fast_forward=False,
             )
             replayed, its_kv = read_result(run_fleet(workload, settings, names=names))
@@ -337,15 +337,13 @@ def _sort_by_arrival(
 
 
 def _build_router(
-    routing: Routing | KvRouting | Router | NativeRouter, fleet: FleetPlan, workload: Workload, seed: int
+    routing: Routing | KvRouting | Router | NativeRouter, fleet: FleetPlan, seed: int
 ) -> Routing | Router | NativeRouter:
     if isinstance(routing, KvRouting):
         return routing.build(seed)
-    if fleet.ranks == 1 or not isinstance(routing, str):
-        return routing
-    return RankFront(
-        routing, workload, fleet.deployments, fleet.ranks, seed=seed, profile=fleet.engine.profile
-    )
+    if fleet.ranks > 1 and has_front(fleet.deployments, routing):
+        return RankFront(fleet.engine.profile)
+    return routing
 
 
 def _list_request_names(

@@ -9,6 +9,7 @@ import msgspec
 from understudy.defaults import is_default
 from understudy.errors import ConfigError
 from understudy.run.model_groups import size_group_tiers
+from understudy.run.ranks import check_stepping_together, join_ranks
 from understudy.run.settings import apply_gpus
 from understudy.tiers.gpu import GpuSettings
 from understudy.tiers.settings import TiersConfig
@@ -18,11 +19,10 @@ if TYPE_CHECKING:
 
 
 class Placement(NamedTuple):
-    """Engine, tiers and workers of a model on its GPUs, with notes for the report."""
+    """Engine and tiers of a model on its GPUs, with notes for the report."""
 
     engine: EngineConfig
     tiers: TiersConfig | None
-    workers: int
     ranks: bool
     notes: tuple[str, ...]
 
@@ -32,7 +32,6 @@ def place_on_gpu(
     gpu: str | GpuSettings,
     engine: EngineConfig,
     tiers: TiersConfig | None,
-    workers: int,
 ) -> Placement:
     """Return the settings of `model` on `gpu`; what `engine` was given is kept."""
     gpus = GpuSettings(name=gpu) if isinstance(gpu, str) else gpu
@@ -48,19 +47,16 @@ def place_on_gpu(
     has_timing = engine.timing != type(engine)().timing
     if gpus.is_known:
         gpus.reject_unused_settings(engine.timing, has_blocks=has_blocks, has_timing=has_timing)
-    alone = engine
+    engine, joined = join_ranks(engine, gpus)
+    assert joined is not None
+    alone, gpus = engine, joined
     engine, notes = apply_gpus(
         gpus, engine, model, below.kv_dtype, has_blocks=has_blocks, has_timing=has_timing
     )
-    size = gpus.data_parallel_size
-    if size > 1 and workers not in (1, size):
-        raise ConfigError(
-            f"workers={workers} differs from gpu.data_parallel_size={size}, where each rank is a worker; "
-            "leave workers out"
-        )
     if tiers is not None and tiers.tiers and tiers.model is None and tiers.kv_bytes_per_token is None:
         tiers = msgspec.structs.replace(tiers, model=model)
     if tiers is not None:
         tiers = size_group_tiers(tiers, gpus, alone, engine, model)
     together = gpus.steps_together(model, below.kv_dtype)
-    return Placement(engine, tiers, max(workers, size), together, notes)
+    check_stepping_together(engine, together=together)
+    return Placement(engine, tiers, together, notes)

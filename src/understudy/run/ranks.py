@@ -4,76 +4,102 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import msgspec
 import numpy as np
 
-from understudy._core import native_router
+from understudy.engines.sglang_config import SglangConfig
 from understudy.errors import ConfigError
 from understudy.router.router import Router
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+    from typing import TypeVar
 
     from understudy._core import FleetView, RouteRequest
+    from understudy.engines.engine_config import EngineConfig
     from understudy.engines.profiles import VersionProfile
     from understudy.run.pools import WorkerPool
-    from understudy.workload import Workload
+    from understudy.tiers.gpu import GpuSettings
+
+    _Engine = TypeVar("_Engine", bound=EngineConfig)
 
 
-def count_ranks(pools: Sequence[WorkerPool], routing: object) -> int:
+def count_ranks(pools: Sequence[WorkerPool]) -> int:
     """Return the number of ranks per deployment; ConfigError for unsupported combinations."""
-    ranks = max(pool.engine.data_parallel_size for pool in pools)
-    if ranks > 1 and len(pools) > 1:
+    if len(pools) > 1:
+        refuse_ranks_of_pools(pools)
+    return max(pool.engine.data_parallel_size for pool in pools)
+
+
+def refuse_ranks_of_pools(pools: Sequence[WorkerPool]) -> None:
+    """Raise ConfigError for ranks in a fleet of pools."""
+    if any(pool.engine.data_parallel_size > 1 for pool in pools):
         raise ConfigError("data_parallel_size above 1 needs a fleet of one pool; leave it out, or pools")
-    if ranks > 1 and routing == "session_affinity":
+
+
+def join_ranks(engine: _Engine, gpu: GpuSettings | None) -> tuple[_Engine, GpuSettings | None]:
+    """Give engine and GPUs the same number of ranks, however it was asked for; ConfigError if both give one."""
+    if gpu is None:
+        return engine, gpu
+    own, asked = engine.data_parallel_size, gpu.data_parallel_size
+    if own > 1 and asked not in (1, own):
         raise ConfigError(
-            "data_parallel_size above 1 contradicts routing session_affinity; choose another routing"
+            f"engine.data_parallel_size={own} contradicts gpu.data_parallel_size={asked} (--data-parallel-size); give "
+            "one"
         )
-    return ranks
+    if own == 1:
+        return msgspec.structs.replace(engine, data_parallel_size=asked), gpu
+    return engine, msgspec.structs.replace(gpu, data_parallel_size=own) if gpu.is_known else gpu
+
+
+def check_stepping_together(engine: EngineConfig, *, together: bool) -> None:
+    """Raise ConfigError for ranks that share experts in an engine that cannot step them together."""
+    if together and isinstance(engine, SglangConfig):
+        raise ConfigError(
+            "data_parallel_size: ranks of a model with experts step together, and SGLang's way to it (DP attention) is "
+            "not simulated; leave it out, or choose --engine vllm"
+        )
+
+
+def refuse_ranks_of_stages(engine: EngineConfig) -> None:
+    """Raise ConfigError for ranks of prefill and decode workers."""
+    if engine.data_parallel_size > 1:
+        raise ConfigError(
+            f"data_parallel_size={engine.data_parallel_size}: prefill and decode workers of several ranks are not "
+            "simulated yet; leave it out, or leave out disaggregation (--prefill-workers, --decode-workers)"
+        )
+
+
+def has_front(engines: int, routing: object) -> bool:
+    """Whether vLLM's own front end chooses the rank: of one engine without a router, that is with `round_robin`.
+
+    Any other policy, and one in front of several engines, is that of a router to which every rank is a worker.
+    """
+    return engines == 1 and routing == "round_robin"
 
 
 class RankFront(Router):
-    """Choose a deployment by the fleet's policy, and a rank in it as vLLM's front end does.
+    """Choose a rank of an engine as vLLM's front end does.
 
-    Engine d · ranks + r is rank r of deployment d. The front end takes the rank with the lowest score, searching from a
-    start that rotates with every request. The score is the larger of requests sent there that have not ended, and
-    running plus waiting ones; waiting requests of a rank whose KV cache is more than half full count up to four times.
-    Before 0.27 the score was 4 · waiting + running, and before 0.25 the search always started at rank 0. vLLM's front
-    end receives the ranks' state every 100 ms; this one always has the current state.
+    It takes the rank with the lowest score, searching from a start that rotates with every request. The score is the
+    larger of requests sent there that have not ended, and running plus waiting ones; waiting requests of a rank whose
+    KV cache is more than half full count up to four times. Before 0.27 the score was 4 · waiting + running, and before
+    0.25 the search always started at rank 0. vLLM's front end receives the ranks' state every 100 ms; this one always
+    has the current state.
     """
 
-    def __init__(
-        self,
-        policy: str,
-        workload: Workload,
-        deployments: int,
-        ranks: int,
-        *,
-        seed: int,
-        profile: VersionProfile,
-    ) -> None:
-        self._native = native_router(policy, seed)
-        self._session = workload.session
-        self._deployments = deployments
-        self._ranks = ranks
+    def __init__(self, profile: VersionProfile) -> None:
         self._profile = profile
-        self._start = [0] * deployments
+        self._first = 0
 
-    def choose(self, request: RouteRequest, view: FleetView) -> int:
-        """Choose an engine, as `Router` describes."""
-        shape = (self._deployments, self._ranks)
-        sent = view.outstanding_requests.reshape(shape)
-        deployment = 0
-        if self._deployments > 1 and self._native is not None:
-            tokens = view.outstanding_tokens.reshape(shape)
-            session = int(self._session[request.row])
-            deployment = self._native.pick(request.row, session, sent.sum(axis=1), tokens.sum(axis=1))
-        own = slice(deployment * self._ranks, (deployment + 1) * self._ranks)
-        running, waiting = view.running[own], view.waiting[own]
+    def choose(self, request: RouteRequest, view: FleetView) -> int:  # noqa: ARG002
+        """Choose a rank, as `Router` describes."""
+        running, waiting = view.running, view.waiting
         score = 4.0 * waiting + running
         if self._profile.front_counts_sent:
-            penalty = 6.0 * np.maximum(0.0, view.used_blocks[own] / view.total_blocks[own] - 0.5)
-            score = np.maximum(sent[deployment], waiting + running) + waiting * penalty
-        first = self._start[deployment]
+            penalty = 6.0 * np.maximum(0.0, view.used_blocks / view.total_blocks - 0.5)
+            score = np.maximum(view.outstanding_requests, waiting + running) + waiting * penalty
+        first = self._first
         if self._profile.front_rotates:
-            self._start[deployment] = (first + 1) % self._ranks
-        return own.start + (first + int(np.argmin(np.roll(score, -first)))) % self._ranks
+            self._first = (first + 1) % len(score)
+        return (first + int(np.argmin(np.roll(score, -first)))) % len(score)

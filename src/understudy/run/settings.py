@@ -16,6 +16,13 @@ from understudy.router.kv import KvRouting  # noqa: TC001  (msgspec reads the an
 from understudy.router.load import load_router
 from understudy.run.chosen import choose_defaults
 from understudy.run.disaggregation import Disaggregation  # noqa: TC001  (msgspec reads the annotation)
+from understudy.run.fitted import (
+    apply_fitted_blocks,
+    steps_together,
+    take_fitted,
+    use_fitted_block_size,
+)
+from understudy.run.fleet_size import fitted_deployment
 from understudy.run.layers import TIER_FIELDS, drop_superseded, index_tiers_by_name, reject_unused_kv_size
 from understudy.run.model_groups import (
     apply_model_groups,
@@ -25,11 +32,16 @@ from understudy.run.model_groups import (
     size_group_tiers,
 )
 from understudy.run.offline import Routing
-from understudy.run.pools import WorkerPool, check_pools
+from understudy.run.pools import WorkerPool  # noqa: TC001  (msgspec reads the annotation)
+from understudy.run.ranks import (
+    check_stepping_together,
+    join_ranks,
+    refuse_ranks_of_stages,
+)
+from understudy.run.read_pools import read_pools, take_route_rejected
 from understudy.tiers.gpu import GpuSettings  # noqa: TC001  (msgspec reads the annotation)
-from understudy.tiers.settings import TiersConfig
+from understudy.tiers.settings import KV_SIZE_FIELDS, TiersConfig
 from understudy.timing.contexts import known_context
-from understudy.timing.fitted_for import check_fitted_for
 from understudy.user_code import names_file_and_class
 from understudy.workload import ClosedLoop, Lockstep, OpenLoop
 from understudy.workload.users import check_load, check_users
@@ -56,13 +68,13 @@ _FIELDS = (
     "gpu",
     *TIER_FIELDS,
 )
-_POOL_FIELDS = ("name", "role", "workers", "engine", *TIER_FIELDS)
 
 
 class ReplaySettings(msgspec.Struct, frozen=True, kw_only=True):
     """All settings of a replay except its workload."""
 
     workers: int = 1
+    """Engines; each has as many data-parallel ranks as its settings say."""
     routing: str = "round_robin"
     """The name of a policy, or `FILE.py:CLASS` for a user-defined router."""
     router: KvRouting | None = None
@@ -84,8 +96,14 @@ class ReplaySettings(msgspec.Struct, frozen=True, kw_only=True):
     disaggregation: Disaggregation | None = None
     """Prefill and decode workers: `prefill_workers` and `decode_workers`, or pools with roles."""
 
+    model: str | None = None
+    """Model of the engines, as given or as the timing file names it; None if neither does. Derived."""
+
+    kv_dtype: str | None = None
+    """Type of its KV cache; None for the model's own. Derived."""
+
     ranks: bool = False
-    """Whether workers are data-parallel ranks that share experts and so step together. Derived from `gpu`."""
+    """Whether data-parallel ranks share experts and so step together. Derived from `gpu`."""
 
     notes: tuple[str, ...] = ()
     """Notes on derived settings, for the report."""
@@ -126,18 +144,31 @@ class ReplaySettings(msgspec.Struct, frozen=True, kw_only=True):
             alone = [name for name in ("workers", "engine", "gpu", *TIER_FIELDS) if name in merged]
             if alone:
                 raise ConfigError(f"pools have their own {alone[0]}; give it to each of them")
-            rejected = _take_route_rejected(merged)
-            return msgspec.structs.replace(cls._read_routed(merged), pools=_read_pools(listed, rejected))
+            rejected = take_route_rejected(merged)
+            return msgspec.structs.replace(cls._read_routed(merged), pools=read_pools(listed, rejected))
         settings = merged.pop("engine", {})
         if not isinstance(settings, dict):
             raise ConfigError(f"engine must be settings by name, got {settings!r}")
         is_auto = settings.get("max_model_len") in ("auto", -1)
         if is_auto:
             settings = {name: value for name, value in settings.items() if name != "max_model_len"}
-        engine = read_engine({**settings, **_take_route_rejected(merged)})
+        engine = read_engine({**settings, **take_route_rejected(merged)})
+        engine = use_fitted_block_size(engine)
+        has_blocks = any(settings.get(name) is not None for name in ("num_gpu_blocks", "max_total_tokens"))
         below = {name: merged.pop(name) for name in TIER_FIELDS if name in merged}
+        fitted = take_fitted(engine, merged.get("gpu") or {}, has_blocks=has_blocks)
+        if fitted is not None:
+            merged["gpu"] = fitted.gpu
+            if engine.tiers == TiersConfig() and not any(name in below for name in KV_SIZE_FIELDS):
+                below |= fitted.kv_size
         engine, tiers = _merge_tiers(engine, below)
-        read = msgspec.structs.replace(cls._read_routed(merged), engine=engine, tiers=tiers)
+        read = cls._read_routed(merged)
+        engine, gpu = join_ranks(engine, read.gpu)
+        model = tiers.model or (None if fitted is None else fitted.model)
+        kv_dtype = tiers.kv_dtype or (None if fitted is None else fitted.kv_dtype)
+        read = msgspec.structs.replace(
+            read, engine=engine, tiers=tiers, gpu=gpu, model=model, kv_dtype=kv_dtype
+        )
         if read.disaggregation is not None:
             read, tiers = read._split(merged, tiers)
         if read.gpu is None:
@@ -145,39 +176,29 @@ class ReplaySettings(msgspec.Struct, frozen=True, kw_only=True):
                 raise ConfigError(
                     "max_model_len: auto needs a model and a GPU; give both, or a number of tokens"
                 )
-            check_fitted_for(engine.timing, {"model": tiers.model, "kv_dtype": tiers.kv_dtype})
             if not tiers.tiers:
                 reject_unused_kv_size(
                     tiers, settings, removed_on_purpose=any("tiers" in layer for layer in layers)
                 )
             return msgspec.structs.replace(read, tiers=tiers.drop_unused_kv_size())
-        has_blocks = any(settings.get(name) is not None for name in ("num_gpu_blocks", "max_total_tokens"))
         has_timing = any(settings.get(name) is not None for name in ("timing", "planner_profile_data"))
         if read.gpu.is_known:
             read.gpu.reject_unused_settings(engine.timing, has_blocks=has_blocks, has_timing=has_timing)
         without_groups = engine
         engine, notes = apply_gpus(
-            read.gpu, engine, tiers.model, tiers.kv_dtype, has_blocks=has_blocks, has_timing=has_timing
+            read.gpu, engine, model, kv_dtype, has_blocks=has_blocks, has_timing=has_timing
         )
         if is_auto:
-            engine = _fit_length(engine, tiers.model)
-        workers = read.workers
-        if (size := read.gpu.data_parallel_size) > 1:
-            if workers not in (1, size):
-                raise ConfigError(
-                    f"workers={workers} differs from gpu.data_parallel_size={size}, where each rank is a worker; "
-                    "leave workers out"
-                )
-            workers = size
-        together = read.gpu.steps_together(tiers.model, tiers.kv_dtype)
-        tiers = size_group_tiers(tiers.drop_unused_kv_size(), read.gpu, without_groups, engine, tiers.model)
-        return msgspec.structs.replace(
-            read, engine=engine, tiers=tiers, notes=notes, workers=workers, ranks=together
-        )
+            engine = _fit_length(engine, model)
+        together = steps_together(read.gpu, engine, model, kv_dtype)
+        check_stepping_together(engine, together=together)
+        tiers = size_group_tiers(tiers.drop_unused_kv_size(), read.gpu, without_groups, engine, model)
+        return msgspec.structs.replace(read, engine=engine, tiers=tiers, notes=notes, ranks=together)
 
     def _split(self, merged: dict[str, Any], tiers: TiersConfig) -> tuple[ReplaySettings, TiersConfig]:
         """Size hand-offs for the model, or for the KV bytes per token, which are then used."""
         assert self.disaggregation is not None
+        refuse_ranks_of_stages(self.engine)
         if "workers" in merged:
             raise ConfigError("workers contradicts disaggregation; give prefill_workers and decode_workers")
         if getattr(self.engine, "kv_cache_groups", ()):
@@ -238,15 +259,18 @@ def apply_gpus(
         raise ConfigError(
             "engine.num_gpu_blocks contradicts gpu, which determines the blocks of a worker; give one"
         )
+    engine, notes, has_blocks = apply_fitted_blocks(gpu, engine, model, has_blocks=has_blocks)
+    if model is None and has_blocks and fitted_deployment(engine) is not None:
+        return engine, notes
     if has_timing:
         gpu.check_timing(engine.timing, model, kv_dtype)
     elif gpu.is_known:
         engine = msgspec.structs.replace(engine, timing=gpu.timing(model, kv_dtype))
     if model is not None and not has_uniform_layers(model) and not getattr(engine, "kv_cache_groups", ()):
-        engine, notes = apply_model_groups(gpu, engine, model, kv_dtype, has_blocks=has_blocks)
-        return engine, (*notes, *note_on_dtype(model))
+        engine, more = apply_model_groups(gpu, engine, model, kv_dtype, has_blocks=has_blocks)
+        return engine, (*notes, *more, *note_on_dtype(model))
     if has_blocks:
-        return engine, ()
+        return engine, notes
     found = gpu.num_blocks(
         model,
         kv_dtype,
@@ -261,7 +285,8 @@ def apply_gpus(
         f"the exact number pass {engine.exact_pool_flags} start-up log"
     )
     engine = msgspec.structs.replace(engine, num_gpu_blocks=found.blocks)
-    return engine, (*((note,) if found.plus_minus else ()), *(() if model is None else note_on_dtype(model)))
+    estimate = (note,) if found.plus_minus else ()
+    return engine, (*notes, *estimate, *(() if model is None else note_on_dtype(model)))
 
 
 def _fit_length(engine: _Engine, model: str | None) -> _Engine:
@@ -287,43 +312,6 @@ def _merge_tiers(engine: EngineConfig, below: dict[str, Any]) -> tuple[EngineCon
     given_here = {name: value for name, value in below.items() if value is not None and name != "tiers"}
     merged = _merge(mocker, given_here)
     return msgspec.structs.replace(engine, tiers=TiersConfig()), TiersConfig.from_dict(merged)
-
-
-def _take_route_rejected(merged: dict[str, Any]) -> dict[str, Any]:
-    """Remove `route_rejected` from a replay's settings, for the settings of its engines."""
-    return {name: merged.pop(name) for name in ("route_rejected",) if name in merged}
-
-
-def _read_pools(listed: object, rejected: dict[str, Any]) -> tuple[WorkerPool, ...]:
-    if not isinstance(listed, list) or not listed or not all(isinstance(pool, dict) for pool in listed):
-        raise ConfigError(f"pools must be a list of pools, each with settings by name, got {listed!r}")
-    pools = []
-    for number, settings in enumerate(listed):
-        name = settings.get("name", f"pool {number}")
-        for field in settings:
-            if field not in _POOL_FIELDS:
-                raise ConfigError(
-                    f"pools[{number}].{field} is not known; known are {', '.join(_POOL_FIELDS)}"
-                )
-        below = {field: settings[field] for field in TIER_FIELDS if field in settings}
-        given = settings.get("engine") or {}
-        engine = read_engine({**given, **rejected})
-        tiers = TiersConfig.from_dict(below) if below else None
-        pool = WorkerPool(
-            name=name,
-            role=settings.get("role", "both"),
-            workers=settings.get("workers", 1),
-            engine=engine,
-            tiers=tiers,
-        )
-        if not pool.resolve_tiers().tiers:
-            reject_unused_kv_size(
-                pool.resolve_tiers(), given, removed_on_purpose="tiers" in settings, or_gpu=False
-            )
-            pool = msgspec.structs.replace(pool, tiers=None if tiers is None else tiers.drop_unused_kv_size())
-        pools.append(pool)
-    check_pools(pools)
-    return tuple(pools)
 
 
 def _check_routing(name: object) -> None:

@@ -21,6 +21,7 @@ from understudy.report.noise import ATTAINMENT, estimate_share
 from understudy.report.text import duration
 from understudy.report.verdict import MIN_REQUESTS
 from understudy.report.worst_hour import WorstHour, format_length
+from understudy.run.fleet_size import count_gpus, count_workers
 from understudy.run.options import Execution
 from understudy.tiers.plan import TierPlan
 from understudy.user_code import locate_user_failure
@@ -59,12 +60,8 @@ class Candidate:
 
     @property
     def gpus(self) -> int:
-        """GPUs of the fleet; a worker without a named GPU counts as one."""
-        pools, split = self.settings.pools, self.settings.disaggregation
-        workers = sum(pool.workers for pool in pools) if pools else self.settings.workers
-        if split is not None and not pools:
-            workers = (split.prefill_workers or 0) + (split.decode_workers or 0)
-        return workers * (1 if self.settings.gpu is None else self.settings.gpu.tensor_parallel_size)
+        """GPUs of the fleet; a rank without a named GPU counts as one."""
+        return count_gpus(self.settings)
 
     @property
     def host_bytes(self) -> float:
@@ -72,7 +69,7 @@ class Candidate:
         settings = self.settings
         groups = [(pool.workers, pool.engine, pool.resolve_tiers()) for pool in settings.pools]
         total = 0.0
-        for workers, engine, tiers in groups or [(settings.workers, settings.engine, settings.tiers)]:
+        for workers, engine, tiers in groups or [(count_workers(settings), settings.engine, settings.tiers)]:
             plan = TierPlan.of(tiers, engine.block_size)
             if plan is not None:  # g2 is the nearest tier
                 blocks = plan.tiers[0].blocks
@@ -133,6 +130,7 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
     """Mean time between the tokens of a request."""
     e2e_ms: Tail
     output_tokens_per_s: float | None
+    input_tokens_per_s: float | None = None
     prefix_hit_ratio: float | None
     rejected: int
     preemptions: int
@@ -232,6 +230,7 @@ def summarise(report: Report, goal_window_s: float | None = None) -> Summary:
         itl_ms=_tail(report.tpot_ms),
         e2e_ms=_tail(report.e2e_ms),
         output_tokens_per_s=_number(report.throughput.output_tokens_per_s),
+        input_tokens_per_s=_number(report.throughput.input_tokens_per_s),
         prefix_hit_ratio=_number(report.prefix_hit_ratio.total),
         rejected=report.requests.rejected,
         preemptions=report.preemptions,

@@ -12,12 +12,16 @@ import msgspec
 
 from understudy.router.kv import KvRouting
 from understudy.run.disaggregation import Disaggregation
+from understudy.run.fitted import describe_fitted_gpu
+from understudy.run.fleet_size import list_sizes
+from understudy.run.ranks import has_front
 from understudy.sweep.engine_words import engine_words
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from understudy.engines.engine_config import EngineConfig
+    from understudy.run.fleet_size import GroupSize
     from understudy.run.pools import WorkerPool
     from understudy.run.settings import ReplaySettings
     from understudy.sweep.candidate import Candidate
@@ -33,12 +37,22 @@ _KV_ROLES = {"prefill": "kv_producer", "decode": "kv_consumer"}
 
 @dataclass(frozen=True, slots=True)
 class EngineCommand:
-    """Words of the command that each of `workers` equal engines starts with, and the name of their group."""
+    """Words of the command that each of `size.engines` equal engines starts with, and the name of their group."""
 
     name: str
-    workers: int
+    size: GroupSize
     engine: EngineConfig
     words: list[str]
+
+    @property
+    def workers(self) -> int:
+        """Number of engines, each started by the command once."""
+        return self.size.engines
+
+    def describe(self) -> str:
+        """Return how many engines there are, such as `2 x engine of 8 ranks`."""
+        ranks = "" if self.size.ranks == 1 else f" of {self.size.ranks:,} ranks"
+        return f"{self.workers:,} x {self.name}{ranks}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,25 +73,26 @@ def make_commands(candidate: Candidate) -> Commands:
     """Return the commands of a candidate's fleet: one engine per role or pool, and the router."""
     settings = candidate.settings
     missing: list[str] = []
-    pools = _list_pools(settings)
+    pools, listed = _list_pools(settings), list_sizes(settings)
     if not pools:
+        (size,) = listed
         words = engine_words(candidate, missing)
         router = None
-        if settings.workers > 1 and not settings.ranks:
-            router = _router_words(settings, {"engine": settings.workers})
+        if size.workers > 1 and not has_front(size.engines, settings.routing):
+            router = _router_words(settings, {"engine": size.engines})
             words += _event_words(settings.routing)
-        workers = 1 if settings.ranks else settings.workers
-        return Commands([EngineCommand("engine", workers, settings.engine, words)], router, missing)
+        return Commands([EngineCommand("engine", size, settings.engine, words)], router, missing)
     split = settings.disaggregation
     engines = []
-    for name, pool in zip(_name_groups(pools), pools, strict=True):
-        own = msgspec.structs.replace(settings, engine=pool.engine, tiers=pool.resolve_tiers())
+    for name, pool, size in zip(_name_groups(pools), pools, listed, strict=True):
+        gpu = settings.gpu or describe_fitted_gpu(pool.engine)
+        own = msgspec.structs.replace(settings, engine=pool.engine, tiers=pool.resolve_tiers(), gpu=gpu)
         words = engine_words(replace(candidate, settings=own), missing)
         words += _transfer_words(pool.role, split)
         words += _event_words(
             settings.routing if split is None or pool.role == "prefill" else split.decode_routing
         )
-        engines.append(EngineCommand(name, pool.workers, pool.engine, words))
+        engines.append(EngineCommand(name, size, pool.engine, words))
     missing = list(dict.fromkeys(missing))
     sizes = {each.name: each.workers for each in engines}
     if split is None:

@@ -14,8 +14,17 @@ from understudy.engines.mocker_settings import MockerSettings
 from understudy.engines.sglang_config import SglangConfig
 from understudy.engines.vllm_config import VllmConfig
 from understudy.run.chosen import choose_block_size
+from understudy.run.fitted import fitted_blocks
 from understudy.server.flags.grammar import vllm_flags
 from understudy.server.release import RELEASES
+from understudy.sweep.checkpoints import (
+    changes_memory,
+    has_whole_experts,
+    name_of_model,
+    name_other_checkpoint,
+    quantizes_kv,
+    quantizes_weights,
+)
 from understudy.sweep.group_words import add_group_flags, count_planned_blocks, find_planned_engine
 from understudy.tiers.sizes import parse_bytes
 from understudy.timing.repositories import find_repository
@@ -85,11 +94,11 @@ def _vllm_words(candidate: Candidate, missing: list[str]) -> list[str]:
     gpu = settings.gpu
     if gpu is not None:
         given["tensor-parallel-size"] = gpu.tensor_parallel_size
-        if gpu.data_parallel_size > 1:
-            given["data-parallel-size"] = gpu.data_parallel_size
-        if gpu.enable_expert_parallel:
+        if has_whole_experts(gpu):
             given["enable-expert-parallel"] = True
-        _add_weights(given, candidate, missing)
+        _add_weights(given, candidate)
+    if engine.data_parallel_size > 1:
+        given["data-parallel-size"] = engine.data_parallel_size
     if _has_estimated_blocks(candidate):
         assert gpu is not None
         given["gpu-memory-utilization"] = gpu.gpu_memory_utilization
@@ -144,9 +153,15 @@ def _sglang_words(candidate: Candidate, missing: list[str]) -> list[str]:
     given: dict[str, Any] = {}
     if settings.gpu is not None:
         given["tp-size"] = settings.gpu.tensor_parallel_size
+        if has_whole_experts(settings.gpu):
+            given["ep-size"] = settings.gpu.num_gpus
+        elif settings.gpu.expert_parallel_size not in (None, 1):
+            given["ep-size"] = settings.gpu.expert_parallel_size
         if settings.gpu.disable_hybrid_kv_cache_manager:
             given["disable-hybrid-swa-memory"] = True
-        _add_weights(given, candidate, missing)
+        _add_weights(given, candidate)
+    if engine.data_parallel_size > 1:
+        given["dp-size"] = engine.data_parallel_size
     if _has_estimated_blocks(candidate):
         assert settings.gpu is not None
         given["mem-fraction-static"] = settings.gpu.gpu_memory_utilization
@@ -173,33 +188,40 @@ def _sglang_words(candidate: Candidate, missing: list[str]) -> list[str]:
 
 def _name_model(candidate: Candidate, missing: list[str]) -> str:
     """Return what an engine can load: a path, a repository as given, or that of a known name."""
-    model = candidate.model
-    if model is None or "/" in model or Path(model).exists():
-        return model or MODEL
+    model = name_of_model(candidate)
+    if model is None:
+        return MODEL
+    if (weights := name_other_checkpoint(candidate)) is not None:
+        missing.append(f"{MODEL}: name a checkpoint of {model} in {weights}")
+        return MODEL
+    if "/" in model or Path(model).exists():
+        return model
     if (found := find_repository(model)) is None:
         missing.append(f"model {model}: name its repository, such as --model owner/{model}")
     return found or model
 
 
-def _add_weights(given: dict[str, Any], candidate: Candidate, missing: list[str]) -> None:
-    """Add the types of KV cache and weights; other types than fp8 need another checkpoint."""
-    if candidate.kv_dtype is not None and candidate.kv_dtype.startswith("fp8"):
+def _add_weights(given: dict[str, Any], candidate: Candidate) -> None:
+    """Add the types of KV cache and weights."""
+    if quantizes_kv(candidate):
         given["kv-cache-dtype"] = "fp8_e4m3" if isinstance(candidate.settings.engine, SglangConfig) else "fp8"
-    weights = None if candidate.settings.gpu is None else candidate.settings.gpu.weight_dtype
-    if weights == "fp8":
+    if quantizes_weights(candidate):
         given["quantization"] = "fp8"
-    elif weights not in (None, "bf16"):
-        missing.append(f"weight-dtype={weights}: name a checkpoint in that type")
 
 
 def _has_estimated_blocks(candidate: Candidate) -> bool:
     """Whether the number of KV blocks was estimated from the GPU's memory, as the engine itself does."""
     settings, engine = candidate.settings, candidate.settings.engine
-    if settings.gpu is None or not settings.gpu.is_known or candidate.model is None:
+    gpu = settings.gpu
+    if gpu is None or not gpu.is_known:
+        return False
+    if fitted_blocks(engine, gpu) == engine.num_gpu_blocks:
+        return True
+    if candidate.model is None or changes_memory(gpu):
         return False
     if (planned := find_planned_engine(candidate)) is not None:
         return count_planned_blocks(candidate, planned) == engine.num_gpu_blocks
-    found = settings.gpu.num_blocks(
+    found = gpu.num_blocks(
         candidate.model,
         candidate.kv_dtype,
         engine.block_size,

@@ -22,10 +22,9 @@ def write_manifest(candidate: Candidate) -> str:
 
     commands = make_commands(candidate)
     is_split = candidate.settings.disaggregation is not None
-    gpus = candidate.gpus // sum(each.workers for each in commands.engines)
     documents = []
     for engine in commands.engines:
-        documents += _describe_engines(engine, gpus, has_side_channel=is_split)
+        documents += _describe_engines(engine, has_side_channel=is_split)
     head = f"# understudy sweep: {format_flags(candidate.flags)}; {candidate.gpus} GPUs\n"
     if is_split and commands.router is not None:
         head += f"# In front of the engines, from vLLM's repository: {shlex.join(_qualify(commands))}\n"
@@ -47,8 +46,8 @@ def _qualify(commands: Commands) -> list[str]:
     return [host.sub(r"\g<0>.\1", word) for word in commands.router or ()]
 
 
-def _describe_engines(engine: EngineCommand, gpus: int, *, has_side_channel: bool) -> list[dict[str, Any]]:
-    """Return the service and the StatefulSet of equal engines with `gpus` GPUs each."""
+def _describe_engines(engine: EngineCommand, *, has_side_channel: bool) -> list[dict[str, Any]]:
+    """Return the service and the StatefulSet of equal engines."""
     ports = [ENGINE_PORT]
     ports += [EVENTS_PORT] if "--kv-events-config" in engine.words else []
     ports += [SIDE_CHANNEL_PORT] if has_side_channel else []
@@ -62,7 +61,7 @@ def _describe_engines(engine: EngineCommand, gpus: int, *, has_side_channel: boo
         "command": [*engine.words, "--port", str(ENGINE_PORT), "--host", "0.0.0.0"],
         **({"env": [address]} if has_side_channel else {}),
         "ports": [{"containerPort": port} for port in ports],
-        "resources": {"limits": {"nvidia.com/gpu": gpus}},
+        "resources": {"limits": {"nvidia.com/gpu": engine.size.engine_gpus}},
         "readinessProbe": {"httpGet": {"path": "/health", "port": ENGINE_PORT}, "periodSeconds": 5},
         "volumeMounts": [{"name": "shared-memory", "mountPath": "/dev/shm"}],
     }

@@ -10,6 +10,7 @@ from understudy.report.html.frame import THEME_BUTTON, build_document, prose
 from understudy.sweep.answer import describe_load
 from understudy.sweep.candidate import format_flags
 from understudy.sweep.commands import make_commands
+from understudy.sweep.cost import Cost
 from understudy.sweep.plots import plot_coordinates, plot_front
 from understudy.sweep.text import (
     NAMES,
@@ -19,6 +20,7 @@ from understudy.sweep.text import (
     describe_miss,
     describe_tails,
     describe_worst_hour,
+    format_costs,
     format_number,
 )
 
@@ -82,7 +84,7 @@ def _answer_parts(sweep: Sweep, answer: Answer, reports: Mapping[Point, str]) ->
         verb = "meets" if best.gpus == 1 else "meet"
         yield (
             f'<p class="conclusion">{escape(describe_fleet(sweep, best))} {verb} the goal: in time for '
-            f"{best.good:.2%} of requests.</p><p>{escape(format_flags(best.flags))}; "
+            f"{best.good:.2%} of requests.</p>{_describe_cost(sweep, best)}<p>{escape(format_flags(best.flags))}; "
             f"{escape(describe_margin(sweep, best))}; {escape(describe_tails(sweep, best))}</p>"
         )
         if hour := describe_worst_hour(sweep, best):
@@ -108,8 +110,18 @@ def _answer_parts(sweep: Sweep, answer: Answer, reports: Mapping[Point, str]) ->
     yield "</div>"
 
 
+def _describe_cost(sweep: Sweep, trial: Trial) -> str:
+    return f"<p>{escape(Cost.of(trial).describe())}</p>" if sweep.has_prices else ""
+
+
 def _render_front(sweep: Sweep, answer: Answer, reports: Mapping[Point, str]) -> str:
-    head = ["GPUs", *(["$/h"] if sweep.has_prices else []), "In time", "Goodput/s", "Output tokens/s"]
+    head = [
+        "GPUs",
+        *(["$/h", "$/month", "$/M tokens"] if sweep.has_prices else []),
+        "In time",
+        "Goodput/s",
+        "Output tokens/s",
+    ]
     head += [f"{NAMES[name]} p99 ms" for name in sweep.objectives]
     rows = "".join(_render_row(sweep, answer, trial, reports) for trial in answer.front)
     titles = "".join(f"<th>{escape(name)}</th>" for name in head)
@@ -124,7 +136,7 @@ def _render_front(sweep: Sweep, answer: Answer, reports: Mapping[Point, str]) ->
 
 def _render_row(sweep: Sweep, answer: Answer, trial: Trial, reports: Mapping[Point, str]) -> str:
     summary = trial.summary
-    cells = [f"{trial.gpus:,}", *([f"{trial.cost:,.2f}"] if sweep.has_prices else []), f"{trial.good:.2%}"]
+    cells = [f"{trial.gpus:,}", *(format_costs(trial) if sweep.has_prices else []), f"{trial.good:.2%}"]
     cells += [format_number(summary.goodput_per_s), format_number(summary.output_tokens_per_s)]
     cells += [format_number(getattr(summary, name).p99) for name in sweep.objectives]
     flags = escape(format_flags(trial.flags))
@@ -135,7 +147,7 @@ def _render_row(sweep: Sweep, answer: Answer, trial: Trial, reports: Mapping[Poi
         f"<div>not part of these commands: {escape(one)}</div>" for one in commands.not_expressed
     )
     lines = escape("\n".join(commands.lines()))
-    sizes = escape(", ".join(f"{each.workers:,} × {each.name}" for each in commands.engines))
+    sizes = escape(", ".join(each.describe().replace(" x ", " × ") for each in commands.engines))
     detail = f"<details><summary>{sizes}</summary><pre>{lines}</pre>{missing}</details>"
     style = ' class="answer"' if trial is answer.best else ""
     numbers = "".join(f"<td>{escape(cell)}</td>" for cell in cells)

@@ -8,11 +8,13 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from understudy.errors import ConfigError
+from understudy.run.fleet_size import list_sizes
 from understudy.timing.gpus import find_gpu
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from understudy.run.fleet_size import GroupSize
     from understudy.sweep.candidate import Candidate
 
 
@@ -47,20 +49,24 @@ class Prices(msgspec.Struct, frozen=True):
         return bool(self.by_name)
 
     def check(self, candidate: Candidate) -> None:
-        """Raise ConfigError if prices are given, but not that of this candidate's GPU."""
-        if self.are_given and self._price(candidate) is None:
-            raise ConfigError(f"--gpu-hour: no price of {self._name(candidate) or 'this GPU'}; give it too")
+        """Raise ConfigError if prices are given, but not that of a GPU of this candidate."""
+        for size in list_sizes(candidate.settings):
+            if self.are_given and self._price(size) is None:
+                raise ConfigError(
+                    f"--gpu-hour: no price of {size.gpu_name}; give it too"
+                    if size.gpu_name is not None
+                    else "--gpu-hour: no price of GPUs without a name; name the GPU (--gpu, or a timing file), or give "
+                    "a number alone"
+                )
 
     def cost(self, candidate: Candidate) -> float:
         """Return the price of a fleet per hour; without prices, its number of GPUs."""
-        price = self._price(candidate) if self.are_given else 1.0
-        assert price is not None
-        return candidate.gpus * price
+        cost = 0.0
+        for size in list_sizes(candidate.settings):
+            price = self._price(size) if self.are_given else 1.0
+            assert price is not None
+            cost += size.gpus * price
+        return cost
 
-    def _price(self, candidate: Candidate) -> float | None:
-        return self.by_name.get(self._name(candidate), self.by_name.get(""))
-
-    @staticmethod
-    def _name(candidate: Candidate) -> str:
-        gpu = candidate.settings.gpu
-        return "" if gpu is None or gpu.name is None else find_gpu(gpu.name).name
+    def _price(self, size: GroupSize) -> float | None:
+        return self.by_name.get(size.gpu_name or "", self.by_name.get(""))

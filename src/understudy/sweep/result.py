@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections import Counter
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -14,6 +15,7 @@ from understudy.run.facts import TimeFacts
 from understudy.run.times import format_times
 from understudy.sweep.answer import Answer, find_answers, share_variance
 from understudy.sweep.commands import make_commands
+from understudy.sweep.cost import Cost
 from understudy.sweep.manifest import write_manifest
 
 if TYPE_CHECKING:
@@ -148,12 +150,28 @@ class Sweep:
         }
 
     def _describe(self, trial: Trial) -> dict[str, Any]:
+        cost = Cost.of(trial) if self.has_prices else None
+        commands = make_commands(trial.candidate)
         return {
             "flags": trial.flags,
             "gpus": trial.gpus,
-            "cost_per_hour": trial.cost if self.has_prices else None,
+            "cost_per_hour": None if cost is None else cost.per_hour,
+            "cost_per_month": None if cost is None else cost.per_month,
+            "cost_per_million_tokens": None if cost is None else cost.per_million_tokens,
+            "cost_per_million_output_tokens": None if cost is None else cost.per_million_output_tokens,
             "cpu_s": trial.cpu_s,
-            "commands": make_commands(trial.candidate).lines(),
+            "engines": [
+                {
+                    "name": each.name,
+                    "engines": each.size.engines,
+                    "ranks": each.size.ranks,
+                    "gpus": each.size.gpus,
+                    "command": shlex.join(each.words),
+                }
+                for each in commands.engines
+            ],
+            "commands": commands.lines(),
+            "not_in_commands": commands.not_expressed,
             **msgspec.to_builtins(trial.summary),
         }
 

@@ -11,6 +11,7 @@ from understudy.report.worst_hour import HOUR_S, format_length
 from understudy.sweep.answer import LOAD_FLAGS, describe_load
 from understudy.sweep.candidate import format_flags
 from understudy.sweep.commands import make_commands
+from understudy.sweep.cost import Cost, format_price
 from understudy.sweep.space import SPLIT
 
 if TYPE_CHECKING:
@@ -123,6 +124,8 @@ def _describe_answer(sweep: Sweep, answer: Answer) -> Iterator[str]:
     if best is not None:
         kind = "lowest cost" if sweep.has_prices else "fewest GPUs"
         yield f"Answer{load} ({kind}): {describe_fleet(sweep, best)}, in time for {best.good:.2%} of requests"
+        if sweep.has_prices:
+            yield f"  {Cost.of(best).describe()}"
         yield f"  {format_flags(best.flags)}"
         yield f"  {describe_margin(sweep, best)}; {describe_tails(sweep, best)}"
         if hour := describe_worst_hour(sweep, best):
@@ -157,12 +160,18 @@ def _find_splits(sweep: Sweep, answer: Answer) -> list[Trial]:
 
 
 def _format_table(sweep: Sweep, trials: Sequence[Trial], best: Trial | None) -> Iterator[str]:
-    head = ["GPUs", *(["$/h"] if sweep.has_prices else []), "in time", "goodput/s", "out tok/s"]
+    head = [
+        "GPUs",
+        *(["$/h", "$/month", "$/M tok"] if sweep.has_prices else []),
+        "in time",
+        "goodput/s",
+        "out tok/s",
+    ]
     head += [f"{NAMES[name]} p99" for name in sweep.objectives]
     rows = [head]
     for each in trials:
         summary = each.summary
-        row = [f"{each.gpus:,}", *([f"{each.cost:,.2f}"] if sweep.has_prices else []), f"{each.good:.2%}"]
+        row = [f"{each.gpus:,}", *(format_costs(each) if sweep.has_prices else []), f"{each.good:.2%}"]
         row += [format_number(summary.goodput_per_s), format_number(summary.output_tokens_per_s)]
         row += [format_number(getattr(summary, name).p99) for name in sweep.objectives]
         rows.append(row)
@@ -178,12 +187,19 @@ def _format_table(sweep: Sweep, trials: Sequence[Trial], best: Trial | None) -> 
         yield f"  {cells}  {flags}{'  <- answer' if trial is not None and trial is best else ''}"
 
 
+def format_costs(trial: Trial) -> list[str]:
+    """Return the cells of a trial's costs: per hour, per month, and per million tokens."""
+    cost = Cost.of(trial)
+    per_million = format_price(cost.per_million_tokens).removeprefix("$")
+    return [f"{cost.per_hour:,.2f}", f"{cost.per_month:,.0f}", per_million]
+
+
 def _describe_commands(answer: Answer) -> Iterator[str]:
     """Yield the commands of the answer, and those of the other points of the front without their router."""
     if answer.best is not None:
         commands = make_commands(answer.best.candidate)
         yield ""
-        sizes = ", ".join(f"{each.workers:,} x {each.name}" for each in commands.engines)
+        sizes = ", ".join(each.describe() for each in commands.engines)
         yield f"Commands of the answer ({sizes}):"
         for line in commands.lines():
             yield f"  {line}"

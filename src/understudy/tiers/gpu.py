@@ -58,7 +58,7 @@ class GpuSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     """Memory of each GPU for activations and graphs."""
     tensor_parallel_size: int = 1
     data_parallel_size: int = 1
-    """Ranks that share the experts of a model; each rank is a worker."""
+    """Ranks of an engine, which share the experts of a model; each rank is a worker."""
     expert_parallel_size: int | None = None
     """Number of expert-parallel groups (default: 1)."""
     enable_expert_parallel: bool = False

@@ -49,7 +49,7 @@ GPU_FLAGS = {
         "data_parallel_size",
         "int",
         "N",
-        "data-parallel ranks that share experts, one worker each (default: 1)",
+        "data-parallel ranks of each engine, which share its experts (default: 1)",
     ),
     "expert-parallel-size": GpuFlag(
         "expert_parallel_size", "int", "N", "number of expert-parallel groups (default: 1)"

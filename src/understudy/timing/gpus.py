@@ -23,12 +23,20 @@ class Gpu(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     memory_gb: float
     """Memory in GB (10^9 bytes)."""
     origin: str
+    stands_in_for: str = ""
+    """GPU that was asked for, where this data sheet is that of another one; empty: it is its own."""
 
     def __post_init__(self) -> None:
         for name in ("bandwidth_gbps", "bf16_tflops", "link_gbps", "memory_gb", "fp8_tflops", "fp4_tflops"):
             value = getattr(self, name)
             if value is not None and not (math.isfinite(value) and value > 0):
                 raise ConfigError(f"gpu.{name} must be a finite number above 0, got {value}")
+
+    def describe(self) -> str:
+        """Return the name, and the GPU for which this data sheet stands in."""
+        if not self.stands_in_for:
+            return self.name
+        return f"{self.name} (whose data sheet stands in for {self.stands_in_for})"
 
     def tflops(self, peak: str) -> float:
         """Return the peak of matrix products of a type (bf16, fp8, fp4); bf16's if the GPU lacks the type."""
@@ -114,7 +122,7 @@ GPUS = {
 ALIASES = {
     "H100": ("H100 SXM", "H100 SXM5", "H100 80GB", "H100 80GB HBM3", "H100 SXM 80GB", "H100 SXM5 80GB"),
     "H200": ("H200 SXM", "H200 SXM5", "H200 141GB", "H200 SXM 141GB", "H200 SXM5 141GB"),
-    "B200": ("B200 SXM", "B200 SXM6", "B200 180GB", "B200 192GB", "GB200", "GB200 SXM", "GB200 NVL72"),
+    "B200": ("B200 SXM", "B200 SXM6", "B200 180GB", "B200 192GB"),
     "A100": ("A100 SXM", "A100 SXM4", "A100 80GB", "A100 SXM 80GB", "A100 SXM4 80GB"),
     "L40S": ("L40S 48GB",),
     "RTX 4090": ("4090", "GeForce RTX 4090", "RTX 4090 24GB"),
@@ -127,7 +135,15 @@ ALIASES = {
 }
 """Other names of a GPU, from drivers and tables of measurements; each also with the prefix NVIDIA."""
 
+STAND_INS = {"GB200": ("B200", ("GB200 SXM", "GB200 NVL72"))}
+"""GPUs without a data sheet of their own: the one that stands in, and other names. Every output says so."""
+
 _BY_KEY = {name_key(name): GPUS[own] for own, others in ALIASES.items() for name in (own, *others)}
+
+
+for _own, (_other, _names) in STAND_INS.items():
+    _found = msgspec.structs.replace(GPUS[_other], stands_in_for=_own)
+    _BY_KEY |= {name_key(each): _found for each in (_own, *_names)}
 
 
 def find_gpu(name: str) -> Gpu:

@@ -10,6 +10,7 @@ from understudy.errors import ConfigError
 from understudy.timing.coefficients import StepCoefficients  # noqa: TC001 (msgspec reads it)
 from understudy.timing.deployment import Deployment  # noqa: TC001 (the same)
 from understudy.timing.efficiencies import Efficiencies  # noqa: TC001 (the same)
+from understudy.timing.fitted_engine import FittedEngine  # noqa: TC001 (the same)
 
 if TYPE_CHECKING:
     from understudy._core import StepTiming
@@ -79,6 +80,8 @@ class Physical(
     """Time of a request outside the engine until its first token: 60 % before the engine, 40 % after."""
     fitted_for: Deployment | None = None
     """Deployment that the times were fitted to; settings of another deployment are rejected."""
+    fitted_engine: FittedEngine | None = None
+    """Engine of that deployment, if the timing file has it."""
 
     basis: Basis | None = None
     """Origin of the coefficients; None: a drafter cannot be timed."""

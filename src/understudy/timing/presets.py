@@ -377,4 +377,9 @@ def preset(model: Architecture, gpu: Gpu, weights: str, kv: str, *, release: str
             if any(release.startswith(start) for start in experts.releases):
                 origin = f"{origin} with vLLM {release}"
         efficiencies = msgspec.structs.replace(efficiencies, **experts.numbers(release))
+    if gpu.stands_in_for:
+        trust, origin = (
+            "uncalibrated",
+            f"{origin}; the data sheet of {gpu.name} stands in for {gpu.stands_in_for}",
+        )
     return Preset(efficiencies=efficiencies, trust=trust, origin=origin)

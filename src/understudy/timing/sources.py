@@ -105,4 +105,4 @@ class RecordedSteps(_Measured, frozen=True, kw_only=True, tag="recorded_steps"):
 
 def _describe(deployment: Deployment) -> str:
     gpus = deployment.parallel.tensor * deployment.parallel.data
-    return f"{deployment.model.name} in {deployment.weights} on {gpus} × {deployment.gpu.name}"
+    return f"{deployment.model.name} in {deployment.weights} on {gpus} × {deployment.gpu.describe()}"

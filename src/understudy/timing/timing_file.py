@@ -11,6 +11,7 @@ from understudy.errors import ConfigError
 from understudy.timing.architecture import Architecture  # noqa: TC001  (msgspec reads the annotations)
 from understudy.timing.deployment import Deployment, Parallelism
 from understudy.timing.efficiencies import Efficiencies  # noqa: TC001  (the same)
+from understudy.timing.fitted_engine import FittedEngine  # noqa: TC001  (the same)
 from understudy.timing.gpus import Gpu  # noqa: TC001  (the same)
 from understudy.timing.physical import Basis, Domain, Origin, Physical, Residuals
 from understudy.yaml_text import read_yaml
@@ -72,6 +73,8 @@ class TimingFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     weights: str
     kv: str
     parallel: Parallelism
+    engine: FittedEngine | None = None
+    """Engine of the deployment and its KV pool; older files lack it."""
     efficiencies: Efficiencies
     fitted: tuple[FittedNumber, ...]
     inputs: tuple[FittedInput, ...]
@@ -101,6 +104,10 @@ class TimingFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
         for name in ("shared_layers", "state_bytes"):  # files of other models stay as they were
             if not plain["model"][name]:
                 del plain["model"][name]
+        if not plain["gpu"]["stands_in_for"]:
+            del plain["gpu"]["stands_in_for"]
+        if plain["engine"] is None:
+            del plain["engine"]
         body: str = yaml.safe_dump(plain, sort_keys=False, allow_unicode=True, width=110)
         return (
             "# Step times of one deployment, fitted to benchmarks: understudy replay TRACE --timing THIS_FILE\n"
@@ -118,7 +125,7 @@ class TimingFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
         """Build the timing model, with its origin, residuals and the domain of the fit."""
         parallel = self.parallel
         detail = (
-            f"{self.model.name} in {self.weights} on {parallel.tensor * parallel.data} × {self.gpu.name}, fitted "
+            f"{self.model.name} in {self.weights} on {parallel.tensor * parallel.data} × {self.gpu.describe()}, fitted "
             f"{self.date} to {', '.join(one.file for one in self.inputs)}"
         )
         return Physical(
@@ -128,6 +135,7 @@ class TimingFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
             front_end_ms=self.efficiencies.front_end_ms,
             fitted_for=self.deployment,
             basis=Basis(deployment=self.deployment, efficiencies=self.efficiencies),
+            fitted_engine=self.engine,
         )
 
     def setting(self) -> dict[str, Any]:

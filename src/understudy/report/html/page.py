@@ -26,6 +26,7 @@ from understudy.report.latency import NS_PER_S
 from understudy.report.metrics import DISTRIBUTIONS, SCALARS, STATISTICS
 from understudy.report.no_verdict import describe_no_verdict
 from understudy.report.statistics import PERCENTILE_METHOD
+from understudy.report.table import describe_size
 from understudy.report.text import duration, fixed, plural, quantity, significant
 from understudy.report.verdict import has_kv_groups
 from understudy.run.schema import NEVER
@@ -78,6 +79,8 @@ def _header(report: Report, title: str, baseline: Report | None) -> str:
         f"<b>{duration(report.duration_s)}</b> simulated",
     ]
     run = report.run
+    if (size := describe_size(report)) is not None:
+        facts.insert(0, f"<b>{size.replace(' x ', ' × ')}</b>")
     if run.scheduling is not None:
         facts.insert(1, f"<b>{escape(run.scheduling)}</b> scheduling")
     if (wall_time_s := run.wall_time_s) is not None and wall_time_s > 0:

@@ -71,9 +71,10 @@ def build_vllm_engine(values: dict[str, Any], max_model_len: int | None, model: 
 
 
 def complete_engine(
-    settings: dict[str, Any], values: dict[str, Any], model: str, kind: type[EngineConfig]
+    settings: dict[str, Any], values: dict[str, Any], model: str | None, kind: type[EngineConfig]
 ) -> BuiltEngine:
     """Build an engine from its settings and the flags that engines of every kind have."""
+    from understudy.run.fitted import take_fitted, use_fitted_block_size
     from understudy.run.settings import _merge, _parse_assignment, apply_gpus
 
     gpu = {about.field: values[name] for name, about in GPU_FLAGS.items() if values.get(name) is not None}
@@ -97,8 +98,10 @@ def complete_engine(
             settings.pop(ENGINE_FLAGS[name], None)
     engine = kind.from_dict(settings)
     dtype = values.get("kv-cache-dtype")
+    fitted = None if has_gpu(values) else take_fitted(engine, gpu, has_blocks=has_blocks)
+    engine = use_fitted_block_size(engine)
     if not has_gpu(values):
-        for name in GPU_FLAGS:
+        for name in GPU_FLAGS if fitted is None else ():
             if values.get(name) is not None and f"--{name}" not in vllm_flags():
                 raise ConfigError(
                     f"--{name} needs --gpu, or --gpu-bandwidth-gbps of its data sheet, or --gpu-memory with "
@@ -112,7 +115,9 @@ def complete_engine(
                 **{f"{way}_parallel_size": values.get(f"{way}-parallel-size") for way in ("tensor", "data")},
             },
         )
-        return BuiltEngine(engine, engine, notes=_note_without_gpu(engine, model, values))
+        if fitted is None:
+            return BuiltEngine(engine, engine, notes=_note_without_gpu(engine, model, values))
+        gpu, model, dtype = fitted.gpu, fitted.model, dtype or fitted.kv_dtype
     there = read_as(GpuSettings, gpu, "gpu")
     if there.is_known:
         # These two are accepted, and reported as unused.
@@ -146,12 +151,12 @@ def _refuse_beside_constants(values: dict[str, Any], *, has_blocks: bool, has_ti
         )
 
 
-def _note_without_gpu(engine: EngineConfig, model: str, values: dict[str, Any]) -> tuple[str, ...]:
+def _note_without_gpu(engine: EngineConfig, model: str | None, values: dict[str, Any]) -> tuple[str, ...]:
     """Return a note that the groups of a model are not used, because they follow from its GPU."""
     from understudy.run.model_groups import has_uniform_layers
 
     is_asked = values.get("disable-hybrid-kv-cache-manager")  # one group is what the flag plans
-    if not isinstance(engine, VllmConfig) or engine.kv_cache_groups or is_asked:
+    if not isinstance(engine, VllmConfig) or engine.kv_cache_groups or is_asked or model is None:
         return ()
     try:
         if has_uniform_layers(model):

@@ -241,6 +241,8 @@ def settings_of(
         engine = msgspec.structs.replace(engine, max_model_len=given["max_model_len"])
     given["engine"] = engine
     given["notes"] = (*built.notes, *engine.notes())
+    if built.gpu is not None and built.gpu.data_parallel_size > 1:  # of the flag, or of the timing file
+        given["data_parallel_size"] = built.gpu.data_parallel_size
     given["handoff"] = read_handoff(values, given["model"])
     if (within := given["engine"].tiers).tiers:
         given["tiers"] = offload_below(within.describe(), given.get("tiers"), given["model"])

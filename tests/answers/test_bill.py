@@ -1,0 +1,406 @@
+"""Every answer with a bill: GPUs, money and commands are those of one deployment."""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from answers.bill import count_commands, count_manifest, read_engine
+from timing.test_hardware import CALIBRATED
+from understudy.cli import main
+from understudy.report import Slo
+from understudy.run.settings import ReplaySettings
+from understudy.server.flags.serving import read_serve
+from understudy.sweep.candidate import Candidate
+from understudy.sweep.checkpoints import refuse_unspoken
+from understudy.sweep.commands import make_commands
+from understudy.sweep.manifest import write_manifest
+from understudy.sweep.prices import Prices
+from understudy.timing.architecture import Architecture
+from understudy.timing.deployment import Parallelism
+from understudy.timing.fitted_engine import FittedEngine
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from understudy.timing.timing_file import TimingFile
+
+MODELS = {"Llama-3.1-8B": "H100", "Qwen3-32B": "H200", "Qwen3-30B-A3B": "H100"}
+EXPERTS = {"Qwen3-30B-A3B"}
+PRICES = {"H100": 2.5, "H200": 3.5}
+ROWS = [(0, 300, 4), (10, 500, 3), (20, 300, 5), (400, 800, 2)]
+
+
+def trace(folder: Path) -> str:
+    path = folder / "trace.jsonl"
+    rows = [
+        {
+            "timestamp": time,
+            "input_length": length,
+            "output_length": out,
+            "hash_ids": list(range(length // 512 + 1)),
+        }
+        for time, length, out in ROWS
+    ]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return str(path)
+
+
+def written(folder: Path, file: TimingFile) -> str:
+    path = folder / "mine.yaml"
+    path.write_text(file.text())
+    return str(path)
+
+
+def fitted(blocks: int | None = None, **parallel: int) -> TimingFile:
+    """A timing file of Qwen3-235B-A22B in fp8 on 8 H100."""
+    engine = FittedEngine(
+        version="0.33.0",
+        model="Qwen3-235B-A22B",
+        block_size=16,
+        num_gpu_blocks=blocks or 7000,
+        blocks_estimated=blocks is None,
+        gpu_memory_utilization=0.9,
+    )
+    return msgspec.structs.replace(
+        CALIBRATED,
+        model=Architecture.find("Qwen3-235B-A22B"),
+        weights="fp8",
+        parallel=Parallelism(**(parallel or {"tensor": 8})),
+        engine=engine,
+    )
+
+
+def sweep(
+    folder: Path, capsys: pytest.CaptureFixture[str], *flags: str, goal: str = "0.01"
+) -> tuple[dict[str, Any], list[str]]:
+    """Run a sweep; check that text, JSON and manifest of its first answer agree, and return JSON and text."""
+    found, manifest = folder / "sweep.json", folder / "manifest.yaml"
+    limits = ["--slo-e2e-ms", "100000", "--goal", goal, "--jobs", "1"]
+    outputs = ["--json", str(found), "--manifest", str(manifest)]
+    assert main(["sweep", trace(folder), "--trace-block-size", "512", *limits, *flags, *outputs]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    result = json.loads(found.read_text())
+    best = result["answers"][0]["best"]
+    gpus, engines = count_commands(lines)
+    assert gpus == best["gpus"] == count_manifest(manifest.read_text())
+    for trial in result["trials"]:
+        listed = [(each["engines"], read_engine(each["command"].split())) for each in trial["engines"]]
+        assert sum(count * one.gpus for count, one in listed) == trial["gpus"]
+        assert sum(each["gpus"] for each in trial["engines"]) == trial["gpus"]
+    (head,) = [line for line in lines if line.startswith("Answer")]
+    assert re.search(rf": {best['gpus']:,} GPUs?\b", head), head
+    assert all(engine.model for engine in engines)
+    return result, lines
+
+
+def audit_money(result: dict[str, Any], price: float) -> None:
+    """Recompute the money of every trial from its GPUs and the tokens of the trace."""
+    prompt, output = sum(row[1] for row in ROWS), sum(row[2] for row in ROWS)
+    for trial in result["trials"]:
+        per_hour = trial["gpus"] * price
+        hours = trial["duration_s"] / 3600
+        assert trial["cost_per_hour"] == pytest.approx(per_hour)
+        assert trial["cost_per_month"] == pytest.approx(per_hour * 730)
+        assert trial["cost_per_million_tokens"] == pytest.approx(per_hour * hours / (prompt + output) * 1e6)
+        assert trial["cost_per_million_output_tokens"] == pytest.approx(per_hour * hours / output * 1e6)
+
+
+def test_a_calibrated_sweep_bills_the_gpus_of_its_timing_file(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    flags = ["--timing", written(tmp_path, fitted()), "--vary", "workers=1,2", "--gpu-hour", "H100=2.5"]
+    result, lines = sweep(tmp_path, capsys, *flags)
+    assert result["answers"][0]["best"]["gpus"] == 8
+    assert any("8 GPUs ($20.00/h)" in line for line in lines)
+    audit_money(result, 2.5)
+    _, (engine,) = count_commands(lines)
+    assert (engine.model, engine.given["tp"]) == ("Qwen/Qwen3-235B-A22B", 8)
+
+
+def test_a_file_of_ranks_bills_all_of_them(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = fitted(tensor=1, data=8, expert=8)
+    flags = ["--timing", written(tmp_path, file), "--vary", "workers=1,2", "--gpu-hour", "2"]
+    result, lines = sweep(tmp_path, capsys, *flags)
+    assert [trial["gpus"] for trial in result["trials"]] == [8, 16]
+    _, (engine,) = count_commands(lines)
+    assert (engine.given["dp"], engine.given["whole experts"]) == (8, True)
+
+
+def test_an_older_file_bills_its_gpus_and_says_what_it_lacks(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    old = msgspec.structs.replace(fitted(), engine=None)
+    assert "engine:" not in old.text()
+    result, lines = sweep(
+        tmp_path,
+        capsys,
+        "--timing",
+        written(tmp_path, old),
+        "--vary",
+        "workers=1,2",
+        "--gpu-hour",
+        "H100=2.5",
+    )
+    assert result["answers"][0]["best"]["cost_per_hour"] == 20
+    assert any("older one without block size, KV blocks" in line for line in lines)
+
+
+@pytest.mark.parametrize("blocks", [14741, None])
+def test_a_replay_has_the_blocks_of_its_timing_file(
+    blocks: int | None, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    own = ["--timing", written(tmp_path, fitted(blocks))]
+    gpu = [
+        "--model",
+        "Qwen3-235B-A22B",
+        "--gpu",
+        "H100",
+        "--tensor-parallel-size",
+        "8",
+        "--weight-dtype",
+        "fp8",
+    ]
+    counted = []
+    for flags in (own, [*gpu, "--block-size", "16"]):
+        path = tmp_path / "report.json"
+        words = ["replay", trace(tmp_path), "--trace-block-size", "512", *flags, "--no-advice", "--quiet"]
+        assert main([*words, "--json", str(path)]) == 0
+        counted.append(json.loads(path.read_text())["run"]["engine"])
+    assert counted[0]["block_size"] == 16
+    assert counted[0]["num_gpu_blocks"] == (blocks or counted[1]["num_gpu_blocks"])
+    capsys.readouterr()
+
+
+@pytest.mark.parametrize(
+    ("flags", "problem"),
+    [
+        (["--tensor-parallel-size", "4"], "--tensor-parallel-size is 4"),
+        (["--gpu", "H200"], "gpu is H200"),
+        (["--data-parallel-size", "2"], "--data-parallel-size is 2"),
+        (["--model", "Llama-3.1-8B", "--tensor-parallel-size", "8"], "model is Llama-3.1-8B"),
+        (["--engine", "sglang"], "fitted to vllm, but here the engine is sglang"),
+    ],
+)
+def test_flags_that_contradict_the_file_are_refused(
+    flags: list[str], problem: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    timing = ["--timing", written(tmp_path, fitted(14741))]
+    assert main(["replay", trace(tmp_path), "--trace-block-size", "512", *timing, *flags]) == 2
+    told = capsys.readouterr().err
+    assert problem in told
+    assert "give" in told
+
+
+@pytest.mark.parametrize(
+    ("flags", "sizes"),
+    [
+        (["--vary", "workers=1,2", "engine.data_parallel_size=1,2"], {1, 2, 4}),
+        (["--vary", "workers=1,2", "data-parallel-size=1,2"], {1, 2, 4}),
+        (
+            ["--vary", "workers=1,2", "--set", "engine.data_parallel_size=2", "--tensor-parallel-size", "4"],
+            {8, 16},
+        ),
+        (["--vary", "workers=2", "--data-parallel-size", "8"], {16}),
+        (["--vary", "workers=2", "--engine", "sglang", "--data-parallel-size", "2"], {4}),
+        (["--vary", "routing=kv", "--data-parallel-size", "2"], {2}),
+        (["--splits", "4", "--tensor-parallel-size", "2"], {4}),
+        (["--vary", "tensor-parallel-size=1,2", "workers=1", "weight-dtype=bf16,fp8"], {1, 2}),
+    ],
+)
+def test_gpus_count_however_they_are_asked_for(
+    flags: list[str], sizes: set[int], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    deployment = ["--model", "Llama-3.1-8B", "--gpu", "H100", "--gpu-hour", "H100=2.5"]
+    result, _ = sweep(tmp_path, capsys, *deployment, *flags)
+    assert {trial["gpus"] for trial in result["trials"]} == sizes
+    audit_money(result, 2.5)
+
+
+def test_ranks_in_a_settings_file_count(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    config = tmp_path / "fleet.yaml"
+    config.write_text(
+        "workers: 2\nmodel: Qwen3-30B-A3B\ngpu: {name: H100, tensor_parallel_size: 2}\n"
+        "engine: {data_parallel_size: 4}\n"
+    )
+    result, lines = sweep(tmp_path, capsys, "--config", str(config), "--vary", "max-num-seqs=64")
+    assert [trial["gpus"] for trial in result["trials"]] == [16]
+    assert "Commands of the answer (2 x engine of 4 ranks):" in lines
+
+
+def test_pools_count_and_ranks_in_them_are_refused_before_the_sweep(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config = tmp_path / "fleet.yaml"
+    config.write_text("pools:\n- {name: a, workers: 2, engine: {}}\n- {name: b, workers: 3, engine: {}}\n")
+    result, lines = sweep(tmp_path, capsys, "--config", str(config), "--vary", "routing=least_loaded")
+    assert [trial["gpus"] for trial in result["trials"]] == [5]
+    assert any("no GPU is named: each worker counts as one GPU" in line for line in lines)
+    config.write_text(config.read_text().replace("{}", "{data_parallel_size: 2}"))
+    words = [
+        "sweep",
+        trace(tmp_path),
+        "--trace-block-size",
+        "512",
+        "--slo-e2e-ms",
+        "1",
+        "--config",
+        str(config),
+    ]
+    assert main([*words, "--vary", "routing=least_loaded"]) == 2
+    assert "data_parallel_size" in capsys.readouterr().err
+
+
+def test_ranks_of_prefill_and_decode_workers_are_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    flags = [
+        "--model",
+        "Llama-3.1-8B",
+        "--gpu",
+        "H100",
+        "--data-parallel-size",
+        "2",
+        "--prefill-workers",
+        "1",
+    ]
+    words = ["sweep", trace(tmp_path), "--trace-block-size", "512", "--slo-e2e-ms", "1", *flags]
+    assert main([*words, "--vary", "decode-workers=1,2"]) == 2
+    assert "data-parallel-size" in capsys.readouterr().err.replace("_", "-")
+
+
+def test_what_no_command_can_say_is_refused_before_the_sweep(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    flags = ["--model", "Qwen3-30B-A3B", "--gpu", "H100", "--tensor-parallel-size", "4"]
+    words = ["sweep", trace(tmp_path), "--trace-block-size", "512", "--slo-e2e-ms", "1", *flags]
+    assert main([*words, "--vary", "expert-parallel-size=2"]) == 2
+    assert "vLLM has one group of experts, or one per GPU" in capsys.readouterr().err
+
+
+def test_a_stand_in_for_a_gpu_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    flags = ["--model", "Llama-3.1-8B", "--gpu", "GB200"]
+    said = "data sheet of B200 stands in for GB200"
+    result, _ = sweep(tmp_path, capsys, *flags, "--vary", "workers=1", "--gpu-hour", "GB200=4")
+    assert any(said in source for source in result["times"])
+    for verb in (
+        ["replay", trace(tmp_path), "--trace-block-size", "512", "--no-advice"],
+        ["predict", "--isl", "100", "--osl", "10", "--concurrency", "2"],
+        ["capacity", "--max-model-len", "8192"],
+    ):
+        assert main([*verb, *flags]) == 0
+        captured = capsys.readouterr()
+        assert said in " ".join(f"{captured.out} {captured.err}".split()), verb[0]
+
+
+# ── Random deployments ──
+
+
+@st.composite
+def deployments(draw: st.DrawFn) -> tuple[dict[str, Any], int, int]:
+    """Draw settings of a replay, the GPUs of one engine, and the number of engines."""
+    model = draw(st.sampled_from(sorted(MODELS)))
+    kind = draw(st.sampled_from(("vllm", "sglang")))
+    tensor = draw(st.sampled_from((1, 2, 4)))
+    ranks = draw(st.sampled_from((1, 1, 2, 4))) if kind == "vllm" or model not in EXPERTS else 1
+    engine: dict[str, Any] = {"engine_type": kind}
+    gpu: dict[str, Any] = {"name": MODELS[model], "tensor_parallel_size": tensor}
+    settings: dict[str, Any] = {"model": model, "gpu": gpu, "engine": engine}
+    is_split = ranks == 1 and kind == "vllm" and draw(st.booleans())
+    if is_split:
+        sizes = draw(st.tuples(st.integers(1, 4), st.integers(1, 4)))
+        settings["disaggregation"] = {"prefill_workers": sizes[0], "decode_workers": sizes[1]}
+    else:
+        sizes = (draw(st.integers(1, 4)), 0)
+        settings["workers"] = sizes[0]
+        settings["routing"] = draw(st.sampled_from(("round_robin", "kv", "least_loaded", "session_affinity")))
+    if ranks > 1:
+        draw(st.sampled_from((engine, gpu)))["data_parallel_size"] = ranks
+    if model in EXPERTS and draw(st.booleans()):
+        gpu["enable_expert_parallel"] = True
+    if draw(st.booleans()):
+        gpu["gpu_memory_utilization"] = draw(st.sampled_from((0.8, 0.85, 0.95)))
+    elif draw(st.booleans()):
+        pool = draw(st.integers(200, 5000))
+        engine |= {"num_gpu_blocks": pool} if kind == "vllm" else {"max_total_tokens": pool}
+    if kind == "vllm" and draw(st.booleans()):
+        engine["max_num_seqs"] = draw(st.integers(1, 300))
+    if draw(st.booleans()):
+        gpu["weight_dtype"] = draw(st.sampled_from(("fp8", "bf16")))
+    return settings, tensor * ranks, sum(sizes)
+
+
+def audit(drawn: tuple[dict[str, Any], int, int], price: float) -> None:
+    """Compare the bill of a drawn deployment with its commands and its manifest."""
+    given, engine_gpus, engines = drawn
+    fleet = Candidate(
+        flags={},
+        settings=ReplaySettings.read(None, given, []),
+        slo=Slo(ttft_ms=1),
+        model=given["model"],
+    )
+    refuse_unspoken(fleet)
+    name = given["gpu"]["name"]
+    assert fleet.gpus == engine_gpus * engines
+    assert Prices.parse([f"{name}={price}", "99"]).cost(fleet) == pytest.approx(fleet.gpus * price)
+    commands = make_commands(fleet)
+    read = [(each.workers, read_engine(each.words)) for each in commands.engines]
+    assert sum(count * engine.gpus for count, engine in read) == fleet.gpus
+    assert count_manifest(write_manifest(fleet)) == fleet.gpus
+    for _, engine in read:
+        assert engine.kind == given["engine"]["engine_type"]
+        assert engine.model.split("/")[-1].startswith(given["model"])
+        assert engine.given["tp"] == given["gpu"]["tensor_parallel_size"]
+        asked = given["engine"].get("num_gpu_blocks", given["engine"].get("max_total_tokens"))
+        if asked is not None and "gpu_memory_utilization" not in given["gpu"]:
+            assert engine.blocks in (asked, None)
+            assert engine.blocks == fleet.settings.engine.num_gpu_blocks or engine.blocks is None
+        if "gpu_memory_utilization" in given["gpu"]:
+            assert float(engine.given["memory"]) == given["gpu"]["gpu_memory_utilization"]
+        if "max_num_seqs" in given["engine"]:
+            assert int(engine.given["max-num-seqs"]) == given["engine"]["max_num_seqs"]
+        is_whole = engine.given.get("whole experts", False) or engine.given.get("ep", 1) > 1
+        assert is_whole == (given["gpu"].get("enable_expert_parallel", False) and engine_gpus > 1) or (
+            engine_gpus == 1
+        )
+        assert engine.given.get("quantization") == (
+            "fp8" if given["gpu"].get("weight_dtype") == "fp8" else None
+        )
+    hosts = [word for word in commands.router or () if "8000" in word]
+    if engines > 1:
+        assert hosts
+    elif (
+        given.get("routing") in ("kv", "least_loaded", "session_affinity")
+        and engine_gpus > given["gpu"]["tensor_parallel_size"]
+    ):
+        assert hosts  # a router that sees the ranks of one engine
+
+
+@settings(max_examples=60)
+@given(drawn=deployments(), price=st.floats(0.1, 20))
+def test_commands_start_the_gpus_that_are_billed(
+    drawn: tuple[dict[str, Any], int, int], price: float
+) -> None:
+    audit(drawn, price)
+
+
+@pytest.mark.soak
+@settings(max_examples=3000)
+@given(drawn=deployments(), price=st.floats(0.1, 20))
+def test_thousands_of_commands_start_the_gpus_that_are_billed(
+    drawn: tuple[dict[str, Any], int, int], price: float
+) -> None:
+    audit(drawn, price)
+
+
+def test_servers_take_blocks_and_ranks_from_the_file(tmp_path: Path) -> None:
+    timing = ["--timing", written(tmp_path, fitted(9000, tensor=1, data=8, expert=8))]
+    found = read_serve(timing).settings
+    assert (found.engine.num_gpu_blocks, found.engine.block_size, found.data_parallel_size) == (9000, 16, 8)
+    assert read_serve([*timing, "--num-gpu-blocks", "50"]).settings.engine.num_gpu_blocks == 50
