@@ -51,6 +51,24 @@ GPT_OSS = {
     "quantization_config": {"quant_method": "mxfp4"},
 }
 
+LLAMA_4: dict[str, Any] = {
+    "model_type": "llama4",
+    "text_config": {
+        "model_type": "llama4_text",
+        "torch_dtype": "bfloat16",
+        "attention_chunk_size": 8192,
+        "head_dim": 128,
+        "hidden_size": 5120,
+        "intermediate_size": 8192,
+        "intermediate_size_mlp": 16384,
+        "num_attention_heads": 40,
+        "num_experts_per_tok": 1,
+        "num_hidden_layers": 48,
+        "num_key_value_heads": 8,
+        "vocab_size": 202048,
+    },
+}
+
 
 def read(folder: Path, **config: Any) -> Architecture:
     path = folder / "config.json"
@@ -167,6 +185,20 @@ def test_a_config_says_the_same_as_the_table(tmp_path: Path) -> None:
         for field in found.__struct_fields__:
             if field not in known:
                 assert getattr(found, field) == getattr(wanted, field), field
+
+
+@pytest.mark.parametrize(
+    ("experts", "every", "model"),
+    [(16, 1, "Llama-4-Scout-17B-16E"), (128, 2, "Llama-4-Maverick-17B-128E")],
+)
+def test_llama_4_has_a_shared_expert_that_its_config_does_not_name(
+    tmp_path: Path, experts: int, every: int, model: str
+) -> None:
+    text = {**LLAMA_4["text_config"], "num_local_experts": experts, "interleave_moe_layer_step": every}
+    found, wanted = read(tmp_path, **{**LLAMA_4, "text_config": text}), MODELS[model]
+    for field in found.__struct_fields__:
+        if field not in ("name", "weights", "dense_weights"):
+            assert getattr(found, field) == getattr(wanted, field), field
 
 
 def test_a_kind_of_model_that_is_built_like_others_is_read(tmp_path: Path) -> None:

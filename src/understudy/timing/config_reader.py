@@ -169,7 +169,10 @@ class _Reader:
             missing = "moe_intermediate_size" if size is None else "num_experts_per_tok"
             raise ConfigError(f"{self.where}: {missing} is missing; add it to the file")
         shared = config.optional("shared_expert_intermediate_size", least=0)
-        if shared is None:
+        is_llama_4 = config.model_type == "llama4"
+        if shared is None and is_llama_4:  # one, as wide as the routed ones; its files have no key for it
+            shared = size
+        elif shared is None:
             shared = size * (config.optional("n_shared_experts", "num_shared_experts", least=0) or 0)
         dense = config.optional("first_k_dense_replace", least=0)
         if not dense and config.has("mlp_only_layers"):
@@ -177,13 +180,14 @@ class _Reader:
         dense = dense or 0
         every = config.optional("decoder_sparse_step", "interleave_moe_layer_step", least=0) or 1
         dense += max(layers - dense, 0) * (every - 1) // every
+        width = "intermediate_size_mlp" if is_llama_4 else "intermediate_size"  # of layers without experts
         return {
             "num_experts": experts,
             "experts_per_token": chosen,
             "expert_size": size,
             "shared_expert_size": shared,
             "dense_layers": dense,
-            "intermediate_size": config.number("intermediate_size") if dense else 0,
+            "intermediate_size": config.number(width) if dense else 0,
         }
 
     def _types(self) -> dict[str, Any]:
