@@ -14,6 +14,7 @@ from understudy.engines.timing import Constant
 from understudy.engines.vllm_config import VllmConfig
 from understudy.errors import InvalidArgument
 from understudy.report.compare import compare
+from understudy.report.goodput import Slo
 from understudy.workload import (
     ClosedLoop,
     Normal,
@@ -110,6 +111,21 @@ def test_another_load_of_one_workload_crowns_no_winner() -> None:
     said = conclude(calm, busy)
     assert "is best" not in said
     assert "load" in said
+
+
+def test_other_objectives_crown_no_winner() -> None:
+    load = make_load(1)
+    strict, lax = (
+        understudy.replay(load, ENGINE, workers=3, routing="random", seed=seed, slo=Slo(ttft_ms=ttft_ms))
+        for seed, ttft_ms in ((1, 45.0), (2, 60_000.0))
+    )
+    assert strict.goodput is not None
+    assert strict.goodput.ratio < 0.9
+    said = conclude(strict, lax)
+    assert "is best" not in said
+    assert "objectives differ" in said
+    compared = compare(strict, lax)
+    assert ("slo.ttft_ms", [45.0, 60_000.0]) in compared.settings()
 
 
 def test_a_run_that_loses_requests_is_not_best_by_latency() -> None:

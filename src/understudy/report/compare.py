@@ -16,7 +16,7 @@ from rich.text import Text
 
 from understudy.engines.kv_groups import KvCacheGroup
 from understudy.errors import InvalidArgument
-from understudy.report.conclusion import conclude, find_other_workload
+from understudy.report.conclusion import conclude, find_objectives, find_other_workload
 from understudy.report.html.compare_page import compare_page
 from understudy.report.measured import REMEDY, find_unmeasured, list_engines
 from understudy.report.metrics import BY_KEY
@@ -92,7 +92,10 @@ class Comparison:
 
     def settings(self) -> list[tuple[str, list[Any]]]:
         """List the settings that differ between the runs, by dotted name."""
-        flat = [_flatten(report["run"]) for report in self.reports]
+        flat = [
+            _flatten(report["run"]) | _flatten({"slo": find_objectives(report) or {}})
+            for report in self.reports
+        ]
         names = dict.fromkeys(name for one in flat for name in one)
         rows = [(name, [one.get(name) for one in flat]) for name in names]
         rows = [(name, values) for name, values in rows if any(value != values[0] for value in values)]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from understudy.report.groups import Groups
-from understudy.report.noise import COMPLETED, CONFIDENCE, MEASURES, Measure, estimate_interval
+from understudy.report.noise import ATTAINMENT, COMPLETED, CONFIDENCE, MEASURES, Measure, estimate_interval
 from understudy.report.text import quantity
 
 if TYPE_CHECKING:
@@ -35,7 +35,19 @@ def conclude(names: Sequence[str], reports: Sequence[dict[str, Any]]) -> str:
         return unused
     if any(run.get(name) != runs[0].get(name) for run in runs for name in _LOAD):
         return "The runs differ in their load, so none is called best; the table shows their values."
-    return _name_best(names, reports)
+    objectives = [find_objectives(report) for report in reports]
+    if any(one != objectives[0] for one in objectives):
+        measures = [measure for measure in MEASURES if measure is not ATTAINMENT]
+        return (
+            f"{_name_best(names, reports, measures)} The objectives differ, so SLO attainment does not count."
+        )
+    return _name_best(names, reports, MEASURES)
+
+
+def find_objectives(report: dict[str, Any]) -> dict[str, Any] | None:
+    """Return the objectives by which a run's requests were judged; None without any."""
+    slo: dict[str, Any] | None = (report.get("goodput") or {}).get("slo")
+    return slo
 
 
 def find_other_workload(reports: Sequence[dict[str, Any]]) -> int | None:
@@ -54,11 +66,11 @@ def _was_late(report: dict[str, Any]) -> bool:
     return any(verdict.get("rule") == "machine_late" for verdict in report.get("verdicts", ()))
 
 
-def _name_best(names: Sequence[str], reports: Sequence[dict[str, Any]]) -> str:
+def _name_best(names: Sequence[str], reports: Sequence[dict[str, Any]], measures: Sequence[Measure]) -> str:
     """Name the runs that no other surpasses by the first measure in which runs differ."""
     groups = [Groups.read(report["groups"]) if report.get("groups") else None for report in reports]
     every = range(len(reports))
-    by_measure = {measure: [_read(report, measure) for report in reports] for measure in MEASURES}
+    by_measure = {measure: [_read(report, measure) for report in reports] for measure in measures}
     known = [measure for measure, values in by_measure.items() if None not in values]
     comparisons = max(len(known) * (len(reports) - 1), 1)
     unknown = False
