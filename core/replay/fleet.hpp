@@ -281,7 +281,7 @@ class Fleet final : private FleetView {
   std::vector<RequestWay> way_;
   std::vector<bool> prefilling_;                                // on a prefill worker, or on its way from there
   std::vector<std::int32_t> decode_worker_;                     // -1: not chosen yet
-  std::unordered_map<std::uint64_t, RequestRecord> prefilled_;  // by row, until it is decoded; with tiers only
+  std::unordered_map<std::uint64_t, RequestRecord> prefilled_;  // by row, until it is decoded
   std::unordered_map<std::uint64_t, std::shared_ptr<const IdentitySource>>
       prefill_identities_;  // by row, until it is decoded
   RouteRequest asked_;      // the last one that a router was asked for

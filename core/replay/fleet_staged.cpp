@@ -105,12 +105,9 @@ void Fleet::arrive_for_decode(std::uint64_t row) {
 void Fleet::end_prefill(const RequestRecord& record) {
   const std::uint64_t row = record.id;
   HandOffColumns& out = columns_.result().handoff;
-  out.prefill_queued_ns[row] = record.queued_ns;
   out.prefill_admit_ns[row] = record.first_admit_ns;
   out.prefill_done_ns[row] = record.finish_ns;
-  out.prefill_cached[row] = record.cached_first;
-  out.prefill_preemptions[row] = static_cast<std::int32_t>(record.preemptions);
-  if (has_tiers()) prefilled_.insert_or_assign(row, record);
+  prefilled_.insert_or_assign(row, record);
   push_arrival(record.finish_ns + config_.disaggregation->hop_ns, row);
 }
 
@@ -125,19 +122,17 @@ void Fleet::join_legs(RequestRecord& record) {
     return;
   }
   out.decode_admit_ns[row] = record.first_admit_ns;
-  record.queued_ns = out.prefill_queued_ns[row];
-  record.first_admit_ns = out.prefill_admit_ns[row];
-  record.preemptions += static_cast<std::uint32_t>(out.prefill_preemptions[row]);
+  const auto prefilled = prefilled_.find(row);
+  UNDERSTUDY_ASSERT(prefilled != prefilled_.end(), "a decoded request was prefilled");
+  const RequestRecord& first = prefilled->second;
+  record.queued_ns = first.queued_ns;
+  record.first_admit_ns = first.first_admit_ns;
+  record.preemptions += first.preemptions;
   // The decode worker finds what was pulled, which is no cache hit.
   const auto prompt = static_cast<std::uint64_t>(workload_.prompt_tokens[row]);
-  const std::uint64_t again = record.looked_up - std::min(record.looked_up, prompt);
-  record.cached_total -= std::min<std::uint64_t>(record.cached_total, record.cached_first);
-  record.cached_first = static_cast<std::uint32_t>(out.prefill_cached[row]);
-  record.cached_total += record.cached_first;
-  record.looked_up = prompt + again;
-  const auto prefilled = prefilled_.find(row);
-  if (prefilled == prefilled_.end()) return;
-  const RequestRecord& first = prefilled->second;
+  record.looked_up = first.looked_up + record.looked_up - std::min(record.looked_up, prompt);
+  record.cached_total = first.cached_total + record.cached_total - record.cached_first;
+  record.cached_first = first.cached_first;
   record.below_first = first.below_first;
   for (std::size_t i = 0; i < record.below_total.size(); ++i) record.below_total[i] += first.below_total[i];
   record.parked_ns += first.parked_ns;

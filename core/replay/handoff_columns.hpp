@@ -10,11 +10,8 @@ namespace understudy {
 struct HandOffColumns {
   std::vector<std::uint8_t> way;  // RequestWay
   std::vector<std::int32_t> prefill_worker;
-  std::vector<std::int64_t> prefill_queued_ns;
   std::vector<std::int64_t> prefill_admit_ns;
   std::vector<std::int64_t> prefill_done_ns;
-  std::vector<std::int64_t> prefill_cached;  // tokens
-  std::vector<std::int32_t> prefill_preemptions;
   std::vector<std::int64_t> decode_arrival_ns;
   std::vector<std::int64_t> posted_ns;  // its transfer; -1: none
   std::vector<std::int64_t> landed_ns;
@@ -25,12 +22,10 @@ struct HandOffColumns {
   void prepare(std::size_t rows) {
     way.assign(rows, 0);
     prefill_worker.assign(rows, -1);
-    prefill_preemptions.assign(rows, 0);
-    for (auto* column : {&prefill_queued_ns, &prefill_admit_ns, &prefill_done_ns, &decode_arrival_ns, &posted_ns,
-                         &landed_ns, &decode_admit_ns}) {
+    for (auto* column :
+         {&prefill_admit_ns, &prefill_done_ns, &decode_arrival_ns, &posted_ns, &landed_ns, &decode_admit_ns}) {
       column->assign(rows, -1);
     }
-    prefill_cached.assign(rows, 0);
     bytes.assign(rows, 0);
   }
 };

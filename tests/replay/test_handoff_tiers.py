@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import pytest
 
 from replay.test_disaggregation import BYTES, make_workload
@@ -14,6 +15,7 @@ from understudy.report.report import Report
 from understudy.run.disaggregation import Disaggregation
 from understudy.run.offline import OfflineRun, run_offline
 from understudy.run.pools import WorkerPool
+from understudy.run.step_columns import EventKind
 from understudy.tiers.settings import TiersConfig
 from understudy.workload.mooncake import read_mooncake
 
@@ -163,3 +165,31 @@ def test_vllms_offload_with_a_role_is_refused_by_name(tmp_path: Any) -> None:
     engine = engine_of(100, asynchronous=False)
     with pytest.raises(ConfigError, match="offload: prefill"):
         run_offline(make_workload(tmp_path, 1), engine, tiers=tiers, disaggregation=split)
+
+
+@pytest.mark.parametrize("tiers", [None, tiers_of(2000, 100.0)], ids=["device", "host"])
+@pytest.mark.parametrize("seed", range(3))
+def test_lookups_and_hits_count_every_admission_of_both_workers(
+    tmp_path: Any, seed: int, tiers: TiersConfig | None
+) -> None:
+    """Except for the first of the decode worker, which finds what it pulled."""
+    workload = repeated(tmp_path, seed)
+    engine = VllmConfig(
+        block_size=16,
+        num_gpu_blocks=20,
+        max_num_batched_tokens=256,
+        max_num_seqs=16,
+        long_prefill_token_threshold=32,
+        async_scheduling=False,
+    )
+    found = run(workload, engine, tiers, check=True, keep_steps=True)
+    timeline, steps = found.timeline, found.steps
+    assert steps is not None
+    prefills, resumed = steps.event_worker < 2, steps.event_kind == EventKind.RESUMED
+    assert (prefills & resumed).any()
+    counted = resumed | (prefills & (steps.event_kind == EventKind.ADMITTED))
+    hits = np.zeros(len(workload), np.int64)
+    np.add.at(hits, steps.event_request[counted], steps.event_cached[counted])
+    assert timeline.cached_tokens_total.tolist() == hits.tolist()
+    lookups = np.bincount(steps.event_request[counted], minlength=len(workload))
+    assert (timeline.looked_up_tokens >= lookups * workload.prompt_tokens).all()
