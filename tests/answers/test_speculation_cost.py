@@ -268,6 +268,14 @@ def test_a_draft_model_without_sizes_is_refused_where_it_must_be_charged() -> No
         serve(speculate("draft_model", 2))
 
 
+def test_a_draft_model_with_another_vocabulary_is_refused_as_vllm_refuses_it() -> None:
+    with pytest.raises(
+        ConfigError,
+        match=r"speculative_config\.model: Qwen3-0\.6B has a vocabulary of 151,936.*128,256.*choose",
+    ):
+        serve(speculate("draft_model", 2, model="Qwen3-0.6B"))
+
+
 # ── Notes ──
 
 

@@ -109,6 +109,12 @@ def find_drafter(
                 "of its config.json"
             )
         model = Architecture.find(named)
+        if model.vocab_size != target.model.vocab_size:
+            raise ConfigError(
+                f"speculative_config.model: {model.name} has a vocabulary of {model.vocab_size:,}, "
+                f"{target.model.name} one of {target.model.vocab_size:,}, and vLLM accepts only equal ones; choose "
+                "another draft model"
+            )
         window = model.window_tokens if model.window_tokens == target.model.window_tokens else 0
         if not window:  # contexts are measured with the target's window
             model = msgspec.structs.replace(model, window_tokens=0, window_layers=0)
