@@ -138,7 +138,8 @@ def test_a_peak_that_the_whole_dilutes_is_in_every_answer(
     assert "Worst hour: from" in page.read_text()
     assert whole["good"] >= 0.5 > whole["worst_hour"]["attainment"]
     windowed = ["sweep", *argv, "--vary", "workers=1..4", "--goal-window", "1h", "--json", str(saved)]
-    assert main(windowed) == 0
+    assert main([*windowed, "--html", str(page)]) == 0
+    assert "% of requests in the worst window of 1 h" in page.read_text()
     held = json.loads(saved.read_text())["answers"][0]["best"]
     assert held["gpus"] > whole["gpus"]
     assert held["worst_hour"]["attainment"] >= 0.5

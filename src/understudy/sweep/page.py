@@ -92,7 +92,8 @@ def _answer_parts(sweep: Sweep, answer: Answer, reports: Mapping[Point, str]) ->
     else:
         yield '<p class="conclusion">No fleet of the space meets the goal.</p>'
     if smaller is not None:
-        what = "Next smaller fleet" if best is not None else "Nearest"
+        lower = "cheaper" if sweep.has_prices else "smaller"
+        what = f"Next {lower} fleet" if best is not None else "Nearest"
         yield (
             f'<ul class="verdicts"><li>{what}: <strong>{escape(describe_fleet(sweep, smaller))}</strong>, '
             f"{escape(describe_miss(sweep, smaller))}; {escape(describe_tails(sweep, smaller))} "

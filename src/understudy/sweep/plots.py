@@ -12,6 +12,7 @@ from understudy.report.html.charts import FULL, Card
 from understudy.report.html.plot import BOTTOM, TOP, Plot, Size, number
 from understudy.report.html.scale import LOG_FROM_RATIO, Scale
 from understudy.report.text import compact
+from understudy.report.worst_hour import format_length
 from understudy.sweep.candidate import format_flags
 from understudy.sweep.text import describe_fleet
 
@@ -54,7 +55,9 @@ def plot_front(sweep: Sweep, answer: Answer, trials: Sequence[Trial], reports: M
     plot.on_hover_dots(costs, good, labels)
     unit = "$ per hour" if sweep.has_prices else "GPUs"
     legend = (("s3 solid", "candidate"), ("s1", "front"), ("s2 solid", "answer"))
-    return Card("Requests in time by cost", f"{unit}, % of requests", plot.svg(), legend, "full")
+    window = sweep.goal_window_s
+    windows = "" if window is None else f" in the worst window of {format_length(window)}"
+    return Card("Requests in time by cost", f"{unit}, % of requests{windows}", plot.svg(), legend, "full")
 
 
 def plot_coordinates(sweep: Sweep, answer: Answer, trials: Sequence[Trial]) -> Card:

@@ -130,10 +130,11 @@ def _describe_answer(sweep: Sweep, answer: Answer) -> Iterator[str]:
         yield f"  {describe_margin(sweep, best)}; {describe_tails(sweep, best)}"
         if hour := describe_worst_hour(sweep, best):
             yield f"  {hour}"
+        lower = "cheaper" if sweep.has_prices else "smaller"
         if smaller is None:
-            yield "  next smaller fleet: none in the space"
+            yield f"  next {lower} fleet: none in the space"
         else:
-            yield f"  next smaller fleet: {describe_fleet(sweep, smaller)}, {describe_miss(sweep, smaller)}"
+            yield f"  next {lower} fleet: {describe_fleet(sweep, smaller)}, {describe_miss(sweep, smaller)}"
             yield f"    {format_flags(smaller.flags)}; {describe_tails(sweep, smaller)}"
     elif smaller is not None:
         yield f"Answer{load}: no fleet of the space meets the goal"
