@@ -123,6 +123,12 @@ def test_the_goal_that_most_requests_miss_is_named_with_what_takes_their_time() 
     assert "objective of 400 ms for E2E: their decode took 700 ms of 900 ms, on average." in said
 
 
+def test_answers_of_one_token_that_miss_a_goal_have_no_gaps_to_judge() -> None:
+    late = Row([1000], admit_ms=200)
+    assert "for TTFT: their prefill took 800 ms" in found(missing(40, late, Row([100]), ttft_ms=500))
+    assert "for E2E: their prefill took 800 ms" in found(missing(40, late, Row([100]), e2e_ms=500))
+
+
 def test_a_goal_that_nearly_all_meet_is_not_missed() -> None:
     quick, queued = Row([100, 120]), Row([1000, 1020], admit_ms=900)
     assert missing(4, queued, quick, ttft_ms=500) is None

@@ -165,14 +165,15 @@ def goal_missed(report: Report) -> Verdict | None:
     mean_s = {phase: float(spans[phase][late].mean()) / NS_PER_S for phase in phases}
     longest = max(phases, key=lambda phase: mean_s[phase])
     share_of_time = f"{duration(mean_s[longest])} of {duration(sum(mean_s.values()))}"
-    gaps = timeline.output_tokens[late] - 1.0
-    cause = {
-        "queue": f"they waited {share_of_time} to be scheduled",
-        "prefill": f"their prefill took {share_of_time}",
-        "decode": f"their decode took {share_of_time}"
-        if worst == "e2e_ms"
-        else f"theirs is {1e3 * mean_s[longest] / float(gaps.mean()):.1f} ms",
-    }[longest]
+    if worst == "itl_ms":
+        gaps = float((timeline.output_tokens[late] - 1).mean())
+        cause = f"theirs is {1e3 * mean_s[longest] / gaps:.1f} ms"
+    else:
+        cause = {
+            "queue": f"they waited {share_of_time} to be scheduled",
+            "prefill": f"their prefill took {share_of_time}",
+            "decode": f"their decode took {share_of_time}",
+        }[longest]
     advise = {"queue": _advise_on_queue, "prefill": _advise_on_prefill, "decode": _advise_on_decode}[longest]
     return Verdict(
         "goal_missed",
