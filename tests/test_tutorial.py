@@ -7,6 +7,7 @@ import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from answers.page_claims import describe_differences, split_sections
 from understudy.cli import main
 
 if TYPE_CHECKING:
@@ -21,6 +22,7 @@ def test_every_command_of_the_tutorial_runs(
 ) -> None:
     (tmp_path / "examples").symlink_to(ROOT / "examples")
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "400")
     text = (DOCS / "tutorial.md").read_text(encoding="utf-8")
     commands = [
         line for block in re.findall(r"```sh\n(.*?)```", text, re.DOTALL) for line in block.splitlines()
@@ -31,6 +33,12 @@ def test_every_command_of_the_tutorial_runs(
         assert program == "understudy"
         assert main(argv) == 0, command
     out = capsys.readouterr().out
+    problems = [
+        problem
+        for heading, parts in split_sections(text)
+        for problem in describe_differences(heading, parts, out)
+    ]
+    assert not problems, "\n" + "\n".join(problems)
     attained = next(line for line in out.splitlines() if line.strip().startswith("SLO attainment"))
     assert attained.count("%") == 3  # of every run that is compared
     assert "–" not in attained
