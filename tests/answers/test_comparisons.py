@@ -15,6 +15,7 @@ from understudy.engines.vllm_config import VllmConfig
 from understudy.errors import InvalidArgument
 from understudy.report.compare import compare
 from understudy.report.goodput import Slo
+from understudy.tiers.settings import TiersConfig
 from understudy.workload import (
     ClosedLoop,
     Normal,
@@ -126,6 +127,15 @@ def test_other_objectives_crown_no_winner() -> None:
     assert "objectives differ" in said
     compared = compare(strict, lax)
     assert ("slo.ttft_ms", [45.0, 60_000.0]) in compared.settings()
+
+
+def test_unused_tiers_do_not_hide_which_run_is_best() -> None:
+    load = make_load(1)
+    host = TiersConfig.from_dict({"tiers": [{"tier": "g2", "blocks": 1000}], "kv_bytes_per_token": 1000})
+    one = understudy.replay(load, ENGINE, workers=1)
+    four = understudy.replay(load, ENGINE, workers=4, tiers=host)
+    said = conclude(one, four)
+    assert said.startswith("Host memory bought nothing: no block was read back. other is best: mean TTFT")
 
 
 def test_a_run_that_loses_requests_is_not_best_by_latency() -> None:

@@ -16,6 +16,7 @@ _LEAST = 0.01
 """Relative difference, or difference of shares, below which runs do not differ."""
 _LEAST_UNKNOWN = 0.1
 """The same where the noise is not known."""
+_NO_DIFFERENCE = ("No difference above", "No difference of")
 _LOAD = ("load", "max_tokens", "speedup")
 """Facts of a run that set its load."""
 
@@ -31,8 +32,16 @@ def conclude(names: Sequence[str], reports: Sequence[dict[str, Any]]) -> str:
     late = [name for name, report in zip(names, reports, strict=True) if _was_late(report)]
     if late:
         return f"The machine was late in {_join(late)}, so none is called best: those numbers are not the fleet's."
-    if unused := _find_unused_tiers(reports):
-        return unused
+    unused = _find_unused_tiers(reports)
+    compared = _compare_judged(names, reports)
+    if not unused:
+        return compared
+    return unused if compared.startswith(_NO_DIFFERENCE) else f"{unused} {compared}"
+
+
+def _compare_judged(names: Sequence[str], reports: Sequence[dict[str, Any]]) -> str:
+    """Return which run is best under one load, by attainment only where objectives are the same."""
+    runs = [report["run"] for report in reports]
     if any(run.get(name) != runs[0].get(name) for run in runs for name in _LOAD):
         return "The runs differ in their load, so none is called best; the table shows their values."
     objectives = [find_objectives(report) for report in reports]
