@@ -204,7 +204,6 @@ void bind_replay(nb::module_& m) {
       .value("LANDING", EventClass::Landing, "Transfers end.")
       .value("STEP_END", EventClass::StepEnd, "A step ends.")
       .value("DELIVERY", EventClass::Delivery, "KV events reach the router.")
-      .value("HAND_OFF", EventClass::HandOff, "A message from one worker reaches another.")
       .value("ARRIVAL", EventClass::Arrival, "A request arrives, or is cancelled.")
       .value("ABORT", EventClass::Abort, "The client of a replayed request aborts it.")
       .value("BEGIN", EventClass::Begin, "Workers that are free begin a step, with all that arrived before.");

@@ -70,8 +70,6 @@ struct EngineConfig {
   virtual std::uint32_t hashed_ahead() const noexcept { return 0; }
   // Whether user-defined policies are called, which one run may share between workers.
   virtual bool has_user_policy() const noexcept { return false; }
-  // Whether engines of this kind send messages to each other.
-  virtual bool sends_messages() const noexcept { return false; }
   // Whether KV events also name blocks below the device.
   virtual bool publishes_below_device() const noexcept { return false; }
   // Sizes and kinds of the cache groups; null: one group of full attention.

@@ -25,7 +25,6 @@ class NoBlocks final : public Residency {
 void append(Effects& all, const Effects& some) {
   all.tokens.insert(all.tokens.end(), some.tokens.begin(), some.tokens.end());
   all.finished.insert(all.finished.end(), some.finished.begin(), some.finished.end());
-  all.messages.insert(all.messages.end(), some.messages.begin(), some.messages.end());
   all.admitted.insert(all.admitted.end(), some.admitted.begin(), some.admitted.end());
   all.preempted.insert(all.preempted.end(), some.preempted.begin(), some.preempted.end());
   all.has_events = all.has_events || some.has_events;
@@ -53,11 +52,6 @@ const Effects& Engine::advance(std::int64_t until_ns, const AdvanceOptions& opti
     append(all, open ? end_step(all.wake_ns) : begin_step(all.wake_ns));
     if (options.stop_on_finish && all.finished.size() > finished) return all;
   }
-}
-
-const Effects& Engine::receive(const Message& message, std::int64_t) {
-  throw Error(ErrorKind::WrongState, "message ", message.kind, " for request ", message.request,
-              ": this engine takes no messages");
 }
 
 const Effects& Engine::transfers_landed(std::int64_t) {

@@ -41,14 +41,6 @@ struct AdmittedRequest {
   std::uint32_t pulled_tokens = 0;              // part of them from a prefill worker
 };
 
-// A hand-off or notification from one engine to another; its meaning is a matter of the two.
-struct Message {
-  std::uint32_t to_worker = 0;
-  std::uint32_t kind = 0;
-  RequestId request = 0;
-  std::uint64_t value = 0;
-};
-
 // State of an engine between two calls.
 enum class Phase : std::uint8_t {
   Idle,    // nothing to do until the driver submits or delivers something
@@ -67,7 +59,6 @@ struct Effects {
 
   std::vector<NewTokens> tokens;        // in the engine's order; one entry per request and step, or fast-forward
   std::vector<RequestRecord> finished;  // in completion order, each with its reason; cancelled requests included
-  std::vector<Message> messages;        // to other engines
   // The batch of a step that begins, for a driver that asks for it (EngineSite::reports_batches) and an engine that
   // reports it.
   std::vector<AdmittedRequest> admitted;
@@ -80,7 +71,6 @@ struct Effects {
   void clear() noexcept {
     tokens.clear();
     finished.clear();
-    messages.clear();
     admitted.clear();
     preempted.clear();
     batch_tokens = 0;
@@ -180,8 +170,6 @@ class Engine {
   virtual const Effects& advance(std::int64_t until_ns, const AdvanceOptions& options);
   // Lower bound of the time at which a request next finishes, whatever else arrives; the closer, the faster the run.
   virtual std::int64_t next_visible_ns() const { return snapshot().wake_ns; }
-  // Delivers a message of another engine.
-  virtual const Effects& receive(const Message& message, std::int64_t now_ns);
   // Notify the engine that transfers of the run have advanced to `now_ns`.
   virtual const Effects& transfers_landed(std::int64_t now_ns);
   // Finish every transfer, for an engine that has no request.

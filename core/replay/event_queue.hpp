@@ -19,7 +19,6 @@ enum class EventClass : std::uint8_t {
   Landing,   // transfers end
   StepEnd,   // a worker's step ends, or the worker is polled because it may have finished a request
   Delivery,  // KV events reach the router
-  HandOff,   // a message from one worker reaches another
   Arrival,   // a request arrives
   Abort,     // the client of a request aborts it
   Begin,     // workers that are free begin a step, with all that arrived before

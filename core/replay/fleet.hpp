@@ -152,7 +152,6 @@ class Fleet final : private FleetView {
   void cancel_entry(EventQueue::Handle& handle);
   void sync_worker(std::size_t worker);
   void after_input(std::size_t worker);
-  void deliver_message(std::size_t index);
   void begin_all();
 
   // fleet_staged.cpp: prefill and decode pools
@@ -254,9 +253,7 @@ class Fleet final : private FleetView {
   std::vector<std::size_t> beginning_;
   std::uint64_t round_ = 1;  // round of beginnings; there may be several at one time
   std::int64_t round_ns_ = -1;
-  std::uint64_t rounds_before_ = 1;  // before the first of this time
-  std::vector<Message> messages_;    // between workers, not delivered yet
-  std::vector<std::size_t> free_messages_;
+  std::uint64_t rounds_before_ = 1;     // before the first of this time
   std::vector<KvDelivery> deliveries_;  // events not delivered yet
   std::vector<std::size_t> free_deliveries_;
   std::int64_t up_to_date_ns_ = -1;     // when the router was last brought up to date

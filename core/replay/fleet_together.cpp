@@ -31,9 +31,6 @@ void Fleet::run_together(const Progress& progress) {
       case EventClass::Delivery:
         deliver_events(subject);
         break;
-      case EventClass::HandOff:
-        deliver_message(subject);
-        break;
       case EventClass::Arrival:
         if (bring_router_up_to_date()) {
           push_arrival(next.time_ns, next.subject);  // behind the events that the router must receive first
@@ -147,15 +144,6 @@ void Fleet::absorb(std::size_t index, const Effects& effects) {
     throw Error(ErrorKind::InvariantViolated, "worker ", index, ": row ", record.id, " finishes at ", record.finish_ns,
                 " ns, before the bound of ", worker.finish_bound_ns, " ns");
   }
-  for (const Message& message : effects.messages) {
-    if (free_messages_.empty()) {
-      free_messages_.push_back(messages_.size());
-      messages_.emplace_back();
-    }
-    messages_[free_messages_.back()] = message;
-    queue_.push(now_ns_, EventClass::HandOff, order_of(index), free_messages_.back());
-    free_messages_.pop_back();
-  }
   if (effects.has_events && keeps_events_ && !observes_ && !config_.on_step) {
     for (std::size_t rank = index; rank < index + config_.ranks; ++rank) keep_events(rank, gathered_);
   }
@@ -210,19 +198,6 @@ void Fleet::end_turn(std::uint64_t row, std::int64_t time_ns) {
   } else if (config_.concurrency > 0 && next_first_turn_ < first_turns_.size()) {
     push_arrival(time_ns + config_.turnaround_ns, first_turns_[next_first_turn_++]);
   }
-}
-
-void Fleet::deliver_message(std::size_t index) {
-  const Message message = messages_[index];
-  free_messages_.push_back(index);
-  if (message.to_worker >= workers_.size()) {
-    throw Error(ErrorKind::InvariantViolated, "a message to worker ", message.to_worker, "; there are ",
-                workers_.size());
-  }
-  const std::size_t worker = lead(message.to_worker);
-  sync_worker(worker);
-  absorb(worker, workers_[worker].engine->receive(message, now_ns_));
-  after_input(worker);
 }
 
 // ── Entries of the queue ──

@@ -1334,10 +1334,9 @@ class EventClass(enum.IntEnum):
     LANDING = 0
     STEP_END = 1
     DELIVERY = 2
-    HAND_OFF = 3
-    ARRIVAL = 4
-    ABORT = 5
-    BEGIN = 6
+    ARRIVAL = 3
+    ABORT = 4
+    BEGIN = 5
 
 class FleetResult:
     @property
