@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
+#include <map>
 #include <span>
 #include <vector>
 
@@ -11,53 +12,52 @@
 
 namespace understudy {
 
-// A time between two tokens of one request, and how often it occurred.
-struct GapCount {
-  std::int64_t gap_ns;
-  std::int64_t count;
-};
-using Gaps = std::vector<GapCount, HugeAllocator<GapCount>>;  // there is one for nearly every step
+using GapColumn = std::vector<std::int64_t, HugeAllocator<std::int64_t>>;
 
-// The sum of two lists of gaps that ascend without repeats; so does the result.
-Gaps merge_gaps(std::span<const GapCount> a, std::span<const GapCount> b);
-
-// The gaps of any number of engines, in any order. They are sorted together, and seldom: a list for each engine would
-// have to be merged with all others.
+// The gaps of any number of engines, in any order. Equal gaps are counted in one place at once: a run has many times
+// as many steps as different gaps, and only those are sorted, once.
 class GapSum {
  public:
-  // Reserve room for at most `gaps` single additions.
-  void expect(std::size_t gaps) {
-    const std::size_t most = std::min(packed_.size() + gaps, kMany);
-    if (most > packed_.capacity()) packed_.reserve(std::clamp(2 * packed_.capacity(), most, kMany));
-  }
   void add(std::int64_t gap_ns, std::int64_t count) {
-    if (gap_ns >= kShort || count >= kShort) return add_rare({gap_ns, count});
-    packed_.push_back((static_cast<std::uint64_t>(gap_ns) << kCountBits) | static_cast<std::uint64_t>(count));
-    longest_ns_ |= static_cast<std::uint64_t>(gap_ns);
-    if (packed_.size() == kMany) fold();
+    if (gap_ns >= kShort || count >= kShort) return add_rare(gap_ns, count);
+    if (2 * different_ >= places_.size()) grow(different_ + 1);
+    Gap& gap = place_of(static_cast<std::uint32_t>(gap_ns));
+    if (gap.count == 0) {
+      gap.gap_ns = static_cast<std::uint32_t>(gap_ns);
+      ++different_;
+    } else if (gap.count + count >= kShort) {
+      return add_rare(gap_ns, count);
+    }
+    gap.count += static_cast<std::uint32_t>(count);
   }
-  void add(Gaps gaps);  // ascending, without repeats
-  // All of them, ascending and without repeats; none are left.
-  Gaps take();
+  void add(GapSum gaps);
+  // Write all of them, ascending and without repeats; none are left.
+  void take(GapColumn& gap_ns, GapColumn& counts);
 
  private:
-  // A gap below 2^32 ns (4.3 s) and its count share a word.
-  static constexpr unsigned kCountBits = 32;
-  static constexpr std::int64_t kShort = std::int64_t{1} << kCountBits;
-  static constexpr std::size_t kMany = std::size_t{1} << 18;
+  // A gap below 2^32 ns (4.3 s) and its count take 8 bytes; all others are rare.
+  static constexpr std::int64_t kShort = std::int64_t{1} << 32;
+  struct Gap {
+    std::uint32_t gap_ns;
+    std::uint32_t count;  // 0: the place is free
+  };
+  using Places = std::vector<Gap, HugeAllocator<Gap>>;
 
-  void add_rare(const GapCount& gap) {
-    rare_.push_back(gap);
-    if (rare_.size() == kMany) fold();
+  // The place of this gap, or the free one that it would get.
+  Gap& place_of(std::uint32_t gap_ns) noexcept {
+    const std::size_t last = places_.size() - 1;
+    std::size_t at = std::uint64_t{gap_ns} * 0x9E3779B97F4A7C15u >> shift_;
+    while (places_[at].count != 0 && places_[at].gap_ns != gap_ns) at = (at + 1) & last;
+    return places_[at];
   }
-  void fold();
-  void merge_last();
+  void add_rare(std::int64_t gap_ns, std::int64_t count) { rare_[gap_ns] += count; }
+  void grow(std::size_t gaps);
+  std::span<const Gap> sorted();  // overwrites the table
 
-  std::vector<std::uint64_t> packed_;
-  std::vector<std::uint64_t> sorted_;  // reused buffer
-  std::uint64_t longest_ns_ = 0;       // longest packed gap: no bit is higher
-  std::vector<GapCount> rare_;
-  std::vector<Gaps> lists_;  // each less than half as long as the one before
+  Places places_;  // a hash table, at most half full
+  unsigned shift_ = 0;
+  std::size_t different_ = 0;
+  std::map<std::int64_t, std::int64_t> rare_;
 };
 
 }  // namespace understudy

@@ -5,12 +5,6 @@
 
 namespace understudy {
 
-namespace {
-
-constexpr std::size_t kCrowdOfMany = 4096;  // steps of a log among many
-
-}  // namespace
-
 // Few steps take little memory; with many, all that will be kept get it at once, instead of moving again and again.
 void TokenLog::make_room(std::size_t steps) {
   constexpr std::size_t kFew = 4096;
@@ -18,35 +12,21 @@ void TokenLog::make_room(std::size_t steps) {
   ends_.reserve(std::max(needed <= kFew ? 2 * needed : crowd_ + steps, needed));
 }
 
-void TokenLog::share_gaps(GapSum& sum) noexcept {
-  shared_ = &sum;
-  crowd_ = least_crowd_ = kCrowdOfMany;
-}
-
 void TokenLog::take_gaps(GapSum& out) {
   pour_gaps(out);
-  out.add(std::exchange(folded_, {}));
+  out.add(std::exchange(gaps_, {}));
 }
 
 void TokenLog::fold(std::uint64_t first_needed, std::size_t asked) {
-  if (shared_ != nullptr) {
-    pour_gaps(*shared_);
-  } else {
-    // Reuse the buffer: folds need about equal memory, and memory returned to the system is mapped again page by page.
-    static thread_local GapSum sum;
-    take_gaps(sum);
-    folded_ = sum.take();
-  }
+  pour_gaps(shared_ != nullptr ? *shared_ : gaps_);
   ends_.erase(ends_.begin(), ends_.begin() + static_cast<std::ptrdiff_t>(first_needed - first_kept_));
   first_kept_ = first_needed;
   // With thousands of waiting requests, examining all of them costs more than memory.
-  const std::size_t least = shared_ == nullptr ? least_crowd_ : std::max(least_crowd_, std::min(8 * asked, kCrowd));
-  crowd_ = std::max({least, 2 * ends_.size(), folded_.size()});
+  crowd_ = std::max({least_crowd_, std::min(8 * asked, kCrowdOfMany), 2 * ends_.size()});
 }
 
 void TokenLog::pour_gaps(GapSum& out) {
   const std::size_t steps = std::min(gap_changes_.size(), ends_.size());
-  out.expect(steps + odd_gaps_.size());
   std::int64_t requests = 0;
   for (std::size_t step = 1; step < steps; ++step) {
     requests += gap_changes_[step];

@@ -44,9 +44,8 @@ class TokenLog {
     keeps_gaps_ = true;
     crowd_ = least_crowd_ = kCrowd;
   }
-  // Gaps are moved to this sum, which outlives the log, whenever steps are dropped. That happens often: logs that grow
-  // in parallel would all take fresh memory, and keep it until the last has ended.
-  void share_gaps(GapSum& sum) noexcept;
+  // Gaps are added to this sum, which outlives the log, and not to one of its own.
+  void share_gaps(GapSum& sum) noexcept { shared_ = &sum; }
   // Count the gaps of a complete request. Several tokens of one step arrive together: gaps of 0.
   void count_gaps(const TokenRuns& runs, std::uint64_t tokens) {
     if (!keeps_gaps_) return;
@@ -64,7 +63,7 @@ class TokenLog {
         odd_gaps_.push_back(end_of(runs[i].first_step) - end_of(runs[i - 1].first_step + runs[i - 1].count - 1));
     }
   }
-  // Adds every gap since the last call. O(steps).
+  // Adds every gap since the last call.
   void take_gaps(GapSum& out);
 
   // True when it is time to drop steps that no request needs. The memory left depends on the needed steps and on the
@@ -89,8 +88,9 @@ class TokenLog {
   std::int64_t grid_point(std::int64_t time_ns) const noexcept { return (time_ns + grid_ns_ - 1) & -grid_ns_; }
   void coarsen_grid(std::int64_t now_ns);
 
-  static constexpr std::size_t kCrowd = 65536;
-  static constexpr std::size_t kCrowdWithoutGaps = 1024;  // nothing to merge: dropping steps costs little
+  static constexpr std::size_t kCrowd = 4096;
+  static constexpr std::size_t kCrowdWithoutGaps = 1024;  // nothing to count: dropping steps costs little
+  static constexpr std::size_t kCrowdOfMany = 65536;      // at most this for thousands of requests
 
   void make_room(std::size_t steps);
   void pour_gaps(GapSum& out);
@@ -100,8 +100,8 @@ class TokenLog {
   bool keeps_gaps_ = false;
   std::size_t least_crowd_ = kCrowdWithoutGaps;
   std::size_t crowd_ = kCrowdWithoutGaps;
-  GapSum* shared_ = nullptr;               // receives the gaps; null: they are folded here
-  Gaps folded_;                            // gaps that were counted; the next three are still to be
+  GapSum* shared_ = nullptr;               // receives the gaps; null: the next one does
+  GapSum gaps_;                            // gaps that were counted; the next three are still to be
   std::vector<std::int32_t> gap_changes_;  // change of the number of requests with a gap that ends with the step
   std::vector<std::int64_t> odd_gaps_;     // between runs: a preemption, or a step without this request
   std::int64_t zero_gaps_ = 0;             // within bursts

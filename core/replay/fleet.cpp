@@ -121,7 +121,7 @@ EngineSite Fleet::site_of(std::size_t index) {
   site.name += std::to_string(index);
   site.worker = index;
   site.net = net_.get();
-  site.gaps = mode_.mode == RunMode::Independent ? nullptr : &columns_.gaps();
+  site.gaps = config_.threads > 1 ? nullptr : &columns_.gaps();
   site.keeps_times = true;
   site.fast_forward = config_.fast_forward;
   if (config_.checkpoints) {

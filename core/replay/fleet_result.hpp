@@ -63,8 +63,8 @@ struct FleetResult {
   HandOffColumns handoff;
   std::vector<GroupReport> groups;  // by worker; empty: all have one cache group
 
-  std::vector<std::int64_t, HugeAllocator<std::int64_t>> gap_ns;  // ascending, with how often each occurred
-  std::vector<std::int64_t, HugeAllocator<std::int64_t>> gap_count;
+  GapColumn gap_ns;  // ascending, with how often each occurred
+  GapColumn gap_count;
   std::vector<EngineSample> samples;
   std::vector<std::int32_t> sample_worker;
 

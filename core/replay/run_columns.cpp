@@ -118,13 +118,7 @@ void RunColumns::add_links(const Links& links) {
 }
 
 FleetResult RunColumns::take() {
-  const Gaps gaps = gaps_.take();
-  result_.gap_ns.reserve(gaps.size());
-  result_.gap_count.reserve(gaps.size());
-  for (const GapCount& gap : gaps) {
-    result_.gap_ns.push_back(gap.gap_ns);
-    result_.gap_count.push_back(gap.count);
-  }
+  gaps_.take(result_.gap_ns, result_.gap_count);
   return std::exchange(result_, {});
 }
 
