@@ -338,6 +338,7 @@ def test_a_file_may_list_pools(tmp_path: Path) -> None:
     ("text", "why"),
     [
         ("workers: 2\npools: [{}]", "pools have their own workers"),
+        ("gpu: {name: H100}\npools: [{}]", "^gpu: .*; leave gpu out, and give the engine of each pool"),
         ("pools: 3", "pools must be a list"),
         ("pools: [{size: 3}]", r"pools\[0\].size is not known"),
         ("pools: [{workers: 0}]", "workers"),

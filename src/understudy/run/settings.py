@@ -141,7 +141,12 @@ class ReplaySettings(msgspec.Struct, frozen=True, kw_only=True):
                 raise ConfigError(f"{name} is not a setting of a replay; known are {', '.join(_FIELDS)}")
         _check_routing(merged.get("routing", "round_robin"))
         if (listed := merged.pop("pools", None)) is not None:
-            alone = [name for name in ("workers", "engine", "gpu", *TIER_FIELDS) if name in merged]
+            if "gpu" in merged:
+                raise ConfigError(
+                    "gpu: a fleet of pools takes no times from a GPU; leave gpu out, and give the engine of each "
+                    "pool its timing and num_gpu_blocks"
+                )
+            alone = [name for name in ("workers", "engine", *TIER_FIELDS) if name in merged]
             if alone:
                 raise ConfigError(f"pools have their own {alone[0]}; give it to each of them")
             rejected = take_route_rejected(merged)
