@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <vector>
 
+#include "links/link.hpp"
 #include "links/link_usage.hpp"
 #include "slots/slot.hpp"
 #include "tiers/tier_totals.hpp"
@@ -25,8 +26,10 @@ struct TierReport {
   std::vector<TierUse> own;            // the device first
   TierTotals totals;                   // copies and loads
   std::vector<std::int64_t> loads_ns;  // duration of each, if kept
-  std::vector<LinkUsage> links;        // links that no run has
+  std::vector<LinkUsage> links;        // links that no hub has
   TierRun* run = nullptr;              // the engine's own lower tiers and links; null: none
+  const Links* hub = nullptr;          // links that workers share; null: none
+  std::vector<LinkId> hub_links;       // those of this worker
 };
 
 }  // namespace understudy

@@ -72,10 +72,13 @@ void RunColumns::add_engine(std::size_t worker, Engine& engine) {
   for (const TierUse& use : tiers.own) add_tier(worker, use);
   out.onboard_ns.insert(out.onboard_ns.end(), tiers.loads_ns.begin(), tiers.loads_ns.end());
   out.tier_totals += tiers.totals;
-  out.links.insert(out.links.end(), tiers.links.begin(), tiers.links.end());
+  const auto owner = static_cast<std::int64_t>(worker);
+  for (const LinkUsage& usage : tiers.links) add_link(owner, usage);
+  for (const LinkId id : tiers.hub_links) hub_link_worker_[{tiers.hub, id}] = owner;
   if (tiers.run == nullptr) return;
   add_shared(*tiers.run, worker);
   add_links(tiers.run->hub().links());
+  std::erase_if(hub_link_worker_, [&](const auto& entry) { return entry.first.first == tiers.hub; });  // ends with it
 }
 
 TierSummary& RunColumns::add_tier(std::size_t worker, const TierUse& use) {
@@ -114,7 +117,17 @@ void RunColumns::add_shared(TierRun& run, std::size_t first_worker, std::span<Ev
 }
 
 void RunColumns::add_links(const Links& links) {
-  for (LinkId id = 0; id < links.num_links(); ++id) result_.links.push_back(links.usage(id));
+  for (LinkId id = 0; id < links.num_links(); ++id) {
+    const auto owner = hub_link_worker_.find({&links, id});
+    add_link(owner == hub_link_worker_.end() ? kShared : owner->second, links.usage(id));
+  }
+}
+
+// How the run advanced its workers must not show: some have links of their own, others share a hub.
+void RunColumns::add_link(std::int64_t worker, LinkUsage usage) {
+  const auto at = std::ranges::upper_bound(link_worker_, worker) - link_worker_.begin();
+  link_worker_.insert(link_worker_.begin() + at, worker);
+  result_.links.insert(result_.links.begin() + at, std::move(usage));
 }
 
 FleetResult RunColumns::take() {

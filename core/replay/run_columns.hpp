@@ -3,8 +3,10 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <map>
 #include <span>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "engine/engine.hpp"
@@ -28,6 +30,7 @@ class RunColumns {
   // Add the state that workers of a pool share, starting at `first_worker`; `told` are events taken before, one table
   // per tier, or none.
   void add_shared(TierRun& run, std::size_t first_worker = 0, std::span<EventTable> told = {});
+  // Add the links of a hub after its engines. Those of workers follow shared ones, in the order of workers.
   void add_links(const Links& links);
 
   FleetResult& result() noexcept { return result_; }
@@ -41,13 +44,18 @@ class RunColumns {
     std::size_t first_worker = 0;
   };
 
+  static constexpr std::int64_t kShared = -1;
+
   TierSummary& add_tier(std::size_t worker, const TierUse& use);
+  void add_link(std::int64_t worker, LinkUsage usage);
   const Pool& pool_of(std::size_t worker) const;
 
   FleetResult result_;
   std::vector<Pool> pools_{1};
   bool tiers_ = false;
   bool events_ = false;
+  std::vector<std::int64_t> link_worker_;                                    // of result_.links, or kShared
+  std::map<std::pair<const Links*, LinkId>, std::int64_t> hub_link_worker_;  // links of engines on a hub
   GapSum gaps_;  // gaps of finished workers, and those handed over earlier by others
 };
 

@@ -38,6 +38,12 @@ void WorkerTiers::use_device(DeviceBlocks& groups, std::size_t num_groups) {
   if (reuse_.size() > 0) reuse_ = HugeArray<std::uint32_t>(device_.num_blocks());
 }
 
+std::vector<LinkId> WorkerTiers::links() const {
+  std::vector<LinkId> out{host_.down, host_.up};
+  for (const LinkPair& pair : tier_links_) out.insert(out.end(), {pair.down, pair.up});
+  return out;
+}
+
 void WorkerTiers::set_link_share(std::int64_t now_ns, Tier tier, double share) {
   std::vector<LinkId> links;
   if (tier == Tier::G2) links = {host_.down, host_.up};

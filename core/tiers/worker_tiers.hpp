@@ -46,6 +46,7 @@ class WorkerTiers final : public TransferOwner, public LandingWaiter {
   const TransferHub& hub() const noexcept { return run_.hub(); }
   CallFlag& call_flag() noexcept { return run_.call_flag(); }
   const LinkPair& host_links() const noexcept { return host_; }
+  std::vector<LinkId> links() const;  // of this worker
   // Scales the bandwidth of the links to and from a tier, including those of a shared tier, from now on; unlimited
   // links are unaffected. Throws InvalidArgument when there is no such tier or no limit.
   void set_link_share(std::int64_t now_ns, Tier tier, double share);

@@ -128,6 +128,8 @@ TierReport VllmEngine::tier_report() {
   report.own.push_back(use(Tier::G2, offload_->host().capacity() * chunk, store_.metrics(1), chunk));
   const OffloadTotals& done = offload_->totals();
   report.totals.offloaded_blocks = done.stored_chunks * chunk;
+  report.hub = &tiers_->hub().links();
+  report.hub_links = tiers_->links();
   report.totals.onboards = done.loads;
   report.totals.onboarded_blocks = done.loaded_tokens / config_.block_size;
   report.totals.deferred_lookups = done.deferred_lookups;
