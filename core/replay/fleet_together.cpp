@@ -249,7 +249,9 @@ void Fleet::begin_all() {
     if (stepwise()) {
       begin_step(index);
     } else {
-      if (workers_[index].phase != Phase::InStep) absorb(index, workers_[index].engine->begin_step(now_ns_));
+      // Its only request may have been aborted at this time.
+      const bool begins = workers_[index].phase != Phase::InStep && workers_[index].phase != Phase::Idle;
+      if (begins) absorb(index, workers_[index].engine->begin_step(now_ns_));
       schedule_poll(index);
     }
   }
