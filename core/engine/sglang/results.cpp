@@ -29,9 +29,10 @@ void SglangScheduler::process(const SglangBatch& batch) {
 bool SglangScheduler::append_output(SglangRequest& request) {
   const std::uint32_t number = request.outputs() + 1;
   const bool eos = request.eos_at == number;
-  const std::uint64_t token =
-      number <= request.given_outputs.size() ? request.given_outputs.at(number - 1) : request.first_output + number - 1;
-  request.tokens.append({eos ? kEos : token, 1});
+  // A given output keeps its identity: a prompt may quote it, also where it ends the request.
+  const std::uint64_t own = eos ? kEos : request.first_output + number - 1;
+  const std::uint64_t token = number <= request.given_outputs.size() ? request.given_outputs.at(number - 1) : own;
+  request.tokens.append({token, 1});
   const bool ends = request.to_abort || (eos && !settings_.ignore_eos) || request.outputs() >= request.max_new;
   if (!ends) return false;
   request.finished = true;
