@@ -1,6 +1,7 @@
 // Settings that every kind of engine has, and the one factory: a kind derives its settings and makes its engine.
 #pragma once
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <functional>
@@ -64,6 +65,10 @@ struct EngineConfig {
 
   // Whether requests must name their blocks.
   virtual bool reads_identities() const noexcept { return enable_prefix_caching; }
+  // Tokens that a request for `asked` gets: fewer where the real engine cuts it.
+  virtual std::uint32_t outputs_of(std::uint32_t prompt_tokens, std::uint32_t asked) const {
+    return std::min(asked, max_model_len - std::min(prompt_tokens, max_model_len));
+  }
   // Whether names of requests break ties in scheduling order.
   virtual bool orders_by_name() const noexcept { return false; }
   // Tokens behind a block that are part of its identity.

@@ -32,8 +32,7 @@ void Fleet::keep(const RequestRecord& given) {
   if (!config_.check || record.reason == FinishReason::Cancelled || record.reason == FinishReason::Failed) return;
   const auto asked = std::min(static_cast<std::uint32_t>(workload_.output_tokens[row]), workload_.limit(row));
   const auto prompt = static_cast<std::uint32_t>(workload_.prompt_tokens[row]);
-  const std::uint32_t expected =
-      std::min(asked, config_of(static_cast<std::size_t>(worker_of_[row])).max_model_len - prompt);
+  const std::uint32_t expected = config_of(static_cast<std::size_t>(worker_of_[row])).outputs_of(prompt, asked);
   if (record.output_tokens != expected) {
     throw Error(ErrorKind::InvariantViolated, "row ", row, " emitted ", record.output_tokens, " of ", expected,
                 " tokens");

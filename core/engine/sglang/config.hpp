@@ -1,6 +1,7 @@
 // Settings of a simulated SGLang scheduler, with SGLang's names.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <limits>
 #include <optional>
@@ -26,8 +27,8 @@ struct SglangSettings {
   std::uint32_t new_token_ratio_decay_steps = 600;
   std::uint32_t retract_decode_steps = 20;
   std::uint32_t clip_max_new_tokens = 4096;
-  std::uint32_t in_batch_check_threshold = 32;
-  std::uint32_t in_batch_deprioritize_threshold = 32;
+  std::int64_t in_batch_check_threshold = 32;  // -1: off
+  std::int64_t in_batch_deprioritize_threshold = 32;
   bool enable_mixed_chunk = false;
   bool disable_radix_cache = false;
   bool ignore_eos = false;
@@ -45,6 +46,16 @@ struct SglangSettings {
   std::uint32_t prefill_decode_interval_min_bs = 0;
   std::optional<HostSettings> host;        // below the device; nothing: none
   std::uint32_t decode_log_interval = 40;  // decode results between two batches of published events
+
+  // Outputs after which SGLang ends a request for `asked`: pool and context must hold the prompt, and a page more.
+  std::uint32_t most_outputs(std::int64_t prompt_tokens, std::uint32_t asked) const {
+    const auto total = static_cast<std::int64_t>(max_total_num_tokens);
+    const std::int64_t context = std::min<std::int64_t>(context_len, total) - 1;
+    const std::int64_t pages = (prompt_tokens + page_size - 1) / page_size * page_size;
+    const std::int64_t most =
+        std::min({static_cast<std::int64_t>(asked), context - prompt_tokens - 1, total - pages - page_size - 1});
+    return static_cast<std::uint32_t>(std::max<std::int64_t>(0, most));
+  }
 };
 
 }  // namespace understudy

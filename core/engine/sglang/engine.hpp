@@ -23,6 +23,9 @@ struct SglangConfig final : EngineConfig {
   std::unique_ptr<Engine> make(const EngineSite& site) const override;
   std::shared_ptr<EngineConfig> clone() const override { return std::make_shared<SglangConfig>(*this); }
   bool reads_identities() const noexcept override { return !settings.disable_radix_cache; }
+  std::uint32_t outputs_of(std::uint32_t prompt_tokens, std::uint32_t asked) const override {
+    return std::max(settings.most_outputs(prompt_tokens, asked), std::min(asked, 1u));  // a prefill gives one
+  }
   bool publishes_below_device() const noexcept override { return settings.host.has_value(); }
 };
 

@@ -52,9 +52,10 @@ bool SglangScheduler::order_by_prefix() {
         std::min<std::int64_t>(match.tokens + match.host_tokens, static_cast<std::int64_t>(request->size()) - 1));
     late.push_back(false);
     if (by_weight || match.tokens > settings_.in_batch_check_threshold) continue;
-    late.back() = std::ranges::any_of(noted, [&](const SglangRequest* other) {
-      return request->tokens.common(0, other->tokens, request->size()) >= settings_.in_batch_deprioritize_threshold;
-    });
+    const std::int64_t least = settings_.in_batch_deprioritize_threshold;
+    late.back() = least <= 0 || std::ranges::any_of(noted, [&](const SglangRequest* other) {
+                    return request->tokens.common(0, other->tokens, request->size()) >= least;
+                  });
     if (!late.back()) noted.push_back(request);
   }
   if (by_weight) {

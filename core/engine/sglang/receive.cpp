@@ -29,11 +29,8 @@ void SglangScheduler::submit(SglangArrival arrival) {
   request.id = arrival.id;
   requests_[arrival.id] = std::move(made);
   const std::int64_t length = arrival.prompt.size();
-  const auto total = static_cast<std::int64_t>(settings_.max_total_num_tokens);
-  const std::int64_t most = std::min<std::int64_t>(settings_.context_len, total) - 1;
-  const std::int64_t wanted =
-      std::min({static_cast<std::int64_t>(arrival.max_tokens), most - length - 1, total - up(length) - page() - 1});
-  request.max_new = static_cast<std::uint32_t>(std::max<std::int64_t>(0, wanted));
+  const std::int64_t most = std::min<std::int64_t>(settings_.context_len, settings_.max_total_num_tokens) - 1;
+  request.max_new = settings_.most_outputs(length, arrival.max_tokens);
   request.given_outputs = std::move(arrival.outputs);
   request.first_output = arrival.first_output;
   request.eos_at = arrival.eos_at;

@@ -8,7 +8,7 @@ import msgspec
 
 from understudy._core import SglangIterations, SglangSettings
 from understudy.engines.sglang_published import NumberedEvents, PublishedEvents
-from understudy.errors import CapacityExhausted
+from understudy.errors import CapacityExhausted, ConfigError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -66,11 +66,17 @@ class SglangScenarioConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=Tr
     decode_log_interval: int = 40
 
     def settings(self) -> SglangSettings:
-        """Build the core's form of the settings."""
+        """Build the core's form of the settings. ConfigError for a value that no SGLang accepts."""
         out = SglangSettings()
         for name, value in msgspec.structs.asdict(self).items():
-            if name not in _NAMES and name not in _OTHER:
+            if name in _NAMES or name in _OTHER:
+                continue
+            try:
                 setattr(out, name, value)
+            except TypeError:  # msgspec has checked the type: the core's is narrower
+                raise ConfigError(
+                    f"{name}: {value} is out of range; choose one that SGLang accepts"
+                ) from None
         out.set_names(**{name: getattr(self, name) for name in _NAMES})
         if self.hicache_write_policy is not None:
             out.set_host(

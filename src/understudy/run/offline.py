@@ -23,6 +23,7 @@ from understudy.errors import ConfigError
 from understudy.router.choices import Choices
 from understudy.router.kv import Decisions, KvRouter, KvRouting
 from understudy.run.admissions import require_possible_hits
+from understudy.run.cut_outputs import note_cut_outputs
 from understudy.run.deep_check import copy_inputs, describe_comparison, require_equal
 from understudy.run.digest import digests
 from understudy.run.facts import RunFacts  # noqa: TC001  (msgspec reads the annotation)
@@ -68,7 +69,7 @@ class OfflineRun(msgspec.Struct, frozen=True):
     decisions: Decisions | None = None
     """Decisions of a KV-aware router; rows are those of the given workload."""
     notes: tuple[str, ...] = ()
-    """Results of `check="deep"`."""
+    """How many outputs the engine cut, and results of `check="deep"`."""
     steps: StepColumns | None = None
     """Every step and decision, if `keep_steps` was set."""
     choices: Choices | None = None
@@ -256,7 +257,7 @@ def run_offline(
         if order is not None:
             decisions = msgspec.structs.replace(decisions, rows=order[decisions.rows])
         facts = replace(facts, router=summarise_decisions(decisions, timeline, fleet.engine.block_size))
-    notes: tuple[str, ...] = ()
+    notes = note_cut_outputs(timeline)
     if checkpoints is not None and copies is not None:
         if checkpoints.recorded:
             copied, routing, its_timing = copies
@@ -270,7 +271,7 @@ def run_offline(
             )
             replayed, its_kv = read_result(run_fleet(workload, settings, names=names))
             require_equal(timeline, replayed, (kv, its_kv) if events else (None, None))
-        notes = (describe_comparison(checkpoints, fleet.pools, timing, ranks=ranks),)
+        notes = (*notes, describe_comparison(checkpoints, fleet.pools, timing, ranks=ranks))
     steps = None if table is None else StepColumns.take(table, order)
     return OfflineRun(timeline, facts, kv, decisions, notes, steps, choices)
 
