@@ -10,6 +10,7 @@ import msgspec
 import numpy as np
 
 from understudy.errors import ConfigError
+from understudy.run.cut_outputs import note_cut_outputs
 from understudy.run.facts import RunFacts  # noqa: TC001  (msgspec reads the annotation)
 from understudy.run.pools import WorkerPool
 from understudy.server.fleet.fleet import FleetSettings
@@ -122,6 +123,7 @@ def replay_online(
         tiers=tiers,
         progress=progress,
     )
-    facts = replace(run.facts, **workload.describe(name), **digests(run.timeline))
+    notes = (*workload.notes, *note_cut_outputs(run.timeline))
+    facts = replace(run.facts, notes=notes, **workload.describe(name), **digests(run.timeline))
     report = Report.build(run.timeline, facts, slo)
     return replace(report, run=replace(facts, wall_time_s=time.perf_counter() - started_s))
