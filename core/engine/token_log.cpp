@@ -5,6 +5,15 @@
 
 namespace understudy {
 
+namespace {
+
+bool equal_but_time(EngineSample one, const EngineSample& other) {
+  one.time_ns = other.time_ns;
+  return one == other;
+}
+
+}  // namespace
+
 // Few steps take little memory; with many, all that will be kept get it at once, instead of moving again and again.
 void TokenLog::make_room(std::size_t steps) {
   constexpr std::size_t kFew = 4096;
@@ -39,14 +48,17 @@ void TokenLog::pour_gaps(GapSum& out) {
   zero_gaps_ = 0;
 }
 
-void TokenLog::add_sample(const EngineSample& now) {
+void TokenLog::add_sample(EngineSample now) {
   touched_ = false;
   if (state_) {
-    EngineSample ended = *state_;
-    if (ended == EngineSample{ended.time_ns, now.running, now.waiting, now.active_blocks, now.cached_blocks,
-                              now.held_blocks, now.host_blocks, now.kept_blocks}) {
+    now.time_ns = std::max(now.time_ns, state_->time_ns);  // a driver may submit a request with its time of arrival
+    if (equal_but_time(*state_, now)) return;
+    if (state_->time_ns == now.time_ns && !samples_.empty() && equal_but_time(samples_.back(), now)) {
+      state_ = samples_.back();  // changed and back again, at one time
+      samples_.pop_back();
       return;
     }
+    EngineSample ended = *state_;
     ended.time_ns = grid_point(ended.time_ns);
     if (ended.time_ns < now.time_ns) samples_.push_back(ended);
     if (samples_.size() == kMaxSamples) coarsen_grid(now.time_ns);

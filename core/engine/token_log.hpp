@@ -77,7 +77,8 @@ class TokenLog {
   bool wants_sample() const noexcept { return touched_; }
   void touch() noexcept { touched_ = true; }
   // Set the state of the engine from `now.time_ns` on. At equal times the last one counts.
-  void add_sample(const EngineSample& now);
+  void add_sample(EngineSample now);
+  const std::optional<EngineSample>& state() const noexcept { return state_; }  // the last sample; none yet: empty
   // The state at grid points of time, where it differs from the previous one, and the last one: a bounded number. Exact
   // for a short run; for a long one the grid is coarse, and states that last longer are sampled more often.
   std::vector<EngineSample> samples() const;

@@ -89,9 +89,10 @@ const Effects& SglangEngine::submit(RequestSpec spec, std::int64_t now_ns) {
     }
   }
   fresh();
+  const bool idle = is_idle();
+  if (idle) poll_host(now_ns);  // each landing at its time, before this one
   if (!in_step()) now_ns_ = std::max(now_ns_, now_ns);
-  if (is_idle()) {
-    poll_host(now_ns);
+  if (idle) {
     // An idle loop goes back to its first estimate of output lengths.
     if (now_ns > empty_since_ns_) scheduler_.end_iteration(true);
   }
@@ -118,6 +119,7 @@ const Effects& SglangEngine::submit(RequestSpec spec, std::int64_t now_ns) {
   stalled_ = false;
   scheduler_.submit(std::move(arrival));
   apply_log(now_ns);
+  sample(in_step() ? now_ns : now_ns_);
   return done();
 }
 
@@ -207,6 +209,7 @@ const Effects& SglangEngine::begin_step(std::int64_t now_ns) {
   if (!planned_.batch) planned_ = schedule(now_ns);
   if (!planned_.batch) {
     const std::optional<std::int64_t> ready_ns = has_transfers() ? scheduler_.host()->next_ready() : std::nullopt;
+    sample(now_ns);  // aborts were received, and no step may follow
     if (!scheduler_.empty() && ready_ns) {
       waits_ = true;
       now_ns_ = std::max(now_ns, *ready_ns);
@@ -227,6 +230,7 @@ const Effects& SglangEngine::begin_step(std::int64_t now_ns) {
     behind = schedule(now_ns);
   }
   open_ = std::exchange(planned_, std::move(behind));
+  sample(now_ns);  // both schedules took memory
   // The batch starts when the scheduler's own copies have ended, and ends when the prefixes that it loads are there.
   duration_ns = std::max({duration_ns, duration_ns + open_.written_ns - now_ns, open_.loaded_ns - now_ns});
   ++totals_.steps;

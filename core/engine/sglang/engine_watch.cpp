@@ -104,12 +104,18 @@ std::vector<BlockIdentity> SglangEngine::resident(std::size_t pool) const {
 
 // ── Host tier ──
 
-// Finishes copies of an engine that has no request: its loop polls them all the time.
+// Finishes copies of an engine that has no request, each when it lands: its loop polls them all the time.
 void SglangEngine::poll_host(std::int64_t now_ns) {
-  if (!has_transfers()) return;
+  while (has_transfers()) {
+    const std::optional<std::int64_t> ready_ns = scheduler_.host()->next_ready();
+    if (!ready_ns || *ready_ns > now_ns) break;
+    links_.set_now(*ready_ns);
+    scheduler_.host()->poll();
+    const std::int64_t landed_ns = std::max(*ready_ns, now_ns_);
+    publish(landed_ns);
+    sample(landed_ns);
+  }
   links_.set_now(now_ns);
-  scheduler_.host()->poll();
-  publish(std::max(now_ns, now_ns_));
 }
 
 const Effects& SglangEngine::transfers_landed(std::int64_t now_ns) {

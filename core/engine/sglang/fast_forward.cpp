@@ -113,7 +113,6 @@ bool SglangEngine::fast_forward(std::int64_t until_ns) {
   std::array<std::int64_t, StepTiming::kMostAtOnce> durations;
   std::size_t known = 0;
   std::size_t next = 0;
-  bool changed = true;
   // A crowded log is folded first: it would grow step by step.
   while (run.steps < most && now_ns_ < until_ns && scheduler_.has_room_for(run) && !token_log_.crowded()) {
     if (next == known) {
@@ -128,8 +127,7 @@ bool SglangEngine::fast_forward(std::int64_t until_ns) {
     last_ns = now_ns_;
     token_log_.end_step(now_ns_);
     publish_after(SglangMode::Decode, now_ns_);
-    if (changed) sample(now_ns_);  // an equal sample has no effect
-    changed = scheduler_.schedule_decode(run);
+    if (scheduler_.schedule_decode(run)) sample(now_ns_);
     const std::int64_t duration_ns = durations[next++];
     ++totals_.steps;
     totals_.step_ns += duration_ns;

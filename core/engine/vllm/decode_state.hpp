@@ -90,7 +90,7 @@ class DecodeHost {
   virtual bool report_offloads(std::int64_t end_ns) = 0;
   // The state of lower tiers may have changed since the last sample.
   virtual bool changed_below() const = 0;
-  virtual void sample(std::size_t running) = 0;
+  virtual void sample(std::size_t running, std::int64_t time_ns) = 0;
 
   virtual void fold_token_log() = 0;
   // Requests have been updated by this many steps.

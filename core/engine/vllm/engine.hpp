@@ -403,7 +403,9 @@ class VllmEngine final : public Engine, private DecodeHost {
   AdmissionStop why_waiting() const;
 
   // watch.cpp
-  void sample(std::size_t running) override;
+  void sample(std::size_t running, std::int64_t time_ns) override;
+  void sample_blocks(std::int64_t time_ns);
+  void add_sample(std::int64_t time_ns, std::uint32_t running, std::uint32_t waiting);
   void check_counts(bool whole) const;
   void check_state();
   void reach_checkpoint(bool fast_forwarded);

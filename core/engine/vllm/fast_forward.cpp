@@ -171,11 +171,11 @@ bool FastForward::play_plain_steps(std::uint64_t until_step) {
       if (state_.tiers && state_.tiers->hub().due(end_ns)) {
         stop = interrupted() || !paused_.empty();
         if (state_.offloads && host_.report_offloads(end_ns)) {
-          host_.sample(running());
+          host_.sample(running(), clock_.now_ns);
           continue;
         }
       }
-      if (state_.token_log.wants_sample()) host_.sample(running());
+      if (state_.token_log.wants_sample()) host_.sample(running(), clock_.now_ns);
     }
   }
   clock_.begun_ns = begun_ns;
@@ -222,7 +222,8 @@ bool FastForward::play_events() {
   state_.announcer.hold();
   clock_.now_ns = end_ns;
   apply_events(!at_once);
-  return end_step(fresh);
+  if (fresh > 0 || (state_.grouped != nullptr && !due_.empty())) host_.sample(running(), clock_.begun_ns);
+  return end_step();
 }
 
 void FastForward::serve_or_pause() {
@@ -292,7 +293,7 @@ std::uint64_t FastForward::gather_due() {
 }
 
 // Publish tokens and retire finished requests. False: the queue or the caller has to act.
-bool FastForward::end_step(std::uint64_t fresh) {
+bool FastForward::end_step() {
   const std::int64_t end_ns = clock_.now_ns;
   if (state_.tiers) host_.offload_computed(filled_, end_ns);
   ++steps_;
@@ -345,8 +346,10 @@ bool FastForward::end_step(std::uint64_t fresh) {
   }
   // A full block does not change the counts, unless it is offloaded at once and evicts others on the host.
   const bool below = state_.tiers && host_.changed_below();
-  const bool slid = state_.grouped != nullptr && !due_.empty();
-  if (fresh > 0 || slid || finished || sealed || below || state_.token_log.wants_sample()) host_.sample(running());
+  const bool named = state_.grouped != nullptr && !due_.empty();
+  if (named || finished || sealed || below || state_.token_log.wants_sample()) {
+    host_.sample(running(), end_ns);
+  }
   state_.announcer.release(state_.clock.now_ns);
   if (sealed && state_.refusal.stands) {
     state_.refusal.stands = false;  // a sealed block may be the one the head of the queue lacks, or have freed one

@@ -88,7 +88,7 @@ class FastForward {
   void serve_or_pause();
   void apply_events(bool served);
   std::uint64_t gather_due();
-  bool end_step(std::uint64_t fresh);
+  bool end_step();
   bool wait_for_landing();
   bool in_time(std::int64_t begin_ns, std::int64_t end_ns) const noexcept {
     return begin_ns < until_ns_ && end_ns <= until_ns_;

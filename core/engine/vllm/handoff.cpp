@@ -129,7 +129,7 @@ void VllmEngine::poll_idle(bool changed, std::int64_t now_ns) {
     read_report(std::exchange(fresh_report_, {}), now_ns);
   }
   announcer_.release(now_ns);
-  if (changed) sample(running_.size());
+  if (changed) sample(running_.size(), clock_.now_ns);
   clock_.now_ns = now_ns;
   stuck_.reset();
   if (rests()) return;

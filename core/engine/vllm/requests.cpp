@@ -38,6 +38,7 @@ const Effects& VllmEngine::submit(RequestSpec spec, std::int64_t now_ns) {
     throw Error(ErrorKind::InvalidArgument, "request ", spec.name, ": id ", spec.id, " is taken; choose a new one");
   }
   clear_returned_effects();
+  if (tiers_ && now_ns >= tiers_->hub().links().now_ns()) tiers_->hub().run_until(now_ns);  // earlier landings first
   if (!clock_.in_step) skip_to(now_ns);
   if (free_slots_.empty()) {
     free_slots_.push_back(static_cast<RequestSlot>(requests_.size()));
@@ -59,6 +60,7 @@ const Effects& VllmEngine::submit(RequestSpec spec, std::int64_t now_ns) {
     receiver_->came(request.id, request.spec.peer, request.spec.peer_request);
   }
   on_requests_changed();
+  sample(running_.size(), clock_.in_step ? now_ns : clock_.now_ns);
   return return_effects();
 }
 
@@ -119,6 +121,7 @@ const Effects& VllmEngine::cancel(RequestId id, std::int64_t now_ns) {
   announcer_.show(now_ns);
   if (tiers_ && !clock_.in_step) skip_to(now_ns);  // transfers have advanced to there
   effects_.finished.push_back(take_record(slot, FinishReason::Cancelled, now_ns));
+  sample(running_.size(), now_ns);  // no step may follow
   return return_effects();
 }
 

@@ -324,8 +324,11 @@ VllmEngine::VllmEngine(const VllmConfig& config, const EngineSite& site)
   if (observer_) announcer_.keep_taken();
   if (site.keeps_times) keep_times();
   if (site.gaps != nullptr) token_log_.share_gaps(*site.gaps);
-  if (tiers_ && announcer_.log() != nullptr) {
-    tiers_->set_on_change([this](std::int64_t time_ns) { announcer_.show(time_ns); });
+  if (tiers_) {
+    tiers_->set_on_change([this](std::int64_t time_ns) {
+      announcer_.show(time_ns);
+      sample_blocks(time_ns);
+    });
   }
 }
 

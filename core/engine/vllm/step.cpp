@@ -167,8 +167,7 @@ void VllmEngine::open_step(std::int64_t now_ns, const StepLoad& load, std::int64
   landing_wait_.on = false;
   clock_.now_ns = now_ns;
   if (tiers_) announcer_.show(now_ns);  // blocks that were stored on the host
-  // Blocks of a prompt are referenced while it is computed; one more block for a token shows at the end of the step.
-  if (load.mocker.prefill_requests > 0) sample(running_.size());
+  sample(running_.size(), now_ns);      // the schedules took blocks
   clock_.now_ns = now_ns + duration_ns;
   if (observer_) observer_(*this, false);
 }
@@ -218,7 +217,7 @@ void VllmEngine::finish_step(std::int64_t end_ns) {
   if (offload_steps_) report_offload(std::exchange(open_.reports, {}));
   if (config_.transfer) read_report(std::exchange(open_.handoff, {}), end_ns);
   if (offload_links_) offload_after_step(end_ns);
-  sample(running_.size());
+  sample(running_.size(), end_ns);
   close_step();
   if (observer_) {
     observer_(*this, true);

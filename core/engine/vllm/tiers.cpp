@@ -84,6 +84,7 @@ void VllmEngine::finish_transfers() {
     std::int64_t time_ns = 0;
     report_offload(offload_links_->take_first_done(time_ns));
     announcer_.show(time_ns);
+    sample_blocks(time_ns);
   }
   if (config_.check) check();
 }
@@ -109,6 +110,7 @@ const Effects& VllmEngine::land(std::int64_t now_ns) {
   if (offload_links_ && !clock_.in_step && quiescent()) {  // else the next step reports it
     offload_after_step(now_ns);
     announcer_.show(now_ns);
+    sample_blocks(now_ns);
   }
   return return_effects();
 }

@@ -6,9 +6,18 @@
 
 namespace understudy {
 
-void VllmEngine::sample(std::size_t running) {
+void VllmEngine::sample(std::size_t running, std::int64_t time_ns) {
+  add_sample(time_ns, static_cast<std::uint32_t>(running), static_cast<std::uint32_t>(num_waiting()));
+}
+
+// Blocks change when a transfer lands; requests change with steps and calls, which sample them.
+void VllmEngine::sample_blocks(std::int64_t time_ns) {
+  if (const std::optional<EngineSample>& last = token_log_.state()) add_sample(time_ns, last->running, last->waiting);
+}
+
+void VllmEngine::add_sample(std::int64_t time_ns, std::uint32_t running, std::uint32_t waiting) {
   const KvUsage blocks = kv_->usage();
-  EngineSample sample{clock_.now_ns, static_cast<std::uint32_t>(running), static_cast<std::uint32_t>(num_waiting()),
+  EngineSample sample{time_ns, running, waiting,
                       static_cast<std::uint32_t>(config_.num_gpu_blocks - blocks.free - blocks.cached),
                       static_cast<std::uint32_t>(blocks.cached)};
   if (tiers_) {
@@ -19,7 +28,7 @@ void VllmEngine::sample(std::size_t running) {
   }
   if (sender_) sample.kept_blocks = static_cast<std::uint32_t>(sender_->held_blocks());
   token_log_.add_sample(sample);
-  if (grouped_ != nullptr) grouped_->sample(clock_.now_ns);
+  if (grouped_ != nullptr) grouped_->sample(time_ns);
 }
 
 std::vector<RequestId> VllmEngine::running() const {
@@ -119,6 +128,8 @@ TierReport VllmEngine::tier_report() {
   if (!tiers_) return report;
   report.totals = tiers_->totals();
   report.run = own_run_.get();
+  report.hub = &tiers_->hub().links();
+  report.hub_links = tiers_->links();
   if (!offload_) {
     report.own.push_back(use(Tier::G2, tiers_->config().g2_blocks, store_.metrics(1), 1));
     report.loads_ns = tiers_->onboard_ns();
@@ -128,8 +139,6 @@ TierReport VllmEngine::tier_report() {
   report.own.push_back(use(Tier::G2, offload_->host().capacity() * chunk, store_.metrics(1), chunk));
   const OffloadTotals& done = offload_->totals();
   report.totals.offloaded_blocks = done.stored_chunks * chunk;
-  report.hub = &tiers_->hub().links();
-  report.hub_links = tiers_->links();
   report.totals.onboards = done.loads;
   report.totals.onboarded_blocks = done.loaded_tokens / config_.block_size;
   report.totals.deferred_lookups = done.deferred_lookups;
