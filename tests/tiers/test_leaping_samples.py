@@ -46,7 +46,7 @@ def prefetching(fast_forward: bool) -> list[tuple[Any, ...]]:
 
 def test_a_prefetch_in_a_leap_shows_from_the_next_step_on() -> None:
     stepped = prefetching(fast_forward=False)
-    assert (111.0, 3, 0, 2) in stepped
+    assert (110.0, 3, 0, 2) in stepped
     assert prefetching(fast_forward=True) == stepped
 
 

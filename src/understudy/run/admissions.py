@@ -70,10 +70,13 @@ class HitBounds:
         )
 
 
-def require_possible_hits(workload: Workload, timeline: Timeline, *, shares_tiers: bool) -> None:
+def require_possible_hits(
+    workload: Workload, timeline: Timeline, *, shares_tiers: bool, computes_last: bool
+) -> None:
     """Raise InvariantViolated if first admissions hit more tokens than unlimited caches could.
 
-    `shares_tiers`: workers may hit what others computed.
+    `shares_tiers`: workers may hit what others computed. `computes_last`: engines have begun the next step when a
+    request ends by itself, so that its last output is cached too: at most one more block of a prompt that quotes it.
     """
     bounds = HitBounds(workload, timeline)
     for per_worker in (False,) if shares_tiers or timeline.handoff is not None else (False, True):
@@ -82,6 +85,8 @@ def require_possible_hits(workload: Workload, timeline: Timeline, *, shares_tier
         # Phantom hits are hits on blocks that were never computed.
         phantoms = timeline.phantom_hit_blocks * timeline.block_size
         most = np.bincount(worker, bounds.hit_tokens(per_worker=per_worker), timeline.num_workers) + phantoms
+        if computes_last and workload.output_in_next is not None and workload.max_tokens is not None:
+            most += np.bincount(worker, minlength=timeline.num_workers) * timeline.block_size
         if len(over := np.flatnonzero(found > most)):
             where = f"worker {over[0]}" if per_worker else "the run"
             raise InvariantViolated(

@@ -19,6 +19,7 @@ from understudy._core import (
 from understudy.checks import whole_number
 from understudy.engines.kinds import DEFAULT_ENGINE
 from understudy.engines.kv_groups import group_labels
+from understudy.engines.sglang_config import SglangConfig
 from understudy.errors import ConfigError
 from understudy.router.choices import Choices
 from understudy.router.kv import Decisions, KvRouter, KvRouting
@@ -236,7 +237,10 @@ def run_offline(
 
     timeline, kv = read_result(result)
     if check and not result.groups:
-        require_possible_hits(given, timeline, shares_tiers=fleet.shares_tiers)
+        overlapped = any(
+            isinstance(pool.engine, SglangConfig) and pool.engine.asynchronous for pool in fleet.pools
+        )
+        require_possible_hits(given, timeline, shares_tiers=fleet.shares_tiers, computes_last=overlapped)
     facts = replace(
         fleet.describe(),
         routing=routing if isinstance(routing, str | KvRouting) else type(routing).__qualname__,
