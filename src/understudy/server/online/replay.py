@@ -123,7 +123,7 @@ def replay_online(
         tiers=tiers,
         progress=progress,
     )
-    notes = (*workload.notes, *note_cut_outputs(run.timeline))
-    facts = replace(run.facts, notes=notes, **workload.describe(name), **digests(run.timeline))
+    facts = replace(run.facts, **workload.describe(name), **digests(run.timeline))
+    facts = replace(facts, notes=(*workload.notes, *note_cut_outputs(run.timeline)))
     report = Report.build(run.timeline, facts, slo)
     return replace(report, run=replace(facts, wall_time_s=time.perf_counter() - started_s))
