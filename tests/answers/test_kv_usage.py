@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
@@ -11,13 +11,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from answers.kv_holdings import read_steps, sglang_holdings, vllm_holdings
+from replay.building import single_turns
 from understudy.api import replay
 from understudy.engines.sglang_config import SglangConfig
 from understudy.engines.timing import Constant, Polynomial
 from understudy.engines.vllm_config import VllmConfig
 from understudy.run.offline import OfflineRun, run_offline
 from understudy.tiers.settings import TiersConfig
-from understudy.workload import Workload
+
+if TYPE_CHECKING:
+    from understudy.workload import Workload
 
 MS = 1_000_000
 BLOCK = 16
@@ -30,16 +33,14 @@ Row = tuple[int, int, int, int]
 
 def workload_of(rows: list[Row]) -> Workload:
     rows = sorted(rows, key=lambda row: row[2])
-    counts = [-(-prompt // BLOCK) for prompt, *_ in rows]
     aborts = [-1 if abort < 0 else abort * MS for *_, abort in rows]
-    return Workload(
-        arrival_ns=[arrival * MS for _, _, arrival, _ in rows],
-        prompt_tokens=[prompt for prompt, *_ in rows],
-        output_tokens=[output for _, output, *_ in rows],
-        hash_offsets=np.cumsum([0, *counts]),
-        hash_ids=np.arange(sum(counts), dtype=np.uint32),
+    columns: dict[str, Any] = {} if max(aborts) < 0 else {"abort_after_ns": aborts}
+    return single_turns(
+        [prompt for prompt, *_ in rows],
+        [output for _, output, *_ in rows],
+        [arrival for _, _, arrival, _ in rows],
         trace_block_size=BLOCK,
-        abort_after_ns=None if max(aborts) < 0 else aborts,
+        **columns,
     )
 
 
@@ -176,7 +177,7 @@ def test_sglang_holds_a_node_until_its_copy_has_landed(
     audit(rows, sglang(timing, seats=seats), 2, block_ns)
 
 
-ENGINES = {
+ENGINES: dict[str, VllmConfig | SglangConfig] = {
     "vllm": VllmConfig(block_size=BLOCK, num_gpu_blocks=BLOCKS, timing=Constant(5.0, 1.0)),
     "vllm, synchronous": vllm(Constant(5.0, 1.0)),
     "sglang": SglangConfig(block_size=BLOCK, num_gpu_blocks=BLOCKS, timing=Constant(5.0, 1.0)),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Any, Literal
 
 import pytest
 from hypothesis import given, settings
@@ -13,6 +13,7 @@ from understudy.api import replay
 from understudy.engines.sglang_config import SglangConfig
 from understudy.engines.timing import Constant
 from understudy.engines.vllm_config import VllmConfig
+from understudy.errors import WrongState
 from understudy.run.offline import run_offline
 
 TIMING = Constant(prefill_ms=2.0, decode_ms=1.0)
@@ -65,8 +66,11 @@ def test_the_check_accepts_every_length_that_sglang_gives(
         timing=TIMING,
         disable_overlap_schedule=not overlap,
     )
-    limit = {} if more is None else {"max_tokens": [outputs + more]}
-    run = run_offline(single_turns([prompt], outputs, **limit), engine, check=True)
+    limit: dict[str, Any] = {} if more is None else {"max_tokens": [outputs + more]}
+    try:
+        run = run_offline(single_turns([prompt], outputs, **limit), engine, check=True)
+    except WrongState:  # a pool without the page that SGLang keeps back admits nothing
+        return
     pool = page * pages
     window = min(context or pool, pool) - 1
     rounded = -(-prompt // page) * page

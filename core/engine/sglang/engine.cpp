@@ -119,7 +119,7 @@ const Effects& SglangEngine::submit(RequestSpec spec, std::int64_t now_ns) {
   stalled_ = false;
   scheduler_.submit(std::move(arrival));
   apply_log(now_ns);
-  sample(in_step() ? now_ns : now_ns_);
+  sample(in_step() ? std::min(now_ns, now_ns_) : now_ns_);
   return done();
 }
 

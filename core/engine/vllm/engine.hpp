@@ -276,6 +276,7 @@ class VllmEngine final : public Engine, private DecodeHost {
   void count_origins(const Admission& head, bool resumed);
   void write_through(const std::vector<Scheduled>& turns, std::int64_t now_ns);
   void notice_landings(std::int64_t now_ns) override;
+  void report_idle_landings();
   bool landing_wait_over() const noexcept;
   bool waits_for_copies();
   bool head_may_move() const override;

@@ -38,8 +38,13 @@ const Effects& VllmEngine::submit(RequestSpec spec, std::int64_t now_ns) {
     throw Error(ErrorKind::InvalidArgument, "request ", spec.name, ": id ", spec.id, " is taken; choose a new one");
   }
   clear_returned_effects();
-  if (tiers_ && now_ns >= tiers_->hub().links().now_ns()) tiers_->hub().run_until(now_ns);  // earlier landings first
   if (!clock_.in_step) skip_to(now_ns);
+  // A driver may submit a request before it ends the step that is open.
+  const std::int64_t here_ns = clock_.in_step ? std::clamp(now_ns, clock_.begun_ns, clock_.now_ns) : clock_.now_ns;
+  if (tiers_ && here_ns >= tiers_->hub().links().now_ns()) {  // earlier landings first
+    tiers_->hub().run_until(here_ns);
+    report_idle_landings();
+  }
   if (free_slots_.empty()) {
     free_slots_.push_back(static_cast<RequestSlot>(requests_.size()));
     requests_.emplace_back();
@@ -60,7 +65,7 @@ const Effects& VllmEngine::submit(RequestSpec spec, std::int64_t now_ns) {
     receiver_->came(request.id, request.spec.peer, request.spec.peer_request);
   }
   on_requests_changed();
-  sample(running_.size(), clock_.in_step ? now_ns : clock_.now_ns);
+  sample(running_.size(), here_ns);
   return return_effects();
 }
 

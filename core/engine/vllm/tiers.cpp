@@ -79,14 +79,18 @@ void VllmEngine::finish_transfers() {
   while (const std::optional<std::int64_t> wake = tiers_ ? tiers_->hub().next_wake_ns() : std::nullopt) {
     tiers_->hub().run_until(*wake);
   }
-  // No request is left to schedule: report landings since the last step at the times when they landed.
+  report_idle_landings();
+  if (config_.check) check();
+}
+
+// Without requests to schedule, landings since the last step are reported at the times when they landed.
+void VllmEngine::report_idle_landings() {
   while (offload_links_ && !clock_.in_step && quiescent() && offload_links_->has_done()) {
     std::int64_t time_ns = 0;
     report_offload(offload_links_->take_first_done(time_ns));
     announcer_.show(time_ns);
     sample_blocks(time_ns);
   }
-  if (config_.check) check();
 }
 
 std::int64_t VllmEngine::next_landing_ns() const {
@@ -179,6 +183,7 @@ bool VllmEngine::prefetch(std::span<const BlockIdentity> blocks, std::int64_t no
     throw;
   }
   announcer_.show(now_ns);
+  sample_blocks(now_ns);
   return under_way;
 }
 
