@@ -128,14 +128,14 @@ nb::object sessions(const BlockVisits& self, const Column<std::int32_t>& session
 
 using Caches = Column<std::int32_t>;
 
-nb::object unlimited(const BlockVisits& self, const Rows& rows, const std::optional<Caches>& caches) {
+nb::object unlimited(const BlockVisits& self, const Rows& rows, const std::optional<Caches>& caches, bool loads_last) {
   self.check_rows(span_of(rows));
   std::span<const std::int32_t> own;
   if (caches) own = {caches->data(), caches->size()};
   std::vector<std::int64_t> hits;
   {
     nb::gil_scoped_release release;
-    hits = unlimited_hits(self, span_of(rows), own);
+    hits = unlimited_hits(self, span_of(rows), own, loads_last);
   }
   return to_array(std::move(hits));
 }
@@ -173,8 +173,9 @@ void bind_curves(nb::module_& m) {
       .def("pinned", &pinned, "policy"_a, "order"_a, "sizes"_a, "warm_up"_a = 0,
            "Return (hit tokens, blocks that found no place) of caches that keep the blocks of running requests.\n\n"
            "`order` has row r where it begins and -1 - r where it ends; `policy` is a built-in name, or optimal.")
-      .def("unlimited", &unlimited, "rows"_a, "caches"_a = nb::none(),
-           "Return the hit tokens of each row in unlimited caches: one, or those that `caches` numbers.")
+      .def("unlimited", &unlimited, "rows"_a, "caches"_a = nb::none(), "loads_last"_a = false,
+           "Return the hit tokens of each row in unlimited caches: one, or those that `caches` numbers.\n\n"
+           "`loads_last`: a request may read a last block that its prompt fills, and computes one token of it.")
       .def("shared_below", &shared_below, "rows"_a, "caches"_a, "own"_a, "below"_a, "copies"_a, "warm_up"_a = 0,
            "Return the hit tokens of LRU caches of `own` blocks above one of `below` blocks that they share.")
       .def("prefix_runs", &runs, "rows"_a, "size"_a,

@@ -8,7 +8,7 @@
 namespace understudy {
 
 std::vector<std::int64_t> unlimited_hits(const BlockVisits& visits, std::span<const std::int64_t> rows,
-                                         std::span<const std::int32_t> caches) {
+                                         std::span<const std::int32_t> caches, bool loads_last) {
   if (!caches.empty() && caches.size() != rows.size()) {
     throw Error(ErrorKind::InvalidArgument, "caches has ", caches.size(), " entries for ", rows.size(), " rows");
   }
@@ -26,10 +26,12 @@ std::vector<std::int64_t> unlimited_hits(const BlockVisits& visits, std::span<co
     if (at > 0 && !caches.empty() && caches[order] != caches[orders[at - 1]]) ++cache;
     const auto row = static_cast<std::size_t>(rows[order]);
     const std::span<const std::uint32_t> blocks = visits.blocks_of(row);
-    const std::size_t readable = visits.readable(row);
+    const std::uint64_t prompt = visits.prompt_tokens(row);
+    const std::size_t readable = loads_last ? prompt / visits.block_size() : visits.readable(row);
     std::size_t found = 0;
     while (found < readable && holder[blocks[found]] == cache) ++found;
-    hits[order] = static_cast<std::int64_t>(visits.tokens_in(row, found));
+    const std::uint64_t tokens = visits.tokens_in(row, found);
+    hits[order] = static_cast<std::int64_t>(loads_last ? std::min(tokens, prompt - 1) : tokens);
     for (const std::uint32_t block : blocks) holder[block] = cache;
   }
   return hits;

@@ -1725,7 +1725,10 @@ class BlockVisits:
         self, policy: str, order: npt.NDArray[np.int64], sizes: npt.ArrayLike, warm_up: int = 0
     ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]: ...
     def unlimited(
-        self, rows: npt.NDArray[np.int64], caches: npt.NDArray[np.int32] | None = None
+        self,
+        rows: npt.NDArray[np.int64],
+        caches: npt.NDArray[np.int32] | None = None,
+        loads_last: bool = False,
     ) -> npt.NDArray[np.int64]: ...
     def shared_below(
         self,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import re
 from dataclasses import fields, replace
@@ -22,7 +23,7 @@ from understudy.engines.sglang_config import SglangConfig
 from understudy.engines.speculation import SpeculativeConfig
 from understudy.engines.timing import Constant, Polynomial
 from understudy.errors import ConfigError, InvariantViolated, WrongState
-from understudy.run.admissions import require_possible_hits
+from understudy.run.admissions import HitBounds, require_possible_hits
 from understudy.run.disaggregation import Disaggregation
 from understudy.run.offline import run_offline
 from understudy.tiers import TiersConfig
@@ -275,3 +276,31 @@ def test_answers_that_the_next_turn_quotes_count(folder: Path) -> None:
     assert (
         report.prefix_hit_ratio.first_admission == report.unlimited_hit_ratio
     )  # few sessions at a time: none is lost
+
+
+def test_the_last_block_of_a_prompt_that_an_offload_loads_is_in_the_bound(folder: Path) -> None:
+    """Two requests by hand: the second prompt is the first block of the first, and one token of it is computed."""
+    path = folder / "last.jsonl"
+    rows = [
+        {"timestamp": 0, "input_length": BLOCK + 2, "output_length": 20, "hash_ids": [0, 1]},
+        {"timestamp": 5000, "input_length": BLOCK, "output_length": 12, "hash_ids": [0]},
+    ]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    report = understudy.replay(
+        path,
+        VllmConfig(block_size=BLOCK, num_gpu_blocks=100),
+        trace_options={"trace_block_size": BLOCK},
+        tiers=TiersConfig.from_dict(
+            {
+                "tiers": [{"tier": "g2", "blocks": 300}],
+                "offload": {"mode": "vllm"},
+                "kv_bytes_per_token": 131072,
+            }
+        ),
+        execution=understudy.Execution(check=True),
+    )
+    assert report.columns.cached_tokens_first.tolist() == [0, BLOCK - 1]
+    bounds = HitBounds(read_trace(path, trace_block_size=BLOCK), report.columns, loads_last=True)
+    assert bounds.hit_tokens().tolist() == [0, BLOCK - 1]
+    without = HitBounds(read_trace(path, trace_block_size=BLOCK), report.columns, loads_last=False)
+    assert without.hit_tokens().tolist() == [0, 0]

@@ -26,7 +26,7 @@ from understudy.report.tier_metrics import TIER_METRICS
 from understudy.report.tiers import TiersReport
 from understudy.report.verdict import has_kv_groups
 from understudy.report.worst_hour import WORST_HOUR_METRICS, WorstHour
-from understudy.run.admissions import HitBounds
+from understudy.run.admissions import HitBounds, loads_last_blocks
 from understudy.run.facts import RunFacts
 from understudy.run.times import format_times
 
@@ -168,7 +168,9 @@ class Report:
     def _bound_hits(self) -> HitBounds | None:
         """Compute bounds on this run's hits; None with KV cache groups, whose windows and states lower even those."""
         return (
-            None if has_kv_groups(self) or self.workload is None else HitBounds(self.workload, self.columns)
+            None
+            if has_kv_groups(self) or self.workload is None
+            else HitBounds(self.workload, self.columns, loads_last=loads_last_blocks(self.run))
         )
 
     @cached_property

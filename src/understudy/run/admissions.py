@@ -11,9 +11,18 @@ from understudy.errors import InvariantViolated
 from understudy.workload.reuse import HitCurve, largest_request_blocks, sum_curves
 
 if TYPE_CHECKING:
+    from understudy.run.facts import RunFacts
     from understudy.run.timeline import Timeline
     from understudy.workload.columns import Int64Column
     from understudy.workload.workload import Workload
+
+
+def loads_last_blocks(run: RunFacts) -> bool:
+    """Return whether engines of the run load the last block of a prompt, as vLLM's offload does."""
+    return any(
+        tiers.get("offload", {}).get("mode") == "vllm"
+        for tiers in (run.tiers, *(pool.tiers for pool in run.pools))
+    )
 
 
 def admission_order(timeline: Timeline) -> Int64Column:
@@ -31,12 +40,14 @@ class HitBounds:
     """The most prompt tokens that unlimited caches hit with the requests of a run, in its order of admission.
 
     A request hits the blocks of prompts and of known outputs of all requests that were admitted before, with the same
-    adapter; at least one token of its prompt is computed. No run hits more at first admissions. A preempted request
-    hits its own blocks again; neither this bound nor the hits at first admissions count that.
+    adapter; at least one token of its prompt is computed, and with it its block unless engines load that too
+    (`loads_last`). No run hits more at first admissions. A preempted request hits its own blocks again; neither this
+    bound nor the hits at first admissions count that.
     """
 
-    def __init__(self, workload: Workload, timeline: Timeline) -> None:
+    def __init__(self, workload: Workload, timeline: Timeline, *, loads_last: bool) -> None:
         """Number the blocks of `workload`."""
+        self._loads_last = loads_last
         self.rows = admission_order(timeline)
         """Admitted requests in their order."""
         self.prompt_tokens = int(timeline.prompt_tokens[self.rows].sum(dtype=np.int64))
@@ -50,7 +61,7 @@ class HitBounds:
 
     def hit_tokens(self, *, per_worker: bool = False) -> Int64Column:
         """Return the tokens of each of `rows` that one cache of all workers hits, or one of each worker."""
-        return self._visits.unlimited(self.rows, self._worker if per_worker else None)
+        return self._visits.unlimited(self.rows, self._worker if per_worker else None, self._loads_last)
 
     def hit_ratio(self, *, per_worker: bool = False) -> float:
         """Return `hit_tokens` as a share of the prompt tokens of all admitted requests; 0 without any."""
@@ -71,14 +82,20 @@ class HitBounds:
 
 
 def require_possible_hits(
-    workload: Workload, timeline: Timeline, *, shares_tiers: bool, computes_last: bool
+    workload: Workload,
+    timeline: Timeline,
+    *,
+    shares_tiers: bool,
+    loads_last: bool = False,
+    computes_last: bool = False,
 ) -> None:
     """Raise InvariantViolated if first admissions hit more tokens than unlimited caches could.
 
-    `shares_tiers`: workers may hit what others computed. `computes_last`: engines have begun the next step when a
-    request ends by itself, so that its last output is cached too: at most one more block of a prompt that quotes it.
+    `shares_tiers`: workers may hit what others computed. `loads_last`: as for `HitBounds`. `computes_last`: a request
+    that ends by itself has begun one more step, so that its last output is cached too: at most one block more for a
+    prompt that quotes it.
     """
-    bounds = HitBounds(workload, timeline)
+    bounds = HitBounds(workload, timeline, loads_last=loads_last)
     for per_worker in (False,) if shares_tiers or timeline.handoff is not None else (False, True):
         worker = timeline.worker[bounds.rows] if per_worker else np.zeros(len(bounds.rows), np.int32)
         found = np.bincount(worker, timeline.cached_tokens_first[bounds.rows], timeline.num_workers)

@@ -23,7 +23,7 @@ from understudy.engines.sglang_config import SglangConfig
 from understudy.errors import ConfigError
 from understudy.router.choices import Choices
 from understudy.router.kv import Decisions, KvRouter, KvRouting
-from understudy.run.admissions import require_possible_hits
+from understudy.run.admissions import loads_last_blocks, require_possible_hits
 from understudy.run.cut_outputs import note_cut_outputs
 from understudy.run.deep_check import copy_inputs, describe_comparison, require_equal
 from understudy.run.digest import digests
@@ -240,7 +240,13 @@ def run_offline(
         overlapped = any(
             isinstance(pool.engine, SglangConfig) and pool.engine.asynchronous for pool in fleet.pools
         )
-        require_possible_hits(given, timeline, shares_tiers=fleet.shares_tiers, computes_last=overlapped)
+        require_possible_hits(
+            given,
+            timeline,
+            shares_tiers=fleet.shares_tiers,
+            loads_last=loads_last_blocks(fleet.describe()),
+            computes_last=overlapped,
+        )
     facts = replace(
         fleet.describe(),
         routing=routing if isinstance(routing, str | KvRouting) else type(routing).__qualname__,
