@@ -29,13 +29,14 @@ using Rows = Column<std::int64_t>;
 
 std::span<const std::int64_t> span_of(const Rows& rows) { return {rows.data(), rows.size()}; }
 
-void make_visits(BlockVisits* self, nb::handle workload, nb::handle block_size, bool prompts_only) {
+void make_visits(BlockVisits* self, nb::handle workload, nb::handle block_size, bool prompts_only, bool computes_last) {
   ColumnReader reader(workload);
   const WorkloadColumns columns = read_workload(reader, workload);
   const auto size = static_cast<std::uint32_t>(read_uint(block_size, "block_size", BlockStore::kMaxBlockSize));
   if (size == 0) throw Error(ErrorKind::InvalidArgument, "block_size must be at least 1");
   nb::gil_scoped_release release;
-  new (self) BlockVisits(columns, size, prompts_only ? VisitRule::Prompts : VisitRule::Engine);
+  const VisitRule rule = prompts_only ? VisitRule::Prompts : computes_last ? VisitRule::Ahead : VisitRule::Engine;
+  new (self) BlockVisits(columns, size, rule);
 }
 
 // Calls `hits(size)` for each cache size, without the GIL.
@@ -160,8 +161,9 @@ std::int64_t open_blocks(const BlockVisits& self, const Rows& order, const Colum
 
 void bind_curves(nb::module_& m) {
   nb::class_<BlockVisits>(m, "BlockVisits", "The blocks that each request of a workload reads and writes, numbered.")
-      .def("__init__", &make_visits, "workload"_a, "block_size"_a, "prompts_only"_a = false,
-           "Number the blocks: whole blocks as vLLM holds them, or prompts with their partly filled last block.")
+      .def("__init__", &make_visits, "workload"_a, "block_size"_a, "prompts_only"_a = false, "computes_last"_a = false,
+           "Number the blocks: whole blocks as vLLM holds them, or prompts with their partly filled last block.\n\n"
+           "`computes_last`: a request that ends by itself has computed its last token too.")
       .def_prop_ro("visits", &BlockVisits::visits, "Block visits of all rows.")
       .def_prop_ro("distinct", &BlockVisits::distinct, "Distinct blocks.")
       .def("__len__", &BlockVisits::rows, "Rows of the workload.")

@@ -60,7 +60,10 @@ BlockVisits::BlockVisits(const WorkloadColumns& w, std::uint32_t block_size, Vis
       if (!w.max_tokens.empty() && w.max_tokens[row] >= 0) {
         output = std::min(output, static_cast<std::uint64_t>(w.max_tokens[row]));
       }
-      const std::uint64_t computed = prompt + (output > 0 ? output - 1 : 0);  // the last token's KV is never computed
+      const bool is_ahead =
+          rule == VisitRule::Ahead && !w.max_tokens.empty() && w.max_tokens[row] > static_cast<std::int64_t>(output);
+      // The KV of the last token is computed only in a step that has begun when the request ends.
+      const std::uint64_t computed = prompt + (output > 0 && !is_ahead ? output - 1 : output);
       matchable = (known.has_output ? computed : prompt) / block_size;
       held = computed / block_size;
       readable_.push_back(static_cast<std::uint32_t>((prompt - 1) / block_size));

@@ -16,7 +16,8 @@ namespace understudy {
 
 // Which blocks a request holds, and how many of them it may read from the cache.
 enum class VisitRule : std::uint8_t {
-  Engine,   // as vLLM: whole blocks of prompt and output; at least one prompt token is computed
+  Engine,  // as vLLM: whole blocks of prompt and output; at least one prompt token is computed
+  Ahead,  // the same, and a request that ends by itself has computed the KV of its last token, as with SGLang's overlap
   Prompts,  // prompts only; a partly filled last block counts with its tokens
 };
 

@@ -23,7 +23,7 @@ from understudy.engines.sglang_config import SglangConfig
 from understudy.engines.speculation import SpeculativeConfig
 from understudy.engines.timing import Constant, Polynomial
 from understudy.errors import ConfigError, InvariantViolated, WrongState
-from understudy.run.admissions import HitBounds, require_possible_hits
+from understudy.run.admissions import HitBounds, LastTokens, require_possible_hits
 from understudy.run.disaggregation import Disaggregation
 from understudy.run.offline import run_offline
 from understudy.tiers import TiersConfig
@@ -215,14 +215,14 @@ def test_a_run_that_hit_more_than_was_ever_computed_violates_the_bound(folder: P
     rows = random_sessions(Random(1), times="all")
     workload = read_trace(write_rows(rows, folder / "rows.jsonl"), trace_block_size=BLOCK)
     run = run_offline(workload, VllmConfig(block_size=BLOCK, num_gpu_blocks=400), check=True).timeline
-    require_possible_hits(workload, run, shares_tiers=False)
+    require_possible_hits(workload, run, shares_tiers=False, last=LastTokens())
     wrong = replace(
         run,
         cached_tokens_first=run.prompt_tokens - 1,
         cached_tokens_total=run.looked_up_tokens,
     )
     with pytest.raises(InvariantViolated, match="unlimited caches could hit"):
-        require_possible_hits(workload, wrong, shares_tiers=False)
+        require_possible_hits(workload, wrong, shares_tiers=False, last=LastTokens())
 
 
 # --- one number everywhere --------------------------------------------------------------------------------
@@ -300,7 +300,29 @@ def test_the_last_block_of_a_prompt_that_an_offload_loads_is_in_the_bound(folder
         execution=understudy.Execution(check=True),
     )
     assert report.columns.cached_tokens_first.tolist() == [0, BLOCK - 1]
-    bounds = HitBounds(read_trace(path, trace_block_size=BLOCK), report.columns, loads_last=True)
+    bounds = HitBounds(read_trace(path, trace_block_size=BLOCK), report.columns, LastTokens(loads_last=True))
     assert bounds.hit_tokens().tolist() == [0, BLOCK - 1]
-    without = HitBounds(read_trace(path, trace_block_size=BLOCK), report.columns, loads_last=False)
+    without = HitBounds(read_trace(path, trace_block_size=BLOCK), report.columns, LastTokens())
     assert without.hit_tokens().tolist() == [0, 0]
+
+
+@pytest.mark.parametrize("page", [1, 16])
+def test_the_last_token_that_an_overlapped_loop_computes_is_in_the_bound(folder: Path, page: int) -> None:
+    """A second turn quotes an answer that ended by itself at the end of a page: all of it is cached."""
+    path = folder / f"quoted{page}.jsonl"
+    turns = [
+        {"timestamp": 0, "session_id": "s", "input_length": 32, "output_length": 16, "max_tokens": 64}
+        | {"hash_ids": [1, 2], "output_in_next_turn": True},
+        {"session_id": "s", "delay": 100, "input_length": 64, "output_length": 16, "max_tokens": 64}
+        | {"hash_ids": [1, 2, 3, 4]},
+    ]
+    path.write_text("".join(json.dumps(turn) + "\n" for turn in turns))
+    report = understudy.replay(
+        path,
+        SglangConfig(block_size=page, num_gpu_blocks=20_000 // page),
+        trace_options={"trace_block_size": 16},
+        execution=understudy.Execution(check=True),
+    )
+    assert report.columns.cached_tokens_first.tolist() == [0, 48]
+    bounds = HitBounds(read_trace(path, trace_block_size=16), report.columns, LastTokens.of(report.run))
+    assert bounds.hit_tokens().tolist() == [0, 48]

@@ -26,7 +26,7 @@ from understudy.report.tier_metrics import TIER_METRICS
 from understudy.report.tiers import TiersReport
 from understudy.report.verdict import has_kv_groups
 from understudy.report.worst_hour import WORST_HOUR_METRICS, WorstHour
-from understudy.run.admissions import HitBounds, loads_last_blocks
+from understudy.run.admissions import HitBounds, LastTokens
 from understudy.run.facts import RunFacts
 from understudy.run.times import format_times
 
@@ -170,7 +170,7 @@ class Report:
         return (
             None
             if has_kv_groups(self) or self.workload is None
-            else HitBounds(self.workload, self.columns, loads_last=loads_last_blocks(self.run))
+            else HitBounds(self.workload, self.columns, LastTokens.of(self.run))
         )
 
     @cached_property

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -17,12 +18,26 @@ if TYPE_CHECKING:
     from understudy.workload.workload import Workload
 
 
-def loads_last_blocks(run: RunFacts) -> bool:
-    """Return whether engines of the run load the last block of a prompt, as vLLM's offload does."""
-    return any(
-        tiers.get("offload", {}).get("mode") == "vllm"
-        for tiers in (run.tiers, *(pool.tiers for pool in run.pools))
-    )
+@dataclass(frozen=True, slots=True)
+class LastTokens:
+    """How engines treat the ends of prompts and outputs, which decides whether caches can hit a last block."""
+
+    loads_last: bool = False
+    """A last block that a prompt fills may be loaded, and one token of it is computed: vLLM's own offload."""
+    computes_last: bool = False
+    """A request that ends by itself has begun one more step, which computes its last token: SGLang's overlap."""
+
+    @classmethod
+    def of(cls, run: RunFacts) -> LastTokens:
+        """Read the settings of a run; what one pool does counts for all."""
+        tiers = (run.tiers, *(pool.tiers for pool in run.pools))
+        engines = (run.engine, *(pool.engine for pool in run.pools))
+        return cls(
+            loads_last=any(one.get("offload", {}).get("mode") == "vllm" for one in tiers),
+            computes_last=any(
+                "sglang_version" in one and not one.get("disable_overlap_schedule") for one in engines
+            ),
+        )
 
 
 def admission_order(timeline: Timeline) -> Int64Column:
@@ -40,14 +55,14 @@ class HitBounds:
     """The most prompt tokens that unlimited caches hit with the requests of a run, in its order of admission.
 
     A request hits the blocks of prompts and of known outputs of all requests that were admitted before, with the same
-    adapter; at least one token of its prompt is computed, and with it its block unless engines load that too
-    (`loads_last`). No run hits more at first admissions. A preempted request hits its own blocks again; neither this
-    bound nor the hits at first admissions count that.
+    adapter; at least one token of its prompt is computed (`LastTokens` has the rules of last blocks). No run hits more
+    at first admissions. A preempted request hits its own blocks again; neither this bound nor the hits at first
+    admissions count that.
     """
 
-    def __init__(self, workload: Workload, timeline: Timeline, *, loads_last: bool) -> None:
+    def __init__(self, workload: Workload, timeline: Timeline, last: LastTokens) -> None:
         """Number the blocks of `workload`."""
-        self._loads_last = loads_last
+        self._loads_last = last.loads_last
         self.rows = admission_order(timeline)
         """Admitted requests in their order."""
         self.prompt_tokens = int(timeline.prompt_tokens[self.rows].sum(dtype=np.int64))
@@ -57,7 +72,7 @@ class HitBounds:
         self._worker = (
             timeline.worker[self.rows] if timeline.handoff is None else np.zeros_like(self.rows, np.int32)
         )
-        self._visits = BlockVisits(workload, timeline.block_size)
+        self._visits = BlockVisits(workload, timeline.block_size, computes_last=last.computes_last)
 
     def hit_tokens(self, *, per_worker: bool = False) -> Int64Column:
         """Return the tokens of each of `rows` that one cache of all workers hits, or one of each worker."""
@@ -82,28 +97,19 @@ class HitBounds:
 
 
 def require_possible_hits(
-    workload: Workload,
-    timeline: Timeline,
-    *,
-    shares_tiers: bool,
-    loads_last: bool = False,
-    computes_last: bool = False,
+    workload: Workload, timeline: Timeline, *, shares_tiers: bool, last: LastTokens
 ) -> None:
     """Raise InvariantViolated if first admissions hit more tokens than unlimited caches could.
 
-    `shares_tiers`: workers may hit what others computed. `loads_last`: as for `HitBounds`. `computes_last`: a request
-    that ends by itself has begun one more step, so that its last output is cached too: at most one block more for a
-    prompt that quotes it.
+    `shares_tiers`: workers may hit what others computed.
     """
-    bounds = HitBounds(workload, timeline, loads_last=loads_last)
+    bounds = HitBounds(workload, timeline, last)
     for per_worker in (False,) if shares_tiers or timeline.handoff is not None else (False, True):
         worker = timeline.worker[bounds.rows] if per_worker else np.zeros(len(bounds.rows), np.int32)
         found = np.bincount(worker, timeline.cached_tokens_first[bounds.rows], timeline.num_workers)
         # Phantom hits are hits on blocks that were never computed.
         phantoms = timeline.phantom_hit_blocks * timeline.block_size
         most = np.bincount(worker, bounds.hit_tokens(per_worker=per_worker), timeline.num_workers) + phantoms
-        if computes_last and workload.output_in_next is not None and workload.max_tokens is not None:
-            most += np.bincount(worker, minlength=timeline.num_workers) * timeline.block_size
         if len(over := np.flatnonzero(found > most)):
             where = f"worker {over[0]}" if per_worker else "the run"
             raise InvariantViolated(

@@ -19,11 +19,10 @@ from understudy._core import (
 from understudy.checks import whole_number
 from understudy.engines.kinds import DEFAULT_ENGINE
 from understudy.engines.kv_groups import group_labels
-from understudy.engines.sglang_config import SglangConfig
 from understudy.errors import ConfigError
 from understudy.router.choices import Choices
 from understudy.router.kv import Decisions, KvRouter, KvRouting
-from understudy.run.admissions import loads_last_blocks, require_possible_hits
+from understudy.run.admissions import LastTokens, require_possible_hits
 from understudy.run.cut_outputs import note_cut_outputs
 from understudy.run.deep_check import copy_inputs, describe_comparison, require_equal
 from understudy.run.digest import digests
@@ -237,15 +236,8 @@ def run_offline(
 
     timeline, kv = read_result(result)
     if check and not result.groups:
-        overlapped = any(
-            isinstance(pool.engine, SglangConfig) and pool.engine.asynchronous for pool in fleet.pools
-        )
         require_possible_hits(
-            given,
-            timeline,
-            shares_tiers=fleet.shares_tiers,
-            loads_last=loads_last_blocks(fleet.describe()),
-            computes_last=overlapped,
+            given, timeline, shares_tiers=fleet.shares_tiers, last=LastTokens.of(fleet.describe())
         )
     facts = replace(
         fleet.describe(),
