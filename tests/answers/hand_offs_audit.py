@@ -55,8 +55,12 @@ def every_hand_off_is_counted_once(evidence: Evidence) -> Iterator[Difference]:
             times = [line[f"{name_}_ms"] for name_ in _ORDER]
             known = [time for time in times if time is not None]
             yield name + "order", known, sorted(known)
-    handed = [line for line in _landed(evidence) if line["ttft_ms"] is not None]
-    yield "handoff.ttft_ms", said["ttft_ms"], _mean([line["ttft_ms"] for line in handed])
+    handed = [line for line in _landed(evidence) if line["first_token_ms"] is not None]
+    yield (
+        "handoff.ttft_ms",
+        said["ttft_ms"],
+        _mean([line["first_token_ms"] - line["arrival_ms"] for line in handed]),
+    )
     parts = said["ttft_parts_ms"]
     values: list[Any] = list(parts.values()) if isinstance(parts, dict) else list(parts or [])
     if handed and None not in values:
@@ -87,8 +91,8 @@ def pools_are_busy_as_their_steps(evidence: Evidence) -> Iterator[Difference]:
     for worker, begins, ends, batch in zip(*columns, strict=True):
         if batch in scheduled:
             busy[worker] += max(min(ends, end) - begins, 0)
-    # A request that ends before its output was expected to may leave a step without it behind.
-    whole = all(line["finish_reason"] == "length" for line in evidence.lines)
+    # A request that ends before its output was expected to may leave a step without it behind; a preempted one counts.
+    whole = all(line["finish_reason"] == "length" and not line["preemptions"] for line in evidence.lines)
     first = 0
     for pool in said["pools"]:
         shares = [busy[worker] for worker in range(first, first + pool["workers"])]

@@ -18,8 +18,9 @@ def use_of_link(name: str, link: dict[str, Any], seconds: float) -> Iterator[Dif
     windows = link["window_bytes"]
     within = math.fsum(windows)
     yield f"{name}: bytes within the run", within <= link["bytes"] * (1 + 1e-9) + 1, True
-    if seconds and windows:
-        yield f"{name}: windows", link["window_s"] * len(windows), seconds
+    if not seconds:
+        return
+    yield f"{name}: windows", link["window_s"] * len(windows), seconds
     bandwidth = link["bandwidth_gbps"]
     if bandwidth is None:
         return
@@ -30,7 +31,6 @@ def use_of_link(name: str, link: dict[str, Any], seconds: float) -> Iterator[Dif
         True,
     )
     yield f"{name}: utilisation", link["utilisation_mean"], ratio(within, per_second * seconds)
-    if seconds:
-        yield f"{name}: busiest link", link["utilisation_max"] >= link["utilisation_mean"] - 1e-9, True
+    yield f"{name}: busiest link", link["utilisation_max"] >= link["utilisation_mean"] - 1e-9, True
     for at, (moved, used) in enumerate(zip(windows, link["window_utilisation"], strict=True)):
         yield f"{name}: window {at}", used, ratio(moved, per_second * link["window_s"])
