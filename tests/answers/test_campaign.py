@@ -43,6 +43,11 @@ def test_every_kind_and_rule_comes_up() -> None:
     assert random_case(7) == random_case(7)
 
 
+def ran_whole(line: dict[str, Any]) -> bool:
+    """Whether a request got all its tokens without a preemption."""
+    return line["finish_reason"] == "length" and not line["preemptions"]
+
+
 def leaves(value: Any, path: tuple[str | int, ...] = ()) -> Iterator[tuple[str | int, ...]]:
     """Paths of all numbers."""
     if isinstance(value, dict):
@@ -92,12 +97,14 @@ UNAUDITED = {
 
 @pytest.mark.parametrize("kind", ["plain", "tiers", "hand_offs"])
 def test_an_audit_notices_every_figure_that_is_wrong(kind: str, tmp_path: Path) -> None:
-    case = next(
+    cases = (
         case
         for case in map(random_case, range(1000))
         if case.kind == kind and any(name.startswith("slo") for name in case.flags) and len(case.rows) > 8
     )
-    evidence = replay(case, tmp_path, every_output=True)
+    runs = (replay(case, tmp_path, every_output=True) for case in cases)
+    # Shares of time in which a pool is busy are audited where every request runs whole.
+    evidence = next(run for run in runs if kind != "hand_offs" or all(map(ran_whole, run.lines)))
     names = [
         name
         for name in AUDITS

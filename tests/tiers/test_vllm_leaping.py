@@ -11,7 +11,14 @@ from hypothesis import strategies as st
 
 from replay.building import single_turns
 from tiers.building import EVENT_COLUMNS, INF, forked
-from understudy._core import LinkPairConfig, TierConfig, VllmEngine, VllmEngineConfig, constant_timing
+from understudy._core import (
+    LinkPairConfig,
+    RequestSpec,
+    TierConfig,
+    VllmEngine,
+    VllmEngineConfig,
+    constant_timing,
+)
 from understudy.engines.offload_profiles import offload_profile
 from understudy.engines.timing import Constant
 from understudy.engines.vllm_config import VllmConfig
@@ -131,7 +138,9 @@ def live(seed: int, fast_forward: bool) -> list[Any]:
             if engine.never_fits(prompt, outputs) is None:
                 blocks = forked(rng.randrange(3), rng.randrange(8), rng.randrange(1000), 100)
                 place: dict[str, Any] = {"priority": rng.randrange(3), "arrival_time": float(turn)}
-                requests.append(engine.submit("r", prompt, outputs, blocks, **place))
+                spec = RequestSpec(len(requests), "r", prompt, outputs, blocks, **place)
+                engine.submit(spec, until_ns if engine.in_step else engine.now_ns)
+                requests.append(len(requests))
         until_ns += rng.choice([1, 3, 10, 40]) * rng.choice([250_000, 1_000_000])
         effects = engine.advance(until_ns, rng.random() < 0.3)
         seen += [(ended.id, ended.last_token_ns, ended.parked_ns) for ended in effects.finished]

@@ -41,8 +41,9 @@ const Effects& VllmEngine::submit(RequestSpec spec, std::int64_t now_ns) {
   if (!clock_.in_step) skip_to(now_ns);
   // A driver may submit a request before it ends the step that is open.
   const std::int64_t here_ns = clock_.in_step ? std::clamp(now_ns, clock_.begun_ns, clock_.now_ns) : clock_.now_ns;
-  if (tiers_ && here_ns >= tiers_->hub().links().now_ns()) {  // earlier landings first
-    tiers_->hub().run_until(here_ns);
+  const std::int64_t landed_ns = std::min(here_ns, now_ns);     // a later call may name any time from `now_ns` on
+  if (tiers_ && landed_ns >= tiers_->hub().links().now_ns()) {  // earlier landings first
+    tiers_->hub().run_until(landed_ns);
     report_idle_landings();
   }
   if (free_slots_.empty()) {
