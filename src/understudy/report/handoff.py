@@ -29,7 +29,7 @@ class PoolUse:
     role: str
     workers: int
     busy_mean: float
-    """Share of the duration in which a worker had a scheduled request, averaged over the workers."""
+    """Share of the duration in which a worker had an admitted request, averaged over the workers."""
     busy_max: float
     """The same for the busiest worker."""
     running_mean: float
@@ -145,7 +145,7 @@ def _describe_pools(timeline: Timeline, columns: HandOffColumns, prefill: BoolCo
 
 
 def _busy_shares(timeline: Timeline, columns: HandOffColumns) -> Float64Column:
-    """Return the share of the duration in which each worker had a scheduled request."""
+    """Return the share of the duration in which each worker had an admitted request."""
     remote = columns.handed_off
     start, end = timeline.start_ns, timeline.end_ns
     prompts = remote & (columns.prefill_admit_ns >= 0)

@@ -43,7 +43,12 @@ HANDOFF_SCALARS = (
         "reads",
         "Reads that ended after the lease of their blocks: the blocks may have been overwritten before.",
     ),
-    Metric("handoff.ttft_ms", "TTFT, handed off", "ms", "Mean TTFT of requests that were handed off."),
+    Metric(
+        "handoff.ttft_ms",
+        "TTFT, handed off",
+        "ms",
+        "Mean TTFT of requests that were handed off, aborted ones with a first token included.",
+    ),
 )
 """Each is one number; only for runs with prefill and decode workers."""
 
@@ -68,7 +73,8 @@ HANDOFF_ROWS = (
         "handoff.pools[].busy_mean",
         "Busy, mean",
         "ratio",
-        "Share of the duration in which a worker had a scheduled request, averaged over the workers.",
+        "Share of the duration in which a worker had an admitted request, a preempted one included, averaged over the "
+        "workers.",
     ),
     Metric("handoff.pools[].busy_max", "Busy, max", "ratio", "Busy share of the busiest worker."),
     Metric(

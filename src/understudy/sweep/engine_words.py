@@ -130,7 +130,11 @@ def _speculation_of(speculation: SpeculativeConfig, missing: list[str]) -> dict[
     if speculation.model is None and speculation.method in ("eagle", "eagle3", "draft_model"):
         missing.append("the drafter's checkpoint: name it as model in --speculative-config")
     plain: dict[str, Any] = msgspec.to_builtins(speculation)
-    return {name: value for name, value in plain.items() if name not in own and value not in (None, False)}
+    return {
+        name: value
+        for name, value in plain.items()
+        if name not in own and value is not None and value is not False
+    }
 
 
 def _chooses_itself(candidate: Candidate, field: str) -> bool:

@@ -48,7 +48,7 @@ def scale_users(workload: Workload, users: float, *, seed: int = 0) -> Workload:
     if users > most:
         raise ConfigError(
             f"users: {users:g} times {len(workload):,} requests with {space:,} block ids are too many; give at most "
-            f"{most}"
+            f"{most:,}"
         )
     content = find_user_content(workload)
     total = round(content.count * users)
