@@ -107,7 +107,7 @@ def grow(rows: list[Row], users: list[int], factor: float, seed: int = 0) -> lis
     for row, session in zip(rows, sessions, strict=True):
         begin.setdefault(session, round(row.get("timestamp", 0) * 1_000_000))
         end[session] = end.get(session, begin[session]) + round(row.get("delay", 0) * 1_000_000)
-    longest = min(60_000_000_000, (max(end.values()) - min(begin.values())) // 20)
+    longest = min(60 * 60_000_000_000, (max(end.values()) - min(begin.values())) // 20)
     total = round(count * factor)
     space = 1 + max(number for row in rows for number in row["hash_ids"])
     grown = []
@@ -117,7 +117,7 @@ def grow(rows: list[Row], users: list[int], factor: float, seed: int = 0) -> lis
         for at, (row, user) in enumerate(zip(rows, users, strict=True)):
             if user not in chosen:
                 continue
-            shift = random64(seed, 2 * copy, user) % (longest + 1) if copy else 0
+            shift = random64(seed, 2 * copy, user) % (min(copy * 60_000_000_000, longest) + 1)
             arrival = begin[sessions[at]] + shift
             private = [
                 len(owners[tuple(row["hash_ids"][: place + 1])]) == 1 for place in range(len(row["hash_ids"]))

@@ -291,3 +291,17 @@ def test_exact_outputs_are_private_like_the_prompts_that_quote_them(tmp_path: Pa
         len(set((scaled.output_token_ids if scaled.output_token_ids is not None else np.empty(0)).tolist()))
         == 4
     )
+
+
+def test_many_copies_of_sparse_users_do_not_arrive_in_bursts(tmp_path: Path) -> None:
+    rows: list[Row] = [
+        {"timestamp": 120_000 * at, "input_length": SIZE, "output_length": 8, "hash_ids": [at]}
+        for at in range(90)
+    ]
+    grown = scale_users(read(tmp_path / "sparse.jsonl", rows), 100)
+    minutes = np.bincount(grown.arrival_ns // 60_000_000_000)
+    assert len(grown) == 9_000
+    assert (
+        minutes[20:170].max() < 1.6 * minutes.mean()
+    )  # with all copies within a minute, every other minute has none
+    assert minutes[20:170].min() > 0

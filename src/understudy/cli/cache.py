@@ -44,7 +44,7 @@ def add_parser(verbs: Verbs) -> None:
         "--policies",
         default="lru,insertion,lineage,multi_lru,optimal",
         metavar="NAME,…",
-        help="names of replay's --eviction-policy, insertion (FIFO) and optimal "
+        help="names of replay's --eviction-policy, insertion and optimal "
         "(default: lru,insertion,lineage,multi_lru,optimal)",
     )
     verb.add_argument(

@@ -53,12 +53,14 @@ SETTINGS = (
     Flag("block_size", int, "tokens per KV block (default: 16; MLA: 64; as vLLM)"),
     Flag("num_gpu_blocks", int, "usable KV blocks per worker (default: 16384, or as many as fit on the GPU)"),
     Flag(
-        "max_num_seqs", int, "requests per batch (default: 256, or vLLM's for the GPU: 1024 from 70 GiB on)"
+        "max_num_seqs",
+        int,
+        "requests per batch (default: 256, or vLLM's for the GPU: 1024 from 70 GiB on, but for A100)",
     ),
     Flag(
         "max_num_batched_tokens",
         int,
-        "tokens per step (default: 2048, or vLLM's for the GPU: 8192 from 70 GiB on, 16384 from 160)",
+        "tokens per step (default: 2048, or vLLM's for the GPU: 8192 from 70 GiB on, but for A100, and 16384 from 160)",
     ),
     Flag("max_num_active_seqs", int, "admit no request while so many are active (default: no limit)"),
     Flag(

@@ -56,10 +56,12 @@ def add_parser(verbs: Verbs) -> None:
         help="benchmark result, .csv of experiments, .jsonl of requests, or a trace with its --format",
     )
     load = verb.add_argument_group("load, instead of a file")
-    load.add_argument("--isl", type=int, metavar="N", help="prompt tokens of each request")
-    load.add_argument("--osl", type=int, metavar="N", help="output tokens of each request")
+    load.add_argument("--isl", type=int, metavar="N", help="longest prompt, in tokens (--least-length)")
+    load.add_argument("--osl", type=int, metavar="N", help="longest output, in tokens (--least-length)")
     load.add_argument("--concurrency", type=int, metavar="N", help="requests at a time (also for traces)")
-    load.add_argument("--num-prompts", type=int, metavar="N", help="requests in all (default: 10 per slot)")
+    load.add_argument(
+        "--num-prompts", type=int, metavar="N", help="requests in all (default: 10 times --concurrency)"
+    )
     load.add_argument(
         "--least-length",
         type=float,

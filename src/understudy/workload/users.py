@@ -22,9 +22,11 @@ if TYPE_CHECKING:
     from understudy.workload.user_prefixes import UserContent
     from understudy.workload.workload import Workload
 
-MOST_SHIFT_NS = 60_000_000_000
-"""A copy arrives at most this much later than its user, and at most 1 / SHIFT_PARTS of the trace's length."""
+SHIFT_NS = 60_000_000_000
+"""Copy k arrives at most k times this later than its user, so that many copies do not arrive in bursts."""
+MOST_SHIFTS = 60
 SHIFT_PARTS = 20
+"""No copy arrives later than MOST_SHIFTS times SHIFT_NS, or 1 / SHIFT_PARTS of the trace's length."""
 
 
 def scale_users(workload: Workload, users: float, *, seed: int = 0) -> Workload:
@@ -33,8 +35,8 @@ def scale_users(workload: Workload, users: float, *, seed: int = 0) -> Workload:
     Users are sessions, or found by their prompts (`find_user_content`). Of n users, round(n · users) are returned:
     each floor(users) times, and a random sample once more. A larger `users` adds to those of a smaller one. A copy
     keeps lengths, turns, delays and the blocks that several users share; all blocks that only this user has get new
-    ids. All requests of a copy arrive later by one random time of at most a minute, and at most a twentieth of the time
-    that the trace plans. Names of copies end in `#1`, `#2`, …; 1 returns the workload itself.
+    ids. All requests of copy k arrive later by one random time of at most k minutes, an hour, and a twentieth of the
+    time that the trace plans. Names of copies end in `#1`, `#2`, …; 1 returns the workload itself.
 
     docs/replay.md defines shifts and samples exactly. Errors: ConfigError for a `users` or `seed` out of range, if no
     user would be left, or if there would be too many requests or block ids.
@@ -56,11 +58,14 @@ def scale_users(workload: Workload, users: float, *, seed: int = 0) -> Workload:
         raise ConfigError(
             f"users: {users:g} times {content.count:,} users is none; give at least {1 / content.count:.2g}"
         )
-    longest_shift_ns = _longest_shift_ns(workload)
+    copies = -(-total // content.count)
+    longest_shift_ns = _longest_shift_ns(workload, copies - 1)
     parts, places = [], []
-    for copy in range(-(-total // content.count)):
+    for copy in range(copies):
         chosen = _sample(content.count, min(total - copy * content.count, content.count), seed, copy)
-        part = _copy(workload, content, copy, seed, longest_shift_ns) if copy else workload
+        part = (
+            _copy(workload, content, copy, seed, min(copy * SHIFT_NS, longest_shift_ns)) if copy else workload
+        )
         rows = np.flatnonzero(chosen[content.user])
         parts.append(part if len(rows) == len(workload) else part.take(rows))
         places.append(rows)
@@ -108,14 +113,14 @@ def _copy(workload: Workload, content: UserContent, copy: int, seed: int, longes
     )
 
 
-def _longest_shift_ns(workload: Workload) -> int:
-    """Return the most that a copy is shifted; 0 without arrivals.
+def _longest_shift_ns(workload: Workload, copies: int) -> int:
+    """Return the most that any of `copies` is shifted; 0 without arrivals.
 
     The length of a trace is the time from its first arrival to the last turn, by the delays alone.
     """
     if not workload.has_arrivals:
         return 0
-    most_ns = MOST_SHIFT_NS * SHIFT_PARTS
+    most_ns = min(copies, MOST_SHIFTS) * SHIFT_NS * SHIFT_PARTS
     last_ns = workload.arrival_ns[workload.turn == 0]
     np.add.at(last_ns, workload.session, np.minimum(workload.delay_ns, most_ns))  # longer ones change nothing
     return min(int(last_ns.max()) - int(workload.arrival_ns.min()), most_ns) // SHIFT_PARTS
