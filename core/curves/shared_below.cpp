@@ -10,7 +10,7 @@ namespace understudy {
 
 namespace {
 
-constexpr std::uint32_t kNone = 0xFFFFFFFFu;
+constexpr std::uint32_t kNoBlock = 0xFFFFFFFFu;
 
 // Blocks in the order of their last use, in a list through an array.
 class Recent {
@@ -18,15 +18,15 @@ class Recent {
   explicit Recent(std::uint64_t size) : size_(size) {}
 
   bool contains(std::uint32_t block) const noexcept { return place_.contains(key(block)); }
-  // Makes `block` the most recently used. Returns the block that it evicts, or kNone.
+  // Makes `block` the most recently used. Returns the block that it evicts, or kNoBlock.
   std::uint32_t use(std::uint32_t block) {
     if (size_ == 0) return block;
     if (const std::uint32_t* at = place_.find(key(block))) {
       unlink(*at);
       link(*at);
-      return kNone;
+      return kNoBlock;
     }
-    std::uint32_t evicted = kNone;
+    std::uint32_t evicted = kNoBlock;
     if (used_ == size_) {
       evicted = entries_[oldest_].block;
       erase(evicted);
@@ -56,28 +56,28 @@ class Recent {
 
  private:
   struct Entry {
-    std::uint32_t block = kNone;
-    std::uint32_t newer = kNone;
-    std::uint32_t older = kNone;
+    std::uint32_t block = kNoBlock;
+    std::uint32_t newer = kNoBlock;
+    std::uint32_t older = kNoBlock;
   };
 
   static std::uint64_t key(std::uint32_t block) noexcept { return xxh3_64_pair(block, 0, 1); }
   void link(std::uint32_t at) noexcept {
-    entries_[at].newer = kNone;
+    entries_[at].newer = kNoBlock;
     entries_[at].older = newest_;
-    (newest_ == kNone ? oldest_ : entries_[newest_].newer) = at;
+    (newest_ == kNoBlock ? oldest_ : entries_[newest_].newer) = at;
     newest_ = at;
   }
   void unlink(std::uint32_t at) noexcept {
     const Entry& entry = entries_[at];
-    (entry.newer == kNone ? newest_ : entries_[entry.newer].older) = entry.older;
-    (entry.older == kNone ? oldest_ : entries_[entry.older].newer) = entry.newer;
+    (entry.newer == kNoBlock ? newest_ : entries_[entry.newer].older) = entry.older;
+    (entry.older == kNoBlock ? oldest_ : entries_[entry.older].newer) = entry.newer;
   }
 
   std::uint64_t size_;
   std::uint64_t used_ = 0;
-  std::uint32_t newest_ = kNone;
-  std::uint32_t oldest_ = kNone;
+  std::uint32_t newest_ = kNoBlock;
+  std::uint32_t oldest_ = kNoBlock;
   std::vector<Entry> entries_;
   std::vector<std::uint32_t> empty_;
   FlatMap<std::uint32_t> place_;
@@ -112,7 +112,7 @@ std::int64_t shared_below_hits(const BlockVisits& visits, std::span<const std::i
       const std::uint32_t evicted = above.use(block);
       if (rule == BelowRule::Copies) {
         shared.use(block);
-      } else if (evicted != kNone) {
+      } else if (evicted != kNoBlock) {
         shared.use(evicted);
       }
     }
