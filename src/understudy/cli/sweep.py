@@ -218,6 +218,7 @@ def _sweep(args: argparse.Namespace, space: Space, workload: Workload) -> Sweep:
     from understudy.cli.progress import progress_bars
     from understudy.cli.replay_modes import read_slo
     from understudy.cli.splits import set_split
+    from understudy.cli.sweep_search import choose_search, run_search
     from understudy.cli.varied_engines import check_engines
     from understudy.cli.vary import VariedFlags
     from understudy.cli.windows import read_window
@@ -242,7 +243,7 @@ def _sweep(args: argparse.Namespace, space: Space, workload: Workload) -> Sweep:
     flags = VariedFlags(args.parser, _FIXED)
     flags.check(space, args)
     prices = Prices.parse(args.gpu_hour)
-    search = _choose_search(args, space)
+    search = choose_search(args, space)
     unmeasured = check_engines(args, flags, space)
 
     def build(point: tuple[int, ...]) -> Candidate:
@@ -277,7 +278,7 @@ def _sweep(args: argparse.Namespace, space: Space, workload: Workload) -> Sweep:
     ):
         progress = None if update is None else lambda done, total: update("sweeping", done, total)
         trials = Trials(space, build, prices.cost, workload, runner, store, progress)
-        _search(trials, search, args, jobs)
+        run_search(trials, search, args, jobs)
     if not trials.whole and not trials.failed:
         reason = next(iter(trials.invalid.values()))
         raise ConfigError(f"--vary: every combination is invalid; the first: {reason}")
@@ -295,46 +296,6 @@ def _sweep(args: argparse.Namespace, space: Space, workload: Workload) -> Sweep:
         wall_s=time.perf_counter() - started,
         notes=tuple(dict.fromkeys([*unmeasured, *_collect_notes(trials, workload, search)])),
     )
-
-
-def _choose_search(args: argparse.Namespace, space: Space) -> str:
-    """Return the name of the search. ConfigError for a space that is too large for a grid and has no other."""
-    from understudy.checks import whole_number
-    from understudy.sweep.search import MAX_GRID, find_monotone
-
-    given = {"random": args.random, "optuna": args.optuna, "search": args.search}
-    named = [name for name, value in given.items() if value is not None]
-    if len(named) > 1:
-        raise ConfigError(f"--{named[0]}: contradicts --{named[1]}; give one")
-    if named and named[0] != "search":
-        whole_number(f"--{named[0]}", given[named[0]], 1, 10**6)
-        return named[0]
-    if args.search is not None:
-        return str(args.search)
-    if space.size <= MAX_GRID:
-        return "grid"
-    if find_monotone(space) is None:
-        raise ConfigError(
-            f"--vary: {space.size:,} combinations are more than the {MAX_GRID:,} of a full grid; add --random N, "
-            "--optuna N or --search halving"
-        )
-    return "bisect"
-
-
-def _search(trials: Trials, search: str, args: argparse.Namespace, jobs: int) -> None:
-    from understudy.sweep.model_search import search_with_optuna
-    from understudy.sweep.search import search_by_bisection, search_by_halving, search_grid, search_random
-
-    if search == "grid":
-        search_grid(trials)
-    elif search == "bisect":
-        search_by_bisection(trials, args.goal)
-    elif search == "halving":
-        search_by_halving(trials, args.goal)
-    elif search == "random":
-        search_random(trials, args.random)
-    else:
-        search_with_optuna(trials, args.optuna, args.goal, jobs)
 
 
 def _check_flags(args: argparse.Namespace) -> None:
