@@ -199,8 +199,25 @@ def test_long_steps_are_judged_by_the_gaps_that_exceed_the_goal() -> None:
     [verdict] = Bench(long, 1, vllm(num_gpu_blocks=8000), slo=Slo(itl_ms=40)).advise().verdicts
     assert verdict.rule == "steps_too_long"
     assert verdict.remedy == (
-        "--max-num-batched-tokens 512: late gaps 4.6 % → 0.0 %, attainment 99.0 % → 99.0 % (replayed)."
+        "--max-num-batched-tokens 512: late gaps 4.6 % → 0.0 %, attainment 99.0 % → 99.0 % (replayed). "
+        "--workers 2: late gaps 4.6 % → 0.4 %, attainment 99.0 % → 99.0 % (replayed)."
     )
+
+
+def test_gaps_that_grow_with_the_batch_are_shortened_by_workers() -> None:
+    short = crowd(
+        200,
+        arrivals=Poisson(qps=4),
+        prompt_tokens=Normal(mean=2000, std=10),
+        output_tokens=Normal(mean=300, std=100),
+        prefixes=SharedRatio(groups=1, ratio=0.99),
+    )
+    engine = vllm(num_gpu_blocks=8000)
+    alone = Bench(short, 1, engine).report
+    bench = Bench(short, 1, engine, slo=Slo(itl_ms=float(alone.itl_ms.p90)))
+    found = [one for one in bench.advise().verdicts if one.rule == "steps_too_long"]
+    assert [one.remedy.startswith("--workers 2: late gaps") for one in found] == [True]
+    assert "decode for more requests" in found[0].finding
 
 
 def test_a_remedy_that_gains_its_measure_and_loses_the_goals_does_not_help() -> None:

@@ -51,7 +51,7 @@ VLLM_TERMS = EngineTerms(
     requeued="preemptions",
     usage="KV usage",
     storm_remedy="Use more blocks (--num-gpu-blocks), a lower --max-num-seqs or a --watermark.",
-    step_cause="some steps also prefill",
+    step_cause="some steps also prefill, or decode for more requests",
     tier_remedy="Try --offload-mode write_through, more bandwidth to the host, or offload.min_reuse.",
     link_remedy="Use more bandwidth, or offload fewer blocks (offload.min_reuse).",
 )
@@ -66,7 +66,7 @@ SGLANG_TERMS = EngineTerms(
     usage="Token usage",
     storm_remedy="Use a larger KV pool (--max-total-tokens or --mem-fraction-static), a lower "
     "--max-running-requests, or a higher --schedule-conservativeness.",
-    step_cause="some steps prefill and decode nothing",
+    step_cause="some steps prefill and decode nothing, or decode for more requests",
     tier_remedy="Try --hicache-write-policy write_through_selective, or more bandwidth to the host.",
     link_remedy="Use more bandwidth, or copy fewer pages (--hicache-write-policy write_through_selective).",
 )

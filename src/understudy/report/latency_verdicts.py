@@ -230,7 +230,7 @@ def steps_too_long(report: Report) -> Verdict | None:
         "steps_too_long",
         f"{quantity(late, 'ratio')} of the gaps exceed the ITL objective of {goal:g} ms, although half are within "
         f"{report.itl_ms.p50:.1f} ms: {terms.step_cause}.",
-        f"Lower {flags_of(report, 'step')}{now}; TTFT will rise.",
+        f"Lower {flags_of(report, 'step')}{now}; TTFT will rise. Or use more workers, whose steps have fewer requests.",
     )
 
 

@@ -159,6 +159,8 @@ class _Part(NamedTuple):
             budget = "chunked_prefill_size" if is_sglang else "max_num_batched_tokens"
             for part in (2, 4, 16):
                 yield from self._list_fractions(budget, part)
+        if rule == "steps_too_long":
+            yield self.change("workers", 2 * self.workers)
 
     def list_group_changes(self, *, can_add_blocks: bool) -> Iterator[Change]:
         """Yield changes that keep more blocks of windows and states; cached ones are evicted at any usage."""
