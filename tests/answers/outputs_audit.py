@@ -152,7 +152,7 @@ def a_sweep_of_one_says_the_same(evidence: Evidence) -> Iterator[Difference]:
     yield "preemptions", trial["preemptions"], report["preemptions"]
     yield "duration", trial["duration_s"], report["duration_s"]
     yield "tokens", trial["output_tokens_per_s"], report["throughput"]["output_tokens_per_s"]
-    yield "hits", trial["prefix_hit_ratio"], report["prefix_hit_ratio"]["total"]
+    yield "hits", trial["prefix_hit_ratio"], report["prefix_hit_ratio"]["first_admission"]
     for name, of in (("ttft_ms", "ttft_ms"), ("e2e_ms", "e2e_ms"), ("itl_ms", "tpot_ms")):
         for key in ("p50", "p90", "p99"):
             yield f"{name}.{key}", trial[name][key], report[of][key]
