@@ -249,7 +249,7 @@ void Fleet::begin_all() {
     if (stepwise()) {
       begin_step(index);
     } else {
-      // Its only request may have been aborted at this time.
+      // An abort at this time may have left the worker without requests.
       const bool begins = workers_[index].phase != Phase::InStep && workers_[index].phase != Phase::Idle;
       if (begins) absorb(index, workers_[index].engine->begin_step(now_ns_));
       schedule_poll(index);

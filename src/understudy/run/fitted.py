@@ -1,4 +1,4 @@
-"""What a run takes from the deployment that its step times were fitted to: model, GPUs, ranks and KV blocks."""
+"""Take model, GPUs, ranks and KV blocks from the deployment that a run's step times were fitted to."""
 
 from __future__ import annotations
 

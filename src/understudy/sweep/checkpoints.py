@@ -1,4 +1,4 @@
-"""What a command says of a model's checkpoint and of the GPUs' memory, and what no command can say."""
+"""Name the checkpoint and the GPU memory of a printed command, and refuse what no command can express."""
 
 from __future__ import annotations
 
