@@ -22,9 +22,11 @@ from rich.progress import track
 from rich.table import Table
 
 from understudy.calibrate.benchmark import DRAWS, Benchmark
+from understudy.calibrate.engine_flags import EngineFlags
 from understudy.calibrate.experiment import build_engine_config
-from understudy.calibrate.fit import NOT_FITTED, RUN_TO_RUN, EngineFlags, fit, select_parameters
+from understudy.calibrate.fit import NOT_FITTED, fit, select_parameters
 from understudy.calibrate.load import Load, build_load, random_lengths
+from understudy.calibrate.measured_run import RUN_TO_RUN
 from understudy.calibrate.simulate import simulate
 from understudy.timing.architecture import Architecture
 from understudy.timing.deployment import Deployment, Parallelism

@@ -11,8 +11,9 @@ import numpy as np
 from rich.table import Table as Grid
 
 from understudy.calibrate.benchmark import Benchmark
+from understudy.calibrate.engine_flags import EngineFlags
 from understudy.calibrate.experiment import build_engine_config
-from understudy.calibrate.fit import EngineFlags, fit
+from understudy.calibrate.fit import fit
 from understudy.calibrate.load import build_load
 from understudy.calibrate.recorded import predict_run
 from understudy.timing.architecture import Architecture

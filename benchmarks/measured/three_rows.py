@@ -14,7 +14,8 @@ from rich.progress import track
 from measured.errors import Errors
 from measured.fit_set import STRATA
 from understudy.calibrate.benchmark import Benchmark
-from understudy.calibrate.fit import EngineFlags, fit
+from understudy.calibrate.engine_flags import EngineFlags
+from understudy.calibrate.fit import fit
 
 if TYPE_CHECKING:
     from rich.table import Table as Grid

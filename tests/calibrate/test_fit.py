@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 
 from calibrate import files
-from understudy.calibrate.fit import EngineFlags, fit
+from understudy.calibrate.engine_flags import EngineFlags
+from understudy.calibrate.fit import fit
 from understudy.calibrate.least_squares import solve
 from understudy.calibrate.load import random_lengths
 from understudy.calibrate.readers import read_benchmarks

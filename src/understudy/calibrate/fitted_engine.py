@@ -11,7 +11,8 @@ from understudy.timing.fitted_engine import FittedEngine
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from understudy.calibrate.fit import EngineFlags, Run
+    from understudy.calibrate.engine_flags import EngineFlags
+    from understudy.calibrate.measured_run import Run
     from understudy.timing.deployment import Deployment
 
 

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     import argparse
 
     from understudy.calibrate.benchmark import Benchmark
-    from understudy.calibrate.fit import EngineFlags
+    from understudy.calibrate.engine_flags import EngineFlags
     from understudy.cli import Verbs
     from understudy.timing.deployment import Deployment
     from understudy.timing.timing_file import FittedInput, TimingFile
@@ -135,8 +135,9 @@ def _check(args: argparse.Namespace, paths: list[Path]) -> int:
 
     from msgspec.structs import replace
 
-    from understudy.calibrate.fit import Run, score
+    from understudy.calibrate.fit import score
     from understudy.calibrate.held import list_notes
+    from understudy.calibrate.measured_run import Run
     from understudy.calibrate.page import page
     from understudy.cli.progress import progress_bar
     from understudy.errors import ConfigError
@@ -204,7 +205,7 @@ _METADATA_SETTINGS = ("max_num_seqs", "max_num_batched_tokens", "num_gpu_blocks"
 def _read_engine_flags(args: argparse.Namespace) -> EngineFlags:
     from msgspec.structs import replace
 
-    from understudy.calibrate.fit import EngineFlags
+    from understudy.calibrate.engine_flags import EngineFlags
     from understudy.cli.gpu_flags import read_gpu_flags
 
     flags = EngineFlags(**deployment_flags.engine_values(args))

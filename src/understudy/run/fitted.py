@@ -9,7 +9,7 @@ import msgspec
 from understudy.defaults import MEMORY_SHARE, is_default
 from understudy.engines.sglang_config import SglangConfig
 from understudy.errors import ConfigError
-from understudy.run.fleet_size import fitted_deployment
+from understudy.run.fitted_times import find_engine, fitted_deployment
 from understudy.tiers.gpu import GpuSettings
 from understudy.timing.fitted_settings import (
     find_fitted_model,
@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     from typing import TypeVar
 
     from understudy.engines.engine_config import EngineConfig
-    from understudy.timing.fitted_engine import FittedEngine
 
     _Engine = TypeVar("_Engine", bound=EngineConfig)
 
@@ -40,12 +39,6 @@ class Fitted(NamedTuple):
     def kv_size(self) -> dict[str, str | None]:
         """Settings that size the KV cache; empty if the model is not known."""
         return {} if self.model is None else {"model": self.model, "kv_dtype": self.kv_dtype}
-
-
-def find_engine(engine: EngineConfig) -> FittedEngine | None:
-    """Return the engine that the step times were fitted to; None for other times and for older files."""
-    found: FittedEngine | None = getattr(engine.timing, "fitted_engine", None)
-    return found
 
 
 def take_fitted(engine: EngineConfig, gpu: dict[str, Any], *, has_blocks: bool) -> Fitted | None:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
+from understudy.run.fitted_times import fitted_deployment
 from understudy.timing.gpus import find_gpu
 
 if TYPE_CHECKING:
     from understudy.engines.engine_config import EngineConfig
     from understudy.run.settings import ReplaySettings
     from understudy.tiers.gpu import GpuSettings
-    from understudy.timing.deployment import Deployment
 
 
 class GroupSize(NamedTuple):
@@ -46,12 +46,6 @@ def describe_engines(engines: int, ranks: int) -> str:
     """Return a number of engines and of their ranks in words, such as `2 engines x 8 ranks`."""
     named = f"{engines:,} engine{'' if engines == 1 else 's'}"
     return named if ranks == 1 else f"{named} x {ranks:,} ranks"
-
-
-def fitted_deployment(engine: EngineConfig) -> Deployment | None:
-    """Return the deployment that the engine's step times were fitted to, if they were."""
-    found: Deployment | None = getattr(engine.timing, "fitted_for", None)
-    return found
 
 
 def size_group(engines: int, engine: EngineConfig, gpu: GpuSettings | None) -> GroupSize:

@@ -22,7 +22,7 @@ from understudy.run.fitted import (
     take_fitted,
     use_fitted_block_size,
 )
-from understudy.run.fleet_size import fitted_deployment
+from understudy.run.fitted_times import fitted_deployment
 from understudy.run.layers import TIER_FIELDS, drop_superseded, index_tiers_by_name, reject_unused_kv_size
 from understudy.run.model_groups import (
     apply_model_groups,

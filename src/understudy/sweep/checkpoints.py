@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from understudy.engines.sglang_config import SglangConfig
 from understudy.errors import ConfigError
-from understudy.run.fleet_size import fitted_deployment
+from understudy.run.fitted_times import fitted_deployment
 from understudy.timing.architecture import Architecture
 from understudy.timing.weight_types import kv_type, weight_type
 

@@ -1,0 +1,29 @@
+"""Engine settings of benchmarks, for files that do not contain them."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import msgspec
+
+from understudy.engines.profiles import NEWEST
+
+
+class EngineFlags(msgspec.Struct, frozen=True, kw_only=True):
+    """Engine settings of the benchmarks, for files that do not contain them; None: vLLM's for the GPU."""
+
+    max_num_seqs: int | None = None
+    max_num_batched_tokens: int | None = None
+    max_model_len: int | None = None
+    num_gpu_blocks: int | None = None
+    enable_prefix_caching: bool = True
+    vllm_version: str = NEWEST
+    gpu_memory_utilization: float | None = None
+    engine: Literal["vllm", "sglang"] = "vllm"
+    """Engine that was measured; its load is replayed with vLLM's rules."""
+
+    def given(self) -> dict[str, Any]:
+        """Return the settings that were given, by name."""
+        settings = {name: value for name, value in msgspec.structs.asdict(self).items() if value is not None}
+        del settings["engine"]
+        return settings
