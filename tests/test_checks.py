@@ -62,7 +62,10 @@ def test_a_run_takes_numpys_integers() -> None:
             ["--offload-mode", "x", "--g2", "5"],
             "--offload-mode must be one of evict, vllm, write_through; got 'x'",
         ),
-        (["--arrival-rate-scale", "nan"], "--arrival-rate-scale must be a finite number above 0, got nan\n"),
+        (
+            ["--arrival-rate-scale", "nan"],
+            "--arrival-rate-scale must be a finite number above 0, got nan; 1 leaves",
+        ),
         (["--g2", "5", "--kv-bytes-per-token", "9" * 20], "--kv-bytes-per-token is too large"),
         (["--set", "engine.block_size=017"], "017 is an octal or sexagesimal number"),
         (["--set", "engine.watermark=1:30"], "1:30 is an octal or sexagesimal number"),

@@ -78,14 +78,26 @@ def plain_number(name: str, value: Any) -> float:
     return float(value)
 
 
-def positive_number(name: str, value: Any, *, or_zero: bool = False) -> float:
-    """Return `value` as a finite number above 0 (or from 0), else raise ConfigError."""
+def positive_number(name: str, value: Any, *, or_zero: bool = False, remedy: str = "") -> float:
+    """Return `value` as a finite number above 0 (or from 0), else raise ConfigError; `remedy` ends its message."""
     number = plain_number(name, value)
     if not math.isfinite(number) or number < 0 or (number == 0 and not or_zero):
         raise ConfigError(
             f"{name} must be a finite number {'from' if or_zero else 'above'} 0, got {number:g}"
+            f"{f'; {remedy}' if remedy else ''}"
         )
     return number
+
+
+def share(name: str, value: Any, *, or_zero: bool = False, or_one: bool = True, remedy: str = "") -> float:
+    """Return `value` as a share above 0 (or from 0) and at most 1 (or below 1), else raise ConfigError."""
+    number = plain_number(name, value)
+    if (number >= 0 if or_zero else number > 0) and (number <= 1 if or_one else number < 1):
+        return number
+    wanted = f"{'from' if or_zero else 'above'} 0 and {'at most' if or_one else 'below'} 1"
+    percent = number if 1 < number < 100 or (or_one and number == 100) else 5.0
+    remedy = remedy or f"for {percent:g} % write {percent / 100:g}"
+    raise ConfigError(f"{name} must be a share {wanted}, got {number:g}; {remedy}")
 
 
 def switch(name: str, value: Any) -> bool:

@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+_MS = {"us": 1e-3, "ms": 1.0, "s": 1e3, "sec": 1e3, "min": 6e4, "m": 6e4, "h": 36e5}
+"""Milliseconds of the units that a time is written with."""
+_UNITS = {"MS": "milliseconds", "S": "seconds", "SECONDS": "seconds", "GIB": "GiB"}
+"""Units by the name of a flag's value in its help."""
+
 
 def parse_whole_number(text: str) -> int:
     """Parse a whole number in ASCII digits. ValueError for other digits, underscores and other text."""
@@ -11,6 +16,37 @@ def parse_whole_number(text: str) -> int:
 def parse_number(text: str) -> float:
     """Parse a number in ASCII digits. ValueError for other digits, underscores and other text."""
     return float(_plain(text))
+
+
+def refuse_number(text: str, *, whole: bool = False, unit: str | None = None) -> str:
+    """Return what is wrong with a text that is not a number, and what to write instead.
+
+    `unit` is the name of the value in a flag's help, such as MS.
+    """
+    kind = "a whole number" if whole else "a number"
+    if unit in _UNITS:
+        kind += f" of {_UNITS[unit]}"
+    meant = _guess_number(text.strip().lower(), whole=whole, unit=unit)
+    if meant is not None:
+        return f"must be {kind}, got {text!r}; write {meant}"
+    return f"must be {kind}, got {text!r}; write digits without a unit, such as {500 if unit == 'MS' else 2}"
+
+
+def _guess_number(text: str, *, whole: bool, unit: str | None) -> str | None:
+    """Return the number that a text with a unit, a percent sign or separators most likely means."""
+    end = len(text.rstrip("abcdefghijklmnopqrstuvwxyz/% "))
+    number, suffix = text[:end].replace("_", "").replace(",", ""), text[end:].strip()
+    try:
+        value = float(number) if number.isascii() else float("nan")
+    except ValueError:
+        return None
+    if unit == "MS":
+        value *= _MS.get(suffix, 1.0)
+    elif suffix == "%":
+        value /= 100
+    if not -1e15 < value < 1e15 or (whole and value != int(value)):  # NaN too
+        return None
+    return f"{value:.12g}"
 
 
 def _plain(text: str) -> str:

@@ -153,7 +153,7 @@ def test_the_page_shows_the_curve_the_knee_and_the_fleets_point(tmp_path: Path) 
         ),
         ("--host-gib -1", "--host-gib must be above 0, got -1; leave it out"),
         ("--workers 2", "--workers: the blocks of a worker are not known; give --gpu, or --num-gpu-blocks"),
-        ("--warm-up 1", "--warm-up must be at least 0 and below 1, got 1.0; 0.5 skips the first half"),
+        ("--warm-up 1", "--warm-up must be a share from 0 and below 1, got 1; 0.5 skips the first half"),
         ("--knee-points 0", "--knee-points must be above 0 and at most 100, got 0; 0.1 is usual"),
         ("--block-size 0", "block-size must be at least 1"),
         ("--model Llama-3.1-8B --kv-bytes-per-token 8", "both set the KV bytes per token; give one"),

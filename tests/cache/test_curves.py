@@ -182,7 +182,7 @@ def test_wrong_settings_are_rejected_by_name() -> None:
         BlockVisits(workload, 64).lru(np.array([3]))
     with pytest.raises(ConfigError, match="policy 'clock' is not known"):
         BlockVisits(workload, 64).pinned("clock", serial(3), [4])
-    with pytest.raises(ConfigError, match="warm_up must be at least 0"):
+    with pytest.raises(ConfigError, match="warm_up must be a share from 0"):
         CacheCurves(workload, 64, warm_up=1.0)
     with pytest.raises(ConfigError, match="policies: 'clock' is not known"):
         CacheCurves(workload, 64).hit_ratio("clock", [4])

@@ -161,7 +161,10 @@ def refused(
             "predict run.jsonl --model Llama-3.1-8B --gpu H100 --threads 2",
             "--threads is for a table of experiments",
         ),
-        ("calibrate run.jsonl -o x --least-length 2", "--least-length must be above 0 and at most 1, got 2"),
+        (
+            "calibrate run.jsonl -o x --least-length 2",
+            "--least-length must be a share above 0 and at most 1, got 2; for",
+        ),
         ("convert trace.jsonl o --trace-block-size 0", "--trace-block-size must be at least 1, got 0"),
         (f"replay {TRACE} --routing kv --router-temperature -1", "--router-temperature must be a finite"),
         (f"replay {TRACE} --slo-ttft-ms 0", "--slo-ttft-ms must be a positive number of milliseconds"),

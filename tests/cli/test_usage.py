@@ -124,8 +124,14 @@ def test_a_misspelt_flag_is_answered_with_the_one_that_was_meant(
         ("events tpa", "understudy events: ACT: 'tpa' is not known; did you mean tap?"),
         ("", "understudy: VERB: missing; see `understudy --help`"),
         ("replay", "understudy replay: TRACE: missing; see `understudy replay --help`"),
-        ("replay t --workers x", "understudy replay: --workers must be a whole number, got 'x'; see"),
-        ("replay t --slo-ttft-ms x", "understudy replay: --slo-ttft-ms must be a number, got 'x'; see"),
+        (
+            "replay t --workers x",
+            "understudy replay: --workers must be a whole number, got 'x'; write",
+        ),
+        (
+            "replay t --slo-ttft-ms x",
+            "understudy replay: --slo-ttft-ms must be a number of milliseconds, got 'x'; write",
+        ),
         (
             "replay t --engine x",
             "understudy replay: --engine: 'x' is not known; choose vllm, sglang or qwen3",

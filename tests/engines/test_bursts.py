@@ -81,8 +81,8 @@ def test_accept_rates_are_padded_or_cut_to_the_draft(
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"aic_nextn": 0}, "aic_nextn must be in 1 … 5, got 0"),
-        ({"aic_nextn": 6}, "aic_nextn must be in 1 … 5, got 6"),
+        ({"aic_nextn": 0}, "aic_nextn must be from 1 to 5 draft tokens, got 0"),
+        ({"aic_nextn": 6}, "aic_nextn must be from 1 to 5 draft tokens, got 6"),
         ({"aic_nextn_accept_rates": "0.5"}, "aic_nextn_accept_rates needs aic_nextn"),
         *(
             ({"aic_nextn": 1, "aic_nextn_accept_rates": f"0.5,{rate}"}, r"aic_nextn_accept_rates\[1\]")

@@ -145,8 +145,8 @@ def test_reads_after_a_lease_are_counted(tmp_path: Any) -> None:
 @pytest.mark.parametrize(
     ("settings", "words"),
     [
-        ({"transfer_failure_rate": 1.5}, r"transfer_failure_rate must be in \[0, 1\]"),
-        ({"transfer_failure_rate": math.nan}, "transfer_failure_rate must be in"),
+        ({"transfer_failure_rate": 1.5}, r"transfer_failure_rate must be a share"),
+        ({"transfer_failure_rate": math.nan}, "transfer_failure_rate must be a share"),
         ({"kv_load_failure_policy": "retry"}, "kv_load_failure_policy must be fail or recompute"),
     ],
 )

@@ -305,7 +305,7 @@ def test_the_flags_of_vllm_switch_it_on() -> None:
         ((None, None, {"kv_connector": "NixlConnector"}), "--prefill-workers"),
         ((None, None, {"kv_connector": "OffloadingConnector"}), "needs cpu_bytes_to_use"),
         ((4, "lmcache", None), "--kv-offloading-backend lmcache is not supported"),
-        ((0, None, None), "must be positive"),
+        ((0, None, None), "must be above 0"),
         (("much", None, None), "must be a number of GiB"),
         ((None, None, "{"), "is not JSON"),
         (

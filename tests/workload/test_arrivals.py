@@ -56,11 +56,13 @@ def test_arrivals_begin_at_zero_and_never_fall(process: ArrivalProcess) -> None:
 @pytest.mark.parametrize("value", [0, -1, float("nan"), float("inf"), True, "10"])
 def test_a_rate_must_be_finite_and_positive(value: Any) -> None:
     for make in (Constant, Poisson, lambda qps: Gamma(qps, 1)):
-        with pytest.raises(ConfigError, match="qps must be a finite number above 0"):
+        with pytest.raises(ConfigError, match=r"qps must be a (finite number above 0|number), got"):
             make(value)
-    with pytest.raises(ConfigError, match="burstiness must be a finite number above 0"):
+    with pytest.raises(ConfigError, match=r"burstiness must be a (finite number above 0|number), got"):
         Gamma(1, value)
-    with pytest.raises(ConfigError, match="arrival_rate_scale must be a finite number above 0"):
+    with pytest.raises(
+        ConfigError, match=r"arrival_rate_scale must be a (finite number above 0|number), got"
+    ):
         OpenLoop(arrival_rate_scale=value)
 
 

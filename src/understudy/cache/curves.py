@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from understudy._core import BlockVisits
+from understudy.checks import share
 from understudy.errors import ConfigError
 from understudy.kv.policy import BUILT_IN_POLICIES
 from understudy.run.admissions import admission_order
@@ -68,10 +69,7 @@ class CacheCurves:
         its blocks. `warm_up` is the share of requests, from the first, that fill the caches without being counted.
         Errors: ConfigError unless 0 ≤ `warm_up` < 1; InvalidArgument for 2^32 block visits or more.
         """
-        if not 0 <= warm_up < 1:
-            raise ConfigError(
-                f"warm_up must be at least 0 and below 1, got {warm_up}; 0.5 skips the first half"
-            )
+        share("warm_up", warm_up, or_zero=True, or_one=False, remedy="0.5 skips the first half")
         self.block_size = block_size
         self.visits = BlockVisits(workload, block_size, prompts_only) if visits is None else visits
         self.is_serial = run is None

@@ -71,10 +71,10 @@ def add_parser(verbs: Verbs) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Fit and write a timing file, or score one with `check`."""
-    from understudy.errors import ConfigError
+    from understudy.checks import share
 
-    if args.least_length is not None and not 0 < args.least_length <= 1:
-        raise ConfigError(f"--least-length must be above 0 and at most 1, got {args.least_length:g}")
+    if args.least_length is not None:
+        share("--least-length", args.least_length)
     if args.benchmarks[0] == "check":
         return _check(args, [Path(name) for name in args.benchmarks[1:]])
     return _fit(args, [Path(name) for name in args.benchmarks])

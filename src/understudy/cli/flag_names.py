@@ -13,6 +13,8 @@ _FLAG_OF_SETTING = {
     "use_events": "--no-kv-events",
     "gpu.name": "--gpu",
     "tensor_parallel": "--tensor-parallel-size",
+    "kv_bytes_per_token": "--kv-cache-bytes-per-token",
+    "lease_s": "--kv-lease-duration",
 }
 """Flags whose names differ from their settings."""
 _SETTING = r"[a-z]\w*(?:\.\w+|: \w+(?=[ :]))*"

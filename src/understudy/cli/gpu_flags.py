@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from understudy.errors import ConfigError
+from understudy.plain_numbers import refuse_number
 from understudy.timing.gpu_flags import GPU_FLAGS, TIMING_HELP, timing_settings
 
 if TYPE_CHECKING:
@@ -62,7 +63,8 @@ def read_gpu_flags(args: argparse.Namespace) -> dict[str, Any]:
         try:
             gpu[about.field] = value if about.kind == "bool" else KINDS[about.kind](value)
         except ValueError:
-            raise ConfigError(f"--{name} must be a number, got {value!r}") from None
+            refused = refuse_number(value, whole=about.kind == "int", unit=about.metavar)
+            raise ConfigError(f"--{name} {refused}") from None
     return gpu
 
 

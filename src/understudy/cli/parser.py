@@ -8,7 +8,7 @@ import sys
 from difflib import get_close_matches
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from understudy.plain_numbers import parse_number, parse_whole_number
+from understudy.plain_numbers import parse_number, parse_whole_number, refuse_number
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -16,7 +16,6 @@ if TYPE_CHECKING:
 EXIT_USAGE = 2
 MOST_FLAGS_IN_USAGE = 5
 HELP_FLAGS = ("-h", "--help", "--help-all")
-_KINDS = {"int": "a whole number", "float": "a number"}
 
 
 class Parser(argparse.ArgumentParser):
@@ -28,8 +27,6 @@ class Parser(argparse.ArgumentParser):
             "allow_abbrev": False,
         }
         super().__init__(**defaults | settings)
-        self.register("type", int, parse_whole_number)
-        self.register("type", float, parse_number)
 
     def format_help(self) -> str:
         """Return the help: a usage of one line where flags are many, the examples, then the flags."""
@@ -114,6 +111,18 @@ class Parser(argparse.ArgumentParser):
             )
         return parsed, rest
 
+    def _get_value(self, action: argparse.Action, arg_string: str) -> Any:
+        """Parse a value; the error of a number names its unit and what to write."""
+        if action.type not in (int, float):
+            return super()._get_value(action, arg_string)
+        is_whole = action.type is int
+        try:
+            return parse_whole_number(arg_string) if is_whole else parse_number(arg_string)
+        except ValueError:
+            unit = action.metavar if isinstance(action.metavar, str) else None
+            refused = refuse_number(arg_string, whole=is_whole, unit=unit)
+            raise argparse.ArgumentError(action, f"\0{refused}") from None
+
     def error(self, message: str) -> NoReturn:
         """Print one line, `PROG: flag: problem; remedy`, and exit with 2."""
         text = _rewrite(message)
@@ -166,8 +175,8 @@ def _rewrite(message: str) -> str:
         name, value, listed = found.groups()
         choices = [choice.strip(" '") for choice in listed.split(",")]
         return f"{name}: {value!r} is not known{suggest(value, choices) or f'; choose {_join(choices)}'}"
-    if found := re.fullmatch(r"argument (\S+): invalid (\w+) value: (.*)", message, re.DOTALL):
-        return f"{found[1]} must be {_KINDS.get(found[2], found[2])}, got {found[3]}"
+    if found := re.fullmatch(r"argument (\S+): \0(.*)", message, re.DOTALL):
+        return f"{found[1]} {found[2]}"
     if found := re.fullmatch(r"argument (\S+): expected (?:one|at least one) argument", message):
         return f"{found[1]} needs a value"
     if found := re.fullmatch(r"argument (\S+): ignored explicit argument (.*)", message, re.DOTALL):

@@ -125,12 +125,13 @@ def run(args: argparse.Namespace) -> int:
 def _read_loads(args: argparse.Namespace) -> list[NamedLoad] | None:
     """Read the loads that the flags or a benchmark file describe; None for a table, a trace or a recorded run."""
     from understudy.calibrate.inputs import build_closed_loop, is_benchmark, read_loads
+    from understudy.checks import share
     from understudy.errors import ConfigError
 
     given = deployment_flags.list_given_flags(args, ("isl", "osl", "num-prompts"))
     least = args.least_length
-    if least is not None and not 0 < least <= 1:
-        raise ConfigError(f"--least-length must be above 0 and at most 1, got {least:g}")
+    if least is not None:
+        share("--least-length", least)
     if args.inputs is not None:
         if given:
             raise ConfigError(f"{given[0]} describes a load, and INPUTS is one; leave out one of them")

@@ -108,8 +108,7 @@ def replay_on_live_workers(
     args: argparse.Namespace, settings: ReplaySettings, workload: Workload, progress: Any
 ) -> Report:
     """Replay against live workers over HTTP; the report includes the machine's lateness."""
-    import math
-
+    from understudy.checks import positive_number
     from understudy.errors import ConfigError
     from understudy.server.online import replay_online
     from understudy.workload import OpenLoop
@@ -138,8 +137,7 @@ def replay_on_live_workers(
             "data_parallel_size makes ranks that step together, which only offline runs support; leave out --online"
         )
     clock_speed = 1.0 if args.clock_speed is None else args.clock_speed
-    if not (math.isfinite(clock_speed) and clock_speed > 0):
-        raise ConfigError(f"--clock-speed must be positive, got {clock_speed:g}")
+    positive_number("--clock-speed", clock_speed, remedy="2 runs the clock twice as fast")
     if settings.engine.mocker.route_rejected:
         raise ConfigError("--route-rejected is for offline runs; leave out --online")
     return replay_online(

@@ -300,6 +300,8 @@ def _sweep(args: argparse.Namespace, space: Space, workload: Workload) -> Sweep:
 
 def _check_flags(args: argparse.Namespace) -> None:
     """Reject flags of a run that a sweep does not support."""
+    from understudy.checks import share, whole_number
+
     if args.engine == "qwen3" or args.step_times is not None:
         raise ConfigError("--engine qwen3: a sweep simulates vllm or sglang; choose one")
     if args.compare_without_tiers:
@@ -308,8 +310,9 @@ def _check_flags(args: argparse.Namespace) -> None:
         )
     if args.ray is not None and args.jobs is not None:
         raise ConfigError("--jobs: contradicts --ray, whose cluster has its own processes; give one")
-    if not 0 < args.goal <= 1:
-        raise ConfigError(f"--goal must be a share above 0 and at most 1, got {args.goal:g}")
+    share("--goal", args.goal)
+    if args.max_tokens is not None:
+        whole_number("--max-tokens", args.max_tokens, 1)
 
 
 def _read_workload(args: argparse.Namespace) -> Workload:

@@ -6,6 +6,7 @@ import re
 from typing import TYPE_CHECKING, Any
 
 from understudy.errors import ConfigError
+from understudy.plain_numbers import refuse_number
 
 if TYPE_CHECKING:
     import argparse
@@ -187,8 +188,8 @@ def _parse_number(flag: str, value: str, kind: type) -> Any:
     try:
         return kind(value)
     except ValueError:
-        what = "a whole number" if kind is int else "a number"
-        raise ConfigError(f"{flag} must be {what}, got {value!r}") from None
+        unit = "MS" if flag.endswith("-ms") else None
+        raise ConfigError(f"{flag} {refuse_number(value, whole=kind is int, unit=unit)}") from None
 
 
 def _parse_gbps(flag: str, value: str) -> float:

@@ -44,7 +44,7 @@ class MockerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
             number = plain_number(field, getattr(self, field))
             if not math.isfinite(number) or number <= 0:
                 raise ConfigError(
-                    f"{field} must be finite and positive (1 leaves times as they are), got {number}"
+                    f"{field} must be finite and above 0, got {number:g}; 1 leaves times as they are"
                 )
             msgspec.structs.force_setattr(self, field, number)
         self._check_drafts()
@@ -60,7 +60,7 @@ class MockerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
             return
         msgspec.structs.force_setattr(self, "aic_nextn", whole_number("aic_nextn", self.aic_nextn))
         if not 1 <= self.aic_nextn <= 5:
-            raise ConfigError(f"aic_nextn must be in 1 … 5, got {self.aic_nextn}")
+            raise ConfigError(f"aic_nextn must be from 1 to 5 draft tokens, got {self.aic_nextn}")
         if self.decode_speedup_ratio != 1:
             raise ConfigError(
                 "decode_speedup_ratio contradicts aic_nextn: speculation makes decoding faster by itself; leave it at 1"

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from understudy.checks import share
 from understudy.defaults import Default
 from understudy.errors import ConfigError
 
@@ -38,8 +39,7 @@ def refuse_contradictions(config: VllmConfig) -> None:
         raise ConfigError(
             f"max_num_active_seqs={config.max_num_active_seqs} must not be above max_num_seqs={config.max_num_seqs}"
         )
-    if not 0 <= config.watermark < 1:
-        raise ConfigError(f"watermark must be in [0, 1), got {config.watermark}")
+    share("watermark", config.watermark, or_zero=True, or_one=False)
     budget = config.max_num_batched_tokens
     if budget is not None and config.max_num_seqs is not None and config.max_num_seqs > budget:
         raise ConfigError(

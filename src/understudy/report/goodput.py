@@ -40,7 +40,8 @@ class Slo:
             number = isinstance(limit, (int, float)) and not isinstance(limit, bool)
             if not (number and math.isfinite(limit) and 0 < limit <= MAX_LIMIT_MS):
                 raise ConfigError(
-                    f"{name} must be a positive number of milliseconds, at most {MAX_LIMIT_MS:g}, got {limit!r}"
+                    f"{name} must be a positive number of milliseconds, at most {MAX_LIMIT_MS:g}, got "
+                    f"{f'{limit:g}' if number else repr(limit)}; 2000 is two seconds"
                 )
 
     def met(self, timeline: Timeline) -> BoolColumn:

@@ -10,7 +10,7 @@ import msgspec
 
 from understudy._core import Disaggregation as CoreDisaggregation
 from understudy._core import HandOffLinks, VllmTransfer, uncached_rule, user_decider, with_transfer
-from understudy.checks import whole_number
+from understudy.checks import share, whole_number
 from understudy.errors import ConfigError
 from understudy.router.kv import KvRouting
 from understudy.router.load import load_router
@@ -94,15 +94,13 @@ class Disaggregation(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
         for name in ("link_gbps", "backend_gbps"):
             value = getattr(self, name)
             if not isinstance(value, int | float) or not value > 0:
-                raise ConfigError(f"{name} must be above 0 (inf: no limit), got {value!r}")
+                raise ConfigError(f"{name} must be above 0, got {value!r}; inf is no limit")
         for name in ("link_latency_ms", "hop_ms"):
             value = getattr(self, name)
             if not isinstance(value, int | float) or not 0 <= value <= 3_600_000:
                 raise ConfigError(f"{name} must be 0 to 3,600,000 ms, got {value!r}")
         whole_number("lease_s", self.lease_s, 1, 1_000_000)
-        rate = self.transfer_failure_rate
-        if isinstance(rate, bool) or not isinstance(rate, int | float) or not 0 <= rate <= 1:
-            raise ConfigError(f"transfer_failure_rate must be in [0, 1], got {rate!r}")
+        share("transfer_failure_rate", self.transfer_failure_rate, or_zero=True)
         if self.kv_load_failure_policy not in ("fail", "recompute"):
             raise ConfigError(
                 f"kv_load_failure_policy must be fail or recompute, got {self.kv_load_failure_policy!r}"

@@ -232,7 +232,9 @@ class ReplaySettings(msgspec.Struct, frozen=True, kw_only=True):
         if read.router is not None and read.routing != "kv":
             named = list(merged["router"]) or ["router"]
             subject = f"{', '.join(named)} {'is' if len(named) == 1 else 'are'}"
-            raise ConfigError(f"{subject} for routing kv, but routing is {read.routing}")
+            raise ConfigError(
+                f"{subject} for routing kv, but routing is {read.routing}; give routing kv, or leave it out"
+            )
         return read
 
 

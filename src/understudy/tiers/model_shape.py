@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 from pathlib import Path
 
+from understudy.checks import share
 from understudy.errors import ConfigError
 from understudy.groups.of_model import config_of_model
 from understudy.kv.counts import count
@@ -103,8 +104,7 @@ class ModelShape:
         Memory times utilisation, less one GPU's share of `weights` (of the whole model) and `overhead` (activations,
         graphs), divided by the bytes per block.
         """
-        if not 0 < gpu_memory_utilization <= 1:
-            raise ConfigError(f"gpu_memory_utilization must be in (0, 1], got {gpu_memory_utilization}")
+        share("gpu_memory_utilization", gpu_memory_utilization)
         # Compute with the exact decimal, not with its binary approximation.
         usable = int(parse_bytes("gpu_memory", gpu_memory) * Fraction(str(gpu_memory_utilization)))
         spent = -(

@@ -7,7 +7,7 @@ from typing import Any, Literal, get_args
 
 import msgspec
 
-from understudy.checks import read_as, whole_number
+from understudy.checks import read_as, share, whole_number
 from understudy.errors import ConfigError
 from understudy.kv.policy import read_policy
 from understudy.tiers.sizes import parse_bytes
@@ -117,8 +117,7 @@ class OffloadSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     """A class (or another callable without arguments) that returns an `OffloadPolicy`; None: offload all blocks."""
 
     def __post_init__(self) -> None:
-        if not (0 <= self.onboard_failure_rate <= 1):
-            raise ConfigError(f"onboard_failure_rate must be in [0, 1], got {self.onboard_failure_rate}")
+        share("onboard_failure_rate", self.onboard_failure_rate, or_zero=True)
         if self.filter is not None and not callable(self.filter):
             raise ConfigError(
                 "filter must be a class that implements OffloadPolicy (every run creates its own object), got "

@@ -7,6 +7,7 @@ import math
 from typing import Any
 
 from understudy.errors import ConfigError
+from understudy.plain_numbers import refuse_number
 
 CONNECTOR = "OffloadingConnector"
 VLLM_NAMES = ("kv_offloading_size", "kv_offloading_backend", "kv_transfer_config")
@@ -66,9 +67,11 @@ def _parse_gib(size_gib: object) -> int:
     try:
         size = math.nan if isinstance(size_gib, bool) else float(size_gib)  # type: ignore[arg-type]
     except (TypeError, ValueError):
-        raise ConfigError(f"--kv-offloading-size must be a number of GiB, got {size_gib!r}") from None
+        raise ConfigError(f"--kv-offloading-size {refuse_number(str(size_gib), unit='GIB')}") from None
     if not (math.isfinite(size) and size > 0):
-        raise ConfigError(f"--kv-offloading-size must be positive, got {size_gib}")
+        raise ConfigError(
+            f"--kv-offloading-size must be above 0, got {size_gib}; give GiB, such as 64, or leave it out for none"
+        )
     return int(size * (1 << 30))
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
+from understudy.checks import share
 from understudy.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -33,9 +34,7 @@ class KvMemory(NamedTuple):
 
 def usable_bytes(memory: float, gpu_memory_utilization: float) -> float:
     """Return the bytes of a GPU's memory that an engine may use. ConfigError if the share is not in (0, 1]."""
-    if not 0 < gpu_memory_utilization <= 1:
-        raise ConfigError(f"gpu_memory_utilization must be in (0, 1], got {gpu_memory_utilization}")
-    return gpu_memory_utilization * memory
+    return share("gpu_memory_utilization", gpu_memory_utilization) * memory
 
 
 def kv_memory(

@@ -30,7 +30,7 @@ class Gpu(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
         for name in ("bandwidth_gbps", "bf16_tflops", "link_gbps", "memory_gb", "fp8_tflops", "fp4_tflops"):
             value = getattr(self, name)
             if value is not None and not (math.isfinite(value) and value > 0):
-                raise ConfigError(f"gpu.{name} must be a finite number above 0, got {value}")
+                raise ConfigError(f"gpu.{name} must be a finite number above 0, got {value:g}")
 
     def describe(self) -> str:
         """Return the name, and the GPU for which this data sheet stands in."""

@@ -5,13 +5,12 @@ All are immutable data. A configuration file names them by `kind`, for example `
 
 from __future__ import annotations
 
-import math
 from typing import TYPE_CHECKING
 
 import msgspec
 import numpy as np
 
-from understudy.checks import whole_number
+from understudy.checks import positive_number, whole_number
 from understudy.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -135,9 +134,5 @@ def _sum_gaps(gaps_s: NDArray[np.float64], sessions: int) -> NDArray[np.float64]
 
 
 def _check_positive(field: str, value: float) -> None:
-    if (
-        isinstance(value, bool)
-        or not isinstance(value, int | float)
-        or not (math.isfinite(value) and value > 0)
-    ):
-        raise ConfigError(f"{field} must be a finite number above 0, got {value!r}")
+    is_scale = field == "arrival_rate_scale"
+    positive_number(field, value, remedy="1 leaves the times as they are, 2 halves them" if is_scale else "")

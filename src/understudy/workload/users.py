@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from understudy.checks import whole_number
+from understudy.checks import positive_number, whole_number
 from understudy.errors import ConfigError
 from understudy.workload.arrivals import ClosedLoop
 from understudy.workload.combine import concat
@@ -80,12 +79,7 @@ def scale_users(workload: Workload, users: float, *, seed: int = 0) -> Workload:
 
 def check_users(users: float) -> None:
     """Raise ConfigError unless `users` is a finite number above 0."""
-    if (
-        isinstance(users, bool)
-        or not isinstance(users, int | float)
-        or not (math.isfinite(users) and users > 0)
-    ):
-        raise ConfigError(f"users must be a finite number above 0, got {users!r}")
+    positive_number("users", users, remedy="1 is the trace as it is, 2 twice its users, 0.5 half of them")
 
 
 def check_load(users: float, load: object) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, TypedDict, TypeVar
@@ -10,7 +9,7 @@ from typing import TYPE_CHECKING, TypedDict, TypeVar
 import numpy as np
 
 from understudy._core import xxh3_64
-from understudy.checks import whole_number
+from understudy.checks import positive_number, whole_number
 from understudy.errors import ConfigError, InvalidArgument
 from understudy.workload.columns import (
     BoolColumn,
@@ -273,8 +272,7 @@ class Workload:
 
         Errors: ConfigError unless `ratio` is finite and above 0, or if a time is or becomes too large to be exact.
         """
-        if not (math.isfinite(ratio) and ratio > 0):
-            raise ConfigError(f"arrival_rate_scale must be a finite number above 0, got {ratio}")
+        positive_number("arrival_rate_scale", ratio, remedy="1 leaves the times as they are, 2 halves them")
         if ratio == 1:
             return self
         arrival_ns = _divide("arrival_ns", self.arrival_ns, ratio)
