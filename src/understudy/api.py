@@ -45,7 +45,7 @@ if TYPE_CHECKING:
 
     from understudy.engines.engine_config import EngineConfig
     from understudy.engines.timing import TimingModel
-    from understudy.run.offline import RoutingChoice
+    from understudy.run.routing_choice import RoutingChoice
     from understudy.tiers.gpu import GpuSettings
     from understudy.workload import ClosedLoop, Lockstep, OpenLoop
 
@@ -228,10 +228,11 @@ def replay(
     facts = replace(facts, notes=(*workload.notes, *notes))
     saved = None
     if run.steps is not None:
+        from understudy.explain.outputs import write_run
         from understudy.explain.saved_run import SavedRun
 
         saved = SavedRun.of(run.timeline, run.steps, facts, routed)
-        saved.write(save_run=outputs.save_run, perfetto=outputs.perfetto)
+        write_run(saved, save_run=outputs.save_run, perfetto=outputs.perfetto)
     report = Report.build(run.timeline, facts, slo)
     facts = replace(facts, wall_time_s=time.perf_counter() - started)
     report = replace(report, run=facts, workload=workload, decisions=routed, saved=saved)

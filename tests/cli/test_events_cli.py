@@ -14,11 +14,11 @@ import msgspec
 import pytest
 
 from understudy.cli import main, subscription
-from understudy.engines.scenario import read_scenario
 from understudy.events.capture import read_messages
 from understudy.events.publisher import Publisher
 from understudy.events.wire import BlockStored, decode_batch, live_frames, parse_frames
 from understudy.run.offline import run_offline
+from understudy.workload.scenario import read_scenario
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from understudy.cli import VERBS, build_parser, list_verbs, main
+from understudy.cli import VERBS, build_parser, main
+from understudy.cli.verbs import list_verbs
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -9,8 +9,9 @@ import msgspec
 from model.vllm_config import RECORDED, Profile
 from model.vllm_format import RequestSpec, Scenario, expand_prompt
 from understudy import _core
+from understudy.conformance.submit import blocks_of
 from understudy.engines.profiles import VersionProfile
-from understudy.engines.scenario import ScenarioConfig, ScenarioRequest, blocks_of
+from understudy.workload.scenario import ScenarioConfig, ScenarioRequest
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -15,8 +15,8 @@ from typing import Any
 
 import msgspec
 
-from understudy.engines.handoff_recording import HandOffRun
-from understudy.engines.handoff_scenario import HandOffScenario
+from understudy.conformance.handoff_recording import HandOffRun
+from understudy.conformance.handoff_scenario import HandOffScenario
 from understudy.engines.profiles import find_recorded_profile
 
 

@@ -8,14 +8,14 @@ from pathlib import Path
 
 import pytest
 
-from understudy.engines.clock_conformance import (
+from understudy.conformance.clock import (
     ClockRecording,
     compare_clock,
     describe_difference,
     run_clock_scenario,
 )
-from understudy.engines.recordings import read_file_as
 from understudy.errors import InvalidArgument
+from understudy.workload.scenario import read_file_as
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "vllm-clock"
 NAMES = sorted(path.name.removesuffix(".json.gz") for path in GOLDEN.glob("*.json.gz"))

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from engines.building import engine_profile
 from model.clock_loop import ClockLoop, Seen
 from model.vllm_config import RECORDED, V0_31, Profile
-from understudy.engines.clock_conformance import ClockRecording, ClockScenario, run_clock_scenario
-from understudy.engines.recordings import read_file_as
+from understudy.conformance.clock import ClockRecording, ClockScenario, run_clock_scenario
+from understudy.workload.scenario import read_file_as
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "vllm-clock"
 

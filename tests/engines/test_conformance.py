@@ -11,19 +11,14 @@ from typing import Any
 import msgspec
 import pytest
 
-from understudy.engines.conformance import (
-    Outcome,
-    compare,
-    compare_all,
-    compare_recording,
-    describe_difference,
-)
+from understudy.conformance.compare import compare, compare_all, compare_recording, describe_difference
+from understudy.conformance.outcome import Outcome
+from understudy.conformance.recorder import run_scenario
+from understudy.conformance.recordings import Recording, find_recordings
 from understudy.engines.profiles import NEWEST, PROFILES, find_profile
-from understudy.engines.recorder import run_scenario
-from understudy.engines.recordings import Recording, find_recordings
-from understudy.engines.scenario import read_scenario
 from understudy.engines.vllm_config import VllmConfig
 from understudy.errors import ConfigError, InvalidArgument
+from understudy.workload.scenario import read_scenario
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "vllm"
 NAMES = sorted(path.stem for path in (GOLDEN / "scenarios").glob("*.json"))

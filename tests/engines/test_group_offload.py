@@ -11,8 +11,8 @@ import pytest
 
 from release.families import FAMILIES
 from replay.building import ONE_MS, crowd
-from understudy.engines.conformance import compare_offload
-from understudy.engines.group_offload_recording import GroupOffloadRun, GroupOffloadScenario
+from understudy.conformance.compare import compare_offload
+from understudy.conformance.group_offload_recording import GroupOffloadRun, GroupOffloadScenario
 from understudy.engines.kv_groups import KvCacheGroup
 from understudy.engines.offload_profiles import offload_profile
 from understudy.engines.profiles import PROFILES

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from model.group_offload import Request
 from model.group_offload_run import ModelRun, model_scenario
 from release.families import FAMILIES
-from understudy.engines.group_offload_recording import GroupOffloadRun, GroupOffloadScenario
+from understudy.conformance.group_offload_recording import GroupOffloadRun, GroupOffloadScenario
 from understudy.engines.offload_profiles import offload_profile
 from understudy.engines.profiles import PROFILES
 

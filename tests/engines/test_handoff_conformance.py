@@ -18,8 +18,8 @@ from understudy._core import (
     constant_timing,
     with_transfer,
 )
-from understudy.engines.conformance import compare_handoff
-from understudy.engines.recordings import find_recordings
+from understudy.conformance.compare import compare_handoff
+from understudy.conformance.recordings import find_recordings
 from understudy.errors import ConfigError, InvalidArgument
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "vllm-pd"

@@ -14,24 +14,24 @@ import pytest
 from release.group_family import draw_groups
 from replay.building import ONE_MS, conversations, crowd, single_turns
 from understudy import _core
-from understudy.engines.conformance import compare_recording
-from understudy.engines.group_recording import (
+from understudy.conformance.compare import compare_recording
+from understudy.conformance.group_recording import (
     GroupRun,
     GroupScenario,
     GroupScenarioConfig,
 )
+from understudy.conformance.recorder import run_scenario
+from understudy.conformance.recordings import Recording, find_recordings
 from understudy.engines.kv_groups import KvCacheGroup, kv_cache_groups
 from understudy.engines.mocker_settings import MockerSettings
 from understudy.engines.profiles import PROFILES
-from understudy.engines.recorder import run_scenario
-from understudy.engines.recordings import Recording, find_recordings, read_file_as
-from understudy.engines.scenario import read_scenario
 from understudy.engines.speculation import SpeculativeConfig
 from understudy.engines.vllm_config import VllmConfig
 from understudy.errors import ConfigError, InvalidArgument, WrongState
 from understudy.groups import Layer, groups_of_model, plan_groups
 from understudy.run.offline import run_offline
 from understudy.workload import Normal
+from understudy.workload.scenario import read_file_as, read_scenario
 
 GOLDEN = Path(__file__).parents[1] / "golden"
 RECORDINGS = find_recordings(GOLDEN / "vllm-hybrid")

@@ -11,9 +11,9 @@ import pytest
 
 from model.vllm_connector import RELEASES
 from model.vllm_offload import named, run_offload
-from understudy.engines.conformance import compare_offload
+from understudy.conformance.compare import compare_offload
+from understudy.conformance.recordings import find_recordings
 from understudy.engines.offload_profiles import RECORDED, V0_32, offload_profile
-from understudy.engines.recordings import find_recordings
 from understudy.errors import ConfigError, InvalidArgument
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "vllm-offload"

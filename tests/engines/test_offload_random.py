@@ -14,10 +14,10 @@ from hypothesis import strategies as st
 
 from model.vllm_connector import RELEASES
 from model.vllm_offload import named, run_offload
+from understudy.conformance.offload_recording import OffloadRun, OffloadScenario
 from understudy.engines.offload_profiles import offload_profile
-from understudy.engines.offload_recording import OffloadRun, OffloadScenario
 from understudy.engines.profiles import find_profile
-from understudy.engines.recordings import convert_scenario
+from understudy.workload.scenario import convert_scenario
 
 STEPS = 400
 

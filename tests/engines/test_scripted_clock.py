@@ -14,7 +14,7 @@ from engines.building import MS, constant, engine_for
 from engines.live_driver import LiveDriver
 from model.replay_gen import random_case
 from understudy import _core
-from understudy.engines.scenario import blocks_of
+from understudy.conformance.submit import blocks_of
 from understudy.errors import InvalidArgument, WrongState
 from understudy.run.offline import run_offline
 from understudy.workload import OpenLoop

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from understudy._core import SglangIterations
-from understudy.engines.sglang_conformance import SglangRecording, compare_sglang, find_sglang_recordings
-from understudy.engines.sglang_recording import (
+from understudy.conformance.sglang import SglangRecording, compare_sglang, find_sglang_recordings
+from understudy.conformance.sglang_recording import (
     SglangRequest,
     SglangScenario,
     SglangScenarioConfig,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from understudy.engines.sglang_recording import (
+from understudy.conformance.sglang_recording import (
     SglangRequest,
     SglangScenario,
     SglangScenarioConfig,

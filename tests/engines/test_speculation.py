@@ -15,11 +15,11 @@ from model.scenario_gen import random_scenario
 from model.spec_scheduler import run_spec_scenario as run_model
 from model.vllm_config import RECORDED
 from replay.building import ONE_MS, crowd, play, single_turns
-from understudy.engines.conformance import compare_recording
+from understudy.conformance.compare import compare_recording
+from understudy.conformance.recordings import Recording, find_recordings, read_pair
+from understudy.conformance.spec_recording import SpecScenario, run_spec_scenario
 from understudy.engines.mocker_settings import MockerSettings
 from understudy.engines.profiles import find_profile
-from understudy.engines.recordings import Recording, find_recordings, read_pair
-from understudy.engines.spec_recording import SpecScenario, run_spec_scenario
 from understudy.engines.speculation import SpeculativeConfig
 from understudy.engines.vllm_config import VllmConfig
 from understudy.errors import ConfigError, InvalidArgument

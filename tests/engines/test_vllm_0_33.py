@@ -10,10 +10,10 @@ import msgspec
 import pytest
 
 from replay.building import ONE_MS, crowd, sessions, single_turns
-from understudy.engines.conformance import compare_recording
+from understudy.conformance.compare import compare_recording
+from understudy.conformance.recordings import Recording, find_recordings
 from understudy.engines.offload_profiles import RELEASES as OFFLOADS
 from understudy.engines.profiles import PROFILES, find_profile
-from understudy.engines.recordings import Recording, find_recordings
 from understudy.engines.speculation import SpeculativeConfig
 from understudy.engines.vllm_config import VllmConfig
 from understudy.errors import ConfigError

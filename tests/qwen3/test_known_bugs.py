@@ -26,16 +26,17 @@ from qwen3.building import (
 from understudy.errors import InvalidArgument
 from understudy.kv import KvView
 from understudy.qwen3.arrays import StepArrays
-from understudy.qwen3.backend import rotary_tables
 from understudy.qwen3.batch import Batch, Chunk, Decode
-from understudy.qwen3.build import EngineOptions, _warm_up
+from understudy.qwen3.build import _warm_up
 from understudy.qwen3.engine import Engine
 from understudy.qwen3.forward import forward, unified_step
 from understudy.qwen3.host import HostTier
 from understudy.qwen3.limits import SchedulerConfig
 from understudy.qwen3.memory import build_worst_step
+from understudy.qwen3.options import EngineOptions
 from understudy.qwen3.pages import PinnedPages
 from understudy.qwen3.request import Output, Request
+from understudy.qwen3.rotary import rotary_tables
 from understudy.qwen3.scheduler import Scheduler
 from understudy.timing.recorded.shapes import Shape
 from understudy.tokens import TokenBlocks

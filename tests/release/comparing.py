@@ -8,9 +8,10 @@ import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from understudy.engines.conformance import Difference, compare_recording
+from understudy.conformance.compare import compare_recording
+from understudy.conformance.outcome import Difference
+from understudy.conformance.recordings import Recording
 from understudy.engines.profiles import find_profile
-from understudy.engines.recordings import Recording
 from understudy.errors import UnderstudyError
 
 if TYPE_CHECKING:

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from release.families import Family, Scenario
-    from understudy.engines.conformance import Difference
+    from understudy.conformance.outcome import Difference
 
 ROOT = Path(__file__).parents[2]
 

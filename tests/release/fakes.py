@@ -7,20 +7,20 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from release.process import RecordingFailed
-from understudy.engines.clock_conformance import ClockScenario, run_clock_scenario
-from understudy.engines.group_offload_recording import GroupOffloadRun, GroupOffloadScenario
-from understudy.engines.group_recording import GroupRun, GroupScenario
-from understudy.engines.handoff_recording import HandOffRun
-from understudy.engines.handoff_scenario import HandOffScenario
+from understudy.conformance.clock import ClockScenario, run_clock_scenario
+from understudy.conformance.group_offload_recording import GroupOffloadRun, GroupOffloadScenario
+from understudy.conformance.group_recording import GroupRun, GroupScenario
+from understudy.conformance.handoff_recording import HandOffRun
+from understudy.conformance.handoff_scenario import HandOffScenario
+from understudy.conformance.offload_recording import OffloadRun, OffloadScenario
+from understudy.conformance.recorder import run_scenario
+from understudy.conformance.sglang_clock import run_sglang_clock
+from understudy.conformance.sglang_recording import SglangScenario, run_sglang_scenario
+from understudy.conformance.spec_recording import SpecScenario, run_spec_scenario
 from understudy.engines.offload_profiles import offload_profile
-from understudy.engines.offload_recording import OffloadRun, OffloadScenario
 from understudy.engines.profiles import find_profile
-from understudy.engines.recorder import run_scenario
-from understudy.engines.scenario import Scenario
-from understudy.engines.sglang_clock import run_sglang_clock
-from understudy.engines.sglang_recording import SglangScenario, run_sglang_scenario
-from understudy.engines.spec_recording import SpecScenario, run_spec_scenario
 from understudy.errors import UnderstudyError
+from understudy.workload.scenario import Scenario
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -8,13 +8,13 @@ import json
 from collections import Counter
 from typing import TYPE_CHECKING, Any
 
+from understudy.conformance.recordings import find_recordings, read_pair
 from understudy.engines.profiles import REVISION
-from understudy.engines.recordings import find_recordings, read_pair
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from understudy.engines.recordings import Recording
+    from understudy.conformance.recordings import Recording
 
 
 def count_recordings(folder: Path) -> list[tuple[str, str, int]]:

@@ -22,8 +22,8 @@ from release.process import Recorder, RecorderProcess, RecordingFailed
 from release.report import FamilyResult
 from release.sglang_families import SGLANG_FAMILIES
 from release.shrink import shrink
-from understudy.engines.conformance import Difference
-from understudy.engines.sglang_conformance import SglangRecording, compare_sglang
+from understudy.conformance.outcome import Difference
+from understudy.conformance.sglang import SglangRecording, compare_sglang
 from understudy.errors import UnderstudyError
 
 if TYPE_CHECKING:

@@ -9,7 +9,7 @@ import pytest
 from release.drill import find_smallest, run_family
 from release.fakes import EngineRecorder, RefusingRecorder
 from release.families import FAMILIES
-from understudy.engines.conformance import compare_all
+from understudy.conformance.compare import compare_all
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -9,7 +9,7 @@ import pytest
 from release.fakes import RefusingRecorder, SglangEngineRecorder
 from release.sglang_drill import run_sglang_family
 from release.sglang_families import SGLANG_FAMILIES
-from understudy.engines.sglang_conformance import compare_sglang, find_sglang_recordings
+from understudy.conformance.sglang import compare_sglang, find_sglang_recordings
 
 if TYPE_CHECKING:
     from pathlib import Path

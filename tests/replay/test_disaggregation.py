@@ -111,7 +111,7 @@ def test_parts_of_the_time_to_the_first_token_add_up_to_it(tmp_path: Any) -> Non
     timeline = run(make_workload(tmp_path, 2), SMALL, link_gbps=0.0005, hop_ms=3.0).timeline
     columns = timeline.handoff
     assert columns is not None
-    parts = columns.ttft_parts_ns(timeline)
+    parts = columns.ttft_parts_ns(timeline.arrival_ns, timeline.first_token_ns)
     assert all((part >= 0).all() for part in parts.values())
     rows = columns.remote
     assert np.array_equal(

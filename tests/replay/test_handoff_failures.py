@@ -102,7 +102,7 @@ def test_parts_of_the_ttft_leave_out_failed_hand_offs(tmp_path: Any) -> None:
         kv_load_failure_policy="recompute",
     )
     columns, timeline = columns_of(found), found.timeline
-    parts = columns.ttft_parts_ns(timeline)
+    parts = columns.ttft_parts_ns(timeline.arrival_ns, timeline.first_token_ns)
     rows = columns.way == Way.REMOTE
     assert all((part >= 0).all() for part in parts.values())
     assert np.array_equal(

@@ -15,7 +15,6 @@ from replay.building import ONE_MS, conversations, crowd, sessions, single_turns
 from understudy import _core
 from understudy._core import Tier
 from understudy.cli import main
-from understudy.engines.scenario import read_scenario
 from understudy.engines.vllm_config import VllmConfig
 from understudy.errors import ConfigError, InvalidArgument, WrongState
 from understudy.kv import EvictionPolicy
@@ -25,6 +24,7 @@ from understudy.run.offline import run_offline
 from understudy.run.pools import WorkerPool
 from understudy.tiers import TiersConfig
 from understudy.workload import ClosedLoop, Lockstep, concat, read_trace, write_mooncake
+from understudy.workload.scenario import read_scenario
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "vllm"
 NAMES = sorted(path.stem for path in (GOLDEN / "scenarios").iterdir())

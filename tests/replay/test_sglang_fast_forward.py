@@ -12,8 +12,8 @@ import pytest
 
 from replay.building import ONE_MS
 from understudy._core import SglangIterations
+from understudy.conformance.sglang_recording import SglangScenarioConfig
 from understudy.engines.sglang_config import SglangConfig
-from understudy.engines.sglang_recording import SglangScenarioConfig
 from understudy.engines.timing import Polynomial
 from understudy.router import KvRouting
 from understudy.run.offline import run_offline

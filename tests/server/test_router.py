@@ -11,8 +11,8 @@ from server.client import Client, serving
 from server.router_scene import EVENTS, C, Scene, play, scene
 from understudy.errors import ConfigError
 from understudy.router import KvRouting, Router
+from understudy.server.proxy.address import WorkerAddress
 from understudy.server.proxy.service import RouterService, RouterSettings
-from understudy.server.proxy.workers import WorkerAddress
 
 
 def test_prompts_go_to_where_their_blocks_are() -> None:

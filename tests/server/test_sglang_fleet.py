@@ -17,8 +17,8 @@ from server.sglang_server import QUICK, until
 from understudy.errors import ConfigError
 from understudy.events.wire import AllBlocksCleared, BlockRemoved, BlockStored
 from understudy.server.fleet.fleet import Fleet, FleetSettings
+from understudy.server.proxy.address import WorkerAddress
 from understudy.server.proxy.service import RouterService, RouterSettings
-from understudy.server.proxy.workers import WorkerAddress
 from understudy.server.settings import ServerSettings
 from understudy.tiers.settings import TiersConfig
 

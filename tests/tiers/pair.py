@@ -12,7 +12,8 @@ from model.tiers import TieredModel
 from model.vllm_config import RECORDED, Profile
 from model.vllm_format import RequestSpec
 from understudy import _core
-from understudy.engines.scenario import ScenarioConfig, ScenarioRequest, blocks_of
+from understudy.conformance.submit import blocks_of
+from understudy.workload.scenario import ScenarioConfig, ScenarioRequest
 
 if TYPE_CHECKING:
     from fractions import Fraction

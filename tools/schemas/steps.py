@@ -12,7 +12,7 @@ from schemas.shapes import (
     describe_object,
     list_of,
 )
-from understudy.engines.recorder import TOTALS
+from understudy.run.step_line import TOTALS
 from understudy.timing.recorded.load import LinkTimes
 from understudy.timing.recorded.record import KIND
 

@@ -6,11 +6,10 @@ Modules import their dependencies inside `run`, so that `--help` stays fast.
 
 from __future__ import annotations
 
-import argparse
 import errno
 import os
 import sys
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from understudy import __version__
 from understudy.cli import (
@@ -37,12 +36,14 @@ from understudy.cli import (
 )
 from understudy.cli.flag_names import replace_settings_by_flags
 from understudy.cli.parser import Parser
+from understudy.cli.verbs import list_verbs
 from understudy.errors import PolicyError, UnderstudyError
 
 if TYPE_CHECKING:
+    import argparse
     from collections.abc import Sequence
 
-    Verbs = argparse._SubParsersAction[argparse.ArgumentParser]
+    from understudy.cli.verbs import Verb
 
 EXIT_ERROR = 2  # bad usage or a typed error; anything else is a defect and shows its traceback
 EXIT_INTERRUPTED = 130
@@ -64,16 +65,6 @@ examples:
   understudy completion bash         print a completion script for the shell
   understudy VERB --help             describe a verb and its flags
 """
-
-
-class Verb(Protocol):
-    """Interface of a verb module."""
-
-    def add_parser(self, verbs: Verbs, /) -> None:
-        """Add the verb and its arguments to the command line."""
-
-    def run(self, args: argparse.Namespace, /) -> int:
-        """Run the verb and return the exit code; `main` prints an UnderstudyError and exits with 2."""
 
 
 VERBS: dict[str, Verb] = {
@@ -111,6 +102,7 @@ def build_parser() -> argparse.ArgumentParser:
     verbs = top.add_subparsers(dest="verb", metavar="VERB", required=True, title="verbs")
     for verb in VERBS.values():
         verb.add_parser(verbs)
+    verbs.choices["completion"].set_defaults(top=top)  # its script has the flags of all verbs
     return top
 
 
@@ -169,9 +161,3 @@ def _list_flags(top: argparse.ArgumentParser, verb: str) -> list[str]:
         flags += [flag for action in parser._actions for flag in action.option_strings]
         pending += list_verbs(parser).values()
     return flags
-
-
-def list_verbs(parser: argparse.ArgumentParser) -> dict[str, argparse.ArgumentParser]:
-    """Return the parsers of the verbs, or of the subcommands of a verb, by name."""
-    choices = [each.choices for each in parser._actions if isinstance(each, argparse._SubParsersAction)]
-    return dict(choices[0]) if choices else {}

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 from msgspec.structs import replace
 
 from understudy.api import replay
-from understudy.cli.replay_modes import read_slo
 from understudy.cli.run_flags import read_settings
+from understudy.cli.slo import read_slo
 from understudy.errors import ConfigError
 from understudy.report.advice import advise
 from understudy.report.remedies import Change, Setup

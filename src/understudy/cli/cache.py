@@ -10,7 +10,7 @@ from understudy.cli import gpu_flags, run_flags, trace_flags
 from understudy.outputs import check_outputs, create, files_named, is_stdout
 
 if TYPE_CHECKING:
-    from understudy.cli import Verbs
+    from understudy.cli.verbs import Verbs
     from understudy.run.settings import ReplaySettings
 
 EXAMPLES = """\

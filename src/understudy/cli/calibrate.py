@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
     from understudy.calibrate.benchmark import Benchmark
     from understudy.calibrate.engine_flags import EngineFlags
-    from understudy.cli import Verbs
+    from understudy.cli.verbs import Verbs
     from understudy.timing.deployment import Deployment
     from understudy.timing.timing_file import FittedInput, TimingFile
 

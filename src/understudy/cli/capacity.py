@@ -10,7 +10,7 @@ from understudy.cli.gpu_flags import add_gpu_setting_flags, read_gpu_flags
 if TYPE_CHECKING:
     import argparse
 
-    from understudy.cli import Verbs
+    from understudy.cli.verbs import Verbs
     from understudy.defaults import BatchLimits
     from understudy.groups import GroupPlan
     from understudy.timing.fitted_engine import FittedEngine

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from understudy.cli.verbs import list_verbs
+
 if TYPE_CHECKING:
     import argparse
     from collections.abc import Iterable
 
-    from understudy.cli import Verbs
+    from understudy.cli.verbs import Verbs
     from understudy.server.flags import Flag
 
 EXAMPLES = """\
@@ -35,11 +37,10 @@ def run(args: argparse.Namespace) -> int:
     """Print the script."""
     import shtab
 
-    from understudy.cli import build_parser, list_verbs
     from understudy.cli.fleet import list_fleet_flags
     from understudy.server.flags.ours import all_flags
 
-    top = build_parser()
+    top: argparse.ArgumentParser = args.top
     verbs = list_verbs(top)
     served = list({flag.name: flag for flag in all_flags().values()}.values())
     _add_flags(verbs["serve"], served)

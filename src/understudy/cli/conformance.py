@@ -13,10 +13,10 @@ if TYPE_CHECKING:
 
     from rich.console import Console
 
-    from understudy.cli import Verbs
-    from understudy.engines.conformance import Outcome
-    from understudy.engines.recordings import Recording
-    from understudy.engines.sglang_conformance import SglangRecording
+    from understudy.cli.verbs import Verbs
+    from understudy.conformance.outcome import Outcome
+    from understudy.conformance.recordings import Recording
+    from understudy.conformance.sglang import SglangRecording
 
 EXAMPLES = """\
 examples:
@@ -63,10 +63,10 @@ def run(args: argparse.Namespace) -> int:
     from rich.console import Console
     from rich.markup import escape
 
-    from understudy.engines.conformance import compare_recording
+    from understudy.conformance.compare import compare_recording
+    from understudy.conformance.recordings import find_recordings
+    from understudy.conformance.sglang import SglangRecording, compare_sglang, find_sglang_recordings
     from understudy.engines.profiles import find_profile
-    from understudy.engines.recordings import find_recordings
-    from understudy.engines.sglang_conformance import SglangRecording, compare_sglang, find_sglang_recordings
     from understudy.errors import ConfigError
 
     console = Console(highlight=False, soft_wrap=True)

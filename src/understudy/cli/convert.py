@@ -11,7 +11,7 @@ from understudy.outputs import check_outputs
 if TYPE_CHECKING:
     import argparse
 
-    from understudy.cli import Verbs
+    from understudy.cli.verbs import Verbs
 
 EXAMPLES = """\
 examples:

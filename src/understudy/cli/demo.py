@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from rich.table import Table
     from rich.text import Text
 
-    from understudy.cli import Verbs
+    from understudy.cli.verbs import Verbs
     from understudy.kv import BlockManager, MutableBlocks, PoolMetrics, RegisteredBlocks
     from understudy.tokens import Identity, TokenBlocks
 

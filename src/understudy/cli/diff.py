@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
     from rich.console import Console
 
-    from understudy.cli import Verbs
+    from understudy.cli.verbs import Verbs
 
 EXAMPLES = """\
 examples:

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from contextlib import ExitStack
 
-    from understudy.cli import Verbs
+    from understudy.cli.verbs import Verbs
     from understudy.events.dialects import Dialect
     from understudy.events.publisher import Publisher
 

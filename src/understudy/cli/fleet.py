@@ -9,7 +9,7 @@ if TYPE_CHECKING:
     import argparse
     from collections.abc import Sequence
 
-    from understudy.cli import Verbs
+    from understudy.cli.verbs import Verbs
     from understudy.server.flags import Flag
     from understudy.server.fleet.fleet import FleetSettings
     from understudy.server.settings import ServerSettings

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     import argparse
 
     from understudy.calibrate.inputs import NamedLoad
-    from understudy.cli import Verbs
+    from understudy.cli.verbs import Verbs
     from understudy.engines.engine_config import EngineConfig
     from understudy.timing.deployment import Deployment
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from understudy.cli.needs_torch import check_torch_is_installed
 from understudy.cli.progress import counter, progress_bars
 from understudy.errors import ConfigError
 from understudy.outputs import check_outputs, files_named
@@ -12,7 +13,7 @@ from understudy.outputs import check_outputs, files_named
 if TYPE_CHECKING:
     import argparse
 
-    from understudy.cli import Verbs
+    from understudy.cli.verbs import Verbs
 
 EXAMPLES = """\
 examples:
@@ -162,14 +163,6 @@ def _reject_unused_flags(args: argparse.Namespace) -> None:
     for name in names:
         if getattr(args, name) is not None:
             raise ConfigError(f"--{name.replace('_', '-')} {why}; leave it out")
-
-
-def check_torch_is_installed() -> None:
-    """Raise ConfigError if the extra [torch] is not installed."""
-    try:
-        import torch  # noqa: F401
-    except ImportError as error:
-        raise ConfigError("the real engine needs PyTorch; pip install 'understudy[torch]'") from error
 
 
 def _build_engine(args: argparse.Namespace) -> Any:

@@ -13,7 +13,7 @@ from understudy.outputs import check_outputs, files_named, is_stdout
 if TYPE_CHECKING:
     import argparse
 
-    from understudy.cli import Verbs
+    from understudy.cli.verbs import Verbs
     from understudy.report import Report
 
 SHORT_EXAMPLES = """\
@@ -192,7 +192,8 @@ def run(args: argparse.Namespace) -> int:
 
     from understudy.api import replay
     from understudy.cli.progress import progress_bar, progress_bars
-    from understudy.cli.replay_modes import read_slo, replay_on_live_workers, replay_real_engine
+    from understudy.cli.replay_modes import replay_on_live_workers, replay_real_engine
+    from understudy.cli.slo import read_slo
     from understudy.errors import InvalidArgument
     from understudy.run.options import Execution, Outputs
     from understudy.run.settings import list_given_files
@@ -286,8 +287,10 @@ def run(args: argparse.Namespace) -> int:
     if args.requests_jsonl:
         report.requests_jsonl(args.requests_jsonl)
     if report.saved is not None:
+        from understudy.explain.outputs import write_run
+
         saved = replace(report.saved, run=facts.to_dict())
-        saved.write(save_run=args.save_run, perfetto=args.perfetto)
+        write_run(saved, save_run=args.save_run, perfetto=args.perfetto)
     if args.html:
         report.to_html(args.html)
     _print_report(report, args, outputs)

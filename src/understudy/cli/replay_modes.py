@@ -5,21 +5,14 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from understudy.cli import engine_flags, gpu_flags, tier_flags
+from understudy.cli.slo import read_slo
 
 if TYPE_CHECKING:
     import argparse
 
-    from understudy.report import Report, Slo
+    from understudy.report import Report
     from understudy.run.settings import ReplaySettings
     from understudy.workload import Workload
-
-
-def read_slo(args: argparse.Namespace) -> Slo | None:
-    """Return the service-level objectives that were given; None without any."""
-    from understudy.report import Slo
-
-    goals = {"ttft_ms": args.slo_ttft_ms, "itl_ms": args.slo_itl_ms, "e2e_ms": args.slo_e2e_ms}
-    return Slo(**goals) if any(value is not None for value in goals.values()) else None
 
 
 _REAL_ENGINE_FLAGS = (
@@ -43,7 +36,7 @@ def replay_real_engine(
     args: argparse.Namespace, settings: ReplaySettings, workload: Workload, progress: Any
 ) -> Report:
     """Replay with the real engine's scheduler and recorded step times. ConfigError names an unsupported flag."""
-    from understudy.cli.qwen3 import check_torch_is_installed
+    from understudy.cli.needs_torch import check_torch_is_installed
     from understudy.errors import ConfigError
     from understudy.workload import OpenLoop
 

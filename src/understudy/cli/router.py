@@ -9,7 +9,7 @@ if TYPE_CHECKING:
     import argparse
 
     from understudy._core import GroupLayout
-    from understudy.cli import Verbs
+    from understudy.cli.verbs import Verbs
 
 EXAMPLES = """\
 examples:
@@ -168,10 +168,10 @@ def run(args: argparse.Namespace) -> int:
     from understudy.checks import port_number, positive_number, whole_number
     from understudy.cli.router_flags import build_live_policy, read_seed
     from understudy.errors import ConfigError
-    from understudy.server.flags.serving import read_api_keys
+    from understudy.server.flags.plan import read_api_keys
     from understudy.server.http import address_of
+    from understudy.server.proxy.address import WorkerAddress
     from understudy.server.proxy.service import RouterService, RouterSettings
-    from understudy.server.proxy.workers import WorkerAddress
     from understudy.server.server import run_until_stopped
 
     logging.basicConfig(level=logging.INFO, format="%(levelname)s %(message)s", stream=sys.stderr)

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from understudy.cli import Verbs
-    from understudy.server.flags.serving import ServePlan
+    from understudy.cli.verbs import Verbs
+    from understudy.server.flags.plan import ServePlan
     from understudy.server.server import Server
 
 EXAMPLES = """\
@@ -135,8 +135,8 @@ def run(args: argparse.Namespace) -> int:
 
 def _open_real_server(plan: ServePlan) -> tuple[Server, Callable[[], None]]:
     """Open a server with the real engine; return it and the function that closes the engine."""
+    from understudy.cli.needs_torch import check_torch_is_installed
     from understudy.cli.progress import progress_bars
-    from understudy.cli.qwen3 import check_torch_is_installed
 
     check_torch_is_installed()
     from understudy.qwen3.serve import open_server

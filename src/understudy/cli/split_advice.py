@@ -65,7 +65,7 @@ def try_splits(
 ) -> Report:
     """Replay other settings of prefill and decode workers; nothing is written by those replays."""
     from understudy.api import replay
-    from understudy.cli.replay_modes import read_slo
+    from understudy.cli.slo import read_slo
     from understudy.run.options import Execution
 
     given = settings.disaggregation

@@ -14,7 +14,7 @@ from understudy.outputs import check_outputs, create, files_named, is_stdout
 if TYPE_CHECKING:
     import argparse
 
-    from understudy.cli import Verbs
+    from understudy.cli.verbs import Verbs
     from understudy.sweep.candidate import Candidate
     from understudy.sweep.result import Sweep
     from understudy.sweep.space import Space
@@ -216,7 +216,7 @@ def _sweep(args: argparse.Namespace, space: Space, workload: Workload) -> Sweep:
 
     from understudy.checks import whole_number
     from understudy.cli.progress import progress_bars
-    from understudy.cli.replay_modes import read_slo
+    from understudy.cli.slo import read_slo
     from understudy.cli.splits import set_split
     from understudy.cli.sweep_search import choose_search, run_search
     from understudy.cli.varied_engines import check_engines

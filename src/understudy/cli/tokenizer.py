@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     import argparse
 
-    from understudy.cli import Verbs
+    from understudy.cli.verbs import Verbs
 
 EXAMPLES = """\
 examples:

@@ -76,7 +76,7 @@ def scenario_settings(args: argparse.Namespace) -> dict[str, Any]:
         return {"load": {"kind": "closed_loop", "concurrency": concurrency}} if concurrency else {}
     if args.format != "vllm-scenario":
         return {}
-    from understudy.engines.scenario import read_scenario
+    from understudy.workload.scenario import read_scenario
 
     settings = read_scenario(args.trace).config.settings()
     return {"engine": settings, "load": {"kind": "lockstep"}}

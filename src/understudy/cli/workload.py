@@ -10,7 +10,7 @@ from understudy.outputs import check_outputs, is_stdout
 if TYPE_CHECKING:
     import argparse
 
-    from understudy.cli import Verbs
+    from understudy.cli.verbs import Verbs
 
 EXAMPLES = """\
 examples:

@@ -10,7 +10,7 @@ from understudy.errors import ConfigError
 
 if TYPE_CHECKING:
     from understudy._core import VllmOffload
-    from understudy.engines.vllm_config import VllmConfig
+    from understudy.engines.vllm_settings import VllmSettings
     from understudy.tiers.plan import TierPlan
 
 
@@ -19,7 +19,7 @@ UNLIMITED_BLOCKS = 1 << 22
 
 
 def build_vllm_offload(
-    plan: TierPlan | None, engine: VllmConfig, max_blocks: int, *, samples: bool = False
+    plan: TierPlan | None, engine: VllmSettings, max_blocks: int, *, samples: bool = False
 ) -> VllmOffload | None:
     """Build the offload of a plan in mode vllm, by the rules of the engine's release; None for other modes.
 

@@ -8,12 +8,12 @@ from understudy.engines.timing import Constant, Interpolated, Polynomial
 
 if TYPE_CHECKING:
     from understudy._core import StepTiming
-    from understudy.engines.vllm_config import VllmConfig
+    from understudy.engines.vllm_settings import VllmSettings
     from understudy.timing.drafter import Drafter
     from understudy.timing.physical import Basis
 
 
-def add_drafter(timing: StepTiming, config: VllmConfig) -> StepTiming:
+def add_drafter(timing: StepTiming, config: VllmSettings) -> StepTiming:
     """Add the drafter's passes to every step of `timing`; unchanged without a drafter, or without its sizes."""
     found = _drafter_of(config)
     if found is None:
@@ -22,7 +22,7 @@ def add_drafter(timing: StepTiming, config: VllmConfig) -> StepTiming:
     return drafter.build(timing, basis.deployment, basis.efficiencies, config.draft_tokens)
 
 
-def note_speculation(config: VllmConfig, *, own_times: bool) -> list[str]:
+def note_speculation(config: VllmSettings, *, own_times: bool) -> list[str]:
     """Note the acceptance, with its numbers, and what drafts cost; nothing without speculation."""
     speculation = config.speculative_config
     if speculation is None:
@@ -37,7 +37,7 @@ def note_speculation(config: VllmConfig, *, own_times: bool) -> list[str]:
     return [speculation.note_acceptance(), f"speculation: {_describe_cost(config, own_times=own_times)}"]
 
 
-def _describe_cost(config: VllmConfig, *, own_times: bool) -> str:
+def _describe_cost(config: VllmSettings, *, own_times: bool) -> str:
     speculation = config.speculative_config
     assert speculation is not None
     if own_times:
@@ -59,7 +59,7 @@ def _describe_cost(config: VllmConfig, *, own_times: bool) -> str:
     return f"{_describe_verification(config)}; {drafting}"
 
 
-def _describe_verification(config: VllmConfig) -> str:
+def _describe_verification(config: VllmSettings) -> str:
     if isinstance(config.timing, Constant):
         return "verifying drafts takes no time, because step times are constants"
     if isinstance(config.timing, Polynomial | Interpolated):
@@ -67,7 +67,7 @@ def _describe_verification(config: VllmConfig) -> str:
     return "a step computes its drafts like other tokens, rejected ones included"
 
 
-def _drafter_of(config: VllmConfig) -> tuple[Drafter, Basis] | None:
+def _drafter_of(config: VllmSettings) -> tuple[Drafter, Basis] | None:
     speculation = config.speculative_config
     basis: Basis | None = getattr(config.timing, "basis", None)
     if speculation is None or basis is None:

@@ -12,10 +12,10 @@ from understudy.errors import ConfigError
 
 if TYPE_CHECKING:
     from understudy.engines.profiles import VersionProfile
-    from understudy.engines.vllm_config import VllmConfig
+    from understudy.engines.vllm_settings import VllmSettings
 
 
-def fit_defaults(config: VllmConfig) -> None:
+def fit_defaults(config: VllmSettings) -> None:
     """Fit the limits that were not given to those that were, as vLLM does."""
     budget, length = config.max_num_batched_tokens, config.max_model_len
     if (
@@ -31,7 +31,7 @@ def fit_defaults(config: VllmConfig) -> None:
         msgspec.structs.force_setattr(config, "max_num_seqs", Default(budget))
 
 
-def refuse_contradictions(config: VllmConfig) -> None:
+def refuse_contradictions(config: VllmSettings) -> None:
     """Refuse limits that contradict each other, as vLLM does."""
     if config.max_num_active_seqs is not None and config.max_num_active_seqs > (
         config.max_num_seqs or config.max_num_active_seqs
@@ -53,7 +53,7 @@ def refuse_contradictions(config: VllmConfig) -> None:
         )
 
 
-def refuse_unused(config: VllmConfig) -> None:
+def refuse_unused(config: VllmSettings) -> None:
     """Refuse settings without an effect, because they need another one."""
     if config.max_loras != 1 and not config.enable_lora:
         raise ConfigError("max_loras needs enable_lora, without which requests name no adapter")
@@ -63,7 +63,7 @@ def refuse_unused(config: VllmConfig) -> None:
         )
 
 
-def refuse_speculation(config: VllmConfig) -> None:
+def refuse_speculation(config: VllmSettings) -> None:
     """Refuse speculation that other settings, or the release, do not support."""
     if config.speculative_config is not None:
         if config.mocker.aic_nextn is not None:
@@ -84,7 +84,7 @@ def refuse_speculation(config: VllmConfig) -> None:
         )
 
 
-def refuse_absent(config: VllmConfig, profile: VersionProfile, called: str) -> None:
+def refuse_absent(config: VllmSettings, profile: VersionProfile, called: str) -> None:
     """Refuse settings that the profile does not have; `called` is the version as the user gave it."""
     if config.watermark and not profile.has_watermark:
         raise ConfigError(f"watermark is not a setting of vLLM {called}; leave it out")

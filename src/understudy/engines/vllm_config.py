@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
@@ -17,19 +17,11 @@ from understudy._core import (
 )
 from understudy.checks import plain_number, read_as, whole_number
 from understudy.defaults import Default
-from understudy.engines.engine_config import EngineConfig
-from understudy.engines.kv_groups import (
-    KvCacheGroup,
-    check_groups,
-    refuse_with_groups,
-    refuse_without_groups,
-    take_kind_names,
-)
+from understudy.engines.group_checks import check_groups, refuse_with_groups, refuse_without_groups
+from understudy.engines.kv_groups import take_kind_names
 from understudy.engines.mocker_names import refuse_unknown, take_mocker_names
 from understudy.engines.mocker_settings import MockerSettings
 from understudy.engines.offload import build_vllm_offload
-from understudy.engines.profiles import NEWEST, VersionProfile, find_profile
-from understudy.engines.speculation import SpeculativeConfig  # noqa: TC001  (msgspec reads the annotation)
 from understudy.engines.speculation_cost import add_drafter, note_speculation
 from understudy.engines.vllm_checks import (
     fit_defaults,
@@ -38,12 +30,16 @@ from understudy.engines.vllm_checks import (
     refuse_speculation,
     refuse_unused,
 )
+from understudy.engines.vllm_settings import VllmSettings
 from understudy.errors import ConfigError
 from understudy.kv.policy import read_policy
 from understudy.tiers.dynamo import take_dynamo_names
 from understudy.tiers.plan import TierPlan
 from understudy.tiers.settings import TiersConfig
 from understudy.tiers.vllm_flags import take_vllm_names
+
+if TYPE_CHECKING:
+    from understudy.engines.profiles import VersionProfile
 
 _CHOICES = {
     "scheduling_policy": ("fcfs", "priority"),
@@ -62,7 +58,7 @@ _KVBM_ORDERS = ("lineage", "lru", "multi_lru")
 """Eviction policies of Dynamo's block manager."""
 
 
-class VllmConfig(EngineConfig, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class VllmConfig(VllmSettings, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Settings of a vLLM worker. `num_gpu_blocks` counts usable blocks (vLLM's own count has one more).
 
     `kv_manager` (the mocker's `g1_backend`): "native" is vLLM's, with several copies of a block and vLLM's free list;
@@ -81,48 +77,6 @@ class VllmConfig(EngineConfig, frozen=True, kw_only=True, forbid_unknown_fields=
         engine = us.VllmConfig(num_gpu_blocks=900, max_num_seqs=64, vllm_version="0.30")
         report = us.replay("trace.jsonl", engine)
     """
-
-    max_num_active_seqs: int | None = None
-    """Admit no request while this many run; None: `max_num_seqs`. Since vLLM 0.31."""
-    long_prefill_token_threshold: int = 0
-    """Most prompt tokens of one request per step; 0: no limit."""
-    long_prefill_token_threshold_adaptive: bool = False
-    """Raise it to `max_num_batched_tokens` ÷ (running + waiting requests). Since vLLM 0.31."""
-    enable_chunked_prefill: bool = True
-    """Whether a prompt may be computed in several steps."""
-    prefill_schedule_interval: int = 1
-    """Steps from one that computes prompts to the next, while other requests decode. Since vLLM 0.33."""
-    scheduling_policy: Literal["fcfs", "priority"] = "fcfs"
-    """Order of waiting requests: by arrival, or by priority (lower first)."""
-    preemption_mode: Literal["lifo", "fifo"] = "lifo"
-    """Which request is preempted when blocks run out: the newest or the oldest."""
-    scheduler_reserve_full_isl: bool | None = None
-    """Admit a request only if blocks for its whole prompt are free; None: the release's default."""
-    watermark: float = 0.0
-    """Share of blocks that stay free when requests are admitted, from 0 to below 1."""
-    enable_lora: bool = False
-    """Whether requests may name LoRA adapters."""
-    max_loras: int = 1
-    """Adapters per batch: a request whose adapter does not fit waits, and others pass it. With enable_lora."""
-    async_scheduling: bool | None = None
-    """None: vLLM's own choice, which since 0.14 is to schedule one batch ahead where possible."""
-    kv_manager: Literal["native", "kvbm"] = "native"
-    """Block manager: vLLM's, or Dynamo's."""
-    eviction_policy: Any = None
-    """Eviction order of cached blocks; None: the manager's own."""
-    speculative_config: SpeculativeConfig | None = None
-    """vLLM's speculative decoding; None: off."""
-    kv_cache_groups: tuple[KvCacheGroup, ...] = ()
-    """Groups of layers that keep different kinds of KV; empty: one group of full attention. Since vLLM 0.33.
-
-    Blocks of all groups are `num_gpu_blocks`; `block_size` follows from the groups: it is their unit of hashing.
-    """
-    prefix_cache_retention_interval: int | None = 0
-    """Tokens between cached blocks of windows and states; 0: only ends of prompts; None: every block."""
-    prefix_match_unit: int | None = None
-    """Unit of hashing in tokens; None: the greatest common divisor of the groups' block sizes."""
-    vllm_version: str = NEWEST
-    """A release, such as 0.26.0 or v0.30 (default: the newest known one)."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -224,16 +178,6 @@ class VllmConfig(EngineConfig, frozen=True, kw_only=True, forbid_unknown_fields=
         appends = {"all_last": True, "uncached_last": not self.enable_prefix_caching}
         free_list = "vllm_append" if appends.get(self.profile.free_order, False) else "vllm"
         return self.eviction_policy in (None, free_list)
-
-    @property
-    def profile(self) -> VersionProfile:
-        """Rules of the release."""
-        return find_profile(self.vllm_version)
-
-    @property
-    def draft_tokens(self) -> int:
-        """Number of tokens that speculation drafts per step."""
-        return 0 if self.speculative_config is None else self.speculative_config.num_speculative_tokens
 
     @property
     def accepts_adapters(self) -> bool:

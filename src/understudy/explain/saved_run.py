@@ -141,17 +141,6 @@ class SavedRun:
             f"--request: the run has no request {name!r}; name a request id, or a row from 0 to {len(self) - 1}"
         )
 
-    def write(
-        self, *, save_run: str | PathLike[str] | None = None, perfetto: str | PathLike[str] | None = None
-    ) -> None:
-        """Write the run and its Perfetto trace, those of the two that are named."""
-        if save_run is not None:
-            self.save(save_run)
-        if perfetto is not None:
-            from understudy.explain.perfetto import write_trace
-
-            write_trace(self, perfetto)
-
     def save(self, path: str | PathLike[str]) -> None:
         """Write the run as a .npz archive. InvalidArgument when the file cannot be written."""
         header = {

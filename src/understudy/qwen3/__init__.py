@@ -9,9 +9,10 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from understudy.qwen3.build import EngineOptions, build_engine
+    from understudy.qwen3.build import build_engine
     from understudy.qwen3.config import Qwen3Config
     from understudy.qwen3.engine import Engine
+    from understudy.qwen3.options import EngineOptions
     from understudy.qwen3.request import Output, Request
     from understudy.qwen3.sampling import GREEDY, SamplingParams
 
@@ -27,7 +28,7 @@ __all__ = [
 ]
 
 _HOMES = {
-    "EngineOptions": "build",
+    "EngineOptions": "options",
     "build_engine": "build",
     "Qwen3Config": "config",
     "Engine": "engine",

@@ -4,13 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Protocol
 
-from understudy.errors import ConfigError
-
 if TYPE_CHECKING:
     import torch
 
     from understudy.qwen3.batch import Batch
-    from understudy.qwen3.config import Qwen3Config
     from understudy.qwen3.weights import Layer
 
 
@@ -42,29 +39,3 @@ class Backend(Protocol):
 
     def argmax(self, logits: torch.Tensor, out: torch.Tensor) -> None:
         """Write the index of the first maximum of every row [rows, vocabulary] to `out` [rows] of int64."""
-
-
-def rotary_tables(config: Qwen3Config, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
-    """Compute cosines and sines [position, head_dim / 2] in float32 for all positions of the model."""
-    import torch
-
-    half = config.head_dim // 2
-    frequencies = 1.0 / config.rope_theta ** (torch.arange(half, dtype=torch.float32, device=device) / half)
-    angles = torch.outer(torch.arange(config.max_positions, dtype=torch.float32, device=device), frequencies)
-    return angles.cos(), angles.sin()
-
-
-def make_backend(config: Qwen3Config, device: torch.device, name: str | None = None) -> Backend:
-    """Create the named backend; the default is Triton kernels on CUDA and plain torch elsewhere."""
-    name = name or ("triton" if device.type == "cuda" else "reference")
-    if name == "reference":
-        from understudy.qwen3.reference import ReferenceBackend
-
-        return ReferenceBackend(config, device)
-    if name != "triton":
-        raise ConfigError(f"backend {name!r} is not known; choose reference or triton")
-    if device.type != "cuda":
-        raise ConfigError("backend triton needs a CUDA device; choose reference")
-    from understudy.qwen3.triton_backend import TritonBackend
-
-    return TritonBackend(config, device)

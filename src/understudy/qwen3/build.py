@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 import torch
 
-from understudy.checks import whole_number
 from understudy.errors import ConfigError
 from understudy.kv import KvCacheManager, KvView
-from understudy.qwen3.backend import make_backend
+from understudy.qwen3.backends import make_backend
 from understudy.qwen3.batch import Decode
 from understudy.qwen3.buffer import KvBuffer
 from understudy.qwen3.config import Qwen3Config, find_config
@@ -24,58 +22,15 @@ from understudy.qwen3.graphs import StepGraphs
 from understudy.qwen3.host import HostTier
 from understudy.qwen3.limits import SchedulerConfig
 from understudy.qwen3.memory import build_dry_chunks, count_blocks_that_fit
+from understudy.qwen3.options import EngineOptions
 from understudy.qwen3.ranks import RankedExecutor, RankSettings
 from understudy.qwen3.sampling import Draw
 from understudy.qwen3.scheduler import Scheduler
 from understudy.qwen3.weights import Weights, load_weights, random_weights
 from understudy.timing.recorded.shapes import CHUNK_ROWS
 
-if TYPE_CHECKING:
-    from understudy.tiers.settings import TiersConfig
-
 Progress = Callable[[str, int, int], None]
 """Callback with the current activity, the number of finished parts, and the number of all parts."""
-
-
-@dataclass(frozen=True, slots=True)
-class EngineOptions:
-    """Options of an engine. The default device is CUDA if available, with the matching backend."""
-
-    device: str | None = None
-    dtype: str | None = None
-    backend: Literal["reference", "triton"] | None = None
-    page_size: int = 16
-    num_blocks: int | None = None
-    """KV blocks (default: what fits into `memory_utilization` of the device after a worst-case step)."""
-    memory_utilization: float = 0.9
-    max_num_seqs: int = 256
-    max_batched_tokens: int = 2048
-    max_model_len: int | None = None
-    prefix_caching: bool = True
-    cuda_graphs: bool = True
-    random_weights: int | None = None
-    """Seed for random weights instead of a checkpoint."""
-    seed: int = 0
-    events: bool = False
-    tiers: TiersConfig | None = None
-    """Host memory below the device, with the simulator's settings."""
-    tensor_parallel_size: int = 1
-    """Processes that share the heads, one device each."""
-    deadline_s: float = 60.0
-    """Time limit for each process's answer, in seconds."""
-
-    def __post_init__(self) -> None:
-        for name in ("page_size", "max_num_seqs", "max_batched_tokens", "tensor_parallel_size"):
-            whole_number(name, getattr(self, name), 1)
-        for name in ("num_blocks", "max_model_len"):
-            if getattr(self, name) is not None:
-                whole_number(name, getattr(self, name), 1)
-        if self.random_weights is not None:
-            whole_number("random_weights", self.random_weights)
-        if not 0 < self.memory_utilization <= 1:
-            raise ConfigError(
-                f"memory_utilization must be above 0 and at most 1, got {self.memory_utilization}"
-            )
 
 
 def build_engine(

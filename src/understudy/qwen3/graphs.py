@@ -18,8 +18,8 @@ if TYPE_CHECKING:
     from understudy.qwen3.backend import Backend
     from understudy.qwen3.batch import Batch, Chunk, Decode
     from understudy.qwen3.buffer import KvBuffer
-    from understudy.qwen3.build import EngineOptions
     from understudy.qwen3.config import Qwen3Config
+    from understudy.qwen3.options import EngineOptions
     from understudy.qwen3.weights import Weights
 
 

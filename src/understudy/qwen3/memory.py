@@ -16,8 +16,8 @@ from understudy.qwen3.sampling import Draw, SamplingParams
 
 if TYPE_CHECKING:
     from understudy.qwen3.backend import Backend
-    from understudy.qwen3.build import EngineOptions
     from understudy.qwen3.config import Qwen3Config
+    from understudy.qwen3.options import EngineOptions
     from understudy.qwen3.weights import Weights
 
 

@@ -15,7 +15,7 @@ import torch
 import torch.distributed as dist
 
 from understudy.errors import UnderstudyError, WrongState
-from understudy.qwen3.backend import make_backend
+from understudy.qwen3.backends import make_backend
 from understudy.qwen3.buffer import KvBuffer
 from understudy.qwen3.executor import Computed, Step, TorchExecutor
 from understudy.qwen3.graphs import StepGraphs
@@ -26,8 +26,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from understudy.qwen3.backend import Backend
-    from understudy.qwen3.build import EngineOptions
     from understudy.qwen3.config import Qwen3Config
+    from understudy.qwen3.options import EngineOptions
     from understudy.qwen3.weights import Weights
 
 

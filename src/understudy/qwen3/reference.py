@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import torch
 import torch.nn.functional as F
 
-from understudy.qwen3.backend import rotary_tables
+from understudy.qwen3.rotary import rotary_tables
 
 if TYPE_CHECKING:
     from understudy.qwen3.batch import Batch

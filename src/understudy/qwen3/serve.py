@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from understudy.errors import ConfigError
-from understudy.qwen3.build import EngineOptions, build_engine
+from understudy.qwen3.build import build_engine
 from understudy.qwen3.config import find_config
+from understudy.qwen3.options import EngineOptions
 from understudy.qwen3.serving import Qwen3Serving
 from understudy.server.kv_events import KvEventsConfig
 from understudy.server.server import Runtime, Server
@@ -16,7 +17,7 @@ from understudy.server.tokenizer import open_tokenizer
 
 if TYPE_CHECKING:
     from understudy.qwen3.build import Progress
-    from understudy.server.flags.serving import ServePlan
+    from understudy.server.flags.plan import ServePlan
 
 _SIMULATED = (
     *("clock-speed", "response-mode", "response-file", "time-to-first-token", "inter-token-latency", "vllm-version"),

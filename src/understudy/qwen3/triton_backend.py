@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING
 import torch
 import torch.nn.functional as F
 
-from understudy.qwen3.backend import rotary_tables
 from understudy.qwen3.kernels import argmax, decode, matvec, prefill, rotary
 from understudy.qwen3.kernels.gated import MOST_ROWS, gated
 from understudy.qwen3.kernels.norm import add_norm, gate
+from understudy.qwen3.rotary import rotary_tables
 from understudy.timing.recorded.shapes import parts_of
 
 if TYPE_CHECKING:

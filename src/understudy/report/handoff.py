@@ -89,7 +89,10 @@ class HandOffReport:
         if columns is None:
             return None
         remote = columns.remote
-        parts = {name: part / NS_PER_MS for name, part in columns.ttft_parts_ns(timeline).items()}
+        parts = {
+            name: part / NS_PER_MS
+            for name, part in columns.ttft_parts_ns(timeline.arrival_ns, timeline.first_token_ns).items()
+        }
         means = {name: float(part.mean()) if len(part) else math.nan for name, part in parts.items()}
         prefill = np.zeros(timeline.num_workers, dtype=bool)
         prefill[columns.prefill_workers] = True

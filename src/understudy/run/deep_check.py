@@ -16,18 +16,17 @@ from understudy.run.timeline import Timeline
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from understudy._core import Checkpoints, NativeRouter
+    from understudy._core import Checkpoints
     from understudy.engines.timing import TimingModel
-    from understudy.router import Router
     from understudy.run.fleet_plan import FleetPlan
     from understudy.run.kv_log import KvLog
-    from understudy.run.offline import Routing
     from understudy.run.pools import WorkerPool
+    from understudy.run.routing_choice import RoutingChoice
 
 
 def copy_inputs(
-    fleet: FleetPlan, routing: Routing | KvRouting | Router | NativeRouter, timing: TimingModel | None
-) -> tuple[FleetPlan, Routing | KvRouting | Router | NativeRouter, TimingModel | None]:
+    fleet: FleetPlan, routing: RoutingChoice, timing: TimingModel | None
+) -> tuple[FleetPlan, RoutingChoice, TimingModel | None]:
     """Copy user-defined objects before the first run changes them. ConfigError where one cannot be copied."""
     try:
         if not isinstance(routing, str | KvRouting | KvRouter):  # these reset their state when a run begins

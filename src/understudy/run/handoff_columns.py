@@ -15,7 +15,6 @@ from understudy.workload.columns import Int32Column, Int64Column
 
 if TYPE_CHECKING:
     from understudy._core import FleetResult
-    from understudy.run.timeline import Timeline
     from understudy.workload import Workload
 
 
@@ -115,18 +114,18 @@ class HandOffColumns:
         """Indices of the prefill workers."""
         return [int(link.name.split()[1]) for link in self.links_out]
 
-    def check(self, timeline: "Timeline") -> None:
-        """Raise InvalidArgument where they do not fit the timeline."""
-        if len(self.way) != len(timeline):
-            raise InvalidArgument(f"way has {len(self.way)} rows for {len(timeline)} requests")
+    def check(self, requests: int) -> None:
+        """Raise InvalidArgument unless they have a row for each request."""
+        if len(self.way) != requests:
+            raise InvalidArgument(f"way has {len(self.way)} rows for {requests} requests")
 
     def prompt_worker(self, worker: Int32Column) -> Int32Column:
         """Return the worker that computed the prompt of each request. `worker`: the one that decoded it."""
         return np.where(self.handed_off, self.prefill_worker, worker)
 
-    def ttft_parts_ns(self, timeline: "Timeline") -> dict[str, Int64Column]:
+    def ttft_parts_ns(self, arrival_ns: Int64Column, first_token_ns: Int64Column) -> dict[str, Int64Column]:
         """Split the time to the first token of requests that were handed off; the parts add up to it exactly."""
-        rows = self.remote & (timeline.first_token_ns >= 0)
+        rows = self.remote & (first_token_ns >= 0)
         marks = {
             "prefill queue": self.prefill_admit_ns,
             "prefill": self.prefill_done_ns,
@@ -134,9 +133,9 @@ class HandOffColumns:
             "decode queue": self.posted_ns,
             "transfer": self.landed_ns,
             "polls": self.decode_admit_ns,
-            "first step": timeline.first_token_ns,
+            "first step": first_token_ns,
         }
-        parts, before = {}, timeline.arrival_ns[rows]
+        parts, before = {}, arrival_ns[rows]
         for name, mark in marks.items():
             parts[name] = mark[rows] - before
             before = mark[rows]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Literal, TypeAlias, get_args
+from typing import TYPE_CHECKING, Literal, get_args
 
 import msgspec
 
@@ -33,6 +33,7 @@ from understudy.run.kv_log import KvLog
 from understudy.run.pools import WorkerPool, make_pools
 from understudy.run.ranks import RankFront, count_ranks, has_front
 from understudy.run.routed import summarise_decisions
+from understudy.run.routing_choice import Routing
 from understudy.run.step_columns import StepColumns
 from understudy.run.timeline import Timeline
 from understudy.run.times import add_front_end_time, describe_times, front_end_ns
@@ -53,11 +54,8 @@ if TYPE_CHECKING:
     from understudy.engines.timing import TimingModel
     from understudy.router import Router
     from understudy.run.disaggregation import Disaggregation
+    from understudy.run.routing_choice import RoutingChoice
     from understudy.tiers.settings import TiersConfig
-
-    RoutingChoice: TypeAlias = "Routing | KvRouting | Router | NativeRouter"
-
-Routing = Literal["round_robin", "random", "least_loaded", "power_of_two", "session_affinity", "kv"]
 
 
 class OfflineRun(msgspec.Struct, frozen=True):

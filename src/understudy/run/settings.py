@@ -31,7 +31,6 @@ from understudy.run.model_groups import (
     note_on_dtype,
     size_group_tiers,
 )
-from understudy.run.offline import Routing
 from understudy.run.pools import WorkerPool  # noqa: TC001  (msgspec reads the annotation)
 from understudy.run.ranks import (
     check_stepping_together,
@@ -39,6 +38,7 @@ from understudy.run.ranks import (
     refuse_ranks_of_stages,
 )
 from understudy.run.read_pools import read_pools, take_route_rejected
+from understudy.run.routing_choice import Routing
 from understudy.tiers.gpu import GpuSettings  # noqa: TC001  (msgspec reads the annotation)
 from understudy.tiers.settings import KV_SIZE_FIELDS, TiersConfig
 from understudy.timing.contexts import known_context

@@ -6,7 +6,7 @@ import json
 from typing import IO, TYPE_CHECKING, Any
 
 from understudy import __version__
-from understudy.engines.recorder import StepRecorder, end_line
+from understudy.run.step_line import StepRecorder, end_line
 from understudy.workload.identities import row_identities
 
 if TYPE_CHECKING:

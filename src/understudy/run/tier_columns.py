@@ -9,11 +9,10 @@ import numpy as np
 from understudy._core import LinkUsage, Tier, TierSummary, TierTotals
 from understudy.errors import InvalidArgument
 from understudy.run.schema import About, check_columns, refuse, take_columns
-from understudy.workload.columns import Int64Column
+from understudy.workload.columns import Int32Column, Int64Column
 
 if TYPE_CHECKING:
     from understudy._core import FleetResult
-    from understudy.run.timeline import Timeline
     from understudy.workload import Workload
 
 BELOW = (Tier.G2, Tier.G3, Tier.G4)
@@ -85,15 +84,21 @@ class TierColumns:
         of_pool = max((s for s in self.tiers if s.first_worker <= worker), key=lambda s: s.first_worker)
         return of_pool.pool
 
-    def check(self, timeline: "Timeline") -> None:
-        """Raise RowError or InvalidArgument where they do not fit the timeline."""
-        if len(self.parked_ns) != len(timeline):
-            raise InvalidArgument(f"parked_ns has {len(self.parked_ns)} rows for {len(timeline)} requests")
-        if len(self.sample_held_blocks) != len(timeline.sample_time_ns):
+    def check(
+        self,
+        cached_tokens_first: Int32Column,
+        cached_tokens_total: Int64Column,
+        sample_used_blocks: Int64Column,
+    ) -> None:
+        """Raise RowError or InvalidArgument where they do not fit these columns of the timeline."""
+        requests, samples = len(cached_tokens_first), len(sample_used_blocks)
+        if len(self.parked_ns) != requests:
+            raise InvalidArgument(f"parked_ns has {len(self.parked_ns)} rows for {requests} requests")
+        if len(self.sample_held_blocks) != samples:
             raise InvalidArgument("sample_held_blocks and sample_time_ns have different numbers of rows")
         for name, below, cached in (
-            ("below_tokens_first", self.below_tokens_first, timeline.cached_tokens_first),
-            ("below_tokens_total", self.below_tokens_total, timeline.cached_tokens_total),
+            ("below_tokens_first", self.below_tokens_first, cached_tokens_first),
+            ("below_tokens_total", self.below_tokens_total, cached_tokens_total),
         ):
             refuse(name, (np.minimum.reduce(below) < 0), "must not be negative")
             refuse(name, sum(below) > cached, "is more than was cached")
@@ -102,6 +107,6 @@ class TierColumns:
         held = self.sample_held_blocks
         refuse(
             "sample_held_blocks",
-            (held < 0) | (held > timeline.sample_used_blocks),
+            (held < 0) | (held > sample_used_blocks),
             "is more than the active blocks",
         )

@@ -240,9 +240,9 @@ class Timeline:
         self._check_gaps()
         self._check_samples()
         if self.tiers is not None:
-            self.tiers.check(self)
+            self.tiers.check(self.cached_tokens_first, self.cached_tokens_total, self.sample_used_blocks)
         if self.handoff is not None:
-            self.handoff.check(self)
+            self.handoff.check(len(self))
 
     def __len__(self) -> int:
         """Return the number of requests."""

@@ -16,13 +16,13 @@ from typing import TYPE_CHECKING, Protocol
 
 from understudy._core import Effects, EventClass
 from understudy.errors import InvalidArgument
+from understudy.server.core import EngineCore
 from understudy.server.lateness import Lateness
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from understudy.server.clock import Clock
-    from understudy.server.core import EngineCore
     from understudy.server.live_request import LiveRequest, StepEffects
 
     _Computed = Future[Effects] | asyncio.Future[Effects]
@@ -133,6 +133,7 @@ class Driver:
         core = request.rank
         if request.ended or core is None:
             return
+        assert isinstance(core, EngineCore), "an engine of this driver serves the request"
 
         def cancel_now(now_ns: int) -> None:
             if request.ended:

@@ -10,7 +10,6 @@ if TYPE_CHECKING:
     from typing import Any
 
     from understudy._core import Identities, RequestRecord
-    from understudy.server.core import EngineCore
 
 log = logging.getLogger("understudy.server")
 
@@ -29,6 +28,12 @@ class Listener(Protocol):
 
     def on_error(self, request: LiveRequest) -> None:
         """Handle an exception of this listener: fail the answer, so that its client does not wait."""
+
+
+class ErrorCount(Protocol):
+    """Counts the errors of listeners: the engine that serves a request."""
+
+    errors: int
 
 
 class LiveRequest:
@@ -102,7 +107,7 @@ class LiveRequest:
         """Worker that has the prompt's blocks, and its id of the request; for a decode."""
         self.handed: dict[str, Any] | None = None
         """`kv_transfer_params` of the answer, once a prefill has ended."""
-        self.rank: EngineCore | None = None
+        self.rank: ErrorCount | None = None
         self.record: RequestRecord | None = None
         """The engine's record of the request, once it has ended there."""
         self.engine_id = -1

@@ -116,3 +116,13 @@ def intern_ids(ids: NDArray[np.integer]) -> UInt32Column:
     names = np.empty(len(first_seen), np.uint32)
     names[np.argsort(first_seen)] = np.arange(len(first_seen), dtype=np.uint32)
     return names[inverse]
+
+
+def next_turn_rows(session: Int32Column) -> Int64Column:
+    """Return the row of the session's next turn for each row; −1 for last turns."""
+    following = np.full(len(session), -1, np.int64)
+    order = np.argsort(session, kind="stable")
+    same = session[order[1:]] == session[order[:-1]]
+    following[order[:-1][same]] = order[1:][same]
+    following.flags.writeable = False
+    return following

@@ -9,12 +9,11 @@ import numpy as np
 
 from understudy.checks import whole_number
 from understudy.errors import InvalidArgument
-from understudy.workload.columns import intern_ids
+from understudy.workload.columns import intern_ids, next_turn_rows
 from understudy.workload.lengths import json_file, json_lines, time_ns, timestamp_ns, token_count
 from understudy.workload.log_sessions import LoggedRequest, find_sessions
 from understudy.workload.progress import iterate_reporting
 from understudy.workload.text import BytesEncoder, PromptHasher, TokenizerEncoder
-from understudy.workload.validation import next_turn_rows
 from understudy.workload.workload import Workload
 
 if TYPE_CHECKING:

@@ -35,13 +35,13 @@ from understudy.workload.columns import (
     column,
     first_row,
     intern_ids,
+    next_turn_rows,
     offsets_of,
     ragged_positions,
 )
 from understudy.workload.files import open_trace
 from understudy.workload.mooncake_rows import TraceChunk, read_chunks
 from understudy.workload.times import milliseconds_to_ns
-from understudy.workload.validation import next_turn_rows
 from understudy.workload.workload import Workload
 
 if TYPE_CHECKING:

@@ -10,9 +10,9 @@ import numpy as np
 from understudy.checks import positive_number, whole_number
 from understudy.errors import ConfigError
 from understudy.workload.arrivals import ClosedLoop
+from understudy.workload.columns import next_turn_rows
 from understudy.workload.combine import concat
 from understudy.workload.user_prefixes import find_user_content
-from understudy.workload.validation import next_turn_rows
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

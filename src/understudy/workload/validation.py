@@ -22,10 +22,10 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from understudy.workload.workload import Workload
+    from understudy.workload.request_columns import RequestColumns
 
 
-def check_workload(workload: Workload) -> None:
+def check_workload(workload: RequestColumns) -> None:
     """Raise InvalidArgument or RowError on the first broken invariant of `Workload`."""
     _check_minimum("prompt_tokens", workload.prompt_tokens, 1)
     _check_minimum("output_tokens", workload.output_tokens, 0)
@@ -50,16 +50,6 @@ def check_workload(workload: Workload) -> None:
     _check_router_columns(workload)
     check_names("request_ids", workload.request_ids, len(workload))
     check_names("session_ids", workload.session_ids, workload.sessions)
-
-
-def next_turn_rows(session: Int32Column) -> Int64Column:
-    """Return the row of the session's next turn for each row; −1 for last turns."""
-    following = np.full(len(session), -1, np.int64)
-    order = np.argsort(session, kind="stable")
-    same = session[order[1:]] == session[order[:-1]]
-    following[order[:-1][same]] = order[1:][same]
-    following.flags.writeable = False
-    return following
 
 
 def check_names(field: str, names: list[str] | None, count: int) -> None:
@@ -91,7 +81,7 @@ def _check_optional_time(field: str, times_ns: Int64Column) -> None:
     _fail_first(field, times_ns < -1, lambda row: f"must be at least 0, or −1 for none, got {times_ns[row]}")
 
 
-def _check_hash_ids(workload: Workload) -> None:
+def _check_hash_ids(workload: RequestColumns) -> None:
     check_offsets("hash_offsets", workload.hash_offsets, len(workload.hash_ids))
     size = workload.trace_block_size
     counts = np.diff(workload.hash_offsets)
@@ -106,7 +96,7 @@ def _check_hash_ids(workload: Workload) -> None:
     )
 
 
-def _check_sessions(workload: Workload) -> None:
+def _check_sessions(workload: RequestColumns) -> None:
     session, turn = workload.session, workload.turn
     firsts = np.flatnonzero(turn == 0)
     expected = np.arange(len(firsts))
@@ -151,7 +141,7 @@ def _check_sessions(workload: Workload) -> None:
         )
 
 
-def _check_outputs(workload: Workload) -> None:
+def _check_outputs(workload: RequestColumns) -> None:
     offsets, ids = workload.output_token_offsets, workload.output_token_ids
     if (offsets is None) != (ids is None):
         raise InvalidArgument("output_token_offsets and output_token_ids need each other; give both or none")
@@ -174,7 +164,7 @@ def _check_outputs(workload: Workload) -> None:
         _check_continuations(workload, np.flatnonzero(in_next))
 
 
-def _check_continuations(workload: Workload, rows: Int64Column) -> None:
+def _check_continuations(workload: RequestColumns, rows: Int64Column) -> None:
     """Check that each next prompt begins with this prompt and has room for this output."""
     following = workload.next_turn[rows]
     bad = first_row(following < 0)
@@ -202,7 +192,7 @@ def _check_continuations(workload: Workload, rows: Int64Column) -> None:
         )
 
 
-def _check_router_columns(workload: Workload) -> None:
+def _check_router_columns(workload: RequestColumns) -> None:
     for name in ("elapsed_ns", "abort_after_ns"):
         times: Int64Column | None = getattr(workload, name)
         if times is not None:

@@ -19,7 +19,7 @@ def read_vllm_scenario(path: Path) -> Workload:
 
     Errors: InvalidArgument, naming the file and the field, if it is not a scenario.
     """
-    from understudy.engines.scenario import OUTPUT_BASE, OUTPUT_STRIDE, read_scenario
+    from understudy.workload.scenario import OUTPUT_BASE, OUTPUT_STRIDE, read_scenario
 
     scenario = read_scenario(path)
     if scenario.aborts:

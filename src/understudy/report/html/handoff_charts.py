@@ -62,7 +62,7 @@ def _parts(report: Report) -> Card:
     """Plot the parts of the TTFT: of the mean request, and of the slowest percent."""
     timeline = report.columns
     assert timeline.handoff is not None
-    columns = timeline.handoff.ttft_parts_ns(timeline)
+    columns = timeline.handoff.ttft_parts_ns(timeline.arrival_ns, timeline.first_token_ns)
     total = np.sum(list(columns.values()), axis=0)
     slowest = np.argsort(-total, kind="stable")[: max(1, len(total) // 100)]
     bars = {

@@ -12,7 +12,7 @@ from understudy.errors import ConfigError
 from understudy.server.flags.engine import complete_engine
 from understudy.server.flags.grammar import CommandLine, Flag, read_command_line, sglang_flags
 from understudy.server.flags.ours import OURS
-from understudy.server.flags.serving import ServePlan, settings_of
+from understudy.server.flags.plan import ServePlan, settings_of
 from understudy.server.flags.tiers import offload_below, read_tiers
 from understudy.timing.contexts import known_context
 

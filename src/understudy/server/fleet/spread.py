@@ -20,9 +20,9 @@ from understudy.router.dispatch import name_policy
 from understudy.server.fleet.fleet import Fleet, FleetSettings, shifted
 from understudy.server.fleet.spread_front import SpreadFront
 from understudy.server.loop import heap_frozen, run
+from understudy.server.proxy.address import WorkerAddress
 from understudy.server.proxy.service import RouterService, RouterSettings
 from understudy.server.proxy.upstream import Upstream
-from understudy.server.proxy.workers import WorkerAddress
 
 if TYPE_CHECKING:
     from multiprocessing.connection import Connection as Pipe

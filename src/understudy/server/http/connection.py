@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import socket
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from understudy.server.http.bodies import LARGE_BODY_BYTES
 from understudy.server.http.outbox import Answer
@@ -13,11 +13,24 @@ from understudy.server.http.parsing import MAX_HEADER_BYTES, MalformedMessage, R
 
 if TYPE_CHECKING:
     from understudy.server.http.outbox import Outbox
-    from understudy.server.http.request import Handler, Request
+    from understudy.server.http.request import Request
 
 KEEP_ALIVE_S = 5.0
 MAX_ARRIVAL_S = 60.0
 """Longest time for a request to arrive, seconds."""
+
+
+class Handler(Protocol):
+    """Answers requests, at once or later. Must not raise."""
+
+    max_body_bytes: int
+    max_body_depth: int
+
+    def handle(self, request: Request, connection: Connection) -> None:
+        """Answer on the connection, now or later."""
+
+    def malformed(self, status: int, why: str) -> bytes:
+        """Build the body of the answer to a malformed request."""
 
 
 class Connection(Answer, asyncio.Protocol):

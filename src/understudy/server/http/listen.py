@@ -14,8 +14,8 @@ from understudy.server.http.connection import Connection
 if TYPE_CHECKING:
     import ssl
 
+    from understudy.server.http.connection import Handler
     from understudy.server.http.outbox import Outbox
-    from understudy.server.http.request import Handler
 
 
 BACKLOG = 1024

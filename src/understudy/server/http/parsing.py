@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections import deque
-from typing import NamedTuple
 from urllib.parse import unquote
 
 import httptools
 
+from understudy.server.http.head import Head
 from understudy.server.http.request import Request
 
 MAX_HEADER_BYTES = 4 * 1024 * 1024
@@ -22,26 +22,6 @@ class MalformedMessage(Exception):
     def __init__(self, status: int, why: str) -> None:
         super().__init__(why)
         self.status = status
-
-
-class Head(NamedTuple):
-    """A request up to its body."""
-
-    method: str
-    path: str
-    query: str
-    headers: dict[str, str]
-    keep_alive: bool
-    http_1_0: bool
-    length: int
-    """Length of the body; −1: chunked."""
-    target: str
-    """Path and query as received, with escapes, for forwarding."""
-
-    @property
-    def expects_more(self) -> bool:
-        """True when the client waits for `100 Continue` before the body; HTTP/1.0 does not have it."""
-        return not self.http_1_0 and self.headers.get("expect", "").lower() == "100-continue"
 
 
 class MessageParser:

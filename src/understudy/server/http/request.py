@@ -1,14 +1,13 @@
-"""A request, and the interface of its handler."""
+"""A complete request."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from understudy.server.http.bodies import MAX_BODY_DEPTH, Decoded, decode
 
 if TYPE_CHECKING:
-    from understudy.server.http.connection import Connection
-    from understudy.server.http.parsing import Head
+    from understudy.server.http.head import Head
 
 
 class Request:
@@ -35,16 +34,3 @@ class Request:
         if self._decoded is None:
             self._decoded = decode(self.body, self._max_depth)
         return self._decoded
-
-
-class Handler(Protocol):
-    """Answers requests, at once or later. Must not raise."""
-
-    max_body_bytes: int
-    max_body_depth: int
-
-    def handle(self, request: Request, connection: Connection) -> None:
-        """Answer on the connection, now or later."""
-
-    def malformed(self, status: int, why: str) -> bytes:
-        """Build the body of the answer to a malformed request."""

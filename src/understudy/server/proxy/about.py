@@ -10,7 +10,7 @@ import msgspec
 from understudy._core import Tier
 from understudy.errors import ConfigError
 from understudy.server.api.errors import ApiError
-from understudy.server.proxy.workers import WorkerAddress
+from understudy.server.proxy.address import WorkerAddress
 
 if TYPE_CHECKING:
     from understudy.router.dispatch import Dispatcher

@@ -13,7 +13,7 @@ from understudy.server.proxy.follower import EventSource
 from understudy.server.proxy.upstream import Upstream, UpstreamError
 
 if TYPE_CHECKING:
-    from understudy.server.proxy.workers import WorkerAddress
+    from understudy.server.proxy.address import WorkerAddress
 
 log = logging.getLogger("understudy.router")
 

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from understudy._core import GroupLayout
     from understudy.router.kv import KvRouting
     from understudy.router.router import Router
-    from understudy.server.proxy.workers import WorkerAddress
+    from understudy.server.proxy.address import WorkerAddress
 
 
 class RouterSettings(msgspec.Struct, frozen=True, kw_only=True):

@@ -6,8 +6,6 @@ import asyncio
 import logging
 from typing import TYPE_CHECKING, Any
 
-import msgspec
-
 from understudy.engines.group_layouts import layout_of_labels
 from understudy.errors import ConfigError
 from understudy.events.group_reader import GroupReader, LearningReader
@@ -25,25 +23,10 @@ if TYPE_CHECKING:
     from understudy._core import GroupLayout
     from understudy.events.group_reader import GroupLabel
     from understudy.router.dispatch import Dispatcher
+    from understudy.server.proxy.address import WorkerAddress
     from understudy.server.proxy.follower import Health
 
 log = logging.getLogger("understudy.router")
-
-
-class WorkerAddress(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """An engine: its URL and event endpoints; without them `/kv_event_sources` is read (vLLM 0.32)."""
-
-    url: str
-    events: str | None = None
-    replay: str | None = None
-    topic: str | None = None
-
-    @classmethod
-    def parse(cls, text: str) -> WorkerAddress:
-        """Parse `URL`, `URL=EVENTS` or `URL=EVENTS+REPLAY`."""
-        url, _, rest = text.partition("=")
-        events, _, replay = rest.partition("+")
-        return cls(url=url, events=events or None, replay=replay or None)
 
 
 class EngineAway(ConfigError):

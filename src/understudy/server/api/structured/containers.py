@@ -3,25 +3,45 @@
 from __future__ import annotations
 
 from itertools import chain, combinations, count, islice
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from understudy._core import xxh3_64
 from understudy.server.api.structured.texts import MAX_CHARACTERS
 from understudy.server.api.structured.values import LongList, LongObject, TooLong, identity, json_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator
 
     from understudy.server.api.structured.constraints import Constraints
     from understudy.server.api.structured.document import Schema
     from understudy.server.api.structured.errors import Steps
-    from understudy.server.api.structured.solver import Place, Solver
+    from understudy.server.api.structured.negation import Part
+    from understudy.server.api.structured.place import Place
 
 _ABSENT: Any = object()
 _VARIED_ITEMS = 8
 """Items that differ; later ones repeat them."""
 _MORE_LENGTHS = 8
 _MAX_TWINS = 16
+
+
+class PartMaker(Protocol):
+    """Makes the parts of containers: a solver."""
+
+    steps: Steps
+    conflict: str
+
+    def rule_out(self, keyword: str) -> None:
+        """Note why there is no value."""
+
+    def is_lean(self, place: Place) -> bool:
+        """Return whether only what is required is to be made here."""
+
+    def is_recursive(self, parts: Iterable[Part], place: Place) -> bool:
+        """Return whether one of the schemas refers to a schema that this place is within."""
+
+    def values(self, schemas: list[Schema], place: Place) -> Iterator[Any]:
+        """Yield values that all the schemas admit."""
 
 
 class Stream:
@@ -48,7 +68,7 @@ class Stream:
 class Containers:
     """Make arrays and objects for a solver, which makes their parts."""
 
-    def __init__(self, solver: Solver) -> None:
+    def __init__(self, solver: PartMaker) -> None:
         self._solver = solver
 
     # ── Arrays ──
@@ -252,7 +272,7 @@ def _weighted(streams: list[Stream], weight: int, start: int, steps: Steps) -> I
 
 
 def _different(
-    streams: list[Stream], chosen: list[Any], used: set[Any], solver: Solver
+    streams: list[Stream], chosen: list[Any], used: set[Any], solver: PartMaker
 ) -> Iterator[list[Any]]:
     """Yield a value of each stream, no two of them equal."""
     if len(chosen) == len(streams):

@@ -10,8 +10,9 @@ from understudy.server.api.errors import ApiError
 from understudy.server.api.structured.document import Document
 from understudy.server.api.structured.errors import FormError, OutOfSteps, Steps
 from understudy.server.api.structured.pattern import PatternReader
+from understudy.server.api.structured.place import Place
 from understudy.server.api.structured.regex import Expressions
-from understudy.server.api.structured.solver import Place, Solver
+from understudy.server.api.structured.solver import Solver
 from understudy.server.api.structured.texts import MAX_CHARACTERS, spell, texts_of
 from understudy.server.api.structured.values import TooLong, json_of
 

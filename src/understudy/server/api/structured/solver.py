@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
     from understudy.server.api.structured.document import Document, Schema
+    from understudy.server.api.structured.place import Place
 
 MAX_DEPTH = 64
 _LEAN_DEPTH = 8
@@ -25,16 +26,6 @@ _LEAN_PARTS = 256
 _PART_STEPS = 4
 _TRIES = 8
 _IN_PLACE = frozenset(("$ref", "allOf", "anyOf", "oneOf", "not", "$defs", "definitions"))
-
-
-class Place(NamedTuple):
-    """Where in the answer a value is."""
-
-    key: int
-    """Selects among equally good values."""
-    depth: int = 0
-    references: frozenset[str] = frozenset()
-    """`$ref`s on the way from the root."""
 
 
 class _Node(NamedTuple):

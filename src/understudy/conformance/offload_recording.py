@@ -7,8 +7,10 @@ from typing import TYPE_CHECKING, Any, Literal
 import msgspec
 
 from understudy._core import VllmEngine, constant_timing
-from understudy.engines.recorder import STEP_NS, Aborts, StepRecorder
-from understudy.engines.scenario import ScenarioAbort, ScenarioConfig, ScenarioRequest, submit
+from understudy.conformance.recorder import STEP_NS, Aborts
+from understudy.conformance.submit import submit
+from understudy.run.step_line import StepRecorder
+from understudy.workload.scenario import ScenarioAbort, ScenarioConfig, ScenarioRequest
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

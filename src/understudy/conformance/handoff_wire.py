@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from understudy.engines.handoff_scenario import HandOffScenario
+    from understudy.conformance.handoff_scenario import HandOffScenario
 
 Line = dict[str, Any]
 

@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from understudy._core import VllmEngine, constant_timing
-from understudy.engines.conformance import Difference, Outcome
+from understudy.conformance.outcome import Difference, Outcome
+from understudy.conformance.submit import submit
 from understudy.engines.profiles import PROFILES, find_recorded_profile
-from understudy.engines.recordings import read_file_as
-from understudy.engines.scenario import ScenarioConfig, ScenarioRequest, submit
 from understudy.errors import UnderstudyError
+from understudy.workload.scenario import ScenarioConfig, ScenarioRequest, read_file_as
 
 if TYPE_CHECKING:
     from pathlib import Path

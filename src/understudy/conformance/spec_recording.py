@@ -7,12 +7,13 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from understudy._core import VllmEngine, constant_timing
+from understudy.conformance.recorder import STEP_NS, Aborts
+from understudy.conformance.submit import submit
 from understudy.engines.profiles import Method  # noqa: TC001  (msgspec reads the annotation)
-from understudy.engines.recorder import STEP_NS, Aborts, RecordedEvents
-from understudy.engines.recordings import convert_scenario
-from understudy.engines.scenario import ScenarioAbort, ScenarioConfig, ScenarioRequest, submit
 from understudy.engines.speculation import SpeculativeConfig
 from understudy.errors import InvalidArgument
+from understudy.run.step_line import RecordedEvents
+from understudy.workload.scenario import ScenarioAbort, ScenarioConfig, ScenarioRequest, convert_scenario
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

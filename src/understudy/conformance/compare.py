@@ -3,33 +3,31 @@
 from __future__ import annotations
 
 import itertools
-import json
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from msgspec.json import encode
 
-from understudy.engines.group_offload_recording import GroupOffloadRun, GroupOffloadScenario
-from understudy.engines.group_recording import GroupRun, GroupScenario, describe_sizes
-from understudy.engines.handoff_recording import HandOffRun, key_place
-from understudy.engines.handoff_scenario import HandOffScenario
-from understudy.engines.offload_profiles import offload_profile
-from understudy.engines.offload_recording import OffloadRun, OffloadScenario
-from understudy.engines.profiles import find_recorded_profile
-from understudy.engines.recorder import run_scenario
-from understudy.engines.recordings import (
+from understudy.conformance.clock import compare_clock
+from understudy.conformance.group_offload_recording import GroupOffloadRun, GroupOffloadScenario
+from understudy.conformance.group_recording import GroupRun, GroupScenario, describe_sizes
+from understudy.conformance.handoff_recording import HandOffRun, key_place
+from understudy.conformance.handoff_scenario import HandOffScenario
+from understudy.conformance.offload_recording import OffloadRun, OffloadScenario
+from understudy.conformance.outcome import Difference, Outcome
+from understudy.conformance.recorder import run_scenario
+from understudy.conformance.recordings import (
     Recording,
-    convert_scenario,
     find_recordings,
-    read_file_as,
     read_json_lines,
     read_lines,
     read_pair,
     read_spec_events,
 )
-from understudy.engines.scenario import read_scenario
-from understudy.engines.spec_recording import read_spec_scenario, run_spec_scenario
+from understudy.conformance.spec_recording import read_spec_scenario, run_spec_scenario
+from understudy.engines.offload_profiles import offload_profile
+from understudy.engines.profiles import find_recorded_profile
 from understudy.errors import InvalidArgument, UnderstudyError
+from understudy.workload.scenario import convert_scenario, read_file_as, read_scenario
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -38,39 +36,6 @@ if TYPE_CHECKING:
     from understudy.engines.profiles import VersionProfile
 
 Line = dict[str, Any]
-
-
-@dataclass(frozen=True, slots=True)
-class Difference:
-    """The first line in which a run differs from its recording."""
-
-    where: str
-    values: tuple[tuple[str, object, object], ...] = ()
-    """(key, ours, recorded) for each key of the line with a difference."""
-    reason: str = ""
-    """Explanation instead of values, when there is nothing to compare."""
-
-    def __str__(self) -> str:
-        """Format the first differing key in one line."""
-        if not self.values:
-            return f"{self.where}: {self.reason}" if self.where else self.reason
-        key, ours, recorded = self.values[0]
-        return f"{self.where}: {key} is {json.dumps(ours)}, recorded {json.dumps(recorded)}"
-
-
-@dataclass(frozen=True, slots=True)
-class Outcome:
-    """Result of comparing one scenario. `difference` is None when every step was identical."""
-
-    name: str
-    steps: int
-    difference: Difference | None
-    version: str = ""
-    """The recorded vLLM version."""
-    profile: str = ""
-    """The version profile of the simulated engine."""
-    note: str = ""
-    """A remark without a difference: that the release stops making progress, and why."""
 
 
 def compare_all(
@@ -95,8 +60,6 @@ def compare_recording(
     if recording.kind == "handoff":
         return compare_handoff(recording.golden, profile, check=check)
     if recording.kind == "clock":
-        from understudy.engines.clock_conformance import compare_clock
-
         return compare_clock(recording.golden, profile, check=check)
     return compare(recording.scenario, recording.golden, profile, check=check)
 

@@ -2,23 +2,24 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import msgspec
 
 from understudy._core import GroupLayout, VllmEngine, VllmEngineConfig, constant_timing, with_groups
+from understudy.conformance.recorder import STEP_NS
+from understudy.conformance.submit import submit
 from understudy.engines.kv_groups import KvCacheGroup  # noqa: TC001  (msgspec reads the annotation)
-from understudy.engines.recorder import STEP_NS, describe_step
-from understudy.engines.scenario import ScenarioConfig, ScenarioRequest, submit
+from understudy.run.step_line import describe_step
+from understudy.workload.scenario import ScenarioConfig, ScenarioRequest
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
     import numpy as np
     import numpy.typing as npt
 
     from understudy._core import VllmOffload
-    from understudy.engines.group_offload_recording import GroupOffloadScenario
     from understudy.engines.profiles import VersionProfile
 
 COUNTS = (
@@ -57,6 +58,22 @@ class GroupScenarioConfig(ScenarioConfig, frozen=True, forbid_unknown_fields=Tru
         )
 
 
+class GroupWork(Protocol):
+    """What a run needs of a scenario, with or without a host."""
+
+    @property
+    def config(self) -> GroupScenarioConfig:
+        """Settings of the scheduler."""
+
+    @property
+    def max_steps(self) -> int:
+        """Steps after which the run ends in any case."""
+
+    @property
+    def requests(self) -> Sequence[ScenarioRequest]:
+        """Requests in the order of submission."""
+
+
 class GroupScenario(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A workload by steps, for an engine with several KV cache groups."""
 
@@ -66,9 +83,7 @@ class GroupScenario(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     requests: list[ScenarioRequest]
 
 
-def describe_sizes(
-    scenario: GroupScenario | GroupOffloadScenario, config: VllmEngineConfig
-) -> dict[str, Any]:
+def describe_sizes(scenario: GroupWork, config: VllmEngineConfig) -> dict[str, Any]:
     """Return the sizes that follow from the groups, as a recording's header has them."""
     layout = GroupLayout(config)
     caching = scenario.config.enable_prefix_caching
@@ -93,7 +108,7 @@ class GroupRun:
 
     def __init__(
         self,
-        scenario: GroupScenario | GroupOffloadScenario,
+        scenario: GroupWork,
         profile: VersionProfile,
         *,
         check: bool = False,

@@ -7,11 +7,13 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from understudy.engines.conformance import Difference, Outcome, first_difference
-from understudy.engines.recordings import read_file_as, read_lines
-from understudy.engines.sglang_clock import run_sglang_clock
-from understudy.engines.sglang_recording import SglangScenario, run_sglang_scenario
+from understudy.conformance.compare import first_difference
+from understudy.conformance.outcome import Difference, Outcome
+from understudy.conformance.recordings import read_lines
+from understudy.conformance.sglang_clock import run_sglang_clock
+from understudy.conformance.sglang_recording import SglangScenario, run_sglang_scenario
 from understudy.errors import InvalidArgument, UnderstudyError
+from understudy.workload.scenario import read_file_as
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

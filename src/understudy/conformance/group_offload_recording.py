@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from understudy._core import Tier
-from understudy.engines.group_recording import COUNTS, GroupRun, GroupScenarioConfig
-from understudy.engines.offload_recording import HostRecorder, LockstepOffload, OffloadRequest
-from understudy.engines.recorder import Aborts
-from understudy.engines.scenario import ScenarioAbort  # noqa: TC001  (msgspec reads the annotation)
+from understudy.conformance.group_recording import COUNTS, GroupRun, GroupScenarioConfig
+from understudy.conformance.offload_recording import HostRecorder, LockstepOffload, OffloadRequest
+from understudy.conformance.recorder import Aborts
+from understudy.workload.scenario import ScenarioAbort  # noqa: TC001  (msgspec reads the annotation)
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

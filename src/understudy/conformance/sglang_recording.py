@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import msgspec
 
 from understudy._core import SglangIterations, SglangSettings
-from understudy.engines.sglang_published import NumberedEvents, PublishedEvents
+from understudy.conformance.sglang_published import NumberedEvents, PublishedEvents
 from understudy.errors import CapacityExhausted, ConfigError
 
 if TYPE_CHECKING:

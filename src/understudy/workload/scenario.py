@@ -2,25 +2,27 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Literal
+import gzip
+import zlib
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 import msgspec
 import numpy as np
 
-from understudy._core import Identities, TokenBlocks, VllmEngineConfig
 from understudy.engines.profiles import PROFILES, VersionProfile
-from understudy.engines.recordings import read_file_as
 from understudy.engines.vllm_config import VllmConfig
+from understudy.errors import InvalidArgument
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
     from pathlib import Path
 
     import numpy.typing as npt
 
-    from understudy._core import VllmEngine, VllmOffload
+    from understudy._core import VllmEngineConfig, VllmOffload
     from understudy.engines.speculation import SpeculativeConfig
 
+T = TypeVar("T")
+DEFAULT_PROFILE = PROFILES["recorded"]
 OUTPUT_BASE = 1_000_000
 OUTPUT_STRIDE = 100_000
 EOS = 2
@@ -137,49 +139,23 @@ class Scenario(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     aborts: list[ScenarioAbort] | None = None
 
 
+def read_file_as(kind: type[T], path: Path) -> T:
+    """Read a JSON file, perhaps gzipped, as an object of a kind. InvalidArgument names the file and the wrong field."""
+    try:
+        content = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
+        return msgspec.json.decode(content, type=kind)
+    except (OSError, EOFError, zlib.error, msgspec.MsgspecError) as error:
+        raise InvalidArgument(f"{path}: {error}") from error
+
+
+def convert_scenario(kind: type[T], scenario: object, path: Path) -> T:
+    """Convert the scenario that a file contains. InvalidArgument names the file and the wrong field."""
+    try:
+        return msgspec.convert(scenario, kind)
+    except msgspec.ValidationError as error:
+        raise InvalidArgument(f"{path}: scenario: {error}") from error
+
+
 def read_scenario(path: Path) -> Scenario:
     """Read a scenario file; InvalidArgument names the file and the wrong field."""
     return read_file_as(Scenario, path)
-
-
-def blocks_of(
-    tokens: npt.NDArray[np.uint32], block_size: int, lora: int = 0, hashed_ahead: int = 0
-) -> tuple[Identities, dict[int, int | None]]:
-    """Return the identities of the full blocks, and the first token of each by sequence hash."""
-    identities = TokenBlocks(tokens, block_size, lora=str(lora) if lora else "").identities
-    if hashed_ahead:
-        identities = identities.hash_ahead(tokens, hashed_ahead)
-    firsts = tokens[: len(identities) * block_size : block_size]
-    return identities, dict(zip(identities.sequence_hashes.tolist(), firsts.tolist(), strict=True))
-
-
-def submit(
-    engine: VllmEngine,
-    config: ScenarioConfig,
-    index: int,
-    request: ScenarioRequest,
-    accepts: Sequence[int] | None = None,
-    hashed_ahead: int = 0,
-) -> tuple[int, dict[int, int | None]]:
-    """Submit the request at position `index` of its scenario; return its number and the blocks' first tokens.
-
-    `accepts`: numbers of accepted drafts, where the scenario gives them. `hashed_ahead`: tokens behind a block that are
-    part of its identity.
-    """
-    tokens = request.tokens(index, config.max_model_len)
-    identities, firsts = blocks_of(tokens, config.block_size, request.lora, hashed_ahead)
-    number = engine.submit(
-        request.id,
-        len(request.prompt_tokens()),
-        request.max_tokens,
-        identities,
-        priority=request.priority,
-        arrival_time=index if request.arrival_time is None else request.arrival_time,
-        eos_at=request.eos_at,
-        adapter=request.lora,
-        accepts=accepts,
-    )
-    return number, firsts
-
-
-DEFAULT_PROFILE = PROFILES["recorded"]

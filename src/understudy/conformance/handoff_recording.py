@@ -6,17 +6,17 @@ from collections import Counter
 from typing import TYPE_CHECKING, Any
 
 from understudy._core import RequestSpec, VllmEngine, constant_timing, with_transfer
-from understudy.engines.handoff_scenario import NS_PER_S, HandOffScenario
-from understudy.engines.handoff_wire import Wire
-from understudy.engines.recorder import RecordedEvents
-from understudy.engines.scenario import blocks_of
+from understudy.conformance.handoff_scenario import NS_PER_S, HandOffScenario
+from understudy.conformance.handoff_wire import Wire
+from understudy.conformance.submit import blocks_of
+from understudy.run.step_line import RecordedEvents
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from understudy._core import _HandOffLine
-    from understudy.engines.handoff_scenario import SideName
-    from understudy.engines.handoff_wire import Transfer
+    from understudy.conformance.handoff_scenario import SideName
+    from understudy.conformance.handoff_wire import Transfer
     from understudy.engines.profiles import VersionProfile
 
 Line = dict[str, Any]

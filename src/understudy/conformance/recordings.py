@@ -6,17 +6,17 @@ import fnmatch
 import gzip
 import zlib
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, Literal
 
 import msgspec
 
 from understudy.errors import InvalidArgument
+from understudy.workload.scenario import read_file_as
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-T = TypeVar("T")
 Kind = Literal["steps", "speculation", "clock", "offload", "handoff"]
 
 
@@ -47,23 +47,6 @@ def find_recordings(directory: Path, only: str = "*") -> list[Recording]:
             f"{directory}: no scenarios/*.json and no recordings (*.json.gz) that match {only!r}"
         )
     return found
-
-
-def read_file_as(kind: type[T], path: Path) -> T:
-    """Read a JSON file, perhaps gzipped, as an object of a kind. InvalidArgument names the file and the wrong field."""
-    try:
-        content = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
-        return msgspec.json.decode(content, type=kind)
-    except (OSError, EOFError, zlib.error, msgspec.MsgspecError) as error:
-        raise InvalidArgument(f"{path}: {error}") from error
-
-
-def convert_scenario(kind: type[T], scenario: object, path: Path) -> T:
-    """Convert the scenario that a file contains. InvalidArgument names the file and the wrong field."""
-    try:
-        return msgspec.convert(scenario, kind)
-    except msgspec.ValidationError as error:
-        raise InvalidArgument(f"{path}: scenario: {error}") from error
 
 
 def read_json_lines(path: Path) -> list[Any]:

@@ -7,7 +7,7 @@ from typing import Literal
 import msgspec
 
 from understudy._core import VllmTransfer
-from understudy.engines.scenario import ScenarioConfig, ScenarioRequest
+from understudy.workload.scenario import ScenarioConfig, ScenarioRequest
 
 NS_PER_S = 1_000_000_000
 SideName = Literal["p", "d"]

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from understudy.engines.sglang_recording import SglangRun
+from understudy.conformance.sglang_recording import SglangRun
 
 if TYPE_CHECKING:
-    from understudy.engines.sglang_recording import SglangScenario
+    from understudy.conformance.sglang_recording import SglangScenario
 
 
 def run_sglang_clock(scenario: SglangScenario, *, check: bool = False) -> dict[str, Any]:

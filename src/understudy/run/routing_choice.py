@@ -1,0 +1,14 @@
+"""What a run accepts as `routing`: a name, settings of the KV-aware router, or a router."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Literal, TypeAlias
+
+if TYPE_CHECKING:
+    from understudy._core import NativeRouter
+    from understudy.router import Router
+    from understudy.router.kv import KvRouting
+
+    RoutingChoice: TypeAlias = "Routing | KvRouting | Router | NativeRouter"
+
+Routing = Literal["round_robin", "random", "least_loaded", "power_of_two", "session_affinity", "kv"]
