@@ -217,10 +217,16 @@ def test_the_text_names_answer_margin_and_next_smaller_fleet(capsys: pytest.Capt
     flags = ["--vary", "workers=1..8", "max-num-seqs=4,64", "--jobs", "1", *GOAL, *SIZES]
     assert main(["sweep", str(TRACE), *flags]) == 0
     text = capsys.readouterr().out
-    for part in ("Answer (fewest GPUs): ", "margin: ", "next smaller fleet: ", "points short", "<- answer"):
+    for part in (
+        "Answer (fewest GPUs): ",
+        "above the goal",
+        "next smaller fleet: ",
+        "below the goal",
+        "<- answer",
+    ):
         assert part in text
     assert "Flags that mattered" in text
-    assert len(text[text.index("Front") : text.index("Flags that")].strip().splitlines()) <= 14
+    assert len(text[text.index("Front") : text.index("Commands of the answer")].strip().splitlines()) <= 14
 
 
 @pytest.mark.parametrize(

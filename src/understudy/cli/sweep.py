@@ -294,7 +294,7 @@ def _sweep(args: argparse.Namespace, space: Space, workload: Workload) -> Sweep:
         search=search,
         has_prices=prices.are_given,
         wall_s=time.perf_counter() - started,
-        notes=tuple(dict.fromkeys([*unmeasured, *_collect_notes(trials, workload, search)])),
+        notes=tuple(dict.fromkeys([*unmeasured, *_collect_notes(trials, workload, search, args.goal)])),
     )
 
 
@@ -324,9 +324,11 @@ def _read_workload(args: argparse.Namespace) -> Workload:
     return workload
 
 
-def _collect_notes(trials: Trials, workload: Workload, search: str) -> list[str]:
-    """Return notes on the search, on the workload, and those that all candidates share."""
+def _collect_notes(trials: Trials, workload: Workload, search: str, goal: float) -> list[str]:
+    """Return notes on the search, on the workload, those that all candidates share, and others of the answers."""
     from understudy.run.fleet_size import names_gpus
+    from understudy.sweep.answer import find_answers
+    from understudy.sweep.candidate import format_flags
 
     notes = [
         {*trial.candidate.settings.notes, *trial.candidate.settings.engine.notes()}
@@ -338,6 +340,12 @@ def _collect_notes(trials: Trials, workload: Workload, search: str) -> list[str]
             trial.candidate.settings.engine
         ]:
             shared |= {note for note in engine.notes() if note.startswith("speculation")}
+    own = []
+    for answer in find_answers((trials.whole[point] for point in sorted(trials.whole)), goal):
+        trial = answer.best or answer.smaller
+        if trial is not None:
+            settings, flags = trial.candidate.settings, format_flags(trial.flags)
+            own += [f"{flags}: {note}" for note in settings.notes if note not in shared]
     part = len(trials.whole), trials.space.size - len(trials.invalid)
     partial = (
         f"search {search} replayed {part[0]:,} of {part[1]:,} combinations whole; the front and the shares of variance "
@@ -354,6 +362,7 @@ def _collect_notes(trials: Trials, workload: Workload, search: str) -> list[str]
         *workload.notes,
         *_describe_load(trials),
         *sorted(shared),
+        *own,
     ]
 
 

@@ -12,7 +12,9 @@ from understudy.sweep.candidate import format_flags
 from understudy.sweep.commands import make_commands
 from understudy.sweep.cost import Cost
 from understudy.sweep.plots import plot_coordinates, plot_front
+from understudy.sweep.remedies import describe_remedies
 from understudy.sweep.text import (
+    FRONT,
     NAMES,
     describe_fleet,
     describe_goal,
@@ -97,8 +99,10 @@ def _answer_parts(sweep: Sweep, answer: Answer, reports: Mapping[Point, str]) ->
         yield (
             f'<ul class="verdicts"><li>{what}: <strong>{escape(describe_fleet(sweep, smaller))}</strong>, '
             f"{escape(describe_miss(sweep, smaller))}; {escape(describe_tails(sweep, smaller))} "
-            f"({escape(format_flags(smaller.flags))})</li></ul>"
+            f"({escape(format_flags(smaller.flags))})</li>"
         )
+        remedies = [] if best is not None else describe_remedies(sweep, smaller)
+        yield "".join(f"<li>{escape(one[0].upper() + one[1:])}</li>" for one in remedies) + "</ul>"
     trials = [
         trial
         for trial in sweep.trials
@@ -120,7 +124,7 @@ def _render_front(sweep: Sweep, answer: Answer, reports: Mapping[Point, str]) ->
         "GPUs",
         *(["$/h", "$/month", "$/M tokens"] if sweep.has_prices else []),
         "In time",
-        "Goodput/s",
+        "In time requests/s",
         "Output tokens/s",
     ]
     head += [f"{NAMES[name]} p99 ms" for name in sweep.objectives]
@@ -128,8 +132,8 @@ def _render_front(sweep: Sweep, answer: Answer, reports: Mapping[Point, str]) ->
     titles = "".join(f"<th>{escape(name)}</th>" for name in head)
     shortened = "; points that add least are left out" if answer.is_front_shortened else ""
     return (
-        '<section class="card full"><div class="head"><h2>Front</h2>'
-        f'<span class="sub">no cheaper fleet has more requests in time{shortened}</span></div>'
+        '<section class="card full"><div class="head"><h2>Front: the best fleet of each cost</h2>'
+        f'<span class="sub">{FRONT}{shortened}</span></div>'
         f'<div class="scroll"><table><thead><tr>{titles}<th class="text">Flags and commands</th></tr></thead>'
         f"<tbody>{rows}</tbody></table></div></section>"
     )

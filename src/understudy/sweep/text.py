@@ -12,6 +12,7 @@ from understudy.sweep.answer import LOAD_FLAGS, describe_load
 from understudy.sweep.candidate import format_flags
 from understudy.sweep.commands import make_commands
 from understudy.sweep.cost import Cost, format_price
+from understudy.sweep.remedies import describe_remedies
 from understudy.sweep.space import SPLIT
 
 if TYPE_CHECKING:
@@ -24,6 +25,12 @@ if TYPE_CHECKING:
 
 MAX_REASONS = 6
 NAMES = {"ttft_ms": "TTFT", "itl_ms": "ITL", "e2e_ms": "E2E"}
+MEANINGS = {
+    "ttft_ms": "TTFT: time to the first token, ms",
+    "itl_ms": "ITL: mean time between the tokens of a request, ms",
+    "e2e_ms": "E2E: time of a whole request, ms",
+}
+FRONT = "no cheaper fleet has more requests in time"
 
 
 def describe_sweep(sweep: Sweep) -> Iterator[str]:
@@ -41,6 +48,9 @@ def describe_sweep(sweep: Sweep) -> Iterator[str]:
         yield ""
         yield from _describe_answer(sweep, answer)
         yield from _describe_commands(answer)
+    if any(len(answer.front) > 1 or _find_splits(sweep, answer) for answer in sweep.answers):
+        yield ""
+        yield from _describe_columns(sweep)
     if sweep.variance:
         rest = max(0.0, 1 - sum(sweep.variance.values()))
         shares = ", ".join(f"{flag} {share:.0%}" for flag, share in sweep.variance.items())
@@ -60,12 +70,12 @@ def describe_goal(sweep: Sweep) -> str:
     limits = " and ".join(f"{NAMES[name]} ≤ {limit:g} ms" for name, limit in sweep.objectives.items())
     window = sweep.goal_window_s
     windows = "" if window is None else f" in every window of {format_length(window)}"
-    return f"{limits} for {sweep.goal:.4g} of requests{windows}"
+    return f"{limits} for {100 * sweep.goal:.4g} % of requests{windows}"
 
 
 def describe_margin(sweep: Sweep, trial: Trial) -> str:
     """Return by how much a trial exceeds the goal, and whether that is above the noise of the workload."""
-    margin = f"margin: {100 * (trial.judged - sweep.goal):.2f} points"
+    margin = f"{100 * (trial.judged - sweep.goal):.2f} percentage points above the goal"
     found = trial.summary.good_range
     if found is None or trial.judged < trial.good or found[0] >= sweep.goal:
         return margin
@@ -103,7 +113,7 @@ def describe_tails(sweep: Sweep, trial: Trial) -> str:
     for name, limit in sweep.objectives.items():
         value = getattr(trial.summary, name).p99
         shown = "-" if value is None else f"{format_number(value)} ms"
-        parts.append(f"{NAMES[name]} p99 {shown} of {limit:g}")
+        parts.append(f"{NAMES[name]} p99 {shown} (limit {limit:g})")
     return ", ".join(parts)
 
 
@@ -114,7 +124,8 @@ def describe_miss(sweep: Sweep, trial: Trial) -> str:
     )
     where = "" if trial.judged == trial.good else " in the worst window"
     return (
-        f"in time for {trial.good:.2%}, {100 * (sweep.goal - trial.judged):.2f} points short{where}: {shares}"
+        f"in time for {trial.good:.2%}, {100 * (sweep.goal - trial.judged):.2f} percentage points below the goal"
+        f"{where}: {shares}"
     )
 
 
@@ -140,10 +151,12 @@ def _describe_answer(sweep: Sweep, answer: Answer) -> Iterator[str]:
         yield f"Answer{load}: no fleet of the space meets the goal"
         yield f"  nearest: {describe_fleet(sweep, smaller)}, {describe_miss(sweep, smaller)}"
         yield f"    {format_flags(smaller.flags)}; {describe_tails(sweep, smaller)}"
+        for remedy in describe_remedies(sweep, smaller):
+            yield f"  {remedy}"
     load = f" at {format_flags(answer.load)}" if answer.load else ""
     if len(answer.front) > 1:
         yield ""
-        yield f"Front{load}: no cheaper fleet has more requests in time"
+        yield f"Front (the best fleet of each cost){load}: {FRONT}"
         yield from _format_table(sweep, answer.front, best)
     if splits := _find_splits(sweep, answer):
         yield ""
@@ -165,7 +178,7 @@ def _format_table(sweep: Sweep, trials: Sequence[Trial], best: Trial | None) -> 
         "GPUs",
         *(["$/h", "$/month", "$/M tok"] if sweep.has_prices else []),
         "in time",
-        "goodput/s",
+        "in time req/s",
         "out tok/s",
     ]
     head += [f"{NAMES[name]} p99" for name in sweep.objectives]
@@ -188,6 +201,13 @@ def _format_table(sweep: Sweep, trials: Sequence[Trial], best: Trial | None) -> 
         yield f"  {cells}  {flags}{'  <- answer' if trial is not None and trial is best else ''}"
 
 
+def _describe_columns(sweep: Sweep) -> Iterator[str]:
+    meanings = "; ".join(MEANINGS[name] for name in sweep.objectives)
+    yield "Columns:"
+    yield "  in time: share of requests within every limit of the goal; in time req/s: such requests per second;"
+    yield f"  out tok/s: output tokens per second; {meanings}; p99: 99 % of requests take at most this"
+
+
 def format_costs(trial: Trial) -> list[str]:
     """Return the cells of a trial's costs: per hour, per month, and per million tokens."""
     cost = Cost.of(trial)
@@ -196,7 +216,7 @@ def format_costs(trial: Trial) -> list[str]:
 
 
 def _describe_commands(answer: Answer) -> Iterator[str]:
-    """Yield the commands of the answer, and those of the other points of the front without their router."""
+    """Yield the commands of the answer, and those of engines of the other points of the front with their flags."""
     if answer.best is not None:
         commands = make_commands(answer.best.candidate)
         yield ""
@@ -208,11 +228,13 @@ def _describe_commands(answer: Answer) -> Iterator[str]:
             yield f"  not part of these commands: {setting}"
     others = [trial for trial in answer.front if trial is not answer.best]
     if others:
+        whose = "" if answer.best is None else "other points of the "
         yield ""
-        yield f"Engines of the {'front' if answer.best is None else 'other points of the front'}, by GPUs:"
+        yield f"Engines of the {whose}front (--json and --html have all of their commands):"
         for trial in others:
+            yield f"  {format_flags(trial.flags)} ({plural(trial.gpus, 'GPU')}):"
             for engine in make_commands(trial.candidate).engines:
-                yield f"  {trial.gpus:,}: {engine.workers:,} x {shlex.join(engine.words)}"
+                yield f"    {engine.describe()}: {shlex.join(engine.words)}"
 
 
 def _describe_reasons(sweep: Sweep) -> Iterator[str]:
