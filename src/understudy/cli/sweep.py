@@ -33,6 +33,8 @@ examples:
 
 VALUES: a list, a..b, a..b*2 (doubling) or a..b+2 (steps); an empty value leaves the flag out; a name with a dot is a
 setting, as for --set.
+A request is in time within every limit of the goal (--slo-...-ms). The front are the fleets of which no cheaper one has
+more requests in time.
 """
 TASKS = {
     "choose the space": ("--vary", "--splits", "--workers", "--model", "--gpu", "--engine"),
