@@ -212,6 +212,8 @@ void WorkerTiers::start_load(std::uint32_t index, std::int64_t time_ns) {
     ++loads_begun_;
     loads_[index].transfer = hub().start(time_ns, std::span(&host_.up, 1), load.blocks.size() * config_.bytes_per_block,
                                          Priority::Demand, *this, {kLoad, index});
+  } else {
+    totals_.onboarded_blocks -= load.blocks.size();  // one that it joined failed: it moves nothing
   }
   next_phase(index, time_ns);
 }
@@ -224,6 +226,7 @@ bool WorkerTiers::unwanted(std::uint32_t index) const {
 
 void WorkerTiers::drop(std::uint32_t index, std::int64_t time_ns) {
   Load& load = loads_[index];
+  totals_.onboarded_blocks -= load.blocks.size();  // none moves to the device
   for (std::size_t i = 0; i < load.blocks.size(); ++i) {
     const std::span<const SlotId> one(&load.from[i], 1);
     if (load.tiers[i] == Tier::G2 || load.phase == Phase::Loading) {

@@ -12,9 +12,9 @@ struct TierTotals {
   std::uint64_t offloaded_blocks = 0;  // copies to the host that were started
   std::uint64_t dropped_blocks = 0;    // qualified for the host, which had no room
   std::uint64_t onboards = 0;          // loads that a request (or a prefetch) started
-  std::uint64_t onboarded_blocks = 0;
-  std::uint64_t joined_loads = 0;  // blocks that another request was loading already
-  std::uint64_t slow_loads = 0;    // not started: computing was sooner
+  std::uint64_t onboarded_blocks = 0;  // of loads whose copy to the device was not dropped
+  std::uint64_t joined_loads = 0;      // blocks that another request was loading already
+  std::uint64_t slow_loads = 0;        // not started: computing was sooner
   std::uint64_t failed_loads = 0;
   std::uint64_t room_waits = 0;       // allocations that waited for copies to leave the device
   std::uint64_t held_block_ns = 0;    // time that slots were held, summed

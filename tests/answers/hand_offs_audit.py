@@ -78,36 +78,78 @@ def _landed(evidence: Evidence) -> list[dict[str, Any]]:
 
 
 def pools_are_busy_as_their_steps(evidence: Evidence) -> Iterator[Difference]:
-    """The busy share of each pool is that of its workers' steps; links carried what was handed off."""
+    """A worker is busy while a request runs on it: in steps, until the last of their requests has ended there.
+
+    A preempted request waits, and does not run; a step that is left of an ended request has none either.
+    """
     said = evidence.report.get("handoff")
     if said is None:
         return
-    saved, seconds = evidence.saved, duration_s(evidence.lines)
-    busy: dict[int, int] = defaultdict(int)
+    seconds = duration_s(evidence.lines)
     start = min(ns(line["arrival_ms"]) or 0 for line in evidence.lines if line["arrival_ms"] is not None)
-    end = start + round(seconds * 1e9)
-    scheduled = set(saved["entry_batch"])
-    columns = (saved[f"step_{name}"] for name in ("worker", "begin_ns", "end_ns", "batch"))
-    for worker, begins, ends, batch in zip(*columns, strict=True):
-        if batch in scheduled:
-            busy[worker] += max(min(ends, end) - begins, 0)
-    # A request that ends before its output was expected to may leave a step without it behind; a preempted one counts.
-    whole = all(line["finish_reason"] == "length" and not line["preemptions"] for line in evidence.lines)
+    busy, running = _work(evidence, start + round(seconds * 1e9))
     first = 0
     for pool in said["pools"]:
-        shares = [busy[worker] for worker in range(first, first + pool["workers"])]
+        workers = range(first, first + pool["workers"])
         first += pool["workers"]
-        if whole:
-            yield (
-                f"{pool['role']}: busy",
-                pool["busy_mean"],
-                ratio(sum(shares) / pool["workers"] / 1e9, seconds),
-            )
-            yield f"{pool['role']}: busiest", pool["busy_max"], ratio(max(shares) / 1e9, seconds)
+        for name, of_worker in (("busy", busy), ("running", running)):
+            mean = ratio(sum(of_worker[worker] for worker in workers) / len(workers) / 1e9, seconds)
+            yield f"{pool['role']}: {name}", pool[f"{name}_mean"], mean
+        yield f"{pool['role']}: idle", (pool["running_mean"] or 0) >= (pool["busy_mean"] or 0) - 1e-12, True
+        yield (
+            f"{pool['role']}: busiest",
+            pool["busy_max"],
+            ratio(max(busy[worker] for worker in workers) / 1e9, seconds),
+        )
         yield f"{pool['role']}: held", (pool["held_mean"] or 0) <= (pool["held_max"] or 0) <= 1, True
     for link in said["links"]:
         yield f"{link['name']}: bytes", link["bytes"] >= said["bytes"], True
         yield from use_of_link(link["name"], link, seconds)
+
+
+def _work(evidence: Evidence, end_ns: int) -> tuple[dict[int, int], dict[int, int]]:
+    """Sum by worker the ns with a running request, and the ns of every running request, until `end_ns`.
+
+    A request runs from its admission until it ends on the worker or is preempted; then from the next admission on.
+    """
+    saved = evidence.saved
+    spans: dict[int, list[tuple[int, int]]] = defaultdict(list)
+    ends = _ends_on_workers(evidence, end_ns)
+    since: dict[tuple[int, int], int] = {}
+    columns = (saved[f"event_{name}"] for name in ("request", "worker", "ns", "kind"))
+    for request, worker, at, kind in sorted(zip(*columns, strict=True), key=lambda event: event[2]):
+        if kind in _BEGINS:
+            since[request, worker] = at
+        elif kind == _PREEMPTED:
+            spans[worker].append((since.pop((request, worker)), at))
+    for (request, worker), at in since.items():
+        spans[worker].append((at, ends[request, worker]))
+    busy: dict[int, int] = defaultdict(int)
+    running: dict[int, int] = defaultdict(int)
+    for worker, of_worker in spans.items():
+        reached = 0
+        for begins, until in sorted((begins, min(until, end_ns)) for begins, until in of_worker):
+            running[worker] += max(until - begins, 0)
+            busy[worker] += max(until - max(begins, reached), 0)
+            reached = max(reached, until)
+    return busy, running
+
+
+_BEGINS, _PREEMPTED = (1, 2), 3
+"""Kinds of events in a saved run (docs/explain.md): admitted, resumed; preempted."""
+
+
+def _ends_on_workers(evidence: Evidence, end_ns: int) -> dict[tuple[int, int], int]:
+    """When each request left each of its workers: a prefill worker with its prompt, the last one at its end."""
+    ends: dict[tuple[int, int], int] = {}
+    for line in evidence.lines:
+        ended = ns(line["finish_ms"])
+        last = end_ns if ended is None else ended
+        ends[line["request"], line["worker"]] = last
+        if line["prefill_worker"] not in (None, line["worker"]):
+            done = ns(line["prefill_done_ms"])
+            ends[line["request"], line["prefill_worker"]] = last if done is None else done
+    return ends
 
 
 def _mean(values: list[float]) -> float | None:

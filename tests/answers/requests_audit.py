@@ -64,8 +64,6 @@ def arrivals_follow_the_trace(evidence: Evidence) -> Iterator[Difference]:
         if before["arrival_ms"] is None:
             yield f"{number}: not reached", line["arrival_ms"], None
         elif line["arrival_ms"] is not None:
-            if before["first_admit_ms"] is None and evidence.report["run"]["times"]["front_end_ms"]:
-                continue  # the next turn of one that was never admitted waits for the front end, too
             ended = ns(before["finish_ms"])
             delay = round(round(row.get("delay", 0) * 1e6) / scale)
             yield f"{number}: arrival of a later turn", ns(line["arrival_ms"]), (ended or 0) + delay

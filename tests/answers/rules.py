@@ -153,6 +153,11 @@ def alone(case: Case) -> Case:
 
 def more_blocks(case: Case, folder: Path) -> Iterator[Difference]:
     """One request at a time: more blocks never lower the hits, in all or of any request."""
+    if case.flags.get("disaggregation", "always") != "always":
+        # Such a rule looks into the decode worker's cache: with more blocks there a prompt may stay on it, so that no
+        # prefill worker computes and keeps it, and a later prompt that is sent to one misses what it hit before.
+        # Elsewhere no choice depends on a cache: without --routing, workers take turns, or there is but one.
+        return
     case = alone(case)
     name = "max-total-tokens" if case.kind == "sglang" else "num-gpu-blocks"
     if name not in case.flags:

@@ -76,10 +76,13 @@ def bytes_of_tiers_are_blocks(evidence: Evidence) -> Iterator[Difference]:
         )
         yield from use_of_link(name, link, duration_s(evidence.lines))
     for tier in tiers["tiers"]:
-        if flags.get(tier["tier"]) != "unlimited":
+        if flags.get(tier["tier"]) == "unlimited":
+            names = ("capacity_blocks", "resident_mean", "resident_max", "resident_end")
+            yield f"{tier['tier']}: unlimited", [tier[name] for name in names], [None] * 4
+        else:
             yield f"{tier['tier']}: capacity", tier["capacity_blocks"], _capacity(evidence, tier["tier"])
     for tier in tiers["tiers"]:
-        if tier["capacity_blocks"] and tier["resident_end"] is not None:
+        if tier["capacity_blocks"] is not None:
             resident = tier["resident_end"] * tier["capacity_blocks"]
             stays = tier["stored_blocks"] - tier["evicted_blocks"]
             yield f"{tier['tier']}: resident at the end", round(resident, 6), float(stays)

@@ -275,6 +275,7 @@ class LoadsUp(CopiesDown):
         return not (load.wanted or load.waiters or load.followers)
 
     def abandon(self, load: Load) -> None:
+        self.onboarded -= len(load.keys)
         self.give_back(load.to)
         for other in self.loading.values():
             if load in other.followers:

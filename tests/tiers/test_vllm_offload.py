@@ -106,7 +106,7 @@ def test_the_table_names_them_with_their_numbers() -> None:
     facts = []
     for blocks in (1000, 16):
         run = run_offline(conversations(60), engine, tiers=offloading(blocks=blocks))
-        tiers = TiersReport.of(run.timeline)
+        tiers = TiersReport.of(run.timeline, run.facts)
         assert tiers is not None
         facts.append(dict(list_tier_facts(tiers)))
         counts = tiers.counts

@@ -128,8 +128,7 @@ class Waterfalls:
         if arrival < 0 or served < 0:
             return None
         latency = served - arrival
-        was_admitted = int(run.requests["first_admit_ns"][row]) >= 0
-        outside = run.front_end_ns if was_admitted else 0
+        outside = run.front_end_ns
         end = served - outside
         spans: list[Span] = []
         events = self._events.of(row)

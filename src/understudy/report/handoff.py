@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from understudy.report.latency import NS_PER_MS, NS_PER_S
-from understudy.report.series import StepFunction, covered_ns, windows, worker_means
+from understudy.report.series import StepFunction, covered_ns, worker_means
 from understudy.report.statistics import Statistics
-from understudy.report.tiers import LINK_WINDOWS, LinkUse, summarize_links
+from understudy.report.tiers import LINK_WINDOWS, LinkUse, link_windows, summarize_links
 from understudy.run.handoff_columns import Way
 
 if TYPE_CHECKING:
@@ -29,7 +29,7 @@ class PoolUse:
     role: str
     workers: int
     busy_mean: float
-    """Share of the duration in which a worker had an admitted request, averaged over the workers."""
+    """Share of the duration in which a request ran on a worker, averaged over the workers."""
     busy_max: float
     """The same for the busiest worker."""
     running_mean: float
@@ -43,11 +43,11 @@ class PoolUse:
 
 @dataclass(frozen=True, eq=False, slots=True)
 class HandOffLink(LinkUse):
-    """Links of hand-offs of one kind, which moved bytes for the share `busy` of the duration."""
+    """Links of hand-offs of one kind, which moved bytes for the share `busy` of the duration (NaN without any)."""
 
     busy: float
     peak: float
-    """Utilisation in the busiest window; NaN for unlimited links."""
+    """Utilisation in the busiest window; NaN for unlimited links, and without duration."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,8 +96,10 @@ class HandOffReport:
         means = {name: float(part.mean()) if len(part) else math.nan for name, part in parts.items()}
         prefill = np.zeros(timeline.num_workers, dtype=bool)
         prefill[columns.prefill_workers] = True
-        edges = windows(timeline, LINK_WINDOWS)
-        held = StepFunction.fleet(timeline, columns.sample_kept_blocks).means(edges)
+        edges = link_windows(timeline)
+        held = np.full(LINK_WINDOWS, math.nan)
+        if edges[-1] > edges[0]:
+            held = StepFunction.fleet(timeline, columns.sample_kept_blocks).means(edges)
         return cls(
             remote=int(remote.sum()),
             local=int((columns.way == Way.LOCAL).sum()),
@@ -123,10 +125,10 @@ class HandOffReport:
 
 def _describe_pools(timeline: Timeline, columns: HandOffColumns, prefill: BoolColumn) -> tuple[PoolUse, ...]:
     held = columns.sample_kept_blocks
-    running, used_means, held_means = worker_means(
-        timeline, timeline.sample_running, timeline.sample_used_blocks, held
+    has_running = (timeline.sample_running > 0).astype(np.int64)
+    busy, running, used_means, held_means = worker_means(
+        timeline, has_running, timeline.sample_running, timeline.sample_used_blocks, held
     )
-    busy = _busy_shares(timeline, columns)
     uses = []
     for role, mask in (("prefill", prefill), ("decode", ~prefill)):
         blocks = timeline.worker_blocks[mask]
@@ -147,22 +149,6 @@ def _describe_pools(timeline: Timeline, columns: HandOffColumns, prefill: BoolCo
     return tuple(uses)
 
 
-def _busy_shares(timeline: Timeline, columns: HandOffColumns) -> Float64Column:
-    """Return the share of the duration in which each worker had an admitted request."""
-    remote = columns.handed_off
-    start, end = timeline.start_ns, timeline.end_ns
-    prompts = remote & (columns.prefill_admit_ns >= 0)
-    since = np.where(remote, columns.decode_admit_ns, timeline.first_admit_ns)
-    decoded = since >= 0
-    until = np.where(timeline.finish_ns >= 0, timeline.finish_ns, end)
-    computed = np.where(columns.prefill_done_ns >= 0, columns.prefill_done_ns, until)
-    begins = np.concatenate((columns.prefill_admit_ns[prompts], since[decoded]))
-    ends = np.concatenate((computed[prompts], until[decoded]))
-    workers = np.concatenate((columns.prefill_worker[prompts], timeline.worker[decoded]))
-    covered = covered_ns(begins, ends, workers, timeline.num_workers)
-    return covered / (end - start) if end > start else np.full(timeline.num_workers, np.nan)
-
-
 def _describe_links(
     columns: HandOffColumns, settings: Settings, edges: Float64Column
 ) -> tuple[HandOffLink, ...]:
@@ -177,7 +163,8 @@ def _describe_links(
         flowing = columns.posted_ns[reads] + round(settings.get("link_latency_ms", 0.0) * NS_PER_MS)
         landed = columns.landed_ns[reads]
         busy_ns = covered_ns(flowing, landed, np.zeros(len(landed), np.int32), 1)
-        of_run = float(moved.sum()) / (gbps * duration_ns)
+        of_run = float(moved.sum()) / (gbps * duration_ns) if duration_ns else math.nan
+        over_time = moved / (gbps * np.diff(edges)) if duration_ns else np.full(len(moved), math.nan)
         backend = replace(
             ways_out,
             name="backend",
@@ -186,13 +173,13 @@ def _describe_links(
             busy_s=float(busy_ns[0]) / NS_PER_S,
             utilisation_mean=of_run,
             utilisation_max=of_run,
-            window_utilisation=(moved / (gbps * np.diff(edges))).tolist(),
+            window_utilisation=over_time.tolist(),
         )
         links.append(backend)
     return tuple(
         HandOffLink(
             **{name: getattr(link, name) for name in LinkUse.__dataclass_fields__},
-            busy=link.busy_s * NS_PER_S / (duration_ns * link.links),
+            busy=link.busy_s * NS_PER_S / (duration_ns * link.links) if duration_ns else math.nan,
             peak=max(link.window_utilisation),
         )
         for link in links

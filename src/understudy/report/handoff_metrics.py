@@ -73,8 +73,8 @@ HANDOFF_ROWS = (
         "handoff.pools[].busy_mean",
         "Busy, mean",
         "ratio",
-        "Share of the duration in which a worker had an admitted request, a preempted one included, averaged over the "
-        "workers.",
+        "Share of the duration in which at least one request ran on a worker, averaged over the workers. A preempted "
+        "request does not run until it is admitted again.",
     ),
     Metric("handoff.pools[].busy_max", "Busy, max", "ratio", "Busy share of the busiest worker."),
     Metric(
@@ -116,7 +116,8 @@ HANDOFF_ROWS = (
         "handoff.links[].utilisation_mean",
         "Utilisation, mean",
         "ratio",
-        "Bytes moved within the duration ÷ (bandwidth × duration), averaged over the links.",
+        "Bytes moved within the duration ÷ (bandwidth × duration), averaged over the links; none for unlimited links "
+        "and without duration.",
     ),
     Metric(
         "handoff.links[].utilisation_max", "Utilisation, max", "ratio", "Utilisation of the busiest link."

@@ -72,7 +72,7 @@ def handoff_link(report: Report) -> Verdict | None:
             return None
         finding = f"The latency of links is the bottleneck: {_describe_part(handoff, 'transfer')}."
         return Verdict("handoff_link", finding, "Lower it (--kv-link-latency-ms).")
-    if link.busy < BUSY and share < LARGE_PART:
+    if not (link.busy >= BUSY or share >= LARGE_PART):
         return None
     flag = name_flag(link)
     return Verdict(

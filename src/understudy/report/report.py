@@ -151,7 +151,7 @@ class Report:
             wasted_drafts=timeline.drafted_tokens - timeline.accepted_tokens,
             steps=timeline.steps,
             worst_hour=WorstHour.of(timeline, slo),
-            tiers=TiersReport.of(timeline),
+            tiers=TiersReport.of(timeline, run),
             handoff=HandOffReport.of(timeline, run.disaggregation),
         )
 

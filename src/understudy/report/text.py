@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 
 NONE = "–"
+UNLIMITED = "unlimited"
 _COUNT_UNITS = (
     *("requests", "tokens", "blocks", "preemptions", "steps", "loads", "waits", "transfers", "links"),
     *("lookups", "stores", "copies", "workers"),

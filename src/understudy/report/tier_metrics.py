@@ -58,7 +58,8 @@ TIER_SCALARS = (
         "tiers.counts.onboarded_blocks",
         "Onboarded blocks",
         "blocks",
-        "Blocks that were loaded to the GPU.",
+        "Blocks that were loaded to the GPU; those of a load whose requests were aborted before its last copy do not "
+        "count.",
     ),
     Metric(
         "tiers.counts.joined_loads",
@@ -136,25 +137,26 @@ TIER_ROWS = (
         "tiers.tiers[].capacity_blocks",
         "Capacity",
         "blocks",
-        "Capacity of the tier in blocks, summed over all workers.",
+        "Capacity of the tier in blocks, summed over all workers; none if it is unlimited.",
     ),
     Metric(
         "tiers.tiers[].resident_mean",
         "Residency, mean",
         "ratio",
-        "Blocks on the tier ÷ capacity, averaged over the duration and all workers.",
+        "Blocks on the tier ÷ capacity, averaged over the duration and all workers; none for an unlimited tier.",
     ),
     Metric(
         "tiers.tiers[].resident_max",
         "Residency, max",
         "ratio",
-        "Largest blocks on the tier ÷ capacity of any worker (g3 and g4: of the tier) at any sample.",
+        "Largest blocks on the tier ÷ capacity of any worker (g3 and g4: of the tier) at any sample; none for an "
+        "unlimited tier.",
     ),
     Metric(
         "tiers.tiers[].resident_end",
         "Residency, end",
         "ratio",
-        "Blocks on the tier ÷ capacity when all transfers had ended.",
+        "Blocks on the tier ÷ capacity when all transfers had ended; none for an unlimited tier.",
     ),
     Metric("tiers.tiers[].stored_blocks", "Stored blocks", "blocks", "Blocks that were stored on the tier."),
     Metric(
@@ -184,7 +186,8 @@ TIER_ROWS = (
         "tiers.links[].utilisation_mean",
         "Utilisation, mean",
         "ratio",
-        "Bytes moved within the duration ÷ (bandwidth × duration), averaged over the links.",
+        "Bytes moved within the duration ÷ (bandwidth × duration), averaged over the links; none for unlimited links "
+        "and without duration.",
     ),
     Metric("tiers.links[].utilisation_max", "Utilisation, max", "ratio", "Utilisation of the busiest link."),
     Metric("tiers.links[].window_s", "Window", "s", "Length of a window of the duration."),

@@ -9,7 +9,7 @@ from rich import box
 from rich.table import Table
 from rich.text import Text
 
-from understudy.report.text import NONE, duration, fixed, quantity, size
+from understudy.report.text import NONE, UNLIMITED, duration, fixed, quantity, size
 
 if TYPE_CHECKING:
     from understudy.report.report import Report
@@ -38,7 +38,7 @@ def build_tier_table(tiers: TiersReport, width: int) -> Table:
             "KV tier": format_tier(use.tier),
             "hit first": quantity(use.hit_ratio_first, "ratio"),
             "hit all": quantity(use.hit_ratio_total, "ratio"),
-            "blocks": f"{use.capacity_blocks:,}",
+            "blocks": UNLIMITED if use.capacity_blocks is None else f"{use.capacity_blocks:,}",
             "full mean": quantity(use.resident_mean, "ratio"),
             "max": quantity(use.resident_max, "ratio"),
             "end": quantity(use.resident_end, "ratio"),

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from understudy._core import LinkUsage, TierSummary
+    from understudy.run.facts import RunFacts
     from understudy.run.tier_columns import TierColumns
     from understudy.run.timeline import Timeline
     from understudy.workload.columns import Int64Column
@@ -30,7 +31,8 @@ LINK_WINDOWS = 120
 class TierUse:
     """One tier, summed over the workers of a pool; with several pools, the name starts with the pool's.
 
-    Ratios are relative to all prompt tokens of the run, so they add up to `prefix_hit_ratio` over pools and tiers.
+    Hit ratios are relative to all prompt tokens of the run, so they add up to `prefix_hit_ratio` over pools and tiers.
+    An unlimited tier has no capacity (None), and NaN as residency.
     """
 
     tier: str
@@ -38,7 +40,7 @@ class TierUse:
     hit_ratio_first: float
     hit_tokens_total: int
     hit_ratio_total: float
-    capacity_blocks: int
+    capacity_blocks: int | None
     resident_mean: float
     resident_max: float
     resident_end: float
@@ -50,7 +52,8 @@ class TierUse:
 class LinkUse:
     """Links of one kind: one per worker or one shared. With several pools, the name starts with the pool's.
 
-    Series have one value per window of the run's duration.
+    Series have one value per window of the run's duration. Utilisation of an unlimited link, or of a run without
+    duration, is NaN.
     """
 
     name: str
@@ -99,13 +102,14 @@ class TiersReport:
     links: tuple[LinkUse, ...]
 
     @classmethod
-    def of(cls, timeline: Timeline) -> TiersReport | None:
-        """Compute the metrics of tiers; None if there were no tiers."""
+    def of(cls, timeline: Timeline, run: RunFacts) -> TiersReport | None:
+        """Compute the metrics of the tiers that `run` describes; None if there were no tiers."""
         columns = timeline.tiers
         if columns is None:
             return None
         capacity = float(timeline.worker_blocks.mean())
         duration_ns = timeline.end_ns - timeline.start_ns
+        unlimited = name_unlimited_tiers(run)
         return cls(
             onboard_ms=Statistics.of(columns.onboard_ns / NS_PER_MS),
             parked_ms=_summarize_waits(columns.parked_ns),
@@ -117,7 +121,9 @@ class TiersReport:
             counts=TierCounts(
                 **{name: getattr(columns.totals, name) for name in TierCounts.__dataclass_fields__}
             ),
-            tiers=tuple(_compute_tier_use(timeline, columns, summary) for summary in columns.tiers),
+            tiers=tuple(
+                _compute_tier_use(timeline, columns, summary, unlimited) for summary in columns.tiers
+            ),
             links=_compute_link_use(timeline, columns),
         )
 
@@ -132,7 +138,29 @@ def tier_hits(timeline: Timeline, tier: Tier, *, first: bool) -> Int64Column:
     return cached.astype(np.int64) - np.sum(below, axis=0, dtype=np.int64)
 
 
-def _compute_tier_use(timeline: Timeline, columns: TierColumns, summary: TierSummary) -> TierUse:
+def name_unlimited_tiers(run: RunFacts) -> frozenset[str]:
+    """Return the names of the run's tiers without a limit, as in `TierUse.tier`."""
+    pools = [(pool.name, pool.tiers) for pool in run.pools] or [("", run.tiers)]
+    return frozenset(
+        _name(pool, tier["tier"])
+        for pool, settings in pools
+        for tier in settings.get("tiers", ())
+        if tier.get("blocks") == "unlimited"
+    )
+
+
+def name_tier_use(summary: TierSummary) -> str:
+    """Return the name of a tier, as in `TierUse.tier`."""
+    return _name(summary.pool, summary.tier.name)
+
+
+def _name(pool: str, tier: str) -> str:
+    return f"{pool} {tier.lower()}".lstrip()
+
+
+def _compute_tier_use(
+    timeline: Timeline, columns: TierColumns, summary: TierSummary, unlimited: frozenset[str]
+) -> TierUse:
     admitted = timeline.first_admit_ns >= 0
     prompt = timeline.prompt_tokens[admitted].astype(np.int64)
     looked_up = timeline.looked_up_tokens[admitted].astype(np.int64)
@@ -141,17 +169,23 @@ def _compute_tier_use(timeline: Timeline, columns: TierColumns, summary: TierSum
     in_pool = admitted & (worker >= workers.start) & (worker < workers.stop)
     first = int(tier_hits(timeline, summary.tier, first=True)[in_pool].sum())
     total = int(tier_hits(timeline, summary.tier, first=False)[in_pool].sum())
-    mean, largest = _compute_residency(timeline, columns, summary, workers)
+    name = name_tier_use(summary)
+    # The core gives an unlimited tier the blocks that the workload may fill.
+    capacity = None if name in unlimited else summary.capacity_blocks
+    mean, largest, end = math.nan, math.nan, math.nan
+    if capacity is not None:
+        mean, largest = _compute_residency(timeline, columns, summary, workers)
+        end = summary.resident_blocks / capacity
     return TierUse(
-        tier=f"{summary.pool} {summary.tier.name.lower()}".lstrip(),
+        tier=name,
         hit_tokens_first=first,
         hit_ratio_first=ratio(first, int(prompt.sum())),
         hit_tokens_total=total,
         hit_ratio_total=ratio(total, int(looked_up.sum())),
-        capacity_blocks=summary.capacity_blocks,
+        capacity_blocks=capacity,
         resident_mean=mean,
         resident_max=largest,
-        resident_end=summary.resident_blocks / summary.capacity_blocks,
+        resident_end=end,
         stored_blocks=summary.stored_blocks,
         evicted_blocks=summary.evicted_blocks,
     )
@@ -167,9 +201,13 @@ def _compute_residency(
         blocks = columns.sample_host_blocks
     else:
         function = StepFunction(*summary.residency)
+        mean = (
+            float(function.means(windows(timeline, 1))[0])
+            if timeline.end_ns > timeline.start_ns
+            else math.nan
+        )
         if not len(function.values):
-            return 0.0, 0.0
-        mean = float(function.means(windows(timeline, 1))[0])
+            return mean, 0.0
         return mean / summary.capacity_blocks, int(function.values.max()) / summary.capacity_blocks
     capacity = summary.capacity_blocks / len(workers)
     (means,) = worker_means(timeline, blocks)
@@ -194,7 +232,7 @@ def _compute_link_use(timeline: Timeline, columns: TierColumns) -> tuple[LinkUse
         owner, _, kind = link.name.rpartition(" ")
         pool = owner if kind.endswith("backend") else columns.pool_of(int(owner.split()[1]))
         kinds.setdefault((kind, pool), []).append(link)
-    edges = windows(timeline, LINK_WINDOWS)
+    edges = link_windows(timeline)
 
     def distance(key: tuple[str, str]) -> tuple[str, bool, str]:
         return max(filter(str.isdigit, key[0])), key[0].endswith("backend"), key[0]
@@ -205,12 +243,17 @@ def _compute_link_use(timeline: Timeline, columns: TierColumns) -> tuple[LinkUse
     )
 
 
+def link_windows(timeline: Timeline) -> Float64Column:
+    """Return the edges of the windows of links, in ns; all are equal in a run without duration."""
+    return np.linspace(timeline.start_ns, timeline.end_ns, LINK_WINDOWS + 1)
+
+
 def summarize_links(name: str, links: Sequence[LinkUsage], edges_ns: Float64Column) -> LinkUse:
     """Summarize links of one kind over the windows between `edges_ns`."""
     moved = np.array([_bytes_per_window(link, edges_ns) for link in links])
     widths_ns = np.diff(edges_ns)
     gbps = links[0].bandwidth_gbps  # equals bytes per nanosecond
-    is_limited = math.isfinite(gbps)
+    is_limited = math.isfinite(gbps) and edges_ns[-1] > edges_ns[0]
     of_run = moved.sum(axis=1) / (gbps * widths_ns.sum()) if is_limited else np.full(len(links), np.nan)
     over_time = moved.sum(axis=0) / (gbps * widths_ns * len(links)) if is_limited else moved[0] * np.nan
     return LinkUse(

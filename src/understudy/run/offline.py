@@ -172,7 +172,7 @@ def run_offline(
     if records_choices and not isinstance(router, KvRouter):
         router = RecordedRouter(router, seed=seed, keep_candidates=keep_candidates)
     outside_ns = front_end_ns(fleet.pools, timing)
-    if outside_ns:  # the client receives each answer later, and so sends the next turn later
+    if outside_ns:  # the client sees each end later, and so sends the next turn later
         workload = replace(workload, delay_ns=workload.delay_ns + outside_ns * (workload.turn > 0))
     checkpoints = Checkpoints() if is_deep else None
     table = StepTable() if keep_steps else None

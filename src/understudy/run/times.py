@@ -32,7 +32,10 @@ def front_end_ns(pools: Sequence[WorkerPool], timing: TimingModel | None) -> int
 
 
 def add_front_end_time(timeline: Timeline, outside_ns: int) -> Timeline:
-    """Add the time between client and engine: requests arrive when sent, tokens when received by the client."""
+    """Add the time between client and engine: requests arrive when sent; the client sees tokens and ends later.
+
+    Every end: a refusal or an abort passes the front end as an answer does.
+    """
     if outside_ns == 0:
         return timeline
 
@@ -40,14 +43,11 @@ def add_front_end_time(timeline: Timeline, outside_ns: int) -> Timeline:
         column = getattr(timeline, name)
         return np.where(column >= 0, column + by_ns, column)
 
-    shifted = {
-        name: later(name, outside_ns) for name in ("first_token_ns", "second_token_ns", "last_token_ns")
-    }
-    # A request that was never admitted ends when it arrived.
-    ended = np.where(timeline.first_admit_ns >= 0, later("finish_ns", outside_ns), timeline.finish_ns)
+    names = ("first_token_ns", "second_token_ns", "last_token_ns", "finish_ns")
+    shifted = {name: later(name, outside_ns) for name in names}
     before_ns = round(outside_ns * BEFORE_ENGINE)
     shifted |= {name: later(name, before_ns) for name in ("queued_ns", "first_admit_ns")}
-    return replace(timeline, finish_ns=ended, **shifted)
+    return replace(timeline, **shifted)
 
 
 class StepTimes(Protocol):

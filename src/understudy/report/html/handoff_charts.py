@@ -49,9 +49,9 @@ LINK_COLUMNS = {
 
 
 def handoff_cards(report: Report) -> list[Card]:
-    """Build all plots of prefill and decode workers; empty for a run without roles."""
+    """Build all plots of prefill and decode workers; empty for a run without roles, hand-offs or duration."""
     handoff = report.handoff
-    if handoff is None or not handoff.remote:
+    if handoff is None or not handoff.remote or not report.duration_s:
         return []
     if not handoff.bytes:  # the KV bytes of a token are not known
         return [_parts(report), _kept(report, handoff, FULL, "full")]

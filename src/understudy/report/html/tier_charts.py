@@ -16,7 +16,7 @@ from understudy.report.latency import NS_PER_MS, NS_PER_S
 from understudy.report.series import StepFunction, window_of, windows
 from understudy.report.text import compact, duration, significant
 from understudy.report.tier_table import format_link, list_limiting_links
-from understudy.report.tiers import tier_hits
+from understudy.report.tiers import name_tier_use, name_unlimited_tiers, tier_hits
 from understudy.run.tier_columns import SHARED, name_tier
 
 if TYPE_CHECKING:
@@ -79,8 +79,10 @@ def _hits(report: Report, baseline: Report | None) -> Card | None:
 
 
 def _links(report: Report) -> Card | None:
-    """Plot the utilisation of each link; the throughput if links are unlimited."""
+    """Plot the utilisation of each link; the throughput if links are unlimited. None without duration."""
     assert report.tiers is not None
+    if not report.duration_s:
+        return None
     links = list_limiting_links(report.tiers)
     shares = [link for link in links if math.isfinite(link.bandwidth_gbps)]
     shown = shares or links
@@ -116,15 +118,17 @@ def _links(report: Report) -> Card | None:
 
 
 def _residency(report: Report) -> Card | None:
-    """Plot the residency of each tier, and the GPU blocks held by offloads."""
+    """Plot the residency of each tier with a limit, and the GPU blocks held by offloads."""
     timeline = report.columns
     tiers = timeline.tiers
     assert tiers is not None
-    if not len(timeline.sample_time_ns):
+    if not len(timeline.sample_time_ns) or not report.duration_s:
         return None
     edges = windows(timeline, SAMPLE_WINDOWS)
     capacity: dict[Tier, int] = {}
-    for summary in tiers.tiers:
+    unlimited = name_unlimited_tiers(report.run)
+    limited = [summary for summary in tiers.tiers if name_tier_use(summary) not in unlimited]
+    for summary in limited:
         capacity[summary.tier] = capacity.get(summary.tier, 0) + summary.capacity_blocks
     device = timeline.sample_used_blocks + timeline.sample_cached_blocks
 
@@ -134,9 +138,10 @@ def _residency(report: Report) -> Card | None:
     lines = [
         ("G1", "s1", share(device, Tier.G1)),
         ("G1, held", "s1 thin", share(tiers.sample_held_blocks, Tier.G1)),
-        ("G2", "s4", share(tiers.sample_host_blocks, Tier.G2)),
     ]
-    for summary in tiers.tiers:
+    if not any(name.endswith("g2") for name in unlimited):
+        lines.append(("G2", "s4", share(tiers.sample_host_blocks, Tier.G2)))
+    for summary in limited:
         if summary.tier in SHARED:
             means = StepFunction(*summary.residency).means(edges) / summary.capacity_blocks
             style = "s2" if summary.tier == Tier.G3 else "s3"

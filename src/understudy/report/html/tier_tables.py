@@ -7,7 +7,7 @@ from html import escape
 from typing import TYPE_CHECKING, Any
 
 from understudy.report.metrics import BY_KEY, STATISTICS
-from understudy.report.text import NONE, fixed, quantity, size
+from understudy.report.text import NONE, UNLIMITED, fixed, quantity, size
 from understudy.report.tier_metrics import TIER_DISTRIBUTIONS, TIER_SCALARS
 from understudy.report.tier_table import format_link, format_tier, list_limiting_links
 
@@ -92,11 +92,13 @@ def _latencies(report: Report) -> str:
     return _scroll(f"<thead><tr><th>Latency</th>{head}</tr></thead><tbody>{''.join(rows)}</tbody>")
 
 
-def _cell(value: float, metric: Metric) -> str:
+def _cell(value: float | None, metric: Metric) -> str:
+    if value is None:
+        return UNLIMITED
     if metric.unit == "bytes":
         return size(value)
     if metric.unit == "GB/s":
-        return f"{value:g} GB/s" if math.isfinite(value) else "unlimited"
+        return f"{value:g} GB/s" if math.isfinite(value) else UNLIMITED
     if metric.unit == "s":
         return NONE if math.isnan(value) else f"{fixed(value)} s"
     return quantity(value, metric.unit)
