@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from understudy.cli import build_parser, list_verbs, main
+from understudy.cli import build_parser, main
+from understudy.cli.verbs import list_verbs
 
 if TYPE_CHECKING:
     import argparse

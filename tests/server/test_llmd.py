@@ -14,7 +14,7 @@ import pytest
 from server.client import QUICK, parse_reply, serving
 from understudy.errors import ConfigError
 from understudy.server.flags.serving import read_serve
-from understudy.server.live_config import Latency
+from understudy.server.latency import Latency
 from understudy.tiers.settings import TiersConfig
 
 if TYPE_CHECKING:

@@ -85,10 +85,13 @@ class App:
         """Connections whose requests have not been answered in full."""
         self.before: list[Callable[[Request, Connection], bool]] = []
         """Hooks that run before the route, in order; one that answers the request returns True."""
-        self.faults = Faults(self)
+        self.faults = Faults(
+            worker, self.routes.generators, mark_dead=self._mark_dead, handle=self.handle_now
+        )
+        self.before.append(self.faults.before)
         if self.settings.enable_lora or worker.loras or self.settings.runtime_lora:
             add_adapters(worker.registry, self.settings.max_loras, self._adapters)
-        self.live_config = LiveConfig(self)
+        self.live_config = LiveConfig(worker, self.faults)
         if self.settings.live_config:
             self.live_config.update(self.settings.live_config)
 
@@ -99,6 +102,9 @@ class App:
 
     @dead.setter
     def dead(self, dead: bool) -> None:
+        self._mark_dead(dead)
+
+    def _mark_dead(self, dead: bool) -> None:
         self._killed = dead
 
     def set_port(self, port: int) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import math
 import random
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol
 
 import msgspec
 
@@ -17,11 +17,11 @@ from understudy.server.api.fields import whole_number
 from understudy.tiers.plan import TierPlan
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Container, Sequence
 
-    from understudy.server.app import App
     from understudy.server.http import Connection, Request
     from understudy.server.settings import ServerSettings
+    from understudy.server.worker import Worker
 
 FAILURES: dict[str, tuple[int, str, str | None, str]] = {
     "rate_limit": (429, "rate_limit_exceeded", None, "Rate limit reached for requests"),
@@ -150,18 +150,30 @@ class ActiveFault(NamedTuple):
 class Faults:
     """The faults of one worker. `before` is called before every generation request."""
 
-    def __init__(self, app: App) -> None:
-        self._app = app
+    def __init__(
+        self,
+        worker: Worker,
+        generators: Container[str],
+        *,
+        mark_dead: Callable[[bool], None],
+        handle: Callable[[Request, Connection], None],
+    ) -> None:
+        """`generators`: paths of generation requests; `mark_dead`: says whether the engine is dead; `handle`: answers a
+        request that was delayed.
+        """
+        self._worker = worker
+        self._generators = generators
+        self._mark_dead = mark_dead
+        self._handle = handle
         self._active: dict[str, ActiveFault] = {}
         """Active faults by target: requests, events, the engine, or one link."""
         self._draw = random.Random(0)
         self.failure_rate = 0.0
         self.failure_types: tuple[str, ...] = tuple(FAILURES)
-        app.before.append(self.before)
 
     def apply(self, order: FaultOrder) -> int:
         """Begin or end a fault; return the number of lost requests."""
-        worker, lost = self._app.worker, 0
+        worker, lost = self._worker, 0
         if order.kind == "kill":
             self._end("engine")
             lost = worker.kill()
@@ -195,7 +207,7 @@ class Faults:
     def kinds(self) -> tuple[str, ...]:
         """Kinds of the faults that have not ended."""
         kinds = tuple(fault.order.kind for fault in self._active.values()) if self._active else ()
-        for sender in self._app.worker.senders:
+        for sender in self._worker.senders:
             if sender.batches_to_drop:
                 return (*kinds, "lose_events")
         return kinds
@@ -208,7 +220,7 @@ class Faults:
             fields = {name: getattr(order, name) for name in _FIELDS[order.kind]}
             left_s = None if timer is None else round(max(timer.when() - now_s, 0.0), 3)
             rows.append({"kind": order.kind, **fields, "left_s": left_s})
-        if lose := max((sender.batches_to_drop for sender in self._app.worker.senders), default=0):
+        if lose := max((sender.batches_to_drop for sender in self._worker.senders), default=0):
             rows.append({"kind": "lose_events", "count": lose, "left_s": None})
         return rows
 
@@ -219,7 +231,7 @@ class Faults:
             timer = asyncio.get_running_loop().call_later(order.duration_s, self._end, what)
         self._active[what] = ActiveFault(order, timer)
         if what == "requests":
-            self._draw = random.Random(order.seed + self._app.worker.index)
+            self._draw = random.Random(order.seed + self._worker.index)
         else:
             self._apply(what, order, on=True)
 
@@ -232,16 +244,16 @@ class Faults:
 
     def _apply(self, what: str, order: FaultOrder, *, on: bool) -> None:
         if what == "engine":
-            self._app.dead = on
+            self._mark_dead(on)
         elif what == "events":
-            for sender in self._app.worker.senders:
+            for sender in self._worker.senders:
                 sender.stopped = on
         else:
-            self._app.worker.slow_links(order.tier, order.factor if on else 1.0)
+            self._worker.slow_links(order.tier, order.factor if on else 1.0)
 
     def before(self, request: Request, connection: Connection) -> bool:
         """Apply faults to a request. True when a fault answers it, now or later."""
-        if request.path not in self._app.routes.generators:
+        if request.path not in self._generators:
             return False
         asked = whole_number(request.headers.get("x-return-error", ""))
         if asked is not None and 400 <= asked <= 599:
@@ -250,7 +262,7 @@ class Faults:
         if self.failure_rate and self._draw.random() < self.failure_rate:
             kind = self._draw.choice(self.failure_types)
             status, name, param, phrase = FAILURES[kind]
-            settings = self._app.settings
+            settings = self._worker.settings
             phrase = phrase.format(length=settings.max_model_len, model=settings.names[0])
             connection.respond(
                 status, error_body(status, f"{phrase} (a failure on purpose: {kind})", name, param)
@@ -265,7 +277,7 @@ class Faults:
             self._refuse(connection, order.status)
             return True
         if order.kind == "delay":
-            loop.call_later(order.delay_ms / 1e3, self._app.handle_now, request, connection)
+            loop.call_later(order.delay_ms / 1e3, self._handle, request, connection)
             return True
         if order.kind == "slow":
             connection.slow_s = order.delay_ms / 1e3
@@ -301,14 +313,24 @@ def _has_limit(settings: ServerSettings, tier: str) -> bool:
     )
 
 
-def apply_order(order: FaultOrder, apps: list[App]) -> dict[str, Any]:
+class Target(Protocol):
+    """A server that an order is applied to."""
+
+    faults: Faults
+
+    @property
+    def settings(self) -> ServerSettings:
+        """Settings of the server."""
+
+
+def apply_order(order: FaultOrder, apps: Sequence[Target]) -> dict[str, Any]:
     """Apply an order to its workers, or to all. ApiError when it is invalid; nothing has changed then."""
     chosen = chosen_workers(order, [app.settings for app in apps])
     lost = sum(apps[index].faults.apply(order) for index in chosen)
     return {"fault": order.kind, "workers": chosen, "lost_requests": lost}
 
 
-def active_faults(apps: list[App]) -> dict[str, Any]:
+def active_faults(apps: Sequence[Target]) -> dict[str, Any]:
     """List the faults that have not ended, worker by worker."""
     return {
         "faults": [{"worker": index, **row} for index, app in enumerate(apps) for row in app.faults.active()]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import random
 import time
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -13,40 +12,12 @@ from understudy.errors import ConfigError
 from understudy.server.api.errors import ApiError
 from understudy.server.api.fields import read_json
 from understudy.server.faults import FAILURES
+from understudy.server.latency import LATENCIES, check_latency, check_std_dev
 
 if TYPE_CHECKING:
-    from understudy.server.app import App
+    from understudy.server.faults import Faults
     from understudy.server.http import Request
-
-
-class Latency:
-    """A timing model of two constants, in milliseconds, that may change between steps."""
-
-    def __init__(
-        self,
-        prefill_ms: float,
-        decode_ms: float,
-        std_devs_ms: tuple[float, float] = (0.0, 0.0),
-        seed: int = 0,
-    ) -> None:
-        self.prefill_cost_ms = prefill_ms
-        self.decode_cost_ms = decode_ms
-        self.std_devs_ms = std_devs_ms
-        """Standard deviations of prefill and decode."""
-        self._draw = random.Random(seed)
-
-    def _sample(self, mean_ms: float, std_dev_ms: float) -> float:
-        if not std_dev_ms:
-            return mean_ms
-        return min(max(self._draw.gauss(mean_ms, std_dev_ms), 0.3 * mean_ms), 1.7 * mean_ms)
-
-    def prefill_ms(self, requests: int, mean_input: int, mean_cached: int, /) -> float:  # noqa: ARG002
-        """Return the time of a step's prefills together, milliseconds."""
-        return self._sample(self.prefill_cost_ms, self.std_devs_ms[0])
-
-    def decode_ms(self, *_: float) -> float:
-        """Return the time of a step's decodes together, milliseconds."""
-        return self._sample(self.decode_cost_ms, self.std_devs_ms[1])
+    from understudy.server.worker import Worker
 
 
 class Wave(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -83,34 +54,17 @@ class Config(msgspec.Struct, kw_only=True, forbid_unknown_fields=True, rename="k
     fake_metrics: dict[str, float | Wave] = msgspec.field(default_factory=dict)
 
 
-LATENCIES = ("time-to-first-token", "inter-token-latency")
-MAX_STD_DEV = 0.3
-MAX_LATENCY_MS = 86_400_000.0
-"""One day: sums of an engine's times must not overflow."""
-
-
-def check_latency(name: str, value_ms: float | None) -> None:
-    """Raise ConfigError for a latency outside 0 … one day."""
-    if value_ms is not None and not 0 <= value_ms <= MAX_LATENCY_MS:
-        raise ConfigError(f"{name} must be from 0 to {MAX_LATENCY_MS:.0f} ms (a day), got {value_ms:g}")
-
-
-def check_std_dev(name: str, mean_ms: float, std_dev_ms: float) -> None:
-    """Raise ConfigError for a standard deviation above 30 % of the mean, as llm-d-inference-sim."""
-    if not 0 <= std_dev_ms <= MAX_STD_DEV * mean_ms:
-        raise ConfigError(f"{name}-std-dev must be from 0 to 30 % of {name}={mean_ms:g}, got {std_dev_ms:g}")
-
-
 _FAKED = {"running-requests": "running", "waiting-requests": "waiting", "kv-cache-usage": "usage"}
 
 
 class LiveConfig:
     """The changeable settings of one worker. A body with one invalid key changes nothing."""
 
-    def __init__(self, app: App) -> None:
-        self._app = app
+    def __init__(self, worker: Worker, faults: Faults) -> None:
+        self._worker = worker
+        self._faults = faults
         self._began_s = time.monotonic()
-        latency = app.worker.latency
+        latency = worker.latency
         self.config = Config()
         if latency is not None:
             self.config.time_to_first_token = latency.prefill_cost_ms
@@ -138,7 +92,7 @@ class LiveConfig:
             config = msgspec.convert(merged, Config)
         except msgspec.ValidationError as error:
             raise ConfigError(f"/admin/config: {error}") from None
-        latency = self._app.worker.latency
+        latency = self._worker.latency
         if not 0 <= config.failure_injection_rate <= 1:
             raise ConfigError("failure-injection-rate must be in [0, 1]")
         for name in config.failure_types:
@@ -159,7 +113,7 @@ class LiveConfig:
         for name, mean_ms, std_dev_ms in zip(LATENCIES, times, std_devs_ms, strict=True):
             check_std_dev(name, mean_ms or 0.0, std_dev_ms)
         self.config = config
-        faults = self._app.faults
+        faults = self._faults
         faults.failure_rate = config.failure_injection_rate
         faults.failure_types = tuple(config.failure_types) or tuple(FAILURES)
         if latency is not None:
@@ -167,7 +121,7 @@ class LiveConfig:
             latency.decode_cost_ms = config.inter_token_latency or 0.0
             latency.std_devs_ms = std_devs_ms
         self._began_s = time.monotonic()
-        for metrics in self._app.worker.metrics:
+        for metrics in self._worker.metrics:
             metrics.fake = {
                 _FAKED[name]: self._make_reader(value) for name, value in config.fake_metrics.items()
             }

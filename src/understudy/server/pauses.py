@@ -8,13 +8,16 @@ but not during sleep. Running requests are aborted ("abort"), finished first ("w
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from understudy.server.core import EngineCore
+    from understudy.server.driver import Driver
+    from understudy.server.live_request import LiveRequest
     from understudy.server.metrics.features import SleepMetrics
-    from understudy.server.worker import Worker
+    from understudy.server.metrics.vllm import VllmMetrics
 
 MEMORY = frozenset(("weights", "kv_cache"))
 """Tags of the memory that a sleeping engine has released; `wake` takes them."""
@@ -30,10 +33,30 @@ class _PendingPause(NamedTuple):
     """Called instead of `then` if the engines resume before they are idle. None: `then` is called even so."""
 
 
+class Engines(Protocol):
+    """The engines that are paused: those of a worker."""
+
+    cores: list[EngineCore]
+    metrics: list[VllmMetrics]
+    driver: Driver
+
+    def live(self) -> list[LiveRequest]:
+        """List the requests in flight."""
+
+    def abort(self, requests: list[LiveRequest]) -> None:
+        """End requests now."""
+
+    def reset_prefix_cache(self) -> bool:
+        """Clear every cached block."""
+
+    def clear_cache(self, core: EngineCore) -> None:
+        """Clear an engine's cache."""
+
+
 class Pauses:
     """Pauses and wakes the engines of one worker."""
 
-    def __init__(self, worker: Worker, metrics: SleepMetrics) -> None:
+    def __init__(self, worker: Engines, metrics: SleepMetrics) -> None:
         self._worker = worker
         self._metrics = metrics
         self._pending: list[_PendingPause] = []

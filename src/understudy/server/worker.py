@@ -13,7 +13,7 @@ from understudy.engines.sglang_config import SglangConfig
 from understudy.server.engines import SimulatedCore
 from understudy.server.handoff.network import HandOffMember
 from understudy.server.kv_events import KvEventsConfig, KvEventSender
-from understudy.server.live_config import Latency
+from understudy.server.latency import Latency
 from understudy.server.metrics import Registry
 from understudy.server.metrics.cache_info import add_cache_info
 from understudy.server.metrics.errors import add_errors

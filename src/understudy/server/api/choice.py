@@ -11,33 +11,46 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
     from understudy._core import Identities
-    from understudy.server.api.generation import Generation
     from understudy.server.api.growing import GrowingPlan
     from understudy.server.api.plan import Plan
     from understudy.server.api.sampling import Sampling
+    from understudy.server.http import Connection
     from understudy.server.live_request import LiveRequest
+    from understudy.server.worker import Worker
 
 
 QUEUE_FULL = "The request queue is full."
 
 
-class Style(Protocol):
-    """Formats the answers of an endpoint."""
+class Owner(Protocol):
+    """The request of a client, which has this answer among others."""
 
-    def begin(self, generation: Generation) -> None:
-        """Prepare the common part of a stream's chunks."""
+    worker: Worker
+    sampling: Sampling
+    model: str
+    connection: Connection
+    started: bool
+    has_sent: bool
+    detail: dict[str, Any]
 
-    def chunk(self, generation: Generation, choice: Choice, first: int, count: int, last: bool) -> bytes:
-        """Format the SSE events for these tokens of a choice."""
+    @property
+    def gone(self) -> bool:
+        """True when the client has disconnected or the answer has failed."""
 
-    def close(self, generation: Generation) -> bytes:
-        """Format the SSE events after the last token of the last choice."""
+    def start(self) -> None:
+        """Start the stream."""
 
-    def whole(self, generation: Generation) -> bytes:
-        """Format the whole answer as one body."""
+    def send_chunk(self, choice: Choice, first: int, count: int, *, last: bool) -> None:
+        """Send these tokens of a choice in the stream."""
 
-    def reject(self, generation: Generation, error: ApiError) -> bytes:
-        """Format the SSE events of a stream that ends with an error before its first token."""
+    def on_choice_ended(self, choice: Choice, how: str) -> None:
+        """Handle the end of a choice."""
+
+    def refuse(self, error: ApiError) -> None:
+        """End the answer with an error, because the engine took no request of it."""
+
+    def report_failure(self) -> None:
+        """Send an internal error to the client."""
 
 
 class Choice:
@@ -61,7 +74,7 @@ class Choice:
 
     def __init__(
         self,
-        generation: Generation,
+        generation: Owner,
         index: int,
         prompt: npt.NDArray[np.uint32],
         plan: Plan | GrowingPlan,
@@ -113,9 +126,7 @@ class Choice:
             sent = self.sent
             if last or sent == 0 or self.emitted - sent >= generation.sampling.stream_interval:
                 self.sent = self.emitted
-                connection.send_event(
-                    generation.style.chunk(generation, self, sent, self.emitted - sent, last)
-                )
+                generation.send_chunk(self, sent, self.emitted - sent, last=last)
                 connection.due_ns = now_ns
                 connection.due_of = generation.worker
                 connection.due_tokens += self.emitted - sent
@@ -181,4 +192,4 @@ class Choice:
                 generation.start()
             self.sent = self.emitted
             rest = self.emitted - sent
-            generation.connection.send_event(generation.style.chunk(generation, self, sent, rest, True))
+            generation.send_chunk(self, sent, rest, last=True)

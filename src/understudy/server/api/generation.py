@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import secrets
 import time
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import msgspec
 import numpy as np
@@ -19,7 +19,6 @@ if TYPE_CHECKING:
 
     import numpy.typing as npt
 
-    from understudy.server.api.choice import Style
     from understudy.server.api.growing import GrowingPlan
     from understudy.server.api.plan import Plan
     from understudy.server.api.sampling import Sampling
@@ -36,6 +35,25 @@ _FAILURES = {
     "failed": "Internal server error",  # vLLM's words
     "broken": "an error inside the server",
 }
+
+
+class Style(Protocol):
+    """Formats the answers of an endpoint."""
+
+    def begin(self, generation: Generation) -> None:
+        """Prepare the common part of a stream's chunks."""
+
+    def chunk(self, generation: Generation, choice: Choice, first: int, count: int, last: bool) -> bytes:
+        """Format the SSE events for these tokens of a choice."""
+
+    def close(self, generation: Generation) -> bytes:
+        """Format the SSE events after the last token of the last choice."""
+
+    def whole(self, generation: Generation) -> bytes:
+        """Format the whole answer as one body."""
+
+    def reject(self, generation: Generation, error: ApiError) -> bytes:
+        """Format the SSE events of a stream that ends with an error before its first token."""
 
 
 class Generation:
@@ -163,6 +181,10 @@ class Generation:
         """Start the stream, at the first token."""
         self.started = True
         self.connection.start_stream()
+
+    def send_chunk(self, choice: Choice, first: int, count: int, *, last: bool) -> None:
+        """Send these tokens of a choice in the stream."""
+        self.connection.send_event(self.style.chunk(self, choice, first, count, last))
 
     def client_gone(self) -> None:
         """Cancel the engine requests, because the client has disconnected."""

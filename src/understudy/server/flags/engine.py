@@ -11,7 +11,7 @@ from understudy.engines.mocker_settings import MockerSettings
 from understudy.engines.vllm_config import VllmConfig
 from understudy.errors import ConfigError
 from understudy.server.flags.grammar import vllm_flags
-from understudy.server.live_config import LATENCIES
+from understudy.server.latency import LATENCIES
 from understudy.tiers.gpu import GpuSettings
 from understudy.timing.fitted_for import check_fitted_for
 from understudy.timing.gpu_flags import GPU_FLAGS, timing_settings

@@ -15,7 +15,7 @@ from understudy.server.access import admin_networks
 from understudy.server.flags.engine import build_vllm_engine
 from understudy.server.flags.tiers import check_tiers, offload_below, read_tiers
 from understudy.server.handoff.settings import check_handoff, names_connector, read_handoff
-from understudy.server.live_config import LATENCIES, check_latency
+from understudy.server.latency import LATENCIES, check_latency
 from understudy.server.metrics.cache_info import read_cache_labels
 from understudy.server.settings import LoraModule, ServerSettings
 from understudy.tiers.vllm_flags import offload_settings

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     import numpy as np
     import numpy.typing as npt
 
-    from understudy.server.api.choice import Style
+    from understudy.server.api.generation import Style
     from understudy.server.api.growing import GrowingPlan
     from understudy.server.api.reading import Read
     from understudy.server.api.sampling import Sampling
