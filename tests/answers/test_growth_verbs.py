@@ -122,7 +122,10 @@ def test_two_numbers_of_users_are_never_compared_as_one_load(
         fixed = ["--trace-block-size", "16", "--no-advice", "--quiet"]
         assert main(["replay", trace, *fixed, "--users", users, "--json", path]) == 0
     assert main(["compare", *paths]) == 2
-    assert "with 2 times its users" in capsys.readouterr().err
+    said = capsys.readouterr().err
+    assert "users: 2 replayed 2 times the users of its trace, 1 the users of its trace" in said
+    assert "the same --users" in said
+    assert "--accept-different-workloads" in said
     assert main(["compare", *paths, "--accept-different-workloads"]) == 0
     shown = capsys.readouterr().out
     assert any(line.split()[:1] == ["users"] for line in shown.splitlines())

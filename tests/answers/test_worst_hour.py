@@ -160,3 +160,27 @@ def test_a_window_that_the_trace_does_not_hold_is_refused(
     ):
         assert main([*argv, "--goal-window", window]) == 2
         assert problem in capsys.readouterr().err
+
+
+def test_a_comparison_has_the_worst_hour_of_each_run(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "200")
+    slo, paths = Slo(ttft_ms=2_000), []
+    load = make_day([20, 60, 20], 1)
+    expected = []
+    for workers in (1, 2):
+        report = understudy.replay(load, ENGINE, workers=workers, slo=slo)
+        paths.append(str(tmp_path / f"{workers}.json"))
+        report.to_json(paths[-1])
+        worst = find_worst(read_rows(report, tmp_path / "rows.jsonl"), slo, HOUR_MS)
+        assert worst is not None
+        expected.append(worst)
+    assert main(["compare", *paths]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    (attained,) = [line for line in lines if line.strip().startswith("Worst hour, SLO attainment")]
+    for worst in expected:
+        assert f"{100 * worst['attainment']:.1f} %" in attained
+    (tail,) = [line for line in lines if line.strip().startswith("Worst hour, TTFT p99")]
+    for worst in expected:
+        assert f"{worst['ttft_p99_ms']:,.2f}" in tail

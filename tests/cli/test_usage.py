@@ -194,3 +194,26 @@ def test_bash_completes_a_flag(tmp_path: Path, capsys: pytest.CaptureFixture[str
         [bash, "-c", ask, "bash", str(script), "replay --slo-t"], capture_output=True, text=True, check=True
     )
     assert asked.stdout.split() == ["--slo-ttft-ms"]
+
+
+SAME_IN_EVERY_VERB = (
+    "--model",
+    "--gpu",
+    "--kv-dtype",
+    "--users",
+    "--workers",
+    "--routing",
+    "--max-tokens",
+    "--tensor-parallel-size",
+)
+
+
+@pytest.mark.parametrize("flag", SAME_IN_EVERY_VERB)
+def test_a_flag_of_several_verbs_has_one_help(flag: str) -> None:
+    helps = {
+        (action.help, action.metavar)
+        for verb in ("replay", "sweep", "cache", "predict", "calibrate", "capacity")
+        for action in list_verbs(build_parser())[verb]._actions
+        if flag in action.option_strings
+    }
+    assert len(helps) == 1

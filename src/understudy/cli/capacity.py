@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from understudy.cli.gpu_flags import add_gpu_setting_flags, read_gpu_flags
+from understudy.timing.gpu_flags import KV_DTYPE_HELP
 
 if TYPE_CHECKING:
     import argparse
@@ -40,7 +41,7 @@ def add_parser(verbs: Verbs) -> None:
         description="Divide a model's layers into KV cache groups as vLLM does, and count the blocks that fit.",
         epilog=EXAMPLES,
     )
-    verb.add_argument("--model", metavar="NAME", help="known name, or path of a config.json")
+    verb.add_argument("--model", metavar="NAME", help="known model name, or path of a config.json")
     verb.add_argument(
         "--timing", type=Path, metavar="FILE", help="timing file, for its model, GPU, sizes and KV blocks"
     )
@@ -54,7 +55,7 @@ def add_parser(verbs: Verbs) -> None:
     verb.add_argument(
         "--kv-memory", metavar="SIZE", help="memory of one GPU for the KV cache, such as 21.5GiB"
     )
-    verb.add_argument("--kv-dtype", metavar="TYPE", help="data type of the KV cache: bf16 (default) or fp8")
+    verb.add_argument("--kv-dtype", metavar="TYPE", help=KV_DTYPE_HELP)
     verb.add_argument(
         "--state-dtype", metavar="TYPE", help="type of recurrent states: bfloat16, float16 or float32"
     )

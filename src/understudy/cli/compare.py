@@ -17,6 +17,8 @@ examples:
   understudy replay trace.jsonl --workers 4 --json four.json
   understudy replay trace.jsonl --workers 8 --json eight.json
   understudy compare four.json eight.json --html difference.html
+  understudy replay trace.jsonl --workers 4 --users 2 --json grown.json
+  understudy compare four.json grown.json --accept-different-workloads    what twice the users change
 """
 
 

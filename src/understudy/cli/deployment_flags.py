@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from understudy.timing.gpu_flags import GPU_FLAGS
+from understudy.timing.gpu_flags import GPU_FLAGS, KV_DTYPE_HELP
 
 if TYPE_CHECKING:
     import argparse
@@ -37,7 +37,7 @@ def add_deployment_flags(verb: argparse.ArgumentParser, *, leave_out: Collection
 
     group = verb.add_argument_group("model and GPU")
     group.add_argument("--model", metavar="NAME", help="known model name, or path of a config.json")
-    group.add_argument("--kv-dtype", metavar="TYPE", help="data type of the KV cache: bf16 (default) or fp8")
+    group.add_argument("--kv-dtype", metavar="TYPE", help=KV_DTYPE_HELP)
     add_gpu_setting_flags(group, leave_out=leave_out, aliases={"weight-dtype": "weights"})
     engine = verb.add_argument_group("engine")
     engine.add_argument(

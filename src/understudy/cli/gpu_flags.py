@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from understudy.errors import ConfigError
 from understudy.plain_numbers import refuse_number
-from understudy.timing.gpu_flags import GPU_FLAGS, TIMING_HELP, timing_settings
+from understudy.timing.gpu_flags import GPU_FLAGS, KV_DTYPE_HELP, TIMING_HELP, timing_settings
 
 if TYPE_CHECKING:
     import argparse
@@ -29,9 +29,7 @@ def add_gpu_flags(verb: argparse.ArgumentParser) -> None:
     """Add the model, GPU and timing flags to a verb, in one group."""
     group = verb.add_argument_group("model and GPU: step times and the number of KV blocks")
     group.add_argument("--model", metavar="NAME", help="known model name, or path of a config.json")
-    group.add_argument(
-        "--kv-dtype", metavar="NAME", help="data type of the KV cache (default: the model's own)"
-    )
+    group.add_argument("--kv-dtype", metavar="TYPE", help=KV_DTYPE_HELP)
     add_gpu_setting_flags(group)
     group.add_argument("--timing", metavar="FILE|NAME", help=TIMING_HELP)
 

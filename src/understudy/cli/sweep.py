@@ -344,9 +344,9 @@ def _collect_notes(trials: Trials, workload: Workload, search: str, goal: float)
             shared |= {note for note in engine.notes() if note.startswith("speculation")}
     own = []
     for answer in find_answers((trials.whole[point] for point in sorted(trials.whole)), goal):
-        trial = answer.best or answer.smaller
-        if trial is not None:
-            settings, flags = trial.candidate.settings, format_flags(trial.flags)
+        named = answer.best or answer.smaller
+        if named is not None:
+            settings, flags = named.candidate.settings, format_flags(named.flags)
             own += [f"{flags}: {note}" for note in settings.notes if note not in shared]
     part = len(trials.whole), trials.space.size - len(trials.invalid)
     partial = (

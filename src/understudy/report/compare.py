@@ -23,6 +23,7 @@ from understudy.report.metrics import BY_KEY
 from understudy.report.report import Report
 from understudy.report.saved import read_report
 from understudy.report.text import NONE, quantity, size
+from understudy.report.worst_hour import WORST_HOUR_METRICS
 from understudy.router.kv import KvRouting
 from understudy.run.facts import TimeFacts
 from understudy.run.times import format_times
@@ -45,6 +46,9 @@ COMPARED = (
     "throughput.requests_per_s",
     "throughput.output_tokens_per_s",
     "goodput.ratio",
+    "worst_hour.attainment",
+    "worst_hour.ttft_p99_ms",
+    "worst_hour.requests_per_s",
     "prefix_hit_ratio.first_admission",
     "prefix_hit_ratio.total",
     "kv.usage_mean",
@@ -55,6 +59,8 @@ COMPARED = (
     "duration_s",
 )
 """Paths of the compared metrics, in the order of the table."""
+
+_BY_KEY = {**BY_KEY, **{metric.key: metric for metric in WORST_HOUR_METRICS}}
 
 _NOT_SETTINGS = (
     *("digest", "digests", "wall_time_s", "notes", "unlimited_hit_ratio", "routed_hit_ratio"),
@@ -113,8 +119,8 @@ class Comparison:
             values = [_value(report, path) for report in self.reports]
             if all(math.isnan(value) for value in values):
                 continue
-            metric = BY_KEY.get(path) or BY_KEY[path.rpartition(".")[0]]
-            statistic = "" if path in BY_KEY else f", {path.rpartition('.')[2]}"
+            metric = _BY_KEY.get(path) or _BY_KEY[path.rpartition(".")[0]]
+            statistic = "" if path in _BY_KEY else f", {path.rpartition('.')[2]}"
             rows.append((path, f"{metric.name}{statistic}", metric.unit, values))
         return rows
 
@@ -233,15 +239,31 @@ def compare(
     titles = list(names or titles)
     other = find_other_workload(contents)
     if other is not None and not accept_different_workloads:
+        accept = "--accept-different-workloads (in Python accept_different_workloads=True)"
+        theirs, ours = (contents[place]["run"].get("users") for place in (other, 0))
+        if theirs != ours:
+            raise InvalidArgument(
+                f"users: {titles[other]} replayed {_describe_users(theirs)}, {titles[0]} {_describe_users(ours)}, so "
+                "a difference says nothing about the fleets; give all replays the same --users, or to see what growth "
+                f"changes add {accept}"
+            )
         raise InvalidArgument(
             f"workload: {titles[other]} served {_describe_workload(contents[other])}, {titles[0]} "
             f"{_describe_workload(contents[0])}, so a difference says nothing about the fleets; replay one trace with "
-            "both, or accept it with --accept-different-workloads (in Python accept_different_workloads=True)"
+            f"both, or accept it with {accept}"
         )
     unmeasured = find_unmeasured(map(list_engines, contents))
     if unmeasured is not None and not accept_unmeasured:
         raise InvalidArgument(f"engine: {unmeasured}, so a difference says nothing about engines; {REMEDY}")
     return Comparison(tuple(titles), tuple(contents))
+
+
+def _describe_users(users: object) -> str:
+    return (
+        f"{users:g} times the users of its trace"
+        if isinstance(users, int | float)
+        else "the users of its trace"
+    )
 
 
 def _describe_workload(report: dict[str, Any]) -> str:

@@ -76,6 +76,7 @@ GPU_FLAGS = {
 RECORD_SUFFIX = ".jsonl"
 """Suffix of recorded steps; a file with another suffix is a timing file."""
 
+KV_DTYPE_HELP = "data type of the KV cache: bf16 or fp8 (default: the model's own)"
 TIMING_HELP = (
     "source of step times: a timing file, recorded steps (`understudy qwen3 bench --record`), a folder of op tables "
     "(with --gpu), aiconfigurator (with --gpu; extra [aiconfigurator]), physical (implied by --gpu), or polynomial "
