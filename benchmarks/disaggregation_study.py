@@ -14,6 +14,8 @@ import statistics
 import sys
 from pathlib import Path
 
+import msgspec
+
 import understudy as us
 from understudy.report.goodput import Slo
 
@@ -48,6 +50,8 @@ def main() -> int:
     print("| fleet | TTFT mean / p99 ms | ITL mean / p99 ms | E2E ms | within goals | handed off |")
     print("|---|---|---|---|---|---|")
     for name, split in FLEETS.items():
+        if split is not None:
+            split = msgspec.structs.replace(split, decode_routing="least_loaded")
         report = us.replay(
             workload,
             us.VllmConfig(block_size=64, max_num_seqs=256, max_num_batched_tokens=8192),

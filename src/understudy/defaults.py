@@ -36,6 +36,9 @@ LARGE_DEVICE = BatchLimits(8192, 1024)
 LARGEST_DEVICE = BatchLimits(16384, 1024)
 """Limits of a device with at least 160 GiB, since vLLM 0.28."""
 
+GOAL = 0.99
+"""Share of requests that must be within all objectives: for verdicts, smaller fleets, and sweeps without `--goal`."""
+
 BLOCK_SIZE = Default(16)
 """Tokens per KV block."""
 LATENT_BLOCK_SIZE = 64

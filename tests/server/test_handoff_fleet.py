@@ -58,7 +58,7 @@ async def test_a_prompt_is_computed_by_one_worker_and_decoded_by_another() -> No
         await until(lambda: fleet.servers[0].worker.cores[0].engine.snapshot().active_blocks == 0)
         state = (await client.get("/fleet/state")).json
         assert [pool["role"] for pool in state["pools"]] == ["prefill", "decode"]
-        assert state["routing"] == "round_robin, decode: least_loaded"
+        assert state["routing"] == "round_robin, decode: round_robin"
         assert state["workers"]["transfers"] == [0, 0, 0]
         assert state["workers"]["hit"][0] > 0  # the second prompt
         assert max(state["workers"]["hit"][1:]) < 1  # what was read from the prefill worker is no hit

@@ -241,7 +241,13 @@ def test_a_split_fleet_is_served_by_vllms_proxy_whose_limits_are_named() -> None
     assert "--prefiller-hosts prefill-0 prefill-1 --prefiller-ports 8000 8000" in words
     assert "--decoder-hosts decode-0 decode-1 decode-2 --decoder-ports 8000 8000 8000" in words
     (lacking, address) = commands.not_expressed
-    assert "disaggregation=uncached:2048, routing=kv, decode-routing=least_loaded" in lacking
+    assert "disaggregation=uncached:2048, routing=kv" in lacking
+    assert "VLLM_NIXL_SIDE_CHANNEL_HOST" in address
+
+
+@pytest.mark.parametrize("name", ["plain", "gpu", "pools"])
+def test_a_split_fleet_is_routed_by_default_as_vllms_proxy_routes_it(name: str) -> None:
+    (address,) = make_commands(candidate(SPLIT[name])).not_expressed
     assert "VLLM_NIXL_SIDE_CHANNEL_HOST" in address
 
 

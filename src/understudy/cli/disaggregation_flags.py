@@ -47,7 +47,7 @@ def add_disaggregation_flags(verb: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--decode-routing",
         metavar="NAME|FILE.py:CLASS",
-        help="routing of decode workers (default: least_loaded)",
+        help="routing of decode workers (default: round_robin, as vLLM's proxy does)",
     )
     group.add_argument(
         "--kv-link-gbps",

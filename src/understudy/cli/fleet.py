@@ -38,7 +38,7 @@ flags of the fleet:
                           --prefill-workers N, --decode-workers N set the numbers
   --disaggregation RULE   when a prefill worker computes the prompt: always (default), uncached:TOKENS, ratio:SHARE,
                           llm-d:TOKENS or isl_bounding; --disaggregation-order prefill_first|decode_first
-  --decode-routing POLICY routing of decode workers (default: least_loaded); --routing and --router are of
+  --decode-routing POLICY routing of decode workers (default: round_robin); --routing and --router are of
                           prefill workers
   --kv-link-gbps X, --kv-link-backend-gbps X, --kv-link-latency-ms MS, --kv-lease-duration S,
   --kv-load-failure-policy fail|recompute      links and rules of the hand-offs

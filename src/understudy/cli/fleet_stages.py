@@ -84,7 +84,7 @@ def read_stages(values: dict[str, Any]) -> Disaggregation:
         decode_workers=decode,
         rule=values.get("disaggregation") or "always",
         order=values.get("disaggregation-order") or "prefill_first",
-        decode_routing=build_live_policy(values.get("decode-routing") or "least_loaded", {}),
+        decode_routing=build_live_policy(values.get("decode-routing") or Disaggregation().decode_routing, {}),
     )
 
 

@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from msgspec import structs
 
+from understudy.defaults import GOAL
 from understudy.report.advice import LIMIT_S, Advice, describe_oversized, is_enough, lacks_capacity
 from understudy.report.handoff_verdicts import busiest_link, find_bottleneck_side, name_flag
-from understudy.report.remedies import ENOUGH, list_failure_changes, may_be_oversized
+from understudy.report.remedies import list_failure_changes, may_be_oversized
 from understudy.report.text import quantity
 from understudy.report.trial import Trial, compare, compare_attainment, format_failure, format_remedy
 from understudy.report.verdict import Verdict
@@ -234,7 +235,7 @@ def _compare(change: Change, report: Report, other: Report) -> Tried:
     ours, theirs = report.goodput, other.goodput
     if ours is not None and theirs is not None:
         is_lossless &= theirs.ratio >= ours.ratio - ATTAINMENT_GAIN
-    if ours is not None and theirs is not None and ours.ratio < ENOUGH:
+    if ours is not None and theirs is not None and ours.ratio < GOAL:
         measure, before, after = "attainment", ours.ratio, theirs.ratio
         gain, least = after - before, ATTAINMENT_GAIN
         values = f"{quantity(before, 'ratio')} → {quantity(after, 'ratio')}"

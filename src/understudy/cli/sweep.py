@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from understudy.cli import run_flags, trace_flags
 from understudy.cli.flag_names import replace_settings_by_flags
 from understudy.cli.parser import Parser
+from understudy.defaults import GOAL
 from understudy.errors import ConfigError
 from understudy.outputs import check_outputs, create, files_named, is_stdout
 
@@ -111,9 +112,9 @@ def add_parser(verbs: Verbs) -> None:
     sweep.add_argument(
         "--goal",
         type=float,
-        default=0.99,
+        default=GOAL,
         metavar="X",
-        help="share of requests that must meet all objectives (default: 0.99)",
+        help=f"share of requests that must meet all objectives, such as 0.95 for 95 %% (default: {GOAL:g})",
     )
     sweep.add_argument(
         "--goal-window",

@@ -6,7 +6,8 @@ import time
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from understudy.report.remedies import ENOUGH, Setup, list_changes, list_smaller_fleets
+from understudy.defaults import GOAL
+from understudy.report.remedies import Setup, list_changes, list_smaller_fleets
 from understudy.report.smaller_fleet import estimate_oversized
 from understudy.report.trial import Trial, compare, compare_attainment, format_failure, format_remedy
 from understudy.report.verdict import Verdict
@@ -122,7 +123,7 @@ def advise(
 def lacks_capacity(found: Iterable[Verdict], report: Report | None = None) -> bool:
     """Whether a finding excludes a smaller fleet; queues of a run that meets its goals do not."""
     rules = {verdict.rule for verdict in found} & _LACKS_CAPACITY
-    if report is not None and report.goodput is not None and report.goodput.ratio >= ENOUGH:
+    if report is not None and report.goodput is not None and report.goodput.ratio >= GOAL:
         rules -= {"overloaded"}
     return bool(rules)
 
@@ -153,7 +154,7 @@ def _advise_on(
 def is_enough(report: Report, smaller: Report) -> bool:
     """Whether a smaller fleet meets the goals, or without goals is about as fast."""
     if report.goodput is not None and smaller.goodput is not None:
-        return smaller.goodput.ratio >= ENOUGH and _holds_in_worst_hour(report, smaller)
+        return smaller.goodput.ratio >= GOAL and _holds_in_worst_hour(report, smaller)
     return smaller.requests.completed == report.requests.completed and all(
         ours <= 1.05 * theirs
         for ours, theirs in (
@@ -165,9 +166,9 @@ def is_enough(report: Report, smaller: Report) -> bool:
 
 def _holds_in_worst_hour(report: Report, smaller: Report) -> bool:
     """Whether a smaller fleet meets the goals in its worst hour too, if the present one does in its own."""
-    if report.worst_hour is None or smaller.worst_hour is None or report.worst_hour.attainment < ENOUGH:
+    if report.worst_hour is None or smaller.worst_hour is None or report.worst_hour.attainment < GOAL:
         return True
-    return smaller.worst_hour.attainment >= ENOUGH
+    return smaller.worst_hour.attainment >= GOAL
 
 
 def describe_oversized(report: Report, smaller: Report, trial: Trial) -> Verdict:

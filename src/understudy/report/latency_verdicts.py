@@ -7,12 +7,20 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from understudy.defaults import GOAL
 from understudy.report.engine_terms import flags_of, terms_of
 from understudy.report.general_advice import allows_kv_routing, name_more_memory
 from understudy.report.latency import NS_PER_S
 from understudy.report.series import StepFunction
 from understudy.report.text import duration, quantity
-from understudy.report.verdict import LONG_QUEUE, MIN_REQUESTS, Verdict, compute_queue_share, list_pools
+from understudy.report.verdict import (
+    KV_FULL,
+    LONG_QUEUE,
+    MIN_REQUESTS,
+    Verdict,
+    compute_queue_share,
+    list_pools,
+)
 from understudy.run.fleet_size import describe_engines
 from understudy.workload.arrivals import ClosedLoop, OpenLoop
 
@@ -23,9 +31,6 @@ if TYPE_CHECKING:
 
 _HEADROOM = 1.2
 """Extra workers to recommend: at full load queues grow, and more workers split the cache."""
-
-_KV_FULL = 0.95
-"""KV usage from which requests may wait for blocks."""
 
 _PHASES_OF_OBJECTIVE = {
     "ttft_ms": ("queue", "prefill"),
@@ -131,7 +136,7 @@ def _describe_wait(report: Report) -> str:
     if tiers is not None and tiers.parked_s >= 0.5 * queued_s:
         return f"they wait for loads from tiers ({duration(tiers.parked_ms.mean / 1e3)} each)"
     reasons = []
-    if report.kv.usage_max >= _KV_FULL or report.preemptions:
+    if report.kv.usage_max >= KV_FULL or report.preemptions:
         used = quantity(report.kv.usage_max, "ratio")
         reasons.append(
             f"for the KV cache ({terms.usage} at most {used}, {report.preemptions:,} {terms.requeued})"
@@ -154,7 +159,7 @@ def goal_missed(report: Report) -> Verdict | None:
     worst = max(missed, key=lambda name: int(missed[name].sum()))
     late = missed[worst] & (timeline.output_tokens > 0)
     share = int(missed[worst].sum()) / int(completed.sum())
-    if share < 0.05 or not late.any():
+    if report.goodput.requests >= GOAL * int(completed.sum()) or not late.any():
         return None
     spans = {
         "queue": timeline.first_admit_ns - timeline.arrival_ns,
@@ -189,7 +194,7 @@ def _advise_on_queue(report: Report) -> str:
     remedies = [f"Use more {'workers' if ranks is None else 'engines'} (now {now:,})"]
     if isinstance(report.run.load, ClosedLoop):
         remedies.append("fewer concurrent sessions (--concurrency)")
-    if report.kv.usage_max >= _KV_FULL:
+    if report.kv.usage_max >= KV_FULL:
         used = quantity(report.kv.usage_mean, "ratio")
         more = name_more_memory(report)
         remedies.append(f"{more} ({flags_of(report, 'memory')}; {used} were in use on average, at times all)")

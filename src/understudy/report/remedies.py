@@ -6,8 +6,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
 
+from understudy.defaults import GOAL
 from understudy.engines.sglang_config import SglangConfig
 from understudy.report.handoff_verdicts import find_bottleneck_side
+from understudy.report.verdict import KV_FULL
 from understudy.router.kv import KvRouting
 from understudy.run.pools import WorkerPool, name_pools
 from understudy.workload.arrivals import ClosedLoop
@@ -17,9 +19,6 @@ if TYPE_CHECKING:
 
     from understudy.report.report import Report
     from understudy.run.disaggregation import Disaggregation
-
-ENOUGH = 0.99
-"""SLO attainment with which a fleet may be oversized."""
 
 
 class Change(NamedTuple):
@@ -57,7 +56,7 @@ def list_changes(rule: str, report: Report, setup: Setup) -> Iterator[Change]:
         yield setup.host
     for part in _list_parts(setup):
         yield from part.list_changes(
-            rule, blocks_run_out=setup.can_add_blocks and report.kv.usage_max >= 0.95
+            rule, blocks_run_out=setup.can_add_blocks and report.kv.usage_max >= KV_FULL
         )
         if rule == "group_tail_gone":
             yield from part.list_group_changes(can_add_blocks=setup.can_add_blocks)
@@ -114,7 +113,7 @@ def may_be_oversized(report: Report, workers: int, load: Any) -> bool:
     if workers < 2 or not report.requests.completed or isinstance(load, ClosedLoop):
         return False
     if report.goodput is not None:
-        return report.goodput.ratio >= ENOUGH
+        return report.goodput.ratio >= GOAL
     return report.kv.usage_mean * workers <= 0.5 and report.queue_ms.mean <= 0.01 * report.e2e_ms.mean
 
 

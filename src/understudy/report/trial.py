@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+from understudy.defaults import GOAL
 from understudy.report.engine_terms import SGLANG_TERMS, VLLM_TERMS, terms_of
 from understudy.report.latency_verdicts import compute_late_gaps
 from understudy.report.noise import ATTAINMENT, TTFT, is_above_noise
-from understudy.report.remedies import ENOUGH
 from understudy.report.text import quantity
 from understudy.report.verdicts import compute_balance
 
@@ -67,7 +67,7 @@ BUSIEST = "busiest worker"
 
 def compare(flag: str, rule: str, report: Report, other: Report) -> Trial:
     """Compare two reports by the measure of a rule; a change that loses requests, goals or time does not help."""
-    can_attain_more = rule == "oversized" or (report.goodput is not None and report.goodput.ratio < ENOUGH)
+    can_attain_more = rule == "oversized" or (report.goodput is not None and report.goodput.ratio < GOAL)
     if rule == "overloaded" and report.goodput is not None and other.goodput is not None:
         # A goal may be out of reach of any change.
         can_attain_more &= report.goodput.ratio != other.goodput.ratio

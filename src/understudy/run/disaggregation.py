@@ -65,8 +65,8 @@ class Disaggregation(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     order: Literal["prefill_first", "decode_first"] = "prefill_first"
     """When the decode worker is chosen: after the prompt is computed, or on arrival. Rules that read the decode
     worker's cache choose it on arrival."""
-    decode_routing: Any = "least_loaded"
-    """Routing of decode workers, as `routing` is of prefill workers."""
+    decode_routing: Any = "round_robin"
+    """Routing of decode workers, as `routing` is of prefill workers; by default that of vLLM's proxy."""
     link_gbps: float = math.inf
     """Bandwidth of each prefill worker's way out and of each decode worker's way in, in 10^9 bytes per second."""
     backend_gbps: float = math.inf
