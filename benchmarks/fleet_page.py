@@ -23,7 +23,7 @@ from understudy.server.settings import ServerSettings
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from understudy.server.http import Connection
+    from understudy.http import Connection
 
 SAMPLES = 30
 

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from understudy.clock import ScriptedClock
 from understudy.kv import KvCacheManager
 from understudy.qwen3 import EngineOptions, build_engine
 from understudy.qwen3.config import find_config
@@ -30,7 +31,6 @@ from understudy.qwen3.runner import RunRecord, measure, run_workload
 from understudy.qwen3.scheduler import Scheduler
 from understudy.qwen3.twin import build_recorded_twin, build_twin
 from understudy.qwen3.workloads import RAMP, Traffic, copy_requests, generate_workload
-from understudy.server.clock import ScriptedClock
 from understudy.timing.recorded.fit import FittedStepTime, kind_of
 from understudy.timing.recorded.load import LinkTimes
 from understudy.timing.recorded.record import Record

@@ -17,14 +17,14 @@ import time
 from importlib import import_module
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
+from understudy.http import Request
+from understudy.http.parsing import RequestParser
 from understudy.server.api.body_checks import check_chat, check_completion
 from understudy.server.api.fields import Fields, read_body
 from understudy.server.api.prompts import MAX_PROMPTS, read_messages, read_prompts
 from understudy.server.api.sampling import read_sampling
 from understudy.server.api.schema import CHAT, COMPLETION, Shape
 from understudy.server.api.type_checks import check_types
-from understudy.server.http import Request
-from understudy.server.http.parsing import RequestParser
 from understudy.server.release import NEWEST
 
 if TYPE_CHECKING:

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Mutant:
-    """In place of the only `was` of `file` stands `becomes`, whose FAULT is true while it is awake: one of
-    `tests` must fail then."""
+    """In place of the only `was` of `file` stands `becomes`, whose FAULT is true while the mutant is on: one
+    of `tests` must fail then."""
 
     name: str
     file: str
@@ -19,8 +19,7 @@ class Mutant:
 
 ESTIMATE = "core/tiers/transfer_estimate.hpp"
 HUB = "core/tiers/transfer_hub.hpp"
-RESTS = "core/engine/vllm/fast_forward_stretch.cpp"
-RESTING = "tests/tiers/test_resting.py"
+RESTING = "tests/tiers/test_quiet_steps.py"
 YEARS = "tests/tiers/test_years.py"
 GROUP_POOL = "core/engine/vllm/groups/group_pool.cpp"
 FAST_FORWARD = "core/engine/vllm/fast_forward.cpp"
@@ -56,7 +55,7 @@ MUTANTS = [
         "tests/tiers/test_load_or_recompute.py",
     ),
     Mutant(
-        "the dice of a block's load fall the same every time",
+        "a block's load draws the same number every time",
         "core/tiers/load_up.cpp",
         "load.blocks[0].sequence_hash(), loads_begun_",
         "load.blocks[0].sequence_hash(), FAULT ? 0 : loads_begun_",
@@ -161,11 +160,11 @@ MUTANTS = [
         "tests/tiers/test_thinning.py",
     ),
     Mutant(
-        "a leap counts on what is empty, whatever the order of eviction",
+        "a fast-forward counts on what is empty, whatever the order of eviction",
         "core/engine/vllm/kv_backend.hpp",
         "return evicts_last() && blocks",
         "return (FAULT || evicts_last()) && blocks",
-        "tests/tiers/test_leaping.py tests/eviction/test_device_pool.py",
+        "tests/tiers/test_fast_forward.py tests/eviction/test_device_pool.py",
     ),
     Mutant(
         "a pool's tier is summed up with another's",

@@ -19,7 +19,7 @@ from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
 
 from engines.test_against_model import FIXED, assert_like_the_model, play_with_cancels
-from engines.test_leaping import assert_leaping_changes_nothing, assert_same_run
+from engines.test_fast_forward import assert_fast_forward_changes_nothing, assert_same_run
 from model.replay_gen import random_case
 from model.scenario_gen import with_bursts, with_ends
 from model.vllm_config import PROFILES, Profile
@@ -53,8 +53,8 @@ def with_cancels(seed: int) -> None:
 
 
 def fast_forward(seed: int) -> None:
-    """An engine that leaps beside one that steps."""
-    assert_leaping_changes_nothing(seed, PROFILES[_turn(seed) % len(PROFILES)])
+    """An engine that fast-forwards beside one that steps."""
+    assert_fast_forward_changes_nothing(seed, PROFILES[_turn(seed) % len(PROFILES)])
 
 
 def fleets(seed: int) -> None:

@@ -101,4 +101,4 @@ def test_the_two_walks_of_a_newcomer_name_files_that_are_there_and_none_twice() 
     for path in walks[0]:
         assert (root / path).is_file(), path
     for path in walks[1]:
-        assert (root / path).is_file() or (root / "src" / "understudy" / "server" / path).is_file(), path
+        assert (root / path).is_file() or (root / "src" / "understudy" / path).is_file(), path

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Protocol
 import msgspec
 
 from understudy.errors import ConfigError
-from understudy.server.http import address_of
+from understudy.http import address_of
 from understudy.server.loop import allow_many_files, new_loop
 
 if TYPE_CHECKING:

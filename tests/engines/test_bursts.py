@@ -264,7 +264,7 @@ def test_acceptance_makes_decoding_faster_by_its_mean() -> None:
 SPECULATIVE = VllmConfig(block_size=16, num_gpu_blocks=60, max_num_seqs=8, mocker=MockerSettings(aic_nextn=3))
 
 
-def test_runs_agree_whether_they_leap_or_step_and_however_many_threads_play() -> None:
+def test_runs_agree_whether_they_fast_forward_or_step_and_however_many_threads_play() -> None:
     workload = crowd(120)
     digests = {
         run_offline(

@@ -131,7 +131,7 @@ def test_a_trace_says_how_many_drafts_are_accepted(tmp_path: Path) -> None:
     assert (timeline.draft_rounds, timeline.drafted_tokens, timeline.accepted_tokens) == (3, 6, 3)
 
 
-def test_worker_streams_and_seeds_decide_and_leaping_changes_nothing() -> None:
+def test_worker_streams_and_seeds_decide_and_fast_forward_changes_nothing() -> None:
     config = mtp(k=3, rates=(0.7, 0.5, 0.2), block_size=16, num_gpu_blocks=120)
     runs = [
         run_offline(crowd(40), config, workers=2, fast_forward=fast_forward) for fast_forward in (True, False)

@@ -10,7 +10,7 @@ import pytest
 
 import understudy
 from engines.building import MS
-from engines.test_leaping import assert_leaping_changes_nothing
+from engines.test_fast_forward import assert_fast_forward_changes_nothing
 from engines.test_scripted_clock import content
 from model.replay_gen import random_case
 from model.vllm_config import PROFILES, RECORDED
@@ -52,10 +52,10 @@ def digest(seed: int, tiers: dict[str, Any] | None = None, **changes: Any) -> st
 
 @pytest.mark.parametrize("manager", MANAGERS)
 @pytest.mark.parametrize("name", BUILT_IN_POLICIES)
-def test_an_engine_leaps_as_it_steps_under_each(name: str, manager: str) -> None:
+def test_an_engine_fast_forwards_as_it_steps_under_each(name: str, manager: str) -> None:
     for seed in range(12):
         profile = PROFILES[seed % len(PROFILES)] if manager == "native" else RECORDED
-        assert_leaping_changes_nothing(seed, profile, kv_manager=manager, eviction_policy=name)
+        assert_fast_forward_changes_nothing(seed, profile, kv_manager=manager, eviction_policy=name)
 
 
 @pytest.mark.parametrize("manager", MANAGERS)

@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING
 import pytest
 
 from understudy.cli import main
+from understudy.clock import ScriptedClock
 from understudy.errors import ConfigError
 from understudy.qwen3.limits import SchedulerConfig
 from understudy.qwen3.runner import run_workload
 from understudy.qwen3.twin import build_twin
 from understudy.qwen3.workloads import RAMP, generate_workload
-from understudy.server.clock import ScriptedClock
 from understudy.timing.recorded.load import load_of
 from understudy.timing.recorded.record import Record
 

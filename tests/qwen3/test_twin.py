@@ -9,6 +9,7 @@ import pytest
 
 from qwen3.building import OPEN, TINY, engine_of, executor_of, manager_of, prompt_of
 from understudy import _core
+from understudy.clock import ScriptedClock
 from understudy.errors import InvalidArgument
 from understudy.qwen3.engine import Engine
 from understudy.qwen3.host import HostTier
@@ -19,7 +20,6 @@ from understudy.qwen3.runner import run_workload
 from understudy.qwen3.scheduler import Scheduler
 from understudy.qwen3.twin import build_recorded_twin, build_twin
 from understudy.qwen3.workloads import copy_requests
-from understudy.server.clock import ScriptedClock
 from understudy.timing.recorded.fit import FittedStepTime, kind_of
 from understudy.timing.recorded.load import LinkTimes, StepLoad, load_of, load_of_row
 from understudy.timing.recorded.shapes import shape_of

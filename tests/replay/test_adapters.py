@@ -57,7 +57,7 @@ def test_equal_prompts_share_blocks_under_one_adapter_only() -> None:
     assert BlockVisits(workload, 16).unlimited(rows).tolist() == [0, 0, 32, 0]
 
 
-def test_leaping_and_stepping_agree() -> None:
+def test_fast_forward_and_stepping_agree() -> None:
     for seed in range(40):
         changes: dict[str, Any] = {"enable_lora": True, "max_loras": 1 + seed % 3}
         if seed % 2 and random_case(seed).config.mocker.aic_nextn is None:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pytest
 
-from engines.test_leaping import assert_same_run
+from engines.test_fast_forward import assert_same_run
 from model.replay_gen import Case, random_case
 from replay.building import ONE_MS, play, single_turns
 from understudy.cli import main
@@ -73,7 +73,7 @@ def test_asynchronously_the_end_is_known_a_step_late_and_a_token_is_wasted() -> 
 
 
 @pytest.mark.parametrize("asynchronous", [False, True], ids=["sync", "async"])
-def test_leaping_and_stepping_agree_on_every_end(asynchronous: bool) -> None:
+def test_fast_forward_and_stepping_agree_on_every_end(asynchronous: bool) -> None:
     stopped = 0
     for seed in range(60):
         case = random_case(seed, single_turns=seed % 3 > 0)

@@ -10,10 +10,10 @@ import understudy
 from replay.building import crowd
 from understudy.engines.vllm_config import VllmConfig
 from understudy.errors import ConfigError
+from understudy.online import replay_online
 from understudy.run.offline import run_offline
 from understudy.run.pools import WorkerPool
 from understudy.run.settings import ReplaySettings
-from understudy.server.online import replay_online
 from understudy.tiers import TiersConfig
 
 ENGINE = VllmConfig(block_size=16, num_gpu_blocks=60)

@@ -57,7 +57,7 @@ def test_events_of_every_worker_build_an_index_without_error(
 
 @MANAGERS
 @pytest.mark.parametrize("stream", ["raw", "consolidated"])
-def test_leaping_tells_the_same_at_the_same_times(manager: dict[str, Any], stream: Stream) -> None:
+def test_fast_forward_tells_the_same_at_the_same_times(manager: dict[str, Any], stream: Stream) -> None:
     def events(run: OfflineRun) -> list[Any]:
         assert run.kv is not None
         return [list(run.kv.events(worker, stream)) for worker in range(2)]
@@ -195,9 +195,11 @@ def test_a_trace_accounts_for_every_block_handed_out_and_evicted(
         assert line["utilization"] == (100 - line["free_blocks"]) / 100
     times = [line["time_ns"] for line in trace]
     assert times == sorted(times)
-    leapt = run_offline(crowd(), VllmConfig(**TIGHT, **manager), workers=2, kv_trace=True, fast_forward=False)
-    assert leapt.kv is not None
-    leapt.kv.write(kv_trace=tmp_path / "single.jsonl")
+    forwarded = run_offline(
+        crowd(), VllmConfig(**TIGHT, **manager), workers=2, kv_trace=True, fast_forward=False
+    )
+    assert forwarded.kv is not None
+    forwarded.kv.write(kv_trace=tmp_path / "single.jsonl")
     assert (tmp_path / "single.jsonl").read_text() == path.read_text()
 
 

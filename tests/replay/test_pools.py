@@ -108,23 +108,23 @@ def test_pools_with_a_tier_of_the_run_each_keep_their_own(routing: str, fast_for
 @pytest.mark.parametrize(
     "how", [{"routing": "least_loaded"}, {"load": ClosedLoop(2)}], ids=["seen", "closed"]
 )
-def test_links_stand_in_the_order_of_workers_whether_pools_leap_or_step(how: dict[str, Any]) -> None:
+def test_links_stand_in_the_order_of_workers_whether_pools_fast_forward_or_step(how: dict[str, Any]) -> None:
     pools = [
         WorkerPool(engine=SMALL, workers=2, tiers=HOST, name="a"),
         WorkerPool(engine=SMALL, tiers=HOST, name="b"),
     ]
-    leapt, stepped = (
+    forwarded, stepped = (
         run_offline(crowd(40), pools=pools, fast_forward=fast_forward, **how)
         for fast_forward in (True, False)
     )
-    for run in (leapt, stepped):
+    for run in (forwarded, stepped):
         assert run.timeline.tiers is not None
         assert [link.name.split(" g")[0] for link in run.timeline.tiers.links[::2]] == [
             "worker 0",
             "worker 1",
             "worker 2",
         ]
-    assert leapt.facts.digest == stepped.facts.digest
+    assert forwarded.facts.digest == stepped.facts.digest
 
 
 def disk(blocks: int, gbps: float) -> TiersConfig:

@@ -133,7 +133,9 @@ def test_a_comparison_plays_the_same_workload_without_tiers() -> None:
 
 
 @pytest.mark.parametrize("num_gpu_blocks", [40, 55])
-def test_leaping_changes_nothing_when_a_head_waits_whose_hits_may_be_evicted(num_gpu_blocks: int) -> None:
+def test_fast_forward_changes_nothing_when_a_head_waits_whose_hits_may_be_evicted(
+    num_gpu_blocks: int,
+) -> None:
     # Without a reserve for the whole prompt, a head that loses its hits may need less room than before.
     engine = VllmConfig(
         block_size=16, num_gpu_blocks=num_gpu_blocks, max_num_batched_tokens=32, vllm_version="v0.18"

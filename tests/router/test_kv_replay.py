@@ -100,14 +100,14 @@ def test_the_seed_decides_between_equals_and_nothing_else() -> None:
 @pytest.mark.parametrize(
     "routing", [KvRouting(), KvRouting(event_delay_ms=30, event_loss=0.2, predict_ttl_ms=50)]
 )
-def test_leaps_change_nothing(routing: KvRouting) -> None:
-    leapt, stepped = play(routing), play(routing, fast_forward=False)
-    assert (leapt.timeline.worker == stepped.timeline.worker).all()
-    assert (leapt.timeline.finish_ns == stepped.timeline.finish_ns).all()
+def test_fast_forwards_change_nothing(routing: KvRouting) -> None:
+    forwarded, stepped = play(routing), play(routing, fast_forward=False)
+    assert (forwarded.timeline.worker == stepped.timeline.worker).all()
+    assert (forwarded.timeline.finish_ns == stepped.timeline.finish_ns).all()
 
 
 def test_which_events_are_lost_does_not_depend_on_leaps() -> None:
-    """Below the device blocks come and go between steps: workers that leap tell of them at other times."""
+    """Below the device blocks come and go between steps: workers that fast-forward tell of them at other times."""
     tiers = TiersConfig.from_dict(
         {"kv_bytes_per_token": 1 << 14, "tiers": [{"tier": "g2", "blocks": 30, "link": {"down_gbps": 0.05}}]}
     )

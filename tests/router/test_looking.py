@@ -145,8 +145,8 @@ def test_who_wants_no_events_is_told_of_first_tokens_before_it_is_asked_again(as
         rng.integers(20, 200, 40).tolist(), rng.integers(1, 60, 40).tolist(), [2.5 * row for row in range(40)]
     )
     engine = VllmConfig(block_size=BLOCK, num_gpu_blocks=400, timing=ONE_MS, async_scheduling=asynchronous)
-    leapt, stepped = Told(), Told()
-    run_offline(workload, engine, workers=3, routing=leapt)
+    forwarded, stepped = Told(), Told()
+    run_offline(workload, engine, workers=3, routing=forwarded)
     run_offline(workload, engine, workers=3, routing=stepped, fast_forward=False)
-    assert leapt.before == stepped.before
-    assert any(what == "first" for what, _ in leapt.before[10][1])
+    assert forwarded.before == stepped.before
+    assert any(what == "first" for what, _ in forwarded.before[10][1])

@@ -102,7 +102,7 @@ def test_it_is_told_in_the_order_of_time_and_before_it_is_asked(fast_forward: bo
     assert replace(plain.facts, routing="Recorder") == run.facts
 
 
-def test_what_it_sees_and_is_told_is_the_same_leaping_or_stepping() -> None:
+def test_what_it_sees_and_is_told_is_the_same_fast_forward_or_stepping() -> None:
     routers = (Recorder(), Recorder())
     for router, fast_forward in zip(routers, (True, False), strict=True):
         run_offline(crowd(60), ENGINE, workers=3, routing=router, fast_forward=fast_forward)

@@ -7,15 +7,15 @@ import random
 from typing import TYPE_CHECKING, Any
 
 from server.ambiguous import CASES
-from understudy.server.http import Connection, Outbox
-from understudy.server.http.parsing import MalformedMessage, RequestParser
-from understudy.server.lateness import Lateness
+from understudy.http import Connection, Outbox
+from understudy.http.parsing import MalformedMessage, RequestParser
+from understudy.lateness import Lateness
 from understudy.server.proxy.answers import AnswerParser
 from understudy.server.proxy.proxy import forwarded_headers
 from understudy.server.proxy.upstream import request_bytes
 
 if TYPE_CHECKING:
-    from understudy.server.http import Request
+    from understudy.http import Request
 
 PIECES = (
     *(

@@ -10,7 +10,7 @@ from server.client import Client
 from server.router_scene import Scene, play
 
 if TYPE_CHECKING:
-    from understudy.server.http import Connection, Request
+    from understudy.http import Connection, Request
 
 Seen = list[tuple[str, str, bytes]]
 POLLED = ("/health", "/metrics", "/version", "/server_info")

@@ -14,11 +14,11 @@ from server.client import Client, serving
 from server.fleet_scene import run as in_fleet
 from server.router_scene import C, Scene, play
 from understudy.errors import ConfigError
+from understudy.http import bodies
+from understudy.http.bodies import LARGE_BODY_BYTES, MAX_CONTAINERS, decode, structure_error
 from understudy.server.api.body_checks import check_completion
 from understudy.server.api.errors import ApiError, Problem
 from understudy.server.flags.serving import read_serve
-from understudy.server.http import bodies
-from understudy.server.http.bodies import LARGE_BODY_BYTES, MAX_CONTAINERS, decode, structure_error
 
 
 def nested(depth: int) -> bytes:

@@ -10,10 +10,10 @@ import pytest
 from server.client import serving
 from tiers.building import INF, MS, chain, tiers, way
 from understudy._core import Tier
+from understudy.clock import ScriptedClock
 from understudy.engines.timing import Constant
 from understudy.engines.vllm_config import VllmConfig
 from understudy.errors import CapacityExhausted, InvalidArgument
-from understudy.server.clock import ScriptedClock
 from understudy.server.driver import Driver
 from understudy.server.engines import SimulatedCore
 from understudy.server.live_request import LiveRequest, StepEffects

@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 
 from understudy import _core
+from understudy.clock import ScriptedClock, WallClock
 from understudy.engines.timing import Constant, Polynomial
 from understudy.engines.vllm_config import VllmConfig
-from understudy.server.clock import ScriptedClock, WallClock
 from understudy.server.driver import Driver
 from understudy.server.engines import SimulatedCore
 from understudy.server.live_request import LiveRequest, StepEffects
@@ -200,7 +200,7 @@ def test_live_and_offline_do_the_same_to_the_block(asynchronous: bool, tiers: bo
 
 
 def test_a_live_run_is_the_replay_of_the_stamps_it_had() -> None:
-    """Against the replay itself, which leaps: every time that a request knows is the same."""
+    """Against the replay itself, which fast-forwards: every time that a request knows is the same."""
     from replay.building import single_turns
     from understudy.run.offline import run_offline
 

@@ -12,7 +12,7 @@ import pytest
 
 from server.client import Client
 from server.handoff_pair import PREFILL, make_server, serving, until
-from understudy.server.clock import ScriptedClock
+from understudy.clock import ScriptedClock
 from understudy.server.driver import Driver
 from understudy.server.engines import SimulatedCore
 from understudy.server.handoff.network import HandOffMember, HandOffNetwork

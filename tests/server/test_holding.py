@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING
 import pytest
 
 from server.test_equivalence import Diary, Part, live_request
+from understudy.clock import ScriptedClock
 from understudy.engines.offload import UNLIMITED_BLOCKS
 from understudy.engines.timing import Constant
 from understudy.engines.vllm_config import VllmConfig
 from understudy.errors import WrongState
-from understudy.server.clock import ScriptedClock
 from understudy.server.driver import Driver
 from understudy.server.engines import SimulatedCore
 from understudy.tiers.native import to_core
@@ -122,7 +122,7 @@ def test_who_is_in_progress_ends_and_the_queue_waits(below: str, asynchronous: b
         assert sum(loading for loading, _ in met) > 0
 
 
-def test_nobody_leaps_over_a_queue_that_is_held() -> None:
+def test_nobody_fast_forwards_over_a_queue_that_is_held() -> None:
     core = core_of("", False)
     core.pause_admission(True)
     core.submit(live_request(Part("x", 0.0, [1, 2, 3], 2), Diary()), 0)

@@ -314,9 +314,9 @@ def test_a_slow_client_gets_all_of_its_answer_and_a_very_slow_one_nothing_more(
         assert server.worker.cores[0].engine.pool[1] == 0
         assert (await client.get("/health")).status == 200
 
-    monkeypatch.setattr("understudy.server.http.outbox.MAX_UNSENT_BYTES", 1 << 30)
+    monkeypatch.setattr("understudy.http.outbox.MAX_UNSENT_BYTES", 1 << 30)
     run(patient, clock_speed=100.0)
-    monkeypatch.setattr("understudy.server.http.outbox.MAX_UNSENT_BYTES", 1 << 16)
+    monkeypatch.setattr("understudy.http.outbox.MAX_UNSENT_BYTES", 1 << 16)
     run(impatient, clock_speed=100.0)
 
 

@@ -14,10 +14,10 @@ from server.ambiguous import CASES
 from server.http_fuzz import check_many, key, mutate
 from server.router_scene import Scene, play
 from server.test_ambiguous import POLLED, exchange
-from understudy.server.http.parsing import MalformedMessage, RequestParser
+from understudy.http.parsing import MalformedMessage, RequestParser
 
 if TYPE_CHECKING:
-    from understudy.server.http import Connection, Request
+    from understudy.http import Connection, Request
 
 
 def test_malformed_messages_are_read_in_one_way_however_they_are_cut() -> None:

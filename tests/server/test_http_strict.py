@@ -11,7 +11,7 @@ from server.client import Client
 from server.router_scene import C, Scene, play
 
 if TYPE_CHECKING:
-    from understudy.server.http import Connection, Request
+    from understudy.http import Connection, Request
 
 BODY = b'{"prompt":"x","max_tokens":1}'
 HEAD = f"POST {C} HTTP/1.1\r\nhost: t\r\nconnection: close\r\ncontent-type: application/json\r\n".encode()

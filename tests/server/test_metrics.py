@@ -12,8 +12,8 @@ import pytest
 
 from server.client import QUICK, Client, serving
 from understudy.engines.speculation import SpeculativeConfig
+from understudy.lateness import Lateness
 from understudy.server.flags.serving import read_serve
-from understudy.server.lateness import Lateness
 from understudy.server.metrics import Registry
 from understudy.server.metrics.cache_info import add_cache_info
 from understudy.server.metrics.families import number_text

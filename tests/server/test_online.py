@@ -8,9 +8,9 @@ from replay.building import sessions, single_turns
 from understudy.engines.sglang_config import SglangConfig
 from understudy.engines.timing import Constant
 from understudy.engines.vllm_config import VllmConfig
+from understudy.online import prompt_of, replay_online, run_online
 from understudy.run.offline import run_offline
 from understudy.run.timeline import FinishReason, Status
-from understudy.server.online import prompt_of, replay_online, run_online
 
 ENGINE = VllmConfig(block_size=16, num_gpu_blocks=256, timing=Constant(prefill_ms=4.0, decode_ms=2.0))
 

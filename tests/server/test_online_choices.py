@@ -13,9 +13,9 @@ from understudy.engines.sglang_config import SglangConfig
 from understudy.engines.speculation import SpeculativeConfig
 from understudy.engines.timing import Constant
 from understudy.engines.vllm_config import VllmConfig
+from understudy.online.replay import run_online
 from understudy.run.offline import run_offline
 from understudy.run.timeline import Status, Timeline
-from understudy.server.online.replay import run_online
 
 if TYPE_CHECKING:
     from understudy.workload import Workload

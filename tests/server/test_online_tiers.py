@@ -14,18 +14,18 @@ from rich.console import Console
 
 from replay.building import single_turns
 from understudy import _core
+from understudy.clock import ScriptedClock
 from understudy.engines.timing import Constant
 from understudy.engines.vllm_config import VllmConfig
 from understudy.errors import InvalidArgument, WrongState
+from understudy.online import prompt_of, replay_online
+from understudy.online.columns import LiveColumns
 from understudy.report import Report
 from understudy.run.digest import digests
 from understudy.run.offline import run_offline
-from understudy.server.clock import ScriptedClock
 from understudy.server.driver import Driver
 from understudy.server.engines import SimulatedCore
 from understudy.server.live_request import LiveRequest
-from understudy.server.online import prompt_of, replay_online
-from understudy.server.online.columns import LiveColumns
 from understudy.tiers.native import to_core
 from understudy.tiers.plan import TierPlan
 from understudy.tiers.settings import TiersConfig

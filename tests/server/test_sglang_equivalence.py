@@ -16,11 +16,11 @@ from understudy import _core
 from understudy.engines.sglang_config import SglangConfig
 from understudy.engines.timing import Constant
 from understudy.errors import ConfigError
+from understudy.online import replay_online
+from understudy.online.columns import LiveColumns
 from understudy.run.digest import digests
 from understudy.run.offline import run_offline
 from understudy.server.engines import SimulatedCore
-from understudy.server.online import replay_online
-from understudy.server.online.columns import LiveColumns
 from understudy.server.server import Server
 from understudy.server.settings import ServerSettings
 from understudy.tiers.native import to_core

@@ -11,9 +11,9 @@ import httptools
 import pytest
 
 from server.client import serving
-from understudy.server.http.connection import Connection
-from understudy.server.http.outbox import Outbox
-from understudy.server.lateness import Lateness
+from understudy.http.connection import Connection
+from understudy.http.outbox import Outbox
+from understudy.lateness import Lateness
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator

@@ -156,7 +156,7 @@ def settings(seed: int) -> tuple[_core.TierConfig, dict[str, Any]]:
 
 
 @pytest.mark.parametrize("seed", range(25))
-def test_leaps_threads_and_the_way_of_playing_change_nothing(seed: int) -> None:
+def test_fast_forwards_threads_and_the_way_of_playing_change_nothing(seed: int) -> None:
     config, how = settings(seed)
     crowd = crowd_of(seed, 60, burst=2)
     plain = play(crowd, config, **how)

@@ -77,7 +77,7 @@ def test_a_closed_loop_sees_the_end_of_a_request_that_was_loading(asynchronous: 
     assert runs[0].timeline.arrival_ns.max() < 20_000_000
 
 
-def test_who_ends_in_a_leap_renews_its_chunks_before_the_next_stores() -> None:
+def test_who_ends_in_a_fast_forward_renews_its_chunks_before_the_next_stores() -> None:
     load = single_turns(
         [64, 64, 80, 64, 176, 80],
         [20] * 6,

@@ -156,7 +156,7 @@ def test_a_transfer_that_is_refused_later_is_told_every_time(
 
 @pytest.mark.parametrize("ahead", [True, False], ids=["async", "sync"])
 @pytest.mark.parametrize("how", CROWDED)
-def test_leaps_come_as_far_as_steps_before_a_refusal(how: str, ahead: bool) -> None:
+def test_fast_forwards_come_as_far_as_steps_before_a_refusal(how: str, ahead: bool) -> None:
     ends = []
     for fast_forward in (True, False):
         worker = crowded(how, async_scheduling=ahead)

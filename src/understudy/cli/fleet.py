@@ -65,9 +65,9 @@ def run(args: argparse.Namespace) -> int:
     """Serve until SIGINT or SIGTERM; exit code 0."""
     import logging
 
+    from understudy.http import address_of
     from understudy.server.fleet.fleet import Fleet
     from understudy.server.fleet.spread import SpreadFleet
-    from understudy.server.http import address_of
     from understudy.server.loop import run as run_loop
     from understudy.server.server import run_until_stopped
 

@@ -103,7 +103,7 @@ def replay_on_live_workers(
     """Replay against live workers over HTTP; the report includes the machine's lateness."""
     from understudy.checks import positive_number
     from understudy.errors import ConfigError
-    from understudy.server.online import replay_online
+    from understudy.online import replay_online
     from understudy.workload import OpenLoop
 
     _refuse_aborts(workload, "--online")

@@ -168,8 +168,8 @@ def run(args: argparse.Namespace) -> int:
     from understudy.checks import port_number, positive_number, whole_number
     from understudy.cli.router_flags import build_live_policy, read_seed
     from understudy.errors import ConfigError
+    from understudy.http import address_of
     from understudy.server.flags.plan import read_api_keys
-    from understudy.server.http import address_of
     from understudy.server.proxy.address import WorkerAddress
     from understudy.server.proxy.service import RouterService, RouterSettings
     from understudy.server.server import run_until_stopped

@@ -89,8 +89,8 @@ def run(args: argparse.Namespace) -> int:
     """Serve until SIGINT or SIGTERM; exit code 0."""
     import logging
 
+    from understudy.http import address_of
     from understudy.server.flags.serving import read_serve
-    from understudy.server.http import address_of
     from understudy.server.loop import run as run_loop
     from understudy.server.server import Server, run_until_stopped
 

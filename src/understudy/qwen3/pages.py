@@ -12,8 +12,8 @@ from understudy.timing.recorded.load import LinkTimes
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from understudy.clock import ScriptedClock
     from understudy.qwen3.buffer import KvBuffer
-    from understudy.server.clock import ScriptedClock
 
 NEVER_NS = 1 << 62
 """End of a recorded copy that was never detected."""

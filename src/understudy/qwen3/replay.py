@@ -8,8 +8,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from understudy import __version__
+from understudy.clock import ScriptedClock
 from understudy.errors import ConfigError
 from understudy.kv import KvLayout
+from understudy.online import prompt_of
 from understudy.qwen3.limits import SchedulerConfig
 from understudy.qwen3.request import Request
 from understudy.qwen3.runner import run_workload
@@ -18,8 +20,6 @@ from understudy.report import Report
 from understudy.run.digest import digests
 from understudy.run.facts import RunFacts, TimeFacts
 from understudy.run.timeline import FinishReason, Status, Timeline
-from understudy.server.clock import ScriptedClock
-from understudy.server.online import prompt_of
 from understudy.timing.recorded.load import load_of_row
 
 if TYPE_CHECKING:

@@ -10,10 +10,10 @@ from collections import Counter
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from understudy.clock import WallClock
 from understudy.errors import InvalidArgument
 from understudy.qwen3.live_engine import LiveEngine
 from understudy.qwen3.load import count_shared_tokens
-from understudy.server.clock import WallClock
 from understudy.server.core import EngineCore
 from understudy.server.driver import Driver
 from understudy.server.live_request import LiveRequest
@@ -21,11 +21,11 @@ from understudy.server.live_request import LiveRequest
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from understudy.clock import Clock
     from understudy.qwen3.engine import Engine
     from understudy.qwen3.host import Copy
     from understudy.qwen3.plan import Plan
     from understudy.qwen3.request import FinishReason, Request
-    from understudy.server.clock import Clock
     from understudy.server.live_request import StepEffects
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from typing import TYPE_CHECKING, Any, Protocol
 
+from understudy.clock import ScriptedClock
 from understudy.errors import WrongState
 from understudy.kv import KvCacheManager
 from understudy.qwen3.engine import Engine
@@ -13,7 +14,6 @@ from understudy.qwen3.host import HostTier
 from understudy.qwen3.load import compute_step_load
 from understudy.qwen3.pages import RecordedPages, SimulatedPages
 from understudy.qwen3.scheduler import Scheduler
-from understudy.server.clock import ScriptedClock
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

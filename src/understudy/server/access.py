@@ -13,7 +13,7 @@ from understudy.server.api.errors import ApiError
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from understudy.server.http import Connection, Request
+    from understudy.http import Connection, Request
 
     Network = ipaddress.IPv4Network | ipaddress.IPv6Network
     Address = ipaddress.IPv4Address | ipaddress.IPv6Address

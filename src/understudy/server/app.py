@@ -30,7 +30,7 @@ from understudy.server.sglang.routes import SglangRoutes, check_by_generating, s
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from understudy.server.http import Connection, Request
+    from understudy.http import Connection, Request
     from understudy.server.worker import Worker
 
 log = logging.getLogger("understudy.server")

@@ -16,13 +16,13 @@ from typing import TYPE_CHECKING, Protocol
 
 from understudy._core import Effects, EventClass
 from understudy.errors import InvalidArgument
+from understudy.lateness import Lateness
 from understudy.server.core import EngineCore
-from understudy.server.lateness import Lateness
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from understudy.server.clock import Clock
+    from understudy.clock import Clock
     from understudy.server.live_request import LiveRequest, StepEffects
 
     _Computed = Future[Effects] | asyncio.Future[Effects]

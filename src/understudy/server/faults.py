@@ -19,7 +19,7 @@ from understudy.tiers.plan import TierPlan
 if TYPE_CHECKING:
     from collections.abc import Callable, Container, Sequence
 
-    from understudy.server.http import Connection, Request
+    from understudy.http import Connection, Request
     from understudy.server.settings import ServerSettings
     from understudy.server.worker import Worker
 

@@ -15,8 +15,8 @@ from understudy.server.faults import FAILURES
 from understudy.server.latency import LATENCIES, check_latency, check_std_dev
 
 if TYPE_CHECKING:
+    from understudy.http import Request
     from understudy.server.faults import Faults
-    from understudy.server.http import Request
     from understudy.server.worker import Worker
 
 

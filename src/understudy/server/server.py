@@ -8,16 +8,16 @@ import ssl
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from understudy.clock import WallClock
 from understudy.errors import ConfigError
+from understudy.http import Outbox, address_of, listen
+from understudy.lateness import Lateness
 from understudy.server.api.errors import SHUTTING_DOWN
 from understudy.server.api.texts import TokenTexts
 from understudy.server.app import App
-from understudy.server.clock import WallClock
 from understudy.server.driver import Driver
 from understudy.server.handoff.network import HandOffNetwork
-from understudy.server.http import Outbox, address_of, listen
 from understudy.server.kv_events import KvEventsConfig
-from understudy.server.lateness import Lateness
 from understudy.server.loop import heap_frozen
 from understudy.server.outputs import Outputs
 from understudy.server.tokenizer import open_tokenizer

@@ -9,8 +9,8 @@ import msgspec
 from understudy.engines.kinds import DEFAULT_ENGINE
 from understudy.engines.offload import UNLIMITED_BLOCKS
 from understudy.engines.sglang_config import SglangConfig
+from understudy.http.bodies import MAX_BODY_BYTES, MAX_BODY_DEPTH
 from understudy.server.handoff.settings import HandOffSettings  # noqa: TC001 (msgspec reads it)
-from understudy.server.http.bodies import MAX_BODY_BYTES, MAX_BODY_DEPTH
 from understudy.server.release import ApiRelease, find_release
 from understudy.tiers.settings import TiersConfig
 

@@ -34,12 +34,12 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
     from understudy._core import EventBatch, Identities, TierConfig, TierRun
+    from understudy.lateness import Lateness
     from understudy.server.api.texts import TokenTexts
     from understudy.server.core import EngineCore
     from understudy.server.driver import Driver
     from understudy.server.engines import GivenEngine
     from understudy.server.handoff.network import HandOffNetwork
-    from understudy.server.lateness import Lateness
     from understudy.server.live_request import LiveRequest, StepEffects
     from understudy.server.outputs import Outputs
     from understudy.server.settings import ServerSettings

@@ -14,7 +14,7 @@ from understudy.server.api.type_checks import check_types
 from understudy.server.settings import LoraModule
 
 if TYPE_CHECKING:
-    from understudy.server.http import Request
+    from understudy.http import Request
     from understudy.server.worker import Worker
 
 PREFIX = "/adapters/"

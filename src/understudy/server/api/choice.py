@@ -11,10 +11,10 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
     from understudy._core import Identities
+    from understudy.http import Connection
     from understudy.server.api.growing import GrowingPlan
     from understudy.server.api.plan import Plan
     from understudy.server.api.sampling import Sampling
-    from understudy.server.http import Connection
     from understudy.server.live_request import LiveRequest
     from understudy.server.worker import Worker
 

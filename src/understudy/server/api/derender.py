@@ -25,7 +25,7 @@ from understudy.server.api.errors import ApiError, Problem, invalid_body, no_suc
 from understudy.server.api.fields import read_body
 
 if TYPE_CHECKING:
-    from understudy.server.http import Request
+    from understudy.http import Request
     from understudy.server.worker import Worker
 
 _SEED_TOKENS = 5

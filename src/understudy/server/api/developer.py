@@ -15,7 +15,7 @@ from understudy.server.api.type_checks import check_types
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from understudy.server.http import Request
+    from understudy.http import Request
     from understudy.server.worker import Worker
 
     Plain = Callable[[Request, dict[str, str]], tuple[int, Any]]

@@ -40,10 +40,10 @@ if TYPE_CHECKING:
 
     import numpy.typing as npt
 
+    from understudy.http import Connection, Request
     from understudy.server.api.generation import Style
     from understudy.server.api.growing import GrowingPlan
     from understudy.server.api.reading import Read
-    from understudy.server.http import Connection, Request
     from understudy.server.worker import Worker
 
 _STEP_COST = 8

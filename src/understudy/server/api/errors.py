@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 if TYPE_CHECKING:
-    from understudy.server.http import Connection
+    from understudy.http import Connection
 
 log = logging.getLogger("understudy.server")
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from understudy.server.api.errors import ApiError, Problem, bad_request, invalid_body
 
 if TYPE_CHECKING:
-    from understudy.server.http import Request
+    from understudy.http import Request
 
 _TRUE = frozenset(("true", "t", "yes", "y", "on", "1"))
 _FALSE = frozenset(("false", "f", "no", "n", "off", "0"))

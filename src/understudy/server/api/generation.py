@@ -19,10 +19,10 @@ if TYPE_CHECKING:
 
     import numpy.typing as npt
 
+    from understudy.http import Connection
     from understudy.server.api.growing import GrowingPlan
     from understudy.server.api.plan import Plan
     from understudy.server.api.sampling import Sampling
-    from understudy.server.http import Connection
     from understudy.server.worker import Worker
 
 DONE = b"data: [DONE]\n\n"

@@ -11,7 +11,7 @@ from understudy.server.api import schema
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from understudy.server.http import Request
+    from understudy.http import Request
     from understudy.server.release import ApiRelease
 
     Plain = Callable[[Request, dict[str, str]], tuple[int, Any]]

@@ -31,8 +31,8 @@ from understudy.server.profile import Profile
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from understudy.http import Connection, Request
     from understudy.server.api.endpoints import Endpoints
-    from understudy.server.http import Connection, Request
     from understudy.server.worker import Worker
 
     Plain = Callable[[Request, dict[str, str]], tuple[int, Any]]

@@ -15,9 +15,9 @@ from understudy.server.api.schema import MESSAGES, Shape
 from understudy.server.api.type_checks import check_types
 
 if TYPE_CHECKING:
+    from understudy.http import Connection, Request
     from understudy.server.api.endpoints import Endpoints
     from understudy.server.api.reading import Read
-    from understudy.server.http import Connection, Request
     from understudy.server.worker import Worker
 
 _SAMPLED = (

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from understudy.server.api.errors import ApiError
 
 if TYPE_CHECKING:
-    from understudy.server.http import Connection, Request
+    from understudy.http import Connection, Request
 
 _TYPES = {
     "html": "text/html; charset=utf-8",

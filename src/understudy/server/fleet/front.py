@@ -31,9 +31,9 @@ from understudy.server.quantiles import FINE_S
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from understudy.http import Connection, Request
     from understudy.run.disaggregation import Disaggregation
     from understudy.server.fleet.routing import FleetRouting
-    from understudy.server.http import Connection, Request
     from understudy.server.server import Server
     from understudy.server.settings import ServerSettings
 

@@ -15,9 +15,9 @@ from understudy.server.fleet.report import COLUMNS
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from understudy.http import Connection
     from understudy.router.dispatch import Decision, LiveRouteRequest
     from understudy.server.fleet.report import Report
-    from understudy.server.http import Connection
     from understudy.server.settings import ServerSettings
 
 SAMPLED_EVERY_S = 1.0

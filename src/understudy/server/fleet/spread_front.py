@@ -22,8 +22,8 @@ from understudy.server.proxy.upstream import UpstreamError
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence
 
+    from understudy.http import Connection, Request
     from understudy.router.dispatch import Decision, LiveRouteRequest
-    from understudy.server.http import Connection, Request
     from understudy.server.proxy.service import RouterService
     from understudy.server.proxy.upstream import Upstream
     from understudy.server.proxy.workers import Rank

@@ -8,18 +8,18 @@ from typing import TYPE_CHECKING, Any, cast
 import msgspec
 
 from understudy.errors import PolicyError, WrongState
+from understudy.http.outbox import Answer
 from understudy.server.api.errors import ApiError, error_body
 from understudy.server.api.fields import read_body
 from understudy.server.api.generation import new_id
-from understudy.server.http.outbox import Answer
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from understudy.http import Connection, Request
     from understudy.router.dispatch import Decision, LiveRouteRequest
     from understudy.run.disaggregation import Disaggregation
     from understudy.server.fleet.routing import FleetRouting
-    from understudy.server.http import Connection, Request
     from understudy.server.metrics.families import Histogram
     from understudy.server.server import Server
 

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any
 
 from understudy._core import LiveNet
 from understudy.errors import ConfigError
+from understudy.http.listen import address_of
 from understudy.server.api.errors import ApiError
 from understudy.server.handoff.channel import Answer, Notice, PeerChannel, SideChannel
 from understudy.server.handoff.params import describe_blocks, read_remote, wants_prefill
-from understudy.server.http.listen import address_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable

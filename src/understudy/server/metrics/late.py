@@ -5,10 +5,10 @@ from __future__ import annotations
 from array import array
 from typing import TYPE_CHECKING
 
-from understudy.server.lateness import BOUNDS_S
+from understudy.lateness import BOUNDS_S
 
 if TYPE_CHECKING:
-    from understudy.server.lateness import Lateness
+    from understudy.lateness import Lateness
     from understudy.server.metrics.families import Histogram, Registry
 
 

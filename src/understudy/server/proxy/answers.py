@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import httptools
 
-from understudy.server.http.parsing import MalformedMessage, MessageParser
+from understudy.http.parsing import MalformedMessage, MessageParser
 
 MAX_HEAD_BYTES = 256 * 1024
 

@@ -7,7 +7,7 @@ import select
 import socket
 from typing import TYPE_CHECKING, NamedTuple
 
-from understudy.server.http.parsing import MalformedMessage
+from understudy.http.parsing import MalformedMessage
 from understudy.server.proxy.answers import AnswerHead, AnswerParser
 
 if TYPE_CHECKING:

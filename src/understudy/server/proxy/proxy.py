@@ -11,11 +11,11 @@ import msgspec
 
 from understudy._core import Identities, xxh3_64
 from understudy.errors import PolicyError, WrongState
+from understudy.http.bodies import MAX_BODY_BYTES, MAX_BODY_DEPTH
 from understudy.router.dispatch import Decision, LiveRouteRequest
 from understudy.server.access import route_class
 from understudy.server.api.errors import SHUTTING_DOWN, ApiError, error_body
 from understudy.server.api.fields import read_json, whole_number
-from understudy.server.http.bodies import MAX_BODY_BYTES, MAX_BODY_DEPTH
 from understudy.server.metrics.families import CONTENT_TYPE
 from understudy.server.metrics.process import HttpMetrics
 from understudy.server.proxy.about import About
@@ -25,9 +25,9 @@ from understudy.server.proxy.upstream import OutOfFiles, Unreachable, UpstreamEr
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine
 
+    from understudy.http import Connection, Outbox, Request
     from understudy.router.dispatch import Dispatcher
     from understudy.server.access import Access
-    from understudy.server.http import Connection, Outbox, Request
     from understudy.server.proxy.prompts import PromptReader
     from understudy.server.proxy.workers import Rank, Workers
 

@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from understudy.clock import WallClock
+from understudy.http import Outbox, listen
+from understudy.http.bodies import MAX_BODY_BYTES, MAX_BODY_DEPTH
+from understudy.lateness import Lateness
 from understudy.router.dispatch import Dispatcher
 from understudy.server.access import Access
-from understudy.server.clock import WallClock
-from understudy.server.http import Outbox, listen
-from understudy.server.http.bodies import MAX_BODY_BYTES, MAX_BODY_DEPTH
-from understudy.server.lateness import Lateness
 from understudy.server.proxy.prompts import PromptReader
 from understudy.server.proxy.proxy import Proxy
 from understudy.server.proxy.upstream import TimeLimits

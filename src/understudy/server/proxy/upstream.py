@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
 from understudy.errors import ConfigError
-from understudy.server.http import address_of
-from understudy.server.http.heads import BODYLESS
-from understudy.server.http.parsing import MalformedMessage
+from understudy.http import address_of
+from understudy.http.heads import BODYLESS
+from understudy.http.parsing import MalformedMessage
 from understudy.server.proxy.engine_connection import (
     NO_LIMITS,
     EngineConnection,

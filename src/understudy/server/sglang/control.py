@@ -12,7 +12,7 @@ from understudy.server.api.fields import read_any
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from understudy.server.http import Request
+    from understudy.http import Request
     from understudy.server.worker import Worker
 
     Plain = Callable[[Request, dict[str, str]], tuple[int, Any]]

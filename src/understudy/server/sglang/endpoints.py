@@ -21,11 +21,11 @@ if TYPE_CHECKING:
     import numpy as np
     import numpy.typing as npt
 
+    from understudy.http import Connection, Request
     from understudy.server.api.generation import Style
     from understudy.server.api.growing import GrowingPlan
     from understudy.server.api.reading import Read
     from understudy.server.api.sampling import Sampling
-    from understudy.server.http import Connection, Request
     from understudy.server.worker import Worker
 
 

@@ -19,7 +19,7 @@ from understudy.server.sglang.info import describe_card, describe_loads, list_mo
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from understudy.server.http import Connection, Request
+    from understudy.http import Connection, Request
     from understudy.server.sglang.endpoints import SglangEndpoints
     from understudy.server.worker import Worker
 

@@ -1,4 +1,4 @@
-"""Workers that meet leap as they step: steps of no time, cheap prompts, events of hosts, a budget that is used up."""
+"""Workers that meet fast-forward as they step: steps of no time, cheap prompts, events of hosts, a spent budget."""
 
 from __future__ import annotations
 
@@ -53,8 +53,8 @@ def test_steps_of_no_time_are_begun_as_often_as_others_begin_theirs(part: int) -
         rng = Random(f"at once {seed}")
         case = random_case(seed, timing=Constant(0.0, rng.choice([1.0, 3.0])))
         load = ClosedLoop(rng.choice([2, 5, 20]), rng.choice([0.0, 3.0]))
-        leapt, stepped = digests(case, workers=rng.choice([2, 3]), load=load)
-        assert leapt == stepped, seed
+        forwarded, stepped = digests(case, workers=rng.choice([2, 3]), load=load)
+        assert forwarded == stepped, seed
 
 
 def test_an_end_is_not_heard_late_because_of_who_comes_back_behind_the_step_that_is_open(
@@ -85,15 +85,15 @@ def test_an_end_is_not_heard_late_because_of_who_comes_back_behind_the_step_that
         async_scheduling=True,
         timing=Interpolated(str(profile)),
     )
-    leapt, stepped = (
+    forwarded, stepped = (
         run_offline(
             workload, config, workers=2, load=ClosedLoop(4), routing="round_robin", fast_forward=fast_forward
         ).timeline
         for fast_forward in (True, False)
     )
     assert stepped.preemptions[9] == 1
-    assert leapt.arrival_ns.tolist() == stepped.arrival_ns.tolist()
-    assert leapt.arrival_ns[11] == leapt.finish_ns[5]  # in whose place it comes
+    assert forwarded.arrival_ns.tolist() == stepped.arrival_ns.tolist()
+    assert forwarded.arrival_ns[11] == forwarded.finish_ns[5]  # in whose place it comes
 
 
 def test_an_end_is_not_heard_late_because_who_was_preempted_comes_back_by_a_cheaper_step() -> None:
@@ -118,11 +118,11 @@ def test_an_end_is_not_heard_late_because_who_was_preempted_comes_back_by_a_chea
         watermark=0,
         timing=Physical(coefficients=timing),
     )
-    leapt, stepped = (
+    forwarded, stepped = (
         run_offline(workload, config, fast_forward=fast_forward).timeline for fast_forward in (True, False)
     )
     assert stepped.preemptions.tolist() == [1, 0, 0]
-    assert leapt.arrival_ns.tolist() == stepped.arrival_ns.tolist()
+    assert forwarded.arrival_ns.tolist() == stepped.arrival_ns.tolist()
 
 
 @pytest.mark.parametrize("asynchronous", [False, True])
@@ -145,8 +145,8 @@ def test_an_end_is_not_heard_late_where_the_end_of_a_prompt_costs_less_than_a_de
             async_scheduling=asynchronous,
             timing=Physical(coefficients=CHEAP_PROMPTS),
         )
-        leapt, stepped = digests(Case(workload, config, {"workers": 2, "load": ClosedLoop(3)}))
-        assert leapt == stepped, seed
+        forwarded, stepped = digests(Case(workload, config, {"workers": 2, "load": ClosedLoop(3)}))
+        assert forwarded == stepped, seed
 
 
 @pytest.mark.parametrize("asynchronous", [False, True])
@@ -174,8 +174,8 @@ def test_an_end_is_not_heard_late_where_the_first_token_is_free_and_a_decode_cos
         case = random_case(seed, **changes)
         load = ClosedLoop(rng.choice([2, 5, 20]), rng.choice([0.0, 3.0]))
         routing = rng.choice(["round_robin", "least_loaded"])
-        leapt, stepped = digests(case, workers=rng.choice([2, 3]), load=load, routing=routing)
-        assert leapt == stepped, seed
+        forwarded, stepped = digests(case, workers=rng.choice([2, 3]), load=load, routing=routing)
+        assert forwarded == stepped, seed
 
 
 @pytest.mark.parametrize("asynchronous", [False, True])
@@ -198,8 +198,8 @@ def test_an_end_is_not_heard_late_where_who_is_preempted_has_its_last_token_for_
             mocker=MockerSettings(charge_first_token=False),
         )
         workload = single_turns([120, 120, 15, 20], [30, 30, 6, 3], trace_block_size=1)
-        leapt, stepped = digests(Case(workload, config, {}), load=ClosedLoop(3))
-        assert leapt == stepped, blocks
+        forwarded, stepped = digests(Case(workload, config, {}), load=ClosedLoop(3))
+        assert forwarded == stepped, blocks
 
 
 def test_free_prompts_of_any_length_turn_lookahead_off(tmp_path: Path) -> None:
@@ -267,8 +267,8 @@ def test_a_halt_names_who_was_stuck_first() -> None:
             timing=rng.choice(timings),
         )
         case = Case(workload, config, {"workers": rng.choice([2, 3, 4]), "routing": "least_loaded"})
-        leapt, stepped = digests(case, load=rng.choice([OpenLoop(), ClosedLoop(6)]))
-        assert leapt == stepped, seed
+        forwarded, stepped = digests(case, load=rng.choice([OpenLoop(), ClosedLoop(6)]))
+        assert forwarded == stepped, seed
         halts += isinstance(stepped, str)
     assert halts
 
@@ -316,12 +316,12 @@ def test_whoever_waits_for_room_leaves_a_budget_that_the_head_of_the_queue_may_u
             "offload_concurrency": 1,
         }
         fleet = {"num_gpu_blocks": rng.choice([40, 80, 120]), "max_num_batched_tokens": rng.choice([4, 8])}
-        leapt, stepped = (
+        forwarded, stepped = (
             play(crowd, tiers(**below), **fleet, timing=timing, check=False, fast_forward=fast_forward)
             for fast_forward in (True, False)
         )
-        assert digest(leapt) == digest(stepped), seed
-        waits += int(leapt.room_wait_ns.sum() > 0)
+        assert digest(forwarded) == digest(stepped), seed
+        waits += int(forwarded.room_wait_ns.sum() > 0)
     assert waits
 
 
@@ -350,10 +350,10 @@ def test_whoever_comes_while_a_step_runs_finds_the_worker_as_if_it_had_not_ended
             timing=rng.choice(timings),
         )
         how: dict[str, Any] = {"workers": rng.choice([1, 2, 3]), "load": load}
-        leapt, stepped = (
+        forwarded, stepped = (
             run_offline(workload, config, fast_forward=fast_forward, **how).timeline
             for fast_forward in (True, False)
         )
         for declared in list_columns(Timeline):
-            for one, other in zip(declared.arrays(leapt), declared.arrays(stepped), strict=True):
+            for one, other in zip(declared.arrays(forwarded), declared.arrays(stepped), strict=True):
                 assert one.tolist() == other.tolist(), (seed, declared.name)

@@ -147,23 +147,23 @@ def play_engine(seed: int, profile: Profile, *, fast_forward: bool, **config: st
     return seen
 
 
-def assert_leaping_changes_nothing(seed: int, profile: Profile, **config: str) -> None:
+def assert_fast_forward_changes_nothing(seed: int, profile: Profile, **config: str) -> None:
     single = play_engine(seed, profile, fast_forward=False, **config)
-    leapt = play_engine(seed, profile, fast_forward=True, **config)
-    for stop, (ours, theirs) in enumerate(zip(leapt, single, strict=True)):
+    forwarded = play_engine(seed, profile, fast_forward=True, **config)
+    for stop, (ours, theirs) in enumerate(zip(forwarded, single, strict=True)):
         assert ours == theirs, f"seed {seed}, {profile.name}: stop {stop}"
 
 
 @pytest.mark.parametrize("profile", PROFILES, ids=lambda profile: profile.name)
-def test_an_engine_that_leaps_is_at_every_stop_where_one_that_steps_is(profile: Profile) -> None:
+def test_an_engine_that_fast_forwards_is_at_every_stop_where_one_that_steps_is(profile: Profile) -> None:
     for seed in range(ENGINE_SEEDS // len(PROFILES)):
-        assert_leaping_changes_nothing(seed * len(PROFILES) + PROFILES.index(profile), profile)
+        assert_fast_forward_changes_nothing(seed * len(PROFILES) + PROFILES.index(profile), profile)
 
 
 @pytest.mark.parametrize("eviction", ["lineage", "lru", "multi_lru"])
-def test_an_engine_with_shared_blocks_leaps_as_it_steps(eviction: str) -> None:
+def test_an_engine_with_shared_blocks_fast_forwards_as_it_steps(eviction: str) -> None:
     for seed in range(ENGINE_SEEDS // 4):
-        assert_leaping_changes_nothing(seed, RECORDED, kv_manager="kvbm", eviction_policy=eviction)
+        assert_fast_forward_changes_nothing(seed, RECORDED, kv_manager="kvbm", eviction_policy=eviction)
 
 
 @pytest.mark.parametrize("fast_forward", [False, True])
@@ -199,22 +199,22 @@ def play(case: Case, *, fast_forward: bool) -> OfflineRun | str:
 
 def assert_same_run(case: Case) -> OfflineRun | None:
     """The run, None when both ways end with the same lack of progress."""
-    single, leapt = play(case, fast_forward=False), play(case, fast_forward=True)
-    if isinstance(single, str) or isinstance(leapt, str):
-        assert single == leapt
+    single, forwarded = play(case, fast_forward=False), play(case, fast_forward=True)
+    if isinstance(single, str) or isinstance(forwarded, str):
+        assert single == forwarded
         return None
     for name in COLUMNS:
         np.testing.assert_array_equal(
-            getattr(leapt.timeline, name), getattr(single.timeline, name), err_msg=name
+            getattr(forwarded.timeline, name), getattr(single.timeline, name), err_msg=name
         )
     for name in ("steps", "evictions", "stored_blocks", "phantom_hit_blocks", "reject_reasons"):
-        assert getattr(leapt.timeline, name) == getattr(single.timeline, name), name
-    assert leapt.facts.digest == single.facts.digest
-    return leapt
+        assert getattr(forwarded.timeline, name) == getattr(single.timeline, name), name
+    assert forwarded.facts.digest == single.facts.digest
+    return forwarded
 
 
 @pytest.mark.parametrize("part", range(4))
-def test_a_replay_that_leaps_has_the_columns_and_the_digest_of_one_that_steps(part: int) -> None:
+def test_a_replay_that_fast_forwards_has_the_columns_and_the_digest_of_one_that_steps(part: int) -> None:
     preempted = 0
     for seed in range(part, FLEET_SEEDS, 4):
         run = assert_same_run(random_case(seed, single_turns=seed % 5 > 0))
@@ -248,8 +248,8 @@ def test_a_request_lets_go_of_its_whole_chain_from_the_tail_so_that_lineage_and_
 
 
 @pytest.mark.parametrize("asynchronous", [False, True])
-def test_a_leap_takes_the_sum_of_its_steps_whatever_the_model(asynchronous: bool) -> None:
-    leapt = 0
+def test_a_fast_forward_takes_the_sum_of_its_steps_whatever_the_model(asynchronous: bool) -> None:
+    forwarded = 0
     for seed in range(120):
         rng = Random(f"sums {seed}")
         timing = rng.choice([physical, op_tables])(rng)
@@ -265,22 +265,22 @@ def test_a_leap_takes_the_sum_of_its_steps_whatever_the_model(asynchronous: bool
             spec = request_spec(str(index), [[1000 * index + 1, rng.randint(1, 60)]], rng.randint(1, 60))
             for engine in engines:
                 submit_spec(engine, spec, index, 4)
-        leaps, steps = engines
-        leaps.advance(10**12)
+        fast, steps = engines
+        fast.advance(10**12)
         # Step by step, each is asked for its own time.
         end_ns = 0
         while not steps.idle:
             steps.begin_step(end_ns)
             end_ns = steps.now_ns
             steps.end_step(end_ns)
-        assert (leaps.now_ns, leaps.step_ns, leaps.steps) == (end_ns, end_ns, steps.steps), seed
-        leapt += leaps.steps
-    assert leapt > 1000
+        assert (fast.now_ns, fast.step_ns, fast.steps) == (end_ns, end_ns, steps.steps), seed
+        forwarded += fast.steps
+    assert forwarded > 1000
 
 
 def test_a_prompt_that_waits_for_budget_only_is_admitted_after_the_step_that_used_it_up() -> None:
     # Without chunked prefill, the third prompt does not fit beside the second into step 0, but into step 1, and the
-    # other two decode from then on: their steps must not be leapt over together.
+    # other two decode from then on: their steps must not be taken together.
     workload = single_turns([99, 200, 260], [30, 30, 2])
     config = VllmConfig(
         block_size=16,
@@ -295,7 +295,7 @@ def test_a_prompt_that_waits_for_budget_only_is_admitted_after_the_step_that_use
     assert run.timeline.first_admit_ns.tolist() == [0, 0, MS]
 
 
-def test_a_leap_ends_where_the_next_request_arrives() -> None:
+def test_a_fast_forward_ends_where_the_next_request_arrives() -> None:
     workload = single_turns([10, 10], [50, 1], arrival_ms=[0, 20.5])
     run = assert_same_run(Case(workload, VllmConfig(timing=ONE_MS), {}))
     assert run is not None
@@ -322,7 +322,7 @@ def test_a_timing_model_in_python_sees_the_same_batches() -> None:
 
 @pytest.mark.soak
 @pytest.mark.skipif(SOAK <= 0, reason="set UNDERSTUDY_SOAK_OPS to a number of operations")
-def test_leaping_and_stepping_stay_together_for_long() -> None:
+def test_fast_forward_and_stepping_stay_together_for_long() -> None:
     for seed in range(10_000, 10_000 + SOAK // 100):
-        assert_leaping_changes_nothing(seed, PROFILES[seed % len(PROFILES)])
+        assert_fast_forward_changes_nothing(seed, PROFILES[seed % len(PROFILES)])
         assert_same_run(random_case(seed, single_turns=seed % 5 > 0))

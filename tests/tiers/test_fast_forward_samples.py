@@ -1,4 +1,4 @@
-"""What changes between two steps of a leap shows in the sample of the next one, as it does when stepping."""
+"""What changes between two steps of a fast-forward shows in the sample of the next one, as it does when stepping."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def prefetching(fast_forward: bool) -> list[tuple[Any, ...]]:
     return samples_of(engine)
 
 
-def test_a_prefetch_in_a_leap_shows_from_the_next_step_on() -> None:
+def test_a_prefetch_in_a_fast_forward_shows_from_the_next_step_on() -> None:
     stepped = prefetching(fast_forward=False)
     assert (110.0, 3, 0, 2) in stepped
     assert prefetching(fast_forward=True) == stepped

@@ -9,13 +9,13 @@ import stat
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from understudy.server.http.connection import Connection
+from understudy.http.connection import Connection
 
 if TYPE_CHECKING:
     import ssl
 
-    from understudy.server.http.connection import Handler
-    from understudy.server.http.outbox import Outbox
+    from understudy.http.connection import Handler
+    from understudy.http.outbox import Outbox
 
 
 BACKLOG = 1024

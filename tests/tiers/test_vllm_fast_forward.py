@@ -1,4 +1,4 @@
-"""vLLM's offload on the clock is the same whether steps are leapt over or played one by one, and with all checks."""
+"""vLLM's offload on the clock is the same with fast-forward and step by step, and with all checks."""
 
 from __future__ import annotations
 
@@ -98,10 +98,10 @@ def outcome(run: dict[str, Any], **how: Any) -> Any:
 
 @settings(max_examples=40)
 @given(run=runs())
-def test_leaps_are_not_seen(run: dict[str, Any]) -> None:
-    leapt = outcome(run)
-    assert outcome(run, fast_forward=False) == leapt
-    assert outcome(run, check=True) == leapt
+def test_fast_forwards_are_not_seen(run: dict[str, Any]) -> None:
+    forwarded = outcome(run)
+    assert outcome(run, fast_forward=False) == forwarded
+    assert outcome(run, check=True) == forwarded
 
 
 def live(seed: int, fast_forward: bool) -> list[Any]:
@@ -158,7 +158,7 @@ def live(seed: int, fast_forward: bool) -> list[Any]:
 
 
 @pytest.mark.parametrize("seed", range(60))
-def test_requests_come_and_go_between_leaps_as_between_steps(seed: int) -> None:
+def test_requests_come_and_go_between_fast_forwards_as_between_steps(seed: int) -> None:
     assert live(seed, True) == live(seed, False)
 
 
@@ -181,9 +181,9 @@ def test_a_load_that_takes_no_time_has_come_though_another_worker_began_then() -
         "workers": 2,
         "routing": "least_loaded",
     }
-    leapt = outcome(run)
-    assert outcome(run, fast_forward=False) == leapt
-    assert outcome(run, check=True) == leapt
+    forwarded = outcome(run)
+    assert outcome(run, fast_forward=False) == forwarded
+    assert outcome(run, check=True) == forwarded
     timeline = run_offline(**run, fast_forward=False).timeline
     assert timeline.worker.tolist() == [0, 0, 0, 1]
     assert timeline.first_admit_ns.tolist() == [1_000_000 * time_ms for time_ms in arrivals_ms]

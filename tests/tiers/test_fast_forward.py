@@ -55,14 +55,14 @@ def scenario(seed: int) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]]
 
 
 @pytest.mark.parametrize("seed", range(60))
-def test_a_leap_yields_the_samples_and_events_of_its_steps(seed: int) -> None:
+def test_a_fast_forward_yields_the_samples_and_events_of_its_steps(seed: int) -> None:
     workload, below, fleet = scenario(seed)
     crowd = crowd_of(seed, **workload)
-    leapt, stepped = (
+    forwarded, stepped = (
         play(crowd, tiers(**below), **fleet, events=True, check=False, fast_forward=fast_forward)
         for fast_forward in (True, False)
     )
-    assert digest(leapt) == digest(stepped)
-    assert told(leapt, fleet["workers"]) == told(stepped, fleet["workers"])
-    for column in (name for name in dir(leapt) if name.startswith("sample_")):
-        assert getattr(leapt, column).tolist() == getattr(stepped, column).tolist(), column
+    assert digest(forwarded) == digest(stepped)
+    assert told(forwarded, fleet["workers"]) == told(stepped, fleet["workers"])
+    for column in (name for name in dir(forwarded) if name.startswith("sample_")):
+        assert getattr(forwarded, column).tolist() == getattr(stepped, column).tolist(), column

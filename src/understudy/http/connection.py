@@ -7,13 +7,13 @@ import socket
 from functools import partial
 from typing import TYPE_CHECKING, Protocol
 
-from understudy.server.http.bodies import LARGE_BODY_BYTES
-from understudy.server.http.outbox import Answer
-from understudy.server.http.parsing import MAX_HEADER_BYTES, MalformedMessage, RequestParser
+from understudy.http.bodies import LARGE_BODY_BYTES
+from understudy.http.outbox import Answer
+from understudy.http.parsing import MAX_HEADER_BYTES, MalformedMessage, RequestParser
 
 if TYPE_CHECKING:
-    from understudy.server.http.outbox import Outbox
-    from understudy.server.http.request import Request
+    from understudy.http.outbox import Outbox
+    from understudy.http.request import Request
 
 KEEP_ALIVE_S = 5.0
 MAX_ARRIVAL_S = 60.0

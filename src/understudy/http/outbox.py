@@ -6,13 +6,13 @@ import asyncio
 import time
 from typing import TYPE_CHECKING, Any, Protocol
 
-from understudy.server.http.heads import BODYLESS, date_lines, status_line
+from understudy.http.heads import BODYLESS, date_lines, status_line
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from understudy.server.clock import Clock
-    from understudy.server.lateness import Lateness
+    from understudy.clock import Clock
+    from understudy.lateness import Lateness
 
 MAX_SEND_S = 1.0
 """Time that a client has to read the end of its answer when the server stops."""

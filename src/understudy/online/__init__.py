@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from understudy.server.online.content import prompt_of
-from understudy.server.online.replay import OnlineRun, replay_online, run_online
+from understudy.online.content import prompt_of
+from understudy.online.replay import OnlineRun, replay_online, run_online
 
 __all__ = ["OnlineRun", "prompt_of", "replay_online", "run_online"]

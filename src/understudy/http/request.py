@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from understudy.server.http.bodies import MAX_BODY_DEPTH, Decoded, decode
+from understudy.http.bodies import MAX_BODY_DEPTH, Decoded, decode
 
 if TYPE_CHECKING:
-    from understudy.server.http.head import Head
+    from understudy.http.head import Head
 
 
 class Request:

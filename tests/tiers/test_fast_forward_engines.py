@@ -123,12 +123,12 @@ def live(seed: int, failing: bool, fast_forward: bool) -> list[Any]:
 
 
 @pytest.mark.parametrize("seed", range(50))
-def test_requests_come_and_go_between_leaps_as_between_steps(seed: int) -> None:
+def test_requests_come_and_go_between_fast_forwards_as_between_steps(seed: int) -> None:
     assert live(seed, failing=False, fast_forward=True) == live(seed, failing=False, fast_forward=False)
 
 
 @pytest.mark.parametrize("seed", range(50, 80))
-def test_a_policy_that_fails_in_a_leap_leaves_what_it_leaves_in_a_step(seed: int) -> None:
+def test_a_policy_that_fails_in_a_fast_forward_leaves_what_it_leaves_in_a_step(seed: int) -> None:
     assert live(seed, failing=True, fast_forward=True) == live(seed, failing=True, fast_forward=False)
 
 
@@ -177,10 +177,10 @@ def cancelled_at(time_ns: int, victim: int, fast_forward: bool) -> list[Any]:
 
 
 @pytest.mark.parametrize("victim", range(3))
-def test_a_request_may_go_wherever_a_leap_has_stopped(victim: int) -> None:
+def test_a_request_may_go_wherever_a_fast_forward_has_stopped(victim: int) -> None:
     waits = 0
     for time_ns in range(20_000_000, 62_000_000, 250_000):
-        leapt, stepped = (cancelled_at(time_ns, victim, fast_forward) for fast_forward in (True, False))
-        assert leapt == stepped, time_ns
-        waits += leapt[2] is True
+        forwarded, stepped = (cancelled_at(time_ns, victim, fast_forward) for fast_forward in (True, False))
+        assert forwarded == stepped, time_ns
+        waits += forwarded[2] is True
     assert waits, "nobody ever waited for a copy"

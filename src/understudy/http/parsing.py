@@ -7,8 +7,8 @@ from urllib.parse import unquote
 
 import httptools
 
-from understudy.server.http.head import Head
-from understudy.server.http.request import Request
+from understudy.http.head import Head
+from understudy.http.request import Request
 
 MAX_HEADER_BYTES = 4 * 1024 * 1024
 MAX_HEADERS = 256
