@@ -1,5 +1,6 @@
 """The rooms of the core stand in one order, and each uses only those before it."""
 
+import ast
 import re
 from pathlib import Path
 
@@ -48,7 +49,72 @@ def test_the_core_uses_no_iostreams() -> None:
         assert found is None, f"{path.relative_to(CORE)} uses {found[0]}"
 
 
-PYTHON = Path(__file__).parents[1] / "src" / "understudy"
+PYTHON = CORE.parent / "src" / "understudy"
+CIRCLES_LEFT = {"report", "timing"}
+"""Rooms that still have a circle of imports."""
+
+
+def python_rooms_in_order() -> list[str]:
+    said = (CORE.parent / "docs" / "architecture.md").read_text()
+    listed = said[said.index("src/understudy/\n") : said.index("\ntests/  ")]
+    return [
+        name.removesuffix(".py").removesuffix("/")
+        for line in re.findall(r"^  (\S.*?)(?:   |$)", listed, re.MULTILINE)
+        for name in line.split()
+    ]
+
+
+def read_modules() -> dict[str, Path]:
+    """Return the file of every module, by its name below `understudy`."""
+    names = {path: path.relative_to(PYTHON).with_suffix("").parts for path in PYTHON.rglob("*.py")}
+    return {".".join(parts).removesuffix(".__init__"): path for path, parts in names.items()}
+
+
+def read_imports(modules: dict[str, Path]) -> dict[str, set[str]]:
+    """Return the modules that each one imports: for annotations and inside functions too."""
+    imports: dict[str, set[str]] = {}
+    for module, path in modules.items():
+        used = set()
+        for node in ast.walk(ast.parse(path.read_text())):
+            if not isinstance(node, ast.ImportFrom) or not (node.module or "").startswith("understudy"):
+                continue
+            base = (node.module or "").removeprefix("understudy").removeprefix(".")
+            for alias in node.names:
+                name = f"{base}.{alias.name}".lstrip(".")
+                used.add(name if name in modules else base)
+        imports[module] = used & set(modules) - {module, "__init__"}
+    return imports
+
+
+def test_every_room_of_the_package_has_a_place_in_the_order() -> None:
+    there = {path.stem for path in PYTHON.glob("*.py")} | {path.parent.name for path in PYTHON.glob("*/*.py")}
+    order = python_rooms_in_order()
+    assert there - {"__init__", "__main__"} == set(order)
+    assert len(order) == len(set(order))
+
+
+def test_a_room_of_the_package_uses_only_those_before_it() -> None:
+    order = python_rooms_in_order()
+    place = {room: index for index, room in enumerate(order)}
+    for module, used in read_imports(read_modules()).items():
+        room = module.split(".")[0]
+        if room in place:
+            late = [name for name in used if place[name.split(".")[0]] > place[room]]
+            assert not late, f"{module} imports {late}, whose rooms stand behind {room}"
+
+
+def test_no_files_import_each_other() -> None:
+    imports = read_imports(read_modules())
+    reached: dict[str, set[str]] = {}
+    for module in imports:
+        todo, found = [module], set[str]()
+        while todo:
+            for name in imports[todo.pop()] - found:
+                found.add(name)
+                todo.append(name)
+        reached[module] = found
+    circling = {module for module in imports if module in reached[module]}
+    assert {module.split(".")[0] for module in circling} <= CIRCLES_LEFT, sorted(circling)
 
 
 def rooms_used_by(room: str) -> set[str]:
@@ -58,25 +124,11 @@ def rooms_used_by(room: str) -> set[str]:
     return used - {room, "_core", "errors"}
 
 
-def test_times_of_gpus_stand_above_tiers_and_engines() -> None:
-    assert rooms_used_by("timing") <= {"kv", "checks", "outputs", "yaml_text"}
-
-
-def test_kv_cache_groups_stand_above_tiers_and_engines() -> None:
-    assert rooms_used_by("groups") <= {"kv", "checks", "defaults", "timing"}
-
-
-def test_nobody_but_the_command_line_uses_calibration() -> None:
-    rooms = [
-        path.name for path in PYTHON.iterdir() if path.is_dir() and path.name not in ("calibrate", "cli")
-    ]
-    assert not [room for room in rooms if "calibrate" in rooms_used_by(room)]
+def test_nobody_but_the_command_line_uses_calibration_sweeps_and_recordings() -> None:
+    for room in ("calibrate", "sweep", "conformance"):
+        users = [path.name for path in PYTHON.iterdir() if path.is_dir() and path.name not in (room, "cli")]
+        assert not [user for user in users if room in rooms_used_by(user)]
     assert not rooms_used_by("calibrate") & {"cli", "server", "qwen3", "api"}
-
-
-def test_nobody_but_the_command_line_uses_sweeps() -> None:
-    rooms = [path.name for path in PYTHON.iterdir() if path.is_dir() and path.name not in ("sweep", "cli")]
-    assert not [room for room in rooms if "sweep" in rooms_used_by(room)]
     assert not rooms_used_by("sweep") & {"cli", "qwen3", "calibrate"}
 
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING
 
+from understudy.version import __version__ as __version__
+
 if TYPE_CHECKING:
     from understudy.api import replay as replay
     from understudy.calibrate.predict import predict as predict
@@ -21,8 +23,6 @@ if TYPE_CHECKING:
     from understudy.run.options import Outputs as Outputs
     from understudy.tiers.settings import TiersConfig as TiersConfig
     from understudy.workload.formats import read_trace as read_trace
-
-__version__ = "0.1.0"
 
 _MODULE_OF = {
     "Disaggregation": "run.disaggregation",

@@ -18,12 +18,10 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from understudy import __version__
 from understudy.checks import check_model, switch
 from understudy.engines.kinds import DEFAULT_ENGINE
 from understudy.engines.timing import Polynomial
 from understudy.errors import ConfigError
-from understudy.events.synthesize import TokenSource
 from understudy.outputs import check_outputs, files_named
 from understudy.report.goodput import Slo
 from understudy.report.report import Report
@@ -35,7 +33,9 @@ from understudy.run.options import Execution, Outputs
 from understudy.run.pools import WorkerPool
 from understudy.run.routed import write_decisions
 from understudy.tiers.settings import TiersConfig
+from understudy.version import __version__
 from understudy.workload import Workload, read_trace
+from understudy.workload.block_tokens import TokenSource
 from understudy.workload.formats import TraceOptions
 from understudy.workload.users import check_load, check_users, scale_users
 

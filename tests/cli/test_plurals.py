@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from understudy.cli import main
 from understudy.cli.fleet import describe_ports
-from understudy.report.text import plural
+from understudy.text import plural
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -15,9 +15,9 @@ from report.building import Row, crowd, timeline
 from understudy.report import Report, Slo
 from understudy.report.html import page
 from understudy.report.html.scale import Scale
-from understudy.report.text import compact
 from understudy.run.facts import RunFacts
 from understudy.run.timeline import Status
+from understudy.text import compact
 from understudy.workload.reuse import HitCurve
 
 if TYPE_CHECKING:

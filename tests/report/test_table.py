@@ -11,8 +11,8 @@ from rich.console import Console
 from report.building import Row, crowd, timeline
 from understudy.cli import main
 from understudy.report import Report, Slo
-from understudy.report.text import compact, duration, quantity, significant
 from understudy.run.facts import RunFacts
+from understudy.text import compact, duration, quantity, significant
 
 CROWD = Report.build(crowd(400), RunFacts(digest="0123456789abcdef" * 4, wall_time_s=0.25), Slo(ttft_ms=500))
 

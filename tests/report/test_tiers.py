@@ -19,10 +19,10 @@ from report.tier_building import tiered
 from understudy.errors import InvalidArgument
 from understudy.report import Report, Statistics
 from understudy.report.html import page
-from understudy.report.text import size
 from understudy.report.tier_metrics import TIER_METRICS
 from understudy.report.tiers import LINK_WINDOWS, TiersReport
 from understudy.run.facts import RunFacts
+from understudy.text import size
 from understudy.workload.columns import RowError
 
 if TYPE_CHECKING:

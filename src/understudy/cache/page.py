@@ -23,7 +23,7 @@ from understudy.report.html.charts import FULL, Card, render_card
 from understudy.report.html.frame import THEME_BUTTON, build_document, prose
 from understudy.report.html.plot import HoverSeries, Plot
 from understudy.report.html.scale import Scale
-from understudy.report.text import compact, significant
+from understudy.text import compact, significant
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

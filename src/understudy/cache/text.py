@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from understudy.cache.curves import POLICIES
-from understudy.report.text import NONE, compact, significant
+from understudy.text import NONE, compact, significant
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

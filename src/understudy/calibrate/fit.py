@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 import msgspec
 import numpy as np
 
-from understudy import __version__
 from understudy.calibrate.fitted_engine import describe_engine
 from understudy.calibrate.held import find_undetermined, is_above_peak, list_notes
 from understudy.calibrate.least_squares import solve
@@ -16,6 +15,7 @@ from understudy.calibrate.measured_run import Run
 from understudy.errors import ConfigError
 from understudy.timing.physical import Domain, Residuals
 from understudy.timing.timing_file import FittedInput, FittedNumber, TimingFile
+from understudy.version import __version__
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

@@ -11,7 +11,6 @@ import os
 import sys
 from typing import TYPE_CHECKING
 
-from understudy import __version__
 from understudy.cli import (
     cache,
     calibrate,
@@ -38,6 +37,7 @@ from understudy.cli.flag_names import replace_settings_by_flags
 from understudy.cli.parser import Parser
 from understudy.cli.verbs import list_verbs
 from understudy.errors import PolicyError, UnderstudyError
+from understudy.version import __version__
 
 if TYPE_CHECKING:
     import argparse

@@ -46,7 +46,7 @@ def run(args: argparse.Namespace) -> int:
 
     from understudy.cli.progress import progress_bars
     from understudy.errors import InvalidArgument
-    from understudy.report.text import plural
+    from understudy.text import plural
     from understudy.workload import write_mooncake
     from understudy.workload.progress import reporting_progress
 

@@ -169,12 +169,12 @@ def _emit(args: argparse.Namespace) -> int:
     from understudy.events.dialects import dialect
     from understudy.events.emit import merge_wire_batches
     from understudy.events.endpoints import rank_endpoint
-    from understudy.events.synthesize import TokenSource
-    from understudy.report.text import plural
     from understudy.run.fleet_size import count_workers
     from understudy.run.offline import run_offline
     from understudy.run.settings import ReplaySettings, list_given_files
+    from understudy.text import plural
     from understudy.workload import scale_users
+    from understudy.workload.block_tokens import TokenSource
 
     if (args.out is None) == (args.bind is None):
         raise ConfigError("the output is not named; give either --out PATH or --bind ADDRESS")
@@ -339,7 +339,7 @@ def _verify(args: argparse.Namespace) -> int:
     from understudy.events.capture import read_messages
     from understudy.events.dialects import dialect
     from understudy.events.verify import Verifier
-    from understudy.report.text import plural
+    from understudy.text import plural
 
     whole_number("--max-breaches", args.max_breaches)
     rules = None if args.dialect is None else dialect(args.dialect)

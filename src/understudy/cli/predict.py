@@ -198,7 +198,7 @@ def _predict_table(args: argparse.Namespace) -> int:
     from understudy.calibrate.predict import Predictions, predict_table
     from understudy.calibrate.tables import Table
     from understudy.cli.progress import progress_bar
-    from understudy.report.text import plural
+    from understudy.text import plural
 
     table = Table.read(args.inputs)
     with progress_bar("predicting", len(table.rows), "experiments") as progress:
@@ -311,7 +311,7 @@ def _predict_run(args: argparse.Namespace, source: Source) -> int:
     from understudy.cli.progress import progress_bar
     from understudy.cli.trace_flags import read_workload
     from understudy.errors import InvalidArgument
-    from understudy.report.text import plural
+    from understudy.text import plural
     from understudy.workload.guess import guess_format
 
     deployment = source.deployment

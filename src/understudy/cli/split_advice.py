@@ -12,10 +12,10 @@ from understudy.defaults import GOAL
 from understudy.report.advice import LIMIT_S, Advice, describe_oversized, is_enough, lacks_capacity
 from understudy.report.handoff_verdicts import busiest_link, find_bottleneck_side, name_flag
 from understudy.report.remedies import list_failure_changes, may_be_oversized
-from understudy.report.text import quantity
 from understudy.report.trial import Trial, compare, compare_attainment, format_failure, format_remedy
 from understudy.report.verdict import Verdict
 from understudy.report.verdicts import find_verdicts
+from understudy.text import quantity
 
 if TYPE_CHECKING:
     import argparse

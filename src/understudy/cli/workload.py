@@ -54,7 +54,7 @@ def run(args: argparse.Namespace) -> int:
     import sys
 
     from understudy.checks import whole_number
-    from understudy.report.text import plural
+    from understudy.text import plural
     from understudy.workload.families import FanOut, QuickTurns
     from understudy.workload.write import write_mooncake
 

@@ -8,8 +8,7 @@ import numpy as np
 
 from understudy.errors import InvalidArgument
 from understudy.explain.waterfall import PARTS, Waterfalls
-from understudy.report.groups import divide_sessions
-from understudy.report.noise import CONFIDENCE, estimate_mean
+from understudy.run.bootstrap import CONFIDENCE, divide_sessions, estimate_mean
 from understudy.run.step_columns import EventKind
 
 if TYPE_CHECKING:

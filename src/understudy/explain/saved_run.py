@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import numpy as np
 
-from understudy import __version__
 from understudy.errors import InvalidArgument
 from understudy.explain.saved_checks import Header, check_archive, check_columns, check_request_ids
 from understudy.outputs import create
 from understudy.router.choices import Choices
 from understudy.run.step_columns import StepColumns
+from understudy.version import __version__
 
 if TYPE_CHECKING:
     from os import PathLike

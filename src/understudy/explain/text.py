@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from understudy.explain.waterfall import PARTS
-from understudy.report.text import plural
+from understudy.text import plural
 
 if TYPE_CHECKING:
     from rich.console import Console

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from understudy import __version__
 from understudy.clock import ScriptedClock
 from understudy.errors import ConfigError
 from understudy.kv import KvLayout
@@ -21,6 +20,7 @@ from understudy.run.digest import digests
 from understudy.run.facts import RunFacts, TimeFacts
 from understudy.run.timeline import FinishReason, Status, Timeline
 from understudy.timing.recorded.load import load_of_row
+from understudy.version import __version__
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -22,11 +22,11 @@ from understudy.report.measured import REMEDY, find_unmeasured, list_engines
 from understudy.report.metrics import BY_KEY
 from understudy.report.report import Report
 from understudy.report.saved import read_report
-from understudy.report.text import NONE, quantity, size
 from understudy.report.worst_hour import WORST_HOUR_METRICS
 from understudy.router.kv import KvRouting
 from understudy.run.facts import TimeFacts
 from understudy.run.times import format_times
+from understudy.text import NONE, quantity, size
 from understudy.tiers.settings import OffloadSettings
 
 if TYPE_CHECKING:

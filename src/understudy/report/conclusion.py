@@ -5,8 +5,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from understudy.report.groups import Groups
-from understudy.report.noise import ATTAINMENT, COMPLETED, CONFIDENCE, MEASURES, Measure, estimate_interval
-from understudy.report.text import quantity
+from understudy.report.noise import ATTAINMENT, COMPLETED, MEASURES, Measure, estimate_interval
+from understudy.run.bootstrap import CONFIDENCE
+from understudy.text import quantity
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

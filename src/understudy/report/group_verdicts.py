@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from understudy.report.text import quantity
 from understudy.report.verdict import MIN_REQUESTS, Verdict, list_pools
+from understudy.text import quantity
 
 if TYPE_CHECKING:
     from understudy.report.report import Report

@@ -8,16 +8,13 @@ import msgspec
 import numpy as np
 
 from understudy.errors import InvalidArgument
+from understudy.run.bootstrap import divide_sessions
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from understudy.report.goodput import Slo
     from understudy.run.timeline import Timeline
-
-MOST_GROUPS = 64
-FEWEST_GROUPS = 20
-"""Fewer groups say too little about the noise."""
 
 
 class Groups(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -80,15 +77,3 @@ class Groups(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         if any(not 0 <= value < 1e300 for column in columns for value in column):
             raise InvalidArgument("groups: a sum is negative or too large; write the report again")
         return found
-
-
-def divide_sessions(sessions: NDArray[Any]) -> NDArray[np.int64]:
-    """Return the group of each request: whole sessions, in the order of their first rows."""
-    _, first, session = np.unique(sessions, return_index=True, return_inverse=True)
-    rank = np.empty(len(first), np.int64)
-    rank[np.argsort(first, kind="stable")] = np.arange(len(first))
-    order = rank[session]
-    before = np.cumsum(np.bincount(order, minlength=len(first))) - 1  # rows up to the end of each session
-    wanted = before * min(MOST_GROUPS, len(first)) // max(len(order), 1)
-    dense: NDArray[np.int64] = np.unique(wanted, return_inverse=True)[1]
-    return dense[order]

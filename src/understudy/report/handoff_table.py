@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
-from understudy.report.text import NONE, fixed, quantity, size
 from understudy.report.tier_table import build_table
+from understudy.text import NONE, fixed, quantity, size
 
 if TYPE_CHECKING:
     from rich.table import Table

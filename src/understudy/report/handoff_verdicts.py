@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
-from understudy.report.text import fixed, quantity
 from understudy.report.verdict import MIN_REQUESTS, Verdict
+from understudy.text import fixed, quantity
 
 if TYPE_CHECKING:
     from understudy.report.handoff import HandOffLink, HandOffReport

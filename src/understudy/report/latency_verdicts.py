@@ -12,7 +12,6 @@ from understudy.report.engine_terms import flags_of, terms_of
 from understudy.report.general_advice import allows_kv_routing, name_more_memory
 from understudy.report.latency import NS_PER_S
 from understudy.report.series import StepFunction
-from understudy.report.text import duration, quantity
 from understudy.report.verdict import (
     KV_FULL,
     LONG_QUEUE,
@@ -22,6 +21,7 @@ from understudy.report.verdict import (
     list_pools,
 )
 from understudy.run.fleet_size import describe_engines
+from understudy.text import duration, quantity
 from understudy.workload.arrivals import ClosedLoop, OpenLoop
 
 if TYPE_CHECKING:

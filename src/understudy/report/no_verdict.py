@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from understudy.report.engine_terms import terms_of
-from understudy.report.text import plural, quantity
 from understudy.report.verdict import LONG_QUEUE, MIN_REQUESTS, compute_queue_share
+from understudy.text import plural, quantity
 
 if TYPE_CHECKING:
     from understudy.report.report import Report

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cache
-from statistics import NormalDist
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from understudy.report.groups import FEWEST_GROUPS
+from understudy.run.bootstrap import FEWEST_GROUPS, bound, draw_groups
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -17,11 +15,6 @@ if TYPE_CHECKING:
     from understudy.report.groups import Groups
 
     Vector = NDArray[np.float64]
-
-CONFIDENCE = 0.95
-"""Confidence in a whole answer: all of its comparisons together are wrong in at most 5 % of cases."""
-RESAMPLES = 4_000
-_SEED = 20_240_229
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +68,7 @@ def estimate_interval(
         drawn = counts @ below
         values.append(counts @ above / np.where(drawn > 0, drawn, np.nan))
         points.append(float(above.sum() / below.sum()))
-    return _bound(values[1] - values[0], points[1] - points[0], len(one.requests), comparisons)
+    return bound(values[1] - values[0], points[1] - points[0], len(one.requests), comparisons)
 
 
 def is_above_noise(one: Groups, other: Groups, measure: Measure) -> bool:
@@ -91,39 +84,12 @@ def estimate_share(groups: Groups, measure: Measure) -> tuple[float, float] | No
         return None
     above, below = part
     counts = draw_groups(len(groups.requests))
-    low, high = _bound(
+    low, high = bound(
         counts @ above / (counts @ below), float(above.sum() / below.sum()), len(groups.requests), 1
     )
     return max(low, 0.0), min(high, 1.0)
 
 
-def estimate_mean(group: NDArray[np.int64], values: Vector) -> tuple[float, float] | None:
-    """Return the confidence interval of the mean of `values`, each in its group; None for too few groups."""
-    below = np.bincount(group).astype(np.float64)
-    below = below[below > 0]
-    if len(below) < FEWEST_GROUPS:
-        return None
-    above = np.bincount(np.unique(group, return_inverse=True)[1], values)
-    counts = draw_groups(len(below))
-    return _bound(counts @ above / (counts @ below), float(values.mean()), len(below), 1)
-
-
-@cache
-def draw_groups(groups: int) -> Vector:
-    """Return how often each group is drawn, by resample: always the same draws."""
-    rng = np.random.default_rng(_SEED)
-    return rng.multinomial(groups, np.full(groups, 1 / groups), RESAMPLES).astype(np.float64)
-
-
 def _read(groups: Groups, measure: Measure) -> tuple[Vector, Vector] | None:
     above, below = getattr(groups, measure.sums), getattr(groups, measure.counts)
     return None if above is None else (np.array(above, np.float64), np.array(below, np.float64))
-
-
-def _bound(values: Vector, point: float, groups: int, comparisons: int) -> tuple[float, float]:
-    """Return the interval of resampled values around the point, wider for few groups as Student's t is."""
-    tail = (1 - CONFIDENCE) / comparisons / 2
-    low, high = np.nanquantile(values, [tail, 1 - tail])
-    normal = NormalDist().inv_cdf(1 - tail)
-    wider = (1 + (normal**2 + 1) / (4 * (groups - 1))) * (groups / (groups - 1)) ** 0.5
-    return point - wider * (point - float(low)), point + wider * (float(high) - point)

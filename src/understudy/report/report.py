@@ -21,7 +21,6 @@ from understudy.report.handoff_metrics import HANDOFF_METRICS
 from understudy.report.latency import NS_PER_MS, NS_PER_S, Latencies, present
 from understudy.report.metrics import METRICS
 from understudy.report.statistics import PERCENTILE_METHOD, Statistics
-from understudy.report.text import plural
 from understudy.report.tier_metrics import TIER_METRICS
 from understudy.report.tiers import TiersReport
 from understudy.report.verdict import has_kv_groups
@@ -29,6 +28,7 @@ from understudy.report.worst_hour import WORST_HOUR_METRICS, WorstHour
 from understudy.run.admissions import HitBounds, LastTokens
 from understudy.run.facts import RunFacts
 from understudy.run.times import format_times
+from understudy.text import plural
 
 if TYPE_CHECKING:
     from pandas import DataFrame

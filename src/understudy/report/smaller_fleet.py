@@ -10,8 +10,8 @@ import numpy as np
 
 from understudy.report.latency import NS_PER_S
 from understudy.report.series import StepFunction
-from understudy.report.text import quantity
 from understudy.report.verdict import Verdict, list_pools
+from understudy.text import quantity
 
 if TYPE_CHECKING:
     from understudy.report.report import Report

@@ -14,7 +14,6 @@ from understudy.report.engine_terms import terms_of
 from understudy.report.handoff_table import build_handoff_tables, list_handoff_facts
 from understudy.report.metrics import BY_KEY, DISTRIBUTIONS, STATISTICS
 from understudy.report.no_verdict import describe_no_verdict, is_calm
-from understudy.report.text import duration, fixed, quantity, significant
 from understudy.report.tier_table import (
     build_comparison,
     build_link_table,
@@ -23,6 +22,7 @@ from understudy.report.tier_table import (
 )
 from understudy.run.fleet_size import describe_engines
 from understudy.run.times import format_lateness, format_times
+from understudy.text import duration, fixed, quantity, significant
 
 if TYPE_CHECKING:
     from rich.console import Console, ConsoleOptions, RenderResult

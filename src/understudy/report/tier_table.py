@@ -9,7 +9,7 @@ from rich import box
 from rich.table import Table
 from rich.text import Text
 
-from understudy.report.text import NONE, UNLIMITED, duration, fixed, quantity, size
+from understudy.text import NONE, UNLIMITED, duration, fixed, quantity, size
 
 if TYPE_CHECKING:
     from understudy.report.report import Report

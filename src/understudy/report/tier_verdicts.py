@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING
 
 from understudy.report.engine_terms import SGLANG_TERMS, terms_of
 from understudy.report.noise import TTFT, is_above_noise
-from understudy.report.text import duration, quantity
 from understudy.report.tier_table import format_link
 from understudy.report.verdict import MIN_REQUESTS, Verdict, list_pools
+from understudy.text import duration, quantity
 
 if TYPE_CHECKING:
     from understudy.report.report import Report

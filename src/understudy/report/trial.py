@@ -9,8 +9,8 @@ from understudy.defaults import GOAL
 from understudy.report.engine_terms import SGLANG_TERMS, VLLM_TERMS, terms_of
 from understudy.report.latency_verdicts import compute_late_gaps
 from understudy.report.noise import ATTAINMENT, TTFT, is_above_noise
-from understudy.report.text import quantity
 from understudy.report.verdicts import compute_balance
+from understudy.text import quantity
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -20,10 +20,10 @@ from understudy.report.group_verdicts import group_tail_gone
 from understudy.report.handoff_verdicts import handoff_bottleneck, handoff_failures, handoff_link
 from understudy.report.late_machine import machine_late
 from understudy.report.latency_verdicts import goal_missed, overloaded, steps_too_long
-from understudy.report.text import quantity
 from understudy.report.tier_verdicts import has_shared_tier, link_at_its_limit, tier_hurts, tier_never_read
 from understudy.report.verdict import Verdict, list_pools
 from understudy.router.kv import KvRouting
+from understudy.text import quantity
 from understudy.workload.arrivals import ClosedLoop
 
 if TYPE_CHECKING:

@@ -12,8 +12,8 @@ from understudy.report.goodput import ratio
 from understudy.report.latency import NS_PER_S, Latencies, present
 from understudy.report.metric import Metric
 from understudy.report.statistics import Statistics
-from understudy.report.text import duration, quantity, significant
 from understudy.report.verdict import MIN_REQUESTS
+from understudy.text import duration, quantity, significant
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from understudy._core import EventTable, FleetResult, Tier, TierSummary
     from understudy.events import Removed, Stream
-    from understudy.events.synthesize import TokenSource
+    from understudy.workload.block_tokens import TokenSource
 
 
 class KvLog:

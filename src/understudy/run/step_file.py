@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 from typing import IO, TYPE_CHECKING, Any
 
-from understudy import __version__
 from understudy.run.step_line import StepRecorder, end_line
+from understudy.version import __version__
 from understudy.workload.identities import row_identities
 
 if TYPE_CHECKING:

@@ -13,18 +13,18 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import numpy as np
 
-from understudy import __version__
 from understudy.api import replay
 from understudy.errors import ConfigError, UnderstudyError
 from understudy.outputs import files_named
 from understudy.report.noise import ATTAINMENT, estimate_share
-from understudy.report.text import duration
 from understudy.report.verdict import MIN_REQUESTS
 from understudy.report.worst_hour import WorstHour, format_length
 from understudy.run.fleet_size import count_gpus, count_workers
 from understudy.run.options import Execution
+from understudy.text import duration
 from understudy.tiers.plan import TierPlan
 from understudy.user_code import locate_user_failure
+from understudy.version import __version__
 from understudy.workload.users import scale_users
 
 if TYPE_CHECKING:

@@ -6,10 +6,10 @@ import re
 import shlex
 from typing import TYPE_CHECKING, Any
 
-from understudy import __version__
 from understudy.sweep.candidate import format_flags
 from understudy.sweep.commands import ENGINE_PORT, EVENTS_PORT, ROUTER_PORT, SIDE_CHANNEL_PORT, make_commands
 from understudy.sweep.engine_words import engine_image
+from understudy.version import __version__
 
 if TYPE_CHECKING:
     from understudy.sweep.candidate import Candidate

@@ -11,10 +11,10 @@ import numpy as np
 from understudy.report.html.charts import FULL, Card
 from understudy.report.html.plot import BOTTOM, TOP, Plot, Size, number
 from understudy.report.html.scale import LOG_FROM_RATIO, Scale
-from understudy.report.text import compact
 from understudy.report.worst_hour import format_length
 from understudy.sweep.candidate import format_flags
 from understudy.sweep.text import describe_fleet
+from understudy.text import compact
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from understudy import __version__
 from understudy.errors import ConfigError
 from understudy.run.facts import TimeFacts
 from understudy.run.times import format_times
@@ -17,6 +16,7 @@ from understudy.sweep.answer import Answer, find_answers, share_variance
 from understudy.sweep.commands import make_commands
 from understudy.sweep.cost import Cost
 from understudy.sweep.manifest import write_manifest
+from understudy.version import __version__
 
 if TYPE_CHECKING:
     from understudy.report.goodput import Slo

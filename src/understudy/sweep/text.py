@@ -5,15 +5,15 @@ from __future__ import annotations
 import shlex
 from typing import TYPE_CHECKING
 
-from understudy.report.noise import CONFIDENCE
-from understudy.report.text import duration, plural
 from understudy.report.worst_hour import HOUR_S, format_length
+from understudy.run.bootstrap import CONFIDENCE
 from understudy.sweep.answer import LOAD_FLAGS, describe_load
 from understudy.sweep.candidate import format_flags
 from understudy.sweep.commands import make_commands
 from understudy.sweep.cost import Cost, format_price
 from understudy.sweep.remedies import describe_remedies
 from understudy.sweep.space import SPLIT
+from understudy.text import duration, plural
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

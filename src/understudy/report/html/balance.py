@@ -12,7 +12,7 @@ from understudy.report.html.charts import HALF, Card
 from understudy.report.html.plot import number
 from understudy.report.html.scale import latency_label
 from understudy.report.series import worker_means
-from understudy.report.text import compact, significant
+from understudy.text import compact, significant
 
 if TYPE_CHECKING:
     from understudy.report.report import Report

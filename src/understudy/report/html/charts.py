@@ -14,7 +14,7 @@ from understudy.report.html.scale import LOG_FROM_RATIO, Scale, latency_label, l
 from understudy.report.latency import NS_PER_MS, NS_PER_S, present
 from understudy.report.series import StepFunction, window_of, window_percentile, windows
 from understudy.report.statistics import nearest_rank
-from understudy.report.text import compact, duration, significant
+from understudy.text import compact, duration, significant
 
 if TYPE_CHECKING:
     from understudy.report.report import Report

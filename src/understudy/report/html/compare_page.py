@@ -9,7 +9,7 @@ from understudy.report.html.charts import render_card
 from understudy.report.html.compare_cdfs import compare_cdfs
 from understudy.report.html.frame import THEME_BUTTON, build_document, prose
 from understudy.report.html.tiles import change, points
-from understudy.report.text import quantity
+from understudy.text import quantity
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

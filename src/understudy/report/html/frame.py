@@ -6,8 +6,8 @@ import re
 from html import escape
 from typing import TYPE_CHECKING
 
-from understudy import __version__
 from understudy.report.html.style import SCRIPT, STYLE, THEME_SCRIPT
+from understudy.version import __version__
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

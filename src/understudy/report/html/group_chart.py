@@ -11,7 +11,7 @@ from understudy.report.html.charts import FULL, Card, time_axis
 from understudy.report.html.plot import HoverSeries, Plot
 from understudy.report.html.scale import Scale
 from understudy.report.latency import NS_PER_S
-from understudy.report.text import quantity
+from understudy.text import quantity
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -17,7 +17,7 @@ from understudy.report.html.tier_tables import build_table
 from understudy.report.latency import NS_PER_MS
 from understudy.report.metrics import BY_KEY
 from understudy.report.series import windows
-from understudy.report.text import compact, duration, fixed, size
+from understudy.text import compact, duration, fixed, size
 
 if TYPE_CHECKING:
     from understudy.report.handoff import HandOffReport

@@ -11,7 +11,7 @@ from understudy.report.engine_terms import terms_of
 from understudy.report.html.charts import FULL, Card, middles, time_axis
 from understudy.report.html.plot import number
 from understudy.report.series import StepFunction, windows
-from understudy.report.text import duration
+from understudy.text import duration
 
 if TYPE_CHECKING:
     from understudy.report.report import Report

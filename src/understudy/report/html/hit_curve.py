@@ -10,7 +10,7 @@ from understudy.report.engine_terms import terms_of
 from understudy.report.html.charts import FULL, Card, percent
 from understudy.report.html.plot import HoverSeries, Plot
 from understudy.report.html.scale import Scale
-from understudy.report.text import compact
+from understudy.text import compact
 
 if TYPE_CHECKING:
     from understudy.report.report import Report

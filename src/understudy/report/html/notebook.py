@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 from understudy.report.metrics import DISTRIBUTIONS
 from understudy.report.no_verdict import describe_no_verdict
-from understudy.report.text import duration, fixed
 from understudy.run.times import format_times
+from understudy.text import duration, fixed
 
 if TYPE_CHECKING:
     from understudy.report.report import Report

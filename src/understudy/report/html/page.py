@@ -27,11 +27,11 @@ from understudy.report.metrics import DISTRIBUTIONS, SCALARS, STATISTICS
 from understudy.report.no_verdict import describe_no_verdict
 from understudy.report.statistics import PERCENTILE_METHOD
 from understudy.report.table import describe_size
-from understudy.report.text import duration, fixed, plural, quantity, significant
 from understudy.report.verdict import has_kv_groups
 from understudy.run.schema import NEVER
 from understudy.run.timeline import Status
 from understudy.run.times import format_lateness, format_times
+from understudy.text import duration, fixed, plural, quantity, significant
 
 if TYPE_CHECKING:
     from understudy.report.html.charts import Card

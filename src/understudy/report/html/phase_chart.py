@@ -13,7 +13,7 @@ from understudy.report.html.scale import latency_label, latency_scale
 from understudy.report.latency import NS_PER_S
 from understudy.report.phases import NAMES, Phases
 from understudy.report.series import window_of, windows
-from understudy.report.text import duration
+from understudy.text import duration
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

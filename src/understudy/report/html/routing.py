@@ -13,8 +13,8 @@ from understudy.report.html.plot import HoverSeries, Plot
 from understudy.report.html.scale import Scale
 from understudy.report.latency import NS_PER_S
 from understudy.report.series import window_of, windows
-from understudy.report.text import duration, significant
 from understudy.router.choices import Choices
+from understudy.text import duration, significant
 
 if TYPE_CHECKING:
     from understudy.report.report import Report

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from understudy.report.text import compact, significant
+from understudy.text import compact, significant
 
 if TYPE_CHECKING:
     from collections.abc import Callable

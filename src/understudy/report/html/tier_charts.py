@@ -14,10 +14,10 @@ from understudy.report.html.plot import HoverSeries, Plot
 from understudy.report.html.scale import Scale, latency_label, latency_scale
 from understudy.report.latency import NS_PER_MS, NS_PER_S
 from understudy.report.series import StepFunction, window_of, windows
-from understudy.report.text import compact, duration, significant
 from understudy.report.tier_table import format_link, list_limiting_links
 from understudy.report.tiers import name_tier_use, name_unlimited_tiers, tier_hits
 from understudy.run.tier_columns import SHARED, name_tier
+from understudy.text import compact, duration, significant
 
 if TYPE_CHECKING:
     from understudy.report.report import Report

@@ -7,9 +7,9 @@ from html import escape
 from typing import TYPE_CHECKING, Any
 
 from understudy.report.metrics import BY_KEY, STATISTICS
-from understudy.report.text import NONE, UNLIMITED, fixed, quantity, size
 from understudy.report.tier_metrics import TIER_DISTRIBUTIONS, TIER_SCALARS
 from understudy.report.tier_table import format_link, format_tier, list_limiting_links
+from understudy.text import NONE, UNLIMITED, fixed, quantity, size
 
 if TYPE_CHECKING:
     from understudy.report.metric import Metric

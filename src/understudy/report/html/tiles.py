@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from understudy.report.engine_terms import terms_of
 from understudy.report.html.scale import latency_label
-from understudy.report.text import NONE, compact, quantity
+from understudy.text import NONE, compact, quantity
 
 if TYPE_CHECKING:
     from understudy.report.report import Report

@@ -11,7 +11,7 @@ from understudy.explain.describe import add_parts
 from understudy.explain.waterfall import PARTS, Waterfalls
 from understudy.report.html.charts import FULL, Card
 from understudy.report.html.plot import number
-from understudy.report.text import duration
+from understudy.text import duration
 
 if TYPE_CHECKING:
     from understudy.report.report import Report

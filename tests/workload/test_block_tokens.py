@@ -14,10 +14,10 @@ from understudy.api import replay
 from understudy.engines.vllm_config import VllmConfig
 from understudy.errors import ConfigError
 from understudy.events import Stored
-from understudy.events.synthesize import TokenSource
 from understudy.run.offline import run_offline
 from understudy.run.options import Outputs
 from understudy.tokens import TokenBlocks
+from understudy.workload.block_tokens import TokenSource
 
 if TYPE_CHECKING:
     from pathlib import Path
