@@ -19,7 +19,9 @@ from report.tier_building import tiered
 from understudy.errors import InvalidArgument
 from understudy.report import Report, Statistics
 from understudy.report.html import page
+from understudy.report.html.tier_tables import LINK_COLUMNS, TIER_COLUMNS
 from understudy.report.tier_metrics import TIER_METRICS
+from understudy.report.tier_table import build_link_table, build_tier_table, list_tier_facts
 from understudy.report.tiers import LINK_WINDOWS, TiersReport
 from understudy.run.facts import RunFacts
 from understudy.text import size
@@ -199,6 +201,19 @@ def test_the_table_has_a_section_for_tiers_that_fits(width: int) -> None:
         assert words in text, words
     assert "Failed loads" not in text  # none did
     assert re.search(r"G2 +16\.0 %", text)
+
+
+def test_columns_of_tables_have_the_names_of_the_metrics() -> None:
+    names = {metric.name for metric in TIER_METRICS}
+    assert REPORT.tiers is not None
+    for build in (build_tier_table, build_link_table):
+        _, *columns = build(REPORT.tiers, 200).columns
+        assert len(columns) >= 5
+        assert {str(column.header) for column in columns} <= names
+    for columns_of_page in (TIER_COLUMNS, LINK_COLUMNS):
+        assert set(columns_of_page.values()) <= names
+    facts = [label.removesuffix(", p50 / p99") for label, _ in list_tier_facts(REPORT.tiers)]
+    assert set(facts) <= names
 
 
 def test_the_page_has_a_plot_for_each_and_is_well_formed() -> None:

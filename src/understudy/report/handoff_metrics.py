@@ -114,14 +114,12 @@ HANDOFF_ROWS = (
     Metric("handoff.links[].busy_s", "Busy", "s", "Time in which bytes moved, summed over the links."),
     Metric(
         "handoff.links[].utilisation_mean",
-        "Utilisation, mean",
+        "Used, mean",
         "ratio",
         "Bytes moved within the duration ÷ (bandwidth × duration), averaged over the links; none for unlimited links "
         "and without duration.",
     ),
-    Metric(
-        "handoff.links[].utilisation_max", "Utilisation, max", "ratio", "Utilisation of the busiest link."
-    ),
+    Metric("handoff.links[].utilisation_max", "Used, max", "ratio", "Utilisation of the busiest link."),
     Metric(
         "handoff.links[].busy",
         "Busy share",
@@ -130,7 +128,7 @@ HANDOFF_ROWS = (
     ),
     Metric(
         "handoff.links[].peak",
-        "Utilisation, peak",
+        "Used, peak",
         "ratio",
         "Utilisation of the links in the busiest window.",
     ),
@@ -143,7 +141,7 @@ HANDOFF_ROWS = (
     ),
     Metric(
         "handoff.links[].window_utilisation",
-        "Utilisation over time",
+        "Used over time",
         "ratio",
         "Bytes moved in each window ÷ (bandwidth × window), over the links.",
     ),

@@ -40,19 +40,19 @@ def build_handoff_tables(handoff: HandOffReport, width: int) -> list[Table]:
     links = [
         {
             "Link": name_link(link),
-            "GB/s": f"{link.bandwidth_gbps:g}" if math.isfinite(link.bandwidth_gbps) else NONE,
-            "bytes": size(link.bytes),
-            "used mean": quantity(link.utilisation_mean, "ratio"),
-            "max": quantity(link.utilisation_max, "ratio"),
-            "peak": quantity(link.peak, "ratio"),
-            "busy": quantity(link.busy, "ratio"),
+            "Bandwidth": f"{link.bandwidth_gbps:g} GB/s" if math.isfinite(link.bandwidth_gbps) else NONE,
+            "Bytes": size(link.bytes),
+            "Used, mean": quantity(link.utilisation_mean, "ratio"),
+            "Used, max": quantity(link.utilisation_max, "ratio"),
+            "Used, peak": quantity(link.peak, "ratio"),
+            "Busy share": quantity(link.busy, "ratio"),
         }
         for link in handoff.links
     ]
     return [
         build_table(parts, width, dropped_first=()),
         build_table(pools, width, dropped_first=("max", "running", "KV in use")),
-        build_table(links, width, dropped_first=("max", "bytes", "GB/s")),
+        build_table(links, width, dropped_first=("Used, max", "Bytes", "Bandwidth")),
     ]
 
 

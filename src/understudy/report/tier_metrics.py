@@ -109,59 +109,57 @@ TIER_SCALARS = (
 TIER_ROWS = (
     Metric(
         "tiers.tiers[].hit_tokens_first",
-        "Hit tokens, first admission",
+        "Hit tokens, first",
         "tokens",
         "Prompt tokens found on this tier at the first admission.",
     ),
     Metric(
         "tiers.tiers[].hit_ratio_first",
-        "Hit, first admission",
+        "Hit, first",
         "ratio",
         "Hit tokens at the first admission ÷ prompt tokens of admitted requests; the sum over tiers is the prefix hit "
         "ratio.",
     ),
     Metric(
         "tiers.tiers[].hit_tokens_total",
-        "Hit tokens, all admissions",
+        "Hit tokens, all",
         "tokens",
         "Tokens (prompt, and output so far) found on this tier at any admission.",
     ),
     Metric(
         "tiers.tiers[].hit_ratio_total",
-        "Hit, all admissions",
+        "Hit, all",
         "ratio",
         "Hit tokens at all admissions ÷ tokens that the requests had (prompt, and output so far) at every admission; "
         "the sum over tiers is the prefix hit ratio of all admissions.",
     ),
     Metric(
         "tiers.tiers[].capacity_blocks",
-        "Capacity",
+        "Blocks",
         "blocks",
         "Capacity of the tier in blocks, summed over all workers; none if it is unlimited.",
     ),
     Metric(
         "tiers.tiers[].resident_mean",
-        "Residency, mean",
+        "Full, mean",
         "ratio",
         "Blocks on the tier ÷ capacity, averaged over the duration and all workers; none for an unlimited tier.",
     ),
     Metric(
         "tiers.tiers[].resident_max",
-        "Residency, max",
+        "Full, max",
         "ratio",
         "Largest blocks on the tier ÷ capacity of any worker (g3 and g4: of the tier) at any sample; none for an "
         "unlimited tier.",
     ),
     Metric(
         "tiers.tiers[].resident_end",
-        "Residency, end",
+        "Full, end",
         "ratio",
         "Blocks on the tier ÷ capacity when all transfers had ended; none for an unlimited tier.",
     ),
-    Metric("tiers.tiers[].stored_blocks", "Stored blocks", "blocks", "Blocks that were stored on the tier."),
-    Metric(
-        "tiers.tiers[].evicted_blocks", "Evictions", "blocks", "Blocks evicted from the tier to make room."
-    ),
+    Metric("tiers.tiers[].stored_blocks", "Stored", "blocks", "Blocks that were stored on the tier."),
+    Metric("tiers.tiers[].evicted_blocks", "Evicted", "blocks", "Blocks evicted from the tier to make room."),
     Metric("tiers.links[].links", "Links", "links", "Links of this kind: one per worker, or one shared."),
     Metric(
         "tiers.links[].bandwidth_gbps",
@@ -184,12 +182,12 @@ TIER_ROWS = (
     ),
     Metric(
         "tiers.links[].utilisation_mean",
-        "Utilisation, mean",
+        "Used, mean",
         "ratio",
         "Bytes moved within the duration ÷ (bandwidth × duration), averaged over the links; none for unlimited links "
         "and without duration.",
     ),
-    Metric("tiers.links[].utilisation_max", "Utilisation, max", "ratio", "Utilisation of the busiest link."),
+    Metric("tiers.links[].utilisation_max", "Used, max", "ratio", "Share used of the busiest link."),
     Metric("tiers.links[].window_s", "Window", "s", "Length of a window of the duration."),
     Metric(
         "tiers.links[].window_bytes",
@@ -199,7 +197,7 @@ TIER_ROWS = (
     ),
     Metric(
         "tiers.links[].window_utilisation",
-        "Utilisation over time",
+        "Used over time",
         "ratio",
         "Bytes moved in each window ÷ (bandwidth × window), over the links.",
     ),

@@ -36,18 +36,20 @@ def build_tier_table(tiers: TiersReport, width: int) -> Table:
     rows = [
         {
             "KV tier": format_tier(use.tier),
-            "hit first": quantity(use.hit_ratio_first, "ratio"),
-            "hit all": quantity(use.hit_ratio_total, "ratio"),
-            "blocks": UNLIMITED if use.capacity_blocks is None else f"{use.capacity_blocks:,}",
-            "full mean": quantity(use.resident_mean, "ratio"),
-            "max": quantity(use.resident_max, "ratio"),
-            "end": quantity(use.resident_end, "ratio"),
-            "stored": f"{use.stored_blocks:,}",
-            "evicted": f"{use.evicted_blocks:,}",
+            "Hit, first": quantity(use.hit_ratio_first, "ratio"),
+            "Hit, all": quantity(use.hit_ratio_total, "ratio"),
+            "Blocks": UNLIMITED if use.capacity_blocks is None else f"{use.capacity_blocks:,}",
+            "Full, mean": quantity(use.resident_mean, "ratio"),
+            "Full, max": quantity(use.resident_max, "ratio"),
+            "Full, end": quantity(use.resident_end, "ratio"),
+            "Stored": f"{use.stored_blocks:,}",
+            "Evicted": f"{use.evicted_blocks:,}",
         }
         for use in tiers.tiers
     ]
-    return build_table(rows, width, dropped_first=("max", "end", "stored", "blocks", "evicted", "full mean"))
+    return build_table(
+        rows, width, dropped_first=("Full, max", "Full, end", "Stored", "Blocks", "Evicted", "Full, mean")
+    )
 
 
 def build_link_table(tiers: TiersReport, width: int) -> Table:
@@ -55,15 +57,15 @@ def build_link_table(tiers: TiersReport, width: int) -> Table:
     rows = [
         {
             "Link": format_link(link),
-            "GB/s": f"{link.bandwidth_gbps:g}" if math.isfinite(link.bandwidth_gbps) else NONE,
-            "transfers": f"{link.transfers:,}",
-            "bytes": size(link.bytes),
-            "used mean": quantity(link.utilisation_mean, "ratio"),
-            "max": quantity(link.utilisation_max, "ratio"),
+            "Bandwidth": f"{link.bandwidth_gbps:g} GB/s" if math.isfinite(link.bandwidth_gbps) else NONE,
+            "Transfers": f"{link.transfers:,}",
+            "Bytes": size(link.bytes),
+            "Used, mean": quantity(link.utilisation_mean, "ratio"),
+            "Used, max": quantity(link.utilisation_max, "ratio"),
         }
         for link in list_limiting_links(tiers)
     ]
-    return build_table(rows, width, dropped_first=("max", "transfers", "GB/s"))
+    return build_table(rows, width, dropped_first=("Used, max", "Transfers", "Bandwidth"))
 
 
 def list_limiting_links(tiers: TiersReport) -> list[LinkUse]:
@@ -89,9 +91,9 @@ def list_tier_facts(tiers: TiersReport) -> list[tuple[str, str]]:
     """Return the main numbers of tiers as labels and values."""
     counts = tiers.counts
     facts = [
-        ("Onboard, p50 / p99", f"{_ms(tiers.onboard_ms.p50)} / {_ms(tiers.onboard_ms.p99)}"),
+        ("Onboard latency, p50 / p99", f"{_ms(tiers.onboard_ms.p50)} / {_ms(tiers.onboard_ms.p99)}"),
         ("Parked, all requests", duration(tiers.parked_s)),
-        ("Wait for room", duration(tiers.room_wait_s)),
+        ("Wait for room, all requests", duration(tiers.room_wait_s)),
         ("Offloaded blocks", f"{counts.offloaded_blocks:,}"),
         ("Onboarded blocks", f"{counts.onboarded_blocks:,} in {counts.onboards:,} loads"),
     ]

@@ -41,10 +41,10 @@ LINK_COLUMNS = {
     "bandwidth_gbps": "Bandwidth",
     "transfers": "Transfers",
     "bytes": "Bytes",
-    "busy": "Busy",
+    "busy": "Busy share",
     "utilisation_mean": "Used, mean",
-    "utilisation_max": "max",
-    "peak": "peak",
+    "utilisation_max": "Used, max",
+    "peak": "Used, peak",
 }
 
 

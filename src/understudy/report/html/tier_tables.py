@@ -17,13 +17,13 @@ if TYPE_CHECKING:
 
 TIER_COLUMNS = {
     "hit_ratio_first": "Hit, first",
-    "hit_tokens_first": "tokens",
+    "hit_tokens_first": "Hit tokens, first",
     "hit_ratio_total": "Hit, all",
-    "hit_tokens_total": "tokens",
+    "hit_tokens_total": "Hit tokens, all",
     "capacity_blocks": "Blocks",
     "resident_mean": "Full, mean",
-    "resident_max": "max",
-    "resident_end": "end",
+    "resident_max": "Full, max",
+    "resident_end": "Full, end",
     "stored_blocks": "Stored",
     "evicted_blocks": "Evicted",
 }
@@ -33,7 +33,7 @@ LINK_COLUMNS = {
     "bytes": "Bytes",
     "busy_s": "Busy",
     "utilisation_mean": "Used, mean",
-    "utilisation_max": "max",
+    "utilisation_max": "Used, max",
 }
 """Columns of a table: field and heading."""
 
