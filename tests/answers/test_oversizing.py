@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import itertools
 import json
 from typing import TYPE_CHECKING, Any
 
@@ -61,12 +63,11 @@ def replay(trace: Path, workers: int, folder: Path, *more: str) -> dict[str, Any
     return content
 
 
-@pytest.mark.parametrize("limit_s", [advice.LIMIT_S, 0.0], ids=["replayed", "estimated"])
+@pytest.mark.parametrize("limit_s", [10.0, 0.0], ids=["replayed", "estimated"])
 @pytest.mark.parametrize(("qps", "workers"), [(2.0, 4), (4.0, 8), (30.0, 2), (60.0, 4)])
 def test_a_fleet_of_which_half_does_is_oversized(
     qps: float, workers: int, limit_s: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(advice, "LIMIT_S", limit_s)
     monkeypatch.setattr(advice.advise, "__kwdefaults__", {"limit_s": limit_s})
     trace = tmp_path / "trace.jsonl"
     write_mooncake(make_load(qps, workers), trace)
@@ -96,6 +97,35 @@ def test_a_month_whose_peak_is_an_hour_is_judged_by_that_hour(
     assert "No bottleneck found" not in said
     assert "Oversized: 4 of the 8 workers should do. In the worst hour" in said
     assert "--workers 4" in said
+
+
+def test_a_verdict_does_not_depend_on_the_speed_of_the_machine(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trace = tmp_path / "trace.jsonl"
+    write_mooncake(make_load(2.0, 4), trace)
+    found = []
+    for second_s in (0.0, 30.0):  # what a look at the clock takes
+        clock = (second_s * looks for looks in itertools.count())
+        monkeypatch.setattr("time.perf_counter", functools.partial(next, clock))
+        report = replay(trace, 4, tmp_path)
+        found.append((report["verdicts"], report["advice"]["trials"], report["advice"]["untried"]))
+    assert found[0] == found[1]
+    assert found[0][0][0]["rule"] == "oversized"
+
+
+def test_a_trace_that_is_too_long_to_replay_is_so_on_every_machine(tmp_path: Path) -> None:
+    day = make_day([40_000] * 2, 1)  # 80,000 requests of 1,250 prompt tokens and 100 output tokens on average
+    trace = tmp_path / "day.jsonl"
+    write_mooncake(day, trace)
+    found = replay(trace, 64, tmp_path, "--trace-block-size", "16")
+    tokens = int(day.prompt_tokens.sum())
+    counted_s = (40_000 * len(day) + 500 * tokens / 16 + 600 * 100 * len(day)) / 1e9
+    assert found["advice"]["replay_s"] == pytest.approx(counted_s)
+    assert found["advice"]["limit_s"] == 10
+    assert 10 / counted_s < 1
+    assert found["advice"]["trials"] == []
+    assert found["advice"]["untried"] > 0
 
 
 def test_a_late_machine_is_the_first_verdict() -> None:

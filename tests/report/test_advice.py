@@ -137,12 +137,16 @@ def test_the_time_is_bounded_and_shown() -> None:
     assert bench.changes == []
     assert found.advice is not None
     assert found.advice.untried > 0
-    assert "not tried (limit 0 s)" in str(found.advice)
+    counts = "not tried: by the size of its trace, a replay counts as "
+    assert re.search(rf"{counts}[\d.]+ ms, and the limit is 0 s$", str(found.advice))
     assert [one.remedy for one in found.verdicts] == [one.remedy for one in bench.report.verdicts]
-    slow = replace(bench.report, run=replace(bench.report.run, wall_time_s=99.0))
-    bench.report = slow
-    bench.advise(limit_s=10.0)
-    assert bench.changes == []
+    one = found.advice.replay_s
+    for count in (1, 3):
+        bench.changes.clear()
+        limited = bench.advise(limit_s=(count + 0.5) * one)
+        assert len(bench.changes) == count
+        assert limited.advice is not None
+        assert limited.advice.untried == found.advice.untried - count
 
 
 def test_a_fleet_that_is_too_large_is_named_with_the_numbers_of_the_smaller_one() -> None:

@@ -69,6 +69,7 @@ def describe_report() -> Schema:
         {
             "trials": list_of(describe_type(Trial, defs)),
             "seconds": NUMBER,
+            "replay_s": NUMBER,
             "limit_s": NUMBER,
             "untried": COUNT,
             "smaller_untried": list_of(TEXT),

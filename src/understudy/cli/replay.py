@@ -132,7 +132,7 @@ def _add_output_flags(verb: argparse.ArgumentParser) -> None:
     out.add_argument(
         "--no-advice",
         action="store_true",
-        help="do not replay the remedies of verdicts (they take about 10 s at most)",
+        help="do not replay the remedies of verdicts (about 10 s at most, by the size of the trace)",
     )
     out.add_argument("--digest", action="store_true", help="print only the digest of the run")
     out.add_argument("--quiet", action="store_true", help="print no table and no progress bar")

@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING, NamedTuple
 from msgspec import structs
 
 from understudy.defaults import GOAL
-from understudy.report.advice import LIMIT_S, Advice, describe_oversized, is_enough, lacks_capacity
+from understudy.report.advice import Advice, describe_oversized, is_enough, lacks_capacity
 from understudy.report.handoff_verdicts import busiest_link, find_bottleneck_side, name_flag
 from understudy.report.remedies import list_failure_changes, may_be_oversized
+from understudy.report.replay_budget import LIMIT_S, ReplayBudget
 from understudy.report.trial import Trial, compare, compare_attainment, format_failure, format_remedy
 from understudy.report.verdict import Verdict
 from understudy.report.verdicts import find_verdicts
@@ -100,8 +101,8 @@ def advise_on_split(
 ) -> Advice | None:
     """Replay changes of a split; return verdicts with those that help, the best first.
 
-    None if the numbers of workers are not given. No replay begins that would take the sum past `limit_s` seconds. If a
-    split helps, the next one in its direction is replayed too.
+    None if the numbers of workers are not given. `limit_s` limits the sum of estimated times. If a split helps, the
+    next one in its direction is replayed too.
     """
     if given.prefill_workers is None or given.decode_workers is None:
         return None
@@ -111,22 +112,18 @@ def advise_on_split(
     tried: list[Tried] = []
     failures: list[Tried] = []
     untried = 0
-    expected_s = report.run.wall_time_s or 0.0
+    budget = ReplayBudget(report, limit_s)
 
     def try_change(change: Change) -> Report | None:
         """Replay a change; None if it contradicts other settings, or a user's class fails with it."""
-        nonlocal expected_s
-        before = time.perf_counter()
         try:
             return replay_with(change.settings)
         except Exception:  # no remedy for this run, whose report is complete
             return None
-        finally:
-            expected_s = max(expected_s, time.perf_counter() - before)
 
     while changes:
         change = changes.pop(0)
-        if time.perf_counter() - started + expected_s > limit_s:
+        if not budget.take():
             untried += 1
             continue
         if (other := try_change(change)) is None:
@@ -143,7 +140,7 @@ def advise_on_split(
     verdicts = [_advise_on_failures(one, failures) for one in _write_verdicts(found, tried)]
     trials = [one.trial for one in (*failures, *tried)]
     smaller = _list_smaller(report, given) if not lacks_capacity(found) else []
-    while smaller and time.perf_counter() - started + expected_s <= limit_s:
+    while smaller and budget.take():
         change = smaller.pop(0)
         if (other := try_change(change)) is None:
             continue
@@ -153,7 +150,8 @@ def advise_on_split(
             verdicts.insert(0, describe_oversized(report, other, trial))
             smaller = []
     untried += len(smaller)
-    return Advice(tuple(verdicts), tuple(trials), time.perf_counter() - started, limit_s, untried)
+    seconds = time.perf_counter() - started
+    return Advice(tuple(verdicts), tuple(trials), seconds, budget.replay_s, limit_s, untried)
 
 
 def _list_changes(report: Report, given: Disaggregation, found: tuple[Verdict, ...]) -> Iterator[Change]:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from understudy.defaults import GOAL
 from understudy.report.remedies import Setup, list_changes, list_smaller_fleets
+from understudy.report.replay_budget import LIMIT_S, ReplayBudget, describe_limit
 from understudy.report.smaller_fleet import estimate_oversized
 from understudy.report.trial import Trial, compare, compare_attainment, format_failure, format_remedy
 from understudy.report.verdict import Verdict
@@ -19,8 +20,6 @@ if TYPE_CHECKING:
 
     from understudy.report.report import Report
 
-LIMIT_S = 10.0
-"""Default limit of the time for replays of remedies, in s."""
 _LACKS_CAPACITY = {"nothing_completed", "rejected", "overloaded", "goal_missed"}
 """Rules whose finding excludes a smaller fleet."""
 
@@ -32,7 +31,10 @@ class Advice:
     verdicts: tuple[Verdict, ...]
     trials: tuple[Trial, ...]
     seconds: float
+    replay_s: float
+    """Time of one replay, estimated from the trace and the fleet."""
     limit_s: float
+    """Limit of the estimated time of all replays, the same on every machine."""
     untried: int
     """Remedies that were not replayed, because the limit would have been exceeded."""
     smaller_untried: tuple[str, ...] = ()
@@ -42,7 +44,7 @@ class Advice:
         """Return the number of replays and their time in one sentence."""
         count = len(self.trials)
         text = f"{count} {'remedy' if count == 1 else 'remedies'} replayed in {self.seconds:.1f} s"
-        return f"{text}; {self.untried} not tried (limit {self.limit_s:g} s)" if self.untried else text
+        return f"{text}; {self.untried} not tried: {describe_limit(self)}" if self.untried else text
 
 
 def advise(
@@ -52,33 +54,31 @@ def advise(
     *,
     limit_s: float = LIMIT_S,
 ) -> Report:
-    """Replay the remedies of a report's verdicts within `limit_s` seconds; return the report with the advice.
+    """Replay the remedies of a report's verdicts within a limit of work; return the report with the advice.
 
-    `replay_with` replays the workload with changed settings: workers, pools, routing, load, or engine settings by name.
+    `limit_s` limits the sum of estimated times, so that verdicts do not depend on the machine. `replay_with` replays
+    the workload with changed settings: workers, pools, routing, load, or engine settings by name.
     """
     started = time.perf_counter()
     found = find_verdicts(report)
     by_rule = {verdict.rule: list(list_changes(verdict.rule, report, setup)) for verdict in found}
     changes = {change.flag: change for many in by_rule.values() for change in many}
     fewer = [] if lacks_capacity(found, report) else list_smaller_fleets(report, setup)
-    expected_s = report.run.wall_time_s or 0.0
+    budget = ReplayBudget(report, limit_s)
     reports: dict[str, Report] = {}
     untried = 0
     skipped: set[str] = set()
     for change in (*changes.values(), *fewer):
-        if time.perf_counter() - started + expected_s > limit_s:
+        if not budget.take():
             untried += 1
             skipped.add(change.flag)
             continue
-        before = time.perf_counter()
         try:
             reports[change.flag] = replay_with(change.settings)
         except Exception:  # no remedy: it contradicts other settings, or a user's class fails with it
             for many in by_rule.values():
                 if change in many:
                     many.remove(change)
-            continue
-        expected_s = max(expected_s, time.perf_counter() - before)
     compared = {
         rule: [
             compare(change.flag, rule, report, reports[change.flag])
@@ -111,12 +111,14 @@ def advise(
             break
     smaller_untried = tuple(change.flag for change in fewer if change.flag in skipped)
     if not {"oversized", "overloaded"} & {verdict.rule for verdict in verdicts}:
-        estimated = estimate_oversized(report, smaller_untried, limit_s)
+        estimated = estimate_oversized(report, smaller_untried, budget)
         verdicts = verdicts if estimated is None else [estimated, *verdicts]
     if not found and not trials and not untried:
         return report
     seconds = time.perf_counter() - started
-    advice = Advice(tuple(verdicts), tuple(trials.values()), seconds, limit_s, untried, smaller_untried)
+    advice = Advice(
+        tuple(verdicts), tuple(trials.values()), seconds, budget.replay_s, limit_s, untried, smaller_untried
+    )
     return replace(report, advice=advice)
 
 

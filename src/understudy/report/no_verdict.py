@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from understudy.report.engine_terms import terms_of
+from understudy.report.replay_budget import describe_limit
 from understudy.report.verdict import LONG_QUEUE, MIN_REQUESTS, compute_queue_share
 from understudy.text import plural, quantity
 
@@ -30,7 +31,8 @@ def describe_no_verdict(report: Report) -> str:
         text += "mean E2E or TTFT p99 rises by more than 5 %, or requests are lost."
     if report.advice is not None and report.advice.smaller_untried:
         tried = " or ".join(report.advice.smaller_untried)
-        text += f" Whether fewer workers do is not known: there was no time to replay {tried}; replay it yourself."
+        text += f" Whether fewer workers do is not known: {tried} was not replayed ({describe_limit(report.advice)}); "
+        text += "replay it yourself."
     return text
 
 

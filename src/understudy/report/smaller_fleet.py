@@ -1,4 +1,4 @@
-"""Judge from one run whether fewer workers would do, where there was no time to replay them."""
+"""Judge from one run whether fewer workers would do, where replays of them exceed the limit of work."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from understudy.report.latency import NS_PER_S
+from understudy.report.replay_budget import ReplayBudget, describe_limit
 from understudy.report.series import StepFunction
 from understudy.report.verdict import Verdict, list_pools
 from understudy.text import quantity
@@ -71,7 +72,7 @@ class Load:
         return self.prefill <= _MOST_PREFILL and self.kv <= _MOST_KV and not crowded
 
 
-def estimate_oversized(report: Report, flags: tuple[str, ...], limit_s: float) -> Verdict | None:
+def estimate_oversized(report: Report, flags: tuple[str, ...], budget: ReplayBudget) -> Verdict | None:
     """Build the verdict that half of the workers would do, from the load of the busiest hour; None if unclear.
 
     `flags` are the smaller fleets that were not replayed.
@@ -88,7 +89,7 @@ def estimate_oversized(report: Report, flags: tuple[str, ...], limit_s: float) -
         f"Oversized: {load.workers:,} of the {workers:,} workers should do. In {hour} they would spend "
         f"{quantity(load.prefill, 'ratio')} of the time in prefills, and in the busiest minute use "
         f"{quantity(load.kv, 'ratio')} of their KV cache.",
-        f"This is an estimate: replays were left out after {limit_s:g} s. Prove it with the same command and "
+        f"This is an estimate, without a replay: {describe_limit(budget)}. Prove it with the same command and "
         f"--workers {load.workers}.",
     )
 
