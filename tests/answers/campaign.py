@@ -142,7 +142,7 @@ def describe(result: Result, folder: Path) -> str:
     first = examine(small, folder, checked).get(name, result.found[name])[0]
     rows = "".join(f"    {json.dumps(row)}\n" for row in small.rows)
     return (
-        f"seed {result.seed}: {name}: {first[0]}: said {str(first[1])[:400]}, expected {str(first[2])[:400]}\n"
+        f"seed {result.seed}: {name}: {first[0]}: printed {str(first[1])[:400]}, expected {str(first[2])[:400]}\n"
         f"  understudy replay trace.jsonl {' '.join(small.arguments())}\n{rows}"
         f"  again: python tests/answers/campaign.py --first {result.seed} --count 1\n"
     )
