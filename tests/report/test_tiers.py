@@ -17,11 +17,12 @@ from report.building import Row, crowd, timeline
 from report.test_html import checked
 from report.tier_building import tiered
 from understudy.errors import InvalidArgument
-from understudy.report import Report, Statistics
+from understudy.report import Report, Slo, Statistics
+from understudy.report.goodput import Goodput
 from understudy.report.html import page
 from understudy.report.html.tier_tables import LINK_COLUMNS, TIER_COLUMNS
 from understudy.report.tier_metrics import TIER_METRICS
-from understudy.report.tier_table import build_link_table, build_tier_table, list_tier_facts
+from understudy.report.tier_table import build_comparison, build_link_table, build_tier_table, list_tier_facts
 from understudy.report.tiers import LINK_WINDOWS, TiersReport
 from understudy.run.facts import RunFacts
 from understudy.text import size
@@ -235,6 +236,18 @@ def test_unlimited_links_are_plotted_in_bytes_a_second() -> None:
     text = page(Report.build(tiered(links=(free,))))
     assert "all links of a kind, unlimited" in text
     assert "GB/s" in text
+
+
+def test_a_comparison_has_the_attainment_of_a_run_with_goals() -> None:
+    with_goals = replace(REPORT, goodput=Goodput(Slo(ttft_ms=9), 3, 0.25, 1.0, 1.0))
+    without = replace(with_goals, goodput=Goodput(Slo(ttft_ms=9), 6, 0.5, 1.0, 1.0))
+    for report, shown in ((with_goals, 1), (REPORT, 0)):
+        table = build_comparison(report, without, 100)
+        console = Console(file=io.StringIO(), width=100)
+        console.print(table)
+        assert isinstance(console.file, io.StringIO)
+        text = console.file.getvalue()
+        assert len(re.findall(r"SLO attainment +25\.0 % +50\.0 % +-25\.0 points", text)) == shown
 
 
 def test_a_comparison_shows_both_and_the_difference(tmp_path: Path) -> None:

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from understudy.report.tiers import LinkUse, TiersReport
 
 COMPARED = (
+    ("SLO attainment", "goodput.ratio", "ratio"),
     ("TTFT, mean", "ttft_ms.mean", "ms"),
     ("TTFT, p99", "ttft_ms.p99", "ms"),
     ("ITL, mean", "itl_ms.mean", "ms"),
@@ -115,6 +116,8 @@ def build_comparison(report: Report, without: Report, width: int) -> Table:
     """Build a table of metrics with and without tiers, and their difference."""
     rows = []
     for label, path, unit in COMPARED:
+        if path.startswith("goodput.") and report.goodput is None:
+            continue  # a run without goals
         now, before = _value(report, path), _value(without, path)
         rows.append(
             {
