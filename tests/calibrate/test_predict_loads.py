@@ -70,7 +70,7 @@ def test_one_output_token_has_no_time_per_output_token(
         ),
         (
             ["--isl", "9", "--osl", "9", "--concurrency", "1", "--least-length", "2"],
-            "--least-length must be above 0",
+            "--least-length must be a share above 0",
         ),
         (["--osl", "9", "--concurrency", "1"], "--isl is missing; give it"),
         (

@@ -17,9 +17,9 @@ from model.kvbm_scheduler import KvbmModel, model_for
 from model.scenario_gen import random_scenario, with_adapters, with_bursts, with_caps, with_ends
 from model.vllm_config import PROFILES, RECORDED, V0_31, Profile
 from model.vllm_runs import run_scenario as run_model
+from understudy.conformance import recorder
 from understudy.conformance.submit import blocks_of
-from understudy.engines import recorder
-from understudy.engines import scenario as engine_scenario
+from understudy.workload import scenario as engine_scenario
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -247,7 +247,7 @@ def test_settings_that_came_with_v0_31_are_refused_before_it(setting: dict[str, 
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"watermark": 1.0}, r"watermark must be in \[0, 1\), got 1.0"),
+        ({"watermark": 1.0}, "watermark must be a share from 0 and below 1, got 1"),
         (
             {"max_num_seqs": 9, "max_num_batched_tokens": 8},
             "max_num_seqs=9 must not be above max_num_batched_tokens=8",

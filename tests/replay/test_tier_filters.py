@@ -93,7 +93,7 @@ def test_loads_fail_at_the_rate_that_is_set_and_the_prompts_are_computed() -> No
     assert sound.tiers.totals.failed_loads == 0
     assert np.any(sound.tiers.below_tokens_total)
     assert broken.completed.all()
-    with pytest.raises(ConfigError, match=r"onboard_failure_rate must be in \[0, 1\]"):
+    with pytest.raises(ConfigError, match="onboard_failure_rate must be a share from 0 and at most 1"):
         config(offload={"onboard_failure_rate": 1.5})
 
 
