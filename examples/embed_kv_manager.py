@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections import deque
 from itertools import count
 
-from understudy.engines.kv_manager import KvManager
 from understudy.errors import CapacityExhausted
+from understudy.kv.kv_manager import KvManager
 from understudy.tokens import Identities, Identity, TokenBlocks
 
 BLOCK_SIZE = 4

@@ -31,7 +31,7 @@ MAKES = """
 import json, resource
 from understudy import _core, replay
 from understudy.engines.vllm_config import VllmConfig
-from understudy.engines.kv_manager import KvManager
+from understudy.kv.kv_manager import KvManager
 from understudy.errors import ConfigError
 from understudy.kv import BlockManager, KvCacheManager, KvLayout
 from understudy.workload import Fixed, SyntheticSpec, synthesise

@@ -1906,7 +1906,7 @@ class Links:
     def operations(self) -> int: ...
     def check(self) -> None: ...
 
-# --- the KV manager of a simulated worker (understudy.engines.kv_manager) --------------------------------------------
+# --- the KV manager of a simulated worker (understudy.kv.kv_manager) --------------------------------------------
 
 _Block: TypeAlias = Identity | int
 _Blocks: TypeAlias = Identities | Sequence[_Block]

@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from model.kv_manager import Told, told
-from understudy.engines.kv_manager import KvManager
+from understudy.kv.kv_manager import KvManager
 from understudy.tokens import Identities, Identity
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
-    from understudy.engines.sequence import ActiveSequence, Signal
+    from understudy.kv.sequence import ActiveSequence, Signal
 
 PARENTS = {1: 0, 2: 1, 3: 2, 4: 3, 5: 1, 6: 5, 7: 2, 8: 7, 9: 8, 11: 10, 12: 11}  # 0, 10 and 13 are roots
 

@@ -10,7 +10,7 @@ from understudy.tokens import Identities
 
 if TYPE_CHECKING:
     from understudy._core import BlockLease
-    from understudy.engines.kv_manager import KvManager
+    from understudy.kv.kv_manager import KvManager
 
 
 BLOCK = 4

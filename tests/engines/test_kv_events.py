@@ -22,9 +22,9 @@ from engines.kv_building import (
     tree,
 )
 from model.kv_manager import told
-from understudy.engines.kv_manager import KvManager, PrefillCost
-from understudy.engines.sequence import ActiveSequence
 from understudy.errors import CapacityExhausted, InvalidArgument
+from understudy.kv.kv_manager import KvManager, PrefillCost
+from understudy.kv.sequence import ActiveSequence
 from understudy.tokens import TokenBlocks
 
 if TYPE_CHECKING:

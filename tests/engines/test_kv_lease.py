@@ -7,8 +7,8 @@ import pytest
 from engines.kv_building import manager as any_manager
 from engines.kv_building import refused
 from engines.lease_scene import BLOCK, both, cache, hashes, manager, prompt, removed, serve, stored
-from understudy.engines.kv_manager import KvManager
 from understudy.errors import CapacityExhausted, WrongState
+from understudy.kv.kv_manager import KvManager
 
 # ── Copies ──
 

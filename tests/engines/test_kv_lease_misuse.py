@@ -6,8 +6,8 @@ import pytest
 
 from engines.kv_building import refused
 from engines.lease_scene import both, cache, manager, prompt, serve
-from understudy.engines.kv_manager import KvManager
 from understudy.errors import InvalidArgument, WrongState
+from understudy.kv.kv_manager import KvManager
 
 
 def test_only_the_first_allocation_may_reuse_a_prefix() -> None:

@@ -11,7 +11,7 @@ from understudy.errors import CapacityExhausted, InvalidArgument, UnknownBlock, 
 from understudy.kv import BUILT_IN_POLICIES
 
 if TYPE_CHECKING:
-    from understudy.engines.kv_manager import KvManager
+    from understudy.kv.kv_manager import KvManager
 
 # ── Discard ──
 

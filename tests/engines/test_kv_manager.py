@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from engines.kv_building import manager, pools, raw, refused, removed, root, roots, stored, tree
-from understudy.engines.kv_manager import KvManager
 from understudy.errors import CapacityExhausted, ConfigError, InvalidArgument, UnknownBlock, WrongState
+from understudy.kv.kv_manager import KvManager
 from understudy.tokens import Identities
 
 if TYPE_CHECKING:

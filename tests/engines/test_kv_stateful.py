@@ -21,9 +21,9 @@ from hypothesis.stateful import (
 from engines.kv_building import admit, grow, send
 from model.kv_manager import KvManager as Model
 from model.kv_manager import NoRoom, NotHeld, PlainIndex, told
-from understudy.engines.kv_manager import KvManager
-from understudy.engines.sequence import ActiveSequence
 from understudy.errors import CapacityExhausted, UnknownBlock, WrongState
+from understudy.kv.kv_manager import KvManager
+from understudy.kv.sequence import ActiveSequence
 from understudy.tokens import Identities, Identity
 
 if TYPE_CHECKING:

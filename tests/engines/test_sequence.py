@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from understudy.engines.sequence import Acquire, ActiveSequence, Release, Seal
 from understudy.errors import ConfigError, InvalidArgument, WrongState
+from understudy.kv.sequence import Acquire, ActiveSequence, Release, Seal
 from understudy.tokens import Identity, TokenBlocks
 
 

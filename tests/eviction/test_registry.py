@@ -9,10 +9,10 @@ import pytest
 
 import understudy
 from replay.building import single_turns
-from understudy.engines.kv_manager import KvManager
 from understudy.engines.vllm_config import VllmConfig
 from understudy.errors import ConfigError
 from understudy.kv import BUILT_IN_POLICIES, BlockManager
+from understudy.kv.kv_manager import KvManager
 from understudy.run.offline import run_offline
 from understudy.tiers.settings import TierSettings
 

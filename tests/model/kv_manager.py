@@ -73,7 +73,7 @@ class Entry:
 
 
 class KvManager:
-    """What `understudy.engines.kv_manager.KvManager` with backend kvbm must do."""
+    """What `understudy.kv.kv_manager.KvManager` with backend kvbm must do."""
 
     def __init__(self, num_blocks: int, eviction: str) -> None:
         self.num_blocks = num_blocks

@@ -1,1 +1,1 @@
-"""Simulated engines: configuration, version profiles, timing models, conformance with recorded schedules."""
+"""Simulated engines: configuration and version profiles."""

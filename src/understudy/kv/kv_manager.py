@@ -19,8 +19,8 @@ from typing import TYPE_CHECKING, Literal, TypeAlias
 
 from understudy import _core
 from understudy._core import BlockLease, Tier
-from understudy.engines.sequence import Acquire, ActiveSequence, Block, Release, Seal, Signal
 from understudy.events import KvEvent, Removed, RemovedBlock, Stored, StoredBlock
+from understudy.kv.sequence import Acquire, ActiveSequence, Block, Release, Seal, Signal
 from understudy.tokens import Identities
 
 if TYPE_CHECKING:
