@@ -66,7 +66,7 @@ def run(args: argparse.Namespace) -> int:
     import logging
 
     from understudy.http import address_of
-    from understudy.server.fleet.fleet import Fleet
+    from understudy.server.fleet.fleet import Fleet, print_lateness
     from understudy.server.fleet.spread import SpreadFleet
     from understudy.server.loop import run as run_loop
     from understudy.server.server import run_until_stopped
@@ -91,7 +91,12 @@ def run(args: argparse.Namespace) -> int:
                 flush=True,
             )
 
-        await run_until_stopped(start, fleet.stop, settings.host)
+        async def stop() -> None:
+            await fleet.stop()
+            if isinstance(fleet, Fleet):  # the processes of others print their own
+                print_lateness(fleet)
+
+        await run_until_stopped(start, stop, settings.host)
 
     run_loop(serve())
     return 0

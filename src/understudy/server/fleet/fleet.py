@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -20,6 +21,7 @@ from understudy.server.fleet.routing import FleetRouting
 from understudy.server.server import Runtime, Server, build_tiers, make_runtime
 
 if TYPE_CHECKING:
+    from understudy.report.verdict import Verdict
     from understudy.router.kv import KvRouting
     from understudy.router.router import Router
     from understudy.run.disaggregation import Disaggregation
@@ -163,6 +165,26 @@ class Fleet:
         finally:  # requests that wait for a worker
             self.runtime.outbox.end_all(503, SHUTTING_DOWN)
         await self.runtime.outbox.wait_until_sent()
+
+    def judge_lateness(self) -> Verdict | None:
+        """Return the verdict that this machine was late, as of an online replay; None if not, or without a token."""
+        from understudy.report.late_machine import judge_machine  # slow to import, and needed at the end only
+
+        shown = self.front.first_tokens()
+        count = sum(one.count for one in shown)
+        if not count:
+            return None
+        tokens, steps = self.runtime.token_lateness, self.runtime.driver.step_lateness
+        real_ms = 1e3 * max(tokens.quantile(0.99), steps.quantile(0.99))
+        mean_ms = 1e3 * sum(one.sum for one in shown) / count
+        return judge_machine(real_ms, self.runtime.clock.speed, mean_ms, "use replay, which is never late")
+
+
+def print_lateness(fleet: Fleet, about: str = "") -> None:
+    """Print the verdict on the machine on standard error, if it was late; `about`: which workers it is of."""
+    verdict = fleet.judge_lateness()
+    if verdict is not None:
+        print(f"▲ {about}{verdict}", file=sys.stderr, flush=True)
 
 
 def shifted(events: dict[str, Any], by: int) -> dict[str, Any]:

@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from understudy.http import Connection, Request
     from understudy.run.disaggregation import Disaggregation
     from understudy.server.fleet.routing import FleetRouting
+    from understudy.server.metrics.families import Histogram
     from understudy.server.server import Server
     from understudy.server.settings import ServerSettings
 
@@ -282,6 +283,12 @@ class FleetFront:
         # Workers count from a request's arrival at each of them.
         totals = msgspec.structs.replace(report.totals, first_tokens=list(self._stages.first_token.counts))
         return msgspec.structs.replace(report, totals=totals)
+
+    def first_tokens(self) -> list[Histogram]:
+        """Return the distributions of the TTFT as clients of the fleet see it, in simulated seconds."""
+        if self._stages is not None and self._stages.first_token is not None:
+            return [self._stages.first_token]
+        return [metrics.first_token for server in self.servers for metrics in server.worker.metrics]
 
     def _report(self, _: Request, connection: Connection) -> None:
         connection.respond(200, msgspec.json.encode(self.report()))

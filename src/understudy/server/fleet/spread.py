@@ -17,7 +17,7 @@ import msgspec
 from understudy.engines.group_layouts import layout_of_engine
 from understudy.errors import ConfigError
 from understudy.router.dispatch import name_policy
-from understudy.server.fleet.fleet import Fleet, FleetSettings, shifted
+from understudy.server.fleet.fleet import Fleet, FleetSettings, print_lateness, shifted
 from understudy.server.fleet.spread_front import SpreadFront
 from understudy.server.loop import heap_frozen, run
 from understudy.server.proxy.address import WorkerAddress
@@ -191,6 +191,7 @@ def _serve_group(settings: FleetSettings, pipe: Pipe) -> None:
             await gone.wait()
         loop.remove_reader(pipe.fileno())
         await fleet.stop()
+        print_lateness(fleet, f"workers on ports {fleet.ports[0]} … {fleet.ports[-1]}: ")
         fleet.runtime.driver.stop()
 
     run(main())
