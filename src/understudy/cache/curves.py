@@ -12,7 +12,7 @@ from understudy._core import BlockVisits
 from understudy.checks import share
 from understudy.errors import ConfigError
 from understudy.kv.policy import BUILT_IN_POLICIES
-from understudy.run.admissions import admission_order
+from understudy.run.admissions import LastTokens, admission_order
 from understudy.workload.reuse import sum_curves
 from understudy.workload.time_order import time_order
 
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 POLICIES = (*BUILT_IN_POLICIES, "insertion", "optimal")
 """Names of a replay's `eviction_policy`, and two that no engine has."""
 DEFAULT_POLICIES = ("lru", "insertion", "lineage", "multi_lru", "optimal")
+_VLLM = LastTokens()
 PINNED = "optimal_pinned"
 """Optimal eviction where running requests hold their blocks."""
 
@@ -62,16 +63,22 @@ class CacheCurves:
         warm_up: float = 0.0,
         run: Timeline | None = None,
         visits: BlockVisits | None = None,
+        last: LastTokens = _VLLM,
     ) -> None:
         """Number the workload's blocks, or take their numbers from `visits`, of the same workload and settings.
 
         `prompts_only` counts prompts with their partly filled last block, not outputs, and lets a request read all of
         its blocks. `warm_up` is the share of requests, from the first, that fill the caches without being counted.
+        `last` are the rules of the engine of `run` for last blocks, as in its report.
         Errors: ConfigError unless 0 ≤ `warm_up` < 1; InvalidArgument for 2^32 block visits or more.
         """
         share("warm_up", warm_up, or_zero=True, or_one=False, remedy="0.5 skips the first half")
         self.block_size = block_size
-        self.visits = BlockVisits(workload, block_size, prompts_only) if visits is None else visits
+        if visits is None:
+            whole = last.number_blocks
+            visits = BlockVisits(workload, block_size, True) if prompts_only else whole(workload, block_size)
+        self.visits = visits
+        self._last = last
         self.is_serial = run is None
         self.rows = time_order(workload) if run is None else admission_order(run)
         """Rows of all parts in the order in which they begin."""
@@ -104,13 +111,13 @@ class CacheCurves:
     @cached_property
     def unlimited_hit_ratio(self) -> float:
         """Share of prompt tokens that one unlimited cache of all requests hits."""
-        hits = self.visits.unlimited(self.rows)[self.warm_up :]
+        hits = self._last.unlimited_hits(self.visits, self.rows)[self.warm_up :]
         return int(hits.sum()) / max(self.prompt_tokens, 1)
 
     @cached_property
     def routed_hit_ratio(self) -> float:
         """Share of prompt tokens that unlimited caches hit, one of each worker: the end of the LRU curve."""
-        hits = self.visits.unlimited(self.rows, self.worker)[self.warm_up :]
+        hits = self._last.unlimited_hits(self.visits, self.rows, self.worker)[self.warm_up :]
         return int(hits.sum()) / max(self.prompt_tokens, 1)
 
     def shared_below_hit_ratio(self, blocks: int, below: int, *, copies: bool) -> float:

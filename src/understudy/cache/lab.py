@@ -24,6 +24,7 @@ from understudy.cache.study import (
 from understudy.defaults import BLOCK_SIZE
 from understudy.errors import ConfigError
 from understudy.kv.policy import BUILT_IN_POLICIES
+from understudy.run.admissions import LastTokens
 from understudy.run.times import format_times
 from understudy.workload.reuse import largest_request_blocks
 from understudy.workload.time_order import describe_time_order
@@ -97,12 +98,14 @@ def study_cache(
         report = _replay(workload, settings)
         notes += settings.notes
     progress("computing the curves")
+    last = LastTokens() if report is None or request.prompts_only else LastTokens.of(report.run)
     curves = CacheCurves(
         workload,
         request.block_size,
         prompts_only=request.prompts_only,
         warm_up=request.warm_up,
         run=None if report is None else report.columns,
+        last=last,
     )
     if report is None:
         notes += describe_time_order(workload)
@@ -128,7 +131,9 @@ def study_cache(
                     progress(f"replaying {policy} with {blocks:,} blocks")
                     replayed, own = _replay_with(workload, settings, scale, policy, blocks)
                     if is_comparable:
-                        ordered = CacheCurves(workload, request.block_size, run=own, visits=curves.visits)
+                        ordered = CacheCurves(
+                            workload, request.block_size, run=own, visits=curves.visits, last=last
+                        )
                         pinned = ENGINE_POLICIES[policy] or DEFAULT_POOL_POLICY
                         gap = measure_gap(curves, ordered, policy, pinned, blocks, replayed.hit_ratio)
                         replayed = msgspec.structs.replace(replayed, gap=gap)

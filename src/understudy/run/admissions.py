@@ -14,7 +14,7 @@ from understudy.workload.reuse import HitCurve, largest_request_blocks, sum_curv
 if TYPE_CHECKING:
     from understudy.run.facts import RunFacts
     from understudy.run.timeline import Timeline
-    from understudy.workload.columns import Int64Column
+    from understudy.workload.columns import Int32Column, Int64Column
     from understudy.workload.workload import Workload
 
 
@@ -39,6 +39,19 @@ class LastTokens:
             ),
         )
 
+    def number_blocks(self, workload: Workload, block_size: int) -> BlockVisits:
+        """Number the blocks that the requests of a workload read and store."""
+        return BlockVisits(workload, block_size, computes_last=self.computes_last)
+
+    def unlimited_hits(
+        self, visits: BlockVisits, rows: Int64Column, caches: Int32Column | None = None
+    ) -> Int64Column:
+        """Return the prompt tokens of each of `rows`, in this order, that unlimited caches hit.
+
+        `caches` are the numbers of the caches, of each of `rows`; None: one cache for all.
+        """
+        return visits.unlimited(rows, caches, self.loads_last)
+
 
 def admission_order(timeline: Timeline) -> Int64Column:
     """Return the admitted rows in order of their first admission.
@@ -62,7 +75,7 @@ class HitBounds:
 
     def __init__(self, workload: Workload, timeline: Timeline, last: LastTokens) -> None:
         """Number the blocks of `workload`."""
-        self._loads_last = last.loads_last
+        self._last = last
         self.rows = admission_order(timeline)
         """Admitted requests in their order."""
         self.prompt_tokens = int(timeline.prompt_tokens[self.rows].sum(dtype=np.int64))
@@ -72,11 +85,11 @@ class HitBounds:
         self._worker = (
             timeline.worker[self.rows] if timeline.handoff is None else np.zeros_like(self.rows, np.int32)
         )
-        self._visits = BlockVisits(workload, timeline.block_size, computes_last=last.computes_last)
+        self._visits = last.number_blocks(workload, timeline.block_size)
 
     def hit_tokens(self, *, per_worker: bool = False) -> Int64Column:
         """Return the tokens of each of `rows` that one cache of all workers hits, or one of each worker."""
-        return self._visits.unlimited(self.rows, self._worker if per_worker else None, self._loads_last)
+        return self._last.unlimited_hits(self._visits, self.rows, self._worker if per_worker else None)
 
     def hit_ratio(self, *, per_worker: bool = False) -> float:
         """Return `hit_tokens` as a share of the prompt tokens of all admitted requests; 0 without any."""
