@@ -118,9 +118,9 @@ def recorded_runs(folder: Path) -> Grid:
             deployment,
             max_num_seqs=seqs,
             max_num_batched_tokens=2048,
-            num_gpu_blocks=blocks,
             enable_prefix_caching=True,
             vllm_version=VERSION,
+            **({} if blocks is None else {"num_gpu_blocks": blocks}),
         )
         preset_of = msgspec.structs.replace(
             engine, timing=Physical(coefficients=deployment.coefficients(reached))

@@ -49,8 +49,12 @@ MAX_NUM_BATCHED_TOKENS = Default(UNKNOWN_DEVICE.max_num_batched_tokens)
 MAX_NUM_SEQS = Default(UNKNOWN_DEVICE.max_num_seqs)
 LEAST_LENGTH = 0.8
 """Shortest random length of a benchmark's requests, as a share of the longest."""
-MEMORY_SHARE = 0.9
-"""Share of a GPU's memory for weights, KV cache and activations."""
+MEMORY_SHARE = 0.92
+"""Share of a GPU's memory for weights, KV cache and activations: that of vLLM since 0.20."""
+EARLIER_MEMORY_SHARE = 0.9
+"""Share of vLLM before 0.20."""
+STATIC_SHARE = 0.9
+"""Share of a GPU's memory for weights and KV pool of SGLang (`mem_fraction_static`)."""
 
 
 def choose_limits(name: str | None, memory_bytes: float, *, has_largest: bool = True) -> BatchLimits:

@@ -66,7 +66,7 @@ def fitted(blocks: int | None = None, **parallel: int) -> TimingFile:
         block_size=16,
         num_gpu_blocks=blocks or 7000,
         blocks_estimated=blocks is None,
-        gpu_memory_utilization=0.9,
+        gpu_memory_utilization=0.92,
     )
     return msgspec.structs.replace(
         CALIBRATED,

@@ -39,3 +39,11 @@ def test_the_page_says_the_limits_without_a_gpu() -> None:
         said = {row[0]: row[1] for row in ROWS}
         assert engine.block_size == number(said["`block_size`"])
         assert engine.num_gpu_blocks == number(said["`num_gpu_blocks`"])
+
+
+def test_the_page_says_the_share_of_memory() -> None:
+    [row] = [row for row in ROWS if row[0] == "`gpu_memory_utilization`"]
+    newest, earlier = row[1].split("; before vLLM 0.20, ")
+    assert us.VllmConfig().memory_share == float(newest)
+    assert us.VllmConfig(vllm_version="0.20").memory_share == float(newest)
+    assert us.VllmConfig(vllm_version="0.19").memory_share == float(earlier)

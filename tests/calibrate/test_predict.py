@@ -351,7 +351,9 @@ def test_a_table_without_a_column_or_a_row_is_refused(tmp_path: Path) -> None:
 
 def test_blocks_that_fit_agree_with_a_recorded_engine() -> None:
     deployment = Deployment(model=Architecture.find("Llama-3.1-8B"), gpu=find_gpu("RTX 4090"), weights="bf16")
-    blocks = kv_blocks(deployment, block_size=16, max_num_batched_tokens=2048, max_num_seqs=256)
+    blocks = kv_blocks(
+        deployment, block_size=16, max_num_batched_tokens=2048, max_num_seqs=256, gpu_memory_utilization=0.9
+    )
     assert blocks == pytest.approx(2587, rel=0.05)
 
 
@@ -360,7 +362,13 @@ def test_a_model_that_does_not_fit_is_refused_with_the_remedy() -> None:
         model=Architecture.find("Llama-3.1-70B"), gpu=find_gpu("H100"), weights="bf16", parallel=Parallelism()
     )
     with pytest.raises(ConfigError, match=r"Llama-3.1-70B in bf16 takes 1.*tensor_parallel_size"):
-        kv_blocks(deployment, block_size=16, max_num_batched_tokens=8192, max_num_seqs=256)
+        kv_blocks(
+            deployment,
+            block_size=16,
+            max_num_batched_tokens=8192,
+            max_num_seqs=256,
+            gpu_memory_utilization=0.92,
+        )
     with pytest.raises(ConfigError, match="gpu_memory_utilization"):
         kv_blocks(
             deployment, block_size=16, max_num_batched_tokens=8192, max_num_seqs=256, gpu_memory_utilization=0

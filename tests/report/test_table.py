@@ -99,7 +99,7 @@ def test_the_blocks_of_a_worker_and_their_size_are_named(
     gpu = ["replay", demo, "--model", "Qwen3-32B", "--gpu", "H200", "--no-advice"]
     assert main([*gpu, "--block-size", "64"]) == 0
     out = capsys.readouterr().out
-    assert "3,895 of 64 tok" in out
+    assert "4,074 of 64 tok" in out
     assert main(gpu) == 0
     out = capsys.readouterr().out
     assert "of 16 tok" in out

@@ -269,7 +269,8 @@ def test_methods_without_a_route_are_one_series_and_made_up_ones_are_refused() -
     [
         ([], "gpu_memory_utilization", "0.92"),
         (["--gpu-memory-utilization", "0.8"], "gpu_memory_utilization", "0.8"),
-        (["--gpu", "H100"], "gpu_memory_utilization", "0.9"),
+        (["--gpu", "H100"], "gpu_memory_utilization", "0.92"),
+        (["--vllm-version", "0.19.0"], "gpu_memory_utilization", "0.9"),
         (["--gpu", "H100", "--gpu-memory-utilization", "0.7"], "gpu_memory_utilization", "0.7"),
         (["--kv-cache-dtype", "fp8"], "cache_dtype", "fp8"),
     ],

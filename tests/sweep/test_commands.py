@@ -135,7 +135,7 @@ def test_a_model_is_named_as_an_engine_can_load_it(model: str, said: str) -> Non
 def test_blocks_of_kv_cache_groups_that_were_estimated_are_left_to_the_engine() -> None:
     fleet = {"model": "gpt-oss-20b", "gpu": {"name": "H100"}}
     words = words_of(candidate(fleet))
-    assert "--gpu-memory-utilization" in words
+    assert "--gpu-memory-utilization" not in words, "vLLM chooses the same"
     assert "--num-gpu-blocks-override" not in words
     given = words_of(candidate({**fleet, "engine": {"num_gpu_blocks": 5000}}))
     assert given[given.index("--num-gpu-blocks-override") + 1] == "5000"
@@ -276,7 +276,7 @@ def test_the_command_says_what_was_simulated() -> None:
     values = read_command_line(words[2:], vllm_flags()).values
     assert values["tensor-parallel-size"] == 2
     assert not {"block-size", "max-num-seqs", "max-num-batched-tokens"} & set(values), "vLLM chooses the same"
-    assert values["gpu-memory-utilization"] == 0.9
+    assert "gpu-memory-utilization" not in values
     assert "num-gpu-blocks-override" not in values
     assert values["kv-events-config"]["enable_kv_cache_events"] is True
     blocks = words_of(candidate({"engine": {"num_gpu_blocks": 900}}))

@@ -68,9 +68,10 @@ def test_blocks_follow_from_the_memory_and_say_how_far_they_may_be_off() -> None
         "gpu.name=RTX 4090",
         "engine.block_size=16",
         "engine.max_num_batched_tokens=2048",
+        "engine.vllm_version=0.19.0",
     )
     found = settings(*gpu)
-    # A recorded run of vLLM on this GPU has 2,588 blocks, one of them reserved.
+    # A recorded run of that release on this GPU has 2,588 blocks, one of them reserved.
     assert found.engine.num_gpu_blocks == pytest.approx(2587, rel=0.05)
     assert "estimated" in found.notes[0]
     told = settings(*gpu, "engine.num_gpu_blocks=2587")

@@ -6,7 +6,8 @@ from typing import Any, Literal
 
 import msgspec
 
-from understudy.engines.profiles import NEWEST
+from understudy.defaults import STATIC_SHARE
+from understudy.engines.profiles import NEWEST, find_profile
 
 
 class EngineFlags(msgspec.Struct, frozen=True, kw_only=True):
@@ -27,3 +28,10 @@ class EngineFlags(msgspec.Struct, frozen=True, kw_only=True):
         settings = {name: value for name, value in msgspec.structs.asdict(self).items() if value is not None}
         del settings["engine"]
         return settings
+
+    @property
+    def memory_share(self) -> float:
+        """Share of the GPU's memory that the engine took: as given, or its default."""
+        if self.gpu_memory_utilization is not None:
+            return self.gpu_memory_utilization
+        return STATIC_SHARE if self.engine == "sglang" else find_profile(self.vllm_version).memory_share

@@ -9,7 +9,7 @@ import msgspec
 import numpy as np
 
 from understudy.calibrate.simulate import Outcome, mean_of_known, simulate
-from understudy.defaults import MEMORY_SHARE, choose_limits, is_default
+from understudy.defaults import choose_limits, is_default
 from understudy.engines.vllm_config import VllmConfig
 from understudy.errors import InvalidArgument
 from understudy.run.chosen import apply_limits
@@ -96,7 +96,7 @@ class Experiment(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def build_engine_config(
-    deployment: Deployment | None, *, gpu_memory_utilization: float = MEMORY_SHARE, **given: Any
+    deployment: Deployment | None, *, gpu_memory_utilization: float | None = None, **given: Any
 ) -> EngineConfig:
     """Configure vLLM with the settings that were given, by name; the others are what it chooses for the GPU.
 
@@ -110,12 +110,13 @@ def build_engine_config(
     engine = apply_limits(engine, limits)
     if not is_default(engine.num_gpu_blocks):
         return engine
+    share = engine.memory_share if gpu_memory_utilization is None else gpu_memory_utilization
     fit = kv_blocks(
         deployment,
         block_size=engine.block_size,
         max_num_batched_tokens=engine.max_num_batched_tokens or limits.max_num_batched_tokens,
         max_num_seqs=engine.max_num_seqs or limits.max_num_seqs,
-        gpu_memory_utilization=gpu_memory_utilization,
+        gpu_memory_utilization=share,
     )
     return msgspec.structs.replace(engine, num_gpu_blocks=min(fit, MAX_BLOCKS))
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from understudy.defaults import MEMORY_SHARE
 from understudy.engines.sglang_config import SglangConfig
 from understudy.timing.fitted_engine import FittedEngine
 
@@ -38,6 +37,6 @@ def describe_engine(
         block_size=own[0].engine.block_size,
         num_gpu_blocks=own[0].engine.num_gpu_blocks if known is None else known,
         blocks_estimated=known is None,
-        gpu_memory_utilization=flags.gpu_memory_utilization or MEMORY_SHARE,
+        gpu_memory_utilization=flags.memory_share,
         **{name: values.pop() for name, values in limits.items() if len(values) == 1},
     )

@@ -54,7 +54,8 @@ class Run(msgspec.Struct, frozen=True):
             )
             deployment = msgspec.structs.replace(deployment, parallel=parallel)
         recorded = {name: value for name, value in own.items() if name != "tensor_parallel_size"}
-        engine = build_engine_config(deployment, **{**flags.given(), **recorded})
+        given = {**flags.given(), "gpu_memory_utilization": flags.memory_share}
+        engine = build_engine_config(deployment, **{**given, **recorded})
         return cls(benchmark, deployment, engine)
 
     def replay(self, efficiencies: Efficiencies, load: Load | None = None) -> Outcome:

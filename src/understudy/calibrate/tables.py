@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Literal
 from understudy.calibrate.experiment import Experiment, build_engine_config, count_draws
 from understudy.calibrate.load import constant_stages, random_lengths
 from understudy.defaults import LEAST_LENGTH
+from understudy.engines.profiles import find_memory_share
 from understudy.errors import ConfigError, InvalidArgument, UnderstudyError
 from understudy.timing.architecture import Architecture
 from understudy.timing.deployment import Deployment, Parallelism
@@ -157,6 +158,7 @@ def _read_closed_loop(row: _Row) -> Experiment:
         kv=row.text("kv_cache_dtype", default="auto"),
         parallel=_read_parallelism(row, model),
     )
+    release = row.text("backend_version", default="")
     concurrency = _read_concurrency(row)
     prompts = _PROMPTS_PER_SLOT * concurrency
     _check_requests(row, "conc", prompts)
@@ -176,12 +178,13 @@ def _read_closed_loop(row: _Row) -> Experiment:
         deployment=deployment,
         engine=build_engine_config(
             deployment,
+            gpu_memory_utilization=find_memory_share(release),
             **_read_limits(row),
             enable_prefix_caching=False,
         ),
         loads=loads,
         measured=row.measured("ttft_ms", "tpot_ms"),
-        release=row.text("backend_version", default=""),
+        release=release,
         where=row.where,
     )
 

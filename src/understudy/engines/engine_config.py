@@ -14,6 +14,7 @@ from understudy.defaults import (
     MAX_NUM_BATCHED_TOKENS,
     MAX_NUM_SEQS,
     NUM_GPU_BLOCKS,
+    STATIC_SHARE,
     is_default,
 )
 from understudy.engines.mocker_settings import MockerSettings
@@ -209,6 +210,11 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     def profile(self) -> VersionProfile:
         """Rules of the vLLM release whose front end chooses among data-parallel ranks."""
         return find_profile(NEWEST)
+
+    @property
+    def memory_share(self) -> float:
+        """Share of a GPU's memory that the engine takes unless one is given."""
+        return STATIC_SHARE
 
 
 def describe_scheduling(engines: Iterable[EngineConfig]) -> str:

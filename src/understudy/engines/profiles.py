@@ -7,6 +7,7 @@ from typing import Literal
 
 import msgspec
 
+from understudy.defaults import EARLIER_MEMORY_SHARE, MEMORY_SHARE
 from understudy.errors import ConfigError
 
 Method = Literal["mtp", "eagle", "eagle3", "ngram", "draft_model"]
@@ -35,6 +36,7 @@ class VersionProfile(msgspec.Struct, frozen=True, kw_only=True):
     `counts_running_loras`: `max_loras` counts the adapters of all running requests, else of those already scheduled.
     `has_prefill_interval`: `prefill_schedule_interval` has an effect on a single engine.
     `has_largest_limits`: a device of at least 160 GiB has limits of a batch of its own (`understudy.defaults`).
+    `memory_share`: default of `gpu_memory_utilization`.
     `front_counts_sent`: the front end of data-parallel ranks balances by the requests that it has sent to each, and by
     their KV usage; `front_rotates`: it searches for the minimum from a rotating start.
 
@@ -60,6 +62,7 @@ class VersionProfile(msgspec.Struct, frozen=True, kw_only=True):
     counts_running_loras: bool = False
     has_prefill_interval: bool = False
     has_largest_limits: bool = False
+    memory_share: float = MEMORY_SHARE
     front_counts_sent: bool = True
     front_rotates: bool = True
     spec_admission_lookahead: bool = True
@@ -121,6 +124,7 @@ PROFILES: dict[str, VersionProfile] = {
         ),
         VersionProfile(
             name="v0.18",
+            memory_share=EARLIER_MEMORY_SHARE,
             free_order="all_last",
             has_watermark=False,
             has_reserve_full_isl=False,
@@ -147,8 +151,9 @@ RELEASES: dict[int, VersionProfile] = {
     ),
     24: PROFILES["v0.24"],
     23: PROFILES["v0.23"],
-    **dict.fromkeys(
-        (19, 20, 21, 22), msgspec.structs.replace(PROFILES["v0.23"], spec_admission_lookahead=False)
+    **dict.fromkeys((20, 21, 22), msgspec.structs.replace(PROFILES["v0.23"], spec_admission_lookahead=False)),
+    19: msgspec.structs.replace(
+        PROFILES["v0.23"], spec_admission_lookahead=False, memory_share=EARLIER_MEMORY_SHARE
     ),
     18: PROFILES["v0.18"],
 }
@@ -180,6 +185,18 @@ def find_profile(name: str) -> VersionProfile:
     if (major, minor) > (0, max(RELEASES)):
         raise ConfigError(f"vllm_version {name!r} is not known; the newest known release is {NEWEST}")
     raise ConfigError(f"vllm_version {name!r} is not known; the oldest known release is {OLDEST}")
+
+
+def find_memory_share(release: str) -> float:
+    """Return the share of memory that a vLLM release takes by default, also of one older than the known ones.
+
+    A release that is not named, as a nightly build, has the newest one's.
+    """
+    numbers = re.match(r"v?0\.(\d+)", release)
+    minor = max(RELEASES) if numbers is None else int(numbers[1])
+    if minor < min(RELEASES):
+        return EARLIER_MEMORY_SHARE
+    return RELEASES[minor].memory_share if minor in RELEASES else MEMORY_SHARE
 
 
 def find_recorded_profile(version: object) -> VersionProfile:

@@ -61,6 +61,11 @@ class VllmSettings(EngineConfig, frozen=True, kw_only=True, forbid_unknown_field
         return find_profile(self.vllm_version)
 
     @property
+    def memory_share(self) -> float:
+        """Share of a GPU's memory that the release takes unless one is given."""
+        return self.profile.memory_share
+
+    @property
     def draft_tokens(self) -> int:
         """Number of tokens that speculation drafts per step."""
         return 0 if self.speculative_config is None else self.speculative_config.num_speculative_tokens

@@ -36,14 +36,16 @@ def open_server(plan: ServePlan, progress: Progress | None = None) -> tuple[Serv
         raise ConfigError("--engine qwen3 is one engine; leave out --data-parallel-size")
     tokenizer = open_tokenizer(settings.tokenizer)
     config = find_config(settings.model)
-    engine = build_engine(settings.model, _options(values, settings), progress)
+    options = _options(values, settings)
+    engine = build_engine(settings.model, options, progress)
     manager = engine.scheduler.manager
     blocks, size = manager.max_request_blocks, manager.layout.page_size
     most = min(engine.scheduler.config.max_positions, blocks * size)
     shown = msgspec.structs.replace(
         settings.engine, num_gpu_blocks=blocks, block_size=size, max_model_len=most
     )
-    settings = msgspec.structs.replace(settings, engine=shown, max_model_len=most)
+    cache = {**settings.cache_info, "gpu_memory_utilization": str(options.memory_utilization)}
+    settings = msgspec.structs.replace(settings, engine=shown, max_model_len=most, cache_info=cache)
     serving = Qwen3Serving(engine, config, frozenset(config.eos_token_ids))
     return Server(settings, Runtime(tokenizer=tokenizer, given=serving)), serving
 
@@ -58,7 +60,7 @@ def _options(values: dict[str, Any], settings: Any) -> EngineOptions:
         backend=values.get("backend"),
         page_size=engine.block_size,
         num_blocks=blocks,
-        memory_utilization=values.get("gpu-memory-utilization") or 0.9,
+        memory_utilization=values.get("gpu-memory-utilization") or EngineOptions().memory_utilization,
         max_num_seqs=engine.max_num_seqs if values.get("max-num-seqs") else 256,
         max_batched_tokens=values.get("max-num-batched-tokens") or 2048,
         max_model_len=settings.max_model_len if values.get("max-model-len") else None,

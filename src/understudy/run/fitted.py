@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
 
-from understudy.defaults import MEMORY_SHARE, is_default
+from understudy.defaults import is_default
 from understudy.engines.sglang_config import SglangConfig
 from understudy.errors import ConfigError
 from understudy.run.fitted_times import find_engine, fitted_deployment
@@ -86,7 +86,7 @@ def fitted_blocks(engine: EngineConfig, gpu: GpuSettings) -> int | None:
     sizes = (gpu.weights, gpu.overhead, gpu.memory if gpu.name is not None else None)
     if any(size is not None for size in sizes):
         return None
-    if gpu.gpu_memory_utilization not in (MEMORY_SHARE, own.gpu_memory_utilization):
+    if gpu.gpu_memory_utilization not in (None, own.gpu_memory_utilization):
         return None
     return own.num_gpu_blocks
 

@@ -73,7 +73,7 @@ def plan_model_groups(
             disable_hybrid=gpu.disable_hybrid_kv_cache_manager,
             **settings,
         )
-    return gpu.groups(
+    return gpu.with_share(engine.memory_share).groups(
         model,
         kv_dtype,
         max_model_len=length,

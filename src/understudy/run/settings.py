@@ -278,7 +278,7 @@ def apply_gpus(
         return engine, (*notes, *more, *note_on_dtype(model))
     if has_blocks:
         return engine, notes
-    found = gpu.num_blocks(
+    found = gpu.with_share(engine.memory_share).num_blocks(
         model,
         kv_dtype,
         engine.block_size,

@@ -15,6 +15,7 @@ from understudy.engines.sglang_config import SglangConfig
 from understudy.engines.vllm_config import VllmConfig
 from understudy.run.chosen import choose_block_size
 from understudy.run.fitted import fitted_blocks
+from understudy.run.fitted_times import find_engine
 from understudy.server.flags.grammar import vllm_flags
 from understudy.server.release import RELEASES
 from understudy.sweep.checkpoints import (
@@ -100,8 +101,8 @@ def _vllm_words(candidate: Candidate, missing: list[str]) -> list[str]:
     if engine.data_parallel_size > 1:
         given["data-parallel-size"] = engine.data_parallel_size
     if _has_estimated_blocks(candidate):
-        assert gpu is not None
-        given["gpu-memory-utilization"] = gpu.gpu_memory_utilization
+        if (share := _share_of(candidate)) != engine.memory_share:
+            given["gpu-memory-utilization"] = share
     else:
         given["num-gpu-blocks-override"] = engine.num_gpu_blocks
     for field in engine.__struct_fields__:
@@ -167,8 +168,7 @@ def _sglang_words(candidate: Candidate, missing: list[str]) -> list[str]:
     if engine.data_parallel_size > 1:
         given["dp-size"] = engine.data_parallel_size
     if _has_estimated_blocks(candidate):
-        assert settings.gpu is not None
-        given["mem-fraction-static"] = settings.gpu.gpu_memory_utilization
+        given["mem-fraction-static"] = _share_of(candidate)
     else:
         given["max-total-tokens"] = engine.num_gpu_blocks * engine.block_size
     defaults = SglangConfig()
@@ -225,7 +225,7 @@ def _has_estimated_blocks(candidate: Candidate) -> bool:
         return False
     if (planned := find_planned_engine(candidate)) is not None:
         return count_planned_blocks(candidate, planned) == engine.num_gpu_blocks
-    found = gpu.num_blocks(
+    found = gpu.with_share(engine.memory_share).num_blocks(
         candidate.model,
         candidate.kv_dtype,
         engine.block_size,
@@ -233,6 +233,16 @@ def _has_estimated_blocks(candidate: Candidate) -> bool:
         sequences=engine.max_num_seqs,
     )
     return found.blocks == engine.num_gpu_blocks
+
+
+def _share_of(candidate: Candidate) -> float:
+    """Return the share of a GPU's memory in which the blocks fit: as given, of the timing file, or the engine's."""
+    gpu, engine = candidate.settings.gpu, candidate.settings.engine
+    assert gpu is not None
+    if gpu.gpu_memory_utilization is not None:
+        return gpu.gpu_memory_utilization
+    fitted = find_engine(engine) if fitted_blocks(engine, gpu) == engine.num_gpu_blocks else None
+    return engine.memory_share if fitted is None else fitted.gpu_memory_utilization
 
 
 def _list_vllm_flags(version: str) -> frozenset[str]:

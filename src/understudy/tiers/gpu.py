@@ -53,7 +53,8 @@ class GpuSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     """Bandwidth per direction of the link to the worker's other GPUs, GB/s; overrides that of a known GPU."""
     weight_dtype: str | None = None
     """bf16, fp8, int4, mxfp4 or nvfp4 (default: the model's own)."""
-    gpu_memory_utilization: float = MEMORY_SHARE
+    gpu_memory_utilization: float | None = None
+    """Share of the memory to use (default: the engine's own; here, vLLM's)."""
     overhead: int | str | None = None
     """Memory of each GPU for activations and graphs."""
     tensor_parallel_size: int = 1
@@ -117,6 +118,16 @@ class GpuSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     def num_gpus(self) -> int:
         """Number of GPUs of all ranks."""
         return self.tensor_parallel_size * self.data_parallel_size
+
+    @property
+    def memory_share(self) -> float:
+        """Share of the memory to use: as given, or that of the newest vLLM."""
+        return MEMORY_SHARE if self.gpu_memory_utilization is None else self.gpu_memory_utilization
+
+    def with_share(self, share: float) -> GpuSettings:
+        """Return these settings with this share of the memory, unless they have one."""
+        given = self.gpu_memory_utilization is not None
+        return self if given else msgspec.structs.replace(self, gpu_memory_utilization=share)
 
     def batch_limits(self, *, has_largest: bool = True) -> BatchLimits:
         """Return the limits of a step that vLLM chooses on this GPU; `has_largest` as of `choose_limits`."""
@@ -207,7 +218,7 @@ class GpuSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
                 block_size=block_size,
                 gpu_memory=self.memory,
                 weights=self.weights,
-                gpu_memory_utilization=self.gpu_memory_utilization,
+                gpu_memory_utilization=self.memory_share,
                 overhead=self.overhead,
                 kv_dtype=kv_dtype,
                 tensor_parallel=self.tensor_parallel_size,
@@ -219,7 +230,7 @@ class GpuSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
             block_size=block_size,
             max_num_batched_tokens=step_tokens or self.batch_limits().max_num_batched_tokens,
             max_num_seqs=sequences or self.batch_limits().max_num_seqs,
-            gpu_memory_utilization=self.gpu_memory_utilization,
+            gpu_memory_utilization=self.memory_share,
             memory_bytes=None if self.memory is None else parse_bytes("gpu.memory", self.memory),
             weight_bytes=None if self.weights is None else parse_bytes("gpu.weights", self.weights),
             overhead_bytes=None if self.overhead is None else parse_bytes("gpu.overhead", self.overhead),
@@ -280,9 +291,7 @@ class GpuSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
         if deployed is None:
             memory = self._find_gpu().memory_gb * 1e9 if sizes["memory"] is None else sizes["memory"]
             weights = (sizes["weights"] or 0) / self.tensor_parallel_size
-            found = KvMemory(
-                usable_bytes(memory, self.gpu_memory_utilization), weights + (sizes["overhead"] or 0)
-            )
+            found = KvMemory(usable_bytes(memory, self.memory_share), weights + (sizes["overhead"] or 0))
             if found.free < 1:
                 raise ConfigError(
                     f"gpu.memory: {model} takes {found.spent / 1e9:.1f} of {found.usable / 1e9:.1f} usable GB, which "
@@ -293,7 +302,7 @@ class GpuSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
             deployed,
             max_num_batched_tokens=step_tokens or self.batch_limits().max_num_batched_tokens,
             max_num_seqs=sequences or self.batch_limits().max_num_seqs,
-            gpu_memory_utilization=self.gpu_memory_utilization,
+            gpu_memory_utilization=self.memory_share,
             memory_bytes=sizes["memory"],
             weight_bytes=sizes["weights"],
             overhead_bytes=sizes["overhead"],

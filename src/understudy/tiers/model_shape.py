@@ -7,6 +7,7 @@ from fractions import Fraction
 from pathlib import Path
 
 from understudy.checks import share
+from understudy.defaults import MEMORY_SHARE
 from understudy.errors import ConfigError
 from understudy.groups.of_model import config_of_model
 from understudy.kv.counts import count
@@ -94,7 +95,7 @@ class ModelShape:
         block_size: int,
         gpu_memory: int | str,
         weights: int | str,
-        gpu_memory_utilization: float = 0.9,
+        gpu_memory_utilization: float = MEMORY_SHARE,
         overhead: int | str | None = None,
         kv_dtype: str | None = None,
         tensor_parallel: int = 1,

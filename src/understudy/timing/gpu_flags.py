@@ -36,7 +36,10 @@ GPU_FLAGS = {
         "weights", "str", "SIZE", "weights of the whole model, such as 16GiB (default: from its architecture)"
     ),
     "gpu-memory-utilization": GpuFlag(
-        "gpu_memory_utilization", "float", "X", "share of the GPU's memory to use (default: 0.9)"
+        "gpu_memory_utilization",
+        "float",
+        "X",
+        "share of the GPU's memory to use (default: the release's: 0.92, before vLLM 0.20 0.9)",
     ),
     "weight-dtype": GpuFlag(
         "weight_dtype",

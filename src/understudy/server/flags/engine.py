@@ -121,7 +121,7 @@ def complete_engine(
     there = read_as(GpuSettings, gpu, "gpu")
     if there.is_known:
         # These two are accepted, and reported as unused.
-        ours = msgspec.structs.replace(there, gpu_memory_utilization=0.9, front_end_ms=None)
+        ours = msgspec.structs.replace(there, gpu_memory_utilization=None, front_end_ms=None)
         ours.reject_unused_settings(engine.timing, has_blocks=has_blocks, has_timing=has_timing)
     kv = None if dtype is None else str(dtype)
     without_groups = engine

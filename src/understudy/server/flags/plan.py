@@ -165,6 +165,8 @@ def settings_of(
         engine = msgspec.structs.replace(engine, max_model_len=given["max_model_len"])
     given["engine"] = engine
     given["notes"] = (*built.notes, *engine.notes())
+    if built.gpu is not None and (given_share := built.gpu.gpu_memory_utilization) is not None:
+        given["cache_info"]["gpu_memory_utilization"] = str(given_share)
     if built.gpu is not None and built.gpu.data_parallel_size > 1:  # of the flag, or of the timing file
         given["data_parallel_size"] = built.gpu.data_parallel_size
     given["handoff"] = read_handoff(values, given["model"])

@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from understudy.defaults import MEMORY_SHARE
 from understudy.engines.group_layouts import layout_of_engine
 
 if TYPE_CHECKING:
@@ -16,7 +15,6 @@ if TYPE_CHECKING:
 CACHE_INFO = {
     "_block_size_resolved": "True",
     "cache_dtype": "auto",
-    "gpu_memory_utilization": "0.92",
     "is_attention_free": "False",
     "kv_cache_dtype_skip_layers": "[]",
     "kv_offloading_backend": "native",
@@ -55,11 +53,8 @@ _FLAG_OF_LABEL = {
 
 
 def read_cache_labels(values: dict[str, Any]) -> dict[str, str]:
-    """Return the labels that flags give; with --gpu, the share of memory that its blocks were estimated with."""
+    """Return the labels that flags give."""
     labels = {label: values.get(flag) for label, flag in _FLAG_OF_LABEL.items()}
-    has_blocks = any(values.get(name) is not None for name in ("num-gpu-blocks", "num-gpu-blocks-override"))
-    if labels["gpu_memory_utilization"] is None and values.get("gpu") is not None and not has_blocks:
-        labels["gpu_memory_utilization"] = MEMORY_SHARE
     return {label: str(value) for label, value in labels.items() if value is not None}
 
 
@@ -76,6 +71,7 @@ def add_cache_info(registry: Registry, settings: ServerSettings, ranks: int) -> 
     for rank in range(ranks):
         labels = {
             **CACHE_INFO,
+            "gpu_memory_utilization": str(engine.memory_share),
             **dict.fromkeys(settings.release.cache_labels, "None"),
             **settings.cache_info,
             "engine": str(rank),
