@@ -67,7 +67,7 @@ def add_parser(verbs: Verbs) -> None:
         type=float,
         default=0.1,
         metavar="X",
-        help="the knee is where one GiB more adds fewer percentage points (default: 0.1)",
+        help="the knee is the size from which one GiB more adds fewer than X percentage points of hits (default: 0.1)",
     )
     verb.add_argument(
         "--prompts-only",

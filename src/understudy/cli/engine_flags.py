@@ -55,7 +55,7 @@ SETTINGS = (
     Flag(
         "max_num_seqs",
         int,
-        "requests per batch (default: 256, or vLLM's for the GPU: 1024 from 70 GiB on, but for A100)",
+        "most requests in a batch (default: 256; with --gpu vLLM's for it: 1024 from 70 GiB on, except A100)",
     ),
     Flag(
         "max_num_batched_tokens",

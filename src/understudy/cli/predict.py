@@ -45,7 +45,7 @@ def add_parser(verbs: Verbs) -> None:
     verb = verbs.add_parser(
         "predict",
         help="predict the times of benchmarks without running them",
-        description="Replay the load of each experiment with the step times of its model and GPU.",
+        description="Replay the load of a benchmark with the step times of its model and GPU, and print its latencies.",
         epilog=EXAMPLES,
     )
     verb.add_argument(
@@ -56,8 +56,12 @@ def add_parser(verbs: Verbs) -> None:
         help="benchmark result, .csv of experiments, .jsonl of requests, or a trace with its --format",
     )
     load = verb.add_argument_group("load, instead of a file")
-    load.add_argument("--isl", type=int, metavar="N", help="longest prompt, in tokens (--least-length)")
-    load.add_argument("--osl", type=int, metavar="N", help="longest output, in tokens (--least-length)")
+    load.add_argument(
+        "--isl", type=int, metavar="N", help="longest prompt, in tokens; --least-length is the shortest"
+    )
+    load.add_argument(
+        "--osl", type=int, metavar="N", help="longest output, in tokens; --least-length is the shortest"
+    )
     load.add_argument("--concurrency", type=int, metavar="N", help="requests at a time (also for traces)")
     load.add_argument(
         "--num-prompts", type=int, metavar="N", help="requests in all (default: 10 times --concurrency)"
@@ -66,8 +70,8 @@ def add_parser(verbs: Verbs) -> None:
         "--least-length",
         type=float,
         metavar="X",
-        help="shortest random length as a share of the longest, also for summaries that lack it (default: "
-        "0.8)",
+        help="shortest random prompt and output as a share of the longest, such as 0.8 (default); also for results of "
+        "benchmarks that do not say it",
     )
     verb.add_argument("--format", metavar="NAME", help="INPUTS is a trace of this format, as of `replay`")
     verb.add_argument(

@@ -76,11 +76,16 @@ def add_run_flags(verb: argparse.ArgumentParser) -> None:
     add_settings_flags(verb.add_argument)
 
     goals = verb.add_argument_group("service-level objectives, for goodput")
-    goals.add_argument("--slo-ttft-ms", type=float, metavar="MS", help="most time to the first token")
     goals.add_argument(
-        "--slo-itl-ms", type=float, metavar="MS", help="most mean time between tokens of a request"
+        "--slo-ttft-ms",
+        type=float,
+        metavar="MS",
+        help="longest time to the first token, such as 2000 for two seconds",
     )
-    goals.add_argument("--slo-e2e-ms", type=float, metavar="MS", help="most time of a whole request")
+    goals.add_argument(
+        "--slo-itl-ms", type=float, metavar="MS", help="longest mean time between the tokens of a request"
+    )
+    goals.add_argument("--slo-e2e-ms", type=float, metavar="MS", help="longest time of a whole request")
 
 
 def add_trace(verb: argparse.ArgumentParser) -> None:
@@ -112,8 +117,8 @@ def add_users(add: Callable[..., object]) -> None:
         "--users",
         type=float,
         metavar="X",
-        help="X times the users of the trace: whole sessions copied with private content, or sampled; shared prefixes "
-        "and think times stay (default: 1)",
+        help="X times the users of the trace, each as fast as there: sessions are copied with content of their own, or "
+        "sampled if X is below 1; prefixes that all users share stay shared (default: 1)",
     )
 
 

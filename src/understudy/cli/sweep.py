@@ -99,8 +99,8 @@ def add_parser(verbs: Verbs) -> None:
         "--search",
         choices=("grid", "bisect", "halving"),
         help="grid: every combination (default up to 2,000); bisect: the smallest workers or KV blocks that meet the "
-        "goal, for every combination of the other flags (default above); halving: all on a part of the trace, and "
-        "ever fewer on more of it",
+        "goal, for every combination of the other flags (default above); halving: all combinations on a part of "
+        "the trace, then the best third on three times as much, and so on",
     )
     sweep.add_argument("--random", type=int, metavar="N", help="replay N combinations, drawn at random")
     sweep.add_argument(
