@@ -30,6 +30,8 @@ constexpr std::pair<std::string_view, Number> kNumbers[] = {
     {"mix", &StepCoefficients::mix},
     {"attention_ms", &StepCoefficients::attention_ms},
     {"window_attention_ms", &StepCoefficients::window_attention_ms},
+    {"draft_attention_ms", &StepCoefficients::draft_attention_ms},
+    {"history_ms", &StepCoefficients::history_ms},
     {"comm_ms", &StepCoefficients::comm_ms},
     {"comm_token_ms", &StepCoefficients::comm_token_ms},
     {"comm_rank_token_ms", &StepCoefficients::comm_rank_token_ms},
@@ -105,7 +107,9 @@ double PhysicalTiming::step_ms(const StepLoad& load, std::uint64_t capacity_toke
   }
   double attention = 0;
   double window_attention = 0;
+  std::uint64_t history = 0;
   for (const PrefillChunk& chunk : load.chunks) {
+    history += chunk.history;
     attention += attended(chunk, kNoWindow);
     if (of_.window > 0) window_attention += attended(chunk, of_.window);
   }
@@ -116,6 +120,7 @@ double PhysicalTiming::step_ms(const StepLoad& load, std::uint64_t capacity_toke
   const double context = decodes_ms(load);
   if (load.chunks.empty()) return (ms + context) / speedups.all;
   ms += context * of_.mix + of_.attention_ms * attention + of_.window_attention_ms * window_attention + of_.prefill_ms;
+  ms += of_.history_ms * static_cast<double>(history);
   if (load.tokens > of_.floor_above) ms = std::fmax(ms, of_.floor_ms);
   return ms / speedups.all;
 }
@@ -165,7 +170,8 @@ double PhysicalTiming::base_ms(std::uint64_t tokens, std::uint64_t sequences, st
 double PhysicalTiming::decodes_ms(const StepLoad& load) const {
   const double context = context_ms(load.context_tokens, load.windowed_context);
   if (load.draft_pairs == 0) return context;
-  const double pairs = of_.attention_ms * static_cast<double>(load.draft_pairs);
+  const double pair = of_.draft_attention_ms > 0 ? of_.draft_attention_ms : of_.attention_ms;
+  const double pairs = pair * static_cast<double>(load.draft_pairs);
   const double window_pairs = of_.window_attention_ms * static_cast<double>(load.window_pairs);
   return soft(context, pairs + window_pairs);
 }

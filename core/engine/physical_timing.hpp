@@ -27,6 +27,8 @@ struct StepCoefficients {
   double mix = 1;                       // factor on the two when there is prefill
   double attention_ms = 0;              // a new prompt token with a token of its past
   double window_attention_ms = 0;       // the same in layers with a sliding window
+  double draft_attention_ms = 0;        // a draft with a token of its past; 0: as a new prompt token
+  double history_ms = 0;                // expanding the latent of a token that a prompt chunk finds in the cache
   double comm_ms = 0;                   // between tensor-parallel ranks, per step
   double comm_token_ms = 0;             // the same per token
   double comm_rank_token_ms = 0;        // between data-parallel ranks

@@ -43,6 +43,8 @@ BLOCK_SIZE = Default(16)
 """Tokens per KV block."""
 LATENT_BLOCK_SIZE = 64
 """Tokens per KV block of a model with latent attention (MLA)."""
+SPARSE_BLOCK_SIZE = 128
+"""Tokens per KV block of a model whose sparse attention selects blocks (MiniMax-M3)."""
 NUM_GPU_BLOCKS = Default(16384)
 """KV blocks of a worker whose GPU is not known."""
 MAX_NUM_BATCHED_TOKENS = Default(UNKNOWN_DEVICE.max_num_batched_tokens)

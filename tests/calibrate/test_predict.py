@@ -317,9 +317,9 @@ def test_every_row_is_predicted_or_refused_by_its_line(data: st.DataObject) -> N
 
 
 def test_a_bad_row_does_not_harm_the_others(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    source = table(tmp_path / "in.csv", {**ROW, "key": "bad", "model_path": "deepseek-ai/DeepSeek-R1"}, ROW)
+    source = table(tmp_path / "in.csv", {**ROW, "key": "bad", "model_path": "deepseek-ai/DeepSeek-V3.2"}, ROW)
     assert main(["predict", str(source), "-o", str(tmp_path / "out.csv")]) == 2
-    assert "latent attention" in (errors := capsys.readouterr().err)
+    assert "sparse attention" in (errors := capsys.readouterr().err)
     assert "1 of 2 rows are left out" in errors
     assert [line.split(",")[0] for line in (tmp_path / "out.csv").read_text().splitlines()] == ["key", "a"]
 

@@ -227,7 +227,7 @@ REMEDY = r"give measured times \(--timing\) and, in place of --gpu, .* \(--gpu-m
 
 
 @pytest.mark.parametrize(
-    "model", ["Kimi-Linear-48B-A3B", "Nemotron-H-8B", "DeepSeek-V3", "AI21-Jamba-1.5-Mini"]
+    "model", ["Kimi-Linear-48B-A3B", "Nemotron-H-8B", "DeepSeek-V3.2", "AI21-Jamba-1.5-Mini"]
 )
 def test_a_model_of_which_only_the_groups_are_known_is_refused_with_a_remedy_that_works(model: str) -> None:
     with pytest.raises(ConfigError, match=REMEDY):

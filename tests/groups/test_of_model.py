@@ -92,6 +92,13 @@ def test_nemotron_h_has_the_recorded_sizes_with_16_bit_states() -> None:
         ("Qwen3-Next-80B-A3B", "SSSF" * 12),
         ("Kimi-Linear-48B-A3B", "SSSL" * 6 + "SSL"),
         ("DeepSeek-V3.2", "LL" * 61),
+        ("DeepSeek-R1", "L" * 61),
+        ("Kimi-K2.5", "L" * 61),
+        ("GLM-5", "LL" * 78),
+        ("MiniMax-M3", "FFF" + "FL" * 57),
+        ("Qwen3.5-397B-A17B", "SSSF" * 15),
+        ("Gemma-4-31B", "WWWWWF" * 10),
+        ("Nemotron-3-Nano-30B-A3B", "SSSF" + "SSSF" * 4 + "SSSSF" + "SSSS"),
         ("Llama-3.1-8B", "F" * 32),
         ("Mistral-7B-v0.3", "F" * 32),
     ],
@@ -103,7 +110,7 @@ def test_layers_of_a_known_model(model: str, pattern: str) -> None:
 def test_every_known_model_gives_layers_with_the_windows_that_its_times_assume() -> None:
     for name, shape in MODELS.items():
         found = kinds(name)
-        assert len(found) == shape.num_layers
+        assert len(found) == shape.num_layers + (0 if shape.indexer is None else shape.indexer.layers)
         assert found.count("W") + found.count("C") == shape.window_layers
     for name in CONFIGS:
         assert kinds(name)

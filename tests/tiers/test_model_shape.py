@@ -47,6 +47,13 @@ def read(folder: Path, **config: Any) -> ModelShape:
         ("mistralai/Mixtral-8x7B-Instruct-v0.1", 131_072),
         ("Qwen/Qwen3-30B-A3B-Instruct-2507", 98_304),
         ("deepseek-ai/deepseek-v3", 70_272),
+        *(
+            (name, 61 * (512 + 64) * 2)
+            for name in ("moonshotai/Kimi-K2-Instruct", "Kimi-K2.5", "DeepSeek-V3.1")
+        ),
+        ("mistralai/Mistral-Large-3-675B-Instruct-2512", 70_272),
+        ("GLM-4.7-Flash", 47 * 576 * 2),
+        ("GLM-4.7", 92 * 2 * 8 * 128 * 2),
     ],
 )
 def test_a_token_of_a_known_model_weighs(model: str, bytes_per_token: int) -> None:
@@ -117,7 +124,7 @@ def test_the_language_part_of_a_model_that_sees_is_used(tmp_path: Path) -> None:
         ({"kv_lora_rank": 512}, "qk_rope_head_dim is missing"),
         (
             {"layer_types": ["full_attention", "sliding_attention"] * 16, "sliding_window": 9},
-            "several kinds; give kv_bytes_per_token",
+            "several kinds; give --gpu, .* or kv_bytes_per_token",
         ),
         ({"layer_types": ["linear_attention"] * 32}, "more than keys and values"),
         ({"layer_types": ["linear_attention"]}, "layer_types has 1 entries for num_hidden_layers=32"),

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from understudy.timing.architecture import Architecture, plain_name
+from understudy.timing.known_configs import CONFIGS as TIMED
 from understudy.timing.known_models import MODELS, known_name, unknown_model
 from understudy.timing.model_config import ModelConfig
 from understudy.timing.names import name_key
@@ -12,12 +13,8 @@ from understudy.timing.names import name_key
 _DEEPSEEK: dict[str, Any] = {"num_hidden_layers": 61, "kv_lora_rank": 512, "qk_rope_head_dim": 64}
 
 CONFIGS: dict[str, dict[str, Any]] = {
-    "DeepSeek-V3": _DEEPSEEK,
-    "DeepSeek-R1": _DEEPSEEK,
-    "DeepSeek-V3.1": _DEEPSEEK,
     "DeepSeek-V3.2": {**_DEEPSEEK, "index_head_dim": 128},
     "DeepSeek-V3.2-Exp": {**_DEEPSEEK, "index_head_dim": 128},
-    "Kimi-K2": _DEEPSEEK,
     "Mistral-7B-v0.1": {
         "num_hidden_layers": 32,
         "num_attention_heads": 32,
@@ -121,7 +118,8 @@ def known_config(model: str) -> ModelConfig:
     known = known_name(model)
     if known is None:
         raise unknown_model(model, [*MODELS, *CONFIGS])
-    return ModelConfig(f"model {known}", _keys_of(MODELS[known]))
+    keys = {"torch_dtype": "bfloat16", **TIMED[known]} if known in TIMED else _keys_of(MODELS[known])
+    return ModelConfig(f"model {known}", keys)
 
 
 def _keys_of(model: Architecture) -> dict[str, Any]:

@@ -5,19 +5,17 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from understudy.defaults import BLOCK_SIZE, LATENT_BLOCK_SIZE
+from understudy.defaults import BLOCK_SIZE, LATENT_BLOCK_SIZE, SPARSE_BLOCK_SIZE
 from understudy.errors import ConfigError
 from understudy.groups.known_layers import known_config
 from understudy.groups.layer import Layer
 from understudy.groups.plan import GroupPlan, plan_groups
 from understudy.groups.states import state_layer
 from understudy.kv.counts import count
-from understudy.timing.layer_pattern import cached_kinds, window_tokens
+from understudy.timing.attention import FP8_SPARSE_BYTES
+from understudy.timing.layer_pattern import cached_kinds, indexed_layers, window_tokens
 from understudy.timing.model_config import ModelConfig, read_dtype
 from understudy.timing.weight_types import kv_type
-
-_FP8_SPARSE_BYTES = 656
-"""Bytes of a token that vLLM's fp8 cache of sparse MLA keeps: 512 in fp8, their scales, and 64 in bf16."""
 
 
 def groups_of_model(
@@ -94,16 +92,22 @@ def layers_of_model(
                 config, tensor_parallel=gpus, dtype=dtype, state_dtype=state or _state_dtype(config, dtype)
             )
         ]
-    return [layer for kind in kinds for layer in found[kind]]
+    layers = []
+    for kind, is_indexed in zip(kinds, indexed_layers(config)[: len(kinds)], strict=True):
+        layers += found[kind]
+        if is_indexed:
+            layers.append(_index_keys(config, found[kind][0].tokens))
+    return layers
 
 
 def _attention(
     config: ModelConfig, kind: str, block_size: int | None, dtype: str, tensor_parallel: int
 ) -> list[Layer]:
-    """Return the caches of an attention layer: one, and that of the indexer of sparse MLA."""
+    """Return the cache of an attention layer."""
     if config.has("kv_lora_rank"):
         return _latent(config, LATENT_BLOCK_SIZE if block_size is None else block_size, dtype)
-    block = BLOCK_SIZE if block_size is None else block_size
+    usual = SPARSE_BLOCK_SIZE if config.has("sparse_attention_config") else BLOCK_SIZE
+    block = usual if block_size is None else block_size
     heads = config.number("num_attention_heads")
     kv_heads = config.number("num_key_value_heads", default=heads)
     head_size = config.head_dim(heads)
@@ -127,23 +131,20 @@ def _attention(
 def _latent(config: ModelConfig, block_size: int, dtype: str) -> list[Layer]:
     size = config.number("kv_lora_rank") + config.number("qk_rope_head_dim")
     sparse = config.has("index_head_dim")
-    packed = _FP8_SPARSE_BYTES if sparse and dtype == "u8" else None
-    layers = [
+    packed = FP8_SPARSE_BYTES if sparse and dtype == "u8" else None
+    return [
         Layer(kind="mla", block_size=block_size, kv_heads=1, head_size=size, dtype=dtype, state_bytes=packed)
     ]
-    if sparse:
-        keys = config.number("index_head_dim")  # in fp8, with a 32-bit scale for each 128
-        layers.append(
-            Layer(
-                kind="mla",
-                block_size=block_size,
-                kv_heads=1,
-                head_size=keys + keys // 128 * 4,
-                dtype="u8",
-                role="indexer",
-            )
-        )
-    return layers
+
+
+def _index_keys(config: ModelConfig, block_size: int) -> Layer:
+    """Return the cache of an indexer: one key per token, of MLA in fp8 with a 32-bit scale for each 128."""
+    if config.has("sparse_attention_config"):
+        size, dtype = config.inner("sparse_attention_config").number("sparse_index_dim"), "bf16"
+    else:
+        size, dtype = config.number("index_head_dim"), "u8"
+        size += size // 128 * 4
+    return Layer(kind="mla", block_size=block_size, kv_heads=1, head_size=size, dtype=dtype, role="indexer")
 
 
 def _state_dtype(config: ModelConfig, dtype: str) -> str | None:

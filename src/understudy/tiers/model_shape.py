@@ -13,10 +13,8 @@ from understudy.groups.of_model import config_of_model
 from understudy.kv.counts import count
 from understudy.tiers.sizes import parse_bytes
 from understudy.timing import known_models
-from understudy.timing.architecture import plain_name
 from understudy.timing.layer_pattern import cached_kinds, layer_kinds
 from understudy.timing.model_config import ModelConfig
-from understudy.timing.names import name_key
 
 DTYPE_BYTES = {
     **dict.fromkeys(("float32", "fp32"), 4),
@@ -56,17 +54,14 @@ class ModelShape:
         if path.suffix == ".json":
             return cls.from_config(path)
         # The owner and the variant do not matter: meta-llama/Llama-3.1-8B-Instruct is Llama-3.1-8B.
-        known = MODELS.get(known_models.known_name(model) or _LATENT.get(name_key(plain_name(model)), ""))
-        if known is None:
-            try:
-                config_of_model(model)
-            except ConfigError:
-                raise known_models.unknown_model(model, MODELS) from None
-            raise ConfigError(
-                f"model {model}: the KV bytes per token are not constant, because its layers are of several kinds; "
-                "give --gpu, which gives it KV cache groups, or kv_bytes_per_token"
-            )
-        return known
+        known = MODELS.get(known_models.known_name(model) or "")
+        if known is not None:
+            return known
+        try:
+            config = config_of_model(model)
+        except ConfigError:
+            raise known_models.unknown_model(model, MODELS) from None
+        return _read_config(config)
 
     @classmethod
     def from_config(cls, path: Path) -> ModelShape:
@@ -148,7 +143,7 @@ def _reject_mixed_layers(config: ModelConfig) -> None:
     """Raise ConfigError if the KV bytes per token are not constant, because layers differ or keep other state."""
     if config.content.get("is_encoder_decoder"):
         reason = "it has an encoder and a decoder"
-    elif config.has("ssm_cfg", "state_size", "mamba_d_state", "index_head_dim"):
+    elif config.has("ssm_cfg", "state_size", "mamba_d_state", "index_head_dim", "sparse_attention_config"):
         reason = "its layers keep more than keys and values"
     elif len(kinds := set(layer_kinds(config))) > 1:
         reason = "its layers are of several kinds"
@@ -157,21 +152,21 @@ def _reject_mixed_layers(config: ModelConfig) -> None:
     else:
         return
     raise ConfigError(
-        f"{config.where}: the KV bytes per token are not constant, because {reason}; give kv_bytes_per_token"
+        f"{config.where}: the KV bytes per token are not constant, because {reason}; give --gpu, which gives it KV "
+        "cache groups, or kv_bytes_per_token"
     )
 
 
 MODELS = {
     shape.name: shape
     for shape in (
-        *(
+        (
             ModelShape(model.name, model.num_layers, model.kv_heads, model.head_dim)
-            for model in known_models.MODELS.values()
-            if not (model.window_layers or model.state_layers)  # else KV bytes per token are not constant
-        ),
-        ModelShape("DeepSeek-V3", 61, 0, 0, latent_dim=512 + 64),
-        ModelShape("DeepSeek-R1", 61, 0, 0, latent_dim=512 + 64),
+            if model.latent is None
+            else ModelShape(model.name, model.num_layers, 0, 0, latent_dim=model.latent.cached)
+        )
+        for model in known_models.MODELS.values()
+        if not (model.window_layers or model.state_layers or model.indexer)  # else they are not constant
     )
 }
 """Known models by repository name, without the owner and suffixes such as -Instruct."""
-_LATENT = {name_key(name): name for name, shape in MODELS.items() if shape.latent_dim}

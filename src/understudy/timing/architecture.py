@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 
 from understudy.errors import ConfigError
 from understudy.kv.counts import count
+from understudy.timing.attention import Indexer, LatentAttention  # noqa: TC001  (msgspec reads the annotations)
 from understudy.timing.weight_types import weight_type
+
+Narrow = Literal["all", "mlp", "experts"]
 
 
 class Architecture(msgspec.Struct, frozen=True, kw_only=True):
@@ -52,6 +55,26 @@ class Architecture(msgspec.Struct, frozen=True, kw_only=True):
     """Default type of the weights."""
     dense_weights: str | None = None
     """Type of all weights but the experts', if it differs."""
+    latent: LatentAttention | None = None
+    """Latent attention (MLA), whose cache has no heads; `kv_heads` is 1 and `head_dim` that of an expanded key."""
+    indexer: Indexer | None = None
+    """What selects tokens for sparse attention; it is stored and counted, and not timed."""
+    full_kv_heads: int = 0
+    """KV heads of layers with full attention next to windows; 0: as many as those with windows."""
+    full_head_dim: int = 0
+    """Their size of a head; 0: equal."""
+    gated_attention: bool = False
+    """Whether attention has an output gate, as wide as the queries."""
+    mlp_layers: int = 0
+    """Layers with an MLP or experts; 0: all. Nemotron has them between layers of attention and of states."""
+    mlp_matrices: int = 3
+    """Matrices of an MLP and of an expert: 3 if gated, else 2."""
+    expert_input: int = 0
+    """Width of a routed expert's input, if a projection narrows it; 0: the hidden size."""
+    int4_group: int = 128
+    """Weights that share a scale in int4."""
+    narrow: Narrow = "all"
+    """Weights that a 4-bit type narrows: all, those of MLPs, or those of routed experts; others stay in bf16."""
 
     def __post_init__(self) -> None:
         for name in ("num_layers", "hidden_size", "num_heads", "kv_heads", "head_dim", "vocab_size"):
@@ -84,30 +107,78 @@ class Architecture(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def shape(self) -> Architecture:
         """The dimensions without name and weight types."""
-        return msgspec.structs.replace(self, name="", weights="bf16", dense_weights=None, tied_head=False)
+        return msgspec.structs.replace(
+            self, name="", weights="bf16", dense_weights=None, tied_head=False, int4_group=128, narrow="all"
+        )
 
     @property
     def expert_layers(self) -> int:
         """Number of layers with experts."""
-        return self.num_layers - self.dense_layers if self.num_experts else 0
+        return self.mixed_layers - self.dense_layers if self.num_experts else 0
 
     @property
-    def attention_parameters(self) -> int:
-        """Parameters of one layer's attention: projections to queries, keys and values, and the output."""
-        return self.hidden_size * self.head_dim * 2 * (self.num_heads + self.kv_heads)
+    def mixed_layers(self) -> int:
+        """Number of layers with an MLP or experts."""
+        return self.mlp_layers or self.num_layers
+
+    @property
+    def full_layers(self) -> int:
+        """Number of layers with full attention."""
+        return self.num_layers - self.window_layers - self.state_layers
+
+    def attention_sizes(self, *, is_full: bool) -> tuple[int, int]:
+        """Return KV heads and size of a head of layers with full attention, or with windows."""
+        if not is_full:
+            return self.kv_heads, self.head_dim
+        return self.full_kv_heads or self.kv_heads, self.full_head_dim or self.head_dim
+
+    def attention_parameters(self, *, is_full: bool) -> int:
+        """Return the parameters of one layer's attention: queries, keys, values, output gate and output."""
+        if self.latent is not None:
+            own = self.latent.head_parameters(self.hidden_size, self.num_heads)
+            return own + self.latent.whole_parameters(self.hidden_size)
+        kv_heads, size = self.attention_sizes(is_full=is_full)
+        gate = self.hidden_size * size * self.num_heads if self.gated_attention else 0
+        return self.hidden_size * size * 2 * (self.num_heads + kv_heads) + gate
+
+    @property
+    def mixer_parameters(self) -> int:
+        """Parameters of attention, states and indexers of all layers."""
+        full = self.full_layers * self.attention_parameters(is_full=True)
+        windows = self.window_layers * self.attention_parameters(is_full=False)
+        return full + windows + self.state_layers * self.state_parameters + self.indexer_parameters
+
+    @property
+    def indexer_parameters(self) -> int:
+        """Parameters of all indexers."""
+        if self.indexer is None:
+            return 0
+        inputs = self.hidden_size if self.latent is None else self.latent.query_rank or self.hidden_size
+        return self.indexer.layers * self.indexer.parameters(self.hidden_size, inputs)
+
+    @property
+    def whole_parameters(self) -> int:
+        """Linear parameters that every tensor-parallel GPU has whole: those that need no head."""
+        if self.latent is None:
+            return 0
+        return self.num_layers * self.latent.whole_parameters(self.hidden_size) + self.indexer_parameters
 
     @property
     def linear_parameters(self) -> int:
         """Parameters of all layers that every token uses: without routed experts and head."""
-        dense = (self.num_layers - self.expert_layers) * 3 * self.hidden_size * self.intermediate_size
-        routed = self.expert_layers * self.hidden_size * (3 * self.shared_expert_size + self.num_experts)
-        attention = (self.num_layers - self.state_layers) * self.attention_parameters
-        return attention + self.state_layers * self.state_parameters + dense + routed
+        wide = self.mlp_matrices * self.hidden_size
+        dense = (self.mixed_layers - self.expert_layers) * wide * self.intermediate_size
+        routed = (
+            self.expert_layers
+            * self.hidden_size
+            * (self.mlp_matrices * self.shared_expert_size + self.num_experts + 2 * self.expert_input)
+        )
+        return self.mixer_parameters + dense + routed
 
     @property
     def expert_parameters(self) -> int:
         """Parameters of one expert of one layer."""
-        return 3 * self.hidden_size * self.expert_size
+        return self.mlp_matrices * (self.expert_input or self.hidden_size) * self.expert_size
 
     @property
     def head_parameters(self) -> int:
@@ -118,20 +189,49 @@ class Architecture(msgspec.Struct, frozen=True, kw_only=True):
         """Return the type of linear layers for the given type of weights (None: the default)."""
         if self.dense_weights is not None:
             return self.dense_weights
-        return weight_type(self.weights if weights is None else weights).name
+        kind = weight_type(self.weights if weights is None else weights)
+        return "bf16" if self.narrow == "experts" and kind.is_narrow else kind.name
+
+    def mixer_type(self, weights: str | None) -> str:
+        """Return the type of attention and states, which may be wider than other linear layers."""
+        kind = weight_type(self.linear_type(weights))
+        return "bf16" if self.narrow == "mlp" and kind.is_narrow else kind.name
+
+    def bytes_per_parameter(self, kind: str) -> float:
+        """Return the bytes of a weight of a type, with its share of the scales."""
+        found = weight_type(kind)
+        return 0.5 + 2 / self.int4_group if found.name == "int4" else found.bytes
+
+    @property
+    def stored_expert_parameters(self) -> int:
+        """Parameters of all routed experts."""
+        return self.expert_layers * self.num_experts * self.expert_parameters
+
+    def linear_bytes(self, weights: str | None = None) -> float:
+        """Return the bytes of all linear layers but routed experts and head."""
+        linear, mixer = self.linear_type(weights), self.mixer_type(weights)
+        if linear == mixer:
+            return self.linear_parameters * self.bytes_per_parameter(linear)
+        rest = self.linear_parameters - self.mixer_parameters
+        return self.mixer_parameters * self.bytes_per_parameter(mixer) + rest * self.bytes_per_parameter(
+            linear
+        )
+
+    def expert_bytes(self, weights: str | None = None) -> float:
+        """Return the bytes of all routed experts."""
+        kind = weight_type(self.weights if weights is None else weights).name
+        return self.stored_expert_parameters * self.bytes_per_parameter(kind)
 
     def weight_bytes(self, weights: str | None = None) -> int:
         """Return the bytes of the model: linear layers and experts in their types, embedding and head in bf16."""
-        expert_type = weight_type(self.weights if weights is None else weights)
-        linear = self.linear_parameters * weight_type(self.linear_type(weights)).bytes
-        experts = self.expert_layers * self.num_experts * self.expert_parameters * expert_type.bytes
-        return int(linear + experts + self.head_parameters * 2 * (1 if self.tied_head else 2))
+        head = self.head_parameters * 2 * (1 if self.tied_head else 2)
+        return int(self.linear_bytes(weights) + self.expert_bytes(weights) + head)
 
     @classmethod
     def find(cls, model: str) -> Architecture:
         """Find a model by name, or read the `config.json` at a path or in a folder.
 
-        ConfigError names an unknown model, a missing key, or an unsupported architecture (latent attention).
+        ConfigError names an unknown model, a missing key, or an unsupported architecture.
         """
         path = Path(model)
         if path.is_dir():
@@ -179,6 +279,18 @@ def gated_delta_states(
     }
 
 
-def _name_of(path: Path, content: dict[str, Any]) -> str:
-    named = content.get("_name_or_path")
-    return str(named) if named else path.parent.name or str(path)
+def mamba2_states(
+    layers: int, hidden: int, heads: int, size: int, groups: int, state: int, kernel: int, width: int = 4
+) -> dict[str, Any]:
+    """Return sizes and parameters of the states of `layers` layers of Mamba 2.
+
+    `size` are the channels of a head and `state` the elements that each keeps; `width` are the bytes of one.
+    """
+    inner = heads * size
+    channels = inner + 2 * groups * state
+    return {
+        "state_layers": layers,
+        "state_elements": inner * state + (kernel - 1) * channels,
+        "state_bytes": inner * state * width + (kernel - 1) * channels * 2,
+        "state_parameters": hidden * (inner + channels + heads) + inner * hidden + kernel * channels,
+    }

@@ -61,9 +61,19 @@ def kv_memory(
     memory = deployment.gpu.memory_gb * 1e9 if memory_bytes is None else memory_bytes
     usable = usable_bytes(memory, gpu_memory_utilization)
     weights = deployment.weight_bytes_per_gpu if weight_bytes is None else weight_bytes / tp
+    weights += _absorbed_bytes(deployment)
     weights += 0 if drafter is None else drafter.weight_bytes_per_gpu(deployment)
     spent = weights + (activations + logits + _FIXED_BYTES if overhead_bytes is None else overhead_bytes)
     return KvMemory(usable, spent)
+
+
+def _absorbed_bytes(deployment: Deployment) -> float:
+    """Return the bytes of the matrices that decodes with latent attention use, which vLLM keeps in 16 bits beside."""
+    latent = deployment.model.latent
+    if latent is None:
+        return 0.0
+    heads = deployment.model.num_heads / deployment.parallel.tensor
+    return deployment.model.num_layers * 2 * latent.rank * heads * (latent.key + latent.value)
 
 
 def kv_blocks(
@@ -96,13 +106,9 @@ def kv_blocks(
     block = block_size * deployment.kv_bytes_per_token
     if 0 < model.window_layers < model.num_layers:
         spent += (
-            min(max_num_seqs, _WINDOWED_REQUESTS)
-            * model.window_tokens
-            * deployment.kv_bytes_per_token
-            * model.window_layers
-            / model.num_layers
+            min(max_num_seqs, _WINDOWED_REQUESTS) * model.window_tokens * deployment.window_bytes_per_token
         )
-        block = block * (model.num_layers - model.window_layers) // model.num_layers
+        block = int(block - block_size * deployment.window_bytes_per_token)
     block += 0 if drafter is None else block_size * drafter.kv_bytes_per_token(deployment)
     blocks = int((usable - spent) // block) - 1  # one is reserved
     if blocks < 1:

@@ -50,6 +50,10 @@ class StepCoefficients(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
     """Prefill attention in full-attention layers, per pair of a new token and an earlier one."""
     window_attention_ms: float = 0.0
     """Prefill attention in sliding-window layers, per pair."""
+    draft_attention_ms: float = 0.0
+    """Attention of a draft, per pair with a token of its past; 0: as prefill attention."""
+    history_ms: float = 0.0
+    """Making keys and values of a latent that a prompt chunk finds in the cache, per token."""
     comm_ms: float = 0.0
     """Communication between tensor-parallel ranks, per step."""
     comm_token_ms: float = 0.0

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import re
 from typing import TYPE_CHECKING, Any
 
 from understudy.errors import ConfigError
-from understudy.timing.architecture import Architecture, gated_delta_states
-from understudy.timing.layer_pattern import layer_kinds, shared_layers, window_tokens
+from understudy.timing.architecture import Architecture
+from understudy.timing.layer_pattern import shared_layers
+from understudy.timing.mixer_reader import read_attention, read_kinds, read_states, read_windows
 from understudy.timing.model_config import ModelConfig
 
 if TYPE_CHECKING:
@@ -43,6 +45,17 @@ _DECODERS = {
         "arcee",
         "apertus",
     ),
+    *(
+        "deepseek_v2",
+        "deepseek_v3",
+        "kimi_k2",
+        "glm_moe_dsa",
+        "glm4_moe_lite",
+        "ministral3",
+        "qwen3_5",
+        "qwen3_5_moe",
+    ),
+    *("gemma4", "minimax_m3", "minimax_m3_vl", "nemotron_h"),
     *("ernie4_5", "ernie4_5_moe", "hunyuan_v1_dense", "hunyuan_v1_moe", "dots1", "bailing_moe"),
 }
 """Values of `model_type` whose layers are attention and a gated MLP, or experts with gated MLPs."""
@@ -52,7 +65,12 @@ def read_architecture(path: Path) -> Architecture:
     """Read the `config.json` at `path`. ConfigError names the file and the invalid key."""
     config = ModelConfig.read(path)
     named = config.content.get("_name_or_path")
-    return _Reader(config).read(str(named) if named else path.parent.name or str(path))
+    return architecture_of(config, str(named) if named else path.parent.name or str(path))
+
+
+def architecture_of(config: ModelConfig, name: str) -> Architecture:
+    """Return the architecture that the keys of a model describe. ConfigError names the invalid key."""
+    return _Reader(config).read(name)
 
 
 class _Reader:
@@ -64,97 +82,64 @@ class _Reader:
 
     def read(self, name: str) -> Architecture:
         self._reject_unknown_type()
-        kinds = self._read_kinds()
         config = self.config
-        layers = config.num_layers()
-        heads = config.number("num_attention_heads")
+        kinds = read_kinds(config)
         hidden = config.number("hidden_size")
         experts = config.optional(
             "num_local_experts", "num_experts", "n_routed_experts", "moe_num_experts", least=0
         )
         try:
+            mixers = sum(1 for kind in kinds if kind)
+            layers = mixers if "" in kinds else config.num_layers(default=len(kinds))
             return Architecture(
                 name=name,
                 num_layers=layers,
                 hidden_size=hidden,
-                num_heads=heads,
-                kv_heads=config.number("num_key_value_heads", default=heads),
-                head_dim=config.head_dim(heads),
                 vocab_size=config.number("vocab_size"),
                 tied_head=config.switch("tie_word_embeddings", default=False),
                 shared_layers=shared_layers(config, layers),
-                **self._windows(kinds),
-                **self._states(kinds, hidden),
+                **read_attention(config, kinds),
+                **read_windows(config, kinds),
+                **read_states(config, kinds, hidden),
                 **(self._experts(experts, layers) if experts else self._dense()),
-                **self._types(),
+                **self._between(kinds),
+                **self._types(has_experts=bool(experts), has_states="state" in kinds),
             )
         except ConfigError as error:
             if str(error).startswith(self.where):
                 raise
             raise ConfigError(f"{self.where}: {str(error).removeprefix(f'{name}: ')}") from error
 
-    def _read_kinds(self) -> list[str]:
-        """Return the kind of each layer. ConfigError for kinds whose times are not known."""
-        config = self.config
-        if config.has("kv_lora_rank"):
-            raise ConfigError(
-                f"{self.where}: kv_lora_rank: latent attention (MLA) is not supported yet; give measured times instead"
-            )
-        kinds = layer_kinds(config)
-        named = set(kinds)
-        if (
-            ("state" in named and not config.has("linear_num_value_heads"))
-            or "" in named
-            or config.has("index_head_dim", "state_size", "mamba_d_state")
-        ):
-            raise ConfigError(
-                f"{self.where}: only layers of full or sliding attention and of gated delta net are supported; "
-                "give measured times instead"
-            )
-        if {"window", "chunk"} <= named:
-            raise ConfigError(
-                f"{self.where}: layers with windows next to layers with chunks are not supported; give measured times "
-                "instead"
-            )
-        return kinds
-
     def _reject_unknown_type(self) -> None:
         kind = self.config.model_type or "llama"
-        if kind in _DECODERS or self.config.has("kv_lora_rank"):
+        if kind in _DECODERS:
             return
-        self._read_kinds()  # layers with states are refused as such: another type would not describe them
+        read_kinds(
+            self.config
+        )  # layers with states are refused as such: another type would not describe them
         raise ConfigError(
             f"{self.where}: model_type {kind!r} is not known; if its layers equal those of a known type (llama, "
             "qwen3_moe, …), give a copy of the file with that type"
         )
 
-    def _windows(self, kinds: list[str]) -> dict[str, Any]:
-        """Return the number of layers with windows or chunks, and the tokens of one."""
-        if windows := kinds.count("window"):
-            return {"window_layers": windows, "window_tokens": window_tokens(self.config)}
-        if chunks := kinds.count("chunk"):
-            return {"window_layers": chunks, "window_tokens": self.config.number("attention_chunk_size")}
-        return {}
-
-    def _states(self, kinds: list[str], hidden: int) -> dict[str, Any]:
-        """Return the states of gated delta net: a matrix per value head, and the last inputs of a convolution."""
-        config = self.config
-        if "state" not in kinds:
+    def _between(self, kinds: list[str]) -> dict[str, Any]:
+        """Return the MLPs of a model that has them between its layers of attention and of states."""
+        if "" not in kinds:
             return {}
-        heads, size = config.number("linear_num_value_heads"), config.number("linear_value_head_dim")
-        key_size = config.number("linear_key_head_dim")
-        return gated_delta_states(
-            kinds.count("state"),
-            hidden,
-            heads,
-            config.number("linear_num_key_heads") * key_size,
-            heads * size,
-            key_size,
-            config.number("linear_conv_kernel_dim"),
-            width=4 if config.state_dtype() == "f32" else 2,
-        )
+        if self.config.content.get("mlp_hidden_act", "relu2") != "relu2":
+            raise ConfigError(
+                f"{self.where}: mlp_hidden_act: only relu2, without a gate, is known; correct it"
+            )
+        latent = self.config.optional("moe_latent_size", least=0) or 0
+        return {"mlp_layers": kinds.count(""), "mlp_matrices": 2, "expert_input": latent}
 
     def _dense(self) -> dict[str, Any]:
+        for key in ("hidden_size_per_layer_input", "use_double_wide_mlp"):
+            if self.config.content.get(key):
+                raise ConfigError(
+                    f"{self.where}: {key}: embeddings and MLPs by layer (Gemma 4 E2B, E4B) are not timed; give "
+                    "measured times instead"
+                )
         return {"intermediate_size": self.config.number("intermediate_size")}
 
     def _experts(self, experts: int, layers: int) -> dict[str, Any]:
@@ -163,12 +148,21 @@ class _Reader:
             "moe_intermediate_size", "expert_intermediate_size", "intermediate_size", least=0
         )
         chosen = config.optional(
-            "num_experts_per_tok", "experts_per_token", "num_experts_per_token", "moe_topk", least=0
+            "num_experts_per_tok",
+            "experts_per_token",
+            "num_experts_per_token",
+            "moe_topk",
+            "top_k_experts",
+            least=0,
         )
         if size is None or chosen is None:
             missing = "moe_intermediate_size" if size is None else "num_experts_per_tok"
             raise ConfigError(f"{self.where}: {missing} is missing; add it to the file")
-        shared = config.optional("shared_expert_intermediate_size", least=0)
+        shared = config.optional(
+            "shared_expert_intermediate_size", "moe_shared_expert_intermediate_size", least=0
+        )
+        if config.model_type == "gemma4":  # every layer has an MLP next to its experts
+            shared = config.number("intermediate_size")
         is_llama_4 = config.model_type == "llama4"
         if shared is None and is_llama_4:  # one, as wide as the routed ones; its files have no key for it
             shared = size
@@ -180,7 +174,12 @@ class _Reader:
         dense = dense or 0
         every = config.optional("decoder_sparse_step", "interleave_moe_layer_step", least=0) or 1
         dense += max(layers - dense, 0) * (every - 1) // every
+        if self.config.model_type == "nemotron_h":
+            dense = str(config.content.get("hybrid_override_pattern", "")).count("-")
+            dense += list(config.content.get("layers_block_type") or ()).count("mlp")
         width = "intermediate_size_mlp" if is_llama_4 else "intermediate_size"  # of layers without experts
+        if config.has("dense_intermediate_size"):
+            width = "dense_intermediate_size"
         return {
             "num_experts": experts,
             "experts_per_token": chosen,
@@ -190,10 +189,18 @@ class _Reader:
             "intermediate_size": config.number(width) if dense else 0,
         }
 
-    def _types(self) -> dict[str, Any]:
-        quantised = self.config.content.get("quantization_config")
+    def _types(self, *, has_experts: bool, has_states: bool) -> dict[str, Any]:
+        """Return the type of the weights, and which of them checkpoints in 4 bits narrow."""
+        config = self.config
+        narrow: dict[str, Any] = {}
+        if has_experts and (config.has("kv_lora_rank") or has_states or config.model_type == "gemma4"):
+            # So do those of NVIDIA, Moonshot and Google, but for NVIDIA's of Nemotron.
+            narrow = {} if config.model_type == "nemotron_h" else {"narrow": "experts"}
+        elif config.model_type == "gemma4":
+            narrow = {"narrow": "mlp"}
+        quantised = config.content.get("quantization_config")
         if not isinstance(quantised, dict):
-            return {}
+            return narrow
         method = str(quantised.get("quant_method", "")).lower()
         names = {"fp8": "fp8", "mxfp4": "mxfp4", "awq": "int4", "gptq": "int4", "fbgemm_fp8": "fp8"}
         text = json.dumps(quantised).lower()
@@ -209,4 +216,7 @@ class _Reader:
             raise ConfigError(
                 f"{self.where}: quantization_config.quant_method {method!r} is not known; give --weight-dtype"
             )
-        return {"weights": kind, **({"dense_weights": "bf16"} if kind == "mxfp4" else {})}
+        group = re.search(r'"group_size": (\d+)', text)
+        if kind == "int4" and group is not None and int(group[1]):
+            narrow["int4_group"] = int(group[1])
+        return {"weights": kind, **narrow, **({"dense_weights": "bf16"} if kind == "mxfp4" else {})}

@@ -9,9 +9,8 @@ from pathlib import Path
 from understudy.checks import read_settings
 from understudy.errors import ConfigError
 from understudy.kv.counts import count
-from understudy.timing.architecture import plain_name
+from understudy.timing.known_configs import CONFIGS
 from understudy.timing.known_models import known_name
-from understudy.timing.names import name_key
 
 CONTEXTS = {
     **dict.fromkeys(("Llama-2-7B", "Llama-2-13B", "Llama-2-70B", "Yi-34B"), 4096),
@@ -31,10 +30,12 @@ CONTEXTS = {
     **dict.fromkeys(("Gemma-3-4B", "Gemma-3-12B", "Gemma-3-27B", "GLM-4.5", "GLM-4.5-Air"), 131072),
     **dict.fromkeys(("gpt-oss-20b", "gpt-oss-120b"), 131072),
     **dict.fromkeys(("MiniMax-M2", "MiniMax-M2.1", "MiniMax-M2.5"), 196608),
-    "GLM-4.6": 202752,
+    **dict.fromkeys(("GLM-4.6", "GLM-4.7"), 202752),
+    "MiniMax-M2.7": 204800,
     **dict.fromkeys(("Qwen3-Coder-480B-A35B", "Qwen3-Next-80B-A3B"), 262144),
     "Llama-4-Maverick-17B-128E": 1048576,
     "Llama-4-Scout-17B-16E": 10485760,
+    **{name: keys["max_position_embeddings"] for name, keys in CONFIGS.items()},
 }
 """Tokens, by the names of `known_models.MODELS`."""
 
@@ -50,8 +51,6 @@ _VARIANTS = (
 )
 """Variants of known models with another context, by the start of their names."""
 
-_LATENT = {name_key(name): 163840 for name in ("DeepSeek-V3", "DeepSeek-R1")}
-
 
 def known_context(model: str) -> int | None:
     """Return the context of a known model, or of the `config.json` at a path, in tokens; None: unknown.
@@ -63,7 +62,7 @@ def known_context(model: str) -> int | None:
         return _read(path)
     name = known_name(model)
     if name is None:
-        return _LATENT.get(name_key(plain_name(model)))
+        return None
     written = model.rpartition("/")[2].lower()
     return next((context for start, context in _VARIANTS if start.match(written)), CONTEXTS[name])
 

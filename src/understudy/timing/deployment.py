@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -9,6 +10,7 @@ import msgspec
 from understudy.errors import ConfigError
 from understudy.kv.counts import count
 from understudy.timing.architecture import Architecture  # noqa: TC001  (msgspec reads the annotations)
+from understudy.timing.attention import latent_bytes
 from understudy.timing.coefficients import StepCoefficients
 from understudy.timing.gpus import Gpu  # noqa: TC001  (the same)
 from understudy.timing.weight_types import KV_TYPES, kv_type, weight_type
@@ -51,6 +53,11 @@ class Parallelism(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
             raise ConfigError(
                 f"tensor_parallel_size={self.tensor} does not fit the {model.kv_heads} KV heads of {model.name}"
             )
+        if model.full_kv_heads and model.full_kv_heads % self.tensor and self.tensor % model.full_kv_heads:
+            raise ConfigError(
+                f"tensor_parallel_size={self.tensor} does not fit the {model.full_kv_heads} KV heads of {model.name}'s "
+                "layers with full attention"
+            )
         if self.expert > 1 and not model.num_experts:
             raise ConfigError(
                 f"expert_parallel_size={self.expert}: {model.name} has no experts; leave it out"
@@ -85,20 +92,37 @@ class Deployment(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     def weight_bytes_per_gpu(self) -> int:
         """Weight bytes on one GPU; embedding and head are sharded too."""
         model, parallel = self.model, self.parallel
-        experts = (
-            model.expert_layers
-            * model.num_experts
-            * model.expert_parameters
-            * weight_type(self.weights).bytes
-        )
-        rest = model.weight_bytes(self.weights) - experts
-        return int(rest / parallel.tensor + experts / self._expert_shards)
+        experts = model.expert_bytes(self.weights)
+        whole = model.whole_parameters * model.bytes_per_parameter(model.mixer_type(self.weights))
+        rest = model.weight_bytes(self.weights) - experts - whole
+        return int(rest / parallel.tensor + whole + experts / self._expert_shards)
 
     @property
     def kv_bytes_per_token(self) -> int:
         """KV bytes per token on one GPU over all layers with keys of their own; windows count as full attention."""
         model = self.model
-        return self._kv_bytes_per_layer * (model.num_layers - model.state_layers - model.shared_layers)
+        full = model.full_layers
+        if not model.window_layers or not model.full_head_dim:
+            full, windows = full + model.window_layers, 0
+        else:
+            windows = model.window_layers
+        keys = 0 if model.indexer is None else model.indexer.layers * model.indexer.key_bytes
+        whole = self._kv_bytes_per_layer(is_full=True) * (full - model.shared_layers)
+        return whole + self._kv_bytes_per_layer(is_full=False) * windows + keys
+
+    @property
+    def window_bytes_per_token(self) -> float:
+        """The part of `kv_bytes_per_token` in layers with windows."""
+        model = self.model
+        if model.full_head_dim:
+            return self._kv_bytes_per_layer(is_full=False) * model.window_layers
+        return self.kv_bytes_per_token * model.window_layers / model.num_layers
+
+    @property
+    def state_bytes(self) -> float:
+        """Bytes of the recurrent states of one sequence on one GPU."""
+        model = self.model
+        return model.state_layers * (model.state_bytes or 2 * model.state_elements) / self.parallel.tensor
 
     def coefficients(self, efficiencies: Efficiencies) -> StepCoefficients:
         """Compute the step coefficients of a rank with these efficiencies.
@@ -106,27 +130,37 @@ class Deployment(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
         Ranks that share experts process the tokens of all ranks; a rank simulated alone assumes equally busy peers.
         """
         model, gpu, tp = self.model, self.gpu, self.parallel.tensor
-        linear, experts = weight_type(model.linear_type(self.weights)), weight_type(self.weights)
+        experts = weight_type(self.weights)
         read = 1e3 / (gpu.bandwidth_gbps * 1e9)  # ms per byte
-        linear_flop = 1e3 / (gpu.tflops(linear.peak) * 1e12 * efficiencies.compute)
         expert_flop = 1e3 / (gpu.tflops(experts.peak) * 1e12 * efficiencies.expert_compute)
         head_flop = 1e3 / (gpu.bf16_tflops * 1e12 * efficiencies.compute)
         pair_flop = 1e3 / (gpu.bf16_tflops * 1e12 * efficiencies.attention)
-        linear_parameters = model.linear_parameters / tp
-        stored = model.expert_layers * model.num_experts * model.expert_parameters / self._expert_shards
+        linear_bytes, linear_flop_ms = self._linear(efficiencies)
+        stored = model.stored_expert_parameters / self._expert_shards
         active = model.expert_layers * model.experts_per_token * model.expert_parameters / self._expert_shards
-        kv = self._kv_bytes_per_layer * read / efficiencies.kv
-        pair = 4 * model.num_heads / tp * model.head_dim * pair_flop
-        full_layers = model.num_layers - model.window_layers - model.state_layers
+        kv = self._kv_bytes_per_layer(is_full=True) * read / efficiencies.kv
+        window_kv = self._kv_bytes_per_layer(is_full=False) * read / efficiencies.kv
+        heads = model.num_heads / tp
+        pair = 4 * model.num_heads / tp * model.attention_sizes(is_full=True)[1] * pair_flop
+        window_pair = 4 * model.num_heads / tp * model.head_dim * pair_flop
+        absorbed = expansion = 0.0
+        if model.latent is not None:
+            pair = 2 * heads * model.latent.expanded * pair_flop
+            absorbed = 2 * heads * model.latent.absorbed * pair_flop
+            kv = math.hypot(kv, absorbed)  # decodes read the latent and compute with it for all heads
+            expansion = self._expansion_ms(efficiencies)
         # A state is read and written for every sequence of a step; a token updates it with three products.
         elements = model.state_layers * model.state_elements / tp
-        state_bytes = model.state_layers * (model.state_bytes or 2 * model.state_elements) / tp
-        state = state_bytes * 2 * read / efficiencies.kv
+        state = self.state_bytes * 2 * read / efficiencies.kv
         comm_step, comm_token, expert_comm = self._communication_ms(efficiencies)
         return StepCoefficients(
-            weights_ms=linear_parameters * linear.bytes * read / efficiencies.weights,
-            token_ms=2 * linear_parameters * linear_flop + 6 * elements * pair_flop,
-            expert_ms=stored * experts.bytes * read / efficiencies.experts / self._local_experts
+            weights_ms=linear_bytes * read / efficiencies.weights,
+            token_ms=linear_flop_ms + 6 * elements * pair_flop,
+            expert_ms=stored
+            * model.bytes_per_parameter(experts.name)
+            * read
+            / efficiencies.experts
+            / self._local_experts
             if stored
             else 0.0,
             local_experts=self._local_experts,
@@ -135,20 +169,22 @@ class Deployment(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
             expert_token_ms=2 * active * expert_flop,
             head_ms=model.head_parameters * 2 / tp * read / efficiencies.weights,
             head_sequence_ms=2 * model.head_parameters / tp * head_flop,
-            context_ms=full_layers * kv,
-            window_context_ms=model.window_layers * kv,
+            context_ms=model.full_layers * kv,
+            window_context_ms=model.window_layers * window_kv,
             window=model.window_tokens,
             mix=efficiencies.mixed_kv_factor,
-            attention_ms=full_layers * pair,
-            window_attention_ms=model.window_layers * pair,
+            attention_ms=model.full_layers * pair,
+            window_attention_ms=model.window_layers * window_pair,
+            draft_attention_ms=model.full_layers * absorbed,
+            history_ms=model.full_layers * expansion,
             comm_ms=comm_step,
             comm_token_ms=comm_token,
             comm_rank_token_ms=expert_comm,
             ranks=self.parallel.data,
-            step_ms=efficiencies.step_ms + efficiencies.layer_us * model.num_layers / 1e3,
+            step_ms=efficiencies.step_ms + efficiencies.layer_us * self._whole_layers / 1e3,
             sequence_ms=efficiencies.sequence_us / 1e3 + state,
             prefill_ms=efficiencies.prefill_ms,
-            floor_ms=efficiencies.floor_ms_per_layer * model.num_layers,
+            floor_ms=efficiencies.floor_ms_per_layer * self._whole_layers,
         )
 
     @property
@@ -161,24 +197,61 @@ class Deployment(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
         return self.model.num_experts / self.parallel.expert
 
     @property
-    def _kv_bytes_per_layer(self) -> int:
-        heads = max(self.model.kv_heads // self.parallel.tensor, 1)
-        return 2 * heads * self.model.head_dim * KV_TYPES[kv_type(self.kv)]
+    def _whole_layers(self) -> float:
+        """Number of layers, each of attention (or a state) and an MLP."""
+        return (self.model.num_layers + self.model.mixed_layers) / 2
+
+    def _linear(self, efficiencies: Efficiencies) -> tuple[float, float]:
+        """Return the bytes of linear weights on a rank, and the time to compute a token with them, in ms."""
+        model, tp = self.model, self.parallel.tensor
+        linear, mixer = model.linear_type(self.weights), model.mixer_type(self.weights)
+        whole = model.whole_parameters
+        parts = {mixer: whole + (model.mixer_parameters - whole) / tp}
+        rest = (model.linear_parameters - model.mixer_parameters) / tp
+        if linear == mixer:
+            parts[linear] = whole + (model.linear_parameters - whole) / tp
+        else:
+            parts[linear] = rest
+        peaks = {
+            kind: self.gpu.tflops(weight_type(kind).peak) * 1e12 * efficiencies.compute for kind in parts
+        }
+        held = sum(count * model.bytes_per_parameter(kind) for kind, count in parts.items())
+        return held, sum(2 * count * (1e3 / peaks[kind]) for kind, count in parts.items())
+
+    def _expansion_ms(self, efficiencies: Efficiencies) -> float:
+        """Return the time in which a layer makes keys and values of one cached latent, for a chunk of a prompt."""
+        latent = self.model.latent
+        assert latent is not None
+        heads = self.model.num_heads / self.parallel.tensor
+        kind = weight_type(self.model.mixer_type(self.weights))
+        peak = self.gpu.tflops(kind.peak) * 1e12 * efficiencies.compute
+        computed = 2 * latent.rank * heads * (latent.key + latent.value) * 1e3 / peak
+        moved = 2 * heads * latent.expanded * 2  # written once and read once, in 16 bits
+        return math.hypot(computed, moved * 1e3 / (self.gpu.bandwidth_gbps * 1e9 * efficiencies.kv))
+
+    def _kv_bytes_per_layer(self, *, is_full: bool) -> int:
+        model, width = self.model, KV_TYPES[kv_type(self.kv)]
+        if model.latent is not None:  # a latent has no heads to divide
+            return latent_bytes(model.latent, width, is_sparse=model.indexer is not None)
+        kv_heads, size = model.attention_sizes(is_full=is_full)
+        return 2 * max(kv_heads // self.parallel.tensor, 1) * size * width
 
     def _communication_ms(self, efficiencies: Efficiencies) -> tuple[float, float, float]:
         """Return the communication per step, per token of this rank, and per token of all ranks, in ms.
 
-        Tensor-parallel ranks all-reduce twice per layer. Data-parallel ranks all-gather the tokens before the experts
-        and reduce-scatter the results after them, each half of an all-reduce. Expert routing is included.
+        Tensor-parallel ranks all-reduce after attention (or a state) and after an MLP. Data-parallel ranks all-gather
+        the tokens before the experts and reduce-scatter the results after them, each half of an all-reduce. Expert
+        routing is included.
         """
         model, parallel = self.model, self.parallel
         tp = parallel.tensor
         moved = model.hidden_size * 2 * 1e3 / (self.gpu.link_gbps * 1e9 * efficiencies.link)
+        reduced = model.num_layers + model.mixed_layers
         step = token = 0.0
         routed = model.expert_layers * efficiencies.routing_ns / 1e6
         if tp > 1:
-            step += 2 * model.num_layers * efficiencies.link_latency_us / 1e3 * (1 + 0.15 * (tp - 2))
-            token += 2 * model.num_layers * moved * 2 * (tp - 1) / tp
+            step += reduced * efficiencies.link_latency_us / 1e3 * (1 + 0.15 * (tp - 2))
+            token += reduced * moved * 2 * (tp - 1) / tp
         if parallel.data > 1 and model.num_experts:
             step += (
                 model.expert_layers * efficiencies.link_latency_us / 1e3 * (1 + 0.15 * (parallel.data - 2))

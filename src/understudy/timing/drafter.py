@@ -146,6 +146,7 @@ def _layer_of(target: Architecture) -> Architecture:
         head_dim=target.head_dim,
         vocab_size=target.vocab_size,
         intermediate_size=wide,
+        latent=target.latent,
     )
 
 
@@ -160,6 +161,8 @@ def _own_layer(target: Deployment, tensor: int) -> Drafter:
         window_tokens=0,
         window_layers=0,
         shared_layers=0,
+        mlp_layers=0,
+        indexer=None,
         state_layers=0,
         state_elements=0,
         state_bytes=0,
@@ -180,6 +183,8 @@ def _eagle(method: str, layer: Architecture, tensor: int, origin: str, fused: in
     hidden = layer.hidden_size
     if method == "eagle3":
         second_input = hidden * layer.head_dim * (layer.num_heads + 2 * layer.kv_heads)
+        if layer.latent is not None:
+            second_input = layer.latent.whole_parameters(hidden)
         combined = 3 * (hidden if fused is None else fused) * hidden
         return Drafter(
             model=layer,

@@ -9,6 +9,9 @@ import msgspec
 
 from understudy.errors import ConfigError
 from understudy.timing.architecture import Architecture, gated_delta_states, plain_name
+from understudy.timing.config_reader import architecture_of
+from understudy.timing.known_configs import CONFIGS
+from understudy.timing.model_config import ModelConfig
 from understudy.timing.names import name_key, unknown_name
 from understudy.timing.weight_types import type_in_name
 
@@ -176,9 +179,11 @@ MODELS = {
         _experts("GLM-4.5", 92, 5120, 96, 8, (160, 8, 1536), 151552, shared=1536, dense=(3, 12288)),
         _experts("GLM-4.6", 92, 5120, 96, 8, (160, 8, 1536), 151552, shared=1536, dense=(3, 12288)),
         _experts("GLM-4.5-Air", 46, 4096, 96, 8, (128, 8, 1408), 151552, shared=1408, dense=(1, 10944)),
+        _experts("GLM-4.7", 92, 5120, 96, 8, (160, 8, 1536), 151552, shared=1536, dense=(3, 12288)),
         _experts("MiniMax-M2", 62, 3072, 48, 8, (256, 8, 1536), 200064, weights="fp8"),
         _experts("MiniMax-M2.1", 62, 3072, 48, 8, (256, 8, 1536), 200064, weights="fp8"),
         _experts("MiniMax-M2.5", 62, 3072, 48, 8, (256, 8, 1536), 200064, weights="fp8"),
+        _experts("MiniMax-M2.7", 62, 3072, 48, 8, (256, 8, 1536), 200064, weights="fp8"),
         _experts(
             "gpt-oss-20b",
             24,
@@ -206,12 +211,22 @@ MODELS = {
             dense_weights="bf16",
         ),
     )
-}
+} | {name: architecture_of(ModelConfig(f"model {name}", keys), name) for name, keys in CONFIGS.items()}
 """Models by repository name, without the owner and suffixes such as -Instruct."""
 
 _DISTILLED = re.compile(r"^deepseek-r1-(distill-|0528-)?(?=llama|qwen)")
 """Distilled models, which have the architecture of the base model in their name."""
-_LATENT = ("deepseek-v2", "deepseek-v3", "deepseek-r1", "kimi-k2", "minicpm3", "glm-5")
+_UNTIMED = {
+    "deepseek-v3.2": "sparse attention (an indexer that selects tokens)",
+    "deepseek-v4": "compressed and sparse attention",
+    "glm-5.2": "sparse attention with indexers that layers share",
+    "kimi-linear": "Kimi delta attention",
+    "kimi-k3": "Kimi delta attention",
+    "mimo-v2": "windows with heads of their own",
+    "gemma-4-e": "embeddings and MLPs by layer",
+    **dict.fromkeys(("deepseek-v2", "minicpm3"), "latent attention (MLA) of sizes that are not known"),
+}
+"""Reasons why the times of a model are not known, by the start of its plain name."""
 
 _SHORT = {
     "llama8b": "Llama-3.1-8B",
@@ -239,6 +254,9 @@ _SHORT = {
     "codellama": "CodeLlama-34B",
     **dict.fromkeys(("granite8b", "granite3.0-8b", "granite3.2-8b", "granite3.3-8b"), "Granite-3.1-8B"),
     "qwq32b": "Qwen2.5-32B",
+    "deepseekv3.1terminus": "DeepSeek-V3.1",
+    **dict.fromkeys(("kimik2.7code", "kimik2.7"), "Kimi-K2.6"),
+    "mistrallarge3": "Mistral-Large-3-675B",
 }
 """Names that tables of measurements use, by their `name_key`."""
 
@@ -247,7 +265,10 @@ _BY_KEY = {**{name_key(name): name for name in MODELS}, **_SHORT}
 
 def known_name(model: str) -> str | None:
     """Return the name in `MODELS` that `model` is a spelling, a variant or a short form of; None: unknown."""
-    name = plain_name(model)
+    whole = _BY_KEY.get(name_key(model.rpartition("/")[2]))
+    if whole is not None:  # such as Kimi-K2-Thinking, whose weights differ from those of Kimi-K2
+        return whole
+    name = plain_name(model).removeprefix("nvidia-")
     if _DISTILLED.match(name):  # distilled Qwen models are Qwen2.5 unless their name says Qwen3
         name = re.sub(r"^qwen-", "qwen2.5-", _DISTILLED.sub("", name))
     return _BY_KEY.get(name_key(name))
@@ -256,14 +277,16 @@ def known_name(model: str) -> str | None:
 def known_model(model: str) -> Architecture:
     """Return a known model, in the weight type that its name contains, if any.
 
-    ConfigError lists the nearest names of an unknown model, or names latent attention.
+    ConfigError lists the nearest names of an unknown model, or the reason why its times are not known.
     """
     name = known_name(model)
     if name is None:
-        if plain_name(model).startswith(_LATENT):
-            raise ConfigError(
-                f"model {model!r} has latent attention (MLA), which is not supported yet; give measured times instead"
-            )
+        plain = plain_name(model)
+        for start, reason in _UNTIMED.items():
+            if plain.startswith(start):
+                raise ConfigError(
+                    f"model {model!r} has {reason}, which is not timed; give measured times instead"
+                )
         raise unknown_model(model, MODELS)
     known, kind = MODELS[name], type_in_name(model)
     # In the name of an mxfp4 model, "fp4" can only mean mxfp4.

@@ -22,12 +22,11 @@ _PERIODS = {
     **dict.fromkeys(("gemma2", "vaultgemma", "gpt_oss"), 2),
     **dict.fromkeys(("cohere2", "exaone4", "olmo3"), 4),
     "gemma3n": 5,
-    "gemma3": 6,
+    **dict.fromkeys(("gemma3", "gemma4"), 6),
 }
 """Layers from one with full attention to the next, by `model_type`, for files that do not say it."""
 _UNSUPPORTED = {
     "compress_ratios": "compressed MLA (DeepSeek-V4)",
-    "attn_type_list": "lightning attention",
     "ssm_cfg": "layers without attention",
     "hybrid_layer_pattern": "windows with heads of their own (MiMo-V2)",
 }
@@ -41,6 +40,10 @@ def layer_kinds(config: ModelConfig) -> list[str]:
     for key, what in _UNSUPPORTED.items():
         if config.has(key):
             raise ConfigError(f"{config.where}: {key}: {what}: not supported; give the layers themselves")
+    if config.has("attn_type_list") and set(config.listed("attn_type_list", int, "0 and 1")) != {1}:
+        raise ConfigError(
+            f"{config.where}: attn_type_list: lightning attention: not supported; give the layers themselves"
+        )
     if config.content.get("is_encoder_decoder"):
         raise ConfigError(f"{config.where}: is_encoder_decoder: encoders are not supported; use a decoder")
     kinds = _named_kinds(config) or _periodic_kinds(config, config.num_layers())
@@ -53,6 +56,32 @@ def layer_kinds(config: ModelConfig) -> list[str]:
             f"{config.where}: kv_lora_rank: MLA with windows or chunks is not supported; give the layers themselves"
         )
     return kinds
+
+
+def indexed_layers(config: ModelConfig) -> list[bool]:
+    """Return for each layer with attention whether an indexer selects its tokens and keeps a key of each.
+
+    ConfigError for a list that does not name each layer, and for indexers that layers share.
+    """
+    layers = sum(1 for kind in layer_kinds(config) if kind)
+    if config.has("index_head_dim"):
+        if config.has("indexer_types") and set(config.listed("indexer_types", str, "names")) != {"full"}:
+            raise ConfigError(
+                f"{config.where}: indexer_types: sparse attention with indexers that layers share is not supported; "
+                "give the layers themselves"
+            )
+        return [True] * layers
+    if not config.has("sparse_attention_config"):
+        return [False] * layers
+    inner = config.inner("sparse_attention_config")
+    if not inner.switch("use_sparse_attention", default=True):
+        return [False] * layers
+    placed = inner.listed("sparse_attention_freq", int, "0 and 1, one per layer")
+    if len(placed) != layers or set(placed) - {0, 1}:
+        raise ConfigError(
+            f"{inner.where}: sparse_attention_freq must have a 0 or 1 for each of {layers} layers"
+        )
+    return [bool(one) for one in placed]
 
 
 def cached_kinds(config: ModelConfig) -> list[str]:

@@ -10,7 +10,7 @@ from understudy.errors import ConfigError
 if TYPE_CHECKING:
     from pathlib import Path
 
-_OUTER = ("torch_dtype", "dtype", "quantization_config")
+_OUTER = ("torch_dtype", "dtype", "quantization_config", "tie_word_embeddings")
 """Keys that multimodal models may have next to `text_config`."""
 _GEMMA: dict[str, Any] = {"head_dim": 256, "tie_word_embeddings": True}
 _UNLESS_SAID = {
@@ -23,6 +23,7 @@ _UNLESS_SAID = {
         "num_key_value_heads": 4,
         "vocab_size": 262208,
     },
+    "gemma4": {**_GEMMA, "sliding_window": 512, "global_head_dim": 512, "hidden_size_per_layer_input": 256},
     "gemma3n": {**_GEMMA, "sliding_window": 512, "num_kv_shared_layers": 15},
     "gpt_oss": {"head_dim": 64, "sliding_window": 128},
     "cohere": {"tie_word_embeddings": True},

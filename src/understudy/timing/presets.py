@@ -361,7 +361,11 @@ def preset(model: Architecture, gpu: Gpu, weights: str, kv: str, *, release: str
     efficiencies = dense.efficiencies
     if cache == "fp8":
         efficiencies = msgspec.structs.replace(efficiencies, kv=dense.kv_fp8)
-    if efficiencies.mixed_kv_factor > 1:
+    if efficiencies.mixed_kv_factor > 1 and model.latent is not None:
+        efficiencies = msgspec.structs.replace(
+            efficiencies, mixed_kv_factor=1.0
+        )  # decodes have kernels of their own
+    elif efficiencies.mixed_kv_factor > 1:
         # FlashAttention 2 reads the cache once per query head in mixed steps: op tables show a factor of 1.75 with
         # four query heads per KV head, and 2.9 with eight.
         packed = (model.num_heads / model.kv_heads / 4) ** 1.34
@@ -377,6 +381,14 @@ def preset(model: Architecture, gpu: Gpu, weights: str, kv: str, *, release: str
             if any(release.startswith(start) for start in experts.releases):
                 origin = f"{origin} with vLLM {release}"
         efficiencies = msgspec.structs.replace(efficiencies, **experts.numbers(release))
+    if model.indexer is not None:
+        trust, origin = (
+            "uncalibrated",
+            f"{origin}; sparse attention was not measured: times of attention to all tokens, not to the "
+            f"{model.indexer.tokens:,} that its indexer selects",
+        )
+    elif model.latent is not None:
+        trust, origin = "uncalibrated", f"{origin}; latent attention: from its sizes"
     if gpu.stands_in_for:
         trust, origin = (
             "uncalibrated",

@@ -8,7 +8,7 @@ import msgspec
 import yaml
 
 from understudy.errors import ConfigError
-from understudy.timing.architecture import Architecture  # noqa: TC001  (msgspec reads the annotations)
+from understudy.timing.architecture import Architecture
 from understudy.timing.deployment import Deployment, Parallelism
 from understudy.timing.efficiencies import Efficiencies  # noqa: TC001  (the same)
 from understudy.timing.fitted_engine import FittedEngine  # noqa: TC001  (the same)
@@ -20,6 +20,19 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 FORMAT = 1
+_NEWER = (
+    *(
+        "shared_layers",
+        "state_bytes",
+        "latent",
+        "indexer",
+        "full_kv_heads",
+        "full_head_dim",
+        "gated_attention",
+    ),
+    *("mlp_layers", "mlp_matrices", "expert_input", "int4_group", "narrow"),
+)
+"""Fields of a model that older files lack."""
 _CLOSE = 0.02
 """Relative distance below which a value counts as the preset."""
 
@@ -101,8 +114,9 @@ class TimingFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     def text(self) -> str:
         """Return the file as YAML."""
         plain: dict[str, Any] = msgspec.to_builtins(self)
-        for name in ("shared_layers", "state_bytes"):  # files of other models stay as they were
-            if not plain["model"][name]:
+        defaults = {field.name: field.default for field in msgspec.structs.fields(Architecture)}
+        for name in _NEWER:  # files of other models stay as they were
+            if plain["model"][name] == defaults[name]:
                 del plain["model"][name]
         if not plain["gpu"]["stands_in_for"]:
             del plain["gpu"]["stands_in_for"]

@@ -15,6 +15,11 @@ class WeightType(NamedTuple):
     peak: str
     """GPU peak of its matrix products: bf16, fp8 or fp4. Weight-only types compute in bf16."""
 
+    @property
+    def is_narrow(self) -> bool:
+        """Whether a weight has 4 bits."""
+        return self.bytes < 1
+
 
 WEIGHT_TYPES = {
     kind.name: kind
