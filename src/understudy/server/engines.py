@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from understudy.server.api.texts import TokenTexts
     from understudy.server.handoff.network import HandOffMember
     from understudy.server.kv_events import KvEventSender
+    from understudy.server.settings import ServerSettings
 
 
 class SimulatedCore(EngineCore):
@@ -62,6 +63,35 @@ class SimulatedCore(EngineCore):
         )
         if handoff is not None:
             handoff.join(self)
+
+
+def make_cores(
+    settings: ServerSettings,
+    index: int,
+    *,
+    timing: TimingModel | None,
+    tiers: TierConfig | None,
+    run: TierRun | None,
+    events: bool,
+    handoff: HandOffMember | None,
+) -> list[EngineCore]:
+    """Make the engines of a worker, one per rank; `index` is the worker's number in its fleet."""
+    ranks = settings.data_parallel_size
+    return [
+        SimulatedCore(
+            settings.engine,
+            timing=timing,
+            tiers=tiers,
+            offload=settings.engine.build_live_offload(settings.tiers, settings.most_blocks),
+            run=run,
+            name=f"worker {index}" if ranks == 1 else f"worker {index} rank {rank}",
+            number=index * ranks + rank,
+            events=events,
+            stay_sample=settings.kv_cache_metrics_sample if settings.kv_cache_metrics else 0.0,
+            handoff=handoff,
+        )
+        for rank in range(ranks)
+    ]
 
 
 class GivenEngine(Protocol):

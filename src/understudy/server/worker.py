@@ -8,23 +8,14 @@ from typing import TYPE_CHECKING
 
 from understudy._core import SglangEngine, Tier, TokenBlocks
 from understudy.engines.group_layouts import require_room
-from understudy.engines.kv_groups import group_labels
-from understudy.engines.sglang_config import SglangConfig
-from understudy.server.engines import SimulatedCore
+from understudy.server.engines import make_cores
+from understudy.server.event_senders import make_senders
 from understudy.server.handoff.network import HandOffMember
-from understudy.server.kv_events import KvEventsConfig, KvEventSender
 from understudy.server.latency import Latency
-from understudy.server.metrics import Registry
-from understudy.server.metrics.cache_info import add_cache_info
 from understudy.server.metrics.errors import add_errors
-from understudy.server.metrics.features import SleepMetrics
 from understudy.server.metrics.handoff import add_handoff
 from understudy.server.metrics.late import add_lateness
-from understudy.server.metrics.others import add_old_names
-from understudy.server.metrics.process import HttpMetrics, add_process
-from understudy.server.metrics.sglang import SglangMetrics
-from understudy.server.metrics.vllm import VllmMetrics
-from understudy.server.metrics.vllm_offload import describe_offload
+from understudy.server.metrics.page import MetricsPage
 from understudy.server.pauses import Pauses
 
 if TYPE_CHECKING:
@@ -41,6 +32,7 @@ if TYPE_CHECKING:
     from understudy.server.engines import GivenEngine
     from understudy.server.handoff.network import HandOffNetwork
     from understudy.server.live_request import LiveRequest, StepEffects
+    from understudy.server.metrics.vllm import VllmMetrics
     from understudy.server.outputs import Outputs
     from understudy.server.settings import ServerSettings
 
@@ -94,50 +86,24 @@ class Worker:
         self.cores: list[EngineCore] = (
             [given.core(f"worker {index}", events=events)]
             if given is not None
-            else [
-                SimulatedCore(
-                    settings.engine,
-                    timing=self.latency,
-                    tiers=tiers,
-                    offload=settings.engine.build_live_offload(settings.tiers, settings.most_blocks),
-                    run=run,
-                    name=f"worker {index}"
-                    if settings.data_parallel_size == 1
-                    else f"worker {index} rank {rank}",
-                    number=index * settings.data_parallel_size + rank,
-                    events=events,
-                    stay_sample=settings.kv_cache_metrics_sample if settings.kv_cache_metrics else 0.0,
-                    handoff=self.handoff,
-                )
-                for rank in range(settings.data_parallel_size)
-            ]
-        )
-        self._hashed_ahead = self.cores[0].hashed_ahead
-        self.registry = Registry()
-        add_process(self.registry)
-        name = settings.names[0]
-        kind = SglangMetrics if settings.is_sglang or settings.metrics == "sglang" else VllmMetrics
-        self.metrics: list[VllmMetrics] = [
-            kind(self.registry, core, name, rank, settings.max_model_len)
-            for rank, core in enumerate(self.cores)
-        ]
-        info = describe_offload(settings) if self.release.has_offload_info else None
-        if info is not None:
-            for metrics in self.metrics:
-                metrics.add_offload_info(info)
-        if settings.old_metric_names:
-            add_old_names(self.registry, self.metrics[0], name)
-        unshown = Registry()  # a page in SGLang's names has none of vLLM's
-        self.admission_rejections = {
-            reason: (unshown if settings.is_sglang else self.registry).counter(
-                "vllm:admission_rejections", "Requests turned away, by why.", model_name=name, reason=reason
+            else make_cores(
+                settings,
+                index,
+                timing=self.latency,
+                tiers=tiers,
+                run=run,
+                events=events,
+                handoff=self.handoff,
             )
-            for reason in ("max_num_queued_reqs", "max_num_queued_tokens")
-        }
-        if not settings.is_sglang:
-            add_cache_info(self.registry, settings, len(self.cores))
-        self.http = HttpMetrics(self.registry)
-        self.pauses = Pauses(self, SleepMetrics(unshown if settings.is_sglang else self.registry))
+        )
+        self._rank_of = {id(core): rank for rank, core in enumerate(self.cores)}
+        self._hashed_ahead = self.cores[0].hashed_ahead
+        page = MetricsPage.of(settings, self.cores)
+        self.registry = page.registry
+        self.metrics = page.ranks
+        self.admission_rejections = page.admission_rejections
+        self.http = page.http
+        self.pauses = Pauses(self, page.sleep)
         self._held: list[tuple[LiveRequest, int]] | None = None
         """Requests that arrived while SGLang's generation was paused; None while it is not."""
         self.on_events: Callable[[int, int, EventBatch], None] | None = None
@@ -146,35 +112,13 @@ class Worker:
         """Called when the worker has lost its cache."""
         self.on_end: Callable[[int, LiveRequest], None] | None = None
         """Called when a request has ended: (worker, request)."""
-        self.senders: list[KvEventSender] = []
-        config = KvEventsConfig.read(settings.kv_events_config)
-        engine = settings.engine
-        producer = f"vllm-{getattr(engine, 'vllm_version', self.release.version)}"
-        if isinstance(engine, SglangConfig):
-            producer = f"sglang-{engine.sglang_version}"
-        config = config.at(settings.host, settings.port, settings.names[0], producer)
-        if config.publishes:
-            # The event of a copy to a tier may follow the removal of its block on the device.
-            keep = 512 + (4 * settings.engine.num_gpu_blocks if settings.tiers.tiers else 0)
-            groups = group_labels(settings.engine)
-            self.senders = [
-                KvEventSender(
-                    config,
-                    settings.engine.block_size,
-                    rank,
-                    keep_blocks=keep,
-                    native_offload=core.offload is not None or bool(groups),
-                    groups=groups,
-                )
-                for rank, core in enumerate(self.cores)
-            ]
+        self.senders = make_senders(settings, self.cores)
         if given is not None and self.senders:
             given.connect_events(self.senders[0])
         if self.handoff is not None:
-            add_handoff(self.registry, self.handoff, model_name=name, engine="0")
+            add_handoff(self.registry, self.handoff, model_name=settings.names[0], engine="0")
         add_lateness(self.registry, driver.step_lateness, token_lateness)
         add_errors(self.registry, self.cores)
-        self._rank_of = {id(core): rank for rank, core in enumerate(self.cores)}
         for core in self.cores:
             driver.observe(core, self)
 
