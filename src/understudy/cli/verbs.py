@@ -1,4 +1,4 @@
-"""What a verb is, and the parsers of verbs and subcommands."""
+"""Define the interface of a verb, and find the parsers of verbs and subcommands."""
 
 from __future__ import annotations
 

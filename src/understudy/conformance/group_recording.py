@@ -59,7 +59,7 @@ class GroupScenarioConfig(ScenarioConfig, frozen=True, forbid_unknown_fields=Tru
 
 
 class GroupWork(Protocol):
-    """What a run needs of a scenario, with or without a host."""
+    """Part of a scenario that a run reads, with or without a host."""
 
     @property
     def config(self) -> GroupScenarioConfig:

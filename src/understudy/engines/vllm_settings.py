@@ -11,7 +11,7 @@ from understudy.engines.speculation import SpeculativeConfig  # noqa: TC001  (ms
 
 
 class VllmSettings(EngineConfig, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What `vllm serve` calls the scheduler's and the cache's settings, and the release whose rules they follow."""
+    """Settings of scheduler and cache under the names of `vllm serve`, and the release whose rules they follow."""
 
     max_num_active_seqs: int | None = None
     """Admit no request while this many run; None: `max_num_seqs`. Since vLLM 0.31."""

@@ -157,7 +157,7 @@ class SavedRun:
         arrays |= self.steps.arrays()
         arrays |= {f"request_{name}": column for name, column in self.requests.items()}
         arrays |= {f"decision_{name}": column for name, column in self.decisions.items()}
-        # As np.savez_compressed, at a level that takes a third of its time.
+        # Write what np.savez_compressed writes, at a level that takes a third of its time.
         with (
             create(path) as file,
             zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED, compresslevel=1) as archive,
