@@ -343,12 +343,15 @@ def _collect_notes(trials: Trials, workload: Workload, search: str, goal: float)
             trial.candidate.settings.engine
         ]:
             shared |= {note for note in engine.notes() if note.startswith("speculation")}
-    own = []
+    owners: dict[str, list[str]] = {}
     for answer in find_answers((trials.whole[point] for point in sorted(trials.whole)), goal):
         named = answer.best or answer.smaller
         if named is not None:
-            settings, flags = named.candidate.settings, format_flags(named.flags)
-            own += [f"{flags}: {note}" for note in settings.notes if note not in shared]
+            for note in named.candidate.settings.notes:
+                owners.setdefault(note, []).append(format_flags(named.flags))
+    own = [
+        f"{'; '.join(dict.fromkeys(flags))}: {note}" for note, flags in owners.items() if note not in shared
+    ]
     part = len(trials.whole), trials.space.size - len(trials.invalid)
     partial = (
         f"search {search} replayed {part[0]:,} of {part[1]:,} combinations whole; the front and the shares of variance "

@@ -133,7 +133,7 @@ def _render_front(sweep: Sweep, answer: Answer, reports: Mapping[Point, str]) ->
     shortened = "; points that add least are left out" if answer.is_front_shortened else ""
     return (
         '<section class="card full"><div class="head"><h2>Front: the best fleet of each cost</h2>'
-        f'<span class="sub">{FRONT}{shortened}</span></div>'
+        f'<span class="sub">{FRONT}{shortened}; in time: within every limit of the goal</span></div>'
         f'<div class="scroll"><table><thead><tr>{titles}<th class="text">Flags and commands</th></tr></thead>'
         f"<tbody>{rows}</tbody></table></div></section>"
     )
