@@ -95,8 +95,8 @@ def run(args: argparse.Namespace) -> int:
         said = f"limits: {limits.max_num_batched_tokens:,} tokens per step{requests}"
         print("\n".join(_describe(plan, args.model, said, caches=not args.no_enable_prefix_caching)))
         notes = list(note_on_dtype(args.model))
-        if "name" in gpu and (sheet := find_gpu(gpu["name"])).stands_in_for:
-            notes.append(f"the data sheet of {sheet.name} stands in for {sheet.stands_in_for}")
+        if "name" in gpu and (sheet := find_gpu(gpu["name"])).like:
+            notes.append(f"{sheet.name} was never measured: {sheet.origin}")
         if fitted is not None and not fitted.blocks_estimated:
             notes.append(
                 f"the timing file's engine had {fitted.num_gpu_blocks:,} usable blocks of {fitted.block_size} tokens"

@@ -34,7 +34,7 @@ on a simulated engine are listed at start. With --engine sglang, SGLang 0.5.23's
 flags of understudy:
   --clock-speed X         run the simulated clock X times as fast as real time
   --response-mode MODE    filler (default), echo, recorded (with --response-file JSONL of prompt and response)
-  --gpu NAME              H100, H200, B200, A100, L40S, RTX-4090 or RTX-PRO-6000: step times and KV blocks of the model
+  --gpu NAME              H100, H200, B200, A100, L40S, RTX-4090, RTX-PRO-6000, …: step times and KV blocks of the model
                           on it; describe another GPU with --gpu-bandwidth-gbps, --gpu-tflops, --gpu-link-gbps and
                           --gpu-memory; --weight-dtype bf16|fp8|int4|mxfp4|nvfp4, if not the model's own
                           of a model without step times: --gpu-memory and --gpu-weights give its groups and blocks

@@ -41,7 +41,7 @@ class GpuSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     """GPUs of a worker: by name, by data sheet, or only memory and weights. Sizes in bytes or as text ("80GiB")."""
 
     name: str | None = None
-    """H100, H200, B200, A100, L40S, RTX 4090, RTX PRO 6000."""
+    """H100, H200, B200, A100, L40S, RTX 4090, RTX PRO 6000; never measured: B300, GB200, MI300X, …"""
     memory: int | str | None = None
     weights: int | str | None = None
     """Weights of the whole model; each GPU has its share."""

@@ -33,7 +33,7 @@ def fitted_gpu_settings(fitted: Deployment, engine: FittedEngine | None, model: 
     gpu, parallel = fitted.gpu, fitted.parallel
     settings: dict[str, Any]
     if gpu.name in GPUS:
-        settings = {"name": gpu.stands_in_for or gpu.name}
+        settings = {"name": gpu.name}
         if gpu.memory_gb != GPUS[gpu.name].memory_gb and (engine is None or engine.blocks_estimated):
             settings["memory"] = round(gpu.memory_gb * 1e9)
     else:

@@ -18,7 +18,13 @@ class GpuFlag(NamedTuple):
 
 
 GPU_FLAGS = {
-    "gpu": GpuFlag("name", "str", "NAME", "GPU: H100, H200, B200, A100, L40S, RTX-4090 or RTX-PRO-6000"),
+    "gpu": GpuFlag(
+        "name",
+        "str",
+        "NAME",
+        "GPU: H100, H200, B200, A100, L40S, RTX-4090 or RTX-PRO-6000; by data sheet alone: B300, GB200, GB300, H20, "
+        "GH200, RTX-5090, L4, A10G, MI300X, MI325X, MI355X",
+    ),
     "gpu-bandwidth-gbps": GpuFlag("bandwidth_gbps", "float", "X", "memory bandwidth of a custom GPU, GB/s"),
     "gpu-tflops": GpuFlag(
         "tflops", "float", "X", "peak of dense bf16 matrix products of a custom GPU, TFLOP/s"

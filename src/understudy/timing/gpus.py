@@ -23,8 +23,8 @@ class Gpu(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     memory_gb: float
     """Memory in GB (10^9 bytes)."""
     origin: str
-    stands_in_for: str = ""
-    """GPU that was asked for, where this data sheet is that of another one; empty: it is its own."""
+    like: str = ""
+    """GPU whose efficiencies its times have, because it was never measured; empty: it was measured."""
 
     def __post_init__(self) -> None:
         for name in ("bandwidth_gbps", "bf16_tflops", "link_gbps", "memory_gb", "fp8_tflops", "fp4_tflops"):
@@ -33,10 +33,8 @@ class Gpu(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
                 raise ConfigError(f"gpu.{name} must be a finite number above 0, got {value:g}")
 
     def describe(self) -> str:
-        """Return the name, and the GPU for which this data sheet stands in."""
-        if not self.stands_in_for:
-            return self.name
-        return f"{self.name} (whose data sheet stands in for {self.stands_in_for})"
+        """Return the name, and that the GPU was never measured if so."""
+        return f"{self.name} (never measured)" if self.like else self.name
 
     def tflops(self, peak: str) -> float:
         """Return the peak of matrix products of a type (bf16, fp8, fp4); bf16's if the GPU lacks the type."""
@@ -46,6 +44,7 @@ class Gpu(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
 
 _NVLINK = "NVIDIA's data sheet (SXM), dense"
 _PCIE = "NVIDIA's data sheet, dense; its link is PCIe"
+_AMD = "AMD's data sheet, dense; its link is Infinity Fabric to all seven others"
 
 GPUS = {
     gpu.name: gpu
@@ -114,6 +113,120 @@ GPUS = {
             memory_gb=101.9,
             origin=_PCIE,
         ),
+        Gpu(
+            name="B300",
+            bandwidth_gbps=8000,
+            bf16_tflops=2250,
+            fp8_tflops=4500,
+            fp4_tflops=13500,
+            link_gbps=900,
+            memory_gb=288.4,
+            origin=_NVLINK,
+            like="B200",
+        ),
+        Gpu(
+            name="GB200",
+            bandwidth_gbps=8000,
+            bf16_tflops=2500,
+            fp8_tflops=5000,
+            fp4_tflops=10000,
+            link_gbps=900,
+            memory_gb=198.7,
+            origin=_NVLINK,
+            like="B200",
+        ),
+        Gpu(
+            name="GB300",
+            bandwidth_gbps=8000,
+            bf16_tflops=2500,
+            fp8_tflops=5000,
+            fp4_tflops=15000,
+            link_gbps=900,
+            memory_gb=298.0,
+            origin=_NVLINK,
+            like="B200",
+        ),
+        Gpu(
+            name="H20",
+            bandwidth_gbps=4000,
+            bf16_tflops=148,
+            fp8_tflops=296,
+            link_gbps=450,
+            memory_gb=102.6,  # 96 GB as sold
+            origin=_NVLINK,
+            like="H200",
+        ),
+        Gpu(
+            name="GH200",
+            bandwidth_gbps=4000,
+            bf16_tflops=989,
+            fp8_tflops=1979,
+            link_gbps=450,
+            memory_gb=102.6,  # the variant with 96 GB of HBM3
+            origin=_NVLINK,
+            like="H200",
+        ),
+        Gpu(
+            name="RTX 5090",
+            bandwidth_gbps=1792,
+            bf16_tflops=209.5,
+            fp8_tflops=419,
+            fp4_tflops=1676,
+            link_gbps=64,
+            memory_gb=34.2,
+            origin=_PCIE,
+            like="RTX PRO 6000",
+        ),
+        Gpu(
+            name="L4",
+            bandwidth_gbps=300,
+            bf16_tflops=121,
+            fp8_tflops=242,
+            link_gbps=32,
+            memory_gb=24.1,
+            origin=_PCIE,
+            like="L40S",
+        ),
+        Gpu(
+            name="A10G",
+            bandwidth_gbps=600,
+            bf16_tflops=70,
+            link_gbps=32,
+            memory_gb=24.1,
+            origin=_PCIE,
+            like="A100",
+        ),
+        Gpu(
+            name="MI300X",
+            bandwidth_gbps=5300,
+            bf16_tflops=1307,
+            fp8_tflops=2615,
+            link_gbps=448,
+            memory_gb=206.1,  # 192 GiB
+            origin=_AMD,
+            like="H200",
+        ),
+        Gpu(
+            name="MI325X",
+            bandwidth_gbps=6000,
+            bf16_tflops=1307,
+            fp8_tflops=2615,
+            link_gbps=448,
+            memory_gb=274.9,  # 256 GiB
+            origin=_AMD,
+            like="H200",
+        ),
+        Gpu(
+            name="MI355X",
+            bandwidth_gbps=8000,
+            bf16_tflops=2517,
+            fp8_tflops=5033,
+            fp4_tflops=10066,
+            link_gbps=537.6,
+            memory_gb=309.2,  # 288 GiB
+            origin=_AMD,
+            like="H200",
+        ),
     )
 }
 """GPUs by name. `memory_gb` is what the driver shows, which differs from what is sold and sets the number of blocks."""
@@ -132,18 +245,22 @@ ALIASES = {
         "RTX PRO 6000 Blackwell",
         "RTX PRO 6000 Blackwell Server Edition",
     ),
+    "B300": ("B300 SXM", "B300 SXM6", "B300 SXM6 AC", "B300 288GB"),
+    "GB200": ("GB200 SXM", "GB200 NVL72"),
+    "GB300": ("GB300 SXM", "GB300 NVL72"),
+    "H20": ("H20 SXM", "H20 96GB"),
+    "GH200": ("GH200 96GB", "GH200 480GB"),
+    "RTX 5090": ("5090", "GeForce RTX 5090", "RTX 5090 32GB"),
+    "L4": ("L4 24GB",),
+    "A10G": ("A10G 24GB",),
+    **{
+        name: (f"AMD {name}", f"Instinct {name}", f"AMD Instinct {name}")
+        for name in ("MI300X", "MI325X", "MI355X")
+    },
 }
 """Other names of a GPU, from drivers and tables of measurements; each also with the prefix NVIDIA."""
 
-STAND_INS = {"GB200": ("B200", ("GB200 SXM", "GB200 NVL72"))}
-"""GPUs without a data sheet of their own: the one that stands in, and other names. Every output says so."""
-
 _BY_KEY = {name_key(name): GPUS[own] for own, others in ALIASES.items() for name in (own, *others)}
-
-
-for _own, (_other, _names) in STAND_INS.items():
-    _found = msgspec.structs.replace(GPUS[_other], stands_in_for=_own)
-    _BY_KEY |= {name_key(each): _found for each in (_own, *_names)}
 
 
 def find_gpu(name: str) -> Gpu:

@@ -325,7 +325,8 @@ def _nearest_experts(kind: str, gpu: Gpu, dense: _Dense) -> _Experts:
 
     The share of bandwidth is scaled by the GPUs' ratio for other weights.
     """
-    near = (gpu.name, _SIBLINGS.get(gpu.name))
+    own = gpu.like or gpu.name
+    near = (own, _SIBLINGS.get(own))
     same = [name for where in near for name in EXPERTS if name[1] == kind and name[2] == where]
     source = same[0] if same else _NEAREST[kind]
     known = EXPERTS[source]
@@ -349,15 +350,16 @@ def preset(model: Architecture, gpu: Gpu, weights: str, kv: str, *, release: str
     `release` is the version of vLLM, used for experts that were measured with several versions.
     """
     kind, cache, release = weight_type(weights).name, kv_type(kv), release.removeprefix("v")
-    known = DENSE.get((gpu.name, kind)) or DENSE.get((gpu.name, "*"))
+    own = gpu.like or gpu.name
+    known = DENSE.get((own, kind)) or DENSE.get((own, "*"))
     dense = known or _HOPPER
     trust: Trust = dense.trust if known else "uncalibrated"
     origin = dense.origin if known else f"{gpu.name}: {gpu.origin}; efficiencies of Hopper"
     linear = model.linear_type(kind)
     name = next((one for one, *_ in EXPERTS if MODELS[one].shape == model.shape), model.name)
-    experts = EXPERTS.get((name, kind, gpu.name)) if model.num_experts else None
-    if known and experts is None and (gpu.name, linear) not in _MEASURED:
-        trust, origin = "uncalibrated", f"{origin}; {linear} weights were not measured on {gpu.name}"
+    experts = EXPERTS.get((name, kind, own)) if model.num_experts else None
+    if known and experts is None and (own, linear) not in _MEASURED:
+        trust, origin = "uncalibrated", f"{origin}; {linear} weights were not measured on {own}"
     efficiencies = dense.efficiencies
     if cache == "fp8":
         efficiencies = msgspec.structs.replace(efficiencies, kv=dense.kv_fp8)
@@ -377,7 +379,7 @@ def preset(model: Architecture, gpu: Gpu, weights: str, kv: str, *, release: str
             trust, experts = "uncalibrated", _nearest_experts(kind, gpu, dense)
             origin = f"{origin}; experts of {model.name} in {kind}: {experts.origin}"
         else:
-            origin = f"{origin}; experts: {experts.origin} {name} on {gpu.name}"
+            origin = f"{origin}; experts: {experts.origin} {name} on {own}"
             if any(release.startswith(start) for start in experts.releases):
                 origin = f"{origin} with vLLM {release}"
         efficiencies = msgspec.structs.replace(efficiencies, **experts.numbers(release))
@@ -389,9 +391,9 @@ def preset(model: Architecture, gpu: Gpu, weights: str, kv: str, *, release: str
         )
     elif model.latent is not None:
         trust, origin = "uncalibrated", f"{origin}; latent attention: from its sizes"
-    if gpu.stands_in_for:
+    if gpu.like:
         trust, origin = (
             "uncalibrated",
-            f"{origin}; the data sheet of {gpu.name} stands in for {gpu.stands_in_for}",
+            f"{gpu.name} was never measured: {gpu.origin}, with the efficiencies of {gpu.like} ({origin})",
         )
     return Preset(efficiencies=efficiencies, trust=trust, origin=origin)

@@ -118,8 +118,8 @@ class TimingFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
         for name in _NEWER:  # files of other models stay as they were
             if plain["model"][name] == defaults[name]:
                 del plain["model"][name]
-        if not plain["gpu"]["stands_in_for"]:
-            del plain["gpu"]["stands_in_for"]
+        if not plain["gpu"]["like"]:
+            del plain["gpu"]["like"]
         if plain["engine"] is None:
             del plain["engine"]
         body: str = yaml.safe_dump(plain, sort_keys=False, allow_unicode=True, width=110)
@@ -139,7 +139,7 @@ class TimingFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
         """Build the timing model, with its origin, residuals and the domain of the fit."""
         parallel = self.parallel
         detail = (
-            f"{self.model.name} in {self.weights} on {parallel.tensor * parallel.data} × {self.gpu.describe()}, fitted "
+            f"{self.model.name} in {self.weights} on {parallel.tensor * parallel.data} × {self.gpu.name}, fitted "
             f"{self.date} to {', '.join(one.file for one in self.inputs)}"
         )
         return Physical(
