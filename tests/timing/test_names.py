@@ -46,7 +46,7 @@ def test_a_name_that_contains_that_of_a_gpu_is_refused_with_the_nearest(name: st
 
 
 @pytest.mark.parametrize(
-    "name", ["RTX PRO 6000 Blackwell Workstation Edition", "L40", "GH200", "H100 PCIe", ""]
+    "name", ["RTX PRO 6000 Blackwell Workstation Edition", "L40", "GH200 144GB", "H100 PCIe", ""]
 )
 def test_a_gpu_with_other_peaks_is_refused(name: str) -> None:
     with pytest.raises(ConfigError, match="is not known"):
