@@ -66,7 +66,7 @@ def test_a_run_without_duration_has_no_use_of_links(tmp_path: Path) -> None:
         assert (link["window_s"], sum(link["window_bytes"])) == (0, 0)
     for use in found.report["tiers"]["tiers"]:
         assert {"resident_mean"} <= without_value(use)
-    assert re.search(r"G1 → G2 +14 +0 +0 B +– +–", found.printed)
+    assert re.search(r"G1 → G2 +14 GB/s +0 +0 B +– +–", found.printed)
 
 
 @pytest.mark.parametrize("backend", [{}, {"kv-link-backend-gbps": "5"}])
