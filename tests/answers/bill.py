@@ -1,98 +1,13 @@
-"""An auditor of bills: it reads the commands of a fleet as the engines' own parsers do, and counts their GPUs."""
+"""An auditor of bills: it counts the GPUs of the commands of a fleet, and of its Kubernetes manifest."""
 
 from __future__ import annotations
 
 import re
 import shlex
-from dataclasses import dataclass
-from typing import Any
 
 import yaml
 
-VLLM = {
-    "--tensor-parallel-size": "tp",
-    "-tp": "tp",
-    "--pipeline-parallel-size": "pp",
-    "-pp": "pp",
-    "--data-parallel-size": "dp",
-    "-dp": "dp",
-    "--gpu-memory-utilization": "memory",
-    "--block-size": "block",
-    "--num-gpu-blocks-override": "blocks",
-    "--max-num-seqs": "max-num-seqs",
-    "--max-num-batched-tokens": "max-num-batched-tokens",
-    "--max-model-len": "max-model-len",
-    "--quantization": "quantization",
-    "--kv-cache-dtype": "kv",
-}
-SGLANG = {
-    "--model-path": "model",
-    "--tp-size": "tp",
-    "--tp": "tp",
-    "--tensor-parallel-size": "tp",
-    "--pp-size": "pp",
-    "--dp-size": "dp",
-    "--dp": "dp",
-    "--data-parallel-size": "dp",
-    "--ep-size": "ep",
-    "--ep": "ep",
-    "--mem-fraction-static": "memory",
-    "--page-size": "block",
-    "--max-total-tokens": "tokens",
-    "--quantization": "quantization",
-    "--kv-cache-dtype": "kv",
-}
-SWITCHES = {"--enable-expert-parallel": "whole experts", "--enable-dp-attention": "dp attention"}
-COUNTS = ("tp", "pp", "dp", "ep", "block", "blocks", "tokens")
-
-
-@dataclass(frozen=True)
-class Engine:
-    """One engine as its command line describes it."""
-
-    kind: str
-    model: str
-    given: dict[str, Any]
-
-    @property
-    def gpus(self) -> int:
-        """GPUs that the command needs."""
-        tp, pp, dp = (int(self.given.get(name, 1)) for name in ("tp", "pp", "dp"))
-        if self.kind == "sglang" and self.given.get("dp attention"):
-            return tp * pp  # ranks of attention lie within the tensor-parallel group
-        return tp * pp * dp
-
-    @property
-    def blocks(self) -> int | None:
-        """KV blocks that the command sets; None if the engine measures its memory."""
-        if "tokens" in self.given:
-            return int(self.given["tokens"]) // int(self.given.get("block", 1))
-        return self.given.get("blocks")
-
-
-def read_engine(words: list[str]) -> Engine:
-    """Read the words of `vllm serve` or of SGLang's launcher; AssertionError for another program."""
-    if words[:2] == ["vllm", "serve"]:
-        kind, names, rest = "vllm", VLLM, words[2:]
-    else:
-        assert words[:3] == ["python", "-m", "sglang.launch_server"], words
-        kind, names, rest = "sglang", SGLANG, words[3:]
-    given: dict[str, Any] = {}
-    free: list[str] = []
-    while rest:
-        word, rest = rest[0], rest[1:]
-        if word in SWITCHES:
-            given[SWITCHES[word]] = True
-        elif word.startswith("-"):
-            has_value = bool(rest) and not rest[0].startswith("--")
-            value = rest[0] if has_value else "true"
-            rest = rest[has_value:]
-            name = names.get(word, word)
-            given[name] = int(value) if name in COUNTS else value
-        else:
-            free.append(word)
-    model = str(given.get("model", free[0] if free else ""))
-    return Engine(kind, model, given)
+from answers.engine_commands import Engine, read_engine
 
 
 def count_commands(lines: list[str]) -> tuple[int, list[Engine]]:

@@ -10,7 +10,7 @@ import msgspec
 import pytest
 
 import understudy as us
-from answers.bill import read_engine
+from answers.engine_commands import read_engine
 from timing.test_hardware import CALIBRATED
 from understudy.calibrate.engine_flags import EngineFlags
 from understudy.calibrate.experiment import build_engine_config
