@@ -87,8 +87,13 @@ def token_times(evidence: Evidence) -> dict[int, list[int]]:
     times: dict[int, list[int]] = defaultdict(list)
     for line in evidence.lines:
         request, entries = line["request"], mine[line["request"]]
+        most = 0
         for index, (end, tokens, before) in enumerate(entries):
             known = before + tokens
+            if evidence.case.kind == "sglang" and known == most:
+                # SGLang drops the token of the batch in flight when it retracts a request, and computes it again.
+                del times[request][max(known - line["prompt_tokens"], 0) :]
+            most = max(most, known)
             last = index + 1 == len(entries)
             if evidence.case.kind == "speculation" and known >= line["prompt_tokens"]:
                 known = line["prompt_tokens"] + line["output_tokens"] - 1 if last else entries[index + 1][2]
