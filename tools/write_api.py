@@ -113,7 +113,8 @@ def list_fields(cls: type) -> Iterator[Entry]:
                 default = unparse(node.value)
                 if default.isupper():  # a constant of the module
                     default = repr(getattr(sys.modules[one.__module__], default)).replace("'", '"')
-                yield Entry(name, unparse(node.annotation), default, describe_field(cls, name, after))
+                kind = re.sub(r"\bSelf\b", cls.__name__, unparse(node.annotation))
+                yield Entry(name, kind, default, describe_field(cls, name, after))
 
 
 def describe_field(cls: type, name: str, after: Any) -> str:

@@ -12,7 +12,7 @@ import pytest
 import understudy
 from replay.building import single_turns
 from understudy.cli import main
-from understudy.report import Slo, advice
+from understudy.report import Slo, advise
 from understudy.report.verdicts import find_verdicts
 from understudy.workload import (
     Normal,
@@ -68,7 +68,7 @@ def replay(trace: Path, workers: int, folder: Path, *more: str) -> dict[str, Any
 def test_a_fleet_of_which_half_does_is_oversized(
     qps: float, workers: int, limit_s: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(advice.advise, "__kwdefaults__", {"limit_s": limit_s})
+    monkeypatch.setattr(advise.advise, "__kwdefaults__", {"limit_s": limit_s})
     trace = tmp_path / "trace.jsonl"
     write_mooncake(make_load(qps, workers), trace)
     half = replay(trace, workers // 2, tmp_path, "--no-advice")
@@ -88,7 +88,7 @@ def test_a_month_whose_peak_is_an_hour_is_judged_by_that_hour(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("COLUMNS", "220")
-    monkeypatch.setattr(advice.advise, "__kwdefaults__", {"limit_s": 0.0})
+    monkeypatch.setattr(advise.advise, "__kwdefaults__", {"limit_s": 0.0})
     trace = tmp_path / "day.jsonl"
     write_mooncake(make_day([20, 20, 600, 20, 20], 1), trace)
     argv = ["replay", str(trace), "--trace-block-size", "16", "--workers", "8", *FLAGS[:-1]]

@@ -19,7 +19,7 @@ from answers.page_claims import (
     split_sections,
 )
 from test_snippets import ROOT, commands, run_command
-from understudy.report.advice import advise
+from understudy.report.advise import advise
 
 if TYPE_CHECKING:
     from pathlib import Path

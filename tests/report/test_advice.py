@@ -19,7 +19,7 @@ from understudy.engines.timing import Constant
 from understudy.engines.vllm_config import VllmConfig
 from understudy.errors import ConfigError, PolicyError
 from understudy.report import Report, Slo
-from understudy.report.advice import advise
+from understudy.report.advise import advise
 from understudy.report.remedies import Setup
 from understudy.report.trial import Trial, compare, format_failure
 from understudy.workload import ClosedLoop, Normal, OpenLoop, Poisson, SharedRatio

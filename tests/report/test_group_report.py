@@ -14,7 +14,7 @@ import pytest
 import understudy
 from replay.building import conversations
 from understudy.engines.vllm_config import VllmConfig
-from understudy.report.advice import advise
+from understudy.report.advise import advise
 from understudy.report.group_verdicts import group_tail_gone
 from understudy.report.html import page
 from understudy.report.html.group_chart import group_card

@@ -15,7 +15,7 @@ from replay.building import crowd
 from report.building import Row, timeline
 from understudy.engines.timing import Constant
 from understudy.report import Report, Slo
-from understudy.report.advice import advise
+from understudy.report.advise import advise
 from understudy.report.engine_terms import flags_of
 from understudy.report.remedies import Setup
 from understudy.report.verdicts import find_verdicts, preemption_storm

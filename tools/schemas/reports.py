@@ -18,11 +18,11 @@ from schemas.shapes import (
 )
 from understudy.cache.study import CacheStudy
 from understudy.groups.plan import GroupPlan
-from understudy.report import report as report_module
+from understudy.report import data as data_module
 from understudy.report.groups import Groups
 from understudy.report.latency import Latencies
 from understudy.report.metrics import METRICS
-from understudy.report.report import SCHEMA, Report
+from understudy.report.report import SCHEMA
 from understudy.report.requests import key_of
 from understudy.report.trial import Trial
 from understudy.report.verdict import Verdict
@@ -39,8 +39,8 @@ from understudy.sweep.result import SCHEMA as SWEEP_SCHEMA
 def describe_report() -> Schema:
     """Describe the file that `replay --json` writes."""
     defs: Schema = {}
-    unknown = dict.fromkeys(("Timeline", "Choices", "Decisions", "Workload", "Advice", "SavedRun"), Any)
-    hints = get_type_hints(Report, {**vars(report_module), **unknown})
+    unknown = dict.fromkeys(("Timeline", "Choices", "Decisions", "Workload", "SavedRun", "Self"), Any)
+    hints = get_type_hints(data_module.ReportData, {**vars(data_module), **unknown})
     roots = dict.fromkeys(metric.key.partition(".")[0] for metric in METRICS)
     about = describe_object("definition", {"name": TEXT, "unit": TEXT, "definition": TEXT})
     known = {

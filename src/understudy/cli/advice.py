@@ -12,7 +12,7 @@ from understudy.api import replay
 from understudy.cli.run_flags import read_settings
 from understudy.cli.slo import read_slo
 from understudy.errors import ConfigError
-from understudy.report.advice import advise
+from understudy.report.advise import advise
 from understudy.report.remedies import Change, Setup
 from understudy.run.options import Execution
 from understudy.tiers.plan import TierPlan

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, NamedTuple
 from msgspec import structs
 
 from understudy.defaults import GOAL
-from understudy.report.advice import Advice, describe_oversized, is_enough, lacks_capacity
+from understudy.report.advice import Advice
+from understudy.report.advise import describe_oversized, is_enough, lacks_capacity
 from understudy.report.handoff_verdicts import busiest_link, find_bottleneck_side, name_flag
 from understudy.report.remedies import list_failure_changes, may_be_oversized
 from understudy.report.replay_budget import LIMIT_S, ReplayBudget

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from understudy.report.verdict import list_pools
 
 if TYPE_CHECKING:
-    from understudy.report.report import Report
+    from understudy.report.data import ReportData
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,12 +72,12 @@ SGLANG_TERMS = EngineTerms(
 )
 
 
-def terms_of(report: Report) -> EngineTerms:
+def terms_of(report: ReportData) -> EngineTerms:
     """Return the terms of a run: SGLang's if all its engines are SGLang's, else vLLM's."""
     return SGLANG_TERMS if all(map(_is_sglang, list_pools(report))) else VLLM_TERMS
 
 
-def flags_of(report: Report, what: str) -> str:
+def flags_of(report: ReportData, what: str) -> str:
     """Return the flags for `memory`, `requests` or `step`; with both kinds of engine, the flags of both."""
     kinds = {_is_sglang(pool) for pool in list_pools(report)}
     if len(kinds) == 2:

@@ -8,12 +8,12 @@ from understudy.report.engine_terms import SGLANG_TERMS, terms_of
 from understudy.router.kv import KvRouting
 
 if TYPE_CHECKING:
-    from understudy.report.report import Report
+    from understudy.report.data import ReportData
 
 _KV, _SESSIONS = "by cached prefixes (--routing kv)", "by session (--routing session_affinity)"
 
 
-def advise_on_scattering(report: Report) -> str:
+def advise_on_scattering(report: ReportData) -> str:
     """Name the routings that keep prefixes together; without any left, fewer workers."""
     ways = [_KV] if allows_kv_routing(report) else []
     if report.run.routing != "session_affinity":
@@ -23,14 +23,14 @@ def advise_on_scattering(report: Report) -> str:
     return f"Route {' or '.join(ways)}."
 
 
-def name_balancing_routing(report: Report) -> str:
+def name_balancing_routing(report: ReportData) -> str:
     """Return a routing by load that the run does not use."""
     if report.run.routing != "least_loaded":
         return "least_loaded"
     return "kv" if allows_kv_routing(report) else "power_of_two"
 
 
-def name_more_tiers(report: Report) -> str | None:
+def name_more_tiers(report: ReportData) -> str | None:
     """Name tiers that would hold more blocks; None if no tier was full."""
     if report.tiers is not None:
         below = (tier for tier in report.tiers.tiers if not tier.tier.endswith("g1"))
@@ -38,11 +38,11 @@ def name_more_tiers(report: Report) -> str | None:
     return "a host tier (--g2)"
 
 
-def allows_kv_routing(report: Report) -> bool:
+def allows_kv_routing(report: ReportData) -> bool:
     """Whether the run has several workers and another routing than kv."""
     return report.columns.num_workers >= 2 and not isinstance(report.run.routing, KvRouting)
 
 
-def name_more_memory(report: Report) -> str:
+def name_more_memory(report: ReportData) -> str:
     """Name a larger cache in the engine's words."""
     return "a larger KV pool" if terms_of(report) is SGLANG_TERMS else "more blocks"

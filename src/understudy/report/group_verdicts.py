@@ -4,17 +4,18 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from understudy.report.verdict import MIN_REQUESTS, Verdict, list_pools
+from understudy.report.thresholds import MIN_REQUESTS
+from understudy.report.verdict import Verdict, list_pools
 from understudy.text import quantity
 
 if TYPE_CHECKING:
-    from understudy.report.report import Report
+    from understudy.report.data import ReportData
 
 _LOST = 0.05
 """Share of looked-up tokens."""
 
 
-def group_tail_gone(report: Report) -> Verdict | None:
+def group_tail_gone(report: ReportData) -> Verdict | None:
     """Report that full attention had 5 points more hits, but the tail of a window or a state was gone."""
     found = report.run.kv_groups
     if found is None or report.requests.completed < MIN_REQUESTS:

@@ -5,12 +5,13 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
-from understudy.report.verdict import MIN_REQUESTS, Verdict
+from understudy.report.thresholds import MIN_REQUESTS
+from understudy.report.verdict import Verdict
 from understudy.text import fixed, quantity
 
 if TYPE_CHECKING:
+    from understudy.report.data import ReportData
     from understudy.report.handoff import HandOffLink, HandOffReport
-    from understudy.report.report import Report
 
 SIDES = {
     "prefill queue": (
@@ -34,7 +35,7 @@ BUSY = 0.9
 """Share of the duration from which a link is a bottleneck."""
 
 
-def handoff_bottleneck(report: Report) -> Verdict | None:
+def handoff_bottleneck(report: ReportData) -> Verdict | None:
     """Report the wait on a side that takes 30 % of the time to the first token, unless transfers take more."""
     part = _find_largest_wait(report)
     if part is None or report.handoff is None:
@@ -43,13 +44,13 @@ def handoff_bottleneck(report: Report) -> Verdict | None:
     return Verdict("handoff_bottleneck", f"{finding}: {_describe_part(report.handoff, part)}.", remedy)
 
 
-def find_bottleneck_side(report: Report) -> str | None:
+def find_bottleneck_side(report: ReportData) -> str | None:
     """Return the role whose workers are the bottleneck; None if there is no such verdict."""
     part = _find_largest_wait(report)
     return None if part is None else "prefill" if part == "prefill queue" else "decode"
 
 
-def _find_largest_wait(report: Report) -> str | None:
+def _find_largest_wait(report: ReportData) -> str | None:
     """Return the wait on a side that is the bottleneck, a key of `SIDES`."""
     handoff = report.handoff
     if handoff is None or handoff.remote < MIN_REQUESTS:
@@ -60,7 +61,7 @@ def _find_largest_wait(report: Report) -> str | None:
     return None if share < LARGE_PART or part == "transfer" else part
 
 
-def handoff_link(report: Report) -> Verdict | None:
+def handoff_link(report: ReportData) -> Verdict | None:
     """Report a link that is busy 90 % of the time, or transfers that take 30 % of the time to the first token."""
     handoff = report.handoff
     if handoff is None or handoff.remote < MIN_REQUESTS:
@@ -83,7 +84,7 @@ def handoff_link(report: Report) -> Verdict | None:
     )
 
 
-def handoff_failures(report: Report) -> Verdict | None:
+def handoff_failures(report: ReportData) -> Verdict | None:
     """Report that 5 % of the hand-offs failed, or 5 % of them read blocks whose lease had expired."""
     handoff = report.handoff
     if handoff is None:

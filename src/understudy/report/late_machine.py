@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from understudy.report.verdict import Verdict
 
 if TYPE_CHECKING:
-    from understudy.report.report import Report
+    from understudy.report.data import ReportData
 
 LATE_SHARE = 0.1
 """Lateness, as a share of the mean TTFT, from which a live run's numbers are not the fleet's."""
@@ -16,7 +16,7 @@ LEAST_LATE_MS = 5.0
 """Less is not reported."""
 
 
-def machine_late(report: Report) -> Verdict | None:
+def machine_late(report: ReportData) -> Verdict | None:
     """Report a live run whose tokens or steps were late (p99, simulated time) by a tenth of the mean TTFT."""
     late = report.run.lateness_ms
     real_ms = max(late.get("token_p99", 0.0), late.get("step_end_p99", 0.0))

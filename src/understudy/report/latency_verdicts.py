@@ -12,20 +12,14 @@ from understudy.report.engine_terms import flags_of, terms_of
 from understudy.report.general_advice import allows_kv_routing, name_more_memory
 from understudy.report.latency import NS_PER_S
 from understudy.report.series import StepFunction
-from understudy.report.verdict import (
-    KV_FULL,
-    LONG_QUEUE,
-    MIN_REQUESTS,
-    Verdict,
-    compute_queue_share,
-    list_pools,
-)
+from understudy.report.thresholds import KV_FULL, LONG_QUEUE, MIN_REQUESTS
+from understudy.report.verdict import Verdict, compute_queue_share, list_pools
 from understudy.run.fleet_size import describe_engines
 from understudy.text import duration, quantity
 from understudy.workload.arrivals import ClosedLoop, OpenLoop
 
 if TYPE_CHECKING:
-    from understudy.report.report import Report
+    from understudy.report.data import ReportData
     from understudy.run.timeline import Timeline
 
 
@@ -40,7 +34,7 @@ _PHASES_OF_OBJECTIVE = {
 """Phases of a request that count towards an objective."""
 
 
-def overloaded(report: Report) -> Verdict | None:
+def overloaded(report: ReportData) -> Verdict | None:
     """Report an open-loop run whose queue grew, or requests that spent 10 % of their time in queues.
 
     Later turns, which wait for the turn before, and the clients of a closed loop keep a queue from growing.
@@ -48,7 +42,7 @@ def overloaded(report: Report) -> Verdict | None:
     return _find_growing_queue(report) or _find_long_waits(report) or _find_waits(report)
 
 
-def _find_growing_queue(report: Report) -> Verdict | None:
+def _find_growing_queue(report: ReportData) -> Verdict | None:
     """Report an open-loop run whose queue grew most of the time and was long at the last arrival."""
     timeline = report.columns
     if not isinstance(report.run.load, OpenLoop | None) or not len(timeline.sample_time_ns):
@@ -83,7 +77,7 @@ def _find_growing_queue(report: Report) -> Verdict | None:
     )
 
 
-def _name_fleet(report: Report, workers: int) -> str:
+def _name_fleet(report: ReportData, workers: int) -> str:
     """Return a number of workers and the present one; of engines, where each is several data-parallel ranks."""
     now = report.columns.num_workers
     if (ranks := report.run.data_parallel_size) is None:
@@ -91,7 +85,7 @@ def _name_fleet(report: Report, workers: int) -> str:
     return f"{describe_engines(math.ceil(workers / ranks), ranks)} (now {now // ranks:,})"
 
 
-def _find_long_waits(report: Report) -> Verdict | None:
+def _find_long_waits(report: ReportData) -> Verdict | None:
     """Report an open-loop run whose requests spent more time in the queue than in the engine."""
     timeline = report.columns
     if not isinstance(report.run.load, OpenLoop | None):
@@ -111,7 +105,7 @@ def _find_long_waits(report: Report) -> Verdict | None:
     )
 
 
-def _find_waits(report: Report) -> Verdict | None:
+def _find_waits(report: ReportData) -> Verdict | None:
     """Report queues that take a tenth of the time and their reason, unless a missed goal is reported.
 
     Prefill and decode workers have rules of their own for each queue.
@@ -129,7 +123,7 @@ def _find_waits(report: Report) -> Verdict | None:
     )
 
 
-def _describe_wait(report: Report) -> str:
+def _describe_wait(report: ReportData) -> str:
     """Name what requests in queues wait for, with its numbers."""
     terms, tiers, timeline = terms_of(report), report.tiers, report.columns
     queued_s = report.queue_ms.mean / 1e3 * report.requests.completed
@@ -148,7 +142,7 @@ def _describe_wait(report: Report) -> str:
     return f"they wait {' and '.join(reasons)}" if reasons else "they wait while other prompts are computed"
 
 
-def goal_missed(report: Report) -> Verdict | None:
+def goal_missed(report: ReportData) -> Verdict | None:
     """Report the objective that most requests miss, and the phase that takes most of the time."""
     timeline = report.columns
     completed = timeline.completed
@@ -188,7 +182,7 @@ def goal_missed(report: Report) -> Verdict | None:
     )
 
 
-def _advise_on_queue(report: Report) -> str:
+def _advise_on_queue(report: ReportData) -> str:
     ranks = report.run.data_parallel_size
     now = report.columns.num_workers // (ranks or 1)
     remedies = [f"Use more {'workers' if ranks is None else 'engines'} (now {now:,})"]
@@ -201,7 +195,7 @@ def _advise_on_queue(report: Report) -> str:
     return f"{' or '.join(remedies)} to shorten the queue."
 
 
-def _advise_on_prefill(report: Report) -> str:
+def _advise_on_prefill(report: ReportData) -> str:
     found = quantity(report.prefix_hit_ratio.first_admission, "ratio")
     routing = "--routing kv or " if allows_kv_routing(report) else ""
     return (
@@ -210,13 +204,13 @@ def _advise_on_prefill(report: Report) -> str:
     )
 
 
-def _advise_on_decode(report: Report) -> str:
+def _advise_on_decode(report: ReportData) -> str:
     batches = {pool.engine.get("max_num_seqs") for pool in list_pools(report)} - {None}
     now = f" (now {batches.pop():,})" if len(batches) == 1 else ""
     return f"Lower {flags_of(report, 'requests')}{now}, or use more workers or faster GPUs, to shorten the steps."
 
 
-def steps_too_long(report: Report) -> Verdict | None:
+def steps_too_long(report: ReportData) -> Verdict | None:
     """Report that most gaps meet the ITL objective, but steps that also prefill do not; none if each request does."""
     goal = None if report.goodput is None else report.goodput.slo.itl_ms
     timeline = report.columns

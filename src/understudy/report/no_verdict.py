@@ -5,15 +5,15 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from understudy.report.engine_terms import terms_of
-from understudy.report.replay_budget import describe_limit
-from understudy.report.verdict import LONG_QUEUE, MIN_REQUESTS, compute_queue_share
+from understudy.report.thresholds import LONG_QUEUE, MIN_REQUESTS
+from understudy.report.verdict import compute_queue_share
 from understudy.text import plural, quantity
 
 if TYPE_CHECKING:
-    from understudy.report.report import Report
+    from understudy.report.judged import JudgedReport
 
 
-def describe_no_verdict(report: Report) -> str:
+def describe_no_verdict(report: JudgedReport) -> str:
     """Return a sentence on a report without verdicts; empty if there are verdicts, or no requests."""
     completed = report.requests.completed
     if report.verdicts or not report.requests.total:
@@ -31,17 +31,17 @@ def describe_no_verdict(report: Report) -> str:
         text += "mean E2E or TTFT p99 rises by more than 5 %, or requests are lost."
     if report.advice is not None and report.advice.smaller_untried:
         tried = " or ".join(report.advice.smaller_untried)
-        text += f" Whether fewer workers do is not known: {tried} was not replayed ({describe_limit(report.advice)}); "
+        text += f" Whether fewer workers do is not known: {tried} was not replayed ({report.advice.describe_limit()}); "
         text += "replay it yourself."
     return text
 
 
-def is_calm(report: Report) -> bool:
+def is_calm(report: JudgedReport) -> bool:
     """Whether no request lost its blocks and few waited; the queues of prefill and decode workers have own rules."""
     return not report.preemptions and (report.handoff is not None or compute_queue_share(report) < LONG_QUEUE)
 
 
-def _list_numbers(report: Report) -> list[str]:
+def _list_numbers(report: JudgedReport) -> list[str]:
     terms, hits = terms_of(report), quantity(report.prefix_hit_ratio.first_admission, "ratio")
     numbers = [] if report.goodput is None else [f"SLO attainment {quantity(report.goodput.ratio, 'ratio')}"]
     if report.handoff is None:

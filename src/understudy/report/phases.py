@@ -10,7 +10,7 @@ import numpy as np
 from understudy.report.latency import NS_PER_MS
 
 if TYPE_CHECKING:
-    from understudy.report.report import Report
+    from understudy.report.data import ReportData
     from understudy.report.statistics import Float64Column
 
 NAMES = {
@@ -35,7 +35,7 @@ class Phases:
     decode_ms: Float64Column
 
     @classmethod
-    def of(cls, report: Report) -> Phases:
+    def of(cls, report: ReportData) -> Phases:
         """Split the latencies of a report's requests."""
         t = report.columns
         rows = np.flatnonzero(t.completed & (t.output_tokens > 0))

@@ -9,7 +9,7 @@ import msgspec
 from understudy.defaults import GOAL
 from understudy.engines.sglang_config import SglangConfig
 from understudy.report.handoff_verdicts import find_bottleneck_side
-from understudy.report.verdict import KV_FULL
+from understudy.report.thresholds import KV_FULL
 from understudy.router.kv import KvRouting
 from understudy.run.pools import WorkerPool, name_pools
 from understudy.workload.arrivals import ClosedLoop
@@ -17,7 +17,7 @@ from understudy.workload.arrivals import ClosedLoop
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from understudy.report.report import Report
+    from understudy.report.data import ReportData
     from understudy.run.disaggregation import Disaggregation
 
 
@@ -47,7 +47,7 @@ class Setup(NamedTuple):
     """Host memory to add; None if the run has tiers or would refuse them."""
 
 
-def list_changes(rule: str, report: Report, setup: Setup) -> Iterator[Change]:
+def list_changes(rule: str, report: ReportData, setup: Setup) -> Iterator[Change]:
     """Yield the changes that may help with a rule's finding; none that the run already has."""
     is_late = rule in ("overloaded", "goal_missed")
     if rule in ("cache_too_small", "scattered_prefixes", "hot_worker"):
@@ -75,7 +75,7 @@ def list_changes(rule: str, report: Report, setup: Setup) -> Iterator[Change]:
         yield from list_failure_changes(report, setup.disaggregation)
 
 
-def list_failure_changes(report: Report, given: Disaggregation) -> list[Change]:
+def list_failure_changes(report: ReportData, given: Disaggregation) -> list[Change]:
     """List the changes that may help with failed hand-offs, or with reads after the end of a lease."""
     handoff = report.handoff
     assert handoff is not None
@@ -90,7 +90,7 @@ def list_failure_changes(report: Report, given: Disaggregation) -> list[Change]:
     ]
 
 
-def list_smaller_fleets(report: Report, setup: Setup) -> list[Change]:
+def list_smaller_fleets(report: ReportData, setup: Setup) -> list[Change]:
     """List smaller fleets that may do: with goals that nearly all requests meet, or nearly idle workers."""
     if not may_be_oversized(report, _count_workers(setup), setup.load):
         return []
@@ -108,7 +108,7 @@ def list_smaller_fleets(report: Report, setup: Setup) -> list[Change]:
     return [*removed, *sizes]
 
 
-def may_be_oversized(report: Report, workers: int, load: Any) -> bool:
+def may_be_oversized(report: ReportData, workers: int, load: Any) -> bool:
     """Whether nearly all requests meet the goals, or without goals the workers are nearly idle."""
     if workers < 2 or not report.requests.completed or isinstance(load, ClosedLoop):
         return False

@@ -12,8 +12,7 @@ from understudy.run.routing_choice import Routing
 from understudy.text import duration
 
 if TYPE_CHECKING:
-    from understudy.report.advice import Advice
-    from understudy.report.report import Report
+    from understudy.report.data import ReportData
 
 LIMIT_S = 10.0
 """Default limit of the estimated time of all replays, in s."""
@@ -25,7 +24,7 @@ _PYTHON = 16
 """Factor of a fleet that calls a router, a policy or step times written in Python."""
 
 
-def estimate_replay_s(report: Report) -> float:
+def estimate_replay_s(report: ReportData) -> float:
     """Estimate the s that another replay of a run takes on a slow core, from its trace and fleet alone."""
     timeline = report.columns
     blocks = int(timeline.prompt_tokens.sum(dtype="int64")) / max(timeline.block_size, _LEAST_BLOCK)
@@ -34,7 +33,7 @@ def estimate_replay_s(report: Report) -> float:
     return work_ns * (_PYTHON if _calls_python(report) else 1) / NS_PER_S
 
 
-def _calls_python(report: Report) -> bool:
+def _calls_python(report: ReportData) -> bool:
     run = report.run
     routings = (None, *get_args(Routing))
     policies = (None, *BUILT_IN_POLICIES)
@@ -48,7 +47,7 @@ def _calls_python(report: Report) -> bool:
 class ReplayBudget:
     """Replays that fit the limit, each of which counts as long as the run's trace and fleet make it."""
 
-    def __init__(self, report: Report, limit_s: float) -> None:
+    def __init__(self, report: ReportData, limit_s: float) -> None:
         self.limit_s = limit_s
         self.replay_s = estimate_replay_s(report)
         self._spent_s = 0.0
@@ -60,8 +59,12 @@ class ReplayBudget:
         self._spent_s += self.replay_s
         return True
 
+    def describe(self) -> str:
+        """Say what a replay counts as, and the limit of them all."""
+        return describe_limit(self.replay_s, self.limit_s)
 
-def describe_limit(given: ReplayBudget | Advice) -> str:
+
+def describe_limit(replay_s: float, limit_s: float) -> str:
     """Say what a replay counts as, and the limit."""
-    counts = f"by the size of its trace, a replay counts as {duration(given.replay_s)}"
-    return f"{counts}, and the limit is {given.limit_s:g} s"
+    counts = f"by the size of its trace, a replay counts as {duration(replay_s)}"
+    return f"{counts}, and the limit is {limit_s:g} s"

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from pandas import DataFrame
 
-    from understudy.report.report import Report
+    from understudy.report.data import ReportData
     from understudy.run.handoff_columns import HandOffColumns
 
 CHUNK_ROWS = 50_000  # limits the number of Python objects at a time
@@ -34,7 +34,7 @@ _NAMES: dict[str, list[str | None]] = {
 }
 
 
-def write_requests(report: Report, path: str | PathLike[str]) -> None:
+def write_requests(report: ReportData, path: str | PathLike[str]) -> None:
     """Write one line per request of `report`, in workload order.
 
     Times are milliseconds on the run's clock, durations milliseconds; null means "never" or "none". `request` is the
@@ -47,7 +47,7 @@ def write_requests(report: Report, path: str | PathLike[str]) -> None:
             file.write(encoder.encode_lines(rows))  # NaN is written as null
 
 
-def request_frame(report: Report) -> DataFrame:
+def request_frame(report: ReportData) -> DataFrame:
     """Return the rows as a pandas DataFrame. ConfigError if pandas is not installed."""
     return import_pandas().DataFrame(_rows_as_columns(report, slice(0, len(report.columns))))
 
@@ -71,12 +71,12 @@ def key_of(declared: Column, part: int = 0) -> str:
     return f"{name}_{BELOW[part].name.lower()}" if declared.parts > 1 else name
 
 
-def _rows(report: Report, part: slice) -> list[Any]:
+def _rows(report: ReportData, part: slice) -> list[Any]:
     values = _rows_as_columns(report, part)
     return list(map(_row_type(tuple(values)), *values.values()))
 
 
-def _rows_as_columns(report: Report, part: slice) -> dict[str, Any]:
+def _rows_as_columns(report: ReportData, part: slice) -> dict[str, Any]:
     timeline = report.columns
     numbers = range(len(timeline))[part]
     ids = timeline.request_ids

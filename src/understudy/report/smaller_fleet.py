@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from understudy.report.latency import NS_PER_S
-from understudy.report.replay_budget import ReplayBudget, describe_limit
 from understudy.report.series import StepFunction
 from understudy.report.verdict import Verdict, list_pools
 from understudy.text import quantity
 
 if TYPE_CHECKING:
-    from understudy.report.report import Report
+    from understudy.report.data import ReportData
+    from understudy.report.replay_budget import ReplayBudget
 
 _MINUTE_NS = 60 * NS_PER_S
 _MOST_PREFILL = 0.25
@@ -41,7 +41,7 @@ class Load:
     """Share of the places for running requests in the busiest minute; NaN without a limit."""
 
     @classmethod
-    def of(cls, report: Report, workers: int) -> Load:
+    def of(cls, report: ReportData, workers: int) -> Load:
         """Spread the load of the run's busiest stretch over `workers` equal workers."""
         timeline = report.columns
         start, end = float(timeline.start_ns), float(timeline.end_ns)
@@ -72,7 +72,7 @@ class Load:
         return self.prefill <= _MOST_PREFILL and self.kv <= _MOST_KV and not crowded
 
 
-def estimate_oversized(report: Report, flags: tuple[str, ...], budget: ReplayBudget) -> Verdict | None:
+def estimate_oversized(report: ReportData, flags: tuple[str, ...], budget: ReplayBudget) -> Verdict | None:
     """Build the verdict that half of the workers would do, from the load of the busiest hour; None if unclear.
 
     `flags` are the smaller fleets that were not replayed.
@@ -89,12 +89,12 @@ def estimate_oversized(report: Report, flags: tuple[str, ...], budget: ReplayBud
         f"Oversized: {load.workers:,} of the {workers:,} workers should do. In {hour} they would spend "
         f"{quantity(load.prefill, 'ratio')} of the time in prefills, and in the busiest minute use "
         f"{quantity(load.kv, 'ratio')} of their KV cache.",
-        f"This is an estimate, without a replay: {describe_limit(budget)}. Prove it with the same command and "
+        f"This is an estimate, without a replay: {budget.describe()}. Prove it with the same command and "
         f"--workers {load.workers}.",
     )
 
 
-def _has_slack(report: Report) -> bool:
+def _has_slack(report: ReportData) -> bool:
     """Whether the tails are far within the objectives; without objectives, whether next to nothing waits."""
     goodput, hour = report.goodput, report.worst_hour
     if goodput is None:

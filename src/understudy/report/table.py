@@ -27,7 +27,7 @@ from understudy.text import duration, fixed, quantity, significant
 if TYPE_CHECKING:
     from rich.console import Console, ConsoleOptions, RenderResult
 
-    from understudy.report.report import Report
+    from understudy.report.judged import JudgedReport
     from understudy.report.verdict import Verdict
 
 # Columns to drop on a narrow terminal, in this order.
@@ -51,7 +51,7 @@ SHORT_LABELS = {
 class ReportTable:
     """Renders a report within the console's width."""
 
-    def __init__(self, report: Report) -> None:
+    def __init__(self, report: JudgedReport) -> None:
         self.report = report
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
@@ -98,7 +98,7 @@ def _format_verdict(verdict: Verdict) -> Padding:
     return Padding(text, (0, 1), expand=False)
 
 
-def _format_routing(report: Report) -> str:
+def _format_routing(report: JudgedReport) -> str:
     """Describe the cached tokens of the chosen and of the best workers; empty without recorded choices."""
     statistics = report.run.router
     if "mean_cache_regret_blocks" not in statistics:
@@ -110,7 +110,7 @@ def _format_routing(report: Report) -> str:
     ).replace("%", " %")
 
 
-def build_distributions(report: Report, width: int) -> Table:
+def build_distributions(report: JudgedReport, width: int) -> Table:
     """Build a table of metrics by statistics; shorten names and drop columns to fit `width`."""
     labels = {metric.key: f"{metric.name} ({metric.unit})" for metric in DISTRIBUTIONS}
     labels = {key: label.replace(") (", ", ") for key, label in labels.items()}
@@ -167,7 +167,7 @@ def build_summary(facts: list[tuple[str, str]], width: int) -> Table:
     return table
 
 
-def timing_model(report: Report) -> str | None:
+def timing_model(report: JudgedReport) -> str | None:
     """Return the name of the timing model; None if it is unknown."""
     if report.run.timing is not None:
         return report.run.timing
@@ -183,13 +183,13 @@ def _describe_limits(engine: dict[str, Any]) -> str | None:
     return ", ".join(said) or None
 
 
-def describe_size(report: Report) -> str | None:
+def describe_size(report: JudgedReport) -> str | None:
     """Return the engines and their data-parallel ranks, such as `2 engines x 8 ranks`; None without ranks."""
     ranks = report.run.data_parallel_size
     return None if ranks is None else describe_engines(report.columns.num_workers // ranks, ranks)
 
 
-def _list_facts(report: Report) -> list[tuple[str, str]]:
+def _list_facts(report: JudgedReport) -> list[tuple[str, str]]:
     requests = report.requests
     facts = [("Completed requests", f"{requests.completed:,} of {requests.total:,}")]
     facts += [

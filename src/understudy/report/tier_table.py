@@ -12,7 +12,7 @@ from rich.text import Text
 from understudy.text import NONE, UNLIMITED, duration, fixed, quantity, size
 
 if TYPE_CHECKING:
-    from understudy.report.report import Report
+    from understudy.report.data import ReportData
     from understudy.report.tiers import LinkUse, TiersReport
 
 COMPARED = (
@@ -112,7 +112,7 @@ def list_tier_facts(tiers: TiersReport) -> list[tuple[str, str]]:
     return facts
 
 
-def build_comparison(report: Report, without: Report, width: int) -> Table:
+def build_comparison(report: ReportData, without: ReportData, width: int) -> Table:
     """Build a table of metrics with and without tiers, and their difference."""
     rows = []
     for label, path, unit in COMPARED:
@@ -138,7 +138,7 @@ def _change(now: float, before: float, unit: str) -> str:
     return f"{now / before - 1:+.1%}".replace("%", " %") if before else fixed(now - before)
 
 
-def _value(report: Report, path: str) -> float:
+def _value(report: ReportData, path: str) -> float:
     value: object = report
     for name in path.split("."):
         value = getattr(value, name)

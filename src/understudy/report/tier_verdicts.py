@@ -6,17 +6,18 @@ from typing import TYPE_CHECKING
 
 from understudy.report.engine_terms import SGLANG_TERMS, terms_of
 from understudy.report.noise import TTFT, is_above_noise
+from understudy.report.thresholds import MIN_REQUESTS
 from understudy.report.tier_table import format_link
-from understudy.report.verdict import MIN_REQUESTS, Verdict, list_pools
+from understudy.report.verdict import Verdict, list_pools
 from understudy.text import duration, quantity
 
 if TYPE_CHECKING:
-    from understudy.report.report import Report
+    from understudy.report.data import ReportData
 
 _LOWER_TIERS = ("g2", "g3", "g4")
 
 
-def tier_hurts(report: Report) -> Verdict | None:
+def tier_hurts(report: ReportData) -> Verdict | None:
     """Report that requests waited for offloads, or that the run without tiers was faster."""
     tiers, without = report.tiers, report.without_tiers
     if tiers is None:
@@ -44,7 +45,7 @@ def tier_hurts(report: Report) -> Verdict | None:
     )
 
 
-def link_at_its_limit(report: Report) -> Verdict | None:
+def link_at_its_limit(report: ReportData) -> Verdict | None:
     """Report a link that was fully used for at least 20 % of the run."""
     if report.tiers is None:
         return None
@@ -60,7 +61,7 @@ def link_at_its_limit(report: Report) -> Verdict | None:
     return None
 
 
-def tier_never_read(report: Report) -> Verdict | None:
+def tier_never_read(report: ReportData) -> Verdict | None:
     """Report each tier that blocks were written to and that no request read from."""
     if report.tiers is None or report.requests.completed < MIN_REQUESTS:
         return None
@@ -82,7 +83,7 @@ def tier_never_read(report: Report) -> Verdict | None:
     )
 
 
-def has_shared_tier(report: Report) -> bool:
+def has_shared_tier(report: ReportData) -> bool:
     """Whether workers share a tier."""
     tiers = [tier for pool in list_pools(report) for tier in pool.tiers.get("tiers", [])]
     return any(tier.get("tier") in ("g3", "g4") for tier in tiers)

@@ -15,7 +15,7 @@ from understudy.text import quantity
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from understudy.report.report import Report
+    from understudy.report.data import ReportData
 
 _MIN_GAIN = 0.01
 """Least relative gain (ratios: least difference) of a remedy that helps."""
@@ -65,7 +65,7 @@ class Trial:
 BUSIEST = "busiest worker"
 
 
-def compare(flag: str, rule: str, report: Report, other: Report) -> Trial:
+def compare(flag: str, rule: str, report: ReportData, other: ReportData) -> Trial:
     """Compare two reports by the measure of a rule; a change that loses requests, goals or time does not help."""
     can_attain_more = rule == "oversized" or (report.goodput is not None and report.goodput.ratio < GOAL)
     if rule == "overloaded" and report.goodput is not None and other.goodput is not None:
@@ -77,13 +77,13 @@ def compare(flag: str, rule: str, report: Report, other: Report) -> Trial:
     return replace(trial, helps=is_clear and not _is_worse(rule, report, other))
 
 
-def _is_above_noise(name: str, report: Report, other: Report) -> bool:
+def _is_above_noise(name: str, report: ReportData, other: ReportData) -> bool:
     """Whether a measure of requests differs by more than its noise; others are sums of a whole run."""
     measure = {"attainment": ATTAINMENT, "mean TTFT": TTFT}.get(name)
     return measure is None or is_above_noise(report.groups, other.groups, measure)
 
 
-def compare_attainment(flag: str, report: Report, other: Report) -> Trial | None:
+def compare_attainment(flag: str, report: ReportData, other: ReportData) -> Trial | None:
     """Compare two reports by their SLO attainment; None without goals."""
     if report.goodput is None or other.goodput is None:
         return None
@@ -121,7 +121,7 @@ def format_failure(trials: Sequence[Trial], least: float = _MIN_GAIN) -> str:
     return f"No replayed change {aim} by {amount} or more{losses}: {', '.join(replayed)}."
 
 
-def _measure(rule: str, report: Report, *, by_goals: bool) -> tuple[str, float]:
+def _measure(rule: str, report: ReportData, *, by_goals: bool) -> tuple[str, float]:
     """Return name and value of what a rule judges by: its own measure if it has one, else goals or TTFT."""
     if rule in _HIT_RULES:
         return "prefix hits", report.prefix_hit_ratio.first_admission
@@ -138,7 +138,7 @@ def _measure(rule: str, report: Report, *, by_goals: bool) -> tuple[str, float]:
     return "mean TTFT", report.ttft_ms.mean
 
 
-def _is_worse(rule: str, report: Report, other: Report) -> bool:
+def _is_worse(rule: str, report: ReportData, other: ReportData) -> bool:
     """Whether the other run completes fewer requests, or attains less; without goals: is slower by 5 %.
 
     A request that failed has no latency: without failures the mean is that of more requests.

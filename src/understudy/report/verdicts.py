@@ -29,17 +29,17 @@ from understudy.workload.arrivals import ClosedLoop
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from understudy.report.report import Report
+    from understudy.report.data import ReportData
     from understudy.run.timeline import Timeline
 
 
-def find_verdicts(report: Report) -> tuple[Verdict, ...]:
+def find_verdicts(report: ReportData) -> tuple[Verdict, ...]:
     """Apply all rules; return the verdicts, the most important first."""
     rules = RULES if report.handoff is None else HANDOFF_RULES
     return tuple(verdict for rule in rules if (verdict := rule(report)) is not None)
 
 
-def nothing_completed(report: Report) -> Verdict | None:
+def nothing_completed(report: ReportData) -> Verdict | None:
     """Report that no request received its whole output."""
     requests = report.requests
     if requests.completed or not requests.total:
@@ -49,7 +49,7 @@ def nothing_completed(report: Report) -> Verdict | None:
     )
 
 
-def rejected(report: Report) -> Verdict | None:
+def rejected(report: ReportData) -> Verdict | None:
     """Report that more than 1 % of the requests were rejected."""
     requests = report.requests
     if not requests.completed or requests.rejected <= 0.01 * requests.total:
@@ -62,7 +62,7 @@ def rejected(report: Report) -> Verdict | None:
     )
 
 
-def cache_too_small(report: Report) -> Verdict | None:
+def cache_too_small(report: ReportData) -> Verdict | None:
     """Report that blocks were evicted and an unlimited cache would hit much more."""
     best, reference = report.unlimited_hit_ratio, "an unlimited cache would hit"
     if report.routed_hit_ratio is not None and not has_shared_tier(report):
@@ -84,7 +84,7 @@ def cache_too_small(report: Report) -> Verdict | None:
     )
 
 
-def scattered_prefixes(report: Report) -> Verdict | None:
+def scattered_prefixes(report: ReportData) -> Verdict | None:
     """Report that requests with a shared prefix went to different workers, whose caches are separate."""
     routed, best = report.routed_hit_ratio, report.unlimited_hit_ratio
     if routed is None or best is None or not best - routed >= 0.05 or routed >= 0.8 * best:
@@ -100,7 +100,7 @@ def scattered_prefixes(report: Report) -> Verdict | None:
     )
 
 
-def hot_worker(report: Report) -> Verdict | None:
+def hot_worker(report: ReportData) -> Verdict | None:
     """Report a worker that computed at least 1.5 times the mean tokens."""
     timeline = report.columns
     served = timeline.worker >= 0
@@ -125,7 +125,7 @@ def compute_balance(timeline: Timeline) -> tuple[int, float]:
     return hottest, float(by_worker[hottest]) / mean if mean else 0.0
 
 
-def preemption_storm(report: Report) -> Verdict | None:
+def preemption_storm(report: ReportData) -> Verdict | None:
     """Report more than one preemption (SGLang: retraction) per ten requests."""
     requests = report.requests.completed
     if report.preemptions <= max(10, 0.1 * requests):
@@ -139,7 +139,7 @@ def preemption_storm(report: Report) -> Verdict | None:
     )
 
 
-def limit_never_reached(report: Report) -> Verdict | None:
+def limit_never_reached(report: ReportData) -> Verdict | None:
     """Report a concurrency that the run never reached."""
     timeline, load = report.columns, report.run.load
     if not isinstance(load, ClosedLoop) or not len(timeline.arrival_ns) or load.concurrency < 2:
@@ -159,7 +159,7 @@ def limit_never_reached(report: Report) -> Verdict | None:
     )
 
 
-RULES: tuple[Callable[[Report], Verdict | None], ...] = (
+RULES: tuple[Callable[[ReportData], Verdict | None], ...] = (
     machine_late,
     nothing_completed,
     rejected,
@@ -178,7 +178,7 @@ RULES: tuple[Callable[[Report], Verdict | None], ...] = (
 )
 
 
-HANDOFF_RULES: tuple[Callable[[Report], Verdict | None], ...] = (
+HANDOFF_RULES: tuple[Callable[[ReportData], Verdict | None], ...] = (
     machine_late,
     nothing_completed,
     rejected,
@@ -192,7 +192,7 @@ HANDOFF_RULES: tuple[Callable[[Report], Verdict | None], ...] = (
 """Rules for prefill and decode workers: the others compare workers that all do the same."""
 
 
-def _count_failures(report: Report) -> str:
+def _count_failures(report: ReportData) -> str:
     requests = report.requests
     named = {
         "rejected": requests.rejected,
@@ -203,7 +203,7 @@ def _count_failures(report: Report) -> str:
     return ", ".join(f"{count:,} {name}" for name, count in named.items() if count)
 
 
-def _first_reason(report: Report) -> str:
+def _first_reason(report: ReportData) -> str:
     for row, reason in report.columns.reject_reasons.items():
         return f"The first one, request {row}: {reason}."
     return "Inspect the requests (--requests-jsonl)."

@@ -12,7 +12,7 @@ from understudy.report.goodput import ratio
 from understudy.report.latency import NS_PER_S, Latencies, present
 from understudy.report.metric import Metric
 from understudy.report.statistics import Statistics
-from understudy.report.verdict import MIN_REQUESTS
+from understudy.report.thresholds import MIN_REQUESTS
 from understudy.text import duration, quantity, significant
 
 if TYPE_CHECKING:

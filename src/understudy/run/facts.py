@@ -106,6 +106,11 @@ class RunFacts:
     routed_hit_ratio: float | None = None
     """Hit ratio of unlimited caches, one per worker, with this run's routing; None: computed if it is needed."""
 
+    @property
+    def has_kv_groups(self) -> bool:
+        """Whether an engine has KV cache groups, so that bounds for one group of full attention do not apply."""
+        return any(pool.engine.get("kv_cache_groups") for pool in self.pools or (self,))
+
     def to_dict(self) -> dict[str, Any]:
         """Return the known facts as plain JSON values. InvalidArgument for a setting that does not fit JSON."""
         try:

@@ -17,7 +17,7 @@ from understudy.api import replay
 from understudy.errors import ConfigError, UnderstudyError
 from understudy.outputs import files_named
 from understudy.report.noise import ATTAINMENT, estimate_share
-from understudy.report.verdict import MIN_REQUESTS
+from understudy.report.thresholds import MIN_REQUESTS
 from understudy.report.worst_hour import WorstHour, format_length
 from understudy.run.fleet_size import count_gpus, count_workers
 from understudy.run.options import Execution

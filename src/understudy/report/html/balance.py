@@ -15,14 +15,14 @@ from understudy.report.series import worker_means
 from understudy.text import compact, significant
 
 if TYPE_CHECKING:
-    from understudy.report.report import Report
+    from understudy.report.data import ReportData
     from understudy.report.statistics import Float64Column
 
 MAX_BARS = 64
 STRIPS_LEFT, STRIPS_RIGHT, STRIPS_TOP, STRIP_GAP, STRIP_PITCH = 124, 66, 8, 16, 56
 
 
-def worker_balance(report: Report) -> Card | None:
+def worker_balance(report: ReportData) -> Card | None:
     """Plot requests, tokens, waits, preemptions, prefix hits and KV usage by worker; None for one worker."""
     timeline = report.columns
     workers = timeline.num_workers
@@ -57,7 +57,7 @@ def worker_balance(report: Report) -> Card | None:
     return Card("Balance of the workers", note, _strips(strips, order))
 
 
-def _mean(values_ms: Float64Column, report: Report) -> Float64Column:
+def _mean(values_ms: Float64Column, report: ReportData) -> Float64Column:
     """Return the mean per worker over requests that have a value; 0 without any."""
     timeline = report.columns
     rows = np.flatnonzero((timeline.worker >= 0) & ~np.isnan(values_ms))

@@ -17,7 +17,7 @@ from understudy.report.statistics import nearest_rank
 from understudy.text import compact, duration, significant
 
 if TYPE_CHECKING:
-    from understudy.report.report import Report
+    from understudy.report.data import ReportData
     from understudy.report.statistics import Float64Column
     from understudy.workload.columns import Int64Column
 
@@ -51,7 +51,7 @@ def render_card(card: Card) -> str:
     )
 
 
-def latency_cdfs(report: Report, baseline: Report | None) -> list[Card]:
+def latency_cdfs(report: ReportData, baseline: ReportData | None) -> list[Card]:
     """Plot the cumulative distributions of TTFT and E2E (over requests) and ITL (over gaps)."""
     cards = []
     for title, column, of in (
@@ -87,7 +87,7 @@ def latency_cdfs(report: Report, baseline: Report | None) -> list[Card]:
     return cards
 
 
-def ttft_over_time(report: Report, baseline: Report | None = None) -> Card | None:
+def ttft_over_time(report: ReportData, baseline: ReportData | None = None) -> Card | None:
     """Plot TTFT by arrival: a dot per request, or percentiles per window if there are many; the baseline's median."""
     timeline = report.columns
     rows = np.flatnonzero(~np.isnan(report.latencies.ttft_ms))
@@ -139,7 +139,7 @@ def ttft_over_time(report: Report, baseline: Report | None = None) -> Card | Non
     return Card("TTFT over time", subtitle, plot.svg(), legend, "full")
 
 
-def running_waiting(report: Report, baseline: Report | None = None) -> Card | None:
+def running_waiting(report: ReportData, baseline: ReportData | None = None) -> Card | None:
     """Plot the running and waiting requests of all workers, and the baseline's running requests."""
     timeline = report.columns
     if not len(timeline.sample_time_ns):
@@ -171,7 +171,7 @@ def running_waiting(report: Report, baseline: Report | None = None) -> Card | No
     return Card("Running and waiting", subtitle, plot.svg(), tuple(legend))
 
 
-def kv_usage(report: Report, baseline: Report | None = None) -> Card | None:
+def kv_usage(report: ReportData, baseline: ReportData | None = None) -> Card | None:
     """Plot active and cached blocks, stacked, as a share of capacity; the baseline's active blocks."""
     timeline = report.columns
     if not len(timeline.sample_time_ns):
@@ -206,7 +206,7 @@ def kv_usage(report: Report, baseline: Report | None = None) -> Card | None:
     return Card("KV cache", subtitle, plot.svg(), tuple(legend))
 
 
-def prefix_hits(report: Report, baseline: Report | None, span: str) -> Card | None:
+def prefix_hits(report: ReportData, baseline: ReportData | None, span: str) -> Card | None:
     """Plot the prefix hit ratio at first admission, by arrival."""
     timeline = report.columns
     rows = np.flatnonzero((timeline.first_admit_ns >= 0) & (timeline.arrival_ns >= 0))
@@ -241,7 +241,7 @@ def prefix_hits(report: Report, baseline: Report | None, span: str) -> Card | No
     return Card("Prefix hit ratio", subtitle, plot.svg(), tuple(legend), span)
 
 
-def _median_ttft(baseline: Report | None, until_s: float) -> tuple[Float64Column, Float64Column]:
+def _median_ttft(baseline: ReportData | None, until_s: float) -> tuple[Float64Column, Float64Column]:
     """Return times (s) and median TTFT of the baseline by arrival, up to `until_s`."""
     if baseline is None or not len(rows := np.flatnonzero(~np.isnan(baseline.latencies.ttft_ms))):
         return np.empty(0), np.empty(0)
@@ -253,7 +253,7 @@ def _median_ttft(baseline: Report | None, until_s: float) -> tuple[Float64Column
     return xs[shown], p50[shown]
 
 
-def _sampled(baseline: Report | None, column: str, until_s: float) -> tuple[Float64Column, Float64Column]:
+def _sampled(baseline: ReportData | None, column: str, until_s: float) -> tuple[Float64Column, Float64Column]:
     """Return times (s) and means of a sample column of the baseline, up to `until_s`."""
     if baseline is None or not len(baseline.columns.sample_time_ns):
         return np.empty(0), np.empty(0)
@@ -263,7 +263,7 @@ def _sampled(baseline: Report | None, column: str, until_s: float) -> tuple[Floa
     return xs[xs <= until_s], values[xs <= until_s]
 
 
-def _count_values(report: Report, column: str) -> tuple[Float64Column, Int64Column]:
+def _count_values(report: ReportData, column: str) -> tuple[Float64Column, Int64Column]:
     """Return the ascending values of a latency and the count of each."""
     if column == "itl_ms":
         return report.columns.itl_ns / NS_PER_MS, report.columns.itl_count
@@ -299,7 +299,7 @@ def percent(share: float) -> str:
     return f"{significant(100 * share)} %"
 
 
-def time_axis(report: Report, size: Size) -> tuple[Scale, float]:
+def time_axis(report: ReportData, size: Size) -> tuple[Scale, float]:
     """Return the time axis and the length of its unit in seconds; the last label names the unit."""
     span_s = max(report.duration_s, 1e-9)
     seconds, unit = time_unit(span_s)
@@ -308,17 +308,17 @@ def time_axis(report: Report, size: Size) -> tuple[Scale, float]:
     return replace(axis, ticks=(*ticks, (value, f"{label} {unit}"))), seconds
 
 
-def since_start(report: Report, times_ns: Int64Column | Float64Column) -> Float64Column:
+def since_start(report: ReportData, times_ns: Int64Column | Float64Column) -> Float64Column:
     """Convert times to seconds from the start of the run."""
     result: Float64Column = (times_ns - report.columns.start_ns) / NS_PER_S
     return result
 
 
-def middles(report: Report, edges_ns: Float64Column) -> Float64Column:
+def middles(report: ReportData, edges_ns: Float64Column) -> Float64Column:
     """Return the middle of each window in seconds from the start of the run."""
     return since_start(report, (edges_ns[:-1] + edges_ns[1:]) / 2)
 
 
-def window_labels(report: Report, edges_ns: Float64Column) -> list[str]:
+def window_labels(report: ReportData, edges_ns: Float64Column) -> list[str]:
     """Return the tooltip label of each window."""
     return [f"after {duration(second)}" for second in middles(report, edges_ns).tolist()]

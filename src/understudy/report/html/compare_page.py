@@ -14,7 +14,7 @@ from understudy.text import quantity
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from understudy.report.compare import Comparison
+    from understudy.report.comparison import ComparedReports
 
 _LOWER_IS_BETTER = (
     "ttft_ms",
@@ -32,7 +32,7 @@ td.wrap { white-space: normal; min-width: 130px; vertical-align: top; }
 """
 
 
-def compare_page(comparison: Comparison, settings: list[tuple[str, list[str]]]) -> str:
+def compare_page(comparison: ComparedReports, settings: list[tuple[str, list[str]]]) -> str:
     """Build the page; `settings` are the formatted settings that differ."""
     title = escape(" · ".join(comparison.names))
     verdicts = "".join(
@@ -59,7 +59,7 @@ def compare_page(comparison: Comparison, settings: list[tuple[str, list[str]]]) 
     return build_document(" · ".join(comparison.names), body, style=_STYLE)
 
 
-def _table(comparison: Comparison, title: str, about: str, first: str, rows: list[str]) -> str:
+def _table(comparison: ComparedReports, title: str, about: str, first: str, rows: list[str]) -> str:
     head = "".join(f"<th>{escape(name)}</th>" for name in comparison.names)
     return (
         f'<section class="card full"><div class="head"><h2>{title}</h2><span class="sub">{about}</span></div>'
@@ -68,7 +68,7 @@ def _table(comparison: Comparison, title: str, about: str, first: str, rows: lis
     )
 
 
-def _metrics(comparison: Comparison) -> list[str]:
+def _metrics(comparison: ComparedReports) -> list[str]:
     rows = []
     for path, label, unit, values in comparison.rows():
         better = -1 if path.startswith(_LOWER_IS_BETTER) else 1 if path.startswith(_HIGHER_IS_BETTER) else 0

@@ -16,7 +16,7 @@ from understudy.text import quantity
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from understudy.report.report import Report
+    from understudy.report.data import ReportData
     from understudy.run.group_facts import GroupUse
 
 _STYLES = ("s1", "s4", "s2", "s5", "s3")
@@ -30,7 +30,7 @@ _KINDS = {
 }
 
 
-def group_card(report: Report) -> Card | None:
+def group_card(report: ReportData) -> Card | None:
     """Plot held blocks over time, equal groups as one line; None for a run with one group."""
     found = report.run.kv_groups
     if found is None:
@@ -82,7 +82,7 @@ def _format_numbers(numbers: Sequence[int]) -> str:
     return ", ".join(str(run[0]) if len(run) == 1 else f"{run[0]}-{run[-1]}" for run in runs)
 
 
-def _format_pool(report: Report) -> str:
+def _format_pool(report: ReportData) -> str:
     """Return the workers and their blocks, such as 4 × 114,910."""
     sizes = np.unique(report.columns.worker_blocks, return_counts=True)
     return " + ".join(f"{workers:,} × {blocks:,}" for blocks, workers in zip(*sizes, strict=True))

@@ -20,9 +20,9 @@ from understudy.report.series import windows
 from understudy.text import compact, duration, fixed, size
 
 if TYPE_CHECKING:
+    from understudy.report.data import ReportData
     from understudy.report.handoff import HandOffReport
     from understudy.report.html.plot import Size
-    from understudy.report.report import Report
 
 
 PART_STYLES = ("s3", "s1", "base", "s2", "s4", "s5", "base ink")
@@ -48,7 +48,7 @@ LINK_COLUMNS = {
 }
 
 
-def handoff_cards(report: Report) -> list[Card]:
+def handoff_cards(report: ReportData) -> list[Card]:
     """Build all plots of prefill and decode workers; empty for a run without roles, hand-offs or duration."""
     handoff = report.handoff
     if handoff is None or not handoff.remote or not report.duration_s:
@@ -58,7 +58,7 @@ def handoff_cards(report: Report) -> list[Card]:
     return [_parts(report), _kept(report, handoff, HALF, "half"), _links(report, handoff)]
 
 
-def _parts(report: Report) -> Card:
+def _parts(report: ReportData) -> Card:
     """Plot the parts of the TTFT: of the mean request, and of the slowest percent."""
     timeline = report.columns
     assert timeline.handoff is not None
@@ -97,7 +97,7 @@ def _parts(report: Report) -> Card:
     )
 
 
-def _kept(report: Report, handoff: HandOffReport, frame: Size, span: str) -> Card:
+def _kept(report: ReportData, handoff: HandOffReport, frame: Size, span: str) -> Card:
     """Plot the blocks that prefill workers keep for decode workers."""
     kept = np.array(handoff.window_held)
     edges = windows(report.columns, len(kept))
@@ -114,7 +114,7 @@ def _kept(report: Report, handoff: HandOffReport, frame: Size, span: str) -> Car
     return Card("Blocks kept for decode workers", subtitle, plot.svg(), span=span)
 
 
-def _links(report: Report, handoff: HandOffReport) -> Card:
+def _links(report: ReportData, handoff: HandOffReport) -> Card:
     """Plot the share of each kind of link that is in use; the throughput if none has a limit."""
     limited = [link for link in handoff.links if math.isfinite(link.bandwidth_gbps)]
     shown = limited or list(handoff.links[:1])
@@ -143,7 +143,7 @@ def _links(report: Report, handoff: HandOffReport) -> Card:
     )
 
 
-def handoff_tables(report: Report) -> str:
+def handoff_tables(report: ReportData) -> str:
     """Build one card with requests by way, both pools and the links; empty for a run without roles."""
     handoff = report.handoff
     if handoff is None:

@@ -14,14 +14,14 @@ from understudy.report.series import StepFunction, windows
 from understudy.text import duration
 
 if TYPE_CHECKING:
-    from understudy.report.report import Report
+    from understudy.report.data import ReportData
     from understudy.report.statistics import Float64Column
 
 WINDOWS, MAX_ROWS, LEVELS = 120, 64, 10
 LEFT, TOP, BOTTOM = 52, 6, 24
 
 
-def usage_by_worker(report: Report) -> Card | None:
+def usage_by_worker(report: ReportData) -> Card | None:
     """Plot the share of each worker's blocks in use, per window; None for a single worker."""
     timeline = report.columns
     if timeline.num_workers == 1 or not len(timeline.sample_time_ns):
@@ -51,7 +51,7 @@ def usage_by_worker(report: Report) -> Card | None:
 
 
 def _figure(
-    report: Report,
+    report: ReportData,
     usage: np.ndarray[tuple[int, int], np.dtype[np.float64]],
     workers: np.ndarray[tuple[int], np.dtype[np.int64]],
     edges_ns: Float64Column,

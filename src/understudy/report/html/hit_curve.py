@@ -13,14 +13,14 @@ from understudy.report.html.scale import Scale
 from understudy.text import compact
 
 if TYPE_CHECKING:
-    from understudy.report.report import Report
+    from understudy.report.data import ReportData
 
 POINTS = 160
 VISIBLE_GAP = 0.001
 """Difference of hit ratios that the page explains."""
 
 
-def hits_by_cache_size(report: Report) -> Card | None:
+def hits_by_cache_size(report: ReportData) -> Card | None:
     """Plot the curve of a worker's LRU cache, this run's size and the limits; None without reuse or workload."""
     curve = report.hit_curve
     if curve is None or not curve.hit_tokens[-1]:
@@ -57,14 +57,14 @@ def hits_by_cache_size(report: Report) -> Card | None:
     )
 
 
-def _describe_caches(report: Report) -> str:
+def _describe_caches(report: ReportData) -> str:
     caches = "one LRU cache of all workers"
     if report.handoff is None:
         caches = "an LRU cache per worker" if report.columns.num_workers > 1 else "one LRU cache"
     return f"{caches}, requests in the order of this run, one at a time"
 
 
-def _explain_gap(report: Report, gap: float) -> str:
+def _explain_gap(report: ReportData, gap: float) -> str:
     """Say why the run and the curve differ, where the difference would be seen."""
     if abs(gap) < VISIBLE_GAP:
         return ""

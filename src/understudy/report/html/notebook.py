@@ -11,12 +11,12 @@ from understudy.run.times import format_times
 from understudy.text import duration, fixed
 
 if TYPE_CHECKING:
-    from understudy.report.report import Report
+    from understudy.report.judged import JudgedReport
 
 _SHOWN = ("mean", "p50", "p90", "p99", "max")
 
 
-def summary(report: Report) -> str:
+def summary(report: JudgedReport) -> str:
     """Build a table of latencies, with request counts, the source of the times and the verdicts."""
     head = "".join(f"<th>{name}</th>" for name in _SHOWN)
     rows = "".join(

@@ -27,7 +27,6 @@ from understudy.report.metrics import DISTRIBUTIONS, SCALARS, STATISTICS
 from understudy.report.no_verdict import describe_no_verdict
 from understudy.report.statistics import PERCENTILE_METHOD
 from understudy.report.table import describe_size
-from understudy.report.verdict import has_kv_groups
 from understudy.run.schema import NEVER
 from understudy.run.timeline import Status
 from understudy.run.times import format_lateness, format_times
@@ -35,8 +34,8 @@ from understudy.text import duration, fixed, plural, quantity, significant
 
 if TYPE_CHECKING:
     from understudy.report.html.charts import Card
+    from understudy.report.judged import JudgedReport
     from understudy.report.metric import Metric
-    from understudy.report.report import Report
 
 MAX_PROBLEMS = 50
 SHOWN_IN_HEADER = ("workload", "wall_time_s", "digest")
@@ -46,7 +45,7 @@ _NO_BOUND = (
 )
 
 
-def page(report: Report, baseline: Report | None = None) -> str:
+def page(report: JudgedReport, baseline: JudgedReport | None = None) -> str:
     """Return the whole page as text; equal reports give equal text."""
     title = report.run.workload or "Replay"
     body = [
@@ -70,7 +69,7 @@ def page(report: Report, baseline: Report | None = None) -> str:
     return build_document(title, body, footer=footer)
 
 
-def _header(report: Report, title: str, baseline: Report | None) -> str:
+def _header(report: JudgedReport, title: str, baseline: JudgedReport | None) -> str:
     timeline = report.columns
     workers = "1 worker" if timeline.num_workers == 1 else f"{timeline.num_workers:,} workers"
     facts = [
@@ -107,19 +106,19 @@ def _header(report: Report, title: str, baseline: Report | None) -> str:
     )
 
 
-def _verdicts(report: Report) -> str:
+def _verdicts(report: JudgedReport) -> str:
     """Build the list of verdicts (or a sentence that there are none) and notes; empty without requests and notes."""
     items = [f"<li><b>{prose(v.finding)}</b> {prose(v.remedy)}</li>" for v in report.verdicts]
     if none := describe_no_verdict(report):
         items.append(f"<li>{prose(none)}</li>")
     if report.advice is not None:
         items.append(f'<li class="note">{prose(str(report.advice))}</li>')
-    notes = (*report.run.notes, _NO_BOUND) if has_kv_groups(report) else report.run.notes
+    notes = (*report.run.notes, _NO_BOUND) if report.run.has_kv_groups else report.run.notes
     items += [f'<li class="note">{prose(note)}</li>' for note in notes]
     return f'<ul class="verdicts">{"".join(items)}</ul>' if items else ""
 
 
-def _cards(report: Report, baseline: Report | None) -> list[Card]:
+def _cards(report: JudgedReport, baseline: JudgedReport | None) -> list[Card]:
     balance = worker_balance(report)
     hits = charts.prefix_hits(report, baseline, "half" if balance is not None else "full")
     rest = [
@@ -145,7 +144,7 @@ def _named(metric: Metric) -> str:
     return f'<span data-tip="{escape(metric.definition)}" tabindex="0">{escape(metric.name)}</span>'
 
 
-def _distributions(report: Report, baseline: Report | None) -> str:
+def _distributions(report: JudgedReport, baseline: JudgedReport | None) -> str:
     head = "".join(f"<th>{name}</th>" for name in STATISTICS)
     head += "<th>avg, change</th>" if baseline is not None else ""
     rows = []
@@ -163,7 +162,7 @@ def _distributions(report: Report, baseline: Report | None) -> str:
     )
 
 
-def _scalars(report: Report) -> str:
+def _scalars(report: JudgedReport) -> str:
     rows = []
     for metric in SCALARS:
         value: Any = report
@@ -178,7 +177,7 @@ def _scalars(report: Report) -> str:
     )
 
 
-def _problems(report: Report) -> str:
+def _problems(report: JudgedReport) -> str:
     timeline = report.columns
     rows = np.flatnonzero(~timeline.completed)
     if not len(rows):
@@ -205,7 +204,7 @@ def _problems(report: Report) -> str:
     )
 
 
-def _run(report: Report) -> str:
+def _run(report: JudgedReport) -> str:
     facts = _flatten(
         {name: value for name, value in report.run.to_dict().items() if name not in SHOWN_IN_HEADER}
     )

@@ -18,14 +18,14 @@ from understudy.text import duration
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from understudy.report.report import Report
+    from understudy.report.data import ReportData
 
 STYLES = {"queue_ms": "s3", "room_ms": "s2", "parked_ms": "s4", "prefill_ms": "s1", "decode_ms": "base"}
 LEFT, RIGHT, BAR, GAP, TOP = 150, 90, 34, 22, 10
 MIN_REQUESTS, MAX_WINDOWS = 40, 60
 
 
-def latency_by_phase(report: Report, baseline: Report | None) -> Card | None:
+def latency_by_phase(report: ReportData, baseline: ReportData | None) -> Card | None:
     """Plot one bar for the mean request and one for the slowest percent, also of the baseline."""
     bars = _bars(report, "")
     if not bars:
@@ -64,7 +64,7 @@ def latency_by_phase(report: Report, baseline: Report | None) -> Card | None:
     )
 
 
-def phases_over_time(report: Report, baseline: Report | None = None) -> Card | None:
+def phases_over_time(report: ReportData, baseline: ReportData | None = None) -> Card | None:
     """Plot the mean of each phase by arrival, stacked, and the baseline's total."""
     phases = Phases.of(report)
     if len(phases.queue_ms) < MIN_REQUESTS:
@@ -113,7 +113,7 @@ def phases_over_time(report: Report, baseline: Report | None = None) -> Card | N
     )
 
 
-def _means(report: Report, phases: Phases, edges: NDArray[np.float64]) -> dict[str, NDArray[np.float64]]:
+def _means(report: ReportData, phases: Phases, edges: NDArray[np.float64]) -> dict[str, NDArray[np.float64]]:
     """Return the mean of each phase per window of arrivals; NaN for windows without arrivals."""
     count = len(edges) - 1
     window = np.maximum(window_of(report.columns.arrival_ns[phases.rows], edges), 0)
@@ -129,7 +129,7 @@ def _means(report: Report, phases: Phases, edges: NDArray[np.float64]) -> dict[s
     }
 
 
-def _bars(report: Report, suffix: str) -> list[tuple[str, dict[str, float]]]:
+def _bars(report: ReportData, suffix: str) -> list[tuple[str, dict[str, float]]]:
     phases = Phases.of(report)
     if not len(phases.queue_ms):
         return []

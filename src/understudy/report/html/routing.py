@@ -17,7 +17,7 @@ from understudy.router.choices import Choices
 from understudy.text import duration, significant
 
 if TYPE_CHECKING:
-    from understudy.report.report import Report
+    from understudy.report.data import ReportData
     from understudy.report.statistics import Float64Column
 
 MAX_ROWS = 12
@@ -49,7 +49,7 @@ _REGRETS = {
 }
 
 
-def routing_card(report: Report) -> Card | None:
+def routing_card(report: ReportData) -> Card | None:
     """Plot predicted, actual and best possible hits by time of decision; None without decisions."""
     decisions = report.decisions
     if decisions is None or not len(decisions):
@@ -98,7 +98,7 @@ def routing_card(report: Report) -> Card | None:
     return Card(f"Routing: {predicted} and actual hits", subtitle, plot.svg(), legend, "full")
 
 
-def routing_table(report: Report) -> str:
+def routing_table(report: ReportData) -> str:
     """Tabulate the decisions and list the costliest; empty without decisions."""
     decisions, statistics = report.decisions, report.run.router
     if decisions is None or not len(decisions) or not statistics:
@@ -126,7 +126,7 @@ def routing_table(report: Report) -> str:
     )
 
 
-def _list_worst(report: Report) -> str:
+def _list_worst(report: ReportData) -> str:
     decisions = report.decisions
     assert decisions is not None
     if isinstance(decisions, Choices):
@@ -161,7 +161,7 @@ def _list_worst(report: Report) -> str:
     )
 
 
-def _list_worst_choices(report: Report, choices: Choices) -> str:
+def _list_worst_choices(report: ReportData, choices: Choices) -> str:
     """List the choices for which another worker had the most more of the prompt cached."""
     timeline = report.columns
     regret = choices.best_true_overlap_blocks - choices.true_overlap_blocks

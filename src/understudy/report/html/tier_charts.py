@@ -20,7 +20,7 @@ from understudy.run.tier_columns import SHARED, name_tier
 from understudy.text import compact, duration, significant
 
 if TYPE_CHECKING:
-    from understudy.report.report import Report
+    from understudy.report.data import ReportData
     from understudy.report.statistics import Float64Column
     from understudy.report.tiers import LinkUse
 
@@ -28,7 +28,7 @@ STYLES = {Tier.G1: "s1 solid", Tier.G2: "s4 solid", Tier.G3: "s2 solid", Tier.G4
 LINK_STYLES = ("s1", "s2", "s4", "s3", "s1 thin", "s2 thin", "s4 thin", "s3 thin")
 
 
-def tier_cards(report: Report, baseline: Report | None) -> list[Card]:
+def tier_cards(report: ReportData, baseline: ReportData | None) -> list[Card]:
     """Build all plots of tiers; empty for a run without tiers."""
     if report.tiers is None:
         return []
@@ -36,7 +36,7 @@ def tier_cards(report: Report, baseline: Report | None) -> list[Card]:
     return [card for card in cards if card is not None]
 
 
-def _hits(report: Report, baseline: Report | None) -> Card | None:
+def _hits(report: ReportData, baseline: ReportData | None) -> Card | None:
     """Plot the share of prompt tokens found on each tier, stacked."""
     timeline = report.columns
     assert report.tiers is not None
@@ -78,7 +78,7 @@ def _hits(report: Report, baseline: Report | None) -> Card | None:
     return Card("Hits by tier", subtitle, plot.svg(), legend)
 
 
-def _links(report: Report) -> Card | None:
+def _links(report: ReportData) -> Card | None:
     """Plot the utilisation of each link; the throughput if links are unlimited. None without duration."""
     assert report.tiers is not None
     if not report.duration_s:
@@ -117,7 +117,7 @@ def _links(report: Report) -> Card | None:
     return Card("Links", subtitle, plot.svg(), legend)
 
 
-def _residency(report: Report) -> Card | None:
+def _residency(report: ReportData) -> Card | None:
     """Plot the residency of each tier with a limit, and the GPU blocks held by offloads."""
     timeline = report.columns
     tiers = timeline.tiers
@@ -160,7 +160,7 @@ def _residency(report: Report) -> Card | None:
     return Card("Residency", f"share of {of} blocks", plot.svg(), legend)
 
 
-def _onboards(report: Report) -> Card | None:
+def _onboards(report: ReportData) -> Card | None:
     """Plot the cumulative distribution of load latencies."""
     assert report.tiers is not None
     assert report.columns.tiers is not None

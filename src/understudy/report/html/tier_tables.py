@@ -12,8 +12,8 @@ from understudy.report.tier_table import format_link, format_tier, list_limiting
 from understudy.text import NONE, UNLIMITED, fixed, quantity, size
 
 if TYPE_CHECKING:
+    from understudy.report.data import ReportData
     from understudy.report.metric import Metric
-    from understudy.report.report import Report
 
 TIER_COLUMNS = {
     "hit_ratio_first": "Hit, first",
@@ -38,7 +38,7 @@ LINK_COLUMNS = {
 """Columns of a table: field and heading."""
 
 
-def tier_tables(report: Report) -> str:
+def tier_tables(report: ReportData) -> str:
     """Build one card with tiers, links, latencies and counts; empty for a run without tiers."""
     tiers = report.tiers
     if tiers is None:
@@ -81,7 +81,7 @@ def build_table(first: str, prefix: str, columns: dict[str, str], rows: list[tup
     return _scroll(f"<thead><tr><th>{first}</th>{head}</tr></thead><tbody>{body}</tbody>")
 
 
-def _latencies(report: Report) -> str:
+def _latencies(report: ReportData) -> str:
     head = "".join(f"<th>{name}</th>" for name in ("count", *STATISTICS))
     rows = []
     for metric in TIER_DISTRIBUTIONS:

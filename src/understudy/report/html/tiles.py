@@ -12,7 +12,7 @@ from understudy.report.html.scale import latency_label
 from understudy.text import NONE, compact, quantity
 
 if TYPE_CHECKING:
-    from understudy.report.report import Report
+    from understudy.report.data import ReportData
     from understudy.report.statistics import Statistics
 
 
@@ -28,7 +28,7 @@ class Tile:
     better: int
 
 
-def tiles(report: Report, baseline: Report | None) -> str:
+def tiles(report: ReportData, baseline: ReportData | None) -> str:
     """Return the row of tiles, with the change relative to `baseline` if there is one."""
     others = _tiles(baseline) if baseline is not None else {}
     out = []
@@ -68,7 +68,7 @@ def points(now: float, before: float, better: int = 0) -> str:
     return f'<span class="delta{style}">{sign}{abs(difference):,.1f} points</span>'
 
 
-def _tiles(report: Report) -> dict[str, Tile]:
+def _tiles(report: ReportData) -> dict[str, Tile]:
     requests, throughput, kv, hits = report.requests, report.throughput, report.kv, report.prefix_hit_ratio
     lost = [
         f"{getattr(requests, name):,} {name}" for name in ("rejected", "cancelled", "failed", "unfinished")

@@ -14,7 +14,7 @@ from understudy.report.html.plot import number
 from understudy.text import duration
 
 if TYPE_CHECKING:
-    from understudy.report.report import Report
+    from understudy.report.data import ReportData
 
 LEFT, RIGHT, BAR, THIN, GAP, TOP = 330, 130, 13, 5, 8, 6
 MAX_PARTS = 12
@@ -22,7 +22,7 @@ SAMPLED = 400
 """Requests that the mean request is computed from, evenly spaced over the workload."""
 
 
-def slowest_by_part(report: Report) -> Card | None:
+def slowest_by_part(report: ReportData) -> Card | None:
     """Plot the parts of the slowest percent's latency, and of the mean request; None without recorded steps."""
     if report.saved is None:
         return None
