@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from understudy.checks import check_model, switch
-from understudy.engines.kinds import DEFAULT_ENGINE
+from understudy.engines.kinds.registry import DEFAULT_ENGINE
 from understudy.engines.timing import Polynomial
 from understudy.errors import ConfigError
 from understudy.outputs import check_outputs, files_named

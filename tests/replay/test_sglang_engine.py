@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from replay.building import ONE_MS, conversations, crowd
-from understudy.engines.kinds import read_engine
+from understudy.engines.kinds.registry import read_engine
 from understudy.engines.sglang_config import SglangConfig
 from understudy.errors import ConfigError
 from understudy.router import KvRouting

@@ -12,7 +12,6 @@ import understudy as us
 from replay.building import single_turns
 from server.client import Client
 from server.router_scene import Scene, scene
-from understudy.engines.group_layouts import layout_of_engine
 from understudy.engines.timing import Constant
 from understudy.run.offline import run_offline
 from understudy.server.fleet.fleet import Fleet, FleetSettings
@@ -187,7 +186,7 @@ def test_a_router_that_is_given_the_groups_decides_as_a_replay_does(
     groups: tuple[us.KvCacheGroup, ...], which: Any
 ) -> None:
     routing = us.KvRouting(index_groups=which)
-    layout = layout_of_engine(engine_of(groups))
+    layout = engine_of(groups).group_layout
     assert route_through_proxy(groups, routing, kv_cache_groups=layout) == replay(groups, routing)
 
 

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from understudy.defaults import STATIC_SHARE
-from understudy.engines.profiles import NEWEST, find_profile
+from understudy.engines.kinds.registry import find_kind
+from understudy.engines.profiles import NEWEST
+
+if TYPE_CHECKING:
+    from understudy.engines.engine_config import EngineConfig
 
 
 class EngineFlags(msgspec.Struct, frozen=True, kw_only=True):
@@ -20,7 +23,7 @@ class EngineFlags(msgspec.Struct, frozen=True, kw_only=True):
     enable_prefix_caching: bool = True
     vllm_version: str = NEWEST
     gpu_memory_utilization: float | None = None
-    engine: Literal["vllm", "sglang"] = "vllm"
+    engine: str = "vllm"
     """Engine that was measured; its load is replayed with vLLM's rules."""
 
     def given(self) -> dict[str, Any]:
@@ -34,4 +37,17 @@ class EngineFlags(msgspec.Struct, frozen=True, kw_only=True):
         """Share of the GPU's memory that the engine took: as given, or its default."""
         if self.gpu_memory_utilization is not None:
             return self.gpu_memory_utilization
-        return STATIC_SHARE if self.engine == "sglang" else find_profile(self.vllm_version).memory_share
+        return self.measured_engine.memory_share
+
+    @property
+    def version(self) -> str:
+        """Release of the engine that was measured."""
+        return find_kind(self.engine).version_of(self.measured_engine)
+
+    @property
+    def measured_engine(self) -> EngineConfig:
+        """An engine of the kind and the release that were measured; SGLang has one release."""
+        kind = find_kind(self.engine)
+        given = {"vllm_version": self.vllm_version}
+        known = {name: value for name, value in given.items() if name == kind.version_setting}
+        return kind.config_class.from_dict(known)

@@ -10,9 +10,9 @@ import numpy as np
 
 from understudy.calibrate.simulate import Outcome, mean_of_known, simulate
 from understudy.defaults import choose_limits, is_default
+from understudy.engines.chosen import apply_limits
 from understudy.engines.vllm_config import VllmConfig
 from understudy.errors import InvalidArgument
-from understudy.run.chosen import apply_limits
 from understudy.timing.capacity import kv_blocks
 from understudy.timing.physical import Basis, Physical
 from understudy.timing.presets import Preset, preset

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from understudy.engines.sglang_config import SglangConfig
 from understudy.timing.fitted_engine import FittedEngine
 
 if TYPE_CHECKING:
@@ -32,7 +31,7 @@ def describe_engine(
     }
     return FittedEngine(
         name=flags.engine,
-        version=flags.vllm_version if flags.engine == "vllm" else SglangConfig().sglang_version,
+        version=flags.version,
         model=deployment.model.name if model is None else model,
         block_size=own[0].engine.block_size,
         num_gpu_blocks=own[0].engine.num_gpu_blocks if known is None else known,

@@ -226,7 +226,7 @@ def _read_bytes_per_token(args: argparse.Namespace) -> int | None:
 def _choose_block_size(args: argparse.Namespace, settings: ReplaySettings | None) -> int:
     """Return the given tokens per block, those of the fleet, or those that vLLM chooses for the model."""
     from understudy.defaults import BLOCK_SIZE
-    from understudy.run.chosen import choose_block_size
+    from understudy.engines.chosen import choose_block_size
 
     if args.block_size is not None:
         return int(args.block_size)
@@ -237,7 +237,7 @@ def _choose_block_size(args: argparse.Namespace, settings: ReplaySettings | None
 
 def _read_settings(args: argparse.Namespace) -> ReplaySettings | None:
     """Return the fleet's settings; None if neither its blocks nor its GPU are known."""
-    from understudy.engines.vllm_config import VllmConfig
+    from understudy.engines.kinds.registry import kind_of
     from understudy.errors import ConfigError
     from understudy.run.settings import ReplaySettings
 
@@ -273,9 +273,9 @@ def _read_settings(args: argparse.Namespace) -> ReplaySettings | None:
         raise ConfigError(
             f"{field}: a cache study has equal workers without tiers; remove {field} from the settings"
         )
-    if getattr(settings.engine, "kv_cache_groups", ()):
+    if settings.engine.kv_cache_groups:
         raise ConfigError(f"kv_cache_groups: a curve has one group; leave them out, or {_GROUPS_REMEDY}")
-    if not isinstance(settings.engine, VllmConfig):
+    if not kind_of(settings.engine).has_cache_curves:
         raise ConfigError("engine: a cache study replays vLLM's engine; remove engine.kind from the settings")
     if args.block_size not in (None, settings.engine.block_size):
         raise ConfigError(

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from understudy.cli import deployment_flags
+from understudy.kind_names import KIND_MODULES
 from understudy.outputs import check_outputs, files_named
 
 if TYPE_CHECKING:
@@ -62,7 +63,7 @@ def add_parser(verbs: Verbs) -> None:
     )
     verb.add_argument(
         "--engine",
-        choices=("vllm", "sglang"),
+        choices=tuple(KIND_MODULES),
         default="vllm",
         help="engine that was measured, for the timing file (default: vllm); the load is replayed with vLLM's rules",
     )

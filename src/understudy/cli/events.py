@@ -232,8 +232,7 @@ def _emit(args: argparse.Namespace) -> int:
             streams,
             rules,
             block_size=settings.engine.block_size,
-            native_offload=settings.tiers.offload.mode == "vllm"
-            or bool(getattr(settings.engine, "kv_cache_groups", ())),
+            native_offload=settings.tiers.offload.mode == "vllm" or bool(settings.engine.kv_cache_groups),
         )
         sent = (
             _publish(args, publishers, batches)

@@ -77,6 +77,6 @@ def read_named_times(args: argparse.Namespace) -> Source:
 
 
 def _build_timing(setting: dict[str, Any]) -> Timing:
-    from understudy.engines.kinds import read_engine
+    from understudy.engines.kinds.registry import read_engine
 
     return read_engine({"timing": setting}).timing

@@ -15,6 +15,7 @@ from understudy.cli import (
     trace_flags,
 )
 from understudy.cli.flag_names import add_renamed_flag
+from understudy.kind_names import KIND_MODULES
 
 if TYPE_CHECKING:
     import argparse
@@ -55,11 +56,13 @@ def add_run_flags(verb: argparse.ArgumentParser) -> None:
     )
     add_renamed_flag(verb, "--speed-up", "--arrival-rate-scale")
 
+    default, *others = KIND_MODULES
     verb.add_argument(
         "--engine",
-        choices=("vllm", "sglang", "qwen3"),
-        default="vllm",
-        help="vllm (default), sglang, or qwen3: simulate the real engine, one worker (extra [torch])",
+        choices=(*KIND_MODULES, "qwen3"),
+        default=default,
+        help=", ".join((f"{default} (default)", *others, ""))
+        + "or qwen3: simulate the real engine, one worker (extra [torch])",
     )
     verb.add_argument(
         "--step-times",

@@ -28,7 +28,10 @@ if TYPE_CHECKING:
     from typing import Self
 
     from understudy import _core
-    from understudy._core import VllmOffload
+    from understudy._core import GroupLayout, VllmOffload
+    from understudy.engines.kv_groups import KvCacheGroup
+    from understudy.engines.speculation import SpeculativeConfig
+    from understudy.tiers.gpu import GpuSettings
     from understudy.tiers.plan import TierPlan
 
 _MOST = {"block_size": 2**20, "num_gpu_blocks": 2**30}
@@ -111,6 +114,14 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         """
         raise NotImplementedError
 
+    def choose_defaults(self, gpu: GpuSettings, model: str | None) -> Self:  # noqa: ARG002
+        """Replace settings that were not given by those that the engine chooses for the model on this GPU."""
+        return self
+
+    def drop_unused_group_settings(self) -> Self:
+        """Return these settings; without those of KV cache groups if it has none."""
+        return self
+
     def check_tiers(self, plan: TierPlan) -> None:
         """Raise ConfigError for tiers and offload options that such an engine does not have."""
 
@@ -170,6 +181,31 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         raise ConfigError(
             f"record_steps: {type(self).__name__} engines record no steps; leave record_steps out"
         )
+
+    @property
+    def kv_cache_groups(self) -> tuple[KvCacheGroup, ...]:
+        """Groups of layers that keep different kinds of KV; empty: one group of full attention."""
+        return ()
+
+    @property
+    def prefix_match_unit(self) -> int | None:
+        """Unit of hashing in tokens; None: as the KV cache groups allow."""
+        return None
+
+    @property
+    def speculative_config(self) -> SpeculativeConfig | None:
+        """Speculative decoding; None: off."""
+        return None
+
+    @property
+    def group_layout(self) -> GroupLayout | None:
+        """Sizes of the KV cache groups; None without them."""
+        return None
+
+    @property
+    def host_write_policy(self) -> str:
+        """When the engine's own host cache gets pages; empty: it has none."""
+        return ""
 
     @property
     def caches_prefixes(self) -> bool:

@@ -21,11 +21,9 @@ if TYPE_CHECKING:
     from understudy.events.group_reader import GroupLabel
 
 
-def layout_of_engine(config: EngineConfig) -> GroupLayout | None:
-    """Return the sizes of an engine's KV cache groups; None: it has one."""
-    if not isinstance(config, VllmConfig) or not config.kv_cache_groups:
-        return None
-    return GroupLayout(config.native())
+def group_labels(config: EngineConfig) -> list[tuple[str, int | None, int]]:
+    """Return kind, window and block size of each KV cache group, as KV events name them; empty: one group."""
+    return [(*group.describe_kind(), group.block_size) for group in config.kv_cache_groups]
 
 
 def fit_model_len(config: EngineConfig, context: int) -> int:
@@ -33,7 +31,7 @@ def fit_model_len(config: EngineConfig, context: int) -> int:
 
     ConfigError when not even one token fits.
     """
-    if layout_of_engine(config) is None:
+    if config.group_layout is None:
         return min(context, config.num_gpu_blocks * config.block_size)
 
     fitting = bisect_right(
@@ -50,7 +48,7 @@ def require_room(config: EngineConfig, max_model_len: int) -> None:
     """Raise ConfigError when one request of `max_model_len` tokens does not fit, as vLLM's start-up does."""
     blocks, size = config.num_gpu_blocks, config.block_size
     remedy = "give more --num-gpu-blocks-override, a smaller --max-model-len, or --max-model-len auto"
-    if layout_of_engine(config) is None:
+    if config.group_layout is None:
         if max_model_len > blocks * size:
             raise ConfigError(
                 f"max_model_len={max_model_len} does not fit in {blocks * size} tokens of KV cache "
@@ -65,7 +63,7 @@ def require_room(config: EngineConfig, max_model_len: int) -> None:
 
 def count_request_blocks(config: EngineConfig, length: int) -> int:
     """Return the blocks that vLLM's start-up plans for a request of `length` tokens."""
-    layout = layout_of_engine(msgspec.structs.replace(config, max_model_len=length))
+    layout = msgspec.structs.replace(config, max_model_len=length).group_layout
     return -(-length // config.block_size) if layout is None else layout.blocks_per_request
 
 

@@ -12,7 +12,6 @@ from understudy.checks import whole_number
 from understudy.errors import ConfigError
 
 if TYPE_CHECKING:
-    from understudy.engines.engine_config import EngineConfig
     from understudy.groups import GroupPlan
 
 Kind = Literal[
@@ -128,12 +127,6 @@ def take_kind_names(settings: dict[str, Any]) -> dict[str, Any]:
         for group in groups
     ]
     return {**settings, "kv_cache_groups": named}
-
-
-def group_labels(config: EngineConfig) -> list[tuple[str, int | None, int]]:
-    """Return kind, window and block size of each KV cache group, as KV events name them; empty: one group."""
-    groups: tuple[KvCacheGroup, ...] = getattr(config, "kv_cache_groups", ())
-    return [(*group.describe_kind(), group.block_size) for group in groups]
 
 
 def kv_cache_groups(plan: GroupPlan) -> tuple[KvCacheGroup, ...]:

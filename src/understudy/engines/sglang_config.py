@@ -223,6 +223,11 @@ class SglangConfig(EngineConfig, frozen=True, kw_only=True, forbid_unknown_field
             )
 
     @property
+    def host_write_policy(self) -> str:
+        """When the host cache gets pages."""
+        return self.hicache_write_policy
+
+    @property
     def caches_prefixes(self) -> bool:
         """Whether requests reuse cached prefixes of others."""
         return not self.disable_radix_cache

@@ -17,6 +17,7 @@ from understudy._core import (
 )
 from understudy.checks import plain_number, read_as, whole_number
 from understudy.defaults import Default
+from understudy.engines.chosen import apply_limits, choose_block_size
 from understudy.engines.group_checks import check_groups, refuse_with_groups, refuse_without_groups
 from understudy.engines.kv_groups import take_kind_names
 from understudy.engines.mocker_names import refuse_unknown, take_mocker_names
@@ -37,9 +38,13 @@ from understudy.tiers.dynamo import take_dynamo_names
 from understudy.tiers.plan import TierPlan
 from understudy.tiers.settings import TiersConfig
 from understudy.tiers.vllm_flags import take_vllm_names
+from understudy.timing.contexts import known_context
 
 if TYPE_CHECKING:
+    from typing import Self
+
     from understudy.engines.profiles import VersionProfile
+    from understudy.tiers.gpu import GpuSettings
 
 _CHOICES = {
     "scheduling_policy": ("fcfs", "priority"),
@@ -112,6 +117,11 @@ class VllmConfig(VllmSettings, frozen=True, kw_only=True, forbid_unknown_fields=
                 )
             msgspec.structs.force_setattr(self, "block_size", unit)
 
+    @property
+    def group_layout(self) -> GroupLayout | None:
+        """Sizes of the KV cache groups; None without them."""
+        return GroupLayout(self.native()) if self.kv_cache_groups else None
+
     def _hashing_unit(self) -> int:
         try:
             return GroupLayout(self.native()).hash_block_size
@@ -158,6 +168,20 @@ class VllmConfig(VllmSettings, frozen=True, kw_only=True, forbid_unknown_fields=
                 "leave it out"
             )
         return msgspec.structs.replace(engine, mocker=mocker, tiers=tiers)
+
+    def choose_defaults(self, gpu: GpuSettings, model: str | None) -> Self:
+        """Replace limits and block size that were not given by those that vLLM chooses for the model on this GPU."""
+        limits = gpu.batch_limits(has_largest=self.profile.has_largest_limits)
+        if not self.enable_chunked_prefill and self.max_model_len is None and model is not None:
+            whole = max(limits.max_num_batched_tokens, known_context(model) or 0)
+            limits = limits._replace(max_num_batched_tokens=whole)
+        return apply_limits(self, limits, block_size=None if model is None else choose_block_size(model))
+
+    def drop_unused_group_settings(self) -> Self:
+        """Return these settings; without those of KV cache groups if it has none."""
+        if self.kv_cache_groups:
+            return self
+        return msgspec.structs.replace(self, prefix_cache_retention_interval=0, prefix_match_unit=None)
 
     @property
     def asynchronous(self) -> bool:

@@ -163,7 +163,7 @@ class _Part(NamedTuple):
 
     def list_group_changes(self, *, can_add_blocks: bool) -> Iterator[Change]:
         """Yield changes that keep more blocks of windows and states; cached ones are evicted at any usage."""
-        if not getattr(self.engine, "kv_cache_groups", ()):
+        if not self.engine.kv_cache_groups:
             return
         if self.engine.prefix_cache_retention_interval is not None:
             yield self.change("prefix_cache_retention_interval", None, shown="none")

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from understudy._core import BlockVisits
+from understudy.engines.kinds.registry import kind_of_saved
 from understudy.errors import InvariantViolated
 from understudy.workload.reuse import HitCurve, largest_request_blocks, sum_curves
 
@@ -34,9 +35,7 @@ class LastTokens:
         engines = (run.engine, *(pool.engine for pool in run.pools))
         return cls(
             loads_last=any(one.get("offload", {}).get("mode") == "vllm" for one in tiers),
-            computes_last=any(
-                "sglang_version" in one and not one.get("disable_overlap_schedule") for one in engines
-            ),
+            computes_last=any(map(_computes_last, engines)),
         )
 
     def number_blocks(self, workload: Workload, block_size: int) -> BlockVisits:
@@ -51,6 +50,11 @@ class LastTokens:
         `caches` are the numbers of the caches, of each of `rows`; None: one cache for all.
         """
         return visits.unlimited(rows, caches, self.loads_last)
+
+
+def _computes_last(engine: dict[str, Any]) -> bool:
+    switch = kind_of_saved(engine).last_token_switch
+    return switch is not None and not engine.get(switch)
 
 
 def admission_order(timeline: Timeline) -> Int64Column:

@@ -11,6 +11,7 @@ import msgspec
 from understudy._core import Disaggregation as CoreDisaggregation
 from understudy._core import HandOffLinks, VllmTransfer, uncached_rule, user_decider, with_transfer
 from understudy.checks import share, whole_number
+from understudy.engines.kinds.registry import kind_of
 from understudy.errors import ConfigError
 from understudy.router.kv import KvRouting
 from understudy.router.load import load_router
@@ -142,7 +143,7 @@ class Disaggregation(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
         for pool in pools:
             if pool.role == "both":
                 raise ConfigError(f"pools: {pool.name} needs a role, prefill or decode")
-            if not hasattr(pool.engine, "kv_cache_groups"):
+            if not kind_of(pool.engine).hands_off:
                 raise ConfigError(
                     f"pools: {pool.name} has a role, and only vLLM's hand-offs are known; use an engine of vLLM"
                 )

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import msgspec
 
 from understudy.defaults import is_default
-from understudy.engines.sglang_config import SglangConfig
+from understudy.engines.kinds.registry import kind_of
 from understudy.errors import ConfigError
 from understudy.run.fitted_times import find_engine, fitted_deployment
 from understudy.tiers.gpu import GpuSettings
@@ -66,15 +66,14 @@ def use_fitted_block_size(engine: _Engine) -> _Engine:
     own = find_engine(engine)
     if own is None:
         return engine
-    kind = "sglang" if isinstance(engine, SglangConfig) else "vllm"
-    if kind != own.name:
+    kind = kind_of(engine)
+    if kind.name != own.name:
         raise ConfigError(
-            f"engine: timing was fitted to {own.name}, but here the engine is {kind}; give the file of this engine "
-            "(understudy calibrate fits one), or leave --timing out for the times of --gpu"
+            f"engine: timing was fitted to {own.name}, but here the engine is {kind.name}; give the file of this "
+            "engine (understudy calibrate fits one), or leave --timing out for the times of --gpu"
         )
-    has_groups = bool(getattr(engine, "kv_cache_groups", ()))
-    if kind == "sglang" or not is_default(engine.block_size) or has_groups:
-        return engine  # SGLang's pool does not depend on the size of its pages
+    if kind.sizes_pool_in_tokens or not is_default(engine.block_size) or engine.kv_cache_groups:
+        return engine
     return msgspec.structs.replace(engine, block_size=own.block_size)
 
 

@@ -164,5 +164,5 @@ class FleetPlan:
 def _count_blocks(workload: Workload, engine: EngineConfig) -> int:
     """Count the blocks of all KV groups for all tokens of the workload if none are shared."""
     tokens = workload.prompt_tokens.astype(np.int64) + workload.output_tokens
-    groups = max(1, len(getattr(engine, "kv_cache_groups", ())))
+    groups = max(1, len(engine.kv_cache_groups))
     return groups * int((-(-tokens // engine.block_size)).sum())

@@ -8,9 +8,9 @@ import msgspec
 
 from understudy.defaults import BLOCK_SIZE, UNKNOWN_DEVICE, is_default
 from understudy.engines.engine_config import EngineConfig
+from understudy.engines.kinds.registry import kind_of
 from understudy.engines.kv_groups import kv_cache_groups
 from understudy.engines.profiles import NEWEST, find_profile
-from understudy.engines.vllm_config import VllmConfig
 from understudy.errors import ConfigError
 from understudy.groups import GroupPlan, groups_of_model, layers_of_model
 from understudy.groups.of_model import config_of_model
@@ -56,7 +56,7 @@ def plan_model_groups(
         "block_size": None if is_default(engine.block_size) else engine.block_size,
         "async_scheduling": engine.asynchronous,
         "prefix_caching": engine.enable_prefix_caching,
-        "prefix_match_unit": engine.prefix_match_unit if isinstance(engine, VllmConfig) else None,
+        "prefix_match_unit": engine.prefix_match_unit,
     }
     # Without a limit any request may be submitted; a state without prefix caching has a block of the whole context.
     length = engine.max_model_len or (1 if engine.enable_prefix_caching else known_context(model))
@@ -91,7 +91,7 @@ def find_engine_drafter(
 
     ConfigError names the missing sizes.
     """
-    speculation = engine.speculative_config if isinstance(engine, VllmConfig) else None
+    speculation = engine.speculative_config
     if speculation is None or not gpu.is_known:
         return None
     return speculation.drafter(gpu.deployment(model, kv_dtype))
@@ -126,7 +126,6 @@ def apply_model_groups(
         note = f"all layers of {model} are planned as full attention: {blocks:,} KV blocks of {size} tokens per worker"
         return engine, (f"{note}{error}",)
     _check_supported(engine, model, plan)
-    assert isinstance(engine, VllmConfig)
     kinds = ", ".join(f"{len(group.layers)} × {group.kind}" for group in plan.groups)
     grouped = msgspec.structs.replace(
         engine,
@@ -142,9 +141,13 @@ def size_group_tiers(
     tiers: TiersConfig, gpu: GpuSettings, engine: EngineConfig, grouped: EngineConfig, model: str | None
 ) -> TiersConfig:
     """Size a host for the blocks of the pool that the groups of `model` share; `engine` had none, `grouped` has."""
-    had = bool(getattr(engine, "kv_cache_groups", ()))
-    has = bool(getattr(grouped, "kv_cache_groups", ()))
-    if had or not has or model is None or not tiers.tiers or tiers.kv_bytes_per_token is not None:
+    if (
+        engine.kv_cache_groups
+        or not grouped.kv_cache_groups
+        or model is None
+        or not tiers.tiers
+        or tiers.kv_bytes_per_token is not None
+    ):
         return tiers
     plan = plan_model_groups(gpu, engine, model, tiers.kv_dtype, has_blocks=True)
     per_token, rest = divmod(plan.bytes_per_block, plan.hash_block_size)
@@ -161,11 +164,12 @@ def _check_supported(engine: EngineConfig, model: str, plan: GroupPlan) -> None:
     what = f"{model} has {len(plan.groups)} KV cache groups"
     has_states = any(group.kind == "mamba" for group in plan.groups)  # no manager puts them in one group
     windows = "pass --disable-hybrid-kv-cache-manager to plan windows as full attention, in one group"
-    if not isinstance(engine, VllmConfig):
+    kind = kind_of(engine)
+    if not kind.has_kv_cache_groups:
         remedy = "choose --engine vllm" if has_states else windows
         raise ConfigError(f"model: {what}, which only the vLLM engine simulates; {remedy}")
     if engine.profile is not find_profile(NEWEST):
         remedy = f"choose {NEWEST}" if has_states else f"choose {NEWEST}, or {windows}"
         raise ConfigError(
-            f"vllm_version: {what}, whose rules are those of vLLM {NEWEST}, got {engine.vllm_version}; {remedy}"
+            f"vllm_version: {what}, whose rules are those of vLLM {NEWEST}, got {kind.version_of(engine)}; {remedy}"
         )

@@ -17,8 +17,8 @@ from understudy._core import (
     run_fleet,
 )
 from understudy.checks import whole_number
-from understudy.engines.kinds import DEFAULT_ENGINE
-from understudy.engines.kv_groups import group_labels
+from understudy.engines.group_layouts import group_labels
+from understudy.engines.kinds.registry import DEFAULT_ENGINE
 from understudy.errors import ConfigError
 from understudy.router.choices import Choices
 from understudy.router.kv import Decisions, KvRouter, KvRouting

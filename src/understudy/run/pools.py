@@ -8,7 +8,7 @@ import msgspec
 
 from understudy.checks import whole_number
 from understudy.engines.engine_config import EngineConfig
-from understudy.engines.kinds import DEFAULT_ENGINE
+from understudy.engines.kinds.registry import DEFAULT_ENGINE
 from understudy.errors import ConfigError
 from understudy.tiers.settings import KV_SIZE_FIELDS, TiersConfig
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import msgspec
 import numpy as np
 
-from understudy.engines.sglang_config import SglangConfig
+from understudy.engines.kinds.registry import kind_of
 from understudy.errors import ConfigError
 from understudy.router.router import Router
 
@@ -54,10 +54,10 @@ def join_ranks(engine: _Engine, gpu: GpuSettings | None) -> tuple[_Engine, GpuSe
 
 def check_stepping_together(engine: EngineConfig, *, together: bool) -> None:
     """Raise ConfigError for ranks that share experts in an engine that cannot step them together."""
-    if together and isinstance(engine, SglangConfig):
+    if together and (why := kind_of(engine).steps_apart) is not None:
         raise ConfigError(
-            "data_parallel_size: ranks of a model with experts step together, and SGLang's way to it (DP attention) is "
-            "not simulated; leave it out, or choose --engine vllm"
+            f"data_parallel_size: ranks of a model with experts step together, and {why}; leave it out, or choose "
+            "--engine vllm"
         )
 
 

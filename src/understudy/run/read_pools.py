@@ -6,7 +6,7 @@ from typing import Any
 
 import msgspec
 
-from understudy.engines.kinds import read_engine
+from understudy.engines.kinds.registry import read_engine
 from understudy.errors import ConfigError
 from understudy.run.layers import TIER_FIELDS, reject_unused_kv_size
 from understudy.run.pools import WorkerPool, check_pools

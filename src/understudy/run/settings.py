@@ -9,12 +9,11 @@ import msgspec
 from understudy.checks import read_as
 from understudy.engines.engine_config import EngineConfig
 from understudy.engines.group_layouts import fit_model_len
-from understudy.engines.kinds import DEFAULT_ENGINE, read_engine
+from understudy.engines.kinds.registry import DEFAULT_ENGINE, read_engine
 from understudy.errors import ConfigError
 from understudy.outputs import files_named
 from understudy.router.kv import KvRouting  # noqa: TC001  (msgspec reads the annotation)
 from understudy.router.load import load_router
-from understudy.run.chosen import choose_defaults
 from understudy.run.disaggregation import Disaggregation  # noqa: TC001  (msgspec reads the annotation)
 from understudy.run.fitted import (
     apply_fitted_blocks,
@@ -206,7 +205,7 @@ class ReplaySettings(msgspec.Struct, frozen=True, kw_only=True):
         refuse_ranks_of_stages(self.engine)
         if "workers" in merged:
             raise ConfigError("workers contradicts disaggregation; give prefill_workers and decode_workers")
-        if getattr(self.engine, "kv_cache_groups", ()):
+        if self.engine.kv_cache_groups:
             raise ConfigError(
                 "kv_cache_groups: several groups do not work with prefill and decode workers yet; leave them out, or "
                 "leave out disaggregation (--prefill-workers, --decode-workers)"
@@ -256,8 +255,8 @@ def apply_gpus(
     has_timing: bool,
 ) -> tuple[_Engine, tuple[str, ...]]:
     """Set limits, step times, KV cache groups and blocks unless given; return the engine and notes for the report."""
-    engine = choose_defaults(gpu, engine, model)
-    if getattr(engine, "kv_cache_groups", ()) and not has_blocks:
+    engine = engine.choose_defaults(gpu, model)
+    if engine.kv_cache_groups and not has_blocks:
         raise ConfigError(
             "kv_cache_groups: the blocks of given groups do not follow from a GPU's memory; give --num-gpu-blocks, or "
             "leave --kv-cache-groups out, so that the model's own groups are used"
@@ -273,7 +272,7 @@ def apply_gpus(
         gpu.check_timing(engine.timing, model, kv_dtype)
     elif gpu.is_known:
         engine = msgspec.structs.replace(engine, timing=gpu.timing(model, kv_dtype))
-    if model is not None and not has_uniform_layers(model) and not getattr(engine, "kv_cache_groups", ()):
+    if model is not None and not has_uniform_layers(model) and not engine.kv_cache_groups:
         engine, more = apply_model_groups(gpu, engine, model, kv_dtype, has_blocks=has_blocks)
         return engine, (*notes, *more, *note_on_dtype(model))
     if has_blocks:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from understudy.engines.kv_groups import group_labels
+from understudy.engines.group_layouts import group_labels
 from understudy.engines.sglang_config import SglangConfig
 from understudy.server.kv_events import KvEventsConfig, KvEventSender
 

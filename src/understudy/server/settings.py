@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import msgspec
 
-from understudy.engines.kinds import DEFAULT_ENGINE
+from understudy.engines.kinds.registry import DEFAULT_ENGINE
 from understudy.engines.offload import UNLIMITED_BLOCKS
 from understudy.engines.sglang_config import SglangConfig
 from understudy.http.bodies import MAX_BODY_BYTES, MAX_BODY_DEPTH

@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from understudy.defaults import BLOCK_SIZE, BatchLimits, is_default
+from understudy.engines.chosen import choose_block_size
 from understudy.engines.mocker_settings import MockerSettings
 from understudy.engines.sglang_config import SglangConfig
 from understudy.engines.vllm_config import VllmConfig
-from understudy.run.chosen import choose_block_size
 from understudy.run.fitted import fitted_blocks
 from understudy.run.fitted_times import find_engine
 from understudy.server.flags.grammar import vllm_flags

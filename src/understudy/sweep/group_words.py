@@ -6,10 +6,10 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from understudy.engines.chosen import choose_block_size
 from understudy.engines.kv_groups import kv_cache_groups
 from understudy.engines.vllm_config import VllmConfig
 from understudy.errors import ConfigError
-from understudy.run.chosen import choose_block_size
 from understudy.run.model_groups import has_uniform_layers, plan_model_groups
 
 if TYPE_CHECKING:
@@ -47,7 +47,7 @@ def find_planned_engine(candidate: Candidate) -> EngineConfig | None:
     gpu, engine, model = candidate.settings.gpu, candidate.settings.engine, candidate.model
     if gpu is None or model is None or has_uniform_layers(model):
         return None
-    groups = getattr(engine, "kv_cache_groups", ())
+    groups = engine.kv_cache_groups
     if not groups:
         return engine
     for size in (*_SIZES, *sorted({group.block_size for group in groups})):

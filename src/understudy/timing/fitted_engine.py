@@ -7,6 +7,7 @@ import math
 import msgspec
 
 from understudy.errors import ConfigError
+from understudy.kind_names import KIND_MODULES
 from understudy.kv.counts import count
 
 
@@ -14,7 +15,7 @@ class FittedEngine(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     """Engine of a fitted deployment: its kind, its release and its KV pool."""
 
     name: str = "vllm"
-    """Kind of engine: vllm or sglang."""
+    """Kind of engine (`understudy.kind_names`)."""
     version: str
     model: str
     """Model as it was given: a known name, or the path of a config.json."""
@@ -29,8 +30,8 @@ class FittedEngine(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     max_num_batched_tokens: int | None = None
 
     def __post_init__(self) -> None:
-        if self.name not in ("vllm", "sglang"):
-            raise ConfigError(f"engine.name must be vllm or sglang, got {self.name!r}")
+        if self.name not in KIND_MODULES:
+            raise ConfigError(f"engine.name must be {' or '.join(KIND_MODULES)}, got {self.name!r}")
         for field in ("block_size", "num_gpu_blocks"):
             count(f"engine.{field}", getattr(self, field), 1, ConfigError)
         share = self.gpu_memory_utilization

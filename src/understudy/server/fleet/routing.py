@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from understudy.engines.group_layouts import layout_of_engine
 from understudy.router.dispatch import Dispatcher, OutstandingWork
 
 if TYPE_CHECKING:
@@ -40,7 +39,7 @@ class FleetRouting:
     def add(self, server: Server, index: int, pool: int) -> None:
         """Add a worker; `pool` is the number of its pool in the fleet's settings."""
         budget = server.settings.engine.max_num_batched_tokens or UNLIMITED_TOKENS
-        groups = layout_of_engine(server.settings.engine)
+        groups = server.settings.engine.group_layout
         handoff = server.settings.handoff
         for rank in range(server.settings.data_parallel_size):
             self._numbers[index, rank] = self.dispatcher.add_worker(budget, groups)

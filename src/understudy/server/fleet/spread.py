@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from understudy.engines.group_layouts import layout_of_engine
 from understudy.errors import ConfigError
 from understudy.router.dispatch import name_policy
 from understudy.server.fleet.fleet import Fleet, FleetSettings, print_lateness, shifted
@@ -100,7 +99,7 @@ class SpreadFleet:
                     tokenizer=first.tokenizer or "builtin",
                     max_num_batched_tokens=first.engine.max_num_batched_tokens or 10_000_000,
                     seed=self.settings.seed,
-                    kv_cache_groups=layout_of_engine(first.engine),
+                    kv_cache_groups=first.engine.group_layout,
                     first_byte_timeout_s=0.0,  # workers may be paused for as long as their user wants
                     stall_timeout_s=0.0,
                     max_body_bytes=first.max_body_bytes,

@@ -6,8 +6,6 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from understudy.engines.group_layouts import layout_of_engine
-
 if TYPE_CHECKING:
     from understudy.server.metrics.families import Registry
     from understudy.server.settings import ServerSettings
@@ -61,7 +59,7 @@ def read_cache_labels(values: dict[str, Any]) -> dict[str, str]:
 def add_cache_info(registry: Registry, settings: ServerSettings, ranks: int) -> None:
     """Add the metric of every rank."""
     engine = settings.engine
-    groups = layout_of_engine(msgspec.structs.replace(engine, max_model_len=settings.max_model_len))
+    groups = msgspec.structs.replace(engine, max_model_len=settings.max_model_len).group_layout
     block_size = engine.block_size if groups is None else groups.block_size
     concurrency = engine.num_gpu_blocks * engine.block_size / settings.max_model_len
     tokens = engine.num_gpu_blocks * engine.block_size

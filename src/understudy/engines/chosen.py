@@ -1,32 +1,16 @@
-"""Settings that vLLM chooses for a model and its GPU where none was given."""
+"""Block sizes that vLLM chooses for models, and limits in place of those that were not given."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 import msgspec
 
 from understudy.defaults import BLOCK_SIZE, BatchLimits, Default, is_default
 from understudy.engines.engine_config import EngineConfig
-from understudy.engines.vllm_config import VllmConfig
 from understudy.groups import layers_of_model
-from understudy.timing.contexts import known_context
-
-if TYPE_CHECKING:
-    from understudy.tiers.gpu import GpuSettings
 
 _Engine = TypeVar("_Engine", bound=EngineConfig)
-
-
-def choose_defaults(gpu: GpuSettings, engine: _Engine, model: str | None) -> _Engine:
-    """Replace limits and block size that were not given by those that vLLM chooses for the model on this GPU."""
-    if not isinstance(engine, VllmConfig):
-        return engine
-    limits = gpu.batch_limits(has_largest=engine.profile.has_largest_limits)
-    if not engine.enable_chunked_prefill and engine.max_model_len is None and model is not None:
-        whole = max(limits.max_num_batched_tokens, known_context(model) or 0)
-        limits = limits._replace(max_num_batched_tokens=whole)
-    return apply_limits(engine, limits, block_size=None if model is None else choose_block_size(model))
 
 
 def choose_block_size(model: str) -> int:

@@ -1,0 +1,1 @@
+"""What differs between kinds of engines, in one file per kind."""

@@ -1,0 +1,41 @@
+"""`EngineKind`: what differs between engines of different kinds, and holds for all engines of one."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
+
+if TYPE_CHECKING:
+    from understudy.engines.engine_config import EngineConfig
+
+
+@dataclass(frozen=True, kw_only=True)
+class EngineKind:
+    """One kind of engine. What depends on the values of settings is a method of its `config_class` instead."""
+
+    name: str
+    """Name in `engine_type`, `--engine` and timing files."""
+    title: str
+    """Name in prose."""
+    config_class: type[EngineConfig]
+    """Class of the settings."""
+    version_setting: str
+    """Setting that names the release. No other kind has it, so that saved settings tell the kind by it."""
+    event_producer: Literal["vllm", "sglang"] = "vllm"
+    """Engine whose KV events it sends, in the form of its own release if it is that engine."""
+    has_kv_cache_groups: bool = False
+    """Whether layers that keep different KV have groups of their own."""
+    hands_off: bool = False
+    """Whether prefill and decode workers of this kind hand KV blocks to each other."""
+    has_cache_curves: bool = False
+    """Whether studies of cache sizes replay its cache."""
+    sizes_pool_in_tokens: bool = False
+    """Whether its flags give the KV pool as tokens, so that the size of a block does not change the pool."""
+    steps_apart: str | None = None
+    """Why data-parallel ranks that share experts cannot step together; None: they can."""
+    last_token_switch: str | None = None
+    """Setting that turns off the step which computes the last token of a finished request; None: no such step."""
+
+    def version_of(self, engine: EngineConfig) -> str:
+        """Return the release of an engine of this kind."""
+        return str(getattr(engine, self.version_setting))
