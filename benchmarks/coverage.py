@@ -28,8 +28,8 @@ from understudy.calibrate.fit import NOT_FITTED, fit, select_parameters
 from understudy.calibrate.load import Load, build_load, random_lengths
 from understudy.calibrate.measured_run import RUN_TO_RUN
 from understudy.calibrate.simulate import simulate
-from understudy.timing.architecture import Architecture
 from understudy.timing.deployment import Deployment, Parallelism
+from understudy.timing.find_architecture import find_architecture
 from understudy.timing.gpus import find_gpu
 from understudy.timing.physical import Physical
 from understudy.timing.presets import preset
@@ -39,9 +39,9 @@ if TYPE_CHECKING:
 
 FLAGS = EngineFlags(max_num_seqs=64, max_num_batched_tokens=4096)
 DEPLOYMENTS = {
-    "dense": Deployment(model=Architecture.find("Llama-3.1-8B"), gpu=find_gpu("H100"), weights="bf16"),
+    "dense": Deployment(model=find_architecture("Llama-3.1-8B"), gpu=find_gpu("H100"), weights="bf16"),
     "experts": Deployment(
-        model=Architecture.find("gpt-oss-120b"),
+        model=find_architecture("gpt-oss-120b"),
         gpu=find_gpu("H100"),
         weights="mxfp4",
         parallel=Parallelism(tensor=2),

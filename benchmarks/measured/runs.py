@@ -16,8 +16,8 @@ from understudy.calibrate.experiment import build_engine_config
 from understudy.calibrate.fit import fit
 from understudy.calibrate.load import build_load
 from understudy.calibrate.recorded import predict_run
-from understudy.timing.architecture import Architecture
 from understudy.timing.deployment import Deployment, Parallelism
+from understudy.timing.find_architecture import find_architecture
 from understudy.timing.gpus import find_gpu
 from understudy.timing.physical import Physical
 from understudy.timing.presets import preset
@@ -89,7 +89,7 @@ def _in_engine(folder: Path) -> dict[str, NDArray[np.float64]]:
 def _deployment(name: str, gpu: str) -> Deployment:
     model = name.rpartition("/")[2]
     return Deployment(
-        model=Architecture.find(model),
+        model=find_architecture(model),
         gpu=find_gpu(gpu),
         weights="bf16",
         parallel=RANKS.get(model, Parallelism()),

@@ -15,8 +15,8 @@ from answers.engine_commands import read_engine
 from timing.test_hardware import CALIBRATED
 from understudy.cli import main
 from understudy.server.flags.serving import read_serve
-from understudy.timing.architecture import Architecture
 from understudy.timing.deployment import Parallelism
+from understudy.timing.find_architecture import find_architecture
 from understudy.timing.fitted_engine import FittedEngine
 
 if TYPE_CHECKING:
@@ -60,7 +60,7 @@ def fitted(blocks: int | None = None, **parallel: int) -> TimingFile:
     )
     return msgspec.structs.replace(
         CALIBRATED,
-        model=Architecture.find("Qwen3-235B-A22B"),
+        model=find_architecture("Qwen3-235B-A22B"),
         weights="fp8",
         parallel=Parallelism(**(parallel or {"tensor": 8})),
         engine=engine,

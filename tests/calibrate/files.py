@@ -11,8 +11,8 @@ import numpy as np
 from understudy.calibrate.experiment import build_engine_config
 from understudy.calibrate.load import Load, build_load
 from understudy.calibrate.simulate import Outcome, simulate
-from understudy.timing.architecture import Architecture
 from understudy.timing.deployment import Deployment, Parallelism
+from understudy.timing.find_architecture import find_architecture
 from understudy.timing.gpus import find_gpu
 from understudy.timing.physical import Physical
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from understudy.timing.efficiencies import Efficiencies
 
 DEPLOYMENT = Deployment(
-    model=Architecture.find("Llama-3.1-8B"), gpu=find_gpu("H100"), weights="bf16", parallel=Parallelism()
+    model=find_architecture("Llama-3.1-8B"), gpu=find_gpu("H100"), weights="bf16", parallel=Parallelism()
 )
 SEQS, BATCHED = 64, 4096
 

@@ -20,9 +20,9 @@ from understudy.cli import main
 from understudy.engines.timing import Constant
 from understudy.engines.vllm_config import VllmConfig
 from understudy.errors import ConfigError, InvalidArgument
-from understudy.timing.architecture import Architecture
 from understudy.timing.capacity import kv_blocks
 from understudy.timing.deployment import Deployment, Parallelism
+from understudy.timing.find_architecture import find_architecture
 from understudy.timing.gpus import find_gpu
 
 TEN_MS = VllmConfig(
@@ -350,7 +350,7 @@ def test_a_table_without_a_column_or_a_row_is_refused(tmp_path: Path) -> None:
 
 
 def test_blocks_that_fit_agree_with_a_recorded_engine() -> None:
-    deployment = Deployment(model=Architecture.find("Llama-3.1-8B"), gpu=find_gpu("RTX 4090"), weights="bf16")
+    deployment = Deployment(model=find_architecture("Llama-3.1-8B"), gpu=find_gpu("RTX 4090"), weights="bf16")
     blocks = kv_blocks(
         deployment, block_size=16, max_num_batched_tokens=2048, max_num_seqs=256, gpu_memory_utilization=0.9
     )
@@ -359,7 +359,7 @@ def test_blocks_that_fit_agree_with_a_recorded_engine() -> None:
 
 def test_a_model_that_does_not_fit_is_refused_with_the_remedy() -> None:
     deployment = Deployment(
-        model=Architecture.find("Llama-3.1-70B"), gpu=find_gpu("H100"), weights="bf16", parallel=Parallelism()
+        model=find_architecture("Llama-3.1-70B"), gpu=find_gpu("H100"), weights="bf16", parallel=Parallelism()
     )
     with pytest.raises(ConfigError, match=r"Llama-3.1-70B in bf16 takes 1.*tensor_parallel_size"):
         kv_blocks(

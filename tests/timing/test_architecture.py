@@ -10,6 +10,7 @@ import pytest
 from understudy.errors import ConfigError
 from understudy.tiers.model_shape import MODELS as KV_SHAPES
 from understudy.timing.architecture import Architecture
+from understudy.timing.find_architecture import find_architecture
 from understudy.timing.known_models import MODELS
 
 if TYPE_CHECKING:
@@ -73,7 +74,7 @@ LLAMA_4: dict[str, Any] = {
 def read(folder: Path, **config: Any) -> Architecture:
     path = folder / "config.json"
     path.write_text(json.dumps({key: value for key, value in config.items() if value is not ...}))
-    return Architecture.find(str(path))
+    return find_architecture(str(path))
 
 
 @pytest.mark.parametrize(
@@ -125,7 +126,7 @@ def test_a_model_has_the_parameters_that_its_makers_count(model: str, billions: 
 
 def test_every_model_whose_kv_bytes_are_known_has_step_times() -> None:
     for name in KV_SHAPES:
-        assert Architecture.find(name) is MODELS[name]
+        assert find_architecture(name) is MODELS[name]
 
 
 @pytest.mark.parametrize(
@@ -164,7 +165,7 @@ def test_every_model_whose_kv_bytes_are_known_has_step_times() -> None:
     ],
 )
 def test_a_model_is_found_by_the_names_that_people_use(name: str, found: str) -> None:
-    assert Architecture.find(name).name == found
+    assert find_architecture(name).name == found
 
 
 @pytest.mark.parametrize(
@@ -184,12 +185,12 @@ def test_a_model_is_found_by_the_names_that_people_use(name: str, found: str) ->
     ],
 )
 def test_a_name_that_tells_the_type_of_the_weights_is_believed(name: str, weights: str) -> None:
-    assert Architecture.find(name).weights == weights
+    assert find_architecture(name).weights == weights
 
 
 def test_a_name_that_tells_a_type_without_timing_is_refused() -> None:
     with pytest.raises(ConfigError, match="weight type 'w8a16' is not known"):
-        Architecture.find("RedHatAI/Meta-Llama-3.1-8B-Instruct-quantized.w8a16")
+        find_architecture("RedHatAI/Meta-Llama-3.1-8B-Instruct-quantized.w8a16")
 
 
 def test_a_config_says_the_same_as_the_table(tmp_path: Path) -> None:
@@ -284,9 +285,9 @@ def test_a_config_with_missing_or_contradictory_shapes_is_refused_by_its_key(
 )
 def test_a_model_without_step_times_is_refused_by_its_reason(name: str, reason: str) -> None:
     with pytest.raises(ConfigError, match=f"{reason}.*, which is not timed; give measured times instead"):
-        Architecture.find(name)
+        find_architecture(name)
 
 
 def test_an_unknown_model_is_refused_by_name() -> None:
     with pytest.raises(ConfigError, match="'Nobody-7B' is neither a known name"):
-        Architecture.find("Nobody-7B")
+        find_architecture("Nobody-7B")

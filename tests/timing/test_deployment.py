@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 
 from model.physical_timing import Step, step_ms
 from understudy.errors import ConfigError
-from understudy.timing.architecture import Architecture
 from understudy.timing.coefficients import StepCoefficients
 from understudy.timing.deployment import Deployment, Parallelism
 from understudy.timing.efficiencies import Efficiencies
+from understudy.timing.find_architecture import find_architecture
 from understudy.timing.gpus import GPUS, find_gpu, sheet_gpu
 from understudy.timing.presets import preset
 from understudy.timing.weight_types import kv_type, weight_type
@@ -40,7 +40,7 @@ def deployed(
     model: str, gpu: str = "H100", weights: str = "bf16", kv: str = "bf16", **parallel: int
 ) -> Deployment:
     return Deployment(
-        model=Architecture.find(model),
+        model=find_architecture(model),
         gpu=find_gpu(gpu),
         weights=weights,
         kv=kv,
@@ -110,7 +110,7 @@ def test_the_weights_of_a_gpu_are_its_share_of_the_model() -> None:
 )
 def test_a_division_that_cannot_be_is_refused(model: str, parallel: dict[str, int], match: str) -> None:
     with pytest.raises(ConfigError, match=match):
-        Parallelism(**parallel).check(Architecture.find(model))
+        Parallelism(**parallel).check(find_architecture(model))
 
 
 def test_types_have_the_names_that_engines_use_and_others_are_refused() -> None:
@@ -151,7 +151,7 @@ def test_gpus_are_found_by_usual_names_and_others_by_their_data_sheet() -> None:
     with pytest.raises(ConfigError, match=r"'MI250X' is not known.*--gpu-bandwidth-gbps"):
         find_gpu("MI250X")
     sheet = sheet_gpu(bandwidth_gbps=5300, tflops=1307, memory_gb=192)
-    assert preset(Architecture.find("Llama-3.1-8B"), sheet, "bf16", "bf16").trust == "uncalibrated"
+    assert preset(find_architecture("Llama-3.1-8B"), sheet, "bf16", "bf16").trust == "uncalibrated"
     with pytest.raises(ConfigError, match="bandwidth_gbps must be a finite number above 0"):
         sheet_gpu(bandwidth_gbps=0, tflops=1, memory_gb=1)
 
@@ -164,14 +164,14 @@ def test_weights_in_a_type_that_the_gpu_cannot_multiply_compute_in_bf16() -> Non
 
 
 def test_a_preset_says_how_far_to_trust_it() -> None:
-    llama, oss = Architecture.find("Llama-3.1-70B"), Architecture.find("gpt-oss-120b")
+    llama, oss = find_architecture("Llama-3.1-70B"), find_architecture("gpt-oss-120b")
     assert preset(llama, GPUS["H100"], "fp8", "fp8").trust == "fitted"
     assert preset(llama, GPUS["A100"], "bf16", "bf16").trust == "rough"
     assert preset(llama, GPUS["L40S"], "bf16", "bf16").trust == "rough"
     assert preset(llama, GPUS["H100"], "int4", "bf16").trust == "uncalibrated"
     for gpu in ("H100", "H200", "B200"):  # in whole, whatever is known of its linear layers by themselves
         assert preset(oss, GPUS[gpu], "mxfp4", "bf16").trust == "fitted"
-    qwen = preset(Architecture.find("Qwen3-235B-A22B"), GPUS["H100"], "bf16", "bf16")
+    qwen = preset(find_architecture("Qwen3-235B-A22B"), GPUS["H100"], "bf16", "bf16")
     assert qwen.trust == "uncalibrated"
     assert "Qwen3-235B-A22B" in qwen.origin
     fp8 = preset(llama, GPUS["H100"], "fp8", "fp8").efficiencies
@@ -179,21 +179,21 @@ def test_a_preset_says_how_far_to_trust_it() -> None:
 
 
 def test_experts_are_known_by_their_shape_and_else_stand_in_for_each_other() -> None:
-    known = Architecture.find("gpt-oss-120b")
+    known = find_architecture("gpt-oss-120b")
     renamed = msgspec.structs.replace(known, name="ours")
     b200, h200 = find_gpu("B200"), find_gpu("H200")
     assert preset(renamed, b200, "mxfp4", "fp8") == preset(known, b200, "mxfp4", "fp8")
-    small = preset(Architecture.find("gpt-oss-20b"), b200, "mxfp4", "fp8")
+    small = preset(find_architecture("gpt-oss-20b"), b200, "mxfp4", "fp8")
     assert small.trust == "uncalibrated"
     assert "those of gpt-oss-120b in mxfp4 on B200" in small.origin
     assert (
         "those of MiniMax-M2.5 in fp8 on H100"
-        in preset(Architecture.find("GLM-4.5"), h200, "fp8", "bf16").origin
+        in preset(find_architecture("GLM-4.5"), h200, "fp8", "bf16").origin
     )
 
 
 def test_experts_may_be_otherwise_in_a_release_that_was_measured() -> None:
-    minimax, b200 = Architecture.find("MiniMax-M2.5"), find_gpu("B200")
+    minimax, b200 = find_architecture("MiniMax-M2.5"), find_gpu("B200")
     now = preset(minimax, b200, "fp8", "fp8")
     assert preset(minimax, b200, "fp8", "fp8", release="0.19.0") == now
     before = preset(minimax, b200, "fp8", "fp8", release="0.17.0")
@@ -204,10 +204,10 @@ def test_experts_may_be_otherwise_in_a_release_that_was_measured() -> None:
 
 
 def test_experts_that_stand_in_for_others_read_no_faster_than_the_memory() -> None:
-    scout = preset(Architecture.find("Llama-4-Scout-17B-16E"), find_gpu("H100"), "fp8", "bf16")
+    scout = preset(find_architecture("Llama-4-Scout-17B-16E"), find_gpu("H100"), "fp8", "bf16")
     assert "those of MiniMax-M2.5 in fp8 on H100" in scout.origin
     assert scout.efficiencies.experts == 1.0
-    own = preset(Architecture.find("MiniMax-M2.5"), find_gpu("H100"), "fp8", "bf16")
+    own = preset(find_architecture("MiniMax-M2.5"), find_gpu("H100"), "fp8", "bf16")
     assert own.efficiencies.experts > 1
 
 
@@ -215,7 +215,7 @@ def test_every_preset_times_every_model_that_fits_its_gpu() -> None:
     step = Step(contexts=[1000] * 8, chunks=[(600, 0)])
     for gpu in GPUS.values():
         for name in ("Llama-3.1-8B", "gpt-oss-20b", "Mixtral-8x7B"):
-            model = Architecture.find(name)
+            model = find_architecture(name)
             reached = preset(model, gpu, model.weights, "bf16").efficiencies
             deployment = Deployment(
                 model=model, gpu=gpu, weights=model.weights, parallel=Parallelism(tensor=2)
@@ -253,7 +253,7 @@ def test_coefficients_that_make_no_sense_are_refused() -> None:
 def test_a_step_with_more_in_it_takes_no_less(
     model: str, contexts: list[int], chunks: list[tuple[int, int]], others: int, more: str
 ) -> None:
-    shape = Architecture.find(model)
+    shape = find_architecture(model)
     c = deployed(model, weights=shape.weights, tensor=2).coefficients(
         preset(shape, GPUS["B200"], shape.weights, "bf16").efficiencies
     )

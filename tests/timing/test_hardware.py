@@ -17,10 +17,10 @@ from understudy.run.settings import ReplaySettings
 from understudy.server.flags.ours import all_flags
 from understudy.server.flags.serving import read_serve
 from understudy.tiers.gpu import GpuSettings
-from understudy.timing.architecture import Architecture
 from understudy.timing.coefficients import StepCoefficients
 from understudy.timing.deployment import Parallelism
 from understudy.timing.efficiencies import Efficiencies
+from understudy.timing.find_architecture import find_architecture
 from understudy.timing.gpu_flags import GPU_FLAGS
 from understudy.timing.gpus import find_gpu
 from understudy.timing.physical import Domain, Physical, Residuals
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 CALIBRATED = TimingFile(
     date="2026-01-01",
     understudy="0.1.0",
-    model=Architecture.find("Llama-3.1-8B"),
+    model=find_architecture("Llama-3.1-8B"),
     gpu=find_gpu("H100"),
     weights="bf16",
     kv="bf16",

@@ -13,10 +13,10 @@ from understudy._core import StepLoad
 from understudy.errors import ConfigError
 from understudy.groups import layers_of_model
 from understudy.run.settings import ReplaySettings
-from understudy.timing.architecture import Architecture
 from understudy.timing.deployment import Deployment, Parallelism
 from understudy.timing.drafter import find_drafter
 from understudy.timing.efficiencies import Efficiencies
+from understudy.timing.find_architecture import find_architecture
 from understudy.timing.gpus import find_gpu
 
 if TYPE_CHECKING:
@@ -72,23 +72,23 @@ def write(folder: Path, **config: Any) -> str:
 
 
 def deployed(model: str, tensor: int = 8, **settings: Any) -> Deployment:
-    shape = Architecture.find(model)
+    shape = find_architecture(model)
     settings = {"weights": shape.weights, **settings}
     return Deployment(model=shape, gpu=find_gpu("H200"), parallel=Parallelism(tensor=tensor), **settings)
 
 
 def test_a_file_says_the_same_as_the_name(tmp_path: Path) -> None:
-    found = Architecture.find(write(tmp_path, **R1))
+    found = find_architecture(write(tmp_path, **R1))
     assert msgspec.structs.replace(found, name="") == msgspec.structs.replace(
-        Architecture.find("DeepSeek-R1"), name=""
+        find_architecture("DeepSeek-R1"), name=""
     )
 
 
 def test_weights_are_counted_from_the_file(tmp_path: Path) -> None:
     path = write(tmp_path, **R1)
-    assert Architecture.find(path).weight_bytes() == LINEAR + EXPERTS + VOCABULARY
+    assert find_architecture(path).weight_bytes() == LINEAR + EXPERTS + VOCABULARY
     # Checkpoints in 4 bits keep all but the experts in 16.
-    assert Architecture.find(path).weight_bytes("nvfp4") == int(2 * LINEAR + EXPERTS * 0.5625 + VOCABULARY)
+    assert find_architecture(path).weight_bytes("nvfp4") == int(2 * LINEAR + EXPERTS * 0.5625 + VOCABULARY)
 
 
 def test_projections_to_latents_are_whole_on_every_gpu(tmp_path: Path) -> None:
@@ -116,9 +116,9 @@ def test_kimi_in_int4_has_a_scale_for_each_32_weights(tmp_path: Path) -> None:
     stored = 60 * 384 * EXPERT * (0.5 + 2 / 32)
     wanted = int(2 * linear + stored + 2 * 163840 * 7168 * 2)
     outer = {"model_type": "kimi_k25", "dtype": "bfloat16", "tie_word_embeddings": False, "text_config": kimi}
-    found = Architecture.find(write(tmp_path, **outer))
+    found = find_architecture(write(tmp_path, **outer))
     assert (found.weights, found.weight_bytes()) == ("int4", wanted)
-    assert Architecture.find("moonshotai/Kimi-K2.5").weight_bytes() == wanted
+    assert find_architecture("moonshotai/Kimi-K2.5").weight_bytes() == wanted
 
 
 @pytest.mark.parametrize(
@@ -160,23 +160,23 @@ def test_weights_of_other_recent_models() -> None:
     delta = 4096 * (channels + 64 * 128 + 2 * 64) + 64 * 128 * 4096 + 4 * channels
     routed = 60 * (512 + 1) * 3 * 4096 * 1024 + 60 * 4096 * 512
     total = 15 * attention + 45 * delta + routed + 2 * 248320 * 4096
-    assert Architecture.find("Qwen3.5-397B-A17B").weight_bytes() == 2 * total
+    assert find_architecture("Qwen3.5-397B-A17B").weight_bytes() == 2 * total
     # Gemma 4: an MLP next to the experts of each layer, and one embedding that is also the head.
     window, full = 2816 * 256 * 2 * (16 + 8), 2816 * 512 * 2 * (16 + 2)
     total = 25 * window + 5 * full + 30 * (128 * 3 * 2816 * 704 + 3 * 2816 * 2112 + 2816 * 128)
-    assert Architecture.find("Gemma-4-26B-A4B").weight_bytes() == 2 * (total + 262144 * 2816)
+    assert find_architecture("Gemma-4-26B-A4B").weight_bytes() == 2 * (total + 262144 * 2816)
     # Nemotron 3: 23 layers of Mamba 2, 23 of experts without gates, 6 of attention.
     inner, channels = 64 * 64, 64 * 64 + 2 * 8 * 128
     mamba = 2688 * (inner + channels + 64) + inner * 2688 + 4 * channels
     experts = 2 * 2688 * (128 * 1856 + 3712) + 2688 * 128
     attention = 2688 * 128 * 2 * (32 + 2)
     total = 23 * (mamba + experts) + 6 * attention + 2 * 131072 * 2688
-    assert Architecture.find("NVIDIA-Nemotron-3-Nano-30B-A3B-BF16").weight_bytes() == 2 * total
+    assert find_architecture("NVIDIA-Nemotron-3-Nano-30B-A3B-BF16").weight_bytes() == 2 * total
     # MiniMax-M3: three dense layers; queries and one key of the indexer in the others.
     attention = 6144 * 128 * 2 * (64 + 4)
     experts = 57 * (129 * 3 * 6144 * 3072 + 6144 * 128 + 6144 * 128 * (4 + 1))
     total = 60 * attention + experts + 3 * 3 * 6144 * 12288 + 2 * 200064 * 6144
-    assert Architecture.find("MiniMax-M3").weight_bytes() == 2 * total
+    assert find_architecture("MiniMax-M3").weight_bytes() == 2 * total
 
 
 def test_decodes_are_absorbed_and_prompts_expanded() -> None:
@@ -259,7 +259,7 @@ def test_what_is_not_timed_is_refused_by_its_reason(
     tmp_path: Path, change: dict[str, Any], problem: str
 ) -> None:
     with pytest.raises(ConfigError, match=problem):
-        Architecture.find(write(tmp_path, **{**R1, **change}))
+        find_architecture(write(tmp_path, **{**R1, **change}))
 
 
 def test_a_replay_sizes_and_times_a_model_with_a_latent_by_itself() -> None:

@@ -14,8 +14,8 @@ from understudy.errors import ConfigError
 from understudy.groups import layers_of_model
 from understudy.groups.known_layers import CONFIGS
 from understudy.tiers.model_shape import ModelShape
-from understudy.timing.architecture import Architecture
 from understudy.timing.contexts import known_context
+from understudy.timing.find_architecture import find_architecture
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -74,7 +74,7 @@ def write(folder: Path, **config: Any) -> str:
 @pytest.mark.parametrize("keys", VALID, ids=json.dumps)
 def test_step_times_and_groups_count_the_same_layers(tmp_path: Path, keys: dict[str, Any]) -> None:
     model = write(tmp_path, **keys)
-    shape, layers = Architecture.find(model), layers_of_model(model)
+    shape, layers = find_architecture(model), layers_of_model(model)
     limited = [layer for layer in layers if layer.kind in ("sliding_window", "chunked_local")]
     assert len(layers) == shape.num_layers - shape.shared_layers
     assert {layer.window or layer.chunk for layer in limited} <= {shape.window_tokens}
@@ -85,26 +85,26 @@ def test_step_times_and_groups_count_the_same_layers(tmp_path: Path, keys: dict[
 
 def test_a_gemma_3_file_without_layer_types_has_one_full_layer_in_six(tmp_path: Path) -> None:
     keys = {"num_hidden_layers": 62, "sliding_window": 1024, "model_type": "gemma3_text"}
-    shape = Architecture.find(write(tmp_path, **keys))
+    shape = find_architecture(write(tmp_path, **keys))
     assert (shape.window_layers, shape.window_tokens) == (52, 1024)
 
 
 def test_a_head_without_a_size_has_that_of_its_type(tmp_path: Path) -> None:
     keys = {"hidden_size": 3840, "num_attention_heads": 16, "num_key_value_heads": 8, "head_dim": None}
-    assert Architecture.find(write(tmp_path, **keys, model_type="gemma3")).head_dim == 256
+    assert find_architecture(write(tmp_path, **keys, model_type="gemma3")).head_dim == 256
     assert ModelShape.find(write(tmp_path, **keys, model_type="gemma")).head_dim == 256
-    assert Architecture.find(write(tmp_path, **keys)).head_dim == 240
+    assert find_architecture(write(tmp_path, **keys)).head_dim == 240
 
 
 def test_layers_that_share_a_cache_have_times_and_no_bytes(tmp_path: Path) -> None:
     model = write(tmp_path, num_kv_shared_layers=3)
-    assert Architecture.find(model).window_layers == 0
+    assert find_architecture(model).window_layers == 0
     assert ModelShape.find(model).bytes_per_token() == 5 * 2 * 4 * 64 * 2
 
 
 def test_a_32_bit_state_takes_longer_than_one_of_16_bits(tmp_path: Path) -> None:
-    short = Architecture.find(write(tmp_path, **DELTA))
-    wide = Architecture.find(write(tmp_path, **DELTA, mamba_ssm_dtype="float32"))
+    short = find_architecture(write(tmp_path, **DELTA))
+    wide = find_architecture(write(tmp_path, **DELTA, mamba_ssm_dtype="float32"))
     (layer,) = {one for one in layers_of_model(write(tmp_path, **DELTA)) if one.kind == "mamba"}
     assert short.state_bytes == layer.own_page_bytes == 2 * short.state_elements
     assert wide.state_bytes - short.state_bytes == 32 * 128 * 128 * 2
@@ -152,7 +152,7 @@ def test_a_malformed_value_is_refused_by_its_key(tmp_path: Path, keys: dict[str,
 def test_a_type_with_states_is_not_said_to_equal_another_type(tmp_path: Path, kind: str) -> None:
     (name,) = (name for name in CONFIGS if kind.split("_")[0] in name.lower())
     with pytest.raises(ConfigError, match="give measured times") as refused:
-        Architecture.find(write(tmp_path, **{**BASE, **CONFIGS[name], "model_type": kind}))
+        find_architecture(write(tmp_path, **{**BASE, **CONFIGS[name], "model_type": kind}))
     assert "copy of the file" not in str(refused.value)
 
 
@@ -180,6 +180,6 @@ def test_any_values_give_a_model_or_a_config_error(
     folder = tmp_path_factory.getbasetemp() / "layer_pattern"
     folder.mkdir(exist_ok=True)
     (folder / "config.json").write_text(json.dumps({**case, **changed}))
-    for read in (layers_of_model, Architecture.find, ModelShape.find, known_context):
+    for read in (layers_of_model, find_architecture, ModelShape.find, known_context):
         with suppress(ConfigError):
             read(str(folder))

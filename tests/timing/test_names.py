@@ -13,9 +13,9 @@ from understudy.cli import main
 from understudy.errors import ConfigError
 from understudy.server.flags.serving import read_serve
 from understudy.tiers import ModelShape
-from understudy.timing.architecture import Architecture
 from understudy.timing.contexts import CONTEXTS, known_context
 from understudy.timing.efficiencies import Efficiencies
+from understudy.timing.find_architecture import find_architecture
 from understudy.timing.gpus import ALIASES, GPUS, find_gpu
 from understudy.timing.known_models import MODELS, known_name
 from understudy.timing.names import name_key
@@ -63,7 +63,7 @@ def test_every_alias_of_a_gpu_is_found_in_any_case_and_with_any_separators() -> 
 
 @pytest.mark.parametrize(("name", "near"), NOT_MODELS.items())
 def test_a_name_like_that_of_a_model_is_refused_with_the_nearest(name: str, near: str) -> None:
-    for find in (Architecture.find, ModelShape.find):
+    for find in (find_architecture, ModelShape.find):
         with pytest.raises(
             ConfigError, match=rf"'{name}' is neither a known name .*; nearest are .*\b{near}\b"
         ):
@@ -74,7 +74,7 @@ def test_no_two_models_share_a_spelling() -> None:
     for one, other in combinations(MODELS, 2):
         assert name_key(one) != name_key(other)
     for spelt in ("llama 3.1 8b", "LLAMA_3.1_8B", "Llama3.1-8B", "meta-llama/Llama-3.1-8B-Instruct"):
-        assert Architecture.find(spelt) is MODELS["Llama-3.1-8B"]
+        assert find_architecture(spelt) is MODELS["Llama-3.1-8B"]
         assert ModelShape.find(spelt).name == "Llama-3.1-8B"
 
 

@@ -9,8 +9,8 @@ import pytest
 
 from understudy.cli import main
 from understudy.run.settings import ReplaySettings
-from understudy.timing.architecture import Architecture
 from understudy.timing.deployment import Deployment
+from understudy.timing.find_architecture import find_architecture
 from understudy.timing.gpus import GPUS, find_gpu
 from understudy.timing.presets import preset
 
@@ -58,14 +58,14 @@ def test_all_others_were_measured() -> None:
 @pytest.mark.parametrize("gpu", [gpu.name for gpu in GPUS.values() if gpu.like])
 @pytest.mark.parametrize("model", ["Llama-3.1-8B", "Qwen3-30B-A3B", "DeepSeek-R1"])
 def test_times_say_that_the_gpu_was_never_measured(gpu: str, model: str) -> None:
-    found = preset(Architecture.find(model), find_gpu(gpu), "bf16", "bf16")
+    found = preset(find_architecture(model), find_gpu(gpu), "bf16", "bf16")
     assert found.trust == "uncalibrated"
     assert found.origin.startswith(f"{gpu} was never measured: ")
     assert f"with the efficiencies of {find_gpu(gpu).like} (" in found.origin
 
 
 def test_a_data_sheet_is_used_with_the_efficiencies_of_the_gpu_that_it_resembles() -> None:
-    model = Architecture.find("Llama-3.1-70B")
+    model = find_architecture("Llama-3.1-70B")
     found = [
         Deployment(model=model, gpu=find_gpu(gpu), weights="fp8").coefficients(
             preset(model, find_gpu(gpu), "fp8", "bf16").efficiencies

@@ -10,8 +10,8 @@ import pytest
 from understudy._core import StepLoad, StepTiming
 from understudy.cli import main
 from understudy.errors import ConfigError
-from understudy.timing.architecture import Architecture
 from understudy.timing.deployment import Deployment, Parallelism
+from understudy.timing.find_architecture import find_architecture
 from understudy.timing.gpus import find_gpu
 from understudy.timing.op_tables import OpTables
 from understudy.timing.presets import preset
@@ -53,7 +53,7 @@ def folder(path: Path, skew: str = "enabled: false") -> Path:
 
 
 def tables(path: Path, model: str = "Llama-3.1-8B", *, extrapolate: bool = False) -> StepTiming:
-    shape, gpu = Architecture.find(model), find_gpu("RTX 4090")
+    shape, gpu = find_architecture(model), find_gpu("RTX 4090")
     deployment = Deployment(model=shape, gpu=gpu, weights="bf16", parallel=Parallelism())
     reached = preset(shape, gpu, "bf16", "bf16").efficiencies
     return OpTables(path, deployment, reached, extrapolate=extrapolate).build()

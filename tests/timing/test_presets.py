@@ -11,8 +11,8 @@ import pytest
 from timing.test_hardware import CALIBRATED
 from understudy._core import StepLoad
 from understudy.cli import main
-from understudy.timing.architecture import Architecture
 from understudy.timing.deployment import Deployment, Parallelism
+from understudy.timing.find_architecture import find_architecture
 from understudy.timing.gpus import find_gpu
 from understudy.timing.presets import preset
 from understudy.timing.timing_file import TimingFile
@@ -43,7 +43,7 @@ def test_a_preset_gives_the_step_that_was_computed_by_hand(
     chunks: list[tuple[int, int]],
     ms: float,
 ) -> None:
-    shape = Architecture.find(model)
+    shape = find_architecture(model)
     parallel = Parallelism(tensor=tensor)
     deployed = Deployment(model=shape, gpu=find_gpu(gpu), weights=kind, kv=kind, parallel=parallel)
     reached = preset(shape, deployed.gpu, kind, kind).efficiencies

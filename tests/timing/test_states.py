@@ -15,9 +15,9 @@ from understudy.errors import ConfigError
 from understudy.run.offline import run_offline
 from understudy.run.settings import ReplaySettings
 from understudy.tiers.gpu import GpuSettings
-from understudy.timing.architecture import Architecture
 from understudy.timing.deployment import Deployment, Parallelism
 from understudy.timing.efficiencies import Efficiencies
+from understudy.timing.find_architecture import find_architecture
 from understudy.timing.gpus import find_gpu
 
 if TYPE_CHECKING:
@@ -50,7 +50,7 @@ CONFIG: dict[str, Any] = {
 
 def coefficients(tensor: int = 1) -> dict[str, float]:
     deployed = Deployment(
-        model=Architecture.find(NEXT),
+        model=find_architecture(NEXT),
         gpu=find_gpu("H200"),
         weights="bf16",
         parallel=Parallelism(tensor=tensor),
@@ -60,14 +60,14 @@ def coefficients(tensor: int = 1) -> dict[str, float]:
 
 
 def test_the_parameters_are_those_of_the_model() -> None:
-    model = Architecture.find(NEXT)
+    model = find_architecture(NEXT)
     assert model.weight_bytes() / 2 == pytest.approx(79.6e9, rel=0.01)
     active = model.linear_parameters + 48 * 10 * model.expert_parameters
     assert active == pytest.approx(3e9, rel=0.1)
 
 
 def test_a_state_costs_bytes_per_sequence_and_no_context() -> None:
-    model = Architecture.find(NEXT)
+    model = find_architecture(NEXT)
     assert model.state_elements == 32 * 128 * 128 + 3 * 8192
     bare = Deployment(model=model, gpu=find_gpu("H200"), weights="bf16")
     bytes_per_token = 2 * 2 * 256 * 2 * 12  # keys and values of 2 heads of 256, 16 bits, 12 layers
@@ -96,14 +96,14 @@ def test_decode_steps_of_states_grow_with_sequences_as_those_of_full_attention_g
 def test_a_config_file_of_the_architecture_gives_the_known_model(tmp_path: Path) -> None:
     path = tmp_path / "config.json"
     path.write_text(json.dumps(CONFIG))
-    assert Architecture.find(str(path)).shape == Architecture.find(NEXT).shape
+    assert find_architecture(str(path)).shape == find_architecture(NEXT).shape
 
 
 def test_other_states_still_need_measured_times(tmp_path: Path) -> None:
     path = tmp_path / "config.json"
     path.write_text(json.dumps({**CONFIG, "model_type": "llama", "mamba_d_state": 16}))
     with pytest.raises(ConfigError, match="give measured times instead"):
-        Architecture.find(str(path))
+        find_architecture(str(path))
 
 
 def test_a_replay_with_states_fast_forwards_to_the_same_times() -> None:

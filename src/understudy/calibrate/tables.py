@@ -13,13 +13,15 @@ from understudy.calibrate.load import constant_stages, random_lengths
 from understudy.defaults import LEAST_LENGTH
 from understudy.engines.profiles import find_memory_share
 from understudy.errors import ConfigError, InvalidArgument, UnderstudyError
-from understudy.timing.architecture import Architecture
 from understudy.timing.deployment import Deployment, Parallelism
+from understudy.timing.find_architecture import find_architecture
 from understudy.timing.gpus import find_gpu
 from understudy.timing.weight_types import weight_type
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+    from understudy.timing.architecture import Architecture
 
 Layout = Literal["closed_loop", "stages"]
 
@@ -150,7 +152,7 @@ class _Row:
 
 
 def _read_closed_loop(row: _Row) -> Experiment:
-    model = Architecture.find(row.text("model_path"))
+    model = find_architecture(row.text("model_path"))
     deployment = Deployment(
         model=model,
         gpu=find_gpu(row.text("system")),
@@ -233,7 +235,7 @@ def _read_concurrency(row: _Row) -> int:
 
 
 def _read_stages(row: _Row) -> Experiment:
-    model = Architecture.find(row.text("model"))
+    model = find_architecture(row.text("model"))
     deployment = Deployment(
         model=model,
         gpu=find_gpu(row.text("hardware")),

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from understudy.engines.sglang_config import SglangConfig
 from understudy.errors import ConfigError
 from understudy.run.fitted_times import fitted_deployment
-from understudy.timing.architecture import Architecture
+from understudy.timing.find_architecture import find_architecture
 from understudy.timing.weight_types import kv_type, weight_type
 
 if TYPE_CHECKING:
@@ -47,7 +47,7 @@ def _own_weights(candidate: Candidate) -> str | None:
     """Return the type of the model's own weights; None if it is not known."""
     model = name_of_model(candidate)
     try:
-        return None if model is None else weight_type(Architecture.find(model).weights).name
+        return None if model is None else weight_type(find_architecture(model).weights).name
     except (ConfigError, OSError):
         return None
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
 
@@ -12,7 +12,6 @@ from understudy.groups import GroupPlan, groups_of_model, layers_of_model
 from understudy.kv.counts import count
 from understudy.tiers.model_shape import ModelShape
 from understudy.tiers.sizes import parse_bytes
-from understudy.timing.architecture import Architecture
 from understudy.timing.capacity import (
     BLOCKS_PLUS_MINUS,
     KvMemory,
@@ -23,11 +22,15 @@ from understudy.timing.capacity import (
 )
 from understudy.timing.deployment import Deployment, Parallelism
 from understudy.timing.drafter import Drafter  # noqa: TC001  (annotations of a public class)
+from understudy.timing.find_architecture import find_architecture
 from understudy.timing.fitted_for import check_fitted_for, facts_of
 from understudy.timing.gpus import Gpu, find_gpu, sheet_gpu
 from understudy.timing.physical import Basis, Origin, Physical
 from understudy.timing.presets import preset
 from understudy.timing.sources import Aiconfigurator, MeasuredKernels
+
+if TYPE_CHECKING:
+    from understudy.timing.architecture import Architecture
 
 
 class Blocks(NamedTuple):
@@ -320,7 +323,7 @@ class GpuSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
         if not self.is_known:
             return None
         try:
-            Architecture.find(model)
+            find_architecture(model)
         except ConfigError as error:
             layers_of_model(model)  # names an unknown model
             if self.weights is None:
@@ -369,7 +372,7 @@ class GpuSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 def _find_architecture(model: str) -> Architecture:
     """Find the architecture of a model. ConfigError for one of which only the KV cache groups are known."""
     try:
-        return Architecture.find(model)
+        return find_architecture(model)
     except ConfigError as error:
         problem, found, _ = str(error).partition("; give measured times")
         is_name = "is neither a known name" in problem

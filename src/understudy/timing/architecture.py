@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from pathlib import Path
 from typing import Any, Literal
 
 import msgspec
@@ -226,28 +225,6 @@ class Architecture(msgspec.Struct, frozen=True, kw_only=True):
         """Return the bytes of the model: linear layers and experts in their types, embedding and head in bf16."""
         head = self.head_parameters * 2 * (1 if self.tied_head else 2)
         return int(self.linear_bytes(weights) + self.expert_bytes(weights) + head)
-
-    @classmethod
-    def find(cls, model: str) -> Architecture:
-        """Find a model by name, or read the `config.json` at a path or in a folder.
-
-        ConfigError names an unknown model, a missing key, or an unsupported architecture.
-        """
-        path = Path(model)
-        if path.is_dir():
-            return cls.from_config(path / "config.json")
-        if path.suffix == ".json":
-            return cls.from_config(path)
-        from understudy.timing.known_models import known_model
-
-        return known_model(model)
-
-    @classmethod
-    def from_config(cls, path: Path) -> Architecture:
-        """Read a Hugging Face `config.json`. ConfigError names the file and the invalid key."""
-        from understudy.timing.config_reader import read_architecture
-
-        return read_architecture(path)
 
 
 _KINDS = r"w-mxfp4-a-fp8|fp8|nvfp4|mxfp4|fp4|bf16|fp16|awq|gptq|int4|int8|w4a16|w8a8|dynamic|block|kv|quantized\.\w+"

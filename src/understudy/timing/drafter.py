@@ -11,6 +11,7 @@ from understudy._core import StepTiming, drafted_timing
 from understudy.errors import ConfigError
 from understudy.timing.architecture import Architecture
 from understudy.timing.deployment import Deployment, Parallelism
+from understudy.timing.find_architecture import find_architecture
 from understudy.timing.model_config import ModelConfig
 from understudy.timing.weight_types import weight_type
 
@@ -108,7 +109,7 @@ def find_drafter(
                 "speculative_config.model: a draft model is charged by its own sizes; give a known name or the path "
                 "of its config.json"
             )
-        model = Architecture.find(named)
+        model = find_architecture(named)
         if model.vocab_size != target.model.vocab_size:
             raise ConfigError(
                 f"speculative_config.model: {model.name} has a vocabulary of {model.vocab_size:,}, "

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from understudy.errors import ConfigError
 from understudy.timing.architecture import Architecture
+from understudy.timing.find_architecture import find_architecture
 from understudy.timing.gpus import Gpu
 from understudy.timing.weight_types import kv_type, weight_type
 
@@ -48,7 +49,7 @@ def check_fitted_for(timing: object, asked: Mapping[str, Any]) -> None:
             continue
         if name == "model" and isinstance(value, str):
             try:
-                value = Architecture.find(value)
+                value = find_architecture(value)
             except ConfigError:
                 continue
         if _normalise(name, value) != _normalise(name, own):

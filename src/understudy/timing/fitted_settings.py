@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from understudy.errors import ConfigError
-from understudy.timing.architecture import Architecture
+from understudy.timing.find_architecture import find_architecture
 from understudy.timing.gpus import GPUS
 from understudy.timing.weight_types import kv_type, weight_type
 
@@ -21,7 +21,7 @@ def find_fitted_model(fitted: Deployment, engine: FittedEngine | None) -> str | 
     names = [*([] if engine is None else [engine.model]), fitted.model.name]
     for name in names:
         try:
-            if Architecture.find(name).shape == fitted.model.shape:
+            if find_architecture(name).shape == fitted.model.shape:
                 return name
         except (ConfigError, OSError):
             continue
@@ -51,7 +51,7 @@ def fitted_gpu_settings(fitted: Deployment, engine: FittedEngine | None, model: 
         settings["enable_expert_parallel"] = True
     elif parallel.expert > 1:
         settings["expert_parallel_size"] = parallel.expert
-    if model is None or weight_type(Architecture.find(model).weights) != weight_type(fitted.weights):
+    if model is None or weight_type(find_architecture(model).weights) != weight_type(fitted.weights):
         settings["weight_dtype"] = fitted.weights
     if engine is not None and engine.blocks_estimated:
         settings["gpu_memory_utilization"] = engine.gpu_memory_utilization
