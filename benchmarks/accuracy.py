@@ -13,6 +13,7 @@ on, and recorded runs; each of the others is a table of its own:
                   that the fit did not see: other concurrencies, another size of tensor parallelism, GPU or model (long;
                   a word behind it: families that have it in their name)
     --stand-ins   presets without what was measured on a GPU, scored there
+    --more FILE   rows of other engines, GPUs and models, in the columns of docs/accuracy.md, by stratum
     --speculation FILE [HEAD]
                   runs with an EAGLE3 head and their measured acceptance; HEAD is its config.json
 """
@@ -27,6 +28,7 @@ from rich.console import Console
 
 from measured.fit_set import STRATA, on_the_fit_set
 from measured.left_out import refitted, stand_ins
+from measured.more import on_more, read_more
 from measured.runs import halves, recorded_runs
 from measured.speculation import speculated
 from measured.three_rows import three_rows
@@ -37,19 +39,29 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--data", type=Path, help="needed by all but --speculation")
+    parser.add_argument("--data", type=Path, help="needed by all but --speculation and --more")
     parser.add_argument("--runs", action="store_true")
     parser.add_argument("--calibrate", action="store_true")
     parser.add_argument("--only", choices=sorted(set(STRATA.values())), help="of --calibrate: one family")
     parser.add_argument("--halves", action="store_true")
     parser.add_argument("--refit", nargs="?", const="", metavar="FAMILY")
     parser.add_argument("--stand-ins", action="store_true")
+    parser.add_argument("--more", type=Path)
     parser.add_argument("--speculation", nargs="+", metavar=("FILE", "HEAD"))
     args = parser.parse_args()
     console = Console(width=140, highlight=False)
     began = time.process_time()
     if args.speculation:
         console.print(speculated(Table.read(Path(args.speculation[0])), *args.speculation[1:2]))
+        print(f"{time.process_time() - began:,.0f} s of CPU")
+        return
+    if args.more is not None:
+        table = read_more(args.more)
+        grid, refused = on_more(table)
+        console.print(grid)
+        print(f"{refused.total()} of {len(table.rows)} rows are refused")
+        for reason, count in refused.most_common():
+            print(f"  {count}: {reason}")
         print(f"{time.process_time() - began:,.0f} s of CPU")
         return
     if args.data is None:

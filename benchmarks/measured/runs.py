@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 import numpy as np
@@ -120,7 +120,7 @@ def recorded_runs(folder: Path) -> Grid:
             max_num_batched_tokens=2048,
             enable_prefix_caching=True,
             vllm_version=VERSION,
-            **({} if blocks is None else {"num_gpu_blocks": blocks}),
+            **dict[str, Any]({} if blocks is None else {"num_gpu_blocks": blocks}),
         )
         preset_of = msgspec.structs.replace(
             engine, timing=Physical(coefficients=deployment.coefficients(reached))

@@ -244,6 +244,103 @@ def test_experts_of_more_gpus_than_a_rank_has_are_those_of_several_ranks(tmp_pat
         odd.experiment(0)
 
 
+EXPERTS = {**SMALL_ROW, "model_path": "Qwen3-30B-A3B"}
+
+
+def test_a_row_says_how_many_prompts_it_sends_and_how_short_they_are(tmp_path: Path) -> None:
+    row = {**ROW, "num_prompts": "12", "least_length": "1"}
+    load = Table.read(table(tmp_path / "in.csv", row)).experiment(0).loads[0]
+    assert (len(load.workload), load.concurrency) == (12, 4)
+    assert set(load.workload.prompt_tokens.tolist()) == {1024}
+    at_once = Table.read(table(tmp_path / "at.csv", {**row, "key": "all", "conc": ""})).experiment(0).loads[0]
+    assert at_once.concurrency == 12
+
+
+def test_a_row_says_which_engine_it_ran_and_with_which_blocks_and_graphs(tmp_path: Path) -> None:
+    row = {**ROW, "block_size": "32", "num_gpu_blocks": "900", "max_cudagraph_capture_size": "1024"}
+    rows = [{**row, "backend": name} for name in ("", "vllm", "sglang", "TensorRT-LLM")]
+    found = [Table.read(table(tmp_path / "in.csv", *rows)).experiment(place) for place in range(4)]
+    assert [one.backend for one in found] == ["vllm", "vllm", "sglang", "trtllm"]
+    assert [type(one.engine).__name__ for one in found] == [
+        "VllmConfig",
+        "VllmConfig",
+        "SglangConfig",
+        "VllmConfig",
+    ]
+    assert {(one.engine.block_size, one.engine.num_gpu_blocks) for one in found} == {(32, 900)}
+    assert found[0].captures is not None
+    assert found[0].captures[-1] == 1024
+    listed = {**ROW, "cudagraph_capture_sizes": "[1, 8, 4]"}
+    assert Table.read(table(tmp_path / "l.csv", listed)).experiment(0).captures == (1, 4, 8)
+
+
+def test_graphs_of_larger_steps_have_no_floor_of_launches(tmp_path: Path) -> None:
+    row = {**ROW, "system": "b200_sxm", "quant": "fp8", "osl": "8", "conc": "1"}
+    rows = [{**row, "max_cudagraph_capture_size": size} for size in ("512", "2048", "")]
+    small, large, usual = predicted(Table.read(table(tmp_path / "in.csv", *rows)))
+    assert large["ttft_ms"] < 0.9 * small["ttft_ms"]
+    assert usual == small
+
+
+@pytest.mark.parametrize(
+    ("change", "match"),
+    [
+        ({"backend": "tgi"}, "backend 'tgi' is not known; known are vllm, sglang, trtllm"),
+        ({"least_length": "1.5"}, "least_length must be a share of at most 1"),
+        ({"speculation": "mtp"}, "needs a method .* number of drafts .* acceptance_per_position"),
+        ({"pp_size": "2"}, "pp_size: pipeline parallelism is not timed"),
+        ({"attention_dp_size": "2"}, "attention_dp_size=2 is for experts that ranks share"),
+        (
+            {"cudagraph_capture_sizes": "1 2", "max_cudagraph_capture_size": "8"},
+            "both give the captured sizes",
+        ),
+    ],
+)
+def test_a_setting_that_cannot_be_is_refused_by_its_column(
+    tmp_path: Path, change: dict[str, str], match: str
+) -> None:
+    with pytest.raises(InvalidArgument, match=rf"in\.csv:2: .*{match}"):
+        Table.read(table(tmp_path / "in.csv", {**ROW, **change})).experiment(0)
+
+
+def test_ranks_of_attention_are_data_parallel_ranks_that_share_experts(tmp_path: Path) -> None:
+    row = {**EXPERTS, "tp_size": "2", "attention_dp_size": "4"}
+    whole = {**row, "moe_tp_size": "1", "moe_ep_size": "8"}
+    wrong = {**row, "moe_tp_size": "1", "moe_ep_size": "4"}
+    found = Table.read(table(tmp_path / "in.csv", row, whole, wrong))
+    assert found.experiment(0).deployment.parallel == Parallelism(tensor=2, data=4, expert=1)
+    assert found.experiment(1).deployment.parallel == Parallelism(tensor=2, data=4, expert=8)
+    with pytest.raises(InvalidArgument, match="attention_dp_size=4 ranks of tp_size=2 have 8 GPUs"):
+        found.experiment(2)
+
+
+def test_speculation_has_the_acceptance_of_the_row(tmp_path: Path) -> None:
+    row = {
+        **ROW,
+        "model_path": "openai/gpt-oss-120b",
+        "quant": "mxfp4",
+        "speculation": "eagle3 num_speculative_tokens=2",
+        "acceptance_per_position": "0.7 0.4",
+    }
+    found = Table.read(table(tmp_path / "in.csv", row, {**row, "speculation": "unknown"}))
+    engine = found.experiment(0).engine
+    assert isinstance(engine, VllmConfig)
+    assert engine.speculative_config is not None
+    assert engine.speculative_config.acceptance_per_position == (0.7, 0.4)
+    plain, unknown = found.experiment(0), found.experiment(1)
+    assert unknown.notes == (
+        "without speculation, because the table does not know whether the engine speculated",
+    )
+    faster, slower = (one.predict(one.preset().efficiencies)["tpot_ms"] for one in (plain, unknown))
+    assert faster < slower
+
+
+def test_columns_without_effect_are_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    row = {**SMALL_ROW, "note": "x", "empty": "", "ttft_ms": "3"}
+    assert main(["predict", str(table(tmp_path / "in.csv", row)), "-o", str(tmp_path / "out.csv")]) == 0
+    assert "columns without effect on predictions: stratum, note\n" in capsys.readouterr().err
+
+
 def test_a_table_is_read_as_spreadsheets_write_it(tmp_path: Path) -> None:
     rates = table(tmp_path / "in.csv", {**STAGES, "stage_rates_per_s": "[4, 8]", "stage_seconds": "5;5"})
     text = rates.read_text()

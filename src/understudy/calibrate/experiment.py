@@ -11,6 +11,7 @@ import numpy as np
 from understudy.calibrate.simulate import Outcome, mean_of_known, simulate
 from understudy.defaults import choose_limits, is_default
 from understudy.engines.chosen import apply_limits
+from understudy.engines.kinds.registry import find_kind
 from understudy.engines.vllm_config import VllmConfig
 from understudy.errors import InvalidArgument
 from understudy.timing.capacity import kv_blocks
@@ -24,8 +25,8 @@ if TYPE_CHECKING:
     from understudy.timing.efficiencies import Efficiencies
 
 MEASURES = ("ttft_ms", "tpot_ms", "e2e_ms")
-MAX_BLOCKS = 2**22
-"""Limit of an estimated number of blocks: more than any benchmark fills."""
+MAX_TOKENS = 2**26
+"""Limit of an estimated KV cache: more than any benchmark fills."""
 
 
 class Experiment(msgspec.Struct, frozen=True, kw_only=True):
@@ -39,7 +40,13 @@ class Experiment(msgspec.Struct, frozen=True, kw_only=True):
     measured: dict[str, str]
     """Cells of measured means (ms) by name, unparsed; `measurement` reads them."""
     release: str = ""
-    """Release of vLLM, if known."""
+    """Release of the engine, if known."""
+    backend: str = "vllm"
+    """Engine that was measured: vllm, sglang or trtllm."""
+    captures: tuple[int, ...] | None = None
+    """Sizes of captured graphs; None: vLLM's."""
+    notes: tuple[str, ...] = ()
+    """What a prediction assumes about a row."""
     where: str = ""
     """File and line, for errors."""
     client_output_tokens: float | None = None
@@ -49,7 +56,12 @@ class Experiment(msgspec.Struct, frozen=True, kw_only=True):
         """Find the preset of the deployment."""
         deployment = self.deployment
         return preset(
-            deployment.model, deployment.gpu, deployment.weights, deployment.kv, release=self.release
+            deployment.model,
+            deployment.gpu,
+            deployment.weights,
+            deployment.kv,
+            release=self.release,
+            engine=self.backend,
         )
 
     def measurement(self, name: str) -> float:
@@ -68,8 +80,11 @@ class Experiment(msgspec.Struct, frozen=True, kw_only=True):
 
     def outcomes(self, efficiencies: Efficiencies) -> list[Outcome]:
         """Replay each load with these efficiencies."""
+        coefficients = self.deployment.coefficients(efficiencies)
+        if self.captures is not None:
+            coefficients = msgspec.structs.replace(coefficients, captures=self.captures)
         timing = Physical(
-            coefficients=self.deployment.coefficients(efficiencies),
+            coefficients=coefficients,
             basis=Basis(deployment=self.deployment, efficiencies=efficiencies),
         )
         engine = msgspec.structs.replace(self.engine, timing=timing)
@@ -96,29 +111,40 @@ class Experiment(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def build_engine_config(
-    deployment: Deployment | None, *, gpu_memory_utilization: float | None = None, **given: Any
+    deployment: Deployment | None,
+    *,
+    gpu_memory_utilization: float | None = None,
+    engine: str = "vllm",
+    **given: Any,
 ) -> EngineConfig:
-    """Configure vLLM with the settings that were given, by name; the others are what it chooses for the GPU.
+    """Configure an engine (vllm, sglang) with the settings that were given, by name.
 
-    Without a deployment `num_gpu_blocks` is required.
+    The others are what the engine chooses for the GPU. Without a deployment `num_gpu_blocks` is required.
     """
-    engine = VllmConfig(**given)
+    config = find_kind(engine).config_class(**given)
     if deployment is None:
-        return engine
+        return config
     gpu = deployment.gpu
-    limits = choose_limits(gpu.name, gpu.memory_gb * 1e9, has_largest=engine.profile.has_largest_limits)
-    engine = apply_limits(engine, limits)
-    if not is_default(engine.num_gpu_blocks):
-        return engine
-    share = engine.memory_share if gpu_memory_utilization is None else gpu_memory_utilization
+    limits = choose_limits(gpu.name, gpu.memory_gb * 1e9, has_largest=config.profile.has_largest_limits)
+    if isinstance(config, VllmConfig):
+        config = apply_limits(config, limits)
+        step_tokens = config.max_num_batched_tokens or limits.max_num_batched_tokens
+    else:
+        step_tokens = max(getattr(config, "chunked_prefill_size", 0), 1)
+    if not is_default(config.num_gpu_blocks):
+        return config
+    speculation = config.speculative_config if isinstance(config, VllmConfig) else None
     fit = kv_blocks(
         deployment,
-        block_size=engine.block_size,
-        max_num_batched_tokens=engine.max_num_batched_tokens or limits.max_num_batched_tokens,
-        max_num_seqs=engine.max_num_seqs or limits.max_num_seqs,
-        gpu_memory_utilization=share,
+        block_size=config.block_size,
+        max_num_batched_tokens=step_tokens,
+        max_num_seqs=config.max_num_seqs or limits.max_num_seqs,
+        gpu_memory_utilization=config.memory_share
+        if gpu_memory_utilization is None
+        else gpu_memory_utilization,
+        drafter=None if speculation is None else speculation.drafter(deployment),
     )
-    return msgspec.structs.replace(engine, num_gpu_blocks=min(fit, MAX_BLOCKS))
+    return msgspec.structs.replace(config, num_gpu_blocks=min(fit, MAX_TOKENS // config.block_size))
 
 
 def count_draws(concurrency: int, prompts: int, *, enough: int = 400, most: int = 5) -> int:

@@ -47,7 +47,8 @@ def predict_table(
         try:
             one = table.experiment(index)
             start = one.preset()
-            return Prediction(one.predict(start.efficiencies), f"preset, {start.trust}: {start.origin}")
+            origin = "; ".join((f"preset, {start.trust}: {start.origin}", *one.notes))
+            return Prediction(one.predict(start.efficiencies), origin)
         except UnderstudyError as error:
             where = f"{table.path}:{index + 2}"
             return error if str(error).startswith(where) else InvalidArgument(f"{where}: {error}")

@@ -34,9 +34,9 @@ INPUTS is a benchmark's result, in any format that `understudy calibrate` reads:
 that it measured, if any, are printed next to the predicted ones. Or it is a trace, with its --format; or a table with
 one experiment per row (docs/accuracy.md lists its columns): closed loops of random lengths (key, system, model_path,
 quant, kv_cache_dtype, isl, osl, conc, tp_size, …) or constant rates in stages (exp_id, model, hardware, tp, …).
-Columns of measurements are ignored. Or it is a recorded run with one JSON line per request: request_id, arrival_s,
-input_tokens, output_tokens (and input_token_ids, if known); its times count from the request's arrival at the engine.
-The source of the step times is printed on standard error.
+Columns without effect are named on standard error. Or it is a recorded run with one JSON line per request: request_id,
+arrival_s, input_tokens, output_tokens (and input_token_ids, if known); its times count from a request's arrival at the
+engine. The source of the step times is printed on standard error.
 """
 
 
@@ -213,6 +213,8 @@ def _predict_table(args: argparse.Namespace) -> int:
     _write_csv(args.output, found.columns, found.rows)
     for origin, count in found.sources.items():
         print(f"times of {plural(count, 'row')} from {origin}", file=sys.stderr)
+    if ignored := table.ignored_columns:
+        print(f"columns without effect on predictions: {', '.join(ignored)}", file=sys.stderr)
     for error in errors:
         print(f"understudy predict: {error}", file=sys.stderr)
     if errors:

@@ -13,6 +13,12 @@ CAPTURES = (1, 2, 4, *range(8, 257, 8), *range(272, 513, 16))
 """Batch sizes for which vLLM captures a CUDA graph by default; a step is padded to the next size."""
 
 
+def captures_up_to(largest: int) -> tuple[int, ...]:
+    """Return the batch sizes for which vLLM captures CUDA graphs if the largest is given."""
+    sizes = (1, 2, 4, *range(8, 257, 8), *range(272, largest + 1, 16))
+    return tuple(size for size in sizes if size <= largest)
+
+
 class StepCoefficients(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Step times of one rank, computed from a model, a GPU and the parallelism.
 

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Literal
 import msgspec
 
 from understudy.timing.efficiencies import Efficiencies
+from understudy.timing.engine_names import ENGINES
 from understudy.timing.known_models import MODELS
 from understudy.timing.weight_types import kv_type, weight_type
 
@@ -344,10 +345,13 @@ def _nearest_experts(kind: str, gpu: Gpu, dense: _Dense) -> _Experts:
     )
 
 
-def preset(model: Architecture, gpu: Gpu, weights: str, kv: str, *, release: str = "") -> Preset:
+def preset(
+    model: Architecture, gpu: Gpu, weights: str, kv: str, *, release: str = "", engine: str = "vllm"
+) -> Preset:
     """Find the efficiencies of a model on a GPU; an unknown GPU gets Hopper's, as the origin says.
 
-    `release` is the version of vLLM, used for experts that were measured with several versions.
+    `engine` is the one whose times are asked for (vllm, sglang, trtllm); `release` its version, used for experts that
+    were measured with several versions.
     """
     kind, cache, release = weight_type(weights).name, kv_type(kv), release.removeprefix("v")
     own = gpu.like or gpu.name
@@ -391,6 +395,11 @@ def preset(model: Architecture, gpu: Gpu, weights: str, kv: str, *, release: str
         )
     elif model.latent is not None:
         trust, origin = "uncalibrated", f"{origin}; latent attention: from its sizes"
+    if engine != "vllm":
+        trust, origin = (
+            "uncalibrated",
+            f"{ENGINES[engine]} was never measured on {own}: times of vLLM ({origin})",
+        )
     if gpu.like:
         trust, origin = (
             "uncalibrated",
