@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from understudy.cli import main
-from understudy.server.flags.serving import names_sglang, read_serve
+from understudy.server.flags.serving import find_engine_name, read_serve
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -67,8 +67,8 @@ def test_serve_refuses_it(capsys: pytest.CaptureFixture[str], words: list[str], 
 
 
 def test_a_server_needs_no_argument() -> None:
-    assert not names_sglang([])
-    assert names_sglang(["--engine", "sglang"])
+    assert find_engine_name([]) == ""
+    assert find_engine_name(["--engine", "sglang"]) == "sglang"
     assert read_serve([]).settings.model == "understudy/tok"
 
 

@@ -13,6 +13,7 @@ from understudy.engines.mocker_settings import MockerSettings
 from understudy.engines.timing import Constant
 from understudy.engines.vllm_config import VllmConfig
 from understudy.errors import ConfigError
+from understudy.kind_names import KIND_MODULES
 from understudy.router.kv import KvRouting
 from understudy.run.offline import OfflineRun, run_offline
 from understudy.run.pools import WorkerPool
@@ -27,6 +28,12 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.skipif(
     not hasattr(_core, "ToyEngineConfig"), reason="built without UNDERSTUDY_TEST_ENGINES"
 )
+
+
+@pytest.fixture(autouse=True)
+def toy_is_a_kind(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(KIND_MODULES, "toy", "replay.toy_config")
+
 
 COMPLETED, CANCELLED = 0, 2
 TOY: dict[str, Any] = {"block_size": 16, "num_gpu_blocks": 4096, "timing": Constant(1.0, 1.0)}

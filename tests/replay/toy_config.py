@@ -1,4 +1,4 @@
-"""Settings of the toy engine, for tests of what runs accept of any kind of engine."""
+"""The toy engine as a kind of engine, for tests of what runs and servers accept of any kind."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from understudy import _core
 from understudy.engines.engine_config import EngineConfig
+from understudy.engines.kinds.kind import EngineKind
 from understudy.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -17,6 +18,7 @@ class ToyConfig(EngineConfig, frozen=True, kw_only=True, forbid_unknown_fields=T
 
     max_running: int = 4
     queue_limit: int = 8
+    toy_version: str = "1"
 
     def core_config(
         self, plan: TierPlan | None, max_blocks: int, *, events: bool = False, kv_trace: bool = False
@@ -33,3 +35,6 @@ class ToyConfig(EngineConfig, frozen=True, kw_only=True, forbid_unknown_fields=T
             queue_limit=self.queue_limit,
             events=events,
         )
+
+
+KIND = EngineKind(name="toy", title="Toy", config_class=ToyConfig, version_setting="toy_version")

@@ -13,6 +13,7 @@ from server.client import QUICK, Client
 from understudy import _core
 from understudy.engines.timing import Constant
 from understudy.errors import ConfigError
+from understudy.kind_names import KIND_MODULES
 from understudy.router import KvRouting
 from understudy.server.engines import SimulatedCore
 from understudy.server.fleet.fleet import Fleet, FleetSettings
@@ -28,6 +29,12 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.skipif(
     not hasattr(_core, "ToyEngineConfig"), reason="built without UNDERSTUDY_TEST_ENGINES"
 )
+
+
+@pytest.fixture(autouse=True)
+def toy_is_a_kind(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(KIND_MODULES, "toy", "replay.toy_config")
+
 
 C = "/v1/completions"
 

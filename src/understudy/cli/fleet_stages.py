@@ -7,12 +7,14 @@ from typing import Any
 
 from understudy.checks import whole_number
 from understudy.cli.router_flags import build_live_policy
+from understudy.engines.kinds.registry import find_kind
 from understudy.errors import ConfigError
+from understudy.kind_names import KIND_MODULES
 from understudy.run.disaggregation import Disaggregation
 from understudy.server.flags import Flag
 from understudy.server.flags.grammar import read_command_line
 from understudy.server.flags.ours import all_flags, find_flags_version
-from understudy.server.flags.serving import names_sglang
+from understudy.server.flags.serving import find_engine_name
 from understudy.server.handoff.settings import CONNECTOR
 
 FLAGS = (
@@ -31,11 +33,12 @@ _NEEDS = tuple(flag.name for flag in FLAGS[3:])
 
 def has_stages(arguments: list[str], more: tuple[Flag, ...]) -> bool:
     """Return True if a command line asks for prefill and decode workers. ConfigError names what contradicts that."""
-    if names_sglang(arguments):
+    name = find_engine_name(arguments)
+    if name in KIND_MODULES and not (kind := find_kind(name)).hands_off:
         words = {word.partition("=")[0] for word in arguments}
         if not words.isdisjoint(_ASKS):
             raise ConfigError(
-                "--disaggregate: hand-offs of SGLang's workers are not known; use vLLM's engine"
+                f"--disaggregate: hand-offs of {kind.title}'s workers are not known; use vLLM's engine"
             )
         return False
     named = {name: flag for flag in more for name in flag.names}

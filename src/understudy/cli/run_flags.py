@@ -166,8 +166,10 @@ def _read_flags(args: argparse.Namespace) -> dict[str, Any]:
     fleet = {name: getattr(args, name) for name in ("workers", "routing", "seed", "users")}
     flags: dict[str, Any] = {name: value for name, value in fleet.items() if value is not None}
     flags |= gpu_flags.gpu_settings(args)
-    sglang = sglang_flags.read_sglang_flags(args)
-    for name, given in sglang.items():
+    _, *others = KIND_MODULES
+    if args.engine in others:
+        flags["engine"] = {**flags.get("engine", {}), "engine_type": args.engine}
+    for name, given in sglang_flags.read_sglang_flags(args).items():
         flags[name] = {**flags.get(name, {}), **given}
     if engine := engine_flags.engine_settings(args):
         flags["engine"] = {**flags.get("engine", {}), **engine}

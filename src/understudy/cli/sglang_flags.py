@@ -86,7 +86,7 @@ def read_sglang_flags(args: argparse.Namespace) -> dict[str, Any]:
     for name in _list_given(args, SETTINGS + MOCKER_NAMES):
         instead = f"give {_INSTEAD[name]}" if name in _INSTEAD else "leave it out"
         raise ConfigError(f"{_spell(name)}: no setting of SGLang; {instead}")
-    settings: dict[str, Any] = {"engine": {"engine_type": "sglang", **given}}
+    settings: dict[str, Any] = {"engine": given}
     if fraction is not None:
         if (
             args.gpu is None

@@ -8,7 +8,7 @@ import msgspec
 import numpy as np
 
 from understudy._core import StepTiming, python_timing
-from understudy.checks import whole_number
+from understudy.checks import read_as, whole_number
 from understudy.defaults import (
     BLOCK_SIZE,
     MAX_NUM_BATCHED_TOKENS,
@@ -17,6 +17,7 @@ from understudy.defaults import (
     STATIC_SHARE,
     is_default,
 )
+from understudy.engines.mocker_names import refuse_unknown
 from understudy.engines.mocker_settings import MockerSettings
 from understudy.engines.profiles import NEWEST, VersionProfile, find_profile
 from understudy.engines.timing import Polynomial, Timing, TimingModel
@@ -102,7 +103,12 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     @classmethod
     def from_dict(cls, settings: dict[str, Any]) -> Self:
         """Read settings by name. ConfigError names an unknown, wrong or not yet supported field."""
-        raise NotImplementedError
+        given = {name: value for name, value in settings.items() if name != "engine_type"}
+        apart = {name: given.pop(name) for name in MockerSettings.__struct_fields__ if name in given}
+        known = [name for name in cls.__struct_fields__ if name not in ("mocker", "tiers")]
+        refuse_unknown(given, [*known, *MockerSettings.__struct_fields__])
+        mocker = read_as(MockerSettings, apart, "engine")
+        return msgspec.structs.replace(read_as(cls, given, "engine"), mocker=mocker)
 
     def core_config(
         self, plan: TierPlan | None, max_blocks: int, *, events: bool = False, kv_trace: bool = False

@@ -11,21 +11,19 @@ from urllib.parse import parse_qs
 
 import msgspec
 
-from understudy.server.access import Access, RouteClass, Unauthorized, route_class
+from understudy.server.access import Access, RouteClass, Unauthorized
 from understudy.server.api.adapters import PREFIX
 from understudy.server.api.developer import Later, PlainReply
-from understudy.server.api.endpoints import Endpoints
 from understudy.server.api.errors import ApiError, answer_error, error_body
 from understudy.server.api.fields import read_json
 from understudy.server.api.openapi import Html
-from understudy.server.api.routes import Routes, no_such_response
+from understudy.server.api.routes import no_such_response
+from understudy.server.engine_apis import find_api
 from understudy.server.faults import FaultOrder, Faults, active_faults, apply_order
 from understudy.server.live_config import LiveConfig
 from understudy.server.metrics.families import CONTENT_TYPE, OLD_CONTENT_TYPE, only
 from understudy.server.metrics.others import add_adapters
-from understudy.server.sglang.endpoints import SglangEndpoints
-from understudy.server.sglang.errors import error_bytes
-from understudy.server.sglang.routes import SglangRoutes, check_by_generating, sglang_route_class
+from understudy.server.sglang.routes import check_by_generating
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -51,23 +49,14 @@ class App:
         self.settings = worker.settings
         self.max_body_bytes = worker.settings.max_body_bytes
         self.max_body_depth = worker.settings.max_body_depth
-        self.endpoints: Endpoints
-        self.routes: Routes | SglangRoutes
-        if worker.settings.is_sglang:
-            self.endpoints = generating = SglangEndpoints(worker)
-            self.routes = SglangRoutes(worker, generating)
-        else:
-            self.endpoints = Endpoints(worker)
-            self.routes = Routes(worker, self.endpoints)
+        self.api = find_api(worker.settings.kind)
+        self.endpoints, self.routes = self.api.make_routes(worker)
+        states = {"/load": self._load, "/health_generate": self._health_generate}
         self.own: dict[str, Callable[[Request, Connection], None]] = {
             "/metrics": self._metrics,
             "/health": self._health,
             "/health/ready": self._health,
-            **(
-                {"/health_generate": self._health_generate}
-                if worker.settings.is_sglang
-                else {"/load": self._load}
-            ),
+            self.api.state_route: states[self.api.state_route],
             "/admin/config": self._config,
             "/admin/fault": self._fault,
         }
@@ -124,8 +113,8 @@ class App:
 
         connection.on_answered = answered
         connection.error_form = None
-        if self.settings.is_sglang:
-            connection.error_form = lambda error: error_bytes(error, request.path)
+        if (form := self.api.error_form) is not None:
+            connection.error_form = lambda error: form(error, request.path)
         connection.extra_headers = self._headers + self._request_id(request)
         try:
             self._answer(request, connection)
@@ -179,7 +168,7 @@ class App:
 
     def class_of(self, path: str) -> RouteClass:
         """Classify a path. A path without a route is public: it gets vLLM's 404."""
-        kind = sglang_route_class(path) if self.settings.is_sglang else route_class(path)
+        kind = self.api.classify(path)
         if kind is not RouteClass.CONTROL or path.startswith("/admin/"):
             return kind
         tables, bare = (self.own, self.routes.plain, self.routes.generators), path.rstrip("/")

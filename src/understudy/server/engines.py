@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Protocol
 
 from understudy._core import with_transfer
-from understudy.engines.sglang_config import SglangConfig
 from understudy.server.core import EngineCore
 
 if TYPE_CHECKING:
@@ -43,8 +42,7 @@ class SimulatedCore(EngineCore):
         self.stay_sample = stay_sample
         self.has_tiers = tiers is not None
         self.draft_tokens = config.draft_tokens
-        if isinstance(config, SglangConfig):
-            self.write_policy = config.hicache_write_policy
+        self.write_policy = config.host_write_policy
         native = config.live_config(
             events=events, check=check, stay_sample=stay_sample, tiers=tiers, offload=offload
         )

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from understudy.engines.group_layouts import group_labels
-from understudy.engines.sglang_config import SglangConfig
 from understudy.server.kv_events import KvEventsConfig, KvEventSender
 
 if TYPE_CHECKING:
@@ -18,9 +17,9 @@ if TYPE_CHECKING:
 def make_senders(settings: ServerSettings, cores: Sequence[EngineCore]) -> list[KvEventSender]:
     """Make a sender per rank; none if the settings publish no events."""
     engine = settings.engine
-    producer = f"vllm-{getattr(engine, 'vllm_version', settings.release.version)}"
-    if isinstance(engine, SglangConfig):
-        producer = f"sglang-{engine.sglang_version}"
+    kind = settings.kind
+    is_own = kind.event_producer == kind.name
+    producer = f"{kind.event_producer}-{kind.version_of(engine) if is_own else settings.release.version}"
     config = KvEventsConfig.read(settings.kv_events_config)
     config = config.at(settings.host, settings.port, settings.names[0], producer)
     if not config.publishes:

@@ -6,9 +6,8 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import msgspec
 
-from understudy.engines.kinds.registry import DEFAULT_ENGINE
+from understudy.engines.kinds.registry import DEFAULT_ENGINE, kind_of
 from understudy.engines.offload import UNLIMITED_BLOCKS
-from understudy.engines.sglang_config import SglangConfig
 from understudy.http.bodies import MAX_BODY_BYTES, MAX_BODY_DEPTH
 from understudy.server.handoff.settings import HandOffSettings  # noqa: TC001 (msgspec reads it)
 from understudy.server.release import ApiRelease, find_release
@@ -16,6 +15,7 @@ from understudy.tiers.settings import TiersConfig
 
 if TYPE_CHECKING:
     from understudy.engines.engine_config import EngineConfig as AnyEngineConfig
+    from understudy.engines.kinds.kind import EngineKind
 else:
     AnyEngineConfig = Any  # msgspec passes an object of any kind on
 
@@ -118,9 +118,9 @@ class ServerSettings(msgspec.Struct, frozen=True, kw_only=True):
         return self.served_model_name or (self.model,)
 
     @property
-    def is_sglang(self) -> bool:
-        """True when the server answers as SGLang: its engine is one."""
-        return isinstance(self.engine, SglangConfig)
+    def kind(self) -> EngineKind:
+        """Kind of the engine, as which the server answers."""
+        return kind_of(self.engine)
 
     @property
     def release(self) -> ApiRelease:

@@ -74,7 +74,7 @@ class Worker:
         self._adapter_numbers = {name: number for number, name in enumerate(self.loras, 1)}
         self.max_lateness_s = 0.0
         """Greatest lateness of a delivered token, seconds, since the reader set it to 0."""
-        if not settings.is_sglang:  # SGLang shortens requests instead
+        if not settings.kind.shortens_requests:
             require_room(settings.engine, settings.max_model_len)
         self.latency = None
         if settings.latency_ms is not None:

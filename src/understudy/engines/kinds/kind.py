@@ -33,6 +33,12 @@ class EngineKind:
     """Whether its flags give the KV pool as tokens, so that the size of a block does not change the pool."""
     steps_apart: str | None = None
     """Why data-parallel ranks that share experts cannot step together; None: they can."""
+    metrics: Literal["vllm", "sglang"] = "vllm"
+    """Engine whose metric names its page has."""
+    shortens_requests: bool = False
+    """Whether its server shortens requests that its pool cannot hold, instead of refusing such a context at start."""
+    answers_full_queue: bool = False
+    """Whether a request that its queue limit refuses gets status 503, instead of an aborted answer."""
     last_token_switch: str | None = None
     """Setting that turns off the step which computes the last token of a finished request; None: no such step."""
 

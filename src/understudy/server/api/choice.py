@@ -143,7 +143,7 @@ class Choice:
         if generation.worker.on_end is not None:
             generation.worker.on_end(generation.worker.index, request)
         complete = self.emitted >= self.plan.total  # perhaps at a stop string, and the engine would go on
-        if request.refused and generation.worker.settings.is_sglang:
+        if request.refused and generation.worker.settings.kind.answers_full_queue:
             generation.refuse(ApiError(QUEUE_FULL, status=503, kind="503"))
             return
         if request.aborted and request.ended == "cancelled" and not complete:

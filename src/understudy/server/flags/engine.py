@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import msgspec
 
 from understudy.checks import read_as
+from understudy.engines.kinds.registry import DEFAULT_ENGINE, kind_of
 from understudy.engines.mocker_settings import MockerSettings
-from understudy.engines.vllm_config import VllmConfig
 from understudy.errors import ConfigError
 from understudy.server.flags.grammar import vllm_flags
 from understudy.server.latency import LATENCIES
@@ -21,13 +21,17 @@ if TYPE_CHECKING:
     from understudy.engines.engine_config import EngineConfig
     from understudy.tiers.settings import TiersConfig
 
-ENGINE_FLAGS = {
-    **{
-        field.replace("_", "-"): field
-        for field in (*VllmConfig.__struct_fields__, *MockerSettings.__struct_fields__)
-    },
-    "num-gpu-blocks-override": "num_gpu_blocks",
-}
+
+def list_engine_flags(config_class: type[EngineConfig]) -> dict[str, str]:
+    """Return the settings of a class that flags of vLLM and our own give, by flag."""
+    fields = (*config_class.__struct_fields__, *MockerSettings.__struct_fields__)
+    return {
+        **{field.replace("_", "-"): field for field in fields},
+        "num-gpu-blocks-override": "num_gpu_blocks",
+    }
+
+
+ENGINE_FLAGS = list_engine_flags(type(DEFAULT_ENGINE))
 """Flags that set the engine setting of the same name."""
 IDLE_WITHOUT = {
     "max-loras": "enable_lora",
@@ -61,13 +65,15 @@ class BuiltEngine(NamedTuple):
         return tiers if sized is typed else sized
 
 
-def build_vllm_engine(values: dict[str, Any], max_model_len: int | None, model: str) -> BuiltEngine:
-    """Build vLLM's engine from the flags. ConfigError names an invalid flag."""
+def build_engine(
+    values: dict[str, Any], max_model_len: int | None, model: str, config_class: type[EngineConfig]
+) -> BuiltEngine:
+    """Build an engine from flags with vLLM's names and our own. ConfigError names an invalid flag."""
     settings: dict[str, Any] = {"max_model_len": max_model_len}
-    for name, field in ENGINE_FLAGS.items():
+    for name, field in list_engine_flags(config_class).items():
         if name not in ("mocker", "tiers", "timing", "max-model-len") and values.get(name) is not None:
             settings[field] = values[name]
-    return complete_engine(settings, values, model, VllmConfig)
+    return complete_engine(settings, values, model, config_class)
 
 
 def complete_engine(
@@ -126,9 +132,7 @@ def complete_engine(
     kv = None if dtype is None else str(dtype)
     without_groups = engine
     engine, notes = apply_gpus(there, engine, model, kv, has_blocks=has_blocks, has_timing=has_timing)
-    if isinstance(engine, VllmConfig) and not engine.kv_cache_groups:
-        engine = msgspec.structs.replace(engine, prefix_cache_retention_interval=0, prefix_match_unit=None)
-    return BuiltEngine(engine, without_groups, there, kv, notes)
+    return BuiltEngine(engine.drop_unused_group_settings(), without_groups, there, kv, notes)
 
 
 def _refuse_beside_constants(values: dict[str, Any], *, has_blocks: bool, has_timing: bool) -> None:
@@ -156,7 +160,7 @@ def _note_without_gpu(engine: EngineConfig, model: str | None, values: dict[str,
     from understudy.run.model_groups import has_uniform_layers
 
     is_asked = values.get("disable-hybrid-kv-cache-manager")  # one group is what the flag plans
-    if not isinstance(engine, VllmConfig) or engine.kv_cache_groups or is_asked or model is None:
+    if not kind_of(engine).has_kv_cache_groups or engine.kv_cache_groups or is_asked or model is None:
         return ()
     try:
         if has_uniform_layers(model):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
+from understudy.kind_names import KIND_MODULES
 from understudy.server.flags.grammar import Flag, read_command_line, vllm_flags
 from understudy.server.release import NEWEST, RELEASES, find_release
 from understudy.timing.gpu_flags import GPU_FLAGS
@@ -40,7 +41,7 @@ OURS = (
     Flag(["--failure-types"], "str", many=True),
     Flag(["--fake-metrics"], "json"),
     Flag(["--model"], "str"),
-    Flag(["--engine"], "str", choices=["vllm", "sglang", "qwen3"]),
+    Flag(["--engine"], "str", choices=[*KIND_MODULES, "qwen3"]),
     Flag(["--random-weights"], "int"),
     Flag(["--device"], "str"),
     Flag(["--backend"], "str", choices=["reference", "triton"]),

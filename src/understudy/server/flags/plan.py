@@ -12,7 +12,7 @@ from understudy.checks import port_number, positive_number, whole_number
 from understudy.engines.group_layouts import fit_model_len
 from understudy.errors import ConfigError
 from understudy.server.access import admin_networks
-from understudy.server.flags.engine import build_vllm_engine
+from understudy.server.flags.engine import build_engine
 from understudy.server.flags.tiers import check_tiers, offload_below, read_tiers
 from understudy.server.handoff.settings import check_handoff, names_connector, read_handoff
 from understudy.server.latency import LATENCIES, check_latency
@@ -24,6 +24,7 @@ from understudy.timing.contexts import known_context
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from understudy.engines.engine_config import EngineConfig
     from understudy.server.flags.engine import BuiltEngine
     from understudy.server.flags.grammar import CommandLine
 
@@ -82,11 +83,14 @@ class ServePlan(msgspec.Struct, frozen=True):
 
 
 def settings_of(
-    line: CommandLine, build_engine: Callable[[dict[str, Any], int, str], BuiltEngine] | None = None
+    line: CommandLine,
+    config_class: type[EngineConfig],
+    build: Callable[[dict[str, Any], int, str], BuiltEngine] | None = None,
 ) -> ServerSettings:
     """Build the settings from the flags. ConfigError names an invalid flag.
 
-    `build_engine` makes the engine from the flags, the context and the model; None: vLLM's.
+    `build` makes the engine from the flags, the context and the model; None: flags with vLLM's names set settings of
+    `config_class`.
     """
     values = line.values
     if len(line.words) > 1:
@@ -155,9 +159,11 @@ def settings_of(
     if below is not None:
         given["tiers"] = offload_below(below, given.get("tiers"), given["model"])
     built = (  # a plan refuses a length that does not fit
-        build_vllm_engine(values, None if length == "auto" else given["max_model_len"], given["model"])
-        if build_engine is None
-        else build_engine(values, given["max_model_len"], given["model"])
+        build_engine(
+            values, None if length == "auto" else given["max_model_len"], given["model"], config_class
+        )
+        if build is None
+        else build(values, given["max_model_len"], given["model"])
     )
     engine = built.engine
     if length == "auto":  # as much of the context as the cache has room for

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from itertools import pairwise
 
+from understudy.engines.kinds.registry import find_kind, list_kinds
 from understudy.errors import ConfigError
-from understudy.server.flags.engine import ENGINE_FLAGS, IDLE_WITHOUT, has_gpu
+from understudy.kind_names import KIND_MODULES
+from understudy.server.flags.engine import IDLE_WITHOUT, has_gpu, list_engine_flags
 from understudy.server.flags.grammar import Flag, read_command_line, vllm_flags
 from understudy.server.flags.ours import all_flags, find_flags_version
 from understudy.server.flags.plan import SERVER_FLAGS, ServePlan, settings_of
@@ -36,11 +38,16 @@ _HANDLED = frozenset(
     )
 )
 
+READERS = {"sglang": read_sglang_serve}
+"""Readers of command lines with the flags of a kind of engine; others take vLLM's flags."""
+
 
 def read_serve(arguments: list[str], *, more: tuple[Flag, ...] = ()) -> ServePlan:
     """Read a command line, with the flags of the engine that it names. ConfigError names the problem and the remedy."""
-    if names_sglang(arguments):
-        return read_sglang_serve(arguments, more=more)
+    name = find_engine_name(arguments)
+    if name in READERS:
+        return READERS[name](arguments, more=more)
+    kind = find_kind(name) if name in KIND_MODULES else list_kinds()[0]  # whose flags refuse other names
     ours = {name: flag for flag in more for name in flag.names}
     line = read_command_line(arguments, {**all_flags(find_flags_version(arguments, ours)), **ours})
     extra = {flag.name for flag in more}
@@ -52,7 +59,7 @@ def read_serve(arguments: list[str], *, more: tuple[Flag, ...] = ()) -> ServePla
         for name in _TIMES:
             if line.values.get(name) is not None:
                 raise ConfigError(f"--{name} is for a simulated engine; leave it out with --engine qwen3")
-    used = {*SERVER_FLAGS, *ENGINE_FLAGS, *_HANDLED, *extra}
+    used = {*SERVER_FLAGS, *list_engine_flags(kind.config_class), *_HANDLED, *extra}
     if not line.values.get("enable-lora"):
         used -= {"max-loras", "max-cpu-loras"}  # vLLM takes them too, and does nothing
     if line.values.get("ssl-certfile") is None:
@@ -63,7 +70,7 @@ def read_serve(arguments: list[str], *, more: tuple[Flag, ...] = ()) -> ServePla
         used -= {"kv-offloading-backend"}
     if not line.values.get("kv-cache-metrics"):
         used -= {"kv-cache-metrics-sample"}
-    settings = settings_of(line)
+    settings = settings_of(line, kind.config_class)
     engine = settings.engine
     for name, needed in IDLE_WITHOUT.items():
         if not getattr(engine, needed, None):
@@ -75,12 +82,12 @@ def read_serve(arguments: list[str], *, more: tuple[Flag, ...] = ()) -> ServePla
     return ServePlan(settings, idle, line)
 
 
-def names_sglang(arguments: list[str]) -> bool:
-    """Return True if a command line chooses `--engine sglang`; the last choice counts."""
+def find_engine_name(arguments: list[str]) -> str:
+    """Return the engine that a command line chooses, empty without a choice; the last choice counts."""
     chosen = ""
     for word, after in pairwise([*arguments, ""]):
         if word == "--engine":
             chosen = after
         elif word.startswith("--engine="):
             chosen = word.partition("=")[2]
-    return chosen == "sglang"
+    return chosen

@@ -96,7 +96,7 @@ def read_sglang_serve(arguments: list[str], *, more: tuple[Flag, ...] = ()) -> S
         values["max-model-len"] = _read_count("context-length", context)
     elif known_context(words[0] if words else "understudy/tok") is None:
         values["max-model-len"] = 131072
-    server = settings_of(CommandLine(values, line.words), build)
+    server = settings_of(CommandLine(values, line.words), SglangConfig, build)
     if given.get("incremental-streaming-output"):
         server = msgspec.structs.replace(server, incremental_streaming_output=True)
     server = _with_tiers(server, engines[0], given, None if tiers is None else read_tiers(tiers))

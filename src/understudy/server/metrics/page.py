@@ -21,6 +21,10 @@ if TYPE_CHECKING:
     from understudy.server.settings import ServerSettings
 
 
+METRICS: dict[str, type[VllmMetrics]] = {"vllm": VllmMetrics, "sglang": SglangMetrics}
+"""Metrics of a rank, by the engine whose names they have."""
+
+
 class MetricsPage(NamedTuple):
     """What a worker counts on its page, `/metrics`."""
 
@@ -36,9 +40,10 @@ class MetricsPage(NamedTuple):
         registry = Registry()
         add_process(registry)
         name = settings.names[0]
-        kind = SglangMetrics if settings.is_sglang or settings.metrics == "sglang" else VllmMetrics
+        own = settings.kind.metrics
+        make = METRICS[settings.metrics if own == "vllm" else own]
         ranks: list[VllmMetrics] = [
-            kind(registry, core, name, rank, settings.max_model_len) for rank, core in enumerate(cores)
+            make(registry, core, name, rank, settings.max_model_len) for rank, core in enumerate(cores)
         ]
         info = describe_offload(settings) if settings.release.has_offload_info else None
         if info is not None:
@@ -46,13 +51,15 @@ class MetricsPage(NamedTuple):
                 metrics.add_offload_info(info)
         if settings.old_metric_names:
             add_old_names(registry, ranks[0], name)
-        shown = Registry() if settings.is_sglang else registry  # a page in SGLang's names has none of vLLM's
+        shown = (
+            registry if own == "vllm" else Registry()
+        )  # a page in another engine's names has none of vLLM's
         rejections = {
             reason: shown.counter(
                 "vllm:admission_rejections", "Requests turned away, by why.", model_name=name, reason=reason
             )
             for reason in ("max_num_queued_reqs", "max_num_queued_tokens")
         }
-        if not settings.is_sglang:
+        if own == "vllm":
             add_cache_info(registry, settings, len(cores))
         return cls(registry, ranks, rejections, HttpMetrics(registry), SleepMetrics(shown))

@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING, Any
 
-from understudy.engines.sglang_config import SglangConfig
 from understudy.server.tokenizer.builtin import BuiltinTokenizer
 
 if TYPE_CHECKING:
@@ -56,7 +55,7 @@ def model_info(worker: Worker) -> dict[str, Any]:
 def server_info(worker: Worker) -> dict[str, Any]:
     """Return the answer of `/server_info`: SGLang's settings by name, its limits, and the state of each rank."""
     settings, engine = worker.settings, worker.settings.engine
-    assert isinstance(engine, SglangConfig)
+    own = {name: getattr(engine, name) for name in engine.__struct_fields__ if name in _NAMED}
     pool = engine.num_gpu_blocks * engine.block_size
     most = min(settings.max_model_len, pool) - 1
     given: dict[str, Any] = {
@@ -69,7 +68,7 @@ def server_info(worker: Worker) -> dict[str, Any]:
         "page_size": engine.block_size,
         "max_total_tokens": pool,
         "max_running_requests": engine.max_num_seqs,
-        **{name: getattr(engine, name) for name in SglangConfig.__struct_fields__ if name in _NAMED},
+        **own,
         "enable_hierarchical_cache": bool(settings.tiers.tiers),
         "stream_interval": settings.stream_interval,
         "incremental_streaming_output": settings.incremental_streaming_output,
