@@ -194,6 +194,11 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         return ()
 
     @property
+    def prefix_cache_retention_interval(self) -> int | None:
+        """Tokens between cached blocks of windows and states; 0: only ends of prompts; None: every block."""
+        return 0
+
+    @property
     def prefix_match_unit(self) -> int | None:
         """Unit of hashing in tokens; None: as the KV cache groups allow."""
         return None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from understudy.engines.sglang_config import SglangConfig
+from understudy.engines.kinds.registry import kind_of
 from understudy.errors import ConfigError
 from understudy.run.fitted_times import fitted_deployment
 from understudy.timing.find_architecture import find_architecture
@@ -67,8 +67,9 @@ def refuse_unspoken(candidate: Candidate) -> None:
     gpu, engine = candidate.settings.gpu, candidate.settings.engine
     if gpu is None or gpu.expert_parallel_size in (None, 1) or has_whole_experts(gpu):
         return
-    if not isinstance(engine, SglangConfig):
+    kind = kind_of(engine)
+    if kind.launch is not None and not kind.launch.splits_experts:
         raise ConfigError(
-            f"expert_parallel_size={gpu.expert_parallel_size}: vLLM has one group of experts, or one per GPU; leave it "
-            "out, or give --enable-expert-parallel"
+            f"expert_parallel_size={gpu.expert_parallel_size}: {kind.title} has one group of experts, or one per GPU; "
+            "leave it out, or give --enable-expert-parallel"
         )

@@ -66,7 +66,7 @@ class Commands:
     def lines(self) -> list[str]:
         """Return the commands for a shell."""
         router = [] if self.router is None else [self.router]
-        return [shlex.join(words) for words in [*(each.words for each in self.engines), *router]]
+        return [shlex.join(words) for words in [*(each.words for each in self.engines), *router] if words]
 
 
 def make_commands(candidate: Candidate) -> Commands:
@@ -80,7 +80,7 @@ def make_commands(candidate: Candidate) -> Commands:
         router = None
         if size.workers > 1 and not has_front(size.engines, settings.routing):
             router = _router_words(settings, {"engine": size.engines})
-            words += _event_words(settings.routing)
+            words += _event_words(settings.routing) if words else []
         return Commands([EngineCommand("engine", size, settings.engine, words)], router, missing)
     split = settings.disaggregation
     engines = []
@@ -88,10 +88,10 @@ def make_commands(candidate: Candidate) -> Commands:
         gpu = settings.gpu or describe_fitted_gpu(pool.engine)
         own = msgspec.structs.replace(settings, engine=pool.engine, tiers=pool.resolve_tiers(), gpu=gpu)
         words = engine_words(replace(candidate, settings=own), missing)
-        words += _transfer_words(pool.role, split)
-        words += _event_words(
-            settings.routing if split is None or pool.role == "prefill" else split.decode_routing
-        )
+        if words:
+            routing = settings.routing if split is None or pool.role == "prefill" else split.decode_routing
+            words += _transfer_words(pool.role, split)
+            words += _event_words(routing)
         engines.append(EngineCommand(name, size, pool.engine, words))
     missing = list(dict.fromkeys(missing))
     sizes = {each.name: each.workers for each in engines}

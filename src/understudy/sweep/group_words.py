@@ -8,7 +8,6 @@ import msgspec
 
 from understudy.engines.chosen import choose_block_size
 from understudy.engines.kv_groups import kv_cache_groups
-from understudy.engines.vllm_config import VllmConfig
 from understudy.errors import ConfigError
 from understudy.run.model_groups import has_uniform_layers, plan_model_groups
 
@@ -23,7 +22,6 @@ _SIZES = (16, 32, 64, 128, 256)
 def add_group_flags(given: dict[str, Any], candidate: Candidate, missing: list[str]) -> None:
     """Set the flags of the groups; append groups that vLLM does not derive from the model to `missing`."""
     settings, engine = candidate.settings, candidate.settings.engine
-    assert isinstance(engine, VllmConfig)
     if settings.gpu is not None and settings.gpu.disable_hybrid_kv_cache_manager is not None:
         given["disable-hybrid-kv-cache-manager"] = settings.gpu.disable_hybrid_kv_cache_manager
     if not engine.kv_cache_groups:

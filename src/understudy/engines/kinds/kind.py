@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Literal
 
 if TYPE_CHECKING:
     from understudy.engines.engine_config import EngineConfig
+    from understudy.engines.kinds.launch import LaunchCommand
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,6 +32,8 @@ class EngineKind:
     """Whether studies of cache sizes replay its cache."""
     sizes_pool_in_tokens: bool = False
     """Whether its flags give the KV pool as tokens, so that the size of a block does not change the pool."""
+    launch: LaunchCommand | None = None
+    """How the real engine is started; None: sweeps print no command."""
     steps_apart: str | None = None
     """Why data-parallel ranks that share experts cannot step together; None: they can."""
     metrics: Literal["vllm", "sglang"] = "vllm"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from understudy.engines.kinds.kind import EngineKind
+from understudy.engines.kinds.launch import LaunchCommand
 from understudy.engines.vllm_config import VllmConfig
 
 KIND = EngineKind(
@@ -10,6 +11,15 @@ KIND = EngineKind(
     title="vLLM",
     config_class=VllmConfig,
     version_setting="vllm_version",
+    launch=LaunchCommand(
+        words=("vllm", "serve"),
+        image="vllm/vllm-openai",
+        tensor_parallel="tensor-parallel-size",
+        data_parallel="data-parallel-size",
+        memory_share="gpu-memory-utilization",
+        pool="num-gpu-blocks-override",
+        left_out=("kv_cache_groups",),
+    ),
     has_kv_cache_groups=True,
     hands_off=True,
     has_cache_curves=True,
