@@ -10,7 +10,7 @@ import yaml
 
 ROOT = Path(__file__).parents[1]
 SITE = yaml.safe_load((ROOT / "mkdocs.yml").read_text(encoding="utf-8"))
-OUTSIDE = {"results.md", "contributing.md", "changelog.md"}
+OUTSIDE = {"contributing.md", "changelog.md"}
 """Pages that tools/docs_site.py adds from outside docs/."""
 
 

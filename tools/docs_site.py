@@ -14,7 +14,6 @@ from mkdocs.structure.files import File
 
 ROOT = Path(__file__).parents[1]
 PAGES = {
-    "benchmarks/RESULTS.md": "results.md",
     "CONTRIBUTING.md": "contributing.md",
     "CHANGELOG.md": "changelog.md",
     "LICENSE": "license.txt",
