@@ -26,6 +26,7 @@ def check_waterfalls(runs: int, first: int) -> int:
     from understudy.errors import UnderstudyError
     from understudy.explain import Waterfalls
     from understudy.run.offline import run_offline
+    from understudy.run.run_plan import RunPlan
 
     requests = checked = refused = 0
     parts: Counter[str] = Counter()
@@ -45,7 +46,7 @@ def check_waterfalls(runs: int, first: int) -> int:
             waterfall = waterfalls.of(row)
             parts.update({} if waterfall is None else waterfall.parts.keys())
         if checked % 20 == 0:
-            assert run_offline(workload, **how).facts.digest == run.run["digest"], f"seed {seed - 1}"
+            assert run_offline(RunPlan(workload, **how)).facts.digest == run.run["digest"], f"seed {seed - 1}"
     print(
         f"{checked} runs from seed {first}, {requests} requests: all parts add up ({refused} settings refused)"
     )

@@ -21,6 +21,7 @@ from rich.table import Table
 
 from understudy.engines.vllm_config import VllmConfig
 from understudy.run.offline import run_offline
+from understudy.run.run_plan import RunPlan
 from understudy.tiers import TiersConfig
 from understudy.workload import ClosedLoop, Workload, read_trace
 
@@ -63,7 +64,7 @@ def measure(workload: Workload, engine: VllmConfig, how: dict[str, Any], repeat:
     for _ in range(repeat):
         for fast_forward, times in seconds.items():
             begin = time.process_time()
-            run = run_offline(workload, engine, workers=4, fast_forward=fast_forward, **how)
+            run = run_offline(RunPlan(workload, engine, workers=4, fast_forward=fast_forward, **how))
             times.append(time.process_time() - begin)
             digests.add(run.facts.digest)
     if len(digests) != 1:

@@ -26,6 +26,7 @@ from rich.table import Table
 
 from understudy.engines.vllm_config import VllmConfig
 from understudy.run.offline import run_offline
+from understudy.run.run_plan import RunPlan
 from understudy.tiers import Links, TiersConfig
 from understudy.workload import ClosedLoop, Workload, read_trace, repeat
 
@@ -97,7 +98,7 @@ def cases() -> list[tuple[str, float, VllmConfig, dict[str, Any], dict[str, Any]
 def cpu_seconds(workload: Workload, engine: VllmConfig, how: dict[str, Any]) -> float:
     """Of one run."""
     started = time.process_time()
-    run_offline(workload, engine, **how)
+    run_offline(RunPlan(workload, engine, **how))
     return time.process_time() - started
 
 

@@ -21,6 +21,7 @@ from understudy.api import replay
 from understudy.engines.kv_groups import KvCacheGroup
 from understudy.engines.vllm_config import VllmConfig
 from understudy.run.offline import run_offline
+from understudy.run.run_plan import RunPlan
 from understudy.tiers.gpu import GpuSettings
 from understudy.workload.formats import read_trace
 
@@ -71,7 +72,7 @@ def main() -> int:
     workload = read_trace(args.trace)
 
     def offline(engine: VllmConfig) -> str:
-        return str(run_offline(workload, engine, workers=4, routing=args.routing).facts.digest)
+        return str(run_offline(RunPlan(workload, engine, workers=4, routing=args.routing)).facts.digest)
 
     if args.gpu is None:
         for name, engine in ENGINES.items():

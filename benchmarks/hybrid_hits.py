@@ -22,6 +22,7 @@ from understudy.engines.vllm_config import VllmConfig
 from understudy.groups import groups_of_model
 from understudy.report.report import Report
 from understudy.run.offline import run_offline
+from understudy.run.run_plan import RunPlan
 from understudy.workload import Normal, Poisson, SyntheticSpec, synthesise
 
 if TYPE_CHECKING:
@@ -53,7 +54,7 @@ def conversations() -> Workload:
 
 def measure(workload: Workload, engine: VllmConfig) -> tuple[float, float]:
     """Return the share of prompt tokens found in the cache, and the mean TTFT in ms."""
-    report = Report.build(run_offline(workload, engine).timeline)
+    report = Report.build(run_offline(RunPlan(workload, engine)).timeline)
     return report.prefix_hit_ratio.first_admission, report.ttft_ms.mean
 
 

@@ -25,6 +25,7 @@ import understudy as us
 from understudy.groups import groups_of_model
 from understudy.report.report import Report
 from understudy.run.offline import run_offline
+from understudy.run.run_plan import RunPlan
 from understudy.run.settings import ReplaySettings
 from understudy.tiers.settings import TiersConfig
 from understudy.workload import Normal, Poisson, SyntheticSpec, synthesise
@@ -133,11 +134,13 @@ def measure(workload: Workload, share: float, setting: Setting, policy: str) -> 
     routing = us.KvRouting(**(setting.routing or {})) if policy == "kv" else policy
     tiers = host_memory() if setting.host else None
     run = run_offline(
-        workload,
-        engine_with(share, setting.retention),
-        workers=WORKERS,
-        routing=routing,  # type: ignore[arg-type]
-        tiers=tiers,
+        RunPlan(
+            workload,
+            engine_with(share, setting.retention),
+            workers=WORKERS,
+            routing=routing,  # type: ignore[arg-type]
+            tiers=tiers,
+        )
     )
     report = Report.build(run.timeline, run.facts)
     groups = run.facts.kv_groups

@@ -19,11 +19,12 @@ import hashlib, json, sys, time
 import numpy as np
 import understudy as us
 from understudy.run.offline import run_offline
+from understudy.run.run_plan import RunPlan
 from understudy.workload import read_mooncake
 load = read_mooncake(sys.argv[1])
 engine = us.VllmConfig(block_size=64, num_gpu_blocks=8192, max_num_batched_tokens=8192)
 begin = time.process_time()
-run = run_offline(load, engine, workers=4, routing="round_robin")
+run = run_offline(RunPlan(load, engine, workers=4, routing="round_robin"))
 seconds = time.process_time() - begin
 columns = {name: getattr(run.timeline, name) for name in run.timeline.__slots__}
 hashes = {name: hashlib.sha256(np.ascontiguousarray(column)).hexdigest() for name, column in columns.items()

@@ -32,6 +32,7 @@ from understudy.engines.vllm_config import VllmConfig
 from understudy.report import Report
 from understudy.router import KvRouting
 from understudy.run.offline import run_offline
+from understudy.run.run_plan import RunPlan
 from understudy.workload import Workload, read_trace
 
 CASES = {
@@ -57,7 +58,7 @@ def compare(name: str, trace: Path, choices: Path, delay_ms: float) -> bool:
         peer = np.loadtxt(file)
     workload = read_trace(trace)
     router = KvRouting(event_delay_ms=delay_ms).build(imposed=peer[:, 0].astype(np.int32))
-    timeline = run_offline(workload, ENGINE, workers=WORKERS, routing=router).timeline
+    timeline = run_offline(RunPlan(workload, ENGINE, workers=WORKERS, routing=router)).timeline
     ours = router.decisions
     assert len(ours) == len(peer), f"{len(ours)} decisions, the peer made {len(peer)}"
     costs = np.abs(ours.cost - peer[:, 1]) > TOLERANCE
@@ -91,7 +92,7 @@ def beside_peer(python: Path, trace: Path, workers: int, runs: int) -> bool:
         sides: dict[str, list[list[float]]] = {"ours": [], "peer": []}
         for seed in range(count):
             routing: Any = "round_robin" if mode == "round_robin" else KvRouting()
-            run = run_offline(workload, ENGINE, workers=workers, routing=routing, seed=seed)
+            run = run_offline(RunPlan(workload, ENGINE, workers=workers, routing=routing, seed=seed))
             report = Report.build(run.timeline, run.facts)
             hit = report.prefix_hit_ratio.first_admission
             sides["ours"].append([report.ttft_ms.mean or 0, report.itl_ms.mean or 0, hit or 0])
@@ -150,7 +151,7 @@ def queues(python: Path, trace: Path, requests: int) -> bool:
 def our_queue(workload: Workload, threshold: float, policy: Any, seed: int, costs: Any) -> tuple[int, float]:
     """How many decisions have the peer's cost, and the mean TTFT. A tie or two is drawn, there as here."""
     routing = KvRouting(queue_threshold=threshold, queue_policy=policy)
-    run = run_offline(workload, ENGINE, workers=2, routing=routing, seed=seed)
+    run = run_offline(RunPlan(workload, ENGINE, workers=2, routing=routing, seed=seed))
     assert run.decisions is not None
     same = int((np.abs(run.decisions.cost - costs) < TOLERANCE).sum())
     return same, Report.build(run.timeline, run.facts).ttft_ms.mean or 0

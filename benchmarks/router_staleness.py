@@ -16,6 +16,7 @@ from understudy.engines.mocker_settings import MockerSettings
 from understudy.engines.vllm_config import VllmConfig
 from understudy.router import KvRouting
 from understudy.run.offline import run_offline
+from understudy.run.run_plan import RunPlan
 from understudy.workload import Workload, read_trace
 from understudy.workload.families import FanOut, QuickTurns
 
@@ -37,7 +38,7 @@ def mean_ttft_ms(workload: Workload, routing: KvRouting | str) -> tuple[float, f
     ttft, hit = [], []
     for seed in SEEDS if isinstance(routing, KvRouting) else range(1):
         kwargs = {"routing": routing if isinstance(routing, KvRouting) else "round_robin"}
-        timeline = run_offline(workload, ENGINE, workers=WORKERS, seed=seed, **kwargs).timeline  # type: ignore[arg-type]
+        timeline = run_offline(RunPlan(workload, ENGINE, workers=WORKERS, seed=seed, **kwargs)).timeline  # type: ignore[arg-type]
         ttft.append(float((timeline.first_token_ns - timeline.arrival_ns).mean()) / 1e6)
         hit.append(timeline.cached_tokens_first.sum() / timeline.prompt_tokens.sum())
     return fmean(ttft), fmean(hit)

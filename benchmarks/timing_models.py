@@ -20,6 +20,7 @@ from rich.table import Table
 from harness.report import machine
 from understudy.engines.vllm_config import VllmConfig
 from understudy.run.offline import run_offline
+from understudy.run.run_plan import RunPlan
 from understudy.tiers.gpu import GpuSettings
 from understudy.workload import ClosedLoop, read_trace
 
@@ -47,7 +48,7 @@ def main() -> None:
     for _ in range(args.rounds):
         for name, engine in engines.items():
             began = time.process_time()
-            run = run_offline(workload, engine, workers=4, load=ClosedLoop(concurrency=256))
+            run = run_offline(RunPlan(workload, engine, workers=4, load=ClosedLoop(concurrency=256)))
             seconds[name].append(time.process_time() - began)
             steps[name] = run.timeline.steps
     grid = Table(

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from understudy.engines.vllm_config import VllmConfig
 from understudy.router import EventKind, Router
 from understudy.run.offline import run_offline
+from understudy.run.run_plan import RunPlan
 from understudy.workload import Constant, Fixed, SyntheticSpec, SystemPrompts, synthesise
 
 if TYPE_CHECKING:
@@ -66,7 +67,7 @@ def main() -> None:
         )
     )
     for routing in ("round_robin", PrefixAffinity()):
-        run = run_offline(workload, VllmConfig(num_gpu_blocks=512), workers=4, routing=routing)
+        run = run_offline(RunPlan(workload, VllmConfig(num_gpu_blocks=512), workers=4, routing=routing))
         timeline = run.timeline
         hit = timeline.cached_tokens_first.sum() / timeline.prompt_tokens.sum()
         print(f"{run.facts.routing:16} {hit:6.1%} of the prompts' tokens were cached")

@@ -24,6 +24,7 @@ from model.replay_gen import random_case
 from model.scenario_gen import with_bursts, with_ends
 from model.vllm_config import PROFILES, Profile
 from understudy.run.offline import run_offline
+from understudy.run.run_plan import RunPlan
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -71,7 +72,7 @@ def fleets(seed: int) -> None:
         if _turn(seed) % 5 == 0:
             ways.append({"record_steps": Path(folder) / "steps.jsonl"})
         for way in ways:
-            other = run_offline(case.workload, case.config, **case.how, **way)  # type: ignore[arg-type]
+            other = run_offline(RunPlan(case.workload, case.config, **case.how, **way))  # type: ignore[arg-type]
             assert other.facts == run.facts, way
 
 

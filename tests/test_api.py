@@ -21,8 +21,8 @@ from understudy.engines.vllm_config import VllmConfig
 from understudy.errors import ConfigError
 from understudy.kv import EvictionPolicy
 from understudy.router import KvRouting
-from understudy.run.offline import run_offline
 from understudy.run.options import Execution, Outputs
+from understudy.run.run_plan import RunPlan
 from understudy.tiers import TiersConfig
 from understudy.workload import ClosedLoop, read_trace, register_format, synthesise
 from understudy.workload.families import FanOut, QuickTurns
@@ -49,8 +49,8 @@ def test_replay_is_a_plain_function_with_a_signature() -> None:
     assert {"workers", "routing", "tiers", "slo", "outputs", "execution"} <= set(parameters)
 
 
-def test_run_offline_and_replay_agree_on_types() -> None:
-    ours, core = (inspect.signature(one).parameters for one in (understudy.replay, run_offline))
+def test_a_plan_and_replay_agree_on_types() -> None:
+    ours, core = (inspect.signature(one).parameters for one in (understudy.replay, RunPlan))
     shared = [name for name in core if name in ours and name != "workload"]
     assert len(shared) > 8
     for name in shared:

@@ -17,6 +17,7 @@ from understudy.engines.vllm_config import VllmConfig
 from understudy.errors import ConfigError
 from understudy.memory import available_bytes, require_memory
 from understudy.run.offline import run_offline
+from understudy.run.run_plan import RunPlan
 
 TRACE = Path(__file__).parents[1] / "examples" / "demo_trace.jsonl"
 DEEP = "[" * 600 + "1" + "]" * 600
@@ -36,7 +37,7 @@ def test_whole_numbers_are_those_of_python_and_numpy() -> None:
 
 def test_a_run_takes_numpys_integers() -> None:
     config = VllmConfig(block_size=np.int64(16), num_gpu_blocks=np.int32(100))  # type: ignore[arg-type]
-    run = run_offline(single_turns([16]), config, workers=np.int64(2), seed=np.uint8(3))  # type: ignore[arg-type]
+    run = run_offline(RunPlan(single_turns([16]), config, workers=np.int64(2), seed=np.uint8(3)))  # type: ignore[arg-type]
     assert (run.facts.workers, run.facts.seed, run.facts.engine["block_size"]) == (2, 3, 16)
 
 
@@ -144,7 +145,7 @@ def test_workers_that_meet_are_all_there_at_once(
     how: dict[str, Any] = {"workers": 2000, "routing": routing}
     refused = pytest.raises(ConfigError, match=r"2,000 workers .* would take about 0\.3 GB")
     with nullcontext() if fits else refused:
-        run_offline(single_turns([16]), VllmConfig(num_gpu_blocks=blocks), **how)
+        run_offline(RunPlan(single_turns([16]), VllmConfig(num_gpu_blocks=blocks), **how))
 
 
 def test_files_that_a_control_group_keeps_at_hand_count_as_free(
@@ -178,4 +179,4 @@ def test_a_fleet_that_cannot_fit_is_refused_before_it_is_made(how: dict[str, Any
     if available_bytes() is None:
         pytest.skip("this machine does not tell its memory")
     with pytest.raises(ConfigError, match=r"workers of .* blocks would take about .* GB of memory"):
-        run_offline(single_turns([16, 16]), **how)
+        run_offline(RunPlan(single_turns([16, 16]), **how))

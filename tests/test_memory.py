@@ -106,6 +106,7 @@ from pathlib import Path
 import numpy as np
 from understudy.engines.vllm_config import VllmConfig
 from understudy.run.offline import run_offline
+from understudy.run.run_plan import RunPlan
 from understudy.tiers import TiersConfig
 from understudy.workload import Workload
 
@@ -135,7 +136,7 @@ def peak():
 
 
 before = peak()
-run = run_offline(workload, engine, workers=WORKERS, tiers=tiers)
+run = run_offline(RunPlan(workload, engine, workers=WORKERS, tiers=tiers))
 taken = peak() - before
 host = run.timeline.tiers.tiers[1]
 assert host.resident_blocks == WORKERS * used, host.resident_blocks
@@ -165,6 +166,7 @@ from pathlib import Path
 from understudy.engines.vllm_config import VllmConfig
 from understudy.router import KvRouting
 from understudy.run.offline import run_offline
+from understudy.run.run_plan import RunPlan
 from understudy.tiers import TiersConfig
 from understudy.workload import Fixed, SyntheticSpec, synthesise
 
@@ -176,7 +178,7 @@ tiers = TiersConfig.from_dict(modes[0]) if modes else None
 
 
 def peak_of(workers):
-    run_offline(workload, VllmConfig(), workers=workers, routing=routing, tiers=tiers)
+    run_offline(RunPlan(workload, VllmConfig(), workers=workers, routing=routing, tiers=tiers))
     # Of this process alone: what getrusage tells begins with that of the one that started it.
     return int(re.search(r"VmHWM:\\s+(\\d+) kB", Path("/proc/self/status").read_text())[1]) * 1024
 
@@ -255,11 +257,12 @@ def test_more_live_workers_than_fit_are_refused_before_any_is_made(monkeypatch: 
 THREADED = """
 import resource, sys
 from understudy.run.offline import run_offline
+from understudy.run.run_plan import RunPlan
 from understudy.workload import Fixed, SyntheticSpec, synthesise
 
 workload = synthesise(SyntheticSpec(sessions=64, prompt_tokens=Fixed(64), output_tokens=Fixed(8)))
 resource.setrlimit(resource.RLIMIT_AS, (8 << 30, resource.RLIM_INFINITY))
-print(run_offline(workload, workers=32, threads=int(sys.argv[1])).facts.digest)
+print(run_offline(RunPlan(workload, workers=32, threads=int(sys.argv[1]))).facts.digest)
 """
 
 

@@ -11,7 +11,6 @@ import time
 from copy import deepcopy
 from dataclasses import fields, replace
 from difflib import get_close_matches
-from functools import partial
 from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -32,6 +31,7 @@ from understudy.run.on_gpu import place_on_gpu
 from understudy.run.options import Execution, Outputs
 from understudy.run.pools import WorkerPool
 from understudy.run.routed import write_decisions
+from understudy.run.run_plan import RunPlan
 from understudy.tiers.settings import TiersConfig
 from understudy.version import __version__
 from understudy.workload import Workload, read_trace
@@ -178,31 +178,29 @@ def replay(
     workload = scale_users(workload, users, seed=seed)
     if max_tokens is not None:
         workload = workload.limited(max_tokens)
-    run_workload = partial(
-        run_offline,
+    plan = RunPlan(
         workload,
+        engine,
         workers=workers,
         pools=pools,
+        routing=routing,
         seed=seed,
         load=load,
         timing=timing,
+        tiers=tiers,
+        disaggregation=disaggregation,
+        ranks=ranks,
         threads=execution.threads,
         fast_forward=execution.fast_forward,
         check=execution.check,
-        ranks=ranks,
-        disaggregation=disaggregation,
         progress=execution.progress,
-    )
-    run = run_workload(
-        engine,
-        routing=routing,
-        tiers=tiers,
         events=outputs.events is not None or outputs.raw_events is not None,
         kv_trace=outputs.kv_trace is not None,
         record_steps=outputs.record_steps,
         keep_steps=execution.keep_steps or outputs.save_run is not None or outputs.perfetto is not None,
         keep_candidates=outputs.decisions is not None,
     )
+    run = run_offline(plan)
     routed = run.choices if run.decisions is None else run.decisions
     if outputs.decisions is not None and routed is not None:
         write_decisions(outputs.decisions, routed, run.timeline)
@@ -239,8 +237,19 @@ def replay(
     if not compare_without_tiers:
         return report
     started = time.perf_counter()
-    engine_without_tiers = msgspec.structs.replace(engine or DEFAULT_ENGINE, tiers=TiersConfig())
-    run = run_workload(engine_without_tiers, routing=routing_without_tiers)
+    run = run_offline(
+        replace(
+            plan,
+            engine=msgspec.structs.replace(engine or DEFAULT_ENGINE, tiers=TiersConfig()),
+            routing=routing_without_tiers,
+            tiers=None,
+            events=False,
+            kv_trace=False,
+            record_steps=None,
+            keep_steps=False,
+            keep_candidates=False,
+        )
+    )
     facts = replace(run.facts, workload=f"{name} without tiers")
     without = Report.build(run.timeline, facts, slo)
     facts = replace(facts, wall_time_s=time.perf_counter() - started)

@@ -17,6 +17,7 @@ from understudy.engines.sglang_config import SglangConfig
 from understudy.engines.timing import Constant, Polynomial
 from understudy.engines.vllm_config import VllmConfig
 from understudy.run.offline import OfflineRun, run_offline
+from understudy.run.run_plan import RunPlan
 from understudy.tiers.settings import TiersConfig
 
 if TYPE_CHECKING:
@@ -69,7 +70,7 @@ def audit(rows: list[Row], engine: VllmConfig | SglangConfig, workers: int, bloc
     """Compare every worker's series, the mean of the report, and the run by fast-forward."""
     workload = workload_of(rows)
     how: dict[str, Any] = {"workers": workers, "tiers": None if block_ns is None else below(block_ns, engine)}
-    run = run_offline(workload, engine, keep_steps=True, **how)
+    run = run_offline(RunPlan(workload, engine, keep_steps=True, **how))
     timeline, steps = run.timeline, run.steps
     assert steps is not None
     holdings = sglang_holdings if isinstance(engine, SglangConfig) else vllm_holdings
@@ -84,7 +85,7 @@ def audit(rows: list[Row], engine: VllmConfig | SglangConfig, workers: int, bloc
         )
         inside = [place for place, time_ns in enumerate(times) if start <= time_ns <= end]
         area += sum(expected[i] * (times[i + 1] - times[i]) for i in inside if times[i] < end)
-    fast = run_offline(workload, engine, **how)
+    fast = run_offline(RunPlan(workload, engine, **how))
     assert fast.facts.digests["samples"] == run.facts.digests["samples"]
     if end > start:
         usage = replay(workload, engine, **how).kv.usage_mean
@@ -190,7 +191,7 @@ ENGINES: dict[str, VllmConfig | SglangConfig] = {
 def test_a_worker_whose_last_request_was_aborted_is_empty(name: str, abort_ms: int) -> None:
     # The second request keeps the run going on the other worker.
     workload = workload_of([(16_000, 1000, 0, abort_ms), (16, 3000, 0, -1)])
-    run = run_offline(workload, ENGINES[name], workers=2)
+    run = run_offline(RunPlan(workload, ENGINES[name], workers=2))
     last = [
         (int(running), int(used))
         for worker, running, used in zip(

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from replay.building import MS, single_turns
 from understudy.engines.vllm_config import VllmConfig
 from understudy.run.offline import run_offline
+from understudy.run.run_plan import RunPlan
 from understudy.timing.coefficients import StepCoefficients
 from understudy.timing.physical import Physical
 
@@ -70,7 +71,7 @@ def audit(case: tuple[list[int], list[int], list[int]]) -> None:
     engine = VllmConfig(
         block_size=16, async_scheduling=False, timing=Physical(coefficients=coefficients), num_gpu_blocks=500
     )
-    run = run_offline(single_turns(prompts, outputs), engine, workers=len(prompts), ranks=True)
+    run = run_offline(RunPlan(single_turns(prompts, outputs), engine, workers=len(prompts), ranks=True))
     assert run.timeline.worker.tolist() == list(range(len(prompts)))
     expected = [round(end * MS) for end in finish_times(prompts, outputs, captures)]
     assert run.timeline.last_token_ns.tolist() == expected
@@ -106,7 +107,7 @@ def test_a_long_prompt_on_one_of_eight_ranks_is_computed_once() -> None:
     engine = VllmConfig(
         block_size=16, async_scheduling=False, num_gpu_blocks=500, max_num_batched_tokens=8192
     )
-    run_offline(single_turns([2800] + [3] * 7), engine, workers=8, ranks=True, timing=seen)
+    run_offline(RunPlan(single_turns([2800] + [3] * 7), engine, workers=8, ranks=True, timing=seen))
     assert seen.told == {(2800, 2821, 0), (3, 2821, 0)}
 
 
@@ -115,5 +116,5 @@ def test_short_prompts_are_padded_to_the_longest_of_them() -> None:
     engine = VllmConfig(
         block_size=16, async_scheduling=False, num_gpu_blocks=500, max_num_batched_tokens=8192
     )
-    run_offline(single_turns([512] + [3] * 7), engine, workers=8, ranks=True, timing=seen)
+    run_offline(RunPlan(single_turns([512] + [3] * 7), engine, workers=8, ranks=True, timing=seen))
     assert seen.told == {(512, 4096, 512), (3, 4096, 512)}

@@ -19,6 +19,7 @@ from understudy.engines.timing import Constant, Polynomial
 from understudy.engines.vllm_config import VllmConfig
 from understudy.errors import ConfigError
 from understudy.run.offline import run_offline
+from understudy.run.run_plan import RunPlan
 from understudy.server.flags.serving import read_serve
 from understudy.tiers.gpu import GpuSettings
 from understudy.workload import write_mooncake
@@ -92,7 +93,7 @@ def serve(
         speculative_config=speculation,
         **{"async_scheduling": False, "timing": ON_H100, **how.pop("engine", {})},
     )
-    return run_offline(single_turns([prompt] * streams, OUTPUTS), engine, **how)
+    return run_offline(RunPlan(single_turns([prompt] * streams, OUTPUTS), engine, **how))
 
 
 def tpot(run: OfflineRun) -> float:
@@ -233,7 +234,7 @@ def test_a_step_yields_the_tokens_of_the_rates(rates: list[float], marginal: boo
     given_rates = {"acceptance_per_position": tuple(shares)} if marginal else {"accept_rates": tuple(rates)}
     speculation = SpeculativeConfig(method="eagle3", num_speculative_tokens=len(rates), **given_rates)
     engine = VllmConfig(num_gpu_blocks=20000, speculative_config=speculation)
-    run = run_offline(single_turns([20] * 60, 400), engine).timeline
+    run = run_offline(RunPlan(single_turns([20] * 60, 400), engine)).timeline
     assert 1 + run.accepted_tokens / run.draft_rounds == pytest.approx(1 + sum(shares), rel=0.05)
     assert speculation.mean_tokens == pytest.approx(1 + sum(shares))
 

@@ -26,6 +26,7 @@ from understudy.errors import ConfigError, InvariantViolated, WrongState
 from understudy.run.admissions import HitBounds, LastTokens, require_possible_hits
 from understudy.run.disaggregation import Disaggregation
 from understudy.run.offline import run_offline
+from understudy.run.run_plan import RunPlan
 from understudy.tiers import TiersConfig
 from understudy.workload import ClosedLoop, OpenLoop, Workload
 
@@ -101,7 +102,7 @@ def small(workload: Workload) -> bool:
 def test_no_run_of_vllm_beats_unlimited_caches(seed: int) -> None:
     case = random_case(seed)
     try:
-        run = run_offline(case.workload, case.config, check=True, **case.how).timeline
+        run = run_offline(RunPlan(case.workload, case.config, check=True, **case.how)).timeline
     except WrongState:  # requests that preempt each other without end
         return
     if small(case.workload):
@@ -150,7 +151,7 @@ def require_fleet(seed: int, folder: Path) -> None:
         how["workers"] = rng.randint(1, 3)
         how["routing"] = rng.choice(["round_robin", "random", "least_loaded", "session_affinity", "kv"])
     try:
-        run = run_offline(workload, engine, check=True, **how).timeline
+        run = run_offline(RunPlan(workload, engine, check=True, **how)).timeline
     except (
         ConfigError,
         WrongState,
@@ -214,7 +215,9 @@ def vars_of(workload: Workload) -> dict[str, Any]:
 def test_a_run_that_hit_more_than_was_ever_computed_violates_the_bound(folder: Path) -> None:
     rows = random_sessions(Random(1), times="all")
     workload = read_trace(write_rows(rows, folder / "rows.jsonl"), trace_block_size=BLOCK)
-    run = run_offline(workload, VllmConfig(block_size=BLOCK, num_gpu_blocks=400), check=True).timeline
+    run = run_offline(
+        RunPlan(workload, VllmConfig(block_size=BLOCK, num_gpu_blocks=400), check=True)
+    ).timeline
     require_possible_hits(workload, run, shares_tiers=False, last=LastTokens())
     wrong = replace(
         run,

@@ -8,7 +8,7 @@ import subprocess
 import sys
 import threading
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import msgspec
 import pytest
@@ -18,12 +18,14 @@ from understudy.events.capture import read_messages
 from understudy.events.publisher import Publisher
 from understudy.events.wire import BlockStored, decode_batch, live_frames, parse_frames
 from understudy.run.offline import run_offline
+from understudy.run.run_plan import RunPlan
 from understudy.workload.scenario import read_scenario
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from understudy.run.offline import OfflineRun
+    from understudy.run.run_plan import RunPlan
 
 TRACE = """{"timestamp": 0, "input_length": 64, "output_length": 2, "hash_ids": [1, 2]}
 {"timestamp": 5, "input_length": 64, "output_length": 2, "hash_ids": [1, 3]}
@@ -154,11 +156,11 @@ def test_a_scenario_is_emitted_with_its_own_settings(tmp_path: Path) -> None:
 def test_what_settings_say_of_the_run_holds_for_what_is_emitted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, trace: Path
 ) -> None:
-    seen: list[dict[str, Any]] = []
+    seen: list[RunPlan] = []
 
-    def watched(*given: Any, **how: Any) -> OfflineRun:
-        seen.append({"engine": given[1], **how})
-        return run_offline(*given, **how)
+    def watched(plan: RunPlan) -> OfflineRun:
+        seen.append(plan)
+        return run_offline(plan)
 
     monkeypatch.setattr("understudy.run.offline.run_offline", watched)
     config = tmp_path / "run.yaml"
@@ -167,8 +169,10 @@ def test_what_settings_say_of_the_run_holds_for_what_is_emitted(
         "gpu: {name: RTX PRO 6000, data_parallel_size: 2, expert_parallel_size: 2}\n"
     )
     emitted(trace, "--config", str(config))
-    assert (seen[0]["engine"].data_parallel_size, seen[0]["ranks"]) == (2, True)
-    assert seen[0]["engine"].mocker.route_rejected
+    engine = seen[0].engine
+    assert engine is not None
+    assert (engine.data_parallel_size, seen[0].ranks) == (2, True)
+    assert engine.mocker.route_rejected
 
 
 def test_emitting_live_says_where(trace: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -16,6 +16,7 @@ from understudy.report.goodput import Slo
 from understudy.report.report import Report
 from understudy.run.disaggregation import Disaggregation
 from understudy.run.offline import run_offline
+from understudy.run.run_plan import RunPlan
 from understudy.workload.mooncake import read_mooncake
 
 if TYPE_CHECKING:
@@ -50,7 +51,7 @@ def replayer(
 
     def replay_with(split: Disaggregation | None) -> Report:
         how: dict[str, Any] = {"workers": total} if split is None else {"disaggregation": split}
-        found = run_offline(workload, engine, routing="least_loaded", **how)
+        found = run_offline(RunPlan(workload, engine, routing="least_loaded", **how))
         return Report.build(found.timeline, found.facts, slo)
 
     return replay_with

@@ -18,6 +18,7 @@ from understudy.errors import ConfigError
 from understudy.report import Report
 from understudy.run.offline import run_offline
 from understudy.run.pools import WorkerPool
+from understudy.run.run_plan import RunPlan
 from understudy.server.flags.serving import read_serve
 from understudy.server.settings import ServerSettings
 
@@ -105,7 +106,7 @@ def test_pools_that_differ_are_both_named() -> None:
         WorkerPool(name="a", engine=VllmConfig()),
         WorkerPool(name="b", engine=VllmConfig(async_scheduling=False)),
     ]
-    run = run_offline(single_turns([8, 8]), pools=pools)
+    run = run_offline(RunPlan(single_turns([8, 8]), pools=pools))
     assert run.facts.scheduling == "asynchronous and synchronous"
     assert [pool.scheduling for pool in run.facts.pools] == ["asynchronous", "synchronous"]
     assert Report.build(run.timeline, run.facts).run.scheduling == "asynchronous and synchronous"

@@ -15,6 +15,7 @@ from understudy.engines.vllm_config import VllmConfig
 from understudy.errors import ConfigError
 from understudy.report import Report
 from understudy.run.offline import run_offline
+from understudy.run.run_plan import RunPlan
 from understudy.workload import ClosedLoop
 
 # ── The sampler ──
@@ -250,14 +251,16 @@ def test_a_step_takes_as_long_as_without_speculation() -> None:
             return 1.0
 
     asked = Asked()
-    run_offline(single_turns([10, 20], [3, 5]), VllmConfig(mocker=MockerSettings(**TWO)), timing=asked)
+    run_offline(
+        RunPlan(single_turns([10, 20], [3, 5]), VllmConfig(mocker=MockerSettings(**TWO)), timing=asked)
+    )
     assert asked.batches == [(2, 30), (1, 23)]
 
 
 def test_acceptance_makes_decoding_faster_by_its_mean() -> None:
     workload = single_turns([16], [4000])
     config = VllmConfig(timing=ONE_MS, mocker=MockerSettings(aic_nextn=2, aic_nextn_accept_rates="0.7,0.5"))
-    columns = run_offline(workload, config).timeline
+    columns = run_offline(RunPlan(workload, config)).timeline
     assert columns.steps == pytest.approx(4000 / 2.05, rel=0.05)
 
 
@@ -268,7 +271,7 @@ def test_runs_agree_whether_they_fast_forward_or_step_and_however_many_threads_p
     workload = crowd(120)
     digests = {
         run_offline(
-            workload, SPECULATIVE, workers=3, fast_forward=fast_forward, threads=threads, check=check
+            RunPlan(workload, SPECULATIVE, workers=3, fast_forward=fast_forward, threads=threads, check=check)
         ).facts.digest
         for fast_forward, threads, check in [
             (True, 1, False),
@@ -278,7 +281,7 @@ def test_runs_agree_whether_they_fast_forward_or_step_and_however_many_threads_p
         ]
     }
     assert len(digests) == 1
-    columns = run_offline(workload, SPECULATIVE, workers=3).timeline
+    columns = run_offline(RunPlan(workload, SPECULATIVE, workers=3)).timeline
     assert columns.preemptions.sum() > 0
     assert columns.burst_tokens == columns.output_tokens.sum()
 
@@ -286,17 +289,17 @@ def test_runs_agree_whether_they_fast_forward_or_step_and_however_many_threads_p
 def test_another_seed_is_another_run() -> None:
     workload = crowd(60)
     drafts = [MockerSettings(aic_nextn=3, aic_mtp_seed=seed) for seed in (1, 1, 2)]
-    runs = [run_offline(workload, VllmConfig(block_size=16, mocker=mocker)) for mocker in drafts]
+    runs = [run_offline(RunPlan(workload, VllmConfig(block_size=16, mocker=mocker))) for mocker in drafts]
     assert runs[0].facts.digest == runs[1].facts.digest != runs[2].facts.digest
 
 
 def test_workers_draw_from_streams_of_their_own() -> None:
     workload = single_turns([16, 16], [500, 500])
     config = VllmConfig(timing=ONE_MS, mocker=MockerSettings(aic_nextn=2, aic_nextn_accept_rates="0.5,0.5"))
-    columns = run_offline(workload, config, workers=2, load=ClosedLoop(concurrency=2)).timeline
+    columns = run_offline(RunPlan(workload, config, workers=2, load=ClosedLoop(concurrency=2))).timeline
     assert columns.last_token_ns[0] != columns.last_token_ns[1]
     # Worker 1 draws as worker 0 does with the next seed.
     next_seed = MockerSettings(aic_nextn=2, aic_nextn_accept_rates="0.5,0.5", aic_mtp_seed=43)
     shifted = VllmConfig(timing=ONE_MS, mocker=next_seed)
-    alone = run_offline(workload.take(np.array([1])), shifted).timeline
+    alone = run_offline(RunPlan(workload.take(np.array([1])), shifted)).timeline
     assert alone.last_token_ns[0] == columns.last_token_ns[1]

@@ -19,6 +19,7 @@ from understudy import _core
 from understudy.engines.vllm_config import VllmConfig
 from understudy.errors import WrongState
 from understudy.run.offline import OfflineRun, run_offline
+from understudy.run.run_plan import RunPlan
 from understudy.timing.coefficients import StepCoefficients
 
 SOAK = int(os.environ.get("UNDERSTUDY_SOAK_OPS", "0"))
@@ -192,7 +193,7 @@ def test_a_waiting_prompt_is_admitted_in_the_step_that_generates_the_block_it_la
 def play(case: Case, *, fast_forward: bool) -> OfflineRun | str:
     """The run, or the error of one that makes no progress."""
     try:
-        return run_offline(case.workload, case.config, fast_forward=fast_forward, **case.how)
+        return run_offline(RunPlan(case.workload, case.config, fast_forward=fast_forward, **case.how))
     except WrongState as error:  # of which there is one: no progress
         return str(error)
 
@@ -316,7 +317,7 @@ def test_a_timing_model_in_python_sees_the_same_batches() -> None:
 
     for fast_forward in (False, True):
         asked = Asked()
-        run_offline(single_turns([10, 20], [3, 5]), timing=asked, fast_forward=fast_forward)
+        run_offline(RunPlan(single_turns([10, 20], [3, 5]), timing=asked, fast_forward=fast_forward))
         assert asked.batches == {(2, 30), (2, 32), (2, 34), (1, 23), (1, 24)}
 
 

@@ -19,6 +19,7 @@ from understudy.engines.profiles import PROFILES
 from understudy.engines.vllm_config import VllmConfig
 from understudy.errors import ConfigError
 from understudy.run.offline import OfflineRun, run_offline
+from understudy.run.run_plan import RunPlan
 from understudy.tiers.settings import TiersConfig
 
 Line = dict[str, Any]
@@ -147,7 +148,7 @@ def engine(*groups: KvCacheGroup, **settings: Any) -> VllmConfig:
 
 
 def replay(config: VllmConfig, tiers: TiersConfig | None, **settings: Any) -> OfflineRun:
-    return run_offline(crowd(60), config, workers=2, tiers=tiers, **settings)
+    return run_offline(RunPlan(crowd(60), config, workers=2, tiers=tiers, **settings))
 
 
 @pytest.mark.parametrize("seed", range(12))

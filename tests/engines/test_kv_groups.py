@@ -30,6 +30,7 @@ from understudy.engines.vllm_config import VllmConfig
 from understudy.errors import ConfigError, InvalidArgument, WrongState
 from understudy.groups import Layer, groups_of_model, plan_groups
 from understudy.run.offline import run_offline
+from understudy.run.run_plan import RunPlan
 from understudy.workload import Normal
 from understudy.workload.scenario import read_file_as, read_scenario
 
@@ -209,7 +210,7 @@ def test_a_state_without_prefix_caching_has_a_block_that_the_others_divide() -> 
     assert plan.hash_block_size > 2**20
     config = VllmConfig(kv_cache_groups=kv_cache_groups(plan), enable_prefix_caching=False)
     assert config.block_size == config.kv_cache_groups[0].block_size == -(-262144 // 544) * 544
-    assert run_offline(crowd(10), config).facts.digest is not None
+    assert run_offline(RunPlan(crowd(10), config)).facts.digest is not None
 
 
 @pytest.mark.parametrize("asynchronous", [False, True])
@@ -217,15 +218,15 @@ def test_a_replay_with_one_group_of_full_attention_equals_one_without_groups(asy
     workload = crowd(60)
     plain = VllmConfig(block_size=16, num_gpu_blocks=60, async_scheduling=asynchronous, timing=ONE_MS)
     grouped = msgspec.structs.replace(plain, kv_cache_groups=(FULL,))
-    runs = [run_offline(workload, config, workers=2) for config in (plain, grouped)]
+    runs = [run_offline(RunPlan(workload, config, workers=2)) for config in (plain, grouped)]
     assert runs[0].facts.digest == runs[1].facts.digest
     assert runs[0].facts.digest is not None
 
 
 def test_a_replay_with_windows_passes_every_check_and_keeps_its_blocks() -> None:
     config = VllmConfig(kv_cache_groups=(WINDOW, WINDOW, FULL), num_gpu_blocks=200, timing=ONE_MS)
-    run = run_offline(crowd(60), config, workers=2, check="deep")
-    assert run.facts.digest == run_offline(crowd(60), config, workers=2).facts.digest
+    run = run_offline(RunPlan(crowd(60), config, workers=2, check="deep"))
+    assert run.facts.digest == run_offline(RunPlan(crowd(60), config, workers=2)).facts.digest
 
 
 def random_engine(seed: int) -> VllmConfig:
@@ -253,7 +254,7 @@ def test_fast_forward_over_groups_equals_stepping(block: int) -> None:
     for seed in range(block * 8, block * 8 + 8):
         engine = random_engine(seed)
         fast, slow = (
-            run_offline(crowd(40), engine, workers=2, fast_forward=fast_forward)
+            run_offline(RunPlan(crowd(40), engine, workers=2, fast_forward=fast_forward))
             for fast_forward in (True, False)
         )
         assert fast.facts.digest == slow.facts.digest, seed
@@ -273,14 +274,15 @@ def test_fast_forward_past_a_request_that_does_not_fit_equals_stepping(block: in
         )
         workload = conversations(30, output_tokens=Normal(mean=rng.choice([20, 60, 150]), std=20))
         fast, slow = (
-            run_offline(workload, engine, fast_forward=fast_forward) for fast_forward in (True, False)
+            run_offline(RunPlan(workload, engine, fast_forward=fast_forward))
+            for fast_forward in (True, False)
         )
         assert fast.facts.digest == slow.facts.digest, seed
 
 
 def test_deep_checks_of_groups_find_nothing() -> None:
     for seed in range(6):
-        run_offline(crowd(20), random_engine(seed), workers=2, check="deep")
+        run_offline(RunPlan(crowd(20), random_engine(seed), workers=2, check="deep"))
 
 
 def test_the_plan_of_a_model_gives_the_groups_of_its_engine() -> None:
@@ -292,7 +294,7 @@ def test_the_plan_of_a_model_gives_the_groups_of_its_engine() -> None:
     ]
     engine = VllmConfig(kv_cache_groups=groups, num_gpu_blocks=plan.num_blocks - 1, max_model_len=4096)
     assert engine.block_size == plan.hash_block_size
-    assert run_offline(crowd(10), engine).facts.digest is not None
+    assert run_offline(RunPlan(crowd(10), engine)).facts.digest is not None
 
 
 @pytest.mark.parametrize("entry", DERIVATIONS, ids=lambda entry: entry["model"])
@@ -325,7 +327,7 @@ def test_many_continuations_of_one_prefix_are_found_as_with_one_group() -> None:
     )
     plain = VllmConfig(block_size=16, num_gpu_blocks=1500, timing=ONE_MS)
     one, listed = (
-        run_offline(load, engine, check=True)
+        run_offline(RunPlan(load, engine, check=True))
         for engine in (plain, msgspec.structs.replace(plain, kv_cache_groups=(FULL,)))
     )
     assert one.timeline.cached_tokens_first.tolist() == listed.timeline.cached_tokens_first.tolist()

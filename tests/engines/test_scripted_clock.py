@@ -17,6 +17,7 @@ from understudy import _core
 from understudy.conformance.submit import blocks_of
 from understudy.errors import InvalidArgument, WrongState
 from understudy.run.offline import run_offline
+from understudy.run.run_plan import RunPlan
 from understudy.workload import OpenLoop
 
 if TYPE_CHECKING:
@@ -262,7 +263,7 @@ def test_a_driver_with_a_clock_sees_what_a_replay_reports(part: int) -> None:
         if any(engine.never_fits(prompt, output) for prompt, output in lengths):
             continue
         try:
-            columns = run_offline(workload, case.config, load=OpenLoop()).timeline
+            columns = run_offline(RunPlan(workload, case.config, load=OpenLoop())).timeline
         except WrongState:
             continue
         live = play_live(workload, case.config, engine)

@@ -16,6 +16,7 @@ from replay.building import sessions
 from understudy.engines.sglang_config import SglangConfig
 from understudy.engines.timing import Constant
 from understudy.run.offline import run_offline
+from understudy.run.run_plan import RunPlan
 
 if TYPE_CHECKING:
     from understudy.workload import Workload
@@ -38,7 +39,7 @@ def test_the_last_output_is_a_hit_where_it_was_computed(overlap: bool, cached: i
     engine = SglangConfig(
         block_size=1, num_gpu_blocks=900, timing=TIMING, disable_overlap_schedule=not overlap
     )
-    run = run_offline(quoting([(4, 5, 5), (11, 2, -1)]), engine, check=True)
+    run = run_offline(RunPlan(quoting([(4, 5, 5), (11, 2, -1)]), engine, check=True))
     assert run.timeline.cached_tokens_first.tolist() == [0, cached]
 
 
@@ -60,7 +61,7 @@ def test_events_name_each_block_once(
         timing=TIMING,
         disable_overlap_schedule=not overlap,
     )
-    run = run_offline(quoting(turns), engine, check="deep", events=True)
+    run = run_offline(RunPlan(quoting(turns), engine, check="deep", events=True))
     assert run.kv is not None
     assert run.timeline.completed.all()
     prompts = run.timeline.prompt_tokens.tolist()

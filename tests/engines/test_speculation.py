@@ -24,6 +24,7 @@ from understudy.engines.speculation import SpeculativeConfig
 from understudy.engines.vllm_config import VllmConfig
 from understudy.errors import ConfigError, InvalidArgument
 from understudy.run.offline import run_offline
+from understudy.run.run_plan import RunPlan
 from understudy.workload import read_mooncake, write_mooncake
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "vllm-spec"
@@ -134,7 +135,8 @@ def test_a_trace_says_how_many_drafts_are_accepted(tmp_path: Path) -> None:
 def test_worker_streams_and_seeds_decide_and_fast_forward_changes_nothing() -> None:
     config = mtp(k=3, rates=(0.7, 0.5, 0.2), block_size=16, num_gpu_blocks=120)
     runs = [
-        run_offline(crowd(40), config, workers=2, fast_forward=fast_forward) for fast_forward in (True, False)
+        run_offline(RunPlan(crowd(40), config, workers=2, fast_forward=fast_forward))
+        for fast_forward in (True, False)
     ]
     assert runs[0].facts.digest == runs[1].facts.digest
     assert 0 < runs[0].timeline.accepted_tokens < runs[0].timeline.drafted_tokens

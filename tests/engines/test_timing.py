@@ -14,6 +14,7 @@ from understudy.engines.timing import Constant, Interpolated
 from understudy.engines.vllm_config import VllmConfig
 from understudy.errors import ConfigError, InvalidArgument
 from understudy.run.offline import run_offline
+from understudy.run.run_plan import RunPlan
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -29,7 +30,7 @@ SIZES: dict[str, Any] = {"block_size": 64, "max_num_batched_tokens": 8192}
 def timeline(
     prompts: list[int], outputs: int | list[int], engine: VllmConfig | None = None, **how: Any
 ) -> Timeline:
-    return run_offline(single_turns(prompts, outputs), engine or VllmConfig(**SIZES), **how).timeline
+    return run_offline(RunPlan(single_turns(prompts, outputs), engine or VllmConfig(**SIZES), **how)).timeline
 
 
 def ns(*times_ms: float) -> Any:
@@ -76,7 +77,7 @@ def test_decode_is_quadratic_in_kv_utilisation(utilisation: float, decode_ms: fl
 def test_utilisation_counts_shared_blocks_for_each_request_and_stops_at_one() -> None:
     workload = single_turns([6400, 6400], 2, content=[range(400), range(400)])
     engine = VllmConfig(block_size=16, num_gpu_blocks=800, max_num_batched_tokens=12_800)
-    run = run_offline(workload, engine)
+    run = run_offline(RunPlan(workload, engine))
     assert run.timeline.cached_tokens_first.tolist() == [0, 6384]
     assert run.timeline.itl_ns == ns(34.01)
 
@@ -106,7 +107,7 @@ def test_a_small_pool_is_well_used_at_once() -> None:
 
 def test_cached_tokens_cost_nothing() -> None:
     workload = single_turns([128, 128], 0, arrival_ms=[0, 100], content=[range(8), range(8)])
-    columns = run_offline(workload, VllmConfig(block_size=16)).timeline
+    columns = run_offline(RunPlan(workload, VllmConfig(block_size=16))).timeline
     assert columns.cached_tokens_first.tolist() == [0, 112]
     prefill_16_ms = 4.209989e-7 * 16**2 + 1.518344e-2 * 16 + 16.50142
     assert columns.finish_ns == ns(18.451798, 100 + prefill_16_ms)
@@ -146,7 +147,7 @@ def test_constant_times_are_added_for_steps_with_prefill_and_decode() -> None:
 
 def test_a_constant_of_zero_takes_no_time() -> None:
     workload = single_turns([10, 20], [2, 4], arrival_ms=[0, 5])
-    run = run_offline(workload, VllmConfig(timing=Constant(prefill_ms=0.0, decode_ms=0.0)))
+    run = run_offline(RunPlan(workload, VllmConfig(timing=Constant(prefill_ms=0.0, decode_ms=0.0))))
     assert run.timeline.last_token_ns.tolist() == [0, 5 * MS]
     assert run.timeline.output_tokens.tolist() == [2, 4]
 
@@ -292,7 +293,7 @@ def test_a_model_is_asked_in_means_of_the_batch_and_told_the_capacity() -> None:
     workload = single_turns(
         [100, 301], 2, arrival_ms=[0, 1.5], content=[range(7), [*range(6), *range(100, 113)]]
     )
-    run_offline(workload, engine, timing=model, fast_forward=False)
+    run_offline(RunPlan(workload, engine, timing=model, fast_forward=False))
     assert model.prefills == [(1, 100, 0), (1, 301, 96)]
     assert model.decodes == [(1, 100, 100, 1600), (2, 402, 201, 1600), (1, 302, 302, 1600)]
 
@@ -326,7 +327,7 @@ def test_an_answer_that_is_no_number_is_an_error(answer: Any) -> None:
 
 def test_an_object_without_the_methods_is_refused() -> None:
     with pytest.raises(ConfigError, match="needs a method prefill_ms"):
-        run_offline(single_turns([10]), timing=object())  # type: ignore[arg-type]
+        run_offline(RunPlan(single_turns([10]), timing=object()))  # type: ignore[arg-type]
 
 
 class Slower:
@@ -343,7 +344,9 @@ class Slower:
 def test_a_model_in_python_is_asked_by_one_thread() -> None:
     workload, model = single_turns([50] * 8, 5, arrival_ms=list(range(8))), Slower()
     with pytest.raises(ConfigError, match=r"threads > 1 .* timing Slower, .* leave threads out"):
-        run_offline(workload, workers=2, timing=model, threads=2)
+        run_offline(RunPlan(workload, workers=2, timing=model, threads=2))
     assert model.asked == 0
-    digests = {run_offline(workload, timing=Slower(), threads=threads).facts.digest for threads in (1, 2)}
+    digests = {
+        run_offline(RunPlan(workload, timing=Slower(), threads=threads)).facts.digest for threads in (1, 2)
+    }
     assert len(digests) == 1  # one worker is one thread's

@@ -18,6 +18,7 @@ from understudy.engines.speculation import SpeculativeConfig
 from understudy.engines.vllm_config import VllmConfig
 from understudy.errors import ConfigError
 from understudy.run.offline import run_offline
+from understudy.run.run_plan import RunPlan
 from understudy.workload import ClosedLoop
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "vllm-0.33"
@@ -102,7 +103,8 @@ def test_the_last_token_that_a_preempted_request_computes_again_is_a_prompt_to_t
         timing=ONE_MS,
     )
     fast, slow = (
-        run_offline(single_turns(prompts, outputs, arrivals), config, fast_forward=on) for on in (True, False)
+        run_offline(RunPlan(single_turns(prompts, outputs, arrivals), config, fast_forward=on))
+        for on in (True, False)
     )
     assert slow.timeline.preemptions.sum() > 0
     assert fast.facts.digest == slow.facts.digest
@@ -124,7 +126,9 @@ def test_fast_forward_changes_nothing_under_an_interval(seed: int) -> None:
     load = rng.choice([None, ClosedLoop(6)])
     workload = crowd(60)
     digests = {
-        run_offline(workload, config, workers=2, load=load, fast_forward=on, routing=routing).facts.digest
+        run_offline(
+            RunPlan(workload, config, workers=2, load=load, fast_forward=on, routing=routing)
+        ).facts.digest
         for on in (True, False)
         for routing in ("least_loaded",)
     }
@@ -147,7 +151,7 @@ def second_hit(version: str, shared_tokens: int, **speculation: Any) -> int:
         arrival_ms=[0, 100],
         trace_block_size=24,
     )
-    return int(run_offline(workload, config, check=True).timeline.cached_tokens_first[1])
+    return int(run_offline(RunPlan(workload, config, check=True)).timeline.cached_tokens_first[1])
 
 
 def test_a_hit_ends_where_the_token_behind_its_last_block_differs() -> None:

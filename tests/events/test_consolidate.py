@@ -22,6 +22,7 @@ from understudy.events import EventColumns
 from understudy.events.columns import EventKind
 from understudy.events.consolidate import Consolidator
 from understudy.run.offline import run_offline
+from understudy.run.run_plan import RunPlan
 
 STORED, REMOVED, CLEARED = EventKind.STORED, EventKind.REMOVED, EventKind.CLEARED
 
@@ -124,7 +125,7 @@ def test_the_raw_stream_of_a_run_becomes_its_consolidated_one(manager: dict[str,
     content = [[1 + i // 10, 2, 3, 4] for i in range(100)]
     workload = single_turns([64] * 100, 4, content=content, arrival_ms=[i // 10 for i in range(100)])
     run = run_offline(
-        workload, VllmConfig(block_size=16, num_gpu_blocks=60, **manager), workers=2, events=True
+        RunPlan(workload, VllmConfig(block_size=16, num_gpu_blocks=60, **manager), workers=2, events=True)
     )
     assert run.kv is not None
     copies = 0

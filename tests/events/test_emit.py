@@ -12,6 +12,7 @@ from understudy.events.dialects import dialect
 from understudy.events.emit import merge_wire_batches
 from understudy.events.wire import AllBlocksCleared, BlockRemoved, BlockStored
 from understudy.run.offline import run_offline
+from understudy.run.run_plan import RunPlan
 from understudy.tiers.settings import TiersConfig
 
 if TYPE_CHECKING:
@@ -25,10 +26,12 @@ def emitted(name: str, tiers: dict[str, Any] | None = None) -> list[list[WireEve
     below = TiersConfig() if tiers is None else TiersConfig.from_dict(tiers)
     engine = VllmConfig(block_size=16, num_gpu_blocks=64, max_model_len=1000)
     run = run_offline(
-        single_turns([96] * 40, 4),
-        engine,
-        tiers=below,
-        events=True,
+        RunPlan(
+            single_turns([96] * 40, 4),
+            engine,
+            tiers=below,
+            events=True,
+        )
     )
     assert run.kv is not None
     native = below.offload.mode == "vllm"

@@ -17,6 +17,7 @@ from understudy.events.file import read_columns
 from understudy.events.translate import to_wire
 from understudy.events.wire import BlockRemoved, BlockStored
 from understudy.run.offline import run_offline
+from understudy.run.run_plan import RunPlan
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -27,7 +28,7 @@ ENGINE = us.VllmConfig(kv_cache_groups=(WINDOW, FULL), num_gpu_blocks=300)
 
 
 def test_events_name_the_group_its_kind_and_its_window() -> None:
-    log = run_offline(conversations(8), ENGINE, events=True, check=True).kv
+    log = run_offline(RunPlan(conversations(8), ENGINE, events=True, check=True)).kv
     assert log is not None
     events = [event for _, event in log.events(0, "consolidated")]
     stored = [event for event in events if isinstance(event, Stored)]
@@ -50,7 +51,7 @@ def test_of_a_window_only_ends_of_prompts_are_stored_unless_every_block_is_retai
         engine = us.VllmConfig(
             kv_cache_groups=(WINDOW, FULL), num_gpu_blocks=3000, prefix_cache_retention_interval=interval
         )
-        log = run_offline(load, engine, events=True).kv
+        log = run_offline(RunPlan(load, engine, events=True)).kv
         assert log is not None
         found: Counter[int] = Counter()
         for _, event in log.events(0, "consolidated"):
@@ -64,7 +65,7 @@ def test_of_a_window_only_ends_of_prompts_are_stored_unless_every_block_is_retai
 
 
 def test_wire_events_have_the_fields_of_vllm() -> None:
-    log = run_offline(conversations(3), ENGINE, events=True).kv
+    log = run_offline(RunPlan(conversations(3), ENGINE, events=True)).kv
     assert log is not None
     sent = to_wire((event for _, event in log.events(0, "raw")), dialect("vllm-0.33.0"), block_size=16)
     stored = [event for event in sent if isinstance(event, BlockStored)]
@@ -76,7 +77,7 @@ def test_wire_events_have_the_fields_of_vllm() -> None:
 
 
 def test_files_keep_the_groups(tmp_path: Path) -> None:
-    log = run_offline(conversations(3), ENGINE, events=True).kv
+    log = run_offline(RunPlan(conversations(3), ENGINE, events=True)).kv
     assert log is not None
     log.write(events=tmp_path / "events.npz", raw_events=tmp_path / "events.jsonl")
     kept = [event.group for _, event in read_columns(tmp_path / "events.npz").publishers["worker 0"]]
@@ -89,7 +90,7 @@ def test_files_keep_the_groups(tmp_path: Path) -> None:
 
 
 def test_one_group_has_no_group_in_files(tmp_path: Path) -> None:
-    log = run_offline(conversations(3), us.VllmConfig(num_gpu_blocks=300), events=True).kv
+    log = run_offline(RunPlan(conversations(3), us.VllmConfig(num_gpu_blocks=300), events=True)).kv
     assert log is not None
     log.write(events=tmp_path / "events.jsonl")
     assert "group" not in (tmp_path / "events.jsonl").read_text()
@@ -97,4 +98,4 @@ def test_one_group_has_no_group_in_files(tmp_path: Path) -> None:
 
 def test_recorded_steps_refuse_groups(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="several groups do not work with recorded steps"):
-        run_offline(conversations(2), ENGINE, record_steps=tmp_path / "steps.jsonl")
+        run_offline(RunPlan(conversations(2), ENGINE, record_steps=tmp_path / "steps.jsonl"))

@@ -15,6 +15,7 @@ from understudy.events.dialects import dialect
 from understudy.events.translate import to_wire
 from understudy.events.wire import BlockRemoved, BlockStored
 from understudy.run.offline import OfflineRun, run_offline
+from understudy.run.run_plan import RunPlan
 from understudy.tiers.settings import TiersConfig
 
 WINDOW = us.KvCacheGroup(kind="sliding_window", block_size=16, window=64)
@@ -40,7 +41,7 @@ def replay(groups: tuple[us.KvCacheGroup, ...], host: int = 400, **settings: Any
     )
     blocks = 70 if REPLAY in groups else 120  # a window that is not cached leaves more to the others
     engine = us.VllmConfig(kv_cache_groups=groups, num_gpu_blocks=blocks, timing=ONE_MS)
-    return run_offline(conversations(16), engine, workers=2, tiers=tiers, check=True, **settings)
+    return run_offline(RunPlan(conversations(16), engine, workers=2, tiers=tiers, check=True, **settings))
 
 
 @pytest.mark.parametrize("per_chunk", [1, 2])

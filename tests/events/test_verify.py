@@ -16,6 +16,7 @@ from understudy.events.emit import merge_wire_batches
 from understudy.events.verify import RULES, Verifier
 from understudy.events.wire import AllBlocksCleared, BlockStored, WireBatch, encode_batch, live_frames
 from understudy.run.offline import run_offline
+from understudy.run.run_plan import RunPlan
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -188,7 +189,7 @@ def test_one_who_joined_late_cannot_know_what_was_before() -> None:
 def test_what_a_replay_emits_keeps_every_rule_in_every_dialect(rules: Any, kind: Stream) -> None:
     content = [[1 + i // 10, 2, 3, 4] for i in range(100)]
     workload = single_turns([64] * 100, 4, content=content, arrival_ms=[i // 10 for i in range(100)])
-    run = run_offline(workload, VllmConfig(block_size=16, num_gpu_blocks=60), workers=2, events=True)
+    run = run_offline(RunPlan(workload, VllmConfig(block_size=16, num_gpu_blocks=60), workers=2, events=True))
     assert run.kv is not None
     publishers: list[Any] = [run.kv.events(worker, kind) for worker in range(2)]
     verifiers = [Verifier(kind, dialect=rules) for _ in range(2)]

@@ -20,6 +20,7 @@ from understudy.engines.vllm_config import VllmConfig
 from understudy.errors import ConfigError, PolicyError
 from understudy.kv import BUILT_IN_POLICIES, EvictionPolicy
 from understudy.run.offline import run_offline
+from understudy.run.run_plan import RunPlan
 from understudy.tiers import TiersConfig
 
 if TYPE_CHECKING:
@@ -44,7 +45,7 @@ def digest(seed: int, tiers: dict[str, Any] | None = None, **changes: Any) -> st
     case = random_case(seed, async_scheduling=False, watermark=0.0, enable_prefix_caching=True, **changes)
     below: dict[str, Any] = {} if tiers is None else {"tiers": TiersConfig.from_dict(tiers)}
     try:
-        run = run_offline(case.workload, case.config, **case.how, **below)
+        run = run_offline(RunPlan(case.workload, case.config, **case.how, **below))
     except understudy.errors.WrongState:
         return None
     return str(run.facts.digest)
@@ -66,8 +67,10 @@ def test_the_order_decides_who_stays(manager: str) -> None:
     )
     found = {
         name: run_offline(
-            workload,
-            VllmConfig(block_size=16, num_gpu_blocks=7, kv_manager=manager, eviction_policy=name),  # type: ignore[arg-type]
+            RunPlan(
+                workload,
+                VllmConfig(block_size=16, num_gpu_blocks=7, kv_manager=manager, eviction_policy=name),  # type: ignore[arg-type]
+            )
         ).timeline.cached_tokens_first.tolist()
         for name in ("lru", Newest)
     }
@@ -162,7 +165,9 @@ def test_a_policy_that_breaks_its_contract_is_named() -> None:
             return [0] * count
 
     with pytest.raises(PolicyError):
-        run_offline(single_turns([64]), VllmConfig(block_size=16, num_gpu_blocks=8, eviction_policy=Liar))
+        run_offline(
+            RunPlan(single_turns([64]), VllmConfig(block_size=16, num_gpu_blocks=8, eviction_policy=Liar))
+        )
 
 
 @pytest.mark.parametrize("policy", ["magic", 3, Newest()])

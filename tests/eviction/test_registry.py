@@ -14,6 +14,7 @@ from understudy.errors import ConfigError
 from understudy.kv import BUILT_IN_POLICIES, BlockManager
 from understudy.kv.kv_manager import KvManager
 from understudy.run.offline import run_offline
+from understudy.run.run_plan import RunPlan
 from understudy.tiers.settings import TierSettings
 
 ROOT = Path(__file__).parents[2]
@@ -49,7 +50,7 @@ def test_each_serves_the_manager_a_tier_and_the_simulated_device(name: str) -> N
             kv_manager=kv_manager,
             eviction_policy=name,
         )
-        timeline = run_offline(single_turns([64, 64, 64], 40), config, check=True).timeline
+        timeline = run_offline(RunPlan(single_turns([64, 64, 64], 40), config, check=True)).timeline
         assert timeline.evictions > 0
 
 

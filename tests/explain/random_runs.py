@@ -12,6 +12,7 @@ from understudy.explain import SavedRun
 from understudy.router.kv import KvRouting
 from understudy.run.disaggregation import Disaggregation
 from understudy.run.offline import run_offline
+from understudy.run.run_plan import RunPlan
 from understudy.tiers import TiersConfig
 from understudy.workload import ClosedLoop, Normal, OpenLoop, Poisson
 
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
 
 
 def choose_arguments(choose: Choose) -> tuple[Any, dict[str, Any]]:
-    """Choose a workload and the other arguments of `run_offline`."""
+    """Choose a workload and the other fields of a `RunPlan`."""
     timing = choose([None, Constant(prefill_ms=3.0, decode_ms=1.7), Constant(prefill_ms=0.0, decode_ms=1.0)])
     is_vllm = choose([True, True, False])
     block_size = choose([8, 16, 64])
@@ -83,6 +84,6 @@ def choose_arguments(choose: Choose) -> tuple[Any, dict[str, Any]]:
 
 def record(workload: Any, **how: Any) -> SavedRun:
     """Replay with every step recorded."""
-    run = run_offline(workload, keep_steps=True, **how)
+    run = run_offline(RunPlan(workload, keep_steps=True, **how))
     assert run.steps is not None
     return SavedRun.of(run.timeline, run.steps, run.facts, run.decisions)

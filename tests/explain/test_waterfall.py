@@ -21,6 +21,7 @@ from understudy.explain.describe import explain_requests
 from understudy.router.kv import KvRouting
 from understudy.run.disaggregation import Disaggregation
 from understudy.run.offline import run_offline
+from understudy.run.run_plan import RunPlan
 from understudy.run.step_columns import StepColumns
 from understudy.tiers import TiersConfig
 from understudy.workload import Lockstep
@@ -74,8 +75,8 @@ def test_parts_add_up_to_the_latency_of_every_request_of_random_runs(data: st.Da
     "engine", [VllmConfig(block_size=16, num_gpu_blocks=64), SglangConfig(block_size=16)]
 )
 def test_recording_steps_does_not_change_a_run(engine: Any) -> None:
-    plain = run_offline(crowd(20), engine, workers=2)
-    kept = run_offline(crowd(20), engine, workers=2, keep_steps=True)
+    plain = run_offline(RunPlan(crowd(20), engine, workers=2))
+    kept = run_offline(RunPlan(crowd(20), engine, workers=2, keep_steps=True))
     assert kept.facts.digest == plain.facts.digest
     assert kept.steps is not None
     assert len(kept.steps.step_begin_ns) == kept.timeline.steps
@@ -189,7 +190,7 @@ def test_rows_of_an_unsorted_workload_are_those_of_the_workload() -> None:
 
 def test_a_lockstep_run_is_refused() -> None:
     with pytest.raises(ConfigError, match="lockstep"):
-        run_offline(single_turns([16]), load=Lockstep(), keep_steps=True)
+        run_offline(RunPlan(single_turns([16]), load=Lockstep(), keep_steps=True))
 
 
 def test_an_engine_that_python_drives_is_recorded() -> None:

@@ -20,6 +20,7 @@ from understudy.events import Stored
 from understudy.events.dynamo import encode_dynamo_event
 from understudy.router import PrefixIndex
 from understudy.run.offline import run_offline
+from understudy.run.run_plan import RunPlan
 from understudy.workload import read_trace
 from understudy.workload.identities import row_identities
 
@@ -41,7 +42,7 @@ def main() -> int:
     args = parser.parse_args()
     workload = read_trace(args.trace)
     engine = VllmConfig(block_size=64, num_gpu_blocks=args.blocks, async_scheduling=False)
-    run = run_offline(workload, engine, workers=args.workers, events=True)
+    run = run_offline(RunPlan(workload, engine, workers=args.workers, events=True))
     assert run.kv is not None
     told = heapq.merge(*(said_by(run.kv, worker) for worker in range(args.workers)), key=lambda each: each[0])
     tree, index = RadixTree(), PrefixIndex()

@@ -96,10 +96,11 @@ import resource, sys
 from pathlib import Path
 from understudy.engines.vllm_config import VllmConfig
 from understudy.run.offline import run_offline
+from understudy.run.run_plan import RunPlan
 from understudy.tiers import TiersConfig
 from understudy.workload import read_trace
 two = read_trace(Path(sys.argv[1]))
-run_offline(two, VllmConfig(num_gpu_blocks=64))
+run_offline(RunPlan(two, VllmConfig(num_gpu_blocks=64)))
 """
 
 
@@ -118,10 +119,10 @@ def test_a_capacity_that_is_not_used_takes_no_memory(tmp_path: Path) -> None:
     trace.write_text(TRACE.lstrip(), encoding="utf-8")
     small = peak_kb(trace, "")
     for run in (
-        "run_offline(two, VllmConfig(num_gpu_blocks=500_000_000))",
-        "run_offline(two, VllmConfig(num_gpu_blocks=500_000_000, eviction_policy='lineage'))",
-        "run_offline(two, VllmConfig(num_gpu_blocks=65_536), workers=2000, routing='least_loaded')",
-        "run_offline(two, VllmConfig(), tiers=TiersConfig.from_dict("
-        "{'kv_bytes_per_token': 131072, 'tiers': [{'tier': 'g2', 'bytes': '1000TB'}]}))",
+        "run_offline(RunPlan(two, VllmConfig(num_gpu_blocks=500_000_000)))",
+        "run_offline(RunPlan(two, VllmConfig(num_gpu_blocks=500_000_000, eviction_policy='lineage')))",
+        "run_offline(RunPlan(two, VllmConfig(num_gpu_blocks=65_536), workers=2000, routing='least_loaded'))",
+        "run_offline(RunPlan(two, VllmConfig(), tiers=TiersConfig.from_dict("
+        "{'kv_bytes_per_token': 131072, 'tiers': [{'tier': 'g2', 'bytes': '1000TB'}]})))",
     ):
         assert peak_kb(trace, run) - small < 64 * 1024, run

@@ -49,7 +49,7 @@ COLUMNS = (
 
 @dataclass(frozen=True)
 class Case:
-    """A replay: `run_offline(case.workload, case.config, **case.how)`."""
+    """A replay: `run_offline(RunPlan(case.workload, case.config, **case.how))`."""
 
     workload: Workload
     config: VllmConfig

@@ -8,6 +8,7 @@ import numpy as np
 
 from understudy.engines.timing import Constant
 from understudy.run.offline import OfflineRun, run_offline
+from understudy.run.run_plan import RunPlan
 from understudy.workload import Normal, Poisson, SharedRatio, SyntheticSpec, Workload, synthesise
 
 if TYPE_CHECKING:
@@ -112,4 +113,4 @@ def conversations(count: int = 25, **changes: Any) -> Workload:
 
 def play(workload: Workload, engine: VllmConfig | None = None, **how: Any) -> OfflineRun:
     """Replay with every invariant checked after every step."""
-    return run_offline(workload, engine, check=True, **how)
+    return run_offline(RunPlan(workload, engine, check=True, **how))

@@ -16,6 +16,7 @@ from understudy._core import BlockVisits
 from understudy.engines.vllm_config import VllmConfig
 from understudy.errors import ConfigError, InvalidArgument, WrongState
 from understudy.run.offline import run_offline
+from understudy.run.run_plan import RunPlan
 from understudy.server.flags.serving import read_serve
 from understudy.workload import concat, read_mooncake, write_mooncake
 
@@ -70,7 +71,9 @@ def test_fast_forward_and_stepping_agree() -> None:
         runs: list[Any] = []
         for fast_forward in (True, False):
             try:
-                runs.append(run_offline(played, case.config, fast_forward=fast_forward, **case.how).timeline)
+                runs.append(
+                    run_offline(RunPlan(played, case.config, fast_forward=fast_forward, **case.how)).timeline
+                )
             except WrongState as error:  # a run without progress: both say so
                 runs.append(str(error))
         if isinstance(runs[0], str):
@@ -97,7 +100,7 @@ def test_a_trace_names_adapters(tmp_path: Path) -> None:
 
 def test_adapters_need_an_engine_that_takes_them() -> None:
     with pytest.raises(ConfigError, match=r"names LoRA adapters .*set enable_lora"):
-        run_offline(adapted([16], [1], [0]), VllmConfig())
+        run_offline(RunPlan(adapted([16], [1], [0]), VllmConfig()))
     with pytest.raises(ConfigError, match="max_loras must be at least 1, got 0"):
         VllmConfig(enable_lora=True, max_loras=0)
     with pytest.raises(InvalidArgument, match="adapter and adapters need each other"):

@@ -18,6 +18,7 @@ from understudy.engines.vllm_config import VllmConfig
 from understudy.errors import ConfigError, InvariantViolated, UnderstudyError
 from understudy.router import FleetView, KvRouting, Router, RouteRequest
 from understudy.run.offline import OfflineRun, run_offline
+from understudy.run.run_plan import RunPlan
 from understudy.tiers.settings import TiersConfig
 from understudy.workload import ClosedLoop, OpenLoop
 
@@ -73,7 +74,7 @@ def test_checks_change_no_result_and_compare_every_kind_of_run(part: int) -> Non
         results: list[Any] = []
         for check in (False, True, "deep"):
             try:
-                run = run_offline(case.workload, case.config, check=check, **how)
+                run = run_offline(RunPlan(case.workload, case.config, check=check, **how))
             except InvariantViolated:
                 raise
             except (UnderstudyError, ValueError) as error:
@@ -164,22 +165,22 @@ class Uncopied(Turns):
 
 def test_a_user_defined_router_is_copied_for_the_second_run() -> None:
     router = Turns()
-    run = run_offline(crowd(31), ENGINE, workers=2, routing=router, check="deep")
+    run = run_offline(RunPlan(crowd(31), ENGINE, workers=2, routing=router, check="deep"))
     assert compared(run) > 0
     assert router.sent == 31
     with pytest.raises(ConfigError, match="one of a kind; give the object a __deepcopy__, or use check=True"):
-        run_offline(crowd(31), ENGINE, workers=2, routing=Uncopied(), check="deep")
+        run_offline(RunPlan(crowd(31), ENGINE, workers=2, routing=Uncopied(), check="deep"))
 
 
 def test_a_deep_check_says_that_nothing_was_fast_forwarded() -> None:
-    run = run_offline(crowd(10), ENGINE, timing=Slow(), check="deep")
+    run = run_offline(RunPlan(crowd(10), ENGINE, timing=Slow(), check="deep"))
     assert run.notes == (
         "check deep: no step was fast-forwarded (timing Slow is user-defined); each was checked when it ended",
     )
     with pytest.raises(
         ConfigError, match="fast_forward=False, record_steps, keep_steps and on_step_end turn them off"
     ):
-        run_offline(crowd(10), ENGINE, fast_forward=False, check="deep")
+        run_offline(RunPlan(crowd(10), ENGINE, fast_forward=False, check="deep"))
 
 
 def test_the_flag_takes_deep_and_nothing_else(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -15,6 +15,7 @@ from understudy.engines.timing import Constant
 from understudy.engines.vllm_config import VllmConfig
 from understudy.errors import WrongState
 from understudy.run.offline import run_offline
+from understudy.run.run_plan import RunPlan
 
 TIMING = Constant(prefill_ms=2.0, decode_ms=1.0)
 
@@ -23,7 +24,7 @@ TIMING = Constant(prefill_ms=2.0, decode_ms=1.0)
 def test_a_run_with_cut_outputs_passes_the_check_and_says_how_many(check: bool | Literal["deep"]) -> None:
     # A pool of 192 tokens, less the prompt in whole pages (48), a page and one token.
     engine = SglangConfig(block_size=16, num_gpu_blocks=12, timing=TIMING)
-    run = run_offline(single_turns([38, 20], [130, 7]), engine, check=check)
+    run = run_offline(RunPlan(single_turns([38, 20], [130, 7]), engine, check=check))
     assert run.timeline.output_tokens.tolist() == [127, 7]
     assert run.notes[0].startswith("outputs cut: 1 of 2 completed requests lack 3 of the tokens")
 
@@ -36,14 +37,14 @@ def test_the_report_says_that_outputs_were_cut() -> None:
 
 def test_vllm_says_that_a_context_cut_outputs() -> None:
     engine = VllmConfig(block_size=16, num_gpu_blocks=12, max_model_len=64, timing=TIMING)
-    run = run_offline(single_turns([38], 130), engine, check=True)
+    run = run_offline(RunPlan(single_turns([38], 130), engine, check=True))
     assert run.timeline.output_tokens.tolist() == [26]
     assert run.notes[0].startswith("outputs cut: 1 of 1 completed requests lack 104")
 
 
 def test_whole_outputs_have_no_note() -> None:
     engine = SglangConfig(block_size=16, num_gpu_blocks=100, timing=TIMING)
-    assert run_offline(single_turns([38], 130), engine).notes == ()
+    assert run_offline(RunPlan(single_turns([38], 130), engine)).notes == ()
 
 
 @given(
@@ -68,7 +69,7 @@ def test_the_check_accepts_every_length_that_sglang_gives(
     )
     limit: dict[str, Any] = {} if more is None else {"max_tokens": [outputs + more]}
     try:
-        run = run_offline(single_turns([prompt], outputs, **limit), engine, check=True)
+        run = run_offline(RunPlan(single_turns([prompt], outputs, **limit), engine, check=True))
     except WrongState:  # a pool without the page that SGLang keeps back admits nothing
         return
     pool = page * pages

@@ -17,6 +17,7 @@ from understudy.run.disaggregation import Disaggregation
 from understudy.run.handoff_columns import Way
 from understudy.run.offline import OfflineRun, run_offline
 from understudy.run.pools import WorkerPool
+from understudy.run.run_plan import RunPlan
 from understudy.workload import ClosedLoop, Workload
 from understudy.workload.mooncake import read_mooncake
 
@@ -52,7 +53,7 @@ def run(workload: Workload, engine: VllmConfig = SYNC, **how: Any) -> OfflineRun
     settings: dict[str, Any] = {"prefill_workers": 2, "decode_workers": 2, "kv_bytes_per_token": BYTES}
     keys = set(Disaggregation.__struct_fields__) & set(how)
     settings |= {name: how.pop(name) for name in keys}
-    return run_offline(workload, engine, disaggregation=Disaggregation(**settings), **how)
+    return run_offline(RunPlan(workload, engine, disaggregation=Disaggregation(**settings), **how))
 
 
 def test_every_request_goes_through_both_pools_and_completes(tmp_path: Any) -> None:
@@ -68,7 +69,7 @@ def test_every_request_goes_through_both_pools_and_completes(tmp_path: Any) -> N
 
 
 def test_a_worker_without_roles_is_as_before(tmp_path: Any) -> None:
-    assert run_offline(make_workload(tmp_path, 1), SYNC, workers=2).timeline.handoff is None
+    assert run_offline(RunPlan(make_workload(tmp_path, 1), SYNC, workers=2)).timeline.handoff is None
 
 
 @pytest.mark.parametrize("engine", [SYNC, SMALL], ids=["synchronous", "asynchronous"])
@@ -220,7 +221,7 @@ def test_a_request_that_no_decode_worker_can_hold_is_rejected_at_once(tmp_path: 
         WorkerPool(name="d", role="decode", engine=engine),
     ]
     found = run_offline(
-        read_mooncake(path, trace_block_size=16), pools=pools, disaggregation=Disaggregation()
+        RunPlan(read_mooncake(path, trace_block_size=16), pools=pools, disaggregation=Disaggregation())
     )
     assert "(decode pool)" in found.timeline.reject_reasons[0]
 
@@ -254,11 +255,11 @@ def test_pools_that_cannot_hand_off_are_refused_by_name(tmp_path: Any) -> None:
     ]
     for pools, words in cases:
         with pytest.raises(ConfigError, match=words):
-            run_offline(workload, pools=pools, disaggregation=Disaggregation())
+            run_offline(RunPlan(workload, pools=pools, disaggregation=Disaggregation()))
     with pytest.raises(ConfigError, match="pool p has the role prefill"):
-        run_offline(workload, pools=[prefill, decode])
+        run_offline(RunPlan(workload, pools=[prefill, decode]))
     with pytest.raises(ConfigError, match="a link with a limit needs it"):
-        run_offline(workload, pools=[prefill, decode], disaggregation=Disaggregation(link_gbps=1.0))
+        run_offline(RunPlan(workload, pools=[prefill, decode], disaggregation=Disaggregation(link_gbps=1.0)))
 
 
 def test_the_report_shows_ways_bytes_and_where_the_time_went(tmp_path: Any) -> None:

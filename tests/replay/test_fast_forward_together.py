@@ -18,6 +18,7 @@ from understudy.engines.vllm_config import VllmConfig
 from understudy.errors import WrongState
 from understudy.router.kv import KvRouting
 from understudy.run.offline import run_offline
+from understudy.run.run_plan import RunPlan
 from understudy.run.schema import list_columns
 from understudy.run.timeline import Timeline
 from understudy.tiers.settings import TiersConfig
@@ -39,7 +40,9 @@ def digests(case: Case, **how: Any) -> list[Any]:
     found: list[Any] = []
     for fast_forward in (True, False):
         try:
-            run = run_offline(case.workload, case.config, fast_forward=fast_forward, **{**case.how, **how})
+            run = run_offline(
+                RunPlan(case.workload, case.config, fast_forward=fast_forward, **{**case.how, **how})
+            )
         except WrongState as halt:
             found.append(str(halt))
         else:
@@ -87,7 +90,14 @@ def test_an_end_is_not_heard_late_because_of_who_comes_back_behind_the_step_that
     )
     forwarded, stepped = (
         run_offline(
-            workload, config, workers=2, load=ClosedLoop(4), routing="round_robin", fast_forward=fast_forward
+            RunPlan(
+                workload,
+                config,
+                workers=2,
+                load=ClosedLoop(4),
+                routing="round_robin",
+                fast_forward=fast_forward,
+            )
         ).timeline
         for fast_forward in (True, False)
     )
@@ -119,7 +129,8 @@ def test_an_end_is_not_heard_late_because_who_was_preempted_comes_back_by_a_chea
         timing=Physical(coefficients=timing),
     )
     forwarded, stepped = (
-        run_offline(workload, config, fast_forward=fast_forward).timeline for fast_forward in (True, False)
+        run_offline(RunPlan(workload, config, fast_forward=fast_forward)).timeline
+        for fast_forward in (True, False)
     )
     assert stepped.preemptions.tolist() == [1, 0, 0]
     assert forwarded.arrival_ns.tolist() == stepped.arrival_ns.tolist()
@@ -238,7 +249,8 @@ def test_free_prompts_of_any_length_turn_lookahead_off(tmp_path: Path) -> None:
         how: dict[str, Any] = {"workers": rng.choice([1, 2, 3]), "load": ClosedLoop(rng.choice([2, 4, 6]))}
         how["routing"] = rng.choice(["round_robin", "least_loaded"])
         fast, stepped = (
-            run_offline(workload, config, fast_forward=fast_forward, **how) for fast_forward in (True, False)
+            run_offline(RunPlan(workload, config, fast_forward=fast_forward, **how))
+            for fast_forward in (True, False)
         )
         assert fast.facts.digest == stepped.facts.digest, seed
         preemptions += int(stepped.timeline.preemptions.sum())
@@ -285,13 +297,15 @@ def test_a_router_hears_of_what_has_landed_on_a_host_while_its_worker_did_nothin
     for seed in range(12):
         runs = [
             run_offline(
-                workload,
-                config,
-                workers=2,
-                routing=KvRouting(event_loss=0.4),
-                tiers=below,
-                seed=seed,
-                fast_forward=fast_forward,
+                RunPlan(
+                    workload,
+                    config,
+                    workers=2,
+                    routing=KvRouting(event_loss=0.4),
+                    tiers=below,
+                    seed=seed,
+                    fast_forward=fast_forward,
+                )
             )
             for fast_forward in (True, False)
         ]
@@ -351,7 +365,7 @@ def test_whoever_comes_while_a_step_runs_finds_the_worker_as_if_it_had_not_ended
         )
         how: dict[str, Any] = {"workers": rng.choice([1, 2, 3]), "load": load}
         forwarded, stepped = (
-            run_offline(workload, config, fast_forward=fast_forward, **how).timeline
+            run_offline(RunPlan(workload, config, fast_forward=fast_forward, **how)).timeline
             for fast_forward in (True, False)
         )
         for declared in list_columns(Timeline):

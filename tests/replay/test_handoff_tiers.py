@@ -15,6 +15,7 @@ from understudy.report.report import Report
 from understudy.run.disaggregation import Disaggregation
 from understudy.run.offline import OfflineRun, run_offline
 from understudy.run.pools import WorkerPool
+from understudy.run.run_plan import RunPlan
 from understudy.run.step_columns import EventKind
 from understudy.tiers.settings import TiersConfig
 from understudy.workload.mooncake import read_mooncake
@@ -49,7 +50,7 @@ def run(workload: Workload, engine: VllmConfig, tiers: TiersConfig | None, **how
         WorkerPool(name="decode", role="decode", workers=2, engine=engine),
     )
     split = Disaggregation(kv_bytes_per_token=BYTES, link_gbps=how.pop("link_gbps", 0.01))
-    return run_offline(workload, pools=pools, disaggregation=split, **how)
+    return run_offline(RunPlan(workload, pools=pools, disaggregation=split, **how))
 
 
 @pytest.mark.parametrize("asynchronous", [False, True])
@@ -127,7 +128,7 @@ def test_decode_workers_read_prompts_that_they_compute_from_their_tiers(tmp_path
             WorkerPool(name="decode", role="decode", workers=1, engine=engine, tiers=tiers),
         )
         split = Disaggregation(kv_bytes_per_token=BYTES, rule="llm-d:0")  # never remote
-        return run_offline(workload, pools=pools, disaggregation=split, check=True)
+        return run_offline(RunPlan(workload, pools=pools, disaggregation=split, check=True))
 
     with_tier, without = run_local(tiers_of(2000, 100.0)), run_local(None)
     assert with_tier.timeline.completed.all()
@@ -147,7 +148,9 @@ def test_tiers_below_both_pools_lose_no_block(tmp_path: Any, seed: int) -> None:
         link_gbps=draw.choice([0.1, 0.001]),
         rule=draw.choice(["always", "uncached:100", "ratio:0.9"]),
     )
-    found = run_offline(repeated(tmp_path, seed), engine, tiers=tiers, disaggregation=split, check=True)
+    found = run_offline(
+        RunPlan(repeated(tmp_path, seed), engine, tiers=tiers, disaggregation=split, check=True)
+    )
     assert found.timeline.completed.all()
     report = Report.build(found.timeline, found.facts)
     assert report.tiers is not None
@@ -164,7 +167,7 @@ def test_vllms_offload_with_a_role_is_refused_by_name(tmp_path: Any) -> None:
     split = Disaggregation(prefill_workers=1, decode_workers=1)
     engine = engine_of(100, asynchronous=False)
     with pytest.raises(ConfigError, match="offload: prefill"):
-        run_offline(make_workload(tmp_path, 1), engine, tiers=tiers, disaggregation=split)
+        run_offline(RunPlan(make_workload(tmp_path, 1), engine, tiers=tiers, disaggregation=split))
 
 
 @pytest.mark.parametrize("tiers", [None, tiers_of(2000, 100.0)], ids=["device", "host"])

@@ -13,6 +13,7 @@ from understudy.errors import ConfigError
 from understudy.online import replay_online
 from understudy.run.offline import run_offline
 from understudy.run.pools import WorkerPool
+from understudy.run.run_plan import RunPlan
 from understudy.run.settings import ReplaySettings
 from understudy.tiers import TiersConfig
 
@@ -29,7 +30,9 @@ def test_a_weight_without_a_tier_is_refused_by_its_field(weight: dict[str, Any],
     with pytest.raises(ConfigError, match=says):
         understudy.replay(crowd(), ENGINE, tiers=idle)
     with pytest.raises(ConfigError, match=says):
-        run_offline(crowd(), pools=[WorkerPool(engine=ENGINE), WorkerPool(engine=ENGINE, tiers=idle)])
+        run_offline(
+            RunPlan(crowd(), pools=[WorkerPool(engine=ENGINE), WorkerPool(engine=ENGINE, tiers=idle)])
+        )
     with pytest.raises(ConfigError, match=says):
         replay_online(crowd(), "crowd", ENGINE, tiers=idle)
 
@@ -41,4 +44,4 @@ def test_settings_without_tiers_keep_no_weight_that_a_run_would_refuse() -> None
     kept = ReplaySettings.read(None, {}, ["model=Qwen3-8B", "gpu.name=H100", "tiers.g2.blocks=5"])
     assert kept.tiers.model == "Qwen3-8B"
     pools = ReplaySettings.read(None, {}, ["pools=[{model: Qwen3-8B, tiers: []}]"]).pools
-    run_offline(crowd(), pools=pools)
+    run_offline(RunPlan(crowd(), pools=pools))

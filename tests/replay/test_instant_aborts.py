@@ -10,12 +10,13 @@ from understudy.engines.sglang_config import SglangConfig
 from understudy.engines.timing import Constant
 from understudy.engines.vllm_config import VllmConfig
 from understudy.run.offline import run_offline
+from understudy.run.run_plan import RunPlan
 
 
 def test_a_request_that_is_aborted_when_it_arrives_begins_no_step() -> None:
     workload = single_turns([17], 2, abort_after_ns=[0])
     engine = VllmConfig(block_size=4, num_gpu_blocks=40, timing=Constant(prefill_ms=5.0, decode_ms=0.0))
-    assert run_offline(workload, engine).timeline.steps == 0
+    assert run_offline(RunPlan(workload, engine)).timeline.steps == 0
 
 
 ROWS = st.lists(
@@ -74,7 +75,7 @@ def test_fast_forward_gives_what_stepping_gives(
         )
     )
     fast, stepped = (
-        run_offline(workload, engine, workers=workers, routing=routing, fast_forward=fast)  # type: ignore[arg-type]
+        run_offline(RunPlan(workload, engine, workers=workers, routing=routing, fast_forward=fast))  # type: ignore[arg-type]
         for fast in (True, False)
     )
     assert fast.facts.digests == stepped.facts.digests

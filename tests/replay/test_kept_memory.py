@@ -11,6 +11,7 @@ from understudy.engines.vllm_config import VllmConfig
 from understudy.errors import ConfigError
 from understudy.memory import release_spare_memory, require_memory
 from understudy.run.offline import run_offline
+from understudy.run.run_plan import RunPlan
 from understudy.tiers import TiersConfig
 from understudy.workload import Fixed, SyntheticSpec, Workload, synthesise
 
@@ -38,7 +39,9 @@ def digests(workload: Workload, how: dict[str, Any]) -> object:
     config = {"kv_bytes_per_token": 1024, "tiers": below, "offload": {"mode": "write_through"}}
     tiers = TiersConfig.from_dict(config) if below else None
     threads = how.get("threads", 1)
-    return run_offline(workload, engine, workers=how["workers"], tiers=tiers, threads=threads).facts.digests
+    return run_offline(
+        RunPlan(workload, engine, workers=how["workers"], tiers=tiers, threads=threads)
+    ).facts.digests
 
 
 HOWS: tuple[dict[str, Any], ...] = (

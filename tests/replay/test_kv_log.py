@@ -15,6 +15,7 @@ from understudy.engines.vllm_config import VllmConfig
 from understudy.errors import ConfigError, InvalidArgument
 from understudy.run.offline import OfflineRun, run_offline
 from understudy.run.options import Execution, Outputs
+from understudy.run.run_plan import RunPlan
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -42,7 +43,7 @@ def test_events_of_every_worker_build_an_index_without_error(
     manager: dict[str, Any], workload: Workload, fast_forward: bool
 ) -> None:
     run = run_offline(
-        workload, VllmConfig(**TIGHT, **manager), workers=2, events=True, fast_forward=fast_forward
+        RunPlan(workload, VllmConfig(**TIGHT, **manager), workers=2, events=True, fast_forward=fast_forward)
     )
     assert run.kv is not None
     for worker in range(2):
@@ -64,7 +65,7 @@ def test_fast_forward_tells_the_same_at_the_same_times(manager: dict[str, Any], 
 
     config = VllmConfig(**TIGHT, **manager)
     runs = [
-        run_offline(crowd(), config, workers=2, events=True, fast_forward=fast_forward)
+        run_offline(RunPlan(crowd(), config, workers=2, events=True, fast_forward=fast_forward))
         for fast_forward in (False, True)
     ]
     assert events(runs[0]) == events(runs[1])
@@ -74,7 +75,10 @@ def test_fast_forward_tells_the_same_at_the_same_times(manager: dict[str, Any], 
 @pytest.mark.parametrize("load", [crowd(), conversations()], ids=["alone", "together"])
 def test_a_checked_run_is_the_same_run(manager: dict[str, Any], load: Workload) -> None:
     config = VllmConfig(**TIGHT, **manager)
-    assert play(load, config, workers=2).facts.digest == run_offline(load, config, workers=2).facts.digest
+    assert (
+        play(load, config, workers=2).facts.digest
+        == run_offline(RunPlan(load, config, workers=2)).facts.digest
+    )
 
 
 @MANAGERS
@@ -96,8 +100,8 @@ def test_a_request_that_can_never_fit_is_rejected_and_the_next_one_runs(manager:
 
 
 def test_keeping_events_changes_nothing_else() -> None:
-    plain = run_offline(crowd(), VllmConfig(**TIGHT))
-    kept = run_offline(crowd(), VllmConfig(**TIGHT), events=True, kv_trace=True)
+    plain = run_offline(RunPlan(crowd(), VllmConfig(**TIGHT)))
+    kept = run_offline(RunPlan(crowd(), VllmConfig(**TIGHT), events=True, kv_trace=True))
     assert plain.kv is None
     assert kept.facts.digests.pop("events")
     assert plain.facts == kept.facts
@@ -116,7 +120,7 @@ def test_sharing_blocks_leaves_more_room_than_copies_do() -> None:
                 "timing": {"kind": "constant", "prefill_ms": 0.0, "decode_ms": 1.0},
             }
         )
-        run = run_offline(workload, config)
+        run = run_offline(RunPlan(workload, config))
         used[manager] = int(np.max(run.timeline.sample_used_blocks))
     assert used == {"native": 3 + 10 + 10, "kvbm": 4 + 10}
 
@@ -181,7 +185,7 @@ def test_a_trace_accounts_for_every_block_handed_out_and_evicted(
     tmp_path: Path, manager: dict[str, Any]
 ) -> None:
     path = tmp_path / "kv.jsonl"
-    run = run_offline(crowd(), VllmConfig(**TIGHT, **manager), workers=2, kv_trace=True)
+    run = run_offline(RunPlan(crowd(), VllmConfig(**TIGHT, **manager), workers=2, kv_trace=True))
     assert run.kv is not None
     run.kv.write(kv_trace=path)
     trace = lines(path)
@@ -196,7 +200,7 @@ def test_a_trace_accounts_for_every_block_handed_out_and_evicted(
     times = [line["time_ns"] for line in trace]
     assert times == sorted(times)
     forwarded = run_offline(
-        crowd(), VllmConfig(**TIGHT, **manager), workers=2, kv_trace=True, fast_forward=False
+        RunPlan(crowd(), VllmConfig(**TIGHT, **manager), workers=2, kv_trace=True, fast_forward=False)
     )
     assert forwarded.kv is not None
     forwarded.kv.write(kv_trace=tmp_path / "single.jsonl")
@@ -236,7 +240,7 @@ def test_the_first_allocation_of_a_request_is_its_first_step(tmp_path: Path) -> 
 def test_what_the_run_did_not_keep_is_not_written_nor_anything_beside_it(
     tmp_path: Path, kept: dict[str, Any], asked: dict[str, str]
 ) -> None:
-    run = run_offline(single_turns([64]), **kept)
+    run = run_offline(RunPlan(single_turns([64]), **kept))
     assert run.kv is not None
     missing = "kv_trace" if "events" in kept else "events"
     paths: dict[str, Any] = {name: tmp_path / file for name, file in asked.items()}
@@ -247,7 +251,7 @@ def test_what_the_run_did_not_keep_is_not_written_nor_anything_beside_it(
 
 @pytest.mark.parametrize("name", ["events.npz", "events.jsonl"])
 def test_a_stream_that_does_not_exist_is_not_written(tmp_path: Path, name: str) -> None:
-    kv = run_offline(single_turns([64]), events=True).kv
+    kv = run_offline(RunPlan(single_turns([64]), events=True)).kv
     assert kv is not None
     with pytest.raises(InvalidArgument, match="stream must be 'raw' or 'consolidated', got 'whole'"):
         kv.write_events(tmp_path / name, "whole")  # type: ignore[arg-type]
@@ -255,8 +259,8 @@ def test_a_stream_that_does_not_exist_is_not_written(tmp_path: Path, name: str) 
 
 
 def test_events_are_asked_for_of_workers_that_there_are() -> None:
-    traced = run_offline(single_turns([64]), kv_trace=True).kv
-    told = run_offline(single_turns([64]), events=True).kv
+    traced = run_offline(RunPlan(single_turns([64]), kv_trace=True)).kv
+    told = run_offline(RunPlan(single_turns([64]), events=True)).kv
     assert traced is not None
     assert told is not None
     for ask in (lambda: traced.events(0, "raw"), traced.digests, traced.raw_distance):

@@ -13,6 +13,7 @@ from understudy.engines.timing import Constant
 from understudy.engines.vllm_config import VllmConfig
 from understudy.run.offline import run_offline
 from understudy.run.pools import WorkerPool
+from understudy.run.run_plan import RunPlan
 from understudy.tiers.settings import TiersConfig
 
 TIMING = Constant(prefill_ms=2.0, decode_ms=1.0)
@@ -37,7 +38,7 @@ def test_the_digest_does_not_depend_on_how_the_run_was_advanced(order: tuple[str
     workload = single_turns([64] * 8, 5)
     pools = [POOLS[name] for name in order]
     ways = WAYS if routing != "round_robin" or "disk" in order else [*WAYS, {"threads": 2}]
-    runs = [run_offline(workload, pools=pools, routing=routing, **way) for way in ways]  # type: ignore[arg-type]
+    runs = [run_offline(RunPlan(workload, pools=pools, routing=routing, **way)) for way in ways]  # type: ignore[arg-type]
     names = [
         [link.name for link in run.timeline.tiers.links] for run in runs if run.timeline.tiers is not None
     ]
@@ -47,7 +48,9 @@ def test_the_digest_does_not_depend_on_how_the_run_was_advanced(order: tuple[str
 
 
 def test_links_of_workers_follow_shared_ones_in_the_order_of_workers() -> None:
-    run = run_offline(single_turns([64] * 8, 5), pools=[POOLS["vllm"], POOLS["sglang"], POOLS["disk"]])
+    run = run_offline(
+        RunPlan(single_turns([64] * 8, 5), pools=[POOLS["vllm"], POOLS["sglang"], POOLS["disk"]])
+    )
     assert run.timeline.tiers is not None
     owners = [
         link.name.split()[1] if link.name.startswith("worker ") else "" for link in run.timeline.tiers.links

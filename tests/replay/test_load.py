@@ -10,6 +10,7 @@ from replay.building import MS, ONE_MS, conversations, play, sessions, single_tu
 from understudy.engines.vllm_config import VllmConfig
 from understudy.errors import ConfigError
 from understudy.run.offline import run_offline
+from understudy.run.run_plan import RunPlan
 from understudy.timing.coefficients import StepCoefficients
 from understudy.timing.physical import Physical
 from understudy.workload import ClosedLoop, OpenLoop
@@ -25,15 +26,15 @@ MILLISECOND_STEPS = VllmConfig(timing=ONE_MS)
 
 def test_timestamps_begin_at_zero_and_are_divided_by_the_arrival_rate_scale() -> None:
     workload = single_turns([10, 10], arrival_ms=[100, 200])
-    run = run_offline(workload, MILLISECOND_STEPS, load=OpenLoop(arrival_rate_scale=10))
+    run = run_offline(RunPlan(workload, MILLISECOND_STEPS, load=OpenLoop(arrival_rate_scale=10)))
     assert run.timeline.arrival_ns.tolist() == [0, 10 * MS]
 
 
 def test_a_workload_without_timestamps_needs_a_concurrency() -> None:
     workload = single_turns([10, 10], has_arrivals=False)
     with pytest.raises(ConfigError, match=r"no timestamps; replay it closed loop \(--concurrency N, or load"):
-        run_offline(workload)
-    assert run_offline(workload, load=ClosedLoop(concurrency=1)).timeline.completed.all()
+        run_offline(RunPlan(workload))
+    assert run_offline(RunPlan(workload, load=ClosedLoop(concurrency=1))).timeline.completed.all()
 
 
 def test_a_session_goes_on_a_delay_after_the_turn_before() -> None:
@@ -52,7 +53,9 @@ def test_the_arrival_rate_scale_divides_delays_too() -> None:
 
 def test_no_turn_is_ready_before_the_one_before_has_completed() -> None:
     workload = conversations(40)
-    columns = run_offline(workload, VllmConfig(block_size=16, num_gpu_blocks=200), workers=2).timeline
+    columns = run_offline(
+        RunPlan(workload, VllmConfig(block_size=16, num_gpu_blocks=200), workers=2)
+    ).timeline
     for row, following in enumerate(workload.next_turn.tolist()):
         if following >= 0:
             assert columns.arrival_ns[following] == columns.finish_ns[row] + workload.delay_ns[following]
@@ -72,7 +75,7 @@ def test_one_session_at_a_time_keeps_its_slot_through_its_think_time() -> None:
 @pytest.mark.parametrize("concurrency", [1, 3, 10])
 def test_the_cap_on_sessions_is_kept_and_used(concurrency: int) -> None:
     workload = conversations(30)
-    run = run_offline(workload, workers=2, load=ClosedLoop(concurrency=concurrency))
+    run = run_offline(RunPlan(workload, workers=2, load=ClosedLoop(concurrency=concurrency)))
     columns = run.timeline
     assert columns.completed.all()
     spans = [
@@ -124,7 +127,7 @@ class TenForPrompts:
 def test_ranks_step_together_and_as_long_as_the_slowest() -> None:
     engine = VllmConfig(block_size=16, async_scheduling=False)
     workload = single_turns([10] * 3, 4, arrival_ms=[0, 0, 11.5])
-    run = run_offline(workload, engine, workers=2, ranks=True, timing=TenForPrompts())
+    run = run_offline(RunPlan(workload, engine, workers=2, ranks=True, timing=TenForPrompts()))
     columns = run.timeline
     # Both prompts to 10; one token each to 11 and 12. The third comes in the middle of that step: its prompt, from 12
     # to 22, keeps the other rank waiting for its last token, too.
@@ -136,7 +139,7 @@ def test_ranks_step_together_and_as_long_as_the_slowest() -> None:
 def test_a_rank_that_was_idle_waits_for_the_step_of_the_others() -> None:
     engine = VllmConfig(block_size=16, async_scheduling=False)
     workload = single_turns([10, 10], 2, arrival_ms=[0, 3])
-    run = run_offline(workload, engine, workers=2, ranks=True, timing=TenForPrompts())
+    run = run_offline(RunPlan(workload, engine, workers=2, ranks=True, timing=TenForPrompts()))
     assert run.timeline.first_token_ns.tolist() == [10 * MS, 20 * MS]
     assert run.timeline.last_token_ns.tolist() == [20 * MS, 21 * MS]
 
@@ -152,7 +155,7 @@ class TokensOfAll:
 def test_a_step_of_ranks_has_the_tokens_of_all_of_them(asynchronous: bool) -> None:
     engine = VllmConfig(block_size=16, async_scheduling=asynchronous)
     workload = single_turns([10, 30], [2, 3])
-    run = run_offline(workload, engine, workers=2, ranks=True, timing=TokensOfAll())
+    run = run_offline(RunPlan(workload, engine, workers=2, ranks=True, timing=TokensOfAll()))
     # Both fit a graph and are padded to the longer prompt, then to one token each, even when the first has ended.
     assert run.timeline.first_token_ns.tolist() == [60 * MS, 60 * MS]
     assert run.timeline.last_token_ns.tolist() == [62 * MS, 64 * MS]
@@ -164,8 +167,8 @@ def test_experts_of_ranks_that_are_not_alike_are_timed_by_what_all_compute() -> 
     coefficients = StepCoefficients(expert_token_ms=1.0, local_experts=1, captures=(), ranks=2)
     engine = VllmConfig(block_size=16, async_scheduling=False, timing=Physical(coefficients=coefficients))
     workload = single_turns([10, 30], [1, 1])
-    together = run_offline(workload, engine, workers=2, ranks=True).timeline
+    together = run_offline(RunPlan(workload, engine, workers=2, ranks=True)).timeline
     assert together.first_token_ns.tolist() == [40 * MS, 40 * MS]  # no graphs, no padding
     # By itself, a rank takes the other to be as busy.
-    alone = run_offline(workload, engine, workers=2).timeline
+    alone = run_offline(RunPlan(workload, engine, workers=2)).timeline
     assert alone.first_token_ns.tolist() == [20 * MS, 60 * MS]

@@ -16,6 +16,7 @@ from understudy.engines.vllm_config import VllmConfig
 from understudy.errors import ConfigError, WrongState
 from understudy.report.series import worker_means
 from understudy.run.offline import OfflineRun, run_offline
+from understudy.run.run_plan import RunPlan
 from understudy.run.timeline import Status
 from understudy.workload import ClosedLoop, OpenLoop, Workload
 
@@ -31,7 +32,7 @@ def assert_same_columns(one: OfflineRun, other: OfflineRun, *, but: tuple[str, .
 
 def test_twenty_runs_have_one_digest() -> None:
     workload = conversations()
-    runs = [run_offline(workload, workers=3, routing="random", seed=7) for _ in range(20)]
+    runs = [run_offline(RunPlan(workload, workers=3, routing="random", seed=7)) for _ in range(20)]
     assert len({run.facts.digest for run in runs}) == 1
 
 
@@ -40,7 +41,7 @@ def test_any_number_of_threads_gives_the_same_run(routing: Any) -> None:
     workload = crowd()
     engine = VllmConfig(block_size=16, num_gpu_blocks=100)
     runs = [
-        run_offline(workload, engine, workers=5, routing=routing, seed=3, threads=threads)
+        run_offline(RunPlan(workload, engine, workers=5, routing=routing, seed=3, threads=threads))
         for threads in (1, 2, 3, 16)
     ]
     assert len({run.facts.digest for run in runs}) == 1
@@ -56,12 +57,12 @@ def test_workers_played_one_by_one_fare_as_in_one_order_of_all_events(part: int)
         case = random_case(seed, single_turns=True)
         how = {**case.how, "workers": 1}
         try:
-            alone = run_offline(case.workload, case.config, **how)
+            alone = run_offline(RunPlan(case.workload, case.config, **how))
         except WrongState:
             with pytest.raises(WrongState, match="no progress"):
-                run_offline(case.workload, case.config, **{**how, "routing": "least_loaded"})
+                run_offline(RunPlan(case.workload, case.config, **{**how, "routing": "least_loaded"}))
             continue
-        together = run_offline(case.workload, case.config, **{**how, "routing": "least_loaded"})
+        together = run_offline(RunPlan(case.workload, case.config, **{**how, "routing": "least_loaded"}))
         assert_same_columns(alone, together)
         assert alone.facts.digest == together.facts.digest
         compared += 1
@@ -85,8 +86,8 @@ def test_several_workers_fare_alike_in_both_ways_of_playing() -> None:
     }
     joined = Workload(**columns, trace_block_size=workload.trace_block_size)
     engine = VllmConfig(block_size=16, num_gpu_blocks=90, max_num_seqs=4)
-    together = run_offline(joined, engine, workers=3).timeline
-    alone = run_offline(joined.take(range(rows + 1)), engine, workers=3).timeline
+    together = run_offline(RunPlan(joined, engine, workers=3)).timeline
+    alone = run_offline(RunPlan(joined.take(range(rows + 1)), engine, workers=3)).timeline
     for name in (
         "queued_ns",
         "first_admit_ns",
@@ -102,18 +103,21 @@ def test_several_workers_fare_alike_in_both_ways_of_playing() -> None:
 def test_checking_changes_nothing() -> None:
     workload = conversations()
     engine = VllmConfig(block_size=16, num_gpu_blocks=120)
-    plain = run_offline(workload, engine, workers=2)
-    checked = run_offline(workload, engine, workers=2, check=True)
+    plain = run_offline(RunPlan(workload, engine, workers=2))
+    checked = run_offline(RunPlan(workload, engine, workers=2, check=True))
     assert plain.facts.digest == checked.facts.digest
 
 
 def test_everything_that_happens_to_a_request_is_in_the_digest() -> None:
     workload = crowd(10)
-    base = run_offline(workload, workers=2).facts.digest
-    assert run_offline(workload, workers=1).facts.digest != base
+    base = run_offline(RunPlan(workload, workers=2)).facts.digest
+    assert run_offline(RunPlan(workload, workers=1)).facts.digest != base
     faster = VllmConfig(mocker=MockerSettings(speedup_ratio=1.0001))
-    assert run_offline(workload, faster, workers=2).facts.digest != base
-    assert run_offline(workload, VllmConfig(enable_prefix_caching=False), workers=2).facts.digest != base
+    assert run_offline(RunPlan(workload, faster, workers=2)).facts.digest != base
+    assert (
+        run_offline(RunPlan(workload, VllmConfig(enable_prefix_caching=False), workers=2)).facts.digest
+        != base
+    )
 
 
 # ── Threads ──
@@ -132,8 +136,8 @@ def test_threads_are_refused_where_workers_depend_on_each_other(
     workload: Workload, how: dict[str, Any]
 ) -> None:
     with pytest.raises(ConfigError, match="independent workers: open loop, single-turn requests"):
-        run_offline(workload, workers=2, threads=2, **how)
-    assert run_offline(workload, workers=2, threads=1, **how).timeline.completed.all()
+        run_offline(RunPlan(workload, workers=2, threads=2, **how))
+    assert run_offline(RunPlan(workload, workers=2, threads=1, **how)).timeline.completed.all()
 
 
 # ── Small and empty ──
@@ -162,10 +166,12 @@ def test_a_request_without_output_completes_after_its_prefill(routing: Any, asyn
 
 def test_a_thousand_workers_live_in_one_process() -> None:
     workload = single_turns([32] * 3000, 3, arrival_ms=[row / 10 for row in range(3000)])
-    run = run_offline(workload, VllmConfig(num_gpu_blocks=64), workers=1000)
+    run = run_offline(RunPlan(workload, VllmConfig(num_gpu_blocks=64), workers=1000))
     assert np.bincount(run.timeline.worker).tolist() == [3] * 1000
     assert run.timeline.completed.all()
-    together = run_offline(workload, VllmConfig(num_gpu_blocks=64), workers=1000, routing="least_loaded")
+    together = run_offline(
+        RunPlan(workload, VllmConfig(num_gpu_blocks=64), workers=1000, routing="least_loaded")
+    )
     assert together.timeline.completed.all()
 
 
@@ -177,7 +183,7 @@ def test_every_step_of_a_random_run_keeps_the_books(part: int) -> None:
     for seed in range(part, 90, 3):
         case = random_case(seed)
         try:
-            columns = run_offline(case.workload, case.config, check=True, **case.how).timeline
+            columns = run_offline(RunPlan(case.workload, case.config, check=True, **case.how)).timeline
         except WrongState:  # no progress: another test's business
             continue
         served = columns.status == Status.COMPLETED
@@ -199,7 +205,9 @@ def test_every_step_of_a_random_run_keeps_the_books(part: int) -> None:
 def test_a_request_counts_in_the_usage_from_its_first_step_on() -> None:
     timing = Constant(prefill_ms=10, decode_ms=5)
     run = run_offline(
-        single_turns([32, 32], 1, [0, 30]), VllmConfig(block_size=16, num_gpu_blocks=8, timing=timing)
+        RunPlan(
+            single_turns([32, 32], 1, [0, 30]), VllmConfig(block_size=16, num_gpu_blocks=8, timing=timing)
+        )
     )
     assert run.timeline.sample_time_ns.tolist() == [0, 15 * MS, 30 * MS, 45 * MS]
     assert run.timeline.sample_running.tolist() == [1, 0, 1, 0]
@@ -213,7 +221,7 @@ def test_a_worker_that_idles_most_of_a_long_run_has_little_usage(fast_forward: b
     count = 6000
     workload = single_turns([16] * count, 100, [1700 * row for row in range(count)])
     config = VllmConfig(block_size=16, num_gpu_blocks=8, timing=ONE_MS)
-    timeline = run_offline(workload, config, fast_forward=fast_forward).timeline
+    timeline = run_offline(RunPlan(workload, config, fast_forward=fast_forward)).timeline
     assert 1000 < len(timeline.sample_time_ns) <= 2048
     assert float(worker_means(timeline, timeline.sample_running)[0][0]) == pytest.approx(0.1 / 1.7, rel=0.15)
 

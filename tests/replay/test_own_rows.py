@@ -13,6 +13,7 @@ from replay.building import conversations, crowd, single_turns
 from understudy.cli import main
 from understudy.engines.vllm_config import VllmConfig
 from understudy.run.offline import run_offline
+from understudy.run.run_plan import RunPlan
 from understudy.run.schema import list_columns
 from understudy.run.tier_columns import TierColumns
 from understudy.tiers import TiersConfig
@@ -45,8 +46,8 @@ def test_row_i_is_request_i_of_the_workload_as_it_was_given(
     assert len(np.unique(in_order.arrival_ns)) == in_order.sessions  # so that the order of play is the same
     mixed, rows = shuffled(in_order)
     assert mixed.arrival_order() is not None
-    before = run_offline(in_order, SMALL, workers=2, tiers=tiers).timeline
-    after = run_offline(mixed, SMALL, workers=2, tiers=tiers).timeline
+    before = run_offline(RunPlan(in_order, SMALL, workers=2, tiers=tiers)).timeline
+    after = run_offline(RunPlan(mixed, SMALL, workers=2, tiers=tiers)).timeline
     for name in (*REQUEST_COLUMNS, "prompt_tokens", "requested_output_tokens", "turn"):
         np.testing.assert_array_equal(getattr(after, name), getattr(before, name)[rows], err_msg=name)
     np.testing.assert_array_equal(after.session, mixed.session)
@@ -62,14 +63,14 @@ def test_row_i_is_request_i_of_the_workload_as_it_was_given(
 
 def test_rejections_name_the_row_that_was_rejected() -> None:
     workload = single_turns([16, 5000, 16], arrival_ms=[9, 5, 1])
-    timeline = run_offline(workload, VllmConfig(block_size=16, num_gpu_blocks=8)).timeline
+    timeline = run_offline(RunPlan(workload, VllmConfig(block_size=16, num_gpu_blocks=8))).timeline
     assert timeline.status.tolist() == [0, 1, 0]
     assert list(timeline.reject_reasons) == [1]
 
 
 def test_a_recorded_step_names_requests_by_their_own_rows(tmp_path: Path) -> None:
     path = tmp_path / "steps.jsonl"
-    run_offline(single_turns([16, 16], arrival_ms=[50, 0]), record_steps=path)
+    run_offline(RunPlan(single_turns([16, 16], arrival_ms=[50, 0]), record_steps=path))
     lines = [json.loads(line) for line in path.read_text().splitlines()]
     first = next(line for line in lines if line.get("scheduled"))
     assert "'1'" in str(first["scheduled"])

@@ -25,6 +25,7 @@ from understudy.router import FleetView, KvEventBatch, KvRouting, Router, RouteR
 from understudy.run.digest import digests
 from understudy.run.offline import OfflineRun, run_offline
 from understudy.run.pools import WorkerPool, name_pools
+from understudy.run.run_plan import RunPlan
 from understudy.run.settings import ReplaySettings
 from understudy.tiers import TiersConfig
 from understudy.workload import ClosedLoop
@@ -56,14 +57,14 @@ class Fixed(Router):
 
 def test_one_pool_is_a_fleet_of_workers_that_are_alike() -> None:
     pools = [WorkerPool(engine=SMALL, workers=3)]
-    one = run_offline(crowd(40), pools=pools, routing="least_loaded")
-    assert one.facts == run_offline(crowd(40), SMALL, workers=3, routing="least_loaded").facts
+    one = run_offline(RunPlan(crowd(40), pools=pools, routing="least_loaded"))
+    assert one.facts == run_offline(RunPlan(crowd(40), SMALL, workers=3, routing="least_loaded")).facts
 
 
 def test_each_pool_has_its_own_engine_and_workers_are_numbered_through_them() -> None:
     router = Fixed(0, 1, 2)
     pools = [WorkerPool(engine=SMALL, workers=2), WorkerPool(engine=LARGE, name="large")]
-    run = run_offline(single_turns([10, 10, 10], 4), pools=pools, routing=router)
+    run = run_offline(RunPlan(single_turns([10, 10, 10], 4), pools=pools, routing=router))
     assert router.pools == [0, 0, 1]
     assert (run.timeline.finish_ns // 1_000_000).tolist() == [4, 4, 8]
     assert run.timeline.worker_blocks.tolist() == [20, 20, 200]
@@ -72,7 +73,7 @@ def test_each_pool_has_its_own_engine_and_workers_are_numbered_through_them() ->
 
 def test_a_request_is_rejected_by_the_pool_that_would_serve_it() -> None:
     pools = [WorkerPool(engine=SMALL), WorkerPool(engine=LARGE)]
-    run = run_offline(single_turns([400, 400, 4000], 1), pools=pools, routing=Fixed(0, 1, 1))
+    run = run_offline(RunPlan(single_turns([400, 400, 4000], 1), pools=pools, routing=Fixed(0, 1, 1)))
     assert run.timeline.worker.tolist() == [-1, 1, -1]
     assert "num_gpu_blocks=20" in run.timeline.reject_reasons[0]
     assert "num_gpu_blocks=200" in run.timeline.reject_reasons[2]
@@ -80,8 +81,8 @@ def test_a_request_is_rejected_by_the_pool_that_would_serve_it() -> None:
 
 def test_pools_may_have_tiers_or_none() -> None:
     pools = [WorkerPool(engine=SMALL, workers=2, tiers=HOST), WorkerPool(engine=SMALL)]
-    run = run_offline(crowd(60), pools=pools)
-    alone = run_offline(crowd(60), SMALL, workers=3)
+    run = run_offline(RunPlan(crowd(60), pools=pools))
+    alone = run_offline(RunPlan(crowd(60), SMALL, workers=3))
     third = run.timeline.worker == 2
     assert third.any()
     assert (run.timeline.finish_ns[third] == alone.timeline.finish_ns[third]).all()
@@ -101,7 +102,7 @@ def test_pools_with_a_tier_of_the_run_each_keep_their_own(routing: str, fast_for
         }
     )
     pools = [WorkerPool(engine=SMALL, workers=2, tiers=shared), WorkerPool(engine=LARGE, tiers=HOST)]
-    run = run_offline(crowd(60), pools=pools, routing=routing, fast_forward=fast_forward, check=True)  # type: ignore[arg-type]
+    run = run_offline(RunPlan(crowd(60), pools=pools, routing=routing, fast_forward=fast_forward, check=True))  # type: ignore[arg-type]
     assert (run.timeline.finish_ns >= 0).all()
 
 
@@ -114,7 +115,7 @@ def test_links_stand_in_the_order_of_workers_whether_pools_fast_forward_or_step(
         WorkerPool(engine=SMALL, tiers=HOST, name="b"),
     ]
     forwarded, stepped = (
-        run_offline(crowd(40), pools=pools, fast_forward=fast_forward, **how)
+        run_offline(RunPlan(crowd(40), pools=pools, fast_forward=fast_forward, **how))
         for fast_forward in (True, False)
     )
     for run in (forwarded, stepped):
@@ -148,7 +149,7 @@ def two_disks(*names: str, routing: str | Router = "round_robin", **how: Any) ->
         WorkerPool(engine=engine, workers=count, tiers=below, name=name or "workers")
         for engine, count, below, name in zip(engines, workers, disks, names or ("fast", "slow"), strict=True)
     ]
-    return run_offline(crowd(90), pools=pools, routing=routing, **how)  # type: ignore[arg-type]
+    return run_offline(RunPlan(crowd(90), pools=pools, routing=routing, **how))  # type: ignore[arg-type]
 
 
 def test_the_tiers_of_each_pool_stand_by_themselves() -> None:
@@ -257,7 +258,7 @@ def test_a_router_counts_on_the_disk_of_a_workers_own_pool_alone() -> None:
     router = KvRouting(disk_cache_hit_weight=1.0, host_cache_hit_weight=1.0).build(
         imposed=np.array([0, 0, 0, 0, 1, 0], np.int32)
     )
-    run_offline(workload, pools=pools, routing=router, check=True, events=True)
+    run_offline(RunPlan(workload, pools=pools, routing=router, check=True, events=True))
     held = router.decisions.overlap_blocks + router.decisions.lower_overlap_blocks
     assert held[4] == 0
     assert held[5] == 8
@@ -276,7 +277,7 @@ def test_a_router_is_told_whose_shared_tier_it_is() -> None:
 
 def test_the_device_of_pools_without_tiers_is_a_tier_too() -> None:
     pools = [WorkerPool(engine=SMALL, tiers=HOST, name="small"), WorkerPool(engine=LARGE, name="large")]
-    report = Report.build(run_offline(crowd(60), pools=pools).timeline)
+    report = Report.build(run_offline(RunPlan(crowd(60), pools=pools)).timeline)
     assert report.tiers is not None
     assert [(use.tier, use.capacity_blocks) for use in report.tiers.tiers] == [
         ("small g1", 20),
@@ -309,12 +310,12 @@ def test_pools_are_told_apart(given: list[str], told: list[str]) -> None:
 )
 def test_pools_that_make_no_fleet_are_refused(pools: list[WorkerPool]) -> None:
     with pytest.raises(ConfigError, match="pools"):
-        run_offline(crowd(5), pools=pools)
+        run_offline(RunPlan(crowd(5), pools=pools))
 
 
 def test_pools_and_an_engine_beside_them_are_refused() -> None:
     with pytest.raises(ConfigError, match="leave engine"):
-        run_offline(crowd(5), SMALL, pools=[WorkerPool()])
+        run_offline(RunPlan(crowd(5), SMALL, pools=[WorkerPool()]))
 
 
 def test_a_file_may_list_pools(tmp_path: Path) -> None:
@@ -330,7 +331,7 @@ def test_a_file_may_list_pools(tmp_path: Path) -> None:
     )
     settings = ReplaySettings.read(path, {}, [])
     assert [(pool.name, pool.workers) for pool in settings.pools] == [("small", 2), ("large", 1)]
-    run = run_offline(crowd(40), pools=settings.pools, routing=settings.policy)
+    run = run_offline(RunPlan(crowd(40), pools=settings.pools, routing=settings.policy))
     assert run.timeline.worker_blocks.tolist() == [20, 20, 200]
 
 

@@ -10,6 +10,7 @@ from model.unlimited_cache import hits_one_after_another
 from replay.building import ONE_MS, conversations, crowd, play, sessions, single_turns
 from understudy.engines.vllm_config import VllmConfig
 from understudy.run.offline import run_offline
+from understudy.run.run_plan import RunPlan
 from understudy.workload import ClosedLoop, Normal, Poisson, SharedRatio, SystemPrompts
 
 
@@ -23,7 +24,7 @@ def test_without_limits_hits_are_what_a_plain_trie_finds(block_size: int, trace_
         trace_block_size=trace_block_size,
     )
     engine = VllmConfig(block_size=block_size, num_gpu_blocks=200_000 // block_size, timing=ONE_MS)
-    columns = run_offline(workload, engine, workers=2, load=ClosedLoop(concurrency=1)).timeline
+    columns = run_offline(RunPlan(workload, engine, workers=2, load=ClosedLoop(concurrency=1))).timeline
     order = np.argsort(columns.arrival_ns, kind="stable").tolist()
     expected = hits_one_after_another(workload, order, columns.worker.tolist(), block_size)
     assert columns.cached_tokens_first.tolist() == expected
@@ -35,7 +36,9 @@ def test_many_random_workloads_hit_what_a_plain_trie_finds() -> None:
     for seed in range(60):
         workload = random_case(seed).workload
         engine = VllmConfig(block_size=[1, 3, 4, 16][seed % 4], num_gpu_blocks=100_000, timing=ONE_MS)
-        columns = run_offline(workload, engine, workers=1 + seed % 3, load=ClosedLoop(concurrency=1)).timeline
+        columns = run_offline(
+            RunPlan(workload, engine, workers=1 + seed % 3, load=ClosedLoop(concurrency=1))
+        ).timeline
         order = np.argsort(columns.first_admit_ns, kind="stable").tolist()
         expected = hits_one_after_another(workload, order, columns.worker.tolist(), engine.block_size)
         assert columns.cached_tokens_first.tolist() == expected, seed
@@ -90,5 +93,5 @@ def test_no_prefix_caching_means_no_hits_and_nothing_stored() -> None:
 
 def test_system_prompts_are_computed_once_a_worker() -> None:
     workload = crowd(20, prefixes=SystemPrompts(groups=1, tokens=128), prompt_tokens=Normal(mean=64, std=0))
-    columns = run_offline(workload, VllmConfig(block_size=64), workers=2).timeline
+    columns = run_offline(RunPlan(workload, VllmConfig(block_size=64), workers=2)).timeline
     assert columns.cached_tokens_first.tolist() == [0, 0, *[128] * 18]

@@ -13,6 +13,7 @@ from replay.building import ONE_MS, single_turns
 from understudy.engines.vllm_config import VllmConfig
 from understudy.errors import WrongState
 from understudy.run.offline import run_offline
+from understudy.run.run_plan import RunPlan
 
 if TYPE_CHECKING:
     from understudy.workload import Workload
@@ -41,7 +42,7 @@ def test_progress_rises_to_the_number_of_requests_on_the_calling_thread(how: dic
         counts.append(ended)
         threads.add(threading.get_ident())
 
-    run_offline(stream(), VllmConfig(timing=ONE_MS), **how, progress=progress)
+    run_offline(RunPlan(stream(), VllmConfig(timing=ONE_MS), **how, progress=progress))
     assert counts == sorted(counts)
     assert counts[-1] == 2000
     assert threads == {threading.get_ident()}
@@ -55,7 +56,7 @@ def test_progress_counts_requests_that_have_ended_not_those_that_have_come() -> 
     engine = VllmConfig(
         num_gpu_blocks=20_000, timing=ONE_MS, max_num_seqs=1000, max_num_batched_tokens=16_000
     )
-    run_offline(single_turns([16] * 1000, 300), engine, progress=counts.append)
+    run_offline(RunPlan(single_turns([16] * 1000, 300), engine, progress=counts.append))
     assert set(counts) <= {0, 1000}
     assert counts[-1] == 1000
 
@@ -73,7 +74,7 @@ def test_an_error_in_the_progress_hook_stops_the_run(how: dict[str, Any]) -> Non
         raise Enough
 
     with pytest.raises(Enough):
-        run_offline(stream(), VllmConfig(timing=ONE_MS), **how, progress=stop)
+        run_offline(RunPlan(stream(), VllmConfig(timing=ONE_MS), **how, progress=stop))
     assert calls == 1
 
 
@@ -82,6 +83,7 @@ import os, signal, sys, threading
 import numpy as np
 from understudy.engines.vllm_config import VllmConfig
 from understudy.run.offline import run_offline
+from understudy.run.run_plan import RunPlan
 from understudy.workload import Workload
 
 rows = 64
@@ -98,7 +100,7 @@ config = VllmConfig(block_size=16384, num_gpu_blocks=10_000)
 signal.signal(signal.SIGINT, signal.default_int_handler)  # a runner may ignore it
 threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGINT)).start()
 try:
-    run_offline(workload, config, fast_forward=False, **how)
+    run_offline(RunPlan(workload, config, fast_forward=False, **how))
 except KeyboardInterrupt:
     sys.exit(42)
 """
@@ -133,4 +135,4 @@ def test_the_first_worker_s_error_counts_however_many_threads_play() -> None:
     )
     for threads in (1, 2):
         with pytest.raises(WrongState, match=r"no progress: 1 requests wait .*first row 1998 "):
-            run_offline(workload, engine, workers=2, threads=threads)
+            run_offline(RunPlan(workload, engine, workers=2, threads=threads))

@@ -14,6 +14,7 @@ from understudy.engines.vllm_config import VllmConfig
 from understudy.errors import WrongState
 from understudy.report import Report
 from understudy.run.offline import run_offline
+from understudy.run.run_plan import RunPlan
 from understudy.timing.coefficients import StepCoefficients
 from understudy.timing.physical import Physical
 
@@ -27,7 +28,7 @@ def test_who_comes_in_mid_step_is_read_at_its_end(
     # Steps of 10 ms; the second request comes 5 ms into one. A step ahead, it waits for one more that is decided.
     workload = single_turns([16, 16], [20, 1], [0, 25])
     engine = VllmConfig(block_size=16, timing=TEN_MS, async_scheduling=asynchronous)
-    run = run_offline(workload, engine)
+    run = run_offline(RunPlan(workload, engine))
     assert run.timeline.queued_ns.tolist() == [0, 30 * MS]
     latencies = Report.build(run.timeline).latencies
     assert latencies.ttft_ms[1] == from_arrival
@@ -36,7 +37,7 @@ def test_who_comes_in_mid_step_is_read_at_its_end(
 
 def test_who_comes_between_two_steps_or_to_an_idle_engine_is_read_at_once() -> None:
     workload = single_turns([16, 16, 16], [3, 1, 1], [0, 20, 500])
-    run = run_offline(workload, VllmConfig(block_size=16, timing=TEN_MS))
+    run = run_offline(RunPlan(workload, VllmConfig(block_size=16, timing=TEN_MS)))
     assert run.timeline.queued_ns.tolist() == [0, 20 * MS, 500 * MS]
 
 
@@ -44,7 +45,7 @@ def test_who_has_no_seat_is_read_all_the_same_and_waits_in_the_queue() -> None:
     workload = single_turns([16, 16], [50, 1], [0, 25])
     for fast_forward in (True, False):
         engine = VllmConfig(block_size=16, timing=TEN_MS, async_scheduling=False, max_num_seqs=1)
-        columns = run_offline(workload, engine, fast_forward=fast_forward).timeline
+        columns = run_offline(RunPlan(workload, engine, fast_forward=fast_forward)).timeline
         assert columns.queued_ns.tolist() == [0, 30 * MS]
         assert columns.first_admit_ns.tolist() == [0, 500 * MS]
 
@@ -52,7 +53,7 @@ def test_who_has_no_seat_is_read_all_the_same_and_waits_in_the_queue() -> None:
 def test_time_before_the_engine_counts_from_arrival_and_not_from_the_queue() -> None:
     workload = single_turns([16], 1)
     timing = Physical(coefficients=StepCoefficients(step_ms=10.0), front_end_ms=5.0)
-    report = Report.build(run_offline(workload, VllmConfig(block_size=16, timing=timing)).timeline)
+    report = Report.build(run_offline(RunPlan(workload, VllmConfig(block_size=16, timing=timing))).timeline)
     # Of the 5 ms, 3 are before the engine, and 2 until the client has the token.
     assert (report.ttft_ms.mean, report.ttft_queued_ms.mean) == (15, 12)
 
@@ -69,12 +70,14 @@ def test_a_request_is_read_at_the_first_boundary_of_its_worker_whatever_the_load
 
         try:
             run = run_offline(
-                case.workload,
-                case.config,
-                on_step_end=end,
-                **case.how,
+                RunPlan(
+                    case.workload,
+                    case.config,
+                    on_step_end=end,
+                    **case.how,
+                )
             )
-            columns = run_offline(case.workload, case.config, **case.how).timeline
+            columns = run_offline(RunPlan(case.workload, case.config, **case.how)).timeline
         except WrongState:
             continue  # no progress
         assert columns.queued_ns.tolist() == run.timeline.queued_ns.tolist()

@@ -12,6 +12,7 @@ from understudy.errors import ConfigError
 from understudy.router.kv import KvRouting
 from understudy.run.offline import run_offline
 from understudy.run.pools import WorkerPool
+from understudy.run.run_plan import RunPlan
 
 TWO = VllmConfig(block_size=16, num_gpu_blocks=64, timing=ONE_MS, data_parallel_size=2)
 
@@ -34,13 +35,15 @@ def test_ties_go_round() -> None:
 
 def test_every_rank_of_several_engines_is_a_worker_of_the_router() -> None:
     workload = single_turns([16] * 5, [40] * 5, arrival_ms=[0, 1, 2, 3, 4])
-    assert run_offline(workload, TWO, workers=2).timeline.worker.tolist() == [0, 1, 2, 3, 0]
-    spread = run_offline(workload, TWO, routing="least_loaded").timeline.worker.tolist()
+    assert run_offline(RunPlan(workload, TWO, workers=2)).timeline.worker.tolist() == [0, 1, 2, 3, 0]
+    spread = run_offline(RunPlan(workload, TWO, routing="least_loaded")).timeline.worker.tolist()
     assert sorted(spread) == [0, 0, 0, 1, 1]
 
 
 def test_a_session_stays_on_its_rank() -> None:
-    run = run_offline(crowd(20), msgspec.structs.replace(TWO, num_gpu_blocks=400), routing="session_affinity")
+    run = run_offline(
+        RunPlan(crowd(20), msgspec.structs.replace(TWO, num_gpu_blocks=400), routing="session_affinity")
+    )
     assert set(run.timeline.worker.tolist()) == {0, 1}
 
 
@@ -49,25 +52,27 @@ def test_ranks_step_together_within_their_engine_only() -> None:
     timing = Constant(prefill_ms=50, decode_ms=1)
     engine = VllmConfig(block_size=16, num_gpu_blocks=256, timing=timing, data_parallel_size=2)
     workload = single_turns([16] * 5, [100] * 4 + [2], arrival_ms=[0, 0, 0, 0, 120])
-    run = run_offline(workload, engine, workers=2, ranks=True, check=True)
+    run = run_offline(RunPlan(workload, engine, workers=2, ranks=True, check=True))
     assert run.timeline.worker.tolist() == [0, 1, 2, 3, 0]
     last = run.timeline.last_token_ns.tolist()
     assert last[0] == last[1]  # ranks of one engine: both wait for the prompt
     assert last[2] == last[3]
     assert last[0] - last[2] == 50_000_000
-    alone = run_offline(workload, engine, workers=2, check=True).timeline.last_token_ns.tolist()
+    alone = run_offline(RunPlan(workload, engine, workers=2, check=True)).timeline.last_token_ns.tolist()
     assert alone[1] == alone[2] == alone[3] < alone[0]
 
 
 def test_a_kv_router_speaks_to_every_rank() -> None:
-    run = run_offline(crowd(20), msgspec.structs.replace(TWO, num_gpu_blocks=400), routing=KvRouting())
+    run = run_offline(
+        RunPlan(crowd(20), msgspec.structs.replace(TWO, num_gpu_blocks=400), routing=KvRouting())
+    )
     assert set(run.timeline.worker.tolist()) == {0, 1}
 
 
 def test_one_rank_changes_nothing() -> None:
     one = msgspec.structs.replace(TWO, data_parallel_size=1)
     plain = VllmConfig(block_size=16, num_gpu_blocks=64, timing=ONE_MS)
-    digests = [run_offline(crowd(20), engine, workers=2).facts.digest for engine in (one, plain)]
+    digests = [run_offline(RunPlan(crowd(20), engine, workers=2)).facts.digest for engine in (one, plain)]
     assert digests[0] == digests[1]
 
 
@@ -77,4 +82,4 @@ def test_what_does_not_go_with_ranks_is_refused() -> None:
         VllmConfig(data_parallel_size=0)
     pools = [WorkerPool(name=name, engine=TWO) for name in "ab"]
     with pytest.raises(ConfigError, match="needs a fleet of one pool"):
-        run_offline(workload, pools=pools)
+        run_offline(RunPlan(workload, pools=pools))

@@ -22,6 +22,7 @@ from understudy.router import Router
 from understudy.router.kv import KvRouting
 from understudy.run.offline import run_offline
 from understudy.run.pools import WorkerPool
+from understudy.run.run_plan import RunPlan
 from understudy.tiers import TiersConfig
 from understudy.workload import ClosedLoop, Lockstep, concat, read_trace, write_mooncake
 from understudy.workload.scenario import read_scenario
@@ -114,7 +115,7 @@ def test_recording_takes_nothing_from_a_router_that_listens(routing: str, tmp_pa
     for path in (None, tmp_path / "steps.jsonl"):
         how: dict[str, Any] = {"routing": Listener() if routing == "mine" else routing, "record_steps": path}
         engine = VllmConfig(block_size=16, num_gpu_blocks=64)
-        digests.add(run_offline(crowd(40), engine, workers=2, **how).facts.digest)
+        digests.add(run_offline(RunPlan(crowd(40), engine, workers=2, **how)).facts.digest)
     assert len(digests) == 1
 
 
@@ -133,7 +134,7 @@ def test_blocks_that_land_between_steps_are_in_the_recording(tmp_path: Path) -> 
     engine = VllmConfig(block_size=16, num_gpu_blocks=100, timing=ONE_MS)
     path = tmp_path / "steps.jsonl"
     run = run_offline(
-        workload, engine, workers=2, tiers=tiers, routing=router, record_steps=path, events=True
+        RunPlan(workload, engine, workers=2, tiers=tiers, routing=router, record_steps=path, events=True)
     )
     assert run.kv is not None
     assert run.timeline.worker.tolist() == [0, 1, 1]
@@ -146,7 +147,7 @@ def test_workers_that_keep_their_own_time_say_who_and_when(tmp_path: Path) -> No
     workload = single_turns([16, 16, 8], [2, 3, 1], arrival_ms=[0, 0, 50.5])
     path = tmp_path / "steps.jsonl"
     engine = VllmConfig(block_size=8, timing=ONE_MS, async_scheduling=False)
-    run = run_offline(workload, engine, workers=2, record_steps=path)
+    run = run_offline(RunPlan(workload, engine, workers=2, record_steps=path))
     header, *steps, end = lines(path)
     assert header["header"]["requests"] == 3
     assert [(s["worker"], s["end_ns"] / 1e6, s["step"]) for s in steps] == [
@@ -175,11 +176,11 @@ def test_recording_changes_nothing(tmp_path: Path) -> None:
     for seed in range(20):
         case = random_case(seed)
         try:
-            plain = run_offline(case.workload, case.config, **case.how)
+            plain = run_offline(RunPlan(case.workload, case.config, **case.how))
         except WrongState:
             continue
         path = tmp_path / f"{seed}.jsonl.gz"
-        recorded = run_offline(case.workload, case.config, **case.how, record_steps=path)
+        recorded = run_offline(RunPlan(case.workload, case.config, **case.how, record_steps=path))
         assert recorded.facts == plain.facts, seed
         *steps, end = lines(path)[1:]
         # A line a schedule: asynchronously one more wherever the queue of batches was empty.
@@ -199,9 +200,9 @@ def test_a_recording_leaves_the_events_to_those_who_asked_for_them(
     how: dict[str, Any] = {"workers": 2, "events": True, "check": True}
     alone, recorded = tmp_path / "alone.jsonl", tmp_path / "recorded.jsonl"
     beside = tmp_path / "beside.jsonl"
-    run_offline(conversations(8), config, workers=2, record_steps=alone)
-    plain = run_offline(conversations(8), config, **how)
-    both = run_offline(conversations(8), config, **how, record_steps=recorded)
+    run_offline(RunPlan(conversations(8), config, workers=2, record_steps=alone))
+    plain = run_offline(RunPlan(conversations(8), config, **how))
+    both = run_offline(RunPlan(conversations(8), config, **how, record_steps=recorded))
     assert plain.kv is not None
     assert both.kv is not None
     assert recorded.read_bytes() == alone.read_bytes()
@@ -215,7 +216,9 @@ def test_the_same_run_gives_the_same_bytes(tmp_path: Path) -> None:
     files = [tmp_path / "a.jsonl.gz", tmp_path / "b.jsonl.gz"]
     for path in files:
         run_offline(
-            conversations(8), VllmConfig(block_size=16, num_gpu_blocks=60), workers=2, record_steps=path
+            RunPlan(
+                conversations(8), VllmConfig(block_size=16, num_gpu_blocks=60), workers=2, record_steps=path
+            )
         )
     assert files[0].read_bytes() == files[1].read_bytes()
 
@@ -224,14 +227,14 @@ def test_output_that_the_next_turn_quotes_has_its_tokens_and_other_output_none(t
     for quoted in (True, False):
         workload = sessions([(16, 33, 0), (64, 1, 0)], quoted=quoted, trace_block_size=16)
         path = tmp_path / "steps.jsonl"
-        run_offline(workload, VllmConfig(block_size=16, timing=ONE_MS), record_steps=path)
+        run_offline(RunPlan(workload, VllmConfig(block_size=16, timing=ONE_MS), record_steps=path))
         firsts = [t for s in lines(path)[1:-1] for e in s["kv_events"] for t in e.get("first_tokens", ())]
         assert firsts == ([0, 1, 2, 3] if quoted else [0, None, None, 1, 2, 3])
 
 
 def test_recording_needs_one_thread(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="no recording of steps"):
-        run_offline(crowd(4), workers=2, threads=2, record_steps=tmp_path / "steps.jsonl")
+        run_offline(RunPlan(crowd(4), workers=2, threads=2, record_steps=tmp_path / "steps.jsonl"))
 
 
 @pytest.mark.parametrize("pools", [False, True])
@@ -249,14 +252,14 @@ def test_recording_needs_an_eviction_policy_that_tells_its_order(tmp_path: Path,
         {"pools": [WorkerPool(), WorkerPool(engine=engine)]} if pools else {"engine": engine}
     )
     with pytest.raises(ConfigError, match=r"record_steps .* eviction_policy .*Mine.* name a built-in policy"):
-        run_offline(crowd(4), record_steps=path, **fleet)
+        run_offline(RunPlan(crowd(4), record_steps=path, **fleet))
     assert not path.exists()
-    run_offline(crowd(4), VllmConfig(num_gpu_blocks=99, eviction_policy="lru"), record_steps=path)
+    run_offline(RunPlan(crowd(4), VllmConfig(num_gpu_blocks=99, eviction_policy="lru"), record_steps=path))
 
 
 def test_a_file_that_cannot_be_written_is_named(tmp_path: Path) -> None:
     with pytest.raises(InvalidArgument, match="nowhere"):
-        run_offline(crowd(4), record_steps=tmp_path / "nowhere" / "steps.jsonl")
+        run_offline(RunPlan(crowd(4), record_steps=tmp_path / "nowhere" / "steps.jsonl"))
 
 
 # ── Lockstep ──
@@ -264,7 +267,7 @@ def test_a_file_that_cannot_be_written_is_named(tmp_path: Path) -> None:
 
 def test_in_lockstep_a_step_is_a_millisecond_and_idle_ones_count() -> None:
     workload = single_turns([8, 8], [2, 1], arrival_ms=[3, 7])
-    run = run_offline(workload, VllmConfig(async_scheduling=False), load=Lockstep(), workers=2)
+    run = run_offline(RunPlan(workload, VllmConfig(async_scheduling=False), load=Lockstep(), workers=2))
     assert run.timeline.first_token_ns.tolist() == [4_000_000, 8_000_000]
     assert run.timeline.steps == 2 * 8
 
@@ -272,8 +275,8 @@ def test_in_lockstep_a_step_is_a_millisecond_and_idle_ones_count() -> None:
 def test_a_workload_without_timestamps_cannot_run_in_lockstep() -> None:
     workload = single_turns([8], has_arrivals=False)
     with pytest.raises(InvalidArgument, match="no arrivals"):
-        run_offline(workload, load=Lockstep())
-    assert run_offline(workload, load=ClosedLoop(concurrency=1)).timeline.completed.all()
+        run_offline(RunPlan(workload, load=Lockstep()))
+    assert run_offline(RunPlan(workload, load=ClosedLoop(concurrency=1))).timeline.completed.all()
 
 
 # ── Identities of a row ──

@@ -11,6 +11,7 @@ from replay.building import MS, ONE_MS, play, sessions, single_turns
 from understudy.engines.vllm_config import VllmConfig
 from understudy.errors import WrongState
 from understudy.run.offline import run_offline
+from understudy.run.run_plan import RunPlan
 from understudy.run.timeline import Status
 from understudy.tiers import TiersConfig
 from understudy.workload import ClosedLoop, OpenLoop
@@ -93,7 +94,7 @@ def test_a_run_without_progress_ends_with_an_error_that_says_who_is_stuck(routin
     with pytest.raises(
         WrongState, match=r"no progress: 1 requests wait .*first row 1 \(\d+ tokens\)"
     ) as caught:
-        run_offline(workload, engine, routing=routing)
+        run_offline(RunPlan(workload, engine, routing=routing))
     assert "12 of 12 blocks are free" in str(caught.value)
 
 
@@ -117,13 +118,13 @@ def test_requests_that_preempt_each_other_for_ever_end_with_an_error(
     said = set()
     for fast_forward in (True, False):
         with pytest.raises(WrongState, match="preempt each other without end") as caught:
-            run_offline(workload, engine, routing=routing, fast_forward=fast_forward)
+            run_offline(RunPlan(workload, engine, routing=routing, fast_forward=fast_forward))
         said.add(str(caught.value))
     # Told as of when that was clear, and not as of when somebody looked.
     assert len(said) == 1
     assert "; 8 of 17 blocks are free" in said.pop()
     newest = msgspec.structs.replace(engine, preemption_mode="lifo")
-    assert run_offline(workload, newest, routing=routing).timeline.completed.all()
+    assert run_offline(RunPlan(workload, newest, routing=routing)).timeline.completed.all()
 
 
 @pytest.mark.parametrize("load", [OpenLoop(), ClosedLoop(20)], ids=["alone", "together"])
@@ -144,7 +145,9 @@ def test_a_halt_tells_the_blocks_that_were_free_when_it_was_clear(load: OpenLoop
     for fast_forward in (True, False):
         with pytest.raises(WrongState, match="; 0 of 12 blocks are free"):
             run_offline(
-                single_turns([112, 20], 60), engine, load=load, tiers=tiers, fast_forward=fast_forward
+                RunPlan(
+                    single_turns([112, 20], 60), engine, load=load, tiers=tiers, fast_forward=fast_forward
+                )
             )
 
 
@@ -159,6 +162,6 @@ def test_a_step_that_only_preempts_is_not_the_end(routing: Any) -> None:
         scheduler_reserve_full_isl=False,
         timing=ONE_MS,
     )
-    run = run_offline(workload, engine, routing=routing)
+    run = run_offline(RunPlan(workload, engine, routing=routing))
     assert run.timeline.completed.all()
     assert run.timeline.preemptions.tolist() == [1, 0]

@@ -9,6 +9,7 @@ from understudy.engines.timing import Constant
 from understudy.engines.vllm_config import VllmConfig
 from understudy.errors import ConfigError
 from understudy.run.offline import run_offline
+from understudy.run.run_plan import RunPlan
 
 MILLISECOND_STEPS = VllmConfig(timing=ONE_MS)
 
@@ -29,7 +30,7 @@ def test_a_rejected_request_takes_no_turn() -> None:
 def test_random_routing_follows_its_seed() -> None:
     workload = crowd(100)
     workers = [
-        run_offline(workload, workers=4, routing="random", seed=seed).timeline.worker.tolist()
+        run_offline(RunPlan(workload, workers=4, routing="random", seed=seed)).timeline.worker.tolist()
         for seed in (1, 1, 2)
     ]
     assert workers[0] == workers[1]
@@ -52,10 +53,10 @@ def test_least_loaded_forgets_what_has_finished() -> None:
 
 def test_an_unknown_routing_is_refused() -> None:
     with pytest.raises(ConfigError, match="routing must be round_robin, random, least_loaded"):
-        run_offline(single_turns([10]), routing="fair")  # type: ignore[arg-type]
+        run_offline(RunPlan(single_turns([10]), routing="fair"))  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("how", [{"workers": 0}, {"workers": -1}, {"threads": -1}, {"seed": -1}])
 def test_numbers_that_make_no_sense_are_refused(how: dict[str, int]) -> None:
     with pytest.raises(ValueError, match=next(iter(how))):
-        run_offline(single_turns([10]), **how)  # type: ignore[arg-type]
+        run_offline(RunPlan(single_turns([10]), **how))  # type: ignore[arg-type]

@@ -10,6 +10,7 @@ from replay.building import MS, ONE_MS, play, single_turns
 from understudy.engines.timing import Constant
 from understudy.engines.vllm_config import VllmConfig
 from understudy.run.offline import run_offline
+from understudy.run.run_plan import RunPlan
 
 
 def test_a_budget_is_spent_on_one_prompt_after_the_other() -> None:
@@ -78,7 +79,7 @@ def test_a_pool_of_500_blocks_serves_200_long_requests(shared: bool, caching: bo
     content = [range(63)] * 200 if shared else None
     workload = single_turns([1000] * 200, 100, content=content)
     engine = VllmConfig(num_gpu_blocks=500, enable_prefix_caching=caching, enable_chunked_prefill=chunked)
-    columns = run_offline(workload, engine).timeline
+    columns = run_offline(RunPlan(workload, engine)).timeline
     assert columns.completed.all()
     assert (columns.output_tokens == 100).all()
     assert (columns.stored_blocks > 0) == caching

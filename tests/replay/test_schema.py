@@ -22,6 +22,7 @@ from understudy.report.requests import key_of
 from understudy.run.digest import digests
 from understudy.run.handoff_columns import HandOffColumns
 from understudy.run.offline import run_offline
+from understudy.run.run_plan import RunPlan
 from understudy.run.schema import About, check_columns, list_columns, list_totals, take_columns
 from understudy.run.tier_columns import TierColumns
 from understudy.run.timeline import Timeline
@@ -111,7 +112,7 @@ def test_a_column_of_the_core_is_declared_in_one_file_of_it() -> None:
 
 def test_lines_of_requests_have_every_column_with_a_row_a_request(tmp_path: Path) -> None:
     path = tmp_path / "requests.jsonl"
-    Report.build(run_offline(crowd(5), ENGINE, tiers=TIERS).timeline).requests_jsonl(path)
+    Report.build(run_offline(RunPlan(crowd(5), ENGINE, tiers=TIERS)).timeline).requests_jsonl(path)
     keys = set(json.loads(path.read_text().splitlines()[0]))
     for declared in (*list_columns(Timeline), *list_columns(TierColumns)):
         if declared.about.per == "request":
@@ -123,7 +124,7 @@ def test_lines_of_requests_have_every_column_with_a_row_a_request(tmp_path: Path
 
 
 def record() -> tuple[Timeline, TierColumns]:
-    timeline = run_offline(conversations(20), ENGINE, workers=2, tiers=TIERS).timeline
+    timeline = run_offline(RunPlan(conversations(20), ENGINE, workers=2, tiers=TIERS)).timeline
     assert timeline.tiers is not None
     return timeline, timeline.tiers
 
@@ -204,22 +205,23 @@ def test_runs_that_are_played_otherwise_have_the_same_digests(tiers: TiersConfig
     load = crowd(60)
     ways: tuple[dict[str, Any], ...] = ({}, {"fast_forward": False}, {"check": True})
     runs = [
-        run_offline(load, ENGINE, workers=3, tiers=tiers, events=True, **how).facts.digests for how in ways
+        run_offline(RunPlan(load, ENGINE, workers=3, tiers=tiers, events=True, **how)).facts.digests
+        for how in ways
     ]
     assert runs[0] == runs[1] == runs[2]
     assert "events" in runs[0]
     if tiers is None:
-        threaded = run_offline(load, ENGINE, workers=3, threads=2).facts.digests
+        threaded = run_offline(RunPlan(load, ENGINE, workers=3, threads=2)).facts.digests
         assert threaded == {name: value for name, value in runs[0].items() if name != "events"}
 
 
 def test_a_run_that_keeps_its_events_has_the_digest_of_one_that_does_not() -> None:
-    with_events = run_offline(crowd(20), ENGINE, events=True).facts
-    without = run_offline(crowd(20), ENGINE).facts
+    with_events = run_offline(RunPlan(crowd(20), ENGINE, events=True)).facts
+    without = run_offline(RunPlan(crowd(20), ENGINE)).facts
     assert with_events.digest == without.digest
-    other = run_offline(crowd(20), ENGINE, events=True, seed=1).facts
+    other = run_offline(RunPlan(crowd(20), ENGINE, events=True, seed=1)).facts
     assert other.digests["events"] == with_events.digests["events"]
-    fewer = run_offline(crowd(20), VllmConfig(block_size=16, num_gpu_blocks=40), events=True).facts
+    fewer = run_offline(RunPlan(crowd(20), VllmConfig(block_size=16, num_gpu_blocks=40), events=True)).facts
     assert fewer.digests["events"] != with_events.digests["events"]
 
 

@@ -16,6 +16,7 @@ from understudy.engines.sglang_config import SglangConfig
 from understudy.errors import ConfigError
 from understudy.router import KvRouting
 from understudy.run.offline import run_offline
+from understudy.run.run_plan import RunPlan
 from understudy.tiers import TiersConfig
 from understudy.workload import ClosedLoop, Workload
 
@@ -99,7 +100,7 @@ def test_a_run_has_the_recorded_times(path: Path) -> None:
         "trace_block_size": 1,
     }
     timeline = run_offline(
-        Workload(**columns), engine, timing=RecordedClock(scenario["clock"]), check=True
+        RunPlan(Workload(**columns), engine, timing=RecordedClock(scenario["clock"]), check=True)
     ).timeline
     for row, one in enumerate(requests):
         recorded = pair["recorded"]["requests"][one["id"]]
@@ -141,9 +142,9 @@ def test_every_driver_runs_it_alike_with_checks_and_without(
     engine: SglangConfig, how: dict[str, Any]
 ) -> None:
     workload = crowd(60) if "threads" in how else conversations(20)
-    plain = run_offline(workload, engine, workers=3, **how)
-    checked = run_offline(workload, engine, workers=3, check=True, **how)
-    stepped = run_offline(workload, engine, workers=3, **{**how, "threads": 1}, fast_forward=False)
+    plain = run_offline(RunPlan(workload, engine, workers=3, **how))
+    checked = run_offline(RunPlan(workload, engine, workers=3, check=True, **how))
+    stepped = run_offline(RunPlan(workload, engine, workers=3, **{**how, "threads": 1}, fast_forward=False))
     assert plain.facts.digest == checked.facts.digest == stepped.facts.digest
     assert (plain.timeline.output_tokens == workload.output_tokens).all()
     assert plain.timeline.cached_tokens_first.sum() > 0
@@ -157,7 +158,7 @@ def test_pools_hold_both_kinds_of_engines() -> None:
         WorkerPool(engine=SglangConfig(block_size=16, num_gpu_blocks=300, timing=ONE_MS), name="sglang"),
         WorkerPool(engine=VllmConfig(block_size=16, num_gpu_blocks=300, timing=ONE_MS), name="vllm"),
     ]
-    timeline = run_offline(crowd(40), pools=pools, routing="least_loaded").timeline
+    timeline = run_offline(RunPlan(crowd(40), pools=pools, routing="least_loaded")).timeline
     assert set(timeline.worker.tolist()) == {0, 1}
 
 
@@ -201,10 +202,10 @@ def test_a_host_tier_is_hicache(policy: Any, overlap: bool) -> None:
         hicache_write_policy=policy,
         disable_overlap_schedule=not overlap,
     )
-    run = run_offline(conversations(20), engine, tiers=tiers_of("g2"), check=True, events=True)
-    again = run_offline(conversations(20), engine, tiers=tiers_of("g2"))
+    run = run_offline(RunPlan(conversations(20), engine, tiers=tiers_of("g2"), check=True, events=True))
+    again = run_offline(RunPlan(conversations(20), engine, tiers=tiers_of("g2")))
     assert run.facts.digest == again.facts.digest
-    without = run_offline(conversations(20), engine)
+    without = run_offline(RunPlan(conversations(20), engine))
     assert run.timeline.cached_tokens_first.sum() > without.timeline.cached_tokens_first.sum()
     tiers = run.timeline.tiers
     assert tiers is not None
@@ -224,4 +225,4 @@ def test_a_host_tier_is_hicache(policy: Any, overlap: bool) -> None:
 )
 def test_tiers_that_hicache_lacks_are_refused_by_name(tiers: TiersConfig, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
-        run_offline(crowd(5), SglangConfig(timing=ONE_MS), tiers=tiers)
+        run_offline(RunPlan(crowd(5), SglangConfig(timing=ONE_MS), tiers=tiers))

@@ -17,6 +17,7 @@ from understudy.engines.sglang_config import SglangConfig
 from understudy.engines.timing import Polynomial
 from understudy.router import KvRouting
 from understudy.run.offline import run_offline
+from understudy.run.run_plan import RunPlan
 from understudy.tiers import TiersConfig
 from understudy.workload import ClosedLoop, Workload
 
@@ -71,8 +72,8 @@ def random_run(seed: int) -> tuple[Workload, SglangConfig, dict[str, Any]]:
 def test_fast_forward_equals_stepping(first: int) -> None:
     for seed in range(first, first + 50):
         workload, engine, how = random_run(seed)
-        fast = run_offline(workload, engine, **how)
-        stepped = run_offline(workload, engine, fast_forward=False, **how)
+        fast = run_offline(RunPlan(workload, engine, **how))
+        stepped = run_offline(RunPlan(workload, engine, fast_forward=False, **how))
         assert fast.facts.digest == stepped.facts.digest, seed
 
 
@@ -80,7 +81,7 @@ def test_deep_checks_compare_states_of_fast_forwards() -> None:
     compared = 0
     for seed in range(40):
         workload, engine, how = random_run(seed)
-        run = run_offline(workload, engine, check="deep", **how)
+        run = run_offline(RunPlan(workload, engine, check="deep", **how))
         note = run.notes[-1]
         compared += 0 if "no step" in note else int(note.split()[2].replace(",", ""))
     assert compared > 100

@@ -12,6 +12,7 @@ from understudy.engines.vllm_config import VllmConfig
 from understudy.errors import InvalidArgument
 from understudy.events import Stored
 from understudy.run.offline import OfflineRun, run_offline
+from understudy.run.run_plan import RunPlan
 from understudy.tiers.settings import TiersConfig
 from understudy.workload import Fixed, Poisson, SyntheticSpec, SystemPrompts, synthesise
 
@@ -42,7 +43,9 @@ def busy_workload() -> Workload:
 def tiered_run(**changes: Any) -> OfflineRun:
     engine = VllmConfig(block_size=16, num_gpu_blocks=24)
     return run_offline(
-        busy_workload(), engine, workers=2, tiers=TiersConfig.from_dict(TIERS), events=True, **changes
+        RunPlan(
+            busy_workload(), engine, workers=2, tiers=TiersConfig.from_dict(TIERS), events=True, **changes
+        )
     )
 
 

@@ -12,6 +12,7 @@ from replay.tier_scene import ENGINE, config, played
 from understudy.errors import ConfigError, PolicyError
 from understudy.kv import EvictionPolicy
 from understudy.run.offline import run_offline
+from understudy.run.run_plan import RunPlan
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -48,13 +49,13 @@ def test_a_filter_is_made_once_a_run_and_sees_hashes_and_reuse() -> None:
             return [True] * len(lineages)
 
     tiers = config(offload={"filter": Watching})
-    first = run_offline(crowd(), ENGINE, workers=2, tiers=tiers)
-    second = run_offline(crowd(), ENGINE, workers=2, tiers=tiers)
+    first = run_offline(RunPlan(crowd(), ENGINE, workers=2, tiers=tiers))
+    second = run_offline(RunPlan(crowd(), ENGINE, workers=2, tiers=tiers))
     assert len(made) == 2
     assert made[0].asked == made[1].asked != []
     assert first.facts.digest == second.facts.digest
     assert first.facts.tiers["offload"]["filter"].endswith("Watching")
-    plain = run_offline(crowd(), ENGINE, workers=2, tiers=config())
+    plain = run_offline(RunPlan(crowd(), ENGINE, workers=2, tiers=config()))
     assert plain.facts.digest == first.facts.digest
 
 
@@ -125,13 +126,13 @@ def test_a_tier_may_evict_by_a_class_of_ones_own_on_every_worker() -> None:
             return list(self._order)[:count]
 
     host = {"tier": "g2", "blocks": 30}
-    run = run_offline(crowd(), ENGINE, workers=3, tiers=config({**host, "eviction": Oldest}))
+    run = run_offline(RunPlan(crowd(), ENGINE, workers=3, tiers=config({**host, "eviction": Oldest})))
     assert len(made) == 3
-    fifo = run_offline(crowd(), ENGINE, workers=3, tiers=config({**host, "eviction": "fifo"}))
+    fifo = run_offline(RunPlan(crowd(), ENGINE, workers=3, tiers=config({**host, "eviction": "fifo"})))
     assert run.timeline.completed.all()
     assert run.timeline.tiers is not None
     assert fifo.timeline.tiers is not None
     assert run.timeline.tiers.tiers[1].evicted_blocks > 0
     shared = config(host, {"tier": "g3", "blocks": 50, "eviction": Oldest})
     for _ in range(2):  # a plan serves many runs
-        assert run_offline(crowd(), ENGINE, workers=2, tiers=shared).timeline.completed.all()
+        assert run_offline(RunPlan(crowd(), ENGINE, workers=2, tiers=shared)).timeline.completed.all()

@@ -13,6 +13,7 @@ from understudy.engines.vllm_config import VllmConfig
 from understudy.errors import ConfigError
 from understudy.run.layers import index_tiers_by_name
 from understudy.run.offline import run_offline
+from understudy.run.run_plan import RunPlan
 from understudy.run.settings import ReplaySettings
 from understudy.tiers import TiersConfig
 
@@ -116,12 +117,12 @@ def test_a_run_takes_dynamos_engine_arguments() -> None:
 def test_tiers_given_twice_are_refused_and_a_weight_may_stand_with_the_engine() -> None:
     named = VllmConfig.from_dict({"num_g2_blocks": 5, "kv_bytes_per_token": 1})
     with pytest.raises(ConfigError, match="tiers are given twice"):
-        run_offline(crowd(), named, tiers=config())
+        run_offline(RunPlan(crowd(), named, tiers=config()))
     weighed = VllmConfig.from_dict({"kv_bytes_per_token": 1024})
     host = TiersConfig.from_dict({"tiers": [{"tier": "g2", "blocks": 5}]})
-    run = run_offline(crowd(), weighed, tiers=host)
+    run = run_offline(RunPlan(crowd(), weighed, tiers=host))
     assert run.facts.tiers["kv_bytes_per_token"] == 1024
     with pytest.raises(ConfigError, match="kv_bytes_per_token is given twice"):
-        run_offline(crowd(), weighed, tiers=TiersConfig.from_dict({"model": "Qwen3-8B"}))
+        run_offline(RunPlan(crowd(), weighed, tiers=TiersConfig.from_dict({"model": "Qwen3-8B"})))
     with pytest.raises(ConfigError, match="tiers: not a setting of engine"):
         VllmConfig.from_dict({"tiers": []})

@@ -12,6 +12,7 @@ from understudy._core import Tier
 from understudy.engines.vllm_config import VllmConfig
 from understudy.errors import ConfigError
 from understudy.run.offline import run_offline
+from understudy.run.run_plan import RunPlan
 from understudy.tiers import TierPlan, to_core
 
 # --- columns ------------------------------------------------------------------------------------------------------
@@ -84,7 +85,7 @@ def test_a_workers_link_to_a_shared_tier_may_be_limited_in_one_direction(
 def test_host_tiers_leave_workers_independent_so_threads_change_nothing(mode: str) -> None:
     tiers = config(offload={"mode": mode})
     digests = {
-        run_offline(crowd(), ENGINE, workers=3, tiers=tiers, threads=threads).facts.digest
+        run_offline(RunPlan(crowd(), ENGINE, workers=3, tiers=tiers, threads=threads)).facts.digest
         for threads in (1, 3)
     }
     assert len(digests) == 1
@@ -93,16 +94,20 @@ def test_host_tiers_leave_workers_independent_so_threads_change_nothing(mode: st
 def test_a_shared_tier_refuses_threads() -> None:
     tiers = config({"tier": "g2", "blocks": 9}, {"tier": "g3", "blocks": 99})
     with pytest.raises(ConfigError, match=r"threads > 1 needs independent workers.*no tier that they share"):
-        run_offline(crowd(), ENGINE, workers=2, tiers=tiers, threads=2)
+        run_offline(RunPlan(crowd(), ENGINE, workers=2, tiers=tiers, threads=2))
 
 
 def test_the_digest_covers_where_prompts_came_from() -> None:
     fast, slow = (
-        run_offline(crowd(), ENGINE, tiers=config({"tier": "g2", "blocks": 400, "link": {"up_gbps": gbps}}))
+        run_offline(
+            RunPlan(crowd(), ENGINE, tiers=config({"tier": "g2", "blocks": 400, "link": {"up_gbps": gbps}}))
+        )
         for gbps in (25, 0.05)
     )
     assert fast.facts.digest != slow.facts.digest
-    again = run_offline(crowd(), ENGINE, tiers=config({"tier": "g2", "blocks": 400, "link": {"up_gbps": 25}}))
+    again = run_offline(
+        RunPlan(crowd(), ENGINE, tiers=config({"tier": "g2", "blocks": 400, "link": {"up_gbps": 25}}))
+    )
     assert again.facts.digest == fast.facts.digest
 
 
@@ -144,7 +149,7 @@ def test_fast_forward_changes_nothing_when_a_head_waits_whose_hits_may_be_evicte
         {"tier": "g2", "blocks": "unlimited", "link": {"fixed_us": 500}}, offload={"mode": "write_through"}
     )
     digests = {
-        run_offline(crowd(), engine, tiers=tiers, fast_forward=fast_forward).facts.digest
+        run_offline(RunPlan(crowd(), engine, tiers=tiers, fast_forward=fast_forward)).facts.digest
         for fast_forward in (True, False)
     }
     assert len(digests) == 1
@@ -156,7 +161,7 @@ def test_a_tier_takes_memory_for_what_it_is_filled_with() -> None:
     link = {"down_gbps": 25, "up_gbps": 25}
     tiers = config({"tier": "g2", "blocks": huge, "link": link}, {"tier": "g3", "blocks": huge, "link": link})
     small = config({"tier": "g2", "blocks": 4000, "link": link}, {"tier": "g3", "blocks": 4000, "link": link})
-    runs = [run_offline(crowd(60), ENGINE, workers=64, tiers=given) for given in (tiers, small)]
+    runs = [run_offline(RunPlan(crowd(60), ENGINE, workers=64, tiers=given)) for given in (tiers, small)]
     capacities = [
         {t.tier: t.capacity_blocks for t in run.timeline.tiers.tiers} for run in runs if run.timeline.tiers
     ]

@@ -12,6 +12,7 @@ from replay.building import ONE_MS, crowd, single_turns
 from understudy.engines.vllm_config import VllmConfig
 from understudy.errors import WrongState
 from understudy.run.offline import run_offline
+from understudy.run.run_plan import RunPlan
 from understudy.tiers import TiersConfig
 from understudy.workload import ClosedLoop, OpenLoop
 
@@ -26,7 +27,7 @@ WAYS: tuple[dict[str, Any], ...] = (
 def outcome(case: Any, how: dict[str, Any]) -> Any:
     """Every column of the run, or what it failed with."""
     try:
-        run = run_offline(case.workload, case.config, **how)
+        run = run_offline(RunPlan(case.workload, case.config, **how))
     except WrongState as stuck:
         return type(stuck)
     timeline = run.timeline
@@ -76,7 +77,7 @@ def test_a_timing_model_that_nobody_can_foresee_changes_nothing(how: dict[str, A
     config = VllmConfig(block_size=16, num_gpu_blocks=300, timing=ONE_MS)
     digests = {
         run_offline(
-            crowd(60), config, workers=3, timing=Falling(), fast_forward=fast_forward, **how
+            RunPlan(crowd(60), config, workers=3, timing=Falling(), fast_forward=fast_forward, **how)
         ).facts.digest
         for fast_forward in (True, False)
     }
@@ -86,6 +87,6 @@ def test_a_timing_model_that_nobody_can_foresee_changes_nothing(how: dict[str, A
 def test_a_finish_and_an_arrival_at_one_time_come_in_this_order() -> None:
     # Worker 0 ends its request at 3 ms, when the third arrives: it is the least loaded by then.
     workload = single_turns([10, 10, 10], [3, 9, 1], arrival_ms=[0, 0, 3])
-    run = run_offline(workload, VllmConfig(timing=ONE_MS), workers=2, routing="least_loaded")
+    run = run_offline(RunPlan(workload, VllmConfig(timing=ONE_MS), workers=2, routing="least_loaded"))
     assert run.timeline.finish_ns.tolist()[0] == run.timeline.arrival_ns.tolist()[2]
     assert run.timeline.worker.tolist() == [0, 1, 0]

@@ -17,6 +17,7 @@ from understudy.kind_names import KIND_MODULES
 from understudy.router.kv import KvRouting
 from understudy.run.offline import OfflineRun, run_offline
 from understudy.run.pools import WorkerPool
+from understudy.run.run_plan import RunPlan
 from understudy.workload import ClosedLoop
 
 if TYPE_CHECKING:
@@ -44,7 +45,7 @@ def play(workload: Workload, *, workers: int = 2, queue_limit: int = 1000, **how
 
 
 def run(workload: Workload, engine: ToyConfig, **how: Any) -> OfflineRun:
-    return run_offline(workload, engine, **how)
+    return run_offline(RunPlan(workload, engine, **how))
 
 
 def burst(count: int = 40) -> Workload:
@@ -86,10 +87,10 @@ def test_a_fleet_has_pools_of_several_kinds() -> None:
         WorkerPool(engine=VllmConfig(block_size=64), workers=2),
     ]
     with pytest.raises(ConfigError, match="pools of one fleet need one block_size, got 16"):
-        run_offline(burst(), pools=pools)
+        run_offline(RunPlan(burst(), pools=pools))
     sixteen = pools[1].engine.__class__(block_size=16)
     pools[1] = WorkerPool(engine=sixteen, workers=2)
-    mixed = run_offline(burst(), pools=pools, routing="least_loaded")
+    mixed = run_offline(RunPlan(burst(), pools=pools, routing="least_loaded"))
     assert mixed.timeline.output_tokens.tolist() == [6] * 40
     assert set(mixed.timeline.worker.tolist()) == {0, 1, 2}
     assert [pool.engine.get("queue_limit") for pool in mixed.facts.pools] == [1000, None]

@@ -17,6 +17,7 @@ import pytest
 
 from model.replay_gen import REQUEST_COLUMNS, random_case
 from understudy.run.offline import run_offline
+from understudy.run.run_plan import RunPlan
 from understudy.tiers import TiersConfig
 
 RECORDED = Path(__file__).parents[1] / "golden" / "digests" / "replay.json"
@@ -28,7 +29,7 @@ TIERED = range(40)
 def digest_of(seed: int, tiers: TiersConfig | None = None) -> str:
     case = random_case(seed, **_changes(seed, tiered=tiers is not None))
     how: dict[str, Any] = {} if tiers is None else {"tiers": tiers}
-    timeline = run_offline(case.workload, case.config, **case.how, **how).timeline
+    timeline = run_offline(RunPlan(case.workload, case.config, **case.how, **how)).timeline
     value = hashlib.sha256(repr((timeline.steps, timeline.evictions, timeline.stored_blocks)).encode())
     for name in COLUMNS:
         value.update(repr((name, getattr(timeline, name).tolist())).encode())

@@ -10,6 +10,7 @@ from replay.building import single_turns
 from understudy.engines.vllm_config import VllmConfig
 from understudy.kv import EvictionPolicy
 from understudy.run.offline import run_offline
+from understudy.run.run_plan import RunPlan
 from understudy.tiers import OffloadPolicy, TiersConfig
 
 if TYPE_CHECKING:
@@ -57,7 +58,7 @@ def order_told(where: str, workers: int) -> list[int]:
     )
     tiers = TiersConfig.from_dict({"tiers": [host], "kv_bytes_per_token": 1024, "offload": offload})
     TOLD.clear()
-    run = run_offline(workload, engine, workers=workers, tiers=None if where == "device" else tiers)
+    run = run_offline(RunPlan(workload, engine, workers=workers, tiers=None if where == "device" else tiers))
     assert run.timeline.completed.all()
     return list(dict.fromkeys(TOLD))
 

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from understudy.engines.vllm_config import VllmConfig
 from understudy.run.offline import run_offline
+from understudy.run.run_plan import RunPlan
 from understudy.tiers import TiersConfig
 
 if TYPE_CHECKING:
@@ -22,4 +23,4 @@ def config(*tiers: dict[str, Any], **settings: Any) -> TiersConfig:
 
 
 def played(workload: Workload, tiers: TiersConfig | None = None, **how: Any) -> Timeline:
-    return run_offline(workload, ENGINE, tiers=tiers, check=True, **how).timeline
+    return run_offline(RunPlan(workload, ENGINE, tiers=tiers, check=True, **how)).timeline

@@ -21,6 +21,7 @@ from understudy.report.metrics import DISTRIBUTIONS, SCALARS
 from understudy.report.tier_metrics import TIER_METRICS
 from understudy.report.tiers import LINK_WINDOWS
 from understudy.run.offline import OfflineRun, run_offline
+from understudy.run.run_plan import RunPlan
 from understudy.tiers import TiersConfig
 from understudy.workload import Normal
 
@@ -63,7 +64,9 @@ def played() -> tuple[OfflineRun, Report, list[Request], list[dict[str, Any]]]:
     engine = VllmConfig(block_size=BLOCK, num_gpu_blocks=CAPACITY, async_scheduling=False)
     with TemporaryDirectory() as folder:
         steps = f"{folder}/steps.jsonl"
-        run = run_offline(workload, engine, workers=WORKERS, tiers=TIERS, events=True, record_steps=steps)
+        run = run_offline(
+            RunPlan(workload, engine, workers=WORKERS, tiers=TIERS, events=True, record_steps=steps)
+        )
         with open(steps, encoding="utf-8") as file:
             lines = [json.loads(line) for line in file][1:-1]
     t = run.timeline

@@ -13,6 +13,7 @@ from understudy.engines.vllm_config import VllmConfig
 from understudy.report import group_verdicts
 from understudy.report.html import page
 from understudy.run.offline import run_offline
+from understudy.run.run_plan import RunPlan
 from understudy.tiers.settings import TiersConfig
 from understudy.workload import Normal, Poisson
 
@@ -65,7 +66,7 @@ def test_held_blocks_are_distinct_blocks_of_the_device() -> None:
     """Send many requests with equal prefixes at once, for which the device has few blocks."""
     engine = VllmConfig(kv_cache_groups=(WINDOW, FULL), num_gpu_blocks=120, timing=ONE_MS)
     load = crowd(80, arrivals=Poisson(qps=2000))
-    fast, slow = (run_offline(load, engine, fast_forward=on, check=on) for on in (True, False))
+    fast, slow = (run_offline(RunPlan(load, engine, fast_forward=on, check=on)) for on in (True, False))
     facts = facts_of(fast.facts.kv_groups)
     assert facts == slow.facts.kv_groups
     for group in facts.groups:
@@ -81,7 +82,7 @@ def test_blocks_that_are_copied_behind_a_hit_inside_them_count_once() -> None:
     engine = VllmConfig(kv_cache_groups=(local, wide, FULL), num_gpu_blocks=225, timing=ONE_MS)
     for seed in range(4):
         load = conversations(15, prompt_tokens=Normal(mean=900, std=100), content_seed=seed)
-        facts = facts_of(run_offline(load, engine, check=True).facts.kv_groups)
+        facts = facts_of(run_offline(RunPlan(load, engine, check=True)).facts.kv_groups)
         assert [group.held_blocks[-1] for group in facts.groups] == [0, 0, 0]
 
 
@@ -89,6 +90,6 @@ def test_the_peak_of_a_short_run_is_found() -> None:
     """Run one request alone: its prompt of 100 tokens and the first 12 behind it are in 7 blocks."""
     engine = VllmConfig(kv_cache_groups=(WINDOW, FULL), num_gpu_blocks=100, timing=ONE_MS)
     load = crowd(1, prompt_tokens=Normal(mean=100, std=0), output_tokens=Normal(mean=13, std=0))
-    facts = facts_of(run_offline(load, engine).facts.kv_groups)
+    facts = facts_of(run_offline(RunPlan(load, engine)).facts.kv_groups)
     assert [group.held_blocks_peak for group in facts.groups] == [7, 7]
     assert max(facts.groups[1].held_blocks) == 7

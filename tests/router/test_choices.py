@@ -17,6 +17,7 @@ from understudy.errors import PolicyError
 from understudy.router import KvRouting, Router
 from understudy.run.disaggregation import Disaggregation
 from understudy.run.offline import run_offline
+from understudy.run.run_plan import RunPlan
 from understudy.tiers import TiersConfig
 from understudy.workload import read_trace
 
@@ -110,7 +111,7 @@ def test_recorded_caches_and_runs_equal_those_of_kv_routing_with_the_same_choice
     if name == "stages with kv" and router is Observing:
         pytest.skip("two routers of one fleet receive events in the same way")
     fleet = dict(FLEETS[name])
-    run = run_offline(WORKLOAD, fleet.pop("engine"), routing=router(), keep_candidates=True, **fleet)
+    run = run_offline(RunPlan(WORKLOAD, fleet.pop("engine"), routing=router(), keep_candidates=True, **fleet))
     choices = run.choices
     assert choices is not None
     assert len(choices) == len(WORKLOAD)
@@ -119,7 +120,7 @@ def test_recorded_caches_and_runs_equal_those_of_kv_routing_with_the_same_choice
     order = WORKLOAD.arrival_order()
     is_sorted = "load" not in fleet and order is not None
     kv = KvRouting().build(imposed=imposed[order] if is_sorted else imposed)
-    peer = run_offline(WORKLOAD, FLEETS[name]["engine"], routing=kv, **fleet)
+    peer = run_offline(RunPlan(WORKLOAD, FLEETS[name]["engine"], routing=kv, **fleet))
     assert peer.facts.digest == run.facts.digest
     assert peer.decisions is not None
     assert choices.rows.tolist() == peer.decisions.rows.tolist()
@@ -141,7 +142,7 @@ def test_recorded_caches_and_runs_equal_those_of_kv_routing_with_the_same_choice
 
 def test_recording_keeps_what_a_router_receives() -> None:
     router = Observing()
-    run = run_offline(WORKLOAD, ENGINE, workers=2, routing=router)
+    run = run_offline(RunPlan(WORKLOAD, ENGINE, workers=2, routing=router))
     assert router.blocks > 1000
     assert router.tokens == router.calls + 1 == len(WORKLOAD)
     assert run.choices is not None
@@ -149,13 +150,13 @@ def test_recording_keeps_what_a_router_receives() -> None:
 
 
 def test_a_deep_check_replays_an_unrecorded_router() -> None:
-    run = run_offline(WORKLOAD, ENGINE, workers=3, routing=RoundRobin(), check="deep")
+    run = run_offline(RunPlan(WORKLOAD, ENGINE, workers=3, routing=RoundRobin(), check="deep"))
     assert "fast-forwards equal" in run.notes[0]
 
 
 def test_a_router_without_recording_has_the_same_run() -> None:
-    recorded = run_offline(WORKLOAD, ENGINE, workers=3, routing="least_loaded", keep_candidates=True)
-    plain = run_offline(WORKLOAD, ENGINE, workers=3, routing="least_loaded")
+    recorded = run_offline(RunPlan(WORKLOAD, ENGINE, workers=3, routing="least_loaded", keep_candidates=True))
+    plain = run_offline(RunPlan(WORKLOAD, ENGINE, workers=3, routing="least_loaded"))
     assert recorded.facts.digest == plain.facts.digest
     assert plain.choices is None
     assert recorded.choices is not None
@@ -170,7 +171,7 @@ def test_a_wrong_choice_is_an_error_as_before() -> None:
             return 7
 
     with pytest.raises(PolicyError, match="chose worker 7 for row 0, which is not ready"):
-        run_offline(WORKLOAD, ENGINE, workers=2, routing=Wrong())
+        run_offline(RunPlan(WORKLOAD, ENGINE, workers=2, routing=Wrong()))
 
 
 def test_decisions_of_a_user_defined_router_have_the_form_of_kv(tmp_path: Path) -> None:

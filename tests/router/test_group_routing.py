@@ -11,6 +11,7 @@ import understudy as us
 from replay.building import conversations
 from understudy.errors import ConfigError
 from understudy.run.offline import OfflineRun, run_offline
+from understudy.run.run_plan import RunPlan
 
 WINDOW = us.KvCacheGroup(kind="sliding_window", block_size=16, window=64)
 FULL = us.KvCacheGroup(kind="full", block_size=16)
@@ -32,7 +33,9 @@ def run(
 ) -> OfflineRun:
     settings = {"num_gpu_blocks": settings.pop("blocks", 3000), "max_num_batched_tokens": 8192, **settings}
     engine = us.VllmConfig(kv_cache_groups=groups, **settings)
-    return run_offline(conversations(16), engine, workers=3, routing=routing or us.KvRouting(), check=True)
+    return run_offline(
+        RunPlan(conversations(16), engine, workers=3, routing=routing or us.KvRouting(), check=True)
+    )
 
 
 @pytest.mark.parametrize("groups", GROUPS.values(), ids=GROUPS)
@@ -87,7 +90,7 @@ def test_one_group_is_routed_the_same_with_either_index() -> None:
     load = conversations(12)
     engine = us.VllmConfig(block_size=16, num_gpu_blocks=2000)
     digests = {
-        run_offline(load, engine, workers=3, routing=us.KvRouting(index_groups=which)).facts.digest
+        run_offline(RunPlan(load, engine, workers=3, routing=us.KvRouting(index_groups=which))).facts.digest
         for which in ("all", "first")
     }
     assert len(digests) == 1
@@ -102,7 +105,7 @@ def test_fast_forward_routes_as_stepping_does() -> None:
     engine = us.VllmConfig(kv_cache_groups=(WINDOW, FULL), num_gpu_blocks=1500)
     load = conversations(16)
     fast, slow = (
-        run_offline(load, engine, workers=3, routing=us.KvRouting(), fast_forward=fast, events=True)
+        run_offline(RunPlan(load, engine, workers=3, routing=us.KvRouting(), fast_forward=fast, events=True))
         for fast in (True, False)
     )
     assert fast.facts.digest == slow.facts.digest

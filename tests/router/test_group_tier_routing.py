@@ -19,6 +19,7 @@ from understudy._core import Tier
 from understudy.engines.timing import Constant
 from understudy.events.events import Stored
 from understudy.run.offline import OfflineRun, run_offline
+from understudy.run.run_plan import RunPlan
 from understudy.tiers.settings import TiersConfig
 from understudy.workload.identities import row_identities
 
@@ -68,7 +69,7 @@ def run(groups: list[Group], tiers: TiersConfig, *, retention: int | None = 0, *
         timing=Constant(prefill_ms=1.0, decode_ms=1.0),
     )
     given = {"workers": 2, "routing": us.KvRouting(), "events": True, "check": True, **settings}
-    return run_offline(turns(), engine, tiers=tiers, **given)
+    return run_offline(RunPlan(turns(), engine, tiers=tiers, **given))
 
 
 def turns() -> Workload:
@@ -161,14 +162,16 @@ def test_fast_forward_routes_and_publishes_as_stepping_does(groups: list[Group],
     tiers = below(200, 400, mode=mode, placement="inclusive")
     fast, slow = (
         run_offline(
-            conversations(16),
-            engine,
-            workers=3,
-            routing=us.KvRouting(),
-            tiers=tiers,
-            events=True,
-            check=fast_forward,
-            fast_forward=fast_forward,
+            RunPlan(
+                conversations(16),
+                engine,
+                workers=3,
+                routing=us.KvRouting(),
+                tiers=tiers,
+                events=True,
+                check=fast_forward,
+                fast_forward=fast_forward,
+            )
         )
         for fast_forward in (True, False)
     )

@@ -18,6 +18,7 @@ from understudy.report.html.page import page
 from understudy.router import KvRouting
 from understudy.run.offline import OfflineRun, run_offline
 from understudy.run.options import Outputs
+from understudy.run.run_plan import RunPlan
 from understudy.tiers.settings import TiersConfig
 from understudy.workload import Constant, Fixed, SyntheticSpec, SystemPrompts, synthesise
 from understudy.workload.families import FanOut, QuickTurns
@@ -32,7 +33,7 @@ FAN_OUT = FanOut(contexts=40, context_interval_ms=1200.0, seed=3).build()
 
 def play(routing: Any = "kv", *, workers: int = 8, seed: int = 0, fast_forward: bool = True) -> OfflineRun:
     return run_offline(
-        FAN_OUT, ENGINE, workers=workers, seed=seed, routing=routing, fast_forward=fast_forward
+        RunPlan(FAN_OUT, ENGINE, workers=workers, seed=seed, routing=routing, fast_forward=fast_forward)
     )
 
 
@@ -55,12 +56,14 @@ def test_what_lands_on_a_host_after_the_last_step_is_told_too(fast_forward: bool
     tiers = TiersConfig.from_dict({"tiers": [slow], "kv_bytes_per_token": 100})
     router = KvRouting().build(0)
     run_offline(
-        single_turns([64]),
-        VllmConfig(block_size=16, num_gpu_blocks=8),
-        workers=2,
-        tiers=tiers,
-        routing=router,
-        fast_forward=fast_forward,
+        RunPlan(
+            single_turns([64]),
+            VllmConfig(block_size=16, num_gpu_blocks=8),
+            workers=2,
+            tiers=tiers,
+            routing=router,
+            fast_forward=fast_forward,
+        )
     )
     held = [[router.index.num_blocks(w, tier=tier) for tier in (Tier.G1, Tier.G2)] for w in range(2)]
     assert sorted(held) == [[0, 0], [4, 4]]
@@ -84,7 +87,7 @@ def test_an_oracle_regrets_nothing_and_a_late_view_does() -> None:
 def test_what_an_oracle_believes_is_what_the_engine_finds() -> None:
     # Every question comes when the one before it has ended: nothing changes between the choice and the admission.
     calm = FanOut(contexts=6, children=4, gap_ms=3000, context_interval_ms=60_000.0).build()
-    run = run_offline(calm, ENGINE, workers=2, routing="kv")
+    run = run_offline(RunPlan(calm, ENGINE, workers=2, routing="kv"))
     assert run.decisions is not None
     found = run.timeline.cached_tokens_first[run.decisions.rows] // ENGINE.block_size
     assert (found == run.decisions.overlap_blocks).all()
@@ -116,7 +119,9 @@ def test_which_events_are_lost_does_not_depend_on_leaps() -> None:
     for fast_forward in (True, False):
         router = KvRouting(event_delay_ms=5, event_loss=0.3).build()
         run = run_offline(
-            conversations(40), engine, workers=3, routing=router, tiers=tiers, fast_forward=fast_forward
+            RunPlan(
+                conversations(40), engine, workers=3, routing=router, tiers=tiers, fast_forward=fast_forward
+            )
         )
         told.append((run.facts.digest, router.lost_deliveries, router.decisions.overlap_blocks.tolist()))
     assert told[0] == told[1]
@@ -151,7 +156,7 @@ def test_the_index_is_what_the_engines_hold_after_every_step(block_size: int) ->
             arrivals=Constant(qps=40),
         )
     )
-    run_offline(workload, engine, workers=3, routing="kv", check=True)
+    run_offline(RunPlan(workload, engine, workers=3, routing="kv", check=True))
 
 
 @pytest.mark.parametrize(
@@ -164,7 +169,7 @@ def test_without_prefix_caching_an_index_knows_nothing_and_is_right(
     """kvbm names blocks all the same; nobody is told of them."""
     engine = VllmConfig(block_size=16, num_gpu_blocks=60, kv_manager=manager, enable_prefix_caching=False)
     router = routing.build()
-    run = run_offline(conversations(40), engine, workers=3, routing=router, check=True)
+    run = run_offline(RunPlan(conversations(40), engine, workers=3, routing=router, check=True))
     assert (run.timeline.finish_ns > 0).all()
     assert len(router.index.dump_columns()[3]) == 0
 
@@ -188,7 +193,7 @@ def test_blocks_on_a_shared_tier_count_for_whoever_lacks_them() -> None:
     costs = []
     for weight in (0.25, 0.0):
         router = KvRouting(disk_cache_hit_weight=weight, host_cache_hit_weight=0.0).build(imposed=turns)
-        run_offline(workload, small, workers=4, tiers=tiers, check=True, routing=router)
+        run_offline(RunPlan(workload, small, workers=4, tiers=tiers, check=True, routing=router))
         costs.append(router.decisions.cost)
     lower = router.decisions.lower_overlap_blocks
     assert (router.decisions.overlap_blocks + lower <= 224 // 16).all()
@@ -212,7 +217,7 @@ def test_who_can_never_fit_is_routed_too_if_asked_for() -> None:
         )  # some questions are too long
         for flag in (False, True)
     ]
-    runs = [run_offline(FAN_OUT, engine, workers=4).timeline.worker for engine in engines]
+    runs = [run_offline(RunPlan(FAN_OUT, engine, workers=4)).timeline.worker for engine in engines]
     fits = runs[0] >= 0
     assert not fits.all()
     assert (runs[1][fits] == np.flatnonzero(fits) % 4).all()
@@ -221,9 +226,11 @@ def test_who_can_never_fit_is_routed_too_if_asked_for() -> None:
 
 def test_without_the_charge_a_first_token_comes_earlier() -> None:
     charged = VllmConfig(**SIZES)
-    runs = [run_offline(FAN_OUT, engine, workers=8) for engine in (ENGINE, charged)]
+    runs = [run_offline(RunPlan(FAN_OUT, engine, workers=8)) for engine in (ENGINE, charged)]
     assert ttft_ms(runs[0]) < ttft_ms(runs[1])
-    lone = [run_offline(QuickTurns(sessions=1, turns=1).build(), e).timeline for e in (ENGINE, charged)]
+    lone = [
+        run_offline(RunPlan(QuickTurns(sessions=1, turns=1).build(), e)).timeline for e in (ENGINE, charged)
+    ]
     free, paid = (int(t.first_token_ns[0] - t.arrival_ns[0]) for t in lone)
     assert free == round((4.209989e-7 * 4096**2 + 1.518344e-2 * 4096 + 16.50142) * 1e6)
     u = 4096 / (2048 * 64)
@@ -241,7 +248,7 @@ def test_a_session_stays_where_it_began() -> None:
             arrivals=Constant(qps=20),
         )
     )
-    timeline = run_offline(workload, ENGINE, workers=4, routing="session_affinity").timeline
+    timeline = run_offline(RunPlan(workload, ENGINE, workers=4, routing="session_affinity")).timeline
     for session in range(20):
         assert len(set(timeline.worker[workload.session == session].tolist())) == 1
     assert len(set(timeline.worker.tolist())) == 4

@@ -15,6 +15,7 @@ from understudy.engines.vllm_config import VllmConfig
 from understudy.errors import WrongState
 from understudy.router import KvRouting, Router
 from understudy.run.offline import OfflineRun, run_offline
+from understudy.run.run_plan import RunPlan
 from understudy.workload import ClosedLoop, Workload
 
 BLOCK = 16
@@ -82,19 +83,21 @@ def test_looking_is_as_good_as_being_told_of_everything_at_once(
     load = None if concurrency is None else ClosedLoop(concurrency)
     how: dict[str, Any] = {"workers": 3, "load": load, "routing": KvRouting(queue_threshold=threshold)}
     try:
-        looked = knows(run_offline(workload, engine, fast_forward=fast_forward, **how))
+        looked = knows(run_offline(RunPlan(workload, engine, fast_forward=fast_forward, **how)))
     except WrongState:  # this fleet preempts itself without end, whoever routes
         return
-    assert looked == knows(run_offline(workload, engine, events=True, **how))
-    assert looked == knows(run_offline(workload, engine, check=True, **how))
+    assert looked == knows(run_offline(RunPlan(workload, engine, events=True, **how)))
+    assert looked == knows(run_offline(RunPlan(workload, engine, check=True, **how)))
 
 
 def test_turns_of_a_session_see_what_the_turns_before_left() -> None:
     turns = [[(40 + 24 * turn, 9, 5.0 * (turn % 2)) for turn in range(6)] for _ in range(12)]
     workload = sessions(*turns, arrival_ms=[3.0 * i for i in range(12)], quoted=True)
     engine = VllmConfig(block_size=BLOCK, num_gpu_blocks=64, timing=ONE_MS)
-    looked = run_offline(workload, engine, workers=4, routing="kv")
-    assert knows(looked) == knows(run_offline(workload, engine, workers=4, routing="kv", events=True))
+    looked = run_offline(RunPlan(workload, engine, workers=4, routing="kv"))
+    assert knows(looked) == knows(
+        run_offline(RunPlan(workload, engine, workers=4, routing="kv", events=True))
+    )
     assert looked.decisions is not None
     assert looked.decisions.overlap_blocks.sum() > 100
 
@@ -103,7 +106,7 @@ def test_what_a_step_in_progress_changes_is_not_seen_before_it_ends() -> None:
     # The first takes 4 ms to compute, and the second, of the same prompt, comes in the middle of that; the third after.
     workload = single_turns([64] * 3, 3, [0, 2, 6], [range(4)] * 3)
     engine = VllmConfig(block_size=BLOCK, num_gpu_blocks=64, timing=Constant(prefill_ms=4.0, decode_ms=1.0))
-    run = run_offline(workload, engine, workers=2, routing="kv")
+    run = run_offline(RunPlan(workload, engine, workers=2, routing="kv"))
     assert run.decisions is not None
     assert run.decisions.overlap_blocks[:2].tolist() == [0, 0]
     assert run.decisions.best_overlap_blocks[2] == 4
@@ -114,7 +117,7 @@ def test_what_a_step_in_progress_evicts_is_there_until_it_ends() -> None:
     content = [range(4), range(100, 108), range(4), range(4)]
     workload = single_turns([64, 120, 64, 64], 1, [0, 10, 12, 30], content)
     engine = VllmConfig(block_size=BLOCK, num_gpu_blocks=8, timing=Constant(prefill_ms=4.0, decode_ms=1.0))
-    run = run_offline(workload, engine, workers=1, routing="kv")
+    run = run_offline(RunPlan(workload, engine, workers=1, routing="kv"))
     assert run.decisions is not None
     assert run.decisions.overlap_blocks.tolist()[:3] == [0, 0, 4]
     assert run.timeline.cached_tokens_first[2] == 0
@@ -146,7 +149,7 @@ def test_who_wants_no_events_is_told_of_first_tokens_before_it_is_asked_again(as
     )
     engine = VllmConfig(block_size=BLOCK, num_gpu_blocks=400, timing=ONE_MS, async_scheduling=asynchronous)
     forwarded, stepped = Told(), Told()
-    run_offline(workload, engine, workers=3, routing=forwarded)
-    run_offline(workload, engine, workers=3, routing=stepped, fast_forward=False)
+    run_offline(RunPlan(workload, engine, workers=3, routing=forwarded))
+    run_offline(RunPlan(workload, engine, workers=3, routing=stepped, fast_forward=False))
     assert forwarded.before == stepped.before
     assert any(what == "first" for what, _ in forwarded.before[10][1])

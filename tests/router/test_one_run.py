@@ -15,6 +15,7 @@ from understudy.router.kv import KvRouting
 from understudy.run.fleet_plan import FleetPlan
 from understudy.run.offline import run_offline
 from understudy.run.pools import WorkerPool
+from understudy.run.run_plan import RunPlan
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -37,7 +38,9 @@ CALLS: dict[str, Callable[[KvRouter], object]] = {
 
 
 def play(router: Any, on_step_end: Callable[[int, int], None] | None = None) -> str:
-    run = run_offline(single_turns([64] * 20, 8), ENGINE, workers=2, routing=router, on_step_end=on_step_end)
+    run = run_offline(
+        RunPlan(single_turns([64] * 20, 8), ENGINE, workers=2, routing=router, on_step_end=on_step_end)
+    )
     assert run.facts.digest is not None
     return run.facts.digest
 

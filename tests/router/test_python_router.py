@@ -16,6 +16,7 @@ from understudy.engines.vllm_config import VllmConfig
 from understudy.errors import ConfigError, PolicyError, WrongState
 from understudy.router import KvRouting, Router
 from understudy.run.offline import run_offline
+from understudy.run.run_plan import RunPlan
 from understudy.tiers import TiersConfig
 from understudy.workload import ClosedLoop
 
@@ -61,7 +62,7 @@ class Recorder(LeastOutstanding):
 @pytest.mark.parametrize("load", [None, ClosedLoop(5)])
 def test_a_router_in_python_gives_what_the_native_one_gives(load: ClosedLoop | None) -> None:
     digests = {
-        run_offline(crowd(80), ENGINE, workers=3, routing=routing, load=load).facts.digest
+        run_offline(RunPlan(crowd(80), ENGINE, workers=3, routing=routing, load=load)).facts.digest
         for routing in ("least_loaded", LeastOutstanding())
     }
     assert len(digests) == 1
@@ -70,7 +71,7 @@ def test_a_router_in_python_gives_what_the_native_one_gives(load: ClosedLoop | N
 def test_it_sees_each_request_when_it_comes_and_the_fleet_as_it_is_then() -> None:
     router = Recorder()
     workload = single_turns([20, 20, 20], [3, 5, 1], arrival_ms=[0, 1.5, 3.2])
-    run_offline(workload, ENGINE, workers=2, routing=router)
+    run_offline(RunPlan(workload, ENGINE, workers=2, routing=router))
     rows, times, requests, running, waiting, used, _ = zip(*router.seen, strict=True)
     assert rows == (0, 1, 2)
     assert times == (0, 3 * MS // 2, 32 * MS // 10)
@@ -83,7 +84,9 @@ def test_it_sees_each_request_when_it_comes_and_the_fleet_as_it_is_then() -> Non
 @pytest.mark.parametrize("fast_forward", [True, False])
 def test_it_is_told_in_the_order_of_time_and_before_it_is_asked(fast_forward: bool) -> None:
     router = Recorder()
-    run = run_offline(crowd(60), ENGINE, workers=3, routing=router, events=True, fast_forward=fast_forward)
+    run = run_offline(
+        RunPlan(crowd(60), ENGINE, workers=3, routing=router, events=True, fast_forward=fast_forward)
+    )
     assert router.told
     assert [time for time, *_ in router.told] == sorted(time for time, *_ in router.told)
     for _, now_ns, *_, told in router.seen:
@@ -91,13 +94,15 @@ def test_it_is_told_in_the_order_of_time_and_before_it_is_asked(fast_forward: bo
         assert all(time > now_ns for time, *_ in router.told[told:])
     # The run keeps all the same what it would keep without.
     plain = run_offline(
-        crowd(60),
-        ENGINE,
-        workers=3,
-        routing="least_loaded",
-        events=True,
-        fast_forward=fast_forward,
-        keep_candidates=True,
+        RunPlan(
+            crowd(60),
+            ENGINE,
+            workers=3,
+            routing="least_loaded",
+            events=True,
+            fast_forward=fast_forward,
+            keep_candidates=True,
+        )
     )
     assert replace(plain.facts, routing="Recorder") == run.facts
 
@@ -105,7 +110,7 @@ def test_it_is_told_in_the_order_of_time_and_before_it_is_asked(fast_forward: bo
 def test_what_it_sees_and_is_told_is_the_same_fast_forward_or_stepping() -> None:
     routers = (Recorder(), Recorder())
     for router, fast_forward in zip(routers, (True, False), strict=True):
-        run_offline(crowd(60), ENGINE, workers=3, routing=router, fast_forward=fast_forward)
+        run_offline(RunPlan(crowd(60), ENGINE, workers=3, routing=router, fast_forward=fast_forward))
     assert routers[0].seen == routers[1].seen
     assert routers[0].told == routers[1].told
 
@@ -119,7 +124,7 @@ def test_a_view_is_good_for_one_call() -> None:
             return super().choose(request, view)
 
     router = Keeps()
-    run_offline(single_turns([10]), ENGINE, routing=router)
+    run_offline(RunPlan(single_turns([10]), ENGINE, routing=router))
     with pytest.raises(WrongState, match="one call"):
         _ = router.views[0].running
 
@@ -133,7 +138,7 @@ def test_also_for_one_that_raised() -> None:
             raise LookupError("nobody there")
 
     with pytest.raises(LookupError):
-        run_offline(single_turns([10]), ENGINE, routing=KeepsAndFails())
+        run_offline(RunPlan(single_turns([10]), ENGINE, routing=KeepsAndFails()))
     for read in (lambda: views[0].running, lambda: views[0].outstanding_tokens, lambda: len(views[0])):
         with pytest.raises(WrongState, match="one call"):
             read()
@@ -147,7 +152,7 @@ def test_an_answer_that_is_no_worker_is_an_error_that_says_so(answer: Any) -> No
             return worker
 
     with pytest.raises(PolicyError, match="worker"):
-        run_offline(single_turns([10]), ENGINE, workers=2, routing=Wrong())
+        run_offline(RunPlan(single_turns([10]), ENGINE, workers=2, routing=Wrong()))
 
 
 def test_what_a_router_raises_reaches_the_caller() -> None:
@@ -156,12 +161,12 @@ def test_what_a_router_raises_reaches_the_caller() -> None:
             raise LookupError("nobody there")
 
     with pytest.raises(LookupError, match="nobody there"):
-        run_offline(single_turns([10]), ENGINE, routing=Fails())
+        run_offline(RunPlan(single_turns([10]), ENGINE, routing=Fails()))
 
 
 def test_an_object_that_cannot_choose_is_refused() -> None:
     with pytest.raises(ConfigError, match="choose"):
-        run_offline(single_turns([10]), ENGINE, routing=object())  # type: ignore[arg-type]
+        run_offline(RunPlan(single_turns([10]), ENGINE, routing=object()))  # type: ignore[arg-type]
 
 
 # ── Once more without tiers ──
@@ -216,7 +221,7 @@ def test_a_router_that_cannot_be_copied_is_refused_before_it_is_asked() -> None:
 
 def test_a_request_that_fits_nowhere_is_rejected_and_the_router_not_asked() -> None:
     router = Recorder()
-    run = run_offline(single_turns([10, 5000, 10]), ENGINE, workers=2, routing=router)
+    run = run_offline(RunPlan(single_turns([10, 5000, 10]), ENGINE, workers=2, routing=router))
     assert [row for row, *_ in router.seen] == [0, 2]
     assert run.timeline.worker.tolist() == [0, -1, 1]
 

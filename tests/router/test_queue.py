@@ -11,6 +11,7 @@ from understudy.engines.vllm_config import VllmConfig
 from understudy.errors import ConfigError, WrongState
 from understudy.router import KvRouter, KvRouting, Router
 from understudy.run.offline import run_offline
+from understudy.run.run_plan import RunPlan
 from understudy.workload import Workload
 from understudy.workload.families import FanOut
 
@@ -160,7 +161,7 @@ CROWD = FanOut(contexts=30, context_interval_ms=150.0, seed=5).build()
 
 
 def play(workload: Workload = CROWD, **settings: Any) -> Any:
-    return run_offline(workload, ENGINE, workers=3, routing=KvRouting(**settings), check=True)
+    return run_offline(RunPlan(workload, ENGINE, workers=3, routing=KvRouting(**settings), check=True))
 
 
 def test_a_replay_lets_requests_wait_and_loses_none() -> None:
@@ -179,7 +180,7 @@ def test_a_replay_lets_requests_wait_and_loses_none() -> None:
 def test_who_is_let_go_is_judged_by_what_workers_hold_by_then_checked_or_not() -> None:
     settings = KvRouting(queue_threshold=0.0, event_delay_ms=20)
     plain, checked = (
-        run_offline(CROWD, ENGINE, workers=3, routing=settings, check=check).decisions
+        run_offline(RunPlan(CROWD, ENGINE, workers=3, routing=settings, check=check)).decisions
         for check in (False, True)
     )
     assert plain is not None
@@ -203,7 +204,7 @@ def test_requests_of_a_step_start_and_end_one_by_one_and_let_others_go_in_betwee
             hash_ids=np.arange(3, dtype=np.uint32),
             trace_block_size=BLOCK,
         )
-        run = run_offline(workload, engine, routing=KvRouting(queue_threshold=0.0))
+        run = run_offline(RunPlan(workload, engine, routing=KvRouting(queue_threshold=0.0)))
         assert run.decisions is not None
         assert run.decisions.rows.tolist() == [0, 1, 2]
         assert (
@@ -254,7 +255,7 @@ class Listener(Router):
 
 def test_a_router_in_python_is_told_of_first_tokens_and_ends() -> None:
     who = Listener()
-    run_offline(CROWD, ENGINE, workers=3, routing=who)
+    run_offline(RunPlan(CROWD, ENGINE, workers=3, routing=who))
     for row in range(len(CROWD)):
         places = [who.told.index((what, row)) for what in ("asked", "first", "ended")]
         assert places == sorted(places)

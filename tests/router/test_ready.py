@@ -14,6 +14,7 @@ from understudy.errors import InvalidArgument, PolicyError
 from understudy.router import KvRouting, Router
 from understudy.router.dispatch import Decision, Dispatcher, LiveRouteRequest
 from understudy.run.offline import run_offline
+from understudy.run.run_plan import RunPlan
 from understudy.tokens import Identities
 
 if TYPE_CHECKING:
@@ -79,7 +80,7 @@ class Notes(Router):
 def test_a_replay_shows_ids_states_roles_and_sessions() -> None:
     router = Notes()
     workload = sessions(*[[(20, 3, 0), (40, 3, 1), (60, 3, 1)]] * 4)
-    run_offline(workload, ENGINE, workers=3, routing=router)
+    run_offline(RunPlan(workload, ENGINE, workers=3, routing=router))
     assert router.fleets == {(3, (0, 1, 2), ("ready",) * 3, ("both",) * 3, (0, 0, 0))}
     assert sorted(router.requests) == [(row, None, "whole") for row in (0, 3, 6, 9) for _ in range(3)]
 
@@ -93,7 +94,7 @@ def test_a_choice_that_is_not_ready_ends_the_replay() -> None:
     with pytest.raises(
         PolicyError, match=r"chose worker 3 for row 0, which is not ready; choose one of the 3"
     ):
-        run_offline(crowd(3), ENGINE, workers=3, routing=OutOfRange())
+        run_offline(RunPlan(crowd(3), ENGINE, workers=3, routing=OutOfRange()))
 
 
 class First(Router):

@@ -203,6 +203,7 @@ def test_a_live_run_is_the_replay_of_the_stamps_it_had() -> None:
     """Against the replay itself, which fast-forwards: every time that a request knows is the same."""
     from replay.building import single_turns
     from understudy.run.offline import run_offline
+    from understudy.run.run_plan import RunPlan
 
     parts = [Part(f"r{n}", 3.7 * n, list(range(40 * n, 40 * n + 20 + n)), 6 + n % 5) for n in range(20)]
     config = VllmConfig(block_size=16, num_gpu_blocks=64, max_model_len=256, timing=Polynomial())
@@ -228,7 +229,7 @@ def test_a_live_run_is_the_replay_of_the_stamps_it_had() -> None:
         [part.outputs for part in parts],
         [request.arrival_ns / MS for request in requests],
     )
-    timeline = run_offline(workload, config).timeline
+    timeline = run_offline(RunPlan(workload, config)).timeline
     assert [request.first_token_ns - first_ns for request in requests] == timeline.first_token_ns.tolist()
     assert [request.finish_ns - first_ns for request in requests] == timeline.finish_ns.tolist()
     assert [request.admitted_ns - first_ns for request in requests] == timeline.first_admit_ns.tolist()

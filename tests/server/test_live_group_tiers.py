@@ -15,6 +15,7 @@ from server.test_live_group_offload import C, count_cached, settings_of
 from server.test_live_groups import engine_of, list_turns, tokens_of
 from understudy.cli.fleet import read_fleet
 from understudy.run.offline import run_offline
+from understudy.run.run_plan import RunPlan
 from understudy.run.settings import ReplaySettings
 from understudy.server.flags.serving import read_serve
 from understudy.server.fleet.fleet import Fleet, FleetSettings
@@ -64,7 +65,9 @@ def replay(
         arrival_ms=[10_000.0 * row for row in range(len(turns))],
         content=[[*blocks, 1_000_000 + row] for row, blocks in enumerate(turns)],
     )
-    run = run_offline(load, engine_of(groups), workers=2, routing=us.KvRouting(), seed=0, tiers=tiers)
+    run = run_offline(
+        RunPlan(load, engine_of(groups), workers=2, routing=us.KvRouting(), seed=0, tiers=tiers)
+    )
     found = run.decisions
     assert found is not None
     overlaps = zip(found.worker, found.overlap_blocks, found.lower_overlap_blocks, strict=True)

@@ -14,6 +14,7 @@ from server.client import Client
 from server.router_scene import Scene, scene
 from understudy.engines.timing import Constant
 from understudy.run.offline import run_offline
+from understudy.run.run_plan import RunPlan
 from understudy.server.fleet.fleet import Fleet, FleetSettings
 from understudy.server.settings import ServerSettings
 
@@ -77,7 +78,7 @@ def replay(groups: tuple[us.KvCacheGroup, ...], routing: us.KvRouting) -> list[t
         arrival_ms=[10_000.0 * row for row in range(len(turns))],
         content=[[*blocks, 1_000_000 + row] for row, blocks in enumerate(turns)],
     )
-    found = run_offline(load, engine_of(groups), workers=2, routing=routing, seed=0).decisions
+    found = run_offline(RunPlan(load, engine_of(groups), workers=2, routing=routing, seed=0)).decisions
     assert found is not None
     return list(zip(found.worker.tolist(), found.overlap_blocks.tolist(), strict=True))
 

@@ -10,6 +10,7 @@ from understudy.engines.timing import Constant
 from understudy.engines.vllm_config import VllmConfig
 from understudy.online import prompt_of, replay_online, run_online
 from understudy.run.offline import run_offline
+from understudy.run.run_plan import RunPlan
 from understudy.run.timeline import FinishReason, Status
 
 ENGINE = VllmConfig(block_size=16, num_gpu_blocks=256, timing=Constant(prefill_ms=4.0, decode_ms=2.0))
@@ -36,7 +37,7 @@ def test_counts_are_those_of_the_workload_and_times_follow_each_other() -> None:
 def test_requests_end_by_eos_or_at_their_limit_as_offline() -> None:
     workload = single_turns([40, 40, 40], [5, 9, 7], [0, 10, 20], max_tokens=[20, 6, -1])
     online = run_online(workload, ENGINE, clock_speed=4).timeline
-    offline = run_offline(workload, ENGINE).timeline
+    offline = run_offline(RunPlan(workload, ENGINE)).timeline
     assert online.output_tokens.tolist() == offline.output_tokens.tolist() == [5, 6, 7]
     assert online.finish_reason.tolist() == offline.finish_reason.tolist()
     assert online.finish_reason.tolist() == [FinishReason.STOP, FinishReason.LENGTH, FinishReason.LENGTH]
@@ -46,7 +47,7 @@ def test_sglang_engines_do_online_what_they_do_offline() -> None:
     engine = SglangConfig(block_size=16, num_gpu_blocks=256, timing=Constant(prefill_ms=4.0, decode_ms=2.0))
     workload = sessions([(32, 40, 0), (96, 4, 20), (128, 4, 20)], quoted=True)
     online = run_online(workload, engine, clock_speed=4).timeline
-    offline = run_offline(workload, engine).timeline
+    offline = run_offline(RunPlan(workload, engine)).timeline
     assert online.output_tokens.tolist() == offline.output_tokens.tolist() == [40, 4, 4]
     assert online.cached_tokens_first.tolist() == offline.cached_tokens_first.tolist() == [0, 64, 96]
 
@@ -69,7 +70,7 @@ def test_notes_on_the_trace_are_in_the_report() -> None:
 def test_a_turn_finds_the_answer_that_it_quotes_as_offline() -> None:
     workload = sessions([(32, 40, 0), (96, 4, 20), (128, 4, 20)], quoted=True)
     online = run_online(workload, ENGINE, clock_speed=4).timeline
-    offline = run_offline(workload, ENGINE).timeline
+    offline = run_offline(RunPlan(workload, ENGINE)).timeline
     assert offline.cached_tokens_first.tolist() == [0, 64, 96]
     assert online.cached_tokens_first.tolist() == offline.cached_tokens_first.tolist()
 

@@ -15,6 +15,7 @@ from understudy.engines.timing import Constant
 from understudy.engines.vllm_config import VllmConfig
 from understudy.online.replay import run_online
 from understudy.run.offline import run_offline
+from understudy.run.run_plan import RunPlan
 from understudy.run.timeline import Status, Timeline
 
 if TYPE_CHECKING:
@@ -26,7 +27,7 @@ TIMING = Constant(prefill_ms=5.0, decode_ms=5.0)
 def both(workload: Workload, engine: VllmConfig | SglangConfig, **how: Any) -> tuple[Timeline, Timeline]:
     """The live run, and the offline run of its arrival times."""
     live = run_online(workload, engine, clock_speed=3, **how).timeline
-    return live, run_offline(replace(workload, arrival_ns=live.arrival_ns), engine, **how).timeline
+    return live, run_offline(RunPlan(replace(workload, arrival_ns=live.arrival_ns), engine, **how)).timeline
 
 
 def require_equal(live: Timeline, offline: Timeline) -> None:

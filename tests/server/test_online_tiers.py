@@ -23,6 +23,7 @@ from understudy.online.columns import LiveColumns
 from understudy.report import Report
 from understudy.run.digest import digests
 from understudy.run.offline import run_offline
+from understudy.run.run_plan import RunPlan
 from understudy.server.driver import Driver
 from understudy.server.engines import SimulatedCore
 from understudy.server.live_request import LiveRequest
@@ -148,7 +149,7 @@ def test_columns_of_live_engines_are_those_of_the_replay(kind: str, workers: int
     engine = msgspec.structs.replace(ENGINE, async_scheduling=asynchronous)
     workload = crowd(seed=7)
     live = play(workload, engine, below, workers)
-    offline = run_offline(workload, engine, workers=workers, tiers=below).timeline
+    offline = run_offline(RunPlan(workload, engine, workers=workers, tiers=below)).timeline
     assert live.tiers is not None
     assert offline.tiers is not None
     assert live.tiers.totals.onboarded_blocks > 0
@@ -164,7 +165,7 @@ def test_what_lands_after_the_last_step_is_there_in_the_end(seed: int) -> None:
     engine = msgspec.structs.replace(ENGINE, async_scheduling=False, num_gpu_blocks=30 + seed % 40)
     workload = crowd(seed)
     live = play(workload, engine, below, 3)
-    offline = run_offline(workload, engine, workers=3, tiers=below).timeline
+    offline = run_offline(RunPlan(workload, engine, workers=3, tiers=below)).timeline
     assert digests(live) == digests(offline)
 
 
@@ -175,7 +176,7 @@ def test_over_http_the_report_has_the_tiers_of_the_replay_at_the_same_stamps(
     workload, below = crowd(seed=3, count=40), KINDS[kind]
     online = replay_online(workload, "crowd", ENGINE, workers=workers, tiers=below, clock_speed=2)
     stamped = replace(workload, arrival_ns=online.columns.arrival_ns)
-    run = run_offline(stamped, ENGINE, workers=workers, tiers=below)
+    run = run_offline(RunPlan(stamped, ENGINE, workers=workers, tiers=below))
     offline = Report.build(run.timeline, run.facts)
     live, replayed = online.to_dict()["tiers"], offline.to_dict()["tiers"]
     assert live.keys() == replayed.keys()

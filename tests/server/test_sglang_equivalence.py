@@ -20,6 +20,7 @@ from understudy.online import replay_online
 from understudy.online.columns import LiveColumns
 from understudy.run.digest import digests
 from understudy.run.offline import run_offline
+from understudy.run.run_plan import RunPlan
 from understudy.server.engines import SimulatedCore
 from understudy.server.server import Server
 from understudy.server.settings import ServerSettings
@@ -117,7 +118,7 @@ def test_columns_of_live_engines_are_those_of_the_replay(policy: Any, workers: i
     )
     workload = crowd(seed=7)
     live = play(workload, engine, below, workers)
-    offline = run_offline(workload, engine, workers=workers, tiers=below).timeline
+    offline = run_offline(RunPlan(workload, engine, workers=workers, tiers=below)).timeline
     assert digests(live) == digests(offline)
     if policy is not None:
         assert live.tiers is not None
@@ -131,7 +132,7 @@ def test_over_http_the_columns_are_those_of_the_replay_at_the_same_timestamps(
     workload = crowd(seed=3, count=30)
     online = replay_online(workload, "crowd", ENGINE, workers=2, tiers=below, clock_speed=2).columns
     stamped = replace(workload, arrival_ns=online.arrival_ns)
-    offline = run_offline(stamped, ENGINE, workers=2, tiers=below).timeline
+    offline = run_offline(RunPlan(stamped, ENGINE, workers=2, tiers=below)).timeline
     first_ns = online.arrival_ns.min()  # an offline run starts with its first request
     assert (online.first_token_ns - first_ns).tolist() == offline.first_token_ns.tolist()
     assert (online.finish_ns - first_ns).tolist() == offline.finish_ns.tolist()

@@ -14,6 +14,7 @@ from understudy.engines.vllm_config import VllmConfig
 from understudy.groups import groups_of_model
 from understudy.router import FleetView, Router, RouteRequest
 from understudy.run.offline import OfflineRun, run_offline
+from understudy.run.run_plan import RunPlan
 from understudy.run.settings import ReplaySettings
 from understudy.tiers.gpu import GpuSettings
 from understudy.tiers.plan import TierPlan
@@ -51,7 +52,7 @@ def engine(*groups: KvCacheGroup, **settings: Any) -> VllmConfig:
 
 
 def replay(config: VllmConfig, tiers: TiersConfig | None, **settings: Any) -> OfflineRun:
-    return run_offline(crowd(60), config, workers=2, tiers=tiers, **settings)
+    return run_offline(RunPlan(crowd(60), config, workers=2, tiers=tiers, **settings))
 
 
 def draw(rng: Random, layouts: list[tuple[KvCacheGroup, ...]], **more: Any) -> tuple[VllmConfig, TiersConfig]:
@@ -123,7 +124,15 @@ def test_fast_forward_equals_stepping_under_vllms_offload(seed: int) -> None:
     load = crowd(60, output_tokens=Normal(mean=40, std=10))
     fast, slow = (
         run_offline(
-            load, config, workers=2, tiers=tiers, events=True, fast_forward=fast_forward, check=fast_forward
+            RunPlan(
+                load,
+                config,
+                workers=2,
+                tiers=tiers,
+                events=True,
+                fast_forward=fast_forward,
+                check=fast_forward,
+            )
         )
         for fast_forward in (True, False)
     )
@@ -154,7 +163,7 @@ def test_models_with_states_hit_more_with_a_host(model: str, mode: str) -> None:
     prompts = crowd(60, prompt_tokens=Normal(mean=4000, std=800))
     tiers = below(5000, recompute_fallback=False, mode=mode)
     fast = msgspec.structs.replace(tiers, kv_bytes_per_token=64)
-    runs = [run_offline(prompts, config, tiers=given, check=True) for given in (None, fast)]
+    runs = [run_offline(RunPlan(prompts, config, tiers=given, check=True)) for given in (None, fast)]
     hits = [int(run.timeline.cached_tokens_first.sum()) for run in runs]
     assert hits[1] > 1.3 * hits[0]
 

@@ -18,6 +18,7 @@ from understudy.engines.timing import Polynomial
 from understudy.engines.vllm_config import VllmConfig
 from understudy.kv import BUILT_IN_POLICIES
 from understudy.run.offline import run_offline
+from understudy.run.run_plan import RunPlan
 from understudy.tiers import TiersConfig
 from understudy.workload import Workload
 
@@ -231,7 +232,9 @@ def test_the_head_of_a_queue_that_lacks_room_goes_on_when_one_of_its_hits_is_evi
     )
     rested, stepped = (
         run_offline(
-            crowd, engine, tiers=below, workers=2, routing="random", seed=0, fast_forward=fast_forward
+            RunPlan(
+                crowd, engine, tiers=below, workers=2, routing="random", seed=0, fast_forward=fast_forward
+            )
         )
         for fast_forward in (True, False)
     )

@@ -24,6 +24,7 @@ from understudy.engines.timing import Constant
 from understudy.engines.vllm_config import VllmConfig
 from understudy.errors import WrongState
 from understudy.run.offline import run_offline
+from understudy.run.run_plan import RunPlan
 from understudy.tiers.settings import TiersConfig
 from understudy.workload import ClosedLoop
 
@@ -91,7 +92,7 @@ def outcome(run: dict[str, Any], **how: Any) -> Any:
     """The digests, or how it came to a halt."""
     rest = {name: value for name, value in run.items() if name not in ("workload", "engine")}
     try:
-        return run_offline(run["workload"], run["engine"], events=True, **rest, **how).facts.digests
+        return run_offline(RunPlan(run["workload"], run["engine"], events=True, **rest, **how)).facts.digests
     except WrongState as halt:
         return str(halt)
 
@@ -184,7 +185,7 @@ def test_a_load_that_takes_no_time_has_come_though_another_worker_began_then() -
     forwarded = outcome(run)
     assert outcome(run, fast_forward=False) == forwarded
     assert outcome(run, check=True) == forwarded
-    timeline = run_offline(**run, fast_forward=False).timeline
+    timeline = run_offline(RunPlan(**run, fast_forward=False)).timeline
     assert timeline.worker.tolist() == [0, 0, 0, 1]
     assert timeline.first_admit_ns.tolist() == [1_000_000 * time_ms for time_ms in arrivals_ms]
     assert timeline.tiers is not None

@@ -13,6 +13,7 @@ from understudy.engines.timing import Constant
 from understudy.engines.vllm_config import VllmConfig
 from understudy.errors import ConfigError, InvalidArgument
 from understudy.run.offline import run_offline
+from understudy.run.run_plan import RunPlan
 from understudy.tiers.settings import TiersConfig
 from understudy.tiers.vllm_flags import offload_settings
 from understudy.workload import ClosedLoop
@@ -50,7 +51,7 @@ def test_a_batch_that_computes_nothing_begins_its_transfers(late_ms: int) -> Non
         [PREFIX, list(range(10, 21)), [30], [*PREFIX, 5]],
         16,
     )
-    timeline = run_offline(load, engine(12, True), tiers=offloading(1 << 10)).timeline
+    timeline = run_offline(RunPlan(load, engine(12, True), tiers=offloading(1 << 10))).timeline
     assert timeline.completed.all()
 
 
@@ -65,11 +66,13 @@ def test_a_closed_loop_sees_the_end_of_a_request_that_was_loading(asynchronous: 
     )
     runs = [
         run_offline(
-            load,
-            engine(14, asynchronous),
-            tiers=offloading(1 << 18),
-            load=ClosedLoop(concurrency=2),
-            fast_forward=fast_forward,
+            RunPlan(
+                load,
+                engine(14, asynchronous),
+                tiers=offloading(1 << 18),
+                load=ClosedLoop(concurrency=2),
+                fast_forward=fast_forward,
+            )
         )
         for fast_forward in (True, False)
     ]
@@ -87,7 +90,9 @@ def test_who_ends_in_a_fast_forward_renews_its_chunks_before_the_next_stores() -
     )
     runs = [
         run_offline(
-            load, engine(12, False), tiers=offloading(1 << 10, 8), fast_forward=fast_forward, events=True
+            RunPlan(
+                load, engine(12, False), tiers=offloading(1 << 10, 8), fast_forward=fast_forward, events=True
+            )
         )
         for fast_forward in (True, False)
     ]

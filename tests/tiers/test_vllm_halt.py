@@ -10,6 +10,7 @@ from understudy.engines.timing import Constant
 from understudy.engines.vllm_config import VllmConfig
 from understudy.errors import WrongState
 from understudy.run.offline import OfflineRun, run_offline
+from understudy.run.run_plan import RunPlan
 from understudy.tiers.settings import TiersConfig
 from understudy.workload import Normal
 
@@ -45,10 +46,12 @@ def play(version: str, *, fast_forward: bool = True) -> OfflineRun:
     link = {"down_gbps": 100, "up_gbps": 0.05}
     tiers = {"kv_bytes_per_token": 1 << 10, "tiers": [{"tier": "g2", "blocks": 400, "link": link}]}
     return run_offline(
-        load,
-        engine,
-        tiers=TiersConfig.from_dict({**tiers, "offload": {"mode": "vllm"}}),
-        fast_forward=fast_forward,
+        RunPlan(
+            load,
+            engine,
+            tiers=TiersConfig.from_dict({**tiers, "offload": {"mode": "vllm"}}),
+            fast_forward=fast_forward,
+        )
     )
 
 
@@ -89,10 +92,12 @@ def play_groups(num_gpu_blocks: int, *, fast_forward: bool = True) -> OfflineRun
     tiers = {"kv_bytes_per_token": 1 << 16, "tiers": [{"tier": "g2", "blocks": 400}]}
     load = conversations(15, prompt_tokens=Normal(mean=900, std=100), output_tokens=Normal(mean=150, std=8))
     return run_offline(
-        load,
-        engine,
-        tiers=TiersConfig.from_dict({**tiers, "offload": {"mode": "vllm"}}),
-        fast_forward=fast_forward,
+        RunPlan(
+            load,
+            engine,
+            tiers=TiersConfig.from_dict({**tiers, "offload": {"mode": "vllm"}}),
+            fast_forward=fast_forward,
+        )
     )
 
 

@@ -20,6 +20,7 @@ from understudy.errors import ConfigError
 from understudy.report.tier_table import list_tier_facts
 from understudy.report.tiers import TiersReport
 from understudy.run.offline import run_offline
+from understudy.run.run_plan import RunPlan
 from understudy.tiers.plan import TierPlan
 from understudy.tiers.settings import TiersConfig
 from understudy.tiers.vllm_flags import offload_settings
@@ -51,7 +52,7 @@ def test_who_was_loaded_whole_and_has_one_token_keeps_its_block_until_it_is_admi
         [len(ids) for ids in one], 1, [100 * i for i in range(len(one))], one, trace_block_size=1
     )
     engine = VllmConfig(block_size=1, num_gpu_blocks=5, vllm_version=version, async_scheduling=False)
-    run = run_offline(workload, engine, tiers=offloading(blocks=20), check=True)
+    run = run_offline(RunPlan(workload, engine, tiers=offloading(blocks=20), check=True))
     assert run.timeline.tiers is not None
     assert run.timeline.tiers.totals.onboards > 0
     assert (run.timeline.output_tokens == 1).all()
@@ -82,20 +83,21 @@ def test_runs_that_are_played_otherwise_have_the_same_digests(
     load = conversations(30)
     ways: tuple[dict[str, Any], ...] = ({}, {"fast_forward": False}, {"check": True})
     runs = [
-        run_offline(load, engine, workers=2, tiers=tiers, events=True, **how).facts.digests for how in ways
+        run_offline(RunPlan(load, engine, workers=2, tiers=tiers, events=True, **how)).facts.digests
+        for how in ways
     ]
     assert runs[0] == runs[1] == runs[2]
 
 
 def test_the_report_tells_hits_from_the_host_and_what_was_put_off_refused_and_flushed() -> None:
     engine = VllmConfig(block_size=16, num_gpu_blocks=60, async_scheduling=False)
-    roomy = run_offline(conversations(60), engine, tiers=offloading(blocks=1000)).timeline.tiers
+    roomy = run_offline(RunPlan(conversations(60), engine, tiers=offloading(blocks=1000))).timeline.tiers
     assert roomy is not None
     assert roomy.below_tokens_first[0].sum() > 0
     assert len(roomy.onboard_ns) == roomy.totals.onboards > 0
     assert roomy.totals.deferred_lookups > 0
     assert roomy.totals.refused_stores == 0
-    small = run_offline(conversations(60), engine, tiers=offloading(blocks=16)).timeline.tiers
+    small = run_offline(RunPlan(conversations(60), engine, tiers=offloading(blocks=16))).timeline.tiers
     assert small is not None
     assert small.totals.refused_stores > 0
     assert small.totals.flushed_copies > 0
@@ -105,7 +107,7 @@ def test_the_table_names_them_with_their_numbers() -> None:
     engine = VllmConfig(block_size=16, num_gpu_blocks=60, async_scheduling=False)
     facts = []
     for blocks in (1000, 16):
-        run = run_offline(conversations(60), engine, tiers=offloading(blocks=blocks))
+        run = run_offline(RunPlan(conversations(60), engine, tiers=offloading(blocks=blocks)))
         tiers = TiersReport.of(run.timeline, run.facts)
         assert tiers is not None
         facts.append(dict(list_tier_facts(tiers)))
@@ -126,12 +128,12 @@ def test_nothing_is_lost_when_the_host_holds_everything() -> None:
     engine = VllmConfig(block_size=16, num_gpu_blocks=4000, async_scheduling=False)
     small = VllmConfig(block_size=16, num_gpu_blocks=90, async_scheduling=False, max_num_seqs=4)
     load = crowd(40)
-    roomy = run_offline(load, engine).timeline
-    tight = run_offline(load, small, tiers=offloading(blocks=8000)).timeline
+    roomy = run_offline(RunPlan(load, engine)).timeline
+    tight = run_offline(RunPlan(load, small, tiers=offloading(blocks=8000))).timeline
     assert roomy.cached_tokens_first.sum() > 0
     assert tight.tiers is not None
     assert tight.tiers.below_tokens_first[0].sum() > 0
-    without = run_offline(load, small).timeline
+    without = run_offline(RunPlan(load, small)).timeline
     assert tight.cached_tokens_first.sum() > without.cached_tokens_first.sum()
 
 

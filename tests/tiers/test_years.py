@@ -15,6 +15,7 @@ from understudy.cli import main
 from understudy.engines.vllm_config import VllmConfig
 from understudy.errors import CapacityExhausted, ConfigError, InvalidArgument
 from understudy.run.offline import run_offline
+from understudy.run.run_plan import RunPlan
 from understudy.tiers import TiersConfig
 
 if TYPE_CHECKING:
@@ -249,7 +250,7 @@ def test_a_replay_ends_with_the_refusal() -> None:
             below.append({"tier": "g3", "blocks": 1000, "link": slow})
         config = TiersConfig.from_dict({"kv_bytes_per_token": 250_000, "tiers": below})
         with pytest.raises(CapacityExhausted, match=REFUSED):
-            run_offline(workload, engine, tiers=config, workers=2)
+            run_offline(RunPlan(workload, engine, tiers=config, workers=2))
 
 
 # --- slowed -----------------------------------------------------------------------------------------------------------

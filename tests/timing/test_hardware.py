@@ -13,6 +13,7 @@ from understudy.cli import main
 from understudy.engines.vllm_config import VllmConfig
 from understudy.errors import ConfigError
 from understudy.run.offline import run_offline
+from understudy.run.run_plan import RunPlan
 from understudy.run.settings import ReplaySettings
 from understudy.server.flags.ours import all_flags
 from understudy.server.flags.serving import read_serve
@@ -147,7 +148,7 @@ def test_time_between_client_and_engine_is_in_ttft_and_between_turns() -> None:
     numbers = StepCoefficients(step_ms=2.0)
     engine = VllmConfig(async_scheduling=False, timing=Physical(coefficients=numbers, front_end_ms=5.0))
     bare = VllmConfig(async_scheduling=False, timing=Physical(coefficients=numbers))
-    inside, seen = (run_offline(conversations(1), how).timeline for how in (bare, engine))
+    inside, seen = (run_offline(RunPlan(conversations(1), how)).timeline for how in (bare, engine))
     assert (
         (seen.first_token_ns - seen.arrival_ns) - (inside.first_token_ns - inside.arrival_ns) == 5 * MS
     ).all()

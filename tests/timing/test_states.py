@@ -13,6 +13,7 @@ from understudy.api import replay
 from understudy.engines.vllm_config import VllmConfig
 from understudy.errors import ConfigError
 from understudy.run.offline import run_offline
+from understudy.run.run_plan import RunPlan
 from understudy.run.settings import ReplaySettings
 from understudy.tiers.gpu import GpuSettings
 from understudy.timing.deployment import Deployment, Parallelism
@@ -111,7 +112,7 @@ def test_a_replay_with_states_fast_forwards_to_the_same_times() -> None:
     assert isinstance(settings.engine, VllmConfig)
     assert {group.kind for group in settings.engine.kv_cache_groups} == {"mamba", "full"}
     load = single_turns([3000] * 6, 400)
-    fast = run_offline(load, settings.engine)
-    slow = run_offline(load, settings.engine, fast_forward=False)
+    fast = run_offline(RunPlan(load, settings.engine))
+    slow = run_offline(RunPlan(load, settings.engine, fast_forward=False))
     assert fast.facts.digest == slow.facts.digest
     assert replay(load, settings.engine).tpot_ms.mean > 0

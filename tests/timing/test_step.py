@@ -19,6 +19,7 @@ from understudy.engines.mocker_settings import MockerSettings
 from understudy.engines.vllm_config import VllmConfig
 from understudy.errors import ConfigError
 from understudy.run.offline import run_offline
+from understudy.run.run_plan import RunPlan
 from understudy.timing.coefficients import CAPTURES, StepCoefficients
 from understudy.timing.physical import Domain, Physical
 
@@ -158,7 +159,7 @@ def test_numbers_that_cannot_be_are_refused_by_name(wrong: dict[str, Any], says:
 def test_a_speedup_of_decoding_needs_a_model_that_times_it_apart() -> None:
     engine = VllmConfig(timing=Physical(coefficients=FULL), mocker=MockerSettings(decode_speedup_ratio=2.0))
     with pytest.raises(ConfigError, match="decode_speedup_ratio=2 needs a timing model"):
-        run_offline(single_turns([10]), engine)
+        run_offline(RunPlan(single_turns([10]), engine))
 
 
 # ── As an engine asks for it ──
@@ -180,7 +181,7 @@ class Listening:
 def test_a_model_in_python_sees_every_step_as_a_whole() -> None:
     model = Listening()
     engine = VllmConfig(async_scheduling=False, block_size=16, max_num_batched_tokens=100)
-    run = run_offline(single_turns([60, 130], [3, 2]), engine, timing=model)
+    run = run_offline(RunPlan(single_turns([60, 130], [3, 2]), engine, timing=model))
     assert model.seen == [
         ([(60, 0), (40, 0)], 0, 0, 0),
         ([(90, 40)], 1, 61, 61),
@@ -193,7 +194,7 @@ def test_a_replay_takes_the_time_of_its_steps() -> None:
     timing = Physical(coefficients=msgspec.structs.replace(FULL, window=70))
     numbers = timing.coefficients
     engine = VllmConfig(async_scheduling=False, block_size=16, max_num_batched_tokens=100, timing=timing)
-    columns = run_offline(single_turns([60, 130], [30, 20]), engine).timeline
+    columns = run_offline(RunPlan(single_turns([60, 130], [30, 20]), engine)).timeline
     first = expected_ms(numbers, [(60, 0), (40, 0)], [])
     second = expected_ms(numbers, [(90, 40)], [61])
     rest = [expected_ms(numbers, [], [62 + i, 131 + i]) for i in range(19)]

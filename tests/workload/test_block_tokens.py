@@ -16,6 +16,7 @@ from understudy.errors import ConfigError
 from understudy.events import Stored
 from understudy.run.offline import run_offline
 from understudy.run.options import Outputs
+from understudy.run.run_plan import RunPlan
 from understudy.tokens import TokenBlocks
 from understudy.workload.block_tokens import TokenSource
 
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
 def test_a_prompts_blocks_have_the_tokens_that_its_ids_stand_for(size: int) -> None:
     content = [[7, 8, 9], [7, 8, 5], [7, 7, 7]]
     workload = single_turns([48, 47, 48], 1, content=content, trace_block_size=16)
-    run = run_offline(workload, VllmConfig(block_size=size, num_gpu_blocks=100), events=True)
+    run = run_offline(RunPlan(workload, VllmConfig(block_size=size, num_gpu_blocks=100), events=True))
     assert run.kv is not None
     told: dict[int, Any] = {}
     for _, event in TokenSource(workload, size).add_tokens(run.kv.events(0, "consolidated")):
@@ -59,7 +60,7 @@ def test_a_trace_of_tokens_is_told_with_its_own() -> None:
         output_token_offsets=np.array([0, 25, 50]),
         output_token_ids=np.array(answers, np.uint32).ravel(),
     )
-    run = run_offline(workload, VllmConfig(block_size=8, num_gpu_blocks=100), events=True)
+    run = run_offline(RunPlan(workload, VllmConfig(block_size=8, num_gpu_blocks=100), events=True))
     assert run.kv is not None
     told = {
         (block.token_ids, block.local_hash)
@@ -76,7 +77,7 @@ def test_a_trace_of_tokens_is_told_with_its_own() -> None:
 
 
 def test_blocks_of_outputs_have_tokens_of_their_own() -> None:
-    run = run_offline(crowd(), VllmConfig(block_size=16, num_gpu_blocks=100), events=True)
+    run = run_offline(RunPlan(crowd(), VllmConfig(block_size=16, num_gpu_blocks=100), events=True))
     assert run.kv is not None
     events = list(TokenSource(crowd(), 16).add_tokens(run.kv.events(0, "raw")))
     blocks = {

@@ -11,6 +11,7 @@ import numpy as np
 from understudy.calibrate.load import Load, build_load
 from understudy.errors import InvalidArgument
 from understudy.run.offline import run_offline
+from understudy.run.run_plan import RunPlan
 from understudy.run.times import format_times
 
 if TYPE_CHECKING:
@@ -129,13 +130,15 @@ def predict_run(
     is NaN.
     """
     run = run_offline(
-        load.workload,
-        engine,
-        workers=workers,
-        routing="round_robin" if workers == 1 else "least_loaded",
-        load=load.loop(0.0),
-        ranks=ranks,
-        progress=progress,
+        RunPlan(
+            load.workload,
+            engine,
+            workers=workers,
+            routing="round_robin" if workers == 1 else "least_loaded",
+            load=load.loop(0.0),
+            ranks=ranks,
+            progress=progress,
+        )
     )
     columns = run.timeline
     names = load.workload.request_ids or list(map(str, range(len(load.workload))))

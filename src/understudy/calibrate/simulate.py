@@ -10,6 +10,7 @@ import numpy as np
 
 from understudy.errors import InvalidArgument
 from understudy.run.offline import run_offline
+from understudy.run.run_plan import RunPlan
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -50,12 +51,14 @@ def simulate(
     loop's slot. `ranks` means that workers step together. InvalidArgument names a request that can never be served.
     """
     run = run_offline(
-        load.workload,
-        engine,
-        workers=workers,
-        routing="round_robin" if workers == 1 else "least_loaded",
-        load=load.loop(front_end_ms),
-        ranks=ranks,
+        RunPlan(
+            load.workload,
+            engine,
+            workers=workers,
+            routing="round_robin" if workers == 1 else "least_loaded",
+            load=load.loop(front_end_ms),
+            ranks=ranks,
+        )
     )
     columns = run.timeline
     if columns.reject_reasons:

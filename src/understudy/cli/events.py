@@ -171,6 +171,7 @@ def _emit(args: argparse.Namespace) -> int:
     from understudy.events.endpoints import rank_endpoint
     from understudy.run.fleet_size import count_workers
     from understudy.run.offline import run_offline
+    from understudy.run.run_plan import RunPlan
     from understudy.run.settings import ReplaySettings, list_given_files
     from understudy.text import plural
     from understudy.workload import scale_users
@@ -212,16 +213,18 @@ def _emit(args: argparse.Namespace) -> int:
         publishers = [] if args.bind is None else _open_publishers(stack, args, rules, workers)
         with progress_bar("replaying", len(workload), "requests") as progress:
             run = run_offline(
-                workload,
-                settings.engine,
-                workers=settings.workers,
-                routing=settings.policy,
-                seed=settings.seed,
-                load=settings.load,
-                tiers=settings.tiers,
-                ranks=settings.ranks,
-                events=True,
-                progress=progress,
+                RunPlan(
+                    workload,
+                    settings.engine,
+                    workers=settings.workers,
+                    routing=settings.policy,
+                    seed=settings.seed,
+                    load=settings.load,
+                    tiers=settings.tiers,
+                    ranks=settings.ranks,
+                    events=True,
+                    progress=progress,
+                )
             )
         assert run.kv is not None
         streams: list[Any] = [run.kv.events(worker, args.stream) for worker in range(workers)]
