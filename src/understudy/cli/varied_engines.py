@@ -6,7 +6,7 @@ from itertools import product
 from typing import TYPE_CHECKING
 
 from understudy.cli import run_flags
-from understudy.engines.sglang_config import SglangConfig
+from understudy.engines.kinds.registry import kind_of
 from understudy.errors import ConfigError
 from understudy.report.measured import REMEDY, find_unmeasured
 
@@ -25,14 +25,14 @@ def check_engines(args: argparse.Namespace, flags: VariedFlags, space: Space) ->
     varied = {each.flag: each.texts for each in space.dimensions if each.flag in _FLAGS}
     if "engine" not in varied:
         return []
-    fleets: list[list[tuple[bool, str]]] = []
+    fleets: list[list[tuple[str, str]]] = []
     for texts in product(*varied.values()):
         try:
             settings = run_flags.read_settings(flags.apply(args, dict(zip(varied, texts, strict=True))))
         except ConfigError:  # its combinations are invalid, and their reasons are listed
             continue
         engines = [pool.engine for pool in settings.pools] or [settings.engine]
-        fleets.append([(isinstance(one, SglangConfig), one.timing.describe_origin()) for one in engines])
+        fleets.append([(kind_of(one).name, one.timing.describe_origin()) for one in engines])
     problem = find_unmeasured(fleets)
     if problem is None:
         return []

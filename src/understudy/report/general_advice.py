@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from understudy.report.engine_terms import SGLANG_TERMS, terms_of
+from understudy.report.engine_terms import terms_of
 from understudy.router.kv import KvRouting
 
 if TYPE_CHECKING:
@@ -45,4 +45,4 @@ def allows_kv_routing(report: ReportData) -> bool:
 
 def name_more_memory(report: ReportData) -> str:
     """Name a larger cache in the engine's words."""
-    return "a larger KV pool" if terms_of(report) is SGLANG_TERMS else "more blocks"
+    return terms_of(report).more_memory

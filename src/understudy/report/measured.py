@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from itertools import combinations
 from typing import TYPE_CHECKING, Any
+
+from understudy.engines.kinds.registry import kind_of_saved, list_kinds
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-_OF_VLLM = ("preset", "data sheet", "op tables", "aiconfigurator")
-"""Sources that were measured with vLLM, or with kernels that vLLM calls."""
 _OF_ONE_ENGINE = ("calibrated", "recorded steps", "a planner's profile")
 """Sources that were measured with one engine: two engines cannot share one."""
 REMEDY = (
@@ -17,27 +18,35 @@ REMEDY = (
 )
 
 
-def find_unmeasured(runs: Iterable[Iterable[tuple[bool, str]]]) -> str | None:
+def find_unmeasured(runs: Iterable[Iterable[tuple[str, str]]]) -> str | None:
     """Return the problem of comparing the engines of these runs; None if there is none.
 
-    Each engine of a run is whether it is SGLang, and the source of its times. Runs of the same engines are comparable.
+    Each engine of a run is the name of its kind, and the source of its times. Runs of the same kinds are comparable.
     """
     fleets = [list(run) for run in runs]
-    if len({frozenset(is_sglang for is_sglang, _ in fleet) for fleet in fleets}) < 2:
+    if len({frozenset(name for name, _ in fleet) for fleet in fleets}) < 2:
         return None
-    sources: dict[bool, set[str]] = {True: set(), False: set()}
-    for is_sglang, source in (engine for fleet in fleets for engine in fleet):
-        sources[is_sglang].add(source)
-    borrowed = [one for one in sorted(sources[True]) if one.startswith(_OF_VLLM)]
-    if borrowed:
-        return f"the times of SGLang were measured with vLLM ({borrowed[0]})"
-    shared = [one for one in sorted(sources[True] & sources[False]) if one.startswith(_OF_ONE_ENGINE)]
-    return f"vLLM and SGLang run on times that were measured on one of them ({shared[0]})" if shared else None
+    sources: dict[str, set[str]] = {}
+    for name, source in (engine for fleet in fleets for engine in fleet):
+        sources.setdefault(name, set()).add(source)
+    kinds = [kind for kind in list_kinds() if kind.name in sources]
+    for kind in kinds:
+        for other in list_kinds():
+            borrowed = [one for one in sorted(sources[kind.name]) if one.startswith(other.measured_sources)]
+            if borrowed and other is not kind:
+                return f"the times of {kind.title} were measured with {other.title} ({borrowed[0]})"
+    for kind, other in combinations(kinds, 2):
+        both = sources[kind.name] & sources[other.name]
+        if shared := [one for one in sorted(both) if one.startswith(_OF_ONE_ENGINE)]:
+            return (
+                f"{kind.title} and {other.title} run on times that were measured on one of them ({shared[0]})"
+            )
+    return None
 
 
-def list_engines(report: dict[str, Any]) -> list[tuple[bool, str]]:
-    """List the engines of a saved report, each with the source of its times."""
+def list_engines(report: dict[str, Any]) -> list[tuple[str, str]]:
+    """List the engines of a saved report: the name of the kind of each, and the source of its times."""
     run = report["run"]
     source = str((run.get("times") or {}).get("from", ""))
     pools = run.get("pools") or [run]
-    return [("sglang_version" in (pool.get("engine") or {}), source) for pool in pools]
+    return [(kind_of_saved(pool.get("engine") or {}).name, source) for pool in pools]

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import msgspec
 
 from understudy.defaults import GOAL
-from understudy.engines.sglang_config import SglangConfig
+from understudy.engines.kinds.registry import kind_of
 from understudy.report.handoff_verdicts import find_bottleneck_side
 from understudy.report.thresholds import KV_FULL
 from understudy.router.kv import KvRouting
@@ -140,24 +140,23 @@ class _Part(NamedTuple):
 
     def list_changes(self, rule: str, *, blocks_run_out: bool) -> Iterator[Change]:
         """Yield changes of these workers."""
-        engine, is_sglang = self.engine, isinstance(self.engine, SglangConfig)
+        engine, kind = self.engine, kind_of(self.engine)
+        terms = kind.terms
         if rule in ("overloaded", "goal_missed", "cache_too_small", "preemption_storm"):
             blocks = getattr(engine, "num_gpu_blocks", None)
             if blocks_run_out and blocks:
-                named = ("max_total_tokens", 2 * blocks * engine.block_size) if is_sglang else ()
-                yield self.change("num_gpu_blocks", 2 * blocks, *named)
+                unit = engine.block_size if kind.sizes_pool_in_tokens else 1
+                yield self.change("num_gpu_blocks", 2 * blocks, terms.pool_setting, 2 * blocks * unit)
         if rule in ("overloaded", "goal_missed"):
             for size in (2 * self.workers, 4 * self.workers):
                 yield self.change("workers", size)
         if rule in ("goal_missed", "preemption_storm"):
-            yield from self._list_fractions("max_num_seqs", 2)
-        if rule == "preemption_storm" and is_sglang:
-            factor = round(1.5 * engine.schedule_conservativeness, 2)
-            yield self.change("schedule_conservativeness", factor)
+            yield from self._list_fractions(terms.requests_setting, 2)
+        if rule == "preemption_storm" and (caution := terms.caution_setting) is not None:
+            yield self.change(caution, round(1.5 * getattr(engine, caution), 2))
         if rule in ("goal_missed", "steps_too_long"):
-            budget = "chunked_prefill_size" if is_sglang else "max_num_batched_tokens"
             for part in (2, 4, 16):
-                yield from self._list_fractions(budget, part)
+                yield from self._list_fractions(terms.step_setting, part)
         if rule == "steps_too_long":
             yield self.change("workers", 2 * self.workers)
 
@@ -176,15 +175,15 @@ class _Part(NamedTuple):
         value = getattr(engine, name, None)
         if not value or value < part:
             return
-        less, flag = value // part, name
-        if name == "max_num_batched_tokens" and less < (engine.max_num_seqs or 0):
-            return
-        if name == "chunked_prefill_size":
-            less = max(less // engine.block_size, 1) * engine.block_size
-        elif isinstance(engine, SglangConfig):
-            flag = "max_running_requests"
+        terms = kind_of(engine).terms
+        less, flag = value // part, terms.requests if name == terms.requests_setting else terms.step
+        if name == terms.step_setting:
+            if terms.step_has_whole_blocks:
+                less = max(less // engine.block_size, 1) * engine.block_size
+            elif less < (engine.max_num_seqs or 0):
+                return
         if less < value:
-            yield self.change(name, less, flag)
+            yield self.change(name, less, flag.removeprefix("--").replace("-", "_"))
 
 
 def _list_parts(setup: Setup) -> list[_Part]:

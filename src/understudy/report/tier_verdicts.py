@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from understudy.report.engine_terms import SGLANG_TERMS, terms_of
+from understudy.report.engine_terms import terms_of
 from understudy.report.noise import TTFT, is_above_noise
 from understudy.report.thresholds import MIN_REQUESTS
 from understudy.report.tier_table import format_link
@@ -23,10 +23,9 @@ def tier_hurts(report: ReportData) -> Verdict | None:
     if tiers is None:
         return None
     working_s = report.duration_s * report.columns.num_workers
-    remedy = terms_of(report).tier_remedy
+    terms = terms_of(report)
     modes = {pool.tiers.get("offload", {}).get("mode") for pool in list_pools(report)}
-    if modes - {None} == {"write_through"} and terms_of(report) is not SGLANG_TERMS:
-        remedy = "Use more bandwidth to the host, or offload reused blocks only (offload.min_reuse)."
+    remedy = terms.write_through_remedy if modes - {None} == {"write_through"} else terms.tier_remedy
     is_slower = without is not None and report.ttft_ms.mean > 1.05 * without.ttft_ms.mean
     if without is not None and is_slower and is_above_noise(report.groups, without.groups, TTFT):
         return Verdict(

@@ -6,7 +6,8 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from understudy.defaults import GOAL
-from understudy.report.engine_terms import SGLANG_TERMS, VLLM_TERMS, terms_of
+from understudy.engines.kinds.registry import list_kinds
+from understudy.report.engine_terms import terms_of
 from understudy.report.latency_verdicts import compute_late_gaps
 from understudy.report.noise import ATTAINMENT, TTFT, is_above_noise
 from understudy.report.verdicts import compute_balance
@@ -53,7 +54,7 @@ class Trial:
     def _format_effect(self) -> str:
         if self.measure in _SHARES:
             values = f"{quantity(self.before, 'ratio')} → {quantity(self.after, 'ratio')}"
-        elif self.measure in (VLLM_TERMS.requeued, SGLANG_TERMS.requeued, _BAD_HANDOFFS):
+        elif self.measure in {_BAD_HANDOFFS, *(kind.terms.requeued for kind in list_kinds())}:
             values = f"{self.before:,.0f} → {self.after:,.0f}"
         elif self.measure == BUSIEST:
             values = f"{self.before:.1f}× → {self.after:.1f}× of the mean tokens"

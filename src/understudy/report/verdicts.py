@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from understudy.report.engine_terms import SGLANG_TERMS, flags_of, terms_of
+from understudy.report.engine_terms import flags_of, kind_of_run, terms_of
 from understudy.report.general_advice import (
     advise_on_scattering,
     name_balancing_routing,
@@ -74,7 +74,7 @@ def cache_too_small(report: ReportData) -> Verdict | None:
     tiers = f" or {more}" if more else ""
     terms = terms_of(report)
     size = report.columns.blocks_per_worker
-    if terms is SGLANG_TERMS:
+    if kind_of_run(report).sizes_pool_in_tokens:
         size *= int(list_pools(report)[0].engine["block_size"])
     return Verdict(
         "cache_too_small",

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal
+
+from understudy.engines.kinds.terms import EngineTerms
 
 if TYPE_CHECKING:
     from understudy.engines.engine_config import EngineConfig
@@ -32,6 +34,10 @@ class EngineKind:
     """Whether studies of cache sizes replay its cache."""
     sizes_pool_in_tokens: bool = False
     """Whether its flags give the KV pool as tokens, so that the size of a block does not change the pool."""
+    terms: EngineTerms = field(default_factory=EngineTerms)
+    """Words and flags of reports."""
+    measured_sources: tuple[str, ...] = ()
+    """Sources of step times, by their first words, that were measured with this engine or with its kernels."""
     launch: LaunchCommand | None = None
     """How the real engine is started; None: sweeps print no command."""
     steps_apart: str | None = None

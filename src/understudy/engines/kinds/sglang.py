@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from understudy.engines.kinds.kind import EngineKind
 from understudy.engines.kinds.launch import LaunchCommand
+from understudy.engines.kinds.terms import EngineTerms
 from understudy.engines.sglang_config import SglangConfig
+
+_FEWER_COPIES = "Try --hicache-write-policy write_through_selective, or more bandwidth to the host."
 
 KIND = EngineKind(
     name="sglang",
@@ -37,6 +40,25 @@ KIND = EngineKind(
                 "hicache_write_policy",
             ),
         ),
+    ),
+    terms=EngineTerms(
+        memory="--max-total-tokens or --mem-fraction-static",
+        requests="--max-running-requests",
+        step="--chunked-prefill-size",
+        pool_setting="max_total_tokens",
+        step_setting="chunked_prefill_size",
+        step_has_whole_blocks=True,
+        caution_setting="schedule_conservativeness",
+        block="page",
+        more_memory="a larger KV pool",
+        requeued="retractions",
+        usage="Token usage",
+        storm_remedy="Use a larger KV pool (--max-total-tokens or --mem-fraction-static), a lower "
+        "--max-running-requests, or a higher --schedule-conservativeness.",
+        step_cause="some steps prefill and decode nothing, or decode for more requests",
+        tier_remedy=_FEWER_COPIES,
+        write_through_remedy=_FEWER_COPIES,
+        link_remedy="Use more bandwidth, or copy fewer pages (--hicache-write-policy write_through_selective).",
     ),
     sizes_pool_in_tokens=True,
     steps_apart="SGLang's way to it (DP attention) is not simulated",

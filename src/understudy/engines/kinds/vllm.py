@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from understudy.engines.kinds.kind import EngineKind
 from understudy.engines.kinds.launch import LaunchCommand
+from understudy.engines.kinds.terms import EngineTerms
 from understudy.engines.vllm_config import VllmConfig
 
 KIND = EngineKind(
@@ -20,6 +21,10 @@ KIND = EngineKind(
         pool="num-gpu-blocks-override",
         left_out=("kv_cache_groups",),
     ),
+    terms=EngineTerms(
+        storm_remedy="Use more blocks (--num-gpu-blocks), a lower --max-num-seqs or a --watermark.",
+    ),
+    measured_sources=("preset", "data sheet", "op tables", "aiconfigurator"),
     has_kv_cache_groups=True,
     hands_off=True,
     has_cache_curves=True,
