@@ -23,8 +23,10 @@ RESTING = "tests/tiers/test_quiet_steps.py"
 YEARS = "tests/tiers/test_years.py"
 GROUP_POOL = "core/engine/vllm/groups/group_pool.cpp"
 FAST_FORWARD = "core/engine/vllm/fast_forward.cpp"
+BLOCK_POOL = "core/engine/vllm/kv/block_pool.cpp"
 KEY_INDEX = "core/engine/vllm/groups/key_index.hpp"
 GROUPS = "tests/engines/test_kv_groups.py"
+SIDE_BY_SIDE = "tests/engines/test_block_pool.py"
 MUTANTS = [
     Mutant(
         "a load's estimate ignores other loads",
@@ -313,5 +315,34 @@ MUTANTS = [
         "state_.grouped->evictions() + fresh > refusal.evictions",
         "(!FAULT && state_.grouped->evictions() + fresh > refusal.evictions)",
         GROUPS,
+    ),
+    Mutant(
+        "a released run is queued in front of the others",
+        BLOCK_POOL,
+        "    queue(run, nullptr);\n  }\n  table.runs.clear();",
+        "    queue(run, FAULT ? front_ : nullptr);\n  }\n  table.runs.clear();",
+        SIDE_BY_SIDE,
+    ),
+    Mutant(
+        "a head is evicted before the tail that was split off it",
+        "core/engine/vllm/kv/pool_blocks.cpp",
+        "queue(part, &run);",
+        "queue(part, FAULT ? run.after : &run);",
+        SIDE_BY_SIDE,
+    ),
+    Mutant(
+        "a copy grows ahead of copies that were registered before",
+        BLOCK_POOL,
+        "if (ends && last->references == 1 && !last->phantom && last->next_copy == nullptr) {",
+        "if (ends && last->references == 1 && !last->phantom && (last->next_copy == nullptr || FAULT)) {",
+        SIDE_BY_SIDE,
+    ),
+    Mutant(
+        "blocks without a name are handed out in the order of the table",
+        BLOCK_POOL,
+        "in_front_.insert(in_front_.end(), ids.begin(), ids.end());",
+        "FAULT ? in_front_.insert(in_front_.end(), ids.rbegin(), ids.rend())\n"
+        "          : in_front_.insert(in_front_.end(), ids.begin(), ids.end());",
+        SIDE_BY_SIDE,
     ),
 ]

@@ -20,6 +20,13 @@ ONLY_TESTS = {
     "ToyEngineConfig": "an engine that is compiled for tests only",
     **dict.fromkeys(
         (
+            *("TestBlockPool", "TestBlockPool.mark_phantoms", "TestBlockPool.num_free"),
+            *("TestBlockPool.num_nodes", "TestBlockPool.num_runs", "TestBlockPool.withdraw"),
+        ),
+        "the engine's pool of blocks, compiled for tests only",
+    ),
+    **dict.fromkeys(
+        (
             *("Links.add_duplex", "Links.add_link", "Links.deadline_ns", "Links.next_completion_ns"),
             *("Links.operations", "Links.pop_due", "Links.set_duplex_share"),
             *("Links.set_share", "Links.start_all"),

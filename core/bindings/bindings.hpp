@@ -33,5 +33,6 @@ void bind_replay(nanobind::module_& m);
 void bind_run_columns(nanobind::module_& m);
 void bind_step_table(nanobind::module_& m);
 void bind_test_engines(nanobind::module_& m);
+void bind_test_pool(nanobind::module_& m);
 
 }  // namespace understudy

@@ -33,5 +33,6 @@ NB_MODULE(_core, m) {
   understudy::bind_curves(m);
 #ifdef UNDERSTUDY_TEST_ENGINES
   understudy::bind_test_engines(m);
+  understudy::bind_test_pool(m);
 #endif
 }

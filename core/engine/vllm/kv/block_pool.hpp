@@ -1,0 +1,133 @@
+// vLLM's pool of KV blocks, kept by runs: one queue of free blocks, and cached blocks that are found by name.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "base/slab.hpp"
+#include "engine/vllm/kv/block_run.hpp"
+#include "engine/vllm/kv/pool_listener.hpp"
+#include "engine/vllm/kv/prefix_tree.hpp"
+
+namespace understudy {
+
+// Number of blocks by state, and of events since the beginning.
+struct PoolCounts {
+  std::uint64_t free = 0;        // without a name, unreferenced
+  std::uint64_t cached = 0;      // with a name, unreferenced
+  std::uint64_t active = 0;      // with a name, referenced
+  std::uint64_t loose = 0;       // without a name, referenced
+  std::uint64_t references = 0;  // to active blocks
+  std::uint64_t evictions = 0;
+  std::uint64_t registrations = 0;
+  std::uint64_t allocations = 0;
+};
+
+// Equal to vLLM's pool in what is found and in which block is handed out next: blocks that one request filled are
+// hit, released and evicted together, so each operation costs per run of them and not per block. See
+// docs/architecture.md.
+class BlockPool {
+ public:
+  // `append_unnamed`: released blocks without a name are queued behind the others; else in front, as a group.
+  BlockPool(std::uint64_t num_blocks, bool append_unnamed) : num_blocks_(num_blocks), append_unnamed_(append_unnamed) {
+    counts_.free = num_blocks;
+  }
+  BlockPool(const BlockPool&) = delete;
+  BlockPool& operator=(const BlockPool&) = delete;
+
+  void set_listener(PoolListener* listener) noexcept { listener_ = listener; }
+
+  // ── Find ──
+  struct Hit {
+    std::uint32_t blocks = 0;
+    std::uint32_t unreferenced = 0;
+    std::uint32_t phantoms = 0;
+  };
+  // The longest cached prefix; it stays for `touch` and `append_found` until the next change. Changes nothing.
+  Hit find(std::span<const BlockName> names, std::uint8_t group = 0);
+  void append_found(std::vector<SlotId>& out) const;
+  // Length of the longest cached prefix.
+  std::uint32_t prefix_length(std::span<const BlockName> names, std::uint8_t group = 0) const;
+
+  // ── Hold and release ──
+  // References the blocks of the last `find`, for a table that is empty.
+  void touch(BlockTable& table);
+  // Appends blocks to `out`, which is a table's loose ones: at most as many as `num_free`.
+  void get_new_blocks(std::size_t count, std::vector<SlotId>& out);
+  // Names the table's blocks up to `names.size()`: those of the request, from its first.
+  void cache_full_blocks(BlockTable& table, std::span<const BlockName> names, std::uint8_t group = 0);
+  // Releases all blocks of the table, the last first.
+  void free_blocks(BlockTable& table);
+  // Releases the loose blocks behind the first `blocks` of the table.
+  void trim(BlockTable& table, std::size_t blocks);
+  // Takes the names of blocks behind the first `named` back, as far as this table alone holds them.
+  void withdraw(BlockTable& table, std::uint32_t named);
+  // Marks the named blocks behind the first `named`: they are matchable, but were never computed.
+  void mark_phantoms(BlockTable& table, std::uint32_t named);
+  // Drops every cached block.
+  void reset_prefix_cache();
+
+  // ── Watch ──
+  std::uint64_t num_blocks() const noexcept { return num_blocks_; }
+  std::uint64_t num_free() const noexcept { return counts_.free + counts_.cached; }
+  const PoolCounts& counts() const noexcept { return counts_; }
+  void append_ids(const BlockTable& table, std::vector<SlotId>& out) const;
+  // The next `count` blocks that would be handed out.
+  std::vector<SlotId> free_head(std::size_t count) const;
+  // Each cached or active name once, in no order.
+  std::vector<BlockName> contents() const;
+  std::size_t num_runs() const noexcept { return runs_.in_use(); }
+  std::size_t num_nodes() const noexcept { return tree_.num_nodes(); }
+  std::size_t memory_bytes() const noexcept;
+  // InvariantViolated when the state contradicts itself. O(blocks).
+  void check() const;
+
+ private:
+  // Part of a hit: blocks of a run.
+  struct Piece {
+    BlockRun* run;
+    std::uint32_t offset;
+    std::uint32_t blocks;
+  };
+
+  // The earliest registered run of the group that has name `at` of the node; null: none.
+  static BlockRun* earliest(const PrefixNode& node, std::uint32_t at, std::uint8_t group) noexcept;
+  template <typename Visit>
+  std::uint32_t visit_prefix(std::span<const BlockName> names, std::uint8_t group, Visit visit) const;
+  static bool has_other(const BlockRun& run, std::uint32_t at) noexcept;
+
+  BlockRun& add_run(PrefixNode& node, std::uint32_t first, std::span<const SlotId> ids, std::uint8_t group);
+  BlockRun& split_run(BlockRun& run, std::uint32_t at);
+  PrefixNode& split_node(PrefixNode& node, std::uint32_t at);
+  void remove_run(BlockRun& run);
+  void trim_names(PrefixNode* node);
+  void note_stored(const BlockRun& run, std::uint32_t from);
+  void note_removed(const BlockRun& run, std::uint32_t from);
+  void note_reset(std::span<BlockRun* const> runs);
+  // Gives each run of the table's entries from `from` on an entry of its own.
+  static void settle(BlockTable& table, std::size_t from);
+  // Makes a run begin behind the first `named` blocks of the table; returns its entry.
+  std::size_t cut(BlockTable& table, std::uint32_t named);
+
+  void queue(BlockRun& run, BlockRun* at) noexcept;  // in front of `at`; null: at the end
+  void unqueue(BlockRun& run) noexcept;
+  void release_loose(std::span<const SlotId> ids);
+  void check_queue() const;
+  void check_tree() const;
+
+  std::uint64_t num_blocks_;
+  bool append_unnamed_;
+  PoolListener* listener_ = nullptr;
+  PoolCounts counts_;
+  PrefixTree tree_;
+  Slab<BlockRun> runs_;
+  BlockRun* front_ = nullptr;  // of the queue
+  BlockRun* back_ = nullptr;
+  std::vector<SlotId> in_front_;  // released without a name: the last is handed out next
+  SlotId fresh_ = 0;              // first block that was never handed out; those follow `in_front_`
+  std::vector<Piece> found_;      // by the last `find`
+};
+
+}  // namespace understudy

@@ -1,0 +1,252 @@
+#ifndef UNDERSTUDY_FAULTS
+#define UNDERSTUDY_FAULTS
+#include <cstdlib>
+namespace understudy {
+inline bool fault(int number) {
+  static const char* const awake = std::getenv("UNDERSTUDY_FAULT");
+  static const int chosen = awake ? std::atoi(awake) : 0;
+  return chosen == number;
+}
+}  // namespace understudy
+#endif
+// The pool's runs and nodes: how they are added, split and removed.
+#include <algorithm>
+#include <functional>
+#include <map>
+#include <utility>
+
+#include "base/assert.hpp"
+#include "engine/vllm/kv/block_pool.hpp"
+
+namespace understudy {
+
+// ── Runs ──
+
+BlockRun& BlockPool::add_run(PrefixNode& node, std::uint32_t first, std::span<const SlotId> ids, std::uint8_t group) {
+  BlockRun& run = *runs_.take();
+  run.ids.append(ids);
+  run.node = &node;
+  run.first = first;
+  run.references = 1;
+  run.rest = nullptr;
+  run.group = group;
+  BlockRun** end = &node.copies;
+  while (*end != nullptr) {
+    if ((*end)->end() > first) node.layered = true;
+    end = &(*end)->next_copy;
+  }
+  *end = &run;
+  return run;
+}
+
+// Returns the part from `at` on, which lookups find where they found the run.
+BlockRun& BlockPool::split_run(BlockRun& run, std::uint32_t at) {
+  UNDERSTUDY_ASSERT(at > 0 && at < run.size(), "splits a run at its end");
+  BlockRun& part = *runs_.take();
+  part.ids.append(run.ids.span().subspan(at));
+  run.ids.truncate(at);
+  part.node = run.node;
+  part.first = run.first + at;
+  part.references = run.references;
+  part.group = run.group;
+  part.phantom = run.phantom;
+  part.next_copy = run.next_copy;
+  run.next_copy = &part;
+  if (run.references > 0) {
+    part.rest = run.rest;
+    run.rest = &part;
+  } else {
+    queue(part, fault(43) ? run.after : &run);  // a tail is evicted before its head
+  }
+  return part;
+}
+
+// Returns the node of the first `at` names.
+PrefixNode& BlockPool::split_node(PrefixNode& node, std::uint32_t at) {
+  for (BlockRun* run = node.copies; run != nullptr; run = run->next_copy) {
+    if (run->first < at && run->end() > at) split_run(*run, at - run->first);
+  }
+  PrefixNode& upper = tree_.split(node, at);
+  upper.layered = node.layered;
+  BlockRun** above = &upper.copies;
+  BlockRun** below = &node.copies;
+  for (BlockRun* run = node.copies; run != nullptr;) {
+    BlockRun* const next = run->next_copy;
+    if (run->first < at) {
+      run->node = &upper;
+      *above = run;
+      above = &run->next_copy;
+    } else {
+      run->first -= at;
+      *below = run;
+      below = &run->next_copy;
+    }
+    run = next;
+  }
+  *above = *below = nullptr;
+  return upper;
+}
+
+void BlockPool::remove_run(BlockRun& run) {
+  if (run.node != nullptr) {
+    BlockRun** link = &run.node->copies;
+    while (*link != &run) link = &(*link)->next_copy;
+    *link = run.next_copy;
+    const BlockRun* const first = run.node->copies;
+    if (first == nullptr || first->next_copy == nullptr) run.node->layered = false;
+  }
+  runs_.give_back(&run);
+}
+
+// Names that no copy and no child needs go, and nodes without names.
+void BlockPool::trim_names(PrefixNode* node) {
+  while (node != nullptr && node != &tree_.root() && node->children == 0) {
+    std::uint32_t end = 0;
+    for (const BlockRun* run = node->copies; run != nullptr; run = run->next_copy) end = std::max(end, run->end());
+    if (end > 0) {
+      node->names.truncate(end);
+      return;
+    }
+    PrefixNode* const parent = node->parent;
+    tree_.remove(*node);
+    node = parent;
+  }
+}
+
+// ── Tables ──
+
+void BlockPool::settle(BlockTable& table, std::size_t from) {
+  for (std::size_t i = from; i < table.runs.size(); ++i) {
+    HeldRun& held = table.runs[i];
+    const std::uint32_t own = held.run->size();
+    if (held.blocks == own) continue;
+    const HeldRun rest{held.run->rest, held.blocks - own};
+    held.blocks = own;
+    table.runs.insert(table.runs.begin() + static_cast<std::ptrdiff_t>(i) + 1, rest);
+  }
+}
+
+std::size_t BlockPool::cut(BlockTable& table, std::uint32_t named) {
+  settle(table, 0);
+  std::uint32_t before = 0;
+  std::size_t i = 0;
+  for (; before < named; ++i) {
+    HeldRun& held = table.runs[i];
+    if (before + held.blocks > named) {
+      split_run(*held.run, named - before);
+      settle(table, i);
+    }
+    before += table.runs[i].blocks;
+  }
+  return i;
+}
+
+void BlockPool::append_ids(const BlockTable& table, std::vector<SlotId>& out) const {
+  for (const HeldRun& held : table.runs) {
+    const BlockRun* run = held.run;
+    for (std::uint32_t left = held.blocks; left > 0; left -= run->size(), run = run->rest) {
+      const std::span<const SlotId> ids = run->ids.span();
+      out.insert(out.end(), ids.begin(), ids.end());
+      if (left == run->size()) break;
+    }
+  }
+  out.insert(out.end(), table.loose.begin(), table.loose.end());
+}
+
+// ── Queue ──
+
+void BlockPool::queue(BlockRun& run, BlockRun* at) noexcept {
+  BlockRun* const before = at != nullptr ? at->before : back_;
+  run.before = before;
+  run.after = at;
+  (before != nullptr ? before->after : front_) = &run;
+  (at != nullptr ? at->before : back_) = &run;
+}
+
+void BlockPool::unqueue(BlockRun& run) noexcept {
+  (run.before != nullptr ? run.before->after : front_) = run.after;
+  (run.after != nullptr ? run.after->before : back_) = run.before;
+  run.before = run.after = nullptr;
+}
+
+void BlockPool::reset_prefix_cache() {
+  found_.clear();
+  std::vector<BlockRun*> runs;
+  for (BlockRun* run = front_; run != nullptr; run = run->after) {
+    if (run->node != nullptr) runs.push_back(run);
+  }
+  if (listener_ != nullptr) note_reset(runs);
+  std::vector<SlotId> ids;
+  for (BlockRun* const run : runs) {
+    ids.insert(ids.end(), run->ids.span().begin(), run->ids.span().end());
+    PrefixNode* const node = run->node;
+    unqueue(*run);
+    remove_run(*run);
+    trim_names(node);
+  }
+  counts_.cached -= ids.size();
+  counts_.loose += ids.size();               // until they are released
+  std::ranges::sort(ids, std::greater<>());  // the lowest is handed out next
+  release_loose(ids);
+}
+
+// ── Listener ──
+
+// Whether another run has name `at` of the run's node.
+bool BlockPool::has_other(const BlockRun& run, std::uint32_t at) noexcept {
+  for (const BlockRun* other = run.node->copies; other != nullptr; other = other->next_copy) {
+    if (other != &run && other->group == run.group && other->first <= at && other->end() > at) return true;
+  }
+  return false;
+}
+
+void BlockPool::note_stored(const BlockRun& run, std::uint32_t from) {
+  const PrefixNode& node = *run.node;
+  if (!node.layered) {
+    listener_->stored(run.ids.span().subspan(from - run.first), node.depth + from);
+    return;
+  }
+  for (std::uint32_t at = from; at < run.end(); ++at) {
+    const std::uint32_t index = at - run.first;
+    if (has_other(run, at)) {
+      const BlockRun& other = *earliest(node, at, run.group);
+      listener_->copied(run.ids[index], node.depth + at, other.ids[at - other.first]);
+    } else {
+      listener_->stored(run.ids.span().subspan(index, 1), node.depth + at);
+    }
+  }
+}
+
+// The run's blocks from number `from` on lose their names, the last first.
+void BlockPool::note_removed(const BlockRun& run, std::uint32_t from) {
+  for (std::uint32_t index = run.size(); index > from; --index) {
+    listener_->removed(run.ids[index - 1], !run.node->layered || !has_other(run, run.first + index - 1));
+  }
+}
+
+// All blocks of these runs lose their names, in the order of their ids.
+void BlockPool::note_reset(std::span<BlockRun* const> runs) {
+  struct Block {
+    SlotId id;
+    std::uint32_t at;
+    const BlockRun* run;
+  };
+  std::vector<Block> blocks;
+  std::map<std::pair<const PrefixNode*, std::uint32_t>, std::uint32_t> copies;
+  for (const BlockRun* const run : runs) {
+    for (std::uint32_t at = run->first; at < run->end(); ++at) {
+      blocks.push_back({run->ids[at - run->first], at, run});
+      if (!copies.try_emplace({run->node, at}).second) continue;
+      for (const BlockRun* copy = run->node->copies; copy != nullptr; copy = copy->next_copy) {
+        if (copy->first <= at && copy->end() > at) ++copies[{run->node, at}];
+      }
+    }
+  }
+  std::ranges::sort(blocks, {}, &Block::id);
+  listener_->begin_call();
+  for (const Block& block : blocks) {
+    listener_->removed(block.id, --copies[{block.run->node, block.at}] == 0);
+  }
+}
+
+}  // namespace understudy

@@ -1,0 +1,76 @@
+// A tree of block names, in which a node is a run of names without a branch.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "base/short_list.hpp"
+#include "base/slab.hpp"
+#include "engine/vllm/kv/block_run.hpp"
+
+namespace understudy {
+
+// The name of a block: its sequence hash, or any number that is equal where the block and all before it are.
+using BlockName = std::uint64_t;
+
+struct PrefixNode {
+  ShortList<BlockName> names;
+  PrefixNode* parent = nullptr;
+  BlockRun* copies = nullptr;  // the earliest registered first: lookups return it
+  std::uint32_t children = 0;
+  std::uint32_t depth = 0;  // names before its first
+  bool layered = false;     // its copies may overlap, or be out of order
+};
+
+// Nodes are found by their parent and first name, through one table for all: none has a table of its own.
+class PrefixTree {
+ public:
+  PrefixTree() : table_(kSmallest) {}
+
+  PrefixNode& root() noexcept { return root_; }
+  const PrefixNode& root() const noexcept { return root_; }
+  std::size_t num_nodes() const noexcept { return num_nodes_; }  // without the root
+  std::size_t memory_bytes() const noexcept;
+
+  // The child of `parent` that begins with `name`; null: none.
+  PrefixNode* child(const PrefixNode& parent, BlockName name) const noexcept {
+    for (std::size_t at = home_of(name); table_[at] != nullptr; at = (at + 1) & (table_.size() - 1)) {
+      if (table_[at]->names[0] == name && table_[at]->parent == &parent) return table_[at];
+    }
+    return nullptr;
+  }
+  // Number of leading names of the node that are equal to `names`.
+  static std::uint32_t matching(const PrefixNode& node, std::uint32_t first, std::span<const BlockName> names) noexcept;
+
+  PrefixNode& add_child(PrefixNode& parent, std::span<const BlockName> names);
+  // Moves the first `at` names of the node to a new parent, without their copies. Returns that.
+  PrefixNode& split(PrefixNode& node, std::uint32_t at);
+  // Removes a node without copies and children.
+  void remove(PrefixNode& node) noexcept;
+  template <typename Visit>
+  void for_each(Visit visit) const {
+    for (PrefixNode* const node : table_) {
+      if (node != nullptr) visit(*node);
+    }
+  }
+
+ private:
+  static constexpr std::size_t kSmallest = 16;
+
+  // Given names may be small numbers: spread them.
+  std::size_t home_of(BlockName name) const noexcept {
+    return static_cast<std::size_t>((name * 0x9E3779B97F4A7C15u) >> 32) & (table_.size() - 1);
+  }
+  void insert(PrefixNode& node) noexcept;
+  void erase(const PrefixNode& node) noexcept;
+  void make_room();
+
+  PrefixNode root_;
+  Slab<PrefixNode> nodes_;
+  std::vector<PrefixNode*> table_;  // a power of two, at most two thirds of it used
+  std::size_t num_nodes_ = 0;
+};
+
+}  // namespace understudy
