@@ -100,7 +100,7 @@ class SideBySide(RuleBasedStateMachine):
     def write_on(self, data: st.DataObject, content: str) -> None:
         """A request learns the contents of blocks to come."""
         request = self.choose(data)
-        if len(request.names) < 2 * MOST_BLOCKS:
+        if len(request.names) < 48:
             for letter in content:
                 request.names.append(request.names[-1] * 2 + (letter == "b"))
 

@@ -1,14 +1,3 @@
-#ifndef UNDERSTUDY_FAULTS
-#define UNDERSTUDY_FAULTS
-#include <cstdlib>
-namespace understudy {
-inline bool fault(int number) {
-  static const char* const awake = std::getenv("UNDERSTUDY_FAULT");
-  static const int chosen = awake ? std::atoi(awake) : 0;
-  return chosen == number;
-}
-}  // namespace understudy
-#endif
 #include "engine/vllm/kv/block_pool.hpp"
 
 #include <algorithm>
@@ -162,7 +151,7 @@ void BlockPool::cache_full_blocks(BlockTable& table, std::span<const BlockName> 
   }
   const auto place = [&](std::uint32_t blocks) {
     const bool ends = last != nullptr && last->node == node && last->end() == at;
-    if (ends && last->references == 1 && !last->phantom && (last->next_copy == nullptr || fault(44))) {
+    if (ends && last->references == 1 && !last->phantom && last->next_copy == nullptr) {
       last->ids.append(ids.first(blocks));
       table.runs.back().blocks += blocks;
     } else {
@@ -214,7 +203,7 @@ void BlockPool::free_blocks(BlockTable& table) {
     if (--run.references > 0) continue;
     counts_.active -= run.size();
     counts_.cached += run.size();
-    queue(run, fault(42) ? front_ : nullptr);
+    queue(run, nullptr);
   }
   table.runs.clear();
   table.named = 0;
@@ -234,8 +223,7 @@ void BlockPool::release_loose(std::span<const SlotId> ids) {
   counts_.loose -= ids.size();
   counts_.free += ids.size();
   if (!append_unnamed_) {
-    fault(45) ? in_front_.insert(in_front_.end(), ids.rbegin(), ids.rend())
-          : in_front_.insert(in_front_.end(), ids.begin(), ids.end());
+    in_front_.insert(in_front_.end(), ids.begin(), ids.end());
     return;
   }
   BlockRun& run = *runs_.take();

@@ -1,14 +1,3 @@
-#ifndef UNDERSTUDY_FAULTS
-#define UNDERSTUDY_FAULTS
-#include <cstdlib>
-namespace understudy {
-inline bool fault(int number) {
-  static const char* const awake = std::getenv("UNDERSTUDY_FAULT");
-  static const int chosen = awake ? std::atoi(awake) : 0;
-  return chosen == number;
-}
-}  // namespace understudy
-#endif
 // The pool's runs and nodes: how they are added, split and removed.
 #include <algorithm>
 #include <functional>
@@ -56,7 +45,7 @@ BlockRun& BlockPool::split_run(BlockRun& run, std::uint32_t at) {
     part.rest = run.rest;
     run.rest = &part;
   } else {
-    queue(part, fault(43) ? run.after : &run);  // a tail is evicted before its head
+    queue(part, &run);  // a tail is evicted before its head
   }
   return part;
 }
