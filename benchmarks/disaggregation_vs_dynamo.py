@@ -1,6 +1,6 @@
 """Replay one trace with prefill and decode workers on Understudy and on NVIDIA Dynamo's Rust simulator, in one run.
 
-    python benchmarks/disaggregation_vs_dynamo.py --trace PATH [--repeat 5] [--json PATH]
+    python benchmarks/disaggregation_vs_dynamo.py --trace PATH [--repeat 5] [--json [FOLDER]]
 
 Blocks of 64, 16,384 a worker, polynomial timing, round robin in both pools, links without a limit (the peer then moves
 blocks in no time). Runs alternate; CPU seconds of a whole call count, from opening the file to the finished report,
@@ -20,7 +20,11 @@ import subprocess
 import sys
 from typing import Any
 
-from replay_vs_dynamo import PEER, peer_python, read_arguments
+from harness.publish import publish
+from replay_vs_dynamo import peer_python, read_arguments
+
+Numbers = dict[str, dict[str, float]]
+"""By row and column of a table."""
 
 OURS = """
 import json, resource, sys, time
@@ -92,23 +96,24 @@ def main() -> int:
     args = read_arguments(__doc__)
     peer = str(peer_python(args.peer_venv))
     trace = str(args.trace)
-    numbers: dict[str, Any] = {}
+    speed: Numbers = {}
+    agreement: Numbers = {}
     for prefill, decode in ((2, 2), (4, 4)):
         for routing, theirs in (("round_robin", "round_robin"), ("kv", "kv_router")):
-            name = f"{prefill}P+{decode}D {routing}"
-            sides: dict[str, list[dict[str, Any]]] = {"ours": [], "dynamo": []}
+            name = f"{prefill}P + {decode}D {'KV router' if routing == 'kv' else 'round robin'}"
+            us: list[dict[str, Any]] = []
+            them: list[dict[str, Any]] = []
             size = (str(prefill), str(decode))
             for _ in range(args.repeat):
-                sides["ours"].append(call([sys.executable, "-c", OURS, trace, *size, routing]))
-                sides["dynamo"].append(call([peer, "-c", THEIRS, trace, *size, theirs]))
-            numbers[name] = {
-                side: runs[0] | {"seconds": statistics.median(run["seconds"] for run in runs)}
-                for side, runs in sides.items()
-            }
-            numbers[name]["counted"] = call([sys.executable, "-c", AGREEMENT, trace, *size, routing])
-            show(name, numbers[name])
-    if args.json:
-        args.json.write_text(json.dumps(numbers, indent=2) + "\n", encoding="utf-8")
+                us.append(call([sys.executable, "-c", OURS, trace, *size, routing]))
+                them.append(call([peer, "-c", THEIRS, trace, *size, theirs]))
+            ours_s, theirs_s = (statistics.median(run["seconds"] for run in runs) for runs in (us, them))
+            speed[name] = {"Understudy": ours_s, "Dynamo": theirs_s, "ratio": theirs_s / ours_s}
+            counted = call([sys.executable, "-c", AGREEMENT, trace, *size, routing])
+            agreement[name] = compare(us[0], them[0], counted)
+            print(f"{name}: {theirs_s / ours_s:.1f} ×", flush=True)
+    publish("disaggregation_vs_dynamo", speed, args.json)
+    publish("disaggregation_agreement", agreement, args.json)
     return 0
 
 
@@ -121,34 +126,25 @@ def call(command: list[str]) -> dict[str, Any]:
     return found
 
 
-def show(name: str, sides: dict[str, Any]) -> None:
-    """Print both sides of a setting."""
-    ours, theirs = sides["ours"], sides["dynamo"]
-    ratio = theirs["seconds"] / ours["seconds"]
-    print(
-        f"{name}: {ours['seconds']:.3f} against {theirs['seconds']:.2f} CPU s, {ratio:.1f} × as fast as {PEER}; "
-    )
-    print(
-        f"  peak {ours['peak_mb']:.0f} against {theirs['peak_mb']:.0f} MB; until the prompt is computed "
-        f"{ours['prompt_ms']:,.1f} ms, TTFT {ours['ttft_ms']:,.1f} against {theirs['ttft_ms']:,.1f} ms; ITL "
-        f"{ours['itl_ms']:.2f} against {theirs['itl_ms']:.2f} ms; hits {ours['hit']:.3f} against {theirs['hit']:.3f}",
-    )
-    counted = sides["counted"]
+def compare(ours: dict[str, Any], theirs: dict[str, Any], counted: dict[str, Any]) -> dict[str, float]:
+    """Return latencies of both, and ours without polls and the token that is computed again."""
     ttft_ms = ours["ttft_ms"] - counted["poll_ms"] - counted["token_ms"]
     itl_ms = ours["itl_ms"] - counted["itl_token_ms"]
-    print(
-        f"  without polls ({counted['poll_ms']:.1f} ms) and the recomputed token ({counted['token_ms']:.1f} ms): "
-        f"{compare('TTFT', ttft_ms, theirs['ttft_ms'])}; without the token ({counted['itl_token_ms']:.2f} ms): "
-        f"{compare('ITL', itl_ms, theirs['itl_ms'])}",
-        flush=True,
-    )
-
-
-def compare(name: str, ours: float, theirs: float) -> str:
-    """Format two times in ms, their difference, and whether it is within 2 %."""
-    difference = ours / theirs - 1
-    verdict = "within 2 %" if abs(difference) <= 0.02 else "NOT within 2 %"
-    return f"{name} {ours:,.2f} against {theirs:,.2f} ms, {difference:+.2%}, {verdict}"
+    return {
+        "until the prompt is computed": ours["prompt_ms"],
+        "TTFT": ours["ttft_ms"],
+        "peer's TTFT": theirs["ttft_ms"],
+        "TTFT without polls and token": ttft_ms,
+        "difference of that TTFT": 100 * (ttft_ms / theirs["ttft_ms"] - 1),
+        "ITL": ours["itl_ms"],
+        "peer's ITL": theirs["itl_ms"],
+        "ITL without the token": itl_ms,
+        "difference of that ITL": 100 * (itl_ms / theirs["itl_ms"] - 1),
+        "hits": ours["hit"],
+        "peer's hits": theirs["hit"],
+        "peak": round(ours["peak_mb"]),
+        "peer's peak": round(theirs["peak_mb"]),
+    }
 
 
 if __name__ == "__main__":

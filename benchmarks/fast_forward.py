@@ -1,6 +1,6 @@
 """Measure what fast-forward saves: CPU time of runs with it and without, for each way in which a run advances workers.
 
-    python benchmarks/fast_forward.py --trace PATH [--repeat 3] [--json PATH]
+    python benchmarks/fast_forward.py --trace PATH [--repeat 3] [--json [FOLDER]]
 
 A ratio is CPU seconds of one thread without fast-forward over those with it: medians of `--repeat` runs of each side in
 turn. Both sides must have the same digest. The first word of a row is the mode that `Fleet::choose_mode` picks.
@@ -9,16 +9,13 @@ turn. Both sides must have the same digest. The first word of a row is the mode 
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 import time
 from pathlib import Path
 from statistics import median
 from typing import Any
 
-from rich.console import Console
-from rich.table import Table
-
+from harness.publish import add_json_flag, publish
 from understudy.engines.vllm_config import VllmConfig
 from understudy.run.offline import run_offline
 from understudy.run.run_plan import RunPlan
@@ -70,7 +67,7 @@ def measure(workload: Workload, engine: VllmConfig, how: dict[str, Any], repeat:
     if len(digests) != 1:
         sys.exit("the result differs with and without fast-forward")
     on, off = median(seconds[True]), median(seconds[False])
-    return {"on_s": on, "off_s": off, "ratio": off / on}
+    return {"on": on, "off": off, "off / on": off / on}
 
 
 def main() -> None:
@@ -81,19 +78,15 @@ def main() -> None:
     parser.add_argument("--trace", type=Path, required=True)
     parser.add_argument("--repeat", type=int, default=3)
     parser.add_argument("--only", default="", help="part of a row's name")
-    parser.add_argument("--json", type=Path)
+    add_json_flag(parser)
     given = parser.parse_args()
     workload = read_trace(given.trace)
-    results = {}
-    table = Table("mode and run", "on (s)", "off (s)", "off / on", title=f"Fast-forward, {given.trace.name}")
-    for name, (engine, how) in CASES.items():
-        if given.only not in name:
-            continue
-        row = results[name] = measure(workload, engine, how, given.repeat)
-        table.add_row(name, f"{row['on_s']:.2f}", f"{row['off_s']:.2f}", f"{row['ratio']:.1f}×")
-    Console().print(table)
-    if given.json:
-        given.json.write_text(json.dumps(results, indent=1))
+    measured = {
+        name: measure(workload, engine, how, given.repeat)
+        for name, (engine, how) in CASES.items()
+        if given.only in name
+    }
+    publish("fast_forward", measured, given.json)
 
 
 if __name__ == "__main__":

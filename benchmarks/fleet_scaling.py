@@ -1,9 +1,9 @@
 """What it costs that workers meet: CPU time of fleets against round robin, and against less, of the same build.
 
-    python benchmarks/fleet_scaling.py --trace PATH [--repeat 3] [--asynchronous] [--large] [--json PATH]
+    python benchmarks/fleet_scaling.py --trace PATH [--repeat 3] [--asynchronous] [--large] [--json [FOLDER]]
 
-Every row is a ratio of CPU seconds of one thread, medians of `--repeat` runs of each side in turn, with the goal that
-the project has set itself. No peer is needed; engines schedule synchronously unless told otherwise (`--asynchronous`).
+Every row is a ratio of CPU seconds of one thread, medians of `--repeat` runs of each side in turn, with the goals of
+results/. No peer is needed; engines schedule synchronously unless told otherwise (`--asynchronous`).
 `--large` adds 1,000 workers with a shared disk and object store on ten copies of the trace, with its peak of memory, in
 a process of its own.
 """
@@ -21,9 +21,8 @@ from statistics import median
 from typing import Any
 
 import msgspec
-from rich.console import Console
-from rich.table import Table
 
+from harness.publish import add_json_flag, publish
 from understudy.engines.vllm_config import VllmConfig
 from understudy.run.offline import run_offline
 from understudy.run.run_plan import RunPlan
@@ -59,39 +58,40 @@ TIER_SETS: dict[str, tuple[str, ...] | None] = {
 """Mode of offload, and what the workers share below their hosts."""
 
 
-def cases() -> list[tuple[str, float, VllmConfig, dict[str, Any], dict[str, Any]]]:
-    """Name, goal, engine, what is measured and what it is measured against."""
-    rows: list[tuple[str, float, VllmConfig, dict[str, Any], dict[str, Any]]] = []
-    for workers, goal in ((4, 1.5), (100, 2.0)):
-        plain = {"workers": workers}
-        rows.append((f"least_loaded, {workers}", goal, ROOMY, {**plain, "routing": "least_loaded"}, plain))
-        rows.append(
-            (f"closed loop, {workers}", goal, ROOMY, {**plain, "load": ClosedLoop(16 * workers)}, plain)
-        )
-    for workers in (4, 8, 16):
-        for mode, goals in (("write_through", (2.2, 2.0, 2.0)), ("evict", (2.5, 2.2, 2.2))):
+def cases() -> list[tuple[str, VllmConfig, dict[str, Any], dict[str, Any]]]:
+    """Name, engine, what is measured and what it is measured against; goals are in results/."""
+    rows: list[tuple[str, VllmConfig, dict[str, Any], dict[str, Any]]] = []
+    for how, given in (("least_loaded", {"routing": "least_loaded"}), ("closed loop", {})):
+        for workers in (4, 100):
             plain = {"workers": workers}
-            goal = goals[(4, 8, 16).index(workers)]
-            rows.append((f"{mode}, {workers}", goal, TIGHT, {**plain, "tiers": tiers(mode)}, plain))
+            load = {} if given else {"load": ClosedLoop(16 * workers)}
+            name = f"{how}, {workers} workers, against round robin"
+            rows.append((name, ROOMY, {**plain, **given, **load}, plain))
+    modes = {"write-through": "write_through", "on eviction": "evict"}
+    for name, mode in modes.items():
+        for workers in (4, 8, 16):
+            plain = {"workers": workers}
+            tiered = {**plain, "tiers": tiers(mode)}
+            rows.append((f"host tier, {name}, {workers} workers, against none", TIGHT, tiered, plain))
     for workers in (4, 100):
-        for mode in ("write_through", "evict"):
+        for name, mode in modes.items():
             own = {"workers": workers, "tiers": tiers(mode)}
-            rows.append(
-                (f"shared G3, {mode}, {workers}", 2.2, TIGHT, {**own, "tiers": tiers(mode, "g3")}, own)
-            )
+            shared = {**own, "tiers": tiers(mode, "g3")}
+            rows.append((f"shared G3, {name}, {workers} workers, against G2 alone", TIGHT, shared, own))
     for name, below in TIER_SETS.items():
         own = {"workers": 4} if below is None else {"workers": 4, "tiers": tiers(*below)}
-        rows.append((f"--check, {name}", 30.0, TIGHT, {**own, "check": True}, own))
+        rows.append((f"--check, {name}", TIGHT, {**own, "check": True}, own))
+    large = {"workers": 4}
+    rows.append(("--check, no tier, 400,000 blocks of 16", LARGE, {**large, "check": True}, large))
     deep: dict[str, dict[str, Any]] = {
         "no tier": {},
         "closed loop": {"load": ClosedLoop(64)},
         "KV router": {"routing": "kv"},
         "G2": {"tiers": tiers("write_through")},
     }
-    for name, how in deep.items():
-        own = {"workers": 4, **how}
-        rows.append((f"deep check, {name}", 40.0, TIGHT, {**own, "check": "deep"}, own))
-    rows.append(("--check, large device", 30.0, LARGE, {"workers": 4, "check": True}, {"workers": 4}))
+    for name, how_deep in deep.items():
+        own = {"workers": 4, **how_deep}
+        rows.append((f"--check deep, {name}", TIGHT, {**own, "check": "deep"}, own))
     return rows
 
 
@@ -138,16 +138,16 @@ def main() -> int:
     parser.add_argument("--large", action="store_true")
     parser.add_argument("--asynchronous", action="store_true", help="engines schedule a batch ahead")
     parser.add_argument("--only", default="", help="rows whose name contains this")
-    parser.add_argument("--json", type=Path, help="write the numbers")
+    add_json_flag(parser)
     parser.add_argument("--large-alone", action="store_true", help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.large_alone:
         print(json.dumps(large(args.trace)))
         return 0
     workload = read_trace(args.trace)
-    table = Table("", "ratio", "goal", "CPU s", "against")
-    numbers: dict[str, Any] = {}
-    for name, goal, engine, how, base in cases():
+    fleets: dict[str, dict[str, float]] = {}
+    checks: dict[str, dict[str, float]] = {}
+    for name, engine, how, base in cases():
         if args.only not in name:
             continue
         engine = msgspec.structs.replace(engine, async_scheduling=args.asynchronous)
@@ -156,28 +156,24 @@ def main() -> int:
             for _ in range(args.repeat)
         ]
         ours, theirs = (median(side) for side in zip(*pairs, strict=True))
-        numbers[name] = {"ratio": ours / theirs, "goal": goal, "cpu_s": ours, "against_s": theirs}
-        table.add_row(name, f"{ours / theirs:.2f}", f"≤ {goal}", f"{ours:.3f}", f"{theirs:.3f}")
-    for workers in (10, 100, 1000):
-        if args.only not in "transfer":
-            continue
-        cost = median(transfer_us(workers) for _ in range(args.repeat))
-        numbers[f"transfer, {workers}"] = {"us": cost, "goal": 40}
-        table.add_row(f"transfer, {workers}", "", "≤ 40 µs", f"{cost:.1f} µs", "")
+        if name.startswith("--check"):
+            checks[name] = {"ratio": ours / theirs}
+        else:
+            fleets[name] = {"ratio": ours / theirs, "time": ours, "against": theirs}
+        print(f"{name}: {ours / theirs:.2f}×", flush=True)
+    links = {
+        f"{workers:,}": {"time of a transfer": median(transfer_us(workers) for _ in range(args.repeat))}
+        for workers in (10, 100, 1000)
+        if args.only in "transfer"
+    }
+    measured = {"fleet_scaling": fleets, "check_cost": checks, "link_transfers": links}
     if args.large:
         command = [sys.executable, __file__, "--trace", str(args.trace), "--large-alone"]
-        numbers["large"] = json.loads(subprocess.run(command, check=True, capture_output=True).stdout)
-        measured = numbers["large"]
-        table.add_row(
-            "1,000 workers, 10×",
-            "",
-            "≤ 120 s, 3 GB",
-            f"{measured['cpu_s']:.1f}",
-            f"{measured['peak_gb']:.2f} GB",
-        )
-    Console().print(table)
-    if args.json:
-        args.json.write_text(json.dumps(numbers, indent=2) + "\n", encoding="utf-8")
+        found = json.loads(subprocess.run(command, check=True, capture_output=True).stdout)
+        measured["large_fleet"] = {"1,000 workers": {"time": found["cpu_s"], "peak": found["peak_gb"]}}
+    for name, rows in measured.items():
+        if rows:
+            publish(name, rows, args.json)
     return 0
 
 

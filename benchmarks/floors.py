@@ -1,6 +1,6 @@
 """Measure every replay that has a floor against Dynamo 1.6.1: CPU seconds, medians of interleaved runs.
 
-    python benchmarks/floors.py --trace PATH [--repeat 5] [--json PATH]
+    python benchmarks/floors.py --trace PATH [--repeat 5] [--json [FOLDER]]
 
 Runs of both sides take turns, each in a process of its own, so that a busy machine affects both. CPU time is taken
 from opening the file to the finished report, all threads together; the run on two threads is compared by wall time.
@@ -11,44 +11,35 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from statistics import median
-
-from rich.console import Console
-from rich.table import Table
 
 import replay_vs_dynamo
 import router_vs_dynamo
 import tiers_vs_dynamo
-from replay_vs_dynamo import PEER, ours, peer_python, read_arguments
+from harness.publish import publish
+from replay_vs_dynamo import ours, peer_python, read_arguments
 
 
 @dataclass
 class Floor:
-    """One comparison: commands of both sides, the least ratio, and what was measured."""
+    """One comparison: commands of both sides."""
 
     name: str
     ours: list[str]
     theirs: list[str]
-    least_ratio: float
-    seconds: tuple[float, float] = (0.0, 0.0)
-
-    @property
-    def ratio(self) -> float:
-        return self.seconds[1] / self.seconds[0]
 
 
 def floors(trace: str, peer: str) -> list[Floor]:
-    """The comparisons, with the floors that the project keeps."""
+    """The comparisons; their floors are the goals in results/floors.json."""
     theirs = [peer, "-c", replay_vs_dynamo.THEIRS, trace, "64", "4"]
     rows = [
-        Floor("round robin, 4 workers", in_cpu(ours(trace, 64, 16384, 4)), in_cpu([*theirs, "0"]), 19),
-        Floor("the same on 2 threads, wall", ours(trace, 64, 16384, 4, threads=2), [*theirs, "0"], 31),
+        Floor("round robin, 4 workers", in_cpu(ours(trace, 64, 16384, 4)), in_cpu([*theirs, "0"])),
+        Floor("the same on 2 threads, wall", ours(trace, 64, 16384, 4, threads=2), [*theirs, "0"]),
         Floor(
             "closed loop, 64 at a time",
             in_cpu(ours(trace, 64, 16384, 4, concurrency=64)),
             in_cpu([*theirs, "64"]),
-            11,
         ),
     ]
     for workers in (4, 16, 64):
@@ -59,7 +50,6 @@ def floors(trace: str, peer: str) -> list[Floor]:
                 f"KV router, {workers} workers",
                 our_replay,
                 [peer, "-c", router_vs_dynamo.THEIR_REPLAY, *ask],
-                16,
             )
         )
     mode = [trace, "write_through"]
@@ -68,7 +58,6 @@ def floors(trace: str, peer: str) -> list[Floor]:
             "host tier, 8 workers",
             in_cpu([sys.executable, "-c", tiers_vs_dynamo.OURS, *mode]),
             in_cpu([peer, "-c", tiers_vs_dynamo.THEIRS, *mode]),
-            23,
         )
     )
     return rows
@@ -88,27 +77,13 @@ def seconds_of(command: list[str]) -> float:
 
 def main() -> int:
     args = read_arguments(__doc__)
-    console = Console(width=110)
-    table = Table("run", title=f"CPU seconds beside {PEER}, medians of {args.repeat} interleaved runs")
-    for column in ("ours s", "peer s", "ratio", "floor"):
-        table.add_column(column, justify="right")
-    rows = floors(str(args.trace), str(peer_python(args.peer_venv)))
-    for row in rows:
+    measured: dict[str, dict[str, float]] = {}
+    for row in floors(str(args.trace), str(peer_python(args.peer_venv))):
         pairs = [(seconds_of(row.ours), seconds_of(row.theirs)) for _ in range(args.repeat)]
-        row.seconds = (median(pair[0] for pair in pairs), median(pair[1] for pair in pairs))
-        met = "" if row.ratio >= row.least_ratio else "  missed"
-        table.add_row(
-            row.name,
-            f"{row.seconds[0]:.3f}",
-            f"{row.seconds[1]:.2f}",
-            f"{row.ratio:.1f} ×",
-            f"{row.least_ratio:g} ×{met}",
-        )
-        print(f"{row.name}: {row.ratio:.1f} ×", flush=True)
-    console.print(table)
-    if args.json:
-        numbers = [{**asdict(row), "ratio": row.ratio} for row in rows]
-        args.json.write_text(json.dumps(numbers, indent=2) + "\n", encoding="utf-8")
+        us, them = (median(side) for side in zip(*pairs, strict=True))
+        measured[row.name] = {"Understudy": us, "Dynamo": them, "ratio": them / us}
+        print(f"{row.name}: {them / us:.1f} ×", flush=True)
+    publish("floors", measured, args.json)
     return 0
 
 

@@ -14,6 +14,8 @@ import statistics
 import subprocess
 import sys
 
+from harness.publish import add_json_flag, publish
+
 CODE = """
 import hashlib, json, sys, time
 import numpy as np
@@ -45,7 +47,9 @@ def main() -> int:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--base", required=True, metavar="PYTHON", help="interpreter of the other build")
+    parser.add_argument("--base-name", default="927d32a, without groups", help="what the other build is")
     parser.add_argument("--trace", required=True, help="Mooncake trace")
+    add_json_flag(parser)
     parser.add_argument("--rounds", type=int, default=11, metavar="N")
     args = parser.parse_args()
     base: list[tuple[float, dict[str, str]]] = []
@@ -60,8 +64,9 @@ def main() -> int:
     medians = [statistics.median(seconds for seconds, _ in side) for side in (base, ours)]
     least = [min(seconds for seconds, _ in side) for side in (base, ours)]
     print(f"{len(common)} columns compared; different: {', '.join(different) or 'none'}")
-    print(f"median CPU s: base {medians[0]:.4f}, ours {medians[1]:.4f}, ratio {medians[1] / medians[0]:.3f}")
-    print(f"least CPU s: base {least[0]:.4f}, ours {least[1]:.4f}, ratio {least[1] / least[0]:.3f}")
+    numbers = {"base, median": medians[0], "groups, median": medians[1], "ratio": medians[1] / medians[0]}
+    numbers |= {"base, least": least[0], "groups, least": least[1]}
+    publish("one_group_cost", {args.base_name: numbers}, args.json)
     return 1 if different or not common else 0
 
 

@@ -1,6 +1,6 @@
 """Replay one trace on Understudy and on NVIDIA Dynamo's Rust simulator, one after the other, and print the ratio.
 
-    python benchmarks/replay_vs_dynamo.py --trace PATH [--repeat 3] [--json PATH]
+    python benchmarks/replay_vs_dynamo.py --trace PATH [--repeat 3] [--json [FOLDER]]
 
 The peer (ai-dynamo-runtime 1.6.1) is installed into a virtual environment of its own on first use. Each call is timed
 from opening the file to the finished report, after imports, in a process of its own. Blocks of 64, 16,384 of them,
@@ -18,7 +18,13 @@ import venv
 from pathlib import Path
 from typing import Any
 
+from harness.publish import add_json_flag, publish
+
 PEER = "ai-dynamo-runtime==1.6.1"
+PEER_NAME = PEER.replace("==", " ")
+OURS_1, OURS_2, THEIRS_1 = "Understudy, 1 thread", "Understudy, 2 threads", PEER_NAME
+OURS_CLOSED, THEIRS_CLOSED = "Understudy, closed loop of 64", f"{PEER_NAME}, closed loop of 64"
+OURS_16, OURS_512 = "Understudy, block 16 (65,536 blocks)", "Understudy, block 512 (2,048 blocks)"
 PEER_NEEDS = (PEER, "msgspec", "pyzmq", "numpy", "pyyaml", "transformers", "prometheus_client")
 PEER_PYTHON = "ai-dynamo==1.6.1"  # without its dependencies: they are a serving stack
 
@@ -69,19 +75,20 @@ def main() -> int:
 
     trace = str(args.trace)
     numbers: dict[str, Any] = {
-        "ours": best(ours(trace, 64, 16384, 4), args.repeat),
-        "ours, 2 threads": best(ours(trace, 64, 16384, 4, threads=2), args.repeat),
-        "dynamo": best([str(peer), "-c", THEIRS, trace, "64", "4", "0"], args.repeat),
-        "ours, closed loop": best(ours(trace, 64, 16384, 4, concurrency=64), args.repeat),
-        "dynamo, closed loop": best([str(peer), "-c", THEIRS, trace, "64", "4", "64"], args.repeat),
-        "ours, block 16": best(ours(trace, 16, 65536, 4), args.repeat),
-        "ours, block 512": best(ours(trace, 512, 2048, 4), args.repeat),
-        "unlimited, 1 worker": best(ours(trace, 64, 4_000_000, 1), 1),
-        "unlimited, 4 workers": best(ours(trace, 64, 4_000_000, 4), 1),
+        OURS_1: best(ours(trace, 64, 16384, 4), args.repeat),
+        OURS_2: best(ours(trace, 64, 16384, 4, threads=2), args.repeat),
+        THEIRS_1: best([str(peer), "-c", THEIRS, trace, "64", "4", "0"], args.repeat),
+        OURS_CLOSED: best(ours(trace, 64, 16384, 4, concurrency=64), args.repeat),
+        THEIRS_CLOSED: best([str(peer), "-c", THEIRS, trace, "64", "4", "64"], args.repeat),
+        OURS_16: best(ours(trace, 16, 65536, 4), args.repeat),
+        OURS_512: best(ours(trace, 512, 2048, 4), args.repeat),
+        "Understudy, unlimited blocks, 1 worker": best(ours(trace, 64, 4_000_000, 1), 1),
+        "Understudy, unlimited blocks, 4 workers": best(ours(trace, 64, 4_000_000, 4), 1),
     }
-    show(numbers)
-    if args.json:
-        args.json.write_text(json.dumps(numbers, indent=2) + "\n", encoding="utf-8")
+    publish("replay_vs_dynamo", describe(numbers), args.json)
+    for key in ("ttft_ms", "itl_ms", "e2e_ms", "hit"):
+        difference = numbers[OURS_1][key] / numbers[THEIRS_1][key] - 1
+        print(f"{key}: ours differs from the peer's by {difference:+.2%}")
     return 0
 
 
@@ -108,7 +115,7 @@ def read_arguments(description: str | None) -> argparse.Namespace:
     )
     parser.add_argument("--repeat", type=int, default=3, help="runs of each; the best counts")
     parser.add_argument("--peer-venv", type=Path, default=Path("build/dynamo-venv"))
-    parser.add_argument("--json", type=Path, help="write the numbers")
+    add_json_flag(parser)
     return parser.parse_args()
 
 
@@ -134,39 +141,23 @@ def best(command: list[str], repeat: int) -> dict[str, Any]:
     return min(runs, key=lambda run: run["seconds"])
 
 
-def show(numbers: dict[str, Any]) -> None:
-    from rich.console import Console
-    from rich.table import Table
-
-    table = Table("run", title="Trace to report")
-    columns = ("seconds", "peak MB", "TTFT ms", "ITL ms", "E2E ms", "prefix hit", "completed")
-    for column in columns:
-        table.add_column(column, justify="right")
-    for name, run in numbers.items():
-        table.add_row(
-            name,
-            f"{run['seconds']:.3f}",
-            f"{run['peak_mb']:.0f}",
-            *(f"{run[key]:,.2f}" for key in ("ttft_ms", "itl_ms", "e2e_ms")),
-            f"{run['hit']:.4f}",
-            f"{run['completed']:,}",
-        )
-    console = Console()
-    console.print(table)
-    for name, other in (
-        ("ours", "dynamo"),
-        ("ours, 2 threads", "dynamo"),
-        ("ours, closed loop", "dynamo, closed loop"),
-    ):
-        console.print(
-            f"{name}: {numbers[other]['seconds'] / numbers[name]['seconds']:.1f} × as fast as {PEER}"
-        )
-    small, large = numbers["ours, block 16"]["seconds"], numbers["ours, block 512"]["seconds"]
-    console.print(f"block 16 takes {small / large:.1f} × the time of block 512")
-    for key in ("ttft_ms", "itl_ms", "e2e_ms", "hit"):
-        console.print(
-            f"{key}: ours differs from the peer's by {numbers['ours'][key] / numbers['dynamo'][key] - 1:+.2%}"
-        )
+def describe(numbers: dict[str, Any]) -> dict[str, dict[str, float]]:
+    """Return the columns of each run, with its speed beside the peer's."""
+    rows = {
+        name: {
+            "time": run["seconds"],
+            "peak": round(run["peak_mb"]),
+            "TTFT, mean": run["ttft_ms"],
+            "ITL, mean": run["itl_ms"],
+            "E2E, mean": run["e2e_ms"],
+            "prefix hit": run["hit"],
+        }
+        for name, run in numbers.items()
+    }
+    for name, other in ((OURS_1, THEIRS_1), (OURS_2, THEIRS_1), (OURS_CLOSED, THEIRS_CLOSED)):
+        rows[name]["times as fast as the peer"] = rows[other]["time"] / rows[name]["time"]
+    rows[OURS_16]["time of block 512"] = rows[OURS_16]["time"] / rows[OURS_512]["time"]
+    return rows
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """The prefix index and the KV-aware replay beside Dynamo 1.6.1's, one after the other in one run.
 
-    python benchmarks/router_vs_dynamo.py [--trace PATH] [--repeat 3] [--json PATH]
+    python benchmarks/router_vs_dynamo.py [--trace PATH] [--repeat 3] [--json [FOLDER]]
 
 The peer (ai-dynamo-runtime 1.6.1) is installed into a virtual environment of its own on first use. Index: blocks of
 prompts of 2,000, applied in batches by the peer's RadixTree (JSON events, its only way in) and by ours; `find` asks for
@@ -17,9 +17,12 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from replay_vs_dynamo import PEER, peer_python
+from harness.publish import add_json_flag, publish
+from replay_vs_dynamo import peer_python
 
 PROMPT = 2000
+Numbers = dict[str, dict[str, float]]
+"""By row and column of the table."""
 
 OUR_INDEX = """
 import json, resource, sys, time
@@ -119,31 +122,48 @@ def main() -> int:
     parser.add_argument("--trace", type=Path, help="Mooncake JSONL for the replays")
     parser.add_argument("--repeat", type=int, default=3, help="runs of each; the best counts")
     parser.add_argument("--peer-venv", type=Path, default=Path("build/dynamo-venv"))
-    parser.add_argument("--json", type=Path, help="write the numbers")
+    add_json_flag(parser)
     args = parser.parse_args()
     peer = str(peer_python(args.peer_venv))
-    numbers: dict[str, Any] = {}
-    for blocks, workers in ((1_000_000, 4), (1_000_000, 64), (10_000_000, 64)):
-        name = f"index, {blocks // 1_000_000} M blocks x {workers} workers"
-        ask = [str(blocks), str(workers), str(PROMPT)]
-        numbers[name] = {"ours": best([sys.executable, "-c", OUR_INDEX, *ask], args.repeat, "find_us")}
-        if blocks * workers <= 4_000_000:  # the peer's events are JSON: more takes minutes
-            numbers[name]["dynamo"] = best([peer, "-c", THEIR_INDEX, *ask], 1, "find_us")
-        show(name, numbers[name])
-    for workers in (4, 16, 64) if args.trace else ():
-        name = f"replay, kv router, {workers} workers"
-        ask = [str(args.trace), str(workers)]
-        numbers[name] = {
-            "ours": best([sys.executable, "-c", OUR_REPLAY, *ask], args.repeat, "cpu_s"),
-            "dynamo": best([peer, "-c", THEIR_REPLAY, *ask], args.repeat, "cpu_s"),
-        }
-        show(name, numbers[name])
-        print(
-            f"  {numbers[name]['dynamo']['cpu_s'] / numbers[name]['ours']['cpu_s']:.1f} x as fast as {PEER}"
-        )
-    if args.json:
-        args.json.write_text(json.dumps(numbers, indent=2) + "\n", encoding="utf-8")
+    publish("router_index", measure_index(peer, args.repeat), args.json)
+    if args.trace is not None:
+        publish("router_replays", measure_replays(peer, str(args.trace), args.repeat), args.json)
     return 0
+
+
+def measure_index(peer: str, repeat: int) -> Numbers:
+    """Apply and find in both indices; the peer's events are JSON, and more than 4 workers take minutes."""
+    theirs = best([peer, "-c", THEIR_INDEX, "1000000", "4", str(PROMPT)], 1, "find_us")
+    found: Numbers = {}
+    for blocks in (1_000_000, 10_000_000):
+        ours = best([sys.executable, "-c", OUR_INDEX, str(blocks), "64", str(PROMPT)], repeat, "find_us")
+        size = f"{blocks // 1_000_000} M blocks × 64 workers"
+        sides = {"Understudy": ours} | ({"peer, 4 workers": theirs} if blocks == 1_000_000 else {})
+        for name, key, scale in (
+            (f"apply, {size}", "blocks_per_s", 1e-6),
+            (f"find, {size}, median", "find_us", 1.0),
+            (f"memory, {size}", "memory_mb", 1.0),
+        ):
+            found[name] = {side: run[key] * scale for side, run in sides.items()}
+        found[f"find, {size}, median"]["best"] = ours["find_best_us"]
+    return found
+
+
+def measure_replays(peer: str, trace: str, repeat: int) -> Numbers:
+    """CPU seconds and memory of replays with the KV router."""
+    found: Numbers = {}
+    for workers in (4, 16, 64):
+        ask = [trace, str(workers)]
+        ours = best([sys.executable, "-c", OUR_REPLAY, *ask], repeat, "cpu_s")
+        theirs = best([peer, "-c", THEIR_REPLAY, *ask], repeat, "cpu_s")
+        found[f"{workers} workers"] = {
+            "Understudy": ours["cpu_s"],
+            "peak": round(ours["peak_mb"]),
+            "Dynamo": theirs["cpu_s"],
+            "its peak": round(theirs["peak_mb"]),
+            "ratio": theirs["cpu_s"] / ours["cpu_s"],
+        }
+    return found
 
 
 def best(command: list[str], repeat: int, key: str) -> dict[str, Any]:
@@ -153,13 +173,6 @@ def best(command: list[str], repeat: int, key: str) -> dict[str, Any]:
         output = subprocess.run(command, check=True, capture_output=True, text=True).stdout
         runs.append(json.loads(output.strip().splitlines()[-1]))
     return min(runs, key=lambda run: float(run[key]))
-
-
-def show(name: str, sides: dict[str, dict[str, float]]) -> None:
-    """One line a side."""
-    print(name)
-    for side, run in sides.items():
-        print(f"  {side:8}" + "  ".join(f"{key} {value:,.4g}" for key, value in run.items()), flush=True)
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """Replay one trace on simulated SGLang workers, ours and those of NVIDIA Dynamo 1.6.1, in one interleaved run.
 
-    python benchmarks/sglang_vs_dynamo.py --trace PATH [--repeat 5] [--json PATH]
+    python benchmarks/sglang_vs_dynamo.py --trace PATH [--repeat 5] [--json [FOLDER]]
 
 Each run is a process of its own with one thread. It first replays ten rows, which imports what is imported on use, then
 the trace. Numbers are medians: CPU seconds from opening the file to the finished report, and the peak memory of the
@@ -19,6 +19,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+from harness.publish import publish
 from replay_vs_dynamo import peer_python, read_arguments
 
 OURS = """
@@ -62,8 +63,9 @@ print(json.dumps({
 }))
 """
 
-GOALS = """Goals: at least 15 times Dynamo; at most 120 MB; page size 1 at most 2.5 times page size 64;
-64 SGLang workers with the KV router at most 2 times vLLM."""
+PAGE_64, PAGE_1 = "SGLang, 4 workers, page size 64", "SGLang, 4 workers, page size 1"
+DYNAMO = "Dynamo 1.6.1's SGLang, 4 workers, page size 64"
+MANY, MANY_VLLM = "SGLang, 64 workers, KV router, page size 64", "vLLM, 64 workers, KV router, block size 64"
 
 
 def main() -> int:
@@ -77,28 +79,39 @@ def main() -> int:
             first_rows.write_text("".join(islice(trace, 10)), encoding="utf-8")
         files = [str(first_rows), str(args.trace)]
         commands = {
-            "SGLang, page 64": [*us, *files, "sglang", "round_robin", "64", "4"],
-            "Dynamo's SGLang, page 64": [*peer, *files, "64", "4"],
-            "SGLang, page 1": [*us, *files, "sglang", "round_robin", "1", "4"],
-            "64 SGLang, KV router": [*us, *files, "sglang", "kv", "64", "64"],
-            "64 vLLM, KV router": [*us, *files, "vllm", "kv", "64", "64"],
+            PAGE_64: [*us, *files, "sglang", "round_robin", "64", "4"],
+            DYNAMO: [*peer, *files, "64", "4"],
+            PAGE_1: [*us, *files, "sglang", "round_robin", "1", "4"],
+            MANY: [*us, *files, "sglang", "kv", "64", "64"],
+            MANY_VLLM: [*us, *files, "vllm", "kv", "64", "64"],
         }
         runs: dict[str, list[dict[str, Any]]] = {name: [] for name in commands}
         for _ in range(args.repeat):
             for name, command in commands.items():
                 output = subprocess.run(command, check=True, capture_output=True, text=True).stdout
                 runs[name].append(json.loads(output.strip().splitlines()[-1]))
-    numbers = {name: middle(of_kind) for name, of_kind in runs.items()}
-    print("run                        CPU s   peak MB   TTFT ms   ITL ms   prefix hit   completed")
-    for name, run in numbers.items():
-        times = f"{run['seconds']:8.3f} {run['peak_mb']:9.0f} {run['ttft_ms']:9.1f} {run['itl_ms']:8.2f}"
-        print(f"{name:24} {times} {run['hit']:12.4f} {run['completed']:11,}")
-    page_64, dynamo, page_1, many, many_vllm = (run["seconds"] for run in numbers.values())
-    print(f"Dynamo / ours: {dynamo / page_64:.1f}; page size 1 / 64: {page_1 / page_64:.2f}; ", end="")
-    print(f"64 SGLang / 64 vLLM: {many / many_vllm:.2f}\n{GOALS}")
-    if args.json:
-        args.json.write_text(json.dumps(numbers, indent=2) + "\n", encoding="utf-8")
+    publish(
+        "sglang_vs_dynamo", describe({name: middle(of_kind) for name, of_kind in runs.items()}), args.json
+    )
     return 0
+
+
+def describe(numbers: dict[str, dict[str, Any]]) -> dict[str, dict[str, float]]:
+    """Return the columns of each run, and the ratios that have goals."""
+    rows = {
+        name: {
+            "time": run["seconds"],
+            "peak": round(run["peak_mb"]),
+            "TTFT, mean": run["ttft_ms"],
+            "ITL, mean": run["itl_ms"],
+            "prefix hit": run["hit"],
+        }
+        for name, run in numbers.items()
+    }
+    rows[PAGE_64]["Dynamo's time / ours"] = rows[DYNAMO]["time"] / rows[PAGE_64]["time"]
+    for name, base in ((PAGE_1, PAGE_64), (MANY, MANY_VLLM)):
+        rows[name]["time of page size 64, or of vLLM"] = rows[name]["time"] / rows[base]["time"]
+    return rows
 
 
 def middle(runs: list[dict[str, Any]]) -> dict[str, Any]:

@@ -1,6 +1,6 @@
 """Replay one trace with a host tier on Understudy and on NVIDIA Dynamo's simulator, one after the other.
 
-    python benchmarks/tiers_vs_dynamo.py --trace PATH [--repeat 3] [--json PATH]
+    python benchmarks/tiers_vs_dynamo.py --trace PATH [--repeat 3] [--json [FOLDER]]
 
 Blocks of 64, 4,096 of them on each of 8 workers, round robin; a host tier of 65,536 blocks a worker, 131,072 bytes a
 token, 25 GB/s each way. The peer (ai-dynamo-runtime 1.6.1) writes through, so that is the policy it is compared with;
@@ -13,18 +13,10 @@ from __future__ import annotations
 
 import sys
 from statistics import median
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from rich.console import Console
-
-from harness.report import Row, machine, table, write_json
-from replay_vs_dynamo import PEER, best, peer_python, read_arguments
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-LEAST_RATIO = 12.0
-MOST_COST = 2.0
+from harness.publish import publish
+from replay_vs_dynamo import best, peer_python, read_arguments
 
 OURS = """
 import json, resource, sys, time
@@ -85,18 +77,13 @@ def main() -> int:
         "peer, write-through": [peer, "-c", THEIRS, trace, "write_through"],
     }
     runs = take_turns(commands, args.repeat)
-    rows = compared(runs)
-    console = Console(width=120)
-    console.print(table("A host tier below the GPU", PEER, rows))
+    publish("tiers_vs_dynamo", compare(runs), args.json)
     for name, run in runs.items():
         host = "" if run["host_hit"] is None else f" ({run['host_hit']:.4f} from the host)"
-        console.print(
-            f"{name}: hit ratio {run['hit']:.4f}{host}; TTFT {run['ttft_ms']:,.0f} ms, E2E {run['e2e_ms']:,.0f} ms, "
+        print(
+            f"{name}: median {run['median']:.3f} s, hit ratio {run['hit']:.4f}{host}; E2E {run['e2e_ms']:,.0f} ms, "
             f"{run['completed']:,} completed, {run['peak_mb']:.0f} MB"
         )
-    console.print(", ".join(f"{name}: {value}" for name, value in machine().items()))
-    if args.json:
-        write_json(args.json, {"machine": machine(), "runs": runs}, rows)
     return 0
 
 
@@ -112,43 +99,28 @@ def take_turns(commands: dict[str, list[str]], repeat: int) -> dict[str, dict[st
     }
 
 
-def compared(runs: dict[str, dict[str, Any]]) -> Sequence[Row]:
-    """Seconds beside the peer's best, and what tiers cost; ratios are those of the best."""
-    seconds = {name: run["seconds"] for name, run in runs.items()}
-    rows = []
-    for name, peer, judged in (
-        ("no tier", "peer, no tier", False),
-        ("write-through", "peer, write-through", True),
-        ("on eviction", "peer, write-through", True),
+def compare(runs: dict[str, dict[str, Any]]) -> dict[str, dict[str, float]]:
+    """Seconds, hits and TTFT beside the peer's, and what a tier costs; ratios are those of the best runs."""
+    rows: dict[str, dict[str, float]] = {}
+    for name, ours, theirs in (
+        ("no tier", "no tier", "peer, no tier"),
+        ("write-through", "write-through", "peer, write-through"),
+        ("on eviction, beside the peer's write-through", "on eviction", "peer, write-through"),
     ):
-        ratio = seconds[peer] / seconds[name]
-        rows.append(
-            Row(
-                "trace to report",
-                name,
-                "s",
-                runs[name]["median"],
-                best=seconds[name],
-                peer=seconds[peer],
-                ratio=ratio,
-                target=f"≥ {LEAST_RATIO:g}×" if judged else "",
-                met=ratio >= LEAST_RATIO if judged else None,
-            )
-        )
-    for name in ("write-through", "on eviction"):
-        cost = seconds[name] / seconds["no tier"]
-        rows.append(
-            Row(
-                "tier ÷ no tier",
-                name,
-                "×",
-                runs[name]["median"] / runs["no tier"]["median"],
-                best=cost,
-                peer=seconds["peer, write-through"] / seconds["peer, no tier"],
-                target=f"≤ {MOST_COST:g}",
-                met=cost <= MOST_COST,
-            )
-        )
+        us, them = runs[ours], runs[theirs]
+        row = rows[name] = {
+            "Understudy": us["seconds"],
+            "prefix hit": us["hit"],
+            "TTFT": round(us["ttft_ms"]),
+        }
+        row["times as fast"] = them["seconds"] / us["seconds"]
+        if ours != "no tier":
+            row["time of a run without a tier"] = us["seconds"] / runs["no tier"]["seconds"]
+        if ours != "on eviction":
+            row |= {"peer": them["seconds"], "the peer's hit": them["hit"]}
+            row["the peer's TTFT"] = round(them["ttft_ms"])
+        if ours == "write-through":
+            row["the peer's"] = them["seconds"] / runs["peer, no tier"]["seconds"]
     return rows
 
 

@@ -14,10 +14,8 @@ from pathlib import Path
 from statistics import median
 
 import msgspec
-from rich.console import Console
-from rich.table import Table
 
-from harness.report import machine
+from harness.publish import add_json_flag, publish
 from understudy.engines.vllm_config import VllmConfig
 from understudy.run.offline import run_offline
 from understudy.run.run_plan import RunPlan
@@ -40,6 +38,7 @@ def main() -> None:
     parser.add_argument("--trace", type=Path, required=True)
     parser.add_argument("--requests", type=int, default=2000)
     parser.add_argument("--rounds", type=int, default=5)
+    add_json_flag(parser)
     args = parser.parse_args()
     workload = read_trace(args.trace).head(args.requests)
     engines = {name: _engine(model) for name, model in MODELS.items()}
@@ -51,13 +50,12 @@ def main() -> None:
             run = run_offline(RunPlan(workload, engine, workers=4, load=ClosedLoop(concurrency=256)))
             seconds[name].append(time.process_time() - began)
             steps[name] = run.timeline.steps
-    grid = Table(
-        "timing model", "s of CPU", "of the polynomial", "steps", title=str(machine()), title_justify="left"
-    )
     first = median(seconds["polynomial"])
-    for name, taken in seconds.items():
-        grid.add_row(name, f"{median(taken):.3f}", f"{median(taken) / first:.2f}×", f"{steps[name]:,}")
-    Console(width=140, highlight=False).print(grid)
+    measured = {
+        name: {"time": median(taken), "time of the polynomial": median(taken) / first, "steps": steps[name]}
+        for name, taken in seconds.items()
+    }
+    publish("timing_models", measured, args.json)
 
 
 def _engine(model: tuple[str, int] | None) -> VllmConfig:

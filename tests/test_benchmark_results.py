@@ -16,7 +16,7 @@ sys.path.append(str(ROOT / "tools"))
 
 import write_benchmarks  # noqa: E402
 from harness.cells import format_cell, format_number, round_number  # noqa: E402
-from harness.publish import write_result  # noqa: E402
+from harness.publish import fill_form, write_result  # noqa: E402
 from harness.result import (  # noqa: E402
     FOLDER,
     BenchmarkResult,
@@ -55,6 +55,7 @@ def result_of(**changes: object) -> BenchmarkResult:
 def test_a_result_has_the_fields_and_types_of_the_schema(path: Path) -> None:
     result = read_result(path)
     assert path.read_text() == encode_result(result), "one row a line, as encode_result writes it"
+    assert result.rows, "a result has numbers"
 
 
 def test_the_page_is_the_one_that_the_script_writes() -> None:
@@ -126,14 +127,35 @@ def test_measured_numbers_are_rounded_to_the_digits_of_the_column() -> None:
 
 
 def test_a_benchmark_says_which_measurement_it_replaces(tmp_path: Path) -> None:
-    assert "replaces" not in write_result(result_of(explanation=("It waits for memory.",)), tmp_path)
-    again = write_result(result_of(notes=("A busy minute.",)), tmp_path)
-    assert "2026-11-19, Neoverse-N1, abc (the same machine)" in again
+    first = result_of(explanation=("It waits for memory.",), notes=("A busy minute.",))
+    assert "replaces" not in write_result(first, tmp_path)
+    again = write_result(fill_form(first, {"two": {"time": 0.9}}), tmp_path)
+    assert "it replaces the numbers of 2026-11-19, Neoverse-N1, abc" in again
+    assert "gone, not measured in this run: one" in again
+    assert "gone, a note about that run: A busy minute." in again
     assert "kept, check that it still holds: It waits for memory." in again
-    other = write_result(result_of(machine=Machine(processor="Xeon")), tmp_path)
-    assert "ANOTHER MACHINE" in other
-    assert "a note of that run is gone: A busy minute." in other
-    assert read_result(tmp_path / "speed.json").notes == ()
+    written = read_result(tmp_path / "speed.json")
+    assert (written.notes, written.explanation) == ((), ("It waits for memory.",))
+
+
+@pytest.mark.parametrize(
+    ("processor", "said"), [("neoverse-n1", "the same machine"), ("Xeon", "ANOTHER MACHINE")]
+)
+def test_a_benchmark_says_whether_it_replaces_another_machine(
+    processor: str, said: str, tmp_path: Path
+) -> None:
+    write_result(result_of(), tmp_path)
+    assert said in write_result(result_of(machine=Machine(processor=processor)), tmp_path)
+
+
+def test_a_run_fills_the_form_of_its_file() -> None:
+    result = fill_form(result_of(), {"one": {"time": 0.98765}}, peers=["vLLM 0.34"])
+    assert result.rows == (ResultRow("one", {"time": 0.99}, goals={"time": Goal(at_most=1.0)}),)
+    assert (result.question, result.peers) == ("How fast?", ("vLLM 0.34",))
+    assert result.machine is not None
+    assert result.machine.processor
+    with pytest.raises(ValueError, match="numbers of no column"):
+        fill_form(result_of(), {"one": {"speed": 1.0}})
 
 
 def test_the_page_names_what_was_recorded_elsewhere() -> None:

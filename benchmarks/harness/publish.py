@@ -1,4 +1,7 @@
-"""Print the result of a benchmark, and write it to its file."""
+"""Print the result of a benchmark, and write it to its file.
+
+The committed file of a benchmark is also its form: a run replaces the numbers, the date, the machine and the command.
+"""
 
 from __future__ import annotations
 
@@ -17,16 +20,23 @@ from rich.console import Console
 from rich.table import Table
 
 from harness.cells import format_heads, format_row, round_number
-from harness.result import FOLDER, BenchmarkResult, Machine, encode_result, read_result
+from harness.result import (
+    FOLDER,
+    BenchmarkResult,
+    Machine,
+    ResultRow,
+    encode_result,
+    read_result,
+)
 
 if TYPE_CHECKING:
     import argparse
-    from collections.abc import Iterable
+    from collections.abc import Mapping, Sequence
 
-    from harness.result import Column, Group, ResultRow
+    from harness.result import Number
 
-BUSY_LOAD = 1.5
-"""Load average from which the cores count as busy, one of it being the benchmark."""
+    Measured = Mapping[str, Mapping[str, Number]]
+    """Numbers by row and column."""
 
 
 def add_json_flag(parser: argparse.ArgumentParser) -> None:
@@ -42,63 +52,52 @@ def add_json_flag(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def build_result(
-    name: str,
-    group: Group,
-    question: str,
-    *,
-    method: str,
-    rows_are: str,
-    columns: Iterable[Column],
-    rows: Iterable[ResultRow],
-    peers: Iterable[str] = (),
-    gpu: str | None = None,
-    notes: Iterable[str] = (),
-) -> BenchmarkResult:
-    """Build the result of the run that ends now: today, here, with this command."""
-    columns = tuple(columns)
-    decimals = {column.name: column.decimals for column in columns}
-    rounded = (
-        msgspec.structs.replace(
-            row, numbers={key: round_number(value, decimals[key]) for key, value in row.numbers.items()}
-        )
-        for row in rows
-    )
-    return BenchmarkResult(
-        name=name,
-        group=group,
-        question=question,
-        method=method,
-        date=datetime.datetime.now(datetime.UTC).date(),
-        commit=find_commit(),
-        machine=describe_machine(gpu),
-        commands=(find_command(),),
-        peers=tuple(peers),
-        origin="measured here",
-        rows_are=rows_are,
-        columns=columns,
-        rows=tuple(rounded),
-        notes=tuple(notes),
-    )
-
-
-def publish(result: BenchmarkResult, folder: Path | None) -> None:
-    """Print the table; with a folder, write the file and say which measurement it replaces."""
-    table = Table(title=result.question, title_justify="left", caption=result.method, box=box.SIMPLE_HEAD)
+def publish(
+    name: str, measured: Measured, folder: Path | None, *, gpu: str | None = None, peers: Sequence[str] = ()
+) -> None:
+    """Print the table of what was measured; with a folder, write the file and say which measurement it replaces."""
+    result = fill_form(read_result(FOLDER / f"{name}.json"), measured, gpu=gpu, peers=peers)
+    table = Table(title=result.question, title_justify="left", box=box.SIMPLE_HEAD)
     for place, head in enumerate(format_heads(result)):
         table.add_column(head, justify="right" if place else "left")
     for row in result.rows:
         table.add_row(*(cell.replace("**", "") for cell in format_row(result, row)))
-    console = (
-        Console(highlight=False, soft_wrap=True) if not sys.stdout.isatty() else Console(highlight=False)
-    )
+    console = Console(highlight=False)
+    if not console.is_terminal:
+        console.width = 200
     console.print(table)
     for row_name, column in result.missed:
-        console.print(f"missed: {row_name}, {column}")
-    for note in result.notes:
-        console.print(note)
+        print(f"missed: {row_name}: {column}")
     if folder is not None:
         print(write_result(result, folder))
+
+
+def fill_form(
+    form: BenchmarkResult, measured: Measured, *, gpu: str | None = None, peers: Sequence[str] = ()
+) -> BenchmarkResult:
+    """Return the result of the run that ends now, with question, method, columns, units and goals of the form.
+
+    A goal and a unit belong to the row of their name; a row that the form lacks has neither.
+    """
+    decimals = {column.name: column.decimals for column in form.columns}
+    known = {row.name: row for row in form.rows}
+    rows = []
+    for name, numbers in measured.items():
+        old = known.get(name, ResultRow(name, {}))
+        rounded = {key: round_number(number, decimals.get(key)) for key, number in numbers.items()}
+        goals = {key: goal for key, goal in old.goals.items() if key in rounded}
+        rows.append(ResultRow(name, rounded, old.unit, goals))
+    return msgspec.structs.replace(
+        form,
+        date=datetime.datetime.now(datetime.UTC).date(),
+        commit=find_commit(),
+        machine=describe_machine(gpu),
+        commands=(find_command(),),
+        peers=tuple(peers) or form.peers,
+        origin="measured here",
+        rows=tuple(rows),
+        notes=(),
+    )
 
 
 def write_result(result: BenchmarkResult, folder: Path) -> str:
@@ -107,12 +106,12 @@ def write_result(result: BenchmarkResult, folder: Path) -> str:
     said = [f"wrote {path}"]
     if path.exists():
         old = read_result(path)
-        if not result.explanation:
-            result = msgspec.structs.replace(result, explanation=old.explanation)
         other = "the same machine" if is_same_machine(old.machine, result.machine) else "ANOTHER MACHINE"
         said.append(f"it replaces the numbers of {describe_origin(old)} ({other})")
-        said += [f"a note of that run is gone: {note}" for note in old.notes]
-        said += [f"kept, check that it still holds: {text}" for text in result.explanation]
+        lost = {row.name for row in old.rows} - {row.name for row in result.rows}
+        said += [f"gone, not measured in this run: {name}" for name in sorted(lost)]
+        said += [f"gone, a note about that run: {note}" for note in old.notes]
+        said += [f"kept, check that it still holds: {text}" for text in (result.method, *result.explanation)]
     folder.mkdir(parents=True, exist_ok=True)
     path.write_text(encode_result(result), encoding="utf-8")
     return "\n".join(said)
@@ -134,15 +133,13 @@ def describe_origin(result: BenchmarkResult) -> str:
 
 def describe_machine(gpu: str | None = None) -> Machine:
     """Describe this machine and how busy it is."""
-    load = round(os.getloadavg()[0], 1)
     return Machine(
         system=f"{platform.system()} {platform.machine()}",
         processor=find_processor(),
         cores=os.cpu_count(),
         gpu=gpu,
         python=platform.python_version(),
-        state="busy" if load > BUSY_LOAD else "idle",
-        load_average=load,
+        load_average=round(os.getloadavg()[0], 1),
     )
 
 
@@ -154,8 +151,7 @@ def find_processor() -> str:
         lines = []
     facts = {name.strip(): value.strip() for name, _, value in (line.partition(":") for line in lines)}
     model = facts.get("Model name") or platform.processor() or platform.machine()
-    vendor = facts.get("Vendor ID", "")
-    return model if not vendor.isalpha() or vendor in model else f"{vendor} {model}"
+    return f"Arm {model}" if facts.get("Vendor ID") == "ARM" else model
 
 
 def find_commit() -> str | None:

@@ -113,17 +113,15 @@ class BenchmarkResult(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     columns: tuple[Column, ...]
     rows: tuple[ResultRow, ...]
     explanation: tuple[Text, ...] = ()
-    """Paragraphs that hold for every run; kept when a benchmark writes the file again."""
+    """Paragraphs that hold for every run, kept when a benchmark writes the file again."""
     notes: tuple[Text, ...] = ()
-    """Remarks about this run; dropped when a benchmark writes the file again."""
+    """Remarks about this run, dropped when a benchmark writes the file again."""
 
     def __post_init__(self) -> None:
         names = [column.name for column in self.columns]
         rows = [row.name for row in self.rows]
         if len(set(names)) != len(names) or len(set(rows)) != len(rows):
             raise ValueError(f"{self.name}: two columns or two rows have one name")
-        if not rows:
-            raise ValueError(f"{self.name}: rows: none; a result has numbers")
         for row in self.rows:
             if unknown := row.numbers.keys() - set(names):
                 raise ValueError(f"{self.name}: row {row.name!r} has numbers of no column: {sorted(unknown)}")
