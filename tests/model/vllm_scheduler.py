@@ -93,7 +93,7 @@ class VllmModel:
             "finished": _ids(finished),
             "running": _ids(self.running),
             "waiting": len(self.waiting),
-            "waiting_head": _ids(self.waiting[:4]),
+            "waiting_head": _ids(self._skipped_first()[:4]),
             "free_blocks": self.pool.free_count(),
             "free_after_schedule": free_after_schedule,
             "free_head": self.pool.free_head(4),
@@ -207,6 +207,12 @@ class VllmModel:
             self.waiting.insert(0 if self.profile.preempted_first else len(list(ahead)), request)
         else:
             self.waiting.append(request)
+
+    def _skipped_first(self) -> list[Request]:
+        """Until 0.30 requests that were passed over have a queue of their own; a recording lists it first."""
+        if self.profile.preempted_first:
+            return self.waiting
+        return sorted(self.waiting, key=lambda request: not request.passed_over)
 
     def _admit(self, plan: Plan) -> None:
         """Phase 2: admit from the head of waiting until something does not fit; nobody overtakes.

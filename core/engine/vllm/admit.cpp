@@ -1,5 +1,5 @@
-// The second half of a schedule: admissions from the head of the queue, in order. Only requests whose adapter has no
-// place in the batch are passed over.
+// The second half of a schedule: admissions from the heads of the queues, in order. Requests that wait for a transfer,
+// or whose adapter has no place in the batch, are skipped.
 #include <algorithm>
 
 #include "base/assert.hpp"
@@ -7,74 +7,105 @@
 
 namespace understudy {
 
-// Returns whether requests are left in the queue, apart from those passed over.
+// Returns whether requests are left in the queues, apart from those that were skipped.
 bool VllmEngine::admit(std::int64_t now_ns) {
-  if (connects()) return admit_offloading(now_ns);
-  if (!admitting_) return false;
-  if (config_.max_loras == VllmConfig::kUnlimited) {
-    admit_heads(now_ns);
-    return !waiting_.empty();
+  if (config_.max_loras != VllmConfig::kUnlimited) note_adapters();
+  const auto put_back = [this] {
+    // A transfer may end, and an adapter leave the batch, at any time.
+    if (queues_.put_back([this](RequestSlot slot) { return kv_->holds(requests_[slot]); })) refusal_.stands = false;
+  };
+  try {
+    admit_waiting(now_ns);
+  } catch (...) {  // user-defined policy
+    put_back();
+    throw;
   }
+  const bool left = admitting_ && !queues_.empty();
+  put_back();
+  return left;
+}
+
+// A head that may not continue ends the loop; one that waits for a transfer or an adapter is set aside; one that passes
+// all checks runs.
+void VllmEngine::admit_waiting(std::int64_t now_ns) {
+  const bool decodes_only = only_decodes();
+  const bool joins = !log_.scheduled.empty();
+  while (can_add() && running_.size() < max_running()) {
+    WaitingQueue* const queue = queues_.next(admitting_);
+    if (queue == nullptr) return;
+    EngineRequest& request = requests_[queue->head()];
+    if (!can_try(request, now_ns)) {
+      queues_.skip(*queue);
+      continue;
+    }
+    const bool holds = kv_->holds(request);  // its load has ended
+    if (!holds && tiers_ && tiers_->waiting(request.slot)) {
+      refusal_.stands = true;
+      return;
+    }
+    if (lacks_adapter(request)) {
+      queues_.skip(*queue);
+      continue;
+    }
+    Admission head = holds ? loaded_head(request) : look_up(request.slot);
+    if (!holds) {
+      const std::optional<std::uint32_t> external = external_tokens(head, now_ns);
+      request.wants_load = external.value_or(0) > 0;
+      if (request.wants_load && !place_load(head, *external, now_ns)) {
+        refusal_.no_room = true;
+        return;
+      }
+      if (external != 0u) {
+        queues_.skip(*queue);
+        continue;
+      }
+    }
+    if (interval_.defers() && computes_prompt(head)) return;
+    if (!size_up(head, decodes_only, joins)) return;
+    if (head.too_long || !(holds ? fits_behind(head) : fits(head))) return refuse(head);
+    if (tiers_ && !offload_ && !holds) {  // a prompt that no other worker has computed
+      const WorkerTiers::Onboard loading = onboard(head, now_ns);
+      if (loading == WorkerTiers::Onboard::Parked) {
+        queue->pop();
+        park(request);
+        continue;
+      }
+      refusal_.stands = loading == WorkerTiers::Onboard::Retry;
+      if (refusal_.stands) return;
+      head.slow_load = loading == WorkerTiers::Onboard::Slow;
+    }
+    const std::uint32_t room = room_up_to(request, head.total(), true);
+    if ((holds ? kv_->grow(request, room, head.total(), now_ns)
+               : kv_->place(request, head.hit, room, head.total(), now_ns)) != Room::Taken) {
+      refusal_.stands = grouped_ == nullptr;
+      refusal_.no_room = true;
+      return;
+    }
+    queue->pop();
+    enter(head, now_ns);
+  }
+}
+
+// Whether the schedule may look at the request: its load has ended, if there was one.
+bool VllmEngine::can_try(EngineRequest& request, std::int64_t now_ns) {
+  if (!admitting_ && !kv_->holds(request)) return false;
+  if (request.status != RequestStatus::Loading) return true;
+  if (!request.loaded) return false;
+  if (request.load_failed) {
+    give_up_load(request);
+  } else {
+    promote(request, now_ns);
+  }
+  return true;
+}
+
+// The adapters in the batch.
+void VllmEngine::note_adapters() {
   adapters_.clear();
   if (config_.counts_running_loras) {
     for (const RequestSlot slot : running_) note_adapter(requests_[slot]);
   } else {
     for (const Scheduled& turn : log_.scheduled) note_adapter(requests_[turn.slot]);
-  }
-  try {
-    admit_heads(now_ns);
-  } catch (...) {  // user-defined policy
-    put_back_passed_over();
-    throw;
-  }
-  const bool left = !waiting_.empty();
-  put_back_passed_over();
-  return left;
-}
-
-void VllmEngine::put_back_passed_over() {
-  if (passed_over_.empty()) return;
-  for (auto slot = passed_over_.rbegin(); slot != passed_over_.rend(); ++slot) waiting_.put_back(*slot);
-  passed_over_.clear();
-  refusal_.stands = false;  // an adapter may leave the batch at any time
-}
-
-// A head that may not continue, or waits for blocks to load or to be freed, ends the loop or is set aside; a head that
-// passes all checks runs.
-void VllmEngine::admit_heads(std::int64_t now_ns) {
-  const bool decodes_only = only_decodes();
-  const bool joins = !log_.scheduled.empty();
-  while (!waiting_.empty() && can_add() && running_.size() < max_running()) {
-    if (tiers_ && tiers_->waiting(waiting_.head())) {
-      refusal_.stands = true;
-      return;
-    }
-    if (lacks_adapter(requests_[waiting_.head()])) {
-      requests_[waiting_.head()].passed_over = true;
-      passed_over_.push_back(waiting_.head());
-      waiting_.pop();
-      continue;
-    }
-    Admission head = look_up(waiting_.head());
-    if (interval_.defers() && computes_prompt(head)) return;
-    if (!size_up(head, decodes_only, joins)) return;
-    if (!fits(head)) return refuse(head);
-    if (tiers_) {
-      const WorkerTiers::Onboard loading = onboard(head, now_ns);
-      if (loading == WorkerTiers::Onboard::Parked) continue;
-      refusal_.stands = loading == WorkerTiers::Onboard::Retry;
-      if (refusal_.stands) return;
-      head.slow_load = loading == WorkerTiers::Onboard::Slow;
-    }
-    EngineRequest& request = requests_[head.slot];
-    const std::uint32_t room = room_up_to(request, head.total(), true);
-    if (kv_->place(request, head.hit, room, head.total(), now_ns) != Room::Taken) {
-      refusal_.stands = grouped_ == nullptr;
-      refusal_.no_room = true;
-      return;
-    }
-    waiting_.pop();
-    enter(head, now_ns);
   }
 }
 
@@ -154,7 +185,6 @@ bool VllmEngine::size_up(Admission& head, bool decodes_only, bool joins) const {
 }
 
 bool VllmEngine::fits(const Admission& head) {
-  if (head.too_long) return false;
   EngineRequest& request = requests_[head.slot];
   const std::uint64_t free = kv_->available();
   const std::uint64_t watermark = running_.empty() ? 0 : watermark_blocks_;
@@ -205,7 +235,6 @@ void VllmEngine::enter(const Admission& head, std::int64_t now_ns) {
   UNDERSTUDY_ASSERT(head.hit_tokens < request.known, "an admission leaves a token to compute");
   running_.push_back(head.slot);
   request.status = RequestStatus::Running;
-  request.passed_over = false;
   request.computed = head.hit_tokens;
   if (computes_prompt(head)) interval_.carry();
   note_adapter(request);
@@ -224,6 +253,10 @@ void VllmEngine::enter(const Admission& head, std::int64_t now_ns) {
   }
   if (tiers_) count_origins(head, resumed);
   if (head.slow_load) tiers_->note_slow();
+  if (request.loaded_tokens > 0) count_loaded(request, resumed);
+  if (head.total() < request.known && !std::ranges::count(prefills_in_flight_, head.slot)) {
+    prefills_in_flight_.push_back(head.slot);
+  }
   log_.admitted.push_back(request.id);
   log_.resumed.push_back(resumed);
   log_.cached.push_back(head.hit_tokens);

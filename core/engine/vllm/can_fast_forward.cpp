@@ -13,7 +13,7 @@ bool VllmEngine::can_fast_forward() const {
       !std::ranges::all_of(running_, [this](RequestSlot slot) { return grouped_->settled(requests_[slot]); })) {
     return false;
   }
-  if (grouped_ != nullptr && refusal_.stands && !waiting_.empty() && refusal_.needs <= kv_->available()) return false;
+  if (grouped_ != nullptr && refusal_.stands && queues_.candidate() && refusal_.needs <= kv_->available()) return false;
   if (kv_->names_on_receipt() && tiers_)
     return false;                      // such blocks are offloaded a step later than a fast-forward would send them
   if (kv_->asks_user()) return false;  // would need a rollback inside a fast-forward
@@ -32,7 +32,7 @@ bool VllmEngine::can_fast_forward() const {
   if (config_.async_scheduling) return can_fast_forward_ahead();
   if (tiers_ && (fast_forward_->has_begun(clock_.now_ns) || head_may_move() || tiers_->calls_user_code_after_steps()))
     return false;
-  if (!waiting_.empty() && !refusal_.stands && running_.size() < max_running()) {
+  if (!refusal_.stands && running_.size() < max_running() && queues_.candidate()) {
     // Requests that wait for room leave budget that the head of the queue may take.
     const auto waits = [&](RequestSlot id) { return tiers_ && tiers_->waiting(id); };
     if (running_.size() < config_.max_num_batched_tokens || std::ranges::any_of(running_, waits)) return false;
@@ -55,7 +55,7 @@ bool VllmEngine::can_fast_forward_ahead() const {
   if (kv_->names_on_receipt()) return false;
   if (tiers_ && (fast_forward_->has_begun(clock_.now_ns) || head_may_move() || tiers_->calls_user_code_after_steps()))
     return false;
-  if (!waiting_.empty() && !refusal_.stands && running_.size() < max_running()) return false;
+  if (!refusal_.stands && running_.size() < max_running() && queues_.candidate()) return false;
   if (!tiers_ || offload_) return plans_next_tokens();
   if (tiers_->config().mode != OffloadMode::WriteThrough) return plans_all_but_waiting();
   // A request resumed on cached blocks, with one token to compute, has yet to offer those blocks.
@@ -106,7 +106,7 @@ DecodeState VllmEngine::decode_state() {
           .fenced = connects(),
           .requests = requests_,
           .running = running_,
-          .waiting = waiting_,
+          .waiting = queues_,
           .refusal = refusal_,
           .planned = planned_,
           .clock = clock_,

@@ -16,7 +16,7 @@
 #include "engine/vllm/groups/grouped_backend.hpp"
 #include "engine/vllm/kv_backend.hpp"
 #include "engine/vllm/live_request.hpp"
-#include "engine/vllm/waiting_queue.hpp"
+#include "engine/vllm/waiting_queues.hpp"
 #include "tiers/worker_tiers.hpp"
 
 namespace understudy {
@@ -52,7 +52,7 @@ struct DecodeState {
   // Requests.
   std::vector<EngineRequest>& requests;  // by slot
   std::vector<RequestSlot>& running;
-  const WaitingQueue& waiting;
+  const WaitingQueues& waiting;
   Refusal& refusal;
   Batch& planned;  // asynchronously: the batch behind the open one
 

@@ -37,7 +37,7 @@
 #include "engine/vllm/offload_links.hpp"
 #include "engine/vllm/offload_steps.hpp"
 #include "engine/vllm/prefill_interval.hpp"
-#include "engine/vllm/waiting_queue.hpp"
+#include "engine/vllm/waiting_queues.hpp"
 #include "store/block_store.hpp"
 #include "tiers/worker_tiers.hpp"
 
@@ -88,7 +88,7 @@ class VllmEngine final : public Engine, private DecodeHost {
   }
   std::vector<RequestId> running() const;
   std::vector<RequestId> waiting(std::size_t count) const;  // the first `count`
-  std::size_t num_waiting() const noexcept { return waiting_.size() + skipped_.size(); }
+  std::size_t num_waiting() const noexcept { return queues_.size(); }
   std::size_t num_slots() const noexcept { return requests_.size(); }  // the most requests present at one time
   std::size_t steps_kept() const noexcept { return token_log_.steps_kept(); }
   std::int64_t room_wait_ns(RequestId id) const { return tiers_->waited_ns(slots_.at(id)); }
@@ -244,10 +244,11 @@ class VllmEngine final : public Engine, private DecodeHost {
 
   // admit.cpp
   bool admit(std::int64_t now_ns);
-  void admit_heads(std::int64_t now_ns);
+  void admit_waiting(std::int64_t now_ns);
+  bool can_try(EngineRequest& request, std::int64_t now_ns);
+  void note_adapters();
   void note_adapter(const EngineRequest& request);
   bool lacks_adapter(const EngineRequest& request) const;
-  void put_back_passed_over();
   bool only_decodes() const;
   Admission look_up(RequestSlot slot);
   // More than the token that is sampled from.
@@ -263,6 +264,7 @@ class VllmEngine final : public Engine, private DecodeHost {
 
   // tiers.cpp
   WorkerTiers::Onboard onboard(const Admission& head, std::int64_t now_ns);
+  void park(EngineRequest& request);
   void require_group_tiers(const char* call) const;  // WrongState under vLLM's offload
   bool prefetch_groups(std::span<const BlockIdentity> blocks, std::int64_t now_ns);
   WorkerTiers::Onboard onboard_groups(RequestSlot request, std::int64_t now_ns, std::span<const BlockIdentity> units,
@@ -315,14 +317,11 @@ class VllmEngine final : public Engine, private DecodeHost {
   void read_report(const HandOffReport& report, std::int64_t now_ns);
   void fail(RequestSlot slot, std::int64_t now_ns);
   bool connects() const noexcept { return offload_ || receiver_; }  // prompts may come from elsewhere
-  bool holders_first() const noexcept { return receiver_ || config_.offload->holders_first; }
 
   // offload.cpp
-  bool admit_offloading(std::int64_t now_ns);
-  void admit_or_pass(std::vector<RequestSlot>& passed, std::int64_t now_ns);
-  WaitingQueue& next_queue() noexcept;
-  WaitingQueue& queue_of(RequestSlot slot) { return skipped_.contains(slot) ? skipped_ : waiting_; }
-  void put_back(std::span<const RequestSlot> passed);
+  std::optional<std::uint32_t> external_tokens(Admission& head, std::int64_t now_ns);
+  Admission loaded_head(const EngineRequest& request);
+  void count_loaded(EngineRequest& request, bool resumed);
   std::optional<std::uint32_t> look_below(Admission& head, std::int64_t now_ns);
   bool place_load(const Admission& head, std::uint32_t tokens, std::int64_t now_ns);
   void begin_load(EngineRequest& request, std::uint32_t local, std::uint32_t tokens, std::int64_t now_ns);
@@ -331,7 +330,6 @@ class VllmEngine final : public Engine, private DecodeHost {
   std::uint64_t lacking() const;
   void close_offload(std::size_t admitted_before);
   void end_group_schedule();
-  void withdraw_from_offload(const EngineRequest& victim);
   void leave_offload(EngineRequest& request, bool aborted, std::int64_t now_ns);
   bool freeable(std::uint64_t last_step) const noexcept {
     return !config_.async_scheduling || last_step <= counts_.processed;
@@ -431,19 +429,17 @@ class VllmEngine final : public Engine, private DecodeHost {
   std::unordered_map<RequestId, RequestSlot> slots_;  // requests that have not ended
   std::uint64_t num_submitted_ = 0;
   std::vector<RequestSlot> running_;
-  WaitingQueue waiting_;
+  std::vector<RequestSlot> prefills_in_flight_;  // prompts that are being loaded or computed in part
+  WaitingQueues queues_;
   std::vector<RequestSlot> unread_;  // submitted since the engine last read its queue
   std::size_t parked_ = 0;
   bool admitting_ = true;
 
-  // vLLM's offload: requests that were skipped, or (by release) that hold blocks; and blocks that steps in flight still
-  // write.
+  // vLLM's offload: blocks that steps in flight still write.
   std::unique_ptr<OffloadConnector> offload_;
   std::unique_ptr<OffloadSteps> offload_steps_;  // one of these two moves its bytes
   std::unique_ptr<OffloadLinks> offload_links_;
-  WaitingQueue skipped_;
   std::size_t loading_ = 0;
-  std::vector<RequestSlot> prefills_in_flight_;
   OffloadOrders orders_;  // orders of the last schedule
   StepCounts counts_;
   std::deque<KeptBlocks> deferred_frees_;
@@ -469,10 +465,9 @@ class VllmEngine final : public Engine, private DecodeHost {
   StepLoad load_;
   Refusal refusal_;
   std::optional<FailedSchedule> failed_;
-  std::vector<std::uint32_t> adapters_;   // adapters in the batch
-  std::vector<RequestSlot> passed_over_;  // heads of the queue without a place for their adapter
-  Batch open_;                            // asynchronously: the batch of the open step
-  Batch planned_;                         // the batch behind it
+  std::vector<std::uint32_t> adapters_;  // adapters in the batch
+  Batch open_;                           // asynchronously: the batch of the open step
+  Batch planned_;                        // the batch behind it
 
   // Time.
   StepClock clock_;

@@ -255,7 +255,9 @@ void FastForward::apply_events(bool served) {
 std::uint64_t FastForward::gather_due() {
   const Refusal& refusal = state_.refusal;
   const bool wants_block = refusal.stands && refusal.wants_block && !names_on_receipt_;
-  const bool refused = state_.grouped != nullptr && refusal.stands && !state_.waiting.empty();
+  const std::optional<RequestSlot> head =
+      state_.grouped != nullptr && refusal.stands ? state_.waiting.candidate() : std::nullopt;
+  const bool refused = head.has_value();
   std::uint64_t fresh = 0;
   std::uint64_t freed = 0;  // at most, by windows
   ordinary_ = false;
@@ -275,8 +277,8 @@ std::uint64_t FastForward::gather_due() {
       ordinary_ = ordinary_ || state_.grouped->lists_state(request(order), position);  // the schedule stores it
       if (!refused) continue;
       freed += state_.grouped->step_frees(request(order), position);
-      ordinary_ = ordinary_ || state_.grouped->keys_for(state_.requests[state_.waiting.head()], request(order),
-                                                        position + (ahead_ ? 0 : 1));
+      ordinary_ =
+          ordinary_ || state_.grouped->keys_for(state_.requests[*head], request(order), position + (ahead_ ? 0 : 1));
       continue;
     }
     fresh += begins_block(order) ? 1 : 0;
@@ -353,17 +355,17 @@ bool FastForward::end_step() {
   state_.announcer.release(state_.clock.now_ns);
   if (sealed && state_.refusal.stands) {
     state_.refusal.stands = false;  // a sealed block may be the one the head of the queue lacks, or have freed one
-    if (!state_.waiting.empty()) return false;
+    if (state_.waiting.candidate()) return false;
   }
   if (finished && state_.offloads) return false;  // the finished request may have blocks to store
-  return !finished || (!stop_on_finish_ && state_.waiting.empty());
+  return !finished || (!stop_on_finish_ && !state_.waiting.candidate());
 }
 
 // All members wait: advance to the next landing, if it is in time and the queue has nothing to decide.
 bool FastForward::wait_for_landing() {
   TransferHub& hub = state_.tiers->hub();
   const std::optional<std::int64_t> wake = hub.next_wake_ns();
-  if (!state_.waiting.empty() || !wake || *wake >= until_ns_) return false;
+  if (state_.waiting.candidate() || !wake || *wake >= until_ns_) return false;
   state_.announcer.release(clock_.now_ns);
   clock_.now_ns = std::max(clock_.now_ns, *wake);
   hub.run_until(*wake);

@@ -52,15 +52,11 @@ std::optional<Outlook> VllmEngine::outlook() const {
   }
   out.alone = prompts == 0 && num_waiting() == 0;
   if (sums.requests() == 0 || (!out.alone && (tiers_ || offload_))) return std::nullopt;
-  for (const WaitingQueue* queue : {&waiting_, &skipped_}) {
-    for (const RequestSlot id : queue->ids()) out.steps = std::min(out.steps, to_finish(requests_[id]));
-  }
+  queues_.for_each([&](RequestSlot id) { out.steps = std::min(out.steps, to_finish(requests_[id])); });
   const std::uint64_t steps = out.steps + (ahead ? 1 : 0);
   const auto lacks = [&](RequestSlot id) { return kv_->lacks(requests_[id], requests_[id].known + steps); };
   std::uint64_t blocks = 0;
-  for (const WaitingQueue* queue : {&waiting_, &skipped_}) {
-    for (const RequestSlot id : queue->ids()) blocks += lacks(id) + 1;
-  }
+  queues_.for_each([&](RequestSlot id) { blocks += lacks(id) + 1; });
   for (std::size_t i = sums.requests(); i < running_.size(); ++i) blocks += lacks(running_[i]) + 1;
   // Nearly always there is room for many more.
   if (kv_->has_room(blocks + sums.requests() * (steps / config_.block_size + 2), tiers_.get())) return out;
@@ -85,8 +81,7 @@ bool VllmEngine::has_room_for_all() const {
     blocks += kv_->lacks(request, request.spec.prompt_tokens + expected_outputs(request));
   };
   std::ranges::for_each(running_, add);
-  std::ranges::for_each(waiting_.ids(), add);
-  std::ranges::for_each(skipped_.ids(), add);
+  queues_.for_each(add);
   return kv_->has_room(blocks, tiers_.get());
 }
 
@@ -139,8 +134,7 @@ std::int64_t VllmEngine::finish_bound() const {
   };
   const auto prefills = [&](RequestSlot id) { return requests_[id].computed < requests_[id].spec.prompt_tokens; };
   for (const RequestSlot id : running_) consider(id, prefills(id));
-  for (const RequestSlot id : waiting_.ids()) consider(id, prefills(id));
-  for (const RequestSlot id : skipped_.ids()) consider(id, prefills(id));
+  queues_.for_each([&](RequestSlot id) { consider(id, prefills(id)); });
   // A step ahead, planned tokens count as computed, but are not yet.
   for (const Scheduled& turn : planned_.turns) {
     if (live(turn) && turn.before < requests_[turn.slot].spec.prompt_tokens) consider(turn.slot, true);

@@ -38,7 +38,7 @@ void VllmEngine::begin_pull(const EngineRequest& request, std::uint32_t hit_toke
   receiver_->pull(std::move(pull));
 }
 
-// The transfer failed, and the prompt is computed here: from this instance's own hits, without another pull.
+// The transfer failed, and the prompt is computed here: from this instance's own hits, without another load.
 void VllmEngine::give_up_load(EngineRequest& request) {
   kv_->release(request);
   std::erase(prefills_in_flight_, request.slot);
@@ -46,16 +46,14 @@ void VllmEngine::give_up_load(EngineRequest& request) {
   request.loaded_tokens = 0;
   request.status = request.before_park;
   request.loaded = request.load_failed = false;
+  request.onboard_tried = true;
   --loading_;
 }
 
 // Reports the schedule to the worker of this instance.
 void VllmEngine::close_handoff(std::size_t admitted_before, std::int64_t now_ns) {
   if (!log_.scheduled.empty()) ++counts_.scheduled;
-  for (const Scheduled& turn : log_.scheduled) {
-    requests_[turn.slot].last_step = counts_.scheduled;
-    if (turn.samples && !prefills_in_flight_.empty()) std::erase(prefills_in_flight_, turn.slot);
-  }
+  for (const Scheduled& turn : log_.scheduled) requests_[turn.slot].last_step = counts_.scheduled;
   has_ended_ = false;
   if (sender_) {
     for (std::size_t i = admitted_before; i < log_.admitted.size(); ++i) {
@@ -152,7 +150,7 @@ std::int64_t VllmEngine::next_poll_ns() const {
 // Whether the next schedule may send something to another worker, so that it must not be run ahead of time.
 bool VllmEngine::begins_in_order() const {
   if (net_ == nullptr || !receiver_) return false;
-  return (!waiting_.empty() && running_.size() < max_running()) || receiver_->has_orders() ||
+  return (!queues_.waiting().empty() && running_.size() < max_running()) || receiver_->has_orders() ||
          receiver_->next_heartbeat_ns() <= clock_.now_ns;
 }
 
@@ -167,7 +165,7 @@ bool VllmEngine::may_fail_load() const noexcept {
 bool VllmEngine::can_fast_forward_pulling() const {
   if (net_ == nullptr || begins_in_order() || !planned_.handoff.empty() || !deferred_frees_.empty()) return false;
   if (net_->next_ns(worker_) <= clock_.now_ns) return false;
-  return std::ranges::all_of(skipped_.ids(), [this](RequestSlot slot) {
+  return std::ranges::all_of(queues_.skipped().ids(), [this](RequestSlot slot) {
     return requests_[slot].status == RequestStatus::Loading && !requests_[slot].loaded;
   });
 }
@@ -183,7 +181,6 @@ void VllmEngine::drop_in_flight(const EngineRequest& victim) {
 
 // The request ends: keep its blocks for a peer, or until its transfer has ended, or free them.
 void VllmEngine::leave_handoff(EngineRequest& request, bool aborted, std::int64_t now_ns) {
-  std::erase(prefills_in_flight_, request.slot);
   has_ended_ = true;
   if (request.spec.leg == KvLeg::Prefill) {
     if (aborted) {
@@ -248,7 +245,7 @@ void VllmEngine::read_report(const HandOffReport& report, std::int64_t now_ns) {
 // Ends a request whose blocks did not come.
 void VllmEngine::fail(RequestSlot slot, std::int64_t now_ns) {
   EngineRequest& request = requests_[slot];
-  queue_of(slot).remove(slot);
+  queues_.remove(slot);
   log_.ended.emplace_back(request.id, request.spec.name);
   if (config_.transfer->log) handoff_log_.failed.push_back(request.id);
   retire(request, false, now_ns);

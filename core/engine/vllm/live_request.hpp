@@ -26,7 +26,6 @@ struct alignas(64) EngineRequest : KvRequest {
   std::uint32_t computed = 0;  // known tokens (and tokens in flight) with KV, or with KV being computed
   std::uint32_t ahead = 0;     // sampled, not yet received (asynchronous scheduling)
   std::uint32_t drafts = 0;    // drafts to be verified
-  bool passed_over = false;    // in the queue, because the batch has no place for its adapter
   bool prefilling = false;     // its last entry of a batch did not reach the end of its tokens
   TokenRuns tokens;
 

@@ -8,114 +8,33 @@ namespace understudy {
 
 // ── Admissions ──
 
-// Like vLLM's second phase with this connector: a request that waits for a transfer is passed over; a failed allocation
-// ends the scan.
-bool VllmEngine::admit_offloading(std::int64_t now_ns) {
-  std::vector<RequestSlot> passed;
-  try {
-    admit_or_pass(passed, now_ns);
-  } catch (...) {  // user-defined policy: requests that were passed over keep waiting
-    put_back(passed);
-    throw;
+// Tokens behind the head's own hits that the host or a peer has; none: ask again in the next step.
+std::optional<std::uint32_t> VllmEngine::external_tokens(Admission& head, std::int64_t now_ns) {
+  if (receiver_) return remote_tokens(head);
+  if (!offload_) return 0;
+  return grouped_ != nullptr ? look_below(head, now_ns)
+                             : offload_->look_up(requests_[head.slot], head.hit_tokens, now_ns);
+}
+
+// A request whose load has ended; possibly an earlier schedule had no room for its other blocks.
+Admission VllmEngine::loaded_head(const EngineRequest& request) {
+  Admission head;
+  head.slot = request.slot;
+  head.hit_tokens = request.computed;
+  head.has_loaded = true;
+  // A prompt of one token has nothing computed, and is looked up in vain.
+  if (receiver_ && config_.transfer->log && request.computed == 0) handoff_log_.lookups.push_back({request.id, 0, 0});
+  return head;
+}
+
+void VllmEngine::count_loaded(EngineRequest& request, bool resumed) {
+  const std::uint32_t tokens = std::exchange(request.loaded_tokens, 0);
+  if (receiver_) {
+    request.record.pulled_tokens += tokens;
+    return;
   }
-  const bool left = num_waiting() > 0;
-  put_back(passed);
-  return left;
-}
-
-void VllmEngine::admit_or_pass(std::vector<RequestSlot>& passed, std::int64_t now_ns) {
-  const auto pass = [&passed](WaitingQueue& queue) {
-    passed.push_back(queue.head());
-    queue.pop();
-  };
-  const auto left = [this] { return admitting_ ? num_waiting() : skipped_.size(); };
-  while (left() > 0 && can_add() && running_.size() < max_running()) {
-    WaitingQueue& queue = next_queue();
-    EngineRequest& request = requests_[queue.head()];
-    if (!admitting_ && !kv_->holds(request)) {
-      pass(queue);
-      continue;
-    }
-    if (request.status == RequestStatus::Loading) {
-      if (!request.loaded) {
-        pass(queue);
-        continue;
-      }
-      if (request.load_failed) {
-        give_up_load(request);
-      } else {
-        promote(request, now_ns);
-      }
-    }
-    if (tiers_ && !offload_ && &queue == &waiting_ && tiers_->waiting(queue.head())) break;
-    Admission head;
-    const bool holds = kv_->holds(request);
-    if (!holds) {
-      head = look_up(request.slot);
-      const std::optional<std::uint32_t> below =
-          receiver_
-              ? remote_tokens(head)
-              : (grouped_ != nullptr ? look_below(head, now_ns) : offload_->look_up(request, head.hit_tokens, now_ns));
-      request.wants_load = below.value_or(0) > 0;
-      if (below == 0u) {
-        // An ordinary admission.
-      } else if (!below || place_load(head, *below, now_ns)) {
-        pass(queue);
-        continue;
-      } else {
-        refusal_.no_room = true;
-        break;
-      }
-    } else {  // its load has ended; possibly an earlier schedule had no room for the other blocks
-      head.slot = request.slot;
-      head.hit_tokens = request.computed;
-      head.has_loaded = true;
-      // A prompt of one token has nothing computed, and is looked up in vain.
-      if (receiver_ && config_.transfer->log && request.computed == 0)
-        handoff_log_.lookups.push_back({request.id, 0, 0});
-    }
-    if (interval_.defers() && computes_prompt(head)) break;
-    if (!size_up(head, false, false) || head.too_long) break;
-    if (tiers_ && !offload_ && &queue == &waiting_) {  // a prompt that no other worker has computed
-      const WorkerTiers::Onboard loading = fits(head) ? onboard(head, now_ns) : WorkerTiers::Onboard::Retry;
-      if (loading == WorkerTiers::Onboard::Parked) continue;
-      refusal_.no_room = loading == WorkerTiers::Onboard::Retry;
-      if (refusal_.no_room) break;
-      head.slow_load = loading == WorkerTiers::Onboard::Slow;
-    }
-    const std::uint32_t room = room_up_to(request, head.total(), true);
-    refusal_.no_room = !holds ? !fits(head) || kv_->place(request, head.hit, room, head.total(), now_ns) != Room::Taken
-                              : !fits_behind(head) || kv_->grow(request, room, head.total(), now_ns) != Room::Taken;
-    if (refusal_.no_room) break;
-    queue.pop();
-    enter(head, now_ns);
-    if (offload_) {
-      request.record.below_total[0] += request.loaded_tokens;
-      if (!log_.resumed.back()) request.record.below_first[0] += request.loaded_tokens;
-    }
-    if (receiver_) request.record.pulled_tokens += request.loaded_tokens;
-    request.loaded_tokens = 0;
-    if (head.total() < request.known && !std::ranges::count(prefills_in_flight_, head.slot)) {
-      prefills_in_flight_.push_back(head.slot);
-    }
-  }
-}
-
-WaitingQueue& VllmEngine::next_queue() noexcept {
-  if (!admitting_) return skipped_;
-  if (skipped_.empty() || waiting_.empty()) return skipped_.empty() ? waiting_ : skipped_;
-  if (holders_first() || config_.policy == SchedulingPolicy::Fcfs) return skipped_;
-  return waiting_.before(waiting_.head(), skipped_.head()) ? waiting_ : skipped_;
-}
-
-void VllmEngine::put_back(std::span<const RequestSlot> passed) {
-  if (passed.empty()) return;
-  if (!holders_first()) return skipped_.put_back(passed);
-  std::vector<RequestSlot> holders;
-  std::vector<RequestSlot> others;
-  for (const RequestSlot slot : passed) (kv_->holds(requests_[slot]) ? holders : others).push_back(slot);
-  skipped_.put_back(holders);
-  waiting_.put_back(others);
+  request.record.below_total[0] += tokens;
+  if (!resumed) request.record.below_first[0] += tokens;
 }
 
 // Tokens to load behind the hit, with several cache groups. The host is asked for what follows whole blocks; a hit that
@@ -232,29 +151,25 @@ bool VllmEngine::fits_behind(const Admission& head) const {
 
 std::vector<RequestId> VllmEngine::loading() const {
   std::vector<RequestId> ids;
-  for (const WaitingQueue* queue : {&skipped_, &waiting_}) {
-    for (const RequestSlot slot : queue->ids()) {
-      if (requests_[slot].status == RequestStatus::Loading) ids.push_back(requests_[slot].id);
-    }
-  }
+  queues_.for_each([&](RequestSlot slot) {
+    if (requests_[slot].status == RequestStatus::Loading) ids.push_back(requests_[slot].id);
+  });
   return ids;
 }
 
 FetchStages VllmEngine::fetch_stages() const {
   FetchStages stages;
   stages.under_way = parked_;
-  for (const WaitingQueue* queue : {&skipped_, &waiting_}) {
-    for (const RequestSlot slot : queue->ids()) {
-      const EngineRequest& request = requests_[slot];
-      if (request.status == RequestStatus::Loading) {
-        ++(request.loaded ? stages.done : stages.under_way);
-      } else if (kv_->holds(request)) {
-        ++stages.done;
-      } else if (request.wants_load) {
-        ++stages.to_start;
-      }
+  queues_.for_each([&](RequestSlot slot) {
+    const EngineRequest& request = requests_[slot];
+    if (request.status == RequestStatus::Loading) {
+      ++(request.loaded ? stages.done : stages.under_way);
+    } else if (kv_->holds(request)) {
+      ++stages.done;
+    } else if (request.wants_load) {
+      ++stages.to_start;
     }
-  }
+  });
   return stages;
 }
 
@@ -271,7 +186,6 @@ void VllmEngine::close_offload(std::size_t admitted_before) {
     const bool fresh = i >= first_admitted;
     offload_->scheduled(request, request.computed, fresh, fresh && log_.resumed[admitted_before + i - first_admitted]);
     request.last_step = counts_.scheduled;
-    if (turn.samples && !prefills_in_flight_.empty()) std::erase(prefills_in_flight_, turn.slot);
   }
   orders_ = offload_->close_schedule();
 }
@@ -285,15 +199,8 @@ void VllmEngine::end_group_schedule() {
   if (!blocks.empty()) deferred_frees_.push_back({step, std::move(blocks)});
 }
 
-// Notify the connector that the victim's blocks are about to be freed.
-void VllmEngine::withdraw_from_offload(const EngineRequest& victim) {
-  offload_->preempted(victim);
-  std::erase(prefills_in_flight_, victim.slot);
-}
-
 // Remove a request that ends. Blocks that are being loaded stay reserved.
 void VllmEngine::leave_offload(EngineRequest& request, bool aborted, std::int64_t now_ns) {
-  std::erase(prefills_in_flight_, request.slot);
   const bool loading = request.status == RequestStatus::Loading;
   if (loading) --loading_;
   offload_->ended(request, request.computed, aborted, now_ns);
@@ -380,9 +287,7 @@ void VllmEngine::offload_after_step(std::int64_t now_ns) {
 // Count device blocks that the offload references, apart from the tables of running requests.
 std::uint64_t VllmEngine::check_offload() const {
   std::uint64_t references = 0;
-  for (const WaitingQueue* queue : {&skipped_, &waiting_}) {
-    for (const RequestSlot slot : queue->ids()) references += requests_[slot].table.size();
-  }
+  queues_.for_each([&](RequestSlot slot) { references += requests_[slot].table.size(); });
   return references + kept_blocks();
 }
 

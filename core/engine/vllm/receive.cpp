@@ -15,7 +15,7 @@ void VllmEngine::receive_tokens(const std::vector<Scheduled>& turns, std::int64_
     if (&turn != &turns.back()) requests_[(&turn)[1].slot].warm();
     if (!turn.samples || !live(turn) || !receive_token(turn, step)) continue;
     EngineRequest& request = requests_[turn.slot];
-    if (request.status != RequestStatus::Running) queue_of(turn.slot).remove(turn.slot);
+    if (request.status != RequestStatus::Running) queues_.remove(turn.slot);
     retire(request, false, end_ns);
     log_.finished.push_back(turn.id);
     log_.ended.emplace_back(turn.id, request.spec.name);
@@ -44,9 +44,9 @@ bool VllmEngine::receive_token(const Scheduled& turn, std::uint64_t step) {
     if (async && config_.speculation.tokens == 0) --request.ahead;
     const bool certain = async || bursts_.on() || config_.speculation.keys_in_update;
     const std::uint32_t computed = certain ? request.computed - request.ahead : 0;
-    if (grouped_ != nullptr && refusal_.stands && !waiting_.empty() &&
-        grouped_->keys_for(requests_[waiting_.head()], request, computed)) {
-      refusal_.stands = false;
+    if (grouped_ != nullptr && refusal_.stands) {
+      const std::optional<RequestSlot> head = queues_.candidate();
+      if (head && grouped_->keys_for(requests_[*head], request, computed)) refusal_.stands = false;
     }
     kv_->received(request, computed);
   }

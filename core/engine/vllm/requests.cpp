@@ -59,7 +59,7 @@ const Effects& VllmEngine::submit(RequestSpec spec, std::int64_t now_ns) {
   request.spec = std::move(spec);
   request.known = request.spec.prompt_tokens;
   slots_.emplace(request.id, slot);
-  waiting_.push(slot, false);
+  queues_.push(slot, false);
   unread_.push_back(slot);
   if (offload_) offload_->came(request);
   if (request.spec.leg == KvLeg::Decode) {
@@ -115,7 +115,7 @@ const Effects& VllmEngine::cancel(RequestId id, std::int64_t now_ns) {
   } else if (request.status == RequestStatus::Parked) {
     --parked_;
   } else {
-    queue_of(slot).remove(slot);
+    queues_.remove(slot);
   }
   if (tiers_) {
     tiers_->abandon(slot);
@@ -139,7 +139,8 @@ void VllmEngine::set_admitting(bool on) {
 
 bool VllmEngine::drained() const {
   return running_.empty() && planned_.empty() && parked_ == 0 &&
-         std::ranges::none_of(skipped_.ids(), [this](RequestSlot slot) { return kv_->holds(requests_[slot]); });
+         std::ranges::none_of(queues_.skipped().ids(),
+                              [this](RequestSlot slot) { return kv_->holds(requests_[slot]); });
 }
 
 void VllmEngine::forget_cache(std::int64_t now_ns) {
@@ -207,6 +208,7 @@ const EngineRequest& VllmEngine::request(RequestId id) const {
 }
 
 void VllmEngine::retire(EngineRequest& request, bool aborted, std::int64_t now_ns) {
+  std::erase(prefills_in_flight_, request.slot);
   if (offload_) {
     leave_offload(request, aborted, now_ns);
   } else if (config_.transfer) {

@@ -49,6 +49,7 @@ std::int64_t VllmEngine::schedule(std::int64_t now_ns) {
     request.computed += turn.tokens;
     turn.samples = request.computed >= request.known + request.ahead;
     request.prefilling = !turn.samples;
+    if (turn.samples && !prefills_in_flight_.empty()) std::erase(prefills_in_flight_, turn.slot);
     if (!turn.samples || !config_.async_scheduling) continue;
     request.ahead += 1 + turn.drafts;
     request.drafts = config_.speculation.tokens;  // whatever they will be
@@ -180,8 +181,8 @@ void VllmEngine::preempt(std::size_t position, RequestId by) {
     log_.scheduled.erase(turn);
     kv_->withdraw(victim, config_.phantom_hits);
   }
-  if (offload_) withdraw_from_offload(victim);
-  if (config_.transfer) std::erase(prefills_in_flight_, victim.slot);
+  if (offload_) offload_->preempted(victim);
+  std::erase(prefills_in_flight_, victim.slot);
   if (sender_) drop_in_flight(victim);
   release_or_defer(victim);
   victim.computed = 0;
@@ -190,7 +191,7 @@ void VllmEngine::preempt(std::size_t position, RequestId by) {
   victim.status = RequestStatus::Preempted;
   ++victim.record.preemptions;
   ++totals_.preemptions;
-  waiting_.push(id, true);
+  queues_.push(id, true);
   log_.preempted.push_back(victim.id);
   log_.preempted_for.push_back(by);
 }

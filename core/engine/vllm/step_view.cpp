@@ -28,8 +28,8 @@ void VllmEngine::describe_step(StepView& out) const {
     std::ranges::sort(out.loading);
   }
   out.stop = why_waiting();
-  const WaitingQueue& queue = waiting_.empty() ? skipped_ : waiting_;
-  if (!queue.empty()) out.head = requests_[queue.head()].id;
+  const WaitingQueue& queue = queues_.waiting().empty() ? queues_.skipped() : queues_.waiting();
+  if (!queue.empty()) out.head = requests_[queues_.candidate().value_or(queue.head())].id;
   out.running = running_.size();
   out.waiting = num_waiting() + parked_;
   const PoolMetrics metrics = device_metrics();
@@ -67,7 +67,8 @@ AdmissionStop VllmEngine::why_waiting() const {
   if (running_.size() >= max_running()) return AdmissionStop::Slots;
   if (!can_add()) return AdmissionStop::Budget;
   if (refusal_.no_room) return AdmissionStop::Blocks;
-  const bool waits = loading_ > 0 || (tiers_ && !waiting_.empty() && tiers_->waiting(waiting_.head()));
+  const std::optional<RequestSlot> head = queues_.candidate();
+  const bool waits = loading_ > 0 || (tiers_ && head && tiers_->waiting(*head));
   if (waits) return AdmissionStop::Transfers;
   return config_.enable_chunked_prefill ? AdmissionStop::Other : AdmissionStop::Budget;
 }

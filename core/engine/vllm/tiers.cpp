@@ -7,9 +7,9 @@
 
 namespace understudy {
 
-// Look up the blocks behind the head's device hits in lower tiers; park the head while they load.
+// Look up the blocks behind the head's device hits in lower tiers; Parked: their load has begun.
 WorkerTiers::Onboard VllmEngine::onboard(const Admission& head, std::int64_t now_ns) {
-  EngineRequest& request = requests_[head.slot];
+  const EngineRequest& request = requests_[head.slot];
   const std::size_t hits = head.hit.tokens / config_.block_size;
   const std::size_t limit = head.limit / config_.block_size;
   const bool preempted = request.status == RequestStatus::Preempted;
@@ -22,19 +22,20 @@ WorkerTiers::Onboard VllmEngine::onboard(const Admission& head, std::int64_t now
     return timing_.duration_ns(StepLoad::of_prompt(request.known, cached), capacity_tokens_);
   };
   const auto saved_ns = [&](std::size_t blocks) { return prefill_ns(hits) - prefill_ns(hits + blocks); };
-  const auto outcome =
-      grouped_ != nullptr
-          ? onboard_groups(head.slot, now_ns, request.blocks, head.hit.tokens, head.limit, saved_ns)
-          : tiers_->onboard(head.slot, now_ns, kv_->found(head.hit),
-                            std::span<const BlockIdentity>(request.blocks).subspan(hits, limit - hits), saved_ns);
-  if (outcome != WorkerTiers::Onboard::Parked) return outcome;
-  waiting_.pop();
+  if (grouped_ != nullptr) {
+    return onboard_groups(head.slot, now_ns, request.blocks, head.hit.tokens, head.limit, saved_ns);
+  }
+  return tiers_->onboard(head.slot, now_ns, kv_->found(head.hit),
+                         std::span<const BlockIdentity>(request.blocks).subspan(hits, limit - hits), saved_ns);
+}
+
+// Its blocks are being loaded: it waits outside the queues.
+void VllmEngine::park(EngineRequest& request) {
   request.before_park = request.status;
   request.status = RequestStatus::Parked;
   request.onboard_tried = true;
   ++parked_;
   resume_loaded();  // loads that took no time
-  return outcome;
 }
 
 // Load the longest hit of all groups over all tiers; if that does not pay or does not fit, one without the lowest tier.
@@ -64,7 +65,7 @@ void VllmEngine::resume_loaded() {
   for (const RequestSlot id : tiers_->take_ready()) {
     EngineRequest& request = requests_[id];
     request.status = request.before_park;
-    waiting_.resume(id, request.status == RequestStatus::Preempted);
+    queues_.resume(id);
     --parked_;
     refusal_.stands = false;
   }
@@ -258,13 +259,11 @@ const Effects& VllmEngine::transfers_landed(std::int64_t now_ns) {
 }
 
 // Whether blocks freed since the last attempt may admit the head of the queue.
-bool VllmEngine::head_may_move() const {
-  return !waiting_.empty() && refusal_.released != tiers_->released() && !tiers_->waiting(waiting_.head()) &&
-         !head_lacks_room();
-}
+bool VllmEngine::head_may_move() const { return refusal_.released != tiers_->released() && !head_stays(); }
 
 bool VllmEngine::head_stays() const {
-  return waiting_.empty() || tiers_->waiting(waiting_.head()) || head_lacks_room();
+  const std::optional<RequestSlot> head = queues_.candidate();
+  return !head || tiers_->waiting(*head) || head_lacks_room();
 }
 
 // A block taken by another request is one fewer free, and reduces what the head needs by at most one (see `refuse`):

@@ -9,59 +9,51 @@
 
 #include "engine/request.hpp"
 #include "engine/vllm/config.hpp"
+#include "engine/vllm/live_request.hpp"
 
 namespace understudy {
 
 class WaitingQueue {
  public:
-  WaitingQueue(const VllmConfig& config, const std::vector<EngineRequest>& requests)
-      : policy_(config.policy), preempted_first_(config.preempted_first), requests_(requests) {}
+  WaitingQueue(SchedulingPolicy policy, const std::vector<EngineRequest>& requests)
+      : policy_(policy), requests_(requests) {}
 
   bool empty() const noexcept { return ids_.empty(); }
   std::size_t size() const noexcept { return ids_.size(); }
   RequestSlot head() const noexcept { return ids_.front(); }
   const std::deque<RequestSlot>& ids() const noexcept { return ids_; }
+  bool contains(RequestSlot id) const { return std::ranges::find(ids_, id) != ids_.end(); }
 
   // A preempted request returns to the front, unless priorities decide.
   void push(RequestSlot id, bool preempted) {
     if (policy_ == SchedulingPolicy::Priority) {
-      ids_.insert(
-          std::upper_bound(ids_.begin(), ids_.end(), id, [this](RequestSlot a, RequestSlot b) { return before(a, b); }),
-          id);
-    } else if (preempted) {
-      ids_.insert(std::find_if(ids_.begin(), ids_.end(),
-                               [this](RequestSlot other) { return preempted_first_ || !requests_[other].passed_over; }),
+      ids_.insert(std::ranges::upper_bound(ids_, id, [this](RequestSlot a, RequestSlot b) { return before(a, b); }),
                   id);
+    } else if (preempted) {
+      ids_.push_front(id);
     } else {
       ids_.push_back(id);
     }
   }
-  // Return a request that left the queue to be loaded to its place: ahead of all later arrivals.
-  void resume(RequestSlot id, bool preempted) {
-    if (policy_ == SchedulingPolicy::Priority || preempted) return push(id, preempted);
-    ids_.insert(std::find_if(ids_.begin(), ids_.end(),
-                             [&](RequestSlot other) {
-                               return requests_[other].status != RequestStatus::Preempted &&
-                                      requests_[other].id > requests_[id].id;
-                             }),
-                id);
+  // Insert the request ahead of all later arrivals. False: there is none.
+  bool insert_by_arrival(RequestSlot id) {
+    const auto later = std::ranges::find_if(ids_, [&](RequestSlot other) {
+      return requests_[other].status != RequestStatus::Preempted && requests_[other].id > requests_[id].id;
+    });
+    if (later == ids_.end()) return false;
+    ids_.insert(later, id);
+    return true;
   }
-  // Put requests that were passed over back in front, in the old order.
-  void put_back(std::span<const RequestSlot> passed) {
+  // Put skipped requests back in front, in their old order.
+  void put_back(std::span<const RequestSlot> skipped) {
     if (policy_ != SchedulingPolicy::Priority) {
-      ids_.insert(ids_.begin(), passed.begin(), passed.end());
+      ids_.insert(ids_.begin(), skipped.begin(), skipped.end());
       return;
     }
-    for (const RequestSlot id : passed) push(id, false);
+    for (const RequestSlot id : skipped) push(id, false);
   }
-  bool contains(RequestSlot id) const { return std::find(ids_.begin(), ids_.end(), id) != ids_.end(); }
   void pop() { ids_.pop_front(); }
-  // Put a request that was passed over back in front.
-  void put_back(RequestSlot id) {
-    if (policy_ == SchedulingPolicy::Priority) return push(id, false);
-    ids_.push_front(id);
-  }
-  void remove(RequestSlot id) { ids_.erase(std::find(ids_.begin(), ids_.end(), id)); }
+  void remove(RequestSlot id) { ids_.erase(std::ranges::find(ids_, id)); }
 
   // Whether `a` is tried before `b` where priorities decide.
   bool before(RequestSlot a, RequestSlot b) const {
@@ -72,7 +64,6 @@ class WaitingQueue {
 
  private:
   SchedulingPolicy policy_;
-  bool preempted_first_;
   const std::vector<EngineRequest>& requests_;
   std::deque<RequestSlot> ids_;
 };

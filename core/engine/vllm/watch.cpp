@@ -39,12 +39,11 @@ std::vector<RequestId> VllmEngine::running() const {
 
 std::vector<RequestId> VllmEngine::waiting(std::size_t count) const {
   std::vector<RequestId> ids;
-  for (const WaitingQueue* queue : {&skipped_, &waiting_}) {
-    for (const RequestSlot slot : queue->ids()) {
-      if (ids.size() == count) return ids;
-      ids.push_back(requests_[slot].id);
-    }
-  }
+  (void)queues_.any_of([&](RequestSlot slot) {
+    if (ids.size() == count) return true;
+    ids.push_back(requests_[slot].id);
+    return false;
+  });
   return ids;
 }
 
@@ -57,7 +56,7 @@ std::vector<RequestId> VllmEngine::orphans() const {
 
 std::vector<RequestId> VllmEngine::holding() const {
   std::vector<RequestId> ids;
-  for (const RequestSlot slot : skipped_.ids()) ids.push_back(requests_[slot].id);
+  for (const RequestSlot slot : queues_.skipped().ids()) ids.push_back(requests_[slot].id);
   return ids;
 }
 
@@ -81,7 +80,7 @@ Stall VllmEngine::stall() const {
   Stall stall{thrashing(), num_waiting(), {}, stuck_.value_or(kv_->available()), {}, clock_.begun_ns};
   for (const RequestId id : waiting(3)) stall.first.push_back({id, request(id).known});
   const auto holds = [&](RequestSlot id) { return kv_->holds(requests_[id]); };
-  if (!offload_ || !std::ranges::any_of(skipped_.ids(), holds)) return stall;
+  if (!offload_ || !std::ranges::any_of(queues_.skipped().ids(), holds)) return stall;
   if (!config_.offload->holders_first) {
     stall.note =
         "; one that finds no room stands before others that hold blocks which were loaded for them: a defect of "
@@ -191,14 +190,12 @@ StateDigest VllmEngine::digest(bool with_cached) const {
     running = mix(running, r.id, r.computed, r.known, r.ahead, r.keyed, r.table.size(), r.record.preemptions);
   }
   // With tiers a request joins the queue when a landing is noticed: its place is not that of a step's end.
-  for (const WaitingQueue* queue : {&skipped_, &waiting_}) {
-    for (const RequestSlot slot : queue->ids()) {
-      if (std::ranges::find(unread_, slot) != unread_.end()) continue;
-      const EngineRequest& r = requests_[slot];
-      const std::uint64_t hash = mix(0, r.id, r.known, r.record.preemptions);
-      waiting = tiers_ ? waiting + hash : mix(waiting, hash);
-    }
-  }
+  queues_.for_each([&](RequestSlot slot) {
+    if (std::ranges::find(unread_, slot) != unread_.end()) return;
+    const EngineRequest& r = requests_[slot];
+    const std::uint64_t hash = mix(0, r.id, r.known, r.record.preemptions);
+    waiting = tiers_ ? waiting + hash : mix(waiting, hash);
+  });
   for (const auto& [id, slot] : slots_) {
     const EngineRequest& r = requests_[slot];
     if (r.status == RequestStatus::Parked) waiting += mix(0, id, r.known, r.record.preemptions);
@@ -234,12 +231,9 @@ void VllmEngine::check_counts(bool whole) const {
   }
   if (grouped_ != nullptr) {
     std::vector<RequestSlot> holders = running_;
-    for (const WaitingQueue* queue : {&skipped_, &waiting_}) {
-      if (!connects()) break;
-      for (const RequestSlot slot : queue->ids()) {
-        if (kv_->holds(requests_[slot])) holders.push_back(slot);
-      }
-    }
+    queues_.for_each([&](RequestSlot slot) {
+      if (kv_->holds(requests_[slot])) holders.push_back(slot);
+    });
     if (offload_ && whole) offload_->check();
     if (!tiers_ || offload_) return grouped_->check(holders, kept_blocks());
     tiers_->check();
@@ -257,9 +251,8 @@ void VllmEngine::check_counts(bool whole) const {
   }
   if (connects() || sender_) references += check_offload();
   if (offload_ && whole) offload_->check();  // every chunk of its host
-  for (const RequestSlot id : waiting_.ids()) {
-    if (!connects() && !requests_[id].table.empty())
-      throw Error(ErrorKind::InvariantViolated, "a waiting request holds blocks");
+  if (!connects() && queues_.any_of([this](RequestSlot slot) { return kv_->holds(requests_[slot]); })) {
+    throw Error(ErrorKind::InvariantViolated, "a waiting request holds blocks");
   }
   if (tiers_ && !offload_) {  // else the host is the connector's
     tiers_->check();
