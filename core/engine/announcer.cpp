@@ -7,7 +7,7 @@ void Announcer::show(std::int64_t now_ns) {
   unpublished_.expire();
   if (names_only(config_)) {
     if (holds_) {
-      read_changes([&](std::span<const EventRecord> told) { log_.add(told); });
+      read_changes([&](std::span<const EventRecord> changes) { log_.add(changes); });
     } else {
       read_changes([](std::span<const EventRecord>) {});
       log_.forget_hidden();
@@ -15,7 +15,7 @@ void Announcer::show(std::int64_t now_ns) {
     return;
   }
   std::span<const EventRecord> shown;
-  read_changes([&](std::span<const EventRecord> told) { shown = log_.show(told, now_ns, !holds_); });
+  read_changes([&](std::span<const EventRecord> changes) { shown = log_.show(changes, now_ns, !holds_); });
   if (shown.empty()) return;
   if (config_.check && source_ == nullptr) {
     truth_.apply(shown, now_ns);

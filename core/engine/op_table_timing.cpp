@@ -76,9 +76,9 @@ OpTableTiming::OpTableTiming(OpTableSet tables) : of_(std::move(tables)) {
 }
 
 double OpTableTiming::step_ms(const StepLoad& load, std::uint64_t, const Speedups& speedups) const {
-  const std::uint64_t everybody = load.rank_tokens == 0 ? load.tokens * of_.ranks : load.rank_tokens;
+  const std::uint64_t of_all_ranks = load.rank_tokens == 0 ? load.tokens * of_.ranks : load.rank_tokens;
   const std::uint64_t tokens = std::max(load.tokens, load.rank_width);
-  return whole_ms(tokens, load.requests + load.drafts, everybody, attention_us(load)) / speedups.all;
+  return whole_ms(tokens, load.requests + load.drafts, of_all_ranks, attention_us(load)) / speedups.all;
 }
 
 double OpTableTiming::decode_step_ms(const DecodeLoad& load, std::uint64_t, const Speedups& speedups) const {

@@ -101,7 +101,7 @@ const RunColumns::Pool& RunColumns::pool_of(std::size_t worker) const {
   return *std::prev(std::ranges::upper_bound(pools_, worker, {}, &Pool::first_worker));
 }
 
-void RunColumns::add_shared(TierRun& run, std::size_t first_worker, std::span<EventTable> told) {
+void RunColumns::add_shared(TierRun& run, std::size_t first_worker, std::span<EventTable> earlier) {
   for (std::size_t i = 0; i < run.shared().size(); ++i) {
     SharedTier& shared = *run.shared()[i];
     const PoolMetrics m = shared.store().metrics(0);
@@ -109,7 +109,7 @@ void RunColumns::add_shared(TierRun& run, std::size_t first_worker, std::span<Ev
                                                    m.active_blocks + m.inactive_blocks, m.registrations, m.evictions});
     summary.residency = shared.residency();
     if (!events_) continue;
-    if (!told.empty()) summary.events = std::move(told[i]);
+    if (!earlier.empty()) summary.events = std::move(earlier[i]);
     TimedEvents rest;
     shared.take_events(rest);
     summary.events.append(rest);

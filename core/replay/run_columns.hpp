@@ -27,9 +27,9 @@ class RunColumns {
   void keep(std::uint64_t row, const RequestRecord& record);
   // An engine has ended, and so have its transfers: its samples, totals, gaps and tiers.
   void add_engine(std::size_t worker, Engine& engine);
-  // Add the state that workers of a pool share, starting at `first_worker`; `told` are events taken before, one table
-  // per tier, or none.
-  void add_shared(TierRun& run, std::size_t first_worker = 0, std::span<EventTable> told = {});
+  // Add the state that workers of a pool share, starting at `first_worker`; `earlier` are events taken before,
+  // one table per tier, or none.
+  void add_shared(TierRun& run, std::size_t first_worker = 0, std::span<EventTable> earlier = {});
   // Add the links of a hub after its engines. Those of workers follow shared ones, in the order of workers.
   void add_links(const Links& links);
 

@@ -246,8 +246,8 @@ void WorkerTiers::drop(std::uint32_t index, std::int64_t time_ns) {
 bool WorkerTiers::fails(std::uint32_t index) const {
   if (config_.onboard_failure_rate <= 0) return false;
   const Load& load = loads_[index];
-  const std::uint64_t dice = xxh3_64_pair(load.blocks[0].sequence_hash(), loads_begun_, config_.seed);
-  return static_cast<double>(dice >> 11) * 0x1p-53 < config_.onboard_failure_rate;
+  const std::uint64_t drawn = xxh3_64_pair(load.blocks[0].sequence_hash(), loads_begun_, config_.seed);
+  return static_cast<double>(drawn >> 11) * 0x1p-53 < config_.onboard_failure_rate;
 }
 
 // Registers the blocks on the device as cached; frees the slots of those that were computed meanwhile.

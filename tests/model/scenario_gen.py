@@ -28,7 +28,7 @@ def random_scenario(seed: int, profile: Profile = RECORDED) -> Scenario:
     requests = _random_requests(rng, config, pressed)
     config["num_blocks"] = _random_pool(rng, config["block_size"], requests, pressed)
     if not config["enable_chunked_prefill"] and rng.random() < 0.9:
-        # Otherwise a prompt beyond the budget starves everybody: worth a few scenarios, not all.
+        # Otherwise a prompt beyond the budget starves all others: worth a few scenarios, not all.
         needed = max(_prompt_tokens(spec["prompt"]) + spec["max_tokens"] for spec in requests)
         config["max_num_batched_tokens"] = max(config["max_num_batched_tokens"], needed)
     _reconcile(config)

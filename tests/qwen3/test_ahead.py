@@ -22,7 +22,7 @@ from understudy.qwen3.scheduler import Scheduler
 # --- which steps can be predicted ---------------------------------------------------------------------
 
 
-def test_a_step_is_foreseen_while_everybody_decodes() -> None:
+def test_a_step_is_predicted_while_all_requests_decode() -> None:
     engine, fake = engine_with(9)
     ahead = watched(engine)
     engine.submit(request("a", 5, 6))

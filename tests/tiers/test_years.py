@@ -181,7 +181,7 @@ def test_a_transfer_that_is_refused_step_by_step_leaves_the_step_as_it_was(how: 
     assert_told_every_time(lambda: step(max(wake_ns, worker.now_ns)), worker)
 
 
-def test_everybody_who_shares_the_links_is_told() -> None:
+def test_every_worker_on_shared_links_gets_the_error() -> None:
     config = tiers(1000, INF, write_through=True, g3=lower(backend=DOWN))
     run = _core.TierRun(config, BLOCK)
     workers = [Worker(500, config, run=run, name=name, max_num_batched_tokens=4000) for name in ("a", "b")]
@@ -195,7 +195,7 @@ def test_everybody_who_shares_the_links_is_told() -> None:
     assert_told_every_time(lambda: run.run_until(10 * MS), workers[0])
 
 
-def test_what_would_start_beside_a_refused_transfer_does_not_put_its_telling_off() -> None:
+def test_a_transfer_next_to_a_refused_one_does_not_delay_the_error() -> None:
     config = tiers(1000, host=DOWN, write_through=True, g3=lower())
     run = _core.TierRun(config, BLOCK)
     workers = [Worker(500, config, run=run, name=name, max_num_batched_tokens=4000) for name in ("a", "b")]

@@ -19,7 +19,7 @@ void KvEventLog::add(const DrainedEvents& call, std::span<const StoredRun> runs)
 void KvEventLog::add_kind(const DrainedEvents& call, EventKind kind, std::span<const StoredRun> runs) {
   std::size_t row = 0;
   std::uint64_t parent = 0;
-  const BlockIdentity* told = nullptr;  // the last one in the consolidated stream
+  const BlockIdentity* last = nullptr;  // in the consolidated stream
   for (const EventRecord& record : call.records) {
     if (record.kind != kind) continue;
     const bool starts_run = !runs.empty() && runs.front().first == row;
@@ -35,10 +35,10 @@ void KvEventLog::add_kind(const DrainedEvents& call, EventKind kind, std::span<c
     out.raw_id = next_raw_ - 1;
     out.raw_parent = parent;
     if (record.sole) {
-      const bool joins = told != nullptr && (kind == EventKind::Removed || follows(*told, record.identity));
+      const bool joins = last != nullptr && (kind == EventKind::Removed || follows(*last, record.identity));
       if (!joins) ++next_consolidated_;
       out.consolidated_id = next_consolidated_ - 1;
-      told = &record.identity;
+      last = &record.identity;
     }
     ++row;
   }

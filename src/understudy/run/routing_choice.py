@@ -1,4 +1,4 @@
-"""What a run accepts as `routing`: a name, settings of the KV-aware router, or a router."""
+"""`RoutingChoice`: the name of a routing, settings of the KV-aware router, or a router."""
 
 from __future__ import annotations
 

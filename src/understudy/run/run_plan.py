@@ -1,4 +1,4 @@
-"""`RunPlan`: everything that an offline run is told, checked before it begins."""
+"""`RunPlan`: workload, fleet and load of an offline run, and what it keeps, checked before it begins."""
 
 from __future__ import annotations
 
