@@ -20,9 +20,11 @@ from typing import TYPE_CHECKING
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from answers import (
+    cache_audit,
     hand_offs_audit,
     models_audit,
     outputs_audit,
+    predict_audit,
     report_audit,
     requests_audit,
     steps_audit,
@@ -74,6 +76,10 @@ AUDITS: dict[str, Audit] = {
         outputs_audit.a_saved_run_says_the_same,
         outputs_audit.a_comparison_with_itself_has_no_winner,
         outputs_audit.a_sweep_of_one_says_the_same,
+        cache_audit.curves_are_plain_caches,
+        cache_audit.curves_of_a_fleet_are_plain_caches,
+        predict_audit.a_prediction_of_equal_lengths_is_a_closed_loop,
+        predict_audit.a_prediction_of_a_trace_is_its_replay,
     )
 }
 RARE = {
@@ -81,6 +87,7 @@ RARE = {
     "a_saved_run_says_the_same": 3,
     "a_comparison_with_itself_has_no_winner": 3,
     "a_sweep_of_one_says_the_same": 12,
+    "curves_are_plain_caches": 2,
 }
 """Audits that take long, and how many cases have one of them."""
 RULE_EVERY = 3

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass, replace
 from random import Random
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from answers.random_traces import BLOCK, Row, random_trace
 
@@ -38,6 +38,28 @@ class Case:
     def arguments(self) -> list[str]:
         """The flags as arguments of a command."""
         return [part for name, value in self.flags.items() for part in (f"--{name}", value) if part]
+
+    @property
+    def pools(self) -> list[dict[str, Any]]:
+        """Settings of the pools, of each worker's; none if all workers are equal."""
+        given = self.flags.get("set", "")
+        return list(json.loads(given.removeprefix("pools="))) if given.startswith("pools=") else []
+
+    @property
+    def engines(self) -> list[dict[str, Any]]:
+        """Settings of each worker's engine in a fleet of pools, by the worker's number; none elsewhere."""
+        return [pool["engine"] for pool in self.pools for _ in range(pool["workers"])]
+
+    @property
+    def pool_of(self) -> list[str]:
+        """Name of each worker's pool in a fleet of pools, by the worker's number; none elsewhere."""
+        return [pool["name"] for pool in self.pools for _ in range(pool["workers"])]
+
+    @property
+    def has_sglang(self) -> bool:
+        """Whether a worker runs SGLang, which shortens answers that its pool cannot hold."""
+        kinds = [self.flags.get("engine"), *(engine.get("engine_type") for engine in self.engines)]
+        return "sglang" in kinds
 
     def with_flags(self, **changes: str | None) -> Case:
         """Change flags, in Python's spelling of their names; None removes one."""
@@ -230,6 +252,37 @@ def speculation(rng: Random, rows: list[Row]) -> Flags:
     return flags
 
 
+def pools(rng: Random, rows: list[Row]) -> Flags:
+    """Groups of workers that differ: engines, sizes, limits, step times, and tiers of their own."""
+    flags = _fleet(rng, rows)
+    flags.pop("workers")
+    block = rng.choice([4, 16])
+    drawn = []
+    for name in "abc"[: rng.randint(2, 3)]:
+        blocks = (-(-_longest(rows) // block) + 4) * rng.choice([1, 2, 8])
+        engine: dict[str, Any] = {"block_size": block, "num_gpu_blocks": blocks}
+        if rng.random() < 0.3:
+            engine |= {"engine_type": "sglang", "chunked_prefill_size": rng.choice([64, 8192])}
+        else:
+            engine |= {
+                "max_num_seqs": rng.choice([1, 4, 64]),
+                "max_num_batched_tokens": rng.choice([64, 256, 2048]),
+                "async_scheduling": rng.random() < 0.7,
+                "enable_prefix_caching": rng.random() < 0.9,
+            }
+        if rng.random() < 0.5:
+            prefill_ms, decode_ms = rng.choice([5, 30]), rng.choice([0.5, 3])
+            engine["timing"] = {"kind": "constant", "prefill_ms": prefill_ms, "decode_ms": decode_ms}
+        pool: dict[str, Any] = {"name": name, "workers": rng.randint(1, 3), "engine": engine}
+        if rng.random() < 0.25 and engine.get("enable_prefix_caching", True):
+            link = {"down_gbps": rng.choice([0.5, 14]), "up_gbps": rng.choice([0.5, 14])}
+            pool |= {"tiers": [{"tier": "g2", "blocks": rng.choice([40, 400]), "link": link}]}
+            pool |= {"kv_bytes_per_token": 65536}
+        drawn.append(pool)
+    flags.setdefault("routing", "round_robin")
+    return flags | {"set": f"pools={json.dumps(drawn)}"}
+
+
 KINDS: dict[str, Callable[[Random, list[Row]], Flags]] = {
     "plain": plain,
     "sglang": sglang,
@@ -239,4 +292,5 @@ KINDS: dict[str, Callable[[Random, list[Row]], Flags]] = {
     "groups": groups,
     "models": models,
     "speculation": speculation,
+    "pools": pools,
 }

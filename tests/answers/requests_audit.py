@@ -35,7 +35,7 @@ def every_request_ends_once(evidence: Evidence) -> Iterator[Difference]:
         yield f"{number}: prompt", line["prompt_tokens"], row["input_length"]
         yield f"{number}: requested output", line["requested_output_tokens"], wanted
         most = min(wanted, context - row["input_length"])
-        if line["status"] == "completed" and flags.get("engine") != "sglang":
+        if line["status"] == "completed" and not evidence.case.has_sglang:
             yield f"{number}: output", line["output_tokens"], most
         yield f"{number}: output within its limit", line["output_tokens"] <= max(most, 0), True
         reason = line["finish_reason"]

@@ -8,6 +8,7 @@ from random import Random
 from typing import TYPE_CHECKING, Any
 
 from answers.evidence import replay, run, write_trace
+from answers.predict_audit import predictions_change_as_their_questions_do
 from answers.random_cases import Case, random_case
 from answers.random_traces import BLOCK
 
@@ -146,7 +147,7 @@ def alone(case: Case) -> Case:
     rows = [{name: row[name] for name in row if name not in ("abort_after_ms", "lora")} for row in case.rows]
     flags = dict.fromkeys(("routing", "seed", "event_delay_ms", "router_queue_threshold", *_SWITCHES))
     single = change(case, rows=tuple(rows)).with_flags(**flags)
-    if case.kind != "hand_offs":
+    if case.kind not in ("hand_offs", "pools"):
         single = single.with_flags(workers="1")
     return single.with_flags(concurrency="1", arrival_rate_scale=None)
 
@@ -201,7 +202,7 @@ def faster_link(case: Case, folder: Path) -> Iterator[Difference]:
 
 def more_workers(case: Case, folder: Path) -> Iterator[Difference]:
     """Round robin, unrelated requests: twice the workers never raise the requests or tokens of the busiest one."""
-    if case.kind in ("hand_offs", "models") or any("session_id" in row for row in case.rows):
+    if case.kind in ("hand_offs", "models", "pools") or any("session_id" in row for row in case.rows):
         return
     rows = [dict(row) for row in case.rows]
     for number, row in enumerate(rows):
@@ -254,6 +255,7 @@ RULES: dict[str, Callable[[Case, Path], Iterator[Difference]]] = {
         more_workers,
         longer_blocks_of_a_trace,
         checked,
+        predictions_change_as_their_questions_do,
     )
 }
 

@@ -11,7 +11,16 @@ if TYPE_CHECKING:
     from answers.random_cases import Case
     from answers.random_traces import Row
 
-_KEPT = ("trace-block-size", "block-size", "model", "gpu", "engine", "prefill-workers", "decode-workers")
+_KEPT = (
+    "trace-block-size",
+    "block-size",
+    "model",
+    "gpu",
+    "engine",
+    "prefill-workers",
+    "decode-workers",
+    "set",
+)
 
 
 def shrink(case: Case, fails: Callable[[Case], bool], *, tries: int = 150) -> Case:

@@ -36,9 +36,25 @@ def steps_keep_the_limits(evidence: Evidence) -> Iterator[Difference]:
             tokens[batch] += count
         most = max(tokens.values(), default=0)
         yield "tokens in a batch", most <= int(flags["max-num-batched-tokens"]), True
+    yield from pools_keep_their_limits(evidence)
     if "num-gpu-blocks" in flags:
         blocks = max(saved["step_active_blocks"], default=0)
         yield "active blocks", blocks <= int(flags["num-gpu-blocks"]), True
+
+
+def pools_keep_their_limits(evidence: Evidence) -> Iterator[Difference]:
+    """The workers of each pool have the limits of their own engine."""
+    saved = evidence.saved
+    most: dict[tuple[int, str], int] = defaultdict(int)
+    for worker, running, blocks in zip(
+        *(saved[f"step_{name}"] for name in ("worker", "running", "active_blocks")), strict=True
+    ):
+        most[worker, "max_num_seqs"] = max(most[worker, "max_num_seqs"], running)
+        most[worker, "num_gpu_blocks"] = max(most[worker, "num_gpu_blocks"], blocks)
+    for worker, engine in enumerate(evidence.case.engines):
+        for name in ("max_num_seqs", "num_gpu_blocks"):
+            limit = engine.get(name, 1 << 40)
+            yield f"worker {worker}: {name}", most[worker, name] <= limit or most[worker, name], True
 
 
 def scheduled(evidence: Evidence) -> Iterator[tuple[int, int, int, int]]:

@@ -300,6 +300,24 @@ def test_a_replay_beside_the_curve_says_by_how_much_it_differs_and_why(folder: P
     assert any("lru and lineage are one policy" in note for note in study.notes)
 
 
+def test_a_replay_that_admits_no_request_has_no_difference_from_the_curve(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rows = random_sessions(Random(5), times="all")
+    trace, found = write_rows(rows, folder / "rows.jsonl"), folder / "study.json"
+    flags = ["--trace-block-size", "4", "--block-size", "4", "--num-gpu-blocks", "200", "--policies", "lru"]
+    assert main(["cache", str(trace), *flags, "--sizes", "1blocks,200blocks", "--json", str(found)]) == 0
+    study = json.loads(found.read_text())
+    assert [one["rejected"] == len(rows) for one in study["replays"]] == [True, False]
+    assert study["replays"][0]["hit_ratio"] is None
+    assert study["replays"][0]["gap"] is None
+    assert study["replays"][1]["gap"]["steps"] is not None
+    page = folder / "none.html"
+    assert main(["cache", str(trace), *flags, "--num-gpu-blocks", "1", "--html", str(page)]) == 0
+    assert "nan" not in capsys.readouterr().out
+    assert "this fleet: – replayed" in page.read_text()
+
+
 @pytest.mark.parametrize("policy", ["vllm", "lineage", "multi_lru", "fifo"])
 @pytest.mark.parametrize("seed", range(4))
 def test_a_curve_in_the_order_of_a_replay_is_within_points_of_it(

@@ -90,7 +90,7 @@ UNAUDITED = {
 """Figures of a report that no audit recomputes exactly."""
 
 
-@pytest.mark.parametrize("kind", ["plain", "tiers", "hand_offs"])
+@pytest.mark.parametrize("kind", ["plain", "tiers", "hand_offs", "pools"])
 def test_an_audit_notices_every_figure_that_is_wrong(kind: str, tmp_path: Path) -> None:
     cases = (
         case
@@ -102,6 +102,7 @@ def test_an_audit_notices_every_figure_that_is_wrong(kind: str, tmp_path: Path) 
         name
         for name in AUDITS
         if name not in RARE and "says_the_same" not in name and "waterfalls" not in name
+        if not name.startswith(("curves_", "a_prediction_"))  # of other verbs
     ]
     true = evidence.report
     missed = set()

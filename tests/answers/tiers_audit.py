@@ -35,10 +35,12 @@ def hits_by_tier_add_up(evidence: Evidence) -> Iterator[Difference]:
                 line[f"prompt_from_{tier}"],
             )
     for tier in tiers["tiers"]:
-        tokens = sum(line.get(f"prompt_from_{tier['tier']}") or 0 for line in admitted)
+        pool, _, name = tier["tier"].rpartition(" ")  # those of a pool are named after it
+        own = [line for line in admitted if not pool or evidence.case.pool_of[line["worker"]] == pool]
+        tokens = sum(line.get(f"prompt_from_{name}") or 0 for line in own)
         yield f"{tier['tier']}: hit tokens", tier["hit_tokens_first"], tokens
-        if tier["tier"] != "g1":
-            all_ = sum(line[f"below_tokens_total_{tier['tier']}"] for line in evidence.lines)
+        if name != "g1":
+            all_ = sum(line[f"below_tokens_total_{name}"] for line in own)
             yield f"{tier['tier']}: hit tokens, all", tier["hit_tokens_total"], all_
         looked_up = sum(line["looked_up_tokens"] for line in evidence.lines)
         yield (
@@ -56,7 +58,7 @@ def hits_by_tier_add_up(evidence: Evidence) -> Iterator[Difference]:
 def bytes_of_tiers_are_blocks(evidence: Evidence) -> Iterator[Difference]:
     """Links moved whole blocks, as many as were copied and loaded; residents are stored less evicted ones."""
     tiers, flags = evidence.report.get("tiers"), evidence.case.flags
-    if tiers is None:
+    if tiers is None or evidence.case.pools:  # links of pools have names and speeds of their own
         return
     size = int(flags["kv-bytes-per-token"]) * evidence.report["run"]["engine"]["block_size"]
     links = {link["name"]: link for link in tiers["links"]}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from html import escape
 from itertools import cycle
 from typing import TYPE_CHECKING
@@ -150,7 +151,8 @@ def _curve(study: CacheStudy) -> Card:
         where = float(fleet.blocks) if fleet.gib is None else fleet.gib
         label = f"this fleet: {percent(fleet.replayed_hit_ratio, 1)} replayed"
         plot.upright(where, label, "base", low=fleet.lru_hit_ratio > 0.5 * y.high)
-        plot.marker(where, fleet.replayed_hit_ratio, "s2")
+        if not math.isnan(fleet.replayed_hit_ratio):  # a fleet that admitted no request has no ratio
+            plot.marker(where, fleet.replayed_hit_ratio, "s2")
     if (knee := study.knee) is not None and xs[0] <= knee.gib <= xs[-1]:
         low = knee.hit_ratio > 0.5 * y.high
         plot.upright(knee.gib, f"knee: {significant(knee.gib)} GiB", "base", row=1, low=low)

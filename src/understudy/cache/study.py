@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -69,7 +70,8 @@ class Fleet(msgspec.Struct, frozen=True):
     optimal_pinned_hit_ratio: float
     replayed_hit_ratio: float
     gap: Gap | None = None
-    """Difference of the replay's hit ratio from the LRU curve's; None if they count different tokens."""
+    """Difference of the replay's hit ratio from the LRU curve's; None if they count different tokens, or if no request
+    was admitted."""
 
 
 class TierGain(msgspec.Struct, frozen=True):
@@ -129,7 +131,7 @@ class Replayed(msgspec.Struct, frozen=True):
     ttft_p99_ms: float
     rejected: int
     gap: Gap | None = None
-    """Difference from the curve; None if they count different tokens."""
+    """Difference from the curve; None if they count different tokens, or if no request was admitted."""
 
 
 class CacheStudy(msgspec.Struct, frozen=True, kw_only=True):
@@ -297,11 +299,13 @@ def rank_prefixes(workload: Workload, curves: CacheCurves, blocks: int) -> list[
 
 def measure_gap(
     curves: CacheCurves, own: CacheCurves, policy: str, pinned: str, blocks: int, replayed: float
-) -> Gap:
-    """Divide the difference of a replay from the curve of `policy`.
+) -> Gap | None:
+    """Divide the difference of a replay from the curve of `policy`; None if the replay admitted no request.
 
     `own` has the order of that replay; `pinned` is the policy of the engine's pool.
     """
+    if math.isnan(replayed):
+        return None
     curve = float(curves.hit_ratio(policy, [blocks])[0])
     ordered = float(own.hit_ratio(policy, [blocks])[0])
     running = own.pinned_hit_ratio(pinned, blocks)

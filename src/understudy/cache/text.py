@@ -24,8 +24,8 @@ GAP_WORDS = (
 
 
 def percent(ratio: float, digits: int = 2) -> str:
-    """Format a ratio as percent."""
-    return f"{100 * ratio:.{digits}f} %"
+    """Format a ratio as percent; a dash for the share of nothing (NaN)."""
+    return NONE if ratio != ratio else f"{100 * ratio:.{digits}f} %"
 
 
 def points(ratio: float) -> str:
@@ -61,7 +61,7 @@ def replay_rows(study: CacheStudy) -> tuple[list[str], list[list[str]]]:
         latencies = (one.ttft_mean_ms, one.ttft_p50_ms, one.ttft_p99_ms)
         times = [NONE if value != value else f"{value:,.1f}" for value in latencies]
         size = format_size(one.blocks, one.gib)
-        gap = []
+        gap = [NONE] * (1 + len(GAP_PARTS)) if has_gap else []
         if one.gap is not None:
             gap = [
                 percent(one.gap.curve_hit_ratio),

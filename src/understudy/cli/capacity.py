@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from understudy.cli.engine_flags import add_speculation_flag, read_speculation
 from understudy.cli.gpu_flags import add_gpu_setting_flags, read_gpu_flags
 from understudy.timing.gpu_flags import KV_DTYPE_HELP
 
@@ -71,6 +72,7 @@ def add_parser(verbs: Verbs) -> None:
     )
     verb.add_argument("--no-async-scheduling", action="store_true", help="one step in flight, not two")
     verb.add_argument("--no-enable-prefix-caching", action="store_true", help="keep only the newest states")
+    add_speculation_flag(verb)
     verb.add_argument("--json", action="store_true", help="print the plan as JSON")
     add_gpu_setting_flags(verb.add_argument_group("GPU"), leave_out=_UNUSED)
 
@@ -178,6 +180,7 @@ def _plan(args: argparse.Namespace, gpu: dict[str, Any], limits: BatchLimits) ->
     length = known_context(args.model) if is_auto else args.max_model_len
     if length is None:
         raise ConfigError(f"--max-model-len: the context of {args.model} is not known; give a number")
+    speculation = read_speculation(args)
     settings = {
         "max_model_len": length,
         "auto_fit": is_auto,
@@ -189,12 +192,27 @@ def _plan(args: argparse.Namespace, gpu: dict[str, Any], limits: BatchLimits) ->
     if args.kv_memory is None:
         if not gpu:
             raise ConfigError("--kv-memory: the memory is not known; give it, or --gpu")
-        return GpuSettings(**gpu).groups(
+        gpus = GpuSettings(**gpu)
+        drafter = (
+            None if speculation is None else speculation.drafter(gpus.deployment(args.model, args.kv_dtype))
+        )
+        plan = gpus.groups(
             args.model,
             args.kv_dtype,
+            drafter=drafter,
             step_tokens=limits.max_num_batched_tokens,
             sequences=limits.max_num_seqs,
             **settings,
+        )
+        if drafter is not None and len(plan.groups) > 1:
+            raise ConfigError(
+                f"--speculative-config: {args.model} has several KV cache groups, and none is planned for a drafter's "
+                "layers; leave it out, or give --disable-hybrid-kv-cache-manager"
+            )
+        return plan
+    if speculation is not None:
+        raise ConfigError(
+            "--speculative-config: a drafter's part of --kv-memory is not known; give --gpu instead, or leave one out"
         )
     tensor_parallel = gpu.pop("tensor_parallel_size", 1)
     disable_hybrid = gpu.pop("disable_hybrid_kv_cache_manager", None)

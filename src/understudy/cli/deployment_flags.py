@@ -28,10 +28,13 @@ ENGINE_FLAGS = (
 )
 
 
-def add_deployment_flags(verb: argparse.ArgumentParser, *, leave_out: Collection[str]) -> None:
+def add_deployment_flags(
+    verb: argparse.ArgumentParser, *, leave_out: Collection[str], speculation: bool = False
+) -> None:
     """Add the model, GPU and engine flags to a verb, except those in `leave_out`."""
     import argparse
 
+    from understudy.cli.engine_flags import add_speculation_flag
     from understudy.cli.gpu_flags import add_gpu_setting_flags
     from understudy.engines.profiles import NEWEST
 
@@ -64,6 +67,8 @@ def add_deployment_flags(verb: argparse.ArgumentParser, *, leave_out: Collection
         default=None,
         help="reuse cached prefixes, also those of preempted requests (default: yes)",
     )
+    if speculation:
+        add_speculation_flag(engine)
 
 
 def list_given_flags(args: argparse.Namespace, names: Collection[str]) -> list[str]:
@@ -87,7 +92,10 @@ def reject_flags_set_by_timing_file(args: argparse.Namespace) -> None:
 
 def engine_values(args: argparse.Namespace) -> dict[str, Any]:
     """Return the engine settings that the flags give, by name."""
+    from understudy.cli.engine_flags import read_speculation
+
     values = {name.replace("-", "_"): getattr(args, name.replace("-", "_")) for name in ENGINE_FLAGS}
+    values["speculative_config"] = read_speculation(args)
     return {name: value for name, value in values.items() if value is not None}
 
 

@@ -11,6 +11,8 @@ from understudy.plain_numbers import parse_whole_number
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from understudy.engines.speculation import SpeculativeConfig
+
 
 def _parse_json(text: str) -> Any:
     try:
@@ -48,6 +50,13 @@ class Flag(NamedTuple):
     help: str
     metavar: str = "N"
 
+
+SPECULATION = Flag(
+    "speculative_config",
+    _parse_json,
+    'vLLM\'s speculative decoding, such as {"method": "mtp", "num_speculative_tokens": 3} (default: none)',
+    "JSON",
+)
 
 SETTINGS = (
     Flag("block_size", int, "tokens per KV block (default: 16; MLA: 64; as vLLM)"),
@@ -106,12 +115,7 @@ SETTINGS = (
         "eviction order of blocks: a name, or FILE.py:CLASS (default: vLLM's; any other is not step-exact)",
         "NAME",
     ),
-    Flag(
-        "speculative_config",
-        _parse_json,
-        'vLLM\'s speculative decoding, such as {"method": "mtp", "num_speculative_tokens": 3} (default: none)',
-        "JSON",
-    ),
+    SPECULATION,
     Flag(
         "kv_cache_groups",
         _parse_json,
@@ -180,6 +184,22 @@ def engine_settings(args: argparse.Namespace) -> dict[str, Any]:
         for name, value in values.items()
         if value is not None
     }
+
+
+def add_speculation_flag(group: argparse._ArgumentGroup | argparse.ArgumentParser) -> None:
+    """Add --speculative-config to a verb without the other engine flags."""
+    group.add_argument(
+        "--speculative-config", type=SPECULATION.kind, metavar=SPECULATION.metavar, help=SPECULATION.help
+    )
+
+
+def read_speculation(args: argparse.Namespace) -> SpeculativeConfig | None:
+    """Return the speculation that the flag gives. ConfigError names the invalid setting."""
+    from understudy.checks import read_as
+    from understudy.engines.speculation import SpeculativeConfig
+
+    given = getattr(args, "speculative_config", None)
+    return None if given is None else read_as(SpeculativeConfig, given, "speculative_config")
 
 
 def _add_group(verb: argparse.ArgumentParser, title: str, flags: tuple[Flag, ...]) -> argparse._ArgumentGroup:

@@ -89,7 +89,7 @@ def add_parser(verbs: Verbs) -> None:
         "--threads", type=int, metavar="N", help="experiments to replay in parallel (default: one per core)"
     )
     verb.add_argument("--timing", metavar="FILE|NAME", help=f"for a recorded run: {TIMING_HELP}")
-    deployment_flags.add_deployment_flags(verb, leave_out=("front-end-ms",))
+    deployment_flags.add_deployment_flags(verb, leave_out=("front-end-ms",), speculation=True)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -176,6 +176,7 @@ _COLUMN_OF_FLAG = {
     "--max-num-batched-tokens": "max_num_batched_tokens",
     "--max-model-len": "max_model_len (constant rates)",
     "--vllm-version": "backend_version (closed loops)",
+    "--speculative-config": "speculation and acceptance_per_position (closed loops)",
 }
 """Columns of a table that replace the flags of a recorded run."""
 
@@ -183,7 +184,12 @@ _COLUMN_OF_FLAG = {
 def _reject_flags_for_table(args: argparse.Namespace) -> None:
     from understudy.errors import ConfigError
 
-    names = (*deployment_flags.MODEL_AND_GPU_FLAGS, "timing", *deployment_flags.ENGINE_FLAGS)
+    names = (
+        *deployment_flags.MODEL_AND_GPU_FLAGS,
+        "timing",
+        *deployment_flags.ENGINE_FLAGS,
+        "speculative-config",
+    )
     if flags := deployment_flags.list_given_flags(args, names):
         columns = [f"{_COLUMN_OF_FLAG[flag]} for {flag}" for flag in flags if flag in _COLUMN_OF_FLAG]
         others = [flag for flag in flags if flag not in _COLUMN_OF_FLAG]
@@ -269,7 +275,16 @@ def _predict_loads(args: argparse.Namespace, loads: list[NamedLoad], source: Sou
     print(f"times from {format_times(times)}", file=sys.stderr)
     for line in engines:
         print(f"engine: {line}", file=sys.stderr)
+    _print_notes(engine)
     return 0
+
+
+def _print_notes(engine: EngineConfig) -> None:
+    """Print what the engine assumes, such as the acceptance of drafts."""
+    import sys
+
+    for note in engine.notes():
+        print(f"note: {note}", file=sys.stderr)
 
 
 def _describe_engine(engine: EngineConfig) -> str:
@@ -333,10 +348,11 @@ def _predict_run(args: argparse.Namespace, source: Source) -> int:
             raise InvalidArgument(
                 f"{error}; the file looks like format {likely} (--format {likely})"
             ) from None
+    engine = msgspec.structs.replace(engine, timing=source.timing)
     with progress_bar("predicting", len(load.workload), "requests") as progress:
         found = predict_run(
             load,
-            msgspec.structs.replace(engine, timing=source.timing),
+            engine,
             workers=1 if deployment is None else deployment.parallel.data,
             ranks=deployment is not None and deployment.steps_together,
             progress=progress,
@@ -351,6 +367,7 @@ def _predict_run(args: argparse.Namespace, source: Source) -> int:
     count = plural(len(found.requests), "request")
     print(f"times from {found.origin}", file=sys.stderr)
     print(f"means over {count}: {said}", file=sys.stderr)
+    _print_notes(engine)
     return 0
 
 
