@@ -1,7 +1,6 @@
 """Check cache curves against the anchors of kvcache-simulator 0.1.3, and measure their cost.
 
-python benchmarks/cache_curves.py --trace mooncake_conversation.jsonl
-python benchmarks/cache_curves.py --visits 100000000
+python benchmarks/cache_curves.py [--trace mooncake_conversation.jsonl] [--visits 100000000] [--json [FOLDER]]
 """
 
 from __future__ import annotations
@@ -9,15 +8,21 @@ from __future__ import annotations
 import argparse
 import resource
 import time
+from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 
+from harness.publish import add_json_flag, publish
 from understudy import read_trace
 from understudy._core import BlockVisits
 from understudy.cache.curves import CacheCurves
 from understudy.workload import Workload
 from understudy.workload.reuse import hit_curve
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 BLOCKS = (22, 88, 352, 1_409, 2_818, 5_637, 11_275, 22_550, 45_100, 90_200)
 ANCHORS = {
@@ -28,9 +33,18 @@ ANCHORS = {
 """Mooncake's conversation trace, blocks of 512 tokens, hits of the last half of its requests."""
 CEILING = "0.398113"
 WHOLE_TRACE = "0.373624"
+POLICIES = {
+    "insertion": "FIFO",
+    "optimal": "optimal",
+    "optimal_pinned": "optimal with pinned blocks",
+    "multi_lru": "multi_lru",
+    "lineage": "lineage",
+}
+Rows = dict[str, dict[str, float]]
+"""Numbers by row and column of the table."""
 
 
-def check_anchors(workload: Workload) -> None:
+def check_anchors(workload: Workload) -> dict[str, float]:
     """Compare all sizes and policies with the anchors; exit with the differences if there are any."""
     curves = CacheCurves(workload, 512, prompts_only=True, warm_up=0.5)
     wrong = []
@@ -45,34 +59,36 @@ def check_anchors(workload: Workload) -> None:
     ):
         if f"{ratio:.6f}" != anchor:
             wrong.append(f"{name}: {ratio:.6f}, anchor {anchor}")
-    print("\n".join(wrong) or f"{3 * len(BLOCKS) + 2} anchors match ({curves.prompt_tokens:,} prompt tokens)")
     if wrong:
-        raise SystemExit(1)
+        raise SystemExit("\n".join(wrong))
+    print(f"all anchors match ({curves.prompt_tokens:,} prompt tokens)")
+    anchors = 3 * len(BLOCKS) + 2
+    return {"equal": anchors, "of": anchors}
 
 
-def measure(name: str, call: object) -> None:
-    """Print the CPU seconds of one call."""
-    assert callable(call)
+def measure(call: Callable[[], object]) -> float:
+    """Return the CPU seconds of one call."""
     begin = time.process_time()
     call()
-    print(f"{name:44} {time.process_time() - begin:8.2f} CPU s")
+    return time.process_time() - begin
 
 
-def measure_trace(workload: Workload) -> None:
-    """Print the cost of the curve at three block sizes, and of each policy at 16 tokens."""
+def measure_trace(workload: Workload) -> Rows:
+    """Return the cost of the curve at three block sizes, and of each policy at 16 tokens."""
+    rows: Rows = {}
     for block_size in (512, 64, 16):
-        measure(f"hit_curve, blocks of {block_size}", lambda size=block_size: hit_curve(workload, size))
+        curve = partial(hit_curve, workload, block_size)
+        rows[f"LRU, every size, blocks of {block_size}"] = {"time": measure(curve)}
     curves = CacheCurves(workload, 16)
     print(f"{curves.visits.visits:,} block visits, {curves.visits.distinct:,} distinct blocks")
-    for policy in ("insertion", "lineage", "multi_lru", "optimal", "optimal_pinned"):
-        measure(
-            f"{policy}, one size, blocks of 16",
-            lambda name=policy: curves.hit_ratio(name, [curves.visits.distinct // 8]),
-        )
+    for policy, name in POLICIES.items():
+        ratio = partial(curves.hit_ratio, policy, [curves.visits.distinct // 8])
+        rows[f"{name}, one size, blocks of 16"] = {"time": measure(ratio)}
+    return rows
 
 
-def measure_visits(visits: int) -> None:
-    """Print the cost of a synthetic workload with this many block visits: half of each prompt is shared."""
+def measure_visits(visits: int) -> Rows:
+    """Return the cost of a synthetic workload with this many block visits: half of each prompt is shared."""
     rng = np.random.default_rng(1)
     per_row = 1_000
     rows = visits // per_row
@@ -94,10 +110,10 @@ def measure_visits(visits: int) -> None:
     curve, distinct = numbered.lru(np.arange(rows, dtype=np.int64))
     seconds = time.process_time() - begin
     most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    print(
-        f"{numbered.visits:,} block visits, {distinct:,} distinct, {len(curve):,} sizes: {seconds:.1f} CPU s, "
-        f"{most / 2**20:.2f} GiB at most, {before / 2**20:.2f} of them the workload"
-    )
+    print(f"{numbered.visits:,} block visits, {distinct:,} distinct, {len(curve):,} sizes")
+    print(f"{most / 2**20:.2f} GiB at most, {before / 2**20:.2f} of them the workload")
+    name = f"LRU, every size, {visits:,} visits"
+    return {name: {"time": seconds, "memory with the workload": most / 2**20}}
 
 
 def main() -> None:
@@ -107,13 +123,16 @@ def main() -> None:
     )
     parser.add_argument("--trace", type=Path, help="Mooncake's conversation trace")
     parser.add_argument("--visits", type=int, help="block visits of a synthetic workload")
+    add_json_flag(parser)
     args = parser.parse_args()
+    rows: Rows = {}
     if args.trace is not None:
         workload = read_trace(args.trace)
-        check_anchors(workload)
-        measure_trace(workload)
+        publish("cache_anchors", {"all": check_anchors(workload)}, args.json)
+        rows |= measure_trace(workload)
     if args.visits is not None:
-        measure_visits(args.visits)
+        rows |= measure_visits(args.visits)
+    publish("cache_curves", rows, args.json)
 
 
 if __name__ == "__main__":

@@ -17,10 +17,9 @@ from typing import TYPE_CHECKING
 
 import msgspec
 import numpy as np
-from rich.console import Console
 from rich.progress import track
-from rich.table import Table
 
+from harness.publish import add_json_flag, publish
 from understudy.calibrate.benchmark import DRAWS, Benchmark
 from understudy.calibrate.engine_flags import EngineFlags
 from understudy.calibrate.experiment import build_engine_config
@@ -56,10 +55,9 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=40)
     parser.add_argument("--first", type=int, default=0, help="the first seed")
     parser.add_argument("--only", choices=["summaries", "every request"])
+    add_json_flag(parser)
     args = parser.parse_args()
-    grid = Table(title="truths within the stated uncertainty", title_justify="left")
-    for name in ("benchmarks", "number", "within 1 σ", "within 2 σ", "worst", "determined", "σ, median"):
-        grid.add_column(name, justify="left" if name in ("benchmarks", "number") else "right")
+    measured: dict[str, dict[str, float]] = {}
     began, fits = time.process_time(), 0
     for model, deployment in DEPLOYMENTS.items():
         for kind in ("summaries", "every request"):
@@ -72,10 +70,14 @@ def main() -> None:
                     found[name].append(row)
             for name, rows in found.items():
                 off, said, wide = (np.array(column) for column in zip(*rows, strict=True))
-                cells = (np.abs(off) < 1).mean(), (np.abs(off) < 2).mean(), np.abs(off).max(), said.mean()
-                words = f"{cells[0]:.0%}", f"{cells[1]:.0%}", f"{cells[2]:.1f} σ", f"{cells[3]:.0%}"
-                grid.add_row(f"{model}, {kind}", name, *words, f"{np.median(wide):.1%}")
-    Console(width=120, highlight=False).print(grid)
+                measured[f"{model}, {kind}: {name}"] = {
+                    "within 1 σ": 100 * float((np.abs(off) < 1).mean()),
+                    "within 2 σ": 100 * float((np.abs(off) < 2).mean()),
+                    "worst": float(np.abs(off).max()),
+                    "determined": 100 * float(said.mean()),
+                    "σ, median": 100 * float(np.median(wide)),
+                }
+    publish("coverage", measured, args.json)
     print(f"{(time.process_time() - began) / fits:.1f} s of CPU a fit")
 
 

@@ -17,6 +17,7 @@ from pathlib import Path
 import msgspec
 
 import understudy as us
+from harness.publish import add_json_flag, publish
 from understudy.report.goodput import Slo
 
 GOALS = Slo(ttft_ms=1000.0, itl_ms=15.0)
@@ -43,12 +44,12 @@ def main() -> int:
     )
     parser.add_argument("--trace", type=Path, required=True, help="Mooncake JSONL")
     parser.add_argument("--svg", type=Path, help="draw the parts of the TTFT")
+    add_json_flag(parser)
     args = parser.parse_args()
     workload = us.read_trace(args.trace)
     parts: dict[str, dict[str, float]] = {}
     goals: dict[str, float] = {}
-    print("| fleet | TTFT mean / p99 ms | ITL mean / p99 ms | E2E ms | within goals | handed off |")
-    print("|---|---|---|---|---|---|")
+    measured: dict[str, dict[str, float]] = {}
     for name, split in FLEETS.items():
         if split is not None:
             split = msgspec.structs.replace(split, decode_routing="least_loaded")
@@ -62,16 +63,22 @@ def main() -> int:
             **MODEL,  # type: ignore[arg-type]
         )
         assert report.goodput is not None
-        handed = "–" if report.handoff is None else f"{report.handoff.remote:,}"
-        print(
-            f"| {name} | {report.ttft_ms.mean:,.0f} / {report.ttft_ms.p99:,.0f} | {report.itl_ms.mean:.1f} / "
-            f"{report.itl_ms.p99:.1f} | {report.e2e_ms.mean:,.0f} | {report.goodput.ratio:.1%} | {handed} |",
-            flush=True,
-        )
+        measured[name] = {
+            "TTFT, mean": round(report.ttft_ms.mean),
+            "TTFT, p99": round(report.ttft_ms.p99),
+            "ITL, mean": report.itl_ms.mean,
+            "ITL, p99": report.itl_ms.p99,
+            "E2E, mean": round(report.e2e_ms.mean),
+            "within goals": 100 * report.goodput.ratio,
+        }
+        if report.handoff is not None:
+            measured[name]["handed off"] = report.handoff.remote
+        print(f"{name}: {report.goodput.ratio:.1%} within the goals", flush=True)
         goals[name] = report.goodput.ratio
         waited = report.queue_ms.mean
         whole = {"prefill queue": waited, "prefill": report.ttft_ms.mean - waited}
         parts[name] = whole if report.handoff is None else report.handoff.ttft_parts_ms
+    publish("disaggregation_study", measured, args.json)
     if args.svg is not None:
         args.svg.write_text(draw(parts, goals), encoding="utf-8")
     return 0

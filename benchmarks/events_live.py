@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from harness.publish import add_json_flag, publish
 from understudy.events import Consolidator
 from understudy.events.publisher import Publisher
 from understudy.events.subscriber import Subscriber
@@ -42,21 +43,23 @@ def main() -> None:
         "--block-size", type=int, default=16, metavar="N", help="tokens of a block (default: 16)"
     )
     options.add_argument("--dialect", default="vllm", metavar="NAME")
+    add_json_flag(options)
     args = options.parse_args()
     context = multiprocessing.get_context("spawn")
     mine, theirs = context.Pipe()
     go = context.Event()
     worker = context.Process(
-        target=publish, args=(theirs, go, args.rate, args.seconds, args.block_size, args.dialect)
+        target=produce, args=(theirs, go, args.rate, args.seconds, args.block_size, args.dialect)
     )
     worker.start()
     endpoint, replay = mine.recv()
     with Subscriber(endpoint, replay=replay) as subscriber:
-        consume(subscriber, mine, go)
+        measured = consume(subscriber, mine, go)
     worker.join()
+    publish("events_live", measured, args.json)
 
 
-def publish(pipe: Connection, go: Event, rate: int, seconds: float, block_size: int, dialect: str) -> None:
+def produce(pipe: Connection, go: Event, rate: int, seconds: float, block_size: int, dialect: str) -> None:
     """Batches of a store of 16 blocks, or of 16 blocks' removal, in turn once enough are live."""
     tokens = np.random.default_rng(1).integers(0, 150_000, BLOCKS * block_size + 4096).tolist()
     with Publisher("tcp://127.0.0.1:*", replay="tcp://127.0.0.1:*", dialect=dialect) as source:
@@ -87,7 +90,7 @@ def publish(pipe: Connection, go: Event, rate: int, seconds: float, block_size: 
         pipe.recv()
 
 
-def consume(subscriber: Subscriber, pipe: Connection, go: Event) -> None:
+def consume(subscriber: Subscriber, pipe: Connection, go: Event) -> dict[str, dict[str, float]]:
     truth = Consolidator(by_content=True)
     index = PrefixIndex()
     while subscriber.poll(100) is None:
@@ -110,18 +113,20 @@ def consume(subscriber: Subscriber, pipe: Connection, go: Event) -> None:
     messages, batches, wall, publisher_cpu = last
     age = np.concatenate(ages) * 1000
     counters = subscriber.counters
-    print(
-        f"published    {batches:,} batches of {BLOCKS} blocks in {wall:.2f} s: {batches * BLOCKS / wall:,.0f} blocks/s"
-    )
-    print(
-        f"consumed     {blocks:,} blocks, {batches * BLOCKS - blocks:,} lost; gaps {counters.gaps}; {len(truth):,} live"
-    )
-    print(
-        f"age of batch p50 {np.percentile(age, 50):.2f} ms, p99 {np.percentile(age, 99):.2f} ms, max {age.max():.2f} ms"
-    )
-    print(f"CPU          publisher {publisher_cpu / wall:.0%}, consumer {cpu / wall:.0%} of a core")
-    peak_mb = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
-    print(f"memory       {peak_mb:.0f} MB (consumer), {messages:,} messages")
+    print(f"{messages:,} messages; gaps {counters.gaps}; {len(truth):,} blocks live")
+    return {
+        f"{batches:,} batches in {wall:.2f} s": {
+            "published": round(batches * BLOCKS / wall),
+            "consumed": blocks,
+            "lost": batches * BLOCKS - blocks,
+            "age, p50": float(np.percentile(age, 50)),
+            "age, p99": float(np.percentile(age, 99)),
+            "age, most": float(age.max()),
+            "publisher": round(100 * publisher_cpu / wall),
+            "consumer": round(100 * cpu / wall),
+            "consumer's memory": round(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024),
+        }
+    }
 
 
 if __name__ == "__main__":

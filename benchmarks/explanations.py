@@ -16,11 +16,13 @@ from pathlib import Path
 
 import numpy as np
 
+from harness.publish import add_json_flag, publish
+
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests"))
 
 
-def check_waterfalls(runs: int, first: int) -> int:
-    """Check that parts add up for every request of `runs` random runs; return the exit code."""
+def check_waterfalls(runs: int, first: int) -> dict[str, dict[str, float]]:
+    """Check that parts add up for every request of `runs` random runs; AssertionError names one that does not."""
     from explain.random_runs import choose_arguments, record
     from explain.test_waterfall import require_exact
     from understudy.errors import UnderstudyError
@@ -47,15 +49,12 @@ def check_waterfalls(runs: int, first: int) -> int:
             parts.update({} if waterfall is None else waterfall.parts.keys())
         if checked % 20 == 0:
             assert run_offline(RunPlan(workload, **how)).facts.digest == run.run["digest"], f"seed {seed - 1}"
-    print(
-        f"{checked} runs from seed {first}, {requests} requests: all parts add up ({refused} settings refused)"
-    )
-    print("requests with each part:", dict(parts.most_common()))
-    return 0
+    print(f"{refused} settings refused; requests with each part:", dict(parts.most_common()))
+    return {f"from {first}": {"runs": checked, "requests that add up": requests, "requests": requests}}
 
 
-def time_perfetto(slices: int) -> int:
-    """Time the trace of one worker with so many steps and requests; return the exit code."""
+def time_perfetto(slices: int) -> dict[str, dict[str, float]]:
+    """Time the trace of one worker with so many steps and requests."""
     from understudy.explain.perfetto import write_trace
     from understudy.explain.saved_run import REQUEST_COLUMNS, SavedRun
     from understudy.run.step_columns import StepColumns
@@ -108,8 +107,8 @@ def time_perfetto(slices: int) -> int:
         started = time.process_time()
         write_trace(run, path)
         taken = time.process_time() - started
-        print(f"{slices:,} slices: {taken:.2f} CPU s, {path.stat().st_size / 1e6:.1f} MB")
-    return 0
+        size_mb = path.stat().st_size / 1e6
+    return {f"{slices:,} slices": {"time": taken, "size": round(size_mb)}}
 
 
 def main() -> int:
@@ -119,8 +118,13 @@ def main() -> int:
     parser.add_argument("--runs", type=int, default=1000)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--slices", type=int, default=1_000_000)
+    add_json_flag(parser)
     args = parser.parse_args()
-    return check_waterfalls(args.runs, args.seed) if args.part == "waterfalls" else time_perfetto(args.slices)
+    if args.part == "waterfalls":
+        publish("waterfalls", check_waterfalls(args.runs, args.seed), args.json)
+    else:
+        publish("perfetto", time_perfetto(args.slices), args.json)
+    return 0
 
 
 if __name__ == "__main__":

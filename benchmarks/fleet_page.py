@@ -7,14 +7,15 @@ Half of the workers change between two samples, as in a busy fleet.
 
 from __future__ import annotations
 
+import argparse
 import asyncio
 import gc
-import sys
 import time
 from typing import TYPE_CHECKING, Any, cast
 
 import msgspec
 
+from harness.publish import add_json_flag, publish
 from understudy.engines.vllm_config import VllmConfig
 from understudy.server.fleet.fleet import Fleet, FleetSettings
 from understudy.server.metrics.merged import merge
@@ -56,8 +57,8 @@ def cpu_ms(work: Callable[[], object], times: int) -> float:
     return (time.process_time() - began_s) / times * 1e3
 
 
-async def measure(workers: int) -> None:
-    """Print the cost for a number of workers."""
+async def measure(workers: int) -> dict[str, float]:
+    """Return the cost for a number of workers."""
     pool = ServerSettings(model="stub", engine=VllmConfig(num_gpu_blocks=1024, max_model_len=4096))
     fleet = Fleet(
         FleetSettings(pools=((workers, msgspec.structs.replace(pool, max_model_len=4096)),), port=0)
@@ -79,12 +80,20 @@ async def measure(workers: int) -> None:
     page_ms = cpu_ms(second, SAMPLES)
     scrape_ms = cpu_ms(lambda: merge(one.worker.registry for one in fleet.servers).render(), 5)
     print(
-        f"{workers:5} workers: {page_ms:.2f} ms of CPU time per second ({page_ms / 10:.2f} % of a core), "
-        f"{watcher.sizes[0]:,} bytes at first, then {watcher.sizes[-1]:,} bytes a second; "
+        f"{workers:5} workers: {watcher.sizes[0]:,} bytes at first, then {watcher.sizes[-1]:,} bytes a second; "
         f"/metrics {scrape_ms:.1f} ms"
     )
+    return {"CPU per second": page_ms, "share of a core": page_ms / 10}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("workers", type=int, nargs="*", default=[8, 200, 1000])
+    add_json_flag(parser)
+    args = parser.parse_args()
+    measured = {f"{workers} workers": asyncio.run(measure(workers)) for workers in args.workers}
+    publish("fleet_page", measured, args.json)
 
 
 if __name__ == "__main__":
-    for given in sys.argv[1:] or ("8", "200", "1000"):
-        asyncio.run(measure(int(given)))
+    main()

@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from harness.publish import add_json_flag, publish
 from understudy.engines.vllm_config import VllmConfig
 from understudy.router.dispatch import Decision, LiveRouteRequest
 from understudy.server.fleet.fleet import Fleet, FleetSettings
@@ -34,6 +35,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 from server.browser import Browser
 
 if TYPE_CHECKING:
+    from harness.result import Number
     from understudy.server.fleet.report import Report
 
 ROUTED = 24
@@ -155,12 +157,13 @@ def measure(browser: Browser, url: str, args: argparse.Namespace) -> None:
                 share[thread] = share.get(thread, 0.0) + 100 * (cpu_s - began.get(name, 0.0)) / passed_s
             shares[is_open].append(share)
     empty, page = ([sum(one.values()) for one in shares[is_open]] for is_open in (False, True))
-    print(
-        f"{args.workers} workers, {args.changing:.0%} of them change each second. All processes of the browser: "
-        f"{statistics.median(page):.2f} % of a core ({', '.join(f'{one:.2f}' for one in page)}), with an empty page "
-        f"{statistics.median(empty):.2f} %: the page costs {statistics.median(page) - statistics.median(empty):.2f} %. "
-        f"Load average {os.getloadavg()[0]:.1f}."
-    )
+    print(f"each round, % of a core: {', '.join(f'{one:.2f}' for one in page)}")
+    numbers: dict[str, Number] = {
+        "with the page": (min(page), max(page)),
+        "empty page": statistics.median(empty),
+        "the page": statistics.median(page) - statistics.median(empty),
+    }
+    publish("fleet_page_browser", {f"{args.workers} workers": numbers}, args.json)
     for name in sorted(shares[True][-1], key=lambda name: -shares[True][-1][name])[: args.threads]:
         with_page = statistics.median(one.get(name, 0.0) for one in shares[True])
         without = statistics.median(one.get(name, 0.0) for one in shares[False])
@@ -186,6 +189,7 @@ async def main() -> None:
     read.add_argument("--hash", default="", help="end of the page's address: #6 shows worker 6")
     read.add_argument("--threads", type=int, default=0, help="print the cost of this many threads")
     read.add_argument("--profile", type=Path, help="write a CPU profile of the page's script, for DevTools")
+    add_json_flag(read)
     args = read.parse_args()
     engine = VllmConfig(num_gpu_blocks=1024, max_model_len=4096)
     pool = ServerSettings(model="stub", engine=engine, max_model_len=4096)

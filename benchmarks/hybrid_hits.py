@@ -1,6 +1,6 @@
 """Show how wrong one KV cache group is for models with windows and states: hit rate and TTFT of conversations.
 
-    python benchmarks/hybrid_hits.py [--model gpt-oss-20b]
+    python benchmarks/hybrid_hits.py [--model gpt-oss-20b] [--json [FOLDER]]
 
 120 conversations of six turns on one simulated worker with vLLM 0.33's rules. `retention none` keeps every block of
 windows and states (prefix_cache_retention_interval None); `one group` treats all layers as full attention,
@@ -14,9 +14,8 @@ import sys
 from typing import TYPE_CHECKING
 
 import msgspec
-from rich.console import Console
-from rich.table import Table
 
+from harness.publish import add_json_flag, publish
 from understudy.engines.kv_groups import kv_cache_groups
 from understudy.engines.vllm_config import VllmConfig
 from understudy.groups import groups_of_model
@@ -63,11 +62,10 @@ def main() -> int:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--model", choices=sorted({model for model, _ in CASES}), help="only this model")
+    add_json_flag(parser)
     args = parser.parse_args()
     workload = conversations()
-    table = Table("model", title="Hit rate (mean TTFT in ms)")
-    for column in ("GiB", "groups", "vLLM's default", "retention none", "one group"):
-        table.add_column(column, justify="right")
+    measured: dict[str, dict[str, float]] = {}
     for model, gib in (case for case in CASES if args.model in (None, case[0])):
         plan = groups_of_model(
             model, memory_bytes=gib << 30, max_model_len=32768, max_num_batched_tokens=8192
@@ -86,12 +84,11 @@ def main() -> int:
             max_model_len=32768,
             max_num_batched_tokens=8192,
         )
-        cells = [
-            f"{hit:.3f} ({ttft:,.0f})"
-            for hit, ttft in (measure(workload, e) for e in (engine, keeps_all, one))
-        ]
-        table.add_row(model, str(gib), str(len(groups)), *cells)
-    Console(width=110).print(table)
+        row = measured[f"{model}, {gib} GiB"] = {"groups": len(groups)}
+        for name, config in {"vLLM's default": engine, "retention none": keeps_all, "one group": one}.items():
+            row[f"{name}: hit rate"], ttft_ms = measure(workload, config)
+            row[f"{name}: TTFT"] = round(ttft_ms)
+    publish("hybrid_hits", measured, args.json)
     return 0
 
 

@@ -1,6 +1,6 @@
 """Measure hit rate and TTFT of gpt-oss-120b in conversations: retention, routing, host memory, one group.
 
-    python benchmarks/hybrid_study.py [--routing kv] [--plot docs/hybrid-kv.svg]
+    python benchmarks/hybrid_study.py [--routing kv] [--plot docs/hybrid-kv.svg] [--json [FOLDER]]
 
 300 conversations of six turns on four simulated H200 with vLLM 0.33's rules and the preset's step times. The memory of
 the KV cache is varied, from 5 % of what an H200 leaves to all of it. Rows with host memory have as many host blocks as
@@ -18,10 +18,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
 import numpy as np
-from rich.console import Console
-from rich.table import Table
 
 import understudy as us
+from harness.publish import add_json_flag, publish
 from understudy.groups import groups_of_model
 from understudy.report.report import Report
 from understudy.run.offline import run_offline
@@ -246,37 +245,30 @@ def main() -> int:
     parser.add_argument(
         "--routing", choices=("kv", "session_affinity", "round_robin"), default="session_affinity"
     )
+    add_json_flag(parser)
     parser.add_argument("--plot", type=Path, metavar="FILE", help="write the two charts as SVG")
     args = parser.parse_args()
     workload = conversations()
-    console = Console(width=140)
     series = {name: one for name, one in SERIES.items() if one.routing is None or args.routing == "kv"}
     found: dict[str, list[Row]] = {name: [] for name in series}
+    measured: dict[str, dict[str, float]] = {}
     for share in SHARES:
-        blocks = engine_with(share, 0).num_gpu_blocks
-        table = Table(
-            "setting", title=f"{share:.0%} of the KV memory of {WORKERS} × {GPU}: {blocks:,} blocks each"
-        )
-        for column in (
-            "hit rate",
-            "full attention alone",
-            "mean TTFT ms",
-            "p99 TTFT ms",
-            "preemptions",
-            "moved turns",
-            "regret",
-        ):
-            table.add_column(column, justify="right")
         for name, setting in series.items():
             row = measure(workload, share, setting, args.routing)
             found[name].append(row)
-            cells = (
-                *(f"{row.hit_ratio:.3f}", f"{row.full_hit_ratio:.3f}"),
-                *(f"{row.ttft_ms:,.0f}", f"{row.ttft_p99_ms:,.0f}"),
-                *(f"{row.preemptions:,}", f"{row.moved_turns:,}", f"{row.regret_blocks:.1f}"),
-            )
-            table.add_row(name, *cells)
-        console.print(table)
+            numbers = {
+                "hit rate": row.hit_ratio,
+                "hit rate of full attention": row.full_hit_ratio,
+                "TTFT, mean": round(row.ttft_ms),
+                "TTFT, p99": round(row.ttft_p99_ms),
+                "preemptions": row.preemptions,
+                "moved turns": row.moved_turns,
+                "regret": row.regret_blocks,
+            }
+            measured[f"{100 * share:g} %, {name}"] = {
+                key: number for key, number in numbers.items() if not math.isnan(number)
+            }
+    publish("hybrid_study_kv" if args.routing == "kv" else "hybrid_study", measured, args.json)
     if args.plot is not None:
         plot(args.plot, found)
     return 0

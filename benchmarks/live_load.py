@@ -1,7 +1,8 @@
 """Load on one live worker: tokens a second and how late they are, with a client on the same machine.
 
     python benchmarks/live_load.py [--streams 256] [--tokens-per-second 10000] [--seconds 10]
-    python benchmarks/live_load.py --beside-vllm .venv-vllm-0.33.0/bin/python
+    python benchmarks/live_load.py --beside-vllm .venv-vllm-0.33.0/bin/python [--json [FOLDER]]
+    python benchmarks/live_load.py --lateness [--json [FOLDER]]
 
 The server runs in a process of its own with constant step times, so that `streams` concurrent streams ask for the
 given rate; the client reads raw bytes and counts events and tokens. Lateness is the server's own: when a token was
@@ -28,6 +29,8 @@ import urllib.error
 import urllib.request
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
+
+from harness.publish import add_json_flag, publish
 
 if TYPE_CHECKING:
     from multiprocessing.connection import Connection as Pipe
@@ -249,7 +252,12 @@ def main() -> None:
     parser.add_argument("--output-tokens", type=int, default=200)
     parser.add_argument("--seconds", type=float, default=10.0)
     parser.add_argument("--beside-vllm", metavar="PYTHON", help="of an environment that has vLLM")
+    parser.add_argument("--lateness", action="store_true", help="measure three loads, one after the other")
+    add_json_flag(parser)
     args = parser.parse_args()
+    if args.lateness:
+        publish("live_lateness", measure_lateness(args), args.json)
+        return
     step_ms = 1e3 * args.streams / args.tokens_per_second
     given, told = ours(args, step_ms)
     print(
@@ -266,11 +274,30 @@ def main() -> None:
         return
     peer = theirs(args, step_ms)
     show("vLLM's own", peer)
-    print(
-        f"ratio         {given.tokens_per_s / peer.tokens_per_s:.2f}× tokens/s, "
-        f"{given.events_per_s / peer.events_per_s:.2f}× events/s, "
-        f"{peer.cpu_us / given.cpu_us:.2f}× less processor time a token"
-    )
+    print(f"ratio         {given.events_per_s / peer.events_per_s:.2f}× events/s")
+    us: dict[str, float] = {"delivered": round(given.tokens_per_s), "CPU per token": given.cpu_us}
+    us["tokens per second of the peer"] = given.tokens_per_s / peer.tokens_per_s
+    them = {"delivered": round(peer.tokens_per_s), "CPU per token": peer.cpu_us}
+    version = vllm_version(args.beside_vllm)
+    measured = {"Understudy": us, f"vLLM {version}'s front end": them}
+    publish("live_load", measured, args.json, peers=[f"vLLM {version}"])
+
+
+def measure_lateness(args: argparse.Namespace) -> dict[str, dict[str, float]]:
+    """Run three loads; return how many tokens came, and how late."""
+    rows: dict[str, dict[str, float]] = {}
+    for streams, rate in ((256, 10_000), (256, 20_000), (16, 1000)):
+        args.streams = streams
+        given, told = ours(args, 1e3 * streams / rate)
+        numbers = {"delivered": round(given.tokens_per_s), "p50": told["p50_ms"], "p99": told["p99_ms"]}
+        rows[f"{streams} streams, {rate:,} tokens/s requested"] = numbers
+    return rows
+
+
+def vllm_version(python: str) -> str:
+    """Return the release that an interpreter has."""
+    code = "import importlib.metadata; print(importlib.metadata.version('vllm'))"
+    return subprocess.run([python, "-c", code], check=True, capture_output=True, text=True).stdout.strip()
 
 
 if __name__ == "__main__":

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from harness.publish import add_json_flag, publish
 from understudy.clock import ScriptedClock
 from understudy.kv import KvCacheManager
 from understudy.qwen3 import EngineOptions, build_engine
@@ -193,9 +194,13 @@ def main() -> None:
     parser.add_argument("--no-compare", action="store_true", help="measure and save, no more")
     parser.add_argument("--out", type=Path, default=Path("out/twin.json"), help="the comparison")
     parser.add_argument("--record", type=Path, help="write the steps of the fit, for `replay --step-times`")
+    parser.add_argument("--gpu", help="with --load: GPU of the measured runs, for --json")
+    add_json_flag(parser)
     args = parser.parse_args()
     if args.load is None:
-        model, requests = args.model, args.requests
+        import torch
+
+        model, requests, args.gpu = args.model, args.requests, torch.cuda.get_device_name()
         played, link = measure_all(model, requests, args.rounds)
         if args.save is not None:
             save(args.save, played, link, model, requests)
@@ -221,6 +226,27 @@ def main() -> None:
         table.append(compare(name, model, requests, rounds, time, link))
     args.out.parent.mkdir(parents=True, exist_ok=True)
     args.out.write_text(json.dumps(table))
+    publish("qwen3_twin", describe(table), args.json, gpu=args.gpu)
+
+
+def describe(table: list[dict[str, Any]]) -> dict[str, dict[str, float]]:
+    """Return the columns of each workload, with its first two rounds, and the largest errors of the unfitted ones."""
+    rows: dict[str, dict[str, float]] = {}
+    for one in table:
+        row = rows[one["workload"]] = {}
+        for name, key in (("TTFT", "ttft_ms"), ("TPOT", "tpot_ms")):
+            *real, twin = one[key]
+            row[f"error of {name}"] = 100 * (twin / (sum(real) / len(real)) - 1)
+            row |= {f"{name}, {which} run": ms for which, ms in zip(("first", "second"), real, strict=False)}
+        if len(set(one["cached_tokens"])) == 1:
+            row["cached tokens, all three"] = one["cached_tokens"][0]
+        print(f"{one['workload']}: equal with the measured durations: {one['equal_given_durations']}")
+    others = [row for name, row in rows.items() if name != "fit"]
+    rows["the four that were not fitted"] = {
+        f"largest error of {name}": max(abs(row[f"error of {name}"]) for row in others)
+        for name in ("TTFT", "TPOT")
+    }
+    return rows
 
 
 if __name__ == "__main__":

@@ -18,6 +18,7 @@ import numpy as np
 import torch
 import transformers
 
+from harness.publish import add_json_flag, publish
 from understudy.qwen3 import EngineOptions, Request, build_engine
 from understudy.qwen3.config import find_config
 
@@ -133,16 +134,23 @@ def main() -> None:
     parser.add_argument(
         "--batches", type=lambda text: [int(part) for part in text.split(",")], default=[1, 64]
     )
+    add_json_flag(parser)
     args = parser.parse_args()
     mine, peer = ours(args.model, args), theirs(args.model, args)
     print(f"{args.model}, prompts of {args.prompt} tokens, answers of {args.output}")
+    measured: dict[str, dict[str, float]] = {}
     for batch in args.batches:
         us, them = mine[batch], peer[batch]
-        print(
-            f"batch {batch:3d}: {us.rate:8.0f} tokens/s, transformers {them.rate:7.1f} tokens/s: "
-            f"{us.rate / them.rate:.1f}x; first token {us.first_ms:.1f} against {them.first_ms:.1f} ms, "
-            f"each later one {us.step_ms:.2f} against {them.step_ms:.2f} ms ({them.step_ms / us.step_ms:.1f}x)"
-        )
+        measured[f"{batch}"] = {
+            "Understudy": us.rate,
+            "transformers": them.rate,
+            "ratio": us.rate / them.rate,
+            "our step": us.step_ms,
+            "their step": them.step_ms,
+        }
+        print(f"batch {batch}: first token {us.first_ms:.1f} against {them.first_ms:.1f} ms")
+    version = f"transformers {transformers.__version__}"
+    publish("qwen3_vs_transformers", measured, args.json, gpu=torch.cuda.get_device_name(), peers=[version])
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """Reading of request bodies: ours (msgspec and tables of fields) against pydantic v2 models of the same fields.
 
-    python benchmarks/request_bodies.py [--seconds 0.2] [--rounds 5] [--vllm]
+    python benchmarks/request_bodies.py [--seconds 0.2] [--rounds 5] [--vllm] [--json [FOLDER]]
 
 Each reader checks a completion of 1 KB, a chat of 1 KB and a completion of 32,768 token ids; the readers alternate.
 FastAPI decodes with json.loads and then validates, as in vLLM; pydantic can also validate the bytes. The peer's models
@@ -17,6 +17,7 @@ import time
 from importlib import import_module
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
+from harness.publish import add_json_flag, publish
 from understudy.http import Request
 from understudy.http.parsing import RequestParser
 from understudy.server.api.body_checks import check_chat, check_completion
@@ -117,31 +118,34 @@ def build_models(pydantic: Any) -> dict[bool, Any]:
     }
 
 
-def list_readers(*, vllm: bool) -> dict[str, Callable[[Request], object]]:
-    """List the readers by name; pydantic's if it is installed, and vLLM's if requested."""
+def list_readers(*, vllm: bool) -> tuple[dict[str, Callable[[Request], object]], list[str]]:
+    """List the readers by name, pydantic's if it is installed and vLLM's if requested, and the peers' versions."""
     readers: dict[str, Callable[[Request], object]] = {"ours, msgspec": read_ours}
+    peers: list[str] = []
     try:
         pydantic: Any = import_module("pydantic")
     except ImportError:
         print("pydantic is not installed; only ours is measured")
-        return readers
-    name, models = f"pydantic {pydantic.VERSION}", build_models(pydantic)
+        return readers, peers
+    peers.append(f"pydantic {pydantic.VERSION}")
+    models = build_models(pydantic)
 
     def model_of(request: Request) -> Any:
         return models[request.path == CHAT_PATH]
 
-    readers[f"{name}, json.loads first"] = lambda request: model_of(request).model_validate(
+    readers["pydantic, json.loads first"] = lambda request: model_of(request).model_validate(
         json.loads(request.body)
     )
-    readers[f"{name}, from bytes"] = lambda request: model_of(request).model_validate_json(request.body)
+    readers["pydantic, from bytes"] = lambda request: model_of(request).model_validate_json(request.body)
     if vllm:
+        peers.append(f"vLLM {import_module('vllm').__version__}")
         rooms = ("completion", "CompletionRequest"), ("chat_completion", "ChatCompletionRequest")
         protocols = [import_module(f"vllm.entrypoints.openai.{room}.protocol") for room, _ in rooms]
         theirs: list[Any] = [getattr(one, kind) for one, (_, kind) in zip(protocols, rooms, strict=True)]
-        readers[f"vLLM {import_module('vllm').__version__}, json.loads first"] = lambda request: theirs[
-            request.path == CHAT_PATH
-        ].model_validate(json.loads(request.body))
-    return readers
+        readers["vLLM's own models"] = lambda request: theirs[request.path == CHAT_PATH].model_validate(
+            json.loads(request.body)
+        )
+    return readers, peers
 
 
 def measure(read: Callable[[Request], object], request: Request, seconds: float) -> float:
@@ -162,21 +166,22 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=0.2, help="CPU seconds per reader, body and round")
     parser.add_argument("--rounds", type=int, default=5, help="rounds; medians are printed")
     parser.add_argument("--vllm", action="store_true", help="measure vLLM's own models too")
+    add_json_flag(parser)
     args = parser.parse_args()
     requests = {
         name: receive(CHAT_PATH if "messages" in body else "/v1/completions", json.dumps(body).encode())
         for name, body in BODIES.items()
     }
-    readers = list_readers(vllm=args.vllm)
+    readers, peers = list_readers(vllm=args.vllm)
     taken: dict[tuple[str, str], list[float]] = {}
     for _ in range(args.rounds):
         for body, request in requests.items():
             for reader, read in readers.items():
                 taken.setdefault((body, reader), []).append(measure(read, request, args.seconds))
-    print("| body | bytes | reader | CPU, µs per body |")
-    print("|---|---:|---|---:|")
+    measured: dict[str, dict[str, float]] = {body: {} for body in requests}
     for (body, reader), times in taken.items():
-        print(f"| {body} | {len(requests[body].body):,} | {reader} | {statistics.median(times):,.1f} |")
+        measured[body][reader] = statistics.median(times)
+    publish("request_bodies", measured, args.json, peers=peers)
 
 
 if __name__ == "__main__":

@@ -26,6 +26,7 @@ from typing import Any
 
 import numpy as np
 
+from harness.publish import add_json_flag, publish
 from replay_vs_dynamo import peer_python
 from understudy.engines.mocker_settings import MockerSettings
 from understudy.engines.vllm_config import VllmConfig
@@ -50,10 +51,18 @@ ENGINE = VllmConfig(
 )
 WORKERS = 4
 TOLERANCE = 1e-6
+PARITY = (
+    ("TTFT", "peer", "difference"),
+    ("ITL", "peer's ITL", "difference of ITL"),
+    ("hit", "peer's hit", "difference of hits"),
+)
+"""Columns of the table: ours, the peer's, and their difference in percent."""
+Rows = dict[str, dict[str, float]]
+"""Numbers by row and column of a table."""
 
 
-def compare(name: str, trace: Path, choices: Path, delay_ms: float) -> bool:
-    """Print one line; True when every decision agrees."""
+def compare(name: str, trace: Path, choices: Path, delay_ms: float) -> tuple[int, int]:
+    """Print one line; return how many decisions agree in cost and overlap, of how many."""
     with gzip.open(choices, "rt") as file:
         peer = np.loadtxt(file)
     workload = read_trace(trace)
@@ -70,7 +79,7 @@ def compare(name: str, trace: Path, choices: Path, delay_ms: float) -> bool:
         f"{name:28} {len(peer):7,} decisions  {costs.sum():6,} costs and {overlaps.sum():6,} overlaps differ"
         f"   TTFT {ttft_ms:9.2f} ms  hit {hit:7.2%}"
     )
-    return not (costs.any() or overlaps.any())
+    return int((~(costs | overlaps)).sum()), len(peer)
 
 
 PEER_RUN = """
@@ -85,8 +94,8 @@ print(json.dumps([summary["mean_ttft_ms"], summary["mean_itl_ms"], summary["pref
 """
 
 
-def beside_peer(python: Path, trace: Path, workers: int, runs: int) -> bool:
-    """Round robin once, the KV router some times on both sides. True when all that must agree does."""
+def beside_peer(python: Path, trace: Path, workers: int, runs: int, rows: Rows) -> bool:
+    """Round robin once, the KV router some times on both sides; adds rows. True when all that must agree does."""
     workload, fine = read_trace(trace), True
     for mode, count in (("round_robin", 1), ("kv_router", runs)):
         sides: dict[str, list[list[float]]] = {"ours": [], "peer": []}
@@ -102,14 +111,12 @@ def beside_peer(python: Path, trace: Path, workers: int, runs: int) -> bool:
         ours, peer = (np.mean(sides[side], axis=0) for side in ("ours", "peer"))
         apart = np.abs(ours / peer - 1)
         limits = [1e-4] * 3 if mode == "round_robin" else [0.01, np.inf, 0.03]
-        print(
-            f"{trace.stem:24} {workers:3} workers {mode:12} {count} runs  "
-            + "  ".join(
-                f"{name} {a:,.4f} / {b:,.4f} ({d:.2%})"
-                for name, a, b, d in zip(("TTFT ms", "ITL ms", "hit"), ours, peer, apart, strict=True)
-            ),
-            flush=True,
-        )
+        router = "round robin" if mode == "round_robin" else "kv"
+        row = rows[f"{trace.stem.removeprefix('mooncake_')}, {workers}, {router}"] = {}
+        for (mine, theirs, difference), a, b, d in zip(PARITY, ours, peer, apart, strict=True):
+            row |= {mine: float(a), theirs: float(b)} | (
+                {difference: 100 * float(d)} if router == "kv" else {}
+            )
         fine = fine and bool((apart <= limits).all())
     return fine
 
@@ -128,8 +135,8 @@ print((summary if isinstance(summary, dict) else vars(summary))["mean_ttft_ms"])
 SELECTED = re.compile(r"Selected worker.* worker_id=(\d+) .*logit=([\d.]+)")
 
 
-def queues(python: Path, trace: Path, requests: int) -> bool:
-    """Whether requests leave the router's queue in the peer's order, each at its cost."""
+def queues(python: Path, trace: Path, requests: int, rows: Rows) -> bool:
+    """Whether requests leave the router's queue in the peer's order, each at its cost; adds rows of mean TTFTs."""
     fine = True
     with tempfile.TemporaryDirectory() as folder:
         part = Path(folder) / "part.jsonl"
@@ -139,10 +146,10 @@ def queues(python: Path, trace: Path, requests: int) -> bool:
             for threshold in (1.0, 0.0):
                 costs, peer_ms = peer_queue(python, part, threshold, policy)
                 same, ttft_ms = max(our_queue(workload, threshold, policy, seed, costs) for seed in range(4))
+                row = rows.setdefault(f"2, {threshold:g}", {})
+                row |= {f"{policy}, ours": ttft_ms / 1e3, f"{policy}, peer": peer_ms / 1e3}
                 print(
-                    f"{policy} above {threshold:g}: {same:,} of {len(costs):,} decisions at the peer's cost  "
-                    f"TTFT {ttft_ms:.4f} / {peer_ms:.4f} ms",
-                    flush=True,
+                    f"{policy} above {threshold:g}: {same:,} of {len(costs):,} at the peer's cost", flush=True
                 )
                 fine = fine and same == len(costs)
     return fine
@@ -185,28 +192,38 @@ def main() -> int:
     parser.add_argument("--only", choices=("conversation", "synthetic"), help="of the traces, with --peer")
     parser.add_argument("--workers", type=int, nargs="+", default=[4, 16], help="with --peer")
     parser.add_argument("--runs", type=int, default=5, help="of the KV router, with --peer")
+    add_json_flag(parser)
     args = parser.parse_args()
+    rows: Rows = {}
     if args.queues:
         trace = args.traces / "mooncake_conversation.jsonl"
-        return 0 if queues(peer_python(args.peer_venv), trace, args.queues) else 1
+        fine = queues(peer_python(args.peer_venv), trace, args.queues, rows)
+        publish("router_queues", rows, args.json)
+        return 0 if fine else 1
     if args.peer:
         python = peer_python(args.peer_venv)
         names = [args.only] if args.only else ["conversation", "synthetic"]
         traces = [args.traces / f"mooncake_{name}.jsonl" for name in names]
         agree = [
-            beside_peer(python, trace, workers, args.runs) for trace in traces for workers in args.workers
+            beside_peer(python, trace, workers, args.runs, rows)
+            for trace in traces
+            for workers in args.workers
         ]
+        publish("router_parity", rows, args.json)
         return 0 if all(agree) else 1
     if args.choices is None:
         parser.error("give --choices PATH, or --peer")
-    agree = [
+    counts = [
         compare(name, args.traces / f"{trace}.jsonl", args.choices / f"{name}.txt.gz", delay_ms)
         for name, (trace, delay_ms) in CASES.items()
         if (args.choices / f"{name}.txt.gz").exists()
     ]
-    if not agree:
+    if not counts:
         print(f"no recordings in {args.choices}", file=sys.stderr)
-    return 0 if agree and all(agree) else 1
+        return 1
+    equal, decisions = (sum(side) for side in zip(*counts, strict=True))
+    publish("router_choices", {"recorded decisions": {"equal": equal, "of": decisions}}, args.json)
+    return 0 if equal == decisions else 1
 
 
 if __name__ == "__main__":

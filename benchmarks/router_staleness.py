@@ -12,6 +12,7 @@ import argparse
 from pathlib import Path
 from statistics import fmean
 
+from harness.publish import add_json_flag, publish
 from understudy.engines.mocker_settings import MockerSettings
 from understudy.engines.vllm_config import VllmConfig
 from understudy.router import KvRouting
@@ -56,6 +57,14 @@ def measure(workload: Workload) -> dict[str, list[tuple[float, float]]]:
     }
 
 
+def describe(rows: dict[str, list[tuple[float, float]]]) -> dict[str, float]:
+    """Return the mean TTFT in ms by column."""
+    names = ("no delay", "events 50 ms late", "500 ms late", "5 s late")
+    numbers = {name: ttft for name, (ttft, _) in zip(names, rows["kv"], strict=True)}
+    numbers["predict-on-route at 500 ms"] = rows["kv, predict on route"][DELAYS_MS.index(500)][0]
+    return numbers | {"round robin": rows["round robin"][0][0]}
+
+
 def main() -> None:
     """Print a table for each workload, and draw the picture if asked to."""
     parser = argparse.ArgumentParser(
@@ -63,17 +72,18 @@ def main() -> None:
     )
     parser.add_argument("--traces", type=Path, metavar="PATH")
     parser.add_argument("--svg", type=Path, metavar="PATH")
+    add_json_flag(parser)
     args = parser.parse_args()
     if args.traces:
         workloads = {name: read_trace(args.traces / f"{name}.jsonl.gz") for name in ("fanout", "turns")}
     else:
         workloads = {"fanout": FanOut().build(), "turns": QuickTurns().build()}
     results = {name: measure(workload) for name, workload in workloads.items()}
+    publish("router_staleness", {name: describe(rows) for name, rows in results.items()}, args.json)
     for name, rows in results.items():
-        print(f"\n{name}: mean TTFT in ms (cached share), {WORKERS} workers, mean of {len(SEEDS)} seeds")
-        print(f"{'events come after':22}" + "".join(f"{delay:>16} ms" for delay in DELAYS_MS))
+        print(f"{name}: cached share of the prompt tokens after {DELAYS_MS} ms")
         for label, cells in rows.items():
-            print(f"{label:22}" + "".join(f"{ttft:>10.1f} ({hit:5.1%})" for ttft, hit in cells))
+            print(f"  {label}: " + ", ".join(f"{hit:.1%}" for _, hit in cells))
     if args.svg:
         args.svg.write_text(draw(results), encoding="utf-8")
         print(f"\nwritten: {args.svg}")

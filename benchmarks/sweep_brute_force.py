@@ -14,7 +14,12 @@ import subprocess
 import sys
 import tempfile
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+from harness.publish import add_json_flag, publish
+
+if TYPE_CHECKING:
+    from harness.result import Number
 
 VARY = (
     "workers=1..25",
@@ -54,9 +59,10 @@ def main() -> int:
     parser.add_argument("--jobs", default="2")
     parser.add_argument("--ttft-ms", default="10000")
     parser.add_argument("--itl-ms", default="80")
+    add_json_flag(parser)
     args = parser.parse_args()
     args.slo = ["--slo-ttft-ms", args.ttft_ms, "--slo-itl-ms", args.itl_ms]
-    differing = 0
+    searches: dict[str, list[tuple[bool, int]]] = {"bisect": [], "halving": []}
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         part = folder / "part.jsonl"
@@ -66,19 +72,28 @@ def main() -> int:
         for goal in GOALS:
             expected = sweep(part, folder, args, "grid", goal)["answers"][0]
             print(f"goal {goal}: {describe(expected['best'])}; smaller: {describe(expected['smaller'])}")
-            for search in ("bisect", "halving"):
+            for search, outcomes in searches.items():
                 result = sweep(part, folder, args, search, goal)
                 found = result["answers"][0]
                 parts = ("best", "smaller") if expected["best"] else ("best",)
                 same = {part: found[part] == expected[part] for part in parts}
-                differing += not all(same.values())
+                outcomes.append((all(same.values()), len(result["trials"])))
                 words = [
                     f"{part} {'equal' if is_same else describe(found[part])}"
                     for part, is_same in same.items()
                 ]
                 print(f"  {search}: {', '.join(words)}; {len(result['trials'])} whole replays", flush=True)
-    print(f"{differing} of {2 * len(GOALS)} searches differ from brute force")
-    return int(differing > 0)
+    measured: dict[str, dict[str, Number]] = {}
+    for search, outcomes in searches.items():
+        replays = [count for _, count in outcomes]
+        times = f"TTFT {float(args.ttft_ms) / 1e3:g} s, ITL {args.itl_ms} ms"
+        measured[f"{times}, {'bisection' if search == 'bisect' else search}"] = {
+            "goals with brute force's answer": sum(is_same for is_same, _ in outcomes),
+            "goals": len(outcomes),
+            "whole replays, least and most": (min(replays), max(replays)),
+        }
+    publish("sweep_brute_force", measured, args.json)
+    return int(not all(is_same for outcomes in searches.values() for is_same, _ in outcomes))
 
 
 if __name__ == "__main__":

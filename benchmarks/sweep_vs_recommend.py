@@ -22,6 +22,8 @@ import time
 from pathlib import Path
 from typing import Any
 
+from harness.publish import add_json_flag, publish
+
 VARY = (
     "workers=4..12+2",
     "tensor-parallel-size=2,4",
@@ -127,20 +129,16 @@ def recommend(tool: Path, trace: Path, fleets: list[Fleet], folder: Path) -> tup
     return cpu_s, min(int(one["metrics"]["completed_requests"]) for one in result["candidates"])
 
 
-def compare(trace: Path, tool: Path, fleets: list[Fleet], folder: Path) -> None:
-    """Print the CPU seconds per candidate of both tools, and their ratio."""
+def compare(trace: Path, tool: Path, fleets: list[Fleet], folder: Path) -> dict[str, dict[str, float]]:
+    """Return the CPU seconds per candidate of both tools, and their ratio."""
     results = {
         "sweep": sweep_fleets(trace, fleets, folder),
         "recommend": recommend(tool, trace, fleets, folder),
     }
-    for name, (cpu_s, served) in results.items():
-        each = cpu_s / len(fleets)
-        print(
-            f"{name}: {len(fleets)} fleets, {served:,} requests each, {cpu_s:.1f} CPU s, {each:.2f} a candidate"
-        )
     (ours, served), (theirs, same) = results.values()
     assert served == same, "not the same requests"
-    print(f"ratio: {theirs / ours:.1f}; load average {os.getloadavg()[0]:.1f}")
+    numbers = {"sweep": ours / len(fleets), "recommend": theirs / len(fleets), "ratio": theirs / ours}
+    return {f"{served:,}": numbers}
 
 
 def main() -> int:
@@ -153,20 +151,21 @@ def main() -> int:
     parser.add_argument("--search", default="grid")
     parser.add_argument("--recommend", type=Path, metavar="AISIMULATE")
     parser.add_argument("--fleets", default="4x2,6x2,8x2", metavar="WORKERSxTP,…")
+    add_json_flag(parser)
     args = parser.parse_args()
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         if args.recommend is not None:
             fleets = [(int(one.split("x")[0]), int(one.split("x")[1])) for one in args.fleets.split(",")]
-            compare(args.trace.resolve(), args.recommend, fleets, folder)
+            measured = compare(args.trace.resolve(), args.recommend, fleets, folder)
+            publish("sweep_vs_recommend", measured, args.json)
             return 0
         more = ["--jobs", args.jobs, "--search", args.search]
         wall_s, cpu_s, result = sweep(args.trace, args.vary, folder, more)
     ran = result["ran"]
-    print(f"sweep: {ran} candidates of {result['requests']:,} requests, {wall_s:.1f} s, {cpu_s:.1f} CPU s")
-    print(f"  {cpu_s / ran:.3f} CPU s a candidate, start-up included; {wall_s / ran:.3f} s")
+    publish("sweep_time", {f"{ran} candidates": {"time": wall_s, "each": cpu_s / ran}}, args.json)
     best = result["answers"][0]["best"]
-    print(f"  answer: {None if best is None else best['flags']}")
+    print(f"answer: {None if best is None else best['flags']}")
     return 0
 
 

@@ -15,6 +15,7 @@ import statistics
 import time
 from typing import TYPE_CHECKING, Any
 
+from harness.publish import add_json_flag, publish
 from understudy.server.proxy.upstream import Upstream
 
 if TYPE_CHECKING:
@@ -114,28 +115,31 @@ def main() -> None:
     parser.add_argument("--requests", type=int, default=4000)
     parser.add_argument("--at-once", type=int, default=32)
     parser.add_argument("--rounds", type=int, default=5)
+    add_json_flag(parser)
     args = parser.parse_args()
-    clients = {"ours": ours}
+    clients, peers = {"ours, on httptools": ours}, []
     try:
         import aiohttp
 
-        clients[f"aiohttp {aiohttp.__version__}"] = aiohttps
+        clients["aiohttp"] = aiohttps
+        peers.append(f"aiohttp {aiohttp.__version__}")
     except ImportError:
-        pass
+        print("aiohttp is not installed; only ours is measured")
     here, there = multiprocessing.Pipe()
     process = multiprocessing.Process(target=engine, args=(there,), daemon=True)
     process.start()
     port = here.recv()
-    print("| answers | client | requests a second | CPU, µs per request |\n|---|---|---:|---:|")
-    for path in ("/whole", "/stream"):
+    measured: dict[str, dict[str, float]] = {}
+    for path, answers in (("/whole", "whole, 600 bytes"), ("/stream", "stream of 32 events")):
         found: dict[str, list[tuple[float, float]]] = {name: [] for name in clients}
         for _ in range(args.rounds):
             for name, client in clients.items():
                 found[name].append(asyncio.run(measure(client, port, path, args.requests, args.at_once)))
         for name, rows in found.items():
-            rate, cpu = (statistics.median(column) for column in zip(*rows, strict=True))
-            print(f"| {path[1:]} | {name} | {rate:,.0f} | {cpu:,.0f} |")
+            rate, cpu_us = (statistics.median(column) for column in zip(*rows, strict=True))
+            measured[f"{answers}: {name}"] = {"rate": round(rate), "CPU per request": round(cpu_us)}
     process.terminate()
+    publish("upstream_clients", measured, args.json, peers=peers)
 
 
 if __name__ == "__main__":

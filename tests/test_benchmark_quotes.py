@@ -40,6 +40,7 @@ def in_row(result: str, row: str, *columns: str) -> tuple[tuple[str, str, str], 
     return tuple((result, row, column) for column in columns)
 
 
+DEFAULT = "retention 0 (vLLM's default)"
 PEER = "ai-dynamo-runtime 1.6.1"
 README = (
     Quote(
@@ -251,12 +252,18 @@ def test_the_tables_of_groups_are_those_of_the_results() -> None:
         (
             "hybrid_study",
             "| KV memory | blocks |",
-            ("retention 0", "retention none", "one group, half the blocks"),
+            (DEFAULT, "retention none", "hybrid manager off: one group"),
         ),
         (
             "hybrid_study_kv",
             "| KV memory | retention 0 | retention none | one group |",
-            ("retention 0", "retention none", "one group", "--index-groups first", "prefill_load_scale 16"),
+            (
+                DEFAULT,
+                "retention none",
+                "hybrid manager off: one group",
+                "retention 0, first group indexed",
+                "retention 0, prefill_load_scale 16",
+            ),
         ),
     ],
 )

@@ -29,6 +29,12 @@ from harness.result import (  # noqa: E402
     read_results,
 )
 
+WITHOUT_RESULTS = {
+    "accuracy.py": "its tables are docs/accuracy.md",
+    "fleet_page_pictures.py": "it takes pictures",
+    "qwen3_twin_plot.py": "it draws the result of qwen3_twin.py",
+    "vllm_front.py": "the peer's server, which live_load.py starts",
+}
 PATHS = sorted(FOLDER.glob("*.json"))
 
 
@@ -72,6 +78,17 @@ def test_commands_name_scripts_that_exist() -> None:
     for result in read_results().values():
         for script in re.findall(r"benchmarks/\w+\.py", " ".join(result.commands)):
             assert (ROOT / script).exists(), f"{result.name}: {script}"
+
+
+@pytest.mark.parametrize("script", sorted((ROOT / "benchmarks").glob("*.py")), ids=lambda script: script.stem)
+def test_a_benchmark_publishes_results_that_have_files(script: Path) -> None:
+    text = script.read_text(encoding="utf-8")
+    if script.name in WITHOUT_RESULTS:
+        assert "publish(" not in text
+        return
+    assert "publish(" in text, "publish the numbers as a result (benchmarks/harness/publish.py)"
+    names = re.findall(r"""publish\(\s*"(\w+)\"""", text)
+    assert {name for name in names if not (FOLDER / f"{name}.json").exists()} == set()
 
 
 def test_results_are_files_and_not_a_log() -> None:

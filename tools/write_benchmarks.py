@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, get_args
 
 sys.path.append(str(Path(__file__).resolve().parent.parent / "benchmarks"))
-from harness.cells import format_heads, format_row, has_units
+from harness.cells import format_heads, format_row, has_units, shown_columns
 from harness.result import BenchmarkResult, Group, Machine, read_results
 
 if TYPE_CHECKING:
@@ -75,7 +75,7 @@ def describe_load(machine: Machine) -> str:
 def tabulate(result: BenchmarkResult) -> list[str]:
     """Return the table; columns of numbers are aligned to the right."""
     left = 1 + has_units(result)
-    rows = [format_heads(result), ["---"] * left + ["---:"] * len(result.columns)]
+    rows = [format_heads(result), ["---"] * left + ["---:"] * len(shown_columns(result))]
     rows += [format_row(result, row) for row in result.rows]
     return ["| " + " | ".join(cell.replace("|", "\\|") for cell in row) + " |" for row in rows]
 

@@ -58,7 +58,7 @@ def format_cell(row: ResultRow, column: Column) -> str:
 def format_heads(result: BenchmarkResult) -> list[str]:
     """Return the heads of all columns: names, units, and which numbers were recorded elsewhere."""
     heads = [result.rows_are, *(["unit"] if has_units(result) else [])]
-    for column in result.columns:
+    for column in shown_columns(result):
         head = f"{column.name}, {column.unit}" if column.unit else column.name
         heads.append(f"{head} (recorded elsewhere)" if column.recorded_elsewhere else head)
     return heads
@@ -67,7 +67,12 @@ def format_heads(result: BenchmarkResult) -> list[str]:
 def format_row(result: BenchmarkResult, row: ResultRow) -> list[str]:
     """Return all cells of a row."""
     units = [row.unit] if has_units(result) else []
-    return [row.name, *units, *(format_cell(row, column) for column in result.columns)]
+    return [row.name, *units, *(format_cell(row, column) for column in shown_columns(result))]
+
+
+def shown_columns(result: BenchmarkResult) -> list[Column]:
+    """Return the columns that have a number."""
+    return [column for column in result.columns if any(column.name in row.numbers for row in result.rows)]
 
 
 def has_units(result: BenchmarkResult) -> bool:
