@@ -1,5 +1,9 @@
 # Targets run in virtual environments that are created on first use: .venv, and .venv-sanitize for `make sanitize`.
 
+# No rule of make's own: a folder beside a source of the same name (handoff, handoff.cpp) would be linked from it.
+.SUFFIXES:
+MAKEFLAGS += --no-builtin-rules
+
 PYTHON ?= python3
 WERROR ?= OFF  # ON: compiler warnings in core/ are errors
 SANITIZE_CXX ?= g++
