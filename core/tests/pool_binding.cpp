@@ -97,7 +97,9 @@ void bind_test_pool(nb::module_& m) {
       .def("named", &PoolForTests::named, "table"_a, "Number of the table's blocks that have names.")
       .def("changes", &PoolForTests::changes, "Names that blocks got and lost since the last call.")
       .def("contents", [](const PoolForTests& self) { return self.pool().contents(); })
-      .def("free_head", [](const PoolForTests& self, std::size_t count) { return self.pool().free_head(count); })
+      .def(
+          "free_head", [](const PoolForTests& self, std::size_t count) { return self.pool().free_head(count); },
+          "count"_a)
       .def_prop_ro("num_free", [](const PoolForTests& self) { return self.pool().num_free(); })
       .def_prop_ro("num_runs", [](const PoolForTests& self) { return self.pool().num_runs(); })
       .def_prop_ro("num_nodes", [](const PoolForTests& self) { return self.pool().num_nodes(); })

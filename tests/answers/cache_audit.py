@@ -131,7 +131,8 @@ def curves_of_a_fleet_are_plain_caches(evidence: Evidence) -> Iterator[Differenc
             within = point["hit_ratio"][name] <= routed + 1e-12
             yield f"{name} with {point['blocks']} blocks is within the bound", within, True
     hits = sum(line["cached_tokens_first"] for line in admitted)
-    yield "fleet", found["fleet"]["replayed_hit_ratio"], ratio(hits, tokens) or 0.0
+    # null where every prompt was refused: the fleet looked nothing up
+    yield "fleet", found["fleet"]["replayed_hit_ratio"], ratio(hits, tokens)
     yield "fleet's curve", found["fleet"]["lru_hit_ratio"], hit_ratio(list(parts.values()), blocks)
     for one in (found["fleet"], *found["replays"]):
         if (gap := one["gap"]) is not None:
@@ -140,7 +141,7 @@ def curves_of_a_fleet_are_plain_caches(evidence: Evidence) -> Iterator[Differenc
             yield f"parts of the gap with {one['blocks']} blocks", whole, float(said)
     for one in found["replays"]:
         if (one["policy"], one["blocks"]) == ("lru", blocks):
-            yield "replay of the fleet's size", one["hit_ratio"], ratio(hits, tokens) or 0.0
+            yield "replay of the fleet's size", one["hit_ratio"], ratio(hits, tokens)
     yield from bounds(found, best)
 
 
