@@ -10,9 +10,7 @@ import numpy as np
 
 from understudy.calibrate.simulate import Outcome, mean_of_known, simulate
 from understudy.defaults import choose_limits, is_default
-from understudy.engines.chosen import apply_limits
 from understudy.engines.kinds.registry import find_kind
-from understudy.engines.vllm_config import VllmConfig
 from understudy.errors import InvalidArgument
 from understudy.timing.capacity import kv_blocks
 from understudy.timing.physical import Basis, Physical
@@ -126,18 +124,14 @@ def build_engine_config(
         return config
     gpu = deployment.gpu
     limits = choose_limits(gpu.name, gpu.memory_gb * 1e9, has_largest=config.profile.has_largest_limits)
-    if isinstance(config, VllmConfig):
-        config = apply_limits(config, limits)
-        step_tokens = config.max_num_batched_tokens or limits.max_num_batched_tokens
-    else:
-        step_tokens = max(getattr(config, "chunked_prefill_size", 0), 1)
+    config = config.choose_limits(limits)
     if not is_default(config.num_gpu_blocks):
         return config
-    speculation = config.speculative_config if isinstance(config, VllmConfig) else None
+    speculation = config.speculative_config
     fit = kv_blocks(
         deployment,
         block_size=config.block_size,
-        max_num_batched_tokens=step_tokens,
+        max_num_batched_tokens=config.step_tokens or limits.max_num_batched_tokens,
         max_num_seqs=config.max_num_seqs or limits.max_num_seqs,
         gpu_memory_utilization=config.memory_share
         if gpu_memory_utilization is None

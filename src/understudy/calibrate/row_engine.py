@@ -8,15 +8,17 @@ from typing import TYPE_CHECKING
 from understudy.calibrate.experiment import build_engine_config
 from understudy.calibrate.row_settings import read_limits
 from understudy.defaults import STATIC_SHARE
-from understudy.engines.profiles import find_memory_share
+from understudy.engines.kinds.registry import find_kind, list_kinds
 from understudy.engines.speculation import SpeculativeConfig
 from understudy.errors import InvalidArgument
+from understudy.kind_names import KIND_MODULES
 from understudy.timing.coefficients import captures_up_to
 from understudy.timing.engine_names import find_engine_name
 
 if TYPE_CHECKING:
     from understudy.calibrate.table_row import TableRow
     from understudy.engines.engine_config import EngineConfig
+    from understudy.engines.kinds.kind import EngineKind
     from understudy.timing.deployment import Deployment
 
 _CAPTURES = ("cudagraph_capture_sizes", "max_cudagraph_capture_size")
@@ -34,26 +36,26 @@ def read_backend(row: TableRow) -> str:
 
 
 def build_row_engine(row: TableRow, deployment: Deployment) -> EngineConfig:
-    """Configure the engine of a row; its prefix cache is off, because no two prompts share a prefix."""
+    """Configure the engine of a row; its prefix cache is off, because no two prompts share a prefix.
+
+    An engine that is not simulated gets the rules of the default kind.
+    """
     backend, release = read_backend(row), row.text("backend_version", default="")
     settings = read_limits(row)
     settings |= {
         name: row.count(name) for name in ("block_size", "num_gpu_blocks") if row.text(name, default="")
     }
-    usual = find_memory_share(release) if backend == "vllm" else STATIC_SHARE
+    own = find_kind(backend) if backend in KIND_MODULES else None
+    kind = list_kinds()[0] if own is None else own
+    usual = STATIC_SHARE if own is None else own.config_class.find_memory_share(release)
     share = row.share("gpu_memory_utilization", usual)
-    speculation = _read_speculation(row, backend)
-    if backend == "sglang":
-        if "max_num_batched_tokens" in settings:
-            settings["chunked_prefill_size"] = settings.pop("max_num_batched_tokens")
-        return build_engine_config(
-            deployment, gpu_memory_utilization=share, engine="sglang", disable_radix_cache=True, **settings
-        )
+    speculation = _read_speculation(row, backend, own)
+    if (step_tokens := settings.pop("max_num_batched_tokens", None)) is not None:
+        settings[kind.terms.step_setting] = step_tokens
     if speculation is not None:
         settings["speculative_config"] = speculation
-    return build_engine_config(
-        deployment, gpu_memory_utilization=share, enable_prefix_caching=False, **settings
-    )
+    settings |= kind.without_cache
+    return build_engine_config(deployment, gpu_memory_utilization=share, engine=kind.name, **settings)
 
 
 def read_captures(row: TableRow) -> tuple[int, ...] | None:
@@ -75,7 +77,7 @@ def list_assumptions(row: TableRow) -> tuple[str, ...]:
     return ()
 
 
-def _read_speculation(row: TableRow, backend: str) -> SpeculativeConfig | None:
+def _read_speculation(row: TableRow, backend: str, kind: EngineKind | None) -> SpeculativeConfig | None:
     """Return the speculation of a row; None without one, or if the source does not know whether there was one."""
     text = row.text("speculation", default="")
     shares = row.text("acceptance_per_position", default="")
@@ -89,7 +91,7 @@ def _read_speculation(row: TableRow, backend: str) -> SpeculativeConfig | None:
             "(num_speculative_tokens=N) and the column acceptance_per_position, a share for each draft; fill them, or "
             "leave the row out"
         )
-    if backend != "vllm":
+    if kind is None or not kind.speculates:
         raise InvalidArgument(f"{row.where}: speculation of {backend} is not simulated; leave the row out")
     return SpeculativeConfig(
         method=method,  # type: ignore[arg-type]

@@ -17,6 +17,7 @@ from understudy.defaults import (
     STATIC_SHARE,
     is_default,
 )
+from understudy.engines.block_counts import BlockCounts
 from understudy.engines.mocker_names import refuse_unknown
 from understudy.engines.mocker_settings import MockerSettings
 from understudy.engines.profiles import NEWEST, VersionProfile, find_profile
@@ -25,11 +26,13 @@ from understudy.errors import ConfigError
 from understudy.tiers.settings import TiersConfig, name_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Sequence
     from typing import Self
 
     from understudy import _core
     from understudy._core import GroupLayout, VllmOffload
+    from understudy.defaults import BatchLimits
+    from understudy.engines.interface import Engine
     from understudy.engines.kv_groups import KvCacheGroup
     from understudy.engines.speculation import SpeculativeConfig
     from understudy.tiers.gpu import GpuSettings
@@ -124,6 +127,10 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         """Replace settings that were not given by those that the engine chooses for the model on this GPU."""
         return self
 
+    def choose_limits(self, limits: BatchLimits) -> Self:  # noqa: ARG002
+        """Replace limits of a step that were not given by `limits`, if the engine takes them from its GPU."""
+        return self
+
     def drop_unused_group_settings(self) -> Self:
         """Return these settings; without those of KV cache groups if it has none."""
         return self
@@ -154,6 +161,11 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
                 "tiers, check and kv_cache_metrics: a live vLLM engine has them; leave them out"
             )
         return self.core_config(None, 0, events=events)
+
+    def count_blocks(self, engine: Engine, tiers: Sequence[str]) -> dict[str, BlockCounts]:  # noqa: ARG002
+        """Count the blocks of a live engine on its device and on these tiers, by the tier's name."""
+        now = engine.snapshot()
+        return {"device": BlockCounts(self.num_gpu_blocks - now.active_blocks, now.active_blocks, 0)}
 
     def native_timing(self, model: TimingModel | None = None) -> StepTiming:
         """Build the timing model, or wrap the given Python one, with the mocker's settings."""
@@ -259,8 +271,18 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         return find_profile(NEWEST)
 
     @property
+    def step_tokens(self) -> int | None:
+        """Most tokens of a step; None: no limit."""
+        return self.max_num_batched_tokens
+
+    @property
     def memory_share(self) -> float:
         """Share of a GPU's memory that the engine takes unless one is given."""
+        return STATIC_SHARE
+
+    @classmethod
+    def find_memory_share(cls, release: str) -> float:  # noqa: ARG003
+        """Return the share of a GPU's memory that a release takes unless one is given; any name may be asked for."""
         return STATIC_SHARE
 
 

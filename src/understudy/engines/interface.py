@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 if TYPE_CHECKING:
     import numpy as np
     import numpy.typing as npt
 
-    from understudy._core import Effects, EngineSnapshot, EventBatch, Identities
+    from understudy._core import Effects, EngineSnapshot, EventBatch, Identities, Tier
 
 
 class Engine(Protocol):
@@ -57,3 +57,11 @@ class Engine(Protocol):
 
     def take_events(self) -> tuple[EventBatch, npt.NDArray[np.int64]]:
         """Take the visible KV events, with their times."""
+
+
+@runtime_checkable
+class HasLinks(Protocol):
+    """An engine with tiers, whose links to them have a bandwidth."""
+
+    def set_link_share(self, now_ns: int, tier: Tier, share: float) -> None:
+        """Set the share of a tier's bandwidth that is left, above 0 and at most 1."""

@@ -7,9 +7,10 @@ from typing import TYPE_CHECKING, Any, Literal, Self
 
 import msgspec
 
-from understudy._core import SglangEngineConfig, SglangSettings, Tier
+from understudy._core import SglangEngine, SglangEngineConfig, SglangSettings, Tier
 from understudy.checks import read_as, whole_number
 from understudy.defaults import Default
+from understudy.engines.block_counts import BlockCounts
 from understudy.engines.engine_config import EngineConfig
 from understudy.engines.mocker_names import refuse_unknown
 from understudy.engines.mocker_settings import MockerSettings
@@ -17,7 +18,10 @@ from understudy.errors import ConfigError
 from understudy.tiers.settings import OffloadSettings
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from understudy._core import TierConfig, VllmOffload
+    from understudy.engines.interface import Engine
     from understudy.tiers.plan import TierPlan
 
 _NAMES = ("schedule_policy", "radix_eviction_policy", "retraction_policy")
@@ -206,6 +210,18 @@ class SglangConfig(EngineConfig, frozen=True, kw_only=True, forbid_unknown_field
             )
         return settings
 
+    def count_blocks(self, engine: Engine, tiers: Sequence[str]) -> dict[str, BlockCounts]:
+        """Count the pages of the pool, and of the host cache."""
+        if not isinstance(engine, SglangEngine):
+            return super().count_blocks(engine, tiers)
+        tokens, size = engine.tokens, self.block_size
+        active = engine.snapshot().active_blocks
+        counts = {"device": BlockCounts(tokens.available // size, active, tokens.evictable // size)}
+        if "g2" in tiers:
+            used = tokens.host_used // size
+            counts["g2"] = BlockCounts(tokens.host_total // size - used, 0, used)
+        return counts
+
     def check_tiers(self, plan: TierPlan) -> None:
         """Raise ConfigError for tiers and options that HiCache lacks."""
         for planned in plan.tiers:
@@ -221,6 +237,11 @@ class SglangConfig(EngineConfig, frozen=True, kw_only=True, forbid_unknown_field
             raise ConfigError(
                 "disable_radix_cache contradicts g2: HiCache is below the radix cache; give one"
             )
+
+    @property
+    def step_tokens(self) -> int:
+        """Most prompt tokens of a step; 1 without a limit, as prompts are then never split."""
+        return max(self.chunked_prefill_size, 1)
 
     @property
     def host_write_policy(self) -> str:

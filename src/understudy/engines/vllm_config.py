@@ -10,13 +10,16 @@ from understudy._core import (
     GroupLayout,
     Speculation,
     StepTiming,
+    Tier,
     TierConfig,
+    VllmEngine,
     VllmEngineConfig,
     VllmOffload,
     with_groups,
 )
 from understudy.checks import plain_number, read_as, whole_number
 from understudy.defaults import Default
+from understudy.engines.block_counts import BlockCounts
 from understudy.engines.chosen import apply_limits, choose_block_size
 from understudy.engines.group_checks import check_groups, refuse_with_groups, refuse_without_groups
 from understudy.engines.kv_groups import take_kind_names
@@ -41,8 +44,11 @@ from understudy.tiers.vllm_flags import take_vllm_names
 from understudy.timing.contexts import known_context
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
     from typing import Self
 
+    from understudy.defaults import BatchLimits
+    from understudy.engines.interface import Engine
     from understudy.engines.profiles import VersionProfile
     from understudy.tiers.gpu import GpuSettings
 
@@ -177,6 +183,10 @@ class VllmConfig(VllmSettings, frozen=True, kw_only=True, forbid_unknown_fields=
             limits = limits._replace(max_num_batched_tokens=whole)
         return apply_limits(self, limits, block_size=None if model is None else choose_block_size(model))
 
+    def choose_limits(self, limits: BatchLimits) -> Self:
+        """Replace limits that were not given."""
+        return apply_limits(self, limits)
+
     def drop_unused_group_settings(self) -> Self:
         """Return these settings; without those of KV cache groups if it has none."""
         if self.kv_cache_groups:
@@ -277,6 +287,16 @@ class VllmConfig(VllmSettings, frozen=True, kw_only=True, forbid_unknown_fields=
         return self.native(
             events=events, check=check, offload=offload, stay_sample=stay_sample, event_ranges=True
         )
+
+    def count_blocks(self, engine: Engine, tiers: Sequence[str]) -> dict[str, BlockCounts]:
+        """Count the blocks of the pool, and of tiers below it."""
+        if not isinstance(engine, VllmEngine):
+            return super().count_blocks(engine, tiers)
+        counts = {"device": BlockCounts(*engine.pool)}
+        for name in tiers:
+            free, active, cached, _ = engine.tier_blocks(Tier[name.upper()])
+            counts[name] = BlockCounts(free, active, cached)
+        return counts
 
     def native(
         self,

@@ -6,7 +6,7 @@ from typing import Any, Literal
 
 from understudy.engines.engine_config import EngineConfig
 from understudy.engines.kv_groups import KvCacheGroup  # noqa: TC001  (msgspec reads the annotation)
-from understudy.engines.profiles import NEWEST, VersionProfile, find_profile
+from understudy.engines.profiles import NEWEST, VersionProfile, find_memory_share, find_profile
 from understudy.engines.speculation import SpeculativeConfig  # noqa: TC001  (msgspec reads the annotation)
 
 
@@ -64,6 +64,11 @@ class VllmSettings(EngineConfig, frozen=True, kw_only=True, forbid_unknown_field
     def memory_share(self) -> float:
         """Share of a GPU's memory that the release takes unless one is given."""
         return self.profile.memory_share
+
+    @classmethod
+    def find_memory_share(cls, release: str) -> float:
+        """Return the share of a GPU's memory that a release takes unless one is given."""
+        return find_memory_share(release)
 
     @property
     def draft_tokens(self) -> int:

@@ -10,6 +10,7 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
+from understudy.engines.kinds.registry import kind_of_saved
 from understudy.report.engine_terms import terms_of
 from understudy.report.handoff_table import build_handoff_tables, list_handoff_facts
 from understudy.report.metrics import BY_KEY, DISTRIBUTIONS, STATISTICS
@@ -177,8 +178,8 @@ def timing_model(report: JudgedReport) -> str | None:
 
 def _describe_limits(engine: dict[str, Any]) -> str | None:
     """Describe the most tokens and requests of a step; None for engines that have none, and for pools."""
-    units = {"chunked_prefill_size" if "chunked_prefill_size" in engine else "max_num_batched_tokens": "tok"}
-    units["max_num_seqs"] = "req"
+    terms = kind_of_saved(engine).terms
+    units = {terms.step_setting: "tok", terms.requests_setting: "req"}
     said = [f"{engine[name]:,} {unit}" for name, unit in units.items() if engine.get(name) not in (None, -1)]
     return ", ".join(said) or None
 

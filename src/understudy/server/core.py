@@ -4,17 +4,19 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Protocol
 
-from understudy._core import Phase, RequestSpec, SglangEngine, Tier, VllmEngine
+from understudy._core import Phase, RequestSpec, VllmEngine
+from understudy.engines.block_counts import BlockCounts
+from understudy.engines.interface import HasLinks
 from understudy.errors import WrongState
 from understudy.server.live_request import StepEffects
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     import numpy as np
     import numpy.typing as npt
 
-    from understudy._core import Effects, EventBatch, LiveNet, VllmOffload
+    from understudy._core import Effects, EventBatch, LiveNet, Tier, VllmOffload
     from understudy.engines.interface import Engine
     from understudy.server.live_request import LiveRequest
 
@@ -339,9 +341,17 @@ class EngineCore:
         """Share of the host tier's blocks that are in use, 0 … 1; 0 without a host tier."""
         if not self.has_tiers:
             return 0.0
-        if isinstance(self.engine, SglangEngine):
-            tokens = self.engine.tokens
-            return tokens.host_used / tokens.host_total if tokens.host_total else 0.0
-        free, active, inactive, _ = self.vllm.tier_blocks(Tier.G2)
-        total = free + active + inactive
-        return (active + inactive) / total if total else 0.0
+        return self.count_blocks(("g2",))["g2"].usage
+
+    def count_blocks(self, tiers: Sequence[str]) -> dict[str, BlockCounts]:  # noqa: ARG002
+        """Count the blocks of the device and of these tiers below it, by the tier's name."""
+        active = self.active_blocks
+        return {"device": BlockCounts(self.num_blocks - active, active, 0)}
+
+    def set_link_share(self, now_ns: int, tier: Tier, share: float) -> None:
+        """Leave a share of the bandwidth of a tier's links. WrongState for an engine that has none."""
+        if not isinstance(self.engine, HasLinks):
+            raise WrongState(
+                f"{self.name}: this needs an engine with tiers, not {type(self.engine).__name__}"
+            )
+        self.engine.set_link_share(now_ns, tier, share)

@@ -8,7 +8,10 @@ from understudy._core import with_transfer
 from understudy.server.core import EngineCore
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from understudy._core import TierConfig, TierRun, VllmOffload
+    from understudy.engines.block_counts import BlockCounts
     from understudy.engines.engine_config import EngineConfig
     from understudy.engines.timing import TimingModel
     from understudy.server.api.growing import GrowingPlan
@@ -38,6 +41,7 @@ class SimulatedCore(EngineCore):
         handoff: HandOffMember | None = None,
     ) -> None:
         """Make the engine of a rank. Random streams differ by `number`, as by worker in an offline run."""
+        self._config = config
         self.offload = offload
         self.stay_sample = stay_sample
         self.has_tiers = tiers is not None
@@ -61,6 +65,10 @@ class SimulatedCore(EngineCore):
         )
         if handoff is not None:
             handoff.join(self)
+
+    def count_blocks(self, tiers: Sequence[str]) -> dict[str, BlockCounts]:
+        """Count the blocks of the device and of these tiers below it, by the tier's name."""
+        return self._config.count_blocks(self.engine, tiers)
 
 
 def make_cores(

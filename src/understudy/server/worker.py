@@ -6,7 +6,7 @@ import time
 from functools import partial
 from typing import TYPE_CHECKING
 
-from understudy._core import SglangEngine, Tier, TokenBlocks
+from understudy._core import Tier, TokenBlocks
 from understudy.engines.group_layouts import require_room
 from understudy.server.engines import make_cores
 from understudy.server.event_senders import make_senders
@@ -323,8 +323,7 @@ class Worker:
         for core in self.cores:
 
             def slow(now_ns: int, core: EngineCore = core) -> None:
-                engine = core.engine if isinstance(core.engine, SglangEngine) else core.vllm
-                engine.set_link_share(now_ns, wanted, share)
+                core.set_link_share(now_ns, wanted, share)
 
             self.driver.enqueue(core, slow)
         self.driver.poll_all()

@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Literal
 from understudy.engines.kinds.terms import EngineTerms
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from understudy.engines.engine_config import EngineConfig
     from understudy.engines.kinds.launch import LaunchCommand
 
@@ -48,8 +50,15 @@ class EngineKind:
     """Whether its server shortens requests that its pool cannot hold, instead of refusing such a context at start."""
     answers_full_queue: bool = False
     """Whether a request that its queue limit refuses gets status 503, instead of an aborted answer."""
+    without_cache: Mapping[str, bool] = field(default_factory=lambda: {"enable_prefix_caching": False})
+    """Settings of an engine that reuses no prefixes."""
     last_token_switch: str | None = None
     """Setting that turns off the step which computes the last token of a finished request; None: no such step."""
+
+    @property
+    def speculates(self) -> bool:
+        """Whether its engines can decode speculatively."""
+        return "speculative_config" in self.config_class.__struct_fields__
 
     def version_of(self, engine: EngineConfig) -> str:
         """Return the release of an engine of this kind."""

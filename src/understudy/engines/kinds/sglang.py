@@ -64,5 +64,6 @@ KIND = EngineKind(
     steps_apart="SGLang's way to it (DP attention) is not simulated",
     shortens_requests=True,
     answers_full_queue=True,
+    without_cache={"disable_radix_cache": True},
     last_token_switch="disable_overlap_schedule",
 )

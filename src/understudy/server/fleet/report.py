@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from understudy._core import SglangEngine, Tier, VllmEngine
+from understudy.engines.block_counts import BlockCounts
 from understudy.server.fleet.history import Totals
 from understudy.server.quantiles import sum_counts
 
@@ -191,27 +191,12 @@ def describe_worker(server: Server, number: int) -> dict[str, Any]:
 
 def _describe_cache(server: Server) -> list[dict[str, Any]]:
     """Count a worker's blocks by tier: held by requests, cached, free."""
-    tiers: dict[str, list[int]] = {}
+    tiers: dict[str, BlockCounts] = {}
     for core in server.worker.cores:
-        engine = core.engine
-        if isinstance(engine, VllmEngine):
-            free, active, cached = engine.pool
-        else:  # other engines report the blocks that requests hold
-            active = engine.snapshot().active_blocks
-            free, cached = core.num_blocks - active, 0
-        counts: dict[str, tuple[int, int, int]] = {"device": (active, cached, free)}
-        if isinstance(engine, SglangEngine):
-            tokens, size = engine.tokens, core.block_size
-            counts["device"] = (active, tokens.evictable // size, tokens.available // size)
-            if core.has_tiers:
-                used = tokens.host_used // size
-                counts["g2"] = (0, used, tokens.host_total // size - used)
-        for one in server.settings.tiers.tiers if core.has_tiers and "g2" not in counts else ():
-            free, active, cached, _ = core.vllm.tier_blocks(Tier[one.tier.upper()])
-            counts[one.tier] = (active, cached, free)
-        for name, count in counts.items():
-            tiers[name] = [old + new for old, new in zip(tiers.get(name, (0, 0, 0)), count, strict=True)]
+        below = [one.tier for one in server.settings.tiers.tiers] if core.has_tiers else []
+        for name, counts in core.count_blocks(below).items():
+            tiers[name] = tiers.get(name, BlockCounts(0, 0, 0)).plus(counts)
     return [
-        {"tier": name, "held": held, "cached": cached, "free": free}
-        for name, (held, cached, free) in tiers.items()
+        {"tier": name, "held": counts.active, "cached": counts.cached, "free": counts.free}
+        for name, counts in tiers.items()
     ]
