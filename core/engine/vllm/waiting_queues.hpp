@@ -71,10 +71,10 @@ class WaitingQueues {
   template <typename Holds>
   bool put_back(Holds holds) {
     if (passed_.empty()) return false;
-    const auto others =
-        std::ranges::stable_partition(passed_, [&](RequestSlot id) { return !holders_first_ || holds(id); });
-    skipped_.put_back({passed_.begin(), others.begin()});
-    waiting_.put_back(others);
+    const auto others = std::stable_partition(passed_.begin(), passed_.end(),
+                                              [&](RequestSlot id) { return !holders_first_ || holds(id); });
+    skipped_.put_back({passed_.begin(), others});
+    waiting_.put_back({others, passed_.end()});
     passed_.clear();
     return true;
   }

@@ -190,11 +190,11 @@ StateDigest VllmEngine::digest(bool with_cached) const {
     running = mix(running, r.id, r.computed, r.known, r.ahead, r.keyed, r.table.size(), r.record.preemptions);
   }
   // With tiers a request joins the queue when a landing is noticed: its place is not that of a step's end.
-  queues_.for_each([&](RequestSlot slot) {
+  queues_.for_each([&, &order = waiting](RequestSlot slot) {
     if (std::ranges::find(unread_, slot) != unread_.end()) return;
     const EngineRequest& r = requests_[slot];
     const std::uint64_t hash = mix(0, r.id, r.known, r.record.preemptions);
-    waiting = tiers_ ? waiting + hash : mix(waiting, hash);
+    order = tiers_ ? order + hash : mix(order, hash);
   });
   for (const auto& [id, slot] : slots_) {
     const EngineRequest& r = requests_[slot];
