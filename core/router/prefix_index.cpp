@@ -70,7 +70,7 @@ void PrefixIndex::clear_locked(Member member, std::optional<Tier> tier) {
   std::uint64_t held = 0;
   for (std::uint32_t at = first; at <= last; ++at) held += counts_[member][at];
   if (held == 0) return;
-  table_.sweep([&](BlockTable::Entry entry) {
+  table_.sweep([&](HolderTable::Entry entry) {
     for (std::uint32_t at = first; at <= last; ++at) {
       const Holder holder = HolderSets::holder(member, at);
       const SetId to = sets_.drop(entry.set(), holder);
@@ -88,9 +88,9 @@ void PrefixIndex::clear_locked(Member member, std::optional<Tier> tier) {
 
 // ── Events ──
 
-void PrefixIndex::store_one(std::uint64_t hash, BlockTable::Bucket* warmed, Holder holder, std::int64_t now_ns,
+void PrefixIndex::store_one(std::uint64_t hash, HolderTable::Bucket* warmed, Holder holder, std::int64_t now_ns,
                             Applied& out) {
-  const BlockTable::Entry entry = table_.find_or_make(hash, warmed);
+  const HolderTable::Entry entry = table_.find_or_make(hash, warmed);
   const SetId to = sets_.add(entry.set(), holder);
   if (decay_.limits().any()) decay_.touch(hash, holder, now_ns);
   if (to == entry.set()) {
@@ -103,14 +103,14 @@ void PrefixIndex::store_one(std::uint64_t hash, BlockTable::Bucket* warmed, Hold
   ++out.stored;
 }
 
-inline void PrefixIndex::remove_one(std::uint64_t hash, BlockTable::Bucket* warmed, Holder holder, Applied& out) {
+inline void PrefixIndex::remove_one(std::uint64_t hash, HolderTable::Bucket* warmed, Holder holder, Applied& out) {
   if (!copies_.empty()) {
     if (const auto copy = copies_.find({hash, holder}); copy != copies_.end()) {
       if (--copy->second == 0) copies_.erase(copy);
       return;
     }
   }
-  const BlockTable::Entry entry = table_.find(hash, warmed);
+  const HolderTable::Entry entry = table_.find(hash, warmed);
   if (!entry || !drop(entry, holder)) {
     out.unknown.push_back(hash);
     return;
@@ -119,7 +119,7 @@ inline void PrefixIndex::remove_one(std::uint64_t hash, BlockTable::Bucket* warm
   ++out.removed;
 }
 
-inline bool PrefixIndex::drop(BlockTable::Entry entry, Holder holder) {
+inline bool PrefixIndex::drop(HolderTable::Entry entry, Holder holder) {
   const SetId to = sets_.drop(entry.set(), holder);
   if (to == entry.set()) return false;
   UNDERSTUDY_ASSERT(count(holder) > 0, "a worker loses more blocks than it holds");
@@ -138,7 +138,7 @@ template <typename Hash, typename Each>
 void PrefixIndex::in_pieces(std::size_t rows, std::int64_t now_ns, Hash hash, Each each) {
   struct Coming {
     std::uint64_t hash;
-    BlockTable::Bucket* warmed;
+    HolderTable::Bucket* warmed;
   };
   std::array<Coming, kAhead> coming{};
   for (std::size_t begin = 0; begin < rows; begin += kPiece) {
@@ -170,7 +170,7 @@ void PrefixIndex::store(Member member, Tier tier, std::span<const std::uint64_t>
   const Holder holder = HolderSets::holder(member, column(tier));
   in_pieces(
       hashes.size(), now_ns, [&](std::size_t i) { return hashes[i]; },
-      [&](std::size_t, std::uint64_t hash, BlockTable::Bucket* warmed) {
+      [&](std::size_t, std::uint64_t hash, HolderTable::Bucket* warmed) {
         store_one(hash, warmed, holder, now_ns, out);
       });
 }
@@ -179,7 +179,7 @@ void PrefixIndex::remove(Member member, Tier tier, std::span<const std::uint64_t
   const Holder holder = HolderSets::holder(member, column(tier));
   in_pieces(
       hashes.size(), 0, [&](std::size_t i) { return hashes[i]; },
-      [&](std::size_t, std::uint64_t hash, BlockTable::Bucket* warmed) { remove_one(hash, warmed, holder, out); });
+      [&](std::size_t, std::uint64_t hash, HolderTable::Bucket* warmed) { remove_one(hash, warmed, holder, out); });
 }
 
 void PrefixIndex::require_sound(const Columns& events) {
@@ -223,7 +223,7 @@ void PrefixIndex::apply(Member member, std::span<const EventRecord> rows, bool s
                         Applied& out) {
   in_pieces(
       rows.size(), now_ns, [&](std::size_t i) { return rows[i].key(); },
-      [&](std::size_t i, std::uint64_t hash, BlockTable::Bucket* warmed) {
+      [&](std::size_t i, std::uint64_t hash, HolderTable::Bucket* warmed) {
         const EventRecord& row = rows[i];
         if (sole_only && !row.sole) return;
         const Holder holder = HolderSets::holder(member, column(row.tier));
@@ -249,7 +249,7 @@ std::uint64_t PrefixIndex::expire(std::int64_t now_ns) {
 std::uint64_t PrefixIndex::expire_locked(std::int64_t now_ns) {
   std::uint64_t gone = 0;
   while (const auto due = decay_.take_due(now_ns)) {
-    const BlockTable::Entry entry = table_.find(due->hash);
+    const HolderTable::Entry entry = table_.find(due->hash);
     forget_copies(due->hash, due->holder);
     const bool dropped = entry && drop(entry, due->holder);
     UNDERSTUDY_ASSERT(dropped, "an expired block is not in the index");

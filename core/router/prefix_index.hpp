@@ -12,9 +12,9 @@
 #include <vector>
 
 #include "events/event_ring.hpp"
-#include "router/block_table.hpp"
 #include "router/decay.hpp"
 #include "router/holder_sets.hpp"
+#include "router/holder_table.hpp"
 
 namespace understudy {
 
@@ -121,9 +121,9 @@ class PrefixIndex {
   template <typename Hash, typename Each>
   void in_pieces(std::size_t rows, std::int64_t now_ns, Hash hash, Each each);
   void match_locked(std::span<const std::uint64_t> hashes, bool early_exit, std::vector<std::uint32_t>& blocks) const;
-  void store_one(std::uint64_t hash, BlockTable::Bucket* warmed, Holder holder, std::int64_t now_ns, Applied& out);
-  void remove_one(std::uint64_t hash, BlockTable::Bucket* warmed, Holder holder, Applied& out);
-  bool drop(BlockTable::Entry entry, Holder holder);
+  void store_one(std::uint64_t hash, HolderTable::Bucket* warmed, Holder holder, std::int64_t now_ns, Applied& out);
+  void remove_one(std::uint64_t hash, HolderTable::Bucket* warmed, Holder holder, Applied& out);
+  bool drop(HolderTable::Entry entry, Holder holder);
   void forget_copies(std::uint64_t hash, Holder holder);
   void clear_locked(Member member, std::optional<Tier> tier);
   std::uint64_t expire_locked(std::int64_t now_ns);
@@ -132,7 +132,7 @@ class PrefixIndex {
   static void require_sound(const Columns& events);
 
   mutable std::shared_mutex mutex_;
-  BlockTable table_;
+  HolderTable table_;
   HolderSets sets_;
   Decay decay_;
   bool counts_copies_;

@@ -78,7 +78,7 @@ void PrefixIndex::match_locked(std::span<const std::uint64_t> hashes, bool early
                                std::vector<std::uint32_t>& blocks) const {
   blocks.assign(members_.size() * kTiers, 0);
   Walk walk(sets_, members_.size(), blocks);
-  std::array<const BlockTable::Bucket*, kAhead> warmed;
+  std::array<const HolderTable::Bucket*, kAhead> warmed;
   for (std::size_t i = 0; i < std::min(hashes.size(), kAhead); ++i) warmed[i] = table_.warm(hashes[i]);
   for (std::size_t i = 0; i < hashes.size(); ++i) {
     const SetId set = table_.find(hashes[i], warmed[i % kAhead]);
@@ -111,7 +111,7 @@ Matches PrefixIndex::find(std::span<const std::uint64_t> hashes, bool early_exit
 
 bool PrefixIndex::holds(Member member, Tier tier, std::uint64_t hash) const {
   const std::shared_lock lock(mutex_);
-  const BlockTable::Entry entry = table_.find(hash);
+  const HolderTable::Entry entry = table_.find(hash);
   return entry && sets_.contains(entry.set(), HolderSets::holder(member, column(tier)));
 }
 

@@ -65,7 +65,7 @@ class WordReader {
 std::vector<PrefixIndex::Row> PrefixIndex::dump() const {
   const std::shared_lock lock(mutex_);
   std::vector<Row> rows;
-  table_.each([&](const BlockTable::Entry& entry) {
+  table_.each([&](const HolderTable::Entry& entry) {
     for (const HolderSets::Chunk& chunk : sets_.chunks(entry.set())) {
       for (std::uint64_t bits = chunk.bits; bits != 0; bits &= bits - 1) {
         const auto member = chunk.word() * 64 + static_cast<Member>(std::countr_zero(bits));
@@ -99,7 +99,7 @@ std::vector<std::uint8_t> PrefixIndex::snapshot() const {
     }
   }
   out.put(table_.size());
-  table_.each([&](const BlockTable::Entry& entry) {
+  table_.each([&](const HolderTable::Entry& entry) {
     out.put(entry.hash());
     out.put(number[entry.set()]);
   });
@@ -155,7 +155,7 @@ void PrefixIndex::restore(std::span<const std::uint8_t> bytes, std::int64_t now_
     const std::uint64_t hash = in.take();
     const auto holder = static_cast<Holder>(in.take(std::numeric_limits<Holder>::max()));
     const auto more = static_cast<std::uint32_t>(in.take(std::numeric_limits<std::uint32_t>::max()));
-    const BlockTable::Entry entry = made.table_.find(hash);
+    const HolderTable::Entry entry = made.table_.find(hash);
     if (!entry || more == 0 || !made.sets_.contains(entry.set(), holder)) WordReader::fail();
     if (!counts_copies_) continue;
     if (!made.copies_.try_emplace({hash, holder}, more).second) WordReader::fail();
@@ -179,7 +179,7 @@ void PrefixIndex::check() const {
   std::vector<std::uint64_t> blocks(sets_.limit(), 0);
   std::size_t entries = 0;
   const auto violated = [](const char* what) { throw Error(ErrorKind::InvariantViolated, "prefix index: ", what); };
-  table_.each([&](const BlockTable::Entry& entry) {
+  table_.each([&](const HolderTable::Entry& entry) {
     ++entries;
     ++blocks.at(entry.set());
     if (table_.find(entry.hash()) != entry) violated("a block is not found where it is stored");
@@ -198,7 +198,7 @@ void PrefixIndex::check() const {
     if (blocks[id] != sets_.blocks(id)) violated("the blocks of a set are miscounted");
   }
   for (const auto& [copy, count] : copies_) {
-    const BlockTable::Entry entry = table_.find(copy.hash);
+    const HolderTable::Entry entry = table_.find(copy.hash);
     if (!entry || count == 0 || !sets_.contains(entry.set(), copy.holder))
       violated("copies of a block that is not held");
   }

@@ -1,4 +1,4 @@
-#include "router/block_table.hpp"
+#include "router/holder_table.hpp"
 
 #include <algorithm>
 #include <vector>
@@ -8,7 +8,7 @@
 
 namespace understudy {
 
-BlockTable::Entry BlockTable::find(std::uint64_t hash) const noexcept {
+HolderTable::Entry HolderTable::find(std::uint64_t hash) const noexcept {
   const Place from = place(hash);
   const Shard& shard = shards_[from.shard];
   if (shard.used == 0) return {};
@@ -22,7 +22,7 @@ BlockTable::Entry BlockTable::find(std::uint64_t hash) const noexcept {
   return {};
 }
 
-BlockTable::Entry BlockTable::find_or_make(std::uint64_t hash) {
+HolderTable::Entry HolderTable::find_or_make(std::uint64_t hash) {
   if (const Entry known = find(hash)) return known;
   Shard& shard = shards_[place(hash).shard];
   // Large shards grow by less: their empty space costs more.
@@ -36,7 +36,7 @@ BlockTable::Entry BlockTable::find_or_make(std::uint64_t hash) {
 }
 
 // Inserts a hash that is absent; there is room.
-BlockTable::Entry BlockTable::put(Shard& shard, std::size_t home, std::uint64_t hash) noexcept {
+HolderTable::Entry HolderTable::put(Shard& shard, std::size_t home, std::uint64_t hash) noexcept {
   for (std::size_t at = home;; at = next(shard, at)) {
     Bucket& bucket = shard.buckets[at];
     if (const std::size_t lane = free_lane(bucket); lane < kLanes) {
@@ -47,7 +47,7 @@ BlockTable::Entry BlockTable::put(Shard& shard, std::size_t home, std::uint64_t 
   }
 }
 
-void BlockTable::remove_guest(Entry entry, Place home) noexcept {
+void HolderTable::remove_guest(Entry entry, Place home) noexcept {
   Shard& shard = shards_[home.shard];
   for (std::size_t at = home.at; &shard.buckets[at] != entry.bucket_; at = next(shard, at)) {
     UNDERSTUDY_ASSERT(shard.buckets[at].guests_elsewhere > 0, "a bucket has lost count of its guests");
@@ -55,7 +55,7 @@ void BlockTable::remove_guest(Entry entry, Place home) noexcept {
   }
 }
 
-void BlockTable::shrink() {
+void HolderTable::shrink() {
   if (erased_ < kCheckAfter && size_ > 0) return;
   erased_ = 0;
   for (Shard& shard : shards_) {
@@ -65,7 +65,7 @@ void BlockTable::shrink() {
   }
 }
 
-void BlockTable::resize(Shard& shard, std::size_t buckets) {
+void HolderTable::resize(Shard& shard, std::size_t buckets) {
   ++moves_;
   const PageArray<Bucket> old = std::exchange(shard.buckets, PageArray<Bucket>(buckets));
   for (std::size_t i = 0; i < old.size(); ++i) {
@@ -76,13 +76,13 @@ void BlockTable::resize(Shard& shard, std::size_t buckets) {
   }
 }
 
-std::size_t BlockTable::bytes() const noexcept {
+std::size_t HolderTable::bytes() const noexcept {
   std::size_t bytes = 0;
   for (const Shard& shard : shards_) bytes += shard.buckets.bytes();
   return bytes;
 }
 
-void BlockTable::check() const {
+void HolderTable::check() const {
   for (const Shard& shard : shards_) {
     std::vector<std::uint32_t> guests(shard.buckets.size(), 0);
     std::size_t used = 0;

@@ -17,7 +17,7 @@ namespace understudy {
 // twice. An entry never moves: a full bucket sends new entries to the next ones and counts them as guests elsewhere,
 // and a search continues past a bucket only while it has such guests. So searches and deletions mostly touch one line
 // and leave no tombstones.
-class BlockTable {
+class HolderTable {
  public:
   static constexpr std::size_t kLanes = 5;
   struct alignas(64) Bucket {
@@ -39,7 +39,7 @@ class BlockTable {
     void set(SetId id) const noexcept { bucket_->sets[lane_] = id; }
 
    private:
-    friend class BlockTable;
+    friend class HolderTable;
     Bucket* bucket_ = nullptr;
     std::size_t lane_ = 0;
   };
