@@ -11,41 +11,11 @@ import pytest
 from server.client import QUICK, serving
 from understudy.errors import InvalidArgument
 from understudy.server.api.endpoints import Endpoints
-from understudy.server.api.errors import ApiError
-from understudy.server.api.structured.form import Form
 
 if TYPE_CHECKING:
     from understudy.server.core import EngineCore
 
 C, H = "/v1/completions", "/v1/chat/completions"
-
-
-def test_only_the_beginning_of_a_text_that_exceeds_all_answers_is_made() -> None:
-    for pattern in ("((((a{999}){999}){999}){999}){999}", "(ab{9}){99999}", "(a{999}b{999}){999}c" * 50):
-        text, too_long, _ = Form({"regex": pattern}).answer(1)
-        assert text.startswith("a")
-        assert (len(text), too_long) == (1 << 17, "regex")
-    assert Form({"regex": "(ab){3}c?[0-9]{2}"}).answer(1).text == "ababab00"
-
-
-@pytest.mark.parametrize(
-    "form",
-    [
-        {"regex": "(a|b)" * 4000},
-        {"json": {"type": "string", "pattern": "(a|b)" * 4000}},
-        {"json": {"properties": {f"{n}": {"pattern": f"{n}" + "(a|b)" * 3000} for n in range(5)}}},
-    ],
-)
-def test_patterns_that_take_long_to_read_are_refused(form: dict[str, Any]) -> None:
-    with pytest.raises(ApiError, match=r"(has|have) at most (16384|65536) characters"):
-        Form(form)
-    assert Form({"regex": "(a|b)" * 3000}).answer(1).text == "a" * 3000
-
-
-def test_a_schema_that_refers_to_itself_many_times_is_cut() -> None:
-    names = [f"p{n}" for n in range(20)]
-    schema = {"type": "object", "properties": {name: {"$ref": "#"} for name in names}}
-    assert msgspec.json.decode(Form({"json": schema}).answer(1).text) == {name: {} for name in names}
 
 
 def nested(inner: dict[str, Any], levels: int = 3) -> dict[str, Any]:
@@ -54,25 +24,10 @@ def nested(inner: dict[str, Any], levels: int = 3) -> dict[str, Any]:
     return inner
 
 
-@pytest.mark.parametrize(
-    "inner",
-    [
-        {"type": "string", "pattern": "a{131072}"},
-        {"type": "string", "minLength": 4096},
-        {"const": "a" * 100_000},
-        {"enum": [["a" * 100_000]]},
-        {"type": "object", "required": ["a" * 100_000]},
-    ],
-)
-def test_the_parts_of_an_answer_share_what_it_may_have(inner: dict[str, Any]) -> None:
-    text, too_long, _ = Form({"json": nested(inner)}).answer(1)
-    assert (len(text), too_long) == (1 << 17, "minItems")
-
-
 def test_an_answer_that_exceeds_its_tokens_is_cut_and_one_that_exceeds_all_answers_is_refused() -> None:
     async def main() -> None:
         async with serving() as (client, _):
-            form = {"json": nested({"type": "string", "pattern": "a{131072}"})}
+            form = {"json": nested({"const": "a" * 100_000})}
             texts = []
             for tokens in (2, 40):
                 body = {"prompt": "x", "max_tokens": tokens, "structured_outputs": form}
@@ -89,7 +44,7 @@ def test_an_answer_that_exceeds_its_tokens_is_cut_and_one_that_exceeds_all_answe
             body = {"prompt": "x", "max_tokens": 1 << 17, "structured_outputs": form}
             reply = await client.post(C, body)
             assert reply.status == 400
-            assert "minItems: the answer would exceed 131072 characters" in reply.json["error"]["message"]
+            assert "the answer would exceed 131072 characters" in reply.json["error"]["message"]
 
     asyncio.run(main())
 
@@ -97,17 +52,17 @@ def test_an_answer_that_exceeds_its_tokens_is_cut_and_one_that_exceeds_all_answe
 def test_the_answers_to_one_request_share_what_it_may_have() -> None:
     schema = {
         "type": "object",
-        "properties": {"a": {"type": "string", "pattern": "a{131072}"}},
+        "properties": {"a": {"const": "a" * 131_072}},
         "required": ["a"],
     }
     tool = {"type": "function", "function": {"name": "f", "parameters": schema}}
     called = {"type": "function", "function": {"name": "f"}}
-    chat = {"messages": [{"role": "user", "content": "x"}], "max_tokens": 2}
+    chat = {"messages": [{"role": "user", "content": "x"}], "max_tokens": 600}
 
     async def main() -> None:
         async with serving(tool_call_parser="hermes") as (client, server):
             for path, body in (
-                (C, {"prompt": "x", "max_tokens": 40, "structured_outputs": {"json": schema}}),
+                (C, {"prompt": "x", "max_tokens": 600, "structured_outputs": {"json": schema}}),
                 ("/v1/chat/completions", {**chat, "tools": [tool], "tool_choice": called}),
             ):
                 assert (await client.post(path, {**body, "n": 4})).status == 200
@@ -120,7 +75,7 @@ def test_the_answers_to_one_request_share_what_it_may_have() -> None:
     asyncio.run(main())
 
 
-SCHEMA = {"type": "object", "properties": {"a": {"type": "string", "pattern": "a{60000}"}}}
+SCHEMA = {"type": "object", "properties": {"a": {"const": "a" * 60_000}}}
 CALLED: dict[str, Any] = {
     "tools": [{"type": "function", "function": {"name": "f", "parameters": SCHEMA}}],
     "tool_choice": {"type": "function", "function": {"name": "f"}},
@@ -130,7 +85,7 @@ MANY: list[tuple[str, dict[str, Any]]] = [
     (C, {"prompt": "x", "n": 20, "structured_outputs": {"json": SCHEMA}, "max_tokens": 400}),
     (C, {"prompt": ["x", "y"], "n": 20, "max_tokens": 2000, "stop": ["zzqq"]}),
     (C, {"prompt": "x", "n": 2000, "max_tokens": 1, "stream": True}),
-    (H, {**SAID, "n": 20, "max_tokens": 2, **CALLED}),
+    (H, {**SAID, "n": 20, "max_tokens": 400, **CALLED}),
     ("/generative_scoring", {"query": [7] * 4000, "items": ["x"] * 300, "label_token_ids": [300]}),
     (f"{H}/batch", {"messages": [SAID["messages"]] * 20, "max_tokens": 2000}),
 ]

@@ -28,12 +28,11 @@ from understudy.server.api.reading import Reader
 from understudy.server.api.sampling import Sampling, read_sampling
 from understudy.server.api.schema import SCHEMAS, SCORING
 from understudy.server.api.scoring import ScoringStyle
-from understudy.server.api.structured.errors import FormError
-from understudy.server.api.structured.form import MAX_FORMED, Form, Formed, characters_for
-from understudy.server.api.structured.texts import MAX_CHARACTERS
 from understudy.server.api.time_slices import CHOICE_COST, run_in_slices
 from understudy.server.api.type_checks import check_types
 from understudy.server.outputs import Answer
+from understudy.structured.form import MAX_FORMED, Form, characters_for
+from understudy.structured.formed import MAX_CHARACTERS, Formed, FormError
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Iterable, Iterator
@@ -185,11 +184,11 @@ class Endpoints:
             return self.worker.given.plan(sampling, self.worker.texts, room)
         outputs = self.worker.outputs
         if sampling.structure is not None:
-            formed = self._formed(sampling, self._key(tokens, index))
-            said = outputs.text_tokens(formed.text[: characters_for(room)])
-            if formed.too_long and len(said) <= room:
-                raise FormError(
-                    formed.too_long, f"the answer would exceed {MAX_CHARACTERS} characters; ask for less"
+            formed = self._formed(sampling, self._key(tokens, index), room)
+            said = outputs.text_tokens(formed.text)
+            if not formed.has_ended and len(said) <= room:
+                raise ApiError(
+                    f"structured_outputs: the answer would exceed {MAX_CHARACTERS} characters; ask for less"
                 )
             if not len(said):  # a form may be met by nothing: then the end is all that is said
                 said = np.array([self.worker.tokenizer.end_id], dtype=np.uint32)
@@ -210,12 +209,18 @@ class Endpoints:
             return msgspec.structs.replace(plan, pieces=["" for _ in plan.tokens])
         return plan
 
-    def _formed(self, sampling: Sampling, key: int) -> Formed:
-        """Make an answer of the form. ApiError when the answers to one request are too long together."""
+    def _formed(self, sampling: Sampling, key: int, room: int) -> Formed:
+        """Make an answer of the form, or as much of it as `room` tokens hold.
+
+        ApiError when the form is refused, or the answers to one request are too long together.
+        """
         assert sampling.structure is not None
-        if sampling.form is None:
-            sampling.form = Form(sampling.structure)
-        formed = sampling.form.answer(key)
+        try:
+            if sampling.form is None:
+                sampling.form = Form(sampling.structure)
+            formed = sampling.form.answer(key, characters_for(room))
+        except FormError as error:
+            raise ApiError(str(error)) from None
         sampling.formed_characters += len(formed.text)
         sampling.formed_cost += len(formed.text) + _STEP_COST * formed.steps
         if sampling.formed_characters > MAX_FORMED:

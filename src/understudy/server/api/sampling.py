@@ -10,7 +10,7 @@ from understudy.server.api.errors import ApiError, bad_value
 from understudy.server.api.fields import Fields, whole_number
 
 if TYPE_CHECKING:
-    from understudy.server.api.structured.form import Form
+    from understudy.structured.form import Form
 
 MAX_CHOICES = 16384
 
@@ -236,7 +236,7 @@ def _check_ranges(fields: Fields, sampling: Sampling) -> None:
 
 
 def _structure(fields: Fields) -> dict[str, Any] | None:
-    """Read the required form: {"json": schema}, {"choice": […]}, {"regex": …} or {"object": true}."""
+    """Read the required form: its kind (json, choice, regex, grammar, structural_tag or object) and value."""
     wanted = fields.object("structured_outputs")
     if wanted is not None:
         for name in ("json", "choice", "regex", "grammar", "structural_tag"):
@@ -245,8 +245,10 @@ def _structure(fields: Fields) -> dict[str, Any] | None:
         if wanted.get("json_object"):
             return {"object": True}
     form = fields.object("response_format")
-    if form is None or form.get("type") in (None, "text", "structural_tag"):
+    if form is None or form.get("type") in (None, "text"):
         return None
+    if form["type"] == "structural_tag":
+        return {"structural_tag": form} if "structures" in form else None
     if form["type"] == "json_object":
         return {"object": True}
     if form["type"] == "json_schema":
