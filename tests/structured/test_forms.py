@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from contextlib import suppress
 from random import Random
 from typing import Any
 
@@ -83,7 +84,7 @@ SATISFIABLE: list[Any] = [
     },
     {"type": "string", "minLength": 3, "maxLength": 3, "pattern": "é"},
     {"type": "number", "multipleOf": 0.01, "exclusiveMinimum": 19.98, "maximum": 20},
-    {"type": "integer", "multipleOf": 7, "maximum": -(10**9)},
+    {"type": "integer", "multipleOf": 7, "maximum": -(10**4)},
     {"type": "integer", "allOf": [{"multipleOf": 6}, {"multipleOf": 4}, {"exclusiveMinimum": 12}]},
     {"type": "array", "prefixItems": [{"enum": [1, 2]}, {"const": 1}], "minItems": 2, "items": False},
     {"type": "object", "minProperties": 3, "maxProperties": 3, "additionalProperties": {"type": "null"}},
@@ -239,6 +240,60 @@ def test_a_structural_tag_is_begun_filled_and_ended(as_text: bool) -> None:
 
 
 # ── Limits ──
+
+
+def test_no_value_of_any_kind_is_more_than_refused() -> None:
+    rng = Random(3)
+    junk: list[Any] = [
+        None,
+        5,
+        "x",
+        "",
+        [],
+        {},
+        [{}],
+        True,
+        1e300,
+        {"a": {}},
+        "\ud800",
+        ["\ud800"],
+        {"$ref": "#"},
+        "(" * 5000,
+    ]
+    names = (
+        "type",
+        "properties",
+        "required",
+        "items",
+        "anyOf",
+        "pattern",
+        "minimum",
+        "multipleOf",
+        "$ref",
+        "enum",
+        "minLength",
+    )
+    deep: Any = {}
+    for _ in range(900):
+        deep = {"properties": {"a": deep}}
+    forms: list[dict[str, Any]] = [{"json": deep}]
+    for _ in range(400):
+        forms.append({"json": {name: rng.choice(junk) for name in rng.sample(names, 2)}})
+        tags = [{name: rng.choice(junk) for name in rng.sample(("begin", "schema", "end"), 3)}]
+        forms.append(
+            {
+                "structural_tag": {
+                    "structures": rng.choice((tags, junk)),
+                    "triggers": rng.choice((["x"], junk)),
+                }
+            }
+        )
+    forms += [
+        {kind: one} for kind in ("json", "regex", "choice", "grammar", "structural_tag") for one in junk
+    ]
+    for form in forms:
+        with suppress(FormError):
+            Form(form).answer(1, 256)
 
 
 def test_only_the_beginning_of_a_text_that_exceeds_all_answers_is_made() -> None:

@@ -55,15 +55,13 @@ class Chooser:
         value = read_form(kind, value)
         self._hints = Hints(value if kind in ("json", "structural_tag") else None)
         self._matchers = [compile_grammar(write_grammar(kind, value))]
-        asked = ask_for_properties(value) if kind == "json" else value
         if kind == "regex":
             self._begins = [spell(value).encode()]
         elif kind == "structural_tag":
-            self._begins = [one["begin"].encode() for one in value["structures"]]
-            tags = [{**one, "schema": ask_for_properties(one["schema"])} for one in value["structures"]]
-            asked = {**value, "structures": tags}
-        if asked != value:
-            with suppress(FormError):  # what is optional may contradict the rest
+            self._begins = [one["begin"].encode(errors="ignore") for one in value["structures"]]
+        with suppress(FormError, RecursionError):  # what is optional may contradict the rest
+            asked = _ask(kind, value)
+            if asked != value:
                 self._matchers.insert(0, compile_grammar(write_grammar(kind, asked)))
 
     def choose(self, key: int, most: int) -> Formed:
@@ -87,6 +85,16 @@ class Chooser:
             # A text that looks like a special token would be dropped from the answer: escape its first character.
             text = text.replace("<", "\\u003c")
         return Formed(text[:most], has_ended and len(text) <= most, walk.steps)
+
+
+def _ask(kind: str, value: Any) -> Any:
+    """Return the form with the optional properties of its schemas required."""
+    if kind == "json":
+        return ask_for_properties(value)
+    if kind == "structural_tag":
+        tags = [{**one, "schema": ask_for_properties(one["schema"])} for one in value["structures"]]
+        return {**value, "structures": tags}
+    return value
 
 
 class Walk:

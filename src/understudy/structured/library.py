@@ -92,7 +92,7 @@ def _read_json(kind: str, value: Any) -> Any:
         return value
     try:
         return msgspec.json.decode(value)
-    except msgspec.DecodeError as error:
+    except (msgspec.DecodeError, UnicodeEncodeError, RecursionError) as error:
         raise FormError(f"structured_outputs.{kind} is no JSON: {error}") from None
 
 
