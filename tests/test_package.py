@@ -142,6 +142,7 @@ def test_the_stub_describes_the_core_name_by_name_and_parameter_by_parameter() -
         ("understudy.cli", ["numpy", "rich", "msgspec", "understudy._core"]),
         ("understudy.kv", ["torch", "rich", "msgspec"]),
         ("understudy.tokens", ["torch", "rich", "msgspec"]),
+        ("understudy.server.api.endpoints", ["llguidance"]),
         (
             "understudy.timing.recorded.record",
             ["torch", "rich"],

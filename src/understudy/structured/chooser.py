@@ -54,7 +54,10 @@ class Chooser:
         self._begins: list[bytes] = []
         value = read_form(kind, value)
         self._hints = Hints(value if kind in ("json", "structural_tag") else None)
-        self._matchers = [compile_grammar(write_grammar(kind, value))]
+        self._plain = value
+        self._is_asked = False
+        """Whether the first matcher requires optional properties."""
+        self._matchers: list[LLMatcher] = []
         if kind == "regex":
             self._begins = [spell(value).encode()]
         elif kind == "structural_tag":
@@ -62,16 +65,20 @@ class Chooser:
         with suppress(FormError, RecursionError):  # what is optional may contradict the rest
             asked = _ask(kind, value)
             if asked != value:
-                self._matchers.insert(0, compile_grammar(write_grammar(kind, asked)))
+                self._matchers = [compile_grammar(write_grammar(kind, asked))]
+                self._is_asked = True
+        if not self._matchers or self._hints.limits_properties:
+            self._matchers.append(compile_grammar(write_grammar(kind, value)))
 
     def choose(self, key: int, most: int) -> Formed:
         """Return an answer of at most `most` characters; equal keys give equal answers."""
         try:
             return self._walk(self._matchers[0], key, most)
         except FormError:
-            if len(self._matchers) == 1:
+            if not self._is_asked:
                 raise
-            del self._matchers[0]
+            self._is_asked = False
+            self._matchers = [compile_grammar(write_grammar(self._kind, self._plain))]
             return self._walk(self._matchers[0], key, most)
 
     def _walk(self, matcher: LLMatcher, key: int, most: int) -> Formed:

@@ -38,6 +38,8 @@ class Hints:
         self.texts: dict[str, None] = {}
         self.numbers: dict[str, None] = {"0": None}
         self.lengths: set[int] = set()
+        self.limits_properties = False
+        """True if the library may refuse the schema for its optional properties."""
         if schema is not None:
             for part in parts_of(schema):
                 self._read(part)
@@ -48,6 +50,8 @@ class Hints:
                 self.texts[spell(part["pattern"])] = None
             if isinstance(name := part.get("format"), str) and name in FORMATS:
                 self.texts[FORMATS[name]] = None
+        if "minProperties" in part or "maxProperties" in part:
+            self.limits_properties = True
         if isinstance(least := part.get("minLength"), int) and len(self.lengths) < _MOST:
             self.lengths.add(least)
         if len(self.numbers) < _MOST:
