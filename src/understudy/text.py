@@ -75,3 +75,15 @@ def duration(seconds: float) -> str:
     if whole < 7200:
         return f"{whole // 60} min {whole % 60} s"
     return f"{whole // 3600:,} h {whole % 3600 // 60} min"
+
+
+def visible(text: str) -> str:
+    r"""Show control characters of names as their escapes (`\x1b`): on a terminal they would act."""
+    if text.isprintable():
+        return text
+    return "".join(one if one.isprintable() or one in "\t\n\xa0\u202f" else _escape(one) for one in text)
+
+
+def _escape(one: str) -> str:
+    code = ord(one)
+    return f"\\x{code:02x}" if code < 0x100 else f"\\u{code:04x}" if code < 0x10000 else f"\\U{code:08x}"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from understudy.cache.curves import POLICIES
-from understudy.text import NONE, compact, significant
+from understudy.text import NONE, compact, significant, visible
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -100,7 +100,7 @@ def prefix_rows(study: CacheStudy) -> tuple[list[str], list[list[str]]]:
         [
             *([str(one.worker)] if workers else []),
             f"{one.first_token:,}–{one.last_token:,}",
-            one.request,
+            visible(one.request),
             f"{one.requests:,}",
             compact(one.read_tokens),
             compact(one.recomputed_tokens),
@@ -157,7 +157,7 @@ def format_study(study: CacheStudy) -> str:
     )
     counted = f", after a warm-up of {percent(study.warm_up, 0)} of the requests" if study.warm_up else ""
     parts = [
-        f"Prefix cache of {study.workload}: {study.requests:,} requests, blocks of {study.block_size} tokens",
+        f"Prefix cache of {visible(study.workload)}: {study.requests:,} requests, blocks of {study.block_size} tokens",
         f"({rule}; {order}{counted})",
         "",
         *summary_lines(study),

@@ -37,6 +37,7 @@ from understudy.cli.flag_names import replace_settings_by_flags
 from understudy.cli.parser import Parser
 from understudy.cli.verbs import list_verbs
 from understudy.errors import PolicyError, UnderstudyError
+from understudy.text import visible
 from understudy.version import __version__
 
 if TYPE_CHECKING:
@@ -116,7 +117,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         sys.stdout.flush()
     except UnderstudyError as error:
         message = replace_settings_by_flags(str(error), words, _list_flags(top, args.verb))
-        print(f"understudy {args.verb}: {message}", file=sys.stderr)
+        print(f"understudy {args.verb}: {visible(message)}", file=sys.stderr)
         return EXIT_ERROR
     except MemoryError:
         print(

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from understudy.cli import gpu_flags, run_flags, trace_flags
 from understudy.outputs import check_outputs, create, files_named, is_stdout
+from understudy.text import visible
 
 if TYPE_CHECKING:
     from understudy.cli.verbs import Verbs
@@ -141,7 +142,7 @@ def run(args: argparse.Namespace) -> int:
         print(format_study(study), file=sys.stderr if to_stdout else sys.stdout)
         for path in outputs.values():
             if not is_stdout(path):
-                print(f"written: {path}", file=sys.stderr)
+                print(f"written: {visible(str(path))}", file=sys.stderr)
     return 0
 
 

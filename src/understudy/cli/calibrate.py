@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from understudy.cli import deployment_flags
 from understudy.kind_names import KIND_MODULES
 from understudy.outputs import check_outputs, files_named
+from understudy.text import visible
 
 if TYPE_CHECKING:
     import argparse
@@ -127,7 +128,7 @@ def _fit(args: argparse.Namespace, paths: list[Path]) -> int:
         print(f"note: {note}", file=sys.stderr)
     for path in (args.output, args.html):
         if path is not None and not is_stdout(path):
-            print(f"written: {path}", file=sys.stderr)
+            print(f"written: {visible(str(path))}", file=sys.stderr)
     return 0
 
 

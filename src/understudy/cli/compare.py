@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from understudy.outputs import check_outputs, create, is_stdout
+from understudy.text import visible
 
 if TYPE_CHECKING:
     import argparse
@@ -64,7 +65,7 @@ def run(args: argparse.Namespace) -> int:
         with create(args.html) as file:
             file.write(comparison.to_html().encode())
         if not is_stdout(args.html):
-            print(f"written: {args.html}", file=sys.stderr)
+            print(f"written: {visible(str(args.html))}", file=sys.stderr)
     to_stdout = args.html is not None and is_stdout(args.html)
     comparison.print(Console(highlight=False, stderr=to_stdout))
     return 0

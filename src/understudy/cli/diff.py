@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from understudy.outputs import check_outputs, create, is_stdout
+from understudy.text import visible
 
 if TYPE_CHECKING:
     import argparse
@@ -90,7 +91,11 @@ def _print(compared: dict[str, Any], console: Console) -> None:
         )
         for name in ("a", "b"):
             did = first[name]
-            said = "ended" if did is None else f"{ms(did['time_ns'])}, worker {did['worker']}: {did['what']}"
+            said = (
+                "ended"
+                if did is None
+                else f"{ms(did['time_ns'])}, worker {did['worker']}: {visible(did['what'])}"
+            )
             console.print(f"  {name.upper()}  {said}", soft_wrap=True)
     total = compared["latency_ns"]
     console.print(
@@ -121,5 +126,5 @@ def _print(compared: dict[str, Any], console: Console) -> None:
             where = f"{workers['a']} → {workers['b']}" if moved else str(workers["a"])
             change = f"{one['change_ns'] / 1e6:+,.3f} ms"
             cause = f"{PARTS[one['cause']]} {one['parts'][one['cause']] / 1e6:+,.3f} ms"
-            listed.add_row(one["request"], where, ms(latency["a"]), ms(latency["b"]), change, cause)
+            listed.add_row(visible(one["request"]), where, ms(latency["a"]), ms(latency["b"]), change, cause)
         console.print(listed)

@@ -9,6 +9,7 @@ from understudy.cli import disaggregation_flags, gpu_flags, router_flags, run_fl
 from understudy.cli.flag_names import add_renamed_flag
 from understudy.cli.parser import Parser
 from understudy.outputs import check_outputs, files_named, is_stdout
+from understudy.text import visible
 
 if TYPE_CHECKING:
     import argparse
@@ -330,4 +331,4 @@ def _print_report(report: Report, args: argparse.Namespace, outputs: dict[str, P
         report.print(Console(highlight=False, stderr=any(map(is_stdout, outputs.values()))))
         for path in outputs.values():
             if not is_stdout(path):
-                print(f"written: {path}", file=sys.stderr)
+                print(f"written: {visible(str(path))}", file=sys.stderr)

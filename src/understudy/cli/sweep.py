@@ -11,6 +11,7 @@ from understudy.cli.parser import Parser
 from understudy.defaults import GOAL
 from understudy.errors import ConfigError
 from understudy.outputs import check_outputs, create, files_named, is_stdout
+from understudy.text import visible
 
 if TYPE_CHECKING:
     import argparse
@@ -207,7 +208,7 @@ def run(args: argparse.Namespace) -> int:
         with create(path) as file:
             file.write(content)
         if not (args.quiet or is_stdout(path)):
-            print(f"written: {path}", file=sys.stderr)
+            print(f"written: {visible(str(path))}", file=sys.stderr)
     return EXIT_FAILED if sweep.failed and not sweep.trials else 0
 
 

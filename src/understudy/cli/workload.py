@@ -54,7 +54,7 @@ def run(args: argparse.Namespace) -> int:
     import sys
 
     from understudy.checks import whole_number
-    from understudy.text import plural
+    from understudy.text import plural, visible
     from understudy.workload.families import FanOut, QuickTurns
     from understudy.workload.write import write_mooncake
 
@@ -67,7 +67,7 @@ def run(args: argparse.Namespace) -> int:
         else (QuickTurns(seed=seed) if count is None else QuickTurns(seed=seed, sessions=count)).build()
     )
     write_mooncake(workload, args.output)
-    name = "" if is_stdout(args.output) else f"written: {args.output} "
+    name = "" if is_stdout(args.output) else f"written: {visible(str(args.output))} "
     print(
         f"{name}({plural(len(workload), 'request')}; replay with --trace-block-size {workload.trace_block_size})",
         file=sys.stderr,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from understudy.explain.waterfall import PARTS
-from understudy.text import plural
+from understudy.text import plural, visible
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -44,7 +44,7 @@ def _print_request(one: dict[str, Any], console: Console) -> None:
 
     first = "no first token" if one["ttft_ns"] is None else f"TTFT {ms(one['ttft_ns'])}"
     console.print(
-        f"request {one['request']} on worker {one['worker']}: {ms(one['latency_ns'])}, {first}; "
+        f"request {visible(one['request'])} on worker {one['worker']}: {ms(one['latency_ns'])}, {first}; "
         f"prompt {one['prompt_tokens']:,} tokens ({one['cached_tokens']:,} cached), "
         f"{one['output_tokens']:,} output tokens, {one['preemptions']} preemptions",
         soft_wrap=True,
@@ -82,13 +82,13 @@ def _describe(span: dict[str, Any]) -> str:
     parts = {part: value for part, value in span["parts"].items() if part != span["kind"]}
     words += [f"{PARTS[part].partition(', ')[2] or PARTS[part]} {ms(value)}" for part, value in parts.items()]
     if span.get("preempted_by"):
-        words.append(f"to make room for {span['preempted_by']}")
+        words.append(f"to make room for {visible(span['preempted_by'])}")
     if span.get("at_head_ns"):
         words.append(f"first in the queue for {ms(span['at_head_ns'])}")
     if named := span["others"][:3]:
         unit = "blocks" if "blocks" in named[0] else "tokens"
         verb = "held by" if unit == "blocks" else "with prompts of"
-        said = [f"{one['request']} ({one[unit]:,g} {unit})" for one in named]
+        said = [f"{visible(one['request'])} ({one[unit]:,g} {unit})" for one in named]
         words.append(f"{verb} {', '.join(said)}")
     return "; ".join(words)
 
@@ -99,7 +99,7 @@ def _print_list(requests: list[dict[str, Any]], console: Console) -> None:
         largest = sorted(one["parts"].items(), key=lambda item: -item[1])[:3]
         said = "; ".join(f"{PARTS[part]} {value / max(one['latency_ns'], 1):.0%}" for part, value in largest)
         first = "" if one["ttft_ns"] is None else ms(one["ttft_ns"])
-        table.add_row(one["request"], str(one["worker"]), ms(one["latency_ns"]), first, said)
+        table.add_row(visible(one["request"]), str(one["worker"]), ms(one["latency_ns"]), first, said)
     console.print(table)
 
 

@@ -13,7 +13,7 @@ from understudy.sweep.commands import make_commands
 from understudy.sweep.cost import Cost, format_price
 from understudy.sweep.remedies import describe_remedies
 from understudy.sweep.space import SPLIT
-from understudy.text import duration, plural
+from understudy.text import duration, plural, visible
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -37,7 +37,7 @@ def describe_sweep(sweep: Sweep) -> Iterator[str]:
     """Yield the lines that `understudy sweep` prints."""
     stored = f" ({sweep.found:,} found in the store)" if sweep.found else ""
     yield (
-        f"{sweep.workload}: {plural(sweep.requests, 'request')}; {plural(sweep.space.size, 'combination')}, "
+        f"{visible(sweep.workload)}: {plural(sweep.requests, 'request')}; {plural(sweep.space.size, 'combination')}, "
         f"{len(sweep.trials):,} replayed{stored}, {len(sweep.invalid):,} invalid, {len(sweep.failed):,} failed; "
         f"{sweep.wall_s:,.1f} s, {sweep.cpu_s:,.1f} CPU s"
     )
