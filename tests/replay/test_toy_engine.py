@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from engines.toy_kind import ToyConfig
 from replay.building import single_turns
-from replay.toy_config import ToyConfig
 from understudy import _core
 from understudy.engines.mocker_settings import MockerSettings
 from understudy.engines.timing import Constant
@@ -33,7 +33,7 @@ pytestmark = pytest.mark.skipif(
 
 @pytest.fixture(autouse=True)
 def toy_is_a_kind(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(KIND_MODULES, "toy", "replay.toy_config")
+    monkeypatch.setitem(KIND_MODULES, "toy", "engines.toy_kind")
 
 
 COMPLETED, CANCELLED = 0, 2

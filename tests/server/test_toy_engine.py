@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import pytest
 
-from replay.toy_config import ToyConfig
+from engines.toy_kind import ToyConfig
 from server.client import QUICK, Client
 from understudy import _core
 from understudy.engines.timing import Constant
@@ -33,7 +33,7 @@ pytestmark = pytest.mark.skipif(
 
 @pytest.fixture(autouse=True)
 def toy_is_a_kind(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(KIND_MODULES, "toy", "replay.toy_config")
+    monkeypatch.setitem(KIND_MODULES, "toy", "engines.toy_kind")
 
 
 C = "/v1/completions"

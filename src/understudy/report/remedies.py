@@ -129,7 +129,7 @@ class _Part(NamedTuple):
         """Set `workers` or a setting of the engine; `flag` and `shown` are its name and value for the reader."""
         flag, shown = flag or name, value if shown is None else shown
         if not self.pools:
-            return Change(f"--{flag.replace('_', '-')} {shown}", {name: value})
+            return Change(_spell(flag, shown), {name: value})
         pool = self.pools[self.number]
         if name == "workers":
             pool = msgspec.structs.replace(pool, workers=value)
@@ -184,6 +184,13 @@ class _Part(NamedTuple):
                 return
         if less < value:
             yield self.change(name, less, flag.removeprefix("--").replace("-", "_"))
+
+
+def _spell(flag: str, value: object) -> str:
+    """Return the words of a command line; a setting without a flag of its own is given by `--set engine.NAME`."""
+    if flag.startswith("set "):
+        return f"--{flag}={value}"
+    return f"--{flag.replace('_', '-')} {value}"
 
 
 def _list_parts(setup: Setup) -> list[_Part]:

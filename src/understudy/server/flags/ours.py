@@ -41,7 +41,7 @@ OURS = (
     Flag(["--failure-types"], "str", many=True),
     Flag(["--fake-metrics"], "json"),
     Flag(["--model"], "str"),
-    Flag(["--engine"], "str", choices=[*KIND_MODULES, "qwen3"]),
+    Flag(["--engine"], "str"),
     Flag(["--random-weights"], "int"),
     Flag(["--device"], "str"),
     Flag(["--backend"], "str", choices=["reference", "triton"]),
@@ -56,8 +56,10 @@ OURS = (
 
 
 def all_flags(version: str = NEWEST.version) -> dict[str, Flag]:
-    """Return the flags of a vLLM release and ours, by every name."""
-    return {**vllm_flags(version), **{name: flag for flag in OURS for name in flag.names}}
+    """Return the flags of a vLLM release and ours, by every name; --engine takes every kind that has a name now."""
+    ours = {name: flag for flag in OURS for name in flag.names}
+    ours["--engine"] = msgspec.structs.replace(ours["--engine"], choices=[*KIND_MODULES, "qwen3"])
+    return {**vllm_flags(version), **ours}
 
 
 def find_flags_version(arguments: list[str], more: dict[str, Flag]) -> str:
