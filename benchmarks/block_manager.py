@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
     from harness.timing import Clock
-    from understudy._core import PolicyName
+    from understudy.core_types import PolicyName
 
 SIZES = (1, 16, 512)  # blocks per call
 POLICIES: tuple[PolicyName, ...] = ("lru", "lineage", "vllm", "multi_lru")

@@ -2,24 +2,20 @@
 
 from __future__ import annotations
 
-import ast
 import importlib.metadata
 import os
 import re
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 import understudy
-from understudy import _core
 from understudy.cli import VERBS, main
 
 ROOT = Path(__file__).parents[1]
 PACKAGE = Path(understudy.__file__).parent
-STUB = (PACKAGE / "_core.pyi").read_text()
 
 
 def python(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
@@ -47,89 +43,6 @@ def test_the_version_is_the_same_everywhere() -> None:
 def test_type_information_is_shipped() -> None:
     assert (PACKAGE / "py.typed").is_file()
     assert (PACKAGE / "_core.pyi").is_file()
-
-
-def test_the_stub_never_says_any() -> None:
-    names = {node.id for node in ast.walk(ast.parse(STUB)) if isinstance(node, ast.Name)}
-    attributes = {node.attr for node in ast.walk(ast.parse(STUB)) if isinstance(node, ast.Attribute)}
-    assert not {"Any", "Incomplete", "Unknown"} & (names | attributes)
-
-
-def parameters(function: ast.FunctionDef) -> list[str]:
-    """Parameters as a caller sees them: kind, name, and whether there is a default."""
-    arguments = function.args
-    positional = [*arguments.posonlyargs, *arguments.args]
-    required = len(positional) - len(arguments.defaults)
-    out = [
-        f"{arg.arg}{'=' if i >= required else ''}" for i, arg in enumerate(positional) if arg.arg != "self"
-    ]
-    if arguments.vararg is not None:
-        out.append(f"*{arguments.vararg.arg}")
-    for arg, default in zip(arguments.kwonlyargs, arguments.kw_defaults, strict=True):
-        out.append(f"keyword {arg.arg}{'=' if default is not None else ''}")
-    return out
-
-
-def signatures_in_the_core(function: Any) -> list[list[str]]:
-    """Parse what the binding says of itself, such as `def f(self, count: object = \\0) -> int`."""
-    out = []
-    for signature, *_ in function.__nb_signature__:
-        head, _, _ = re.sub(r"\\\d+", "...", signature).partition(" -> ")
-        head = re.sub(r"ndarray\[[^\]]*\]", "ndarray", head)  # its parameters are no Python
-        (node,) = ast.parse(f"{head}: ...").body
-        assert isinstance(node, ast.FunctionDef)
-        out.append(parameters(node))
-    return out
-
-
-def describe_stub(body: list[ast.stmt]) -> dict[str, object]:
-    """Every public name of the stub: a class's members, a function's overloads, or what else it is."""
-    out: dict[str, object] = {}
-    for node in body:
-        match node:
-            case ast.ClassDef(name=name) if not name.startswith("_"):
-                out[name] = describe_stub(node.body)
-            case ast.FunctionDef(name=name) if not name.startswith("_") or name == "__init__":
-                if any(isinstance(d, ast.Attribute) and d.attr == "setter" for d in node.decorator_list):
-                    continue  # of the property before it
-                if any(isinstance(d, ast.Name) and d.id == "property" for d in node.decorator_list):
-                    out[name] = "property"
-                else:
-                    overloads = out.setdefault(name, [])
-                    assert isinstance(overloads, list)
-                    overloads.append(parameters(node))
-            case ast.AnnAssign(annotation=ast.Name(id="TypeAlias")):
-                pass  # for the type checker only
-            case ast.Assign(targets=[ast.Name(id=name)]) | ast.AnnAssign(target=ast.Name(id=name)):
-                if not name.startswith("_"):
-                    out[name] = "value"
-    return out
-
-
-def describe_core(space: Any) -> dict[str, object]:
-    """The same of the compiled module, from what it says of itself."""
-    out: dict[str, object] = {}
-    for name, value in vars(space).items():
-        if name.startswith("_") and name != "__init__":
-            continue
-        if isinstance(value, type):
-            out[name] = describe_core(value)
-        elif isinstance(value, property):
-            out[name] = "property"
-        elif hasattr(value, "__nb_signature__"):
-            out[name] = signatures_in_the_core(value)
-        elif name != "__init__":  # without a signature it only says that the class cannot be constructed
-            out[name] = "value"
-    return out
-
-
-def test_the_stub_describes_the_core_name_by_name_and_parameter_by_parameter() -> None:
-    stub: Any = describe_stub(ast.parse(STUB).body)
-    core: Any = describe_core(_core)
-    submit = core["VllmEngine"]["submit"]
-    assert submit[1] == ["*args"]  # reads its arguments itself
-    submit[1] = stub["VllmEngine"]["submit"][1]
-    assert stub == core
 
 
 # --- lean imports -------------------------------------------------------------------------------------

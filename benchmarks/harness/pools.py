@@ -13,7 +13,7 @@ from understudy.tokens import Identities
 if TYPE_CHECKING:
     import numpy.typing as npt
 
-    from understudy._core import PolicyName
+    from understudy.core_types import PolicyName
     from understudy.kv import MutableBlocks, RegisteredBlocks
 
     Hashes = npt.NDArray[np.uint64]

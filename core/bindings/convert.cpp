@@ -139,9 +139,9 @@ LineageHash read_lineage(nb::handle value, const std::string& name) {
   }
 }
 
-nb::object lineage_to_int(const LineageHash& lineage) { return wide_to_int(lineage.hi, lineage.lo); }
+WideInt lineage_to_int(const LineageHash& lineage) { return wide_to_int(lineage.hi, lineage.lo); }
 
-nb::object wide_to_int(std::uint64_t hi, std::uint64_t lo) { return (nb::int_(hi) << nb::int_(64)) | nb::int_(lo); }
+WideInt wide_to_int(std::uint64_t hi, std::uint64_t lo) { return (nb::int_(hi) << nb::int_(64)) | nb::int_(lo); }
 
 std::vector<MultimodalRun> read_runs(nb::handle value, const std::string& name) {
   const nb::object items = read_tuple(value, name);

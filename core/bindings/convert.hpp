@@ -18,6 +18,7 @@
 #include <vector>
 
 #include "base/errors.hpp"
+#include "named.hpp"
 #include "tiers/tier_config.hpp"
 #include "tokens/lineage_hash.hpp"
 #include "tokens/token_blocks.hpp"
@@ -72,22 +73,22 @@ extern template class IntArray<std::uint64_t>;
 
 // A lineage hash is a Python int of 128 bits.
 LineageHash read_lineage(nb::handle value, const std::string& name);
-nb::object lineage_to_int(const LineageHash& lineage);
-nb::object wide_to_int(std::uint64_t hi, std::uint64_t lo);
+WideInt lineage_to_int(const LineageHash& lineage);
+WideInt wide_to_int(std::uint64_t hi, std::uint64_t lo);
 
 // Multimodal runs from a sequence of (mm_hash, offset, length).
 std::vector<MultimodalRun> read_runs(nb::handle value, const std::string& name);
 
 // Hands the values to numpy without a copy, as a one-dimensional array.
 template <typename T, typename Allocator>
-nb::object to_array(std::vector<T, Allocator> values) {
+Array<T> to_array(std::vector<T, Allocator> values) {
   using Values = std::vector<T, Allocator>;
   auto owned = std::make_unique<Values>(std::move(values));
   T* const data = owned->data();
   const std::size_t size = owned->size();
   nb::capsule owner(owned.get(), [](void* p) noexcept { delete static_cast<Values*>(p); });
   (void)owned.release();
-  return nb::cast(nb::ndarray<nb::numpy, T, nb::ndim<1>>(data, {size}, owner));
+  return Array<T>(nb::cast(nb::ndarray<nb::numpy, T, nb::ndim<1>>(data, {size}, owner)));
 }
 
 }  // namespace understudy

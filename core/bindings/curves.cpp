@@ -26,10 +26,12 @@ namespace {
 using namespace nb::literals;
 
 using Rows = Column<std::int64_t>;
+using Sizes = PyArg<"numpy.typing.ArrayLike">;
+using Counts = Array<std::int64_t>;
 
 std::span<const std::int64_t> span_of(const Rows& rows) { return {rows.data(), rows.size()}; }
 
-void make_visits(BlockVisits* self, nb::handle workload, nb::handle block_size, bool prompts_only, bool computes_last) {
+void make_visits(BlockVisits* self, PyArg<"object"> workload, Int block_size, bool prompts_only, bool computes_last) {
   ColumnReader reader(workload);
   const WorkloadColumns columns = read_workload(reader, workload);
   const auto size = static_cast<std::uint32_t>(read_uint(block_size, "block_size", BlockStore::kMaxBlockSize));
@@ -41,7 +43,7 @@ void make_visits(BlockVisits* self, nb::handle workload, nb::handle block_size, 
 
 // Calls `hits(size)` for each cache size, without the GIL.
 template <typename Result, typename Hits>
-std::vector<Result> by_size(nb::handle sizes, Hits hits) {
+std::vector<Result> by_size(Sizes sizes, Hits hits) {
   const IntArray<std::uint32_t> blocks(sizes, "sizes");
   nb::gil_scoped_release release;
   std::vector<Result> out;
@@ -49,7 +51,7 @@ std::vector<Result> by_size(nb::handle sizes, Hits hits) {
   return out;
 }
 
-nb::object split(const std::vector<PinnedHits>& hits) {
+Tuple<Counts, Counts> split(const std::vector<PinnedHits>& hits) {
   std::vector<std::int64_t> tokens;
   std::vector<std::int64_t> unplaced;
   for (const PinnedHits& each : hits) {
@@ -63,7 +65,7 @@ std::size_t read_count(nb::handle value, const char* name) {
   return static_cast<std::size_t>(read_uint(value, name, std::numeric_limits<std::int64_t>::max()));
 }
 
-nb::object lru(const BlockVisits& self, const Rows& rows, nb::handle warm_up) {
+Tuple<Counts, PyType<"int">> lru(const BlockVisits& self, const Rows& rows, Int warm_up) {
   self.check_rows(span_of(rows));
   const std::size_t skipped = read_count(warm_up, "warm_up");
   LruCurve curve;
@@ -74,14 +76,14 @@ nb::object lru(const BlockVisits& self, const Rows& rows, nb::handle warm_up) {
   return nb::make_tuple(to_array(std::move(curve.hit_tokens)), curve.distinct_blocks);
 }
 
-nb::object fifo(const BlockVisits& self, const Rows& rows, nb::handle sizes, nb::handle warm_up) {
+Counts fifo(const BlockVisits& self, const Rows& rows, Sizes sizes, Int warm_up) {
   self.check_rows(span_of(rows));
   const std::size_t skipped = read_count(warm_up, "warm_up");
   return to_array(by_size<std::int64_t>(
       sizes, [&](std::uint32_t size) { return fifo_hit_tokens(self, span_of(rows), skipped, size); }));
 }
 
-nb::object optimal(const BlockVisits& self, const Rows& rows, nb::handle sizes, nb::handle warm_up) {
+Counts optimal(const BlockVisits& self, const Rows& rows, Sizes sizes, Int warm_up) {
   self.check_rows(span_of(rows));
   const std::size_t skipped = read_count(warm_up, "warm_up");
   std::vector<std::uint32_t> next;
@@ -93,7 +95,8 @@ nb::object optimal(const BlockVisits& self, const Rows& rows, nb::handle sizes, 
       sizes, [&](std::uint32_t size) { return optimal_hit_tokens(self, span_of(rows), next, skipped, size); }));
 }
 
-nb::object pinned(const BlockVisits& self, nb::handle policy, const Rows& order, nb::handle sizes, nb::handle warm_up) {
+Tuple<Counts, Counts> pinned(const BlockVisits& self, PyArg<"str"> policy, const Rows& order, Sizes sizes,
+                             Int warm_up) {
   const std::size_t skipped = read_count(warm_up, "warm_up");
   if (nb::isinstance<nb::str>(policy) && nb::cast<std::string>(policy) == "optimal") {
     return split(by_size<PinnedHits>(
@@ -105,7 +108,7 @@ nb::object pinned(const BlockVisits& self, nb::handle policy, const Rows& order,
       sizes, [&](std::uint32_t size) { return policy_hits(self, span_of(order), skipped, size, kind); }));
 }
 
-nb::object runs(const BlockVisits& self, const Rows& rows, nb::handle size) {
+Tuple<Counts, Counts, Counts, Counts, Counts, Counts> runs(const BlockVisits& self, const Rows& rows, Int size) {
   self.check_rows(span_of(rows));
   const std::size_t blocks = read_count(size, "size");
   PrefixRuns found;
@@ -118,7 +121,7 @@ nb::object runs(const BlockVisits& self, const Rows& rows, nb::handle size) {
                         to_array(std::move(found.recomputed)), to_array(std::move(found.below)));
 }
 
-nb::object sessions(const BlockVisits& self, const Column<std::int32_t>& session) {
+Tuple<Counts, Counts> sessions(const BlockVisits& self, const Column<std::int32_t>& session) {
   SessionBlocks found;
   {
     nb::gil_scoped_release release;
@@ -129,7 +132,7 @@ nb::object sessions(const BlockVisits& self, const Column<std::int32_t>& session
 
 using Caches = Column<std::int32_t>;
 
-nb::object unlimited(const BlockVisits& self, const Rows& rows, const std::optional<Caches>& caches, bool loads_last) {
+Counts unlimited(const BlockVisits& self, const Rows& rows, const std::optional<Caches>& caches, bool loads_last) {
   self.check_rows(span_of(rows));
   std::span<const std::int32_t> own;
   if (caches) own = {caches->data(), caches->size()};
@@ -141,8 +144,8 @@ nb::object unlimited(const BlockVisits& self, const Rows& rows, const std::optio
   return to_array(std::move(hits));
 }
 
-std::int64_t shared_below(const BlockVisits& self, const Rows& rows, const Caches& caches, nb::handle own,
-                          nb::handle below, bool copies, nb::handle warm_up) {
+std::int64_t shared_below(const BlockVisits& self, const Rows& rows, const Caches& caches, Int own, Int below,
+                          bool copies, Int warm_up) {
   self.check_rows(span_of(rows));
   const std::size_t skipped = read_count(warm_up, "warm_up");
   const std::size_t above = read_count(own, "own");

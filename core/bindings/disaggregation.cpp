@@ -171,13 +171,16 @@ void bind_disaggregation(nb::module_& m) {
       "Remote if the prompt has `prompt_tokens`, and the decode worker lacks `uncached_tokens` and `uncached_share` of "
       "it; with `either`, one of both is enough.");
   m.def(
-      "user_decider", [](nb::object user) { return std::shared_ptr<Decider>(new UserDecider(std::move(user))); },
+      "user_decider",
+      [](PyType<"understudy.core_types.UserDecider"> user) {
+        return std::shared_ptr<Decider>(new UserDecider(std::move(user)));
+      },
       "user"_a, "An object with remote(prompt_tokens, cached_tokens, session) as a decider.");
   nb::class_<HandOffLinks>(m, "HandOffLinks", "Links of hand-offs, 10^9 bytes per second; infinity: no limit.")
       .def(
           "__init__",
           [](HandOffLinks* self, double out_gbps, double in_gbps, double backend_gbps, std::int64_t fixed_ns,
-             nb::handle bytes_per_block) {
+             Int bytes_per_block) {
             new (self) HandOffLinks{out_gbps, in_gbps, backend_gbps, fixed_ns,
                                     read_uint(bytes_per_block, "bytes_per_block", std::uint64_t{1} << 38)};
           },
@@ -186,7 +189,7 @@ void bind_disaggregation(nb::module_& m) {
   nb::class_<Disaggregation>(m, "Disaggregation", "How requests are divided between prefill and decode pools.")
       .def(
           "__init__",
-          [](Disaggregation* self, nb::handle decode_routing, nb::handle seed, std::shared_ptr<Decider> decider,
+          [](Disaggregation* self, RoutingArg decode_routing, Int seed, std::shared_ptr<Decider> decider,
              bool decode_first, std::int64_t hop_ns, const HandOffLinks& links, double transfer_failure_rate) {
             const std::uint64_t number = read_uint(seed, "seed");
             new (self) Disaggregation{read_router(decode_routing, number),

@@ -50,9 +50,9 @@ KvLeg read_leg(const std::string& leg) {
   throw Error(ErrorKind::InvalidArgument, "leg: '", leg, "' must be whole, prefill or decode");
 }
 
-RequestSpec make_spec(RequestId id, const std::string& name, nb::handle prompt_tokens, nb::handle max_tokens,
+RequestSpec make_spec(RequestId id, const std::string& name, Int prompt_tokens, Int max_tokens,
                       const Identities* identities, std::optional<std::int64_t> priority, double arrival_time,
-                      nb::handle eos_at, const std::optional<std::vector<std::uint32_t>>& accepts, nb::handle adapter,
+                      Int eos_at, const std::optional<std::vector<std::uint32_t>>& accepts, Int adapter,
                       const std::string& leg, std::uint32_t peer, std::optional<RequestId> peer_request) {
   RequestSpec spec;
   spec.id = id;
@@ -248,7 +248,7 @@ void bind_engine(nb::module_& m) {
       .def("forget_cache", &Engine::forget_cache, "now_ns"_a, "Drop every unreferenced block of the device.")
       .def(
           "take_events",
-          [](Engine& self) {
+          [](Engine& self) -> TimedRows {
             TimedEvents events = self.take_events();
             return nb::make_tuple(std::move(events.batch), to_array(std::move(events.time_ns)));
           },

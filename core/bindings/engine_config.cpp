@@ -32,16 +32,16 @@ std::uint32_t read_limit(nb::handle value, const char* field) {
   return static_cast<std::uint32_t>(read_uint(value, field, VllmConfig::kUnlimited - 1));
 }
 
-void make_config(VllmConfig* self, nb::handle block_size, nb::handle num_gpu_blocks, nb::handle max_num_seqs,
-                 nb::handle max_num_batched_tokens, nb::handle max_model_len, nb::handle long_prefill_token_threshold,
-                 bool enable_prefix_caching, bool enable_chunked_prefill, const std::string& policy,
-                 const std::string& preemption_mode, bool scheduler_reserve_full_isl, double watermark,
-                 bool async_scheduling, const std::string& kv_manager, nb::handle eviction_policy,
-                 const MockerSettings* mocker, const Speculation* speculation, const std::string& free_order,
-                 bool phantom_hits, bool caps_lone_prefill, nb::handle max_num_active_seqs,
-                 bool long_prefill_token_threshold_adaptive, bool events, bool kv_trace, bool check,
-                 nb::handle max_loras, bool preempted_first, const VllmOffload* offload, double stay_sample,
-                 bool self_preemption_ends, bool counts_running_loras, nb::handle prefill_schedule_interval) {
+void make_config(VllmConfig* self, Int block_size, Int num_gpu_blocks, Int max_num_seqs, Int max_num_batched_tokens,
+                 Int max_model_len, Int long_prefill_token_threshold, bool enable_prefix_caching,
+                 bool enable_chunked_prefill, const std::string& policy, const std::string& preemption_mode,
+                 bool scheduler_reserve_full_isl, double watermark, bool async_scheduling,
+                 const std::string& kv_manager, PolicyMakerArg eviction_policy, const MockerSettings* mocker,
+                 const Speculation* speculation, const std::string& free_order, bool phantom_hits,
+                 bool caps_lone_prefill, Int max_num_active_seqs, bool long_prefill_token_threshold_adaptive,
+                 bool events, bool kv_trace, bool check, Int max_loras, bool preempted_first,
+                 const VllmOffload* offload, double stay_sample, bool self_preemption_ends, bool counts_running_loras,
+                 Int prefill_schedule_interval) {
   VllmConfig config;
   config.block_size = static_cast<std::uint32_t>(read_uint(block_size, "block_size", BlockStore::kMaxBlockSize));
   config.num_gpu_blocks = read_uint(num_gpu_blocks, "num_gpu_blocks", BlockStore::kMaxBlocks);
@@ -122,7 +122,7 @@ void bind_engine_config(nb::module_& m) {
       .def(
           "__init__",
           [](MockerSettings* self, double speedup_ratio, double decode_speedup_ratio, bool charge_first_token,
-             std::vector<double> accept_rates, nb::handle burst_seed, bool route_rejected) {
+             std::vector<double> accept_rates, Int burst_seed, bool route_rejected) {
             new (self) MockerSettings{{speedup_ratio, decode_speedup_ratio},
                                       charge_first_token,
                                       std::move(accept_rates),

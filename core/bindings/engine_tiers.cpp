@@ -13,8 +13,8 @@
 
 namespace understudy {
 
-nb::object take_offload_line(VllmEngine& engine);     // offload.cpp
-nb::object take_offload_samples(VllmEngine& engine);  // offload.cpp
+OffloadLine take_offload_line(VllmEngine& engine);        // offload.cpp
+OffloadSamples take_offload_samples(VllmEngine& engine);  // offload.cpp
 
 namespace {
 

@@ -70,6 +70,11 @@ std::string name_of(const VllmEngine& self, RequestId id) {
   return self.request(id).spec.name;
 }
 
+constexpr const char* kSubmit =
+    "def submit(self, name: str, prompt_tokens: int, max_tokens: int, identities: Identities | None = None, *, "
+    "priority: int = 0, arrival_time: float = 0.0, eos_at: int | None = None, "
+    "accepts: collections.abc.Sequence[int] | None = None, adapter: int = 0) -> int";
+
 // The engine chooses the id; other arguments are those of RequestSpec.
 RequestId submit(VllmEngine& self, const nb::args& args, const nb::kwargs& kwargs) {
   const RequestId id = self.num_submitted();
@@ -112,7 +117,8 @@ void bind_vllm_engine(nb::module_& m) {
           "submit",
           [](VllmEngine& self, RequestSpec spec, std::int64_t now_ns) { return self.submit(std::move(spec), now_ns); },
           "spec"_a, "now_ns"_a, "Queue a request, as any engine does.")
-      .def("submit", &submit, "Queue a request with the arguments of RequestSpec but for its id, which is returned.")
+      .def("submit", &submit, nb::sig(kSubmit),
+           "Queue a request with the arguments of RequestSpec but for its id, which is returned.")
       .def("begin_recorded_step", &VllmEngine::begin_recorded_step, "now_ns"_a,
            "Schedule as a recording counts steps; not to be mixed with begin_step.")
       .def("end_recorded_step", &VllmEngine::end_recorded_step, "now_ns"_a,

@@ -29,7 +29,8 @@ void bind_column(nb::class_<DrainedEvents>& batch, const char* name, Read read, 
 }
 
 // The events that `understudy.events.decode` makes of the rows, as columns and in one pass.
-nb::tuple event_columns(const DrainedEvents& self, bool raw) {
+Arrays<std::uint8_t, std::uint8_t, std::uint64_t, std::int64_t, std::uint64_t, std::uint64_t> event_columns(
+    const DrainedEvents& self, bool raw) {
   DrainedColumn<std::uint8_t> kinds;
   DrainedColumn<std::uint8_t> tiers;
   DrainedColumn<std::uint64_t> parents;
@@ -69,8 +70,8 @@ nb::tuple event_columns(const DrainedEvents& self, bool raw) {
 }
 
 // A column by parts: views that live as long as the table, or copies of the rows in the consolidated stream.
-nb::list parts_of(nb::handle_t<EventTable> self, bool raw,
-                  EventTable::Column<std::uint64_t> EventTable::Part::* column) {
+List<Array<std::uint64_t>> parts_of(nb::handle_t<EventTable> self, bool raw,
+                                    EventTable::Column<std::uint64_t> EventTable::Part::* column) {
   const auto& table = nb::cast<const EventTable&>(self);
   nb::list out;
   for (std::size_t i = 0; i < table.parts().size(); ++i) {
@@ -101,14 +102,14 @@ void bind_event_table(nb::module_& m) {
       .def_prop_ro("digest", &EventTable::digest, "Equal for equal tables; different otherwise, up to collisions.")
       .def(
           "rows",
-          [](const EventTable& self) {
+          [](const EventTable& self) -> TimedRows {
             TimedEvents rows = self.rows();
             return nb::make_tuple(std::move(rows.batch), to_array(std::move(rows.time_ns)));
           },
           "All rows, with the time of each in ns.")
       .def(
           "heads",
-          [](const EventTable& self, bool raw) {
+          [](const EventTable& self, bool raw) -> ColumnsByName {
             EventTable::Heads heads = self.heads(raw);
             nb::dict out;
             out["kinds"] = to_array(std::move(heads.kinds));

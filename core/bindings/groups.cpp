@@ -44,8 +44,8 @@ std::uint32_t read_tokens(nb::handle value, const char* field) {
   return static_cast<std::uint32_t>(read_uint(value, field, std::uint64_t{1} << 30));
 }
 
-void make_group(KvGroup* self, const std::string& kind, nb::handle block_size, nb::handle window, nb::handle chunk,
-                bool align, nb::handle checkpoint_blocks, nb::handle checkpoint_alignment, bool bounded_replay) {
+void make_group(KvGroup* self, const std::string& kind, Int block_size, Int window, Int chunk, bool align,
+                Int checkpoint_blocks, Int checkpoint_alignment, bool bounded_replay) {
   new (self) KvGroup{read_kind(kind),
                      read_tokens(block_size, "block_size"),
                      read_tokens(window, "window"),
@@ -56,8 +56,8 @@ void make_group(KvGroup* self, const std::string& kind, nb::handle block_size, n
                      bounded_replay};
 }
 
-VllmConfig with_groups(const VllmConfig& self, std::vector<KvGroup> groups, nb::handle prefix_match_unit,
-                       nb::handle retention_interval, bool group_events, bool event_ranges) {
+VllmConfig with_groups(const VllmConfig& self, std::vector<KvGroup> groups, Int prefix_match_unit,
+                       Int retention_interval, bool group_events, bool event_ranges) {
   VllmConfig config = self;
   config.groups = std::move(groups);
   config.prefix_match_unit = read_tokens(prefix_match_unit, "prefix_match_unit");

@@ -87,14 +87,14 @@ namespace {
 
 using namespace nb::literals;
 
-nb::object ids_array(const Guard& self) {
+Array<std::int32_t> ids_array(const Guard& self) {
   std::vector<std::int32_t> ids(self.size());
   std::transform(self.ids().begin(), self.ids().end(), ids.begin(),
                  [](SlotId id) { return static_cast<std::int32_t>(id); });
   return to_array(std::move(ids));
 }
 
-std::optional<IntArray<Token>> read_tokens(nb::handle token_ids) {
+std::optional<IntArray<Token>> read_tokens(Ints token_ids) {
   std::optional<IntArray<Token>> tokens;
   if (!token_ids.is_none()) tokens.emplace(token_ids, "token_ids");
   return tokens;
@@ -112,7 +112,7 @@ StagedBlocks stage(MutableBlocks& self, const Identities& identities) {
   return {manager, std::move(ids), identities};
 }
 
-RegisteredBlocks commit(MutableBlocks& self, const Identities& identities, nb::handle token_ids) {
+RegisteredBlocks commit(MutableBlocks& self, const Identities& identities, Ints token_ids) {
   const auto tokens = read_tokens(token_ids);
   const Manager manager = self.manager();
   self.require_live();
@@ -123,7 +123,7 @@ RegisteredBlocks commit(MutableBlocks& self, const Identities& identities, nb::h
   return {manager, std::move(ids), identities};
 }
 
-RegisteredBlocks register_staged(StagedBlocks& self, nb::handle token_ids) {
+RegisteredBlocks register_staged(StagedBlocks& self, Ints token_ids) {
   const auto tokens = read_tokens(token_ids);
   const Manager manager = self.manager();
   std::vector<SlotId> ids = self.transfer(
@@ -138,7 +138,7 @@ MutableBlocks unstage(StagedBlocks& self) {
   return {manager, std::move(ids)};
 }
 
-nb::object tokens_of(RegisteredBlocks& self) {
+Array<Token> tokens_of(RegisteredBlocks& self) {
   std::vector<Token> tokens;
   self.lend([&](const Manager& m, const std::vector<SlotId>& ids) { tokens = m.store->token_ids(m.pool, ids); });
   return to_array(std::move(tokens));
@@ -170,8 +170,9 @@ void bind_guards(nb::module_& m) {
       .def_prop_ro("released", &Guard::released, "Whether the blocks were released or handed on.")
       .def(
           "release", [](Guard& self) { self.release(true); }, "Return the blocks. Idempotent.")
-      .def("__enter__", [](nb::handle self) { return nb::borrow(self); })
-      .def("__exit__", [](Guard& self, nb::args) { self.release(true); });
+      .def(
+          "__enter__", [](nb::handle self) { return nb::borrow(self); }, kEnter)
+      .def("__exit__", [](Guard& self, nb::args) { self.release(true); }, kExit);
 
   nb::class_<MutableBlocks, Guard> mutable_blocks(m, "MutableBlocks",
                                                   "Freshly allocated blocks that one owner writes.");
@@ -191,10 +192,11 @@ void bind_guards(nb::module_& m) {
           "be given, unless some tier of the store has each of them.")
       .def(
           "take",
-          [](MutableBlocks& self, nb::handle count) {
+          [](MutableBlocks& self, Int count) {
             return MutableBlocks(self.manager(), self.split(read_uint(count, "count")));
           },
-          "count"_a.none(), "Move the first `count` blocks into a guard of their own.");
+          "count"_a.none(), nb::sig("def take(self, count: int) -> MutableBlocks"),
+          "Move the first `count` blocks into a guard of their own.");
 
   staged.def_prop_ro("identities", &StagedBlocks::identities)
       .def("register", &register_staged, "token_ids"_a.none() = nb::none(),
@@ -209,14 +211,15 @@ void bind_guards(nb::module_& m) {
       .def("clone", &clone, "A second guard over the same blocks, with its own references.")
       .def(
           "take",
-          [](RegisteredBlocks& self, nb::handle count) {
+          [](RegisteredBlocks& self, Int count) {
             const Identities all = self.identities();
             std::vector<SlotId> head = self.split(read_uint(count, "count"));
             const std::size_t cut = head.size();
             self.drop_identities(cut);
             return RegisteredBlocks(self.manager(), std::move(head), all.slice(0, cut));
           },
-          "count"_a.none(), "Move the first `count` blocks into a guard of their own.")
+          "count"_a.none(), nb::sig("def take(self, count: int) -> RegisteredBlocks"),
+          "Move the first `count` blocks into a guard of their own.")
       .def(
           "weak",
           [](const RegisteredBlocks& self) {

@@ -9,6 +9,7 @@
 #include "bindings.hpp"
 #include "engine/vllm/engine.hpp"
 #include "exclusive_class.hpp"
+#include "named.hpp"
 
 namespace understudy {
 
@@ -27,7 +28,7 @@ VllmConfig with_transfer(const VllmConfig& self, const VllmTransfer& transfer) {
   return config;
 }
 
-nb::dict take_line(VllmEngine& self) {
+PyType<"understudy.core_types.HandOffLine"> take_line(VllmEngine& self) {
   const HandOffLog log = std::exchange(self.handoff_log(), {});
   nb::dict line;
   nb::list lookups;

@@ -19,13 +19,13 @@ using namespace nb::literals;
 std::optional<std::uint64_t> known(std::uint64_t hash) { return hash == 0 ? std::nullopt : std::optional(hash); }
 
 template <typename T, typename Field>
-nb::object column(const Identities& self, Field field) {
+Array<T> column(const Identities& self, Field field) {
   std::vector<T> values(self.size());
   std::transform(self.span().begin(), self.span().end(), values.begin(), field);
   return to_array(std::move(values));
 }
 
-nb::object lineage_list(const Identities& self) {
+List<Int> lineage_list(const Identities& self) {
   nb::list out;
   for (const BlockIdentity& block : self.span()) out.append(lineage_to_int(block.lineage));
   return out;
@@ -52,7 +52,7 @@ Identities sliced(const Identities& self, const nb::slice& range) {
   return Identities(std::move(picked)).with_block_size(self.block_size());
 }
 
-Identities from_local_hashes(nb::handle local_hashes, const Identities* parent) {
+Identities from_local_hashes(Ints local_hashes, const Identities* parent) {
   const IntArray<std::uint64_t> locals(local_hashes, "local_hashes");
   if (parent == nullptr) return Identities::from_local_hashes(locals.span());
   if (parent->empty()) {
@@ -61,8 +61,7 @@ Identities from_local_hashes(nb::handle local_hashes, const Identities* parent) 
   return Identities::from_local_hashes(locals.span(), (*parent)[parent->size() - 1]);
 }
 
-Identities from_sequence_hashes(nb::handle sequence_hashes, nb::handle local_hashes, nb::handle parent_hash,
-                                nb::handle start_position) {
+Identities from_sequence_hashes(Ints sequence_hashes, Ints local_hashes, Int parent_hash, Int start_position) {
   const IntArray<std::uint64_t> sequence(sequence_hashes, "sequence_hashes");
   std::optional<IntArray<std::uint64_t>> locals;
   if (!local_hashes.is_none()) locals.emplace(local_hashes, "local_hashes");
@@ -73,7 +72,7 @@ Identities from_sequence_hashes(nb::handle sequence_hashes, nb::handle local_has
                                           parent, start);
 }
 
-Identities from_lineage_hashes(nb::handle lineage_hashes) {
+Identities from_lineage_hashes(IntSequence lineage_hashes) {
   if (PySequence_Check(lineage_hashes.ptr()) == 0) {
     throw Error(ErrorKind::InvalidArgument, "lineage_hashes must be a sequence of ints of 128 bits");
   }
@@ -84,14 +83,14 @@ Identities from_lineage_hashes(nb::handle lineage_hashes) {
   return Identities::from_lineage_hashes(hashes);
 }
 
-nb::object lineage_hash(nb::handle current, nb::handle parent, nb::handle position) {
+WideInt lineage_hash(Int current, Int parent, Int position) {
   const bool has_parent = !parent.is_none();
   return lineage_to_int(
       LineageHash::make(read_uint(current, "current"), has_parent, has_parent ? read_uint(parent, "parent") : 0,
                         static_cast<std::uint32_t>(read_uint(position, "position", LineageHash::kMaxPosition))));
 }
 
-LineageHash lineage_of_bytes(nb::handle data) {
+LineageHash lineage_of_bytes(PyArg<"bytes | collections.abc.Sequence[int]"> data) {
   const IntArray<std::uint32_t> values(data, "data");
   LineageBytes bytes;
   if (values.span().size() != bytes.size()) {
@@ -120,40 +119,42 @@ void bind_lineage(nb::module_& m) {
         "Pack a lineage hash from a block's sequence hash, its parent's (None at a root) and its position.");
   m.def(
       "lineage_parts",
-      [](nb::handle plh) {
+      [](Int plh) {
         const LineageHash lineage = read_lineage(plh, "plh");
-        return nb::make_tuple(lineage.mode(), lineage.position(), lineage.current(), lineage.parent_fragment());
+        return Tuple<Int, Int, Int, Int>(
+            nb::make_tuple(lineage.mode(), lineage.position(), lineage.current(), lineage.parent_fragment()));
       },
       "plh"_a, "Unpack a lineage hash into (mode, position, sequence hash, parent fragment).");
   m.def(
       "lineage_extend",
-      [](nb::handle plh, nb::handle local_hash) {
+      [](Int plh, Int local_hash) {
         return lineage_to_int(read_lineage(plh, "plh").extend(read_uint(local_hash, "local_hash")));
       },
       "plh"_a, "local_hash"_a, "The lineage hash of the next block, given the hash of its content alone.");
   m.def(
-      "lineage_text", [](nb::handle plh) { return lineage_text(read_lineage(plh, "plh")); }, "plh"_a,
+      "lineage_text", [](Int plh) { return lineage_text(read_lineage(plh, "plh")); }, "plh"_a,
       "Readable form: position, sequence hash and (behind a root) parent fragment, the hashes in base58.");
   m.def(
       "lineage_bytes",
-      [](nb::handle plh) {
+      [](Int plh) {
         const LineageBytes bytes = lineage_to_bytes(read_lineage(plh, "plh"));
         return nb::bytes(bytes.data(), bytes.size());
       },
       "plh"_a, "The 16 big-endian bytes that travel on the wire.");
   m.def(
-      "lineage_from_bytes", [](nb::handle data) { return lineage_to_int(lineage_of_bytes(data)); }, "data"_a,
-      "Read a lineage hash from 16 big-endian bytes, or from a sequence of 16 ints.");
+      "lineage_from_bytes",
+      [](PyArg<"bytes | collections.abc.Sequence[int]"> data) { return lineage_to_int(lineage_of_bytes(data)); },
+      "data"_a, "Read a lineage hash from 16 big-endian bytes, or from a sequence of 16 ints.");
   m.def(
       "lineage_sort_key",
-      [](nb::handle plh) {
+      [](Int plh) {
         const LineageHash lineage = read_lineage(plh, "plh");
-        return nb::make_tuple(lineage.position(), lineage.current(), lineage_to_int(lineage));
+        return Tuple<Int, Int, Int>(nb::make_tuple(lineage.position(), lineage.current(), lineage_to_int(lineage)));
       },
       "plh"_a, "The total order of lineage hashes: position, then sequence hash, then the raw value.");
   m.def(
       "positional_sequence_hash",
-      [](nb::handle sequence_hash, nb::handle local_hash, nb::handle position) {
+      [](Int sequence_hash, Int local_hash, Int position) {
         const auto hash = PositionalSequenceHash::make(
             read_uint(sequence_hash, "sequence_hash"), read_uint(local_hash, "local_hash"),
             static_cast<std::uint32_t>(read_uint(position, "position", PositionalSequenceHash::kMaxPosition)));
@@ -179,7 +180,7 @@ void bind_identities(nb::module_& m) {
           "Sequence hash of the block before; None at a root or when not known.")
       .def_prop_ro("position", &BlockIdentity::position, "Index of the block in its sequence.")
       .def(
-          "__eq__", [](const BlockIdentity& a, const BlockIdentity& b) { return a == b; }, nb::is_operator())
+          "__eq__", [](const BlockIdentity& a, const BlockIdentity& b) { return a == b; }, nb::is_operator(), kEqual)
       .def("__hash__", [](const BlockIdentity& self) { return xxh3_64_pair(self.lineage.lo, self.lineage.hi, 0) >> 2; })
       .def("__repr__", &repr_identity);
 
@@ -197,7 +198,7 @@ void bind_identities(nb::module_& m) {
                       "Take 128-bit lineage hashes as they are; local hashes are not known.")
           .def(
               "hash_ahead",
-              [](const Identities& self, nb::handle tokens, std::uint32_t ahead) {
+              [](const Identities& self, Ints tokens, std::uint32_t ahead) {
                 return self.hash_ahead(IntArray<std::uint32_t>(tokens, "tokens").span(), ahead);
               },
               "tokens"_a, "ahead"_a,
@@ -205,10 +206,12 @@ void bind_identities(nb::module_& m) {
           .def("__len__", &Identities::size)
           .def("__getitem__", &sliced, "index"_a)
           .def("__getitem__", &item, "index"_a)
-          .def("__iter__", [](nb::handle self) { return nb::steal(PySeqIter_New(self.ptr())); })
+          .def(
+              "__iter__", [](nb::handle self) { return nb::steal(PySeqIter_New(self.ptr())); },
+              nb::sig("def __iter__(self) -> collections.abc.Iterator[Identity]"))
           .def("__add__", &Identities::concat, "other"_a, nb::is_operator())
           .def(
-              "__eq__", [](const Identities& a, const Identities& b) { return a == b; }, nb::is_operator())
+              "__eq__", [](const Identities& a, const Identities& b) { return a == b; }, nb::is_operator(), kEqual)
           .def("__repr__", &repr_identities)
           .def_prop_ro("lineage_hashes", &lineage_list, "128-bit lineage hashes, one int per block.")
           .def_prop_ro(

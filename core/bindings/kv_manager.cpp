@@ -25,9 +25,14 @@ namespace {
 
 using namespace nb::literals;
 
-void make_kv_manager(KvManager* self, nb::handle num_gpu_blocks, nb::handle block_size, const std::string& backend,
-                     nb::handle eviction, bool enable_prefix_caching, bool events, bool event_token_ids, bool trace,
-                     nb::handle dp_rank) {
+using Backend = PyText<"typing.Literal['kvbm', 'native']">;
+using Block = PyArg<"understudy.core_types.Block">;
+using Blocks = PyArg<"understudy.core_types.Blocks">;
+using EventGroups = List<Tuple<Int, nb::bool_, PyArg<"int | None">, List<PyArg<"understudy.core_types.EventBlock">>>>;
+
+void make_kv_manager(KvManager* self, Int num_gpu_blocks, Int block_size, const Backend& backend,
+                     PyArg<"understudy.core_types.PolicyName"> eviction, bool enable_prefix_caching, bool events,
+                     bool event_token_ids, bool trace, Int dp_rank) {
   KvManagerConfig config;
   config.num_gpu_blocks = read_uint(num_gpu_blocks, "num_gpu_blocks");
   if (config.num_gpu_blocks < 1 || config.num_gpu_blocks > BlockStore::kMaxBlocks) {
@@ -103,7 +108,7 @@ nb::object hash_or_none(std::uint64_t hash) { return hash == 0 ? nb::none() : nb
 
 // (id, stored, parent, [(sequence hash, local hash, position, generation, token ids)]) of every event of one
 // stream.
-nb::list group_rows(const KvEventRows& self, bool consolidated) {
+EventGroups group_rows(const KvEventRows& self, bool consolidated) {
   nb::list events;
   nb::list blocks;
   std::uint64_t open = KvEventRow::kSilent;
@@ -156,46 +161,45 @@ void bind_kv_manager_class(nb::module_& m) {
            "event_token_ids"_a = false, "trace"_a = false, "dp_rank"_a = 0)
       .def(
           "acquire",
-          [](KvManager& self, nb::handle blocks, nb::handle token_ids, bool partial) {
+          [](KvManager& self, Blocks blocks, Ints token_ids, bool partial) {
             const Tokens tokens(token_ids);
             return self.acquire(read_blocks(blocks), tokens.span(), partial);
           },
           "blocks"_a, nb::kw_only(), "token_ids"_a.none() = nb::none(), "partial"_a = false)
       .def(
-          "release", [](KvManager& self, nb::handle blocks) { self.release(read_blocks(blocks)); }, "blocks"_a)
+          "release", [](KvManager& self, Blocks blocks) { self.release(read_blocks(blocks)); }, "blocks"_a)
       .def(
           "seal",
-          [](KvManager& self, nb::handle partial, const BlockIdentity& identity, nb::handle token_ids) {
+          [](KvManager& self, Int partial, const BlockIdentity& identity, Ints token_ids) {
             const Tokens tokens(token_ids);
             self.seal(read_uint(partial, "partial"), identity, tokens.span());
           },
           "partial"_a, "identity"_a, nb::kw_only(), "token_ids"_a.none() = nb::none())
       .def(
-          "discard", [](KvManager& self, nb::handle blocks) { self.discard(read_blocks(blocks)); }, "blocks"_a)
+          "discard", [](KvManager& self, Blocks blocks) { self.discard(read_blocks(blocks)); }, "blocks"_a)
       .def(
           "probe_new_blocks",
-          [](const KvManager& self, nb::handle blocks) { return self.probe_new_blocks(read_blocks(blocks)); },
-          "blocks"_a)
+          [](const KvManager& self, Blocks blocks) { return self.probe_new_blocks(read_blocks(blocks)); }, "blocks"_a)
       .def(
           "overlap",
-          [](const KvManager& self, nb::handle blocks) {
+          [](const KvManager& self, Blocks blocks) {
             const KvOverlap overlap = self.overlap(read_blocks(blocks));
             return std::pair(overlap.resident, overlap.active);
           },
           "blocks"_a)
       .def(
-          "is_resident",
-          [](const KvManager& self, nb::handle block) { return self.resident(read_block(block, "block")); }, "block"_a)
+          "is_resident", [](const KvManager& self, Block block) { return self.resident(read_block(block, "block")); },
+          "block"_a)
       .def(
-          "references",
-          [](const KvManager& self, nb::handle block) { return self.references(read_block(block, "block")); },
+          "references", [](const KvManager& self, Block block) { return self.references(read_block(block, "block")); },
           "block"_a)
       .def_prop_ro("num_gpu_blocks", [](const KvManager& self) { return self.config().num_gpu_blocks; })
       .def_prop_ro("block_size", [](const KvManager& self) { return self.config().block_size; })
       .def_prop_ro("dp_rank", [](const KvManager& self) { return self.config().dp_rank; })
-      .def_prop_ro(
-          "backend",
-          [](const KvManager& self) { return self.config().backend == KvManagerKind::Native ? "native" : "kvbm"; })
+      .def_prop_ro("backend",
+                   [](const KvManager& self) -> Backend {
+                     return self.config().backend == KvManagerKind::Native ? "native" : "kvbm";
+                   })
       .def_prop_ro("enable_prefix_caching", [](const KvManager& self) { return self.config().enable_prefix_caching; })
       .def_prop_ro("active_blocks", &KvManager::active_blocks)
       .def_prop_ro("inactive_blocks", &KvManager::inactive_blocks)
@@ -236,7 +240,7 @@ void bind_lease(nb::module_& m) {
       .def(nb::init<std::shared_ptr<KvManager>>(), "manager"_a)
       .def(
           "allocate",
-          [](OwnedLease& self, nb::handle tokens, const Identities* prefix) {
+          [](OwnedLease& self, Int tokens, const Identities* prefix) {
             self.allocate(read_uint(tokens, "tokens", TokenBlocks::kMaxTokens), read_identities(prefix));
           },
           "tokens"_a, nb::kw_only(), "prefix"_a.none() = nb::none(),
@@ -245,7 +249,7 @@ void bind_lease(nb::module_& m) {
           "leading blocks, all of them resident.")
       .def(
           "finalize",
-          [](OwnedLease& self, nb::handle tokens, const Identities& identities, nb::handle token_ids) {
+          [](OwnedLease& self, Int tokens, const Identities& identities, Ints token_ids) {
             const Tokens held(token_ids);
             return self.finalize(read_uint(tokens, "tokens", TokenBlocks::kMaxTokens), identities.span(), held.span());
           },
@@ -255,8 +259,10 @@ void bind_lease(nb::module_& m) {
           "complete blocks. How many became visible.")
       .def("release", &OwnedLease::release, "Give every block back, the last one first. The lease can start over.")
       .def("discard", &OwnedLease::discard, "Release every block and make these copies unmatchable.")
-      .def("__enter__", [](nb::handle self) { return nb::borrow(self); })
-      .def("__exit__", [](OwnedLease& self, nb::args) { self.release(); })
+      .def(
+          "__enter__", [](nb::handle self) { return nb::borrow(self); }, kEnter)
+      .def(
+          "__exit__", [](OwnedLease& self, nb::args) { self.release(); }, kExit)
       .def_prop_ro("allocated_tokens", &OwnedLease::allocated_tokens)
       .def_prop_ro("visible_blocks", &OwnedLease::visible_blocks, "Leading blocks that others can find.")
       .def_prop_ro(

@@ -38,7 +38,7 @@ void require_begun(const KvRouter& self) {
   if (self.view() == nullptr) throw Error(ErrorKind::WrongState, "the router has no workers: call begin() first");
 }
 
-std::size_t read_worker(const KvRouter& self, nb::handle worker) {
+std::size_t read_worker(const KvRouter& self, Int worker) {
   require_begun(self);
   const std::uint64_t number = read_uint(worker, "worker");
   if (number >= self.load()->requests().size()) {
@@ -48,7 +48,7 @@ std::size_t read_worker(const KvRouter& self, nb::handle worker) {
 }
 
 template <typename T, auto Field>
-nb::object column(const KvRouter& self) {
+Array<T> column(const KvRouter& self) {
   std::vector<T> out;
   out.reserve(self.decisions().size());
   for (const KvDecision& decision : self.decisions()) out.push_back(static_cast<T>(decision.*Field));
@@ -109,7 +109,7 @@ void bind_kv_router(nb::module_& m) {
           "index_all_groups"_a = true)
       .def(
           "begin",
-          [](KvRouter& self, nb::handle workers, nb::handle batch_tokens) {
+          [](KvRouter& self, Int workers, Int batch_tokens) {
             const std::uint64_t count = read_uint(workers, "workers", 1u << 20);
             const std::uint64_t tokens = read_uint(batch_tokens, "batch_tokens");
             self.begin();
@@ -118,7 +118,7 @@ void bind_kv_router(nb::module_& m) {
           "workers"_a, "batch_tokens"_a = 8192, "Reset to `workers` workers; `batch_tokens` fit into a step of each.")
       .def(
           "add_worker",
-          [](KvRouter& self, nb::handle batch_tokens, const GroupLayout* groups) {
+          [](KvRouter& self, Int batch_tokens, const GroupLayout* groups) {
             require_begun(self);
             const WorkerId id = self.num_workers();
             WorkerInfo worker{.id = id, .batch_tokens = read_uint(batch_tokens, "batch_tokens")};
@@ -130,25 +130,23 @@ void bind_kv_router(nb::module_& m) {
           "Add a worker, with the layout of its KV cache groups if it has several; returns its id.")
       .def(
           "set_available",
-          [](KvRouter& self, nb::handle worker, bool available) {
+          [](KvRouter& self, Int worker, bool available) {
             self.set_state(read_worker(self, worker), available ? WorkerState::Ready : WorkerState::Draining);
           },
           "worker"_a, "available"_a, "Set whether the worker may be chosen.")
       .def(
-          "forget", [](KvRouter& self, nb::handle worker) { self.forget(read_worker(self, worker)); }, "worker"_a,
+          "forget", [](KvRouter& self, Int worker) { self.forget(read_worker(self, worker)); }, "worker"_a,
           "Drop all knowledge of the worker's cache.")
       .def(
           "set_degraded",
-          [](KvRouter& self, nb::handle worker, bool degraded) {
-            self.set_degraded(read_worker(self, worker), degraded);
-          },
+          [](KvRouter& self, Int worker, bool degraded) { self.set_degraded(read_worker(self, worker), degraded); },
           "worker"_a, "degraded"_a,
           "Mark a worker's events as incomplete: blocks of requests sent there also count as cached for "
           "`approximate_ttl_ms`. Unmarking drops those blocks.")
       .def(
           "decide",
-          [](KvRouter& self, nb::handle row, nb::handle hashes, nb::handle prompt_tokens, nb::handle block_size,
-             double now_ms, std::int64_t priority, std::int64_t strict_priority) -> std::optional<std::size_t> {
+          [](KvRouter& self, Int row, Ints hashes, Int prompt_tokens, Int block_size, double now_ms,
+             std::int64_t priority, std::int64_t strict_priority) -> std::optional<std::size_t> {
             const IntArray<std::uint64_t> blocks(hashes, "hashes");
             RouteRequest request;
             request.row = read_uint(row, "row");
@@ -183,14 +181,14 @@ void bind_kv_router(nb::module_& m) {
       .def_prop_ro("last", &KvRouter::last, "The last decision.")
       .def(
           "first_token",
-          [](KvRouter& self, nb::handle row) {
+          [](KvRouter& self, Int row) {
             require_begun(self);
             self.first_token(read_uint(row, "row"));
           },
           "row"_a, "Record a request's first token: its prompt does not delay others any more.")
       .def(
           "ended",
-          [](KvRouter& self, nb::handle row) {
+          [](KvRouter& self, Int row) {
             require_begun(self);
             self.ended(read_uint(row, "row"));
           },

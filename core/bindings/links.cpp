@@ -56,7 +56,7 @@ void bind_links(nb::module_& m) {
           "A cap over links that name it: each transfer on any of them also needs its fair share of the cap.")
       .def(
           "add_link",
-          [](Links& links, const std::string& name, double bandwidth_gbps, nb::handle fixed_ns, nb::object duplex,
+          [](Links& links, const std::string& name, double bandwidth_gbps, Int fixed_ns, Int duplex,
              bool demand_first) {
             LinkSpec spec;
             spec.name = name;
@@ -72,21 +72,21 @@ void bind_links(nb::module_& m) {
           "fixed_ns after its start. demand_first: background moves only while no demand transfer flows.")
       .def(
           "set_share",
-          [](Links& links, nb::handle now_ns, nb::handle link, double share) {
+          [](Links& links, Int now_ns, Int link, double share) {
             links.set_share(read_ns(now_ns, "now_ns"), static_cast<LinkId>(read_uint(link, "link", kMaxId)), share);
           },
           "now_ns"_a, "link"_a, "share"_a,
           "Set the share of the link's bandwidth (0.001 to 1), also for transfers in flight.")
       .def(
           "set_duplex_share",
-          [](Links& links, nb::handle now_ns, nb::handle duplex, double share) {
+          [](Links& links, Int now_ns, Int duplex, double share) {
             links.set_duplex_share(read_ns(now_ns, "now_ns"),
                                    static_cast<DuplexId>(read_uint(duplex, "duplex", kMaxId)), share);
           },
           "now_ns"_a, "duplex"_a, "share"_a, "Like `set_share`, for a cap over links.")
       .def(
           "start",
-          [](Links& links, nb::handle now_ns, nb::handle path, nb::handle num_bytes, bool background) {
+          [](Links& links, Int now_ns, IntSequence path, Int num_bytes, bool background) {
             const IntArray<std::uint32_t> ids(path, "path");
             return links.start(read_ns(now_ns, "now_ns"), ids.span(), read_uint(num_bytes, "num_bytes"),
                                background ? Priority::Background : Priority::Demand);
@@ -95,7 +95,7 @@ void bind_links(nb::module_& m) {
           "Start a transfer over one link or two and return its id; ids rise in order of start.")
       .def(
           "start_all",
-          [](Links& links, nb::handle now_ns, nb::handle path, nb::handle num_bytes, bool background) {
+          [](Links& links, Int now_ns, IntSequence path, IntSequence num_bytes, bool background) {
             const IntArray<std::uint32_t> ids(path, "path");
             const IntArray<std::uint64_t> bytes(num_bytes, "num_bytes");
             return links.start_all(read_ns(now_ns, "now_ns"), ids.span(), bytes.span(),
@@ -109,8 +109,8 @@ void bind_links(nb::module_& m) {
            "A time not after the next completion, cheaper to know; pop_due then may return nothing.")
       .def(
           "pop_due",
-          [](Links& links, nb::handle now_ns) {
-            nb::list due;
+          [](Links& links, Int now_ns) {
+            List<Tuple<Int, Int>> due;
             for (const Completion& end : links.pop_due(read_ns(now_ns, "now_ns")))
               due.append(nb::make_tuple(end.time_ns, end.id));
             return due;
@@ -118,11 +118,11 @@ void bind_links(nb::module_& m) {
           "now_ns"_a, "(time_ns, id) of transfers that ended up to now_ns, each once, by time and then by start.")
       .def(
           "deadline_ns",
-          [](const Links& links, nb::handle transfer) { return links.deadline_ns(read_uint(transfer, "transfer")); },
+          [](const Links& links, Int transfer) { return links.deadline_ns(read_uint(transfer, "transfer")); },
           "transfer"_a, "When a transfer that was not popped yet ends if none starts before.")
       .def(
           "usage",
-          [](const Links& links, nb::handle link) {
+          [](const Links& links, Int link) {
             return links.usage(static_cast<LinkId>(read_uint(link, "link", kMaxId)));
           },
           "link"_a, "Usage of the link up to now.")

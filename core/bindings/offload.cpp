@@ -38,7 +38,7 @@ nb::dict describe(const OffloadJob& job, const std::vector<std::uint64_t>& hashe
   return out;
 }
 
-nb::list moved(const std::vector<OffloadSamples::Moved>& transfers) {
+List<Tuple<Int, Int>> moved(const std::vector<OffloadSamples::Moved>& transfers) {
   nb::list out;
   for (const OffloadSamples::Moved& one : transfers) out.append(nb::make_tuple(one.bytes, one.ns));
   return out;
@@ -51,7 +51,7 @@ OffloadConnector& connector_of(VllmEngine& engine) {
 
 }  // namespace
 
-nb::object take_offload_line(VllmEngine& engine) {
+OffloadLine take_offload_line(VllmEngine& engine) {
   OffloadConnector& connector = connector_of(engine);
   const OffloadLog log = std::exchange(connector.log(), {});
   nb::dict line;
@@ -97,9 +97,7 @@ nb::object take_offload_line(VllmEngine& engine) {
   return line;
 }
 
-nb::object take_offload_samples(VllmEngine& engine) {
-  return nb::cast(std::exchange(connector_of(engine).samples(), {}));
-}
+OffloadSamples take_offload_samples(VllmEngine& engine) { return std::exchange(connector_of(engine).samples(), {}); }
 
 void bind_offload(nb::module_& m) {
   nb::class_<VllmOffload>(m, "VllmOffload", "vLLM's native host offload, as a setting of an engine.")

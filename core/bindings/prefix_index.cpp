@@ -28,11 +28,11 @@ std::int64_t time_ns(double ms, const char* name) {
   return static_cast<std::int64_t>(ns);
 }
 
-WorkerRank who(nb::handle worker, nb::handle dp_rank) {
+WorkerRank who(Int worker, Int dp_rank) {
   return {read_uint(worker, "worker"), static_cast<std::uint32_t>(read_uint(dp_rank, "dp_rank", 0xFFFFFFFFu))};
 }
 
-void make_index(PrefixIndex* self, std::optional<double> ttl_ms, nb::handle max_worker_blocks, bool counts_copies) {
+void make_index(PrefixIndex* self, std::optional<double> ttl_ms, Int max_worker_blocks, bool counts_copies) {
   Decay::Limits limits;
   if (ttl_ms) {
     limits.ttl_ns = time_ns(*ttl_ms, "ttl_ms");
@@ -47,7 +47,7 @@ void make_index(PrefixIndex* self, std::optional<double> ttl_ms, nb::handle max_
   new (self) PrefixIndex(limits, counts_copies);
 }
 
-Applied store(PrefixIndex& self, nb::handle worker, nb::handle hashes, nb::handle dp_rank, Tier tier, double now_ms) {
+Applied store(PrefixIndex& self, Int worker, Ints hashes, Int dp_rank, Tier tier, double now_ms) {
   const Hashes blocks(hashes, "hashes");
   const WorkerRank publisher = who(worker, dp_rank);
   const std::int64_t now_ns = time_ns(now_ms, "now_ms");
@@ -57,7 +57,7 @@ Applied store(PrefixIndex& self, nb::handle worker, nb::handle hashes, nb::handl
   return out;
 }
 
-Applied remove(PrefixIndex& self, nb::handle worker, nb::handle hashes, nb::handle dp_rank, Tier tier) {
+Applied remove(PrefixIndex& self, Int worker, Ints hashes, Int dp_rank, Tier tier) {
   const Hashes blocks(hashes, "hashes");
   const WorkerRank publisher = who(worker, dp_rank);
   nb::gil_scoped_release release;
@@ -70,8 +70,7 @@ Applied remove(PrefixIndex& self, nb::handle worker, nb::handle hashes, nb::hand
   return out;
 }
 
-Applied apply_batch(PrefixIndex& self, nb::handle worker, const DrainedEvents& batch, nb::handle dp_rank, bool raw,
-                    double now_ms) {
+Applied apply_batch(PrefixIndex& self, Int worker, const DrainedEvents& batch, Int dp_rank, bool raw, double now_ms) {
   const WorkerRank publisher = who(worker, dp_rank);
   const std::int64_t now_ns = time_ns(now_ms, "now_ms");
   nb::gil_scoped_release release;
@@ -80,8 +79,8 @@ Applied apply_batch(PrefixIndex& self, nb::handle worker, const DrainedEvents& b
   return out;
 }
 
-Applied apply_columns(PrefixIndex& self, nb::handle worker, Column<std::uint8_t> kinds, Column<std::uint8_t> tiers,
-                      Column<std::int64_t> offsets, Column<std::uint64_t> hashes, nb::handle dp_rank, double now_ms) {
+Applied apply_columns(PrefixIndex& self, Int worker, Column<std::uint8_t> kinds, Column<std::uint8_t> tiers,
+                      Column<std::int64_t> offsets, Column<std::uint64_t> hashes, Int dp_rank, double now_ms) {
   const WorkerRank publisher = who(worker, dp_rank);
   const std::int64_t now_ns = time_ns(now_ms, "now_ms");
   nb::gil_scoped_release release;
@@ -90,7 +89,7 @@ Applied apply_columns(PrefixIndex& self, nb::handle worker, Column<std::uint8_t>
   return out;
 }
 
-nb::tuple dump(const PrefixIndex& self) {
+Arrays<std::uint64_t, std::uint32_t, std::uint8_t, std::uint64_t> dump(const PrefixIndex& self) {
   std::vector<std::uint64_t> workers;
   std::vector<std::uint32_t> ranks;
   std::vector<std::uint8_t> tiers;
@@ -108,7 +107,7 @@ nb::tuple dump(const PrefixIndex& self) {
                         to_array(std::move(hashes)));
 }
 
-Matches find(const PrefixIndex& self, nb::handle hashes, bool early_exit) {
+Matches find(const PrefixIndex& self, Ints hashes, bool early_exit) {
   const Hashes blocks(hashes, "hashes");
   nb::gil_scoped_release release;
   return self.find(blocks.span(), early_exit);
@@ -132,7 +131,7 @@ void bind_prefix_index(nb::module_& m) {
       .def_prop_ro(
           "workers",
           [](const Matches& self) {
-            nb::list out;
+            List<Tuple<Int, Int>> out;
             for (const WorkerRank& each : self.members) out.append(nb::make_tuple(each.worker, each.rank));
             return out;
           },
@@ -145,20 +144,20 @@ void bind_prefix_index(nb::module_& m) {
             nb::capsule owner(owned.get(),
                               [](void* p) noexcept { delete static_cast<std::vector<std::uint32_t>*>(p); });
             (void)owned.release();
-            return nb::cast(nb::ndarray<nb::numpy, std::uint32_t, nb::ndim<2>>(
-                data, {self.members.size(), PrefixIndex::kTiers}, owner));
+            return Array<std::uint32_t>(nb::cast(nb::ndarray<nb::numpy, std::uint32_t, nb::ndim<2>>(
+                data, {self.members.size(), PrefixIndex::kTiers}, owner)));
           },
           "Blocks held, each counted once: a row per worker, a column per tier (G1 to G4).")
       .def(
           "of",
-          [](const Matches& self, nb::handle worker, nb::handle dp_rank) {
+          [](const Matches& self, Int worker, Int dp_rank) {
             const WorkerRank wanted = who(worker, dp_rank);
             std::array<std::uint32_t, PrefixIndex::kTiers> out{};
             for (std::size_t i = 0; i < self.members.size(); ++i) {
               if (self.members[i] == wanted)
                 std::copy_n(&self.blocks[i * PrefixIndex::kTiers], out.size(), out.begin());
             }
-            return nb::make_tuple(out[0], out[1], out[2], out[3]);
+            return Tuple<Int, Int, Int, Int>(nb::make_tuple(out[0], out[1], out[2], out[3]));
           },
           "worker"_a, "dp_rank"_a = 0, "Blocks of one worker on G1 to G4; zeros for an unknown worker.");
 
@@ -176,7 +175,7 @@ void bind_prefix_index(nb::module_& m) {
            nb::kw_only(), "dp_rank"_a = 0, "now_ms"_a = 0.0, "Events as columns.")
       .def(
           "clear",
-          [](PrefixIndex& self, nb::handle worker, nb::handle dp_rank, std::optional<Tier> tier) {
+          [](PrefixIndex& self, Int worker, Int dp_rank, std::optional<Tier> tier) {
             const WorkerRank publisher = who(worker, dp_rank);
             nb::gil_scoped_release release;
             if (const auto member = self.member(publisher)) self.clear(*member, tier);
@@ -185,7 +184,7 @@ void bind_prefix_index(nb::module_& m) {
           "Remove all blocks of a worker, on one tier or on all. The worker stays known.")
       .def(
           "remove_worker",
-          [](PrefixIndex& self, nb::handle worker, std::optional<std::uint32_t> dp_rank) {
+          [](PrefixIndex& self, Int worker, std::optional<std::uint32_t> dp_rank) {
             const std::uint64_t gone = read_uint(worker, "worker");
             nb::gil_scoped_release release;
             for (const WorkerRank& each : self.members()) {
@@ -205,14 +204,14 @@ void bind_prefix_index(nb::module_& m) {
            "How many leading blocks of a prompt each worker holds, by tier.")
       .def(
           "holds",
-          [](const PrefixIndex& self, nb::handle worker, nb::handle block_hash, nb::handle dp_rank, Tier tier) {
+          [](const PrefixIndex& self, Int worker, Int block_hash, Int dp_rank, Tier tier) {
             const auto member = self.member(who(worker, dp_rank));
             return member && self.holds(*member, tier, read_uint(block_hash, "block_hash"));
           },
           "worker"_a, "block_hash"_a, nb::kw_only(), "dp_rank"_a = 0, "tier"_a = Tier::G1)
       .def(
           "num_blocks",
-          [](const PrefixIndex& self, nb::handle worker, nb::handle dp_rank, Tier tier) -> std::uint64_t {
+          [](const PrefixIndex& self, Int worker, Int dp_rank, Tier tier) -> std::uint64_t {
             const auto member = self.member(who(worker, dp_rank));
             return member ? self.blocks(*member, tier) : 0;
           },

@@ -39,10 +39,10 @@ WorkerRole read_role(const std::string& role) {
   throw Error(ErrorKind::ConfigError, "role: '", role, "' must be prefill, decode or both");
 }
 
-void make_settings(FleetConfig* self, std::vector<WorkerPool> pools, nb::handle routing, nb::handle seed,
-                   nb::handle concurrency, nb::handle threads, bool fast_forward, bool check, nb::handle lockstep_ns,
-                   nb::handle turnaround_ns, nb::handle ranks, std::shared_ptr<Checkpoints> checkpoints,
-                   std::shared_ptr<StepTable> steps, const Disaggregation* disaggregation) {
+void make_settings(FleetConfig* self, std::vector<WorkerPool> pools, RoutingArg routing, Int seed, Int concurrency,
+                   Int threads, bool fast_forward, bool check, Int lockstep_ns, Int turnaround_ns, Int ranks,
+                   std::shared_ptr<Checkpoints> checkpoints, std::shared_ptr<StepTable> steps,
+                   const Disaggregation* disaggregation) {
   FleetConfig config;
   config.pools = std::move(pools);
   config.router = read_router(routing, read_uint(seed, "seed"));
@@ -79,8 +79,9 @@ class LentEngines {
   std::unordered_map<Engine*, nb::object> handles_;
 };
 
-FleetResult run_fleet(nb::handle workload, FleetConfig settings, const std::vector<std::string>& names,
-                      nb::object progress, nb::object on_step) {
+FleetResult run_fleet(PyArg<"object"> workload, FleetConfig settings, const std::vector<std::string>& names,
+                      PyType<"collections.abc.Callable[[int], None]"> progress,
+                      PyType<"collections.abc.Callable[[int, VllmEngine, bool], None]"> on_step) {
   ColumnReader reader(workload);
   WorkloadColumns columns = read_workload(reader, workload);
   if (!names.empty() && names.size() != columns.size()) {
@@ -125,7 +126,7 @@ FleetResult run_fleet(nb::handle workload, FleetConfig settings, const std::vect
   });
 }
 
-nb::object plain_rows(nb::bytes lines) {
+PyType<"understudy.core_types.PlainRows | None"> plain_rows(nb::bytes lines) {
   std::optional<PlainRows> rows;
   {
     const std::string_view text(lines.c_str(), lines.size());
@@ -138,9 +139,8 @@ nb::object plain_rows(nb::bytes lines) {
                         to_array(std::move(rows->hash_ids)));
 }
 
-Identities trace_identities(Column<std::uint32_t> stream, nb::handle trace_block_size, nb::handle stream_tokens,
-                            Column<std::uint32_t> outputs, nb::handle block_size, nb::handle row, nb::handle count,
-                            nb::handle adapter) {
+Identities trace_identities(Column<std::uint32_t> stream, Int trace_block_size, Int stream_tokens,
+                            Column<std::uint32_t> outputs, Int block_size, Int row, Int count, Int adapter) {
   const auto block = static_cast<std::uint32_t>(read_uint(trace_block_size, "trace_block_size", 1u << 30));
   const std::uint64_t tokens = read_uint(stream_tokens, "stream_tokens", std::uint64_t{1} << 40);
   const auto size = static_cast<std::uint32_t>(read_uint(block_size, "block_size", BlockStore::kMaxBlockSize));
@@ -159,17 +159,17 @@ Identities trace_identities(Column<std::uint32_t> stream, nb::handle trace_block
 }
 
 template <typename T, typename Allocator>
-nb::object to_numpy(const std::vector<T, Allocator>& column) {
+Array<T> to_numpy(const std::vector<T, Allocator>& column) {
   return to_array(column);
 }
 
 template <typename T>
-nb::object to_numpy(const std::array<std::vector<T>, 3>& parts) {
+Arrays<T, T, T> to_numpy(const std::array<std::vector<T>, 3>& parts) {
   return nb::make_tuple(to_array(parts[0]), to_array(parts[1]), to_array(parts[2]));
 }
 
 template <typename T>
-nb::object sample_column(const FleetResult& self, T EngineSample::* member) {
+Array<std::make_signed_t<T>> sample_column(const FleetResult& self, T EngineSample::* member) {
   std::vector<std::make_signed_t<T>> out;
   out.reserve(self.samples.size());
   for (const EngineSample& sample : self.samples) out.push_back(static_cast<std::make_signed_t<T>>(sample.*member));
@@ -236,7 +236,7 @@ void bind_replay(nb::module_& m) {
       .def_ro("evicted_blocks", &TierSummary::evicted_blocks)
       .def_prop_ro(
           "residency",
-          [](const TierSummary& self) {
+          [](const TierSummary& self) -> Arrays<std::int64_t, std::int64_t> {
             std::vector<std::int64_t> time_ns;
             std::vector<std::int64_t> blocks;
             for (const SharedTier::Residency& sample : self.residency) {
@@ -276,7 +276,7 @@ void bind_replay(nb::module_& m) {
   nb::class_<WorkerPool>(m, "Pool", "Workers that are alike.")
       .def(
           "__init__",
-          [](WorkerPool* self, const EngineConfig& engine, const StepTiming& timing, nb::handle workers,
+          [](WorkerPool* self, const EngineConfig& engine, const StepTiming& timing, Int workers,
              const TierConfig* tiers, const std::string& name, const std::string& role) {
             const auto count = static_cast<std::uint32_t>(read_uint(workers, "workers", 0xFFFFFFFFu));
             const std::optional<TierConfig> own = tiers == nullptr ? std::nullopt : std::optional(*tiers);

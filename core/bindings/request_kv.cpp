@@ -60,8 +60,8 @@ std::size_t held(const RequestKv& kv) { return kv.held_blocks(); }
 std::size_t scheduled_blocks(const RequestKv& kv) { return kv.scheduled_tokens() / kv.tokens().block_size(); }
 std::size_t one(const RequestKv&) { return 1; }
 
-void make_request(SharedRequest* self, const Manager& manager, nb::handle prompt, nb::handle max_output_tokens,
-                  const std::string& salt, const std::string& lora, nb::handle mm_runs, bool register_blocks) {
+void make_request(SharedRequest* self, const Manager& manager, Ints prompt, Int max_output_tokens,
+                  const std::string& salt, const std::string& lora, Runs mm_runs, bool register_blocks) {
   const IntArray<Token> tokens(prompt, "prompt");
   const std::uint64_t max_output = read_uint(max_output_tokens, "max_output_tokens");
   const std::vector<MultimodalRun> runs = read_runs(mm_runs, "mm_runs");
@@ -76,23 +76,23 @@ std::size_t read_count(nb::handle value) { return read_uint(value, "tokens", Tok
 
 Token read_token(nb::handle value) { return static_cast<Token>(read_uint(value, "token", 0xFFFFFFFFu)); }
 
-nb::object pages_of(const RequestKv& kv, std::size_t length) {
+Array<std::int32_t> pages_of(const RequestKv& kv, std::size_t length) {
   const auto held = kv.pages().first((length + kv.tokens().block_size() - 1) / kv.tokens().block_size());
   return to_array(std::vector<std::int32_t>(held.begin(), held.end()));
 }
 
-nb::object pages(SharedRequest& self) {
+Array<std::int32_t> pages(SharedRequest& self) {
   const ExclusiveCall guard(self.call_flag, "this request");
   return pages_of(self.kv, self.kv.view_length());
 }
 
-nb::object pages_ahead(SharedRequest& self) {
-  if (!on(self, one, [](RequestKv& kv) { return kv.schedule_ahead(); })) return nb::none();
+std::optional<Array<std::int32_t>> pages_ahead(SharedRequest& self) {
+  if (!on(self, one, [](RequestKv& kv) { return kv.schedule_ahead(); })) return std::nullopt;
   const ExclusiveCall guard(self.call_flag, "this request");
   return pages_of(self.kv, self.kv.view_length() + 1);
 }
 
-nb::object tokens_array(SharedRequest& self) {
+Array<Token> tokens_array(SharedRequest& self) {
   const ExclusiveCall guard(self.call_flag, "this request");
   const auto tokens = self.kv.tokens().tokens();
   return to_array(std::vector<Token>(tokens.begin(), tokens.end()));
@@ -113,7 +113,7 @@ void bind_request_kv(nb::module_& m) {
 
   m.def(
       "lifetime_blocks",
-      [](nb::handle prompt_tokens, nb::handle max_output_tokens, nb::handle block_size) {
+      [](Int prompt_tokens, Int max_output_tokens, Int block_size) {
         const std::uint64_t size = read_uint(block_size, "block_size", BlockStore::kMaxBlockSize);
         if (size == 0) throw Error(ErrorKind::InvalidArgument, "block_size must be at least 1");
         return lifetime_blocks(read_uint(prompt_tokens, "prompt_tokens", TokenBlocks::kMaxTokens),
@@ -129,21 +129,21 @@ void bind_request_kv(nb::module_& m) {
            [](SharedRequest& self) { return on(self, known_blocks, [](RequestKv& kv) { return kv.match_prefix(); }); })
       .def(
           "schedule_prefill",
-          [](SharedRequest& self, nb::handle tokens) {
+          [](SharedRequest& self, Int tokens) {
             const std::size_t count = read_count(tokens);
             on(
                 self, [&](const RequestKv& kv) { return count / kv.tokens().block_size(); },
                 [&](RequestKv& kv) { kv.schedule_prefill(count); });
           },
-          "tokens"_a.none())
+          "tokens"_a.none(), nb::sig("def schedule_prefill(self, tokens: int) -> None"))
       .def("schedule_decode", [](SharedRequest& self) { on(self, one, [](RequestKv& kv) { kv.schedule_decode(); }); })
       .def(
           "schedule_speculative",
-          [](SharedRequest& self, nb::handle tokens) {
+          [](SharedRequest& self, Int tokens) {
             const std::size_t count = read_count(tokens);
             return on(self, one, [&](RequestKv& kv) { return kv.schedule_speculative(count); });
           },
-          "tokens"_a.none())
+          "tokens"_a.none(), nb::sig("def schedule_speculative(self, tokens: int) -> int"))
       .def("schedule_ahead", &pages_ahead,
            "Pages of the decode behind the scheduled one, whose block it takes; None when the output ends before it.")
       .def("revert", [](SharedRequest& self) { on(self, held, [](RequestKv& kv) { kv.revert(); }); })
@@ -152,7 +152,7 @@ void bind_request_kv(nb::module_& m) {
       .def_prop_ro("scheduled_tokens", &read<&RequestKv::scheduled_tokens>)
       .def(
           "apply_prefill",
-          [](SharedRequest& self, nb::handle token) {
+          [](SharedRequest& self, Int token) {
             std::optional<Token> sampled;
             if (!token.is_none()) sampled = read_token(token);
             return on(self, scheduled_blocks, [&](RequestKv& kv) { return kv.apply_prefill(sampled); });
@@ -160,27 +160,29 @@ void bind_request_kv(nb::module_& m) {
           "token"_a.none() = nb::none())
       .def(
           "apply_decode",
-          [](SharedRequest& self, nb::handle token) {
+          [](SharedRequest& self, Int token) {
             const Token sampled = read_token(token);
             return on(self, one, [&](RequestKv& kv) { return kv.apply_decode(sampled); });
           },
           "token"_a)
       .def(
           "apply_speculative",
-          [](SharedRequest& self, nb::handle accepted) {
+          [](SharedRequest& self, Ints accepted) {
             const IntArray<Token> tokens(accepted, "accepted");
             return on(self, one, [&](RequestKv& kv) { return kv.apply_speculative(tokens.span()); });
           },
           "accepted"_a)
       .def("preempt", [](SharedRequest& self) { on(self, held, [](RequestKv& kv) { kv.preempt(); }); })
       .def("close", [](SharedRequest& self) { close_request(self); })
-      .def("__enter__", [](nb::handle self) { return nb::borrow(self); })
-      .def("__exit__", [](SharedRequest& self, nb::args) { close_request(self); })
-      .def_prop_ro("state",
-                   [](SharedRequest& self) {
-                     const ExclusiveCall guard(self.call_flag, "this request");
-                     return name_of(self.kv.state());
-                   })
+      .def(
+          "__enter__", [](nb::handle self) { return nb::borrow(self); }, kEnter)
+      .def(
+          "__exit__", [](SharedRequest& self, nb::args) { close_request(self); }, kExit)
+      .def_prop_ro(
+          "state", [](SharedRequest& self)->PyText<"understudy.core_types.RequestKvState"> {
+            const ExclusiveCall guard(self.call_flag, "this request");
+            return name_of(self.kv.state());
+          })
       .def_prop_ro("tokens", &tokens_array, "Prompt and output tokens so far.")
       .def_prop_ro("block_size", [](const SharedRequest& self) { return self.kv.tokens().block_size(); })
       .def_prop_ro("prompt_tokens", &read<&RequestKv::prompt_tokens>)

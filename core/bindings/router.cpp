@@ -48,23 +48,23 @@ struct AskedRequest {
 };
 
 template <typename T, typename Read>
-nb::object by_worker(const ViewHandle& self, Read read) {
+Array<T> by_worker(const ViewHandle& self, Read read) {
   std::vector<T> out;
   for (WorkerId worker = 0; worker < self->loads().size(); ++worker) out.push_back(static_cast<T>(read(worker)));
   return to_array(std::move(out));
 }
 
 template <auto Field>
-nb::object loads_of(const ViewHandle& self) {
+Array<std::int64_t> loads_of(const ViewHandle& self) {
   return by_worker<std::int64_t>(self, [&](WorkerId worker) { return self->loads()[worker].*Field; });
 }
 
 template <auto Field>
-nb::object counts_of(const ViewHandle& self) {
+Array<std::int64_t> counts_of(const ViewHandle& self) {
   return by_worker<std::int64_t>(self, [&](WorkerId worker) { return self->counts(worker).*Field; });
 }
 
-nb::object by_name(const ViewHandle& self, auto name_of) {
+PyType<"tuple[str, ...]"> by_name(const ViewHandle& self, auto name_of) {
   nb::list out;
   for (WorkerId worker = 0; worker < self->loads().size(); ++worker) out.append(name_of(worker));
   return nb::tuple(out);
@@ -179,13 +179,13 @@ class CountedFleet final : public FleetView {
 };
 
 template <typename T>
-nb::object choices_of(const RecordedRouter& self, T (*read)(const RecordedChoice&)) {
+Array<T> choices_of(const RecordedRouter& self, T (*read)(const RecordedChoice&)) {
   std::vector<T> out(self.choices().size());
   std::ranges::transform(self.choices(), out.begin(), read);
   return to_array(std::move(out));
 }
 
-nb::object candidates_of(const RecordedRouter& self, std::uint64_t (*read)(const RecordedCandidate&)) {
+Array<std::int64_t> candidates_of(const RecordedRouter& self, std::uint64_t (*read)(const RecordedCandidate&)) {
   std::vector<std::int64_t> out;
   out.reserve(self.candidates().size());
   for (const RecordedCandidate& candidate : self.candidates())
@@ -197,7 +197,7 @@ void bind_recorded_router(nb::module_& m) {
   ExclusiveClass<RecordedRouter, Router>(m, "RecordedRouter",
                                          "Records another router's choices; one caller or run at a time (WrongState).")
       .def_new(
-          [](nb::handle router, nb::handle seed, bool keep_candidates) {
+          [](RoutingArg router, Int seed, bool keep_candidates) {
             return std::make_shared<RecordedRouter>(read_router(router, read_uint(seed, "seed")), keep_candidates);
           },
           "router"_a, nb::kw_only(), "seed"_a = 0, "keep_candidates"_a = false)
@@ -252,8 +252,7 @@ void bind_recorded_router(nb::module_& m) {
       });
 }
 
-WorkerId pick(Router& self, nb::handle row, nb::handle session, nb::handle outstanding_requests,
-              nb::handle outstanding_tokens, nb::handle ready) {
+WorkerId pick(Router& self, Int row, Int session, Ints outstanding_requests, Ints outstanding_tokens, Ints ready) {
   if (dynamic_cast<KvRouter*>(&self) != nullptr) {
     throw Error(ErrorKind::WrongState, "a KV-aware router needs more than loads: decide()");
   }
@@ -316,9 +315,9 @@ void bind_router(nb::module_& m) {
            "for fleets that run elsewhere.");
   bind_recorded_router(m);
   m.def(
-      "native_router",
-      [](const std::string& name, nb::handle seed) { return make_router(name, read_uint(seed, "seed")); }, "name"_a,
-      "seed"_a, "Make a router by name; None: no router of that name (or it needs more than loads).");
+      "native_router", [](const std::string& name, Int seed) { return make_router(name, read_uint(seed, "seed")); },
+      "name"_a, "seed"_a, nb::sig("def native_router(name: str, seed: int) -> NativeRouter | None"),
+      "Make a router by name; None: no router of that name (or it needs more than loads).");
   nb::class_<AskedRequest>(m, "RouteRequest", "A request as a router sees it.")
       .def_prop_ro(
           "row", [](const AskedRequest& self) { return self.request.row; }, "Row of the workload.")
@@ -387,8 +386,8 @@ void bind_router(nb::module_& m) {
   nb::class_<KvDelivery>(m, "KvEventBatch", "Block changes of one step of a worker, or of a shared tier.")
       .def_prop_ro(
           "worker",
-          [](const KvDelivery& self) -> nb::object {
-            return self.worker == KvDelivery::kShared ? nb::none() : nb::object(nb::int_(self.worker));
+          [](const KvDelivery& self) {
+            return self.worker == KvDelivery::kShared ? std::nullopt : std::optional(self.worker);
           },
           "None: a tier that the workers of a pool share.")
       .def_ro("pool", &KvDelivery::pool, "Number of the worker's pool, or of the pool that owns the tier.")

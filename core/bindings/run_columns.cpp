@@ -14,7 +14,7 @@ namespace {
 using namespace nb::literals;
 
 // Check that the row is new, and set its arrival time.
-std::size_t come(RunColumns& self, nb::handle row, std::int64_t arrival_ns) {
+std::size_t come(RunColumns& self, Int row, std::int64_t arrival_ns) {
   FleetResult& out = self.result();
   const auto at = static_cast<std::size_t>(read_uint(row, "row"));
   if (at >= out.fate.size()) throw Error(ErrorKind::InvalidArgument, "row ", at, " of ", out.fate.size());
@@ -29,7 +29,7 @@ void bind_run_columns(nb::module_& m) {
   nb::class_<RunColumns>(m, "RunColumns", "Gathers the results of live engines into the columns of a replay.")
       .def(
           "__init__",
-          [](RunColumns* self, nb::handle rows, bool tiers) {
+          [](RunColumns* self, Int rows, bool tiers) {
             const auto count = static_cast<std::size_t>(read_uint(rows, "rows", std::uint64_t{1} << 40));
             constexpr double kRowBytes = 150;
             RunColumns columns;
@@ -44,8 +44,7 @@ void bind_run_columns(nb::module_& m) {
           "Columns for `rows` requests; with `tiers`, the tier columns too.")
       .def(
           "keep",
-          [](RunColumns& self, nb::handle row, const RequestRecord& record, nb::handle worker,
-             std::int64_t arrival_ns) {
+          [](RunColumns& self, Int row, const RequestRecord& record, Int worker, std::int64_t arrival_ns) {
             const auto index = static_cast<std::int32_t>(read_uint(worker, "worker", 0x7FFFFFFFu));
             const std::size_t at = come(self, row, arrival_ns);
             self.keep(at, record);
@@ -54,7 +53,7 @@ void bind_run_columns(nb::module_& m) {
           "row"_a, "record"_a, "worker"_a, "arrival_ns"_a, "Record a finished request.")
       .def(
           "reject",
-          [](RunColumns& self, nb::handle row, std::int64_t now_ns, const std::string& why) {
+          [](RunColumns& self, Int row, std::int64_t now_ns, const std::string& why) {
             const std::size_t at = come(self, row, now_ns);
             self.result().fate[at] = static_cast<std::uint8_t>(RequestFate::Rejected);
             self.result().finish_ns[at] = now_ns;
@@ -63,7 +62,7 @@ void bind_run_columns(nb::module_& m) {
           "row"_a, "now_ns"_a, "why"_a, "Record a request that was rejected before it reached an engine.")
       .def(
           "add_engine",
-          [](RunColumns& self, nb::handle worker, Engine& engine) {
+          [](RunColumns& self, Int worker, Engine& engine) {
             const auto index = static_cast<std::size_t>(read_uint(worker, "worker", 0x7FFFFFFFu));
             const ExclusiveCall guard(engine.call_flag(), "Engine");
             self.add_engine(index, engine);

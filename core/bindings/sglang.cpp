@@ -106,7 +106,7 @@ nb::list ids_of(const std::vector<SglangRequest*>& requests, std::size_t most) {
   return out;
 }
 
-nb::object describe(const SglangBatch* batch) {
+PyType<"understudy.core_types.SglangStep | None"> describe(const SglangBatch* batch) {
   if (batch == nullptr) return nb::none();
   nb::list rows;
   for (const SglangBatch::Row& row : batch->rows) rows.append(nb::make_tuple(row.request->id, row.tokens, row.decodes));
@@ -125,7 +125,7 @@ nb::list describe_leaves(const RadixTree& tree, RadixTier tier) {
   return out;
 }
 
-nb::object describe_host(SglangIterations& self) {
+PyType<"understudy.core_types.SglangHost | None"> describe_host(SglangIterations& self) {
   SglangScheduler& scheduler = self.scheduler();
   HostCache* const host = scheduler.host();
   if (host == nullptr) return nb::none();
@@ -146,7 +146,7 @@ nb::object describe_host(SglangIterations& self) {
   return out;
 }
 
-nb::dict describe_state(SglangIterations& self) {
+PyType<"understudy.core_types.SglangState"> describe_state(SglangIterations& self) {
   SglangScheduler& scheduler = self.scheduler();
   nb::dict out;
   out["running"] = ids_of(scheduler.running(), scheduler.running().size());
@@ -162,7 +162,7 @@ nb::dict describe_state(SglangIterations& self) {
   return out;
 }
 
-nb::dict take_log(SglangIterations& self) {
+PyType<"understudy.core_types.SglangLog"> take_log(SglangIterations& self) {
   const SglangLog log = std::exchange(self.scheduler().log(), {});
   nb::list admitted;
   for (const SglangLog::Admission& one : log.admitted) {
@@ -178,7 +178,7 @@ nb::dict take_log(SglangIterations& self) {
   return out;
 }
 
-nb::list take_events(SglangIterations& self) {
+List<PyArg<"understudy.core_types.SglangEvent">> take_events(SglangIterations& self) {
   nb::list out;
   for (const RadixEvent& event : self.events().take()) {
     nb::list runs;
@@ -323,6 +323,7 @@ void bind_sglang(nb::module_& m) {
           "schedule", [](SglangIterations& self) { return describe(self.schedule()); },
           "Schedule a batch: (mode, [(id, tokens, decodes)]), or None.")
       .def("process", &SglangIterations::process,
+           nb::sig("def process(self) -> typing.Literal['prefill', 'decode', 'idle'] | None"),
            "Process the result that is due; returns prefill, decode, idle or None.")
       .def("check", [](SglangIterations& self) { self.scheduler().check(); })
       .def_prop_ro("avail", [](SglangIterations& self) { return self.scheduler().avail(); })

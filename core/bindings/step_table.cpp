@@ -13,7 +13,7 @@ namespace {
 
 using namespace nb::literals;
 
-nb::dict take(StepTable& self) {
+ColumnsByName take(StepTable& self) {
   StepTable::Columns all = self.take();
   nb::dict out;
   const auto put = [&out](const char* name, auto& column) { out[name] = to_array(std::move(column)); };
@@ -52,19 +52,19 @@ void bind_step_table(nb::module_& m) {
       .def(nb::init<>())
       .def(
           "place",
-          [](StepTable& self, nb::handle request, nb::handle worker, std::int64_t now_ns) {
+          [](StepTable& self, Int request, Int worker, std::int64_t now_ns) {
             self.place(read_uint(request, "request"), read_uint(worker, "worker", 0x7FFFFFFFu), now_ns);
           },
           "request"_a, "worker"_a, "now_ns"_a, "Record that a request was sent to a worker.")
       .def(
           "record",
-          [](StepTable& self, nb::handle worker, Engine& engine, bool ended, std::int64_t now_ns) {
+          [](StepTable& self, Int worker, Engine& engine, bool ended, std::int64_t now_ns) {
             const ExclusiveCall guard(engine.call_flag(), "Engine");
             self.record(read_uint(worker, "worker", 0x7FFFFFFFu), engine, ended, now_ns);
           },
           "worker"_a, "engine"_a, "ended"_a, "now_ns"_a, "Record a step that has begun, or ended.")
       .def(
-          "split", [](StepTable& self, nb::handle worker) { self.split(read_uint(worker, "worker", 0x7FFFFFFFu)); },
+          "split", [](StepTable& self, Int worker) { self.split(read_uint(worker, "worker", 0x7FFFFFFFu)); },
           "worker"_a, "Begin a new batch with the next step, because requests of the worker have ended.")
       .def_prop_ro("num_steps", &StepTable::num_steps)
       .def("take", &take, "Take the columns by name, once.");

@@ -16,6 +16,9 @@ namespace {
 
 using namespace nb::literals;
 
+using Duplicates = PyText<"understudy.core_types.DuplicatePolicyName">;
+using PolicyArg = PyArg<"understudy.core_types.PolicyName | understudy.core_types.Policy">;
+
 DuplicatePolicy read_duplicates(const std::string& name) {
   if (name == "allow") return DuplicatePolicy::Allow;
   if (name == "reject") return DuplicatePolicy::Reject;
@@ -23,19 +26,18 @@ DuplicatePolicy read_duplicates(const std::string& name) {
   throw Error(ErrorKind::ConfigError, "duplicates must be allow, reject or keep, got '", name, "'");
 }
 
-const char* duplicates_name(DuplicatePolicy policy) {
+Duplicates duplicates_name(DuplicatePolicy policy) {
   return policy == DuplicatePolicy::Allow ? "allow" : policy == DuplicatePolicy::Reject ? "reject" : "keep";
 }
 
-PoolConfig make_pool(nb::handle num_blocks, Tier tier, nb::handle policy, nb::handle thresholds,
-                     const std::string& duplicates, bool reset_on_release) {
+PoolConfig make_pool(Int num_blocks, Tier tier, PolicyArg policy, IntSequence thresholds, const Duplicates& duplicates,
+                     bool reset_on_release) {
   return {tier, read_uint(num_blocks, "num_blocks"), read_policy(policy, thresholds), read_duplicates(duplicates),
           reset_on_release};
 }
 
-std::shared_ptr<BlockStore> make_store(std::vector<PoolConfig> pools, nb::handle block_size, nb::handle dp_rank,
-                                       bool events, nb::handle event_capacity, bool event_token_ids,
-                                       nb::handle sketch_capacity) {
+std::shared_ptr<BlockStore> make_store(std::vector<PoolConfig> pools, Int block_size, Int dp_rank, bool events,
+                                       Int event_capacity, bool event_token_ids, Int sketch_capacity) {
   StoreConfig config;
   config.block_size = read_uint(block_size, "block_size");
   config.dp_rank = static_cast<std::uint32_t>(read_uint(dp_rank, "dp_rank", 0xFFFFFFFFu));
@@ -65,9 +67,9 @@ std::shared_ptr<BlockStore> make_store(std::vector<PoolConfig> pools, nb::handle
                        [&] { return std::make_shared<BlockStore>(config); });
 }
 
-void make_manager(Manager* self, nb::handle num_blocks, nb::handle block_size, nb::handle policy, nb::handle thresholds,
-                  const std::string& duplicates, bool reset_on_release, Tier tier, nb::handle dp_rank, bool events,
-                  nb::handle event_capacity, bool event_token_ids, nb::handle sketch_capacity) {
+void make_manager(Manager* self, Int num_blocks, Int block_size, PolicyArg policy, IntSequence thresholds,
+                  const Duplicates& duplicates, bool reset_on_release, Tier tier, Int dp_rank, bool events,
+                  Int event_capacity, bool event_token_ids, Int sketch_capacity) {
   const PoolConfig pool = make_pool(num_blocks, tier, policy, thresholds, duplicates, reset_on_release);
   new (self)
       Manager{make_store({pool}, block_size, dp_rank, events, event_capacity, event_token_ids, sketch_capacity), 0};
@@ -75,7 +77,7 @@ void make_manager(Manager* self, nb::handle num_blocks, nb::handle block_size, n
 
 // ── Allocate and find ──
 
-MutableBlocks allocate(const Manager& self, nb::handle count) {
+MutableBlocks allocate(const Manager& self, Int count) {
   const std::uint64_t wanted = read_uint(count, "count");
   // Before the ids are: an absurd count is a shortage, not an out-of-memory.
   if (wanted > self.store->num_blocks(self.pool)) {
@@ -124,7 +126,7 @@ nb::ndarray<nb::numpy, bool, nb::ndim<1>> to_mask(std::vector<std::uint8_t> mask
   return {reinterpret_cast<bool*>(kept.data()), {kept.size()}, owner};
 }
 
-nb::object match_scattered(const Manager& self, const Identities& identities) {
+Tuple<RegisteredBlocks, Array<bool>> match_scattered(const Manager& self, const Identities& identities) {
   require_block_size(self, identities);
   std::vector<SlotId> found(identities.size());
   without_gil(self, found.size(), [&] { self.store->match_scattered(self.pool, identities.span(), found.data()); });
@@ -173,17 +175,17 @@ constexpr std::pair<const char*, std::uint64_t PoolMetrics::*> kMetrics[] = {
     {"active_references", &PoolMetrics::active_references},
 };
 
-nb::dict metrics_dict(const PoolMetrics& self) {
+nb::typed<nb::dict, nb::str, nb::int_> metrics_dict(const PoolMetrics& self) {
   nb::dict out;
   for (const auto& [name, field] : kMetrics) out[name] = self.*field;
   return out;
 }
 
-std::size_t read_limit(nb::handle limit) {
+std::size_t read_limit(Int limit) {
   return limit.is_none() ? ~std::size_t{0} : static_cast<std::size_t>(read_uint(limit, "limit"));
 }
 
-nb::object eviction_order(const Manager& self, nb::handle limit) {
+Array<std::int32_t> eviction_order(const Manager& self, Int limit) {
   const std::vector<SlotId> order = self.store->eviction_order(self.pool, read_limit(limit));
   return to_array(std::vector<std::int32_t>(order.begin(), order.end()));
 }
@@ -192,16 +194,16 @@ void bind_store_class(nb::module_& m) {
   nb::class_<PoolConfig>(m, "PoolConfig", "One tier of a store.")
       .def(
           "__init__",
-          [](PoolConfig* self, nb::handle num_blocks, Tier tier, nb::handle policy, nb::handle thresholds,
-             const std::string& duplicates, bool reset_on_release) {
+          [](PoolConfig* self, Int num_blocks, Tier tier, PolicyArg policy, IntSequence thresholds,
+             const Duplicates& duplicates, bool reset_on_release) {
             new (self) PoolConfig(make_pool(num_blocks, tier, policy, thresholds, duplicates, reset_on_release));
           },
           "num_blocks"_a, nb::kw_only(), "tier"_a = Tier::G1, "policy"_a = "lineage",
           "thresholds"_a.none() = nb::none(), "duplicates"_a = "allow", "reset_on_release"_a = false);
 
   nb::class_<BlockStore>(m, "BlockStore", "All blocks of one worker, on all its tiers, behind one lock.")
-      .def(nb::new_([](std::vector<PoolConfig> pools, nb::handle block_size, nb::handle dp_rank, bool events,
-                       nb::handle event_capacity, bool event_token_ids, nb::handle sketch_capacity) {
+      .def(nb::new_([](std::vector<PoolConfig> pools, Int block_size, Int dp_rank, bool events, Int event_capacity,
+                       bool event_token_ids, Int sketch_capacity) {
              return make_store(std::move(pools), block_size, dp_rank, events, event_capacity, event_token_ids,
                                sketch_capacity);
            }),
@@ -214,7 +216,7 @@ void bind_store_class(nb::module_& m) {
       .def_prop_ro("dp_rank", &BlockStore::dp_rank)
       .def(
           "drain_events",
-          [](BlockStore& self, nb::handle limit) {
+          [](BlockStore& self, Int limit) {
             const std::size_t most = read_limit(limit);
             nb::gil_scoped_release release;
             return self.drain_events(most);
@@ -275,7 +277,7 @@ void bind_manager(nb::module_& m) {
            "thresholds"_a.none() = nb::none(), "duplicates"_a = "allow", "reset_on_release"_a = false,
            "tier"_a = Tier::G1, "dp_rank"_a = 0, "events"_a = false, "event_capacity"_a.none() = nb::none(),
            "event_token_ids"_a = false, "sketch_capacity"_a.none() = nb::none())
-      .def("allocate", &allocate, "count"_a.none(),
+      .def("allocate", &allocate, "count"_a.none(), nb::sig("def allocate(self, count: int) -> MutableBlocks"),
            "`count` mutable blocks, all or none; CapacityExhausted when fewer are available.")
       .def("match_prefix", &match_prefix, "identities"_a, "References to the longest run of leading hits.")
       .def("match_scattered", &match_scattered, "identities"_a,
@@ -320,7 +322,7 @@ void bind_manager(nb::module_& m) {
            "Ids in the order in which the policy would hand them out. WrongState for a policy written in Python.")
       .def(
           "frequency",
-          [](const Manager& self, nb::handle plh) { return self.store->frequency(read_lineage(plh, "lineage_hash")); },
+          [](const Manager& self, Int plh) { return self.store->frequency(read_lineage(plh, "lineage_hash")); },
           "lineage_hash"_a, "Estimated recent uses of a hash, 0..15; 0 without a sketch.");
 }
 

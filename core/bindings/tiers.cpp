@@ -63,8 +63,8 @@ std::uint32_t read_concurrency(nb::handle value) {
 // Limit of a tier that may be larger than its content: far below where sums overflow.
 constexpr std::uint64_t kMostBlocks = std::uint64_t{1} << 42;
 
-void make_shared_tier(SharedTierConfig* self, nb::handle num_blocks, nb::handle policy, const LinkPairConfig& worker,
-                      const LinkPairConfig& backend, nb::handle offload_concurrency) {
+void make_shared_tier(SharedTierConfig* self, Int num_blocks, PolicyMakerArg policy, const LinkPairConfig& worker,
+                      const LinkPairConfig& backend, Int offload_concurrency) {
   SharedTierConfig config;
   config.num_blocks = read_uint(num_blocks, "num_blocks", kMostBlocks);
   config.policy = read_policy_maker(policy)();
@@ -74,11 +74,11 @@ void make_shared_tier(SharedTierConfig* self, nb::handle num_blocks, nb::handle 
   new (self) SharedTierConfig(std::move(config));
 }
 
-void make_tiers(TierConfig* self, nb::handle bytes_per_block, nb::handle g2_blocks, nb::handle g2_policy,
-                const LinkPairConfig& host, nb::handle offload_concurrency, bool demand_first, bool write_through,
-                bool exclusive, nb::handle min_reuse, nb::object filter, nb::handle offload_batch_size,
-                bool onboard_preempted, bool recompute_fallback, double onboard_failure_rate, nb::handle seed,
-                const SharedTierConfig* g3, const SharedTierConfig* g4, nb::handle most_blocks) {
+void make_tiers(TierConfig* self, Int bytes_per_block, Int g2_blocks, PolicyMakerArg g2_policy,
+                const LinkPairConfig& host, Int offload_concurrency, bool demand_first, bool write_through,
+                bool exclusive, Int min_reuse, PyArg<"understudy.core_types.OffloadFilter"> filter,
+                Int offload_batch_size, bool onboard_preempted, bool recompute_fallback, double onboard_failure_rate,
+                Int seed, const SharedTierConfig* g3, const SharedTierConfig* g4, Int most_blocks) {
   TierConfig config;
   config.bytes_per_block = read_uint(bytes_per_block, "bytes_per_block", std::uint64_t{1} << 40);
   config.g2_blocks = read_uint(g2_blocks, "g2_blocks", kMostBlocks);
@@ -152,7 +152,7 @@ void bind_tiers(nb::module_& m) {
       .def_prop_ro("next_wake_ns", [](LiveRun& self) { return self.hub().next_wake_ns(); })
       .def(
           "take_events",
-          [](LiveRun& self, Tier tier) {
+          [](LiveRun& self, Tier tier) -> TimedRows {
             for (const auto& shared : self.shared()) {
               if (shared->tier() != tier) continue;
               TimedEvents events;

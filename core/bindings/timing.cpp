@@ -13,6 +13,7 @@
 #include "engine/interpolated_timing.hpp"
 #include "engine/op_table_timing.hpp"
 #include "engine/physical_timing.hpp"
+#include "named.hpp"
 
 namespace understudy {
 
@@ -262,7 +263,7 @@ void bind_timing(nb::module_& m) {
       "prefill_isl"_a, "prefill_ttft_ms"_a, "decode_active_kv_tokens"_a, "decode_context_length"_a, "decode_itl"_a);
   m.def(
       "python_timing",
-      [](nb::object model) {
+      [](PyType<"understudy.core_types.TimingModel | understudy.core_types.StepTimingModel"> model) {
         if (nb::hasattr(model, "step_ms")) {
           return of_model(std::make_shared<PythonStepTiming>(std::move(model)));
         }

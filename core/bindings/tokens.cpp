@@ -37,14 +37,14 @@ auto without_gil_if(bool long_call, Work work) {
   return work();
 }
 
-nb::object to_range(BlockRange range) {
+PyType<"range"> to_range(BlockRange range) {
   PyObject* out = PyObject_CallFunction(reinterpret_cast<PyObject*>(&PyRange_Type), "nn",
                                         static_cast<Py_ssize_t>(range.first), static_cast<Py_ssize_t>(range.last));
   if (out == nullptr) throw nb::python_error();
   return nb::steal(out);
 }
 
-std::uint64_t chosen_salt(const std::string& salt, const std::string& lora, nb::handle explicit_hash) {
+std::uint64_t chosen_salt(const std::string& salt, const std::string& lora, Int explicit_hash) {
   if (explicit_hash.is_none()) return salt_hash(salt, lora);
   if (!salt.empty() || !lora.empty()) {
     throw Error(ErrorKind::InvalidArgument, "salt_hash is given together with salt or lora; give one or the other");
@@ -52,8 +52,8 @@ std::uint64_t chosen_salt(const std::string& salt, const std::string& lora, nb::
   return read_uint(explicit_hash, "salt_hash");
 }
 
-void construct(SharedTokenBlocks* self, nb::handle tokens, nb::handle block_size, const std::string& salt,
-               const std::string& lora, nb::handle explicit_salt_hash, nb::handle mm_runs) {
+void construct(SharedTokenBlocks* self, Ints tokens, Int block_size, const std::string& salt, const std::string& lora,
+               Int explicit_salt_hash, Runs mm_runs) {
   const IntArray<Token> given(tokens, "tokens");
   const std::uint64_t size = read_uint(block_size, "block_size");
   const std::uint64_t hash = chosen_salt(salt, lora, explicit_salt_hash);
@@ -62,7 +62,7 @@ void construct(SharedTokenBlocks* self, nb::handle tokens, nb::handle block_size
                  [&] { new (self) SharedTokenBlocks{{}, TokenBlocks(given.span(), size, hash, runs)}; });
 }
 
-nb::object extend(SharedTokenBlocks& self, nb::handle tokens, nb::handle mm_runs) {
+PyType<"range"> extend(SharedTokenBlocks& self, Ints tokens, Runs mm_runs) {
   const IntArray<Token> given(tokens, "tokens");
   const std::vector<MultimodalRun> runs = read_runs(mm_runs, "mm_runs");
   return to_range(without_gil_if(given.span().size_bytes() >= kLongCallBytes, [&] {
@@ -72,7 +72,7 @@ nb::object extend(SharedTokenBlocks& self, nb::handle tokens, nb::handle mm_runs
 
 std::vector<Token> copied(std::span<const Token> tokens) { return {tokens.begin(), tokens.end()}; }
 
-nb::object run_list(SharedTokenBlocks& self) {
+List<PyArg<"understudy.core_types.Run">> run_list(SharedTokenBlocks& self) {
   const auto runs = locked(self, [](const TokenBlocks& blocks) {
     return std::vector<MultimodalRun>(blocks.runs().begin(), blocks.runs().end());
   });
@@ -81,7 +81,7 @@ nb::object run_list(SharedTokenBlocks& self) {
   return out;
 }
 
-std::uint64_t hash_bytes(const nb::bytes& data, nb::handle seed) {
+std::uint64_t hash_bytes(const nb::bytes& data, Int seed) {
   const std::uint64_t number = read_uint(seed, "seed");
   return without_gil_if(data.size() >= kLongCallBytes, [&] { return xxh3_64(data.c_str(), data.size(), number); });
 }
@@ -103,7 +103,7 @@ void bind_tokens(nb::module_& m) {
            "lora"_a = "", "salt_hash"_a.none() = nb::none(), "mm_runs"_a = nb::tuple())
       .def(
           "append",
-          [](SharedTokenBlocks& self, nb::handle token) {
+          [](SharedTokenBlocks& self, Int token) {
             const auto value = static_cast<Token>(read_uint(token, "token", std::numeric_limits<Token>::max()));
             return locked(self, [&](TokenBlocks& blocks) { return blocks.append(value); });
           },
@@ -113,7 +113,7 @@ void bind_tokens(nb::module_& m) {
            "blocks completed.")
       .def(
           "truncate",
-          [](SharedTokenBlocks& self, nb::handle length) {
+          [](SharedTokenBlocks& self, Int length) {
             const std::uint64_t kept = read_uint(length, "length");
             locked(self, [&](TokenBlocks& blocks) { blocks.truncate(kept); });
           },
@@ -123,7 +123,7 @@ void bind_tokens(nb::module_& m) {
           "Drop the last token and return it, or return None.")
       .def(
           "tokens_at",
-          [](SharedTokenBlocks& self, nb::handle start, nb::handle stop) {
+          [](SharedTokenBlocks& self, Int start, Int stop) {
             const std::uint64_t from = read_uint(start, "start");
             const std::uint64_t to = read_uint(stop, "stop");
             return to_array(locked(self, [&](TokenBlocks& blocks) { return copied(blocks.tokens_at(from, to)); }));

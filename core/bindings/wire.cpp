@@ -12,11 +12,11 @@ namespace understudy {
 namespace {
 
 template <auto Column>
-nb::object column(const WireColumns& self) {
+auto column(const WireColumns& self) {
   return to_array(std::vector(self.*Column));
 }
 
-WireColumns read_wire(const nb::sequence& payloads) {
+WireColumns read_wire(const nb::typed<nb::sequence, nb::bytes>& payloads) {
   std::vector<nb::bytes> held;
   for (nb::handle payload : payloads) {
     if (!nb::isinstance<nb::bytes>(payload)) throw Error(ErrorKind::InvalidArgument, "payloads must be bytes");

@@ -9,7 +9,7 @@ from understudy.kv import BlockManager, BlockStore
 from understudy.tokens import Identities
 
 if TYPE_CHECKING:
-    from understudy._core import PolicyName
+    from understudy.core_types import PolicyName
 
 BLOCK_SIZE = 4
 

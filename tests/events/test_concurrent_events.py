@@ -15,7 +15,7 @@ from understudy.kv import BlockManager, BlockStore, PoolConfig, Tier
 from understudy.tokens import Identities
 
 if TYPE_CHECKING:
-    from understudy._core import DuplicatePolicyName
+    from understudy.core_types import DuplicatePolicyName
 
 # Long enough that most calls run without the GIL.
 PROMPTS = [Identities.from_local_hashes(range(1000 * p + 1, 1000 * p + 81)) for p in range(4)]

@@ -10,7 +10,7 @@ from understudy.tokens import Identities
 if TYPE_CHECKING:
     from types import TracebackType
 
-    from understudy._core import DuplicatePolicyName, PolicyName, _Policy
+    from understudy.core_types import DuplicatePolicyName, Policy, PolicyName
 
 EMPTY = "."
 
@@ -20,7 +20,7 @@ class Cache:
 
     def __init__(
         self,
-        policy: PolicyName | _Policy,
+        policy: PolicyName | Policy,
         num_blocks: int,
         *,
         duplicates: DuplicatePolicyName = "allow",

@@ -13,7 +13,7 @@ from understudy.kv import BlockManager
 from understudy.tokens import Identities, lineage_hash, lineage_parts
 
 if TYPE_CHECKING:
-    from understudy._core import PolicyName
+    from understudy.core_types import PolicyName
 
 BOTH: list[PolicyName] = ["lineage", "lineage_fifo"]
 

@@ -9,7 +9,7 @@ import pytest
 from eviction.driver import Cache
 
 if TYPE_CHECKING:
-    from understudy._core import PolicyName
+    from understudy.core_types import PolicyName
 
 BOTH: list[PolicyName] = ["lru", "fifo"]
 

@@ -11,7 +11,7 @@ from understudy.kv import BlockManager
 from understudy.tokens import Identities
 
 if TYPE_CHECKING:
-    from understudy._core import PolicyName
+    from understudy.core_types import PolicyName
 
 SLOTS = 40
 BUCKETS = SLOTS // 4 + 1

@@ -16,7 +16,7 @@ from understudy.tokens import Identities
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from understudy._core import PolicyName
+    from understudy.core_types import PolicyName
 
 SIZES = [3_000, 30_000, 300_000]
 HUGE = 10**7

@@ -21,7 +21,7 @@ from understudy.kv import BlockManager, BlockStore, MutableBlocks, PoolConfig, R
 from understudy.tokens import Identities
 
 if TYPE_CHECKING:
-    from understudy._core import DuplicatePolicyName, PolicyName
+    from understudy.core_types import DuplicatePolicyName, PolicyName
 
 # 40 blocks a prompt: calls on either side of the size from which the core lets go of the GIL.
 PROMPTS = [Identities.from_local_hashes(range(1000 * p + 1, 1000 * p + 41)) for p in range(6)]

@@ -14,9 +14,9 @@ from understudy.run.step_line import RecordedEvents
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from understudy._core import _HandOffLine
     from understudy.conformance.handoff_scenario import SideName
     from understudy.conformance.handoff_wire import Transfer
+    from understudy.core_types import HandOffLine
     from understudy.engines.profiles import VersionProfile
 
 Line = dict[str, Any]
@@ -261,7 +261,7 @@ class HandOffRun:
             "await": not push and bool(blocks),
         }
 
-    def poll(self, instance: Instance, line: Line, logged: _HandOffLine, tick: int, now_ns: int) -> None:
+    def poll(self, instance: Instance, line: Line, logged: HandOffLine, tick: int, now_ns: int) -> None:
         """Run the instance's worker for an iteration: post transfers, then poll."""
         push = self.scenario.mode == "push"
         wire, names = self._wire, self.names

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     import numpy as np
     import numpy.typing as npt
 
-    from understudy._core import DuplicatePolicyName, PolicyName
+    from understudy.core_types import DuplicatePolicyName, PolicyName
     from understudy.kv.policy import EvictionPolicy
 
 
