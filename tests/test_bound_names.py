@@ -17,7 +17,6 @@ ONLY_TESTS = {
     "TransferEstimate.lower_copy_ns": "one of its terms",
     "TransferEstimate.stage_ns": "one of its terms",
     "GroupLayout.hit_unit": "where hits of KV cache groups end, compared with vLLM's plan",
-    "ToyEngineConfig": "an engine that is compiled for tests only",
     **dict.fromkeys(
         (
             *("TestBlockPool", "TestBlockPool.mark_phantoms", "TestBlockPool.num_free"),

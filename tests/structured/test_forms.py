@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from contextlib import suppress
+from importlib.metadata import version
 from random import Random
 from typing import Any
 
@@ -72,6 +73,7 @@ def test_an_answer_depends_on_its_key_alone() -> None:
 # ── Keywords ──
 
 TREE = {"type": "object", "properties": {"next": {"$ref": "#"}, "v": {"type": "integer"}}}
+BELOW = {"type": "integer", "multipleOf": 7, "maximum": -(10**4)}
 SATISFIABLE: list[Any] = [
     *(True, {}, {"type": ["null", "integer"], "minimum": 5}),
     {"type": "string", "pattern": "^[a-z]{3}-[0-9]+$", "minLength": 9, "maxLength": 9},
@@ -84,7 +86,7 @@ SATISFIABLE: list[Any] = [
     },
     {"type": "string", "minLength": 3, "maxLength": 3, "pattern": "é"},
     {"type": "number", "multipleOf": 0.01, "exclusiveMinimum": 19.98, "maximum": 20},
-    {"type": "integer", "multipleOf": 7, "maximum": -(10**4)},
+    BELOW,
     {"type": "integer", "allOf": [{"multipleOf": 6}, {"multipleOf": 4}, {"exclusiveMinimum": 12}]},
     {"type": "array", "prefixItems": [{"enum": [1, 2]}, {"const": 1}], "minItems": 2, "items": False},
     {"type": "object", "minProperties": 3, "maxProperties": 3, "additionalProperties": {"type": "null"}},
@@ -113,6 +115,8 @@ SATISFIABLE: list[Any] = [
 
 @pytest.mark.parametrize("schema", SATISFIABLE, ids=range(len(SATISFIABLE)))
 def test_a_schema_is_satisfied(schema: Any) -> None:
+    if schema == BELOW and tuple(map(int, version("llguidance").split(".")[:2])) < (1, 9):
+        pytest.skip("llguidance before 1.9 refuses multiples below 0")
     for key in range(4):
         answered(schema, key)
 
