@@ -235,8 +235,8 @@ def test_a_full_queue_is_a_503_and_counted() -> None:
 
 
 def test_a_request_takes_no_more_memory_than_one_may(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("understudy.server.api.generation.MAX_CHOICES", 50)
-    monkeypatch.setattr("understudy.server.api.generation.MAX_PLANNED", 10_000)
+    monkeypatch.setattr("understudy.server.api.planner.MAX_CHOICES", 50)
+    monkeypatch.setattr("understudy.server.api.planner.MAX_PLANNED", 10_000)
 
     async def main() -> None:
         async with serving() as (client, server):

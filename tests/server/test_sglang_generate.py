@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from server.sglang_server import QUICK, serve, until
-from understudy.server.sglang.endpoints import SglangEndpoints
+from understudy.server.sglang.planner import SglangPlanner
 
 if TYPE_CHECKING:
     from server.client import Client
@@ -254,7 +254,7 @@ def test_too_many_answers_are_refused_before_any_is_planned(
     path: str, body: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     planned: list[int] = []
-    monkeypatch.setattr(SglangEndpoints, "_plan", lambda *_, **__: planned.append(1))
+    monkeypatch.setattr(SglangPlanner, "plan_one", lambda *_, **__: planned.append(1))
 
     async def check(client: Client, server: Server) -> None:
         reply = await client.post(path, body)

@@ -10,7 +10,7 @@ import pytest
 
 from server.client import QUICK, serving
 from understudy.errors import InvalidArgument
-from understudy.server.api.endpoints import Endpoints
+from understudy.server.api.planner import Planner
 
 if TYPE_CHECKING:
     from understudy.server.core import EngineCore
@@ -97,13 +97,13 @@ def test_others_are_served_while_many_answers_are_made(
 ) -> None:
     """Counted in turns of the event loop: in none is more made than some of them."""
     made = [0]
-    plan = Endpoints._plan
+    plan = Planner.plan_one
 
     def counted(*args: Any, **named: Any) -> Any:
         made[-1] += 1
         return plan(*args, **named)
 
-    monkeypatch.setattr(Endpoints, "_plan", counted)
+    monkeypatch.setattr(Planner, "plan_one", counted)
 
     async def main() -> None:
         async with serving(tool_call_parser="hermes") as (client, server):

@@ -79,6 +79,7 @@ class Choice:
         prompt: npt.NDArray[np.uint32],
         plan: Plan | GrowingPlan,
         sampling: Sampling,
+        tool: dict[str, Any] | None = None,
     ) -> None:
         self.sampling = sampling
         """Parameters of this answer; those of the generation, unless a batch gives each its own."""
@@ -91,7 +92,7 @@ class Choice:
         self.decoded = 0
         self.done = False
         self.request: LiveRequest | None = None
-        self.tool: dict[str, Any] | None = None
+        self.tool = tool
         self.named: Identities | None = None
         """Blocks of the request until its admission, if events are to repeat the cached ones."""
         self.versions: list[tuple[str, int]] = []

@@ -10,26 +10,22 @@ from typing import TYPE_CHECKING, Any, Protocol
 import msgspec
 import numpy as np
 
+from understudy.errors import InvalidArgument
 from understudy.server.api.choice import Choice
 from understudy.server.api.errors import SHUTTING_DOWN, ApiError, form_of
+from understudy.server.api.plan import CHOICE_COST
 from understudy.server.live_request import LiveRequest
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    import numpy.typing as npt
+    from collections.abc import Callable, Generator
 
     from understudy.http import Connection
-    from understudy.server.api.growing import GrowingPlan
-    from understudy.server.api.plan import Plan
+    from understudy.server.api.planner import PlannedAnswers
     from understudy.server.api.sampling import Sampling
     from understudy.server.worker import Worker
 
 DONE = b"data: [DONE]\n\n"
 KEEP_ALIVE = b": keep-alive\n\n"
-MAX_CHOICES = 1 << 16
-MAX_PLANNED = 1 << 23
-"""Most tokens in the answers to one request; they are generated when the request arrives."""
 _FAILURES = {
     "lost": "the engine has died",
     "failed": "Internal server error",  # vLLM's words
@@ -81,7 +77,6 @@ class Generation:
         self.prompt_tokens = 0
         self.started = self.has_sent = False  # has_sent: a chunk was sent since the last keep-alive check
         self.on_done: Callable[[Generation, str], None] | None = None
-        self._planned = 0
         self._left = 0
         self._gone = False
         self.load_format = ""
@@ -89,26 +84,13 @@ class Generation:
         """Ids of the choices' requests by index; None: made from `id`."""
         self.detail: dict[str, Any] = {}
 
-    def count_prompt(self, prompt: npt.NDArray[np.uint32]) -> None:
-        """Count one more prompt to answer."""
-        self.prompts += 1
-        self.prompt_tokens += len(prompt)
-
-    def add(
-        self, prompt: npt.NDArray[np.uint32], plan: Plan | GrowingPlan, sampling: Sampling | None = None
-    ) -> Choice:
-        """Add an answer. ApiError when the answers exceed one request's limits.
-
-        `sampling`: parameters of this answer; None: those of the generation.
-        """
-        self._planned += len(plan.tokens)
-        if len(self.choices) >= MAX_CHOICES or self._planned > MAX_PLANNED:
-            raise ApiError(
-                f"one request has at most {MAX_CHOICES} answers, of {MAX_PLANNED} tokens together; send several"
-            )
-        choice = Choice(self, len(self.choices), prompt, plan, sampling or self.sampling)
-        self.choices.append(choice)
-        return choice
+    def take(self, planned: PlannedAnswers) -> None:
+        """Take the planned answers as choices."""
+        self.prompts, self.prompt_tokens = planned.prompts, planned.prompt_tokens
+        self.choices = [
+            Choice(self, index, answer.prompt, answer.plan, answer.sampling, answer.tool)
+            for index, answer in enumerate(planned.answers)
+        ]
 
     def request_name(self, choice: Choice) -> str:
         """Return the id of a choice's engine request."""
@@ -116,8 +98,14 @@ class Generation:
             return self.rids[choice.index]
         return self.id if len(self.choices) == 1 else f"{choice.index}_{self.id}"
 
-    def prepare(self, choice: Choice, rank: int, *, lora: str) -> None:
-        """Make the engine's request for an answer, once all choices are added."""
+    def prepare(self, rank: int) -> Generator[int]:
+        """Make the engine's request of each choice; yield the cost of each, in tokens."""
+        lora = self.model if self.model in self.worker.loras else ""
+        for choice in self.choices:
+            self._prepare(choice, rank, lora)
+            yield CHOICE_COST + len(choice.plan.tokens) // 8
+
+    def _prepare(self, choice: Choice, rank: int, lora: str) -> None:
         worker, sampling = self.worker, choice.sampling
         identities = worker.identities(
             choice.prompt,
@@ -149,12 +137,15 @@ class Generation:
         worker.retain_tokens(choice.request, rank)
 
     def run(self, rank: int) -> None:
-        """Submit the prepared choices to the engine. InvalidArgument if it could never run one."""
+        """Submit the prepared choices to the engine. ApiError if it could never run one."""
         self._left = len(self.choices)
         self.connection.on_close = self.client_gone
         for choice in self.choices:
             assert choice.request is not None
-            self.worker.submit(choice.request, rank)
+            try:
+                self.worker.submit(choice.request, rank)
+            except InvalidArgument as error:
+                raise ApiError(str(error)) from None
         if self.sampling.stream:
             self.style.begin(self)
             if self.worker.settings.sse_keep_alive_interval_s > 0:

@@ -12,6 +12,9 @@ if TYPE_CHECKING:
     from understudy.server.api.texts import TokenTexts
     from understudy.server.outputs import Answer
 
+CHOICE_COST = 64
+"""Fixed cost of an answer, as that of so many generated tokens."""
+
 
 class Plan(msgspec.Struct, frozen=True, kw_only=True):
     """A planned answer.

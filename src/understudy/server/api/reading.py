@@ -5,15 +5,31 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from understudy._core import TokenBlocks
-from understudy.server.api.body_checks import NO_SUCH_TOOL, check_chat, check_completion
+from understudy.server.api.body_checks import (
+    NO_SUCH_TOOL,
+    check_batch,
+    check_chat,
+    check_completion,
+    check_salt,
+)
 from understudy.server.api.errors import ApiError, bad_value, no_such_model
 from understudy.server.api.fields import Fields
-from understudy.server.api.prompts import MAX_PROMPTS, chat_text, read_messages, read_prompts, tokens_of
+from understudy.server.api.prompts import (
+    MAX_PROMPTS,
+    chat_text,
+    read_conversations,
+    read_messages,
+    read_prompts,
+    read_scoring,
+    tokens_of,
+)
 from understudy.server.api.sampling import Sampling, check_sampling, read_sampling
-from understudy.server.api.schema import SCHEMAS
+from understudy.server.api.schema import SCHEMAS, SCORING
 from understudy.server.api.type_checks import check_types
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
     import numpy as np
     import numpy.typing as npt
 
@@ -26,8 +42,12 @@ class Read(NamedTuple):
 
     sampling: Sampling
     model: str
-    tokens: list[npt.NDArray[np.uint32]]
+    tokens: Iterable[npt.NDArray[np.uint32]]
     """Tokens of each prompt."""
+    n: int = 1
+    """Number of answers to each prompt."""
+    samplings: list[Sampling] | None = None
+    """Parameters of each prompt's answers; None: `sampling` for all."""
     echo: bool = False
     echoed: list[str] = []  # noqa: RUF012
     empty: bool = False
@@ -36,6 +56,10 @@ class Read(NamedTuple):
     role: str = "assistant"
     text: str | None = None
     """The rendered prompt of a chat, if requested."""
+    labels: list[int] = []  # noqa: RUF012
+    """Tokens whose probabilities are scored after each prompt."""
+    softmax: bool = True
+    """Whether scores are shares of the labels' sum."""
 
     @property
     def prompts(self) -> list[list[int]]:
@@ -75,7 +99,7 @@ class Reader:
             echoed = [
                 prompt if isinstance(prompt, str) else worker.tokenizer.decode(prompt) for prompt in prompts
             ]
-        return Read(sampling, model, tokens, echo=echo, echoed=echoed, empty=empty)
+        return Read(sampling, model, tokens, sampling.n, echo=echo, echoed=echoed, empty=empty)
 
     def chat(self, body: dict[str, Any], *, checked: bool = False) -> Read:
         """Read a chat request. `checked`: contradictory fields were checked before."""
@@ -96,7 +120,60 @@ class Reader:
         tokens = self.tokens(text, sampling)
         role = "assistant" if fields.boolean("add_generation_prompt", True) else messages[-1][0]
         shown = text if fields.boolean("return_prompt_text") else None
-        return Read(sampling, model, [tokens], tool=tool, role=role, text=shown)
+        return Read(sampling, model, [tokens], sampling.n, tool=tool, role=role, text=shown)
+
+    def batch(self, body: dict[str, Any]) -> Read:
+        """Read a request of several conversations, each with one answer."""
+        worker, settings = self.worker, self.worker.settings
+        check_batch(body)
+        fields = Fields(body)
+        conversations = read_conversations(fields, settings.names[0])
+        check_types(fields, self._schemas.batch)
+        fields.done()
+        sampling = read_sampling(fields, chat=True)
+        sampling.stream = False
+        model = self.model(fields)
+        self.check(fields, sampling)
+        texts = [
+            chat_text(fields, messages, worker.tokenizer, trusted=settings.trust_request_chat_template)
+            for messages in conversations
+        ]
+        prompts = [tokens_of(text, sampling, worker.tokenizer, settings.max_model_len) for text in texts]
+        return Read(sampling, model, prompts)
+
+    def scoring(self, body: dict[str, Any]) -> Read:
+        """Read a request to score labels after items; its prompts are tokenized one at a time."""
+        worker = self.worker
+        check_salt(body)
+        fields = Fields(body)
+        query, items = read_scoring(fields)
+        check_types(fields, SCORING)
+        fields.done()
+        model = self.model(fields)
+        labels = fields.integers("label_token_ids")
+        unknown = [label for label in labels if not 0 <= label < worker.tokenizer.vocabulary]
+        if unknown:
+            raise ApiError(f"label_token_ids: {unknown[0]} is not in the vocabulary.")
+        if not labels or not items:
+            raise ApiError(f"{'items' if labels else 'label_token_ids'} must not be empty.")
+        sampling = read_sampling(
+            Fields({name: body.get(name) for name in ("request_id", "cache_salt")}), chat=False
+        )
+        sampling.asked_tokens = 1
+        softmax = fields.boolean("apply_softmax", True)
+        item_first = fields.boolean("item_first")
+        most = worker.settings.max_model_len - 1
+
+        def ids(given: str | list[int]) -> list[int]:
+            return (worker.tokenizer.encode(given, enough=most) if isinstance(given, str) else given)[:most]
+
+        def prompts() -> Iterator[npt.NDArray[np.uint32]]:
+            asked = ids(query)
+            for item in items:
+                prompt = ids(item) + asked if item_first else asked + ids(item)
+                yield tokens_of(prompt[:most], sampling, worker.tokenizer, worker.settings.max_model_len)
+
+        return Read(sampling, model, prompts(), labels=labels, softmax=softmax)
 
     def prompt_blocks(self, body: dict[str, Any]) -> tuple[int, Identities | None]:
         """Return, for routers, the length of the first prompt and its blocks. ApiError without a prompt."""

@@ -14,8 +14,6 @@ if TYPE_CHECKING:
 
 SLICE_COST = 1 << 13
 """Work of one slice in generated tokens and characters: some milliseconds."""
-CHOICE_COST = 64
-"""Fixed cost of an answer."""
 
 
 def run_in_slices(work: Generator[int], generation: Generation, on_started: Callable[[], object]) -> None:
