@@ -266,6 +266,14 @@ def test_the_disk_of_the_curve_is_shared_by_the_workers(
     )
     assert gain.hit_ratio == pytest.approx(moved)
     assert curves.hit_ratio("lru", [5])[0] + gain.added_if_copies == pytest.approx(kept)
+    host, disk = add_tiers(curves, scale, 5, [("host", 8.0), ("disk", float(below))])
+    moved, kept = (
+        shared_disk_hits(rows, order, run.worker.tolist(), own, below, copies=copies) * BLOCK / tokens
+        for own, copies in ((13, False), (8, True))  # a host that keeps copies hides the device's 5 blocks
+    )
+    assert (disk.hit_ratio, disk.hit_ratio_if_copies) == pytest.approx((moved, kept))
+    assert host.hit_ratio + disk.added == pytest.approx(moved)
+    assert host.hit_ratio_if_copies + disk.added_if_copies == pytest.approx(kept)
     (all_of_it,) = add_tiers(curves, scale, 5, [("disk", 1000.0)])
     whole = curves.hit_ratio("lru", [5])[0] + all_of_it.added_if_copies
     assert whole == pytest.approx(curves.unlimited_hit_ratio)

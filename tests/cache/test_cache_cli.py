@@ -61,6 +61,9 @@ def test_a_fleet_is_replayed_with_each_size_and_policy_that_an_engine_can_run(
     assert host["blocks"] == 1024
     assert host["hit_ratio"] == pytest.approx(found["fleet"]["lru_hit_ratio"] + host["added"])
     assert host["added_if_copies"] <= host["added"]
+    assert host["hit_ratio_if_copies"] == pytest.approx(
+        found["fleet"]["lru_hit_ratio"] + host["added_if_copies"]
+    )
 
 
 def test_the_plotted_curve_reaches_a_fleet_that_is_larger_than_all_sizes(

@@ -12,6 +12,7 @@ import numpy as np
 from understudy.cache.text import (
     GAP_WORDS,
     NAMES,
+    TIERS_WORDS,
     format_size,
     percent,
     prefix_rows,
@@ -58,7 +59,7 @@ def build_page(study: CacheStudy) -> str:
         _table("Replayed", _describe_replays(study), *replay_rows(study), 2) if study.replays else "",
         _table(
             "Tiers below the device",
-            "LRU; host: of each worker, disk: shared by all workers",
+            TIERS_WORDS,
             *tier_rows(study),
             1,
         )

@@ -82,11 +82,14 @@ class TierGain(msgspec.Struct, frozen=True):
     gib: float
     blocks: int
     hit_ratio: float
-    """Hit ratio of the device and all tiers down to this one, if no tier keeps copies of blocks above it."""
+    """Hit ratio of the device and all tiers down to this one, if no tier keeps copies of blocks above it, as in a
+    replay with offload.mode evict."""
     added: float
     """Hit ratio added to that of the tiers above."""
+    hit_ratio_if_copies: float
+    """The same if each tier keeps copies of all blocks above it, as in a replay with offload.mode write_through."""
     added_if_copies: float
-    """The same for a tier that also keeps copies of the blocks above it."""
+    """What the tier adds then."""
 
 
 class Sessions(msgspec.Struct, frozen=True):
@@ -242,17 +245,20 @@ def add_tiers(
     A disk is shared by all workers, as in a replay; any other tier belongs to one worker.
     """
     gains = []
-    above = device_blocks
+    own = own_if_copies = device_blocks  # blocks of a worker in one cache
+    before = before_if_copies = float(curves.hit_ratio("lru", [device_blocks])[0])
     for name, gib in tiers:
         blocks = scale.blocks(gib)
-        before = float(curves.hit_ratio("lru", [above])[0])
         if name == SHARED_TIER:
-            together = curves.shared_below_hit_ratio(above, blocks, copies=False)
-            copied = curves.shared_below_hit_ratio(above, blocks, copies=True)
+            together = curves.shared_below_hit_ratio(own, blocks, copies=False)
+            copied = curves.shared_below_hit_ratio(own_if_copies, blocks, copies=True)
         else:
-            together, copied = curves.hit_ratio("lru", [above + blocks, max(above, blocks)]).tolist()
-        gains.append(TierGain(name, gib, blocks, together, together - before, copied - before))
-        above += blocks
+            own, own_if_copies = own + blocks, max(own_if_copies, blocks)
+            together, copied = curves.hit_ratio("lru", [own, own_if_copies]).tolist()
+        gains.append(
+            TierGain(name, gib, blocks, together, together - before, copied, copied - before_if_copies)
+        )
+        before, before_if_copies = together, copied
     return gains
 
 

@@ -71,12 +71,16 @@ def replay_rows(study: CacheStudy) -> tuple[list[str], list[list[str]]]:
     return head, rows
 
 
-TIERS_HEAD = "Tiers below the device, LRU (host: of each worker; disk: shared by all workers)"
+TIERS_WORDS = (
+    "host: of each worker; disk: shared by all workers; evict: a tier takes blocks that are evicted above it; "
+    "write_through, the default of a replay: it keeps copies of all blocks above it; without times of transfers"
+)
+TIERS_HEAD = f"Tiers below the device, LRU ({TIERS_WORDS})"
 
 
 def tier_rows(study: CacheStudy) -> tuple[list[str], list[list[str]]]:
     """Return the head and the rows of the tiers' table."""
-    head = ["tier", "GiB", "blocks", "hit ratio", "adds points", "adds if it keeps copies"]
+    head = ["tier", "GiB", "blocks", "evict: hit ratio", "adds", "write_through: hit ratio", "adds"]
     rows = [
         [
             tier.tier,
@@ -84,6 +88,7 @@ def tier_rows(study: CacheStudy) -> tuple[list[str], list[list[str]]]:
             f"{tier.blocks:,}",
             percent(tier.hit_ratio),
             points(tier.added),
+            percent(tier.hit_ratio_if_copies),
             points(tier.added_if_copies),
         ]
         for tier in study.tiers
