@@ -17,7 +17,7 @@ import msgspec
 
 from harness.publish import add_json_flag, publish
 from understudy.engines.vllm_config import VllmConfig
-from understudy.server.fleet.fleet import Fleet, FleetSettings
+from understudy.fleets.fleet import Fleet, FleetSettings
 from understudy.server.metrics.merged import merge
 from understudy.server.settings import ServerSettings
 

@@ -27,8 +27,8 @@ import msgspec
 
 from harness.publish import add_json_flag, publish
 from understudy.engines.vllm_config import VllmConfig
+from understudy.fleets.fleet import Fleet, FleetSettings
 from understudy.router.dispatch import Decision, LiveRouteRequest
-from understudy.server.fleet.fleet import Fleet, FleetSettings
 from understudy.server.settings import ServerSettings
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
@@ -36,7 +36,7 @@ from server.browser import Browser
 
 if TYPE_CHECKING:
     from harness.result import Number
-    from understudy.server.fleet.report import Report
+    from understudy.fleets.report import Report
 
 ROUTED = 24
 SETTLE_S = 6.0

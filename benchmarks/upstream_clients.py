@@ -16,7 +16,7 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from harness.publish import add_json_flag, publish
-from understudy.server.proxy.upstream import Upstream
+from understudy.proxy.upstream import Upstream
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable

@@ -27,8 +27,8 @@ import zmq.asyncio
 
 from understudy.engines.timing import Constant
 from understudy.engines.vllm_config import VllmConfig
-from understudy.server.fleet.fleet import Fleet, FleetSettings
-from understudy.server.fleet.history import KEPT_ROWS
+from understudy.fleets.fleet import Fleet, FleetSettings
+from understudy.fleets.history import KEPT_ROWS
 from understudy.server.settings import ServerSettings
 
 if TYPE_CHECKING:

@@ -14,8 +14,8 @@ import pytest
 
 from understudy.cli.fleet import read_fleet
 from understudy.errors import ConfigError
+from understudy.fleets.fleet import Fleet
 from understudy.memory import ABSENT_BYTES, LIVE_BYTES, TIERS_BYTES, WORKER_BYTES
-from understudy.server.fleet.fleet import Fleet
 
 asan = pytest.mark.skipif(
     "asan" in os.environ.get("LD_PRELOAD", ""),
@@ -220,7 +220,7 @@ LIVES = """
 import asyncio, re, sys
 from pathlib import Path
 from understudy.cli.fleet import read_fleet
-from understudy.server.fleet.fleet import Fleet
+from understudy.fleets.fleet import Fleet
 
 
 async def taken(workers):

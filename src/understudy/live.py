@@ -169,7 +169,7 @@ def fleet(
             print(fleet.url)
     """
     from understudy.cli.fleet import read_fleet
-    from understudy.server.fleet.fleet import Fleet
+    from understudy.fleets.fleet import Fleet
 
     own = ["--workers", str(workers), "--base-port", str(base_port)]
     if isinstance(routing, str):

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from server.client import QUICK, Client
-from understudy.server.fleet.fleet import Fleet, FleetSettings
+from understudy.fleets.fleet import Fleet, FleetSettings
 from understudy.server.settings import ServerSettings
 
 if TYPE_CHECKING:

@@ -10,9 +10,9 @@ from server.ambiguous import CASES
 from understudy.http import Connection, Outbox
 from understudy.http.parsing import MalformedMessage, RequestParser
 from understudy.lateness import Lateness
-from understudy.server.proxy.answers import AnswerParser
-from understudy.server.proxy.proxy import forwarded_headers
-from understudy.server.proxy.upstream import request_bytes
+from understudy.proxy.answers import AnswerParser
+from understudy.proxy.proxy import forwarded_headers
+from understudy.proxy.upstream import request_bytes
 
 if TYPE_CHECKING:
     from understudy.http import Request

@@ -7,8 +7,8 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from typing import TYPE_CHECKING, Any
 
 from server.client import Client, serving
-from understudy.server.proxy.address import WorkerAddress
-from understudy.server.proxy.service import RouterService, RouterSettings
+from understudy.proxy.address import WorkerAddress
+from understudy.proxy.service import RouterService, RouterSettings
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable

@@ -11,11 +11,11 @@ from server.client import QUICK, Client, serving
 from server.router_scene import scene
 from understudy.cli.fleet import read_fleet
 from understudy.errors import ConfigError
+from understudy.fleets.fleet import Fleet, FleetSettings
+from understudy.fleets.spread import SpreadFleet
 from understudy.http import Connection
 from understudy.server.access import Access, RouteClass, is_own, route_class
 from understudy.server.api.developer import Developer
-from understudy.server.fleet.fleet import Fleet, FleetSettings
-from understudy.server.fleet.spread import SpreadFleet
 from understudy.server.settings import ServerSettings
 
 if TYPE_CHECKING:

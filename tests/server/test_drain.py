@@ -10,10 +10,10 @@ import pytest
 
 from server.client import parse_reply, serving
 from understudy.cli.fleet import read_fleet
-from understudy.server.fleet.spread import SpreadFleet
-from understudy.server.proxy.address import WorkerAddress
-from understudy.server.proxy.service import RouterService, RouterSettings
-from understudy.server.proxy.upstream import Answer
+from understudy.fleets.spread import SpreadFleet
+from understudy.proxy.address import WorkerAddress
+from understudy.proxy.service import RouterService, RouterSettings
+from understudy.proxy.upstream import Answer
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator

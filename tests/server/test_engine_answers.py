@@ -8,7 +8,7 @@ import pytest
 
 from server.raw_engine import BODY, answer, listening, routed, says
 from server.router_scene import C
-from understudy.server.proxy.upstream import Upstream, UpstreamError
+from understudy.proxy.upstream import Upstream, UpstreamError
 
 OK = b"HTTP/1.1 200 OK\r\n"
 

@@ -9,7 +9,7 @@ import pytest
 
 from server.raw_engine import BODY, answer, listening, number_of, routed, says
 from server.router_scene import C
-from understudy.server.proxy.upstream import Upstream
+from understudy.proxy.upstream import Upstream
 
 # ── Unread bytes ──
 

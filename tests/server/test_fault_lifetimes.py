@@ -9,9 +9,9 @@ import pytest
 
 from server.client import QUICK, Client, serving
 from server.router_scene import EVENTS
+from understudy.fleets.fleet import Fleet, FleetSettings
 from understudy.server.api.errors import ApiError
 from understudy.server.faults import FaultOrder
-from understudy.server.fleet.fleet import Fleet, FleetSettings
 from understudy.server.settings import ServerSettings
 from understudy.tiers.settings import TiersConfig
 

@@ -12,9 +12,9 @@ from server.client import Client, serving
 from understudy.cli.fleet import read_fleet
 from understudy.engines.timing import Constant
 from understudy.engines.vllm_config import VllmConfig
+from understudy.fleets.spread import SpreadFleet
 from understudy.server.api.errors import ApiError
 from understudy.server.faults import FaultOrder, chosen_workers
-from understudy.server.fleet.spread import SpreadFleet
 from understudy.server.settings import ServerSettings
 from understudy.tiers.settings import TiersConfig
 

@@ -12,11 +12,11 @@ from server.client import QUICK, Client
 from server.fleet_scene import C, run, served, vanish
 from understudy.cli.fleet import read_fleet
 from understudy.errors import ConfigError
+from understudy.fleets.fleet import Fleet, FleetSettings
+from understudy.fleets.routing import LiveFleetView
+from understudy.fleets.spread import SpreadFleet
 from understudy.router import FleetView, KvRouting, Router
 from understudy.router.dispatch import OutstandingWork
-from understudy.server.fleet.fleet import Fleet, FleetSettings
-from understudy.server.fleet.routing import LiveFleetView
-from understudy.server.fleet.spread import SpreadFleet
 from understudy.server.settings import ServerSettings
 
 if TYPE_CHECKING:

@@ -10,7 +10,7 @@ from server.client import Client
 from server.fleet_scene import C, run, vanish
 
 if TYPE_CHECKING:
-    from understudy.server.fleet.fleet import Fleet
+    from understudy.fleets.fleet import Fleet
 
 
 def test_faults_happen_where_they_were_ordered_and_end() -> None:

@@ -12,7 +12,7 @@ import urllib.request
 import pytest
 
 from server.client import QUICK
-from understudy.server.fleet.fleet import Fleet, FleetSettings
+from understudy.fleets.fleet import Fleet, FleetSettings
 from understudy.server.settings import ServerSettings
 
 

@@ -16,8 +16,8 @@ from server.client import QUICK, Client
 from server.fleet_scene import C, fleet_of
 from server.test_prometheus import check_page
 from understudy.cli.fleet import read_fleet
-from understudy.server.fleet.fleet import Fleet, FleetSettings
-from understudy.server.fleet.spread import SpreadFleet
+from understudy.fleets.fleet import Fleet, FleetSettings
+from understudy.fleets.spread import SpreadFleet
 from understudy.server.metrics import Registry
 from understudy.server.metrics.merged import from_rows, merge, to_rows
 from understudy.server.quantiles import FINE_S, quantile

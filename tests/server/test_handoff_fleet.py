@@ -13,8 +13,8 @@ from server.client import Client
 from server.handoff_pair import FAST, PREFILL, runs, until
 from understudy.cli.fleet import read_fleet
 from understudy.errors import ConfigError
+from understudy.fleets.fleet import Fleet
 from understudy.router import Router
-from understudy.server.fleet.fleet import Fleet
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator

@@ -12,9 +12,9 @@ from server.client import Client, serving
 from server.events_scene import Reader, run
 from understudy.cli.fleet import read_fleet
 from understudy.engines.timing import Constant
+from understudy.fleets.fleet import Fleet, FleetSettings
 from understudy.run.settings import ReplaySettings
 from understudy.server.flags.serving import read_serve
-from understudy.server.fleet.fleet import Fleet, FleetSettings
 from understudy.server.server import Server
 from understudy.server.settings import ServerSettings
 from understudy.tiers.settings import TiersConfig

@@ -14,11 +14,11 @@ from server.events_scene import Reader, run
 from server.test_live_group_offload import C, count_cached, settings_of
 from server.test_live_groups import engine_of, list_turns, tokens_of
 from understudy.cli.fleet import read_fleet
+from understudy.fleets.fleet import Fleet, FleetSettings
 from understudy.run.offline import run_offline
 from understudy.run.run_plan import RunPlan
 from understudy.run.settings import ReplaySettings
 from understudy.server.flags.serving import read_serve
-from understudy.server.fleet.fleet import Fleet, FleetSettings
 from understudy.server.server import Server
 from understudy.server.settings import ServerSettings
 from understudy.tiers.settings import TiersConfig

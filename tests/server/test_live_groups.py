@@ -13,16 +13,16 @@ from replay.building import single_turns
 from server.client import Client
 from server.router_scene import Scene, scene
 from understudy.engines.timing import Constant
+from understudy.fleets.fleet import Fleet, FleetSettings
 from understudy.run.offline import run_offline
 from understudy.run.run_plan import RunPlan
-from understudy.server.fleet.fleet import Fleet, FleetSettings
 from understudy.server.settings import ServerSettings
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
+    from understudy.proxy.workers import Rank
     from understudy.router.dispatch import Dispatcher
-    from understudy.server.proxy.workers import Rank
 
 C = "/v1/completions"
 WINDOW = us.KvCacheGroup(kind="sliding_window", block_size=16, window=64)

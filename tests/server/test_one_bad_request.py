@@ -9,9 +9,9 @@ import pytest
 
 from server.client import Client, Reply, serving
 from server.fleet_scene import fleet_of
+from understudy.fleets.front import FleetFront
 from understudy.server.api.choice import Choice
 from understudy.server.api.completions import CompletionStyle
-from understudy.server.fleet.front import FleetFront
 
 if TYPE_CHECKING:
     from understudy.server.api.generation import Generation

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from understudy.server.proxy.engine_connection import OutOfFiles
-from understudy.server.proxy.upstream import Upstream
+from understudy.proxy.engine_connection import OutOfFiles
+from understudy.proxy.upstream import Upstream
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

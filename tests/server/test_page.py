@@ -16,9 +16,9 @@ from server.browser import Browser, needs_chromium
 from server.client import QUICK
 from server.fleet_scene import fleet_of
 from understudy.cli.fleet import read_fleet
+from understudy.fleets import fleet as fleet_module
+from understudy.fleets.fleet import Fleet, FleetSettings
 from understudy.server.faults import FaultOrder
-from understudy.server.fleet import fleet as fleet_module
-from understudy.server.fleet.fleet import Fleet, FleetSettings
 from understudy.server.settings import ServerSettings
 
 if TYPE_CHECKING:

@@ -10,9 +10,9 @@ import pytest
 from server.client import Client, serving
 from server.router_scene import EVENTS, C, Scene, play, scene
 from understudy.errors import ConfigError
+from understudy.proxy.address import WorkerAddress
+from understudy.proxy.service import RouterService, RouterSettings
 from understudy.router import KvRouting, Router
-from understudy.server.proxy.address import WorkerAddress
-from understudy.server.proxy.service import RouterService, RouterSettings
 
 
 def test_prompts_go_to_where_their_blocks_are() -> None:

@@ -12,7 +12,7 @@ from understudy.router import Router
 
 if TYPE_CHECKING:
     from server.client import Client
-    from understudy.server.fleet.fleet import Fleet
+    from understudy.fleets.fleet import Fleet
 
 C = "/v1/completions"
 BODY = {"prompt": [1] * 64, "max_tokens": 2}

@@ -11,9 +11,9 @@ import pytest
 
 from server.client import Client, Reply, parse_reply
 from server.router_scene import C, Scene, play
-from understudy.server.proxy.address import WorkerAddress
-from understudy.server.proxy.service import RouterService, RouterSettings
-from understudy.server.proxy.upstream import Upstream
+from understudy.proxy.address import WorkerAddress
+from understudy.proxy.service import RouterService, RouterSettings
+from understudy.proxy.upstream import Upstream
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -7,9 +7,9 @@ import json
 
 from server.client import Client, serving
 from server.router_scene import C, Scene, play
-from understudy.server.proxy.address import WorkerAddress
-from understudy.server.proxy.service import RouterService, RouterSettings
-from understudy.server.proxy.upstream import Upstream
+from understudy.proxy.address import WorkerAddress
+from understudy.proxy.service import RouterService, RouterSettings
+from understudy.proxy.upstream import Upstream
 
 
 def test_headers_of_an_answer_are_passed_on() -> None:

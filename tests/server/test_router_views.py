@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from server.router_scene import EVENTS, C, Scene, play
+from understudy.proxy.service import RouterService, RouterSettings
 from understudy.router import KvRouting, Router
-from understudy.server.proxy.service import RouterService, RouterSettings
 
 if TYPE_CHECKING:
     from pathlib import Path

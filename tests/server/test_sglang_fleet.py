@@ -16,9 +16,9 @@ from server.router_scene import EVENTS, Scene
 from server.sglang_server import QUICK, until
 from understudy.errors import ConfigError
 from understudy.events.wire import AllBlocksCleared, BlockRemoved, BlockStored
-from understudy.server.fleet.fleet import Fleet, FleetSettings
-from understudy.server.proxy.address import WorkerAddress
-from understudy.server.proxy.service import RouterService, RouterSettings
+from understudy.fleets.fleet import Fleet, FleetSettings
+from understudy.proxy.address import WorkerAddress
+from understudy.proxy.service import RouterService, RouterSettings
 from understudy.server.settings import ServerSettings
 from understudy.tiers.settings import TiersConfig
 

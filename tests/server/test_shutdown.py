@@ -14,8 +14,8 @@ import pytest
 
 from server.client import QUICK, Client, parse_reply, serving
 from server.router_scene import scene
+from understudy.fleets.fleet import Fleet, FleetSettings
 from understudy.router.kv import KvRouting
-from understudy.server.fleet.fleet import Fleet, FleetSettings
 from understudy.server.settings import ServerSettings
 
 if TYPE_CHECKING:

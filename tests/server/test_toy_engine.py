@@ -13,10 +13,10 @@ from server.client import QUICK, Client
 from understudy import _core
 from understudy.engines.timing import Constant
 from understudy.errors import ConfigError
+from understudy.fleets.fleet import Fleet, FleetSettings
 from understudy.kind_names import KIND_MODULES
 from understudy.router import KvRouting
 from understudy.server.engines import SimulatedCore
-from understudy.server.fleet.fleet import Fleet, FleetSettings
 from understudy.server.server import Server
 from understudy.server.settings import ServerSettings
 from understudy.tiers.native import to_core

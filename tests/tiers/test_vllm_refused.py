@@ -16,8 +16,8 @@ from understudy.cli.fleet import read_fleet
 from understudy.engines.offload_profiles import V0_32
 from understudy.engines.vllm_config import VllmConfig
 from understudy.errors import ConfigError
+from understudy.fleets.fleet import Fleet
 from understudy.server.flags.serving import read_serve
-from understudy.server.fleet.fleet import Fleet
 from understudy.server.server import Server
 from understudy.tiers.settings import TiersConfig
 

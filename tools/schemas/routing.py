@@ -15,7 +15,7 @@ from schemas.shapes import (
     describe_object,
     list_of,
 )
-from understudy.server.proxy.follower import Health
+from understudy.proxy.follower import Health
 
 
 def describe_decision() -> Schema:

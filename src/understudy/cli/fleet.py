@@ -10,8 +10,8 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from understudy.cli.verbs import Verbs
+    from understudy.fleets.fleet import FleetSettings
     from understudy.server.flags import Flag
-    from understudy.server.fleet.fleet import FleetSettings
     from understudy.server.settings import ServerSettings
 
 EXAMPLES = """\
@@ -65,9 +65,9 @@ def run(args: argparse.Namespace) -> int:
     """Serve until SIGINT or SIGTERM; exit code 0."""
     import logging
 
+    from understudy.fleets.fleet import Fleet, print_lateness
+    from understudy.fleets.spread import SpreadFleet
     from understudy.http import address_of
-    from understudy.server.fleet.fleet import Fleet, print_lateness
-    from understudy.server.fleet.spread import SpreadFleet
     from understudy.server.loop import run as run_loop
     from understudy.server.server import run_until_stopped
 
@@ -134,8 +134,8 @@ def read_fleet(arguments: list[str]) -> tuple[FleetSettings, int]:
     from understudy.cli.router_flags import build_live_policy
     from understudy.cli.serve import print_unused_flags
     from understudy.errors import ConfigError
+    from understudy.fleets.fleet import FleetSettings
     from understudy.server.flags.serving import read_serve
-    from understudy.server.fleet.fleet import FleetSettings
     from understudy.yaml_text import read_yaml
 
     fleet_flags = list_fleet_flags()

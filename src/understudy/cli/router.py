@@ -169,9 +169,9 @@ def run(args: argparse.Namespace) -> int:
     from understudy.cli.router_flags import build_live_policy, read_seed
     from understudy.errors import ConfigError
     from understudy.http import address_of
+    from understudy.proxy.address import WorkerAddress
+    from understudy.proxy.service import RouterService, RouterSettings
     from understudy.server.flags.plan import read_api_keys
-    from understudy.server.proxy.address import WorkerAddress
-    from understudy.server.proxy.service import RouterService, RouterSettings
     from understudy.server.server import run_until_stopped
 
     logging.basicConfig(level=logging.INFO, format="%(levelname)s %(message)s", stream=sys.stderr)

@@ -11,13 +11,13 @@ import numpy as np
 
 from understudy.engines.engine_config import describe_scheduling
 from understudy.errors import WrongState
+from understudy.fleets.fleet import Fleet, FleetSettings
 from understudy.lateness import Lateness
 from understudy.online.columns import LiveColumns
 from understudy.online.content import TrueOutputs, limit_of, prompt_of
 from understudy.router.dispatch import name_policy
 from understudy.run.facts import RunFacts, TimeFacts
 from understudy.run.times import compute_outside_share
-from understudy.server.fleet.fleet import Fleet, FleetSettings
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -10,11 +10,11 @@ import msgspec
 import numpy as np
 
 from understudy.errors import ConfigError
+from understudy.fleets.fleet import FleetSettings
 from understudy.online.player import Player
 from understudy.run.cut_outputs import note_cut_outputs
 from understudy.run.facts import RunFacts  # noqa: TC001  (msgspec reads the annotation)
 from understudy.run.pools import WorkerPool
-from understudy.server.fleet.fleet import FleetSettings
 from understudy.server.loop import run
 from understudy.server.settings import ServerSettings
 from understudy.workload.arrivals import OpenLoop

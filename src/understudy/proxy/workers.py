@@ -9,22 +9,22 @@ from typing import TYPE_CHECKING, Any
 from understudy.engines.group_layouts import layout_of_labels
 from understudy.errors import ConfigError
 from understudy.events.group_reader import GroupReader, LearningReader
-from understudy.server.api.errors import ApiError
-from understudy.server.proxy.discovery import (
+from understudy.proxy.discovery import (
     read_adapters,
     read_block_size,
     read_event_sources,
     require_ready,
 )
-from understudy.server.proxy.follower import ASSUMED, MEANING, EventSource, Follower
-from understudy.server.proxy.upstream import NO_LIMITS, OutOfFiles, TimeLimits, Upstream, UpstreamError
+from understudy.proxy.follower import ASSUMED, MEANING, EventSource, Follower
+from understudy.proxy.upstream import NO_LIMITS, OutOfFiles, TimeLimits, Upstream, UpstreamError
+from understudy.server.api.errors import ApiError
 
 if TYPE_CHECKING:
     from understudy._core import GroupLayout
     from understudy.events.group_reader import GroupLabel
+    from understudy.proxy.address import WorkerAddress
+    from understudy.proxy.follower import Health
     from understudy.router.dispatch import Dispatcher
-    from understudy.server.proxy.address import WorkerAddress
-    from understudy.server.proxy.follower import Health
 
 log = logging.getLogger("understudy.router")
 

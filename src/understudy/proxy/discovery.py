@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from understudy.proxy.follower import EventSource
+from understudy.proxy.upstream import Upstream, UpstreamError
 from understudy.server.api.fields import whole_number
-from understudy.server.proxy.follower import EventSource
-from understudy.server.proxy.upstream import Upstream, UpstreamError
 
 if TYPE_CHECKING:
-    from understudy.server.proxy.address import WorkerAddress
+    from understudy.proxy.address import WorkerAddress
 
 log = logging.getLogger("understudy.router")
 

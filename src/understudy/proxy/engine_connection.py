@@ -8,7 +8,7 @@ import socket
 from typing import TYPE_CHECKING, NamedTuple
 
 from understudy.http.parsing import MalformedMessage
-from understudy.server.proxy.answers import AnswerHead, AnswerParser
+from understudy.proxy.answers import AnswerHead, AnswerParser
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -9,13 +9,13 @@ import msgspec
 
 from understudy._core import Tier
 from understudy.errors import ConfigError
+from understudy.proxy.address import WorkerAddress
 from understudy.server.api.errors import ApiError
-from understudy.server.proxy.address import WorkerAddress
 
 if TYPE_CHECKING:
+    from understudy.proxy.prompts import PromptReader
+    from understudy.proxy.workers import Rank, Workers
     from understudy.router.dispatch import Dispatcher
-    from understudy.server.proxy.prompts import PromptReader
-    from understudy.server.proxy.workers import Rank, Workers
 
 _TIERS = {"device": Tier.G1, "host": Tier.G2, "disk": Tier.G3, "external": Tier.G4}
 

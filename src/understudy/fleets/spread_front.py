@@ -8,25 +8,25 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from understudy.fleets.assets import show_page
+from understudy.fleets.front import route_of
+from understudy.fleets.monitor import SAMPLED_EVERY_S, Monitor
+from understudy.fleets.report import Report, join_reports
+from understudy.proxy.upstream import UpstreamError
 from understudy.server.api.errors import ApiError
 from understudy.server.api.fields import read_json, whole_number
 from understudy.server.faults import FaultOrder, chosen_workers
-from understudy.server.fleet.assets import show_page
-from understudy.server.fleet.front import route_of
-from understudy.server.fleet.monitor import SAMPLED_EVERY_S, Monitor
-from understudy.server.fleet.report import Report, join_reports
 from understudy.server.metrics.families import CONTENT_TYPE
 from understudy.server.metrics.merged import from_rows, merge
-from understudy.server.proxy.upstream import UpstreamError
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence
 
     from understudy.http import Connection, Request
+    from understudy.proxy.service import RouterService
+    from understudy.proxy.upstream import Upstream
+    from understudy.proxy.workers import Rank
     from understudy.router.dispatch import Decision, LiveRouteRequest
-    from understudy.server.proxy.service import RouterService
-    from understudy.server.proxy.upstream import Upstream
-    from understudy.server.proxy.workers import Rank
     from understudy.server.settings import ServerSettings
 
 

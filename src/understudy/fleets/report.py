@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from understudy.engines.block_counts import BlockCounts
-from understudy.server.fleet.history import Totals
+from understudy.fleets.history import Totals
 from understudy.server.quantiles import sum_counts
 
 if TYPE_CHECKING:

@@ -15,13 +15,13 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from understudy.errors import ConfigError
+from understudy.fleets.fleet import Fleet, FleetSettings, print_lateness, shifted
+from understudy.fleets.spread_front import SpreadFront
+from understudy.proxy.address import WorkerAddress
+from understudy.proxy.service import RouterService, RouterSettings
+from understudy.proxy.upstream import Upstream
 from understudy.router.dispatch import name_policy
-from understudy.server.fleet.fleet import Fleet, FleetSettings, print_lateness, shifted
-from understudy.server.fleet.spread_front import SpreadFront
 from understudy.server.loop import heap_frozen, run
-from understudy.server.proxy.address import WorkerAddress
-from understudy.server.proxy.service import RouterService, RouterSettings
-from understudy.server.proxy.upstream import Upstream
 
 if TYPE_CHECKING:
     from multiprocessing.connection import Connection as Pipe

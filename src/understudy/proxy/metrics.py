@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from understudy.proxy.follower import MEANING
 from understudy.server.metrics import Registry
 from understudy.server.metrics.process import add_process
-from understudy.server.proxy.follower import MEANING
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from understudy.server.proxy.workers import Rank, Workers
+    from understudy.proxy.workers import Rank, Workers
 
 _COUNTERS = ("gaps", "restarts", "conflicts", "partial_views", "replayed_messages", "dumped_messages")
 

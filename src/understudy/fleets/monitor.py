@@ -8,16 +8,16 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from understudy.server.fleet import history
-from understudy.server.fleet.history import History
-from understudy.server.fleet.report import COLUMNS
+from understudy.fleets import history
+from understudy.fleets.history import History
+from understudy.fleets.report import COLUMNS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from understudy.fleets.report import Report
     from understudy.http import Connection
     from understudy.router.dispatch import Decision, LiveRouteRequest
-    from understudy.server.fleet.report import Report
     from understudy.server.settings import ServerSettings
 
 SAMPLED_EVERY_S = 1.0

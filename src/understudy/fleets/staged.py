@@ -16,10 +16,10 @@ from understudy.server.api.generation import new_id
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from understudy.fleets.routing import FleetRouting
     from understudy.http import Connection, Request
     from understudy.router.dispatch import Decision, LiveRouteRequest
     from understudy.run.disaggregation import Disaggregation
-    from understudy.server.fleet.routing import FleetRouting
     from understudy.server.metrics.families import Histogram
     from understudy.server.server import Server
 

@@ -11,15 +11,15 @@ import msgspec
 
 from understudy._core import Identities, xxh3_64
 from understudy.errors import PolicyError, WrongState
+from understudy.fleets.assets import show_page
+from understudy.fleets.monitor import SAMPLED_EVERY_S, Monitor
+from understudy.fleets.report import STATES, Report, describe_worker, read_report, state_of
+from understudy.fleets.staged import StagedForward
 from understudy.router.dispatch import Decision, LiveRouteRequest, name_policy
 from understudy.server.access import Access, route_class
 from understudy.server.api.errors import ApiError, answer_error, error_body
 from understudy.server.api.fields import read_body, read_json, whole_number
 from understudy.server.faults import FaultOrder, active_faults, apply_order
-from understudy.server.fleet.assets import show_page
-from understudy.server.fleet.monitor import SAMPLED_EVERY_S, Monitor
-from understudy.server.fleet.report import STATES, Report, describe_worker, read_report, state_of
-from understudy.server.fleet.staged import StagedForward
 from understudy.server.metrics import Registry
 from understudy.server.metrics.families import CONTENT_TYPE
 from understudy.server.metrics.late import add_lateness
@@ -31,9 +31,9 @@ from understudy.server.quantiles import FINE_S
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from understudy.fleets.routing import FleetRouting
     from understudy.http import Connection, Request
     from understudy.run.disaggregation import Disaggregation
-    from understudy.server.fleet.routing import FleetRouting
     from understudy.server.metrics.families import Histogram
     from understudy.server.server import Server
     from understudy.server.settings import ServerSettings

@@ -11,7 +11,7 @@ from understudy.errors import ConfigError
 from understudy.http import address_of
 from understudy.http.heads import BODYLESS
 from understudy.http.parsing import MalformedMessage
-from understudy.server.proxy.engine_connection import (
+from understudy.proxy.engine_connection import (
     NO_LIMITS,
     EngineConnection,
     EngineStalled,
@@ -24,7 +24,7 @@ from understudy.server.proxy.engine_connection import (
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
-    from understudy.server.proxy.answers import AnswerHead
+    from understudy.proxy.answers import AnswerHead
 
 __all__ = ["NO_LIMITS", "Answer", "OutOfFiles", "TimeLimits", "Unreachable", "Upstream", "UpstreamError"]
 

@@ -11,13 +11,13 @@ import msgspec
 from understudy._core import TierRun
 from understudy.checks import port_number
 from understudy.errors import ConfigError
+from understudy.fleets.front import FleetFront
+from understudy.fleets.routing import FleetRouting
 from understudy.http import address_of, listen
 from understudy.memory import LIVE_BYTES, require_memory
 from understudy.router.dispatch import name_policy
 from understudy.server.access import Access
 from understudy.server.api.errors import SHUTTING_DOWN
-from understudy.server.fleet.front import FleetFront
-from understudy.server.fleet.routing import FleetRouting
 from understudy.server.server import Runtime, Server, build_tiers, make_runtime
 
 if TYPE_CHECKING:

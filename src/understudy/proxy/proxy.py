@@ -12,24 +12,24 @@ import msgspec
 from understudy._core import Identities, xxh3_64
 from understudy.errors import PolicyError, WrongState
 from understudy.http.bodies import MAX_BODY_BYTES, MAX_BODY_DEPTH
+from understudy.proxy.about import About
+from understudy.proxy.metrics import router_metrics
+from understudy.proxy.upstream import OutOfFiles, Unreachable, UpstreamError
 from understudy.router.dispatch import Decision, LiveRouteRequest
 from understudy.server.access import route_class
 from understudy.server.api.errors import SHUTTING_DOWN, ApiError, error_body
 from understudy.server.api.fields import read_json, whole_number
 from understudy.server.metrics.families import CONTENT_TYPE
 from understudy.server.metrics.process import HttpMetrics
-from understudy.server.proxy.about import About
-from understudy.server.proxy.metrics import router_metrics
-from understudy.server.proxy.upstream import OutOfFiles, Unreachable, UpstreamError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine
 
     from understudy.http import Connection, Outbox, Request
+    from understudy.proxy.prompts import PromptReader
+    from understudy.proxy.workers import Rank, Workers
     from understudy.router.dispatch import Dispatcher
     from understudy.server.access import Access
-    from understudy.server.proxy.prompts import PromptReader
-    from understudy.server.proxy.workers import Rank, Workers
 
 log = logging.getLogger("understudy.router")
 

@@ -9,14 +9,14 @@ import msgspec
 import numpy as np
 
 from understudy._core import TokenBlocks
+from understudy.proxy.upstream import UpstreamError
 from understudy.server.api.errors import ApiError
 from understudy.server.api.fields import Fields
 from understudy.server.api.prompts import read_messages
-from understudy.server.proxy.upstream import UpstreamError
 
 if TYPE_CHECKING:
     from understudy._core import Identities
-    from understudy.server.proxy.upstream import Upstream
+    from understudy.proxy.upstream import Upstream
     from understudy.server.tokenizer import Tokenizer
 
 _KEPT = 4096

@@ -12,19 +12,19 @@ from understudy.clock import WallClock
 from understudy.http import Outbox, listen
 from understudy.http.bodies import MAX_BODY_BYTES, MAX_BODY_DEPTH
 from understudy.lateness import Lateness
+from understudy.proxy.prompts import PromptReader
+from understudy.proxy.proxy import Proxy
+from understudy.proxy.upstream import TimeLimits
+from understudy.proxy.workers import EngineAway, Workers
 from understudy.router.dispatch import Dispatcher
 from understudy.server.access import Access
-from understudy.server.proxy.prompts import PromptReader
-from understudy.server.proxy.proxy import Proxy
-from understudy.server.proxy.upstream import TimeLimits
-from understudy.server.proxy.workers import EngineAway, Workers
 from understudy.server.tokenizer import open_tokenizer
 
 if TYPE_CHECKING:
     from understudy._core import GroupLayout
+    from understudy.proxy.address import WorkerAddress
     from understudy.router.kv import KvRouting
     from understudy.router.router import Router
-    from understudy.server.proxy.address import WorkerAddress
 
 
 class RouterSettings(msgspec.Struct, frozen=True, kw_only=True):

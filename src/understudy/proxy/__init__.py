@@ -1,0 +1,1 @@
+"""A standalone router: an HTTP proxy in front of engines, which routes by the KV events that they publish."""
