@@ -138,17 +138,36 @@ def test_every_file_of_the_engine_that_the_documents_name_is_there() -> None:
     assert len(named) >= 10
 
 
-def test_the_two_walks_of_a_newcomer_name_files_that_are_there_and_none_twice() -> None:
-    """A trace row to a report cell in at most 12 files, and a POST to an SSE chunk in at most 16."""
+def test_the_two_walks_of_a_newcomer_name_functions_that_are_there_in_twenty_files() -> None:
+    """From a trace row to a report cell, and from a POST to an SSE chunk."""
     root = CORE.parent
     said = (root / "docs" / "architecture.md").read_text()
     section = said[said.index("## Two walks through the code") :]
     section = section[: section.index("\n## ", 5)]
-    walks = [re.findall(r"^\| `([\w/.]+)`", table, re.MULTILINE) for table in section.split("From `POST")]
-    assert [len(set(walk)) for walk in walks] == [len(walk) for walk in walks]
-    assert 8 <= len(walks[0]) <= 12
-    assert 10 <= len(walks[1]) <= 16
-    for path in walks[0]:
-        assert (root / path).is_file(), path
-    for path in walks[1]:
-        assert (root / path).is_file() or (root / "src" / "understudy" / path).is_file(), path
+    offline, live = (
+        re.findall(r"^\| `([\w/.]+)` \| `(\w+)` \|", table, re.MULTILINE)
+        for table in section.split("From `POST")
+    )
+    steps = [(root / file, name) for file, name in offline]
+    steps += [(root / "src" / "understudy" / file, name) for file, name in live]
+    assert len(steps) == len({file for file, _ in steps}) == 20
+    for file, name in steps:
+        defined = rf"^ *(async )?def {name}\(" if file.suffix == ".py" else rf"^\w[\w:&<> ]*\b{name}\("
+        assert re.search(defined, file.read_text(), re.MULTILINE), f"{file} defines no {name}"
+    for file in re.findall(r"\((?:`([\w/]+\.\w+)`)\)", section):
+        assert (root / file).is_file() or (root / "src" / "understudy" / file).is_file(), file
+
+
+def test_every_class_that_the_page_of_the_architecture_names_is_there() -> None:
+    root = CORE.parent
+    named = set(
+        re.findall(r"`([A-Z]\w*[a-z]\w*)(?:::\w+)?`", (root / "docs" / "architecture.md").read_text())
+    )
+    sources = [*CORE.rglob("*.hpp"), *PYTHON.rglob("*.py")]
+    defined = {
+        name
+        for path in sources
+        for name in re.findall(r"^ *(?:class|struct|enum class) (\w+)", path.read_text(), re.MULTILINE)
+    }
+    assert len(named) >= 20
+    assert not named - defined

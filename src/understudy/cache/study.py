@@ -89,7 +89,7 @@ class TierGain(msgspec.Struct, frozen=True):
     hit_ratio_if_copies: float
     """The same if each tier keeps copies of all blocks above it, as in a replay with offload.mode write_through."""
     added_if_copies: float
-    """What the tier adds then."""
+    """Hit ratio that the tier adds then."""
 
 
 class Sessions(msgspec.Struct, frozen=True):

@@ -44,7 +44,7 @@ class Experiment(msgspec.Struct, frozen=True, kw_only=True):
     captures: tuple[int, ...] | None = None
     """Sizes of captured graphs; None: vLLM's."""
     notes: tuple[str, ...] = ()
-    """What a prediction assumes about a row."""
+    """Assumptions of a prediction about its row."""
     where: str = ""
     """File and line, for errors."""
     client_output_tokens: float | None = None

@@ -51,7 +51,7 @@ class StepFile:
         self._write({"header": header})
 
     def on_step(self, worker: int, engine: VllmEngine, ended: bool) -> None:
-        """What a fleet calls for both halves of every step."""
+        """Record a half of a step; a fleet calls this when a step begins and when it ends."""
         recorder = self._recorders[worker]
         if not ended:
             for request, resumed, _ in engine.admitted:

@@ -100,7 +100,7 @@ class StepRecorder:
     def ended(self, engine: VllmEngine) -> dict[str, Any]:
         """The line of the step."""
         # Asynchronously the first schedule is followed by no update, so its events wait for the next.
-        events = [] if self._asynchronous and self.steps == 0 else self._tell(engine)
+        events = [] if self._asynchronous and self.steps == 0 else self._describe_events(engine)
         line = describe_step(engine, self.steps, events)
         self.steps += 1
         totals = self.totals
@@ -112,7 +112,7 @@ class StepRecorder:
             totals[f"{event['type']}_blocks"] += event["n"]
         return line
 
-    def _tell(self, engine: VllmEngine) -> list[dict[str, Any]]:
+    def _describe_events(self, engine: VllmEngine) -> list[dict[str, Any]]:
         lines = self._events.describe(engine.peek_events())
         if not self._keep_events:
             engine.take_events()

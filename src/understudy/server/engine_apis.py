@@ -25,7 +25,7 @@ class EngineApi(NamedTuple):
     make_routes: Callable[[Worker], tuple[Endpoints, Routes | SglangRoutes]]
     """Make the generation endpoints of a worker and its tables of routes."""
     classify: Callable[[str], RouteClass]
-    """Classify a path by who may call it."""
+    """Classify a path by the clients that may call it."""
     state_route: str
     """The route next to /health that shows whether the engine works: /load or /health_generate."""
     error_form: Callable[[ApiError, str], bytes] | None = None

@@ -57,7 +57,7 @@ class Architecture(msgspec.Struct, frozen=True, kw_only=True):
     latent: LatentAttention | None = None
     """Latent attention (MLA), whose cache has no heads; `kv_heads` is 1 and `head_dim` that of an expanded key."""
     indexer: Indexer | None = None
-    """What selects tokens for sparse attention; it is stored and counted, and not timed."""
+    """Indexer that selects tokens for sparse attention; its KV is stored and counted, its time is not."""
     full_kv_heads: int = 0
     """KV heads of layers with full attention next to windows; 0: as many as those with windows."""
     full_head_dim: int = 0

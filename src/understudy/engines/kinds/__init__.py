@@ -1,1 +1,1 @@
-"""What differs between kinds of engines, in one file per kind."""
+"""Kinds of engines: one file per kind says how it differs from others."""

@@ -1,4 +1,4 @@
-"""`EngineKind`: what differs between engines of different kinds, and holds for all engines of one."""
+"""`EngineKind`: facts that hold for all engines of one kind and differ between kinds."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class EngineKind:
     config_class: type[EngineConfig]
     """Class of the settings."""
     version_setting: str
-    """Setting that names the release. No other kind has it, so that saved settings tell the kind by it."""
+    """Setting that names the release. Saved settings name their kind by it, as no other kind has it."""
     event_producer: Literal["vllm", "sglang"] = "vllm"
     """Engine whose KV events it sends, in the form of its own release if it is that engine."""
     has_kv_cache_groups: bool = False

@@ -1,4 +1,4 @@
-"""What a command line asks of a server: its settings, from flags that engines share."""
+"""Plan of a server: the settings that a command line gives, from flags that engines share."""
 
 from __future__ import annotations
 

@@ -26,7 +26,7 @@ METRICS: dict[str, type[VllmMetrics]] = {"vllm": VllmMetrics, "sglang": SglangMe
 
 
 class MetricsPage(NamedTuple):
-    """What a worker counts on its page, `/metrics`."""
+    """Metrics that a worker shows on its page, `/metrics`."""
 
     registry: Registry
     ranks: list[VllmMetrics]
