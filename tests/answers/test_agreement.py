@@ -257,3 +257,42 @@ def test_predictions_agree_with_replays_of_random_deployments(
     )
     assert ttft == pytest.approx(1, abs=0.25)
     assert tpot == pytest.approx(1, abs=0.05)
+
+
+class Times(NamedTuple):
+    """Mean latencies of one deployment, as one verb tells them."""
+
+    ttft_ms: float
+    tpot_ms: float
+
+    @classmethod
+    def of(cls, report: dict[str, Any]) -> Times:
+        return cls(report["ttft_ms"]["mean"], report["tpot_ms"]["mean"])
+
+
+def test_five_verbs_tell_one_table_of_times(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """One request at a time: prediction, closed loop, open loop, sweep of one and live server are one experiment."""
+    trace = tmp_path / "trace.jsonl"
+    write_trace(trace, 12, 1200, 12, seed=9, gap_ms=1500.0, shared=16)
+    where = [str(trace), "--trace-block-size", "16", *DEPLOYMENTS[0].flags]
+    found = {
+        "open loop": report_of(["replay", *where], capsys),
+        "closed loop": report_of(["replay", *where, "--concurrency", "1"], capsys),
+    }
+    sweep = ["sweep", *where, "--vary", "workers=1", "--slo-ttft-ms", "5000", "--jobs", "1"]
+    [trial] = report_of(sweep, capsys)["trials"]
+    times = {verb: Times.of(report) for verb, report in found.items()}
+    load = ["--format", "mooncake", "--concurrency", "1"]
+    rows = run(["predict", *where, *load], capsys)[0].splitlines()[1:]
+    columns = zip(*(map(float, row.split(",")[1:3]) for row in rows), strict=True)
+    times["predict"] = Times(*(sum(column) / len(rows) for column in columns))
+    live = report_of(["replay", *where, "--online", "--clock-speed", "2"], capsys)
+    for verb, said in times.items():
+        assert said == pytest.approx(times["open loop"], rel=1e-4), verb
+    # On the clock of the simulation a live run is not late, however slow the machine is; it has no front end.
+    outside_ms = found["open loop"]["run"]["times"]["front_end_ms"]
+    assert Times.of(live) == pytest.approx(
+        (times["open loop"].ttft_ms - outside_ms, times["open loop"].tpot_ms), rel=1e-4
+    )
+    for quantile in ("p50", "p99"):
+        assert trial["ttft_ms"][quantile] == found["open loop"]["ttft_ms"][quantile]

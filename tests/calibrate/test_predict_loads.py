@@ -177,7 +177,7 @@ def test_a_csv_of_lengths_is_no_table_of_experiments(name: str, capsys: pytest.C
     said = capsys.readouterr().err
     assert f"{name}.csv is no table of experiments; it looks like format {name}: give --format {name}" in said
     assert main(["predict", str(path), "--format", name, *WHERE]) == 0
-    assert "means over 40 requests: TTFT " in capsys.readouterr().err
+    assert "means over 40 requests, at the client: TTFT " in capsys.readouterr().err
 
 
 def test_settings_that_the_file_records_are_used_and_others_refused(

@@ -122,12 +122,13 @@ def predict_run(
     *,
     workers: int = 1,
     ranks: bool = False,
+    at_client: bool = False,
     progress: Callable[[int], None] | None = None,
 ) -> PredictedRun:
-    """Predict the times of each request, from the moment the engine reads it.
+    """Predict the times of each request in the engine, or `at_client`, which adds the front-end time of the timing.
 
-    A busy engine reads new requests at the end of a step. `ranks` means that workers step together. TPOT of one token
-    is NaN.
+    The engine's times begin when it reads the request: a busy engine reads new requests at the end of a step. `ranks`
+    means that workers step together. TPOT of one token is NaN.
     """
     run = run_offline(
         RunPlan(
@@ -145,8 +146,9 @@ def predict_run(
     if columns.reject_reasons:
         row, reason = next(iter(columns.reject_reasons.items()))
         raise InvalidArgument(f"request {names[row]}: {reason}")
-    ttft = (columns.first_token_ns - columns.queued_ns) / 1e6
-    e2e = (columns.last_token_ns - columns.queued_ns) / 1e6
+    began_ns = columns.arrival_ns if at_client else columns.queued_ns
+    ttft = (columns.first_token_ns - began_ns) / 1e6
+    e2e = (columns.last_token_ns - began_ns) / 1e6
     gaps = columns.output_tokens - 1
     spans = (columns.last_token_ns - columns.first_token_ns) / 1e6
     tpot = np.where(gaps > 0, spans / np.maximum(gaps, 1), np.nan)

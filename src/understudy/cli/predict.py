@@ -320,7 +320,7 @@ def _read_recorded_settings(
 
 
 def _predict_run(args: argparse.Namespace, source: Source) -> int:
-    """Predict the times of each request of a recorded run or a trace."""
+    """Predict the times of each request: a trace's at the client, as `replay` does; a recorded run's in the engine."""
     import sys
 
     import msgspec
@@ -348,13 +348,17 @@ def _predict_run(args: argparse.Namespace, source: Source) -> int:
             raise InvalidArgument(
                 f"{error}; the file looks like format {likely} (--format {likely})"
             ) from None
-    engine = msgspec.structs.replace(engine, timing=source.timing)
+    timing = source.timing
+    if args.format is not None and source.front_end_ms > 0:
+        timing = msgspec.structs.replace(timing, front_end_ms=source.front_end_ms)
+    engine = msgspec.structs.replace(engine, timing=timing)
     with progress_bar("predicting", len(load.workload), "requests") as progress:
         found = predict_run(
             load,
             engine,
             workers=1 if deployment is None else deployment.parallel.data,
             ranks=deployment is not None and deployment.steps_together,
+            at_client=args.format is not None,
             progress=progress,
         )
     _write_csv(args.output, COLUMNS, found.requests)
@@ -366,7 +370,8 @@ def _predict_run(args: argparse.Namespace, source: Source) -> int:
     )
     count = plural(len(found.requests), "request")
     print(f"times from {found.origin}", file=sys.stderr)
-    print(f"means over {count}: {said}", file=sys.stderr)
+    place = "in the engine" if args.format is None else "at the client"
+    print(f"means over {count}, {place}: {said}", file=sys.stderr)
     _print_notes(engine)
     return 0
 
