@@ -1,13 +1,16 @@
 """Write src/understudy/_core.pyi from the signatures of the compiled core.
 
     python tools/write_stub.py
+    python tools/write_stub.py --check    # exits with 1 if the file is another
 
+It runs in a process of its own, because libraries keep caches on the core's classes, which a stub would list.
 Needs a core with the engines of the tests (UNDERSTUDY_TEST_ENGINES), as `make test` builds it.
 """
 
 from __future__ import annotations
 
 import re
+import sys
 from pathlib import Path
 
 import nanobind
@@ -44,4 +47,6 @@ def render() -> str:
 
 
 if __name__ == "__main__":
+    if "--check" in sys.argv[1:]:
+        sys.exit(None if render() == STUB.read_text(encoding="utf-8") else "run python tools/write_stub.py")
     STUB.write_text(render(), encoding="utf-8")

@@ -85,8 +85,7 @@ def audit(drawn: tuple[dict[str, Any], int, int], price: float) -> None:
         assert engine.given["tp"] == given["gpu"]["tensor_parallel_size"]
         asked = given["engine"].get("num_gpu_blocks", given["engine"].get("max_total_tokens"))
         if asked is not None and "gpu_memory_utilization" not in given["gpu"]:
-            assert engine.blocks in (asked, None)
-            assert engine.blocks == fleet.settings.engine.num_gpu_blocks or engine.blocks is None
+            assert engine.blocks == asked == fleet.settings.engine.num_gpu_blocks
         if "gpu_memory_utilization" in given["gpu"]:
             assert float(engine.given["memory"]) == given["gpu"]["gpu_memory_utilization"]
         if "max_num_seqs" in given["engine"]:

@@ -294,6 +294,9 @@ def test_graphs_of_larger_steps_have_no_floor_of_launches(tmp_path: Path) -> Non
             {"cudagraph_capture_sizes": "1 2", "max_cudagraph_capture_size": "8"},
             "both give the captured sizes",
         ),
+        ({"cudagraph_capture_sizes": ","}, "cudagraph_capture_sizes has no number; write some"),
+        ({"cudagraph_capture_sizes": "1.5;2"}, "cudagraph_capture_sizes must be whole numbers"),
+        ({"gpu_memory_utilization": "95"}, "must be a share of at most 1, got 95; for 95 % write 0.95"),
     ],
 )
 def test_a_setting_that_cannot_be_is_refused_by_its_column(
@@ -333,6 +336,18 @@ def test_speculation_has_the_acceptance_of_the_row(tmp_path: Path) -> None:
     )
     faster, slower = (one.predict(one.preset().efficiencies)["tpot_ms"] for one in (plain, unknown))
     assert faster < slower
+
+
+def test_a_position_of_which_no_draft_was_accepted_is_a_measurement(tmp_path: Path) -> None:
+    row = {
+        **ROW,
+        "speculation": "ngram num_speculative_tokens=2",
+        "acceptance_per_position": "0.7 0",
+    }
+    engine = Table.read(table(tmp_path / "in.csv", row)).experiment(0).engine
+    assert isinstance(engine, VllmConfig)
+    assert engine.speculative_config is not None
+    assert engine.speculative_config.acceptance_per_position == (0.7, 0)
 
 
 def test_columns_without_effect_are_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

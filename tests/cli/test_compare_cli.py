@@ -124,6 +124,8 @@ def test_what_is_no_report_is_refused(
         ("run.engine", json.loads("[" * 150 + "]" * 150), "run has settings nested"),
         ("run.engine", -1, "run.engine must be an object, got -1"),
         ("run.digest", [], "run.digest must be text, got []"),
+        ("run.notes", 5, "run.notes must be a list, got 5"),
+        ("run.notes", [{}], "run.notes[0] must be text, got {}"),
         ("run.pools", [{"engine": 3}], "run.pools[0].engine must be an object, got 3"),
         ("ttft_ms.max", "x", "ttft_ms.max must be a number, got 'x'"),
         ("e2e_ms.p90", [], "e2e_ms.p90 must be a number, got []"),
@@ -154,6 +156,24 @@ def test_a_field_that_no_report_has_so_is_refused_by_name(
     assert told.out == ""
     assert told.err.startswith(f"understudy compare: report {other}: {message}")
     assert told.err.count("\n") == 1
+
+
+def test_texts_of_a_report_cannot_act_on_the_terminal(
+    reports: list[Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    changed: dict[str, Any] = json.loads(reports[1].read_text())
+    hostile = "\x1b]0;title\x07"
+    changed["run"]["notes"] = [hostile]
+    changed["run"]["times"]["from"] = hostile
+    changed["run"]["engine"]["watermark"] = hostile
+    changed["verdicts"] = [{"rule": "rejected", "finding": hostile, "remedy": hostile}]
+    other = tmp_path / f"{hostile}.json"
+    other.write_text(json.dumps(changed))
+    assert main(["compare", str(reports[0]), str(other)]) == 0
+    said = capsys.readouterr().out
+    assert "\\x1b" in said
+    assert "\x1b" not in said
+    assert "\x07" not in said
 
 
 def test_what_has_no_value_is_compared_as_such(reports: list[Path], tmp_path: Path) -> None:

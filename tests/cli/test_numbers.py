@@ -88,6 +88,26 @@ def refuse(line: str, capsys: pytest.CaptureFixture[str]) -> str:
             "--g2-latency-ms must be a number of milliseconds, got '2us'; write 0.002",
         ),
         (
+            f"{REPLAY} --max-num-batched-tokens 8k",
+            "--max-num-batched-tokens must be a whole number, got '8k'; write digits without a unit, such as 2",
+        ),
+        (
+            f"{REPLAY} --slo-ttft-ms 1,5",
+            "--slo-ttft-ms must be a number of milliseconds, got '1,5'; write digits without a unit, such as 500",
+        ),
+        (
+            f"{REPLAY} --slo-ttft-ms 10%",
+            "--slo-ttft-ms must be a number of milliseconds, got '10%'; write digits without a unit, such as 500",
+        ),
+        (
+            f"{SWEEP} --goal 0,95",
+            "--goal must be a number, got '0,95'; write digits without a unit, such as 2",
+        ),
+        (
+            "router --stall-timeout-s 5min",
+            "--stall-timeout-s must be a number of seconds, got '5min'; write 300",
+        ),
+        (
             f"{REPLAY} --watermark 1",
             "--watermark must be a share from 0 and below 1, got 1; for 5 % write 0.05",
         ),

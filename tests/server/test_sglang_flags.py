@@ -115,6 +115,19 @@ def test_hicache_is_a_host_tier_by_ratio_or_size() -> None:
     assert not read(*kv).tiers.tiers
 
 
+@pytest.mark.parametrize(
+    ("model", "gpus", "parts"),
+    [("Llama-3.1-8B", 1, 1), ("Llama-3.1-8B", 4, 4), ("Llama-3.1-8B", 16, 8), ("DeepSeek-V3", 8, 1)],
+)
+def test_the_size_of_hicache_is_that_of_each_gpu(model: str, gpus: int, parts: int) -> None:
+    # Each GPU keeps its heads, or a whole latent, of as many tokens as fit its 3 GB.
+    pool = ("--max-total-tokens", "1600", "--tp-size", str(gpus))
+    server = read_serve(
+        [model, *SGLANG, "--enable-hierarchical-cache", "--hicache-size", "3", *pool]
+    ).settings
+    assert server.tiers.tiers[0].bytes == 3_000_000_000 * parts
+
+
 def test_a_model_on_a_gpu_gets_its_pool_and_times() -> None:
     plan = read_serve(["Llama-3.1-8B", *SGLANG, "--gpu", "H100", "--mem-fraction-static", "0.85"])
     engine = plan.settings.engine

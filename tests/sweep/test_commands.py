@@ -288,6 +288,31 @@ def test_the_command_says_what_was_simulated() -> None:
     assert (values["block-size"], values["max-num-seqs"]) == (32, 1024), "given ones are repeated"
 
 
+@pytest.mark.parametrize(
+    ("size", "gpus", "given", "remedy"),
+    [
+        ("64GB", 1, 64, None),
+        ("64GB", 2, 32, None),  # SGLang gives this much to each GPU
+        ("300MB", 1, None, "--g2-bytes 1GB"),
+        ("16GiB", 1, None, "--g2-bytes 17GB"),
+        ("3GB", 2, None, "--g2-bytes 2GB"),
+    ],
+)
+def test_the_host_cache_of_sglang_is_the_one_that_was_simulated(
+    size: str, gpus: int, given: int | None, remedy: str | None
+) -> None:
+    gpu = {"name": "H200", "tensor_parallel_size": gpus}
+    tiers = [{"tier": "g2", "bytes": size}]
+    commands = make_commands(
+        candidate({"model": "Qwen3-32B", "gpu": gpu, "engine": {"engine_type": "sglang"}, "tiers": tiers})
+    )
+    words = commands.engines[0].words
+    assert read_command_line(words[3:], sglang_flags()).values.get("hicache-size") == given
+    missing = [one for one in commands.not_expressed if one.startswith("hicache-size")]
+    assert [remedy] * len(missing) == [one[-len(remedy or "") - 1 : -1] for one in missing]
+    assert (given is None) == bool(missing)
+
+
 @pytest.mark.parametrize("name", SGLANG)
 def test_every_flag_is_one_of_sglang(name: str) -> None:
     words = words_of(candidate(SGLANG[name]))

@@ -104,6 +104,27 @@ def test_the_remedy_names_the_flag_that_sizes_the_fleet(
     assert re.search(rf"^  widen the space: .*{re.escape(said)}", text, re.MULTILINE)
 
 
+def test_requests_that_fit_no_worker_need_memory_and_not_workers(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    flags = ["--vary", "workers=1..2", "--num-gpu-blocks", "4", *GOAL]
+    text, found = sweep(capsys, tmp_path, flags)
+    rejected = found["answers"][0]["smaller"]["rejected"]
+    assert rejected > 0
+    assert f"  {rejected:,} requests fit no worker, and more workers do not help them: " in text
+    assert "give each more memory (--num-gpu-blocks)" in text
+
+
+def test_fleets_of_pools_grow_in_their_file(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    config = tmp_path / "pools.yaml"
+    config.write_text(
+        "pools:\n  - {name: a, workers: 1, engine: {}}\n  - {name: b, workers: 1, engine: {}}\n"
+    )
+    flags = ["--config", str(config), "--vary", "routing=round_robin,least_loaded", "--slo-ttft-ms", "0.001"]
+    text, _ = sweep(capsys, tmp_path, flags)
+    assert "widen the space: more workers in a pool (workers of pools, in --config)" in text
+
+
 def test_the_estimate_of_kv_blocks_is_printed_as_a_replay_prints_it(
     capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:

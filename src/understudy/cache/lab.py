@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -222,11 +223,13 @@ def _name_equal(replays: Sequence[Replayed]) -> list[str]:
     found: dict[tuple[tuple[float, ...], ...], list[str]] = {}
     for policy in dict.fromkeys(one.policy for one in replays):
         own = [one for one in replays if one.policy == policy]
+        if any(math.isnan(one.hit_ratio) for one in own):
+            continue  # no request was admitted
         rows = tuple((one.blocks, one.hit_ratio, one.ttft_mean_ms, one.ttft_p99_ms) for one in own)
         found.setdefault(rows, []).append(policy)
     return [
-        f"{' and '.join(names)} are one policy in these replays: every figure is equal, because an engine releases the "
-        "blocks of a request last first"
+        f"{', '.join(names[:-1])} and {names[-1]} are one policy in these replays: every figure is equal, because an "
+        "engine releases the blocks of a request last first"
         for names in found.values()
         if len(names) > 1
     ]

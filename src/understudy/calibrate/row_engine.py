@@ -66,7 +66,7 @@ def read_captures(row: TableRow) -> tuple[int, ...] | None:
             f"{row.where}: {' and '.join(_CAPTURES)} both give the captured sizes; fill one"
         )
     if listed:
-        return tuple(sorted({int(size) for size in row.numbers(_CAPTURES[0])}))
+        return tuple(sorted(set(row.counts(_CAPTURES[0]))))
     return captures_up_to(row.count(_CAPTURES[1])) if largest else None
 
 
@@ -96,5 +96,5 @@ def _read_speculation(row: TableRow, backend: str, kind: EngineKind | None) -> S
     return SpeculativeConfig(
         method=method,  # type: ignore[arg-type]
         num_speculative_tokens=int(drafts[1]),
-        acceptance_per_position=tuple(row.numbers("acceptance_per_position")),
+        acceptance_per_position=tuple(row.numbers("acceptance_per_position", or_zero=True)),
     )

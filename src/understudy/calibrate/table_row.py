@@ -41,7 +41,8 @@ class TableRow:
         value = self.number(name)
         if value != int(value) or value > _MAX_COUNT:
             raise InvalidArgument(
-                f"{self.where}: {name} must be a whole number up to {_MAX_COUNT:,}, got {value:g}"
+                f"{self.where}: {name} must be a whole number up to {_MAX_COUNT:,}, got {value:g}; "
+                "correct the cell"
             )
         return int(value)
 
@@ -51,12 +52,28 @@ class TableRow:
             return default
         value = self.number(name)
         if value > 1:
-            raise InvalidArgument(f"{self.where}: {name} must be a share of at most 1, got {value:g}")
+            raise InvalidArgument(
+                f"{self.where}: {name} must be a share of at most 1, got {value:g}; for {value:g} % write "
+                f"{value / 100:g}"
+            )
         return value
 
-    def numbers(self, name: str) -> list[float]:
-        """Return the numbers of a cell, separated by spaces, commas, semicolons or bars."""
-        return [self._number(name, part) for part in re.split(r"[\s,;|\[\]]+", self.text(name)) if part]
+    def numbers(self, name: str, *, or_zero: bool = False) -> list[float]:
+        """Return the numbers of a cell, above 0, separated by spaces, commas, semicolons or bars; at least one."""
+        parts = [part for part in re.split(r"[\s,;|\[\]]+", self.text(name)) if part]
+        if not parts:
+            raise InvalidArgument(f"{self.where}: {name} has no number; write some, separated by spaces")
+        return [self._number(name, part, or_zero=or_zero) for part in parts]
+
+    def counts(self, name: str) -> list[int]:
+        """Return the whole numbers of a cell, written like `numbers`."""
+        values = self.numbers(name)
+        if any(value != int(value) or value > _MAX_COUNT for value in values):
+            raise InvalidArgument(
+                f"{self.where}: {name} must be whole numbers up to {_MAX_COUNT:,}, got {self.text(name)}; correct the "
+                "cell"
+            )
+        return [int(value) for value in values]
 
     def measured(self, *names: str) -> dict[str, str]:
         """Return the non-empty cells of measurements, unparsed, because predictions do not depend on them."""
@@ -67,11 +84,16 @@ class TableRow:
         text = (self.cells.get(name) or "").strip()
         return "" if text.lower() in _EMPTY else text
 
-    def _number(self, name: str, text: str) -> float:
+    def _number(self, name: str, text: str, *, or_zero: bool = False) -> float:
         try:
             value = float(text)
         except ValueError:
-            raise InvalidArgument(f"{self.where}: {name} must be a number, got {text!r}") from None
-        if not (math.isfinite(value) and value > 0):
-            raise InvalidArgument(f"{self.where}: {name} must be finite and above 0, got {text}")
+            raise InvalidArgument(
+                f"{self.where}: {name} must be a number, got {text!r}; correct the cell"
+            ) from None
+        if not (math.isfinite(value) and (value > 0 or (or_zero and value == 0))):
+            least = "at least" if or_zero else "above"
+            raise InvalidArgument(
+                f"{self.where}: {name} must be finite and {least} 0, got {text}; correct the cell"
+            )
         return value

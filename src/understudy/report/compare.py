@@ -20,7 +20,7 @@ from understudy.report.html.compare_page import compare_page
 from understudy.report.measured import REMEDY, find_unmeasured, list_engines
 from understudy.report.report import Report
 from understudy.report.saved import read_report
-from understudy.text import NONE, quantity, size
+from understudy.text import NONE, quantity, size, visible
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -44,19 +44,22 @@ class Comparison(ComparedReports):
         """Build the table of differing settings and of metrics with their change from the first report."""
         settings = self._create_table("Configuration")
         for name, values in self.settings():
-            settings.add_row(name, *(Text(_format(value, name)) for value in values))
+            settings.add_row(visible(name), *(Text(visible(_format(value, name))) for value in values))
         metrics = self._create_table("Metric")
         for label, unit, values in self.metrics():
             shown = label if unit == "ratio" else f"{label} ({unit})"
             metrics.add_row(shown, *(Text(text) for text in _cells(values, unit)))
         same = Text(" the runs have the same configuration", style="dim")
-        times = [Text(f" {line}", style="dim") for line in self.times()]
-        notes = [Text(f" {note}", style="dim") for note in self.notes()]
+        times = [Text(visible(f" {line}"), style="dim") for line in self.times()]
+        notes = [Text(visible(f" {note}"), style="dim") for note in self.notes()]
         verdicts = [
-            Text.assemble((f" {', '.join(names)}: ", "bold"), " ".join(filter(None, (finding, remedy))))
+            Text.assemble(
+                (visible(f" {', '.join(names)}: "), "bold"),
+                visible(" ".join(filter(None, (finding, remedy)))),
+            )
             for names, finding, remedy in self.verdicts()
         ]
-        conclusion = Text(f" {self.conclusion()}", style="bold")
+        conclusion = Text(visible(f" {self.conclusion()}"), style="bold")
         return Group(conclusion, settings if settings.row_count else same, metrics, *times, *notes, *verdicts)
 
     def to_html(self) -> str:
@@ -68,7 +71,7 @@ class Comparison(ComparedReports):
         table = Table(box=box.SIMPLE_HEAD, padding=(0, 0, 0, 1), pad_edge=False, header_style="bold")
         table.add_column(title, style="cyan", overflow="fold")
         for name in self.names:
-            table.add_column(Text(name), justify="right", overflow="fold")
+            table.add_column(Text(visible(name)), justify="right", overflow="fold")
         return table
 
 

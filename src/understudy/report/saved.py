@@ -42,7 +42,7 @@ def read_report(path: str | PathLike[str], metrics: Iterable[str]) -> dict[str, 
         _check_run(report)
         if report.get("groups") is not None:
             Groups.read(report["groups"])
-        for number, verdict in enumerate(_require_list(report, "verdicts")):
+        for number, verdict in enumerate(_require_list(report, "verdicts", "verdicts")):
             for name in ("finding", "remedy"):
                 _check_text(verdict, f"verdicts[{number}]", name)
         for metric in metrics:
@@ -61,8 +61,11 @@ def _check_run(report: dict[str, Any]) -> None:
     for name in ("digest", "workload_digest"):
         if not isinstance(run.get(name), str | None):
             raise InvalidArgument(_describe(run[name], f"run.{name}", "text"))
+    for place, note in enumerate(_require_list(run, "notes", "run.notes")):
+        if not isinstance(note, str):
+            raise InvalidArgument(_describe(note, f"run.notes[{place}]", "text"))
     _check_engine(run, "run")
-    for place, pool in enumerate(_require_list(run, "pools")):
+    for place, pool in enumerate(_require_list(run, "pools", "run.pools")):
         _check_engine(_require_object(pool, f"run.pools[{place}]"), f"run.pools[{place}]")
     times = run.get("times")
     if times is not None:
@@ -113,11 +116,11 @@ def _require_object(value: Any, name: str) -> dict[str, Any]:
     raise InvalidArgument(_describe(value, name, "an object"))
 
 
-def _require_list(report: dict[str, Any], name: str) -> list[Any]:
-    value = report.get(name, [])
+def _require_list(holder: dict[str, Any], name: str, place: str) -> list[Any]:
+    value = holder.get(name, [])
     if isinstance(value, list):
         return value
-    raise InvalidArgument(_describe(value, name, "a list"))
+    raise InvalidArgument(_describe(value, place, "a list"))
 
 
 def _check_text(holder: Any, place: str, name: str) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
+from understudy.engines.kinds.registry import kind_of
 from understudy.sweep.space import SPLIT
 
 if TYPE_CHECKING:
@@ -18,6 +19,12 @@ _FLAGS = {"ttft_ms": "--slo-ttft-ms", "itl_ms": "--slo-itl-ms", "e2e_ms": "--slo
 
 def describe_remedies(sweep: Sweep, nearest: Trial) -> Iterator[str]:
     """Yield which flag makes the space larger, and which goal the nearest fleet meets."""
+    if nearest.summary.rejected:
+        memory = kind_of(nearest.candidate.settings.engine).terms.memory
+        yield (
+            f"{nearest.summary.rejected:,} requests fit no worker, and more workers do not help them: give each more "
+            f"memory ({memory}) or a longer --max-model-len, or leave these requests out"
+        )
     gpus = "more GPUs per worker (--tensor-parallel-size) or a faster GPU (--gpu) shorten each step"
     yield f"widen the space: {_widen(sweep, nearest)}; {gpus}"
     share, limits = math.floor(nearest.judged * 1e4) / 1e4, _find_limits(sweep, nearest)
@@ -31,6 +38,8 @@ def _widen(sweep: Sweep, nearest: Trial) -> str:
     most = max(trial.gpus for trial in sweep.trials)
     if SPLIT in nearest.flags or nearest.candidate.settings.disaggregation is not None:
         return f"more prefill and decode workers, such as --splits {2 * most}"
+    if nearest.candidate.settings.pools:
+        return "more workers in a pool (workers of pools, in --config)"
     counts = [value for trial in sweep.trials if isinstance(value := trial.flags.get("workers"), int)]
     largest = max(counts, default=nearest.candidate.settings.workers)
     return f"more workers, such as --vary workers={largest}..{2 * largest}"

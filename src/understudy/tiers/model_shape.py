@@ -119,6 +119,18 @@ class ModelShape:
         return (usable - spent) // block_bytes
 
 
+def count_kv_parts(model: str | None, gpus: int) -> int:
+    """Return among how many of the GPUs of an engine a token's KV is divided; the others hold copies.
+
+    All of them, if the model is not known.
+    """
+    try:
+        shape = None if model is None else ModelShape.find(model)
+    except ConfigError:
+        shape = None
+    return gpus if shape is None else shape.bytes_per_token() // shape.bytes_per_token(tensor_parallel=gpus)
+
+
 def dtype_bytes(dtype: str) -> int:
     """Return the bytes per element of a data type. ConfigError for an unknown type."""
     name = dtype.removeprefix("torch.").lower()

@@ -14,10 +14,10 @@ from understudy.server.flags.grammar import CommandLine, Flag, read_command_line
 from understudy.server.flags.ours import OURS
 from understudy.server.flags.plan import ServePlan, settings_of
 from understudy.server.flags.tiers import offload_below, read_tiers
+from understudy.tiers.model_shape import count_kv_parts
 from understudy.timing.contexts import known_context
 
 if TYPE_CHECKING:
-    from understudy.engines.engine_config import EngineConfig
     from understudy.server.flags.engine import BuiltEngine
     from understudy.server.settings import ServerSettings
     from understudy.tiers.settings import TiersConfig
@@ -77,7 +77,7 @@ def read_sglang_serve(arguments: list[str], *, more: tuple[Flag, ...] = ()) -> S
             raise ConfigError(f"--{name}: {why}; leave it out")
     values = _translate(given, listens=not more)
     tiers = values.pop("tiers", None)
-    engines: list[EngineConfig] = []
+    engines: list[BuiltEngine] = []
 
     def build(values: dict[str, Any], max_model_len: int, model: str) -> BuiltEngine:
         settings: dict[str, Any] = {"context_length": max_model_len}
@@ -87,7 +87,7 @@ def read_sglang_serve(arguments: list[str], *, more: tuple[Flag, ...] = ()) -> S
         if "max_total_tokens" in settings:
             settings["max_total_tokens"] = _read_count("max-total-tokens", settings["max_total_tokens"])
         built = complete_engine(settings, values, model, SglangConfig)
-        engines.append(built.engine)
+        engines.append(built)
         return built
 
     words = line.words or ([str(values["model"])] if values.get("model") else [])
@@ -155,18 +155,22 @@ def _read_count(flag: str, value: Any) -> int:
 
 
 def _with_tiers(
-    server: ServerSettings, engine: EngineConfig, given: dict[str, Any], tiers: TiersConfig | None
+    server: ServerSettings, built: BuiltEngine, given: dict[str, Any], tiers: TiersConfig | None
 ) -> ServerSettings:
-    """Add the host tier of HiCache's flags, or of --tiers. ConfigError when both give one."""
+    """Add the host tier of HiCache's flags, or of --tiers. ConfigError when both give one.
+
+    `--hicache-size` is the memory of each GPU's process, while tiers belong to the whole engine.
+    """
     if not given.get("enable-hierarchical-cache"):
         return server if tiers is None else msgspec.structs.replace(server, tiers=tiers)
     ratio, size_gb = given.get("hicache-ratio"), given.get("hicache-size")
     tier: dict[str, Any] = {"tier": "g2"}
     if size_gb:
-        tier["bytes"] = int(float(size_gb) * 1e9)
+        gpus = int(given.get("tp-size") or 1) if built.gpu is None else built.gpu.tensor_parallel_size
+        tier["bytes"] = int(float(size_gb) * 1e9) * count_kv_parts(server.model, gpus)
     else:
         ratio = 2.0 if ratio is None else ratio
         if not ratio > 0:
             raise ConfigError(f"--hicache-ratio must be positive, got {ratio}")
-        tier["blocks"] = max(int(engine.num_gpu_blocks * ratio), 1)
+        tier["blocks"] = max(int(built.engine.num_gpu_blocks * ratio), 1)
     return msgspec.structs.replace(server, tiers=offload_below({"tiers": [tier]}, tiers, server.model))
