@@ -201,6 +201,8 @@ clean:
 	@$(@D)/bin/python -c 'import tomllib; print(*tomllib.load(open("pyproject.toml", "rb"))["build-system"]["requires"], \
 	  sep="\n")' > $(@D)/build-requires.txt
 	@$(@D)/bin/python $(PIP_INSTALL) -r $(@D)/build-requires.txt
+	@# The release that wrote the stub, so that a test can write it again. Builds of users may have another.
+	@$(@D)/bin/python $(PIP_INSTALL) "nanobind==$$(sed -n '1s/.*nanobind \([0-9.]*\);.*/\1/p' src/understudy/_core.pyi)"
 	@# CMake and Ninja, if the system has no suitable ones.
 	@$(@D)/bin/python -c 'from scikit_build_core.build import get_requires_for_build_wheel as needs; \
 	  print(*needs(), sep="\n")' > $(@D)/build-requires.txt

@@ -1,4 +1,4 @@
-// The KV manager of a simulated worker, and the leases of its native backend, in Python. understudy.engines.kv_manager
+// The KV manager of a simulated worker, and the leases of its native backend, in Python. understudy.kv.kv_manager
 // adds the types.
 #include "engine/kvbm/kv_manager.hpp"
 

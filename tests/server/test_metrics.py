@@ -19,8 +19,10 @@ from understudy.server.metrics.cache_info import add_cache_info
 from understudy.server.metrics.families import number_text
 from understudy.server.metrics.features import FETCH_STAGES, STAY_S
 from understudy.server.metrics.vllm import decade_bounds
+from understudy.server.settings import LoraModule
 from understudy.tiers.settings import TiersConfig
 
+LORAS = {"enable_lora": True, "lora_modules": (LoraModule("adapter", "x"),)}
 GOLDEN = Path(__file__).parents[1] / "golden" / "live" / "vllm-0.32.0-metrics.jsonl"
 _SAMPLE = re.compile(r"^([^ {]+)(\{.*\})? (\S+)$")
 _LABEL = re.compile(r'(\w+)="((?:[^"\\]|\\.)*)"')
@@ -281,3 +283,22 @@ def test_labels_of_the_cache_are_those_of_the_flags(flags: list[str], label: str
     add_cache_info(registry, settings, 1)
     [(_, labels)] = read_page(registry.render().decode())[1]
     assert dict(labels)[label] == value
+
+
+def test_the_page_is_read_while_a_long_request_to_an_adapter_is_planned() -> None:
+    async def read() -> tuple[int, str]:
+        async with serving(**LORAS) as (client, server):
+            body = {"model": "adapter", "prompt": "x", "n": 8000, "max_tokens": 100, "stop": ["zzqq"]}
+            answer = asyncio.ensure_future(client.post("/v1/completions", body))
+            while not server.app.endpoints.in_flight:
+                await asyncio.sleep(0)
+            (generation,) = server.app.endpoints.in_flight
+            planned = len(generation.choices)
+            waiting = server.app._adapters()
+            generation.connection.drop()
+            while server.app.endpoints.in_flight:
+                await asyncio.sleep(0)
+            await asyncio.gather(answer, return_exceptions=True)
+            return planned, str(waiting)
+
+    assert asyncio.run(read()) == (0, "([], ['adapter'])")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from importlib.metadata import version
 from random import Random
@@ -15,6 +16,7 @@ from structured.draws import draw_document, draw_schema
 from structured.schemas import FORMATTED, arbitrary, document_around, is_valid, value
 from understudy.structured.form import Form
 from understudy.structured.formed import FormError
+from understudy.structured.limits import refuse_panics
 
 
 def answered(schema: Any, key: int = 1) -> Any:
@@ -244,6 +246,82 @@ def test_a_structural_tag_is_begun_filled_and_ended(as_text: bool) -> None:
 
 
 # ── Limits ──
+
+
+def chain(count: int, link: str, last: str, begin: str = "") -> str:
+    """A grammar of `count` rules, each of which is the next one."""
+    return begin + "".join(link.format(number, number + 1) for number in range(count)) + last.format(count)
+
+
+def linked(count: int, *, through: str | None = None) -> dict[str, Any]:
+    """A schema of `count` references, each to the next one, or to an object of it."""
+    defs: dict[str, Any] = {f"a{count}": {"type": "string"}}
+    for number in range(count):
+        refers = {"$ref": f"#/$defs/a{number + 1}"}
+        held = {"type": "object", "properties": {through: refers}, "required": [through]}
+        defs[f"a{number}"] = refers if through is None else held
+    return {"$defs": defs, "$ref": "#/$defs/a0"}
+
+
+def joined(count: int) -> dict[str, Any]:
+    return {"allOf": [{"type": "string", "pattern": f".*a{{{number}}}.*"} for number in range(count)]}
+
+
+HOSTILE: list[tuple[dict[str, Any], str]] = [
+    (
+        {"grammar": chain(3000, "a{}: a{}\n", 'a{}: "x"', "start: a0\n")},
+        "the grammar has more than 500 rules",
+    ),
+    ({"grammar": chain(8000, 'A{}: A{} "y"\n', 'A{}: "x"', "start: A0\n")}, "grammar has more than 65,536"),
+    (
+        {"grammar": chain(900, "a{} ::= a{}\n", 'a{} ::= "x"', "root ::= a0\n")},
+        "the grammar has more than 500 rules",
+    ),
+    ({"grammar": "start: A\nA: " + " & ".join(["/.*a/"] * 30)}, "more than 16 intersections"),
+    ({"grammar": f"start: %json {msgspec.json.encode(joined(16)).decode()}"}, "more than 8 patterns"),
+    ({"grammar": "start: " + "(" * 30_000}, "too deeply nested"),
+    ({"json": linked(3000)}, "the schema has more than 500 references"),
+    ({"json": linked(3000, through="p")}, "the schema has more than 500 references"),
+    ({"json": joined(16)}, "more than 8 patterns"),
+    ({"json": {"allOf": [{"multipleOf": step} for step in (3, 7, 11, 13, 17, 19, 23)]}}, "common multiple"),
+    (
+        {"json": {"patternProperties": {f"^{'a' * size}$": {} for size in range(400)}}},
+        "more than 64 patterns",
+    ),
+    ({"json": {"type": "string", "pattern": "a?" * 10_000}}, "more than 16,384 characters"),
+    ({"json": {"type": "string", "minLength": 10**9}}, "too many states"),
+    ({"json": {"enum": ["x" * 1000] * 200}}, "more than 131,072 characters"),
+    ({"regex": "a?" * 10_000 + "a" * 10_000}, "more than 16,384 characters"),
+]
+"""Forms that would take minutes, gigabytes or the stack of the process."""
+
+
+@pytest.mark.parametrize(("form", "message"), HOSTILE, ids=range(len(HOSTILE)))
+def test_a_form_that_would_stop_the_server_is_refused(form: dict[str, Any], message: str) -> None:
+    assert message in refused(form)
+
+
+def test_forms_at_their_limits_are_answered_on_the_stack_of_a_thread() -> None:
+    forms: list[dict[str, Any]] = [
+        {"grammar": chain(490, "a{}: a{}\n", 'a{}: "x"', "start: a0\n")},
+        {"grammar": chain(490, 'A{}: A{} "y"\n', 'A{}: "x"', "start: A0\n")},
+        {"grammar": chain(490, "a{} ::= a{}\n", 'a{} ::= "x"', "root ::= a0\n")},
+        {"json": linked(490)},
+        {"json": linked(490, through="p")},
+        {"json": {"allOf": [{"type": "integer", "multipleOf": step} for step in (3, 7, 11, 13, 17)]}},
+    ]
+    with ThreadPoolExecutor(1) as pool:
+        assert all(formed.has_ended for formed in pool.map(lambda form: Form(form).answer(1), forms))
+
+
+def test_a_failed_assertion_of_the_library_is_a_refusal() -> None:
+    class PanicException(BaseException):
+        """As the library's bindings name it."""
+
+    with pytest.raises(FormError, match="Grammar error: lost"), refuse_panics():
+        raise PanicException("lost")
+    with pytest.raises(KeyboardInterrupt), refuse_panics():
+        raise KeyboardInterrupt
 
 
 def test_no_value_of_any_kind_is_more_than_refused() -> None:

@@ -134,7 +134,8 @@ class App:
         waiting: list[str] = []
         for generation in self.endpoints.in_flight:
             if generation.model in self.worker.loras:
-                request = generation.choices[0].request
+                # A long request is planned in slices, and has no choices until the last.
+                request = generation.choices[0].request if generation.choices else None
                 admitted = request is not None and request.admitted_ns >= 0
                 (running if admitted else waiting).append(generation.model)
         return running, waiting

@@ -9,13 +9,14 @@ from typing import TYPE_CHECKING, Any
 from understudy.structured.formed import Formed, FormError
 from understudy.structured.hints import WORDS, Hints, quoted, spell
 from understudy.structured.library import compile_grammar, read_form, write_grammar
+from understudy.structured.limits import refuse_panics
 from understudy.structured.wishes import ask_for_properties
 
 if TYPE_CHECKING:
     from llguidance import LLMatcher
 
-MAX_STEPS = 40_000
-"""Steps for one answer: about half a second of CPU time."""
+MAX_STEPS = 20_000
+"""Steps for one answer: about half a second of CPU time, several times as much inside of many lists."""
 _STEP_BYTES = 8
 """Bytes that are read in the time of a step."""
 _MAX_DEPTH = 4
@@ -49,6 +50,7 @@ _ASCII = _mask(bytes(range(32, 127)))
 class Chooser:
     """Makes answers of one form. FormError says why the library refuses it."""
 
+    @refuse_panics()
     def __init__(self, kind: str, value: Any) -> None:
         self._kind = kind
         self._begins: list[bytes] = []
@@ -70,6 +72,7 @@ class Chooser:
         if not self._matchers or self._hints.limits_properties:
             self._matchers.append(compile_grammar(write_grammar(kind, value)))
 
+    @refuse_panics()
     def choose(self, key: int, most: int) -> Formed:
         """Return an answer of at most `most` characters; equal keys give equal answers."""
         try:

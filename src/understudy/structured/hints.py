@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from understudy.structured.formed import MAX_CHARACTERS
+
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
@@ -52,7 +54,8 @@ class Hints:
                 self.texts[FORMATS[name]] = None
         if "minProperties" in part or "maxProperties" in part:
             self.limits_properties = True
-        if isinstance(least := part.get("minLength"), int) and len(self.lengths) < _MOST:
+        least = part.get("minLength")
+        if isinstance(least, int) and least <= MAX_CHARACTERS and len(self.lengths) < _MOST:
             self.lengths.add(least)
         if len(self.numbers) < _MOST:
             self.numbers.update(dict.fromkeys(_numbers(part)))

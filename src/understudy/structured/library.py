@@ -10,7 +10,7 @@ import msgspec
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer, StructTag, TokenizerWrapper, grammar_from
 
 from understudy.structured.formed import FormError
-from understudy.structured.hints import parts_of
+from understudy.structured.limits import MAX_TEXT, MAX_WRITTEN, check_expression, check_grammar, check_schema
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -18,9 +18,10 @@ if TYPE_CHECKING:
     from llguidance._lib import JsonCompileOptions
 
 _COMPACT: JsonCompileOptions = {"whitespace_flexible": False}
-_LIMITS = LLParserLimits(verbose_errors=False, max_lexer_states=10_000)
-"""So many states take half a second of CPU time; the library's own limit is 250,000."""
-_BOUNDS = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf")
+_LIMITS = LLParserLimits(
+    verbose_errors=False, max_lexer_states=10_000, initial_lexer_fuel=300_000, step_lexer_fuel=100_000
+)
+"""So many states take half a second of CPU time; the library's own limits are ten and more times as large."""
 END = 256
 """The token that ends an answer; the others are bytes."""
 
@@ -44,6 +45,10 @@ def _vocabulary() -> LLTokenizer:
 
 def compile_grammar(grammar: str) -> LLMatcher:
     """Return a matcher at the start of the grammar. FormError in the library's words if it is refused."""
+    if len(grammar) > MAX_WRITTEN:
+        raise FormError(
+            f"Grammar error: the form has more than {MAX_WRITTEN:,} characters; send a shorter one"
+        )
     matcher = LLMatcher(_vocabulary(), grammar, log_level=0, limits=_LIMITS)
     if matcher.is_error():
         raise FormError(f"Grammar error: {matcher.get_error()}")
@@ -54,8 +59,8 @@ def write_grammar(kind: str, value: Any) -> str:
     """Return the library's grammar of a form. FormError for values that are no such form."""
     writers: dict[str, Callable[[Any], str]] = {
         "json": _of_schema,
-        "regex": lambda text: grammar_from("regex", text),
-        "grammar": lambda text: grammar_from("grammar" if "::=" in text else "lark", text),
+        "regex": _of_expression,
+        "grammar": _of_grammar,
         "structural_tag": _of_tags,
     }
     try:
@@ -73,6 +78,10 @@ def read_form(kind: str, value: Any) -> Any:
     if kind != "structural_tag":
         if not isinstance(value, str):
             raise FormError(f"structured_outputs.{kind} must be a string.")
+        if len(value) > MAX_TEXT:
+            raise FormError(
+                f"structured_outputs.{kind} has more than {MAX_TEXT:,} characters; send a shorter one"
+            )
         return value
     value = _read_json(kind, value)
     try:
@@ -101,13 +110,21 @@ def _read_schema(value: Any) -> Any:
     return {} if value is True else {"enum": []} if value is False else value
 
 
+def _of_expression(text: str) -> str:
+    check_expression(text)
+    return grammar_from("regex", text)
+
+
+def _of_grammar(text: str) -> str:
+    is_gbnf = "::=" in text
+    check_grammar(text, is_gbnf=is_gbnf)
+    return grammar_from("grammar" if is_gbnf else "lark", text)
+
+
 def _of_schema(schema: Any) -> str:
     if not isinstance(schema, dict):
         raise TypeError("the schema must be an object")
-    for part in parts_of(schema):
-        for name in _BOUNDS:
-            if isinstance(bound := part.get(name), int | float) and abs(bound) >= 1 << 63:
-                raise ValueError(f"{name}: numbers from 2**63 on are not supported; choose a smaller one")
+    check_schema(schema)
     return LLMatcher.grammar_from_json_schema(json.dumps(schema), defaults=_COMPACT)
 
 
@@ -117,6 +134,7 @@ def _of_tags(value: Any) -> str:
         trigger = next((text for text in value["triggers"] if one["begin"].startswith(text)), None)
         if not trigger:
             raise ValueError(f"Trigger {one['begin']} not found in triggers {value['triggers']}")
+        check_schema(one["schema"])
         grammar = json.dumps({"x-guidance": _COMPACT, **one["schema"]})
         tags.append(StructTag(trigger=trigger, begin=one["begin"], grammar=grammar, end=one["end"]))
     if not tags:

@@ -28,10 +28,12 @@ class _Asked:
             self._names[id(target)] = self._names.get(id(target), frozenset()) | {name}
         below = {name: _references(target) for name, target in targets.items()}
         self._reached: dict[str, set[str]] = {}
+        all_targets = set(targets)
+        if len(targets) > _MAX_REFERENCES:  # too many to follow: as if each reached all
+            self._reached = dict.fromkeys(targets, all_targets)
+            return
         for name in targets:
             found, todo = {name}, [name]
-            if len(targets) > _MAX_REFERENCES:
-                found, todo = set(targets), []
             while todo:
                 new = below.get(todo.pop(), set()) - found
                 found |= new

@@ -26,8 +26,7 @@ struct PoolCounts {
 };
 
 // Equal to vLLM's pool in what is found and in which block is handed out next: blocks that one request filled are
-// hit, released and evicted together, so each operation costs per run of them and not per block. See
-// docs/architecture.md.
+// hit, released and evicted together, so each operation costs per run of them and not per block.
 class BlockPool {
  public:
   // `append_unnamed`: released blocks without a name are queued behind the others; else in front, as a group.
