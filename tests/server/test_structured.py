@@ -52,7 +52,7 @@ def test_an_answer_that_exceeds_its_tokens_is_cut_and_one_that_exceeds_all_answe
 def test_the_answers_to_one_request_share_what_it_may_have() -> None:
     schema = {
         "type": "object",
-        "properties": {"a": {"const": "a" * 131_072}},
+        "properties": {"a": {"const": "a" * 130_000}},
         "required": ["a"],
     }
     tool = {"type": "function", "function": {"name": "f", "parameters": schema}}
