@@ -50,7 +50,9 @@ class GroupedSteps:
 
     def step(self, request: Request) -> None:
         start = request.computed
-        end = self.split(request, start, request.known)
+        # The first step is split as if it began behind the hit, although it computes a part of the hit again.
+        again = 0 if request.started else request.hit - start
+        end = self.split(request, start + again, request.known + again) - again
         if request.started:
             self.slide(request)
             self.grow(request, start, end)
