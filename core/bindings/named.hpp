@@ -1,5 +1,5 @@
-// Arguments and results that tell the stub (tools/write_stub.py) their Python types. nanobind does not check arguments
-// (texts apart): the functions that read them raise understudy's errors, which name the field.
+// Arguments and results with Python types, which the stub (tools/write_stub.py) has from them. nanobind does not check
+// arguments (texts apart): the functions that read them raise understudy's errors, which name the field.
 #pragma once
 
 #include <nanobind/nanobind.h>

@@ -18,9 +18,9 @@ _SCALES = {
         "tb": 1e12 / 2**30,
     },
 }
-"""What a written unit counts for, by the unit of a flag."""
+"""Factors of units that users write, by the unit of the flag."""
 _WITHOUT_MEANING = ("", "x", "/s")
-"""What may follow a number and changes nothing: 2x the users, 10/s."""
+"""Suffixes that change nothing: 2x the users, 10/s."""
 _UNITS = {"MS": "milliseconds", "S": "seconds", "SECONDS": "seconds", "GIB": "GiB"}
 """Units by the name of a flag's value in its help."""
 

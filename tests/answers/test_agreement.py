@@ -260,7 +260,7 @@ def test_predictions_agree_with_replays_of_random_deployments(
 
 
 class Times(NamedTuple):
-    """Mean latencies of one deployment, as one verb tells them."""
+    """Mean latencies of one deployment, as one verb gives them."""
 
     ttft_ms: float
     tpot_ms: float
@@ -270,7 +270,7 @@ class Times(NamedTuple):
         return cls(report["ttft_ms"]["mean"], report["tpot_ms"]["mean"])
 
 
-def test_five_verbs_tell_one_table_of_times(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_five_verbs_give_one_table_of_times(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """One request at a time: prediction, closed loop, open loop, sweep of one and live server are one experiment."""
     trace = tmp_path / "trace.jsonl"
     write_trace(trace, 12, 1200, 12, seed=9, gap_ms=1500.0, shared=16)

@@ -321,22 +321,8 @@ def test_a_replay_that_admits_no_request_has_no_difference_from_the_curve(
     assert study["replays"][0]["gap"] is None
     assert study["replays"][1]["gap"]["steps"] is not None
     page = folder / "none.html"
-    assert (
-        main(
-            [
-                "cache",
-                str(trace),
-                *flags,
-                "--num-gpu-blocks",
-                "1",
-                "--policies",
-                "lru,lineage",
-                "--html",
-                str(page),
-            ]
-        )
-        == 0
-    )
+    none_fits = [*flags, "--num-gpu-blocks", "1", "--policies", "lru,lineage", "--html", str(page)]
+    assert main(["cache", str(trace), *none_fits]) == 0
     said = capsys.readouterr().out
     assert "nan" not in said
     assert "one policy" not in said, "no request shows how they evict"

@@ -24,6 +24,8 @@ from understudy.sweep.prices import Prices
 
 MODELS = {"Llama-3.1-8B": "H100", "Qwen3-32B": "H200", "Qwen3-30B-A3B": "H100"}
 EXPERTS = {"Qwen3-30B-A3B"}
+HOSTS = {"7GB": 7 * 10**9, "8GB": 8 * 10**9, "64GB": 64 * 10**9, "8GiB": 8 << 30}
+"""Sizes of host memory, in bytes."""
 FLAGS = Path(flags.__file__).parent
 """Flags as the engines' own parsers list them."""
 
@@ -55,6 +57,8 @@ def deployments(draw: st.DrawFn) -> tuple[dict[str, Any], int, int]:
     elif draw(st.booleans()):
         pool = draw(st.integers(200, 5000))
         engine |= {"num_gpu_blocks": pool} if kind == "vllm" else {"max_total_tokens": pool}
+    if kind == "sglang" and draw(st.booleans()):
+        settings["tiers"] = [{"tier": "g2", "bytes": draw(st.sampled_from(sorted(HOSTS)))}]
     if kind == "vllm" and draw(st.booleans()):
         engine["max_num_seqs"] = draw(st.integers(1, 300))
     if draw(st.booleans()):
@@ -86,6 +90,12 @@ def audit(drawn: tuple[dict[str, Any], int, int], price: float) -> None:
         asked = given["engine"].get("num_gpu_blocks", given["engine"].get("max_total_tokens"))
         if asked is not None and "gpu_memory_utilization" not in given["gpu"]:
             assert engine.blocks == asked == fleet.settings.engine.num_gpu_blocks
+        if "tiers" in given:
+            # SGLang's size is that of each GPU, which holds its own of the model's 4 or 8 KV heads.
+            host, gpus = HOSTS[given["tiers"][0]["bytes"]], given["gpu"]["tensor_parallel_size"]
+            per_gpu_gb = host / gpus / 1e9
+            assert engine.given.get("hicache-size") == (per_gpu_gb if per_gpu_gb.is_integer() else None)
+            assert per_gpu_gb.is_integer() != any("hicache-size" in one for one in commands.not_expressed)
         if "gpu_memory_utilization" in given["gpu"]:
             assert float(engine.given["memory"]) == given["gpu"]["gpu_memory_utilization"]
         if "max_num_seqs" in given["engine"]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import re
 from pathlib import Path
 from typing import Any
@@ -12,6 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from calibrate.rows import ROW, SMALL_ROW, SMALL_STAGES, STAGES, predicted, table
 from understudy.calibrate.load import build_load, constant_stages, random_lengths
 from understudy.calibrate.predict import Prediction, predict_table
 from understudy.calibrate.simulate import simulate
@@ -31,59 +31,6 @@ TEN_MS = VllmConfig(
     async_scheduling=True,
     enable_prefix_caching=False,
 )
-ROW = {
-    "key": "a",
-    "stratum": "x",
-    "system": "h100_sxm",
-    "model_path": "meta-llama/Llama-3.1-8B",
-    "quant": "bf16",
-    "kv_cache_dtype": "bf16",
-    "isl": "1024",
-    "osl": "128",
-    "conc": "4.0",
-    "tp_size": "1.0",
-    "moe_ep_size": "1.0",
-    "max_num_batched_tokens": "8192",
-    "max_num_seqs": "4",
-}
-STAGES = {
-    "exp_id": "7",
-    "stratum": "fit",
-    "model": "llama8b",
-    "hardware": "h100_sxm",
-    "tp": "1",
-    "max_num_batched_tokens": "2048",
-    "max_num_seqs": "128",
-    "max_model_len": "4096",
-    "dtype": "fp16",
-    "prompt_tokens": "575",
-    "max_tokens": "48",
-    "stage_rates_per_s": "4 8",
-    "stage_seconds": "5 5",
-    "distinct_prompts": "5",
-    "client_output_tokens": "40",
-}
-
-SMALL_ROW = {**ROW, "isl": "32", "osl": "3", "conc": "1", "moe_tp_size": ""}
-SMALL_STAGES = {
-    **STAGES,
-    "prompt_tokens": "32",
-    "max_tokens": "3",
-    "stage_rates_per_s": "2",
-    "stage_seconds": "1",
-}
-
-
-def table(path: Path, *rows: dict[str, str]) -> Path:
-    with path.open("w", newline="") as file:
-        writer = csv.DictWriter(file, list(rows[0]))
-        writer.writeheader()
-        writer.writerows(rows)
-    return path
-
-
-def predicted(rows: Table) -> list[dict[str, float]]:
-    return [result.means for result in predict_table(rows) if isinstance(result, Prediction)]
 
 
 # --- loads ----------------------------------------------------------------------------------------------
@@ -242,112 +189,6 @@ def test_experts_of_more_gpus_than_a_rank_has_are_those_of_several_ranks(tmp_pat
     odd = Table.read(table(tmp_path / "odd.csv", {**row, "tp_size": "8"}))
     with pytest.raises(InvalidArgument, match="moe_ep_size = 4 is not a multiple of tp_size=8"):
         odd.experiment(0)
-
-
-EXPERTS = {**SMALL_ROW, "model_path": "Qwen3-30B-A3B"}
-
-
-def test_a_row_says_how_many_prompts_it_sends_and_how_short_they_are(tmp_path: Path) -> None:
-    row = {**ROW, "num_prompts": "12", "least_length": "1"}
-    load = Table.read(table(tmp_path / "in.csv", row)).experiment(0).loads[0]
-    assert (len(load.workload), load.concurrency) == (12, 4)
-    assert set(load.workload.prompt_tokens.tolist()) == {1024}
-    at_once = Table.read(table(tmp_path / "at.csv", {**row, "key": "all", "conc": ""})).experiment(0).loads[0]
-    assert at_once.concurrency == 12
-
-
-def test_a_row_says_which_engine_it_ran_and_with_which_blocks_and_graphs(tmp_path: Path) -> None:
-    row = {**ROW, "block_size": "32", "num_gpu_blocks": "900", "max_cudagraph_capture_size": "1024"}
-    rows = [{**row, "backend": name} for name in ("", "vllm", "sglang", "TensorRT-LLM")]
-    found = [Table.read(table(tmp_path / "in.csv", *rows)).experiment(place) for place in range(4)]
-    assert [one.backend for one in found] == ["vllm", "vllm", "sglang", "trtllm"]
-    assert [type(one.engine).__name__ for one in found] == [
-        "VllmConfig",
-        "VllmConfig",
-        "SglangConfig",
-        "VllmConfig",
-    ]
-    assert {(one.engine.block_size, one.engine.num_gpu_blocks) for one in found} == {(32, 900)}
-    assert found[0].captures is not None
-    assert found[0].captures[-1] == 1024
-    listed = {**ROW, "cudagraph_capture_sizes": "[1, 8, 4]"}
-    assert Table.read(table(tmp_path / "l.csv", listed)).experiment(0).captures == (1, 4, 8)
-
-
-def test_graphs_of_larger_steps_have_no_floor_of_launches(tmp_path: Path) -> None:
-    row = {**ROW, "system": "b200_sxm", "quant": "fp8", "osl": "8", "conc": "1"}
-    rows = [{**row, "max_cudagraph_capture_size": size} for size in ("512", "2048", "")]
-    small, large, usual = predicted(Table.read(table(tmp_path / "in.csv", *rows)))
-    assert large["ttft_ms"] < 0.9 * small["ttft_ms"]
-    assert usual == small
-
-
-@pytest.mark.parametrize(
-    ("change", "match"),
-    [
-        ({"backend": "tgi"}, "backend 'tgi' is not known; known are vllm, sglang, trtllm"),
-        ({"least_length": "1.5"}, "least_length must be a share of at most 1"),
-        ({"speculation": "mtp"}, "needs a method .* number of drafts .* acceptance_per_position"),
-        ({"pp_size": "2"}, "pp_size: pipeline parallelism is not timed"),
-        ({"attention_dp_size": "2"}, "attention_dp_size=2 is for experts that ranks share"),
-        (
-            {"cudagraph_capture_sizes": "1 2", "max_cudagraph_capture_size": "8"},
-            "both give the captured sizes",
-        ),
-        ({"cudagraph_capture_sizes": ","}, "cudagraph_capture_sizes has no number; write some"),
-        ({"cudagraph_capture_sizes": "1.5;2"}, "cudagraph_capture_sizes must be whole numbers"),
-        ({"gpu_memory_utilization": "95"}, "must be a share of at most 1, got 95; for 95 % write 0.95"),
-    ],
-)
-def test_a_setting_that_cannot_be_is_refused_by_its_column(
-    tmp_path: Path, change: dict[str, str], match: str
-) -> None:
-    with pytest.raises(InvalidArgument, match=rf"in\.csv:2: .*{match}"):
-        Table.read(table(tmp_path / "in.csv", {**ROW, **change})).experiment(0)
-
-
-def test_ranks_of_attention_are_data_parallel_ranks_that_share_experts(tmp_path: Path) -> None:
-    row = {**EXPERTS, "tp_size": "2", "attention_dp_size": "4"}
-    whole = {**row, "moe_tp_size": "1", "moe_ep_size": "8"}
-    wrong = {**row, "moe_tp_size": "1", "moe_ep_size": "4"}
-    found = Table.read(table(tmp_path / "in.csv", row, whole, wrong))
-    assert found.experiment(0).deployment.parallel == Parallelism(tensor=2, data=4, expert=1)
-    assert found.experiment(1).deployment.parallel == Parallelism(tensor=2, data=4, expert=8)
-    with pytest.raises(InvalidArgument, match="attention_dp_size=4 ranks of tp_size=2 have 8 GPUs"):
-        found.experiment(2)
-
-
-def test_speculation_has_the_acceptance_of_the_row(tmp_path: Path) -> None:
-    row = {
-        **ROW,
-        "model_path": "openai/gpt-oss-120b",
-        "quant": "mxfp4",
-        "speculation": "eagle3 num_speculative_tokens=2",
-        "acceptance_per_position": "0.7 0.4",
-    }
-    found = Table.read(table(tmp_path / "in.csv", row, {**row, "speculation": "unknown"}))
-    engine = found.experiment(0).engine
-    assert isinstance(engine, VllmConfig)
-    assert engine.speculative_config is not None
-    assert engine.speculative_config.acceptance_per_position == (0.7, 0.4)
-    plain, unknown = found.experiment(0), found.experiment(1)
-    assert unknown.notes == (
-        "without speculation, because the table does not know whether the engine speculated",
-    )
-    faster, slower = (one.predict(one.preset().efficiencies)["tpot_ms"] for one in (plain, unknown))
-    assert faster < slower
-
-
-def test_a_position_of_which_no_draft_was_accepted_is_a_measurement(tmp_path: Path) -> None:
-    row = {
-        **ROW,
-        "speculation": "ngram num_speculative_tokens=2",
-        "acceptance_per_position": "0.7 0",
-    }
-    engine = Table.read(table(tmp_path / "in.csv", row)).experiment(0).engine
-    assert isinstance(engine, VllmConfig)
-    assert engine.speculative_config is not None
-    assert engine.speculative_config.acceptance_per_position == (0.7, 0)
 
 
 def test_columns_without_effect_are_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from calibrate.test_predict import SMALL_ROW, table
+from calibrate.rows import SMALL_ROW, table
 from calibrate.test_predict_recorded import run_file
 from timing.test_hardware import CALIBRATED
 from understudy.cli import main

@@ -12,7 +12,7 @@ import pytest
 from rich.console import Console
 
 from calibrate import files
-from calibrate.test_predict import ROW, STAGES, table
+from calibrate.rows import ROW, STAGES, table
 from calibrate.test_predict_recorded import run_file
 from replay.building import single_turns
 from report.building import Row, timeline

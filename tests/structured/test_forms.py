@@ -6,6 +6,7 @@ import re
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from importlib.metadata import version
+from pathlib import Path
 from random import Random
 from typing import Any
 
@@ -14,8 +15,9 @@ import pytest
 
 from structured.draws import draw_document, draw_schema
 from structured.schemas import FORMATTED, arbitrary, document_around, is_valid, value
+from understudy.structured import chooser, library, limits
 from understudy.structured.form import Form
-from understudy.structured.formed import FormError
+from understudy.structured.formed import MAX_CHARACTERS, FormError
 from understudy.structured.limits import refuse_panics
 
 
@@ -278,6 +280,7 @@ HOSTILE: list[tuple[dict[str, Any], str]] = [
         "the grammar has more than 500 rules",
     ),
     ({"grammar": "start: A\nA: " + " & ".join(["/.*a/"] * 30)}, "more than 16 intersections"),
+    ({"grammar": "start: A\nA: " + " & ".join(['/"?.*a/'] * 30)}, "more than 16 intersections"),
     ({"grammar": f"start: %json {msgspec.json.encode(joined(16)).decode()}"}, "more than 8 patterns"),
     ({"grammar": "start: " + "(" * 30_000}, "too deeply nested"),
     ({"json": linked(3000)}, "the schema has more than 500 references"),
@@ -312,6 +315,23 @@ def test_forms_at_their_limits_are_answered_on_the_stack_of_a_thread() -> None:
     ]
     with ThreadPoolExecutor(1) as pool:
         assert all(formed.has_ended for formed in pool.map(lambda form: Form(form).answer(1), forms))
+
+
+def test_the_page_of_live_servers_names_the_limits() -> None:
+    said = " ".join((Path(__file__).parents[2] / "docs" / "live.md").read_text(encoding="utf-8").split())
+    for limit in (
+        f"at most {MAX_CHARACTERS:,} characters",
+        f"{library._LIMITS.max_lexer_states:,} states of the lexer",
+        f"{chooser.MAX_STEPS:,} steps of an answer",
+        f"{limits._MAX_LINKS} references or rules",
+        f"{limits.MAX_PATTERN:,} characters of expressions, {limits.MAX_TEXT:,} of a grammar",
+        f"{limits.MAX_WRITTEN:,} of a schema",
+        f"{limits._MAX_INTERSECTIONS} intersections",
+        f"{limits._MAX_KEY_PATTERNS} patterns of keys",
+        f"{limits._MAX_TOGETHER} patterns in a schema that joins parts",
+        f"common multiple up to {limits._MAX_MULTIPLE:,}",
+    ):
+        assert limit in said
 
 
 def test_a_failed_assertion_of_the_library_is_a_refusal() -> None:

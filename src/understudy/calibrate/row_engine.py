@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from understudy.calibrate.experiment import build_engine_config
 from understudy.calibrate.row_settings import read_limits
 from understudy.defaults import STATIC_SHARE
-from understudy.engines.kinds.registry import find_kind, list_kinds
+from understudy.engines.kinds.registry import default_kind, find_kind
 from understudy.engines.speculation import SpeculativeConfig
 from understudy.errors import InvalidArgument
 from understudy.kind_names import KIND_MODULES
@@ -46,7 +46,7 @@ def build_row_engine(row: TableRow, deployment: Deployment) -> EngineConfig:
         name: row.count(name) for name in ("block_size", "num_gpu_blocks") if row.text(name, default="")
     }
     own = find_kind(backend) if backend in KIND_MODULES else None
-    kind = list_kinds()[0] if own is None else own
+    kind = default_kind() if own is None else own
     usual = STATIC_SHARE if own is None else own.config_class.find_memory_share(release)
     share = row.share("gpu_memory_utilization", usual)
     speculation = _read_speculation(row, backend, own)

@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from understudy.cli import gpu_flags, run_flags, trace_flags
+from understudy.cli.written import print_written
 from understudy.outputs import check_outputs, create, files_named, is_stdout
-from understudy.text import visible
 
 if TYPE_CHECKING:
     from understudy.cli.verbs import Verbs
@@ -140,9 +140,7 @@ def run(args: argparse.Namespace) -> int:
     if not args.quiet:
         to_stdout = any(map(is_stdout, outputs.values()))
         print(format_study(study), file=sys.stderr if to_stdout else sys.stdout)
-        for path in outputs.values():
-            if not is_stdout(path):
-                print(f"written: {visible(str(path))}", file=sys.stderr)
+        print_written(outputs.values())
     return 0
 
 

@@ -6,9 +6,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from understudy.cli import deployment_flags
+from understudy.cli.written import print_written
 from understudy.kind_names import KIND_MODULES
 from understudy.outputs import check_outputs, files_named
-from understudy.text import visible
 
 if TYPE_CHECKING:
     import argparse
@@ -89,7 +89,7 @@ def _fit(args: argparse.Namespace, paths: list[Path]) -> int:
     from understudy.calibrate.page import page
     from understudy.cli.progress import progress_bar
     from understudy.errors import ConfigError
-    from understudy.outputs import create, is_stdout
+    from understudy.outputs import create
     from understudy.timing.presets import preset
 
     if args.timing is not None:
@@ -126,9 +126,7 @@ def _fit(args: argparse.Namespace, paths: list[Path]) -> int:
     _print_tables(found.file, found.file.inputs)
     for note in found.notes:
         print(f"note: {note}", file=sys.stderr)
-    for path in (args.output, args.html):
-        if path is not None and not is_stdout(path):
-            print(f"written: {visible(str(path))}", file=sys.stderr)
+    print_written([args.output, args.html])
     return 0
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from understudy.cli.written import print_written
 from understudy.outputs import check_outputs, create, is_stdout
-from understudy.text import visible
 
 if TYPE_CHECKING:
     import argparse
@@ -49,7 +49,6 @@ def add_parser(verbs: Verbs) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Print the comparison table; with --html, write the page too."""
-    import sys
 
     from rich.console import Console
 
@@ -64,8 +63,7 @@ def run(args: argparse.Namespace) -> int:
     if args.html is not None:
         with create(args.html) as file:
             file.write(comparison.to_html().encode())
-        if not is_stdout(args.html):
-            print(f"written: {visible(str(args.html))}", file=sys.stderr)
+        print_written([args.html])
     to_stdout = args.html is not None and is_stdout(args.html)
     comparison.print(Console(highlight=False, stderr=to_stdout))
     return 0

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 from understudy.cli import disaggregation_flags, gpu_flags, router_flags, run_flags, tier_flags, trace_flags
 from understudy.cli.flag_names import add_renamed_flag
 from understudy.cli.parser import Parser
+from understudy.cli.written import print_written
 from understudy.outputs import check_outputs, files_named, is_stdout
-from understudy.text import visible
 
 if TYPE_CHECKING:
     import argparse
@@ -321,7 +321,6 @@ def _list_inputs(args: argparse.Namespace) -> dict[str, Path | None]:
 
 def _print_report(report: Report, args: argparse.Namespace, outputs: dict[str, Path]) -> None:
     """Print the table and the written files; use standard error if an output goes to standard output."""
-    import sys
 
     from rich.console import Console
 
@@ -329,6 +328,4 @@ def _print_report(report: Report, args: argparse.Namespace, outputs: dict[str, P
         print(report.run.digest)
     elif not args.quiet:
         report.print(Console(highlight=False, stderr=any(map(is_stdout, outputs.values()))))
-        for path in outputs.values():
-            if not is_stdout(path):
-                print(f"written: {visible(str(path))}", file=sys.stderr)
+        print_written(outputs.values())

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING
 from understudy.cli import run_flags, trace_flags
 from understudy.cli.flag_names import replace_settings_by_flags
 from understudy.cli.parser import Parser
+from understudy.cli.written import print_written
 from understudy.defaults import GOAL
 from understudy.errors import ConfigError
 from understudy.outputs import check_outputs, create, files_named, is_stdout
-from understudy.text import visible
 
 if TYPE_CHECKING:
     import argparse
@@ -207,8 +207,8 @@ def run(args: argparse.Namespace) -> int:
         content = contents[flag]()
         with create(path) as file:
             file.write(content)
-        if not (args.quiet or is_stdout(path)):
-            print(f"written: {visible(str(path))}", file=sys.stderr)
+        if not args.quiet:
+            print_written([path])
     return EXIT_FAILED if sweep.failed and not sweep.trials else 0
 
 

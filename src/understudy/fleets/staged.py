@@ -11,7 +11,7 @@ from understudy.errors import PolicyError, WrongState
 from understudy.http.outbox import Answer
 from understudy.server.api.errors import ApiError, error_body
 from understudy.server.api.fields import read_body
-from understudy.server.api.generation import new_id
+from understudy.server.api.ids import new_id
 
 if TYPE_CHECKING:
     from collections.abc import Callable

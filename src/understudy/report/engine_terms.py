@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from understudy.engines.kinds.registry import kind_of_saved, list_kinds
+from understudy.engines.kinds.registry import default_kind, kind_of_saved, list_kinds
 from understudy.report.verdict import list_pools
 
 if TYPE_CHECKING:
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 def kind_of_run(report: ReportData) -> EngineKind:
     """Return the kind of all engines of a run; the default kind if they differ."""
     kinds = _list_kinds_of(report)
-    return kinds[0] if len(kinds) == 1 else list_kinds()[0]
+    return kinds[0] if len(kinds) == 1 else default_kind()
 
 
 def terms_of(report: ReportData) -> EngineTerms:

@@ -10,7 +10,7 @@ from understudy.structured.formed import Formed, FormError
 from understudy.structured.hints import WORDS, Hints, quoted, spell
 from understudy.structured.library import compile_grammar, read_form, write_grammar
 from understudy.structured.limits import refuse_panics
-from understudy.structured.wishes import ask_for_properties
+from understudy.structured.optional_properties import require_properties
 
 if TYPE_CHECKING:
     from llguidance import LLMatcher
@@ -57,7 +57,7 @@ class Chooser:
         value = read_form(kind, value)
         self._hints = Hints(value if kind in ("json", "structural_tag") else None)
         self._plain = value
-        self._is_asked = False
+        self._requires_more = False
         """Whether the first matcher requires optional properties."""
         self._matchers: list[LLMatcher] = []
         if kind == "regex":
@@ -65,10 +65,10 @@ class Chooser:
         elif kind == "structural_tag":
             self._begins = [one["begin"].encode(errors="ignore") for one in value["structures"]]
         with suppress(FormError, RecursionError):  # what is optional may contradict the rest
-            asked = _ask(kind, value)
-            if asked != value:
-                self._matchers = [compile_grammar(write_grammar(kind, asked))]
-                self._is_asked = True
+            required = _require(kind, value)
+            if required != value:
+                self._matchers = [compile_grammar(write_grammar(kind, required))]
+                self._requires_more = True
         if not self._matchers or self._hints.limits_properties:
             self._matchers.append(compile_grammar(write_grammar(kind, value)))
 
@@ -78,9 +78,9 @@ class Chooser:
         try:
             return self._walk(self._matchers[0], key, most)
         except FormError:
-            if not self._is_asked:
+            if not self._requires_more:
                 raise
-            self._is_asked = False
+            self._requires_more = False
             self._matchers = [compile_grammar(write_grammar(self._kind, self._plain))]
             return self._walk(self._matchers[0], key, most)
 
@@ -97,12 +97,12 @@ class Chooser:
         return Formed(text[:most], has_ended and len(text) <= most, walk.steps)
 
 
-def _ask(kind: str, value: Any) -> Any:
+def _require(kind: str, value: Any) -> Any:
     """Return the form with the optional properties of its schemas required."""
     if kind == "json":
-        return ask_for_properties(value)
+        return require_properties(value)
     if kind == "structural_tag":
-        tags = [{**one, "schema": ask_for_properties(one["schema"])} for one in value["structures"]]
+        tags = [{**one, "schema": require_properties(one["schema"])} for one in value["structures"]]
         return {**value, "structures": tags}
     return value
 

@@ -78,10 +78,10 @@ def _numbers(part: dict[str, Any]) -> Iterator[str]:
     bounds: list[Any] = [part.get(name) for name in _BOUNDS]
     step: Any = part.get("multipleOf")
     try:
-        exact = [Decimal(str(bound)) for bound in bounds if _is_number(bound)]
+        exact = [Decimal(str(bound)) for bound in bounds if is_number(bound)]
         for bound in exact:
             yield from (_plain(bound), _plain(bound // 1 + 1), _plain(-(-bound // 1) - 1))
-        if _is_number(step) and step > 0:
+        if is_number(step) and step > 0:
             unit = Decimal(str(step))
             for bound in exact or [Decimal(0)]:
                 multiples = [unit * (bound // unit + more) for more in range(-2, 8)]
@@ -93,7 +93,8 @@ def _numbers(part: dict[str, Any]) -> Iterator[str]:
         return
 
 
-def _is_number(value: Any) -> bool:
+def is_number(value: Any) -> bool:
+    """Whether the value of a keyword is a number for which answers are searched."""
     return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < 1e18
 
 

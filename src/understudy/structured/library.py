@@ -10,7 +10,7 @@ import msgspec
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer, StructTag, TokenizerWrapper, grammar_from
 
 from understudy.structured.formed import FormError
-from understudy.structured.limits import MAX_TEXT, MAX_WRITTEN, check_expression, check_grammar, check_schema
+from understudy.structured.limits import MAX_PATTERN, MAX_TEXT, MAX_WRITTEN, check_grammar, check_schema
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -59,15 +59,13 @@ def write_grammar(kind: str, value: Any) -> str:
     """Return the library's grammar of a form. FormError for values that are no such form."""
     writers: dict[str, Callable[[Any], str]] = {
         "json": _of_schema,
-        "regex": _of_expression,
+        "regex": lambda text: grammar_from("regex", text),
         "grammar": _of_grammar,
         "structural_tag": _of_tags,
     }
     try:
         return writers[kind](value)
-    except KeyError as error:
-        raise FormError(f"Invalid grammar specification: {error}") from None
-    except (ValueError, TypeError, IndexError, AttributeError, RecursionError) as error:
+    except (ValueError, TypeError, LookupError, AttributeError, RecursionError) as error:
         raise FormError(f"Invalid grammar specification: {error}") from None
 
 
@@ -78,9 +76,10 @@ def read_form(kind: str, value: Any) -> Any:
     if kind != "structural_tag":
         if not isinstance(value, str):
             raise FormError(f"structured_outputs.{kind} must be a string.")
-        if len(value) > MAX_TEXT:
+        most = MAX_PATTERN if kind == "regex" else MAX_TEXT
+        if len(value) > most:
             raise FormError(
-                f"structured_outputs.{kind} has more than {MAX_TEXT:,} characters; send a shorter one"
+                f"structured_outputs.{kind} has more than {most:,} characters; send a shorter one"
             )
         return value
     value = _read_json(kind, value)
@@ -90,9 +89,7 @@ def read_form(kind: str, value: Any) -> Any:
             for one in value["structures"]
         ]
         return {**value, "structures": tags}
-    except KeyError as error:
-        raise FormError(f"Invalid grammar specification: {error}") from None
-    except TypeError as error:
+    except (KeyError, TypeError) as error:
         raise FormError(f"Invalid grammar specification: {error}") from None
 
 
@@ -108,11 +105,6 @@ def _read_json(kind: str, value: Any) -> Any:
 def _read_schema(value: Any) -> Any:
     value = _read_json("json", value)
     return {} if value is True else {"enum": []} if value is False else value
-
-
-def _of_expression(text: str) -> str:
-    check_expression(text)
-    return grammar_from("regex", text)
 
 
 def _of_grammar(text: str) -> str:

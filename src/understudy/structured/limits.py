@@ -10,7 +10,7 @@ from fractions import Fraction
 from typing import TYPE_CHECKING, Any
 
 from understudy.structured.formed import FormError
-from understudy.structured.hints import parts_of
+from understudy.structured.hints import is_number, parts_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -18,9 +18,9 @@ if TYPE_CHECKING:
 MAX_WRITTEN = 1 << 17
 """Characters of a schema as the library reads it: it compiles them at once, in up to two seconds of CPU time."""
 MAX_TEXT = 1 << 16
-"""Characters of a grammar or an expression."""
-_MAX_PATTERN = 1 << 14
-"""Characters of all expressions of a form together: the time grows with the square of their length."""
+"""Characters of a grammar."""
+MAX_PATTERN = 1 << 14
+"""Characters of an expression, or of all patterns of a schema: the time grows with the square of their length."""
 _MAX_LINKS = 500
 """References of a schema, rules of a grammar: the library follows them by recursion, on the stack of its thread."""
 _MAX_TOGETHER = 8
@@ -30,26 +30,17 @@ _MAX_MULTIPLE = 100_000
 _MAX_KEY_PATTERNS = 64
 """Patterns of an object's keys: each is compared with each."""
 _MAX_INTERSECTIONS = 16
+"""Intersections of a grammar: every &, as texts cannot be found without reading the grammar."""
 _BOUNDS = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf")
 _LINKS = ("$ref", "anyOf", "oneOf")
 _NEUTRAL = frozenset(
     (
-        *(
-            "$defs",
-            "definitions",
-            "$schema",
-            "$id",
-            "$comment",
-            "title",
-            "description",
-            "default",
-            "examples",
-        ),
-        *("example", "deprecated", "readOnly", "writeOnly", "type", "required", "nullable", "discriminator"),
+        *("$schema", "$id", "$comment", "$defs", "definitions", "title", "description", "default"),
+        *("examples", "example", "deprecated", "readOnly", "writeOnly", "nullable", "discriminator"),
+        *("type", "required"),
     )
 )
 """Keywords that add no pattern to those of a link beside them."""
-_QUOTED = re.compile(r'"(?:\\.|[^"\\\n])*"')
 _INSERTED = re.compile(r"%json\s*")
 
 
@@ -68,8 +59,8 @@ def check_schema(schema: Any) -> None:
         patterns += "pattern" in part
         characters += sum(map(len, keys)) if isinstance(keys, dict) else 0
         characters += len(text) if isinstance(text := part.get("pattern"), str) else 0
-        step = part.get("multipleOf")
-        if isinstance(step, int | float) and math.isfinite(step) and step > 0:
+        step: Any = part.get("multipleOf")
+        if is_number(step) and step > 0:
             multiples.add(Fraction(str(step)))
         linked = [name for name in _LINKS if name in part]
         others = part.keys() - _NEUTRAL - set(linked)
@@ -86,20 +77,18 @@ def check_schema(schema: Any) -> None:
             "the schema joins parts (allOf, or keywords beside $ref or anyOf) and has multipleOf whose common multiple "
             f"is above {_MAX_MULTIPLE:,}; choose smaller ones, or write the parts as one"
         )
-    _check_length(characters)
-
-
-def check_expression(text: str) -> None:
-    """ValueError for an expression beyond the limits."""
-    _check_length(len(text))
+    if characters > MAX_PATTERN:
+        raise ValueError(f"the patterns have more than {MAX_PATTERN:,} characters; send shorter ones")
 
 
 def check_grammar(text: str, *, is_gbnf: bool) -> None:
     """ValueError for a grammar beyond the limits."""
     if text.count("::=" if is_gbnf else ":") > _MAX_LINKS:
         raise ValueError(f"the grammar has more than {_MAX_LINKS} rules; send fewer")
-    if _QUOTED.sub("", text).count("&") > _MAX_INTERSECTIONS:
-        raise ValueError(f"the grammar has more than {_MAX_INTERSECTIONS} intersections (&); send fewer")
+    if text.count("&") > _MAX_INTERSECTIONS:
+        raise ValueError(
+            f"the grammar has more than {_MAX_INTERSECTIONS} intersections (&, within texts too); send fewer"
+        )
     for found in _INSERTED.finditer(text):
         try:
             schema, _ = json.JSONDecoder().raw_decode(text, found.end())
@@ -108,13 +97,8 @@ def check_grammar(text: str, *, is_gbnf: bool) -> None:
         check_schema(schema)
 
 
-def _check_length(characters: int) -> None:
-    if characters > _MAX_PATTERN:
-        raise ValueError(f"the expressions have more than {_MAX_PATTERN:,} characters; send shorter ones")
-
-
 def _states_of(multiples: set[Fraction]) -> int:
-    """Return the remainders that a search for a common multiple tells apart."""
+    """Return the number of remainders in a search for a common multiple."""
     common = math.lcm(*(one.numerator for one in multiples))
     for factor in (2, 5):
         while common % factor == 0:

@@ -19,8 +19,13 @@ DEFAULT_ENGINE: EngineConfig = VllmConfig()
 
 
 def list_kinds() -> list[EngineKind]:
-    """Return all kinds; the default one is the first."""
+    """Return all kinds."""
     return [find_kind(name) for name in KIND_MODULES]
+
+
+def default_kind() -> EngineKind:
+    """Return the kind of engines that name none."""
+    return kind_of(DEFAULT_ENGINE)
 
 
 def find_kind(name: str) -> EngineKind:
@@ -43,13 +48,12 @@ def kind_of(engine: EngineConfig) -> EngineKind:
 
 def kind_of_saved(settings: Mapping[str, Any]) -> EngineKind:
     """Return the kind of an engine from its settings as JSON values; the default kind for settings of none."""
-    kinds = list_kinds()
-    return next((kind for kind in kinds if kind.version_setting in settings), kinds[0])
+    return next((kind for kind in list_kinds() if kind.version_setting in settings), default_kind())
 
 
 def read_engine(settings: dict[str, Any]) -> EngineConfig:
     """Read the settings of an engine by name; `engine_type` names its kind (default: vllm)."""
     kind = settings.get("engine_type")
     name = kind.lower() if isinstance(kind, str) else ""
-    found = find_kind(name) if name in KIND_MODULES else list_kinds()[0]  # which refuses other names
+    found = find_kind(name) if name in KIND_MODULES else default_kind()  # which refuses other names
     return found.config_class.from_dict(settings)

@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal, TypeVar
 import msgspec
 
 from understudy.server.api.errors import Problem, invalid_body
-from understudy.server.api.generation import new_id
+from understudy.server.api.ids import new_id
 
 CONTEXT_TOKENS = 4
 

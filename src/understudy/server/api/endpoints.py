@@ -9,7 +9,8 @@ from understudy.server.api.chat import ChatStyle
 from understudy.server.api.completions import CompletionStyle
 from understudy.server.api.errors import PAUSED, ApiError
 from understudy.server.api.fields import whole_number
-from understudy.server.api.generation import Generation, new_id
+from understudy.server.api.generation import Generation
+from understudy.server.api.ids import new_id
 from understudy.server.api.planner import Planner
 from understudy.server.api.reading import Reader
 from understudy.server.api.scoring import ScoringStyle

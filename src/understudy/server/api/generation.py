@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import secrets
 import time
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -334,8 +333,3 @@ class Generation:
         if nulls:
             usage["completion_tokens_details"] = None
         return usage
-
-
-def new_id() -> str:
-    """Generate an id of sixteen hex digits."""
-    return secrets.token_hex(8)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import secrets
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
@@ -10,6 +9,7 @@ import numpy as np
 
 from understudy._core import xxh3_64
 from understudy.server.api.errors import ApiError
+from understudy.server.api.ids import new_id
 from understudy.server.api.plan import CHOICE_COST, Plan, plan_answer
 from understudy.server.api.prompts import room_for
 from understudy.server.outputs import Answer
@@ -30,6 +30,7 @@ MAX_CHOICES = 1 << 16
 MAX_PLANNED = 1 << 23
 """Most tokens in the answers to one request; they are generated when the request arrives."""
 _STEP_COST = 8
+"""Cost of a step of a formed answer, as that of so many generated tokens."""
 
 
 class PlannedAnswer(NamedTuple):
@@ -145,7 +146,7 @@ class Planner:
             return None
         arguments = plan.text(self.worker.texts, plan.total)
         return {
-            "id": f"chatcmpl-tool-{secrets.token_hex(8)}",
+            "id": f"chatcmpl-tool-{new_id()}",
             "type": "function",
             "function": {"name": tool.get("name", ""), "arguments": arguments},
         }

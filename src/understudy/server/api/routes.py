@@ -18,7 +18,7 @@ from understudy.server.api.decisions import check_decisions
 from understudy.server.api.developer import Developer
 from understudy.server.api.errors import ApiError, bad_request, bad_value, no_such_model
 from understudy.server.api.fields import Fields, check_content_type, read_any, read_body, read_object
-from understudy.server.api.generation import new_id
+from understudy.server.api.ids import new_id
 from understudy.server.api.openapi import pages
 from understudy.server.api.prompts import chat_text, check_length, encode_within, read_messages, tokens_of
 from understudy.server.api.sampling import Sampling

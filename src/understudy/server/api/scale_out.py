@@ -10,7 +10,7 @@ from understudy.server.api.developer import abort
 from understudy.server.api.errors import ApiError, Problem, bad_request, invalid_body
 from understudy.server.api.fields import Fields, read_body, read_object
 from understudy.server.api.generate import GenerateStyle
-from understudy.server.api.generation import new_id
+from understudy.server.api.ids import new_id
 from understudy.server.api.schema import MESSAGES, Shape
 from understudy.server.api.type_checks import check_types
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from understudy.server.api.anthropic import use_anthropic_form
-from understudy.server.api.generation import new_id
+from understudy.server.api.ids import new_id
 from understudy.server.api.texts import json_text
 
 if TYPE_CHECKING:

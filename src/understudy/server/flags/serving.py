@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from itertools import pairwise
 
-from understudy.engines.kinds.registry import find_kind, list_kinds
+from understudy.engines.kinds.registry import default_kind, find_kind
 from understudy.errors import ConfigError
 from understudy.kind_names import KIND_MODULES
 from understudy.server.flags.engine import IDLE_WITHOUT, has_gpu, list_engine_flags
@@ -47,7 +47,7 @@ def read_serve(arguments: list[str], *, more: tuple[Flag, ...] = ()) -> ServePla
     name = find_engine_name(arguments)
     if name in READERS:
         return READERS[name](arguments, more=more)
-    kind = find_kind(name) if name in KIND_MODULES else list_kinds()[0]  # whose flags refuse other names
+    kind = find_kind(name) if name in KIND_MODULES else default_kind()  # whose flags refuse other names
     ours = {name: flag for flag in more for name in flag.names}
     line = read_command_line(arguments, {**all_flags(find_flags_version(arguments, ours)), **ours})
     extra = {flag.name for flag in more}

@@ -1,4 +1,4 @@
-"""Ask for the optional properties of a schema, so that answers show them."""
+"""Require the optional properties of a schema, so that answers show them."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ _LISTS = ("prefixItems", "anyOf", "allOf")
 _MAX_REFERENCES = 200
 
 
-def ask_for_properties(schema: dict[str, Any]) -> dict[str, Any]:
+def require_properties(schema: dict[str, Any]) -> dict[str, Any]:
     """Return the schema with its optional properties required.
 
     Those that refer back to a schema around them are left out, so that the answer ends. Parts of `oneOf` stay
     as they are: a value of one part must not be one of another.
     """
-    asked: dict[str, Any] = _Asked(schema).of(schema, frozenset())
-    return asked
+    required: dict[str, Any] = _Requiring(schema).of(schema, frozenset())
+    return required
 
 
-class _Asked:
+class _Requiring:
     def __init__(self, root: dict[str, Any]) -> None:
         targets = {name: _find(root, name) for name in _references(root)}
         self._names: dict[int, frozenset[str]] = {}
