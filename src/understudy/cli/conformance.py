@@ -15,14 +15,18 @@ if TYPE_CHECKING:
 
     from understudy.cli.verbs import Verbs
     from understudy.conformance.outcome import Outcome
+    from understudy.conformance.planner import PlannerRecording
     from understudy.conformance.recordings import Recording
     from understudy.conformance.sglang import SglangRecording
+
+    AnyRecording = Recording | SglangRecording | PlannerRecording
 
 EXAMPLES = """\
 examples:
   understudy conformance vllm tests/golden
   understudy conformance vllm recordings --only 'async_*' --vllm-version 0.27.0
   understudy conformance sglang tests/golden/sglang
+  understudy conformance planner tests/golden/planner
 
 A folder anywhere under DIR contains scenarios/NAME.json and golden/NAME.jsonl.gz for every NAME, or NAME.json.gz with
 scenario and recording in one file. The recording names its version of vLLM.
@@ -42,9 +46,9 @@ def add_parser(verbs: Verbs) -> None:
     )
     verb.add_argument(
         "engine",
-        choices=["vllm", "sglang"],
+        choices=["vllm", "sglang", "planner"],
         metavar="ENGINE",
-        help="vllm or sglang: engine whose scheduler was recorded",
+        help="vllm or sglang: engine whose scheduler was recorded; planner: ticks of Dynamo's planner",
     )
     verb.add_argument("directory", type=Path, metavar="DIR", help="folder of recordings, at any depth")
     verb.add_argument(
@@ -64,6 +68,7 @@ def run(args: argparse.Namespace) -> int:
     from rich.markup import escape
 
     from understudy.conformance.compare import compare_recording
+    from understudy.conformance.planner import PlannerRecording, compare_planner, find_planner_recordings
     from understudy.conformance.recordings import find_recordings
     from understudy.conformance.sglang import SglangRecording, compare_sglang, find_sglang_recordings
     from understudy.engines.profiles import find_profile
@@ -73,17 +78,21 @@ def run(args: argparse.Namespace) -> int:
     if not args.directory.is_dir():
         problem = "is a file" if args.directory.exists() else "does not exist"
         raise ConfigError(f"DIR: {args.directory} {problem}; name a folder of recordings")
-    recordings: list[Recording] | list[SglangRecording]
-    if args.engine == "sglang":
-        if args.vllm_version is not None:
-            raise ConfigError("--vllm-version is for recordings of vLLM; leave it out")
+    if args.engine != "vllm" and args.vllm_version is not None:
+        raise ConfigError("--vllm-version is for recordings of vLLM; leave it out")
+    recordings: list[AnyRecording]
+    if args.engine == "planner":
+        recordings = [*find_planner_recordings(args.directory, args.only)]
+    elif args.engine == "sglang":
         recordings = [one for one in find_sglang_recordings(args.directory) if fnmatch(one.name, args.only)]
     else:
-        recordings = find_recordings(args.directory, args.only)
+        recordings = [*find_recordings(args.directory, args.only)]
     profile = None if args.vllm_version is None else find_profile(args.vllm_version)
     groups: dict[tuple[str, str, str], list[Outcome]] = {}
     for recording in _with_progress(recordings):
-        if isinstance(recording, SglangRecording):
+        if isinstance(recording, PlannerRecording):
+            outcome = compare_planner(recording)
+        elif isinstance(recording, SglangRecording):
             outcome = compare_sglang(recording, check=args.check)
         else:
             outcome = compare_recording(recording, profile, check=args.check)
@@ -102,16 +111,13 @@ def run(args: argparse.Namespace) -> int:
     return 0 if same == len(outcomes) else 1
 
 
-def _with_progress(
-    recordings: list[Recording] | list[SglangRecording],
-) -> Iterator[Recording | SglangRecording]:
+def _with_progress(recordings: list[AnyRecording]) -> Iterator[AnyRecording]:
     """Yield the recordings and show a progress bar on a terminal."""
     from rich.console import Console
     from rich.progress import track
 
     stderr = Console(stderr=True)
-    both: list[Recording | SglangRecording] = [*recordings]
-    yield from track(both, "comparing", console=stderr, transient=True, disable=not stderr.is_terminal)
+    yield from track(recordings, "comparing", console=stderr, transient=True, disable=not stderr.is_terminal)
 
 
 def _show_groups(console: Console, groups: dict[tuple[str, str, str], list[Outcome]]) -> None:

@@ -1,0 +1,1 @@
+"""Scalers: rules that decide how many workers a fleet has."""
