@@ -21,21 +21,6 @@ def read_recording(path: Path) -> tuple[dict[str, Any], list[dict[str, Any]]]:
 def snapshot(worker: int = 0, **values: float) -> Any:
     """Return the latest pass of a worker; zeros except for what is given."""
     names = PassSnapshot.__annotations__.keys() - {"worker_id", "dp_rank"}
-        "wall_time",
-        "num_prefill_requests",
-        "sum_prefill_tokens",
-        "var_prefill_length",
-        "sum_prefill_kv_tokens",
-        "num_decode_requests",
-        "sum_decode_kv_tokens",
-        "var_decode_kv_tokens",
-        "num_queued_prefill",
-        "sum_queued_prefill_tokens",
-        "var_queued_prefill_length",
-        "num_queued_decode",
-        "sum_queued_decode_kv_tokens",
-        "var_queued_decode_kv_tokens",
-    ]
     unknown = set(values) - set(names)
     assert not unknown, unknown
     return dict.fromkeys(names, 0) | {"worker_id": worker, "dp_rank": 0} | values
