@@ -42,7 +42,8 @@ def relabelled(table: Table, corrections: Path) -> Table:
     rows = {row["key"]: dict(row) for row in table.rows}
     with corrections.open(newline="") as file:
         for cell in csv.DictReader(file):
-            rows[cell["key"]][cell["column"]] = cell["is"]
+            if cell["key"] in rows:
+                rows[cell["key"]][cell["column"]] = cell["is"]
     return Table(table.path, table.layout, [rows[row["key"]] for row in table.rows])
 
 

@@ -329,7 +329,8 @@ def _nearest_experts(kind: str, gpu: Gpu, dense: _Dense) -> _Experts:
     own = gpu.like or gpu.name
     near = (own, _SIBLINGS.get(own))
     same = [name for where in near for name in EXPERTS if name[1] == kind and name[2] == where]
-    source = same[0] if same else _NEAREST[kind]
+    usual = _NEAREST[kind]
+    source = same[0] if same else usual if usual in EXPERTS else _NEAREST["bf16"]
     known = EXPERTS[source]
     there = DENSE.get((source[2], kind)) or DENSE[source[2], "*"]
     others: dict[str, float] = {

@@ -1,0 +1,49 @@
+"""How far predictions are off for a deployment that nothing was fitted to: leave one deployment out, predict it.
+
+    python benchmarks/leave_one_out.py TABLE... [--relabel FILE] [--only WORDS] [--draws N] [--json FILE]
+
+A TABLE has one run per row, in the columns of docs/accuracy.md (closed loops) with the measured means; a deployment is
+its model, GPU, engine and type of weights. Of each deployment, the presets lose the numbers that were fitted to it
+alone, and all its rows are predicted by the engine that `understudy predict` runs. Rows whose column `speculation` is
+filled are not scored, and TTFT is scored where `ttft_usable` is not 0. `--relabel` names a file of corrected cells
+(key, column, was, is); `--draws 1` replays one sample of each row's random lengths, which is faster.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import time
+from pathlib import Path
+
+from rich.console import Console
+
+from measured.deployments import format_scores, leave_out, read_tables
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("tables", type=Path, nargs="+", metavar="TABLE")
+    parser.add_argument("--relabel", type=Path)
+    parser.add_argument(
+        "--only", default="", metavar="WORDS", help="deployments that have WORDS in their name"
+    )
+    parser.add_argument("--draws", type=int, metavar="N")
+    parser.add_argument("--json", type=Path)
+    args = parser.parse_args()
+    began = time.process_time()
+    scores = leave_out(read_tables(args.tables, args.relabel), only=args.only, draws=args.draws)
+    Console(width=140, highlight=False).print(format_scores(scores))
+    if args.json is not None:
+        found = [
+            {**name._asdict(), "tpot": one.tokens, "ttft": one.first, "refused": one.refused}
+            for name, one in sorted(scores.items())
+        ]
+        args.json.write_text(json.dumps(found, indent=1) + "\n")
+    print(f"{time.process_time() - began:,.0f} s of CPU")
+
+
+if __name__ == "__main__":
+    main()
