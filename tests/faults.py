@@ -27,6 +27,7 @@ BLOCK_POOL = "core/engine/vllm/kv/block_pool.cpp"
 KEY_INDEX = "core/engine/vllm/groups/key_index.hpp"
 GROUPS = "tests/engines/test_kv_groups.py"
 SIDE_BY_SIDE = "tests/engines/test_block_pool.py"
+SGLANG_HYBRID = "tests/engines/test_sglang.py"
 MUTANTS = [
     Mutant(
         "a load's estimate ignores other loads",
@@ -344,5 +345,47 @@ MUTANTS = [
         "FAULT ? in_front_.insert(in_front_.end(), ids.rbegin(), ids.rend())\n"
         "          : in_front_.insert(in_front_.end(), ids.begin(), ids.end());",
         SIDE_BY_SIDE,
+    ),
+    Mutant(
+        "a match ends behind less than a window",
+        "core/engine/sglang/window_component.cpp",
+        "behind >= window_) end = node;",
+        "behind >= window_ - (FAULT ? 1 : 0)) end = node;",
+        SGLANG_HYBRID,
+    ),
+    Mutant(
+        "an eviction of window KV takes a leaf's window alone",
+        "core/engine/sglang/radix_component.cpp",
+        "node->lock == 0 && node->children.empty()",
+        "!FAULT && node->lock == 0 && node->children.empty()",
+        SGLANG_HYBRID,
+    ),
+    Mutant(
+        "window KV of the page before the window is given back",
+        "core/engine/sglang/window.cpp",
+        "has_cache() ? up(std::max<std::int64_t>(window, page())) : window",
+        "has_cache() && !FAULT ? up(std::max<std::int64_t>(window, page())) : window",
+        SGLANG_HYBRID,
+    ),
+    Mutant(
+        "a chunk without room in the window pool is not parked",
+        "core/engine/sglang/prefill.cpp",
+        "if (most <= 0) return;  // parked until memory is free",
+        "if (most <= 0 && !FAULT) return;  // parked until memory is free",
+        SGLANG_HYBRID,
+    ),
+    Mutant(
+        "a prefill tracks no state where another prompt branches off",
+        "core/engine/sglang/states.cpp",
+        "if (has_branch && (",
+        "if (has_branch && !FAULT && (",
+        SGLANG_HYBRID,
+    ),
+    Mutant(
+        "a path keeps more states than its cap",
+        "core/engine/sglang/state_component.cpp",
+        "(*node)->part_lock > 0 || (*node)->children.size() != 1",
+        "FAULT || (*node)->part_lock > 0 || (*node)->children.size() != 1",
+        SGLANG_HYBRID,
     ),
 ]

@@ -113,15 +113,36 @@ PyType<"understudy.core_types.SglangStep | None"> describe(const SglangBatch* ba
   return nb::make_tuple(name_of(batch->mode), rows);
 }
 
-nb::list describe_leaves(const RadixTree& tree, RadixTier tier) {
+nb::list describe_nodes(const std::vector<const RadixNode*>& nodes) {
   nb::list out;
-  for (const RadixNode* const node : tree.oldest(4, tier)) {
+  for (const RadixNode* const node : nodes) {
     nb::list one;
     one.append(node->begin);
     one.append(node->length());
     one.append(node->key.at(node->length() - 1));
     out.append(one);
   }
+  return out;
+}
+
+nb::list describe_leaves(const RadixTree& tree, RadixTier tier) { return describe_nodes(tree.oldest(4, tier)); }
+
+// The pool of window KV or of states.
+PyType<"understudy.core_types.SglangComponent | None"> describe_component(SglangIterations& self) {
+  const SglangScheduler& scheduler = self.scheduler();
+  const RadixComponent* component = scheduler.window();
+  if (component == nullptr) component = scheduler.states();
+  if (component == nullptr) return nb::none();
+  nb::dict out;
+  out["free"] = component->free();
+  out["evictable"] = component->evictable();
+  out["protected"] = component->locked();
+  out["evict_head"] = describe_nodes(component->oldest(4));
+  nb::list begins;
+  for (const SglangRequest* const request : scheduler.running()) {
+    if (request->has_slot) begins.append(nb::make_tuple(request->id, request->window_begin));
+  }
+  out["window_begins"] = begins;
   return out;
 }
 
@@ -222,6 +243,15 @@ void bind_sglang(nb::module_& m) {
       .def_rw("prefill_decode_interval", &SglangSettings::prefill_decode_interval)
       .def_rw("prefill_decode_interval_min_bs", &SglangSettings::prefill_decode_interval_min_bs)
       .def_rw("decode_log_interval", &SglangSettings::decode_log_interval)
+      .def_rw("swa_window", &SglangSettings::swa_window, nb::arg().none())
+      .def_rw("swa_tokens", &SglangSettings::swa_tokens)
+      .def_rw("swa_eviction_interval", &SglangSettings::swa_eviction_interval)
+      .def_rw("release_prefill_swa", &SglangSettings::release_prefill_swa)
+      .def_rw("mamba_slots", &SglangSettings::mamba_slots, nb::arg().none())
+      .def_rw("mamba_extra_buffer", &SglangSettings::mamba_extra_buffer)
+      .def_rw("mamba_lazy", &SglangSettings::mamba_lazy)
+      .def_rw("mamba_track_interval", &SglangSettings::mamba_track_interval)
+      .def_rw("mamba_max_states_per_path", &SglangSettings::mamba_max_states_per_path)
       .def(
           "set_host",
           [](SglangSettings& self, const std::string& hicache_write_policy, double hicache_ratio,
@@ -334,6 +364,8 @@ void bind_sglang(nb::module_& m) {
                      return chunked->id;
                    })
       .def_prop_ro("empty", [](SglangIterations& self) { return self.scheduler().empty(); })
+      .def_prop_ro("free_tokens", [](SglangIterations& self) { return self.scheduler().free_tokens(); })
+      .def_prop_ro("component", &describe_component)
       .def_prop_ro("state", &describe_state)
       .def_prop_ro("cached_runs",
                    [](SglangIterations& self) {

@@ -25,6 +25,7 @@ from understudy.core_types import (
     RequestKvState,
     Router,
     Run,
+    SglangComponent,
     SglangEvent,
     SglangHost,
     SglangLog,
@@ -1939,6 +1940,60 @@ class SglangSettings:
     @decode_log_interval.setter
     def decode_log_interval(self, arg: int, /) -> None: ...
 
+    @property
+    def swa_window(self) -> int | None: ...
+
+    @swa_window.setter
+    def swa_window(self, arg: int | None, /) -> None: ...
+
+    @property
+    def swa_tokens(self) -> int: ...
+
+    @swa_tokens.setter
+    def swa_tokens(self, arg: int, /) -> None: ...
+
+    @property
+    def swa_eviction_interval(self) -> int: ...
+
+    @swa_eviction_interval.setter
+    def swa_eviction_interval(self, arg: int, /) -> None: ...
+
+    @property
+    def release_prefill_swa(self) -> bool: ...
+
+    @release_prefill_swa.setter
+    def release_prefill_swa(self, arg: bool, /) -> None: ...
+
+    @property
+    def mamba_slots(self) -> int | None: ...
+
+    @mamba_slots.setter
+    def mamba_slots(self, arg: int | None, /) -> None: ...
+
+    @property
+    def mamba_extra_buffer(self) -> bool: ...
+
+    @mamba_extra_buffer.setter
+    def mamba_extra_buffer(self, arg: bool, /) -> None: ...
+
+    @property
+    def mamba_lazy(self) -> bool: ...
+
+    @mamba_lazy.setter
+    def mamba_lazy(self, arg: bool, /) -> None: ...
+
+    @property
+    def mamba_track_interval(self) -> int: ...
+
+    @mamba_track_interval.setter
+    def mamba_track_interval(self, arg: int, /) -> None: ...
+
+    @property
+    def mamba_max_states_per_path(self) -> int: ...
+
+    @mamba_max_states_per_path.setter
+    def mamba_max_states_per_path(self, arg: int, /) -> None: ...
+
     def set_host(self, *, hicache_write_policy: str, hicache_ratio: float, load_back_threshold: int, tokens: int = 0) -> None:
         """Add a host tier below the device."""
 
@@ -2024,6 +2079,12 @@ class SglangIterations:
 
     @property
     def empty(self) -> bool: ...
+
+    @property
+    def free_tokens(self) -> int: ...
+
+    @property
+    def component(self) -> SglangComponent | None: ...
 
     @property
     def state(self) -> SglangState: ...

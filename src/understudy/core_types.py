@@ -120,6 +120,17 @@ class SglangLog(TypedDict):
     sampled: list[int]
 
 
+class SglangComponent(TypedDict):
+    """SGLang's pool of window KV (in tokens) or of states (in slots)."""
+
+    free: int
+    evictable: int
+    protected: int
+    evict_head: list[list[int]]
+    window_begins: list[tuple[int, int]]
+    """Running requests, with the tokens whose window KV is given back."""
+
+
 class SglangHost(TypedDict):
     """SGLang's host tier, and its transfers since the last call."""
 

@@ -27,6 +27,7 @@ FOLDERS = {
     "sglang-hicache": 43,
     "sglang-events": 14,
     "sglang-drill": 5,
+    "sglang-hybrid": 135,
 }
 RECORDINGS = [one for folder in FOLDERS for one in find_sglang_recordings(GOLDEN / folder)]
 

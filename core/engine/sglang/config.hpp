@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cstdint>
 #include <limits>
+#include <numeric>
 #include <optional>
 
 #include "engine/sglang/host_cache.hpp"
@@ -44,8 +45,29 @@ struct SglangSettings {
   std::optional<std::uint32_t> max_queued_requests;
   std::uint32_t prefill_decode_interval = 0;
   std::uint32_t prefill_decode_interval_min_bs = 0;
-  std::optional<HostSettings> host;        // below the device; nothing: none
+  std::optional<HostSettings> host;  // below the device; nothing: none
+
+  // Sliding-window layers: their pool, in tokens. At most one of windows and states, and neither with a host tier.
+  std::optional<std::uint32_t> swa_window;
+  std::uint64_t swa_tokens = 0;
+  std::uint32_t swa_eviction_interval = 128;
+  bool release_prefill_swa = false;
+  // Recurrent layers: slots for their states.
+  std::optional<std::uint64_t> mamba_slots;
+  bool mamba_extra_buffer = false;  // tracks states while it computes; else copies them between computations
+  bool mamba_lazy = false;          // of two tracking slots holds the second only while it is written
+  std::uint32_t mamba_track_interval = 256;
+  std::int64_t mamba_max_states_per_path = -1;  // -1: any number
+
   std::uint32_t decode_log_interval = 40;  // decode results between two batches of published events
+
+  // Tokens between states that a prefill can track, and between those that decoding tracks.
+  std::uint32_t state_grid() const { return std::lcm(state_chunk(), page_size); }
+  std::uint32_t state_chunk() const { return std::max(kStateChunk, page_size); }
+  std::uint32_t track_grid() const { return std::lcm(state_grid(), mamba_track_interval); }
+  // ConfigError for a combination that SGLang, or this scheduler, does not have.
+  void check_components() const;
+  static constexpr std::uint32_t kStateChunk = 64;  // tokens that a kernel of linear attention computes at once
 
   // Outputs after which SGLang ends a request for `asked`: pool and context must hold the prompt, and a page more.
   std::uint32_t most_outputs(std::int64_t prompt_tokens, std::uint32_t asked) const {

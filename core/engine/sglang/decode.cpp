@@ -13,9 +13,10 @@ void SglangScheduler::make_room(std::int64_t tokens) {
   if (host_) return host_->make_room(avail_, tokens);
   while (avail_ < tokens) {
     const std::uint32_t freed = tree_.evict();
-    if (freed == 0) return;
+    if (freed == 0) break;
     avail_ += freed;
   }
+  if (window_) avail_ += static_cast<std::int64_t>(window_->make_room(tokens));
 }
 
 // Overlap: the outstanding result is the request's last by length.
@@ -36,17 +37,24 @@ bool SglangScheduler::fits(std::int64_t& need) {
       std::ranges::count_if(running_, [this](const SglangRequest* one) { return one->kv % page() == 0; });
   need = pages * std::int64_t{page()};
   make_room(need);
-  return avail_ >= need;
+  return free_tokens() >= need;
 }
 
 void SglangScheduler::allocate_decode(std::int64_t need) {
+  if (window_) slide_decodes();
   make_room(static_cast<std::int64_t>(page()) * static_cast<std::int64_t>(running_.size()));
-  if (avail_ < need) {
-    throw Error(ErrorKind::CapacityExhausted, "num_gpu_blocks: ", running_.size(), " requests need ", need,
-                " tokens to decode and ", avail_, " are free, where SGLang exits; raise it, or lower max_num_seqs");
-  }
-  avail_ -= need;
+  take_tokens(need, "running requests decode and need ");
   for (SglangRequest* const request : running_) ++request->kv;
+  if (states_) track_decodes();
+}
+
+void SglangScheduler::take_tokens(std::int64_t tokens, const char* what) {
+  if (free_tokens() < tokens) {
+    throw Error(ErrorKind::CapacityExhausted, "num_gpu_blocks: ", what, tokens, " tokens and ", free_tokens(),
+                " are free, where SGLang exits; raise it, or lower max_num_seqs");
+  }
+  avail_ -= tokens;
+  if (window_) window_->take(tokens);
 }
 
 std::unique_ptr<SglangBatch> SglangScheduler::form_decode() {
@@ -68,10 +76,11 @@ std::unique_ptr<SglangBatch> SglangScheduler::form_decode() {
     (void)fits(need);
   }
   if (fewer) full_ = false;
+  if (running_.empty()) return nullptr;
   allocate_decode(need);
   auto batch = std::make_unique<SglangBatch>();
   batch->mode = SglangMode::Decode;
-  for (SglangRequest* const request : running_) batch->rows.push_back({request, 1, true});
+  for (SglangRequest* const request : running_) batch->rows.push_back({request, 1, true, request->kv});
   return batch;
 }
 
@@ -98,6 +107,7 @@ void SglangScheduler::retract() {
     make_room(static_cast<std::int64_t>(running_.size()) * settings_.retract_decode_steps);
     log_.retracted.push_back(victim->id);
   }
+  if (running_.size() == 1 && short_of_room()) abort_last();
   double outputs = 0;
   double wanted = 0;
   for (const SglangRequest* const request : running_) {
@@ -108,6 +118,14 @@ void SglangScheduler::retract() {
   for (SglangRequest* const victim : victims) enqueue(victim);
 }
 
+// The last running request does not fit alone: the window pool is too small for it.
+void SglangScheduler::abort_last() {
+  SglangRequest* const request = running_.back();
+  running_.pop_back();
+  withdraw(request);
+  report_abort(request);
+}
+
 void SglangScheduler::forget_cached() {
   if (has_cache()) make_room(std::numeric_limits<std::int64_t>::max());
 }
@@ -116,6 +134,8 @@ void SglangScheduler::withdraw(SglangRequest* request) {
   release(*request, false);
   request->prefix = request->own = request->kv = request->inserted = request->end = 0;
   request->matched_prefix = 0;
+  request->branch = request->untracked_kv = 0;
+  request->caches_end = true;
   request->withdrawn = true;
 }
 

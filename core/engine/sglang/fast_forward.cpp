@@ -9,7 +9,9 @@ namespace understudy {
 // ── Scheduler ──
 
 bool SglangScheduler::decodes_plainly(const SglangBatch& open, const SglangBatch* planned) const {
-  if (chunked_ != nullptr || chunk_aborted_ || interval_left_ > 0 || out_of_memory_ || running_.empty()) return false;
+  if (window_ || states_ || chunked_ != nullptr || chunk_aborted_ || interval_left_ > 0 || out_of_memory_ ||
+      running_.empty())
+    return false;
   if (!waiting_.empty() && (!full_ || preempts())) return false;
   const auto is_all = [this](const SglangBatch& batch) {
     return batch.mode == SglangMode::Decode &&

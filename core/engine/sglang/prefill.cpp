@@ -17,18 +17,20 @@ double SglangScheduler::share_of(const SglangRequest& request) const {
 void SglangScheduler::charge(Budget& budget, std::int64_t tokens, std::int64_t outputs) const {
   budget.total += static_cast<double>(up(tokens) + outputs + page());
   budget.now += up(tokens) + page();
+  if (window_) budget.window += window_need(up(tokens), outputs, budget.chunk);
   budget.input -= up(tokens);
   if (budget.chunk) *budget.chunk -= up(tokens);
 }
 
 SglangScheduler::Verdict SglangScheduler::verdict(const Budget& budget) const {
   if (left_total(budget) <= 0 || left_now(budget) <= 0) return Verdict::Full;
+  if (window_ && left_window(budget) <= 0) return Verdict::Full;
   if (budget.input <= 0 || (budget.chunk && *budget.chunk <= 0)) return Verdict::Stop;
   return Verdict::Go;
 }
 
 std::unique_ptr<SglangBatch> SglangScheduler::form_prefill() {
-  if (running_.empty() || preempts()) full_ = false;
+  if (running_.empty() || preempts() || window_) full_ = false;
   if (chunked_ == nullptr && (full_ || waiting_.empty() || !admitting_)) return nullptr;
   const std::int64_t places = std::min<std::int64_t>(
       static_cast<std::int64_t>(settings_.max_running_requests) - static_cast<std::int64_t>(running_.size()),
@@ -83,7 +85,10 @@ std::unique_ptr<SglangBatch> SglangScheduler::form_prefill() {
     request.inserted = 0;
   }
   if (host_) host_->submit_loads();
+  if (window_) slide_prefills(*batch);
+  if (states_) take_states(*batch);
   allocate_prefill(*batch);
+  if (states_) track_prefills(*batch);
   if (mixes() && !running_.empty()) mix_in(*batch);
   return batch;
 }
@@ -91,7 +96,12 @@ std::unique_ptr<SglangBatch> SglangScheduler::form_prefill() {
 void SglangScheduler::add_chunked(SglangBatch& batch, Budget& budget) {
   SglangRequest& request = *chunked_;
   std::int64_t most = std::min(*budget.chunk, static_cast<std::int64_t>(std::trunc(left_total(budget))));
-  if (most <= 0) most = *budget.chunk;
+  if (window_) {
+    most = std::min(most, left_window(budget) - page());
+    if (most <= 0) return;  // parked until memory is free
+  } else if (most <= 0) {
+    most = *budget.chunk;
+  }
   const std::int64_t wanted = static_cast<std::int64_t>(request.size()) - request.prefix;
   const bool stays = wanted > most;
   const std::int64_t tokens = stays ? most : wanted;
@@ -112,22 +122,23 @@ SglangScheduler::Verdict SglangScheduler::try_to_add(SglangRequest* request, Sgl
   if (has_cache()) {
     match = tree_.match(request->tokens, request->size() - 1);
     request->prefix = request->own = match.tokens;
-    request->node = match.node;
+    request->branch = match.branch;
+    if (states_ && match.node->has_part) copy_state(*request, *match.node);
     request->matched_tokens = request->size();
     request->matched_prefix = match.tokens;
   }
   request->loaded = 0;
   if (settings_.prefill_max_requests && batch.rows.size() >= *settings_.prefill_max_requests) {
-    request->node = nullptr;
+    if (states_) return_copy(*request);
     return Verdict::Stop;
   }
   if (!has_cache() && settings_.ignore_eos) return try_without_cache(request, batch, budget);
-  if (request->node != nullptr) tree_.lock(request->node);  // kept if it is added
+  if (has_cache()) request->lock = tree_.acquire(match.node);  // kept if it is added
   const std::size_t before = batch.rows.size();
-  Verdict result = add_piece(request, match, batch, budget);
+  const Verdict result = add_piece(request, match, batch, budget);
   if (batch.rows.size() == before) {
-    if (request->node != nullptr) tree_.unlock(request->node);
-    request->node = nullptr;
+    tree_.release(request->lock);
+    if (states_) return_copy(*request);
   }
   return result;
 }
@@ -140,17 +151,23 @@ SglangScheduler::Verdict SglangScheduler::add_piece(SglangRequest* request, cons
   const std::int64_t need = size - request->prefix + clipped(left) + page();
   if (static_cast<double>(need) >= left_total(budget)) return Verdict::Full;
   const std::int64_t extent = size - request->prefix - match.host_tokens;
+  std::optional<std::int64_t> chunk = budget.chunk;
+  if (window_) {
+    bool fits = false;
+    chunk = chunk_within_window(extent, clipped(left), budget, fits);
+    if (!fits) return Verdict::Full;
+  }
   if (!chunks() && !batch.rows.empty() && up(extent) >= budget.input) return Verdict::Stop;
-  const bool whole = !budget.chunk || up(extent) <= *budget.chunk;
-  const std::int64_t tokens = whole ? extent : down(*budget.chunk);
+  const bool whole = !chunk || up(extent) <= *chunk;
+  const std::int64_t tokens = whole ? extent : down(*chunk);
   if (tokens <= 0) return Verdict::Stop;
   if (match.host_tokens > 0) {
     if (!host_->load_back(match.last, avail_)) return add_piece(request, {match.node, match.tokens}, batch, budget);
     request->prefix = request->own = request->prefix + match.host_tokens;
     request->loaded = match.host_tokens;
-    tree_.lock(match.last);
-    tree_.unlock(request->node);
-    request->node = match.last;
+    RadixLock loaded = tree_.acquire(match.last);
+    std::swap(loaded, request->lock);
+    tree_.release(loaded);
   }
   add(request, batch, static_cast<std::uint32_t>(tokens), !whole);
   charge(budget, tokens, whole ? clipped(request->max_new) : 0);
@@ -163,6 +180,11 @@ SglangScheduler::Verdict SglangScheduler::try_without_cache(SglangRequest* reque
   const std::int64_t extent = request->size();
   const double most = std::min(static_cast<double>(left_now(budget)), left_total(budget));
   if (static_cast<double>(up(extent) + page()) > most) return Verdict::Full;
+  if (window_) {
+    const std::int64_t left = std::max<std::int64_t>(std::int64_t{request->max_new} - request->outputs(), 0);
+    if (window_need(extent, clipped(left), budget.chunk) > left_window(budget)) return Verdict::Full;
+    return add_without_cache(request, batch, budget);
+  }
   const auto share = [](const SglangRequest& one) {
     return Budget::Share{static_cast<std::int64_t>(one.max_new) - one.outputs(), one.size()};
   };
@@ -187,6 +209,12 @@ SglangScheduler::Verdict SglangScheduler::try_without_cache(SglangRequest* reque
     free += one.held;
     --others;
   }
+  return add_without_cache(request, batch, budget);
+}
+
+SglangScheduler::Verdict SglangScheduler::add_without_cache(SglangRequest* request, SglangBatch& batch,
+                                                            Budget& budget) {
+  const std::int64_t extent = request->size();
   if (!budget.chunk || extent <= *budget.chunk) {
     add(request, batch, static_cast<std::uint32_t>(extent), false);
     charge(budget, extent, clipped(request->max_new));
@@ -244,11 +272,7 @@ void SglangScheduler::allocate_prefill(SglangBatch& batch) {
     taken += up(request.end) - up(request.prefix);
   }
   make_room(page() == 1 ? tokens : tokens + std::int64_t{page()} * static_cast<std::int64_t>(batch.rows.size()));
-  if (avail_ < taken) {
-    throw Error(ErrorKind::CapacityExhausted, "num_gpu_blocks: a prefill needs ", taken, " tokens and ", avail_,
-                " are free, where SGLang exits; raise it, or lower max_num_seqs");
-  }
-  avail_ -= taken;
+  take_tokens(taken, "a prefill needs ");
   for (const SglangBatch::Row& row : batch.rows) row.request->kv = row.request->end;
 }
 
@@ -260,7 +284,8 @@ void SglangScheduler::mix_in(SglangBatch& batch) {
   std::int64_t need = 0;
   if (running_.empty() || !fits(need)) return;
   allocate_decode(need);
-  for (SglangRequest* const request : running_) batch.rows.push_back({request, 1, true});
+  if (states_) undo_tracking();
+  for (SglangRequest* const request : running_) batch.rows.push_back({request, 1, true, request->kv});
   batch.mode = SglangMode::Mixed;
   running_.clear();
 }

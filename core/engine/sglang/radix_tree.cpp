@@ -5,6 +5,7 @@
 
 #include "base/assert.hpp"
 #include "base/errors.hpp"
+#include "engine/sglang/radix_component.hpp"
 
 namespace understudy {
 
@@ -77,6 +78,7 @@ RadixNode* RadixTree::split(RadixNode& lower, std::uint32_t at) {
   if (!one_time_) lower.used = ++clock_;
   join(lower);
   if (watcher_ != nullptr) watcher_->on_split(upper, lower);
+  if (component_ != nullptr) component_->on_split(upper, lower);
   return &upper;
 }
 
@@ -87,6 +89,7 @@ RadixMatch RadixTree::match(const TokenList& tokens, std::uint32_t limit) {
   if (limit == 0) return out;
   if (one_time_) ++clock_;
   const std::uint64_t time = clock_;
+  std::vector<RadixNode*> walked;  // with a component
   std::uint32_t at = 0;
   while (at < limit) {
     RadixNode* child = child_of(*out.last, tokens, at);
@@ -107,7 +110,16 @@ RadixMatch RadixTree::match(const TokenList& tokens, std::uint32_t limit) {
     } else {
       out.host_tokens += equal;
     }
+    if (component_ != nullptr) walked.push_back(out.last);
     if (!whole) break;
+  }
+  if (component_ != nullptr) {
+    RadixNode* const end = component_->match_end(walked);
+    out.node = out.last = end == nullptr ? &root_ : end;
+    out.tokens = out.node->end();
+    const std::uint32_t branch = component_->branch_at(at);
+    if (branch > out.tokens) out.branch = branch;
+    if (end != nullptr) component_->on_matched(*end);
   }
   if (one_time_) return out;
   // The node reached is the most recently used, and its ancestors are just before it.
@@ -132,10 +144,11 @@ std::uint32_t RadixTree::find(const TokenList& tokens) const {
   return at;
 }
 
-RadixInsert RadixTree::insert(const TokenList& tokens, std::uint32_t count, std::uint32_t own, std::uint32_t inserted,
-                              bool counts_hits) {
+RadixInsert RadixTree::insert(const TokenList& tokens, const RadixInsertion& how) {
+  const std::uint32_t count = how.count;
   UNDERSTUDY_ASSERT(count % page_ == 0 && count <= tokens.size(), "inserts whole pages");
-  RadixInsert out{&root_, 0, 0};
+  RadixInsert out;
+  out.node = &root_;
   if (count == 0) return out;
   if (one_time_) ++clock_;
   const std::uint64_t time = clock_;
@@ -151,32 +164,50 @@ RadixInsert RadixTree::insert(const TokenList& tokens, std::uint32_t count, std:
     if (!node->device) {
       restore(*node);
       watcher_->on_restored(*node);
-    } else if (node->end() > own) {
-      out.duplicates += node->end() - std::max(own, at);
+    } else if (node->end() > how.own) {
+      const std::uint32_t from = std::max(how.own, at);
+      std::uint32_t to = node->end();
+      if (component_ != nullptr) {
+        to = component_->on_covered(*node, how.window_begin);
+        out.duplicates += node->end() - to;  // one of two copies of its full KV
+      }
+      if (from < to) {
+        out.duplicates += to - from;
+        out.window_duplicates += to - std::clamp(how.window_begin, from, to);
+      }
     }
-    if (counts_hits && node->end() > inserted) count_hit(*node);
+    if (how.counts_hits && node->end() > how.inserted) count_hit(*node);
     out.node = node;
     at += equal;
   }
-  if (at == count) return out;
+  const bool is_leaf = at < count;
+  if (is_leaf) {
+    RadixNode& leaf = add_leaf(*out.node, tokens, at, count);
+    out.stored = leaf.length();
+    out.node = &leaf;
+    if (component_ != nullptr) component_->on_leaf(leaf, how.window_begin);
+    if (how.counts_hits && count > how.inserted) count_hit(leaf);
+  }
+  if (component_ != nullptr) out.took_part = component_->on_inserted(*out.node, is_leaf);
+  return out;
+}
+
+RadixNode& RadixTree::add_leaf(RadixNode& parent, const TokenList& tokens, std::uint32_t from, std::uint32_t to) {
   auto made = std::make_unique<RadixNode>();
   RadixNode& leaf = *made;
   nodes_.emplace(made.get(), std::move(made));
-  leaf.key = tokens.slice(at, count);
-  leaf.begin = at;
-  leaf.parent = out.node;
+  leaf.key = tokens.slice(from, to);
+  leaf.begin = from;
+  leaf.parent = &parent;
   leaf.place = ++places_;
   leaf.used = leaf.born = ++clock_;
-  leave(*out.node);
-  out.node->children[key_of(leaf.key, 0)] = &leaf;
-  ++out.node->device_children;
+  leave(parent);
+  parent.children[key_of(leaf.key, 0)] = &leaf;
+  ++parent.device_children;
   join(leaf);
   evictable_ += leaf.length();
-  out.node = &leaf;
-  out.stored = leaf.length();
   on_change_(leaf, true, RadixTier::Device);
-  if (counts_hits && count > inserted) count_hit(leaf);
-  return out;
+  return leaf;
 }
 
 void RadixTree::count_hit(RadixNode& node) {
@@ -212,6 +243,20 @@ void RadixTree::unlock(RadixNode* node) {
   }
 }
 
+RadixLock RadixTree::acquire(RadixNode* node) {
+  RadixLock out{node};
+  lock(node);
+  if (component_ != nullptr) component_->lock(out);
+  return out;
+}
+
+void RadixTree::release(RadixLock& lock) {
+  if (lock.node == nullptr) return;
+  if (component_ != nullptr) component_->unlock(lock);
+  unlock(lock.node);
+  lock = {};
+}
+
 std::uint32_t RadixTree::evict() {
   if (candidates_.empty()) return 0;
   RadixNode& node = *candidates_.begin()->second;
@@ -229,6 +274,7 @@ void RadixTree::remove(RadixNode& node) {
     on_change_(node, false, RadixTier::Host);
   }
   if (watcher_ != nullptr) watcher_->on_removed(node);
+  if (component_ != nullptr) component_->on_removed(node);
   leave(node);
   RadixNode& parent = *node.parent;
   parent.children.erase(key_of(node.key, 0));

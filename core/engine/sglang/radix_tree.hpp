@@ -41,6 +41,13 @@ struct RadixNode {
   HostLoad* load = nullptr;           // its load, queued or in flight
   std::uint64_t duplicate_place = 0;  // in the list of duplicates; 0: not there
 
+  // With a component (RadixComponent).
+  bool has_part = false;
+  std::uint32_t part_lock = 0;
+  std::uint64_t part_mark = 0;  // names the last node of a locked window; 0: of none
+  RadixNode* newer = nullptr;   // by the last use of the part
+  RadixNode* older = nullptr;
+
   std::uint32_t length() const noexcept { return key.size(); }
   std::uint32_t end() const noexcept { return begin + key.size(); }
 };
@@ -50,6 +57,14 @@ struct RadixMatch {
   std::uint32_t tokens = 0;
   RadixNode* last = nullptr;      // last one on any tier
   std::uint32_t host_tokens = 0;  // behind `tokens`, on the host only
+  std::uint32_t branch = 0;       // behind `tokens`: where a part of the component is worth caching; 0: nowhere
+};
+
+// What a request locks: a node with its ancestors, and their parts.
+struct RadixLock {
+  RadixNode* node = nullptr;  // null: nothing
+  std::uint64_t mark = 0;     // of the node where the locked window ends; 0: it reaches the root
+  bool part_unlocked = false;
 };
 
 enum class RadixTier : std::uint8_t { Device, Host };
@@ -65,10 +80,22 @@ class RadixWatcher {
   virtual void on_removed(RadixNode& node) = 0;   // before it is deleted
 };
 
+class RadixComponent;
+
+struct RadixInsertion {
+  std::uint32_t count = 0;     // leading tokens, in whole pages
+  std::uint32_t own = 0;       // of which the tree owns these already
+  std::uint32_t inserted = 0;  // nodes that end beyond it count a hit
+  bool counts_hits = true;
+  std::uint32_t window_begin = 0;  // the request's window KV begins there
+};
+
 struct RadixInsert {
-  RadixNode* node = nullptr;     // where the tokens end
-  std::uint32_t duplicates = 0;  // the request's own tokens that the tree has already
-  std::uint32_t stored = 0;      // tokens of the new leaf
+  RadixNode* node = nullptr;            // where the tokens end
+  std::uint32_t duplicates = 0;         // the request's own tokens that the tree has already
+  std::uint32_t window_duplicates = 0;  // part of them: with window KV
+  std::uint32_t stored = 0;             // tokens of the new leaf
+  bool took_part = false;               // the tree took the state that the request offered
 };
 
 class RadixTree {
@@ -78,19 +105,24 @@ class RadixTree {
 
   RadixTree(std::uint32_t page_size, RadixEviction eviction, bool one_time, OnChange on_change);
   void set_watcher(RadixWatcher* watcher) noexcept { watcher_ = watcher; }
+  void set_component(RadixComponent* component) noexcept { component_ = component; }
 
   // The longest cached prefix of the first `limit` tokens, in whole pages. Refreshes what it walks; may split a node.
   RadixMatch match(const TokenList& tokens, std::uint32_t limit);
   // The length of the longest cached prefix; changes nothing.
   std::uint32_t find(const TokenList& tokens) const;
-  // Inserts the first `count` tokens (whole pages), of which the tree owns `own` already. Nodes that end beyond
-  // `inserted` count a hit.
-  RadixInsert insert(const TokenList& tokens, std::uint32_t count, std::uint32_t own, std::uint32_t inserted,
-                     bool counts_hits = true);
+  RadixInsert insert(const TokenList& tokens, const RadixInsertion& how);
   void lock(RadixNode* node);
   void unlock(RadixNode* node);
+  // The same with parts of the component. Releasing a lock of nothing does nothing.
+  RadixLock acquire(RadixNode* node);
+  void release(RadixLock& lock);
   // Evicts one leaf and returns its tokens; 0: none is evictable.
   std::uint32_t evict();
+
+  // ── With a component ──
+  RadixNode* split(RadixNode& lower, std::uint32_t at);  // returns the upper part
+  void touch(RadixNode& node);                           // it is the most recently used
 
   // ── With a host tier ──
   // Device leaves, and nodes on the host only without children, both unlocked; the first to evict is first.
@@ -123,8 +155,7 @@ class RadixTree {
     const std::uint32_t equal = tokens.common(from, node.key, limit - from);
     return equal - equal % page_;
   }
-  RadixNode* split(RadixNode& lower, std::uint32_t at);
-  void touch(RadixNode& node);
+  RadixNode& add_leaf(RadixNode& parent, const TokenList& tokens, std::uint32_t from, std::uint32_t to);
   void count_hit(RadixNode& node);
   Rank rank_of(const RadixNode& node) const;
   // The set of candidates that a node belongs to; null: none.
@@ -150,6 +181,7 @@ class RadixTree {
   Candidates candidates_;
   Candidates host_candidates_;
   RadixWatcher* watcher_ = nullptr;
+  RadixComponent* component_ = nullptr;
   std::uint64_t clock_ = 0;
   std::uint64_t places_ = 0;
   std::uint64_t evictable_ = 0;

@@ -17,6 +17,16 @@ SglangScheduler::SglangScheduler(const SglangSettings& settings, const RadixTree
                           : nullptr),
       avail_(static_cast<std::int64_t>(settings.max_total_num_tokens)),
       free_slots_(settings.max_running_requests) {
+  settings.check_components();
+  if (settings.swa_window) {
+    window_ = std::make_unique<WindowComponent>(tree_, *settings.swa_window, settings.page_size, settings.swa_tokens);
+    tree_.set_component(window_.get());
+  }
+  if (settings.mamba_slots) {
+    states_ = std::make_unique<StateComponent>(tree_, *settings.mamba_slots, settings.state_grid(),
+                                               settings.mamba_max_states_per_path);
+    tree_.set_component(states_.get());
+  }
   init_ratio_ = std::min(settings.init_new_token_ratio * settings.schedule_conservativeness, 1.0);
   min_ratio_ = std::min(init_ratio_ * settings.min_new_token_ratio_factor, 1.0);
   ratio_step_ = (init_ratio_ - min_ratio_) / settings.new_token_ratio_decay_steps;
@@ -128,6 +138,7 @@ void SglangScheduler::check() const {
     throw Error(ErrorKind::InvariantViolated, avail_, " tokens are free, ", held, " held by requests and ", cached,
                 " cached; there are ", settings_.max_total_num_tokens);
   }
+  check_components();
 }
 
 }  // namespace understudy

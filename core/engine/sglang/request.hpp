@@ -26,13 +26,23 @@ struct SglangRequest {
   std::uint32_t kv = 0;        // tokens with KV
   std::uint32_t own = 0;       // leading tokens that the tree owns
   std::uint32_t inserted = 0;  // how far it has inserted since its admission
-  RadixNode* node = nullptr;   // locked; null: none
+  RadixLock lock;              // of what it uses of the tree
   std::uint32_t loaded = 0;    // part of the prefix that its admission loaded from the host
   std::uint32_t chunks = 0;    // unfinished pieces whose results are outstanding
   bool has_slot = false;
   bool is_outstanding = false;  // overlap: an output of the outstanding batch is its own
-  bool leaves_queue = false;    // part of the batch that is being formed
-  bool to_abort = false;        // ends as aborted at its next output
+  // With sliding windows or states.
+  std::uint32_t window_begin = 0;  // its window KV before this is given back
+  std::uint32_t branch = 0;        // where the tree should have a window or a state; 0: nowhere
+  bool has_state = false;
+  std::uint8_t tracking_slots = 0;
+  std::uint32_t tracked = 0;         // tokens of the last tracked state; 0: none
+  std::uint32_t tracked_before = 0;  // of the one before
+  std::uint32_t untracked_kv = 0;    // its tokens in the last mixed step that tracked no state
+  bool caches_end = true;            // its tokens are inserted when it ends
+
+  bool leaves_queue = false;  // part of the batch that is being formed
+  bool to_abort = false;      // ends as aborted at its next output
   bool finished = false;
   bool withdrawn = false;  // retracted or preempted, and not admitted again since
   bool was_admitted = false;
@@ -42,6 +52,7 @@ struct SglangRequest {
 
   std::uint32_t size() const noexcept { return tokens.size(); }
   std::uint32_t outputs() const noexcept { return tokens.size() - prompt_tokens; }
+  std::uint32_t decodes() const noexcept { return kv - end; }  // since its prefill
   bool prefill_only() const noexcept { return max_new == 0; }
 };
 
@@ -52,6 +63,7 @@ struct SglangBatch {
     SglangRequest* request = nullptr;
     std::uint32_t tokens = 0;
     bool decodes = false;
+    std::uint32_t kv = 0;  // decodes: tokens with KV behind it
   };
   SglangMode mode = SglangMode::Extend;
   std::vector<Row> rows;

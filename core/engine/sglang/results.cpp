@@ -15,6 +15,7 @@ void SglangScheduler::process(const SglangBatch& batch) {
       --request.chunks;
       continue;
     }
+    if (states_ && !prefill) track_result(row);
     log_.sampled.push_back(request.id);
     if (append_output(request)) {
       release(request, true);
@@ -25,15 +26,21 @@ void SglangScheduler::process(const SglangBatch& batch) {
   if (host_) host_->submit_writes();
 }
 
+bool SglangScheduler::ends_with_next_output(const SglangRequest& request) const {
+  const std::uint32_t number = request.outputs() + 1;
+  const bool eos = request.eos_at == number && !settings_.ignore_eos;
+  return request.to_abort || eos || number >= request.max_new;
+}
+
 // Appends the next output; true: the request has ended.
 bool SglangScheduler::append_output(SglangRequest& request) {
   const std::uint32_t number = request.outputs() + 1;
   const bool eos = request.eos_at == number;
+  const bool ends = ends_with_next_output(request);
   // A given output keeps its identity: a prompt may quote it, also where it ends the request.
   const std::uint64_t own = eos ? kEos : request.first_output + number - 1;
   const std::uint64_t token = number <= request.given_outputs.size() ? request.given_outputs.at(number - 1) : own;
   request.tokens.append({token, 1});
-  const bool ends = request.to_abort || (eos && !settings_.ignore_eos) || request.outputs() >= request.max_new;
   if (!ends) return false;
   request.finished = true;
   log_.finished.push_back(request.id);
@@ -41,34 +48,60 @@ bool SglangScheduler::append_output(SglangRequest& request) {
   return true;
 }
 
-// Inserts the first tokens into the tree, and locks where they end.
-void SglangScheduler::checkpoint(SglangRequest& request, std::uint32_t tokens) {
+RadixInsert SglangScheduler::insert(SglangRequest& request, std::uint32_t tokens) {
   inserting_ = &request;
-  const auto whole = static_cast<std::uint32_t>(down(tokens));
-  const RadixInsert first = tree_.insert(request.tokens, whole, request.own, request.inserted);
-  avail_ += first.duplicates;
-  request.inserted = std::max(request.inserted, whole);
+  RadixInsertion how;
+  how.count = static_cast<std::uint32_t>(down(tokens));
+  how.own = request.own;
+  how.inserted = request.inserted;
+  how.window_begin = request.window_begin;
+  const RadixInsert out = tree_.insert(request.tokens, how);
+  avail_ += out.duplicates;
+  if (window_) window_->give_back(out.window_duplicates);
+  request.inserted = std::max(request.inserted, how.count);
   const auto prompt = static_cast<std::uint32_t>(down(request.prompt_tokens));
-  if (prompt > 0 && prompt < whole) {  // parts the leaf at the end of the prompt
-    (void)tree_.insert(request.tokens, prompt, prompt, prompt, false);
+  if (!window_ && !states_ && prompt > 0 && prompt < how.count) {  // parts the leaf at the end of the prompt
+    (void)tree_.insert(request.tokens, {prompt, prompt, prompt, false});
   }
-  if (request.node != nullptr) tree_.unlock(request.node);
-  tree_.lock(first.node);
-  request.node = first.node;
-  request.own = whole;
+  tree_.release(request.lock);
+  request.lock = tree_.acquire(out.node);
+  request.own = how.count;
   inserting_ = nullptr;
+  return out;
+}
+
+// Inserts the first tokens into the tree, and locks where they end; `ends`: the request is released next.
+void SglangScheduler::checkpoint(SglangRequest& request, std::uint32_t tokens, bool ends) {
+  if (states_) return checkpoint_state(request, tokens, ends);
+  if (!window_) {
+    (void)insert(request, tokens);
+    return;
+  }
+  // A prefix that was cached without its window is cut where it ended, and gets one.
+  const bool at_branch = request.own < request.branch && request.branch <= tokens;
+  const std::uint32_t end = at_branch ? request.branch : tokens;
+  if (!ends) slide(request, std::int64_t{end} - 1);
+  if (end == 0) return;
+  (void)insert(request, end);
+  if (!at_branch || request.own < request.branch) return;
+  request.branch = 0;
+  if (!ends) slide(request, std::int64_t{request.end} - 1);
 }
 
 void SglangScheduler::keep(SglangRequest& request) {
-  if (has_cache()) checkpoint(request, request.end);
+  if (has_cache()) checkpoint(request, request.end, false);
   request.prefix = request.end;
 }
 
 void SglangScheduler::release(SglangRequest& request, bool inserts) {
-  if (inserts && has_cache()) checkpoint(request, request.kv);
-  avail_ += up(request.kv) - request.own;
-  if (request.node != nullptr) tree_.unlock(request.node);
-  request.node = nullptr;
+  if (inserts && has_cache() && request.caches_end) checkpoint(request, request.kv, true);
+  const std::int64_t held = up(request.kv);
+  avail_ += held - request.own;
+  if (window_)
+    window_->give_back(held - std::max<std::int64_t>(request.own, std::min<std::int64_t>(request.window_begin, held)));
+  tree_.release(request.lock);
+  if (states_) drop_states(request);
+  request.window_begin = 0;
   if (request.has_slot) ++free_slots_;
   request.has_slot = false;
 }

@@ -1,6 +1,7 @@
 // SGLang's scheduler, iteration by iteration: receive, schedule, run, process the result.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <memory>
 #include <optional>
@@ -10,6 +11,8 @@
 
 #include "engine/sglang/config.hpp"
 #include "engine/sglang/request.hpp"
+#include "engine/sglang/state_component.hpp"
+#include "engine/sglang/window_component.hpp"
 
 namespace understudy {
 
@@ -98,6 +101,10 @@ class SglangScheduler {
   const RadixTree& tree() const noexcept { return tree_; }
   HostCache* host() noexcept { return host_.get(); }
   const HostCache* host() const noexcept { return host_.get(); }
+  const WindowComponent* window() const noexcept { return window_.get(); }
+  const StateComponent* states() const noexcept { return states_.get(); }
+  // Free tokens of the smaller pool.
+  std::int64_t free_tokens() const noexcept { return window_ ? std::min(avail_, window_->free()) : avail_; }
   // Neither a request nor a copy of the host tier is left.
   bool is_idle() const { return empty() && (!host_ || host_->is_idle()); }
   bool empty() const { return waiting_.empty() && drained(); }  // no request is left that has not ended
@@ -124,6 +131,7 @@ class SglangScheduler {
   struct Budget {
     double total = 0;      // tokens that running and added requests will need
     std::int64_t now = 0;  // tokens that they need at once
+    std::int64_t window = 0;
     std::int64_t input = 0;
     std::optional<std::int64_t> chunk;
     struct Share {  // §5.1
@@ -168,6 +176,7 @@ class SglangScheduler {
   void add_chunked(SglangBatch& batch, Budget& budget);
   Verdict try_to_add(SglangRequest* request, SglangBatch& batch, Budget& budget);
   Verdict try_without_cache(SglangRequest* request, SglangBatch& batch, Budget& budget);
+  Verdict add_without_cache(SglangRequest* request, SglangBatch& batch, Budget& budget);
   Verdict add_piece(SglangRequest* request, const RadixMatch& match, SglangBatch& batch, Budget& budget);
   void add(SglangRequest* request, SglangBatch& batch, std::uint32_t tokens, bool stays_chunked);
   bool preempt_for(const SglangRequest& request, Budget& budget);
@@ -180,6 +189,33 @@ class SglangScheduler {
   void order_by_weight(const std::vector<RadixNode*>& nodes);
   void refresh_waiting();
 
+  // window.cpp
+  std::int64_t left_window(const Budget& budget) const;
+  std::int64_t window_need(std::int64_t tokens, std::int64_t outputs, std::optional<std::int64_t> chunk) const;
+  std::optional<std::int64_t> chunk_within_window(std::int64_t extent, std::int64_t outputs, const Budget& budget,
+                                                  bool& fits) const;
+  void slide(SglangRequest& request, std::int64_t token);
+  void slide_prefills(const SglangBatch& batch);
+  void slide_decodes();
+
+  // states.cpp
+  bool tracks_states() const noexcept { return settings_.mamba_extra_buffer && has_cache(); }
+  bool tracks_lazily() const noexcept { return settings_.mamba_lazy && tracks_states(); }
+  void evict_states(std::int64_t slots);
+  void take_state_slots(std::int64_t slots);
+  void return_second_slot(SglangRequest& request);
+  void copy_state(SglangRequest& request, RadixNode& from);
+  void return_copy(SglangRequest& request);
+  void take_states(const SglangBatch& batch);
+  void track_prefills(const SglangBatch& batch);
+  void track_decodes();
+  void undo_tracking();
+  void track_result(const SglangBatch::Row& row);
+  bool ends_with_next_output(const SglangRequest& request) const;
+  void checkpoint_state(SglangRequest& request, std::uint32_t tokens, bool ends);
+  void drop_states(SglangRequest& request);
+  void check_components() const;
+
   // decode.cpp
   std::unique_ptr<SglangBatch> form_decode();
   bool drop_finishing(bool& dropped);
@@ -187,11 +223,14 @@ class SglangScheduler {
   bool fits(std::int64_t& need);
   void allocate_decode(std::int64_t need);
   void retract();
+  void abort_last();
   void withdraw(SglangRequest* request);
   void make_room(std::int64_t tokens);
+  void take_tokens(std::int64_t tokens, const char* what);
 
   // result
-  void checkpoint(SglangRequest& request, std::uint32_t tokens);
+  void checkpoint(SglangRequest& request, std::uint32_t tokens, bool ends);
+  RadixInsert insert(SglangRequest& request, std::uint32_t tokens);
   void keep(SglangRequest& request);
   void release(SglangRequest& request, bool inserts);
   bool append_output(SglangRequest& request);
@@ -199,6 +238,8 @@ class SglangScheduler {
   SglangSettings settings_;
   RadixTree tree_;
   std::unique_ptr<HostCache> host_;
+  std::unique_ptr<WindowComponent> window_;
+  std::unique_ptr<StateComponent> states_;
   std::unordered_map<RequestId, std::unique_ptr<SglangRequest>> requests_;
   std::int64_t avail_;
   std::uint32_t free_slots_;

@@ -20,6 +20,7 @@ _HOST = ("hicache_write_policy", "hicache_ratio", "load_back_threshold")
 _TRANSFERS = ("write_steps", "write_tokens_per_step", "load_steps")
 _NAMES = ("schedule_policy", "radix_eviction_policy", "retraction_policy", "tree")
 _OTHER = ("kv_events", "publish_events", *_HOST, *_TRANSFERS)
+_POOLS = ("avail", "evictable", "protected", "nodes", "evict_head")
 
 
 class SglangScenarioConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -64,12 +65,21 @@ class SglangScenarioConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=Tr
     load_steps: int = 1
     publish_events: bool = False
     decode_log_interval: int = 40
+    swa_window: int | None = None
+    swa_tokens: int | None = None
+    swa_eviction_interval: int = 128
+    release_prefill_swa: bool = False
+    mamba_slots: int | None = None
+    mamba_extra_buffer: bool = False
+    mamba_lazy: bool = False
+    mamba_track_interval: int = 256
+    mamba_max_states_per_path: int = -1
 
     def settings(self) -> SglangSettings:
         """Build the core's form of the settings. ConfigError for a value that no SGLang accepts."""
         out = SglangSettings()
         for name, value in msgspec.structs.asdict(self).items():
-            if name in _NAMES or name in _OTHER:
+            if name in _NAMES or name in _OTHER or (name == "swa_tokens" and value is None):
                 continue
             try:
                 setattr(out, name, value)
@@ -152,6 +162,43 @@ class SglangRun:
         return self._numbered.describe(self.loop.take_events())
 
 
+def _describe_state(loop: SglangIterations, names: list[str], *, has_states: bool) -> dict[str, Any]:
+    """Describe queues and pools between two iterations, in the order of a recording's line."""
+    state: dict[str, Any] = {**loop.state}
+    state["running"] = [names[i] for i in state["running"]]
+    state["waiting_head"] = [names[i] for i in state["waiting_head"]]
+    component = loop.component
+    if component is None:
+        return state
+    full = {key: state.pop(key) for key in _POOLS}
+    pools = {"full_evictable": full["evictable"], "full_protected": full["protected"]}
+    heads = {"nodes": full["nodes"], "evict_head": full["evict_head"]}
+    if has_states:
+        return {
+            **state,
+            "avail": full["avail"],
+            "mamba_free": component["free"],
+            "mamba_evictable": component["evictable"],
+            "mamba_protected": component["protected"],
+            **pools,
+            **heads,
+            "mamba_evict_head": component["evict_head"],
+        }
+    return {
+        **state,
+        "avail": loop.free_tokens,
+        "avail_full": full["avail"],
+        "avail_swa": component["free"],
+        "full_evictable": full["evictable"],
+        "swa_evictable": component["evictable"],
+        "full_protected": full["protected"],
+        "swa_protected": component["protected"],
+        "swa_evicted": {names[i]: begin for i, begin in component["window_begins"]},
+        **heads,
+        "swa_evict_head": component["evict_head"],
+    }
+
+
 def run_sglang_scenario(scenario: SglangScenario, *, check: bool = False) -> Iterator[dict[str, Any]]:
     """Run the scenario and yield its recording's lines after the header: one per step, then the totals."""
     run = SglangRun(scenario)
@@ -183,7 +230,7 @@ def run_sglang_scenario(scenario: SglangScenario, *, check: bool = False) -> Ite
         except CapacityExhausted:
             reason = "out of memory"
             break
-        after, chunked = loop.avail, loop.chunked
+        after, chunked = loop.free_tokens, loop.chunked
         result = loop.process()
         if check:
             loop.check()
@@ -209,12 +256,7 @@ def run_sglang_scenario(scenario: SglangScenario, *, check: bool = False) -> Ite
             "finished": [names[i] for i in log["finished"]],
             "aborted": [names[i] for i in log["aborted"]],
         }
-        state = loop.state
-        line |= state
-        line |= {
-            "running": [names[i] for i in state["running"]],
-            "waiting_head": [names[i] for i in state["waiting_head"]],
-        }
+        line |= _describe_state(loop, names, has_states=config.mamba_slots is not None)
         if config.publish_events:
             line["kv_events"] = []
         else:
