@@ -80,6 +80,10 @@ bool copy_array(const nb::ndarray<nb::ro, nb::device::cpu>& array, std::vector<T
 
 }  // namespace
 
+void refuse_type(nb::handle value, const std::string& name, const std::string& type) {
+  throw nb::type_error((name + " must be of type " + type + ", got " + describe(value)).c_str());
+}
+
 std::uint64_t read_uint(nb::handle value, const std::string& name, std::uint64_t max) {
   const nb::object index = read_index(value, name);
   const unsigned long long number = PyLong_AsUnsignedLongLong(index.ptr());

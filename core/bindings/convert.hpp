@@ -31,6 +31,9 @@ namespace nb = nanobind;
 std::uint64_t read_uint(nb::handle value, const std::string& name,
                         std::uint64_t max = std::numeric_limits<std::uint64_t>::max());
 
+// TypeError: the value of a setting is not of its type.
+[[noreturn]] void refuse_type(nb::handle value, const std::string& name, const std::string& type);
+
 // Bytes of a block's slot, used or not: only address space at first. 36 on tiers that publish no events.
 inline constexpr double kSlotBytes = 64;
 

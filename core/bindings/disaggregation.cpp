@@ -8,6 +8,7 @@
 
 #include "bindings.hpp"
 #include "convert.hpp"
+#include "fields.hpp"
 #include "live_net.hpp"
 #include "replay/disaggregation.hpp"
 #include "replay/handoff_columns.hpp"
@@ -176,32 +177,27 @@ void bind_disaggregation(nb::module_& m) {
         return std::shared_ptr<Decider>(new UserDecider(std::move(user)));
       },
       "user"_a, "An object with remote(prompt_tokens, cached_tokens, session) as a decider.");
-  nb::class_<HandOffLinks>(m, "HandOffLinks", "Links of hand-offs, 10^9 bytes per second; infinity: no limit.")
-      .def(
-          "__init__",
-          [](HandOffLinks* self, double out_gbps, double in_gbps, double backend_gbps, std::int64_t fixed_ns,
-             Int bytes_per_block) {
-            new (self) HandOffLinks{out_gbps, in_gbps, backend_gbps, fixed_ns,
-                                    read_uint(bytes_per_block, "bytes_per_block", std::uint64_t{1} << 38)};
-          },
-          nb::kw_only(), "out_gbps"_a, "in_gbps"_a, "backend_gbps"_a, "fixed_ns"_a, "bytes_per_block"_a);
+  nb::class_<HandOffLinks> links(m, "HandOffLinks", "Links of hand-offs, 10^9 bytes per second; infinity: no limit.");
+  Fields<HandOffLinks>()
+      .add("out_gbps", &HandOffLinks::out_gbps)
+      .add("in_gbps", &HandOffLinks::in_gbps)
+      .add("backend_gbps", &HandOffLinks::backend_gbps)
+      .add("fixed_ns", &HandOffLinks::fixed_ns)
+      .add("bytes_per_block", &HandOffLinks::bytes_per_block, std::uint64_t{1} << 38)
+      .bind(links);
   bind_live_net(m);
-  nb::class_<Disaggregation>(m, "Disaggregation", "How requests are divided between prefill and decode pools.")
-      .def(
-          "__init__",
-          [](Disaggregation* self, RoutingArg decode_routing, Int seed, std::shared_ptr<Decider> decider,
-             bool decode_first, std::int64_t hop_ns, const HandOffLinks& links, double transfer_failure_rate) {
-            const std::uint64_t number = read_uint(seed, "seed");
-            new (self) Disaggregation{read_router(decode_routing, number),
-                                      std::move(decider),
-                                      decode_first,
-                                      hop_ns,
-                                      links,
-                                      transfer_failure_rate,
-                                      number};
-          },
-          nb::kw_only(), "decode_routing"_a, "seed"_a, "decider"_a, "decode_first"_a, "hop_ns"_a, "links"_a,
-          "transfer_failure_rate"_a = 0.0);
+  nb::class_<Disaggregation> pools(m, "Disaggregation", "How requests are divided between prefill and decode pools.");
+  Fields<Disaggregation>()
+      .add("seed", &Disaggregation::seed)
+      .add("decode_routing", kRoutingType, "",
+           [](Disaggregation& self, nb::handle routing) { self.decode_router = read_router(routing, self.seed); })
+      .add("decider", &Disaggregation::decider)
+      .required()
+      .add("decode_first", &Disaggregation::decode_first)
+      .add("hop_ns", &Disaggregation::hop_ns)
+      .add("links", &Disaggregation::links)
+      .add("transfer_failure_rate", &Disaggregation::transfer_failure_rate)
+      .bind(pools);
 
   nb::class_<HandOffColumns> columns(m, "HandOffColumns", "One row a request; -1 for what never happened.");
   const auto add = [&](const char* name, auto member) {

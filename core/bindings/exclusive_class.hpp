@@ -37,6 +37,9 @@ class ExclusiveClass {
     return *this;
   }
 
+  // The class itself, for calls that need no guard.
+  nb::class_<T, Bases...>& unguarded() noexcept { return class_; }
+
  private:
   // Returns results by value: a reference could change in the next call, from another thread.
   template <typename Result, typename... Args, typename Call>

@@ -9,6 +9,7 @@
 #include "bindings.hpp"
 #include "engine/vllm/engine.hpp"
 #include "exclusive_class.hpp"
+#include "fields.hpp"
 #include "named.hpp"
 
 namespace understudy {
@@ -103,14 +104,15 @@ void bind_engine_handoff(ExclusiveClass<VllmEngine, Engine>& engine) {
 }
 
 void bind_handoff(nb::module_& m) {
-  nb::class_<VllmTransfer>(m, "VllmTransfer", "Hand-offs of KV blocks by vLLM's NixlConnector, as an engine's setting.")
-      .def(
-          "__init__",
-          [](VllmTransfer* self, bool produces, bool consumes, bool recomputes, std::int64_t lease_s, bool log) {
-            new (self) VllmTransfer{produces, consumes, recomputes, lease_s, log};
-          },
-          nb::kw_only(), "produces"_a = false, "consumes"_a = false, "recomputes"_a = false, "lease_s"_a = 30,
-          "log"_a = false);
+  nb::class_<VllmTransfer> transfer(m, "VllmTransfer",
+                                    "Hand-offs of KV blocks by vLLM's NixlConnector, as an engine's setting.");
+  Fields<VllmTransfer>()
+      .add("produces", &VllmTransfer::produces)
+      .add("consumes", &VllmTransfer::consumes)
+      .add("recomputes", &VllmTransfer::recomputes)
+      .add("lease_s", &VllmTransfer::lease_s)
+      .add("log", &VllmTransfer::log)
+      .bind(transfer);
   m.def("with_transfer", &with_transfer, "config"_a, "transfer"_a, "A copy whose engines hand blocks to others.");
 }
 

@@ -14,6 +14,7 @@
 #include "convert.hpp"
 #include "engine/vllm/groups/kv_group.hpp"
 #include "exclusive_class.hpp"
+#include "fields.hpp"
 
 namespace understudy {
 
@@ -25,13 +26,6 @@ std::int64_t to_ns(double ms, const char* name) {
   const double ns = std::round(ms * 1e6);
   if (!(ns >= 0 && ns < 9.2e18)) throw Error(ErrorKind::ConfigError, name, " must not be negative, got ", ms);
   return static_cast<std::int64_t>(ns);
-}
-
-RouterQueueOrder read_order(const std::string& name) {
-  if (name == "fcfs") return RouterQueueOrder::Fcfs;
-  if (name == "lcfs") return RouterQueueOrder::Lcfs;
-  if (name == "wspt") return RouterQueueOrder::Wspt;
-  throw Error(ErrorKind::ConfigError, "queue_policy must be fcfs, lcfs or wspt, got '", name, "'");
 }
 
 void require_begun(const KvRouter& self) {
@@ -67,46 +61,40 @@ void bind_kv_router(nb::module_& m) {
       .def_ro("best_overlap_blocks", &KvDecision::best_overlap)
       .def_ro("ties", &KvDecision::ties)
       .def_prop_ro("waited_ms", [](const KvDecision& self) { return static_cast<double>(self.waited_ns) / 1e6; });
-  ExclusiveClass<KvRouter, Router>(m, "KvRouter",
-                                   "The native KV-aware router; one caller or run at a time (WrongState).")
-      .def(
-          "__init__",
-          [](KvRouter* self, double overlap_score_credit, double overlap_score_credit_decay, double prefill_load_scale,
-             double decode_active_request_weight, double host_cache_hit_weight, double disk_cache_hit_weight,
-             double external_cache_hit_weight, double temperature, bool use_events, double event_delay_ms,
-             double event_period_ms, double event_loss, double predict_ttl_ms, double approximate_ttl_ms,
-             std::uint64_t approximate_blocks, std::optional<double> queue_threshold, const std::string& queue_policy,
-             std::uint64_t seed, bool keep_decisions, std::vector<std::int32_t> imposed, bool index_all_groups) {
-            KvRouterConfig config;
-            config.overlap_score_credit = overlap_score_credit;
-            config.overlap_score_credit_decay = overlap_score_credit_decay;
-            config.prefill_load_scale = prefill_load_scale;
-            config.decode_active_request_weight = decode_active_request_weight;
-            config.host_cache_hit_weight = host_cache_hit_weight;
-            config.disk_cache_hit_weight = disk_cache_hit_weight;
-            config.external_cache_hit_weight = external_cache_hit_weight;
-            config.temperature = temperature;
-            config.use_events = use_events;
-            config.event_delay_ns = to_ns(event_delay_ms, "event_delay_ms");
-            config.event_period_ns = to_ns(event_period_ms, "event_period_ms");
-            config.event_loss = event_loss;
-            config.predict_ttl_ns = to_ns(predict_ttl_ms, "predict_ttl_ms");
-            config.approximate_ttl_ns = to_ns(approximate_ttl_ms, "approximate_ttl_ms");
-            config.approximate_blocks = approximate_blocks;
-            config.queue_threshold = queue_threshold;
-            config.queue_order = read_order(queue_policy);
-            config.seed = seed;
-            config.keep_decisions = keep_decisions;
-            config.imposed = std::move(imposed);
-            config.index_all_groups = index_all_groups;
-            new (self) KvRouter(std::move(config));
-          },
-          nb::kw_only(), "overlap_score_credit"_a, "overlap_score_credit_decay"_a, "prefill_load_scale"_a,
-          "decode_active_request_weight"_a, "host_cache_hit_weight"_a, "disk_cache_hit_weight"_a,
-          "external_cache_hit_weight"_a, "temperature"_a, "use_events"_a, "event_delay_ms"_a, "event_period_ms"_a,
-          "event_loss"_a, "predict_ttl_ms"_a, "approximate_ttl_ms"_a, "approximate_blocks"_a,
-          "queue_threshold"_a.none(), "queue_policy"_a, "seed"_a, "keep_decisions"_a, "imposed"_a,
-          "index_all_groups"_a = true)
+  ExclusiveClass<KvRouter, Router> router(m, "KvRouter",
+                                          "The native KV-aware router; one caller or run at a time (WrongState).");
+  Fields<KvRouterConfig> fields;
+  const auto add_ms = [&fields](const char* name, std::int64_t KvRouterConfig::* member) {
+    const double usual = static_cast<double>(KvRouterConfig{}.*member) / 1e6;
+    fields.add(name, "float", field_default(usual), [name, member](KvRouterConfig& self, nb::handle value) {
+      self.*member = to_ns(read_field<double>(value, name, 0), name);
+    });
+  };
+  fields.add("overlap_score_credit", &KvRouterConfig::overlap_score_credit)
+      .add("overlap_score_credit_decay", &KvRouterConfig::overlap_score_credit_decay)
+      .add("prefill_load_scale", &KvRouterConfig::prefill_load_scale)
+      .add("decode_active_request_weight", &KvRouterConfig::decode_active_request_weight)
+      .add("host_cache_hit_weight", &KvRouterConfig::host_cache_hit_weight)
+      .add("disk_cache_hit_weight", &KvRouterConfig::disk_cache_hit_weight)
+      .add("external_cache_hit_weight", &KvRouterConfig::external_cache_hit_weight)
+      .add("temperature", &KvRouterConfig::temperature)
+      .add("use_events", &KvRouterConfig::use_events);
+  add_ms("event_delay_ms", &KvRouterConfig::event_delay_ns);
+  add_ms("event_period_ms", &KvRouterConfig::event_period_ns);
+  add_ms("predict_ttl_ms", &KvRouterConfig::predict_ttl_ns);
+  add_ms("approximate_ttl_ms", &KvRouterConfig::approximate_ttl_ns);
+  fields.add("event_loss", &KvRouterConfig::event_loss)
+      .add("approximate_blocks", &KvRouterConfig::approximate_blocks)
+      .add("queue_threshold", &KvRouterConfig::queue_threshold)
+      .add_choice(
+          "queue_policy", &KvRouterConfig::queue_order,
+          {{"fcfs", RouterQueueOrder::Fcfs}, {"lcfs", RouterQueueOrder::Lcfs}, {"wspt", RouterQueueOrder::Wspt}})
+      .add("seed", &KvRouterConfig::seed)
+      .add("keep_decisions", &KvRouterConfig::keep_decisions)
+      .add("imposed", &KvRouterConfig::imposed)
+      .add("index_all_groups", &KvRouterConfig::index_all_groups)
+      .bind<KvRouter>(router.unguarded());
+  router
       .def(
           "begin",
           [](KvRouter& self, Int workers, Int batch_tokens) {

@@ -6,6 +6,7 @@
 #include "bindings.hpp"
 #include "convert.hpp"
 #include "engine/vllm/engine.hpp"
+#include "fields.hpp"
 
 namespace understudy {
 
@@ -18,12 +19,6 @@ nb::list list_of(const Values& values) {
   nb::list out;
   for (const auto& value : values) out.append(value);
   return out;
-}
-
-HostPolicy read_host_policy(const std::string& name) {
-  if (name == "lru") return HostPolicy::Lru;
-  if (name == "arc") return HostPolicy::Arc;
-  throw Error(ErrorKind::ConfigError, "eviction_policy must be one of lru, arc; got '", name, "'");
 }
 
 nb::dict describe(const OffloadJob& job, const std::vector<std::uint64_t>& hashes) {
@@ -100,38 +95,26 @@ OffloadLine take_offload_line(VllmEngine& engine) {
 OffloadSamples take_offload_samples(VllmEngine& engine) { return std::exchange(connector_of(engine).samples(), {}); }
 
 void bind_offload(nb::module_& m) {
-  nb::class_<VllmOffload>(m, "VllmOffload", "vLLM's native host offload, as a setting of an engine.")
-      .def(
-          "__init__",
-          [](VllmOffload* self, std::uint64_t host_chunks, std::uint32_t blocks_per_chunk,
-             const std::string& eviction_policy, bool offload_prompt_only, std::uint32_t store_steps,
-             std::uint32_t load_steps, const std::string& release, bool touches, bool arc_falls_back,
-             bool stores_last_token, bool holders_first, bool spares_in_flight, bool ranks, bool offers_again, bool log,
-             bool samples) {
-            VllmOffload out;
-            out.host_chunks = host_chunks;
-            out.blocks_per_chunk = blocks_per_chunk;
-            out.policy = read_host_policy(eviction_policy);
-            out.prompt_only = offload_prompt_only;
-            out.store_steps = store_steps;
-            out.load_steps = load_steps;
-            out.release = release;
-            out.touches = touches;
-            out.arc_falls_back = arc_falls_back;
-            out.stores_last_token = stores_last_token;
-            out.holders_first = holders_first;
-            out.spares_in_flight = spares_in_flight;
-            out.ranks = ranks;
-            out.offers_again = offers_again;
-            out.log = log;
-            out.samples = samples;
-            new (self) VllmOffload(std::move(out));
-          },
-          nb::kw_only(), "host_chunks"_a, "blocks_per_chunk"_a = 1, "eviction_policy"_a = "lru",
-          "offload_prompt_only"_a = true, "store_steps"_a = 0, "load_steps"_a = 0, "release"_a = "", "touches"_a = true,
-          "arc_falls_back"_a = false, "stores_last_token"_a = true, "holders_first"_a = false,
-          "spares_in_flight"_a = false, "ranks"_a = false, "offers_again"_a = false, "log"_a = false,
-          "samples"_a = false);
+  nb::class_<VllmOffload> offload(m, "VllmOffload", "vLLM's native host offload, as a setting of an engine.");
+  Fields<VllmOffload>()
+      .add("host_chunks", &VllmOffload::host_chunks)
+      .required()
+      .add("blocks_per_chunk", &VllmOffload::blocks_per_chunk)
+      .add_choice("eviction_policy", &VllmOffload::policy, {{"lru", HostPolicy::Lru}, {"arc", HostPolicy::Arc}})
+      .add("offload_prompt_only", &VllmOffload::prompt_only)
+      .add("store_steps", &VllmOffload::store_steps)
+      .add("load_steps", &VllmOffload::load_steps)
+      .add("release", &VllmOffload::release)
+      .add("touches", &VllmOffload::touches)
+      .add("arc_falls_back", &VllmOffload::arc_falls_back)
+      .add("stores_last_token", &VllmOffload::stores_last_token)
+      .add("holders_first", &VllmOffload::holders_first)
+      .add("spares_in_flight", &VllmOffload::spares_in_flight)
+      .add("ranks", &VllmOffload::ranks)
+      .add("offers_again", &VllmOffload::offers_again)
+      .add("log", &VllmOffload::log)
+      .add("samples", &VllmOffload::samples)
+      .bind(offload);
 
   nb::class_<OffloadSamples>(m, "OffloadSamples", "Single samples of vLLM's offload since the last call.")
       .def_prop_ro(

@@ -18,6 +18,7 @@
 #include "bindings.hpp"
 #include "convert.hpp"
 #include "engine/engine.hpp"
+#include "fields.hpp"
 #include "replay/fleet.hpp"
 #include "replay/plain_rows.hpp"
 #include "replay/trace_identities.hpp"
@@ -32,32 +33,12 @@ namespace {
 
 using namespace nb::literals;
 
-WorkerRole read_role(const std::string& role) {
-  if (role == "both") return WorkerRole::Both;
-  if (role == "prefill") return WorkerRole::Prefill;
-  if (role == "decode") return WorkerRole::Decode;
-  throw Error(ErrorKind::ConfigError, "role: '", role, "' must be prefill, decode or both");
-}
+constexpr std::uint64_t kMostNs = std::uint64_t{1} << 62;
 
-void make_settings(FleetConfig* self, std::vector<WorkerPool> pools, RoutingArg routing, Int seed, Int concurrency,
-                   Int threads, bool fast_forward, bool check, Int lockstep_ns, Int turnaround_ns, Int ranks,
-                   std::shared_ptr<Checkpoints> checkpoints, std::shared_ptr<StepTable> steps,
-                   const Disaggregation* disaggregation) {
-  FleetConfig config;
-  config.pools = std::move(pools);
-  config.router = read_router(routing, read_uint(seed, "seed"));
-  config.concurrency = static_cast<std::uint32_t>(read_uint(concurrency, "concurrency", 0xFFFFFFFFu));
-  config.threads = static_cast<unsigned>(read_uint(threads, "threads", 4096));
-  config.fast_forward = fast_forward;
-  config.check = check;
-  config.lockstep_ns = static_cast<std::int64_t>(read_uint(lockstep_ns, "lockstep_ns", std::uint64_t{1} << 62));
-  config.turnaround_ns = static_cast<std::int64_t>(read_uint(turnaround_ns, "turnaround_ns", std::uint64_t{1} << 62));
-  config.ranks = read_uint(ranks, "ranks", 1u << 20);
-  config.checkpoints = std::move(checkpoints);
-  config.steps = std::move(steps);
-  if (disaggregation != nullptr) config.disaggregation = *disaggregation;
-  new (self) FleetConfig(std::move(config));
-}
+// Settings with the seed of the router.
+struct SeededFleet : FleetConfig {
+  std::uint64_t seed = 0;
+};
 
 // Engines lent to a callback. They are invalid when the run is over, even if Python keeps a handle.
 class LentEngines {
@@ -273,17 +254,19 @@ void bind_replay(nb::module_& m) {
       .def_ro("evictions", &FleetResult::evictions)
       .def_ro("stored_blocks", &FleetResult::stored_blocks);
 
-  nb::class_<WorkerPool>(m, "Pool", "Workers that are alike.")
-      .def(
-          "__init__",
-          [](WorkerPool* self, const EngineConfig& engine, const StepTiming& timing, Int workers,
-             const TierConfig* tiers, const std::string& name, const std::string& role) {
-            const auto count = static_cast<std::uint32_t>(read_uint(workers, "workers", 0xFFFFFFFFu));
-            const std::optional<TierConfig> own = tiers == nullptr ? std::nullopt : std::optional(*tiers);
-            new (self) WorkerPool{name, engine.clone(), timing, own, count, read_role(role)};
-          },
-          nb::kw_only(), "engine"_a, "timing"_a, "workers"_a = 1, "tiers"_a.none() = nb::none(), "name"_a = "",
-          "role"_a = "both");
+  nb::class_<WorkerPool> pool(m, "Pool", "Workers that are alike.");
+  Fields<WorkerPool>()
+      .add("engine", "EngineConfig", "",
+           [](WorkerPool& self, nb::handle engine) {
+             self.engine = read_field<std::shared_ptr<EngineConfig>>(engine, "engine", 0)->clone();
+           })
+      .add("timing", &WorkerPool::timing)
+      .add("workers", &WorkerPool::num_workers)
+      .add("tiers", &WorkerPool::tiers)
+      .add("name", &WorkerPool::name)
+      .add_choice("role", &WorkerPool::role,
+                  {{"both", WorkerRole::Both}, {"prefill", WorkerRole::Prefill}, {"decode", WorkerRole::Decode}})
+      .bind(pool);
 
   m.def("read_plain_rows", &plain_rows, "lines"_a,
         "Timestamps (ms), input and output lengths, numbers of hash ids and the ids of lines that are all plain rows, "
@@ -295,11 +278,24 @@ void bind_replay(nb::module_& m) {
       .def(nb::init<>())
       .def_prop_ro("recorded", &Checkpoints::recorded)
       .def_prop_ro("compared", &Checkpoints::compared);
-  nb::class_<FleetConfig>(m, "FleetSettings", "How a fleet of simulated workers plays a workload.")
-      .def("__init__", &make_settings, nb::kw_only(), "pools"_a, "routing"_a = "round_robin", "seed"_a = 0,
-           "concurrency"_a = 0, "threads"_a = 1, "fast_forward"_a = true, "check"_a = false, "lockstep_ns"_a = 0,
-           "turnaround_ns"_a = 0, "ranks"_a = 1, "checkpoints"_a.none() = nb::none(), "steps"_a.none() = nb::none(),
-           "disaggregation"_a.none() = nb::none());
+  nb::class_<FleetConfig> settings(m, "FleetSettings", "How a fleet of simulated workers plays a workload.");
+  Fields<SeededFleet>()
+      .add("pools", &FleetConfig::pools)
+      .required()
+      .add("seed", &SeededFleet::seed)
+      .add("routing", kRoutingType, "",
+           [](SeededFleet& self, nb::handle routing) { self.router = read_router(routing, self.seed); })
+      .add("concurrency", &FleetConfig::concurrency)
+      .add("threads", &FleetConfig::threads, 4096)
+      .add("fast_forward", &FleetConfig::fast_forward)
+      .add("check", &FleetConfig::check)
+      .add("lockstep_ns", &FleetConfig::lockstep_ns, kMostNs)
+      .add("turnaround_ns", &FleetConfig::turnaround_ns, kMostNs)
+      .add("ranks", &FleetConfig::ranks, 1u << 20)
+      .add("checkpoints", &FleetConfig::checkpoints)
+      .add("steps", &FleetConfig::steps)
+      .add("disaggregation", &FleetConfig::disaggregation)
+      .bind<FleetConfig>(settings);
   m.def("run_fleet", &run_fleet, "workload"_a, "settings"_a, nb::kw_only(), "names"_a = nb::list(),
         "progress"_a.none() = nb::none(), "on_step"_a.none() = nb::none(),
         "Replay a workload (its columns, by name) through a fleet; `names` are those of its requests, if any matter.");

@@ -7,6 +7,7 @@
 #include "bindings.hpp"
 #include "convert.hpp"
 #include "exclusive_class.hpp"
+#include "fields.hpp"
 #include "live_run.hpp"
 #include "policy_config.hpp"
 #include "tiers/worker_tiers.hpp"
@@ -56,75 +57,66 @@ class PythonFilter final : public OffloadFilter {
   std::shared_ptr<nb::object> filter_;
 };
 
-std::uint32_t read_concurrency(nb::handle value) {
-  return value.is_none() ? kNoLimit : static_cast<std::uint32_t>(read_uint(value, "offload_concurrency", kNoLimit));
-}
-
 // Limit of a tier that may be larger than its content: far below where sums overflow.
 constexpr std::uint64_t kMostBlocks = std::uint64_t{1} << 42;
-
-void make_shared_tier(SharedTierConfig* self, Int num_blocks, PolicyMakerArg policy, const LinkPairConfig& worker,
-                      const LinkPairConfig& backend, Int offload_concurrency) {
-  SharedTierConfig config;
-  config.num_blocks = read_uint(num_blocks, "num_blocks", kMostBlocks);
-  config.policy = read_policy_maker(policy)();
-  config.worker = worker;
-  config.backend = backend;
-  config.offload_concurrency = read_concurrency(offload_concurrency);
-  new (self) SharedTierConfig(std::move(config));
-}
-
-void make_tiers(TierConfig* self, Int bytes_per_block, Int g2_blocks, PolicyMakerArg g2_policy,
-                const LinkPairConfig& host, Int offload_concurrency, bool demand_first, bool write_through,
-                bool exclusive, Int min_reuse, PyArg<"understudy.core_types.OffloadFilter"> filter,
-                Int offload_batch_size, bool onboard_preempted, bool recompute_fallback, double onboard_failure_rate,
-                Int seed, const SharedTierConfig* g3, const SharedTierConfig* g4, Int most_blocks) {
-  TierConfig config;
-  config.bytes_per_block = read_uint(bytes_per_block, "bytes_per_block", std::uint64_t{1} << 40);
-  config.g2_blocks = read_uint(g2_blocks, "g2_blocks", kMostBlocks);
-  config.g2_policy = read_policy_maker(g2_policy);
-  config.g2_policy_is_users = !nb::isinstance<nb::str>(g2_policy);
-  config.host = host;
-  config.offload_concurrency = read_concurrency(offload_concurrency);
-  config.demand_first = demand_first;
-  config.mode = write_through ? OffloadMode::WriteThrough : OffloadMode::OnEviction;
-  config.exclusive = exclusive;
-  config.min_reuse = static_cast<std::uint32_t>(read_uint(min_reuse, "min_reuse", 0xFFFFFFFFu));
-  if (!filter.is_none()) config.filter = std::make_shared<PythonFilter>(filter);
-  config.offload_batch_size =
-      static_cast<std::uint32_t>(read_uint(offload_batch_size, "offload_batch_size", 0xFFFFFFFFu));
-  config.onboard_preempted = onboard_preempted;
-  config.recompute_fallback = recompute_fallback;
-  config.onboard_failure_rate = onboard_failure_rate;
-  config.seed = read_uint(seed, "seed");
-  if (g3 != nullptr) config.g3 = *g3;
-  if (g4 != nullptr) config.g4 = *g4;
-  if (!most_blocks.is_none()) config.most_blocks = read_uint(most_blocks, "most_blocks", kMostBlocks);
-  new (self) TierConfig(std::move(config));
-}
 
 }  // namespace
 
 void bind_tiers(nb::module_& m) {
-  nb::class_<LinkPairConfig>(m, "LinkPairConfig", "The links to a tier and back.")
-      .def(
-          "__init__",
-          [](LinkPairConfig* self, double down_gbps, double up_gbps, std::int64_t down_fixed_ns,
-             std::int64_t up_fixed_ns, double duplex_gbps) {
-            new (self) LinkPairConfig{{down_gbps, down_fixed_ns}, {up_gbps, up_fixed_ns}, duplex_gbps};
-          },
-          nb::kw_only(), "down_gbps"_a, "up_gbps"_a, "down_fixed_ns"_a = 0, "up_fixed_ns"_a = 0,
-          "duplex_gbps"_a = std::numeric_limits<double>::infinity());
-  nb::class_<SharedTierConfig>(m, "SharedTierConfig", "A tier that the workers of a run share.")
-      .def("__init__", &make_shared_tier, nb::kw_only(), "num_blocks"_a, "policy"_a = "lru", "worker"_a, "backend"_a,
-           "offload_concurrency"_a.none() = nb::none());
-  nb::class_<TierConfig>(m, "TierConfig", "The tiers below the device.")
-      .def("__init__", &make_tiers, nb::kw_only(), "bytes_per_block"_a, "g2_blocks"_a, "g2_policy"_a = "lru", "host"_a,
-           "offload_concurrency"_a.none() = nb::none(), "demand_first"_a = false, "write_through"_a = false,
-           "exclusive"_a = false, "min_reuse"_a = 0, "offload_filter"_a.none() = nb::none(),
-           "offload_batch_size"_a = 32, "onboard_preempted"_a = true, "recompute_fallback"_a = true,
-           "onboard_failure_rate"_a = 0.0, "seed"_a = 0, "g3"_a.none() = nb::none(), "g4"_a.none() = nb::none(),
-           "most_blocks"_a.none() = nb::none())
+  nb::class_<LinkPairConfig> links(m, "LinkPairConfig", "The links to a tier and back.");
+  Fields<LinkPairConfig>()
+      .add("down_gbps", [](LinkPairConfig& self) -> double& { return self.down.bandwidth_gbps; })
+      .add("up_gbps", [](LinkPairConfig& self) -> double& { return self.up.bandwidth_gbps; })
+      .add("down_fixed_ns", [](LinkPairConfig& self) -> std::int64_t& { return self.down.fixed_ns; })
+      .add("up_fixed_ns", [](LinkPairConfig& self) -> std::int64_t& { return self.up.fixed_ns; })
+      .add("duplex_gbps", &LinkPairConfig::duplex_gbps)
+      .bind(links);
+
+  nb::class_<SharedTierConfig> shared_tier(m, "SharedTierConfig", "A tier that the workers of a run share.");
+  Fields<SharedTierConfig>()
+      .add("num_blocks", &SharedTierConfig::num_blocks, kMostBlocks)
+      .required()
+      .add("policy", kPolicyMakerType, "'lru'",
+           [](SharedTierConfig& self, nb::handle policy) { self.policy = read_policy_maker(policy)(); })
+      .add("worker", &SharedTierConfig::worker)
+      .add("backend", &SharedTierConfig::backend)
+      .add_limit("offload_concurrency", &SharedTierConfig::offload_concurrency, kNoLimit)
+      .bind(shared_tier);
+
+  nb::class_<TierConfig> tiers(m, "TierConfig", "The tiers below the device.");
+  Fields<TierConfig>()
+      .add("bytes_per_block", &TierConfig::bytes_per_block, std::uint64_t{1} << 40)
+      .required()
+      .add("g2_blocks", &TierConfig::g2_blocks, kMostBlocks)
+      .required()
+      .add("g2_policy", kPolicyMakerType, "'lru'",
+           [](TierConfig& self, nb::handle policy) {
+             self.g2_policy = read_policy_maker(policy);
+             self.g2_policy_is_users = !nb::isinstance<nb::str>(policy);
+           })
+      .add("host", &TierConfig::host)
+      .add_limit("offload_concurrency", &TierConfig::offload_concurrency, kNoLimit)
+      .add("demand_first", &TierConfig::demand_first)
+      .add("write_through", "bool", "False",
+           [](TierConfig& self, nb::handle value) {
+             self.mode =
+                 read_field<bool>(value, "write_through", 0) ? OffloadMode::WriteThrough : OffloadMode::OnEviction;
+           })
+      .add("exclusive", &TierConfig::exclusive)
+      .add("min_reuse", &TierConfig::min_reuse)
+      .add("offload_filter", "understudy.core_types.OffloadFilter | None", "None",
+           [](TierConfig& self, nb::handle filter) {
+             if (!filter.is_none()) self.filter = std::make_shared<PythonFilter>(filter);
+           })
+      .add("offload_batch_size", &TierConfig::offload_batch_size)
+      .add("onboard_preempted", &TierConfig::onboard_preempted)
+      .add("recompute_fallback", &TierConfig::recompute_fallback)
+      .add("onboard_failure_rate", &TierConfig::onboard_failure_rate)
+      .add("seed", &TierConfig::seed)
+      .add("g3", &TierConfig::g3)
+      .add("g4", &TierConfig::g4)
+      .add_limit("most_blocks", &TierConfig::most_blocks, kMostBlocks)
+      .bind(tiers)
       .def_ro("g2_blocks", &TierConfig::g2_blocks);
   nb::class_<TransferEstimate>(m, "TransferEstimate",
                                "Estimated time of a transfer in ns, next to those in flight when it starts.")

@@ -20,6 +20,11 @@ struct ToyConfig final : EngineConfig {
   std::uint32_t max_running = 4;
   std::uint32_t queue_limit = 8;
 
+  ToyConfig() {
+    block_size = 16;
+    num_gpu_blocks = 4096;
+  }
+
   std::unique_ptr<Engine> make(const EngineSite& site) const override;
   std::shared_ptr<EngineConfig> clone() const override { return std::make_shared<ToyConfig>(*this); }
 };

@@ -909,17 +909,23 @@ class Links:
 class LinkPairConfig:
     """The links to a tier and back."""
 
-    def __init__(self, *, down_gbps: float, up_gbps: float, down_fixed_ns: int = 0, up_fixed_ns: int = 0, duplex_gbps: float = float('inf')) -> None: ...
+    def __init__(self, *, down_gbps: float = float('inf'), up_gbps: float = float('inf'), down_fixed_ns: int = 0, up_fixed_ns: int = 0, duplex_gbps: float = float('inf')) -> None: ...
+
+    FIELDS: tuple[str, ...]
 
 class SharedTierConfig:
     """A tier that the workers of a run share."""
 
     def __init__(self, *, num_blocks: int, policy: str | Callable[[], object] = 'lru', worker: LinkPairConfig, backend: LinkPairConfig, offload_concurrency: int | None = None) -> None: ...
 
+    FIELDS: tuple[str, ...]
+
 class TierConfig:
     """The tiers below the device."""
 
     def __init__(self, *, bytes_per_block: int, g2_blocks: int, g2_policy: str | Callable[[], object] = 'lru', host: LinkPairConfig, offload_concurrency: int | None = None, demand_first: bool = False, write_through: bool = False, exclusive: bool = False, min_reuse: int = 0, offload_filter: OffloadFilter | None = None, offload_batch_size: int = 32, onboard_preempted: bool = True, recompute_fallback: bool = True, onboard_failure_rate: float = 0.0, seed: int = 0, g3: SharedTierConfig | None = None, g4: SharedTierConfig | None = None, most_blocks: int | None = None) -> None: ...
+
+    FIELDS: tuple[str, ...]
 
     @property
     def g2_blocks(self) -> int: ...
@@ -1085,6 +1091,8 @@ class VllmOffload:
     """vLLM's native host offload, as a setting of an engine."""
 
     def __init__(self, *, host_chunks: int, blocks_per_chunk: int = 1, eviction_policy: str = 'lru', offload_prompt_only: bool = True, store_steps: int = 0, load_steps: int = 0, release: str = '', touches: bool = True, arc_falls_back: bool = False, stores_last_token: bool = True, holders_first: bool = False, spares_in_flight: bool = False, ranks: bool = False, offers_again: bool = False, log: bool = False, samples: bool = False) -> None: ...
+
+    FIELDS: tuple[str, ...]
 
 class OffloadSamples:
     """Single samples of vLLM's offload since the last call."""
@@ -1357,10 +1365,14 @@ class Speculation:
 
     def __init__(self, *, tokens: int = 0, lookahead: int = 0, draft_slots: int = 0, reserved_slots: int = 0, drops_last_hit: bool = False, hashed_ahead: int = 0, keys_in_update: bool = False, pads_admissions: bool = True, pads_hits: bool = True, pads_within_context: bool = True, admission_lookahead: bool = True, accept_rates: Sequence[float] = [], seed: int = 42) -> None: ...
 
+    FIELDS: tuple[str, ...]
+
 class MockerSettings:
     """Settings that imitate Dynamo's mocker and its replay."""
 
     def __init__(self, *, speedup_ratio: float = 1.0, decode_speedup_ratio: float = 1.0, charge_first_token: bool = True, accept_rates: Sequence[float] = [], burst_seed: int = 42, route_rejected: bool = False) -> None: ...
+
+    FIELDS: tuple[str, ...]
 
     def apply_to(self, timing: StepTiming) -> StepTiming:
         """
@@ -1388,7 +1400,9 @@ class EngineConfig:
 class VllmEngineConfig(EngineConfig):
     """Settings of a vLLM engine, with vLLM's names."""
 
-    def __init__(self, *, block_size: int = 64, num_gpu_blocks: int = 16384, max_num_seqs: int | None = 256, max_num_batched_tokens: int | None = 8192, max_model_len: int | None = None, long_prefill_token_threshold: int = 0, enable_prefix_caching: bool = True, enable_chunked_prefill: bool = True, policy: str = 'fcfs', preemption_mode: str = 'lifo', scheduler_reserve_full_isl: bool = True, watermark: float = 0.0, async_scheduling: bool = False, kv_manager: str = 'native', eviction_policy: str | Callable[[], object] | None = None, mocker: MockerSettings | None = None, speculation: Speculation | None = None, free_order: str = 'unkeyed_first', phantom_hits: bool = True, caps_lone_prefill: bool = True, max_num_active_seqs: int | None = None, long_prefill_token_threshold_adaptive: bool = False, events: bool = False, kv_trace: bool = False, check: bool = False, max_loras: int | None = None, preempted_first: bool = True, offload: VllmOffload | None = None, stay_sample: float = 0.0, self_preemption_ends: bool = True, counts_running_loras: bool = False, prefill_schedule_interval: int = 1) -> None: ...
+    def __init__(self, *, block_size: int = 64, num_gpu_blocks: int = 16384, max_num_seqs: int | None = 256, max_num_batched_tokens: int | None = 8192, max_model_len: int | None = None, long_prefill_token_threshold: int = 0, enable_prefix_caching: bool = True, enable_chunked_prefill: bool = True, scheduling_policy: str = 'fcfs', preemption_mode: str = 'lifo', scheduler_reserve_full_isl: bool = True, watermark: float = 0.0, async_scheduling: bool = False, kv_manager: str = 'native', eviction_policy: str | Callable[[], object] | None = None, mocker: MockerSettings | None = None, speculation: Speculation | None = None, free_order: str = 'unkeyed_first', phantom_hits: bool = True, caps_lone_prefill: bool = True, max_num_active_seqs: int | None = None, long_prefill_token_threshold_adaptive: bool = False, events: bool = False, kv_trace: bool = False, check: bool = False, max_loras: int | None = None, preempted_first: bool = True, offload: VllmOffload | None = None, stay_sample: float = 0.0, self_preemption_ends: bool = True, counts_running_loras: bool = False, prefill_schedule_interval: int = 1) -> None: ...
+
+    FIELDS: tuple[str, ...]
 
 class EventTruth:
     """An index built only from the consolidated event stream."""
@@ -1769,6 +1783,8 @@ class VllmTransfer:
     """
 
     def __init__(self, *, produces: bool = False, consumes: bool = False, recomputes: bool = False, lease_s: int = 30, log: bool = False) -> None: ...
+
+    FIELDS: tuple[str, ...]
 
 def with_transfer(config: VllmEngineConfig, transfer: VllmTransfer) -> VllmEngineConfig:
     """A copy whose engines hand blocks to others."""
@@ -2492,7 +2508,9 @@ class LastDecision:
 class KvRouter(NativeRouter):
     """The native KV-aware router; one caller or run at a time (WrongState)."""
 
-    def __init__(self, *, overlap_score_credit: float, overlap_score_credit_decay: float, prefill_load_scale: float, decode_active_request_weight: float, host_cache_hit_weight: float, disk_cache_hit_weight: float, external_cache_hit_weight: float, temperature: float, use_events: bool, event_delay_ms: float, event_period_ms: float, event_loss: float, predict_ttl_ms: float, approximate_ttl_ms: float, approximate_blocks: int, queue_threshold: float | None, queue_policy: str, seed: int, keep_decisions: bool, imposed: Sequence[int], index_all_groups: bool = True) -> None: ...
+    def __init__(self, *, overlap_score_credit: float = 1.0, overlap_score_credit_decay: float = 0.0, prefill_load_scale: float = 1.0, decode_active_request_weight: float = 0.0, host_cache_hit_weight: float = 0.75, disk_cache_hit_weight: float = 0.25, external_cache_hit_weight: float = 0.0, temperature: float = 0.0, use_events: bool = True, event_delay_ms: float = 0.0, event_period_ms: float = 0.0, predict_ttl_ms: float = 0.0, approximate_ttl_ms: float = 120000.0, event_loss: float = 0.0, approximate_blocks: int = 0, queue_threshold: float | None = None, queue_policy: str = 'fcfs', seed: int = 0, keep_decisions: bool = True, imposed: Sequence[int] = [], index_all_groups: bool = True) -> None: ...
+
+    FIELDS: tuple[str, ...]
 
     def begin(self, workers: int, batch_tokens: int = 8192) -> None:
         """Reset to `workers` workers; `batch_tokens` fit into a step of each."""
@@ -2739,7 +2757,9 @@ def user_decider(user: UserDecider) -> Decider:
 class HandOffLinks:
     """Links of hand-offs, 10^9 bytes per second; infinity: no limit."""
 
-    def __init__(self, *, out_gbps: float, in_gbps: float, backend_gbps: float, fixed_ns: int, bytes_per_block: int) -> None: ...
+    def __init__(self, *, out_gbps: float = float('inf'), in_gbps: float = float('inf'), backend_gbps: float = float('inf'), fixed_ns: int = 0, bytes_per_block: int = 0) -> None: ...
+
+    FIELDS: tuple[str, ...]
 
 class LiveNet:
     """
@@ -2805,7 +2825,9 @@ class LiveNet:
 class Disaggregation:
     """How requests are divided between prefill and decode pools."""
 
-    def __init__(self, *, decode_routing: str | NativeRouter | Router, seed: int, decider: Decider, decode_first: bool, hop_ns: int, links: HandOffLinks, transfer_failure_rate: float = 0.0) -> None: ...
+    def __init__(self, *, seed: int = 0, decode_routing: str | NativeRouter | Router, decider: Decider, decode_first: bool = False, hop_ns: int = 0, links: HandOffLinks, transfer_failure_rate: float = 0.0) -> None: ...
+
+    FIELDS: tuple[str, ...]
 
 class HandOffColumns:
     """One row a request; -1 for what never happened."""
@@ -3004,6 +3026,8 @@ class Pool:
 
     def __init__(self, *, engine: EngineConfig, timing: StepTiming, workers: int = 1, tiers: TierConfig | None = None, name: str = '', role: str = 'both') -> None: ...
 
+    FIELDS: tuple[str, ...]
+
 def read_plain_rows(lines: bytes) -> PlainRows | None:
     """
     Timestamps (ms), input and output lengths, numbers of hash ids and the ids of lines that are all plain rows, else None.
@@ -3025,7 +3049,9 @@ class Checkpoints:
 class FleetSettings:
     """How a fleet of simulated workers plays a workload."""
 
-    def __init__(self, *, pools: Sequence[Pool], routing: str | NativeRouter | Router = 'round_robin', seed: int = 0, concurrency: int = 0, threads: int = 1, fast_forward: bool = True, check: bool = False, lockstep_ns: int = 0, turnaround_ns: int = 0, ranks: int = 1, checkpoints: Checkpoints | None = None, steps: StepTable | None = None, disaggregation: Disaggregation | None = None) -> None: ...
+    def __init__(self, *, pools: Sequence[Pool], seed: int = 0, routing: str | NativeRouter | Router, concurrency: int = 0, threads: int = 1, fast_forward: bool = True, check: bool = False, lockstep_ns: int = 0, turnaround_ns: int = 0, ranks: int = 1, checkpoints: Checkpoints | None = None, steps: StepTable | None = None, disaggregation: Disaggregation | None = None) -> None: ...
+
+    FIELDS: tuple[str, ...]
 
 def run_fleet(workload: object, settings: FleetSettings, *, names: Sequence[str] = [], progress: Callable[[int], None] | None = None, on_step: Callable[[int, VllmEngine, bool], None] | None = None) -> FleetResult:
     """
@@ -3135,6 +3161,8 @@ class ToyEngineConfig(EngineConfig):
     """Settings of the toy engine, for tests of the interface."""
 
     def __init__(self, *, block_size: int = 16, num_gpu_blocks: int = 4096, max_running: int = 4, queue_limit: int = 8, events: bool = False) -> None: ...
+
+    FIELDS: tuple[str, ...]
 
 class TestBlockPool:
     """The vLLM engine's pool of blocks, for tests and its benchmark."""

@@ -128,7 +128,9 @@ def test_a_deep_check_names_the_first_difference(changed: dict[str, Any], field:
 
     def play(engine: VllmConfig, *, fast_forward: bool) -> None:
         pool = _core.Pool(engine=engine.native(), timing=engine.native_timing(None))
-        settings = _core.FleetSettings(pools=[pool], fast_forward=fast_forward, checkpoints=checkpoints)
+        settings = _core.FleetSettings(
+            pools=[pool], routing="round_robin", fast_forward=fast_forward, checkpoints=checkpoints
+        )
         _core.run_fleet(workload, settings)
 
     play(ENGINE, fast_forward=True)

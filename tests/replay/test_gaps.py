@@ -48,7 +48,9 @@ def test_gaps_are_counted(different: int, stays: int) -> None:
     )
     pool = _core.Pool(engine=settings, timing=_core.python_timing(Drawn(different, different)), workers=1)
     result = _core.run_fleet(
-        single_turns([4] * len(outputs), outputs), _core.FleetSettings(pools=[pool]), on_step=look
+        single_turns([4] * len(outputs), outputs),
+        _core.FleetSettings(pools=[pool], routing="round_robin"),
+        on_step=look,
     )
 
     expected: Counter[int] = Counter()

@@ -41,7 +41,7 @@ def settings() -> _core.FleetSettings:
         engine=_core.VllmEngineConfig(block_size=16, num_gpu_blocks=64),
         timing=_core.constant_timing(1.0, 1.0),
     )
-    return _core.FleetSettings(pools=[pool])
+    return _core.FleetSettings(pools=[pool], routing="round_robin")
 
 
 def columns(**changes: Any) -> SimpleNamespace:

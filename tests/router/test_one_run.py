@@ -97,7 +97,7 @@ def test_an_engine_that_a_run_has_lent_is_gone_with_it() -> None:
     kept: list[_core.VllmEngine] = []
     _core.run_fleet(
         workload,
-        _core.FleetSettings(pools=pools),
+        _core.FleetSettings(pools=pools, routing="round_robin"),
         on_step=lambda _worker, engine, _ended: kept.append(engine),
     )
     assert len(set(map(id, kept))) == 1

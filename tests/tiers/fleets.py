@@ -46,7 +46,9 @@ def play(workload: Workload, config: _core.TierConfig | None, **how: Any) -> _co
     workers = engine.pop("workers", 1)
     pool = _core.Pool(engine=_core.VllmEngineConfig(**engine), timing=timing, workers=workers, tiers=config)
     on_step = given.pop("on_step", None)
-    return _core.run_fleet(workload, _core.FleetSettings(pools=[pool], **given), on_step=on_step)
+    return _core.run_fleet(
+        workload, _core.FleetSettings(**{"pools": [pool], "routing": "round_robin"} | given), on_step=on_step
+    )
 
 
 def per_request(result: _core.FleetResult, tiers: bool = True) -> dict[str, list[int]]:

@@ -45,7 +45,7 @@ def play(seed: int, fails_at: int) -> tuple[list[Any], int, int]:
         "scheduler_reserve_full_isl": rng.random() < 0.5,
         "kv_manager": manager,
         "async_scheduling": manager == "native" and rng.random() < 0.4,
-        **rng.choice([{}, {}, {"policy": "priority"}, {"preemption_mode": "fifo"}]),
+        **rng.choice([{}, {}, {"scheduling_policy": "priority"}, {"preemption_mode": "fifo"}]),
     }
     model = ByTokens(fails_at, rng.choice([0.0, 0.1, 1.0]), rng.choice([0.25, 1.0]))
     timing = _core.python_timing(model)

@@ -45,7 +45,7 @@ def scenario(seed: int) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]]
         "workers": 1 if alone else rng.choice([1, 3]),
         "kv_manager": rng.choice(["native", "native", "kvbm"]),
         "free_order": rng.choice(["all_last", "unkeyed_first"]),
-        "policy": rng.choice(["fcfs", "priority"]),
+        "scheduling_policy": rng.choice(["fcfs", "priority"]),
         "async_scheduling": rng.random() < 0.6,
     }
     # Orders in which a block may go before those that continue it, or before one that is empty.

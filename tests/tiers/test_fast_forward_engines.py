@@ -60,7 +60,7 @@ def engine_of(rng: Random, failing: bool) -> _core.VllmEngine:
         max_num_seqs=rng.choice([2, 4, 16]),
         max_num_batched_tokens=rng.choice([8, 64, 2048]),
         free_order=rng.choice(["all_last", "unkeyed_first"]),
-        policy=rng.choice(["fcfs", "priority"]),
+        scheduling_policy=rng.choice(["fcfs", "priority"]),
         async_scheduling=rng.random() < 0.5,
         events=True,
         kv_trace=True,

@@ -31,7 +31,9 @@ def worker_of(
     worker = Worker(num_gpu_blocks, None)
     worker.run = run
     worker.engine = _core.VllmEngine(
-        _core.VllmEngineConfig(block_size=BLOCK, num_gpu_blocks=num_gpu_blocks, events=True, policy=policy),
+        _core.VllmEngineConfig(
+            block_size=BLOCK, num_gpu_blocks=num_gpu_blocks, events=True, scheduling_policy=policy
+        ),
         _core.python_timing(TokenTiming(ms_per_token)),
         tiers=config,
         run=run,

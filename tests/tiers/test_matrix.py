@@ -121,7 +121,7 @@ def engine_settings(row: dict[str, Any]) -> dict[str, Any]:
         "eviction_policy": eviction_policy or "lineage",
         "mocker": _core.MockerSettings(accept_rates=[0.7, 0.4] if row["ahead"] == "bursts" else []),
         "num_gpu_blocks": row["device_blocks"],
-        "policy": "priority" if row["scheduling"] == "priority" else "fcfs",
+        "scheduling_policy": "priority" if row["scheduling"] == "priority" else "fcfs",
         "preemption_mode": "fifo" if row["scheduling"] == "fifo" else "lifo",
         "async_scheduling": row["ahead"] == "asynchronous",
         "enable_chunked_prefill": row["prefill"] != "whole",

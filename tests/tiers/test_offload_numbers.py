@@ -232,7 +232,7 @@ def test_a_pending_block_is_told_with_the_time_when_it_lands_whatever_joined_its
     worker = evicting(2, 2, tiers(offload_batch_size=1))
     assert not worker.begin()
     assert worker.engine.tier_lookup(chain(1)[:2]) == [("pending", G2, 2 * MS)] * 2
-    worker = Worker(2, tiers(), step_ms=0.0, policy="priority")
+    worker = Worker(2, tiers(), step_ms=0.0, scheduling_policy="priority")
     worker.cache(1, 2)
     for tag, now_ms in (
         (2, 0.0),

@@ -59,7 +59,7 @@ def scenario(seed: int) -> tuple[Workload, dict[str, Any], dict[str, Any]]:
         "workers": rng.choice([2, 3, 5]),
         "kv_manager": rng.choice(["native", "native", "native", "kvbm"]),
         "free_order": rng.choice(["all_last", "unkeyed_first"]),
-        "policy": rng.choice(["fcfs", "priority"]),
+        "scheduling_policy": rng.choice(["fcfs", "priority"]),
         "routing": rng.choice(["round_robin", "round_robin", "least_loaded", "random"]),
         "concurrency": rng.choice([0, 0, 5]),
         "events": rng.random() < 0.5,
@@ -143,7 +143,11 @@ def test_no_rest_goes_over_the_step_that_fills_what_the_head_of_a_queue_waits_fo
     crowd = same_texts(seed)
     _, below, fleet = scenario(seed)
     longest = int((crowd.prompt_tokens + crowd.output_tokens).max())
-    fleet |= {"num_gpu_blocks": longest // 4 + (2, 5, 12, 22)[seed % 4], "max_num_seqs": 16, "policy": "fcfs"}
+    fleet |= {
+        "num_gpu_blocks": longest // 4 + (2, 5, 12, 22)[seed % 4],
+        "max_num_seqs": 16,
+        "scheduling_policy": "fcfs",
+    }
     fleet |= {"kv_manager": "native", "async_scheduling": False}
     timing = TIMINGS[seed % len(TIMINGS)]
     rested, stepped = (

@@ -115,7 +115,7 @@ def live(seed: int, fast_forward: bool) -> list[Any]:
         num_gpu_blocks=rng.randint(16, 40),
         max_num_seqs=rng.choice([2, 4, 16]),
         max_num_batched_tokens=rng.choice([16, 64, 2048]),
-        policy=rng.choice(["fcfs", "priority"]),
+        scheduling_policy=rng.choice(["fcfs", "priority"]),
         async_scheduling=rng.random() < 0.7,
         events=True,
         offload=rules.native(

@@ -8,6 +8,7 @@ from typing import Any
 import msgspec
 
 from understudy._core import VllmOffload
+from understudy.engines.core_fields import fields_of
 from understudy.engines.profiles import REVISION
 from understudy.errors import ConfigError
 
@@ -38,19 +39,10 @@ class OffloadProfile(msgspec.Struct, frozen=True, kw_only=True):
 
     def native(self, **settings: Any) -> VllmOffload:
         """Build the core's configuration of an offload with these settings and this release's rules."""
-        return VllmOffload(
-            release=self.name.removeprefix("v")
-            if self.name != "recorded"
-            else f"revision {REVISION} (recorded)",
-            touches=self.touches,
-            arc_falls_back=self.arc_falls_back,
-            stores_last_token=self.stores_last_token,
-            holders_first=self.holders_first,
-            spares_in_flight=self.spares_in_flight,
-            ranks=self.ranks,
-            offers_again=self.offers_again,
-            **settings,
+        release = (
+            f"revision {REVISION} (recorded)" if self.name == "recorded" else self.name.removeprefix("v")
         )
+        return VllmOffload(**fields_of(VllmOffload, self, release=release, **settings))
 
 
 RECORDED = OffloadProfile(

@@ -21,6 +21,7 @@ from understudy.checks import plain_number, read_as, whole_number
 from understudy.defaults import Default
 from understudy.engines.block_counts import BlockCounts
 from understudy.engines.chosen import apply_limits, choose_block_size
+from understudy.engines.core_fields import fields_of
 from understudy.engines.group_checks import check_groups, refuse_with_groups, refuse_without_groups
 from understudy.engines.kv_groups import take_kind_names
 from understudy.engines.mocker_names import refuse_unknown, take_mocker_names
@@ -318,45 +319,29 @@ class VllmConfig(VllmSettings, frozen=True, kw_only=True, forbid_unknown_fields=
         profile = profile or self.profile
         refuse_absent(self, profile, profile.name)
         reserve = self.scheduler_reserve_full_isl
+        drafts = self.speculative_config
+        speculation = None
+        if drafts is not None:
+            has_connector = offload is not None
+            speculation = Speculation(
+                **drafts.native(profile, self.max_num_seqs, has_connector=has_connector)
+            )
         config = VllmEngineConfig(
-            block_size=self.block_size,
-            num_gpu_blocks=self.num_gpu_blocks,
-            max_num_seqs=self.max_num_seqs,
-            max_num_batched_tokens=self.max_num_batched_tokens,
-            max_model_len=self.max_model_len,
-            max_num_active_seqs=self.max_num_active_seqs,
-            long_prefill_token_threshold=self.long_prefill_token_threshold,
-            long_prefill_token_threshold_adaptive=self.long_prefill_token_threshold_adaptive,
-            enable_prefix_caching=self.enable_prefix_caching,
-            enable_chunked_prefill=self.enable_chunked_prefill,
-            policy=self.scheduling_policy,
-            preemption_mode=self.preemption_mode,
-            scheduler_reserve_full_isl=profile.has_reserve_full_isl if reserve is None else reserve,
-            watermark=self.watermark,
-            async_scheduling=self._schedules_ahead(profile),
-            kv_manager=self.kv_manager,
-            eviction_policy=self.eviction_policy,
-            mocker=self.mocker.native(),
-            speculation=Speculation()
-            if self.speculative_config is None
-            else Speculation(
-                **self.speculative_config.native(
-                    profile, self.max_num_seqs, has_connector=offload is not None
-                )
-            ),
-            free_order=profile.free_order,
-            phantom_hits=profile.phantom_hits,
-            caps_lone_prefill=profile.caps_lone_prefill,
-            offload=offload,
-            events=events,
-            kv_trace=kv_trace,
-            stay_sample=stay_sample,
-            check=check,
-            max_loras=self.max_loras if self.enable_lora else None,
-            preempted_first=profile.preempted_first,
-            self_preemption_ends=profile.self_preemption_ends,
-            counts_running_loras=profile.counts_running_loras,
-            prefill_schedule_interval=self.prefill_schedule_interval,
+            **fields_of(
+                VllmEngineConfig,
+                profile,
+                self,
+                scheduler_reserve_full_isl=profile.has_reserve_full_isl if reserve is None else reserve,
+                async_scheduling=self._schedules_ahead(profile),
+                mocker=self.mocker.native(),
+                speculation=speculation,
+                offload=offload,
+                events=events,
+                kv_trace=kv_trace,
+                stay_sample=stay_sample,
+                check=check,
+                max_loras=self.max_loras if self.enable_lora else None,
+            )
         )
         if not self.kv_cache_groups:
             return config
