@@ -24,7 +24,7 @@ def random_settings(rng: Random) -> tuple[dict[str, Any], TierSettings, Profile]
         "num_blocks": rng.randrange(9, 26),
         "max_num_seqs": rng.choice([1, 2, 4, 16]),
         "max_num_batched_tokens": rng.choice([32, 64, 2048]),
-        "scheduling_policy": rng.choice(["fcfs", "fcfs", "priority"]),
+        "policy": rng.choice(["fcfs", "fcfs", "priority"]),
         "async_scheduling": rng.random() < 0.25,
         "long_prefill_token_threshold": rng.choice([0, 0, 6]),
     }
