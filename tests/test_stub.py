@@ -16,6 +16,7 @@ STUB = (ROOT / "src" / "understudy" / "_core.pyi").read_text(encoding="utf-8")
 SAYS_OBJECT = {
     "BlockVisits.__init__": "workload: columns that are read by name",
     "run_fleet": "workload: the same",
+    "read_id_lists": "anything with a buffer, such as msgspec.Raw",
     "VllmEngine.take_offload_line": "values of a log line, which recordings compare as they are",
     **dict.fromkeys(
         ("VllmEngineConfig.__init__", "TierConfig.__init__", "SharedTierConfig.__init__"),

@@ -32,6 +32,7 @@ void bind_kv_router(nanobind::module_& m);
 void bind_replay(nanobind::module_& m);
 void bind_run_columns(nanobind::module_& m);
 void bind_step_table(nanobind::module_& m);
+void bind_traces(nanobind::module_& m);
 void bind_test_engines(nanobind::module_& m);
 void bind_test_pool(nanobind::module_& m);
 

@@ -28,6 +28,7 @@ NB_MODULE(_core, m) {
   understudy::bind_router(m);
   understudy::bind_kv_router(m);
   understudy::bind_step_table(m);
+  understudy::bind_traces(m);
   understudy::bind_replay(m);
   understudy::bind_run_columns(m);
   understudy::bind_curves(m);

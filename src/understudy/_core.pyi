@@ -2645,6 +2645,23 @@ class StepTable:
     def take(self) -> dict[str, NDArray[numpy.generic]]:
         """Take the columns by name, once."""
 
+def read_id_lists(texts: Sequence[object]) -> tuple[numpy.typing.NDArray[numpy.int64], numpy.typing.NDArray[numpy.uint64]] | None:
+    """
+    Return (numbers of ids, ids) of JSON lists of integers; None if any text is anything else.
+    """
+
+def lower_weka(start_ns: NDArray[numpy.int64], end_ns: NDArray[numpy.int64], model: NDArray[numpy.int32], output_tokens: NDArray[numpy.int64], scope: NDArray[numpy.int32], id_offsets: NDArray[numpy.int64], ids: NDArray[numpy.uint64], owner: NDArray[numpy.int64], returned_ns: NDArray[numpy.int64]) -> tuple[NDArray[numpy.int64], NDArray[numpy.int32], NDArray[numpy.int64], NDArray[numpy.int64], NDArray[numpy.uint8], NDArray[numpy.int64], NDArray[numpy.uint8], int]:
+    """
+    Lower one Weka trace to a graph.
+
+    Return (rows in order, stream of each row in its scope, offsets of the dependencies, rows waited for, triggers, delays in ns, relations, a blocking sub-agent that ends after the request it returned to began, or -1).
+    """
+
+def number_blocks(order: NDArray[numpy.int64], id_offsets: NDArray[numpy.int64], ids: NDArray[numpy.uint64], prompt_tokens: NDArray[numpy.int64], block_size: int, first: int) -> NDArray[numpy.uint64]:
+    """
+    Number the blocks of the prompts of one trace from `first`, in row order.
+    """
+
 class EventClass(enum.IntEnum):
     """The order of events at one time."""
 

@@ -33,7 +33,7 @@ def test_options_reach_the_reader(tmp_path: Path) -> None:
 
 def test_an_unknown_format_lists_the_known_ones(tmp_path: Path) -> None:
     with pytest.raises(
-        ConfigError, match=r"format 'moonshine' is unknown; known are aiperf, .*azure, .*mooncake"
+        ConfigError, match=r"format 'moonshine' is unknown; known are agentic-mooncake, .*azure, .*mooncake"
     ):
         read_trace(tmp_path, "moonshine")
 

@@ -1,4 +1,4 @@
-"""`understudy convert TRACE OUT`: convert request logs and other traces to Mooncake JSONL without text."""
+"""`understudy convert TRACE OUT`: convert request logs and other traces to JSONL without text."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ EXAMPLES = """\
 examples:
   understudy convert requests.jsonl trace.jsonl --format openai
   understudy convert requests.jsonl trace.jsonl.gz --format openai --tokenizer tokenizer.json
+  understudy convert agents.jsonl plays.jsonl --format weka --to agentic-mooncake
   understudy convert AzureLLMInferenceTrace_conv.csv trace.jsonl --format azure
   understudy replay trace.jsonl --trace-block-size 16 --workers 4
 
@@ -30,12 +31,17 @@ def add_parser(verbs: Verbs) -> None:
     verb = verbs.add_parser(
         "convert",
         help="turn a log or another trace into a Mooncake trace, without its text",
-        description="Read a trace of any known format and write it as Mooncake JSONL, without its text.",
+        description="Read a trace of any known format and write it, without its text, as Mooncake JSONL or a graph.",
         epilog=EXAMPLES,
     )
     verb.add_argument("trace", type=Path, metavar="TRACE", help="file to read; -: standard input")
     verb.add_argument(
         "out", type=Path, metavar="OUT", help="file to write (.gz: gzipped); -: standard output"
+    )
+    verb.add_argument(
+        "--to",
+        choices=("mooncake", "agentic-mooncake"),
+        help="format to write (default: mooncake; agentic-mooncake for requests that wait for one another)",
     )
     trace_flags.add_trace_flags(verb)
 
@@ -47,7 +53,8 @@ def run(args: argparse.Namespace) -> int:
     from understudy.cli.progress import progress_bars
     from understudy.errors import InvalidArgument
     from understudy.text import plural
-    from understudy.workload import write_mooncake
+    from understudy.workload import write_agentic_mooncake, write_mooncake
+    from understudy.workload.guess import guess_format
     from understudy.workload.progress import reporting_progress
 
     check_outputs({"OUT": args.out}, {"TRACE": trace_flags.path_read(args), "--tokenizer": args.tokenizer})
@@ -55,12 +62,17 @@ def run(args: argparse.Namespace) -> int:
         workload = trace_flags.read_workload(args.trace, args.format, trace_flags.reader_options(args))
         if not len(workload):
             raise InvalidArgument(f"{args.trace} contains no requests; give a trace with at least one")
-        write_mooncake(workload, args.out)
+        target = args.to or ("mooncake" if workload.graph is None else "agentic-mooncake")
+        if target == "mooncake":
+            write_mooncake(workload, args.out)
+        else:
+            source = args.format or guess_format(args.trace) or "mooncake"
+            write_agentic_mooncake(workload, args.out, source)
     sessions = "" if workload.sessions == len(workload) else f" in {plural(workload.sessions, 'session')}"
     print(
         f"{plural(len(workload), 'request')}{sessions}, {workload.total_prompt_tokens:,} prompt tokens, "
-        f"{workload.total_output_tokens:,} output tokens; replay with --trace-block-size "
-        f"{workload.trace_block_size}"
+        f"{workload.total_output_tokens:,} output tokens; replay "
+        + (f"with --trace-block-size {workload.trace_block_size}" if target == "mooncake" else f"{args.out}")
         + ("" if workload.has_arrivals else " --concurrency N (no timestamps)"),
         file=sys.stderr,
     )

@@ -12,7 +12,8 @@ if TYPE_CHECKING:
 
 STDIN = "-"  # name of the trace that means standard input
 FORMATS = """\
-mooncake (default); mooncake-delta: the same with only the new tokens of each turn; applied-compute: agent sessions;
+default: guessed from the file. mooncake; mooncake-delta: the same with only the new tokens of each turn;
+weka, agentic-mooncake, dynamo: agents, whose requests wait for one another; applied-compute: agent sessions;
 openai: request logs with messages or prompts; sharegpt: conversations; vllm-bench: result of `vllm bench serve
 --save-detailed`; aiperf: profile_export.jsonl; azure and burstgpt: CSVs of lengths; vllm-scenario: a conformance
 scenario, with its settings and in lockstep; benchmark: a file that `understudy calibrate` reads, with its load"""
@@ -21,7 +22,7 @@ _OPTIONS = ("trace_block_size", "clamp_input_length", "drop_surplus_hash_ids", "
 
 def add_trace_flags(verb: argparse.ArgumentParser) -> None:
     """Add the flags of the trace reader to a verb."""
-    verb.add_argument("--format", default="mooncake", metavar="NAME", help=FORMATS)
+    verb.add_argument("--format", metavar="NAME", help=FORMATS)
     verb.add_argument(
         "--trace-block-size",
         type=int,
@@ -47,7 +48,7 @@ def reader_options(args: argparse.Namespace) -> dict[str, Any]:
     return {name: getattr(args, name) for name in _OPTIONS if getattr(args, name) is not None}
 
 
-def read_workload(path: Path, format: str, options: dict[str, Any]) -> Workload:  # noqa: A002
+def read_workload(path: Path, format: str | None, options: dict[str, Any]) -> Workload:  # noqa: A002
     """Read a trace, or the load of a benchmark file (format `benchmark`). Errors as `read_trace`."""
     from understudy.errors import ConfigError
     from understudy.workload import read_trace

@@ -94,6 +94,10 @@ class RunPlan:
             )
         object.__setattr__(self, "seed", whole_number("seed", self.seed, 0, 2**64 - 1))
         object.__setattr__(self, "threads", whole_number("threads", self.threads, 1, 4096))
+        if self.workload.graph is not None:
+            raise ConfigError(
+                "the requests wait for one another, which a replay does not support yet; convert the trace only"
+            )
         self._check_steps()
         self._check_pools()
         if isinstance(self.pace, OpenLoop) and not self.workload.has_arrivals:

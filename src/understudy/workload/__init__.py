@@ -1,9 +1,11 @@
 """Workloads: the requests of a replay, read from trace files or generated.
 
-`read_trace` reads a file, `synthesise` generates a workload from a `SyntheticSpec`, `write_mooncake` writes one;
-`OpenLoop`, `ClosedLoop` and `Lockstep` set when requests are sent. Times are int64 nanoseconds.
+`read_trace` reads a file, `synthesise` generates a workload from a `SyntheticSpec`, `write_mooncake` and
+`write_agentic_mooncake` write one; `OpenLoop`, `ClosedLoop` and `Lockstep` set when requests are sent. Times are int64
+nanoseconds.
 """
 
+from understudy.workload.agents.mooncake import write_agentic_mooncake
 from understudy.workload.arrivals import (
     ArrivalProcess,
     Burst,
@@ -19,6 +21,7 @@ from understudy.workload.combine import concat, repeat
 from understudy.workload.distributions import Distribution, Fixed, LogNormal, Normal
 from understudy.workload.files import open_trace
 from understudy.workload.formats import TraceReader, read_trace, register_format, trace_formats
+from understudy.workload.graph import RequestGraph
 from understudy.workload.mooncake import DEFAULT_TRACE_BLOCK_SIZE, read_mooncake
 from understudy.workload.synthetic import SharedRatio, SyntheticSpec, SystemPrompts, synthesise
 from understudy.workload.users import scale_users
@@ -39,6 +42,7 @@ __all__ = [
     "Normal",
     "OpenLoop",
     "Poisson",
+    "RequestGraph",
     "RowError",
     "SharedRatio",
     "SyntheticSpec",
@@ -54,5 +58,6 @@ __all__ = [
     "scale_users",
     "synthesise",
     "trace_formats",
+    "write_agentic_mooncake",
     "write_mooncake",
 ]

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, TypeVar
 import numpy as np
 
 from understudy.errors import InvalidArgument
+from understudy.workload.graph import RequestGraph, concat_graphs
 from understudy.workload.workload import Workload
 
 if TYPE_CHECKING:
@@ -33,7 +34,7 @@ def concat(workloads: Sequence[Workload], *, shared_prefixes: bool = False) -> W
     size = _require_equal("trace_block_size", [part.trace_block_size for part in workloads])
     has_arrivals = _require_equal("has_arrivals", [part.has_arrivals for part in workloads])
     users = _require_equal("users", [part.users for part in workloads])
-    for name in ("request_ids", "session_ids", "queue_order"):
+    for name in ("request_ids", "session_ids", "queue_order", "graph"):
         _require_equal(f"presence of {name}", [getattr(part, name) is not None for part in workloads])
     spaces = [0 if shared_prefixes else part.token_space for part in workloads]
     if sum(spaces) >= 2**32:
@@ -47,6 +48,7 @@ def concat(workloads: Sequence[Workload], *, shared_prefixes: bool = False) -> W
         [(part.policy_class, part.policy_classes, len(part)) for part in workloads]
     )
     adapter, adapters = _concat_named([(part.adapter, part.adapters, len(part)) for part in workloads])
+    graphs = [part.graph for part in workloads if part.graph is not None]
     output_offsets, output_ids = _concat_outputs(workloads, token_bases)
     draft_offsets, drafts = _concat_drafts(workloads)
     return Workload(
@@ -84,6 +86,7 @@ def concat(workloads: Sequence[Workload], *, shared_prefixes: bool = False) -> W
         adapters=adapters,
         request_ids=_concat_names([part.request_ids for part in workloads]),
         session_ids=_concat_names([part.session_ids for part in workloads]),
+        graph=None if workloads[0].graph is None else concat_graphs(graphs),
         clamped_prompts=sum(part.clamped_prompts for part in workloads),
         dropped_hash_ids=sum(part.dropped_hash_ids for part in workloads),
         users=users,
@@ -117,6 +120,7 @@ def repeat(workload: Workload, times: int, *, gap_ns: int = 0, shared_prefixes: 
                 arrival_ns=workload.arrival_ns + copy * period_ns,
                 request_ids=_append_suffix(workload.request_ids, copy),
                 session_ids=_append_suffix(workload.session_ids, copy),
+                graph=_rename_plays(workload.graph, copy),
             )
             for copy in range(1, times)
         ],
@@ -137,6 +141,10 @@ def _offsets(sizes: list[int]) -> list[int]:
 
 def _append_suffix(names: list[str] | None, copy: int) -> list[str] | None:
     return None if names is None else [f"{name}#{copy}" for name in names]
+
+
+def _rename_plays(graph: RequestGraph | None, copy: int) -> RequestGraph | None:
+    return None if graph is None else replace(graph, play_ids=_append_suffix(graph.play_ids, copy))
 
 
 def _concat_names(parts: list[list[str] | None]) -> list[str] | None:

@@ -13,6 +13,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TypedDict, Unpack
 
 from understudy.errors import ConfigError, InvalidArgument
+from understudy.workload.agents.dynamo import read_dynamo
+from understudy.workload.agents.mooncake import read_agentic_mooncake
+from understudy.workload.agents.weka import read_weka
 from understudy.workload.conversations import read_openai, read_sharegpt
 from understudy.workload.delta import read_applied_compute, read_mooncake_delta
 from understudy.workload.guess import guess_format
@@ -29,6 +32,8 @@ TraceReader = Callable[..., Workload]
 """`reader(path, **options)`; its keyword-only parameters are the format's options."""
 
 _readers: dict[str, TraceReader] = {}
+_LOOKS_LIKE = {"mooncake-delta": "mooncake", "mooncake": "mooncake-delta"}
+"""Formats with the same keys: a file of one is not taken for the other."""
 
 
 def trace_formats() -> tuple[str, ...]:
@@ -71,20 +76,21 @@ class TraceOptions(ReaderOptions, total=False):
     """Options for reading a trace file: its format, and those of the format's reader."""
 
     format: str
-    """Name of the format (default: mooncake)."""
+    """Name of the format (default: guessed from the file)."""
 
 
 def read_trace(
     path: str | os.PathLike[str],
-    format: str = "mooncake",  # noqa: A002
+    format: str | None = None,  # noqa: A002
     **options: Unpack[ReaderOptions],
 ) -> Workload:
     """Read a trace, in file order, with the reader of `format`; `options` are that reader's.
 
     Parameters:
         path: the file, plain or gzipped.
-        format: mooncake, mooncake-delta, applied-compute, openai, sharegpt, vllm-bench, aiperf, azure, burstgpt,
-            vllm-scenario, or a format that `register_format` added.
+        format: mooncake, mooncake-delta, applied-compute, weka, agentic-mooncake, dynamo, openai, sharegpt,
+            vllm-bench, aiperf, azure, burstgpt, vllm-scenario, or a format that `register_format` added. Default:
+            guessed from the start of the file; mooncake where nothing shows another one, and for standard input.
 
     Errors: ConfigError for an unknown format or option (it lists the known ones); InvalidArgument for a bad row or a
     file that cannot be read.
@@ -96,6 +102,8 @@ def read_trace(
     """
     if not isinstance(path, str | PathLike):
         raise ConfigError(f"path must be the path of a trace, got {path!r}")
+    if format is None:
+        format = guess_format(Path(path)) or "mooncake"  # noqa: A001
     if format not in _readers:
         raise ConfigError(f"format {format!r} is unknown; known are {', '.join(trace_formats())}")
     reader = _readers[format]
@@ -110,7 +118,7 @@ def read_trace(
         workload = reader(Path(path), **options)
     except InvalidArgument as error:
         likely = guess_format(Path(path))
-        if likely is None or format.startswith(likely):  # mooncake-delta looks like mooncake
+        if likely is None or likely in (format, _LOOKS_LIKE.get(format)):
             raise
         raise InvalidArgument(f"{error}; the file looks like format {likely} (--format {likely})") from error
     if not isinstance(workload, Workload):
@@ -123,6 +131,9 @@ def read_trace(
 register_format("mooncake", read_mooncake)
 register_format("mooncake-delta", read_mooncake_delta)
 register_format("applied-compute", read_applied_compute)
+register_format("weka", read_weka)
+register_format("agentic-mooncake", read_agentic_mooncake)
+register_format("dynamo", read_dynamo)
 register_format("openai", read_openai)
 register_format("sharegpt", read_sharegpt)
 register_format("vllm-bench", read_vllm_bench)

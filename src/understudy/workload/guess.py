@@ -1,4 +1,4 @@
-"""Guess the format of a trace file, for the error message when the given format does not fit."""
+"""Guess the format of a trace file: where none is given, and for the error message when the given one does not fit."""
 
 from __future__ import annotations
 
@@ -13,6 +13,10 @@ if TYPE_CHECKING:
 
 _START_BYTES = 16_384
 _MARKS = (
+    ("agentic-mooncake", r'"dynamo\.agentic_mooncake"'),
+    ("dynamo", r'"dynamo\.request\.trace\.v1"'),
+    ("weka", r'"requests"\s*:\s*\['),
+    ("mooncake-delta", r'"group_id"\s*:'),
     ("mooncake", r'"hash_ids"\s*:'),
     ("applied-compute", r'"assistant_response_length"\s*:'),
     ("sharegpt", r'^\s*\[\s*\{.*"conversations"\s*:'),
@@ -29,6 +33,9 @@ def guess_format(path: Path) -> str | None:
     """Return the format whose pattern the file matches; None without a match, or for standard input."""
     if str(path) == STDIN:
         return None
+    if path.is_dir():
+        names = sorted(one for one in path.rglob("*") if one.is_file())
+        return guess_format(names[0]) if names else None
     try:
         with open_trace(path) as file:
             start = file.read(_START_BYTES).decode("utf-8", "ignore")

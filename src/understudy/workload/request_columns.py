@@ -17,6 +17,7 @@ from understudy.workload.columns import (
     column,
     next_turn_rows,
 )
+from understudy.workload.graph import RequestGraph  # noqa: TC001  (part of the public annotations)
 
 if TYPE_CHECKING:
     from numpy.typing import ArrayLike
@@ -86,6 +87,8 @@ class RequestColumns:
     """Unique names of the requests, if the source has them."""
     session_ids: list[str] | None = None
     """Unique names of the sessions, if the source has them."""
+    graph: RequestGraph | None = None
+    """What requests wait for, where that is more than the turn before. `arrival_ns` is then the start of the play."""
     clamped_prompts: int = 0
     """Number of prompts that the reader shortened to their hash ids (`clamp_input_length`)."""
     dropped_hash_ids: int = 0

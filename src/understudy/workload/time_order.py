@@ -21,8 +21,12 @@ def send_times_ns(workload: Workload) -> Int64Column:
 
     A first turn is sent at its arrival. A later turn is sent at its recorded time (`elapsed_ns`); without one, its
     delay after the turn before was answered, with `ANSWER_MS_PER_TOKEN` for each output token of that turn. Without
-    arrivals, all sessions begin at 0.
+    arrivals, all sessions begin at 0. With a graph, each request is sent at its earliest time (`not_before_ns`).
     """
+    if workload.graph is not None:
+        return np.minimum(workload.arrival_ns, _LATEST_NS) + np.minimum(
+            workload.graph.not_before_ns, _LATEST_NS
+        )
     times = workload.arrival_ns.copy()
     if not workload.turn.any():
         return times
@@ -53,7 +57,7 @@ def time_order(workload: Workload) -> Int64Column:
 def describe_time_order(workload: Workload) -> tuple[str, ...]:
     """Say which times of the order are not recorded; empty if all are."""
     later = workload.turn > 0
-    if not later.any():
+    if workload.graph is not None or not later.any():
         return ()
     unknown = later if workload.elapsed_ns is None else later & (workload.elapsed_ns < 0)
     notes = []

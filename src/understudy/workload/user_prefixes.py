@@ -29,7 +29,7 @@ class UserContent:
     private: BoolColumn
     """For each entry of `hash_ids`: whether no other user has this block behind this prefix."""
     are_sessions: bool
-    """Whether users are the trace's sessions; otherwise they were found by their prompts."""
+    """Whether users are the trace's plays or sessions; otherwise they were found by their prompts."""
 
     @property
     def count(self) -> int:
@@ -40,19 +40,22 @@ class UserContent:
 def find_user_content(workload: Workload) -> UserContent:
     """Return the users of a workload and their private blocks.
 
-    Users are the sessions. If the trace has neither session ids nor turns, a request has the user of the earlier
-    request whose whole prompt it continues (`_find_continued`); any other request has a user of its own.
+    Users are the plays of a graph, else the sessions. If the trace has neither session ids nor turns, a request has the
+    user of the earlier request whose whole prompt it continues (`_find_continued`); any other request has a user of its
+    own.
 
     A block is its id and everything before it in the prompt. Adapters are ignored: content that users of several
     adapters have is shared content.
     """
     are_sessions = workload.session_ids is not None or bool(workload.turn.any())
     ids = workload.hash_ids
+    graph = workload.graph
+    user = workload.session.astype(np.int64) if graph is None else graph.play.astype(np.int64)
+    are_sessions = are_sessions or graph is not None
     if first_row(ids != np.arange(len(ids))) is None:  # no block occurs twice, as in traces of lengths
-        return UserContent(workload.session.astype(np.int64), np.ones(len(ids), np.bool_), are_sessions)
+        return UserContent(user, np.ones(len(ids), np.bool_), are_sessions)
     node, parent = _number_prefixes(workload)
     counts = np.diff(workload.hash_offsets)
-    user = workload.session.astype(np.int64)
     if not are_sessions:
         user = intern_ids(_follow(_find_continued(workload, node, parent))).astype(np.int64)
     user_of_id = np.repeat(user, counts)

@@ -31,7 +31,7 @@ SHIFT_PARTS = 20
 def scale_users(workload: Workload, users: float, *, seed: int = 0) -> Workload:
     """Return the workload of `users` times as many users; rows are sorted by arrival.
 
-    Users are sessions, or found by their prompts (`find_user_content`). Of n users, round(n · users) are returned:
+    Users are plays, sessions, or found by their prompts (`find_user_content`). Of n users, round(n · users) are kept:
     each floor(users) times, and a random sample once more. A larger `users` adds to those of a smaller one. A copy
     keeps lengths, turns, delays and the blocks that several users share; all blocks that only this user has get new
     ids. All requests of copy k arrive later by one random time of at most k minutes, an hour, and a twentieth of the
@@ -95,7 +95,7 @@ def _copy(workload: Workload, content: UserContent, copy: int, seed: int, longes
     """Return all rows as those of other users: with ids, names and arrivals of their own."""
     base = np.uint32(copy * workload.token_space)
     hash_ids = np.where(content.private, workload.hash_ids + base, workload.hash_ids)
-    outputs = workload.output_token_ids
+    outputs, graph = workload.output_token_ids, workload.graph
     shift_ns = _mix(seed, 2 * copy, content.count) % np.uint64(longest_shift_ns + 1)
     return replace(
         workload,
@@ -104,17 +104,23 @@ def _copy(workload: Workload, content: UserContent, copy: int, seed: int, longes
         output_token_ids=None if outputs is None else _rename_outputs(workload, content, base),
         request_ids=_rename(workload.request_ids, copy),
         session_ids=_rename(workload.session_ids, copy),
+        graph=None if graph is None else replace(graph, play_ids=_rename(graph.play_ids, copy)),
     )
 
 
 def _longest_shift_ns(workload: Workload, copies: int) -> int:
     """Return the most that any of `copies` is shifted; 0 without arrivals.
 
-    The length of a trace is the time from its first arrival to the last turn, by the delays alone.
+    The length of a trace is the time from its first arrival to the last turn, by the delays alone; with a graph, to
+    the last of the earliest times.
     """
     if not workload.has_arrivals:
         return 0
     most_ns = min(copies, MOST_SHIFTS) * SHIFT_NS * SHIFT_PARTS
+    if workload.graph is not None:
+        last = np.minimum(workload.graph.not_before_ns, most_ns).max(initial=0)
+        spread = int(workload.arrival_ns.max()) - int(workload.arrival_ns.min())
+        return min(spread + int(last), most_ns) // SHIFT_PARTS
     last_ns = workload.arrival_ns[workload.turn == 0]
     np.add.at(last_ns, workload.session, np.minimum(workload.delay_ns, most_ns))  # longer ones change nothing
     return min(int(last_ns.max()) - int(workload.arrival_ns.min()), most_ns) // SHIFT_PARTS

@@ -48,8 +48,29 @@ def check_workload(workload: RequestColumns) -> None:
     _check_sessions(workload)
     _check_outputs(workload)
     _check_router_columns(workload)
+    _check_graph(workload)
     check_names("request_ids", workload.request_ids, len(workload))
     check_names("session_ids", workload.session_ids, workload.sessions)
+
+
+def _check_graph(workload: RequestColumns) -> None:
+    graph = workload.graph
+    if graph is None:
+        return
+    if len(graph) != len(workload):
+        raise InvalidArgument(f"graph must have {len(workload)} rows, got {len(graph)}")
+    if not len(graph):
+        return
+    _fail_first("delay_ns", workload.delay_ns != 0, lambda _: "must be 0: delays are those of the graph")
+    _, firsts = np.unique(graph.play, return_index=True)
+    start_ns = workload.arrival_ns[firsts][graph.play]
+    _fail_first(
+        "arrival_ns",
+        workload.arrival_ns != start_ns,
+        lambda row: f"must be the start of its play, {start_ns[row]}, got {workload.arrival_ns[row]}",
+    )
+    play = graph.play[workload.turn == 0][workload.session]
+    _fail_first("session", graph.play != play, lambda _: "is in two plays")
 
 
 def check_names(field: str, names: list[str] | None, count: int) -> None:

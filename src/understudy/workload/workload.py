@@ -50,6 +50,9 @@ class Workload(RequestColumns):
     at `arrival_ns`; turn k becomes ready `delay_ns` after turn k−1 completed. A later turn has the `arrival_ns` of
     its session's first turn.
 
+    Graphs: with a `graph`, that says what each request waits for, and `arrival_ns` is the start of its play; there are
+    no delays besides those of the graph.
+
     Content: token p of a prompt is `hash_ids[hash_offsets[i] + p // trace_block_size]`: equal ids at equal
     positions are equal tokens. A row has exactly as many ids as its prompt has blocks; the last may be partly
     used. Readers number the ids from 0; gaps are allowed.
@@ -116,6 +119,9 @@ class Workload(RequestColumns):
             if isinstance(content, np.ndarray) and each.name != "elapsed_ns":
                 value = xxh3_64(each.name.encode(), value)
                 value = xxh3_64(content.tobytes(), value)
+        for name, content in [] if self.graph is None else self.graph.columns():
+            value = xxh3_64(name.encode(), value)
+            value = xxh3_64(content.tobytes(), value)
         return f"{value:016x}"
 
     def prompt_hash_ids(self, row: int) -> UInt32Column:
@@ -162,7 +168,14 @@ class Workload(RequestColumns):
         if elapsed_ns is not None:
             elapsed_ns = np.where(elapsed_ns < 0, -1, _divide("elapsed_ns", elapsed_ns, ratio))
         delay_ns = _divide("delay_ns", self.delay_ns, ratio)
-        return replace(self, arrival_ns=arrival_ns, delay_ns=delay_ns, elapsed_ns=elapsed_ns)
+        graph = self.graph
+        if graph is not None:
+            graph = replace(
+                graph,
+                not_before_ns=_divide("not_before_ns", graph.not_before_ns, ratio),
+                dependency_delay_ns=_divide("dependency_delay_ns", graph.dependency_delay_ns, ratio),
+            )
+        return replace(self, arrival_ns=arrival_ns, delay_ns=delay_ns, elapsed_ns=elapsed_ns, graph=graph)
 
     def sorted_by_arrival(self) -> Workload:
         """Sort the rows by arrival; rows with equal arrivals, such as turns of a session, keep their order.
@@ -239,6 +252,7 @@ class Workload(RequestColumns):
             adapter=_pick(self.adapter, index),
             request_ids=request_ids,
             session_ids=session_ids,
+            graph=None if self.graph is None else self.graph.take(index),
         )
 
 

@@ -31,6 +31,11 @@ def write_mooncake(workload: Workload, path: str | os.PathLike[str]) -> None:
     Errors: InvalidArgument, before anything is written, if a time is not exact in milliseconds; or if the file
     cannot be written.
     """
+    if workload.graph is not None:
+        raise InvalidArgument(
+            "requests that wait for one another cannot be written in a Mooncake trace; write agentic-mooncake "
+            "(--to agentic-mooncake)"
+        )
     if workload.queue_order is not None:
         raise InvalidArgument("queue_order cannot be written in a Mooncake trace")
     rows = _Rows(workload)
