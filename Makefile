@@ -99,6 +99,7 @@ lint: .venv/installed-dev
 conformance: .venv/installed
 	@$(BIN)/understudy conformance vllm tests/golden
 	@$(BIN)/understudy conformance sglang tests/golden
+	@$(BIN)/understudy conformance trtllm tests/golden/trtllm
 	@$(BIN)/understudy conformance planner tests/golden/planner
 
 # EXACT_FIRST=1000 records other schedules. The recorder first makes the release's recordings in tests/golden again.

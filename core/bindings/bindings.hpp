@@ -22,6 +22,7 @@ void bind_offload(nanobind::module_& m);
 void bind_engine_config(nanobind::module_& m);
 void bind_engine(nanobind::module_& m);
 void bind_sglang(nanobind::module_& m);
+void bind_trtllm(nanobind::module_& m);
 void bind_groups(nanobind::module_& m);
 void bind_handoff(nanobind::module_& m);
 void bind_vllm_engine(nanobind::module_& m);

@@ -23,6 +23,7 @@ NB_MODULE(_core, m) {
   understudy::bind_groups(m);
   understudy::bind_handoff(m);
   understudy::bind_sglang(m);
+  understudy::bind_trtllm(m);
   understudy::bind_kv_manager(m);
   understudy::bind_prefix_index(m);
   understudy::bind_router(m);

@@ -33,6 +33,7 @@ from understudy.core_types import (
     SglangStep,
     StepTimingModel,
     TimingModel,
+    TrtPass,
     UserDecider,
 )
 
@@ -2114,6 +2115,181 @@ class SglangIterations:
     def take_log(self) -> SglangLog: ...
 
     def take_events(self) -> list[SglangEvent]: ...
+
+class TrtSettings:
+    """
+    Settings of TensorRT-LLM's executor and KV cache manager V2, by its names.
+    """
+
+    def __init__(self) -> None: ...
+
+    @property
+    def max_batch_size(self) -> int: ...
+
+    @max_batch_size.setter
+    def max_batch_size(self, arg: int, /) -> None: ...
+
+    @property
+    def max_num_tokens(self) -> int: ...
+
+    @max_num_tokens.setter
+    def max_num_tokens(self, arg: int, /) -> None: ...
+
+    @property
+    def max_seq_len(self) -> int: ...
+
+    @max_seq_len.setter
+    def max_seq_len(self, arg: int, /) -> None: ...
+
+    @property
+    def tokens_per_block(self) -> int: ...
+
+    @tokens_per_block.setter
+    def tokens_per_block(self, arg: int, /) -> None: ...
+
+    @property
+    def enable_chunked_prefill(self) -> bool: ...
+
+    @enable_chunked_prefill.setter
+    def enable_chunked_prefill(self, arg: bool, /) -> None: ...
+
+    @property
+    def overlap(self) -> bool: ...
+
+    @overlap.setter
+    def overlap(self, arg: bool, /) -> None: ...
+
+    @property
+    def enable_prefix_aware_scheduling(self) -> bool: ...
+
+    @enable_prefix_aware_scheduling.setter
+    def enable_prefix_aware_scheduling(self, arg: bool, /) -> None: ...
+
+    @property
+    def enable_recompute_pause(self) -> bool: ...
+
+    @enable_recompute_pause.setter
+    def enable_recompute_pause(self, arg: bool, /) -> None: ...
+
+    @property
+    def enable_block_reuse(self) -> bool: ...
+
+    @enable_block_reuse.setter
+    def enable_block_reuse(self, arg: bool, /) -> None: ...
+
+    @property
+    def enable_partial_reuse(self) -> bool: ...
+
+    @enable_partial_reuse.setter
+    def enable_partial_reuse(self, arg: bool, /) -> None: ...
+
+    @property
+    def max_util_for_resume(self) -> float: ...
+
+    @max_util_for_resume.setter
+    def max_util_for_resume(self, arg: float, /) -> None: ...
+
+    @property
+    def enable_swa_scratch_reuse(self) -> bool: ...
+
+    @enable_swa_scratch_reuse.setter
+    def enable_swa_scratch_reuse(self, arg: bool, /) -> None: ...
+
+    @property
+    def batch_wait_timeout_iters(self) -> int: ...
+
+    @batch_wait_timeout_iters.setter
+    def batch_wait_timeout_iters(self, arg: int, /) -> None: ...
+
+    @property
+    def batch_wait_max_tokens_ratio(self) -> float: ...
+
+    @batch_wait_max_tokens_ratio.setter
+    def batch_wait_max_tokens_ratio(self, arg: float, /) -> None: ...
+
+    @property
+    def num_layers(self) -> int: ...
+
+    @num_layers.setter
+    def num_layers(self, arg: int, /) -> None: ...
+
+    @property
+    def layer_bytes_per_token(self) -> int: ...
+
+    @layer_bytes_per_token.setter
+    def layer_bytes_per_token(self, arg: int, /) -> None: ...
+
+    @property
+    def max_attention_window(self) -> list[int]: ...
+
+    @max_attention_window.setter
+    def max_attention_window(self, arg: Sequence[int], /) -> None: ...
+
+    @property
+    def max_tokens(self) -> int | None: ...
+
+    @max_tokens.setter
+    def max_tokens(self, arg: int | None, /) -> None: ...
+
+    @property
+    def max_gpu_total_bytes(self) -> int | None: ...
+
+    @max_gpu_total_bytes.setter
+    def max_gpu_total_bytes(self, arg: int | None, /) -> None: ...
+
+    @property
+    def host_cache_size(self) -> int | None: ...
+
+    @host_cache_size.setter
+    def host_cache_size(self, arg: int | None, /) -> None: ...
+
+    @property
+    def disk_cache_size(self) -> int: ...
+
+    @disk_cache_size.setter
+    def disk_cache_size(self, arg: int, /) -> None: ...
+
+    @property
+    def avg_seq_len(self) -> int | None: ...
+
+    @avg_seq_len.setter
+    def avg_seq_len(self, arg: int | None, /) -> None: ...
+
+    @property
+    def pool_ratio(self) -> list[float]: ...
+
+    @pool_ratio.setter
+    def pool_ratio(self, arg: Sequence[float], /) -> None: ...
+
+    def set_names(self, *, reuse_policy: str, waiting_queue_policy: str) -> None: ...
+
+    @property
+    def chunk_unit(self) -> int: ...
+
+    def plan_memory(self) -> tuple[list[list[int]], int]:
+        """Pages by level and group of pools, and the longest sequence that fits."""
+
+class TrtPasses:
+    """TensorRT-LLM's executor loop without a clock."""
+
+    def __init__(self, settings: TrtSettings, events: bool = True) -> None: ...
+
+    def submit(self, request: int, prompt: Sequence[tuple[int, int]], max_new: int, first_output: int, *, eos_at: int = 0, priority: float = 0.5, salt: int | None = None) -> None:
+        """Receive a request; `prompt` has runs of consecutive tokens."""
+
+    def cancel(self, request: int) -> None: ...
+
+    def run(self) -> TrtPass:
+        """Run a pass, and return what a recording has of it."""
+
+    def check(self) -> None: ...
+
+    @property
+    def stuck(self) -> int:
+        """Requests of a scheduler that can never go on; 0: it can."""
+
+    @property
+    def idle(self) -> bool: ...
 
 class KvEventRows:
     """Drained events of a KV manager, not yet sorted into a stream."""

@@ -131,6 +131,25 @@ class SglangComponent(TypedDict):
     """Running requests, with the tokens whose window KV is given back."""
 
 
+class TrtPass(TypedDict):
+    """What a pass of TensorRT-LLM's executor did, and its state behind it, as recordings have it."""
+
+    ctx: list[list[int]]
+    gen: list[int]
+    pages: dict[int, list[list[int]]]
+    suspended: list[int]
+    recompute: list[int]
+    sampled: list[int]
+    answered: list[int]
+    finished: list[int]
+    events: list[dict[str, object]]
+    copies: list[list[object]]
+    active: list[list[int]]
+    waiting: int
+    caches: list[list[object]]
+    pool: list[list[list[int]]]
+
+
 class SglangHost(TypedDict):
     """SGLang's host tier, and its transfers since the last call."""
 

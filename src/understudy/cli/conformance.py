@@ -18,14 +18,16 @@ if TYPE_CHECKING:
     from understudy.conformance.planner import PlannerRecording
     from understudy.conformance.recordings import Recording
     from understudy.conformance.sglang import SglangRecording
+    from understudy.conformance.trtllm import TrtRecording
 
-    AnyRecording = Recording | SglangRecording | PlannerRecording
+    AnyRecording = Recording | SglangRecording | PlannerRecording | TrtRecording
 
 EXAMPLES = """\
 examples:
   understudy conformance vllm tests/golden
   understudy conformance vllm recordings --only 'async_*' --vllm-version 0.27.0
   understudy conformance sglang tests/golden/sglang
+  understudy conformance trtllm tests/golden/trtllm
   understudy conformance planner tests/golden/planner
 
 A folder anywhere under DIR contains scenarios/NAME.json and golden/NAME.jsonl.gz for every NAME, or NAME.json.gz with
@@ -46,9 +48,9 @@ def add_parser(verbs: Verbs) -> None:
     )
     verb.add_argument(
         "engine",
-        choices=["vllm", "sglang", "planner"],
+        choices=["vllm", "sglang", "trtllm", "planner"],
         metavar="ENGINE",
-        help="vllm or sglang: engine whose scheduler was recorded; planner: ticks of Dynamo's planner",
+        help="vllm, sglang or trtllm: engine whose scheduler was recorded; planner: ticks of Dynamo's planner",
     )
     verb.add_argument("directory", type=Path, metavar="DIR", help="folder of recordings, at any depth")
     verb.add_argument(
@@ -71,6 +73,7 @@ def run(args: argparse.Namespace) -> int:
     from understudy.conformance.planner import PlannerRecording, compare_planner, find_planner_recordings
     from understudy.conformance.recordings import find_recordings
     from understudy.conformance.sglang import SglangRecording, compare_sglang, find_sglang_recordings
+    from understudy.conformance.trtllm import TrtRecording, compare_trtllm, find_trtllm_recordings
     from understudy.engines.profiles import find_profile
     from understudy.errors import ConfigError
 
@@ -83,6 +86,8 @@ def run(args: argparse.Namespace) -> int:
     recordings: list[AnyRecording]
     if args.engine == "planner":
         recordings = [*find_planner_recordings(args.directory, args.only)]
+    elif args.engine == "trtllm":
+        recordings = [*find_trtllm_recordings(args.directory, args.only)]
     elif args.engine == "sglang":
         recordings = [one for one in find_sglang_recordings(args.directory) if fnmatch(one.name, args.only)]
     else:
@@ -92,6 +97,8 @@ def run(args: argparse.Namespace) -> int:
     for recording in _with_progress(recordings):
         if isinstance(recording, PlannerRecording):
             outcome = compare_planner(recording)
+        elif isinstance(recording, TrtRecording):
+            outcome = compare_trtllm(recording, check=args.check)
         elif isinstance(recording, SglangRecording):
             outcome = compare_sglang(recording, check=args.check)
         else:

@@ -86,7 +86,8 @@ def _folders(directory: Path) -> Iterator[Path]:
     """Yield the directory and its subdirectories by name."""
     yield directory
     for path in sorted(directory.glob("*/")):
-        if path.is_dir() and path.name not in ("scenarios", "golden") and not path.name.startswith("sglang"):
+        other = path.name in ("scenarios", "golden") or path.name.startswith(("sglang", "trtllm"))
+        if path.is_dir() and not other:
             yield from _folders(path)
 
 

@@ -51,7 +51,9 @@ def find_sglang_recordings(directory: Path) -> list[SglangRecording]:
 def _folders(directory: Path) -> Iterator[Path]:
     yield directory
     for path in sorted(directory.glob("*/")):
-        other = path.name in ("scenarios", "golden", VERSION, "main") or path.name.startswith("vllm")
+        other = path.name in ("scenarios", "golden", VERSION, "main") or path.name.startswith(
+            ("vllm", "trtllm")
+        )
         if path.is_dir() and not other:
             yield from _folders(path)
 
