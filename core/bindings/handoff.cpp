@@ -29,8 +29,28 @@ VllmConfig with_transfer(const VllmConfig& self, const VllmTransfer& transfer) {
   return config;
 }
 
+VllmConfig with_multi(const VllmConfig& self, bool consumes, bool host_first, bool log) {
+  VllmConfig config = self;
+  config.multi = VllmMulti{consumes, host_first, log};
+  return config;
+}
+
+PyType<"understudy.core_types.MultiLine"> take_multi_line(VllmEngine& self) {
+  if (self.multi() == nullptr) throw Error(ErrorKind::WrongState, "this engine has not several connectors");
+  const MultiLog log = std::exchange(self.multi()->log(), {});
+  nb::dict line;
+  nb::list lookups;
+  for (const MultiLog::Lookup& row : log.lookups) {
+    lookups.append(nb::make_tuple(row.request, row.local, nb::cast(row.result), nb::cast(row.answers)));
+  }
+  line["lookups"] = lookups;
+  line["told"] = nb::cast(log.told);
+  return line;
+}
+
 PyType<"understudy.core_types.HandOffLine"> take_line(VllmEngine& self) {
-  const HandOffLog log = std::exchange(self.handoff_log(), {});
+  if (self.nixl() == nullptr) throw Error(ErrorKind::WrongState, "this engine hands no blocks over; set kv_role");
+  const HandOffLog log = std::exchange(self.nixl()->log(), {});
   nb::dict line;
   nb::list lookups;
   for (const HandOffLog::Lookup& row : log.lookups)
@@ -43,7 +63,6 @@ PyType<"understudy.core_types.HandOffLine"> take_line(VllmEngine& self) {
   line["to_send"] = nb::cast(log.send.to_send);
   line["pulls"] = pulls;
   line["heartbeat"] = nb::cast(log.receive.heartbeat);
-  line["failed"] = nb::cast(log.failed);
   return line;
 }
 
@@ -51,6 +70,7 @@ PyType<"understudy.core_types.HandOffLine"> take_line(VllmEngine& self) {
 
 void bind_engine_handoff(ExclusiveClass<VllmEngine, Engine>& engine) {
   engine.def("take_handoff_line", &take_line, "Take the log of the last schedule and update, if logged.")
+      .def("take_multi_line", &take_multi_line, "Take the log of several connectors since the last call, if logged.")
       .def(
           "poll_sender",
           [](VllmEngine& self, const std::vector<std::vector<RequestId>>& heartbeats,
@@ -66,10 +86,10 @@ void bind_engine_handoff(ExclusiveClass<VllmEngine, Engine>& engine) {
       .def(
           "give_report",
           [](VllmEngine& self, std::vector<RequestId> sent, std::vector<RequestId> received,
-             std::vector<RequestId> failed) {
-            self.give_report({std::move(sent), std::move(received), std::move(failed)});
+             std::vector<RequestId> failed, std::vector<JobId> jobs) {
+            self.give_report({std::move(sent), std::move(received), std::move(failed), std::move(jobs)});
           },
-          nb::kw_only(), "sent"_a, "received"_a, "failed"_a,
+          nb::kw_only(), "sent"_a, "received"_a, "failed"_a, "jobs"_a = std::vector<JobId>{},
           "What the poll found, for the update of the batch that was scheduled last.")
       .def("begin_last_update", &VllmEngine::begin_last_update, "now_ns"_a,
            "Asynchronously: let the batch that was scheduled last be the next to end, with no other behind it.")
@@ -93,13 +113,12 @@ void bind_engine_handoff(ExclusiveClass<VllmEngine, Engine>& engine) {
           "held",
           [](VllmEngine& self) {
             std::vector<RequestId> ids;
-            if (self.sender() == nullptr) return ids;
-            for (const auto& [id, table] : self.sender()->held()) ids.push_back(id);
+            for (const auto& [id, table] : self.kept().tables()) ids.push_back(id);
             return ids;
           },
           "Finished requests whose blocks are kept for a peer.")
       .def(
-          "held_blocks", [](VllmEngine& self, RequestId id) { return sender_of(self).held().at(id); }, "request"_a,
+          "held_blocks", [](VllmEngine& self, RequestId id) { return self.kept().tables().at(id); }, "request"_a,
           "Blocks that are kept for a peer, in order.");
 }
 
@@ -113,6 +132,8 @@ void bind_handoff(nb::module_& m) {
       .add("lease_s", &VllmTransfer::lease_s)
       .add("log", &VllmTransfer::log)
       .bind(transfer);
+  m.def("with_multi", &with_multi, "config"_a, nb::kw_only(), "consumes"_a, "host_first"_a = false, "log"_a = false,
+        "A copy whose engines hand blocks to others and offload to the host, through vLLM's MultiConnector.");
   m.def("with_transfer", &with_transfer, "config"_a, "transfer"_a, "A copy whose engines hand blocks to others.");
 }
 

@@ -18,6 +18,7 @@ from understudy.core_types import (
     EventBlock,
     HandOffLine,
     Ints,
+    MultiLine,
     OffloadFilter,
     PlainRows,
     Policy,
@@ -1685,12 +1686,15 @@ class VllmEngine(Engine):
     def take_handoff_line(self) -> HandOffLine:
         """Take the log of the last schedule and update, if logged."""
 
+    def take_multi_line(self) -> MultiLine:
+        """Take the log of several connectors since the last call, if logged."""
+
     def poll_sender(self, heartbeats: Sequence[Sequence[int]], done: Sequence[int], now_ns: int) -> tuple[list[int], list[int], list[tuple[int, int]]]:
         """
         Poll as the prefill instance's worker does; returns (sent, expired, leases with their ends in ns).
         """
 
-    def give_report(self, *, sent: Sequence[int], received: Sequence[int], failed: Sequence[int]) -> None:
+    def give_report(self, *, sent: Sequence[int], received: Sequence[int], failed: Sequence[int], jobs: Sequence[int] = []) -> None:
         """
         What the poll found, for the update of the batch that was scheduled last.
         """
@@ -1786,6 +1790,11 @@ class VllmTransfer:
     def __init__(self, *, produces: bool = False, consumes: bool = False, recomputes: bool = False, lease_s: int = 30, log: bool = False) -> None: ...
 
     FIELDS: tuple[str, ...]
+
+def with_multi(config: VllmEngineConfig, *, consumes: bool, host_first: bool = False, log: bool = False) -> VllmEngineConfig:
+    """
+    A copy whose engines hand blocks to others and offload to the host, through vLLM's MultiConnector.
+    """
 
 def with_transfer(config: VllmEngineConfig, transfer: VllmTransfer) -> VllmEngineConfig:
     """A copy whose engines hand blocks to others."""

@@ -172,4 +172,12 @@ class HandOffLine(TypedDict):
     to_send: list[tuple[int, int]]
     pulls: list[tuple[int, list[int]]]
     heartbeat: list[int]
-    failed: list[int]
+
+
+class MultiLine(TypedDict):
+    """Several connectors of one engine, since the last call."""
+
+    lookups: list[tuple[int, int, int | None, list[int | None]]]
+    """(request, tokens found on the device, tokens to load or None: ask again, answer of each connector asked)."""
+    told: list[tuple[int, list[int]]]
+    """(request, tokens that each connector is to load)."""

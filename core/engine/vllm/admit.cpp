@@ -47,7 +47,7 @@ void VllmEngine::admit_waiting(std::int64_t now_ns) {
       queues_.skip(*queue);
       continue;
     }
-    Admission head = holds ? loaded_head(request) : look_up(request.slot);
+    Admission head = holds ? loaded_head(request, now_ns) : look_up(request.slot);
     if (!holds) {
       const std::optional<std::uint32_t> external = external_tokens(head, now_ns);
       request.wants_load = external.value_or(0) > 0;
@@ -134,8 +134,6 @@ Admission VllmEngine::look_up(RequestSlot slot) {
   EngineRequest& request = requests_[slot];
   Admission head;
   head.slot = slot;
-  const bool logs = config_.transfer && config_.transfer->log;
-  if (logs) handoff_log_.lookups.push_back({request.id, 0, 0});
   if (!config_.enable_prefix_caching) return head;
   // At least one token is left to compute; and a block has a key once the tokens that are part of it are known.
   const std::uint32_t most = request.known - std::min(request.known, std::max(1u, config_.speculation.hashed_ahead));
@@ -152,7 +150,6 @@ Admission VllmEngine::look_up(RequestSlot slot) {
     head.hit = kv_->find(request, head.hit.tokens - 1);
   }
   head.hit_tokens = head.hit.tokens;
-  if (logs) handoff_log_.lookups.back().local = head.hit_tokens;
   return head;
 }
 
@@ -232,6 +229,7 @@ void VllmEngine::enter(const Admission& head, std::int64_t now_ns) {
   EngineRequest& request = requests_[head.slot];
   const bool resumed = request.status == RequestStatus::Preempted;
   UNDERSTUDY_ASSERT(request.status != RequestStatus::Running, "a request is admitted once");
+  connector_->update_state_after_alloc(request, head.hit_tokens, 0);
   UNDERSTUDY_ASSERT(head.hit_tokens < request.known, "an admission leaves a token to compute");
   running_.push_back(head.slot);
   request.status = RequestStatus::Running;

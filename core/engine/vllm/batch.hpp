@@ -2,14 +2,14 @@
 #pragma once
 
 #include <cstdint>
+#include <memory>
 #include <string>
 #include <utility>
 #include <vector>
 
 #include "engine/step_load.hpp"
-#include "engine/vllm/handoff/report.hpp"
+#include "engine/vllm/connector/output.hpp"
 #include "engine/vllm/kv_backend.hpp"
-#include "engine/vllm/offload_connector.hpp"
 
 namespace understudy {
 
@@ -30,11 +30,9 @@ struct Batch {
 
   std::vector<Scheduled> turns;
   StepLoad load;
-  std::int64_t duration_ns = 0;  // kUnknown until the first query
-  // vLLM's offload: transfers that begin with the batch; and, in lockstep, those that are done when it ends.
-  OffloadOrders orders{};
-  std::vector<JobId> reports{};
-  HandOffReport handoff{};  // found by the worker's poll, for the update of this batch
+  std::int64_t duration_ns = 0;               // kUnknown until the first query
+  std::unique_ptr<ConnectorMetadata> meta{};  // the connector's orders, carried out from the begin of the batch
+  ConnectorOutput output{};                   // reports of the worker, for the update of this batch
 
   bool empty() const noexcept { return turns.empty(); }
 };

@@ -45,7 +45,7 @@ bool VllmEngine::can_fast_forward() const {
 bool VllmEngine::can_fast_forward_offloading() const {
   if (offload_steps_ || !config_.offload->prompt_only || !offload_->quiet()) return false;
   if (grouped_ != nullptr && !grouped_->kept_states().empty()) return false;  // the next schedule stores them
-  if (!offload_links_->submitted() || offload_links_->has_done() || !planned_.orders.empty()) return false;
+  if (!offload_links_->submitted() || offload_links_->has_done() || planned_.meta != nullptr) return false;
   if (!deferred_frees_.empty() || !orphans_.empty()) return false;  // blocks that come free when a step has ended
   return num_waiting() == 0 || running_.size() >= max_running();
 }
@@ -146,7 +146,7 @@ void VllmEngine::finish(RequestSlot slot, std::int64_t end_ns) {
 bool VllmEngine::report_offloads(std::int64_t end_ns) {
   if (!offload_links_->has_done()) return false;
   announcer_.hold();
-  report_offload(offload_links_->take_done());
+  report_offload(offload_links_->take_done(), end_ns);
   announcer_.release(end_ns);
   return true;
 }

@@ -9,6 +9,7 @@
 
 #include "engine/config.hpp"
 #include "engine/kvbm/kv_manager_kind.hpp"
+#include "engine/vllm/connector/multi_settings.hpp"
 #include "engine/vllm/groups/kv_group.hpp"
 #include "engine/vllm/handoff/settings.hpp"
 #include "engine/vllm/offload_config.hpp"
@@ -69,6 +70,7 @@ struct VllmConfig final : EngineConfig {
   bool event_ranges = false;             // rows of groups have Skipped ones
   std::optional<VllmTransfer> transfer;  // hand-offs between prefill and decode instances; none: it computes all itself
   std::optional<VllmOffload> offload;    // vLLM's own offload; without links, or over the links of the tiers
+  std::optional<VllmMulti> multi;        // both of these, in one connector
 
   // Version profile.
   FreeOrder free_order = FreeOrder::UnkeyedFirst;

@@ -25,17 +25,16 @@
 #include "engine/vllm/batch.hpp"
 #include "engine/vllm/burst_sampler.hpp"
 #include "engine/vllm/config.hpp"
+#include "engine/vllm/connector/multi_connector.hpp"
+#include "engine/vllm/connector/nixl_connector.hpp"
+#include "engine/vllm/connector/offloading_connector.hpp"
 #include "engine/vllm/decode_state.hpp"
 #include "engine/vllm/decode_sums.hpp"
 #include "engine/vllm/groups/group_rows.hpp"
 #include "engine/vllm/groups/grouped_backend.hpp"
-#include "engine/vllm/handoff/receiver.hpp"
-#include "engine/vllm/handoff/report.hpp"
-#include "engine/vllm/handoff/sender.hpp"
+#include "engine/vllm/kept_tables.hpp"
 #include "engine/vllm/kv_backend.hpp"
 #include "engine/vllm/live_request.hpp"
-#include "engine/vllm/offload_links.hpp"
-#include "engine/vllm/offload_steps.hpp"
 #include "engine/vllm/prefill_interval.hpp"
 #include "engine/vllm/waiting_queues.hpp"
 #include "store/block_store.hpp"
@@ -104,12 +103,12 @@ class VllmEngine final : public Engine, private DecodeHost {
     return tiers_ && (!tiers_->idle() || (offload_links_ && !offload_links_->idle()));
   }
   // ── Hand-offs: with config().transfer ──
-  const KvSender* sender() const noexcept { return sender_.get(); }  // null: it keeps no blocks for others
-  KvSender* sender() noexcept { return sender_.get(); }
-  const KvReceiver* receiver() const noexcept { return receiver_.get(); }  // null: it reads none of others
-  HandOffLog& handoff_log() noexcept { return handoff_log_; }
+  NixlConnector* nixl() noexcept { return nixl_; }     // null: none
+  MultiConnector* multi() noexcept { return multi_; }  // null: one connector, or none
+  KvSender* sender() noexcept { return sender_; }      // null: it keeps no blocks for others
+  const KeptTables& kept() const noexcept { return kept_; }
   // Report the poll's results for the batch that was scheduled last; in lockstep, where the driver moves the blocks.
-  void give_report(HandOffReport report);
+  void give_report(ConnectorOutput report);
   bool has_ended() const noexcept { return has_ended_; }  // a request, since the last schedule
   bool handoff_pending() const noexcept;                  // blocks are kept for a peer, or a notification is due
   std::uint64_t deferred_blocks() const noexcept;
@@ -118,9 +117,8 @@ class VllmEngine final : public Engine, private DecodeHost {
   // In lockstep, asynchronously: let the batch that was scheduled last be the next to end, with no other behind it.
   void begin_last_update(std::int64_t now_ns);
 
-  OffloadConnector* offload() noexcept { return offload_.get(); }  // null: none
-  const OffloadConnector* offload() const noexcept { return offload_.get(); }
-  const OffloadLinks* offload_links() const noexcept { return offload_links_.get(); }  // null: none, or in lockstep
+  OffloadConnector* offload() noexcept { return offload_; }  // null: none
+  const OffloadConnector* offload() const noexcept { return offload_; }
   bool offload_pending() const noexcept { return offload_ && (offload_->has_jobs() || offload_->has_ended_to_tell()); }
   std::vector<RequestId> loading() const;  // requests whose blocks are being loaded, in the order of the queues
   FetchStages fetch_stages() const;
@@ -286,13 +284,14 @@ class VllmEngine final : public Engine, private DecodeHost {
   bool head_lacks_room() const;
 
   // handoff.cpp
+  // setup.cpp
+  std::unique_ptr<Connector> make_offloading();
+  std::unique_ptr<Connector> make_nixl(const EngineSite& site);
+  std::unique_ptr<Connector> make_connector(const EngineSite& site);
+  bool connected() const noexcept { return offload_ != nullptr || nixl_ != nullptr; }
+
   void require_leg(const RequestSpec& spec) const;
-  std::uint32_t remote_tokens(const Admission& head);
-  void begin_pull(const EngineRequest& request, std::uint32_t hit_tokens);
   void give_up_load(EngineRequest& request);
-  void close_handoff(std::size_t admitted_before, std::int64_t now_ns);
-  void poll_sender(std::int64_t now_ns);
-  void post_and_poll(const ReceiveOrders& orders, std::int64_t now_ns);
   bool only_polls(bool reported) const noexcept;
   void poll_idle(bool changed, std::int64_t now_ns);
   // Without tokens to compute vLLM's loop sleeps this long between two schedules.
@@ -313,14 +312,14 @@ class VllmEngine final : public Engine, private DecodeHost {
   }
   bool can_fast_forward_pulling() const;
   void drop_in_flight(const EngineRequest& victim);
-  void leave_handoff(EngineRequest& request, bool aborted, std::int64_t now_ns);
-  void read_report(const HandOffReport& report, std::int64_t now_ns);
   void fail(RequestSlot slot, std::int64_t now_ns);
-  bool connects() const noexcept { return offload_ || receiver_; }  // prompts may come from elsewhere
+  bool connects() const noexcept {
+    return offload_ != nullptr || receiver_ != nullptr;
+  }  // prompts may come from elsewhere
 
   // offload.cpp
   std::optional<std::uint32_t> external_tokens(Admission& head, std::int64_t now_ns);
-  Admission loaded_head(const EngineRequest& request);
+  Admission loaded_head(EngineRequest& request, std::int64_t now_ns);
   void count_loaded(EngineRequest& request, bool resumed);
   std::optional<std::uint32_t> look_below(Admission& head, std::int64_t now_ns);
   bool place_load(const Admission& head, std::uint32_t tokens, std::int64_t now_ns);
@@ -328,19 +327,16 @@ class VllmEngine final : public Engine, private DecodeHost {
   void promote(EngineRequest& request, std::int64_t now_ns);
   bool fits_behind(const Admission& head) const;
   std::uint64_t lacking() const;
-  void close_offload(std::size_t admitted_before);
+  void close_connector(std::size_t admitted_before, std::int64_t now_ns);
   void end_group_schedule();
-  void leave_offload(EngineRequest& request, bool aborted, std::int64_t now_ns);
-  bool freeable(std::uint64_t last_step) const noexcept {
-    return !config_.async_scheduling || last_step <= counts_.processed;
-  }
+  void leave(EngineRequest& request, bool aborted, std::int64_t now_ns);
+  bool freeable(std::uint64_t last_step) const noexcept { return !fenced_ || last_step <= counts_.processed; }
   void release_or_defer(EngineRequest& request);
   void free_deferred(bool computed);
-  std::vector<JobId> run_offload_step();
-  std::int64_t begin_transfers(OffloadOrders orders, std::int64_t now_ns);
   std::int64_t begin_transfers_alone(std::int64_t now_ns);
   bool still_offloads() const;
-  void report_offload(std::vector<JobId> done);
+  void update_from_connector(const ConnectorOutput& output, std::int64_t now_ns);
+  void report_offload(std::vector<JobId> done, std::int64_t now_ns);
   void offload_after_step(std::int64_t now_ns) override;
   std::uint64_t check_offload() const;
   std::uint64_t kept_blocks() const;
@@ -435,26 +431,33 @@ class VllmEngine final : public Engine, private DecodeHost {
   std::size_t parked_ = 0;
   bool admitting_ = true;
 
-  // vLLM's offload: blocks that steps in flight still write.
-  std::unique_ptr<OffloadConnector> offload_;
-  std::unique_ptr<OffloadSteps> offload_steps_;  // one of these two moves its bytes
-  std::unique_ptr<OffloadLinks> offload_links_;
+  // The connector, and blocks that it and steps in flight still use.
+  std::unique_ptr<Connector> connector_;
   std::size_t loading_ = 0;
-  OffloadOrders orders_;  // orders of the last schedule
+  std::unique_ptr<ConnectorMetadata> meta_;  // orders of the last schedule
+  ConnectorOutput polled_;                   // found by the last schedule's poll
+  bool fenced_ = false;                      // blocks are not freed while a step in flight may write them
   StepCounts counts_;
   std::deque<KeptBlocks> deferred_frees_;
   std::unordered_map<RequestId, KeptBlocks> orphans_;  // requests aborted during their load
-
-  // Hand-offs.
-  std::unique_ptr<KvSender> sender_;
-  std::unique_ptr<KvReceiver> receiver_;
-  HandOffNet* net_ = nullptr;   // null: none, or a driver of steps moves the blocks
-  std::uint32_t worker_ = 0;    // in the net
-  HandOffReport fresh_report_;  // of the last schedule's poll
-  bool polling_ = false;        // the last schedule had nothing to compute; the next is at clock_.now_ns or later
-  bool poll_due_ = false;       // and something has changed since
-  HandOffLog handoff_log_;
+  KeptTables kept_;                                    // of requests that are still to be sent
   bool has_ended_ = false;
+
+  // Parts of the connector; null: none.
+  NixlConnector* nixl_ = nullptr;
+  MultiConnector* multi_ = nullptr;
+  KvSender* sender_ = nullptr;
+  KvReceiver* receiver_ = nullptr;
+  OffloadingConnector* offloading_ = nullptr;
+  OffloadConnector* offload_ = nullptr;
+  OffloadSteps* offload_steps_ = nullptr;
+  OffloadLinks* offload_links_ = nullptr;
+
+  // Hand-offs over the links of a run.
+  HandOffNet* net_ = nullptr;  // null: none, or a driver of steps moves the blocks
+  std::uint32_t worker_ = 0;   // in the net
+  bool polling_ = false;       // the last schedule had nothing to compute; the next is at clock_.now_ns or later
+  bool poll_due_ = false;      // and something has changed since
 
   // State of the current schedule, and of the last one.
   std::uint64_t budget_ = 0;

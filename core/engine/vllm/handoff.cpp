@@ -9,11 +9,11 @@ namespace understudy {
 
 // A prompt that another instance computes, or has computed, needs this instance's half of the connector.
 void VllmEngine::require_leg(const RequestSpec& spec) const {
-  if (spec.leg == KvLeg::Prefill && !sender_) {
+  if (spec.leg == KvLeg::Prefill && !connector_->produces()) {
     throw Error(ErrorKind::InvalidArgument, "request ", spec.name,
                 ": do_remote_decode needs an instance that produces KV; set kv_role to kv_producer or kv_both");
   }
-  if (spec.leg == KvLeg::Decode && !receiver_) {
+  if (spec.leg == KvLeg::Decode && !connector_->consumes()) {
     throw Error(ErrorKind::InvalidArgument, "request ", spec.name,
                 ": do_remote_prefill needs an instance that consumes KV; set kv_role to kv_consumer or kv_both");
   }
@@ -21,27 +21,10 @@ void VllmEngine::require_leg(const RequestSpec& spec) const {
 
 // ── Schedule ──
 
-// Tokens behind the head's own hits that a peer has: the whole rest of the prompt, once.
-std::uint32_t VllmEngine::remote_tokens(const Admission& head) {
-  const EngineRequest& request = requests_[head.slot];
-  const std::uint32_t tokens = receiver_->wants(request.id) ? request.known - head.hit_tokens : 0;
-  if (config_.transfer->log) handoff_log_.lookups.back().external = tokens;
-  return tokens;
-}
-
-void VllmEngine::begin_pull(const EngineRequest& request, std::uint32_t hit_tokens) {
-  const std::size_t first = hit_tokens / config_.block_size;
-  Pull pull{request.id,
-            request.spec.peer,
-            request.spec.peer_request,
-            {request.table.begin() + static_cast<std::ptrdiff_t>(first), request.table.end()}};
-  receiver_->pull(std::move(pull));
-}
-
-// The transfer failed, and the prompt is computed here: from this instance's own hits, without another load.
+// The transfer failed, and the prompt is computed here: from this instance's own hits, and from another connector's. To
+// the room that loads leave for prompts it stays one in progress, as in vLLM, though it holds no block.
 void VllmEngine::give_up_load(EngineRequest& request) {
   kv_->release(request);
-  std::erase(prefills_in_flight_, request.slot);
   request.computed = 0;
   request.loaded_tokens = 0;
   request.status = request.before_park;
@@ -50,81 +33,20 @@ void VllmEngine::give_up_load(EngineRequest& request) {
   --loading_;
 }
 
-// Reports the schedule to the worker of this instance.
-void VllmEngine::close_handoff(std::size_t admitted_before, std::int64_t now_ns) {
-  if (!log_.scheduled.empty()) ++counts_.scheduled;
-  for (const Scheduled& turn : log_.scheduled) requests_[turn.slot].last_step = counts_.scheduled;
-  has_ended_ = false;
-  if (sender_) {
-    for (std::size_t i = admitted_before; i < log_.admitted.size(); ++i) {
-      if (request(log_.admitted[i]).spec.leg == KvLeg::Prefill) sender_->admitted(log_.admitted[i]);
-    }
-    SendOrders orders = sender_->close_schedule();
-    sender_->begin(orders);
-    if (net_ != nullptr) poll_sender(now_ns);
-    if (config_.transfer->log) handoff_log_.send = std::move(orders);
-  }
-  if (!receiver_) return;
-  ReceiveOrders orders = receiver_->close_schedule(now_ns);
-  if (net_ != nullptr) post_and_poll(orders, now_ns);
-  if (config_.transfer->log) handoff_log_.receive = std::move(orders);
-}
-
-// ── Worker, with a net ──
-
-// Reads what decode workers have sent until now.
-void VllmEngine::poll_sender(std::int64_t now_ns) {
-  std::vector<HandOffNet::Heartbeat> heartbeats;
-  net_->take_heartbeats(worker_, now_ns, heartbeats);
-  for (const HandOffNet::Heartbeat& heartbeat : heartbeats) sender_->extend(heartbeat.requests, heartbeat.time_ns);
-  std::vector<RequestId> done;
-  net_->take_notes(worker_, now_ns, done);
-  for (const RequestId id : done) {
-    if (!sender_->confirm(id)) net_->count_late(worker_);
-  }
-  SendPoll poll = sender_->poll(now_ns);
-  fresh_report_.sent = std::move(poll.sent);
-  totals_.expired_leases += poll.expired.size();
-}
-
-void VllmEngine::post_and_poll(const ReceiveOrders& orders, std::int64_t now_ns) {
-  for (const Pull& pull : orders.pulls) {
-    if (pull.blocks.empty()) {
-      net_->notify(pull.peer, pull.peer_request, now_ns);
-    } else {
-      net_->read(worker_, pull, now_ns);
-    }
-  }
-  std::map<std::uint32_t, HandOffNet::Heartbeat> heartbeats;
-  for (const RequestId id : orders.heartbeat) {
-    const KvReceiver::Peer& peer = receiver_->peer_of(id);
-    heartbeats[peer.worker].requests.push_back(peer.request);
-  }
-  for (auto& [peer, heartbeat] : heartbeats) {
-    heartbeat.time_ns = now_ns;
-    net_->heartbeat(peer, std::move(heartbeat));
-  }
-  net_->post_waiting(worker_, now_ns);
-  net_->hub().run_until(now_ns);  // those that take no time
-  net_->take_received(worker_, now_ns, fresh_report_.received, fresh_report_.failed);
-  std::ranges::sort(fresh_report_.received);
-  std::ranges::sort(fresh_report_.failed);
-}
-
 // After a schedule: whether it has nothing to compute, and yet the loop goes on. `reported`: an earlier one's poll had
 // something that the update of this one has read.
 bool VllmEngine::only_polls(bool reported) const noexcept {
   return net_ != nullptr && log_.scheduled.empty() && log_.preempted.empty() && planned_.empty() &&
-         (loading_ > 0 || handoff_pending() || reported || !fresh_report_.empty());
+         (loading_ > 0 || handoff_pending() || reported || !polled_.empty());
 }
 
 // A schedule without tokens: its update follows at once (asynchronously after the next schedule), then the loop sleeps.
 void VllmEngine::poll_idle(bool changed, std::int64_t now_ns) {
-  changed = changed || !fresh_report_.empty();
+  changed = changed || !polled_.empty();
   if (config_.async_scheduling) {
-    planned_.handoff = std::exchange(fresh_report_, {});
+    planned_.output = std::exchange(polled_, {});
   } else {
-    read_report(std::exchange(fresh_report_, {}), now_ns);
+    update_from_connector(std::exchange(polled_, {}), now_ns);
   }
   announcer_.release(now_ns);
   if (changed) sample(running_.size(), clock_.now_ns);
@@ -157,13 +79,13 @@ bool VllmEngine::begins_in_order() const {
 // Whether a failed read is about to end its request, at the end of any step.
 bool VllmEngine::may_fail_load() const noexcept {
   if (net_ == nullptr || !receiver_ || config_.transfer->recomputes) return false;
-  return net_->has_failed(worker_) || !fresh_report_.failed.empty() || !open_.handoff.failed.empty() ||
-         !planned_.handoff.failed.empty();
+  return net_->has_failed(worker_) || !polled_.failed.empty() || !open_.output.failed.empty() ||
+         !planned_.output.failed.empty();
 }
 
 // Requests that load change nothing until their blocks have come.
 bool VllmEngine::can_fast_forward_pulling() const {
-  if (net_ == nullptr || begins_in_order() || !planned_.handoff.empty() || !deferred_frees_.empty()) return false;
+  if (net_ == nullptr || begins_in_order() || !planned_.output.empty() || !deferred_frees_.empty()) return false;
   if (net_->next_ns(worker_) <= clock_.now_ns) return false;
   return std::ranges::all_of(queues_.skipped().ids(), [this](RequestSlot slot) {
     return requests_[slot].status == RequestStatus::Loading && !requests_[slot].loaded;
@@ -179,43 +101,17 @@ void VllmEngine::drop_in_flight(const EngineRequest& victim) {
 
 // ── Update ──
 
-// The request ends: keep its blocks for a peer, or until its transfer has ended, or free them.
-void VllmEngine::leave_handoff(EngineRequest& request, bool aborted, std::int64_t now_ns) {
-  has_ended_ = true;
-  if (request.spec.leg == KvLeg::Prefill) {
-    if (aborted) {
-      sender_->aborted(request.id);
-    } else {
-      if (request.spec.identities) request.spec.identities->offer(request.blocks);
-      sender_->hold(request.id, std::move(request.table), now_ns);
-      request.table.clear();
-      request.keyed = 0;
-      return;
-    }
-  }
-  const bool loading = request.status == RequestStatus::Loading;
-  if (receiver_ && request.spec.leg == KvLeg::Decode) {
-    receiver_->ended(request.id, request.spec.peer, request.spec.peer_request);
-  }
-  if (loading) --loading_;
-  if (loading && !request.loaded) {
-    orphans_[request.id] = {request.last_step, std::move(request.table)};
-    request.table.clear();
-    request.keyed = 0;
-  } else {
-    release_or_defer(request);
-  }
-}
-
-void VllmEngine::give_report(HandOffReport report) {
+void VllmEngine::give_report(ConnectorOutput report) {
   std::ranges::sort(report.received);
   std::ranges::sort(report.failed);
-  (config_.async_scheduling ? planned_ : open_).handoff = std::move(report);
+  (config_.async_scheduling ? planned_ : open_).output = std::move(report);
 }
 
-// The update reads what the worker's poll found.
-void VllmEngine::read_report(const HandOffReport& report, std::int64_t now_ns) {
-  for (const RequestId id : report.received) {
+// The update reads what the worker has reported.
+void VllmEngine::update_from_connector(const ConnectorOutput& output, std::int64_t now_ns) {
+  if (output.empty()) return;
+  connector_->update_connector_output(output);
+  for (const RequestId id : output.received) {
     const auto orphan = orphans_.find(id);
     if (orphan != orphans_.end()) {
       if (freeable(orphan->second.step)) {
@@ -230,16 +126,15 @@ void VllmEngine::read_report(const HandOffReport& report, std::int64_t now_ns) {
     if (found == slots_.end()) continue;
     EngineRequest& request = requests_[found->second];
     request.loaded = true;
-    request.load_failed = std::ranges::binary_search(report.failed, id);
-    receiver_->received(id);
+    request.load_failed = std::ranges::binary_search(output.failed, id);
     if (request.load_failed && !config_.transfer->recomputes) fail(found->second, now_ns);
   }
-  for (const RequestId id : report.sent) {
-    std::vector<SlotId> table = sender_->take(id);
+  for (const RequestId id : output.sent) {
+    std::vector<SlotId> table = kept_.take(id);
     if (!table.empty()) kv_->release_table(table);
     Spares<SlotId>::keep(std::move(table));
   }
-  if (!report.empty()) refusal_.stands = false;
+  if (!output.sent.empty() || !output.received.empty()) refusal_.stands = false;
 }
 
 // Ends a request whose blocks did not come.
@@ -247,15 +142,13 @@ void VllmEngine::fail(RequestSlot slot, std::int64_t now_ns) {
   EngineRequest& request = requests_[slot];
   queues_.remove(slot);
   log_.ended.emplace_back(request.id, request.spec.name);
-  if (config_.transfer->log) handoff_log_.failed.push_back(request.id);
   retire(request, false, now_ns);
   effects_.finished.push_back(take_record(slot, FinishReason::Failed, now_ns));
   on_requests_changed();
 }
 
 bool VllmEngine::handoff_pending() const noexcept {
-  if (sender_ && !sender_->idle()) return true;
-  return receiver_ && (receiver_->has_orders() || !orphans_.empty());
+  return !kept_.empty() || (nixl_ != nullptr && nixl_->has_pending_work()) || (receiver_ && !orphans_.empty());
 }
 
 std::uint64_t VllmEngine::deferred_blocks() const noexcept {

@@ -10,26 +10,24 @@ namespace understudy {
 
 // Tokens behind the head's own hits that the host or a peer has; none: ask again in the next step.
 std::optional<std::uint32_t> VllmEngine::external_tokens(Admission& head, std::int64_t now_ns) {
-  if (receiver_) return remote_tokens(head);
-  if (!offload_) return 0;
-  return grouped_ != nullptr ? look_below(head, now_ns)
-                             : offload_->look_up(requests_[head.slot], head.hit_tokens, now_ns);
+  if (offload_ && grouped_ != nullptr) return look_below(head, now_ns);
+  return connector_->get_num_new_matched_tokens(requests_[head.slot], head.hit_tokens, now_ns);
 }
 
 // A request whose load has ended; possibly an earlier schedule had no room for its other blocks.
-Admission VllmEngine::loaded_head(const EngineRequest& request) {
+Admission VllmEngine::loaded_head(EngineRequest& request, std::int64_t now_ns) {
   Admission head;
   head.slot = request.slot;
   head.hit_tokens = request.computed;
   head.has_loaded = true;
   // A prompt of one token has nothing computed, and is looked up in vain.
-  if (receiver_ && config_.transfer->log && request.computed == 0) handoff_log_.lookups.push_back({request.id, 0, 0});
+  if (receiver_ && request.computed == 0) (void)connector_->get_num_new_matched_tokens(request, 0, now_ns);
   return head;
 }
 
 void VllmEngine::count_loaded(EngineRequest& request, bool resumed) {
   const std::uint32_t tokens = std::exchange(request.loaded_tokens, 0);
-  if (receiver_) {
+  if (connector_->get_external_cache_hit_source(request.id) == HitSource::Peer) {
     request.record.pulled_tokens += tokens;
     return;
   }
@@ -44,13 +42,14 @@ std::optional<std::uint32_t> VllmEngine::look_below(Admission& head, std::int64_
   const std::uint32_t replay = grouped_->replay();
   const std::uint32_t inside = head.hit.tokens % unit;
   const std::uint32_t local = head.hit.tokens - inside;
-  const std::optional<std::uint32_t> found = offload_->look_up(requests_[head.slot], local, now_ns);
+  const std::optional<std::uint32_t> found =
+      connector_->get_num_new_matched_tokens(requests_[head.slot], local, now_ns);
   if (!found) return found;
   std::uint32_t below = *found;
   if (replay > 0 && below % unit > 0) {
     below -= below % unit;
     // vLLM 0.33 does not look again, and stops with an assertion if a window or a state does not end there.
-    if (!offload_->can_load(requests_[head.slot], local, below)) below = 0;
+    if (!connector_->can_load(requests_[head.slot], local, below)) below = 0;
   }
   if (below > inside && inside > 0) {
     grouped_->truncate(head.hit, local);
@@ -92,18 +91,14 @@ bool VllmEngine::place_load(const Admission& head, std::uint32_t tokens, std::in
 
 // Start to load `tokens` tokens behind `local` ones, for which the request has blocks.
 void VllmEngine::begin_load(EngineRequest& request, std::uint32_t local, std::uint32_t tokens, std::int64_t now_ns) {
-  if (receiver_) {
-    begin_pull(request, local);
-  } else {
-    offload_->begin_load(request, local, tokens);
-  }
+  connector_->update_state_after_alloc(request, local, tokens);
   request.computed = local + tokens;
   request.before_park = request.status;
   request.status = RequestStatus::Loading;
   request.loaded = false;
   request.loaded_tokens = tokens;
   request.load_begun_ns = now_ns;
-  prefills_in_flight_.push_back(request.slot);
+  if (!std::ranges::count(prefills_in_flight_, request.slot)) prefills_in_flight_.push_back(request.slot);
   ++loading_;
 }
 
@@ -175,19 +170,22 @@ FetchStages VllmEngine::fetch_stages() const {
 
 // ── Steps ──
 
-// Report the scheduled requests to the connector, and collect the transfers to start.
-void VllmEngine::close_offload(std::size_t admitted_before) {
+// Report the scheduled requests to the connector, and collect its orders to the worker.
+void VllmEngine::close_connector(std::size_t admitted_before, std::int64_t now_ns) {
   const std::size_t admitted = log_.admitted.size() - admitted_before;
   const std::size_t first_admitted = log_.scheduled.size() - admitted;
   if (!log_.scheduled.empty()) ++counts_.scheduled;
   for (std::size_t i = 0; i < log_.scheduled.size(); ++i) {
-    const Scheduled& turn = log_.scheduled[i];
-    EngineRequest& request = requests_[turn.slot];
+    EngineRequest& request = requests_[log_.scheduled[i].slot];
     const bool fresh = i >= first_admitted;
-    offload_->scheduled(request, request.computed, fresh, fresh && log_.resumed[admitted_before + i - first_admitted]);
+    connector_->on_scheduled({request, fresh, fresh && log_.resumed[admitted_before + i - first_admitted]});
     request.last_step = counts_.scheduled;
   }
-  orders_ = offload_->close_schedule();
+  has_ended_ = false;
+  meta_ = connector_->build_connector_meta(now_ns);
+  polled_ = {};
+  connector_->poll(polled_, now_ns);
+  totals_.expired_leases += polled_.expired;
 }
 
 // Release the blocks of the schedule's copies, or defer it until a step has run them.
@@ -199,13 +197,18 @@ void VllmEngine::end_group_schedule() {
   if (!blocks.empty()) deferred_frees_.push_back({step, std::move(blocks)});
 }
 
-// Remove a request that ends. Blocks that are being loaded stay reserved.
-void VllmEngine::leave_offload(EngineRequest& request, bool aborted, std::int64_t now_ns) {
+// The request ends: keep its blocks until they are sent, or until its load has ended, or free them.
+void VllmEngine::leave(EngineRequest& request, bool aborted, std::int64_t now_ns) {
+  has_ended_ = true;
   const bool loading = request.status == RequestStatus::Loading;
   if (loading) --loading_;
-  offload_->ended(request, request.computed, aborted, now_ns);
+  if (connector_->request_finished(request, aborted, now_ns)) {
+    if (request.spec.identities && !request.blocks.empty()) request.spec.identities->offer(request.blocks);
+    kept_.keep(request.id, kv_->detach(request));
+    return;
+  }
   // vLLM hands over the blocks that the window still reads.
-  if (grouped_ != nullptr) {
+  if (grouped_ != nullptr && offload_) {
     grouped_->leave_behind(request,
                            grouped_->processed(request, request.computed, request.last_step, counts_.processed));
   }
@@ -218,7 +221,7 @@ void VllmEngine::leave_offload(EngineRequest& request, bool aborted, std::int64_
 
 // Free the request's blocks, or defer it while a step in flight may still write to them.
 void VllmEngine::release_or_defer(EngineRequest& request) {
-  if (!connects() || freeable(request.last_step)) return kv_->release(request);
+  if (freeable(request.last_step)) return kv_->release(request);
   if (kv_->holds(request)) deferred_frees_.push_back({counts_.scheduled, kv_->detach(request)});
   request.keyed = 0;
 }
@@ -234,53 +237,35 @@ void VllmEngine::free_deferred(bool computed) {
 
 // ── Transfers ──
 
-std::vector<JobId> VllmEngine::run_offload_step() { return offload_steps_->run(std::exchange(orders_, {})); }
-
-// Begin a batch's transfers; returns when it can compute, since it may have to wait for flushed jobs.
-std::int64_t VllmEngine::begin_transfers(OffloadOrders orders, std::int64_t now_ns) {
-  if (offload_steps_) open_.reports = offload_steps_->run(orders);
-  return offload_links_ ? offload_links_->begin(orders, *offload_, now_ns) : now_ns;
-}
-
 // Begin the transfers of a planned batch that computes no token.
 std::int64_t VllmEngine::begin_transfers_alone(std::int64_t now_ns) {
-  if (!offload_links_ || !planned_.empty() || planned_.orders.empty()) return now_ns;
-  return offload_links_->begin(std::exchange(planned_.orders, {}), *offload_, now_ns);
+  if (!offload_links_ || !planned_.empty() || planned_.meta == nullptr) return now_ns;
+  return connector_->start_step(std::move(planned_.meta), planned_.output, now_ns);
 }
 
 // Whether a step without computed tokens makes progress on transfers.
 bool VllmEngine::still_offloads() const {
-  if (config_.transfer) return loading_ > 0 || handoff_pending();
+  if (config_.transfer && (loading_ > 0 || handoff_pending())) return true;
   if (!offload_) return false;
-  return offload_links_ ? !orders_.empty() || !planned_.orders.empty() || !offload_links_->idle()
+  return offload_links_ ? meta_ != nullptr || planned_.meta != nullptr || !offload_links_->idle()
                         : offload_->has_jobs();
 }
 
-// The worker has done these.
-void VllmEngine::report_offload(std::vector<JobId> done) {
+// The worker has done these copies.
+void VllmEngine::report_offload(std::vector<JobId> done, std::int64_t now_ns) {
   if (done.empty()) return;
-  for (const RequestId id : offload_->done(done)) {
-    const auto orphan = orphans_.find(id);
-    if (orphan == orphans_.end()) {
-      requests_[slots_.at(id)].loaded = true;
-      continue;
-    }
-    if (freeable(orphan->second.step)) {
-      kv_->release_table(orphan->second.table);
-    } else {
-      deferred_frees_.push_back({counts_.scheduled, std::move(orphan->second.table)});
-    }
-    orphans_.erase(orphan);
-  }
+  ConnectorOutput output;
+  offloading_->report(std::move(done), output);
+  update_from_connector(output, now_ns);
 }
 
 // A step has ended. Without requests to schedule, vLLM runs empty steps until all stores are done.
 void VllmEngine::offload_after_step(std::int64_t now_ns) {
-  if (offload_links_->has_done()) report_offload(offload_links_->take_done());
+  if (offload_links_->has_done()) report_offload(offload_links_->take_done(), now_ns);
   const bool rests = quiescent();
   if (rests) (void)begin_transfers_alone(now_ns);
   while (rests && (offload_->has_ended_to_tell() || !offload_links_->submitted())) {
-    (void)offload_links_->begin(offload_->close_schedule(), *offload_, now_ns);
+    (void)connector_->start_step(connector_->build_connector_meta(now_ns), planned_.output, now_ns);
   }
 }
 
@@ -296,8 +281,7 @@ std::uint64_t VllmEngine::kept_blocks() const {
   std::uint64_t references = 0;
   for (const KeptBlocks& kept : deferred_frees_) references += kept.table.size();
   for (const auto& [id, kept] : orphans_) references += kept.table.size();
-  if (sender_) references += sender_->references();
-  return references;
+  return references + kept_.references();
 }
 
 }  // namespace understudy

@@ -260,8 +260,7 @@ void OffloadConnector::touch_all(Tracked& tracked, std::span<const BlockIdentity
 
 // ── Update ──
 
-std::vector<RequestId> OffloadConnector::done(std::span<const JobId> jobs) {
-  std::vector<RequestId> loaded;
+void OffloadConnector::done(std::span<const JobId> jobs) {
   if (config_.log) log_.done.assign(jobs.begin(), jobs.end());
   for (const JobId id : jobs) {
     const auto found = jobs_.find(id);
@@ -279,13 +278,11 @@ std::vector<RequestId> OffloadConnector::done(std::span<const JobId> jobs) {
       }
     } else {
       host_.loaded(job.host);
-      loaded.push_back(job.request);
     }
     std::erase(tracked.jobs, id);
     if (tracked.signalled && tracked.jobs.empty()) forget(job.tracked);
     jobs_.erase(found);
   }
-  return loaded;
 }
 
 // ── Books ──

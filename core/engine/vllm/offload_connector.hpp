@@ -10,13 +10,12 @@
 #include <vector>
 
 #include "base/huge_array.hpp"
+#include "engine/vllm/connector/output.hpp"
 #include "engine/vllm/kv_backend.hpp"
 #include "engine/vllm/offload_config.hpp"
 #include "tiers/vllm_host.hpp"
 
 namespace understudy {
-
-using JobId = std::uint64_t;
 
 // A transfer between device and host.
 struct OffloadJob {
@@ -119,6 +118,8 @@ class OffloadConnector {
   virtual bool can_load(const KvRequest&, std::uint32_t, std::uint32_t) { return true; }
   // The request has blocks for the chunks found: start loading them.
   virtual void begin_load(const KvRequest& request, std::uint32_t local, std::uint32_t tokens);
+  // The request got its blocks for a load by others.
+  void handed_out(const KvRequest& request) { allocated(request.table); }
 
   // ── Schedule ──
   virtual void preempted(const KvRequest& request);
@@ -130,8 +131,8 @@ class OffloadConnector {
   virtual void ended(KvRequest& request, std::uint32_t computed, bool aborted, std::int64_t now_ns);
 
   // ── Update ──
-  // The worker has finished these jobs, in this order. Returns requests whose loads are complete, ended ones included.
-  std::vector<RequestId> done(std::span<const JobId> jobs);
+  // The worker has finished these jobs, in this order.
+  void done(std::span<const JobId> jobs);
   const OffloadJob& job(JobId id) const { return jobs_.at(id); }
 
   // ── Watch ──

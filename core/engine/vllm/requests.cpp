@@ -61,10 +61,7 @@ const Effects& VllmEngine::submit(RequestSpec spec, std::int64_t now_ns) {
   slots_.emplace(request.id, slot);
   queues_.push(slot, false);
   unread_.push_back(slot);
-  if (offload_) offload_->came(request);
-  if (request.spec.leg == KvLeg::Decode) {
-    receiver_->came(request.id, request.spec.peer, request.spec.peer_request);
-  }
+  connector_->on_new_request(request);
   on_requests_changed();
   sample(running_.size(), here_ns);
   return return_effects();
@@ -209,13 +206,7 @@ const EngineRequest& VllmEngine::request(RequestId id) const {
 
 void VllmEngine::retire(EngineRequest& request, bool aborted, std::int64_t now_ns) {
   std::erase(prefills_in_flight_, request.slot);
-  if (offload_) {
-    leave_offload(request, aborted, now_ns);
-  } else if (config_.transfer) {
-    leave_handoff(request, aborted, now_ns);
-  } else {
-    kv_->release(request);
-  }
+  leave(request, aborted, now_ns);
   request.status = RequestStatus::Finished;
   Spares<SlotId>::keep(std::move(request.table));  // assigning {} would keep the memory here
   Spares<BlockIdentity>::keep(std::move(request.blocks));

@@ -57,8 +57,7 @@ std::int64_t VllmEngine::schedule(std::int64_t now_ns) {
   UNDERSTUDY_ASSERT(budget_ <= config_.max_num_batched_tokens, "a schedule stays within the budget of tokens");
   UNDERSTUDY_ASSERT(running_.size() <= config_.max_num_seqs, "no more requests run than max_num_seqs");
   interval_.end(!log_.scheduled.empty());
-  if (offload_) close_offload(admitted_before);
-  if (config_.transfer) close_handoff(admitted_before, now_ns);
+  if (connected()) close_connector(admitted_before, now_ns);
   if (grouped_ != nullptr) end_group_schedule();
   log_.free_after_schedule = kv_->available();
   fruitless_preemptions_ += log_.preempted.size() - preempted_before;
@@ -181,9 +180,9 @@ void VllmEngine::preempt(std::size_t position, RequestId by) {
     log_.scheduled.erase(turn);
     kv_->withdraw(victim, config_.phantom_hits);
   }
-  if (offload_) offload_->preempted(victim);
+  connector_->handle_preemption(victim);
   std::erase(prefills_in_flight_, victim.slot);
-  if (sender_) drop_in_flight(victim);
+  if (connector_->requires_kv_delivery()) drop_in_flight(victim);
   release_or_defer(victim);
   victim.computed = 0;
   victim.ahead = 0;

@@ -38,7 +38,7 @@ void require_transfer(const VllmConfig& c) {
   refuse(c.kv_manager == KvManagerKind::Kvbm, "kv_manager kvbm");
   refuse(c.speculation.tokens > 0, "num_speculative_tokens");
   refuse(!c.mocker.accept_rates.empty(), "accept_rates");
-  refuse(c.offload.has_value(), "vLLM's offload");
+  refuse(c.offload && !c.multi, "vLLM's offload");
   refuse(!c.groups.empty(), "several KV cache groups");
   refuse(c.max_loras != VllmConfig::kUnlimited, "max_loras");
   if (c.transfer->lease_s < 1 || c.transfer->lease_s > 1'000'000) {
@@ -90,6 +90,9 @@ const VllmConfig& checked(const VllmConfig& c) {
       c.speculation.draft_slots >= c.max_num_batched_tokens) {
     throw Error(ErrorKind::ConfigError, "max_num_batched_tokens=", c.max_num_batched_tokens,
                 " leaves nothing beside the slots of the draft model");
+  }
+  if (c.multi && !(c.transfer && c.offload)) {
+    throw Error(ErrorKind::ConfigError, "multi: several connectors are hand-offs and vLLM's offload; give both");
   }
   if (!c.groups.empty()) require_groups(c);
   if (c.transfer) require_transfer(c);
@@ -292,32 +295,7 @@ VllmEngine::VllmEngine(const VllmConfig& config, const EngineSite& site)
     // Under vLLM's offload an evicted block was copied before, or is lost.
     kv_ = std::make_unique<NativeBackend>(config_, store_, config.offload ? nullptr : tiers_.get());
   }
-  if (config.offload) {
-    if (grouped_ != nullptr) {
-      offload_ = std::make_unique<GroupOffload>(*config.offload, *grouped_, config.num_gpu_blocks, store_);
-    } else {
-      offload_ = std::make_unique<OffloadConnector>(*config.offload, config.block_size, config.enable_prefix_caching,
-                                                    store_, config.num_gpu_blocks);
-    }
-    if (tiers_) {
-      offload_links_ = std::make_unique<OffloadLinks>(tiers_->hub(), tiers_->host_links(), tiers_->config().host,
-                                                      tiers_->config().bytes_per_block,
-                                                      config.offload->samples ? &offload_->samples() : nullptr);
-    } else {
-      offload_steps_ = std::make_unique<OffloadSteps>(config.offload->store_steps, config.offload->load_steps);
-    }
-  }
-  if (config.transfer && config.transfer->produces) sender_ = std::make_unique<KvSender>(*config.transfer);
-  if (config.transfer && config.transfer->consumes) receiver_ = std::make_unique<KvReceiver>(*config.transfer);
-  if (config.transfer) {
-    if (config.offload) {
-      throw Error(ErrorKind::ConfigError,
-                  "offload: vLLM's offload does not work with hand-offs of KV blocks yet; use a tier with mode "
-                  "write_through or evict");
-    }
-    net_ = site.net;
-    worker_ = static_cast<std::uint32_t>(site.worker);
-  }
+  connector_ = make_connector(site);
   fast_forward_ = std::make_unique<FastForward>(decode_state(), static_cast<DecodeHost&>(*this));
   accepted_at_.resize(config.speculation.tokens);
   if (observer_) announcer_.keep_taken();
@@ -329,6 +307,63 @@ VllmEngine::VllmEngine(const VllmConfig& config, const EngineSite& site)
       sample_blocks(time_ns);
     });
   }
+}
+
+std::unique_ptr<Connector> VllmEngine::make_offloading() {
+  const VllmOffload& settings = *config_.offload;
+  std::unique_ptr<OffloadConnector> scheduler;
+  if (grouped_ != nullptr) {
+    scheduler = std::make_unique<GroupOffload>(settings, *grouped_, config_.num_gpu_blocks, store_);
+  } else {
+    scheduler = std::make_unique<OffloadConnector>(settings, config_.block_size, config_.enable_prefix_caching, store_,
+                                                   config_.num_gpu_blocks);
+  }
+  auto connector = std::make_unique<OffloadingConnector>(std::move(scheduler), config_.multi.has_value());
+  offloading_ = connector.get();
+  offload_ = &connector->scheduler();
+  if (tiers_) {
+    connector->use_links(std::make_unique<OffloadLinks>(tiers_->hub(), tiers_->host_links(), tiers_->config().host,
+                                                        tiers_->config().bytes_per_block,
+                                                        settings.samples ? &offload_->samples() : nullptr));
+  } else if (!config_.multi) {  // else a driver of recorded steps copies
+    connector->use_steps(std::make_unique<OffloadSteps>(settings.store_steps, settings.load_steps));
+  }
+  offload_links_ = connector->links();
+  offload_steps_ = connector->steps();
+  return connector;
+}
+
+std::unique_ptr<Connector> VllmEngine::make_nixl(const EngineSite& site) {
+  net_ = site.net;
+  worker_ = static_cast<std::uint32_t>(site.worker);
+  auto connector = std::make_unique<NixlConnector>(*config_.transfer, config_.block_size, net_, worker_);
+  nixl_ = connector.get();
+  sender_ = connector->sender();
+  receiver_ = connector->receiver();
+  return connector;
+}
+
+std::unique_ptr<Connector> VllmEngine::make_connector(const EngineSite& site) {
+  if (config_.transfer && config_.offload && (!config_.multi || site.net != nullptr || tiers_)) {
+    throw Error(ErrorKind::ConfigError,
+                "offload: vLLM's offload does not work with hand-offs of KV blocks over links yet; use a tier with "
+                "mode write_through or evict");
+  }
+  const bool consumes =
+      config_.multi ? config_.multi->consumes : config_.offload || (config_.transfer && config_.transfer->consumes);
+  fenced_ = config_.async_scheduling && consumes;
+  if (!config_.multi) {
+    if (config_.transfer) return make_nixl(site);
+    if (config_.offload) return make_offloading();
+    return std::make_unique<NoConnector>();
+  }
+  std::vector<std::unique_ptr<Connector>> children;
+  children.push_back(make_nixl(site));
+  children.push_back(make_offloading());
+  if (config_.multi->host_first) std::swap(children[0], children[1]);
+  auto connector = std::make_unique<MultiConnector>(std::move(children), config_.multi->log);
+  multi_ = connector.get();
+  return connector;
 }
 
 VllmEngine::~VllmEngine() = default;

@@ -56,19 +56,17 @@ void VllmEngine::begin_one_step(std::int64_t now_ns) {
   if (planned_.empty()) {
     if (waits_for_copies()) return;
     ready_ns = begin_transfers_alone(now_ns);
-    const HandOffReport late = std::exchange(planned_.handoff, {});  // of a schedule without tokens
+    const ConnectorOutput late = std::exchange(planned_.output, {});  // of a schedule without tokens
     const std::int64_t duration_ns = try_schedule(now_ns);
-    if (!late.empty()) read_report(late, now_ns);
+    update_from_connector(late, now_ns);
     if (only_polls(!late.empty())) return poll_idle(!late.empty(), now_ns);
     if (!found_work(now_ns)) return;
     if (!config_.async_scheduling) {
-      open_.handoff = std::exchange(fresh_report_, {});
-      const std::int64_t flushed_ns = offload_ ? begin_transfers(std::exchange(orders_, {}), now_ns) - now_ns : 0;
+      open_.output = std::exchange(polled_, {});
+      const std::int64_t flushed_ns = connector_->start_step(std::move(meta_), open_.output, now_ns) - now_ns;
       return open_step(now_ns, load_, duration_ns + flushed_ns);
     }
-    planned_ = {log_.scheduled, load_, duration_ns};
-    if (offload_) planned_.orders = std::exchange(orders_, {});
-    planned_.handoff = std::exchange(fresh_report_, {});
+    planned_ = {log_.scheduled, load_, duration_ns, std::move(meta_), std::exchange(polled_, {})};
     if (observer_ && !planned_.empty()) {  // every schedule is reported, with both halves
       observer_(*this, false);
       observer_(*this, true);
@@ -83,13 +81,11 @@ void VllmEngine::begin_one_step(std::int64_t now_ns) {
     behind.duration_ns = try_schedule(now_ns);
     behind.turns = log_.scheduled;
     behind.load = load_;
-    if (offload_) behind.orders = std::exchange(orders_, {});
-    behind.handoff = std::exchange(fresh_report_, {});
+    behind.meta = std::move(meta_);
+    behind.output = std::exchange(polled_, {});
   }
   open_ = std::exchange(planned_, std::move(behind));
-  if (offload_) {
-    open_.duration_ns += std::max(ready_ns, begin_transfers(std::move(open_.orders), now_ns)) - now_ns;
-  }
+  open_.duration_ns += std::max(ready_ns, connector_->start_step(std::move(open_.meta), open_.output, now_ns)) - now_ns;
   open_step(now_ns, open_.load, open_.duration_ns);
 }
 
@@ -111,7 +107,7 @@ void VllmEngine::sync_to(std::int64_t now_ns) {
     announcer_.stop_holding();
     tiers_->hub().run_until(now_ns);
     resume_loaded();
-    if (offload_links_ && offload_links_->has_done()) report_offload(offload_links_->take_done());
+    if (offload_links_ && offload_links_->has_done()) report_offload(offload_links_->take_done(), now_ns);
     landings_noticed_ = tiers_->landings();
     announcer_.show(now_ns);
   }
@@ -136,7 +132,7 @@ bool VllmEngine::found_work(std::int64_t now_ns) {
   if (landing_wait_.on) {
     landing_wait_.released = tiers_->released();
     clock_.now_ns = now_ns;
-    if (offload_) (void)begin_transfers(std::exchange(orders_, {}), now_ns);
+    (void)connector_->start_step(std::move(meta_), planned_.output, now_ns);
     announcer_.release(now_ns);
     return false;
   }
@@ -214,8 +210,7 @@ void VllmEngine::finish_step(std::int64_t end_ns) {
   finish_bound_.reset();
   clock_.now_ns = end_ns;
   receive_tokens(batch(), end_ns);
-  if (offload_steps_) report_offload(std::exchange(open_.reports, {}));
-  if (config_.transfer) read_report(std::exchange(open_.handoff, {}), end_ns);
+  update_from_connector(std::exchange(open_.output, {}), end_ns);
   if (offload_links_) offload_after_step(end_ns);
   sample(running_.size(), end_ns);
   close_step();
@@ -230,8 +225,8 @@ void VllmEngine::begin_recorded_step(std::int64_t now_ns) {
   sync_to(now_ns);
   const std::int64_t duration_ns = try_schedule(now_ns);
   if (!found_work(now_ns)) return;
-  Batch behind{log_.scheduled, load_, duration_ns};
-  if (offload_steps_) behind.reports = run_offload_step();
+  Batch behind{log_.scheduled, load_, duration_ns, nullptr, std::exchange(polled_, {})};
+  (void)connector_->start_step(std::move(meta_), behind.output, now_ns);  // its worker runs with the schedule
   open_ = std::exchange(planned_, std::move(behind));
   open_step(now_ns, {}, 0);
 }

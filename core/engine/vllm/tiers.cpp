@@ -88,7 +88,7 @@ void VllmEngine::finish_transfers() {
 void VllmEngine::report_idle_landings() {
   while (offload_links_ && !clock_.in_step && quiescent() && offload_links_->has_done()) {
     std::int64_t time_ns = 0;
-    report_offload(offload_links_->take_first_done(time_ns));
+    report_offload(offload_links_->take_first_done(time_ns), time_ns);
     announcer_.show(time_ns);
     sample_blocks(time_ns);
   }

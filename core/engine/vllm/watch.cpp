@@ -26,7 +26,7 @@ void VllmEngine::add_sample(std::int64_t time_ns, std::uint32_t running, std::ui
         static_cast<std::uint32_t>((store_.in(1, SlotState::Primary) + store_.in(1, SlotState::Inactive)) *
                                    (offload_ ? config_.offload->blocks_per_chunk : 1));
   }
-  if (sender_) sample.kept_blocks = static_cast<std::uint32_t>(sender_->held_blocks());
+  sample.kept_blocks = static_cast<std::uint32_t>(kept_.num_blocks());
   token_log_.add_sample(sample);
   if (grouped_ != nullptr) grouped_->sample(time_ns);
 }

@@ -149,7 +149,7 @@ def compare_handoff(path: Path, profile: VersionProfile | None = None, *, check:
     version = str(lines[1]["header"].get("vllm"))
     profile = profile or find_recorded_profile(version)
     scenario = convert_scenario(HandOffScenario, lines[0].get("scenario"), path)
-    ours = HandOffRun(scenario, profile, check=check).lines()
+    ours = HandOffRun(scenario, profile, version, check=check).lines()
     # Empty fields are left out, so the order of keys is not that of any one line.
     recorded = ({key: line[key] for key in sorted(line, key=key_place)} for line in lines[2:])
     steps, difference = first_difference(ours, recorded)

@@ -5,10 +5,13 @@ from __future__ import annotations
 from collections import Counter
 from typing import TYPE_CHECKING, Any
 
-from understudy._core import RequestSpec, VllmEngine, constant_timing, with_transfer
+from understudy._core import RequestSpec, VllmEngine, constant_timing, with_multi, with_transfer
 from understudy.conformance.handoff_scenario import NS_PER_S, HandOffScenario
 from understudy.conformance.handoff_wire import Wire
+from understudy.conformance.multi_lines import HostLines, name_content
 from understudy.conformance.submit import blocks_of
+from understudy.engines.offload_profiles import offload_profile
+from understudy.errors import InvalidArgument
 from understudy.run.step_line import RecordedEvents
 
 if TYPE_CHECKING:
@@ -21,13 +24,46 @@ if TYPE_CHECKING:
 
 Line = dict[str, Any]
 
-ALWAYS = {"i", "tick", "step", "free_blocks", "deferred", "free_after_schedule"}
+ALWAYS = {
+    "i",
+    "tick",
+    "step",
+    "reset",
+    "free_blocks",
+    "deferred",
+    "free_after_schedule",
+    "host_chunks",
+    "host_ready",
+}
 KEYS = [
-    *("i", "tick", "step", "aborted", "free_after_schedule", "recv", "to_send", "heartbeat", "in_batch"),
+    *(
+        "i",
+        "tick",
+        "step",
+        "reset",
+        "aborted",
+        "free_after_schedule",
+        "recv",
+        "to_send",
+        "heartbeat",
+        "in_batch",
+    ),
     *("not_processed", "notified", "expired", "leases", "scheduled", "new", "preempted", "resumed", "cached"),
     *("reads", "registered", "notify_only", "lookups", "finished", "handoff", "recved", "failed", "sent"),
     *("invalid", "running", "holding", "waiting", "loading", "held", "free_blocks", "free_head", "deferred"),
-    "kv_events",
+    *(
+        "kv_events",
+        "told",
+        "loads",
+        "stores",
+        "store_failed",
+        "flush",
+        "blocks",
+        "posted",
+        "jobs_done",
+        "evicted",
+    ),
+    *("host_events", "host_chunks", "host_ready", "host_lru"),
 ]
 PLACES = {key: place for place, key in enumerate(KEYS)}
 COUNTED = (
@@ -52,15 +88,32 @@ def key_place(key: str) -> int:
 class Instance:
     """One engine of the pair, its queue of batches and its lines."""
 
-    def __init__(self, side: SideName, run: HandOffRun, profile: VersionProfile, *, check: bool) -> None:
+    def __init__(
+        self, side: SideName, run: HandOffRun, profile: VersionProfile, version: str, *, check: bool
+    ) -> None:
         scenario = run.scenario
         settings = scenario.p if side == "p" else scenario.d
         self.side = side
         self.settings = settings.side
         self.asynchronous = settings.config.async_scheduling
-        config = settings.config.engine_config(profile, check=check)
-        transfer = settings.side.transfer(side)
-        self.engine = VllmEngine(with_transfer(config, transfer), constant_timing(1.0, 1.0))
+        host = settings.side.host
+        offload = None
+        if host is not None:
+            offload = offload_profile(version).native(
+                host_chunks=host.host_chunks,
+                blocks_per_chunk=host.blocks_per_chunk,
+                eviction_policy=host.eviction_policy,
+                offload_prompt_only=host.offload_prompt_only,
+                log=True,
+            )
+        config = settings.config.engine_config(profile, check=check, offload=offload)
+        config = with_transfer(config, settings.side.transfer(side))
+        host_first = settings.side.connector == "multi_rev"
+        if host is not None:
+            consumes = settings.side.role(side) != "kv_producer"
+            config = with_multi(config, consumes=consumes, host_first=host_first, log=True)
+        self.engine = VllmEngine(config, constant_timing(1.0, 1.0))
+        self.host = None if host is None else HostLines(self.engine, host, run.names, host_first=host_first)
         self.arrived: dict[int, None] = {}
         self.steps = 0
         self._run = run
@@ -70,6 +123,7 @@ class Instance:
         self._cached: dict[int, int] = {}
         self.reports: list[Line] = []
         self._check = check
+        self._resets = sorted(reset.tick for reset in run.scenario.resets if reset.side == side)
 
     def arrive(self, index: int, *, leg: str, now_ns: int) -> None:
         """Submit a request of the scenario."""
@@ -99,12 +153,25 @@ class Instance:
     @property
     def _has_requests(self) -> bool:
         engine = self.engine
-        return bool(engine.running or engine.num_waiting or engine.has_ended or engine.handoff_pending)
+        pending = engine.handoff_pending or engine.offload_pending
+        return bool(engine.running or engine.num_waiting or engine.has_ended or pending)
 
-    def iterate(self, tick: int, now_ns: int) -> Line:
-        """Run one iteration and return its line."""
+    def reset_due(self, tick: int) -> bool:
+        """Whether the caches are to be dropped; takes the order."""
+        due = [when for when in self._resets if when <= tick]
+        self._resets = self._resets[len(due) :]
+        return bool(due)
+
+    def reset(self, now_ns: int) -> bool:
+        """Drop all caches; return whether all were."""
+        raise InvalidArgument(f"reset of instance {self.side} at {now_ns} ns: resets are not replayed yet")
+
+    def iterate(self, tick: int, now_ns: int, reset: bool | None = None) -> Line:
+        """Run one iteration and return its line. `reset`: the result of a reset ahead of it."""
         run, engine = self._run, self.engine
         line: Line = {"i": self.side, "tick": tick, "step": None}
+        if reset is not None:
+            line["reset"] = reset
         line["aborted"] = run.abort(self, tick, "before", now_ns)
         scheduled = self._has_requests
         tokens = False
@@ -126,6 +193,16 @@ class Instance:
         self._queued -= updated
         self._describe_state(line, updated)
         return {key: line[key] for key in KEYS if key in line and (line[key] or key in ALWAYS)}
+
+    def stay(self, tick: int, reset: bool) -> Line:
+        """Return the line of a reset without an iteration."""
+        line: Line = {"i": self.side, "tick": tick, "step": None, "reset": reset}
+        self._describe_state(line, True)
+        return {key: line[key] for key in KEYS if key in line and (line[key] or key in ALWAYS)}
+
+    def name_content(self, lines: list[Line]) -> None:
+        """Name the content of the host in the lines of this instance."""
+        name_content(lines, self._events.numbers)
 
     def _end_step(self, line: Line, now_ns: int, updates: bool) -> None:
         effects = self.engine.end_recorded_step(now_ns)
@@ -161,10 +238,15 @@ class Instance:
         admitted = sorted(engine.admitted, key=lambda row: row[1])  # new ones first
         line["cached"] = {names[r]: cached for r, _, cached in admitted}
         for r, resumed, cached in engine.admitted:
-            if not resumed:
+            if not resumed and self.host is None:
                 self._cached[r] = cached
         line["lookups"] = [[names[r], local, external] for r, local, external in logged["lookups"]]
-        run.poll(self, line, logged, tick, now_ns)
+        jobs: list[int] = []
+        loaded: list[int] = []
+        if self.host is not None:
+            jobs, loaded = self.host.describe_schedule(line, tick)
+            self._cached |= self.host.found
+        run.poll(self, line, logged, tick, now_ns, jobs, loaded)
         return bool(engine.scheduled)
 
     def _describe_state(self, line: Line, updated: bool) -> None:
@@ -181,6 +263,10 @@ class Instance:
         line["free_blocks"] = engine.free_blocks
         line["free_head"] = [block + 1 for block in engine.free_head(4)]
         line["deferred"] = engine.deferred_blocks
+        if self.host is not None:
+            if updated:
+                self.host.describe_update(line)
+            self.host.describe_state(line)
         if updated:
             line["kv_events"] = self._events.describe(engine.peek_events())
             engine.take_events()
@@ -189,13 +275,15 @@ class Instance:
 class HandOffRun:
     """A scenario on two new engines."""
 
-    def __init__(self, scenario: HandOffScenario, profile: VersionProfile, *, check: bool = False) -> None:
+    def __init__(
+        self, scenario: HandOffScenario, profile: VersionProfile, version: str = "", *, check: bool = False
+    ) -> None:
         self.scenario = scenario
         self.names = [request.id for request in scenario.requests]
         self._index = {name: index for index, name in enumerate(self.names)}
         self._wire = Wire(scenario)
-        self._p = Instance("p", self, profile, check=check)
-        self._d = Instance("d", self, profile, check=check)
+        self._p = Instance("p", self, profile, version or profile.name, check=check)
+        self._d = Instance("d", self, profile, version or profile.name, check=check)
         self._to_arrive = list(range(len(self.names)))
         self._on_the_way: dict[int, int] = {}
         self._gone: set[int] = set()
@@ -203,6 +291,16 @@ class HandOffRun:
 
     def lines(self) -> Iterator[Line]:
         """Yield the recording's lines after its header: one per iteration of an instance, then the totals."""
+        if not self.scenario.has_host:
+            yield from self._lines()
+            return
+        *lines, end = self._lines()
+        for instance in (self._p, self._d):
+            instance.name_content([line for line in lines if line["i"] == instance.side])
+        yield from lines
+        yield end
+
+    def _lines(self) -> Iterator[Line]:
         totals: Counter[str] = Counter()
         reason = "max_ticks"
         tick = 0
@@ -211,10 +309,16 @@ class HandOffRun:
             self._tick = tick
             self._arrive(tick, now_ns)
             for instance in (self._p, self._d):
-                if not (instance.settings.iterates(tick) and instance.has_work):
+                if not instance.settings.iterates(tick):
                     continue
-                line = instance.iterate(tick, now_ns)
-                self._count(line, totals)
+                reset = instance.reset(now_ns) if instance.reset_due(tick) else None
+                if instance.has_work:
+                    line = instance.iterate(tick, now_ns, reset)
+                elif reset is not None:
+                    line = instance.stay(tick, reset)
+                else:
+                    continue
+                self._count(instance, line, totals)
                 yield line
             if not (self._to_arrive or self._on_the_way or self._p.has_work or self._d.has_work):
                 reason = "done"
@@ -261,8 +365,20 @@ class HandOffRun:
             "await": not push and bool(blocks),
         }
 
-    def poll(self, instance: Instance, line: Line, logged: HandOffLine, tick: int, now_ns: int) -> None:
-        """Run the instance's worker for an iteration: post transfers, then poll."""
+    def poll(
+        self,
+        instance: Instance,
+        line: Line,
+        logged: HandOffLine,
+        tick: int,
+        now_ns: int,
+        jobs: list[int],
+        loaded: list[int],
+    ) -> None:
+        """Run the instance's worker for an iteration: post transfers, then poll.
+
+        `jobs` are copies of its host that are done, and `loaded` the requests whose loads are.
+        """
         push = self.scenario.mode == "push"
         wire, names = self._wire, self.names
         sent: list[int] = []
@@ -307,16 +423,18 @@ class HandOffRun:
             failed += [transfer.request for transfer in ended if transfer.failed]
             lost += [block for transfer in ended if transfer.failed for block in transfer.blocks]
             received = sorted([transfer.request for transfer in ended if not transfer.failed] + failed)
+        received = sorted(received + loaded)
         # These are part of the update that reads them, which may be that of a later iteration.
         instance.reports.append(
             {
+                "jobs_done": jobs,
                 "recved": [names[r] for r in received],
                 "failed": [names[r] for r in sorted(failed)],
                 "sent": [names[r] for r in sent],
                 "invalid": sorted(lost),
             }
         )
-        instance.engine.give_report(sent=sent, received=received, failed=failed)
+        instance.engine.give_report(sent=sent, received=received, failed=failed, jobs=jobs)
 
     def _describe_read(self, transfer: Transfer) -> Line:
         remote = self._wire.handed[transfer.request]
@@ -351,8 +469,15 @@ class HandOffRun:
             aborted.append([abort.id, status])
         return aborted
 
-    def _count(self, line: Line, totals: Counter[str]) -> None:
+    def _count(self, instance: Instance, line: Line, totals: Counter[str]) -> None:
         side = line["i"]
+        if instance.host is not None:
+            instance.host.count(line, totals)
+        if self.scenario.has_host:
+            for _, status in line.get("aborted", ()):
+                totals[f"aborted_{status}_{side}"] += 1
+            totals["errors"] += sum(reason == "error" for _, reason in line.get("finished", ()))
+            totals[f"resets_{side}"] += "reset" in line
         for key in COUNTED:
             totals[f"{key}_{side}"] += len(line.get(key, ()))
         totals[f"scheduled_tokens_{side}"] += sum(line.get("scheduled", {}).values())
@@ -360,5 +485,5 @@ class HandOffRun:
         totals["read_blocks"] += sum(len(read["local"]) for read in line.get("reads", ()))
         if side == "d":
             self._gone.update(self._index[name] for name, _ in line.get("finished", ()))
-            if "reads" in line:
+            if "reads" in line and not self.scenario.has_host:
                 totals["local_hit_tokens_d"] += sum(local for _, local, _ in line.get("lookups", ()))

@@ -11,24 +11,49 @@ from understudy.workload.scenario import ScenarioConfig, ScenarioRequest
 
 NS_PER_S = 1_000_000_000
 SideName = Literal["p", "d"]
+Role = Literal["kv_producer", "kv_consumer", "kv_both"]
+
+
+class HostSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Settings of the host, and the duration of a copy in ticks. Without `blocks_per_tick` blocks take no time."""
+
+    host_chunks: int
+    blocks_per_chunk: int = 1
+    eviction_policy: Literal["lru", "arc"] = "lru"
+    offload_prompt_only: bool = True
+    store_ticks: int = 0
+    load_ticks: int = 0
+    blocks_per_tick: int | None = None
 
 
 class SideSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """When an instance iterates, and settings of its connector. `stall` are ranges of ticks without their ends."""
+    """When an instance iterates, and settings of its connector. `stall` are ranges of ticks without their ends.
+
+    With a `host` there are two connectors in one, hand-offs first, or last (`multi_rev`). `kv_role` is that of the one
+    that has both; `nixl_role` that of hand-offs. The host's own has no effect.
+    """
 
     every: int = 1
     stall: list[tuple[int, int]] = []
     kv_load_failure_policy: Literal["fail", "recompute"] = "fail"
     kv_lease_duration: int = 30
-    kv_role: Literal["kv_producer", "kv_consumer", "kv_both"] | None = None
+    kv_role: Role | None = None
+    connector: Literal["nixl", "multi", "multi_rev"] | None = None
+    nixl_role: Role | None = None
+    host_role: Role | None = None
+    host: HostSettings | None = None
 
     def iterates(self, tick: int) -> bool:
         """Whether the instance may iterate in a tick."""
         return tick % self.every == 0 and not any(first <= tick < last for first, last in self.stall)
 
+    def role(self, side: SideName) -> Role:
+        """The role of the connector."""
+        return self.kv_role or ("kv_producer" if side == "p" else "kv_consumer")
+
     def transfer(self, side: SideName) -> VllmTransfer:
-        """The core's form of these settings."""
-        role = self.kv_role or ("kv_producer" if side == "p" else "kv_consumer")
+        """The core's form of the settings of hand-offs."""
+        role = self.nixl_role or self.role(side)
         return VllmTransfer(
             produces=role != "kv_consumer",
             consumes=role != "kv_producer",
@@ -92,6 +117,13 @@ class HandOffAbort(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     when: Literal["before", "mid"]
 
 
+class CacheReset(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """An instance drops all caches, in its first turn from a tick on."""
+
+    side: SideName
+    tick: int
+
+
 class HandOffScenario(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A workload by ticks for two instances. `fail`: transfers that fail when posted (setup) or when done (read)."""
 
@@ -104,3 +136,9 @@ class HandOffScenario(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     mode: Literal["pull", "push"] = "pull"
     aborts: list[HandOffAbort] = []
     fail: dict[str, Literal["setup", "read", True]] = {}
+    resets: list[CacheReset] = []
+
+    @property
+    def has_host(self) -> bool:
+        """Whether an instance offloads to a host."""
+        return self.p.side.host is not None or self.d.side.host is not None

@@ -38,6 +38,11 @@ class KvReceiver {
   // Whether its one pull is still to come.
   bool wants(RequestId id) const { return unpulled_.contains(id); }
   void pull(Pull pull);
+  // The request got blocks without its peer's: the pull is spent, and its peer is notified.
+  void give_up(Pull pull) {
+    pull.blocks.clear();
+    this->pull(std::move(pull));
+  }
   // The request ends. If it never pulled, its peer is notified.
   void ended(RequestId id, std::uint32_t peer, RequestId peer_request);
   void received(RequestId id) { waits_.erase(id); }

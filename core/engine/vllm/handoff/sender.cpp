@@ -5,29 +5,6 @@
 
 namespace understudy {
 
-void KvSender::hold(RequestId id, std::vector<SlotId> table, std::int64_t now_ns) {
-  orders_.to_send.emplace_back(id, now_ns + lease_ns_);
-  references_ += table.size();
-  const SlotId last = table.empty() ? 0 : std::ranges::max(table);
-  if (last >= holders_.size()) holders_.resize(std::size_t{last} + 1);
-  std::uint64_t added = 0;
-  for (const SlotId slot : table) added += holders_[slot]++ == 0 ? 1 : 0;
-  held_blocks_ += added;
-  held_.emplace(id, std::move(table));
-}
-
-std::vector<SlotId> KvSender::take(RequestId id) {
-  const auto found = held_.find(id);
-  if (found == held_.end()) return {};
-  std::vector<SlotId> table = std::move(found->second);
-  held_.erase(found);
-  references_ -= table.size();
-  std::uint64_t freed = 0;
-  for (const SlotId slot : table) freed += --holders_[slot] == 0 ? 1 : 0;
-  held_blocks_ -= freed;
-  return table;
-}
-
 SendOrders KvSender::close_schedule() {
   std::ranges::sort(orders_.in_batch);
   std::ranges::sort(orders_.not_processed);

@@ -2,7 +2,6 @@
 #pragma once
 
 #include <cstdint>
-#include <map>
 #include <set>
 #include <span>
 #include <utility>
@@ -10,7 +9,6 @@
 
 #include "base/request_id.hpp"
 #include "engine/vllm/handoff/settings.hpp"
-#include "slots/slot.hpp"
 
 namespace understudy {
 
@@ -37,10 +35,8 @@ class KvSender {
   // ── Scheduler ──
   void admitted(RequestId id) { orders_.in_batch.push_back(id); }
   void aborted(RequestId id) { orders_.not_processed.push_back(id); }
-  // The prompt is computed: keep its blocks.
-  void hold(RequestId id, std::vector<SlotId> table, std::int64_t now_ns);
-  // The blocks of a request that was reported as sent; empty if it is not held.
-  std::vector<SlotId> take(RequestId id);
+  // The prompt is computed: its lease begins.
+  void finished(RequestId id, std::int64_t now_ns) { orders_.to_send.emplace_back(id, now_ns + lease_ns_); }
   SendOrders close_schedule();
 
   // ── Worker ──
@@ -50,24 +46,16 @@ class KvSender {
   SendPoll poll(std::int64_t now_ns);
 
   // ── Watch ──
-  bool idle() const noexcept { return held_.empty() && !has_orders(); }
   bool has_orders() const noexcept { return !orders_.not_processed.empty() || !orders_.to_send.empty(); }
   std::int64_t next_deadline_ns() const;  // kNever: no lease
-  const std::map<RequestId, std::vector<SlotId>>& held() const noexcept { return held_; }
   const std::vector<std::pair<RequestId, std::int64_t>>& leases() const noexcept { return leases_; }
-  std::uint64_t held_blocks() const noexcept { return held_blocks_; }  // each once
-  std::uint64_t references() const noexcept { return references_; }
 
  private:
   static constexpr std::int64_t kSecond = 1'000'000'000;
 
   std::int64_t lease_ns_;
-  std::int64_t extension_ns_ = 0;  // by a heartbeat, from when it is read
-  SendOrders orders_;              // of the next schedule
-  std::map<RequestId, std::vector<SlotId>> held_;
-  std::vector<std::uint32_t> holders_;  // requests that hold a block, by slot
-  std::uint64_t held_blocks_ = 0;
-  std::uint64_t references_ = 0;
+  std::int64_t extension_ns_ = 0;                           // by a heartbeat, from when it is read
+  SendOrders orders_;                                       // of the next schedule
   std::set<RequestId> known_;                               // to the worker: admitted and not reported
   std::vector<std::pair<RequestId, std::int64_t>> leases_;  // with their ends, in the order in which they began
   std::vector<RequestId> confirmed_;
