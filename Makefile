@@ -109,7 +109,7 @@ exact: .venv/installed-dev .venv-vllm-$(VLLM)/installed
 	$(BIN)/python tests/release/drill.py .venv-vllm-$(VLLM) --exact --first $(EXACT_FIRST) --count $(EXACT_COUNT)
 
 exact-sglang: .venv/installed-dev .venv-sglang-$(SGLANG)/installed
-	.venv-sglang-$(SGLANG)/bin/python tests/exact/sglang_record.py --again $(filter-out %/sglang-hybrid,$(wildcard tests/golden/sglang*))
+	.venv-sglang-$(SGLANG)/bin/python tests/exact/sglang_record.py --again $(filter-out %/sglang-hybrid %/sglang-pd,$(wildcard tests/golden/sglang*))
 	$(BIN)/python tests/release/sglang_drill.py .venv-sglang-$(SGLANG) --first $(EXACT_FIRST) --count $(EXACT_COUNT)
 
 release: .venv/installed-dev .venv-vllm-$(VLLM)/installed .venv-vllm-$(OLD)/installed

@@ -15,6 +15,7 @@
 #include "engine/sglang/radix_events.hpp"
 #include "engine/sglang/scheduler.hpp"
 #include "exclusive_class.hpp"
+#include "sglang_transport.hpp"
 
 namespace understudy {
 
@@ -56,16 +57,18 @@ class StepTransfers final : public HostTransfers {
 // A scheduler with its events, and the batch whose result is outstanding.
 class SglangIterations {
  public:
-  SglangIterations(const SglangSettings& settings, StepTransfers transfers)
+  SglangIterations(const SglangSettings& settings, StepTransfers transfers, StepTransport transport)
       : overlap_(settings.overlap),
         events_(settings.page_size),
         transfers_(transfers),
+        transport_(std::move(transport)),
         scheduler_(
             settings, [this](RadixNode& node, bool stored, RadixTier tier) { events_.add(node, stored, tier); },
-            &transfers_) {}
+            &transfers_, &transport_) {}
 
   SglangScheduler& scheduler() noexcept { return scheduler_; }
   RadixEvents& events() noexcept { return events_; }
+  StepTransport& transport() noexcept { return transport_; }
 
   // Schedules the next batch; null: none.
   const SglangBatch* schedule() {
@@ -83,6 +86,7 @@ class SglangIterations {
     const bool idle = !due && (!overlap_ || !outstanding_);
     if (due) scheduler_.process(*due);
     scheduler_.end_iteration(idle);
+    transport_.end_step();
     if (due) return due->mode == SglangMode::Decode ? "decode" : "prefill";
     return idle && scheduler_.is_idle() ? "idle" : nullptr;
   }
@@ -91,6 +95,7 @@ class SglangIterations {
   bool overlap_;
   RadixEvents events_;
   StepTransfers transfers_;
+  StepTransport transport_;
   SglangScheduler scheduler_;
   std::unique_ptr<SglangBatch> launched_;
   std::unique_ptr<SglangBatch> outstanding_;
@@ -183,6 +188,33 @@ PyType<"understudy.core_types.SglangState"> describe_state(SglangIterations& sel
   return out;
 }
 
+// Queues of one side of a disaggregated server, and decisions since the log was taken.
+PyType<"understudy.core_types.SglangSide"> take_side(SglangIterations& self) {
+  SglangScheduler& scheduler = self.scheduler();
+  SglangLog& log = scheduler.log();
+  const SglangSide& side = scheduler.side();
+  nb::dict out;
+  out["sent"] = nb::cast(self.transport().take_sent());
+  out["resumed"] = nb::cast(std::exchange(log.resumed, {}));
+  nb::list allocated;
+  for (const SglangLog::Allocation& one : std::exchange(log.allocated, {})) {
+    allocated.append(nb::make_tuple(one.request, one.pages, one.prefix));
+  }
+  out["allocated"] = allocated;
+  out["arrived"] = nb::cast(std::exchange(log.arrived, {}));
+  out["joined"] = nb::cast(std::exchange(log.joined, {}));
+  const auto all = [](const std::vector<SglangRequest*>& queue) { return ids_of(queue, queue.size()); };
+  out["bootstrap"] = all(side.bootstrap);
+  out["waiting"] = all(scheduler.waiting());
+  out["moving"] = all(side.moving);
+  out["held"] = all(side.held);
+  out["retracted"] = all(side.retracted);
+  out["slots"] = scheduler.free_slots();
+  out["buffers"] = side.buffers;
+  out["host_tokens"] = side.host_tokens;
+  return out;
+}
+
 PyType<"understudy.core_types.SglangLog"> take_log(SglangIterations& self) {
   const SglangLog log = std::exchange(self.scheduler().log(), {});
   nb::list admitted;
@@ -252,6 +284,27 @@ void bind_sglang(nb::module_& m) {
       .def_rw("mamba_lazy", &SglangSettings::mamba_lazy)
       .def_rw("mamba_track_interval", &SglangSettings::mamba_track_interval)
       .def_rw("mamba_max_states_per_path", &SglangSettings::mamba_max_states_per_path)
+      .def(
+          "set_side",
+          [](SglangSettings& self, const std::string& role, std::optional<std::uint32_t> metadata_slots,
+             bool early_send, std::uint32_t num_reserved_decode_tokens, std::optional<std::uint32_t> extra_slots,
+             std::uint32_t polling_interval, bool backs_up_retracted, std::optional<std::uint64_t> host_tokens) {
+            self.side = {
+                read_name<SglangRole>(
+                    role, "disaggregation_mode",
+                    {{"null", SglangRole::Unified}, {"prefill", SglangRole::Prefill}, {"decode", SglangRole::Decode}}),
+                metadata_slots,
+                early_send,
+                num_reserved_decode_tokens,
+                extra_slots,
+                polling_interval,
+                backs_up_retracted,
+                host_tokens};
+          },
+          nb::kw_only(), "role"_a, "metadata_slots"_a.none() = nb::none(), "early_send"_a = true,
+          "num_reserved_decode_tokens"_a = 512, "extra_slots"_a.none() = nb::none(), "polling_interval"_a = 1,
+          "backs_up_retracted"_a = true, "host_tokens"_a.none() = nb::none(),
+          "Make it one side of a disaggregated server.")
       .def(
           "set_host",
           [](SglangSettings& self, const std::string& hicache_write_policy, double hicache_ratio,
@@ -325,11 +378,22 @@ void bind_sglang(nb::module_& m) {
       .def(
           "__init__",
           [](SglangIterations* self, const SglangSettings& settings, std::int64_t write_steps,
-             std::optional<std::uint64_t> write_tokens_per_step, std::int64_t load_steps) {
-            new (self) SglangIterations(settings, StepTransfers(write_steps, write_tokens_per_step, load_steps));
+             std::optional<std::uint64_t> write_tokens_per_step, std::int64_t load_steps,
+             std::optional<std::int64_t> ack_steps) {
+            new (self) SglangIterations(settings, StepTransfers(write_steps, write_tokens_per_step, load_steps),
+                                        StepTransport(ack_steps));
           },
           "settings"_a, nb::kw_only(), "write_steps"_a = 1, "write_tokens_per_step"_a.none() = nb::none(),
-          "load_steps"_a = 1)
+          "load_steps"_a = 1, "ack_steps"_a.none() = nb::none())
+      .def(
+          "set_transfer",
+          [](SglangIterations& self, RequestId id, std::int64_t handshake_steps, std::int64_t transfer_steps,
+             std::optional<std::int64_t> fail_after, std::uint32_t decode_prefix) {
+            self.transport().add(id, {handshake_steps, transfer_steps, fail_after, decode_prefix});
+          },
+          "request"_a, nb::kw_only(), "handshake_steps"_a, "transfer_steps"_a, "fail_after"_a.none() = nb::none(),
+          "decode_prefix"_a = 0,
+          "Set the link of a request before it is submitted, on one side of a disaggregated server.")
       .def(
           "submit",
           [](SglangIterations& self, RequestId id, const std::vector<std::pair<std::uint64_t, std::uint32_t>>& prompt,
@@ -374,6 +438,7 @@ void bind_sglang(nb::module_& m) {
                      return runs;
                    })
       .def("take_host_state", &describe_host, "The host tier and its transfers since the last call, or None.")
+      .def("take_side", &take_side, "Queues of a disaggregated server; take it before the log.")
       .def("take_log", &take_log)
       .def("take_events", &take_events);
 }

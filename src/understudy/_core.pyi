@@ -30,6 +30,7 @@ from understudy.core_types import (
     SglangEvent,
     SglangHost,
     SglangLog,
+    SglangSide,
     SglangState,
     SglangStep,
     StepTimingModel,
@@ -2020,6 +2021,9 @@ class SglangSettings:
     @mamba_max_states_per_path.setter
     def mamba_max_states_per_path(self, arg: int, /) -> None: ...
 
+    def set_side(self, *, role: str, metadata_slots: int | None = None, early_send: bool = True, num_reserved_decode_tokens: int = 512, extra_slots: int | None = None, polling_interval: int = 1, backs_up_retracted: bool = True, host_tokens: int | None = None) -> None:
+        """Make it one side of a disaggregated server."""
+
     def set_host(self, *, hicache_write_policy: str, hicache_ratio: float, load_back_threshold: int, tokens: int = 0) -> None:
         """Add a host tier below the device."""
 
@@ -2082,7 +2086,12 @@ class SglangEngine(Engine):
 class SglangIterations:
     """SGLang's event loop without a clock."""
 
-    def __init__(self, settings: SglangSettings, *, write_steps: int = 1, write_tokens_per_step: int | None = None, load_steps: int = 1) -> None: ...
+    def __init__(self, settings: SglangSettings, *, write_steps: int = 1, write_tokens_per_step: int | None = None, load_steps: int = 1, ack_steps: int | None = None) -> None: ...
+
+    def set_transfer(self, request: int, *, handshake_steps: int, transfer_steps: int, fail_after: int | None = None, decode_prefix: int = 0) -> None:
+        """
+        Set the link of a request before it is submitted, on one side of a disaggregated server.
+        """
 
     def submit(self, request: int, prompt: Sequence[tuple[int, int]], max_tokens: int, first_output: int, eos_at: int = 0, priority: int | None = None) -> None:
         """Receive a request; `prompt` has runs of consecutive tokens."""
@@ -2120,6 +2129,9 @@ class SglangIterations:
 
     def take_host_state(self) -> SglangHost | None:
         """The host tier and its transfers since the last call, or None."""
+
+    def take_side(self) -> SglangSide:
+        """Queues of a disaggregated server; take it before the log."""
 
     def take_log(self) -> SglangLog: ...
 

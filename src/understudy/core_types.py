@@ -120,6 +120,24 @@ class SglangLog(TypedDict):
     sampled: list[int]
 
 
+class SglangSide(TypedDict):
+    """Queues of one side of a disaggregated SGLang server, and its decisions since the last call."""
+
+    sent: list[tuple[int, int, bool]]
+    resumed: list[int]
+    allocated: list[tuple[int, int, int]]
+    arrived: list[int]
+    joined: list[int]
+    bootstrap: list[int]
+    waiting: list[int]
+    moving: list[int]
+    held: list[int]
+    retracted: list[int]
+    slots: int
+    buffers: int
+    host_tokens: int
+
+
 class SglangComponent(TypedDict):
     """SGLang's pool of window KV (in tokens) or of states (in slots)."""
 

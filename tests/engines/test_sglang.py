@@ -28,6 +28,7 @@ FOLDERS = {
     "sglang-events": 14,
     "sglang-drill": 5,
     "sglang-hybrid": 135,
+    "sglang-pd": 109,
 }
 RECORDINGS = [one for folder in FOLDERS for one in find_sglang_recordings(GOLDEN / folder)]
 

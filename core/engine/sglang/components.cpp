@@ -8,11 +8,15 @@ namespace understudy {
 
 void SglangSettings::check_components() const {
   const auto refuse = [](const auto&... what) { throw Error(ErrorKind::ConfigError, what...); };
+  const bool is_side = side.role != SglangRole::Unified;
+  if (is_side && host) refuse("disaggregation_mode: a side with HiCache has no rules here; leave one of them out");
+  if (side.polling_interval == 0) refuse("disaggregation_decode_polling_interval: 0; choose at least 1");
   if (!swa_window && !mamba_slots) return;
   if (swa_window && mamba_slots) {
     refuse("mamba_slots: SGLang's rules for windows and states in one model are not known here; leave out swa_window");
   }
   const char* const field = swa_window ? "swa_window" : "mamba_slots";
+  if (is_side) refuse(field, ": disaggregated servers have no rules for windows and states here; leave out one");
   if (host) refuse(field, ": HiCache has no rules for windows and states here; leave out one of them");
   if (older_tree) refuse(field, ": SGLang's older tree has no windows and no states; use the unified one");
   if (swa_window && (*swa_window == 0 || swa_tokens == 0 || swa_tokens % page_size != 0)) {

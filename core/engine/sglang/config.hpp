@@ -7,6 +7,7 @@
 #include <numeric>
 #include <optional>
 
+#include "engine/sglang/disaggregation.hpp"
 #include "engine/sglang/host_cache.hpp"
 #include "engine/sglang/radix_tree.hpp"
 
@@ -59,6 +60,7 @@ struct SglangSettings {
   std::uint32_t mamba_track_interval = 256;
   std::int64_t mamba_max_states_per_path = -1;  // -1: any number
 
+  SglangSideSettings side;                 // of a disaggregated server
   std::uint32_t decode_log_interval = 40;  // decode results between two batches of published events
 
   // Tokens between states that a prefill can track, and between those that decoding tracks.

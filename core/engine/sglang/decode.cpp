@@ -91,6 +91,7 @@ void SglangScheduler::retract() {
     return std::tuple(rank, -static_cast<std::int64_t>(one->outputs()), one->prompt_tokens);
   });
   std::vector<SglangRequest*> victims;
+  std::vector<SglangRequest*> lost;
   const auto short_of_room = [this] {
     std::int64_t need = 0;
     return !fits(need);
@@ -100,14 +101,19 @@ void SglangScheduler::retract() {
     first = false;
     SglangRequest* const victim = running_.back();
     running_.pop_back();
-    victims.push_back(victim);
+    const bool is_kept = settings_.side.role != SglangRole::Decode || back_up(*victim);
+    (is_kept ? victims : lost).push_back(victim);
     withdraw(victim);
     retracted_inputs_ += victim->prompt_tokens;
     retracted_outputs_ += victim->outputs();
     make_room(static_cast<std::int64_t>(running_.size()) * settings_.retract_decode_steps);
-    log_.retracted.push_back(victim->id);
+    if (is_kept) log_.retracted.push_back(victim->id);
   }
-  if (running_.size() == 1 && short_of_room()) abort_last();
+  if (running_.size() == 1 && short_of_room()) {  // it does not fit alone: the window pool is too small for it
+    lost.push_back(running_.back());
+    withdraw(running_.back());
+    running_.pop_back();
+  }
   double outputs = 0;
   double wanted = 0;
   for (const SglangRequest* const request : running_) {
@@ -115,15 +121,15 @@ void SglangScheduler::retract() {
     wanted += request->max_new;
   }
   ratio_ = std::min(1.0, outputs / (wanted + 1));
-  for (SglangRequest* const victim : victims) enqueue(victim);
-}
-
-// The last running request does not fit alone: the window pool is too small for it.
-void SglangScheduler::abort_last() {
-  SglangRequest* const request = running_.back();
-  running_.pop_back();
-  withdraw(request);
-  report_abort(request);
+  for (SglangRequest* const request : lost) report_abort(request);
+  for (SglangRequest* const victim : victims) {
+    if (settings_.side.role == SglangRole::Decode) {
+      victim->entered = ++entries_;
+      side_.retracted.push_back(victim);
+    } else {
+      enqueue(victim);
+    }
+  }
 }
 
 void SglangScheduler::forget_cached() {

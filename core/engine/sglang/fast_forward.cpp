@@ -9,8 +9,8 @@ namespace understudy {
 // ── Scheduler ──
 
 bool SglangScheduler::decodes_plainly(const SglangBatch& open, const SglangBatch* planned) const {
-  if (window_ || states_ || chunked_ != nullptr || chunk_aborted_ || interval_left_ > 0 || out_of_memory_ ||
-      running_.empty())
+  if (window_ || states_ || is_side() || chunked_ != nullptr || chunk_aborted_ || interval_left_ > 0 ||
+      out_of_memory_ || running_.empty())
     return false;
   if (!waiting_.empty() && (!full_ || preempts())) return false;
   const auto is_all = [this](const SglangBatch& batch) {

@@ -9,14 +9,15 @@
 namespace understudy {
 
 SglangScheduler::SglangScheduler(const SglangSettings& settings, const RadixTree::OnChange& on_change,
-                                 HostTransfers* transfers)
+                                 HostTransfers* transfers, SglangTransport* transport)
     : settings_(settings),
       tree_(settings.page_size, settings.radix_eviction_policy, settings.older_tree, on_change),
+      transport_(transport),
       host_(settings.host ? std::make_unique<HostCache>(*settings.host, settings.page_size,
                                                         settings.max_total_num_tokens, tree_, on_change, *transfers)
                           : nullptr),
       avail_(static_cast<std::int64_t>(settings.max_total_num_tokens)),
-      free_slots_(settings.max_running_requests) {
+      free_slots_(settings.side.slots(settings.max_running_requests)) {
   settings.check_components();
   if (settings.swa_window) {
     window_ = std::make_unique<WindowComponent>(tree_, *settings.swa_window, settings.page_size, settings.swa_tokens);
@@ -31,6 +32,8 @@ SglangScheduler::SglangScheduler(const SglangSettings& settings, const RadixTree
   min_ratio_ = std::min(init_ratio_ * settings.min_new_token_ratio_factor, 1.0);
   ratio_step_ = (init_ratio_ - min_ratio_) / settings.new_token_ratio_decay_steps;
   ratio_ = init_ratio_;
+  side_.buffers = settings.side.buffers(settings.max_running_requests);
+  side_.host_tokens = settings.side.host_tokens.value_or(0);
 }
 
 void SglangScheduler::submit(SglangArrival arrival) {
@@ -55,7 +58,10 @@ void SglangScheduler::submit(SglangArrival arrival) {
   const auto worst =
       sign() > 0 ? std::numeric_limits<std::int64_t>::max() / 4 : std::numeric_limits<std::int64_t>::min() / 4;
   request.priority = arrival.priority.value_or(worst);
-  enqueue(&request);
+  if (!is_side()) return enqueue(&request);
+  if (request.to_abort) return end_on_side(&request, true);
+  if (settings_.side.role == SglangRole::Prefill) request.max_new = 1;
+  side_.bootstrap.push_back(&request);
 }
 
 // Appends to the queue, unless it is full: then the worst of all ends, or the newcomer.
@@ -88,9 +94,12 @@ void SglangScheduler::abort(std::span<const RequestId> ids) {
   const auto matches = [&](const SglangRequest* request) { return named.contains(request->id); };
   if (chunked_ != nullptr && matches(chunked_)) chunk_aborted_ = true;
   for (auto request = waiting_.rbegin(); request != waiting_.rend(); ++request) {
-    if (matches(*request)) report_abort(*request);
+    if (!matches(*request)) continue;
+    report_abort(*request);
+    if (is_side()) abort_on_side(**request);
   }
   std::erase_if(waiting_, matches);
+  if (is_side()) abort_transfers(matches);
   const auto mark = [&](SglangRequest* request) {
     if (matches(request) && !request->finished) request->to_abort = true;
   };
@@ -98,6 +107,29 @@ void SglangScheduler::abort(std::span<const RequestId> ids) {
   if (last_) {
     for (const SglangBatch::Row& row : last_->rows) mark(row.request);
   }
+}
+
+// A waiting request of one side: its KV is not here yet, or has just come.
+void SglangScheduler::abort_on_side(SglangRequest& request) {
+  if (settings_.side.role == SglangRole::Decode) return release(request, true);
+  transport_->fail(request.id);
+  free_buffer(request);
+}
+
+void SglangScheduler::abort_transfers(const std::function<bool(const SglangRequest*)>& matches) {
+  for (const auto* const queue : {&side_.bootstrap, &side_.moving}) {
+    for (const SglangRequest* const request : *queue) {
+      if (!matches(request)) continue;
+      transport_->fail(request->id);
+      if (settings_.side.role == SglangRole::Decode) transport_->report_failure(request->id);
+    }
+  }
+  std::erase_if(side_.retracted, [&](SglangRequest* request) {
+    if (!matches(request)) return false;
+    drop_backup(*request);
+    report_abort(request);
+    return true;
+  });
 }
 
 bool SglangScheduler::drained() const {

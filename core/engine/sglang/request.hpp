@@ -31,6 +31,13 @@ struct SglangRequest {
   std::uint32_t chunks = 0;    // unfinished pieces whose results are outstanding
   bool has_slot = false;
   bool is_outstanding = false;  // overlap: an output of the outstanding batch is its own
+  // On one side of a disaggregated server.
+  bool has_buffer = false;
+  bool is_ready = false;       // decode: its transfer may begin
+  bool was_joined = false;     // decode: its first output is out
+  std::uint32_t sent = 0;      // prefill: leading tokens that are sent, or are on the decode side already
+  std::uint32_t computed = 0;  // prefill, overlap: where the piece ends whose result is outstanding
+
   // With sliding windows or states.
   std::uint32_t window_begin = 0;  // its window KV before this is given back
   std::uint32_t branch = 0;        // where the tree should have a window or a state; 0: nowhere

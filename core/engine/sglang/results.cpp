@@ -6,6 +6,7 @@
 namespace understudy {
 
 void SglangScheduler::process(const SglangBatch& batch) {
+  if (settings_.side.role == SglangRole::Prefill) return process_prefill_side(batch);
   for (const SglangBatch::Row& row : batch.rows) {
     SglangRequest& request = *row.request;
     if (request.withdrawn) continue;
@@ -32,16 +33,24 @@ bool SglangScheduler::ends_with_next_output(const SglangRequest& request) const 
   return request.to_abort || eos || number >= request.max_new;
 }
 
-// Appends the next output; true: the request has ended.
-bool SglangScheduler::append_output(SglangRequest& request) {
+void SglangScheduler::append_token(SglangRequest& request) {
   const std::uint32_t number = request.outputs() + 1;
-  const bool eos = request.eos_at == number;
-  const bool ends = ends_with_next_output(request);
   // A given output keeps its identity: a prompt may quote it, also where it ends the request.
-  const std::uint64_t own = eos ? kEos : request.first_output + number - 1;
+  const std::uint64_t own = request.eos_at == number ? kEos : request.first_output + number - 1;
   const std::uint64_t token = number <= request.given_outputs.size() ? request.given_outputs.at(number - 1) : own;
   request.tokens.append({token, 1});
-  if (!ends) return false;
+}
+
+// Whether the last output ends the request.
+bool SglangScheduler::has_ended(const SglangRequest& request) const {
+  const bool eos = request.eos_at > 0 && request.eos_at == request.outputs() && !settings_.ignore_eos;
+  return request.to_abort || eos || request.outputs() >= request.max_new;
+}
+
+// Appends the next output; true: the request has ended.
+bool SglangScheduler::append_output(SglangRequest& request) {
+  append_token(request);
+  if (!has_ended(request)) return false;
   request.finished = true;
   log_.finished.push_back(request.id);
   if (request.to_abort) log_.aborted.push_back(request.id);

@@ -12,7 +12,21 @@ std::unique_ptr<SglangBatch> SglangScheduler::schedule() {
     throw Error(ErrorKind::WrongState, "SGLang has run out of memory and exited; make a new engine, with more blocks");
   }
   try {
-    return next_batch();
+    std::unique_ptr<SglangBatch> batch;
+    switch (settings_.side.role) {
+      case SglangRole::Unified:
+        batch = next_batch();
+        break;
+      case SglangRole::Prefill:
+        batch = next_prefill_batch();
+        break;
+      case SglangRole::Decode:
+        batch = next_decode_batch();
+        break;
+    }
+    last_ = batch ? std::make_unique<SglangBatch>(*batch) : nullptr;
+    seen_entries_ = entries_;
+    return batch;
   } catch (...) {
     out_of_memory_ = true;
     throw;
@@ -44,8 +58,6 @@ std::unique_ptr<SglangBatch> SglangScheduler::next_batch() {
   if (!deferred) batch = form_prefill();
   if (batch) interval_left_ = settings_.prefill_decode_interval;
   if (!batch && !running_.empty() && !running_is_prefill_only_) batch = form_decode();
-  last_ = batch ? std::make_unique<SglangBatch>(*batch) : nullptr;
-  seen_entries_ = entries_;
   return batch;
 }
 
@@ -79,12 +91,13 @@ void SglangScheduler::set_outstanding(const SglangBatch* batch) noexcept {
     }
   };
   if (outstanding_ != nullptr) mark(false);
-  outstanding_ = batch;
+  outstanding_ = is_side() ? nullptr : batch;  // disaggregated servers do not predict ends
   if (outstanding_ != nullptr) mark(true);
 }
 
 void SglangScheduler::end_iteration(bool idle) {
   if (idle && is_idle()) ratio_ = init_ratio_;
+  if (settings_.side.role == SglangRole::Prefill) take_arrived();
 }
 
 }  // namespace understudy

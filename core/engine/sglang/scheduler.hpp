@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <span>
@@ -31,7 +32,22 @@ struct SglangLog {
   std::vector<RequestId> aborted;
   std::vector<RequestId> sampled;  // got a token
 
+  // On the decode side of a disaggregated server.
+  struct Allocation {
+    RequestId request = 0;
+    std::uint32_t pages = 0;  // to transfer
+    std::uint32_t prefix = 0;
+  };
+  std::vector<RequestId> resumed;
+  std::vector<Allocation> allocated;
+  std::vector<RequestId> arrived;
+  std::vector<RequestId> joined;
+
   void clear() {
+    resumed.clear();
+    allocated.clear();
+    arrived.clear();
+    joined.clear();
     admitted.clear();
     retracted.clear();
     preempted.clear();
@@ -55,9 +71,10 @@ class SglangScheduler {
  public:
   static constexpr std::uint64_t kEos = 2;
 
-  // `transfers` times copies of the host tier, if there is one.
+  // `transfers` times copies of the host tier, if there is one; `transport` is the way to the other side of a
+  // disaggregated server.
   SglangScheduler(const SglangSettings& settings, const RadixTree::OnChange& on_change,
-                  HostTransfers* transfers = nullptr);
+                  HostTransfers* transfers = nullptr, SglangTransport* transport = nullptr);
 
   // ── Receive ──
   void submit(SglangArrival arrival);
@@ -103,12 +120,15 @@ class SglangScheduler {
   const HostCache* host() const noexcept { return host_.get(); }
   const WindowComponent* window() const noexcept { return window_.get(); }
   const StateComponent* states() const noexcept { return states_.get(); }
+  const SglangSide& side() const noexcept { return side_; }
+  std::uint32_t free_slots() const noexcept { return free_slots_; }
   // Free tokens of the smaller pool.
   std::int64_t free_tokens() const noexcept { return window_ ? std::min(avail_, window_->free()) : avail_; }
   // Neither a request nor a copy of the host tier is left.
   bool is_idle() const { return empty() && (!host_ || host_->is_idle()); }
-  bool empty() const { return waiting_.empty() && drained(); }  // no request is left that has not ended
-  bool drained() const;                                         // no unfinished request holds memory
+  // No request is left that has not ended.
+  bool empty() const { return waiting_.empty() && side_.empty() && drained(); }
+  bool drained() const;  // no unfinished request holds memory
   // Whether the last schedule knew of a waiting request.
   bool has_seen(const SglangRequest& request) const noexcept { return request.entered <= seen_entries_; }
   const SglangRequest& request(RequestId id) const { return *requests_.at(id); }
@@ -160,6 +180,8 @@ class SglangScheduler {
   // receive
   void enqueue(SglangRequest* request);
   void report_abort(SglangRequest* request);
+  void abort_on_side(SglangRequest& request);
+  void abort_transfers(const std::function<bool(const SglangRequest*)>& matches);
 
   // schedule.cpp
   std::unique_ptr<SglangBatch> next_batch();
@@ -188,6 +210,28 @@ class SglangScheduler {
   bool order_by_prefix();
   void order_by_weight(const std::vector<RadixNode*>& nodes);
   void refresh_waiting();
+
+  // prefill_side.cpp
+  std::unique_ptr<SglangBatch> next_prefill_batch();
+  void take_bootstrapped();
+  void send(SglangRequest& request, std::uint32_t end, bool last);
+  void process_prefill_side(const SglangBatch& batch);
+  void take_arrived();
+  void end_on_side(SglangRequest* request, bool failed);
+  void free_buffer(SglangRequest& request);
+
+  // decode_side.cpp
+  std::unique_ptr<SglangBatch> next_decode_batch();
+  void poll_decode_side();
+  void resume_retracted();
+  void allocate_for_transfers();
+  void take_transferred();
+  void join_arrived();
+  std::int64_t decode_budget(std::optional<std::int64_t> retractable, std::size_t more) const;
+  void preallocate(SglangRequest& request, std::uint32_t prefix);
+  std::uint64_t backup_tokens(const SglangRequest& request) const;
+  bool back_up(const SglangRequest& request);
+  void drop_backup(const SglangRequest& request);
 
   // window.cpp
   std::int64_t left_window(const Budget& budget) const;
@@ -223,7 +267,6 @@ class SglangScheduler {
   bool fits(std::int64_t& need);
   void allocate_decode(std::int64_t need);
   void retract();
-  void abort_last();
   void withdraw(SglangRequest* request);
   void make_room(std::int64_t tokens);
   void take_tokens(std::int64_t tokens, const char* what);
@@ -233,10 +276,16 @@ class SglangScheduler {
   RadixInsert insert(SglangRequest& request, std::uint32_t tokens);
   void keep(SglangRequest& request);
   void release(SglangRequest& request, bool inserts);
+  void append_token(SglangRequest& request);
   bool append_output(SglangRequest& request);
+  bool has_ended(const SglangRequest& request) const;
+
+  bool is_side() const noexcept { return settings_.side.role != SglangRole::Unified; }
 
   SglangSettings settings_;
   RadixTree tree_;
+  SglangTransport* transport_;
+  SglangSide side_;
   std::unique_ptr<HostCache> host_;
   std::unique_ptr<WindowComponent> window_;
   std::unique_ptr<StateComponent> states_;

@@ -12,6 +12,7 @@ from understudy.conformance.outcome import Difference, Outcome
 from understudy.conformance.recordings import read_lines
 from understudy.conformance.sglang_clock import run_sglang_clock
 from understudy.conformance.sglang_recording import SglangScenario, run_sglang_scenario
+from understudy.conformance.sglang_sides import run_sglang_side
 from understudy.errors import InvalidArgument, UnderstudyError
 from understudy.workload.scenario import read_file_as
 
@@ -76,7 +77,8 @@ def compare_sglang(recording: SglangRecording, *, check: bool = False) -> Outcom
     header, *expected = read_lines(recording.golden)
     scenario = read_file_as(SglangScenario, recording.scenario)
     scenario = _with_defaults(recording.golden, scenario, header["header"])
-    steps, difference = first_difference(run_sglang_scenario(scenario, check=check), expected)
+    run = run_sglang_scenario if scenario.config.role is None else run_sglang_side
+    steps, difference = first_difference(run(scenario, check=check), expected)
     return Outcome(recording.name, steps, difference, VERSION, VERSION)
 
 

@@ -19,7 +19,16 @@ OUTPUT_STRIDE = 100_000
 _HOST = ("hicache_write_policy", "hicache_ratio", "load_back_threshold")
 _TRANSFERS = ("write_steps", "write_tokens_per_step", "load_steps")
 _NAMES = ("schedule_policy", "radix_eviction_policy", "retraction_policy", "tree")
-_OTHER = ("kv_events", "publish_events", *_HOST, *_TRANSFERS)
+_SIDE = (
+    "metadata_slots",
+    "early_send",
+    "num_reserved_decode_tokens",
+    "extra_slots",
+    "polling_interval",
+    "host_tokens",
+)
+_LINK = ("role", "decode_radix", "retraction_backup", "handshake_steps", "transfer_steps", "ack_steps")
+_OTHER = ("kv_events", "publish_events", *_HOST, *_TRANSFERS, *_SIDE, *_LINK)
 _POOLS = ("avail", "evictable", "protected", "nodes", "evict_head")
 
 
@@ -74,6 +83,18 @@ class SglangScenarioConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=Tr
     mamba_lazy: bool = False
     mamba_track_interval: int = 256
     mamba_max_states_per_path: int = -1
+    role: Literal["prefill", "decode"] | None = None
+    handshake_steps: int = 0
+    transfer_steps: int = 1
+    metadata_slots: int | None = None
+    early_send: bool = True
+    decode_radix: bool = False
+    num_reserved_decode_tokens: int = 512
+    extra_slots: int | None = None
+    polling_interval: int = 1
+    retraction_backup: Literal["cpu_tensor", "none", "host_pool"] = "cpu_tensor"
+    host_tokens: int | None = None
+    ack_steps: int | None = 1
 
     def settings(self) -> SglangSettings:
         """Build the core's form of the settings. ConfigError for a value that no SGLang accepts."""
@@ -94,6 +115,12 @@ class SglangScenarioConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=Tr
                 hicache_ratio=self.hicache_ratio,
                 load_back_threshold=self.load_back_threshold,
             )
+        if self.role is not None:
+            out.set_side(
+                role=self.role,
+                backs_up_retracted=self.retraction_backup != "none",
+                **{name: getattr(self, name) for name in _SIDE},
+            )
         return out
 
 
@@ -108,6 +135,10 @@ class SglangRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
     """Arrival in ns, in recordings on a clock."""
     eos_at: int | None = None
     priority: int | None = None
+    handshake_steps: int | None = None
+    transfer_steps: int | None = None
+    fail_after: int | None = None
+    decode_prefix: int = 0
 
     def runs(self) -> list[tuple[int, int]]:
         """Return the prompt as runs (first token, count)."""
@@ -141,16 +172,31 @@ class SglangRun:
         self.names = [request.id for request in scenario.requests]
         config = scenario.config
         self.loop = SglangIterations(
-            config.settings(), **{name: getattr(config, name) for name in _TRANSFERS}
+            config.settings(),
+            ack_steps=config.ack_steps,
+            **{name: getattr(config, name) for name in _TRANSFERS},
         )
+        self._config = config
         self._numbered = NumberedEvents(has_host=config.hicache_write_policy is not None)
 
     def submit(self, index: int) -> None:
         """Receive the request at a place of the list."""
         request = self._requests[index]
         first = OUTPUT_BASE + index * OUTPUT_STRIDE
+        if self._config.role is not None:
+            self._set_transfer(index, request)
         self.loop.submit(
             index, request.runs(), request.max_tokens, first, request.eos_at or 0, priority=request.priority
+        )
+
+    def _set_transfer(self, index: int, request: SglangRequest) -> None:
+        handshake, steps = request.handshake_steps, request.transfer_steps
+        self.loop.set_transfer(
+            index,
+            handshake_steps=self._config.handshake_steps if handshake is None else handshake,
+            transfer_steps=self._config.transfer_steps if steps is None else steps,
+            fail_after=request.fail_after,
+            decode_prefix=request.decode_prefix,
         )
 
     def abort(self, prefix: str) -> None:
