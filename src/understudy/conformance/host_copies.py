@@ -63,7 +63,7 @@ class HostCopies:
         flush = logged["flush"]
         orders = [(job["job"], len(job["device"])) for job in logged["stores"]]
         urgent = [order for order in orders if order[0] in flush]
-        posted = [self._stores.submit(*order, tick) for order in self._announced + urgent]
+        posted = [self._stores.submit(job, blocks, tick) for job, blocks in self._announced + urgent]
         self._announced = [order for order in orders if order[0] not in flush]
         self._stores.flush(flush, tick)
         self._loads.flush(flush, tick)
