@@ -31,6 +31,7 @@ from harness.result import (  # noqa: E402
 
 WITHOUT_RESULTS = {
     "accuracy.py": "its tables are docs/accuracy.md",
+    "fit_presets.py": "it writes src/understudy/timing/fitted_factors.json",
     "leave_one_out.py": "its table is in docs/accuracy.md",
     "fleet_page_pictures.py": "it takes pictures",
     "qwen3_twin_plot.py": "it draws the result of qwen3_twin.py",

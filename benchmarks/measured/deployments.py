@@ -5,9 +5,12 @@ from __future__ import annotations
 import sys
 from collections import defaultdict
 from contextlib import contextmanager
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, NamedTuple
 from unittest.mock import patch
 
+import msgspec
 import numpy as np
 from rich.console import Console
 from rich.progress import Progress
@@ -18,14 +21,14 @@ from measured.more import read_more, relabelled
 from understudy.calibrate.predict import Prediction, predict_table
 from understudy.calibrate.tables import Table
 from understudy.errors import UnderstudyError
-from understudy.timing import presets
+from understudy.timing import expert_presets, fitted_factors
 from understudy.timing.engine_names import ENGINES
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-    from pathlib import Path
+    from collections.abc import Callable, Iterator, Sequence
 
     from understudy.calibrate.experiment import Experiment
+    from understudy.timing.fitted_factors import FittedFile
 
 
 class Deployed(NamedTuple):
@@ -59,8 +62,17 @@ def read_tables(paths: Sequence[Path], corrections: Path | None) -> list[Table]:
     return found if corrections is None else [relabelled(table, corrections) for table in found]
 
 
-def leave_out(tables: Sequence[Table], *, only: str = "", draws: int | None = None) -> dict[Deployed, Scores]:
-    """Predict the rows of every deployment with the presets that are left without its own."""
+def leave_out(
+    tables: Sequence[Table],
+    *,
+    only: str = "",
+    draws: int | None = None,
+    refit: Callable[[Deployed], FittedFile] | None = None,
+) -> dict[Deployed, Scores]:
+    """Predict the rows of every deployment with the presets that are left without its own.
+
+    `refit` returns the fitted factors without a deployment; None: all presets as they are, with their own numbers.
+    """
     groups: dict[Deployed, list[tuple[Table, int]]] = defaultdict(list)
     scores: dict[Deployed, Scores] = defaultdict(Scores)
     for table in tables:
@@ -76,19 +88,41 @@ def leave_out(tables: Sequence[Table], *, only: str = "", draws: int | None = No
     with Progress(console=Console(file=sys.stderr), transient=True) as bar:
         task = bar.add_task("deployments", total=sum(map(len, chosen.values())))
         for name, rows in sorted(chosen.items()):
-            with without(name):
+            if refit is None:
                 _score(scores[name], rows, draws)
+            else:
+                with without(name, refit(name)):
+                    _score(scores[name], rows, draws)
             bar.advance(task, len(rows))
     return scores
 
 
+def list_rows(tables: Sequence[Table]) -> Iterator[tuple[Experiment, dict[str, str]]]:
+    """Yield the rows that can be scored, and their cells."""
+    for table in tables:
+        for place, row in enumerate(table.rows):
+            if not row.get("speculation"):
+                try:
+                    yield table.experiment(place), row
+                except UnderstudyError as error:
+                    print(error, file=sys.stderr)
+
+
 @contextmanager
-def without(name: Deployed) -> Iterator[None]:
-    """Remove the numbers that were fitted to a deployment alone."""
+def without(name: Deployed, factors: FittedFile) -> Iterator[None]:
+    """Remove the numbers that were fitted to a deployment alone, and use these factors."""
     own = (name.model, name.weights, name.gpu)
-    left = {key: value for key, value in presets.EXPERTS.items() if key != own or name.engine != "vllm"}
-    with patch.dict(presets.EXPERTS, left, clear=True):
-        yield
+    left = {
+        key: value for key, value in expert_presets.EXPERTS.items() if key != own or name.engine != "vllm"
+    }
+    with TemporaryDirectory() as folder:
+        file = Path(folder) / "factors.json"
+        file.write_bytes(msgspec.json.encode(factors))
+        with (
+            patch.dict(expert_presets.EXPERTS, left, clear=True),
+            patch.object(fitted_factors, "FILE", file),
+        ):
+            yield
 
 
 def _score(scores: Scores, rows: list[tuple[Table, int]], draws: int | None) -> None:
@@ -113,7 +147,7 @@ def _predict(table: Table, draws: int | None) -> list[Prediction | UnderstudyErr
 
 def format_scores(scores: dict[Deployed, Scores]) -> Grid:
     """Return the errors of every deployment, and their medians over deployments."""
-    grid = Grid(title="whole deployments, without what was fitted to them", title_justify="left")
+    grid = Grid(title="whole deployments", title_justify="left")
     heads = ("deployment", "rows", "refused", "TPOT", "p90", "bias", "TTFT", "p90", "bias")
     for head in heads:
         grid.add_column(head, justify="left" if head == heads[0] else "right")

@@ -17,7 +17,7 @@ from rich.table import Table as Grid
 from measured.errors import spread
 from measured.fit_set import STRATA
 from understudy.calibrate.tables import Table
-from understudy.timing import presets
+from understudy.timing import dense_presets, expert_presets
 from understudy.timing.efficiencies import Efficiencies
 
 if TYPE_CHECKING:
@@ -107,12 +107,14 @@ def stand_ins(closed: Table, stages: Table) -> Grid:
     """Presets without the numbers of a GPU: those of the nearest that is left stand in, as for one never measured."""
     grid = _grid("presets without what was measured on a GPU: its rows")
     rows = [table.experiment(index) for table in (closed, stages) for index in range(len(table.rows))]
-    for model, kind, gpu in presets.EXPERTS:
+    for model, kind, gpu in expert_presets.EXPERTS:
         here = [one for one in rows if _is(one, model, (gpu,), kind)]
-        if not here or not any(other[1] == kind and other != (model, kind, gpu) for other in presets.EXPERTS):
+        if not here or not any(
+            other[1] == kind and other != (model, kind, gpu) for other in expert_presets.EXPERTS
+        ):
             continue  # nobody else has experts of that type
-        left = {name: value for name, value in presets.EXPERTS.items() if name != (model, kind, gpu)}
-        with patch.dict(presets.EXPERTS, left, clear=True):
+        left = {name: value for name, value in expert_presets.EXPERTS.items() if name != (model, kind, gpu)}
+        with patch.dict(expert_presets.EXPERTS, left, clear=True):
             split = Split(f"{model} {kind}", f"its experts on {gpu}", [], here)
             try:
                 _score(grid, split, lambda row: row.predict(row.preset().efficiencies))
@@ -120,8 +122,8 @@ def stand_ins(closed: Table, stages: Table) -> Grid:
                 continue  # the only stand-in is the one that was left out
     for gpu in ("A100", "L40S"):
         here = [one for one in rows if one.deployment.gpu.name == gpu]
-        left_dense = {name: value for name, value in presets.DENSE.items() if name[0] != gpu}
-        with patch.dict(presets.DENSE, left_dense, clear=True):
+        left_dense = {name: value for name, value in dense_presets.DENSE.items() if name[0] != gpu}
+        with patch.dict(dense_presets.DENSE, left_dense, clear=True):
             split = Split("BLIS, dense", f"all of {gpu}: shares as on Hopper", [], here)
             _score(grid, split, lambda row: row.predict(row.preset().efficiencies))
     return grid

@@ -21,6 +21,7 @@ constexpr std::pair<std::string_view, Number> kNumbers[] = {
     {"expert_ms", &StepCoefficients::expert_ms},
     {"local_experts", &StepCoefficients::local_experts},
     {"expert_share", &StepCoefficients::expert_share},
+    {"expert_spread", &StepCoefficients::expert_spread},
     {"draft_novelty", &StepCoefficients::draft_novelty},
     {"expert_token_ms", &StepCoefficients::expert_token_ms},
     {"head_ms", &StepCoefficients::head_ms},
@@ -73,6 +74,17 @@ double power(double base, std::uint64_t exponent) {
     if ((exponent & 1) != 0) result *= base;
   }
   return result;
+}
+
+// Cube root of a³ + b³, by Newton's method: the same to the last digit on every machine.
+double soft_cubes(double a, double b) {
+  const double larger = std::fmax(a, b);
+  if (larger <= 0) return 0;
+  const double ratio = std::fmin(a, b) / larger;
+  const double cubes = 1 + ratio * ratio * ratio;
+  double root = 1 + 0.26 * (cubes - 1);
+  for (int i = 0; i < 5; ++i) root = (2 * root + cubes / (root * root)) / 3;
+  return larger * root;
 }
 
 // Sum of what each new token of a chunk attends to: the tokens before it and half of itself, up to `window` of them.
@@ -161,10 +173,22 @@ double PhysicalTiming::base_ms(std::uint64_t tokens, std::uint64_t sequences, st
   double experts = 0;
   if (of_.local_experts > 0) {
     const auto familiar = static_cast<std::uint64_t>((1 - of_.draft_novelty) * static_cast<double>(drafts));
-    const double hit = of_.local_experts * (1 - power(1 - of_.expert_share, rank_tokens - familiar));
-    experts = soft(of_.expert_ms * hit, of_.expert_token_ms * all);
+    experts = experts_ms(rank_tokens, familiar);
   }
   return linear + experts + head + comm + of_.step_ms + of_.sequence_ms * static_cast<double>(sequences);
+}
+
+// Experts that are placed whole wait for the group with the most of them to read and the most tokens to compute. Tokens
+// choose independently, so both are about normal; the excess of the largest of them is `expert_spread` deviations.
+double PhysicalTiming::experts_ms(std::uint64_t rank_tokens, std::uint64_t familiar) const {
+  const double share = 1 - power(1 - of_.expert_share, rank_tokens - familiar);
+  double read = of_.local_experts * share;
+  auto tokens = static_cast<double>(rank_tokens);
+  if (of_.expert_spread > 0 && of_.expert_share > 0) {
+    read = std::fmin(read + of_.expert_spread * std::sqrt(read * (1 - share)), of_.local_experts);
+    tokens += of_.expert_spread * std::sqrt(tokens / (of_.expert_share * of_.local_experts));
+  }
+  return soft(of_.expert_ms * read, of_.expert_token_ms * tokens);
 }
 
 double PhysicalTiming::decodes_ms(const StepLoad& load) const {
@@ -183,6 +207,7 @@ double PhysicalTiming::context_ms(std::uint64_t context, std::uint64_t windowed)
 
 double PhysicalTiming::soft(double a, double b) const {
   if (of_.softness == 2) return std::sqrt(a * a + b * b);
+  if (of_.softness == 3) return soft_cubes(a, b);
   return std::pow(std::pow(a, of_.softness) + std::pow(b, of_.softness), 1 / of_.softness);
 }
 

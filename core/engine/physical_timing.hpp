@@ -17,6 +17,7 @@ struct StepCoefficients {
   double expert_ms = 0;                 // weights of one expert in all layers, read once
   double local_experts = 0;             // experts on the rank
   double expert_share = 0;              // share of the experts that a token is sent to
+  double expert_spread = 0;             // standard deviations by which the busiest of several groups exceeds the mean
   double draft_novelty = 1;             // share of a draft's experts that its request does not read anyway
   double expert_token_ms = 0;           // computing a rank token with them
   double head_ms = 0;                   // the output matrix, read once
@@ -77,6 +78,7 @@ class PhysicalTiming final : public TimingModel {
   // Time without attention and prefill overhead, for `tokens` tokens and `rows` rows of the output matrix.
   double base_ms(std::uint64_t tokens, std::uint64_t sequences, std::uint64_t rows, std::uint64_t rank_tokens,
                  std::uint64_t drafts = 0) const;
+  double experts_ms(std::uint64_t rank_tokens, std::uint64_t familiar) const;
   double context_ms(std::uint64_t context, std::uint64_t windowed) const;
   double soft(double a, double b) const;
   std::uint64_t padded(std::uint64_t tokens) const;

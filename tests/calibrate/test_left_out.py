@@ -13,6 +13,7 @@ sys.path.append(str(Path(__file__).parents[2] / "benchmarks"))
 
 from measured.deployments import Deployed, format_scores, leave_out, read_tables, without
 from understudy.timing.find_architecture import find_architecture
+from understudy.timing.fitted_factors import read_fitted
 from understudy.timing.gpus import find_gpu
 from understudy.timing.presets import preset
 
@@ -25,11 +26,11 @@ def test_a_deployment_is_predicted_without_its_own_numbers_and_others_keep_their
         return preset(find_architecture(model), find_gpu("H100"), "mxfp4", "bf16").efficiencies.experts
 
     own = experts("gpt-oss-120b")
-    with without(Deployed("gpt-oss-120b", "H100", "vllm", "mxfp4")):
+    with without(Deployed("gpt-oss-120b", "H100", "vllm", "mxfp4"), read_fitted()):
         assert experts("gpt-oss-120b") != own
-    with without(Deployed("gpt-oss-120b", "H200", "vllm", "mxfp4")):
+    with without(Deployed("gpt-oss-120b", "H200", "vllm", "mxfp4"), read_fitted()):
         assert experts("gpt-oss-120b") == own
-    with without(Deployed("gpt-oss-120b", "H100", "sglang", "mxfp4")):
+    with without(Deployed("gpt-oss-120b", "H100", "sglang", "mxfp4"), read_fitted()):
         assert experts("gpt-oss-120b") == own
     assert experts("gpt-oss-120b") == own
 

@@ -13,7 +13,7 @@ from model.physical_timing import Step, step_ms
 from understudy.errors import ConfigError
 from understudy.timing.coefficients import StepCoefficients
 from understudy.timing.deployment import Deployment, Parallelism
-from understudy.timing.efficiencies import Efficiencies
+from understudy.timing.efficiencies import PEAKS, Efficiencies
 from understudy.timing.find_architecture import find_architecture
 from understudy.timing.gpus import GPUS, find_gpu, sheet_gpu
 from understudy.timing.presets import preset
@@ -178,18 +178,17 @@ def test_a_preset_says_how_far_to_trust_it() -> None:
     assert fp8.kv < preset(llama, GPUS["H100"], "fp8", "bf16").efficiencies.kv
 
 
-def test_experts_are_known_by_their_shape_and_else_stand_in_for_each_other() -> None:
+def test_experts_are_known_by_their_shape_and_else_have_kernels_of_their_gpu_and_type() -> None:
     known = find_architecture("gpt-oss-120b")
     renamed = msgspec.structs.replace(known, name="ours")
     b200, h200 = find_gpu("B200"), find_gpu("H200")
     assert preset(renamed, b200, "mxfp4", "fp8") == preset(known, b200, "mxfp4", "fp8")
     small = preset(find_architecture("gpt-oss-20b"), b200, "mxfp4", "fp8")
     assert small.trust == "uncalibrated"
-    assert "those of gpt-oss-120b in mxfp4 on B200" in small.origin
-    assert (
-        "those of MiniMax-M2.5 in fp8 on H100"
-        in preset(find_architecture("GLM-4.5"), h200, "fp8", "bf16").origin
-    )
+    assert "experts of gpt-oss-20b in mxfp4: activations in 8 bits" in small.origin
+    glm = preset(find_architecture("GLM-4.5"), h200, "fp8", "bf16")
+    assert "experts of GLM-4.5 in fp8: op tables of fp8 experts on H200" in glm.origin
+    assert "not measured with vLLM on H200, where Llama-3.1-70B, gpt-oss-120b was" in glm.origin
 
 
 def test_experts_may_be_otherwise_in_a_release_that_was_measured() -> None:
@@ -203,10 +202,12 @@ def test_experts_may_be_otherwise_in_a_release_that_was_measured() -> None:
     assert before.trust == "fitted"
 
 
-def test_experts_that_stand_in_for_others_read_no_faster_than_the_memory() -> None:
-    scout = preset(find_architecture("Llama-4-Scout-17B-16E"), find_gpu("H100"), "fp8", "bf16")
-    assert "those of MiniMax-M2.5 in fp8 on H100" in scout.origin
-    assert scout.efficiencies.experts == 1.0
+def test_no_number_of_experts_that_were_not_measured_exceeds_a_peak() -> None:
+    for gpu in ("H100", "B300", "L40S", "RTX 4090"):
+        for engine in ("vllm", "sglang", "trtllm"):
+            scout = find_architecture("Llama-4-Scout-17B-16E")
+            found = preset(scout, find_gpu(gpu), "fp8", "bf16", engine=engine).efficiencies
+            assert max(getattr(found, name) for name in PEAKS) <= 1
     own = preset(find_architecture("MiniMax-M2.5"), find_gpu("H100"), "fp8", "bf16")
     assert own.efficiencies.experts > 1
 

@@ -32,7 +32,12 @@ def find_unmeasured(runs: Iterable[Iterable[tuple[str, str]]]) -> str | None:
     kinds = [kind for kind in list_kinds() if kind.name in sources]
     for kind in kinds:
         for other in list_kinds():
-            borrowed = [one for one in sorted(sources[kind.name]) if one.startswith(other.measured_sources)]
+            own = f"measured with {kind.title}"
+            borrowed = [
+                one
+                for one in sorted(sources[kind.name])
+                if one.startswith(other.measured_sources) and own not in one
+            ]
             if borrowed and other is not kind:
                 return f"the times of {kind.title} were measured with {other.title} ({borrowed[0]})"
     for kind, other in combinations(kinds, 2):

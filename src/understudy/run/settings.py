@@ -9,7 +9,7 @@ import msgspec
 from understudy.checks import read_as
 from understudy.engines.engine_config import EngineConfig
 from understudy.engines.group_layouts import fit_model_len
-from understudy.engines.kinds.registry import DEFAULT_ENGINE, read_engine
+from understudy.engines.kinds.registry import DEFAULT_ENGINE, kind_of, read_engine
 from understudy.errors import ConfigError
 from understudy.outputs import files_named
 from understudy.router.kv import KvRouting  # noqa: TC001  (msgspec reads the annotation)
@@ -41,6 +41,7 @@ from understudy.run.routing_choice import Routing
 from understudy.tiers.gpu import GpuSettings  # noqa: TC001  (msgspec reads the annotation)
 from understudy.tiers.settings import KV_SIZE_FIELDS, TiersConfig
 from understudy.timing.contexts import known_context
+from understudy.timing.engine_names import find_timed_engine
 from understudy.user_code import names_file_and_class
 from understudy.workload import ClosedLoop, Lockstep, OpenLoop
 from understudy.workload.users import check_load, check_users
@@ -271,7 +272,8 @@ def apply_gpus(
     if has_timing:
         gpu.check_timing(engine.timing, model, kv_dtype)
     elif gpu.is_known:
-        engine = msgspec.structs.replace(engine, timing=gpu.timing(model, kv_dtype))
+        timing = gpu.timing(model, kv_dtype, engine=find_timed_engine(kind_of(engine).name))
+        engine = msgspec.structs.replace(engine, timing=timing)
     if model is not None and not has_uniform_layers(model) and not engine.kv_cache_groups:
         engine, more = apply_model_groups(gpu, engine, model, kv_dtype, has_blocks=has_blocks)
         return engine, (*notes, *more, *note_on_dtype(model))

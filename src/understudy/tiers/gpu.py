@@ -140,10 +140,12 @@ class GpuSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
         assert self.memory is not None
         return choose_limits(None, parse_bytes("gpu.memory", self.memory), has_largest=has_largest)
 
-    def timing(self, model: str | None, kv_dtype: str | None) -> Physical | MeasuredKernels | Aiconfigurator:
-        """Build the step times of `model` on these GPUs. ConfigError names the field."""
+    def timing(
+        self, model: str | None, kv_dtype: str | None, *, engine: str = "vllm"
+    ) -> Physical | MeasuredKernels | Aiconfigurator:
+        """Build the step times of `model` on these GPUs with an engine's presets. ConfigError names the field."""
         deployed = self.deployment(model, kv_dtype)
-        found = preset(deployed.model, deployed.gpu, deployed.weights, deployed.kv)
+        found = preset(deployed.model, deployed.gpu, deployed.weights, deployed.kv, engine=engine)
         front_end_ms = found.efficiencies.front_end_ms if self.front_end_ms is None else self.front_end_ms
         if self.op_tables is not None:
             return MeasuredKernels(

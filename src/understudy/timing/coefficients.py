@@ -36,6 +36,8 @@ class StepCoefficients(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
     """Experts per layer on this rank."""
     expert_share: float = 0.0
     """Share of a layer's experts that a token uses: k / E."""
+    expert_spread: float = 0.0
+    """Standard deviations by which the busiest of several expert-parallel groups exceeds the mean."""
     draft_novelty: float = 1.0
     """Share of a draft's experts that the step would not read without it."""
     expert_token_ms: float = 0.0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from statistics import NormalDist
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -24,6 +25,11 @@ DRAFT_NOVELTY = 0.45
 
 Fitted to the time that three drafts of an EAGLE3 head add to gpt-oss-120b on one H200 at 1 to 256 streams.
 """
+
+
+def largest_of_normal(count: int) -> float:
+    """Return the mean of the largest of `count` normal numbers, in standard deviations (Blom's approximation)."""
+    return 0.0 if count < 2 else NormalDist().inv_cdf((count - 0.375) / (count + 0.25))
 
 
 class Parallelism(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -165,6 +171,8 @@ class Deployment(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
             else 0.0,
             local_experts=self._local_experts,
             expert_share=model.experts_per_token / model.num_experts if model.num_experts else 0.0,
+            expert_spread=efficiencies.expert_imbalance * largest_of_normal(self.parallel.expert),
+            softness=efficiencies.softness,
             draft_novelty=DRAFT_NOVELTY,
             expert_token_ms=2 * active * expert_flop,
             head_ms=model.head_parameters * 2 / tp * read / efficiencies.weights,

@@ -39,6 +39,10 @@ class Efficiencies(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     """Least time per layer to launch a step outside CUDA graphs."""
     mixed_kv_factor: float = 1.0
     """Factor on reading the KV cache in a step with prefill."""
+    expert_imbalance: float = 0.0
+    """Spread of tokens among expert-parallel groups, as a share of that of random routing; 0: all are equally busy."""
+    softness: float = 2.0
+    """Exponent of the sum of reading and computing, which overlap; the larger, the nearer to the longer of both."""
     front_end_ms: float = 6.6
     """Time between client and engine over HTTP; part of TTFT, not of ITL."""
 
@@ -48,6 +52,8 @@ class Efficiencies(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
             if not math.isfinite(value) or value < 0 or (value == 0 and name in SHARES):
                 least = "above" if name in SHARES else "from"
                 raise ConfigError(f"timing.{name} must be a finite number {least} 0, got {value}")
+        if self.softness < 1:
+            raise ConfigError(f"timing.softness must be at least 1, got {self.softness}")
 
 
 PEAKS = ("weights", "compute", "kv", "attention", "experts", "expert_compute", "link")

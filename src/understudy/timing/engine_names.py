@@ -16,3 +16,8 @@ def find_engine_name(name: str) -> str:
     if found not in ENGINES:
         raise ConfigError(f"backend {name!r} is not known; known are {', '.join(ENGINES)}")
     return found
+
+
+def find_timed_engine(kind: str) -> str:
+    """Return the engine whose presets a kind of simulated engine has: its own, or vLLM's for one without."""
+    return kind if kind in ENGINES else "vllm"

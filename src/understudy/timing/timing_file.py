@@ -10,7 +10,7 @@ import yaml
 from understudy.errors import ConfigError
 from understudy.timing.architecture import Architecture
 from understudy.timing.deployment import Deployment, Parallelism
-from understudy.timing.efficiencies import Efficiencies  # noqa: TC001  (the same)
+from understudy.timing.efficiencies import Efficiencies
 from understudy.timing.fitted_engine import FittedEngine  # noqa: TC001  (the same)
 from understudy.timing.gpus import Gpu  # noqa: TC001  (the same)
 from understudy.timing.physical import Basis, Domain, Origin, Physical, Residuals
@@ -118,6 +118,10 @@ class TimingFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
         for name in _NEWER:  # files of other models stay as they were
             if plain["model"][name] == defaults[name]:
                 del plain["model"][name]
+        usual = {field.name: field.default for field in msgspec.structs.fields(Efficiencies)}
+        for name in ("expert_imbalance", "softness"):
+            if plain["efficiencies"][name] == usual[name]:
+                del plain["efficiencies"][name]
         if not plain["gpu"]["like"]:
             del plain["gpu"]["like"]
         if plain["engine"] is None:
