@@ -26,7 +26,7 @@ REPLACEMENTS = (
     (r"Annotated\[(NDArray\[[\w.]+\]), dict\(.*?\)\]", r"\1"),
     (r"\bAnnotated, |, Annotated\b", ""),
     (rf"{re.escape(TYPES)}\.(\w+)", r"\1"),
-    (r"\bFIELDS: tuple = \.\.\.", "FIELDS: tuple[str, ...]"),
+    (r"\bFIELDS: tuple = .*", "FIELDS: tuple[str, ...]"),
     # A stub's way to say that a class cannot be hashed.
     (r"__hash__: None = None", "__hash__: None  # type: ignore[assignment]"),
 )

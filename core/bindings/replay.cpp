@@ -28,6 +28,7 @@
 namespace understudy {
 
 void bind_disaggregation(nb::module_& m);  // disaggregation.cpp
+void bind_elastic(nb::module_& m);         // elastic.cpp
 
 namespace {
 
@@ -60,9 +61,19 @@ class LentEngines {
   std::unordered_map<Engine*, nb::object> handles_;
 };
 
+ScaleOrder read_order(const nb::object& answer) {
+  std::pair<std::vector<std::optional<std::uint32_t>>, std::optional<std::int64_t>> read;
+  if (!nb::try_cast(answer, read)) {
+    throw Error(ErrorKind::PolicyError, "the scaler must return numbers of workers and the time of the next tick; got ",
+                nb::repr(answer).c_str());
+  }
+  return {std::move(read.first), read.second};
+}
+
 FleetResult run_fleet(PyArg<"object"> workload, FleetConfig settings, const std::vector<std::string>& names,
                       PyType<"collections.abc.Callable[[int], None]"> progress,
-                      PyType<"collections.abc.Callable[[int, VllmEngine, bool], None]"> on_step) {
+                      PyType<"collections.abc.Callable[[int, VllmEngine, bool], None]"> on_step,
+                      PyType<"collections.abc.Callable[[FleetMetrics], tuple[list[int | None], int | None]]"> on_tick) {
   ColumnReader reader(workload);
   WorkloadColumns columns = read_workload(reader, workload);
   if (!names.empty() && names.size() != columns.size()) {
@@ -74,6 +85,12 @@ FleetResult run_fleet(PyArg<"object"> workload, FleetConfig settings, const std:
     settings.on_step = [&on_step, &lent](std::size_t worker, Engine& stepped, bool ended) {
       nb::gil_scoped_acquire gil;
       on_step(worker, lent.handle_of(stepped), ended);
+    };
+  }
+  if (settings.elastic) {
+    settings.elastic->on_tick = [&on_tick](const FleetMetrics& metrics) {
+      nb::gil_scoped_acquire gil;
+      return read_order(on_tick(metrics));
     };
   }
   const Fleet::Progress report = [&progress](std::size_t ended) {
@@ -187,6 +204,8 @@ void bind_replay(nb::module_& m) {
       .value("DELIVERY", EventClass::Delivery, "KV events reach the router.")
       .value("ARRIVAL", EventClass::Arrival, "A request arrives, or is cancelled.")
       .value("ABORT", EventClass::Abort, "The client of a replayed request aborts it.")
+      .value("TICK", EventClass::Tick, "A scaler reads the fleet and orders workers.")
+      .value("READY", EventClass::Ready, "A worker has started.")
       .value("BEGIN", EventClass::Begin, "Workers that are free begin a step, with all that arrived before.");
 
   nb::class_<GroupReport>(m, "GroupReport", "Hits and blocks of a worker with several KV cache groups.")
@@ -229,6 +248,7 @@ void bind_replay(nb::module_& m) {
           "(time in ns, blocks) of a tier that workers share; else empty.")
       .def_ro("events", &TierSummary::events, "Events of a shared tier, if kept; else empty.");
   bind_disaggregation(m);
+  bind_elastic(m);
   nb::class_<FleetResult> result(m, "FleetResult", "Columns of a run, one row a request in workload order.");
   bind_columns(result);
   result.def_ro("rejections", &FleetResult::rejections)
@@ -295,9 +315,10 @@ void bind_replay(nb::module_& m) {
       .add("checkpoints", &FleetConfig::checkpoints)
       .add("steps", &FleetConfig::steps)
       .add("disaggregation", &FleetConfig::disaggregation)
+      .add("elastic", &FleetConfig::elastic)
       .bind<FleetConfig>(settings);
   m.def("run_fleet", &run_fleet, "workload"_a, "settings"_a, nb::kw_only(), "names"_a = nb::list(),
-        "progress"_a.none() = nb::none(), "on_step"_a.none() = nb::none(),
+        "progress"_a.none() = nb::none(), "on_step"_a.none() = nb::none(), "on_tick"_a.none() = nb::none(),
         "Replay a workload (its columns, by name) through a fleet; `names` are those of its requests, if any matter.");
   m.def("give_back_memory", &KeptMappings::give_back, nb::call_guard<nb::gil_scoped_release>(),
         "Return memory cached by finished runs to the system; False when there was none.");

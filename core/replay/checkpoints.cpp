@@ -7,12 +7,13 @@ namespace understudy {
 void Checkpoints::begin(std::size_t num_workers, bool records) {
   records_ = records;
   if (records) workers_.assign(num_workers, {});
-  if (workers_.size() != num_workers) {
+  if (workers_.size() < num_workers) {
     throw Error(ErrorKind::WrongState, "checkpoints of ", workers_.size(), " workers, the fleet has ", num_workers);
   }
 }
 
 void Checkpoints::reach(std::size_t index, const Engine& engine, bool fast_forwarded) {
+  if (index >= workers_.size()) workers_.resize(index + 1);  // it has joined during the run
   Worker& worker = workers_[index];
   if (records_ ? !fast_forwarded : worker.next == worker.points.size()) return;
   const EngineSnapshot now = engine.snapshot();

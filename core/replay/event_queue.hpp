@@ -19,6 +19,8 @@ enum class EventClass : std::uint8_t {
   Landing,   // transfers end
   StepEnd,   // a worker's step ends, or the worker is polled because it may have finished a request
   Delivery,  // KV events reach the router
+  Tick,      // a scaler reads the fleet and orders workers
+  Ready,     // a worker has started; the tick before sees it starting, as in Dynamo's replay
   Arrival,   // a request arrives
   Abort,     // the client of a request aborts it
   Begin,     // workers that are free begin a step, with all that arrived before

@@ -18,6 +18,7 @@ Fleet::Fleet(FleetConfig config, WorkloadColumns workload)
       arrival_ns_(workload.size(), -1),
       worker_of_(workload.size(), -1) {
   if (config_.pools.empty()) throw Error(ErrorKind::ConfigError, "a fleet needs at least one pool");
+  check_elastic();
   config_.router->begin();
   set_up_stages();
   for (const WorkerPool& pool : config_.pools) {
@@ -40,7 +41,9 @@ Fleet::Fleet(FleetConfig config, WorkloadColumns workload)
     added.config = pool;
     added.engine = engine;
     added.first_worker = workers_.size();
-    for (std::uint32_t i = 0; i < pool.num_workers; ++i) add_worker(static_cast<std::uint32_t>(pools_.size() - 1));
+    for (std::uint32_t i = 0; i < pool.num_workers; ++i) {
+      add_worker(static_cast<std::uint32_t>(pools_.size() - 1), WorkerState::Ready);
+    }
   }
   if (std::ranges::any_of(workload_.next_turn, [](std::int64_t next) { return next >= 0; })) {
     session_.resize(workload_.size());
@@ -67,7 +70,7 @@ Fleet::Fleet(FleetConfig config, WorkloadColumns workload)
   }
 }
 
-WorkerId Fleet::add_worker(std::uint32_t pool) {
+WorkerId Fleet::add_worker(std::uint32_t pool, WorkerState state) {
   const Pool& its = pools_[pool];
   Worker& worker = workers_.emplace_back();
   worker.info = {workers_.size() - 1, pool, its.config.role, its.engine->max_num_batched_tokens,
@@ -75,7 +78,7 @@ WorkerId Fleet::add_worker(std::uint32_t pool) {
   loads_.emplace_back();
   if (net_) net_->add_worker(its.config.role == WorkerRole::Prefill, its.config.role == WorkerRole::Decode);
   config_.router->add_worker(worker.info);
-  set_state(worker.info.id, WorkerState::Ready);
+  set_state(worker.info.id, state);
   return worker.info.id;
 }
 
@@ -154,7 +157,7 @@ void Fleet::make_engine(std::size_t index) {
 
 // One user-defined policy may serve all workers: its calls must be in time order.
 bool Fleet::has_user_policies() const {
-  return workers_.size() > 1 && std::ranges::any_of(pools_, [](const Pool& pool) {
+  return (workers_.size() > 1 || config_.elastic) && std::ranges::any_of(pools_, [](const Pool& pool) {
            return pool.engine->has_user_policy() ||
                   (pool.config.tiers && (pool.config.tiers->filter || pool.config.tiers->g2_policy_is_users));
          });
@@ -197,9 +200,10 @@ bool Fleet::can_show_blocks() const {
 }
 
 bool Fleet::independent() const {
-  return !net_ && aborted_.empty() && !shares_tiers() && !has_user_policies() && config_.concurrency == 0 &&
-         config_.lockstep_ns == 0 && !steps_with_others() && !reports_steps() && config_.router->blind() &&
-         !observes_ && std::ranges::all_of(workload_.next_turn, [](std::int64_t next) { return next < 0; });
+  return !net_ && !config_.elastic && aborted_.empty() && !shares_tiers() && !has_user_policies() &&
+         config_.concurrency == 0 && config_.lockstep_ns == 0 && !steps_with_others() && !reports_steps() &&
+         config_.router->blind() && !observes_ &&
+         std::ranges::all_of(workload_.next_turn, [](std::int64_t next) { return next < 0; });
 }
 
 FleetResult Fleet::run(const Progress& progress) {
@@ -210,7 +214,7 @@ FleetResult Fleet::run(const Progress& progress) {
     throw Error(
         ErrorKind::ConfigError,
         "threads > 1 needs independent workers: open loop, single-turn requests, round_robin or random routing, no "
-        "tier that they share, no policy of yours, no aborts, and no recording of steps");
+        "tier that they share, no policy of yours, no aborts, no scaler, and no recording of steps");
   }
   if (!workers_[0].engine) throw Error(ErrorKind::WrongState, "a fleet runs once");
   prepare_columns();

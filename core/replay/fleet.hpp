@@ -19,8 +19,10 @@
 #include "engine/timing.hpp"
 #include "replay/checkpoints.hpp"
 #include "replay/disaggregation.hpp"
+#include "replay/elastic.hpp"
 #include "replay/event_queue.hpp"
 #include "replay/fleet_result.hpp"
+#include "replay/lives.hpp"
 #include "replay/run_columns.hpp"
 #include "replay/step_table.hpp"
 #include "replay/workload_columns.hpp"
@@ -43,6 +45,7 @@ struct FleetConfig {
   std::vector<WorkerPool> pools;  // the first workers have their ids in this order
   std::shared_ptr<Router> router;
   std::optional<Disaggregation> disaggregation;  // of pools with roles; `router` then chooses prefill workers
+  std::optional<Elastic> elastic;                // none: the workers stay the same
   std::uint32_t concurrency = 0;                 // sessions at a time; 0: open loop
   std::int64_t turnaround_ns = 0;                // from the end of a session to the start of the next one in its place
   unsigned threads = 1;                          // above 1: independent workers only
@@ -106,6 +109,8 @@ class Fleet final : private FleetView {
     std::int64_t finish_bound_ns = 0;             // with `check`: no request finishes earlier
     std::vector<RequestRecord> finished;          // not recorded yet
     EventTable events;                            // published so far, if kept
+    std::vector<TimedKvTrace> kv_trace;           // of an engine that has stopped
+    bool harvested = false;                       // its results are among the columns
   };
   static constexpr std::uint64_t kNoRow = ~std::uint64_t{0};
 
@@ -116,7 +121,7 @@ class Fleet final : private FleetView {
   bool shares_tiers() const;
   bool has_free_prompts() const;
   bool can_show_blocks() const;
-  WorkerId add_worker(std::uint32_t pool);
+  WorkerId add_worker(std::uint32_t pool, WorkerState state);
   void set_state(WorkerId worker, WorkerState state);
   void make_engine(std::size_t index);
   EngineSite site_of(std::size_t index);
@@ -140,6 +145,7 @@ class Fleet final : private FleetView {
   void push_next_arrival();
   void push_arrival(std::int64_t time_ns, std::uint64_t row);
   void arrive(std::uint64_t row);
+  bool arrive_first(std::uint64_t row);
   void place(std::uint64_t row, std::size_t worker, KvLeg leg = KvLeg::Whole);
   void release_queued();
   void absorb(std::size_t worker, const Effects& effects);
@@ -221,9 +227,30 @@ class Fleet final : private FleetView {
   }
   void require_progress(std::size_t worker);
 
+  // fleet_lives.cpp: workers that join and leave
+  void check_elastic() const;
+  void open_lives();
+  void enter(std::size_t worker, LifeState state);
+  void tick();
+  FleetMetrics measure();
+  void measure_step(std::size_t worker, WorkerMetrics& out);
+  void count_traffic(std::uint64_t row);
+  bool scale(std::uint32_t pool, std::uint32_t target);
+  void start_worker(std::uint32_t pool);
+  void become_ready(std::size_t worker);
+  void leave(std::size_t worker);
+  void stop_drained();
+  bool has_drained(std::size_t worker);
+  void stop_worker(std::size_t worker);
+  bool is_present(std::size_t worker) const;
+  bool strand(std::uint64_t row, RequestStage stage);
+  void require_none_stranded() const;
+  [[noreturn]] void throw_stranded() const;
+
   // fleet_columns.cpp
   void prepare_columns();
   void collect(std::size_t worker);  // for a finished worker
+  void harvest(std::size_t worker);
   void keep(const RequestRecord& record);
   void keep_events(std::size_t worker, TimedEvents& room);  // events published since the last call
   FleetResult finish_columns();
@@ -283,6 +310,7 @@ class Fleet final : private FleetView {
       prefill_identities_;  // by row, until it is decoded
   RouteRequest asked_;      // the last one that a router was asked for
 
+  std::unique_ptr<Lives> lives_;          // null: the workers stay the same
   std::vector<bool> aborted_;             // by row; empty if no client aborts
   std::vector<std::int64_t> arrival_ns_;  // actual arrival of each row; -1 if never
   std::vector<std::int32_t> worker_of_;

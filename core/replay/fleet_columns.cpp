@@ -13,15 +13,22 @@ void Fleet::prepare_columns() {
 }
 
 void Fleet::collect(std::size_t index) {
+  if (!workers_[index].harvested && workers_[lead(index)].engine) harvest(index);
+  if (keeps_events_) columns_.result().events.push_back(std::move(workers_[index].events));
+  if (config_of(index).kv_trace) columns_.result().kv_trace.push_back(std::move(workers_[index].kv_trace));
+}
+
+// Takes the results of an engine that is needed no longer. A pool asks that of its first worker what fits.
+void Fleet::harvest(std::size_t index) {
+  Worker& worker = workers_[index];
   Engine& engine = rank_of(index);
   if (config_.check) engine.check();
-  if (keeps_events_) {
-    keep_events(index, gathered_);
-    columns_.result().events.push_back(std::move(workers_[index].events));
-  }
-  if (config_of(index).kv_trace) columns_.result().kv_trace.push_back(engine.take_kv_trace());
+  if (keeps_events_) keep_events(index, gathered_);
+  if (config_of(index).kv_trace) worker.kv_trace = engine.take_kv_trace();
   columns_.add_engine(index, engine);
-  if (!steps_with_others()) workers_[index].engine.reset();
+  worker.harvested = true;
+  const bool is_asked = lives_ && index == pools_[worker.info.pool].first_worker;
+  if (!steps_with_others() && !is_asked) worker.engine.reset();
 }
 
 void Fleet::keep(const RequestRecord& given) {
@@ -51,6 +58,14 @@ FleetResult Fleet::finish_columns() {
     const auto at = static_cast<std::size_t>(row);
     out.fate[at] = static_cast<std::uint8_t>(RequestFate::Rejected);
     out.finish_ns[at] = arrival_ns_[at];
+  }
+  for (const Worker& worker : workers_) out.worker_pool.push_back(static_cast<std::int32_t>(worker.info.pool));
+  if (lives_) {
+    for (const LifeEvent& event : lives_->events) {
+      out.life_ns.push_back(event.time_ns);
+      out.life_worker.push_back(static_cast<std::int32_t>(event.worker));
+      out.life_state.push_back(static_cast<std::uint8_t>(event.state));
+    }
   }
   out.arrival_ns = std::move(arrival_ns_);
   out.worker = std::move(worker_of_);

@@ -11,7 +11,9 @@ bool Fleet::bring_router_up_to_date() {
   if (up_to_date_ns_ == now_ns_ && up_to_date_round_ == round_) return false;
   up_to_date_ns_ = now_ns_;
   up_to_date_round_ = round_;
-  for (std::size_t index = 0; !stepwise() && index < workers_.size(); ++index) advance_to_now(index);
+  for (std::size_t index = 0; !stepwise() && index < workers_.size(); ++index) {
+    if (is_present(index)) advance_to_now(index);
+  }
   return observes_ && gather_events();
 }
 
@@ -28,6 +30,7 @@ bool Fleet::held(std::span<const BlockIdentity> prompt, std::vector<std::uint32_
   const auto alike = static_cast<std::uint32_t>(end - prompt.begin());
   out.assign(workers_.size() * kTiers, 0);
   for (std::size_t index = 0; index < workers_.size(); ++index) {
+    if (!is_present(index)) continue;
     std::uint32_t& blocks = shown_.blocks[index];
     if (blocks >= alike) {
       blocks = alike + static_cast<std::uint32_t>(rank_of(index).published_prefix(prompt.subspan(alike)));
@@ -44,6 +47,7 @@ bool Fleet::gather_events() {
   bool due = false;
   for (std::size_t index = 0; index < workers_.size(); ++index) {
     Worker& worker = workers_[index];
+    if (!is_present(index)) continue;
     if (!stepwise()) absorb(index, worker.engine->transfers_landed(now_ns_));
     rank_of(index).take_events(gathered_);
     due = publish(index, worker.info.pool, order_of(index), worker.events) || due;
@@ -70,7 +74,7 @@ void Fleet::publish_step(std::size_t index) {
 // With `check`, compare the router's index with a worker's blocks, between two steps. Only for a router that gathers
 // events itself: when it gets them does not change what it knows at its next choice.
 void Fleet::check_index(std::size_t index) {
-  if (!config_.check || !observes_ || !config_.router->has_index()) return;
+  if (!config_.check || !observes_ || !config_.router->has_index() || !is_present(index)) return;
   publish_step(index);
   for (std::size_t rank = index; rank < index + config_.ranks; ++rank) {
     // Without prefix caching an engine may name blocks for itself, and publishes nothing.

@@ -60,6 +60,7 @@ void Fleet::schedule_poll(std::size_t index) {
 void Fleet::throw_first_stuck() {
   std::vector<std::size_t> stuck;
   for (std::size_t index = 0; index < workers_.size(); ++index) {
+    if (!is_present(index)) continue;
     workers_[index].phase = workers_[index].engine->advance(now_ns_, {}).phase;
     if (workers_[index].phase == Phase::Stalled) stuck.push_back(index);
   }

@@ -67,6 +67,11 @@ struct FleetResult {
   GapColumn gap_count;
   std::vector<EngineSample> samples;
   std::vector<std::int32_t> sample_worker;
+  std::vector<std::int32_t> worker_pool;  // by worker, those that joined during the run included
+  // States that workers entered, in order of time; empty where the workers stay the same.
+  std::vector<std::int64_t> life_ns;
+  std::vector<std::int32_t> life_worker;
+  std::vector<std::uint8_t> life_state;
 
   std::vector<EventTable> events;  // by worker; empty unless the engines keep them, and so is the trace
   std::vector<std::vector<TimedKvTrace>> kv_trace;
@@ -134,9 +139,11 @@ struct Named {
 };
 
 inline constexpr std::tuple kOtherColumns{
-    Named{"arrival_ns", &FleetResult::arrival_ns}, Named{"worker", &FleetResult::worker},
-    Named{"onboard_ns", &FleetResult::onboard_ns}, Named{"itl_ns", &FleetResult::gap_ns},
-    Named{"itl_count", &FleetResult::gap_count},   Named{"sample_worker", &FleetResult::sample_worker},
+    Named{"arrival_ns", &FleetResult::arrival_ns},   Named{"worker", &FleetResult::worker},
+    Named{"onboard_ns", &FleetResult::onboard_ns},   Named{"itl_ns", &FleetResult::gap_ns},
+    Named{"itl_count", &FleetResult::gap_count},     Named{"sample_worker", &FleetResult::sample_worker},
+    Named{"worker_pool", &FleetResult::worker_pool}, Named{"life_ns", &FleetResult::life_ns},
+    Named{"life_worker", &FleetResult::life_worker}, Named{"life_state", &FleetResult::life_state},
 };
 inline constexpr std::tuple kSampleColumns{
     Named{"sample_time_ns", &EngineSample::time_ns},

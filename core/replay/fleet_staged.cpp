@@ -67,13 +67,14 @@ void Fleet::arrive_staged(std::uint64_t row) {
   const Disaggregation& staged = *config_.disaggregation;
   if (!aborted_.empty() && aborted_[row]) return drop_between_workers(row);
   if (prefilling_[row]) return arrive_for_decode(row);
-  if (config_.concurrency == 0 && workload_.turn[row] == 0) push_next_arrival();
-  arrival_ns_[row] = now_ns_;
+  const bool waited = arrival_ns_[row] >= 0;
+  if (!arrive_first(row)) return;
   if (const std::optional<std::string> why = why_no_stage(row)) {
     reject(row, *why);
     return end_turn(row, now_ns_);
   }
-  push_abort(row);
+  if (!waited) push_abort(row);
+  if (strand(row, RequestStage::Prefill) || strand(row, RequestStage::Decode)) return;
   bool remote = true;
   if (staged.decode_first || staged.decider->reads_cache()) {
     const WorkerId worker = choose(row, RequestStage::Decode);
@@ -94,8 +95,15 @@ void Fleet::arrive_staged(std::uint64_t row) {
 }
 
 void Fleet::arrive_for_decode(std::uint64_t row) {
+  if (strand(row, RequestStage::Decode)) return;
   prefilling_[row] = false;
   if (tracks_) started_[row] = false;
+  const bool left = lives_ && decode_worker_[row] >= 0 &&
+                    workers_[static_cast<std::size_t>(decode_worker_[row])].state != WorkerState::Ready;
+  if (left) {  // since it was chosen
+    if (tracks_) config_.router->ended(row);
+    decode_worker_[row] = -1;
+  }
   if (decode_worker_[row] < 0) decode_worker_[row] = static_cast<std::int32_t>(choose(row, RequestStage::Decode));
   columns_.result().handoff.decode_arrival_ns[row] = now_ns_;
   place(row, static_cast<std::size_t>(decode_worker_[row]), KvLeg::Decode);

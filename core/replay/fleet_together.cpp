@@ -12,6 +12,7 @@ namespace understudy {
 
 void Fleet::run_together(const Progress& progress) {
   std::uint64_t rounds = 0;
+  open_lives();
   open_arrivals();
   for (std::size_t index = 0; config_.lockstep_ns > 0 && index < workers_.size(); index += config_.ranks) {
     want_begin(index);
@@ -41,15 +42,23 @@ void Fleet::run_together(const Progress& progress) {
       case EventClass::Abort:
         abort(next.subject);
         break;
+      case EventClass::Tick:
+        tick();
+        break;
+      case EventClass::Ready:
+        become_ready(subject);
+        break;
       case EventClass::Begin:
         begin_all();
         break;
     }
     reach_workers();
+    if (lives_ && !lives_->draining.empty()) stop_drained();
     queue_.set_landing(hub_.next_wake_ns());
     if (++rounds % 64 == 0) report(progress);
     if (queue_.empty() && observes_) {  // the last events, and transfers that have not landed
       for (std::size_t index = 0; !stepwise() && index < workers_.size(); ++index) {
+        if (!is_present(index)) continue;
         advance_to_now(index);
         if (!net_) workers_[index].engine->finish_transfers();
       }
@@ -57,7 +66,9 @@ void Fleet::run_together(const Progress& progress) {
       for (std::size_t index = 0; index < workers_.size(); index += config_.ranks) check_index(index);
     }
   }
+  require_none_stranded();
   for (std::size_t index = 0; index < workers_.size(); index += config_.ranks) {
+    if (!is_present(index)) continue;
     require_progress(index);
     workers_[index].engine->finish_transfers();
   }
@@ -93,16 +104,30 @@ void Fleet::push_arrival(std::int64_t time_ns, std::uint64_t row) {
 
 void Fleet::arrive(std::uint64_t row) {
   if (net_) return arrive_staged(row);
-  if (config_.concurrency == 0 && workload_.turn[row] == 0) push_next_arrival();
-  arrival_ns_[row] = now_ns_;
+  const bool waited = arrival_ns_[row] >= 0;
+  if (!arrive_first(row)) return;
+  if (strand(row, RequestStage::Whole)) {
+    if (!waited) push_abort(row);
+    return;
+  }
   const std::optional<std::size_t> chosen = route(row);
   if (!chosen) return end_turn(row, now_ns_);
-  push_abort(row);
+  if (!waited) push_abort(row);
   if (*chosen != Router::kLater) place(row, *chosen);
+}
+
+// Counts a request that arrives; false if its client has aborted it while it waited for a worker.
+bool Fleet::arrive_first(std::uint64_t row) {
+  if (arrival_ns_[row] >= 0) return aborted_.empty() || !aborted_[row];
+  if (config_.concurrency == 0 && workload_.turn[row] == 0) push_next_arrival();
+  arrival_ns_[row] = now_ns_;
+  if (lives_) ++lives_->traffic.arrived;
+  return true;
 }
 
 void Fleet::place(std::uint64_t row, std::size_t worker, KvLeg leg) {
   worker_of_[row] = static_cast<std::int32_t>(worker);
+  if (lives_) lives_->place(row, worker);
   if (config_.steps) config_.steps->place(row, worker, now_ns_);
   sync_worker(lead(worker));
   absorb(lead(worker), submit(worker, row, now_ns_, leg));
@@ -147,6 +172,9 @@ void Fleet::absorb(std::size_t index, const Effects& effects) {
   if (effects.has_events && keeps_events_ && !observes_ && !config_.on_step) {
     for (std::size_t rank = index; rank < index + config_.ranks; ++rank) keep_events(rank, gathered_);
   }
+  if (lives_) {
+    for (const NewTokens& tokens : effects.tokens) lives_->emitted[tokens.request] += tokens.tokens;
+  }
   if (!tracks_) return;
   const bool queues = config_.router->queues();
   for (const NewTokens& tokens : effects.tokens) {
@@ -174,6 +202,10 @@ void Fleet::record_finished(std::size_t index) {
     if (config_.steps) config_.steps->split(static_cast<std::size_t>(worker_of_[row]));
     const bool prefilled = prompt_only && record.reason != FinishReason::Cancelled;
     if (!prefilled) keep(record);
+    if (lives_) {
+      lives_->end(row, static_cast<std::size_t>(worker_of_[row]));
+      if (!prefilled) count_traffic(row);
+    }
     --load.outstanding_requests;
     load.outstanding_tokens -= tokens_of(row);
     if (tracks_) config_.router->ended(row);
@@ -263,6 +295,7 @@ void Fleet::begin_all() {
 }
 
 WorkerCounts Fleet::counts(WorkerId index) {
+  if (!is_present(index)) return {};
   if (!stepwise()) advance_to_now(index);
   const EngineSnapshot now = rank_of(index).snapshot();
   return {now.running, now.waiting + now.loading, now.active_blocks,

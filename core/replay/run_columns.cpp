@@ -98,6 +98,7 @@ TierSummary& RunColumns::add_tier(std::size_t worker, const TierUse& use) {
 }
 
 const RunColumns::Pool& RunColumns::pool_of(std::size_t worker) const {
+  if (const auto late = late_workers_.find(worker); late != late_workers_.end()) return pools_[late->second];
   return *std::prev(std::ranges::upper_bound(pools_, worker, {}, &Pool::first_worker));
 }
 

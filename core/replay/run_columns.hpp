@@ -22,6 +22,8 @@ class RunColumns {
   void prepare(std::size_t rows, bool tiers, bool events);
   // Assign the next workers to a pool of that name, with its own tiers. Without a call all workers are in one pool.
   void add_pool(std::string name, std::size_t first_worker);
+  // A worker has joined the pool of that number; it has the next id.
+  void add_late_worker(std::size_t worker, std::size_t pool) { late_workers_[worker] = pool; }
 
   // Record a finished request. Threads may call it, each for its own rows.
   void keep(std::uint64_t row, const RequestRecord& record);
@@ -52,6 +54,7 @@ class RunColumns {
 
   FleetResult result_;
   std::vector<Pool> pools_{1};
+  std::map<std::size_t, std::size_t> late_workers_;  // with their pools
   bool tiers_ = false;
   bool events_ = false;
   std::vector<std::int64_t> link_worker_;                                    // of result_.links, or kShared

@@ -69,7 +69,10 @@ void KvRouter::add_worker(const WorkerInfo& worker) {
   ready_.push_back(true);
 }
 
-void KvRouter::set_state(WorkerId worker, WorkerState state) { ready_.at(worker) = state == WorkerState::Ready; }
+void KvRouter::set_state(WorkerId worker, WorkerState state) {
+  ready_.at(worker) = state == WorkerState::Ready;
+  if (state == WorkerState::Gone) forget(worker);
+}
 
 void KvRouter::forget(std::size_t worker) { view_->forget(worker); }
 

@@ -2871,13 +2871,19 @@ class EventClass(enum.IntEnum):
     DELIVERY = 2
     """KV events reach the router."""
 
-    ARRIVAL = 3
+    ARRIVAL = 5
     """A request arrives, or is cancelled."""
 
-    ABORT = 4
+    ABORT = 6
     """The client of a replayed request aborts it."""
 
-    BEGIN = 5
+    TICK = 3
+    """A scaler reads the fleet and orders workers."""
+
+    READY = 4
+    """A worker has started."""
+
+    BEGIN = 7
     """Workers that are free begin a step, with all that arrived before."""
 
 class GroupReport:
@@ -3073,6 +3079,130 @@ class HandOffColumns:
     @property
     def decode_admit_ns(self) -> NDArray[numpy.int64]: ...
 
+class LifeState(enum.IntEnum):
+    """State of a worker in a run."""
+
+    STARTING = 0
+
+    READY = 1
+
+    DRAINING = 2
+
+    STOPPED = 3
+
+    CRASHED = 4
+
+    RESTARTING = 5
+
+class LengthSum:
+    """Lengths of some requests."""
+
+    @property
+    def count(self) -> int: ...
+
+    @property
+    def tokens(self) -> int: ...
+
+    @property
+    def variance(self) -> float: ...
+
+class WorkerMetrics:
+    """A worker at a tick: its open step, and its queue behind that."""
+
+    @property
+    def worker(self) -> int: ...
+
+    @property
+    def pool(self) -> int: ...
+
+    @property
+    def state(self) -> LifeState: ...
+
+    @property
+    def has_stepped(self) -> bool: ...
+
+    @property
+    def step_ns(self) -> int:
+        """Duration of the open step; 0: none, or unknown."""
+
+    @property
+    def prefill(self) -> LengthSum:
+        """Prompt tokens that the step computes."""
+
+    @property
+    def prefill_context_tokens(self) -> int:
+        """Computed before of these prompts."""
+
+    @property
+    def decode(self) -> LengthSum:
+        """Contexts of the requests that decode."""
+
+    @property
+    def queued_prefill(self) -> LengthSum:
+        """Prompts that wait."""
+
+    @property
+    def queued_decode(self) -> LengthSum:
+        """Contexts of requests that wait after their first token."""
+
+class TrafficWindow:
+    """Requests since the last tick."""
+
+    @property
+    def since_ns(self) -> int: ...
+
+    @property
+    def arrived(self) -> int: ...
+
+    @property
+    def completed(self) -> int: ...
+
+    @property
+    def prompt_tokens(self) -> int:
+        """Sum over those that completed, as are all that follow."""
+
+    @property
+    def output_tokens(self) -> int: ...
+
+    @property
+    def hit_share(self) -> float:
+        """Sum of the cached shares of their prompts."""
+
+    @property
+    def with_tokens(self) -> int: ...
+
+    @property
+    def ttft_ns(self) -> float: ...
+
+    @property
+    def with_gaps(self) -> int: ...
+
+    @property
+    def itl_ns(self) -> float:
+        """Sum of their mean gaps between tokens."""
+
+class FleetMetrics:
+    """A fleet as its scaler sees it."""
+
+    @property
+    def now_ns(self) -> int: ...
+
+    @property
+    def workers(self) -> list[WorkerMetrics]:
+        """Workers that have not stopped, by id."""
+
+    @property
+    def traffic(self) -> TrafficWindow: ...
+
+class Elastic:
+    """
+    When a scaler is first called, and how long workers of each pool start.
+    """
+
+    def __init__(self, *, start_ns: Sequence[int], first_tick_ns: int | None = None) -> None: ...
+
+    FIELDS: tuple[str, ...]
+
 class FleetResult:
     """Columns of a run, one row a request in workload order."""
 
@@ -3144,6 +3274,18 @@ class FleetResult:
 
     @property
     def sample_worker(self) -> NDArray[numpy.int32]: ...
+
+    @property
+    def worker_pool(self) -> NDArray[numpy.int32]: ...
+
+    @property
+    def life_ns(self) -> NDArray[numpy.int64]: ...
+
+    @property
+    def life_worker(self) -> NDArray[numpy.int32]: ...
+
+    @property
+    def life_state(self) -> NDArray[numpy.uint8]: ...
 
     @property
     def sample_time_ns(self) -> NDArray[numpy.int64]: ...
@@ -3263,11 +3405,11 @@ class Checkpoints:
 class FleetSettings:
     """How a fleet of simulated workers plays a workload."""
 
-    def __init__(self, *, pools: Sequence[Pool], seed: int = 0, routing: str | NativeRouter | Router, concurrency: int = 0, threads: int = 1, fast_forward: bool = True, check: bool = False, lockstep_ns: int = 0, turnaround_ns: int = 0, ranks: int = 1, checkpoints: Checkpoints | None = None, steps: StepTable | None = None, disaggregation: Disaggregation | None = None) -> None: ...
+    def __init__(self, *, pools: Sequence[Pool], seed: int = 0, routing: str | NativeRouter | Router, concurrency: int = 0, threads: int = 1, fast_forward: bool = True, check: bool = False, lockstep_ns: int = 0, turnaround_ns: int = 0, ranks: int = 1, checkpoints: Checkpoints | None = None, steps: StepTable | None = None, disaggregation: Disaggregation | None = None, elastic: Elastic | None = None) -> None: ...
 
     FIELDS: tuple[str, ...]
 
-def run_fleet(workload: object, settings: FleetSettings, *, names: Sequence[str] = [], progress: Callable[[int], None] | None = None, on_step: Callable[[int, VllmEngine, bool], None] | None = None) -> FleetResult:
+def run_fleet(workload: object, settings: FleetSettings, *, names: Sequence[str] = [], progress: Callable[[int], None] | None = None, on_step: Callable[[int, VllmEngine, bool], None] | None = None, on_tick: Callable[[FleetMetrics], tuple[list[int | None], int | None]] | None = None) -> FleetResult:
     """
     Replay a workload (its columns, by name) through a fleet; `names` are those of its requests, if any matter.
     """

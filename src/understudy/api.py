@@ -45,6 +45,7 @@ if TYPE_CHECKING:
 
     from understudy.engines.engine_config import EngineConfig
     from understudy.engines.timing import TimingModel
+    from understudy.run.autoscale import Autoscale
     from understudy.run.routing_choice import RoutingChoice
     from understudy.tiers.gpu import GpuSettings
     from understudy.workload import ClosedLoop, Lockstep, OpenLoop
@@ -69,6 +70,7 @@ def replay(
     slo: Slo | None = None,
     ranks: bool = False,
     disaggregation: Disaggregation | None = None,
+    autoscale: Autoscale | None = None,
     outputs: Outputs | None = None,
     execution: Execution | None = None,
     trace_options: TraceOptions | None = None,
@@ -102,6 +104,8 @@ def replay(
         slo: latency objectives in ms (`understudy.report.Slo`), for goodput.
         ranks: data-parallel ranks share experts and step together: those of each worker, or all workers of one rank.
         disaggregation: prefill and decode workers (`Disaggregation`); `routing` then chooses prefill workers.
+        autoscale: a scaler that orders workers during the run (`understudy.run.autoscale.Autoscale`); `workers` are
+            those at the start.
         outputs: files to write.
         execution: threads, checks and progress; the report is equal for every choice.
         trace_options: options of `read_trace` by name, if `workload` is a path.
@@ -189,6 +193,7 @@ def replay(
         timing=timing,
         tiers=tiers,
         disaggregation=disaggregation,
+        autoscale=autoscale,
         ranks=ranks,
         threads=execution.threads,
         fast_forward=execution.fast_forward,

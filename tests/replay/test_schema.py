@@ -26,6 +26,7 @@ from understudy.run.run_plan import RunPlan
 from understudy.run.schema import About, check_columns, list_columns, list_totals, take_columns
 from understudy.run.tier_columns import TierColumns
 from understudy.run.timeline import Timeline
+from understudy.run.worker_lives import WorkerLives
 from understudy.tiers import TiersConfig
 from understudy.workload.columns import Int32Column, Int64Column  # noqa: TC001  (read as annotations)
 
@@ -79,7 +80,7 @@ def test_columns_of_one_kind_are_as_long() -> None:
 
 def test_every_array_and_number_of_the_core_is_declared() -> None:
     """What the core counts and nobody declares would be in no output."""
-    records = (Timeline, TierColumns, HandOffColumns)
+    records = (Timeline, TierColumns, HandOffColumns, WorkerLives)
     declared = {c.about.core_name or c.name for record in records for c in list_columns(record)}
     told = (
         declared

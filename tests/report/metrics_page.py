@@ -18,6 +18,7 @@ from understudy.run.handoff_columns import HandOffColumns
 from understudy.run.schema import list_columns, list_totals
 from understudy.run.tier_columns import TierColumns
 from understudy.run.timeline import Timeline
+from understudy.run.worker_lives import WorkerLives
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -25,7 +26,10 @@ if TYPE_CHECKING:
     from understudy.report.metric import Metric
 
 PAGE = Path(__file__).parents[2] / "docs" / "metrics.md"
-ALL_COLUMNS = (*list_columns(Timeline), *list_columns(TierColumns), *list_columns(HandOffColumns))
+ALL_COLUMNS = (
+    *(*list_columns(Timeline), *list_columns(TierColumns)),
+    *(*list_columns(HandOffColumns), *list_columns(WorkerLives)),
+)
 
 
 def table(metrics: tuple[Metric, ...]) -> str:
@@ -35,7 +39,7 @@ def table(metrics: tuple[Metric, ...]) -> str:
 
 
 def columns() -> str:
-    """One row a column of the record; those of runs with tiers, and with prefill and decode pools, last."""
+    """One row a column of the record; those of runs with tiers, roles and changing fleets last."""
     declared = ALL_COLUMNS
     rows = [f"| `{c.name}` | {c.about.per} | {c.about.unit} | {c.about.doc} |" for c in declared]
     return "\n".join(["| column | one per | unit | meaning |", "|---|---|---|---|", *rows])
@@ -58,7 +62,12 @@ def quoted(names: Sequence[str]) -> str:
 def left_out() -> list[str]:
     """The names of these, by the schema."""
     columns = ALL_COLUMNS
-    covered = {c.name for c in columns if c.about.digested} | {*list_totals(Timeline), "tiers", "handoff"}
+    covered = {c.name for c in columns if c.about.digested} | {
+        *list_totals(Timeline),
+        "tiers",
+        "handoff",
+        "lives",
+    }
     undigested = [c.name for c in list_columns(TierColumns) if not c.about.digested]
     return [each.name for each in fields(Timeline) if each.name not in covered] + undigested
 

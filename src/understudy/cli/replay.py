@@ -5,7 +5,15 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from understudy.cli import disaggregation_flags, gpu_flags, router_flags, run_flags, tier_flags, trace_flags
+from understudy.cli import (
+    autoscale_flags,
+    disaggregation_flags,
+    gpu_flags,
+    router_flags,
+    run_flags,
+    tier_flags,
+    trace_flags,
+)
 from understudy.cli.flag_names import add_renamed_flag
 from understudy.cli.parser import Parser
 from understudy.cli.written import print_written
@@ -73,9 +81,11 @@ def add_parser(verbs: Verbs) -> None:
         + gpu_flags.EXAMPLES
         + router_flags.EXAMPLES
         + tier_flags.EXAMPLES
-        + disaggregation_flags.EXAMPLES,
+        + disaggregation_flags.EXAMPLES
+        + autoscale_flags.EXAMPLES,
     )
     run_flags.add_run_flags(verb)
+    autoscale_flags.add_autoscale_flags(verb)
     _add_output_flags(verb)
     assert isinstance(verb, Parser)
     verb.add_short_help("understudy replay TRACE [flags]", SHORT_EXAMPLES, TASKS)
@@ -215,6 +225,7 @@ def run(args: argparse.Namespace) -> int:
             f"--digest: {printed} also writes to standard output; name a file for {printed}"
         )
     settings = run_flags.read_settings(args)
+    autoscale = autoscale_flags.read_autoscale(args, settings)
     check_outputs(outputs, {**list_given_files(args.config, args.set), **files_named(settings)})
     started = time.perf_counter()
     is_silent = args.quiet or args.digest
@@ -246,6 +257,7 @@ def run(args: argparse.Namespace) -> int:
                 slo=read_slo(args),
                 ranks=settings.ranks,
                 disaggregation=settings.disaggregation,
+                autoscale=autoscale,
                 outputs=Outputs(
                     events=args.events,
                     raw_events=args.raw_events,
@@ -265,7 +277,8 @@ def run(args: argparse.Namespace) -> int:
         )
     wall_time_s = time.perf_counter() - started
     splits = settings.disaggregation is not None and not settings.pools
-    is_simulated = not (args.online or args.engine == "qwen3")
+    # Advice is about fleets of a fixed size.
+    is_simulated = not (args.online or args.engine == "qwen3" or autoscale is not None)
     if is_simulated and not (splits or args.no_advice or args.digest):
         from understudy.cli.advice import try_remedies
 

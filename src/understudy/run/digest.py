@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import struct
+from itertools import chain
 from typing import TYPE_CHECKING, Any, TypedDict
 
 import numpy as np
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
     from understudy.run.kv_log import KvLog
     from understudy.run.tier_columns import TierColumns
     from understudy.run.timeline import Timeline
+    from understudy.run.worker_lives import WorkerLives
 
     Item = tuple[str, NDArray[Any] | int | float | str]
 
@@ -67,6 +69,8 @@ def digests(timeline: Timeline, kv: KvLog | None = None) -> Digests:
     if (handoff := timeline.handoff) is not None:
         parts["handoffs"] = _hash(_columns(handoff, "request"))
         parts["kept_blocks"] = _hash(_columns(handoff, "sample"))
+    if (lives := timeline.lives) is not None:
+        parts["lives"] = _hash(chain(_columns(lives, "life"), _columns(lives, "worker")))
     whole = _hash(iter(parts.items()))
     if kv is not None:
         parts["events"] = _hash(kv.digests())
@@ -91,7 +95,7 @@ def _bytes(item: NDArray[Any] | int | float | str) -> bytes:
     return item.to_bytes(16, "little")
 
 
-def _columns(record: Timeline | TierColumns | HandOffColumns, per: str) -> Iterator[Item]:
+def _columns(record: Timeline | TierColumns | HandOffColumns | WorkerLives, per: str) -> Iterator[Item]:
     for declared in list_columns(type(record)):
         if declared.about.per == per and declared.about.digested:
             for array in declared.arrays(record):

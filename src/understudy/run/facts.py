@@ -61,6 +61,8 @@ class RunFacts:
     """Ranks per worker, if there are several."""
     disaggregation: Settings = field(default_factory=dict)
     """Settings of prefill and decode pools by name."""
+    autoscale: Settings = field(default_factory=dict)
+    """Scaler, limits and start-up of a fleet that changes."""
     routing: str | KvRouting | None = None
     """Name or settings of the routing."""
     seed: int | None = None

@@ -68,10 +68,9 @@ class FleetPlan:
         """Number of workers in all pools."""
         return self.deployments * self.ranks
 
-    @property
-    def worker_blocks(self) -> list[int]:
-        """Device blocks of each worker."""
-        return [pool.engine.num_gpu_blocks for pool in self.pools for _ in range(pool.workers)]
+    def worker_blocks(self, pool_of_worker: Sequence[int]) -> list[int]:
+        """Return the device blocks of each worker, given its pool."""
+        return [self.pools[pool].engine.num_gpu_blocks for pool in pool_of_worker]
 
     @property
     def shares_tiers(self) -> bool:

@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 
     from understudy._core import FleetResult, FleetSettings, VllmEngine
     from understudy.run.run_plan import RunPlan
+    from understudy.run.scaler_driver import ScalerDriver
 
 
 class OfflineRun(msgspec.Struct, frozen=True):
@@ -63,15 +64,17 @@ def run_offline(plan: RunPlan) -> OfflineRun:
         router = RecordedRouter(router, seed=plan.seed, keep_candidates=plan.keep_candidates)
     checkpoints = Checkpoints() if plan.is_deep else None
     table = StepTable() if plan.keep_steps else None
+    scaler = inputs.build_scaler()
     settings = inputs.build_settings(
         router,
+        scaler=scaler,
         fast_forward=plan.fast_forward,
         check=bool(plan.check),
         checkpoints=checkpoints,
         steps=table,
     )
-    result = _play(inputs, settings, may_route_by_events=not isinstance(router, str))
-    timeline, kv = inputs.read(result)
+    result = _play(inputs, settings, scaler, may_route_by_events=not isinstance(router, str))
+    timeline, kv = inputs.read(result, scaler)
     facts = inputs.fleet.describe()
     if plan.check and not result.groups:
         require_possible_hits(
@@ -94,14 +97,21 @@ def run_offline(plan: RunPlan) -> OfflineRun:
     return OfflineRun(timeline, facts, kv, decisions, notes, steps, choices)
 
 
-def _play(inputs: RunInputs, settings: FleetSettings, *, may_route_by_events: bool) -> FleetResult:
+def _play(
+    inputs: RunInputs, settings: FleetSettings, scaler: ScalerDriver | None, *, may_route_by_events: bool
+) -> FleetResult:
     """Run the core; write or report steps if the plan says so."""
     plan = inputs.plan
     if plan.record_steps is not None:
         return _record(inputs, settings, plan.record_steps, keep_events=plan.events or may_route_by_events)
     on_step = None if plan.on_step_end is None else _report_ends(plan.on_step_end)
     return run_fleet(
-        inputs.workload, settings, progress=plan.progress, names=inputs.list_names(), on_step=on_step
+        inputs.workload,
+        settings,
+        progress=plan.progress,
+        names=inputs.list_names(),
+        on_step=on_step,
+        on_tick=None if scaler is None else scaler.on_tick,
     )
 
 
@@ -150,6 +160,7 @@ def _add_facts(
         routing=routing if isinstance(routing, str | KvRouting) else type(routing).__qualname__,
         seed=plan.seed,
         disaggregation={} if parted is None else parted.describe(),
+        autoscale={} if plan.autoscale is None else plan.autoscale.describe(),
         load=plan.pace,
         timing=None if timing is None else type(timing).__qualname__,
         times=describe_times(fleet.pools, timing, result),
@@ -163,6 +174,11 @@ def _compare_with_steps(
     inputs: RunInputs, checkpoints: Checkpoints, timeline: Timeline, kv: KvLog | None
 ) -> None:
     """Run the inputs step by step; raise InvariantViolated where the run that fast-forwarded differs."""
-    settings = inputs.build_settings(inputs.build_router(), fast_forward=False, checkpoints=checkpoints)
-    stepped, its_kv = inputs.read(run_fleet(inputs.workload, settings, names=inputs.list_names()))
+    scaler = inputs.build_scaler()
+    settings = inputs.build_settings(
+        inputs.build_router(), fast_forward=False, checkpoints=checkpoints, scaler=scaler
+    )
+    on_tick = None if scaler is None else scaler.on_tick
+    result = run_fleet(inputs.workload, settings, names=inputs.list_names(), on_tick=on_tick)
+    stepped, its_kv = inputs.read(result, scaler)
     require_equal(timeline, stepped, (kv, its_kv) if inputs.plan.events else (None, None))

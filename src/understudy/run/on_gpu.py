@@ -13,6 +13,7 @@ from understudy.run.ranks import check_stepping_together, join_ranks
 from understudy.run.settings import apply_gpus
 from understudy.tiers.gpu import GpuSettings
 from understudy.tiers.settings import TiersConfig
+from understudy.tiers.sizes import parse_bytes
 
 if TYPE_CHECKING:
     from understudy.engines.engine_config import EngineConfig
@@ -60,3 +61,13 @@ def place_on_gpu(
     together = gpus.steps_together(model, below.kv_dtype)
     check_stepping_together(engine, together=together)
     return Placement(engine, tiers, together, notes)
+
+
+def find_weight_bytes(gpus: GpuSettings, model: str | None, kv_dtype: str | None) -> int | None:
+    """Return the weight bytes of a worker on all of its GPUs; None if they are not known."""
+    if gpus.weights is not None:
+        return parse_bytes("gpu.weights", gpus.weights)
+    if model is None or not gpus.is_known:
+        return None
+    deployed = gpus.deployment(model, kv_dtype)
+    return deployed.weight_bytes_per_gpu * deployed.parallel.tensor

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from understudy._core import FleetSettings
+from understudy._core import Elastic, FleetSettings
 from understudy.engines.group_layouts import group_labels
 from understudy.errors import ConfigError
 from understudy.router.kv import KvRouting
@@ -13,6 +13,7 @@ from understudy.run.deep_check import copy_inputs
 from understudy.run.fleet_plan import FleetPlan
 from understudy.run.kv_log import KvLog
 from understudy.run.ranks import RankFront, count_ranks, has_front
+from understudy.run.scaler_driver import ScalerDriver
 from understudy.run.timeline import Timeline
 from understudy.run.times import add_front_end_time, front_end_ns
 from understudy.workload import ClosedLoop, Lockstep, OpenLoop
@@ -89,6 +90,7 @@ class RunInputs:
         check: bool = False,
         checkpoints: Checkpoints | None = None,
         steps: StepTable | None = None,
+        scaler: ScalerDriver | None = None,
     ) -> FleetSettings:
         """Build the core's settings for one run."""
         plan, fleet, load, parted = self.plan, self.fleet, self.plan.pace, self.plan.disaggregation
@@ -114,7 +116,16 @@ class RunInputs:
             check=check,
             checkpoints=checkpoints,
             steps=steps,
+            elastic=None
+            if scaler is None
+            else Elastic(start_ns=scaler.start_ns, first_tick_ns=scaler.first_tick_ns),
         )
+
+    def build_scaler(self) -> ScalerDriver | None:
+        """Build the scaler of a run, if the plan has one."""
+        if self.plan.autoscale is None:
+            return None
+        return ScalerDriver(self.plan.autoscale, self.fleet.pools, self.timing)
 
     def list_names(self) -> list[str]:
         """Return request names for error messages (empty: rows are used). Under priorities, names break ties."""
@@ -122,15 +133,16 @@ class RunInputs:
             return self.workload.request_ids or []
         return [] if self.order is None else list(map(str, self.order.tolist()))
 
-    def read(self, result: FleetResult) -> tuple[Timeline, KvLog | None]:
+    def read(self, result: FleetResult, scaler: ScalerDriver | None = None) -> tuple[Timeline, KvLog | None]:
         """Return the columns by row of the given workload, and the KV log if the plan keeps one."""
         plan, engine = self.plan, self.fleet.engine
         timeline = Timeline.from_result(
             result,
             plan.workload,
             self.order,
-            worker_blocks=self.fleet.worker_blocks,
+            worker_blocks=self.fleet.worker_blocks(result.worker_pool.tolist()),
             block_size=engine.block_size,
+            decisions=() if scaler is None else scaler.decisions,
         )
         timeline = add_front_end_time(timeline, self.outside_ns)
         if not plan.events and not plan.kv_trace:

@@ -11,6 +11,7 @@ from understudy.checks import whole_number
 from understudy.engines.kinds.registry import DEFAULT_ENGINE
 from understudy.errors import ConfigError
 from understudy.router.kv import KvRouting
+from understudy.run.autoscale import Autoscale
 from understudy.run.pools import WorkerPool, make_pools
 from understudy.run.routing_choice import Routing
 from understudy.workload import ClosedLoop, Lockstep, OpenLoop, Workload
@@ -52,6 +53,8 @@ class RunPlan:
     """Divides requests between pools with the roles prefill and decode; `routing` then chooses prefill workers."""
     ranks: bool = False
     """Whether the ranks of each worker step together, as long as the slowest; all workers where each is one rank."""
+    autoscale: Autoscale | None = None
+    """A scaler that orders workers during the run; `workers` and pools give those at the start."""
     threads: int = 1
     """Above 1 for independent workers: open loop, single turns, round_robin or random routing, neither g3 nor g4."""
     fast_forward: bool = True
@@ -88,6 +91,12 @@ class RunPlan:
         for name in ("fast_forward", "ranks", "keep_steps"):
             if not isinstance(value := getattr(self, name), bool):
                 raise ConfigError(f"{name} must be True or False, got {value!r}")
+        if not isinstance(self.autoscale, Autoscale | None):
+            raise ConfigError(f"autoscale must be an Autoscale, got {self.autoscale!r}")
+        if self.autoscale is not None and (self.ranks or isinstance(self.pace, Lockstep)):
+            raise ConfigError(
+                f"autoscale does not work with {'ranks that step together' if self.ranks else 'lockstep'} yet"
+            )
         if self.progress is not None and not callable(self.progress):
             raise ConfigError(
                 f"progress must be a function of the number of finished requests, got {self.progress!r}"
@@ -144,6 +153,7 @@ class RunPlan:
             or bool(self.workload.turn.any())
             or self.workload.has_aborts
             or self.disaggregation is not None
+            or self.autoscale is not None
         )
 
     def _check_steps(self) -> None:

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 NEVER = -1
 """Value in a column of times for an event that did not happen."""
 
-Per = Literal["request", "gap", "sample", "load"]
+Per = Literal["request", "gap", "sample", "load", "life", "worker"]
 Unit = Literal["time ns", "ns", "tokens", "blocks", "bytes", "requests", "gaps", "times", "index", "name"]
 """Unit of a value; `time ns` is a point on the run's clock (or NEVER), `ns` a duration."""
 

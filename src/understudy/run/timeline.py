@@ -11,8 +11,10 @@ from numpy.typing import NDArray
 
 from understudy.errors import InvalidArgument
 from understudy.run.handoff_columns import HandOffColumns
+from understudy.run.scaler_driver import ScaleDecision
 from understudy.run.schema import NEVER, About, check_columns, list_totals, refuse, take_columns
 from understudy.run.tier_columns import TierColumns
+from understudy.run.worker_lives import WorkerLives
 from understudy.workload.columns import BoolColumn, Int32Column, Int64Column
 
 if TYPE_CHECKING:
@@ -206,6 +208,8 @@ class Timeline:
     """Columns of tiers; None without tiers."""
     handoff: HandOffColumns | None = None
     """Columns of prefill and decode pools; None without roles."""
+    lives: WorkerLives | None = None
+    """Lives of workers that joined and left; None where the workers stayed the same."""
 
     @classmethod
     def from_result(
@@ -216,6 +220,7 @@ class Timeline:
         *,
         worker_blocks: Sequence[int],
         block_size: int,
+        decisions: Sequence[ScaleDecision] = (),
     ) -> "Timeline":
         """Convert a result of the core, whose rows are those of `workload` in `order` (None: unchanged)."""
         totals = {name: getattr(result, name) for name in list_totals(cls) if name not in _SIZES}
@@ -231,6 +236,7 @@ class Timeline:
             reject_reasons=rejections,
             tiers=TierColumns.from_result(result, workload, order) if result.tiers else None,
             handoff=HandOffColumns.from_result(result, workload, order) if len(result.handoff.way) else None,
+            lives=WorkerLives.from_result(result, decisions) if len(result.life_ns) else None,
         )
 
     def __post_init__(self) -> None:

@@ -28,7 +28,7 @@ class BacklogSettings:
     interval_s: float = 1.0
     rate_window_s: float = 3.0
     """Time over which arrivals are counted before workers are added."""
-    drain_s: float = 15.0
+    drain_s: float = 30.0
     """Time in which queued requests should be served, once new workers are ready."""
     headroom: float = 0.1
     """Share of capacity that stays free."""
