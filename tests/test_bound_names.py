@@ -66,7 +66,7 @@ ONLY_TESTS = {
 }
 """Names that only tests use, because nothing else shows what they show."""
 
-NOT_BY_NAME = {"LastDecision", "OffloadSamples", "RequestRecord.below_first", "SglangTokens"}
+NOT_BY_NAME = {"LastDecision", "OffloadSamples", "RequestRecord.below_first", "SglangTokens", "TrtEngine"}
 """Classes whose objects are used without their names, and a field that completes a record."""
 
 

@@ -9,7 +9,8 @@
 
 #include "bindings.hpp"
 #include "convert.hpp"
-#include "engine/trtllm/executor.hpp"
+#include "engine/trtllm/engine.hpp"
+#include "exclusive_class.hpp"
 
 namespace understudy {
 
@@ -22,7 +23,7 @@ const char* level_name(std::size_t level, bool has_host) {
 }
 
 template <typename... Parts>
-nb::list list_of(const Parts&... parts) {
+nb::list row_of(const Parts&... parts) {
   nb::list out;
   (out.append(parts), ...);
   return out;
@@ -58,8 +59,8 @@ nb::dict describe_event(const TrtEvent& event) {
       nb::list blocks;
       for (const TrtEvent::Block& block : event.blocks) {
         nb::list runs;
-        block.tokens.each(0, block.tokens.size(), [&](TokenSpan run) { runs.append(list_of(run.first, run.count)); });
-        blocks.append(list_of(block.hash, runs, block.level, 35, nb::none()));
+        block.tokens.each(0, block.tokens.size(), [&](TokenSpan run) { runs.append(row_of(run.first, run.count)); });
+        blocks.append(row_of(block.hash, runs, block.level, 35, nb::none()));
       }
       out["blocks"] = blocks;
       break;
@@ -67,7 +68,7 @@ nb::dict describe_event(const TrtEvent& event) {
     case TrtEvent::Kind::Updated:
       out["kind"] = "updated";
       out["block"] = event.numbers.front();
-      out["level"] = list_of(event.from, event.to);
+      out["level"] = row_of(event.from, event.to);
       out["priority"] = nb::none();
       break;
   }
@@ -100,7 +101,7 @@ class TrtPasses {
     const auto add = [&](const TrtRequest& request) { pages[nb::cast(request.id)] = pages_of(request, life_cycles); };
     if (alive) {
       for (const TrtBatch::Chunk& chunk : executor_.batch().contexts) {
-        contexts.append(list_of(chunk.request->id, chunk.position, chunk.tokens));
+        contexts.append(row_of(chunk.request->id, chunk.position, chunk.tokens));
         add(*chunk.request);
       }
       for (const TrtRequest* const request : executor_.batch().generation) {
@@ -129,7 +130,7 @@ class TrtPasses {
     for (const TrtCopy& copy : std::exchange(executor_.store().copies(), {})) {
       const bool has_host = executor_.store().layout().has_host;
       const std::string way = std::string(level_name(copy.from, has_host)) + ">" + level_name(copy.to, has_host);
-      copies.append(list_of(way, copy.pages, copy.page_bytes));
+      copies.append(row_of(way, copy.pages, copy.page_bytes));
     }
     out["copies"] = copies;
     log.clear();
@@ -138,15 +139,15 @@ class TrtPasses {
   void describe_state(nb::dict& out) {
     nb::list active;
     for (const TrtRequest* const one : executor_.active()) {
-      active.append(list_of(one->id, static_cast<int>(one->state), one->position, one->prompt));
+      active.append(row_of(one->id, static_cast<int>(one->state), one->position, one->prompt));
     }
     out["active"] = active;
     out["waiting"] = executor_.waiting().size();
     nb::list caches;
     for (const TrtRequest* const one : executor_.with_caches()) {
       const TrtSequence& cache = *one->cache;
-      caches.append(list_of(one->id, cache.active() ? "ACTIVE" : "SUSPENDED", cache.capacity(), cache.history(),
-                            cache.committed()));
+      caches.append(row_of(one->id, cache.active() ? "ACTIVE" : "SUSPENDED", cache.capacity(), cache.history(),
+                           cache.committed()));
     }
     out["caches"] = caches;
     const TrtStore& store = executor_.store();
@@ -156,7 +157,7 @@ class TrtPasses {
       for (std::size_t group = 0; group < store.layout().num_groups(); ++group) {
         const std::size_t evictable = store.num_evictable(level, group);
         const TrtSlots& slots = store.slots(level, group);
-        groups.append(list_of(slots.total(), slots.num_free() + evictable, evictable));
+        groups.append(row_of(slots.total(), slots.num_free() + evictable, evictable));
       }
       levels.append(groups);
     }
@@ -221,10 +222,38 @@ void bind_settings(nb::module_& m) {
           "Pages by level and group of pools, and the longest sequence that fits.");
 }
 
+void bind_trt_engine(nb::module_& m) {
+  nb::class_<TrtConfig, EngineConfig>(m, "TrtEngineConfig", "Settings of a simulated TensorRT-LLM engine.")
+      .def(
+          "__init__",
+          [](TrtConfig* self, const TrtSettings& settings, bool events, bool check, double host_gbps,
+             double disk_gbps) {
+            const TrtMemory memory = plan_trt_memory(settings);
+            TrtConfig config;
+            config.settings = settings;
+            config.block_size = settings.tokens_per_block;
+            config.num_gpu_blocks = 0;
+            for (const std::uint32_t pages : memory.layout.levels[0]) config.num_gpu_blocks += pages;
+            config.max_num_batched_tokens = settings.max_num_tokens;
+            config.max_model_len = memory.max_seq_len;
+            config.enable_prefix_caching = settings.enable_block_reuse;
+            config.events = events;
+            config.check = check;
+            config.host_gbps = host_gbps;
+            config.disk_gbps = disk_gbps;
+            new (self) TrtConfig(config);
+          },
+          "settings"_a, nb::kw_only(), "events"_a = false, "check"_a = false, "host_gbps"_a = 50.0,
+          "disk_gbps"_a = 5.0);
+  ExclusiveClass<TrtEngine, Engine>(
+      m, "TrtEngine", "An engine with TensorRT-LLM's executor. A second caller at a time raises WrongState.");
+}
+
 }  // namespace
 
 void bind_trtllm(nb::module_& m) {
   bind_settings(m);
+  bind_trt_engine(m);
   nb::class_<TrtPasses>(m, "TrtPasses", "TensorRT-LLM's executor loop without a clock.")
       .def(nb::init<const TrtSettings&, bool>(), "settings"_a, "events"_a = true)
       .def(

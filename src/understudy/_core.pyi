@@ -2290,6 +2290,16 @@ class TrtSettings:
     def plan_memory(self) -> tuple[list[list[int]], int]:
         """Pages by level and group of pools, and the longest sequence that fits."""
 
+class TrtEngineConfig(EngineConfig):
+    """Settings of a simulated TensorRT-LLM engine."""
+
+    def __init__(self, settings: TrtSettings, *, events: bool = False, check: bool = False, host_gbps: float = 50.0, disk_gbps: float = 5.0) -> None: ...
+
+class TrtEngine(Engine):
+    """
+    An engine with TensorRT-LLM's executor. A second caller at a time raises WrongState.
+    """
+
 class TrtPasses:
     """TensorRT-LLM's executor loop without a clock."""
 

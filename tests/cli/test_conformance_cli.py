@@ -135,4 +135,6 @@ def test_another_engine_is_refused_by_the_parser(capsys: pytest.CaptureFixture[s
     with pytest.raises(SystemExit) as caught:
         main(["conformance", "tensorrt", "somewhere"])
     assert caught.value.code == 2
-    assert "ENGINE: 'tensorrt' is not known; choose vllm, sglang, trtllm or planner" in capsys.readouterr().err
+    assert (
+        "ENGINE: 'tensorrt' is not known; choose vllm, sglang, trtllm or planner" in capsys.readouterr().err
+    )

@@ -13,7 +13,8 @@ TrtExecutor::TrtExecutor(const TrtSettings& settings, bool events)
       chunk_unit_(settings.chunk_unit()),
       store_(memory_.layout),
       events_(events ? std::make_unique<TrtEvents>(memory_.layout, memory_.announced_blocks()) : nullptr),
-      tree_(store_, events_.get(), settings.enable_partial_reuse) {}
+      tree_(store_, events_.get(), settings.enable_partial_reuse),
+      length_limit_(std::min(settings.max_seq_len, memory_.max_seq_len)) {}
 
 void TrtExecutor::submit(TrtArrival arrival) {
   auto made = std::make_unique<TrtRequest>();
@@ -45,6 +46,16 @@ std::vector<const TrtRequest*> TrtExecutor::with_caches() const {
 }
 
 void TrtExecutor::finish() {
+  try {
+    finish_pass();
+  } catch (const Error& error) {
+    if (error.kind() != ErrorKind::CapacityExhausted) throw;
+    dead_ = true;
+    death_ = error.what();
+  }
+}
+
+void TrtExecutor::finish_pass() {
   const bool runs = !batch_.empty();
   if (!settings_.overlap) {
     pause_recomputed();
@@ -70,7 +81,12 @@ void TrtExecutor::finish() {
   previous_ = batch_;
 }
 
-void TrtExecutor::free_cache(TrtRequest& request) { request.cache.reset(); }
+// A block that was matched in part may be committed again.
+void TrtExecutor::free_cache(TrtRequest& request) {
+  committing_ = &request;
+  request.cache.reset();
+  committing_ = nullptr;
+}
 
 // Outputs become part of the prompt.
 void TrtExecutor::pause_recomputed() {
@@ -108,7 +124,7 @@ void TrtExecutor::sample(const TrtBatch& batch) {
     ++request.outputs;
     log_.sampled.push_back(request.id);
     const bool stops = request.eos_at > 0 && request.outputs >= request.eos_at;
-    if (stops || request.generated >= request.max_new || request.length() >= settings_.max_seq_len) {
+    if (stops || request.generated >= request.max_new || request.length() >= length_limit_) {
       request.state = TrtState::Complete;
     }
   };
@@ -128,11 +144,13 @@ void TrtExecutor::commit_contexts() {
     if ((!settings_.enable_block_reuse || !all) && !cache.resize({}, request.position)) {
       throw Error(ErrorKind::CapacityExhausted, "request ", request.id, ": its history cannot be moved");
     }
+    committing_ = &request;
     if (settings_.enable_block_reuse && (all || is_end)) {
       cache.commit(request.position);
       if (is_end) cache.stop_committing();
     }
     if (is_end) cache.stop_scratch();
+    committing_ = nullptr;
   }
 }
 
@@ -177,6 +195,7 @@ void TrtExecutor::apply_cancels() {
 }
 
 void TrtExecutor::check() const {
+  if (dead_) return;
   store_.check();
   tree_.check();
   for (const TrtRequest* const request : active_) {

@@ -60,13 +60,34 @@ class TrtExecutor {
   // A pass in two halves: `schedule` forms a batch, which a driver may read, and `finish` does the rest. False: the
   // scheduler found that no request can ever go on, where the real server dies.
   bool schedule();
+  // Where pages run out in the middle of a commit, the real server dies as well: is_dead.
   void finish();
+
+  void set_admitting(bool on) noexcept { admitting_ = on; }
+  bool has_cancels() const noexcept { return !cancelled_.empty(); }
+  void drop_cancels() noexcept { cancelled_.clear(); }
+  // The request whose blocks are committed now; null: none.
+  const TrtRequest* committing() const noexcept { return committing_; }
+  // Most outputs of a request until one may end, whatever arrives.
+  std::uint32_t fewest_outputs_left() const;
+
+  // ── Plain decode: all active requests are in every batch, and memory suffices ──
+  // Requests by the number of steps until they need a page.
+  using DecodePhases = std::vector<std::vector<TrtRequest*>>;
+  bool decodes_plainly() const;
+  std::uint32_t decodes_before_end() const;
+  DecodePhases begin_decodes() const;
+  bool has_room_to_decode() const;
+  // Gives pages to the requests that need one in a step.
+  bool decode(const DecodePhases& phases, std::uint32_t step);
+  void end_decodes(std::uint32_t steps);
 
   const TrtBatch& batch() const noexcept { return batch_; }
   const std::optional<TrtBatch>& previous() const noexcept { return previous_; }
   TrtLog& log() noexcept { return log_; }
   bool is_dead() const noexcept { return dead_; }
   std::size_t stuck() const noexcept { return stuck_; }
+  const std::string& death() const noexcept { return death_; }  // why it is dead, unless it is stuck
   const std::vector<TrtRequest*>& active() const noexcept { return active_; }
   const std::vector<TrtRequest*>& waiting() const noexcept { return waiting_; }
   bool is_idle() const noexcept { return active_.empty() && waiting_.empty(); }
@@ -77,6 +98,7 @@ class TrtExecutor {
   TrtStore& store() noexcept { return store_; }
   const TrtStore& store() const noexcept { return store_; }
   TrtTree& tree() noexcept { return tree_; }
+  const TrtTree& tree() const noexcept { return tree_; }
   TrtEvents* events() noexcept { return events_.get(); }
   const TrtMemory& memory() const noexcept { return memory_; }
   const TrtSettings& settings() const noexcept { return settings_; }
@@ -95,6 +117,7 @@ class TrtExecutor {
   };
   enum class Step : std::uint8_t { Scheduled, Skip, Stop };
 
+  void finish_pass();
   void fetch();
   bool plan();
   std::vector<TrtRequest*> schedule_generation(Pass& pass);
@@ -133,8 +156,12 @@ class TrtExecutor {
   std::optional<TrtBatch> previous_;  // with overlap: not answered yet
   std::uint32_t waited_ = 0;
   std::uint64_t caches_ = 0;
+  const TrtRequest* committing_ = nullptr;
+  bool admitting_ = true;
+  std::uint32_t length_limit_;
   bool dead_ = false;
   std::size_t stuck_ = 0;
+  std::string death_;
   TrtLog log_;
 };
 

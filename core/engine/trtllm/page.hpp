@@ -8,6 +8,7 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "tokens/identities.hpp"
 #include "tokens/token_list.hpp"
 
 namespace understudy {
@@ -75,6 +76,7 @@ struct TrtNode {
   std::uint64_t key = 0;   // hash of its scope and of all tokens up to its end
   std::uint64_t hash = 0;  // as events name it
   std::uint32_t refs = 0;
+  std::uint32_t depth = 0;  // blocks before it
   std::uint32_t num_children = 0;
   std::uint32_t short_children = 0;  // those of fewer tokens than a block
   TrtNode* first_child = nullptr;    // in the order in which they were inserted
@@ -82,7 +84,9 @@ struct TrtNode {
   TrtNode* before = nullptr;
   TrtNode* behind = nullptr;
   TokenList tokens;
-  TrtScope scope;  // of a root
+  TrtScope scope;      // of a root
+  BlockIdentity name;  // for KV events of the run, if it is named
+  bool is_named = false;
   std::array<TrtPage*, kMostLifeCycles> pages{};
 
   bool removed() const noexcept { return parent == nullptr && !is_root; }

@@ -252,6 +252,23 @@ void TrtStore::drop_lost() {
   for (TrtPage* const page : std::exchange(lost_, {})) free_if_unused(*page);
 }
 
+void TrtStore::drop_unused() {
+  for (std::vector<Pool>& pools : levels_) {
+    for (Pool& pool : pools) {
+      for (TrtPage* page = pool.list.front(); page != nullptr;) {
+        TrtPage* const next = page->behind;
+        if (page->droppable()) {
+          unlist(*page);
+          free_if_unused(*page);
+          page = pool.list.front();  // others may have gone with it
+        } else {
+          page = next;
+        }
+      }
+    }
+  }
+}
+
 void TrtStore::check() const {
   for (std::size_t level = 0; level < levels_.size(); ++level) {
     for (std::size_t group = 0; group < levels_[level].size(); ++group) {

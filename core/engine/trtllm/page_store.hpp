@@ -97,6 +97,8 @@ class TrtStore {
   bool lock_all(std::span<TrtPage* const> pages);
   void note_copy(std::size_t life_cycle, std::size_t from, std::size_t to);
 
+  // Drops every page that no request holds.
+  void drop_unused();
   std::vector<TrtCopy>& copies() noexcept { return copies_; }
   std::uint64_t num_dropped() const noexcept { return dropped_; }
   void check() const;

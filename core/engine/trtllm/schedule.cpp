@@ -19,6 +19,7 @@ bool TrtExecutor::schedule() {
 
 // Activates as many waiting requests as a batch may have.
 void TrtExecutor::fetch() {
+  if (!admitting_) return;
   const std::size_t room = settings_.max_batch_size - std::min<std::size_t>(settings_.max_batch_size, active_.size());
   const std::size_t count = std::min(room, waiting_.size());
   for (std::size_t i = 0; i < count; ++i) {
@@ -41,7 +42,8 @@ bool TrtExecutor::plan() {
     stuck_ = static_cast<std::size_t>(std::ranges::count_if(active_, waits));
     if (stuck_ > 0) return false;
   }
-  std::ranges::stable_partition(batch_.contexts, [](const TrtBatch::Chunk& chunk) { return !chunk.is_last; });
+  std::stable_partition(batch_.contexts.begin(), batch_.contexts.end(),
+                        [](const TrtBatch::Chunk& chunk) { return !chunk.is_last; });
   wait_for_batch();
   return true;
 }

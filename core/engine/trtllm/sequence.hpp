@@ -48,6 +48,11 @@ class TrtSequence {
   // Commits the tokens before `to`.
   void commit(std::uint32_t to);
   void stop_committing();
+  // More capacity and history within blocks that are there.
+  void count(std::uint32_t capacity, std::uint32_t history) noexcept {
+    capacity_ = capacity;
+    history_ = history;
+  }
   void stop_scratch() noexcept { scratch_enabled_ = false; }
   void close();
   void check() const;

@@ -20,10 +20,13 @@ TrtNode& TrtTree::make() {
   return node;
 }
 
+TrtNode* TrtTree::find_root(const TrtScope& scope) const {
+  const auto found = std::ranges::find_if(roots_, [&](const TrtNode* root) { return root->scope == scope; });
+  return found == roots_.end() ? nullptr : *found;
+}
+
 TrtNode& TrtTree::root(const TrtScope& scope) {
-  for (TrtNode* const root : roots_) {
-    if (root->scope == scope) return *root;
-  }
+  if (TrtNode* const known = find_root(scope); known != nullptr) return *known;
   TrtNode& root = make();
   root.is_root = true;
   root.scope = scope;
@@ -32,17 +35,25 @@ TrtNode& TrtTree::root(const TrtScope& scope) {
   return root;
 }
 
-TrtNode* TrtTree::find_child(const TrtNode& parent, std::uint64_t key) {
+TrtNode* TrtTree::find_child(const TrtNode& parent, std::uint64_t key) const {
   TrtNode** const found = index_.find(key);
   return found != nullptr && (*found)->parent == &parent ? *found : nullptr;
 }
 
+void TrtTree::watch(TrtWatcher& watcher) {
+  const auto& life_cycles = store_.layout().life_cycles;
+  const auto full = std::ranges::find(life_cycles, 0u, &TrtLifeCycle::window);
+  watched_ = static_cast<std::size_t>(full - life_cycles.begin());
+  watcher_ = &watcher;
+}
+
 // ── Match ──
 
-TrtTree::Match TrtTree::match(const TrtScope& scope, const TokenList& tokens, std::uint32_t end) {
+TrtTree::Match TrtTree::match(const TrtScope& scope, const TokenList& tokens, std::uint32_t end) const {
   Match out;
   std::vector<std::uint32_t> lengths;
-  TrtNode* node = &root(scope);
+  TrtNode* node = find_root(scope);
+  if (node == nullptr) return out;
   std::uint32_t at = 0;
   while (at < end) {
     const std::uint32_t to = std::min(at + block_size_, end);
@@ -113,6 +124,7 @@ TrtTree::Added TrtTree::add(TrtNode& parent, const TokenList& tokens, std::uint3
   }
   TrtNode& node = make();
   node.key = key;
+  node.depth = parent.is_root ? 0 : parent.depth + 1;
   node.tokens = tokens.slice(from, to);
   if (events_ != nullptr) node.hash = events_->hash_of(node.tokens, parent);
   attach(parent, node);
@@ -141,15 +153,20 @@ void TrtTree::put_page(TrtNode& node, TrtPage& page) {
   }
   page.node = &node;
   node.pages[page.life_cycle] = &page;
+  if (is_watched(page)) watcher_->stored(node, page.level);
 }
 
-void TrtTree::unlink(TrtPage& page) noexcept {
+void TrtTree::unlink(TrtPage& page) {
+  if (is_watched(page) && !page.node->removed()) watcher_->removed(*page.node, page.level);
   page.node->pages[page.life_cycle] = nullptr;
   page.node = nullptr;
 }
 
 void TrtTree::moved(const TrtPage& page, std::size_t from) {
   if (events_ != nullptr) events_->moved(page.node->key, page.life_cycle, from, page.level);
+  if (!is_watched(page)) return;
+  watcher_->stored(*page.node, page.level);
+  watcher_->removed(*page.node, from);
 }
 
 void TrtTree::attach(TrtNode& parent, TrtNode& node) {
@@ -161,11 +178,17 @@ void TrtTree::attach(TrtNode& parent, TrtNode& node) {
   if (!is_full(node)) ++parent.short_children;
   index_[node.key] = &node;
   refer(node);
+  if (watcher_ != nullptr && watched_ == store_.num_life_cycles() && is_full(node)) watcher_->stored(node, 0);
 }
 
 // The caller keeps the block, or its memory may go.
 void TrtTree::detach(TrtNode& node) {
   TrtNode& parent = *node.parent;
+  if (watcher_ != nullptr && watched_ == store_.num_life_cycles()) {
+    if (is_full(node)) watcher_->removed(node, 0);
+  } else if (watcher_ != nullptr && node.pages[watched_] != nullptr && is_watched(*node.pages[watched_])) {
+    watcher_->removed(node, node.pages[watched_]->level);
+  }
   (node.before == nullptr ? parent.first_child : node.before->behind) = node.behind;
   (node.behind == nullptr ? parent.last_child : node.behind->before) = node.before;
   --parent.num_children;
