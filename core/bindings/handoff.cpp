@@ -102,6 +102,8 @@ void bind_engine_handoff(ExclusiveClass<VllmEngine, Engine>& engine) {
             return kNames[static_cast<std::size_t>(self.request(id).status)];
           },
           "request"_a, "State of a request in vLLM's words; None if it is not here.")
+      .def("reset_caches", &VllmEngine::reset_caches, "now_ns"_a,
+           "Drop what the connector stores, and the device's blocks if none is in use; returns whether all of it was.")
       .def_prop_ro("has_ended", &VllmEngine::has_ended, "Whether a request ended since the last schedule.")
       .def_prop_ro("handoff_pending", &VllmEngine::handoff_pending,
                    "Whether blocks are kept for a peer, or a notification is due.")

@@ -3,6 +3,7 @@
 
 #include "bindings/bindings.hpp"
 #include "bindings/fields.hpp"
+#include "slow_loads.hpp"
 #include "toy_engine.hpp"
 
 namespace understudy {
@@ -19,6 +20,17 @@ void bind_test_engines(nb::module_& m) {
       .add("queue_limit", &ToyConfig::queue_limit)
       .add("events", &ToyConfig::events)
       .bind(toy);
+  m.def(
+      "with_slow_loads",
+      [](const VllmConfig& self, std::int64_t delay_ns) {
+        VllmConfig config = self;
+        config.connector = [delay_ns](const VllmConfig& of) -> std::unique_ptr<Connector> {
+          return std::make_unique<SlowLoads>(of.block_size, delay_ns);
+        };
+        return config;
+      },
+      nb::arg("config"), nb::arg("delay_ns"),
+      "A copy whose engines load every prompt, each within this time; for tests.");
 }
 
 }  // namespace understudy

@@ -17,10 +17,7 @@ void mark_used(ChunkMemo& memo) noexcept {
 }  // namespace
 
 VllmHost::VllmHost(BlockStore& store, const HostRules& rules)
-    : store_(store),
-      chunks_(store.num_blocks(kPool)),
-      order_(make_host_order(rules, chunks_)),
-      touches_(rules.touches) {}
+    : store_(store), chunks_(store.num_blocks(kPool)), rules_(rules), order_(make_host_order(rules, chunks_)) {}
 
 // Most chunks are where they were: looks up only the others, consecutive ones in one batch.
 void VllmHost::locate(std::span<const BlockIdentity> keys, std::span<ChunkMemo> memos) {
@@ -64,7 +61,7 @@ VllmHost::Found VllmHost::find(std::span<const BlockIdentity> keys, std::span<Ch
 }
 
 void VllmHost::touch(std::span<const BlockIdentity> keys, std::span<ChunkMemo> memos) {
-  if (!touches_) return;
+  if (!rules_.touches) return;
   locate(keys, memos);
   order_->touch(keys, found_);
 }
@@ -174,8 +171,28 @@ void VllmHost::stored(std::span<const SlotId> slots) {
   writing_ -= slots.size();
 }
 
+void VllmHost::reset() {
+  std::vector<SlotId> held;
+  for (SlotId slot = 0; slot < chunks_.size(); ++slot) {
+    HostChunk& chunk = chunks_[slot];
+    // One being written has the reference of its claim, one being loaded one for each load.
+    const std::int32_t references = chunk.refs == HostChunk::kWriting ? 1 : chunk.refs - HostChunk::kIdle;
+    for (std::int32_t i = 0; chunk.here() && i < references; ++i) held.push_back(slot);
+    chunk = {};
+  }
+  store_.release(kPool, held);
+  (void)store_.clear_inactive(kPool);
+  // All are free now: taken in any order, and given back, the first is handed out first.
+  std::vector<SlotId> all(chunks_.size());
+  store_.allocate(kPool, all);
+  std::ranges::sort(all);
+  store_.release(kPool, all);
+  order_ = make_host_order(rules_, chunks_);
+  resident_ = writing_ = loading_ = 0;
+}
+
 void VllmHost::ended(std::span<const BlockIdentity> keys, std::span<ChunkMemo> memos) {
-  if (touches_) return;
+  if (rules_.touches) return;
   locate(keys, memos);
   order_->ended(memos, found_);
 }

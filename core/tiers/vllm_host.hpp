@@ -40,6 +40,8 @@ class VllmHost {
   bool begin_store(ChunkUser user, std::span<const BlockIdentity> offered, std::span<ChunkMemo> memos,
                    std::vector<std::uint32_t>& places, std::vector<SlotId>& slots);
   void stored(std::span<const SlotId> slots);
+  // Drop all chunks, also those in transfer: their ends are not to be reported. Slots are handed out from 0 again.
+  void reset();
   // A request that used chunks has ended.
   void ended(std::span<const BlockIdentity> keys, std::span<ChunkMemo> memos);
 
@@ -66,8 +68,8 @@ class VllmHost {
 
   BlockStore& store_;
   HostChunks chunks_;  // by slot
+  HostRules rules_;
   std::unique_ptr<HostOrder> order_;
-  bool touches_;
   std::uint64_t resident_ = 0;
   std::uint64_t writing_ = 0;
   std::uint64_t loading_ = 0;

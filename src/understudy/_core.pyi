@@ -1708,6 +1708,11 @@ class VllmEngine(Engine):
     def status(self, request: int) -> str | None:
         """State of a request in vLLM's words; None if it is not here."""
 
+    def reset_caches(self, now_ns: int) -> bool:
+        """
+        Drop what the connector stores, and the device's blocks if none is in use; returns whether all of it was.
+        """
+
     @property
     def has_ended(self) -> bool:
         """Whether a request ended since the last schedule."""
@@ -3529,6 +3534,11 @@ class ToyEngineConfig(EngineConfig):
     def __init__(self, *, block_size: int = 16, num_gpu_blocks: int = 4096, max_running: int = 4, queue_limit: int = 8, events: bool = False) -> None: ...
 
     FIELDS: tuple[str, ...]
+
+def with_slow_loads(config: VllmEngineConfig, delay_ns: int) -> VllmEngineConfig:
+    """
+    A copy whose engines load every prompt, each within this time; for tests.
+    """
 
 class TestBlockPool:
     """The vLLM engine's pool of blocks, for tests and its benchmark."""

@@ -24,7 +24,9 @@ from understudy.errors import ConfigError, WrongState
 GOLDEN = Path(__file__).parents[1] / "golden" / "vllm-multi"
 FILES = sorted(GOLDEN.glob("*.jsonl.gz"))
 # `make conformance` compares them all.
-SAMPLE = [path for path in FILES if path.name.split("_")[0] in ("06", "108", "116", "125", "71", "77", "82")]
+SAMPLE = [
+    path for path in FILES if path.name.split("_")[0] in ("06", "108", "116", "125", "55", "71", "82", "91")
+]
 
 
 def read(path: Path) -> list[dict[str, Any]]:
@@ -33,7 +35,7 @@ def read(path: Path) -> list[dict[str, Any]]:
 
 
 def test_all_recordings_are_here_and_are_found() -> None:
-    assert len(FILES) == 80
+    assert len(FILES) == 85
     assert {recording.kind for recording in find_recordings(GOLDEN)} == {"handoff"}
 
 

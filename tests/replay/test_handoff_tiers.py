@@ -10,7 +10,6 @@ import pytest
 
 from replay.test_disaggregation import BYTES, make_workload
 from understudy.engines.vllm_config import VllmConfig
-from understudy.errors import ConfigError
 from understudy.report.report import Report
 from understudy.run.disaggregation import Disaggregation
 from understudy.run.offline import OfflineRun, run_offline
@@ -158,16 +157,6 @@ def test_tiers_below_both_pools_lose_no_block(tmp_path: Any, seed: int) -> None:
     assert "hand-off" not in " ".join(link.name for link in report.tiers.links)
     report.to_html(tmp_path / "report.html")
     report.to_json(tmp_path / "report.json")
-
-
-def test_vllms_offload_with_a_role_is_refused_by_name(tmp_path: Any) -> None:
-    tiers = TiersConfig.from_dict(
-        {"tiers": [{"tier": "g2", "blocks": 100}], "offload": {"mode": "vllm"}, "kv_bytes_per_token": BYTES}
-    )
-    split = Disaggregation(prefill_workers=1, decode_workers=1)
-    engine = engine_of(100, asynchronous=False)
-    with pytest.raises(ConfigError, match="offload: prefill"):
-        run_offline(RunPlan(make_workload(tmp_path, 1), engine, tiers=tiers, disaggregation=split))
 
 
 @pytest.mark.parametrize("tiers", [None, tiers_of(2000, 100.0)], ids=["device", "host"])

@@ -229,7 +229,7 @@ void VllmEngine::enter(const Admission& head, std::int64_t now_ns) {
   EngineRequest& request = requests_[head.slot];
   const bool resumed = request.status == RequestStatus::Preempted;
   UNDERSTUDY_ASSERT(request.status != RequestStatus::Running, "a request is admitted once");
-  connector_->update_state_after_alloc(request, head.hit_tokens, 0);
+  connector_->update_state_after_alloc(request, head.hit_tokens, 0, now_ns);
   UNDERSTUDY_ASSERT(head.hit_tokens < request.known, "an admission leaves a token to compute");
   running_.push_back(head.slot);
   request.status = RequestStatus::Running;

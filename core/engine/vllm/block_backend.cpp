@@ -37,6 +37,14 @@ void BlockBackend::release(KvRequest& request) {
   request.keyed = 0;
 }
 
+// Hand out all blocks, which evicts the cached ones, and take them back in that order.
+void BlockBackend::reset() {
+  std::vector<SlotId> all(available());
+  if (asks_user() || all.empty()) return forget_cached();
+  store_.allocate(0, all);
+  store_.release(0, all);
+}
+
 void BlockBackend::need_block_names(KvRequest& request, std::size_t blocks) {
   if (request.blocks.size() >= blocks) return;
   if (request.blocks.capacity() == 0) request.blocks = Spares<BlockIdentity>::take();

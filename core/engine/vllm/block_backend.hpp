@@ -41,6 +41,7 @@ class BlockBackend : public KvBackend {
   void release(KvRequest& request) override;
   void release_table(std::span<const SlotId> table) final { store_.release(0, table, true); }
   void forget_cached() final { (void)store_.clear_inactive(0); }
+  void reset() override;
 
   bool evicts_last() const noexcept final { return order_ != PolicyKind::VllmAppend && order_ != PolicyKind::Advised; }
   bool asks_user() const noexcept final { return order_ == PolicyKind::Advised; }

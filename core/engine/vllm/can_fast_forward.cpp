@@ -28,7 +28,7 @@ bool VllmEngine::can_fast_forward() const {
     return false;
   }
   if (offload_ && !can_fast_forward_offloading()) return false;
-  if (receiver_ && !can_fast_forward_pulling()) return false;
+  if (loads_ && (polls_ || !offload_) && !can_fast_forward_pulling()) return false;
   if (config_.async_scheduling) return can_fast_forward_ahead();
   if (tiers_ && (fast_forward_->has_begun(clock_.now_ns) || head_may_move() || tiers_->calls_user_code_after_steps()))
     return false;
@@ -43,7 +43,7 @@ bool VllmEngine::can_fast_forward() const {
 
 // Under vLLM's offload: a decode step needs nothing from the host, and looks up no request.
 bool VllmEngine::can_fast_forward_offloading() const {
-  if (offload_steps_ || !config_.offload->prompt_only || !offload_->quiet()) return false;
+  if (!offload_links_ || !config_.offload->prompt_only || !offload_->quiet()) return false;
   if (grouped_ != nullptr && !grouped_->kept_states().empty()) return false;  // the next schedule stores them
   if (!offload_links_->submitted() || offload_links_->has_done() || planned_.meta != nullptr) return false;
   if (!deferred_frees_.empty() || !orphans_.empty()) return false;  // blocks that come free when a step has ended
@@ -103,7 +103,7 @@ DecodeState VllmEngine::decode_state() {
           .announcer = announcer_,
           .token_log = token_log_,
           .offloads = offload_ != nullptr,
-          .fenced = connects(),
+          .fenced = loads_,
           .requests = requests_,
           .running = running_,
           .waiting = queues_,

@@ -17,6 +17,8 @@
 
 namespace understudy {
 
+class Connector;
+
 enum class SchedulingPolicy : std::uint8_t { Fcfs, Priority };
 enum class PreemptionMode : std::uint8_t { Lifo, Fifo };  // under Fcfs: the newest or the oldest running request goes
 
@@ -70,7 +72,8 @@ struct VllmConfig final : EngineConfig {
   bool event_ranges = false;             // rows of groups have Skipped ones
   std::optional<VllmTransfer> transfer;  // hand-offs between prefill and decode instances; none: it computes all itself
   std::optional<VllmOffload> offload;    // vLLM's own offload; without links, or over the links of the tiers
-  std::optional<VllmMulti> multi;        // both of these, in one connector
+  std::optional<VllmMulti> multi;        // settings of the connector that has both of these
+  std::function<std::unique_ptr<Connector>(const VllmConfig&)> connector;  // makes one of the user's; none: of these
 
   // Version profile.
   FreeOrder free_order = FreeOrder::UnkeyedFirst;

@@ -77,6 +77,9 @@ class VllmEngine final : public Engine, private DecodeHost {
   bool quiescent() const { return idle() || (!admitting_ && drained()); }
   // Drops every unreferenced block of the device.
   void forget_cache(std::int64_t now_ns) override;
+  // Drop what the connector stores, and the blocks of the device if none is in use (vLLM: reset_prefix_cache with
+  // reset_connector). False: blocks are in use, or the connector cannot.
+  bool reset_caches(std::int64_t now_ns);
   std::uint64_t num_submitted() const noexcept { return num_submitted_; }
   // One that has not ended; InvalidArgument when there is none.
   const EngineRequest& request(RequestId id) const;
@@ -288,7 +291,7 @@ class VllmEngine final : public Engine, private DecodeHost {
   std::unique_ptr<Connector> make_offloading();
   std::unique_ptr<Connector> make_nixl(const EngineSite& site);
   std::unique_ptr<Connector> make_connector(const EngineSite& site);
-  bool connected() const noexcept { return offload_ != nullptr || nixl_ != nullptr; }
+  void connect(const EngineSite& site);
 
   void require_leg(const RequestSpec& spec) const;
   void give_up_load(EngineRequest& request);
@@ -301,21 +304,14 @@ class VllmEngine final : public Engine, private DecodeHost {
     return clock_.now_ns + (late_ns + kIdlePollNs - 1) / kIdlePollNs * kIdlePollNs;
   }
   std::int64_t next_poll_ns() const;
-  bool rests() const noexcept { return idle() && !(net_ != nullptr && handoff_pending()); }  // nothing to do
+  bool rests() const noexcept { return idle() && !(polls_ && handoff_pending()); }  // nothing to do
   bool begins_in_order() const;
   bool may_fail_load() const noexcept;
   // No later than what has reached this worker, or what it must send.
-  std::int64_t quiet_until(std::int64_t until_ns) const {
-    if (net_ == nullptr) return until_ns;
-    const std::int64_t beat_ns = receiver_ ? receiver_->next_heartbeat_ns() : kNever;
-    return std::min({until_ns, net_->next_ns(worker_), beat_ns});
-  }
+  std::int64_t quiet_until(std::int64_t until_ns) const { return std::min(until_ns, connector_->next_event_ns()); }
   bool can_fast_forward_pulling() const;
   void drop_in_flight(const EngineRequest& victim);
   void fail(RequestSlot slot, std::int64_t now_ns);
-  bool connects() const noexcept {
-    return offload_ != nullptr || receiver_ != nullptr;
-  }  // prompts may come from elsewhere
 
   // offload.cpp
   std::optional<std::uint32_t> external_tokens(Admission& head, std::int64_t now_ns);
@@ -436,6 +432,10 @@ class VllmEngine final : public Engine, private DecodeHost {
   std::size_t loading_ = 0;
   std::unique_ptr<ConnectorMetadata> meta_;  // orders of the last schedule
   ConnectorOutput polled_;                   // found by the last schedule's poll
+  bool connected_ = false;                   // it is not the default
+  bool loads_ = false;                       // prompts may come from elsewhere
+  bool polls_ = false;                       // without tokens to compute the engine polls it
+  bool recomputes_ = true;                   // a request whose load failed; else it fails
   bool fenced_ = false;                      // blocks are not freed while a step in flight may write them
   StepCounts counts_;
   std::deque<KeptBlocks> deferred_frees_;
@@ -455,7 +455,6 @@ class VllmEngine final : public Engine, private DecodeHost {
 
   // Hand-offs over the links of a run.
   HandOffNet* net_ = nullptr;  // null: none, or a driver of steps moves the blocks
-  std::uint32_t worker_ = 0;   // in the net
   bool polling_ = false;       // the last schedule had nothing to compute; the next is at clock_.now_ns or later
   bool poll_due_ = false;      // and something has changed since
 

@@ -15,8 +15,8 @@ constexpr std::uint64_t kMostTimed = 128;  // steps: timing more of them costs m
 // Until a request is submitted, every decoding request gets a token in each step until the first finish: blocks suffice
 // for all of them, and they are scheduled before requests that compute a prompt or wait.
 std::optional<Outlook> VllmEngine::outlook() const {
-  if (grouped_ != nullptr || running_.empty() || parked_ > 0 || (loading_ > 0 && net_ == nullptr) || bursts_.on() ||
-      config_.speculation.tokens > 0 || running_.size() > config_.max_num_batched_tokens) {
+  if (grouped_ != nullptr || running_.empty() || parked_ > 0 || (loading_ > 0 && (!polls_ || offload_)) ||
+      bursts_.on() || config_.speculation.tokens > 0 || running_.size() > config_.max_num_batched_tokens) {
     return std::nullopt;
   }
   const bool ahead = config_.async_scheduling;  // by a step, and a token
@@ -86,7 +86,7 @@ bool VllmEngine::has_room_for_all() const {
 }
 
 std::int64_t VllmEngine::next_visible_ns() const {
-  if (!finish_bound_ || tiers_ || net_ != nullptr) finish_bound_ = finish_bound();
+  if (!finish_bound_ || tiers_ || polls_) finish_bound_ = finish_bound();
   return *finish_bound_;
 }
 
@@ -139,7 +139,7 @@ std::int64_t VllmEngine::finish_bound() const {
   for (const Scheduled& turn : planned_.turns) {
     if (live(turn) && turn.before < requests_[turn.slot].spec.prompt_tokens) consider(turn.slot, true);
   }
-  if (parked_ > 0 || (loading_ > 0 && net_ == nullptr) || least_ns == kNever) return from_ns;
+  if (parked_ > 0 || (loading_ > 0 && (!polls_ || offload_)) || least_ns == kNever) return from_ns;
   return least_ns;
 }
 

@@ -36,13 +36,14 @@ void VllmEngine::give_up_load(EngineRequest& request) {
 // After a schedule: whether it has nothing to compute, and yet the loop goes on. `reported`: an earlier one's poll had
 // something that the update of this one has read.
 bool VllmEngine::only_polls(bool reported) const noexcept {
-  return net_ != nullptr && log_.scheduled.empty() && log_.preempted.empty() && planned_.empty() &&
+  return polls_ && log_.scheduled.empty() && log_.preempted.empty() && planned_.empty() &&
          (loading_ > 0 || handoff_pending() || reported || !polled_.empty());
 }
 
 // A schedule without tokens: its update follows at once (asynchronously after the next schedule), then the loop sleeps.
 void VllmEngine::poll_idle(bool changed, std::int64_t now_ns) {
   changed = changed || !polled_.empty();
+  (void)connector_->start_step(std::move(meta_), polled_, now_ns);  // no batch waits for it
   if (config_.async_scheduling) {
     planned_.output = std::exchange(polled_, {});
   } else {
@@ -51,7 +52,18 @@ void VllmEngine::poll_idle(bool changed, std::int64_t now_ns) {
   announcer_.release(now_ns);
   if (changed) sample(running_.size(), clock_.now_ns);
   clock_.now_ns = now_ns;
-  stuck_.reset();
+  // The head of the queue lacks room, and nothing is left that could free a block: heartbeats go on for ever. So do
+  // vLLM's, if a request whose read failed counts as a prompt in progress against its own load.
+  const bool moves = changed || !refusal_.no_room || !running_.empty() || parked_ > 0 || kept_blocks() > 0 ||
+                     (tiers_ && !tiers_->idle()) || (offload_ && offload_->has_jobs()) ||
+                     queues_.any_of([this](RequestSlot slot) {
+                       return requests_[slot].status == RequestStatus::Loading && !requests_[slot].loaded;
+                     });
+  if (moves) {
+    stuck_.reset();
+  } else if (!stuck_) {
+    stuck_ = kv_->available();
+  }
   if (rests()) return;
   clock_.now_ns = now_ns + kIdlePollNs;
   if (tiers_) landing_wait_.released = tiers_->released();
@@ -62,31 +74,30 @@ void VllmEngine::poll_idle(bool changed, std::int64_t now_ns) {
 // When the sleeping loop finds something to do, as far as is known.
 std::int64_t VllmEngine::next_poll_ns() const {
   if (poll_due_ || (tiers_ && landing_wait_over())) return clock_.now_ns;
-  std::int64_t next = net_->next_ns(worker_);
-  if (tiers_ && !tiers_->idle()) next = std::min(next, tiers_->hub().next_wake_ns().value_or(kNever));
-  if (sender_) next = std::min(next, sender_->next_deadline_ns());
-  if (receiver_) next = std::min(next, receiver_->next_heartbeat_ns());
+  if (offload_links_ && !offload_links_->submitted()) return clock_.now_ns;  // the next step submits
+  std::int64_t next = connector_->next_event_ns();
+  const bool copies = tiers_ && (!tiers_->idle() || (offload_links_ && !offload_links_->idle()));
+  if (copies) next = std::min(next, tiers_->hub().next_wake_ns().value_or(kNever));
   return next == kNever ? kNever : poll_at(next);
 }
 
 // Whether the next schedule may send something to another worker, so that it must not be run ahead of time.
 bool VllmEngine::begins_in_order() const {
-  if (net_ == nullptr || !receiver_) return false;
-  return (!queues_.waiting().empty() && running_.size() < max_running()) || receiver_->has_orders() ||
-         receiver_->next_heartbeat_ns() <= clock_.now_ns;
+  if (!polls_ || !loads_) return false;
+  return (!queues_.waiting().empty() && running_.size() < max_running()) || connector_->sends_at(clock_.now_ns);
 }
 
 // Whether a failed read is about to end its request, at the end of any step.
 bool VllmEngine::may_fail_load() const noexcept {
-  if (net_ == nullptr || !receiver_ || config_.transfer->recomputes) return false;
-  return net_->has_failed(worker_) || !polled_.failed.empty() || !open_.output.failed.empty() ||
+  if (!polls_ || !loads_ || recomputes_) return false;
+  return connector_->has_failed() || !polled_.failed.empty() || !open_.output.failed.empty() ||
          !planned_.output.failed.empty();
 }
 
 // Requests that load change nothing until their blocks have come.
 bool VllmEngine::can_fast_forward_pulling() const {
-  if (net_ == nullptr || begins_in_order() || !planned_.output.empty() || !deferred_frees_.empty()) return false;
-  if (net_->next_ns(worker_) <= clock_.now_ns) return false;
+  if (!polls_ || begins_in_order() || !planned_.output.empty() || !deferred_frees_.empty()) return false;
+  if (connector_->next_event_ns() <= clock_.now_ns) return false;
   return std::ranges::all_of(queues_.skipped().ids(), [this](RequestSlot slot) {
     return requests_[slot].status == RequestStatus::Loading && !requests_[slot].loaded;
   });
@@ -127,7 +138,7 @@ void VllmEngine::update_from_connector(const ConnectorOutput& output, std::int64
     EngineRequest& request = requests_[found->second];
     request.loaded = true;
     request.load_failed = std::ranges::binary_search(output.failed, id);
-    if (request.load_failed && !config_.transfer->recomputes) fail(found->second, now_ns);
+    if (request.load_failed && !recomputes_) fail(found->second, now_ns);
   }
   for (const RequestId id : output.sent) {
     std::vector<SlotId> table = kept_.take(id);
@@ -148,7 +159,7 @@ void VllmEngine::fail(RequestSlot slot, std::int64_t now_ns) {
 }
 
 bool VllmEngine::handoff_pending() const noexcept {
-  return !kept_.empty() || (nixl_ != nullptr && nixl_->has_pending_work()) || (receiver_ && !orphans_.empty());
+  return !kept_.empty() || connector_->has_pending_work() || (loads_ && !orphans_.empty());
 }
 
 std::uint64_t VllmEngine::deferred_blocks() const noexcept {

@@ -96,6 +96,8 @@ class KvBackend {
   virtual void release_table(std::span<const SlotId> table) = 0;
   // Drop every unreferenced block.
   virtual void forget_cached() = 0;
+  // Drop all keys, where no block is referenced; the order in which blocks are handed out stays.
+  virtual void reset() { forget_cached(); }
 
   // ── Rules ──
   // Whether a block is matchable once its tokens have arrived; else from the schedule of its last token on.

@@ -91,7 +91,7 @@ bool VllmEngine::place_load(const Admission& head, std::uint32_t tokens, std::in
 
 // Start to load `tokens` tokens behind `local` ones, for which the request has blocks.
 void VllmEngine::begin_load(EngineRequest& request, std::uint32_t local, std::uint32_t tokens, std::int64_t now_ns) {
-  connector_->update_state_after_alloc(request, local, tokens);
+  connector_->update_state_after_alloc(request, local, tokens, now_ns);
   request.computed = local + tokens;
   request.before_park = request.status;
   request.status = RequestStatus::Loading;
@@ -245,7 +245,7 @@ std::int64_t VllmEngine::begin_transfers_alone(std::int64_t now_ns) {
 
 // Whether a step without computed tokens makes progress on transfers.
 bool VllmEngine::still_offloads() const {
-  if (config_.transfer && (loading_ > 0 || handoff_pending())) return true;
+  if ((config_.transfer || polls_) && (loading_ > 0 || handoff_pending())) return true;
   if (!offload_) return false;
   return offload_links_ ? meta_ != nullptr || planned_.meta != nullptr || !offload_links_->idle()
                         : offload_->has_jobs();
@@ -262,7 +262,7 @@ void VllmEngine::report_offload(std::vector<JobId> done, std::int64_t now_ns) {
 // A step has ended. Without requests to schedule, vLLM runs empty steps until all stores are done.
 void VllmEngine::offload_after_step(std::int64_t now_ns) {
   if (offload_links_->has_done()) report_offload(offload_links_->take_done(), now_ns);
-  const bool rests = quiescent();
+  const bool rests = quiescent() && !polls_;  // else it polls
   if (rests) (void)begin_transfers_alone(now_ns);
   while (rests && (offload_->has_ended_to_tell() || !offload_links_->submitted())) {
     (void)connector_->start_step(connector_->build_connector_meta(now_ns), planned_.output, now_ns);

@@ -265,6 +265,10 @@ void OffloadConnector::done(std::span<const JobId> jobs) {
   for (const JobId id : jobs) {
     const auto found = jobs_.find(id);
     const OffloadJob& job = found->second;
+    if (job.forgotten) {
+      jobs_.erase(found);
+      continue;
+    }
     Tracked& tracked = tracked_[job.tracked];
     if (job.store) {
       host_.stored(job.host);
@@ -282,6 +286,31 @@ void OffloadConnector::done(std::span<const JobId> jobs) {
     std::erase(tracked.jobs, id);
     if (tracked.signalled && tracked.jobs.empty()) forget(job.tracked);
     jobs_.erase(found);
+  }
+}
+
+// Requests that have not ended offer all their chunks again.
+void OffloadConnector::reset() {
+  host_.reset();
+  fenced_.clear();
+  for (auto& [id, job] : jobs_) {
+    if (job.forgotten) continue;
+    orders_.flush.push_back(id);
+    job.forgotten = true;
+    tracked_[job.tracked].jobs.clear();
+  }
+  for (std::uint32_t index = 0; index < tracked_.size(); ++index) {
+    Tracked& tracked = tracked_[index];
+    if (tracked.signalled) {
+      forget(index);
+      continue;
+    }
+    if (!tracked.has_ended) tracked.next_stored = 0;
+    tracked.user = 0;
+    tracked.memos.clear();
+  }
+  for (Seat& seat : seats_) {
+    if (seat.tracked != kNobody) seat.due = chunk_tokens_;
   }
 }
 

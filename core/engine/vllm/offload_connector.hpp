@@ -28,6 +28,7 @@ struct OffloadJob {
   std::vector<std::size_t> groups;    // of the chunks; empty: one group
   std::vector<SlotId> host;           // a slot for each
   std::vector<SlotId> device;         // their blocks
+  bool forgotten = false;             // by a reset: its end changes nothing on the host
 };
 
 // Transfers that one schedule requests from the worker.
@@ -134,6 +135,9 @@ class OffloadConnector {
   // The worker has finished these jobs, in this order.
   void done(std::span<const JobId> jobs);
   const OffloadJob& job(JobId id) const { return jobs_.at(id); }
+
+  // Drop everything on the host. Jobs in flight are forgotten, and flushed by the next schedule.
+  void reset();
 
   // ── Watch ──
   bool has_jobs() const noexcept { return !jobs_.empty(); }

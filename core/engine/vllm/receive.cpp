@@ -10,7 +10,7 @@ void VllmEngine::receive_tokens(const std::vector<Scheduled>& turns, std::int64_
   const std::uint64_t step = token_log_.next_step();
   token_log_.end_step(end_ns);
   bool finished = false;
-  if (connects()) free_deferred(!turns.empty());
+  if (loads_) free_deferred(!turns.empty());
   for (const Scheduled& turn : turns) {
     if (&turn != &turns.back()) requests_[(&turn)[1].slot].warm();
     if (!turn.samples || !live(turn) || !receive_token(turn, step)) continue;

@@ -149,6 +149,17 @@ void VllmEngine::forget_cache(std::int64_t now_ns) {
   if (!clock_.in_step) skip_to(now_ns);  // nothing may be published for an earlier time
 }
 
+bool VllmEngine::reset_caches(std::int64_t now_ns) {
+  require_time(now_ns);
+  const bool unused = kv_->available() == config_.num_gpu_blocks;
+  if (unused) kv_->reset();
+  const bool others = connector_->reset_cache();
+  on_requests_changed();
+  announcer_.show(now_ns);
+  if (!clock_.in_step) skip_to(now_ns);
+  return unused && others;
+}
+
 void VllmEngine::on_requests_changed() {
   finish_bound_.reset();
   refusal_.stands = false;

@@ -57,7 +57,7 @@ std::int64_t VllmEngine::schedule(std::int64_t now_ns) {
   UNDERSTUDY_ASSERT(budget_ <= config_.max_num_batched_tokens, "a schedule stays within the budget of tokens");
   UNDERSTUDY_ASSERT(running_.size() <= config_.max_num_seqs, "no more requests run than max_num_seqs");
   interval_.end(!log_.scheduled.empty());
-  if (connected()) close_connector(admitted_before, now_ns);
+  if (connected_) close_connector(admitted_before, now_ns);
   if (grouped_ != nullptr) end_group_schedule();
   log_.free_after_schedule = kv_->available();
   fruitless_preemptions_ += log_.preempted.size() - preempted_before;
@@ -107,7 +107,7 @@ void VllmEngine::schedule_running(std::int64_t now_ns) {
     bool itself = false;
     while (!itself && (room = kv_->grow(request, wanted, end, now_ns)) == Room::Short) {
       const std::size_t victim = choose_victim();
-      const bool spares = receiver_ || (offload_ && config_.offload->spares_in_flight);
+      const bool spares = loads_ && (!offload_ || config_.offload->spares_in_flight);
       if (spares && !freeable(requests_[running_[victim]].last_step)) return;
       itself = running_[victim] == id;
       if (victim < cursor) --cursor;

@@ -38,12 +38,26 @@ void require_transfer(const VllmConfig& c) {
   refuse(c.kv_manager == KvManagerKind::Kvbm, "kv_manager kvbm");
   refuse(c.speculation.tokens > 0, "num_speculative_tokens");
   refuse(!c.mocker.accept_rates.empty(), "accept_rates");
-  refuse(c.offload && !c.multi, "vLLM's offload");
+  refuse(c.offload && !c.offload->offers_again, "vLLM's offload before 0.33");
   refuse(!c.groups.empty(), "several KV cache groups");
   refuse(c.max_loras != VllmConfig::kUnlimited, "max_loras");
   if (c.transfer->lease_s < 1 || c.transfer->lease_s > 1'000'000) {
     throw Error(ErrorKind::ConfigError, "kv_lease_duration must be 1 to 1000000 s, got ", c.transfer->lease_s);
   }
+}
+
+// A user-defined connector needs a place of its own.
+void require_connector(const VllmConfig& c) {
+  const auto refuse = [](bool given, const char* field) {
+    if (given) throw Error(ErrorKind::ConfigError, "connector: a connector does not work with ", field, " yet");
+  };
+  refuse(c.transfer.has_value(), "kv_role");
+  refuse(c.offload.has_value(), "vLLM's offload");
+  refuse(c.kv_manager == KvManagerKind::Kvbm, "kv_manager kvbm");
+  refuse(!c.groups.empty(), "several KV cache groups");
+  refuse(c.speculation.tokens > 0, "num_speculative_tokens");
+  refuse(!c.mocker.accept_rates.empty(), "accept_rates");
+  refuse(c.max_loras != VllmConfig::kUnlimited, "max_loras");
 }
 
 const VllmConfig& checked(const VllmConfig& c) {
@@ -91,6 +105,7 @@ const VllmConfig& checked(const VllmConfig& c) {
     throw Error(ErrorKind::ConfigError, "max_num_batched_tokens=", c.max_num_batched_tokens,
                 " leaves nothing beside the slots of the draft model");
   }
+  if (c.connector) require_connector(c);
   if (c.multi && !(c.transfer && c.offload)) {
     throw Error(ErrorKind::ConfigError, "multi: several connectors are hand-offs and vLLM's offload; give both");
   }
@@ -295,7 +310,7 @@ VllmEngine::VllmEngine(const VllmConfig& config, const EngineSite& site)
     // Under vLLM's offload an evicted block was copied before, or is lost.
     kv_ = std::make_unique<NativeBackend>(config_, store_, config.offload ? nullptr : tiers_.get());
   }
-  connector_ = make_connector(site);
+  connect(site);
   fast_forward_ = std::make_unique<FastForward>(decode_state(), static_cast<DecodeHost&>(*this));
   accepted_at_.resize(config.speculation.tokens);
   if (observer_) announcer_.keep_taken();
@@ -318,7 +333,8 @@ std::unique_ptr<Connector> VllmEngine::make_offloading() {
     scheduler = std::make_unique<OffloadConnector>(settings, config_.block_size, config_.enable_prefix_caching, store_,
                                                    config_.num_gpu_blocks);
   }
-  auto connector = std::make_unique<OffloadingConnector>(std::move(scheduler), config_.multi.has_value());
+  auto connector =
+      std::make_unique<OffloadingConnector>(std::move(scheduler), grouped_ != nullptr, config_.transfer.has_value());
   offloading_ = connector.get();
   offload_ = &connector->scheduler();
   if (tiers_) {
@@ -335,8 +351,8 @@ std::unique_ptr<Connector> VllmEngine::make_offloading() {
 
 std::unique_ptr<Connector> VllmEngine::make_nixl(const EngineSite& site) {
   net_ = site.net;
-  worker_ = static_cast<std::uint32_t>(site.worker);
-  auto connector = std::make_unique<NixlConnector>(*config_.transfer, config_.block_size, net_, worker_);
+  const auto worker = static_cast<std::uint32_t>(site.worker);
+  auto connector = std::make_unique<NixlConnector>(*config_.transfer, config_.block_size, net_, worker);
   nixl_ = connector.get();
   sender_ = connector->sender();
   receiver_ = connector->receiver();
@@ -344,26 +360,29 @@ std::unique_ptr<Connector> VllmEngine::make_nixl(const EngineSite& site) {
 }
 
 std::unique_ptr<Connector> VllmEngine::make_connector(const EngineSite& site) {
-  if (config_.transfer && config_.offload && (!config_.multi || site.net != nullptr || tiers_)) {
-    throw Error(ErrorKind::ConfigError,
-                "offload: vLLM's offload does not work with hand-offs of KV blocks over links yet; use a tier with "
-                "mode write_through or evict");
-  }
-  const bool consumes =
-      config_.multi ? config_.multi->consumes : config_.offload || (config_.transfer && config_.transfer->consumes);
-  fenced_ = config_.async_scheduling && consumes;
-  if (!config_.multi) {
-    if (config_.transfer) return make_nixl(site);
-    if (config_.offload) return make_offloading();
-    return std::make_unique<NoConnector>();
-  }
+  if (config_.connector) return config_.connector(config_);
+  if (!config_.transfer && !config_.offload) return std::make_unique<NoConnector>();
+  if (!config_.offload) return make_nixl(site);
+  if (!config_.transfer) return make_offloading();
+  const VllmMulti settings = config_.multi.value_or(VllmMulti{config_.transfer->consumes});
   std::vector<std::unique_ptr<Connector>> children;
   children.push_back(make_nixl(site));
   children.push_back(make_offloading());
-  if (config_.multi->host_first) std::swap(children[0], children[1]);
-  auto connector = std::make_unique<MultiConnector>(std::move(children), config_.multi->log);
+  if (settings.host_first) std::swap(children[0], children[1]);
+  auto connector = std::make_unique<MultiConnector>(std::move(children), settings.log);
   multi_ = connector.get();
   return connector;
+}
+
+void VllmEngine::connect(const EngineSite& site) {
+  connector_ = make_connector(site);
+  loads_ = connector_->loads();
+  polls_ = connector_->polls();
+  connected_ = loads_ || connector_->produces();
+  recomputes_ = !config_.transfer || config_.transfer->recomputes;
+  fenced_ = config_.async_scheduling && (config_.multi      ? config_.multi->consumes
+                                         : config_.transfer ? config_.transfer->consumes
+                                                            : loads_);
 }
 
 VllmEngine::~VllmEngine() = default;

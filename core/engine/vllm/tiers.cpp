@@ -72,7 +72,7 @@ void VllmEngine::resume_loaded() {
 }
 
 void VllmEngine::finish_transfers() {
-  while (net_ != nullptr && !clock_.in_step && handoff_pending()) {
+  while (polls_ && !clock_.in_step && handoff_pending()) {
     const std::int64_t next_ns = polling_ ? next_poll_ns() : clock_.now_ns;
     if (next_ns == kNever) break;
     begin_one_step(next_ns);
@@ -86,7 +86,7 @@ void VllmEngine::finish_transfers() {
 
 // Without requests to schedule, landings since the last step are reported at the times when they landed.
 void VllmEngine::report_idle_landings() {
-  while (offload_links_ && !clock_.in_step && quiescent() && offload_links_->has_done()) {
+  while (offload_links_ && !polls_ && !clock_.in_step && quiescent() && offload_links_->has_done()) {
     std::int64_t time_ns = 0;
     report_offload(offload_links_->take_first_done(time_ns), time_ns);
     announcer_.show(time_ns);
@@ -95,16 +95,16 @@ void VllmEngine::report_idle_landings() {
 }
 
 std::int64_t VllmEngine::next_landing_ns() const {
-  if (net_ != nullptr && polling_ && !clock_.in_step) return rests() ? kNever : next_poll_ns();
+  if (polls_ && polling_ && !clock_.in_step) return rests() ? kNever : next_poll_ns();
   if (!tiers_ || clock_.in_step) return kNever;
-  const bool waits = landing_wait_.on || (quiescent() && (offload_ ? offload_pending() : !tiers_->idle()));
+  const bool waits = landing_wait_.on || (quiescent() && (offload_ ? !polls_ && offload_pending() : !tiers_->idle()));
   return waits ? tiers_->hub().next_wake_ns().value_or(kNever) : kNever;
 }
 
 const Effects& VllmEngine::land(std::int64_t now_ns) {
-  if (net_ != nullptr) {
+  if (polls_) {
     clear_returned_effects();
-    net_->hub().run_until(now_ns);
+    if (net_ != nullptr) net_->hub().run_until(now_ns);
     return return_effects();  // the next poll sees what has landed
   }
   if (!tiers_) throw Error(ErrorKind::WrongState, "this engine has no tiers");

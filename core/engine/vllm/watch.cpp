@@ -249,9 +249,9 @@ void VllmEngine::check_counts(bool whole) const {
       throw Error(ErrorKind::InvariantViolated, "request ", r.spec.name, " is inconsistent");
     }
   }
-  if (connects() || sender_) references += check_offload();
+  if (loads_ || sender_) references += check_offload();
   if (offload_ && whole) offload_->check();  // every chunk of its host
-  if (!connects() && queues_.any_of([this](RequestSlot slot) { return kv_->holds(requests_[slot]); })) {
+  if (!loads_ && queues_.any_of([this](RequestSlot slot) { return kv_->holds(requests_[slot]); })) {
     throw Error(ErrorKind::InvariantViolated, "a waiting request holds blocks");
   }
   if (tiers_ && !offload_) {  // else the host is the connector's

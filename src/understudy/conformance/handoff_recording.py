@@ -11,7 +11,6 @@ from understudy.conformance.handoff_wire import Wire
 from understudy.conformance.multi_lines import HostLines, name_content
 from understudy.conformance.submit import blocks_of
 from understudy.engines.offload_profiles import offload_profile
-from understudy.errors import InvalidArgument
 from understudy.run.step_line import RecordedEvents
 
 if TYPE_CHECKING:
@@ -123,6 +122,8 @@ class Instance:
         self._cached: dict[int, int] = {}
         self.reports: list[Line] = []
         self._check = check
+        self._published: list[Line] = []
+        """Events ahead of a reset, and its own."""
         self._resets = sorted(reset.tick for reset in run.scenario.resets if reset.side == side)
 
     def arrive(self, index: int, *, leg: str, now_ns: int) -> None:
@@ -164,7 +165,18 @@ class Instance:
 
     def reset(self, now_ns: int) -> bool:
         """Drop all caches; return whether all were."""
-        raise InvalidArgument(f"reset of instance {self.side} at {now_ns} ns: resets are not replayed yet")
+        published = self._events.describe(self.engine.peek_events())
+        self.engine.take_events()
+        empty = self.engine.free_blocks == self._config.num_blocks - 1  # less the null block
+        done = self.engine.reset_caches(now_ns)
+        if empty:  # one event for all blocks
+            self._events.describe(self.engine.peek_events())
+            self.engine.take_events()
+            published.append({"type": "cleared"})
+        self._published += published
+        if self.host is not None:
+            self.host.reset()
+        return done
 
     def iterate(self, tick: int, now_ns: int, reset: bool | None = None) -> Line:
         """Run one iteration and return its line. `reset`: the result of a reset ahead of it."""
@@ -197,7 +209,7 @@ class Instance:
     def stay(self, tick: int, reset: bool) -> Line:
         """Return the line of a reset without an iteration."""
         line: Line = {"i": self.side, "tick": tick, "step": None, "reset": reset}
-        self._describe_state(line, True)
+        self._describe_state(line, False)
         return {key: line[key] for key in KEYS if key in line and (line[key] or key in ALWAYS)}
 
     def name_content(self, lines: list[Line]) -> None:
@@ -268,7 +280,8 @@ class Instance:
                 self.host.describe_update(line)
             self.host.describe_state(line)
         if updated:
-            line["kv_events"] = self._events.describe(engine.peek_events())
+            line["kv_events"] = self._published + self._events.describe(engine.peek_events())
+            self._published = []
             engine.take_events()
 
 

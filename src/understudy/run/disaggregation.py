@@ -147,11 +147,6 @@ class Disaggregation(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
                 raise ConfigError(
                     f"pools: {pool.name} has a role, and only vLLM's hand-offs are known; use an engine of vLLM"
                 )
-            if pool.resolve_tiers().offload.mode == "vllm":
-                raise ConfigError(
-                    f"offload: {pool.name} has a role, with which vLLM's offload does not work yet; use a tier with "
-                    "mode write_through or evict"
-                )
             if pool.engine.profile.name not in ("v0.33",):
                 raise ConfigError(
                     f"vllm_version: hand-offs are known of 0.33 only, and {pool.name} has {pool.engine.profile.name}"

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <limits>
 #include <memory>
 #include <optional>
 #include <span>
@@ -26,9 +27,13 @@ enum class HitSource : std::uint8_t { Host, Peer };
 
 class Connector {
  public:
+  static constexpr std::int64_t kNever = std::numeric_limits<std::int64_t>::max();
+
   virtual ~Connector() = default;
 
   // ── Roles ──
+  // Prompts may come from elsewhere.
+  virtual bool loads() const noexcept { return false; }
   // Keeps blocks of finished prompts for a peer, and pulls blocks from one.
   virtual bool produces() const noexcept { return false; }
   virtual bool consumes() const noexcept { return false; }
@@ -46,7 +51,8 @@ class Connector {
   // Whether fewer tokens than it found can be loaded.
   virtual bool can_load(const EngineRequest&, std::uint32_t /*local*/, std::uint32_t /*tokens*/) { return true; }
   // The request has blocks: begin to load `external` tokens behind `local` ones, or none (0).
-  virtual void update_state_after_alloc(EngineRequest&, std::uint32_t /*local*/, std::uint32_t /*external*/) {}
+  virtual void update_state_after_alloc(EngineRequest&, std::uint32_t /*local*/, std::uint32_t /*external*/,
+                                        std::int64_t /*now_ns*/) {}
   // Of the last load of a request.
   virtual HitSource get_external_cache_hit_source(RequestId) const { return HitSource::Host; }
   // The request is about to lose its blocks.
@@ -69,6 +75,17 @@ class Connector {
   virtual std::int64_t start_step(std::unique_ptr<ConnectorMetadata>, ConnectorOutput&, std::int64_t now_ns) {
     return now_ns;
   }
+
+  // ── Time ──
+  // Without tokens to compute the engine sleeps, and polls when something may have happened.
+  virtual bool polls() const noexcept { return false; }
+  // When a poll may find something, or something is to be sent, as far as is known. Before that time schedules that
+  // admit no request mean nothing to it.
+  virtual std::int64_t next_event_ns() const { return kNever; }
+  // Whether the next schedule may send something to another worker, so that it must not be run ahead of time.
+  virtual bool sends_at(std::int64_t /*now_ns*/) const { return false; }
+  // Whether a load has failed that no poll has seen.
+  virtual bool has_failed() const { return false; }
 
   // ── Watch ──
   // Whether the engine must go on without requests.

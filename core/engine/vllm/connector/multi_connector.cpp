@@ -13,6 +13,10 @@ void append(std::vector<Values>& out, const std::vector<Values>& more) {
 
 }  // namespace
 
+bool MultiConnector::loads() const noexcept {
+  return std::ranges::any_of(children_, [](const auto& child) { return child->loads(); });
+}
+
 bool MultiConnector::produces() const noexcept {
   return std::ranges::any_of(children_, [](const auto& child) { return child->produces(); });
 }
@@ -46,12 +50,13 @@ std::optional<std::uint32_t> MultiConnector::get_num_new_matched_tokens(EngineRe
   return result;
 }
 
-void MultiConnector::update_state_after_alloc(EngineRequest& request, std::uint32_t local, std::uint32_t external) {
+void MultiConnector::update_state_after_alloc(EngineRequest& request, std::uint32_t local, std::uint32_t external,
+                                              std::int64_t now_ns) {
   const auto chosen = chosen_.find(request.id);
   std::vector<std::uint32_t> told;
   for (std::size_t i = 0; i < children_.size(); ++i) {
     const std::uint32_t tokens = chosen != chosen_.end() && chosen->second == i ? external : 0;
-    children_[i]->update_state_after_alloc(request, local, tokens);
+    children_[i]->update_state_after_alloc(request, local, tokens, now_ns);
     if (logs_) told.push_back(tokens);
   }
   if (logs_) log_.told.emplace_back(request.id, std::move(told));
@@ -121,6 +126,24 @@ std::int64_t MultiConnector::start_step(std::unique_ptr<ConnectorMetadata> meta,
     ready_ns = std::max(ready_ns, children_[i]->start_step(std::move(orders), output, now_ns));
   }
   return ready_ns;
+}
+
+bool MultiConnector::polls() const noexcept {
+  return std::ranges::any_of(children_, [](const auto& child) { return child->polls(); });
+}
+
+std::int64_t MultiConnector::next_event_ns() const {
+  std::int64_t next = kNever;
+  for (const auto& child : children_) next = std::min(next, child->next_event_ns());
+  return next;
+}
+
+bool MultiConnector::sends_at(std::int64_t now_ns) const {
+  return std::ranges::any_of(children_, [now_ns](const auto& child) { return child->sends_at(now_ns); });
+}
+
+bool MultiConnector::has_failed() const {
+  return std::ranges::any_of(children_, [](const auto& child) { return child->has_failed(); });
 }
 
 bool MultiConnector::has_pending_work() const {

@@ -36,12 +36,14 @@ class MultiConnector final : public Connector {
 
   MultiLog& log() noexcept { return log_; }
 
+  bool loads() const noexcept override;
   bool produces() const noexcept override;
   bool consumes() const noexcept override;
   void on_new_request(const EngineRequest& request) override;
   std::optional<std::uint32_t> get_num_new_matched_tokens(EngineRequest& request, std::uint32_t local,
                                                           std::int64_t now_ns) override;
-  void update_state_after_alloc(EngineRequest& request, std::uint32_t local, std::uint32_t external) override;
+  void update_state_after_alloc(EngineRequest& request, std::uint32_t local, std::uint32_t external,
+                                std::int64_t now_ns) override;
   HitSource get_external_cache_hit_source(RequestId id) const override {
     return children_[chosen_.at(id)]->get_external_cache_hit_source(id);
   }
@@ -54,6 +56,10 @@ class MultiConnector final : public Connector {
   void poll(ConnectorOutput& output, std::int64_t now_ns) override;
   std::int64_t start_step(std::unique_ptr<ConnectorMetadata> meta, ConnectorOutput& output,
                           std::int64_t now_ns) override;
+  bool polls() const noexcept override;
+  std::int64_t next_event_ns() const override;
+  bool sends_at(std::int64_t now_ns) const override;
+  bool has_failed() const override;
   bool has_pending_work() const override;
   void check() const override;
 

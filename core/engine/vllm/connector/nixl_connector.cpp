@@ -28,7 +28,8 @@ std::optional<std::uint32_t> NixlConnector::get_num_new_matched_tokens(EngineReq
   return tokens;
 }
 
-void NixlConnector::update_state_after_alloc(EngineRequest& request, std::uint32_t local, std::uint32_t external) {
+void NixlConnector::update_state_after_alloc(EngineRequest& request, std::uint32_t local, std::uint32_t external,
+                                             std::int64_t /*now_ns*/) {
   if (request.spec.leg == KvLeg::Prefill) sender_->admitted(request.id);
   if (!receiver_ || !receiver_->wants(request.id)) return;
   Pull pull{request.id, request.spec.peer, request.spec.peer_request, {}};
@@ -74,6 +75,20 @@ void NixlConnector::update_connector_output(const ConnectorOutput& output) {
 
 bool NixlConnector::has_pending_work() const {
   return (sender_ && sender_->has_orders()) || (receiver_ && receiver_->has_orders());
+}
+
+// ── Time ──
+
+std::int64_t NixlConnector::next_event_ns() const {
+  if (net_ == nullptr) return kNever;
+  std::int64_t next = net_->next_ns(worker_);
+  if (sender_) next = std::min(next, sender_->next_deadline_ns());
+  if (receiver_) next = std::min(next, receiver_->next_heartbeat_ns());
+  return next;
+}
+
+bool NixlConnector::sends_at(std::int64_t now_ns) const {
+  return receiver_ && (receiver_->has_orders() || receiver_->next_heartbeat_ns() <= now_ns);
 }
 
 // ── Worker, with a net ──

@@ -23,17 +23,23 @@ class NixlConnector final : public Connector {
   KvReceiver* receiver() noexcept { return receiver_ ? &*receiver_ : nullptr; }  // null: it pulls none of others
   HandOffLog& log() noexcept { return log_; }
 
+  bool loads() const noexcept override { return receiver_.has_value(); }
   bool produces() const noexcept override { return sender_.has_value(); }
   bool consumes() const noexcept override { return receiver_.has_value(); }
   void on_new_request(const EngineRequest& request) override;
   std::optional<std::uint32_t> get_num_new_matched_tokens(EngineRequest& request, std::uint32_t local,
                                                           std::int64_t now_ns) override;
-  void update_state_after_alloc(EngineRequest& request, std::uint32_t local, std::uint32_t external) override;
+  void update_state_after_alloc(EngineRequest& request, std::uint32_t local, std::uint32_t external,
+                                std::int64_t now_ns) override;
   HitSource get_external_cache_hit_source(RequestId) const override { return HitSource::Peer; }
   std::unique_ptr<ConnectorMetadata> build_connector_meta(std::int64_t now_ns) override;
   bool request_finished(EngineRequest& request, bool aborted, std::int64_t now_ns) override;
   void update_connector_output(const ConnectorOutput& output) override;
   void poll(ConnectorOutput& output, std::int64_t now_ns) override;
+  bool polls() const noexcept override { return net_ != nullptr; }
+  std::int64_t next_event_ns() const override;
+  bool sends_at(std::int64_t now_ns) const override;
+  bool has_failed() const override { return net_ != nullptr && net_->has_failed(worker_); }
   bool has_pending_work() const override;
 
  private:

@@ -4,8 +4,8 @@
 
 namespace understudy {
 
-void OffloadingConnector::update_state_after_alloc(EngineRequest& request, std::uint32_t local,
-                                                   std::uint32_t external) {
+void OffloadingConnector::update_state_after_alloc(EngineRequest& request, std::uint32_t local, std::uint32_t external,
+                                                   std::int64_t /*now_ns*/) {
   if (external > 0) {
     scheduler_->begin_load(request, local, external);
   } else if (notes_pulls_) {  // else the schedule reports the request with its blocks
@@ -21,6 +21,12 @@ std::unique_ptr<ConnectorMetadata> OffloadingConnector::build_connector_meta(std
 bool OffloadingConnector::request_finished(EngineRequest& request, bool aborted, std::int64_t now_ns) {
   scheduler_->ended(request, request.computed, aborted, now_ns);
   return false;  // its stores read the blocks where they are, and are flushed when these are handed out
+}
+
+bool OffloadingConnector::reset_cache() {
+  if (grouped_) return false;
+  scheduler_->reset();
+  return true;
 }
 
 std::int64_t OffloadingConnector::start_step(std::unique_ptr<ConnectorMetadata> meta, ConnectorOutput& output,
