@@ -86,6 +86,7 @@ MISSPELT = {
     "explain": ("--slowst", "--slowest"),
     "diff": ("--jsno", "--json"),
     "predict": ("--modle", "--model"),
+    "accuracy": ("--kv-dtpe", "--kv-dtype"),
     "calibrate": ("--modle", "--model"),
     "cache": ("--sizs", "--sizes"),
     "capacity": ("--modle", "--model"),

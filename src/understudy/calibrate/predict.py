@@ -47,7 +47,7 @@ def predict_table(
         try:
             one = table.experiment(index)
             start = one.preset()
-            origin = "; ".join((f"preset, {start.trust}: {start.origin}", *one.notes))
+            origin = "; ".join((f"preset, {start.trust}: {start.origin}", start.range_text, *one.notes))
             return Prediction(one.predict(start.efficiencies), origin)
         except UnderstudyError as error:
             where = f"{table.path}:{index + 2}"

@@ -12,6 +12,7 @@ import sys
 from typing import TYPE_CHECKING
 
 from understudy.cli import (
+    accuracy,
     cache,
     calibrate,
     capacity,
@@ -74,6 +75,7 @@ VERBS: dict[str, Verb] = {
     "explain": explain,
     "diff": diff,
     "predict": predict,
+    "accuracy": accuracy,
     "calibrate": calibrate,
     "cache": cache,
     "capacity": capacity,

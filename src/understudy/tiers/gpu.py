@@ -161,7 +161,7 @@ class GpuSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
         linked = "" if self.name is None or self.link_gbps is None else f" (links of {self.link_gbps:g} GB/s)"
         detail = (
             f"{deployed.model.name} in {deployed.weights} (KV {deployed.kv}) on {f'{gpus} x ' if gpus > 1 else ''}"
-            f"{deployed.gpu.name}{linked}, {found.trust}: {found.origin}"
+            f"{deployed.gpu.name}{linked}, {found.trust}: {found.origin}; {found.range_text}"
         )
         return Physical(
             coefficients=deployed.coefficients(found.efficiencies),

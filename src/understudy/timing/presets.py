@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from understudy.timing.accuracy import find_accuracy
 from understudy.timing.dense_presets import DENSE, HOPPER, MEASURED, DensePreset, Trust
 from understudy.timing.efficiencies import Efficiencies  # noqa: TC001  (msgspec reads the annotation)
 from understudy.timing.engine_names import ENGINES
@@ -43,6 +44,8 @@ class Preset(msgspec.Struct, frozen=True, kw_only=True):
     efficiencies: Efficiencies
     trust: Trust
     origin: str
+    range_text: str = ""
+    """How far TPOT and TTFT may be off, from the errors of measured deployments."""
 
 
 def preset(
@@ -55,9 +58,7 @@ def preset(
     """
     kind, own = weight_type(weights).name, gpu.like or gpu.name
     name = find_model_name(model)
-    target = Target(
-        engine=engine, gpu=gpu.name, model=name, weights=kind, has_experts=bool(model.num_experts)
-    )
+    target = target_of(model, gpu, weights, engine)
     is_measured = find_deployment(target) is not None
     if engine == "vllm" and (name, kind, own) in EXPERTS and not (gpu.like and is_measured):
         found = _of_experts(model, gpu, kind, kv, release.removeprefix("v"))
@@ -79,7 +80,12 @@ def preset(
             "uncalibrated",
             f"{gpu.name} was never measured: {gpu.origin}, with the efficiencies of {gpu.like} ({origin})",
         )
-    return Preset(efficiencies=found.efficiencies, trust=trust, origin=origin)
+    return Preset(
+        efficiencies=found.efficiencies,
+        trust=trust,
+        origin=origin,
+        range_text=find_accuracy(target).text(),
+    )
 
 
 def find_model_name(model: Architecture) -> str:
@@ -91,6 +97,17 @@ def find_model_name(model: Architecture) -> str:
         ]
     )
     return next((one for one in names if MODELS[one].shape == model.shape), model.name)
+
+
+def target_of(model: Architecture, gpu: Gpu, weights: str, engine: str) -> Target:
+    """Return the deployment whose factors and errors hold for a model on a GPU with an engine."""
+    return Target(
+        engine=engine,
+        gpu=gpu.name,
+        model=find_model_name(model),
+        weights=weight_type(weights).name,
+        has_experts=bool(model.num_experts),
+    )
 
 
 def find_start(model: Architecture, gpu: Gpu, weights: str, kv: str, *, engine: str) -> Preset:
@@ -118,13 +135,7 @@ def find_start(model: Architecture, gpu: Gpu, weights: str, kv: str, *, engine: 
 def _of_neighbours(model: Architecture, gpu: Gpu, kind: str, kv: str, engine: str) -> Preset:
     """Return the start of a deployment with all factors that were fitted to it or to its neighbours."""
     start = find_start(model, gpu, kind, kv, engine=engine)
-    target = Target(
-        engine=engine,
-        gpu=gpu.name,
-        model=find_model_name(model),
-        weights=kind,
-        has_experts=bool(model.num_experts),
-    )
+    target = target_of(model, gpu, kind, engine)
     reached = apply_factors(start.efficiencies, target)
     title, own = ENGINES[engine], gpu.name
     known = find_deployment(target)

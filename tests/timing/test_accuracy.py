@@ -1,0 +1,95 @@
+"""Errors near a deployment, and the range of an answer that every output carries."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from understudy.cli import main
+from understudy.timing.accuracy import find_accuracy, read_errors
+from understudy.timing.find_architecture import find_architecture
+from understudy.timing.fitted_factors import Target, read_fitted
+from understudy.timing.gpus import find_gpu
+from understudy.timing.presets import preset
+
+if TYPE_CHECKING:
+    import pytest
+
+ROOT = Path(__file__).parents[2]
+sys.path.append(str(ROOT / "tools"))
+
+import write_accuracy  # noqa: E402
+
+MINIMAX = Target(engine="vllm", gpu="H100", model="MiniMax-M2.5", weights="fp8", has_experts=True)
+
+
+def test_a_measured_deployment_has_the_range_of_its_own_rows() -> None:
+    found = find_accuracy(MINIMAX)
+    assert found.own is not None
+    assert found.own.target == MINIMAX
+    assert found.tpot_percent == found.own.own.tpot.p90
+    assert f"nine of ten its {found.own.rows} measured rows" in found.text()
+    assert found.own not in found.near
+
+
+def test_another_deployment_has_the_range_of_its_neighbours_without_them() -> None:
+    other = Target(engine="vllm", gpu="H200", model="MiniMax-M2.5", weights="fp8", has_experts=True)
+    found = find_accuracy(other)
+    assert found.own is None
+    assert found.near[0].target == MINIMAX
+    ranges = sorted((one.left_out or one.own).tpot.p90 for one in found.near)
+    assert found.tpot_percent == ranges[1]
+
+
+def test_a_gpu_without_a_measured_relative_has_no_range() -> None:
+    found = find_accuracy(
+        Target(engine="vllm", gpu="L4", model="Llama-3.1-8B", weights="bf16", has_experts=False)
+    )
+    assert found.tpot_percent is None
+    assert found.text() == "no error is known: nothing near it was measured"
+
+
+def test_errors_are_of_the_deployments_that_were_fitted() -> None:
+    fitted = {(one.model, one.gpu, one.engine, one.weights, one.rows) for one in read_fitted().deployments}
+    scored = {(one.model, one.gpu, one.engine, one.weights, one.rows) for one in read_errors()}
+    assert scored == fitted
+
+
+def test_reports_predictions_and_sweeps_carry_the_range(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    trace, report = tmp_path / "trace.jsonl", tmp_path / "report.json"
+    rows = [{"timestamp": 0, "input_length": 500, "output_length": 4, "hash_ids": [i]} for i in range(3)]
+    trace.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    flags = ["--model", "Llama-3.1-8B", "--gpu", "H100"]
+    said = preset(find_architecture("Llama-3.1-8B"), find_gpu("H100"), "bf16", "bf16").range_text
+    assert said.startswith("range TPOT ± ")
+    assert main(["replay", str(trace), *flags, "--json", str(report), "--quiet"]) == 0
+    assert said in json.loads(report.read_text())["run"]["times"]["from"]
+    for words in (
+        ["predict", "--isl", "100", "--osl", "10", "--concurrency", "2"],
+        ["sweep", str(trace), "--slo-e2e-ms", "1e6", "--vary", "workers=1"],
+    ):
+        capsys.readouterr()
+        assert main([*words, *flags]) == 0
+        printed = capsys.readouterr()
+        assert said in " ".join(f"{printed.out} {printed.err}".split()), words[0]
+
+
+def test_the_verb_prints_neighbours_and_the_range(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["accuracy", "DeepSeek-R1", "H200", "sglang", "--weight-dtype", "fp8"]) == 0
+    printed = capsys.readouterr().out
+    assert printed.startswith("uncalibrated: SGLang was never measured on H200")
+    assert "\nrange TPOT ± " in printed
+    assert "\nDeepSeek-R1 in fp8 on H200 with TensorRT-LLM " in printed
+    assert main(["accuracy", "Llama-3.1-8B", "L4", "vllm"]) == 0
+    assert "no error is known" in capsys.readouterr().out
+    assert main(["accuracy", "Llama-3.1-8B", "H100", "tgi"]) == 2
+    assert "tgi" in capsys.readouterr().err
+
+
+def test_the_table_of_the_page_is_the_one_that_the_script_writes() -> None:
+    page = write_accuracy.PAGE.read_text()
+    assert page == write_accuracy.replace_table(page, write_accuracy.render(read_errors()))
