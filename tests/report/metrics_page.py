@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from understudy._core import TierTotals
+from understudy.report.fleet_metrics import FLEET_METRICS
 from understudy.report.handoff_metrics import HANDOFF_METRICS
 from understudy.report.metrics import DISTRIBUTIONS, SCALARS
 from understudy.report.statistics import PERCENTILE_METHOD
@@ -94,7 +95,7 @@ PARTS = {
     "columns": columns(),
     "digest": digest(),
     "distributions": table(DISTRIBUTIONS),
-    "numbers": table(SCALARS + WORST_HOUR_METRICS),
+    "numbers": table(SCALARS + WORST_HOUR_METRICS + FLEET_METRICS),
     "tiers": table(TIER_DISTRIBUTIONS + TIER_SCALARS + TIER_ROWS),
     "hand-offs": table(HANDOFF_METRICS),
     "percentiles": f"Percentiles: {PERCENTILE_METHOD}.",

@@ -21,6 +21,7 @@ FLAGS = {
     "startup_s": "startup_s",
     "weights_gbps": "weights_gbps",
     "gpus_per_worker": "gpus_per_worker",
+    "gpu_hour_price": "price_per_gpu_hour",
 }
 """Settings of `Autoscale` by flag."""
 
@@ -54,6 +55,9 @@ def add_autoscale_flags(verb: argparse.ArgumentParser) -> None:
     )
     group.add_argument(
         "--gpus-per-worker", type=int, metavar="N", help="GPUs that a scaler counts for a worker (default: 1)"
+    )
+    group.add_argument(
+        "--gpu-hour-price", type=float, metavar="X", help="price of a GPU-hour, for the cost in the report"
     )
 
 

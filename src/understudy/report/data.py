@@ -10,6 +10,7 @@ import numpy as np
 
 from understudy.errors import InvalidArgument
 from understudy.report.counts import KvUsage, PrefixHitRatio, RequestCounts, Throughput, TokenCounts
+from understudy.report.fleet_use import FleetUse
 from understudy.report.goodput import Goodput, ratio
 from understudy.report.groups import Groups
 from understudy.report.handoff import HandOffReport
@@ -71,6 +72,8 @@ class ReportData:
     """Hits, usage and traffic of the tiers; None if there were none."""
     handoff: HandOffReport | None = None
     """Hand-offs between prefill and decode workers; None if there were none."""
+    fleet_use: FleetUse | None = None
+    """Cost of a fleet whose workers join and leave, and its scaler's changes; None for a fixed fleet."""
     without_tiers: Self | None = None
     """Report of the workload without tiers, if it was requested."""
     workload: Workload | None = None
@@ -96,6 +99,7 @@ class ReportData:
         requests = RequestCounts.of(timeline)
         tokens = TokenCounts.of(timeline)
         tpot_ms = present(latencies.tpot_ms)
+        goodput = Goodput.of(timeline, slo, duration_s) if slo is not None else None
         return cls(
             columns=timeline,
             run=run,
@@ -113,7 +117,7 @@ class ReportData:
             requests=requests,
             tokens=tokens,
             throughput=Throughput.of(requests, tokens, duration_s),
-            goodput=Goodput.of(timeline, slo, duration_s) if slo is not None else None,
+            goodput=goodput,
             prefix_hit_ratio=PrefixHitRatio.of(timeline),
             kv=KvUsage.of(timeline),
             preemptions=int(timeline.preemptions.sum(dtype=np.int64)),
@@ -127,6 +131,7 @@ class ReportData:
             worst_hour=WorstHour.of(timeline, slo),
             tiers=TiersReport.of(timeline, run),
             handoff=HandOffReport.of(timeline, run.disaggregation),
+            fleet_use=FleetUse.of(timeline, run, goodput),
         )
 
     @cached_property

@@ -11,6 +11,7 @@ import msgspec
 
 from understudy.errors import InvalidArgument
 from understudy.outputs import create
+from understudy.report.fleet_metrics import FLEET_METRICS
 from understudy.report.handoff_metrics import HANDOFF_METRICS
 from understudy.report.judged import JudgedReport
 from understudy.report.metrics import METRICS
@@ -54,6 +55,8 @@ class Report(JudgedReport):
             metrics["tiers"] = asdict(self.tiers)
         if self.handoff is not None:
             metrics["handoff"] = asdict(self.handoff)
+        if self.fleet_use is not None:
+            metrics["fleet_use"] = asdict(self.fleet_use)
         metrics["groups"] = msgspec.structs.asdict(self.groups)
         metrics["verdicts"] = [asdict(verdict) for verdict in self.verdicts]
         if self.advice is not None:
@@ -67,6 +70,7 @@ class Report(JudgedReport):
             + (WORST_HOUR_METRICS if self.worst_hour is not None else ())
             + (TIER_METRICS if self.tiers is not None else ())
             + (HANDOFF_METRICS if self.handoff is not None else ())
+            + (FLEET_METRICS if self.fleet_use is not None else ())
         }
         run = replace(
             self.run, unlimited_hit_ratio=self.unlimited_hit_ratio, routed_hit_ratio=self.routed_hit_ratio

@@ -20,6 +20,7 @@ from understudy.report.group_verdicts import group_tail_gone
 from understudy.report.handoff_verdicts import handoff_bottleneck, handoff_failures, handoff_link
 from understudy.report.late_machine import machine_late
 from understudy.report.latency_verdicts import goal_missed, overloaded, steps_too_long
+from understudy.report.scaler_verdicts import scaler_drains_in_queue, scaler_flaps, scaler_late
 from understudy.report.tier_verdicts import has_shared_tier, link_at_its_limit, tier_hurts, tier_never_read
 from understudy.report.verdict import Verdict, list_pools
 from understudy.router.kv import KvRouting
@@ -36,6 +37,8 @@ if TYPE_CHECKING:
 def find_verdicts(report: ReportData) -> tuple[Verdict, ...]:
     """Apply all rules; return the verdicts, the most important first."""
     rules = RULES if report.handoff is None else HANDOFF_RULES
+    if report.fleet_use is not None:
+        rules = ELASTIC_RULES
     return tuple(verdict for rule in rules if (verdict := rule(report)) is not None)
 
 
@@ -190,6 +193,17 @@ HANDOFF_RULES: tuple[Callable[[ReportData], Verdict | None], ...] = (
     preemption_storm,
 )
 """Rules for prefill and decode workers: the others compare workers that all do the same."""
+
+ELASTIC_RULES: tuple[Callable[[ReportData], Verdict | None], ...] = (
+    machine_late,
+    nothing_completed,
+    rejected,
+    scaler_late,
+    scaler_drains_in_queue,
+    scaler_flaps,
+    preemption_storm,
+)
+"""Rules for fleets whose workers join and leave: the others advise on a fixed number of workers."""
 
 
 def _count_failures(report: ReportData) -> str:

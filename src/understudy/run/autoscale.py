@@ -45,6 +45,8 @@ class Autoscale(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     weight_bytes: int | None = None
     """Weights of a worker (default: those of the model on its GPUs)."""
     gpus_per_worker: int = 1
+    price_per_gpu_hour: float | None = None
+    """For the cost in the report."""
 
     def __post_init__(self) -> None:
         if not isinstance(self.scaler, str) and not (
@@ -66,6 +68,8 @@ class Autoscale(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
             )
         if not 0 <= self.startup_s < 1e6:
             raise ConfigError(f"startup_s: {self.startup_s} is not a time in seconds; give 0 or more")
+        if self.price_per_gpu_hour is not None and not 0 <= self.price_per_gpu_hour < 1e9:
+            raise ConfigError(f"price_per_gpu_hour: {self.price_per_gpu_hour} must be 0 or more")
         if self.weights_gbps is not None and not 0 < self.weights_gbps < 1e6:
             raise ConfigError(f"weights_gbps: {self.weights_gbps} must be above 0")
         if self.weight_bytes is not None:
