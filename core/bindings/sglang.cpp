@@ -135,8 +135,7 @@ nb::list describe_leaves(const RadixTree& tree, RadixTier tier) { return describ
 // The pool of window KV or of states.
 PyType<"understudy.core_types.SglangComponent | None"> describe_component(SglangIterations& self) {
   const SglangScheduler& scheduler = self.scheduler();
-  const RadixComponent* component = scheduler.window();
-  if (component == nullptr) component = scheduler.states();
+  const RadixComponent* const component = scheduler.component();
   if (component == nullptr) return nb::none();
   nb::dict out;
   out["free"] = component->free();
@@ -362,6 +361,9 @@ void bind_sglang(nb::module_& m) {
       .def_ro("evictable", &SglangTokens::evictable)
       .def_ro("evicted", &SglangTokens::evicted)
       .def_ro("new_token_ratio", &SglangTokens::new_token_ratio)
+      .def_ro("part_total", &SglangTokens::part_total)
+      .def_ro("part_available", &SglangTokens::part_available)
+      .def_ro("part_evictable", &SglangTokens::part_evictable)
       .def_ro("host_used", &SglangTokens::host_used)
       .def_ro("host_total", &SglangTokens::host_total)
       .def_prop_ro("backed_up", [](const SglangTokens& self) { return self.host.stored; })

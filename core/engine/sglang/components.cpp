@@ -32,7 +32,7 @@ void SglangSettings::check_components() const {
 
 void SglangScheduler::check_components() const {
   if (!window_ && !states_) return;
-  const RadixComponent& component = window_ ? static_cast<const RadixComponent&>(*window_) : *states_;
+  const RadixComponent& component = *this->component();
   component.check();
   std::int64_t held = 0;
   for (const auto& [id, request] : requests_) {

@@ -35,6 +35,9 @@ struct SglangTokens {
   std::uint64_t evictable = 0;
   std::uint64_t evicted = 0;  // from the device, since the engine was made
   double new_token_ratio = 0;
+  std::uint64_t part_total = 0;  // window tokens or state slots; 0: the engine has neither
+  std::int64_t part_available = 0;
+  std::uint64_t part_evictable = 0;
   std::uint64_t host_used = 0;
   std::uint64_t host_total = 0;
   HostTotals host;
@@ -56,6 +59,7 @@ class SglangEngine final : public Engine, private Residency {
   const Effects& advance(std::int64_t until_ns, const AdvanceOptions& options) override;
   std::int64_t next_visible_ns() const override;
   EngineSnapshot snapshot() const override;
+  Stall stall() const override;
 
   std::optional<std::string> never_fits(std::uint32_t prompt_tokens, std::uint32_t max_tokens) const override;
   const Effects& transfers_landed(std::int64_t now_ns) override;

@@ -186,6 +186,25 @@ EngineSnapshot SglangEngine::snapshot() const {
   return now;
 }
 
+// A small window pool parks a chunk for ever, in SGLang too: what requests hold keeps the rest from being computed.
+Stall SglangEngine::stall() const {
+  Stall stall = Engine::stall();
+  const SglangRequest* const parked = scheduler_.chunked();
+  if (parked != nullptr) {
+    ++stall.waiting;
+    stall.first.push_back({parked->id, parked->size()});
+  }
+  for (const SglangRequest* const request : scheduler_.waiting()) {
+    if (stall.first.size() < 3) stall.first.push_back({request->id, request->size()});
+  }
+  if (const WindowComponent* const window = scheduler_.window(); window != nullptr && parked != nullptr) {
+    stall.note = "; the pool of window KV has " + std::to_string(window->size()) + " tokens, of which " +
+                 std::to_string(window->locked()) +
+                 " are locked, and a chunk waits for ever, as in SGLang; raise swa_full_tokens_ratio";
+  }
+  return stall;
+}
+
 SglangTokens SglangEngine::tokens() const {
   SglangTokens out;
   out.available = scheduler_.avail();
@@ -194,6 +213,11 @@ SglangTokens SglangEngine::tokens() const {
   out.new_token_ratio = scheduler_.ratio();
   out.retracted_inputs = scheduler_.retracted_inputs();
   out.retracted_outputs = scheduler_.retracted_outputs();
+  if (const RadixComponent* const component = scheduler_.component()) {
+    out.part_total = component->size();
+    out.part_available = component->free();
+    out.part_evictable = component->evictable();
+  }
   if (const HostCache* const host = scheduler_.host()) {
     out.host_total = host->tokens();
     out.host_used = host->tokens() - static_cast<std::uint64_t>(host->avail());
@@ -280,11 +304,15 @@ StateDigest SglangEngine::digest(bool with_cached) const {
   const RadixTree& tree = scheduler_.tree();
   counts = mix(0, scheduler_.avail(), tree.evictable(), tree.locked(), tree.num_nodes(), stored_pages_, removed_pages_,
                std::bit_cast<std::uint64_t>(scheduler_.ratio()), scheduler_.is_full(), decode_results_);
+  if (const RadixComponent* const component = scheduler_.component()) {
+    counts = mix(counts, component->free(), component->evictable(), component->locked());
+  }
   totals = mix(0, totals_.steps, totals_.step_ns, totals_.uncovered_ns, totals_.preemptions);
   if (!with_cached) return out;
   tree.each([&sum = cached, &mix](const RadixNode& node) {  // clang 14 cannot capture a structured binding
     sum += mix(0, node.begin, node.length(), node.key.hash(0, node.length()), node.used, node.born, node.hits,
                node.lock, node.device, node.host);
+    if (node.has_part) sum += mix(1, node.begin, node.length(), node.part_lock);
   });
   return out;
 }

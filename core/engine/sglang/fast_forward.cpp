@@ -164,6 +164,7 @@ bool SglangEngine::fast_forward(std::int64_t until_ns) {
 std::int64_t SglangEngine::next_visible_ns() const {
   const std::int64_t wake_ns = snapshot().wake_ns;
   if (wake_ns == Effects::kNever || !aborts_.empty() || config_.settings.max_queued_requests) return wake_ns;
+  if (scheduler_.window() != nullptr) return wake_ns;  // a request that does not fit alone is aborted
   const std::int64_t steps = static_cast<std::int64_t>(scheduler_.fewest_outputs_left()) - 1;
   if (steps <= 0) return wake_ns;
   return wake_ns + steps * timing_.least_ns({1, 1, 1, 1}, 1, capacity_tokens());

@@ -21,6 +21,8 @@ class RadixComponent {
   // ── Called by the tree ──
   // The walked node where a match ends; null: the root.
   virtual RadixNode* match_end(std::span<RadixNode* const> walked) const = 0;
+  // The tokens that a match of such a walk would have; nothing is split.
+  virtual std::uint32_t matched(std::span<const RadixStep> walked) const = 0;
   // Where a cached prefix that lacks its part is worth a part of its own, given the tokens walked.
   virtual std::uint32_t branch_at(std::uint32_t walked) const = 0;
   virtual void on_matched(RadixNode& node) = 0;

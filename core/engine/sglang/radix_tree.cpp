@@ -132,6 +132,7 @@ RadixMatch RadixTree::match(const TokenList& tokens, std::uint32_t limit) {
 std::uint32_t RadixTree::find(const TokenList& tokens) const {
   const std::uint32_t limit = tokens.size() - tokens.size() % page_;
   const RadixNode* node = &root_;
+  std::vector<RadixStep> walked;  // with a component
   std::uint32_t at = 0;
   while (at < limit) {
     const auto found = node->children.find(key_of(tokens, at));
@@ -139,9 +140,10 @@ std::uint32_t RadixTree::find(const TokenList& tokens) const {
     node = found->second;
     const std::uint32_t equal = common(*node, tokens, at, limit);
     at += equal;
+    if (component_ != nullptr) walked.push_back({node, equal});
     if (equal < node->length()) break;
   }
-  return at;
+  return component_ == nullptr ? at : component_->matched(walked);
 }
 
 RadixInsert RadixTree::insert(const TokenList& tokens, const RadixInsertion& how) {

@@ -82,6 +82,12 @@ class RadixWatcher {
 
 class RadixComponent;
 
+// A node of a walk, and its leading tokens that are equal.
+struct RadixStep {
+  const RadixNode* node = nullptr;
+  std::uint32_t tokens = 0;
+};
+
 struct RadixInsertion {
   std::uint32_t count = 0;     // leading tokens, in whole pages
   std::uint32_t own = 0;       // of which the tree owns these already

@@ -120,6 +120,10 @@ class SglangScheduler {
   const HostCache* host() const noexcept { return host_.get(); }
   const WindowComponent* window() const noexcept { return window_.get(); }
   const StateComponent* states() const noexcept { return states_.get(); }
+  // The one of the two that there is, or null.
+  const RadixComponent* component() const noexcept {
+    return window_ ? static_cast<const RadixComponent*>(window_.get()) : states_.get();
+  }
   const SglangSide& side() const noexcept { return side_; }
   std::uint32_t free_slots() const noexcept { return free_slots_; }
   // Free tokens of the smaller pool.

@@ -9,6 +9,15 @@ RadixNode* StateComponent::match_end(std::span<RadixNode* const> walked) const {
   return last == walked.rend() ? nullptr : *last;
 }
 
+// The state of a node that is only begun is not on its way.
+std::uint32_t StateComponent::matched(std::span<const RadixStep> walked) const {
+  std::uint32_t end = 0;
+  for (const RadixStep& step : walked) {
+    if (step.node->has_part && step.tokens == step.node->length()) end = step.node->end();
+  }
+  return end;
+}
+
 bool StateComponent::on_inserted(RadixNode& node, bool is_leaf) {
   const bool takes = !node.has_part;
   if (takes) {

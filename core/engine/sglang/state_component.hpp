@@ -12,6 +12,7 @@ class StateComponent final : public RadixComponent {
       : RadixComponent(tree, slots), grid_(grid), most_per_path_(most_per_path) {}
 
   RadixNode* match_end(std::span<RadixNode* const> walked) const override;
+  std::uint32_t matched(std::span<const RadixStep> walked) const override;
   std::uint32_t branch_at(std::uint32_t walked) const override { return walked - walked % grid_; }
   void on_matched(RadixNode& node) override { move_to_front(node); }
   void on_split(RadixNode&, RadixNode&) override {}  // the lower part keeps the state, and its locks

@@ -15,6 +15,16 @@ RadixNode* WindowComponent::match_end(std::span<RadixNode* const> walked) const 
   return end;
 }
 
+std::uint32_t WindowComponent::matched(std::span<const RadixStep> walked) const {
+  std::uint64_t behind = window_;
+  std::uint32_t end = 0;
+  for (const RadixStep& step : walked) {
+    behind = step.node->has_part ? std::min<std::uint64_t>(behind + step.tokens, window_) : 0;
+    if (step.node->has_part && behind >= window_) end = step.node->begin + step.tokens;
+  }
+  return end;
+}
+
 // The window up from the node becomes the most recently used, the node first of all.
 void WindowComponent::on_matched(RadixNode& node) {
   std::vector<RadixNode*> used;

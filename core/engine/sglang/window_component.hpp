@@ -14,6 +14,7 @@ class WindowComponent final : public RadixComponent {
 
   // The last node behind which a whole window of KV lies; all of the walk, while every node has its part.
   RadixNode* match_end(std::span<RadixNode* const> walked) const override;
+  std::uint32_t matched(std::span<const RadixStep> walked) const override;
   std::uint32_t branch_at(std::uint32_t walked) const override { return walked; }
   void on_matched(RadixNode& node) override;
   void on_split(RadixNode& upper, RadixNode& lower) override;

@@ -38,6 +38,22 @@ SGLANG_SETTINGS = (
         "with --g2-bytes: write_through (default), write_through_selective or write_back",
         "NAME",
     ),
+    Flag(
+        "swa_window", int, "tokens of the model's sliding windows, with a pool of their own (default: none)"
+    ),
+    Flag("swa_full_tokens_ratio", float, "window tokens per token of the full pool (default: 0.8)", "X"),
+    Flag("max_mamba_cache_size", int, "slots for states of recurrent layers (default: the model has none)"),
+    Flag(
+        "mamba_full_memory_ratio", float, "with --gpu: memory of states per memory of KV (default: 0.9)", "X"
+    ),
+    Flag(
+        "mamba_radix_cache_strategy",
+        str,
+        "how states are cached: auto (default), no_buffer, extra_buffer or extra_buffer_lazy",
+        "NAME",
+    ),
+    Flag("mamba_track_interval", int, "tokens between states that decoding tracks (default: 256)"),
+    Flag("mamba_max_states_per_path", int, "most cached states of a path; -1: no limit (default)"),
     Flag("sglang_version", str, "SGLang release to simulate (default and only one: 0.5.23)", "VERSION"),
 )
 

@@ -14,6 +14,7 @@ from understudy.engines.block_counts import BlockCounts
 from understudy.engines.engine_config import EngineConfig
 from understudy.engines.mocker_names import refuse_unknown
 from understudy.engines.mocker_settings import MockerSettings
+from understudy.engines.sglang_pools import check_pools, set_pools
 from understudy.errors import ConfigError
 from understudy.tiers.settings import OffloadSettings
 
@@ -107,6 +108,20 @@ class SglangConfig(EngineConfig, frozen=True, kw_only=True, forbid_unknown_field
     """When the host cache gets pages; used with a G2 tier only."""
     load_back_threshold: int = 10
     """Fewest tokens that are loaded from the host; fewer are computed again."""
+    swa_window: int | None = None
+    """Tokens of the model's sliding windows, whose KV has a pool of its own; None: all layers have full attention."""
+    swa_full_tokens_ratio: float = 0.8
+    """Tokens of the window pool per token of the full pool."""
+    max_mamba_cache_size: int | None = None
+    """Slots for states of the model's recurrent layers; None: the model has none."""
+    mamba_full_memory_ratio: float = 0.9
+    """Memory of states per memory of KV, where the slots follow from a GPU's memory."""
+    mamba_radix_cache_strategy: Literal["auto", "no_buffer", "extra_buffer", "extra_buffer_lazy"] = "auto"
+    """How states get into the radix cache: as copies between computations, or tracked while computing."""
+    mamba_track_interval: int = 256
+    """Tokens between states that decoding tracks."""
+    mamba_max_states_per_path: int = -1
+    """Most cached states from a leaf to the root; -1: no limit."""
     sglang_version: Literal["0.5.23"] = "0.5.23"
     """Release to simulate."""
 
@@ -142,6 +157,7 @@ class SglangConfig(EngineConfig, frozen=True, kw_only=True, forbid_unknown_field
             )
         if not self.enable_prefix_caching:
             raise ConfigError("enable_prefix_caching is vLLM's name; give disable_radix_cache")
+        check_pools(self)
 
     @classmethod
     def from_dict(cls, settings: dict[str, Any]) -> Self:
@@ -201,6 +217,7 @@ class SglangConfig(EngineConfig, frozen=True, kw_only=True, forbid_unknown_field
         settings.max_running_requests = self.max_num_seqs or _most_requests(settings)
         settings.overlap = not self.disable_overlap_schedule
         settings.set_names(**{name: getattr(self, name) for name in _NAMES}, tree="unified")
+        set_pools(settings, self)
         if host_blocks is not None:
             settings.set_host(
                 hicache_write_policy=self.hicache_write_policy,
@@ -229,6 +246,11 @@ class SglangConfig(EngineConfig, frozen=True, kw_only=True, forbid_unknown_field
                 raise ConfigError(
                     f"{planned.tier.name.lower()}: SGLang's HiCache has no tier below the host here; leave it out"
                 )
+        if self.swa_window is not None or self.max_mamba_cache_size is not None:
+            name = "max_mamba_cache_size" if self.swa_window is None else "swa_window"
+            raise ConfigError(
+                f"{name} contradicts g2: HiCache with windows or states is not simulated; give one"
+            )
         if plan.offload != OffloadSettings():
             raise ConfigError(
                 "offload: HiCache has its own rules; leave it out, and give hicache_write_policy"

@@ -10,6 +10,7 @@ from understudy.checks import read_as
 from understudy.engines.engine_config import EngineConfig
 from understudy.engines.group_layouts import fit_model_len
 from understudy.engines.kinds.registry import DEFAULT_ENGINE, kind_of, read_engine
+from understudy.engines.sglang_config import SglangConfig
 from understudy.errors import ConfigError
 from understudy.outputs import files_named
 from understudy.router.kv import KvRouting  # noqa: TC001  (msgspec reads the annotation)
@@ -38,6 +39,7 @@ from understudy.run.ranks import (
 )
 from understudy.run.read_pools import read_pools, take_route_rejected
 from understudy.run.routing_choice import Routing
+from understudy.run.sglang_memory import apply_sglang_pools
 from understudy.tiers.gpu import GpuSettings  # noqa: TC001  (msgspec reads the annotation)
 from understudy.tiers.settings import KV_SIZE_FIELDS, TiersConfig
 from understudy.timing.contexts import known_context
@@ -274,6 +276,9 @@ def apply_gpus(
     elif gpu.is_known:
         timing = gpu.timing(model, kv_dtype, engine=find_timed_engine(kind_of(engine).name))
         engine = msgspec.structs.replace(engine, timing=timing)
+    if model is not None and not has_uniform_layers(model) and isinstance(engine, SglangConfig):
+        pooled, more = apply_sglang_pools(gpu, engine, model, kv_dtype, has_blocks=has_blocks)
+        return cast("_Engine", pooled), (*notes, *more, *note_on_dtype(model))
     if model is not None and not has_uniform_layers(model) and not engine.kv_cache_groups:
         engine, more = apply_model_groups(gpu, engine, model, kv_dtype, has_blocks=has_blocks)
         return engine, (*notes, *more, *note_on_dtype(model))

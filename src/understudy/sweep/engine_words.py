@@ -11,9 +11,12 @@ import msgspec
 
 from understudy.engines.kinds.registry import kind_of
 from understudy.engines.mocker_settings import MockerSettings
+from understudy.engines.sglang_config import SglangConfig
 from understudy.errors import ConfigError
 from understudy.run.fitted import fitted_blocks
 from understudy.run.fitted_times import find_engine
+from understudy.run.model_groups import has_uniform_layers
+from understudy.run.sglang_memory import has_pools_of_memory
 from understudy.sweep.checkpoints import (
     changes_memory,
     name_of_model,
@@ -125,6 +128,8 @@ def _has_estimated_blocks(candidate: Candidate) -> bool:
         return True
     if candidate.model is None or changes_memory(gpu):
         return False
+    if isinstance(engine, SglangConfig) and candidate.model and not has_uniform_layers(candidate.model):
+        return has_pools_of_memory(gpu, engine, candidate.model, candidate.kv_dtype)
     if (planned := find_planned_engine(candidate)) is not None:
         return count_planned_blocks(candidate, planned) == engine.num_gpu_blocks
     found = gpu.with_share(engine.memory_share).num_blocks(

@@ -38,6 +38,7 @@ KIND = EngineKind(
                 "enable_prefix_caching",
                 "load_back_threshold",
                 "hicache_write_policy",
+                "swa_window",
             ),
         ),
     ),

@@ -44,7 +44,7 @@ _RENAMED = {
 _ENGINE = frozenset(
     name.replace("_", "-")
     for name in (*SglangConfig.__struct_fields__, *SGLANG_NAMES, "sglang_version")
-    if name not in ("timing", "mocker", "tiers")
+    if name not in ("timing", "mocker", "tiers") and not name.startswith(("swa_", "mamba_", "max_mamba_"))
 )
 _HICACHE = ("enable-hierarchical-cache", "hicache-ratio", "hicache-size")
 _REFUSED = {
