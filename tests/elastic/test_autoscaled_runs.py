@@ -323,6 +323,11 @@ def test_wrong_settings_are_named(settings: dict[str, Any], said: str) -> None:
         run_offline(RunPlan(burst(), ENGINE, autoscale=Autoscale(**settings)))
 
 
+def test_steps_of_a_changing_fleet_are_not_recorded(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="record_steps does not work with autoscale"):
+        RunPlan(burst(), ENGINE, autoscale=Autoscale(), record_steps=tmp_path / "steps")
+
+
 def test_a_scaler_that_breaks_its_contract_ends_the_run() -> None:
     class Late(Watch):
         def on_tick(self, metrics: TickMetrics) -> Decision:

@@ -159,6 +159,8 @@ class RunPlan:
     def _check_steps(self) -> None:
         if self.keep_steps and isinstance(self.load, Lockstep):
             raise ConfigError("keep_steps: steps of a lockstep run have no times; leave it out")
+        if self.record_steps is not None and self.autoscale is not None:
+            raise ConfigError("record_steps does not work with autoscale yet; leave one of them out")
         if isinstance(self.check, bool):
             return
         if self.check != "deep":
