@@ -1,12 +1,14 @@
 // Lowering of agents' traces in Python: columns in, columns out.
 #include <nanobind/nanobind.h>
 
+#include <algorithm>
 #include <utility>
 
 #include "bindings.hpp"
 #include "column.hpp"
 #include "convert.hpp"
 #include "traces/block_numbers.hpp"
+#include "traces/delta_prompts.hpp"
 #include "traces/weka_lowering.hpp"
 
 namespace understudy {
@@ -129,6 +131,33 @@ Array<std::uint64_t> number_trace_blocks(const Times& order, const Times& id_off
   return to_array(std::move(numbers));
 }
 
+Tuple<Array<std::int64_t>, Array<std::int64_t>, Array<std::uint32_t>, PyType<"int">> expand(
+    const Times& session_offsets, const Times& run_offsets, const Times& run_names, const Times& run_tokens,
+    const Times& output_tokens, Int block_size, Int most_tokens) {
+  const DeltaTurns turns{view(session_offsets), view(run_offsets), view(run_names), view(run_tokens),
+                         view(output_tokens)};
+  const std::size_t rows = turns.output_tokens.size();
+  check_rows(turns.run_names.size(), turns.run_tokens.size(), "run_tokens");
+  check_id_offsets(turns.run_offsets, rows, turns.run_names.size());
+  if (turns.session_offsets.empty()) throw Error(ErrorKind::InvalidArgument, "session_offsets must begin with 0");
+  check_id_offsets(turns.session_offsets, turns.session_offsets.size() - 1, rows);
+  const auto negative = [](std::int64_t value) { return value < 0; };
+  if (std::ranges::any_of(turns.run_names, negative) || std::ranges::any_of(turns.run_tokens, negative) ||
+      std::ranges::any_of(turns.output_tokens, negative)) {
+    throw Error(ErrorKind::InvalidArgument, "names and numbers of tokens must be at least 0");
+  }
+  const auto block = static_cast<std::uint32_t>(read_uint(block_size, "block_size", 1u << 30));
+  if (block == 0) throw Error(ErrorKind::InvalidArgument, "block_size must be at least 1");
+  const auto most = static_cast<std::int64_t>(read_uint(most_tokens, "most_tokens", std::uint64_t{1} << 40));
+  DeltaPrompts made;
+  {
+    nb::gil_scoped_release release;
+    made = expand_deltas(turns, block, most);
+  }
+  return nb::make_tuple(to_array(std::move(made.prompt_tokens)), to_array(std::move(made.hash_offsets)),
+                        to_array(std::move(made.hash_ids)), made.too_long);
+}
+
 }  // namespace
 
 void bind_traces(nb::module_& m) {
@@ -142,6 +171,10 @@ void bind_traces(nb::module_& m) {
       "delays in ns, relations, a blocking sub-agent that ends after the request it returned to began, or -1).");
   m.def("number_blocks", &number_trace_blocks, "order"_a, "id_offsets"_a, "ids"_a, "prompt_tokens"_a, "block_size"_a,
         "first"_a, "Number the blocks of the prompts of one trace from `first`, in row order.");
+  m.def("expand_deltas", &expand, "session_offsets"_a, "run_offsets"_a, "run_names"_a, "run_tokens"_a,
+        "output_tokens"_a, "block_size"_a, "most_tokens"_a,
+        "Return (prompt tokens, hash offsets, hash ids, first session that is too long or -1) of turns that list what "
+        "is new.");
 }
 
 }  // namespace understudy

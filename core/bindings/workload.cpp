@@ -50,6 +50,33 @@ void check_offsets(std::span<const std::int64_t> offsets, std::size_t end, const
   }
 }
 
+// What requests wait for; the rows of dependencies are followed without further checks.
+void read_graph(ColumnReader& from, nb::handle graph, std::size_t rows, GraphColumns& g) {
+  from.read_of(graph, "play", g.play, rows);
+  from.read_of(graph, "not_before_ns", g.not_before_ns, rows);
+  from.read_of(graph, "dependency_offsets", g.dependency_offsets, rows + 1);
+  from.read_of(graph, "dependency_rows", g.dependency_rows);
+  const std::size_t edges = g.dependency_rows.size();
+  from.read_of(graph, "dependency_triggers", g.dependency_triggers, edges);
+  from.read_of(graph, "dependency_delay_ns", g.dependency_delay_ns, edges);
+  check_offsets(g.dependency_offsets, edges, "dependency_offsets");
+  if (g.dependency_offsets.back() != static_cast<std::int64_t>(edges) || g.dependency_offsets.front() != 0) {
+    throw Error(ErrorKind::InvalidArgument, "dependency_offsets must begin at 0 and end at ", edges);
+  }
+  for (std::size_t i = 0; i < rows; ++i) {
+    if (g.play[i] < 0 || static_cast<std::size_t>(g.play[i]) >= rows || g.not_before_ns[i] < 0) {
+      throw Error(ErrorKind::InvalidArgument, "row ", i, ": play and not_before_ns must not be negative");
+    }
+  }
+  for (std::size_t i = 0; i < edges; ++i) {
+    if (g.dependency_rows[i] < 0 || g.dependency_rows[i] >= static_cast<std::int64_t>(rows) ||
+        g.dependency_delay_ns[i] < 0 || g.dependency_triggers[i] > 1) {
+      throw Error(ErrorKind::InvalidArgument, "dependency ", i, ": row ", g.dependency_rows[i], ", trigger ",
+                  unsigned{g.dependency_triggers[i]}, " or delay ", g.dependency_delay_ns[i], " is out of range");
+    }
+  }
+}
+
 }  // namespace
 
 // A new column of the workload is a line here, and a field there.
@@ -78,6 +105,8 @@ WorkloadColumns read_workload(ColumnReader& from, nb::handle workload) {
   const std::uint64_t block_size = read_uint(workload.attr("trace_block_size"), "trace_block_size", 1u << 30);
   if (block_size == 0) throw Error(ErrorKind::InvalidArgument, "trace_block_size must be at least 1");
   w.trace_block_size = static_cast<std::uint32_t>(block_size);
+  const nb::object graph = nb::getattr(workload, "graph", nb::none());
+  if (!graph.is_none()) read_graph(from, graph, rows, w.graph);
   check_links(w);
   check_offsets(w.accepted_draft_offsets, w.accepted_drafts.size(), "accepted_draft_offsets");
   return w;

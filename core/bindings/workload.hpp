@@ -26,8 +26,19 @@ class ColumnReader {
   // Read a column; with `rows`, require that length.
   template <typename T>
   void read(const char* name, std::span<const T>& column, std::optional<std::size_t> rows = std::nullopt) {
+    read_of(workload_, name, column, rows);
+  }
+  // The same where the workload may do without.
+  template <typename T>
+  void read_if_there(const char* name, std::span<const T>& column, std::optional<std::size_t> rows = std::nullopt) {
+    if (!workload_.attr(name).is_none()) read(name, column, rows);
+  }
+  // A column of another object, such as the workload's graph.
+  template <typename T>
+  void read_of(nb::handle owner, const char* name, std::span<const T>& column,
+               std::optional<std::size_t> rows = std::nullopt) {
     Column<T> values;
-    if (!nb::try_cast(nb::object(workload_.attr(name)), values)) {
+    if (!nb::try_cast(nb::object(owner.attr(name)), values)) {
       throw Error(ErrorKind::InvalidArgument, name, " must be a column of the workload's own type");
     }
     if (rows && values.size() != *rows) {
@@ -35,11 +46,6 @@ class ColumnReader {
     }
     column = {values.data(), values.size()};
     arrays_.emplace_back(std::move(values));
-  }
-  // The same where the workload may do without.
-  template <typename T>
-  void read_if_there(const char* name, std::span<const T>& column, std::optional<std::size_t> rows = std::nullopt) {
-    if (!workload_.attr(name).is_none()) read(name, column, rows);
   }
 
  private:

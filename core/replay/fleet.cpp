@@ -201,8 +201,8 @@ bool Fleet::can_show_blocks() const {
 
 bool Fleet::independent() const {
   return !net_ && !config_.elastic && aborted_.empty() && !shares_tiers() && !has_user_policies() &&
-         config_.concurrency == 0 && config_.lockstep_ns == 0 && !steps_with_others() && !reports_steps() &&
-         config_.router->blind() && !observes_ &&
+         config_.concurrency == 0 && workload_.graph.empty() && config_.lockstep_ns == 0 && !steps_with_others() &&
+         !reports_steps() && config_.router->blind() && !observes_ &&
          std::ranges::all_of(workload_.next_turn, [](std::int64_t next) { return next < 0; });
 }
 

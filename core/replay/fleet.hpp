@@ -23,6 +23,7 @@
 #include "replay/event_queue.hpp"
 #include "replay/fleet_result.hpp"
 #include "replay/lives.hpp"
+#include "replay/play_states.hpp"
 #include "replay/run_columns.hpp"
 #include "replay/step_table.hpp"
 #include "replay/workload_columns.hpp"
@@ -46,7 +47,7 @@ struct FleetConfig {
   std::shared_ptr<Router> router;
   std::optional<Disaggregation> disaggregation;  // of pools with roles; `router` then chooses prefill workers
   std::optional<Elastic> elastic;                // none: the workers stay the same
-  std::uint32_t concurrency = 0;                 // sessions at a time; 0: open loop
+  std::uint32_t concurrency = 0;                 // sessions (with a graph: plays) at a time; 0: open loop
   std::int64_t turnaround_ns = 0;                // from the end of a session to the start of the next one in its place
   unsigned threads = 1;                          // above 1: independent workers only
   bool fast_forward = true;
@@ -151,6 +152,13 @@ class Fleet final : private FleetView {
   void absorb(std::size_t worker, const Effects& effects);
   void record_finished(std::size_t worker);
   void end_turn(std::uint64_t row, std::int64_t time_ns);
+
+  // fleet_plays.cpp: requests that wait for others
+  void open_plays();
+  void start_play(std::int64_t time_ns);
+  void push_released(std::span<const PlayStates::Released> released);
+  void mark_arrival(std::uint64_t row);
+  void end_in_play(std::uint64_t row, std::int64_t time_ns);
   std::uint64_t order_of(std::size_t worker) const;
   std::uint64_t order_of_group(std::size_t lead) const;
   void want_begin(std::size_t worker);
@@ -276,6 +284,9 @@ class Fleet final : private FleetView {
   std::int64_t now_ns_ = 0;
   std::vector<std::uint64_t> first_turns_;  // in the order of their arrival, or of their places (closed loop)
   std::size_t next_first_turn_ = 0;
+  std::optional<PlayStates> plays_;      // with a graph
+  std::vector<std::size_t> play_order_;  // plays in the order of their starts
+  std::size_t next_play_ = 0;            // place in that order
   std::vector<std::size_t> sleepers_;
   std::vector<std::size_t> beginning_;
   std::uint64_t round_ = 1;  // round of beginnings; there may be several at one time

@@ -79,6 +79,7 @@ void Fleet::run_together(const Progress& progress) {
 // ── Requests ──
 
 void Fleet::open_arrivals() {
+  if (!workload_.graph.empty()) return open_plays();
   for (std::uint64_t row = 0; row < workload_.size(); ++row) {
     if (workload_.turn[row] == 0) first_turns_.push_back(row);
   }
@@ -119,8 +120,7 @@ void Fleet::arrive(std::uint64_t row) {
 // Counts a request that arrives; false if its client has aborted it while it waited for a worker.
 bool Fleet::arrive_first(std::uint64_t row) {
   if (arrival_ns_[row] >= 0) return aborted_.empty() || !aborted_[row];
-  if (config_.concurrency == 0 && workload_.turn[row] == 0) push_next_arrival();
-  arrival_ns_[row] = now_ns_;
+  mark_arrival(row);
   if (lives_) ++lives_->traffic.arrived;
   return true;
 }
@@ -224,6 +224,7 @@ void Fleet::record_finished(std::size_t index) {
 // A chat turn has ended: start the session's next turn, or another session in its place.
 void Fleet::end_turn(std::uint64_t row, std::int64_t time_ns) {
   ++ended_;
+  if (plays_) return end_in_play(row, time_ns);
   if (workload_.next_turn[row] >= 0) {
     const auto next = static_cast<std::uint64_t>(workload_.next_turn[row]);
     push_arrival(time_ns + workload_.delay_ns[next], next);

@@ -6,6 +6,8 @@
 #include <span>
 #include <string>
 
+#include "replay/play_states.hpp"
+
 namespace understudy {
 
 // Columns of a workload, one row per request; the arrays outlive the run. Row order breaks ties. `next_turn` is -1 for
@@ -31,6 +33,7 @@ struct WorkloadColumns {
   std::uint32_t trace_block_size = 512;
   std::span<const std::int64_t> abort_after_ns;  // from its arrival until the client aborts, -1: never; empty: none
   std::span<const std::int64_t> queue_order;     // orders equal priorities; empty: by arrival
+  GraphColumns graph;                            // empty: turns of sessions wait for the one before
   std::span<const std::string> names;            // empty: row numbers
 
   std::size_t size() const noexcept { return prompt_tokens.size(); }

@@ -2883,6 +2883,11 @@ def number_blocks(order: NDArray[numpy.int64], id_offsets: NDArray[numpy.int64],
     Number the blocks of the prompts of one trace from `first`, in row order.
     """
 
+def expand_deltas(session_offsets: NDArray[numpy.int64], run_offsets: NDArray[numpy.int64], run_names: NDArray[numpy.int64], run_tokens: NDArray[numpy.int64], output_tokens: NDArray[numpy.int64], block_size: int, most_tokens: int) -> tuple[NDArray[numpy.int64], NDArray[numpy.int64], NDArray[numpy.uint32], int]:
+    """
+    Return (prompt tokens, hash offsets, hash ids, first session that is too long or -1) of turns that list what is new.
+    """
+
 class EventClass(enum.IntEnum):
     """The order of events at one time."""
 

@@ -48,7 +48,7 @@ if TYPE_CHECKING:
     from understudy.run.autoscale import Autoscale
     from understudy.run.routing_choice import RoutingChoice
     from understudy.tiers.gpu import GpuSettings
-    from understudy.workload import ClosedLoop, Lockstep, OpenLoop
+    from understudy.workload import ClosedLoop, Lockstep, OpenLoop, Plays
 
 
 def replay(
@@ -62,7 +62,7 @@ def replay(
     routing: RoutingChoice = "round_robin",
     seed: int = 0,
     users: float = 1.0,
-    load: OpenLoop | ClosedLoop | Lockstep | None = None,
+    load: OpenLoop | ClosedLoop | Lockstep | Plays | None = None,
     max_tokens: int | None = None,
     timing: TimingModel | None = None,
     tiers: TiersConfig | None = None,
@@ -94,8 +94,8 @@ def replay(
         seed: seed of random choices, from 0; equal seeds give equal runs.
         users: users relative to those of the trace, such as 2 or 0.1: sessions are copied or sampled
             (`understudy.workload.scale_users`); not for a `ClosedLoop`, which has its own load.
-        load: `understudy.workload.OpenLoop` (at the timestamps, the default), `ClosedLoop` (N sessions at a time) or
-            `Lockstep`.
+        load: `understudy.workload.OpenLoop` (at the timestamps, the default), `ClosedLoop` (N sessions at a time),
+            `Lockstep`, or `Plays` (requests that wait for one another; the default for these).
         max_tokens: limit on the output tokens of requests without a limit of their own.
         timing: user-defined timing model, instead of the engine's.
         tiers: KV tiers below the GPU: host memory, disk, object store.

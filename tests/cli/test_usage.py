@@ -96,6 +96,7 @@ MISSPELT = {
     "serve": ("--prot", "--port"),
     "fleet": ("--wrkers", "--workers"),
     "router": ("--wrkers", "--workers"),
+    "agents": ("--lnaes", "--lanes"),
     "tokenizer": ("--hlep", "--help"),
     "events tap": ("--cuont", "--count"),
     "conformance": ("--ony", "--only"),

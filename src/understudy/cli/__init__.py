@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from understudy.cli import (
     accuracy,
+    agents,
     cache,
     calibrate,
     capacity,
@@ -85,6 +86,7 @@ VERBS: dict[str, Verb] = {
     "serve": serve,
     "fleet": fleet,
     "router": router,
+    "agents": agents,
     "tokenizer": tokenizer,
     "events": events,
     "conformance": conformance,

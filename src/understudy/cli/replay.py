@@ -340,5 +340,10 @@ def _print_report(report: Report, args: argparse.Namespace, outputs: dict[str, P
     if args.digest:
         print(report.run.digest)
     elif not args.quiet:
-        report.print(Console(highlight=False, stderr=any(map(is_stdout, outputs.values()))))
+        console = Console(highlight=False, stderr=any(map(is_stdout, outputs.values())))
+        report.print(console)
+        if report.workload is not None and report.workload.graph is not None:
+            from understudy.report.plays import measure_plays
+
+            console.print(measure_plays(report.workload, report.columns).describe())
         print_written(outputs.values())

@@ -71,6 +71,8 @@ def replay_real_engine(
     if other := sorted(set(given) - set(_REAL_ENGINE_FLAGS)):
         raise ConfigError(f"--{other[0].replace('_', '-')} is not supported by --engine qwen3; leave it out")
     _refuse_aborts(workload, "--engine qwen3")
+    if workload.graph is not None:
+        raise ConfigError("--engine qwen3 does not replay requests that wait for one another; leave it out")
     check_torch_is_installed()
     from understudy.qwen3.replay import TwinOptions, replay_twin
     from understudy.timing.recorded.record import Record
@@ -104,11 +106,11 @@ def replay_on_live_workers(
     from understudy.checks import positive_number
     from understudy.errors import ConfigError
     from understudy.online import replay_online
-    from understudy.workload import OpenLoop
+    from understudy.workload import OpenLoop, Plays
 
     _refuse_aborts(workload, "--online")
-    if not isinstance(settings.load, OpenLoop):
-        raise ConfigError("--online supports open-loop arrivals only; leave out --concurrency")
+    if not isinstance(settings.load, OpenLoop | Plays):
+        raise ConfigError("--online supports open-loop arrivals and plays only; leave out --concurrency")
     if settings.disaggregation is not None:
         raise ConfigError(
             "--online does not work with prefill and decode workers; use `understudy fleet --disaggregate`"
@@ -142,6 +144,7 @@ def replay_on_live_workers(
         routing=settings.policy,
         seed=settings.seed,
         arrival_rate_scale=settings.load.arrival_rate_scale,
+        plays=settings.load if isinstance(settings.load, Plays) else None,
         clock_speed=clock_speed,
         tiers=settings.tiers,
         progress=progress,

@@ -46,6 +46,18 @@ def add_run_flags(verb: argparse.ArgumentParser) -> None:
     fleet.add_argument(
         "--concurrency", type=int, metavar="N", help="closed loop: at most N sessions at a time"
     )
+    fleet.add_argument(
+        "--lanes",
+        type=int,
+        metavar="N",
+        help="agents: at most N plays at a time (default: all, each at its time)",
+    )
+    fleet.add_argument(
+        "--clock",
+        choices=("client", "recorded"),
+        help="agents: a request follows the answers it waits for after the recorded gap (client, the default), and "
+        "also comes no earlier than recorded",
+    )
     add_users(fleet.add_argument)
     fleet.add_argument(
         "--arrival-rate-scale",
@@ -182,6 +194,11 @@ def _read_flags(args: argparse.Namespace) -> dict[str, Any]:
             "users contradicts concurrency: the load of a closed loop is its number of sessions at a time; give a "
             "larger concurrency, or leave it out"
         )
+    plays = {name: getattr(args, name) for name in ("lanes", "clock") if getattr(args, name) is not None}
+    if plays and args.concurrency is not None:
+        raise ConfigError(f"concurrency contradicts {next(iter(plays))}; give --lanes for plays")
+    if plays:
+        flags["load"] = {"kind": "plays", **plays}
     if args.concurrency is not None:
         flags["load"] = {"kind": "closed_loop", "concurrency": args.concurrency}
     if args.arrival_rate_scale is not None:

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 STDIN = "-"  # name of the trace that means standard input
 FORMATS = """\
 default: guessed from the file. mooncake; mooncake-delta: the same with only the new tokens of each turn;
-weka, agentic-mooncake, dynamo: agents, whose requests wait for one another; applied-compute: agent sessions;
+weka, agentic-mooncake, dynamo, dag-jsonl: agents, whose requests wait for one another; applied-compute: agent sessions;
 openai: request logs with messages or prompts; sharegpt: conversations; vllm-bench: result of `vllm bench serve
 --save-detailed`; aiperf: profile_export.jsonl; azure and burstgpt: CSVs of lengths; vllm-scenario: a conformance
 scenario, with its settings and in lockstep; benchmark: a file that `understudy calibrate` reads, with its load"""

@@ -15,6 +15,7 @@ from understudy.fleets.fleet import Fleet, FleetSettings
 from understudy.lateness import Lateness
 from understudy.online.columns import LiveColumns
 from understudy.online.content import TrueOutputs, limit_of, prompt_of
+from understudy.online.plays import play_graph
 from understudy.router.dispatch import name_policy
 from understudy.run.facts import RunFacts, TimeFacts
 from understudy.run.times import compute_outside_share
@@ -40,8 +41,10 @@ class Player:
         settings: FleetSettings,
         engine: EngineConfig,
         progress: Callable[[int], None] | None,
+        lanes: int = 0,
     ) -> None:
         self._workload = workload
+        self._lanes = lanes
         self._settings = settings
         self._engine = engine
         self._progress = progress
@@ -64,8 +67,7 @@ class Player:
         fleet.runtime.clock.start_in(_HEAD_START_NS)
         began_s = time.perf_counter()
         try:
-            heads = np.flatnonzero(self._workload.turn == 0)
-            await asyncio.gather(*(self._session(int(row)) for row in heads))
+            await self._send_all()
         finally:
             await fleet.stop()
             fleet.runtime.driver.stop()
@@ -88,14 +90,37 @@ class Player:
     def _on_end(self, worker: int, request: LiveRequest) -> None:
         self._columns.on_end(int(request.name.rpartition("-")[2]), worker, request)
 
+    async def _send_all(self) -> None:
+        """Send every request when it is due, and wait for all answers."""
+        if self._workload.graph is not None:
+            await play_graph(
+                self._workload,
+                self._workload.graph,
+                self._lanes,
+                self._fleet.runtime.clock.now_ns,
+                self._send,
+            )
+            return
+        heads = np.flatnonzero(self._workload.turn == 0)
+        await asyncio.gather(*(self._session(int(row)) for row in heads))
+
+    async def _send(self, row: int, due_ns: int, on_dispatch: Callable[[], None]) -> None:
+        await self._until(due_ns)
+        on_dispatch()
+        await self._request(row)
+        self._report_end()
+
+    def _report_end(self) -> None:
+        self._ended += 1
+        if self._progress is not None:
+            self._progress(self._ended)
+
     async def _session(self, row: int) -> None:
         due_ns = int(self._workload.arrival_ns[row])
         while row >= 0:
             await self._until(due_ns)
             await self._request(row)
-            self._ended += 1
-            if self._progress is not None:
-                self._progress(self._ended)
+            self._report_end()
             row = int(self._workload.next_turn[row])
             if row >= 0:
                 due_ns = self._fleet.runtime.clock.now_ns() + int(self._workload.delay_ns[row])

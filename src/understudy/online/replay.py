@@ -17,7 +17,7 @@ from understudy.run.facts import RunFacts  # noqa: TC001  (msgspec reads the ann
 from understudy.run.pools import WorkerPool
 from understudy.server.loop import run
 from understudy.server.settings import ServerSettings
-from understudy.workload.arrivals import OpenLoop
+from understudy.workload.arrivals import OpenLoop, Plays
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -52,12 +52,21 @@ def run_online(
     clock_speed: float = 1.0,
     tiers: TiersConfig | None = None,
     progress: Callable[[int], None] | None = None,
+    plays: Plays | None = None,
 ) -> OnlineRun:
-    """Replay an open-loop workload on live workers, on a clock `clock_speed` times as fast as real time.
+    """Replay an open-loop workload, or plays, on live workers, on a clock `clock_speed` times as fast as real time.
 
     `arrival_rate_scale` divides the workload's timestamps, as offline. A turn is sent when the turn before has ended.
     """
-    if not workload.has_arrivals:
+    if workload.graph is not None and plays is None:
+        plays = Plays(arrival_rate_scale=arrival_rate_scale)
+    if plays is not None and workload.graph is None:
+        raise ConfigError("plays: the requests do not wait for one another; leave out --lanes and --clock")
+    if plays is not None and workload.graph is not None:
+        arrival_rate_scale = plays.arrival_rate_scale
+        if plays.clock == "client":
+            workload = replace(workload, graph=workload.graph.without_floors())
+    if not workload.has_arrivals and not (plays is not None and plays.lanes):
         raise ConfigError("--online needs a workload with timestamps")
     if workload.adapter is not None:
         raise ConfigError("--online does not send adapters yet: replay the workload offline")
@@ -87,9 +96,10 @@ def run_online(
         seed=seed,
     )
     fleet = FleetSettings(pools=((workers, settings),), base_port=0, port=0, routing=routing, seed=seed)
-    timeline, facts = run(Player(workload, fleet, engine, progress).play())
+    lanes = 0 if plays is None else plays.lanes
+    timeline, facts = run(Player(workload, fleet, engine, progress, lanes).play())
     tiers_used = below.describe() if below.tiers else {}
-    load = OpenLoop(arrival_rate_scale=arrival_rate_scale)
+    load = OpenLoop(arrival_rate_scale=arrival_rate_scale) if plays is None else plays
     return OnlineRun(timeline, replace(facts, load=load, tiers=tiers_used))
 
 
@@ -106,6 +116,7 @@ def replay_online(
     tiers: TiersConfig | None = None,
     slo: Slo | None = None,
     progress: Callable[[int], None] | None = None,
+    plays: Plays | None = None,
 ) -> Report:
     """Run a workload with `run_online` and build the report of a replay."""
     from understudy.report import Report
@@ -122,6 +133,7 @@ def replay_online(
         clock_speed=clock_speed,
         tiers=tiers,
         progress=progress,
+        plays=plays,
     )
     facts = replace(run.facts, **workload.describe(name), **digests(run.timeline))
     facts = replace(facts, notes=(*workload.notes, *note_cut_outputs(run.timeline)))

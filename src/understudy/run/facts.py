@@ -10,7 +10,7 @@ import msgspec
 from understudy.errors import InvalidArgument
 from understudy.router.kv import KvRouting
 from understudy.run.group_facts import GroupFacts  # noqa: TC001  (msgspec reads it)
-from understudy.workload.arrivals import ClosedLoop, Lockstep, OpenLoop  # noqa: TC001  (msgspec reads them)
+from understudy.workload.arrivals import ClosedLoop, Lockstep, OpenLoop, Plays  # noqa: TC001  (msgspec reads them)
 
 Settings: TypeAlias = dict[str, Any]
 """Settings by name, as they are written in JSON."""
@@ -69,7 +69,7 @@ class RunFacts:
     """Seed of random choices."""
     speedup: float | None = None
     """Speed of the clock of an online run, relative to real time."""
-    load: OpenLoop | ClosedLoop | Lockstep | None = None
+    load: OpenLoop | ClosedLoop | Lockstep | Plays | None = None
     """When requests are sent."""
     scheduling: str | None = None
     """How engines schedule: asynchronous, synchronous, or both."""

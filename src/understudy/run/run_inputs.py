@@ -16,7 +16,7 @@ from understudy.run.ranks import RankFront, count_ranks, has_front
 from understudy.run.scaler_driver import ScalerDriver
 from understudy.run.timeline import Timeline
 from understudy.run.times import add_front_end_time, front_end_ns
-from understudy.workload import ClosedLoop, Lockstep, OpenLoop
+from understudy.workload import ClosedLoop, Lockstep, OpenLoop, Plays
 from understudy.workload.arrivals import LOCKSTEP_NS
 
 if TYPE_CHECKING:
@@ -58,7 +58,11 @@ class RunInputs:
             )
         outside_ns = front_end_ns(fleet.pools, plan.timing)
         if outside_ns:
-            workload = replace(workload, delay_ns=workload.delay_ns + outside_ns * (workload.turn > 0))
+            graph = workload.graph
+            if graph is not None:
+                workload = replace(workload, graph=graph.delayed(outside_ns))
+            else:
+                workload = replace(workload, delay_ns=workload.delay_ns + outside_ns * (workload.turn > 0))
         return cls(
             plan=plan,
             workload=workload,
@@ -95,6 +99,7 @@ class RunInputs:
         """Build the core's settings for one run."""
         plan, fleet, load, parted = self.plan, self.fleet, self.plan.pace, self.plan.disaggregation
         closed = load if isinstance(load, ClosedLoop) else None
+        lanes = load.lanes if isinstance(load, Plays) else 0
         return FleetSettings(
             pools=fleet.native(
                 self.timing,
@@ -107,8 +112,10 @@ class RunInputs:
             disaggregation=None if parted is None else parted.native(fleet.engine.block_size, plan.seed),
             routing=router,
             seed=plan.seed,
-            concurrency=0 if closed is None else closed.concurrency,
-            turnaround_ns=0 if closed is None else round(closed.turnaround_ms * 1e6) + self.outside_ns,
+            concurrency=lanes if closed is None else closed.concurrency,
+            turnaround_ns=(self.outside_ns if lanes else 0)
+            if closed is None
+            else round(closed.turnaround_ms * 1e6) + self.outside_ns,
             lockstep_ns=LOCKSTEP_NS if isinstance(load, Lockstep) else 0,
             threads=plan.threads,
             ranks=(fleet.ranks if fleet.ranks > 1 else fleet.workers) if plan.ranks else 1,
@@ -160,10 +167,14 @@ class RunInputs:
 def _sort_by_arrival(plan: RunPlan) -> tuple[Workload, npt.NDArray[np.int64] | None]:
     """Return the rows in order of arrival at the load's rate, and that order (None: unchanged)."""
     workload, load = plan.workload, plan.pace
+    if isinstance(load, Plays) and load.clock == "client" and workload.graph is not None:
+        workload = replace(workload, graph=workload.graph.without_floors())
+    if isinstance(load, Plays) and load.lanes:
+        return workload.scale_arrival_rate(load.arrival_rate_scale), None
     if isinstance(load, ClosedLoop):
         return workload, None
     order = workload.arrival_order()
     workload = workload if order is None else workload.take(order)
-    if isinstance(load, OpenLoop):
+    if isinstance(load, OpenLoop | Plays):
         workload = workload.normalised().scale_arrival_rate(load.arrival_rate_scale)
     return workload, order

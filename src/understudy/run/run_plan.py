@@ -14,7 +14,7 @@ from understudy.router.kv import KvRouting
 from understudy.run.autoscale import Autoscale
 from understudy.run.pools import WorkerPool, make_pools
 from understudy.run.routing_choice import Routing
-from understudy.workload import ClosedLoop, Lockstep, OpenLoop, Workload
+from understudy.workload import ClosedLoop, Lockstep, OpenLoop, Plays, Workload
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -43,8 +43,8 @@ class RunPlan:
     routing: RoutingChoice = "round_robin"
     """A name, settings of the KV-aware router, or a router of the caller's own."""
     seed: int = 0
-    load: OpenLoop | ClosedLoop | Lockstep | None = None
-    """Arrivals (default: an open loop at the workload's own pace)."""
+    load: OpenLoop | ClosedLoop | Lockstep | Plays | None = None
+    """Arrivals (default: at the workload's own pace)."""
     timing: TimingModel | None = None
     """Step times in place of each engine's own."""
     tiers: TiersConfig | None = None
@@ -81,8 +81,8 @@ class RunPlan:
             raise ConfigError(
                 f"timing must be a TimingModel, an object with its methods, got {self.timing!r}"
             )
-        if not isinstance(self.pace, OpenLoop | ClosedLoop | Lockstep):
-            raise ConfigError(f"load must be an OpenLoop, ClosedLoop or Lockstep, got {self.load!r}")
+        if not isinstance(self.load, OpenLoop | ClosedLoop | Lockstep | Plays | None):
+            raise ConfigError(f"load must be an OpenLoop, ClosedLoop, Lockstep or Plays, got {self.load!r}")
         if self.routing is None or isinstance(self.routing, type):
             raise ConfigError(
                 f"routing must be {', '.join(get_args(Routing))}, a KvRouting or a Router with choose(request, view), "
@@ -103,21 +103,27 @@ class RunPlan:
             )
         object.__setattr__(self, "seed", whole_number("seed", self.seed, 0, 2**64 - 1))
         object.__setattr__(self, "threads", whole_number("threads", self.threads, 1, 4096))
-        if self.workload.graph is not None:
-            raise ConfigError(
-                "the requests wait for one another, which a replay does not support yet; convert the trace only"
-            )
         self._check_steps()
         self._check_pools()
+        self._check_graph()
         if isinstance(self.pace, OpenLoop) and not self.workload.has_arrivals:
             raise ConfigError(
                 "the workload has no timestamps; replay it closed loop (--concurrency N, or load=ClosedLoop(N))"
             )
 
     @property
-    def pace(self) -> OpenLoop | ClosedLoop | Lockstep:
-        """The given load, or an open loop at the workload's own pace."""
-        return OpenLoop() if self.load is None else self.load
+    def pace(self) -> OpenLoop | ClosedLoop | Lockstep | Plays:
+        """The given load, or the workload's own pace. With a graph, an open or a closed loop is one of plays."""
+        if self.workload.graph is None:
+            return OpenLoop() if self.load is None else self.load
+        match self.load:
+            case OpenLoop(arrival_rate_scale=scale):
+                return Plays(arrival_rate_scale=scale)
+            case ClosedLoop(concurrency=concurrency, turnaround_ms=0):
+                return Plays(lanes=concurrency)
+            case None:
+                return Plays()
+        return self.load
 
     @cached_property
     def fleet(self) -> Sequence[WorkerPool]:
@@ -155,6 +161,20 @@ class RunPlan:
             or self.disaggregation is not None
             or self.autoscale is not None
         )
+
+    def _check_graph(self) -> None:
+        has_graph, pace = self.workload.graph is not None, self.pace
+        if has_graph and not isinstance(pace, Plays):
+            raise ConfigError(f"load: requests wait for one another, so that it must be Plays, got {pace!r}")
+        if isinstance(pace, Plays) and not has_graph:
+            raise ConfigError(
+                "load: Plays needs requests that wait for one another, and the workload has none; give OpenLoop, or "
+                "ClosedLoop for lanes (--concurrency)"
+            )
+        if isinstance(pace, Plays) and not pace.lanes and not self.workload.has_arrivals:
+            raise ConfigError(
+                "the workload has no timestamps; replay it in lanes (--lanes N, or load=Plays(lanes=N))"
+            )
 
     def _check_steps(self) -> None:
         if self.keep_steps and isinstance(self.load, Lockstep):

@@ -45,7 +45,7 @@ from understudy.tiers.settings import KV_SIZE_FIELDS, TiersConfig
 from understudy.timing.contexts import known_context
 from understudy.timing.engine_names import find_timed_engine
 from understudy.user_code import names_file_and_class
-from understudy.workload import ClosedLoop, Lockstep, OpenLoop
+from understudy.workload import ClosedLoop, Lockstep, OpenLoop, Plays
 from understudy.workload.users import check_load, check_users
 
 if TYPE_CHECKING:
@@ -84,7 +84,7 @@ class ReplaySettings(msgspec.Struct, frozen=True, kw_only=True):
     seed: int = 0
     users: float = 1.0
     """Users relative to those of the trace; `understudy.workload.scale_users` applies it, with the same seed."""
-    load: OpenLoop | ClosedLoop | Lockstep = OpenLoop()
+    load: OpenLoop | ClosedLoop | Lockstep | Plays = OpenLoop()
     engine: EngineConfig = DEFAULT_ENGINE
     tiers: TiersConfig = TiersConfig()
     """In a file: the top-level keys `tiers` (a list), `offload`, `kv_bytes_per_token`, `model` and `kv_dtype`."""

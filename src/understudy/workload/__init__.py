@@ -1,8 +1,8 @@
 """Workloads: the requests of a replay, read from trace files or generated.
 
 `read_trace` reads a file, `synthesise` generates a workload from a `SyntheticSpec`, `write_mooncake` and
-`write_agentic_mooncake` write one; `OpenLoop`, `ClosedLoop` and `Lockstep` set when requests are sent. Times are int64
-nanoseconds.
+`write_agentic_mooncake` write one; `OpenLoop`, `ClosedLoop`, `Lockstep` and `Plays` set when requests are sent. Times
+are int64 nanoseconds.
 """
 
 from understudy.workload.agents.mooncake import write_agentic_mooncake
@@ -14,6 +14,7 @@ from understudy.workload.arrivals import (
     Gamma,
     Lockstep,
     OpenLoop,
+    Plays,
     Poisson,
 )
 from understudy.workload.columns import RowError
@@ -41,6 +42,7 @@ __all__ = [
     "LogNormal",
     "Normal",
     "OpenLoop",
+    "Plays",
     "Poisson",
     "RequestGraph",
     "RowError",

@@ -5,7 +5,7 @@ All are immutable data. A configuration file names them by `kind`, for example `
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal, get_args
 
 import msgspec
 import numpy as np
@@ -94,6 +94,30 @@ class ClosedLoop(
         msgspec.structs.force_setattr(self, "concurrency", whole_number("concurrency", self.concurrency, 1))
         if not 0 <= self.turnaround_ms < 1e9:
             raise ConfigError(f"turnaround_ms must be a finite number from 0, got {self.turnaround_ms}")
+
+
+Clock = Literal["client", "recorded"]
+
+
+class Plays(
+    msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True, tag_field="kind", tag="plays"
+):
+    """Run the plays of a graph: requests arrive when those that they wait for have arrived or ended.
+
+    With the clock `client`, a request arrives as long after the answers it waits for as it did in the trace; with
+    `recorded`, also no earlier than at its recorded time. At most `lanes` plays run at a time, in row order (0: all,
+    each from its start). Delays and recorded times are divided by `arrival_rate_scale`.
+    """
+
+    lanes: int = 0
+    clock: Clock = "client"
+    arrival_rate_scale: float = 1.0
+
+    def __post_init__(self) -> None:
+        msgspec.structs.force_setattr(self, "lanes", whole_number("lanes", self.lanes, 0, 2**32 - 1))
+        if self.clock not in get_args(Clock):
+            raise ConfigError(f"clock must be client or recorded, got {self.clock!r}")
+        _check_positive("arrival_rate_scale", self.arrival_rate_scale)
 
 
 LOCKSTEP_NS = 1_000_000

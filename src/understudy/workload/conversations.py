@@ -242,7 +242,7 @@ class _Row:
         body = self._body
         if isinstance(body.get("messages"), list):
             tools = json.dumps(body["tools"], sort_keys=True) if body.get("tools") else ""
-            return (tools, *(_message(message, self.where) for message in body["messages"]))
+            return (tools, *(message_text(message, self.where) for message in body["messages"]))
         prompt = body.get("prompt", body.get("input"))
         if isinstance(prompt, str):
             return prompt
@@ -262,7 +262,8 @@ class _Row:
         return None
 
 
-def _message(message: Any, where: str) -> str:
+def message_text(message: Any, where: str) -> str:
+    """Return the text of a chat message behind its role. Errors: InvalidArgument."""
     if not isinstance(message, dict) or not isinstance(message.get("role"), str):
         raise InvalidArgument(f"{where}: a message needs a role, got {type(message).__name__}")
     return f"\n<{message['role']}>\n{_content(message)}"

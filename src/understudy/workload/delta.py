@@ -11,19 +11,20 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from understudy._core import expand_deltas
 from understudy.errors import InvalidArgument
-from understudy.workload.columns import first_row
+from understudy.workload.columns import column, first_row, offsets_of, take_ragged
 from understudy.workload.lengths import json_lines, time_ns, token_count
 from understudy.workload.mooncake import read_with_lines
 from understudy.workload.workload import Workload
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterator
     from pathlib import Path
 
     from numpy.typing import NDArray
 
-    from understudy.workload.columns import BoolColumn
+    from understudy.workload.columns import BoolColumn, Int64Column
 
 BLOCK = 16
 """Tokens per hash id of the resulting workload; small, because deltas and answers end anywhere."""
@@ -52,17 +53,26 @@ def read_mooncake_delta(
         row = None if given is None else first_row(given)
         if row is not None:
             raise InvalidArgument(f"{path}:{lines[row]}: {key} is not supported by mooncake-delta; remove it")
-    sessions: list[list[Turn]] = [[] for _ in range(rows.sessions)]
-    for row in range(len(rows)):
-        prompt, size = int(rows.prompt_tokens[row]), rows.trace_block_size
-        ids = rows.prompt_hash_ids(row).tolist()
-        delta = [(number, min(size, prompt - place * size)) for place, number in enumerate(ids)]
-        sessions[int(rows.session[row])].append(
-            Turn(delta, int(rows.output_tokens[row]), int(rows.delay_ns[row]))
-        )
+    by_session = np.lexsort((rows.turn, rows.session))
+    counts = np.diff(rows.hash_offsets)
+    tokens = np.full(len(rows.hash_ids), rows.trace_block_size, np.int64)
+    tokens[rows.hash_offsets[1:] - 1] = rows.prompt_tokens - (counts - 1) * rows.trace_block_size
+    _, run_tokens = take_ragged(rows.hash_offsets, tokens, by_session)
+    run_offsets, run_names = take_ragged(rows.hash_offsets, rows.hash_ids, by_session)
     arrivals = rows.arrival_ns[rows.turn == 0] if rows.has_arrivals else None
-    in_file_order = np.argsort(np.lexsort((rows.turn, rows.session)))
-    workload = build_workload(sessions, arrivals).take(in_file_order)
+    workload = _grow(
+        np.bincount(rows.session, minlength=rows.sessions),
+        _Turns(
+            run_offsets=run_offsets,
+            run_names=run_names.astype(np.int64),
+            run_tokens=run_tokens,
+            output_tokens=rows.output_tokens[by_session].astype(np.int64),
+            delay_ns=rows.delay_ns[by_session],
+        ),
+        arrivals,
+    )
+    if bool((by_session[1:] < by_session[:-1]).any()):
+        workload = workload.take(np.argsort(by_session))  # as in the file
     return replace(
         workload,
         elapsed_ns=rows.elapsed_ns,
@@ -130,58 +140,67 @@ def read_applied_compute(path: Path) -> Workload:
 
 def build_workload(sessions: list[list[Turn]], arrivals_ns: NDArray[np.int64] | None) -> Workload:
     """Build a workload, session by session, whose prompts contain all earlier turns of their session."""
-    columns: dict[str, list[Any]] = {
-        name: [] for name in ("arrival", "prompt", "output", "session", "turn", "delay", "quoted")
-    }
-    ids: list[list[int]] = []
-    numbers: dict[bytes, int] = {}
-    answers = iter(range(-1, -(2**62), -1))  # no two answers share tokens
-    for session, turns in enumerate(sessions):
-        runs: list[tuple[int, int]] = []
-        prompts = []
-        tokens = 0
-        for place, turn in enumerate(turns):
-            runs += turn.delta
-            tokens += sum(length for _, length in turn.delta)
-            prompts.append(tokens)
-            columns["arrival"].append(0 if arrivals_ns is None else int(arrivals_ns[session]))
-            columns["prompt"].append(tokens)
-            columns["output"].append(turn.output_tokens)
-            columns["session"].append(session)
-            columns["turn"].append(place)
-            columns["delay"].append(turn.delay_ns)
-            columns["quoted"].append(place + 1 < len(turns) and turn.output_tokens > 0)
-            runs.append((next(answers), turn.output_tokens))
-            tokens += turn.output_tokens
-        if tokens > MAX_SESSION_TOKENS:
-            raise InvalidArgument(
-                f"session {session} has {tokens:,} tokens; at most {MAX_SESSION_TOKENS:,} are supported"
-            )
-        whole = _number_blocks(runs, prompts[-1], numbers)
-        ids += [whole[: -(-prompt // BLOCK)] for prompt in prompts]
-    return Workload(
-        arrival_ns=np.array(columns["arrival"], np.int64),
-        prompt_tokens=np.array(columns["prompt"], np.int64),
-        output_tokens=np.array(columns["output"], np.int64),
-        hash_offsets=np.cumsum([0, *map(len, ids)]),
-        hash_ids=np.array([number for row in ids for number in row], np.uint32),
-        trace_block_size=BLOCK,
-        has_arrivals=arrivals_ns is not None or not sessions,
-        session=np.array(columns["session"], np.int64),
-        turn=np.array(columns["turn"], np.int64),
-        delay_ns=np.array(columns["delay"], np.int64),
-        output_in_next=np.array(columns["quoted"], np.bool_) if any(columns["quoted"]) else None,
+    turns = [turn for session in sessions for turn in session]
+    runs = [run for turn in turns for run in turn.delta]
+    return _grow(
+        np.array([len(session) for session in sessions], np.int64),
+        _Turns(
+            run_offsets=offsets_of(np.array([len(turn.delta) for turn in turns], np.int64)),
+            run_names=np.array([name for name, _ in runs], np.int64),
+            run_tokens=np.array([length for _, length in runs], np.int64),
+            output_tokens=np.array([turn.output_tokens for turn in turns], np.int64),
+            delay_ns=np.array([turn.delay_ns for turn in turns], np.int64),
+        ),
+        arrivals_ns,
     )
 
 
-def _number_blocks(runs: Iterable[tuple[int, int]], tokens: int, numbers: dict[bytes, int]) -> list[int]:
-    """Number the blocks of the first `tokens` tokens; blocks of equal content have equal numbers."""
-    runs = list(runs)
-    content = np.repeat([name for name, _ in runs], [length for _, length in runs])[:tokens].astype(np.int64)
-    return [
-        numbers.setdefault(content[start : start + BLOCK].tobytes(), len(numbers))
-        for start in range(0, tokens, BLOCK)
-    ]
+@dataclass(frozen=True, slots=True)
+class _Turns:
+    """Turns as columns, session by session; runs of equal tokens are the new part of each."""
+
+    run_offsets: Int64Column
+    run_names: Int64Column
+    run_tokens: Int64Column
+    output_tokens: Int64Column
+    delay_ns: Int64Column
+
+
+def _grow(counts: Int64Column, turns: _Turns, arrivals_ns: Int64Column | None) -> Workload:
+    """Build a workload whose sessions have these numbers of turns."""
+    session_offsets = offsets_of(counts)
+    prompt, hash_offsets, hash_ids, too_long = expand_deltas(
+        session_offsets,
+        turns.run_offsets,
+        turns.run_names,
+        turns.run_tokens,
+        turns.output_tokens,
+        BLOCK,
+        MAX_SESSION_TOKENS,
+    )
+    if too_long >= 0:
+        rows = slice(session_offsets[too_long], session_offsets[too_long + 1])
+        runs = slice(turns.run_offsets[rows.start], turns.run_offsets[rows.stop])
+        tokens = int(turns.run_tokens[runs].sum() + turns.output_tokens[rows].sum())
+        raise InvalidArgument(
+            f"session {too_long} has {tokens:,} tokens; at most {MAX_SESSION_TOKENS:,} are supported"
+        )
+    session = np.repeat(np.arange(len(counts), dtype=np.int32), counts)
+    turn = np.arange(len(session)) - session_offsets[:-1][session]
+    quoted = (turn + 1 < counts[session]) & (turns.output_tokens > 0)
+    return Workload(
+        arrival_ns=np.zeros(len(session), np.int64) if arrivals_ns is None else arrivals_ns[session],
+        prompt_tokens=column("prompt_tokens", prompt, np.int32),
+        output_tokens=column("output_tokens", turns.output_tokens, np.int32),
+        hash_offsets=hash_offsets,
+        hash_ids=hash_ids,
+        trace_block_size=BLOCK,
+        has_arrivals=arrivals_ns is not None or not len(counts),
+        session=session,
+        turn=turn.astype(np.int32),
+        delay_ns=turns.delay_ns,
+        output_in_next=quoted if quoted.any() else None,
+    )
 
 
 def _read_count(record: Any, name: str, where: str) -> int:

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TypedDict, Unpack
 
 from understudy.errors import ConfigError, InvalidArgument
+from understudy.workload.agents.dag import read_dag
 from understudy.workload.agents.dynamo import read_dynamo
 from understudy.workload.agents.mooncake import read_agentic_mooncake
 from understudy.workload.agents.weka import read_weka
@@ -88,7 +89,7 @@ def read_trace(
 
     Parameters:
         path: the file, plain or gzipped.
-        format: mooncake, mooncake-delta, applied-compute, weka, agentic-mooncake, dynamo, openai, sharegpt,
+        format: mooncake, mooncake-delta, applied-compute, weka, agentic-mooncake, dynamo, dag-jsonl, openai, sharegpt,
             vllm-bench, aiperf, azure, burstgpt, vllm-scenario, or a format that `register_format` added. Default:
             guessed from the start of the file; mooncake where nothing shows another one, and for standard input.
 
@@ -134,6 +135,7 @@ register_format("applied-compute", read_applied_compute)
 register_format("weka", read_weka)
 register_format("agentic-mooncake", read_agentic_mooncake)
 register_format("dynamo", read_dynamo)
+register_format("dag-jsonl", read_dag)
 register_format("openai", read_openai)
 register_format("sharegpt", read_sharegpt)
 register_format("vllm-bench", read_vllm_bench)

@@ -111,6 +111,16 @@ class RequestGraph:
             for at in places
         ]
 
+    def without_floors(self) -> RequestGraph:
+        """Return the graph in which only requests that wait for no other have earliest times."""
+        waits = np.diff(self.dependency_offsets) > 0
+        return replace(self, not_before_ns=np.where(waits, 0, self.not_before_ns))
+
+    def delayed(self, outside_ns: int) -> RequestGraph:
+        """Return the graph in which each completion is seen that much later."""
+        late = self.dependency_triggers == COMPLETION
+        return replace(self, dependency_delay_ns=self.dependency_delay_ns + outside_ns * late)
+
     def take(self, index: Int64Column) -> RequestGraph:
         """Keep these rows, in this order; plays are renumbered.
 

@@ -16,6 +16,7 @@ _MARKS = (
     ("agentic-mooncake", r'"dynamo\.agentic_mooncake"'),
     ("dynamo", r'"dynamo\.request\.trace\.v1"'),
     ("weka", r'"requests"\s*:\s*\['),
+    ("dag-jsonl", r'"turns"\s*:\s*\[|"orchestrator"\s*:\s*true'),
     ("mooncake-delta", r'"group_id"\s*:'),
     ("mooncake", r'"hash_ids"\s*:'),
     ("applied-compute", r'"assistant_response_length"\s*:'),

@@ -5,7 +5,8 @@ Keys: `output_length` (or `output_tokens`) and `hash_ids` are required; `input_l
 `output_token_ids`, `accepted_drafts`, `max_tokens`, `priority`, `abort_after_ms`, `elapsed_ms`, `strict_priority`,
 `policy_class`, `lora` (the name of an adapter) are optional; so is `output_in_next_turn`, an extension of Understudy
 (the next turn's prompt is this prompt, this output, and more), and `notes`, another one: sentences on what the trace's
-source lacked, usually in the first row; every report repeats them. null means absent. Any other key is an error.
+source lacked, usually in the first row; every report repeats them. AIPerf's `group_id` is accepted: sessions with equal
+prefixes, which their hash ids say too. null means absent. Any other key is an error.
 
 Rules: rows with the same `session_id` are the turns of one session, in file order; a row without is its own
 session. Either every first turn has a timestamp, or none (then the workload can only run closed loop). A

@@ -43,6 +43,7 @@ class _Row(msgspec.Struct, forbid_unknown_fields=True, gc=False):
     delay: float | int | None = None
     delay_ms: float | int | None = None
     session_id: str | None = None
+    group_id: int | str | None = None
     request_id: str | None = None
     output_token_ids: msgspec.Raw = _ABSENT
     accepted_drafts: msgspec.Raw = _ABSENT

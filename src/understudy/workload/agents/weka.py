@@ -16,7 +16,7 @@ import numpy as np
 from understudy._core import lower_weka, number_blocks
 from understudy.errors import InvalidArgument
 from understudy.workload.agents.lines import NO_IDS, fail, id_lists, read_records, trace_files
-from understudy.workload.columns import Int32Column, Int64Column, column, offsets_of
+from understudy.workload.columns import Int32Column, Int64Column, column, offsets_of, ragged_positions
 from understudy.workload.graph import RequestGraph
 from understudy.workload.workload import Workload
 
@@ -299,7 +299,7 @@ class _Lowered:
         place = np.empty_like(order)
         place[order] = np.arange(len(order))
         counts = np.diff(offsets)
-        edges = np.concatenate([np.arange(offsets[row], offsets[row + 1]) for row in order.tolist()])
+        edges = ragged_positions(offsets[:-1][order], counts[order])
         self.order, self._trace, self._id_offsets, self._block_size = order, trace, id_offsets, block_size
         self.prompt, self.output = trace.prompt[order], trace.output[order]
         self.edge_counts, self.on = counts[order], place[on[edges]]
