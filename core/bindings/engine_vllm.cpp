@@ -99,7 +99,7 @@ void bind_vllm_engine(nb::module_& m) {
           "require_equal",
           [](EventTruth& self, VllmEngine& engine) {
             const ExclusiveCall guard(engine.call_flag(), "Engine");
-            self.require_equal(engine.store(), EventTruth::Scope::Whole);
+            self.require_equal(engine.residency(), EventTruth::Scope::Whole);
           },
           "engine"_a, "InvariantViolated unless the engine holds exactly the blocks that the index knows.");
 
@@ -166,22 +166,13 @@ void bind_vllm_engine(nb::module_& m) {
                      return pool.reset_blocks + pool.inactive_blocks;
                    })
       .def(
-          "free_head",
-          [](const VllmEngine& self, std::size_t count) {
-            return self.grouped() != nullptr ? self.grouped()->free_head(count) : self.store().eviction_order(0, count);
-          },
-          "count"_a = 4)
+          "free_head", [](const VllmEngine& self, std::size_t count) { return self.free_head(count); }, "count"_a = 4)
       .def("take_all_events", &VllmEngine::take_all_events,
            "Take all events so far, those of the step in progress too; with `check`, that step misses them at its end.")
       .def("peek_events", &VllmEngine::peek_events,
            "Return the events since the last call, the step in progress included, without taking them.")
       .def(
-          "resident_hashes",
-          [](const VllmEngine& self) {
-            std::vector<std::uint64_t> out;
-            for (const BlockIdentity& block : self.store().resident(0)) out.push_back(block.sequence_hash());
-            return out;
-          },
+          "resident_hashes", [](const VllmEngine& self) { return self.cached_names(); },
           "Sequence hashes of the registered blocks, each once.")
       .def(
           "take_kv_trace", [](VllmEngine& self) { return trace_rows(self.take_kv_trace()); },
@@ -214,7 +205,7 @@ void bind_vllm_engine(nb::module_& m) {
           "Leases that ended before a peer read the blocks.")
       .def_prop_ro("phantom_hit_blocks", [](const VllmEngine& self) { return self.totals().phantom_hit_blocks; })
       .def_prop_ro(
-          "operations", [](const VllmEngine& self) { return self.store().operations(); },
+          "operations", [](const VllmEngine& self) { return self.operations(); },
           "Index probes and policy steps so far, for tests of growth.");
   bind_engine_tiers(engine);
   bind_engine_groups(engine);

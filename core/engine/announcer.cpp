@@ -17,9 +17,9 @@ void Announcer::show(std::int64_t now_ns) {
   std::span<const EventRecord> shown;
   read_changes([&](std::span<const EventRecord> changes) { shown = log_.show(changes, now_ns, !holds_); });
   if (shown.empty()) return;
-  if (config_.check && source_ == nullptr) {
+  if (const Residency* const cache = followed(); config_.check && cache != nullptr) {
     truth_.apply(shown, now_ns);
-    truth_.require_equal(store_, EventTruth::Scope::Below);
+    truth_.require_equal(*cache, EventTruth::Scope::Below);
   }
   if (!config_.events) log_.take_visible(discarded_);
 }
@@ -43,19 +43,18 @@ DrainedEvents Announcer::peek_new() {
   return log_.peek_new();
 }
 
-std::size_t Announcer::published_prefix(std::span<const BlockIdentity> blocks) {
-  const std::size_t known = find_published(blocks);
-  if (config_.check && on_) truth_.require_prefix(blocks, known);
-  return known;
+std::size_t Announcer::published_prefix(std::span<const BlockIdentity> blocks, std::size_t known) {
+  const std::size_t found = find_published(blocks, known);
+  if (config_.check && on_) truth_.require_prefix(blocks, found);
+  return found;
 }
 
-std::size_t Announcer::find_published(std::span<const BlockIdentity> blocks) {
+std::size_t Announcer::find_published(std::span<const BlockIdentity> blocks, std::size_t known) {
   if (!on_) return 0;
-  unpublished_.follow(log_.hidden(), store_.peek_events());
-  if (unpublished_.empty()) return store_.prefix_length(0, blocks);
-  std::size_t known = 0;
+  unpublished_.follow(log_.hidden(), source_ == nullptr ? store_.peek_events() : source_->unread());
+  if (unpublished_.empty()) return prefix_length(blocks, known);
   while (known < blocks.size()) {
-    const std::size_t there = known + store_.prefix_length(0, blocks.subspan(known));
+    const std::size_t there = prefix_length(blocks, known);
     for (; known < there; ++known) {
       if (unpublished_.of(blocks[known]) == UnpublishedChanges::Was::Absent) return known;
     }
@@ -67,8 +66,8 @@ std::size_t Announcer::find_published(std::span<const BlockIdentity> blocks) {
 
 void Announcer::check(EventTruth::Scope scope) {
   if (!config_.check || !on_) return;
-  if (source_ == nullptr) {
-    truth_.require_equal(store_, scope);
+  if (const Residency* const cache = followed(); cache != nullptr) {
+    truth_.require_equal(*cache, scope);
   } else if (scope == EventTruth::Scope::Whole) {
     source_->check();
   }

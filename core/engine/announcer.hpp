@@ -1,6 +1,8 @@
 // Publishes an engine's block changes: those of the device at the end of a step, those of lower tiers at once.
 #pragma once
 
+#include <algorithm>
+#include <cstddef>
 #include <cstdint>
 #include <span>
 
@@ -19,10 +21,13 @@ class EventSource {
   virtual std::span<const EventRecord> unread() = 0;
   virtual void clear() = 0;        // marks them as read
   virtual void check() const = 0;  // InvariantViolated when rows and blocks contradict each other
+  // The cache, if its rows are those of single blocks that an index could follow.
+  virtual const Residency* followed() const noexcept { return nullptr; }
+  virtual std::size_t prefix_length(std::span<const BlockIdentity>) const { return 0; }  // with `followed`
 };
 
 // Reads the store's events, or those of a source. With `check`, an index that knows only these events must agree with
-// the store.
+// the store, or with the source's cache.
 class Announcer {
  public:
   Announcer(const EngineConfig& config, BlockStore& store) : config_(config), store_(store) {}
@@ -57,9 +62,9 @@ class Announcer {
   void keep_taken() noexcept { log_.keep_taken(); }
   void forget_taken() noexcept { log_.forget_taken(); }
 
-  // Leading blocks on the device as published by `show`: without changes of the step in progress. For an engine without
-  // tiers.
-  std::size_t published_prefix(std::span<const BlockIdentity> blocks);
+  // Leading blocks on the device as published by `show`: without changes of the step in progress. The first `known` are
+  // among them. For an engine without tiers.
+  std::size_t published_prefix(std::span<const BlockIdentity> blocks, std::size_t known);
 
   // InvariantViolated when rows and blocks contradict each other.
   void check(EventTruth::Scope scope);
@@ -75,7 +80,13 @@ class Announcer {
     }
   }
   void add_unread();
-  std::size_t find_published(std::span<const BlockIdentity> blocks);
+  const Residency* followed() const noexcept { return source_ == nullptr ? &store_ : source_->followed(); }
+  // Leading blocks that are cached, those before `known` or more of them unseen.
+  std::size_t prefix_length(std::span<const BlockIdentity> blocks, std::size_t known) const {
+    if (source_ == nullptr) return known + store_.prefix_length(0, blocks.subspan(known));
+    return std::max(known, source_->prefix_length(blocks));
+  }
+  std::size_t find_published(std::span<const BlockIdentity> blocks, std::size_t known);
 
   const EngineConfig& config_;
   BlockStore& store_;

@@ -52,6 +52,7 @@ struct EngineConfig {
 
   bool events = false;            // keep KV events until they are taken; none without prefix caching
   bool published_blocks = false;  // keep a step's changes until it ends, for Engine::published_prefix; without tiers
+  bool private_names = false;     // without these two no caller asks for blocks by their hashes
   bool kv_trace = false;          // keep a record of every allocation and eviction until it is taken
   bool check = false;             // verify the state after every step, and at both ends of every fast-forward
   // Above 0: every step takes this long, busy or not, and is counted as recordings of schedulers count steps.

@@ -204,8 +204,8 @@ class Engine {
   virtual const Residency& residency() const;
   // Leading blocks that an admission would find, on the device and below. Reads only.
   virtual std::size_t cached_prefix(std::span<const BlockIdentity> blocks) const;
-  // Leading blocks on the device, as known to a subscriber of its events.
-  virtual std::size_t published_prefix(std::span<const BlockIdentity> /*blocks*/) { return 0; }
+  // Leading blocks on the device, as known to a subscriber of its events. The first `known` are among them.
+  virtual std::size_t published_prefix(std::span<const BlockIdentity> /*blocks*/, std::size_t known) { return known; }
   // Keeps gaps between tokens and load times from here on. Off by default: they grow with every step.
   virtual void keep_times() {}
   virtual void take_gaps(GapSum& /*out*/) {

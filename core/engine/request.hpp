@@ -21,6 +21,9 @@ class IdentitySource {
   virtual ~IdentitySource() = default;
   // Append identities until `out` holds `count` blocks, or more that are already computed.
   virtual void extend(std::vector<BlockIdentity>& out, std::size_t count) const = 0;
+  // The same as numbers that are equal where a block and all before it are: their sequence hashes, or (`hashes` false)
+  // others that take less time. A list has names of one sort. Sources that hash override it.
+  virtual void extend_names(std::vector<std::uint64_t>& out, std::size_t count, bool hashes) const;
   // Append the tokens [from, to), as runs whose values are equal where the tokens are. Tokens behind the last full
   // block are the request's own. Sources of many tokens override it.
   virtual void append_tokens(TokenList& out, std::uint32_t from, std::uint32_t to, std::uint32_t block_size,
@@ -44,15 +47,19 @@ class GivenIdentities final : public IdentitySource {
   explicit GivenIdentities(Identities blocks) : blocks_(std::move(blocks)) {}
   std::size_t size() const noexcept override { return blocks_.size(); }
   void extend(std::vector<BlockIdentity>& out, std::size_t count) const override {
-    if (count > blocks_.size()) {
-      throw Error(ErrorKind::InvalidArgument, "identities name ", blocks_.size(), " blocks; block ", count - 1,
-                  " of the request is needed");
-    }
+    require(count);
     const auto more = blocks_.span().subspan(out.size(), count - out.size());
     out.insert(out.end(), more.begin(), more.end());
   }
+  void extend_names(std::vector<std::uint64_t>& out, std::size_t count, bool hashes) const override;
 
  private:
+  void require(std::size_t count) const {
+    if (count <= blocks_.size()) return;
+    throw Error(ErrorKind::InvalidArgument, "identities name ", blocks_.size(), " blocks; block ", count - 1,
+                " of the request is needed");
+  }
+
   Identities blocks_;
 };
 

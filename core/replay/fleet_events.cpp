@@ -33,7 +33,7 @@ bool Fleet::held(std::span<const BlockIdentity> prompt, std::vector<std::uint32_
     if (!is_present(index)) continue;
     std::uint32_t& blocks = shown_.blocks[index];
     if (blocks >= alike) {
-      blocks = alike + static_cast<std::uint32_t>(rank_of(index).published_prefix(prompt.subspan(alike)));
+      blocks = static_cast<std::uint32_t>(rank_of(index).published_prefix(prompt, alike));
     }
     out[index * kTiers] = blocks;
   }

@@ -29,12 +29,10 @@ std::span<const BlockIdentity> TraceIdentities::first(std::size_t count, std::ve
 
 void TraceIdentities::make(std::vector<BlockIdentity>& out, std::size_t count) const {
   if (out.size() >= count) return;
-  const std::uint64_t known_tokens = stream_tokens_ + outputs_.size();
   out.reserve(std::max<std::size_t>(count, total_tokens_ / block_size_));       // once: outputs come block by block
   (void)LineageHash::make(0, false, 0, static_cast<std::uint32_t>(count - 1));  // raises before anything is appended
   std::uint64_t parent = out.empty() ? 0 : out.back().sequence_hash();
-  // Blocks up to `stop`, all of one content.
-  const auto append = [&](std::uint64_t local, std::size_t stop) {
+  visit(out.size(), count, [&](std::uint64_t local, std::size_t stop) {
     std::size_t position = out.size();
     out.resize(stop);
     if (position == 0) {
@@ -51,29 +49,59 @@ void TraceIdentities::make(std::vector<BlockIdentity>& out, std::size_t count) c
         parent = sequence;
       }
     }
+  });
+}
+
+void TraceIdentities::extend_names(std::vector<std::uint64_t>& out, std::size_t count, bool hashes) const {
+  if (out.size() >= count) return;
+  out.reserve(std::max<std::size_t>(count, total_tokens_ / block_size_));
+  (void)LineageHash::make(0, false, 0, static_cast<std::uint32_t>(count - 1));
+  if (hashes) {
+    for (std::size_t i = out.size(); i < made_.size(); ++i) out.push_back(made_[i].sequence_hash());
+  }
+  // A chain either way; that of names alone is a third as long.
+  const auto extend_by = [&](auto chain) {
+    std::uint64_t parent = out.empty() ? 0 : out.back();
+    visit(out.size(), count, [&](std::uint64_t local, std::size_t stop) {
+      std::size_t position = out.size();
+      out.resize(stop);
+      if (position == 0) out[position++] = parent = local;
+      for (; position < stop; ++position) out[position] = parent = chain(parent, local);
+    });
   };
-  while (out.size() < count) {
-    const std::size_t position = out.size();
+  if (hashes) {
+    extend_by([](std::uint64_t parent, std::uint64_t local) { return chain_hash(parent, local); });
+  } else {
+    extend_by([](std::uint64_t parent, std::uint64_t local) {
+      return xxh3::fold_product(parent ^ xxh3::kSecretWords[0], local ^ xxh3::kSecretWords[1]);
+    });
+  }
+}
+
+// Calls `append(local, stop)` for blocks of one content, from `position` to `count`: those up to `stop` hash to
+// `local`.
+template <typename Append>
+void TraceIdentities::visit(std::size_t position, std::size_t count, Append append) const {
+  const std::uint64_t known_tokens = stream_tokens_ + outputs_.size();
+  while (position < count) {
     const std::uint64_t first = position * std::uint64_t{block_size_};
     const std::uint64_t end = first + block_size_;
+    std::size_t stop = position + 1;
+    std::uint64_t local = 0;
     if (end > known_tokens) {
-      append(xxh3_64_pair(request_, position, ~kBaseSaltHash), position + 1);
-      continue;
-    }
-    if (ahead_ > 0) {
-      std::uint64_t local = local_hash(first);
+      local = xxh3_64_pair(request_, position, ~kBaseSaltHash);
+    } else if (ahead_ > 0) {
+      local = local_hash(first);
       for (std::uint64_t token = end; token < end + ahead_; ++token) local = xxh3_64_pair(local, id_of(token), seed_);
-      append(local, position + 1);
-      continue;
+    } else if (const std::uint64_t trace_end = std::min((first / trace_block_ + 1) * trace_block_, stream_tokens_);
+               end > trace_end) {
+      local = local_hash(first);
+    } else {  // blocks inside one trace block are alike
+      local = xxh3_64_pair(stream_[first / trace_block_], block_size_, seed_);
+      stop = std::min(count, static_cast<std::size_t>(trace_end / block_size_));
     }
-    // Blocks inside one trace block are alike.
-    const std::uint64_t trace_end = std::min((first / trace_block_ + 1) * trace_block_, stream_tokens_);
-    if (end > trace_end) {
-      append(local_hash(first), position + 1);
-      continue;
-    }
-    const std::uint64_t local = xxh3_64_pair(stream_[first / trace_block_], block_size_, seed_);
-    append(local, std::min(count, static_cast<std::size_t>(trace_end / block_size_)));
+    append(local, stop);
+    position = stop;
   }
 }
 

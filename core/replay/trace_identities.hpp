@@ -33,6 +33,7 @@ class TraceIdentities final : public IdentitySource {
         ahead_(ahead) {}
 
   void extend(std::vector<BlockIdentity>& out, std::size_t count) const override;
+  void extend_names(std::vector<std::uint64_t>& out, std::size_t count, bool hashes) const override;
   void append_tokens(TokenList& out, std::uint32_t from, std::uint32_t to, std::uint32_t block_size,
                      RequestId request) const override;
   std::span<const BlockIdentity> first(std::size_t count, std::vector<BlockIdentity>& room) const override;
@@ -40,6 +41,8 @@ class TraceIdentities final : public IdentitySource {
 
  private:
   void make(std::vector<BlockIdentity>& out, std::size_t count) const;
+  template <typename Append>
+  void visit(std::size_t position, std::size_t count, Append append) const;
   static std::uint64_t seed_of(std::uint32_t adapter);
   std::uint64_t local_hash(std::uint64_t first_token) const;
   std::uint64_t id_of(std::uint64_t token) const;

@@ -5,13 +5,19 @@
 #include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
 
+#include <cstddef>
+#include <cstdint>
+#include <span>
 #include <string>
 #include <tuple>
 #include <unordered_map>
+#include <utility>
 #include <vector>
 
+#include "base/errors.hpp"
 #include "bindings/bindings.hpp"
 #include "engine/vllm/kv/block_pool.hpp"
+#include "engine/vllm/kv/pool_listener.hpp"
 
 namespace understudy {
 
@@ -28,15 +34,16 @@ class PoolForTests final : private PoolListener {
     if (listens) pool_.set_listener(this);
   }
 
-  std::tuple<std::vector<SlotId>, std::uint32_t, std::uint32_t> find(const Names& names) {
-    const BlockPool::Hit hit = pool_.find(names);
+  std::tuple<std::vector<SlotId>, std::uint32_t, std::uint32_t> find(const Names& names, std::uint8_t group) {
+    const BlockPool::Hit hit = pool_.find(names, group);
     std::vector<SlotId> ids;
     pool_.append_found(ids);
-    if (hit.blocks != pool_.prefix_length(names)) throw Error(ErrorKind::InvariantViolated, "two lengths of a prefix");
+    if (hit.blocks != pool_.prefix_length(std::span<const BlockName>(names), group))
+      throw Error(ErrorKind::InvariantViolated, "two lengths of a prefix");
     return {ids, hit.unreferenced, hit.phantoms};
   }
-  void place(std::uint64_t table, const Names& names) {
-    pool_.find(names);
+  void place(std::uint64_t table, const Names& names, std::uint8_t group) {
+    pool_.find(names, group);
     pool_.touch(tables_[table]);
   }
   std::vector<SlotId> take(std::uint64_t table, std::size_t count) {
@@ -45,7 +52,9 @@ class PoolForTests final : private PoolListener {
     pool_.get_new_blocks(count, loose);
     return {loose.begin() + static_cast<std::ptrdiff_t>(before), loose.end()};
   }
-  void cache(std::uint64_t table, const Names& names) { pool_.cache_full_blocks(tables_[table], names); }
+  void cache(std::uint64_t table, const Names& names, std::uint8_t group) {
+    pool_.cache_full_blocks(tables_[table], names, group);
+  }
   void trim(std::uint64_t table, std::size_t blocks) { pool_.trim(tables_[table], blocks); }
   void withdraw(std::uint64_t table, std::uint32_t named) { pool_.withdraw(tables_[table], named); }
   void mark_phantoms(std::uint64_t table, std::uint32_t named) { pool_.mark_phantoms(tables_[table], named); }
@@ -65,11 +74,11 @@ class PoolForTests final : private PoolListener {
 
  private:
   void begin_call() override {}
-  void stored(std::span<const SlotId> ids, std::uint32_t) override {
+  void stored(std::span<const SlotId> ids, std::span<const BlockName>, std::uint32_t) override {
     for (const SlotId id : ids) changes_.emplace_back("stored", id, true);
   }
-  void copied(SlotId id, std::uint32_t, SlotId) override { changes_.emplace_back("stored", id, false); }
-  void removed(SlotId id, bool last) override { changes_.emplace_back("removed", id, last); }
+  void copied(SlotId id, BlockName, std::uint32_t, SlotId) override { changes_.emplace_back("stored", id, false); }
+  void removed(SlotId id, BlockName, bool last) override { changes_.emplace_back("removed", id, last); }
 
   BlockPool pool_;
   std::unordered_map<std::uint64_t, BlockTable> tables_;
@@ -83,10 +92,12 @@ void bind_test_pool(nb::module_& m) {
   nb::class_<PoolForTests>(m, "TestBlockPool", "The vLLM engine's pool of blocks, for tests and its benchmark.")
       .def(nb::init<std::uint64_t, bool, bool>(), "num_blocks"_a, nb::kw_only(), "append_unnamed"_a = false,
            "listens"_a = true)
-      .def("find", &PoolForTests::find, "names"_a, "Ids of the longest cached prefix; how many are free or phantoms.")
-      .def("place", &PoolForTests::place, "table"_a, "names"_a, "Reference the cached prefix of `names`.")
+      .def("find", &PoolForTests::find, "names"_a, "group"_a = 0,
+           "Ids of the longest cached prefix; how many are free or phantoms.")
+      .def("place", &PoolForTests::place, "table"_a, "names"_a, "group"_a = 0,
+           "Reference the cached prefix of `names`.")
       .def("take", &PoolForTests::take, "table"_a, "count"_a, "Append new blocks to the table; their ids.")
-      .def("cache", &PoolForTests::cache, "table"_a, "names"_a, "Name the table's first blocks.")
+      .def("cache", &PoolForTests::cache, "table"_a, "names"_a, "group"_a = 0, "Name the table's first blocks.")
       .def("trim", &PoolForTests::trim, "table"_a, "blocks"_a, "Release the blocks behind the first `blocks`.")
       .def("withdraw", &PoolForTests::withdraw, "table"_a, "named"_a, "Take names behind the first `named` back.")
       .def("mark_phantoms", &PoolForTests::mark_phantoms, "table"_a, "named"_a,

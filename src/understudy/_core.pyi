@@ -3559,16 +3559,16 @@ class TestBlockPool:
 
     def __init__(self, num_blocks: int, *, append_unnamed: bool = False, listens: bool = True) -> None: ...
 
-    def find(self, names: Sequence[int]) -> tuple[list[int], int, int]:
+    def find(self, names: Sequence[int], group: int = 0) -> tuple[list[int], int, int]:
         """Ids of the longest cached prefix; how many are free or phantoms."""
 
-    def place(self, table: int, names: Sequence[int]) -> None:
+    def place(self, table: int, names: Sequence[int], group: int = 0) -> None:
         """Reference the cached prefix of `names`."""
 
     def take(self, table: int, count: int) -> list[int]:
         """Append new blocks to the table; their ids."""
 
-    def cache(self, table: int, names: Sequence[int]) -> None:
+    def cache(self, table: int, names: Sequence[int], group: int = 0) -> None:
         """Name the table's first blocks."""
 
     def trim(self, table: int, blocks: int) -> None:

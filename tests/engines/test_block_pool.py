@@ -215,3 +215,21 @@ def test_a_long_life_keeps_the_pool_small() -> None:
     assert pool.num_runs < 40
     assert pool.num_nodes < 40
     pool.check()
+
+
+def test_a_reset_counts_copies_within_a_group() -> None:
+    pool = Pool(16)
+    names = [1, 2, 3]
+    for group in (0, 1):
+        pool.take(group, 3)
+        pool.cache(group, names, group=group)
+        pool.take(2 + group, 3)
+        pool.cache(2 + group, names, group=group)
+    assert [sole for _, _, sole in pool.changes()] == [*[True] * 3, *[False] * 3] * 2
+    assert pool.find(names, group=1)[0] == [6, 7, 8]
+    assert pool.find(names, group=2)[0] == []
+    for table in range(4):
+        pool.free(table)
+    pool.reset()
+    assert pool.changes() == [("removed", block, block % 6 >= 3) for block in range(12)]
+    pool.check()

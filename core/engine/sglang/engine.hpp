@@ -70,7 +70,7 @@ class SglangEngine final : public Engine, private Residency {
   void take_events(TimedEvents& out) override;
   const Residency& residency() const override { return *this; }
   std::size_t cached_prefix(std::span<const BlockIdentity> blocks) const override;
-  std::size_t published_prefix(std::span<const BlockIdentity> blocks) override;
+  std::size_t published_prefix(std::span<const BlockIdentity> blocks, std::size_t known) override;
   void keep_times() override {
     token_log_.keep_gaps();
     links_.keep_times();

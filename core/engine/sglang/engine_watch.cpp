@@ -77,10 +77,10 @@ void SglangEngine::take_events(TimedEvents& out) {
   std::swap(out.time_ns, events_.time_ns);
 }
 
-std::size_t SglangEngine::published_prefix(std::span<const BlockIdentity> blocks) {
-  const std::size_t known = pages_.prefix(blocks);
-  if (config_.check) truth_.require_prefix(blocks, known);
-  return known;
+std::size_t SglangEngine::published_prefix(std::span<const BlockIdentity> blocks, std::size_t known) {
+  const std::size_t found = known + pages_.prefix(blocks.subspan(known));
+  if (config_.check) truth_.require_prefix(blocks, found);
+  return found;
 }
 
 // Looks for the tokens that such blocks have in the tree.

@@ -47,7 +47,7 @@ class TrtEngine final : public Engine, private Residency, private TrtWatcher {
   void take_events(TimedEvents& out) override;
   const Residency& residency() const override { return *this; }
   std::size_t cached_prefix(std::span<const BlockIdentity> blocks) const override;
-  std::size_t published_prefix(std::span<const BlockIdentity> blocks) override;
+  std::size_t published_prefix(std::span<const BlockIdentity> blocks, std::size_t known) override;
   void keep_times() override { token_log_.keep_gaps(); }
   void take_gaps(GapSum& out) override { token_log_.take_gaps(out); }
   std::vector<EngineSample> samples() const override { return token_log_.samples(); }

@@ -64,8 +64,7 @@ void TrtEngine::take_events(TimedEvents& out) {
   std::swap(out.time_ns, events_.time_ns);
 }
 
-std::size_t TrtEngine::published_prefix(std::span<const BlockIdentity> blocks) {
-  std::size_t known = 0;
+std::size_t TrtEngine::published_prefix(std::span<const BlockIdentity> blocks, std::size_t known) {
   while (known < blocks.size() && published_[0].contains(blocks[known].sequence_hash())) ++known;
   return known;
 }

@@ -30,7 +30,7 @@ struct Refusal {
   bool stands = false;
   bool no_room = false;  // blocks were lacking
   bool wants_block = false;
-  LineageHash missing;  // the block that would lengthen its hit
+  std::uint64_t missing = 0;  // hash of the block that would lengthen its hit
   // With several KV cache groups: blocks that must be free for it, and the pool's count of evictions up to which its
   // hit is sure to be whole.
   std::uint64_t needs = 0;

@@ -220,7 +220,7 @@ void VllmEngine::refuse(const Admission& head) {
   if (head.hit.unreferenced > 0 && !config_.scheduler_reserve_full_isl) refusal_.stands = false;
   refusal_.wants_block = head.hit.tokens < head.limit;
   if (refusal_.wants_block) {
-    refusal_.missing = requests_[head.slot].blocks[head.hit.tokens / config_.block_size].lineage;
+    refusal_.missing = kv_->hash_of(requests_[head.slot], head.hit.tokens / config_.block_size);
   }
 }
 

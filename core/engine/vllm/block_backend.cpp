@@ -89,6 +89,12 @@ KvBackend::Room BlockBackend::take_slots(RequestSlot who, std::span<SlotId> out,
   return Room::Taken;
 }
 
+std::vector<std::uint64_t> BlockBackend::contents() const {
+  std::vector<std::uint64_t> names;
+  for (const BlockIdentity& block : store_.resident(0)) names.push_back(block.sequence_hash());
+  return names;
+}
+
 void BlockBackend::trace(std::size_t taken, std::uint64_t evictions_before, std::int64_t now_ns) {
   const PoolMetrics m = store_.metrics(0);
   const auto note = [&](bool eviction, std::size_t blocks) {

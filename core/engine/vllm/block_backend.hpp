@@ -52,6 +52,12 @@ class BlockBackend : public KvBackend {
     const std::uint64_t blocks = blocks_for(tokens);
     return blocks - std::min<std::uint64_t>(blocks, request.table.size());
   }
+  PoolMetrics metrics() const final { return store_.metrics(0); }
+  std::vector<SlotId> free_head(std::size_t count) const final { return store_.eviction_order(0, count); }
+  std::vector<std::uint64_t> contents() const final;
+  std::uint32_t cached(std::span<const BlockIdentity> blocks) const final {
+    return static_cast<std::uint32_t>(store_.prefix_length(0, blocks) * config_.block_size);
+  }
   std::vector<TimedKvTrace> take_trace() noexcept final { return std::exchange(trace_, {}); }
   std::vector<BlockStay> take_stays() noexcept final { return stays_ ? stays_->take() : std::vector<BlockStay>{}; }
 

@@ -43,6 +43,7 @@
 namespace understudy {
 
 class FastForward;
+class RunRows;
 
 // Ranks that step together: the tokens of all, and those to which each is padded (0: none is).
 struct RankLoad {
@@ -62,7 +63,11 @@ class VllmEngine final : public Engine, private DecodeHost {
   BlockStore& store() noexcept { return store_; }
   GroupedBackend* grouped() noexcept { return grouped_; }  // null: one group
   const GroupedBackend* grouped() const noexcept { return grouped_; }
-  PoolMetrics device_metrics() const { return grouped_ != nullptr ? grouped_->metrics() : store_.metrics(0); }
+  PoolMetrics device_metrics() const { return kv_->metrics(); }
+  std::uint64_t operations() const { return store_.operations() + kv_->operations(); }
+  // Blocks that are handed out next, and each cached or referenced name once.
+  std::vector<SlotId> free_head(std::size_t count) const { return kv_->free_head(count); }
+  std::vector<std::uint64_t> cached_names() const { return kv_->contents(); }
   std::span<const RequestSlot> running_slots() const noexcept { return running_; }
   const BlockStore& store() const noexcept { return store_; }
 
@@ -179,9 +184,7 @@ class VllmEngine final : public Engine, private DecodeHost {
   EngineSnapshot snapshot() const override;
   TierReport tier_report() override;
   GroupReport group_report() const override { return grouped_ != nullptr ? grouped_->report() : GroupReport{}; }
-  const Residency& residency() const noexcept override {
-    return group_rows_ ? static_cast<const Residency&>(*group_rows_) : store_;
-  }
+  const Residency& residency() const noexcept override;
   std::size_t cached_prefix(std::span<const BlockIdentity> blocks) const override;
   const EngineTotals& totals() const noexcept { return totals_; }
   void keep_times() override {
@@ -201,8 +204,8 @@ class VllmEngine final : public Engine, private DecodeHost {
   DrainedEvents take_all_events() { return announcer_.take_all(); }
   DrainedEvents peek_events() { return announcer_.peek_new(); }
   // With config().published_blocks.
-  std::size_t published_prefix(std::span<const BlockIdentity> blocks) override {
-    return announcer_.published_prefix(blocks);
+  std::size_t published_prefix(std::span<const BlockIdentity> blocks, std::size_t known) override {
+    return announcer_.published_prefix(blocks, known);
   }
   std::vector<TimedKvTrace> take_kv_trace() override { return kv_->take_trace(); }
   std::vector<BlockStay> take_stays() noexcept { return kv_->take_stays(); }
@@ -407,7 +410,8 @@ class VllmEngine final : public Engine, private DecodeHost {
   Announcer announcer_;
   std::unique_ptr<TierRun> own_run_;
   std::unique_ptr<WorkerTiers> tiers_;
-  std::unique_ptr<KvBackend> kv_;          // whose blocks are those of store_, unless there are groups
+  std::unique_ptr<KvBackend> kv_;          // whose blocks are those of store_, unless there are runs or groups
+  RunRows* run_rows_ = nullptr;            // of a backend of runs; null: of another
   GroupedBackend* grouped_ = nullptr;      // the same, with several KV cache groups
   std::unique_ptr<GroupRows> group_rows_;  // null: one group, or events of groups are taken as they are
   std::uint64_t capacity_tokens_;

@@ -285,7 +285,7 @@ std::uint64_t FastForward::gather_due() {
     const std::uint32_t filled = filled_by(order, steps_);
     if (!wants_block || filled % size_ != 0) continue;
     state_.kv.need_names(request(order), filled);
-    ordinary_ = ordinary_ || request(order).blocks[filled / size_ - 1].lineage == refusal.missing;
+    ordinary_ = ordinary_ || state_.kv.hash_of(request(order), filled / size_ - 1) == refusal.missing;
   }
   if (refused &&
       (state_.kv.available() + freed >= refusal.needs || state_.grouped->evictions() + fresh > refusal.evictions)) {

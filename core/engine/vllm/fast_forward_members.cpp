@@ -10,7 +10,7 @@ namespace understudy {
 bool FastForward::begins_block(std::uint32_t order) const {
   if (ahead_ && last_[order] == steps_) return false;
   const std::uint32_t computed = computed_by(order, steps_);
-  return computed % size_ == 0 && request(order).table.size() * size_ <= computed;
+  return computed % size_ == 0 && state_.kv.num_blocks(request(order)) * size_ <= computed;
 }
 
 void FastForward::join(std::uint32_t order) {

@@ -11,7 +11,9 @@
 #include "engine/kv_trace.hpp"
 #include "engine/request.hpp"
 #include "engine/vllm/block_stays.hpp"
+#include "engine/vllm/kv/block_run.hpp"
 #include "slots/slot.hpp"
+#include "store/block_store.hpp"
 #include "tiers/worker_tiers.hpp"
 
 namespace understudy {
@@ -20,12 +22,14 @@ namespace understudy {
 struct KvRequest {
   RequestSpec spec;
   std::vector<BlockIdentity> blocks;  // names computed so far; a backend may do without
+  std::vector<BlockName> names;       // as hashes alone, for a backend that needs no more
   RequestId id = 0;
   RequestSlot slot = 0;
   std::uint32_t known = 0;         // prompt and the outputs that the scheduler has received
-  std::uint32_t keyed = 0;         // leading blocks of `table` that other requests can match
+  std::uint32_t keyed = 0;         // leading blocks of its table that other requests can match
   std::uint32_t keyed_before = 0;  // the same before the current step's allocation
   std::vector<SlotId> table;       // referenced blocks, in order
+  BlockTable runs;                 // the same, in a backend that keeps them by runs
 
   std::uint32_t outputs() const noexcept { return known - spec.prompt_tokens; }
 };
@@ -86,7 +90,12 @@ class KvBackend {
   virtual void withdraw(KvRequest& request, bool keep_matchable) = 0;
   // Release all blocks: the request ends or is preempted.
   virtual void release(KvRequest& request) = 0;
-  virtual bool holds(const KvRequest& request) const { return !request.table.empty(); }
+  virtual bool holds(const KvRequest& request) const { return num_blocks(request) > 0; }
+  virtual std::size_t num_blocks(const KvRequest& request) const { return request.table.size(); }
+  // Hash of a block that has a name.
+  virtual std::uint64_t hash_of(const KvRequest& request, std::size_t block) const {
+    return request.blocks[block].sequence_hash();
+  }
   // Take over the request's blocks, for `release_table`.
   virtual std::vector<SlotId> detach(KvRequest& request) {
     request.keyed = 0;
@@ -119,6 +128,14 @@ class KvBackend {
     // Evicting a cached block needs a copy, which takes time; and some orders evict it before empty ones are used.
     return evicts_last() && blocks <= usage().free;
   }
+  virtual PoolMetrics metrics() const = 0;
+  virtual std::vector<SlotId> free_head(std::size_t count) const = 0;  // the blocks that are handed out next
+  virtual std::vector<std::uint64_t> contents() const = 0;             // each cached or referenced name once
+  // Leading tokens of these blocks that a request could use.
+  virtual std::uint32_t cached(std::span<const BlockIdentity> blocks) const = 0;
+  // InvariantViolated when its blocks contradict each other. O(blocks).
+  virtual void check_blocks() const {}
+  virtual std::uint64_t operations() const { return 0; }  // those of the store apart
   virtual std::vector<TimedKvTrace> take_trace() noexcept { return {}; }
   virtual std::vector<BlockStay> take_stays() noexcept { return {}; }
 };

@@ -182,7 +182,7 @@ void VllmEngine::read_input(std::int64_t now_ns) {
 // Free the slot of a finished request and return its record.
 RequestRecord VllmEngine::take_record(RequestSlot slot, FinishReason reason, std::int64_t now_ns) {
   EngineRequest& request = requests_[slot];
-  UNDERSTUDY_ASSERT(request.table.empty(), "an ended request holds no blocks");
+  UNDERSTUDY_ASSERT(!kv_->holds(request), "an ended request holds no blocks");
   slots_.erase(request.id);
   free_slots_.push_back(slot);
   UNDERSTUDY_ASSERT(slots_.size() + free_slots_.size() == requests_.size(), "every slot is in use or free");
@@ -221,6 +221,9 @@ void VllmEngine::retire(EngineRequest& request, bool aborted, std::int64_t now_n
   request.status = RequestStatus::Finished;
   Spares<SlotId>::keep(std::move(request.table));  // assigning {} would keep the memory here
   Spares<BlockIdentity>::keep(std::move(request.blocks));
+  Spares<BlockName>::keep(std::move(request.names));
+  Spares<SlotId>::keep(std::move(request.runs.loose));
+  Spares<HeldRun>::keep(std::move(request.runs.runs));
   request.spec.identities = nullptr;
 }
 

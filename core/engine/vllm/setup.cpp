@@ -8,6 +8,7 @@
 #include "engine/vllm/kvbm_backend.hpp"
 #include "engine/vllm/native_backend.hpp"
 #include "engine/vllm/rank_group.hpp"
+#include "engine/vllm/run_backend.hpp"
 
 namespace understudy {
 
@@ -199,12 +200,16 @@ PolicyKind own_order(const VllmConfig& c) {
   return append ? PolicyKind::VllmAppend : PolicyKind::Vllm;
 }
 
+// Whether its blocks are in a pool of runs, and not in the store.
+bool keeps_runs(const VllmConfig& c, const TierConfig* tiers) { return tiers == nullptr && RunBackend::serves(c); }
+
 // `below`: tiers below the host need a block's full identity.
 StoreConfig store_config(const VllmConfig& c, const TierConfig* tiers, bool below) {
   StoreConfig store;
   store.block_size = c.block_size;
   PoolConfig pool;
-  pool.num_blocks = c.groups.empty() ? c.num_gpu_blocks : 1;  // groups have a pool of their own
+  // Groups and runs have a pool of their own.
+  pool.num_blocks = c.groups.empty() && !keeps_runs(c, tiers) ? c.num_gpu_blocks : 1;
   pool.duplicates = c.kv_manager == KvManagerKind::Kvbm ? DuplicatePolicy::Reject : DuplicatePolicy::Keep;
   pool.policy.kind = own_order(c);
   if (c.eviction) pool.policy = c.eviction();
@@ -236,7 +241,8 @@ StoreConfig store_config(const VllmConfig& c, const TierConfig* tiers, bool belo
   }
   // With several cache groups only the host's blocks are in the store.
   const bool has_host = c.offload || tiers != nullptr;
-  store.events.enabled = Announcer::wanted(c) && (c.groups.empty() || (has_host && !c.group_events));
+  store.events.enabled =
+      Announcer::wanted(c) && !keeps_runs(c, tiers) && (c.groups.empty() || (has_host && !c.group_events));
   store.events.names_only = Announcer::names_only(c);
   store.thread_safe = false;  // an engine is one state machine, owned by the thread that steps it
   return store;
@@ -304,6 +310,11 @@ VllmEngine::VllmEngine(const VllmConfig& config, const EngineSite& site)
                   layout.hash_block);
     }
     capacity_tokens_ = layout.capacity_tokens(config.num_gpu_blocks);
+  } else if (keeps_runs(config, site.tiers)) {
+    auto runs = std::make_unique<RunBackend>(config_, own_order(config) == PolicyKind::VllmAppend);
+    run_rows_ = &runs->rows();
+    announcer_.read_from(runs->rows());
+    kv_ = std::move(runs);
   } else if (config.kv_manager == KvManagerKind::Kvbm) {
     kv_ = std::make_unique<KvbmBackend>(config_, store_, tiers_.get(), announcer_.log());
   } else {

@@ -125,8 +125,7 @@ std::size_t VllmEngine::cached_prefix(std::span<const BlockIdentity> blocks) con
     const auto limit = static_cast<std::uint32_t>(blocks.size() * config_.block_size);
     return grouped_->tiers().find(blocks, 0, limit, tiers_->lowest()) / config_.block_size;
   }
-  if (grouped_ != nullptr) return grouped_->cached(blocks) / config_.block_size;
-  if (!tiers_) return store_.prefix_length(0, blocks);
+  if (grouped_ != nullptr || !tiers_) return kv_->cached(blocks) / config_.block_size;
   const std::vector<TierAnswer> answers = tiers_->lookup(blocks);
   return static_cast<std::size_t>(
       std::ranges::count_if(answers, [](const TierAnswer& answer) { return answer.kind != TierAnswer::Kind::Miss; }));

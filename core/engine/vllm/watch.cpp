@@ -3,6 +3,7 @@
 
 #include "engine/vllm/engine.hpp"
 #include "engine/vllm/fast_forward.hpp"
+#include "engine/vllm/run_rows.hpp"
 
 namespace understudy {
 
@@ -147,8 +148,15 @@ TierReport VllmEngine::tier_report() {
   return report;
 }
 
+const Residency& VllmEngine::residency() const noexcept {
+  if (run_rows_ != nullptr) return *run_rows_;
+  if (group_rows_) return *group_rows_;
+  return store_;
+}
+
 void VllmEngine::check() {
   store_.check();
+  kv_->check_blocks();
   check_counts(true);
   // In the middle of a step some changes are unpublished.
   if (!clock_.in_step) announcer_.check(EventTruth::Scope::Whole);
@@ -162,12 +170,16 @@ void VllmEngine::check_state() {
   constexpr std::uint64_t kSlotsPerStep = 16;
   constexpr std::uint64_t kSlotsPerIdleStep = 32;
   const std::uint64_t steps = totals_.steps - steps_at_check_;
-  const bool whole = steps * kSlotsPerStep >= store_.num_slots() ||
-                     (idle() && steps * kSlotsPerIdleStep >= store_.num_slots() - store_.num_empty());
+  const PoolMetrics runs = run_rows_ != nullptr ? kv_->metrics() : PoolMetrics{};
+  const std::uint64_t slots = std::max<std::uint64_t>(store_.num_slots(), runs.total_blocks);
+  const std::uint64_t used =
+      std::max<std::uint64_t>(store_.num_slots() - store_.num_empty(), runs.total_blocks - runs.reset_blocks);
+  const bool whole = steps * kSlotsPerStep >= slots || (idle() && steps * kSlotsPerIdleStep >= used);
   if (whole) steps_at_check_ = totals_.steps;
   // Held back: changes of a step that a fast-forward has begun and left to an ordinary step.
   if (!announcer_.holds()) announcer_.check(whole ? EventTruth::Scope::Whole : EventTruth::Scope::All);
   if (whole) store_.check();
+  if (whole) kv_->check_blocks();
   check_counts(whole);
 }
 
@@ -187,7 +199,7 @@ StateDigest VllmEngine::digest(bool with_cached) const {
   clock = static_cast<std::uint64_t>(clock_.now_ns);
   for (const RequestSlot slot : running_) {
     const EngineRequest& r = requests_[slot];
-    running = mix(running, r.id, r.computed, r.known, r.ahead, r.keyed, r.table.size(), r.record.preemptions);
+    running = mix(running, r.id, r.computed, r.known, r.ahead, r.keyed, kv_->num_blocks(r), r.record.preemptions);
   }
   // With tiers a request joins the queue when a landing is noticed: its place is not that of a step's end.
   queues_.for_each([&, &order = waiting](RequestSlot slot) {
@@ -209,10 +221,7 @@ StateDigest VllmEngine::digest(bool with_cached) const {
   if (grouped_ != nullptr) counts = mix(counts, grouped_->digest(running_));
   totals = mix(0, totals_.steps, totals_.step_ns, totals_.uncovered_ns, totals_.preemptions);
   if (!with_cached) return out;
-  if (grouped_ != nullptr) {
-    for (const std::uint64_t content : grouped_->contents()) cached += mix(0, content);
-  }
-  for (const BlockIdentity& block : store_.resident(0)) cached += mix(0, block.sequence_hash());
+  for (const std::uint64_t name : kv_->contents()) cached += mix(0, name);
   return out;
 }
 
@@ -243,9 +252,10 @@ void VllmEngine::check_counts(bool whole) const {
   std::uint64_t references = 0;
   for (const RequestSlot id : running_) {
     const EngineRequest& r = requests_[id];
-    references += r.table.size();
-    if (r.status != RequestStatus::Running || r.computed > r.known + r.ahead || r.keyed > r.table.size() ||
-        blocks_for(r.computed) > r.table.size()) {
+    const std::size_t blocks = kv_->num_blocks(r);
+    references += blocks;
+    if (r.status != RequestStatus::Running || r.computed > r.known + r.ahead || r.keyed > blocks ||
+        blocks_for(r.computed) > blocks) {
       throw Error(ErrorKind::InvariantViolated, "request ", r.spec.name, " is inconsistent");
     }
   }
@@ -259,7 +269,7 @@ void VllmEngine::check_counts(bool whole) const {
     references += tiers_->g1_references();
   }
   if (own_run_) own_run_->check(whole);
-  const PoolMetrics m = store_.metrics(0);
+  const PoolMetrics m = kv_->metrics();
   if (m.reset_blocks + m.inactive_blocks + m.active_blocks + m.mutable_blocks != m.total_blocks) {
     throw Error(ErrorKind::InvariantViolated, m.reset_blocks, " free, ", m.inactive_blocks, " cached and ",
                 m.active_blocks + m.mutable_blocks, " active blocks are not ", m.total_blocks);

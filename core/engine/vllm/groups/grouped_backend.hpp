@@ -162,8 +162,8 @@ class GroupedBackend final : public KvBackend {
   void skip_to(const KvRequest& request, std::uint32_t computed);
 
   // ── Watch ──
-  PoolMetrics metrics() const;
-  std::vector<SlotId> free_head(std::size_t count) const { return pool_.free_head(count); }
+  PoolMetrics metrics() const override;
+  std::vector<SlotId> free_head(std::size_t count) const override { return pool_.free_head(count); }
   // Entries in the tables of these requests that have a block, by group.
   std::vector<std::uint64_t> held(std::span<const RequestSlot> requests) const;
   const std::vector<std::pair<SlotId, SlotId>>& copies() const noexcept { return copies_; }  // of the last schedule
@@ -178,9 +178,8 @@ class GroupedBackend final : public KvBackend {
   // `holders`: requests with blocks; `kept`: blocks that ended requests have left behind.
   void check(std::span<const RequestSlot> holders, std::uint64_t kept) const;
   std::uint64_t digest(std::span<const RequestSlot> running) const;
-  std::vector<std::uint64_t> contents() const { return pool_.contents(); }
-  // Leading tokens of these units of hashing that a request could use.
-  std::uint32_t cached(std::span<const BlockIdentity> units) const;
+  std::vector<std::uint64_t> contents() const override { return pool_.contents(); }
+  std::uint32_t cached(std::span<const BlockIdentity> units) const override;  // units of hashing
 
  private:
   static constexpr std::uint32_t kBatch = 32;  // blocks whose data is read ahead; a multiple of the neighbours

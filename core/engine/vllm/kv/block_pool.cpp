@@ -15,14 +15,14 @@ BlockRun* BlockPool::earliest(const PrefixNode& node, std::uint32_t at, std::uin
 }
 
 // Calls `visit(run, offset, blocks)` for the parts of the longest prefix, and returns its length.
-template <typename Visit>
-std::uint32_t BlockPool::visit_prefix(std::span<const BlockName> names, std::uint8_t group, Visit visit) const {
+template <typename Names, typename Visit>
+std::uint32_t BlockPool::visit_prefix(const Names& names, std::uint8_t group, Visit visit) const {
   const PrefixNode* node = &tree_.root();
   std::size_t done = 0;
   while (done < names.size()) {
     node = tree_.child(*node, names[done]);
     if (node == nullptr) break;
-    const std::uint32_t most = PrefixTree::matching(*node, 0, names.subspan(done));
+    const std::uint32_t most = PrefixTree::matching(*node, 0, names, done);
     std::uint32_t at = 0;
     BlockRun* next = node->copies;
     while (at < most) {
@@ -55,11 +55,21 @@ BlockPool::Hit BlockPool::find(std::span<const BlockName> names, std::uint8_t gr
     if (run.references == 0) hit.unreferenced += blocks;
     if (run.phantom) hit.phantoms += blocks;
   });
+  operations_ += found_.size() + 1;
   return hit;
 }
 
 std::uint32_t BlockPool::prefix_length(std::span<const BlockName> names, std::uint8_t group) const {
   return visit_prefix(names, group, [](const BlockRun&, std::uint32_t, std::uint32_t) {});
+}
+
+std::uint32_t BlockPool::prefix_length(std::span<const BlockIdentity> blocks, std::uint8_t group) const {
+  struct Names {
+    std::span<const BlockIdentity> blocks;
+    std::size_t size() const noexcept { return blocks.size(); }
+    BlockName operator[](std::size_t at) const noexcept { return blocks[at].sequence_hash(); }
+  };
+  return visit_prefix(Names{blocks}, group, [](const BlockRun&, std::uint32_t, std::uint32_t) {});
 }
 
 void BlockPool::append_found(std::vector<SlotId>& out) const {
@@ -110,6 +120,7 @@ void BlockPool::get_new_blocks(std::size_t count, std::vector<SlotId>& out) {
   if (count > 0 && listener_ != nullptr) listener_->begin_call();
   while (count > 0) {
     BlockRun& run = *front_;
+    ++operations_;
     const auto taken = static_cast<std::uint32_t>(std::min<std::size_t>(count, run.size()));
     const std::uint32_t left = run.size() - taken;
     const std::span<const SlotId> ids = run.ids.span();
@@ -165,7 +176,7 @@ void BlockPool::cache_full_blocks(BlockTable& table, std::span<const BlockName> 
   };
   while (!names.empty()) {
     if (at < node->names.size()) {
-      const std::uint32_t same = PrefixTree::matching(*node, at, names);
+      const std::uint32_t same = PrefixTree::matching(*node, at, names, 0);
       if (same > 0) {
         place(same);
         continue;
@@ -245,7 +256,7 @@ void BlockPool::withdraw(BlockTable& table, std::uint32_t named) {
     BlockRun& run = *table.runs[i].run;
     ids.insert(ids.end(), run.ids.span().begin(), run.ids.span().end());
     for (std::uint32_t at = run.first; listener_ != nullptr && at < run.end(); ++at) {
-      listener_->removed(run.ids[at - run.first], !has_other(run, at));
+      listener_->removed(run.ids[at - run.first], run.node->names[at], !has_other(run, at));
     }
   }
   for (std::size_t i = table.runs.size(); i > from; --i) {

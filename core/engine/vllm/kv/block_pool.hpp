@@ -49,6 +49,7 @@ class BlockPool {
   void append_found(std::vector<SlotId>& out) const;
   // Length of the longest cached prefix.
   std::uint32_t prefix_length(std::span<const BlockName> names, std::uint8_t group = 0) const;
+  std::uint32_t prefix_length(std::span<const BlockIdentity> blocks, std::uint8_t group = 0) const;
 
   // ── Hold and release ──
   // References the blocks of the last `find`, for a table that is empty.
@@ -80,6 +81,7 @@ class BlockPool {
   std::size_t num_runs() const noexcept { return runs_.in_use(); }
   std::size_t num_nodes() const noexcept { return tree_.num_nodes(); }
   std::size_t memory_bytes() const noexcept;
+  std::uint64_t operations() const noexcept { return operations_; }  // runs and blocks visited, for tests of growth
   // InvariantViolated when the state contradicts itself. O(blocks).
   void check() const;
 
@@ -93,8 +95,8 @@ class BlockPool {
 
   // The earliest registered run of the group that has name `at` of the node; null: none.
   static BlockRun* earliest(const PrefixNode& node, std::uint32_t at, std::uint8_t group) noexcept;
-  template <typename Visit>
-  std::uint32_t visit_prefix(std::span<const BlockName> names, std::uint8_t group, Visit visit) const;
+  template <typename Names, typename Visit>
+  std::uint32_t visit_prefix(const Names& names, std::uint8_t group, Visit visit) const;
   static bool has_other(const BlockRun& run, std::uint32_t at) noexcept;
 
   BlockRun& add_run(PrefixNode& node, std::uint32_t first, std::span<const SlotId> ids, std::uint8_t group);
@@ -127,6 +129,7 @@ class BlockPool {
   std::vector<SlotId> in_front_;  // released without a name: the last is handed out next
   SlotId fresh_ = 0;              // first block that was never handed out; those follow `in_front_`
   std::vector<Piece> found_;      // by the last `find`
+  mutable std::uint64_t operations_ = 0;
 };
 
 }  // namespace understudy

@@ -30,6 +30,7 @@ std::vector<BlockName> BlockPool::contents() const {
       if (has[at]) out.push_back(node.names[at]);
     }
   });
+  operations_ += out.size();
   return out;
 }
 
@@ -56,6 +57,7 @@ void require_pool(bool holds, const char* what) {
 void BlockPool::check() const {
   require_pool(counts_.free + counts_.cached + counts_.active + counts_.loose == num_blocks_,
                "its blocks are not those that are free, cached, active and loose");
+  operations_ += fresh_;
   check_queue();
   check_tree();
 }

@@ -12,6 +12,9 @@ namespace understudy {
 
 struct PrefixNode;
 
+// The name of a block: its sequence hash, or any number that is equal where the block and all before it are.
+using BlockName = std::uint64_t;
+
 // Consecutive blocks of one group that one request has filled, and that have had the same holders since. The last one
 // is evicted first.
 struct BlockRun {

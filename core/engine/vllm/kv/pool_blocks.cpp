@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <functional>
 #include <map>
+#include <tuple>
 #include <utility>
 
 #include "base/assert.hpp"
@@ -192,16 +193,17 @@ bool BlockPool::has_other(const BlockRun& run, std::uint32_t at) noexcept {
 void BlockPool::note_stored(const BlockRun& run, std::uint32_t from) {
   const PrefixNode& node = *run.node;
   if (!node.layered) {
-    listener_->stored(run.ids.span().subspan(from - run.first), node.depth + from);
+    listener_->stored(run.ids.span().subspan(from - run.first), node.names.span().subspan(from, run.end() - from),
+                      node.depth + from);
     return;
   }
   for (std::uint32_t at = from; at < run.end(); ++at) {
     const std::uint32_t index = at - run.first;
     if (has_other(run, at)) {
       const BlockRun& other = *earliest(node, at, run.group);
-      listener_->copied(run.ids[index], node.depth + at, other.ids[at - other.first]);
+      listener_->copied(run.ids[index], node.names[at], node.depth + at, other.ids[at - other.first]);
     } else {
-      listener_->stored(run.ids.span().subspan(index, 1), node.depth + at);
+      listener_->stored(run.ids.span().subspan(index, 1), node.names.span().subspan(at, 1), node.depth + at);
     }
   }
 }
@@ -209,32 +211,37 @@ void BlockPool::note_stored(const BlockRun& run, std::uint32_t from) {
 // The run's blocks from number `from` on lose their names, the last first.
 void BlockPool::note_removed(const BlockRun& run, std::uint32_t from) {
   for (std::uint32_t index = run.size(); index > from; --index) {
-    listener_->removed(run.ids[index - 1], !run.node->layered || !has_other(run, run.first + index - 1));
+    const std::uint32_t at = run.first + index - 1;
+    listener_->removed(run.ids[index - 1], run.node->names[at], !run.node->layered || !has_other(run, at));
   }
 }
 
-// All blocks of these runs lose their names, in the order of their ids.
+// All blocks of these runs lose their names, in the order of their ids. Copies are those of one group.
 void BlockPool::note_reset(std::span<BlockRun* const> runs) {
   struct Block {
     SlotId id;
     std::uint32_t at;
     const BlockRun* run;
   };
+  using Name = std::tuple<const PrefixNode*, std::uint32_t, std::uint8_t>;
+  const auto name_of = [](const Block& block) { return Name{block.run->node, block.at, block.run->group}; };
   std::vector<Block> blocks;
-  std::map<std::pair<const PrefixNode*, std::uint32_t>, std::uint32_t> copies;
+  std::map<Name, std::uint32_t> copies;
   for (const BlockRun* const run : runs) {
     for (std::uint32_t at = run->first; at < run->end(); ++at) {
-      blocks.push_back({run->ids[at - run->first], at, run});
-      if (!copies.try_emplace({run->node, at}).second) continue;
+      const Block block{run->ids[at - run->first], at, run};
+      blocks.push_back(block);
+      std::uint32_t& count = copies[name_of(block)];
+      if (count > 0) continue;
       for (const BlockRun* copy = run->node->copies; copy != nullptr; copy = copy->next_copy) {
-        if (copy->first <= at && copy->end() > at) ++copies[{run->node, at}];
+        if (copy->group == run->group && copy->first <= at && copy->end() > at) ++count;
       }
     }
   }
   std::ranges::sort(blocks, {}, &Block::id);
   listener_->begin_call();
   for (const Block& block : blocks) {
-    listener_->removed(block.id, --copies[{block.run->node, block.at}] == 0);
+    listener_->removed(block.id, block.run->node->names[block.at], --copies[name_of(block)] == 0);
   }
 }
 

@@ -4,7 +4,7 @@
 #include <cstdint>
 #include <span>
 
-#include "tokens/lineage_hash.hpp"
+#include "engine/vllm/kv/block_run.hpp"
 
 namespace understudy {
 
@@ -14,11 +14,11 @@ class PoolListener {
   // One call of the pool begins, whose changes belong together.
   virtual void begin_call() = 0;
   // Blocks have got names that no other block has: those of positions from `position` on.
-  virtual void stored(std::span<const SlotId> ids, std::uint32_t position) = 0;
+  virtual void stored(std::span<const SlotId> ids, std::span<const BlockName> names, std::uint32_t position) = 0;
   // A block has got a name that `earliest` has, and maybe others.
-  virtual void copied(SlotId id, std::uint32_t position, SlotId earliest) = 0;
+  virtual void copied(SlotId id, BlockName name, std::uint32_t position, SlotId earliest) = 0;
   // A block loses its name. `last`: no other block has it.
-  virtual void removed(SlotId id, bool last) = 0;
+  virtual void removed(SlotId id, BlockName name, bool last) = 0;
 };
 
 }  // namespace understudy

@@ -1,18 +1,8 @@
 #include "engine/vllm/kv/prefix_tree.hpp"
 
-#include <algorithm>
-
 #include "base/assert.hpp"
 
 namespace understudy {
-
-std::uint32_t PrefixTree::matching(const PrefixNode& node, std::uint32_t first,
-                                   std::span<const BlockName> names) noexcept {
-  const std::span<const BlockName> own = node.names.span().subspan(first);
-  const std::size_t most = std::min(own.size(), names.size());
-  return static_cast<std::uint32_t>(
-      std::mismatch(own.begin(), own.begin() + static_cast<std::ptrdiff_t>(most), names.begin()).first - own.begin());
-}
 
 PrefixNode& PrefixTree::add_child(PrefixNode& parent, std::span<const BlockName> names) {
   make_room();

@@ -1,6 +1,7 @@
 // A tree of block names, in which a node is a run of names without a branch.
 #pragma once
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <span>
@@ -11,9 +12,6 @@
 #include "engine/vllm/kv/block_run.hpp"
 
 namespace understudy {
-
-// The name of a block: its sequence hash, or any number that is equal where the block and all before it are.
-using BlockName = std::uint64_t;
 
 struct PrefixNode {
   ShortList<BlockName> names;
@@ -41,8 +39,18 @@ class PrefixTree {
     }
     return nullptr;
   }
-  // Number of leading names of the node that are equal to `names`.
-  static std::uint32_t matching(const PrefixNode& node, std::uint32_t first, std::span<const BlockName> names) noexcept;
+  // Number of the node's names from `first` on that are equal to `names`, a list, from `from` on.
+  template <typename Names>
+  static std::uint32_t matching(const PrefixNode& node, std::uint32_t first, const Names& names,
+                                std::size_t from) noexcept {
+    const std::span<const BlockName> own = node.names.span().subspan(first);
+    const std::size_t most = std::min(own.size(), names.size() - from);
+    // A name implies those before it, so mostly one comparison is enough.
+    if (most > 0 && own[most - 1] == names[from + most - 1]) return static_cast<std::uint32_t>(most);
+    std::size_t same = 0;
+    while (same < most && own[same] == names[from + same]) ++same;
+    return static_cast<std::uint32_t>(same);
+  }
 
   PrefixNode& add_child(PrefixNode& parent, std::span<const BlockName> names);
   // Moves the first `at` names of the node to a new parent, without their copies. Returns that.

@@ -1,0 +1,69 @@
+// KV events of a pool of runs, as rows of an engine's event log.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "base/flat_map.hpp"
+#include "base/huge_array.hpp"
+#include "engine/announcer.hpp"
+#include "engine/config.hpp"
+#include "engine/vllm/kv/block_pool.hpp"
+#include "events/event_truth.hpp"
+
+namespace understudy {
+
+// A row per block, as a block store writes them. Without readers of events it writes none.
+class RunRows final : public EventSource, public Residency, private PoolListener {
+ public:
+  // `pool` outlives the rows.
+  RunRows(const EngineConfig& config, BlockPool& pool);
+
+  // Rows have whole identities: set those of the request before its blocks get names.
+  bool wants_identities() const noexcept { return details_.size() > 0; }
+  std::uint64_t operations() const noexcept { return pool_.operations() + looked_up_; }
+  void set_identities(std::span<const BlockIdentity> blocks) noexcept { identities_ = blocks; }
+
+  // ── EventSource ──
+  std::span<const EventRecord> unread() override { return rows_; }
+  void clear() override { rows_.clear(); }
+  void check() const override {}  // compared as `followed`
+  const Residency* followed() const noexcept override { return this; }
+  std::size_t prefix_length(std::span<const BlockIdentity> blocks) const override {
+    return pool_.prefix_length(blocks);
+  }
+
+  // ── Residency: the pool ──
+  std::size_t num_pools() const noexcept override { return 1; }
+  Tier tier(std::size_t) const override { return Tier::G1; }
+  std::size_t num_hashes() const override { return tracks_ ? names_.size() : pool_.contents().size(); }
+  void has_blocks(std::size_t pool, std::span<const BlockIdentity> blocks, bool* out) const override;
+  std::vector<BlockIdentity> resident(std::size_t pool) const override;
+
+ private:
+  struct Detail {
+    BlockIdentity identity;
+    std::uint64_t generation = 0;  // of this name's present stay in the pool
+  };
+
+  void begin_call() override { starts_ = true; }
+  void stored(std::span<const SlotId> ids, std::span<const BlockName> names, std::uint32_t position) override;
+  void copied(SlotId id, BlockName name, std::uint32_t position, SlotId earliest) override;
+  void removed(SlotId id, BlockName name, bool last) override;
+  void add(EventKind kind, SlotId id, BlockName name, bool sole);
+
+  BlockPool& pool_;
+  const bool tracks_;          // config.check: `names_` is kept
+  HugeArray<Detail> details_;  // by block; empty: rows have names alone
+  std::span<const BlockIdentity> identities_;
+  EventRecords rows_;
+  FlatMap<bool> names_;
+  mutable std::uint64_t looked_up_ = 0;  // blocks
+  std::uint64_t next_generation_ = 1;
+  std::uint64_t next_id_ = 0;
+  bool starts_ = true;
+};
+
+}  // namespace understudy
