@@ -130,8 +130,8 @@ MUTANTS = [
     Mutant(
         "policies of the user's hear of one worker after the other",
         "core/replay/fleet.cpp",
-        "return workers_.size() > 1 && std::ranges::any_of(",
-        "return !FAULT && workers_.size() > 1 && std::ranges::any_of(",
+        "return (workers_.size() > 1 || config_.elastic) && std::ranges::any_of(",
+        "return !FAULT && (workers_.size() > 1 || config_.elastic) && std::ranges::any_of(",
         "tests/replay/test_users_policies.py",
     ),
     Mutant(
@@ -186,8 +186,8 @@ MUTANTS = [
     Mutant(
         "what lands after the last step is not told",
         "core/engine/vllm/tiers.cpp",
-        "while (offload_links_ && !clock_.in_step",
-        "while (!FAULT && offload_links_ && !clock_.in_step",
+        "while (offload_links_ && !polls_ && !clock_.in_step",
+        "while (!FAULT && offload_links_ && !polls_ && !clock_.in_step",
         "tests/server/test_online_tiers.py",
     ),
     Mutant(

@@ -16,6 +16,7 @@ ONLY_TESTS = {
     "TransferEstimate.load_ns": "one of its terms",
     "TransferEstimate.lower_copy_ns": "one of its terms",
     "TransferEstimate.stage_ns": "one of its terms",
+    "with_slow_loads": "the connector of docs/connectors.md, compiled for tests only",
     "GroupLayout.hit_unit": "where hits of KV cache groups end, compared with vLLM's plan",
     **dict.fromkeys(
         (
@@ -52,6 +53,7 @@ ONLY_TESTS = {
             *("VllmEngine.tier_waits", "VllmEngine.in_step"),
             *("RequestRecord.below_total", "RequestRecord.cached_first", "RequestRecord.cached_total"),
             "SglangIterations.cached_runs",
+            *("SglangTokens.part_total", "SglangTokens.part_evictable", "SglangTokens.part_available"),
         ),
         "an engine without a driver, compared with a reference",
     ),
@@ -66,7 +68,15 @@ ONLY_TESTS = {
 }
 """Names that only tests use, because nothing else shows what they show."""
 
-NOT_BY_NAME = {"LastDecision", "OffloadSamples", "RequestRecord.below_first", "SglangTokens", "TrtEngine"}
+NOT_BY_NAME = {
+    "LastDecision",
+    "TrafficWindow",
+    "LengthSum",
+    "OffloadSamples",
+    "RequestRecord.below_first",
+    "SglangTokens",
+    "TrtEngine",
+}
 """Classes whose objects are used without their names, and a field that completes a record."""
 
 

@@ -53,7 +53,10 @@ def test_a_run_takes_numpys_integers() -> None:
             "--num-gpu-blocks must be at most 1,073,741,824, got 5,000,000,000",
         ),
         (["--set", "load=5"], "load must be a mapping, got 5"),
-        (["--set", "load.kind=x"], "load.kind must be one of open_loop, closed_loop, lockstep; got 'x'"),
+        (
+            ["--set", "load.kind=x"],
+            "load.kind must be one of open_loop, closed_loop, lockstep, plays; got 'x'",
+        ),
         (["--kv-manager", "x"], "--kv-manager must be one of kvbm, native; got 'x'"),
         (["--set", "engine.block_size=many"], "engine.block_size must be a whole number, got 'many'"),
         (["--set", "engine.timing=fast"], "engine.timing must be a mapping, got 'fast'"),

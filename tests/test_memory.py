@@ -41,7 +41,7 @@ way = _core.LinkPairConfig(down_gbps=1, up_gbps=1)
 disk = _core.SharedTierConfig(num_blocks=MANY, worker=way, backend=way)
 host = _core.TierConfig(bytes_per_block=1, g2_blocks=MANY, host=way)
 deep = _core.TierConfig(bytes_per_block=1, g2_blocks=9, host=way, g3=disk)
-small, large = VllmConfig(num_gpu_blocks=100), VllmConfig(num_gpu_blocks=MANY)
+small, large = VllmConfig(num_gpu_blocks=100), VllmConfig(num_gpu_blocks=MANY, eviction_policy="vllm")
 layout = KvLayout(page_size=16, num_layers=1, kv_heads=1, head_dim=1)
 timing = small.native_timing(None)
 workload = synthesise(SyntheticSpec(sessions=1, prompt_tokens=Fixed(16), output_tokens=Fixed(1)))
@@ -75,9 +75,10 @@ def taken():
 
 
 before = taken()
-engine = _core.VllmEngine(VllmConfig(num_gpu_blocks=10**7).native(), timing)
+engine = _core.VllmEngine(VllmConfig(num_gpu_blocks=10**7, eviction_policy="vllm").native(), timing)
 told.append(["bytes a slot", f"{(taken() - before) / 10**7}"])
 replay(workload, engine=small)
+replay(workload, engine=VllmConfig(num_gpu_blocks=MANY))  # runs of blocks take memory when they are filled
 print(json.dumps(told))
 """
 

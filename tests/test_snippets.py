@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 ROOT = Path(__file__).parents[1]
 PAGES = ["README.md", *sorted(str(page.relative_to(ROOT)) for page in (ROOT / "docs").rglob("*.md"))]
 SHELL = ("sh", "console")
-OTHER_LANGUAGES = ("", "text", "python", "py", "json", "yaml")
+OTHER_LANGUAGES = ("", "text", "python", "py", "json", "yaml", "cpp")
 
 OTHER_PROGRAMS = {
     "pip": "installs",
@@ -41,6 +41,7 @@ OTHER_PROGRAMS = {
 READ_ONLY = {
     ("qwen3", "generate"): "weights of a real model, on disk or of its size",
     ("qwen3", "bench"): "a GPU",
+    ("agents", "run"): "an endpoint",
     ("replay", "trace.jsonl", "--engine", "qwen3"): "PyTorch, and steps recorded on a GPU",
 }
 """Commands of ours whose arguments are read and no more, by how they begin: what they need."""
@@ -90,6 +91,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         (logs / "mooncake.jsonl", "trace.jsonl"),
         (logs / "requests.jsonl", "requests.jsonl"),
         (ROOT / "examples" / "fleet.yaml", "fleet.yaml"),
+        (ROOT / "tests" / "golden" / "agents" / "weka.jsonl", "agents.jsonl"),
     ):
         (tmp_path / name).write_bytes(source.read_bytes())
     (tmp_path / "config.json").write_text(json.dumps(CONFIG_JSON))

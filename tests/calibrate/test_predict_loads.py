@@ -52,7 +52,7 @@ def test_one_output_token_has_no_time_per_output_token(
     said = capsys.readouterr()
     assert rows(said.out)[0]["tpot_ms"] == ""
     assert "TTFT" in said.err
-    assert "TPOT" not in said.err
+    assert "TPOT" not in said.err.replace("range TPOT", "")  # of the model, whatever is asked
     html = tmp_path / "fit.html"
     fit = ["calibrate", str(bench), *WHERE, *SIZES, "-o", str(tmp_path / "timing.yaml"), "--html", str(html)]
     assert main(fit) == 0

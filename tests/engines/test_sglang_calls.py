@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -235,3 +235,15 @@ def test_links_of_a_tier_that_is_not_there_are_not_slowed() -> None:
         InvalidArgument, match="tier: the engine has no link to this tier; HiCache has g2 only"
     ):
         one.set_link_share(0, _core.Tier.G2, 0.5)
+
+
+@pytest.mark.parametrize(
+    "second", [{"swa_window": 8}, {"max_mamba_cache_size": 48}], ids=["windows", "states"]
+)
+def test_an_engine_at_rest_has_its_second_pool_free_or_evictable(second: dict[str, Any]) -> None:
+    one = engine(page=1, **second)
+    assert isinstance(one, _core.SglangEngine)
+    assert one.tokens.part_total == one.tokens.part_available > 0
+    one.submit(spec(1, hashes=range(1, 20)), 0)
+    assert run_to_end(one)[1] == [1]
+    assert one.tokens.part_available + one.tokens.part_evictable == one.tokens.part_total

@@ -21,7 +21,7 @@ std::uint64_t checked_blocks(const VllmConfig& config) {
 
 bool RunBackend::serves(const VllmConfig& config) noexcept {
   return config.kv_manager == KvManagerKind::Native && config.groups.empty() && !config.eviction && !config.offload &&
-         !config.transfer && config.stay_sample == 0;
+         !config.transfer && !config.multi && !config.connector && config.stay_sample == 0;
 }
 
 RunBackend::RunBackend(const VllmConfig& config, bool append_unnamed)

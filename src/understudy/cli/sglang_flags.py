@@ -53,7 +53,7 @@ SGLANG_SETTINGS = (
         "NAME",
     ),
     Flag("mamba_track_interval", int, "tokens between states that decoding tracks (default: 256)"),
-    Flag("mamba_max_states_per_path", int, "most cached states of a path; -1: no limit (default)"),
+    Flag("mamba_max_states_per_path", int, "most cached states of a path; -1: no limit (default: -1)"),
     Flag("sglang_version", str, "SGLang release to simulate (default and only one: 0.5.23)", "VERSION"),
 )
 
