@@ -103,10 +103,11 @@ class TierPair:
         identities, _ = blocks_of(request.tokens(index, config.max_model_len), config.block_size)
         length = len(request.prompt_tokens())
         assert self.engine.never_fits(length, max_tokens) is None
-        number = self.engine.submit(
-            spec["id"], length, max_tokens, identities, priority=priority, arrival_time=index
+        asked = _core.RequestSpec(
+            index, spec["id"], length, max_tokens, identities, priority=priority, arrival_time=index
         )
-        assert number == index
+        # The time is the model's: the step in progress has no end yet.
+        self.engine.submit(asked, self.now_ns)
         self.prompts.append(identities)
         self.model.add(spec, index)
         return index
