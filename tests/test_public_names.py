@@ -27,6 +27,7 @@ NAMES = [
     "Report",
     "SglangConfig",
     "TiersConfig",
+    "TrtllmConfig",
     "VllmConfig",
     "compare",
     "fleet",

@@ -31,7 +31,10 @@ INTERNAL = {"Report": ("build", "table"), "Comparison": ("table", "rows", "metri
 INTERNAL |= {
     "VllmConfig": ("core_config", "native", "native_timing", "check_recordable", "notes", "describe")
 }
-INTERNAL |= {"SglangConfig": ("core_config", "native_timing", "check_recordable", "notes", "describe")}
+INTERNAL |= dict.fromkeys(
+    ("SglangConfig", "TrtllmConfig"),
+    ("core_config", "native_timing", "check_recordable", "notes", "describe"),
+)
 INTERNAL |= {
     "KvCacheGroup": ("native", "describe_kind"),
     "TiersConfig": ("describe", "drop_unused_kv_size"),
@@ -111,7 +114,7 @@ def list_fields(cls: type) -> Iterator[Entry]:
             name = node.target.id
             if not name.startswith("_"):
                 default = unparse(node.value)
-                if default.isupper():  # a constant of the module
+                if default.isidentifier() and default.isupper():  # a constant of the module
                     default = repr(getattr(sys.modules[one.__module__], default)).replace("'", '"')
                 kind = re.sub(r"\bSelf\b", cls.__name__, unparse(node.annotation))
                 yield Entry(name, kind, default, describe_field(cls, name, after))

@@ -3,8 +3,10 @@
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/pair.h>
 #include <nanobind/stl/string.h>
+#include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
 
+#include <tuple>
 #include <utility>
 
 #include "bindings.hpp"
@@ -217,9 +219,10 @@ void bind_settings(nb::module_& m) {
           "plan_memory",
           [](const TrtSettings& self) {
             const TrtMemory memory = plan_trt_memory(self);
-            return std::pair(memory.layout.levels, memory.max_seq_len);
+            return std::tuple(memory.layout.levels, memory.max_seq_len, memory.quotas[0], memory.layout.page_bytes);
           },
-          "Pages by level and group of pools, and the longest sequence that fits.");
+          "Pages by level and group of pools, the longest sequence that fits, bytes of the device before they are "
+          "rounded, and bytes of a page by group.");
 }
 
 void bind_trt_engine(nb::module_& m) {

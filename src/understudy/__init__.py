@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from understudy.calibrate.predict import predict as predict
     from understudy.engines.kv_groups import KvCacheGroup as KvCacheGroup
     from understudy.engines.sglang_config import SglangConfig as SglangConfig
+    from understudy.engines.trtllm_config import TrtllmConfig as TrtllmConfig
     from understudy.engines.vllm_config import VllmConfig as VllmConfig
     from understudy.live import fleet as fleet
     from understudy.live import serve as serve
@@ -32,6 +33,7 @@ _MODULE_OF = {
     "Outputs": "run.options",
     "Report": "report.report",
     "SglangConfig": "engines.sglang_config",
+    "TrtllmConfig": "engines.trtllm_config",
     "TiersConfig": "tiers.settings",
     "VllmConfig": "engines.vllm_config",
     "compare": "report.compare",

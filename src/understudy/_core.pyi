@@ -2301,8 +2301,10 @@ class TrtSettings:
     @property
     def chunk_unit(self) -> int: ...
 
-    def plan_memory(self) -> tuple[list[list[int]], int]:
-        """Pages by level and group of pools, and the longest sequence that fits."""
+    def plan_memory(self) -> tuple[list[list[int]], int, int, list[int]]:
+        """
+        Pages by level and group of pools, the longest sequence that fits, bytes of the device before they are rounded, and bytes of a page by group.
+        """
 
 class TrtEngineConfig(EngineConfig):
     """Settings of a simulated TensorRT-LLM engine."""

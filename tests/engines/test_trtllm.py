@@ -133,9 +133,10 @@ def test_levels_below_the_device_have_pages_of_the_same_size() -> None:
     settings.max_seq_len, settings.max_tokens = 1024, 4096
     settings.host_cache_size = 1 << 20
     settings.disk_cache_size = 3 << 20
-    levels, longest = settings.plan_memory()
+    levels, longest, quota, page_bytes = settings.plan_memory()
     assert levels == [[136], [4], [16]]  # grains: 2 MiB on the device and on disk, 4 KiB on the host
-    assert longest == 1024
+    assert (longest, page_bytes) == (1024, [2 * 32 * 4096])
+    assert quota == -(-4096 * 2 * 4096 * 100 // 95)
 
 
 def test_a_host_level_is_as_large_as_the_device_unless_it_has_a_size() -> None:

@@ -7,6 +7,7 @@ import os
 from random import Random
 from typing import TYPE_CHECKING, Any
 
+import msgspec
 import pytest
 
 import understudy as us
@@ -14,7 +15,6 @@ from engines.building import constant
 from understudy import _core
 from understudy.engines.trtllm_config import TrtllmConfig
 from understudy.errors import ConfigError, InvalidArgument, WrongState
-from understudy.kind_names import KIND_MODULES
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -129,19 +129,11 @@ def test_fast_forward_gives_what_steps_give(seed: int) -> None:
     assert stepped[2][0] in (_core.Phase.IDLE, _core.Phase.STALLED)
 
 
-@pytest.fixture
-def kind(monkeypatch: pytest.MonkeyPatch) -> str:
-    """Name the kind for runs; it is not a choice of the command line yet."""
-    monkeypatch.setitem(KIND_MODULES, "trtllm", "understudy.engines.kinds.trtllm")
-    return "trtllm"
-
-
 def write_trace(path: Path, rows: list[dict[str, Any]]) -> Path:
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
     return path
 
 
-@pytest.mark.usefixtures("kind")
 @pytest.mark.parametrize("routing", ["round_robin", "kv"])
 def test_a_replay_ends_every_request_under_each_router(tmp_path: Path, routing: Any) -> None:
     rows = [
@@ -158,7 +150,6 @@ def test_a_replay_ends_every_request_under_each_router(tmp_path: Path, routing: 
     assert "60 of 60 requests" in repr(report)
 
 
-@pytest.mark.usefixtures("kind")
 def test_the_deadlock_that_ends_the_real_server_is_a_finding(tmp_path: Path) -> None:
     engine = TrtllmConfig(
         num_gpu_blocks=24, host_cache_size=0, enable_chunked_prefill=True, max_model_len=700, max_num_seqs=16
@@ -227,6 +218,8 @@ def test_options_are_read_as_users_write_them() -> None:
             {"kv_cache_config": {"use_kv_cache_manager_v2": False}},
             "C\\+\\+ manager V1, which is not simulated",
         ),
+        ({"max_tokens": 4096, "num_gpu_blocks": 8}, "num_gpu_blocks names the same memory; give one"),
+        ({"free_gpu_memory_fraction": 1.5}, "free_gpu_memory_fraction must be above 0 and at most 1"),
         ({"speculative_config": {"decoding_type": "MTP"}}, "speculation is not simulated"),
         ({"enable_attention_dp": True}, "data parallelism is not simulated"),
         ({"pipeline_parallel_size": 2}, "pipeline parallelism is not simulated"),
@@ -247,3 +240,25 @@ def test_options_are_read_as_users_write_them() -> None:
 def test_what_is_wrong_or_not_simulated_is_refused_by_name(options: dict[str, Any], problem: str) -> None:
     with pytest.raises(ConfigError, match=problem):
         TrtllmConfig.from_dict(options)
+
+
+@pytest.mark.parametrize("windows", [(), (64, 4096), (64, 64, 64, 4096), (64, 1024, 4096)])
+@pytest.mark.parametrize(
+    "size", [{"num_gpu_blocks": 100}, {"max_tokens": 6000}, {"max_gpu_total_bytes": 3 << 28}]
+)
+def test_pages_stay_as_they_are_when_another_setting_changes(
+    windows: tuple[int, ...], size: dict[str, int]
+) -> None:
+    """Groups of pools have pages of different sizes; their number is all that the settings keep."""
+    options = {"num_layers": 8, "max_attention_window": windows, "max_batch_size": 8, "max_seq_len": 4096}
+    once = TrtllmConfig.from_dict({**options, **size})
+    twice = msgspec.structs.replace(once, max_num_seqs=4)
+    again = TrtllmConfig.from_dict(twice.describe())
+    assert once.num_gpu_blocks == twice.num_gpu_blocks == again.num_gpu_blocks
+    assert once.num_gpu_blocks >= size.get("num_gpu_blocks", 0)
+
+
+def test_tokens_size_the_host_and_the_longest_sequence_too() -> None:
+    config = TrtllmConfig.from_dict({"max_tokens": 6400, "num_layers": 2, "layer_kv_bytes": 4096})
+    assert config.max_model_len == 6400
+    assert config.host_cache_size == -(-6400 * 2 * 4096 * 100 // 95)

@@ -17,6 +17,7 @@ from understudy.run.settings import ReplaySettings
 from understudy.server.flags.grammar import read_command_line, sglang_flags, vllm_flags
 from understudy.sweep.candidate import Candidate
 from understudy.sweep.commands import make_commands
+from understudy.sweep.engine_words import engine_image
 from understudy.sweep.manifest import write_manifest
 
 ROOT = Path(__file__).parents[2]
@@ -374,3 +375,17 @@ def test_the_releases_own_parser_accepts_the_commands(version: str) -> None:
         env={**os.environ, "PYTHONPATH": str(ROOT / "tools")},
     )
     assert found.returncode == 0, found.stderr[-2000:]
+
+
+def test_a_trtllm_command_has_its_flags_and_names_lines_for_its_file_of_options() -> None:
+    engine = {"engine_type": "trtllm", "enable_chunked_prefill": True, "max_batch_size": 64}
+    gpu = {"model": "gpt-oss-120b", "gpu": {"name": "H200", "tensor_parallel_size": 2}}
+    commands = make_commands(candidate({**gpu, "engine": engine}))
+    assert commands.engines[0].words == [
+        *("trtllm-serve", "openai/gpt-oss-120b", "--tp_size", "2", "--max_batch_size", "64"),
+        *("--max_seq_len", "131072", "--enable_chunked_prefill"),
+    ]
+    assert commands.not_expressed == []
+    assert engine_image(commands.engines[0].engine) == "nvcr.io/nvidia/tensorrt-llm/release:1.3.0rc25"
+    small = make_commands(candidate({**gpu, "engine": {**engine, "max_tokens": 64_000}}))
+    assert "kv_cache_config.max_tokens: 64" in " ".join(small.not_expressed)

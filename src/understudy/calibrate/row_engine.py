@@ -38,7 +38,7 @@ def read_backend(row: TableRow) -> str:
 def build_row_engine(row: TableRow, deployment: Deployment) -> EngineConfig:
     """Configure the engine of a row; its prefix cache is off, because no two prompts share a prefix.
 
-    An engine that is not simulated gets the rules of the default kind.
+    An engine whose times were not fitted with its own rules gets those of the default kind.
     """
     backend, release = read_backend(row), row.text("backend_version", default="")
     settings = read_limits(row)
@@ -46,6 +46,7 @@ def build_row_engine(row: TableRow, deployment: Deployment) -> EngineConfig:
         name: row.count(name) for name in ("block_size", "num_gpu_blocks") if row.text(name, default="")
     }
     own = find_kind(backend) if backend in KIND_MODULES else None
+    own = own if own is not None and own.runs_measured_rows else None
     kind = default_kind() if own is None else own
     usual = STATIC_SHARE if own is None else own.config_class.find_memory_share(release)
     share = row.share("gpu_memory_utilization", usual)

@@ -13,6 +13,7 @@ from understudy.cli import (
     sglang_flags,
     tier_flags,
     trace_flags,
+    trtllm_flags,
 )
 from understudy.cli.flag_names import add_renamed_flag
 from understudy.kind_names import KIND_MODULES
@@ -83,7 +84,8 @@ def add_run_flags(verb: argparse.ArgumentParser) -> None:
         help="with --engine qwen3: step times recorded by `understudy qwen3 bench --record`",
     )
     engine_flags.add_engine_flags(verb)
-    sglang_flags.add_sglang_flags(verb)
+    sglang_flags.SGLANG_FLAGS.add_to(verb)
+    trtllm_flags.TRTLLM_FLAGS.add_to(verb)
     router_flags.add_router_flags(verb)
     gpu_flags.add_gpu_flags(verb)
     tier_flags.add_tier_flags(verb)
@@ -181,8 +183,9 @@ def _read_flags(args: argparse.Namespace) -> dict[str, Any]:
     _, *others = KIND_MODULES
     if args.engine in others:
         flags["engine"] = {**flags.get("engine", {}), "engine_type": args.engine}
-    for name, given in sglang_flags.read_sglang_flags(args).items():
-        flags[name] = {**flags.get(name, {}), **given}
+    for own in (sglang_flags.read_sglang_flags(args), trtllm_flags.read_trtllm_flags(args)):
+        for name, given in own.items():
+            flags[name] = {**flags.get(name, {}), **given} if isinstance(given, dict) else given
     if engine := engine_flags.engine_settings(args):
         flags["engine"] = {**flags.get("engine", {}), **engine}
     if args.concurrency is not None and args.arrival_rate_scale is not None:

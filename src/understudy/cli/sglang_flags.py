@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from understudy.cli.engine_flags import MOCKER_NAMES, SETTINGS, Flag
+from understudy.cli.engine_flags import Flag
+from understudy.cli.own_flags import OwnFlags, names_gpu
 from understudy.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -74,53 +75,33 @@ _INSTEAD = {
 """vLLM's and the mocker's settings with a counterpart in SGLang."""
 
 
-def add_sglang_flags(verb: argparse.ArgumentParser) -> None:
-    """Add SGLang's flags to a verb, in one group."""
-    group = verb.add_argument_group("engine sglang (with --engine sglang)")
-    for flag in SGLANG_SETTINGS:
-        if flag.kind is bool:
-            group.add_argument(_spell(flag.name), action="store_true", default=None, help=flag.help)
-        else:
-            group.add_argument(_spell(flag.name), type=flag.kind, metavar=flag.metavar, help=flag.help)
-    group.add_argument(
-        "--mem-fraction-static",
-        type=float,
-        metavar="X",
-        help="with --gpu: share of its memory for weights and KV pool, for the estimate of the pool (default: 0.9)",
-    )
+SGLANG_FLAGS = OwnFlags(
+    engine="sglang",
+    title="SGLang",
+    settings=SGLANG_SETTINGS,
+    others=(
+        Flag(
+            "mem_fraction_static",
+            float,
+            "with --gpu: share of its memory for weights and KV pool, for the estimate of the pool (default: 0.9)",
+            "X",
+        ),
+    ),
+    instead=_INSTEAD,
+)
 
 
 def read_sglang_flags(args: argparse.Namespace) -> dict[str, Any]:
     """Return the settings that SGLang's flags give, nested as in a file. ConfigError for flags of another engine."""
-    given = _list_given(args, SGLANG_SETTINGS)
-    fraction = args.mem_fraction_static
+    given = SGLANG_FLAGS.read_settings(args)
     if args.engine != "sglang":
-        first = next(iter(given), None if fraction is None else "mem_fraction_static")
-        if first is not None:
-            raise ConfigError(f"{_spell(first)}: a setting of SGLang; add --engine sglang, or leave it out")
         return {}
-    for name in _list_given(args, SETTINGS + MOCKER_NAMES):
-        instead = f"give {_INSTEAD[name]}" if name in _INSTEAD else "leave it out"
-        raise ConfigError(f"{_spell(name)}: no setting of SGLang; {instead}")
     settings: dict[str, Any] = {"engine": given}
+    fraction = args.mem_fraction_static
     if fraction is not None:
-        if (
-            args.gpu is None
-            and args.gpu_bandwidth_gbps is None
-            and args.gpu_memory is None
-            and not args.config
-        ):
+        if not names_gpu(args):
             raise ConfigError("--mem-fraction-static: needs a GPU; give --gpu and --model")
         if args.gpu_memory_utilization is not None:
             raise ConfigError("--mem-fraction-static contradicts --gpu-memory-utilization; give one")
         settings["gpu"] = {"gpu_memory_utilization": fraction}
     return settings
-
-
-def _list_given(args: argparse.Namespace, flags: tuple[Flag, ...]) -> dict[str, Any]:
-    values = {flag.name: getattr(args, flag.name) for flag in flags}
-    return {name: value for name, value in values.items() if value is not None}
-
-
-def _spell(name: str) -> str:
-    return f"--{name.replace('_', '-')}"

@@ -128,7 +128,7 @@ class TrtScenario(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 def run_trtllm_scenario(scenario: TrtScenario, *, check: bool = False) -> Iterator[dict[str, Any]]:
     """Run the scenario and yield its recording's lines: the header's sizes, one per pass, then the end."""
     settings = scenario.config.settings()
-    levels, max_seq_len = settings.plan_memory()
+    levels, max_seq_len, _, _ = settings.plan_memory()
     yield {
         "chunk_unit": settings.chunk_unit,
         "max_seq_len": max_seq_len,

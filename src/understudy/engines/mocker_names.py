@@ -105,6 +105,8 @@ def take_mocker_names(settings: dict[str, Any]) -> dict[str, Any]:
 def refuse_unknown(settings: dict[str, Any], known: Sequence[str]) -> None:
     """Raise ConfigError for the first name that is not in `known`, with the remedy where there is one."""
     for name in settings:
+        if name in known:
+            continue
         if name in _INSTEAD:
             raise ConfigError(f"{name} {_INSTEAD[name]}")
         if name in _LATER:
@@ -115,8 +117,7 @@ def refuse_unknown(settings: dict[str, Any], known: Sequence[str]) -> None:
             raise ConfigError(
                 "tiers: not a setting of engine; put it next to engine (Dynamo's names may be inside)"
             )
-        if name not in known:
-            raise ConfigError(f"{name} is not a setting of the engine; known are {', '.join(known)}")
+        raise ConfigError(f"{name} is not a setting of the engine; known are {', '.join(known)}")
 
 
 def _check_engine_type(name: object) -> None:

@@ -12,6 +12,7 @@ from understudy.defaults import Default, is_default
 from understudy.engines.engine_config import EngineConfig
 from understudy.engines.mocker_names import refuse_unknown
 from understudy.engines.mocker_settings import MockerSettings
+from understudy.engines.trtllm_memory import plan_pool, set_pages
 from understudy.engines.trtllm_options import read_options
 from understudy.errors import ConfigError
 
@@ -43,7 +44,7 @@ class TrtllmConfig(EngineConfig, frozen=True, kw_only=True, forbid_unknown_field
     block_size: int = 32
     """Tokens of a block."""
     num_gpu_blocks: int = -1
-    """Pages of the device; -1: 2^20 tokens of full attention."""
+    """Pages of the device, of all windows together; -1: 2^20 tokens of full attention."""
     max_num_seqs: int | None = 2048
     """Most active requests."""
     max_num_batched_tokens: int | None = 8192
@@ -58,6 +59,10 @@ class TrtllmConfig(EngineConfig, frozen=True, kw_only=True, forbid_unknown_field
     """Reuse the beginning of a block."""
     block_reuse_policy: Literal["all_reusable", "per_request"] = "all_reusable"
     """Which blocks are kept: all, or the ends of prompts."""
+    use_kv_cache_manager_v2: bool | Literal["auto"] = "auto"
+    """Run on KV cache manager V2; auto: as the class of the model decides. Manager V1 (False) is refused."""
+    free_gpu_memory_fraction: float = 0.9
+    """Share for the KV cache of the memory that weights and activations leave, where a GPU sizes it."""
     max_util_for_resume: float = 0.95
     """Used share of the device above which no request is resumed."""
     host_cache_size: int | None = None
@@ -107,10 +112,14 @@ class TrtllmConfig(EngineConfig, frozen=True, kw_only=True, forbid_unknown_field
         for name in ("host_cache_size", "disk_cache_size"):
             if (value := getattr(self, name)) is not None:
                 whole_number(name, value)
-        if not 0 < self.max_util_for_resume <= 1:
+        if self.use_kv_cache_manager_v2 not in (True, "auto"):
             raise ConfigError(
-                f"max_util_for_resume must be above 0 and at most 1, got {self.max_util_for_resume}"
+                f"use_kv_cache_manager_v2: {self.use_kv_cache_manager_v2!r} asks for the C++ manager V1, which is not "
+                "simulated; give true"
             )
+        for name in ("max_util_for_resume", "free_gpu_memory_fraction"):
+            if not 0 < getattr(self, name) <= 1:
+                raise ConfigError(f"{name} must be above 0 and at most 1, got {getattr(self, name)}")
         if not 0 <= self.batch_wait_max_tokens_ratio <= 1:
             raise ConfigError(
                 f"batch_wait_max_tokens_ratio must be from 0 to 1, got {self.batch_wait_max_tokens_ratio}"
@@ -125,8 +134,7 @@ class TrtllmConfig(EngineConfig, frozen=True, kw_only=True, forbid_unknown_field
     def _count_pages(self) -> None:
         """Set the number of pages that the memory holds. ConfigError if no prompt could ever be scheduled."""
         settings = self._core_settings()
-        levels, _ = settings.plan_memory()
-        pages = sum(levels[0])
+        pages = plan_pool(settings).pages
         msgspec.structs.force_setattr(
             self, "num_gpu_blocks", Default(pages) if is_default(self.num_gpu_blocks) else pages
         )
@@ -140,19 +148,29 @@ class TrtllmConfig(EngineConfig, frozen=True, kw_only=True, forbid_unknown_field
     def from_dict(cls, settings: dict[str, Any]) -> Self:
         """Read settings by name, or as `extra_llm_api_options` has them. ConfigError names a wrong field."""
         given = read_options({name: value for name, value in settings.items() if name != "engine_type"})
-        tokens = given.pop("max_tokens", None)
+        sizes = {name: given.pop(name) for name in ("max_tokens", "max_gpu_total_bytes") if name in given}
         apart = {name: given.pop(name) for name in MockerSettings.__struct_fields__ if name in given}
         known = [name for name in cls.__struct_fields__ if name not in ("mocker", "tiers")]
-        refuse_unknown(given, [*known, *MockerSettings.__struct_fields__])
-        if tokens is not None:
-            if given.get("num_gpu_blocks") is not None:
-                raise ConfigError("max_tokens: num_gpu_blocks names the same memory; give one")
-            block = given.get("block_size", 32)
-            whole_number("max_tokens", tokens, 1)
-            share = given.get("max_util_for_resume", 0.95)
-            given["num_gpu_blocks"] = -(-int(tokens / share) // block)
+        refuse_unknown(given, [*known, *sizes, *MockerSettings.__struct_fields__])
         mocker = read_as(MockerSettings, apart, "engine")
-        return msgspec.structs.replace(read_as(cls, given, "engine"), mocker=mocker)
+        for name, size in sizes.items():
+            whole_number(name, size, 1)
+            if given.get("num_gpu_blocks") is not None:
+                raise ConfigError(f"{name}: num_gpu_blocks names the same memory; give one")
+        read = msgspec.structs.replace(read_as(cls, given, "engine"), mocker=mocker)
+        return read.with_memory(**sizes) if sizes else read
+
+    def with_memory(self, *, max_tokens: int | None = None, max_gpu_total_bytes: int | None = None) -> Self:
+        """Size the pools by tokens or bytes of the device, the smaller of both."""
+        settings = self._core_settings()
+        settings.max_tokens, settings.max_gpu_total_bytes = max_tokens, max_gpu_total_bytes
+        pages, longest, quota = plan_pool(settings)
+        return msgspec.structs.replace(
+            self,
+            num_gpu_blocks=pages,
+            max_model_len=longest if max_tokens is not None else self.max_model_len,
+            host_cache_size=quota if self.host_cache_size is None else self.host_cache_size,
+        )
 
     def core_config(
         self, plan: TierPlan | None, max_blocks: int, *, events: bool = False, kv_trace: bool = False
@@ -200,14 +218,12 @@ class TrtllmConfig(EngineConfig, frozen=True, kw_only=True, forbid_unknown_field
         settings.overlap = not self.disable_overlap_scheduler
         settings.enable_block_reuse = self.enable_prefix_caching
         settings.layer_bytes_per_token = self.layer_kv_bytes
-        settings.max_gpu_total_bytes = (
-            self.num_gpu_blocks * self.block_size * self.num_layers * self.layer_kv_bytes
-        )
         for name in _OWN:
             setattr(settings, name, getattr(self, name))
         settings.set_names(
             reuse_policy=self.block_reuse_policy, waiting_queue_policy=self.waiting_queue_policy
         )
+        set_pages(settings, self.num_gpu_blocks)
         return settings
 
     def check_tiers(self, plan: TierPlan) -> None:
@@ -225,7 +241,7 @@ class TrtllmConfig(EngineConfig, frozen=True, kw_only=True, forbid_unknown_field
     @property
     def exact_pool_flags(self) -> str:
         """Name the flags that give the exact size of the KV pool, and the engine whose log has it."""
-        return "--kv_cache_config.max_tokens and tokens_per_block from TensorRT-LLM's"
+        return "--kv_cache_max_tokens and --tokens_per_block from TensorRT-LLM's"
 
     @property
     def asynchronous(self) -> bool:

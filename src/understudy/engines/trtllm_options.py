@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+import msgspec
+
+from understudy.checks import whole_number
 from understudy.errors import ConfigError
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 TRTLLM_NAMES = {
     "tokens_per_block": "block_size",
@@ -27,12 +33,11 @@ WITHOUT_EFFECT = frozenset(
             "return_perf_metrics",
             "stream_interval",
             "backend",
-            "free_gpu_memory_fraction",
         ),
         *("dtype", "disk_cache_path", "copy_on_partial_reuse", "trust_remote_code"),
     }
 )
-"""Options that change no schedule. The share of memory sizes a real pool; here the pool has a size of its own."""
+"""Options that change no schedule."""
 
 NOT_SIMULATED = {
     "speculative_config": "speculation is not simulated",
@@ -51,6 +56,38 @@ NOT_SIMULATED = {
 """Options that are refused unless they are off, and why."""
 
 
+class OptionsFile(msgspec.Struct, frozen=True):
+    """Options of a file: settings of the engine, and those of its memory and GPUs."""
+
+    engine: dict[str, Any] = msgspec.field(default_factory=dict)
+    kv_dtype: str | None = None
+    """Type of the KV cache; None: the model's own."""
+    gpu: dict[str, int] = msgspec.field(default_factory=dict)
+    """GPUs that share the model, and groups of its experts, by the names of `gpu`."""
+
+
+def read_options_file(path: Path) -> OptionsFile:
+    """Read a file of `extra_llm_api_options`. ConfigError names what is wrong, or is not simulated."""
+    from understudy.yaml_text import read_yaml
+
+    content = read_yaml(path)
+    if content is not None and not isinstance(content, dict):
+        raise ConfigError(f"{path}: expected options by name at the top level")
+    options = {str(name): value for name, value in (content or {}).items()}
+    memory = options.get("kv_cache_config")
+    dtype = memory.get("dtype") if isinstance(memory, dict) else None
+    gpu: dict[str, int] = {}
+    for name, ours in _PARALLEL.items():
+        if options.get(name) is not None:
+            gpu[ours] = whole_number(name, options[name], 1)
+    try:
+        engine = read_options(options)
+    except ConfigError as error:
+        raise ConfigError(f"{path}: {error}") from None
+    kv_dtype = None if dtype in (None, "auto") else str(dtype)
+    return OptionsFile(engine, kv_dtype, gpu)
+
+
 def read_options(given: dict[str, Any]) -> dict[str, Any]:
     """Return the settings behind the options. ConfigError names what is given twice, or is not simulated."""
     options = dict(given)
@@ -62,7 +99,6 @@ def read_options(given: dict[str, Any]) -> dict[str, Any]:
             raise ConfigError(f"{section}: must be a mapping, got {inner!r}")
         for name, value in inner.items():
             _put(options, str(name), value, section)
-    _check_manager(options)
     reuse = options.pop("block_reuse_config", None)
     if reuse is not None:
         _put(options, "block_reuse_policy", _reuse_policy(reuse), "block_reuse_config")
@@ -83,6 +119,10 @@ def read_options(given: dict[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in out.items() if value is not None or name == "host_cache_size"}
 
 
+_PARALLEL = {
+    **dict.fromkeys(("tensor_parallel_size", "tp_size"), "tensor_parallel_size"),
+    **dict.fromkeys(("moe_expert_parallel_size", "ep_size"), "expert_parallel_size"),
+}
 _CHUNKING = ("FIRST_COME_FIRST_SERVED", "EQUAL_PROGRESS")
 
 
@@ -90,16 +130,6 @@ def _put(options: dict[str, Any], name: str, value: object, section: str) -> Non
     if name in options:
         raise ConfigError(f"{section}.{name}: {name} is given as well; give one")
     options[name] = value
-
-
-def _check_manager(options: dict[str, Any]) -> None:
-    version = options.pop("use_kv_cache_manager_v2", True)
-    if version in (True, "auto"):
-        return
-    raise ConfigError(
-        f"kv_cache_config.use_kv_cache_manager_v2: {version!r} asks for the C++ manager V1, which is not simulated; "
-        "give true"
-    )
 
 
 def _reuse_policy(reuse: object) -> object:
@@ -115,5 +145,5 @@ def _check_parallel(options: dict[str, Any]) -> None:
     for name in ("pipeline_parallel_size", "pp_size"):
         if options.pop(name, 1) not in (None, 1):
             raise ConfigError(f"{name}: pipeline parallelism is not simulated; leave it out")
-    for name in ("tensor_parallel_size", "tp_size", "moe_expert_parallel_size", "ep_size"):
+    for name in _PARALLEL:
         options.pop(name, None)  # step times have it

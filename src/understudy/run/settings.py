@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast, get_args
 import msgspec
 
 from understudy.checks import read_as
+from understudy.defaults import is_default
 from understudy.engines.engine_config import EngineConfig
 from understudy.engines.group_layouts import fit_model_len
 from understudy.engines.kinds.registry import DEFAULT_ENGINE, kind_of, read_engine
-from understudy.engines.sglang_config import SglangConfig
 from understudy.errors import ConfigError
 from understudy.outputs import files_named
 from understudy.router.kv import KvRouting  # noqa: TC001  (msgspec reads the annotation)
@@ -31,6 +31,7 @@ from understudy.run.model_groups import (
     note_on_dtype,
     size_group_tiers,
 )
+from understudy.run.own_pools import find_own_pools
 from understudy.run.pools import WorkerPool  # noqa: TC001  (msgspec reads the annotation)
 from understudy.run.ranks import (
     check_stepping_together,
@@ -39,7 +40,6 @@ from understudy.run.ranks import (
 )
 from understudy.run.read_pools import read_pools, take_route_rejected
 from understudy.run.routing_choice import Routing
-from understudy.run.sglang_memory import apply_sglang_pools
 from understudy.tiers.gpu import GpuSettings  # noqa: TC001  (msgspec reads the annotation)
 from understudy.tiers.settings import KV_SIZE_FIELDS, TiersConfig
 from understudy.timing.contexts import known_context
@@ -161,7 +161,7 @@ class ReplaySettings(msgspec.Struct, frozen=True, kw_only=True):
             settings = {name: value for name, value in settings.items() if name != "max_model_len"}
         engine = read_engine({**settings, **take_route_rejected(merged)})
         engine = use_fitted_block_size(engine)
-        has_blocks = any(settings.get(name) is not None for name in ("num_gpu_blocks", "max_total_tokens"))
+        has_blocks = not is_default(engine.num_gpu_blocks)
         below = {name: merged.pop(name) for name in TIER_FIELDS if name in merged}
         fitted = take_fitted(engine, merged.get("gpu") or {}, has_blocks=has_blocks)
         if fitted is not None:
@@ -276,8 +276,8 @@ def apply_gpus(
     elif gpu.is_known:
         timing = gpu.timing(model, kv_dtype, engine=find_timed_engine(kind_of(engine).name))
         engine = msgspec.structs.replace(engine, timing=timing)
-    if model is not None and not has_uniform_layers(model) and isinstance(engine, SglangConfig):
-        pooled, more = apply_sglang_pools(gpu, engine, model, kv_dtype, has_blocks=has_blocks)
+    if model is not None and (size_pools := find_own_pools(engine, model)) is not None:
+        pooled, more = size_pools(gpu, engine, model, kv_dtype, has_blocks=has_blocks)
         return cast("_Engine", pooled), (*notes, *more, *note_on_dtype(model))
     if model is not None and not has_uniform_layers(model) and not engine.kv_cache_groups:
         engine, more = apply_model_groups(gpu, engine, model, kv_dtype, has_blocks=has_blocks)

@@ -65,12 +65,6 @@ def apply_sglang_pools(
     return engine, _notes(engine, model, is_estimate=gpu.is_known)
 
 
-def has_pools_of_memory(gpu: GpuSettings, engine: SglangConfig, model: str, kv_dtype: str | None) -> bool:
-    """Whether the engine's full pool is the one that follows from the GPU's memory."""
-    found, _ = apply_sglang_pools(gpu, engine, model, kv_dtype, has_blocks=False)
-    return found.num_gpu_blocks == engine.num_gpu_blocks
-
-
 def _find_shape(gpu: GpuSettings, model: str, kv_dtype: str | None) -> _Shape:
     layers = layers_of_model(model, block_size=1, kv_dtype=kv_dtype, tensor_parallel=gpu.tensor_parallel_size)
     states = sum(layer.own_page_bytes for layer in layers if layer.kind == "mamba")

@@ -11,12 +11,10 @@ import msgspec
 
 from understudy.engines.kinds.registry import kind_of
 from understudy.engines.mocker_settings import MockerSettings
-from understudy.engines.sglang_config import SglangConfig
 from understudy.errors import ConfigError
 from understudy.run.fitted import fitted_blocks
 from understudy.run.fitted_times import find_engine
-from understudy.run.model_groups import has_uniform_layers
-from understudy.run.sglang_memory import has_pools_of_memory
+from understudy.run.own_pools import has_pools_of_memory
 from understudy.sweep.checkpoints import (
     changes_memory,
     name_of_model,
@@ -27,6 +25,7 @@ from understudy.sweep.checkpoints import (
 from understudy.sweep.group_words import count_planned_blocks, find_planned_engine
 from understudy.sweep.own_words import OwnWords
 from understudy.sweep.sglang_words import SglangWords
+from understudy.sweep.trtllm_words import TrtllmWords
 from understudy.sweep.vllm_words import VllmWords
 from understudy.timing.repositories import find_repository
 
@@ -37,7 +36,11 @@ if TYPE_CHECKING:
 
 MODEL = "MODEL"
 """Placeholder of a model that the settings do not name."""
-OWN_WORDS: dict[str, OwnWords] = {"vllm": VllmWords(), "sglang": SglangWords()}
+OWN_WORDS: dict[str, OwnWords] = {
+    "vllm": VllmWords(),
+    "sglang": SglangWords(),
+    "trtllm": TrtllmWords(),
+}
 """Flags that one kind of engine has and others lack, by kind; a kind without an entry has none."""
 _LEFT_OUT = ("num_gpu_blocks", "timing", "mocker", "tiers", "data_parallel_size")
 
@@ -68,6 +71,8 @@ def engine_image(engine: EngineConfig) -> str:
     kind = kind_of(engine)
     if kind.launch is None:
         raise ConfigError(f"engine: no container image of {kind.title} is known; leave the manifest out")
+    if kind.launch.tag_is_release:
+        return f"{kind.launch.image}:{kind.version_of(engine)}"
     numbers = re.fullmatch(r"v?(\d+)\.(\d+)(?:\.(\d+))?.*", kind.version_of(engine))
     tag = f"v{numbers[1]}.{numbers[2]}.{numbers[3] or 0}" if numbers else "latest"
     return f"{kind.launch.image}:{tag}"
@@ -128,8 +133,8 @@ def _has_estimated_blocks(candidate: Candidate) -> bool:
         return True
     if candidate.model is None or changes_memory(gpu):
         return False
-    if isinstance(engine, SglangConfig) and candidate.model and not has_uniform_layers(candidate.model):
-        return has_pools_of_memory(gpu, engine, candidate.model, candidate.kv_dtype)
+    if (own := has_pools_of_memory(gpu, engine, candidate.model, candidate.kv_dtype)) is not None:
+        return own
     if (planned := find_planned_engine(candidate)) is not None:
         return count_planned_blocks(candidate, planned) == engine.num_gpu_blocks
     found = gpu.with_share(engine.memory_share).num_blocks(

@@ -52,6 +52,8 @@ class EngineKind:
     """Whether a request that its queue limit refuses gets status 503, instead of an aborted answer."""
     without_cache: Mapping[str, bool] = field(default_factory=lambda: {"enable_prefix_caching": False})
     """Settings of an engine that reuses no prefixes."""
+    runs_measured_rows: bool = True
+    """Whether step times of measured rows were fitted with this engine's rules; else with those of the default kind."""
     last_token_switch: str | None = None
     """Setting that turns off the step which computes the last token of a finished request; None: no such step."""
 

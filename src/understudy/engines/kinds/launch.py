@@ -17,6 +17,8 @@ class LaunchCommand:
     """Words before the model."""
     image: str
     """Container image; its tag is the release."""
+    tag_is_release: bool = False
+    """Whether the tag is the release as it stands; else v and three numbers."""
     tensor_parallel: str
     data_parallel: str
     memory_share: str
