@@ -22,6 +22,14 @@ from understudy.timing.known_models import MODELS
 PAGE = Path(__file__).parents[1] / "docs" / "accuracy.md"
 BEGIN, END = "<!-- written by tools/write_accuracy.py -->\n", "<!-- end -->\n"
 
+ASKED = (
+    *("DeepSeek-R1", "Kimi-K2.5", "GLM-5", "Qwen3.5-397B-A17B", "MiniMax-M2.5", "gpt-oss-120b"),
+    *("Qwen3-235B-A22B", "Qwen3-32B", "Llama-3.1-70B", "Llama-3.1-8B"),
+)
+"""Models in the order in which people ask for them; others follow by name."""
+GPUS_ASKED = ("B300", "B200", "H200", "H100")
+ENGINES_ASKED = ("vllm", "sglang", "trtllm")
+
 
 def main() -> int:
     """Write or check."""
@@ -78,12 +86,13 @@ def encode(errors: list[MeasuredErrors]) -> str:
 
 
 def render(errors: tuple[MeasuredErrors, ...]) -> str:
-    """Return the table."""
+    """Return the medians and the table."""
     lines = [
+        summarise(errors),
         "| deployment | rows | left out: TPOT median, p90 | TTFT | own numbers: TPOT median, p90 | TTFT |",
         "|---|---|---|---|---|---|",
     ]
-    for one in errors:
+    for one in sorted(errors, key=place_of):
         cells = [
             "–" if errors_of is None or (error := getattr(errors_of, name)) is None else error.text()
             for errors_of in (one.left_out, one.own)
@@ -92,6 +101,34 @@ def render(errors: tuple[MeasuredErrors, ...]) -> str:
         name = f"{one.model} {one.weights}, {one.gpu}, {ENGINES[one.engine]}"
         lines.append(f"| {name} | {one.rows} | {' | '.join(cells)} |")
     return "\n".join(lines) + "\n"
+
+
+def place_of(one: MeasuredErrors) -> tuple[object, ...]:
+    """Return the place of a deployment in the table: by model, GPU and engine as people ask for them."""
+
+    def rank(name: str, order: tuple[str, ...]) -> tuple[int, str]:
+        return (order.index(name) if name in order else len(order), name)
+
+    return (rank(one.model, ASKED), rank(one.gpu, GPUS_ASKED), rank(one.engine, ENGINES_ASKED), one.weights)
+
+
+def summarise(errors: tuple[MeasuredErrors, ...]) -> str:
+    """Return the sentences on all deployments: how many were left out and fitted, and the medians over them."""
+
+    def describe(found: list[Errors]) -> str:
+        tpot, ttft = (
+            np.median([one.median for each in found if (one := getattr(each, name)) is not None])
+            for name in ("tpot", "ttft")
+        )
+        return f"TPOT {tpot:.1f} %, TTFT {ttft:.1f} %"
+
+    left = [one for one in errors if one.left_out is not None]
+    return (
+        f"Medians over the {len(left)} deployments that can be left out ({sum(one.rows for one in left):,} rows): "
+        f"{describe([one.left_out for one in left if one.left_out is not None])}.\n"
+        f"With their own numbers, over all {len(errors)} ({sum(one.rows for one in errors):,} rows): "
+        f"{describe([one.own for one in errors])}.\n"
+    )
 
 
 def replace_table(page: str, table: str) -> str:

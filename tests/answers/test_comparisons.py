@@ -15,6 +15,7 @@ from understudy.engines.vllm_config import VllmConfig
 from understudy.errors import InvalidArgument
 from understudy.report.compare import compare
 from understudy.report.goodput import Slo
+from understudy.report.measured import find_unmeasured
 from understudy.tiers.settings import TiersConfig
 from understudy.workload import (
     ClosedLoop,
@@ -186,6 +187,19 @@ def test_engines_are_not_compared_by_times_of_one_of_them(tmp_path: Any, capsys:
     assert "--accept-unmeasured" in said
     assert main(["compare", *paths, "--accept-unmeasured"]) == 0
     assert "Not measured: the times of SGLang" in " ".join(capsys.readouterr().out.split())
+
+
+def test_engines_are_not_compared_on_a_gpu_that_was_never_measured() -> None:
+    own = "preset: DeepSeek-R1 in fp8, uncalibrated: {} was never measured: data sheet, measured with {}"
+    runs = [[("vllm", own.format("MI300X", "vLLM"))], [("sglang", own.format("MI300X", "SGLang"))]]
+    problem = find_unmeasured(runs)
+    assert problem is not None
+    assert problem.startswith("the times of vLLM were never measured there (preset")
+    assert find_unmeasured(runs[:1] * 2) is None
+    stages = (
+        "preset: Llama-3.1-70B on 4 x H100 in 2 stages, whose times were never measured, fitted: InferenceX"
+    )
+    assert find_unmeasured([[("vllm", stages)], [("sglang", own.format("H100", "SGLang"))]]) is not None
 
 
 def test_a_sweep_does_not_choose_an_engine_by_times_of_the_other(tmp_path: Any, capsys: Any) -> None:

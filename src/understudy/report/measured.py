@@ -40,6 +40,9 @@ def find_unmeasured(runs: Iterable[Iterable[tuple[str, str]]]) -> str | None:
             ]
             if borrowed and other is not kind:
                 return f"the times of {kind.title} were measured with {other.title} ({borrowed[0]})"
+    for kind in kinds:
+        if found := [one for one in sorted(sources[kind.name]) if "never measured" in one]:
+            return f"the times of {kind.title} were never measured there ({found[0]})"
     for kind, other in combinations(kinds, 2):
         both = sources[kind.name] & sources[other.name]
         if shared := [one for one in sorted(both) if one.startswith(_OF_ONE_ENGINE)]:
