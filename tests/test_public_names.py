@@ -31,6 +31,7 @@ NAMES = [
     "VllmConfig",
     "compare",
     "fleet",
+    "plan",
     "predict",
     "read_trace",
     "replay",

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from understudy.engines.vllm_config import VllmConfig as VllmConfig
     from understudy.live import fleet as fleet
     from understudy.live import serve as serve
+    from understudy.planning.api import plan as plan
     from understudy.report.compare import compare as compare
     from understudy.report.report import Report as Report
     from understudy.router.kv import KvRouting as KvRouting
@@ -38,6 +39,7 @@ _MODULE_OF = {
     "VllmConfig": "engines.vllm_config",
     "compare": "report.compare",
     "fleet": "live",
+    "plan": "planning.api",
     "predict": "calibrate.predict",
     "read_trace": "workload.formats",
     "replay": "api",

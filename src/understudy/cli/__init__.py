@@ -26,6 +26,7 @@ from understudy.cli import (
     events,
     explain,
     fleet,
+    plan,
     predict,
     qwen3,
     replay,
@@ -55,6 +56,7 @@ TRACEBACK = "UNDERSTUDY_TRACEBACK"
 
 EXAMPLES = """\
 examples:
+  understudy plan log.jsonl --model Qwen3-32B --gpu H100,H200 --slo-ttft-ms 2000 --slo-tpot-ms 50
   understudy replay trace.jsonl --workers 4 --html report.html
   understudy compare four.json eight.json
   understudy sweep trace.jsonl --vary workers=1..8 --slo-ttft-ms 500
@@ -71,6 +73,7 @@ examples:
 
 
 VERBS: dict[str, Verb] = {
+    "plan": plan,
     "replay": replay,
     "compare": compare,
     "explain": explain,

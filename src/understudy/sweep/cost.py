@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
+    from understudy.sweep.candidate import Summary
     from understudy.sweep.trials import Trial
 
 HOURS_PER_MONTH = 730
@@ -23,14 +24,18 @@ class Cost(NamedTuple):
     @classmethod
     def of(cls, trial: Trial) -> Cost:
         """Compute the costs of a trial whose GPUs have prices."""
-        summary = trial.summary
+        return cls.of_summary(trial.cost, trial.summary)
+
+    @classmethod
+    def of_summary(cls, per_hour: float, summary: Summary) -> Cost:
+        """Compute the costs of a fleet of this price per hour from the results of its replay."""
         output, prompt = summary.output_tokens_per_s, summary.input_tokens_per_s
         total = None if output is None or prompt is None else prompt + output
         return cls(
-            trial.cost,
-            trial.cost * HOURS_PER_MONTH,
-            _per_million(trial.cost, total),
-            _per_million(trial.cost, output),
+            per_hour,
+            per_hour * HOURS_PER_MONTH,
+            _per_million(per_hour, total),
+            _per_million(per_hour, output),
         )
 
     def describe(self) -> str:

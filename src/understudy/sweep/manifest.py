@@ -16,8 +16,8 @@ if TYPE_CHECKING:
     from understudy.sweep.commands import Commands, EngineCommand
 
 
-def write_manifest(candidate: Candidate) -> str:
-    """Return the manifest of a candidate's fleet as YAML; prefill and decode engines get no router."""
+def write_manifest(candidate: Candidate, verb: str = "understudy sweep") -> str:
+    """Return the manifest of a candidate's fleet as YAML, which names `verb`; split engines get no router."""
     import yaml
 
     commands = make_commands(candidate)
@@ -25,7 +25,7 @@ def write_manifest(candidate: Candidate) -> str:
     documents = []
     for engine in commands.engines:
         documents += _describe_engines(engine, has_side_channel=is_split)
-    head = f"# understudy sweep: {format_flags(candidate.flags)}; {candidate.gpus} GPUs\n"
+    head = f"# {verb}: {format_flags(candidate.flags)}; {candidate.gpus} GPUs\n"
     if is_split and commands.router is not None:
         head += f"# In front of the engines, from vLLM's repository: {shlex.join(_qualify(commands))}\n"
     elif commands.router is not None:
