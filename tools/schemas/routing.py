@@ -65,7 +65,7 @@ def describe_fleet_state() -> Schema:
         ("overlap", "lower", "best", "cost"), MAYBE
     )
     decision = {**dict.fromkeys(counts, COUNT), **numbers, "path": TEXT, "why": TEXT, "stage": TEXT}
-    state = {"enum": ["ready", "paused", "slow", "dead", "starting", "draining"]}
+    state = {"enum": ["ready", "paused", "slow", "dead", "starting", "draining", "stopped"]}
     workers = {
         **dict.fromkeys(columns, list_of(NUMBER)),
         "state": list_of(state),

@@ -14,6 +14,7 @@ from understudy.errors import PolicyError, WrongState
 from understudy.fleets.assets import show_page
 from understudy.fleets.monitor import SAMPLED_EVERY_S, Monitor
 from understudy.fleets.report import STATES, Report, describe_worker, read_report, state_of
+from understudy.fleets.scale import FleetScale, ScaleOrder
 from understudy.fleets.staged import StagedForward
 from understudy.router.dispatch import Decision, LiveRouteRequest, name_policy
 from understudy.server.access import Access, route_class
@@ -61,6 +62,7 @@ class FleetFront:
         self._no_blocks = Identities.from_local_hashes([])
         self._stages: StagedForward | None = None
         self.monitor = Monitor(pools, name, lambda: routing.dispatcher.num_waiting)
+        self._scale = FleetScale(servers, pools)
         self._sampler: asyncio.TimerHandle | None = None
         self._late_ms = [0.0] * len(servers)
         self._token_counts: deque[list[int]] = deque(maxlen=LATENESS_SAMPLES)
@@ -94,6 +96,7 @@ class FleetFront:
             "/fleet/report": {"GET": self._report},
             "/fleet/metrics": {"GET": self._merged},
             "/admin/fault": {"GET": self._faults, "POST": self._order},
+            "/admin/scale": {"GET": self._sizes, "POST": self._resize},
         }
         """Routes of the front end itself, by path and method; a path that ends with a slash covers those below it."""
 
@@ -158,7 +161,7 @@ class FleetFront:
         ]
 
     def _health(self, _: Request, connection: Connection) -> None:
-        up = any(not server.app.dead for server in self.servers)
+        up = any(not (server.app.dead or server.app.stopped) for server in self.servers)
         connection.respond(200 if up else 503, b"", "")
 
     def _faults(self, _: Request, connection: Connection) -> None:
@@ -168,6 +171,13 @@ class FleetFront:
         order = FaultOrder.read(read_json(request))
         report = apply_order(order, [server.app for server in self.servers])
         connection.respond(200, msgspec.json.encode(report))
+
+    def _sizes(self, _: Request, connection: Connection) -> None:
+        connection.respond(200, msgspec.json.encode({"pools": self._scale.count()}))
+
+    def _resize(self, request: Request, connection: Connection) -> None:
+        order = ScaleOrder.read(read_json(request))
+        connection.respond(200, msgspec.json.encode(self._scale.apply(order)))
 
     def _forward(self, request: Request, connection: Connection) -> None:
         tables = [server.app.routes for server in self.servers]
@@ -251,7 +261,8 @@ class FleetFront:
     def _first_alive(self, preferred: Sequence[int] = ()) -> int:
         """Return the first worker that is alive, of the preferred ones (those with a route) if there are any."""
         among = preferred or range(len(self.servers))
-        return next((index for index in among if not self.servers[index].app.dead), among[0])
+        apps = {index: self.servers[index].app for index in among}
+        return next((index for index in among if not (apps[index].dead or apps[index].stopped)), among[0])
 
     # ── The page ──
 
@@ -310,6 +321,7 @@ class FleetFront:
         if self._sampler is not None:
             self._sampler.cancel()
             self._sampler = None
+        self._scale.close()
         self.monitor.close()
 
 

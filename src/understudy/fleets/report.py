@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from understudy.server.app import App
     from understudy.server.server import Server
 
-STATES = ("ready", "paused", "slow", "dead", "starting", "draining")
+STATES = ("ready", "paused", "slow", "dead", "starting", "draining", "stopped")
 LATE_MS = 250.0
 """A worker whose tokens are later than this is slow: the machine does not keep up."""
 SLOWING = frozenset(("slow", "delay", "slow_link"))
@@ -41,6 +41,8 @@ def state_of(app: App, kinds: Sequence[str], late_ms: float, now_s: float) -> st
     """Return the state of a worker with these faults. `now_s`: monotonic time."""
     if app.dead:
         return "dead"
+    if app.stopped:
+        return "stopped"
     if app.draining:
         return "draining"
     if now_s < app.ready_at_s:

@@ -51,9 +51,9 @@ class FleetRouting:
             server.worker.on_restart = self._forget
 
     def update_availability(self) -> None:
-        """Mark dead workers as unavailable."""
+        """Mark workers as unavailable that are dead, starting, draining or stopped."""
         for number, (server, _) in enumerate(self.targets):
-            self.dispatcher.set_available(number, not self.servers[server].app.dead)
+            self.dispatcher.set_available(number, self.servers[server].app.takes_requests)
 
     def _observe(self, worker: int, rank: int, batch: EventBatch) -> None:
         self.dispatcher.observe(self._numbers[worker, rank], batch)

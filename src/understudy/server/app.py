@@ -69,6 +69,8 @@ class App:
         self.set_port(worker.settings.port)
         self.ready_at_s = time.monotonic() + worker.settings.startup_duration_s
         self.draining = False
+        self.stopped = False
+        """True while a fleet has scaled this worker away."""
         self._killed = False
         self.answering: set[Connection] = set()
         """Connections whose requests have not been answered in full."""
@@ -92,6 +94,12 @@ class App:
     @dead.setter
     def dead(self, dead: bool) -> None:
         self._mark_dead(dead)
+
+    @property
+    def takes_requests(self) -> bool:
+        """True when a router may send it requests."""
+        gone = self.dead or self.draining or self.stopped
+        return not gone and time.monotonic() >= self.ready_at_s
 
     def _mark_dead(self, dead: bool) -> None:
         self._killed = dead
@@ -198,6 +206,8 @@ class App:
                 return
             if self.dead:
                 raise ApiError("the engine has died", status=500, kind="InternalServerError")
+            if self.stopped:
+                raise ApiError("the worker has stopped", status=503, kind="Service Unavailable")
             if time.monotonic() < self.ready_at_s:
                 raise ApiError("the model is loading", status=503, kind="Service Unavailable")
             if self.draining:
@@ -289,14 +299,14 @@ class App:
         if request.method != "GET":
             self._wrong_method(connection, "GET")
             return
-        up = not self.dead and time.monotonic() >= self.ready_at_s
+        up = not (self.dead or self.stopped) and time.monotonic() >= self.ready_at_s
         connection.respond(200 if up else 503, b"", "")
 
     def _health_generate(self, request: Request, connection: Connection) -> None:
         """Answer once the engine has computed a token; at once if it has requests."""
         if request.method != "GET":
             self._wrong_method(connection, "GET")
-        elif self.dead or time.monotonic() < self.ready_at_s:
+        elif self.dead or self.stopped or time.monotonic() < self.ready_at_s:
             connection.respond(503, b"", "")
         else:
             check_by_generating(self.worker, lambda up: connection.respond(200 if up else 503, b"", ""))

@@ -6,9 +6,10 @@ import {$, add, count, el, grouped, ms, percent, setText, short} from "./format.
 
 export const STATES = {
   ready: "ready", paused: "paused", slow: "slow", dead: "dead", starting: "starting", draining: "draining",
+  stopped: "stopped",
 };
 const ROLES = {prefill: "Prefill, pool", decode: "Decode, pool"};
-const SIGNS = {paused: "‖", slow: "~", dead: "×", starting: "…", draining: "↓"};
+const SIGNS = {paused: "‖", slow: "~", dead: "×", starting: "…", draining: "↓", stopped: "○"};
 const RESTART_S = 10;
 // Sizes of cells, largest first: least width, height, gap, what fits into one, and px that all may take before they get smaller.
 const SIZES = [

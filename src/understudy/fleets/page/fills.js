@@ -3,7 +3,7 @@
 import {colour, resize} from "./canvas.js";
 import {el} from "./format.js";
 
-const PALE = new Set(["paused", "draining"]), EDGE = 3;
+const PALE = new Set(["paused", "draining", "stopped"]), EDGE = 3;
 
 export class Fills {
   constructor(isTiny) {
