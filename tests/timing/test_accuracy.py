@@ -98,11 +98,16 @@ def test_the_table_of_the_page_is_the_one_that_the_script_writes() -> None:
 def test_the_page_leads_with_the_models_that_people_ask_for_and_medians_of_what_was_left_out() -> None:
     page = (ROOT / "docs" / "accuracy.md").read_text()
     table = page.partition(write_accuracy.BEGIN)[2].partition(write_accuracy.END)[0]
-    names = [line.split(" | ")[0].removeprefix("| ") for line in table.splitlines() if line.startswith("| ")][1:]
+    names = [line.split(" | ")[0].removeprefix("| ") for line in table.splitlines() if line.startswith("| ")][
+        1:
+    ]
     assert [name.split()[0] for name in (names[0], names[-1])] == ["DeepSeek-R1", "Llama-3.1-8B"]
     assert names[:2] == ["DeepSeek-R1 fp8, B200, SGLang", "DeepSeek-R1 nvfp4, B200, SGLang"]
     assert len(names) == len(read_errors())
     left = sorted(one.left_out.tpot.median for one in read_errors() if one.left_out is not None)
     rows = sum(one.rows for one in read_errors() if one.left_out is not None)
     middle = (left[len(left) // 2] + left[(len(left) - 1) // 2]) / 2
-    assert f"Medians over the {len(left)} deployments that can be left out ({rows:,} rows): TPOT {middle:.1f} %" in table
+    said = (
+        f"Medians over the {len(left)} deployments that can be left out ({rows:,} rows): TPOT {middle:.1f} %"
+    )
+    assert said in table
