@@ -10,9 +10,11 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 settings.register_profile(
-    "default", deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow]
+    "default", max_examples=40, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow]
 )
-settings.register_profile("random", settings.get_profile("default"), derandomize=False, print_blob=True)
+settings.register_profile(
+    "random", settings.get_profile("default"), max_examples=100, derandomize=False, print_blob=True
+)
 settings.register_profile("sanitize", settings.get_profile("default"), max_examples=25)
 settings.load_profile("default")
 

@@ -90,7 +90,7 @@ class SideBySide(RuleBasedStateMachine):
 
 
 TestPlainPool = SideBySide.TestCase
-TestPlainPool.settings = settings(max_examples=150, stateful_step_count=60, deadline=None)
+TestPlainPool.settings = settings(max_examples=50, stateful_step_count=60, deadline=None)
 
 
 def test_matching_again_and_again_does_not_grow_the_queue() -> None:

@@ -234,7 +234,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @settings(
-    max_examples=6,
+    max_examples=3,
     phases=(Phase.generate,),  # a replay is slow to shrink
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )

@@ -79,7 +79,7 @@ def bounds(name: str, seed: int, workers: int, folder: Path) -> list[tuple[float
 
 
 @pytest.mark.parametrize("name", ENGINES)
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=6, deadline=None)
 @given(seed=st.integers(0, 10**6), workers=st.integers(1, 2))
 def test_curves_and_reports_have_one_bound(name: str, seed: int, workers: int, folder: Path) -> None:
     if found := bounds(name, seed, workers, folder):

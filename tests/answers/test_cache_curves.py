@@ -64,7 +64,7 @@ def require_curve(curves: CacheCurves, rows: list[Row], order: list[int]) -> Non
     assert optimal[-1] == pytest.approx(expected[-1])
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=8, deadline=None)
 @given(seed=SEEDS, times=st.sampled_from(["all", "first"]))
 def test_the_curve_of_sessions_is_a_plain_lru_over_the_rows_in_time_order(
     seed: int, times: str, folder: Path
@@ -80,7 +80,7 @@ def test_the_curve_of_sessions_is_a_plain_lru_over_the_rows_in_time_order(
     assert plotted.hit_ratio(9) == pytest.approx(curves.hit_ratio("lru", [9])[0])
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=8, deadline=None)
 @given(seed=SEEDS, times=st.sampled_from(["all", "first"]))
 def test_the_order_of_time_survives_writing_shifting_and_scaling(seed: int, times: str, folder: Path) -> None:
     rows = random_sessions(Random(seed), times=times)
@@ -114,7 +114,7 @@ def write_log(rows: list[Row], path: Path) -> Path:
     return path
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=8, deadline=None)
 @given(seed=SEEDS)
 def test_a_converted_log_keeps_the_times_at_which_its_turns_were_sent(seed: int, folder: Path) -> None:
     rows = random_sessions(Random(seed), times="all")
@@ -156,7 +156,7 @@ def plain_lru(workload: Workload, order: list[int], size: int) -> float:
     return hits * 16 / int(workload.prompt_tokens.sum())
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=12, deadline=None)
 @given(seed=SEEDS, times=st.sampled_from(["all", "first"]))
 def test_open_sessions_need_the_blocks_that_they_visited_until_their_last_turn_ends(
     seed: int, times: str, folder: Path
@@ -189,7 +189,7 @@ def run_fleet(workload: Workload, *, workers: int, blocks: int, **how: Any) -> A
     return replay(workload, engine, workers=workers, **how)
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=10, deadline=None)
 @given(seed=SEEDS, workers=st.integers(1, 3))
 def test_with_a_fleet_the_curve_has_its_order_and_a_cache_per_worker(
     seed: int, workers: int, folder: Path
@@ -245,7 +245,7 @@ def shared_disk_hits(
     return hits
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=10, deadline=None)
 @given(seed=SEEDS, workers=st.integers(1, 3), below=st.integers(1, 40))
 def test_the_disk_of_the_curve_is_shared_by_the_workers(
     seed: int, workers: int, below: int, folder: Path

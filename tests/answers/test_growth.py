@@ -87,7 +87,7 @@ def session_rows(draw: Callable[..., Any]) -> list[Row]:
     return [turns[row["session_id"]].pop(0) for *_, row in order]
 
 
-@settings(max_examples=60)
+@settings(max_examples=30)
 @given(
     rows=session_rows(),
     factor=st.sampled_from([0.5, 1.0, 1.5, 2.0, 3.0, 2.34]),
@@ -153,7 +153,7 @@ def anonymous_rows(draw: Callable[..., Any]) -> list[Row]:
     return rows if draw(st.booleans()) else sorted(rows, key=lambda row: row["timestamp"])
 
 
-@settings(max_examples=80)
+@settings(max_examples=40)
 @given(rows=anonymous_rows(), factor=st.sampled_from([0.5, 2.0, 2.5]), seed=st.integers(0, 9))
 def test_users_without_session_ids_are_found_by_prompts_as_an_independent_program_finds_them(
     tmp_path_factory: pytest.TempPathFactory, rows: list[Row], factor: float, seed: int

@@ -117,7 +117,7 @@ def audit(drawn: tuple[dict[str, Any], int, int], price: float) -> None:
         assert hosts  # a router that sees the ranks of one engine
 
 
-@settings(max_examples=60)
+@settings(max_examples=30)
 @given(drawn=deployments(), price=st.floats(0.1, 20))
 def test_commands_start_the_gpus_that_are_billed(
     drawn: tuple[dict[str, Any], int, int], price: float

@@ -77,7 +77,7 @@ def audit(case: tuple[list[int], list[int], list[int]]) -> None:
     assert run.timeline.last_token_ns.tolist() == expected
 
 
-@settings(max_examples=60)
+@settings(max_examples=30)
 @given(ranks())
 def test_every_step_takes_as_long_as_the_rule_says(case: tuple[list[int], list[int], list[int]]) -> None:
     audit(case)

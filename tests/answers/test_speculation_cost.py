@@ -115,7 +115,7 @@ WAYS: list[tuple[str, dict[str, Any]]] = [
 
 
 @pytest.mark.parametrize(("method", "more"), WAYS, ids=[name for name, _ in WAYS])
-@settings(max_examples=6)
+@settings(max_examples=3)
 @given(drafts=st.integers(1, 8), streams=st.sampled_from([1, 4, 32, 200]))
 def test_drafts_that_are_never_accepted_cost_and_never_save(
     method: str, more: dict[str, Any], drafts: int, streams: int
@@ -162,7 +162,7 @@ def test_constant_times_charge_nothing_for_drafts() -> None:
     assert tpot(drafted) == tpot(serve(None, 8, engine=constant))
 
 
-@settings(max_examples=8)
+@settings(max_examples=4)
 @given(drafts=st.integers(1, 7), streams=st.sampled_from([1, 8, 64]))
 def test_a_step_takes_at_least_the_bytes_that_target_and_drafter_read(drafts: int, streams: int) -> None:
     accepted = serve(speculate("eagle3", drafts, [0.0] * drafts), streams)
@@ -193,7 +193,7 @@ def test_another_draft_costs_another_pass_of_the_drafter(
     assert read <= two - one <= read / 0.6 + 0.3
 
 
-@settings(max_examples=8)
+@settings(max_examples=4)
 @given(drafts=st.integers(1, 7), streams=st.sampled_from([1, 8]))
 def test_full_acceptance_saves_less_than_the_drafts_and_less_than_their_cost_leaves(
     drafts: int, streams: int
@@ -206,7 +206,7 @@ def test_full_acceptance_saves_less_than_the_drafts_and_less_than_their_cost_lea
     assert none / tpot(all_accepted) <= (OUTPUTS - 1) / steps * none / (none + drafting)
 
 
-@settings(max_examples=10)
+@settings(max_examples=5)
 @given(drafts=st.integers(1, 6), data=st.data())
 def test_more_acceptance_never_takes_longer(drafts: int, data: st.DataObject) -> None:
     accepted = sorted(data.draw(st.lists(st.integers(0, drafts), min_size=2, max_size=4)))
@@ -227,7 +227,7 @@ def test_fast_forward_changes_nothing() -> None:
 # ── Acceptance ──
 
 
-@settings(max_examples=10)
+@settings(max_examples=5)
 @given(st.lists(st.floats(0, 1), min_size=1, max_size=6), st.booleans())
 def test_a_step_yields_the_tokens_of_the_rates(rates: list[float], marginal: bool) -> None:
     shares = list(np.cumprod(rates))

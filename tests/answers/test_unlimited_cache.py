@@ -97,7 +97,7 @@ def small(workload: Workload) -> bool:
 # --- no run beats it --------------------------------------------------------------------------------------
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(seed=SEEDS)
 def test_no_run_of_vllm_beats_unlimited_caches(seed: int) -> None:
     case = random_case(seed)
@@ -109,7 +109,7 @@ def test_no_run_of_vllm_beats_unlimited_caches(seed: int) -> None:
         require_bounds(case.workload, run)
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(seed=SEEDS)
 def test_no_fleet_of_sessions_beats_unlimited_caches(seed: int, folder: Path) -> None:
     require_fleet(seed, folder)
@@ -231,7 +231,7 @@ def test_a_run_that_hit_more_than_was_ever_computed_violates_the_bound(folder: P
 # --- one number everywhere --------------------------------------------------------------------------------
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=10, deadline=None)
 @given(seed=SEEDS, workers=st.integers(1, 3))
 def test_report_curves_and_page_have_the_recomputed_bound(seed: int, workers: int, folder: Path) -> None:
     rows = random_sessions(Random(seed), times="all", sessions=12)

@@ -95,7 +95,7 @@ SLOS = st.sampled_from(
 )
 
 
-@settings(max_examples=25)
+@settings(max_examples=12)
 @given(st.lists(st.integers(0, 70), min_size=1, max_size=7), st.integers(0, 96), SLOS)
 def test_the_worst_hour_is_that_of_the_records(
     tmp_path_factory: pytest.TempPathFactory, hours: list[int], seed: int, slo: Slo | None

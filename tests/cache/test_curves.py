@@ -48,7 +48,7 @@ def serial(rows: int) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
     return np.column_stack([order, ~order]).ravel()
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=50, deadline=None)
 @given(workload=workloads(), prompts_only=st.booleans(), warm_up=st.integers(0, 4), size=st.integers(1, 40))
 def test_every_policy_hits_what_its_slow_model_hits(
     workload: Workload, prompts_only: bool, warm_up: int, size: int
@@ -68,7 +68,7 @@ def test_every_policy_hits_what_its_slow_model_hits(
         assert distinct == visits.distinct
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(workload=workloads(), data=st.data(), size=st.integers(1, 30))
 def test_optimal_with_pinned_blocks_hits_what_its_slow_model_hits(
     workload: Workload, data: st.DataObject, size: int
@@ -87,7 +87,7 @@ def test_optimal_with_pinned_blocks_hits_what_its_slow_model_hits(
     assert hits.tolist() == [model.pinned_optimal(requests, 4, order, size)]
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(workload=workloads(), size=st.integers(1, 40))
 def test_a_pool_with_lru_order_and_one_request_at_a_time_is_the_lru_curve(
     workload: Workload, size: int
@@ -99,7 +99,7 @@ def test_a_pool_with_lru_order_and_one_request_at_a_time_is_the_lru_curve(
         assert hits.tolist() == [curve[min(size, len(curve) - 1)]]
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(workload=workloads(whole_blocks=True), extra=st.integers(0, 12))
 @pytest.mark.parametrize("policy", typing.get_args(Policy))
 def test_policies_evict_as_the_block_manager_does(policy: Policy, workload: Workload, extra: int) -> None:

@@ -251,7 +251,7 @@ STAGE_CELLS = {
 
 
 @given(st.data())
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30, deadline=None)
 def test_every_row_is_predicted_or_refused_by_its_line(data: st.DataObject) -> None:
     base, cells = data.draw(st.sampled_from([(SMALL_ROW, CELLS), (SMALL_STAGES, STAGE_CELLS)]))
     changed = data.draw(st.lists(st.sampled_from(sorted(cells)), max_size=3, unique=True))

@@ -160,7 +160,7 @@ class SideBySide(RuleBasedStateMachine):
 
 TestSideBySide = SideBySide.TestCase
 TestSideBySide.settings = settings(
-    max_examples=120,
+    max_examples=50,
     stateful_step_count=60,
     deadline=None,
     phases=[phase for phase in Phase if phase is not Phase.shrink],  # minutes

@@ -80,7 +80,7 @@ def scenarios(draw: st.DrawFn) -> dict[str, Any]:
 
 @pytest.mark.parametrize("profile", [RECORDED, V0_31], ids=lambda profile: profile.name)
 @given(scenario=scenarios())
-@settings(max_examples=100)
+@settings(max_examples=40)
 def test_every_batch_and_token_comes_when_the_model_says(profile: Profile, scenario: dict[str, Any]) -> None:
     ours = run_clock_scenario(msgspec.convert(scenario, ClockScenario), engine_profile(profile), check=True)
     theirs = ClockLoop(scenario, profile).run()

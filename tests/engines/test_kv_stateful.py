@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 NUM_BLOCKS = 7
 BLOCK = 2
 LIMITS = settings(
-    max_examples=60, stateful_step_count=40, deadline=None, suppress_health_check=list(HealthCheck)
+    max_examples=25, stateful_step_count=40, deadline=None, suppress_health_check=list(HealthCheck)
 )
 
 

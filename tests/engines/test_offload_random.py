@@ -87,7 +87,7 @@ def scenarios(draw: st.DrawFn) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("version", RELEASES)
-@settings(max_examples=25)
+@settings(max_examples=12)
 @given(scenario=scenarios())
 def test_every_line_is_the_one_of_the_slow_model(version: str, scenario: dict[str, Any]) -> None:
     run = OffloadRun(

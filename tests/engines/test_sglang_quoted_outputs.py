@@ -51,7 +51,7 @@ TURNS = st.lists(
 
 
 @given(turns=TURNS, page=st.sampled_from([1, 2, 4]), overlap=st.booleans(), blocks=st.sampled_from([60, 900]))
-@settings(max_examples=120)
+@settings(max_examples=40)
 def test_events_name_each_block_once(
     turns: list[tuple[int, int, int]], page: int, overlap: bool, blocks: int
 ) -> None:

@@ -82,7 +82,7 @@ STEPS = st.lists(
 )
 
 
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=30)
 @given(steps=STEPS, duplicates=st.sampled_from(["allow", "reject", "keep"]), strict=st.booleans())
 def test_a_python_lru_evicts_what_the_native_one_evicts(
     protected_lru: Callable[[AbstractSet[int]], EvictionPolicy],

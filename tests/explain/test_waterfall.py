@@ -60,7 +60,7 @@ def explain(workload: Any, engine: Any, **how: Any) -> list[Waterfall]:
     return [one for one in found if one is not None]
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=15, deadline=None)
 @given(st.data())
 def test_parts_add_up_to_the_latency_of_every_request_of_random_runs(data: st.DataObject) -> None:
     workload, how = choose_arguments(lambda choices: data.draw(st.sampled_from(list(choices))))

@@ -225,7 +225,7 @@ def test_the_manager_behaves_like_its_model(policy: PolicyName, duplicates: Dupl
     run_state_machine_as_test(
         machine,
         settings=settings(
-            max_examples=20,
+            max_examples=10,
             stateful_step_count=40,
             deadline=None,
             suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much],

@@ -119,7 +119,7 @@ def test_requests_behave_like_their_model(policy: PolicyName, duplicates: Duplic
     run_state_machine_as_test(
         machine,
         settings=settings(
-            max_examples=25,
+            max_examples=12,
             stateful_step_count=50,
             deadline=None,
             suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much],

@@ -42,7 +42,7 @@ ROWS = st.lists(
     workers=st.integers(1, 2),
     routing=st.sampled_from(["round_robin", "least_loaded"]),
 )
-@settings(max_examples=150)
+@settings(max_examples=50)
 def test_fast_forward_gives_what_stepping_gives(
     rows: list[tuple[int, int, int, int, int]],
     prefill_ms: float,

@@ -127,7 +127,7 @@ def play(engine: Engine, follower: Follower, script: list[str]) -> None:
 
 @pytest.mark.parametrize("ring", [1, 3, 1000])
 @given(script=acts, seed=st.integers(0, 1000))
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=20, deadline=None)
 def test_what_the_line_did_is_mended_when_the_line_is(ring: int, script: list[str], seed: int) -> None:
     engine = Engine(seed, ring, dumps=True)
     follower = Follower(engine, replay=True)
@@ -142,7 +142,7 @@ def test_what_the_line_did_is_mended_when_the_line_is(ring: int, script: list[st
 
 
 @given(script=acts, seed=st.integers(0, 1000))
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=20, deadline=None)
 def test_who_cannot_ask_again_knows_less_and_says_so(script: list[str], seed: int) -> None:
     engine = Engine(seed, 1000, dumps=False)
     follower = Follower(engine, replay=False)

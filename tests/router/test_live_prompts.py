@@ -27,7 +27,7 @@ def router() -> KvRouter:
     return made
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(st.lists(st.tuples(PROMPTS, st.booleans(), st.integers(0, 20)), max_size=25))
 def test_what_is_booked_is_what_live_prompts_have(steps: list[tuple[list[str], bool, int]]) -> None:
     who = router()

@@ -60,7 +60,7 @@ def knows(run: OfflineRun) -> list[Any]:
     concurrency=st.sampled_from([None, None, 3]),
     fast_forward=st.booleans(),
 )
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=25, deadline=None)
 def test_looking_is_as_good_as_being_told_of_everything_at_once(
     workload: Workload,
     blocks: int,

@@ -101,5 +101,5 @@ class IndexMachine(RuleBasedStateMachine):
         assert set(self.index.workers) == set(self.model.held)
 
 
-IndexMachine.TestCase.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+IndexMachine.TestCase.settings = settings(max_examples=30, stateful_step_count=40, deadline=None)
 TestIndex = IndexMachine.TestCase

@@ -82,5 +82,5 @@ class TieredEngine(RuleBasedStateMachine):
 
 TestTieredEngine = TieredEngine.TestCase
 TestTieredEngine.settings = settings(
-    max_examples=25, stateful_step_count=40, deadline=None, suppress_health_check=list(HealthCheck)
+    max_examples=12, stateful_step_count=40, deadline=None, suppress_health_check=list(HealthCheck)
 )

@@ -97,7 +97,7 @@ def outcome(run: dict[str, Any], **how: Any) -> Any:
         return str(halt)
 
 
-@settings(max_examples=40)
+@settings(max_examples=20)
 @given(run=runs())
 def test_fast_forwards_are_not_seen(run: dict[str, Any]) -> None:
     forwarded = outcome(run)

@@ -138,7 +138,7 @@ def on_the_clock(load: dict[str, Any], version: str) -> tuple[list[dict[str, Any
 
 
 @pytest.mark.parametrize("version", ["recorded", "v0.30", "v0.32.0"])
-@settings(max_examples=25)
+@settings(max_examples=12)
 @given(load=workloads())
 def test_the_same_completions_give_the_same_decisions(version: str, load: dict[str, Any]) -> None:
     lines, done = on_the_clock(load, version)

@@ -172,7 +172,7 @@ KEYS = sorted(
 )
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(case=st.sampled_from(CASES), changed=st.dictionaries(st.sampled_from(KEYS), VALUES, max_size=3))
 def test_any_values_give_a_model_or_a_config_error(
     tmp_path_factory: pytest.TempPathFactory, case: dict[str, Any], changed: dict[str, Any]

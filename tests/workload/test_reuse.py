@@ -51,7 +51,7 @@ def workloads(draw: st.DrawFn) -> Workload:
     )
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(workload=workloads(), extra=st.integers(0, 30), block_size=st.sampled_from([4, 8]))
 def test_the_curve_says_what_one_engine_of_any_size_finds_in_order(
     workload: Workload, extra: int, block_size: int

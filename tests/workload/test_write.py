@@ -162,13 +162,13 @@ def workloads(draw: st.DrawFn) -> Workload:
     )
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=50, deadline=None)
 @given(workloads(), st.sampled_from(["t.jsonl", "t.jsonl.gz"]))
 def test_any_workload_survives_the_round_trip(w: Workload, name: str) -> None:
     assert_same(written_and_read(w, name), w)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(workloads(), st.integers(1, 3))
 def test_copies_survive_the_round_trip_and_the_first_is_the_original(w: Workload, times: int) -> None:
     w = replace(w, output_token_offsets=None, output_token_ids=None)  # large tokens leave no room for copies
