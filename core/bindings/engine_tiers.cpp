@@ -10,6 +10,7 @@
 #include "convert.hpp"
 #include "engine/vllm/engine.hpp"
 #include "exclusive_class.hpp"
+#include "prefix_actions.hpp"
 
 namespace understudy {
 
@@ -72,6 +73,19 @@ void bind_engine_tiers(ExclusiveClass<VllmEngine, Engine>& engine) {
             return self.prefetch(identities.span(), now_ns);
           },
           "identities"_a, "now_ns"_a, "Prefetch the prefix that lower tiers have.")
+      .def(
+          "keep_prefix",
+          [](VllmEngine& self, const std::string& action, std::uint64_t session, const Identities& identities,
+             std::uint32_t tokens, std::uint32_t kept_tokens, std::int64_t now_ns) {
+            if (const auto why = self.why_no_prefixes()) throw Error(ErrorKind::WrongState, "keep_prefix: ", *why);
+            return self.keep_prefix({read_prefix_action(action), session, std::make_shared<GivenIdentities>(identities),
+                                     tokens, kept_tokens},
+                                    now_ns);
+          },
+          "action"_a, "session"_a, "identities"_a, "tokens"_a, "kept_tokens"_a, "now_ns"_a,
+          "Do something for the KV of a session that sleeps: hold, unhold, drop, offload or prefetch the cached blocks "
+          "of its first `tokens` tokens; drop leaves `kept_tokens`.")
+      .def("prefix_totals", &VllmEngine::prefix_totals, "now_ns"_a, "Numbers of such calls, and of their blocks.")
       .def_prop_ro("loading", &VllmEngine::loading,
                    "Requests that hold blocks which are being loaded, under vLLM's offload.")
       .def_prop_ro(

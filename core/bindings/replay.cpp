@@ -19,6 +19,7 @@
 #include "convert.hpp"
 #include "engine/engine.hpp"
 #include "fields.hpp"
+#include "prefix_actions.hpp"
 #include "replay/fleet.hpp"
 #include "replay/plain_rows.hpp"
 #include "replay/trace_identities.hpp"
@@ -29,6 +30,7 @@ namespace understudy {
 
 void bind_disaggregation(nb::module_& m);  // disaggregation.cpp
 void bind_elastic(nb::module_& m);         // elastic.cpp
+void bind_sessions(nb::module_& m);        // sessions.cpp
 
 namespace {
 
@@ -61,6 +63,20 @@ class LentEngines {
   std::unordered_map<Engine*, nb::object> handles_;
 };
 
+SessionOrder read_session_order(const nb::object& answer) {
+  std::pair<std::vector<std::string>, std::optional<std::int64_t>> read;
+  if (!nb::try_cast(answer, read)) {
+    throw Error(ErrorKind::PolicyError,
+                "the session policy must return a list of actions and the time (ns) after which it is asked again, or "
+                "None; got ",
+                nb::repr(answer).c_str());
+  }
+  SessionOrder order;
+  order.again_ns = read.second;
+  for (const std::string& name : read.first) order.actions.push_back(read_prefix_action(name));
+  return order;
+}
+
 ScaleOrder read_order(const nb::object& answer) {
   std::pair<std::vector<std::optional<std::uint32_t>>, std::optional<std::int64_t>> read;
   if (!nb::try_cast(answer, read)) {
@@ -73,7 +89,8 @@ ScaleOrder read_order(const nb::object& answer) {
 FleetResult run_fleet(PyArg<"object"> workload, FleetConfig settings, const std::vector<std::string>& names,
                       PyType<"collections.abc.Callable[[int], None]"> progress,
                       PyType<"collections.abc.Callable[[int, VllmEngine, bool], None]"> on_step,
-                      PyType<"collections.abc.Callable[[FleetMetrics], tuple[list[int | None], int | None]]"> on_tick) {
+                      PyType<"collections.abc.Callable[[FleetMetrics], tuple[list[int | None], int | None]]"> on_tick,
+                      PyType<"collections.abc.Callable[[SessionSleep], tuple[list[str], int | None]]"> on_sleep) {
   ColumnReader reader(workload);
   WorkloadColumns columns = read_workload(reader, workload);
   if (!names.empty() && names.size() != columns.size()) {
@@ -91,6 +108,12 @@ FleetResult run_fleet(PyArg<"object"> workload, FleetConfig settings, const std:
     settings.elastic->on_tick = [&on_tick](const FleetMetrics& metrics) {
       nb::gil_scoped_acquire gil;
       return read_order(on_tick(metrics));
+    };
+  }
+  if (!on_sleep.is_none()) {
+    settings.session_policy = [&on_sleep](const SessionSleep& sleep) {
+      nb::gil_scoped_acquire gil;
+      return read_session_order(on_sleep(nb::cast(sleep, nb::rv_policy::copy)));
     };
   }
   const Fleet::Progress report = [&progress](std::size_t ended) {
@@ -206,6 +229,7 @@ void bind_replay(nb::module_& m) {
       .value("ABORT", EventClass::Abort, "The client of a replayed request aborts it.")
       .value("TICK", EventClass::Tick, "A scaler reads the fleet and orders workers.")
       .value("READY", EventClass::Ready, "A worker has started.")
+      .value("SESSION", EventClass::Session, "A policy decides on the KV of a session that sleeps.")
       .value("BEGIN", EventClass::Begin, "Workers that are free begin a step, with all that arrived before.");
 
   nb::class_<GroupReport>(m, "GroupReport", "Hits and blocks of a worker with several KV cache groups.")
@@ -249,6 +273,7 @@ void bind_replay(nb::module_& m) {
       .def_ro("events", &TierSummary::events, "Events of a shared tier, if kept; else empty.");
   bind_disaggregation(m);
   bind_elastic(m);
+  bind_sessions(m);
   nb::class_<FleetResult> result(m, "FleetResult", "Columns of a run, one row a request in workload order.");
   bind_columns(result);
   result.def_ro("rejections", &FleetResult::rejections)
@@ -272,6 +297,11 @@ void bind_replay(nb::module_& m) {
       .def_ro("links", &FleetResult::links)
       .def_ro("handoff", &FleetResult::handoff)
       .def_ro("evictions", &FleetResult::evictions)
+      .def_ro("prefixes", &FleetResult::prefixes, "KV of sleeping sessions, summed over workers.")
+      .def_ro("play_begin_ns", &FleetResult::play_begin_ns,
+              "When the lanes began, after the preparation; -1: no lanes.")
+      .def_ro("idle_lanes", &FleetResult::idle_lanes,
+              "Lanes for which no play was left before the end of the duration.")
       .def_ro("stored_blocks", &FleetResult::stored_blocks);
 
   nb::class_<WorkerPool> pool(m, "Pool", "Workers that are alike.");
@@ -311,6 +341,7 @@ void bind_replay(nb::module_& m) {
       .add("check", &FleetConfig::check)
       .add("lockstep_ns", &FleetConfig::lockstep_ns, kMostNs)
       .add("turnaround_ns", &FleetConfig::turnaround_ns, kMostNs)
+      .add_object("play_limits", &FleetConfig::play_limits)
       .add("ranks", &FleetConfig::ranks, 1u << 20)
       .add("checkpoints", &FleetConfig::checkpoints)
       .add("steps", &FleetConfig::steps)
@@ -319,6 +350,7 @@ void bind_replay(nb::module_& m) {
       .bind<FleetConfig>(settings);
   m.def("run_fleet", &run_fleet, "workload"_a, "settings"_a, nb::kw_only(), "names"_a = nb::list(),
         "progress"_a.none() = nb::none(), "on_step"_a.none() = nb::none(), "on_tick"_a.none() = nb::none(),
+        "on_sleep"_a.none() = nb::none(),
         "Replay a workload (its columns, by name) through a fleet; `names` are those of its requests, if any matter.");
   m.def("give_back_memory", &KeptMappings::give_back, nb::call_guard<nb::gil_scoped_release>(),
         "Return memory cached by finished runs to the system; False when there was none.");

@@ -252,7 +252,8 @@ void bind_recorded_router(nb::module_& m) {
       });
 }
 
-WorkerId pick(Router& self, Int row, Int session, Ints outstanding_requests, Ints outstanding_tokens, Ints ready) {
+WorkerId pick(Router& self, Int row, Int session, Ints outstanding_requests, Ints outstanding_tokens, Ints ready,
+              std::optional<std::uint64_t> parent_session) {
   if (dynamic_cast<KvRouter*>(&self) != nullptr) {
     throw Error(ErrorKind::WrongState, "a KV-aware router needs more than loads: decide()");
   }
@@ -282,6 +283,7 @@ WorkerId pick(Router& self, Int row, Int session, Ints outstanding_requests, Int
   RouteRequest request;
   request.row = read_uint(row, "row");
   request.session = read_uint(session, "session");
+  request.parent_session = parent_session.value_or(RouteRequest::kNoSession);
   request.block_size = 1;
   CountedFleet fleet(std::move(loads), std::move(ids));
   return self.choose(request, fleet);
@@ -294,15 +296,16 @@ std::shared_ptr<Router> read_router(nb::handle router, std::uint64_t seed) {
     const std::string name = nb::cast<std::string>(router);
     if (auto known = make_router(name, seed)) return known;
     throw Error(ErrorKind::ConfigError,
-                "routing must be round_robin, random, least_loaded, power_of_two, session_affinity, kv ",
+                "routing must be round_robin, random, least_loaded, power_of_two, session_affinity, session_tree, kv ",
                 "or a Router; got '", name, "'");
   }
   std::shared_ptr<Router> native;
   if (nb::try_cast(router, native) && native) return native;
   if (!nb::hasattr(router, "choose")) {
-    throw Error(ErrorKind::ConfigError,
-                "routing must be round_robin, random, least_loaded, power_of_two, session_affinity, kv or a Router ",
-                "with choose(request, view); got ", nb::repr(router).c_str());
+    throw Error(
+        ErrorKind::ConfigError,
+        "routing must be round_robin, random, least_loaded, power_of_two, session_affinity, session_tree, kv or a ",
+        "Router with choose(request, view); got ", nb::repr(router).c_str());
   }
   return std::make_shared<PythonRouter>(router);
 }
@@ -310,7 +313,7 @@ std::shared_ptr<Router> read_router(nb::handle router, std::uint64_t seed) {
 void bind_router(nb::module_& m) {
   ExclusiveClass<Router>(m, "NativeRouter", "A router of the core's; one caller or run at a time (WrongState).")
       .def("pick", &pick, "row"_a, "session"_a, "outstanding_requests"_a, "outstanding_tokens"_a,
-           "ready"_a.none() = nb::none(),
+           "ready"_a.none() = nb::none(), "parent_session"_a = nb::none(),
            "Choose one of the `ready` workers (default: any) by the loads dispatched and not ended, which are by id: "
            "for fleets that run elsewhere.");
   bind_recorded_router(m);

@@ -158,6 +158,30 @@ Tuple<Array<std::int64_t>, Array<std::int64_t>, Array<std::uint32_t>, PyType<"in
                         to_array(std::move(made.hash_ids)), made.too_long);
 }
 
+// Compares ids[starts[i], starts[i] + counts[i]) with those from others[i] on.
+PyType<"int"> first_other_prefix(const Column<std::uint32_t>& ids, const Times& starts, const Times& others,
+                                 const Times& counts) {
+  check_rows(starts.size(), others.size(), "others");
+  check_rows(starts.size(), counts.size(), "counts");
+  const std::span<const std::uint32_t> all = view(ids);
+  const auto end = static_cast<std::int64_t>(all.size());
+  std::int64_t found = -1;
+  for (std::size_t i = 0; i < starts.size() && found < 0; ++i) {
+    const std::int64_t start = view(starts)[i];
+    const std::int64_t other = view(others)[i];
+    const std::int64_t count = view(counts)[i];
+    if (start < 0 || other < 0 || count < 0 || start > end - count || other > end - count) {
+      throw Error(ErrorKind::InvalidArgument, "row ", i, ": ", count, " ids from ", start, " or ", other,
+                  " on are not among ", end);
+    }
+    const auto at = [&](std::int64_t from) {
+      return all.subspan(static_cast<std::size_t>(from), static_cast<std::size_t>(count));
+    };
+    if (!std::ranges::equal(at(start), at(other))) found = static_cast<std::int64_t>(i);
+  }
+  return nb::int_(found);
+}
+
 }  // namespace
 
 void bind_traces(nb::module_& m) {
@@ -171,6 +195,8 @@ void bind_traces(nb::module_& m) {
       "delays in ns, relations, a blocking sub-agent that ends after the request it returned to began, or -1).");
   m.def("number_blocks", &number_trace_blocks, "order"_a, "id_offsets"_a, "ids"_a, "prompt_tokens"_a, "block_size"_a,
         "first"_a, "Number the blocks of the prompts of one trace from `first`, in row order.");
+  m.def("first_other_prefix", &first_other_prefix, "ids"_a, "starts"_a, "others"_a, "counts"_a,
+        "Return the first row whose `counts` ids from `starts` on differ from those from `others` on; -1: none.");
   m.def("expand_deltas", &expand, "session_offsets"_a, "run_offsets"_a, "run_names"_a, "run_tokens"_a,
         "output_tokens"_a, "block_size"_a, "most_tokens"_a,
         "Return (prompt tokens, hash offsets, hash ids, first session that is too long or -1) of turns that list what "

@@ -59,6 +59,7 @@ void read_graph(ColumnReader& from, nb::handle graph, std::size_t rows, GraphCol
   const std::size_t edges = g.dependency_rows.size();
   from.read_of(graph, "dependency_triggers", g.dependency_triggers, edges);
   from.read_of(graph, "dependency_delay_ns", g.dependency_delay_ns, edges);
+  from.read_of(graph, "dependency_relations", g.dependency_relations, edges);
   check_offsets(g.dependency_offsets, edges, "dependency_offsets");
   if (g.dependency_offsets.back() != static_cast<std::int64_t>(edges) || g.dependency_offsets.front() != 0) {
     throw Error(ErrorKind::InvalidArgument, "dependency_offsets must begin at 0 and end at ", edges);

@@ -1,5 +1,7 @@
 #include "curves/block_visits.hpp"
 
+#include <algorithm>
+
 #include "base/errors.hpp"
 #include "replay/trace_identities.hpp"
 
@@ -41,7 +43,7 @@ KnownTokens known_tokens(const WorkloadColumns& w, std::size_t row) {
 }  // namespace
 
 BlockVisits::BlockVisits(const WorkloadColumns& w, std::uint32_t block_size, VisitRule rule) : block_size_(block_size) {
-  std::vector<BlockIdentity> identities;
+  std::vector<BlockIdentity> identities;  // of the row before, until they are those of the row
   for (std::size_t row = 0; row < w.size(); ++row) {
     const auto prompt = static_cast<std::uint64_t>(w.prompt_tokens[row]);
     KnownTokens known;
@@ -71,21 +73,35 @@ BlockVisits::BlockVisits(const WorkloadColumns& w, std::uint32_t block_size, Vis
     const std::uint32_t adapter = w.adapter.empty() ? 0 : static_cast<std::uint32_t>(w.adapter[row] + 1);
     const TraceIdentities source(known.stream, w.trace_block_size, known.stream_tokens, known.outputs,
                                  matchable * block_size, block_size, row, adapter);
-    identities.clear();
+    const bool follows = rule != VisitRule::Prompts && row > 0 && !w.output_in_next.empty() &&
+                         w.output_in_next[row - 1] && w.next_turn[row - 1] == static_cast<std::int64_t>(row) &&
+                         (w.adapter.empty() || w.adapter[row - 1] == w.adapter[row]);
+    // The prompt begins with prompt and output of the row before.
+    const std::size_t known_blocks = follows ? std::min<std::size_t>(identities.size(), matchable) : 0;
+    identities.resize(known_blocks);
     source.extend(identities, static_cast<std::size_t>(matchable));
-    append(identities, static_cast<std::size_t>(held));
+    append(identities, known_blocks, static_cast<std::size_t>(held));
     prompt_tokens_.push_back(static_cast<std::uint32_t>(prompt));
   }
   branches_ = {};
 }
 
-void BlockVisits::append(std::span<const BlockIdentity> identities, std::size_t held) {
+void BlockVisits::append(std::span<const BlockIdentity> identities, std::size_t known, std::size_t held) {
   if (blocks_.size() + held >= kNoParent) {
     throw Error(ErrorKind::InvalidArgument, "block_size: ", block_size_,
                 " tokens give 2^32 block visits or more, and curves are exact, not sampled; choose larger blocks");
   }
   std::uint32_t parent = kNoParent;
-  for (const BlockIdentity& block : identities) blocks_.push_back(parent = number_of(block.sequence_hash(), parent));
+  if (known > 0) {
+    const auto before = static_cast<std::size_t>(offsets_[offsets_.size() - 2]);
+    blocks_.resize(blocks_.size() + known);
+    std::copy_n(blocks_.begin() + static_cast<std::ptrdiff_t>(before), known,
+                blocks_.end() - static_cast<std::ptrdiff_t>(known));
+    parent = blocks_.back();
+  }
+  for (const BlockIdentity& block : identities.subspan(known)) {
+    blocks_.push_back(parent = number_of(block.sequence_hash(), parent));
+  }
   for (std::size_t i = identities.size(); i < held; ++i) {
     blocks_.push_back(distinct());
     hashes_.push_back(0);

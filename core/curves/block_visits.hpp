@@ -52,7 +52,8 @@ class BlockVisits {
   void check_rows(std::span<const std::int64_t> rows) const;
 
  private:
-  void append(std::span<const BlockIdentity> identities, std::size_t held);
+  // The first `known` blocks are those of the row before.
+  void append(std::span<const BlockIdentity> identities, std::size_t known, std::size_t held);
   std::uint32_t number_of(std::uint64_t hash, std::uint32_t parent);
 
   std::uint32_t block_size_;

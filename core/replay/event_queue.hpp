@@ -21,6 +21,7 @@ enum class EventClass : std::uint8_t {
   Delivery,  // KV events reach the router
   Tick,      // a scaler reads the fleet and orders workers
   Ready,     // a worker has started; the tick before sees it starting, as in Dynamo's replay
+  Session,   // a policy decides on the KV of a session that sleeps
   Arrival,   // a request arrives
   Abort,     // the client of a request aborts it
   Begin,     // workers that are free begin a step, with all that arrived before

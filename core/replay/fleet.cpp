@@ -202,9 +202,9 @@ bool Fleet::can_show_blocks() const {
 }
 
 bool Fleet::independent() const {
-  return !net_ && !config_.elastic && aborted_.empty() && !shares_tiers() && !has_user_policies() &&
-         config_.concurrency == 0 && workload_.graph.empty() && config_.lockstep_ns == 0 && !steps_with_others() &&
-         !reports_steps() && config_.router->blind() && !observes_ &&
+  return !net_ && !config_.elastic && !config_.session_policy && aborted_.empty() && !shares_tiers() &&
+         !has_user_policies() && config_.concurrency == 0 && workload_.graph.empty() && config_.lockstep_ns == 0 &&
+         !steps_with_others() && !reports_steps() && config_.router->blind() && !observes_ &&
          std::ranges::all_of(workload_.next_turn, [](std::int64_t next) { return next < 0; });
 }
 
@@ -264,6 +264,7 @@ std::optional<std::size_t> Fleet::route(std::uint64_t row) {
   RouteRequest request;
   request.row = row;
   request.session = session_of(row);
+  request.parent_session = parent_of(request.session).value_or(RouteRequest::kNoSession);
   request.arrival_ns = arrival_ns_[row];
   request.prompt_tokens = prompt;
   request.output_tokens = output;

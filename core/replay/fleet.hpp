@@ -23,8 +23,10 @@
 #include "replay/event_queue.hpp"
 #include "replay/fleet_result.hpp"
 #include "replay/lives.hpp"
+#include "replay/play_limits.hpp"
 #include "replay/play_states.hpp"
 #include "replay/run_columns.hpp"
+#include "replay/session_keeper.hpp"
 #include "replay/step_table.hpp"
 #include "replay/workload_columns.hpp"
 #include "router/router.hpp"
@@ -48,6 +50,8 @@ struct FleetConfig {
   std::optional<Disaggregation> disaggregation;  // of pools with roles; `router` then chooses prefill workers
   std::optional<Elastic> elastic;                // none: the workers stay the same
   std::uint32_t concurrency = 0;                 // sessions (with a graph: plays) at a time; 0: open loop
+  PlayLimits play_limits;                        // of plays, in lanes
+  SessionPolicy session_policy;                  // none: nothing happens to the KV of a session that sleeps
   std::int64_t turnaround_ns = 0;                // from the end of a session to the start of the next one in its place
   unsigned threads = 1;                          // above 1: independent workers only
   bool fast_forward = true;
@@ -155,10 +159,26 @@ class Fleet final : private FleetView {
 
   // fleet_plays.cpp: requests that wait for others
   void open_plays();
+  void open_profile(std::int64_t time_ns);
   void start_play(std::int64_t time_ns);
+  void start_next_play(std::int64_t time_ns);
+  bool comes_too_late(std::uint64_t row) const;
+  void cancel_rest();
+  void cap_idle_time(std::size_t play);
+  void bring_forward(std::optional<std::size_t> play, std::int64_t by_ns);
   void push_released(std::span<const PlayStates::Released> released);
   void mark_arrival(std::uint64_t row);
   void end_in_play(std::uint64_t row, std::int64_t time_ns);
+
+  // fleet_sessions.cpp: KV of sessions between their requests
+  void open_sessions();
+  void wake_session(std::uint64_t row);
+  void put_to_sleep(std::uint64_t row);
+  void ask_session(std::uint64_t id);
+  void keep_prefix(std::uint64_t id, PrefixAction action);
+  std::optional<std::uint64_t> parent_of(std::uint64_t session) const;
+  std::optional<std::int64_t> told_gap_ns(std::uint64_t row);
+
   std::uint64_t order_of(std::size_t worker) const;
   std::uint64_t order_of_group(std::size_t lead) const;
   void want_begin(std::size_t worker);
@@ -284,9 +304,11 @@ class Fleet final : private FleetView {
   std::int64_t now_ns_ = 0;
   std::vector<std::uint64_t> first_turns_;  // in the order of their arrival, or of their places (closed loop)
   std::size_t next_first_turn_ = 0;
-  std::optional<PlayStates> plays_;      // with a graph
-  std::vector<std::size_t> play_order_;  // plays in the order of their starts
-  std::size_t next_play_ = 0;            // place in that order
+  std::optional<PlayStates> plays_;          // with a graph
+  std::vector<std::size_t> play_order_;      // plays in the order of their starts
+  std::size_t next_play_ = 0;                // place in that order
+  PlayClock play_clock_;                     // of plays that end at a time, or whose idle time is capped
+  std::unique_ptr<SessionKeeper> sessions_;  // null: no policy
   std::vector<std::size_t> sleepers_;
   std::vector<std::size_t> beginning_;
   std::uint64_t round_ = 1;  // round of beginnings; there may be several at one time

@@ -6,12 +6,13 @@
 namespace understudy {
 
 bool Fleet::has_aborts() const {
+  if (config_.play_limits.duration_ns > 0) return true;
   return std::ranges::any_of(workload_.abort_after_ns, [](std::int64_t after_ns) { return after_ns >= 0; });
 }
 
 // Plans the abort of a request that has arrived.
 void Fleet::push_abort(std::uint64_t row) {
-  if (aborted_.empty() || workload_.abort_after_ns[row] < 0) return;
+  if (aborted_.empty() || workload_.abort_after_ns.empty() || workload_.abort_after_ns[row] < 0) return;
   const std::int64_t after_ns = workload_.abort_after_ns[row];
   if (after_ns >= Engine::kNever - now_ns_) return;
   queue_.push(now_ns_ + after_ns, EventClass::Abort, row, row);

@@ -26,6 +26,7 @@ void Fleet::harvest(std::size_t index) {
   if (keeps_events_) keep_events(index, gathered_);
   if (config_of(index).kv_trace) worker.kv_trace = engine.take_kv_trace();
   columns_.add_engine(index, engine);
+  if (sessions_) columns_.result().prefixes += dynamic_cast<PrefixKeeper&>(engine).prefix_totals(now_ns_);
   worker.harvested = true;
   const bool is_asked = lives_ && index == pools_[worker.info.pool].first_worker;
   if (!steps_with_others() && !is_asked) worker.engine.reset();
@@ -67,6 +68,8 @@ FleetResult Fleet::finish_columns() {
       out.life_state.push_back(static_cast<std::uint8_t>(event.state));
     }
   }
+  out.play_begin_ns = play_clock_.begin_ns;
+  out.idle_lanes = play_clock_.idle_lanes;
   out.arrival_ns = std::move(arrival_ns_);
   out.worker = std::move(worker_of_);
   out.rejections = std::move(rejections_);

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "engine/engine.hpp"
+#include "engine/prefix_keeper.hpp"
 #include "events/event_table.hpp"
 #include "links/link.hpp"
 #include "replay/handoff_columns.hpp"
@@ -76,7 +77,10 @@ struct FleetResult {
   std::vector<EventTable> events;  // by worker; empty unless the engines keep them, and so is the trace
   std::vector<std::vector<TimedKvTrace>> kv_trace;
 
-  EngineTotals totals;  // sum over all workers
+  EngineTotals totals;              // sum over all workers
+  PrefixTotals prefixes;            // the same; zero without a policy for sessions
+  std::int64_t play_begin_ns = -1;  // when the first lanes began, after the preparation; -1: no lanes
+  std::uint64_t idle_lanes = 0;     // lanes for which no play was left before the duration's end
   std::uint64_t evictions = 0;
   std::uint64_t stored_blocks = 0;
 };

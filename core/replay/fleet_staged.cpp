@@ -157,6 +157,7 @@ RouteRequest Fleet::request_of(std::uint64_t row, RequestStage stage) {
   RouteRequest request;
   request.row = row;
   request.session = session_of(row);
+  request.parent_session = parent_of(request.session).value_or(RouteRequest::kNoSession);
   request.stage = stage;
   request.arrival_ns = arrival_ns_[row];
   request.prompt_tokens = static_cast<std::uint32_t>(workload_.prompt_tokens[row]);

@@ -13,6 +13,7 @@ namespace understudy {
 void Fleet::run_together(const Progress& progress) {
   std::uint64_t rounds = 0;
   open_lives();
+  open_sessions();
   open_arrivals();
   for (std::size_t index = 0; config_.lockstep_ns > 0 && index < workers_.size(); index += config_.ranks) {
     want_begin(index);
@@ -32,7 +33,12 @@ void Fleet::run_together(const Progress& progress) {
       case EventClass::Delivery:
         deliver_events(subject);
         break;
+      case EventClass::Session:
+        ask_session(next.subject);
+        break;
       case EventClass::Arrival:
+        play_clock_.due.erase(next.subject);
+        if (comes_too_late(next.subject)) break;
         if (bring_router_up_to_date()) {
           push_arrival(next.time_ns, next.subject);  // behind the events that the router must receive first
         } else {
@@ -40,7 +46,7 @@ void Fleet::run_together(const Progress& progress) {
         }
         break;
       case EventClass::Abort:
-        abort(next.subject);
+        subject == workload_.size() ? cancel_rest() : abort(next.subject);
         break;
       case EventClass::Tick:
         tick();
@@ -100,7 +106,8 @@ void Fleet::push_next_arrival() {
 }
 
 void Fleet::push_arrival(std::int64_t time_ns, std::uint64_t row) {
-  queue_.push(time_ns, EventClass::Arrival, row, row);
+  const EventQueue::Handle handle = queue_.push(time_ns, EventClass::Arrival, row, row);
+  if (plays_ && config_.play_limits.caps_idle() && arrival_ns_[row] < 0) play_clock_.due[row] = {time_ns, handle};
 }
 
 void Fleet::arrive(std::uint64_t row) {
@@ -224,6 +231,7 @@ void Fleet::record_finished(std::size_t index) {
 // A chat turn has ended: start the session's next turn, or another session in its place.
 void Fleet::end_turn(std::uint64_t row, std::int64_t time_ns) {
   ++ended_;
+  if (sessions_) put_to_sleep(row);
   if (plays_) return end_in_play(row, time_ns);
   if (workload_.next_turn[row] >= 0) {
     const auto next = static_cast<std::uint64_t>(workload_.next_turn[row]);

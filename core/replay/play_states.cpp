@@ -84,6 +84,13 @@ std::span<const PlayStates::Released> PlayStates::on_event(std::uint64_t row, Ev
   return released_;
 }
 
+void PlayStates::bring_forward(std::size_t play, std::int64_t by_ns, std::int64_t now_ns) {
+  for (std::size_t place = first_row_[play]; place < first_row_[play + 1]; ++place) {
+    std::int64_t& earliest_ns = earliest_ns_[rows_[place]];
+    if (waits_[rows_[place]] > 0 && earliest_ns > now_ns) earliest_ns = std::max(now_ns, earliest_ns - by_ns);
+  }
+}
+
 void PlayStates::release_if_free(std::uint64_t row) {
   UNDERSTUDY_ASSERT(waits_[row] > 0, "a request is released once");
   if (--waits_[row] == 0) released_.push_back({row, earliest_ns_[row]});

@@ -17,6 +17,9 @@ struct GraphColumns {
   std::span<const std::int64_t> dependency_rows;     // the request that is waited for
   std::span<const std::uint8_t> dependency_triggers;
   std::span<const std::int64_t> dependency_delay_ns;
+  std::span<const std::uint8_t> dependency_relations;  // why: of no effect on arrivals
+
+  static constexpr std::uint8_t kSpawn = 1;  // value of `dependency_relations`: another session starts this one
 
   bool empty() const noexcept { return play.empty(); }
 };
@@ -40,6 +43,8 @@ class PlayStates {
   // The requests that a play's start, or an event of a request, releases; valid until the next call.
   std::span<const Released> start(std::size_t play, std::int64_t time_ns);
   std::span<const Released> on_event(std::uint64_t row, Event event, std::int64_t time_ns);
+  // Requests of the play that are not released yet come that much earlier, but not before now.
+  void bring_forward(std::size_t play, std::int64_t by_ns, std::int64_t now_ns);
 
  private:
   void release_if_free(std::uint64_t row);

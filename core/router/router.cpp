@@ -70,6 +70,25 @@ class SessionAffinity final : public Router {
   std::unordered_map<std::uint64_t, WorkerId> worker_of_;
 };
 
+// The same, but a session that another one starts goes to the worker of that one.
+class SessionTree final : public Router {
+ public:
+  void begin() override { worker_of_.clear(); }
+  WorkerId choose(const RouteRequest& request, FleetView& view) override {
+    const auto [at, fresh] = worker_of_.try_emplace(request.session, kLater);
+    if (fresh && request.parent_session != RouteRequest::kNoSession) {
+      const auto parent = worker_of_.find(request.parent_session);
+      if (parent != worker_of_.end()) at->second = parent->second;
+    }
+    if (!std::ranges::binary_search(view.ready(), at->second)) at->second = least_.choose(request, view);
+    return at->second;
+  }
+
+ private:
+  LeastLoaded least_;
+  std::unordered_map<std::uint64_t, WorkerId> worker_of_;
+};
+
 }  // namespace
 
 std::shared_ptr<Router> make_router(const std::string& name, std::uint64_t seed) {
@@ -78,6 +97,7 @@ std::shared_ptr<Router> make_router(const std::string& name, std::uint64_t seed)
   if (name == "least_loaded") return std::make_shared<LeastLoaded>();
   if (name == "power_of_two") return std::make_shared<PowerOfTwo>(seed);
   if (name == "session_affinity") return std::make_shared<SessionAffinity>();
+  if (name == "session_tree") return std::make_shared<SessionTree>();
   return nullptr;
 }
 

@@ -120,7 +120,8 @@ class Router {
 };
 
 // Returns a router by name: round_robin, random, least_loaded (fewest outstanding tokens, then lowest id),
-// power_of_two (less loaded of two random ones), session_affinity (worker of the session). Null for other names.
+// power_of_two (less loaded of two random ones), session_affinity (worker of the session), session_tree (and of the
+// session that started it). Null for other names.
 std::shared_ptr<Router> make_router(const std::string& name, std::uint64_t seed);
 
 }  // namespace understudy

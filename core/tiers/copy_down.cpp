@@ -107,7 +107,12 @@ void WorkerTiers::apply_filter(std::span<const SlotId> slots, std::span<const Bl
 
 void WorkerTiers::write_through(RequestSlot request, std::int64_t now_ns, std::span<const SlotId> slots,
                                 std::span<const BlockIdentity> blocks) {
-  if (config_.mode != OffloadMode::WriteThrough || blocks.empty()) return;
+  if (config_.mode == OffloadMode::WriteThrough) copy_down(request, now_ns, slots, blocks);
+}
+
+void WorkerTiers::copy_down(RequestSlot request, std::int64_t now_ns, std::span<const SlotId> slots,
+                            std::span<const BlockIdentity> blocks) {
+  if (blocks.empty()) return;
   grow_to(tags_, blocks.size());
   const Chosen chosen = select(slots, blocks, std::span(tags_).first(blocks.size()), false);
   if (chosen.slots.empty()) return;

@@ -80,6 +80,9 @@ class WorkerTiers final : public TransferOwner, public LandingWaiter {
   // copies rely on the request's references until hold_copied.
   void write_through(RequestSlot request, std::int64_t now_ns, std::span<const SlotId> slots,
                      std::span<const BlockIdentity> blocks);
+  // The same in any mode.
+  void copy_down(RequestSlot request, std::int64_t now_ns, std::span<const SlotId> slots,
+                 std::span<const BlockIdentity> blocks);
   // Gives copies of the request's blocks their own references; call before the request drops or counts references.
   void hold_copied(RequestSlot request) {
     if (request < copies_of_.size() && copies_of_[request] != kNoCopy) hold_copies_of(request);

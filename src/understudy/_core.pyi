@@ -1626,6 +1626,14 @@ class VllmEngine(Engine):
     def prefetch(self, identities: Identities, now_ns: int) -> bool:
         """Prefetch the prefix that lower tiers have."""
 
+    def keep_prefix(self, action: str, session: int, identities: Identities, tokens: int, kept_tokens: int, now_ns: int) -> Effects:
+        """
+        Do something for the KV of a session that sleeps: hold, unhold, drop, offload or prefetch the cached blocks of its first `tokens` tokens; drop leaves `kept_tokens`.
+        """
+
+    def prefix_totals(self, now_ns: int) -> PrefixTotals:
+        """Numbers of such calls, and of their blocks."""
+
     @property
     def loading(self) -> list[int]:
         """
@@ -2543,7 +2551,7 @@ class PrefixIndex:
 class NativeRouter:
     """A router of the core's; one caller or run at a time (WrongState)."""
 
-    def pick(self, row: int, session: int, outstanding_requests: Ints, outstanding_tokens: Ints, ready: Ints | None = None) -> int:
+    def pick(self, row: int, session: int, outstanding_requests: Ints, outstanding_tokens: Ints, ready: Ints | None = None, parent_session: int | None = None) -> int:
         """
         Choose one of the `ready` workers (default: any) by the loads dispatched and not ended, which are by id: for fleets that run elsewhere.
         """
@@ -2885,6 +2893,11 @@ def number_blocks(order: NDArray[numpy.int64], id_offsets: NDArray[numpy.int64],
     Number the blocks of the prompts of one trace from `first`, in row order.
     """
 
+def first_other_prefix(ids: NDArray[numpy.uint32], starts: NDArray[numpy.int64], others: NDArray[numpy.int64], counts: NDArray[numpy.int64]) -> int:
+    """
+    Return the first row whose `counts` ids from `starts` on differ from those from `others` on; -1: none.
+    """
+
 def expand_deltas(session_offsets: NDArray[numpy.int64], run_offsets: NDArray[numpy.int64], run_names: NDArray[numpy.int64], run_tokens: NDArray[numpy.int64], output_tokens: NDArray[numpy.int64], block_size: int, most_tokens: int) -> tuple[NDArray[numpy.int64], NDArray[numpy.int64], NDArray[numpy.uint32], int]:
     """
     Return (prompt tokens, hash offsets, hash ids, first session that is too long or -1) of turns that list what is new.
@@ -2902,10 +2915,10 @@ class EventClass(enum.IntEnum):
     DELIVERY = 2
     """KV events reach the router."""
 
-    ARRIVAL = 5
+    ARRIVAL = 6
     """A request arrives, or is cancelled."""
 
-    ABORT = 6
+    ABORT = 7
     """The client of a replayed request aborts it."""
 
     TICK = 3
@@ -2914,7 +2927,10 @@ class EventClass(enum.IntEnum):
     READY = 4
     """A worker has started."""
 
-    BEGIN = 7
+    SESSION = 5
+    """A policy decides on the KV of a session that sleeps."""
+
+    BEGIN = 8
     """Workers that are free begin a step, with all that arrived before."""
 
 class GroupReport:
@@ -3234,6 +3250,107 @@ class Elastic:
 
     FIELDS: tuple[str, ...]
 
+class PlayLimits:
+    """Which plays prepare, for how long the others run, and their idle time."""
+
+    def __init__(self, *, preparing_plays: int = 0, duration_ns: int = 0, grace_ns: int = 0, play_idle_ns: int = 0, fleet_idle_ns: int = 0) -> None: ...
+
+    FIELDS: tuple[str, ...]
+
+class SessionSleep:
+    """A session between two of its requests."""
+
+    @property
+    def now_ns(self) -> int: ...
+
+    @property
+    def row(self) -> int:
+        """The request that has ended."""
+
+    @property
+    def session(self) -> int:
+        """Requests of one session have the same number."""
+
+    @property
+    def parent_session(self) -> int | None:
+        """Session that started this one, or None."""
+
+    @property
+    def worker(self) -> int: ...
+
+    @property
+    def prompt_tokens(self) -> int:
+        """Prompt of the request that has ended."""
+
+    @property
+    def output_tokens(self) -> int: ...
+
+    @property
+    def first_cached_tokens(self) -> int:
+        """
+        Cached tokens of its first request: they were there before the session.
+        """
+
+    @property
+    def asleep_ns(self) -> int:
+        """Time since the request has ended; 0 at the first call."""
+
+    @property
+    def last_gap_ns(self) -> int | None:
+        """
+        How long the session slept before the request that has ended; None: not at all.
+        """
+
+    @property
+    def is_last(self) -> bool:
+        """Whether its client ends the session with this answer."""
+
+    @property
+    def told_ns(self) -> int | None:
+        """
+        Time from the end of the request to the next, as its client tells; None: unknown, because it waits for others too.
+        """
+
+class PrefixTotals:
+    """What engines did for the KV of sleeping sessions, in numbers."""
+
+    @property
+    def holds(self) -> int: ...
+
+    @property
+    def yielded_holds(self) -> int:
+        """Holds that ended because a request lacked room."""
+
+    @property
+    def held_blocks(self) -> int:
+        """At the begin of each hold, summed."""
+
+    @property
+    def peak_held_blocks(self) -> int:
+        """Most at one time, summed over workers."""
+
+    @property
+    def held_block_s(self) -> float:
+        """Held blocks times seconds."""
+
+    @property
+    def drops(self) -> int: ...
+
+    @property
+    def dropped_blocks(self) -> int: ...
+
+    @property
+    def offloads(self) -> int: ...
+
+    @property
+    def offloaded_blocks(self) -> int: ...
+
+    @property
+    def prefetches(self) -> int: ...
+
+    @property
+    def prefetched_blocks(self) -> int: ...
+
 class FleetResult:
     """Columns of a run, one row a request in workload order."""
 
@@ -3406,6 +3523,18 @@ class FleetResult:
     def evictions(self) -> int: ...
 
     @property
+    def prefixes(self) -> PrefixTotals:
+        """KV of sleeping sessions, summed over workers."""
+
+    @property
+    def play_begin_ns(self) -> int:
+        """When the lanes began, after the preparation; -1: no lanes."""
+
+    @property
+    def idle_lanes(self) -> int:
+        """Lanes for which no play was left before the end of the duration."""
+
+    @property
     def stored_blocks(self) -> int: ...
 
 class Pool:
@@ -3436,11 +3565,11 @@ class Checkpoints:
 class FleetSettings:
     """How a fleet of simulated workers plays a workload."""
 
-    def __init__(self, *, pools: Sequence[Pool], seed: int = 0, routing: str | NativeRouter | Router, concurrency: int = 0, threads: int = 1, fast_forward: bool = True, check: bool = False, lockstep_ns: int = 0, turnaround_ns: int = 0, ranks: int = 1, checkpoints: Checkpoints | None = None, steps: StepTable | None = None, disaggregation: Disaggregation | None = None, elastic: Elastic | None = None) -> None: ...
+    def __init__(self, *, pools: Sequence[Pool], seed: int = 0, routing: str | NativeRouter | Router, concurrency: int = 0, threads: int = 1, fast_forward: bool = True, check: bool = False, lockstep_ns: int = 0, turnaround_ns: int = 0, play_limits: PlayLimits | None = None, ranks: int = 1, checkpoints: Checkpoints | None = None, steps: StepTable | None = None, disaggregation: Disaggregation | None = None, elastic: Elastic | None = None) -> None: ...
 
     FIELDS: tuple[str, ...]
 
-def run_fleet(workload: object, settings: FleetSettings, *, names: Sequence[str] = [], progress: Callable[[int], None] | None = None, on_step: Callable[[int, VllmEngine, bool], None] | None = None, on_tick: Callable[[FleetMetrics], tuple[list[int | None], int | None]] | None = None) -> FleetResult:
+def run_fleet(workload: object, settings: FleetSettings, *, names: Sequence[str] = [], progress: Callable[[int], None] | None = None, on_step: Callable[[int, VllmEngine, bool], None] | None = None, on_tick: Callable[[FleetMetrics], tuple[list[int | None], int | None]] | None = None, on_sleep: Callable[[SessionSleep], tuple[list[str], int | None]] | None = None) -> FleetResult:
     """
     Replay a workload (its columns, by name) through a fleet; `names` are those of its requests, if any matter.
     """

@@ -30,11 +30,12 @@ from understudy.run.offline import run_offline
 from understudy.run.on_gpu import place_on_gpu
 from understudy.run.options import Execution, Outputs
 from understudy.run.pools import WorkerPool
+from understudy.run.profile_run import run_profile
 from understudy.run.routed import write_decisions
 from understudy.run.run_plan import RunPlan
 from understudy.tiers.settings import TiersConfig
 from understudy.version import __version__
-from understudy.workload import Workload, read_trace
+from understudy.workload import Plays, Workload, read_trace
 from understudy.workload.block_tokens import TokenSource
 from understudy.workload.formats import TraceOptions
 from understudy.workload.users import check_load, check_users, scale_users
@@ -47,8 +48,9 @@ if TYPE_CHECKING:
     from understudy.engines.timing import TimingModel
     from understudy.run.autoscale import Autoscale
     from understudy.run.routing_choice import RoutingChoice
+    from understudy.run.session_kv import SessionKv
     from understudy.tiers.gpu import GpuSettings
-    from understudy.workload import ClosedLoop, Lockstep, OpenLoop, Plays
+    from understudy.workload import ClosedLoop, Lockstep, OpenLoop
 
 
 def replay(
@@ -71,6 +73,7 @@ def replay(
     ranks: bool = False,
     disaggregation: Disaggregation | None = None,
     autoscale: Autoscale | None = None,
+    session_kv: SessionKv | None = None,
     outputs: Outputs | None = None,
     execution: Execution | None = None,
     trace_options: TraceOptions | None = None,
@@ -89,8 +92,8 @@ def replay(
         workers: number of equal workers.
         pools: groups of workers that differ (`understudy.run.pools.WorkerPool`), instead of `engine`, `workers` and
             `tiers`.
-        routing: round_robin, random, least_loaded, power_of_two, session_affinity or kv; or KvRouting; or a
-            user-defined `understudy.router.Router`.
+        routing: round_robin, random, least_loaded, power_of_two, session_affinity, session_tree or kv; or KvRouting; or
+            a user-defined `understudy.router.Router`.
         seed: seed of random choices, from 0; equal seeds give equal runs.
         users: users relative to those of the trace, such as 2 or 0.1: sessions are copied or sampled
             (`understudy.workload.scale_users`); not for a `ClosedLoop`, which has its own load.
@@ -106,6 +109,7 @@ def replay(
         disaggregation: prefill and decode workers (`Disaggregation`); `routing` then chooses prefill workers.
         autoscale: a scaler that orders workers during the run (`understudy.run.autoscale.Autoscale`); `workers` are
             those at the start.
+        session_kv: policies for the KV of sessions between their requests (`understudy.run.session_kv.SessionKv`).
         outputs: files to write.
         execution: threads, checks and progress; the report is equal for every choice.
         trace_options: options of `read_trace` by name, if `workload` is a path.
@@ -194,6 +198,7 @@ def replay(
         tiers=tiers,
         disaggregation=disaggregation,
         autoscale=autoscale,
+        session_kv=session_kv,
         ranks=ranks,
         threads=execution.threads,
         fast_forward=execution.fast_forward,
@@ -205,7 +210,10 @@ def replay(
         keep_steps=execution.keep_steps or outputs.save_run is not None or outputs.perfetto is not None,
         keep_candidates=outputs.decisions is not None,
     )
-    run = run_offline(plan)
+    if isinstance(load, Plays) and load.is_profile:
+        run, workload = run_profile(plan)
+    else:
+        run = run_offline(plan)
     routed = run.choices if run.decisions is None else run.decisions
     if outputs.decisions is not None and routed is not None:
         write_decisions(outputs.decisions, routed, run.timeline)

@@ -62,7 +62,10 @@ void VllmEngine::admit_waiting(std::int64_t now_ns) {
     }
     if (interval_.defers() && computes_prompt(head)) return;
     if (!size_up(head, decodes_only, joins)) return;
-    if (head.too_long || !(holds ? fits_behind(head) : fits(head))) return refuse(head);
+    if (head.too_long || !(holds ? fits_behind(head) : fits(head))) {
+      if (!head.too_long && yield_hold(now_ns)) continue;
+      return refuse(head);
+    }
     if (tiers_ && !offload_ && !holds) {  // a prompt that no other worker has computed
       const WorkerTiers::Onboard loading = onboard(head, now_ns);
       if (loading == WorkerTiers::Onboard::Parked) {
@@ -77,6 +80,7 @@ void VllmEngine::admit_waiting(std::int64_t now_ns) {
     const std::uint32_t room = room_up_to(request, head.total(), true);
     if ((holds ? kv_->grow(request, room, head.total(), now_ns)
                : kv_->place(request, head.hit, room, head.total(), now_ns)) != Room::Taken) {
+      if (!holds && yield_hold(now_ns)) continue;
       refusal_.stands = grouped_ == nullptr;
       refusal_.no_room = true;
       return;

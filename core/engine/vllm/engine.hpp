@@ -19,6 +19,7 @@
 #include "engine/engine.hpp"
 #include "engine/handoff_net.hpp"
 #include "engine/kv_trace.hpp"
+#include "engine/prefix_keeper.hpp"
 #include "engine/timing.hpp"
 #include "engine/token_log.hpp"
 #include "engine/vllm/admission.hpp"
@@ -32,6 +33,7 @@
 #include "engine/vllm/decode_sums.hpp"
 #include "engine/vllm/groups/group_rows.hpp"
 #include "engine/vllm/groups/grouped_backend.hpp"
+#include "engine/vllm/held_prefixes.hpp"
 #include "engine/vllm/kept_tables.hpp"
 #include "engine/vllm/kv_backend.hpp"
 #include "engine/vllm/live_request.hpp"
@@ -54,7 +56,7 @@ struct RankLoad {
 // Step-exact with the real scheduler of the configured version. Synchronously a step is begin_step (schedules;
 // admissions are visible at once) and end_step (tokens are visible). Asynchronously there are two batches: when one
 // begins, the next is scheduled behind it, so a request submitted while batch s runs is first computed in batch s + 2.
-class VllmEngine final : public Engine, private DecodeHost {
+class VllmEngine final : public Engine, public PrefixKeeper, private DecodeHost {
  public:
   VllmEngine(const VllmConfig& config, const EngineSite& site);
   ~VllmEngine() override;
@@ -132,6 +134,10 @@ class VllmEngine final : public Engine, private DecodeHost {
   FetchStages fetch_stages() const;
   // Prefetch the prefix that lower tiers have. True when a load has started.
   bool prefetch(std::span<const BlockIdentity> blocks, std::int64_t now_ns);
+  // ── Prefixes of sessions ──
+  std::optional<std::string> why_no_prefixes() const override;
+  const Effects& keep_prefix(const PrefixCall& call, std::int64_t now_ns) override;
+  PrefixTotals prefix_totals(std::int64_t now_ns) const override { return held_.totals_at(now_ns); }
   // Answers for the leading blocks, up to and including the first miss. With several KV groups: for the units of their
   // longest hit, each with the answer of its slowest block.
   std::vector<TierAnswer> tier_lookup(std::span<const BlockIdentity> blocks);
@@ -265,6 +271,11 @@ class VllmEngine final : public Engine, private DecodeHost {
     return (tokens + config_.block_size - 1) / config_.block_size;
   }
   std::uint32_t room_up_to(const EngineRequest& request, std::uint32_t total, bool admission) const noexcept;
+
+  // prefixes.cpp
+  KvRequest reference_prefix(const PrefixCall& call, std::int64_t now_ns);
+  void offload_prefix(const PrefixCall& call, std::int64_t now_ns);
+  bool yield_hold(std::int64_t now_ns);
 
   // tiers.cpp
   WorkerTiers::Onboard onboard(const Admission& head, std::int64_t now_ns);
@@ -430,6 +441,7 @@ class VllmEngine final : public Engine, private DecodeHost {
   std::vector<RequestSlot> unread_;  // submitted since the engine last read its queue
   std::size_t parked_ = 0;
   bool admitting_ = true;
+  HeldPrefixes held_;  // of sessions that sleep
 
   // The connector, and blocks that it and steps in flight still use.
   std::unique_ptr<Connector> connector_;

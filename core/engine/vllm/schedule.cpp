@@ -106,6 +106,7 @@ void VllmEngine::schedule_running(std::int64_t now_ns) {
     Room room = Room::Short;
     bool itself = false;
     while (!itself && (room = kv_->grow(request, wanted, end, now_ns)) == Room::Short) {
+      if (yield_hold(now_ns)) continue;
       const std::size_t victim = choose_victim();
       const bool spares = loads_ && (!offload_ || config_.offload->spares_in_flight);
       if (spares && !freeable(requests_[running_[victim]].last_step)) return;

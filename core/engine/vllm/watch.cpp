@@ -249,7 +249,7 @@ void VllmEngine::check_counts(bool whole) const {
     if (own_run_) own_run_->check(whole);
     return grouped_->check(holders, kept_blocks() + tiers_->g1_references());
   }
-  std::uint64_t references = 0;
+  std::uint64_t references = held_.blocks();
   for (const RequestSlot id : running_) {
     const EngineRequest& r = requests_[id];
     const std::size_t blocks = kv_->num_blocks(r);

@@ -29,8 +29,8 @@ flags of the fleet:
   --processes N           run the workers in N processes; the front end is then the standalone router
   --base-port PORT        port of the first worker (default: 9000); 0: any free ports
   --port PORT             port of the front end (default: 8000)
-  --routing POLICY        round_robin (default), random, least_loaded, power_of_two, session_affinity, kv,
-                          or FILE.py:CLASS, a user-defined router
+  --routing POLICY        round_robin (default), random, least_loaded, power_of_two, session_affinity,
+                          session_tree, kv or FILE.py:CLASS, a user-defined router
   --router JSON           settings of kv: '{"queue_threshold": 2, "queue_policy": "wspt", "predict_ttl_ms": 2000}'
   --fleet-config FILE     YAML: routing, router, base_port, port, pools: [{workers: 8, flags: {max-num-seqs: 64}}];
                           a pool with the flag engine: sglang takes SGLang's flags

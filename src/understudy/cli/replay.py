@@ -9,8 +9,10 @@ from understudy.cli import (
     autoscale_flags,
     disaggregation_flags,
     gpu_flags,
+    play_flags,
     router_flags,
     run_flags,
+    session_flags,
     tier_flags,
     trace_flags,
 )
@@ -82,10 +84,12 @@ def add_parser(verbs: Verbs) -> None:
         + router_flags.EXAMPLES
         + tier_flags.EXAMPLES
         + disaggregation_flags.EXAMPLES
-        + autoscale_flags.EXAMPLES,
+        + autoscale_flags.EXAMPLES
+        + session_flags.EXAMPLES,
     )
     run_flags.add_run_flags(verb)
     autoscale_flags.add_autoscale_flags(verb)
+    session_flags.add_session_flags(verb)
     _add_output_flags(verb)
     assert isinstance(verb, Parser)
     verb.add_short_help("understudy replay TRACE [flags]", SHORT_EXAMPLES, TASKS)
@@ -140,6 +144,7 @@ def _add_output_flags(verb: argparse.ArgumentParser) -> None:
         metavar="PATH",
         help="write a trace for ui.perfetto.dev: protobuf, or JSON if PATH ends in .json; no step is fast-forwarded",
     )
+    play_flags.add_play_flags(out)
     out.add_argument(
         "--no-advice",
         action="store_true",
@@ -226,6 +231,8 @@ def run(args: argparse.Namespace) -> int:
         )
     settings = run_flags.read_settings(args)
     autoscale = autoscale_flags.read_autoscale(args, settings)
+    session_kv = session_flags.read_session_kv(args)
+    play_flags.check_play_flags(args)
     check_outputs(outputs, {**list_given_files(args.config, args.set), **files_named(settings)})
     started = time.perf_counter()
     is_silent = args.quiet or args.digest
@@ -258,6 +265,7 @@ def run(args: argparse.Namespace) -> int:
                 ranks=settings.ranks,
                 disaggregation=settings.disaggregation,
                 autoscale=autoscale,
+                session_kv=session_kv,
                 outputs=Outputs(
                     events=args.events,
                     raw_events=args.raw_events,
@@ -277,8 +285,10 @@ def run(args: argparse.Namespace) -> int:
         )
     wall_time_s = time.perf_counter() - started
     splits = settings.disaggregation is not None and not settings.pools
-    # Advice is about fleets of a fixed size.
-    is_simulated = not (args.online or args.engine == "qwen3" or autoscale is not None)
+    # Advice is about fleets of a fixed size, whose sessions have no policy.
+    is_simulated = not (
+        args.online or args.engine == "qwen3" or autoscale is not None or session_kv is not None
+    )
     if is_simulated and not (splits or args.no_advice or args.digest):
         from understudy.cli.advice import try_remedies
 
@@ -307,6 +317,7 @@ def run(args: argparse.Namespace) -> int:
         write_run(saved, save_run=args.save_run, perfetto=args.perfetto)
     if args.html:
         report.to_html(args.html)
+    play_flags.write_plays(report, args)
     _print_report(report, args, outputs)
     requests = report.requests
     if requests.rejected == requests.total and not args.allow_empty:
@@ -320,6 +331,7 @@ def run(args: argparse.Namespace) -> int:
 _OUTPUTS = (
     *("json", "requests_jsonl", "html", "events", "raw_events", "kv_trace", "record_steps", "decisions"),
     *("save_run", "perfetto"),
+    *play_flags.OUTPUTS,
 )
 
 
@@ -342,8 +354,6 @@ def _print_report(report: Report, args: argparse.Namespace, outputs: dict[str, P
     elif not args.quiet:
         console = Console(highlight=False, stderr=any(map(is_stdout, outputs.values())))
         report.print(console)
-        if report.workload is not None and report.workload.graph is not None:
-            from understudy.report.plays import measure_plays
-
-            console.print(measure_plays(report.workload, report.columns).describe())
+        for line in play_flags.describe_plays(report):
+            console.print(line)
         print_written(outputs.values())

@@ -44,7 +44,8 @@ def add_parser(verbs: Verbs) -> None:
         "--routing",
         default="kv",
         metavar="POLICY",
-        help="kv (default), round_robin, random, least_loaded, power_of_two, session_affinity, or FILE.py:CLASS",
+        help="kv (default), round_robin, random, least_loaded, power_of_two, session_affinity, session_tree, "
+        "or FILE.py:CLASS",
     )
     verb.add_argument(
         "--router",

@@ -59,6 +59,33 @@ def add_run_flags(verb: argparse.ArgumentParser) -> None:
         help="agents: a request follows the answers it waits for after the recorded gap (client, the default), and "
         "also comes no earlier than recorded",
     )
+    fleet.add_argument(
+        "--warm-up",
+        action="store_true",
+        default=None,
+        help="agents: begin with plays cut in their middle, after requests that fill the caches",
+    )
+    fleet.add_argument(
+        "--duration",
+        type=float,
+        metavar="S",
+        help="agents: start plays, again and again, and send requests for S seconds",
+    )
+    fleet.add_argument(
+        "--grace", type=float, metavar="S", help="cancel what runs S seconds after the duration (default: 30)"
+    )
+    fleet.add_argument(
+        "--play-idle-cap",
+        type=float,
+        metavar="S",
+        help="longest time in which no request of a play runs; 0: no limit (default with --duration: 300)",
+    )
+    fleet.add_argument(
+        "--fleet-idle-cap",
+        type=float,
+        metavar="S",
+        help="the same of all plays together (default with --duration: 10)",
+    )
     add_users(fleet.add_argument)
     fleet.add_argument(
         "--arrival-rate-scale",
@@ -124,7 +151,8 @@ def add_fleet_flags(add: Callable[..., object]) -> None:
     add(
         "--routing",
         metavar="NAME",
-        help="round_robin (default), random, least_loaded, power_of_two, session_affinity, kv, or FILE.py:CLASS",
+        help="round_robin (default), random, least_loaded, power_of_two, session_affinity, session_tree, kv, or "
+        "FILE.py:CLASS",
     )
 
 
@@ -154,6 +182,7 @@ def add_settings_flags(add: Callable[..., object]) -> None:
 def read_settings(args: argparse.Namespace) -> ReplaySettings:
     """Return the settings that the flags of a run give. ConfigError names a flag that is invalid or unused."""
     from understudy.run.settings import ReplaySettings
+    from understudy.workload import Plays
 
     flags = {**_read_flags(args), **router_flags.router_settings(args), **tier_flags.tier_settings(args)}
     flags |= disaggregation_flags.disaggregation_settings(args)
@@ -168,9 +197,25 @@ def read_settings(args: argparse.Namespace) -> ReplaySettings:
         router_flags.read_seed(
             args.seed,
             settings.router or settings.routing,
-            is_used=loads_fail or reads_fail or args.users is not None or settings.users != 1,
+            is_used=loads_fail
+            or reads_fail
+            or args.users is not None
+            or settings.users != 1
+            or (isinstance(settings.load, Plays) and settings.load.warm_up),
         )
     return settings
+
+
+_PLAYS = {
+    "lanes": "lanes",
+    "clock": "clock",
+    "warm_up": "warm_up",
+    "duration": "duration_s",
+    "grace": "grace_s",
+    "play_idle_cap": "play_idle_s",
+    "fleet_idle_cap": "fleet_idle_s",
+}
+"""Settings of `Plays` by flag."""
 
 
 def _read_flags(args: argparse.Namespace) -> dict[str, Any]:
@@ -197,7 +242,7 @@ def _read_flags(args: argparse.Namespace) -> dict[str, Any]:
             "users contradicts concurrency: the load of a closed loop is its number of sessions at a time; give a "
             "larger concurrency, or leave it out"
         )
-    plays = {name: getattr(args, name) for name in ("lanes", "clock") if getattr(args, name) is not None}
+    plays = {name: value for flag, name in _PLAYS.items() if (value := getattr(args, flag)) is not None}
     if plays and args.concurrency is not None:
         raise ConfigError(f"concurrency contradicts {next(iter(plays))}; give --lanes for plays")
     if plays:

@@ -216,6 +216,7 @@ class FleetFront:
             except ApiError:  # the worker will answer with the error
                 pass
         session = request.headers.get("x-session-id") or request.headers.get("x-session-affinity")
+        parent = request.headers.get("x-parent-session-id")
         priority = whole_number(request.headers.get("x-vllm-priority", ""), 9)
         return LiveRouteRequest(
             self._dispatcher.next_row(),
@@ -227,6 +228,7 @@ class FleetFront:
             self.servers[0].settings.engine.block_size,
             blocks,
             None if session is None else xxh3_64(session.encode()),
+            None if parent is None else xxh3_64(parent.encode()),
         )
 
     def _send(

@@ -99,6 +99,8 @@ class _Client:
         self._path = parts.path.rstrip("/").removesuffix("/v1") + "/v1/completions"
         self._workload, self._model, self._vocabulary = workload, model, vocabulary
         self._timeout_s, self._progress = timeout_s, progress
+        assert workload.graph is not None
+        self._parents = workload.graph.parent_sessions(workload.session).tolist()
         rows = len(workload)
         self._times = {name: np.full(rows, -1, np.int64) for name in ("arrival", "first", "finish")}
         self._counts = {name: np.full(rows, -1, np.int32) for name in ("prompt", "output", "cached")}
@@ -182,10 +184,17 @@ class _Client:
         )
 
     def _headers(self, row: int) -> dict[str, str]:
-        names = self._workload.session_ids
         session = int(self._workload.session[row])
-        return {
+        headers = {
             "content-type": "application/json",
             "x-request-id": f"row-{row}",
-            "x-session-id": str(session) if names is None else names[session],
+            "x-session-id": self._session_name(session),
         }
+        parent = self._parents[session]
+        if parent >= 0:
+            headers["x-parent-session-id"] = self._session_name(parent)
+        return headers
+
+    def _session_name(self, session: int) -> str:
+        names = self._workload.session_ids
+        return str(session) if names is None else names[session]

@@ -63,6 +63,10 @@ def run_online(
     if plays is not None and workload.graph is None:
         raise ConfigError("plays: the requests do not wait for one another; leave out --lanes and --clock")
     if plays is not None and workload.graph is not None:
+        if plays.is_profile or any(plays.idle_caps_s):
+            raise ConfigError(
+                "--online runs every play once, to its end; leave out --warm-up, --duration and caps of idle time"
+            )
         arrival_rate_scale = plays.arrival_rate_scale
         if plays.clock == "client":
             workload = replace(workload, graph=workload.graph.without_floors())

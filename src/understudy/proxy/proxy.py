@@ -223,6 +223,7 @@ class Proxy:
                 tokens, output = len(prompt.tokens), prompt.output_tokens
                 blocks = prompt.blocks(size, up.adapters)
         session = request.headers.get("x-session-id") or request.headers.get("x-session-affinity")
+        parent = request.headers.get("x-parent-session-id")
         return LiveRouteRequest(
             self._dispatcher.next_row(),
             time.monotonic_ns(),
@@ -232,6 +233,7 @@ class Proxy:
             size,
             blocks,
             None if session is None else xxh3_64(session.encode()),
+            None if parent is None else xxh3_64(parent.encode()),
         )
 
     async def _send(

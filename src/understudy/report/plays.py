@@ -11,6 +11,8 @@ from understudy.errors import InvalidArgument
 from understudy.workload.graph import COMPLETION
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from understudy.workload import RequestGraph, Workload
     from understudy.workload.columns import Int32Column, Int64Column
 
@@ -35,9 +37,10 @@ class PlayTimes(Protocol):
         """When it ended, −1 for never."""
 
 
-PARTS = ("waiting", "gap", "queue", "prefill", "decode")
+PARTS = ("waiting", "gap", "queue", "transfer", "prefill", "decode")
 """Parts of a critical path: until an earliest time, between an event and the request that follows it (tools, think
-times), until the first step of a request, until its first token, and until its end."""
+times), until the first step of a request (apart from loads of its blocks: transfer), until its first token, and until
+its end."""
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -56,6 +59,26 @@ class PlayColumns:
     def __len__(self) -> int:
         """Return the number of plays."""
         return len(self.names)
+
+    def rows(self) -> list[dict[str, object]]:
+        """Return the plays as plain values, times in ms and None for a play that did not end."""
+        return [
+            {
+                "play": name,
+                "requests": int(self.requests[play]),
+                "start_ms": None if self.makespan_ns[play] < 0 else float(self.start_ns[play] / 1e6),
+                "makespan_ms": None if self.makespan_ns[play] < 0 else float(self.makespan_ns[play] / 1e6),
+                "critical_path_ms": None
+                if self.makespan_ns[play] < 0
+                else {part: float(values[play] / 1e6) for part, values in self.parts_ns.items()},
+            }
+            for play, name in enumerate(self.names)
+        ]
+
+    def slowest(self) -> int | None:
+        """Return the play with the longest makespan; None if none ended."""
+        longest = int(self.makespan_ns.argmax()) if len(self) else -1
+        return None if longest < 0 or self.makespan_ns[longest] < 0 else longest
 
     def describe(self) -> str:
         """Return a line with the makespans and the shares of the critical path."""
@@ -111,23 +134,41 @@ def measure_plays(workload: Workload, timeline: PlayTimes) -> PlayColumns:
 def _trace_back(graph: RequestGraph, timeline: PlayTimes, row: int, start_ns: int) -> dict[str, int]:
     """Divide the time from the start of a play to the end of a request among the parts."""
     parts = dict.fromkeys(PARTS, 0)
-    ends = True  # whether the path passes through the request's end; else only through its arrival
-    while True:
-        arrival = int(timeline.arrival_ns[row])
+    following = -1  # arrival of the request behind
+    for on, ends in critical_path(graph, timeline, row):
+        arrival = int(timeline.arrival_ns[on])
+        if following >= 0:
+            parts["gap"] += following - int((timeline.finish_ns if ends else timeline.arrival_ns)[on])
+        following = arrival
         if ends:
-            finish = int(timeline.finish_ns[row])
-            admitted, first = int(timeline.first_admit_ns[row]), int(timeline.first_token_ns[row])
+            finish = int(timeline.finish_ns[on])
+            admitted, first = int(timeline.first_admit_ns[on]), int(timeline.first_token_ns[on])
             admitted = finish if admitted < 0 else admitted
             first = finish if first < 0 else first
-            parts["queue"] += admitted - arrival
+            loading = min(_load_ns(timeline, on), admitted - arrival)
+            parts["transfer"] += loading
+            parts["queue"] += admitted - arrival - loading
             parts["prefill"] += first - admitted
             parts["decode"] += finish - first
-        edge = _last_event(graph, timeline, row)
-        if edge is None:
-            parts["waiting"] += arrival - start_ns
-            return parts
-        row, event_ns, ends = edge
-        parts["gap"] += arrival - event_ns
+    parts["waiting"] += following - start_ns
+    return parts
+
+
+def critical_path(graph: RequestGraph, timeline: PlayTimes, row: int) -> Iterator[tuple[int, bool]]:
+    """Yield the requests of the path that ends with `row`, the last first.
+
+    With each: whether the path passes through its end, or else only through its arrival.
+    """
+    edge: tuple[int, int, bool] | None = (row, 0, True)
+    while edge is not None:
+        yield edge[0], edge[2]
+        edge = _last_event(graph, timeline, edge[0])
+
+
+def _load_ns(timeline: PlayTimes, row: int) -> int:
+    """Return how long a request was parked while its blocks were loaded; 0 without tiers."""
+    tiers = getattr(timeline, "tiers", None)
+    return 0 if tiers is None else int(tiers.parked_ns[row])
 
 
 def _last_event(graph: RequestGraph, timeline: PlayTimes, row: int) -> tuple[int, int, bool] | None:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from understudy.report.agent_verdicts import sessions_return_cold, tools_dominate
 from understudy.report.engine_terms import flags_of, kind_of_run, terms_of
 from understudy.report.general_advice import (
     advise_on_scattering,
@@ -170,6 +171,7 @@ RULES: tuple[Callable[[ReportData], Verdict | None], ...] = (
     goal_missed,
     cache_too_small,
     group_tail_gone,
+    sessions_return_cold,
     scattered_prefixes,
     tier_hurts,
     hot_worker,
@@ -178,6 +180,7 @@ RULES: tuple[Callable[[ReportData], Verdict | None], ...] = (
     steps_too_long,
     tier_never_read,
     limit_never_reached,
+    tools_dominate,
 )
 
 

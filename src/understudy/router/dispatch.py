@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("understudy.router")
 
-POLICIES = ("round_robin", "random", "least_loaded", "power_of_two", "session_affinity", "kv")
+POLICIES = ("round_robin", "random", "least_loaded", "power_of_two", "session_affinity", "session_tree", "kv")
 BATCH_TOKENS = 8192
 
 
@@ -178,7 +178,10 @@ class Dispatcher:
                 raise ConfigError(
                     f"--routing {policy!r} is not known; choose one of {known} or FILE.py:CLASS"
                 )
-            if policy == "session_affinity":  # requests without a session go to the least loaded worker
+            if policy in (
+                "session_affinity",
+                "session_tree",
+            ):  # requests without a session go to the least loaded worker
                 self._no_session = native_router("least_loaded", seed)
         elif self.kv is None:
             self._python = policy
@@ -336,7 +339,9 @@ class Dispatcher:
             policy, session = self._no_session or policy, request.row
         assert policy is not None
         work = self.outstanding
-        return policy.pick(request.row, session, work.requests, work.tokens, work.ready)
+        return policy.pick(
+            request.row, session, work.requests, work.tokens, work.ready, request.parent_session
+        )
 
     def _send(self, request: LiveRouteRequest, send: Callable[[Decision], None], decision: Decision) -> None:
         tokens = request.prompt_tokens + request.output_tokens

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from understudy.router import Router
     from understudy.tiers.settings import TiersConfig
 
-ROUTINGS = ("round_robin", "random", "least_loaded", "power_of_two", "session_affinity")
+ROUTINGS = ("round_robin", "random", "least_loaded", "power_of_two", "session_affinity", "session_tree")
 """Names of the decode workers' routing, besides `kv`."""
 RULES = "always, uncached:TOKENS, ratio:SHARE, llm-d:TOKENS or isl_bounding"
 _RULE = re.compile(r"(always|isl_bounding)|(uncached|llm-d):(\d+)|ratio:(0?\.\d+|[01](?:\.0*)?)")

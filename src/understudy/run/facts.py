@@ -63,6 +63,8 @@ class RunFacts:
     """Settings of prefill and decode pools by name."""
     autoscale: Settings = field(default_factory=dict)
     """Scaler, limits and start-up of a fleet that changes."""
+    session_kv: Settings = field(default_factory=dict)
+    """Policies for the KV of sleeping sessions, and under `done` what they did in numbers."""
     routing: str | KvRouting | None = None
     """Name or settings of the routing."""
     seed: int | None = None

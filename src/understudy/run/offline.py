@@ -9,6 +9,7 @@ import msgspec
 
 from understudy._core import Checkpoints, RecordedRouter, StepTable, run_fleet
 from understudy.engines.group_layouts import group_labels
+from understudy.errors import ConfigError
 from understudy.router.choices import Choices
 from understudy.router.kv import Decisions, KvRouter, KvRouting
 from understudy.run.admissions import LastTokens, require_possible_hits
@@ -20,10 +21,11 @@ from understudy.run.group_facts import summarise_groups
 from understudy.run.kv_log import KvLog  # noqa: TC001
 from understudy.run.routed import summarise_decisions
 from understudy.run.run_inputs import RunInputs
+from understudy.run.session_kv import describe_totals
 from understudy.run.step_columns import StepColumns
 from understudy.run.timeline import Timeline  # noqa: TC001
 from understudy.run.times import describe_times
-from understudy.workload import Lockstep
+from understudy.workload import Lockstep, Plays
 from understudy.workload.files import create_trace
 
 if TYPE_CHECKING:
@@ -47,6 +49,10 @@ class OfflineRun(msgspec.Struct, frozen=True):
     """How many outputs the engine cut, and results of `check="deep"`."""
     steps: StepColumns | None = None
     """Every step and decision, if `keep_steps` was set."""
+    play_begin_ns: int = -1
+    """When the lanes of plays began, after their preparation; −1 without lanes."""
+    idle_lanes: int = 0
+    """Lanes for which no play was left before the end of the duration."""
     choices: Choices | None = None
     """Choices of a user-defined router, or of any without costs if `keep_candidates` was set."""
 
@@ -57,6 +63,10 @@ def run_offline(plan: RunPlan) -> OfflineRun:
     Requests that can never fit are rejected and reported. Errors: WrongState names the requests of a run without
     progress; InvariantViolated where a check fails; ConfigError where the fleet cannot serve the workload.
     """
+    if isinstance(plan.pace, Plays) and plan.pace.warm_up and not plan.preparing_plays:
+        raise ConfigError(
+            "warm_up: use understudy.replay, or run.profile_run.run_profile, which makes the warm-up"
+        )
     inputs = RunInputs.of(plan)
     stepped = inputs.copy() if plan.is_deep else None
     router = inputs.build_router()
@@ -94,7 +104,17 @@ def run_offline(plan: RunPlan) -> OfflineRun:
             _compare_with_steps(stepped, checkpoints, timeline, kv)
         notes = (*notes, describe_comparison(checkpoints, inputs.fleet.pools, plan.timing, ranks=plan.ranks))
     steps = None if table is None else StepColumns.take(table, inputs.order)
-    return OfflineRun(timeline, facts, kv, decisions, notes, steps, choices)
+    return OfflineRun(
+        timeline,
+        facts,
+        kv,
+        decisions,
+        notes,
+        steps,
+        play_begin_ns=result.play_begin_ns,
+        idle_lanes=result.idle_lanes,
+        choices=choices,
+    )
 
 
 def _play(
@@ -105,6 +125,7 @@ def _play(
     if plan.record_steps is not None:
         return _record(inputs, settings, plan.record_steps, keep_events=plan.events or may_route_by_events)
     on_step = None if plan.on_step_end is None else _report_ends(plan.on_step_end)
+    sessions = inputs.build_session_driver()
     return run_fleet(
         inputs.workload,
         settings,
@@ -112,6 +133,7 @@ def _play(
         names=inputs.list_names(),
         on_step=on_step,
         on_tick=None if scaler is None else scaler.on_tick,
+        on_sleep=None if sessions is None else sessions.on_sleep,
     )
 
 
@@ -129,8 +151,14 @@ def _record(
         steps = StepFile(
             file, workload, names, fleet.engine, workers=fleet.workers, timed=timed, keep_events=keep_events
         )
+        sessions = inputs.build_session_driver()
         result = run_fleet(
-            workload, settings, progress=inputs.plan.progress, names=names, on_step=steps.on_step
+            workload,
+            settings,
+            progress=inputs.plan.progress,
+            names=names,
+            on_step=steps.on_step,
+            on_sleep=None if sessions is None else sessions.on_sleep,
         )
         steps.finish()
     return result
@@ -161,6 +189,9 @@ def _add_facts(
         seed=plan.seed,
         disaggregation={} if parted is None else parted.describe(),
         autoscale={} if plan.autoscale is None else plan.autoscale.describe(),
+        session_kv={}
+        if plan.session_kv is None
+        else {**plan.session_kv.describe(), "done": describe_totals(result.prefixes)},
         load=plan.pace,
         timing=None if timing is None else type(timing).__qualname__,
         times=describe_times(fleet.pools, timing, result),
@@ -178,7 +209,13 @@ def _compare_with_steps(
     settings = inputs.build_settings(
         inputs.build_router(), fast_forward=False, checkpoints=checkpoints, scaler=scaler
     )
-    on_tick = None if scaler is None else scaler.on_tick
-    result = run_fleet(inputs.workload, settings, names=inputs.list_names(), on_tick=on_tick)
+    sessions = inputs.build_session_driver()
+    result = run_fleet(
+        inputs.workload,
+        settings,
+        names=inputs.list_names(),
+        on_tick=None if scaler is None else scaler.on_tick,
+        on_sleep=None if sessions is None else sessions.on_sleep,
+    )
     stepped, its_kv = inputs.read(result, scaler)
     require_equal(timeline, stepped, (kv, its_kv) if inputs.plan.events else (None, None))

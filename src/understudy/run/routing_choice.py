@@ -11,4 +11,6 @@ if TYPE_CHECKING:
 
     RoutingChoice: TypeAlias = "Routing | KvRouting | Router | NativeRouter"
 
-Routing = Literal["round_robin", "random", "least_loaded", "power_of_two", "session_affinity", "kv"]
+Routing = Literal[
+    "round_robin", "random", "least_loaded", "power_of_two", "session_affinity", "session_tree", "kv"
+]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from understudy._core import Elastic, FleetSettings
+from understudy._core import Elastic, FleetSettings, PlayLimits
 from understudy.engines.group_layouts import group_labels
 from understudy.errors import ConfigError
 from understudy.router.kv import KvRouting
@@ -14,6 +14,7 @@ from understudy.run.fleet_plan import FleetPlan
 from understudy.run.kv_log import KvLog
 from understudy.run.ranks import RankFront, count_ranks, has_front
 from understudy.run.scaler_driver import ScalerDriver
+from understudy.run.session_kv import SessionDriver
 from understudy.run.timeline import Timeline
 from understudy.run.times import add_front_end_time, front_end_ns
 from understudy.workload import ClosedLoop, Lockstep, OpenLoop, Plays
@@ -116,6 +117,7 @@ class RunInputs:
             turnaround_ns=(self.outside_ns if lanes else 0)
             if closed is None
             else round(closed.turnaround_ms * 1e6) + self.outside_ns,
+            play_limits=_limit_plays(load, plan.preparing_plays) if isinstance(load, Plays) else None,
             lockstep_ns=LOCKSTEP_NS if isinstance(load, Lockstep) else 0,
             threads=plan.threads,
             ranks=(fleet.ranks if fleet.ranks > 1 else fleet.workers) if plan.ranks else 1,
@@ -133,6 +135,10 @@ class RunInputs:
         if self.plan.autoscale is None:
             return None
         return ScalerDriver(self.plan.autoscale, self.fleet.pools, self.timing)
+
+    def build_session_driver(self) -> SessionDriver | None:
+        """Build the policy of sleeping sessions of a run, if the plan has one."""
+        return None if self.plan.session_kv is None else SessionDriver(self.plan.session_kv)
 
     def list_names(self) -> list[str]:
         """Return request names for error messages (empty: rows are used). Under priorities, names break ties."""
@@ -162,6 +168,17 @@ class RunInputs:
             kv_trace=plan.kv_trace,
             groups=group_labels(engine),
         )
+
+
+def _limit_plays(load: Plays, preparing_plays: int) -> PlayLimits:
+    play_idle_s, fleet_idle_s = load.idle_caps_s
+    return PlayLimits(
+        preparing_plays=preparing_plays,
+        duration_ns=round(load.duration_s * 1e9),
+        grace_ns=round(load.grace_s * 1e9),
+        play_idle_ns=round(play_idle_s * 1e9),
+        fleet_idle_ns=round(fleet_idle_s * 1e9),
+    )
 
 
 def _sort_by_arrival(plan: RunPlan) -> tuple[Workload, npt.NDArray[np.int64] | None]:

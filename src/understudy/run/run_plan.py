@@ -14,6 +14,7 @@ from understudy.router.kv import KvRouting
 from understudy.run.autoscale import Autoscale
 from understudy.run.pools import WorkerPool, make_pools
 from understudy.run.routing_choice import Routing
+from understudy.run.session_kv import SessionKv
 from understudy.workload import ClosedLoop, Lockstep, OpenLoop, Plays, Workload
 
 if TYPE_CHECKING:
@@ -55,6 +56,10 @@ class RunPlan:
     """Whether the ranks of each worker step together, as long as the slowest; all workers where each is one rank."""
     autoscale: Autoscale | None = None
     """A scaler that orders workers during the run; `workers` and pools give those at the start."""
+    session_kv: SessionKv | None = None
+    """Policies for the KV of sessions between their requests."""
+    preparing_plays: int = 0
+    """Plays that run before the lanes begin: the first ones of the workload."""
     threads: int = 1
     """Above 1 for independent workers: open loop, single turns, round_robin or random routing, neither g3 nor g4."""
     fast_forward: bool = True
@@ -106,6 +111,7 @@ class RunPlan:
         self._check_steps()
         self._check_pools()
         self._check_graph()
+        self._check_session_kv()
         if isinstance(self.pace, OpenLoop) and not self.workload.has_arrivals:
             raise ConfigError(
                 "the workload has no timestamps; replay it closed loop (--concurrency N, or load=ClosedLoop(N))"
@@ -160,6 +166,7 @@ class RunPlan:
             or self.workload.has_aborts
             or self.disaggregation is not None
             or self.autoscale is not None
+            or self.session_kv is not None
         )
 
     def _check_graph(self) -> None:
@@ -175,6 +182,19 @@ class RunPlan:
             raise ConfigError(
                 "the workload has no timestamps; replay it in lanes (--lanes N, or load=Plays(lanes=N))"
             )
+
+    def _check_session_kv(self) -> None:
+        settings = self.session_kv
+        if settings is None:
+            return
+        if not isinstance(settings, SessionKv):
+            raise ConfigError(f"session_kv must be a SessionKv, got {settings!r}")
+        for pool in self.fleet:
+            if settings.needs_tiers and not pool.resolve_tiers().tiers:
+                raise ConfigError(
+                    f"session_kv: {'prefetch' if settings.prefetch != 'no' else 'offload_after_s'} needs a tier below "
+                    "the GPU; add g2 (--g2)"
+                )
 
     def _check_steps(self) -> None:
         if self.keep_steps and isinstance(self.load, Lockstep):

@@ -112,12 +112,49 @@ class Plays(
     lanes: int = 0
     clock: Clock = "client"
     arrival_rate_scale: float = 1.0
+    warm_up: bool = False
+    """Begin with a snapshot: the first plays are cut within their middle half, and prompts of their live sessions are
+    sent first, with one token of output each. Measurements begin when these have ended."""
+    duration_s: float = 0.0
+    """From then on plays start, again and again with blocks of their own, and requests are sent for so long; 0: every
+    play runs once, to its end."""
+    grace_s: float = 30.0
+    """Requests that run at the end of the duration are cancelled so much later."""
+    play_idle_s: float | None = None
+    """Longest time in which no request of a play runs; then its next one comes. 0: no limit; None: no limit, or 300 s
+    with a duration."""
+    fleet_idle_s: float | None = None
+    """The same of all plays together; None: no limit, or 10 s with a duration."""
 
     def __post_init__(self) -> None:
         msgspec.structs.force_setattr(self, "lanes", whole_number("lanes", self.lanes, 0, 2**32 - 1))
         if self.clock not in get_args(Clock):
             raise ConfigError(f"clock must be client or recorded, got {self.clock!r}")
         _check_positive("arrival_rate_scale", self.arrival_rate_scale)
+        for name in ("duration_s", "grace_s", "play_idle_s", "fleet_idle_s"):
+            value = getattr(self, name)
+            if value is not None and not 0 <= value <= 1e9:
+                raise ConfigError(f"{name} must be a time in seconds, from 0 to 1e9, got {value}")
+        if self.grace_s != 30 and not self.duration_s:
+            raise ConfigError("grace_s has no effect without duration_s; give both")
+        limited = [
+            name for name in ("warm_up", "duration_s", "play_idle_s", "fleet_idle_s") if getattr(self, name)
+        ]
+        if limited and not self.lanes:
+            raise ConfigError(f"{limited[0]} needs lanes (--lanes N): the number of plays at a time")
+
+    @property
+    def is_profile(self) -> bool:
+        """Whether plays warm up, or end at a time."""
+        return self.warm_up or self.duration_s > 0
+
+    @property
+    def idle_caps_s(self) -> tuple[float, float]:
+        """Longest idle time of a play, and of all plays; 0: no limit."""
+        usual = (300.0, 10.0) if self.duration_s else (0.0, 0.0)
+        given = (self.play_idle_s, self.fleet_idle_s)
+        play, fleet = (own if own is not None else other for own, other in zip(given, usual, strict=True))
+        return play, fleet
 
 
 LOCKSTEP_NS = 1_000_000

@@ -155,6 +155,23 @@ class RequestGraph:
             model=None if self.model is None else self.model[index],
         )
 
+    def parent_sessions(self, session: Int32Column) -> Int32Column:
+        """Return the session that started each session; −1 for none.
+
+        It is that of the request for which the first request of a session waits, as a spawn or else in file order.
+        """
+        count = int(session.max(initial=-1)) + 1
+        parents = np.full(count, -1, np.int32)
+        _, firsts = np.unique(session, return_index=True)
+        for own, row in enumerate(firsts.tolist()):
+            for on, _, _, relation in self.dependencies(row):
+                if session[on] == own or (parents[own] >= 0 and relation != "spawn"):
+                    continue
+                parents[own] = session[on]
+                if relation == "spawn":
+                    break
+        return parents
+
     def columns(self) -> list[tuple[str, NDArray[np.generic]]]:
         """Return the arrays by name."""
         return [

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from understudy._core import first_other_prefix
 from understudy.errors import InvalidArgument
 from understudy.workload.columns import (
     BoolColumn,
@@ -14,7 +15,6 @@ from understudy.workload.columns import (
     RowError,
     check_offsets,
     first_row,
-    ragged_positions,
 )
 
 if TYPE_CHECKING:
@@ -203,13 +203,10 @@ def _check_continuations(workload: RequestColumns, rows: Int64Column) -> None:
         )
     starts = workload.hash_offsets[:-1]
     counts = np.diff(workload.hash_offsets)[rows]
-    ours = workload.hash_ids[ragged_positions(starts[rows], counts)]
-    theirs = workload.hash_ids[ragged_positions(starts[following], counts)]
-    bad = first_row(ours != theirs)
-    if bad is not None:
-        which = int(np.searchsorted(np.cumsum(counts), bad, side="right"))
+    bad = first_other_prefix(workload.hash_ids, starts[rows], starts[following], counts)
+    if bad >= 0:
         raise RowError(
-            "output_in_next", int(rows[which]), "needs a next prompt that begins with this row's hash ids"
+            "output_in_next", int(rows[bad]), "needs a next prompt that begins with this row's hash ids"
         )
 
 
