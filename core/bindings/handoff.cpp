@@ -120,8 +120,8 @@ void bind_engine_handoff(ExclusiveClass<VllmEngine, Engine>& engine) {
           },
           "Finished requests whose blocks are kept for a peer.")
       .def(
-          "held_blocks", [](VllmEngine& self, RequestId id) { return self.kept().tables().at(id); }, "request"_a,
-          "Blocks that are kept for a peer, in order.");
+          "held_blocks", [](VllmEngine& self, RequestId id) { return self.kept().tables().at(id).all_ids(); },
+          "request"_a, "Blocks that are kept for a peer, in order.");
 }
 
 void bind_handoff(nb::module_& m) {

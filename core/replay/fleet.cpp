@@ -36,8 +36,9 @@ Fleet::Fleet(FleetConfig config, WorkloadColumns workload)
     engine->check = config_.check;
     engine->events = engine->events || observes_;
     engine->published_blocks = shows_blocks_;
-    // Rules of disaggregation ask workers for a prompt; checkpoints compare runs, of which one may publish events.
-    engine->private_names = !config_.disaggregation && !config_.checkpoints;
+    // Rules of disaggregation may ask workers for a prompt; checkpoints compare runs, of which one may publish events.
+    const bool asks = config_.disaggregation && config_.disaggregation->decider->reads_cache();
+    engine->private_names = !asks && !config_.checkpoints;
     engine->lockstep_ns = config_.lockstep_ns;
     Pool& added = pools_.emplace_back();
     added.config = pool;

@@ -65,7 +65,7 @@ class PoolForTests final : private PoolListener {
   void reset() { pool_.reset_prefix_cache(); }
   std::vector<SlotId> ids(std::uint64_t table) {
     std::vector<SlotId> out;
-    pool_.append_ids(tables_[table], out);
+    tables_[table].append_ids(out);
     return out;
   }
   std::uint32_t named(std::uint64_t table) { return tables_[table].named; }

@@ -5,18 +5,25 @@ from __future__ import annotations
 from random import Random
 from typing import TYPE_CHECKING, Any
 
+import msgspec
 import pytest
 
 from engines.building import MS, constant, engine_for, submit_scenario_request
 from model.replay_gen import COLUMNS, random_case
 from model.scenario_gen import random_scenario, with_adapters, with_bursts, with_ends
 from model.vllm_config import PROFILES, Profile
+from replay.test_handoff_tiers import engine_of, repeated
+from replay.test_multi_connector import host_of
+from replay.test_multi_connector import run as run_with_host
 from understudy.errors import WrongState
 from understudy.run.offline import OfflineRun, run_offline
 from understudy.run.run_plan import RunPlan
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from model.vllm_format import Scenario
+    from understudy.engines.vllm_config import VllmConfig
 
 SEEDS = 24  # for each profile
 CHANGES = (with_bursts, with_ends, with_adapters)
@@ -132,3 +139,66 @@ def test_replays_have_the_columns_and_the_digest_of_those_by_single_blocks() -> 
         assert runs.facts.digest == blocks.facts.digest
         evictions += runs.timeline.evictions
     assert evictions > 300
+
+
+def with_single_blocks(engine: VllmConfig) -> tuple[VllmConfig, VllmConfig]:
+    """The settings as they are, and with the name of vLLM's own order."""
+    return engine, msgspec.structs.replace(engine, eviction_policy="vllm")
+
+
+@pytest.mark.parametrize("host", [False, True], ids=["handoff", "handoff-and-offload"])
+@pytest.mark.parametrize("asynchronous", [False, True], ids=["sync", "async"])
+def test_hand_offs_are_those_of_single_blocks(tmp_path: Path, asynchronous: bool, host: bool) -> None:
+    evictions = 0
+    for seed in range(4):
+        workload = repeated(tmp_path, seed)
+        tiers = host_of(300, 0.01) if host else None
+        rule = "uncached:100" if seed % 2 else "always"
+        runs, blocks = (
+            run_with_host(workload, engine, tiers, 0.01, rule=rule, check=seed == 3)
+            for engine in with_single_blocks(engine_of(40, asynchronous=asynchronous))
+        )
+        for name in COLUMNS:
+            assert (getattr(runs.timeline, name) == getattr(blocks.timeline, name)).all(), (seed, name)
+        assert runs.facts.digest == blocks.facts.digest
+        evictions += runs.timeline.evictions
+    assert evictions > 50
+
+
+@pytest.mark.parametrize("asynchronous", [False, True], ids=["sync", "async"])
+def test_an_offload_and_its_events_are_those_of_single_blocks(tmp_path: Path, asynchronous: bool) -> None:
+    events = 0
+    for seed in range(3):
+        workload = repeated(tmp_path, seed)
+        logs = []
+        for engine in with_single_blocks(engine_of(60, asynchronous=asynchronous)):
+            plan = RunPlan(workload, engine, tiers=host_of(60, 0.1), events=True, check=seed == 2)
+            run = run_offline(plan)
+            assert run.kv is not None
+            logs.append((run.facts.digest, list(run.kv.digests())))
+            events += sum(1 for _ in run.kv.events(0, "raw"))
+        assert logs[0] == logs[1]
+    assert events > 1_000
+
+
+@pytest.mark.parametrize("profile", PROFILES, ids=lambda profile: profile.name)
+def test_a_reset_hands_blocks_out_in_the_order_of_single_blocks(profile: Profile) -> None:
+    scenario = random_scenario(3, profile)
+    orders = []
+    for policy in ({}, {"eviction_policy": free_list(scenario, profile)}):
+        engine = engine_for({**scenario["config"], **policy}, profile, constant(), check=True)
+        ids = [submit_scenario_request(engine, scenario, i) for i in range(len(scenario["requests"]))]
+        engine.advance(20 * MS)
+        for request in ids:
+            engine.cancel(request, engine.now_ns)
+        for _ in range(4):  # a batch in flight, and one behind it
+            if not engine.in_step and not engine.idle:
+                engine.begin_step(engine.now_ns)
+            if engine.in_step:
+                engine.end_step(engine.now_ns)
+        assert engine.idle
+        assert engine.reset_caches(engine.now_ns)
+        engine.check()
+        orders.append((engine.free_head(5000), engine.pool, sorted(engine.resident_hashes())))
+    assert orders[0] == orders[1]
+    assert orders[0][2] == []

@@ -47,7 +47,7 @@ struct FailedSchedule {
 // Blocks that a step in flight still writes.
 struct KeptBlocks {
   std::uint64_t step = 0;
-  std::vector<SlotId> table;
+  KvTable table;
 };
 
 // Requests in the queues that need blocks from below.

@@ -37,6 +37,11 @@ void BlockBackend::release(KvRequest& request) {
   request.keyed = 0;
 }
 
+void BlockBackend::release_table(KvTable table) {
+  store_.release(0, table.ids, true);
+  Spares<SlotId>::keep(std::move(table.ids));
+}
+
 // Hand out all blocks, which evicts the cached ones, and take them back in that order.
 void BlockBackend::reset() {
   std::vector<SlotId> all(available());

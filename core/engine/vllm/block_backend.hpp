@@ -39,7 +39,7 @@ class BlockBackend : public KvBackend {
   }
   void trim(KvRequest& request, std::uint32_t tokens) final;
   void release(KvRequest& request) override;
-  void release_table(std::span<const SlotId> table) final { store_.release(0, table, true); }
+  void release_table(KvTable table) final;
   void forget_cached() final { (void)store_.clear_inactive(0); }
   void reset() override;
 

@@ -2,7 +2,6 @@
 #include <algorithm>
 #include <utility>
 
-#include "base/spares.hpp"
 #include "engine/vllm/engine.hpp"
 
 namespace understudy {
@@ -126,7 +125,7 @@ void VllmEngine::update_from_connector(const ConnectorOutput& output, std::int64
     const auto orphan = orphans_.find(id);
     if (orphan != orphans_.end()) {
       if (freeable(orphan->second.step)) {
-        kv_->release_table(orphan->second.table);
+        kv_->release_table(std::move(orphan->second.table));
       } else {
         deferred_frees_.push_back({counts_.scheduled, std::move(orphan->second.table)});
       }
@@ -141,9 +140,8 @@ void VllmEngine::update_from_connector(const ConnectorOutput& output, std::int64
     if (request.load_failed && !recomputes_) fail(found->second, now_ns);
   }
   for (const RequestId id : output.sent) {
-    std::vector<SlotId> table = kept_.take(id);
-    if (!table.empty()) kv_->release_table(table);
-    Spares<SlotId>::keep(std::move(table));
+    KvTable table = kept_.take(id);
+    if (!table.empty()) kv_->release_table(std::move(table));
   }
   if (!output.sent.empty() || !output.received.empty()) refusal_.stands = false;
 }

@@ -11,7 +11,7 @@
 #include "engine/kv_trace.hpp"
 #include "engine/request.hpp"
 #include "engine/vllm/block_stays.hpp"
-#include "engine/vllm/kv/block_run.hpp"
+#include "engine/vllm/kv/block_table.hpp"
 #include "slots/slot.hpp"
 #include "store/block_store.hpp"
 #include "tiers/worker_tiers.hpp"
@@ -32,6 +32,14 @@ struct KvRequest {
   BlockTable runs;                 // the same, in a backend that keeps them by runs
 
   std::uint32_t outputs() const noexcept { return known - spec.prompt_tokens; }
+  // Its blocks with one cache group, in order: those of the table, or in `room`.
+  std::size_t num_ids() const noexcept { return table.size() + runs.size(); }
+  std::span<const SlotId> ids(std::vector<SlotId>& room) const {
+    if (runs.empty()) return table;
+    room.clear();
+    runs.append_ids(room);
+    return room;
+  }
 };
 
 // Leading cached tokens of a request, and how many of their blocks are unreferenced: those count as free until they
@@ -97,12 +105,12 @@ class KvBackend {
     return request.blocks[block].sequence_hash();
   }
   // Take over the request's blocks, for `release_table`.
-  virtual std::vector<SlotId> detach(KvRequest& request) {
+  virtual KvTable detach(KvRequest& request) {
     request.keyed = 0;
-    return std::exchange(request.table, {});
+    return {std::exchange(request.table, {}), std::exchange(request.runs, {})};
   }
   // Release the blocks of a request that has left them behind.
-  virtual void release_table(std::span<const SlotId> table) = 0;
+  virtual void release_table(KvTable table) = 0;
   // Drop every unreferenced block.
   virtual void forget_cached() = 0;
   // Drop all keys, where no block is referenced; the order in which blocks are handed out stays.

@@ -194,7 +194,7 @@ void VllmEngine::end_group_schedule() {
   if (!offload_ || freeable(step)) return grouped_->end_schedule();
   std::vector<SlotId> blocks = grouped_->end_schedule_later();
   std::ranges::reverse(blocks);
-  if (!blocks.empty()) deferred_frees_.push_back({step, std::move(blocks)});
+  if (!blocks.empty()) deferred_frees_.push_back({step, {std::move(blocks), {}}});
 }
 
 // The request ends: keep its blocks until they are sent, or until its load has ended, or free them.
@@ -231,7 +231,7 @@ void VllmEngine::free_deferred(bool computed) {
   if (!computed) return;
   ++counts_.processed;
   for (; !deferred_frees_.empty() && deferred_frees_.front().step <= counts_.processed; deferred_frees_.pop_front()) {
-    kv_->release_table(deferred_frees_.front().table);
+    kv_->release_table(std::move(deferred_frees_.front().table));
   }
 }
 
@@ -272,7 +272,7 @@ void VllmEngine::offload_after_step(std::int64_t now_ns) {
 // Count device blocks that the offload references, apart from the tables of running requests.
 std::uint64_t VllmEngine::check_offload() const {
   std::uint64_t references = 0;
-  queues_.for_each([&](RequestSlot slot) { references += requests_[slot].table.size(); });
+  queues_.for_each([&](RequestSlot slot) { references += kv_->num_blocks(requests_[slot]); });
   return references + kept_blocks();
 }
 

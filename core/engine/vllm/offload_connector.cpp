@@ -81,7 +81,8 @@ void OffloadConnector::begin_load(const KvRequest& request, std::uint32_t local,
   Tracked& tracked = tracked_[index];
   const std::uint32_t first = local / chunk_tokens_;
   const std::uint32_t end = (local + tokens + chunk_tokens_ - 1) / chunk_tokens_;
-  allocated(request.table);
+  const std::span<const SlotId> table = request.ids(ids_);
+  allocated(table);
   tracked.next_stored = end;
   seat.due = due(tracked, request.spec.prompt_tokens);
   OffloadJob& job = new_job(index, false);
@@ -89,13 +90,13 @@ void OffloadConnector::begin_load(const KvRequest& request, std::uint32_t local,
   host_.begin_load({tracked.user, first}, keys(request.blocks, first, end), memos(tracked, first, end), job.host);
   for (std::uint32_t chunk = first; chunk < end; ++chunk) job.chunks.push_back(chunk);
   const std::size_t held = local / (chunk_tokens_ / config_.blocks_per_chunk);
-  job.device.assign(request.table.begin() + static_cast<std::ptrdiff_t>(held), request.table.end());
+  job.device.assign(table.begin() + static_cast<std::ptrdiff_t>(held), table.end());
   orders_.loads.push_back(job.id);
   ++totals_.loads;
   totals_.loaded_chunks += end - first;
   totals_.loaded_tokens += tokens;
   if (!config_.log) return;
-  OffloadLog::Load load{job, tokens, {}, request.table};
+  OffloadLog::Load load{job, tokens, {}, {table.begin(), table.end()}};
   for (const BlockIdentity& key : keys(request.blocks, first, end)) load.hashes.push_back(key.sequence_hash());
   log_.loads.push_back(std::move(load));
 }
@@ -106,19 +107,20 @@ void OffloadConnector::begin_load(const KvRequest& request, std::uint32_t local,
 void OffloadConnector::preempted(const KvRequest& request) {
   Seat& seat = seats_[request.slot];
   Tracked& tracked = tracked_[seat.tracked];
-  tracked.blocks.assign(request.table.begin(), request.table.begin() + seat.told);
+  remember(tracked, request, seat.told);
   seat.told = 0;
   orders_.flush.insert(orders_.flush.end(), tracked.jobs.begin(), tracked.jobs.end());
 }
 
 void OffloadConnector::scheduled(KvRequest& request, std::uint32_t after, bool admitted, bool resumed) {
   Seat& seat = seats_[request.slot];
-  if (request.table.size() > seat.told) {
-    const std::span<const SlotId> fresh = std::span<const SlotId>(request.table).subspan(seat.told);
+  const std::size_t held = request.num_ids();
+  if (held > seat.told) {
+    const std::span<const SlotId> fresh = request.ids(ids_).subspan(seat.told);
     tracked_[seat.tracked].blocks.clear();
     allocated(fresh);
     if (config_.log) log_.blocks.push_back({request.id, resumed, admitted && !resumed, {fresh.begin(), fresh.end()}});
-    seat.told = static_cast<std::uint32_t>(request.table.size());
+    seat.told = static_cast<std::uint32_t>(held);
   }
   if (std::min(after, request.known) >= seat.due) offers_.push_back({&request, after});
 }
@@ -175,7 +177,7 @@ void OffloadConnector::ended(KvRequest& request, std::uint32_t computed, bool ab
   const std::uint32_t committed =
       config_.stores_last_token ? request.known : std::max(tracked.prompt, request.known - 1);
   tracked.after = aborted ? computed : committed;
-  if (seat.told > 0) tracked.blocks.assign(request.table.begin(), request.table.begin() + seat.told);
+  if (seat.told > 0) remember(tracked, request, seat.told);
   name(request, num_chunks(request.known));
   tracked.names = std::move(request.blocks);
   request.blocks.clear();
@@ -190,7 +192,7 @@ void OffloadConnector::store_offer(const Offer& offer) {
   const std::uint32_t prompt = request.spec.prompt_tokens;
   Seat& seat = seats_[request.slot];
   name(request, num_chunks(request.known));
-  store(seat.tracked, request.blocks, request.table, request.known, offer.after, prompt);
+  store(seat.tracked, request.blocks, request.ids(ids_), request.known, offer.after, prompt);
   seat.due = due(tracked_[seat.tracked], prompt);
 }
 
@@ -362,6 +364,12 @@ void OffloadConnector::fence(const OffloadJob& job) {
 void OffloadConnector::allocated(std::span<const SlotId> slots) {
   allocated_.insert(allocated_.end(), slots.begin(), slots.end());
   for (const SlotId slot : slots) allocated_in_[slot] = schedule_;
+}
+
+// Keep the first `count` blocks of the request's table.
+void OffloadConnector::remember(Tracked& tracked, const KvRequest& request, std::uint32_t count) {
+  const std::span<const SlotId> table = request.ids(ids_).first(count);
+  tracked.blocks.assign(table.begin(), table.end());
 }
 
 void OffloadConnector::forget(std::uint32_t index) {

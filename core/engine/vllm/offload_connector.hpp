@@ -120,7 +120,7 @@ class OffloadConnector {
   // The request has blocks for the chunks found: start loading them.
   virtual void begin_load(const KvRequest& request, std::uint32_t local, std::uint32_t tokens);
   // The request got its blocks for a load by others.
-  void handed_out(const KvRequest& request) { allocated(request.table); }
+  void handed_out(const KvRequest& request) { allocated(request.ids(ids_)); }
 
   // ── Schedule ──
   virtual void preempted(const KvRequest& request);
@@ -205,6 +205,7 @@ class OffloadConnector {
   void touch_all(Tracked& tracked, std::span<const BlockIdentity> names, std::uint32_t known);
   void fence(const OffloadJob& job);
   void allocated(std::span<const SlotId> slots);
+  void remember(Tracked& tracked, const KvRequest& request, std::uint32_t count);
   void forget(std::uint32_t index);
 
   VllmOffload config_;
@@ -234,6 +235,7 @@ class OffloadConnector {
   OffloadSamples samples_;
 
   // Scratch.
+  std::vector<SlotId> ids_;  // of a request
   std::vector<BlockIdentity> keys_;
   std::vector<std::uint32_t> places_;
   std::vector<SlotId> slots_;

@@ -20,16 +20,16 @@ std::uint64_t checked_blocks(const VllmConfig& config) {
 }  // namespace
 
 bool RunBackend::serves(const VllmConfig& config) noexcept {
-  return config.kv_manager == KvManagerKind::Native && config.groups.empty() && !config.eviction && !config.offload &&
-         !config.transfer && !config.multi && !config.connector && config.stay_sample == 0;
+  return config.kv_manager == KvManagerKind::Native && config.groups.empty() && !config.eviction &&
+         config.stay_sample == 0;
 }
 
-RunBackend::RunBackend(const VllmConfig& config, bool append_unnamed)
+RunBackend::RunBackend(const VllmConfig& config, bool append_unnamed, BlockStore* host)
     : config_(config),
       append_unnamed_(append_unnamed),
       hashes_(!config.private_names || Announcer::wanted(config)),
       pool_(checked_blocks(config), append_unnamed),
-      rows_(config, pool_) {}
+      rows_(config, pool_, host) {}
 
 // ── Admission ──
 
@@ -95,9 +95,10 @@ void RunBackend::release(KvRequest& request) {
   request.keyed = 0;
 }
 
-void RunBackend::release_table(std::span<const SlotId> table) {
-  UNDERSTUDY_ASSERT(table.empty(), "no request leaves blocks behind without a connector");
-  (void)table;
+void RunBackend::release_table(KvTable table) {
+  pool_.free_blocks(table.runs);
+  Spares<SlotId>::keep(std::move(table.runs.loose));
+  Spares<HeldRun>::keep(std::move(table.runs.runs));
 }
 
 std::uint64_t RunBackend::lacks(const KvRequest& request, std::uint64_t tokens) const {
@@ -108,6 +109,12 @@ std::uint64_t RunBackend::lacks(const KvRequest& request, std::uint64_t tokens) 
 void RunBackend::need_block_names(KvRequest& request, std::size_t blocks) {
   if (request.names.size() >= blocks) return;
   if (request.names.capacity() == 0) request.names = Spares<BlockName>::take();
+  if (hashes_ && config_.offload && request.blocks.size() < blocks) {  // the host names blocks as a whole
+    request.spec.identities->extend(request.blocks, blocks);
+  }
+  for (std::size_t i = request.names.size(); hashes_ && i < request.blocks.size(); ++i) {
+    request.names.push_back(request.blocks[i].sequence_hash());
+  }
   request.spec.identities->extend_names(request.names, blocks, hashes_);
 }
 

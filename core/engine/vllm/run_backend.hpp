@@ -14,13 +14,14 @@
 
 namespace understudy {
 
-// Equal to NativeBackend in every answer. One group of full attention, without tiers, in vLLM's own order.
+// Equal to NativeBackend in every answer. One group of full attention, in vLLM's own order; a connector may share its
+// blocks, tiers below may not.
 class RunBackend final : public KvBackend {
  public:
-  // Whether it can serve an engine of this configuration, `tiers` apart.
+  // Whether it can serve an engine of this configuration, tiers below apart.
   static bool serves(const VllmConfig& config) noexcept;
-  // `config` outlives the backend. `append_unnamed` as in BlockPool.
-  RunBackend(const VllmConfig& config, bool append_unnamed);
+  // `config` and `host` outlive the backend. `append_unnamed` as in BlockPool, `host` as in RunRows.
+  RunBackend(const VllmConfig& config, bool append_unnamed, BlockStore* host);
 
   KvHit find(KvRequest& request, std::uint32_t limit) override;
   std::span<const SlotId> found(const KvHit&) const override { return {}; }  // for tiers
@@ -42,8 +43,9 @@ class RunBackend final : public KvBackend {
   void release(KvRequest& request) override;
   std::size_t num_blocks(const KvRequest& request) const override { return request.runs.size(); }
   std::uint64_t hash_of(const KvRequest& request, std::size_t block) const override { return request.names[block]; }
-  void release_table(std::span<const SlotId> table) override;
+  void release_table(KvTable table) override;
   void forget_cached() override { pool_.reset_prefix_cache(); }
+  void reset() override { pool_.hand_out_cached(); }
 
   bool names_on_receipt() const noexcept override { return false; }
   bool evicts_last() const noexcept override { return !append_unnamed_; }

@@ -11,8 +11,9 @@ BlockIdentity of_name(BlockName name) { return {LineageHash::pack(name, 0, 0, Li
 
 }  // namespace
 
-RunRows::RunRows(const EngineConfig& config, BlockPool& pool)
+RunRows::RunRows(const EngineConfig& config, BlockPool& pool, BlockStore* host)
     : pool_(pool),
+      host_(host),
       tracks_(Announcer::wanted(config) && config.check),
       details_(Announcer::wanted(config) && !Announcer::names_only(config) ? pool.num_blocks() : 0) {
   if (Announcer::wanted(config)) pool.set_listener(this);
@@ -52,7 +53,24 @@ void RunRows::add(EventKind kind, SlotId id, BlockName name, bool sole) {
   starts_ = false;
 }
 
-void RunRows::has_blocks(std::size_t, std::span<const BlockIdentity> blocks, bool* out) const {
+void RunRows::read_host() {
+  if (host_ == nullptr) return;
+  host_->read_events([this](std::span<const EventRecord> rows) {
+    for (const EventRecord& given : rows) {
+      EventRecord& row = rows_.emplace_back(given);
+      row.id = next_id_++;
+      if (!wants_identities()) continue;
+      const std::uint64_t name = row.identity.sequence_hash();  // of one block there
+      std::uint64_t& generation = host_generations_[name];
+      if (row.kind == EventKind::Stored) generation = next_generation_++;
+      row.generation = generation;
+      if (row.kind == EventKind::Removed) host_generations_.erase(name);
+    }
+  });
+}
+
+void RunRows::has_blocks(std::size_t pool, std::span<const BlockIdentity> blocks, bool* out) const {
+  if (pool > 0) return host_->has_blocks(pool, blocks, out);
   looked_up_ += blocks.size();
   if (tracks_) {
     std::ranges::transform(blocks, out, [this](const BlockIdentity& b) { return names_.contains(b.sequence_hash()); });
@@ -63,7 +81,8 @@ void RunRows::has_blocks(std::size_t, std::span<const BlockIdentity> blocks, boo
   std::ranges::transform(blocks, out, [&](const BlockIdentity& b) { return here.contains(b.sequence_hash()); });
 }
 
-std::vector<BlockIdentity> RunRows::resident(std::size_t) const {
+std::vector<BlockIdentity> RunRows::resident(std::size_t pool) const {
+  if (pool > 0) return host_->resident(pool);
   std::vector<BlockIdentity> out;
   for (const BlockName name : pool_.contents()) out.push_back(of_name(name));
   return out;

@@ -200,8 +200,10 @@ PolicyKind own_order(const VllmConfig& c) {
   return append ? PolicyKind::VllmAppend : PolicyKind::Vllm;
 }
 
-// Whether its blocks are in a pool of runs, and not in the store.
-bool keeps_runs(const VllmConfig& c, const TierConfig* tiers) { return tiers == nullptr && RunBackend::serves(c); }
+// Whether its blocks are in a pool of runs, and not in the store. Tiers of an offload are its host and links alone.
+bool keeps_runs(const VllmConfig& c, const TierConfig* tiers) {
+  return (tiers == nullptr || c.offload) && RunBackend::serves(c);
+}
 
 // `below`: tiers below the host need a block's full identity.
 StoreConfig store_config(const VllmConfig& c, const TierConfig* tiers, bool below) {
@@ -239,10 +241,10 @@ StoreConfig store_config(const VllmConfig& c, const TierConfig* tiers, bool belo
     host.keeps_details = details;
     store.pools.push_back(host);
   }
-  // With several cache groups only the host's blocks are in the store.
+  // With runs or several cache groups only the host's blocks are in the store.
   const bool has_host = c.offload || tiers != nullptr;
-  store.events.enabled =
-      Announcer::wanted(c) && !keeps_runs(c, tiers) && (c.groups.empty() || (has_host && !c.group_events));
+  const bool host_alone = keeps_runs(c, tiers) || !c.groups.empty();
+  store.events.enabled = Announcer::wanted(c) && (!host_alone || (has_host && !c.group_events));
   store.events.names_only = Announcer::names_only(c);
   store.thread_safe = false;  // an engine is one state machine, owned by the thread that steps it
   return store;
@@ -311,7 +313,8 @@ VllmEngine::VllmEngine(const VllmConfig& config, const EngineSite& site)
     }
     capacity_tokens_ = layout.capacity_tokens(config.num_gpu_blocks);
   } else if (keeps_runs(config, site.tiers)) {
-    auto runs = std::make_unique<RunBackend>(config_, own_order(config) == PolicyKind::VllmAppend);
+    auto runs = std::make_unique<RunBackend>(config_, own_order(config) == PolicyKind::VllmAppend,
+                                             config.offload ? &store_ : nullptr);
     run_rows_ = &runs->rows();
     announcer_.read_from(runs->rows());
     kv_ = std::move(runs);

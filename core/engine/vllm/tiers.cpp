@@ -4,8 +4,33 @@
 
 #include "base/assert.hpp"
 #include "engine/vllm/engine.hpp"
+#include "engine/vllm/run_rows.hpp"
 
 namespace understudy {
+
+namespace {
+
+// Leading blocks in a pool of runs and on the host of vLLM's offload, the only one below such a pool.
+std::vector<TierAnswer> look_up_host(const RunRows& device, const BlockStore& host,
+                                     std::span<const BlockIdentity> blocks) {
+  const std::vector<bool> above = device.on_device(blocks);
+  std::vector<TierAnswer> answers;
+  for (std::size_t i = 0; i < blocks.size(); ++i) {
+    TierAnswer answer{TierAnswer::Kind::Hit, Tier::G1, 0};
+    if (!above[i]) {
+      SlotId here = kNoSlot;
+      SlotId coming = kNoSlot;
+      (void)host.locate_run(1, blocks.subspan(i, 1), &here, &coming);
+      if (here == kNoSlot) answer.kind = coming == kNoSlot ? TierAnswer::Kind::Miss : TierAnswer::Kind::Retry;
+      if (answer.kind != TierAnswer::Kind::Miss) answer.tier = Tier::G2;
+    }
+    answers.push_back(answer);
+    if (answer.kind == TierAnswer::Kind::Miss) break;
+  }
+  return answers;
+}
+
+}  // namespace
 
 // Look up the blocks behind the head's device hits in lower tiers; Parked: their load has begun.
 WorkerTiers::Onboard VllmEngine::onboard(const Admission& head, std::int64_t now_ns) {
@@ -126,13 +151,15 @@ std::size_t VllmEngine::cached_prefix(std::span<const BlockIdentity> blocks) con
     return grouped_->tiers().find(blocks, 0, limit, tiers_->lowest()) / config_.block_size;
   }
   if (grouped_ != nullptr || !tiers_) return kv_->cached(blocks) / config_.block_size;
-  const std::vector<TierAnswer> answers = tiers_->lookup(blocks);
+  const std::vector<TierAnswer> answers =
+      run_rows_ != nullptr ? look_up_host(*run_rows_, store_, blocks) : tiers_->lookup(blocks);
   return static_cast<std::size_t>(
       std::ranges::count_if(answers, [](const TierAnswer& answer) { return answer.kind != TierAnswer::Kind::Miss; }));
 }
 
 std::vector<TierAnswer> VllmEngine::tier_lookup(std::span<const BlockIdentity> blocks) {
   if (!tiers_) throw Error(ErrorKind::WrongState, "this engine has no tiers");
+  if (run_rows_ != nullptr) return look_up_host(*run_rows_, store_, blocks);
   if (grouped_ == nullptr) return tiers_->lookup(blocks);
   require_group_tiers("tier_lookup");
   const GroupTiers& below = grouped_->tiers();
@@ -155,14 +182,13 @@ std::vector<TierAnswer> VllmEngine::tier_lookup(std::span<const BlockIdentity> b
 }
 
 void VllmEngine::require_group_tiers(const char* call) const {
-  if (!grouped_->has_tiers()) {
-    throw Error(ErrorKind::WrongState, call, ": vLLM's offload below several KV groups has no such call; ",
+  if (offload_) {
+    throw Error(ErrorKind::WrongState, call, ": vLLM's offload has no such call; ",
                 "use a tier with mode write_through or evict");
   }
 }
 
 bool VllmEngine::prefetch_groups(std::span<const BlockIdentity> blocks, std::int64_t now_ns) {
-  require_group_tiers("prefetch");
   const auto limit = static_cast<std::uint32_t>(blocks.size() * config_.block_size);
   const auto worth = [](std::size_t) { return std::numeric_limits<std::int64_t>::max(); };
   return onboard_groups(WorkerTiers::kNoRequest, now_ns, blocks, grouped_->cached(blocks), limit, worth) ==
@@ -171,6 +197,7 @@ bool VllmEngine::prefetch_groups(std::span<const BlockIdentity> blocks, std::int
 
 bool VllmEngine::prefetch(std::span<const BlockIdentity> blocks, std::int64_t now_ns) {
   if (!tiers_) throw Error(ErrorKind::WrongState, "this engine has no tiers");
+  require_group_tiers("prefetch");
   require_time(now_ns);
   tiers_->hub().run_until(now_ns);
   if (!clock_.in_step) skip_to(now_ns);

@@ -34,8 +34,8 @@ void NixlConnector::update_state_after_alloc(EngineRequest& request, std::uint32
   if (!receiver_ || !receiver_->wants(request.id)) return;
   Pull pull{request.id, request.spec.peer, request.spec.peer_request, {}};
   if (external > 0) {
-    const std::size_t first = local / block_size_;
-    pull.blocks.assign(request.table.begin() + static_cast<std::ptrdiff_t>(first), request.table.end());
+    const std::span<const SlotId> mine = request.ids(ids_).subspan(local / block_size_);
+    pull.blocks.assign(mine.begin(), mine.end());
     receiver_->pull(std::move(pull));
   } else {
     receiver_->give_up(std::move(pull));

@@ -53,6 +53,7 @@ class NixlConnector final : public Connector {
   std::optional<KvSender> sender_;
   std::optional<KvReceiver> receiver_;
   HandOffLog log_;
+  std::vector<SlotId> ids_;  // scratch
 };
 
 }  // namespace understudy

@@ -339,7 +339,7 @@ bool GroupedBackend::holds(const KvRequest& request) const {
          std::ranges::any_of(records_[request.slot].groups, [](const GroupTable& t) { return !t.blocks.empty(); });
 }
 
-std::vector<SlotId> GroupedBackend::detach(KvRequest& request) {
+KvTable GroupedBackend::detach(KvRequest& request) {
   std::vector<SlotId> blocks;
   Record& r = record(request);
   for (std::size_t g = 0; g < r.groups.size(); ++g) {
@@ -349,11 +349,11 @@ std::vector<SlotId> GroupedBackend::detach(KvRequest& request) {
     table.blocks.clear();
   }
   release(request);  // the rest of its record
-  return blocks;
+  return {std::move(blocks), {}};
 }
 
-void GroupedBackend::release_table(std::span<const SlotId> table) {
-  freed_.assign(table.rbegin(), table.rend());
+void GroupedBackend::release_table(KvTable table) {
+  freed_.assign(table.ids.rbegin(), table.ids.rend());
   pool_.release(freed_);
 }
 

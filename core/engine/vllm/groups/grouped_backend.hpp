@@ -63,8 +63,8 @@ class GroupedBackend final : public KvBackend {
   void withdraw(KvRequest& request, bool keep_matchable) override;
   void release(KvRequest& request) override;
   bool holds(const KvRequest& request) const override;
-  std::vector<SlotId> detach(KvRequest& request) override;
-  void release_table(std::span<const SlotId> table) override;
+  KvTable detach(KvRequest& request) override;
+  void release_table(KvTable table) override;
   void forget_cached() override { pool_.drop_all_cached(); }
 
   bool names_on_receipt() const noexcept override { return false; }

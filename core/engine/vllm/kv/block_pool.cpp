@@ -155,7 +155,7 @@ void BlockPool::cache_full_blocks(BlockTable& table, std::span<const BlockName> 
   std::uint32_t at = 0;      // in the node
   BlockRun* last = nullptr;  // of the table
   if (!table.runs.empty()) {
-    settle(table, table.runs.size() - 1);
+    table.settle(table.runs.size() - 1);
     last = table.runs.back().run;
     node = last->node;
     at = last->end();
@@ -207,7 +207,7 @@ void BlockPool::free_blocks(BlockTable& table) {
   found_.clear();
   release_loose(table.loose);
   table.loose.clear();
-  settle(table, 0);
+  table.settle(0);
   for (auto held = table.runs.rbegin(); held != table.runs.rend(); ++held) {
     BlockRun& run = *held->run;
     counts_.references -= run.size();
@@ -218,6 +218,14 @@ void BlockPool::free_blocks(BlockTable& table) {
   }
   table.runs.clear();
   table.named = 0;
+}
+
+void BlockPool::hand_out_cached() {
+  UNDERSTUDY_ASSERT(num_free() == num_blocks_, "hands out blocks that are referenced");
+  std::vector<SlotId> ids;
+  get_new_blocks(num_blocks_, ids);
+  std::ranges::reverse(ids);  // the last of a release is handed out first
+  release_loose(ids);
 }
 
 void BlockPool::trim(BlockTable& table, std::size_t blocks) {

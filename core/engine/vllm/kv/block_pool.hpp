@@ -8,6 +8,7 @@
 
 #include "base/slab.hpp"
 #include "engine/vllm/kv/block_run.hpp"
+#include "engine/vllm/kv/block_table.hpp"
 #include "engine/vllm/kv/pool_listener.hpp"
 #include "engine/vllm/kv/prefix_tree.hpp"
 
@@ -51,6 +52,9 @@ class BlockPool {
   std::uint32_t prefix_length(std::span<const BlockName> names, std::uint8_t group = 0) const;
   std::uint32_t prefix_length(std::span<const BlockIdentity> blocks, std::uint8_t group = 0) const;
 
+  // Which of a chain's blocks are cached, also behind one that is not.
+  std::vector<bool> has_each(std::span<const BlockIdentity> blocks, std::uint8_t group = 0) const;
+
   // ── Hold and release ──
   // References the blocks of the last `find`, for a table that is empty.
   void touch(BlockTable& table);
@@ -68,12 +72,13 @@ class BlockPool {
   void mark_phantoms(BlockTable& table, std::uint32_t named);
   // Drops every cached block.
   void reset_prefix_cache();
+  // The same where no block is referenced, and the order in which blocks are handed out stays.
+  void hand_out_cached();
 
   // ── Watch ──
   std::uint64_t num_blocks() const noexcept { return num_blocks_; }
   std::uint64_t num_free() const noexcept { return counts_.free + counts_.cached; }
   const PoolCounts& counts() const noexcept { return counts_; }
-  void append_ids(const BlockTable& table, std::vector<SlotId>& out) const;
   // The next `count` blocks that would be handed out.
   std::vector<SlotId> free_head(std::size_t count) const;
   // Each cached or active name once, in no order.
@@ -107,8 +112,6 @@ class BlockPool {
   void note_stored(const BlockRun& run, std::uint32_t from);
   void note_removed(const BlockRun& run, std::uint32_t from);
   void note_reset(std::span<BlockRun* const> runs);
-  // Gives each run of the table's entries from `from` on an entry of its own.
-  static void settle(BlockTable& table, std::size_t from);
   // Makes a run begin behind the first `named` blocks of the table; returns its entry.
   std::size_t cut(BlockTable& table, std::uint32_t named);
 

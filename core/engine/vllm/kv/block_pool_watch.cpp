@@ -19,6 +19,21 @@ std::vector<SlotId> BlockPool::free_head(std::size_t count) const {
   return out;
 }
 
+std::vector<bool> BlockPool::has_each(std::span<const BlockIdentity> blocks, std::uint8_t group) const {
+  std::vector<bool> out(blocks.size());
+  const PrefixNode* node = &tree_.root();
+  for (std::size_t done = 0; done < blocks.size();) {
+    node = tree_.child(*node, blocks[done].sequence_hash());
+    if (node == nullptr) break;
+    std::uint32_t at = 0;
+    for (; at < node->names.size() && done < blocks.size(); ++at, ++done) {
+      if (node->names[at] != blocks[done].sequence_hash()) return out;
+      out[done] = earliest(*node, at, group) != nullptr;
+    }
+  }
+  return out;
+}
+
 std::vector<BlockName> BlockPool::contents() const {
   std::vector<BlockName> out;
   tree_.for_each([&out](const PrefixNode& node) {

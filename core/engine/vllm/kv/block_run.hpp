@@ -1,9 +1,7 @@
-// Runs of blocks, and the table of blocks that a request holds.
+// Runs of blocks that share their holders.
 #pragma once
 
-#include <cstddef>
 #include <cstdint>
-#include <vector>
 
 #include "base/short_list.hpp"
 #include "tokens/lineage_hash.hpp"
@@ -28,27 +26,12 @@ struct BlockRun {
   BlockRun* after = nullptr;     // in the free queue
   std::uint32_t first = 0;       // name of the node with which it begins
   std::uint32_t references = 0;  // of every block
+  std::uint32_t keepers = 0;     // ended requests among its holders
   std::uint8_t group = 0;
   bool phantom = false;  // named by an allocation that was undone
 
   std::uint32_t size() const noexcept { return ids.size(); }
   std::uint32_t end() const noexcept { return first + ids.size(); }
-};
-
-// A run, and the runs that were split off it, as far as these blocks.
-struct HeldRun {
-  BlockRun* run = nullptr;
-  std::uint32_t blocks = 0;
-};
-
-// Blocks of one request and group, in order: those with names, then loose ones.
-struct BlockTable {
-  std::vector<HeldRun> runs;
-  std::vector<SlotId> loose;
-  std::uint32_t named = 0;  // blocks in `runs`
-
-  std::size_t size() const noexcept { return named + loose.size(); }
-  bool empty() const noexcept { return size() == 0; }
 };
 
 }  // namespace understudy

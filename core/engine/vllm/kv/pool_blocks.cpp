@@ -1,7 +1,8 @@
-// The pool's runs and nodes: how they are added, split and removed.
+// The pool's runs and nodes: how they are added, split and removed; and the tables that hold them.
 #include <algorithm>
 #include <functional>
 #include <map>
+#include <span>
 #include <tuple>
 #include <utility>
 
@@ -39,6 +40,7 @@ BlockRun& BlockPool::split_run(BlockRun& run, std::uint32_t at) {
   part.first = run.first + at;
   part.references = run.references;
   part.group = run.group;
+  part.keepers = run.keepers;
   part.phantom = run.phantom;
   part.next_copy = run.next_copy;
   run.next_copy = &part;
@@ -105,34 +107,8 @@ void BlockPool::trim_names(PrefixNode* node) {
 
 // ── Tables ──
 
-void BlockPool::settle(BlockTable& table, std::size_t from) {
-  for (std::size_t i = from; i < table.runs.size(); ++i) {
-    HeldRun& held = table.runs[i];
-    const std::uint32_t own = held.run->size();
-    if (held.blocks == own) continue;
-    const HeldRun rest{held.run->rest, held.blocks - own};
-    held.blocks = own;
-    table.runs.insert(table.runs.begin() + static_cast<std::ptrdiff_t>(i) + 1, rest);
-  }
-}
-
-std::size_t BlockPool::cut(BlockTable& table, std::uint32_t named) {
-  settle(table, 0);
-  std::uint32_t before = 0;
-  std::size_t i = 0;
-  for (; before < named; ++i) {
-    HeldRun& held = table.runs[i];
-    if (before + held.blocks > named) {
-      split_run(*held.run, named - before);
-      settle(table, i);
-    }
-    before += table.runs[i].blocks;
-  }
-  return i;
-}
-
-void BlockPool::append_ids(const BlockTable& table, std::vector<SlotId>& out) const {
-  for (const HeldRun& held : table.runs) {
+void BlockTable::append_ids(std::vector<SlotId>& out) const {
+  for (const HeldRun& held : runs) {
     const BlockRun* run = held.run;
     for (std::uint32_t left = held.blocks; left > 0; left -= run->size(), run = run->rest) {
       const std::span<const SlotId> ids = run->ids.span();
@@ -140,7 +116,33 @@ void BlockPool::append_ids(const BlockTable& table, std::vector<SlotId>& out) co
       if (left == run->size()) break;
     }
   }
-  out.insert(out.end(), table.loose.begin(), table.loose.end());
+  out.insert(out.end(), loose.begin(), loose.end());
+}
+
+void BlockTable::settle(std::size_t from) {
+  for (std::size_t i = from; i < runs.size(); ++i) {
+    HeldRun& held = runs[i];
+    const std::uint32_t own = held.run->size();
+    if (held.blocks == own) continue;
+    const HeldRun rest{held.run->rest, held.blocks - own};
+    held.blocks = own;
+    runs.insert(runs.begin() + static_cast<std::ptrdiff_t>(i) + 1, rest);
+  }
+}
+
+std::size_t BlockPool::cut(BlockTable& table, std::uint32_t named) {
+  table.settle(0);
+  std::uint32_t before = 0;
+  std::size_t i = 0;
+  for (; before < named; ++i) {
+    HeldRun& held = table.runs[i];
+    if (before + held.blocks > named) {
+      split_run(*held.run, named - before);
+      table.settle(i);
+    }
+    before += table.runs[i].blocks;
+  }
+  return i;
 }
 
 // ── Queue ──
