@@ -1,4 +1,4 @@
-"""Reports of engines with several KV cache groups: no bound of one group, verdict, card and remedies."""
+"""Reports of engines with several KV cache groups: bounds, verdicts, card and remedies."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ from understudy.report.group_verdicts import group_tail_gone
 from understudy.report.html import page
 from understudy.report.html.group_chart import group_card
 from understudy.report.remedies import Change, Setup
+from understudy.report.verdicts import cache_too_small
 from understudy.run.group_facts import GroupFacts, GroupUse
 from understudy.tiers.settings import TiersConfig
 from understudy.workload import Normal, OpenLoop
@@ -37,15 +38,30 @@ def grouped(*groups: understudy.KvCacheGroup, blocks: int = 600, workers: int = 
     return understudy.replay(LOAD, engine, workers=workers)
 
 
-def test_groups_have_no_bound_of_one_group_and_no_verdict_from_it() -> None:
+def test_groups_are_bounded_by_unlimited_caches_of_full_attention() -> None:
     report = grouped(WINDOW, FULL, workers=2)
     assert report.kv.evictions
-    assert report.unlimited_hit_ratio is None
-    assert report.routed_hit_ratio is None
+    assert report.run.kv_groups is not None
+    full = report.run.kv_groups.full_attention_hit_ratio
+    assert full is not None
+    assert report.unlimited_hit_ratio is not None
+    assert report.routed_hit_ratio is not None
+    assert full < report.routed_hit_ratio < report.unlimited_hit_ratio
     assert report.hit_curve is None
-    rules = {verdict.rule for verdict in report.verdicts}
-    assert not rules & {"cache_too_small", "scattered_prefixes"}
-    assert "unlimited_hit_ratio" not in report.to_dict()["run"]
+    assert report.to_dict()["run"]["unlimited_hit_ratio"] == report.unlimited_hit_ratio
+    one = understudy.replay(LOAD, VllmConfig(num_gpu_blocks=100_000, block_size=16))
+    assert abs(one.prefix_hit_ratio.first_admission - report.unlimited_hit_ratio) < 0.01
+
+
+def test_too_few_blocks_of_groups_are_found_by_the_hits_of_full_attention() -> None:
+    (verdict,) = (one for one in grouped(WINDOW, FULL).verdicts if one.rule == "cache_too_small")
+    assert re.search(r"\d % of the prompt tokens hit in full attention alone, an unlimited ", verdict.finding)
+    report = grouped(WINDOW, FULL)
+    facts = report.run.kv_groups
+    assert facts is not None
+    for full in (report.unlimited_hit_ratio, None):
+        known = msgspec.structs.replace(facts, full_attention_hit_ratio=full)
+        assert cache_too_small(replace(report, run=replace(report.run, kv_groups=known))) is None
 
 
 def test_the_page_says_why_groups_have_no_curve() -> None:

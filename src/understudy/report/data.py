@@ -145,12 +145,10 @@ class ReportData:
         return Groups.of(self.columns, None if self.goodput is None else self.goodput.slo)
 
     def _bound_hits(self) -> HitBounds | None:
-        """Compute bounds on this run's hits; None with KV cache groups, whose windows and states lower even those."""
-        return (
-            None
-            if self.run.has_kv_groups or self.workload is None
-            else HitBounds(self.workload, self.columns, LastTokens.of(self.run))
-        )
+        """Compute bounds on this run's hits; with KV cache groups those of full attention alone."""
+        if self.workload is None:
+            return None
+        return HitBounds(self.workload, self.columns, LastTokens.of(self.run))
 
     @cached_property
     def _unlimited_hit_ratios(self) -> tuple[float | None, float | None]:
@@ -162,7 +160,7 @@ class ReportData:
 
     @cached_property
     def unlimited_hit_ratio(self) -> float | None:
-        """Hit ratio of one unlimited cache; None with KV cache groups, without evictions or if unknown."""
+        """Hit ratio of one unlimited cache; None without evictions or if unknown."""
         known = self.run.unlimited_hit_ratio
         return self._unlimited_hit_ratios[0] if known is None else known
 
@@ -175,5 +173,5 @@ class ReportData:
     @cached_property
     def hit_curve(self) -> HitCurve | None:
         """Hit ratio by size of a worker's cache, in this run's order; None with KV cache groups or if unknown."""
-        bounds = self._bound_hits()
+        bounds = None if self.run.has_kv_groups else self._bound_hits()
         return None if bounds is None else bounds.curve()

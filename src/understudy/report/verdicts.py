@@ -71,18 +71,27 @@ def cache_too_small(report: ReportData) -> Verdict | None:
     best, reference = report.unlimited_hit_ratio, "an unlimited cache would hit"
     if report.routed_hit_ratio is not None and not has_shared_tier(report):
         best, reference = report.routed_hit_ratio, "unlimited caches with the same routing would hit"
-    found = report.prefix_hit_ratio.first_admission
-    if best is None or not report.kv.evictions or not best - found >= 0.05 or found >= 0.8 * best:
+    groups = report.run.kv_groups
+    # Hits that the tails of windows and states cut are those of `group_tail_gone`.
+    found = report.prefix_hit_ratio.first_admission if groups is None else groups.full_attention_hit_ratio
+    if (
+        best is None
+        or found is None
+        or not report.kv.evictions
+        or not best - found >= 0.05
+        or found >= 0.8 * best
+    ):
         return None
     more = name_more_tiers(report)
     tiers = f" or {more}" if more else ""
+    alone = "" if groups is None else " in full attention alone"
     terms = terms_of(report)
     size = report.columns.blocks_per_worker
     if kind_of_run(report).sizes_pool_in_tokens:
         size *= int(list_pools(report)[0].engine["block_size"])
     return Verdict(
         "cache_too_small",
-        f"The cache is too small: {quantity(found, 'ratio')} of the prompt tokens hit, {reference} "
+        f"The cache is too small: {quantity(found, 'ratio')} of the prompt tokens hit{alone}, {reference} "
         f"{quantity(best, 'ratio')}; {report.kv.evictions:,} {terms.block}s were evicted.",
         f"Use {name_more_memory(report)} ({flags_of(report, 'memory')}, now {size:,} per worker){tiers}.",
     )

@@ -112,7 +112,7 @@ class RunFacts:
 
     @property
     def has_kv_groups(self) -> bool:
-        """Whether an engine has KV cache groups, so that bounds for one group of full attention do not apply."""
+        """Whether an engine has KV cache groups, so that curves for one group of full attention do not apply."""
         return any(pool.engine.get("kv_cache_groups") for pool in self.pools or (self,))
 
     def to_dict(self) -> dict[str, Any]:

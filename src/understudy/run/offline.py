@@ -86,7 +86,7 @@ def run_offline(plan: RunPlan) -> OfflineRun:
     result = _play(inputs, settings, scaler, may_route_by_events=not isinstance(router, str))
     timeline, kv = inputs.read(result, scaler)
     facts = inputs.fleet.describe()
-    if plan.check and not result.groups:
+    if plan.check:
         require_possible_hits(
             plan.workload, timeline, shares_tiers=inputs.fleet.shares_tiers, last=LastTokens.of(facts)
         )
