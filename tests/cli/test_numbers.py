@@ -141,8 +141,8 @@ def list_numeric_flags() -> Iterator[tuple[str, argparse.Action]]:
 def test_a_number_with_a_unit_is_refused_with_the_number_alone(
     verb: str, action: argparse.Action, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    flag = action.option_strings[0]
+    flag, named = action.option_strings[0], "/".join(map(re.escape, action.option_strings))
     said = refuse(f"{verb} {flag} 2x", capsys)
     unit = " of milliseconds" if action.metavar == "MS" else r"(?: of \w+)?"
     kind = "a whole number" if action.type is int else "a number"
-    assert re.fullmatch(rf"{flag} must be {kind}{unit}, got '2x'; write 2", said), said
+    assert re.fullmatch(rf"{named} must be {kind}{unit}, got '2x'; write 2", said), said

@@ -31,4 +31,4 @@ def test_a_converted_trace_of_one_request_is_counted_in_the_singular(
     log = tmp_path / "log.jsonl"
     log.write_text('{"timestamp": 0, "input_length": 9, "output_length": 3, "hash_ids": [1]}\n')
     assert main(["convert", str(log), str(tmp_path / "out.jsonl")]) == 0
-    assert capsys.readouterr().err.startswith("1 request, 9 prompt tokens")
+    assert capsys.readouterr().err.startswith("format mooncake (guessed): 1 request, 9 prompt tokens")

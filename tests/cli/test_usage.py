@@ -81,6 +81,8 @@ def test_every_help_has_a_short_usage_then_a_description_then_examples_then_flag
 
 
 MISSPELT = {
+    "plan": ("--stroe", "--store"),
+    "doctor": ("--fromat", "--format"),
     "replay": ("--wrkers", "--workers"),
     "compare": ("--hmtl", "--html"),
     "explain": ("--slowst", "--slowest"),
@@ -137,7 +139,7 @@ def test_a_misspelt_flag_is_answered_with_the_one_that_was_meant(
         ),
         (
             "replay t --engine x",
-            "understudy replay: --engine: 'x' is not known; choose vllm, sglang or qwen3",
+            "understudy replay: --engine: 'x' is not known; choose vllm, sglang, trtllm or qwen3",
         ),
         ("replay t --json", "understudy replay: --json needs a value; see"),
         ("replay t --quiet=1", "understudy replay: --quiet takes no value, got '1'; leave it out"),

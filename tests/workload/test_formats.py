@@ -49,12 +49,12 @@ def test_a_user_can_add_a_format(tmp_path: Path) -> None:
     def lengths(path: Path, *, tokens: int = 4) -> Workload:
         return workload([tokens] * int(path.read_text()))
 
-    register_format("lengths", lengths)
+    register_format("ours", lengths)
     (tmp_path / "n").write_text("3")
-    assert {"lengths", "mooncake", "openai", "vllm-scenario"} <= set(trace_formats())
-    assert len(read_trace(tmp_path / "n", "lengths")) == 3
+    assert {"ours", "mooncake", "openai", "vllm-scenario"} <= set(trace_formats())
+    assert len(read_trace(tmp_path / "n", "ours")) == 3
     options: Any = {"tokens": 8}
-    assert read_trace(tmp_path / "n", "lengths", **options).prompt_tokens.tolist() == [8, 8, 8]
+    assert read_trace(tmp_path / "n", "ours", **options).prompt_tokens.tolist() == [8, 8, 8]
 
 
 def test_a_reader_with_free_options_gets_them_all(tmp_path: Path) -> None:

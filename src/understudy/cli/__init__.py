@@ -23,6 +23,7 @@ from understudy.cli import (
     convert,
     demo,
     diff,
+    doctor,
     events,
     explain,
     fleet,
@@ -61,7 +62,8 @@ examples:
   understudy compare four.json eight.json
   understudy sweep trace.jsonl --vary workers=1..8 --slo-ttft-ms 500
   understudy explain run.npz --slowest 20
-  understudy convert requests.jsonl trace.jsonl --format openai
+  understudy convert requests.jsonl trace.jsonl --where status=200 --busiest 1h
+  understudy doctor trace.jsonl      say what is odd about a trace
   understudy serve my-model --port 8000
   understudy conformance vllm tests/golden/vllm
   understudy events verify recorded.jsonl --stream raw
@@ -86,6 +88,7 @@ VERBS: dict[str, Verb] = {
     "sweep": sweep,
     "workload": workload,
     "convert": convert,
+    "doctor": doctor,
     "serve": serve,
     "fleet": fleet,
     "router": router,

@@ -44,21 +44,21 @@ def add_parser(verbs: Verbs) -> None:
     )
     run_flags.add_trace(verb)
     what = verb.add_argument_group("model and GPUs")
-    what.add_argument(
-        "--model", metavar="NAME", required=True, help="known model name, or path of a config.json"
-    )
-    what.add_argument("--gpu", metavar="NAMES", required=True, help="GPUs to choose from, such as H100,H200")
+    what.add_argument("--model", metavar="NAME", help="known model name, or path of a config.json")
+    what.add_argument("--gpu", metavar="NAMES", help="GPUs to choose from, such as H100,H200")
     what.add_argument("--kv-dtype", metavar="TYPE", help="type of the KV cache, such as fp8")
     run_flags.add_users(what.add_argument)
     goal = verb.add_argument_group("goal and prices")
     goal.add_argument("--slo-ttft-ms", type=float, metavar="MS", help="longest time to the first token")
     goal.add_argument(
         "--slo-tpot-ms",
-        "--slo-itl-ms",
         dest="slo_itl_ms",
         type=float,
         metavar="MS",
         help="longest mean time between the tokens of a request",
+    )
+    goal.add_argument(
+        "--slo-itl-ms", type=float, metavar="MS", help="the same limit, as `sweep` and `replay` name it"
     )
     goal.add_argument("--slo-e2e-ms", type=float, metavar="MS", help="longest time of a whole request")
     goal.add_argument(
@@ -148,6 +148,11 @@ def run(args: argparse.Namespace) -> int:
     slo = read_slo(args)
     if slo is None:
         raise ConfigError("--slo-ttft-ms, --slo-tpot-ms, --slo-e2e-ms: a plan needs a goal; give one or more")
+    for flag, value, example in (("--model", args.model, "Qwen3-32B"), ("--gpu", args.gpu, "H100,H200")):
+        if value is None:
+            raise ConfigError(
+                f"{flag}: missing; a plan needs a model and the GPUs to choose from, such as {example}"
+            )
     inputs = {"TRACE": trace_flags.path_read(args), "--price": args.price, "--tokenizer": args.tokenizer}
     check_outputs({"--json": args.json, "--store": args.store}, inputs)
     store = args.store or (None if args.out is None else make_folder(args.out))

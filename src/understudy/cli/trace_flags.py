@@ -15,7 +15,8 @@ FORMATS = """\
 default: guessed from the file. mooncake; mooncake-delta: the same with only the new tokens of each turn;
 weka, agentic-mooncake, dynamo, dag-jsonl: agents, whose requests wait for one another; applied-compute: agent sessions;
 openai: request logs with messages or prompts; sharegpt: conversations; vllm-bench: result of `vllm bench serve
---save-detailed`; aiperf: profile_export.jsonl; azure and burstgpt: CSVs of lengths; vllm-scenario: a conformance
+--save-detailed`; aiperf: profile_export.jsonl; azure and burstgpt: CSVs of lengths; table: other tables of lengths
+(CSV, JSON lines, Parquet); lengths: rows of them; server-log: logs of vLLM and SGLang; vllm-scenario: a conformance
 scenario, with its settings and in lockstep; benchmark: a file that `understudy calibrate` reads, with its load"""
 _OPTIONS = ("trace_block_size", "clamp_input_length", "drop_surplus_hash_ids", "tokenizer", "keep_ids")
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -11,12 +12,15 @@ from understudy.checks import whole_number
 from understudy.errors import InvalidArgument
 from understudy.workload.columns import intern_ids, next_turn_rows
 from understudy.workload.lengths import json_file, json_lines, time_ns, timestamp_ns, token_count
+from understudy.workload.log_exports import unpack_export
 from understudy.workload.log_sessions import LoggedRequest, find_sessions
 from understudy.workload.progress import iterate_reporting
+from understudy.workload.row_filter import RowFilter
 from understudy.workload.text import BytesEncoder, PromptHasher, TokenizerEncoder
 from understudy.workload.workload import Workload
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
     from pathlib import Path
 
     from numpy.typing import NDArray
@@ -24,9 +28,19 @@ if TYPE_CHECKING:
     from understudy.workload.text import Encoder
 
 DEFAULT_BLOCK = 16
-_TIMES = ("timestamp", "created", "created_at", "start_time", "time", "request_time")
-_END_TIMES = ("end_time", "ended_at", "completed_at", "finished_at")
-_SESSIONS = ("session_id", "conversation_id", "conversation", "thread_id", "chat_id")
+_TIMES = (
+    *("timestamp", "created", "created_at", "start_time", "time", "request_time"),
+    *("startTime", "request_created_at", "createdAt"),
+)
+_END_TIMES = (
+    *("end_time", "ended_at", "completed_at", "finished_at"),
+    *("endTime", "response_created_at"),
+)
+_SESSIONS = (
+    *("session_id", "conversation_id", "conversation", "thread_id", "chat_id"),
+    "sessionId",
+)
+_DATE = re.compile(r"\d{4}-\d\d-\d\d[T ]\d\d:\d\d")
 _EPOCHS = (
     (1e17, 1),
     (1e14, 10**3),
@@ -36,12 +50,19 @@ _EPOCHS = (
 
 
 def read_openai(
-    path: Path, *, tokenizer: str | None = None, trace_block_size: int = DEFAULT_BLOCK, keep_ids: bool = False
+    path: Path,
+    *,
+    tokenizer: str | None = None,
+    trace_block_size: int = DEFAULT_BLOCK,
+    keep_ids: bool = False,
+    time: str | None = None,
+    where: Sequence[str] = (),
 ) -> Workload:
     """Read a request log with one JSON object per line: `messages` or `prompt`, and optionally `usage` and a time.
 
     Request and answer may be in the object itself or under `request` (or `body`) and `response` (or
-    `response.body`). Times are `timestamp`, `created`, `created_at`, `start_time`, `time` or `request_time`: ISO 8601,
+    `response.body`), also as LiteLLM, Langfuse and Helicone export them. Times are `timestamp`, `created`,
+    `created_at`, `start_time`, `time`, `request_time`, `startTime`, `request_created_at`, or the key `time`: ISO 8601,
     or a number since 1970 in s, ms, µs or ns by its size (small numbers: seconds). Lengths are those of `usage`, else
     counted. Without a tokenizer, lengths are bytes divided by the log's bytes per token of `usage`, else by four.
 
@@ -53,11 +74,21 @@ def read_openai(
     Errors: InvalidArgument `FILE:LINE: …`.
     """
     trace_block_size = whole_number("trace_block_size", trace_block_size, 1)
-    rows = [_Row(where, record) for where, record in json_lines(path)]
+    kept = RowFilter(where)
+    rows, read, hints = [], 0, dict[str, None]()
+    for place, record in json_lines(path):
+        read += 1
+        if isinstance(record, dict) and not kept.keeps(record):
+            continue
+        row = _Row(place, record, _TIMES if time is None else (time,))
+        rows.append(row)
+        if row.time_ns is None:
+            hints |= dict.fromkeys(_list_dates(record))
+    kept.check(read)
     if any(row.time_ns is None for row in rows) and not all(row.time_ns is None for row in rows):
-        where = next(row.where for row in rows if row.time_ns is None)
+        place = next(row.where for row in rows if row.time_ns is None)
         raise InvalidArgument(
-            f"{where}: has no time ({', '.join(_TIMES)}), but other rows have one; give all or none"
+            f"{place}: has no time ({', '.join(_TIMES)}), but other rows have one; give all or none"
         )
     rows.sort(key=lambda row: row.time_ns or 0)
     encoder: Encoder = TokenizerEncoder(tokenizer) if tokenizer else BytesEncoder(_bytes_per_token(rows))
@@ -100,8 +131,29 @@ def read_openai(
         output_in_next=quoted if quoted.any() else None,
         request_ids=_names(rows) if keep_ids else None,
         session_ids=found.names if keep_ids else None,
-        notes=(*_list_notes(encoder, answers=False), *found.notes),
+        notes=(
+            *_list_notes(encoder, answers=False),
+            *_describe_times(rows, hints, time),
+            *kept.notes(),
+            *found.notes,
+        ),
     )
+
+
+def _list_dates(record: Any) -> list[str]:
+    """List the keys of a row whose values look like dates."""
+    items = record.items() if isinstance(record, dict) else ()
+    return [key for key, value in items if isinstance(value, str) and _DATE.match(value)]
+
+
+def _describe_times(rows: Sequence[_Row], hints: Iterable[str], time: str | None) -> tuple[str, ...]:
+    """Return a note on a log without times, with the keys that look like some."""
+    if not rows or rows[0].time_ns is not None:
+        return ()
+    sought = ", ".join(_TIMES) if time is None else time
+    likely = list(hints)
+    found = f"; {', '.join(likely)} look like times: give --time {likely[0]}" if likely else ""
+    return (f"no time was found (looked for {sought}){found}",)
 
 
 def read_sharegpt(
@@ -162,10 +214,11 @@ def read_sharegpt(
 class _Row:
     """One line of a request log."""
 
-    def __init__(self, where: str, record: Any) -> None:
+    def __init__(self, where: str, record: Any, times: tuple[str, ...] = _TIMES) -> None:
         if not isinstance(record, dict):
             raise InvalidArgument(f"{where}: expected an object")
         self.where = where
+        record = unpack_export(record)
         self._record = record
         body = record.get("request") or record.get("body") or record
         answer = record.get("response") or record
@@ -178,7 +231,7 @@ class _Row:
         self._completion = self._count(usage, "completion_tokens", "output_tokens")
         self._parts = self._read_parts()
         self.prompt = "".join(self._parts)
-        self.time_ns = self._time(_TIMES)
+        self.time_ns = self._time(times)
 
     def output_tokens(self, encoder: Encoder) -> int:
         """Return the output length from `usage`, else from the answer's text, else `max_tokens`."""

@@ -7,7 +7,7 @@ files.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, TypedDict, Unpack
@@ -20,8 +20,11 @@ from understudy.workload.agents.weka import read_weka
 from understudy.workload.conversations import read_openai, read_sharegpt
 from understudy.workload.delta import read_applied_compute, read_mooncake_delta
 from understudy.workload.guess import guess_format
+from understudy.workload.length_rows import read_lengths
 from understudy.workload.lengths import read_aiperf, read_azure, read_burstgpt, read_vllm_bench
 from understudy.workload.mooncake import read_mooncake
+from understudy.workload.server_log import read_server_log
+from understudy.workload.table import read_table
 from understudy.workload.vllm_scenario import read_vllm_scenario
 from understudy.workload.workload import Workload
 
@@ -71,6 +74,12 @@ class ReaderOptions(TypedDict, total=False):
     """Path of a tokenizer.json to count tokens with (openai, sharegpt)."""
     keep_ids: bool
     """Keep request ids (openai)."""
+    columns: str
+    """Names of columns, `time=…,input=…,output=…` (table)."""
+    time: str
+    """Key of the time of a request (openai)."""
+    where: Sequence[str]
+    """Conditions `KEY=VALUE` that a row must meet (table, openai)."""
 
 
 class TraceOptions(ReaderOptions, total=False):
@@ -90,8 +99,9 @@ def read_trace(
     Parameters:
         path: the file, plain or gzipped.
         format: mooncake, mooncake-delta, applied-compute, weka, agentic-mooncake, dynamo, dag-jsonl, openai, sharegpt,
-            vllm-bench, aiperf, azure, burstgpt, vllm-scenario, or a format that `register_format` added. Default:
-            guessed from the start of the file; mooncake where nothing shows another one, and for standard input.
+            vllm-bench, aiperf, azure, burstgpt, table, lengths, server-log, vllm-scenario, or a format that
+            `register_format` added. Default: guessed from the start of the file; mooncake where nothing shows another
+            one, and for standard input.
 
     Errors: ConfigError for an unknown format or option (it lists the known ones); InvalidArgument for a bad row or a
     file that cannot be read.
@@ -143,3 +153,6 @@ register_format("aiperf", read_aiperf)
 register_format("azure", read_azure)
 register_format("burstgpt", read_burstgpt)
 register_format("vllm-scenario", read_vllm_scenario)
+register_format("table", read_table)
+register_format("lengths", read_lengths)
+register_format("server-log", read_server_log)

@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING
 
 from understudy.errors import InvalidArgument
 from understudy.workload.files import STDIN, open_trace
+from understudy.workload.server_log import SERVER_LOG
+from understudy.workload.table_columns import looks_like_header, names_lengths
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -23,7 +25,8 @@ _MARKS = (
     ("sharegpt", r'^\s*\[\s*\{.*"conversations"\s*:'),
     ("aiperf", r'"request_start_ns"\s*:'),
     ("vllm-bench", r'^\s*\{.*"(input_lens|output_lens|request_throughput)"\s*:'),
-    ("openai", r'"(messages|prompt)"\s*:'),
+    ("openai", r'"(messages|prompt|request_body)"\s*:|"input"\s*:\s*[\[{"].*"(startTime|usageDetails)"\s*:'),
+    ("server-log", SERVER_LOG),
     ("azure", r"^TIMESTAMP,"),
     ("burstgpt", r"^Timestamp,.*Request tokens"),
 )
@@ -42,4 +45,18 @@ def guess_format(path: Path) -> str | None:
             start = file.read(_START_BYTES).decode("utf-8", "ignore")
     except InvalidArgument:
         return None
-    return next((name for name, mark in _MARKS if re.search(mark, start, re.DOTALL)), None)
+    found = next((name for name, mark in _MARKS if re.search(mark, start, re.DOTALL)), None)
+    return found or _guess_table(start)
+
+
+def _guess_table(start: str) -> str | None:
+    """Return the format of lengths without content: rows of ours, or a table."""
+    if start.startswith("PAR1"):
+        return "table"
+    first = start.lstrip().partition("\n")[0]
+    if not first.startswith("{"):
+        return "table" if looks_like_header(first) else None
+    names = re.findall(r'"(\w+)"\s*:', first)
+    if set(names) - {"notes"} <= {"timestamp", "input_length", "output_length"} and "input_length" in names:
+        return "lengths"
+    return "table" if names_lengths(names) else None
