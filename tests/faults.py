@@ -28,6 +28,9 @@ KEY_INDEX = "core/engine/vllm/groups/key_index.hpp"
 GROUPS = "tests/engines/test_kv_groups.py"
 SIDE_BY_SIDE = "tests/engines/test_block_pool.py"
 SGLANG_HYBRID = "tests/engines/test_sglang.py"
+TRT_SCHEDULE = "core/engine/trtllm/schedule.cpp"
+TRT_PAGES = "core/engine/trtllm/page_store.cpp"
+TRTLLM = "tests/engines/test_trtllm.py"
 MUTANTS = [
     Mutant(
         "a load's estimate ignores other loads",
@@ -387,5 +390,47 @@ MUTANTS = [
         "(*node)->part_lock > 0 || (*node)->children.size() != 1",
         "FAULT || (*node)->part_lock > 0 || (*node)->children.size() != 1",
         SGLANG_HYBRID,
+    ),
+    Mutant(
+        "a request that is computed again may be one that this pass suspended",
+        TRT_SCHEDULE,
+        "(has_lower || !was_suspended) && may_pause(*one)",
+        "(FAULT || has_lower || !was_suspended) && may_pause(*one)",
+        TRTLLM,
+    ),
+    Mutant(
+        "a chunk is not a multiple of its unit",
+        TRT_SCHEDULE,
+        "if (tokens < wanted) tokens = tokens / chunk_unit_ * chunk_unit_;",
+        "if (tokens < wanted && !FAULT) tokens = tokens / chunk_unit_ * chunk_unit_;",
+        TRTLLM,
+    ),
+    Mutant(
+        "a prompt that finds no memory stays on the device",
+        TRT_SCHEDULE,
+        "if (request.in_first_chunk()) request.cache->suspend();",
+        "if (request.in_first_chunk() && !FAULT) request.cache->suspend();",
+        TRTLLM,
+    ),
+    Mutant(
+        "a pass that suspended a request counts as a deadlock",
+        TRT_SCHEDULE,
+        "if (batch_.empty() && pass.suspended.empty() && pass.recomputed.empty()) {",
+        "if (batch_.empty() && (FAULT || pass.suspended.empty()) && pass.recomputed.empty()) {",
+        TRTLLM,
+    ),
+    Mutant(
+        "pages of a refused resume leave their list",
+        TRT_PAGES,
+        "if (were_listed[i]) list_if_evictable(*pages[i]);",
+        "if (were_listed[i] && !FAULT) list_if_evictable(*pages[i]);",
+        TRTLLM,
+    ),
+    Mutant(
+        "a page of a removed node may be evicted",
+        TRT_PAGES,
+        "page.node == nullptr || page.node->removed();",
+        "page.node == nullptr || (!FAULT && page.node->removed());",
+        TRTLLM,
     ),
 ]

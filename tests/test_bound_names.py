@@ -56,7 +56,7 @@ ONLY_TESTS = {
             *("VllmEngine.take_all_events", "VllmEngine.take_finished", "VllmEngine.take_kv_trace"),
             *("VllmEngine.tier_waits", "VllmEngine.in_step"),
             *("RequestRecord.below_total", "RequestRecord.cached_first", "RequestRecord.cached_total"),
-            "SglangIterations.cached_runs",
+            *("SglangIterations.cached_runs", "TrtEngineConfig.dies"),
             *("SglangTokens.part_total", "SglangTokens.part_evictable", "SglangTokens.part_available"),
         ),
         "an engine without a driver, compared with a reference",
@@ -79,7 +79,7 @@ NOT_BY_NAME = {
     "OffloadSamples",
     "RequestRecord.below_first",
     "SglangTokens",
-    "TrtEngine",
+    "TrtIteration",
 }
 """Classes whose objects are used without their names, and a field that completes a record."""
 

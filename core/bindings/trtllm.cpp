@@ -229,8 +229,8 @@ void bind_trt_engine(nb::module_& m) {
   nb::class_<TrtConfig, EngineConfig>(m, "TrtEngineConfig", "Settings of a simulated TensorRT-LLM engine.")
       .def(
           "__init__",
-          [](TrtConfig* self, const TrtSettings& settings, bool events, bool check, double host_gbps,
-             double disk_gbps) {
+          [](TrtConfig* self, const TrtSettings& settings, bool events, bool check, double host_gbps, double disk_gbps,
+             std::size_t event_buffer_size, bool dies) {
             const TrtMemory memory = plan_trt_memory(settings);
             TrtConfig config;
             config.settings = settings;
@@ -244,12 +244,31 @@ void bind_trt_engine(nb::module_& m) {
             config.check = check;
             config.host_gbps = host_gbps;
             config.disk_gbps = disk_gbps;
+            config.event_buffer_size = event_buffer_size;
+            config.dies = dies;
             new (self) TrtConfig(config);
           },
-          "settings"_a, nb::kw_only(), "events"_a = false, "check"_a = false, "host_gbps"_a = 50.0,
-          "disk_gbps"_a = 5.0);
+          "settings"_a, nb::kw_only(), "events"_a = false, "check"_a = false, "host_gbps"_a = 50.0, "disk_gbps"_a = 5.0,
+          "event_buffer_size"_a = 0, "dies"_a = false)
+      .def_rw("dies", &TrtConfig::dies, "Raise where the real server ends, instead of standing still.");
+  nb::class_<TrtIteration>(m, "TrtIteration", "A batch, as iteration statistics count it.")
+      .def_ro("duration_ns", &TrtIteration::duration_ns)
+      .def_ro("contexts", &TrtIteration::contexts)
+      .def_ro("context_tokens", &TrtIteration::context_tokens)
+      .def_ro("context_kv_tokens", &TrtIteration::context_kv_tokens)
+      .def_ro("generation", &TrtIteration::generation)
+      .def_ro("generation_kv_tokens", &TrtIteration::generation_kv_tokens)
+      .def_ro("paused", &TrtIteration::paused);
   ExclusiveClass<TrtEngine, Engine>(
-      m, "TrtEngine", "An engine with TensorRT-LLM's executor. A second caller at a time raises WrongState.");
+      m, "TrtEngine", "An engine with TensorRT-LLM's executor. A second caller at a time raises WrongState.")
+      .def_prop_ro("iteration", &TrtEngine::iteration, "The batch of the last step that began.")
+      .def(
+          "take_cache_events", [](TrtEngine& self)->PyType<"list[understudy.core_types.TrtCacheEvent]"> {
+            nb::list out;
+            for (const TrtEvent& event : self.take_cache_events()) out.append(describe_event(event));
+            return out;
+          },
+          "TensorRT-LLM's own events since the last call.");
 }
 
 }  // namespace

@@ -35,6 +35,7 @@ from understudy.core_types import (
     SglangStep,
     StepTimingModel,
     TimingModel,
+    TrtCacheEvent,
     TrtPass,
     UserDecider,
 )
@@ -2317,12 +2318,50 @@ class TrtSettings:
 class TrtEngineConfig(EngineConfig):
     """Settings of a simulated TensorRT-LLM engine."""
 
-    def __init__(self, settings: TrtSettings, *, events: bool = False, check: bool = False, host_gbps: float = 50.0, disk_gbps: float = 5.0) -> None: ...
+    def __init__(self, settings: TrtSettings, *, events: bool = False, check: bool = False, host_gbps: float = 50.0, disk_gbps: float = 5.0, event_buffer_size: int = 0, dies: bool = False) -> None: ...
+
+    @property
+    def dies(self) -> bool:
+        """Raise where the real server ends, instead of standing still."""
+
+    @dies.setter
+    def dies(self, arg: bool, /) -> None: ...
+
+class TrtIteration:
+    """A batch, as iteration statistics count it."""
+
+    @property
+    def duration_ns(self) -> int: ...
+
+    @property
+    def contexts(self) -> int: ...
+
+    @property
+    def context_tokens(self) -> int: ...
+
+    @property
+    def context_kv_tokens(self) -> int: ...
+
+    @property
+    def generation(self) -> int: ...
+
+    @property
+    def generation_kv_tokens(self) -> int: ...
+
+    @property
+    def paused(self) -> int: ...
 
 class TrtEngine(Engine):
     """
     An engine with TensorRT-LLM's executor. A second caller at a time raises WrongState.
     """
+
+    @property
+    def iteration(self) -> TrtIteration:
+        """The batch of the last step that began."""
+
+    def take_cache_events(self) -> list[TrtCacheEvent]:
+        """TensorRT-LLM's own events since the last call."""
 
 class TrtPasses:
     """TensorRT-LLM's executor loop without a clock."""

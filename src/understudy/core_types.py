@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Literal, Protocol, TypeAlias, TypedDict
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+    from typing import Any
 
     import numpy as np
     import numpy.typing as npt
@@ -149,6 +150,21 @@ class SglangComponent(TypedDict):
     """Running requests, with the tokens whose window KV is given back."""
 
 
+class TrtCacheEvent(TypedDict, total=False):
+    """A KV event of TensorRT-LLM; which keys it has depends on its kind."""
+
+    id: int
+    group: int
+    window: int
+    kind: str
+    """created, stored, removed or updated."""
+    parent: int | None
+    blocks: list[Any]
+    """created: blocks by level; stored: hash, runs of tokens, level, priority and salt; removed: hashes."""
+    block: int
+    level: list[int]
+
+
 class TrtPass(TypedDict):
     """What a pass of TensorRT-LLM's executor did, and its state behind it, as recordings have it."""
 
@@ -160,7 +176,7 @@ class TrtPass(TypedDict):
     sampled: list[int]
     answered: list[int]
     finished: list[int]
-    events: list[dict[str, object]]
+    events: list[TrtCacheEvent]
     copies: list[list[object]]
     active: list[list[int]]
     waiting: int

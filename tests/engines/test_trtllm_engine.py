@@ -15,6 +15,7 @@ from engines.building import constant
 from understudy import _core
 from understudy.engines.trtllm_config import TrtllmConfig
 from understudy.errors import ConfigError, InvalidArgument, WrongState
+from understudy.run.digest import digests
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -62,7 +63,9 @@ def random_arrivals(
 
 
 def make(config: TrtllmConfig, *, check: bool = True) -> _core.Engine:
-    return config.live_config(events=True, check=check).make_engine(constant(5.0, 1.0))
+    native = config.live_config(events=True, check=check)
+    native.dies = False  # it stands still, as in a replay
+    return native.make_engine(constant(5.0, 1.0))
 
 
 def describe_record(record: _core.RequestRecord) -> tuple[Any, ...]:
@@ -134,7 +137,9 @@ def write_trace(path: Path, rows: list[dict[str, Any]]) -> Path:
     return path
 
 
-@pytest.mark.parametrize("routing", ["round_robin", "kv"])
+@pytest.mark.parametrize(
+    "routing", ["round_robin", "random", "least_loaded", "power_of_two", "session_affinity", "kv"]
+)
 def test_a_replay_ends_every_request_under_each_router(tmp_path: Path, routing: Any) -> None:
     rows = [
         {
@@ -148,6 +153,24 @@ def test_a_replay_ends_every_request_under_each_router(tmp_path: Path, routing: 
     engine = TrtllmConfig(num_gpu_blocks=400, enable_chunked_prefill=True, max_model_len=2000)
     report = us.replay(write_trace(tmp_path / "t.jsonl", rows), engine, workers=3, routing=routing)
     assert "60 of 60 requests" in repr(report)
+
+
+def test_workers_in_threads_do_what_they_do_one_after_another(tmp_path: Path) -> None:
+    rows = [
+        {
+            "timestamp": 15 * index,
+            "input_length": 700,
+            "output_length": 40,
+            "hash_ids": [index % 7, 100 + index],
+        }
+        for index in range(40)
+    ]
+    trace = write_trace(tmp_path / "t.jsonl", rows)
+    engine = TrtllmConfig(
+        num_gpu_blocks=400, num_layers=4, max_attention_window=(128, 4096), max_model_len=2000
+    )
+    runs = [us.replay(trace, engine, workers=4, execution=us.Execution(threads=count)) for count in (1, 2)]
+    assert digests(runs[0].columns) == digests(runs[1].columns)
 
 
 def test_the_deadlock_that_ends_the_real_server_is_a_finding(tmp_path: Path) -> None:

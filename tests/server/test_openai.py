@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+import understudy as us
 from server.client import serving
 
 openai = pytest.importorskip("openai")
@@ -23,6 +24,26 @@ def run(test: Any, **settings: Any) -> None:
             await test(asked)
 
     asyncio.run(main())
+
+
+def test_a_tensorrt_llm_server_answers_chats_and_completions() -> None:
+    async def test(client: Any) -> None:
+        messages = [{"role": "user", "content": "hello"}]
+        asked = {"model": "stub", "max_tokens": 8}
+        whole = await client.chat.completions.create(messages=messages, **asked)
+        assert (whole.usage.completion_tokens, whole.choices[0].finish_reason) == (8, "length")
+        stream = await client.chat.completions.create(
+            messages=messages, stream=True, stream_options={"include_usage": True}, **asked
+        )
+        chunks = [chunk async for chunk in stream]
+        text = "".join(chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices)
+        assert (text, chunks[-1].usage.completion_tokens) == (whole.choices[0].message.content, 8)
+        done = await client.completions.create(prompt="hello", **asked)
+        assert len(done.choices[0].text) > 0
+        with pytest.raises(openai.BadRequestError, match="should be greater than 0"):
+            await client.completions.create(prompt=[1] * 4096, **asked)
+
+    run(test, engine=us.TrtllmConfig(num_gpu_blocks=1024, max_model_len=4096), max_model_len=4096)
 
 
 def test_chat_and_completions_whole_and_streamed() -> None:

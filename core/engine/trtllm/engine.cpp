@@ -29,7 +29,7 @@ std::unique_ptr<Engine> TrtConfig::make(const EngineSite& site) const {
 TrtEngine::TrtEngine(const TrtConfig& config, const EngineSite& site)
     : config_(config),
       timing_(site.timing),
-      executor_(config.settings, false),
+      executor_(config.settings, config.event_buffer_size > 0),
       reports_batches_(site.reports_batches),
       fast_forwards_(site.fast_forward && !site.on_step && !site.reports_batches &&
                      site.timing.model->needs_sums_only()),
@@ -176,6 +176,10 @@ Stall TrtEngine::stall() const {
   return out;
 }
 
+void TrtEngine::die_if_dead() const {
+  if (config_.dies && executor_.is_dead()) throw Error(ErrorKind::WrongState, "trtllm", stall().note);
+}
+
 // ── Steps ──
 
 // Forms the next batch; false: it is empty.
@@ -183,8 +187,12 @@ bool TrtEngine::plan_pass(std::int64_t now_ns) {
   planned_view_.clear();
   if (!executor_.schedule()) stalled_ = true;
   pass_is_open_ = true;
+  planned_iteration_ = {};
+  planned_iteration_.paused =
+      static_cast<std::uint32_t>(executor_.log().suspended.size() + executor_.log().recomputed.size());
   note_admissions(now_ns);
   planned_load_ = load_of(executor_.batch());
+  if (reports_batches_) count_batch();
   planned_copies_ns_ = take_copies_ns();
   return planned_load_.has_value();
 }
@@ -213,6 +221,7 @@ const Effects& TrtEngine::begin_step(std::int64_t now_ns) {
   now_ns_ = now_ns;
   if (executor_.is_dead() || (!planned_load_ && !run_empty_passes(now_ns))) {
     sample(now_ns);
+    die_if_dead();
     stalled_ = !executor_.is_idle();
     if (!stalled_) executor_.drop_cancels();
     forget_ended();
@@ -225,6 +234,8 @@ const Effects& TrtEngine::begin_step(std::int64_t now_ns) {
   duration_ns += planned_copies_ns_;
   planned_load_.reset();
   planned_copies_ns_ = 0;
+  iteration_ = planned_iteration_;
+  iteration_.duration_ns = duration_ns;
   if (config_.settings.overlap && !executor_.is_idle()) (void)plan_pass(now_ns);  // it always has requests
   open_ = true;
   sample(now_ns);
@@ -245,6 +256,7 @@ const Effects& TrtEngine::end_step(std::int64_t end_ns) {
   token_log_.end_step(end_ns);
   if (std::exchange(pass_is_open_, false) && !executor_.is_dead()) executor_.finish();
   apply_log(end_ns);
+  die_if_dead();
   stalled_ = executor_.is_dead();
   forget_ended();
   if (token_log_.crowded()) fold_token_log();
@@ -344,7 +356,10 @@ void TrtEngine::apply_log(std::int64_t now_ns) {
                              : FinishReason::Length,
            now_ns);
   }
-  if (log.processed) publish(now_ns);
+  if (log.processed) {
+    publish(now_ns);
+    flush_cache_events();
+  }
   log.clear();
 }
 

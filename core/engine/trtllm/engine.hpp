@@ -19,11 +19,24 @@ struct TrtConfig final : EngineConfig {
   TrtSettings settings;
   double host_gbps = 50;  // of copies between device and host
   double disk_gbps = 5;
+  std::size_t event_buffer_size = 0;  // TensorRT-LLM's own events until they are taken, the latest; 0: none
+  bool dies = false;                  // raises where the real server ends, instead of standing still
 
   std::unique_ptr<Engine> make(const EngineSite& site) const override;
   std::shared_ptr<EngineConfig> clone() const override { return std::make_shared<TrtConfig>(*this); }
   bool reads_identities() const noexcept override { return settings.enable_block_reuse; }
   bool publishes_below_device() const noexcept override { return true; }
+};
+
+// A batch, as iteration statistics count it.
+struct TrtIteration {
+  std::int64_t duration_ns = 0;
+  std::uint32_t contexts = 0;
+  std::uint64_t context_tokens = 0;
+  std::uint64_t context_kv_tokens = 0;  // before these, of the same prompts
+  std::uint32_t generation = 0;
+  std::uint64_t generation_kv_tokens = 0;
+  std::uint32_t paused = 0;  // suspended, or to be computed again
 };
 
 // A step is a batch. Without overlap a pass is formed when it begins and finished when it ends. With overlap the pass
@@ -63,6 +76,11 @@ class TrtEngine final : public Engine, private Residency, private TrtWatcher {
   void check() override;
   StateDigest digest(bool with_cached) const override;
 
+  // The batch of the last step that began.
+  TrtIteration iteration() const { return iteration_; }
+  // Events since the last call, of passes that answered a batch.
+  std::vector<TrtEvent> take_cache_events();
+
  private:
   struct Live {
     RequestSpec spec;
@@ -84,12 +102,15 @@ class TrtEngine final : public Engine, private Residency, private TrtWatcher {
   void removed(TrtNode& node, std::size_t level) override { changed(node, level, false); }
   void changed(TrtNode& node, std::size_t level, bool is_stored);
   void publish(std::int64_t now_ns);
+  void flush_cache_events();
 
   std::uint64_t capacity_tokens() const noexcept { return config_.num_gpu_blocks * config_.block_size; }
+  void die_if_dead() const;
   bool is_idle() const { return !open_ && !planned_load_ && executor_.is_idle(); }
   bool fast_forward(std::int64_t until_ns);
   bool plan_pass(std::int64_t now_ns);
   bool run_empty_passes(std::int64_t now_ns);
+  void count_batch();
   void note_admissions(std::int64_t now_ns);
   std::optional<StepLoad> load_of(const TrtBatch& batch) const;
   void view_batch(const TrtBatch& batch, const StepLoad& load, std::int64_t duration_ns);
@@ -113,6 +134,8 @@ class TrtEngine final : public Engine, private Residency, private TrtWatcher {
   bool pass_is_open_ = false;             // it is planned, and not finished
   std::optional<StepLoad> planned_load_;  // of the next batch; nothing: no batch
   std::int64_t planned_copies_ns_ = 0;    // copies that it waits for
+  TrtIteration planned_iteration_;
+  TrtIteration iteration_;
   std::int64_t now_ns_ = 0;
   bool stalled_ = false;
   bool reports_batches_;
@@ -137,6 +160,7 @@ class TrtEngine final : public Engine, private Residency, private TrtWatcher {
   TimedEvents events_;
   EventTruth truth_;  // with `check`: an index that knows only published events
   std::uint64_t next_event_ = 1;
+  std::vector<TrtEvent> cache_events_;
 };
 
 }  // namespace understudy

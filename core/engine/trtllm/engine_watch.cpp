@@ -57,6 +57,16 @@ void TrtEngine::publish(std::int64_t now_ns) {
   unpublished_.clear();
 }
 
+void TrtEngine::flush_cache_events() {
+  if (executor_.events() == nullptr) return;
+  for (TrtEvent& event : executor_.events()->take()) cache_events_.push_back(std::move(event));
+  if (cache_events_.size() <= config_.event_buffer_size) return;
+  const auto lost = static_cast<std::ptrdiff_t>(cache_events_.size() - config_.event_buffer_size);
+  cache_events_.erase(cache_events_.begin(), cache_events_.begin() + lost);
+}
+
+std::vector<TrtEvent> TrtEngine::take_cache_events() { return std::exchange(cache_events_, {}); }
+
 void TrtEngine::take_events(TimedEvents& out) {
   out.batch.records.clear();
   out.time_ns.clear();
@@ -95,6 +105,18 @@ std::vector<BlockIdentity> TrtEngine::resident(std::size_t pool) const {
 }
 
 // ── Watch ──
+
+void TrtEngine::count_batch() {
+  for (const TrtBatch::Chunk& chunk : executor_.batch().contexts) {
+    ++planned_iteration_.contexts;
+    planned_iteration_.context_tokens += chunk.tokens;
+    planned_iteration_.context_kv_tokens += chunk.position;
+  }
+  for (const TrtRequest* const request : executor_.batch().generation) {
+    ++planned_iteration_.generation;
+    planned_iteration_.generation_kv_tokens += request->cache->capacity();
+  }
+}
 
 void TrtEngine::view_batch(const TrtBatch& batch, const StepLoad& load, std::int64_t duration_ns) {
   const auto alone_ns = [&](const StepLoad& alone) { return timing_.duration_ns(alone, capacity_tokens()); };

@@ -55,7 +55,7 @@ def add_parser(verbs: Verbs) -> None:
         "fleet",
         help="live workers in one process behind a routing front end, with a status page",
         description="Serve a fleet: every worker has its own port, KV events and metrics; the front end routes.",
-        usage="understudy fleet [MODEL] [--workers N] [--routing POLICY] [--engine vllm|sglang] [flags of that engine]",
+        usage="understudy fleet [MODEL] [--workers N] [--routing POLICY] [--engine NAME] [flags of that engine]",
         epilog=EXAMPLES,
     )
     take_rest(verb)

@@ -1,4 +1,4 @@
-"""`understudy serve MODEL [flags of vLLM or SGLang]`: a live server with the API of its engine, which is simulated."""
+"""`understudy serve MODEL [flags of the engine]`: a live server with the API of an engine, which is simulated."""
 
 from __future__ import annotations
 
@@ -24,12 +24,14 @@ examples:
   understudy serve my-model --kv-events-config.enable_kv_cache_events true
   understudy serve my-model --config vllm.yaml         read vLLM's flags from a file
   understudy serve my-model --engine sglang --page-size 64 --schedule-policy lpm    SGLang's API and flags, port 30000
+  understudy serve my-model --engine trtllm --config options.yaml    the API and flags of trtllm-serve
   understudy serve ~/models/Qwen3-4B --engine qwen3    a real engine: the answers are computed (extra [torch])
   understudy serve --kv-transfer-config '{"kv_connector": "NixlConnector", "kv_role": "kv_producer"}'    prefill server
   curl localhost:8000/v1/completions -H 'content-type: application/json' -d '{"prompt": "hello", "max_tokens": 8}'
 
 vLLM 0.33's 320 flags are accepted, in its grammar (with --vllm-version 0.32 or older, 0.32's 316). Flags without effect
-on a simulated engine are listed at start. With --engine sglang, SGLang 0.5.23's 530 flags are accepted instead.
+on a simulated engine are listed at start. With --engine sglang, SGLang 0.5.23's 530 flags are accepted instead,
+with --engine trtllm those of trtllm-serve 1.3.0rc25.
 
 flags of understudy:
   --clock-speed X         run the simulated clock X times as fast as real time
@@ -52,7 +54,7 @@ flags of understudy:
   --metrics vllm|sglang, --old-metric-names, --dev-mode
   --admin-host NETWORK ...  addresses or networks, besides loopback, whose clients may call control routes (/admin/...,
                           /fleet/..., those of --dev-mode) when no --api-key is set; with one, they need the key
-  --engine vllm|sglang|qwen3  simulated vLLM (default) or SGLang, or Qwen3 in PyTorch, which also takes --device,
+  --engine vllm|sglang|trtllm|qwen3  simulated vLLM (default), SGLang, TensorRT-LLM, or Qwen3 in PyTorch, with --device,
                           --backend, --random-weights SEED, --dtype, --gpu-memory-utilization and --enforce-eager
 """
 
@@ -76,10 +78,10 @@ def add_parser(verbs: Verbs) -> None:
     """Describe `understudy serve`."""
     verb = verbs.add_parser(
         "serve",
-        help="a live server with the API, flags and metrics of vLLM or SGLang",
-        description="Serve the HTTP API of vLLM or SGLang from a simulated engine, in real time. No GPU and no weights "
+        help="a live server with the API, flags and metrics of vLLM, SGLang or TensorRT-LLM",
+        description="Serve the HTTP API of an engine that is simulated, in real time. No GPU and no weights "
         "are needed.",
-        usage="understudy serve [MODEL] [--engine vllm|sglang] [flags of that engine]",
+        usage="understudy serve [MODEL] [--engine vllm|sglang|trtllm] [flags of that engine]",
         epilog=EXAMPLES,
     )
     take_rest(verb)

@@ -91,6 +91,12 @@ class TrtllmConfig(EngineConfig, frozen=True, kw_only=True, forbid_unknown_field
     """Share of the tokens of a pass from which prompts wait no more."""
     waiting_queue_policy: Literal["fcfs", "priority"] = "fcfs"
     """Order in which requests become active: arrival, or higher priority first."""
+    event_buffer_max_size: int = 0
+    """Most KV events that a live server keeps until `/kv_cache_events` is read; 0: none."""
+    enable_iter_perf_stats: bool = False
+    """A live server shows iteration statistics on `/metrics`."""
+    iter_stats_max_iterations: int | None = None
+    """Most of them that are kept between two readings; None: 1000; -1: all."""
     capacity_scheduler_policy: Literal["GUARANTEED_NO_EVICT", "MAX_UTILIZATION", "STATIC_BATCH"] = (
         "GUARANTEED_NO_EVICT"
     )
@@ -108,7 +114,8 @@ class TrtllmConfig(EngineConfig, frozen=True, kw_only=True, forbid_unknown_field
                 "aic_nextn contradicts engine trtllm, whose speculation is not simulated; leave it out"
             )
         self._check_limits(("num_layers", "layer_kv_bytes", "avg_seq_len"))
-        whole_number("batch_wait_timeout_iters", self.batch_wait_timeout_iters)
+        for name in ("batch_wait_timeout_iters", "event_buffer_max_size"):
+            whole_number(name, getattr(self, name))
         for name in ("host_cache_size", "disk_cache_size"):
             if (value := getattr(self, name)) is not None:
                 whole_number(name, value)
@@ -197,15 +204,17 @@ class TrtllmConfig(EngineConfig, frozen=True, kw_only=True, forbid_unknown_field
             raise ConfigError(
                 "kv_cache_metrics, offload, tiers: a live vLLM engine has them; leave them out with engine trtllm"
             )
-        return self._build(events=events, check=check)
+        return self._build(events=events, check=check, is_live=True)
 
-    def _build(self, *, events: bool, check: bool) -> TrtEngineConfig:
+    def _build(self, *, events: bool, check: bool, is_live: bool = False) -> TrtEngineConfig:
         return TrtEngineConfig(
             self._core_settings(),
             events=events,
             check=check,
             host_gbps=self.host_gbps,
             disk_gbps=self.disk_gbps,
+            event_buffer_size=self.event_buffer_max_size if is_live else 0,
+            dies=is_live,
         )
 
     def _core_settings(self) -> TrtSettings:
@@ -232,6 +241,11 @@ class TrtllmConfig(EngineConfig, frozen=True, kw_only=True, forbid_unknown_field
         raise ConfigError(
             f"{names}: TensorRT-LLM has levels of its own; give host_cache_size and disk_cache_size"
         )
+
+    @property
+    def longest_sequence(self) -> int:
+        """Most tokens of a request that the device holds, prompt and output."""
+        return plan_pool(self._core_settings()).longest
 
     @property
     def caches_prefixes(self) -> bool:

@@ -27,10 +27,10 @@ SECTIONS = ("kv_cache_config", "scheduler_config")
 
 WITHOUT_EFFECT = frozenset(
     {
-        *("event_buffer_max_size", "kv_cache_event_hash_algo", "cuda_graph_config", "print_iter_log"),
+        *("kv_cache_event_hash_algo", "cuda_graph_config", "print_iter_log"),
         *(
-            "enable_iter_perf_stats",
             "return_perf_metrics",
+            "perf_metrics_max_requests",
             "stream_interval",
             "backend",
         ),

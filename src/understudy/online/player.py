@@ -137,6 +137,7 @@ class Player:
         length = int(workload.cut_output_tokens[row]) if limit is None else min(limit, max(most, 1))
         body = msgspec.json.encode(
             {
+                "model": self._settings.pools[0][1].names[0],
                 "prompt": prompt_of(workload, row).tolist(),
                 "max_tokens": max(length, 1),
                 "ignore_eos": limit is None,

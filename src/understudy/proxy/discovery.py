@@ -20,6 +20,7 @@ log = logging.getLogger("understudy.router")
 _LABEL = re.compile(
     r'^(?:vllm:cache_config_info\{[^}]*?\bblock_size="|sglang:page_size\{[^}]*\} )(\d+)', re.MULTILINE
 )
+_SERVER_INFO = re.compile(r'"tokens_per_block":\s*(\d+)')
 _WILD = ("*", "0.0.0.0", "[::]", "::", "")
 
 
@@ -63,6 +64,9 @@ async def read_block_size(upstream: Upstream) -> int | None:
     """Return the tokens per block (SGLang: per page) that /metrics states; None if it states none."""
     status, page = await upstream.get("/metrics")
     found = _LABEL.search(page.decode("utf-8", "replace")) if status == 200 else None
+    if found is None:  # TensorRT-LLM's /metrics has statistics, and /server_info its settings
+        status, page = await upstream.get("/server_info")
+        found = _SERVER_INFO.search(page.decode("utf-8", "replace")) if status == 200 else None
     return None if found is None else int(found[1])
 
 

@@ -53,13 +53,14 @@ class App:
         self.endpoints, self.routes = self.api.make_routes(worker)
         states = {"/load": self._load, "/health_generate": self._health_generate}
         self.own: dict[str, Callable[[Request, Connection], None]] = {
-            "/metrics": self._metrics,
+            self.api.metrics_route: self._metrics,
             "/health": self._health,
             "/health/ready": self._health,
-            self.api.state_route: states[self.api.state_route],
             "/admin/config": self._config,
             "/admin/fault": self._fault,
         }
+        if self.api.state_route is not None:
+            self.own[self.api.state_route] = states[self.api.state_route]
         self.access = Access(
             keys=self.settings.api_keys,
             admin_hosts=self.settings.admin_hosts,

@@ -44,7 +44,7 @@ class EngineKind:
     """How the real engine is started; None: sweeps print no command."""
     steps_apart: str | None = None
     """Why data-parallel ranks that share experts cannot step together; None: they can."""
-    metrics: Literal["vllm", "sglang"] = "vllm"
+    metrics: Literal["vllm", "sglang", "trtllm"] = "vllm"
     """Engine whose metric names its page has."""
     shortens_requests: bool = False
     """Whether its server shortens requests that its pool cannot hold, instead of refusing such a context at start."""

@@ -14,6 +14,7 @@ KIND = EngineKind(
     title="TensorRT-LLM",
     config_class=TrtllmConfig,
     version_setting="trtllm_version",
+    metrics="trtllm",
     launch=LaunchCommand(
         words=("trtllm-serve",),
         image="nvcr.io/nvidia/tensorrt-llm/release",
@@ -36,7 +37,7 @@ KIND = EngineKind(
                 for name in (
                     *("enable_partial_reuse", "max_util_for_resume", "host_cache_size", "disk_cache_size"),
                     *("max_attention_window", "avg_seq_len", "pool_ratio", "enable_swa_scratch_reuse"),
-                    "use_kv_cache_manager_v2",
+                    *("use_kv_cache_manager_v2", "event_buffer_max_size"),
                 )
             },
             "waiting_queue_policy": "scheduler_config.waiting_queue_policy",
@@ -46,6 +47,7 @@ KIND = EngineKind(
                 for name in (
                     *("disable_overlap_scheduler", "enable_prefix_aware_scheduling"),
                     *("batch_wait_timeout_iters", "batch_wait_max_tokens_ratio"),
+                    *("enable_iter_perf_stats", "iter_stats_max_iterations"),
                 )
             },
         },
@@ -55,6 +57,7 @@ KIND = EngineKind(
         memory="kv_cache_config.max_tokens or --kv_cache_free_gpu_memory_fraction",
         requests="--max_batch_size",
         step="--max_num_tokens",
+        pool_setting="set engine.num_gpu_blocks",
         more_memory="more KV cache",
         requeued="suspensions",
         usage="KV cache usage",
@@ -66,6 +69,7 @@ KIND = EngineKind(
         link_remedy=_FEWER_COPIES,
     ),
     steps_apart="attention with data parallelism (enable_attention_dp) is not simulated",
+    shortens_requests=True,
     runs_measured_rows=False,
     last_token_switch="disable_overlap_scheduler",
 )

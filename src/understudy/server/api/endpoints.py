@@ -29,6 +29,9 @@ if TYPE_CHECKING:
 class Endpoints:
     """Generates on behalf of one worker."""
 
+    make_generation: type[Generation] = Generation
+    """Class of the answers."""
+
     def __init__(self, worker: Worker) -> None:
         self.worker = worker
         self.reads = Reader(worker)
@@ -100,7 +103,7 @@ class Endpoints:
     ) -> Generation:
         sampling = read.sampling
         given = request.headers.get("x-request-id") or sampling.request_id or new_id()
-        generation = Generation(
+        generation = self.make_generation(
             self.worker, connection, sampling, style, name=f"{prefix}{given}", model=read.model
         )
         generation.load_format = request.headers.get("endpoint-load-metrics-format", "").upper()

@@ -95,7 +95,8 @@ def complete_engine(
         raise ConfigError(
             f"eviction_policy {policy}: a live engine does not run a user's policy; replay it, or leave it out"
         )
-    has_blocks = "num_gpu_blocks" in settings or "max_total_tokens" in settings
+    sizes = ("num_gpu_blocks", "max_total_tokens", "max_tokens", "max_gpu_total_bytes")
+    has_blocks = any(name in settings for name in sizes)
     has_timing = "timing" in settings or "planner_profile_data" in settings
     _refuse_beside_constants(values, has_blocks=has_blocks, has_timing=has_timing)
     for name, needed in IDLE_WITHOUT.items():

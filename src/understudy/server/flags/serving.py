@@ -12,6 +12,7 @@ from understudy.server.flags.grammar import Flag, read_command_line, vllm_flags
 from understudy.server.flags.ours import all_flags, find_flags_version
 from understudy.server.flags.plan import SERVER_FLAGS, ServePlan, settings_of
 from understudy.server.flags.sglang import read_sglang_serve
+from understudy.server.flags.trtllm import read_trtllm_serve
 from understudy.server.handoff.settings import FLAGS as HANDOFF_FLAGS
 from understudy.timing.gpu_flags import GPU_FLAGS
 
@@ -38,7 +39,7 @@ _HANDLED = frozenset(
     )
 )
 
-READERS = {"sglang": read_sglang_serve}
+READERS = {"sglang": read_sglang_serve, "trtllm": read_trtllm_serve}
 """Readers of command lines with the flags of a kind of engine; others take vLLM's flags."""
 
 

@@ -14,8 +14,16 @@ if TYPE_CHECKING:
 
     from understudy.server.metrics.families import Family, Metric
 
-PREFIXES = ("vllm:", "sglang:")
-MEANS = ("_perc", "token_usage", ":cache_hit_rate", ":new_token_ratio", ":utilization")
+PREFIXES = ("vllm:", "sglang:", "trtllm_")
+MEANS = (
+    "_perc",
+    "_utilization",
+    "_hit_rate",
+    "token_usage",
+    ":cache_hit_rate",
+    ":new_token_ratio",
+    ":utilization",
+)
 """Gauges with these endings are shares: a fleet shows the mean over its workers."""
 FACTS = ("_info", ":page_size", ":context_len")
 """Gauges with these endings are equal for all workers or the last one counts: a fleet shows the greatest."""

@@ -10,6 +10,7 @@ from understudy.server.metrics.features import SleepMetrics
 from understudy.server.metrics.others import add_old_names
 from understudy.server.metrics.process import HttpMetrics, add_process
 from understudy.server.metrics.sglang import SglangMetrics
+from understudy.server.metrics.trtllm import TrtMetrics
 from understudy.server.metrics.vllm import VllmMetrics
 from understudy.server.metrics.vllm_offload import describe_offload
 
@@ -21,7 +22,11 @@ if TYPE_CHECKING:
     from understudy.server.settings import ServerSettings
 
 
-METRICS: dict[str, type[VllmMetrics]] = {"vllm": VllmMetrics, "sglang": SglangMetrics}
+METRICS: dict[str, type[VllmMetrics]] = {
+    "vllm": VllmMetrics,
+    "sglang": SglangMetrics,
+    "trtllm": TrtMetrics,
+}
 """Metrics of a rank, by the engine whose names they have."""
 
 
