@@ -42,7 +42,9 @@ class ScaleOrder(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
             raise ApiError(str(error), kind="Bad Request") from None
         if not (math.isfinite(order.startup_s) and order.startup_s >= 0):
             raise ApiError(
-                f"startup_s must be a time from 0, got {order.startup_s:g}", param="startup_s", kind="Bad Request"
+                f"startup_s must be a time from 0, got {order.startup_s:g}",
+                param="startup_s",
+                kind="Bad Request",
             )
         return order
 
@@ -113,7 +115,9 @@ class FleetScale:
             number = 0
         if not 0 <= number < len(self._ranges):
             raise ApiError(
-                f"there is no pool {number}; there are 0 … {len(self._ranges) - 1}", param="pool", kind="Bad Request"
+                f"there is no pool {number}; there are 0 … {len(self._ranges) - 1}",
+                param="pool",
+                kind="Bad Request",
             )
         return self._ranges[number]
 
