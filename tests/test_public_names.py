@@ -29,13 +29,16 @@ NAMES = [
     "TiersConfig",
     "TrtllmConfig",
     "VllmConfig",
+    "capacity",
     "compare",
+    "convert",
     "fleet",
     "plan",
     "predict",
     "read_trace",
     "replay",
     "serve",
+    "sweep",
 ]
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import sys
 from importlib import import_module
+from types import ModuleType
 from typing import TYPE_CHECKING
 
 from understudy.version import __version__ as __version__
@@ -23,7 +25,10 @@ if TYPE_CHECKING:
     from understudy.run.disaggregation import Disaggregation as Disaggregation
     from understudy.run.options import Execution as Execution
     from understudy.run.options import Outputs as Outputs
+    from understudy.sweep.api import sweep as sweep
+    from understudy.tiers.capacity import capacity as capacity
     from understudy.tiers.settings import TiersConfig as TiersConfig
+    from understudy.workload.convert import convert as convert
     from understudy.workload.formats import read_trace as read_trace
 
 _MODULE_OF = {
@@ -37,19 +42,33 @@ _MODULE_OF = {
     "TrtllmConfig": "engines.trtllm_config",
     "TiersConfig": "tiers.settings",
     "VllmConfig": "engines.vllm_config",
+    "capacity": "tiers.capacity",
     "compare": "report.compare",
+    "convert": "workload.convert",
     "fleet": "live",
     "plan": "planning.api",
     "predict": "calibrate.predict",
     "read_trace": "workload.formats",
     "replay": "api",
     "serve": "live",
+    "sweep": "sweep.api",
 }
 """Modules of the public names; each is imported at the first use of its name, so `import understudy` stays fast."""
 
 
 def __dir__() -> list[str]:
     return sorted(_MODULE_OF)
+
+
+class _Package(ModuleType):
+    """This package, in which a public function keeps a name that is also a room's, such as `sweep`.
+
+    An import sets a room as an attribute of its package. `from understudy.sweep.candidate import …` does not need it.
+    """
+
+    def __setattr__(self, name: str, value: object) -> None:
+        if not (name in _MODULE_OF and isinstance(value, ModuleType)):
+            super().__setattr__(name, value)
 
 
 if not TYPE_CHECKING:  # a type checker would accept any name
@@ -60,3 +79,5 @@ if not TYPE_CHECKING:  # a type checker would accept any name
         value = getattr(import_module(f"{__name__}.{_MODULE_OF[name]}"), name)
         globals()[name] = value
         return value
+
+    sys.modules[__name__].__class__ = _Package
