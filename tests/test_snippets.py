@@ -94,6 +94,9 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         (ROOT / "tests" / "golden" / "agents" / "weka.jsonl", "agents.jsonl"),
     ):
         (tmp_path / name).write_bytes(source.read_bytes())
+    plays = (ROOT / "tests" / "golden" / "agents" / "weka.jsonl").read_text().splitlines()
+    copies = [line.replace('"id": "', f'"id": "{copy}-', 1) for copy in range(7) for line in plays]
+    (tmp_path / "agents-20.jsonl").write_text("\n".join(copies[:20]))
     (tmp_path / "config.json").write_text(json.dumps(CONFIG_JSON))
     (tmp_path / "recordings").symlink_to(ROOT / "tests" / "golden" / "vllm-clock")
     (tmp_path / ".venv" / "bin").mkdir(parents=True)

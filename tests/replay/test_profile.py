@@ -18,7 +18,7 @@ from understudy.run.offline import run_offline
 from understudy.run.profile_run import run_profile
 from understudy.run.run_plan import RunPlan
 from understudy.run.timeline import Status
-from understudy.workload import Plays, Workload, read_trace
+from understudy.workload import Plays, Workload, read_trace, scale_users
 from understudy.workload.agents.profile import make_profile
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "agents"
@@ -75,6 +75,12 @@ def test_copies_have_blocks_of_their_own() -> None:
         "play_0#2",
         "play_1#2",
     ]
+
+
+def test_copies_of_users_are_copied_too() -> None:
+    users = scale_users(make([(1, 0, 1, 5)], [0, 0], request_ids=["a", "b"]), 2)
+    made = make_profile(users, lanes=1, warm_up=False, client_clock=True, copies=2, seed=0)
+    assert made.workload.request_ids == ["a", "b", "a#1", "b#1", "a##1", "b##1", "a#1##1", "b#1##1"]
 
 
 def test_plays_start_again_until_the_duration_ends() -> None:

@@ -18,6 +18,8 @@ Int64Column = NDArray[np.int64]
 UInt32Column = NDArray[np.uint32]
 
 _Scalar = TypeVar("_Scalar", bound=np.generic)
+_PART = 1 << 20
+"""Entries that are looked at together."""
 
 
 class RowError(InvalidArgument):
@@ -105,17 +107,43 @@ def intern_ids(ids: NDArray[np.integer]) -> UInt32Column:
     """
     if not len(ids):
         return np.empty(0, np.uint32)
-    if ids[0] == 0 and int(ids.max()) < 2**32:
-        small = ids.astype(np.uint32)
-        highest = np.maximum.accumulate(small)
-        if bool((highest[1:] - highest[:-1] <= 1).all()):
-            return small  # already numbered by first appearance, as most published traces are
+    if ids[0] == 0 and int(ids.max()) < 2**32 and _is_numbered(ids):
+        return ids.astype(np.uint32, copy=False)  # as most published traces are
+    if (largest := int(ids.max())) < 4 * len(ids) and int(ids.min()) >= 0:
+        return _renumber_small(ids, largest)
     _, first_seen, inverse = np.unique(ids, return_index=True, return_inverse=True)
     if len(first_seen) > 2**32:
         raise InvalidArgument(f"hash_ids has {len(first_seen)} distinct ids, at most 2^32 are supported")
     names = np.empty(len(first_seen), np.uint32)
     names[np.argsort(first_seen)] = np.arange(len(first_seen), dtype=np.uint32)
     return names[inverse]
+
+
+def _is_numbered(ids: NDArray[np.integer]) -> bool:
+    """Return whether ids are numbered by first appearance; a part at a time, because there may be many."""
+    highest = 0
+    for start in range(0, len(ids), _PART):
+        seen = np.maximum.accumulate(ids[start : start + _PART].astype(np.int64))
+        np.maximum(seen, highest, out=seen)
+        if seen[0] > highest + 1 or bool((np.diff(seen) > 1).any()):
+            return False
+        highest = int(seen[-1])
+    return True
+
+
+def _renumber_small(ids: NDArray[np.integer], largest: int) -> UInt32Column:
+    """Renumber ids that index a table, a part at a time."""
+    first = np.full(largest + 1, len(ids), np.int64)
+    for start in reversed(range(0, len(ids), _PART)):
+        part = ids[start : start + _PART]
+        first[part[::-1]] = np.arange(start + len(part) - 1, start - 1, -1)  # of equal ids, the last stays
+    known = np.flatnonzero(first < len(ids))
+    names = np.empty(largest + 1, np.uint32)
+    names[known[np.argsort(first[known])]] = np.arange(len(known), dtype=np.uint32)
+    numbered = np.empty(len(ids), np.uint32)
+    for start in range(0, len(ids), _PART):
+        numbered[start : start + _PART] = names[ids[start : start + _PART]]
+    return numbered
 
 
 def next_turn_rows(session: Int32Column) -> Int64Column:

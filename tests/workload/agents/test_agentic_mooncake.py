@@ -11,6 +11,7 @@ import pytest
 from understudy.cli import main
 from understudy.errors import InvalidArgument
 from understudy.workload import Workload, read_trace, write_agentic_mooncake, write_mooncake
+from understudy.workload.columns import intern_ids
 from workload.agents.test_weka import edges, request, sessions, subagent, trace
 
 if TYPE_CHECKING:
@@ -177,3 +178,22 @@ def test_another_version_is_refused(tmp_path: Path) -> None:
     path = write(tmp_path / "graph.jsonl", row("a0"), header={**HEADER, "version": 1})
     with pytest.raises(InvalidArgument, match=r"graph.jsonl:1: version: must be 2, got 1"):
         read_trace(path)
+
+
+def test_lists_of_ids_are_read_in_parts(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    path = write(tmp_path / "graph.jsonl", *(row(f"a{at}", hash_ids=[at, 7, 90 + at]) for at in range(5)))
+    whole = read_trace(path)
+    monkeypatch.setattr("understudy.workload.agents.mooncake._LISTS_AT_ONCE", 2)
+    assert read_trace(path).digest == whole.digest
+    bad = write(tmp_path / "bad.jsonl", *(row(f"a{at}", hash_ids=[at - 3, 7, 8]) for at in range(5)))
+    with pytest.raises(InvalidArgument, match=r"bad\.jsonl:2: hash_ids: ids must lie in"):
+        read_trace(bad)
+
+
+def test_ids_are_numbered_by_first_appearance_a_part_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("understudy.workload.columns._PART", 3)
+    numbered = np.array([0, 1, 0, 2, 3, 1, 4, 4, 5], np.uint64)
+    assert intern_ids(numbered).tolist() == numbered.tolist()
+    assert intern_ids(np.array([0, 1, 2, 4, 3], np.uint64)).tolist() == [0, 1, 2, 3, 4]
+    assert intern_ids(np.array([0, 1, 2, 3, 9, 3], np.uint64)).tolist() == [0, 1, 2, 3, 4, 3]
+    assert intern_ids(np.array([7, 7, 1], np.uint64)).tolist() == [0, 0, 1]

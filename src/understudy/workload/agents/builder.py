@@ -51,7 +51,7 @@ class Node:
 def build(
     nodes: Sequence[Node],
     hash_counts: Int64Column,
-    hash_ids: NDArray[np.uint64],
+    hash_ids: NDArray[np.unsignedinteger],
     block_size: int,
     notes: tuple[str, ...] = (),
 ) -> Workload:
@@ -83,7 +83,7 @@ def build(
             f"request {nodes[stuck].request_id!r} waits for itself, over others",
         )
     offsets, outputs = _outputs(nodes)
-    numbers: NDArray[np.unsignedinteger] = hash_ids
+    numbers = hash_ids
     if outputs is not None and offsets is not None:  # tokens of answers and of prompts share one space
         largest = int(hash_ids.max(initial=0))
         if largest >= 2**32:
@@ -133,8 +133,8 @@ def build(
 
 
 def reorder(
-    nodes: Sequence[Node], order: Sequence[int], counts: Int64Column, ids: NDArray[np.uint64]
-) -> tuple[list[Node], Int64Column, NDArray[np.uint64]]:
+    nodes: Sequence[Node], order: Sequence[int], counts: Int64Column, ids: NDArray[np.unsignedinteger]
+) -> tuple[list[Node], Int64Column, NDArray[np.unsignedinteger]]:
     """Return nodes and their ids in another order; dependencies name the new places."""
     place = {old: new for new, old in enumerate(order)}
     moved = [nodes[old] for old in order]

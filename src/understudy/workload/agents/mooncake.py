@@ -9,6 +9,7 @@ import math
 from typing import TYPE_CHECKING, Any, Literal
 
 import msgspec
+import numpy as np
 
 from understudy.errors import InvalidArgument
 from understudy.workload.agents.builder import (
@@ -28,11 +29,15 @@ if TYPE_CHECKING:
     import os
     from pathlib import Path
 
+    from numpy.typing import NDArray
+
+    from understudy.workload.columns import Int64Column
     from understudy.workload.workload import Workload
 
 SCHEMA = "dynamo.agentic_mooncake"
 VERSION = 2
 _ROWS_AT_ONCE = 10_000
+_LISTS_AT_ONCE = 1_000
 
 
 class _Source(msgspec.Struct):
@@ -86,6 +91,7 @@ def read_agentic_mooncake(path: Path) -> Workload:
     header: _Header | None = None
     rows: list[_Row] = []
     places: list[str] = []
+    lists = _IdParts()
     with open_trace(path) as file:
         for number, line in enumerate(file, 1):
             if not line.strip():
@@ -99,9 +105,12 @@ def read_agentic_mooncake(path: Path) -> Workload:
             except _ERRORS as error:
                 raise InvalidArgument(f"{where}: {describe(error)}") from None
             places.append(where)
+            if len(rows) - lists.rows == _LISTS_AT_ONCE:
+                lists.take(rows, places)
     if header is None or not rows:
         raise InvalidArgument(f"{path}: expected a header and at least one request")
-    counts, ids = id_lists([row.hash_ids for row in rows], lambda row: (places[row], "hash_ids"))
+    lists.take(rows, places)
+    counts, ids = lists.join()
     for row, where, count in zip(rows, places, counts.tolist(), strict=True):
         _check_row(row, where, count, header.block_size)
     nodes = _make_nodes(rows, places)
@@ -109,6 +118,33 @@ def read_agentic_mooncake(path: Path) -> Workload:
     if order is not None:
         nodes, counts, ids = reorder(nodes, order, counts, ids)
     return build(nodes, counts, ids, header.block_size)
+
+
+class _IdParts:
+    """Block ids of many rows, read in parts so that their texts need no memory."""
+
+    def __init__(self) -> None:
+        self.rows = 0
+        self._counts: list[Int64Column] = []
+        self._ids: list[NDArray[np.unsignedinteger]] = []
+
+    def take(self, rows: list[_Row], places: list[str]) -> None:
+        """Read the lists of the rows since the last call, and drop their texts."""
+        first = self.rows
+        counts, ids = id_lists(
+            [row.hash_ids for row in rows[first:]], lambda row: (places[first + row], "hash_ids")
+        )
+        for row in rows[first:]:
+            row.hash_ids = NO_IDS
+        self._counts.append(counts)
+        self._ids.append(ids.astype(np.uint32) if int(ids.max(initial=0)) < 2**32 else ids)
+        self.rows = len(rows)
+
+    def join(self) -> tuple[Int64Column, NDArray[np.unsignedinteger]]:
+        """Return numbers of ids, and all ids."""
+        ids = np.concatenate(self._ids)
+        self._ids.clear()
+        return np.concatenate(self._counts), ids
 
 
 def _read_header(line: bytes, where: str) -> _Header:

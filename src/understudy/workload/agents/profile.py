@@ -42,6 +42,9 @@ class _Rows:
         self._names = workload.request_ids or [f"request_{row}" for row in range(len(workload))]
         self._plays = graph.play_ids or [f"play_{play}" for play in range(graph.plays)]
         self._sessions = workload.session_ids or [f"session_{number}" for number in range(workload.sessions)]
+        self._mark = "#"
+        while any(self._mark in name for name in (*self._names, *self._plays, *self._sessions)):
+            self._mark += "#"  # copies of users have such names too
         self.source: list[int] = []
         self.copy: list[int] = []
         self.play: list[int] = []
@@ -65,7 +68,7 @@ class _Rows:
 
     def add_play(self, play: int, rows: list[int], copy: int, floors: dict[int, int] | None = None) -> None:
         """Add a play with these rows. `floors`: earliest times of some, in place of the graph's own."""
-        mark = f"#{copy}" if copy else ""
+        mark = f"{self._mark}{copy}" if copy else ""
         self.play_ids.append(self._plays[play] + mark)
         graph, session_of = self._graph, self._workload.session
         sessions: dict[int, int] = {}
