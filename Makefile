@@ -140,7 +140,7 @@ clang: .venv/created
 	PATH="$(CURDIR)/$(BIN):$$PATH" cmake --build build/clang --target understudy_core --parallel
 
 mutants: .venv/installed-dev
-	$(BIN)/python tests/mutants.py
+	$(BIN)/python tests/mutants.py $(if $(RANDOM_FAULTS),--random $(RANDOM_FAULTS) --seed $(or $(SEED),0))
 
 # replay_vs_dynamo.py installs its peer and needs a trace, so it is run by hand.
 bench: .venv/installed-dev

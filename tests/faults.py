@@ -2,20 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
-
-@dataclass(frozen=True)
-class Mutant:
-    """In place of the only `was` of `file` stands `becomes`, whose FAULT is true while the mutant is on: one
-    of `tests` must fail then."""
-
-    name: str
-    file: str
-    was: str
-    becomes: str
-    tests: str
-
+from faults_sglang import SGLANG_MUTANTS
+from mutant import Mutant
 
 ESTIMATE = "core/tiers/transfer_estimate.hpp"
 HUB = "core/tiers/transfer_hub.hpp"
@@ -27,7 +15,6 @@ BLOCK_POOL = "core/engine/vllm/kv/block_pool.cpp"
 KEY_INDEX = "core/engine/vllm/groups/key_index.hpp"
 GROUPS = "tests/engines/test_kv_groups.py"
 SIDE_BY_SIDE = "tests/engines/test_block_pool.py"
-SGLANG_HYBRID = "tests/engines/test_sglang.py"
 TRT_SCHEDULE = "core/engine/trtllm/schedule.cpp"
 TRT_PAGES = "core/engine/trtllm/page_store.cpp"
 TRTLLM = "tests/engines/test_trtllm.py"
@@ -350,48 +337,6 @@ MUTANTS = [
         SIDE_BY_SIDE,
     ),
     Mutant(
-        "a match ends behind less than a window",
-        "core/engine/sglang/window_component.cpp",
-        "behind >= window_) end = node;",
-        "behind >= window_ - (FAULT ? 1 : 0)) end = node;",
-        SGLANG_HYBRID,
-    ),
-    Mutant(
-        "an eviction of window KV takes a leaf's window alone",
-        "core/engine/sglang/radix_component.cpp",
-        "node->lock == 0 && node->children.empty()",
-        "!FAULT && node->lock == 0 && node->children.empty()",
-        SGLANG_HYBRID,
-    ),
-    Mutant(
-        "window KV of the page before the window is given back",
-        "core/engine/sglang/window.cpp",
-        "has_cache() ? up(std::max<std::int64_t>(window, page())) : window",
-        "has_cache() && !FAULT ? up(std::max<std::int64_t>(window, page())) : window",
-        SGLANG_HYBRID,
-    ),
-    Mutant(
-        "a chunk without room in the window pool is not parked",
-        "core/engine/sglang/prefill.cpp",
-        "if (most <= 0) return;  // parked until memory is free",
-        "if (most <= 0 && !FAULT) return;  // parked until memory is free",
-        SGLANG_HYBRID,
-    ),
-    Mutant(
-        "a prefill tracks no state where another prompt branches off",
-        "core/engine/sglang/states.cpp",
-        "if (has_branch && (",
-        "if (has_branch && !FAULT && (",
-        SGLANG_HYBRID,
-    ),
-    Mutant(
-        "a path keeps more states than its cap",
-        "core/engine/sglang/state_component.cpp",
-        "(*node)->part_lock > 0 || (*node)->children.size() != 1",
-        "FAULT || (*node)->part_lock > 0 || (*node)->children.size() != 1",
-        SGLANG_HYBRID,
-    ),
-    Mutant(
         "a request that is computed again may be one that this pass suspended",
         TRT_SCHEDULE,
         "(has_lower || !was_suspended) && may_pause(*one)",
@@ -433,4 +378,5 @@ MUTANTS = [
         "page.node == nullptr || (!FAULT && page.node->removed());",
         TRTLLM,
     ),
+    *SGLANG_MUTANTS,
 ]

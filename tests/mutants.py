@@ -2,6 +2,7 @@
 
     make mutants                     # all of them: one build, then some seconds each
     python tests/mutants.py dice     # those whose name has "dice"; of several words, any of them
+    python tests/mutants.py --random 40 --seed 7     # random faults of SGLang's engine and of hand-offs
 
 A copy of the sources under build/mutants has all faults at once, asleep; UNDERSTUDY_FAULT wakes one. First the tests
 are run with all asleep, since a test that fails anyhow notices nothing; then each fault has its line of a table: what
@@ -10,6 +11,7 @@ came of it, and which test said so. Where a fault's line is no longer in the sou
 
 from __future__ import annotations
 
+import argparse
 import os
 import re
 import shutil
@@ -18,8 +20,13 @@ import sys
 import time
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from faults import MUTANTS
+import random_faults
+from faults import MUTANTS as LISTED
+
+if TYPE_CHECKING:
+    from mutant import Mutant
 
 HOUSE = Path(__file__).parents[1]
 COPY = HOUSE / "build" / "mutants"
@@ -59,7 +66,7 @@ class Outcome:
         return self.word in ("noticed", "crashed", "hung")
 
 
-def copy_sources() -> None:
+def copy_sources(mutants: list[Mutant]) -> None:
     """Brings the copy up to date, faults and all. A file that is as it was keeps its time: nothing is built for it."""
     texts = {Path("CMakeLists.txt"): (HOUSE / "CMakeLists.txt").read_text()}
     for folder in ("core", "src"):
@@ -69,7 +76,7 @@ def copy_sources() -> None:
         for path in (COPY / folder).rglob("*.?*"):
             if path.is_file() and path.suffix != ".so" and path.relative_to(COPY) not in texts:
                 path.unlink()
-    put_in(texts)
+    put_in(texts, mutants)
     for name, text in texts.items():
         there = COPY / name
         if not there.exists() or there.read_text() != text:
@@ -77,10 +84,10 @@ def copy_sources() -> None:
             there.write_text(text)
 
 
-def put_in(texts: dict[Path, str]) -> None:
+def put_in(texts: dict[Path, str], mutants: list[Mutant]) -> None:
     """All faults, numbered from one, whichever are to be tried: the copy is built once for all."""
     gone = []
-    for number, mutant in enumerate(MUTANTS, start=1):
+    for number, mutant in enumerate(mutants, start=1):
         name = Path(mutant.file)
         if (found := texts.get(name, "").count(mutant.was)) != 1:  # or a fault before it stands there
             gone.append(f"{mutant.file} has {found} times: {mutant.was}")
@@ -89,7 +96,7 @@ def put_in(texts: dict[Path, str]) -> None:
         texts[name] = texts[name].replace(mutant.was, awake)
     if gone:
         sys.exit("\n".join(["faults whose line is no longer in the sources, exactly once:", *gone]))
-    for name in {Path(mutant.file) for mutant in MUTANTS}:
+    for name in {Path(mutant.file) for mutant in mutants}:
         texts[name] = WAKES + texts[name]
 
 
@@ -133,15 +140,24 @@ def run_tests(tests: str, awake: int) -> Outcome:
 
 def main(words: list[str]) -> int:
     """Returns how many faults nobody noticed."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("words", nargs="*", help="parts of the names of faults to try")
+    parser.add_argument("--random", type=int, metavar="N", help="try N random faults, not the listed ones")
+    parser.add_argument("--seed", type=int, default=0, help="of the random faults (default: 0)")
+    given = parser.parse_args(words)
+    words, tried = (
+        given.words,
+        LISTED if given.random is None else random_faults.draw(given.random, given.seed),
+    )
     mutants = {
         number: mutant
-        for number, mutant in enumerate(MUTANTS, 1)
+        for number, mutant in enumerate(tried, 1)
         if not words or any(word in mutant.name for word in words)
     }
     if not mutants:
-        names = ", ".join(mutant.name for mutant in MUTANTS)
+        names = ", ".join(mutant.name for mutant in tried)
         sys.exit(f"no fault has {' or '.join(words)} in its name; the names: {names}")
-    copy_sources()
+    copy_sources(tried)
     build()
     tests = " ".join(dict.fromkeys(path for mutant in mutants.values() for path in mutant.tests.split()))
     if (before := run_tests(tests, 0)).noticed:

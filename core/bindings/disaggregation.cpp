@@ -208,6 +208,7 @@ void bind_disaggregation(nb::module_& m) {
   add("prefill_admit_ns", &HandOffColumns::prefill_admit_ns);
   add("prefill_done_ns", &HandOffColumns::prefill_done_ns);
   add("decode_arrival_ns", &HandOffColumns::decode_arrival_ns);
+  add("offered_ns", &HandOffColumns::offered_ns);
   add("posted_ns", &HandOffColumns::posted_ns);
   add("landed_ns", &HandOffColumns::landed_ns);
   add("bytes", &HandOffColumns::bytes);

@@ -287,7 +287,8 @@ void bind_sglang(nb::module_& m) {
           "set_side",
           [](SglangSettings& self, const std::string& role, std::optional<std::uint32_t> metadata_slots,
              bool early_send, std::uint32_t num_reserved_decode_tokens, std::optional<std::uint32_t> extra_slots,
-             std::uint32_t polling_interval, bool backs_up_retracted, std::optional<std::uint64_t> host_tokens) {
+             std::uint32_t polling_interval, bool backs_up_retracted, std::optional<std::uint64_t> host_tokens,
+             bool decode_radix) {
             self.side = {
                 read_name<SglangRole>(
                     role, "disaggregation_mode",
@@ -297,12 +298,13 @@ void bind_sglang(nb::module_& m) {
                 num_reserved_decode_tokens,
                 extra_slots,
                 polling_interval,
+                decode_radix,
                 backs_up_retracted,
                 host_tokens};
           },
           nb::kw_only(), "role"_a, "metadata_slots"_a.none() = nb::none(), "early_send"_a = true,
           "num_reserved_decode_tokens"_a = 512, "extra_slots"_a.none() = nb::none(), "polling_interval"_a = 1,
-          "backs_up_retracted"_a = true, "host_tokens"_a.none() = nb::none(),
+          "backs_up_retracted"_a = true, "host_tokens"_a.none() = nb::none(), "decode_radix"_a = false,
           "Make it one side of a disaggregated server.")
       .def(
           "set_host",
@@ -356,6 +358,18 @@ void bind_sglang(nb::module_& m) {
             new (self) SglangConfig(config);
           },
           "settings"_a, nb::kw_only(), "events"_a = false, "route_rejected"_a = false, "check"_a = false);
+  m.def(
+      "with_role",
+      [](const SglangConfig& self, const std::string& role) {
+        SglangConfig config = self;
+        config.settings.side.role = role == "prefill" ? SglangRole::Prefill : SglangRole::Decode;
+        if (role != "prefill") {
+          config.settings.disable_radix_cache = !config.settings.side.decode_radix;
+          config.enable_prefix_caching = config.settings.side.decode_radix;
+        }
+        return config;
+      },
+      "config"_a, "role"_a, "A copy whose engines are one side of a disaggregated server: prefill or decode.");
   nb::class_<SglangTokens>(m, "SglangTokens", "Tokens of an engine's pools, and what its host tier has copied.")
       .def_ro("available", &SglangTokens::available)
       .def_ro("evictable", &SglangTokens::evictable)

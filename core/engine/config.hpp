@@ -19,6 +19,7 @@ namespace understudy {
 class Engine;
 class GapSum;
 class HandOffNet;
+class PushNet;
 class TierRun;
 struct GroupLayout;
 
@@ -30,6 +31,7 @@ struct EngineSite {
   std::string name = "worker";
   std::size_t worker = 0;     // random streams differ by worker
   HandOffNet* net = nullptr;  // carries hand-offs between workers; null: none, or a driver of steps does
+  PushNet* pushes = nullptr;  // carries KV that prefill workers push to decode workers; null: none
   GapSum* gaps = nullptr;     // a sum that engines share; null: each keeps its own
   bool keeps_times = false;   // Engine::keep_times
   bool fast_forward = true;
@@ -78,6 +80,8 @@ struct EngineConfig {
   virtual bool has_user_policy() const noexcept { return false; }
   // Whether KV events also name blocks below the device.
   virtual bool publishes_below_device() const noexcept { return false; }
+  // Whether it is one of two sides that get a request at once, of which the prefill side pushes KV to the other.
+  virtual bool pushes() const noexcept { return false; }
   // Sizes and kinds of the cache groups; null: one group of full attention.
   virtual std::shared_ptr<const GroupLayout> group_layout() const { return nullptr; }
 

@@ -96,6 +96,12 @@ void HandOffNet::post(std::uint32_t reader, const Pull& pull, std::int64_t now_n
   hub_.start(now_ns, path, bytes, Priority::Demand, *this, {0, index, 0});
 }
 
+void HandOffNet::move(std::uint32_t from, std::uint32_t to, std::uint64_t bytes, std::int64_t now_ns,
+                      TransferOwner& owner, const Purpose& purpose) {
+  const std::array path{*sides_.at(from).out, *sides_.at(to).in};
+  hub_.start(now_ns, path, bytes, Priority::Demand, owner, purpose);
+}
+
 void HandOffNet::landed(const Purpose& purpose, std::int64_t time_ns) {
   HandOffRecord& record = records_[purpose.index - first_record_];
   record.landed_ns = time_ns;

@@ -43,6 +43,7 @@ struct HandOffRecord {
   std::int64_t posted_ns = 0;
   std::int64_t landed_ns = 0;  // kNever in flight
   bool failed = false;
+  std::int64_t offered_ns = -1;  // pushed KV: when the decode worker had memory for it
 };
 
 // Everything here has the time from which its reader can see it: readers may be behind. A read is posted when a step of
@@ -83,6 +84,15 @@ class HandOffNet final : public TransferOwner {
   void heartbeat(std::uint32_t worker, Heartbeat heartbeat);
   // Posts reads that waited for a connection.
   void post_waiting(std::uint32_t reader, std::int64_t now_ns);
+
+  // ── Pushed KV (PushNet) ──
+  HandOffRecord& add_record(const HandOffRecord& record) { return records_.emplace_back(record); }
+  // Moves bytes from a prefill to a decode worker; `owner` is notified when they have arrived.
+  void move(std::uint32_t from, std::uint32_t to, std::uint64_t bytes, std::int64_t now_ns, TransferOwner& owner,
+            const Purpose& purpose);
+  void reach(std::uint32_t worker) { reached_.push_back(worker); }
+  bool draws_failure(RequestId request) const noexcept;
+  std::uint64_t bytes_per_block() const noexcept { return settings_.bytes_per_block; }
 
   // ── Pull by workers ──
   // Requests whose hand-off ended by `now_ns`: read by this worker (decode), or from this worker (prefill). `failed` is
@@ -136,7 +146,6 @@ class HandOffNet final : public TransferOwner {
   void post(std::uint32_t reader, const Pull& pull, std::int64_t now_ns);
   void note(std::uint32_t worker, RequestId request, std::int64_t now_ns);
   void receive(std::uint32_t worker, const Note& note);
-  bool draws_failure(RequestId request) const noexcept;
   bool reaches(std::uint32_t worker);
 
   TransferHub& hub_;

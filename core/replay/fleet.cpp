@@ -127,6 +127,7 @@ EngineSite Fleet::site_of(std::size_t index) {
   site.name += std::to_string(index);
   site.worker = index;
   site.net = net_.get();
+  site.pushes = pushes_.get();
   site.gaps = config_.threads > 1 ? nullptr : &columns_.gaps();
   site.keeps_times = true;
   site.fast_forward = config_.fast_forward;
@@ -369,7 +370,7 @@ const Effects& Fleet::submit(std::size_t index, std::uint64_t row, std::int64_t 
   }
   Worker& worker = workers_[index];
   if (worker.first_row == kNoRow) worker.first_row = row;
-  const std::uint64_t tokens = tokens_of(row);
+  const std::uint64_t tokens = tokens_of(row, index);
   const Effects& effects = engine_of(index).submit(std::move(spec), arrival_ns);
   ++loads_[index].outstanding_requests;
   loads_[index].outstanding_tokens += tokens;

@@ -16,6 +16,7 @@
 
 #include "engine/config.hpp"
 #include "engine/engine.hpp"
+#include "engine/sglang/push_net.hpp"
 #include "engine/timing.hpp"
 #include "replay/checkpoints.hpp"
 #include "replay/disaggregation.hpp"
@@ -30,6 +31,7 @@
 #include "replay/step_table.hpp"
 #include "replay/workload_columns.hpp"
 #include "router/router.hpp"
+#include "router/staged.hpp"
 #include "tiers/worker_tiers.hpp"
 
 namespace understudy {
@@ -202,6 +204,15 @@ class Fleet final : private FleetView {
   void reach_workers();
   void collect_handoffs();
 
+  // fleet_pushed.cpp: pools whose prefill workers push KV, as SGLang's
+  void set_up_pushes();
+  void arrive_pushed(std::uint64_t row);
+  void abort_pushed(std::uint64_t row);
+  void track_legs(std::size_t worker, const Effects& effects);
+  void record_legs(std::size_t worker);
+  void end_leg(std::size_t worker, const RequestRecord& record);
+  RequestStage stage_of(std::size_t worker) const;
+
   // fleet_aborts.cpp: clients that abort their requests
   bool has_aborts() const;
   void push_abort(std::uint64_t row);
@@ -248,7 +259,12 @@ class Fleet final : private FleetView {
   std::shared_ptr<const IdentitySource> identities_of_leg(std::uint64_t row, const EngineConfig& engine);
   const Effects& submit(std::size_t worker, std::uint64_t row, std::int64_t arrival_ns, KvLeg leg = KvLeg::Whole);
   // Prompt and output that a router counts for a row on its worker.
-  std::uint64_t tokens_of(std::uint64_t row) const {
+  std::uint64_t tokens_of(std::uint64_t row, std::size_t worker) const {
+    if (pushes_) {
+      const bool decodes = stage_of(worker) == RequestStage::Decode;
+      return static_cast<std::uint64_t>(workload_.prompt_tokens[row]) +
+             (decodes ? static_cast<std::uint64_t>(workload_.output_tokens[row]) : 1);
+    }
     const bool prompt_only = !prefilling_.empty() && prefilling_[row];
     return static_cast<std::uint64_t>(workload_.prompt_tokens[row]) +
            (prompt_only ? 1 : static_cast<std::uint64_t>(workload_.output_tokens[row]));
@@ -335,6 +351,14 @@ class Fleet final : private FleetView {
   } routed_;
   // With prefill and decode pools; else empty.
   std::unique_ptr<HandOffNet> net_;
+  // Where they push KV: a request is on two workers at a time. Else null.
+  struct Legs {
+    std::optional<RequestRecord> prefill;
+    std::optional<RequestRecord> decode;
+  };
+  std::unique_ptr<PushNet> pushes_;
+  StagedRouter* staged_ = nullptr;
+  std::unordered_map<std::uint64_t, Legs> legs_;  // by row, until both have ended
   std::vector<RequestWay> way_;
   std::vector<bool> prefilling_;                                // on a prefill worker, or on its way from there
   std::vector<std::int32_t> decode_worker_;                     // -1: not chosen yet

@@ -23,6 +23,7 @@ void Fleet::push_abort(std::uint64_t row) {
 void Fleet::abort(std::uint64_t row) {
   if (columns_.result().fate[row] != static_cast<std::uint8_t>(RequestFate::Unfinished)) return;
   aborted_[row] = true;
+  if (pushes_ && worker_of_[row] >= 0) return abort_pushed(row);
   if (worker_of_[row] < 0) {
     const auto is_it = [row](const auto& rejection) { return rejection.first == static_cast<std::int64_t>(row); };
     if (std::ranges::any_of(rejections_, is_it)) return;

@@ -34,7 +34,7 @@ void Fleet::harvest(std::size_t index) {
 
 void Fleet::keep(const RequestRecord& given) {
   RequestRecord record = given;
-  if (net_) join_legs(record);
+  if (net_ && !pushes_) join_legs(record);
   const std::uint64_t row = record.id;
   columns_.keep(row, record);
   if (!config_.check || record.reason == FinishReason::Cancelled || record.reason == FinishReason::Failed) return;

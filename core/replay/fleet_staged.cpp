@@ -43,6 +43,7 @@ FleetConfig Fleet::with_stages(FleetConfig config) {
 void Fleet::set_up_stages() {
   if (!config_.disaggregation) return;
   net_ = std::make_unique<HandOffNet>(hub_, config_.disaggregation->links);
+  set_up_pushes();
   net_->set_failure_rate(config_.disaggregation->transfer_failure_rate, config_.disaggregation->seed);
   way_.assign(workload_.size(), RequestWay::Whole);
   prefilling_.assign(workload_.size(), false);
@@ -149,7 +150,10 @@ void Fleet::join_legs(RequestRecord& record) {
 }
 
 RouteRequest Fleet::request_of(std::uint64_t row, RequestStage stage) {
-  const EngineConfig& first = *pools_[0].engine;
+  const bool decodes = stage == RequestStage::Decode;
+  const auto pool = std::ranges::find_if(
+      pools_, [&](const Pool& one) { return one.config.role == (decodes ? WorkerRole::Decode : WorkerRole::Prefill); });
+  const EngineConfig& first = *pool->engine;
   if (routed_.block_size == 0 || routed_.row != row) {
     routed_ = {};
     if (first.enable_prefix_caching) routed_ = {row, first.block_size, identities_of_leg(row, first)};
@@ -222,14 +226,15 @@ void Fleet::collect_handoffs() {
   if (!net_) return;
   HandOffColumns& out = columns_.result().handoff;
   for (std::size_t row = 0; row < way_.size(); ++row) out.way[row] = static_cast<std::uint8_t>(way_[row]);
-  for (std::uint32_t worker = 0; worker < net_->workers(); ++worker) {
+  for (std::uint32_t worker = 0; !pushes_ && worker < net_->workers(); ++worker) {
     std::vector<RequestId> unread;  // sent to an idle prefill worker, which keeps nothing
     net_->take_notes(worker, HandOffNet::kNever, unread);
     out.late_notifications += net_->late_notifications(worker) + unread.size();
   }
   for (const HandOffRecord& record : net_->records()) {
+    out.offered_ns[record.request] = record.offered_ns;
     out.posted_ns[record.request] = record.posted_ns;
-    out.landed_ns[record.request] = record.landed_ns;
+    out.landed_ns[record.request] = pushes_ && record.landed_ns == HandOffNet::kNever ? -1 : record.landed_ns;
     out.bytes[record.request] = static_cast<std::int64_t>(record.bytes);
     if (!record.failed) continue;
     const bool again = out.decode_admit_ns[record.request] >= 0;

@@ -111,6 +111,7 @@ void Fleet::push_arrival(std::int64_t time_ns, std::uint64_t row) {
 }
 
 void Fleet::arrive(std::uint64_t row) {
+  if (pushes_) return arrive_pushed(row);
   if (net_) return arrive_staged(row);
   const bool waited = arrival_ns_[row] >= 0;
   if (!arrive_first(row)) return;
@@ -135,7 +136,8 @@ bool Fleet::arrive_first(std::uint64_t row) {
 void Fleet::place(std::uint64_t row, std::size_t worker, KvLeg leg) {
   worker_of_[row] = static_cast<std::int32_t>(worker);
   if (lives_) lives_->place(row, worker);
-  if (config_.steps) config_.steps->place(row, worker, now_ns_);
+  // Pushed KV: a request is with its decode worker once its prompt is computed.
+  if (config_.steps && !(pushes_ && leg == KvLeg::Decode)) config_.steps->place(row, worker, now_ns_);
   sync_worker(lead(worker));
   absorb(lead(worker), submit(worker, row, now_ns_, leg));
   after_input(lead(worker));
@@ -179,6 +181,7 @@ void Fleet::absorb(std::size_t index, const Effects& effects) {
   if (effects.has_events && keeps_events_ && !observes_ && !config_.on_step) {
     for (std::size_t rank = index; rank < index + config_.ranks; ++rank) keep_events(rank, gathered_);
   }
+  if (pushes_) return track_legs(index, effects);
   if (lives_) {
     for (const NewTokens& tokens : effects.tokens) lives_->emitted[tokens.request] += tokens.tokens;
   }
@@ -199,6 +202,7 @@ void Fleet::absorb(std::size_t index, const Effects& effects) {
 
 void Fleet::record_finished(std::size_t index) {
   if (workers_[index].finished.empty()) return;
+  if (pushes_) return record_legs(index);
   std::vector<RequestRecord> finished;  // a released request may finish others
   finished.swap(workers_[index].finished);
   for (const RequestRecord& record : finished) {
@@ -214,7 +218,7 @@ void Fleet::record_finished(std::size_t index) {
       if (!prefilled) count_traffic(row);
     }
     --load.outstanding_requests;
-    load.outstanding_tokens -= tokens_of(row);
+    load.outstanding_tokens -= tokens_of(row, index);
     if (tracks_) config_.router->ended(row);
     if (prefilled) {
       end_prefill(record);

@@ -13,7 +13,8 @@ struct HandOffColumns {
   std::vector<std::int64_t> prefill_admit_ns;
   std::vector<std::int64_t> prefill_done_ns;
   std::vector<std::int64_t> decode_arrival_ns;
-  std::vector<std::int64_t> posted_ns;  // its transfer; -1: none
+  std::vector<std::int64_t> offered_ns;  // pushed KV: its decode worker had memory for it
+  std::vector<std::int64_t> posted_ns;   // its transfer; -1: none
   std::vector<std::int64_t> landed_ns;
   std::vector<std::int64_t> bytes;
   std::vector<std::int64_t> decode_admit_ns;
@@ -22,8 +23,8 @@ struct HandOffColumns {
   void prepare(std::size_t rows) {
     way.assign(rows, 0);
     prefill_worker.assign(rows, -1);
-    for (auto* column :
-         {&prefill_admit_ns, &prefill_done_ns, &decode_arrival_ns, &posted_ns, &landed_ns, &decode_admit_ns}) {
+    for (auto* column : {&prefill_admit_ns, &prefill_done_ns, &decode_arrival_ns, &offered_ns, &posted_ns, &landed_ns,
+                         &decode_admit_ns}) {
       column->assign(rows, -1);
     }
     bytes.assign(rows, 0);

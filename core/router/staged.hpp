@@ -76,9 +76,13 @@ class StagedRouter final : public Router {
     in_prefill_.erase(row);
     router.ended(row);
   }
+  // Of requests that are in both stages at a time.
+  void first_token(std::uint64_t row, RequestStage stage) { in(stage).first_token(row); }
+  void ended(std::uint64_t row, RequestStage stage) { in(stage).ended(row); }
   bool asks_workers() const noexcept override { return prefill_->asks_workers() || decode_->asks_workers(); }
 
  private:
+  Router& in(RequestStage stage) { return stage == RequestStage::Prefill ? *prefill_ : *decode_; }
   Router& of(std::uint64_t row) { return in_prefill_.contains(row) ? *prefill_ : *decode_; }
   // Both subscribe in the same way, or only one does.
   template <typename Call>

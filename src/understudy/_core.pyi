@@ -2035,7 +2035,7 @@ class SglangSettings:
     @mamba_max_states_per_path.setter
     def mamba_max_states_per_path(self, arg: int, /) -> None: ...
 
-    def set_side(self, *, role: str, metadata_slots: int | None = None, early_send: bool = True, num_reserved_decode_tokens: int = 512, extra_slots: int | None = None, polling_interval: int = 1, backs_up_retracted: bool = True, host_tokens: int | None = None) -> None:
+    def set_side(self, *, role: str, metadata_slots: int | None = None, early_send: bool = True, num_reserved_decode_tokens: int = 512, extra_slots: int | None = None, polling_interval: int = 1, backs_up_retracted: bool = True, host_tokens: int | None = None, decode_radix: bool = False) -> None:
         """Make it one side of a disaggregated server."""
 
     def set_host(self, *, hicache_write_policy: str, hicache_ratio: float, load_back_threshold: int, tokens: int = 0) -> None:
@@ -2047,6 +2047,11 @@ class SglangEngineConfig(EngineConfig):
     """Settings of a simulated SGLang engine."""
 
     def __init__(self, settings: SglangSettings, *, events: bool = False, route_rejected: bool = False, check: bool = False) -> None: ...
+
+def with_role(config: SglangEngineConfig, role: str) -> SglangEngineConfig:
+    """
+    A copy whose engines are one side of a disaggregated server: prefill or decode.
+    """
 
 class SglangTokens:
     """Tokens of an engine's pools, and what its host tier has copied."""
@@ -3152,6 +3157,9 @@ class HandOffColumns:
 
     @property
     def decode_arrival_ns(self) -> NDArray[numpy.int64]: ...
+
+    @property
+    def offered_ns(self) -> NDArray[numpy.int64]: ...
 
     @property
     def posted_ns(self) -> NDArray[numpy.int64]: ...

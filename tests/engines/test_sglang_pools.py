@@ -3,23 +3,24 @@
 from __future__ import annotations
 
 from random import Random
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import msgspec
+import numpy as np
 import pytest
 
+from replay.building import ONE_MS
 from replay.test_sglang_fast_forward import random_run
 from understudy.engines.sglang_config import SglangConfig
 from understudy.engines.sglang_pools import choose_strategy, count_states_per_request, count_window_tokens
 from understudy.errors import ConfigError
 from understudy.groups import layers_of_model
+from understudy.router import KvRouting
 from understudy.run.offline import run_offline
 from understudy.run.run_plan import RunPlan
 from understudy.run.settings import ReplaySettings
 from understudy.tiers.gpu import GpuSettings
-
-if TYPE_CHECKING:
-    from understudy.workload import Workload
+from understudy.workload import Workload
 
 
 def engine_of(*assignments: str) -> SglangConfig:
@@ -97,6 +98,47 @@ def test_runs_with_both_pools_end_and_equal_stepping(first: int) -> None:
         run = run_offline(RunPlan(workload, engine, check=True, **how))
         stepped = run_offline(RunPlan(workload, engine, fast_forward=False, **how))
         assert run.facts.digest == stepped.facts.digest, seed
+
+
+def test_a_kv_router_knows_the_full_kv_of_windows_and_states_at_every_step() -> None:
+    """`check` compares the index that published events build with the engine's tree after each step."""
+    routed = 0
+    for seed in range(12):
+        workload, engine, how = random_pools(seed)
+        if engine.disable_radix_cache:
+            continue
+        how |= {"routing": KvRouting(), "workers": 2, "check": True}
+        observed = run_offline(RunPlan(workload, engine, events=True, **how))
+        shown = run_offline(RunPlan(workload, engine, **how))  # the router reads the trees themselves
+        assert observed.facts.digest == shown.facts.digest, seed
+        routed += int(observed.timeline.evictions > 0)
+    assert routed >= 2
+
+
+def test_a_prefix_without_its_window_is_published_and_no_hit() -> None:
+    """A tombstone publishes nothing: the router counts the prefix, and the engine computes it again."""
+    engine = SglangConfig(
+        block_size=4,
+        num_gpu_blocks=60,
+        swa_window=8,
+        swa_full_tokens_ratio=0.2,
+        max_num_seqs=2,
+        timing=ONE_MS,
+    )
+    prompts = [list(range(at, at + 40)) for at in (0, 100, 200, 300)]
+    prompts.append([*prompts[0][:20], 999])
+    workload = Workload(
+        arrival_ns=np.arange(5) * 500_000_000,
+        prompt_tokens=np.array([len(prompt) for prompt in prompts], np.int32),
+        output_tokens=np.full(5, 2, np.int32),
+        hash_offsets=np.cumsum([0, *(len(prompt) for prompt in prompts)]),
+        hash_ids=np.array([token for prompt in prompts for token in prompt], np.uint32),
+        trace_block_size=1,
+    )
+    run = run_offline(RunPlan(workload, engine, events=True, check=True, routing=KvRouting()))
+    full = run_offline(RunPlan(workload, msgspec.structs.replace(engine, swa_window=None), check=True))
+    assert full.timeline.cached_tokens_first[4] == 20
+    assert run.timeline.cached_tokens_first[4] == 0
 
 
 @pytest.mark.parametrize(

@@ -272,6 +272,30 @@ def test_the_manifest_of_a_split_fleet_has_a_set_of_engines_per_role() -> None:
     assert "--decoder-hosts decode-0.decode decode-1.decode decode-2.decode" in text.splitlines()[1]
 
 
+def test_sglangs_prefill_and_decode_engines_stand_behind_its_router() -> None:
+    engine = {"engine_type": "sglang", "page_size": 64, "num_reserved_decode_tokens": 128}
+    split = {"prefill_workers": 1, "decode_workers": 2, "decode_routing": "kv"}
+    fleet = candidate({**GPU, "engine": engine, "disaggregation": split})
+    commands = make_commands(fleet)
+    for each in commands.engines:
+        values = read_command_line(each.words[3:], sglang_flags()).values
+        assert values["disaggregation-mode"] == each.name
+        assert values["num-reserved-decode-tokens"] == 128
+    router = " ".join(commands.router or ())
+    assert "sglang_router.launch_router --pd-disaggregation" in router
+    assert (
+        "--prefill http://prefill-0:8000 8998 --decode http://decode-0:8000 --decode http://decode-1:8000"
+        in router
+    )
+    assert "--prefill-policy round_robin" in router
+    assert commands.not_expressed == [
+        "SGLang's router chooses by round_robin, random, power_of_two; not decode-routing=kv"
+    ]
+    documents = list(yaml.safe_load_all(write_manifest(fleet)))
+    ports = [each["spec"]["ports"] for each in documents if each["kind"] == "Service"]
+    assert [8998 in [port["port"] for port in one] for one in ports] == [True, False]
+
+
 def test_the_command_says_what_was_simulated() -> None:
     words = words_of(candidate(FLEETS["kv"]))
     values = read_command_line(words[2:], vllm_flags()).values

@@ -57,10 +57,12 @@ void SglangScheduler::poll_decode_side() {
     return true;
   });
   resume_retracted();
+  has_polled_ = false;
   // Retracted requests go first: nothing else is looked at while one waits.
   if (!side_.retracted.empty()) return;
   side_.polls = (side_.polls + 1) % settings_.side.polling_interval;
   if (side_.polls != 0) return;
+  has_polled_ = true;
   allocate_for_transfers();
   take_transferred();
 }

@@ -18,6 +18,7 @@ struct SglangSideSettings {
   std::uint32_t num_reserved_decode_tokens = 512;
   std::optional<std::uint32_t> extra_slots;  // decode: beyond max_running_requests; nothing: SGLang's rule
   std::uint32_t polling_interval = 1;
+  bool decode_radix = false;                 // decode: has a radix cache
   bool backs_up_retracted = true;            // decode: their KV, to the host; else they are aborted
   std::optional<std::uint64_t> host_tokens;  // for these copies; nothing: without a limit
 

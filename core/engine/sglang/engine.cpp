@@ -28,6 +28,15 @@ std::unique_ptr<Engine> SglangConfig::make(const EngineSite& site) const {
   if (lockstep_ns > 0) {
     throw Error(ErrorKind::ConfigError, "lockstep: SGLang engines have no steps of a fixed length; leave it out");
   }
+  if ((site.pushes != nullptr) != pushes()) {
+    throw Error(ErrorKind::ConfigError,
+                "disaggregation_mode: one side of a disaggregated server needs workers of the other; give pools with "
+                "the roles prefill and decode");
+  }
+  if (pushes() && settings.host) {
+    throw Error(ErrorKind::ConfigError,
+                "tiers: HiCache with prefill and decode workers is not simulated; leave one of them out");
+  }
   if ((site.tiers != nullptr) != settings.host.has_value()) {
     throw Error(ErrorKind::ConfigError, "tiers: HiCache needs a G2, and a G2 needs HiCache; give both or none");
   }
@@ -40,9 +49,13 @@ SglangEngine::SglangEngine(const SglangConfig& config, const EngineSite& site)
       timing_(site.timing),
       links_(site.tiers != nullptr ? site.tiers->host : LinkPairConfig{},
              site.tiers != nullptr ? site.tiers->bytes_per_block / config.block_size : 0, site.name),
+      port_(site.pushes == nullptr
+                ? std::nullopt
+                : std::optional<PushPort>(std::in_place, *site.pushes, static_cast<std::uint32_t>(site.worker),
+                                          config.settings.side.role == SglangRole::Decode)),
       scheduler_(
           config.settings, [this](RadixNode& node, bool stored, RadixTier tier) { changed(node, stored, tier); },
-          &links_),
+          &links_, port_ ? &*port_ : nullptr),
       reports_batches_(site.reports_batches),
       fast_forwards_(site.fast_forward && !site.on_step && !site.reports_batches &&
                      site.timing.model->needs_sums_only()),
@@ -61,14 +74,8 @@ Effects& SglangEngine::fresh() {
 const Effects& SglangEngine::done() {
   effects_.has_events = !events_.batch.records.empty();
   effects_.phase = phase();
-  effects_.wake_ns = effects_.phase == Phase::Idle || effects_.phase == Phase::Stalled ? Effects::kNever : now_ns_;
+  effects_.wake_ns = next_call_ns();
   return effects_;
-}
-
-Phase SglangEngine::phase() const {
-  if (in_step()) return Phase::InStep;
-  if (stalled_) return Phase::Stalled;
-  return is_idle() ? Phase::Idle : Phase::Ready;
 }
 
 // ── Requests ──
@@ -92,6 +99,8 @@ const Effects& SglangEngine::submit(RequestSpec spec, std::int64_t now_ns) {
   const bool idle = is_idle();
   if (idle) poll_host(now_ns);  // each landing at its time, before this one
   if (!in_step()) now_ns_ = std::max(now_ns_, now_ns);
+  sleeps_ = false;
+  if (port_) port_->set_now(now_ns_);
   if (idle) {
     // An idle loop goes back to its first estimate of output lengths.
     if (now_ns > empty_since_ns_) scheduler_.end_iteration(true);
@@ -132,7 +141,7 @@ const Effects& SglangEngine::cancel(RequestId id, std::int64_t now_ns) {
   live.record.reason = FinishReason::Cancelled;
   live.record.finish_ns = now_ns;
   effects_.finished.push_back(live.record);
-  stalled_ = false;
+  stalled_ = sleeps_ = false;
   aborts_.push_back(id);
   if (!in_step()) now_ns_ = std::max(now_ns_, now_ns);
   return done();
@@ -153,7 +162,7 @@ void SglangEngine::finish(RequestId id, FinishReason reason, std::int64_t now_ns
   if (!live.reported) {
     live.record.reason = reason;
     live.record.finish_ns = now_ns;
-    if (reason != FinishReason::Cancelled) {
+    if (reason != FinishReason::Cancelled && reason != FinishReason::Failed) {
       token_log_.count_gaps(live.tokens, live.record.output_tokens);
     }
     effects_.finished.push_back(std::move(live.record));
@@ -190,10 +199,13 @@ void SglangEngine::set_link_share(std::int64_t now_ns, Tier tier, double share) 
 
 SglangEngine::Planned SglangEngine::schedule(std::int64_t now_ns) {
   links_.set_now(now_ns);
+  if (port_) port_->set_now(now_ns);
   if (!aborts_.empty()) scheduler_.abort(std::exchange(aborts_, {}));
   Planned out{scheduler_.schedule()};
   // An interval between prefills may pass without a batch.
   while (!out.batch && !planned_.batch && scheduler_.defers_prefill()) out.batch = scheduler_.schedule();
+  if (port_ && scheduler_.has_polled()) port_->look();
+  if (!scheduler_.log().sampled.empty()) token_log_.end_step(now_ns);  // requests that joined have a token
   out.written_ns = links_.written_ns();
   out.loaded_ns = links_.loaded_ns();
   apply_log(now_ns);
@@ -206,7 +218,9 @@ const Effects& SglangEngine::begin_step(std::int64_t now_ns) {
   now_ns_ = now_ns;
   if (watches_steps_) view_.clear();
   scheduler_.set_outstanding(nullptr);
+  sleeps_ = false;
   if (!planned_.batch) planned_ = schedule(now_ns);
+  if (!planned_.batch && port_) iterate_idle(now_ns);
   if (!planned_.batch) {
     const std::optional<std::int64_t> ready_ns = has_transfers() ? scheduler_.host()->next_ready() : std::nullopt;
     sample(now_ns);  // aborts were received, and no step may follow
@@ -215,8 +229,8 @@ const Effects& SglangEngine::begin_step(std::int64_t now_ns) {
       now_ns_ = std::max(now_ns, *ready_ns);
       return done();
     }
-    stalled_ = !scheduler_.empty();
-    if (!stalled_) empty_since_ns_ = now_ns;
+    if (!port_) stalled_ = !scheduler_.empty();
+    if (scheduler_.empty()) empty_since_ns_ = now_ns;
     if (is_idle()) publish(now_ns);
     return done();
   }
@@ -249,8 +263,10 @@ const Effects& SglangEngine::end_step(std::int64_t end_ns) {
   if (std::exchange(waits_, false)) return done();
   links_.set_now(end_ns);
   const std::unique_ptr<SglangBatch> batch = std::move(open_.batch);
+  if (port_) port_->set_now(end_ns);
   scheduler_.process(*batch);
   scheduler_.set_outstanding(nullptr);
+  if (port_) scheduler_.end_iteration(false);
   token_log_.end_step(end_ns);
   apply_log(end_ns);
   forget_ended();
@@ -271,6 +287,7 @@ void SglangEngine::forget_ended() {
     if (planned_.batch && std::ranges::any_of(planned_.batch->rows, is)) return false;
     if (scheduler_.holds(id)) return false;
     scheduler_.forget(id);
+    if (port_) port_->leave(id);
     return true;
   });
 }
@@ -345,7 +362,13 @@ void SglangEngine::apply_log(std::int64_t now_ns) {
     effects_.tokens.push_back({id, 1});
     add_token(found->second, now_ns);
   }
-  for (const RequestId id : log.aborted) finish(id, FinishReason::Cancelled, now_ns);
+  for (const RequestId id : log.joined) {
+    const auto found = live_.find(id);
+    if (watches_steps_) view_.admitted.push_back({id, false, 0});
+    if (found != live_.end() && found->second.record.first_admit_ns < 0) found->second.record.first_admit_ns = now_ns;
+  }
+  const FinishReason aborted = port_ ? FinishReason::Failed : FinishReason::Cancelled;
+  for (const RequestId id : log.aborted) finish(id, aborted, now_ns);
   for (const RequestId id : log.finished) {
     const SglangRequest& request = scheduler_.request(id);
     const bool stopped = request.eos_at > 0 && request.outputs() == request.eos_at && !config_.settings.ignore_eos;

@@ -13,6 +13,7 @@
 #include "engine/engine.hpp"
 #include "engine/sglang/host_links.hpp"
 #include "engine/sglang/published_pages.hpp"
+#include "engine/sglang/push_net.hpp"
 #include "engine/sglang/scheduler.hpp"
 
 namespace understudy {
@@ -27,6 +28,7 @@ struct SglangConfig final : EngineConfig {
     return std::max(settings.most_outputs(prompt_tokens, asked), std::min(asked, 1u));  // a prefill gives one
   }
   bool publishes_below_device() const noexcept override { return settings.host.has_value(); }
+  bool pushes() const noexcept override { return settings.side.role != SglangRole::Unified; }
 };
 
 // Tokens of the pools and what moved between them, for metrics.
@@ -135,6 +137,9 @@ class SglangEngine final : public Engine, private Residency {
   void forget_ended();
   void fold_token_log();
   void poll_host(std::int64_t now_ns);
+  void iterate_idle(std::int64_t now_ns);
+  void describe_side_stall(Stall& stall) const;
+  std::int64_t next_call_ns() const;
   void sample(std::int64_t now_ns);
   Phase phase() const;
   Effects& fresh();
@@ -143,6 +148,7 @@ class SglangEngine final : public Engine, private Residency {
   SglangConfig config_;
   StepTiming timing_;
   HostLinks links_;
+  std::optional<PushPort> port_;  // of one side of a disaggregated server
   SglangScheduler scheduler_;
   std::unordered_map<RequestId, Live> live_;
   std::vector<RequestId> aborts_;  // not received yet
@@ -152,7 +158,8 @@ class SglangEngine final : public Engine, private Residency {
   std::int64_t now_ns_ = 0;
   std::int64_t empty_since_ns_ = 0;
   bool stalled_ = false;
-  bool waits_ = false;  // a step without a batch is open: it ends when a copy of the host tier has landed
+  bool sleeps_ = false;  // until the other side of a disaggregated server, or the link, has something new
+  bool waits_ = false;   // a step without a batch is open: it ends when a copy of the host tier has landed
   bool reports_batches_;
   bool fast_forwards_;
   bool advancing_ = false;  // effects of several steps are collected

@@ -157,6 +157,9 @@ void SglangEngine::describe_step(StepView& out) const {
   out.running = now.running;
   out.waiting = now.waiting;
   out.active_blocks = now.active_blocks;
+  if (config_.settings.side.role == SglangRole::Decode) {
+    for (const SglangRequest* const request : scheduler_.side().moving) out.loading.push_back(request->id);
+  }
   const std::vector<SglangRequest*>& waiting = scheduler_.waiting();
   if (waiting.empty()) return;
   out.head = waiting.front()->id;
@@ -174,8 +177,8 @@ EngineSnapshot SglangEngine::snapshot() const {
   EngineSnapshot now;
   const std::uint32_t page = config_.block_size;
   now.phase = phase();
-  now.wake_ns = now.phase == Phase::Idle || now.phase == Phase::Stalled ? Effects::kNever : now_ns_;
-  now.waiting = scheduler_.waiting().size();
+  now.wake_ns = next_call_ns();
+  now.waiting = scheduler_.num_waiting();
   now.running = live_.size() - std::min(live_.size(), now.waiting);
   now.free_blocks = static_cast<std::uint64_t>(scheduler_.avail()) / page;
   now.cached_blocks = scheduler_.tree().evictable() / page;
@@ -197,6 +200,7 @@ Stall SglangEngine::stall() const {
   for (const SglangRequest* const request : scheduler_.waiting()) {
     if (stall.first.size() < 3) stall.first.push_back({request->id, request->size()});
   }
+  if (port_) describe_side_stall(stall);
   if (const WindowComponent* const window = scheduler_.window(); window != nullptr && parked != nullptr) {
     stall.note = "; the pool of window KV has " + std::to_string(window->size()) + " tokens, of which " +
                  std::to_string(window->locked()) +
@@ -248,16 +252,23 @@ TierReport SglangEngine::tier_report() {
 
 void SglangEngine::sample(std::int64_t now_ns) {
   const std::uint32_t page = config_.block_size;
-  const std::size_t waiting = scheduler_.waiting().size();
+  const std::size_t waiting = scheduler_.num_waiting();
+  const std::size_t running = live_.size() - std::min(live_.size(), waiting);
+  // Prompts that are sent are computed, and keep their pages.
+  const bool sends = config_.settings.side.role == SglangRole::Prefill;
+  const std::size_t sent = sends ? scheduler_.side().moving.size() : 0;
   const std::uint64_t free = static_cast<std::uint64_t>(scheduler_.avail()) / page;
   const std::uint64_t cached = scheduler_.tree().evictable() / page;
-  EngineSample sample{now_ns, static_cast<std::uint32_t>(live_.size() - std::min(live_.size(), waiting)),
-                      static_cast<std::uint32_t>(waiting),
-                      static_cast<std::uint32_t>(config_.num_gpu_blocks - free - cached),
-                      static_cast<std::uint32_t>(cached)};
+  EngineSample sample{
+      now_ns, static_cast<std::uint32_t>(running - std::min(running, sent)), static_cast<std::uint32_t>(waiting),
+      static_cast<std::uint32_t>(config_.num_gpu_blocks - free - cached), static_cast<std::uint32_t>(cached)};
   if (const HostCache* const host = scheduler_.host()) {
     const std::uint64_t used = host->tokens() - static_cast<std::uint64_t>(host->avail());
     sample.host_blocks = static_cast<std::uint32_t>(used / page);
+  }
+  if (sent > 0) {
+    const std::uint64_t pages = std::min<std::uint64_t>(scheduler_.pages_in_flight(), sample.active_blocks);
+    sample.kept_blocks = static_cast<std::uint32_t>(pages);
   }
   token_log_.add_sample(sample);
 }
@@ -303,7 +314,8 @@ StateDigest SglangEngine::digest(bool with_cached) const {
   }
   const RadixTree& tree = scheduler_.tree();
   counts = mix(0, scheduler_.avail(), tree.evictable(), tree.locked(), tree.num_nodes(), stored_pages_, removed_pages_,
-               std::bit_cast<std::uint64_t>(scheduler_.ratio()), scheduler_.is_full(), decode_results_);
+               std::bit_cast<std::uint64_t>(scheduler_.ratio()), scheduler_.is_full(), decode_results_,
+               scheduler_.side().moving.size(), scheduler_.side().retracted.size(), scheduler_.side().held.size());
   if (const RadixComponent* const component = scheduler_.component()) {
     counts = mix(counts, component->free(), component->evictable(), component->locked());
   }

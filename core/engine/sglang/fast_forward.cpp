@@ -9,10 +9,11 @@ namespace understudy {
 // ── Scheduler ──
 
 bool SglangScheduler::decodes_plainly(const SglangBatch& open, const SglangBatch* planned) const {
-  if (window_ || states_ || is_side() || chunked_ != nullptr || chunk_aborted_ || interval_left_ > 0 ||
-      out_of_memory_ || running_.empty())
+  if (is_side() && !only_decodes()) return false;
+  if (window_ || states_ || chunked_ != nullptr || chunk_aborted_ || interval_left_ > 0 || out_of_memory_ ||
+      running_.empty())
     return false;
-  if (!waiting_.empty() && (!full_ || preempts())) return false;
+  if (!is_side() && !waiting_.empty() && (!full_ || preempts())) return false;
   const auto is_all = [this](const SglangBatch& batch) {
     return batch.mode == SglangMode::Decode &&
            std::ranges::equal(batch.rows, running_, {}, [](const auto& row) { return row.request; });
@@ -65,6 +66,7 @@ void SglangScheduler::end_decodes(const DecodeRun& run) {
     one->kv += run.steps;
   }
   seen_entries_ = entries_;
+  side_.polls = (side_.polls + run.steps) % settings_.side.polling_interval;
 }
 
 // ── Engine ──
@@ -94,6 +96,8 @@ const Effects& SglangEngine::advance(std::int64_t until_ns, const AdvanceOptions
 bool SglangEngine::fast_forward(std::int64_t until_ns) {
   if (!fast_forwards_ || !open_.batch || now_ns_ >= until_ns || !aborts_.empty() || has_transfers()) return false;
   if (links_.written_ns() > now_ns_ || links_.loaded_ns() > now_ns_) return false;
+  const auto sees_nothing_new = [this] { return !port_ || port_->next_ns() > now_ns_; };
+  if (!sees_nothing_new()) return false;
   if (!scheduler_.decodes_plainly(*open_.batch, planned_.batch.get())) return false;
   const std::uint32_t most = scheduler_.decodes_before_end();
   if (most < 2) return false;
@@ -116,7 +120,8 @@ bool SglangEngine::fast_forward(std::int64_t until_ns) {
   std::size_t known = 0;
   std::size_t next = 0;
   // A crowded log is folded first: it would grow step by step.
-  while (run.steps < most && now_ns_ < until_ns && scheduler_.has_room_for(run) && !token_log_.crowded()) {
+  while (run.steps < most && now_ns_ < until_ns && scheduler_.has_room_for(run) && sees_nothing_new() &&
+         !token_log_.crowded()) {
     if (next == known) {
       const std::size_t asked = std::min<std::size_t>(durations.size(), most - run.steps);
       try {
@@ -162,10 +167,12 @@ bool SglangEngine::fast_forward(std::int64_t until_ns) {
 
 // A step gives a request at most one token, and takes at least as long as its shortest decode.
 std::int64_t SglangEngine::next_visible_ns() const {
-  const std::int64_t wake_ns = snapshot().wake_ns;
+  const std::int64_t wake_ns = next_call_ns();
   if (wake_ns == Effects::kNever || !aborts_.empty() || config_.settings.max_queued_requests) return wake_ns;
-  if (scheduler_.window() != nullptr) return wake_ns;  // a request that does not fit alone is aborted
-  const std::int64_t steps = static_cast<std::int64_t>(scheduler_.fewest_outputs_left()) - 1;
+  if (port_ && !scheduler_.only_decodes()) return wake_ns;  // it may reach the other side in any step
+  if (scheduler_.window() != nullptr) return wake_ns;       // a request that does not fit alone is aborted
+  std::int64_t steps = static_cast<std::int64_t>(scheduler_.fewest_outputs_left()) - 1;
+  if (port_) steps = std::min(steps, scheduler_.steps_with_room());  // a retracted request may end
   if (steps <= 0) return wake_ns;
   return wake_ns + steps * timing_.least_ns({1, 1, 1, 1}, 1, capacity_tokens());
 }

@@ -141,6 +141,7 @@ bool SglangScheduler::drained() const {
 bool SglangScheduler::holds(RequestId id) const {
   const auto is = [id](const SglangRequest* request) { return request->id == id; };
   return (chunked_ != nullptr && is(chunked_)) || std::ranges::any_of(running_, is) ||
+         std::ranges::any_of(side_.held, is) ||
          (last_ && std::ranges::any_of(last_->rows, [&](const auto& row) { return is(row.request); }));
 }
 

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <algorithm>
+#include <array>
 #include <cstdint>
 #include <functional>
 #include <memory>
@@ -125,6 +126,19 @@ class SglangScheduler {
     return window_ ? static_cast<const RadixComponent*>(window_.get()) : states_.get();
   }
   const SglangSide& side() const noexcept { return side_; }
+  // Requests without memory, and pages of prompts that are on their way to a decode server.
+  std::size_t num_waiting() const noexcept;
+  std::uint64_t pages_in_flight() const noexcept;
+  // Numbers that change when an iteration without a batch has done something.
+  std::array<std::size_t, 8> side_counts() const noexcept;
+  // The last schedule looked at all transfers.
+  bool has_polled() const noexcept { return has_polled_; }
+  // Nothing that is on its way can help the first request that waits.
+  bool is_side_stuck() const noexcept;
+  // The next iterations decode, and neither allocate nor resume anything.
+  bool only_decodes() const noexcept;
+  // Decode side: steps for which memory certainly suffices, also for requests on their way.
+  std::int64_t steps_with_room() const noexcept;
   std::uint32_t free_slots() const noexcept { return free_slots_; }
   // Free tokens of the smaller pool.
   std::int64_t free_tokens() const noexcept { return window_ ? std::min(avail_, window_->free()) : avail_; }
@@ -285,11 +299,13 @@ class SglangScheduler {
   bool has_ended(const SglangRequest& request) const;
 
   bool is_side() const noexcept { return settings_.side.role != SglangRole::Unified; }
+  bool is_prefill_side() const noexcept { return settings_.side.role == SglangRole::Prefill; }
 
   SglangSettings settings_;
   RadixTree tree_;
   SglangTransport* transport_;
   SglangSide side_;
+  bool has_polled_ = true;
   std::unique_ptr<HostCache> host_;
   std::unique_ptr<WindowComponent> window_;
   std::unique_ptr<StateComponent> states_;

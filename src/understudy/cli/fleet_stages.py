@@ -34,11 +34,11 @@ _NEEDS = tuple(flag.name for flag in FLAGS[3:])
 def has_stages(arguments: list[str], more: tuple[Flag, ...]) -> bool:
     """Return True if a command line asks for prefill and decode workers. ConfigError names what contradicts that."""
     name = find_engine_name(arguments)
-    if name in KIND_MODULES and not (kind := find_kind(name)).hands_off:
+    if name in KIND_MODULES and not (kind := find_kind(name)).pulls_blocks:
         words = {word.partition("=")[0] for word in arguments}
         if not words.isdisjoint(_ASKS):
             raise ConfigError(
-                f"--disaggregate: hand-offs of {kind.title}'s workers are not known; use vLLM's engine"
+                f"--disaggregate: live fleets do not have hand-offs of {kind.title}'s workers; use vLLM's engine"
             )
         return False
     named = {name: flag for flag in more for name in flag.names}

@@ -55,6 +55,28 @@ SGLANG_SETTINGS = (
     ),
     Flag("mamba_track_interval", int, "tokens between states that decoding tracks (default: 256)"),
     Flag("mamba_max_states_per_path", int, "most cached states of a path; -1: no limit (default: -1)"),
+    Flag(
+        "num_reserved_decode_tokens",
+        int,
+        "decode workers: tokens that stay free for each request with memory (default: 512)",
+    ),
+    Flag("disaggregation_decode_enable_radix_cache", bool, "decode workers reuse prefixes"),
+    Flag(
+        "disaggregation_decode_extra_slots",
+        int,
+        "decode workers: slots for requests whose KV is on its way (default: SGLang's rule)",
+    ),
+    Flag(
+        "disaggregation_decode_polling_interval",
+        int,
+        "decode workers: iterations between two looks at transfers (default: 1)",
+    ),
+    Flag(
+        "disaggregation_decode_retraction_backup",
+        str,
+        "decode workers: where retracted requests are copied: cpu_tensor, host_pool or none (default: SGLang's rule)",
+        "NAME",
+    ),
     Flag("sglang_version", str, "SGLang release to simulate (default and only one: 0.5.23)", "VERSION"),
 )
 

@@ -11,6 +11,7 @@ from msgspec import structs
 from understudy.defaults import GOAL
 from understudy.report.advice import Advice
 from understudy.report.advise import describe_oversized, is_enough, lacks_capacity
+from understudy.report.engine_terms import kind_of_run
 from understudy.report.handoff_verdicts import busiest_link, find_bottleneck_side, name_flag
 from understudy.report.remedies import list_failure_changes, may_be_oversized
 from understudy.report.replay_budget import LIMIT_S, ReplayBudget
@@ -170,7 +171,8 @@ def _list_changes(report: Report, given: Disaggregation, found: tuple[Verdict, .
     if "handoff_failures" in rules:
         for one in list_failure_changes(report, given):
             yield Change("failure", one.flag, one.flag, one.settings["disaggregation"])
-    others = [rule for rule in RULES if rule != given.rule] if isinstance(given.rule, str) else []
+    has_rules = isinstance(given.rule, str) and kind_of_run(report).pulls_blocks
+    others = [rule for rule in RULES if rule != given.rule] if has_rules else []
     yield from (_set_rule(given, rule) for rule in others[:1])
     total = _count_workers(given)
     yield Change("roles", f"--workers {total}", f"{total} workers without roles", None)

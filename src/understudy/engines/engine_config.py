@@ -30,7 +30,8 @@ if TYPE_CHECKING:
     from typing import Self
 
     from understudy import _core
-    from understudy._core import GroupLayout, VllmOffload
+    from understudy._core import EngineConfig as CoreConfig
+    from understudy._core import GroupLayout, VllmOffload, VllmTransfer
     from understudy.defaults import BatchLimits
     from understudy.engines.interface import Engine
     from understudy.engines.kv_groups import KvCacheGroup
@@ -122,6 +123,12 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         and trace records until they are taken. ConfigError names a setting that contradicts the tiers.
         """
         raise NotImplementedError
+
+    def core_side(self, config: CoreConfig, role: str, transfer: VllmTransfer) -> CoreConfig:  # noqa: ARG002
+        """Return the core's form of a worker that is one side of hand-offs. ConfigError: the kind has none."""
+        raise ConfigError(
+            f"pools: {type(self).__name__} with role {role} is not simulated; leave the role out"
+        )
 
     def choose_defaults(self, gpu: GpuSettings, model: str | None) -> Self:  # noqa: ARG002
         """Replace settings that were not given by those that the engine chooses for the model on this GPU."""

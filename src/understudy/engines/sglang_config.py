@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Literal, Self
 
 import msgspec
 
-from understudy._core import SglangEngine, SglangEngineConfig, SglangSettings, Tier
+from understudy._core import SglangEngine, SglangEngineConfig, SglangSettings, Tier, with_role
 from understudy.checks import read_as, whole_number
 from understudy.defaults import Default
 from understudy.engines.block_counts import BlockCounts
@@ -15,13 +15,15 @@ from understudy.engines.engine_config import EngineConfig
 from understudy.engines.mocker_names import refuse_unknown
 from understudy.engines.mocker_settings import MockerSettings
 from understudy.engines.sglang_pools import check_pools, set_pools
+from understudy.engines.sglang_side import check_side, set_side
 from understudy.errors import ConfigError
 from understudy.tiers.settings import OffloadSettings
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from understudy._core import TierConfig, VllmOffload
+    from understudy._core import EngineConfig as CoreConfig
+    from understudy._core import TierConfig, VllmOffload, VllmTransfer
     from understudy.engines.interface import Engine
     from understudy.tiers.plan import TierPlan
 
@@ -122,6 +124,16 @@ class SglangConfig(EngineConfig, frozen=True, kw_only=True, forbid_unknown_field
     """Tokens between states that decoding tracks."""
     mamba_max_states_per_path: int = -1
     """Most cached states from a leaf to the root; -1: no limit."""
+    num_reserved_decode_tokens: int = 512
+    """Tokens that a decode server keeps free for each request with memory."""
+    disaggregation_decode_enable_radix_cache: bool = False
+    """Whether a decode server reuses prefixes, which then need no transfer."""
+    disaggregation_decode_extra_slots: int | None = None
+    """Slots of a decode server for requests whose KV is on its way; None: SGLang's rule."""
+    disaggregation_decode_polling_interval: int = 1
+    """Iterations of a decode server between two looks at its transfers."""
+    disaggregation_decode_retraction_backup: Literal["cpu_tensor", "host_pool", "none"] | None = None
+    """Where a decode server copies the KV of retracted requests; none: they are aborted. None: SGLang's rule."""
     sglang_version: Literal["0.5.23"] = "0.5.23"
     """Release to simulate."""
 
@@ -158,6 +170,7 @@ class SglangConfig(EngineConfig, frozen=True, kw_only=True, forbid_unknown_field
         if not self.enable_prefix_caching:
             raise ConfigError("enable_prefix_caching is vLLM's name; give disable_radix_cache")
         check_pools(self)
+        check_side(self)
 
     @classmethod
     def from_dict(cls, settings: dict[str, Any]) -> Self:
@@ -218,6 +231,7 @@ class SglangConfig(EngineConfig, frozen=True, kw_only=True, forbid_unknown_field
         settings.overlap = not self.disable_overlap_schedule
         settings.set_names(**{name: getattr(self, name) for name in _NAMES}, tree="unified")
         set_pools(settings, self)
+        set_side(settings, self)
         if host_blocks is not None:
             settings.set_host(
                 hicache_write_policy=self.hicache_write_policy,
@@ -226,6 +240,21 @@ class SglangConfig(EngineConfig, frozen=True, kw_only=True, forbid_unknown_field
                 tokens=host_blocks * self.block_size,
             )
         return settings
+
+    def core_side(
+        self,
+        config: CoreConfig,
+        role: str,
+        transfer: VllmTransfer,  # noqa: ARG002
+    ) -> SglangEngineConfig:
+        """Return the core's form of a prefill or decode server; ConfigError for what is not simulated there."""
+        if self.swa_window is not None or self.max_mamba_cache_size is not None:
+            name = "max_mamba_cache_size" if self.swa_window is None else "swa_window"
+            raise ConfigError(
+                f"{name}: windows or states with prefill and decode workers are not simulated; leave one of them out"
+            )
+        assert isinstance(config, SglangEngineConfig)
+        return with_role(config, role)
 
     def count_blocks(self, engine: Engine, tiers: Sequence[str]) -> dict[str, BlockCounts]:
         """Count the pages of the pool, and of the host cache."""

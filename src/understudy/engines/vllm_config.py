@@ -16,6 +16,7 @@ from understudy._core import (
     VllmEngineConfig,
     VllmOffload,
     with_groups,
+    with_transfer,
 )
 from understudy.checks import plain_number, read_as, whole_number
 from understudy.defaults import Default
@@ -48,6 +49,8 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from typing import Self
 
+    from understudy._core import EngineConfig as CoreConfig
+    from understudy._core import VllmTransfer
     from understudy.defaults import BatchLimits
     from understudy.engines.interface import Engine
     from understudy.engines.profiles import VersionProfile
@@ -269,6 +272,11 @@ class VllmConfig(VllmSettings, frozen=True, kw_only=True, forbid_unknown_fields=
         refuse_with_groups(kv_trace=kv_trace and bool(self.kv_cache_groups))
         offload = build_vllm_offload(plan, self, max_blocks)
         return self.native(events=events, kv_trace=kv_trace, offload=offload)
+
+    def core_side(self, config: CoreConfig, role: str, transfer: VllmTransfer) -> VllmEngineConfig:  # noqa: ARG002
+        """Return the core's form of a worker that keeps blocks for others, or pulls them."""
+        assert isinstance(config, VllmEngineConfig)
+        return with_transfer(config, transfer)
 
     def build_live_offload(self, tiers: TiersConfig, max_blocks: int) -> VllmOffload | None:
         """Build vLLM's own offload of a live engine, if the tiers ask for one."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
+from understudy.report.engine_terms import kind_of_run
 from understudy.report.thresholds import MIN_REQUESTS
 from understudy.report.verdict import Verdict
 from understudy.text import fixed, quantity
@@ -80,7 +81,7 @@ def handoff_link(report: ReportData) -> Verdict | None:
         "handoff_link",
         f"The hand-offs' link is the bottleneck: {flag} {link.bandwidth_gbps:g} ({link.name}) is busy "
         f"{quantity(link.busy, 'ratio')} of the time, and {_describe_part(handoff, 'transfer')}.",
-        f"Use a faster link ({flag}), or hand off fewer prompts (--disaggregation uncached:2048).",
+        f"Use a faster link ({flag}), or {_name_fewer_bytes(report)}.",
     )
 
 
@@ -98,9 +99,7 @@ def handoff_failures(report: ReportData) -> Verdict | None:
             "handoff_failures",
             f"{lost:,} of {reads:,} hand-offs failed ({quantity(lost / reads, 'ratio')}): decode workers computed "
             f"{handoff.fallback:,} prompts again, and {handoff.failed:,} requests ended.",
-            "Repair the transfers; prefill workers keep the blocks of each failed one until its lease ends."
-            if handoff.fallback
-            else "Repair the transfers, or compute the prompts again (--kv-load-failure-policy recompute).",
+            _repair_transfers(report, handoff),
         )
     if handoff.late_notifications >= MANY_FAILURES * reads:
         return Verdict(
@@ -111,6 +110,22 @@ def handoff_failures(report: ReportData) -> Verdict | None:
             "Use a longer lease (--kv-lease-duration), or a shorter way to the decode worker (--hand-off-hop-ms).",
         )
     return None
+
+
+def _name_fewer_bytes(report: ReportData) -> str:
+    if kind_of_run(report).pulls_blocks:
+        return "hand off fewer prompts (--disaggregation uncached:2048)"
+    return "send less (--disaggregation-decode-enable-radix-cache)"
+
+
+def _repair_transfers(report: ReportData, handoff: HandOffReport) -> str:
+    if not kind_of_run(report).pulls_blocks:
+        return "Repair the transfers; decode workers keep the pages of each failed one until nothing writes to them."
+    if handoff.fallback:
+        return (
+            "Repair the transfers; prefill workers keep the blocks of each failed one until its lease ends."
+        )
+    return "Repair the transfers, or compute the prompts again (--kv-load-failure-policy recompute)."
 
 
 def busiest_link(handoff: HandOffReport) -> HandOffLink | None:

@@ -8,6 +8,7 @@ import msgspec
 
 from understudy.defaults import GOAL
 from understudy.engines.kinds.registry import kind_of
+from understudy.report.engine_terms import kind_of_run
 from understudy.report.handoff_verdicts import find_bottleneck_side
 from understudy.report.thresholds import KV_FULL
 from understudy.router.kv import KvRouting
@@ -80,6 +81,8 @@ def list_failure_changes(report: ReportData, given: Disaggregation) -> list[Chan
     handoff = report.handoff
     assert handoff is not None
     changes: list[tuple[str, str, Any]] = []
+    if not kind_of_run(report).pulls_blocks:
+        return []
     if handoff.failed and given.kv_load_failure_policy == "fail":
         changes.append(("--kv-load-failure-policy", "kv_load_failure_policy", "recompute"))
     elif handoff.late_notifications:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol
 import msgspec
 
 from understudy._core import Disaggregation as CoreDisaggregation
-from understudy._core import HandOffLinks, VllmTransfer, uncached_rule, user_decider, with_transfer
+from understudy._core import HandOffLinks, VllmTransfer, uncached_rule, user_decider
 from understudy.checks import share, whole_number
 from understudy.engines.kinds.registry import kind_of
 from understudy.errors import ConfigError
@@ -34,6 +34,7 @@ ROUTINGS = ("round_robin", "random", "least_loaded", "power_of_two", "session_af
 RULES = "always, uncached:TOKENS, ratio:SHARE, llm-d:TOKENS or isl_bounding"
 _RULE = re.compile(r"(always|isl_bounding)|(uncached|llm-d):(\d+)|ratio:(0?\.\d+|[01](?:\.0*)?)")
 MAX_RULE_TOKENS = 1 << 30
+DEFAULT_LEASE_S = 30
 ISL_BOUNDING_TOKENS = 2048
 ISL_BOUNDING_SHARE = 0.7
 
@@ -47,7 +48,10 @@ class Decider(Protocol):
 
 
 class Disaggregation(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Settings of a fleet with prefill and decode pools, by the rules of vLLM's NixlConnector (pull).
+    """Settings of a fleet with prefill and decode pools, by the rules of vLLM's NixlConnector (pull) or of SGLang.
+
+    SGLang's workers get a request at once and push KV: `rule`, `hop_ms`, `lease_s` and `kv_load_failure_policy` are
+    vLLM's.
 
     Errors: ConfigError names a wrong field.
 
@@ -76,7 +80,7 @@ class Disaggregation(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     """Fixed time of a transfer, before its bytes flow."""
     hop_ms: float = 0.0
     """From the end of a prompt to the arrival of the request at its decode worker."""
-    lease_s: int = 30
+    lease_s: int = DEFAULT_LEASE_S
     """`kv_lease_duration`: how long a prefill worker keeps blocks that no decode worker reads."""
     kv_bytes_per_token: int | None = None
     """KV bytes of a token; needed unless the links have no limit."""
@@ -143,14 +147,47 @@ class Disaggregation(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
         for pool in pools:
             if pool.role == "both":
                 raise ConfigError(f"pools: {pool.name} needs a role, prefill or decode")
-            if not kind_of(pool.engine).hands_off:
+            kind = kind_of(pool.engine)
+            if not kind.hands_off:
                 raise ConfigError(
-                    f"pools: {pool.name} has a role, and only vLLM's hand-offs are known; use an engine of vLLM"
+                    f"pools: {pool.name} has a role, and hand-offs of {kind.title} are not simulated; use an engine of "
+                    "vLLM or SGLang"
                 )
-            if pool.engine.profile.name not in ("v0.33",):
+            if kind.name == "sglang":
+                self._check_pushes(pool, pools)
+            elif pool.engine.profile.name not in ("v0.33",):
                 raise ConfigError(
                     f"vllm_version: hand-offs are known of 0.33 only, and {pool.name} has {pool.engine.profile.name}"
                 )
+
+    def _check_pushes(self, pool: WorkerPool, pools: Sequence[WorkerPool]) -> None:
+        """Raise ConfigError for what SGLang's prefill and decode servers do not have."""
+        for other in pools:
+            if kind_of(other.engine).name != "sglang" or other.engine.block_size != pool.engine.block_size:
+                raise ConfigError(
+                    f"pools: {other.name} and {pool.name} hand over KV, and need one kind of engine and one page size"
+                )
+        if self.rule != "always":
+            raise ConfigError(
+                "rule: SGLang's decode servers compute no prompts, so that every prompt is handed over; leave it out"
+            )
+        if self.hop_ms:
+            raise ConfigError(
+                "hop_ms: SGLang's router sends a request to both workers at once; leave it out (--hand-off-hop-ms)"
+            )
+        if self.lease_s != DEFAULT_LEASE_S:
+            raise ConfigError(
+                "lease_s: SGLang's prefill servers have no leases: they keep pages until these have arrived; leave it "
+                "out (--kv-lease-duration)"
+            )
+        if self.kv_load_failure_policy != "fail":
+            raise ConfigError(
+                "kv_load_failure_policy: SGLang's decode servers compute no prompt again; leave it out"
+            )
+        if pool.resolve_tiers().tiers:
+            raise ConfigError(
+                f"tiers: HiCache with prefill and decode workers is not simulated; leave it out of {pool.name}"
+            )
 
     def transfer(self, role: str) -> VllmTransfer:
         """The connector's settings of a pool."""
@@ -228,6 +265,6 @@ class Disaggregation(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
         return described
 
 
-def add_transfer(config: CoreConfig, disaggregation: Disaggregation, role: str) -> CoreConfig:
+def add_transfer(config: CoreConfig, pool: WorkerPool, disaggregation: Disaggregation) -> CoreConfig:
     """Return the core's engine settings of a pool with a role."""
-    return with_transfer(config, disaggregation.transfer(role))  # type: ignore[arg-type]
+    return pool.engine.core_side(config, pool.role, disaggregation.transfer(pool.role))

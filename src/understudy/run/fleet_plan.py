@@ -90,7 +90,7 @@ class FleetPlan:
 
         def make_config(pool: WorkerPool, plan: TierPlan | None) -> CoreConfig:
             config = pool.engine.core_config(plan, self._max_blocks, events=events, kv_trace=kv_trace)
-            return config if disaggregation is None else add_transfer(config, disaggregation, pool.role)
+            return config if disaggregation is None else add_transfer(config, pool, disaggregation)
 
         return [
             Pool(

@@ -62,8 +62,20 @@ class HandOffColumns:
     decode_arrival_ns: Annotated[
         Int64Column, About("request", "time ns", "When the request arrived at its decode worker.")
     ]
+    offered_ns: Annotated[
+        Int64Column,
+        About(
+            "request",
+            "time ns",
+            "When the decode worker had memory for KV that SGLang's prefill worker pushes; −1 with vLLM.",
+            digested=False,
+        ),
+    ]
     posted_ns: Annotated[
-        Int64Column, About("request", "time ns", "When the decode worker began to read the blocks.")
+        Int64Column,
+        About(
+            "request", "time ns", "When the decode worker began to read the blocks, or the first were sent."
+        ),
     ]
     landed_ns: Annotated[Int64Column, About("request", "time ns", "When the last block had arrived.")]
     bytes: Annotated[Int64Column, About("request", "bytes", "Bytes of the blocks that were read.")]
@@ -126,7 +138,14 @@ class HandOffColumns:
     def ttft_parts_ns(self, arrival_ns: Int64Column, first_token_ns: Int64Column) -> dict[str, Int64Column]:
         """Split the time to the first token of requests that were handed off; the parts add up to it exactly."""
         rows = self.remote & (first_token_ns >= 0)
-        marks = {
+        pushed_marks = {
+            "decode queue": self.offered_ns,
+            "prefill queue": self.prefill_admit_ns,
+            "prefill": self.prefill_done_ns,
+            "transfer": self.landed_ns,
+            "polls": first_token_ns,
+        }
+        pulled_marks = {
             "prefill queue": self.prefill_admit_ns,
             "prefill": self.prefill_done_ns,
             "hop": self.decode_arrival_ns,
@@ -135,6 +154,7 @@ class HandOffColumns:
             "polls": self.decode_admit_ns,
             "first step": first_token_ns,
         }
+        marks = pushed_marks if (self.offered_ns >= 0).any() else pulled_marks
         parts, before = {}, arrival_ns[rows]
         for name, mark in marks.items():
             parts[name] = mark[rows] - before

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from understudy.engines.kinds.registry import kind_of
 from understudy.router.kv import KvRouting
 from understudy.run.disaggregation import Disaggregation
 from understudy.run.fitted import describe_fitted_gpu
@@ -32,6 +33,10 @@ SIDE_CHANNEL_PORT = 5600
 PROXY = "tests/v1/kv_connector/nixl_integration/toy_proxy_server.py"
 """Router for prefill and decode engines in vLLM's repository; round robin, every prompt is handed off."""
 _EVENTS = {"enable_kv_cache_events": True, "publisher": "zmq", "endpoint": f"tcp://*:{EVENTS_PORT}"}
+BOOTSTRAP_PORT = 8998
+"""Port on which SGLang's prefill servers answer decode servers (--disaggregation-bootstrap-port)."""
+_PUSH_POLICIES = {"round_robin": "round_robin", "random": "random", "power_of_two": "power_of_two"}
+"""Policies of SGLang's router, by routing."""
 _KV_ROLES = {"prefill": "kv_producer", "decode": "kv_consumer"}
 
 
@@ -90,7 +95,7 @@ def make_commands(candidate: Candidate) -> Commands:
         words = engine_words(replace(candidate, settings=own), missing)
         if words:
             routing = settings.routing if split is None or pool.role == "prefill" else split.decode_routing
-            words += _transfer_words(pool.role, split)
+            words += _transfer_words(pool, split)
             words += _event_words(routing)
         engines.append(EngineCommand(name, size, pool.engine, words))
     missing = list(dict.fromkeys(missing))
@@ -98,6 +103,9 @@ def make_commands(candidate: Candidate) -> Commands:
     if split is None:
         return Commands(engines, _router_words(settings, sizes) if sum(sizes.values()) > 1 else None, missing)
     roles: dict[str, str] = {each.name: pool.role for each, pool in zip(engines, pools, strict=True)}
+    if not kind_of(pools[0].engine).pulls_blocks:
+        words = _push_router_words(settings, split, sizes, roles)
+        return Commands(engines, words, missing + _list_push_settings(settings, split))
     return Commands(engines, _proxy_words(sizes, roles), missing + _list_router_settings(settings, split))
 
 
@@ -116,10 +124,13 @@ def _list_pools(settings: ReplaySettings) -> Sequence[WorkerPool]:
     return settings.disaggregation.make_pools(settings.engine, None)
 
 
-def _transfer_words(role: str, split: Disaggregation | None) -> list[str]:
-    """Return the connector's flag of a role; empty for workers that serve whole requests."""
+def _transfer_words(pool: WorkerPool, split: Disaggregation | None) -> list[str]:
+    """Return the flag of a role; empty for workers that serve whole requests."""
+    role = pool.role
     if role not in _KV_ROLES or split is None:
         return []
+    if not kind_of(pool.engine).pulls_blocks:
+        return ["--disaggregation-mode", role]
     given: dict[str, Any] = {"kv_connector": "NixlConnector", "kv_role": _KV_ROLES[role]}
     if split.lease_s != Disaggregation().lease_s:
         given["kv_connector_extra_config"] = {"kv_lease_duration": split.lease_s}
@@ -152,6 +163,30 @@ def _proxy_words(sizes: dict[str, int], roles: dict[str, str]) -> list[str]:
         hosts = [host for name in sizes if roles[name] == role for host in _list_hosts(name, sizes[name])]
         words += [f"--{kind}-hosts", *hosts, f"--{kind}-ports", *[str(ENGINE_PORT)] * len(hosts)]
     return words
+
+
+def _push_router_words(
+    settings: ReplaySettings, split: Disaggregation, sizes: dict[str, int], roles: dict[str, str]
+) -> list[str]:
+    """Return the command of SGLang's router in front of prefill and decode engines."""
+    words = ["python", "-m", "sglang_router.launch_router", "--pd-disaggregation", "--port", str(ROUTER_PORT)]
+    for name, workers in sizes.items():
+        for host in _list_hosts(name, workers):
+            url = f"http://{host}:{ENGINE_PORT}"
+            words += [f"--{roles[name]}", url, *([str(BOOTSTRAP_PORT)] if roles[name] == "prefill" else [])]
+    for role, routing in (("prefill", settings.routing), ("decode", split.decode_routing)):
+        if routing in _PUSH_POLICIES:
+            words += [f"--{role}-policy", _PUSH_POLICIES[routing]]
+    return words
+
+
+def _list_push_settings(settings: ReplaySettings, split: Disaggregation) -> list[str]:
+    """Return what SGLang's router lacks of the simulated ones."""
+    simulated = {"routing": settings.routing, "decode-routing": split.decode_routing}
+    lacking = [f"{name}={value}" for name, value in simulated.items() if value not in _PUSH_POLICIES]
+    if not lacking:
+        return []
+    return [f"SGLang's router chooses by {', '.join(_PUSH_POLICIES.values())}; not {', '.join(lacking)}"]
 
 
 def _list_hosts(name: str, workers: int) -> list[str]:

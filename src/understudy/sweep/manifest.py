@@ -7,7 +7,14 @@ import shlex
 from typing import TYPE_CHECKING, Any
 
 from understudy.sweep.candidate import format_flags
-from understudy.sweep.commands import ENGINE_PORT, EVENTS_PORT, ROUTER_PORT, SIDE_CHANNEL_PORT, make_commands
+from understudy.sweep.commands import (
+    BOOTSTRAP_PORT,
+    ENGINE_PORT,
+    EVENTS_PORT,
+    ROUTER_PORT,
+    SIDE_CHANNEL_PORT,
+    make_commands,
+)
 from understudy.sweep.engine_words import engine_image
 from understudy.version import __version__
 
@@ -24,10 +31,11 @@ def write_manifest(candidate: Candidate, verb: str = "understudy sweep") -> str:
     is_split = candidate.settings.disaggregation is not None
     documents = []
     for engine in commands.engines:
-        documents += _describe_engines(engine, has_side_channel=is_split)
+        documents += _describe_engines(engine)
     head = f"# {verb}: {format_flags(candidate.flags)}; {candidate.gpus} GPUs\n"
     if is_split and commands.router is not None:
-        head += f"# In front of the engines, from vLLM's repository: {shlex.join(_qualify(commands))}\n"
+        source = "of SGLang" if "sglang_router.launch_router" in commands.router else "from vLLM's repository"
+        head += f"# In front of the engines, {source}: {shlex.join(_qualify(commands))}\n"
     elif commands.router is not None:
         router = {
             "name": "router",
@@ -46,11 +54,13 @@ def _qualify(commands: Commands) -> list[str]:
     return [host.sub(r"\g<0>.\1", word) for word in commands.router or ()]
 
 
-def _describe_engines(engine: EngineCommand, *, has_side_channel: bool) -> list[dict[str, Any]]:
+def _describe_engines(engine: EngineCommand) -> list[dict[str, Any]]:
     """Return the service and the StatefulSet of equal engines."""
     ports = [ENGINE_PORT]
     ports += [EVENTS_PORT] if "--kv-events-config" in engine.words else []
+    has_side_channel = "--kv-transfer-config" in engine.words
     ports += [SIDE_CHANNEL_PORT] if has_side_channel else []
+    ports += [BOOTSTRAP_PORT] if engine.words[-2:] == ["--disaggregation-mode", "prefill"] else []
     address = {
         "name": "VLLM_NIXL_SIDE_CHANNEL_HOST",
         "valueFrom": {"fieldRef": {"fieldPath": "status.podIP"}},

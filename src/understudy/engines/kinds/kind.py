@@ -32,6 +32,8 @@ class EngineKind:
     """Whether layers that keep different KV have groups of their own."""
     hands_off: bool = False
     """Whether prefill and decode workers of this kind hand KV blocks to each other."""
+    pulls_blocks: bool = False
+    """Whether they do it by vLLM's connector, which live servers have too."""
     has_cache_curves: bool = False
     """Whether studies of cache sizes replay its cache."""
     sizes_pool_in_tokens: bool = False

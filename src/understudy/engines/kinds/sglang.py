@@ -61,6 +61,7 @@ KIND = EngineKind(
         write_through_remedy=_FEWER_COPIES,
         link_remedy="Use more bandwidth, or copy fewer pages (--hicache-write-policy write_through_selective).",
     ),
+    hands_off=True,
     sizes_pool_in_tokens=True,
     steps_apart="SGLang's way to it (DP attention) is not simulated",
     shortens_requests=True,

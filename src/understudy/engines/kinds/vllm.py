@@ -27,5 +27,6 @@ KIND = EngineKind(
     measured_sources=("preset", "data sheet", "op tables", "aiconfigurator"),
     has_kv_cache_groups=True,
     hands_off=True,
+    pulls_blocks=True,
     has_cache_curves=True,
 )

@@ -76,7 +76,7 @@ def _parts(report: ReportData) -> Card:
         shapes.append(
             f'<text class="tick name" x="{LEFT - 10}" y="{y + BAR / 2}" dy=".32em" text-anchor="end">{label}</text>'
         )
-        for (name, value), style in zip(parts.items(), PART_STYLES, strict=True):
+        for (name, value), style in zip(parts.items(), PART_STYLES, strict=False):
             if (width := value * scale) > 0:
                 shapes.append(
                     f'<path class="area solid {style}" data-tip="{name} {duration(value / 1e3)}" '
@@ -92,7 +92,7 @@ def _parts(report: ReportData) -> Card:
         f"{len(total):,} requests; where the time to the first token went",
         f'<div class="plot"><svg viewBox="0 0 {FULL.width} {TOP + len(bars) * (BAR + GAP)}" role="img" '
         f'aria-label="Parts of the time to the first token">{"".join(shapes)}</svg></div>',
-        tuple((f"{style} solid", name) for name, style in zip(columns, PART_STYLES, strict=True)),
+        tuple((f"{style} solid", name) for name, style in zip(columns, PART_STYLES, strict=False)),
         "full",
     )
 

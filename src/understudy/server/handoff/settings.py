@@ -188,7 +188,7 @@ def _model_bytes(model: str, kv_dtype: object) -> int:
 
 def check_handoff(engine: EngineConfig, tiers: TiersConfig | None, data_parallel_size: int) -> None:
     """Raise ConfigError for an engine that cannot take part in hand-offs."""
-    if not kind_of(engine).hands_off or engine.profile.name != "v0.33":
+    if not kind_of(engine).pulls_blocks or engine.profile.name != "v0.33":
         raise ConfigError(
             f"--kv-transfer-config: {CONNECTOR} is known of vLLM 0.33 only; use --vllm-version 0.33"
         )

@@ -1,0 +1,108 @@
+// KV that prefill workers push to decode workers, and what the two sides of a request tell each other.
+#pragma once
+
+#include <algorithm>
+#include <array>
+#include <cstdint>
+#include <deque>
+#include <unordered_map>
+#include <vector>
+
+#include "engine/handoff_net.hpp"
+#include "engine/sglang/disaggregation.hpp"
+
+namespace understudy {
+
+// A side sees at a poll what happened before it, and nothing of the same nanosecond: the order in which workers run
+// does not show. Pieces of a request move one after another, those of different requests share the links.
+class PushNet final : public TransferOwner {
+ public:
+  static constexpr std::int64_t kNever = HandOffNet::kNever;
+  enum Side : std::size_t { kPrefill, kDecode };
+
+  explicit PushNet(HandOffNet& net) : net_(net) {}
+
+  // A request that both workers get.
+  void open(RequestId id, std::uint32_t prefill, std::uint32_t decode);
+  // One side has forgotten it.
+  void leave(RequestId id, Side side);
+
+  SglangTransferState poll(RequestId id, Side side, std::int64_t now_ns);
+  // Ends a request on one side; the prefill side tells the decode side.
+  void fail(RequestId id, Side side, std::int64_t now_ns);
+
+  // Prefill side.
+  std::uint32_t decode_prefix(RequestId id) const { return transfers_.at(id).prefix; }
+  void send(RequestId id, std::uint32_t pages, bool last, std::int64_t now_ns);
+
+  // Decode side.
+  void offer(RequestId id, std::uint32_t prefix, std::int64_t now_ns);
+  void report_failure(RequestId id, std::int64_t now_ns);
+  bool is_drained(RequestId id, std::int64_t now_ns);
+
+  // The first time after `after_ns` from which a poll of this worker sees something new.
+  std::int64_t next_after(std::uint32_t worker, std::int64_t after_ns) const noexcept;
+  // The worker has polled all its requests.
+  void look(std::uint32_t worker, std::int64_t now_ns);
+
+  void landed(const Purpose& purpose, std::int64_t time_ns) override;
+
+ private:
+  struct Piece {
+    std::uint32_t pages = 0;
+    bool last = false;
+  };
+  struct Transfer {
+    std::array<std::uint32_t, 2> workers{};
+    std::uint32_t prefix = 0;
+    std::int64_t offered_ns = kNever;
+    std::int64_t sent_ns = kNever;                          // the last piece was handed over
+    std::int64_t done_ns = kNever;                          // and has arrived
+    std::array<std::int64_t, 2> failed_ns{kNever, kNever};  // by side
+    std::int64_t reported_ns = kNever;                      // the decode side told the prefill side
+    std::int64_t still_ns = -1;                             // since then no piece moves
+    std::deque<Piece> pieces;                               // the first one moves
+    HandOffRecord* record = nullptr;
+    std::array<bool, 2> has_left{};  // by side
+  };
+
+  void start(RequestId id, Transfer& transfer, std::int64_t now_ns);
+  void mark_failed(Transfer& transfer, Side side, std::int64_t now_ns);
+  void note(std::uint32_t worker, std::int64_t now_ns);
+  void forget_if_over(RequestId id);
+
+  HandOffNet& net_;
+  std::unordered_map<RequestId, Transfer> transfers_;
+  std::vector<std::vector<std::int64_t>> notes_;  // by worker: times from which polls see more, in order
+};
+
+// One worker's end of the network.
+class PushPort final : public SglangTransport {
+ public:
+  PushPort(PushNet& net, std::uint32_t worker, bool decodes)
+      : net_(net), worker_(worker), side_(decodes ? PushNet::kDecode : PushNet::kPrefill) {}
+
+  void set_now(std::int64_t now_ns) noexcept { now_ns_ = now_ns; }
+  void leave(RequestId id) { net_.leave(id, side_); }
+  void look() { net_.look(worker_, now_ns_); }
+  std::int64_t next_ns() const noexcept { return net_.next_after(worker_, -1); }
+  std::int64_t next_after(std::int64_t after_ns) const noexcept { return net_.next_after(worker_, after_ns); }
+
+  SglangTransferState poll(RequestId id) override { return net_.poll(id, side_, now_ns_); }
+  void fail(RequestId id) override { net_.fail(id, side_, now_ns_); }
+  std::uint32_t decode_prefix(RequestId id) override { return net_.decode_prefix(id); }
+  void send(RequestId id, std::uint32_t pages, bool last) override { net_.send(id, pages, last, now_ns_); }
+  void end_sends(RequestId) override {}
+  void request_pages(RequestId id, std::uint32_t, std::uint32_t prefix) override { net_.offer(id, prefix, now_ns_); }
+  void report_failure(RequestId id) override { net_.report_failure(id, now_ns_); }
+  bool waits_for_drain() const override { return true; }
+  bool is_drained(RequestId id) override { return net_.is_drained(id, now_ns_); }
+
+ private:
+  PushNet& net_;
+  std::uint32_t worker_;
+  PushNet::Side side_;
+  std::int64_t now_ns_ = 0;
+};
+
+}  // namespace understudy
