@@ -8,7 +8,8 @@
 
 #include "bindings.hpp"
 #include "convert.hpp"
-#include "engine/vllm/engine.hpp"
+#include "engine/vllm/lockstep.hpp"
+#include "engine/vllm/view.hpp"
 #include "exclusive_class.hpp"
 #include "prefix_actions.hpp"
 
@@ -22,8 +23,9 @@ namespace {
 using namespace nb::literals;
 
 WorkerTiers& tiers_of(VllmEngine& self) {
-  if (self.tiers() == nullptr) throw Error(ErrorKind::WrongState, "this engine has no tiers");
-  return *self.tiers();
+  WorkerTiers* const tiers = VllmParts(self).tiers();
+  if (tiers == nullptr) throw Error(ErrorKind::WrongState, "this engine has no tiers");
+  return *tiers;
 }
 
 std::vector<std::tuple<std::string, int, std::int64_t>> tier_lookup(VllmEngine& self, const Identities& identities) {
@@ -37,17 +39,23 @@ std::vector<std::tuple<std::string, int, std::int64_t>> tier_lookup(VllmEngine& 
 
 // (free, active, inactive, held) of a tier of the worker's own.
 std::tuple<std::uint64_t, std::uint64_t, std::uint64_t, std::uint64_t> tier_blocks(const VllmEngine& self, Tier tier) {
-  const std::size_t pool = self.store().pool_of(tier);
-  const PoolMetrics m = pool == 0 ? self.device_metrics() : self.store().metrics(pool);
-  const std::uint64_t held = pool == 0 && self.tiers() != nullptr ? self.tiers()->held() : 0;
+  const VllmView view(self);
+  const std::size_t pool = view.store().pool_of(tier);
+  const PoolMetrics m = pool == 0 ? view.device() : view.store().metrics(pool);
+  const std::uint64_t held = pool == 0 && view.tiers() != nullptr ? view.tiers()->held() : 0;
   return {m.reset_blocks, m.total_blocks - m.reset_blocks - m.inactive_blocks - held, m.inactive_blocks, held};
 }
 
 }  // namespace
 
 void bind_engine_tiers(ExclusiveClass<VllmEngine, Engine>& engine) {
-  engine.def_prop_ro("asleep", &VllmEngine::asleep, "Nothing to compute until a transfer lands; no step is open.")
-      .def_prop_ro("parked", &VllmEngine::parked, "Requests whose blocks are being loaded.")
+  engine
+      .def_prop_ro(
+          "asleep", [](const VllmEngine& self) { return VllmView(self).asleep(); },
+          "Nothing to compute until a transfer lands; no step is open.")
+      .def_prop_ro(
+          "parked", [](const VllmEngine& self) { return VllmView(self).parked(); },
+          "Requests whose blocks are being loaded.")
       .def_prop_ro(
           "wake_ns", [](VllmEngine& self) { return tiers_of(self).hub().next_wake_ns(); },
           "A time not after the next landing; None when no transfer is in flight.")
@@ -77,33 +85,42 @@ void bind_engine_tiers(ExclusiveClass<VllmEngine, Engine>& engine) {
           "keep_prefix",
           [](VllmEngine& self, const std::string& action, std::uint64_t session, const Identities& identities,
              std::uint32_t tokens, std::uint32_t kept_tokens, std::int64_t now_ns) {
-            if (const auto why = self.why_no_prefixes()) throw Error(ErrorKind::WrongState, "keep_prefix: ", *why);
-            return self.keep_prefix({read_prefix_action(action), session, std::make_shared<GivenIdentities>(identities),
-                                     tokens, kept_tokens},
-                                    now_ns);
+            PrefixKeeper& keeper = self;
+            if (const auto why = keeper.why_no_prefixes()) throw Error(ErrorKind::WrongState, "keep_prefix: ", *why);
+            return keeper.keep_prefix({read_prefix_action(action), session,
+                                       std::make_shared<GivenIdentities>(identities), tokens, kept_tokens},
+                                      now_ns);
           },
           "action"_a, "session"_a, "identities"_a, "tokens"_a, "kept_tokens"_a, "now_ns"_a,
           "Do something for the KV of a session that sleeps: hold, unhold, drop, offload or prefetch the cached blocks "
           "of its first `tokens` tokens; drop leaves `kept_tokens`.")
-      .def("prefix_totals", &VllmEngine::prefix_totals, "now_ns"_a, "Numbers of such calls, and of their blocks.")
-      .def_prop_ro("loading", &VllmEngine::loading,
-                   "Requests that hold blocks which are being loaded, under vLLM's offload.")
+      .def(
+          "prefix_totals",
+          [](const VllmEngine& self, std::int64_t now_ns) {
+            return static_cast<const PrefixKeeper&>(self).prefix_totals(now_ns);
+          },
+          "now_ns"_a, "Numbers of such calls, and of their blocks.")
+      .def_prop_ro(
+          "loading", [](VllmEngine& self) { return VllmLockstep(self).loading(); },
+          "Requests that hold blocks which are being loaded, under vLLM's offload.")
       .def_prop_ro(
           "fetch_stages",
           [](const VllmEngine& self) {
-            const FetchStages stages = self.fetch_stages();
+            const FetchStages stages = VllmView(self).fetch_stages();
             return std::tuple(stages.to_start, stages.under_way, stages.done);
           },
           "Queued requests whose load from lower tiers has not begun, is in flight, and is done.")
-      .def_prop_ro("offload_pending", &VllmEngine::offload_pending,
-                   "Under vLLM's offload: transfers are in flight, or ended requests may still store.")
+      .def_prop_ro(
+          "offload_pending", [](VllmEngine& self) { return VllmLockstep(self).offload_pending(); },
+          "Under vLLM's offload: transfers are in flight, or ended requests may still store.")
       .def("take_offload_line", &take_offload_line, "Log line of the last step's offload, if logged.")
       .def("take_offload_samples", &take_offload_samples, "Single samples since the last call, if kept.")
       .def_prop_ro(
           "offload_usage",
           [](const VllmEngine& self) {
-            if (self.offload() == nullptr) return std::tuple(0.0, 0.0, 0.0);
-            const VllmHost& host = self.offload()->host();
+            const OffloadConnector* const offload = VllmView(self).offload();
+            if (offload == nullptr) return std::tuple(0.0, 0.0, 0.0);
+            const VllmHost& host = offload->host();
             const auto share = [&](std::uint64_t chunks) {
               return static_cast<double>(chunks) / static_cast<double>(host.capacity());
             };
@@ -122,7 +139,7 @@ void bind_engine_tiers(ExclusiveClass<VllmEngine, Engine>& engine) {
           "tier_waits",
           [](VllmEngine& self, RequestId id) {
             (void)tiers_of(self);
-            return std::pair(self.request(id).record.parked_ns, self.room_wait_ns(id));
+            return std::pair(self.request(id).record.parked_ns, VllmView(self).room_wait_ns(id));
           },
           "request"_a, "Nanoseconds parked for loads, and waiting for copies to leave the device.");
 }

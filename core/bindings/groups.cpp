@@ -8,7 +8,7 @@
 #include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
 
-#include "engine/vllm/engine.hpp"
+#include "engine/vllm/view.hpp"
 
 #include "bindings.hpp"
 #include "convert.hpp"
@@ -72,7 +72,7 @@ VllmConfig with_groups(const VllmConfig& self, std::vector<KvGroup> groups, Int 
 }
 
 GroupedBackend& grouped(VllmEngine& engine) {
-  if (engine.grouped() != nullptr) return *engine.grouped();
+  if (GroupedBackend* const groups = VllmParts(engine).grouped(); groups != nullptr) return *groups;
   throw Error(ErrorKind::WrongState, "the engine has one KV cache group; configure several");
 }
 
@@ -100,7 +100,7 @@ std::vector<EventRow> take_group_events(VllmEngine& self) {
 void bind_engine_groups(ExclusiveClass<VllmEngine, Engine>& engine) {
   engine
       .def(
-          "held_by_group", [](VllmEngine& self) { return grouped(self).held(self.running_slots()); },
+          "held_by_group", [](VllmEngine& self) { return grouped(self).held(VllmView(self).running_slots()); },
           "Blocks that running requests hold, by KV cache group.")
       .def_prop_ro(
           "block_copies", [](VllmEngine& self) { return grouped(self).copies(); },

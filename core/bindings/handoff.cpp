@@ -7,7 +7,8 @@
 #include <nanobind/stl/vector.h>
 
 #include "bindings.hpp"
-#include "engine/vllm/engine.hpp"
+#include "engine/vllm/lockstep.hpp"
+#include "engine/vllm/view.hpp"
 #include "exclusive_class.hpp"
 #include "fields.hpp"
 #include "named.hpp"
@@ -18,8 +19,14 @@ namespace {
 
 using namespace nb::literals;
 
+// A call of the lockstep without arguments.
+template <auto Call>
+auto lockstep() {
+  return [](VllmEngine& self) { return (VllmLockstep(self).*Call)(); };
+}
+
 KvSender& sender_of(VllmEngine& engine) {
-  if (engine.sender() != nullptr) return *engine.sender();
+  if (KvSender* const sender = VllmLockstep(engine).parts().sender; sender != nullptr) return *sender;
   throw Error(ErrorKind::WrongState, "this engine keeps no blocks for others; set kv_role to kv_producer");
 }
 
@@ -36,8 +43,9 @@ VllmConfig with_multi(const VllmConfig& self, bool consumes, bool host_first, bo
 }
 
 PyType<"understudy.core_types.MultiLine"> take_multi_line(VllmEngine& self) {
-  if (self.multi() == nullptr) throw Error(ErrorKind::WrongState, "this engine has not several connectors");
-  const MultiLog log = std::exchange(self.multi()->log(), {});
+  MultiConnector* const multi = VllmLockstep(self).parts().multi;
+  if (multi == nullptr) throw Error(ErrorKind::WrongState, "this engine has not several connectors");
+  const MultiLog log = std::exchange(multi->log(), {});
   nb::dict line;
   nb::list lookups;
   for (const MultiLog::Lookup& row : log.lookups) {
@@ -49,8 +57,9 @@ PyType<"understudy.core_types.MultiLine"> take_multi_line(VllmEngine& self) {
 }
 
 PyType<"understudy.core_types.HandOffLine"> take_line(VllmEngine& self) {
-  if (self.nixl() == nullptr) throw Error(ErrorKind::WrongState, "this engine hands no blocks over; set kv_role");
-  const HandOffLog log = std::exchange(self.nixl()->log(), {});
+  NixlConnector* const nixl = VllmLockstep(self).parts().nixl;
+  if (nixl == nullptr) throw Error(ErrorKind::WrongState, "this engine hands no blocks over; set kv_role");
+  const HandOffLog log = std::exchange(nixl->log(), {});
   nb::dict line;
   nb::list lookups;
   for (const HandOffLog::Lookup& row : log.lookups)
@@ -87,16 +96,18 @@ void bind_engine_handoff(ExclusiveClass<VllmEngine, Engine>& engine) {
           "give_report",
           [](VllmEngine& self, std::vector<RequestId> sent, std::vector<RequestId> received,
              std::vector<RequestId> failed, std::vector<JobId> jobs) {
-            self.give_report({std::move(sent), std::move(received), std::move(failed), std::move(jobs)});
+            VllmLockstep(self).give_report({std::move(sent), std::move(received), std::move(failed), std::move(jobs)});
           },
           nb::kw_only(), "sent"_a, "received"_a, "failed"_a, "jobs"_a = std::vector<JobId>{},
           "What the poll found, for the update of the batch that was scheduled last.")
-      .def("begin_last_update", &VllmEngine::begin_last_update, "now_ns"_a,
-           "Asynchronously: let the batch that was scheduled last be the next to end, with no other behind it.")
+      .def(
+          "begin_last_update",
+          [](VllmEngine& self, std::int64_t now_ns) { VllmLockstep(self).begin_last_update(now_ns); }, "now_ns"_a,
+          "Asynchronously: let the batch that was scheduled last be the next to end, with no other behind it.")
       .def(
           "status",
           [](const VllmEngine& self, RequestId id) -> std::optional<std::string> {
-            if (!self.has(id)) return std::nullopt;
+            if (!VllmView(self).has(id)) return std::nullopt;
             constexpr const char* kNames[] = {
                 "WAITING", "RUNNING", "PREEMPTED", "WAITING_FOR_REMOTE_KVS", "WAITING_FOR_REMOTE_KVS", "FINISHED"};
             return kNames[static_cast<std::size_t>(self.request(id).status)];
@@ -104,23 +115,25 @@ void bind_engine_handoff(ExclusiveClass<VllmEngine, Engine>& engine) {
           "request"_a, "State of a request in vLLM's words; None if it is not here.")
       .def("reset_caches", &VllmEngine::reset_caches, "now_ns"_a,
            "Drop what the connector stores, and the device's blocks if none is in use; returns whether all of it was.")
-      .def_prop_ro("has_ended", &VllmEngine::has_ended, "Whether a request ended since the last schedule.")
-      .def_prop_ro("handoff_pending", &VllmEngine::handoff_pending,
+      .def_prop_ro("has_ended", lockstep<&VllmLockstep::has_ended>(),
+                   "Whether a request ended since the last schedule.")
+      .def_prop_ro("handoff_pending", lockstep<&VllmLockstep::handoff_pending>(),
                    "Whether blocks are kept for a peer, or a notification is due.")
-      .def_prop_ro("deferred_blocks", &VllmEngine::deferred_blocks,
+      .def_prop_ro("deferred_blocks", lockstep<&VllmLockstep::deferred_blocks>(),
                    "Blocks of ended requests that a step in flight may still write.")
-      .def_prop_ro("holding", &VllmEngine::holding, "Waiting requests that hold blocks, in order.")
-      .def_prop_ro("orphans", &VllmEngine::orphans, "Aborted requests whose blocks are still to come.")
+      .def_prop_ro("holding", lockstep<&VllmLockstep::holding>(), "Waiting requests that hold blocks, in order.")
+      .def_prop_ro("orphans", lockstep<&VllmLockstep::orphans>(), "Aborted requests whose blocks are still to come.")
       .def_prop_ro(
           "held",
           [](VllmEngine& self) {
             std::vector<RequestId> ids;
-            for (const auto& [id, table] : self.kept().tables()) ids.push_back(id);
+            for (const auto& [id, table] : VllmLockstep(self).kept().tables()) ids.push_back(id);
             return ids;
           },
           "Finished requests whose blocks are kept for a peer.")
       .def(
-          "held_blocks", [](VllmEngine& self, RequestId id) { return self.kept().tables().at(id).all_ids(); },
+          "held_blocks",
+          [](VllmEngine& self, RequestId id) { return VllmLockstep(self).kept().tables().at(id).all_ids(); },
           "request"_a, "Blocks that are kept for a peer, in order.");
 }
 

@@ -5,7 +5,7 @@
 
 #include "bindings.hpp"
 #include "convert.hpp"
-#include "engine/vllm/engine.hpp"
+#include "engine/vllm/lockstep.hpp"
 #include "fields.hpp"
 
 namespace understudy {
@@ -40,8 +40,9 @@ List<Tuple<Int, Int>> moved(const std::vector<OffloadSamples::Moved>& transfers)
 }
 
 OffloadConnector& connector_of(VllmEngine& engine) {
-  if (engine.offload() == nullptr) throw Error(ErrorKind::WrongState, "this engine does not offload as vLLM does");
-  return *engine.offload();
+  OffloadConnector* const offload = VllmLockstep(engine).offload();
+  if (offload == nullptr) throw Error(ErrorKind::WrongState, "this engine does not offload as vLLM does");
+  return *offload;
 }
 
 }  // namespace
@@ -76,7 +77,7 @@ OffloadLine take_offload_line(VllmEngine& engine) {
     oldest = keys;
   }
   line["lookups"] = lookups;
-  line["loading"] = list_of(engine.loading());
+  line["loading"] = list_of(VllmLockstep(engine).loading());
   line["loads"] = loads;
   line["stores"] = stores;
   line["refused"] = list_of(log.refused);

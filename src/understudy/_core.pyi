@@ -1600,6 +1600,12 @@ class VllmEngine(Engine):
         """Index probes and policy steps so far, for tests of growth."""
 
     @property
+    def stepped(self) -> dict[str, int]:
+        """
+        Steps of advance that were simulated by themselves and not fast-forwarded, by their reason.
+        """
+
+    @property
     def asleep(self) -> bool:
         """Nothing to compute until a transfer lands; no step is open."""
 

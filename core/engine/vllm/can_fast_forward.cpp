@@ -1,4 +1,4 @@
-// Whether the next steps can be fast-forwarded.
+// Whether the next steps can be fast-forwarded, and why not.
 #include <algorithm>
 
 #include "engine/vllm/engine.hpp"
@@ -6,56 +6,60 @@
 
 namespace understudy {
 
-bool VllmEngine::can_fast_forward() const {
-  // With groups, members that wait for evicted blocks to be copied are stepped.
-  if (grouped_ != nullptr && tiers_ && !offload_ && tiers_->config().mode != OffloadMode::WriteThrough) return false;
-  if (grouped_ != nullptr &&
-      !std::ranges::all_of(running_, [this](RequestSlot slot) { return grouped_->settled(requests_[slot]); })) {
-    return false;
+std::optional<StepReason> VllmEngine::why_step() const {
+  if (!fast_forwards_) return StepReason::Off;
+  if (failed_) return StepReason::Raised;
+  if (grouped_ != nullptr) {
+    // Members that wait for evicted blocks to be copied are stepped.
+    if (tiers_ && !offload_ && tiers_->config().mode != OffloadMode::WriteThrough) return StepReason::GroupCopies;
+    const auto settled = [this](RequestSlot slot) { return grouped_->settled(requests_[slot]); };
+    if (!std::ranges::all_of(running_, settled)) return StepReason::GroupsUnsettled;
+    if (refusal_.stands && queues_.candidate() && refusal_.needs <= kv_->available()) return StepReason::GroupsHaveRoom;
   }
-  if (grouped_ != nullptr && refusal_.stands && queues_.candidate() && refusal_.needs <= kv_->available()) return false;
-  if (kv_->names_on_receipt() && tiers_)
-    return false;                      // such blocks are offloaded a step later than a fast-forward would send them
-  if (kv_->asks_user()) return false;  // would need a rollback inside a fast-forward
+  // Such blocks are offloaded a step later than a fast-forward would send them.
+  if (kv_->names_on_receipt() && (tiers_ || config_.async_scheduling)) return StepReason::NamesOnReceipt;
+  if (kv_->asks_user()) return StepReason::UserPolicy;  // would need a rollback inside a fast-forward
   // Requests receive their tokens where a fast-forward ends, not after each step.
-  if (bursts_.on() || config_.speculation.tokens > 0) return false;
-  if (clock_.in_step || running_.empty() || running_.size() > config_.max_num_batched_tokens) return false;
-  if (!timing_.model->needs_sums_only()) return false;
+  if (bursts_.on() || config_.speculation.tokens > 0) return StepReason::SeveralTokens;
+  if (clock_.in_step || running_.empty()) return StepReason::Idle;
+  if (running_.size() > config_.max_num_batched_tokens) return StepReason::Budget;
+  if (!timing_.model->needs_sums_only()) return StepReason::Timing;
   // Prompts may be deferred: those in the queue, and the rest of one that a preempted request computes again.
   if (config_.prefill_schedule_interval > 1 &&
       (num_waiting() > 0 ||
        std::ranges::any_of(running_, [this](RequestSlot slot) { return requests_[slot].prefilling; }))) {
-    return false;
+    return StepReason::PromptInterval;
   }
-  if (offload_ && !can_fast_forward_offloading()) return false;
-  if (loads_ && (polls_ || !offload_) && !can_fast_forward_pulling()) return false;
-  if (config_.async_scheduling) return can_fast_forward_ahead();
-  if (tiers_ && (fast_forward_->has_begun(clock_.now_ns) || head_may_move() || tiers_->calls_user_code_after_steps()))
-    return false;
+  if (offload_ && !is_offload_quiet()) return StepReason::Offload;
+  if (loads_ && (polls_ || !offload_) && !are_loads_quiet()) return StepReason::HandOff;
+  if (tiers_ && (fast_forward_->has_begun(clock_.now_ns) || head_may_move() || tiers_->calls_user_code_after_steps())) {
+    return StepReason::Transfers;
+  }
   if (!refusal_.stands && running_.size() < max_running() && queues_.candidate()) {
-    // Requests that wait for room leave budget that the head of the queue may take.
+    // Synchronously, the head needs budget: requests that wait for room leave some.
     const auto waits = [&](RequestSlot id) { return tiers_ && tiers_->waiting(id); };
-    if (running_.size() < config_.max_num_batched_tokens || std::ranges::any_of(running_, waits)) return false;
+    if (config_.async_scheduling || running_.size() < config_.max_num_batched_tokens ||
+        std::ranges::any_of(running_, waits)) {
+      return StepReason::Admission;
+    }
   }
-  return std::ranges::all_of(
+  if (config_.async_scheduling) return plans_all_tokens() ? std::nullopt : std::optional(StepReason::Planned);
+  const bool decode = std::ranges::all_of(
       running_, [&](RequestSlot id) { return requests_[id].decodes() || (tiers_ && tiers_->waiting(id)); });
+  return decode ? std::nullopt : std::optional(StepReason::Prompt);
 }
 
 // Under vLLM's offload: a decode step needs nothing from the host, and looks up no request.
-bool VllmEngine::can_fast_forward_offloading() const {
+bool VllmEngine::is_offload_quiet() const {
   if (!offload_links_ || !config_.offload->prompt_only || !offload_->quiet()) return false;
   if (grouped_ != nullptr && !grouped_->kept_states().empty()) return false;  // the next schedule stores them
   if (!offload_links_->submitted() || offload_links_->has_done() || planned_.meta != nullptr) return false;
-  if (!deferred_frees_.empty() || !orphans_.empty()) return false;  // blocks that come free when a step has ended
+  if (!left_.deferred.empty() || !left_.orphans.empty()) return false;  // blocks that come free when a step has ended
   return num_waiting() == 0 || running_.size() >= max_running();
 }
 
-// The same with a planned batch, which must compute the next token of every running request.
-bool VllmEngine::can_fast_forward_ahead() const {
-  if (kv_->names_on_receipt()) return false;
-  if (tiers_ && (fast_forward_->has_begun(clock_.now_ns) || head_may_move() || tiers_->calls_user_code_after_steps()))
-    return false;
-  if (!refusal_.stands && running_.size() < max_running() && queues_.candidate()) return false;
+// Asynchronously: whether the planned batch computes the next token of every running request that has room.
+bool VllmEngine::plans_all_tokens() const {
   if (!tiers_ || offload_) return plans_next_tokens();
   if (tiers_->config().mode != OffloadMode::WriteThrough) return plans_all_but_waiting();
   // A request resumed on cached blocks, with one token to compute, has yet to offer those blocks.

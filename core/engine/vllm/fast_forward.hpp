@@ -14,7 +14,7 @@
 
 namespace understudy {
 
-// The engine decides whether a fast-forward is possible (VllmEngine::can_fast_forward). Its members are the running
+// The engine decides whether a fast-forward is possible (VllmEngine::why_step). Its members are the running
 // requests. A member has an event when its step begins a block, fills one, is its last, or is the last that
 // reads less than the model's window; a step without events changes only the clock and the context. A member whose next
 // block has to wait for a copy pauses while the others continue. Asynchronously a step schedules the token after the

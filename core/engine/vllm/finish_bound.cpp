@@ -64,6 +64,10 @@ std::optional<Outlook> VllmEngine::outlook() const {
   return kv_->has_room(blocks, tiers_.get()) ? std::optional(out) : std::nullopt;
 }
 
+std::uint32_t VllmEngine::expected_outputs(const EngineRequest& request) const noexcept {
+  return std::min(request.spec.outputs(), config_.max_model_len - request.spec.prompt_tokens);
+}
+
 // Every one of them ends with a token of the request, or with several if it speculates.
 std::uint64_t VllmEngine::steps_to_finish(const EngineRequest& request) const noexcept {
   const std::uint64_t left = expected_outputs(request) - std::min(request.outputs(), expected_outputs(request));

@@ -6,6 +6,13 @@
 
 namespace understudy {
 
+namespace {
+
+// Without tokens to compute vLLM's loop sleeps this long between two schedules.
+constexpr std::int64_t kIdlePollNs = 1'000'000;
+
+}  // namespace
+
 // A prompt that another instance computes, or has computed, needs this instance's half of the connector.
 void VllmEngine::require_leg(const RequestSpec& spec) const {
   if (spec.leg == KvLeg::Prefill && !connector_->produces()) {
@@ -53,7 +60,7 @@ void VllmEngine::poll_idle(bool changed, std::int64_t now_ns) {
   clock_.now_ns = now_ns;
   // The head of the queue lacks room, and nothing is left that could free a block: heartbeats go on for ever. So do
   // vLLM's, if a request whose read failed counts as a prompt in progress against its own load.
-  const bool moves = changed || !refusal_.no_room || !running_.empty() || parked_ > 0 || kept_blocks() > 0 ||
+  const bool moves = changed || !refusal_.no_room || !running_.empty() || parked_ > 0 || left_.references() > 0 ||
                      (tiers_ && !tiers_->idle()) || (offload_ && offload_->has_jobs()) ||
                      queues_.any_of([this](RequestSlot slot) {
                        return requests_[slot].status == RequestStatus::Loading && !requests_[slot].loaded;
@@ -68,6 +75,11 @@ void VllmEngine::poll_idle(bool changed, std::int64_t now_ns) {
   if (tiers_) landing_wait_.released = tiers_->released();
   polling_ = true;
   poll_due_ = changed;
+}
+
+std::int64_t VllmEngine::poll_at(std::int64_t time_ns) const noexcept {
+  const std::int64_t late_ns = std::max<std::int64_t>(time_ns - clock_.now_ns, 0);
+  return clock_.now_ns + (late_ns + kIdlePollNs - 1) / kIdlePollNs * kIdlePollNs;
 }
 
 // When the sleeping loop finds something to do, as far as is known.
@@ -94,8 +106,8 @@ bool VllmEngine::may_fail_load() const noexcept {
 }
 
 // Requests that load change nothing until their blocks have come.
-bool VllmEngine::can_fast_forward_pulling() const {
-  if (!polls_ || begins_in_order() || !planned_.output.empty() || !deferred_frees_.empty()) return false;
+bool VllmEngine::are_loads_quiet() const {
+  if (!polls_ || begins_in_order() || !planned_.output.empty() || !left_.deferred.empty()) return false;
   if (connector_->next_event_ns() <= clock_.now_ns) return false;
   return std::ranges::all_of(queues_.skipped().ids(), [this](RequestSlot slot) {
     return requests_[slot].status == RequestStatus::Loading && !requests_[slot].loaded;
@@ -111,25 +123,19 @@ void VllmEngine::drop_in_flight(const EngineRequest& victim) {
 
 // ── Update ──
 
-void VllmEngine::give_report(ConnectorOutput report) {
-  std::ranges::sort(report.received);
-  std::ranges::sort(report.failed);
-  (config_.async_scheduling ? planned_ : open_).output = std::move(report);
-}
-
 // The update reads what the worker has reported.
 void VllmEngine::update_from_connector(const ConnectorOutput& output, std::int64_t now_ns) {
   if (output.empty()) return;
   connector_->update_connector_output(output);
   for (const RequestId id : output.received) {
-    const auto orphan = orphans_.find(id);
-    if (orphan != orphans_.end()) {
+    const auto orphan = left_.orphans.find(id);
+    if (orphan != left_.orphans.end()) {
       if (freeable(orphan->second.step)) {
         kv_->release_table(std::move(orphan->second.table));
       } else {
-        deferred_frees_.push_back({counts_.scheduled, std::move(orphan->second.table)});
+        left_.deferred.push_back({counts_.scheduled, std::move(orphan->second.table)});
       }
-      orphans_.erase(orphan);
+      left_.orphans.erase(orphan);
       continue;
     }
     const auto found = slots_.find(id);
@@ -140,7 +146,7 @@ void VllmEngine::update_from_connector(const ConnectorOutput& output, std::int64
     if (request.load_failed && !recomputes_) fail(found->second, now_ns);
   }
   for (const RequestId id : output.sent) {
-    KvTable table = kept_.take(id);
+    KvTable table = left_.kept.take(id);
     if (!table.empty()) kv_->release_table(std::move(table));
   }
   if (!output.sent.empty() || !output.received.empty()) refusal_.stands = false;
@@ -157,13 +163,7 @@ void VllmEngine::fail(RequestSlot slot, std::int64_t now_ns) {
 }
 
 bool VllmEngine::handoff_pending() const noexcept {
-  return !kept_.empty() || connector_->has_pending_work() || (loads_ && !orphans_.empty());
-}
-
-std::uint64_t VllmEngine::deferred_blocks() const noexcept {
-  std::uint64_t blocks = 0;
-  for (const KeptBlocks& kept : deferred_frees_) blocks += kept.table.size();
-  return blocks;
+  return !left_.kept.empty() || connector_->has_pending_work() || (loads_ && !left_.orphans.empty());
 }
 
 }  // namespace understudy

@@ -21,7 +21,7 @@ Admission VllmEngine::loaded_head(EngineRequest& request, std::int64_t now_ns) {
   head.hit_tokens = request.computed;
   head.has_loaded = true;
   // A prompt of one token has nothing computed, and is looked up in vain.
-  if (receiver_ && request.computed == 0) (void)connector_->get_num_new_matched_tokens(request, 0, now_ns);
+  if (parts_.receiver && request.computed == 0) (void)connector_->get_num_new_matched_tokens(request, 0, now_ns);
   return head;
 }
 
@@ -127,7 +127,7 @@ void VllmEngine::promote(EngineRequest& request, std::int64_t now_ns) {
   if (grouped_ != nullptr) grouped_->loaded(request, request.computed);
   request.status = request.before_park;
   request.loaded = false;
-  if (!receiver_) request.record.parked_ns += now_ns - request.load_begun_ns;
+  if (!parts_.receiver) request.record.parked_ns += now_ns - request.load_begun_ns;
   --loading_;
 }
 
@@ -142,14 +142,6 @@ bool VllmEngine::fits_behind(const Admission& head) const {
   const auto fit = [&](std::uint32_t tokens) { return kv_->lacks(request, tokens) + watermark <= kv_->available(); };
   if (config_.scheduler_reserve_full_isl && !fit(request.known)) return false;
   return fit(room_up_to(request, head.total(), true));
-}
-
-std::vector<RequestId> VllmEngine::loading() const {
-  std::vector<RequestId> ids;
-  queues_.for_each([&](RequestSlot slot) {
-    if (requests_[slot].status == RequestStatus::Loading) ids.push_back(requests_[slot].id);
-  });
-  return ids;
 }
 
 FetchStages VllmEngine::fetch_stages() const {
@@ -194,7 +186,7 @@ void VllmEngine::end_group_schedule() {
   if (!offload_ || freeable(step)) return grouped_->end_schedule();
   std::vector<SlotId> blocks = grouped_->end_schedule_later();
   std::ranges::reverse(blocks);
-  if (!blocks.empty()) deferred_frees_.push_back({step, {std::move(blocks), {}}});
+  if (!blocks.empty()) left_.deferred.push_back({step, {std::move(blocks), {}}});
 }
 
 // The request ends: keep its blocks until they are sent, or until its load has ended, or free them.
@@ -204,7 +196,7 @@ void VllmEngine::leave(EngineRequest& request, bool aborted, std::int64_t now_ns
   if (loading) --loading_;
   if (connector_->request_finished(request, aborted, now_ns)) {
     if (request.spec.identities && !request.blocks.empty()) request.spec.identities->offer(request.blocks);
-    kept_.keep(request.id, kv_->detach(request));
+    left_.kept.keep(request.id, kv_->detach(request));
     return;
   }
   // vLLM hands over the blocks that the window still reads.
@@ -213,7 +205,7 @@ void VllmEngine::leave(EngineRequest& request, bool aborted, std::int64_t now_ns
                            grouped_->processed(request, request.computed, request.last_step, counts_.processed));
   }
   if (loading && !request.loaded) {
-    orphans_[request.id] = {request.last_step, kv_->detach(request)};
+    left_.orphans[request.id] = {request.last_step, kv_->detach(request)};
   } else {
     release_or_defer(request);
   }
@@ -222,7 +214,7 @@ void VllmEngine::leave(EngineRequest& request, bool aborted, std::int64_t now_ns
 // Free the request's blocks, or defer it while a step in flight may still write to them.
 void VllmEngine::release_or_defer(EngineRequest& request) {
   if (freeable(request.last_step)) return kv_->release(request);
-  if (kv_->holds(request)) deferred_frees_.push_back({counts_.scheduled, kv_->detach(request)});
+  if (kv_->holds(request)) left_.deferred.push_back({counts_.scheduled, kv_->detach(request)});
   request.keyed = 0;
 }
 
@@ -230,8 +222,8 @@ void VllmEngine::release_or_defer(EngineRequest& request) {
 void VllmEngine::free_deferred(bool computed) {
   if (!computed) return;
   ++counts_.processed;
-  for (; !deferred_frees_.empty() && deferred_frees_.front().step <= counts_.processed; deferred_frees_.pop_front()) {
-    kv_->release_table(std::move(deferred_frees_.front().table));
+  for (; !left_.deferred.empty() && left_.deferred.front().step <= counts_.processed; left_.deferred.pop_front()) {
+    kv_->release_table(std::move(left_.deferred.front().table));
   }
 }
 
@@ -255,7 +247,7 @@ bool VllmEngine::still_offloads() const {
 void VllmEngine::report_offload(std::vector<JobId> done, std::int64_t now_ns) {
   if (done.empty()) return;
   ConnectorOutput output;
-  offloading_->report(std::move(done), output);
+  parts_.offloading->report(std::move(done), output);
   update_from_connector(output, now_ns);
 }
 
@@ -273,15 +265,7 @@ void VllmEngine::offload_after_step(std::int64_t now_ns) {
 std::uint64_t VllmEngine::check_offload() const {
   std::uint64_t references = 0;
   queues_.for_each([&](RequestSlot slot) { references += kv_->num_blocks(requests_[slot]); });
-  return references + kept_blocks();
-}
-
-// Count device blocks that ended and preempted requests have left behind.
-std::uint64_t VllmEngine::kept_blocks() const {
-  std::uint64_t references = 0;
-  for (const KeptBlocks& kept : deferred_frees_) references += kept.table.size();
-  for (const auto& [id, kept] : orphans_) references += kept.table.size();
-  return references + kept_.references();
+  return references + left_.references();
 }
 
 }  // namespace understudy

@@ -87,11 +87,11 @@ RankLoad RankGroup::rank_load() const {
   std::uint64_t largest = 0;
   for (const auto& rank : ranks_) {
     const std::uint64_t idle = 1 + rank->config().speculation.tokens;
-    const std::uint64_t tokens = rank->in_step() ? rank->step_tokens() : 0;
+    const std::uint64_t tokens = rank->in_step() ? rank->open_load().tokens : 0;
     sum += std::max(tokens, idle);
     largest = std::max(largest, tokens);
   }
-  if (largest > ranks_.front()->largest_graph()) return {sum, 0};
+  if (largest > ranks_.front()->timing_.model->largest_graph()) return {sum, 0};
   return {largest * ranks_.size(), largest};
 }
 
@@ -135,7 +135,7 @@ void RankGroup::finish_transfers() {
 }
 
 Stall RankGroup::stall() const {
-  const auto stuck = std::ranges::find_if(ranks_, [](const auto& rank) { return rank->stuck(); });
+  const auto stuck = std::ranges::find_if(ranks_, [](const auto& rank) { return rank->stuck_.has_value(); });
   return (stuck == ranks_.end() ? ranks_.front() : *stuck)->stall();
 }
 

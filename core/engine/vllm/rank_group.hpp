@@ -11,6 +11,12 @@
 
 namespace understudy {
 
+// The tokens of all ranks, and those to which each is padded (0: none is).
+struct RankLoad {
+  std::uint64_t tokens;
+  std::uint64_t width;
+};
+
 // A request names its rank (RequestSpec::rank). The experts of a step see the tokens of all ranks, and every rank takes
 // as long as the slowest. As in vLLM (v1/worker/dp_utils.py), ranks are padded to the largest of them if all fit a
 // captured graph; a rank without work computes an empty decode.

@@ -5,6 +5,14 @@
 
 namespace understudy {
 
+bool VllmEngine::live(const Scheduled& turn) const noexcept {
+  return requests_[turn.slot].id == turn.id && requests_[turn.slot].status != RequestStatus::Finished;
+}
+
+std::uint32_t VllmEngine::outputs_left(const EngineRequest& request) const noexcept {
+  return std::min(request.spec.outputs() - request.outputs(), config_.max_model_len - request.known);
+}
+
 // Receive the tokens of a batch, in its order; a request with its last token is freed at once.
 void VllmEngine::receive_tokens(const std::vector<Scheduled>& turns, std::int64_t end_ns) {
   const std::uint64_t step = token_log_.next_step();

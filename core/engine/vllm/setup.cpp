@@ -349,7 +349,7 @@ std::unique_ptr<Connector> VllmEngine::make_offloading() {
   }
   auto connector =
       std::make_unique<OffloadingConnector>(std::move(scheduler), grouped_ != nullptr, config_.transfer.has_value());
-  offloading_ = connector.get();
+  parts_.offloading = connector.get();
   offload_ = &connector->scheduler();
   if (tiers_) {
     connector->use_links(std::make_unique<OffloadLinks>(tiers_->hub(), tiers_->host_links(), tiers_->config().host,
@@ -359,17 +359,17 @@ std::unique_ptr<Connector> VllmEngine::make_offloading() {
     connector->use_steps(std::make_unique<OffloadSteps>(settings.store_steps, settings.load_steps));
   }
   offload_links_ = connector->links();
-  offload_steps_ = connector->steps();
+  parts_.steps = connector->steps();
   return connector;
 }
 
 std::unique_ptr<Connector> VllmEngine::make_nixl(const EngineSite& site) {
-  net_ = site.net;
+  parts_.net = site.net;
   const auto worker = static_cast<std::uint32_t>(site.worker);
-  auto connector = std::make_unique<NixlConnector>(*config_.transfer, config_.block_size, net_, worker);
-  nixl_ = connector.get();
-  sender_ = connector->sender();
-  receiver_ = connector->receiver();
+  auto connector = std::make_unique<NixlConnector>(*config_.transfer, config_.block_size, parts_.net, worker);
+  parts_.nixl = connector.get();
+  parts_.sender = connector->sender();
+  parts_.receiver = connector->receiver();
   return connector;
 }
 
@@ -384,7 +384,7 @@ std::unique_ptr<Connector> VllmEngine::make_connector(const EngineSite& site) {
   children.push_back(make_offloading());
   if (settings.host_first) std::swap(children[0], children[1]);
   auto connector = std::make_unique<MultiConnector>(std::move(children), settings.log);
-  multi_ = connector.get();
+  parts_.multi = connector.get();
   return connector;
 }
 

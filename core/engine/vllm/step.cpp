@@ -5,6 +5,7 @@
 #include "base/assert.hpp"
 #include "engine/vllm/engine.hpp"
 #include "engine/vllm/fast_forward.hpp"
+#include "engine/vllm/rank_group.hpp"
 
 namespace understudy {
 
@@ -14,13 +15,18 @@ void VllmEngine::require_time(std::int64_t now_ns) const {
                 clock_.in_step ? ", when the step began" : ", to where the engine has come",
                 ": time never goes backwards");
   }
-  if (now_ns > kLatestNs && !(clock_.in_step && now_ns <= clock_.now_ns)) {
+  if (now_ns > StepClock::kLatestNs && !(clock_.in_step && now_ns <= clock_.now_ns)) {
     throw Error(ErrorKind::InvalidArgument, "now_ns ", now_ns,
                 " is after 2^62 (146 years), where times end: ", "count nanoseconds from the beginning of the run");
   }
   if (!tiers_ || now_ns >= tiers_->hub().links().now_ns()) return;
   throw Error(ErrorKind::InvalidArgument, "now_ns ", now_ns, " is before ", tiers_->hub().links().now_ns(),
               ", to where the transfers have come: time never goes backwards");
+}
+
+void VllmEngine::skip_to(std::int64_t time_ns) noexcept {
+  clock_.now_ns = polling_ ? poll_at(time_ns) : std::max(clock_.now_ns, time_ns);
+  finish_bound_.reset();
 }
 
 const Effects& VllmEngine::begin_step(std::int64_t now_ns) {
@@ -87,6 +93,10 @@ void VllmEngine::begin_one_step(std::int64_t now_ns) {
   open_ = std::exchange(planned_, std::move(behind));
   open_.duration_ns += std::max(ready_ns, connector_->start_step(std::move(open_.meta), open_.output, now_ns)) - now_ns;
   open_step(now_ns, open_.load, open_.duration_ns);
+}
+
+const std::vector<Scheduled>& VllmEngine::batch() const noexcept {
+  return config_.async_scheduling ? open_.turns : log_.scheduled;
 }
 
 // Brings the engine to the begin of a step: transfers that end by then have landed.
@@ -168,6 +178,11 @@ void VllmEngine::open_step(std::int64_t now_ns, const StepLoad& load, std::int64
   if (observer_) observer_(*this, false);
 }
 
+void VllmEngine::count_time(const StepLoad& load, std::int64_t duration_ns) noexcept {
+  totals_.step_ns += duration_ns;
+  if (!timing_.model->covers(load)) totals_.uncovered_ns += duration_ns;
+}
+
 std::int64_t VllmEngine::retime_step(const RankLoad& ranks) {
   StepLoad& load = config_.async_scheduling ? open_.load : load_;
   const std::int64_t alone_ns = timing_.duration_ns(load, capacity_tokens_);
@@ -220,6 +235,8 @@ void VllmEngine::finish_step(std::int64_t end_ns) {
   }
 }
 
+// As recordings count steps: a schedule, and the update that follows it. Asynchronously that is the update of the batch
+// before, so that no time passes in between.
 void VllmEngine::begin_recorded_step(std::int64_t now_ns) {
   if (!config_.async_scheduling) return begin_one_step(now_ns);
   sync_to(now_ns);
@@ -228,12 +245,6 @@ void VllmEngine::begin_recorded_step(std::int64_t now_ns) {
   Batch behind{log_.scheduled, load_, duration_ns, nullptr, std::exchange(polled_, {})};
   (void)connector_->start_step(std::move(meta_), behind.output, now_ns);  // its worker runs with the schedule
   open_ = std::exchange(planned_, std::move(behind));
-  open_step(now_ns, {}, 0);
-}
-
-void VllmEngine::begin_last_update(std::int64_t now_ns) {
-  sync_to(now_ns);
-  open_ = std::exchange(planned_, {});
   open_step(now_ns, {}, 0);
 }
 
@@ -279,14 +290,18 @@ void VllmEngine::play(std::int64_t until_ns, const AdvanceOptions& options) {
         }
         if (clock_.now_ns >= until_ns) return;
       }
-      const bool possible = fast_forwards_ && !failed_ && can_fast_forward();
+      const std::optional<StepReason> reason = why_step();
+      const bool possible = !reason;
       if (possible && config_.check) check_state();
       const bool moved = possible && fast_forward(quiet_until(until_ns), options.stop_on_finish);
       if (moved) reach_checkpoint(true);
       const bool out_of_time = possible && fast_forward_->out_of_time();
       if (out_of_time && clock_.now_ns >= until_ns) return;
       // Out of time, an ordinary step follows: the one that did not fit into the fast-forward.
-      if (!moved || out_of_time) begin_one_step(clock_.now_ns);
+      if (!moved || out_of_time) {
+        ++stepped_[static_cast<std::size_t>(reason.value_or(StepReason::Event))];
+        begin_one_step(clock_.now_ns);
+      }
       if (stuck_ && clock_.in_step && batch().empty()) {
         clock_.in_step = false;  // no batch was scheduled, so no step ends
         announcer_.release(clock_.now_ns);

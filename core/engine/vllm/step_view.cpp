@@ -32,7 +32,7 @@ void VllmEngine::describe_step(StepView& out) const {
   if (!queue.empty()) out.head = requests_[queues_.candidate().value_or(queue.head())].id;
   out.running = running_.size();
   out.waiting = num_waiting() + parked_;
-  const PoolMetrics metrics = device_metrics();
+  const PoolMetrics metrics = kv_->metrics();
   out.active_blocks = metrics.total_blocks - metrics.reset_blocks - metrics.inactive_blocks;
 }
 

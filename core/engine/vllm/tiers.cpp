@@ -10,10 +10,19 @@ namespace understudy {
 
 namespace {
 
-// Leading blocks in a pool of runs and on the host of vLLM's offload, the only one below such a pool.
-std::vector<TierAnswer> look_up_host(const RunRows& device, const BlockStore& host,
+// Leading blocks on the device and on the host of vLLM's offload. `runs`: the device's, if they are not in the store.
+std::vector<TierAnswer> look_up_host(const RunRows* runs, const BlockStore& host,
                                      std::span<const BlockIdentity> blocks) {
-  const std::vector<bool> above = device.on_device(blocks);
+  std::vector<bool> above(blocks.size());
+  if (runs != nullptr) {
+    above = runs->on_device(blocks);
+  } else {
+    for (std::size_t i = 0; i < blocks.size(); ++i) {
+      bool has = false;
+      host.has_blocks(0, blocks.subspan(i, 1), &has);
+      above[i] = has;
+    }
+  }
   std::vector<TierAnswer> answers;
   for (std::size_t i = 0; i < blocks.size(); ++i) {
     TierAnswer answer{TierAnswer::Kind::Hit, Tier::G1, 0};
@@ -122,14 +131,16 @@ void VllmEngine::report_idle_landings() {
 std::int64_t VllmEngine::next_landing_ns() const {
   if (polls_ && polling_ && !clock_.in_step) return rests() ? kNever : next_poll_ns();
   if (!tiers_ || clock_.in_step) return kNever;
-  const bool waits = landing_wait_.on || (quiescent() && (offload_ ? !polls_ && offload_pending() : !tiers_->idle()));
+  const bool waits =
+      landing_wait_.on || (quiescent() && (offload_ ? !polls_ && (offload_->has_jobs() || offload_->has_ended_to_tell())
+                                                    : !tiers_->idle()));
   return waits ? tiers_->hub().next_wake_ns().value_or(kNever) : kNever;
 }
 
 const Effects& VllmEngine::land(std::int64_t now_ns) {
   if (polls_) {
     clear_returned_effects();
-    if (net_ != nullptr) net_->hub().run_until(now_ns);
+    if (parts_.net != nullptr) parts_.net->hub().run_until(now_ns);
     return return_effects();  // the next poll sees what has landed
   }
   if (!tiers_) throw Error(ErrorKind::WrongState, "this engine has no tiers");
@@ -151,16 +162,14 @@ std::size_t VllmEngine::cached_prefix(std::span<const BlockIdentity> blocks) con
     return grouped_->tiers().find(blocks, 0, limit, tiers_->lowest()) / config_.block_size;
   }
   if (grouped_ != nullptr || !tiers_) return kv_->cached(blocks) / config_.block_size;
-  const std::vector<TierAnswer> answers =
-      run_rows_ != nullptr ? look_up_host(*run_rows_, store_, blocks) : tiers_->lookup(blocks);
+  const std::vector<TierAnswer> answers = offload_ ? look_up_host(run_rows_, store_, blocks) : tiers_->lookup(blocks);
   return static_cast<std::size_t>(
       std::ranges::count_if(answers, [](const TierAnswer& answer) { return answer.kind != TierAnswer::Kind::Miss; }));
 }
 
 std::vector<TierAnswer> VllmEngine::tier_lookup(std::span<const BlockIdentity> blocks) {
   if (!tiers_) throw Error(ErrorKind::WrongState, "this engine has no tiers");
-  if (run_rows_ != nullptr) return look_up_host(*run_rows_, store_, blocks);
-  if (grouped_ == nullptr) return tiers_->lookup(blocks);
+  if (grouped_ == nullptr) return offload_ ? look_up_host(run_rows_, store_, blocks) : tiers_->lookup(blocks);
   require_group_tiers("tier_lookup");
   const GroupTiers& below = grouped_->tiers();
   const auto limit = static_cast<std::uint32_t>(blocks.size() * config_.block_size);
@@ -297,6 +306,14 @@ bool VllmEngine::head_stays() const {
 bool VllmEngine::head_lacks_room() const {
   return refusal_.stands && tiers_->released() - refusal_.released < refusal_.lacks &&
          refusal_.loads_ended == tiers_->loads_ended();
+}
+
+bool VllmEngine::has_transfers() const {
+  return tiers_ && (!tiers_->idle() || (offload_links_ && !offload_links_->idle()));
+}
+
+std::uint32_t VllmEngine::num_keyed(const EngineRequest& request) const {
+  return grouped_ != nullptr ? grouped_->keyed_units(request) : request.keyed;
 }
 
 }  // namespace understudy

@@ -27,15 +27,9 @@ void VllmEngine::add_sample(std::int64_t time_ns, std::uint32_t running, std::ui
         static_cast<std::uint32_t>((store_.in(1, SlotState::Primary) + store_.in(1, SlotState::Inactive)) *
                                    (offload_ ? config_.offload->blocks_per_chunk : 1));
   }
-  sample.kept_blocks = static_cast<std::uint32_t>(kept_.num_blocks());
+  sample.kept_blocks = static_cast<std::uint32_t>(left_.kept.num_blocks());
   token_log_.add_sample(sample);
   if (grouped_ != nullptr) grouped_->sample(time_ns);
-}
-
-std::vector<RequestId> VllmEngine::running() const {
-  std::vector<RequestId> ids;
-  for (const RequestSlot slot : running_) ids.push_back(requests_[slot].id);
-  return ids;
 }
 
 std::vector<RequestId> VllmEngine::waiting(std::size_t count) const {
@@ -45,19 +39,6 @@ std::vector<RequestId> VllmEngine::waiting(std::size_t count) const {
     ids.push_back(requests_[slot].id);
     return false;
   });
-  return ids;
-}
-
-std::vector<RequestId> VllmEngine::orphans() const {
-  std::vector<RequestId> ids;
-  for (const auto& [id, kept] : orphans_) ids.push_back(id);
-  std::ranges::sort(ids);
-  return ids;
-}
-
-std::vector<RequestId> VllmEngine::holding() const {
-  std::vector<RequestId> ids;
-  for (const RequestSlot slot : queues_.skipped().ids()) ids.push_back(requests_[slot].id);
   return ids;
 }
 
@@ -100,7 +81,7 @@ Stall VllmEngine::stall() const {
 }
 
 EngineSnapshot VllmEngine::snapshot() const {
-  const PoolMetrics m = device_metrics();
+  const PoolMetrics m = kv_->metrics();
   EngineSnapshot now;
   now.phase = phase();
   now.wake_ns = wake_ns();
@@ -118,13 +99,23 @@ EngineSnapshot VllmEngine::snapshot() const {
   return now;
 }
 
+void VllmEngine::keep_times() {
+  token_log_.keep_gaps();
+  if (tiers_) tiers_->keep_load_times();
+  if (offload_links_) offload_links_->keep_load_times();
+}
+
+std::size_t VllmEngine::published_prefix(std::span<const BlockIdentity> blocks, std::size_t known) {
+  return announcer_.published_prefix(blocks, known);
+}
+
 TierReport VllmEngine::tier_report() {
   const auto use = [](Tier tier, std::uint64_t capacity_blocks, const PoolMetrics& m, std::uint64_t size) {
     return TierUse{tier, capacity_blocks, (m.active_blocks + m.inactive_blocks) * size, m.registrations * size,
                    m.evictions * size};
   };
   TierReport report;
-  report.own.push_back(use(Tier::G1, config_.num_gpu_blocks, device_metrics(), 1));
+  report.own.push_back(use(Tier::G1, config_.num_gpu_blocks, kv_->metrics(), 1));
   if (!tiers_) return report;
   report.totals = tiers_->totals();
   report.run = own_run_.get();
@@ -215,7 +206,7 @@ StateDigest VllmEngine::digest(bool with_cached) const {
   for (const Scheduled& turn : planned_.turns) {
     if (live(turn)) planned = mix(planned, turn.id, turn.tokens, turn.before, turn.samples);
   }
-  const PoolMetrics m = device_metrics();
+  const PoolMetrics m = kv_->metrics();
   counts =
       mix(0, m.reset_blocks, m.inactive_blocks, m.active_references, m.mutable_blocks, m.evictions, m.registrations);
   if (grouped_ != nullptr) counts = mix(counts, grouped_->digest(running_));
@@ -244,10 +235,10 @@ void VllmEngine::check_counts(bool whole) const {
       if (kv_->holds(requests_[slot])) holders.push_back(slot);
     });
     if (offload_ && whole) offload_->check();
-    if (!tiers_ || offload_) return grouped_->check(holders, kept_blocks());
+    if (!tiers_ || offload_) return grouped_->check(holders, left_.references());
     tiers_->check();
     if (own_run_) own_run_->check(whole);
-    return grouped_->check(holders, kept_blocks() + tiers_->g1_references());
+    return grouped_->check(holders, left_.references() + tiers_->g1_references());
   }
   std::uint64_t references = held_.blocks();
   for (const RequestSlot id : running_) {
@@ -259,7 +250,7 @@ void VllmEngine::check_counts(bool whole) const {
       throw Error(ErrorKind::InvariantViolated, "request ", r.spec.name, " is inconsistent");
     }
   }
-  if (loads_ || sender_) references += check_offload();
+  if (loads_ || parts_.sender) references += check_offload();
   if (offload_ && whole) offload_->check();  // every chunk of its host
   if (!loads_ && queues_.any_of([this](RequestSlot slot) { return kv_->holds(requests_[slot]); })) {
     throw Error(ErrorKind::InvariantViolated, "a waiting request holds blocks");
