@@ -20,7 +20,7 @@ from report.verdict_building import DEMO, DONE, LARGE, found, report
 from understudy._core import BlockVisits
 from understudy.cli import main
 from understudy.engines.vllm_config import VllmConfig
-from understudy.report import group_verdicts, late_machine, latency_verdicts, tier_verdicts
+from understudy.report import agent_verdicts, group_verdicts, late_machine, latency_verdicts, tier_verdicts
 from understudy.report import verdicts as rules
 from understudy.report.html import page
 from understudy.report.no_verdict import describe_no_verdict
@@ -195,6 +195,7 @@ def test_every_rule_is_tested_in_these_files() -> None:
     )
     modules = {
         rules.__name__: "rules",
+        agent_verdicts.__name__: "agent_verdicts",
         latency_verdicts.__name__: "latency_verdicts",
         late_machine.__name__: "late_machine",
         tier_verdicts.__name__: "tier_verdicts",
