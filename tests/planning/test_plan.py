@@ -15,9 +15,11 @@ from planning.exhaustive import find_cheapest
 from understudy.cli import main
 from understudy.errors import ConfigError, InvalidArgument
 from understudy.planning.find import find_plan
+from understudy.planning.levers import list_shapes
 from understudy.planning.price_list import ASSUMED, PriceList
 from understudy.planning.question import Question
-from understudy.planning.shape import Size
+from understudy.planning.search import Premise
+from understudy.planning.shape import Shape, Size
 from understudy.planning.space import Reuse, list_base_shapes
 from understudy.report import Slo
 from understudy.sweep.commands import make_commands
@@ -262,3 +264,9 @@ def test_a_log_without_times_is_refused_with_its_remedy(tmp_path: Path) -> None:
     path.write_text('{"input_length": 10, "output_length": 2, "hash_ids": [1]}\n')
     with pytest.raises(InvalidArgument, match=r"requests have no times.*--time KEY"):
         us.plan(path, model="Llama-3.1-8B", gpu="H100", slo={"ttft_ms": 500})
+
+
+def test_smaller_weights_are_tried_on_engines_of_fewer_gpus() -> None:
+    shapes = list_shapes([Shape(gpu="H100", tensor=4)], Premise(weights="fp8"))
+    assert [shape.tensor for shape in shapes] == [4, 2, 1]
+    assert [shape.tensor for shape in list_shapes([Shape(gpu="H100", tensor=4)], Premise(users=2.0))] == [4]

@@ -57,6 +57,14 @@ def list_changes(finder: Finder) -> list[tuple[str, Premise]]:
     return changes
 
 
+def list_shapes(shapes: Sequence[Shape], premise: Premise) -> list[Shape]:
+    """Return the shapes under a premise: smaller weights also fit on engines of fewer GPUs."""
+    if premise.weights is None:
+        return list(shapes)
+    halves = [replace(shape, tensor=shape.tensor >> power) for shape in shapes for power in range(4)]
+    return list(dict.fromkeys(shape for shape in halves if shape.tensor))
+
+
 def try_changes(finder: Finder, replays: Replays, best: Fleet, shapes: Sequence[Shape]) -> list[Lever]:
     """Return the cheapest fleet of `shapes` under every change."""
     changes = list_changes(finder)
@@ -67,7 +75,7 @@ def try_changes(finder: Finder, replays: Replays, best: Fleet, shapes: Sequence[
         return math.inf if fleet is None else fleet.cost
 
     def search_all(place: int, premise: Premise) -> Generator[Order, Fleet, None]:
-        for shape in shapes:
+        for shape in list_shapes(shapes, premise):
             start = max(1, round(best.cost * premise.users / finder.engine_cost(shape)))
             cheaper = yield from finder.search(shape, lambda: cost_of(place), start, premise=premise)
             found[place] = cheaper or found[place]

@@ -99,7 +99,7 @@ def _show_levers(plan: Plan) -> Iterator[str]:
     for each in sorted(plan.levers, key=lambda each: -each.ratio(cost)):
         ratio = each.ratio(cost)
         width = 0 if math.isinf(ratio) else 100 * ratio / most
-        shown = "no fleet" if math.isinf(ratio) else f"{ratio:.2f} x"
+        shown = "no fleet of these shapes" if math.isinf(ratio) else f"{ratio:.2f} x"
         bill = "" if each.cost is None else f"${each.cost:,.2f}/h, {each.fleet}"
         rows.append(
             f'<tr><td>{escape(each.change)}<br><span class="note">{escape(bill)}</span></td><td>{shown}</td>'

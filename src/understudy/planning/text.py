@@ -190,7 +190,7 @@ def _describe_levers(plan: Plan) -> Iterator[str]:
 def describe_lever(lever: Lever, cost: float) -> str:
     """Return a lever with the new bill and its ratio to the old one."""
     if lever.cost is None:
-        return f"no fleet: {lever.change}"
+        return f"no fleet of these shapes: {lever.change}"
     return f"{lever.ratio(cost):.2f} x: {lever.change}: ${lever.cost:,.2f}/h, {lever.fleet}"
 
 

@@ -111,7 +111,7 @@ def _examine_lengths(workload: Workload, context: int | None) -> Iterator[Findin
         yield Finding(
             "longer than the model's",
             f"{long:,} of {len(workload):,} requests exceed the model's {context:,} tokens (the longest has "
-            f"{longest:,}); they will be rejected",
+            f"{longest:,}); vLLM rejects them at this length",
         )
     if len(workload) >= _FEW:
         for name, lengths in (("prompts", prompts), ("outputs", outputs)):
