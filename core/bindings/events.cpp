@@ -2,9 +2,12 @@
 #include <nanobind/nanobind.h>
 
 #include "bindings.hpp"
+#include "column.hpp"
 #include "convert.hpp"
+#include "events/cleared.hpp"
 #include "events/event_ring.hpp"
 #include "events/event_table.hpp"
+#include "router/prefix_index.hpp"
 
 namespace understudy {
 
@@ -47,6 +50,14 @@ Arrays<std::uint8_t, std::uint8_t, std::uint64_t, std::int64_t, std::uint64_t, s
     for (const EventRecord& row : self.records) {
       same_call &= !row.starts;  // whether or not the stream has the row
       if ((!raw && !row.sole) || row.group != 0 || row.kind == EventKind::Skipped) continue;
+      if (row.kind == kCleared) {
+        kinds.push_back(static_cast<std::uint8_t>(row.kind));
+        tiers.push_back(static_cast<std::uint8_t>(row.tier));
+        parents.push_back(0);
+        offsets.push_back(static_cast<std::int64_t>(hashes.size()));
+        same_call = false;
+        continue;
+      }
       const bool stored = row.kind == EventKind::Stored;
       const BlockIdentity& block = row.identity;
       const bool continues = same_call && before->kind == row.kind && before->tier == row.tier &&
@@ -69,6 +80,43 @@ Arrays<std::uint8_t, std::uint8_t, std::uint64_t, std::int64_t, std::uint64_t, s
                         to_array(std::move(offsets)), to_array(std::move(hashes)), to_array(std::move(locals)));
 }
 
+// Rows of events of one cache group that other columns describe, as a live worker's stream has them: every row is the
+// first copy or the last one.
+DrainedEvents batch_of_columns(Column<std::uint8_t> kinds, Column<std::uint8_t> tiers, Column<std::uint64_t> parents,
+                               Column<std::int64_t> offsets, Column<std::uint64_t> hashes,
+                               Column<std::uint64_t> locals) {
+  const std::size_t events = kinds.size();
+  if (tiers.size() != events || parents.size() != events || locals.size() != hashes.size()) {
+    throw Error(ErrorKind::InvalidArgument, "events need a kind, a tier and a parent each, blocks two hashes each");
+  }
+  PrefixIndex::require_sound({view(kinds), view(tiers), view(offsets), view(hashes)});
+  DrainedEvents out;
+  out.records.reserve(hashes.size());
+  for (std::size_t event = 0; event < events; ++event) {
+    EventRecord row;
+    row.kind = static_cast<EventKind>(view(kinds)[event]);
+    row.tier = static_cast<Tier>(view(tiers)[event]);
+    std::uint64_t parent = view(parents)[event];
+    const bool root = row.kind == EventKind::Stored && parent == 0;
+    const auto begin = static_cast<std::size_t>(view(offsets)[event]);
+    const auto end = static_cast<std::size_t>(view(offsets)[event + 1]);
+    const auto append = [&](const BlockIdentity& block) {
+      row.id = out.records.size();
+      row.identity = block;
+      out.records.push_back(row);
+      row.starts = false;
+    };
+    if (row.kind == kCleared) append({});
+    for (std::size_t block = begin; block < end; ++block) {
+      const std::uint64_t hash = view(hashes)[block];
+      const auto position = root ? static_cast<std::uint32_t>(block - begin) : 0u;
+      append({LineageHash::make(hash, parent != 0, parent, position), view(locals)[block], parent});
+      if (row.kind == EventKind::Stored) parent = hash;
+    }
+  }
+  return out;
+}
+
 // A column by parts: views that live as long as the table, or copies of the rows in the consolidated stream.
 List<Array<std::uint64_t>> parts_of(nb::handle_t<EventTable> self, bool raw,
                                     EventTable::Column<std::uint64_t> EventTable::Part::* column) {
@@ -87,6 +135,9 @@ List<Array<std::uint64_t>> parts_of(nb::handle_t<EventTable> self, bool raw,
 }
 
 void append_rows(EventTable& self, const DrainedEvents& rows, std::int64_t time_ns) {
+  for (const EventRecord& row : rows.records) {
+    if (row.kind == kCleared) throw Error(ErrorKind::InvalidArgument, "rows: a table has no cleared events");
+  }
   TimedEvents more;
   more.batch.records = rows.records;
   more.time_ns.resize(rows.records.size(), time_ns);
@@ -140,6 +191,10 @@ void bind_events(nb::module_& m) {
   bind_event_table(m);
   nb::class_<DrainedEvents> batch(m, "EventBatch", "Events taken from a store, as columns with one row a block.");
   batch.def("__len__", [](const DrainedEvents& self) { return self.records.size(); })
+      .def_static("from_columns", &batch_of_columns, "kinds"_a, "tiers"_a, "parents"_a, "offsets"_a,
+                  "sequence_hashes"_a, "local_hashes"_a,
+                  "Build the rows of `EventColumns`, which are of the consolidated stream. Positions are 0 where the "
+                  "columns do not give them.")
       .def("event_columns", &event_columns, "raw"_a, "Events of the first cache group, as `EventColumns` has them.")
       .def_ro("lost", &DrainedEvents::lost, "Events that a bounded ring dropped before these.")
       .def_prop_ro(
@@ -148,8 +203,9 @@ void bind_events(nb::module_& m) {
   bind_column<std::uint64_t>(batch, "ids", [](const EventRecord& r) { return r.id; });
   bind_column<std::uint8_t>(
       batch, "kinds", [](const EventRecord& r) { return r.kind; },
-      "0 stored, 1 removed, 3 skipped: tokens of a stored event without a key.");
-  bind_column<std::uint8_t>(batch, "tiers", [](const EventRecord& r) { return r.tier; });
+      "0 stored, 1 removed, 2 cleared (a row without a block: all blocks of its tier, or of all tiers, are gone), 3 "
+      "skipped: tokens of a stored event without a key.");
+  bind_column<std::uint8_t>(batch, "tiers", [](const EventRecord& r) { return r.tier; }, "1 to 4; 0: all, cleared.");
   bind_column<std::uint8_t>(batch, "groups", [](const EventRecord& r) { return r.group; }, "Cache group.");
   bind_column<std::uint8_t>(
       batch, "starts", [](const EventRecord& r) { return r.starts; },

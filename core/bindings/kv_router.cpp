@@ -49,6 +49,19 @@ Array<T> column(const KvRouter& self) {
   return to_array(std::move(out));
 }
 
+template <typename T, typename Read>
+Array<T> candidate_column(const KvRouter& self, Read read) {
+  std::vector<T> out;
+  out.reserve(self.candidates().size());
+  for (const KvCandidate& candidate : self.candidates()) out.push_back(static_cast<T>(read(candidate)));
+  return to_array(std::move(out));
+}
+
+template <auto Term>
+Array<double> candidate_term(const KvRouter& self) {
+  return candidate_column<double>(self, [](const KvCandidate& one) { return one.terms.*Term; });
+}
+
 }  // namespace
 
 void bind_kv_router(nb::module_& m) {
@@ -91,6 +104,7 @@ void bind_kv_router(nb::module_& m) {
           {{"fcfs", RouterQueueOrder::Fcfs}, {"lcfs", RouterQueueOrder::Lcfs}, {"wspt", RouterQueueOrder::Wspt}})
       .add("seed", &KvRouterConfig::seed)
       .add("keep_decisions", &KvRouterConfig::keep_decisions)
+      .add("keep_candidates", &KvRouterConfig::keep_candidates)
       .add("imposed", &KvRouterConfig::imposed)
       .add("index_all_groups", &KvRouterConfig::index_all_groups)
       .bind<KvRouter>(router.unguarded());
@@ -201,6 +215,26 @@ void bind_kv_router(nb::module_& m) {
       .def_prop_ro("cost_regret", &column<double, &KvDecision::cost_regret>)
       .def_prop_ro("ties", &column<std::int32_t, &KvDecision::ties>)
       .def_prop_ro("waited_ns", &column<std::int64_t, &KvDecision::waited_ns>)
+      .def_prop_ro("candidate_ends", &column<std::int64_t, &KvDecision::end_of_candidates>,
+                   "By decision: end of its candidates in the following columns, which have rows if they are kept.")
+      .def_prop_ro("candidate_workers",
+                   [](const KvRouter& self) {
+                     return candidate_column<std::int64_t>(self, [](const KvCandidate& one) { return one.worker; });
+                   })
+      .def_prop_ro("candidate_prefill", &candidate_term<&KvTerms::prefill>)
+      .def_prop_ro("candidate_active", &candidate_term<&KvTerms::active>)
+      .def_prop_ro("candidate_added", &candidate_term<&KvTerms::added>)
+      .def_prop_ro("candidate_requests", &candidate_term<&KvTerms::requests>)
+      .def_prop_ro("candidate_credit", &candidate_term<&KvTerms::credit>)
+      .def_prop_ro("candidate_overlap_blocks",
+                   [](const KvRouter& self) {
+                     return candidate_column<std::int64_t>(self, [](const KvCandidate& one) { return one.overlap; });
+                   })
+      .def_prop_ro("candidate_lower_overlap_blocks",
+                   [](const KvRouter& self) {
+                     return candidate_column<std::int64_t>(self,
+                                                           [](const KvCandidate& one) { return one.lower_overlap; });
+                   })
       .def_prop_ro(
           "costs", [](const KvRouter& self) { return to_array(std::vector<double>(self.costs())); },
           "Cost of each worker in the last decision; infinite for unavailable workers.")

@@ -12,6 +12,7 @@
 #include "bindings.hpp"
 #include "column.hpp"
 #include "convert.hpp"
+#include "events/cleared.hpp"
 #include "router/prefix_index.hpp"
 
 namespace understudy {
@@ -75,7 +76,15 @@ Applied apply_batch(PrefixIndex& self, Int worker, const DrainedEvents& batch, I
   const std::int64_t now_ns = time_ns(now_ms, "now_ms");
   nb::gil_scoped_release release;
   Applied out;
-  self.apply(self.join(publisher), batch.records, !raw, now_ns, out);
+  const PrefixIndex::Member member = self.join(publisher);
+  for (std::span<const EventRecord> rest = batch.records; !rest.empty();) {
+    const auto cleared = std::ranges::find(rest, kCleared, &EventRecord::kind);
+    const auto count = static_cast<std::size_t>(cleared - rest.begin());
+    self.apply(member, rest.first(count), !raw, now_ns, out);
+    if (cleared == rest.end()) break;
+    self.clear(member, cleared->tier == Tier{} ? std::nullopt : std::optional(cleared->tier));
+    rest = rest.subspan(count + 1);
+  }
   return out;
 }
 

@@ -387,6 +387,15 @@ void bind_router(nb::module_& m) {
       .def_prop_ro("used_blocks", &counts_of<&WorkerCounts::used_blocks>, "By worker: referenced blocks.")
       .def_prop_ro("total_blocks", &counts_of<&WorkerCounts::total_blocks>);
   nb::class_<KvDelivery>(m, "KvEventBatch", "Block changes of one step of a worker, or of a shared tier.")
+      .def(
+          "__init__",
+          [](KvDelivery* self, Int worker, DrainedEvents events, Int pool, std::int64_t time_ns) {
+            new (self) KvDelivery{static_cast<WorkerId>(read_uint(worker, "worker")),
+                                  static_cast<std::uint32_t>(read_uint(pool, "pool", 0xFFFFFFFFu)), time_ns,
+                                  std::move(events)};
+          },
+          "worker"_a, "events"_a, nb::kw_only(), "pool"_a = 0, "time_ns"_a = 0,
+          "Build the batch of a worker; a replay, a live fleet and a router pass these to `observe`.")
       .def_prop_ro(
           "worker",
           [](const KvDelivery& self) {

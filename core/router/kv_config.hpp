@@ -37,6 +37,7 @@ struct KvRouterConfig {
 
   std::uint64_t seed = 0;
   bool keep_decisions = true;
+  bool keep_candidates = false;       // keep the terms of every worker's cost at each decision
   std::vector<std::int32_t> imposed;  // worker for each row, or empty; costs are still computed
 
   // True if events are neither delayed nor lost.

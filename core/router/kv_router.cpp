@@ -59,6 +59,7 @@ void KvRouter::begin() {
   ready_.clear();
   while (!queue_.empty()) queue_.pop();
   decisions_.clear();
+  candidates_.clear();
 }
 
 void KvRouter::add_worker(const WorkerInfo& worker) {
@@ -161,7 +162,8 @@ std::size_t KvRouter::admit(const RouteRequest& request, std::vector<std::uint64
                             std::int64_t now_ns) {
   const std::size_t workers = load_->requests().size();
   load_->shared(prompt, active_);
-  compute_costs(request, request.prompt_tokens / request.block_size, held_, costs_);
+  compute_costs(request, request.prompt_tokens / request.block_size, held_, costs_,
+                config_.keep_candidates ? &terms_ : nullptr);
   KvDecision decision;
   std::size_t worker = config_.temperature > 0 ? sample_by_cost() : pick_cheapest(decision.ties);
   UNDERSTUDY_ASSERT(worker < workers && ready_[worker], "chooses a worker that is not available");
@@ -186,7 +188,7 @@ std::size_t KvRouter::admit(const RouteRequest& request, std::vector<std::uint64
 
 // Cost in blocks: queued prompt tokens, uncached blocks of this prompt, and active blocks on the worker.
 void KvRouter::compute_costs(const RouteRequest& request, std::size_t blocks, const std::vector<std::uint32_t>& held,
-                             std::vector<double>& costs) const {
+                             std::vector<double>& costs, std::vector<KvTerms>* terms) const {
   const std::span<const std::uint64_t> prefill = load_->prefill_tokens();
   const auto size = static_cast<double>(request.block_size);
   std::uint64_t least = ~std::uint64_t{0};
@@ -195,6 +197,7 @@ void KvRouter::compute_costs(const RouteRequest& request, std::size_t blocks, co
   }
   const double request_blocks = std::ceil(static_cast<double>(request.prompt_tokens) / size);
   costs.resize(prefill.size());
+  if (terms != nullptr) terms->resize(prefill.size());
   for (std::size_t worker = 0; worker < prefill.size(); ++worker) {
     if (!ready_[worker]) {
       costs[worker] = kExcluded;
@@ -208,9 +211,14 @@ void KvRouter::compute_costs(const RouteRequest& request, std::size_t blocks, co
     const double decay = 1.0 / (1.0 + config_.overlap_score_credit_decay * above / request_blocks);
     const double credit = config_.overlap_score_credit * decay * tiers[0] + config_.host_cache_hit_weight * tiers[1] +
                           config_.disk_cache_hit_weight * tiers[2] + config_.external_cache_hit_weight * tiers[3];
-    costs[worker] = config_.prefill_load_scale * std::max(0.0, raw - credit) +
-                    static_cast<double>(load_->blocks(worker)) + static_cast<double>(blocks - active_[worker]) +
-                    config_.decode_active_request_weight * static_cast<double>(load_->requests()[worker]);
+    const KvTerms found{
+        .prefill = config_.prefill_load_scale * std::max(0.0, raw - credit),
+        .active = static_cast<double>(load_->blocks(worker)),
+        .added = static_cast<double>(blocks - active_[worker]),
+        .requests = config_.decode_active_request_weight * static_cast<double>(load_->requests()[worker]),
+        .credit = config_.prefill_load_scale * credit};
+    costs[worker] = found.cost();
+    if (terms != nullptr) (*terms)[worker] = found;
   }
 }
 
@@ -262,6 +270,14 @@ void KvRouter::record(KvDecision decision, const RouteRequest& request, const st
   if (differs) compute_costs(request, request.prompt_tokens / request.block_size, truth, true_costs_);
   const std::vector<double>& costs = differs ? true_costs_ : costs_;
   decision.cost_regret = costs[worker] - *std::ranges::min_element(costs);
+  for (std::size_t other = 0; config_.keep_candidates && other < ready_.size(); ++other) {
+    if (!ready_[other]) continue;
+    KvCandidate candidate{
+        .worker = other, .terms = terms_[other], .overlap = held_[other * kTiers], .lower_overlap = 0};
+    for (std::size_t tier = 1; tier < kTiers; ++tier) candidate.lower_overlap += held_[other * kTiers + tier];
+    candidates_.push_back(candidate);
+  }
+  decision.end_of_candidates = candidates_.size();
   decisions_.push_back(decision);
 }
 

@@ -29,6 +29,26 @@ struct KvDecision {
   double cost_regret = 0;      // extra cost of the choice, by actual overlaps
   std::uint32_t ties = 1;      // workers with that cost
   std::int64_t waited_ns = 0;  // in the router
+  std::size_t end_of_candidates = 0;
+};
+
+// Terms of a worker's cost, in blocks; the cost is their sum, in this order.
+struct KvTerms {
+  double prefill = 0;   // queued prompt tokens and this request's own, less the credit
+  double active = 0;    // distinct prompt blocks of its live requests
+  double added = 0;     // blocks of this prompt that these do not have
+  double requests = 0;  // its live requests, weighted
+  double credit = 0;    // what cached blocks took off the first term, if that stayed above 0
+
+  double cost() const noexcept { return prefill + active + added + requests; }
+};
+
+// A worker that could have been chosen.
+struct KvCandidate {
+  std::size_t worker = 0;
+  KvTerms terms;
+  std::uint32_t overlap = 0;  // as in KvDecision
+  std::uint32_t lower_overlap = 0;
 };
 
 // Uses the cost function of Dynamo 1.6.1: see docs/routing.md. Ties are broken uniformly, by seed.
@@ -62,6 +82,8 @@ class KvRouter final : public Router {
 
   const KvRouterConfig& config() const noexcept { return config_; }
   const std::vector<KvDecision>& decisions() const noexcept { return decisions_; }
+  // Candidates of all decisions, if they are kept; those of a decision end at its end_of_candidates.
+  const std::vector<KvCandidate>& candidates() const noexcept { return candidates_; }
   const KvDecision& last() const noexcept { return last_; }
   const std::vector<double>& costs() const noexcept { return costs_; }  // of the last decision, by worker
   std::size_t waiting() const noexcept { return queue_.size(); }
@@ -77,7 +99,7 @@ class KvRouter final : public Router {
   std::size_t admit(const RouteRequest& request, std::vector<std::uint64_t> prompt, std::int64_t since_ns,
                     std::int64_t now_ns);
   void compute_costs(const RouteRequest& request, std::size_t blocks, const std::vector<std::uint32_t>& held,
-                     std::vector<double>& costs) const;
+                     std::vector<double>& costs, std::vector<KvTerms>* terms = nullptr) const;
   std::size_t pick_cheapest(std::uint32_t& ties);
   std::size_t sample_by_cost();
   void record(KvDecision decision, const RouteRequest& request, const std::vector<std::uint64_t>& prompt);
@@ -87,6 +109,7 @@ class KvRouter final : public Router {
   std::shared_ptr<KvView> view_;
   std::unique_ptr<KvLoad> load_;
   std::vector<KvDecision> decisions_;
+  std::vector<KvCandidate> candidates_;
   KvDecision last_;
   KvQueue queue_{config_};
   std::vector<std::uint64_t> batch_tokens_;  // by worker, as is the next
@@ -95,6 +118,7 @@ class KvRouter final : public Router {
   std::vector<std::uint32_t> held_;
   std::vector<std::uint32_t> active_;
   std::vector<double> costs_;
+  std::vector<KvTerms> terms_;
   std::vector<std::uint32_t> truly_held_;
   std::vector<double> true_costs_;
 };

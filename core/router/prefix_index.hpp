@@ -65,6 +65,7 @@ class PrefixIndex {
     std::span<const std::int64_t> offsets;
     std::span<const std::uint64_t> hashes;
   };
+  static void require_sound(const Columns& events);  // throws InvalidArgument
   void apply(Member member, const Columns& events, std::int64_t now_ns, Applied& out);
   // `sole_only`: only rows of the consolidated stream.
   void apply(Member member, std::span<const EventRecord> rows, bool sole_only, std::int64_t now_ns, Applied& out);
@@ -129,7 +130,6 @@ class PrefixIndex {
   std::uint64_t expire_locked(std::int64_t now_ns);
   std::uint64_t& count(Holder holder) { return counts_[HolderSets::member_of(holder)][HolderSets::tier_of(holder)]; }
   static std::uint32_t column(Tier tier);
-  static void require_sound(const Columns& events);
 
   mutable std::shared_mutex mutex_;
   HolderTable table_;

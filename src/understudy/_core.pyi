@@ -453,6 +453,12 @@ class EventBatch:
 
     def __len__(self) -> int: ...
 
+    @staticmethod
+    def from_columns(kinds: NDArray[numpy.uint8], tiers: NDArray[numpy.uint8], parents: NDArray[numpy.uint64], offsets: NDArray[numpy.int64], sequence_hashes: NDArray[numpy.uint64], local_hashes: NDArray[numpy.uint64]) -> EventBatch:
+        """
+        Build the rows of `EventColumns`, which are of the consolidated stream. Positions are 0 where the columns do not give them.
+        """
+
     def event_columns(self, raw: bool) -> tuple[NDArray[numpy.uint8], NDArray[numpy.uint8], NDArray[numpy.uint64], NDArray[numpy.int64], NDArray[numpy.uint64], NDArray[numpy.uint64]]:
         """Events of the first cache group, as `EventColumns` has them."""
 
@@ -472,11 +478,12 @@ class EventBatch:
     @property
     def kinds(self) -> NDArray[numpy.uint8]:
         """
-        0 stored, 1 removed, 3 skipped: tokens of a stored event without a key.
+        0 stored, 1 removed, 2 cleared (a row without a block: all blocks of its tier, or of all tiers, are gone), 3 skipped: tokens of a stored event without a key.
         """
 
     @property
-    def tiers(self) -> NDArray[numpy.uint8]: ...
+    def tiers(self) -> NDArray[numpy.uint8]:
+        """1 to 4; 0: all, cleared."""
 
     @property
     def groups(self) -> NDArray[numpy.uint8]:
@@ -2744,6 +2751,11 @@ class FleetView:
 class KvEventBatch:
     """Block changes of one step of a worker, or of a shared tier."""
 
+    def __init__(self, worker: int, events: EventBatch, *, pool: int = 0, time_ns: int = 0) -> None:
+        """
+        Build the batch of a worker; a replay, a live fleet and a router pass these to `observe`.
+        """
+
     @property
     def worker(self) -> int | None:
         """None: a tier that the workers of a pool share."""
@@ -2789,7 +2801,7 @@ class LastDecision:
 class KvRouter(NativeRouter):
     """The native KV-aware router; one caller or run at a time (WrongState)."""
 
-    def __init__(self, *, overlap_score_credit: float = 1.0, overlap_score_credit_decay: float = 0.0, prefill_load_scale: float = 1.0, decode_active_request_weight: float = 0.0, host_cache_hit_weight: float = 0.75, disk_cache_hit_weight: float = 0.25, external_cache_hit_weight: float = 0.0, temperature: float = 0.0, use_events: bool = True, event_delay_ms: float = 0.0, event_period_ms: float = 0.0, predict_ttl_ms: float = 0.0, approximate_ttl_ms: float = 120000.0, event_loss: float = 0.0, approximate_blocks: int = 0, queue_threshold: float | None = None, queue_policy: str = 'fcfs', seed: int = 0, keep_decisions: bool = True, imposed: Sequence[int] = [], index_all_groups: bool = True) -> None: ...
+    def __init__(self, *, overlap_score_credit: float = 1.0, overlap_score_credit_decay: float = 0.0, prefill_load_scale: float = 1.0, decode_active_request_weight: float = 0.0, host_cache_hit_weight: float = 0.75, disk_cache_hit_weight: float = 0.25, external_cache_hit_weight: float = 0.0, temperature: float = 0.0, use_events: bool = True, event_delay_ms: float = 0.0, event_period_ms: float = 0.0, predict_ttl_ms: float = 0.0, approximate_ttl_ms: float = 120000.0, event_loss: float = 0.0, approximate_blocks: int = 0, queue_threshold: float | None = None, queue_policy: str = 'fcfs', seed: int = 0, keep_decisions: bool = True, keep_candidates: bool = False, imposed: Sequence[int] = [], index_all_groups: bool = True) -> None: ...
 
     FIELDS: tuple[str, ...]
 
@@ -2879,6 +2891,36 @@ class KvRouter(NativeRouter):
 
     @property
     def waited_ns(self) -> NDArray[numpy.int64]: ...
+
+    @property
+    def candidate_ends(self) -> NDArray[numpy.int64]:
+        """
+        By decision: end of its candidates in the following columns, which have rows if they are kept.
+        """
+
+    @property
+    def candidate_workers(self) -> NDArray[numpy.int64]: ...
+
+    @property
+    def candidate_prefill(self) -> NDArray[numpy.float64]: ...
+
+    @property
+    def candidate_active(self) -> NDArray[numpy.float64]: ...
+
+    @property
+    def candidate_added(self) -> NDArray[numpy.float64]: ...
+
+    @property
+    def candidate_requests(self) -> NDArray[numpy.float64]: ...
+
+    @property
+    def candidate_credit(self) -> NDArray[numpy.float64]: ...
+
+    @property
+    def candidate_overlap_blocks(self) -> NDArray[numpy.int64]: ...
+
+    @property
+    def candidate_lower_overlap_blocks(self) -> NDArray[numpy.int64]: ...
 
     @property
     def costs(self) -> NDArray[numpy.float64]:

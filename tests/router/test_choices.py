@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import math
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +15,8 @@ import pytest
 import understudy as us
 from understudy.cli import main
 from understudy.engines.vllm_config import VllmConfig
-from understudy.errors import PolicyError
-from understudy.router import KvRouting, Router
+from understudy.errors import InvalidArgument, PolicyError
+from understudy.router import Choice, KvRouting, Router
 from understudy.run.disaggregation import Disaggregation
 from understudy.run.offline import run_offline
 from understudy.run.run_plan import RunPlan
@@ -185,8 +187,9 @@ def test_decisions_of_a_user_defined_router_have_the_form_of_kv(tmp_path: Path) 
     assert len(mine) == len(kv) == len(lines["random"]) == len(WORKLOAD)
     assert list(mine[0]) == list(kv[0])
     unknown = {"cost", "cost_regret", "overlap_blocks", "lower_overlap_blocks", "best_overlap_blocks", "ties"}
-    assert {name for name, value in mine[0].items() if value is None} == unknown
-    assert {name for name, value in kv[0].items() if value is None} == {"candidates"}
+    own = {"score", "reason"}
+    assert {name for name, value in mine[0].items() if value is None} == unknown | own
+    assert {name for name, value in kv[0].items() if value is None} == own
     for line in mine:
         cached = {one["worker"]: one["cached_tokens"] for one in line["candidates"]}
         assert line["cache_regret_tokens"] == max(cached.values()) - cached[line["worker"]]
@@ -227,3 +230,69 @@ def test_the_command_line_writes_decisions_of_a_routers_file(tmp_path: Path) -> 
     lines = [json.loads(line) for line in out.read_text().splitlines()]
     assert {line["worker"] for line in lines} == {0}
     assert lines[-1]["candidates"][1]["outstanding_requests"] == 0
+
+
+def test_a_router_of_ones_own_gives_score_and_reason(tmp_path: Path) -> None:
+    class Says(Router):
+        def choose(self, request: Any, view: Any) -> int:
+            best = int(view.outstanding_tokens.argmin())
+            if request.row % 2:
+                return best
+            load = int(view.outstanding_tokens[best])
+            return Choice(best, score=load / 2, reason=f"least loaded:\n{load} tokens")
+
+    file = tmp_path / "decisions.jsonl"
+    report = us.replay(WORKLOAD, ENGINE, workers=4, routing=Says(), outputs=us.Outputs(decisions=file))
+    plain = us.replay(WORKLOAD, ENGINE, workers=4, routing="least_loaded")
+    assert report.run.digest == plain.run.digest
+    lines = [json.loads(line) for line in file.read_text().splitlines()]
+    said = [line for line in lines if line["reason"] is not None]
+    assert 0 < len(said) < len(lines)
+    for line in said:
+        load = next(
+            one["outstanding_tokens"] for one in line["candidates"] if one["worker"] == line["worker"]
+        )
+        assert (line["score"], line["reason"]) == (load / 2, f"least loaded: {load} tokens")
+
+
+def test_a_score_or_reason_of_another_type_is_refused() -> None:
+    assert Choice(3) == 3
+    for wrong in ({"score": math.inf}, {"reason": 5}):
+        with pytest.raises(InvalidArgument, match=r"score must be a finite number|reason must be text"):
+            Choice(3, **wrong)
+
+
+def test_every_candidate_of_kv_has_the_terms_of_its_cost(tmp_path: Path) -> None:
+    """Costs computed once more from the terms, and terms from the cost function of docs/routing.md."""
+    file = tmp_path / "decisions.jsonl"
+    routing = KvRouting(decode_active_request_weight=0.5, overlap_score_credit=0.8)
+    us.replay(WORKLOAD, ENGINE, workers=4, routing=routing, outputs=us.Outputs(decisions=file))
+    lines = [json.loads(line) for line in file.read_text().splitlines()]
+    assert len(lines) == len(WORKLOAD)
+    for line in lines:
+        ours = {one["worker"]: one for one in line["candidates"]}
+        assert sorted(ours) == [0, 1, 2, 3]
+        chosen = ours[line["worker"]]
+        assert chosen["cost"] == line["cost"] == min(one["cost"] for one in ours.values())
+        assert chosen["overlap_blocks"] == line["overlap_blocks"]
+        assert max(one["overlap_blocks"] for one in ours.values()) == line["best_overlap_blocks"]
+        assert line["ties"] == sum(one["cost"] == line["cost"] for one in ours.values())
+        costs = [one["cost"] for one in line["candidates"]]
+        assert costs == sorted(costs)
+        for one in ours.values():
+            assert one["prefill"] + one["active"] + one["added"] + one["requests"] == one["cost"]
+            assert one["credit"] == pytest.approx(0.8 * one["overlap_blocks"])
+            assert (one["requests"] / 0.5).is_integer()
+    assert any(len({one["cost"] for one in line["candidates"]}) > 1 for line in lines)
+
+
+def test_candidates_of_kv_change_nothing_else(tmp_path: Path) -> None:
+    plan = RunPlan(WORKLOAD, ENGINE, workers=3, routing="kv")
+    plain, kept = run_offline(plan), run_offline(replace(plan, keep_candidates=True))
+    assert plain.facts.digest == kept.facts.digest
+    assert plain.decisions is not None
+    assert kept.decisions is not None
+    assert plain.decisions.candidates is None
+    assert plain.decisions.cost.tolist() == kept.decisions.cost.tolist()
+    assert kept.decisions.candidates is not None
+    assert kept.decisions.candidates.ends.tolist() == [3 * (at + 1) for at in range(len(WORKLOAD))]

@@ -16,7 +16,7 @@ from understudy.fleets.fleet import Fleet, FleetSettings
 from understudy.fleets.routing import LiveFleetView
 from understudy.fleets.spread import SpreadFleet
 from understudy.router import FleetView, KvRouting, Router
-from understudy.router.dispatch import OutstandingWork
+from understudy.router.outstanding import OutstandingWork
 from understudy.server.settings import ServerSettings
 
 if TYPE_CHECKING:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -47,6 +48,16 @@ class _Deaf(Router):
         raise ValueError(f"ended {row}")
 
 
+class _Blind(Router):
+    """Fails at events."""
+
+    def choose(self, request: Any, view: Any) -> int:  # noqa: ARG002
+        return 1
+
+    def observe(self, batch: Any) -> None:
+        raise KeyError(batch.worker)
+
+
 FAILURES = [
     (ValueError("no\ntable"), "the router's choose() raised ValueError: no table"),
     (99, "the router chose worker 99, which is not ready; choose one of the 2 ids in view.ready"),
@@ -78,11 +89,30 @@ def test_a_standalone_router_says_so_too(answer: Any, message: str) -> None:
     play(test, 2, _Fails(answer, 1))
 
 
+def test_a_router_that_fails_at_events_is_degraded_and_says_so() -> None:
+    async def test(told: Scene) -> None:
+        await told.client.post(C, BODY)
+
+        async def missed() -> bool:
+            return bool((await told.dump())["workers"][1]["missed_batches"])
+
+        await told.until(missed)
+        dump = await told.dump()
+        assert 1 in dump["degraded"]
+        assert dump["failure"] == "the router's observe() raised KeyError: 1"
+        metrics = (await told.client.get("/metrics")).body.decode()
+        assert "understudy:router_degraded 1.0" in metrics
+        assert re.search(r"understudy:router_missed_event_batches\{.*\} [1-9]", metrics)
+
+    play(test, 2, _Blind())
+
+
 def test_a_router_that_fails_at_what_it_hears_harms_no_worker(caplog: pytest.LogCaptureFixture) -> None:
     async def test(client: Client, fleet: Fleet) -> None:
         replies = [await client.post(C, BODY) for _ in range(3)]
         assert [reply.status for reply in replies] == [200] * 3
         assert (await client.get("/health")).status == 200
+        assert "understudy:router_degraded 1.0" in (await client.get("/metrics")).body.decode()
 
     run(test, 2, _Deaf())
     assert {record.getMessage() for record in caplog.records} == {

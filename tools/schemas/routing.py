@@ -9,6 +9,7 @@ from schemas.shapes import (
     INTEGER,
     MAYBE,
     MAYBE_COUNT,
+    MAYBE_TEXT,
     NUMBER,
     TEXT,
     Schema,
@@ -16,6 +17,7 @@ from schemas.shapes import (
     list_of,
 )
 from understudy.proxy.follower import Health
+from understudy.router.kv_candidates import TERMS
 
 
 def describe_decision() -> Schema:
@@ -23,7 +25,13 @@ def describe_decision() -> Schema:
     known, truth = ("overlap", "lower_overlap", "best_overlap"), ("true_overlap", "best_true_overlap")
     maybe = {"type": ["integer", "null"], "minimum": 0}
     names = ("worker", "outstanding_requests", "outstanding_tokens", "cached_tokens")
-    candidates = list_of(describe_object("worker that could be chosen", dict.fromkeys(names, COUNT)))
+    loaded = describe_object("worker that could be chosen", dict.fromkeys(names, COUNT))
+    terms = dict.fromkeys(("cost", *TERMS, "credit"), NUMBER)
+    overlaps = dict.fromkeys(("overlap_blocks", "lower_overlap_blocks"), COUNT)
+    priced = describe_object(
+        "worker that could be chosen, with its cost", {"worker": COUNT, **terms, **overlaps}
+    )
+    candidates = list_of({"anyOf": [loaded, priced]})
     return describe_object(
         "routing decision",
         {
@@ -39,6 +47,8 @@ def describe_decision() -> Schema:
             "cached_tokens": COUNT,
             "cache_regret_tokens": COUNT,
             "candidates": {"oneOf": [candidates, {"type": "null"}]},
+            "score": MAYBE,
+            "reason": MAYBE_TEXT,
         },
     )
 
@@ -62,9 +72,10 @@ def describe_fleet_state() -> Schema:
     late = ("token_p50", "token_p99", "step_p99")
     counts = ("n", "worker", "tokens", "ties", "blocks", "load")
     numbers = dict.fromkeys(("at", "waited_ms"), NUMBER) | dict.fromkeys(
-        ("overlap", "lower", "best", "cost"), MAYBE
+        ("overlap", "lower", "best", "cost", "score"), MAYBE
     )
-    decision = {**dict.fromkeys(counts, COUNT), **numbers, "path": TEXT, "why": TEXT, "stage": TEXT}
+    texts = {"path": TEXT, "why": TEXT, "stage": TEXT, "reason": MAYBE_TEXT}
+    decision = {**dict.fromkeys(counts, COUNT), **numbers, **texts}
     state = {"enum": ["ready", "paused", "slow", "dead", "starting", "draining", "stopped"]}
     workers = {
         **dict.fromkeys(columns, list_of(NUMBER)),
@@ -127,6 +138,8 @@ def describe_router_worker(extra: Schema, optional: Schema | None = None) -> Sch
         "rank": COUNT,
         "up": {"type": "boolean"},
         "outstanding_requests": COUNT,
+        "outstanding_tokens": COUNT,
+        "missed_batches": COUNT,
     }
     return describe_object("engine", {**known, "view": view, **extra}, {"why_down": TEXT, **(optional or {})})
 
@@ -140,11 +153,12 @@ def describe_router_dump() -> Schema:
     engines = list_of(describe_router_worker({"routed": COUNT}, {"blocks": TIER_BLOCKS, **hashes}))
     awaited = list_of(describe_object("awaited engine", {"url": TEXT, "why": TEXT}))
     sizes = {"routing": TEXT, "block_size": MAYBE_COUNT, "waiting": COUNT, "degraded": list_of(COUNT)}
-    return describe_object("router", {**sizes, "workers": engines, "awaited": awaited})
+    return describe_object("router", {**sizes, "failure": MAYBE_TEXT, "workers": engines, "awaited": awaited})
 
 
 def describe_router_query() -> Schema:
     """Describe the router's answer to POST /query."""
-    extra = {"held": TIER_BLOCKS, "prefill_tokens": COUNT, "active_blocks": COUNT}
+    held = {"oneOf": [TIER_BLOCKS, {"type": "null"}]}
+    extra = {"held": held, "prefill_tokens": MAYBE_COUNT, "active_blocks": MAYBE_COUNT}
     sizes = {"tokens": COUNT, "blocks": COUNT, "block_size": MAYBE_COUNT}
     return describe_object("expected hits", {**sizes, "workers": list_of(describe_router_worker(extra))})

@@ -13,6 +13,7 @@ NUMBER: Schema = {"type": "number"}
 MAYBE_COUNT: Schema = {"type": ["integer", "null"], "minimum": 0}
 MAYBE: Schema = {"type": ["number", "null"]}
 TEXT: Schema = {"type": "string"}
+MAYBE_TEXT: Schema = {"type": ["string", "null"]}
 
 
 def describe_object(title: str, properties: Schema, optional: Schema | None = None) -> Schema:

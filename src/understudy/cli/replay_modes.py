@@ -106,6 +106,7 @@ def replay_on_live_workers(
     from understudy.checks import positive_number
     from understudy.errors import ConfigError
     from understudy.online import replay_online
+    from understudy.router.delayed import DelayedEvents
     from understudy.workload import OpenLoop, Plays
 
     _refuse_aborts(workload, "--online")
@@ -135,13 +136,17 @@ def replay_on_live_workers(
     positive_number("--clock-speed", clock_speed, remedy="2 runs the clock twice as fast")
     if settings.engine.mocker.route_rejected:
         raise ConfigError("--route-rejected is for offline runs; leave out --online")
+    policy = settings.policy
+    if isinstance(policy, DelayedEvents):
+        named = ", ".join(policy.settings)
+        raise ConfigError(f"{named}: live events have their real delays; leave it out, or leave out --online")
     return replay_online(
         workload if args.max_tokens is None else workload.limited(args.max_tokens),
         args.trace.name,
         settings.engine,
         slo=read_slo(args),
         workers=settings.workers,
-        routing=settings.policy,
+        routing=policy,
         seed=settings.seed,
         arrival_rate_scale=settings.load.arrival_rate_scale,
         plays=settings.load if isinstance(settings.load, Plays) else None,

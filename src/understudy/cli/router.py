@@ -123,6 +123,14 @@ def add_parser(verbs: Verbs) -> None:
         help="seconds without a byte in the middle of an answer, 0 for no limit (default: 300)",
     )
     verb.add_argument(
+        "--retry",
+        type=int,
+        default=0,
+        metavar="N",
+        help="send a request to up to N other engines if one fails before the first byte of its answer's body "
+        "(default: 0, since the request may have caused the failure)",
+    )
+    verb.add_argument(
         "--max-request-body-size-mb",
         type=float,
         default=32.0,
@@ -197,6 +205,7 @@ def run(args: argparse.Namespace) -> int:
             "--first-byte-timeout-s", args.first_byte_timeout_s, or_zero=True
         ),
         stall_timeout_s=positive_number("--stall-timeout-s", args.stall_timeout_s, or_zero=True),
+        retries=whole_number("--retry", args.retry, 0),
         max_body_bytes=int(
             positive_number("--max-request-body-size-mb", args.max_request_body_size_mb) * 1024 * 1024
         ),

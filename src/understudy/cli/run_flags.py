@@ -199,6 +199,7 @@ def read_settings(args: argparse.Namespace) -> ReplaySettings:
             settings.router or settings.routing,
             is_used=loads_fail
             or reads_fail
+            or bool((settings.event_delivery or {}).get("event_loss"))
             or args.users is not None
             or settings.users != 1
             or (isinstance(settings.load, Plays) and settings.load.warm_up),

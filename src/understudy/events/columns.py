@@ -9,12 +9,12 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
+from understudy._core import EventBatch
 from understudy.errors import InvalidArgument
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from understudy._core import EventBatch
     from understudy.events.events import Stream
 
 ALL_TIERS = 0  # the tier of a cleared event
@@ -61,6 +61,12 @@ class EventColumns(msgspec.Struct, frozen=True, eq=False):
     def from_batch(cls, batch: EventBatch, stream: Stream) -> EventColumns:
         """Convert a store's drained rows; equal to the events of `decode`, without creating event objects."""
         return cls(*batch.event_columns(stream == "raw"))
+
+    def to_batch(self) -> EventBatch:
+        """Return the same events as rows of the consolidated stream, as a router receives them."""
+        return EventBatch.from_columns(
+            self.kinds, self.tiers, self.parents, self.offsets, self.sequence_hashes, self.local_hashes
+        )
 
     @classmethod
     def concatenate(cls, parts: Sequence[EventColumns]) -> EventColumns:

@@ -58,6 +58,8 @@ def decode(
     if block_size < 1:
         raise InvalidArgument(f"block_size must be at least 1, got {block_size}")
 
+    if (batch.kinds == EventKind.CLEARED).any():
+        raise InvalidArgument("batch: a cleared row is of a live worker, not of a store; read the columns")
     events: list[KvEvent] = [EventsLost(batch.lost, dp_rank)] if batch.lost else []
     rows = np.flatnonzero(batch.kinds != EventKind.SKIPPED if stream == "raw" else batch.sole)
     bounds = _bounds(batch, rows)

@@ -77,6 +77,11 @@ class FleetFront:
         ]
         runtime = servers[0].runtime
         add_lateness(self.registry, runtime.driver.step_lateness, runtime.token_lateness)
+        self.registry.gauge(
+            "understudy:router_degraded",
+            "1: a user-defined router missed events, because its observe() raised.",
+            lambda: float(bool(routing.dispatcher.missed_batches)),
+        )
         for state in STATES:
             self.registry.gauge(
                 "understudy:fleet_workers",

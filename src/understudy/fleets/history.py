@@ -47,10 +47,7 @@ class Totals(msgspec.Struct, frozen=True):
         return Totals(
             [sum(counts) for counts in zip(*(one.first_tokens for one in parts), strict=True)],
             [sum(counts) for counts in zip(*(one.gaps for one in parts), strict=True)],
-            *(
-                sum(getattr(one, name) for one in parts)
-                for name in ("output_tokens", "prompt_tokens", "cached_tokens", "running", "waiting")
-            ),
+            *(sum(getattr(one, name) for one in parts) for name in Totals.__struct_fields__[2:]),
         )
 
 

@@ -71,6 +71,8 @@ class Monitor:
                 "lower": decision.lower_overlap_blocks,
                 "best": decision.best_overlap_blocks,
                 "cost": None if decision.cost is None else round(decision.cost, 2),
+                "score": None if decision.score is None else round(decision.score, 3),
+                "reason": decision.reason,
                 "ties": decision.ties,
                 "waited_ms": round(decision.waited_ms, 1),
                 "blocks": len(asked.prompt_blocks),

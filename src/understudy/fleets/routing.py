@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from understudy.router.dispatch import Dispatcher, OutstandingWork
+from understudy.router.dispatch import Dispatcher
+from understudy.router.outstanding import OutstandingWork
 
 if TYPE_CHECKING:
     from collections.abc import Callable

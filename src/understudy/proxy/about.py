@@ -29,10 +29,12 @@ class About:
         self._prompts = prompts
 
     async def query(self, body: Any) -> dict[str, Any]:
-        """Return each engine's expected cache hits for a prompt; no request is sent or counted."""
-        kv = self._dispatcher.kv
-        if kv is None:
-            raise ApiError("only --routing kv knows what engines hold")
+        """Return each engine's expected cache hits for a prompt; no request is sent or counted.
+
+        `held` is None where the routing reads no events, or where an engine has several KV cache groups. What only
+        routing kv counts is None for others.
+        """
+        kv, index = self._dispatcher.kv, self._dispatcher.index
         if not isinstance(body, dict):
             raise ApiError("a query has token_ids, or a prompt or messages as a request has")
         if isinstance(body.get("token_ids"), list):
@@ -42,10 +44,12 @@ class About:
         if prompt is None:
             raise ApiError("a query has token_ids, or a prompt or messages as a request has")
         blocks = prompt.blocks(self._workers.block_size or 16, up.adapters)
-        found = kv.index.find(blocks.sequence_hashes)
-        held = {
-            worker: tiers for (worker, _), tiers in zip(found.workers, found.blocks.tolist(), strict=True)
-        }
+        held: dict[int, list[int]] = {}
+        if index is not None:
+            found = index.find(blocks.sequence_hashes)
+            held = {
+                worker: tiers for (worker, _), tiers in zip(found.workers, found.blocks.tolist(), strict=True)
+            }
         return {
             "tokens": len(prompt.tokens),
             "blocks": len(blocks),
@@ -54,10 +58,10 @@ class About:
                 {
                     **self._described(rank),
                     "held": None
-                    if rank.has_groups  # the index alone has runs of one group
+                    if index is None or rank.has_groups  # the index alone has runs of one group
                     else dict(zip(_TIERS, held.get(rank.number, [0, 0, 0, 0]), strict=True)),
-                    "prefill_tokens": int(kv.prefill_tokens[rank.number]),
-                    "active_blocks": int(kv.active_blocks[rank.number]),
+                    "prefill_tokens": None if kv is None else int(kv.prefill_tokens[rank.number]),
+                    "active_blocks": None if kv is None else int(kv.active_blocks[rank.number]),
                 }
                 for rank in self._workers.each_rank
             ],
@@ -83,16 +87,16 @@ class About:
 
     def dump(self, query: str) -> dict[str, Any]:
         """Describe engines, their views and awaited engines; with `?blocks=1`, also each block in the index."""
-        kv = self._dispatcher.kv
+        index = self._dispatcher.index
         hashes = parse_qs(query).get("blocks", ["0"])[0] not in ("", "0")
         self._workers.look()
         rows = []
-        columns = kv.index.dump_columns() if kv is not None and hashes else None
+        columns = index.dump_columns() if index is not None and hashes else None
         for rank in self._workers.each_rank:
             row = {**self._described(rank), "routed": rank.routed}
-            if kv is not None:
+            if index is not None:
                 row["blocks"] = {
-                    name: kv.index.num_blocks(rank.number, tier=tier) for name, tier in _TIERS.items()
+                    name: index.num_blocks(rank.number, tier=tier) for name, tier in _TIERS.items()
                 }
             if columns is not None:
                 mine = columns[0] == rank.number
@@ -103,7 +107,12 @@ class About:
             "routing": self._dispatcher.policy,
             "block_size": self._workers.block_size,
             "waiting": self._dispatcher.num_waiting,
-            "degraded": [rank.number for rank in self._workers.each_rank if rank.follower.degraded],
+            "degraded": [
+                rank.number
+                for rank in self._workers.each_rank
+                if rank.follower.degraded or self._dispatcher.is_degraded(rank.number)
+            ],
+            "failure": None if self._dispatcher.failure is None else str(self._dispatcher.failure),
             "workers": rows,
             "awaited": [{"url": one.url, "why": why} for one, why in self._workers.awaited.items()],
         }
@@ -116,5 +125,7 @@ class About:
             "up": rank.worker.up,
             **({"why_down": rank.worker.why_down} if rank.worker.why_down else {}),
             "outstanding_requests": self._dispatcher.outstanding.requests[rank.number],
+            "outstanding_tokens": self._dispatcher.outstanding.tokens[rank.number],
+            "missed_batches": self._dispatcher.missed_batches.get(rank.number, 0),
             "view": rank.follower.describe(),
         }

@@ -26,22 +26,33 @@ def router_metrics(workers: Workers, counts: Callable[[], dict[str, int]]) -> Re
             "Requests that wait here, went by load alone, or to another engine.",
             lambda name=name: float(counts()[name]),  # type: ignore[misc]
         )
+    registry.gauge(
+        "understudy:router_degraded",
+        "1: a user-defined router missed events, because its observe() raised.",
+        lambda: float(bool(workers.dispatcher.missed_batches)),
+    )
     shown: set[int] = set()
 
     def show_new() -> None:
         for rank in workers.ranks:
             if id(rank) not in shown:
                 shown.add(id(rank))
-                _add(registry, rank)
+                _add(registry, rank, workers)
 
     registry.before_page(show_new)
     return registry
 
 
-def _add(registry: Registry, rank: Rank) -> None:
+def _add(registry: Registry, rank: Rank, workers: Workers) -> None:
     labels = {"worker": rank.worker.upstream.url, "rank": str(rank.rank)}
     registry.gauge("understudy:router_up", "1: it may be chosen.", lambda: float(rank.worker.up), **labels)
     registry.gauge("understudy:routed_requests", "Sent to a worker.", lambda: float(rank.routed), **labels)
+    registry.gauge(
+        "understudy:router_missed_event_batches",
+        "Batches of an engine's events at which a user-defined router's observe() raised.",
+        lambda: float(workers.dispatcher.missed_batches.get(rank.number, 0)),
+        **labels,
+    )
     for state in MEANING:
         registry.gauge(
             "understudy:router_view",

@@ -13,6 +13,7 @@ from understudy._core import Identities, xxh3_64
 from understudy.errors import PolicyError, WrongState
 from understudy.http.bodies import MAX_BODY_BYTES, MAX_BODY_DEPTH
 from understudy.proxy.about import About
+from understudy.proxy.failover import EngineFailed, has_others, keep_from
 from understudy.proxy.metrics import router_metrics
 from understudy.proxy.upstream import OutOfFiles, Unreachable, UpstreamError
 from understudy.router.dispatch import Decision, LiveRouteRequest
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
 
     from understudy.http import Connection, Outbox, Request
     from understudy.proxy.prompts import PromptReader
-    from understudy.proxy.workers import Rank, Workers
+    from understudy.proxy.workers import ProxyWorker, Rank, Workers
     from understudy.router.dispatch import Dispatcher
     from understudy.server.access import Access
 
@@ -70,8 +71,11 @@ class Proxy:
         prompts: PromptReader,
         outbox: Outbox,
         access: Access,
+        retries: int = 0,
     ) -> None:
+        """Make the routes. `retries`: to how many more engines a request goes that one has failed."""
         self._access = access
+        self._retries = retries
         self.max_body_bytes = MAX_BODY_BYTES
         self.max_body_depth = MAX_BODY_DEPTH
         self._workers = workers
@@ -80,8 +84,9 @@ class Proxy:
         self._outbox = outbox
         self._tasks: set[asyncio.Task[None]] = set()
         self._no_blocks = Identities.from_local_hashes([])
-        self.counts = {"untokenized": 0, "retried": 0}
-        """Requests routed by load alone, because tokenization failed; and requests sent to a second engine."""
+        self.counts = {"untokenized": 0, "retried": 0, "failed_over": 0}
+        """Requests routed by load alone, because tokenization failed; sent again, because no connection could be made;
+        and sent again, because an engine failed before the first byte of its answer's body."""
         self.registry = router_metrics(workers, lambda: {**self.counts, "waiting": dispatcher.num_waiting})
         self.http = HttpMetrics(self.registry)
         self._about = About(workers, dispatcher, prompts)
@@ -178,6 +183,7 @@ class Proxy:
             raise ApiError("the router is shutting down", status=503, kind="Service Unavailable")
         asked = await self._asked(request)
         tried = 0
+        failed: list[ProxyWorker] = []
         while True:
             row = asked.row
             decided: asyncio.Future[Decision] = asyncio.get_running_loop().create_future()
@@ -190,13 +196,25 @@ class Proxy:
             assert task is not None
             connection.on_close = lambda task=task: task.cancel() and None
             try:
-                self._dispatcher.dispatch(asked, go)
+                with keep_from(self._workers, failed):
+                    self._dispatcher.dispatch(asked, go)
                 rank = self._workers.ranks[(await decided).worker]
                 rank.routed += 1
                 if self.own is not None:
                     self.own.routed(request, asked, await decided, rank)
-                if await self._send(request, connection, rank, asked, await decided):
+                is_last = len(failed) >= self._retries or not has_others(
+                    self._workers, [*failed, rank.worker]
+                )
+                if await self._send(request, connection, rank, asked, await decided, is_last=is_last):
                     return
+                tried += 1
+            except EngineFailed as error:
+                failed.append(error.worker)
+                if not has_others(self._workers, failed):
+                    raise error.answer from error
+                self.counts["failed_over"] += 1
+                asked = asked._replace(row=self._dispatcher.next_row())
+                continue
             except WrongState:
                 raise ApiError(
                     "no engine behind this router is up", status=503, kind="Service Unavailable"
@@ -205,7 +223,6 @@ class Proxy:
                 raise ApiError(str(error), status=500, kind="InternalServerError") from error
             finally:
                 self._dispatcher.ended(row)
-            tried += 1
             if tried > len(self._workers.ranks):
                 raise ApiError("no engine could be reached", status=503, kind="Service Unavailable")
             self.counts["retried"] += 1
@@ -243,8 +260,13 @@ class Proxy:
         rank: Rank,
         asked: LiveRouteRequest,
         decision: Decision,
+        *,
+        is_last: bool,
     ) -> bool:
-        """Forward a request. False: the engine cannot be reached, and no byte was sent to it or to the client."""
+        """Forward a request. False: the engine cannot be reached, and no byte was sent to it or to the client.
+
+        Unless this is the last engine to try: EngineFailed where it fails before the first byte of an answer's body.
+        """
         headers = forwarded_headers(request)
         if len(rank.worker.ranks) > 1:
             headers.setdefault("x-data-parallel-rank", str(rank.rank))
@@ -260,11 +282,17 @@ class Proxy:
             self._workers.close_idle()
             raise _api_error(error) from error
         except UpstreamError as error:
-            # The request may have caused the failure: it goes to no other engine.
+            # The request may have caused the failure: it goes to another engine only if that was asked for.
             await self._workers.check(rank.worker)
+            if not is_last:
+                raise EngineFailed(rank.worker, _api_error(error)) from error
             raise _api_error(error) from error
         if answer.status >= 500:  # a dead engine answers quickly, and would attract more requests
             self._begin(self._workers.check(rank.worker))
+            if not is_last:
+                answer.close()
+                said = f"{rank.worker.upstream.url} answered with status {answer.status}"
+                raise EngineFailed(rank.worker, ApiError(said, status=502, kind="Bad Gateway"))
         overlap = decision.overlap_blocks
         more = _passed_on(
             [
@@ -282,17 +310,25 @@ class Proxy:
                 connection.respond(answer.status, body, answer.headers.get("content-type", ""), more)
             else:
                 kind = answer.headers.get("content-type", "")
-                connection.start_stream(more, status=answer.status, content_type=kind)
+                if is_last:
+                    connection.start_stream(more, status=answer.status, content_type=kind)
                 async for part in answer.chunks():
                     if not began:
                         began = True
                         self._dispatcher.first_token(asked.row)
+                        if not is_last:
+                            connection.start_stream(more, status=answer.status, content_type=kind)
                     connection.send_event(part)
                     self._outbox.flush()
                     if connection.ends:
                         await asyncio.sleep(0)  # let the loop report that the client has disconnected
+                if not began and not is_last:
+                    connection.start_stream(more, status=answer.status, content_type=kind)
                 connection.end_stream()
         except UpstreamError as error:
+            if not began and not is_last:
+                await self._workers.check(rank.worker)
+                raise EngineFailed(rank.worker, _api_error(error)) from error
             if not answer.has_length:
                 self._break_off(connection, error, answer.headers.get("content-type", ""))
             await self._workers.check(rank.worker)

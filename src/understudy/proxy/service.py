@@ -52,6 +52,8 @@ class RouterSettings(msgspec.Struct, frozen=True, kw_only=True):
     """Seconds from sending a request to the first byte of the answer's body; 0: without limit."""
     stall_timeout_s: float = 300.0
     """Seconds without a byte in the middle of an answer; 0: without limit."""
+    retries: int = 0
+    """To how many more engines a request goes that one has failed before the first byte of an answer's body."""
     max_body_bytes: int = MAX_BODY_BYTES
     max_body_depth: int = MAX_BODY_DEPTH
     """Levels of lists and objects in a body."""
@@ -87,7 +89,14 @@ class RouterService:
             origins=settings.allowed_origins,
             host=settings.host,
         )
-        self.proxy = Proxy(self.workers, self.dispatcher, PromptReader(tokenizer), self._outbox, access)
+        self.proxy = Proxy(
+            self.workers,
+            self.dispatcher,
+            PromptReader(tokenizer),
+            self._outbox,
+            access,
+            retries=settings.retries,
+        )
         self.proxy.max_body_bytes = settings.max_body_bytes
         self.proxy.max_body_depth = settings.max_body_depth
         self._listening: asyncio.Server | None = None

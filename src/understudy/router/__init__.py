@@ -6,13 +6,17 @@ Simple policies have names; `KvRouting` chooses by cached prefixes and load; a u
 
 from understudy._core import FleetView, KvEventBatch, RouteRequest
 from understudy.events.columns import EventKind
+from understudy.router.choice import Choice
+from understudy.router.delayed import DelayedEvents
 from understudy.router.kv import Decisions, KvRouter, KvRouting
 from understudy.router.prefix_index import Applied, IndexDump, Matches, PrefixIndex
 from understudy.router.router import Router
 
 __all__ = [
     "Applied",
+    "Choice",
     "Decisions",
+    "DelayedEvents",
     "EventKind",
     "FleetView",
     "IndexDump",

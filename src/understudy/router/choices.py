@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -11,6 +12,7 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
     from understudy._core import RecordedRouter
+    from understudy.router.choice import NotedRouter
 
 
 class Candidates(msgspec.Struct, frozen=True, kw_only=True, eq=False):
@@ -26,15 +28,19 @@ class Candidates(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     true_overlap_blocks: npt.NDArray[np.int64]
     """Leading prompt blocks that the worker had on its device."""
 
-    def describe(self, block_size: int) -> list[list[dict[str, int]]]:
-        """Return the candidates of each choice as JSON values, with cached tokens."""
+    def describe(
+        self, block_size: int, first: int = 0, last: int | None = None
+    ) -> list[list[dict[str, int]]]:
+        """Return the candidates of choices `first` to before `last` as JSON values, with cached tokens."""
+        bounds = [0 if first == 0 else int(self.ends[first - 1]), *self.ends[first:last].tolist()]
+        part = slice(bounds[0], bounds[-1])
         names = ("worker", "outstanding_requests", "outstanding_tokens", "cached_tokens")
         cached = self.true_overlap_blocks * block_size
         columns = (self.worker, self.outstanding_requests, self.outstanding_tokens, cached)
-        values = zip(*(column.tolist() for column in columns), strict=True)
+        values = zip(*(column[part].tolist() for column in columns), strict=True)
         rows = [dict(zip(names, row, strict=True)) for row in values]
-        ends = self.ends.tolist()
-        return [rows[begin:end] for begin, end in zip([0, *ends[:-1]], ends, strict=True)]
+        starts = [bound - bounds[0] for bound in bounds]
+        return [rows[begin:end] for begin, end in pairwise(starts)]
 
 
 class Choices(msgspec.Struct, frozen=True, kw_only=True, eq=False):
@@ -50,16 +56,25 @@ class Choices(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     """Highest `true_overlap_blocks` of any candidate."""
     candidates: Candidates | None = None
     """Workers that could have been chosen, if they were kept."""
+    scores: tuple[float | None, ...] = ()
+    """Score of each choice, as a user-defined router gave it (`Choice`); empty for other routers."""
+    reasons: tuple[str | None, ...] = ()
+    """Reason of each choice, in the same way."""
 
     def __len__(self) -> int:
         return len(self.rows)
 
     @classmethod
     def take(
-        cls, router: RecordedRouter, order: npt.NDArray[np.int64] | None, *, with_candidates: bool
+        cls,
+        router: RecordedRouter,
+        order: npt.NDArray[np.int64] | None,
+        *,
+        with_candidates: bool,
+        noted: NotedRouter | None = None,
     ) -> Choices:
         """Read the choices of the last run; `order` maps the run's rows to those of the given workload."""
-        names = [name for name in cls.__struct_fields__ if name not in ("rows", "candidates")]
+        names = ("time_ns", "worker", "true_overlap_blocks", "best_true_overlap_blocks")
         columns: dict[str, Any] = {name: getattr(router, name) for name in names}
         candidates = None
         if with_candidates:
@@ -71,4 +86,6 @@ class Choices(msgspec.Struct, frozen=True, kw_only=True, eq=False):
                 true_overlap_blocks=router.candidate_overlap_blocks,
             )
         rows = router.rows
+        if noted is not None:
+            columns |= {"scores": tuple(noted.scores), "reasons": tuple(noted.reasons)}
         return cls(rows=rows if order is None else order[rows], candidates=candidates, **columns)

@@ -11,16 +11,20 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from understudy._core import NativeRouter, native_router
+from understudy._core import KvEventBatch, NativeRouter, native_router
 from understudy.errors import ConfigError, PolicyError, WrongState
+from understudy.events.columns import build_cleared
+from understudy.router.delayed import DELIVERY_FIELDS, DelayedEvents
 from understudy.router.kv import KvRouting
+from understudy.router.outstanding import OutstandingWork
+from understudy.router.prefix_index import PrefixIndex
+from understudy.router.router import has_own
 from understudy.user_code import format_in_one_line, locate_user_failure
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    import numpy.typing as npt
-
+    from understudy import _core
     from understudy._core import EventBatch, GroupLayout, Identities
     from understudy.events.columns import EventColumns
     from understudy.router.router import Router
@@ -63,87 +67,15 @@ class Decision(NamedTuple):
     cost: float | None = None
     ties: int = 1
     waited_ms: float = 0.0
+    score: float | None = None
+    """Score and reason of a user-defined router's `Choice`."""
+    reason: str | None = None
 
 
-class EventRows(NamedTuple):
-    """Events of a stream as rows of a store's batch, one per block, with the columns that routers read."""
-
-    kinds: npt.NDArray[np.uint8]
-    tiers: npt.NDArray[np.uint8]
-    sequence_hashes: npt.NDArray[np.uint64]
-    sole: npt.NDArray[np.bool_]
-
-
-class LiveEventBatch(NamedTuple):
-    """Events of a live worker for a router; same names as `KvEventBatch` of a replay."""
-
-    worker: int
-    time_ns: int
-    events: Any
-
-
-class OutstandingWork:
-    """Workers as a Python router sees them, with the work sent to each that has not ended; `FleetView` in a replay."""
-
-    def __init__(self) -> None:
-        self.available: list[bool] = []
-        """By worker id."""
-        self.requests: list[int] = []
-        self.tokens: list[int] = []
-
-    def __len__(self) -> int:
-        return len(self.available)
-
-    @property
-    def now_ns(self) -> int:
-        """Monotonic time in ns."""
-        return time.monotonic_ns()
-
-    @property
-    def ready(self) -> npt.NDArray[np.int64]:
-        """Ids of the workers that may be chosen, ascending."""
-        return np.flatnonzero(self.available)
-
-    @property
-    def states(self) -> tuple[str, ...]:
-        """By worker: ready or gone."""
-        return tuple("ready" if available else "gone" for available in self.available)
-
-    @property
-    def roles(self) -> tuple[str, ...]:
-        """By worker: both, since a standalone router does not know the stages that an engine serves."""
-        return ("both",) * len(self.available)
-
-    @property
-    def pools(self) -> npt.NDArray[np.int64]:
-        """By worker: pool number; 0, since the workers of a standalone router are one pool."""
-        return np.zeros(len(self.available), dtype=np.int64)
-
-    @property
-    def outstanding_requests(self) -> npt.NDArray[np.int64]:
-        """Outstanding requests of each worker."""
-        return np.array(self.requests, dtype=np.int64)
-
-    @property
-    def outstanding_tokens(self) -> npt.NDArray[np.int64]:
-        """Outstanding tokens of each worker: prompt and requested output."""
-        return np.array(self.tokens, dtype=np.int64)
-
-    def add_worker(self) -> int:
-        """Add an available worker without work and return its id."""
-        self.available.append(True)
-        self.requests.append(0)
-        self.tokens.append(0)
-        return len(self.available) - 1
-
-    def count(self, worker: int, requests: int, tokens: int) -> None:
-        """Add to the outstanding work of a worker; negative when requests end."""
-        self.requests[worker] += requests
-        self.tokens[worker] += tokens
-
-
-def name_policy(policy: str | KvRouting | Router) -> str:
+def name_policy(policy: str | KvRouting | DelayedEvents | Router) -> str:
     """Return the name of a policy: the class of a user-defined router."""
+    if isinstance(policy, DelayedEvents):
+        policy = policy.router
     if isinstance(policy, str):
         return policy
     return "kv" if isinstance(policy, KvRouting) else type(policy).__name__
@@ -153,19 +85,25 @@ class Dispatcher:
     """Dispatch requests of a live fleet to workers by one policy. For one thread."""
 
     def __init__(
-        self, policy: str | KvRouting | Router, *, seed: int = 0, view: OutstandingWork | None = None
+        self,
+        policy: str | KvRouting | DelayedEvents | Router,
+        *,
+        seed: int = 0,
+        view: OutstandingWork | None = None,
     ) -> None:
         """Build the policy. `view` is passed to a Python router; it may know more of the workers."""
         self.policy = name_policy(policy)
         """Name of the policy; the class of a user-defined router."""
         if policy == "kv":
             policy = KvRouting()
-        if isinstance(policy, KvRouting):
-            for name in ("event_delay_ms", "event_period_ms", "event_loss"):
+        if isinstance(policy, KvRouting | DelayedEvents):
+            for name in DELIVERY_FIELDS:
                 if getattr(policy, name):
                     raise ConfigError(
                         f"{name} is for offline runs; leave it out, because live events have their real delays"
                     )
+        if isinstance(policy, DelayedEvents):
+            policy = policy.router
         self._uses_events = not isinstance(policy, KvRouting) or policy.use_events
         self.kv = policy.build(seed, keep_decisions=False) if isinstance(policy, KvRouting) else None
         self._native: NativeRouter | None = None
@@ -187,6 +125,7 @@ class Dispatcher:
             self._python = policy
         if self.kv is not None:
             self.kv.begin(0)
+        self._index = PrefixIndex() if self._overrides("observe") else None
         self.outstanding = OutstandingWork() if view is None else view
         self._available = self.outstanding.available
         self._sent: dict[int, tuple[int, int]] = {}  # worker and tokens by row
@@ -196,6 +135,8 @@ class Dispatcher:
         self._failing: set[str] = set()
         self.failure: PolicyError | None = None
         """First failure of a user-defined router: an exception, or a choice that is not a worker."""
+        self.missed_batches: dict[int, int] = {}
+        """By worker: batches of events at which a user-defined router's `observe` raised. Its view is incomplete."""
 
     # ── The fleet ──
 
@@ -208,6 +149,17 @@ class Dispatcher:
     def wants_events(self) -> bool:
         """Whether the policy receives KV events."""
         return self._uses_events if self.kv is not None else self._overrides("observe")
+
+    @property
+    def index(self) -> _core.PrefixIndex | None:
+        """Blocks of the workers by the events received, whatever the policy makes of them; None without events."""
+        if self.kv is not None:
+            return self.kv.index
+        return self._index
+
+    def is_degraded(self, worker: int) -> bool:
+        """Whether a user-defined router missed events of a worker, because its `observe` raised."""
+        return worker in self.missed_batches
 
     @property
     def num_waiting(self) -> int:
@@ -241,13 +193,15 @@ class Dispatcher:
         """Remove all blocks of a worker from the index: its cache was lost, or is unknown."""
         if self.kv is not None:
             self.kv.forget(worker)
+        elif self._index is not None:
+            self._observe(worker, build_cleared().to_batch())
 
     def observe(self, worker: int, batch: EventBatch) -> None:
         """Apply the blocks that a step of a worker stored or removed."""
         if self.kv is not None:
             self.kv.index.apply_batch(worker, batch)
-        elif self._overrides("observe"):
-            self._notify("observe", LiveEventBatch(worker, time.monotonic_ns(), batch))
+        elif self._index is not None:
+            self._observe(worker, batch)
 
     def observe_columns(self, worker: int, columns: EventColumns) -> None:
         """Apply events of a consolidated stream, whose blocks have the sequence hashes of prompt blocks."""
@@ -255,15 +209,8 @@ class Dispatcher:
             self.kv.index.apply_columns(
                 worker, columns.kinds, columns.tiers, columns.offsets, columns.sequence_hashes
             )
-        elif self._overrides("observe"):
-            counts = np.diff(columns.offsets)
-            rows = EventRows(
-                np.repeat(columns.kinds, counts),
-                np.repeat(columns.tiers, counts),
-                columns.sequence_hashes,
-                np.ones(len(columns.sequence_hashes), dtype=np.bool_),
-            )
-            self._notify("observe", LiveEventBatch(worker, time.monotonic_ns(), rows))
+        elif self._index is not None:
+            self._observe(worker, columns.to_batch())
 
     # ── Requests ──
 
@@ -280,7 +227,9 @@ class Dispatcher:
         if not any(self._available):
             raise WrongState("no worker is available")
         if self.kv is None:
-            self._send(request, send, Decision(request.row, self._pick(request)))
+            choice = self._pick(request)
+            score, reason = getattr(choice, "score", None), getattr(choice, "reason", None)
+            self._send(request, send, Decision(request.row, int(choice), score=score, reason=reason))
             return
         worker = self.kv.decide(
             request.row,
@@ -320,6 +269,13 @@ class Dispatcher:
 
     # ── Parts ──
 
+    def _observe(self, worker: int, batch: EventBatch) -> None:
+        assert self._index is not None
+        self._index.apply_batch(worker, batch)
+        now_ns, pool = time.monotonic_ns(), int(self.outstanding.pools[worker])
+        if self._notify("observe", KvEventBatch(worker, batch, pool=pool, time_ns=now_ns)):
+            self.missed_batches[worker] = self.missed_batches.get(worker, 0) + 1
+
     def _pick(self, request: LiveRouteRequest) -> int:
         if self._python is not None:
             try:
@@ -333,7 +289,8 @@ class Dispatcher:
                     f"the router chose worker {worker!r}, which is not ready; "
                     f"choose one of the {len(self.outstanding.ready)} ids in view.ready",
                 )
-            return int(worker)
+            choice: int = worker
+            return choice
         policy, session = self._native, request.session
         if session is None:
             policy, session = self._no_session or policy, request.row
@@ -373,12 +330,13 @@ class Dispatcher:
     def _now_ms(self) -> float:
         return (time.monotonic() - self._began_s) * 1e3
 
-    def _notify(self, method: str, argument: object) -> None:
+    def _notify(self, method: str, argument: object) -> PolicyError | None:
         """Call a router's method; record an exception, so that it fails neither the worker nor the request."""
         try:
             getattr(self._python, method)(argument)
         except Exception as error:
-            self._record_exception(method, error)
+            return self._record_exception(method, error)
+        return None
 
     def _record_exception(self, method: str, error: Exception) -> PolicyError:
         message = locate_user_failure(error) or f"the router's {method}() raised {format_in_one_line(error)}"
@@ -393,5 +351,4 @@ class Dispatcher:
         return failure
 
     def _overrides(self, method: str) -> bool:
-        own = getattr(self._python, method, None)
-        return own is not None and not hasattr(own, "does_nothing")
+        return has_own(self._python, method)

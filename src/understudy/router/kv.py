@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from functools import cache
-from typing import Literal
+from typing import Any, Literal
 
 import msgspec
 import numpy as np
@@ -12,6 +12,7 @@ import numpy.typing as npt
 from understudy import _core
 from understudy.checks import plain_number, positive_number, switch, whole_number
 from understudy.errors import ConfigError
+from understudy.router.kv_candidates import KvCandidates
 
 _NOT_NEGATIVE = ("temperature", "event_delay_ms", "event_period_ms", "predict_ttl_ms", "queue_threshold")
 
@@ -94,11 +95,17 @@ class KvRouting(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
             msgspec.structs.force_setattr(self, name, number)
 
     def build(
-        self, seed: int = 0, *, imposed: npt.NDArray[np.int32] | None = None, keep_decisions: bool = True
+        self,
+        seed: int = 0,
+        *,
+        imposed: npt.NDArray[np.int32] | None = None,
+        keep_decisions: bool = True,
+        keep_candidates: bool = False,
     ) -> KvRouter:
         """Build a router with these settings; ties and losses depend on the seed. ConfigError names a wrong field.
 
         `imposed` gives a worker for each request of the workload, which is then chosen; costs are still computed.
+        `keep_candidates` keeps the terms of every worker's cost at each decision.
         """
         for name in self.__struct_fields__:
             value = getattr(self, name)
@@ -109,6 +116,7 @@ class KvRouting(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
             index_all_groups=self.index_groups == "all",
             seed=seed,
             keep_decisions=keep_decisions,
+            keep_candidates=keep_candidates,
             imposed=[] if imposed is None else np.asarray(imposed, np.int32).tolist(),
         )
 
@@ -125,7 +133,9 @@ class KvRouter(_core.KvRouter):
     @property
     def decisions(self) -> Decisions:
         """Decisions of the last run, in order."""
-        return Decisions(**{name: getattr(self, name) for name in Decisions.__struct_fields__})
+        names = [name for name in Decisions.__struct_fields__ if name != "candidates"]
+        columns: dict[str, Any] = {name: getattr(self, name) for name in names}
+        return Decisions(**columns, candidates=KvCandidates.take(self))
 
 
 class Decisions(msgspec.Struct, frozen=True, kw_only=True, eq=False):
@@ -153,6 +163,8 @@ class Decisions(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     """Workers with this cost; one was chosen by a seeded random draw."""
     waited_ns: npt.NDArray[np.int64]
     """Time in the router's queue, with a queue threshold."""
+    candidates: KvCandidates | None = None
+    """Workers that could have been chosen, with the terms of their costs, if they were kept."""
 
     def __len__(self) -> int:
         return len(self.rows)

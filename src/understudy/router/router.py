@@ -19,6 +19,12 @@ def _does_nothing(method: F) -> F:
     return method
 
 
+def has_own(router: object, method: str) -> bool:
+    """Return whether a router has a method that does something."""
+    own = getattr(router, method, None)
+    return own is not None and not hasattr(own, "does_nothing")
+
+
 class Router(ABC):
     """Choose a worker for each request of a fleet.
 

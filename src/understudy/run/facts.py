@@ -67,6 +67,8 @@ class RunFacts:
     """Policies for the KV of sleeping sessions, and under `done` what they did in numbers."""
     routing: str | KvRouting | None = None
     """Name or settings of the routing."""
+    event_delivery: Settings = field(default_factory=dict)
+    """Delay, period and loss of the KV events that a user-defined router received, by name."""
     seed: int | None = None
     """Seed of random choices."""
     speedup: float | None = None

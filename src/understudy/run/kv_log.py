@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import heapq
+from dataclasses import dataclass
 from itertools import count
 from os import fspath
 from typing import TYPE_CHECKING, Any, Literal
@@ -10,8 +11,11 @@ from typing import TYPE_CHECKING, Any, Literal
 import msgspec
 import numpy as np
 
+from understudy.engines.kinds.registry import kind_of
 from understudy.errors import InvalidArgument
 from understudy.events import Consolidator, EventColumns, EventsLost, Stored, decode
+from understudy.events.columns import EventKind
+from understudy.events.events import FULL_ATTENTION
 from understudy.events.file import write_columns
 from understudy.outputs import create
 from understudy.run.tier_columns import SHARED, name_tier
@@ -24,7 +28,29 @@ if TYPE_CHECKING:
 
     from understudy._core import EventTable, FleetResult, Tier, TierSummary
     from understudy.events import Removed, Stream
+    from understudy.run.run_plan import RunPlan
     from understudy.workload.block_tokens import TokenSource
+
+
+def can_explain_misses(plan: RunPlan) -> bool:
+    """Whether the events of a run say which prompt blocks its workers had: vLLM's, with one stage per request."""
+    return plan.disaggregation is None and all(
+        kind_of(pool.engine).name == "vllm" and pool.engine.enable_prefix_caching for pool in plan.fleet
+    )
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class PublishedRows:
+    """First copies that arrived and last copies that left, of one publisher: a row per block, in order."""
+
+    workers: tuple[int, ...]
+    """Workers that can read these blocks: one, or those of a pool that share a tier."""
+    has_groups: bool
+    """Whether the engine has several KV cache groups; the rows are then those of full attention."""
+    time_ns: npt.NDArray[np.int64]
+    kinds: npt.NDArray[np.uint8]
+    tiers: npt.NDArray[np.uint8]
+    sequence_hashes: npt.NDArray[np.uint64]
 
 
 class KvLog:
@@ -76,6 +102,35 @@ class KvLog:
             pools = ", ".join(repr(summary.pool) for summary in found)
             raise InvalidArgument(f"several pools have a tier {tier.name}; name one of {pools}")
         return self._decode(found[0].events, stream)
+
+    def published(self) -> list[PublishedRows]:
+        """Return the consolidated rows of each worker, then of each shared tier.
+
+        InvalidArgument when the run kept no events.
+        """
+        self._require("events")
+        pools = self._result.worker_pool.tolist()
+        rows = [self._rows(self._result.events(worker), (worker,)) for worker in range(self._workers)]
+        for summary in self._shared():
+            pool = pools[summary.first_worker]
+            rows.append(
+                self._rows(summary.events, tuple(w for w in range(self._workers) if pools[w] == pool))
+            )
+        return rows
+
+    def _rows(self, table: EventTable, workers: tuple[int, ...]) -> PublishedRows:
+        batch, time_ns = table.rows()
+        kinds = [kind for kind, _ in self._groups]
+        group = kinds.index(FULL_ATTENTION) if FULL_ATTENTION in kinds else 0
+        kept = batch.sole.astype(np.bool_) & (batch.groups == group) & (batch.kinds != EventKind.SKIPPED)
+        return PublishedRows(
+            workers,
+            len(self._groups) > 1,
+            time_ns[kept],
+            batch.kinds[kept],
+            batch.tiers[kept],
+            batch.sequence_hashes[kept],
+        )
 
     def digests(self) -> Iterator[tuple[str, int]]:
         """Yield (publisher, digest of its events and times); InvalidArgument when the run kept no events."""

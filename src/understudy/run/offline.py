@@ -10,6 +10,7 @@ import msgspec
 from understudy._core import Checkpoints, RecordedRouter, StepTable, run_fleet
 from understudy.engines.group_layouts import group_labels
 from understudy.errors import ConfigError
+from understudy.router.choice import NotedRouter
 from understudy.router.choices import Choices
 from understudy.router.kv import Decisions, KvRouter, KvRouting
 from understudy.run.admissions import LastTokens, require_possible_hits
@@ -70,6 +71,7 @@ def run_offline(plan: RunPlan) -> OfflineRun:
     inputs = RunInputs.of(plan)
     stepped = inputs.copy() if plan.is_deep else None
     router = inputs.build_router()
+    noted = router if isinstance(router, NotedRouter) else None
     if plan.records_choices and not isinstance(router, KvRouter):
         router = RecordedRouter(router, seed=plan.seed, keep_candidates=plan.keep_candidates)
     checkpoints = Checkpoints() if plan.is_deep else None
@@ -92,7 +94,7 @@ def run_offline(plan: RunPlan) -> OfflineRun:
         )
     decisions = choices = None
     if isinstance(router, RecordedRouter):
-        choices = Choices.take(router, inputs.order, with_candidates=plan.keep_candidates)
+        choices = Choices.take(router, inputs.order, with_candidates=plan.keep_candidates, noted=noted)
     if isinstance(router, KvRouter):
         decisions = router.decisions
         if inputs.order is not None:
@@ -186,6 +188,7 @@ def _add_facts(
     return replace(
         facts,
         routing=routing if isinstance(routing, str | KvRouting) else type(routing).__qualname__,
+        event_delivery={} if inputs.delivery is None else inputs.delivery.settings,
         seed=plan.seed,
         disaggregation={} if parted is None else parted.describe(),
         autoscale={} if plan.autoscale is None else plan.autoscale.describe(),

@@ -17,6 +17,10 @@ if TYPE_CHECKING:
     from understudy.run.timeline import Timeline
 
 
+LINES_AT_ONCE = 4096
+"""Decisions that are in memory as lines at one time."""
+
+
 def summarise_decisions(
     decisions: Decisions | Choices, timeline: Timeline, block_size: int
 ) -> dict[str, float]:
@@ -60,20 +64,39 @@ def write_decisions(path: str | PathLike[str], decisions: Decisions | Choices, t
 
     InvalidArgument when the file cannot be written.
     """
-    count, block_size = len(decisions), timeline.block_size
-    columns: dict[str, list[Any]] = {"row": decisions.rows.tolist()}
-    for name in Decisions.__struct_fields__[1:]:
+    encoder = msgspec.json.Encoder()
+    with create_trace(path) as file:
+        for first in range(0, len(decisions), LINES_AT_ONCE):
+            last = min(first + LINES_AT_ONCE, len(decisions))
+            columns = _list_columns(decisions, timeline, first, last)
+            values = zip(*columns.values(), strict=True)
+            file.write(encoder.encode_lines([dict(zip(columns, row, strict=True)) for row in values]))
+
+
+def _list_columns(
+    decisions: Decisions | Choices, timeline: Timeline, first: int, last: int
+) -> dict[str, list[Any]]:
+    """Return the lines of decisions `first` to before `last`, by field."""
+    part, count = slice(first, last), last - first
+    rows = decisions.rows[part]
+    columns: dict[str, list[Any]] = {"row": rows.tolist()}
+    for name in Decisions.__struct_fields__[1:-1]:
         column = getattr(decisions, name, None)
-        columns[name] = [None] * count if column is None else column.tolist()
+        columns[name] = [None] * count if column is None else column[part].tolist()
+    columns["cached_tokens"] = timeline.cached_tokens_first[rows].tolist()
+    columns["cache_regret_tokens"] = (_regret_blocks(decisions)[part] * timeline.block_size).tolist()
+    candidates: list[Any] = [None] * count
+    scores: list[float | None] = [None] * count
+    reasons: list[str | None] = [None] * count
     if isinstance(decisions, Choices):
         columns["waited_ns"] = [0] * count
-    columns["cached_tokens"] = timeline.cached_tokens_first[decisions.rows].tolist()
-    columns["cache_regret_tokens"] = (_regret_blocks(decisions) * block_size).tolist()
-    candidates = decisions.candidates if isinstance(decisions, Choices) else None
-    columns["candidates"] = [None] * count if candidates is None else list(candidates.describe(block_size))
-    with create_trace(path) as file:
-        lines = [dict(zip(columns, values, strict=True)) for values in zip(*columns.values(), strict=True)]
-        file.write(msgspec.json.Encoder().encode_lines(lines))
+        if decisions.candidates is not None:
+            candidates = list(decisions.candidates.describe(timeline.block_size, first, last))
+        if decisions.scores:
+            scores, reasons = list(decisions.scores[part]), list(decisions.reasons[part])
+    elif decisions.candidates is not None:
+        candidates = list(decisions.candidates.describe(first, last))
+    return {**columns, "candidates": candidates, "score": scores, "reason": reasons}
 
 
 def _regret_blocks(decisions: Decisions | Choices) -> Any:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
-from understudy._core import Elastic, FleetSettings, PlayLimits
+from understudy._core import Elastic, FleetSettings, NativeRouter, PlayLimits
 from understudy.engines.group_layouts import group_labels
 from understudy.errors import ConfigError
+from understudy.router.choice import NotedRouter
+from understudy.router.delayed import DelayedEvents, LateRouter
 from understudy.router.kv import KvRouting
 from understudy.run.deep_check import copy_inputs
 from understudy.run.fleet_plan import FleetPlan
@@ -24,7 +26,7 @@ if TYPE_CHECKING:
     import numpy as np
     import numpy.typing as npt
 
-    from understudy._core import Checkpoints, FleetResult, NativeRouter, StepTable
+    from understudy._core import Checkpoints, FleetResult, StepTable
     from understudy.engines.timing import TimingModel
     from understudy.router import Router
     from understudy.run.routing_choice import Routing, RoutingChoice
@@ -43,6 +45,8 @@ class RunInputs:
     """Row of the given workload for each of these; None: unchanged."""
     fleet: FleetPlan
     routing: RoutingChoice
+    delivery: DelayedEvents | None
+    """How late its events are, for a user-defined router."""
     timing: TimingModel | None
     outside_ns: int
     """Time between client and engine: a client sees each end later, and sends the next turn later."""
@@ -64,12 +68,15 @@ class RunInputs:
                 workload = replace(workload, graph=graph.delayed(outside_ns))
             else:
                 workload = replace(workload, delay_ns=workload.delay_ns + outside_ns * (workload.turn > 0))
+        delivery = plan.routing if isinstance(plan.routing, DelayedEvents) else None
+        routing = plan.routing if delivery is None else delivery.router
         return cls(
             plan=plan,
             workload=workload,
             order=order,
             fleet=fleet,
-            routing=KvRouting() if plan.routing == "kv" else plan.routing,
+            routing=KvRouting() if routing == "kv" else routing,
+            delivery=delivery,
             timing=plan.timing,
             outside_ns=outside_ns,
         )
@@ -82,10 +89,15 @@ class RunInputs:
     def build_router(self) -> Routing | Router | NativeRouter:
         """Build the router of a run; the front end of an engine's ranks where no router chooses among them."""
         if isinstance(self.routing, KvRouting):
-            return self.routing.build(self.plan.seed)
+            return self.routing.build(self.plan.seed, keep_candidates=self.plan.keep_candidates)
         if self.fleet.ranks > 1 and has_front(self.fleet.deployments, self.routing):
             return RankFront(self.fleet.engine.profile)
-        return self.routing
+        if isinstance(self.routing, str | NativeRouter):
+            return self.routing
+        own: Router | LateRouter = cast("Router", self.routing)
+        if self.delivery is not None:
+            own = LateRouter(cast("Router", own), self.delivery, self.plan.seed)
+        return cast("Router", NotedRouter(own))
 
     def build_settings(
         self,
@@ -104,7 +116,7 @@ class RunInputs:
         return FleetSettings(
             pools=fleet.native(
                 self.timing,
-                events=plan.events or plan.record_steps is not None,
+                events=plan.events or plan.keep_misses or plan.record_steps is not None,
                 kv_trace=plan.kv_trace,
                 seed=plan.seed,
                 disaggregation=parted,
@@ -158,13 +170,14 @@ class RunInputs:
             decisions=() if scaler is None else scaler.decisions,
         )
         timeline = add_front_end_time(timeline, self.outside_ns)
-        if not plan.events and not plan.kv_trace:
+        has_events = plan.events or plan.keep_misses
+        if not has_events and not plan.kv_trace:
             return timeline, None
         return timeline, KvLog(
             result,
             engine.block_size,
             timeline.worker_blocks,
-            events=plan.events,
+            events=has_events,
             kv_trace=plan.kv_trace,
             groups=group_labels(engine),
         )

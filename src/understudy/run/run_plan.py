@@ -79,7 +79,9 @@ class RunPlan:
     keep_steps: bool = False
     """Keep batches and decisions of all steps; these are then simulated one by one."""
     keep_candidates: bool = False
-    """Keep load and cached blocks of every worker at each choice of a router other than kv."""
+    """Keep every worker's terms of the cost (kv), or load and cached blocks (others), at each choice of the router."""
+    keep_misses: bool = False
+    """Keep KV events to explain misses by them; digests leave them out."""
 
     def __post_init__(self) -> None:
         if isinstance(self.timing, str | type):

@@ -13,6 +13,7 @@ from understudy.engines.group_layouts import fit_model_len
 from understudy.engines.kinds.registry import DEFAULT_ENGINE, kind_of, read_engine
 from understudy.errors import ConfigError
 from understudy.outputs import files_named
+from understudy.router.delayed import DELIVERY_FIELDS, DelayedEvents
 from understudy.router.kv import KvRouting  # noqa: TC001  (msgspec reads the annotation)
 from understudy.router.load import load_router
 from understudy.run.disaggregation import Disaggregation  # noqa: TC001  (msgspec reads the annotation)
@@ -81,6 +82,8 @@ class ReplaySettings(msgspec.Struct, frozen=True, kw_only=True):
     """The name of a policy, or `FILE.py:CLASS` for a user-defined router."""
     router: KvRouting | None = None
     """Settings of routing `kv`."""
+    event_delivery: dict[str, float] | None = None
+    """Settings of `DelayedEvents` for a user-defined router. In a file: under `router`, as for kv."""
     seed: int = 0
     users: float = 1.0
     """Users relative to those of the trace; `understudy.workload.scale_users` applies it, with the same seed."""
@@ -111,13 +114,14 @@ class ReplaySettings(msgspec.Struct, frozen=True, kw_only=True):
     """Notes on derived settings, for the report."""
 
     @property
-    def policy(self) -> Routing | KvRouting | Router:
+    def policy(self) -> Routing | KvRouting | DelayedEvents | Router:
         """Routing argument for a replay; a user-defined router is created anew by each access."""
         if self.router is not None:
             return self.router
-        return (
-            load_router(self.routing) if names_file_and_class(self.routing) else cast("Routing", self.routing)
-        )
+        if not names_file_and_class(self.routing):
+            return cast("Routing", self.routing)
+        router = load_router(self.routing)
+        return DelayedEvents(router, **self.event_delivery) if self.event_delivery else router
 
     @classmethod
     def read(
@@ -228,12 +232,18 @@ class ReplaySettings(msgspec.Struct, frozen=True, kw_only=True):
     @classmethod
     def _read_routed(cls, merged: dict[str, Any]) -> ReplaySettings:
         """Read the settings except engine, tiers and pools. ConfigError for `router` without routing kv."""
+        if names_file_and_class(merged.get("routing", "")) and isinstance(merged.get("router"), dict):
+            delivery = {name: value for name, value in merged["router"].items() if name in DELIVERY_FIELDS}
+            if len(delivery) == len(merged["router"]):  # else the message below names the others
+                merged = {name: value for name, value in merged.items() if name != "router"}
+                merged["event_delivery"] = delivery
         read = read_as(cls, merged)
         check_users(read.users)
         check_load(read.users, read.load)
         if read.router is not None and read.routing != "kv":
-            named = list(merged["router"]) or ["router"]
-            subject = f"{', '.join(named)} {'is' if len(named) == 1 else 'are'}"
+            is_own = names_file_and_class(read.routing)
+            named = [name for name in merged["router"] if not is_own or name not in DELIVERY_FIELDS]
+            subject = f"{', '.join(named or ['router'])} {'are' if len(named) > 1 else 'is'}"
             raise ConfigError(
                 f"{subject} for routing kv, but routing is {read.routing}; give routing kv, or leave it out"
             )

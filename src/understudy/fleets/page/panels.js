@@ -61,7 +61,10 @@ function requestTable(requests) {
 /** The reason of a decision, in one sentence. */
 export function reason(d) {
   const waited = d.waited_ms > 0 ? [`waited ${ms(d.waited_ms)} for a worker`] : [], stage = d.stage === "whole" ? "" : d.stage + ": ";
-  if (d.why !== "kv") return [stage + "by " + d.why.replaceAll("_", " "), ...waited].join("; ");
+  if (d.why !== "kv") {
+    const own = [d.score == null ? "" : "score " + decimal(d.score), d.reason || ""].filter(Boolean);
+    return [stage + "by " + d.why.replaceAll("_", " "), ...own, ...waited].join("; ");
+  }
   const cost = decimal(d.cost) + " blocks";
   const parts = [stage + (d.ties > 1 ? `drawn among ${d.ties} workers at the lowest cost, ${cost}` : `lowest cost, ${cost}`)];
   if (d.lower) parts.push(`${d.lower} more blocks on slower tiers`);
