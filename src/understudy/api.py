@@ -26,6 +26,7 @@ from understudy.report.goodput import Slo
 from understudy.report.report import Report
 from understudy.router.kv import KvRouter, KvRouting
 from understudy.run.disaggregation import Disaggregation
+from understudy.run.kv_log import can_explain_misses
 from understudy.run.offline import run_offline
 from understudy.run.on_gpu import place_on_gpu
 from understudy.run.options import Execution, Outputs
@@ -186,6 +187,7 @@ def replay(
     workload = scale_users(workload, users, seed=seed)
     if max_tokens is not None:
         workload = workload.limited(max_tokens)
+    keeps_steps = execution.keep_steps or outputs.save_run is not None or outputs.perfetto is not None
     plan = RunPlan(
         workload,
         engine,
@@ -207,12 +209,14 @@ def replay(
         events=outputs.events is not None or outputs.raw_events is not None,
         kv_trace=outputs.kv_trace is not None,
         record_steps=outputs.record_steps,
-        keep_steps=execution.keep_steps or outputs.save_run is not None or outputs.perfetto is not None,
-        keep_candidates=outputs.decisions is not None,
+        keep_steps=keeps_steps,
+        keep_candidates=outputs.decisions is not None
+        or (keeps_steps and (routing == "kv" or isinstance(routing, KvRouting))),
     )
     if isinstance(load, Plays) and load.is_profile:
         run, workload = run_profile(plan)
     else:
+        plan = replace(plan, keep_misses=keeps_steps and can_explain_misses(plan))
         run = run_offline(plan)
     routed = run.choices if run.decisions is None else run.decisions
     if outputs.decisions is not None and routed is not None:
@@ -239,10 +243,14 @@ def replay(
     facts = replace(facts, notes=(*workload.notes, *notes))
     saved = None
     if run.steps is not None:
+        from understudy.explain.misses import find_misses
         from understudy.explain.outputs import write_run
         from understudy.explain.saved_run import SavedRun
 
-        saved = SavedRun.of(run.timeline, run.steps, facts, routed)
+        misses = None
+        if plan.keep_misses and run.kv is not None:
+            misses = find_misses(workload, run.timeline, run.kv, run.steps)
+        saved = SavedRun.of(run.timeline, run.steps, facts, routed, misses)
         write_run(saved, save_run=outputs.save_run, perfetto=outputs.perfetto)
     report = Report.build(run.timeline, facts, slo)
     facts = replace(facts, wall_time_s=time.perf_counter() - started)

@@ -6,6 +6,7 @@ from schemas.shapes import (
     COUNT,
     INTEGER,
     MAYBE_COUNT,
+    MAYBE_TEXT,
     NUMBER,
     TEXT,
     Schema,
@@ -14,6 +15,7 @@ from schemas.shapes import (
 )
 from understudy.explain import describe as explain_module
 from understudy.explain import diff as diff_module
+from understudy.explain.misses import CAUSES
 from understudy.explain.waterfall import PARTS
 
 
@@ -40,6 +42,11 @@ def describe_explain() -> Schema:
         },
         {"at_head_ns": COUNT, "preempted_by": {"type": ["string", "null"]}},
     )
+    missed = describe_object(
+        "missed tokens with one cause",
+        {"first_token": COUNT, "tokens": COUNT, "cause": {"enum": list(CAUSES)}},
+        {"evicted_ns": COUNT, "evicted_for": MAYBE_TEXT},
+    )
     request = describe_object(
         "explained request",
         {
@@ -54,11 +61,14 @@ def describe_explain() -> Schema:
             "loaded_tokens": {"type": "object", "additionalProperties": COUNT},
             "output_tokens": COUNT,
             "preemptions": COUNT,
-            "router": {"type": ["object", "null"], "additionalProperties": NUMBER},
+            "router": {
+                "type": ["object", "null"],
+                "additionalProperties": {"type": ["number", "string", "null"]},
+            },
             "parts": parts,
             "ttft_parts": parts,
         },
-        {"spans": list_of(span)},
+        {"spans": list_of(span), "misses": list_of(missed)},
     )
     return describe_object(
         "explanation",
@@ -69,6 +79,22 @@ def describe_explain() -> Schema:
             "latency_ns": COUNT,
             "parts": parts,
             "part_names": {"type": "object", "additionalProperties": TEXT},
+        },
+        {"misses": describe_misses()},
+    )
+
+
+def describe_misses() -> Schema:
+    """Describe the missed prompt tokens of a run."""
+    causes = {"type": "object", "properties": dict.fromkeys(CAUSES, COUNT), "additionalProperties": False}
+    request = describe_object("request that needed the room", {"request": TEXT, "tokens": COUNT})
+    return describe_object(
+        "misses",
+        {
+            **dict.fromkeys(("prompt_tokens", "cached_tokens", "missed_tokens"), COUNT),
+            "causes": causes,
+            "cause_names": {"type": "object", "additionalProperties": TEXT},
+            "evicted_for": list_of(request),
         },
     )
 

@@ -17,6 +17,7 @@ examples:
   understudy replay trace.jsonl --workers 4 --save-run run.npz
   understudy explain run.npz                     the 20 slowest requests, and their parts together
   understudy explain run.npz --request 17        one request, by its id or row
+  understudy explain run.npz --misses            why prompt tokens were not in the cache, by cause
   understudy explain run.npz --slowest 100 --json - | jq .parts
 """
 
@@ -35,6 +36,9 @@ def add_parser(verbs: Verbs) -> None:
     which.add_argument("--request", metavar="ID", help="explain one request: its id in the trace, or its row")
     which.add_argument(
         "--slowest", type=int, metavar="N", default=20, help="explain the N slowest requests (default: 20)"
+    )
+    verb.add_argument(
+        "--misses", action="store_true", help="also say why prompt tokens were not in the cache, by cause"
     )
     verb.add_argument(
         "--json", type=Path, metavar="PATH", help="write JSON (docs/schema/explain.json); -: standard output"
@@ -57,7 +61,7 @@ def run(args: argparse.Namespace) -> int:
         raise InvalidArgument(f"--slowest must be at least 1, got {args.slowest}")
     saved = read_run(args.run)
     rows = [saved.find(args.request)] if args.request is not None else Waterfalls(saved).slowest(args.slowest)
-    explained = explain_requests(saved, rows)
+    explained = explain_requests(saved, rows, misses=args.misses)
     if not explained["requests"]:
         which = "no request" if args.request is None else f"request {args.request} did not arrive, and so"
         raise InvalidArgument(f"{args.run}: {which} ended; there is no latency to explain")

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from understudy.explain.describe_misses import describe_misses, list_misses
 from understudy.explain.waterfall import PARTS, Span, Waterfalls
 from understudy.run.step_columns import EventKind
 
@@ -20,11 +21,16 @@ MOST_NAMED = 5
 """Other requests that a span names at most."""
 
 
-def explain_requests(run: SavedRun, rows: Sequence[int], *, spans: bool = True) -> dict[str, Any]:
-    """Explain these requests, and all of them together. Requests that did not end are left out."""
+def explain_requests(
+    run: SavedRun, rows: Sequence[int], *, spans: bool = True, misses: bool = False
+) -> dict[str, Any]:
+    """Explain these requests, and all of them together. Requests that did not end are left out.
+
+    `misses`: also the causes of missed prompt tokens, of these requests and of the whole run.
+    """
     waterfalls = Waterfalls(run)
     found = [waterfall for row in rows if (waterfall := waterfalls.of(row)) is not None]
-    return {
+    explained: dict[str, Any] = {
         "schema": SCHEMA,
         "run": run.run,
         "requests": [_describe_request(run, waterfall, spans=spans) for waterfall in found],
@@ -32,6 +38,11 @@ def explain_requests(run: SavedRun, rows: Sequence[int], *, spans: bool = True) 
         "parts": add_parts(waterfall.parts for waterfall in found),
         "part_names": PARTS,
     }
+    if misses:
+        explained["misses"] = describe_misses(run)
+        for about in explained["requests"]:
+            about["misses"] = list_misses(run, about["row"])
+    return explained
 
 
 def add_parts(several: Iterable[dict[str, int]]) -> dict[str, int]:
@@ -103,8 +114,15 @@ def _describe_choice(run: SavedRun, row: int) -> dict[str, Any] | None:
     """Return the router's last choice for a request; None if choices were not recorded."""
     if not run.decisions or not len(found := np.flatnonzero(run.decisions["rows"] == row)):
         return None
-    names = [name for name in run.decisions if name not in ("rows", "time_ns")]
-    return {name: run.decisions[name][found[-1]].item() for name in names}
+    last = found[-1]
+    about: dict[str, Any] = {
+        name: None if column.dtype.kind == "f" and np.isnan(column[last]) else column[last].item()
+        for name, column in run.decisions.items()
+        if name not in ("rows", "time_ns")
+    }
+    if run.reasons is not None:
+        about["reason"] = run.reasons[last]
+    return about
 
 
 def _describe_span(run: SavedRun, row: int, arrival_ns: int, span: Span) -> dict[str, Any]:

@@ -45,6 +45,7 @@ class Header(msgspec.Struct, frozen=True):
     block_size: int
     worker_blocks: tuple[int, ...]
     links: list[Link]
+    reasons: list[str | None] | None = None
 
     def __post_init__(self) -> None:
         if not 0 <= self.front_end_ns < _MOST:

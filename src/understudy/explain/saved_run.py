@@ -12,7 +12,9 @@ import msgspec
 import numpy as np
 
 from understudy.errors import InvalidArgument
+from understudy.explain.misses import MissColumns
 from understudy.explain.saved_checks import Header, check_archive, check_columns, check_request_ids
+from understudy.explain.saved_decisions import CHOICE_COLUMNS, DECISION_COLUMNS, describe_decisions
 from understudy.outputs import create
 from understudy.router.choices import Choices
 from understudy.run.step_columns import StepColumns
@@ -43,20 +45,6 @@ REQUEST_COLUMNS = (
     "status",
 )
 """Columns of the timeline that a saved run has, one row per request."""
-DECISION_COLUMNS = (
-    "rows",
-    "time_ns",
-    "worker",
-    "cost",
-    "overlap_blocks",
-    "best_overlap_blocks",
-    "true_overlap_blocks",
-    "cost_regret",
-    "waited_ns",
-)
-"""Columns of a KV-aware router's decisions that a saved run has."""
-CHOICE_COLUMNS = ("rows", "time_ns", "worker", "true_overlap_blocks", "best_true_overlap_blocks")
-"""Columns of a user-defined router's choices that a saved run has."""
 _NOT_A_RUN = (
     *(ValueError, KeyError, TypeError, EOFError, AttributeError, MemoryError, RecursionError),
     *(NotImplementedError, zipfile.BadZipFile, zlib.error),
@@ -80,12 +68,21 @@ class SavedRun:
     worker_blocks: tuple[int, ...] = ()
     decisions: dict[str, NDArray[Any]] = field(default_factory=dict)
     """`DECISION_COLUMNS` or `CHOICE_COLUMNS` by name; empty for other routers."""
+    reasons: list[str | None] | None = None
+    """Reason of each decision, where a user-defined router gave any."""
+    misses: MissColumns | None = None
+    """Causes of missed prompt tokens; None where the run could not keep them."""
     links: list[dict[str, Any]] = field(default_factory=list)
     """Links of tiers: name, `bucket_ns`, and bytes in each bucket of time."""
 
     @classmethod
     def of(
-        cls, timeline: Timeline, steps: StepColumns, facts: RunFacts, decisions: Decisions | Choices | None
+        cls,
+        timeline: Timeline,
+        steps: StepColumns,
+        facts: RunFacts,
+        decisions: Decisions | Choices | None,
+        misses: MissColumns | None = None,
     ) -> SavedRun:
         """Combine the results of a replay that recorded its steps."""
         requests = {name: getattr(timeline, name) for name in (*REQUEST_COLUMNS, "session")}
@@ -98,7 +95,6 @@ class SavedRun:
                 for link in timeline.tiers.links
             ]
         times = facts.times
-        names = CHOICE_COLUMNS if isinstance(decisions, Choices) else DECISION_COLUMNS
         return cls(
             run=facts.to_dict(),
             steps=steps,
@@ -107,7 +103,11 @@ class SavedRun:
             front_end_ns=0 if times is None else round(times.front_end_ms * 1e6),
             block_size=timeline.block_size,
             worker_blocks=tuple(timeline.worker_blocks.tolist()),
-            decisions={} if decisions is None else {name: getattr(decisions, name) for name in names},
+            decisions={} if decisions is None else describe_decisions(decisions),
+            reasons=list(decisions.reasons)
+            if isinstance(decisions, Choices) and any(decisions.reasons)
+            else None,
+            misses=misses,
             links=links,
         )
 
@@ -151,12 +151,15 @@ class SavedRun:
             "block_size": self.block_size,
             "worker_blocks": self.worker_blocks,
             "request_ids": self.request_ids,
+            "reasons": self.reasons,
             "links": self.links,
         }
         arrays: dict[str, Any] = {"header": np.frombuffer(json.dumps(header).encode(), np.uint8)}
         arrays |= self.steps.arrays()
         arrays |= {f"request_{name}": column for name, column in self.requests.items()}
         arrays |= {f"decision_{name}": column for name, column in self.decisions.items()}
+        if self.misses is not None:
+            arrays |= {f"miss_{name}": column for name, column in self.misses.arrays().items()}
         # Write what np.savez_compressed writes, at a level that takes a third of its time.
         with (
             create(path) as file,
@@ -204,6 +207,8 @@ def _check_run(header: dict[str, Any], arrays: dict[str, NDArray[Any]]) -> Saved
     steps = StepColumns.from_arrays(arrays)
     check_columns(steps, requests, decisions, len(about.worker_blocks))
     check_request_ids(about.request_ids, len(requests["arrival_ns"]))
+    if about.reasons is not None and len(about.reasons) != len(decisions.get("rows", ())):
+        raise InvalidArgument("reasons: as many as there are decisions are needed; save the run again")
     return SavedRun(
         run=about.run,
         steps=steps,
@@ -213,6 +218,8 @@ def _check_run(header: dict[str, Any], arrays: dict[str, NDArray[Any]]) -> Saved
         block_size=about.block_size,
         worker_blocks=about.worker_blocks,
         decisions=decisions,
+        reasons=about.reasons,
+        misses=MissColumns.from_arrays(_by_prefix(arrays, "miss_"), len(requests["arrival_ns"])),
         links=[msgspec.to_builtins(link) for link in about.links],
     )
 

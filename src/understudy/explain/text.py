@@ -26,6 +26,8 @@ def print_explanation(explained: dict[str, Any], console: Console) -> None:
         _print_request(requests[0], console)
     else:
         _print_list(requests, console)
+    if "misses" in explained:
+        _print_misses(explained, console)
     _print_parts(explained, console)
 
 
@@ -50,13 +52,7 @@ def _print_request(one: dict[str, Any], console: Console) -> None:
         soft_wrap=True,
     )
     if (choice := one["router"]) is not None:
-        cached = f"{choice['true_overlap_blocks']} blocks were cached on the chosen worker"
-        console.print(
-            f"router: cost {choice['cost']:g} blocks, regret {choice['cost_regret']:g}; {cached}"
-            if "cost" in choice
-            else f"router: {cached}, {choice['best_true_overlap_blocks']} on the best",
-            soft_wrap=True,
-        )
+        console.print(_describe_choice(choice), soft_wrap=True)
     for span in one["spans"]:
         start = min(BAR - 1, BAR * span["after_ns"] // max(one["latency_ns"], 1))
         length = max(1, round(BAR * span["duration_ns"] / max(one["latency_ns"], 1)))
@@ -67,6 +63,23 @@ def _print_request(one: dict[str, Any], console: Console) -> None:
         )
         if details := _describe(span):
             console.print(Padding(details, (0, 0, 0, 17)))
+
+
+def _describe_choice(choice: dict[str, Any]) -> str:
+    cached = f"{choice['true_overlap_blocks']} blocks were cached on the chosen worker"
+    if "cost" not in choice:
+        said = f"router: {cached}, {choice['best_true_overlap_blocks']} on the best"
+        score = "" if choice.get("score") is None else f"; score {choice['score']:g}"
+        return said + score + (f"; {visible(choice['reason'])}" if choice.get("reason") else "")
+    said = f"router: cost {choice['cost']:g} blocks"
+    if "cost_prefill" in choice:
+        said += (
+            f" (prefill {choice['cost_prefill']:g}, active {choice['cost_active']:g}, new "
+            f"{choice['cost_added']:g}, requests {choice['cost_requests']:g})"
+        )
+    if choice.get("next_cost") is not None:
+        said += f", next worker {choice['next_worker']}: {choice['next_cost']:g}"
+    return f"{said}, regret {choice['cost_regret']:g}; {cached}"
 
 
 def _name_span(span: dict[str, Any]) -> str:
@@ -101,6 +114,32 @@ def _print_list(requests: list[dict[str, Any]], console: Console) -> None:
         first = "" if one["ttft_ns"] is None else ms(one["ttft_ns"])
         table.add_row(visible(one["request"]), str(one["worker"]), ms(one["latency_ns"]), first, said)
     console.print(table)
+
+
+def _print_misses(explained: dict[str, Any], console: Console) -> None:
+    found, requests = explained["misses"], explained["requests"]
+    if len(requests) == 1:
+        for run in requests[0]["misses"]:
+            last = run["first_token"] + run["tokens"] - 1
+            said = f"tokens {run['first_token']:,} to {last:,}: {found['cause_names'][run['cause']]}"
+            if "evicted_ns" in run:
+                said += f" at {run['evicted_ns'] / 1e9:,.3f} s"
+                said += f" for {visible(run['evicted_for'])}" if run["evicted_for"] else " for decodes"
+            console.print(said, soft_wrap=True)
+    table = _table("tokens", "share", "why prompt tokens of the run missed the cache")
+    table.columns[0].justify = "right"
+    missed = found["missed_tokens"]
+    for cause, tokens in found["causes"].items():
+        table.add_row(f"{tokens:,}", f"{tokens / max(missed, 1):.1%}", found["cause_names"][cause])
+    prompt = found["prompt_tokens"]
+    table.add_row(
+        f"{missed:,}", "100.0%", f"missed of {prompt:,} prompt tokens ({missed / max(prompt, 1):.1%})"
+    )
+    console.print()
+    console.print(table)
+    if found["evicted_for"]:
+        named = [f"{visible(one['request'])} ({one['tokens']:,} tokens)" for one in found["evicted_for"]]
+        console.print(f"room was needed most by {', '.join(named)}", soft_wrap=True)
 
 
 def _print_parts(explained: dict[str, Any], console: Console) -> None:
