@@ -8,7 +8,7 @@ from mutant import Mutant
 ESTIMATE = "core/tiers/transfer_estimate.hpp"
 HUB = "core/tiers/transfer_hub.hpp"
 RESTING = "tests/tiers/test_quiet_steps.py"
-YEARS = "tests/tiers/test_years.py"
+YEARS = "tests/tiers/test_slow_links_refused.py"
 GROUP_POOL = "core/engine/vllm/groups/group_pool.cpp"
 FAST_FORWARD = "core/engine/vllm/fast_forward.cpp"
 BLOCK_POOL = "core/engine/vllm/kv/block_pool.cpp"
@@ -136,21 +136,21 @@ MUTANTS = [
         "core/tiers/shared_tier.cpp",
         "residency_[i] = residency_[2 * i];",
         "residency_[i] = residency_[2 * i + (FAULT ? 1 : 0)];",
-        "tests/tiers/test_thinning.py",
+        "tests/tiers/test_bounded_points.py",
     ),
     Mutant(
         "a thinned tier is sampled as often as before",
         "core/tiers/shared_tier.cpp",
         "sample_every_ns_ *= 2;",
         "sample_every_ns_ *= FAULT ? 1 : 2;",
-        "tests/tiers/test_thinning.py",
+        "tests/tiers/test_bounded_points.py",
     ),
     Mutant(
         "of samples that meet at a point of a coarser grid the first stays",
         "core/engine/token_log.cpp",
         "if (kept > 0 && samples_[kept - 1].time_ns == sample.time_ns) --kept;",
         "if (kept > 0 && samples_[kept - 1].time_ns == sample.time_ns) { if (FAULT) continue; --kept; }",
-        "tests/tiers/test_thinning.py",
+        "tests/tiers/test_bounded_points.py",
     ),
     Mutant(
         "a fast-forward counts on what is empty, whatever the order of eviction",
@@ -214,7 +214,7 @@ MUTANTS = [
         "core/engine/vllm/step.cpp",
         "polling_ ? clock_.begun_ns : clock_.now_ns; now_ns < here_ns",
         "polling_ ? clock_.begun_ns : clock_.now_ns; now_ns < here_ns && !(FAULT && clock_.in_step)",
-        "tests/engines/test_time_goes_on.py",
+        "tests/engines/test_time_never_goes_back.py",
     ),
     Mutant(
         "an index has places for all slots at once",

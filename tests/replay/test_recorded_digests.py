@@ -1,7 +1,7 @@
 """Runs keep their results from change to change: what a rebuilding may not alter, as digests recorded before it.
 
-A change that is meant to alter results records them anew (`python tests/replay/test_unchanged.py`) in a commit of its
-own that says why.
+A change that is meant to alter results records them anew (`python tests/replay/test_recorded_digests.py`) in a
+commit of its own that says why.
 """
 
 from __future__ import annotations
