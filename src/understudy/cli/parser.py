@@ -8,6 +8,7 @@ import sys
 from difflib import get_close_matches
 from typing import TYPE_CHECKING, Any, NoReturn
 
+from understudy.context_parallel import CONTEXT_PARALLEL, describe_context_parallel
 from understudy.plain_numbers import parse_number, parse_whole_number, refuse_number
 
 if TYPE_CHECKING:
@@ -138,6 +139,8 @@ class Parser(argparse.ArgumentParser):
                 self.error(self._describe_unknown(word))
 
     def _describe_unknown(self, word: str) -> str:
+        if _name(word).removeprefix("--").replace("-", "_") in CONTEXT_PARALLEL:
+            return describe_context_parallel(_name(word))
         shown = (action for action in self._actions if action.help != argparse.SUPPRESS)
         return (
             f"{_name(word)} is not a flag{suggest(_name(word), (f for a in shown for f in a.option_strings))}"

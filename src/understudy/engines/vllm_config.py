@@ -19,6 +19,7 @@ from understudy._core import (
     with_transfer,
 )
 from understudy.checks import plain_number, read_as, whole_number
+from understudy.context_parallel import refuse_context_parallel
 from understudy.defaults import Default
 from understudy.engines.block_counts import BlockCounts
 from understudy.engines.chosen import apply_limits, choose_block_size
@@ -159,6 +160,7 @@ class VllmConfig(VllmSettings, frozen=True, kw_only=True, forbid_unknown_fields=
 
         ConfigError names an unknown, wrong or not yet supported field.
         """
+        refuse_context_parallel(settings)
         settings, tiers = take_dynamo_names(settings)
         settings, offload = take_vllm_names(settings)
         if offload is not None:

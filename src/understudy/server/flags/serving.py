@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from itertools import pairwise
 
+from understudy.context_parallel import refuse_context_parallel
 from understudy.engines.kinds.registry import default_kind, find_kind
 from understudy.errors import ConfigError
 from understudy.kind_names import KIND_MODULES
@@ -71,6 +72,7 @@ def read_serve(arguments: list[str], *, more: tuple[Flag, ...] = ()) -> ServePla
         used -= {"kv-offloading-backend"}
     if not line.values.get("kv-cache-metrics"):
         used -= {"kv-cache-metrics-sample"}
+    refuse_context_parallel(line.values, are_flags=True)
     settings = settings_of(line, kind.config_class)
     engine = settings.engine
     for name, needed in IDLE_WITHOUT.items():

@@ -54,6 +54,8 @@ _REFUSED = {
     "skip-tokenizer-init": "answers are made with the tokenizer",
     "admin-api-key": "--api-key protects the control routes, too",
     "pp-size": "pipeline stages are not simulated",
+    "dcp-size": "context parallelism is not simulated",
+    "attn-cp-size": "context parallelism is not simulated",
     "smg-grpc-mode": "gRPC is not served",
     "grpc-mode": "gRPC is not served",
 }
