@@ -118,6 +118,20 @@ MUTANTS = [
         "tests/tiers/test_causality.py",
     ),
     Mutant(
+        "a request that moves begins its answer anew",
+        "core/replay/fleet_losses.cpp",
+        "return fits ? Survival::Migrate : Survival::Retry;",
+        "return fits && !FAULT ? Survival::Migrate : Survival::Retry;",
+        "tests/elastic/test_faults.py",
+    ),
+    Mutant(
+        "a router that reads all blocks anew gets those that it has missed only in part",
+        "core/replay/event_faults.cpp",
+        "worker.received = worker.published;",
+        "if (FAULT) rows.resize(rows.size() / 2);\n  worker.received = worker.published;",
+        "tests/elastic/test_faults.py",
+    ),
+    Mutant(
         "policies of the user's hear of one worker after the other",
         "core/replay/fleet.cpp",
         "return (workers_.size() > 1 || config_.elastic) && std::ranges::any_of(",

@@ -7,12 +7,50 @@
 
 #include "bindings.hpp"
 #include "fields.hpp"
+#include "replay/faults.hpp"
 
 namespace understudy {
 
 void bind_elastic(nb::module_& m);  // replay.cpp
 
+namespace {
+
+void bind_faults(nb::module_& m) {
+  nb::class_<Fault> fault(m, "Fault", "Something that fails during a run, for a time.");
+  Fields<Fault>()
+      .add_choice("kind", &Fault::kind,
+                  {{"kill", FaultKind::Crash},
+                   {"slow", FaultKind::SlowWorker},
+                   {"slow_link", FaultKind::SlowLink},
+                   {"lose_events", FaultKind::LoseEvents},
+                   {"late_events", FaultKind::LateEvents},
+                   {"double_events", FaultKind::DuplicateEvents},
+                   {"stop_events", FaultKind::EventGap},
+                   {"restart_router", FaultKind::RouterRestart},
+                   {"fail_loads", FaultKind::LoadErrors}})
+      .add("time_ns", &Fault::time_ns)
+      .add("worker", &Fault::worker)
+      .add("duration_ns", &Fault::duration_ns)
+      .add("factor", &Fault::factor)
+      .add("rate", &Fault::rate)
+      .add("delay_ns", &Fault::delay_ns)
+      .add("tier", &Fault::tier)
+      .bind(fault);
+  nb::class_<LostRequests> lost(m, "LostRequests",
+                                "What becomes of requests whose worker crashes, or drains too long.");
+  Fields<LostRequests>()
+      .add_choice("survival", &LostRequests::survival,
+                  {{"fail", Survival::Fail}, {"retry", Survival::Retry}, {"migrate", Survival::Migrate}})
+      .add("delay_ns", &LostRequests::delay_ns)
+      .add("most_attempts", &LostRequests::most_attempts, 1u << 20)
+      .add("drain_ns", &LostRequests::drain_ns)
+      .bind(lost);
+}
+
+}  // namespace
+
 void bind_elastic(nb::module_& m) {
+  bind_faults(m);
   nb::enum_<LifeState>(m, "LifeState", nb::is_arithmetic(), "State of a worker in a run.")
       .value("STARTING", LifeState::Starting)
       .value("READY", LifeState::Ready)

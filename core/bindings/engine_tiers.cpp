@@ -62,10 +62,7 @@ void bind_engine_tiers(ExclusiveClass<VllmEngine, Engine>& engine) {
       .def(
           "set_link_share",
           [](VllmEngine& self, std::int64_t now_ns, Tier tier, double share) {
-            WorkerTiers& tiers = tiers_of(self);
-            self.require_time(now_ns);
-            tiers.set_link_share(now_ns, tier, share);
-            if (!self.in_step()) self.skip_to(now_ns);  // transfers have advanced to there
+            self.set_link_share(now_ns, tier, share);
           },
           "now_ns"_a, "tier"_a, "share"_a,
           "Set the share of bandwidth of the links to and from a tier, 0.001 to 1. A shared tier's "

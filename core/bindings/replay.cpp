@@ -227,6 +227,8 @@ void bind_replay(nb::module_& m) {
       .value("DELIVERY", EventClass::Delivery, "KV events reach the router.")
       .value("ARRIVAL", EventClass::Arrival, "A request arrives, or is cancelled.")
       .value("ABORT", EventClass::Abort, "The client of a replayed request aborts it.")
+      .value("FAULT", EventClass::Fault, "Something fails, or recovers.")
+      .value("HAND_BACK", EventClass::HandBack, "A worker has drained for too long.")
       .value("TICK", EventClass::Tick, "A scaler reads the fleet and orders workers.")
       .value("READY", EventClass::Ready, "A worker has started.")
       .value("SESSION", EventClass::Session, "A policy decides on the KV of a session that sleeps.")
@@ -347,6 +349,9 @@ void bind_replay(nb::module_& m) {
       .add("steps", &FleetConfig::steps)
       .add("disaggregation", &FleetConfig::disaggregation)
       .add("elastic", &FleetConfig::elastic)
+      .add("faults", &FleetConfig::faults)
+      .add_object("lost", &FleetConfig::lost)
+      .add("fault_seed", &FleetConfig::fault_seed)
       .bind<FleetConfig>(settings);
   m.def("run_fleet", &run_fleet, "workload"_a, "settings"_a, nb::kw_only(), "names"_a = nb::list(),
         "progress"_a.none() = nb::none(), "on_step"_a.none() = nb::none(), "on_tick"_a.none() = nb::none(),

@@ -71,6 +71,18 @@ Stall Engine::stall() const {
   return {false, now.waiting, {}, now.free_blocks, {}, 0};
 }
 
+void Engine::set_slowdown(double) {
+  throw Error(ErrorKind::WrongState, "set_slowdown: this engine has no such fault; leave it out");
+}
+
+void Engine::set_link_share(std::int64_t, Tier, double) {
+  throw Error(ErrorKind::InvalidArgument, "set_link_share: this engine has no link to that tier");
+}
+
+void Engine::set_load_failures(Tier, double) {
+  throw Error(ErrorKind::InvalidArgument, "set_load_failures: this engine loads nothing from that tier");
+}
+
 void Engine::forget_cache(std::int64_t) {
   throw Error(ErrorKind::WrongState, "forget_cache: this engine cannot clear its cache; restart it instead");
 }

@@ -188,6 +188,18 @@ class Engine {
   virtual Stall stall() const;  // for Phase::Stalled
   // Drops every unreferenced block of the device.
   virtual void forget_cache(std::int64_t now_ns);
+
+  // ── Faults; WrongState where the engine does not have them ──
+  // Steps that begin from now on take `factor` times as long; 1 ends that.
+  virtual void set_slowdown(double factor);
+  // Share of bandwidth of the links to and from a tier, 0.001 to 1, also for transfers in flight. A shared tier's links
+  // change for all workers.
+  virtual void set_link_share(std::int64_t now_ns, Tier tier, double share);
+  // Loads with a block of this tier fail with probability `rate` when they end.
+  virtual void set_load_failures(Tier tier, double rate);
+  // Times between the tokens of a request so far, before it is cancelled and goes on elsewhere.
+  virtual std::vector<std::int64_t> gaps_of(RequestId /*id*/) const { return {}; }
+
   // Ranks that step together are one engine; each is watched by itself. A request names its rank.
   virtual std::size_t num_ranks() const noexcept { return 1; }
   virtual Engine& rank(std::size_t /*index*/) { return *this; }

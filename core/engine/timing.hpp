@@ -70,12 +70,13 @@ struct StepTiming {
   // Whether a request whose prompt ends in a step is among those that decode in it, as the mocker counts. That of
   // 1.6.1 charges no decode time for it.
   bool charges_first_token = true;
+  double slowdown = 1;  // by a fault: steps take this times as long
 
   std::int64_t duration_ns(const StepLoad& load, std::uint64_t capacity_tokens) const {
-    return rounded(model->step_ms(load, capacity_tokens, speedups));
+    return rounded(model->step_ms(load, capacity_tokens, speedups) * slowdown);
   }
   std::int64_t duration_ns(const DecodeLoad& load, std::uint64_t capacity_tokens) const {
-    return rounded(model->decode_step_ms(load, capacity_tokens, speedups));
+    return rounded(model->decode_step_ms(load, capacity_tokens, speedups) * slowdown);
   }
   // Time the next steps in which all of these decode; returns how many were timed, from the first on: at least one, at
   // most `out.size()` (itself at most kMostAtOnce).
@@ -84,7 +85,9 @@ struct StepTiming {
     std::array<double, kMostAtOnce> ms;
     if (out.size() > 1 && model->next_steps_ms(first, capacity_tokens, speedups, std::span(ms).first(out.size()))) {
       std::size_t known = 0;
-      for (; known < out.size() && (known == 0 || is_duration(ms[known])); ++known) out[known] = rounded(ms[known]);
+      for (; known < out.size() && (known == 0 || is_duration(ms[known])); ++known) {
+        out[known] = rounded(ms[known] * slowdown);
+      }
       return known;
     }
     out[0] = duration_ns(first, capacity_tokens);
@@ -92,7 +95,7 @@ struct StepTiming {
   }
   // Lower bound for steps with at least this decode load, reduced by a nanosecond for rounding errors.
   std::int64_t least_ns(const DecodeLoad& load, std::uint64_t mean_context, std::uint64_t capacity_tokens) const {
-    const double ms = model->least_ms(load, mean_context, capacity_tokens, speedups);
+    const double ms = model->least_ms(load, mean_context, capacity_tokens, speedups) * slowdown;
     return ms > 0 && ms < 4e12 ? std::llround(ms * 1e6) - 1 : 0;
   }
 

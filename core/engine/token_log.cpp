@@ -21,6 +21,19 @@ void TokenLog::make_room(std::size_t steps) {
   ends_.reserve(std::max(needed <= kFew ? 2 * needed : crowd_ + steps, needed));
 }
 
+std::vector<std::int64_t> TokenLog::list_gaps(const TokenRuns& runs, std::uint64_t tokens) const {
+  std::vector<std::int64_t> out;
+  std::int64_t last_ns = -1;
+  for (std::size_t i = 0; i < runs.size(); ++i) {
+    for (std::uint64_t step = runs[i].first_step; step < runs[i].first_step + runs[i].count; ++step) {
+      if (last_ns >= 0) out.push_back(end_of(step) - last_ns);
+      last_ns = end_of(step);
+    }
+  }
+  if (tokens > 0) out.resize(tokens - 1, 0);  // several tokens of one step arrive together
+  return out;
+}
+
 void TokenLog::take_gaps(GapSum& out) {
   pour_gaps(out);
   out.add(std::exchange(gaps_, {}));

@@ -63,6 +63,8 @@ class TokenLog {
         odd_gaps_.push_back(end_of(runs[i].first_step) - end_of(runs[i - 1].first_step + runs[i - 1].count - 1));
     }
   }
+  // The gaps of a request that has not ended: they are not counted here.
+  std::vector<std::int64_t> list_gaps(const TokenRuns& runs, std::uint64_t tokens) const;
   // Adds every gap since the last call.
   void take_gaps(GapSum& out);
 

@@ -16,6 +16,8 @@ class Checkpoints {
   void begin(std::size_t num_workers, bool records);
   // A step of the engine has ended, or a fast-forward. Throws InvariantViolated at the first difference.
   void reach(std::size_t worker, const Engine& engine, bool fast_forwarded);
+  // The worker has another engine from now on, whose steps count from 0.
+  void restart(std::size_t worker);
   // Ends a run. Throws InvariantViolated if the second run has not ended every recorded step.
   void finish() const;
 
@@ -24,13 +26,15 @@ class Checkpoints {
 
  private:
   struct Checkpoint {
+    std::uint64_t life = 0;  // restarts of the worker so far
     std::uint64_t step = 0;  // steps of the engine so far
     bool with_cached = false;
     StateDigest state;
   };
   struct Worker {
     std::vector<Checkpoint> points;
-    std::size_t next = 0;           // to compare
+    std::size_t next = 0;  // to compare
+    std::uint64_t life = 0;
     std::uint64_t cached_step = 0;  // when cached blocks were last recorded
   };
 

@@ -13,6 +13,8 @@ namespace understudy {
 // State of a worker in a run. Routers see a stopped and a crashed worker alike.
 enum class LifeState : std::uint8_t { Starting, Ready, Draining, Stopped, Crashed, Restarting };
 
+inline bool is_gone(LifeState state) noexcept { return state == LifeState::Stopped || state == LifeState::Crashed; }
+
 // A worker entered a state.
 struct LifeEvent {
   std::int64_t time_ns = 0;

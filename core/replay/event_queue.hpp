@@ -19,6 +19,8 @@ enum class EventClass : std::uint8_t {
   Landing,   // transfers end
   StepEnd,   // a worker's step ends, or the worker is polled because it may have finished a request
   Delivery,  // KV events reach the router
+  Fault,     // something fails, or recovers
+  HandBack,  // a worker has drained for too long
   Tick,      // a scaler reads the fleet and orders workers
   Ready,     // a worker has started; the tick before sees it starting, as in Dynamo's replay
   Session,   // a policy decides on the KV of a session that sleeps

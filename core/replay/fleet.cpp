@@ -10,7 +10,7 @@ namespace understudy {
 Fleet::Fleet(FleetConfig config, WorkloadColumns workload)
     : config_(with_stages(std::move(config))),
       workload_(workload),
-      shows_blocks_(config_.router->reads_residency() && can_show_blocks()),
+      shows_blocks_(config_.router->reads_residency() && can_show_blocks() && !disturbs_events(config_.faults)),
       observes_(config_.router->observes() && !shows_blocks_),
       tracks_(config_.router->tracks()),
       started_(tracks_ ? workload.size() : 0),
@@ -19,6 +19,7 @@ Fleet::Fleet(FleetConfig config, WorkloadColumns workload)
       worker_of_(workload.size(), -1) {
   if (config_.pools.empty()) throw Error(ErrorKind::ConfigError, "a fleet needs at least one pool");
   check_elastic();
+  check_faults();
   config_.router->begin();
   set_up_stages();
   for (const WorkerPool& pool : config_.pools) {
@@ -204,10 +205,10 @@ bool Fleet::can_show_blocks() const {
 }
 
 bool Fleet::independent() const {
-  return !net_ && !config_.elastic && !config_.session_policy && aborted_.empty() && !shares_tiers() &&
-         !has_user_policies() && config_.concurrency == 0 && workload_.graph.empty() && config_.lockstep_ns == 0 &&
-         !steps_with_others() && !reports_steps() && config_.router->blind() && !observes_ &&
-         std::ranges::all_of(workload_.next_turn, [](std::int64_t next) { return next < 0; });
+  return !net_ && !config_.elastic && config_.faults.empty() && !config_.session_policy && aborted_.empty() &&
+         !shares_tiers() && !has_user_policies() && config_.concurrency == 0 && workload_.graph.empty() &&
+         config_.lockstep_ns == 0 && !steps_with_others() && !reports_steps() && config_.router->blind() &&
+         !observes_ && std::ranges::all_of(workload_.next_turn, [](std::int64_t next) { return next < 0; });
 }
 
 FleetResult Fleet::run(const Progress& progress) {
@@ -218,7 +219,7 @@ FleetResult Fleet::run(const Progress& progress) {
     throw Error(
         ErrorKind::ConfigError,
         "threads > 1 needs independent workers: open loop, single-turn requests, round_robin or random routing, no "
-        "tier that they share, no policy of yours, no aborts, no scaler, and no recording of steps");
+        "tier that they share, no policy of yours, no aborts, no scaler, no faults, and no recording of steps");
   }
   if (!workers_[0].engine) throw Error(ErrorKind::WrongState, "a fleet runs once");
   prepare_columns();
@@ -247,8 +248,6 @@ void Fleet::report(const Progress& progress) {
 // Choose the worker of a request, or Router::kLater. A request that can never fit is rejected before it reaches an
 // engine; the router is not called for one that fits nowhere.
 std::optional<std::size_t> Fleet::route(std::uint64_t row) {
-  const auto prompt = static_cast<std::uint32_t>(workload_.prompt_tokens[row]);
-  const std::uint32_t output = std::min(workload_.limit(row), static_cast<std::uint32_t>(workload_.output_tokens[row]));
   std::optional<std::string> why;
   for (const Pool& pool : pools_) {
     why = why_not(row, pool);
@@ -268,8 +267,8 @@ std::optional<std::size_t> Fleet::route(std::uint64_t row) {
   request.session = session_of(row);
   request.parent_session = parent_of(request.session).value_or(RouteRequest::kNoSession);
   request.arrival_ns = arrival_ns_[row];
-  request.prompt_tokens = prompt;
-  request.output_tokens = output;
+  request.prompt_tokens = prompt_of(row);
+  request.output_tokens = output_of(row);
   request.priority = workload_.priority.empty() ? 0 : workload_.priority[row];
   request.strict_priority = workload_.strict_priority.empty() ? 0 : workload_.strict_priority[row];
   request.block_size = first.block_size;
@@ -285,9 +284,7 @@ std::optional<std::size_t> Fleet::route(std::uint64_t row) {
 }
 
 std::optional<std::string> Fleet::why_not(std::uint64_t row, const Pool& pool) const {
-  const auto prompt = static_cast<std::uint32_t>(workload_.prompt_tokens[row]);
-  const std::uint32_t output = std::min(workload_.limit(row), static_cast<std::uint32_t>(workload_.output_tokens[row]));
-  return workers_[lead(pool.first_worker)].engine->never_fits(prompt, output);
+  return asked_engine(pool).never_fits(prompt_of(row), output_of(row));
 }
 
 // Rejects a request that can never fit on its worker; returns whether it can.
@@ -330,16 +327,21 @@ const Effects& Fleet::submit(std::size_t index, std::uint64_t row, std::int64_t 
   RequestSpec spec;
   spec.id = row;
   spec.rank = static_cast<std::uint32_t>(index - lead(index));
-  spec.prompt_tokens = static_cast<std::uint32_t>(workload_.prompt_tokens[row]);
-  const auto output = static_cast<std::uint32_t>(workload_.output_tokens[row]);
-  spec.max_tokens = workload_.limit(row);
+  const std::uint32_t carried = carried_tokens(row);
+  spec.prompt_tokens = prompt_of(row);
+  const std::uint32_t output = static_cast<std::uint32_t>(workload_.output_tokens[row]) - carried;
+  spec.max_tokens = workload_.limit(row) - carried;
   if (!workload_.max_tokens.empty() && workload_.max_tokens[row] >= 0 && output <= spec.max_tokens)
     spec.eos_at = output;
   if (!workload_.accepted_draft_offsets.empty()) {
     const auto begin = static_cast<std::size_t>(workload_.accepted_draft_offsets[row]);
     const auto end = static_cast<std::size_t>(workload_.accepted_draft_offsets[row + 1]);
     const auto own = workload_.accepted_drafts.subspan(begin, end - begin);
-    if (!own.empty()) spec.accepts = std::make_shared<const std::vector<std::uint32_t>>(own.begin(), own.end());
+    if (!own.empty()) {
+      std::vector<std::uint32_t> accepts(own.begin(), own.end());
+      std::ranges::rotate(accepts, accepts.begin() + static_cast<std::ptrdiff_t>(carried % own.size()));
+      spec.accepts = std::make_shared<const std::vector<std::uint32_t>>(std::move(accepts));
+    }
   }
   spec.leg = leg;
   if (leg == KvLeg::Prefill) {

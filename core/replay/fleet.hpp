@@ -1,6 +1,7 @@
 // A run: a workload, pools of simulated workers, a router, and one deterministic order of everything that happens.
 #pragma once
 
+#include <algorithm>
 #include <array>
 #include <atomic>
 #include <chrono>
@@ -22,6 +23,7 @@
 #include "replay/disaggregation.hpp"
 #include "replay/elastic.hpp"
 #include "replay/event_queue.hpp"
+#include "replay/faults.hpp"
 #include "replay/fleet_result.hpp"
 #include "replay/lives.hpp"
 #include "replay/play_limits.hpp"
@@ -51,11 +53,14 @@ struct FleetConfig {
   std::shared_ptr<Router> router;
   std::optional<Disaggregation> disaggregation;  // of pools with roles; `router` then chooses prefill workers
   std::optional<Elastic> elastic;                // none: the workers stay the same
-  std::uint32_t concurrency = 0;                 // sessions (with a graph: plays) at a time; 0: open loop
-  PlayLimits play_limits;                        // of plays, in lanes
-  SessionPolicy session_policy;                  // none: nothing happens to the KV of a session that sleeps
-  std::int64_t turnaround_ns = 0;                // from the end of a session to the start of the next one in its place
-  unsigned threads = 1;                          // above 1: independent workers only
+  std::vector<Fault> faults;                     // by time; the seed draws what they lose
+  LostRequests lost;                             // what becomes of requests that lose their worker
+  std::uint64_t fault_seed = 0;
+  std::uint32_t concurrency = 0;   // sessions (with a graph: plays) at a time; 0: open loop
+  PlayLimits play_limits;          // of plays, in lanes
+  SessionPolicy session_policy;    // none: nothing happens to the KV of a session that sleeps
+  std::int64_t turnaround_ns = 0;  // from the end of a session to the start of the next one in its place
+  unsigned threads = 1;            // above 1: independent workers only
   bool fast_forward = true;
   bool check = false;  // verify the states of engines, their events, the router's index and finish bounds
   std::shared_ptr<Checkpoints> checkpoints;  // record them with fast-forward, else compare them; may be null
@@ -236,6 +241,7 @@ class Fleet final : private FleetView {
   bool bring_router_up_to_date();
   bool gather_events();
   bool publish(std::size_t publisher, std::uint32_t pool, std::uint64_t owner, EventTable& kept);
+  bool send(std::size_t publisher, std::uint32_t pool, std::uint64_t owner);
   void deliver_events(std::size_t index);
   void publish_step(std::size_t worker);
   void check_index(std::size_t worker);
@@ -287,14 +293,46 @@ class Fleet final : private FleetView {
   bool has_drained(std::size_t worker);
   void stop_worker(std::size_t worker);
   bool is_present(std::size_t worker) const;
+  Engine& asked_engine(const Pool& pool) const;
   bool strand(std::uint64_t row, RequestStage stage);
   void require_none_stranded() const;
   [[noreturn]] void throw_stranded() const;
+
+  // fleet_faults.cpp: what fails, and recovers
+  void check_faults() const;
+  void open_faults();
+  void begin_fault(std::size_t number);
+  void end_fault(std::size_t number);
+  bool hits(const Fault& fault, std::size_t worker) const;
+  void apply_faults(std::size_t worker);
+  bool crash(std::size_t worker, std::size_t number);
+  void wreck(std::size_t worker);
+  void clear_wrecks(bool at_end);
+  void disturb_router(const Fault& fault, bool begins);
+  void send_rows(std::size_t worker, EventRecords rows);
+
+  // fleet_losses.cpp: requests that lose their worker
+  void hand_back(std::size_t worker);
+  std::vector<LostRequest> take_requests(std::size_t worker);
+  void lose(LostRequest lost, std::size_t worker, std::int32_t fault);
+  Survival outcome_of(std::uint64_t row, std::uint32_t tokens);
+  void carry(LostRequest lost);
+  void join_attempts(RequestRecord& record);
+  void fail_stranded();
+  std::uint32_t carried_tokens(std::uint64_t row) const;
+  std::uint32_t prompt_of(std::uint64_t row) const {  // tokens that its worker gets
+    return static_cast<std::uint32_t>(workload_.prompt_tokens[row]) + carried_tokens(row);
+  }
+  std::uint32_t output_of(std::uint64_t row) const {  // tokens that its worker is to make
+    return std::min(workload_.limit(row), static_cast<std::uint32_t>(workload_.output_tokens[row])) -
+           carried_tokens(row);
+  }
 
   // fleet_columns.cpp
   void prepare_columns();
   void collect(std::size_t worker);  // for a finished worker
   void harvest(std::size_t worker);
+  static void add_kv_trace(Worker& worker, Engine& engine);
   void keep(const RequestRecord& record);
   void keep_events(std::size_t worker, TimedEvents& room);  // events published since the last call
   FleetResult finish_columns();

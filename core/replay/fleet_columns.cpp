@@ -24,7 +24,7 @@ void Fleet::harvest(std::size_t index) {
   Engine& engine = rank_of(index);
   if (config_.check) engine.check();
   if (keeps_events_) keep_events(index, gathered_);
-  if (config_of(index).kv_trace) worker.kv_trace = engine.take_kv_trace();
+  if (config_of(index).kv_trace) add_kv_trace(worker, engine);
   columns_.add_engine(index, engine);
   if (sessions_) columns_.result().prefixes += dynamic_cast<PrefixKeeper&>(engine).prefix_totals(now_ns_);
   worker.harvested = true;
@@ -32,9 +32,15 @@ void Fleet::harvest(std::size_t index) {
   if (!steps_with_others() && !is_asked) worker.engine.reset();
 }
 
+void Fleet::add_kv_trace(Worker& worker, Engine& engine) {
+  const std::vector<TimedKvTrace> more = engine.take_kv_trace();
+  worker.kv_trace.insert(worker.kv_trace.end(), more.begin(), more.end());
+}
+
 void Fleet::keep(const RequestRecord& given) {
   RequestRecord record = given;
   if (net_ && !pushes_) join_legs(record);
+  if (lives_ && !lives_->carried.empty()) join_attempts(record);
   const std::uint64_t row = record.id;
   columns_.keep(row, record);
   if (!config_.check || record.reason == FinishReason::Cancelled || record.reason == FinishReason::Failed) return;
@@ -67,6 +73,16 @@ FleetResult Fleet::finish_columns() {
       out.life_worker.push_back(static_cast<std::int32_t>(event.worker));
       out.life_state.push_back(static_cast<std::uint8_t>(event.state));
     }
+    for (const RequestLoss& loss : lives_->losses) {
+      out.loss_ns.push_back(loss.time_ns);
+      out.loss_request.push_back(static_cast<std::int64_t>(loss.row));
+      out.loss_worker.push_back(static_cast<std::int32_t>(loss.worker));
+      out.loss_outcome.push_back(static_cast<std::uint8_t>(loss.outcome));
+      out.loss_fault.push_back(loss.fault);
+      out.loss_tokens.push_back(static_cast<std::int32_t>(loss.tokens));
+    }
+    out.fault_began_ns = std::move(lives_->fault_began_ns);
+    out.fault_ended_ns = std::move(lives_->fault_ended_ns);
   }
   out.play_begin_ns = play_clock_.begin_ns;
   out.idle_lanes = play_clock_.idle_lanes;

@@ -76,21 +76,29 @@ void Fleet::publish_step(std::size_t index) {
 void Fleet::check_index(std::size_t index) {
   if (!config_.check || !observes_ || !config_.router->has_index() || !is_present(index)) return;
   publish_step(index);
+  if (lives_ && lives_->disturber && !lives_->disturber->is_complete(index)) return;
   for (std::size_t rank = index; rank < index + config_.ranks; ++rank) {
     // Without prefix caching an engine may name blocks for itself, and publishes nothing.
     if (config_of(rank).enable_prefix_caching) config_.router->check(rank, rank_of(rank).residency());
   }
 }
 
-// Sends the gathered events of one publisher.
+// Publishes the gathered events of one publisher, those that faults do not hold back.
 bool Fleet::publish(std::size_t publisher, std::uint32_t pool, std::uint64_t owner, EventTable& kept) {
+  if (keeps_events_ && !gathered_.batch.records.empty()) kept.append(gathered_);
+  const bool disturbed = lives_ && lives_->disturber && publisher != KvDelivery::kShared;
+  if (disturbed) lives_->disturber->pass(publisher, now_ns_, gathered_);
+  return send(publisher, pool, owner);
+}
+
+// Sends the gathered events of one publisher. Returns whether any must reach the router before its next call.
+bool Fleet::send(std::size_t publisher, std::uint32_t pool, std::uint64_t owner) {
   const TimedEvents& events = gathered_;
   const EventRecords& records = events.batch.records;
   if (records.empty()) return false;
   bool due = false;
   Router& router = *config_.router;
   if (publisher == KvDelivery::kShared ? router.gather_shared(pool, events) : router.gather(publisher, events)) {
-    if (keeps_events_) kept.append(events);
     return false;
   }
   for (std::size_t first = 0; first < records.size();) {
@@ -113,7 +121,6 @@ bool Fleet::publish(std::size_t publisher, std::uint32_t pool, std::uint64_t own
     due = due || at_ns <= now_ns_;
     first = last;
   }
-  if (keeps_events_) kept.append(events);
   return due;
 }
 

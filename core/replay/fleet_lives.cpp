@@ -15,29 +15,31 @@ bool stands(LifeState state) {
   return state == LifeState::Starting || state == LifeState::Ready || state == LifeState::Restarting;
 }
 
-bool is_gone(LifeState state) { return state == LifeState::Stopped || state == LifeState::Crashed; }
-
 }  // namespace
 
 void Fleet::check_elastic() const {
-  if (!config_.elastic) return;
-  if (config_.elastic->start_ns.size() != config_.pools.size()) {
+  if (!config_.elastic && config_.faults.empty()) return;
+  if (config_.elastic && config_.elastic->start_ns.size() != config_.pools.size()) {
     throw Error(ErrorKind::ConfigError, "start_ns has ", config_.elastic->start_ns.size(), " entries for ",
                 config_.pools.size(), " pools");
   }
   if (config_.lockstep_ns > 0 || config_.ranks > 1) {
-    throw Error(ErrorKind::ConfigError, "autoscale does not work with ",
+    throw Error(ErrorKind::ConfigError, config_.elastic ? "autoscale does" : "faults do", " not work with ",
                 config_.ranks > 1 ? "ranks that step together" : "lockstep", " yet; leave one of them out");
   }
 }
 
 void Fleet::open_lives() {
-  if (!config_.elastic) return;
+  if (!config_.elastic && config_.faults.empty()) return;
   lives_ = std::make_unique<Lives>(workload_.size());
   lives_->state.resize(workers_.size());
   lives_->rows.resize(workers_.size());
+  lives_->disturbed.resize(workers_.size());
   for (std::size_t index = 0; index < workers_.size(); ++index) enter(index, LifeState::Ready);
-  if (config_.elastic->first_tick_ns) queue_.push(*config_.elastic->first_tick_ns, EventClass::Tick, 0, 0);
+  if (config_.elastic && config_.elastic->first_tick_ns) {
+    queue_.push(*config_.elastic->first_tick_ns, EventClass::Tick, 0, 0);
+  }
+  open_faults();
 }
 
 void Fleet::enter(std::size_t index, LifeState state) {
@@ -170,6 +172,8 @@ void Fleet::start_worker(std::uint32_t pool) {
   const std::size_t index = add_worker(pool, WorkerState::Starting);
   lives_->state.push_back(LifeState::Starting);
   lives_->rows.emplace_back();
+  lives_->disturbed.emplace_back();
+  if (lives_->disturber) lives_->disturber->add_worker();
   columns_.add_late_worker(index, pool);
   shown_ = {};
   enter(index, LifeState::Starting);
@@ -183,6 +187,8 @@ void Fleet::become_ready(std::size_t index) {
   workers_[index].next = EventQueue::kNone;
   if (ended_ == workload_.size()) return;
   make_engine(index);
+  workers_[index].harvested = false;
+  apply_faults(index);
   set_state(index, WorkerState::Ready);
   enter(index, LifeState::Ready);
   for (const std::uint64_t row : std::exchange(lives_->stranded, {})) push_arrival(now_ns_, row);
@@ -194,6 +200,8 @@ void Fleet::leave(std::size_t index) {
   set_state(index, WorkerState::Draining);
   enter(index, LifeState::Draining);
   lives_->draining.push_back(index);
+  if (!stepwise()) schedule_poll(index);
+  if (config_.lost.drain_ns) queue_.push(now_ns_ + *config_.lost.drain_ns, EventClass::HandBack, index, index);
 }
 
 void Fleet::stop_drained() {
@@ -233,6 +241,15 @@ bool Fleet::is_present(std::size_t index) const {
   return worker.engine && worker.state != WorkerState::Gone;
 }
 
+// An engine of the pool that says which requests fit, also while its first worker is away.
+Engine& Fleet::asked_engine(const Pool& pool) const {
+  const std::size_t first = lead(pool.first_worker);
+  if (workers_[first].engine) return *workers_[first].engine;
+  const auto wreck = std::ranges::find(lives_->wrecks, first, &Wreck::worker);
+  UNDERSTUDY_ASSERT(wreck != lives_->wrecks.end(), "the first engine of a pool is kept");
+  return *wreck->engine;
+}
+
 // ── Requests without a worker ──
 
 bool Fleet::strand(std::uint64_t row, RequestStage stage) {
@@ -247,8 +264,8 @@ void Fleet::require_none_stranded() const {
 
 void Fleet::throw_stranded() const {
   throw Error(ErrorKind::WrongState, "the run makes no progress: ", workload_.size() - ended_,
-              " requests have not ended, ", lives_->stranded.size(),
-              " of them wait for a worker, and the scaler starts none");
+              " requests have not ended, ", lives_->stranded.size(), " of them wait for a worker, and ",
+              config_.elastic ? "the scaler starts none" : "none is left");
 }
 
 }  // namespace understudy

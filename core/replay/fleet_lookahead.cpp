@@ -50,6 +50,10 @@ void Fleet::schedule_poll(std::size_t index) {
     absorb(index, worker.engine->advance(now_ns_, {}));
     next_ns = when();
   }
+  // A batch may be behind the last request: a worker that drains stops when that has ended.
+  const bool ends = worker.state == WorkerState::Draining && loads_[index].outstanding_requests == 0 &&
+                    worker.finished.empty() && (worker.phase == Phase::InStep || worker.phase == Phase::Ready);
+  if (ends) next_ns = std::min(next_ns, worker.wake_ns);
   if (next_ns == Engine::kNever) return;  // until something reaches it
   if (config_.check && worker.finished.empty()) worker.finish_bound_ns = next_ns;
   if (overdue(next_ns)) return want_begin(index);

@@ -73,6 +73,15 @@ struct FleetResult {
   std::vector<std::int64_t> life_ns;
   std::vector<std::int32_t> life_worker;
   std::vector<std::uint8_t> life_state;
+  // Requests that lost their worker, in order of time; and when each fault of the plan began and ended, -1: never.
+  std::vector<std::int64_t> loss_ns;
+  std::vector<std::int64_t> loss_request;
+  std::vector<std::int32_t> loss_worker;
+  std::vector<std::uint8_t> loss_outcome;
+  std::vector<std::int32_t> loss_fault;
+  std::vector<std::int32_t> loss_tokens;
+  std::vector<std::int64_t> fault_began_ns;
+  std::vector<std::int64_t> fault_ended_ns;
 
   std::vector<EventTable> events;  // by worker; empty unless the engines keep them, and so is the trace
   std::vector<std::vector<TimedKvTrace>> kv_trace;
@@ -143,11 +152,24 @@ struct Named {
 };
 
 inline constexpr std::tuple kOtherColumns{
-    Named{"arrival_ns", &FleetResult::arrival_ns},   Named{"worker", &FleetResult::worker},
-    Named{"onboard_ns", &FleetResult::onboard_ns},   Named{"itl_ns", &FleetResult::gap_ns},
-    Named{"itl_count", &FleetResult::gap_count},     Named{"sample_worker", &FleetResult::sample_worker},
-    Named{"worker_pool", &FleetResult::worker_pool}, Named{"life_ns", &FleetResult::life_ns},
-    Named{"life_worker", &FleetResult::life_worker}, Named{"life_state", &FleetResult::life_state},
+    Named{"arrival_ns", &FleetResult::arrival_ns},
+    Named{"worker", &FleetResult::worker},
+    Named{"onboard_ns", &FleetResult::onboard_ns},
+    Named{"itl_ns", &FleetResult::gap_ns},
+    Named{"itl_count", &FleetResult::gap_count},
+    Named{"sample_worker", &FleetResult::sample_worker},
+    Named{"worker_pool", &FleetResult::worker_pool},
+    Named{"life_ns", &FleetResult::life_ns},
+    Named{"life_worker", &FleetResult::life_worker},
+    Named{"life_state", &FleetResult::life_state},
+    Named{"loss_ns", &FleetResult::loss_ns},
+    Named{"loss_request", &FleetResult::loss_request},
+    Named{"loss_worker", &FleetResult::loss_worker},
+    Named{"loss_outcome", &FleetResult::loss_outcome},
+    Named{"loss_fault", &FleetResult::loss_fault},
+    Named{"loss_tokens", &FleetResult::loss_tokens},
+    Named{"fault_began_ns", &FleetResult::fault_began_ns},
+    Named{"fault_ended_ns", &FleetResult::fault_ended_ns},
 };
 inline constexpr std::tuple kSampleColumns{
     Named{"sample_time_ns", &EngineSample::time_ns},

@@ -58,7 +58,7 @@ std::optional<std::string> Fleet::why_no_stage(std::uint64_t row) const {
   std::optional<std::string> why;
   for (const Pool& pool : pools_) {
     const bool prefills = pool.config.role == WorkerRole::Prefill;
-    why = workers_[pool.first_worker].engine->never_fits(prompt, prefills ? 1 : output);
+    why = asked_engine(pool).never_fits(prompt, prefills ? 1 : output);
     if (why) return *why + (prefills ? " (prefill pool)" : " (decode pool)");
   }
   return why;

@@ -48,6 +48,12 @@ void Fleet::run_together(const Progress& progress) {
       case EventClass::Abort:
         subject == workload_.size() ? cancel_rest() : abort(next.subject);
         break;
+      case EventClass::Fault:
+        subject % 2 == 0 ? begin_fault(subject / 2) : end_fault(subject / 2);
+        break;
+      case EventClass::HandBack:
+        hand_back(subject);
+        break;
       case EventClass::Tick:
         tick();
         break;
@@ -60,6 +66,7 @@ void Fleet::run_together(const Progress& progress) {
     }
     reach_workers();
     if (lives_ && !lives_->draining.empty()) stop_drained();
+    if (lives_ && !lives_->wrecks.empty()) clear_wrecks(false);
     queue_.set_landing(hub_.next_wake_ns());
     if (++rounds % 64 == 0) report(progress);
     if (queue_.empty() && observes_) {  // the last events, and transfers that have not landed
@@ -71,6 +78,7 @@ void Fleet::run_together(const Progress& progress) {
       gather_events();
       for (std::size_t index = 0; index < workers_.size(); index += config_.ranks) check_index(index);
     }
+    if (queue_.empty() && lives_) fail_stranded();
   }
   require_none_stranded();
   for (std::size_t index = 0; index < workers_.size(); index += config_.ranks) {
@@ -79,6 +87,7 @@ void Fleet::run_together(const Progress& progress) {
     workers_[index].engine->finish_transfers();
   }
   collect_handoffs();
+  if (lives_) clear_wrecks(true);
   for (std::size_t index = 0; index < workers_.size(); ++index) collect(index);
 }
 
@@ -291,6 +300,7 @@ void Fleet::begin_all() {
   ++round_;
   round_ns_ = now_ns_;
   for (const std::size_t index : beginning_) {
+    if (lives_ && !is_present(index)) continue;  // it has crashed
     if (stepwise()) {
       begin_step(index);
     } else {

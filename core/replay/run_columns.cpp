@@ -52,7 +52,7 @@ void RunColumns::keep(std::uint64_t row, const RequestRecord& record) {
   if (tiers_) for_each_line(kTierRecordColumns, write);
 }
 
-void RunColumns::add_engine(std::size_t worker, Engine& engine) {
+void RunColumns::add_engine(std::size_t worker, Engine& engine, bool is_lost) {
   FleetResult& out = result_;
   for (const EngineSample& sample : engine.samples()) {
     out.samples.push_back(sample);
@@ -63,13 +63,17 @@ void RunColumns::add_engine(std::size_t worker, Engine& engine) {
   out.evictions += end.evictions;
   out.stored_blocks += end.stored_blocks;
   engine.take_gaps(gaps_);
+  // Of workers that crashed, the report is that of the last engine.
   if (GroupReport groups = engine.group_report(); !groups.samples.empty()) {
     out.groups.resize(std::max(out.groups.size(), worker + 1));
     out.groups[worker] = std::move(groups);
   }
   if (!tiers_) return;
   const TierReport tiers = engine.tier_report();
-  for (const TierUse& use : tiers.own) add_tier(worker, use);
+  for (TierUse use : tiers.own) {
+    if (is_lost) use.capacity_blocks = use.resident_blocks = 0;
+    add_tier(worker, use);
+  }
   out.onboard_ns.insert(out.onboard_ns.end(), tiers.loads_ns.begin(), tiers.loads_ns.end());
   out.tier_totals += tiers.totals;
   const auto owner = static_cast<std::int64_t>(worker);

@@ -27,8 +27,9 @@ class RunColumns {
 
   // Record a finished request. Threads may call it, each for its own rows.
   void keep(std::uint64_t row, const RequestRecord& record);
-  // An engine has ended, and so have its transfers: its samples, totals, gaps and tiers.
-  void add_engine(std::size_t worker, Engine& engine);
+  // An engine has ended, and so have its transfers: its samples, totals, gaps and tiers. One that crashed (`is_lost`)
+  // leaves no blocks on tiers of its own, and another one has its place.
+  void add_engine(std::size_t worker, Engine& engine, bool is_lost = false);
   // Add the state that workers of a pool share, starting at `first_worker`; `earlier` are events taken before,
   // one table per tier, or none.
   void add_shared(TierRun& run, std::size_t first_worker = 0, std::span<EventTable> earlier = {});

@@ -63,6 +63,10 @@ class KvRouter final : public Router {
   std::size_t num_workers() const noexcept { return ready_.size(); }
   // Forgets the worker's cache.
   void forget(std::size_t worker);
+  bool forget_blocks(WorkerId worker) override {
+    forget(worker);
+    return true;
+  }
   void set_degraded(std::size_t worker, bool degraded);  // KvView::set_degraded
 
   std::size_t choose(const RouteRequest& request, FleetView& view) override;

@@ -35,7 +35,11 @@ class RecordedRouter final : public Router {
 
   void begin() override;
   void add_worker(const WorkerInfo& worker) override;
-  void set_state(WorkerId worker, WorkerState state) override { inner_->set_state(worker, state); }
+  bool forget_blocks(WorkerId worker) override { return inner_->forget_blocks(worker); }
+  void set_state(WorkerId worker, WorkerState state) override {
+    if (state == WorkerState::Gone) caches_->forget(worker);
+    inner_->set_state(worker, state);
+  }
   WorkerId choose(const RouteRequest& request, FleetView& view) override;
   // A router that receives events gets them in either case; then the record uses them too.
   bool reads_residency() const noexcept override { return !inner_->observes(); }

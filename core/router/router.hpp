@@ -81,6 +81,10 @@ class Router {
   virtual void add_worker(const WorkerInfo& /*worker*/) {}
   virtual void set_state(WorkerId /*worker*/, WorkerState /*state*/) {}
 
+  // Forgets the blocks of a worker, as a router that restarts does. False: it has no index of its own, and receives
+  // events that remove them.
+  virtual bool forget_blocks(WorkerId /*worker*/) { return false; }
+
   // Returns the worker of a request, out of view.ready(); kLater: it waits in the router.
   virtual WorkerId choose(const RouteRequest& request, FleetView& view) = 0;
 

@@ -244,10 +244,12 @@ void WorkerTiers::drop(std::uint32_t index, std::int64_t time_ns) {
 }
 
 bool WorkerTiers::fails(std::uint32_t index) const {
-  if (config_.onboard_failure_rate <= 0) return false;
+  if (config_.onboard_failure_rate <= 0 && load_failure_rate_ <= 0) return false;
   const Load& load = loads_[index];
+  double rate = config_.onboard_failure_rate;
+  if (std::ranges::find(load.tiers, failing_tier_) != load.tiers.end()) rate = std::max(rate, load_failure_rate_);
   const std::uint64_t drawn = xxh3_64_pair(load.blocks[0].sequence_hash(), loads_begun_, config_.seed);
-  return static_cast<double>(drawn >> 11) * 0x1p-53 < config_.onboard_failure_rate;
+  return static_cast<double>(drawn >> 11) * 0x1p-53 < rate;
 }
 
 // Registers the blocks on the device as cached; frees the slots of those that were computed meanwhile.

@@ -66,6 +66,15 @@ void WorkerTiers::set_link_share(std::int64_t now_ns, Tier tier, double share) {
   for (const DuplexId cap : caps) hub().set_duplex_share(now_ns, cap, share);
 }
 
+void WorkerTiers::set_load_failures(Tier tier, double rate) {
+  const auto is_it = [tier](const auto& shared) { return shared->tier() == tier; };
+  if (tier != Tier::G2 && std::ranges::none_of(run_.shared(), is_it)) {
+    throw Error(ErrorKind::InvalidArgument, "there is no such tier below the device");
+  }
+  failing_tier_ = tier;
+  load_failure_rate_ = rate;
+}
+
 // ── Landings ──
 
 void WorkerTiers::landed(const Purpose& purpose, std::int64_t time_ns) {

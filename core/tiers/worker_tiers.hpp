@@ -50,6 +50,9 @@ class WorkerTiers final : public TransferOwner, public LandingWaiter {
   // Scales the bandwidth of the links to and from a tier, including those of a shared tier, from now on; unlimited
   // links are unaffected. Throws InvalidArgument when there is no such tier or no limit.
   void set_link_share(std::int64_t now_ns, Tier tier, double share);
+  // Loads with a block of this tier fail with this probability when they end, by the tiers' seed. InvalidArgument when
+  // there is no such tier below the device.
+  void set_load_failures(Tier tier, double rate);
 
   // Called after every landing that may have changed a block of this worker, with its time.
   void set_on_change(std::function<void(std::int64_t)> on_change) { on_change_ = std::move(on_change); }
@@ -342,6 +345,8 @@ class WorkerTiers final : public TransferOwner, public LandingWaiter {
   std::vector<std::uint32_t> free_loads_;
   std::uint32_t loading_now_ = 0;  // transfers on the link up
   std::uint64_t loads_begun_ = 0;
+  Tier failing_tier_ = Tier::G2;  // by a fault, as is the next
+  double load_failure_rate_ = 0;
   std::uint64_t loads_ended_ = 0;
   InFlight loading_;  // to the device; values index loads_
 

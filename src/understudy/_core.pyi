@@ -3007,22 +3007,28 @@ class EventClass(enum.IntEnum):
     DELIVERY = 2
     """KV events reach the router."""
 
-    ARRIVAL = 6
+    ARRIVAL = 8
     """A request arrives, or is cancelled."""
 
-    ABORT = 7
+    ABORT = 9
     """The client of a replayed request aborts it."""
 
-    TICK = 3
+    FAULT = 3
+    """Something fails, or recovers."""
+
+    HAND_BACK = 4
+    """A worker has drained for too long."""
+
+    TICK = 5
     """A scaler reads the fleet and orders workers."""
 
-    READY = 4
+    READY = 6
     """A worker has started."""
 
-    SESSION = 5
+    SESSION = 7
     """A policy decides on the KV of a session that sleeps."""
 
-    BEGIN = 8
+    BEGIN = 10
     """Workers that are free begin a step, with all that arrived before."""
 
 class GroupReport:
@@ -3220,6 +3226,20 @@ class HandOffColumns:
 
     @property
     def decode_admit_ns(self) -> NDArray[numpy.int64]: ...
+
+class Fault:
+    """Something that fails during a run, for a time."""
+
+    def __init__(self, *, kind: str = 'kill', time_ns: int = 0, worker: int | None = None, duration_ns: int = 0, factor: float = 1.0, rate: float = 1.0, delay_ns: int = 0, tier: Tier) -> None: ...
+
+    FIELDS: tuple[str, ...]
+
+class LostRequests:
+    """What becomes of requests whose worker crashes, or drains too long."""
+
+    def __init__(self, *, survival: str = 'retry', delay_ns: int = 0, most_attempts: int = 0, drain_ns: int | None = None) -> None: ...
+
+    FIELDS: tuple[str, ...]
 
 class LifeState(enum.IntEnum):
     """State of a worker in a run."""
@@ -3531,6 +3551,30 @@ class FleetResult:
     def life_state(self) -> NDArray[numpy.uint8]: ...
 
     @property
+    def loss_ns(self) -> NDArray[numpy.int64]: ...
+
+    @property
+    def loss_request(self) -> NDArray[numpy.int64]: ...
+
+    @property
+    def loss_worker(self) -> NDArray[numpy.int32]: ...
+
+    @property
+    def loss_outcome(self) -> NDArray[numpy.uint8]: ...
+
+    @property
+    def loss_fault(self) -> NDArray[numpy.int32]: ...
+
+    @property
+    def loss_tokens(self) -> NDArray[numpy.int32]: ...
+
+    @property
+    def fault_began_ns(self) -> NDArray[numpy.int64]: ...
+
+    @property
+    def fault_ended_ns(self) -> NDArray[numpy.int64]: ...
+
+    @property
     def sample_time_ns(self) -> NDArray[numpy.int64]: ...
 
     @property
@@ -3660,7 +3704,7 @@ class Checkpoints:
 class FleetSettings:
     """How a fleet of simulated workers plays a workload."""
 
-    def __init__(self, *, pools: Sequence[Pool], seed: int = 0, routing: str | NativeRouter | Router, concurrency: int = 0, threads: int = 1, fast_forward: bool = True, check: bool = False, lockstep_ns: int = 0, turnaround_ns: int = 0, play_limits: PlayLimits | None = None, ranks: int = 1, checkpoints: Checkpoints | None = None, steps: StepTable | None = None, disaggregation: Disaggregation | None = None, elastic: Elastic | None = None) -> None: ...
+    def __init__(self, *, pools: Sequence[Pool], seed: int = 0, routing: str | NativeRouter | Router, concurrency: int = 0, threads: int = 1, fast_forward: bool = True, check: bool = False, lockstep_ns: int = 0, turnaround_ns: int = 0, play_limits: PlayLimits | None = None, ranks: int = 1, checkpoints: Checkpoints | None = None, steps: StepTable | None = None, disaggregation: Disaggregation | None = None, elastic: Elastic | None = None, faults: Sequence[Fault] = [], lost: LostRequests | None = None, fault_seed: int = 0) -> None: ...
 
     FIELDS: tuple[str, ...]
 

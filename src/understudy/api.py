@@ -48,6 +48,7 @@ if TYPE_CHECKING:
     from understudy.engines.engine_config import EngineConfig
     from understudy.engines.timing import TimingModel
     from understudy.run.autoscale import Autoscale
+    from understudy.run.faults import FaultPlan
     from understudy.run.routing_choice import RoutingChoice
     from understudy.run.session_kv import SessionKv
     from understudy.tiers.gpu import GpuSettings
@@ -75,6 +76,7 @@ def replay(
     disaggregation: Disaggregation | None = None,
     autoscale: Autoscale | None = None,
     session_kv: SessionKv | None = None,
+    faults: FaultPlan | None = None,
     outputs: Outputs | None = None,
     execution: Execution | None = None,
     trace_options: TraceOptions | None = None,
@@ -111,6 +113,8 @@ def replay(
         autoscale: a scaler that orders workers during the run (`understudy.run.autoscale.Autoscale`); `workers` are
             those at the start.
         session_kv: policies for the KV of sessions between their requests (`understudy.run.session_kv.SessionKv`).
+        faults: what fails during the run, and what becomes of requests that lose their worker
+            (`understudy.run.faults.FaultPlan`).
         outputs: files to write.
         execution: threads, checks and progress; the report is equal for every choice.
         trace_options: options of `read_trace` by name, if `workload` is a path.
@@ -201,6 +205,7 @@ def replay(
         disaggregation=disaggregation,
         autoscale=autoscale,
         session_kv=session_kv,
+        faults=faults,
         ranks=ranks,
         threads=execution.threads,
         fast_forward=execution.fast_forward,

@@ -21,6 +21,7 @@ from understudy.report import Report
 from understudy.report.requests import key_of
 from understudy.run.digest import digests
 from understudy.run.handoff_columns import HandOffColumns
+from understudy.run.losses import RequestLosses
 from understudy.run.offline import run_offline
 from understudy.run.run_plan import RunPlan
 from understudy.run.schema import About, check_columns, list_columns, list_totals, take_columns
@@ -80,7 +81,7 @@ def test_columns_of_one_kind_are_as_long() -> None:
 
 def test_every_array_and_number_of_the_core_is_declared() -> None:
     """What the core counts and nobody declares would be in no output."""
-    records = (Timeline, TierColumns, HandOffColumns, WorkerLives)
+    records = (Timeline, TierColumns, HandOffColumns, WorkerLives, RequestLosses)
     declared = {c.about.core_name or c.name for record in records for c in list_columns(record)}
     told = (
         declared

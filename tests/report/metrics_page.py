@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from understudy._core import TierTotals
+from understudy.report.fault_metrics import FAULT_METRICS
 from understudy.report.fleet_metrics import FLEET_METRICS
 from understudy.report.handoff_metrics import HANDOFF_METRICS
 from understudy.report.metrics import DISTRIBUTIONS, SCALARS
@@ -16,6 +17,7 @@ from understudy.report.tier_metrics import TIER_DISTRIBUTIONS, TIER_ROWS, TIER_S
 from understudy.report.worst_hour import WORST_HOUR_METRICS
 from understudy.run.digest import OF_LINK, OF_TIER, OF_VLLM_OFFLOAD
 from understudy.run.handoff_columns import HandOffColumns
+from understudy.run.losses import RequestLosses
 from understudy.run.schema import list_columns, list_totals
 from understudy.run.tier_columns import TierColumns
 from understudy.run.timeline import Timeline
@@ -29,7 +31,7 @@ if TYPE_CHECKING:
 PAGE = Path(__file__).parents[2] / "docs" / "metrics.md"
 ALL_COLUMNS = (
     *(*list_columns(Timeline), *list_columns(TierColumns)),
-    *(*list_columns(HandOffColumns), *list_columns(WorkerLives)),
+    *(*list_columns(HandOffColumns), *list_columns(WorkerLives), *list_columns(RequestLosses)),
 )
 
 
@@ -68,6 +70,7 @@ def left_out() -> list[str]:
         "tiers",
         "handoff",
         "lives",
+        "losses",
     }
     undigested = [c.name for c in list_columns(TierColumns) if not c.about.digested]
     return [each.name for each in fields(Timeline) if each.name not in covered] + undigested
@@ -95,7 +98,7 @@ PARTS = {
     "columns": columns(),
     "digest": digest(),
     "distributions": table(DISTRIBUTIONS),
-    "numbers": table(SCALARS + WORST_HOUR_METRICS + FLEET_METRICS),
+    "numbers": table(SCALARS + WORST_HOUR_METRICS + FLEET_METRICS + FAULT_METRICS),
     "tiers": table(TIER_DISTRIBUTIONS + TIER_SCALARS + TIER_ROWS),
     "hand-offs": table(HANDOFF_METRICS),
     "percentiles": f"Percentiles: {PERCENTILE_METHOD}.",

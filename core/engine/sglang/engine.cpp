@@ -195,6 +195,12 @@ void SglangEngine::set_link_share(std::int64_t now_ns, Tier tier, double share) 
   links_.set_share(share);
 }
 
+std::vector<std::int64_t> SglangEngine::gaps_of(RequestId id) const {
+  const auto found = live_.find(id);
+  if (found == live_.end()) return {};
+  return token_log_.list_gaps(found->second.tokens, found->second.record.output_tokens);
+}
+
 // ── Steps ──
 
 SglangEngine::Planned SglangEngine::schedule(std::int64_t now_ns) {

@@ -91,7 +91,9 @@ class SglangEngine final : public Engine, private Residency {
   // Evicts all that no request holds, as under pressure: HiCache keeps or takes a copy.
   void forget_cache(std::int64_t now_ns) override;
   // Slows the links to and from the host; copies that are submitted already keep their times.
-  void set_link_share(std::int64_t now_ns, Tier tier, double share);
+  void set_link_share(std::int64_t now_ns, Tier tier, double share) override;
+  void set_slowdown(double factor) override { timing_.slowdown = factor; }
+  std::vector<std::int64_t> gaps_of(RequestId id) const override;
   void check() override;
   StateDigest digest(bool with_cached) const override;
 

@@ -137,6 +137,12 @@ std::optional<std::string> TrtEngine::never_fits(std::uint32_t prompt_tokens, st
          std::to_string(settings.max_num_tokens) + "); raise it, or turn enable_chunked_prefill on";
 }
 
+std::vector<std::int64_t> TrtEngine::gaps_of(RequestId id) const {
+  const auto found = live_.find(id);
+  if (found == live_.end()) return {};
+  return token_log_.list_gaps(found->second.tokens, found->second.record.output_tokens);
+}
+
 void TrtEngine::finish(RequestId id, FinishReason reason, std::int64_t now_ns) {
   const auto found = live_.find(id);
   if (found == live_.end()) return;

@@ -73,6 +73,8 @@ class TrtEngine final : public Engine, private Residency, private TrtWatcher {
   void set_admitting(bool on) override;
   bool drained() const override { return !open_ && executor_.active().empty(); }
   void forget_cache(std::int64_t now_ns) override;
+  void set_slowdown(double factor) override { timing_.slowdown = factor; }
+  std::vector<std::int64_t> gaps_of(RequestId id) const override;
   void check() override;
   StateDigest digest(bool with_cached) const override;
 

@@ -64,6 +64,10 @@ class VllmEngine final : public Engine, public PrefixKeeper, private DecodeHost 
   // Drop what the connector stores, and the blocks of the device if none is in use (vLLM: reset_prefix_cache with
   // reset_connector). False: blocks are in use, or the connector cannot.
   bool reset_caches(std::int64_t now_ns);
+  void set_slowdown(double factor) override;
+  void set_link_share(std::int64_t now_ns, Tier tier, double share) override;
+  void set_load_failures(Tier tier, double rate) override;
+  std::vector<std::int64_t> gaps_of(RequestId id) const override;
   // One that has not ended; InvalidArgument when there is none.
   const EngineRequest& request(RequestId id) const;
   // No request is here.

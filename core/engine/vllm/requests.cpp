@@ -160,6 +160,32 @@ bool VllmEngine::reset_caches(std::int64_t now_ns) {
   return unused && others;
 }
 
+void VllmEngine::set_slowdown(double factor) {
+  timing_.slowdown = factor;
+  if (!planned_.empty()) planned_.duration_ns = Batch::kUnknown;  // it has not begun
+  on_requests_changed();  // the bound of the next end relied on the times before
+}
+
+void VllmEngine::set_link_share(std::int64_t now_ns, Tier tier, double share) {
+  if (!tiers_) throw Error(ErrorKind::WrongState, "this engine has no tiers");
+  require_time(now_ns);
+  tiers_->set_link_share(now_ns, tier, share);
+  if (!clock_.in_step) skip_to(now_ns);  // transfers have advanced to there
+  finish_bound_.reset();
+}
+
+void VllmEngine::set_load_failures(Tier tier, double rate) {
+  if (!tiers_) throw Error(ErrorKind::WrongState, "this engine has no tiers");
+  tiers_->set_load_failures(tier, rate);
+}
+
+std::vector<std::int64_t> VllmEngine::gaps_of(RequestId id) const {
+  const auto found = slots_.find(id);
+  if (found == slots_.end()) return {};
+  const EngineRequest& request = requests_[found->second];
+  return token_log_.list_gaps(request.tokens, request.outputs());
+}
+
 void VllmEngine::on_requests_changed() {
   finish_bound_.reset();
   refusal_.stands = false;

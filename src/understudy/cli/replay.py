@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from understudy.cli import (
     autoscale_flags,
     disaggregation_flags,
+    fault_flags,
     gpu_flags,
     play_flags,
     router_flags,
@@ -85,11 +86,13 @@ def add_parser(verbs: Verbs) -> None:
         + tier_flags.EXAMPLES
         + disaggregation_flags.EXAMPLES
         + autoscale_flags.EXAMPLES
-        + session_flags.EXAMPLES,
+        + session_flags.EXAMPLES
+        + fault_flags.EXAMPLES,
     )
     run_flags.add_run_flags(verb)
     autoscale_flags.add_autoscale_flags(verb)
     session_flags.add_session_flags(verb)
+    fault_flags.add_fault_flags(verb)
     _add_output_flags(verb)
     assert isinstance(verb, Parser)
     verb.add_short_help("understudy replay TRACE [flags]", SHORT_EXAMPLES, TASKS)
@@ -244,6 +247,7 @@ def run(args: argparse.Namespace) -> int:
     if not len(workload) and not args.allow_empty:
         raise InvalidArgument(f"{args.trace} contains no requests; --allow-empty accepts that")
     workload = scale_users(workload, settings.users, seed=settings.seed)
+    faults = fault_flags.read_faults(args, settings, workload, autoscale)
     with nullcontext() if is_silent else progress_bar("replaying", len(workload), "requests") as progress:
         report: Report = (
             replay_real_engine(args, settings, workload, progress)
@@ -266,6 +270,7 @@ def run(args: argparse.Namespace) -> int:
                 disaggregation=settings.disaggregation,
                 autoscale=autoscale,
                 session_kv=session_kv,
+                faults=faults,
                 outputs=Outputs(
                     events=args.events,
                     raw_events=args.raw_events,
@@ -285,10 +290,9 @@ def run(args: argparse.Namespace) -> int:
         )
     wall_time_s = time.perf_counter() - started
     splits = settings.disaggregation is not None and not settings.pools
-    # Advice is about fleets of a fixed size, whose sessions have no policy.
-    is_simulated = not (
-        args.online or args.engine == "qwen3" or autoscale is not None or session_kv is not None
-    )
+    # Advice is about fleets of a fixed size, whose sessions have no policy and whose workers do not fail.
+    is_changing = autoscale is not None or session_kv is not None or faults is not None
+    is_simulated = not (args.online or args.engine == "qwen3" or is_changing)
     if is_simulated and not (splits or args.no_advice or args.digest):
         from understudy.cli.advice import try_remedies
 

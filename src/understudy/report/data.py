@@ -10,6 +10,7 @@ import numpy as np
 
 from understudy.errors import InvalidArgument
 from understudy.report.counts import KvUsage, PrefixHitRatio, RequestCounts, Throughput, TokenCounts
+from understudy.report.fault_report import FaultReport
 from understudy.report.fleet_use import FleetUse
 from understudy.report.goodput import Goodput, ratio
 from understudy.report.groups import Groups
@@ -74,6 +75,8 @@ class ReportData:
     """Hand-offs between prefill and decode workers; None if there were none."""
     fleet_use: FleetUse | None = None
     """Cost of a fleet whose workers join and leave, and its scaler's changes; None for a fixed fleet."""
+    fault_report: FaultReport | None = None
+    """Faults, and the requests that lost their worker; None for a run without."""
     without_tiers: Self | None = None
     """Report of the workload without tiers, if it was requested."""
     workload: Workload | None = None
@@ -132,6 +135,7 @@ class ReportData:
             tiers=TiersReport.of(timeline, run),
             handoff=HandOffReport.of(timeline, run.disaggregation),
             fleet_use=FleetUse.of(timeline, run, goodput),
+            fault_report=FaultReport.of(timeline, run),
         )
 
     @cached_property

@@ -48,5 +48,12 @@ FLEET_METRICS = (
         "workers",
         "Workers that were told to drain while more requests waited than workers were ready.",
     ),
+    Metric(
+        "fleet_use.recovery_s",
+        "Recovery from the load step",
+        "s",
+        "Time from the largest rise of the arrival rate (in windows of 5 s) to the end of the longest time after it in "
+        "which more requests waited than workers were ready; 0 without such a time.",
+    ),
 )
 """Each is one number; only for runs with a scaler."""

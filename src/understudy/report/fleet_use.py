@@ -27,6 +27,8 @@ FALL = 0.5
 """Share of its peak below which the arrival rate has fallen."""
 BIN_NS = 5_000_000_000
 """Windows in which arrivals are counted."""
+STEP_BINS = 3
+"""Windows on either side of a load step."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,12 +66,14 @@ class FleetUse:
     drains_while_queueing: int
     """Workers that were told to drain while more requests waited than workers were ready."""
     longest_queue: QueueEpisode | None
+    recovery_s: float | None
+    """Time from the largest rise of the arrival rate until requests did not queue; None without a rise to twice."""
 
     @classmethod
     def of(cls, timeline: Timeline, run: RunFacts, goodput: Goodput | None) -> FleetUse | None:
-        """Compute it; None for a fleet of fixed size."""
+        """Compute it; None for a fleet without a scaler."""
         lives = timeline.lives
-        if lives is None:
+        if lives is None or not run.autoscale:
             return None
         end_ns = max(timeline.end_ns, 1)
         per_worker = float(run.autoscale.get("gpus_per_worker", 1)) / HOUR_NS
@@ -99,6 +103,7 @@ class FleetUse:
                 for at in lives.life_ns[lives.life_state == Life.DRAINING].tolist()
             ),
             longest_queue=_describe_longest(timeline, lives, queued),
+            recovery_s=_measure_recovery(timeline, queued),
         )
 
 
@@ -166,6 +171,31 @@ def _find_fall(timeline: Timeline, start_ns: int, end_ns: int) -> float | None:
     return None if not len(low) else float((peak + int(low[0])) * BIN_NS) / NS_PER_S
 
 
+def _measure_recovery(timeline: Timeline, queued: list[tuple[int, int]]) -> float | None:
+    step_ns = _find_load_step(timeline)
+    if step_ns is None:
+        return None
+    after = [span for span in queued if span[1] > step_ns]
+    if not after:
+        return 0.0
+    longest = max(after, key=lambda span: span[1] - max(span[0], step_ns))
+    return (longest[1] - step_ns) / NS_PER_S
+
+
+def _find_load_step(timeline: Timeline) -> int | None:
+    """Return the time (ns) at which the arrival rate rises most, to twice or more; None if it does not."""
+    arrivals = timeline.arrival_ns[timeline.arrival_ns >= 0]
+    if not len(arrivals):
+        return None
+    counts = np.bincount(arrivals // BIN_NS).astype(np.float64)
+    if len(counts) <= 2 * STEP_BINS:
+        return None
+    means = np.convolve(counts, np.ones(STEP_BINS) / STEP_BINS, "valid")
+    before, then = means[:-STEP_BINS], means[STEP_BINS:]
+    at = int((then - before).argmax())
+    return (at + STEP_BINS) * BIN_NS if then[at] >= 2 * before[at] else None
+
+
 def describe_use(use: FleetUse) -> str:
     """Describe the fleet's cost and changes in one line."""
     cost = "" if use.cost is None else f", {use.cost:,.2f} at the given price"
@@ -173,4 +203,5 @@ def describe_use(use: FleetUse) -> str:
         f"{use.ready_mean:.1f} ready on average, at most {use.ready_max}; {use.started:,} started and {use.stopped:,} "
         f"stopped; {use.gpu_hours:.3f} GPU-hours ({use.gpu_hours * 3600:,.0f} GPU seconds){cost}, "
         f"{use.good_per_gpu_hour:,.0f} good requests per GPU-hour"
+        + (f"; {use.recovery_s:.0f} s from the load step to recovery" if use.recovery_s else "")
     )

@@ -11,6 +11,7 @@ import msgspec
 
 from understudy.errors import InvalidArgument
 from understudy.outputs import create
+from understudy.report.fault_metrics import FAULT_METRICS
 from understudy.report.fleet_metrics import FLEET_METRICS
 from understudy.report.handoff_metrics import HANDOFF_METRICS
 from understudy.report.judged import JudgedReport
@@ -57,6 +58,8 @@ class Report(JudgedReport):
             metrics["handoff"] = asdict(self.handoff)
         if self.fleet_use is not None:
             metrics["fleet_use"] = asdict(self.fleet_use)
+        if self.fault_report is not None:
+            metrics["fault_report"] = asdict(self.fault_report)
         metrics["groups"] = msgspec.structs.asdict(self.groups)
         metrics["verdicts"] = [asdict(verdict) for verdict in self.verdicts]
         if self.advice is not None:
@@ -71,6 +74,7 @@ class Report(JudgedReport):
             + (TIER_METRICS if self.tiers is not None else ())
             + (HANDOFF_METRICS if self.handoff is not None else ())
             + (FLEET_METRICS if self.fleet_use is not None else ())
+            + (FAULT_METRICS if self.fault_report is not None else ())
         }
         run = replace(
             self.run, unlimited_hit_ratio=self.unlimited_hit_ratio, routed_hit_ratio=self.routed_hit_ratio

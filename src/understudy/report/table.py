@@ -12,6 +12,7 @@ from rich.text import Text
 
 from understudy.engines.kinds.registry import kind_of_saved
 from understudy.report.engine_terms import terms_of
+from understudy.report.fault_report import describe_faults
 from understudy.report.fleet_use import describe_use
 from understudy.report.handoff_table import build_handoff_tables, list_handoff_facts
 from understudy.report.metrics import BY_KEY, DISTRIBUTIONS, STATISTICS
@@ -76,6 +77,9 @@ class ReportTable:
         if (use := self.report.fleet_use) is not None:
             words = describe_use(use)
             yield Padding(Text.assemble(("Workers  ", "dim"), words), (0, 1), expand=False)
+        if (faults := self.report.fault_report) is not None:
+            words = describe_faults(faults)
+            yield Padding(Text.assemble(("Faults  ", "dim"), words), (0, 1), expand=False)
         if (without := self.report.without_tiers) is not None:
             yield build_comparison(self.report, without, options.max_width)
         yield from (_format_verdict(verdict) for verdict in self.report.verdicts if verdict not in first)

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
     from understudy.run.handoff_columns import HandOffColumns
     from understudy.run.kv_log import KvLog
+    from understudy.run.losses import RequestLosses
     from understudy.run.tier_columns import TierColumns
     from understudy.run.timeline import Timeline
     from understudy.run.worker_lives import WorkerLives
@@ -71,6 +72,8 @@ def digests(timeline: Timeline, kv: KvLog | None = None) -> Digests:
         parts["kept_blocks"] = _hash(_columns(handoff, "sample"))
     if (lives := timeline.lives) is not None:
         parts["lives"] = _hash(chain(_columns(lives, "life"), _columns(lives, "worker")))
+    if (losses := timeline.losses) is not None:
+        parts["losses"] = _hash(chain(_columns(losses, "loss"), _columns(losses, "fault")))
     whole = _hash(iter(parts.items()))
     if kv is not None:
         parts["events"] = _hash(kv.digests())
@@ -95,7 +98,9 @@ def _bytes(item: NDArray[Any] | int | float | str) -> bytes:
     return item.to_bytes(16, "little")
 
 
-def _columns(record: Timeline | TierColumns | HandOffColumns | WorkerLives, per: str) -> Iterator[Item]:
+def _columns(
+    record: Timeline | TierColumns | HandOffColumns | WorkerLives | RequestLosses, per: str
+) -> Iterator[Item]:
     for declared in list_columns(type(record)):
         if declared.about.per == per and declared.about.digested:
             for array in declared.arrays(record):

@@ -65,6 +65,8 @@ class RunFacts:
     """Scaler, limits and start-up of a fleet that changes."""
     session_kv: Settings = field(default_factory=dict)
     """Policies for the KV of sleeping sessions, and under `done` what they did in numbers."""
+    faults: Settings = field(default_factory=dict)
+    """Faults of the run, and what becomes of requests that lose their worker."""
     routing: str | KvRouting | None = None
     """Name or settings of the routing."""
     event_delivery: Settings = field(default_factory=dict)

@@ -88,7 +88,8 @@ def run_offline(plan: RunPlan) -> OfflineRun:
     result = _play(inputs, settings, scaler, may_route_by_events=not isinstance(router, str))
     timeline, kv = inputs.read(result, scaler)
     facts = inputs.fleet.describe()
-    if plan.check:
+    # A request that starts anew may hit what it has computed itself.
+    if plan.check and timeline.losses is None:
         require_possible_hits(
             plan.workload, timeline, shares_tiers=inputs.fleet.shares_tiers, last=LastTokens.of(facts)
         )
@@ -195,6 +196,7 @@ def _add_facts(
         session_kv={}
         if plan.session_kv is None
         else {**plan.session_kv.describe(), "done": describe_totals(result.prefixes)},
+        faults={} if plan.faults is None else plan.faults.describe(),
         load=plan.pace,
         timing=None if timing is None else type(timing).__qualname__,
         times=describe_times(fleet.pools, timing, result),

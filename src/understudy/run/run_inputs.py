@@ -12,6 +12,7 @@ from understudy.router.choice import NotedRouter
 from understudy.router.delayed import DelayedEvents, LateRouter
 from understudy.router.kv import KvRouting
 from understudy.run.deep_check import copy_inputs
+from understudy.run.faults import FaultPlan
 from understudy.run.fleet_plan import FleetPlan
 from understudy.run.kv_log import KvLog
 from understudy.run.ranks import RankFront, count_ranks, has_front
@@ -112,6 +113,7 @@ class RunInputs:
         """Build the core's settings for one run."""
         plan, fleet, load, parted = self.plan, self.fleet, self.plan.pace, self.plan.disaggregation
         closed = load if isinstance(load, ClosedLoop) else None
+        faults, lost = (FaultPlan() if plan.faults is None else plan.faults).native()
         lanes = load.lanes if isinstance(load, Plays) else 0
         return FleetSettings(
             pools=fleet.native(
@@ -140,6 +142,9 @@ class RunInputs:
             elastic=None
             if scaler is None
             else Elastic(start_ns=scaler.start_ns, first_tick_ns=scaler.first_tick_ns),
+            faults=faults,
+            lost=lost,
+            fault_seed=0 if plan.faults is None else plan.faults.seed,
         )
 
     def build_scaler(self) -> ScalerDriver | None:

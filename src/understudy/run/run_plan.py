@@ -12,6 +12,7 @@ from understudy.engines.kinds.registry import DEFAULT_ENGINE
 from understudy.errors import ConfigError
 from understudy.router.kv import KvRouting
 from understudy.run.autoscale import Autoscale
+from understudy.run.faults import FaultPlan
 from understudy.run.pools import WorkerPool, make_pools
 from understudy.run.routing_choice import Routing
 from understudy.run.session_kv import SessionKv
@@ -60,6 +61,8 @@ class RunPlan:
     """Policies for the KV of sessions between their requests."""
     preparing_plays: int = 0
     """Plays that run before the lanes begin: the first ones of the workload."""
+    faults: FaultPlan | None = None
+    """What fails during the run, and what becomes of requests that lose their worker."""
     threads: int = 1
     """Above 1 for independent workers: open loop, single turns, round_robin or random routing, neither g3 nor g4."""
     fast_forward: bool = True
@@ -104,6 +107,10 @@ class RunPlan:
             raise ConfigError(
                 f"autoscale does not work with {'ranks that step together' if self.ranks else 'lockstep'} yet"
             )
+        if not isinstance(self.faults, FaultPlan | None):
+            raise ConfigError(f"faults must be a FaultPlan, got {self.faults!r}")
+        if self.faults is not None:
+            self._check_faults(self.faults)
         if self.progress is not None and not callable(self.progress):
             raise ConfigError(
                 f"progress must be a function of the number of finished requests, got {self.progress!r}"
@@ -169,7 +176,24 @@ class RunPlan:
             or self.disaggregation is not None
             or self.autoscale is not None
             or self.session_kv is not None
+            or self.faults is not None
         )
+
+    def _check_faults(self, plan: FaultPlan) -> None:
+        if self.ranks or isinstance(self.pace, Lockstep):
+            raise ConfigError(
+                f"faults do not work with {'ranks that step together' if self.ranks else 'lockstep'} yet"
+            )
+        if any(pool.engine.data_parallel_size > 1 for pool in self.fleet):
+            raise ConfigError("faults do not work with data-parallel ranks yet; leave data_parallel_size out")
+        if self.record_steps is not None:
+            raise ConfigError("record_steps does not work with faults; leave one of them out")
+        if self.session_kv is not None:
+            raise ConfigError("session_kv does not work with faults yet; leave one of them out")
+        if plan.drain_limit_s is not None and self.autoscale is None:
+            raise ConfigError(
+                "drain_limit_s: workers of this run do not drain; give autoscale, or leave it out"
+            )
 
     def _check_graph(self) -> None:
         has_graph, pace = self.workload.graph is not None, self.pace

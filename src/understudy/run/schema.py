@@ -1,4 +1,5 @@
-"""Schema of a run's record: each column is declared once, as a field of `Timeline`, `TierColumns` or `HandOffColumns`.
+"""Schema of a run's record: each column is declared once, as a field of `Timeline` or of
+a record below it (`TierColumns`, `HandOffColumns`, `WorkerLives`, `RequestLosses`).
 
 The declarations determine what is copied from the core, the checks, the digest, the lines of `requests_jsonl` and the
 table of columns in docs/metrics.md. A new column is a field of the core's result and a field here. The digest covers
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
 NEVER = -1
 """Value in a column of times for an event that did not happen."""
 
-Per = Literal["request", "gap", "sample", "load", "life", "worker"]
+Per = Literal["request", "gap", "sample", "load", "life", "worker", "loss", "fault"]
 Unit = Literal["time ns", "ns", "tokens", "blocks", "bytes", "requests", "gaps", "times", "index", "name"]
 """Unit of a value; `time ns` is a point on the run's clock (or NEVER), `ns` a duration."""
 

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from understudy.errors import InvalidArgument
 from understudy.run.handoff_columns import HandOffColumns
+from understudy.run.losses import RequestLosses
 from understudy.run.scaler_driver import ScaleDecision
 from understudy.run.schema import NEVER, About, check_columns, list_totals, refuse, take_columns
 from understudy.run.tier_columns import TierColumns
@@ -210,6 +211,8 @@ class Timeline:
     """Columns of prefill and decode pools; None without roles."""
     lives: WorkerLives | None = None
     """Lives of workers that joined and left; None where the workers stayed the same."""
+    losses: RequestLosses | None = None
+    """Requests that lost their worker, in a run with faults or with a limit on drains; else None."""
 
     @classmethod
     def from_result(
@@ -237,6 +240,9 @@ class Timeline:
             tiers=TierColumns.from_result(result, workload, order) if result.tiers else None,
             handoff=HandOffColumns.from_result(result, workload, order) if len(result.handoff.way) else None,
             lives=WorkerLives.from_result(result, decisions) if len(result.life_ns) else None,
+            losses=RequestLosses.from_result(result, order)
+            if len(result.fault_began_ns) or len(result.loss_ns)
+            else None,
         )
 
     def __post_init__(self) -> None:
