@@ -155,6 +155,9 @@ def test_flags_without_effect_are_listed() -> None:
         (["--speculative-algorithm", "EAGLE"], "--speculative-algorithm: SGLang's speculation"),
         (["--hicache-storage-backend", "file"], "--hicache-storage-backend: HiCache has no storage"),
         (["--admin-api-key", "k"], "--admin-api-key: --api-key protects"),
+        (["--grpc-mode"], "--grpc-mode: gRPC is not served"),
+        (["--skip-tokenizer-init"], "--skip-tokenizer-init: answers are made with the tokenizer"),
+        (["--pp-size", "2"], "--pp-size: pipeline stages are not simulated"),
         (["--block-size", "16"], "--block-size: a flag of vLLM; give --page-size"),
         (["--schedule-policy", "hrrn"], "schedule_policy"),
         (["--context-length", "many"], "--context-length must be a number of tokens"),
@@ -165,6 +168,10 @@ def test_flags_without_effect_are_listed() -> None:
 def test_what_is_not_simulated_is_refused_by_name(arguments: list[str], problem: str) -> None:
     with pytest.raises(ConfigError, match=problem):
         read(*arguments)
+
+
+def test_one_pipeline_stage_is_none() -> None:
+    assert engine_of("--pp-size", "1") == engine_of()
 
 
 def test_a_fleet_mixes_both_kinds(tmp_path: Path) -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import struct
+from hashlib import sha256
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -206,6 +208,58 @@ def test_kv_events_are_those_of_the_executor_on_the_same_tokens() -> None:
             ]
 
     serve(test, event_buffer_max_size=100)
+
+
+@pytest.mark.parametrize("algorithm", ["v2_sha256", "v2_sha256_64"])
+def test_kv_events_name_blocks_by_the_digests_of_manager_v2(algorithm: str) -> None:
+    """A key is the SHA-256 of its parent's key and its tokens, four bytes each; that of a zero byte is the root."""
+    prompt = list(range(1000, 1064))
+
+    def show(key: bytes) -> int | str:
+        return key.hex() if algorithm == "v2_sha256" else int.from_bytes(key[:8], "big")
+
+    first = sha256(sha256(b"\0").digest() + struct.pack("<32I", *prompt[:32])).digest()
+    second = sha256(first + struct.pack("<32I", *prompt[32:])).digest()
+
+    async def test(client: Client, server: Server) -> None:
+        assert (await client.get("/server_info")).json["kv_cache_hash_algo"] == algorithm
+        await client.post(C, {"model": "m", "prompt": prompt, "max_tokens": 3, "ignore_eos": True})
+        found = (await client.post("/kv_cache_events", None)).json
+        stored = [one for one in found if one["data"]["type"] == "stored"]
+        assert {one["hash_algo"] for one in found} == {algorithm}
+        blocks = [block for one in stored for block in one["data"]["blocks"]]
+        assert [block["block_hash"] for block in blocks][:2] == [show(first), show(second)]
+        parents = {one["data"]["blocks"][0]["block_hash"]: one["data"]["parent_hash"] for one in stored}
+        assert parents.get(show(first), "inner") is None
+        assert parents.get(show(second), show(first)) == show(first)
+
+    serve(test, event_buffer_max_size=100, kv_cache_event_hash_algo=algorithm)
+
+
+def test_a_block_keeps_its_name_until_the_last_group_of_layers_drops_it() -> None:
+    prompts = [[*range(1000 * k, 1000 * k + 96)] for k in range(1, 6)]
+
+    async def test(client: Client, server: Server) -> None:
+        for prompt in prompts:
+            await client.post(C, {"model": "m", "prompt": prompt, "max_tokens": 3, "ignore_eos": True})
+        found = (await client.post("/kv_cache_events", None)).json
+        stored = {
+            b["block_hash"] for e in found if e["data"]["type"] == "stored" for b in e["data"]["blocks"]
+        }
+        removed = [
+            (e["layer_group_id"], e["data"]["block_hashes"]) for e in found if e["data"]["type"] == "removed"
+        ]
+        assert {group for group, _ in removed} == {0, 1}
+        assert {name for _, names in removed for name in names} <= stored
+
+    serve(
+        test,
+        event_buffer_max_size=1000,
+        max_attention_window=(64, 4096),
+        num_layers=2,
+        num_gpu_blocks=24,
+        host_cache_size=0,
+    )
 
 
 def test_the_deadlock_ends_the_server() -> None:

@@ -93,6 +93,8 @@ class TrtllmConfig(EngineConfig, frozen=True, kw_only=True, forbid_unknown_field
     """Order in which requests become active: arrival, or higher priority first."""
     event_buffer_max_size: int = 0
     """Most KV events that a live server keeps until `/kv_cache_events` is read; 0: none."""
+    kv_cache_event_hash_algo: Literal["auto", "v1_block_key", "v2_sha256", "v2_sha256_64"] = "auto"
+    """Names of blocks in these events; auto: `v1_block_key`."""
     enable_iter_perf_stats: bool = False
     """A live server shows iteration statistics on `/metrics`."""
     iter_stats_max_iterations: int | None = None

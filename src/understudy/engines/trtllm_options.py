@@ -27,8 +27,9 @@ SECTIONS = ("kv_cache_config", "scheduler_config")
 
 WITHOUT_EFFECT = frozenset(
     {
-        *("kv_cache_event_hash_algo", "cuda_graph_config", "print_iter_log"),
         *(
+            "cuda_graph_config",
+            "print_iter_log",
             "return_perf_metrics",
             "perf_metrics_max_requests",
             "stream_interval",

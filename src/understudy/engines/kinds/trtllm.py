@@ -37,7 +37,7 @@ KIND = EngineKind(
                 for name in (
                     *("enable_partial_reuse", "max_util_for_resume", "host_cache_size", "disk_cache_size"),
                     *("max_attention_window", "avg_seq_len", "pool_ratio", "enable_swa_scratch_reuse"),
-                    *("use_kv_cache_manager_v2", "event_buffer_max_size"),
+                    *("use_kv_cache_manager_v2", "event_buffer_max_size", "kv_cache_event_hash_algo"),
                 )
             },
             "waiting_queue_policy": "scheduler_config.waiting_queue_policy",

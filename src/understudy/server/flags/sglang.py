@@ -59,7 +59,7 @@ _REFUSED = {
     "smg-grpc-mode": "gRPC is not served",
     "grpc-mode": "gRPC is not served",
 }
-_OFF = (None, False, "null", "none", 1)
+_OFF = (None, False, "null", "none")
 _NUMBER = re.compile(r"(\d+(?:\.\d+)?)(Ki|Mi|Gi|Ti|k|M|G|T)?")
 _SCALE = {"": 1, "k": 10**3, "M": 10**6, "G": 10**9, "T": 10**12}
 _SCALE |= {"Ki": 2**10, "Mi": 2**20, "Gi": 2**30, "Ti": 2**40}
@@ -75,7 +75,9 @@ def read_sglang_serve(arguments: list[str], *, more: tuple[Flag, ...] = ()) -> S
     line = read_command_line(arguments, flags)
     given = line.values
     for name, why in _REFUSED.items():
-        if given.get(name) not in _OFF:
+        value = given.get(name)
+        is_one_stage = name == "pp-size" and value in (1, "1")
+        if value not in _OFF and not is_one_stage:
             raise ConfigError(f"--{name}: {why}; leave it out")
     values = _translate(given, listens=not more)
     tiers = values.pop("tiers", None)

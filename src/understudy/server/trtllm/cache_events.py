@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from typing import TYPE_CHECKING, Any
 
 from understudy._core import TrtEngine
@@ -16,22 +16,24 @@ if TYPE_CHECKING:
     from understudy.core_types import TrtCacheEvent
     from understudy.server.core import EngineCore
     from understudy.server.live_request import LiveRequest
+    from understudy.server.trtllm.block_hash import BlockHasher
 
 _OWN = 1 << 63
 """From here on, the engine numbers tokens of requests whose block has no name."""
-_MASK = (1 << 64) - 1
 _PRIORITY = 35
 
 
 class CacheEventLog:
     """Translates the events of one rank. The engine knows tokens by the names of their blocks only."""
 
-    def __init__(self, core: EngineCore, *, keep_blocks: int) -> None:
+    def __init__(self, core: EngineCore, hasher: BlockHasher, *, keep_blocks: int) -> None:
         self._core = core
         self._keep_blocks = keep_blocks
         self._tokens: OrderedDict[int, tuple[int, ...]] = OrderedDict()  # by the name of their block
         self._requests: OrderedDict[int, tuple[LiveRequest, tuple[int, ...]]] = OrderedDict()
-        self._hashes: dict[int, int] = {}  # real ones by the engine's
+        self._hasher = hasher
+        self._keys: dict[int, bytes] = {}  # by the engine's hashes
+        self._groups: Counter[int] = Counter()  # groups of layers that hold a block, likewise
 
     def remember(self, request: LiveRequest, tokens: npt.NDArray[np.uint32]) -> None:
         """Keep the tokens of a request's blocks, the latest of all requests; before it is submitted."""
@@ -61,31 +63,49 @@ class CacheEventLog:
             data["num_blocks_per_cache_level"] = event["blocks"]
         elif kind == "stored":
             parent = event["parent"]
-            data["parent_hash"] = None if parent is None else self._hashes.get(parent, parent)
-            data["blocks"] = list(self._translate_blocks(data["parent_hash"], event["blocks"]))
+            data["parent_hash"] = None if parent is None else self._show(parent)
+            key = self._hasher.root if parent is None else self._find_key(parent)
+            data["blocks"] = list(self._translate_blocks(key, event["blocks"]))
         elif kind == "removed":
-            data["block_hashes"] = [self._hashes.pop(one, one) for one in event["blocks"]]
+            data["block_hashes"] = [self._show(one) for one in event["blocks"]]
+            self._forget(event["blocks"])
         else:
             old, new = event["level"]
-            data["block_hash"] = self._hashes.get(event["block"], event["block"])
+            data["block_hash"] = self._show(event["block"])
             data["cache_level"] = {"type": "event_diff", "new_value": new, "old_value": old}
             data["priority"] = None
         return {
             "event_id": event["id"],
             "data": data,
             "window_size": event["window"],
-            "hash_algo": "v1_block_key",
+            "hash_algo": self._hasher.algorithm,
             "layer_group_id": event["group"],
         }
 
-    def _translate_blocks(self, parent: int | None, blocks: Iterable[Any]) -> Iterable[dict[str, Any]]:
+    def _show(self, known: int) -> int | str:
+        """Return the name of a block that the engine knows by a hash of its own."""
+        return self._hasher.show(self._find_key(known))
+
+    def _find_key(self, known: int) -> bytes:
+        """Return the key of a block; the engine's own hash for one that was stored before this log began."""
+        return self._keys.get(known) or known.to_bytes(8, "big")
+
+    def _forget(self, blocks: Iterable[int]) -> None:
+        """Drop the keys of blocks that the last group of layers has removed."""
+        for known in blocks:
+            self._groups[known] -= 1
+            if self._groups[known] <= 0:
+                del self._groups[known]
+                self._keys.pop(known, None)
+
+    def _translate_blocks(self, parent: bytes, blocks: Iterable[Any]) -> Iterable[dict[str, Any]]:
         for known, runs, level, priority, salt in blocks:
             tokens = [token for first, count in runs for token in self._find(first, count)]
-            value = hash_block(tokens, parent or 0)
-            self._hashes[known] = parent = value
+            self._keys[known] = parent = self._hasher.chain(parent, tokens)
+            self._groups[known] += 1
             yield {
                 "type": "stored_block",
-                "block_hash": value,
+                "block_hash": self._hasher.show(parent),
                 "tokens": [
                     {"type": "unique_token", "token_id": token, "token_extra_id": 0} for token in tokens
                 ],
@@ -105,16 +125,3 @@ class CacheEventLog:
             if first >= _OWN and request.engine_id == engine_id:
                 return tokens[place : place + count]
         return tuple(range(first & 0x7FFFFFFF, (first & 0x7FFFFFFF) + count))
-
-
-def hash_block(tokens: Iterable[int], parent: int) -> int:
-    """Return the `v1_block_key` of a block without adapter and salt; `parent` is 0 for the first block."""
-    ids = list(tokens)
-    seed = len(ids) ^ (parent * 0xBF58476D1CE4E5B9 & _MASK)
-    for token in ids:
-        value = token & 0xFFFFFFFF
-        value = ((value >> 16) ^ value) * 0x45D9F3B & 0xFFFFFFFF
-        value = ((value >> 16) ^ value) * 0x45D9F3B & 0xFFFFFFFF
-        value = ((value >> 16) ^ value) + 0x9E3779B9 & 0xFFFFFFFF
-        seed ^= value + (seed << 6 & _MASK) + (seed >> 2) & _MASK
-    return seed

@@ -12,6 +12,7 @@ from understudy.server.api.generation import Generation
 from understudy.server.api.planner import Planner
 from understudy.server.api.reading import Reader
 from understudy.server.api.sampling import check_choices, check_sampling
+from understudy.server.trtllm.block_hash import find_hasher
 from understudy.server.trtllm.cache_events import CacheEventLog
 from understudy.server.trtllm.openai import ChatStyle, CompletionStyle
 
@@ -117,7 +118,8 @@ class TrtEndpoints(Endpoints):
         self.logs: tuple[CacheEventLog, ...] = ()
         """KV events by rank; empty without `event_buffer_max_size`."""
         if engine.event_buffer_max_size:
-            self.logs = tuple(CacheEventLog(core, keep_blocks=keep) for core in worker.cores)
+            hasher = find_hasher(engine)
+            self.logs = tuple(CacheEventLog(core, hasher, keep_blocks=keep) for core in worker.cores)
 
     def _completion_style(self, read: Read) -> Style:
         return CompletionStyle(echo=read.echo, echo_text=read.echoed)
