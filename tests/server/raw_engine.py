@@ -17,6 +17,14 @@ if TYPE_CHECKING:
 
 
 BODY = {"prompt": "x", "max_tokens": 1}
+OWN_QUESTIONS = (
+    b"GET /health ",
+    b"GET /kv_event",
+    b"GET /metrics ",
+    b"GET /server_info ",
+    b"GET /v1/models ",
+)
+"""Requests that a router sends when it registers an engine, and to check its health."""
 
 
 def answer(body: bytes, more: bytes = b"") -> bytes:
@@ -40,7 +48,7 @@ class RawEngine:
                 head = await reader.readuntil(b"\r\n\r\n")
                 await reader.readexactly(int(head.lower().split(b"content-length: ")[1].split(b"\r\n")[0]))
                 line = head.partition(b"\r\n")[0]
-                if line.startswith((b"GET /health ", b"GET /kv_event", b"GET /metrics ", b"GET /v1/models ")):
+                if line.startswith(OWN_QUESTIONS):
                     status = b"200 OK" if b"/health" in line else b"404 Not Found"
                     writer.write(b"HTTP/1.1 %b\r\ncontent-length: 0\r\n\r\n" % status)
                     continue

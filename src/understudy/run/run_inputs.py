@@ -93,8 +93,8 @@ class RunInputs:
             return self.routing.build(self.plan.seed, keep_candidates=self.plan.keep_candidates)
         if self.fleet.ranks > 1 and has_front(self.fleet.deployments, self.routing):
             return RankFront(self.fleet.engine.profile)
-        if isinstance(self.routing, str | NativeRouter):
-            return self.routing
+        if isinstance(self.routing, str | NativeRouter) or not hasattr(self.routing, "choose"):
+            return self.routing  # the core refuses what is no router
         own: Router | LateRouter = cast("Router", self.routing)
         if self.delivery is not None:
             own = LateRouter(cast("Router", own), self.delivery, self.plan.seed)
