@@ -174,5 +174,13 @@ def test_it_does_not_take_settings_of_the_kv_router(
     trace: Path, routers: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     argv = ["replay", str(trace), "--routing", f"{routers}:Last"]
-    assert main([*argv, "--event-delay-ms", "5"]) == 2
+    assert main([*argv, "--router-temperature", "0.5"]) == 2
     assert "is for routing kv" in capsys.readouterr().err
+
+
+def test_late_events_need_a_router_that_observes_them(
+    trace: Path, routers: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    argv = ["replay", str(trace), "--routing", f"{routers}:Last"]
+    assert main([*argv, "--event-delay-ms", "5"]) == 2
+    assert "Last receives no events; give it observe(batch)" in capsys.readouterr().err

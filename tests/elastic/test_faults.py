@@ -225,7 +225,9 @@ def test_a_worker_with_a_batch_behind_its_last_request_stops_at_the_end_of_that(
             check=True,
         )
         last_ns = made.timeline.finish_ns[made.timeline.worker == 1].max()
-        assert lives_of(made, 1)[-1] == (pytest.approx(last_ns / 1e9, abs=0.05), "stopped")
+        end_s, state = lives_of(made, 1)[-1]
+        assert end_s == pytest.approx(last_ns / 1e9, abs=0.05)
+        assert state == "stopped"
 
 
 # ── Slow workers and links ──

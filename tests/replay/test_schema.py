@@ -88,6 +88,7 @@ def test_every_array_and_number_of_the_core_is_declared() -> None:
         | set(list_totals(Timeline))
         | {"tiers", "tier_totals", "links", "handoff", "groups", "events", "kv_trace"}
     )
+    told |= {"play_begin_ns", "prefixes", "idle_lanes"}  # of plays, for the report
     told |= {"step_ns", "uncovered_ns"}  # of the timing model, for the report: no part of what happened
     core = {name for name in dir(FleetResult) if not name.startswith("_")}
     assert core - told == {"rejections"}
@@ -177,7 +178,8 @@ def test_what_the_page_says_is_left_out_changes_no_digest() -> None:
     }
     section = (ROOT / "docs" / "metrics.md").read_text().partition("\n## The digest\n")[2]
     _, _, left_out = section.partition("\nNot covered")
-    assert re.findall(r"^- `(\w+)`:", left_out, re.MULTILINE) == list(others)
+    assert re.findall(r"^- `(\w+)`:", left_out, re.MULTILINE) == [*others, "offered_ns"]
+    assert [c.name for c in list_columns(HandOffColumns) if not c.about.digested] == ["offered_ns"]
     for name, value in others.items():
         assert digests(unchecked(timeline, **{name: value})) == digests(timeline), name
 

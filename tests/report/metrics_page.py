@@ -50,6 +50,7 @@ def columns() -> str:
 
 LEFT_OUT = {
     "queued_ns": "it came later, and runs keep the digests that they had",
+    "offered_ns": "likewise",
     "request_ids": "the workload's own names of its requests",
     "reject_reasons": "the wording; which were rejected, `status` says",
     "own_blocks": "KV blocks of each worker where pools differ, a setting; `blocks_per_worker`, the most of one, is",
@@ -72,7 +73,8 @@ def left_out() -> list[str]:
         "lives",
         "losses",
     }
-    undigested = [c.name for c in list_columns(TierColumns) if not c.about.digested]
+    parts = (*list_columns(TierColumns), *list_columns(HandOffColumns))
+    undigested = [column.name for column in parts if not column.about.digested]
     return [each.name for each in fields(Timeline) if each.name not in covered] + undigested
 
 

@@ -24,8 +24,9 @@ def describe_trace_row() -> Schema:
     lists = ("output_token_ids", "accepted_drafts")
     return describe_object(
         "trace row",
-        {"input_length": COUNT, "output_length": COUNT, "hash_ids": list_of(COUNT)},
+        {"input_length": COUNT, "output_length": COUNT},
         {
+            "hash_ids": list_of(COUNT),  # not in rows of lengths alone
             **dict.fromkeys(("timestamp", "delay", "elapsed_ms", "abort_after_ms"), NUMBER),
             **dict.fromkeys(integers, COUNT),
             "priority": INTEGER,

@@ -105,7 +105,8 @@ def run(args: argparse.Namespace) -> int:
         whole_number("--threads", args.threads, 1)
     loads = _read_loads(args)
     if loads is None and args.inputs.suffix.lower() == ".csv" and args.format is None:
-        if (likely := guess_format(args.inputs)) is not None:
+        likely = guess_format(args.inputs)
+        if likely not in (None, "table"):  # experiments are a table too; its columns are checked below
             raise ConfigError(
                 f"{args.inputs} is no table of experiments; it looks like format {likely}: give --format {likely}"
             )

@@ -94,7 +94,7 @@ class RunInputs:
         if self.fleet.ranks > 1 and has_front(self.fleet.deployments, self.routing):
             return RankFront(self.fleet.engine.profile)
         if isinstance(self.routing, str | NativeRouter) or not hasattr(self.routing, "choose"):
-            return self.routing  # the core refuses what is no router
+            return cast("Routing | Router | NativeRouter", self.routing)  # the core refuses what is no router
         own: Router | LateRouter = cast("Router", self.routing)
         if self.delivery is not None:
             own = LateRouter(cast("Router", own), self.delivery, self.plan.seed)
